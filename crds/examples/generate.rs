@@ -1,0 +1,19 @@
+//! Writes what is generated from the types: crds/rectrainingjobs.yaml and docs/reference/manifest.md.
+
+use std::path::Path;
+
+fn main() -> std::io::Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for (path, text) in [
+        ("crds/rectrainingjobs.yaml", rectrain_crds::crd_yaml()),
+        ("docs/reference/manifest.md", rectrain_crds::reference_markdown()),
+    ] {
+        let path = root.join(path);
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        std::fs::write(&path, text)?;
+        println!("{}", path.display());
+    }
+    Ok(())
+}

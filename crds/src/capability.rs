@@ -1,0 +1,71 @@
+//! What a job asks of whoever runs it beyond plain training. A program that cannot do one of these refuses the job with a
+//! sentence; it never ignores the field.
+
+use std::fmt;
+
+use crate::{DeviceKind, FieldError, FieldPath, RecTrainingJob, Resume};
+
+/// Something that not every version or build can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Capability {
+    /// Writing checkpoints.
+    Checkpoint,
+    /// Starting from a checkpoint.
+    Resume,
+    /// Computing on NVIDIA GPUs.
+    Cuda,
+    /// Holding a job.
+    Suspend,
+    /// Stopping a job after a time.
+    Deadline,
+}
+
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Capability::Checkpoint => "write checkpoints",
+            Capability::Resume => "start from a checkpoint",
+            Capability::Cuda => "compute on a GPU",
+            Capability::Suspend => "hold a job",
+            Capability::Deadline => "stop a job after a time",
+        })
+    }
+}
+
+/// A field of a job, and what it asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Requirement {
+    /// The field.
+    pub path: FieldPath,
+    /// What it asks for.
+    pub capability: Capability,
+}
+
+/// Everything the job asks for. Fields that only a cluster reads (`template`, `ttlSecondsAfterFinished`, `managedBy`,
+/// `faultTolerance`) ask for nothing: they say so in their description, and the same manifest runs without a cluster.
+pub fn capabilities(job: &RecTrainingJob) -> Vec<Requirement> {
+    let spec = &job.spec;
+    let checkpoint = spec.checkpoint.clone().unwrap_or_default();
+    let device = spec.roles.as_ref().and_then(|roles| roles.dense_worker.as_ref()).and_then(|worker| worker.device);
+    let asked = [
+        (checkpoint.path.is_some(), "spec.checkpoint.path", Capability::Checkpoint),
+        (checkpoint.resume == Some(Resume::Latest), "spec.checkpoint.resume", Capability::Resume),
+        (device == Some(DeviceKind::Cuda), "spec.roles.denseWorker.device", Capability::Cuda),
+        (spec.suspend == Some(true), "spec.suspend", Capability::Suspend),
+        (spec.active_deadline_seconds.is_some(), "spec.activeDeadlineSeconds", Capability::Deadline),
+    ];
+    let asked = asked.into_iter().filter(|(asks, ..)| *asks);
+    asked.map(|(_, path, capability)| Requirement { path: FieldPath::parse(path), capability }).collect()
+}
+
+/// Refuses a job that asks for what the caller cannot do.
+///
+/// # Errors
+/// One error for each such field.
+pub fn refuse_missing(job: &RecTrainingJob, can: &[Capability]) -> Result<(), Vec<FieldError>> {
+    let missing = capabilities(job).into_iter().filter(|asked| !can.contains(&asked.capability));
+    let errors: Vec<_> = missing
+        .map(|asked| FieldError::new(asked.path, format!("this version cannot {}: remove the field", asked.capability)))
+        .collect();
+    if errors.is_empty() { Ok(()) } else { Err(errors) }
+}

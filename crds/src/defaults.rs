@@ -1,0 +1,93 @@
+//! Every default of the manifest, once. The schema's descriptions and [`crate::ResolvedJob`] both read these constants.
+
+/// `spec.model.embeddingDim`
+pub const EMBEDDING_DIM: u32 = 16;
+/// `spec.model.hidden`
+pub const HIDDEN: [u32; 2] = [256, 128];
+/// `spec.model.bottom`, to which the embedding dimension is appended
+pub const BOTTOM: [u32; 2] = [512, 256];
+/// `spec.model.crossLayers`
+pub const CROSS_LAYERS: u32 = 3;
+/// `spec.model.dropout`
+pub const DROPOUT: f64 = 0.0;
+
+/// `spec.features.label.name`
+pub const LABEL: &str = "label";
+/// `spec.features.initializer.scale` of a normal distribution: its standard deviation
+pub const NORMAL_STD: f64 = 0.01;
+/// `spec.features.initializer.scale` of a uniform distribution: half its width
+pub const UNIFORM_BOUND: f64 = 0.05;
+/// `spec.features.dense[].missing`
+pub const DENSE_MISSING: f64 = 0.0;
+
+/// `spec.data.synthetic.rows`
+pub const SYNTHETIC_ROWS: u64 = 1_000_000;
+/// `spec.data.synthetic.testRows`
+pub const SYNTHETIC_TEST_ROWS: u64 = 100_000;
+/// `spec.data.synthetic.vocabulary`: the ids of each sparse column of Criteo's Kaggle set, cut at 100,000; further columns
+/// begin again
+pub const SYNTHETIC_VOCABULARIES: [u64; 26] = [
+    1_460, 583, 100_000, 100_000, 305, 24, 12_517, 633, 3, 93_145, 5_683, 100_000, 3_194, 27, 14_992, 100_000, 10,
+    5_652, 2_173, 4, 100_000, 18, 15, 100_000, 105, 100_000,
+];
+/// `spec.data.synthetic.zipfExponent`
+pub const SYNTHETIC_ZIPF_EXPONENT: f64 = 1.05;
+/// `spec.data.synthetic.seed`
+pub const SYNTHETIC_SEED: u64 = 1;
+/// `spec.data.shuffle.windowRows`
+pub const SHUFFLE_WINDOW_ROWS: u64 = 65_536;
+/// `spec.data.badRows.limit`
+pub const BAD_ROWS_LIMIT: u64 = 1_000;
+
+/// `spec.training.globalBatchSize`
+pub const GLOBAL_BATCH_SIZE: u32 = 4_096;
+/// `spec.training.epochs`
+pub const EPOCHS: u32 = 1;
+/// `spec.training.seed`
+pub const SEED: u64 = 42;
+/// `spec.training.hybrid.staleness`
+pub const STALENESS: u32 = 4;
+/// Learning rate of Adam and AdamW
+pub const ADAM_LEARNING_RATE: f64 = 1e-3;
+/// `beta1` of Adam and AdamW
+pub const ADAM_BETA1: f64 = 0.9;
+/// `beta2` of Adam and AdamW
+pub const ADAM_BETA2: f64 = 0.999;
+/// `epsilon` of Adam and AdamW
+pub const ADAM_EPSILON: f64 = 1e-8;
+/// `weightDecay` of AdamW; Adam has 0
+pub const ADAM_W_WEIGHT_DECAY: f64 = 1e-2;
+/// Learning rate of SGD
+pub const SGD_LEARNING_RATE: f64 = 1e-2;
+/// `momentum` of SGD
+pub const SGD_MOMENTUM: f64 = 0.0;
+/// Learning rate of AdaGrad and row-wise AdaGrad
+pub const ADA_GRAD_LEARNING_RATE: f64 = 1e-2;
+/// `epsilon` of AdaGrad and row-wise AdaGrad
+pub const ADA_GRAD_EPSILON: f64 = 1e-10;
+/// `initialAccumulator` of AdaGrad and row-wise AdaGrad
+pub const ADA_GRAD_INITIAL_ACCUMULATOR: f64 = 0.0;
+/// Learning rate α of FTRL
+pub const FTRL_LEARNING_RATE: f64 = 0.05;
+/// `beta` of FTRL
+pub const FTRL_BETA: f64 = 1.0;
+/// `l1` of FTRL
+pub const FTRL_L1: f64 = 0.0;
+/// `l2` of FTRL
+pub const FTRL_L2: f64 = 0.0;
+
+/// `spec.roles.*.replicas`
+pub const REPLICAS: u32 = 1;
+/// `spec.checkpoint.keep`
+pub const CHECKPOINTS_KEPT: u32 = 3;
+/// `spec.faultTolerance.maxRestarts`
+pub const MAX_RESTARTS: u32 = 10;
+/// `spec.faultTolerance.backoffSeconds`
+pub const BACKOFF_SECONDS: u32 = 10;
+/// `spec.faultTolerance.stallSeconds`
+pub const STALL_SECONDS: u32 = 600;
+/// `spec.managedBy`
+pub const MANAGED_BY: &str = "rectrain.dev/operator";
+
+/// What a feature range such as `C{1..26}` and all of a job's features may expand to.
+pub const MAX_FEATURES: usize = 4_096;

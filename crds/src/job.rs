@@ -1,0 +1,109 @@
+//! `RecTrainingJob`: the root of the manifest and the kind of the cluster's objects.
+
+// kube's derive repeats each struct, `pub` and all, inside a function.
+#![allow(unreachable_pub)]
+
+use kube::{CustomResource, KubeSchema};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    CheckpointSpec, DataSpec, FaultToleranceSpec, FeaturesSpec, ModelSpec, RecTrainingJobStatus, RolesSpec,
+    TrainingSpec, defaults,
+};
+
+/// What to train, on what, and how.
+#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "rectrain.dev",
+    version = "v1alpha1",
+    kind = "RecTrainingJob",
+    plural = "rectrainingjobs",
+    singular = "rectrainingjob",
+    shortname = "rtj",
+    category = "all",
+    namespaced,
+    status = "RecTrainingJobStatus",
+    derive = "PartialEq",
+    cel,
+    doc = "RecTrainingJob trains one recommender model: `kubectl apply -f job.yaml` in a cluster, or `rectrain run job.yaml` without one.",
+    validation = Rule::new("!has(self.metadata.name) || self.metadata.name.matches('^[a-z]([-a-z0-9]{0,33}[a-z0-9])?$')").message("metadata.name names the job's pods: expected at most 35 characters, a-z, 0-9 and -, starting with a letter and not ending with -"),
+    scale(
+        spec_replicas_path = ".spec.roles.denseWorker.replicas",
+        status_replicas_path = ".status.replicaStatuses.denseWorker.ready",
+        label_selector_path = ".status.selector"
+    ),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase", description = "Where the job is in its life."),
+    printcolumn(name = "Mode", type_ = "string", json_path = ".status.mode", description = "Training mode in use."),
+    printcolumn(name = "Step", type_ = "integer", json_path = ".status.step", description = "Completed global steps."),
+    printcolumn(name = "Samples/s", type_ = "integer", json_path = ".status.samplesPerSecond", description = "Rows trained per second, all dense workers together."),
+    printcolumn(name = "AUC", type_ = "number", json_path = ".status.auc", description = "AUC of the latest evaluation, or of the training rows before the first."),
+    printcolumn(name = "PS", type_ = "string", json_path = ".status.replicaStatuses.ps.display", description = "Parameter servers, ready/wanted."),
+    printcolumn(name = "EW", type_ = "string", json_path = ".status.replicaStatuses.embeddingWorker.display", description = "Embedding workers, ready/wanted."),
+    printcolumn(name = "DW", type_ = "string", json_path = ".status.replicaStatuses.denseWorker.display", description = "Dense workers, ready/wanted."),
+    printcolumn(name = "Restarts", type_ = "integer", json_path = ".status.restarts", description = "Restarts after crashes, all roles together."),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp", description = "Time since the job was made.")
+)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!(self.model.kind in ['dlrm', 'deepfm', 'fm']) || self.features.sparse.all(f, !has(f.dim) || f.dim == (has(self.model.embeddingDim) ? self.model.embeddingDim : 16))").message("dlrm, deepfm and fm multiply the embeddings of different features, so they need one width: remove `dim` from the features, or make it equal to spec.model.embeddingDim").field_path(".features.sparse"),
+    validation = Rule::new("self.model.kind != 'lr' || self.features.sparse.all(f, !has(f.dim))").message("lr has one weight per id and no embeddings: remove `dim` from the features, or choose another model").field_path(".features.sparse"),
+    validation = Rule::new("!has(self.model.bottom) || (has(self.features.dense) && self.features.dense.size() > 0)").message("the bottom MLP reads the dense features and there are none: add spec.features.dense, or remove `bottom`").field_path(".model.bottom"),
+    validation = Rule::new("(has(self.training) && has(self.training.globalBatchSize) ? self.training.globalBatchSize : 4096) >= (has(self.roles) && has(self.roles.denseWorker) && has(self.roles.denseWorker.replicas) ? self.roles.denseWorker.replicas : 1)").message("every dense worker needs at least one row of each batch: raise spec.training.globalBatchSize, or lower spec.roles.denseWorker.replicas"),
+    validation = Rule::new("self.model == oldSelf.model").message("the model cannot be changed once the job exists, because its trained parameters depend on it: make a new job").field_path(".model"),
+    validation = Rule::new("self.features == oldSelf.features").message("the features cannot be changed once the job exists, because the trained rows depend on them: make a new job").field_path(".features"),
+    validation = Rule::new("(has(self.training) && has(self.training.seed) ? self.training.seed : 42) == (has(oldSelf.training) && has(oldSelf.training.seed) ? oldSelf.training.seed : 42)").message("the seed cannot be changed once the job exists, because initial values depend on it: make a new job"),
+    validation = Rule::new("(has(self.training) && has(self.training.embeddingValueType) ? self.training.embeddingValueType : 'f32') == (has(oldSelf.training) && has(oldSelf.training.embeddingValueType) ? oldSelf.training.embeddingValueType : 'f32')").message("embeddingValueType cannot be changed once the job exists, because the rows are stored in it: make a new job"),
+    validation = Rule::new("(has(self.training) && has(self.training.optimizer) && has(self.training.optimizer.sparse) && has(self.training.optimizer.sparse.kind) ? self.training.optimizer.sparse.kind : 'adam') == (has(oldSelf.training) && has(oldSelf.training.optimizer) && has(oldSelf.training.optimizer.sparse) && has(oldSelf.training.optimizer.sparse.kind) ? oldSelf.training.optimizer.sparse.kind : 'adam')").message("the optimizer of the embedding rows cannot be changed once the job exists, because they are stored together with its state: make a new job"),
+    validation = Rule::new("has(self.managedBy) == has(oldSelf.managedBy) && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)").message("managedBy cannot be changed once the job exists: make a new job")
+)]
+pub struct RecTrainingJobSpec {
+    /// The model: its kind and its sizes. Cannot be changed once the job exists. Required.
+    pub model: ModelSpec,
+
+    /// Which columns are read, and as what; columns that are not named are skipped. Cannot be changed once the job exists,
+    /// because the trained rows and layers depend on it. Required.
+    pub features: FeaturesSpec,
+
+    /// Where the rows come from. Exactly one of three: `train` (with or without `test`), `source` with `split`, or
+    /// `synthetic`. Required.
+    pub data: DataSpec,
+
+    /// How the model is trained.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub training: Option<TrainingSpec>,
+
+    /// How many of each role there are, and what their pods look like. All roles run in one process with `rectrain run`, each
+    /// in its own with `--processes`, and each in pods of its own in a cluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub roles: Option<RolesSpec>,
+
+    /// Checkpoints: where and how often.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = "no checkpoints"))]
+    pub checkpoint: Option<CheckpointSpec>,
+
+    /// Whether the job holds: its pods are removed and come back, from the last checkpoint, when this is false again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = false))]
+    pub suspend: Option<bool>,
+
+    /// Seconds after its end at which the job is deleted, with everything that belongs to it. Only a cluster reads it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 315_360_000), extend("x-default" = "it stays"))]
+    pub ttl_seconds_after_finished: Option<u32>,
+
+    /// Seconds after its start at which a job that has not ended is stopped and has failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 315_360_000), extend("x-default" = "no deadline"))]
+    pub active_deadline_seconds: Option<u32>,
+
+    /// Name of the controller that runs the job. The operator leaves jobs alone that name another one, such as
+    /// `kueue.x-k8s.io/multikueue`. Cannot be changed once the job exists. Only a cluster reads it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63), extend("x-default" = defaults::MANAGED_BY))]
+    pub managed_by: Option<String>,
+
+    /// What happens after a crash. A failure that the user's input causes is never retried. Only a cluster reads it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fault_tolerance: Option<FaultToleranceSpec>,
+}

@@ -1,0 +1,355 @@
+//! From the text of a manifest to a [`RecTrainingJob`], strictly: a field that is not known, a value of the wrong type, a name given
+//! twice are errors that say where they are. `--set` overrides are applied in between, and an error that one of them
+//! causes names the override instead of a line.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use serde_yaml::Value as Yaml;
+
+use crate::locate::locate;
+use crate::suggest::nearest;
+use crate::{FieldError, FieldPath, RecTrainingJob, ResolvedJob, SetError, SetKind, apply_set, check, validate};
+
+/// One `--set` or `--set-string` of the command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Override {
+    /// Which of the two.
+    pub kind: SetKind,
+    /// The expression, such as `spec.training.mode=hybrid`.
+    pub expression: String,
+}
+
+/// A manifest that was read and found right.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Manifest {
+    /// The object as it was written, overrides applied.
+    pub job: RecTrainingJob,
+    /// The same with nothing left to look up.
+    pub resolved: ResolvedJob,
+}
+
+/// Why a manifest was refused. Its message names file, line and field, and says what was expected.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ManifestError {
+    /// The text is not YAML.
+    #[error("{origin}: this is not valid YAML: {reason}")]
+    Syntax {
+        /// The file and the line.
+        origin: Origin,
+        /// What the YAML parser says.
+        reason: String,
+    },
+    /// There is no document in the file.
+    #[error("{file}: the file is empty: expected one RecTrainingJob, such as docs/examples/minimal.yaml")]
+    Empty {
+        /// The file.
+        file: String,
+    },
+    /// There are several documents in the file.
+    #[error(
+        "{file}: expected one RecTrainingJob, found several YAML documents (separated by `---`): put each job into a file of its own"
+    )]
+    SeveralDocuments {
+        /// The file.
+        file: String,
+    },
+    /// An override cannot be applied.
+    #[error(transparent)]
+    Override(#[from] SetError),
+    /// Fields are wrong.
+    #[error("{}", .errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
+    Fields {
+        /// What is wrong with which of them; at least one.
+        errors: Vec<LocatedError>,
+    },
+}
+
+/// Where a wrong value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// From the file, at this line and column (from 1) if they are known.
+    File {
+        /// The file.
+        file: String,
+        /// Line and column.
+        place: Option<(usize, usize)>,
+    },
+    /// From the command line.
+    Override(Override),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::File { file, place: Some((line, column)) } => write!(f, "{file}:{line}:{column}"),
+            Origin::File { file, place: None } => f.write_str(file),
+            Origin::Override(set) => write!(f, "{} {}", set.kind.flag(), set.expression),
+        }
+    }
+}
+
+/// Something wrong with a field, and where its value came from.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{origin}: {error}")]
+pub struct LocatedError {
+    /// Where the value came from.
+    pub origin: Origin,
+    /// What is wrong with it.
+    pub error: FieldError,
+}
+
+/// Reads a manifest. `file` is only what errors call it.
+///
+/// # Errors
+/// If the text is not YAML, not one document, not a `RecTrainingJob`, or has fields that are unknown, missing, of the wrong
+/// type or out of bounds. Whether the fields contradict each other is [`validate`]'s question.
+pub fn parse_manifest(text: &str, file: &str) -> Result<RecTrainingJob, ManifestError> {
+    parse_manifest_with(text, file, &[])
+}
+
+/// Reads a manifest and applies overrides to it, in order.
+///
+/// # Errors
+/// As [`parse_manifest`], and if an override cannot be applied.
+pub fn parse_manifest_with(text: &str, file: &str, overrides: &[Override]) -> Result<RecTrainingJob, ManifestError> {
+    let (job, _) = read(text, file, overrides)?;
+    Ok(job)
+}
+
+/// Reads a manifest, applies overrides, and validates the result: everything `rectrain run` and `rectrain validate` need.
+///
+/// # Errors
+/// As [`parse_manifest_with`], and everything that [`validate`] finds, with the line it is at.
+pub fn load(text: &str, file: &str, overrides: &[Override]) -> Result<Manifest, ManifestError> {
+    let (job, sources) = read(text, file, overrides)?;
+    match validate(&job) {
+        Ok(resolved) => Ok(Manifest { job, resolved }),
+        Err(errors) => Err(sources.locate(errors)),
+    }
+}
+
+fn read<'a>(
+    text: &'a str,
+    file: &'a str,
+    overrides: &'a [Override],
+) -> Result<(RecTrainingJob, Sources<'a>), ManifestError> {
+    let mut sources = Sources { text, file, set: Vec::new() };
+    let yaml = sources.document()?;
+    let mut manifest = to_json(yaml, &FieldPath::root()).map_err(|error| sources.locate(vec![error]))?;
+    prune(&mut manifest);
+    for set in overrides {
+        for path in apply_set(&mut manifest, &set.expression, set.kind)? {
+            sources.set.push((path, set));
+        }
+    }
+    let errors = check_root(&manifest);
+    if !errors.is_empty() {
+        return Err(sources.locate(errors));
+    }
+    let job = typed(manifest).map_err(|errors| sources.locate(errors))?;
+    Ok((job, sources))
+}
+
+/// Where the values of a manifest came from.
+struct Sources<'a> {
+    text: &'a str,
+    file: &'a str,
+    set: Vec<(FieldPath, &'a Override)>,
+}
+
+impl Sources<'_> {
+    /// The one document of the text. Documents that hold nothing (comments before a `---`) do not count.
+    fn document(&self) -> Result<Yaml, ManifestError> {
+        let mut found = None;
+        for document in serde_yaml::Deserializer::from_str(self.text) {
+            let value = Yaml::deserialize(document).map_err(|error| self.syntax(&error))?;
+            if value.is_null() {
+                continue;
+            }
+            if found.replace(value).is_some() {
+                return Err(ManifestError::SeveralDocuments { file: self.file.to_string() });
+            }
+        }
+        let mut value = found.ok_or_else(|| ManifestError::Empty { file: self.file.to_string() })?;
+        value.apply_merge().map_err(|error| self.syntax(&error))?;
+        Ok(value)
+    }
+
+    fn syntax(&self, error: &serde_yaml::Error) -> ManifestError {
+        let place = error.location().map(|location| (location.line(), location.column()));
+        let message = error.to_string();
+        // The parser appends the place in its own words; it is in front already.
+        let reason = message.split(" at line ").next().unwrap_or(&message).to_string();
+        ManifestError::Syntax { origin: Origin::File { file: self.file.to_string(), place }, reason }
+    }
+
+    fn locate(&self, errors: Vec<FieldError>) -> ManifestError {
+        let errors = errors.into_iter().map(|error| LocatedError { origin: self.origin(&error.path), error }).collect();
+        ManifestError::Fields { errors }
+    }
+
+    /// The last override that set the field or something around or within it, or else its line.
+    fn origin(&self, path: &FieldPath) -> Origin {
+        let set = self.set.iter().rev().find(|(set, _)| set.contains(path) || path.contains(set) && path.0.len() > 1);
+        match set {
+            Some((_, set)) => Origin::Override((*set).clone()),
+            None => Origin::File { file: self.file.to_string(), place: locate(self.text, path) },
+        }
+    }
+}
+
+/// YAML as JSON, which has only texts for names and only finite numbers.
+fn to_json(yaml: Yaml, path: &FieldPath) -> Result<Value, FieldError> {
+    match yaml {
+        Yaml::Null => Ok(Value::Null),
+        Yaml::Bool(value) => Ok(value.into()),
+        Yaml::String(text) => Ok(text.into()),
+        Yaml::Number(number) => to_number(&number, path),
+        Yaml::Sequence(entries) => {
+            let entries = entries.into_iter().enumerate();
+            entries
+                .map(|(index, entry)| to_json(entry, &path.index(index)))
+                .collect::<Result<Vec<_>, _>>()
+                .map(Value::Array)
+        }
+        Yaml::Mapping(fields) => {
+            let mut object = Map::new();
+            for (name, value) in fields {
+                let Yaml::String(name) = name else {
+                    return Err(FieldError::new(path.clone(), "the name of a field is not text: put it in quotes"));
+                };
+                let value = to_json(value, &path.key(&name))?;
+                object.insert(name, value);
+            }
+            Ok(Value::Object(object))
+        }
+        Yaml::Tagged(tagged) => Err(FieldError::new(
+            path.clone(),
+            format!("the YAML tag `{}` is not expected: write the value without it", tagged.tag),
+        )),
+    }
+}
+
+fn to_number(number: &serde_yaml::Number, path: &FieldPath) -> Result<Value, FieldError> {
+    let integer = number.as_i64().map(Value::from).or_else(|| number.as_u64().map(Value::from));
+    let float = || number.as_f64().and_then(serde_json::Number::from_f64).map(Value::Number);
+    integer
+        .or_else(float)
+        .ok_or_else(|| FieldError::new(path.clone(), format!("expected a finite number, found {number}")))
+}
+
+/// Removes fields that are null, as the API server does: `seed:` with nothing behind it is no seed.
+fn prune(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.retain(|_, field| !field.is_null());
+            fields.values_mut().for_each(prune);
+        }
+        Value::Array(entries) => entries.iter_mut().for_each(prune),
+        _ => {}
+    }
+}
+
+const API_VERSION: &str = "rectrain.dev/v1alpha1";
+const KIND: &str = "RecTrainingJob";
+const ROOT_FIELDS: [&str; 5] = ["apiVersion", "kind", "metadata", "spec", "status"];
+/// The fields of Kubernetes' ObjectMeta.
+const METADATA_FIELDS: [&str; 15] = [
+    "annotations",
+    "creationTimestamp",
+    "deletionGracePeriodSeconds",
+    "deletionTimestamp",
+    "finalizers",
+    "generateName",
+    "generation",
+    "labels",
+    "managedFields",
+    "name",
+    "namespace",
+    "ownerReferences",
+    "resourceVersion",
+    "selfLink",
+    "uid",
+];
+
+fn check_root(manifest: &Value) -> Vec<FieldError> {
+    let root = FieldPath::root();
+    let Some(fields) = manifest.as_object() else {
+        let found = check::found(manifest);
+        return vec![FieldError::new(
+            root,
+            format!("expected a RecTrainingJob with {}, found {found}", ROOT_FIELDS[..4].join(", ")),
+        )];
+    };
+    let mut errors = Vec::new();
+    for (field, wanted) in [("apiVersion", API_VERSION), ("kind", KIND)] {
+        match fields.get(field) {
+            Some(Value::String(found)) if found == wanted => {}
+            Some(found) => errors
+                .push(FieldError::new(root.key(field), format!("expected `{wanted}`, found {}", check::found(found)))),
+            None => errors.push(FieldError::new(root.key(field), format!("missing: expected `{field}: {wanted}`"))),
+        }
+    }
+    if !errors.is_empty() {
+        return errors;
+    }
+    errors.extend(unknown_names(fields, &ROOT_FIELDS, &root));
+    match fields.get("metadata") {
+        Some(Value::Object(metadata)) => {
+            errors.extend(unknown_names(metadata, &METADATA_FIELDS, &root.key("metadata")))
+        }
+        Some(other) => {
+            errors.push(FieldError::new(
+                root.key("metadata"),
+                format!("expected an object with the field `name`, found {}", check::found(other)),
+            ));
+        }
+        None => errors.push(FieldError::new(
+            root.key("metadata"),
+            "missing: expected the job's name, such as `metadata: {name: my-job}`",
+        )),
+    }
+    errors.extend(check::check_spec(manifest));
+    errors.truncate(check::MAX_ERRORS);
+    errors
+}
+
+fn unknown_names(fields: &Map<String, Value>, known: &[&str], path: &FieldPath) -> Vec<FieldError> {
+    let unknown = fields.keys().filter(|name| !known.contains(&name.as_str()));
+    let errors = unknown.map(|name| {
+        let hint = match nearest(name, known.iter().copied()) {
+            Some(meant) => format!("unknown field; did you mean `{meant}`?"),
+            None => format!("unknown field; expected one of {}", known.join(", ")),
+        };
+        FieldError::new(path.key(name), hint)
+    });
+    errors.collect()
+}
+
+/// The value as the Rust type, which knows Kubernetes' own types (pod templates, conditions) where the schema leaves them open.
+fn typed(manifest: Value) -> Result<RecTrainingJob, Vec<FieldError>> {
+    let mut unknown = Vec::new();
+    let mut track = serde_path_to_error::Track::new();
+    let mut note = |path: serde_ignored::Path<'_>| unknown.push(path.to_string());
+    let tracked = serde_path_to_error::Deserializer::new(manifest, &mut track);
+    let job = RecTrainingJob::deserialize(serde_ignored::Deserializer::new(tracked, &mut note));
+    let job =
+        job.map_err(|error| vec![FieldError::new(FieldPath::parse(&track.path().to_string()), error.to_string())])?;
+    let errors: Vec<_> = unknown
+        .iter()
+        .map(|path| ignored_path(path))
+        .filter(|path| FieldPath::parse("spec").contains(path))
+        .map(|path| FieldError::new(path, "unknown field"))
+        .collect();
+    if errors.is_empty() { Ok(job) } else { Err(errors) }
+}
+
+/// serde_ignored writes `spec.roles.?.template.env.0.x`: a `?` for an Option, a bare number for an entry of a list.
+fn ignored_path(path: &str) -> FieldPath {
+    path.split('.').filter(|part| *part != "?").fold(FieldPath::root(), |path, part| match part.parse() {
+        Ok(index) => path.index(index),
+        Err(_) => path.key(part),
+    })
+}

@@ -1,0 +1,609 @@
+//! From a job whose fields are each right to a [`ResolvedJob`]: fills in the defaults, writes out the ranges, and refuses
+//! what no rule about a single object can see. Pure; called by [`crate::validate`] only.
+
+use std::collections::HashMap;
+
+use crate::defaults as d;
+use crate::resolved::*;
+use crate::*;
+
+/// Resolves the job, or says everything that is wrong with it.
+pub(crate) fn resolve(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldError>> {
+    let spec = &job.spec;
+    let mut errors = Errors::default();
+    let features = features(spec, &mut errors);
+    let data = data(spec, &features, &mut errors);
+    let resolved = ResolvedJob {
+        name: job.metadata.name.clone().unwrap_or_default(),
+        model: model(spec, &features),
+        features,
+        data,
+        training: training(&spec.training.clone().unwrap_or_default()),
+        roles: roles(&spec.roles.clone().unwrap_or_default()),
+        checkpoint: spec.checkpoint.as_ref().and_then(checkpoint),
+        suspend: spec.suspend.unwrap_or(false),
+    };
+    if errors.0.is_empty() { Ok(resolved) } else { Err(errors.0) }
+}
+
+#[derive(Default)]
+struct Errors(Vec<FieldError>);
+
+impl Errors {
+    fn add(&mut self, path: FieldPath, message: impl Into<String>) {
+        if self.0.len() < check::MAX_ERRORS {
+            self.0.push(FieldError::new(path, message));
+        }
+    }
+}
+
+fn at(path: &str) -> FieldPath {
+    FieldPath::parse(path)
+}
+
+fn widths(given: Option<&Vec<u32>>, default: &[u32]) -> Vec<usize> {
+    given.map_or(default, Vec::as_slice).iter().map(|&width| width as usize).collect()
+}
+
+fn model(spec: &RecTrainingJobSpec, features: &ResolvedFeatures) -> ResolvedModel {
+    let given = &spec.model;
+    let kind = given.kind;
+    let embedding_dim = embedding_dim(given);
+    let is_crossed = kind == ModelKind::DcnV2;
+    let bottom = if kind == ModelKind::Dlrm && !features.dense.is_empty() {
+        let mut widths = widths(given.bottom.as_ref(), &d::BOTTOM);
+        widths.push(embedding_dim);
+        widths
+    } else {
+        Vec::new()
+    };
+    ResolvedModel {
+        kind,
+        embedding_dim,
+        hidden: if matches!(kind, ModelKind::Fm | ModelKind::Lr) {
+            Vec::new()
+        } else {
+            widths(given.hidden.as_ref(), &d::HIDDEN)
+        },
+        bottom,
+        cross_layers: if is_crossed { given.cross_layers.unwrap_or(d::CROSS_LAYERS) as usize } else { 0 },
+        cross_structure: given.cross_structure.unwrap_or_default(),
+        low_rank: given.low_rank.map(|rank| rank as usize),
+        dropout: given.dropout.unwrap_or(d::DROPOUT),
+    }
+}
+
+fn embedding_dim(model: &ModelSpec) -> usize {
+    match model.kind {
+        ModelKind::Lr => 0,
+        _ => model.embedding_dim.unwrap_or(d::EMBEDDING_DIM) as usize,
+    }
+}
+
+fn features(spec: &RecTrainingJobSpec, errors: &mut Errors) -> ResolvedFeatures {
+    let given = &spec.features;
+    let label = given.label.clone().unwrap_or_default();
+    let label = ResolvedLabel {
+        column: label.name.unwrap_or_else(|| d::LABEL.to_string()),
+        positive_from: label.positive_from,
+    };
+    let mut names = Names::new(&label.column);
+    let mut tables = Tables::default();
+    let mut sparse = Vec::new();
+    for (index, feature) in given.sparse.iter().enumerate() {
+        let path = at("spec.features.sparse").index(index);
+        for name in names.expand(&feature.name, &path, errors) {
+            let table = tables.place(&name, feature, spec, &path, errors);
+            sparse.push(sparse_feature(name, feature, table, &tables));
+        }
+    }
+    let mut dense = Vec::new();
+    for (index, feature) in given.dense.iter().enumerate() {
+        let path = at("spec.features.dense").index(index);
+        dense.extend(names.expand(&feature.name, &path, errors).into_iter().map(|name| dense_feature(name, feature)));
+    }
+    ResolvedFeatures { label, sparse, dense, group: given.group.clone(), tables: tables.list }
+}
+
+/// The names that are taken, each with the entry of the manifest that took it.
+struct Names {
+    taken: HashMap<String, FieldPath>,
+}
+
+impl Names {
+    fn new(label: &str) -> Self {
+        Self { taken: HashMap::from([(label.to_string(), at("spec.features.label"))]) }
+    }
+
+    /// Writes out a range; a name that is taken already is reported and left out.
+    fn expand(&mut self, range: &str, entry: &FieldPath, errors: &mut Errors) -> Vec<String> {
+        let path = entry.key("name");
+        let names = match expand(range) {
+            Ok(names) => names,
+            Err(error) => {
+                errors.add(path, error.to_string());
+                return Vec::new();
+            }
+        };
+        let mut fresh = Vec::new();
+        for name in names {
+            if self.taken.len() > d::MAX_FEATURES {
+                errors.add(path, format!("a job has at most {} features, ranges written out", d::MAX_FEATURES));
+                break;
+            }
+            match self.taken.get(&name) {
+                Some(earlier) if *earlier == at("spec.features.label") => {
+                    errors.add(
+                        path.clone(),
+                        format!("`{name}` is the label: the model would read the answer; remove it from the features"),
+                    );
+                }
+                Some(earlier) => {
+                    errors.add(path.clone(), format!("the column `{name}` is named twice; it is already in {earlier}"));
+                }
+                None => {
+                    self.taken.insert(name.clone(), entry.clone());
+                    fresh.push(name);
+                }
+            }
+        }
+        fresh
+    }
+}
+
+#[derive(Default)]
+struct Tables {
+    list: Vec<ResolvedTable>,
+    by_name: HashMap<String, (usize, FieldPath)>,
+}
+
+impl Tables {
+    /// The position of the feature's table, which is made if no earlier feature has named it.
+    fn place(
+        &mut self,
+        name: &str,
+        feature: &SparseFeature,
+        spec: &RecTrainingJobSpec,
+        path: &FieldPath,
+        errors: &mut Errors,
+    ) -> usize {
+        let table = ResolvedTable {
+            name: feature.table.clone().unwrap_or_else(|| name.to_string()),
+            dim: feature.dim.map_or_else(|| embedding_dim(&spec.model), |dim| dim as usize),
+            initializer: initializer(feature.initializer.as_ref().or(spec.features.initializer.as_ref())),
+        };
+        let Some((position, first)) = self.by_name.get(&table.name) else {
+            let position = self.list.len();
+            self.by_name.insert(table.name.clone(), (position, path.clone()));
+            self.list.push(table);
+            return position;
+        };
+        let earlier = &self.list[*position];
+        if earlier.dim != table.dim {
+            errors.add(
+                path.key("dim"),
+                format!(
+                    "the table `{}` has rows of {} values in {first} and of {} here: features that share a table need one width",
+                    table.name, earlier.dim, table.dim
+                ),
+            );
+        } else if earlier.initializer != table.initializer {
+            errors.add(
+                path.key("initializer"),
+                format!(
+                    "the table `{}` starts differently in {first}: features that share a table need one initializer",
+                    table.name
+                ),
+            );
+        }
+        *position
+    }
+}
+
+fn sparse_feature(name: String, given: &SparseFeature, table: usize, tables: &Tables) -> ResolvedSparse {
+    ResolvedSparse {
+        name,
+        dim: tables.list[table].dim,
+        pooling: given.pooling.unwrap_or(Pooling::Mean),
+        separator: given.multi_value.as_ref().and_then(|multi| multi.separator.chars().next()),
+        table,
+        missing: given.missing.unwrap_or(MissingSparse::Token),
+    }
+}
+
+fn dense_feature(name: String, given: &DenseFeature) -> ResolvedDense {
+    let number = |value: Option<f64>, otherwise: f64| value.unwrap_or(otherwise);
+    let transform = match given.transform.unwrap_or(Transform::Identity) {
+        Transform::Identity => ResolvedTransform::Identity,
+        Transform::Log1p => ResolvedTransform::Log1p,
+        Transform::SignedLog1p => ResolvedTransform::SignedLog1p,
+        // The rules of the types have made sure that these are given.
+        Transform::Standardize => {
+            ResolvedTransform::Standardize { mean: number(given.mean, 0.0), std: number(given.std, 1.0) }
+        }
+        Transform::MinMax => ResolvedTransform::MinMax { min: number(given.min, 0.0), max: number(given.max, 1.0) },
+    };
+    ResolvedDense { name, transform, missing: given.missing.unwrap_or(d::DENSE_MISSING) }
+}
+
+fn initializer(given: Option<&InitializerSpec>) -> ResolvedInitializer {
+    let Some(given) = given else {
+        return ResolvedInitializer::Normal { standard_deviation: d::NORMAL_STD };
+    };
+    match given.kind {
+        InitializerKind::Normal => {
+            ResolvedInitializer::Normal { standard_deviation: given.scale.unwrap_or(d::NORMAL_STD) }
+        }
+        InitializerKind::Uniform => ResolvedInitializer::Uniform { bound: given.scale.unwrap_or(d::UNIFORM_BOUND) },
+        InitializerKind::Zeros => ResolvedInitializer::Zeros,
+    }
+}
+
+fn data(spec: &RecTrainingJobSpec, features: &ResolvedFeatures, errors: &mut Errors) -> ResolvedData {
+    let given = &spec.data;
+    let source = match &given.synthetic {
+        Some(synthetic) => DataSource::Synthetic(self::synthetic(synthetic, features, errors)),
+        None => DataSource::Files(files(given, features, errors)),
+    };
+    let storage = given.storage.clone().unwrap_or_default();
+    ResolvedData {
+        source,
+        shuffle_window_rows: given.shuffle.as_ref().map(|s| s.window_rows.unwrap_or(d::SHUFFLE_WINDOW_ROWS)),
+        storage: ResolvedStorage { options: storage.options, secret_name: storage.secret_name },
+    }
+}
+
+fn synthetic(given: &SyntheticSpec, features: &ResolvedFeatures, errors: &mut Errors) -> ResolvedSynthetic {
+    let sparse = features.sparse.iter().map(|feature| feature.name.as_str());
+    let sparse = criteo_columns(sparse, 'C', "spec.features.sparse", errors);
+    let dense = features.dense.iter().map(|feature| feature.name.as_str());
+    let dense = criteo_columns(dense, 'I', "spec.features.dense", errors);
+    if features.label.column != d::LABEL {
+        errors.add(
+            at("spec.features.label.name"),
+            format!("synthetic rows have the label `{}`: expected that name", d::LABEL),
+        );
+    }
+    if let Some(group) = features.group.as_deref() {
+        criteo_columns(std::iter::once(group), 'C', "spec.features.group", errors);
+    }
+    let usual = d::SYNTHETIC_VOCABULARIES.iter().copied().cycle();
+    ResolvedSynthetic {
+        rows: given.rows.unwrap_or(d::SYNTHETIC_ROWS),
+        test_rows: given.test_rows.unwrap_or(d::SYNTHETIC_TEST_ROWS),
+        vocabularies: usual.map(|usual| given.vocabulary.unwrap_or(usual)).take(sparse).collect(),
+        dense,
+        zipf_exponent: given.zipf_exponent.unwrap_or(d::SYNTHETIC_ZIPF_EXPONENT),
+        seed: given.seed.unwrap_or(d::SYNTHETIC_SEED),
+    }
+}
+
+/// The largest number among names such as `C7`, which are the only ones that synthetic rows have.
+fn criteo_columns<'a>(names: impl Iterator<Item = &'a str>, letter: char, path: &str, errors: &mut Errors) -> usize {
+    let mut last = 0;
+    for name in names {
+        let number = name.strip_prefix(letter).filter(|digits| !digits.starts_with(['0', '+']));
+        match number.and_then(|digits| digits.parse::<usize>().ok()) {
+            Some(number) if number <= d::MAX_FEATURES => last = last.max(number),
+            _ => errors.add(
+                at(path),
+                format!("synthetic rows have no column `{name}`: expected names such as {letter}1 here"),
+            ),
+        }
+    }
+    last
+}
+
+fn files(given: &DataSpec, features: &ResolvedFeatures, errors: &mut Errors) -> FilePlan {
+    let paths = |paths: &Option<PathsSpec>| paths.as_ref().map(|p| p.paths.clone()).unwrap_or_default();
+    let split = given.split.as_ref().and_then(split);
+    let parts = match (&given.source, split) {
+        (Some(source), Some(split)) => TrainTest::Divided { paths: source.paths.clone(), split },
+        _ => TrainTest::Separate { train: paths(&given.train), test: paths(&given.test) },
+    };
+    if let TrainTest::Separate { train, test } = &parts {
+        for (index, path) in test.iter().enumerate().filter(|(_, path)| train.contains(path)) {
+            errors.add(
+                at("spec.data.test.paths").index(index),
+                format!("`{path}` is also a training file: the test would be of rows the model has seen; use `source` and `split` to divide it"),
+            );
+        }
+    }
+    let format = format(given, &parts, errors);
+    if let FileFormat::Csv(csv) = &format {
+        columns(csv, features, &parts, errors);
+    }
+    FilePlan { parts, format, bad_rows: bad_rows(given.bad_rows.as_ref()) }
+}
+
+/// The one way of the split that is given.
+fn split(given: &SplitSpec) -> Option<ResolvedSplit> {
+    let position = given.position.as_ref().map(|p| ResolvedSplit::Position { train_rows: p.train_rows });
+    let fraction = || given.fraction.as_ref().map(|f| ResolvedSplit::Fraction { train: f.train });
+    let time = || {
+        given.time.as_ref().map(|time| ResolvedSplit::Time {
+            column: time.column.clone(),
+            test_from: match &time.test_from {
+                TimeBound::Integer(integer) => ResolvedTime::Number(*integer as f64),
+                TimeBound::Text(text) => match text.parse::<f64>() {
+                    Ok(number) if number.is_finite() => ResolvedTime::Number(number),
+                    _ => ResolvedTime::Text(text.clone()),
+                },
+            },
+        })
+    };
+    position.or_else(fraction).or_else(time)
+}
+
+fn bad_rows(given: Option<&BadRowsSpec>) -> ResolvedBadRows {
+    match given {
+        Some(given) if given.action == BadRowAction::Skip => {
+            ResolvedBadRows::Skip { limit: given.limit.unwrap_or(d::BAD_ROWS_LIMIT) }
+        }
+        _ => ResolvedBadRows::Fail,
+    }
+}
+
+fn format(given: &DataSpec, parts: &TrainTest, errors: &mut Errors) -> FileFormat {
+    let format = match given.format.unwrap_or_default() {
+        DataFormat::Auto => recognize(given, parts, errors),
+        format => format,
+    };
+    if format == DataFormat::Parquet {
+        if given.csv.is_some() {
+            errors.add(
+                at("spec.data.csv"),
+                "`csv` is about text files, and these are Parquet: remove it, or set format: csv or tsv",
+            );
+        }
+        return FileFormat::Parquet;
+    }
+    let csv = given.csv.clone().unwrap_or_default();
+    let is_tsv = format == DataFormat::Tsv;
+    let delimiter = match csv.delimiter.as_deref() {
+        None => {
+            if is_tsv {
+                b'\t'
+            } else {
+                b','
+            }
+        }
+        Some("\\t") => b'\t',
+        Some(text) => match text.as_bytes() {
+            [byte] if byte.is_ascii() => *byte,
+            _ => {
+                errors.add(at("spec.data.csv.delimiter"), format!("expected one ASCII character, found `{text}`"));
+                b','
+            }
+        },
+    };
+    FileFormat::Csv(ResolvedCsv {
+        delimiter,
+        header: csv.header.unwrap_or(csv.columns.is_none()),
+        quoting: csv.quoting.unwrap_or(!is_tsv),
+        columns: csv.columns.map(|columns| column_names(&columns, errors)),
+    })
+}
+
+/// The format by the ends of the paths, which must agree.
+fn recognize(given: &DataSpec, parts: &TrainTest, errors: &mut Errors) -> DataFormat {
+    let (place, paths): (_, Vec<&String>) = match parts {
+        TrainTest::Separate { train, test } => ("spec.data.train.paths", train.iter().chain(test).collect()),
+        TrainTest::Divided { paths, .. } => ("spec.data.source.paths", paths.iter().collect()),
+    };
+    let mut recognized: Option<(DataFormat, &str)> = None;
+    for path in paths {
+        let Some(format) = format_of(path) else {
+            let guess = if given.csv.is_some() { "csv or tsv" } else { "csv, tsv or parquet" };
+            errors.add(at(place), format!("the end of `{path}` does not tell its format (.csv, .tsv, .parquet, and .gz or .zst after them): set spec.data.format to {guess}"));
+            return DataFormat::Csv;
+        };
+        match recognized {
+            Some((first, name)) if first != format => {
+                errors.add(
+                    at(place),
+                    format!("`{name}` and `{path}` have different formats: expected one format for all files"),
+                );
+                return first;
+            }
+            _ => recognized = Some((format, path)),
+        }
+    }
+    recognized.map_or(DataFormat::Csv, |(format, _)| format)
+}
+
+fn format_of(path: &str) -> Option<DataFormat> {
+    let path = path.to_ascii_lowercase();
+    let path = path.strip_suffix(".gz").or(path.strip_suffix(".zst")).unwrap_or(&path);
+    match path.rsplit_once('.')?.1 {
+        "csv" => Some(DataFormat::Csv),
+        "tsv" => Some(DataFormat::Tsv),
+        "parquet" => Some(DataFormat::Parquet),
+        _ => None,
+    }
+}
+
+/// The names of the columns, ranges written out, each once.
+fn column_names(columns: &[String], errors: &mut Errors) -> Vec<String> {
+    let mut names = Vec::new();
+    let mut seen = HashMap::new();
+    for (index, range) in columns.iter().enumerate() {
+        let path = at("spec.data.csv.columns").index(index);
+        match expand(range) {
+            Err(error) => errors.add(path, error.to_string()),
+            Ok(expanded) => {
+                for name in expanded {
+                    if let Some(earlier) = seen.insert(name.clone(), index) {
+                        errors.add(
+                            path.clone(),
+                            format!("the column `{name}` is named twice; it is already in columns[{earlier}]"),
+                        );
+                    }
+                    names.push(name);
+                }
+            }
+        }
+        if names.len() > 2 * d::MAX_FEATURES {
+            errors.add(
+                at("spec.data.csv.columns"),
+                format!("expected at most {} columns, ranges written out", 2 * d::MAX_FEATURES),
+            );
+            break;
+        }
+    }
+    names
+}
+
+/// Where the names of the columns are in the manifest, the columns the job reads must be among them.
+fn columns(csv: &ResolvedCsv, features: &ResolvedFeatures, parts: &TrainTest, errors: &mut Errors) {
+    for feature in features.sparse.iter().filter(|f| f.separator == Some(char::from(csv.delimiter))) {
+        errors.add(
+            at("spec.features.sparse"),
+            format!("the values of `{}` are separated by the character that separates columns: expected another `separator`", feature.name),
+        );
+    }
+    let Some(known) = &csv.columns else { return };
+    let mut need = |name: &str, path: &str, what: &str| {
+        if known.iter().any(|column| column == name) {
+            return;
+        }
+        let hint = suggest::nearest(name, known.iter().map(String::as_str));
+        let hint = hint.map(|hint| format!("; did you mean `{hint}`?")).unwrap_or_default();
+        errors.add(at(path), format!("{what} `{name}` is not among spec.data.csv.columns{hint}"));
+    };
+    need(&features.label.column, "spec.features.label.name", "the label");
+    for feature in &features.sparse {
+        need(&feature.name, "spec.features.sparse", "the sparse feature");
+    }
+    for feature in &features.dense {
+        need(&feature.name, "spec.features.dense", "the dense feature");
+    }
+    if let Some(group) = &features.group {
+        need(group, "spec.features.group", "the group");
+    }
+    if let TrainTest::Divided { split: ResolvedSplit::Time { column, .. }, .. } = parts {
+        need(column, "spec.data.split.time.column", "the column of the time");
+    }
+}
+
+fn training(given: &TrainingSpec) -> ResolvedTraining {
+    let optimizer = given.optimizer.clone().unwrap_or_default();
+    ResolvedTraining {
+        mode: given.mode.unwrap_or_default(),
+        global_batch_size: given.global_batch_size.unwrap_or(d::GLOBAL_BATCH_SIZE) as usize,
+        length: match given.steps {
+            Some(steps) => TrainingLength::Steps(steps),
+            None => TrainingLength::Epochs(given.epochs.unwrap_or(d::EPOCHS)),
+        },
+        seed: given.seed.unwrap_or(d::SEED),
+        staleness: given.hybrid.as_ref().and_then(|hybrid| hybrid.staleness).unwrap_or(d::STALENESS),
+        dense_optimizer: dense_optimizer(&optimizer.dense.unwrap_or_default()),
+        sparse_optimizer: sparse_optimizer(&optimizer.sparse.unwrap_or_default()),
+        embedding_value_type: given.embedding_value_type.unwrap_or_default(),
+        compression: given.compression.unwrap_or_default(),
+        evaluation: evaluation(given.evaluation.as_ref()),
+    }
+}
+
+fn evaluation(given: Option<&EvaluationSpec>) -> ResolvedEvaluation {
+    let Some(given) = given else { return ResolvedEvaluation::End };
+    match (given.every.unwrap_or_default(), given.steps) {
+        (EvaluationTime::Steps, Some(steps)) => ResolvedEvaluation::Steps(steps),
+        (EvaluationTime::Epoch, _) => ResolvedEvaluation::Epoch,
+        _ => ResolvedEvaluation::End,
+    }
+}
+
+fn dense_optimizer(given: &DenseOptimizerSpec) -> ResolvedDenseOptimizer {
+    let kind = given.kind.unwrap_or_default();
+    let learning_rate = given.learning_rate;
+    let beta1 = given.beta1.unwrap_or(d::ADAM_BETA1);
+    let beta2 = given.beta2.unwrap_or(d::ADAM_BETA2);
+    let epsilon = given.epsilon;
+    match kind {
+        DenseOptimizerKind::Adam => ResolvedDenseOptimizer::Adam {
+            learning_rate: learning_rate.unwrap_or(d::ADAM_LEARNING_RATE),
+            beta1,
+            beta2,
+            epsilon: epsilon.unwrap_or(d::ADAM_EPSILON),
+            weight_decay: given.weight_decay.unwrap_or(0.0),
+        },
+        DenseOptimizerKind::AdamW => ResolvedDenseOptimizer::AdamW {
+            learning_rate: learning_rate.unwrap_or(d::ADAM_LEARNING_RATE),
+            beta1,
+            beta2,
+            epsilon: epsilon.unwrap_or(d::ADAM_EPSILON),
+            weight_decay: given.weight_decay.unwrap_or(d::ADAM_W_WEIGHT_DECAY),
+        },
+        DenseOptimizerKind::Sgd => ResolvedDenseOptimizer::Sgd {
+            learning_rate: learning_rate.unwrap_or(d::SGD_LEARNING_RATE),
+            momentum: given.momentum.unwrap_or(d::SGD_MOMENTUM),
+        },
+        DenseOptimizerKind::AdaGrad => ResolvedDenseOptimizer::AdaGrad {
+            learning_rate: learning_rate.unwrap_or(d::ADA_GRAD_LEARNING_RATE),
+            initial_accumulator: given.initial_accumulator.unwrap_or(d::ADA_GRAD_INITIAL_ACCUMULATOR),
+            epsilon: epsilon.unwrap_or(d::ADA_GRAD_EPSILON),
+        },
+    }
+}
+
+fn sparse_optimizer(given: &SparseOptimizerSpec) -> ResolvedSparseOptimizer {
+    let learning_rate = given.learning_rate;
+    let accumulated = |row_wise: bool| {
+        let learning_rate = learning_rate.unwrap_or(d::ADA_GRAD_LEARNING_RATE);
+        let initial_accumulator = given.initial_accumulator.unwrap_or(d::ADA_GRAD_INITIAL_ACCUMULATOR);
+        let epsilon = given.epsilon.unwrap_or(d::ADA_GRAD_EPSILON);
+        if row_wise {
+            ResolvedSparseOptimizer::RowWiseAdaGrad { learning_rate, initial_accumulator, epsilon }
+        } else {
+            ResolvedSparseOptimizer::AdaGrad { learning_rate, initial_accumulator, epsilon }
+        }
+    };
+    match given.kind.unwrap_or_default() {
+        SparseOptimizerKind::Adam => ResolvedSparseOptimizer::Adam {
+            learning_rate: learning_rate.unwrap_or(d::ADAM_LEARNING_RATE),
+            beta1: given.beta1.unwrap_or(d::ADAM_BETA1),
+            beta2: given.beta2.unwrap_or(d::ADAM_BETA2),
+            epsilon: given.epsilon.unwrap_or(d::ADAM_EPSILON),
+        },
+        SparseOptimizerKind::AdaGrad => accumulated(false),
+        SparseOptimizerKind::RowWiseAdaGrad => accumulated(true),
+        SparseOptimizerKind::Sgd => {
+            ResolvedSparseOptimizer::Sgd { learning_rate: learning_rate.unwrap_or(d::SGD_LEARNING_RATE) }
+        }
+        SparseOptimizerKind::Ftrl => ResolvedSparseOptimizer::Ftrl {
+            learning_rate: learning_rate.unwrap_or(d::FTRL_LEARNING_RATE),
+            beta: given.beta.unwrap_or(d::FTRL_BETA),
+            l1: given.l1.unwrap_or(d::FTRL_L1),
+            l2: given.l2.unwrap_or(d::FTRL_L2),
+        },
+    }
+}
+
+fn roles(given: &RolesSpec) -> ResolvedRoles {
+    let role = |replicas: Option<u32>, threads: Option<u32>| ResolvedRole {
+        replicas: replicas.unwrap_or(d::REPLICAS) as usize,
+        threads: threads.map(|threads| threads as usize),
+    };
+    let plain = |given: &Option<RoleSpec>| {
+        let given = given.as_ref();
+        role(given.and_then(|g| g.replicas), given.and_then(|g| g.threads))
+    };
+    let dense_worker = given.dense_worker.clone().unwrap_or_default();
+    ResolvedRoles {
+        ps: plain(&given.ps),
+        embedding_worker: plain(&given.embedding_worker),
+        dense_worker: role(dense_worker.replicas, dense_worker.threads),
+        device: dense_worker.device.unwrap_or_default(),
+        loader: plain(&given.loader),
+    }
+}
+
+fn checkpoint(given: &CheckpointSpec) -> Option<ResolvedCheckpoint> {
+    Some(ResolvedCheckpoint {
+        path: given.path.clone()?,
+        every_steps: given.every_steps,
+        keep: given.keep.unwrap_or(d::CHECKPOINTS_KEPT) as usize,
+        resume: given.resume.unwrap_or_default(),
+    })
+}

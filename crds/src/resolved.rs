@@ -1,0 +1,430 @@
+//! A job with nothing left to look up: every default filled in, every range of names written out, every choice between
+//! alternatives made into an enum that holds just what belongs to it. [`crate::validate`] makes it; the runtime and the
+//! operator read it and know no default of their own.
+//!
+//! An `Option` here means that the thing itself may be absent (no test, no dropout of rows to skip), never "defaulted".
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::{Compression, CrossStructure, DeviceKind, MissingSparse, Mode, ModelKind, Pooling, Resume, ValueType};
+
+/// A whole job.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedJob {
+    /// `metadata.name`.
+    pub name: String,
+    /// The model.
+    pub model: ResolvedModel,
+    /// What the columns mean.
+    pub features: ResolvedFeatures,
+    /// Where the rows come from.
+    pub data: ResolvedData,
+    /// How the model is trained.
+    pub training: ResolvedTraining,
+    /// How many of each role there are.
+    pub roles: ResolvedRoles,
+    /// Checkpoints, if any are written or read.
+    pub checkpoint: Option<ResolvedCheckpoint>,
+    /// Whether the job holds.
+    pub suspend: bool,
+}
+
+/// The model, with the sizes its kind has. Sizes of layers are those of hidden layers; the output layer comes on top.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedModel {
+    /// What is trained.
+    pub kind: ModelKind,
+    /// Width of an embedding where the feature gives none; 0 for `lr`, which has no embeddings.
+    pub embedding_dim: usize,
+    /// Widths of the hidden layers of the (top) MLP; empty for `fm` and `lr`.
+    pub hidden: Vec<usize>,
+    /// Widths of `dlrm`'s bottom MLP, the embedding dimension last; empty for other kinds and without dense features.
+    pub bottom: Vec<usize>,
+    /// Cross layers; 0 for kinds other than `dcnV2`.
+    pub cross_layers: usize,
+    /// How `dcnV2` combines crosses and MLP.
+    pub cross_structure: CrossStructure,
+    /// Rank of `dcnV2`'s cross matrices; `None` means full matrices.
+    pub low_rank: Option<usize>,
+    /// Share of hidden activations set to 0, in [0, 1).
+    pub dropout: f64,
+}
+
+/// What the columns mean.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedFeatures {
+    /// The column to predict.
+    pub label: ResolvedLabel,
+    /// Sparse features, ranges written out, in the order of the model's inputs. At least one.
+    pub sparse: Vec<ResolvedSparse>,
+    /// Dense features, ranges written out, in the order of the model's inputs.
+    pub dense: Vec<ResolvedDense>,
+    /// The column that groups the rows for GAUC.
+    pub group: Option<String>,
+    /// The tables of the sparse features, in the order of their first feature.
+    pub tables: Vec<ResolvedTable>,
+}
+
+/// The column to predict.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedLabel {
+    /// Its name.
+    pub column: String,
+    /// A row is positive from this value on; `None` means the value lies in [0, 1] already.
+    pub positive_from: Option<f64>,
+}
+
+/// A sparse feature.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedSparse {
+    /// The column.
+    pub name: String,
+    /// Width of its embedding, in values; 0 for `lr`.
+    pub dim: usize,
+    /// How several rows become one vector.
+    pub pooling: Pooling,
+    /// Character between two values of a cell; `None` means one value per cell.
+    pub separator: Option<char>,
+    /// Position of its table in [`ResolvedFeatures::tables`].
+    pub table: usize,
+    /// What an empty cell becomes.
+    pub missing: MissingSparse,
+}
+
+/// A table of embedding rows, shared by the features that name it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedTable {
+    /// Its name, part of what is hashed to a key.
+    pub name: String,
+    /// Width of its rows, in values; 0 for `lr`.
+    pub dim: usize,
+    /// Where its rows start.
+    pub initializer: ResolvedInitializer,
+}
+
+/// The values a row starts from.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum ResolvedInitializer {
+    /// Normal with mean 0.
+    Normal {
+        /// Standard deviation, at least 0.
+        standard_deviation: f64,
+    },
+    /// Uniform in [-bound, bound].
+    Uniform {
+        /// Half the width, at least 0.
+        bound: f64,
+    },
+    /// All 0.
+    Zeros,
+}
+
+/// A dense feature.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedDense {
+    /// The column.
+    pub name: String,
+    /// What is done to the number.
+    pub transform: ResolvedTransform,
+    /// What the model sees for an empty cell, after the transform.
+    pub missing: f64,
+}
+
+/// What is done to a number x.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum ResolvedTransform {
+    /// x
+    Identity,
+    /// ln(1 + max(x, 0))
+    Log1p,
+    /// sign(x) · ln(1 + |x|)
+    SignedLog1p,
+    /// (x - mean) / std
+    Standardize {
+        /// What is subtracted.
+        mean: f64,
+        /// What divides, above 0.
+        std: f64,
+    },
+    /// (x - min) / (max - min)
+    MinMax {
+        /// What becomes 0.
+        min: f64,
+        /// What becomes 1, above `min`.
+        max: f64,
+    },
+}
+
+/// Where the rows come from.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedData {
+    /// The rows.
+    pub source: DataSource,
+    /// Rows of a window within which the training rows are permuted; `None` keeps the order of the files.
+    pub shuffle_window_rows: Option<u64>,
+    /// How object stores are reached.
+    pub storage: ResolvedStorage,
+}
+
+/// The rows.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum DataSource {
+    /// From files.
+    Files(FilePlan),
+    /// Made up.
+    Synthetic(ResolvedSynthetic),
+}
+
+/// Files, and which of their rows are the test.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FilePlan {
+    /// Which of them are for what.
+    pub parts: TrainTest,
+    /// How they are read.
+    pub format: FileFormat,
+    /// What is done with rows that cannot be read.
+    pub bad_rows: ResolvedBadRows,
+}
+
+/// Which rows train and which test.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum TrainTest {
+    /// Files of their own.
+    Separate {
+        /// To train on; at least one.
+        train: Vec<String>,
+        /// To test on; empty means that nothing is tested.
+        test: Vec<String>,
+    },
+    /// The same files, divided by row.
+    Divided {
+        /// At least one.
+        paths: Vec<String>,
+        /// Which rows are the test.
+        split: ResolvedSplit,
+    },
+}
+
+/// Which rows of the files are the test.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum ResolvedSplit {
+    /// All but the first so many.
+    Position {
+        /// Rows that train.
+        train_rows: u64,
+    },
+    /// All but the first share.
+    Fraction {
+        /// Share that trains, in (0, 1).
+        train: f64,
+    },
+    /// Those from a moment on.
+    Time {
+        /// The column of the time.
+        column: String,
+        /// The first moment of the test.
+        test_from: ResolvedTime,
+    },
+}
+
+/// A moment.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum ResolvedTime {
+    /// Compared as a number.
+    Number(f64),
+    /// Compared byte by byte.
+    Text(String),
+}
+
+/// The format of files.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum FileFormat {
+    /// Text, one row a line.
+    Csv(ResolvedCsv),
+    /// Apache Parquet.
+    Parquet,
+}
+
+/// How text is cut into cells.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedCsv {
+    /// ASCII byte between two cells.
+    pub delimiter: u8,
+    /// Whether each file's first line is a header.
+    pub header: bool,
+    /// Names of the columns, ranges written out; `None` means those of the header.
+    pub columns: Option<Vec<String>>,
+    /// Whether cells may stand in double quotes.
+    pub quoting: bool,
+}
+
+/// What is done with rows that cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum ResolvedBadRows {
+    /// The first one ends training.
+    Fail,
+    /// They are counted and left out.
+    Skip {
+        /// As many are tolerated.
+        limit: u64,
+    },
+}
+
+/// Made-up rows with Criteo's columns `label`, `I1` … and `C1` ….
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedSynthetic {
+    /// Rows of an epoch.
+    pub rows: u64,
+    /// Rows of the test.
+    pub test_rows: u64,
+    /// Different ids of `C1`, `C2` …, up to the last one that a feature names.
+    pub vocabularies: Vec<u64>,
+    /// Columns `I1`, `I2` …, up to the last one that a feature names.
+    pub dense: usize,
+    /// Exponent of the ids' Zipf distribution.
+    pub zipf_exponent: f64,
+    /// Seed of the rows and of the teacher.
+    pub seed: u64,
+}
+
+/// How object stores are reached.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedStorage {
+    /// Options of the client, which win over the environment's.
+    pub options: BTreeMap<String, String>,
+    /// Secret whose entries become environment variables, in a cluster.
+    pub secret_name: Option<String>,
+}
+
+/// How the model is trained.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedTraining {
+    /// The mode.
+    pub mode: Mode,
+    /// Rows of a step, over all dense workers together.
+    pub global_batch_size: usize,
+    /// When training ends.
+    pub length: TrainingLength,
+    /// Seed of everything random but synthetic rows.
+    pub seed: u64,
+    /// τ of the mode `hybrid`, in global steps.
+    pub staleness: u32,
+    /// Optimizer of the dense parameters.
+    pub dense_optimizer: ResolvedDenseOptimizer,
+    /// Optimizer of the embedding rows.
+    pub sparse_optimizer: ResolvedSparseOptimizer,
+    /// How a value of a row is stored.
+    pub embedding_value_type: ValueType,
+    /// How values travel.
+    pub compression: Compression,
+    /// When the test rows are evaluated.
+    pub evaluation: ResolvedEvaluation,
+}
+
+/// When training ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum TrainingLength {
+    /// After so many passes over the training rows.
+    Epochs(u32),
+    /// After so many steps.
+    Steps(u64),
+}
+
+/// Optimizer of the dense parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+#[allow(missing_docs)]
+pub enum ResolvedDenseOptimizer {
+    Adam { learning_rate: f64, beta1: f64, beta2: f64, epsilon: f64, weight_decay: f64 },
+    AdamW { learning_rate: f64, beta1: f64, beta2: f64, epsilon: f64, weight_decay: f64 },
+    Sgd { learning_rate: f64, momentum: f64 },
+    AdaGrad { learning_rate: f64, initial_accumulator: f64, epsilon: f64 },
+}
+
+/// Optimizer of the embedding rows.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+#[allow(missing_docs)]
+pub enum ResolvedSparseOptimizer {
+    Adam { learning_rate: f64, beta1: f64, beta2: f64, epsilon: f64 },
+    AdaGrad { learning_rate: f64, initial_accumulator: f64, epsilon: f64 },
+    RowWiseAdaGrad { learning_rate: f64, initial_accumulator: f64, epsilon: f64 },
+    Sgd { learning_rate: f64 },
+    Ftrl { learning_rate: f64, beta: f64, l1: f64, l2: f64 },
+}
+
+/// When the test rows are evaluated; the end of training always counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum ResolvedEvaluation {
+    /// Only at the end.
+    End,
+    /// After each epoch.
+    Epoch,
+    /// After every so many steps.
+    Steps(u64),
+}
+
+/// How many of each role there are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedRoles {
+    /// Parameter servers.
+    pub ps: ResolvedRole,
+    /// Embedding workers.
+    pub embedding_worker: ResolvedRole,
+    /// Dense workers.
+    pub dense_worker: ResolvedRole,
+    /// What the dense workers compute on.
+    pub device: DeviceKind,
+    /// Loaders.
+    pub loader: ResolvedRole,
+}
+
+/// A role.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedRole {
+    /// How many there are, at least 1.
+    pub replicas: usize,
+    /// Threads of each; `None` means its share of the machine's cores.
+    pub threads: Option<usize>,
+}
+
+/// Checkpoints.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedCheckpoint {
+    /// Directory or URL.
+    pub path: String,
+    /// Steps between two; `None` means one at the end.
+    pub every_steps: Option<u64>,
+    /// As many are kept.
+    pub keep: usize,
+    /// Where training starts.
+    pub resume: Resume,
+}

@@ -1,0 +1,302 @@
+//! `spec.data`: where the rows come from, and which of them are the test.
+
+use std::collections::BTreeMap;
+
+use kube::KubeSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+
+use crate::defaults;
+
+/// The formats of files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum DataFormat {
+    /// By the end of the paths: .csv, .tsv or .parquet, before .gz or .zst.
+    #[default]
+    Auto,
+    /// Fields between commas, quoted with `"` where needed; may be compressed (.gz, .zst).
+    Csv,
+    /// Fields between tabs; may be compressed (.gz, .zst).
+    Tsv,
+    /// Apache Parquet.
+    Parquet,
+}
+
+/// A set of files.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PathsSpec {
+    /// Files, in the order in which they are read: local paths (relative to where `rectrain` runs), or gs:// and s3:// URLs.
+    /// Globs (`*`, `?`, `[…]`, `**`) are read in the order of the names they match. At least one, at most 1,024.
+    /// Required.
+    #[schemars(length(min = 1, max = 1024), inner(length(min = 1, max = 1024)))]
+    pub paths: Vec<String>,
+}
+
+/// How text files are cut into columns.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.header) || self.header || has(self.columns)").message("a file without a header needs the names of its columns: give `columns`, or set header: true").field_path(".header")
+)]
+pub struct CsvSpec {
+    /// Character between two fields, one ASCII character, such as `;`; write a tab as "\t".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(min = 1, max = 2),
+        regex(pattern = r#"^([^"\r\n\\]|\\t)$"#),
+        extend("x-default" = "a comma for csv, a tab for tsv", "x-expected" = "one character, such as ; or a tab written as \"\\t\"")
+    )]
+    pub delimiter: Option<String>,
+
+    /// Whether the first line of each file holds the names of the columns. With `columns` given as well, that line is
+    /// skipped and the names given here are used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = "true, or false when columns is given"))]
+    pub header: Option<bool>,
+
+    /// Whether a field may stand between double quotes, and then hold delimiters, line ends and (doubled) quotes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = "true for csv, false for tsv"))]
+    pub quoting: Option<bool>,
+
+    /// Names of the columns, left to right, for files without a header. Ranges such as `C{1..26}` stand for several
+    /// columns. At most 1,024 entries.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(min = 1, max = 1024),
+        inner(length(min = 1, max = 128), regex(pattern = r"^[^{}]+$|^[^{}]*\{[0-9]+\.\.[0-9]+\}[^{}]*$")),
+        extend("x-default" = "the header's names")
+    )]
+    pub columns: Option<Vec<String>>,
+}
+
+/// The first rows train, the others test.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PositionSplit {
+    /// Number of rows, from the first, that train; all later rows are the test. At least 1. Required.
+    #[schemars(range(min = 1, max = 1_000_000_000_000_000u64))]
+    pub train_rows: u64,
+}
+
+/// The first share of the rows trains, the others test.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("self.train > 0.0 && self.train < 1.0").message("`train` is a share of the rows: expected a number above 0 and below 1, such as 0.8").field_path(".train")
+)]
+pub struct FractionSplit {
+    /// Share of the rows, from the first, that train, above 0 and below 1, rounded to a row; all later rows are the test.
+    /// The rows are counted before the first is trained on. Required.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub train: f64,
+}
+
+/// A moment, written as the time column writes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum TimeBound {
+    /// Compared with the column as a number.
+    Integer(i64),
+    /// A number, if it reads as one, or else compared with the column as text.
+    Text(String),
+}
+
+fn time_bound_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "x-kubernetes-int-or-string": true,
+        "x-expected": "an integer such as 1700000000, or text such as \"2026-11-03\"",
+    })
+}
+
+/// Rows before a moment train, the others test.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TimeSplit {
+    /// Name of the column that holds each row's time. The rows need not be in its order. Required.
+    #[schemars(length(min = 1, max = 128), regex(pattern = r"^[^{}]+$"))]
+    pub column: String,
+
+    /// First moment that belongs to the test: an integer in the column's own unit, such as Unix seconds, or text. Text that
+    /// reads as a number is one; other text is compared with the column letter by letter, which is right for dates such as
+    /// "2026-11-03". Required.
+    #[schemars(schema_with = "time_bound_schema")]
+    pub test_from: TimeBound,
+}
+
+/// Which rows of one source are the test. Exactly one of the three ways.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("[has(self.position), has(self.fraction), has(self.time)].filter(given, given).size() == 1").message("expected exactly one of `position`, `fraction` and `time`")
+)]
+pub struct SplitSpec {
+    /// By position: the first rows train.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub position: Option<PositionSplit>,
+
+    /// By share: the first so many hundredths of the rows train.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fraction: Option<FractionSplit>,
+
+    /// By time: what happened earlier trains.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time: Option<TimeSplit>,
+}
+
+/// Rows made up on the fly, with Criteo's columns: `label`, counts `I1`, `I2` … and ids `C1`, `C2` …, as many as the
+/// features name. Ids are drawn from Zipf distributions, and labels from a hidden teacher, so that the best possible AUC is
+/// known and printed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.zipfExponent) || self.zipfExponent > 0.0").message("expected an exponent above 0, such as 1.05").field_path(".zipfExponent")
+)]
+pub struct SyntheticSpec {
+    /// Rows of one epoch of training.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_000_000_000_000u64), extend("x-default" = defaults::SYNTHETIC_ROWS))]
+    pub rows: Option<u64>,
+
+    /// Rows of the test.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_000_000_000_000u64), extend("x-default" = defaults::SYNTHETIC_TEST_ROWS))]
+    pub test_rows: Option<u64>,
+
+    /// Number of different ids of each sparse feature.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 2, max = 1_000_000_000_000u64),
+        extend("x-default" = "as many as in Criteo's Kaggle set, from 3 to 100000 by column")
+    )]
+    pub vocabulary: Option<u64>,
+
+    /// Exponent s of the Zipf distribution of the ids, above 0: the k-th most frequent id appears with a probability
+    /// proportional to 1/k^s. Click logs have about 1.05.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 10.0), extend("x-default" = defaults::SYNTHETIC_ZIPF_EXPONENT))]
+    pub zipf_exponent: Option<f64>,
+
+    /// Seed of the rows and of the teacher, apart from the seed of the training.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 9_007_199_254_740_991u64), extend("x-default" = defaults::SYNTHETIC_SEED))]
+    pub seed: Option<u64>,
+}
+
+/// Random order of the training rows within windows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ShuffleSpec {
+    /// Rows of a window. The training rows are read window by window, and those of a window in an order that the seed, the
+    /// epoch and the window decide. A window as large as the data shuffles it completely; a window is held in memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2, max = 1_000_000_000u64), extend("x-default" = defaults::SHUFFLE_WINDOW_ROWS))]
+    pub window_rows: Option<u64>,
+}
+
+/// What is done with a row that cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum BadRowAction {
+    /// Training ends with an error that names the file, the line, the column and the value.
+    Fail,
+    /// The row is counted and left out, up to `limit` of them.
+    Skip,
+}
+
+/// What is done with rows that cannot be read: too few fields, text where a number belongs, a label
+/// outside 0 to 1.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.limit) || self.action == 'skip'").message("`limit` counts skipped rows: remove it, or set action: skip").field_path(".limit")
+)]
+pub struct BadRowsSpec {
+    /// What is done with such a row. Required.
+    pub action: BadRowAction,
+
+    /// Rows that may be skipped in one run before it ends with an error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_000_000_000_000u64), extend("x-default" = defaults::BAD_ROWS_LIMIT))]
+    pub limit: Option<u64>,
+}
+
+/// How object stores are reached.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct StorageSpec {
+    /// Options of the object store's client by name, such as `endpoint`, `region` or `allow_http`. They win over the
+    /// environment's (`AWS_ENDPOINT`, …). Credentials do not belong here but into the environment or `secretName`. At
+    /// most 32.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 32, "x-default" = "the environment's"))]
+    pub options: BTreeMap<String, String>,
+
+    /// Name of a Secret in the job's namespace whose entries become environment variables of the roles that read data or
+    /// write checkpoints. Without a cluster it is not used: `rectrain run` has the environment it was started in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253), extend("x-default" = "none"))]
+    pub secret_name: Option<String>,
+}
+
+/// Where the rows come from. Exactly one of three: `train` (with or without `test`), `source` with `split`, or
+/// `synthetic`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("[has(self.train), has(self.source), has(self.synthetic)].filter(given, given).size() == 1").message("expected exactly one of `train` (files of their own for training, and `test`), `source` (one set of files, and `split`) and `synthetic`"),
+    validation = Rule::new("!has(self.test) || has(self.train)").message("`test` goes with `train`: with `source` the test comes from `split`, and `synthetic` makes its own").field_path(".test"),
+    validation = Rule::new("!has(self.source) || has(self.split)").message("`source` needs `split`, which says which of its rows are the test: position, fraction or time").field_path(".source"),
+    validation = Rule::new("!has(self.split) || has(self.source)").message("`split` divides `source`: remove it, or give `source` instead of `train` and `test`").field_path(".split"),
+    validation = Rule::new("!has(self.csv) || !(has(self.format) && self.format == 'parquet')").message("`csv` is about text files: remove it, or set format: csv or tsv").field_path(".csv"),
+    validation = Rule::new("!has(self.synthetic) || !(has(self.format) || has(self.csv) || has(self.badRows))").message("`format`, `csv` and `badRows` are about files, and `synthetic` reads none: remove them").field_path(".synthetic")
+)]
+pub struct DataSpec {
+    /// Format of the files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = DataFormat::Auto))]
+    pub format: Option<DataFormat>,
+
+    /// How csv and tsv files are cut into columns.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub csv: Option<CsvSpec>,
+
+    /// Files to train on. Goes with `test`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub train: Option<PathsSpec>,
+
+    /// Files to test on. Left out, the model is trained but not tested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub test: Option<PathsSpec>,
+
+    /// Files that hold both; `split` says which rows are the test.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<PathsSpec>,
+
+    /// Which rows of `source` are the test: exactly one of `position`, `fraction` and `time`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub split: Option<SplitSpec>,
+
+    /// Made-up rows instead of files, with Criteo's columns: `label`, counts `I1`, `I2` … and ids `C1`, `C2` …, as many as the
+    /// features name. Ids are drawn from Zipf distributions, and labels from a hidden teacher, so that the best possible AUC
+    /// is known and printed. `synthetic: {}` takes all its defaults.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub synthetic: Option<SyntheticSpec>,
+
+    /// Random order of the training rows within windows; `shuffle: {}` takes the default window. Left out, rows
+    /// are read in the order of the files, which keeps a log chronological.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = "not shuffled"))]
+    pub shuffle: Option<ShuffleSpec>,
+
+    /// What is done with rows that cannot be read: too few fields, text where a number belongs, a label outside 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = "fail at the first"))]
+    pub bad_rows: Option<BadRowsSpec>,
+
+    /// How object stores are reached.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub storage: Option<StorageSpec>,
+}

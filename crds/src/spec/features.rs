@@ -1,0 +1,238 @@
+//! `spec.features`: what the columns of the data mean to the model.
+
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::defaults;
+
+/// How the rows of a feature with several values become one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Pooling {
+    /// The sum of the rows.
+    Sum,
+    /// The sum divided by the number of values, as PyTorch's EmbeddingBag does unless told otherwise.
+    Mean,
+    /// The sum divided by the square root of the number of values.
+    SqrtN,
+}
+
+/// What an empty value of a sparse feature becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum MissingSparse {
+    /// An id of its own, with a row that is trained like any other.
+    Token,
+    /// No id at all: the feature contributes a vector of zeros.
+    Skip,
+}
+
+/// The distributions an embedding row can start from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum InitializerKind {
+    /// Normal with mean 0; `scale` is the standard deviation.
+    Normal,
+    /// Uniform from -`scale` to +`scale`.
+    Uniform,
+    /// All values 0.
+    Zeros,
+}
+
+/// Where the values of a row that is met for the first time come from: a pure function of the seed and the id, so that a
+/// row starts the same on any server, in any order, and again after it was lost.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.scale) || self.kind != 'zeros'").message("`zeros` has no scale: remove `scale`, or choose normal or uniform").field_path(".scale")
+)]
+pub struct InitializerSpec {
+    /// The distribution. Required.
+    pub kind: InitializerKind,
+
+    /// Standard deviation of `normal`, or half the width of `uniform`; at least 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 0.0, max = 100.0),
+        extend("x-default" = format!("{} for normal, {} for uniform", defaults::NORMAL_STD, defaults::UNIFORM_BOUND))
+    )]
+    pub scale: Option<f64>,
+}
+
+/// A column whose value is a list of values.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MultiValueSpec {
+    /// Character between two values, such as `|`. Empty pieces are no values. A list column of a Parquet file needs none: its elements
+    /// are the values.
+    #[schemars(length(min = 1, max = 1))]
+    pub separator: String,
+}
+
+/// A column of ids or categories, each with its embedding row.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SparseFeature {
+    /// Name of the column. `C{1..26}` stands for the 26 columns `C1` to `C26`, which then share the other settings given
+    /// here (but not their rows, unless `table` says so). Numbers keep the width of the first one: `C{01..26}` starts
+    /// with `C01`. Values are taken as text and hashed together with the table's name to a 64-bit key, so ids need not
+    /// be small, dense or numbers. Required.
+    #[schemars(
+        length(min = 1, max = 128),
+        regex(pattern = r"^[^{}]+$|^[^{}]*\{[0-9]+\.\.[0-9]+\}[^{}]*$"),
+        extend("x-expected" = "a column name such as user_id, or a range of them such as C{1..26}")
+    )]
+    pub name: String,
+
+    /// Width of this feature's rows, in values. `dlrm`, `deepfm` and `fm` need the same width for all features.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 4096), extend("x-default" = "spec.model.embeddingDim"))]
+    pub dim: Option<u32>,
+
+    /// How the rows of several values become one vector.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = Pooling::Mean))]
+    pub pooling: Option<Pooling>,
+
+    /// Set it when one cell of the column holds several values. Left out, the cell is one value.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub multi_value: Option<MultiValueSpec>,
+
+    /// Name of the table that holds the rows. Features that name the same table share the rows of equal values (say, the
+    /// item shown and the items bought before), and must agree on `dim` and `initializer`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 128), extend("x-default" = "the feature's name"))]
+    pub table: Option<String>,
+
+    /// What an empty value becomes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = MissingSparse::Token))]
+    pub missing: Option<MissingSparse>,
+
+    /// Where this feature's rows start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = "spec.features.initializer"))]
+    pub initializer: Option<InitializerSpec>,
+}
+
+/// What is done to a number before the model sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Transform {
+    /// x
+    Identity,
+    /// ln(1 + max(x, 0)): counts. A negative number counts as 0.
+    Log1p,
+    /// sign(x) · ln(1 + |x|): amounts that may be negative.
+    SignedLog1p,
+    /// (x - mean) / std
+    Standardize,
+    /// (x - min) / (max - min), not clipped
+    MinMax,
+}
+
+/// A column of numbers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!(has(self.transform) && self.transform == 'standardize') || (has(self.mean) && has(self.std))").message("transform: standardize needs `mean` and `std`"),
+    validation = Rule::new("(has(self.transform) && self.transform == 'standardize') || !(has(self.mean) || has(self.std))").message("`mean` and `std` belong to transform: standardize: remove them, or set it"),
+    validation = Rule::new("!(has(self.transform) && self.transform == 'minMax') || (has(self.min) && has(self.max))").message("transform: minMax needs `min` and `max`"),
+    validation = Rule::new("(has(self.transform) && self.transform == 'minMax') || !(has(self.min) || has(self.max))").message("`min` and `max` belong to transform: minMax: remove them, or set it"),
+    validation = Rule::new("!has(self.std) || self.std > 0.0").message("`std` divides: expected a number above 0").field_path(".std"),
+    validation = Rule::new("!has(self.min) || !has(self.max) || self.min < self.max").message("expected `min` below `max`").field_path(".max")
+)]
+pub struct DenseFeature {
+    /// Name of the column, or a range of columns such as `I{1..13}` that share the settings given here. Required.
+    #[schemars(
+        length(min = 1, max = 128),
+        regex(pattern = r"^[^{}]+$|^[^{}]*\{[0-9]+\.\.[0-9]+\}[^{}]*$"),
+        extend("x-expected" = "a column name such as age, or a range of them such as I{1..13}")
+    )]
+    pub name: String,
+
+    /// What is done to the number before the model sees it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = Transform::Identity))]
+    pub transform: Option<Transform>,
+
+    /// Mean that `standardize` subtracts. Required by it, refused without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mean: Option<f64>,
+
+    /// Standard deviation that `standardize` divides by, above 0. Required by it, refused without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub std: Option<f64>,
+
+    /// Number that `minMax` maps to 0. Required by it, refused without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min: Option<f64>,
+
+    /// Number that `minMax` maps to 1, above `min`. Required by it, refused without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max: Option<f64>,
+
+    /// Value the model sees, after the transform, where the cell is empty.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = defaults::DENSE_MISSING))]
+    pub missing: Option<f64>,
+}
+
+/// The column to predict.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LabelSpec {
+    /// Name of the column.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 128), regex(pattern = r"^[^{}]+$"), extend("x-default" = defaults::LABEL))]
+    pub name: Option<String>,
+
+    /// A row is positive when its label is at least this number: 4 makes ratings of 4 and 5 positive. Left out, the label
+    /// must lie from 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = "the label is 0 or 1 already"))]
+    pub positive_from: Option<f64>,
+}
+
+/// Which columns are read, and as what. Columns that are not named here are skipped. Cannot be changed once the job
+/// exists, because the trained rows and layers depend on it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!self.sparse.exists(f, f.name == (has(self.label) && has(self.label.name) ? self.label.name : 'label'))").message("the label is also a sparse feature: the model would read the answer; remove it from `sparse`").field_path(".sparse"),
+    validation = Rule::new("!has(self.dense) || !self.dense.exists(f, f.name == (has(self.label) && has(self.label.name) ? self.label.name : 'label'))").message("the label is also a dense feature: the model would read the answer; remove it from `dense`").field_path(".dense"),
+    validation = Rule::new("self.sparse.all(f, self.sparse.exists_one(g, g.name == f.name))").message("a sparse feature is named twice").field_path(".sparse"),
+    validation = Rule::new("!has(self.dense) || self.dense.all(f, self.dense.exists_one(g, g.name == f.name))").message("a dense feature is named twice").field_path(".dense"),
+    validation = Rule::new("!has(self.dense) || !self.dense.exists(d, self.sparse.exists(s, s.name == d.name))").message("a column is either sparse or dense: one name is in both lists").field_path(".dense"),
+    validation = Rule::new("!has(self.group) || self.group != (has(self.label) && has(self.label.name) ? self.label.name : 'label')").message("`group` says whose rows are ranked against each other, such as user_id: it cannot be the label").field_path(".group")
+)]
+pub struct FeaturesSpec {
+    /// The column to predict.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub label: Option<LabelSpec>,
+
+    /// Columns of ids and categories, in the order in which the model sees them. At least one; at most 256 entries, which
+    /// may be ranges. Required.
+    #[schemars(length(min = 1, max = 256))]
+    #[x_kube(merge_strategy = ListMerge::Atomic)]
+    pub sparse: Vec<SparseFeature>,
+
+    /// Columns of numbers, in the order in which the model sees them. At most 256 entries, which may be ranges.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256), extend("x-default" = "none"))]
+    #[x_kube(merge_strategy = ListMerge::Atomic)]
+    pub dense: Vec<DenseFeature>,
+
+    /// Column whose value groups the rows for GAUC, the mean over groups of the AUC within each, such as `user_id`. It may
+    /// also be a sparse feature. Left out, GAUC is not computed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 128), regex(pattern = r"^[^{}]+$"), extend("x-default" = "no GAUC"))]
+    pub group: Option<String>,
+
+    /// Where the rows of every feature start, unless the feature says otherwise: a pure function of the seed and the id, so
+    /// that a row starts the same on any server, in any order, and again after it was lost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = format!("normal with standard deviation {}", defaults::NORMAL_STD)))]
+    pub initializer: Option<InitializerSpec>,
+}

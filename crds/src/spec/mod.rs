@@ -1,0 +1,20 @@
+//! The parts of `spec`, one file per concern. Plain data: what a value means is in its doc comment (which becomes
+//! `kubectl explain` and the reference), what contradicts is in its CEL rules, and what an absent field stands for is
+//! in [`crate::ResolvedJob`].
+
+// kube's derive repeats each struct, `pub` and all, inside a function.
+#![allow(unreachable_pub)]
+
+mod data;
+mod features;
+mod model;
+mod operation;
+mod roles;
+mod training;
+
+pub use data::*;
+pub use features::*;
+pub use model::*;
+pub use operation::*;
+pub use roles::*;
+pub use training::*;

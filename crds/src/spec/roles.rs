@@ -1,0 +1,205 @@
+//! `spec.roles`: how many of each role there are, and what their pods look like.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Affinity, EnvVar, ResourceRequirements, Toleration, Volume, VolumeMount};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+
+use crate::defaults;
+
+/// What a role's pods look like, laid over what the operator makes of them; entries of lists are merged by name, as
+/// `kubectl patch` does. Only a cluster reads it: `rectrain run` ignores it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PodTemplate {
+    /// Labels added to the pods. Those of the operator win.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 64))]
+    pub labels: BTreeMap<String, String>,
+
+    /// Annotations added to the pods.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 64))]
+    pub annotations: BTreeMap<String, String>,
+
+    /// Requests and limits of the role's container, in Kubernetes' form: `requests: {cpu: "4", memory: 16Gi}`,
+    /// `limits: {nvidia.com/gpu: 1}`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "resources_schema")]
+    pub resources: Option<ResourceRequirements>,
+
+    /// Labels a node must have, such as `cloud.google.com/gke-spot: "true"`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 64))]
+    pub node_selector: BTreeMap<String, String>,
+
+    /// Taints of nodes that the pods tolerate, in Kubernetes' form (`kubectl explain pod.spec.tolerations`). At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "list_as_kubernetes_has_it")]
+    pub tolerations: Vec<Toleration>,
+
+    /// Where the pods may and should run, in Kubernetes' form (`kubectl explain pod.spec.affinity`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "as_kubernetes_has_it")]
+    pub affinity: Option<Affinity>,
+
+    /// Environment variables of the role's container, in Kubernetes' form
+    /// (`kubectl explain pod.spec.containers.env`). At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "list_as_kubernetes_has_it")]
+    pub env: Vec<EnvVar>,
+
+    /// Volumes added to the pods, in Kubernetes' form (`kubectl explain pod.spec.volumes`): data, checkpoints. At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "list_as_kubernetes_has_it")]
+    pub volumes: Vec<Volume>,
+
+    /// Where the volumes are mounted in the role's container, in Kubernetes' form
+    /// (`kubectl explain pod.spec.containers.volumeMounts`). At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "list_as_kubernetes_has_it")]
+    pub volume_mounts: Vec<VolumeMount>,
+
+    /// Name of the PriorityClass of the pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253), extend("x-default" = "the cluster's default class"))]
+    pub priority_class_name: Option<String>,
+
+    /// Name of the ServiceAccount of the pods, for Workload Identity and the like. Its token is not mounted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253), extend("x-default" = "one made by the operator, without rights"))]
+    pub service_account_name: Option<String>,
+}
+
+/// Kubernetes' own types are checked by the Rust types and by the API server when it makes the pod. Their whole schemas, five
+/// times, would be larger than what `kubectl apply` can carry in its annotation (256 KiB).
+fn as_kubernetes_has_it(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true})
+}
+
+fn list_as_kubernetes_has_it(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "maxItems": 64,
+        "items": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
+    })
+}
+
+fn resources_schema(_: &mut SchemaGenerator) -> Schema {
+    let quantities = |what: &str| {
+        json_schema!({
+            "type": "object",
+            "description": what,
+            "maxProperties": 32,
+            "additionalProperties": {"x-kubernetes-int-or-string": true},
+        })
+    };
+    json_schema!({
+        "type": "object",
+        "properties": {
+            "requests": quantities("What is reserved on a node, by resource: `cpu: 500m`, `memory: 2Gi`."),
+            "limits": quantities("What may be used at most, by resource: `memory: 4Gi`, `nvidia.com/gpu: 1`."),
+        },
+    })
+}
+
+/// The coordinator. There is always exactly one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CoordinatorSpec {
+    /// Number of coordinators: 1, no other number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1), extend("x-default" = defaults::REPLICAS))]
+    pub replicas: Option<u32>,
+
+    /// What the coordinator's pod looks like, laid over what the operator makes of it; entries of lists are merged by name.
+    /// Only a cluster reads it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template: Option<PodTemplate>,
+}
+
+/// A role: how many of it, and how large each is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RoleSpec {
+    /// How many of it there are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024), extend("x-default" = defaults::REPLICAS))]
+    pub replicas: Option<u32>,
+
+    /// Threads that each of them computes with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024), extend("x-default" = "its share of the machine's cores"))]
+    pub threads: Option<u32>,
+
+    /// What the pods look like, laid over what the operator makes of them; entries of lists are merged by name. Only a
+    /// cluster reads it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template: Option<PodTemplate>,
+}
+
+/// What a dense worker computes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum DeviceKind {
+    /// A GPU if there is one and this build can use it, the CPU otherwise.
+    Auto,
+    /// The CPU.
+    #[default]
+    Cpu,
+    /// An NVIDIA GPU; training ends with an error if there is none.
+    Cuda,
+}
+
+/// The dense workers: how many, how large, and what they compute on.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DenseWorkerSpec {
+    /// How many of them there are. Each takes an equal share of every global batch. This is the number that
+    /// `kubectl scale` sets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024), extend("x-default" = defaults::REPLICAS))]
+    pub replicas: Option<u32>,
+
+    /// What each of them computes on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = DeviceKind::Cpu))]
+    pub device: Option<DeviceKind>,
+
+    /// Threads that each of them computes with on the CPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024), extend("x-default" = "its share of the machine's cores"))]
+    pub threads: Option<u32>,
+
+    /// What the pods look like, laid over what the operator makes of them; entries of lists are merged by name. Only a
+    /// cluster reads it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template: Option<PodTemplate>,
+}
+
+/// The roles of a job. All of them run in one process with `rectrain run`, each in its own with `--processes`, and each in
+/// pods of its own in a cluster.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RolesSpec {
+    /// Keeps track of members, data, steps and checkpoints.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub coordinator: Option<CoordinatorSpec>,
+
+    /// Parameter servers: hold the embedding rows and apply their gradients. More of them hold more rows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ps: Option<RoleSpec>,
+
+    /// Embedding workers: remove duplicate ids, look rows up, pool them, and turn the gradients back into those of rows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub embedding_worker: Option<RoleSpec>,
+
+    /// Dense workers: compute the model and average its gradients among themselves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dense_worker: Option<DenseWorkerSpec>,
+
+    /// Loaders: read the data and make batches of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loader: Option<RoleSpec>,
+}

@@ -1,0 +1,334 @@
+//! `spec.training`: the algorithm and its hyper-parameters.
+
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::defaults;
+
+/// The training modes this version runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Mode {
+    /// Fully synchronous. Each step looks up the rows it needs, computes, averages the dense gradients over all dense
+    /// workers (all-reduce) and applies both gradients before the next look-up, so no gradient is ever stale. For a given
+    /// seed and data the trained model is the same bit for bit in every run, whatever the number of parameter servers,
+    /// embedding workers and threads. It is as fast as its slowest worker.
+    #[default]
+    Sync,
+    /// Persia's hybrid: the dense part is synchronous (all-reduce in each step), while embedding rows are looked up ahead
+    /// of time and their gradients applied when they arrive. At most τ batches (`spec.training.hybrid.staleness`) are
+    /// between look-up and update, so a row may miss the last τ updates. Look-ups, network and computation overlap,
+    /// which makes it faster than `sync`; runs are not repeatable bit for bit.
+    Hybrid,
+}
+
+impl Mode {
+    /// Every mode this version runs.
+    pub const ALL: [Mode; 2] = [Mode::Sync, Mode::Hybrid];
+
+    /// The name in a manifest.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Sync => "sync",
+            Mode::Hybrid => "hybrid",
+        }
+    }
+
+    /// Names of published modes that this version refuses.
+    pub(crate) const REFUSED: [&'static str; 12] =
+        ["async", "gba", "hopBs", "hopBw", "hop-bs", "hop-bw", "bsp", "des", "shadow", "easgd", "bmuf", "auto"];
+}
+
+impl std::fmt::Display for Mode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Settings of the mode `hybrid`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HybridSpec {
+    /// τ: the number of global steps whose rows may have been looked up while their gradients are not applied yet. 0 waits
+    /// for every update.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1024), extend("x-default" = defaults::STALENESS))]
+    pub staleness: Option<u32>,
+}
+
+/// Optimizers of the dense parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum DenseOptimizerKind {
+    /// Adam (Kingma and Ba 2015); `weightDecay` is added to the gradient.
+    #[default]
+    Adam,
+    /// Adam with decoupled weight decay (Loshchilov and Hutter 2019).
+    AdamW,
+    /// Stochastic gradient descent, with momentum if given.
+    Sgd,
+    /// AdaGrad (Duchi et al. 2011).
+    AdaGrad,
+}
+
+/// The optimizer of the dense parameters. Defaults are PyTorch's where PyTorch has them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.learningRate) || self.learningRate > 0.0").message("expected a learning rate above 0").field_path(".learningRate"),
+    validation = Rule::new("!(has(self.beta1) || has(self.beta2)) || !has(self.kind) || self.kind in ['adam', 'adamW']").message("`beta1` and `beta2` belong to adam and adamW: remove them, or choose one of these"),
+    validation = Rule::new("!(has(self.beta1) && self.beta1 >= 1.0) && !(has(self.beta2) && self.beta2 >= 1.0)").message("`beta1` and `beta2` are decay rates: expected at least 0 and below 1"),
+    validation = Rule::new("!has(self.momentum) || (has(self.kind) && self.kind == 'sgd')").message("`momentum` belongs to sgd: remove it, or set kind: sgd").field_path(".momentum"),
+    validation = Rule::new("!has(self.momentum) || self.momentum < 1.0").message("momentum is a decay rate: expected at least 0 and below 1").field_path(".momentum"),
+    validation = Rule::new("!has(self.weightDecay) || !has(self.kind) || self.kind in ['adam', 'adamW']").message("`weightDecay` belongs to adam and adamW: remove it, or choose one of these").field_path(".weightDecay"),
+    validation = Rule::new("!has(self.initialAccumulator) || (has(self.kind) && self.kind == 'adaGrad')").message("`initialAccumulator` belongs to adaGrad: remove it, or set kind: adaGrad").field_path(".initialAccumulator"),
+    validation = Rule::new("!has(self.epsilon) || self.epsilon > 0.0").message("epsilon keeps a divisor from being 0: expected a number above 0").field_path(".epsilon"),
+    validation = Rule::new("!has(self.epsilon) || !(has(self.kind) && self.kind == 'sgd')").message("sgd divides by nothing: remove `epsilon`, or choose another kind").field_path(".epsilon")
+)]
+pub struct DenseOptimizerSpec {
+    /// The algorithm.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = DenseOptimizerKind::Adam))]
+    pub kind: Option<DenseOptimizerKind>,
+
+    /// Step size, above 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1000.0), extend("x-default" = "0.001 for adam and adamW, 0.01 for sgd and adaGrad"))]
+    pub learning_rate: Option<f64>,
+
+    /// Decay rate of the mean of the gradients, at least 0 and below 1. Only for adam and adamW.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1.0), extend("x-default" = defaults::ADAM_BETA1))]
+    pub beta1: Option<f64>,
+
+    /// Decay rate of the mean of the squared gradients, at least 0 and below 1. Only for adam and adamW.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1.0), extend("x-default" = defaults::ADAM_BETA2))]
+    pub beta2: Option<f64>,
+
+    /// Number above 0, added to the divisor. Not for sgd.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1.0), extend("x-default" = "1e-8 for adam and adamW, 1e-10 for adaGrad"))]
+    pub epsilon: Option<f64>,
+
+    /// Weight decay: added to the gradient as weightDecay · parameter, or with adamW taken off the parameter directly. Only
+    /// for adam and adamW.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1000.0), extend("x-default" = "0 for adam, 0.01 for adamW"))]
+    pub weight_decay: Option<f64>,
+
+    /// Value the accumulator starts from. Only for adaGrad.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1000.0), extend("x-default" = defaults::ADA_GRAD_INITIAL_ACCUMULATOR))]
+    pub initial_accumulator: Option<f64>,
+
+    /// Momentum, at least 0 and below 1. Only for sgd.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1.0), extend("x-default" = defaults::SGD_MOMENTUM))]
+    pub momentum: Option<f64>,
+}
+
+/// Optimizers of the embedding rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum SparseOptimizerKind {
+    /// Adam on the rows that a batch touches, as PyTorch's SparseAdam. Two values of state per value.
+    #[default]
+    Adam,
+    /// AdaGrad. One value of state per value.
+    AdaGrad,
+    /// Row-wise AdaGrad (Kraken's rAdaGrad): one accumulator per row, the mean of the squared gradients of its values. The
+    /// least memory of the adaptive ones.
+    RowWiseAdaGrad,
+    /// Stochastic gradient descent. No state.
+    Sgd,
+    /// FTRL-proximal (McMahan et al. 2013): sparse weights through `l1`. Two values of state per value.
+    Ftrl,
+}
+
+/// The optimizer of the embedding rows.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.learningRate) || self.learningRate > 0.0").message("expected a learning rate above 0").field_path(".learningRate"),
+    validation = Rule::new("!(has(self.beta1) || has(self.beta2)) || !has(self.kind) || self.kind == 'adam'").message("`beta1` and `beta2` belong to adam: remove them, or set kind: adam"),
+    validation = Rule::new("!(has(self.beta1) && self.beta1 >= 1.0) && !(has(self.beta2) && self.beta2 >= 1.0)").message("`beta1` and `beta2` are decay rates: expected at least 0 and below 1"),
+    validation = Rule::new("!has(self.epsilon) || self.epsilon > 0.0").message("epsilon keeps a divisor from being 0: expected a number above 0").field_path(".epsilon"),
+    validation = Rule::new("!has(self.epsilon) || !has(self.kind) || !(self.kind in ['sgd', 'ftrl'])").message("sgd and ftrl have no epsilon: remove `epsilon`, or choose another kind").field_path(".epsilon"),
+    validation = Rule::new("!has(self.initialAccumulator) || (has(self.kind) && self.kind in ['adaGrad', 'rowWiseAdaGrad'])").message("`initialAccumulator` belongs to adaGrad and rowWiseAdaGrad: remove it, or choose one of these").field_path(".initialAccumulator"),
+    validation = Rule::new("!(has(self.beta) || has(self.l1) || has(self.l2)) || (has(self.kind) && self.kind == 'ftrl')").message("`beta`, `l1` and `l2` belong to ftrl: remove them, or set kind: ftrl")
+)]
+pub struct SparseOptimizerSpec {
+    /// The algorithm. Cannot be changed once the job exists, because the rows are stored together with its state.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = SparseOptimizerKind::Adam))]
+    pub kind: Option<SparseOptimizerKind>,
+
+    /// Step size, above 0; with ftrl it is α.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1000.0), extend("x-default" = "0.001 for adam, 0.01 for adaGrad, rowWiseAdaGrad and sgd, 0.05 for ftrl"))]
+    pub learning_rate: Option<f64>,
+
+    /// Decay rate of the mean of the gradients, at least 0 and below 1. Only for adam.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1.0), extend("x-default" = defaults::ADAM_BETA1))]
+    pub beta1: Option<f64>,
+
+    /// Decay rate of the mean of the squared gradients, at least 0 and below 1. Only for adam.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1.0), extend("x-default" = defaults::ADAM_BETA2))]
+    pub beta2: Option<f64>,
+
+    /// Number above 0, added to the divisor. For adam, adaGrad and rowWiseAdaGrad.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1.0), extend("x-default" = "1e-8 for adam, 1e-10 for adaGrad and rowWiseAdaGrad"))]
+    pub epsilon: Option<f64>,
+
+    /// Value an accumulator starts from. For adaGrad and rowWiseAdaGrad.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1000.0), extend("x-default" = defaults::ADA_GRAD_INITIAL_ACCUMULATOR))]
+    pub initial_accumulator: Option<f64>,
+
+    /// β of ftrl's step size α / (β + √n).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1000.0), extend("x-default" = defaults::FTRL_BETA))]
+    pub beta: Option<f64>,
+
+    /// ftrl's penalty on absolute values: weights whose evidence stays below it are exactly 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1000.0), extend("x-default" = defaults::FTRL_L1))]
+    pub l1: Option<f64>,
+
+    /// ftrl's penalty on squares.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1000.0), extend("x-default" = defaults::FTRL_L2))]
+    pub l2: Option<f64>,
+}
+
+/// The two optimizers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct OptimizerSpec {
+    /// The optimizer of the dense parameters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = "adam"))]
+    pub dense: Option<DenseOptimizerSpec>,
+
+    /// The optimizer of the embedding rows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = "adam"))]
+    pub sparse: Option<SparseOptimizerSpec>,
+}
+
+/// How a value of an embedding row is stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum ValueType {
+    /// 32-bit floating point.
+    #[default]
+    F32,
+    /// IEEE half precision: half the memory, magnitudes up to 65,504.
+    F16,
+    /// bfloat16: half the memory, the range of f32 and 8 bits of precision.
+    Bf16,
+}
+
+/// How embedding values and their gradients travel between roles.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Compression {
+    /// As 32-bit floating point: exact.
+    #[default]
+    None,
+    /// As blocks of half-precision values scaled by κ/‖v‖∞ (Persia §4.2.3): half the bytes, not exact.
+    Fp16,
+}
+
+/// When the test rows are evaluated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum EvaluationTime {
+    /// Once, when training has ended.
+    #[default]
+    End,
+    /// After each epoch.
+    Epoch,
+    /// After every `steps` steps, and when training has ended.
+    Steps,
+}
+
+/// When the test rows are evaluated. Training waits meanwhile.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("(has(self.every) && self.every == 'steps') == has(self.steps)").message("`steps` and every: steps go together: give both, or neither").field_path(".steps")
+)]
+pub struct EvaluationSpec {
+    /// When the test rows are evaluated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = EvaluationTime::End))]
+    pub every: Option<EvaluationTime>,
+
+    /// Steps between two evaluations. Required by every: steps, refused without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_000_000_000_000u64))]
+    pub steps: Option<u64>,
+}
+
+/// How the model is trained.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!(has(self.epochs) && has(self.steps))").message("`epochs` and `steps` both say when training ends: give one of them")
+)]
+pub struct TrainingSpec {
+    /// The training mode. The hyper-parameters need not change with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = Mode::Sync))]
+    pub mode: Option<Mode>,
+
+    /// Rows that make one step, over all dense workers together; each takes its share.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 16_777_216), extend("x-default" = defaults::GLOBAL_BATCH_SIZE))]
+    pub global_batch_size: Option<u32>,
+
+    /// Passes over the training rows. Not together with `steps`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 100_000), extend("x-default" = defaults::EPOCHS))]
+    pub epochs: Option<u32>,
+
+    /// Steps after which training ends; the data is read again from its start as often as that needs. Not together with
+    /// `epochs`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_000_000_000_000u64), extend("x-default" = "epochs decides"))]
+    pub steps: Option<u64>,
+
+    /// Seed of everything random: initial values, dropout, shuffling, split by lot. Cannot be changed once the job exists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 9_007_199_254_740_991u64), extend("x-default" = defaults::SEED))]
+    pub seed: Option<u64>,
+
+    /// Settings of the mode `hybrid`. Other modes ignore them, so that the mode can be changed alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hybrid: Option<HybridSpec>,
+
+    /// The optimizers of the dense parameters and of the embedding rows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub optimizer: Option<OptimizerSpec>,
+
+    /// How a value of an embedding row is stored; computation is in f32 throughout. Cannot be changed once the job exists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = ValueType::F32))]
+    pub embedding_value_type: Option<ValueType>,
+
+    /// How embedding values and their gradients travel between roles.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = Compression::None))]
+    pub compression: Option<Compression>,
+
+    /// When the test rows are evaluated. Training waits meanwhile.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = "once, at the end"))]
+    pub evaluation: Option<EvaluationSpec>,
+}

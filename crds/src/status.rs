@@ -1,0 +1,158 @@
+//! `status`: what the operator reports. Users read it; nobody but the operator writes it.
+
+// kube's derive repeats each struct, `pub` and all, inside a function.
+#![allow(unreachable_pub)]
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::Mode;
+
+/// Where a job is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum Phase {
+    /// Accepted; nothing was made for it yet.
+    Pending,
+    /// Its roles are being started.
+    Starting,
+    /// Steps are being made.
+    Training,
+    /// Held by `spec.suspend`.
+    Suspended,
+    /// Trained and tested.
+    Complete,
+    /// Ended without a model; the condition `Failed` says why and what to do.
+    Failed,
+}
+
+/// How many pods of a role there are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplicaCount {
+    /// Pods that are ready.
+    pub ready: u32,
+    /// Pods that should be.
+    pub wanted: u32,
+    /// Both as `kubectl get` prints them: `ready/wanted`.
+    #[schemars(length(max = 32))]
+    pub display: String,
+}
+
+impl ReplicaCount {
+    /// `ready` of `wanted` pods.
+    pub fn new(ready: u32, wanted: u32) -> Self {
+        Self { ready, wanted, display: format!("{ready}/{wanted}") }
+    }
+}
+
+/// How many pods of each role there are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplicaStatuses {
+    /// The coordinator.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub coordinator: Option<ReplicaCount>,
+    /// Parameter servers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ps: Option<ReplicaCount>,
+    /// Embedding workers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub embedding_worker: Option<ReplicaCount>,
+    /// Dense workers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dense_worker: Option<ReplicaCount>,
+    /// Loaders.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loader: Option<ReplicaCount>,
+}
+
+/// What a finished job has to show: the same numbers as the last line of `rectrain run --json`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct JobSummary {
+    /// Area under the ROC curve of the test rows: 0.5 is chance, 1 perfect.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub auc: Option<f64>,
+    /// Mean cross entropy of the test rows, in nats.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_loss: Option<f64>,
+    /// `logLoss` divided by that of always predicting the mean label: below 1 is better than that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub normalized_entropy: Option<f64>,
+    /// Sum of the predictions divided by the sum of the labels: 1 is calibrated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<f64>,
+    /// Global steps made.
+    pub steps: u64,
+    /// Rows trained on, epochs counted again.
+    pub samples: u64,
+    /// Seconds of training, without start and evaluation.
+    pub seconds: f64,
+    /// `samples` per second.
+    pub samples_per_second: f64,
+    /// Embedding rows that exist at the end.
+    pub rows: u64,
+    /// SHA-256 over all dense parameters and all rows in the order of their keys, in hexadecimal: equal exactly when the
+    /// trained model is equal.
+    #[schemars(length(max = 64))]
+    pub parameters_sha256: String,
+}
+
+/// The state of a job, written by the operator.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RecTrainingJobStatus {
+    /// Where the job is in its life.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<Phase>,
+
+    /// Conditions in Kubernetes' form. `Ready`, `Reconciling` and `Stalled` follow kstatus; `Complete`, `Failed` and
+    /// `Suspended` tell the end. A condition's message says what to do. At most 16.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".to_string()]))]
+    pub conditions: Vec<Condition>,
+
+    /// Generation of the spec that this status is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+
+    /// Training mode in use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode: Option<Mode>,
+
+    /// Completed global steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step: Option<u64>,
+
+    /// Rows trained per second, all dense workers together, over the last report.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub samples_per_second: Option<u64>,
+
+    /// Mean loss (cross entropy, in nats) of the rows of the last report.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss: Option<f64>,
+
+    /// AUC of the latest evaluation, or of the training rows before the first, rounded to five decimals.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub auc: Option<f64>,
+
+    /// Pods of each role.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replica_statuses: Option<ReplicaStatuses>,
+
+    /// Labels of the dense workers' pods, as the scale subresource wants them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub selector: Option<String>,
+
+    /// Restarts after crashes, all roles together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restarts: Option<u32>,
+
+    /// What the finished job has to show.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub summary: Option<JobSummary>,
+}

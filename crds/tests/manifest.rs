@@ -1,0 +1,921 @@
+//! What a user meets: manifests that are right, manifests that are wrong and the sentence each gets, the CEL rules one by one,
+//! and the files generated from the types.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use kube::core::cel::{CompiledSchema, ValidationErrors, Validator, compile_schema};
+use proptest::prelude::*;
+use rectrain_crds::*;
+use serde_json::{Value, json};
+
+const BASE: &str = "\
+apiVersion: rectrain.dev/v1alpha1
+kind: RecTrainingJob
+metadata: {name: base}
+spec:
+  model: {kind: dnn}
+  features:
+    sparse:
+      - {name: user}
+      - {name: item}
+    dense: [{name: age}]
+  data:
+    train: {paths: [train.csv]}
+    test: {paths: [test.csv]}
+  training:
+    globalBatchSize: 256
+";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn read(path: &str) -> String {
+    let path = root().join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn sets(expressions: &[&str]) -> Vec<Override> {
+    expressions.iter().map(|e| Override { kind: SetKind::Infer, expression: e.to_string() }).collect()
+}
+
+/// BASE with these `--set`s, shape checked only.
+fn job(expressions: &[&str]) -> RecTrainingJob {
+    parse_manifest_with(BASE, "base.yaml", &sets(expressions))
+        .unwrap_or_else(|error| panic!("{expressions:?}: {error}"))
+}
+
+fn resolve(expressions: &[&str]) -> ResolvedJob {
+    load(BASE, "base.yaml", &sets(expressions)).unwrap_or_else(|error| panic!("{expressions:?}: {error}")).resolved
+}
+
+// ---------------------------------------------------------------------------------------------------------- right ones
+
+#[test]
+fn a_ten_line_manifest_is_enough_and_takes_every_default() {
+    let text = read("docs/examples/minimal.yaml");
+    assert_eq!(text.lines().count(), 10);
+    let resolved = load(&text, "minimal.yaml", &[]).unwrap().resolved;
+    let expected = json!({
+        "name": "minimal",
+        "model": {
+            "kind": "deepfm", "embeddingDim": 16, "hidden": [256, 128], "bottom": [], "crossLayers": 0,
+            "crossStructure": "parallel", "lowRank": null, "dropout": 0.0,
+        },
+        "features": {
+            "label": {"column": "label", "positiveFrom": null},
+            "sparse": [
+                {"name": "user_id", "dim": 16, "pooling": "mean", "separator": null, "table": 0, "missing": "token"},
+                {"name": "item_id", "dim": 16, "pooling": "mean", "separator": null, "table": 1, "missing": "token"},
+            ],
+            "dense": [],
+            "group": null,
+            "tables": [
+                {"name": "user_id", "dim": 16, "initializer": {"normal": {"standardDeviation": 0.01}}},
+                {"name": "item_id", "dim": 16, "initializer": {"normal": {"standardDeviation": 0.01}}},
+            ],
+        },
+        "data": {
+            "source": {"files": {
+                "parts": {"separate": {
+                    "train": ["data/movielens-100k/train.csv"], "test": ["data/movielens-100k/test.csv"],
+                }},
+                "format": {"csv": {"delimiter": 44, "header": true, "columns": null, "quoting": true}},
+                "badRows": "fail",
+            }},
+            "shuffleWindowRows": null,
+            "storage": {"options": {}, "secretName": null},
+        },
+        "training": {
+            "mode": "sync", "globalBatchSize": 4096, "length": {"epochs": 1}, "seed": 42, "staleness": 4,
+            "denseOptimizer": {"adam": {
+                "learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weightDecay": 0.0,
+            }},
+            "sparseOptimizer": {"adam": {"learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}},
+            "embeddingValueType": "f32", "compression": "none", "evaluation": "end",
+        },
+        "roles": {
+            "ps": {"replicas": 1, "threads": null},
+            "embeddingWorker": {"replicas": 1, "threads": null},
+            "denseWorker": {"replicas": 1, "threads": null},
+            "device": "cpu",
+            "loader": {"replicas": 1, "threads": null},
+        },
+        "checkpoint": null,
+        "suspend": false,
+    });
+    assert_eq!(serde_json::to_value(&resolved).unwrap(), expected);
+}
+
+#[test]
+fn the_defaults_of_the_manual_are_those_that_are_taken() {
+    let resolved = serde_json::to_value(resolve(&["spec.model.kind=dcnV2", "spec.data.shuffle.windowRows=7"])).unwrap();
+    for (field, place) in [
+        ("spec.model.embeddingDim", "/model/embeddingDim"),
+        ("spec.model.hidden", "/model/hidden"),
+        ("spec.model.crossLayers", "/model/crossLayers"),
+        ("spec.model.crossStructure", "/model/crossStructure"),
+        ("spec.features.label.name", "/features/label/column"),
+        ("spec.features.sparse.pooling", "/features/sparse/0/pooling"),
+        ("spec.features.sparse.missing", "/features/sparse/0/missing"),
+        ("spec.features.dense.transform", "/features/dense/0/transform"),
+        ("spec.features.dense.missing", "/features/dense/0/missing"),
+        ("spec.training.mode", "/training/mode"),
+        ("spec.training.epochs", "/training/length/epochs"),
+        ("spec.training.seed", "/training/seed"),
+        ("spec.training.hybrid.staleness", "/training/staleness"),
+        ("spec.training.optimizer.dense.beta1", "/training/denseOptimizer/adam/beta1"),
+        ("spec.training.optimizer.dense.beta2", "/training/denseOptimizer/adam/beta2"),
+        ("spec.training.optimizer.sparse.beta1", "/training/sparseOptimizer/adam/beta1"),
+        ("spec.training.embeddingValueType", "/training/embeddingValueType"),
+        ("spec.training.compression", "/training/compression"),
+        ("spec.training.evaluation.every", "/training/evaluation"),
+        ("spec.roles.ps.replicas", "/roles/ps/replicas"),
+        ("spec.roles.denseWorker.device", "/roles/device"),
+        ("spec.suspend", "/suspend"),
+    ] {
+        let taken = resolved.pointer(place).unwrap_or_else(|| panic!("{place} of {resolved}"));
+        let taken = match taken {
+            Value::String(text) => text.clone(),
+            Value::Number(number) => format!("{}", number.as_f64().unwrap()),
+            other => other.to_string().replace(',', ", "),
+        };
+        let page = explain(field).unwrap();
+        assert!(page.contains(&format!("DEFAULT:  {taken}\n")), "{field}: {taken} is taken, but\n{page}");
+    }
+}
+
+#[test]
+fn every_example_is_valid() {
+    let folder = root().join("docs/examples");
+    let mut count = 0;
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "yaml") {
+            let text = std::fs::read_to_string(&path).unwrap();
+            load(&text, &path.display().to_string(), &[]).unwrap_or_else(|error| panic!("{error}"));
+            count += 1;
+        }
+    }
+    assert!(count >= 4);
+}
+
+#[test]
+fn the_criteo_example_expands_its_ranges_and_runs_as_every_model_and_mode() {
+    let text = read("docs/examples/criteo.yaml");
+    let load = |expressions: &[&str]| {
+        load(&text, "criteo.yaml", &sets(expressions)).unwrap_or_else(|e| panic!("{e}")).resolved
+    };
+    let resolved = load(&["spec.data.source.paths={/data/a.tsv.gz,s3://b/c.tsv.gz}"]);
+    assert_eq!(resolved.features.sparse.len(), 26);
+    assert_eq!(resolved.features.sparse[25].name, "C26");
+    assert_eq!(resolved.features.tables.len(), 26);
+    assert_eq!(resolved.features.dense.len(), 13);
+    assert_eq!(resolved.features.dense[0].transform, ResolvedTransform::Log1p);
+    assert_eq!(resolved.model.bottom, [512, 256, 16], "the embedding dimension is appended");
+    let DataSource::Files(files) = &resolved.data.source else { panic!("{:?}", resolved.data) };
+    assert_eq!(
+        files.parts,
+        TrainTest::Divided {
+            paths: vec!["/data/a.tsv.gz".into(), "s3://b/c.tsv.gz".into()],
+            split: ResolvedSplit::Position { train_rows: 64_000 }
+        }
+    );
+    let FileFormat::Csv(csv) = &files.format else { panic!("{:?}", files.format) };
+    assert_eq!((csv.delimiter, csv.header, csv.quoting), (b'\t', false, false));
+    assert_eq!(csv.columns.as_ref().unwrap().len(), 40);
+    for kind in ["dlrm", "deepfm", "dcnV2", "wideDeep", "dnn", "fm", "lr"] {
+        for mode in Mode::ALL {
+            let model = format!("spec.model.kind={kind}");
+            let embedding = if kind == "lr" { "spec.model.embeddingDim=null" } else { "spec.model.embeddingDim=8" };
+            let resolved = load(&[&model, embedding, &format!("spec.training.mode={mode}")]);
+            assert_eq!(resolved.training.mode, mode);
+            let dim = if kind == "lr" { 0 } else { 8 };
+            assert!(resolved.features.sparse.iter().all(|feature| feature.dim == dim), "{kind}");
+        }
+    }
+}
+
+#[test]
+fn features_share_a_table_only_if_they_name_it() {
+    let shared = resolve(&[
+        "spec.features.sparse[0].name=C{1..3}",
+        "spec.features.sparse[0].table=t",
+        "spec.features.sparse[1].table=t",
+    ]);
+    assert_eq!(shared.features.tables.len(), 1);
+    assert!(shared.features.sparse.iter().all(|feature| feature.table == 0));
+    let own = resolve(&["spec.features.sparse[0].name=C{01..03}"]);
+    let names: Vec<_> = own.features.tables.iter().map(|table| table.name.as_str()).collect();
+    assert_eq!(names, ["C01", "C02", "C03", "item"]);
+}
+
+#[test]
+fn synthetic_rows_have_the_columns_that_the_features_name() {
+    let resolved = load(&read("docs/examples/synthetic.yaml"), "synthetic.yaml", &[]).unwrap().resolved;
+    let DataSource::Synthetic(synthetic) = resolved.data.source else { panic!() };
+    assert_eq!((synthetic.rows, synthetic.test_rows, synthetic.dense), (1_000_000, 100_000, 13));
+    assert_eq!(synthetic.vocabularies.len(), 26);
+    assert_eq!(&synthetic.vocabularies[..3], [1_460, 583, 100_000]);
+}
+
+#[test]
+fn a_split_by_time_takes_numbers_and_dates() {
+    let split = |test_from: &str| {
+        let resolved = load(
+            BASE,
+            "base.yaml",
+            &sets(&[
+                "spec.data.train=null",
+                "spec.data.test=null",
+                "spec.data.source.paths={x.parquet}",
+                "spec.data.split.time.column=t",
+                &format!("spec.data.split.time.testFrom={test_from}"),
+            ]),
+        );
+        let DataSource::Files(files) = resolved.unwrap_or_else(|e| panic!("{e}")).resolved.data.source else {
+            panic!()
+        };
+        let TrainTest::Divided { split: ResolvedSplit::Time { test_from, .. }, .. } = files.parts else { panic!() };
+        test_from
+    };
+    assert_eq!(split("1700000000000"), ResolvedTime::Number(1.7e12));
+    assert_eq!(split("2026-11-03"), ResolvedTime::Text("2026-11-03".into()));
+}
+
+#[test]
+fn a_manifest_survives_being_written_and_read_again() {
+    for path in ["minimal", "movielens-100k", "criteo", "synthetic"] {
+        let job = parse_manifest(&read(&format!("docs/examples/{path}.yaml")), path).unwrap();
+        let text = serde_yaml::to_string(&job).unwrap();
+        assert_eq!(parse_manifest(&text, "again").unwrap_or_else(|e| panic!("{e}\n{text}")), job);
+    }
+}
+
+#[test]
+fn an_object_taken_from_a_cluster_is_read_with_its_status() {
+    let mut object = serde_json::to_value(job(&[])).unwrap();
+    object["metadata"] = json!({
+        "name": "base", "namespace": "ml", "uid": "u", "resourceVersion": "5", "generation": 2,
+        "creationTimestamp": "2026-11-03T10:00:00Z",
+        "managedFields": [{"manager": "kubectl", "operation": "Apply", "fieldsV1": {"f:spec": {}}}],
+    });
+    object["status"] = json!({
+        "phase": "Training", "mode": "hybrid", "step": 12, "auc": 0.78, "observedGeneration": 2,
+        "conditions": [{
+            "type": "Ready", "status": "True", "reason": "Training", "message": "", "lastTransitionTime": "2026-11-03T10:01:00Z",
+        }],
+        "replicaStatuses": {"ps": ReplicaCount::new(1, 2)},
+        "fieldOfALaterVersion": 1,
+    });
+    let text = serde_yaml::to_string(&object).unwrap();
+    let job = parse_manifest(&text, "cluster.yaml").unwrap();
+    let status = job.status.unwrap();
+    assert_eq!(status.phase, Some(Phase::Training));
+    assert_eq!(status.replica_statuses.unwrap().ps.unwrap().display, "1/2");
+}
+
+#[test]
+fn a_pod_template_is_kubernetes_own_and_its_misspellings_are_found() {
+    let template = "spec.roles.ps.template.";
+    let job = job(&[
+        &format!("{template}resources.requests.memory=16Gi"),
+        &format!("{template}resources.limits.nvidia\\.com/gpu=1"),
+        &format!("{template}nodeSelector.cloud\\.google\\.com/gke-spot='true'"),
+        &format!("{template}tolerations[0].key=spot,{template}tolerations[0].operator=Exists"),
+        &format!("{template}volumes[0].name=data,{template}volumes[0].persistentVolumeClaim.claimName=clicks"),
+    ]);
+    validate(&job).unwrap();
+    let template = job.spec.roles.unwrap().ps.unwrap().template.unwrap();
+    assert_eq!(template.volumes[0].name, "data");
+    let error = parse_manifest_with(
+        BASE,
+        "x",
+        &sets(&["spec.roles.ps.template.volumes[0].name=d,spec.roles.ps.template.volumes[0].hostPth.path=/x"]),
+    );
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("spec.roles.ps.template.volumes[0].hostPth: unknown field"), "{error}");
+}
+
+#[test]
+fn a_capability_that_is_missing_is_refused_and_never_ignored() {
+    assert_eq!(capabilities(&job(&[])), []);
+    let job = job(&[
+        "spec.checkpoint.path=/c,spec.checkpoint.resume=latest",
+        "spec.roles.denseWorker.device=cuda",
+        "spec.suspend=true",
+        "spec.activeDeadlineSeconds=5",
+    ]);
+    let all: Vec<_> = capabilities(&job).into_iter().map(|asked| asked.capability).collect();
+    assert_eq!(
+        all,
+        [Capability::Checkpoint, Capability::Resume, Capability::Cuda, Capability::Suspend, Capability::Deadline]
+    );
+    assert_eq!(refuse_missing(&job, &all), Ok(()));
+    let errors = refuse_missing(&job, &all[..1]).unwrap_err();
+    assert_eq!(
+        errors[0].to_string(),
+        "spec.checkpoint.resume: this version cannot start from a checkpoint: remove the field"
+    );
+    assert_eq!(errors.len(), 4);
+}
+
+// ---------------------------------------------------------------------------------------------------------- wrong ones
+
+/// What is replaced in BASE, the start of the only error's message after the file, and a part of its sentence.
+const BAD_TEXTS: [(&str, &str, &str, &str); 31] = [
+    (
+        "globalBatchSize",
+        "globalBachSize",
+        "base.yaml:15:5: spec.training.globalBachSize: ",
+        "did you mean `globalBatchSize`?",
+    ),
+    ("  training:", "  trainig:", "base.yaml:14:3: spec.trainig: ", "did you mean `training`?"),
+    (
+        "{kind: dnn}",
+        "{kind: dnn, globalBatchSize: 3}",
+        "base.yaml:5:22: spec.model.globalBatchSize: ",
+        "did you mean `spec.training.globalBatchSize`?",
+    ),
+    ("{kind: dnn}", "{kind: dnn, colour: red}", "base.yaml:5:22: spec.model.colour: ", "`spec.model` has the fields"),
+    (
+        "kind: dnn",
+        "kind: mlp",
+        "base.yaml:5:11: spec.model.kind: ",
+        "expected one of `dlrm`, `deepfm`, `dnn`, `wideDeep`, `dcnV2`, `fm` and `lr`, found `mlp`",
+    ),
+    ("kind: dnn", "kind: deepFM", "base.yaml:5:11: spec.model.kind: ", "did you mean `deepfm`?"),
+    ("  model: {kind: dnn}", "  model: {}", "base.yaml:5:3: spec.model.kind: ", "missing, and required"),
+    ("  model: {kind: dnn}\n", "", "base.yaml:4:1: spec.model: ", "missing, and required"),
+    (
+        "256",
+        "\"256\"",
+        "base.yaml:15:5: spec.training.globalBatchSize: ",
+        "expected an integer from 1 to 16777216, found the text `256`",
+    ),
+    ("256", "0", "base.yaml:15:5: spec.training.globalBatchSize: ", "expected an integer from 1 to 16777216, found 0"),
+    (
+        "256",
+        "2.5",
+        "base.yaml:15:5: spec.training.globalBatchSize: ",
+        "expected an integer from 1 to 16777216, found 2.5",
+    ),
+    ("256", ".nan", "base.yaml:15:5: spec.training.globalBatchSize: ", "expected a finite number"),
+    ("256", "{}", "base.yaml:15:5: spec.training.globalBatchSize: ", "found an object"),
+    ("name: user", "name: 7", "base.yaml:8:10: spec.features.sparse[0].name: ", "put it in quotes"),
+    ("name: user", "name: \"\"", "base.yaml:8:10: spec.features.sparse[0].name: ", "a column name such as user_id"),
+    (
+        "name: user",
+        "name: \"C{1..}\"",
+        "base.yaml:8:10: spec.features.sparse[0].name: ",
+        "or a range of them such as C{1..26}, found `C{1..}`",
+    ),
+    (
+        "name: user",
+        "name: item",
+        "base.yaml:9:10: spec.features.sparse[1].name: ",
+        "the column `item` is named twice; it is already in spec.features.sparse[0]",
+    ),
+    ("- {name: user}", "- user", "base.yaml:8:9: spec.features.sparse[0]: ", "expected an object with the fields"),
+    ("dense: [{name: age}]", "dense: {name: age}", "base.yaml:10:5: spec.features.dense: ", "expected a list"),
+    (
+        "paths: [train.csv]",
+        "paths: train.csv",
+        "base.yaml:12:13: spec.data.train.paths: ",
+        "expected a list, each entry text, found the text `train.csv`",
+    ),
+    (
+        "paths: [train.csv]",
+        "paths: []",
+        "base.yaml:12:13: spec.data.train.paths: ",
+        "expected at least 1 entry, found 0",
+    ),
+    ("{name: base}", "{name: base, lables: {}}", "base.yaml:3:24: metadata.lables: ", "did you mean `labels`?"),
+    ("metadata: {name: base}", "metadata: {}", "base.yaml:3:1: metadata.name: ", "expected the job's name"),
+    ("metadata: {name: base}\n", "", "base.yaml: metadata: ", "expected the job's name"),
+    ("name: base", "name: Base_1", "base.yaml:3:12: metadata.name: ", "at most 35 characters"),
+    (
+        "kind: RecTrainingJob",
+        "kind: Deployment",
+        "base.yaml:2:1: kind: ",
+        "expected `RecTrainingJob`, found the text `Deployment`",
+    ),
+    ("rectrain.dev/v1alpha1", "rectrain.dev/v1", "base.yaml:1:1: apiVersion: ", "expected `rectrain.dev/v1alpha1`"),
+    (
+        "    globalBatchSize: 256",
+        "    globalBatchSize: 256\n    globalBatchSize: 512",
+        "base.yaml:15:5: this is not valid YAML: ",
+        "duplicate entry with key \"globalBatchSize\"",
+    ),
+    (
+        "metadata: {name: base}",
+        "metadata: {name: base",
+        "base.yaml:4:5: this is not valid YAML: ",
+        "did not find expected",
+    ),
+    ("  training:", "---\n  training:", "base.yaml: ", "several YAML documents"),
+    ("spec:", "Spec:", "base.yaml: spec: ", "a job says what to train under `spec`"),
+];
+
+#[test]
+fn a_wrong_manifest_gets_a_sentence_with_file_line_field_and_what_was_expected() {
+    for (needle, replacement, start, part) in BAD_TEXTS {
+        assert!(BASE.contains(needle), "{needle}");
+        let text = BASE.replacen(needle, replacement, 1);
+        let error = load(&text, "base.yaml", &[]).expect_err(replacement).to_string();
+        let mut lines: Vec<_> = error.lines().collect();
+        if replacement == "Spec:" {
+            lines.retain(|line| !line.contains("Spec: unknown field"));
+        }
+        assert_eq!(lines.len(), 1, "{replacement}: {error}");
+        assert!(lines[0].starts_with(start) && lines[0].contains(part), "{replacement}:\n{error}\n{start}…{part}");
+    }
+}
+
+/// Overrides of BASE, and the field and a part of the sentence of the only error: what no single field shows.
+const BAD_JOBS: [(&[&str], &str, &str); 30] = [
+    (
+        &["spec.training.mode=gba"],
+        "spec.training.mode",
+        "this version does not run the training mode `gba`; it runs one of `sync` and `hybrid`",
+    ),
+    (&["spec.training.mode=hybird"], "spec.training.mode", "did you mean `hybrid`?"),
+    (&["spec.training.epochs=2,spec.training.steps=10"], "spec.training", "give one of them"),
+    (&["spec.data.split.fraction.train=0.8"], "spec.data.split", "`split` divides `source`"),
+    (&["spec.data.source.paths={a.csv},spec.data.split.position.trainRows=9"], "spec.data", "exactly one of `train`"),
+    (&["spec.data.test.paths={train.csv}"], "spec.data.test.paths[0]", "`train.csv` is also a training file"),
+    (&["spec.data.train.paths={train.txt}"], "spec.data.train.paths", "set spec.data.format to csv, tsv or parquet"),
+    (&["spec.data.train.paths={train.tsv}"], "spec.data.train.paths", "different formats"),
+    (
+        &["spec.data.train.paths={a.parquet},spec.data.test.paths={b.parquet},spec.data.csv.header=true"],
+        "spec.data.csv",
+        "these are Parquet",
+    ),
+    (
+        &["spec.data.csv.columns={label,user,itm,age}"],
+        "spec.features.sparse",
+        "`item` is not among spec.data.csv.columns; did you mean `itm`?",
+    ),
+    (&["spec.data.csv.columns={clicked,user,item,age}"], "spec.features.label.name", "the label `label` is not among"),
+    (&["spec.data.csv.columns={label,user,item,age,user}"], "spec.data.csv.columns[4]", "`user` is named twice"),
+    (&["spec.data.csv.delimiter=ab"], "spec.data.csv.delimiter", "one character"),
+    (&["spec.data.csv.delimiter=é"], "spec.data.csv.delimiter", "one ASCII character"),
+    (
+        &["spec.features.label.name=user"],
+        "spec.features.sparse[0].name",
+        "`user` is the label: the model would read the answer",
+    ),
+    (
+        &["spec.features.label.name=age"],
+        "spec.features.dense[0].name",
+        "`age` is the label: the model would read the answer",
+    ),
+    (&["spec.features.dense[0].name=user"], "spec.features.dense[0].name", "the column `user` is named twice"),
+    (
+        &["spec.features.sparse[0].name=C{1..3},spec.features.sparse[1].name=C2"],
+        "spec.features.sparse[1].name",
+        "the column `C2` is named twice; it is already in spec.features.sparse[0]",
+    ),
+    (&["spec.features.sparse[0].name=C{3..1}"], "spec.features.sparse[0].name", "runs backwards"),
+    (&["spec.features.sparse[0].name=C{1..9999}"], "spec.features.sparse[0].name", "more than 4096 names"),
+    (
+        &["spec.features.sparse[0].table=t,spec.features.sparse[1].table=t,spec.features.sparse[1].dim=8"],
+        "spec.features.sparse[1].dim",
+        "features that share a table need one width",
+    ),
+    (
+        &[
+            "spec.features.sparse[0].table=t,spec.features.sparse[1].table=t,spec.features.sparse[1].initializer.kind=zeros",
+        ],
+        "spec.features.sparse[1].initializer",
+        "need one initializer",
+    ),
+    (&["spec.model.kind=fm,spec.features.sparse[1].dim=8"], "spec.features.sparse", "they need one width"),
+    (
+        &["spec.features.sparse[0].multiValue.separator=\\,"],
+        "spec.features.sparse",
+        "separated by the character that separates columns",
+    ),
+    (
+        &["spec.features.dense=null,spec.data.train=null,spec.data.test=null,spec.data.synthetic.rows=10"],
+        "spec.features.sparse",
+        "synthetic rows have no column `user`",
+    ),
+    (&["spec.training.globalBatchSize=2,spec.roles.denseWorker.replicas=3"], "spec", "at least one row of each batch"),
+    (&["spec.roles.coordinator.replicas=2"], "spec.roles.coordinator.replicas", "an integer, namely 1, found 2"),
+    (&["spec.roles.ps.replicas=0"], "spec.roles.ps.replicas", "an integer from 1 to 1024, found 0"),
+    (&["spec.features.sparse=null"], "spec.features.sparse", "missing, and required"),
+    (&["spec.features.sparse={}"], "spec.features.sparse", "expected at least 1 entry, found 0"),
+];
+
+#[test]
+fn a_contradiction_gets_a_sentence_with_the_field_and_what_to_do() {
+    for (expressions, path, part) in BAD_JOBS {
+        let error = load(BASE, "base.yaml", &sets(expressions)).expect_err(path);
+        let ManifestError::Fields { errors } = error else { panic!("{error}") };
+        let about: Vec<_> =
+            errors.iter().filter(|e| e.error.path.to_string() == path && e.error.message.contains(part)).collect();
+        let same = errors.iter().all(|e| e.error.path.to_string() == path);
+        assert!(!about.is_empty() && same, "{expressions:?}: {errors:#?}\nexpected {path}: …{part}…");
+    }
+}
+
+#[test]
+fn an_error_that_an_override_causes_names_the_override() {
+    let error =
+        load(BASE, "base.yaml", &sets(&["spec.training.seed=1", "spec.training.mode=gba"])).unwrap_err().to_string();
+    assert!(error.starts_with("--set spec.training.mode=gba: spec.training.mode: this version"), "{error}");
+    let error = load(BASE, "base.yaml", &sets(&["spec.training.mode"])).unwrap_err().to_string();
+    assert!(error.starts_with("--set spec.training.mode: expected `spec.training.mode=VALUE`"), "{error}");
+    let error =
+        load(BASE, "base.yaml", &sets(&["spec.training.mode=hybrid", "spec.trainng.seed=1"])).unwrap_err().to_string();
+    assert_eq!(error, "--set spec.trainng.seed=1: spec.trainng: unknown field; did you mean `training`?");
+}
+
+#[test]
+fn several_errors_are_reported_together() {
+    let text = BASE.replace("kind: dnn", "kind: nn").replace("globalBatchSize: 256", "globalBatchSize: -1\n    mod: x");
+    let error = load(&text, "base.yaml", &[]).unwrap_err().to_string();
+    assert_eq!(error.lines().count(), 3, "{error}");
+}
+
+#[test]
+fn what_is_no_manifest_at_all_is_said_so() {
+    for (text, part) in [
+        ("", "the file is empty"),
+        ("# nothing\n---\n", "the file is empty"),
+        ("just text", "expected a RecTrainingJob with apiVersion, kind, metadata, spec"),
+        ("[1, 2]", "found a list of 2"),
+        ("{}", "apiVersion: missing"),
+        ("? [a]\n: b\n", "put it in quotes"),
+        ("a: !thing 1\n", "the YAML tag"),
+        ("a: *b\n", "not valid YAML"),
+        ("\u{0}", "not valid YAML"),
+        ("a: &a [*a]\n", "not valid YAML"),
+    ] {
+        let error = load(text, "x.yaml", &[]).unwrap_err().to_string();
+        assert!(error.starts_with("x.yaml") && error.contains(part), "{text:?}: {error}");
+    }
+}
+
+#[test]
+fn a_manifest_made_to_exhaust_the_parser_is_refused() {
+    let nested = "[".repeat(10_000);
+    let laughs: String = (1..=40).map(|i| format!("a{i}: &a{i} [*a{}, *a{}]\n", i - 1, i - 1)).collect();
+    for text in [nested, format!("a0: &a0 [x, x]\n{laughs}")] {
+        let error = load(&text, "x.yaml", &[]).unwrap_err().to_string();
+        assert!(error.contains("not valid YAML"), "{error}");
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------- CEL rules
+
+/// Overrides of BASE that break one rule, and overrides that come close and keep to it.
+const RULES: &[(&[&str], &[&str])] = &[
+    (&["metadata.name=abcdefghi-abcdefghi-abcdefghi-abcdez"], &["metadata.name=abcdefghi-abcdefghi-abcdefghi-abcdz"]),
+    (&["spec.model.bottom={64}"], &["spec.model.bottom={64},spec.model.kind=dlrm"]),
+    (
+        &["spec.model.kind=dlrm,spec.model.bottom={64},spec.features.dense=null"],
+        &["spec.model.kind=dlrm,spec.features.dense=null"],
+    ),
+    (&["spec.model.crossLayers=2"], &["spec.model.crossLayers=2,spec.model.kind=dcnV2"]),
+    (&["spec.model.crossStructure=stacked"], &["spec.model.crossStructure=stacked,spec.model.kind=dcnV2"]),
+    (&["spec.model.lowRank=2"], &["spec.model.lowRank=2,spec.model.kind=dcnV2"]),
+    (&["spec.model.kind=fm,spec.model.hidden={8}"], &["spec.model.hidden={8}"]),
+    (&["spec.model.kind=lr,spec.model.dropout=0.5"], &["spec.model.dropout=0.5"]),
+    (&["spec.model.dropout=1"], &["spec.model.dropout=0.99"]),
+    (&["spec.model.kind=lr,spec.model.embeddingDim=8"], &["spec.model.kind=lr"]),
+    (
+        &["spec.features.initializer.kind=zeros,spec.features.initializer.scale=1"],
+        &["spec.features.initializer.kind=zeros"],
+    ),
+    (
+        &["spec.features.dense[0].transform=standardize,spec.features.dense[0].mean=1"],
+        &["spec.features.dense[0].transform=standardize,spec.features.dense[0].mean=1,spec.features.dense[0].std=2"],
+    ),
+    (&["spec.features.dense[0].mean=1"], &["spec.features.dense[0].transform=log1p"]),
+    (
+        &["spec.features.dense[0].transform=minMax,spec.features.dense[0].min=1"],
+        &["spec.features.dense[0].transform=minMax,spec.features.dense[0].min=1,spec.features.dense[0].max=2"],
+    ),
+    (
+        &["spec.features.dense[0].transform=log1p,spec.features.dense[0].max=1"],
+        &["spec.features.dense[0].transform=signedLog1p"],
+    ),
+    (
+        &["spec.features.dense[0].transform=standardize,spec.features.dense[0].mean=1,spec.features.dense[0].std=0"],
+        &["spec.features.dense[0].transform=standardize,spec.features.dense[0].mean=0,spec.features.dense[0].std=0.1"],
+    ),
+    (
+        &["spec.features.dense[0].transform=minMax,spec.features.dense[0].min=1,spec.features.dense[0].max=1"],
+        &["spec.features.dense[0].transform=minMax,spec.features.dense[0].min=-1,spec.features.dense[0].max=1"],
+    ),
+    (&["spec.features.sparse[0].name=label"], &["spec.features.sparse[0].name=label,spec.features.label.name=y"]),
+    (&["spec.features.dense[0].name=label"], &["spec.features.dense[0].name=label,spec.features.label.name=y"]),
+    (&["spec.features.dense[0].name=item"], &["spec.features.dense[0].name=items"]),
+    (&["spec.features.sparse[0].name=item"], &["spec.features.sparse[0].name=Item"]),
+    (&["spec.features.dense[1].name=age"], &["spec.features.dense[1].name=year"]),
+    (&["spec.features.group=label"], &["spec.features.group=user"]),
+    (&["spec.data.csv.header=false"], &["spec.data.csv.header=false,spec.data.csv.columns={label,user,item,age}"]),
+    (&["spec.data.test=null,spec.data.train=null"], &["spec.data.test=null"]),
+    (
+        &["spec.data.train=null,spec.data.source.paths={a.csv},spec.data.split.position.trainRows=5"],
+        &[
+            "spec.data.train=null,spec.data.test=null,spec.data.source.paths={a.csv},spec.data.split.position.trainRows=5",
+        ],
+    ),
+    (
+        &["spec.data.train=null,spec.data.test=null,spec.data.source.paths={a.csv}"],
+        &["spec.data.train=null,spec.data.test=null,spec.data.source.paths={a.csv},spec.data.split.fraction.train=0.5"],
+    ),
+    (&["spec.data.split.position.trainRows=5"], &[]),
+    (
+        &[
+            "spec.data.train=null,spec.data.test=null,spec.data.source.paths={a.csv},spec.data.split.position.trainRows=5,spec.data.split.fraction.train=0.5",
+        ],
+        &[
+            "spec.data.train=null,spec.data.test=null,spec.data.source.paths={a.csv},spec.data.split.time.column=t,spec.data.split.time.testFrom=5",
+        ],
+    ),
+    (
+        &["spec.data.train=null,spec.data.test=null,spec.data.source.paths={a.csv},spec.data.split.fraction.train=1"],
+        &[
+            "spec.data.train=null,spec.data.test=null,spec.data.source.paths={a.csv},spec.data.split.fraction.train=0.99",
+        ],
+    ),
+    (&["spec.data.format=parquet,spec.data.csv.header=true"], &["spec.data.format=csv,spec.data.csv.header=true"]),
+    (
+        &["spec.data.train=null,spec.data.test=null,spec.data.synthetic.rows=5,spec.data.badRows.action=fail"],
+        &["spec.data.badRows.action=fail"],
+    ),
+    (
+        &["spec.data.badRows.action=fail,spec.data.badRows.limit=5"],
+        &["spec.data.badRows.action=skip,spec.data.badRows.limit=5"],
+    ),
+    (
+        &["spec.data.train=null,spec.data.test=null,spec.data.synthetic.zipfExponent=0"],
+        &[
+            "spec.data.train=null,spec.data.test=null,spec.data.synthetic.zipfExponent=0.5,spec.features.sparse[0].name=C{1..2},spec.features.sparse[1].name=C3,spec.features.dense[0].name=I1",
+        ],
+    ),
+    (&["spec.training.epochs=1,spec.training.steps=1"], &["spec.training.steps=1"]),
+    (
+        &["spec.training.evaluation.every=steps"],
+        &["spec.training.evaluation.every=steps,spec.training.evaluation.steps=5"],
+    ),
+    (&["spec.training.optimizer.dense.learningRate=0"], &["spec.training.optimizer.dense.learningRate=1"]),
+    (
+        &["spec.training.optimizer.dense.kind=sgd,spec.training.optimizer.dense.beta1=0.5"],
+        &["spec.training.optimizer.dense.kind=adamW,spec.training.optimizer.dense.beta1=0.5"],
+    ),
+    (&["spec.training.optimizer.dense.beta2=1"], &["spec.training.optimizer.dense.beta2=0"]),
+    (
+        &["spec.training.optimizer.dense.momentum=0.9"],
+        &["spec.training.optimizer.dense.momentum=0.9,spec.training.optimizer.dense.kind=sgd"],
+    ),
+    (
+        &["spec.training.optimizer.dense.momentum=1,spec.training.optimizer.dense.kind=sgd"],
+        &["spec.training.optimizer.dense.momentum=0,spec.training.optimizer.dense.kind=sgd"],
+    ),
+    (
+        &["spec.training.optimizer.dense.weightDecay=0.1,spec.training.optimizer.dense.kind=sgd"],
+        &["spec.training.optimizer.dense.weightDecay=0.1"],
+    ),
+    (
+        &["spec.training.optimizer.dense.initialAccumulator=0.1"],
+        &["spec.training.optimizer.dense.initialAccumulator=0.1,spec.training.optimizer.dense.kind=adaGrad"],
+    ),
+    (&["spec.training.optimizer.dense.epsilon=0"], &["spec.training.optimizer.dense.epsilon=1e-9"]),
+    (
+        &["spec.training.optimizer.dense.epsilon=0.1,spec.training.optimizer.dense.kind=sgd"],
+        &["spec.training.optimizer.dense.epsilon=0.1,spec.training.optimizer.dense.kind=adaGrad"],
+    ),
+    (&["spec.training.optimizer.sparse.learningRate=0"], &["spec.training.optimizer.sparse.learningRate=0.5"]),
+    (
+        &["spec.training.optimizer.sparse.beta2=0.5,spec.training.optimizer.sparse.kind=ftrl"],
+        &["spec.training.optimizer.sparse.beta2=0.5"],
+    ),
+    (&["spec.training.optimizer.sparse.beta1=1"], &["spec.training.optimizer.sparse.beta1=0"]),
+    (&["spec.training.optimizer.sparse.epsilon=0"], &["spec.training.optimizer.sparse.epsilon=1e-6"]),
+    (
+        &["spec.training.optimizer.sparse.epsilon=0.1,spec.training.optimizer.sparse.kind=ftrl"],
+        &["spec.training.optimizer.sparse.epsilon=0.1,spec.training.optimizer.sparse.kind=rowWiseAdaGrad"],
+    ),
+    (
+        &["spec.training.optimizer.sparse.initialAccumulator=0.1"],
+        &["spec.training.optimizer.sparse.initialAccumulator=0.1,spec.training.optimizer.sparse.kind=rowWiseAdaGrad"],
+    ),
+    (
+        &["spec.training.optimizer.sparse.l1=0.1"],
+        &["spec.training.optimizer.sparse.l1=0.1,spec.training.optimizer.sparse.kind=ftrl"],
+    ),
+    (&["spec.checkpoint.everySteps=5"], &["spec.checkpoint.everySteps=5,spec.checkpoint.path=/c"]),
+    (&["spec.model.kind=dlrm,spec.features.sparse[0].dim=8"], &["spec.model.kind=dlrm,spec.features.sparse[0].dim=16"]),
+    (&["spec.model.kind=lr,spec.features.sparse[0].dim=8"], &["spec.features.sparse[0].dim=8"]),
+    (
+        &["spec.training.globalBatchSize=1,spec.roles.denseWorker.replicas=2"],
+        &["spec.training.globalBatchSize=2,spec.roles.denseWorker.replicas=2"],
+    ),
+];
+
+/// A change that breaks a rule about changes, and one beside it that does not.
+const CHANGES: &[(&[&str], &[&str], &[&str])] = &[
+    (&[], &["spec.model.hidden={64}"], &["spec.training.mode=hybrid"]),
+    (&[], &["spec.features.sparse[0].dim=8"], &["spec.training.globalBatchSize=512"]),
+    (&[], &["spec.training.seed=7"], &["spec.training.seed=42"]),
+    (&[], &["spec.training.embeddingValueType=bf16"], &["spec.training.embeddingValueType=f32"]),
+    (
+        &[],
+        &["spec.training.optimizer.sparse.kind=sgd"],
+        &["spec.training.optimizer.sparse.kind=adam,spec.training.optimizer.sparse.learningRate=0.1"],
+    ),
+    (&["spec.managedBy=a"], &["spec.managedBy=b"], &["spec.managedBy=a,spec.suspend=true"]),
+];
+
+/// The sentences of the rules that a job breaks, by the rules of the CustomResourceDefinition. `validate_cel` would compile
+/// them anew for each job.
+fn broken(job: &RecTrainingJob, old: Option<&RecTrainingJob>) -> Vec<String> {
+    thread_local! {
+        static RULES: (Validator, CompiledSchema) = (Validator::new(), compile_schema(&schema()));
+    }
+    let value = |job: &RecTrainingJob| serde_json::to_value(job).unwrap();
+    let old = old.map(value);
+    let result = RULES.with(|(validator, rules)| validator.validate_compiled(rules, &value(job), old.as_ref()));
+    messages(result)
+}
+
+fn messages(result: Result<(), ValidationErrors>) -> Vec<String> {
+    result.err().into_iter().flatten().map(|error| error.message).collect()
+}
+
+#[test]
+fn kubes_own_helpers_find_the_same() {
+    let (good, bad) = (job(&[]), job(&["spec.model.bottom={64}", "spec.training.seed=1"]));
+    assert_eq!(messages(good.validate_cel()), broken(&good, None));
+    assert_eq!(messages(bad.validate_cel()), broken(&bad, None));
+    assert_eq!(messages(bad.validate_cel_update(&good)), broken(&bad, Some(&good)));
+    assert_eq!(broken(&bad, Some(&good)).len(), 3);
+}
+
+#[test]
+fn every_cel_rule_refuses_what_it_is_for_and_lets_its_neighbour_pass() {
+    let mut seen = BTreeSet::new();
+    for (breaks, keeps) in RULES {
+        let found = broken(&job(breaks), None);
+        assert_eq!(
+            found.len(),
+            1,
+            "{breaks:?} must break one rule, and no other that could hide its absence: {found:?}"
+        );
+        seen.extend(found);
+        assert_eq!(broken(&job(keeps), None), Vec::<String>::new(), "{keeps:?}");
+    }
+    for (before, breaks, keeps) in CHANGES {
+        let old = job(before);
+        assert_eq!(broken(&job(breaks), None), Vec::<String>::new(), "{breaks:?} is only wrong as a change");
+        let found = broken(&job(breaks), Some(&old));
+        assert_eq!(found.len(), 1, "{breaks:?}: {found:?}");
+        seen.extend(found);
+        assert_eq!(broken(&job(keeps), Some(&old)), Vec::<String>::new(), "{keeps:?}");
+        assert!(validate_update(&job(breaks), &old).is_err());
+        validate_update(&job(keeps), &old).unwrap();
+    }
+    let mut all = BTreeSet::new();
+    rule_messages(&schema(), &mut all);
+    assert_eq!(all.difference(&seen).collect::<Vec<_>>(), Vec::<&String>::new(), "rules without a row in the tables");
+}
+
+/// CEL rules cannot read Rust's constants, so they repeat a few of them.
+#[test]
+fn the_rules_know_the_same_defaults_as_the_code() {
+    let breaks = |expression: String| !broken(&job(&[&expression]), None).is_empty();
+    let changes = |expression: String| !broken(&job(&[&expression]), Some(&job(&[]))).is_empty();
+    let dlrm = |dim: u32| breaks(format!("spec.model.kind=dlrm,spec.features.sparse[0].dim={dim}"));
+    assert!(!dlrm(defaults::EMBEDDING_DIM) && dlrm(defaults::EMBEDDING_DIM + 1));
+    assert!(breaks(format!("spec.features.sparse[0].name={}", defaults::LABEL)));
+    assert!(breaks(format!("spec.features.dense[0].name={}", defaults::LABEL)));
+    assert!(!changes(format!("spec.training.seed={}", defaults::SEED)) && changes("spec.training.seed=0".into()));
+    let crowd = |replicas: u32| {
+        let mut job = job(&[&format!("spec.roles.denseWorker.replicas={replicas}")]);
+        job.spec.training = None;
+        !broken(&job, None).is_empty()
+    };
+    assert!(!crowd(defaults::GLOBAL_BATCH_SIZE.min(1024)) && !crowd(defaults::REPLICAS));
+    let mut rules = String::new();
+    collect_rules(&schema(), &mut rules);
+    assert!(rules.contains(&format!("self.training.globalBatchSize : {})", defaults::GLOBAL_BATCH_SIZE)));
+}
+
+fn collect_rules(schema: &Value, rules: &mut String) {
+    for rule in schema["x-kubernetes-validations"].as_array().into_iter().flatten() {
+        rules.push_str(rule["rule"].as_str().unwrap());
+    }
+    for field in schema["properties"].as_object().into_iter().flat_map(|fields| fields.values()) {
+        collect_rules(field, rules);
+    }
+}
+
+fn schema() -> Value {
+    serde_json::to_value(crd().spec.versions[0].schema.clone().unwrap().open_api_v3_schema.unwrap()).unwrap()
+}
+
+fn rule_messages(schema: &Value, messages: &mut BTreeSet<String>) {
+    for rule in schema["x-kubernetes-validations"].as_array().into_iter().flatten() {
+        messages.insert(rule["message"].as_str().expect("every rule has a sentence").to_string());
+    }
+    for field in
+        schema["properties"].as_object().into_iter().flat_map(|fields| fields.values()).chain(schema.get("items"))
+    {
+        rule_messages(field, messages);
+    }
+}
+
+/// The static analysis of kube-cel stands in for the API server's estimate; a real API server is asked in the cluster tests.
+#[test]
+fn no_rule_is_too_expensive() {
+    use kube::core::cel::{ScopeContext, WarningKind, analyze_rule};
+    fn visit(schema: &Value) {
+        let compiled = compile_schema(schema);
+        for rule in schema["x-kubernetes-validations"].as_array().into_iter().flatten() {
+            let rule = rule["rule"].as_str().unwrap();
+            let warnings = analyze_rule(rule, &compiled, ScopeContext::CrdValidation);
+            let serious: Vec<_> = warnings.iter().filter(|w| w.kind == WarningKind::CostExceeded).collect();
+            assert!(serious.is_empty(), "{rule}: {serious:?}");
+        }
+        for field in
+            schema["properties"].as_object().into_iter().flat_map(|fields| fields.values()).chain(schema.get("items"))
+        {
+            visit(field);
+        }
+    }
+    visit(&schema());
+}
+
+// ----------------------------------------------------------------------------------------------------- generated files
+
+#[test]
+fn the_generated_files_are_those_of_the_types() {
+    for (path, generated) in
+        [("crds/rectrainingjobs.yaml", crd_yaml()), ("docs/reference/manifest.md", reference_markdown())]
+    {
+        assert!(
+            read(path) == generated,
+            "{path} is not what the types say: run `cargo run --release -p rectrain-crds --example generate`"
+        );
+    }
+}
+
+#[test]
+fn the_reference_names_every_field() {
+    let reference = reference_markdown();
+    for field in ["globalBatchSize", "testFrom", "initialAccumulator", "secretName", "parametersSha256", "nodeSelector"]
+    {
+        assert!(reference.contains(&format!("| `{field}` |")), "{field}");
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------ no panic
+
+/// Pieces that YAML and `--set` give a meaning to, so that random texts get far into the parser.
+fn piece() -> impl Strategy<Value = String> {
+    let known = prop::sample::select(vec![
+        "spec", "model", "kind", "data", "features", "sparse", "name", "label", "train", "paths", "C{1..3}", "dnn",
+        "lr", "0", "-1", "1e309", ".inf", "null", "~", "true", ":", ": ", "- ", "[", "]", "{", "}", ",", "\n", "\n  ",
+        "\n    ", "&a", "*a", "<<", "!!", "!x ", "|", ">", "\"", "'", "\\", "#", "---\n", "...\n", "%", "@", "\t", "=",
+        ".", "é", "\u{0}", "\u{feff}",
+    ]);
+    prop_oneof![4 => known.prop_map(str::to_string), 1 => any::<char>().prop_map(String::from)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_text_makes_the_parser_panic(pieces in prop::collection::vec(piece(), 0..60)) {
+        let _ = load(&pieces.concat(), "x.yaml", &[]);
+    }
+
+    #[test]
+    fn no_damage_to_a_manifest_makes_it_panic(at in 0..BASE.len(), length in 0..40usize, insert in prop::collection::vec(piece(), 0..4)) {
+        let end = (at + length).min(BASE.len());
+        let text = format!("{}{}{}", &BASE[..at], insert.concat(), &BASE[end..]);
+        let _ = load(&text, "x.yaml", &[]);
+    }
+
+    #[test]
+    fn no_override_makes_it_panic(pieces in prop::collection::vec(piece(), 0..12), known in any::<bool>()) {
+        let expression = if known { format!("spec.{}", pieces.concat()) } else { pieces.concat() };
+        for kind in [SetKind::Infer, SetKind::Text] {
+            let _ = load(BASE, "x.yaml", &[Override { kind, expression: expression.clone() }]);
+        }
+        let _ = explain(&expression);
+        let _ = expand(&expression);
+    }
+
+    #[test]
+    fn bytes_that_are_text_by_accident_do_not_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let _ = load(&String::from_utf8_lossy(&bytes), "x.yaml", &[]);
+    }
+}

@@ -1,0 +1,91 @@
+//! `cargo xtask`: the project's own commands. `check` for every save, `test` for everything that must hold, `docs` to write what is
+//! generated from the code, `quality` to train on real data and compare with the recorded reference.
+
+mod quality;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+const USAGE: &str = "usage: cargo xtask COMMAND
+  check             formatting and lints, for every save
+  test              everything that must hold: formatting, lints, unit, integration and multi-process tests
+  docs              writes the files that are generated from the code (CRD, manifest reference)
+  quality [ARGS]    trains on real data and prints AUC by model, mode and seed; `quality --help` lists ARGS";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let result = match arguments.as_slice() {
+        ["check"] => check(),
+        ["test"] => test(),
+        ["docs"] => docs(),
+        ["quality", rest @ ..] => quality::run(rest),
+        _ => Err(USAGE.to_owned()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("xtask: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn check() -> Result<(), String> {
+    cargo(&["fmt", "--all", "--check"], "run `cargo fmt --all`")?;
+    cargo(
+        &["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"],
+        "mend what clippy names above",
+    )
+}
+
+fn test() -> Result<(), String> {
+    check()?;
+    // One selection of packages for building and testing, so that every dependency is built once.
+    cargo(&["test", "--release", "--workspace"], "a test failed: its output is above")
+}
+
+fn docs() -> Result<(), String> {
+    // The same selection as the tests', so that nothing is built twice.
+    cargo(&["build", "--release", "--workspace", "--all-targets"], "the build failed")?;
+    example("generate", None)?;
+    example("metrics_reference", Some("docs/reference/metrics.md"))
+}
+
+/// Runs a built example in the workspace; its output goes into `file` if one is given.
+fn example(name: &str, file: Option<&str>) -> Result<(), String> {
+    let program = built(&format!("examples/{name}"))?;
+    let output = Command::new(&program)
+        .current_dir(workspace())
+        .output()
+        .map_err(|error| format!("cannot run {}: {error}", program.display()))?;
+    if !output.status.success() {
+        return Err(format!("{name} failed: {}", String::from_utf8_lossy(&output.stderr)));
+    }
+    let Some(file) = file.map(|file| workspace().join(file)) else { return Ok(()) };
+    std::fs::write(&file, output.stdout).map_err(|error| format!("cannot write {}: {error}", file.display()))
+}
+
+/// A file of the target folder that this program was built into.
+fn built(name: &str) -> Result<PathBuf, String> {
+    let own = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+    Ok(own.with_file_name(name))
+}
+
+/// Runs cargo in the workspace; `hint` says what to do if it fails.
+fn cargo(arguments: &[&str], hint: &str) -> Result<(), String> {
+    let shown = format!("cargo {}", arguments.join(" "));
+    eprintln!("xtask: {shown}");
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .args(arguments)
+        .current_dir(workspace())
+        .status()
+        .map_err(|error| format!("cannot run `{shown}`: {error}; install Rust with rustup"))?;
+    if status.success() { Ok(()) } else { Err(format!("`{shown}` failed: {hint}")) }
+}
+
+/// The checkout.
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}

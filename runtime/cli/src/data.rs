@@ -1,0 +1,45 @@
+//! `rectrain data`, and the data sets that a run gets for itself.
+
+use std::path::Path;
+
+use rectrain_data::movielens::{PreparedReport, find_or_download_movielens};
+use rectrain_roles::plan::JobPlan;
+
+use crate::Failure;
+use crate::args::DataSet;
+
+/// A folder of this name that a manifest points into is filled before the run if it is not there.
+const MOVIELENS_100K: &str = "movielens-100k";
+
+/// `rectrain data movielens-100k`
+pub(crate) fn prepare(set: &DataSet) -> Result<(), Failure> {
+    let DataSet::Movielens100k { output, from } = set;
+    let report = movielens(from.as_deref(), output)?;
+    println!(
+        "{}: {} rows to train on, {} to test on, {} users, {} items{}",
+        output.display(),
+        report.train_rows,
+        report.test_rows,
+        report.users,
+        report.items,
+        if report.was_complete { " (was there already)" } else { "" }
+    );
+    Ok(())
+}
+
+/// Gets a known data set that the plan's paths point to and that is not there yet.
+pub(crate) fn provide(plan: &JobPlan) -> Result<(), Failure> {
+    let paths = plan.train.paths.iter().chain(plan.test.iter().flat_map(|test| &test.paths));
+    for path in paths.map(Path::new) {
+        let folder = path.parent().filter(|folder| folder.file_name().is_some_and(|name| name == MOVIELENS_100K));
+        if let Some(folder) = folder.filter(|_| !path.exists()) {
+            eprintln!("getting MovieLens 100k into {}", folder.display());
+            movielens(None, folder)?;
+        }
+    }
+    Ok(())
+}
+
+fn movielens(from: Option<&Path>, output: &Path) -> Result<PreparedReport, Failure> {
+    find_or_download_movielens(from, output).map_err(|error| Failure::from(rectrain_roles::RoleError::from(error)))
+}

@@ -1,0 +1,85 @@
+//! The `rectrain` command: `rectrain run job.yaml` trains a job, one subcommand a role takes part in one, and the rest help with
+//! manifests and data. Thin: what happens is decided in the runtime's crates.
+
+mod args;
+mod data;
+mod job;
+mod processes;
+mod role;
+mod run;
+mod show;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+
+use crate::args::{Cli, Command, LogFormat};
+
+/// Keeps freed pages for the next step, where the system's allocator gives them back and faults them in again.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// How a command ends.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// What the user gave is wrong: exit code 2.
+    User(String),
+    /// Anything else: exit code 1.
+    Failed(String),
+    /// Ctrl-C: exit code 130, as shells have it.
+    Interrupted(String),
+}
+
+impl From<rectrain_roles::RoleError> for Failure {
+    fn from(error: rectrain_roles::RoleError) -> Self {
+        if error.is_user_error() { Self::User(error.to_string()) } else { Self::Failed(error.to_string()) }
+    }
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    log_to_stderr(cli.log);
+    match execute(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::User(message)) => end(2, &message),
+        Err(Failure::Failed(message)) => end(1, &message),
+        Err(Failure::Interrupted(message)) => end(130, &message),
+    }
+}
+
+fn execute(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Run(args) => run::run(&args),
+        Command::Validate(job) => job::validate(&job),
+        Command::Explain { topic } => job::explain(&topic),
+        Command::Data { set } => data::prepare(&set),
+        Command::Coordinator(args) => role::coordinate(&args),
+        Command::Ps(args) => role::take_part(rectrain_roles::member::Role::Ps, &args),
+        Command::EmbeddingWorker(args) => role::take_part(rectrain_roles::member::Role::EmbeddingWorker, &args),
+        Command::DenseWorker(args) => role::take_part(rectrain_roles::member::Role::DenseWorker, &args),
+        Command::Loader(args) => role::take_part(rectrain_roles::member::Role::Loader, &args),
+    }
+}
+
+fn end(code: u8, message: &str) -> ExitCode {
+    eprintln!("rectrain: {message}");
+    ExitCode::from(code)
+}
+
+fn log_to_stderr(format: LogFormat) {
+    let filter = EnvFilter::try_from_env("RECTRAIN_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => logs.init(),
+        LogFormat::Json => logs.json().init(),
+    }
+}
+
+/// The runtime of a command.
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::Failed(format!("cannot start the asynchronous runtime: {error}")))
+}

@@ -1,0 +1,99 @@
+//! One member of a job in a process of its own: what pods run, and what `rectrain run --processes` starts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus::Registry;
+use rectrain_roles::coordinator::{Coordinator, serve_control};
+use rectrain_roles::events::EventLog;
+use rectrain_roles::http::serve_metrics;
+use rectrain_roles::kind_name;
+use rectrain_roles::member::{Member, Role};
+use rectrain_roles::metrics::RoleMetrics;
+use rectrain_wire::{Service, TcpConfig, TcpTransport, Transport, WireCounters};
+use serde::{Deserialize, Serialize};
+
+use crate::args::{CoordinatorArgs, MemberArgs};
+use crate::{Failure, job, run};
+
+/// How long members and followers have to hear that the job has ended.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// Where a coordinator can be reached: the first line it prints, as JSON.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct CoordinatorAddresses {
+    /// For members.
+    pub(crate) members: String,
+    /// For the operator and the command line (gRPC).
+    pub(crate) control: String,
+    /// Prometheus metrics.
+    pub(crate) metrics: String,
+}
+
+/// `rectrain coordinator`
+pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
+    let plan = job::plan(&args.job)?;
+    crate::runtime()?.block_on(async {
+        let (metrics, counters, transport) = networking()?;
+        let (metrics_address, _metrics) = serve_metrics(args.metrics, metrics).await?;
+        let coordinator = Arc::new(Coordinator::new(plan, EventLog::default()));
+        let service = Arc::clone(&coordinator) as Arc<dyn Service>;
+        let serving = transport.serve(service, &args.bind).map_err(rectrain_roles::RoleError::from)?;
+        let (control_address, control) = serve_control(args.control, Arc::clone(&coordinator)).await?;
+        let addresses = CoordinatorAddresses {
+            members: serving.address().to_string(),
+            control: format!("http://{control_address}"),
+            metrics: format!("http://{metrics_address}/metrics"),
+        };
+        println!("{}", serde_json::to_string(&addresses).map_err(|error| Failure::Failed(error.to_string()))?);
+        let result = tokio::select! {
+            result = coordinator.run(&transport) => result.map(drop).map_err(Failure::from),
+            () = run::interrupted() => Err(Failure::Interrupted("interrupted".to_owned())),
+        };
+        let all_heard = serving.stop(FAREWELL).await;
+        tracing::info!(all_heard, traffic = ?counters.snapshot(), "the coordinator ends");
+        // Followers read the last event within this time or reconnect and find nobody.
+        let _followers = tokio::time::timeout(Duration::from_millis(500), control).await;
+        result
+    })
+}
+
+/// `rectrain ps`, `rectrain embedding-worker`, `rectrain dense-worker`, `rectrain loader`
+pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
+    let plan = job::plan(&args.job)?;
+    let replicas = role.replicas(&plan);
+    if args.index >= replicas {
+        let name = role.name();
+        return Err(Failure::User(format!(
+            "--index {}: the job has {replicas} of role {name}, counted from 0",
+            args.index
+        )));
+    }
+    crate::runtime()?.block_on(async {
+        let (metrics, counters, transport) = networking()?;
+        let (address, _metrics) = serve_metrics(args.metrics, metrics.clone()).await?;
+        tracing::info!(role = role.name(), index = args.index, metrics = %address, "joining");
+        let member = Member {
+            plan,
+            role,
+            index: args.index,
+            transport: Arc::new(transport),
+            coordinator: args.coordinator.clone(),
+            bind: args.bind.clone(),
+            advertise: args.advertise.clone(),
+            metrics,
+            counters,
+        };
+        tokio::select! {
+            result = member.run() => result.map_err(Failure::from),
+            () = run::interrupted() => Err(Failure::Interrupted("interrupted".to_owned())),
+        }
+    })
+}
+
+fn networking() -> Result<(RoleMetrics, Arc<WireCounters>, TcpTransport), Failure> {
+    let metrics = RoleMetrics::new(Registry::new())?;
+    let counters = WireCounters::register(metrics.registry(), kind_name).map_err(rectrain_roles::RoleError::from)?;
+    let transport = TcpTransport::new(TcpConfig::default(), Arc::clone(&counters));
+    Ok((metrics, counters, transport))
+}

@@ -1,0 +1,60 @@
+//! `rectrain run`: the whole job on this machine, in one process or in many.
+
+use std::sync::Arc;
+
+use prometheus::Registry;
+use rectrain_roles::events::{EventLog, Summary};
+use rectrain_roles::http::serve_metrics;
+use rectrain_roles::local::run_in_process;
+use rectrain_roles::metrics::RoleMetrics;
+use rectrain_roles::plan::JobPlan;
+
+use crate::args::RunArgs;
+use crate::show::Display;
+use crate::{Failure, data, job, processes};
+
+pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
+    let plan = job::plan(&args.job)?;
+    data::provide(&plan)?;
+    let display = Display::new(args.json);
+    crate::runtime()?.block_on(async {
+        if args.processes { processes::run(args, &plan, display).await } else { in_process(args, plan, display).await }
+    })
+}
+
+async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) -> Result<(), Failure> {
+    let metrics = RoleMetrics::new(Registry::new())?;
+    let (address, _serving) = serve_metrics(args.metrics, metrics.clone()).await?;
+    display.note(&format!("metrics on http://{address}/metrics"));
+    let events = EventLog::default();
+    let mut follower = events.follow();
+    let showing = tokio::spawn(async move {
+        while let Some(event) = follower.next().await {
+            display.show(&event);
+        }
+    });
+    let result: Result<Summary, Failure> = tokio::select! {
+        result = run_in_process(plan, events, metrics) => result.map_err(Failure::from),
+        () = interrupted() => {
+            showing.abort();
+            return Err(Failure::Interrupted("interrupted; nothing was saved".to_owned()));
+        }
+    };
+    // The last event has been pushed, so the display ends by itself.
+    if let Err(error) = showing.await {
+        return Err(Failure::Failed(format!("the display failed: {error}")));
+    }
+    result.map(drop)
+}
+
+/// Ctrl-C, or the signal with which a supervisor ends a process.
+pub(crate) async fn interrupted() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let Ok(mut terminate) = signal(SignalKind::terminate()) else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        result = tokio::signal::ctrl_c() => if result.is_err() { std::future::pending::<()>().await },
+        _ = terminate.recv() => {}
+    }
+}

@@ -1,0 +1,184 @@
+//! What a person, or a program, sees of a job: a progress bar and a table, or a line of JSON an event. Progress goes to standard
+//! error, results to standard output.
+
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use comfy_table::{CellAlignment, Table, presets};
+use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
+use rectrain_roles::events::{JobEvent, Summary, TestMetrics};
+
+/// See the module's text.
+pub(crate) struct Display {
+    json: bool,
+    bar: ProgressBar,
+    /// Progress as lines, where there is no terminal to draw a bar on.
+    lines: bool,
+    last_line: Option<std::time::Instant>,
+}
+
+/// Between two lines of progress.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+impl Display {
+    pub(crate) fn new(json: bool) -> Self {
+        let terminal = std::io::stderr().is_terminal();
+        let bar = if json || !terminal { ProgressBar::hidden() } else { ProgressBar::no_length() };
+        let style = "{bar:32} {pos}/{len} steps  {msg}";
+        if let Ok(style) = ProgressStyle::with_template(style) {
+            bar.set_style(style);
+        }
+        Self { json, bar, lines: !json && !terminal, last_line: None }
+    }
+
+    /// One line for the person, nothing for the program.
+    pub(crate) fn note(&self, text: &str) {
+        if !self.json {
+            self.bar.suspend(|| eprintln!("{text}"));
+        }
+    }
+
+    pub(crate) fn show(&mut self, event: &JobEvent) {
+        if self.json {
+            self.show_json(event);
+        } else {
+            self.show_text(event);
+        }
+    }
+
+    fn show_json(&self, event: &JobEvent) {
+        let mut output = std::io::stdout().lock();
+        // Whoever read this has gone; the job goes on and its exit code tells.
+        let _reader_gone = serde_json::to_writer(&mut output, event)
+            .map_err(std::io::Error::from)
+            .and_then(|()| output.write_all(b"\n"))
+            .and_then(|()| output.flush());
+    }
+
+    fn show_text(&mut self, event: &JobEvent) {
+        match event {
+            JobEvent::Started { job, mode, model, dense_parameters, .. } => {
+                self.note(&format!("{job}: {model} in mode {mode}, {dense_parameters} dense parameters"));
+            }
+            JobEvent::Progress { step, total_steps, samples_per_second, loss, running_auc, .. } => {
+                let text =
+                    progress_text(*step, *total_steps, *samples_per_second, *loss, *running_auc, self.bar.elapsed());
+                if let Some(total) = total_steps {
+                    self.bar.set_length(*total);
+                }
+                self.bar.set_position(*step);
+                self.bar.set_message(text.clone());
+                if self.lines && self.last_line.is_none_or(|last| last.elapsed() >= LINE_EVERY) {
+                    self.last_line = Some(std::time::Instant::now());
+                    let total = total_steps.map_or(String::new(), |total| format!("/{total}"));
+                    eprintln!("step {step}{total}  {text}");
+                }
+            }
+            JobEvent::Evaluation { step, test } => {
+                let (auc, log_loss) = (number(test.auc, 4), number(test.log_loss, 4));
+                self.note(&format!(
+                    "evaluation at step {step}: AUC {auc}, log loss {log_loss} on {} rows",
+                    test.samples
+                ));
+            }
+            JobEvent::Warning { message } => self.note(&format!("warning: {message}")),
+            JobEvent::Summary(summary) => {
+                self.bar.finish_and_clear();
+                println!("{}", summary_table(summary));
+            }
+            // The command's own error says it.
+            JobEvent::Failed { .. } => self.bar.finish_and_clear(),
+        }
+    }
+}
+
+fn progress_text(
+    step: u64,
+    total_steps: Option<u64>,
+    samples_per_second: f64,
+    loss: f64,
+    running_auc: Option<f64>,
+    elapsed: Duration,
+) -> String {
+    let left = match total_steps {
+        Some(total) if step > 0 && total > step => {
+            let left = elapsed.mul_f64((total - step) as f64 / step as f64);
+            format!(", {} left", HumanDuration(left))
+        }
+        _ => String::new(),
+    };
+    format!(
+        "{} samples/s, loss {loss:.4}, running AUC {}{left}",
+        thousands(samples_per_second as u64),
+        number(running_auc, 4)
+    )
+}
+
+fn summary_table(summary: &Summary) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    let mut row = |name: &str, value: String| {
+        table.add_row([name.to_owned(), value]);
+    };
+    if let Some(TestMetrics { auc, gauc, log_loss, normalized_entropy, calibration, samples }) = &summary.test {
+        row("test AUC", number(*auc, 5));
+        if gauc.is_some() {
+            row("test GAUC", number(*gauc, 5));
+        }
+        row("test log loss", number(*log_loss, 5));
+        row("test normalized entropy", number(*normalized_entropy, 5));
+        row("test calibration", number(*calibration, 4));
+        row("test rows", thousands(*samples));
+    }
+    row("steps", thousands(summary.steps));
+    row("samples", thousands(summary.samples));
+    row("seconds", format!("{:.1}", summary.seconds));
+    row("samples/s", thousands(summary.samples_per_second as u64));
+    row("embedding rows", thousands(summary.rows));
+    row("store bytes", thousands(summary.store_bytes));
+    if summary.skipped_rows > 0 {
+        row("bad rows skipped", thousands(summary.skipped_rows));
+    }
+    if !summary.bytes_on_wire.is_empty() {
+        row("bytes on the wire", thousands(summary.bytes_on_wire.values().sum()));
+    }
+    row("parameters sha256", summary.parameters_sha256.clone());
+    if let Some(column) = table.column_mut(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+fn number(value: Option<f64>, digits: usize) -> String {
+    value.map_or("-".to_owned(), |value| format!("{value:.digits$}"))
+}
+
+/// 1234567 as 1,234,567.
+fn thousands(value: u64) -> String {
+    let digits = value.to_string();
+    let mut grouped = String::with_capacity(digits.len() + digits.len() / 3);
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_grouped_by_thousands() {
+        assert_eq!(["7", "999", "1,000", "12,345,678"], [7, 999, 1_000, 12_345_678].map(thousands)[..]);
+    }
+
+    #[test]
+    fn the_table_shows_what_matters_and_nothing_that_is_not_there() {
+        let summary = Summary { steps: 1234, parameters_sha256: "abc".to_owned(), ..Summary::default() };
+        let table = summary_table(&summary).to_string();
+        assert!(table.contains("1,234") && table.contains("abc") && !table.contains("AUC"), "{table}");
+    }
+}

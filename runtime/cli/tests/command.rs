@@ -1,0 +1,231 @@
+//! The `rectrain` binary as its user meets it: exit codes, sentences, JSON, processes, signals.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// A job on synthetic clicks that trains in a second or two.
+const JOB: &str = "
+apiVersion: rectrain.dev/v1alpha1
+kind: RecTrainingJob
+metadata: {name: test}
+spec:
+  model: {kind: deepfm, embeddingDim: 4, hidden: [16, 8]}
+  features:
+    sparse: [{name: 'C{1..26}'}]
+    dense: [{name: 'I{1..13}'}]
+  data:
+    synthetic: {rows: 3000, testRows: 500, vocabulary: 1000}
+  training: {globalBatchSize: 128}
+";
+
+fn rectrain(folder: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_rectrain")).args(arguments).current_dir(folder).output().unwrap()
+}
+
+fn folder_with(manifest: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("job.yaml"), manifest).unwrap();
+    folder
+}
+
+fn events(output: &Output) -> Vec<Value> {
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn processes_train_the_same_model_as_one_process() {
+    let folder = folder_with(JOB);
+    let replicas = [
+        "--set",
+        "spec.roles.ps.replicas=2",
+        "--set",
+        "spec.roles.embeddingWorker.replicas=2",
+        "--set",
+        "spec.roles.denseWorker.replicas=2",
+    ];
+    let one = [&["run", "job.yaml", "--json"], &replicas[..]].concat();
+    let many = [&["run", "job.yaml", "--json", "--processes"], &replicas[..]].concat();
+    let one = events(&rectrain(folder.path(), &one));
+    let many = events(&rectrain(folder.path(), &many));
+    let (one, many) = (one.last().unwrap(), many.last().unwrap());
+    assert_eq!(one["event"], "summary");
+    for field in ["parametersSha256", "steps", "samples", "rows", "test"] {
+        assert_eq!(one[field], many[field], "{field}");
+    }
+    assert!(one["bytesOnWire"].as_object().unwrap().is_empty(), "nothing travels within a process");
+    let travelled = many["bytesOnWire"].as_object().unwrap();
+    for kind in ["put_ids", "put_dense", "forward", "backward", "lookup", "update", "ring_chunk"] {
+        assert!(travelled[kind].as_u64().unwrap() > 0, "{kind}");
+    }
+}
+
+#[test]
+fn hybrid_trains_in_processes() {
+    let folder = folder_with(JOB);
+    let arguments = ["run", "job.yaml", "--json", "--processes", "--set", "spec.training.mode=hybrid"];
+    let events = events(&rectrain(folder.path(), &arguments));
+    assert_eq!(events.first().unwrap()["mode"], "hybrid");
+    assert_eq!(events.last().unwrap()["samples"], 3000);
+}
+
+#[test]
+fn a_killed_parameter_server_ends_the_job_with_a_sentence_and_nobody_waits_for_ever() {
+    let folder = folder_with(&JOB.replace("rows: 3000", "rows: 3000000"));
+    let mut child = Command::new(env!("CARGO_BIN_EXE_rectrain"))
+        .args(["run", "job.yaml", "--json", "--processes"])
+        .current_dir(folder.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    while !lines.next().unwrap().unwrap().contains("progress") {}
+    let server = children_of(child.id()).into_iter().find(|(_, role)| role == "ps").unwrap().0;
+    assert!(Command::new("kill").args(["-9", &server.to_string()]).status().unwrap().success());
+    let killed = Instant::now();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(killed.elapsed() < Duration::from_secs(20), "{:?}", killed.elapsed());
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(message.contains("ps"), "{message}");
+}
+
+#[test]
+fn ctrl_c_ends_a_run_and_all_its_processes() {
+    for processes in [&[][..], &["--processes"]] {
+        let folder = folder_with(&JOB.replace("rows: 3000", "rows: 3000000"));
+        let mut child = Command::new(env!("CARGO_BIN_EXE_rectrain"))
+            .args([&["run", "job.yaml", "--json"], processes].concat())
+            .current_dir(folder.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        while !lines.next().unwrap().unwrap().contains("progress") {}
+        let children = children_of(child.id());
+        assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+        for (process, role) in children {
+            assert!(!Path::new(&format!("/proc/{process}/exe")).exists(), "{role} still runs");
+        }
+    }
+}
+
+/// Processes that `parent` started, with their first argument.
+fn children_of(parent: u32) -> Vec<(u32, String)> {
+    let mut children = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Some(process) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
+        let parent_of = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1)?.parse::<u32>().ok());
+        if parent_of == Some(parent)
+            && let Ok(line) = std::fs::read(entry.path().join("cmdline"))
+        {
+            let role = line.split(|byte| *byte == 0).nth(1).unwrap_or_default();
+            children.push((process, String::from_utf8_lossy(role).into_owned()));
+        }
+    }
+    children
+}
+
+#[test]
+fn the_users_mistakes_are_one_sentence_each_and_exit_code_2() {
+    let csv = |header: &str, rows: &str| format!("{header}\n{rows}");
+    let good = "1,5\n0,6\n";
+    let job = |sparse: &str| {
+        format!(
+            "{{apiVersion: rectrain.dev/v1alpha1, kind: RecTrainingJob, metadata: {{name: t}}, spec: {{model: {{kind: lr}},\n\
+             features: {{sparse: [{{name: {sparse}}}], dense: []}}, data: {{train: {{paths: [train.csv]}}}}}}}}"
+        )
+    };
+    let table: Vec<(&str, String, Option<String>, &[&str])> = vec![
+        (
+            "a misspelt key",
+            job("user").replace("sparse", "sprase"),
+            Some(csv("label,user", good)),
+            &["sprase", "sparse"],
+        ),
+        ("a missing file", job("user"), None, &["train.csv"]),
+        ("a column that is not there", job("usr"), Some(csv("label,user", good)), &["usr", "train.csv", "user"]),
+        ("a label that is not there", job("user"), Some(csv("lable,user", good)), &["label", "lable", "train.csv"]),
+        ("text in a number", job("user"), Some(csv("label,user", "1,5\nyes,6\n")), &["train.csv", "3", "label", "yes"]),
+        ("an empty file", job("user"), Some(String::new()), &["train.csv", "empty"]),
+        ("a label that is all 0", job("user"), Some(csv("label,user", "0,5\n0,6\n")), &["label", "0 in all 2 rows"]),
+        ("no manifest", String::new(), Some(csv("label,user", good)), &["job.yaml", "empty"]),
+    ];
+    for (mistake, manifest, data, expected) in table {
+        let folder = folder_with(&manifest);
+        if let Some(data) = data {
+            std::fs::write(folder.path().join("train.csv"), data).unwrap();
+        }
+        let output = rectrain(folder.path(), &["run", "job.yaml"]);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{mistake}: {message}");
+        for part in expected {
+            assert!(message.contains(part), "{mistake}: `{part}` is not in: {message}");
+        }
+        assert!(!message.contains("panicked"), "{mistake}: {message}");
+    }
+}
+
+#[test]
+fn validate_and_explain_answer_and_refuse() {
+    let folder = folder_with(JOB);
+    let valid = rectrain(folder.path(), &["validate", "job.yaml", "--set", "spec.training.mode=hybrid"]);
+    assert!(valid.status.success());
+    assert!(String::from_utf8_lossy(&valid.stdout).contains("hybrid"));
+    let invalid = rectrain(folder.path(), &["validate", "job.yaml", "--set", "spec.training.mode=hybird"]);
+    assert_eq!(invalid.status.code(), Some(2));
+    let message = String::from_utf8_lossy(&invalid.stderr);
+    assert!(message.contains("spec.training.mode") && message.contains("hybrid"), "{message}");
+    for topic in ["spec.training.globalBatchSize", "hybrid", "sync"] {
+        let explained = rectrain(folder.path(), &["explain", topic]);
+        assert!(explained.status.success() && explained.stdout.len() > 100, "{topic}");
+    }
+    assert_eq!(rectrain(folder.path(), &["explain", "spec.training.globalBatch"]).status.code(), Some(2));
+}
+
+#[test]
+fn metrics_are_served_while_a_job_trains() {
+    let folder = folder_with(&JOB.replace("rows: 3000", "rows: 3000000"));
+    let mut child = Command::new(env!("CARGO_BIN_EXE_rectrain"))
+        .args(["run", "job.yaml"])
+        .current_dir(folder.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let address = lines.next().unwrap().unwrap();
+    let address = address.strip_prefix("metrics on http://").unwrap().strip_suffix("/metrics").unwrap().to_owned();
+    while !lines.next().unwrap().unwrap().starts_with("step ") {}
+    let metrics = get(&address, "/metrics");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    for name in [
+        "rectrain_dense_worker_step_seconds_bucket",
+        "rectrain_ps_lookup_seconds_bucket",
+        "rectrain_ps_rows",
+        "rectrain_embedding_worker_pool_seconds_bucket",
+        "rectrain_loader_rows_total",
+    ] {
+        assert!(metrics.contains(name), "{name} is not in:\n{metrics}");
+    }
+}
+
+fn get(address: &str, path: &str) -> String {
+    use std::io::{Read, Write};
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}

@@ -1,0 +1,76 @@
+//! Rows per second of a file in Criteo's layout (label, 13 counts, 26 ids; tabs; no header).
+//!
+//! `cargo run --release -p rectrain-data --example read_speed -- FILE [FILE …]`; without a file, for
+//! 300,000 synthetic rows, drawn, and written to a temporary file and read.
+
+use rectrain_data::synthetic::Teacher;
+use rectrain_data::{
+    BadRows, CsvFormat, Dataset, DenseField, Format, LabelField, MissingValue, Part, ReadPlan, Schema, SourceConfig,
+    SparseField, SyntheticConfig, Transform,
+};
+use std::time::Instant;
+
+fn criteo_schema() -> Schema {
+    let sparse = (1..=26).map(|i| SparseField {
+        name: format!("C{i}"),
+        table: format!("C{i}"),
+        multi_value: None,
+        missing: MissingValue::Token,
+    });
+    let dense = (1..=13).map(|i| DenseField { name: format!("I{i}"), transform: Transform::Log1p, missing: 0.0 });
+    Schema {
+        sparse: sparse.collect(),
+        dense: dense.collect(),
+        label: LabelField { name: "label".into(), positive_from: None },
+        group: None,
+    }
+}
+
+fn measure(what: &str, paths: Vec<String>, format: Format) -> Result<(), rectrain_data::DataError> {
+    let config = SourceConfig {
+        paths,
+        format,
+        bad_rows: BadRows::Fail,
+        split: None,
+        part: Part::All,
+        storage_options: Default::default(),
+    };
+    let dataset = Dataset::open(config, criteo_schema())?;
+    for (mode, shuffle, step) in [("every chunk", None, 1), ("shuffled", Some(1), 1), ("1 of 8", None, 8)] {
+        let mut reader = dataset.reader(ReadPlan { chunk_rows: 8192, shuffle, epoch: 0, read_ahead_chunks: 2 })?;
+        let (start, mut rows, mut positives, mut chunk) = (Instant::now(), 0, 0.0, 0);
+        while let Some(batch) = reader.read(chunk)? {
+            rows += batch.samples;
+            positives += batch.label_sum();
+            chunk += step;
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        println!(
+            "{what}, {mode}: {rows} rows, {positives} positive, {seconds:.3} s, {:.0} rows/s",
+            rows as f64 / seconds
+        );
+    }
+    let (start, rows) = (Instant::now(), dataset.count_rows()?);
+    let seconds = start.elapsed().as_secs_f64();
+    println!("{what}, counted: {rows} rows, {seconds:.3} s; estimated {}", dataset.estimated_rows());
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let files: Vec<String> = std::env::args().skip(1).collect();
+    if !files.is_empty() {
+        for file in files {
+            measure(&file.clone(), vec![file], Format::Csv(CsvFormat::criteo()))?;
+        }
+        return Ok(());
+    }
+    let config = SyntheticConfig { rows: 300_000, ..SyntheticConfig::default() };
+    measure("synthetic", vec![], Format::Synthetic(config.clone()))?;
+    let file = std::env::temp_dir().join(format!("read-speed-{}.tsv", std::process::id()));
+    let written = std::io::BufWriter::new(std::fs::File::create(&file)?);
+    Teacher::new(config)?.write_text(0..300_000, written)?;
+    let name = file.display().to_string();
+    measure("text", vec![name], Format::Csv(CsvFormat::criteo()))?;
+    std::fs::remove_file(file)?;
+    Ok(())
+}

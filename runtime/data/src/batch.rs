@@ -1,0 +1,306 @@
+//! A batch: rows in the shape in which training wants them, one array a feature. Plain values with
+//! no idea where they came from; the sources fill them, the loader cuts and sends them.
+
+use std::ops::Range;
+
+/// The ids of one sparse feature.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SparseColumn {
+    /// Keys of all samples, one sample after the other (see [`crate::key`]).
+    pub keys: Vec<u64>,
+    /// `None`: every sample has exactly one key. `Some`: sample `i` has the keys
+    /// `offsets[i]..offsets[i + 1]`, possibly none; `samples + 1` entries, the first 0.
+    pub offsets: Option<Vec<u32>>,
+}
+
+impl SparseColumn {
+    fn empty(variable: bool) -> Self {
+        Self { keys: Vec::new(), offsets: variable.then(|| vec![0]) }
+    }
+
+    /// Where the keys of sample `row` lie in `keys`.
+    pub fn span(&self, row: usize) -> Range<usize> {
+        match &self.offsets {
+            None => row..row + 1,
+            Some(offsets) => offsets[row] as usize..offsets[row + 1] as usize,
+        }
+    }
+
+    /// The keys of sample `row`.
+    pub fn row(&self, row: usize) -> &[u64] {
+        &self.keys[self.span(row)]
+    }
+
+    fn slice(&self, rows: Range<usize>) -> Self {
+        match &self.offsets {
+            None => Self { keys: self.keys[rows].to_vec(), offsets: None },
+            Some(offsets) => {
+                let (from, to) = (offsets[rows.start], offsets[rows.end]);
+                Self {
+                    keys: self.keys[from as usize..to as usize].to_vec(),
+                    offsets: Some(offsets[rows.start..=rows.end].iter().map(|offset| offset - from).collect()),
+                }
+            }
+        }
+    }
+
+    fn append(&mut self, other: &Self, rows: Range<usize>) {
+        match (&mut self.offsets, &other.offsets) {
+            (None, None) => self.keys.extend_from_slice(&other.keys[rows]),
+            (Some(mine), Some(theirs)) => {
+                let (from, to) = (theirs[rows.start], theirs[rows.end]);
+                let base = self.keys.len();
+                assert!(
+                    base + (to - from) as usize <= u32::MAX as usize,
+                    "more than 2^32 keys of one feature in one batch"
+                );
+                let base = base as u32;
+                self.keys.extend_from_slice(&other.keys[from as usize..to as usize]);
+                mine.extend(theirs[rows.start + 1..=rows.end].iter().map(|offset| base + (offset - from)));
+            }
+            _ => panic!("batches of different schemas cannot be joined"),
+        }
+    }
+
+    fn permute(&self, order: &[u32]) -> Self {
+        let Some(offsets) = &self.offsets else {
+            return Self { keys: order.iter().map(|&row| self.keys[row as usize]).collect(), offsets: None };
+        };
+        let mut keys = Vec::with_capacity(self.keys.len());
+        let mut permuted = Vec::with_capacity(offsets.len());
+        permuted.push(0);
+        for &row in order {
+            keys.extend_from_slice(self.row(row as usize));
+            permuted.push(keys.len() as u32);
+        }
+        Self { keys, offsets: Some(permuted) }
+    }
+
+    fn truncate(&mut self, samples: usize) {
+        match &mut self.offsets {
+            None => self.keys.truncate(samples),
+            Some(offsets) => {
+                offsets.truncate(samples + 1);
+                self.keys.truncate(offsets[samples] as usize);
+            }
+        }
+    }
+}
+
+/// Rows of a data set. `sparse` is in the order of the schema's sparse fields, the columns of `dense` in
+/// that of its dense fields.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Batch {
+    /// Number of rows.
+    pub samples: usize,
+    /// One column for each sparse field.
+    pub sparse: Vec<SparseColumn>,
+    /// Number of dense fields.
+    pub dense_width: usize,
+    /// Transformed dense features, row-major `[samples, dense_width]`.
+    pub dense: Vec<f32>,
+    /// Labels in [0, 1], `[samples]`.
+    pub labels: Vec<f32>,
+    /// The group of each row, hashed, for grouped AUC; `None` if the schema names no group.
+    pub groups: Option<Vec<u64>>,
+}
+
+impl Batch {
+    /// A batch of no rows. `variable` says for each sparse field whether its samples have a varying
+    /// number of keys.
+    pub fn empty(variable: &[bool], dense_width: usize, grouped: bool) -> Self {
+        Self {
+            samples: 0,
+            sparse: variable.iter().map(|&v| SparseColumn::empty(v)).collect(),
+            dense_width,
+            dense: Vec::new(),
+            labels: Vec::new(),
+            groups: grouped.then(Vec::new),
+        }
+    }
+
+    /// A copy of the rows `rows`. Panics if they are not all there, as a slice does.
+    pub fn slice(&self, rows: Range<usize>) -> Self {
+        let width = self.dense_width;
+        Self {
+            samples: rows.len(),
+            sparse: self.sparse.iter().map(|c| c.slice(rows.clone())).collect(),
+            dense_width: width,
+            dense: self.dense[rows.start * width..rows.end * width].to_vec(),
+            labels: self.labels[rows.clone()].to_vec(),
+            groups: self.groups.as_ref().map(|g| g[rows].to_vec()),
+        }
+    }
+
+    /// Appends the rows `rows` of `other`. Panics if the two are not of one schema.
+    pub fn append(&mut self, other: &Self, rows: Range<usize>) {
+        assert!(
+            self.sparse.len() == other.sparse.len() && self.dense_width == other.dense_width,
+            "batches of different schemas cannot be joined"
+        );
+        let width = self.dense_width;
+        for (mine, theirs) in self.sparse.iter_mut().zip(&other.sparse) {
+            mine.append(theirs, rows.clone());
+        }
+        self.dense.extend_from_slice(&other.dense[rows.start * width..rows.end * width]);
+        self.labels.extend_from_slice(&other.labels[rows.clone()]);
+        self.samples += rows.len();
+        match (&mut self.groups, &other.groups) {
+            (None, None) => {}
+            (Some(mine), Some(theirs)) => mine.extend_from_slice(&theirs[rows]),
+            _ => panic!("batches of different schemas cannot be joined"),
+        }
+    }
+
+    /// All rows of all batches, in order. An empty list gives an empty batch without columns. Panics
+    /// if the batches are not of one schema.
+    pub fn concat(batches: &[Self]) -> Self {
+        let Some((first, rest)) = batches.split_first() else {
+            return Self::default();
+        };
+        let mut all = first.clone();
+        for batch in rest {
+            all.append(batch, 0..batch.samples);
+        }
+        all
+    }
+
+    /// Row `i` of the result is row `order[i]` of this one. `order` is usually a permutation, but may
+    /// also leave rows out or repeat them.
+    pub fn permute(&self, order: &[u32]) -> Self {
+        let width = self.dense_width;
+        let mut dense = Vec::with_capacity(order.len() * width);
+        for &row in order {
+            let at = row as usize * width;
+            dense.extend_from_slice(&self.dense[at..at + width]);
+        }
+        let pick = |values: &[u64]| order.iter().map(|&row| values[row as usize]).collect();
+        Self {
+            samples: order.len(),
+            sparse: self.sparse.iter().map(|c| c.permute(order)).collect(),
+            dense_width: width,
+            dense,
+            labels: order.iter().map(|&r| self.labels[r as usize]).collect(),
+            groups: self.groups.as_deref().map(pick),
+        }
+    }
+
+    /// Sum of the labels. Over a whole epoch, 0 or the number of samples means that every label is
+    /// the same, and that nothing can be learned.
+    pub fn label_sum(&self) -> f64 {
+        self.labels.iter().map(|&label| f64::from(label)).sum()
+    }
+
+    /// Number of ids over all sparse features.
+    pub fn ids(&self) -> usize {
+        self.sparse.iter().map(|column| column.keys.len()).sum()
+    }
+
+    /// Bytes the arrays occupy.
+    pub fn size_bytes(&self) -> usize {
+        let offsets = |c: &SparseColumn| c.offsets.as_ref().map_or(0, Vec::len);
+        let sparse = self.sparse.iter().map(|c| c.keys.len() * 8 + offsets(c) * 4);
+        sparse.sum::<usize>()
+            + (self.dense.len() + self.labels.len()) * 4
+            + self.groups.as_ref().map_or(0, Vec::len) * 8
+    }
+
+    /// Makes room for `rows` more rows of one key a feature.
+    pub(crate) fn reserve(&mut self, rows: usize) {
+        for column in &mut self.sparse {
+            column.keys.reserve(rows);
+            if let Some(offsets) = &mut column.offsets {
+                offsets.reserve(rows);
+            }
+        }
+        self.dense.reserve(rows * self.dense_width);
+        self.labels.reserve(rows);
+        if let Some(groups) = &mut self.groups {
+            groups.reserve(rows);
+        }
+    }
+
+    /// Throws away everything beyond the first `samples` rows, a row half written included.
+    pub(crate) fn truncate(&mut self, samples: usize) {
+        for column in &mut self.sparse {
+            column.truncate(samples);
+        }
+        self.dense.truncate(samples * self.dense_width);
+        self.labels.truncate(samples);
+        if let Some(groups) = &mut self.groups {
+            groups.truncate(samples);
+        }
+        self.samples = samples;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Rows as a naive reader would keep them.
+    type Row = (u64, Vec<u64>, Vec<f32>, f32, u64);
+
+    fn batch_of(rows: &[Row]) -> Batch {
+        let mut batch = Batch::empty(&[false, true], 2, true);
+        for (one, many, dense, label, group) in rows {
+            batch.sparse[0].keys.push(*one);
+            batch.sparse[1].keys.extend(many);
+            let end = batch.sparse[1].keys.len() as u32;
+            batch.sparse[1].offsets.as_mut().unwrap().push(end);
+            batch.dense.extend(dense);
+            batch.labels.push(*label);
+            batch.groups.as_mut().unwrap().push(*group);
+            batch.samples += 1;
+        }
+        batch
+    }
+
+    fn rows() -> impl Strategy<Value = Vec<Row>> {
+        let row = (
+            any::<u64>(),
+            prop::collection::vec(any::<u64>(), 0..4),
+            prop::collection::vec(-9.0_f32..9.0, 2),
+            0.0_f32..1.0,
+            any::<u64>(),
+        );
+        prop::collection::vec(row, 0..20)
+    }
+
+    proptest! {
+        #[test]
+        fn slice_concat_and_permute_do_what_lists_of_rows_do(
+            rows in rows(), cut in 0_usize..20, seed in any::<u64>()
+        ) {
+            let batch = batch_of(&rows);
+            let cut = cut.min(rows.len());
+            prop_assert_eq!(batch.slice(0..cut), batch_of(&rows[..cut]));
+            prop_assert_eq!(batch.slice(cut..rows.len()), batch_of(&rows[cut..]));
+            let halves = [batch.slice(0..cut), batch.slice(cut..rows.len())];
+            prop_assert_eq!(&Batch::concat(&halves), &batch);
+            let order = crate::chunk_permutation(seed, 0, 0, rows.len() as u32);
+            let permuted: Vec<Row> = order.iter().map(|&i| rows[i as usize].clone()).collect();
+            prop_assert_eq!(batch.permute(&order), batch_of(&permuted));
+            let mut cut_off = batch.clone();
+            cut_off.sparse[0].keys.push(1);
+            cut_off.sparse[1].keys.push(1);
+            cut_off.dense.push(1.0);
+            cut_off.truncate(cut);
+            prop_assert_eq!(cut_off, batch_of(&rows[..cut]));
+        }
+    }
+
+    #[test]
+    fn the_label_sum_tells_a_training_set_of_one_label() {
+        let row = |label| (1, vec![], vec![0.0, 0.0], label, 1);
+        assert_eq!(batch_of(&[row(0.0), row(0.0)]).label_sum(), 0.0);
+        assert_eq!(batch_of(&[row(1.0), row(0.0)]).label_sum(), 1.0);
+    }
+
+    #[test]
+    #[should_panic(expected = "different schemas")]
+    fn batches_of_different_schemas_are_not_joined() {
+        Batch::concat(&[Batch::empty(&[false], 1, false), Batch::empty(&[true], 1, false)]);
+    }
+}

@@ -1,0 +1,114 @@
+//! Numbers from text without an allocation. The fast path covers what data files hold (a few digits,
+//! perhaps a point); the rest goes through the standard library. Called for every dense cell.
+
+/// The `f32` nearest to the decimal number in `text`, spaces around it aside; `None` if it is no number.
+/// `inf`, `nan` and the like are what the standard library takes them for.
+#[inline]
+pub(crate) fn parse_f32(text: &[u8]) -> Option<f32> {
+    match short_decimal(text) {
+        Some(value) => Some(value),
+        None => std::str::from_utf8(text).ok()?.trim().parse().ok(),
+    }
+}
+
+/// The `f64` nearest to the decimal number in `text`.
+pub(crate) fn parse_f64(text: &[u8]) -> Option<f64> {
+    std::str::from_utf8(text).ok()?.trim().parse().ok()
+}
+
+/// Powers of ten that `f32` holds exactly.
+const POWERS: [f32; 11] = [1.0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10];
+
+/// `[-]digits[.digits]` with a mantissa of at most 2²⁴ and at most ten decimals: mantissa and power of
+/// ten are then exact, so their quotient is rounded once, correctly (Clinger 1990).
+#[inline]
+fn short_decimal(text: &[u8]) -> Option<f32> {
+    let (negative, digits) = match text {
+        [b'-', rest @ ..] => (true, rest),
+        rest => (false, rest),
+    };
+    let (mut mantissa, mut seen, mut decimals) = (0_u32, 0_usize, None);
+    for &byte in digits {
+        let digit = byte.wrapping_sub(b'0');
+        if digit <= 9 {
+            mantissa = mantissa * 10 + u32::from(digit);
+            if mantissa > 1 << 24 {
+                return None;
+            }
+            seen += 1;
+            decimals = decimals.map(|count| count + 1);
+        } else if byte == b'.' && decimals.is_none() {
+            decimals = Some(0_usize);
+        } else {
+            return None;
+        }
+    }
+    if seen == 0 {
+        return None;
+    }
+    let value = mantissa as f32 / POWERS.get(decimals.unwrap_or(0))?;
+    Some(if negative { -value } else { value })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn same(text: &str) {
+        let expected: Option<f32> = text.trim().parse().ok();
+        let found = parse_f32(text.as_bytes());
+        assert_eq!(found.map(f32::to_bits), expected.map(f32::to_bits), "{text:?}");
+    }
+
+    #[test]
+    fn odd_spellings_are_read_as_the_standard_library_reads_them() {
+        for text in [
+            "",
+            "-",
+            ".",
+            "-.",
+            "1.",
+            ".5",
+            "-0",
+            "0.1",
+            "16777216",
+            "16777217",
+            "16777219",
+            " 7 ",
+            "1e3",
+            "abc",
+            "1,5",
+            "1.2.3",
+            "0x10",
+            "NaN",
+            "inf",
+            "-inf",
+            "00012",
+            "0.00000000001",
+            "3.4028236e38",
+            "1e39",
+            "+4",
+            "--1",
+            "١",
+        ] {
+            same(text);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_fast_path_rounds_correctly(whole in 0_u32..100_000, decimals in 0_usize..12, f in any::<u32>()) {
+            let fraction = format!("{f:012}");
+            same(&format!("{whole}.{}", &fraction[..decimals]));
+            same(&format!("-{whole}"));
+        }
+
+        #[test]
+        fn any_f32_written_out_is_read_back(bits in any::<u32>()) {
+            let value = f32::from_bits(bits);
+            prop_assume!(value.is_finite());
+            prop_assert_eq!(parse_f32(value.to_string().as_bytes()).unwrap().to_bits(), bits);
+        }
+    }
+}

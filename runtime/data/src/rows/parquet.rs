@@ -1,0 +1,708 @@
+//! Rows of Parquet files, row group by row group. Only the columns of the schema are read. A local file is
+//! read by the operating system as pages are wanted; of an object the columns of a row group are
+//! fetched at once, and those of the next while this one is decoded. Row groups that are passed over are
+//! not read at all (unless bad rows are skipped, or the part is one of time, which needs every row).
+
+use super::{RowSource, Selection, Tally, locate, offset};
+use crate::batch::Batch;
+use crate::blocking::{Pending, Stop};
+use crate::config::{BadRows, TimeBound};
+use crate::error::{DataError, Place, shown};
+use crate::schema::{Encoder, Layout, Schema, SparseEncoder};
+use crate::storage::{FilePlace, Object, SourceFile};
+use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Float32Array, Float64Array, Int64Array, RecordBatch};
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Int64Type, TimeUnit, UInt64Type};
+use arrow::error::ArrowError;
+use arrow::util::display::array_value_to_string;
+use bytes::{Buf, Bytes};
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
+};
+use parquet::basic::Compression;
+use parquet::errors::ParquetError;
+use parquet::file::metadata::ParquetMetaData;
+use parquet::file::reader::{ChunkReader, Length};
+use std::fs::File;
+use std::sync::Arc;
+
+/// Rows that are decoded at a time.
+const DECODE_ROWS: usize = 4096;
+
+/// A Parquet file whose footer was read and whose columns were found.
+#[derive(Debug)]
+pub(crate) struct ParquetFile {
+    pub(crate) file: SourceFile,
+    pub(crate) layout: Layout,
+    pub(crate) rows: u64,
+    metadata: ArrowReaderMetadata,
+    mask: ProjectionMask,
+}
+
+impl ParquetFile {
+    pub(crate) fn open(file: SourceFile, schema: &Schema, time: Option<(&str, &TimeBound)>) -> Result<Self, DataError> {
+        let metadata = read_footer(&file)?;
+        let fields = metadata.schema().fields();
+        let names = fields.iter().map(|field| field.name().clone()).collect();
+        let layout = Layout::bind(&file.name, names, schema, time.map(|(name, _)| name))?;
+        let types: Vec<&DataType> = fields.iter().map(|field| field.data_type()).collect();
+        check_types(&file.name, &layout, &types, schema, time.map(|(_, bound)| bound))?;
+        let roots =
+            layout.sparse.iter().chain(&layout.dense).chain([&layout.label]).chain(&layout.group).chain(&layout.time);
+        let mask = ProjectionMask::roots(metadata.parquet_schema(), roots.copied());
+        check_compression(&file, metadata.metadata())?;
+        let rows = metadata.metadata().file_metadata().num_rows();
+        let rows = u64::try_from(rows).unwrap_or(0);
+        if rows == 0 {
+            return Err(DataError::NoRows { file: file.name });
+        }
+        Ok(Self { file, layout, rows, metadata, mask })
+    }
+
+    fn groups(&self) -> usize {
+        self.metadata.metadata().num_row_groups()
+    }
+
+    fn group_rows(&self, group: usize) -> u64 {
+        let rows = self.metadata.metadata().row_group(group).num_rows();
+        u64::try_from(rows).unwrap_or(0)
+    }
+
+    /// Where the wanted columns of a row group lie in the file.
+    fn column_ranges(&self, group: usize) -> Vec<(u64, u64)> {
+        let columns = self.metadata.metadata().row_group(group).columns();
+        columns
+            .iter()
+            .enumerate()
+            .filter(|(leaf, _)| self.mask.leaf_included(*leaf))
+            .map(|(_, column)| column.byte_range())
+            .collect()
+    }
+
+    fn damaged(&self, error: &ArrowError) -> DataError {
+        DataError::Damaged { file: self.file.name.clone(), problem: error.to_string() }
+    }
+}
+
+/// Types are derived from Parquet's own: the Arrow schema that some writers add could ask for
+/// dictionaries and views, which would only be undone here.
+fn reader_options() -> ArrowReaderOptions {
+    ArrowReaderOptions::new().with_skip_arrow_metadata(true)
+}
+
+/// Runs a piece of the Parquet decoder, which panics on some damaged files, and makes an error of a panic.
+/// What it was working on must be dropped afterwards.
+fn caught<T>(decode: impl FnOnce() -> T) -> Result<T, ParquetError> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(decode)).map_err(|panic| {
+        let said = panic.downcast_ref::<&str>().map(|said| (*said).to_owned());
+        let said = said.or_else(|| panic.downcast_ref::<String>().cloned());
+        let said = said.unwrap_or_else(|| "no message".to_owned());
+        ParquetError::General(format!("its pages cannot be decoded ({said})"))
+    })
+}
+
+fn read_footer(file: &SourceFile) -> Result<ArrowReaderMetadata, DataError> {
+    let footer = match &file.place {
+        FilePlace::Local(path) => {
+            let opened = File::open(path).map_err(|error| file.read_error(error))?;
+            caught(|| ArrowReaderMetadata::load(&opened, reader_options()))
+        }
+        FilePlace::Object(object) => {
+            let remote = Remote { object: object.clone(), size: file.size };
+            caught(|| ArrowReaderMetadata::load(&remote, reader_options()))
+        }
+    };
+    footer.and_then(|footer| footer).map_err(|error| match error {
+        ParquetError::External(inner) => match inner.downcast::<std::io::Error>() {
+            Ok(error) => file.read_error(*error),
+            Err(other) => not_parquet(file, other.to_string()),
+        },
+        error => not_parquet(file, error.to_string()),
+    })
+}
+
+fn not_parquet(file: &SourceFile, problem: String) -> DataError {
+    DataError::WrongFormat { file: file.name.clone(), expected: "a readable Parquet file", problem }
+}
+
+/// Refuses a codec that this build cannot undo now, rather than when the first page is read.
+fn check_compression(file: &SourceFile, metadata: &ParquetMetaData) -> Result<(), DataError> {
+    let columns = metadata.row_groups().iter().flat_map(|group| group.columns());
+    let known = |codec: &Compression| {
+        matches!(codec, Compression::UNCOMPRESSED | Compression::SNAPPY | Compression::GZIP(_) | Compression::ZSTD(_))
+    };
+    match columns.map(|column| column.compression()).find(|codec| !known(codec)) {
+        Some(codec) => {
+            Err(not_parquet(file, format!("it is compressed with {codec}; write it with Zstandard, Snappy or gzip")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// An object as the Parquet reader wants it, for its footer: every request is one round trip.
+struct Remote {
+    object: Object,
+    size: u64,
+}
+
+impl Length for Remote {
+    fn len(&self) -> u64 {
+        self.size
+    }
+}
+
+impl ChunkReader for Remote {
+    type T = bytes::buf::Reader<Bytes>;
+
+    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
+        let length = self.size.saturating_sub(start) as usize;
+        Ok(self.get_bytes(start, length)?.reader())
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        let fetched =
+            self.object.fetch(start..start + length as u64).and_then(|pending| pending.wait(&Stop::default())?);
+        fetched.map_err(|error| ParquetError::External(Box::new(error)))
+    }
+}
+
+/// The columns of one row group of an object, in memory.
+#[derive(Clone)]
+struct Fetched {
+    size: u64,
+    /// (first byte, bytes), ascending.
+    pieces: Arc<Vec<(u64, Bytes)>>,
+}
+
+impl Fetched {
+    fn from(&self, start: u64) -> Result<Bytes, ParquetError> {
+        let piece = self.pieces.partition_point(|(first, _)| *first <= start);
+        let found = piece.checked_sub(1).and_then(|piece| {
+            let (first, bytes) = &self.pieces[piece];
+            let skip = (start - first) as usize;
+            (skip < bytes.len()).then(|| bytes.slice(skip..))
+        });
+        found.ok_or_else(|| ParquetError::EOF(format!("no column at byte {start}")))
+    }
+}
+
+impl Length for Fetched {
+    fn len(&self) -> u64 {
+        self.size
+    }
+}
+
+impl ChunkReader for Fetched {
+    type T = bytes::buf::Reader<Bytes>;
+
+    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
+        Ok(self.from(start)?.reader())
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        let bytes = self.from(start)?;
+        match length <= bytes.len() {
+            true => Ok(bytes.slice(..length)),
+            false => Err(ParquetError::EOF(format!("column ends before byte {length}"))),
+        }
+    }
+}
+
+/// A fetch of the columns of a row group that is under way.
+struct Fetching {
+    file: usize,
+    group: usize,
+    pieces: Vec<(u64, Pending<std::io::Result<Bytes>>)>,
+}
+
+/// Cursor over the rows of Parquet files.
+pub(crate) struct ParquetRows {
+    files: Arc<Vec<ParquetFile>>,
+    encoder: Arc<Encoder>,
+    selection: Selection,
+    tally: Tally,
+    stop: Stop,
+    /// The current row group, and how many of its rows were decoded or passed over.
+    file: usize,
+    group: usize,
+    group_at: u64,
+    /// Rows of the part not yet decoded or passed over.
+    left: u64,
+    reader: Option<ParquetRecordBatchReader>,
+    /// The current row group of an object.
+    fetched: Option<Fetched>,
+    next: Option<Fetching>,
+    decoded: Decoded,
+}
+
+/// Rows that were decoded and not yet taken.
+#[derive(Default)]
+struct Decoded {
+    rows: Batch,
+    at: usize,
+    /// Bad rows, each with the number of good ones before it, in order.
+    bad: std::collections::VecDeque<(usize, DataError)>,
+}
+
+impl ParquetRows {
+    /// A cursor at the first row of the part.
+    pub(crate) fn open(
+        files: &Arc<Vec<ParquetFile>>,
+        encoder: &Arc<Encoder>,
+        selection: Selection,
+        bad_rows: BadRows,
+        stop: &Stop,
+    ) -> Self {
+        let (from, rows) = selection.rows();
+        let counts: Vec<u64> = files.iter().map(|file| file.rows).collect();
+        let (file, group_at) = locate(&counts, from);
+        Self {
+            files: Arc::clone(files),
+            encoder: Arc::clone(encoder),
+            selection,
+            tally: Tally::new(bad_rows),
+            stop: stop.clone(),
+            file,
+            group: 0,
+            group_at,
+            left: rows.unwrap_or(u64::MAX),
+            reader: None,
+            fetched: None,
+            next: None,
+            decoded: Decoded::default(),
+        }
+    }
+
+    /// Goes to the row group in which `group_at` lies; `false` if there is none.
+    fn settle(&mut self) -> bool {
+        while let Some(file) = self.files.get(self.file) {
+            if self.group == file.groups() {
+                (self.file, self.group) = (self.file + 1, 0);
+                continue;
+            }
+            let rows = file.group_rows(self.group);
+            if self.group_at < rows {
+                return true;
+            }
+            self.group_at -= rows;
+            self.group += 1;
+            self.reader = None;
+            self.fetched = None;
+        }
+        false
+    }
+
+    /// Passes over `rows` rows without decoding them, beyond those that are decoded.
+    fn pass_over(&mut self, rows: u64) -> u64 {
+        let mut passed = 0;
+        while passed < rows && self.left > 0 && self.settle() {
+            let group = self.files[self.file].group_rows(self.group);
+            let step = (rows - passed).min(self.left).min(group - self.group_at);
+            self.group_at += step;
+            self.left -= step;
+            passed += step;
+            self.reader = None;
+        }
+        passed
+    }
+
+    /// Decodes the next rows; `false` at the end of the part.
+    fn decode(&mut self) -> Result<bool, DataError> {
+        if self.left == 0 || !self.settle() {
+            return Ok(false);
+        }
+        if self.stop.is_set() {
+            return Err(DataError::Stopped);
+        }
+        let mut reader = match self.reader.take() {
+            Some(reader) => reader,
+            None => self.open_group()?,
+        };
+        let file = &self.files[self.file];
+        let next = caught(|| reader.next()).map_err(|error| file.damaged(&error.into()))?;
+        let Some(batch) = next else {
+            return Err(DataError::Damaged {
+                file: file.file.name.clone(),
+                problem: format!("row group {} has fewer rows than its footer says", self.group),
+            });
+        };
+        let batch = batch.map_err(|error| file.damaged(&error))?;
+        let rows = (batch.num_rows() as u64).min(self.left);
+        let before: u64 = (0..self.group).map(|group| file.group_rows(group)).sum();
+        let columns = Columns { file, batch: batch.slice(0, rows as usize), first_row: before + self.group_at };
+        self.decoded = columns.decode(&self.encoder, &self.selection)?;
+        self.group_at += rows;
+        self.left -= rows.min(self.left);
+        self.reader = Some(reader);
+        Ok(true)
+    }
+
+    fn open_group(&mut self) -> Result<ParquetRecordBatchReader, DataError> {
+        let files = Arc::clone(&self.files);
+        let file = &files[self.file];
+        let reader = match &file.file.place {
+            FilePlace::Local(path) => {
+                let opened = File::open(path).map_err(|error| file.file.read_error(error))?;
+                self.build(file, opened)
+            }
+            FilePlace::Object(object) => {
+                let fetched = self.fetched_group(file, object)?;
+                self.build(file, fetched)
+            }
+        };
+        reader.map_err(|error| file.damaged(&error.into()))
+    }
+
+    fn build<T: ChunkReader + 'static>(
+        &self,
+        file: &ParquetFile,
+        input: T,
+    ) -> Result<ParquetRecordBatchReader, ParquetError> {
+        caught(|| {
+            ParquetRecordBatchReaderBuilder::new_with_metadata(input, file.metadata.clone())
+                .with_row_groups(vec![self.group])
+                .with_projection(file.mask.clone())
+                .with_batch_size(DECODE_ROWS)
+                .with_offset(self.group_at as usize)
+                .build()
+        })?
+    }
+
+    /// The columns of the current row group, from memory, from the fetch under way, or from a new one.
+    fn fetched_group(&mut self, file: &ParquetFile, object: &Object) -> Result<Fetched, DataError> {
+        if let Some(fetched) = &self.fetched {
+            return Ok(fetched.clone());
+        }
+        let failed = |error| file.file.read_error(error);
+        let fetching = match self.next.take() {
+            Some(next) if (next.file, next.group) == (self.file, self.group) => next,
+            _ => start_fetch(file, object, self.file, self.group).map_err(failed)?,
+        };
+        let mut pieces = Vec::with_capacity(fetching.pieces.len());
+        for (first, pending) in fetching.pieces {
+            let bytes = pending.wait(&self.stop).and_then(|bytes| bytes);
+            pieces.push((first, bytes.map_err(failed)?));
+        }
+        pieces.sort_by_key(|(first, _)| *first);
+        let fetched = Fetched { size: file.file.size, pieces: Arc::new(pieces) };
+        self.fetched = Some(fetched.clone());
+        if self.group + 1 < file.groups() {
+            let next = start_fetch(file, object, self.file, self.group + 1);
+            self.next = Some(next.map_err(failed)?);
+        }
+        Ok(fetched)
+    }
+}
+
+fn start_fetch(file: &ParquetFile, object: &Object, file_index: usize, group: usize) -> std::io::Result<Fetching> {
+    let pieces = file
+        .column_ranges(group)
+        .into_iter()
+        .map(|(first, length)| Ok((first, object.fetch(first..first + length)?)))
+        .collect::<std::io::Result<_>>()?;
+    Ok(Fetching { file: file_index, group, pieces })
+}
+
+impl RowSource for ParquetRows {
+    fn advance(&mut self, rows: u64, mut into: Option<&mut Batch>) -> Result<u64, DataError> {
+        let must_decode = self.tally.skips() || matches!(self.selection, Selection::Time { .. });
+        let look = into.is_some() || must_decode;
+        let mut passed = 0;
+        while passed < rows {
+            let decoded = &mut self.decoded;
+            if let Some((_, error)) = decoded.bad.pop_front_if(|(before, _)| *before <= decoded.at) {
+                match look {
+                    true => self.tally.note(error)?,
+                    false => passed += 1, // nobody looks at it: a row like any other
+                }
+                continue;
+            }
+            let until = decoded.bad.front().map_or(decoded.rows.samples, |(before, _)| *before);
+            if decoded.at < until {
+                let step = ((rows - passed) as usize).min(until - decoded.at);
+                if let Some(batch) = &mut into {
+                    batch.append(&decoded.rows, decoded.at..decoded.at + step);
+                }
+                decoded.at += step;
+                passed += step as u64;
+            } else if !look {
+                return Ok(passed + self.pass_over(rows - passed));
+            } else if !self.decode()? {
+                break;
+            }
+        }
+        Ok(passed)
+    }
+
+    fn skipped(&self) -> u64 {
+        self.tally.skipped
+    }
+}
+
+fn is_number(found: &DataType) -> bool {
+    found.is_numeric() || matches!(found, DataType::Boolean)
+}
+
+fn is_id(found: &DataType) -> bool {
+    found.is_integer() || matches!(found, DataType::Utf8 | DataType::Binary)
+}
+
+fn is_time(found: &DataType, bound: &TimeBound) -> bool {
+    let date = matches!(found, DataType::Timestamp(_, _) | DataType::Date32 | DataType::Date64);
+    match bound {
+        TimeBound::Number(_) => found.is_numeric() || date,
+        TimeBound::Text(_) => matches!(found, DataType::Utf8 | DataType::Binary),
+    }
+}
+
+fn check_types(
+    file: &str,
+    layout: &Layout,
+    types: &[&DataType],
+    schema: &Schema,
+    time: Option<&TimeBound>,
+) -> Result<(), DataError> {
+    let refuse = |column: usize, expected| {
+        Err(DataError::ColumnType {
+            file: file.to_owned(),
+            column: layout.names[column].clone(),
+            found: types[column].to_string(),
+            expected,
+        })
+    };
+    for &column in layout.dense.iter().chain([&layout.label]) {
+        if !is_number(types[column]) {
+            return refuse(column, "a dense feature and a label must be numbers");
+        }
+    }
+    for (field, &column) in schema.sparse.iter().zip(&layout.sparse) {
+        match (types[column], field.multi_value) {
+            (DataType::List(item), Some(_)) if is_id(item.data_type()) => {}
+            (DataType::List(_), None) => {
+                return refuse(column, "lists are for multi-valued features: declare it as one");
+            }
+            (found, _) if is_id(found) => {}
+            _ => {
+                return refuse(column, "a sparse feature must be integers, text, or a list of either");
+            }
+        }
+    }
+    if let Some(column) = layout.group
+        && !is_id(types[column])
+    {
+        return refuse(column, "a group must be integers or text");
+    }
+    match (layout.time, time) {
+        (Some(column), Some(bound)) if !is_time(types[column], bound) => match bound {
+            TimeBound::Number(_) => refuse(column, "a split by a number needs a number or a time"),
+            TimeBound::Text(_) => refuse(column, "a split by text needs text"),
+        },
+        _ => Ok(()),
+    }
+}
+
+/// Some decoded rows of the columns that are wanted.
+struct Columns<'a> {
+    file: &'a ParquetFile,
+    batch: RecordBatch,
+    /// Rows of the file before these.
+    first_row: u64,
+}
+
+impl Columns<'_> {
+    fn column(&self, column: usize) -> Result<&ArrayRef, DataError> {
+        let name = &self.file.layout.names[column];
+        self.batch
+            .column_by_name(name)
+            .ok_or_else(|| self.file.damaged(&ArrowError::SchemaError(format!("no column {name}"))))
+    }
+
+    fn cast(&self, column: usize, to: &DataType) -> Result<ArrayRef, DataError> {
+        cast(self.column(column)?, to).map_err(|error| self.file.damaged(&error))
+    }
+
+    fn floats(&self, column: usize) -> Result<Float32Array, DataError> {
+        Ok(self.cast(column, &DataType::Float32)?.as_primitive().clone())
+    }
+
+    fn bad_row(&self, row: usize, column: usize, expected: &str) -> Result<DataError, DataError> {
+        let values = self.column(column)?;
+        let value = match values.is_null(row) {
+            true => String::new(),
+            false => array_value_to_string(values, row).map_err(|e| self.file.damaged(&e))?,
+        };
+        Ok(DataError::BadRow {
+            file: self.file.file.name.clone(),
+            at: Place::Row(self.first_row + row as u64 + 1),
+            column: self.file.layout.names[column].clone(),
+            value: shown(value.as_bytes()),
+            expected: expected.to_owned(),
+        })
+    }
+
+    fn decode(&self, encoder: &Encoder, selection: &Selection) -> Result<Decoded, DataError> {
+        let (layout, schema) = (&self.file.layout, &encoder.schema);
+        let labels = self.floats(layout.label)?;
+        let dense: Vec<Float32Array> =
+            layout.dense.iter().map(|&column| self.floats(column)).collect::<Result<_, _>>()?;
+        let mut selected = self.selected(selection)?;
+        let mut rows = schema.empty_batch();
+        rows.reserve(self.batch.num_rows());
+        let (mut kept, mut bad) = (Vec::new(), std::collections::VecDeque::new());
+        for row in 0..self.batch.num_rows() {
+            let mut fault = |column, expected| -> Result<(), DataError> {
+                bad.push_back((kept.len(), self.bad_row(row, column, expected)?));
+                Ok(())
+            };
+            match selected.as_mut().map(|selected| selected[row]) {
+                Some(None) => {
+                    fault(layout.time.unwrap_or(layout.label), "a time")?;
+                    continue;
+                }
+                Some(Some(false)) => continue,
+                Some(Some(true)) | None => {}
+            }
+            let value = if labels.is_null(row) { f32::NAN } else { labels.value(row) };
+            let Some(label) = schema.label.label_of(value) else {
+                fault(layout.label, schema.label.expected())?;
+                continue;
+            };
+            let infinite = |values: &Float32Array| values.is_valid(row) && values.value(row).is_infinite();
+            if let Some(field) = dense.iter().position(infinite) {
+                fault(layout.dense[field], "a number")?;
+                continue;
+            }
+            rows.labels.push(label);
+            for (values, field) in dense.iter().zip(&schema.dense) {
+                rows.dense.push(match values.is_null(row) || values.value(row).is_nan() {
+                    true => field.missing,
+                    false => field.transform.apply(values.value(row)),
+                });
+            }
+            kept.push(row);
+        }
+        rows.samples = kept.len();
+        for ((into, &column), sparse) in rows.sparse.iter_mut().zip(&layout.sparse).zip(&encoder.sparse) {
+            let values = Ids::of(self.column(column)?).map_err(|error| self.file.damaged(&error))?;
+            for &row in &kept {
+                values.push(row, sparse, &mut into.keys);
+                if let Some(offsets) = &mut into.offsets {
+                    offsets.push(offset(into.keys.len(), &layout.names[column])?);
+                }
+            }
+        }
+        if let (Some(groups), Some(column), Some(seed)) = (&mut rows.groups, layout.group, encoder.group) {
+            let values = Ids::of(self.column(column)?).map_err(|error| self.file.damaged(&error))?;
+            let single = SparseEncoder { seed, separator: None, missing: Some(seed.missing()) };
+            kept.iter().for_each(|&row| values.push(row, &single, groups));
+        }
+        Ok(Decoded { rows, at: 0, bad })
+    }
+
+    /// For each row whether it belongs to the part, `None` if it has no time; nothing for parts that are
+    /// not of time.
+    fn selected(&self, selection: &Selection) -> Result<Option<Vec<Option<bool>>>, DataError> {
+        let (Selection::Time { test_from, test }, Some(column)) = (selection, self.file.layout.time) else {
+            return Ok(None);
+        };
+        let later: Vec<Option<bool>> = match test_from {
+            TimeBound::Number(bound) => {
+                let times = self.times(column)?;
+                let later = |time: Option<f64>| time.filter(|t| !t.is_nan()).map(|t| t >= *bound);
+                times.iter().map(later).collect()
+            }
+            TimeBound::Text(bound) => {
+                let times = self.cast(column, &DataType::Binary)?;
+                let times: &BinaryArray = times.as_binary();
+                let later = |time: Option<&[u8]>| time.filter(|t| !t.is_empty()).map(|t| t >= bound.as_bytes());
+                times.iter().map(later).collect()
+            }
+        };
+        Ok(Some(later.into_iter().map(|later| later.map(|later| later == *test)).collect()))
+    }
+
+    /// Times as numbers; those of time and date columns in seconds since 1970.
+    fn times(&self, column: usize) -> Result<Float64Array, DataError> {
+        let per_second = match self.column(column)?.data_type() {
+            DataType::Date32 => {
+                let days: Int64Array = self.integers(column)?;
+                return Ok(days.unary(|days| days as f64 * 86_400.0));
+            }
+            DataType::Date64 | DataType::Timestamp(TimeUnit::Millisecond, _) => 1e3,
+            DataType::Timestamp(TimeUnit::Second, _) => 1.0,
+            DataType::Timestamp(TimeUnit::Microsecond, _) => 1e6,
+            DataType::Timestamp(TimeUnit::Nanosecond, _) => 1e9,
+            _ => return Ok(self.cast(column, &DataType::Float64)?.as_primitive().clone()),
+        };
+        Ok(self.integers(column)?.unary(|ticks| ticks as f64 / per_second))
+    }
+
+    fn integers(&self, column: usize) -> Result<Int64Array, DataError> {
+        let values = match self.column(column)?.data_type() {
+            DataType::Date32 => {
+                let days = self.cast(column, &DataType::Int32)?;
+                cast(&days, &DataType::Int64).map_err(|error| self.file.damaged(&error))?
+            }
+            _ => self.cast(column, &DataType::Int64)?,
+        };
+        Ok(values.as_primitive().clone())
+    }
+}
+
+/// The values of a sparse column, in one of the few types that ids have.
+enum Ids {
+    Integers(arrow::array::PrimitiveArray<Int64Type>),
+    Unsigned(arrow::array::PrimitiveArray<UInt64Type>),
+    Bytes(BinaryArray),
+    Lists(arrow::array::ListArray, Box<Ids>),
+}
+
+impl Ids {
+    fn of(values: &ArrayRef) -> Result<Self, ArrowError> {
+        Ok(match values.data_type() {
+            DataType::List(_) => {
+                let lists = values.as_list::<i32>().clone();
+                let items = Box::new(Self::of(lists.values())?);
+                Self::Lists(lists, items)
+            }
+            DataType::UInt64 => Self::Unsigned(values.as_primitive().clone()),
+            found if found.is_integer() => Self::Integers(cast(values, &DataType::Int64)?.as_primitive().clone()),
+            _ => Self::Bytes(cast(values, &DataType::Binary)?.as_binary().clone()),
+        })
+    }
+
+    /// Appends the keys of row `row`.
+    fn push(&self, row: usize, sparse: &SparseEncoder, keys: &mut Vec<u64>) {
+        match self {
+            Self::Lists(lists, items) => {
+                let offsets = lists.value_offsets();
+                if lists.is_valid(row) {
+                    for item in offsets[row] as usize..offsets[row + 1] as usize {
+                        items.push_item(item, sparse, keys);
+                    }
+                }
+            }
+            Self::Bytes(values) if values.is_valid(row) => sparse.push_text(values.value(row), keys),
+            Self::Integers(values) if values.is_valid(row) => {
+                keys.push(sparse.seed.integer(values.value(row)));
+            }
+            Self::Unsigned(values) if values.is_valid(row) => {
+                keys.push(sparse.seed.unsigned(values.value(row)));
+            }
+            _ => keys.extend(sparse.missing),
+        }
+    }
+
+    /// Appends the key of one item of a list; nulls and empty texts are no items, and an item's text is
+    /// not split again.
+    fn push_item(&self, item: usize, sparse: &SparseEncoder, keys: &mut Vec<u64>) {
+        match self {
+            Self::Bytes(values) if values.is_valid(item) && !values.value(item).is_empty() => {
+                keys.push(sparse.seed.text(values.value(item)));
+            }
+            Self::Bytes(_) => {}
+            _ => self.push(item, sparse, keys),
+        }
+    }
+}

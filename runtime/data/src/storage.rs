@@ -1,0 +1,352 @@
+//! Files, wherever they are: from paths, globs and URLs to a sorted list of [`SourceFile`]s, and from a file
+//! to its bytes. Knows nothing of rows. Called when a data set is opened and by the readers' threads.
+
+use crate::blocking::{Pending, Stop, spawn};
+use crate::config::SourceConfig;
+use crate::error::DataError;
+use bytes::Bytes;
+use futures::TryStreamExt;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::path::Path as ObjectPath;
+use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, RetryConfig};
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io::{self, Read};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// One file: where it is, what it is called in messages, how large it is.
+#[derive(Debug, Clone)]
+pub(crate) struct SourceFile {
+    /// The path or URL.
+    pub(crate) name: String,
+    pub(crate) size: u64,
+    pub(crate) place: FilePlace,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum FilePlace {
+    Local(PathBuf),
+    Object(Object),
+}
+
+/// An object in a store. The entity tag, where the store gives one, makes a read of an object that was
+/// replaced meanwhile fail instead of mixing two versions.
+#[derive(Debug, Clone)]
+pub(crate) struct Object {
+    store: Arc<dyn ObjectStore>,
+    path: ObjectPath,
+    e_tag: Option<String>,
+}
+
+impl Object {
+    fn options(&self, range: Range<u64>) -> GetOptions {
+        let mut options = GetOptions::default();
+        options.range = Some(GetRange::Bounded(range));
+        options.if_match = self.e_tag.clone();
+        options
+    }
+
+    /// Starts to fetch a range of bytes.
+    pub(crate) fn fetch(&self, range: Range<u64>) -> io::Result<Pending<io::Result<Bytes>>> {
+        let object = self.clone();
+        spawn(async move {
+            let options = object.options(range.clone());
+            let bytes = object.store.get_opts(&object.path, options).await?;
+            let bytes = bytes.bytes().await?;
+            if bytes.len() as u64 != range.end - range.start {
+                return Err(io::Error::other("the store sent another number of bytes than asked"));
+            }
+            Ok(bytes)
+        })
+    }
+}
+
+impl SourceFile {
+    /// The bytes of the file from its beginning.
+    pub(crate) fn open(&self, stop: &Stop) -> io::Result<Box<dyn Read + Send>> {
+        Ok(match &self.place {
+            FilePlace::Local(path) => Box::new(File::open(path)?),
+            FilePlace::Object(object) => Box::new(ObjectReader {
+                object: object.clone(),
+                size: self.size,
+                next: 0,
+                pending: VecDeque::new(),
+                current: Bytes::new(),
+                stop: stop.clone(),
+            }),
+        })
+    }
+
+    /// The error for a read that failed with `source`.
+    pub(crate) fn read_error(&self, source: io::Error) -> DataError {
+        match source.downcast::<object_store::Error>() {
+            Ok(error) => store_error("read", &self.name, error),
+            Err(source) => DataError::Io { action: "read", file: self.name.clone(), source },
+        }
+    }
+}
+
+/// Reads an object front to back in ranges, a few of which are under way at any time.
+struct ObjectReader {
+    object: Object,
+    size: u64,
+    next: u64,
+    /// At most `DEPTH` ranges of at most `RANGE` bytes.
+    pending: VecDeque<Pending<io::Result<Bytes>>>,
+    current: Bytes,
+    stop: Stop,
+}
+
+impl ObjectReader {
+    const RANGE: u64 = 4 << 20;
+    /// The first range is small: often only the header is wanted.
+    const FIRST_RANGE: u64 = 128 << 10;
+    const DEPTH: usize = 3;
+
+    fn ask(&mut self) -> io::Result<()> {
+        let (depth, length) = match self.next {
+            0 => (1, Self::FIRST_RANGE),
+            _ => (Self::DEPTH, Self::RANGE),
+        };
+        while self.pending.len() < depth && self.next < self.size {
+            let end = (self.next + length).min(self.size);
+            self.pending.push_back(self.object.fetch(self.next..end)?);
+            self.next = end;
+        }
+        Ok(())
+    }
+}
+
+impl Read for ObjectReader {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if self.current.is_empty() {
+            if self.pending.is_empty() {
+                self.ask()?;
+            }
+            let Some(range) = self.pending.pop_front() else {
+                return Ok(0);
+            };
+            self.current = range.wait(&self.stop)??;
+            self.ask()?;
+        }
+        let length = into.len().min(self.current.len());
+        into[..length].copy_from_slice(&self.current.split_to(length));
+        Ok(length)
+    }
+}
+
+fn store_error(action: &'static str, url: &str, source: object_store::Error) -> DataError {
+    match source {
+        object_store::Error::NotFound { .. } => DataError::NotFound { path: url.to_owned() },
+        source => DataError::ObjectStore { action, url: url.to_owned(), source },
+    }
+}
+
+/// All files of a source, in reading order. Each exists and holds at least one byte.
+pub(crate) fn resolve(config: &SourceConfig) -> Result<Vec<SourceFile>, DataError> {
+    if config.paths.is_empty() {
+        return Err(DataError::config("paths", "a source needs at least one path"));
+    }
+    let mut files = Vec::new();
+    for path in &config.paths {
+        files.extend(resolve_one(path, &config.storage_options)?);
+    }
+    refuse_empty(files)
+}
+
+/// All objects of `store` that `paths` (keys or globs of keys) name, in reading order.
+pub(crate) fn resolve_in(store: &Arc<dyn ObjectStore>, paths: &[String]) -> Result<Vec<SourceFile>, DataError> {
+    let mut files = Vec::new();
+    for path in paths {
+        files.extend(objects(store, "", path)?);
+    }
+    refuse_empty(files)
+}
+
+fn refuse_empty(files: Vec<SourceFile>) -> Result<Vec<SourceFile>, DataError> {
+    match files.iter().find(|file| file.size == 0) {
+        Some(file) => Err(DataError::Empty { file: file.name.clone() }),
+        None => Ok(files),
+    }
+}
+
+fn resolve_one(path: &str, options: &BTreeMap<String, String>) -> Result<Vec<SourceFile>, DataError> {
+    let Some((scheme, rest)) = path.split_once("://") else {
+        return local_files(path);
+    };
+    match scheme.to_ascii_lowercase().as_str() {
+        "file" => local_files(&local_path_of_url(path)?),
+        "s3" | "s3a" | "gs" => {
+            let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
+            let root = format!("{scheme}://{bucket}");
+            let store = if scheme.eq_ignore_ascii_case("gs") {
+                google_store(&root, options)?
+            } else {
+                amazon_store(&root, options)?
+            };
+            objects(&store, &format!("{root}/"), key)
+        }
+        _ => Err(bad_path(path, "known are local paths and file://, s3:// and gs:// URLs")),
+    }
+}
+
+fn bad_path(path: &str, problem: impl Into<String>) -> DataError {
+    DataError::BadPath { path: path.to_owned(), problem: problem.into() }
+}
+
+/// `?` and `#` are ordinary characters (and a glob's) in our file URLs.
+fn local_path_of_url(url: &str) -> Result<String, DataError> {
+    let escaped = url.replace('?', "%3F").replace('#', "%23");
+    let parsed = url::Url::parse(&escaped).map_err(|error| bad_path(url, error.to_string()))?;
+    let path =
+        parsed.to_file_path().map_err(|()| bad_path(url, "a file URL has three slashes: file:///folder/file"))?;
+    path.into_os_string().into_string().map_err(|_| bad_path(url, "it is not UTF-8"))
+}
+
+fn is_glob(path: &str) -> bool {
+    path.contains(['*', '?', '['])
+}
+
+fn local_files(path: &str) -> Result<Vec<SourceFile>, DataError> {
+    if !is_glob(path) || Path::new(path).exists() {
+        return Ok(vec![local_file(PathBuf::from(path))?]);
+    }
+    let matches = glob::glob(path).map_err(|error| bad_path(path, error.to_string()))?;
+    let mut found = Vec::new();
+    for entry in matches {
+        let entry =
+            entry.map_err(|error| DataError::Io { action: "list", file: path.to_owned(), source: error.into() })?;
+        if !entry.is_dir() {
+            found.push(entry);
+        }
+    }
+    found.sort();
+    if found.is_empty() {
+        return Err(DataError::NoMatch { pattern: path.to_owned() });
+    }
+    found.into_iter().map(local_file).collect()
+}
+
+fn local_file(path: PathBuf) -> Result<SourceFile, DataError> {
+    let name = path.display().to_string();
+    let metadata = match std::fs::metadata(&path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(DataError::NotFound { path: name });
+        }
+        Err(source) => {
+            return Err(DataError::Io { action: "look at", file: name, source });
+        }
+    };
+    if metadata.is_dir() {
+        return Err(DataError::Folder { path: name.trim_end_matches('/').to_owned() });
+    }
+    if !metadata.is_file() {
+        return Err(bad_path(&name, "it is neither a file nor a link to one"));
+    }
+    Ok(SourceFile { name, size: metadata.len(), place: FilePlace::Local(path) })
+}
+
+/// Quick enough that a wrong endpoint is told within a minute, patient enough for a restart.
+fn retries() -> RetryConfig {
+    RetryConfig { max_retries: 8, retry_timeout: Duration::from_secs(60), ..RetryConfig::default() }
+}
+
+fn option<K: FromStr>(name: &str) -> Result<K, DataError> {
+    name.to_ascii_lowercase().parse().map_err(|_| {
+        DataError::config(
+            &format!("storage option `{name}`"),
+            "the object store has no such option; the usual ones are endpoint, access_key_id, \
+             secret_access_key, region, allow_http, skip_signature and service_account",
+        )
+    })
+}
+
+fn amazon_store(root: &str, options: &BTreeMap<String, String>) -> Result<Arc<dyn ObjectStore>, DataError> {
+    let mut builder = AmazonS3Builder::from_env().with_url(root.replacen("s3a://", "s3://", 1)).with_retry(retries());
+    for (name, value) in options {
+        builder = builder.with_config(option::<AmazonS3ConfigKey>(name)?, value);
+    }
+    let store = builder.build();
+    Ok(Arc::new(store.map_err(|error| store_error("reach", root, error))?))
+}
+
+fn google_store(root: &str, options: &BTreeMap<String, String>) -> Result<Arc<dyn ObjectStore>, DataError> {
+    let mut builder = GoogleCloudStorageBuilder::from_env().with_url(root).with_retry(retries());
+    for (name, value) in options {
+        let known = if name.eq_ignore_ascii_case("endpoint") { GoogleConfigKey::BaseUrl } else { option(name)? };
+        builder = builder.with_config(known, value);
+    }
+    let store = builder.build();
+    Ok(Arc::new(store.map_err(|error| store_error("reach", root, error))?))
+}
+
+/// The objects that `key`, a key or a glob, names. `root` is what stands before keys in names.
+fn objects(store: &Arc<dyn ObjectStore>, root: &str, key: &str) -> Result<Vec<SourceFile>, DataError> {
+    let name = format!("{root}{key}");
+    let found = if is_glob(key) { matching_objects(store, &name, key)? } else { vec![one_object(store, &name, key)?] };
+    Ok(found
+        .into_iter()
+        .map(|meta| SourceFile {
+            name: format!("{root}{}", meta.location),
+            size: meta.size,
+            place: FilePlace::Object(Object { store: Arc::clone(store), path: meta.location, e_tag: meta.e_tag }),
+        })
+        .collect())
+}
+
+/// Runs a request to a store and waits for it.
+fn request<T, F>(action: &'static str, name: &str, future: F) -> Result<T, DataError>
+where
+    T: Send + 'static,
+    F: Future<Output = object_store::Result<T>> + Send + 'static,
+{
+    spawn(future)
+        .and_then(|pending| pending.wait(&Stop::default()))
+        .map_err(|source| DataError::Io { action, file: name.to_owned(), source })?
+        .map_err(|error| store_error(action, name, error))
+}
+
+fn object_path(name: &str, key: &str) -> Result<ObjectPath, DataError> {
+    ObjectPath::parse(key).map_err(|error| bad_path(name, error.to_string()))
+}
+
+fn list(store: &Arc<dyn ObjectStore>, name: &str, prefix: ObjectPath) -> Result<Vec<ObjectMeta>, DataError> {
+    let listing = store.list(Some(&prefix));
+    request("list", name, listing.try_collect::<Vec<_>>())
+}
+
+fn one_object(store: &Arc<dyn ObjectStore>, name: &str, key: &str) -> Result<ObjectMeta, DataError> {
+    let path = object_path(name, key)?;
+    let (asked, location) = (Arc::clone(store), path.clone());
+    let head = request("look at", name, async move {
+        let mut options = GetOptions::default();
+        options.head = true;
+        Ok(asked.get_opts(&location, options).await?.meta)
+    });
+    match head {
+        Err(DataError::NotFound { .. }) if !list(store, name, path)?.is_empty() => {
+            Err(DataError::Folder { path: name.trim_end_matches('/').to_owned() })
+        }
+        head => head,
+    }
+}
+
+fn matching_objects(store: &Arc<dyn ObjectStore>, name: &str, key: &str) -> Result<Vec<ObjectMeta>, DataError> {
+    let pattern = glob::Pattern::new(key).map_err(|error| bad_path(name, error.to_string()))?;
+    let options = glob::MatchOptions { require_literal_separator: true, ..glob::MatchOptions::new() };
+    let first = key.find(['*', '?', '[']).unwrap_or(key.len());
+    let folder = &key[..key[..first].rfind('/').map_or(0, |slash| slash + 1)];
+    let mut found = list(store, name, object_path(name, folder.trim_end_matches('/'))?)?;
+    found.retain(|meta| pattern.matches_with(meta.location.as_ref(), options));
+    found.sort_by(|a, b| a.location.cmp(&b.location));
+    if found.is_empty() {
+        return Err(DataError::NoMatch { pattern: name.to_owned() });
+    }
+    Ok(found)
+}

@@ -1,0 +1,248 @@
+//! Text cut into records, and records into cells. Pure functions over byte slices: no files, no schema.
+//! Called by the text reader for every line.
+//!
+//! A record without a quote in it (nearly all there are) is found by one search for `\n` and cut by one
+//! pass over its bytes, and its cells are slices of the input. A record with quotes is unquoted into a
+//! scratch buffer first. The dialect is RFC 4180's, read as leniently as usual: a quote opens a quoted
+//! cell only as the first byte of it, and bytes after its closing quote belong to the cell.
+
+use crate::config::CsvFormat;
+
+/// The longest record that is accepted.
+pub(crate) const MAX_RECORD_BYTES: usize = 16 << 20;
+
+/// Where a record lies in a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Span {
+    /// End of its content, line end excluded.
+    pub(crate) end: usize,
+    /// Where the next record begins.
+    pub(crate) next: usize,
+    /// Line ends from its beginning to `next`.
+    pub(crate) lines: u64,
+    /// Whether it must be unquoted.
+    pub(crate) quoted: bool,
+}
+
+/// The record that begins at `from`; `None` if its end is not in `buffer` and more may come
+/// (`last` is false), or if nothing is left.
+#[inline]
+pub(crate) fn find_record(buffer: &[u8], from: usize, format: &CsvFormat, last: bool) -> Option<Span> {
+    let rest = &buffer[from..];
+    let newline = memchr::memchr(b'\n', rest);
+    let line = &rest[..newline.unwrap_or(rest.len())];
+    if format.quoting && memchr::memchr(b'"', line).is_some() {
+        return find_quoted(buffer, from, format.delimiter, last);
+    }
+    match newline {
+        Some(at) => Some(span(buffer, from, from + at, 1, false)),
+        None if last && !rest.is_empty() => {
+            Some(Span { next: buffer.len(), ..span(buffer, from, buffer.len(), 0, false) })
+        }
+        None => None,
+    }
+}
+
+fn span(buffer: &[u8], from: usize, newline: usize, lines: u64, quoted: bool) -> Span {
+    let carriage_return = newline > from && buffer[newline - 1] == b'\r';
+    Span { end: newline - usize::from(carriage_return), next: newline + 1, lines, quoted }
+}
+
+fn find_quoted(buffer: &[u8], from: usize, delimiter: u8, last: bool) -> Option<Span> {
+    let (mut at, mut lines) = (from, 0);
+    loop {
+        if buffer.get(at) == Some(&b'"') {
+            at = match quoted_end(buffer, at + 1, &mut lines) {
+                Some(after) => after,
+                None if last => {
+                    return Some(Span { next: buffer.len(), ..span(buffer, from, buffer.len(), lines, true) });
+                }
+                None => return None,
+            };
+        }
+        match memchr::memchr2(delimiter, b'\n', &buffer[at..]) {
+            Some(found) if buffer[at + found] == delimiter => at += found + 1,
+            Some(found) => return Some(span(buffer, from, at + found, lines + 1, true)),
+            None if last => {
+                return Some(Span { next: buffer.len(), ..span(buffer, from, buffer.len(), lines, true) });
+            }
+            None => return None,
+        }
+    }
+}
+
+/// After the quote that closes the cell whose content begins at `at`; `None` if none does.
+fn quoted_end(buffer: &[u8], mut at: usize, lines: &mut u64) -> Option<usize> {
+    loop {
+        let found = memchr::memchr2(b'"', b'\n', &buffer[at..])?;
+        at += found + 1;
+        if buffer[at - 1] == b'\n' {
+            *lines += 1;
+        } else if buffer.get(at) == Some(&b'"') {
+            at += 1;
+        } else {
+            return Some(at);
+        }
+    }
+}
+
+/// The cells of a record, reused from record to record.
+#[derive(Debug, Default)]
+pub(crate) struct Cells {
+    /// End of each cell; the next begins one byte later.
+    ends: Vec<u32>,
+    /// The unquoted record, cells with one byte between them.
+    unquoted: Vec<u8>,
+}
+
+impl Cells {
+    /// Cuts a record and returns the bytes that [`Cells::get`] wants.
+    #[inline]
+    pub(crate) fn cut<'a>(&'a mut self, record: &'a [u8], quoted: bool, delimiter: u8) -> (&'a [u8], &'a [u32]) {
+        self.ends.clear();
+        if quoted {
+            self.cut_quoted(record, delimiter);
+            return (&self.unquoted, &self.ends);
+        }
+        for (at, &byte) in record.iter().enumerate() {
+            if byte == delimiter {
+                self.ends.push(at as u32);
+            }
+        }
+        self.ends.push(record.len() as u32);
+        (record, &self.ends)
+    }
+
+    fn cut_quoted(&mut self, record: &[u8], delimiter: u8) {
+        self.unquoted.clear();
+        let mut at = 0;
+        loop {
+            if record.get(at) == Some(&b'"') {
+                at = self.unquote(record, at + 1);
+            }
+            let end = memchr::memchr(delimiter, &record[at..]).map_or(record.len(), |n| at + n);
+            self.unquoted.extend_from_slice(&record[at..end]);
+            self.ends.push(self.unquoted.len() as u32);
+            if end == record.len() {
+                return;
+            }
+            self.unquoted.push(delimiter);
+            at = end + 1;
+        }
+    }
+
+    /// Copies a quoted cell's content and returns where it ends, after the closing quote.
+    fn unquote(&mut self, record: &[u8], mut at: usize) -> usize {
+        while let Some(found) = memchr::memchr(b'"', &record[at..]) {
+            self.unquoted.extend_from_slice(&record[at..at + found]);
+            at += found + 1;
+            if record.get(at) != Some(&b'"') {
+                return at;
+            }
+            self.unquoted.push(b'"');
+            at += 1;
+        }
+        self.unquoted.extend_from_slice(&record[at..]);
+        record.len()
+    }
+}
+
+/// Cell `index` of what [`Cells::cut`] returned.
+#[inline]
+pub(crate) fn cell<'a>(bytes: &'a [u8], ends: &[u32], index: usize) -> &'a [u8] {
+    let from = match index {
+        0 => 0,
+        _ => ends[index - 1] as usize + 1,
+    };
+    &bytes[from..ends[index] as usize]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn records(text: &[u8], format: &CsvFormat) -> Vec<Vec<Vec<u8>>> {
+        let (mut at, mut cells, mut all) = (0, Cells::default(), vec![]);
+        while let Some(span) = find_record(text, at, format, true) {
+            if span.end > at {
+                let (bytes, ends) = cells.cut(&text[at..span.end], span.quoted, format.delimiter);
+                all.push((0..ends.len()).map(|i| cell(bytes, ends, i).to_vec()).collect());
+            }
+            at = span.next;
+        }
+        all
+    }
+
+    fn records_by_csv_core(text: &[u8], format: &CsvFormat) -> Vec<Vec<Vec<u8>>> {
+        let mut reader = csv_core::ReaderBuilder::new().delimiter(format.delimiter).quoting(format.quoting).build();
+        let (mut input, mut all) = (text, vec![]);
+        let (mut output, mut ends) = (vec![0; 4096], vec![0; 256]);
+        loop {
+            let (mut wrote, mut cells) = (0, 0);
+            let result = loop {
+                let (result, read, out, ended) = reader.read_record(input, &mut output[wrote..], &mut ends[cells..]);
+                input = &input[read..];
+                wrote += out;
+                cells += ended;
+                if !matches!(result, csv_core::ReadRecordResult::InputEmpty) {
+                    break result;
+                }
+            };
+            if matches!(result, csv_core::ReadRecordResult::End) {
+                return all;
+            }
+            assert!(matches!(result, csv_core::ReadRecordResult::Record));
+            let mut from = 0;
+            all.push(
+                ends[..cells].iter().map(|&end| output[std::mem::replace(&mut from, end)..end].to_vec()).collect(),
+            );
+        }
+    }
+
+    #[test]
+    fn quotes_line_ends_and_missing_last_newlines_are_understood() {
+        let format = CsvFormat::default();
+        let text = b"a,\"b\"\"c\",\r\n\n\"x\ny\",,\"z,\"w\nlast";
+        let expected: Vec<Vec<&[u8]>> = vec![vec![b"a", b"b\"c", b""], vec![b"x\ny", b"", b"z,w"], vec![b"last"]];
+        assert_eq!(records(text, &format), expected);
+        let span = find_record(text, 12, &format, true).unwrap();
+        assert_eq!((span.lines, span.quoted), (2, true));
+    }
+
+    #[test]
+    fn a_record_is_not_cut_before_its_end_is_known() {
+        let format = CsvFormat::default();
+        for text in [&b"a,b"[..], b"a,\"b\n", b"\"a\"", b"\"a\"\"", b"\"a\",b"] {
+            assert_eq!(find_record(text, 0, &format, false), None, "{text:?}");
+            assert!(find_record(text, 0, &format, true).is_some());
+        }
+        assert_eq!(find_record(b"", 0, &format, true), None);
+    }
+
+    proptest! {
+        /// Lines end in `\n` or `\r\n` here: a `\r` alone ends a line for csv-core, but not for us.
+        #[test]
+        fn records_are_those_of_an_independent_parser(
+            lines in prop::collection::vec("[ab,\"|\n]{0,8}", 0..8), crlf in any::<bool>(), quoting in any::<bool>()
+        ) {
+            let format = CsvFormat { quoting, ..CsvFormat::default() };
+            let text = lines.join(if crlf { "\r\n" } else { "\n" });
+            prop_assert_eq!(
+                records(text.as_bytes(), &format),
+                records_by_csv_core(text.as_bytes(), &format)
+            );
+        }
+
+        #[test]
+        fn the_end_of_a_record_does_not_depend_on_how_much_is_buffered(
+            text in "[a,\"\n]{0,40}", cut in 0_usize..40
+        ) {
+            let format = CsvFormat::default();
+            let text = text.as_bytes();
+            if let Some(early) = find_record(&text[..cut.min(text.len())], 0, &format, false) {
+                prop_assert_eq!(Some(early), find_record(text, 0, &format, true));
+            }
+        }
+    }
+}

@@ -1,0 +1,938 @@
+//! The crate as its users see it: files of every kind in, batches out. Each format is held against rows that
+//! the test itself keeps as plain values.
+
+use arrow::array::{
+    ArrayRef, BooleanArray, Float32Array, Float64Array, Int32Array, Int64Array, ListArray, RecordBatch, StringArray,
+    TimestampMillisecondArray, UInt64Array,
+};
+use arrow::datatypes::{Float64Type, Int64Type};
+use object_store::memory::InMemory;
+use object_store::{ObjectStore, PutPayload};
+use parquet::arrow::ArrowWriter;
+use parquet::basic::Compression;
+use parquet::file::properties::WriterProperties;
+use rectrain_data::key::TableSeed;
+use rectrain_data::synthetic::Teacher;
+use rectrain_data::{
+    BadRows, Batch, CsvFormat, DataError, Dataset, DenseField, Format, LabelField, MissingValue, Part, Place, ReadPlan,
+    Schema, SourceConfig, SparseField, Split, SyntheticConfig, TimeBound, Transform, chunk_permutation,
+};
+use std::io::{BufRead, Write};
+use std::path::Path;
+use std::sync::Arc;
+use tempfile::TempDir;
+
+fn sparse(name: &str, multi_value: Option<char>, missing: MissingValue) -> SparseField {
+    SparseField { name: name.into(), table: name.into(), multi_value, missing }
+}
+
+fn dense(name: &str, transform: Transform, missing: f32) -> DenseField {
+    DenseField { name: name.into(), transform, missing }
+}
+
+/// `y,user,tags,price,when`: every kind of field.
+fn schema() -> Schema {
+    Schema {
+        sparse: vec![
+            sparse("user", None, MissingValue::Token),
+            sparse("tags", Some('|'), MissingValue::Skip),
+            sparse("user", None, MissingValue::Skip),
+        ],
+        dense: vec![dense("price", Transform::Identity, -1.0)],
+        label: LabelField { name: "y".into(), positive_from: None },
+        group: Some("user".into()),
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Row {
+    y: i64,
+    user: String,
+    tags: Vec<String>,
+    price: Option<f32>,
+    when: i64,
+}
+
+fn rows(count: u64) -> Vec<Row> {
+    (0..count)
+        .map(|i| Row {
+            y: i64::from(i * 7 % 3 == 0),
+            user: match i % 5 {
+                0 => String::new(),
+                1 => format!("u{i}"),
+                _ => (i % 11).to_string(),
+            },
+            tags: (0..i % 4).map(|t| if t == 0 { "x".into() } else { (i * t).to_string() }).collect(),
+            price: (i % 6 != 0).then_some(i as f32 / 8.0),
+            when: 1000 + i as i64,
+        })
+        .collect()
+}
+
+fn csv(rows: &[Row]) -> String {
+    let mut text = "y,user,tags,price,when\n".to_owned();
+    for row in rows {
+        let price = row.price.map_or(String::new(), |price| price.to_string());
+        text += &format!("{},{},{},{price},{}\n", row.y, row.user, row.tags.join("|"), row.when);
+    }
+    text
+}
+
+/// What the rows are, written out here with nothing of the crate but its keys.
+fn expected(rows: &[Row]) -> Batch {
+    let (user, tags) = (TableSeed::of("user"), TableSeed::of("tags"));
+    let mut batch = schema().empty_batch();
+    for row in rows {
+        let key = user.text(row.user.as_bytes());
+        batch.sparse[0].keys.push(key);
+        batch.sparse[1].keys.extend(row.tags.iter().map(|tag| tags.text(tag.as_bytes())));
+        if !row.user.is_empty() {
+            batch.sparse[2].keys.push(key);
+        }
+        for column in &mut batch.sparse[1..] {
+            let end = column.keys.len() as u32;
+            column.offsets.as_mut().unwrap().push(end);
+        }
+        batch.dense.push(row.price.unwrap_or(-1.0));
+        batch.labels.push(row.y as f32);
+        batch.groups.as_mut().unwrap().push(key);
+        batch.samples += 1;
+    }
+    batch
+}
+
+fn config(paths: &[&Path]) -> SourceConfig {
+    SourceConfig { paths: paths.iter().map(|path| path.display().to_string()).collect(), ..SourceConfig::default() }
+}
+
+fn plan(chunk_rows: u64) -> ReadPlan {
+    ReadPlan { chunk_rows, shuffle: None, epoch: 0, read_ahead_chunks: 2 }
+}
+
+fn chunks(dataset: &Dataset, plan: ReadPlan) -> Result<Vec<Batch>, DataError> {
+    let mut reader = dataset.reader(plan)?;
+    (0..).map_while(|chunk| reader.read(chunk).transpose()).collect()
+}
+
+fn all(dataset: &Dataset) -> Result<Batch, DataError> {
+    Ok(Batch::concat(&chunks(dataset, plan(7))?))
+}
+
+fn open_and_read(config: SourceConfig) -> Result<Batch, DataError> {
+    all(&Dataset::open(config, schema())?)
+}
+
+struct Folder(TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn put(&self, name: &str, content: impl AsRef<[u8]>) -> std::path::PathBuf {
+        let path = self.0.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, content).unwrap();
+        path
+    }
+}
+
+fn gzip(content: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), Default::default());
+    encoder.write_all(content).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn parquet_of(columns: Vec<(&str, ArrayRef)>, group_rows: usize) -> Vec<u8> {
+    parquet_with(columns, group_rows, Compression::SNAPPY)
+}
+
+fn parquet_with(columns: Vec<(&str, ArrayRef)>, group_rows: usize, codec: Compression) -> Vec<u8> {
+    let batch =
+        RecordBatch::try_from_iter_with_nullable(columns.into_iter().map(|(name, values)| (name, values, true)))
+            .unwrap();
+    let properties =
+        WriterProperties::builder().set_max_row_group_row_count(Some(group_rows)).set_compression(codec).build();
+    let mut bytes = Vec::new();
+    let mut writer = ArrowWriter::try_new(&mut bytes, batch.schema(), Some(properties)).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    bytes
+}
+
+fn parquet(rows: &[Row], group_rows: usize) -> Vec<u8> {
+    parquet_by(rows, group_rows, Compression::SNAPPY)
+}
+
+fn parquet_by(rows: &[Row], group_rows: usize, codec: Compression) -> Vec<u8> {
+    let text = |value: &String| (!value.is_empty()).then(|| value.clone());
+    parquet_with(
+        vec![
+            ("unused", Arc::new(BooleanArray::from(vec![true; rows.len()]))),
+            ("when", Arc::new(TimestampMillisecondArray::from_iter_values(rows.iter().map(|r| r.when * 1000)))),
+            ("price", Arc::new(Float64Array::from_iter(rows.iter().map(|r| r.price.map(f64::from))))),
+            ("user", Arc::new(StringArray::from_iter(rows.iter().map(|r| text(&r.user))))),
+            ("tags", Arc::new(StringArray::from_iter(rows.iter().map(|r| text(&r.tags.join("|")))))),
+            ("y", Arc::new(Int32Array::from_iter(rows.iter().map(|r| Some(r.y as i32))))),
+        ],
+        group_rows,
+        codec,
+    )
+}
+
+/// The same rows in every kind of file, each as one file and in pieces.
+fn every_kind(folder: &Folder, rows: &[Row]) -> Vec<(&'static str, SourceConfig)> {
+    let text = csv(rows);
+    let (first, second) = rows.split_at(rows.len() / 3);
+    let tabs = Format::Csv(CsvFormat {
+        delimiter: b'\t',
+        header: false,
+        quoting: false,
+        columns: Some(["y", "user", "tags", "price", "when"].map(String::from).into()),
+    });
+    let body: String = text.lines().skip(1).map(|line| line.replace(',', "\t") + "\n").collect();
+    let quoted = text.replace(',', "\",\"").replace('\n', "\"\r\n\"");
+    let quoted = format!("\u{feff}\"{}", quoted.strip_suffix('"').unwrap());
+    let zstd = zstd::encode_all(text.as_bytes(), 1).unwrap();
+    let one = |name: &str, content: &[u8]| config(&[&folder.put(name, content)]);
+    folder.put("pieces/b.csv", csv(second).trim_end());
+    folder.put("pieces/a.csv.gz", gzip(csv(first).as_bytes()));
+    folder.put("pieces/not-this.txt", "hello");
+    folder.put("groups/1.parquet", parquet(first, 4));
+    folder.put("groups/2.parquet", parquet(second, 1000));
+    let glob = |pattern: &str| config(&[&folder.0.path().join(pattern)]);
+    let url = format!("file://{}/one.csv", folder.0.path().display());
+    let members = [gzip(text[..200].as_bytes()), gzip(text[200..].as_bytes())].concat();
+    vec![
+        ("csv", one("one.csv", text.as_bytes())),
+        ("a file URL", SourceConfig { paths: vec![url], ..SourceConfig::default() }),
+        ("csv, quoted, with a byte-order mark and \\r\\n", one("quoted.csv", quoted.as_bytes())),
+        ("tsv without header", SourceConfig { format: tabs, ..one("bare.tsv", body.as_bytes()) }),
+        ("gzip", one("one.csv.gz", &gzip(text.as_bytes()))),
+        ("gzip of two members", one("two.csv.gz", &members)),
+        ("gzip that does not say so", one("secret.csv", &gzip(text.as_bytes()))),
+        ("zstandard", one("one.csv.zst", &zstd)),
+        ("two files by a glob, one of them gzip", glob("pieces/?.csv*")),
+        ("parquet", one("one.parquet", &parquet(rows, 1000))),
+        ("parquet in row groups of 5", one("small.parquet", &parquet(rows, 5))),
+        ("two parquet files by a glob", glob("groups/*.parquet")),
+    ]
+}
+
+#[test]
+fn every_kind_of_file_gives_the_same_batches() {
+    let (folder, rows) = (Folder::new(), rows(101));
+    let wanted = expected(&rows);
+    for (kind, config) in every_kind(&folder, &rows) {
+        let dataset = Dataset::open(config, schema()).unwrap_or_else(|e| panic!("{kind}: {e}"));
+        assert_eq!(all(&dataset).unwrap(), wanted, "{kind}");
+        assert_eq!(dataset.count_rows().unwrap(), 101, "{kind}");
+        assert_eq!(dataset.estimated_rows(), 101, "{kind}");
+    }
+}
+
+#[test]
+fn a_chunk_is_the_same_whoever_reads_it_and_however_it_is_reached() {
+    let (folder, rows) = (Folder::new(), rows(101));
+    for (kind, config) in every_kind(&folder, &rows) {
+        let skip = SourceConfig { bad_rows: BadRows::Skip { limit: 0 }, ..config.clone() };
+        for config in [config, skip] {
+            let dataset = Dataset::open(config, schema()).unwrap();
+            let plan = ReadPlan { shuffle: Some(5), epoch: 3, ..plan(8) };
+            let one_pass = chunks(&dataset, plan).unwrap();
+            assert_eq!(one_pass.len(), 13);
+            let mut backwards = dataset.reader(ReadPlan { read_ahead_chunks: 0, ..plan }).unwrap();
+            for (chunk, wanted) in one_pass.iter().enumerate().rev() {
+                let chunk = chunk as u64;
+                let fresh = dataset.reader(plan).unwrap().read(chunk).unwrap();
+                assert_eq!(fresh.as_ref(), Some(wanted), "{kind}");
+                assert_eq!(backwards.read(chunk).unwrap().as_ref(), Some(wanted), "{kind}");
+            }
+            for (step, announce) in [(2, false), (3, true), (12, false)] {
+                let mut loader = dataset.reader(plan).unwrap();
+                if announce {
+                    loader.prefetch((1..13).step_by(step));
+                }
+                for chunk in (1..13).step_by(step) {
+                    let read = loader.read(chunk as u64).unwrap();
+                    assert_eq!(read.as_ref(), Some(&one_pass[chunk]), "{kind}");
+                }
+            }
+            let mut reader = dataset.reader(plan).unwrap();
+            assert_eq!(reader.read(13).unwrap(), None);
+            assert_eq!(reader.read(9_999_999_999).unwrap(), None);
+            assert_eq!(reader.read(12).unwrap().as_ref(), Some(&one_pass[12]), "{kind}");
+        }
+    }
+}
+
+#[test]
+fn a_shuffle_permutes_each_chunk_and_nothing_else() {
+    let (folder, rows) = (Folder::new(), rows(48));
+    let dataset = Dataset::open(config(&[&folder.put("a.csv", csv(&rows))]), schema()).unwrap();
+    let plain = chunks(&dataset, plan(16)).unwrap();
+    let shuffled = |seed, epoch| chunks(&dataset, ReadPlan { shuffle: Some(seed), epoch, ..plan(16) }).unwrap();
+    for (chunk, (plain, shuffled)) in plain.iter().zip(&shuffled(9, 2)).enumerate() {
+        let order = chunk_permutation(9, 2, chunk as u64, plain.samples as u32);
+        assert_eq!(&plain.permute(&order), shuffled);
+        assert_ne!(plain, shuffled);
+    }
+    assert_ne!(shuffled(9, 2), shuffled(9, 3));
+    assert_ne!(shuffled(9, 2), shuffled(8, 2));
+}
+
+#[test]
+fn splits_divide_the_rows_and_share_nothing() {
+    let (folder, rows) = (Folder::new(), rows(101));
+    for (kind, config) in every_kind(&folder, &rows) {
+        let splits = [
+            (Split::Position { train_rows: 37 }, 37),
+            (Split::Fraction { train: 0.8 }, 81),
+            (Split::Time { column: "when".into(), test_from: TimeBound::Number(1050.0) }, 50),
+        ];
+        for (split, train_rows) in splits {
+            let config = SourceConfig { split: Some(split.clone()), part: Part::Train, ..config.clone() };
+            let train = Dataset::open(config, schema()).unwrap();
+            let test = train.part(Part::Test).unwrap();
+            let context = format!("{kind}, {split:?}");
+            assert_eq!(all(&train).unwrap(), expected(&rows[..train_rows]), "{context}");
+            assert_eq!(all(&test).unwrap(), expected(&rows[train_rows..]), "{context}");
+            assert_eq!(train.count_rows().unwrap(), train_rows as u64, "{context}");
+            assert_eq!(test.count_rows().unwrap(), 101 - train_rows as u64, "{context}");
+            assert_eq!(train.part(Part::All).unwrap().count_rows().unwrap(), 101);
+            if !matches!(split, Split::Time { .. }) {
+                assert_eq!(test.estimated_rows(), 101 - train_rows as u64, "{context}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_split_by_text_compares_dates() {
+    let folder = Folder::new();
+    let file = folder.put("a.csv", "y,day\n0,2026-01-31\n1,2026-02-01\n1,2025-12-31\n");
+    let schema = Schema {
+        sparse: vec![],
+        dense: vec![],
+        label: LabelField { name: "y".into(), positive_from: None },
+        group: None,
+    };
+    let split = Split::Time { column: "day".into(), test_from: TimeBound::Text("2026-02".into()) };
+    let config = SourceConfig { split: Some(split), part: Part::Train, ..config(&[&file]) };
+    let train = Dataset::open(config, schema).unwrap();
+    assert_eq!(all(&train).unwrap().labels, [0.0, 1.0]);
+    assert_eq!(all(&train.part(Part::Test).unwrap()).unwrap().labels, [1.0]);
+}
+
+/// Rows with bad ones among them, as text and as Parquet, and the good ones.
+fn with_bad_rows(folder: &Folder) -> (Vec<SourceConfig>, Vec<Row>) {
+    let all = rows(60);
+    let is_bad = |i: usize| [0, 13, 14, 30, 59].contains(&i);
+    let mut marked = all.clone();
+    (0..60).filter(|&i| is_bad(i)).for_each(|i| marked[i].y = 7);
+    let good = (0..60).filter(|&i| !is_bad(i)).map(|i| all[i].clone()).collect();
+    let files = [folder.put("bad.csv", csv(&marked)), folder.put("bad.parquet", parquet(&marked, 9))];
+    (files.iter().map(|file| config(&[file])).collect(), good)
+}
+
+#[test]
+fn skipped_bad_rows_leave_no_gap_and_are_counted_the_same_by_everyone() {
+    let folder = Folder::new();
+    let (configs, good) = with_bad_rows(&folder);
+    for config in configs {
+        let config = SourceConfig { bad_rows: BadRows::Skip { limit: 5 }, ..config };
+        let dataset = Dataset::open(config.clone(), schema()).unwrap();
+        let mut reader = dataset.reader(plan(10)).unwrap();
+        let mut skipped = vec![];
+        for chunk in 0..6 {
+            let rows = &good[chunk * 10..good.len().min(chunk * 10 + 10)];
+            assert_eq!(reader.read(chunk as u64).unwrap().unwrap(), expected(rows));
+            skipped.push(reader.skipped());
+            let mut fresh = dataset.reader(plan(10)).unwrap();
+            assert_eq!(fresh.read(chunk as u64).unwrap().unwrap(), expected(rows));
+            assert_eq!(fresh.skipped(), reader.skipped());
+        }
+        assert_eq!(skipped, [1, 3, 4, 4, 4, 5]);
+        assert_eq!(dataset.count_rows().unwrap(), 60);
+
+        let limited = SourceConfig { bad_rows: BadRows::Skip { limit: 3 }, ..config };
+        let mut reader = Dataset::open(limited, schema()).unwrap().reader(plan(10)).unwrap();
+        assert!(reader.read(1).unwrap().is_some());
+        let message = reader.read(2).unwrap_err().to_string();
+        assert!(message.starts_with("more than 3 bad rows were skipped; the last: "), "{message}");
+        assert!(message.contains(" 31, column `y`") || message.contains(" 32, column `y`"), "{message}");
+    }
+}
+
+#[test]
+fn a_bad_row_fails_its_own_chunk_and_no_other() {
+    let folder = Folder::new();
+    let (configs, _) = with_bad_rows(&folder);
+    for config in configs {
+        let dataset = Dataset::open(config, schema()).unwrap();
+        for read_ahead_chunks in [0, 3] {
+            let mut reader = dataset.reader(ReadPlan { read_ahead_chunks, ..plan(4) }).unwrap();
+            for chunk in 0..15 {
+                let bad = [0, 3, 7, 14].contains(&chunk);
+                assert_eq!(reader.read(chunk).is_err(), bad, "chunk {chunk}");
+            }
+            assert!(reader.read(1).is_ok() && reader.read(3).is_err() && reader.read(6).is_ok());
+        }
+    }
+}
+
+#[test]
+fn a_bad_row_is_told_by_file_line_column_and_value() {
+    let cases: [(&str, u64, &str, &str, &str); 9] = [
+        ("1,u,x,cheap,1\n", 2, "price", "cheap", "a number"),
+        ("1,u,x,1,1\n\n0,u,x,inf,1\n", 4, "price", "inf", "a number"),
+        ("2,u,x,1,1\n", 2, "y", "2", "0 or 1"),
+        (",u,x,1,1\n", 2, "y", "", "0 or 1"),
+        ("yes,u,x,1,1\n", 2, "y", "yes", "0 or 1"),
+        ("nan,u,x,1,1\n", 2, "y", "nan", "0 or 1"),
+        ("1,u,x,1\n", 2, "when", "1,u,x,1", "5 cells (this row has 4)"),
+        ("1,u,x,1,1,1\n", 2, "when", "1,u,x,1,1,1", "5 cells (this row has 6)"),
+        ("1,\"u\nv\",x,1,1\n0,u,x,?,1\n", 4, "price", "?", "a number"),
+    ];
+    for (body, line, column, value, expected) in cases {
+        let folder = Folder::new();
+        let path = folder.put("a.csv", format!("y,user,tags,price,when\n{body}"));
+        let error = open_and_read(config(&[&path])).unwrap_err();
+        assert!(error.is_users_input());
+        let DataError::BadRow { file, at, column: c, value: v, expected: e } = &error else {
+            panic!("{body:?}: {error}");
+        };
+        assert_eq!((file.as_str(), *at), (path.to_str().unwrap(), Place::Line(line)), "{body:?}");
+        assert_eq!((c.as_str(), v.as_str()), (column, value));
+        assert!(e.starts_with(expected), "{e}");
+        for part in [file, line.to_string().as_str(), column, value] {
+            assert!(error.to_string().contains(part), "{error}");
+        }
+    }
+}
+
+#[test]
+fn bad_bytes_in_an_id_and_nan_in_a_number_are_no_errors() {
+    let folder = Folder::new();
+    let path = folder.put("a.csv", b"y,user,tags,price,when\n1,\xff\xfe,\xff|a,NaN,0\n");
+    let batch = open_and_read(config(&[&path])).unwrap();
+    assert_eq!(batch.sparse[0].keys, [TableSeed::of("user").text(b"\xff\xfe")]);
+    assert_eq!(batch.sparse[1].keys.len(), 2);
+    assert_eq!(batch.dense, [-1.0]);
+}
+
+#[test]
+fn what_cannot_be_opened_is_refused_in_one_clear_sentence() {
+    let folder = Folder::new();
+    let text = csv(&rows(40));
+    let good = parquet(&rows(40), 10);
+    let long = "y,user,tags,price,when\n1,\"".to_owned() + &"x".repeat(17 << 20);
+    let cases: Vec<(&str, &[u8], &str)> = vec![
+        ("empty.csv", b"", "is empty"),
+        ("newlines.csv", b"\n\n\n", "is empty"),
+        ("header.csv", b"y,user,tags,price,when\n", "has a header but no rows"),
+        (
+            "label.csv",
+            b"Y,user,tags,price,when\n1,1,1,1,1\n",
+            "no column `y`, did you mean `Y`?; its columns are Y, user",
+        ),
+        ("headless.csv", b"1,2,3,4,5\n1,2,3,4,5\n", "looks like data"),
+        ("twice.csv", b"y,user,tags,price,y\n1,2,3,4,5\n", "the column `y` is there twice"),
+        ("noext", b"y\n1\n", "set the format"),
+        ("text.csv.gz", text.as_bytes(), "does not begin as gzip"),
+        ("text.csv.zst", text.as_bytes(), "does not begin as Zstandard"),
+        ("really.csv", &good, "it is a Parquet file"),
+        ("zip.csv", b"PK\x03\x04abcd", "ZIP archive"),
+        ("text.parquet", text.as_bytes(), "is not a readable Parquet file"),
+        ("tiny.parquet", b"PAR1", "is not a readable Parquet file"),
+        ("cut.parquet", &good[..good.len() - 30], "is not a readable Parquet file"),
+        ("long.csv", long.as_bytes(), "longer than"),
+    ];
+    for (name, content, sentence) in cases {
+        let path = folder.put(name, content);
+        let error = Dataset::open(config(&[&path]), schema()).unwrap_err();
+        assert!(error.is_users_input(), "{error}");
+        let message = error.to_string();
+        assert!(message.contains(sentence) && message.contains(name), "{name}: {message}");
+        assert!(!message.contains('\n'), "{message}");
+    }
+    std::fs::create_dir(folder.0.path().join("folder.csv")).unwrap();
+    for (path, sentence) in [
+        ("missing.csv", "there is no file"),
+        ("folder.csv", "is a folder: name the files in it"),
+        ("missing*.csv", "no file matches"),
+        ("folder.cs[v", "cannot use the path"),
+    ] {
+        let path = folder.0.path().join(path);
+        let error = Dataset::open(config(&[&path]), schema()).unwrap_err();
+        assert!(error.is_users_input() && error.to_string().contains(sentence), "{error}");
+    }
+    for path in ["ftp://host/a.csv", "file://host/a.csv"] {
+        let source = SourceConfig { paths: vec![path.into()], ..SourceConfig::default() };
+        let message = Dataset::open(source, schema()).unwrap_err().to_string();
+        assert!(message.starts_with("cannot use the path"), "{message}");
+    }
+}
+
+#[test]
+fn damage_beyond_the_first_rows_is_an_error_when_it_is_reached_and_not_the_end_of_the_data() {
+    let folder = Folder::new();
+    // Not compressible: the damage must lie beyond what opening reads.
+    let mut state = 1_u64;
+    let mut noise = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        state >> 11
+    };
+    let mut text = "y,user,tags,price,when\n".to_owned();
+    for i in 0..100_000 {
+        text += &format!("1,{:x}{:x},,1,{i}\n", noise(), noise());
+    }
+    let gz = gzip(text.as_bytes());
+    let zst = zstd::encode_all(text.as_bytes(), 1).unwrap();
+    let mut flipped = zst.clone();
+    let middle = flipped.len() - 1000;
+    flipped[middle..middle + 600].fill(0x55);
+    for (name, content, sentence) in [
+        ("cut.csv.gz", &gz[..gz.len() - 1000], "its gzip stream ends early"),
+        ("cut.csv.zst", &zst[..zst.len() - 1000], "its Zstandard stream ends early"),
+        // Decoded to nonsense, or not decoded: either is an error.
+        ("flipped.csv.zst", &flipped[..], ""),
+    ] {
+        let dataset = Dataset::open(config(&[&folder.put(name, content)]), schema()).unwrap();
+        let estimate = dataset.estimated_rows() as f64;
+        assert!((0.9..1.1).contains(&(estimate / 100_000.0)), "{name}: {estimate}");
+        let mut reader = dataset.reader(plan(1000)).unwrap();
+        assert_eq!(reader.read(0).unwrap().unwrap().samples, 1000);
+        let error = (1..200).find_map(|chunk| match reader.read(chunk) {
+            Ok(Some(_)) => None,
+            Ok(None) => panic!("{name}: ended without an error"),
+            Err(error) => Some(error),
+        });
+        let message = error.unwrap().to_string();
+        assert!(message.contains(name) && message.contains(sentence), "{message}");
+        assert!(dataset.count_rows().is_err());
+    }
+    let mut pages = parquet(&rows(5000), 1000);
+    let middle = pages.len() / 2;
+    pages[middle - 20_000..middle].fill(0xff);
+    let dataset = Dataset::open(config(&[&folder.put("pages.parquet", pages)]), schema()).unwrap();
+    let message = all(&dataset).unwrap_err().to_string();
+    assert!(message.contains("pages.parquet is damaged"), "{message}");
+}
+
+#[test]
+fn parquet_of_every_usual_codec_is_read() {
+    let (folder, rows) = (Folder::new(), rows(300));
+    let gzip = Compression::GZIP(Default::default());
+    for codec in [Compression::UNCOMPRESSED, gzip, Compression::ZSTD(Default::default())] {
+        let path = folder.put("a.parquet", parquet_by(&rows, 100, codec));
+        assert_eq!(open_and_read(config(&[&path])).unwrap(), expected(&rows), "{codec}");
+    }
+}
+
+#[test]
+fn a_reader_moves_between_threads_and_a_data_set_is_shared() {
+    fn is_send<T: Send>() {}
+    fn is_shared<T: Send + Sync + Clone>() {}
+    is_send::<rectrain_data::ChunkReader>();
+    is_shared::<Dataset>();
+}
+
+/// Every third byte of a small file, in turn, is changed: opening and reading may fail, in words, or succeed.
+#[test]
+fn no_changed_byte_of_a_parquet_file_makes_a_reader_panic() {
+    let (folder, rows) = (Folder::new(), rows(20));
+    let good = parquet_by(&rows, 10, Compression::UNCOMPRESSED);
+    for at in (0..good.len()).step_by(3) {
+        let mut bytes = good.clone();
+        bytes[at] ^= if at % 2 == 0 { 0xff } else { 0x01 };
+        let path = folder.put("changed.parquet", bytes);
+        if let Err(error) = open_and_read(config(&[&path])) {
+            assert!(!matches!(error, DataError::Stopped), "byte {at}: {error}");
+            assert!(error.to_string().contains("changed.parquet"), "byte {at}: {error}");
+        }
+    }
+}
+
+#[test]
+fn parquet_columns_of_the_wrong_type_are_refused_and_lists_are_multi_valued() {
+    let folder = Folder::new();
+    let ones = |n: usize| -> ArrayRef { Arc::new(Int64Array::from(vec![1; n])) };
+    let lists: ArrayRef = Arc::new(ListArray::from_iter_primitive::<Int64Type, _, _>(vec![
+        Some(vec![Some(5), None, Some(-6)]),
+        None,
+        Some(vec![]),
+    ]));
+    let base = |tags: ArrayRef, user: ArrayRef, price: ArrayRef| {
+        vec![("y", ones(3)), ("user", user), ("tags", tags), ("price", price), ("when", ones(3))]
+    };
+    let path = folder.put("lists.parquet", parquet_of(base(lists.clone(), ones(3), ones(3)), 10));
+    let batch = open_and_read(config(&[&path])).unwrap();
+    let (tags, user) = (TableSeed::of("tags"), TableSeed::of("user"));
+    assert_eq!(batch.sparse[1].keys, [tags.integer(5), tags.integer(-6)]);
+    assert_eq!(batch.sparse[1].offsets.as_deref(), Some(&[0, 2, 2, 2][..]));
+    assert_eq!(batch.sparse[0].keys, [user.text(b"1"); 3]);
+
+    let words: ArrayRef = Arc::new(StringArray::from(vec!["a|b", "c", ""]));
+    let floats: ArrayRef = Arc::new(Float32Array::from(vec![1.5; 3]));
+    let float_lists: ArrayRef =
+        Arc::new(ListArray::from_iter_primitive::<Float64Type, _, _>(vec![Some(vec![Some(5.0)]); 3]));
+    for (name, columns, sentence) in [
+        ("a.parquet", base(ones(3), lists.clone(), ones(3)), "column `user` is of type List"),
+        ("b.parquet", base(float_lists, ones(3), ones(3)), "column `tags` is of type List"),
+        ("c.parquet", base(ones(3), ones(3), words.clone()), "column `price` is of type Utf8"),
+        ("d.parquet", base(ones(3), floats, ones(3)), "column `user` is of type Float32"),
+    ] {
+        let path = folder.put(name, parquet_of(columns, 10));
+        let error = Dataset::open(config(&[&path]), schema()).unwrap_err();
+        assert!(error.to_string().contains(sentence), "{error}");
+    }
+    let big: ArrayRef = Arc::new(UInt64Array::from(vec![Some(u64::MAX), None, Some(4)]));
+    let path = folder.put("big.parquet", parquet_of(base(words, big, ones(3)), 10));
+    let batch = open_and_read(config(&[&path])).unwrap();
+    let keys = [user.text(b"18446744073709551615"), user.missing(), user.integer(4)];
+    assert_eq!(batch.sparse[0].keys, keys);
+    assert_eq!(batch.sparse[2].keys, [keys[0], keys[2]]);
+    assert_eq!(batch.sparse[1].keys, [tags.text(b"a"), tags.text(b"b"), tags.text(b"c")]);
+}
+
+#[test]
+fn objects_are_read_like_files_from_any_thread() {
+    let (folder, rows) = (Folder::new(), rows(3000));
+    let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let put = |key: &str, content: Vec<u8>| {
+        let store = Arc::clone(&store);
+        let (key, payload) = (object_store::path::Path::from(key), PutPayload::from(content));
+        runtime.block_on(async move { store.put_opts(&key, payload, Default::default()).await }).unwrap();
+    };
+    let (first, second) = rows.split_at(1700);
+    put("day=1/part-1.csv", csv(first).into());
+    put("day=2/part-1.csv.gz", gzip(csv(second).as_bytes()));
+    put("day=2/deep/part-1.csv", b"not this".to_vec());
+    put("p/1.parquet", parquet(first, 100));
+    put("p/2.parquet", parquet(second, 10_000));
+    put("empty.csv", vec![]);
+    let open = |paths: &[&str]| {
+        let paths = paths.iter().map(|path| (*path).to_owned()).collect();
+        let config = SourceConfig { paths, ..SourceConfig::default() };
+        Dataset::open_in(Arc::clone(&store), config, schema())
+    };
+    for paths in [&["day=*/part-*"][..], &["day=1/part-1.csv", "day=2/part-1.csv.gz"], &["p/?.parquet"]] {
+        let dataset = open(paths).unwrap();
+        assert_eq!(all(&dataset).unwrap(), expected(&rows), "{paths:?}");
+        let mut reader = dataset.reader(plan(100)).unwrap();
+        for chunk in [3, 17, 25, 4] {
+            let rows = &rows[chunk * 100..chunk * 100 + 100];
+            assert_eq!(reader.read(chunk as u64).unwrap().unwrap(), expected(rows));
+        }
+        // Inside another runtime, where blocking on a runtime of one's own would panic.
+        let inside = dataset.clone();
+        let read = runtime.block_on(async move { all(&inside) });
+        assert_eq!(read.unwrap().samples, 3000);
+    }
+    for (path, sentence) in [
+        ("nothing.csv", "there is no file nothing.csv"),
+        ("p", "p is a folder"),
+        ("p/*.csv", "no file matches p/*.csv"),
+        ("empty.csv", "empty.csv is empty"),
+    ] {
+        let error = open(&[path]).unwrap_err();
+        assert!(error.to_string().contains(sentence) && error.is_users_input(), "{error}");
+    }
+    drop(folder);
+}
+
+/// A bucket `bucket` over HTTP, as S3 and Google Cloud Storage speak it: HEAD, ranged GET, listing.
+fn bucket_server(objects: Vec<(&'static str, Vec<u8>)>) -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let objects = Arc::new(objects);
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let objects = Arc::clone(&objects);
+            std::thread::spawn(move || serve(stream, &objects));
+        }
+    });
+    address
+}
+
+fn serve(stream: std::net::TcpStream, objects: &[(&'static str, Vec<u8>)]) {
+    let mut reader = std::io::BufReader::new(stream.try_clone().unwrap());
+    let mut writer = stream;
+    loop {
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            if reader.read_line(&mut head).is_ok_and(|read| read > 0) {
+                continue;
+            }
+            return;
+        }
+        let mut words = head.split(' ');
+        let (method, target) = (words.next().unwrap(), words.next().unwrap());
+        let (path, query) = target.split_once('?').unwrap_or((target, ""));
+        let decoded = |text: &str, name: &str| {
+            let pairs = url::form_urlencoded::parse(text.as_bytes());
+            pairs.into_iter().find(|(n, _)| n == name).map(|(_, value)| value.into_owned())
+        };
+        let lower = head.to_ascii_lowercase();
+        let range = lower.lines().find_map(|line| line.strip_prefix("range: bytes="));
+        let (status, extra, body) = if !query.is_empty() {
+            let prefix = decoded(query, "prefix").unwrap_or_default();
+            ("200 OK", String::new(), listing(objects, &prefix))
+        } else {
+            let path = decoded(&format!("path={path}"), "path").unwrap();
+            let key = path.strip_prefix("/bucket/").unwrap();
+            match (objects.iter().find(|(name, _)| *name == key), range) {
+                (None, _) => ("404 Not Found", String::new(), vec![]),
+                (Some((_, content)), None) => ("200 OK", String::new(), content.clone()),
+                (Some((_, content)), Some(range)) => {
+                    let (from, to) = range.split_once('-').unwrap();
+                    let (from, to): (usize, usize) = (from.parse().unwrap(), to.parse().unwrap());
+                    let extra = format!("Content-Range: bytes {from}-{to}/{}\r\n", content.len());
+                    ("206 Partial Content", extra, content[from..=to].to_vec())
+                }
+            }
+        };
+        let answer = format!(
+            "HTTP/1.1 {status}\r\nContent-Length: {}\r\nETag: \"1\"\r\n\
+             Last-Modified: Tue, 03 Nov 2026 10:00:00 GMT\r\n{extra}\r\n",
+            body.len()
+        );
+        writer.write_all(answer.as_bytes()).unwrap();
+        if method != "HEAD" {
+            writer.write_all(&body).unwrap();
+        }
+    }
+}
+
+fn listing(objects: &[(&'static str, Vec<u8>)], prefix: &str) -> Vec<u8> {
+    let contents: String = objects
+        .iter()
+        .filter(|(name, _)| name.starts_with(prefix))
+        .map(|(name, content)| {
+            format!(
+                "<Contents><Key>{name}</Key><LastModified>2026-11-03T10:00:00.000Z</LastModified>\
+                 <ETag>\"1\"</ETag><Size>{}</Size></Contents>",
+                content.len()
+            )
+        })
+        .collect();
+    format!("<ListBucketResult>{contents}</ListBucketResult>").into_bytes()
+}
+
+#[test]
+fn s3_and_gs_urls_are_read_through_the_endpoint_that_is_set() {
+    let rows = rows(900);
+    let (first, second) = rows.split_at(500);
+    let endpoint = bucket_server(vec![
+        ("logs/day=2/a.csv.gz", gzip(csv(second).as_bytes())),
+        ("logs/day=1/a.csv", csv(first).into()),
+        ("logs/other.txt", b"not this".to_vec()),
+        ("logs/all.parquet", parquet(&rows, 100)),
+    ]);
+    let options =
+        |pairs: &[(&str, &str)]| pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    let s3 = options(&[
+        ("endpoint", &endpoint),
+        ("ACCESS_KEY_ID", "key"),
+        ("secret_access_key", "secret"),
+        ("region", "us-east-1"),
+        ("allow_http", "true"),
+    ]);
+    let gs = options(&[("endpoint", &endpoint), ("skip_signature", "true")]);
+    for (root, storage_options) in [("s3://bucket/logs", s3), ("gs://bucket/logs", gs)] {
+        let source = |path: &str| SourceConfig {
+            paths: vec![format!("{root}/{path}")],
+            storage_options: Clone::clone(&storage_options),
+            ..SourceConfig::default()
+        };
+        for path in ["day=*/a.csv*", "all.parquet"] {
+            let batch = open_and_read(source(path)).unwrap_or_else(|e| panic!("{path}: {e}"));
+            assert_eq!(batch, expected(&rows), "{root}/{path}");
+        }
+        let error = open_and_read(source("none.csv")).unwrap_err();
+        assert_eq!(error.to_string(), format!("there is no file {root}/none.csv: check the path"));
+    }
+}
+
+#[test]
+fn storage_options_are_checked_by_name() {
+    let source = |url: &str, name: &str| SourceConfig {
+        paths: vec![format!("{url}://bucket/key.csv")],
+        storage_options: [(name.to_owned(), "x".to_owned())].into(),
+        ..SourceConfig::default()
+    };
+    for url in ["s3", "gs"] {
+        let error = Dataset::open(source(url, "endpiont"), schema()).unwrap_err();
+        assert!(error.to_string().contains("`endpiont`") && error.is_users_input(), "{error}");
+    }
+}
+
+#[test]
+fn contradictory_settings_are_refused() {
+    let base = || SourceConfig { paths: vec!["a.csv".into()], ..SourceConfig::default() };
+    let csv = |format: CsvFormat| SourceConfig { format: Format::Csv(format), ..base() };
+    let fraction = |train| Some(Split::Fraction { train });
+    let synthetic = Format::Synthetic(SyntheticConfig::default());
+    for (config, setting) in [
+        (SourceConfig::default(), "paths"),
+        (SourceConfig { part: Part::Test, ..base() }, "part"),
+        (SourceConfig { split: fraction(1.0), ..base() }, "split"),
+        (SourceConfig { split: fraction(f64::NAN), ..base() }, "split"),
+        (csv(CsvFormat { header: false, ..CsvFormat::default() }), "columns"),
+        (csv(CsvFormat { delimiter: b'"', ..CsvFormat::default() }), "delimiter"),
+        (SourceConfig { format: synthetic, ..base() }, "paths"),
+    ] {
+        let error = Dataset::open(config, schema()).unwrap_err();
+        assert!(error.to_string().starts_with(setting) && error.is_users_input(), "{error}");
+    }
+    let folder = Folder::new();
+    let dataset = Dataset::open(config(&[&folder.put("a.csv", self::csv(&rows(3)))]), schema()).unwrap();
+    assert!(dataset.reader(plan(0)).is_err() && dataset.reader(plan(1 << 32)).is_err());
+    assert!(dataset.part(Part::Train).is_err());
+}
+
+#[test]
+fn a_part_without_rows_says_why() {
+    let folder = Folder::new();
+    let path = folder.put("a.csv", csv(&rows(10)));
+    let split = Split::Position { train_rows: 10 };
+    let config = SourceConfig { split: Some(split), part: Part::Test, ..config(&[&path]) };
+    let message = all(&Dataset::open(config, schema()).unwrap()).unwrap_err().to_string();
+    assert!(message.contains("the test part has no rows: the split is after row 10"), "{message}");
+}
+
+#[test]
+fn names_given_in_a_header_s_place_rename_its_columns_and_must_be_as_many() {
+    let folder = Folder::new();
+    let path = folder.put("a.csv", "a,b,c,d,e\n1,u,x,2,3\n");
+    let named = |names: &[&str]| SourceConfig {
+        format: Format::Csv(CsvFormat {
+            columns: Some(names.iter().map(|name| (*name).to_owned()).collect()),
+            ..CsvFormat::default()
+        }),
+        ..config(&[&path])
+    };
+    let batch = open_and_read(named(&["y", "user", "tags", "price", "when"])).unwrap();
+    assert_eq!((batch.samples, batch.dense), (1, vec![2.0]));
+    let message = open_and_read(named(&["y", "user"])).unwrap_err().to_string();
+    assert!(message.contains("has 5 cells, but 2 columns are named"), "{message}");
+}
+
+#[test]
+fn files_may_order_their_columns_differently() {
+    let folder = Folder::new();
+    folder.put("1.csv", "y,user,tags,price,when\n1,u,x,2,3\n");
+    folder.put("2.csv", "price,when,y,extra,tags,user\n4,3,0,,z,v\n");
+    let batch = open_and_read(config(&[&folder.0.path().join("*.csv")])).unwrap();
+    assert_eq!((batch.labels, batch.dense), (vec![1.0, 0.0], vec![2.0, 4.0]));
+    let user = TableSeed::of("user");
+    assert_eq!(batch.sparse[0].keys, [user.text(b"u"), user.text(b"v")]);
+}
+
+#[test]
+fn a_threshold_makes_labels_and_a_row_longer_than_a_block_is_whole() {
+    let folder = Folder::new();
+    let long = "k".repeat(3 << 20);
+    let text = format!("rating,user\n5,{long}\n3,b\n4,\"{long},\n\"\n");
+    let path = folder.put("a.csv", text);
+    let schema = Schema {
+        sparse: vec![sparse("user", None, MissingValue::Token)],
+        dense: vec![],
+        label: LabelField { name: "rating".into(), positive_from: Some(4.0) },
+        group: None,
+    };
+    let batch = all(&Dataset::open(config(&[&path]), schema).unwrap()).unwrap();
+    assert_eq!((batch.label_sum(), batch.labels), (2.0, vec![1.0, 0.0, 1.0]));
+    let user = TableSeed::of("user");
+    let keys = [user.text(long.as_bytes()), user.text(b"b"), user.text(format!("{long},\n").as_bytes())];
+    assert_eq!(batch.sparse[0].keys, keys);
+}
+
+fn criteo_schema() -> Schema {
+    Schema {
+        sparse: (1..=26).map(|i| sparse(&format!("C{i}"), None, MissingValue::Token)).collect(),
+        dense: (1..=13).map(|i| dense(&format!("I{i}"), Transform::Log1p, 0.0)).collect(),
+        label: LabelField { name: "label".into(), positive_from: None },
+        group: Some("C1".into()),
+    }
+}
+
+#[test]
+fn the_synthetic_source_is_the_file_it_writes() {
+    let folder = Folder::new();
+    let synthetic = SyntheticConfig { rows: 5000, seed: 4, ..SyntheticConfig::default() };
+    let mut text = Vec::new();
+    Teacher::new(synthetic.clone()).unwrap().write_text(0..5000, &mut text).unwrap();
+    let file = SourceConfig { format: Format::Csv(CsvFormat::criteo()), ..config(&[&folder.put("criteo.tsv", text)]) };
+    let drawn = SourceConfig {
+        format: Format::Synthetic(synthetic),
+        split: Some(Split::Fraction { train: 0.75 }),
+        ..SourceConfig::default()
+    };
+    let file = Dataset::open(file, criteo_schema()).unwrap();
+    let drawn = Dataset::open(drawn, criteo_schema()).unwrap();
+    assert_eq!(all(&file).unwrap(), all(&drawn).unwrap());
+    let parts = [Part::Train, Part::Test].map(|part| all(&drawn.part(part).unwrap()).unwrap());
+    assert_eq!(Batch::concat(&parts), all(&drawn).unwrap());
+    let mut reader = drawn.reader(plan(100)).unwrap();
+    let chunk = reader.read(33).unwrap().unwrap();
+    assert_eq!(chunk, all(&drawn).unwrap().slice(3300..3400));
+    assert_eq!(file.best_possible_auc(), None);
+}
+
+/// Scoring the rows that are read, with the teacher, reaches the AUC it promised.
+#[test]
+fn the_teacher_s_auc_is_reached_by_the_teacher() {
+    let synthetic = SyntheticConfig { rows: 30_000, ..SyntheticConfig::default() };
+    let teacher = Teacher::new(synthetic.clone()).unwrap();
+    let config = SourceConfig {
+        format: Format::Synthetic(synthetic),
+        split: Some(Split::Position { train_rows: 10_000 }),
+        part: Part::Test,
+        ..SourceConfig::default()
+    };
+    let test = Dataset::open(config, criteo_schema()).unwrap();
+    let labels = all(&test).unwrap().labels;
+    let mut drawn = Default::default();
+    let mut scored: Vec<(f64, f32)> = labels
+        .iter()
+        .enumerate()
+        .map(|(row, &label)| {
+            teacher.draw(10_000 + row as u64, &mut drawn);
+            (drawn.probability, label)
+        })
+        .collect();
+    // Mann and Whitney: the sum of the positives' ranks.
+    scored.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let positives = labels.iter().filter(|&&label| label == 1.0).count() as f64;
+    let ranks: f64 = scored.iter().enumerate().filter(|(_, s)| s.1 == 1.0).map(|(i, _)| i as f64 + 1.0).sum();
+    let negatives = labels.len() as f64 - positives;
+    let auc = (ranks - positives * (positives + 1.0) / 2.0) / (positives * negatives);
+    let promised = test.best_possible_auc().unwrap();
+    assert!((auc - promised).abs() < 1e-6, "{auc} {promised}");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn readers_that_are_dropped_early_leave_no_thread_behind() {
+    let folder = Folder::new();
+    let path = folder.put("a.csv", csv(&rows(50_000)));
+    let dataset = Dataset::open(config(&[&path]), schema()).unwrap();
+    let threads = || {
+        std::fs::read_dir("/proc/self/task")
+            .unwrap()
+            .filter(|task| {
+                let name = task.as_ref().unwrap().path().join("comm");
+                std::fs::read_to_string(name).is_ok_and(|name| name.starts_with("rectrain-data-r"))
+            })
+            .count()
+    };
+    for _ in 0..20 {
+        let mut reader = dataset.reader(plan(10)).unwrap();
+        reader.read(3).unwrap();
+    }
+    // Other tests of this process have readers too; none of ours may pile up.
+    assert!(threads() < 15, "{}", threads());
+}

@@ -1,0 +1,25 @@
+//! The dense part of training: click-through models in Burn, their parameters in one flat buffer, dense optimizers, the loss, and
+//! the metrics. It takes pooled embeddings as inputs and returns their gradients; it knows nothing of where they come from, of
+//! networks, manifests or clusters. The dense worker, the parameter server (for its partition of the dense parameters) and
+//! inference call it.
+//!
+//! Start at [`Tower`]; a new model is a variant of [`ModelKind`] and a page in `model`.
+
+mod error;
+mod layers;
+mod layout;
+mod loss;
+pub mod metrics;
+mod model;
+mod optimizer;
+mod random;
+#[cfg(test)]
+mod reference;
+mod tower;
+mod workers;
+
+pub use error::DenseError;
+pub use layout::{Initializer, ParameterEntry, ParameterLayout};
+pub use model::{CrossStructure, Model, ModelConfig, ModelKind};
+pub use optimizer::DenseOptimizer;
+pub use tower::{Features, StepOutput, Tower, TowerOptions};

@@ -1,0 +1,66 @@
+//! Random numbers without state: each is a pure function of a key and an index, in integer arithmetic, and so the same on every
+//! machine, in any order and on any thread. Initial parameters and dropout masks are made of them; they are not for cryptography.
+
+/// 2^64 / golden ratio: the increment of SplitMix64 (Steele, Lea, Flood 2014).
+const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// The finalizer of SplitMix64: a bijection of the 64-bit integers in which every input bit changes about half of the output bits.
+const fn mix(value: u64) -> u64 {
+    let value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    value ^ (value >> 31)
+}
+
+/// FNV-1a of a name: what a parameter or a layer is called stays its identity when others are added before it.
+pub(crate) fn name_key(name: &str) -> u64 {
+    name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3))
+}
+
+/// A random sequence, addressed by index.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stream(u64);
+
+impl Stream {
+    /// The stream that these parts name, in this order.
+    pub(crate) fn new(parts: &[u64]) -> Self {
+        Self(parts.iter().fold(GOLDEN, |key, &part| mix(key.wrapping_add(GOLDEN) ^ mix(part.wrapping_add(GOLDEN)))))
+    }
+
+    /// 64 random bits.
+    pub(crate) fn bits(self, index: u64) -> u64 {
+        mix(self.0.wrapping_add(index.wrapping_add(1).wrapping_mul(GOLDEN)))
+    }
+
+    /// Uniform on `[0, 1)`, a multiple of 2^-53.
+    pub(crate) fn unit(self, index: u64) -> f64 {
+        (self.bits(index) >> 11) as f64 * (1.0 / (1_u64 << 53) as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_pinned_so_that_every_machine_and_version_starts_from_the_same_parameters() {
+        let stream = Stream::new(&[7, name_key("top.0.weight")]);
+        assert_eq!(name_key("a"), 0xAF63_DC4C_8601_EC8C, "FNV-1a's published test value");
+        assert_eq!(mix(GOLDEN), 0xE220_A839_7B1D_CDAF, "SplitMix64's first output for seed 0");
+        assert_eq!(stream.bits(0), stream.bits(0));
+        assert_ne!(stream.bits(0), stream.bits(1));
+        assert_ne!(stream.bits(0), Stream::new(&[8, name_key("top.0.weight")]).bits(0));
+        assert_ne!(Stream::new(&[1, 2]).bits(0), Stream::new(&[2, 1]).bits(0));
+    }
+
+    #[test]
+    fn units_are_uniform() {
+        let stream = Stream::new(&[3]);
+        let count = 100_000;
+        let values: Vec<f64> = (0..count).map(|index| stream.unit(index)).collect();
+        let mean = values.iter().sum::<f64>() / count as f64;
+        let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / count as f64;
+        assert!(values.iter().all(|value| (0.0..1.0).contains(value)));
+        assert!((mean - 0.5).abs() < 0.005, "{mean}");
+        assert!((variance - 1.0 / 12.0).abs() < 0.002, "{variance}");
+    }
+}

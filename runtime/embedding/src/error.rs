@@ -1,0 +1,90 @@
+//! Everything the store can refuse. A refusal changes nothing: a call that returns an error has
+//! touched no row.
+
+use crate::{FeatureKey, GroupId, MAX_DIM, MAX_GROUPS, MAX_SLOTS, RowSpec, Slot};
+use thiserror::Error;
+
+/// A configuration that cannot be used.
+#[derive(Debug, Error, PartialEq)]
+pub enum SpecError {
+    #[error("slots is {found}; give a number from 1 to {max}", max = MAX_SLOTS)]
+    Slots { found: u32 },
+    #[error("a store was asked for with {found} row groups; give 1 to {max}", max = MAX_GROUPS)]
+    Groups { found: usize },
+    #[error("row group {group}: {source}")]
+    InGroup {
+        group: GroupId,
+        #[source]
+        source: Box<SpecError>,
+    },
+    #[error("dim is {found}; give a number from 1 to {max}", max = MAX_DIM)]
+    Dim { found: usize },
+    #[error("zero_columns is {found} but a row has {dim} columns; give at most that many")]
+    ZeroColumns { found: usize, dim: usize },
+    #[error("the initializer's {name} is {found}; it must be {expected}")]
+    Initializer { name: &'static str, found: f32, expected: &'static str },
+    #[error("the optimizer's {name} is {found}; it must be {expected}")]
+    Optimizer { name: &'static str, found: f64, expected: &'static str },
+}
+
+/// A call on a store that was refused.
+#[derive(Debug, Error)]
+pub enum StoreError {
+    #[error("cannot make an embedding store: {0}")]
+    Spec(#[from] SpecError),
+    #[error("row group {group} does not exist: this store has {groups}; use the groups it was made with")]
+    UnknownGroup { group: GroupId, groups: usize },
+    #[error("slot {slot} does not exist: this store has {slots}; use the job's slot count everywhere")]
+    UnknownSlot { slot: Slot, slots: u32 },
+    #[error(
+        "{what} of {keys} rows of row group {group} needs a buffer of {expected} values (rows x dim), \
+         but got {actual}"
+    )]
+    BufferLength { what: &'static str, group: GroupId, keys: usize, expected: usize, actual: usize },
+    #[error("an update was asked for with update count 0; counts start at 1 with the first update")]
+    UpdateCountZero,
+    #[error("cannot restore a slot: {0}")]
+    Snapshot(#[from] SnapshotError),
+}
+
+/// Bytes that are not a snapshot this store can take.
+#[derive(Debug, Error, PartialEq)]
+pub enum SnapshotError {
+    #[error("these {actual} bytes do not begin as a slot snapshot does; give a slot file of a checkpoint")]
+    NotASnapshot { actual: usize },
+    #[error("the snapshot has format version {found}, this program reads {supported}; use the program that wrote it")]
+    Version { found: u32, supported: u32 },
+    #[error("the snapshot should have {expected} bytes but has {actual}; it was cut short or added to")]
+    Length { expected: u64, actual: u64 },
+    #[error("the snapshot's checksum is {actual:#018x}, it was written with {expected:#018x}; take another copy")]
+    Checksum { expected: u64, actual: u64 },
+    #[error("the snapshot's {field} has the unknown value {found}; it was damaged or written by another program")]
+    Field { field: &'static str, found: u64 },
+    #[error(
+        "the snapshot is of a job with {found} slots, this store has {expected}; use the slot count it was made with"
+    )]
+    Slots { found: u32, expected: u32 },
+    #[error("the snapshot is of slot {slot}, which is not below its slot count {slots}")]
+    Slot { slot: Slot, slots: u32 },
+    #[error(
+        "the snapshot's rows were initialized with seed {found}, this store has seed {expected}; use the same seed"
+    )]
+    Seed { found: u64, expected: u64 },
+    #[error("the snapshot has {found} row groups, this store has {expected}; use the features it was made with")]
+    Groups { found: usize, expected: usize },
+    #[error(
+        "the snapshot's row group {group} was made with {found:?}, this store has {expected:?}; only the learning rate \
+         may change (and not FTRL's)"
+    )]
+    Spec { group: GroupId, found: Box<RowSpec>, expected: Box<RowSpec> },
+    #[error("the snapshot of slot {slot} holds key {key} in row group {group}, which belongs to another slot")]
+    ForeignKey { slot: Slot, group: GroupId, key: FeatureKey },
+    #[error(
+        "key {key} of row group {group} is repeated or out of order in the snapshot; it was not written by this program"
+    )]
+    KeyOrder { group: GroupId, key: FeatureKey },
+    #[error(
+        "the snapshot holds {rows} rows in one row group of one slot, more than a table can number; use more slots"
+    )]
+    TooManyRows { rows: usize },
+}

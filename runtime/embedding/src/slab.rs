@@ -1,0 +1,246 @@
+//! The rows of one table, addressed by number, in chunks that never move. It knows how long a row is
+//! and nothing of what it says.
+//!
+//! ```text
+//! row number = chunk · C + place,  C = 16, 32 or 64 rows a chunk, fewer where rows are long
+//!     chunks ─┬─► [ row 0 | row 1 | … | row C−1 ]      live ──► one bit a row
+//!             └─► [ row C | … ]
+//! ```
+//!
+//! Invariants:
+//! 1. Rows below `used` have been handed out at least once; the others never.
+//! 2. A row below `used` is either live (its bit is set) or on the free list, which runs through the
+//!    first word of the free rows.
+//! 3. Growing adds a chunk and moves no row. Only a first chunk of fewer than C rows is replaced by
+//!    one of twice the size, so that a table of three rows does not pay for sixty-four.
+//!
+//! Numbers instead of pointers mean that a copy of the chunks is a snapshot, and that they could lie
+//! in memory shared between processes.
+
+const FIRST_CHUNK_ROWS: usize = 4;
+const LEAST_CHUNK_ROWS: usize = 16;
+const MOST_CHUNK_ROWS: usize = 64;
+/// What a chunk may hold where that is at least [`LEAST_CHUNK_ROWS`]: half a chunk of every table
+/// lies idle on average.
+const CHUNK_WORDS: usize = 4_096;
+/// The end of the free list, and so never a row's number.
+const NO_ROW: u32 = u32::MAX;
+
+/// See the module's text.
+pub(crate) struct Slab {
+    chunks: Vec<Box<[u32]>>,
+    live: Vec<u64>,
+    stride: usize,
+    /// C = 1 << chunk_bits.
+    chunk_bits: u32,
+    used: u32,
+    free: u32,
+    rows: usize,
+}
+
+impl Slab {
+    /// An empty slab of rows of `stride` words, at least one.
+    pub(crate) fn new(stride: usize) -> Self {
+        let fitting = (CHUNK_WORDS / stride).clamp(LEAST_CHUNK_ROWS, MOST_CHUNK_ROWS);
+        Self {
+            chunks: Vec::new(),
+            live: Vec::new(),
+            stride,
+            chunk_bits: fitting.ilog2(),
+            used: 0,
+            free: NO_ROW,
+            rows: 0,
+        }
+    }
+
+    /// Live rows.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Bytes of memory held.
+    pub(crate) fn bytes(&self) -> usize {
+        let words: usize = self.chunks.iter().map(|chunk| chunk.len()).sum();
+        words * size_of::<u32>()
+            + self.chunks.capacity() * size_of::<Box<[u32]>>()
+            + self.live.capacity() * size_of::<u64>()
+    }
+
+    /// The chunk of a row and where in the chunk it begins.
+    fn place(&self, row: u32) -> (usize, usize) {
+        let place = row & ((1 << self.chunk_bits) - 1);
+        ((row >> self.chunk_bits) as usize, place as usize * self.stride)
+    }
+
+    pub(crate) fn row(&self, row: u32) -> &[u32] {
+        let (chunk, start) = self.place(row);
+        &self.chunks[chunk][start..start + self.stride]
+    }
+
+    pub(crate) fn row_mut(&mut self, row: u32) -> &mut [u32] {
+        let (chunk, start) = self.place(row);
+        &mut self.chunks[chunk][start..start + self.stride]
+    }
+
+    /// Hands out a row with unspecified contents; `None` once all 2³² − 1 numbers are taken.
+    pub(crate) fn allocate(&mut self) -> Option<u32> {
+        let row = if self.free == NO_ROW {
+            self.fresh()?
+        } else {
+            let row = self.free;
+            self.free = self.row(row)[0];
+            row
+        };
+        self.live[row as usize / 64] |= 1 << (row % 64);
+        self.rows += 1;
+        Some(row)
+    }
+
+    fn fresh(&mut self) -> Option<u32> {
+        let row = self.used;
+        if row == NO_ROW {
+            return None;
+        }
+        if row as usize == self.capacity() {
+            self.grow();
+        }
+        if row as usize == self.live.len() * 64 {
+            push_sparingly(&mut self.live, 0);
+        }
+        self.used += 1;
+        Some(row)
+    }
+
+    fn capacity(&self) -> usize {
+        match self.chunks.as_slice() {
+            [] => 0,
+            [first] => first.len() / self.stride,
+            several => several.len() << self.chunk_bits,
+        }
+    }
+
+    fn grow(&mut self) {
+        let full = self.stride << self.chunk_bits;
+        let chunk = |words| vec![0; words].into_boxed_slice();
+        match self.chunks.as_mut_slice() {
+            [] => self.chunks.push(chunk(FIRST_CHUNK_ROWS * self.stride)),
+            [first] if first.len() < full => {
+                let mut larger = chunk(2 * first.len());
+                larger[..first.len()].copy_from_slice(first);
+                *first = larger;
+            }
+            _ => push_sparingly(&mut self.chunks, chunk(full)),
+        }
+    }
+
+    /// Takes a live row back.
+    pub(crate) fn release(&mut self, row: u32) {
+        self.live[row as usize / 64] &= !(1 << (row % 64));
+        self.rows -= 1;
+        let free = self.free;
+        self.row_mut(row)[0] = free;
+        self.free = row;
+    }
+
+    /// The live rows with their numbers, in order of number.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &[u32])> {
+        let words = self.live.iter().enumerate();
+        words.flat_map(move |(word, &live)| {
+            let set = (0..64).filter(move |bit| live >> bit & 1 == 1);
+            set.map(move |bit| {
+                let row = word as u32 * 64 + bit;
+                (row, self.row(row))
+            })
+        })
+    }
+
+    /// A copy of the live rows, one after another in order of number.
+    pub(crate) fn copy_rows(&self) -> Vec<u32> {
+        let mut copy = Vec::with_capacity(self.rows * self.stride);
+        if self.rows == self.used as usize {
+            let mut left = self.rows * self.stride;
+            for chunk in &self.chunks {
+                let taken = left.min(chunk.len());
+                copy.extend_from_slice(&chunk[..taken]);
+                left -= taken;
+            }
+            return copy;
+        }
+        for (_, row) in self.iter() {
+            copy.extend_from_slice(row);
+        }
+        copy
+    }
+}
+
+/// Pushes onto a vector that grows by an eighth where others double: these are read often, grow
+/// seldom, and count among what a row costs.
+fn push_sparingly<T>(vector: &mut Vec<T>, item: T) {
+    if vector.len() == vector.capacity() {
+        vector.reserve_exact(vector.len() / 8 + 1);
+    }
+    vector.push(item);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn a_released_row_is_handed_out_again_before_the_slab_grows() {
+        let mut slab = Slab::new(3);
+        let rows: Vec<u32> = (0..64).filter_map(|_| slab.allocate()).collect();
+        let bytes = slab.bytes();
+        slab.release(rows[10]);
+        slab.release(rows[20]);
+        assert_eq!(slab.allocate(), Some(rows[20]));
+        assert_eq!(slab.allocate(), Some(rows[10]));
+        assert_eq!(slab.bytes(), bytes);
+    }
+
+    #[test]
+    fn long_rows_lie_in_chunks_of_fewer() {
+        let chunk_rows = |stride| 1_usize << Slab::new(stride).chunk_bits;
+        assert_eq!(chunk_rows(5), 64);
+        assert_eq!(chunk_rows(64), 64);
+        assert_eq!(chunk_rows(65), 32);
+        assert_eq!(chunk_rows(131), 16);
+        assert_eq!(chunk_rows(100_000), 16);
+    }
+
+    #[test]
+    fn a_small_table_holds_a_small_chunk() {
+        let mut slab = Slab::new(100);
+        slab.allocate().unwrap();
+        assert!(slab.bytes() < 2_000, "{}", slab.bytes());
+    }
+
+    proptest! {
+        #[test]
+        fn rows_keep_their_contents_while_others_come_and_go(
+            stride in prop::sample::select(vec![2_usize, 65, 131]),
+            operations in prop::collection::vec((prop::bool::weighted(0.6), any::<prop::sample::Index>()), 1..900)
+        ) {
+            let mut slab = Slab::new(stride);
+            let mut model = BTreeMap::new();
+            for (stamp, (allocate, pick)) in operations.into_iter().enumerate() {
+                if allocate || model.is_empty() {
+                    let row = slab.allocate().unwrap();
+                    slab.row_mut(row).fill(stamp as u32);
+                    prop_assert!(model.insert(row, stamp as u32).is_none());
+                } else {
+                    let row = *model.keys().nth(pick.index(model.len())).unwrap();
+                    model.remove(&row);
+                    slab.release(row);
+                }
+            }
+            prop_assert_eq!(slab.rows(), model.len());
+            let found: BTreeMap<u32, u32> = slab.iter().map(|(row, words)| (row, words[1])).collect();
+            prop_assert_eq!(&found, &model);
+            let copied: Vec<u32> = model.values().flat_map(|&stamp| vec![stamp; stride]).collect();
+            prop_assert_eq!(slab.copy_rows(), copied);
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! What a store is configured with: how many slots, which seed, and for every row group the shape
+//! of its rows. Validated once, in [`StoreConfig::validate`]; everything behind it relies on that.
+
+use crate::{GroupId, Initializer, SparseOptimizer, SpecError};
+
+/// The most slots a store may be divided into.
+pub const MAX_SLOTS: u32 = 1 << 20;
+/// The largest embedding dimension of a row.
+pub const MAX_DIM: usize = 1 << 16;
+/// The most row groups of a store.
+pub const MAX_GROUPS: usize = 1 << 16;
+
+/// How embedding values are stored. They are always computed in f32; f16 and bf16 are rounded to
+/// nearest, ties to even, each time a row is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ValueType {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl ValueType {
+    /// Bytes of one stored value.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+}
+
+/// The shape of the rows of one group, and what happens to them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowSpec {
+    /// Columns of a row, `1 ..= MAX_DIM`.
+    pub dim: usize,
+    /// How the values are stored.
+    pub value_type: ValueType,
+    /// How a gradient changes a row.
+    pub optimizer: SparseOptimizer,
+    /// What a row starts from.
+    pub initializer: Initializer,
+    /// The first so many columns start at 0 whatever the initializer says: the first-order weights
+    /// of factorization machines and linear models. `0 ..= dim`.
+    pub zero_columns: usize,
+}
+
+impl RowSpec {
+    /// Whether rows made under `earlier` may go on under this spec: everything must be equal but
+    /// the learning rate, which may follow a schedule or be lowered for fine-tuning. FTRL's may not
+    /// change either, because its weights are a function of its state *and* its learning rate.
+    #[must_use]
+    pub fn continues(&self, earlier: &Self) -> bool {
+        let neutral = |spec: &Self| Self { optimizer: spec.optimizer.without_learning_rate(), ..*spec };
+        neutral(self) == neutral(earlier)
+    }
+
+    fn validate(&self) -> Result<(), SpecError> {
+        if self.dim == 0 || self.dim > MAX_DIM {
+            return Err(SpecError::Dim { found: self.dim });
+        }
+        if self.zero_columns > self.dim {
+            return Err(SpecError::ZeroColumns { found: self.zero_columns, dim: self.dim });
+        }
+        self.optimizer.validate()?;
+        self.initializer.validate()
+    }
+}
+
+/// What a store is made from. Two stores with equal configurations that see the same calls are equal
+/// to the bit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StoreConfig {
+    /// Virtual shards of the whole key space, `1 ..= MAX_SLOTS`, the same in every process of a job.
+    pub slots: u32,
+    /// Seed of the initial values.
+    pub seed: u64,
+    /// The row groups, by [`GroupId`].
+    pub groups: Vec<RowSpec>,
+}
+
+impl StoreConfig {
+    /// Checks every number against its range.
+    ///
+    /// # Errors
+    /// The first number that is out of its range, with the group it belongs to.
+    pub fn validate(&self) -> Result<(), SpecError> {
+        if self.slots == 0 || self.slots > MAX_SLOTS {
+            return Err(SpecError::Slots { found: self.slots });
+        }
+        if self.groups.is_empty() || self.groups.len() > MAX_GROUPS {
+            return Err(SpecError::Groups { found: self.groups.len() });
+        }
+        for (position, spec) in self.groups.iter().enumerate() {
+            spec.validate()
+                .map_err(|source| SpecError::InGroup { group: GroupId(position as u16), source: Box::new(source) })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> RowSpec {
+        RowSpec {
+            dim: 8,
+            value_type: ValueType::F32,
+            optimizer: SparseOptimizer::AdaGrad { learning_rate: 0.1, initial_accumulator: 0.0, epsilon: 1e-10 },
+            initializer: Initializer::Normal { standard_deviation: 0.01 },
+            zero_columns: 1,
+        }
+    }
+
+    fn refused(change: impl FnOnce(&mut RowSpec)) -> String {
+        let mut changed = spec();
+        change(&mut changed);
+        let config = StoreConfig { slots: 4, seed: 0, groups: vec![spec(), changed] };
+        config.validate().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_number_out_of_range_is_refused_with_its_group_and_name() {
+        assert!(refused(|s| s.dim = 0).starts_with("row group 1: dim"));
+        assert!(refused(|s| s.dim = MAX_DIM + 1).contains("dim"));
+        assert!(refused(|s| s.zero_columns = 9).contains("zero_columns"));
+        assert!(refused(|s| s.initializer = Initializer::Constant(f32::NAN)).contains("initializer"));
+        assert!(refused(|s| s.initializer = Initializer::Uniform { low: 1.0, high: -1.0 }).contains("initializer"));
+        assert!(
+            refused(|s| s.optimizer = SparseOptimizer::Sgd { learning_rate: f64::INFINITY }).contains("learning_rate")
+        );
+        assert!(
+            refused(
+                |s| s.optimizer = SparseOptimizer::Adam { learning_rate: 0.1, beta1: 1.0, beta2: 0.9, epsilon: 1e-8 }
+            )
+            .contains("beta1")
+        );
+    }
+
+    #[test]
+    fn slots_and_groups_have_ranges() {
+        let config = |slots, groups| StoreConfig { slots, seed: 0, groups };
+        assert!(config(0, vec![spec()]).validate().is_err());
+        assert!(config(MAX_SLOTS + 1, vec![spec()]).validate().is_err());
+        assert!(config(1, vec![]).validate().is_err());
+        assert!(config(MAX_SLOTS, vec![spec()]).validate().is_ok());
+    }
+
+    #[test]
+    fn only_the_learning_rate_may_change_between_runs() {
+        let earlier = spec();
+        let with = |change: fn(&mut RowSpec)| {
+            let mut later = spec();
+            change(&mut later);
+            later.continues(&earlier)
+        };
+        assert!(with(|s| if let SparseOptimizer::AdaGrad { learning_rate, .. } = &mut s.optimizer {
+            *learning_rate = 0.5;
+        }));
+        assert!(!with(|s| s.dim = 9));
+        assert!(!with(|s| s.value_type = ValueType::F16));
+        assert!(!with(|s| s.zero_columns = 0));
+        assert!(!with(|s| s.initializer = Initializer::Constant(0.0)));
+        assert!(
+            !with(|s| s.optimizer = SparseOptimizer::Sgd { learning_rate: 0.1 }),
+            "an optimizer change must be noticed"
+        );
+        assert!(!with(|s| if let SparseOptimizer::AdaGrad { epsilon, .. } = &mut s.optimizer {
+            *epsilon = 1e-7;
+        }));
+    }
+}

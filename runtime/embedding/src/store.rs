@@ -1,0 +1,333 @@
+//! The [`Store`]: slots behind locks, and the calls on them. It cuts a batch into runs of keys of
+//! one slot and gives each run to that slot's table; what happens to a row is the table's business.
+
+use crate::layout::RowLayout;
+use crate::snapshot::{self, RestoredSlot, SlotRows, SlotSnapshot};
+use crate::table::{Group, LookupCounts, Missing, Table, UpdateCounts};
+use crate::{FeatureKey, GroupId, RowSpec, Slot, SnapshotError, StoreConfig, StoreError, slot_of};
+use sha2::{Digest as _, Sha256};
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A SHA-256 of rows.
+pub type Digest = [u8; 32];
+
+/// Memory of a store, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoreBytes {
+    /// Embedding values and optimizer state of the rows that exist.
+    pub payload: u64,
+    /// Everything else that is allocated: keys, scores and timestamps, indexes, free rows, padding
+    /// and the tables themselves.
+    pub overhead: u64,
+}
+
+/// See the crate's text. All methods take `&self` and may be called from any number of threads; a
+/// call locks one slot at a time, so it sees and leaves every slot whole, and no call waits for
+/// another while holding a lock.
+pub struct Store {
+    config: StoreConfig,
+    groups: Vec<Group>,
+    layouts: Vec<RowLayout>,
+    slots: Box<[SlotCell]>,
+}
+
+/// The tables of one slot, by group, on cache lines of their own.
+#[repr(align(64))]
+struct SlotCell(Mutex<Box<[Table]>>);
+
+impl SlotCell {
+    /// A panic under the lock (out of memory, a bug) poisons it. A table is never left in pieces by
+    /// code that can panic, so the lock is taken all the same.
+    fn lock(&self) -> MutexGuard<'_, Box<[Table]>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Store {
+    /// An empty store.
+    ///
+    /// # Errors
+    /// [`StoreError::Spec`] if a number of the configuration is out of its range.
+    pub fn new(config: StoreConfig) -> Result<Self, StoreError> {
+        config.validate()?;
+        let groups: Vec<Group> = config.groups.iter().map(|&spec| Group::new(spec, config.seed)).collect();
+        let slots = (0..config.slots).map(|_| SlotCell(Mutex::new(empty_tables(&groups)))).collect();
+        Ok(Self { layouts: groups.iter().map(|group| group.layout).collect(), config, groups, slots })
+    }
+
+    #[must_use]
+    pub fn config(&self) -> &StoreConfig {
+        &self.config
+    }
+
+    /// The spec of a row group.
+    ///
+    /// # Errors
+    /// [`StoreError::UnknownGroup`].
+    pub fn spec(&self, group: GroupId) -> Result<&RowSpec, StoreError> {
+        Ok(&self.group(group)?.spec)
+    }
+
+    /// The slot a key belongs to.
+    #[must_use]
+    pub fn slot_of(&self, key: FeatureKey) -> Slot {
+        slot_of(key, self.config.slots)
+    }
+
+    /// Reads the embeddings of `keys` into `out`, `[keys.len(), dim]`. Any order is right; keys
+    /// sorted by slot (or just sorted) take one lock a slot instead of up to one a key.
+    ///
+    /// # Errors
+    /// An unknown group, or `out` of another length.
+    pub fn lookup(
+        &self,
+        group: GroupId,
+        keys: &[FeatureKey],
+        missing: Missing,
+        out: &mut [f32],
+    ) -> Result<LookupCounts, StoreError> {
+        let id = group;
+        let group = self.group_for("a look-up", id, keys.len(), out.len())?;
+        let dim = group.layout.dim();
+        let mut counts = LookupCounts::default();
+        for (slot, run) in self.runs(keys) {
+            let out = &mut out[run.start * dim..run.end * dim];
+            let mut tables = self.slots[slot.0 as usize].lock();
+            let table = &mut tables[usize::from(id.0)];
+            counts += table.lookup(group, &keys[run], missing, out);
+        }
+        Ok(counts)
+    }
+
+    /// Applies `gradients`, `[keys.len(), dim]`, to the rows of `keys`, in order; a key that repeats
+    /// is updated each time. `update_count` is the number of this update in the whole job, 1-based,
+    /// which Adam's bias correction needs; the caller keeps it, and saves it with checkpoints.
+    ///
+    /// A key without a row (never admitted, or evicted since it was looked up) is counted and
+    /// skipped; so is a gradient with a NaN or an infinity. Neither touches any other row.
+    ///
+    /// # Errors
+    /// An unknown group, `gradients` of another length, or an update count of 0.
+    pub fn update(
+        &self,
+        group: GroupId,
+        keys: &[FeatureKey],
+        gradients: &[f32],
+        update_count: u64,
+    ) -> Result<UpdateCounts, StoreError> {
+        let id = group;
+        let group = self.group_for("an update", id, keys.len(), gradients.len())?;
+        if update_count == 0 {
+            return Err(StoreError::UpdateCountZero);
+        }
+        let dim = group.layout.dim();
+        let step = group.spec.optimizer.step(update_count);
+        let mut scratch = vec![0.0; group.layout.scratch_len()];
+        let mut counts = UpdateCounts::default();
+        for (slot, run) in self.runs(keys) {
+            let gradients = &gradients[run.start * dim..run.end * dim];
+            let mut tables = self.slots[slot.0 as usize].lock();
+            let table = &mut tables[usize::from(id.0)];
+            counts += table.update(group, &keys[run], gradients, step, &mut scratch);
+        }
+        Ok(counts)
+    }
+
+    /// Removes a row; says whether there was one. If the key is met again it starts from its initial
+    /// values.
+    ///
+    /// # Errors
+    /// [`StoreError::UnknownGroup`].
+    pub fn remove(&self, group: GroupId, key: FeatureKey) -> Result<bool, StoreError> {
+        self.group(group)?;
+        let mut tables = self.slots[self.slot_of(key).0 as usize].lock();
+        Ok(tables[usize::from(group.0)].remove(key))
+    }
+
+    /// Whether a key has a row.
+    ///
+    /// # Errors
+    /// [`StoreError::UnknownGroup`].
+    pub fn contains(&self, group: GroupId, key: FeatureKey) -> Result<bool, StoreError> {
+        self.group(group)?;
+        let tables = self.slots[self.slot_of(key).0 as usize].lock();
+        Ok(tables[usize::from(group.0)].contains(key))
+    }
+
+    /// Drops every row of a slot, as when the slot has moved elsewhere; says how many there were.
+    ///
+    /// # Errors
+    /// [`StoreError::UnknownSlot`].
+    pub fn clear_slot(&self, slot: Slot) -> Result<u64, StoreError> {
+        let empty = empty_tables(&self.groups);
+        let old = std::mem::replace(&mut *self.cell(slot)?.lock(), empty);
+        Ok(rows_of(&old))
+    }
+
+    /// The slot's rows at this instant, as bytes. The slot is locked while its memory is copied, not
+    /// while it is sorted and written out.
+    ///
+    /// # Errors
+    /// [`StoreError::UnknownSlot`].
+    pub fn snapshot_slot(&self, slot: Slot) -> Result<SlotSnapshot, StoreError> {
+        let rows = self.copy_slot(slot)?;
+        Ok(snapshot::write(&self.config, slot, &rows))
+    }
+
+    /// Replaces the rows of the slot that the snapshot names by the snapshot's. The store then
+    /// behaves, to the bit, as the one that wrote it did. If the bytes are refused nothing changes.
+    ///
+    /// # Errors
+    /// [`StoreError::Snapshot`], naming what is wrong: format, version, length, checksum, or a job
+    /// with other slots, seed, row groups or optimizers than this store's.
+    pub fn restore_slot(&self, bytes: &[u8]) -> Result<RestoredSlot, StoreError> {
+        let snapshot = snapshot::read(&self.config, bytes)?;
+        let mut tables = Vec::with_capacity(self.groups.len());
+        for (group, words) in self.groups.iter().zip(&snapshot.groups) {
+            let rows = words.chunks_exact(group.layout.stride());
+            let count = rows.len();
+            let table = Table::from_rows(group, count, rows);
+            tables.push(table.ok_or(SnapshotError::TooManyRows { rows: count })?);
+        }
+        let tables: Box<[Table]> = tables.into_boxed_slice();
+        let rows = rows_of(&tables);
+        let old = std::mem::replace(&mut *self.cell(snapshot.slot)?.lock(), tables);
+        drop(old);
+        Ok(RestoredSlot { slot: snapshot.slot, rows })
+    }
+
+    /// SHA-256 over the slot's rows by rising (key, group): for each its key (u64), group (u16),
+    /// values as their stored bytes and optimizer state, little-endian. Scores and timestamps are
+    /// left out. Equal contents have equal digests however they came about.
+    ///
+    /// # Errors
+    /// [`StoreError::UnknownSlot`].
+    pub fn slot_digest(&self, slot: Slot) -> Result<Digest, StoreError> {
+        let rows = self.copy_slot(slot)?;
+        let mut hasher = Sha256::new();
+        for (key, group, row) in rows.in_key_order(&self.layouts) {
+            let layout = &self.layouts[usize::from(group.0)];
+            hasher.update(key.0.to_le_bytes());
+            hasher.update(group.0.to_le_bytes());
+            hasher.update(layout.value_bytes(row));
+            hasher.update(bytemuck::cast_slice::<f32, u8>(layout.state(row)));
+        }
+        Ok(hasher.finalize().into())
+    }
+
+    /// The digests of a range of slots, in order.
+    ///
+    /// # Errors
+    /// [`StoreError::UnknownSlot`].
+    pub fn digests(&self, slots: Range<u32>) -> Result<Vec<Digest>, StoreError> {
+        slots.map(|slot| self.slot_digest(Slot(slot))).collect()
+    }
+
+    /// Calls `visit` with group, key, values and optimizer state of the slot's rows at this instant,
+    /// by rising (key, group). The slot is not locked meanwhile.
+    ///
+    /// # Errors
+    /// [`StoreError::UnknownSlot`].
+    pub fn for_each_row(
+        &self,
+        slot: Slot,
+        mut visit: impl FnMut(GroupId, FeatureKey, &[f32], &[f32]),
+    ) -> Result<(), StoreError> {
+        let rows = self.copy_slot(slot)?;
+        let largest = self.layouts.iter().map(RowLayout::dim).max();
+        let mut values = vec![0.0; largest.unwrap_or(0)];
+        for (key, group, row) in rows.in_key_order(&self.layouts) {
+            let layout = &self.layouts[usize::from(group.0)];
+            let values = &mut values[..layout.dim()];
+            layout.read_values(row, values);
+            visit(group, key, values, layout.state(row));
+        }
+        Ok(())
+    }
+
+    /// Rows in the whole store.
+    #[must_use]
+    pub fn rows(&self) -> u64 {
+        self.slots.iter().map(|cell| rows_of(&cell.lock())).sum()
+    }
+
+    /// Rows of one slot, all groups together.
+    ///
+    /// # Errors
+    /// [`StoreError::UnknownSlot`].
+    pub fn slot_rows(&self, slot: Slot) -> Result<u64, StoreError> {
+        Ok(rows_of(&self.cell(slot)?.lock()))
+    }
+
+    /// Rows of one group, all slots together.
+    ///
+    /// # Errors
+    /// [`StoreError::UnknownGroup`].
+    pub fn group_rows(&self, group: GroupId) -> Result<u64, StoreError> {
+        self.group(group)?;
+        let rows = |cell: &SlotCell| cell.lock()[usize::from(group.0)].rows() as u64;
+        Ok(self.slots.iter().map(rows).sum())
+    }
+
+    /// Memory held.
+    #[must_use]
+    pub fn bytes(&self) -> StoreBytes {
+        let table_bytes = self.groups.len() * size_of::<Table>() + size_of::<SlotCell>();
+        let (mut payload, mut allocated) = (0, 0);
+        for cell in &self.slots {
+            allocated += table_bytes;
+            for (table, layout) in cell.lock().iter().zip(&self.layouts) {
+                payload += table.rows() * layout.payload_bytes();
+                allocated += table.bytes();
+            }
+        }
+        StoreBytes { payload: payload as u64, overhead: (allocated - payload) as u64 }
+    }
+
+    fn group(&self, group: GroupId) -> Result<&Group, StoreError> {
+        let groups = self.groups.len();
+        self.groups.get(usize::from(group.0)).ok_or(StoreError::UnknownGroup { group, groups })
+    }
+
+    fn group_for(&self, what: &'static str, id: GroupId, keys: usize, actual: usize) -> Result<&Group, StoreError> {
+        let group = self.group(id)?;
+        let expected = keys * group.layout.dim();
+        if actual != expected {
+            return Err(StoreError::BufferLength { what, group: id, keys, expected, actual });
+        }
+        Ok(group)
+    }
+
+    fn cell(&self, slot: Slot) -> Result<&SlotCell, StoreError> {
+        let slots = self.config.slots;
+        self.slots.get(slot.0 as usize).ok_or(StoreError::UnknownSlot { slot, slots })
+    }
+
+    fn copy_slot(&self, slot: Slot) -> Result<SlotRows, StoreError> {
+        let tables = self.cell(slot)?.lock();
+        Ok(SlotRows { groups: tables.iter().map(Table::copy_rows).collect() })
+    }
+
+    /// Cuts keys into runs of equal slot, in order.
+    fn runs(&self, keys: &[FeatureKey]) -> impl Iterator<Item = (Slot, Range<usize>)> {
+        let mut start = 0;
+        std::iter::from_fn(move || {
+            let slot = self.slot_of(*keys.get(start)?);
+            let rest = &keys[start..];
+            let others = rest.iter().position(|&key| self.slot_of(key) != slot);
+            let end = others.map_or(keys.len(), |others| start + others);
+            let run = start..end;
+            start = end;
+            Some((slot, run))
+        })
+    }
+}
+
+fn empty_tables(groups: &[Group]) -> Box<[Table]> {
+    groups.iter().map(Table::new).collect()
+}
+
+fn rows_of(tables: &[Table]) -> u64 {
+    tables.iter().map(|table| table.rows() as u64).sum()
+}

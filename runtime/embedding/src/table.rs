@@ -1,0 +1,322 @@
+//! The table of one (slot, group): an [`Index`] from keys to the rows of a [`Slab`]. It is called
+//! under its slot's lock with keys that belong to the slot, and does not check that they do.
+//!
+//! A batch is worked through in blocks of keys, each in three passes: ask for the index buckets, ask
+//! for the rows they probably name, then do the work. The first two are hints only; the third
+//! searches properly, so keys may repeat and rows may be added in the middle of a block.
+
+use crate::index::{Hash, Index};
+use crate::layout::{RowLayout, key_of};
+use crate::optimizer::{Step, all_finite};
+use crate::slab::Slab;
+use crate::{FeatureKey, RowSpec, prefetch};
+use std::ops::AddAssign;
+
+/// Keys whose memory is asked for at once: enough to hide a memory read behind the others, few
+/// enough that what was asked for is still there when it is used.
+const BLOCK: usize = 32;
+
+/// What a look-up does with a key that has no row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// Make a row from the initial values: training.
+    Insert,
+    /// Read the initial values and make no row: evaluation and serving.
+    ReadInitial,
+}
+
+/// What happened to the keys of a look-up; repeated keys are counted each time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LookupCounts {
+    /// Keys that had a row.
+    pub found: u64,
+    /// Keys that got one.
+    pub inserted: u64,
+    /// Keys that read as their initial value and still have no row.
+    pub missing: u64,
+}
+
+/// What happened to the keys of an update; repeated keys are counted each time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UpdateCounts {
+    /// Gradients applied.
+    pub applied: u64,
+    /// Gradients dropped because their key has no row.
+    pub missing: u64,
+    /// Gradients dropped because they hold a NaN or an infinity.
+    pub non_finite: u64,
+}
+
+impl AddAssign for LookupCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.found += other.found;
+        self.inserted += other.inserted;
+        self.missing += other.missing;
+    }
+}
+
+impl AddAssign for UpdateCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.applied += other.applied;
+        self.missing += other.missing;
+        self.non_finite += other.non_finite;
+    }
+}
+
+/// A row group as the tables need it: its spec, the layout that follows from it, and the seed.
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    pub(crate) spec: RowSpec,
+    pub(crate) layout: RowLayout,
+    seed: u64,
+}
+
+impl Group {
+    pub(crate) fn new(spec: RowSpec, seed: u64) -> Self {
+        Self { spec, layout: RowLayout::new(&spec), seed }
+    }
+
+    /// The values a row of `key` starts from, as they read once stored.
+    fn read_initial(&self, key: FeatureKey, out: &mut [f32]) {
+        let spec = &self.spec;
+        spec.initializer.fill(self.seed, key, spec.zero_columns, out);
+        self.layout.round(out);
+    }
+}
+
+/// See the module's text.
+pub(crate) struct Table {
+    index: Index,
+    slab: Slab,
+}
+
+impl Table {
+    pub(crate) fn new(group: &Group) -> Self {
+        Self { index: Index::default(), slab: Slab::new(group.layout.stride()) }
+    }
+
+    /// A table of whole rows, one after another in `rows`. `None` if there are more than a table can
+    /// number. Keys must differ.
+    pub(crate) fn from_rows<'r>(group: &Group, count: usize, rows: impl Iterator<Item = &'r [u32]>) -> Option<Self> {
+        let mut table = Self { index: Index::for_rows(count), slab: Slab::new(group.layout.stride()) };
+        for words in rows {
+            let row = table.slab.allocate()?;
+            table.slab.row_mut(row).copy_from_slice(words);
+            table.index.insert(Hash::of(key_of(words)), row);
+        }
+        Some(table)
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.slab.rows()
+    }
+
+    /// Bytes of memory held beyond the table itself.
+    pub(crate) fn bytes(&self) -> usize {
+        self.index.bytes() + self.slab.bytes()
+    }
+
+    /// A copy of all rows, in no particular order.
+    pub(crate) fn copy_rows(&self) -> Vec<u32> {
+        self.slab.copy_rows()
+    }
+
+    pub(crate) fn contains(&self, key: FeatureKey) -> bool {
+        self.find(Hash::of(key), key).is_some()
+    }
+
+    /// Reads the values of `keys` into `out`, keys × dim.
+    pub(crate) fn lookup(
+        &mut self,
+        group: &Group,
+        keys: &[FeatureKey],
+        missing: Missing,
+        out: &mut [f32],
+    ) -> LookupCounts {
+        let mut counts = LookupCounts::default();
+        let dim = group.layout.dim();
+        let reads = group.layout.look_up_words();
+        for (keys, out) in keys.chunks(BLOCK).zip(out.chunks_mut(BLOCK * dim)) {
+            let hashes = self.prefetch(keys, reads);
+            for ((&key, &hash), out) in keys.iter().zip(&hashes).zip(out.chunks_exact_mut(dim)) {
+                if let Some(row) = self.find(hash, key) {
+                    group.layout.read_values(self.slab.row(row), out);
+                    counts.found += 1;
+                    continue;
+                }
+                group.read_initial(key, out);
+                if missing == Missing::Insert && self.insert(group, hash, key, out) {
+                    counts.inserted += 1;
+                } else {
+                    counts.missing += 1;
+                }
+            }
+        }
+        counts
+    }
+
+    /// Applies `gradients`, keys × dim, in order. A key's gradient is found by the key's position in
+    /// the batch and by nothing else, so a key that is skipped moves no other.
+    pub(crate) fn update(
+        &mut self,
+        group: &Group,
+        keys: &[FeatureKey],
+        gradients: &[f32],
+        step: Step,
+        scratch: &mut [f32],
+    ) -> UpdateCounts {
+        let mut counts = UpdateCounts::default();
+        let layout = group.layout;
+        let dim = layout.dim();
+        for (keys, gradients) in keys.chunks(BLOCK).zip(gradients.chunks(BLOCK * dim)) {
+            let hashes = self.prefetch(keys, layout.stride());
+            let each = keys.iter().zip(&hashes).zip(gradients.chunks_exact(dim));
+            for ((&key, &hash), gradient) in each {
+                let Some(row) = self.find(hash, key) else {
+                    counts.missing += 1;
+                    continue;
+                };
+                if !all_finite(gradient) {
+                    counts.non_finite += 1;
+                    continue;
+                }
+                layout.modify(self.slab.row_mut(row), scratch, |values, state| {
+                    step.apply(values, state, gradient);
+                });
+                counts.applied += 1;
+            }
+        }
+        counts
+    }
+
+    /// Removes a key's row; says whether there was one.
+    pub(crate) fn remove(&mut self, key: FeatureKey) -> bool {
+        let hash = Hash::of(key);
+        let Some(row) = self.find(hash, key) else {
+            return false;
+        };
+        self.index.remove(hash, row);
+        self.slab.release(row);
+        true
+    }
+
+    /// Hashes at most [`BLOCK`] keys and asks for their buckets and for the first `words` words of
+    /// their rows.
+    fn prefetch(&self, keys: &[FeatureKey], words: usize) -> [Hash; BLOCK] {
+        let mut hashes = [Hash::of(FeatureKey(0)); BLOCK];
+        for (hash, &key) in hashes.iter_mut().zip(keys) {
+            *hash = Hash::of(key);
+            self.index.prefetch(*hash);
+        }
+        for &hash in &hashes[..keys.len()] {
+            if let Some(row) = self.index.candidate(hash) {
+                prefetch::words(&self.slab.row(row)[..words]);
+            }
+        }
+        hashes
+    }
+
+    fn find(&self, hash: Hash, key: FeatureKey) -> Option<u32> {
+        self.index.find(hash, |row| key_of(self.slab.row(row)) == key)
+    }
+
+    /// Adds a row for a key that has none. `false` if every row number is taken.
+    fn insert(&mut self, group: &Group, hash: Hash, key: FeatureKey, values: &[f32]) -> bool {
+        if self.index.is_full() {
+            self.grow();
+        }
+        let Some(row) = self.slab.allocate() else {
+            return false;
+        };
+        let words = self.slab.row_mut(row);
+        group.layout.write_new(words, key, values, &group.spec.optimizer);
+        self.index.insert(hash, row);
+        true
+    }
+
+    /// Replaces the index by a larger one, built from the rows in the order they lie in memory. This
+    /// is the longest a request can be held up: measured 3 ms in a table of 80,000 rows, 9 ms in one
+    /// of 180,000, so choose the slot count for fewer than that a slot and group.
+    fn grow(&mut self) {
+        let capacity = self.index.next_capacity();
+        // The old index goes first, so that the two never take memory together.
+        self.index = Index::default();
+        self.index = Index::for_rows(capacity);
+        for (row, words) in self.slab.iter() {
+            self.index.insert(Hash::of(key_of(words)), row);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Initializer, SparseOptimizer, ValueType};
+    use proptest::prelude::*;
+
+    fn group() -> Group {
+        let spec = RowSpec {
+            dim: 2,
+            value_type: ValueType::F32,
+            optimizer: SparseOptimizer::Sgd { learning_rate: 1.0 },
+            initializer: Initializer::Constant(0.5),
+            zero_columns: 0,
+        };
+        Group::new(spec, 1)
+    }
+
+    fn lookup(table: &mut Table, keys: &[u64], missing: Missing) -> (LookupCounts, Vec<f32>) {
+        let keys: Vec<_> = keys.iter().copied().map(FeatureKey).collect();
+        let mut out = vec![f32::NAN; keys.len() * 2];
+        let counts = table.lookup(&group(), &keys, missing, &mut out);
+        (counts, out)
+    }
+
+    #[test]
+    fn a_key_repeated_within_a_block_is_inserted_once() {
+        let mut table = Table::new(&group());
+        let (counts, out) = lookup(&mut table, &[7, 7, 8, 7], Missing::Insert);
+        assert_eq!((counts.inserted, counts.found, counts.missing), (2, 2, 0));
+        assert_eq!(out, [0.5; 8]);
+        assert_eq!(table.rows(), 2);
+    }
+
+    #[test]
+    fn a_table_keeps_every_row_through_many_growths() {
+        let mut table = Table::new(&group());
+        let step = SparseOptimizer::Sgd { learning_rate: 1.0 }.step(1);
+        let rows = 20_000_u64;
+        for key in 0..rows {
+            lookup(&mut table, &[key], Missing::Insert);
+            let gradient = [0.5 - key as f32, 0.0];
+            table.update(&group(), &[FeatureKey(key)], &gradient, step, &mut []);
+        }
+        let keys: Vec<u64> = (0..rows + 5).collect();
+        let (counts, out) = lookup(&mut table, &keys, Missing::ReadInitial);
+        assert_eq!((counts.found, counts.missing), (rows, 5));
+        let first_columns = out.chunks(2).take(rows as usize).map(|row| row[0]);
+        assert!(first_columns.eq((0..rows).map(|key| key as f32)));
+    }
+
+    proptest! {
+        /// A removed row's memory, with its stale key, must never be found through the index.
+        #[test]
+        fn removed_keys_stay_removed_while_their_rows_are_reused(
+            operations in prop::collection::vec((any::<bool>(), 0_u64..40), 1..300)
+        ) {
+            let mut table = Table::new(&group());
+            let mut model = std::collections::BTreeSet::new();
+            for (insert, key) in operations {
+                if insert {
+                    lookup(&mut table, &[key], Missing::Insert);
+                    model.insert(key);
+                } else {
+                    prop_assert_eq!(table.remove(FeatureKey(key)), model.remove(&key));
+                }
+                for key in 0..40 {
+                    prop_assert_eq!(table.contains(FeatureKey(key)), model.contains(&key));
+                }
+            }
+        }
+    }
+}

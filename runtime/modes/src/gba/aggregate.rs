@@ -1,0 +1,250 @@
+//! How the gradients of a full buffer become one gradient (§4.1, algorithm 2 lines 19–23). Dense: weighted sum / M. Embeddings,
+//! key by key: weighted sum / the number of workers that met the key, where a key's gradients are stale by the step at which
+//! that key was last updated. Called by the parameter server with what a [`crate::gba::GradientServer`] hands out.
+
+use std::collections::{BTreeSet, HashMap};
+
+use crate::gba::{Decay, Token};
+use crate::{GlobalStep, Rank, SparseGradients};
+
+/// The dense weighted sum of a buffer, added up pair by pair, so that a server need not keep M gradients.
+#[derive(Clone, Debug, Default)]
+pub struct DenseSum {
+    sum: Vec<f32>,
+    counted: u32,
+}
+
+impl DenseSum {
+    /// Adds `weight` · `gradient`; a gradient of weight 0 is left out. All gradients have the same length.
+    pub fn add(&mut self, weight: f32, gradient: &[f32]) {
+        if weight == 0.0 {
+            return;
+        }
+        if self.counted == 0 {
+            self.sum.clear();
+            self.sum.extend(gradient.iter().map(|g| weight * g));
+        } else {
+            self.sum.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += weight * g);
+        }
+        self.counted += 1;
+    }
+
+    /// The sum / `divisor`, leaving nothing behind; `None` if every gradient was left out: the step then changes no parameter.
+    pub fn take_mean(&mut self, divisor: u32) -> Option<Vec<f32>> {
+        if std::mem::take(&mut self.counted) == 0 {
+            return None;
+        }
+        let mut mean = std::mem::take(&mut self.sum);
+        let divisor = divisor.max(1) as f32;
+        mean.iter_mut().for_each(|g| *g /= divisor);
+        Some(mean)
+    }
+}
+
+/// Σ weight · gradient / `divisor` over pairs (weight, gradient), in their order; `None` if every weight is 0.
+pub fn aggregate_dense<'a>(pairs: impl IntoIterator<Item = (f32, &'a [f32])>, divisor: u32) -> Option<Vec<f32>> {
+    let mut sum = DenseSum::default();
+    pairs.into_iter().for_each(|(weight, gradient)| sum.add(weight, gradient));
+    sum.take_mean(divisor)
+}
+
+/// What a key's weighted sum is divided by. Gradients left out for their staleness count too, as they do among the M of the
+/// dense parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KeyDivisor {
+    /// The number of workers that met the key (algorithm 2).
+    #[default]
+    Workers,
+    /// The number of batches that met the key. The same while each worker has one batch in the buffer; where a fast worker has
+    /// several, a key that all of them met keeps the scale it has in synchronous training.
+    Batches,
+    /// M, as for the dense parameters: the gradient of the mean loss over the global batch, which synchronous training applies
+    /// when it sums the workers' shares of that mean.
+    Buffer,
+}
+
+/// At which step a key changed last. Implemented by what stores the rows.
+pub trait KeySteps {
+    /// The first global step that reads the key's present value: the one after the step that last updated it. `None` if no step
+    /// has.
+    fn changed(&self, key: u64) -> Option<GlobalStep>;
+    /// The step before `step` updates the key.
+    fn set_changed(&mut self, key: u64, step: GlobalStep);
+}
+
+/// [`KeySteps`] in a map of its own.
+#[derive(Clone, Debug, Default)]
+pub struct LastUpdates {
+    by_key: HashMap<u64, GlobalStep>,
+}
+
+impl LastUpdates {
+    /// Forgets keys whose gradients cannot be stale any more: those last changed at step `oldest` + `tolerance` or before, where
+    /// no gradient with a token below `oldest` is still to come. For [`Decay::Threshold`] this changes no weight.
+    pub fn forget_settled(&mut self, oldest: Token, tolerance: u64) {
+        let limit = GlobalStep(oldest.0.saturating_add(tolerance));
+        self.by_key.retain(|_, changed| *changed > limit);
+    }
+
+    /// Keys remembered.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.by_key.len()
+    }
+
+    /// Whether no key is remembered.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.by_key.is_empty()
+    }
+}
+
+impl KeySteps for LastUpdates {
+    fn changed(&self, key: u64) -> Option<GlobalStep> {
+        self.by_key.get(&key).copied()
+    }
+
+    fn set_changed(&mut self, key: u64, step: GlobalStep) {
+        self.by_key.insert(key, step);
+    }
+}
+
+/// One buffered pair's embedding gradients.
+#[derive(Clone, Copy, Debug)]
+pub struct EmbeddingPair<'a> {
+    /// Whose.
+    pub rank: Rank,
+    /// Under which token they were computed.
+    pub token: Token,
+    /// Keys ascending, no duplicates; values [keys, dim].
+    pub gradients: &'a SparseGradients,
+}
+
+/// How embedding gradients are aggregated.
+#[derive(Clone, Copy, Debug)]
+pub struct EmbeddingRule {
+    /// Values of a row.
+    pub dim: usize,
+    /// f.
+    pub decay: Decay,
+    /// What a key's sum is divided by.
+    pub divisor: KeyDivisor,
+    /// M.
+    pub buffer: u32,
+}
+
+/// One gradient a key for the update of global step `step`, pairs added in their order. Keys whose gradients are all left out
+/// are not in it and do not count as updated; for the others `steps` is told.
+///
+/// A key last updated in step j is current for every token from j + 1 on, so its gradients are stale by (j + 1) − τ. A key that
+/// every step updates is thus exactly as stale as the dense parameters, k − τ; one that nobody else touched meanwhile is not
+/// stale at all, however long its worker took.
+pub fn aggregate_embeddings(
+    pairs: &[EmbeddingPair<'_>],
+    rule: EmbeddingRule,
+    step: GlobalStep,
+    steps: &mut impl KeySteps,
+) -> SparseGradients {
+    let dim = rule.dim;
+    let total = pairs.iter().map(|p| p.gradients.keys.len()).sum();
+    let mut result = SparseGradients { keys: Vec::with_capacity(total), values: Vec::with_capacity(total * dim) };
+    let mut next = vec![0usize; pairs.len()];
+    let mut met = BTreeSet::new();
+    let mut sum = DenseSum::default();
+    while let Some(key) = pairs.iter().zip(&next).filter_map(|(p, n)| p.gradients.keys.get(*n)).min().copied() {
+        let changed = steps.changed(key);
+        let mut batches = 0;
+        met.clear();
+        for (pair, next) in pairs.iter().zip(&mut next) {
+            if pair.gradients.keys.get(*next) != Some(&key) {
+                continue;
+            }
+            let read = GlobalStep(pair.token.0);
+            sum.add(
+                rule.decay.weight(pair.token, changed.unwrap_or(read)),
+                &pair.gradients.values[*next * dim..(*next + 1) * dim],
+            );
+            met.insert(pair.rank);
+            batches += 1;
+            *next += 1;
+        }
+        let divisor = match rule.divisor {
+            KeyDivisor::Workers => met.len() as u32,
+            KeyDivisor::Batches => batches,
+            KeyDivisor::Buffer => rule.buffer,
+        };
+        if let Some(gradient) = sum.take_mean(divisor) {
+            result.keys.push(key);
+            result.values.extend(gradient);
+            steps.set_changed(key, step.next());
+        }
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn embedding_sums_equal_a_naive_reference(
+            pairs in proptest::collection::vec(
+                (0u32..4, 0u64..12, proptest::collection::btree_map(0u64..12, -50i16..50, 0..8)), 1..8),
+            changed in proptest::collection::btree_map(0u64..12, 0u64..10, 0..12),
+            tolerance in 0u64..6, divisor in 0usize..3,
+        ) {
+            let divisor = [KeyDivisor::Workers, KeyDivisor::Batches, KeyDivisor::Buffer][divisor];
+            let step = GlobalStep(10);
+            let gradients: Vec<SparseGradients> = pairs.iter().map(|(_, _, g)| SparseGradients {
+                keys: g.keys().copied().collect(), values: g.values().map(|v| f32::from(*v)).collect(),
+            }).collect();
+            let buffered: Vec<EmbeddingPair<'_>> = pairs.iter().zip(&gradients)
+                .map(|((rank, token, _), gradients)| EmbeddingPair { rank: Rank(*rank), token: Token(*token), gradients })
+                .collect();
+            let mut steps = LastUpdates::default();
+            changed.iter().for_each(|(key, step)| steps.set_changed(*key, GlobalStep(*step)));
+            let rule = EmbeddingRule { dim: 1, decay: Decay::Threshold { tolerance }, divisor, buffer: pairs.len() as u32 };
+            let result = aggregate_embeddings(&buffered, rule, step, &mut steps);
+            let mut expected = BTreeMap::new();
+            for key in 0..12u64 {
+                let met: Vec<_> = pairs.iter().filter(|(_, _, g)| g.contains_key(&key)).collect();
+                let kept: Vec<_> = met.iter().filter(|(_, token, _)| changed.get(&key).is_none_or(|c| *c <= token + tolerance)).collect();
+                if kept.is_empty() {
+                    prop_assert_eq!(steps.changed(key), changed.get(&key).map(|c| GlobalStep(*c)));
+                    continue;
+                }
+                prop_assert_eq!(steps.changed(key), Some(GlobalStep(11)));
+                let n = match divisor {
+                    KeyDivisor::Workers => met.iter().map(|(rank, ..)| rank).collect::<BTreeSet<_>>().len(),
+                    KeyDivisor::Batches => met.len(),
+                    KeyDivisor::Buffer => pairs.len(),
+                };
+                let sum: f32 = kept.iter().map(|(_, _, g)| f32::from(g[&key])).sum();
+                expected.insert(key, sum / n as f32);
+            }
+            prop_assert_eq!(&result.keys, &expected.keys().copied().collect::<Vec<_>>());
+            prop_assert_eq!(result.values, expected.into_values().collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn forgetting_settled_keys_changes_no_weight() {
+        let mut steps = LastUpdates::default();
+        (0..20).for_each(|key| steps.set_changed(key, GlobalStep(key)));
+        let before = steps.clone();
+        steps.forget_settled(Token(5), 3);
+        assert_eq!(steps.len(), 11);
+        let decay = Decay::Threshold { tolerance: 3 };
+        for token in 5..20 {
+            for key in 0..20 {
+                let weight = |s: &LastUpdates| s.changed(key).map_or(1.0, |c| decay.weight(Token(token), c));
+                assert_eq!(weight(&before), weight(&steps));
+            }
+        }
+    }
+}

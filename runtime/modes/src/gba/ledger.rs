@@ -1,0 +1,157 @@
+//! The coordinator's account of rows: which are out with workers, which are trained, which were dropped. It outlives the switches
+//! between modes, and at every boundary it can prove that each row before it was settled once and none after it was touched.
+//! Called by the [`crate::gba::Dispatcher`] and the [`crate::gba::TrainingRun`].
+
+use std::collections::BTreeMap;
+
+use crate::gba::{Batch, Inserted, Outcome, RowSet};
+
+/// What the account says against a report or a boundary.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum RowLedgerError {
+    /// Rows that were trained, or are out with a worker, are handed out as if they were new.
+    #[error("{batch} were to be handed out as new, but some of them were handed out before")]
+    HandedOutTwice { batch: Batch },
+    /// A report about rows that were never handed out as this batch.
+    #[error("{batch} were reported, but were never handed out as one batch")]
+    NeverHandedOut { batch: Batch },
+    /// Rows are still out.
+    #[error("row {next_row} cannot be a boundary: {open} batches are still out, the first of them {first}")]
+    Open { next_row: u64, open: usize, first: Batch },
+    /// Rows were left out, or rows behind the boundary were trained.
+    #[error("row {next_row} cannot be a boundary: rows are settled without a gap only up to row {settled}")]
+    Gap { next_row: u64, settled: u64 },
+}
+
+/// Whether a report was the first about its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// It was.
+    Now,
+    /// Another worker had brought them before.
+    Before,
+}
+
+/// See the module's text.
+#[derive(Clone, Debug, Default)]
+pub struct RowLedger {
+    /// First row → batch.
+    open: BTreeMap<u64, Batch>,
+    settled: RowSet,
+    trained_rows: u64,
+    dropped_rows: u64,
+    dropped_batches: u64,
+}
+
+impl RowLedger {
+    /// An account that begins at row `first_row`, all before it trained.
+    #[must_use]
+    pub fn starting_at(first_row: u64) -> Self {
+        Self { settled: RowSet::up_to(first_row), trained_rows: first_row, ..Self::default() }
+    }
+
+    /// `batch` goes out for the first time.
+    pub fn hand_out(&mut self, batch: Batch) -> Result<(), RowLedgerError> {
+        let out = self.open.range(..batch.end()).next_back().is_some_and(|(_, open)| open.end() > batch.first_row);
+        if out || self.settled.overlaps(batch) {
+            return Err(RowLedgerError::HandedOutTwice { batch });
+        }
+        self.open.insert(batch.first_row, batch);
+        Ok(())
+    }
+
+    /// `batch` came back from the servers. Reports about settled rows change nothing.
+    pub fn settle(&mut self, batch: Batch, outcome: Outcome) -> Result<Settled, RowLedgerError> {
+        if self.open.get(&batch.first_row) != Some(&batch) {
+            return if self.settled.contains(batch) {
+                Ok(Settled::Before)
+            } else {
+                Err(RowLedgerError::NeverHandedOut { batch })
+            };
+        }
+        if self.settled.insert(batch) != Inserted::New {
+            return Err(RowLedgerError::HandedOutTwice { batch });
+        }
+        self.open.remove(&batch.first_row);
+        if outcome == Outcome::Dropped {
+            self.dropped_rows += u64::from(batch.rows);
+            self.dropped_batches += 1;
+        } else {
+            self.trained_rows += u64::from(batch.rows);
+        }
+        Ok(Settled::Now)
+    }
+
+    /// Proves that row `next_row` is a boundary: everything before it settled once, nothing out, nothing behind it settled.
+    pub fn prove_boundary(&self, next_row: u64) -> Result<(), RowLedgerError> {
+        if let Some(first) = self.open.values().next() {
+            return Err(RowLedgerError::Open { next_row, open: self.open.len(), first: *first });
+        }
+        let settled = self.settled.first_missing();
+        if settled != next_row || self.settled.rows() != next_row {
+            return Err(RowLedgerError::Gap { next_row, settled });
+        }
+        Ok(())
+    }
+
+    /// Batches out with workers or waiting to go out again.
+    #[must_use]
+    pub fn open(&self) -> usize {
+        self.open.len()
+    }
+
+    /// Rows in gradient buffers or applied.
+    #[must_use]
+    pub fn trained_rows(&self) -> u64 {
+        self.trained_rows
+    }
+
+    /// Rows that the mode dropped (`hop-bw`).
+    #[must_use]
+    pub fn dropped_rows(&self) -> u64 {
+        self.dropped_rows
+    }
+
+    /// Batches that the mode dropped (`hop-bw`).
+    #[must_use]
+    pub fn dropped_batches(&self) -> u64 {
+        self.dropped_batches
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch(first_row: u64, rows: u32) -> Batch {
+        Batch { first_row, rows }
+    }
+
+    #[test]
+    fn a_boundary_is_proved_only_if_every_row_before_it_is_settled_once() {
+        let mut ledger = RowLedger::starting_at(10);
+        ledger.hand_out(batch(10, 4)).unwrap();
+        ledger.hand_out(batch(14, 4)).unwrap();
+        assert_eq!(ledger.settle(batch(14, 4), Outcome::Trained), Ok(Settled::Now));
+        assert!(matches!(ledger.prove_boundary(18), Err(RowLedgerError::Open { open: 1, .. })));
+        assert_eq!(ledger.settle(batch(10, 4), Outcome::Dropped), Ok(Settled::Now));
+        assert_eq!(ledger.settle(batch(10, 4), Outcome::Trained), Ok(Settled::Before));
+        assert_eq!(ledger.prove_boundary(18), Ok(()));
+        assert!(matches!(ledger.prove_boundary(17), Err(RowLedgerError::Gap { .. })));
+        assert!(matches!(ledger.prove_boundary(19), Err(RowLedgerError::Gap { .. })));
+        assert_eq!((ledger.trained_rows(), ledger.dropped_rows(), ledger.dropped_batches()), (14, 4, 1));
+    }
+
+    #[test]
+    fn rows_are_new_only_once() {
+        let mut ledger = RowLedger::starting_at(10);
+        ledger.hand_out(batch(10, 4)).unwrap();
+        for again in [batch(10, 4), batch(12, 4), batch(8, 3), batch(9, 20), batch(0, 1)] {
+            assert_eq!(ledger.hand_out(again), Err(RowLedgerError::HandedOutTwice { batch: again }));
+        }
+        assert_eq!(
+            ledger.settle(batch(10, 3), Outcome::Trained),
+            Err(RowLedgerError::NeverHandedOut { batch: batch(10, 3) })
+        );
+    }
+}

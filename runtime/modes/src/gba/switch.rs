@@ -1,0 +1,349 @@
+//! The switch between synchronous training and the modes without a barrier (§4.1; design: one optimizer state for both). It
+//! happens at a global-step boundary and moves flat dense parameters and optimizer state, nothing else:
+//!
+//! 1. *draining*: nothing is handed out beyond the boundary; what is out is trained; buffers end empty;
+//! 2. *moving*: the account of rows proves the boundary; each server's partition is published to it (towards a mode on the
+//!    parameter servers) or read back from it (towards `sync`); a lost message or a restarted process is answered by the same
+//!    order again, which changes nothing if it was carried out;
+//! 3. training goes on in the other mode at the very next step and row. Hyper-parameters are not part of any message.
+//!
+//! Called by the coordinator. A copy of the state is what it journals.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::GlobalStep;
+use crate::gba::{
+    Answers, Batch, DataList, DispatchError, Dispatcher, DispatcherSetup, Next, Outcome, RowLedger, RowLedgerError,
+    Server, TokenMode,
+};
+
+/// How training goes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RunMode {
+    /// A barrier each step (`sync`, `hybrid`): dense parameters with the workers, all-reduced.
+    Sync,
+    /// No barrier: dense parameters on the servers.
+    Tokens {
+        /// Which.
+        mode: TokenMode,
+        /// N_a: workers.
+        workers: u32,
+        /// B_a: rows of a local batch.
+        local_rows: u32,
+    },
+}
+
+/// Where one mode ends and the next begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Boundary {
+    /// All steps before it are applied, none from it on.
+    pub step: GlobalStep,
+    /// All rows before it are settled, none from it on was touched.
+    pub next_row: u64,
+}
+
+/// What the coordinator has others do. Each may be sent again until its answer is there.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Order {
+    /// Apply what is left in the buffer: the data is at its end. Answer: [`Dispatcher::flushed`].
+    Flush { server: Server },
+    /// The dense workers send this server its partition of the flat parameters and optimizer state; it begins at `at` in `mode`.
+    /// Answer: [`TrainingRun::moved`].
+    Publish { server: Server, at: Boundary, mode: RunMode },
+    /// The dense workers read this server's partition back. Answer: [`TrainingRun::moved`].
+    ReadBack { server: Server, at: Boundary },
+    /// Training goes on; workers join.
+    Start { mode: RunMode, at: Boundary },
+}
+
+/// Requests and messages that cannot be.
+#[derive(Debug, thiserror::Error, PartialEq)]
+pub enum SwitchError {
+    /// One switch at a time.
+    #[error("the training mode cannot be switched while another switch is under way")]
+    UnderWay,
+    /// M·B_a is not the global batch of synchronous training.
+    #[error(
+        "gba would aggregate {gradients} gradients of {local_rows} rows, but the global batch is {global_rows} rows: switching \
+         would change the learning problem. Use M = global batch / local batch"
+    )]
+    GlobalBatch { gradients: u32, local_rows: u32, global_rows: u32 },
+    /// The coordinator's own account forbids it.
+    #[error("the training mode cannot be switched here: {0}")]
+    Ledger(#[from] RowLedgerError),
+    /// The mode's settings cannot be.
+    #[error("the training mode cannot be switched: {0}")]
+    Mode(#[from] DispatchError),
+    /// A step that is not out.
+    #[error("step {step} was reported as applied, but is not out")]
+    StepNotOut { step: GlobalStep },
+}
+
+/// Where a run is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SwitchPhase {
+    /// In its mode.
+    Training,
+    /// Coming to rest, to go on as `to`.
+    Draining {
+        /// The mode to come.
+        to: RunMode,
+    },
+    /// At rest, parameters on their way.
+    Moving {
+        /// The mode to come.
+        to: RunMode,
+        /// Where.
+        at: Boundary,
+        /// Servers whose partition has not been moved.
+        missing: BTreeSet<Server>,
+    },
+}
+
+/// What a run is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct RunPlan {
+    /// G: rows of a global batch.
+    pub global_rows: u32,
+    /// Parameter servers.
+    pub servers: u32,
+    /// See [`DispatcherSetup::in_flight_limit`].
+    pub in_flight_limit: usize,
+}
+
+#[derive(Clone, Debug)]
+enum Side {
+    Sync { data: DataList, ledger: RowLedger, open: BTreeMap<GlobalStep, Batch> },
+    Tokens(Box<Dispatcher>),
+    Resting { data: DataList, ledger: RowLedger },
+}
+
+/// See the module's text.
+#[derive(Clone, Debug)]
+pub struct TrainingRun {
+    plan: RunPlan,
+    mode: RunMode,
+    phase: SwitchPhase,
+    side: Side,
+    /// `sync`: the step to hand out next; else the step at which the mode began.
+    step: GlobalStep,
+}
+
+impl TrainingRun {
+    /// A run that begins at `at` in `mode`; carry out the [`Self::pending_orders`]. Data is announced later.
+    pub fn new(plan: RunPlan, mode: RunMode, at: Boundary) -> Result<Self, SwitchError> {
+        let plan = RunPlan { servers: plan.servers.max(1), global_rows: plan.global_rows.max(1), ..plan };
+        let data = DataList::new(plan.global_rows, at.next_row);
+        let ledger = RowLedger::starting_at(at.next_row);
+        let mut run = Self {
+            plan,
+            mode,
+            phase: SwitchPhase::Training,
+            side: Side::Resting { data, ledger },
+            step: at.step,
+        };
+        run.validate(mode)?;
+        if mode == RunMode::Sync {
+            run.begin(mode, at)?;
+        } else {
+            run.phase = SwitchPhase::Moving { to: mode, at, missing: run.servers().collect() };
+        }
+        Ok(run)
+    }
+
+    /// The next segment (epoch) of the data has `rows` rows.
+    pub fn extend_data(&mut self, rows: u64) -> Answers {
+        match &mut self.side {
+            Side::Sync { data, .. } | Side::Resting { data, .. } => data.extend(rows),
+            Side::Tokens(dispatcher) => return dispatcher.extend_data(rows),
+        }
+        Vec::new()
+    }
+
+    /// No more data will come.
+    pub fn close_data(&mut self) -> Answers {
+        match &mut self.side {
+            Side::Sync { data, .. } | Side::Resting { data, .. } => data.close(),
+            Side::Tokens(dispatcher) => return dispatcher.close_data(),
+        }
+        Vec::new()
+    }
+
+    /// `sync`: the next global batch and its step. `None` while there is no data, while draining, and in other modes. A step that
+    /// fails with its workers stays out until it has been trained again and is applied.
+    pub fn next_sync_step(&mut self) -> Result<Option<(GlobalStep, Batch)>, SwitchError> {
+        if self.phase != SwitchPhase::Training {
+            return Ok(None);
+        }
+        let Side::Sync { data, ledger, open } = &mut self.side else { return Ok(None) };
+        let Next::Fresh(batch) = data.take(true) else { return Ok(None) };
+        ledger.hand_out(batch)?;
+        let step = self.step;
+        open.insert(step, batch);
+        self.step = step.next();
+        Ok(Some((step, batch)))
+    }
+
+    /// `sync`: this step is applied everywhere. Said twice, it changes nothing.
+    pub fn sync_step_applied(&mut self, step: GlobalStep) -> Result<(), SwitchError> {
+        let Side::Sync { ledger, open, .. } = &mut self.side else {
+            return Err(SwitchError::StepNotOut { step });
+        };
+        if let Some(batch) = open.remove(&step) {
+            ledger.settle(batch, Outcome::Trained)?;
+        } else if step >= self.step {
+            return Err(SwitchError::StepNotOut { step });
+        }
+        Ok(())
+    }
+
+    /// The dispatcher, in the modes without a barrier.
+    pub fn dispatcher(&mut self) -> Option<&mut Dispatcher> {
+        if let Side::Tokens(dispatcher) = &mut self.side { Some(dispatcher) } else { None }
+    }
+
+    /// Asks for a switch. Ask [`Self::advance`] after this and after every message, until it begins to move.
+    pub fn switch_to(&mut self, to: RunMode) -> Result<(), SwitchError> {
+        if self.phase != SwitchPhase::Training {
+            return Err(SwitchError::UnderWay);
+        }
+        self.validate(to)?;
+        if to == self.mode {
+            return Ok(());
+        }
+        self.phase = SwitchPhase::Draining { to };
+        if let Side::Tokens(dispatcher) = &mut self.side {
+            dispatcher.start_draining();
+        }
+        Ok(())
+    }
+
+    /// Whether training has come to rest; if so, what moves now. An error means that the account cannot prove the boundary.
+    pub fn advance(&mut self) -> Result<Vec<Order>, SwitchError> {
+        let SwitchPhase::Draining { to } = self.phase else { return Ok(Vec::new()) };
+        let step = match &self.side {
+            Side::Sync { open, .. } if open.is_empty() => self.step,
+            Side::Tokens(dispatcher) => match dispatcher.at_rest() {
+                Some(step) => step,
+                None => return Ok(self.flush_orders()),
+            },
+            _ => return Ok(Vec::new()),
+        };
+        let (data, ledger) = self.rest();
+        let at = Boundary { step, next_row: data.next_row() };
+        let proof = ledger.prove_boundary(at.next_row);
+        self.side = Side::Resting { data, ledger };
+        proof?;
+        let stays = matches!((self.mode, to), (RunMode::Sync, RunMode::Sync));
+        let missing = if stays { BTreeSet::new() } else { self.servers().collect() };
+        self.phase = SwitchPhase::Moving { to, at, missing };
+        Ok(self.pending_orders())
+    }
+
+    /// A server's partition has been moved. Said twice, it changes nothing. The last one starts the mode.
+    pub fn moved(&mut self, server: Server) -> Result<Vec<Order>, SwitchError> {
+        let SwitchPhase::Moving { to, at, missing } = &mut self.phase else { return Ok(Vec::new()) };
+        missing.remove(&server);
+        if !missing.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (to, at) = (*to, *at);
+        self.begin(to, at)?;
+        Ok(vec![Order::Start { mode: to, at }])
+    }
+
+    /// What is ordered and not answered: to be sent after a restart of the coordinator or of whoever should have carried it out.
+    #[must_use]
+    pub fn pending_orders(&self) -> Vec<Order> {
+        match &self.phase {
+            SwitchPhase::Training | SwitchPhase::Draining { .. } => self.flush_orders(),
+            SwitchPhase::Moving { to, at, missing } => missing
+                .iter()
+                .map(|&server| match to {
+                    RunMode::Sync => Order::ReadBack { server, at: *at },
+                    RunMode::Tokens { .. } => Order::Publish { server, at: *at, mode: *to },
+                })
+                .collect(),
+        }
+    }
+
+    /// Where the run is.
+    #[must_use]
+    pub fn phase(&self) -> &SwitchPhase {
+        &self.phase
+    }
+
+    /// The mode it is in, or was in until it came to rest.
+    #[must_use]
+    pub fn mode(&self) -> RunMode {
+        self.mode
+    }
+
+    /// The account of rows.
+    #[must_use]
+    pub fn ledger(&self) -> &RowLedger {
+        match &self.side {
+            Side::Sync { ledger, .. } | Side::Resting { ledger, .. } => ledger,
+            Side::Tokens(dispatcher) => dispatcher.ledger(),
+        }
+    }
+
+    fn servers(&self) -> impl Iterator<Item = Server> + use<> {
+        (0..self.plan.servers).map(Server)
+    }
+
+    fn flush_orders(&self) -> Vec<Order> {
+        match &self.side {
+            Side::Tokens(dispatcher) if dispatcher.needs_flush() => {
+                self.servers().map(|server| Order::Flush { server }).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn validate(&self, mode: RunMode) -> Result<(), SwitchError> {
+        let RunMode::Tokens { mode, workers, local_rows } = mode else { return Ok(()) };
+        mode.validate(workers)?;
+        let global_rows = self.plan.global_rows;
+        if let TokenMode::Gba { buffer, .. } = mode
+            && u64::from(buffer.get()) * u64::from(local_rows) != u64::from(global_rows)
+        {
+            return Err(SwitchError::GlobalBatch { gradients: buffer.get(), local_rows, global_rows });
+        }
+        Ok(())
+    }
+
+    /// Takes data and account out of the mode that ends.
+    fn rest(&mut self) -> (DataList, RowLedger) {
+        let nothing = Side::Resting { data: DataList::new(1, 0), ledger: RowLedger::default() };
+        match std::mem::replace(&mut self.side, nothing) {
+            Side::Sync { data, ledger, .. } | Side::Resting { data, ledger } => (data, ledger),
+            Side::Tokens(dispatcher) => dispatcher.into_parts(),
+        }
+    }
+
+    fn begin(&mut self, mode: RunMode, at: Boundary) -> Result<(), SwitchError> {
+        let (mut data, ledger) = self.rest();
+        self.side = match mode {
+            RunMode::Sync => {
+                data.set_batch_rows(self.plan.global_rows);
+                Side::Sync { data, ledger, open: BTreeMap::new() }
+            }
+            RunMode::Tokens { mode, workers, local_rows } => {
+                data.set_batch_rows(local_rows);
+                let setup = DispatcherSetup {
+                    mode,
+                    workers,
+                    servers: self.plan.servers,
+                    first_step: at.step,
+                    in_flight_limit: self.plan.in_flight_limit,
+                };
+                Side::Tokens(Box::new(Dispatcher::new(setup, data, ledger)?))
+            }
+        };
+        self.mode = mode;
+        self.step = at.step;
+        self.phase = SwitchPhase::Training;
+        Ok(())
+    }
+}

@@ -1,0 +1,198 @@
+//! A dense worker's half (appendix B, algorithm 1): pull parameters, a batch and a token; compute; push the gradient with its
+//! token to every parameter server, and go on with the next batch without waiting for them. A worker that restarts forgets
+//! everything it held. Called by the dense-worker role, which carries out the actions it returns.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use crate::gba::{Assignment, Batch, Outcome, Reply, Server};
+
+/// What the role does next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WorkerAction {
+    /// Ask the coordinator for a batch and a token.
+    Pull,
+    /// Pull the parameters, compute this batch, then call [`PushPullWorker::computed`].
+    Compute(Assignment),
+    /// Send the gradient of this batch, with this token, to every server.
+    Push(Assignment),
+    /// Tell the coordinator what became of this batch.
+    Report(Batch, Outcome),
+    /// All data is trained and everything pushed is acknowledged.
+    Stop,
+}
+
+/// A message that no correct peer sends.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum WorkerError {
+    /// The coordinator answered where nothing was asked.
+    #[error("the coordinator sent an answer to a worker that had not asked for a batch")]
+    NotAsked,
+    /// The role computed nothing.
+    #[error("a gradient was to be pushed, but no batch is being computed")]
+    NothingComputed,
+    /// An acknowledgement of something never pushed there, or already acknowledged.
+    #[error("server {server} acknowledged {batch}, of which it owed no acknowledgement")]
+    NotOwed { server: Server, batch: Batch },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum State {
+    /// Too many pushes without an acknowledgement.
+    Full,
+    Asked,
+    Computing(Assignment),
+    Ended,
+}
+
+#[derive(Clone, Debug)]
+struct Pending {
+    batch: Batch,
+    missing: BTreeSet<Server>,
+    outcome: Outcome,
+}
+
+/// See the module's text.
+#[derive(Clone, Debug)]
+pub struct PushPullWorker {
+    servers: u32,
+    unacknowledged_limit: usize,
+    state: State,
+    pending: VecDeque<Pending>,
+}
+
+impl PushPullWorker {
+    /// Of a job with `servers` parameter servers. At most `unacknowledged_limit` (at least 1) pushed batches may wait for
+    /// acknowledgements; at that bound the worker stops until one is complete.
+    #[must_use]
+    pub fn new(servers: u32, unacknowledged_limit: usize) -> Self {
+        Self {
+            servers: servers.max(1),
+            unacknowledged_limit: unacknowledged_limit.max(1),
+            state: State::Ended,
+            pending: VecDeque::new(),
+        }
+    }
+
+    /// Starts, or starts again after a failure: what was held is forgotten.
+    pub fn start(&mut self) -> Vec<WorkerAction> {
+        self.pending.clear();
+        self.state = State::Asked;
+        vec![WorkerAction::Pull]
+    }
+
+    /// The coordinator's answer to a pull.
+    pub fn answered(&mut self, reply: Reply) -> Result<Vec<WorkerAction>, WorkerError> {
+        if self.state != State::Asked {
+            return Err(WorkerError::NotAsked);
+        }
+        Ok(match reply {
+            Reply::Work(assignment) => {
+                self.state = State::Computing(assignment);
+                vec![WorkerAction::Compute(assignment)]
+            }
+            Reply::Finished => {
+                self.state = State::Ended;
+                self.stop_if_done()
+            }
+        })
+    }
+
+    /// The gradient is there.
+    pub fn computed(&mut self) -> Result<Vec<WorkerAction>, WorkerError> {
+        let State::Computing(assignment) = self.state else { return Err(WorkerError::NothingComputed) };
+        self.pending.push_back(Pending {
+            batch: assignment.batch,
+            missing: (0..self.servers).map(Server).collect(),
+            outcome: Outcome::Dropped,
+        });
+        self.state = State::Full;
+        let mut actions = vec![WorkerAction::Push(assignment)];
+        self.pull_if_possible(&mut actions);
+        Ok(actions)
+    }
+
+    /// A server answered a push. What became of a batch is reported once all servers have: repeated if one had its rows, else
+    /// trained if one buffered it, else dropped.
+    pub fn acknowledged(
+        &mut self,
+        server: Server,
+        batch: Batch,
+        outcome: Outcome,
+    ) -> Result<Vec<WorkerAction>, WorkerError> {
+        let not_owed = WorkerError::NotOwed { server, batch };
+        let Some(place) = self.pending.iter().position(|p| p.batch == batch) else { return Err(not_owed) };
+        let pending = &mut self.pending[place];
+        if !pending.missing.remove(&server) {
+            return Err(not_owed);
+        }
+        pending.outcome = pending.outcome.max(outcome);
+        if !pending.missing.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut actions = vec![WorkerAction::Report(batch, pending.outcome)];
+        self.pending.remove(place);
+        self.pull_if_possible(&mut actions);
+        actions.extend(self.stop_if_done());
+        Ok(actions)
+    }
+
+    /// Pushed batches that some server has not acknowledged.
+    #[must_use]
+    pub fn unacknowledged(&self) -> usize {
+        self.pending.len()
+    }
+
+    fn pull_if_possible(&mut self, actions: &mut Vec<WorkerAction>) {
+        if self.state == State::Full && self.pending.len() < self.unacknowledged_limit {
+            self.state = State::Asked;
+            actions.push(WorkerAction::Pull);
+        }
+    }
+
+    fn stop_if_done(&self) -> Vec<WorkerAction> {
+        if self.state == State::Ended && self.pending.is_empty() { vec![WorkerAction::Stop] } else { Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gba::Token;
+
+    fn assignment(first_row: u64) -> Assignment {
+        Assignment { batch: Batch { first_row, rows: 1 }, token: Token(0) }
+    }
+
+    #[test]
+    fn it_goes_on_without_acknowledgements_up_to_the_bound_and_reports_when_all_servers_answered() {
+        let mut worker = PushPullWorker::new(2, 2);
+        assert_eq!(worker.start(), [WorkerAction::Pull]);
+        let (first, second) = (assignment(0), assignment(1));
+        assert_eq!(worker.answered(Reply::Work(first)).unwrap(), [WorkerAction::Compute(first)]);
+        assert_eq!(worker.computed().unwrap(), [WorkerAction::Push(first), WorkerAction::Pull]);
+        worker.answered(Reply::Work(second)).unwrap();
+        assert_eq!(worker.computed().unwrap(), [WorkerAction::Push(second)], "two pushes are unacknowledged");
+        assert_eq!(worker.acknowledged(Server(1), second.batch, Outcome::Dropped).unwrap(), []);
+        assert!(worker.acknowledged(Server(1), second.batch, Outcome::Dropped).is_err());
+        assert_eq!(
+            worker.acknowledged(Server(0), second.batch, Outcome::Trained).unwrap(),
+            [WorkerAction::Report(second.batch, Outcome::Trained), WorkerAction::Pull]
+        );
+        assert_eq!(worker.answered(Reply::Finished).unwrap(), []);
+        worker.acknowledged(Server(0), first.batch, Outcome::Repeated).unwrap();
+        assert_eq!(
+            worker.acknowledged(Server(1), first.batch, Outcome::Trained).unwrap(),
+            [WorkerAction::Report(first.batch, Outcome::Repeated), WorkerAction::Stop]
+        );
+    }
+
+    #[test]
+    fn a_restart_forgets_what_was_held() {
+        let mut worker = PushPullWorker::new(1, 1);
+        worker.start();
+        worker.answered(Reply::Work(assignment(0))).unwrap();
+        assert_eq!(worker.start(), [WorkerAction::Pull]);
+        assert_eq!(worker.computed(), Err(WorkerError::NothingComputed));
+        assert_eq!(worker.unacknowledged(), 0);
+    }
+}

@@ -1,0 +1,79 @@
+//! The training algorithms as pure state machines: values in, decisions out. Nothing here holds a socket, a clock or a
+//! thread, so that the same code runs in the roles, under a simulated network and in a test's hand.
+//!
+//! - [`StepGate`]: a parameter server's half of `sync` and `hybrid` — when a look-up may be answered, when a step's
+//!   gradients are applied, and in which order.
+//! - [`sum_by_key`]: how the ranks' gradients of one step become one update.
+//! - [`RingAllReduce`]: how dense workers sum their flat gradient buffers.
+//! - [`DataLedger`]: the coordinator's account of the training data — which chunk of which epoch is leased to whom, which
+//!   global step it begins at, and where training ends.
+//! - [`EvaluationSchedule`]: before which steps the model is evaluated.
+
+mod data_ledger;
+mod evaluation;
+pub mod gba;
+mod ring;
+mod sparse_sum;
+mod step_gate;
+
+pub use data_ledger::{ChunkLease, DataLedger, DataPlan, Lease, LedgerError, TrainingLength};
+pub use evaluation::{EvaluationPoints, EvaluationSchedule};
+pub use ring::{RingAllReduce, RingError, RingSend};
+pub use sparse_sum::{SparseGradients, sum_by_key};
+pub use step_gate::{GateError, StepGate};
+
+/// Counts optimizer steps over the global batch, from 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GlobalStep(pub u64);
+
+impl GlobalStep {
+    /// The step after this one.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+impl std::fmt::Display for GlobalStep {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A dense worker's number among the dense workers, from 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Rank(pub u32);
+
+impl std::fmt::Display for Rank {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The rows of a global batch of `samples` that rank `rank` of `ranks` trains: contiguous, in order, sizes differing by at most one.
+#[must_use]
+pub fn share_of_batch(samples: usize, rank: Rank, ranks: u32) -> std::ops::Range<usize> {
+    let (rank, ranks) = (rank.0 as usize, ranks.max(1) as usize);
+    samples * rank / ranks..samples * (rank + 1) / ranks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_cover_the_batch_once_and_in_order() {
+        for samples in [0usize, 1, 2, 7, 4096, 65_537] {
+            for ranks in [1u32, 2, 3, 8] {
+                let mut next = 0;
+                for rank in 0..ranks {
+                    let share = share_of_batch(samples, Rank(rank), ranks);
+                    assert_eq!(share.start, next);
+                    assert!(share.len().abs_diff(samples / ranks as usize) <= 1);
+                    next = share.end;
+                }
+                assert_eq!(next, samples);
+            }
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! A parameter server's half of `sync` and `hybrid` training (Persia §3, algorithms 1 and 2).
+//!
+//! Every dense worker's gradients of global step k reach every parameter server as one contribution, empty or not. When the
+//! contributions of all ranks are there, step k is *complete*: they are handed out in rank order, to be summed and applied as
+//! one update, and steps are completed in order. A look-up for step k is answered once every step before k − τ is applied.
+//! With τ = 0 that is `sync`: nothing is read before all earlier gradients are in it, and the sum has one order, so results
+//! repeat to the bit. With τ > 0 it is `hybrid`: at most τ steps are looked up and not yet applied.
+//!
+//! Called by the parameter-server role, which owns one gate behind one lock.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::{GlobalStep, Rank};
+
+/// A message that no correct peer sends.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum GateError {
+    /// The job has fewer dense workers than that.
+    #[error("gradients of rank {rank} were pushed, but the job has {ranks} dense workers")]
+    UnknownRank { rank: Rank, ranks: u32 },
+    /// A rank pushed the same step twice.
+    #[error("rank {rank} pushed gradients of step {step} twice")]
+    Repeated { rank: Rank, step: GlobalStep },
+    /// A rank is further ahead than its own look-ups allow.
+    #[error(
+        "rank {rank} pushed gradients of step {step}, but only step {applied} can be next and {staleness} more may be in flight"
+    )]
+    TooFarAhead { rank: Rank, step: GlobalStep, applied: GlobalStep, staleness: u64 },
+}
+
+/// The gate of one parameter server. `L` identifies a look-up that waits, `P` is one rank's gradients.
+#[derive(Debug)]
+pub struct StepGate<L, P> {
+    ranks: u32,
+    staleness: u64,
+    /// Steps before this one are applied.
+    applied: GlobalStep,
+    /// Whether the update of step `applied` has been handed out and is being carried out.
+    applying: bool,
+    /// Contributions to steps `applied`, `applied + 1`, …: at most `staleness + 1` of them.
+    pending: VecDeque<Vec<Option<P>>>,
+    waiting: BTreeMap<GlobalStep, Vec<L>>,
+}
+
+impl<L, P> StepGate<L, P> {
+    /// A gate for `ranks` dense workers and τ = `staleness` (in global steps; 0 is `sync`), before step `first`.
+    #[must_use]
+    pub fn new(ranks: u32, staleness: u64, first: GlobalStep) -> Self {
+        Self {
+            ranks: ranks.max(1),
+            staleness,
+            applied: first,
+            applying: false,
+            pending: VecDeque::new(),
+            waiting: BTreeMap::new(),
+        }
+    }
+
+    /// The step that will be applied next: all before it are.
+    #[must_use]
+    pub fn applied(&self) -> GlobalStep {
+        self.applied
+    }
+
+    /// How many look-ups wait for a step to be applied.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting.values().map(Vec::len).sum()
+    }
+
+    /// A look-up for `step`. Returned if it may be answered now, kept for [`Self::finish_update`] otherwise.
+    pub fn look_up(&mut self, step: GlobalStep, look_up: L) -> Option<L> {
+        if self.may_read(step) {
+            return Some(look_up);
+        }
+        self.waiting.entry(step).or_default().push(look_up);
+        None
+    }
+
+    /// Gradients of `rank` for `step`; afterwards ask for the [`Self::next_update`].
+    pub fn push(&mut self, step: GlobalStep, rank: Rank, contribution: P) -> Result<(), GateError> {
+        if rank.0 >= self.ranks {
+            return Err(GateError::UnknownRank { rank, ranks: self.ranks });
+        }
+        let next = GlobalStep(self.applied.0 + u64::from(self.applying));
+        let Some(ahead) = step.0.checked_sub(next.0) else {
+            return Err(GateError::Repeated { rank, step });
+        };
+        if step.0 - self.applied.0 > self.staleness {
+            return Err(GateError::TooFarAhead { rank, step, applied: self.applied, staleness: self.staleness });
+        }
+        let ahead = ahead as usize;
+        while self.pending.len() <= ahead {
+            self.pending.push_back((0..self.ranks).map(|_| None).collect());
+        }
+        let place = &mut self.pending[ahead][rank.0 as usize];
+        if place.is_some() {
+            return Err(GateError::Repeated { rank, step });
+        }
+        *place = Some(contribution);
+        Ok(())
+    }
+
+    /// The next step to apply with its contributions in rank order, once all ranks have pushed it and the update before it is
+    /// finished. Sum them, apply the sum, then call [`Self::finish_update`] and ask again.
+    pub fn next_update(&mut self) -> Option<(GlobalStep, Vec<P>)> {
+        if self.applying || !self.pending.front()?.iter().all(Option::is_some) {
+            return None;
+        }
+        self.applying = true;
+        let contributions = self.pending.pop_front()?.into_iter().flatten().collect();
+        Some((self.applied, contributions))
+    }
+
+    /// The update handed out last is in the rows: these look-ups may be answered now.
+    pub fn finish_update(&mut self) -> Vec<L> {
+        if !std::mem::take(&mut self.applying) {
+            return Vec::new();
+        }
+        self.applied = self.applied.next();
+        let still_waiting = self.waiting.split_off(&GlobalStep(self.applied.0 + self.staleness + 1));
+        std::mem::replace(&mut self.waiting, still_waiting).into_values().flatten().collect()
+    }
+
+    fn may_read(&self, step: GlobalStep) -> bool {
+        step.0 <= self.applied.0 + self.staleness
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    type Gate = StepGate<u64, (u32, u64)>;
+
+    fn gate(ranks: u32, staleness: u64) -> Gate {
+        StepGate::new(ranks, staleness, GlobalStep(0))
+    }
+
+    #[test]
+    fn sync_answers_nothing_before_every_rank_of_every_earlier_step_is_applied() {
+        let mut gate = gate(2, 0);
+        assert_eq!(gate.look_up(GlobalStep(0), 0), Some(0));
+        assert_eq!(gate.look_up(GlobalStep(1), 1), None);
+        gate.push(GlobalStep(0), Rank(1), (1, 0)).unwrap();
+        assert_eq!(gate.next_update(), None, "rank 0 has not pushed");
+        gate.push(GlobalStep(0), Rank(0), (0, 0)).unwrap();
+        assert_eq!(gate.next_update(), Some((GlobalStep(0), vec![(0, 0), (1, 0)])));
+        assert_eq!(gate.look_up(GlobalStep(1), 2), None, "the update is under way, not in the rows");
+        assert_eq!(gate.finish_update(), [1, 2]);
+    }
+
+    #[test]
+    fn hybrid_lets_at_most_tau_steps_be_in_flight() {
+        let mut gate = gate(1, 2);
+        for step in 0..=2 {
+            assert_eq!(gate.look_up(GlobalStep(step), step), Some(step), "{step} of at most 2 in flight beside step 0");
+        }
+        assert_eq!(gate.look_up(GlobalStep(3), 3), None);
+        gate.push(GlobalStep(0), Rank(0), (0, 0)).unwrap();
+        assert!(gate.next_update().is_some());
+        assert_eq!(gate.finish_update(), [3]);
+    }
+
+    #[test]
+    fn one_update_at_a_time_is_handed_out() {
+        let mut gate = gate(1, 3);
+        gate.push(GlobalStep(0), Rank(0), (0, 0)).unwrap();
+        gate.push(GlobalStep(1), Rank(0), (0, 1)).unwrap();
+        assert_eq!(gate.next_update().map(|u| u.0), Some(GlobalStep(0)));
+        assert_eq!(gate.next_update(), None);
+        gate.push(GlobalStep(2), Rank(0), (0, 2)).unwrap();
+        gate.finish_update();
+        assert_eq!(gate.next_update(), Some((GlobalStep(1), vec![(0, 1)])));
+    }
+
+    #[test]
+    fn wrong_pushes_are_refused_and_change_nothing() {
+        let mut gate = gate(2, 1);
+        assert!(matches!(gate.push(GlobalStep(0), Rank(2), (2, 0)), Err(GateError::UnknownRank { .. })));
+        assert!(matches!(gate.push(GlobalStep(2), Rank(0), (0, 2)), Err(GateError::TooFarAhead { .. })));
+        gate.push(GlobalStep(0), Rank(0), (0, 0)).unwrap();
+        assert!(matches!(gate.push(GlobalStep(0), Rank(0), (0, 0)), Err(GateError::Repeated { .. })));
+        gate.push(GlobalStep(0), Rank(1), (1, 0)).unwrap();
+        assert!(gate.next_update().is_some());
+        assert!(matches!(gate.push(GlobalStep(0), Rank(1), (1, 0)), Err(GateError::Repeated { .. })));
+        gate.finish_update();
+        assert!(matches!(gate.push(GlobalStep(0), Rank(1), (1, 0)), Err(GateError::Repeated { .. })));
+        assert_eq!(gate.applied(), GlobalStep(1));
+    }
+
+    proptest! {
+        /// Whatever the order in which ranks' messages and updates interleave: steps are applied once, in order, ranks in order,
+        /// and no look-up is answered while more than τ steps before it are unapplied.
+        #[test]
+        fn any_interleaving_keeps_order_and_staleness(
+            ranks in 1u32..5, staleness in 0u64..4, choices in proptest::collection::vec(any::<u32>(), 600),
+        ) {
+            let steps = 12u64;
+            let mut gate: Gate = gate(ranks, staleness);
+            let mut asked = vec![0u64; ranks as usize];
+            let mut answered = vec![0u64; ranks as usize];
+            let mut pushed = vec![0u64; ranks as usize];
+            let (mut applied, mut under_way) = (0u64, false);
+            for choice in choices {
+                let rank = (choice % ranks) as usize;
+                let mut answers = Vec::new();
+                match (choice / ranks) % 3 {
+                    0 if asked[rank] < steps && asked[rank] <= pushed[rank] + staleness => {
+                        let step = asked[rank];
+                        asked[rank] += 1;
+                        answers.extend(gate.look_up(GlobalStep(step), step * u64::from(ranks) + rank as u64));
+                    }
+                    1 if pushed[rank] < answered[rank] => {
+                        let step = pushed[rank];
+                        pushed[rank] += 1;
+                        gate.push(GlobalStep(step), Rank(rank as u32), (rank as u32, step)).unwrap();
+                    }
+                    2 if under_way => {
+                        under_way = false;
+                        applied += 1;
+                        answers = gate.finish_update();
+                    }
+                    2 => {
+                        if let Some((step, contributions)) = gate.next_update() {
+                            prop_assert_eq!(step.0, applied);
+                            prop_assert_eq!(contributions, (0..ranks).map(|r| (r, applied)).collect::<Vec<_>>());
+                            under_way = true;
+                        }
+                    }
+                    _ => {}
+                }
+                for answer in answers {
+                    let (step, rank) = (answer / u64::from(ranks), (answer % u64::from(ranks)) as usize);
+                    prop_assert!(applied + staleness >= step);
+                    answered[rank] = answered[rank].max(step + 1);
+                }
+            }
+            prop_assert_eq!(gate.applied().0, applied);
+        }
+    }
+}

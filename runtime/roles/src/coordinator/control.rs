@@ -1,0 +1,64 @@
+//! The coordinator's public face over gRPC (`proto/rectrain/v1/control.proto`): the operator and the command line follow a job
+//! with it.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures::Stream;
+use rectrain_proto::v1;
+use rectrain_proto::v1::control_server::{Control, ControlServer};
+use tonic::{Request, Response, Status};
+
+use super::Coordinator;
+use crate::error::RoleError;
+
+/// Serves [`Control`] for one coordinator.
+pub struct ControlService {
+    coordinator: Arc<Coordinator>,
+}
+
+impl ControlService {
+    /// As a tonic service.
+    #[must_use]
+    pub fn server(coordinator: Arc<Coordinator>) -> ControlServer<Self> {
+        ControlServer::new(Self { coordinator })
+    }
+}
+
+#[tonic::async_trait]
+impl Control for ControlService {
+    async fn get_status(&self, _request: Request<v1::StatusRequest>) -> Result<Response<v1::JobStatus>, Status> {
+        Ok(Response::new(self.coordinator.lock().status()))
+    }
+
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::JobEvent, Status>> + Send>>;
+
+    async fn watch(&self, _request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let events = self.coordinator.events.follow();
+        let stream = futures::stream::unfold(events, |mut events| async move {
+            let event = events.next().await?;
+            let json = serde_json::to_string(&event).map_err(|error| Status::internal(error.to_string()));
+            Some((json.map(|json| v1::JobEvent { json }), events))
+        });
+        Ok(Response::new(Box::pin(stream)))
+    }
+}
+
+/// Serves the control interface until the returned task is aborted; gives the address that was bound (port 0 takes any free one).
+pub async fn serve_control(
+    address: SocketAddr,
+    coordinator: Arc<Coordinator>,
+) -> Result<(SocketAddr, tokio::task::JoinHandle<()>), RoleError> {
+    let cannot = |source| RoleError::System { attempt: format!("serve the control interface on {address}"), source };
+    let listener = tokio::net::TcpListener::bind(address).await.map_err(cannot)?;
+    let bound = listener.local_addr().map_err(cannot)?;
+    let incoming = tonic::transport::server::TcpIncoming::from(listener);
+    let server = tonic::transport::Server::builder().add_service(ControlService::server(coordinator));
+    let serving = tokio::spawn(async move {
+        if let Err(error) = server.serve_with_incoming(incoming).await {
+            tracing::error!(%error, "the control interface ended");
+        }
+    });
+    Ok((bound, serving))
+}

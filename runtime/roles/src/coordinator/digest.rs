@@ -1,0 +1,51 @@
+//! The digest of a trained model: SHA-256 over the dense parameters' digest and then every slot's digest, in slot order. Slots in
+//! order are keys in order, so it does not depend on how slots are spread over parameter servers.
+
+use futures::future::try_join_all;
+use rectrain_embedding::Slot;
+use rectrain_proto::v1;
+use rectrain_wire::Channel;
+use sha2::{Digest, Sha256};
+
+use crate::error::RoleError;
+use crate::message;
+use crate::plan::{CALL_DEADLINE, JobPlan};
+
+/// Bytes of a SHA-256.
+const LENGTH: usize = 32;
+
+/// The model's digest as hexadecimal digits, the rows of all servers, and their bytes.
+pub(super) async fn of_model(
+    plan: &JobPlan,
+    dense_digest: &[u8],
+    servers: &[Channel],
+) -> Result<(String, u64, u64), RoleError> {
+    let calls =
+        servers.iter().map(|server| message::call(server, v1::StoreDigestRequest {}, Vec::new(), CALL_DEADLINE));
+    let mut by_server = Vec::with_capacity(servers.len());
+    let (mut rows, mut bytes) = (0, 0);
+    for (reply, tensors) in try_join_all(calls).await? {
+        let [digests] = message::take("store_digest", tensors)?;
+        let digests = digests.expect_u8("digests")?;
+        let expected = plan.store.slots as usize * LENGTH;
+        if digests.len() != expected {
+            let reason = format!("{expected} bytes were expected, {} came", digests.len());
+            return Err(RoleError::Inconsistent { message: "store_digest", reason });
+        }
+        by_server.push(digests);
+        rows += reply.rows;
+        bytes += reply.bytes;
+    }
+    let slots = plan.slot_map();
+    let mut hash = Sha256::new();
+    hash.update(dense_digest);
+    for slot in 0..plan.store.slots {
+        let start = slot as usize * LENGTH;
+        hash.update(&by_server[slots.owner(Slot(slot))][start..start + LENGTH]);
+    }
+    Ok((hex(&hash.finalize()), rows, bytes))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

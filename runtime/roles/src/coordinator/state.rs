@@ -1,0 +1,447 @@
+//! What the coordinator knows, and how each message changes it. No waiting and no sending happens here.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use rectrain_dense::metrics;
+use rectrain_modes::{DataLedger, DataPlan, GlobalStep, Lease, LedgerError, Rank, TrainingLength};
+use rectrain_proto::v1;
+
+use crate::error::RoleError;
+use crate::events::{JobEvent, Summary, TestMetrics};
+use crate::plan::JobPlan;
+
+/// Throughput is taken over this long.
+const THROUGHPUT_WINDOW: Duration = Duration::from_secs(10);
+
+/// One dense worker's share of an evaluation.
+#[derive(Debug)]
+pub(super) struct Share {
+    pub(super) predictions: Vec<f32>,
+    pub(super) labels: Vec<f32>,
+    pub(super) groups: Vec<u64>,
+}
+
+/// An answer to a loader that asks for test data.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum EvaluationLease {
+    Chunk { at_step: GlobalStep, chunk: u64, first_batch: u64 },
+    Wait,
+    Finished,
+}
+
+/// What is known when training has ended.
+pub(super) struct Trained {
+    pub(super) dense_digest: Vec<u8>,
+    pub(super) summary: Summary,
+}
+
+#[derive(Debug)]
+struct Pass {
+    ledger: DataLedger,
+    shares: Vec<Option<Share>>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct DenseWorkerState {
+    steps_done: u64,
+    running_auc: Option<f64>,
+    done: Option<v1::TrainingDone>,
+}
+
+#[derive(Debug, Default)]
+struct Labels {
+    sum: f64,
+    rows: u64,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct State {
+    job: JobFacts,
+    ps: Vec<Option<String>>,
+    embedding_workers: Vec<Option<String>>,
+    dense_workers: Vec<Option<String>>,
+    loaders: Vec<Option<String>>,
+    ledger: DataLedger,
+    labels: Labels,
+    skipped_rows: u64,
+    passes: BTreeMap<GlobalStep, Pass>,
+    last_test: Option<(GlobalStep, TestMetrics)>,
+    ranks: Vec<DenseWorkerState>,
+    samples: u64,
+    loss_since_event: (f64, u64),
+    last_loss: f64,
+    throughput: VecDeque<(Instant, u64)>,
+    failure: Option<(String, bool)>,
+    ended: bool,
+}
+
+/// The few facts of a plan that the state needs.
+#[derive(Debug)]
+struct JobFacts {
+    mode: &'static str,
+    label: String,
+    has_test: bool,
+    data: DataPlan,
+}
+
+impl State {
+    pub(super) fn new(plan: &JobPlan) -> Self {
+        let replicas = &plan.replicas;
+        let data = DataPlan {
+            global_batch_rows: plan.global_batch_rows,
+            batches_per_chunk: plan.batches_per_chunk,
+            length: plan.length,
+        };
+        let job = JobFacts {
+            mode: plan.mode.name(),
+            label: plan.schema.label.name.clone(),
+            has_test: plan.test.is_some(),
+            data,
+        };
+        Self {
+            job,
+            ps: vec![None; replicas.ps as usize],
+            embedding_workers: vec![None; replicas.embedding_workers as usize],
+            dense_workers: vec![None; replicas.dense_workers as usize],
+            loaders: vec![None; replicas.loaders as usize],
+            ledger: DataLedger::new(data),
+            labels: Labels::default(),
+            skipped_rows: 0,
+            passes: BTreeMap::new(),
+            last_test: None,
+            ranks: vec![DenseWorkerState::default(); replicas.dense_workers as usize],
+            samples: 0,
+            loss_since_event: (0.0, 0),
+            last_loss: 0.0,
+            throughput: VecDeque::new(),
+            failure: None,
+            ended: false,
+        }
+    }
+
+    /// The first failure is the one that is told.
+    pub(super) fn fail(&mut self, message: String, user_error: bool) {
+        self.failure.get_or_insert((message, user_error));
+    }
+
+    pub(super) fn end(&mut self) {
+        self.ended = true;
+    }
+
+    pub(super) fn check_failure(&self) -> Result<(), RoleError> {
+        match &self.failure {
+            Some((message, user_error)) => {
+                Err(RoleError::JobFailed { message: message.clone(), user_error: *user_error })
+            }
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn job_end(&self) -> Option<v1::JobEnd> {
+        match &self.failure {
+            Some((message, user_error)) => {
+                Some(v1::JobEnd { failed: true, message: message.clone(), user_error: *user_error })
+            }
+            None => self.ended.then(v1::JobEnd::default),
+        }
+    }
+
+    pub(super) fn join(&mut self, request: &v1::Join) -> Result<(), RoleError> {
+        let members = match request.role() {
+            v1::Role::Ps => &mut self.ps,
+            v1::Role::EmbeddingWorker => &mut self.embedding_workers,
+            v1::Role::DenseWorker => &mut self.dense_workers,
+            v1::Role::Loader => &mut self.loaders,
+            v1::Role::Unspecified | v1::Role::Coordinator => return Err(unexpected_member(request, 0)),
+        };
+        let replicas = members.len();
+        match members.get_mut(request.index as usize) {
+            Some(place) if place.is_none() || place.as_ref() == Some(&request.address) => {
+                *place = Some(request.address.clone());
+                Ok(())
+            }
+            _ => Err(unexpected_member(request, replicas)),
+        }
+    }
+
+    /// Everybody's address, once all have joined.
+    pub(super) fn roster(&mut self) -> Result<Option<v1::Roster>, RoleError> {
+        let all = |members: &[Option<String>]| members.iter().cloned().collect::<Option<Vec<_>>>();
+        let roster = (|| {
+            Some(v1::Roster {
+                ps: all(&self.ps)?,
+                embedding_workers: all(&self.embedding_workers)?,
+                dense_workers: all(&self.dense_workers)?,
+                loaders: all(&self.loaders)?,
+            })
+        })();
+        Ok(roster)
+    }
+
+    pub(super) fn lease(&mut self) -> Lease {
+        self.ledger.lease()
+    }
+
+    pub(super) fn total_steps(&self) -> Option<GlobalStep> {
+        self.ledger.total_steps()
+    }
+
+    pub(super) fn chunk_report(&mut self, report: &v1::ChunkReport) -> Result<(), RoleError> {
+        self.ledger.report(report.epoch, report.chunk, report.rows).map_err(no_rows("train"))?;
+        self.skipped_rows += report.skipped_rows;
+        self.labels.sum += report.label_sum;
+        self.labels.rows += report.rows;
+        let first_epoch_read = self.ledger.epoch_rows().is_some() && self.ledger.on_lease() == 0;
+        if first_epoch_read { self.check_labels() } else { Ok(()) }
+    }
+
+    /// A label that never varies cannot be learned: most likely the wrong column.
+    fn check_labels(&self) -> Result<(), RoleError> {
+        let Labels { sum, rows } = self.labels;
+        let value = match rows {
+            0 => return Ok(()),
+            _ if sum <= 0.0 => 0,
+            rows if sum >= rows as f64 => 1,
+            _ => return Ok(()),
+        };
+        Err(RoleError::Input(format!(
+            "the label `{}` is {value} in all {rows} rows of training data that were read, so there is nothing to learn: is spec.features.label the right column?",
+            self.job.label
+        )))
+    }
+
+    pub(super) fn begin_evaluation(&mut self, at_step: GlobalStep) {
+        let data = DataPlan { length: TrainingLength::Epochs(1), ..self.job.data };
+        let ranks = self.ranks.len();
+        self.passes
+            .entry(at_step)
+            .or_insert_with(|| Pass { ledger: DataLedger::new(data), shares: (0..ranks).map(|_| None).collect() });
+    }
+
+    pub(super) fn evaluation_lease(&mut self) -> EvaluationLease {
+        for (at_step, pass) in &mut self.passes {
+            if let Lease::Chunk(lease) = pass.ledger.lease() {
+                let (chunk, first_batch) = (lease.chunk, lease.first_step.0);
+                return EvaluationLease::Chunk { at_step: *at_step, chunk, first_batch };
+            }
+        }
+        if self.ranks.iter().all(|rank| rank.done.is_some()) {
+            EvaluationLease::Finished
+        } else {
+            EvaluationLease::Wait
+        }
+    }
+
+    pub(super) fn evaluation_chunk_report(&mut self, report: &v1::EvaluationChunkReport) -> Result<(), RoleError> {
+        let at_step = GlobalStep(report.at_step);
+        let pass =
+            self.passes.get_mut(&at_step).ok_or_else(|| unknown_evaluation("evaluation_chunk_report", at_step))?;
+        pass.ledger.report(0, report.chunk, report.rows).map_err(no_rows("test"))?;
+        if self.last_test.is_none() {
+            self.skipped_rows += report.skipped_rows;
+        }
+        Ok(())
+    }
+
+    /// Batches of an evaluation, once known.
+    pub(super) fn evaluation_batches(&self, at_step: GlobalStep) -> Option<u64> {
+        self.passes.get(&at_step)?.ledger.total_steps().map(|steps| steps.0)
+    }
+
+    /// Takes one worker's predictions; the last share gives the evaluation's event.
+    pub(super) fn evaluation_share(
+        &mut self,
+        at_step: GlobalStep,
+        rank: Rank,
+        share: Share,
+    ) -> Result<Vec<JobEvent>, RoleError> {
+        let pass = self.passes.get_mut(&at_step).ok_or_else(|| unknown_evaluation("evaluation_share", at_step))?;
+        match pass.shares.get_mut(rank.0 as usize) {
+            Some(place) if place.is_none() => *place = Some(share),
+            _ => {
+                let reason = format!("dense worker {rank} is unknown or has sent its share of step {at_step} before");
+                return Err(RoleError::Inconsistent { message: "evaluation_share", reason });
+            }
+        }
+        if pass.shares.iter().any(Option::is_none) {
+            return Ok(Vec::new());
+        }
+        let shares = self.passes.remove(&at_step).into_iter().flat_map(|pass| pass.shares).flatten().collect();
+        let test = test_metrics(shares);
+        let mut events = Vec::new();
+        if test.auc.is_none() {
+            events.push(JobEvent::Warning {
+                message: format!("the test AUC is undefined: all {} test rows have the same label", test.samples),
+            });
+        }
+        events.push(JobEvent::Evaluation { step: at_step.0, test: test.clone() });
+        self.last_test = Some((at_step, test));
+        Ok(events)
+    }
+
+    /// Takes one worker's progress; gives an event for whoever follows the job.
+    pub(super) fn progress(&mut self, report: &v1::Progress) -> Result<Option<JobEvent>, RoleError> {
+        let rank = self.rank_mut("progress", report.rank)?;
+        rank.steps_done = rank.steps_done.max(report.steps_done);
+        rank.running_auc = report.running_auc;
+        self.samples += report.samples;
+        self.loss_since_event.0 += report.loss_sum;
+        self.loss_since_event.1 += report.samples;
+        self.note_throughput(Instant::now());
+        if report.rank != 0 || self.loss_since_event.1 == 0 {
+            return Ok(None);
+        }
+        let (loss, samples) = std::mem::take(&mut self.loss_since_event);
+        self.last_loss = loss / samples as f64;
+        Ok(Some(JobEvent::Progress {
+            step: self.step(),
+            total_steps: self.total_steps().map(|steps| steps.0),
+            samples: self.samples,
+            samples_per_second: self.samples_per_second(),
+            loss: self.last_loss,
+            running_auc: self.running_auc(),
+        }))
+    }
+
+    pub(super) fn training_done(&mut self, done: v1::TrainingDone) -> Result<(), RoleError> {
+        let total = self.total_steps();
+        if total != Some(GlobalStep(done.steps)) {
+            let reason = format!("dense worker {} trained {} steps, the ledger has {total:?}", done.rank, done.steps);
+            return Err(RoleError::Inconsistent { message: "training_done", reason });
+        }
+        let rank = self.rank_mut("training_done", done.rank)?;
+        rank.done = Some(done);
+        Ok(())
+    }
+
+    /// The result, once every dense worker is done.
+    pub(super) fn trained(&mut self) -> Result<Option<Trained>, RoleError> {
+        let Some(done) = self.ranks.iter().map(|rank| rank.done.as_ref()).collect::<Option<Vec<_>>>() else {
+            return Ok(None);
+        };
+        self.check_labels()?;
+        let first = done.first().ok_or(RoleError::Stopped)?;
+        if let Some(other) = done.iter().find(|other| other.parameters_sha256 != first.parameters_sha256) {
+            return Err(RoleError::Diverged { rank: other.rank });
+        }
+        let seconds = done.iter().map(|done| done.training_seconds).fold(0.0, f64::max);
+        let summary = Summary {
+            test: self.last_test.as_ref().map(|(_, test)| test.clone()),
+            steps: first.steps,
+            samples: self.samples,
+            seconds,
+            samples_per_second: if seconds > 0.0 { self.samples as f64 / seconds } else { 0.0 },
+            skipped_rows: self.skipped_rows,
+            ..Summary::default()
+        };
+        Ok(Some(Trained { dense_digest: first.parameters_sha256.clone(), summary }))
+    }
+
+    pub(super) fn status(&mut self) -> v1::JobStatus {
+        let joined = matches!(self.roster(), Ok(Some(_)));
+        let phase = match (&self.failure, self.ended, joined) {
+            (Some(_), _, _) => v1::Phase::Failed,
+            (None, true, _) => v1::Phase::Complete,
+            (None, false, false) => v1::Phase::Starting,
+            (None, false, true) if !self.passes.is_empty() => v1::Phase::Evaluating,
+            (None, false, true) => v1::Phase::Training,
+        };
+        v1::JobStatus {
+            phase: phase.into(),
+            mode: self.job.mode.to_owned(),
+            step: self.step(),
+            total_steps: self.total_steps().map_or(0, |steps| steps.0),
+            samples: self.samples,
+            samples_per_second: self.samples_per_second(),
+            loss: self.last_loss,
+            auc: if self.job.has_test {
+                self.last_test.as_ref().and_then(|(_, test)| test.auc)
+            } else {
+                self.running_auc()
+            },
+            message: self.failure.as_ref().map(|(message, _)| message.clone()).unwrap_or_default(),
+        }
+    }
+
+    /// Steps that all dense workers have done.
+    fn step(&self) -> u64 {
+        self.ranks.iter().map(|rank| rank.steps_done).min().unwrap_or(0)
+    }
+
+    /// Mean over the dense workers that have one.
+    fn running_auc(&self) -> Option<f64> {
+        let known: Vec<f64> = self.ranks.iter().filter_map(|rank| rank.running_auc).collect();
+        (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64)
+    }
+
+    fn note_throughput(&mut self, now: Instant) {
+        self.throughput.push_back((now, self.samples));
+        while self.throughput.len() > 2
+            && self.throughput.front().is_some_and(|(then, _)| now.duration_since(*then) > THROUGHPUT_WINDOW)
+        {
+            self.throughput.pop_front();
+        }
+    }
+
+    fn samples_per_second(&self) -> f64 {
+        match (self.throughput.front(), self.throughput.back()) {
+            (Some((from, before)), Some((to, after))) if to > from => {
+                (after - before) as f64 / to.duration_since(*from).as_secs_f64()
+            }
+            _ => 0.0,
+        }
+    }
+
+    fn rank_mut(&mut self, what: &'static str, rank: u32) -> Result<&mut DenseWorkerState, RoleError> {
+        let ranks = self.ranks.len();
+        self.ranks.get_mut(rank as usize).ok_or_else(|| RoleError::Inconsistent {
+            message: what,
+            reason: format!("dense worker {rank} is not one of {ranks}"),
+        })
+    }
+}
+
+fn test_metrics(shares: Vec<Share>) -> TestMetrics {
+    let mut all = metrics::Evaluation::default();
+    let (mut predictions, mut labels, mut groups) = (Vec::new(), Vec::new(), Vec::new());
+    for share in shares {
+        all.push(&share.predictions, &share.labels);
+        if !share.groups.is_empty() {
+            predictions.extend(share.predictions);
+            labels.extend(share.labels);
+            groups.extend(share.groups);
+        }
+    }
+    let summary = all.finish();
+    TestMetrics {
+        auc: summary.auc,
+        gauc: if groups.is_empty() { None } else { metrics::gauc(&predictions, &labels, &groups) },
+        log_loss: summary.log_loss,
+        normalized_entropy: summary.normalized_entropy,
+        calibration: summary.calibration,
+        samples: summary.samples,
+    }
+}
+
+fn no_rows(part: &'static str) -> impl Fn(LedgerError) -> RoleError {
+    move |error| match error {
+        LedgerError::NoRows => RoleError::Input(format!("the {part} data has no rows: check spec.data")),
+        other => RoleError::Ledger(other),
+    }
+}
+
+fn unexpected_member(request: &v1::Join, replicas: usize) -> RoleError {
+    let reason = format!(
+        "{:?} {} at {} is not expected: the job has {replicas} of them, each at one address",
+        request.role(),
+        request.index,
+        request.address
+    );
+    RoleError::Inconsistent { message: "join", reason }
+}
+
+fn unknown_evaluation(what: &'static str, at_step: GlobalStep) -> RoleError {
+    RoleError::Inconsistent { message: what, reason: format!("no evaluation stands at step {at_step}") }
+}

@@ -1,0 +1,81 @@
+//! What can go wrong in a role, and whose fault it is: the user's input ends a run with exit code 2 and is never retried,
+//! everything else ends it with 1.
+
+use rectrain_wire::{Refusal, RefusalCode, WireError};
+
+/// A role cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum RoleError {
+    /// The data cannot be read as the manifest says.
+    #[error(transparent)]
+    Data(#[from] rectrain_data::DataError),
+    /// The model cannot be built, or its numbers left the range of floats.
+    #[error(transparent)]
+    Dense(#[from] rectrain_dense::DenseError),
+    /// The embedding store refused.
+    #[error(transparent)]
+    Store(#[from] rectrain_embedding::StoreError),
+    /// A peer could not be reached or refused.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// Values that cannot travel as fp16.
+    #[error(transparent)]
+    Compress(#[from] rectrain_wire::compress::CompressError),
+    /// A peer broke the protocol of a training mode.
+    #[error(transparent)]
+    Gate(#[from] rectrain_modes::GateError),
+    /// A peer broke the all-reduce.
+    #[error(transparent)]
+    Ring(#[from] rectrain_modes::RingError),
+    /// A loader's account contradicts the coordinator's.
+    #[error(transparent)]
+    Ledger(#[from] rectrain_modes::LedgerError),
+    /// An answer that is not of its kind.
+    #[error("the answer to `{message}` cannot be read: {source}")]
+    Reply { message: &'static str, source: prost::DecodeError },
+    /// A message with too many or too few tensors.
+    #[error("`{message}` came with {found} tensors where {expected} were expected")]
+    Tensors { message: &'static str, expected: usize, found: usize },
+    /// Numbers in a message that do not fit together.
+    #[error("`{message}` is inconsistent: {reason}")]
+    Inconsistent { message: &'static str, reason: String },
+    /// The manifest and the data cannot be trained together.
+    #[error("{0}")]
+    Input(String),
+    /// Another member failed and the coordinator ended the job.
+    #[error("{message}")]
+    JobFailed { message: String, user_error: bool },
+    /// The dense workers, which must hold the same parameters, do not.
+    #[error(
+        "dense workers 0 and {rank} ended with different parameters: they must be equal in this mode, so this run cannot be trusted"
+    )]
+    Diverged { rank: u32 },
+    /// A port, file or thread could not be had.
+    #[error("cannot {attempt}: {source}")]
+    System { attempt: String, source: std::io::Error },
+    /// A task ended without a result.
+    #[error("{what} ended unexpectedly: {reason}")]
+    Task { what: &'static str, reason: String },
+    /// The run was told to stop.
+    #[error("stopped before the end of training; nothing was saved")]
+    Stopped,
+}
+
+impl RoleError {
+    /// Whether the user's manifest or data is at fault: trying again cannot help.
+    #[must_use]
+    pub fn is_user_error(&self) -> bool {
+        match self {
+            Self::Data(error) => error.is_users_input(),
+            Self::Input(_) | Self::Ledger(rectrain_modes::LedgerError::NoRows) => true,
+            Self::JobFailed { user_error, .. } => *user_error,
+            _ => false,
+        }
+    }
+}
+
+impl From<RoleError> for Refusal {
+    fn from(error: RoleError) -> Self {
+        Self { code: RefusalCode::Internal, message: error.to_string(), retryable: false }
+    }
+}

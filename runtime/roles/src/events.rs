@@ -1,0 +1,236 @@
+//! What a job tells whoever follows it: one JSON object an event, the last being the summary or the failure.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+/// One thing that happened. Serialized with `"event"` as its first field.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum JobEvent {
+    /// All members have joined and training begins.
+    Started {
+        /// Name of the job.
+        job: String,
+        /// Training mode.
+        mode: String,
+        /// Model kind.
+        model: String,
+        /// Number of dense parameters.
+        dense_parameters: u64,
+        /// Replicas by role.
+        replicas: BTreeMap<String, u32>,
+    },
+    /// How far training is. At most a few a second.
+    Progress {
+        /// Global steps done by all dense workers.
+        step: u64,
+        /// Global steps in all, once known.
+        total_steps: Option<u64>,
+        /// Samples trained so far.
+        samples: u64,
+        /// Over the last seconds.
+        samples_per_second: f64,
+        /// Mean loss of the samples since the last event.
+        loss: f64,
+        /// Over the latest training predictions, each made before its sample was learned.
+        running_auc: Option<f64>,
+    },
+    /// The test part was predicted.
+    Evaluation {
+        /// Before this global step.
+        step: u64,
+        /// What was found.
+        test: TestMetrics,
+    },
+    /// Something that the user should know and that does not stop the job.
+    Warning {
+        /// One sentence.
+        message: String,
+    },
+    /// The job is done.
+    Summary(Box<Summary>),
+    /// The job ended without being done.
+    Failed {
+        /// One sentence.
+        message: String,
+        /// Whether the manifest or the data is at fault.
+        user_error: bool,
+    },
+}
+
+/// Quality on the test part.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TestMetrics {
+    /// Area under the ROC curve; none if all labels are equal.
+    pub auc: Option<f64>,
+    /// Impression-weighted mean of the groups' AUCs, if the manifest names a group column.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub gauc: Option<f64>,
+    /// Mean binary cross-entropy.
+    pub log_loss: Option<f64>,
+    /// Log loss over the entropy of the base rate.
+    pub normalized_entropy: Option<f64>,
+    /// Mean prediction over mean label.
+    pub calibration: Option<f64>,
+    /// Test rows.
+    pub samples: u64,
+}
+
+/// The result of a job.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Summary {
+    /// The last evaluation; none without test data.
+    pub test: Option<TestMetrics>,
+    /// Global steps trained.
+    pub steps: u64,
+    /// Samples trained.
+    pub samples: u64,
+    /// Wall-clock time from the first step to the last, evaluations left out.
+    pub seconds: f64,
+    /// `samples` / `seconds`.
+    pub samples_per_second: f64,
+    /// Rows in the embedding store.
+    pub rows: u64,
+    /// Bytes of the embedding store.
+    pub store_bytes: u64,
+    /// Bad rows of data that were skipped.
+    pub skipped_rows: u64,
+    /// Bytes sent between processes, by kind of message.
+    pub bytes_on_wire: BTreeMap<String, u64>,
+    /// Digest of all dense parameters and all rows in key order: equal if and only if the trained model is.
+    pub parameters_sha256: String,
+}
+
+impl JobEvent {
+    /// Whether nothing follows.
+    #[must_use]
+    pub fn is_last(&self) -> bool {
+        matches!(self, Self::Summary(_) | Self::Failed { .. })
+    }
+}
+
+/// Events so far, for followers who may come late or be slow: all but superseded progress is kept.
+#[derive(Debug, Clone)]
+pub struct EventLog {
+    events: Arc<Mutex<Vec<(u64, JobEvent)>>>,
+    latest: watch::Sender<u64>,
+}
+
+impl Default for EventLog {
+    fn default() -> Self {
+        Self { events: Arc::default(), latest: watch::Sender::new(0) }
+    }
+}
+
+impl EventLog {
+    /// Adds an event; a progress event replaces the one before it.
+    pub fn push(&self, event: JobEvent) {
+        let number = {
+            let mut events = self.lock();
+            let number = events.last().map_or(1, |(number, _)| number + 1);
+            if matches!(event, JobEvent::Progress { .. })
+                && matches!(events.last(), Some((_, JobEvent::Progress { .. })))
+            {
+                events.pop();
+            }
+            events.push((number, event));
+            number
+        };
+        self.latest.send_replace(number);
+    }
+
+    /// A follower that sees every event that is kept, from the first.
+    #[must_use]
+    pub fn follow(&self) -> EventFollower {
+        EventFollower { log: self.clone(), latest: self.latest.subscribe(), seen: 0, ended: false }
+    }
+
+    fn after(&self, seen: u64) -> Option<(u64, JobEvent)> {
+        let events = self.lock();
+        let next = events.partition_point(|(number, _)| *number <= seen);
+        events.get(next).cloned()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(u64, JobEvent)>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// See [`EventLog::follow`].
+#[derive(Debug)]
+pub struct EventFollower {
+    log: EventLog,
+    latest: watch::Receiver<u64>,
+    seen: u64,
+    ended: bool,
+}
+
+impl EventFollower {
+    /// The next event; `None` after the last.
+    pub async fn next(&mut self) -> Option<JobEvent> {
+        loop {
+            if self.ended {
+                return None;
+            }
+            if let Some((number, event)) = self.log.after(self.seen) {
+                self.seen = number;
+                self.ended = event.is_last();
+                return Some(event);
+            }
+            self.latest.changed().await.ok()?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn progress(step: u64) -> JobEvent {
+        JobEvent::Progress {
+            step,
+            total_steps: None,
+            samples: 0,
+            samples_per_second: 0.0,
+            loss: 0.0,
+            running_auc: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_late_follower_sees_the_last_progress_and_everything_else() {
+        let log = EventLog::default();
+        log.push(progress(1));
+        log.push(progress(2));
+        log.push(JobEvent::Warning { message: "w".to_owned() });
+        log.push(progress(3));
+        log.push(JobEvent::Failed { message: "f".to_owned(), user_error: false });
+        let mut follower = log.follow();
+        let mut seen = Vec::new();
+        while let Some(event) = follower.next().await {
+            seen.push(event);
+        }
+        assert_eq!(seen.len(), 4);
+        assert_eq!(seen[0], progress(2));
+    }
+
+    #[test]
+    fn the_summary_is_one_line_of_json_with_the_documented_fields() {
+        let event = JobEvent::Summary(Box::new(Summary { test: Some(TestMetrics::default()), ..Summary::default() }));
+        let json = serde_json::to_value(&event).unwrap();
+        assert_eq!(json["event"], "summary");
+        for field in
+            ["test", "steps", "samples", "seconds", "samplesPerSecond", "rows", "bytesOnWire", "parametersSha256"]
+        {
+            assert!(json.get(field).is_some(), "{field}");
+        }
+        for field in ["auc", "logLoss", "normalizedEntropy", "calibration"] {
+            assert!(json["test"].get(field).is_some(), "{field}");
+        }
+    }
+}

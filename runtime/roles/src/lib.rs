@@ -1,0 +1,27 @@
+//! The roles of a training job: coordinator, parameter server, embedding worker, dense worker and loader. Each decides with the
+//! state machines of `rectrain-modes`, talks over `rectrain-wire`, and can live in one process with the others or alone.
+//!
+//! Start reading at [`plan::JobPlan`] (what every member knows), then [`member::Member`] (how each lives), then the roles along
+//! the way of a batch: [`loader`], [`embedding_worker`], [`parameter_server`], [`dense_worker`]; [`coordinator`] leads them.
+
+mod batch;
+mod compression;
+pub mod coordinator;
+mod dense_worker;
+mod embedding_worker;
+mod error;
+pub mod events;
+pub mod http;
+mod loader;
+pub mod local;
+pub mod member;
+mod message;
+pub mod metrics;
+mod parameter_server;
+pub mod plan;
+mod pooling;
+mod slot_map;
+
+pub use compression::Compression;
+pub use error::RoleError;
+pub use message::kind_name;

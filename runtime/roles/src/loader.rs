@@ -1,0 +1,277 @@
+//! The loader: leases chunks of data from the coordinator, reads them, cuts them into global batches and each of those into one
+//! piece a dense worker; ids go to an embedding worker, the rest to the dense worker (Persia §4.1). It only calls others.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures::future::try_join_all;
+use rectrain_data::{Batch, ChunkReader, Dataset, ReadPlan, SourceConfig};
+use rectrain_modes::{GlobalStep, Rank, share_of_batch};
+use rectrain_proto::v1;
+use rectrain_wire::ids::{Scratch, UniqueIds};
+use rectrain_wire::{Channel, Tensor};
+use tokio::sync::mpsc;
+
+use crate::batch::{BatchKey, BatchPosition};
+use crate::error::RoleError;
+use crate::message;
+use crate::metrics::LoaderMetrics;
+use crate::parameter_server::blocking;
+use crate::plan::{CALL_DEADLINE, JobPlan};
+
+/// Chunks read and not yet sent.
+const CHUNKS_AHEAD: usize = 1;
+
+/// Whom a loader calls.
+#[derive(Clone)]
+pub(crate) struct LoaderPeers {
+    pub(crate) coordinator: Channel,
+    pub(crate) embedding_workers: Vec<Channel>,
+    pub(crate) dense_workers: Vec<Channel>,
+}
+
+/// See the module's text.
+pub(crate) struct Loader {
+    plan: Arc<JobPlan>,
+    index: u32,
+    peers: LoaderPeers,
+    metrics: LoaderMetrics,
+}
+
+/// Rows on their way to the dense workers: batch `n` of them is the one at `first.after(n)`.
+struct ReadChunk {
+    first: BatchPosition,
+    epoch: u32,
+    max_batches: u64,
+    rows: Batch,
+}
+
+impl Loader {
+    pub(crate) fn new(plan: Arc<JobPlan>, index: u32, peers: LoaderPeers, metrics: LoaderMetrics) -> Self {
+        Self { plan, index, peers, metrics }
+    }
+
+    /// Loads until the coordinator has no more leases, for training and for evaluation.
+    pub(crate) async fn run(self) -> Result<(), RoleError> {
+        let loader = Arc::new(self);
+        let training = loader.train();
+        let evaluating = loader.evaluate();
+        futures::future::try_join(training, evaluating).await.map(|_| ())
+    }
+
+    async fn train(&self) -> Result<(), RoleError> {
+        let (chunks, received) = mpsc::channel(CHUNKS_AHEAD);
+        futures::future::try_join(self.read_training_chunks(chunks), self.send_chunks(received)).await.map(|_| ())
+    }
+
+    async fn evaluate(&self) -> Result<(), RoleError> {
+        let Some(test) = &self.plan.test else { return Ok(()) };
+        let (chunks, received) = mpsc::channel(CHUNKS_AHEAD);
+        futures::future::try_join(self.read_evaluation_chunks(test, chunks), self.send_chunks(received))
+            .await
+            .map(|_| ())
+    }
+
+    async fn read_training_chunks(&self, chunks: mpsc::Sender<ReadChunk>) -> Result<(), RoleError> {
+        let dataset = self.open(&self.plan.train).await?;
+        let mut reader: Option<(u32, ChunkReader)> = None;
+        while let Some(lease) = self.lease().await? {
+            let (epoch, current) = match reader.take() {
+                Some((epoch, current)) if epoch == lease.epoch => (epoch, current),
+                _ => (lease.epoch, dataset.reader(self.plan.read_plan(self.plan.shuffle, lease.epoch))?),
+            };
+            let (current, rows, skipped) = self.read(current, lease.chunk).await?;
+            reader = Some((epoch, current));
+            let report = v1::ChunkReport {
+                loader: self.index,
+                epoch: lease.epoch,
+                chunk: lease.chunk,
+                rows: rows.as_ref().map_or(0, |rows| rows.samples as u64),
+                label_sum: rows.as_ref().map_or(0.0, Batch::label_sum),
+                skipped_rows: skipped,
+            };
+            message::call(&self.peers.coordinator, report, Vec::new(), CALL_DEADLINE).await?;
+            let Some(rows) = rows else { continue };
+            let first = BatchPosition::Step(GlobalStep(lease.first_step));
+            let chunk = ReadChunk { first, epoch: lease.epoch, max_batches: lease.max_batches, rows };
+            if chunks.send(chunk).await.is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    async fn read_evaluation_chunks(
+        &self,
+        test: &SourceConfig,
+        chunks: mpsc::Sender<ReadChunk>,
+    ) -> Result<(), RoleError> {
+        let dataset = self.open(test).await?;
+        let mut reader: Option<ChunkReader> = None;
+        while let Some(lease) = self.evaluation_lease().await? {
+            let current = match reader.take() {
+                Some(current) => current,
+                None => dataset.reader(self.plan.read_plan(None, 0))?,
+            };
+            let (current, rows, skipped) = self.read(current, lease.chunk).await?;
+            reader = Some(current);
+            let report = v1::EvaluationChunkReport {
+                loader: self.index,
+                at_step: lease.at_step,
+                chunk: lease.chunk,
+                rows: rows.as_ref().map_or(0, |rows| rows.samples as u64),
+                skipped_rows: skipped,
+            };
+            message::call(&self.peers.coordinator, report, Vec::new(), CALL_DEADLINE).await?;
+            let Some(rows) = rows else { continue };
+            let first = BatchPosition::Evaluation { at_step: GlobalStep(lease.at_step), number: lease.first_batch };
+            if chunks.send(ReadChunk { first, epoch: 0, max_batches: u64::MAX, rows }).await.is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Opening reads headers and lists objects, so it may wait for disks and networks.
+    async fn open(&self, source: &SourceConfig) -> Result<Dataset, RoleError> {
+        let (source, schema) = (source.clone(), self.plan.schema.clone());
+        Ok(blocking("opening of the data", move || Dataset::open(source, schema)).await??)
+    }
+
+    /// The rows of a chunk (`None` past the end), and how many bad rows were skipped on the way.
+    async fn read(&self, mut reader: ChunkReader, chunk: u64) -> Result<(ChunkReader, Option<Batch>, u64), RoleError> {
+        let started = Instant::now();
+        let (reader, rows, skipped) = blocking("reading of data", move || {
+            let before = reader.skipped();
+            let rows = reader.read(chunk);
+            let skipped = reader.skipped() - before;
+            (reader, rows, skipped)
+        })
+        .await?;
+        let rows = rows?;
+        self.metrics.read.observe(started.elapsed().as_secs_f64());
+        self.metrics.rows.inc_by(rows.as_ref().map_or(0, |rows| rows.samples as u64));
+        self.metrics.skipped_rows.inc_by(skipped);
+        Ok((reader, rows, skipped))
+    }
+
+    async fn lease(&self) -> Result<Option<v1::ChunkLease>, RoleError> {
+        loop {
+            let request = v1::LeaseRequest { loader: self.index };
+            let (reply, _) = message::call(&self.peers.coordinator, request, Vec::new(), CALL_DEADLINE).await?;
+            match reply.lease {
+                Some(v1::lease_reply::Lease::Chunk(lease)) => return Ok(Some(lease)),
+                Some(v1::lease_reply::Lease::Finished(_)) => return Ok(None),
+                // The coordinator has held the question for a while; ask again.
+                Some(v1::lease_reply::Lease::Wait(_)) | None => {}
+            }
+        }
+    }
+
+    async fn evaluation_lease(&self) -> Result<Option<v1::EvaluationChunk>, RoleError> {
+        loop {
+            let request = v1::EvaluationLeaseRequest { loader: self.index };
+            let (reply, _) = message::call(&self.peers.coordinator, request, Vec::new(), CALL_DEADLINE).await?;
+            match reply.lease {
+                Some(v1::evaluation_lease_reply::Lease::Chunk(lease)) => return Ok(Some(lease)),
+                Some(v1::evaluation_lease_reply::Lease::Finished(_)) => return Ok(None),
+                Some(v1::evaluation_lease_reply::Lease::Wait(_)) | None => {}
+            }
+        }
+    }
+
+    async fn send_chunks(&self, mut chunks: mpsc::Receiver<ReadChunk>) -> Result<(), RoleError> {
+        while let Some(chunk) = chunks.recv().await {
+            let rows = Arc::new(chunk.rows);
+            let size = self.plan.global_batch_rows as usize;
+            for number in 0..(rows.samples.div_ceil(size) as u64).min(chunk.max_batches) {
+                let start = number as usize * size;
+                let range = start..rows.samples.min(start + size);
+                self.send_batch(chunk.first.after(number), chunk.epoch, &rows, range).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends one global batch; waits until every dense worker has taken its piece in, which is what bounds the batches in flight.
+    async fn send_batch(
+        &self,
+        position: BatchPosition,
+        epoch: u32,
+        rows: &Arc<Batch>,
+        range: Range<usize>,
+    ) -> Result<(), RoleError> {
+        let started = Instant::now();
+        let ranks = self.plan.replicas.dense_workers;
+        let pieces = (0..ranks).map(|rank| {
+            let rank = Rank(rank);
+            let share = share_of_batch(range.len(), rank, ranks);
+            let own = range.start + share.start..range.start + share.end;
+            self.send_piece(BatchKey { position, rank }, epoch, range.len(), Arc::clone(rows), own)
+        });
+        try_join_all(pieces).await?;
+        self.metrics.send.observe(started.elapsed().as_secs_f64());
+        Ok(())
+    }
+
+    async fn send_piece(
+        &self,
+        key: BatchKey,
+        epoch: u32,
+        global_samples: usize,
+        rows: Arc<Batch>,
+        own: Range<usize>,
+    ) -> Result<(), RoleError> {
+        let piece = rows.slice(own);
+        let samples = piece.samples;
+        let (ids, dense) = blocking("removal of duplicate ids", move || cut(piece)).await??;
+        let put_dense = v1::PutDense {
+            batch: Some(key.write()),
+            samples: samples as u32,
+            global_samples: global_samples as u32,
+            epoch,
+        };
+        let dense_worker = self.peers.dense_workers.get(key.rank.0 as usize).ok_or(RoleError::Stopped)?;
+        message::call(dense_worker, put_dense, dense, CALL_DEADLINE).await?;
+        let workers = &self.peers.embedding_workers;
+        let worker = &workers[key.embedding_worker(workers.len(), self.plan.replicas.dense_workers)];
+        let put_ids = v1::PutIds { batch: Some(key.write()), samples: samples as u32 };
+        message::call(worker, put_ids, ids, CALL_DEADLINE).await?;
+        Ok(())
+    }
+}
+
+impl BatchPosition {
+    /// The position `batches` further on.
+    fn after(self, batches: u64) -> Self {
+        match self {
+            Self::Step(step) => Self::Step(GlobalStep(step.0 + batches)),
+            Self::Evaluation { at_step, number } => Self::Evaluation { at_step, number: number + batches },
+        }
+    }
+}
+
+impl JobPlan {
+    fn read_plan(&self, shuffle: Option<u64>, epoch: u32) -> ReadPlan {
+        ReadPlan {
+            chunk_rows: self.global_batch_rows * self.batches_per_chunk,
+            shuffle,
+            epoch: u64::from(epoch),
+            read_ahead_chunks: CHUNKS_AHEAD,
+        }
+    }
+}
+
+/// The tensors of a piece: ids for the embedding worker, the rest for the dense worker.
+fn cut(piece: Batch) -> Result<(Vec<Tensor>, Vec<Tensor>), RoleError> {
+    let mut scratch = Scratch::default();
+    let mut ids = Vec::with_capacity(3 * piece.sparse.len());
+    for column in &piece.sparse {
+        let unique = UniqueIds::from_column(&column.keys, column.offsets.as_deref(), piece.samples, &mut scratch)?;
+        ids.extend(unique.into_tensors());
+    }
+    let mut dense = vec![Tensor::from(piece.dense), Tensor::from(piece.labels)];
+    dense.extend(piece.groups.map(Tensor::from));
+    Ok((ids, dense))
+}

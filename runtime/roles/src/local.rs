@@ -1,0 +1,62 @@
+//! A whole job in one process: every role a task, messages moved and not copied.
+
+use std::sync::Arc;
+
+use rectrain_wire::{Address, InProcess, InProcessConfig, Transport, WireCounters};
+use tokio::task::JoinSet;
+
+use crate::coordinator::Coordinator;
+use crate::error::RoleError;
+use crate::events::{EventLog, Summary};
+use crate::member::{Member, Role};
+use crate::message::kind_name;
+use crate::metrics::RoleMetrics;
+use crate::plan::JobPlan;
+
+/// Trains the job and returns its summary; `events` tells how it goes. Dropping the future stops it.
+pub async fn run_in_process(plan: Arc<JobPlan>, events: EventLog, metrics: RoleMetrics) -> Result<Summary, RoleError> {
+    let counters = WireCounters::register(metrics.registry(), kind_name)?;
+    let transport: Arc<dyn Transport> = Arc::new(InProcess::new(InProcessConfig::default(), Arc::clone(&counters)));
+    let coordinator = Arc::new(Coordinator::new(Arc::clone(&plan), events));
+    let address = Address::local("coordinator");
+    let _serving = transport.serve(Arc::clone(&coordinator) as Arc<dyn rectrain_wire::Service>, &address)?;
+    let mut members = JoinSet::new();
+    for role in Role::ALL {
+        for index in 0..role.replicas(&plan) {
+            let member = Member {
+                plan: Arc::clone(&plan),
+                role,
+                index,
+                transport: Arc::clone(&transport),
+                coordinator: address.clone(),
+                bind: Address::local(format!("{}-{index}", role.name())),
+                advertise: None,
+                metrics: metrics.clone(),
+                counters: Arc::clone(&counters),
+            };
+            members.spawn(member.run());
+        }
+    }
+    let summary = tokio::select! {
+        summary = coordinator.run(&*transport) => summary,
+        error = first_panic(&mut members) => {
+            coordinator.fail(error.to_string(), false);
+            Err(error)
+        }
+    }?;
+    // The coordinator has told every member that the job has ended.
+    while members.join_next().await.is_some() {}
+    Ok(summary)
+}
+
+/// A member's error reaches the coordinator; a panic reaches only its task.
+async fn first_panic(members: &mut JoinSet<Result<(), RoleError>>) -> RoleError {
+    while let Some(member) = members.join_next().await {
+        if let Err(error) = member
+            && error.is_panic()
+        {
+            return RoleError::Task { what: "a member of the job", reason: error.to_string() };
+        }
+    }
+    std::future::pending().await
+}

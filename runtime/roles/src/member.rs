@@ -1,0 +1,254 @@
+//! The life of a member of a job, whatever its role: serve, join, learn where the others are, do the work, stay until the job has
+//! ended. In one process or in many, this is the same code over another transport.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use rectrain_modes::Rank;
+use rectrain_proto::v1;
+use rectrain_wire::{Address, BoxFuture, Channel, Frame, Peer, Refusal, Service, Transport, WireCounters};
+use tokio::sync::oneshot;
+
+use crate::dense_worker::{DensePeers, DenseWorker, Trainer};
+use crate::embedding_worker::EmbeddingWorker;
+use crate::error::RoleError;
+use crate::loader::{Loader, LoaderPeers};
+use crate::message::{self, Request};
+use crate::metrics::{DenseWorkerMetrics, EmbeddingWorkerMetrics, LoaderMetrics, PsMetrics, RoleMetrics};
+use crate::parameter_server::ParameterServer;
+use crate::plan::{CALL_DEADLINE, JobPlan, WHOLE_JOB};
+
+/// What a member does. The coordinator is not a member: members join it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Holds embedding rows.
+    Ps,
+    /// Looks up and pools.
+    EmbeddingWorker,
+    /// Trains the tower.
+    DenseWorker,
+    /// Reads data.
+    Loader,
+}
+
+impl Role {
+    /// All roles of members.
+    pub const ALL: [Self; 4] = [Self::Ps, Self::EmbeddingWorker, Self::DenseWorker, Self::Loader];
+
+    /// As in commands, metrics and addresses.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ps => "ps",
+            Self::EmbeddingWorker => "embedding-worker",
+            Self::DenseWorker => "dense-worker",
+            Self::Loader => "loader",
+        }
+    }
+
+    /// How many of them the plan has.
+    #[must_use]
+    pub fn replicas(self, plan: &JobPlan) -> u32 {
+        match self {
+            Self::Ps => plan.replicas.ps,
+            Self::EmbeddingWorker => plan.replicas.embedding_workers,
+            Self::DenseWorker => plan.replicas.dense_workers,
+            Self::Loader => plan.replicas.loaders,
+        }
+    }
+
+    fn proto(self) -> v1::Role {
+        match self {
+            Self::Ps => v1::Role::Ps,
+            Self::EmbeddingWorker => v1::Role::EmbeddingWorker,
+            Self::DenseWorker => v1::Role::DenseWorker,
+            Self::Loader => v1::Role::Loader,
+        }
+    }
+}
+
+/// One member of a job.
+pub struct Member {
+    /// The job.
+    pub plan: Arc<JobPlan>,
+    /// What it does.
+    pub role: Role,
+    /// Which of its kind it is, from 0.
+    pub index: u32,
+    /// How it talks.
+    pub transport: Arc<dyn Transport>,
+    /// Where the coordinator is.
+    pub coordinator: Address,
+    /// Where it serves.
+    pub bind: Address,
+    /// Where others reach it, if that is not where it serves.
+    pub advertise: Option<Address>,
+    /// Its metrics.
+    pub metrics: RoleMetrics,
+    /// What it sends and receives.
+    pub counters: Arc<WireCounters>,
+}
+
+/// A role's service and what it does once everybody is known.
+enum Work {
+    Ps,
+    EmbeddingWorker(Arc<EmbeddingWorker>),
+    DenseWorker(Arc<DenseWorker>),
+    Loader,
+}
+
+impl Member {
+    /// Takes part in the job until it has ended. An error of this member ends the job for all.
+    pub async fn run(self) -> Result<(), RoleError> {
+        let coordinator = self.transport.connect(&self.coordinator)?;
+        match self.take_part(&coordinator).await {
+            Ok(()) => Ok(()),
+            Err(error @ RoleError::JobFailed { .. }) => Err(error),
+            Err(error) => {
+                self.report_failure(&coordinator, &error).await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn take_part(&self, coordinator: &Channel) -> Result<(), RoleError> {
+        let (work, service) = self.service()?;
+        let service = Arc::new(MemberService { inner: service, counters: Arc::clone(&self.counters) });
+        let serving = self.transport.serve(service, &self.bind)?;
+        let address = self.advertise.as_ref().unwrap_or(serving.address()).to_string();
+        let join = v1::Join { role: self.role.proto().into(), index: self.index, address };
+        let (roster, _) = message::call(coordinator, join, Vec::new(), WHOLE_JOB).await?;
+        tokio::select! {
+            done = self.work(work, &roster, coordinator) => done?,
+            end = self.job_end(coordinator) => return end,
+        }
+        self.job_end(coordinator).await
+    }
+
+    fn service(&self) -> Result<(Work, Arc<dyn Service>), RoleError> {
+        Ok(match self.role {
+            Role::Ps => {
+                let server = ParameterServer::new(&self.plan, PsMetrics::of(&self.metrics, self.index))?;
+                (Work::Ps, Arc::new(server))
+            }
+            Role::EmbeddingWorker => {
+                let metrics = EmbeddingWorkerMetrics::of(&self.metrics, self.index);
+                let worker = Arc::new(EmbeddingWorker::new(&self.plan, metrics));
+                (Work::EmbeddingWorker(Arc::clone(&worker)), worker)
+            }
+            Role::DenseWorker => {
+                let metrics = DenseWorkerMetrics::of(&self.metrics, self.index);
+                let worker = Arc::new(DenseWorker::new(&self.plan, Rank(self.index), metrics));
+                (Work::DenseWorker(Arc::clone(&worker)), worker)
+            }
+            Role::Loader => (Work::Loader, Arc::new(NoRequests)),
+        })
+    }
+
+    async fn work(&self, work: Work, roster: &v1::Roster, coordinator: &Channel) -> Result<(), RoleError> {
+        match work {
+            Work::Ps => Ok(()),
+            Work::EmbeddingWorker(worker) => {
+                worker.connect(self.connect_all(&roster.ps)?);
+                Ok(())
+            }
+            Work::DenseWorker(worker) => {
+                let dense_workers = self.connect_all(&roster.dense_workers)?;
+                let next = (self.index as usize + 1) % dense_workers.len().max(1);
+                let peers = DensePeers {
+                    coordinator: coordinator.clone(),
+                    embedding_workers: self.connect_all(&roster.embedding_workers)?,
+                    next: dense_workers.get(next).filter(|_| dense_workers.len() > 1).cloned(),
+                };
+                let trainer = worker.trainer(&self.plan, peers)?;
+                train_on_a_thread(&worker, trainer, self.index).await
+            }
+            Work::Loader => {
+                let peers = LoaderPeers {
+                    coordinator: coordinator.clone(),
+                    embedding_workers: self.connect_all(&roster.embedding_workers)?,
+                    dense_workers: self.connect_all(&roster.dense_workers)?,
+                };
+                let metrics = LoaderMetrics::of(&self.metrics, self.index);
+                Loader::new(Arc::clone(&self.plan), self.index, peers, metrics).run().await
+            }
+        }
+    }
+
+    fn connect_all(&self, addresses: &[String]) -> Result<Vec<Channel>, RoleError> {
+        addresses.iter().map(|address| connect(&*self.transport, address)).collect()
+    }
+
+    async fn job_end(&self, coordinator: &Channel) -> Result<(), RoleError> {
+        let request = v1::JobEndRequest { role: self.role.proto().into(), index: self.index };
+        let (end, _) = message::call(coordinator, request, Vec::new(), WHOLE_JOB).await?;
+        if end.failed {
+            return Err(RoleError::JobFailed { message: end.message, user_error: end.user_error });
+        }
+        Ok(())
+    }
+
+    /// The coordinator may be what failed: then there is nobody to tell.
+    async fn report_failure(&self, coordinator: &Channel, error: &RoleError) {
+        let user_error = error.is_user_error();
+        let message =
+            if user_error { error.to_string() } else { format!("{} {}: {error}", self.role.name(), self.index) };
+        let failure = v1::Failure { role: self.role.proto().into(), index: self.index, message, user_error };
+        if let Err(unreported) = message::call(coordinator, failure, Vec::new(), CALL_DEADLINE).await {
+            tracing::warn!(%error, %unreported, "a failure could not be reported to the coordinator");
+        }
+    }
+}
+
+/// A channel to an address that a roster gave.
+pub(crate) fn connect(transport: &dyn Transport, address: &str) -> Result<Channel, RoleError> {
+    Ok(transport.connect(&address.parse()?)?)
+}
+
+/// Runs the training loop on a thread of its own. Dropping the future closes the worker's inbox, which ends the thread.
+async fn train_on_a_thread(worker: &Arc<DenseWorker>, trainer: Trainer, index: u32) -> Result<(), RoleError> {
+    struct CloseOnDrop<'a>(&'a DenseWorker);
+    impl Drop for CloseOnDrop<'_> {
+        fn drop(&mut self) {
+            self.0.close(&RoleError::Stopped);
+        }
+    }
+    let _close = CloseOnDrop(worker);
+    let (done, finished) = oneshot::channel();
+    std::thread::Builder::new()
+        .name(format!("dense-worker-{index}"))
+        .spawn(move || {
+            // Nobody is there to be told if the job was stopped.
+            let _stopped = done.send(trainer.run());
+        })
+        .map_err(|source| RoleError::System { attempt: "start the training thread".to_owned(), source })?;
+    finished.await.map_err(|_| RoleError::Task { what: "the training thread", reason: "it panicked".to_owned() })?
+}
+
+/// Answers what every member answers and leaves the rest to its role.
+struct MemberService {
+    inner: Arc<dyn Service>,
+    counters: Arc<WireCounters>,
+}
+
+impl Service for MemberService {
+    fn call<'a>(&'a self, peer: &'a Peer, frame: Frame) -> BoxFuture<'a, Result<Frame, Refusal>> {
+        if frame.kind != v1::TrafficRequest::KIND {
+            return self.inner.call(peer, frame);
+        }
+        Box::pin(async move {
+            let sent = self.counters.snapshot().into_iter().filter(|(_, traffic)| traffic.bytes_sent > 0);
+            let bytes_sent: HashMap<_, _> = sent.map(|(kind, traffic)| (kind.to_owned(), traffic.bytes_sent)).collect();
+            Ok(message::reply::<v1::TrafficRequest>(&v1::Traffic { bytes_sent }, Vec::new()))
+        })
+    }
+}
+
+/// A loader is asked for nothing.
+struct NoRequests;
+
+impl Service for NoRequests {
+    fn call<'a>(&'a self, _peer: &'a Peer, frame: Frame) -> BoxFuture<'a, Result<Frame, Refusal>> {
+        Box::pin(async move { Err(message::refuse_kind("loader", frame.kind)) })
+    }
+}

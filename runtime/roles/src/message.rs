@@ -1,0 +1,116 @@
+//! Which message is which on the wire, and what answers it. A frame's `kind` is the number given here; its structured part is
+//! the message, its tensors are documented beside the message in `proto/rectrain/v1/roles.proto`.
+
+use std::time::Duration;
+
+use prost::Message;
+use rectrain_proto::v1;
+use rectrain_wire::{Channel, Frame, Refusal, RefusalCode, Tensor};
+
+use crate::error::RoleError;
+
+/// A request of the data plane: its number, its name in metrics, and its reply.
+pub(crate) trait Request: Message + Default {
+    /// What a correct peer answers.
+    type Reply: Message + Default;
+    /// The frame's kind; replies carry the same.
+    const KIND: u16;
+}
+
+/// Replies that say nothing but "done".
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(crate) struct Done {}
+
+macro_rules! requests {
+    ($($kind:literal $name:literal $request:ident => $reply:ty;)*) => {
+        $(impl Request for v1::$request {
+            type Reply = $reply;
+            const KIND: u16 = $kind;
+        })*
+
+        /// The name of a kind of message, for metrics and errors.
+        #[must_use]
+        pub fn kind_name(kind: u16) -> &'static str {
+            match kind {
+                $($kind => $name,)*
+                _ => "unknown",
+            }
+        }
+    };
+}
+
+requests! {
+    1 "join" Join => v1::Roster;
+    2 "lease" LeaseRequest => v1::LeaseReply;
+    3 "chunk_report" ChunkReport => Done;
+    4 "training_end" EndRequest => v1::EndReply;
+    5 "evaluation_begin" EvaluationBegin => Done;
+    6 "evaluation_lease" EvaluationLeaseRequest => v1::EvaluationLeaseReply;
+    7 "evaluation_chunk_report" EvaluationChunkReport => Done;
+    8 "evaluation_size" EvaluationSizeRequest => v1::EvaluationSize;
+    9 "evaluation_share" EvaluationShare => Done;
+    10 "progress" Progress => Done;
+    11 "training_done" TrainingDone => Done;
+    12 "job_end" JobEndRequest => v1::JobEnd;
+    13 "failure" Failure => Done;
+    20 "put_ids" PutIds => Done;
+    21 "put_dense" PutDense => Done;
+    22 "forward" Forward => Done;
+    23 "backward" Backward => Done;
+    24 "lookup" Lookup => Done;
+    25 "update" Update => v1::UpdateReply;
+    26 "store_digest" StoreDigestRequest => v1::StoreDigests;
+    27 "ring_chunk" RingChunk => Done;
+    28 "traffic" TrafficRequest => v1::Traffic;
+}
+
+/// Sends `request` with `tensors` and waits for the answer.
+pub(crate) async fn call<R: Request>(
+    channel: &Channel,
+    request: R,
+    tensors: Vec<Tensor>,
+    deadline: Duration,
+) -> Result<(R::Reply, Vec<Tensor>), RoleError> {
+    let frame = Frame { kind: R::KIND, meta: request.encode_to_vec().into(), tensors };
+    let reply = channel.call(frame, deadline).await?;
+    let meta =
+        R::Reply::decode(reply.meta).map_err(|source| RoleError::Reply { message: kind_name(R::KIND), source })?;
+    Ok((meta, reply.tensors))
+}
+
+/// Reads the request in `frame`; a malformed one is refused.
+pub(crate) fn read<R: Request>(frame: Frame) -> Result<(R, Vec<Tensor>), Refusal> {
+    match R::decode(frame.meta) {
+        Ok(request) => Ok((request, frame.tensors)),
+        Err(error) => Err(refuse_malformed(format!("{}: {error}", kind_name(R::KIND)))),
+    }
+}
+
+/// The answer to an `R`.
+pub(crate) fn reply<R: Request>(meta: &R::Reply, tensors: Vec<Tensor>) -> Frame {
+    Frame { kind: R::KIND, meta: meta.encode_to_vec().into(), tensors }
+}
+
+/// The answer to an `R` that says nothing but "done".
+pub(crate) fn done<R: Request<Reply = Done>>() -> Frame {
+    reply::<R>(&Done {}, Vec::new())
+}
+
+pub(crate) fn refuse_malformed(message: String) -> Refusal {
+    Refusal { code: RefusalCode::InvalidRequest, message, retryable: false }
+}
+
+pub(crate) fn refuse_kind(role: &str, kind: u16) -> Refusal {
+    refuse_malformed(format!("a {role} does not answer `{}` ({kind})", kind_name(kind)))
+}
+
+/// Takes exactly `N` tensors from a message.
+pub(crate) fn take<const N: usize>(what: &'static str, tensors: Vec<Tensor>) -> Result<[Tensor; N], RoleError> {
+    let found = tensors.len();
+    tensors.try_into().map_err(|_| RoleError::Tensors { message: what, expected: N, found })
+}
+
+/// The next tensor of a message that must have one.
+pub(crate) fn next(what: &'static str, tensors: &mut impl Iterator<Item = Tensor>) -> Result<Tensor, RoleError> {
+    tensors.next().ok_or(RoleError::Inconsistent { message: what, reason: "a tensor is missing".to_owned() })
+}

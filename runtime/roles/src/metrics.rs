@@ -1,0 +1,168 @@
+//! Every metric of the roles: durations as histograms, losses as counters, each with a `replica` label. One registry a process.
+
+use prometheus::{
+    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder,
+};
+
+use crate::error::RoleError;
+
+/// 10 µs to 10 s, three buckets a decade.
+const SECONDS: &[f64] = &[
+    1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+];
+
+macro_rules! metrics {
+    ($($(#[$doc:meta])* $owner:ident { $($field:ident: $kind:ident = $name:literal, $help:literal;)* })*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone)]
+            pub struct $owner { $(#[doc = $help] pub(crate) $field: metrics!(@single $kind),)* }
+        )*
+
+        /// All metrics of the roles, registered once in a process's registry.
+        #[derive(Clone)]
+        pub struct RoleMetrics { registry: Registry, $($($field: metrics!(@family $kind),)*)* }
+
+        impl RoleMetrics {
+            /// Registers every metric.
+            pub fn new(registry: Registry) -> Result<Self, RoleError> {
+                $($(
+                    let $field = metrics!(@new $kind, $name, $help).map_err(metrics_error)?;
+                    registry.register(Box::new($field.clone())).map_err(metrics_error)?;
+                )*)*
+                Ok(Self { registry, $($($field,)*)* })
+            }
+        }
+
+        $(
+            impl $owner {
+                /// Those of one replica.
+                #[must_use]
+                pub fn of(all: &RoleMetrics, replica: u32) -> Self {
+                    let replica = replica.to_string();
+                    Self { $($field: all.$field.with_label_values(&[replica.as_str()]),)* }
+                }
+            }
+        )*
+
+        /// Name, kind and help of every metric of the roles, for the reference.
+        pub const REFERENCE: &[(&str, &str, &str)] = &[$($(($name, stringify!($kind), $help),)*)*];
+    };
+    (@single seconds) => { Histogram };
+    (@single counter) => { IntCounter };
+    (@single gauge) => { IntGauge };
+    (@family seconds) => { HistogramVec };
+    (@family counter) => { IntCounterVec };
+    (@family gauge) => { IntGaugeVec };
+    (@new seconds, $name:literal, $help:literal) => {
+        HistogramVec::new(HistogramOpts::new($name, $help).buckets(SECONDS.to_vec()), &["replica"])
+    };
+    (@new counter, $name:literal, $help:literal) => { IntCounterVec::new(Opts::new($name, $help), &["replica"]) };
+    (@new gauge, $name:literal, $help:literal) => { IntGaugeVec::new(Opts::new($name, $help), &["replica"]) };
+}
+
+metrics! {
+    /// Metrics of a loader.
+    LoaderMetrics {
+        read: seconds = "rectrain_loader_read_seconds", "Time to read and parse a chunk of data.";
+        send: seconds = "rectrain_loader_send_seconds", "Time until every dense worker has taken a global batch in; long means that training is the bottleneck.";
+        rows: counter = "rectrain_loader_rows_total", "Rows read, test data included.";
+        skipped_rows: counter = "rectrain_loader_skipped_rows_total", "Bad rows skipped because spec.data.badRows allows it.";
+    }
+    /// Metrics of an embedding worker.
+    EmbeddingWorkerMetrics {
+        look_up: seconds = "rectrain_embedding_worker_lookup_seconds", "Time until all parameter servers have answered a batch's look-up, waiting for earlier steps included.";
+        pool: seconds = "rectrain_embedding_worker_pool_seconds", "Time to pool a batch's rows.";
+        update: seconds = "rectrain_embedding_worker_update_seconds", "Time until all parameter servers have taken a batch's gradients in.";
+        unique_ids: counter = "rectrain_embedding_worker_unique_ids_total", "Distinct ids of all batches.";
+        batches_in_flight: gauge = "rectrain_embedding_worker_batches_in_flight", "Batches whose ids are here and whose gradients are not.";
+        missing_rows: counter = "rectrain_embedding_worker_missing_rows_total", "Gradients for rows that were gone when they arrived.";
+    }
+    /// Metrics of a parameter server.
+    PsMetrics {
+        lookup: seconds = "rectrain_ps_lookup_seconds", "Time to look up a batch's rows.";
+        gate_wait: seconds = "rectrain_ps_gate_wait_seconds", "Time a look-up waited for earlier steps to be applied.";
+        update_time: seconds = "rectrain_ps_update_seconds", "Time to sum and apply the gradients of a step.";
+        found_rows: counter = "rectrain_ps_found_rows_total", "Rows looked up that were there.";
+        inserted_rows: counter = "rectrain_ps_inserted_rows_total", "Rows made because training met their key for the first time.";
+        initial_rows: counter = "rectrain_ps_initial_rows_total", "Rows read as their initial value and not made (evaluation).";
+        lost_rows: counter = "rectrain_ps_missing_rows_total", "Gradients dropped because their row was gone.";
+        non_finite_rows: counter = "rectrain_ps_non_finite_rows_total", "Gradients dropped because they were not finite.";
+        rows_held: gauge = "rectrain_ps_rows", "Rows held.";
+        bytes: gauge = "rectrain_ps_bytes", "Bytes of the embedding store.";
+    }
+    /// Metrics of a dense worker.
+    DenseWorkerMetrics {
+        step: seconds = "rectrain_dense_worker_step_seconds", "Time of a training step.";
+        batch_wait: seconds = "rectrain_dense_worker_batch_wait_seconds", "Time a dense worker waited for a loader; long means that loaders are the bottleneck.";
+        embedding_wait: seconds = "rectrain_dense_worker_embedding_wait_seconds", "Time a step waited for its embeddings.";
+        compute: seconds = "rectrain_dense_worker_compute_seconds", "Time of forward and backward pass.";
+        all_reduce: seconds = "rectrain_dense_worker_all_reduce_seconds", "Time to sum gradients over the dense workers.";
+        steps: counter = "rectrain_dense_worker_steps_total", "Steps trained.";
+        samples: counter = "rectrain_dense_worker_samples_total", "Samples trained.";
+    }
+}
+
+impl RoleMetrics {
+    /// The registry that all of them are in.
+    #[must_use]
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// The registry in Prometheus' text format.
+    pub fn encode(&self) -> Result<String, RoleError> {
+        TextEncoder::new().encode_to_string(&self.registry.gather()).map_err(metrics_error)
+    }
+}
+
+impl PsMetrics {
+    pub(crate) fn count_look_up(&self, counts: rectrain_embedding::LookupCounts) {
+        self.found_rows.inc_by(counts.found);
+        self.inserted_rows.inc_by(counts.inserted);
+        self.initial_rows.inc_by(counts.missing);
+    }
+}
+
+/// docs/reference/metrics.md.
+#[must_use]
+pub fn reference_markdown() -> String {
+    let mut text = String::from(
+        "# Metrics\n\nServed on `/metrics` by every process. Times are histograms in seconds; every metric of a role has the label \
+         `replica`. The wire's own metrics (`rectrain_wire_*`: bytes and frames by kind of message, times of calls, refusals by reason, \
+         calls in flight) come with them.\n\n| metric | kind | meaning |\n|---|---|---|\n",
+    );
+    for (name, kind, help) in REFERENCE {
+        let kind = if *kind == "seconds" { "histogram" } else { kind };
+        text.push_str(&format!("| `{name}` | {kind} | {help} |\n"));
+    }
+    text
+}
+
+fn metrics_error(error: prometheus::Error) -> RoleError {
+    RoleError::Task { what: "registration of metrics", reason: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_is_up_to_date() {
+        let written = include_str!("../../../docs/reference/metrics.md");
+        assert_eq!(written, reference_markdown(), "write it anew with `cargo xtask docs`");
+    }
+
+    #[test]
+    fn metrics_register_once_and_are_named_alike() {
+        let all = RoleMetrics::new(Registry::new()).unwrap();
+        PsMetrics::of(&all, 3).rows_held.set(7);
+        assert!(all.encode().unwrap().contains("rectrain_ps_rows{replica=\"3\"} 7"));
+        for (name, kind, help) in REFERENCE {
+            assert!(name.starts_with("rectrain_") && help.ends_with('.'), "{name}");
+            assert_eq!(*kind == "counter", name.ends_with("_total"), "{name}");
+            assert_eq!(*kind == "seconds", name.ends_with("_seconds"), "{name}");
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! From the manifest's terms to the runtime's. No default is decided here: the manifest comes resolved.
+
+use rectrain_crds as crds;
+use rectrain_crds::ResolvedJob;
+use rectrain_data::{
+    BadRows, CsvFormat, DenseField, Format, LabelField, MissingValue, Part, Schema, SourceConfig, SparseField, Split,
+    SyntheticConfig, TimeBound, Transform,
+};
+use rectrain_dense::{CrossStructure, DenseOptimizer, Model, ModelConfig, ModelKind};
+use rectrain_embedding::{Initializer, RowSpec, SparseOptimizer, StoreConfig, ValueType};
+use rectrain_modes::{EvaluationPoints, TrainingLength};
+
+use super::{JobPlan, Replicas, SLOTS, TrainingMode};
+use crate::compression::Compression;
+use crate::error::RoleError;
+use crate::pooling::{FeatureLayout, FeaturePlace, Pooling};
+
+/// Rows of a chunk when data is not shuffled: enough that a lease is little work beside reading it.
+const CHUNK_ROWS: u64 = 16_384;
+/// Steps' batches that a dense worker takes in beyond those that may be in flight.
+const BATCHES_AHEAD: u64 = 4;
+
+impl JobPlan {
+    /// The plan of a job. Fails with the user's error if the model cannot be built as described.
+    pub fn new(job: &ResolvedJob) -> Result<Self, RoleError> {
+        let model = model(job);
+        let built = Model::new(model.clone()).map_err(|error| RoleError::Input(format!("spec.model: {error}")))?;
+        let (layout, groups) = layout(job, &built);
+        let training = &job.training;
+        let mode = match training.mode {
+            crds::Mode::Sync => TrainingMode::Sync,
+            crds::Mode::Hybrid => TrainingMode::Hybrid { staleness: u64::from(training.staleness) },
+        };
+        let global_batch_rows = training.global_batch_size as u64;
+        let chunk_rows = job.data.shuffle_window_rows.unwrap_or(CHUNK_ROWS);
+        let (train, test) = sources(job);
+        Ok(Self {
+            name: job.name.clone(),
+            mode,
+            seed: training.seed,
+            global_batch_rows,
+            batches_per_chunk: chunk_rows.div_ceil(global_batch_rows.max(1)).max(1),
+            length: match training.length {
+                crds::TrainingLength::Epochs(epochs) => TrainingLength::Epochs(epochs),
+                crds::TrainingLength::Steps(steps) => TrainingLength::Steps(steps),
+            },
+            shuffle: job.data.shuffle_window_rows.map(|_| training.seed),
+            evaluation: match training.evaluation {
+                crds::ResolvedEvaluation::End => EvaluationPoints::End,
+                crds::ResolvedEvaluation::Epoch => EvaluationPoints::Epoch,
+                crds::ResolvedEvaluation::Steps(steps) => EvaluationPoints::Steps(steps),
+            },
+            schema: schema(job),
+            train,
+            test,
+            layout,
+            store: StoreConfig { slots: SLOTS, seed: training.seed, groups },
+            model,
+            dense_optimizer: dense_optimizer(training.dense_optimizer),
+            dense_threads: job.roles.dense_worker.threads.unwrap_or(0),
+            compression: match training.compression {
+                crds::Compression::None => Compression::None,
+                crds::Compression::Fp16 => Compression::Fp16,
+            },
+            replicas: Replicas {
+                ps: job.roles.ps.replicas as u32,
+                embedding_workers: job.roles.embedding_worker.replicas as u32,
+                dense_workers: job.roles.dense_worker.replicas as u32,
+                loaders: job.roles.loader.replicas as u32,
+            },
+            batches_ahead: mode.staleness() + BATCHES_AHEAD,
+        })
+    }
+}
+
+fn model(job: &ResolvedJob) -> ModelConfig {
+    let spec = &job.model;
+    let hidden = spec.hidden.clone();
+    let kind = match spec.kind {
+        crds::ModelKind::Dlrm => ModelKind::Dlrm { bottom: spec.bottom.clone(), top: hidden },
+        crds::ModelKind::DeepFm => ModelKind::DeepFm { hidden },
+        crds::ModelKind::Dnn => ModelKind::Dnn { hidden },
+        crds::ModelKind::WideDeep => ModelKind::WideDeep { hidden },
+        crds::ModelKind::DcnV2 => ModelKind::DcnV2 {
+            structure: match spec.cross_structure {
+                crds::CrossStructure::Parallel => CrossStructure::Parallel,
+                crds::CrossStructure::Stacked => CrossStructure::Stacked,
+            },
+            cross_layers: spec.cross_layers,
+            low_rank: spec.low_rank,
+            hidden,
+        },
+        crds::ModelKind::Fm => ModelKind::Fm,
+        crds::ModelKind::Lr => ModelKind::Lr,
+    };
+    ModelConfig {
+        kind,
+        dense_features: job.features.dense.len(),
+        embedding_dims: job.features.sparse.iter().map(|feature| feature.dim).collect(),
+        dropout: spec.dropout as f32,
+    }
+}
+
+/// Tables whose rows look alike share a row group.
+fn layout(job: &ResolvedJob, model: &Model) -> (FeatureLayout, Vec<RowSpec>) {
+    let linear = model.needs_linear();
+    let embeddings = model.needs_embeddings();
+    let mut groups: Vec<RowSpec> = Vec::new();
+    let mut features = Vec::with_capacity(job.features.sparse.len());
+    let mut offset = 0;
+    for feature in &job.features.sparse {
+        let table = &job.features.tables[feature.table];
+        let dim = if embeddings { table.dim } else { 0 };
+        let spec = RowSpec {
+            dim: dim + usize::from(linear),
+            value_type: match job.training.embedding_value_type {
+                crds::ValueType::F32 => ValueType::F32,
+                crds::ValueType::F16 => ValueType::F16,
+                crds::ValueType::Bf16 => ValueType::Bf16,
+            },
+            optimizer: sparse_optimizer(job.training.sparse_optimizer),
+            initializer: match table.initializer {
+                crds::ResolvedInitializer::Normal { standard_deviation } => {
+                    Initializer::Normal { standard_deviation: standard_deviation as f32 }
+                }
+                crds::ResolvedInitializer::Uniform { bound } => {
+                    Initializer::Uniform { low: -bound as f32, high: bound as f32 }
+                }
+                crds::ResolvedInitializer::Zeros => Initializer::Constant(0.0),
+            },
+            zero_columns: usize::from(linear),
+        };
+        let group = groups.iter().position(|group| *group == spec).unwrap_or_else(|| {
+            groups.push(spec);
+            groups.len() - 1
+        });
+        let pooling = match feature.pooling {
+            crds::Pooling::Sum => Pooling::Sum,
+            crds::Pooling::Mean => Pooling::Mean,
+            crds::Pooling::SqrtN => Pooling::SqrtN,
+        };
+        features.push(FeaturePlace { group, dim, offset, pooling });
+        offset += dim;
+    }
+    let group_dims = groups.iter().map(|group| group.dim).collect();
+    (FeatureLayout { features, group_dims, linear, embedding_width: offset }, groups)
+}
+
+fn schema(job: &ResolvedJob) -> Schema {
+    let features = &job.features;
+    let sparse = features.sparse.iter().map(|feature| SparseField {
+        name: feature.name.clone(),
+        table: features.tables[feature.table].name.clone(),
+        multi_value: feature.separator,
+        missing: match feature.missing {
+            crds::MissingSparse::Token => MissingValue::Token,
+            crds::MissingSparse::Skip => MissingValue::Skip,
+        },
+    });
+    let dense = features.dense.iter().map(|feature| DenseField {
+        name: feature.name.clone(),
+        transform: match feature.transform {
+            crds::ResolvedTransform::Identity => Transform::Identity,
+            crds::ResolvedTransform::Log1p => Transform::Log1p,
+            crds::ResolvedTransform::SignedLog1p => Transform::SignedLog1p,
+            crds::ResolvedTransform::Standardize { mean, std } => {
+                Transform::Standardize { mean: mean as f32, std: std as f32 }
+            }
+            crds::ResolvedTransform::MinMax { min, max } => Transform::MinMax { min: min as f32, max: max as f32 },
+        },
+        missing: feature.missing as f32,
+    });
+    Schema {
+        sparse: sparse.collect(),
+        dense: dense.collect(),
+        label: LabelField {
+            name: features.label.column.clone(),
+            positive_from: features.label.positive_from.map(|threshold| threshold as f32),
+        },
+        group: features.group.clone(),
+    }
+}
+
+/// Training data, and test data if there is any.
+fn sources(job: &ResolvedJob) -> (SourceConfig, Option<SourceConfig>) {
+    match &job.data.source {
+        crds::DataSource::Files(files) => file_sources(job, files),
+        crds::DataSource::Synthetic(synthetic) => synthetic_sources(synthetic),
+    }
+}
+
+fn file_sources(job: &ResolvedJob, files: &crds::FilePlan) -> (SourceConfig, Option<SourceConfig>) {
+    let base = SourceConfig {
+        format: match &files.format {
+            crds::FileFormat::Csv(csv) => Format::Csv(CsvFormat {
+                delimiter: csv.delimiter,
+                header: csv.header,
+                columns: csv.columns.clone(),
+                quoting: csv.quoting,
+            }),
+            crds::FileFormat::Parquet => Format::Parquet,
+        },
+        bad_rows: match files.bad_rows {
+            crds::ResolvedBadRows::Fail => BadRows::Fail,
+            crds::ResolvedBadRows::Skip { limit } => BadRows::Skip { limit },
+        },
+        storage_options: job.data.storage.options.clone(),
+        ..SourceConfig::default()
+    };
+    match &files.parts {
+        crds::TrainTest::Separate { train, test } => {
+            let part = |paths: &Vec<String>| SourceConfig { paths: paths.clone(), ..base.clone() };
+            (part(train), (!test.is_empty()).then(|| part(test)))
+        }
+        crds::TrainTest::Divided { paths, split } => {
+            let split = match split {
+                crds::ResolvedSplit::Position { train_rows } => Split::Position { train_rows: *train_rows },
+                crds::ResolvedSplit::Fraction { train } => Split::Fraction { train: *train },
+                crds::ResolvedSplit::Time { column, test_from } => Split::Time {
+                    column: column.clone(),
+                    test_from: match test_from {
+                        crds::ResolvedTime::Number(number) => TimeBound::Number(*number),
+                        crds::ResolvedTime::Text(text) => TimeBound::Text(text.clone()),
+                    },
+                },
+            };
+            divided(SourceConfig { paths: paths.clone(), split: Some(split), ..base })
+        }
+    }
+}
+
+fn synthetic_sources(synthetic: &crds::ResolvedSynthetic) -> (SourceConfig, Option<SourceConfig>) {
+    let config = SyntheticConfig {
+        rows: synthetic.rows + synthetic.test_rows,
+        seed: synthetic.seed,
+        cardinalities: synthetic.vocabularies.clone(),
+        dense: synthetic.dense,
+        zipf_exponent: synthetic.zipf_exponent,
+        ..SyntheticConfig::default()
+    };
+    let source = SourceConfig {
+        format: Format::Synthetic(config),
+        split: Some(Split::Position { train_rows: synthetic.rows }),
+        ..SourceConfig::default()
+    };
+    let (train, test) = divided(source);
+    (train, test.filter(|_| synthetic.test_rows > 0))
+}
+
+fn divided(source: SourceConfig) -> (SourceConfig, Option<SourceConfig>) {
+    let train = SourceConfig { part: Part::Train, ..source.clone() };
+    (train, Some(SourceConfig { part: Part::Test, ..source }))
+}
+
+fn dense_optimizer(optimizer: crds::ResolvedDenseOptimizer) -> DenseOptimizer {
+    use crds::ResolvedDenseOptimizer as Resolved;
+    match optimizer {
+        Resolved::Adam { learning_rate, beta1, beta2, epsilon, weight_decay } => {
+            DenseOptimizer::Adam { learning_rate, beta1, beta2, epsilon, weight_decay }
+        }
+        Resolved::AdamW { learning_rate, beta1, beta2, epsilon, weight_decay } => {
+            DenseOptimizer::AdamW { learning_rate, beta1, beta2, epsilon, weight_decay }
+        }
+        Resolved::Sgd { learning_rate, momentum } => DenseOptimizer::Sgd { learning_rate, momentum },
+        Resolved::AdaGrad { learning_rate, initial_accumulator, epsilon } => {
+            DenseOptimizer::AdaGrad { learning_rate, initial_accumulator, epsilon }
+        }
+    }
+}
+
+fn sparse_optimizer(optimizer: crds::ResolvedSparseOptimizer) -> SparseOptimizer {
+    use crds::ResolvedSparseOptimizer as Resolved;
+    match optimizer {
+        Resolved::Adam { learning_rate, beta1, beta2, epsilon } => {
+            SparseOptimizer::Adam { learning_rate, beta1, beta2, epsilon }
+        }
+        Resolved::AdaGrad { learning_rate, initial_accumulator, epsilon } => {
+            SparseOptimizer::AdaGrad { learning_rate, initial_accumulator, epsilon }
+        }
+        Resolved::RowWiseAdaGrad { learning_rate, initial_accumulator, epsilon } => {
+            SparseOptimizer::RowWiseAdaGrad { learning_rate, initial_accumulator, epsilon }
+        }
+        Resolved::Sgd { learning_rate } => SparseOptimizer::Sgd { learning_rate },
+        Resolved::Ftrl { learning_rate, beta, l1, l2 } => SparseOptimizer::Ftrl { learning_rate, beta, l1, l2 },
+    }
+}

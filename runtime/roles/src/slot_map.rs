@@ -1,0 +1,88 @@
+//! Which parameter server holds which slot.
+
+use std::ops::Range;
+
+use rectrain_embedding::{FeatureKey, Slot, slot_of};
+
+/// The owner of every slot. All members of a job hold the same map.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlotMap {
+    owners: Vec<u16>,
+    servers: u16,
+}
+
+impl SlotMap {
+    /// `slots` slots dealt out to `servers` parameter servers in contiguous, equal runs.
+    #[must_use]
+    pub fn even(slots: u32, servers: u16) -> Self {
+        let servers = servers.max(1);
+        let owner = |slot: u32| (u64::from(slot) * u64::from(servers) / u64::from(slots.max(1))) as u16;
+        Self { owners: (0..slots).map(owner).collect(), servers }
+    }
+
+    /// Parameter servers in the map.
+    #[must_use]
+    pub fn servers(&self) -> usize {
+        self.servers as usize
+    }
+
+    /// Slots in the map.
+    #[must_use]
+    pub fn slots(&self) -> u32 {
+        self.owners.len() as u32
+    }
+
+    /// The parameter server that holds `slot`.
+    #[must_use]
+    pub fn owner(&self, slot: Slot) -> usize {
+        self.owners[slot.0 as usize] as usize
+    }
+
+    /// For each parameter server, the runs of `keys` (ascending) that are its own, in order.
+    #[must_use]
+    pub fn split(&self, keys: &[u64]) -> Vec<Vec<Range<usize>>> {
+        let mut runs: Vec<Vec<Range<usize>>> = vec![Vec::new(); self.servers()];
+        if self.servers == 1 {
+            if !keys.is_empty() {
+                runs[0].push(0..keys.len());
+            }
+            return runs;
+        }
+        for (index, key) in keys.iter().enumerate() {
+            let own = &mut runs[self.owner(slot_of(FeatureKey(*key), self.slots()))];
+            match own.last_mut() {
+                Some(run) if run.end == index => run.end += 1,
+                _ => own.push(index..index + 1),
+            }
+        }
+        runs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_goes_to_the_owner_of_its_slot_once() {
+        let keys: Vec<u64> = (0..1000u64).map(|i| i.wrapping_mul(u64::MAX / 1000)).collect();
+        for servers in [1u16, 2, 3, 7] {
+            let map = SlotMap::even(64, servers);
+            let mut seen = vec![false; keys.len()];
+            for (server, runs) in map.split(&keys).into_iter().enumerate() {
+                for index in runs.into_iter().flatten() {
+                    assert_eq!(map.owner(slot_of(FeatureKey(keys[index]), 64)), server);
+                    assert!(!std::mem::replace(&mut seen[index], true));
+                }
+            }
+            assert!(seen.into_iter().all(|seen| seen));
+        }
+    }
+
+    #[test]
+    fn servers_get_equal_numbers_of_slots() {
+        let map = SlotMap::even(1024, 3);
+        let counts = (0..3).map(|s| (0..1024).filter(|slot| map.owner(Slot(*slot)) == s).count()).collect::<Vec<_>>();
+        assert!(counts.iter().all(|count| (341..=342).contains(count)), "{counts:?}");
+    }
+}

@@ -1,0 +1,218 @@
+//! Whole jobs in one process, on synthetic data: what the modes promise, checked against one another and against a trainer written
+//! out here as a plain loop.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use prometheus::Registry;
+use rectrain_data::{Dataset, ReadPlan};
+use rectrain_dense::{Features, Model, Tower, TowerOptions};
+use rectrain_embedding::{FeatureKey, GroupId, Missing, Store};
+use rectrain_roles::RoleError;
+use rectrain_roles::events::{EventLog, JobEvent, Summary};
+use rectrain_roles::local::run_in_process;
+use rectrain_roles::metrics::RoleMetrics;
+use rectrain_roles::plan::JobPlan;
+use sha2::{Digest, Sha256};
+
+/// A small job on synthetic clicks; `changes` are overrides as on the command line.
+fn plan(changes: &[&str]) -> JobPlan {
+    let manifest = "
+apiVersion: rectrain.dev/v1alpha1
+kind: RecTrainingJob
+metadata: {name: test}
+spec:
+  model: {kind: deepfm, embeddingDim: 4, hidden: [16, 8]}
+  features:
+    sparse: [{name: 'C{1..26}'}]
+    dense: [{name: 'I{1..13}'}]
+  data:
+    synthetic: {rows: 2000, testRows: 500, vocabulary: 1000}
+  training: {globalBatchSize: 96, epochs: 2}
+";
+    let overrides: Vec<_> = changes
+        .iter()
+        .map(|change| rectrain_crds::Override { kind: rectrain_crds::SetKind::Infer, expression: (*change).to_owned() })
+        .collect();
+    let manifest = rectrain_crds::load(manifest, "test.yaml", &overrides).unwrap();
+    JobPlan::new(&manifest.resolved).unwrap()
+}
+
+fn train(plan: JobPlan) -> Result<(Summary, Vec<JobEvent>), RoleError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let events = EventLog::default();
+        let mut follower = events.follow();
+        let metrics = RoleMetrics::new(Registry::new()).unwrap();
+        let summary = run_in_process(Arc::new(plan), events, metrics).await?;
+        let mut seen = Vec::new();
+        while let Some(event) = follower.next().await {
+            seen.push(event);
+        }
+        Ok((summary, seen))
+    })
+}
+
+fn digest_of(changes: &[&str]) -> String {
+    train(plan(changes)).unwrap().0.parameters_sha256
+}
+
+#[test]
+fn sync_repeats_to_the_bit_and_does_not_depend_on_servers_embedding_workers_loaders_or_threads() {
+    let first = digest_of(&[]);
+    assert_eq!(first, digest_of(&[]), "the same job twice");
+    for replicas in [
+        &["spec.roles.ps.replicas=3"][..],
+        &["spec.roles.embeddingWorker.replicas=2"],
+        &["spec.roles.loader.replicas=3"],
+        &["spec.roles.denseWorker.threads=1"],
+        &["spec.roles.ps.replicas=2", "spec.roles.embeddingWorker.replicas=3", "spec.roles.loader.replicas=2"],
+    ] {
+        assert_eq!(first, digest_of(replicas), "{replicas:?}");
+    }
+    assert_ne!(first, digest_of(&["spec.training.seed=7"]), "another seed is another model");
+}
+
+#[test]
+fn sync_with_several_dense_workers_repeats_to_the_bit() {
+    let workers = "spec.roles.denseWorker.replicas=3";
+    let first = digest_of(&[workers]);
+    assert_eq!(first, digest_of(&[workers, "spec.roles.ps.replicas=2", "spec.roles.embeddingWorker.replicas=2"]));
+}
+
+/// The definition of `sync` as one loop: no roles, no messages, one sample's embedding at a time.
+fn plain_loop(plan: &JobPlan) -> String {
+    let store = Store::new(plan.store.clone()).unwrap();
+    let options = TowerOptions { seed: plan.seed, rank: 0, threads: 1 };
+    let mut tower = Tower::new(Model::new(plan.model.clone()).unwrap(), plan.dense_optimizer, options).unwrap();
+    let dataset = Dataset::open(plan.train.clone(), plan.schema.clone()).unwrap();
+    let dim = plan.store.groups[0].dim;
+    let count = plan.schema.sparse.len();
+    let mut step = 0;
+    for epoch in 0..2 {
+        let read = ReadPlan { chunk_rows: plan.global_batch_rows, shuffle: None, epoch, read_ahead_chunks: 1 };
+        let mut reader = dataset.reader(read).unwrap();
+        let mut chunk = 0;
+        while let Some(batch) = reader.read(chunk).unwrap() {
+            let (mut embeddings, mut linear) = (Vec::new(), Vec::new());
+            for sample in 0..batch.samples {
+                for column in &batch.sparse {
+                    let mut row = vec![0.0; dim];
+                    store.lookup(GroupId(0), &[FeatureKey(column.row(sample)[0])], Missing::Insert, &mut row).unwrap();
+                    linear.push(row[0]);
+                    embeddings.extend_from_slice(&row[1..]);
+                }
+            }
+            let features =
+                Features { samples: batch.samples, dense: &batch.dense, embeddings: &embeddings, linear: &linear };
+            let scale = 1.0 / batch.samples as f32;
+            let output = tower.forward_backward(features, &batch.labels, scale, step).unwrap();
+            let mut gradients: BTreeMap<u64, Vec<f32>> = BTreeMap::new();
+            for (index, column) in batch.sparse.iter().enumerate() {
+                for sample in 0..batch.samples {
+                    let sum = gradients.entry(column.row(sample)[0]).or_insert_with(|| vec![0.0; dim]);
+                    sum[0] += output.linear_gradients[sample * count + index];
+                    let width = dim - 1;
+                    let own = &output.embedding_gradients[(sample * count + index) * width..][..width];
+                    sum[1..].iter_mut().zip(own).for_each(|(sum, g)| *sum += g);
+                }
+            }
+            step += 1;
+            for (key, gradient) in gradients {
+                store.update(GroupId(0), &[FeatureKey(key)], &gradient, step).unwrap();
+            }
+            tower.apply(step).unwrap();
+            chunk += 1;
+        }
+    }
+    let mut dense = Sha256::new();
+    tower.parameters().iter().for_each(|value| dense.update(value.to_le_bytes()));
+    let mut all = Sha256::new();
+    all.update(dense.finalize());
+    store.digests(0..plan.store.slots).unwrap().iter().for_each(|digest| all.update(digest));
+    all.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn sync_equals_a_plain_loop_to_the_bit() {
+    for kind in ["deepfm", "dlrm"] {
+        let kind = format!("spec.model.kind={kind}");
+        assert_eq!(digest_of(&[&kind]), plain_loop(&plan(&[&kind])), "{kind}");
+    }
+}
+
+#[test]
+fn hybrid_with_nothing_in_flight_learns_the_same_and_with_some_learns_as_well() {
+    let learned = |changes: &[&str]| {
+        let data = "spec.data.synthetic.rows=12000";
+        let changes = [&[data, "spec.training.epochs=1"], changes].concat();
+        let (summary, _) = train(plan(&changes)).unwrap();
+        summary.test.unwrap().auc.unwrap()
+    };
+    let sync = learned(&[]);
+    let hybrid = learned(&["spec.training.mode=hybrid"]);
+    assert!(sync > 0.6, "sync learns: AUC {sync}");
+    assert!((sync - hybrid).abs() < 0.02, "sync {sync}, hybrid {hybrid}");
+}
+
+#[test]
+fn every_model_trains_and_evaluates() {
+    for kind in ["dlrm", "deepfm", "dnn", "wideDeep", "dcnV2", "fm", "lr"] {
+        let (summary, events) = train(plan(&[&format!("spec.model.kind={kind}")])).unwrap();
+        assert_eq!(summary.steps, 2 * 2000u64.div_ceil(96), "{kind}");
+        assert_eq!(summary.samples, 4000, "{kind}");
+        assert_eq!(summary.test.unwrap().samples, 500, "{kind}");
+        assert!(matches!(events.first(), Some(JobEvent::Started { .. })), "{kind}");
+        assert!(matches!(events.last(), Some(JobEvent::Summary(_))), "{kind}");
+    }
+}
+
+#[test]
+fn evaluation_changes_nothing_and_falls_where_the_manifest_says() {
+    let (summary, events) = train(plan(&["spec.training.evaluation.steps=10"])).unwrap();
+    let at: Vec<u64> = events
+        .iter()
+        .filter_map(|event| match event {
+            JobEvent::Evaluation { step, .. } => Some(*step),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(at, [10, 20, 30, 40, 42]);
+    assert_eq!(summary.parameters_sha256, digest_of(&[]));
+}
+
+#[test]
+fn a_limit_on_steps_ends_training_there_and_spans_epochs() {
+    let (summary, _) = train(plan(&["spec.training.epochs=null", "spec.training.steps=50"])).unwrap();
+    assert_eq!((summary.steps, summary.samples), (50, 2 * 2000 + 8 * 96));
+}
+
+#[test]
+fn a_batch_above_65535_samples_trains_every_sample() {
+    let changes = ["spec.training.globalBatchSize=70000", "spec.data.synthetic.rows=70000", "spec.training.epochs=1"];
+    let (summary, _) = train(plan(&changes)).unwrap();
+    assert_eq!((summary.steps, summary.samples), (1, 70_000));
+}
+
+#[test]
+fn values_travel_as_fp16_blocks_if_asked_and_cost_little() {
+    let auc = |changes: &[&str]| train(plan(changes)).unwrap().0.test.unwrap().auc.unwrap();
+    let (plain, compressed) = (auc(&[]), auc(&["spec.training.compression=fp16"]));
+    assert!((plain - compressed).abs() < 0.01, "{plain} {compressed}");
+}
+
+#[test]
+fn a_label_that_never_varies_is_the_users_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("zeros.csv");
+    std::fs::write(&file, format!("label,user\n{}", "0,1\n".repeat(100))).unwrap();
+    let manifest = format!(
+        "{{apiVersion: rectrain.dev/v1alpha1, kind: RecTrainingJob, metadata: {{name: t}}, spec: {{model: {{kind: lr}},
+         features: {{sparse: [{{name: user}}]}}, data: {{train: {{paths: [{}]}}}}}}}}",
+        file.display()
+    );
+    let manifest = rectrain_crds::load(&manifest, "t.yaml", &[]).unwrap();
+    let error = train(JobPlan::new(&manifest.resolved).unwrap()).unwrap_err();
+    assert!(error.is_user_error(), "{error}");
+    assert!(error.to_string().contains("`label` is 0 in all 100 rows"), "{error}");
+}

@@ -1,0 +1,155 @@
+//! Reading from outside straight into the spare capacity of a typed vector.
+//!
+//! This is the crate's only `unsafe` code. [`Filling`] grows a `Vec<T>` byte by byte: a reader is
+//! lent the uninitialised bytes behind what has arrived, and the vector's length follows in whole
+//! elements. It exists because zeroing every received tensor first would write each byte of it
+//! twice. The decoder is its only caller.
+
+#![allow(unsafe_code)]
+
+use std::mem::{MaybeUninit, size_of};
+
+use bytemuck::Pod;
+use tokio::io::ReadBuf;
+
+/// The most memory taken for a vector before any of its bytes has arrived. Beyond it a vector
+/// doubles as it fills, so that a peer that lies about a length can cost no more than twice what
+/// it really sends, plus this.
+pub(crate) const FIRST_ALLOCATION_BYTES: usize = 16 << 20;
+
+/// A vector on its way in.
+///
+/// Invariants: the first `filled` bytes of the vector's buffer are initialised;
+/// `vec.len() == filled / size_of::<T>()`; `filled <= total`; `total` is a multiple of
+/// `size_of::<T>()`.
+pub(crate) struct Filling<T> {
+    vec: Vec<T>,
+    filled: usize,
+    total: usize,
+}
+
+impl<T: Pod> Filling<T> {
+    /// A vector that will hold `elements` elements.
+    pub(crate) fn new(elements: usize) -> Self {
+        const { assert!(size_of::<T>() > 0) };
+        let total = elements.saturating_mul(size_of::<T>());
+        let first = elements.min(FIRST_ALLOCATION_BYTES / size_of::<T>());
+        Self { vec: Vec::with_capacity(first), filled: 0, total }
+    }
+
+    /// Bytes that are still to come.
+    pub(crate) fn missing(&self) -> usize {
+        self.total - self.filled
+    }
+
+    /// Lends `read` up to `most` of the bytes that are still missing. Returns what `read`
+    /// returned and how many bytes it filled.
+    pub(crate) fn fill<R>(&mut self, most: usize, read: impl FnOnce(&mut ReadBuf<'_>) -> R) -> (R, usize) {
+        let room = self.spare(most);
+        let start = room.as_ptr();
+        let mut buffer = ReadBuf::uninit(room);
+        let result = read(&mut buffer);
+        let (lent, count) = (buffer.filled().as_ptr(), buffer.filled().len());
+        assert!(std::ptr::eq(start.cast(), lent), "the reader put another buffer in place of the one it was lent");
+        self.filled += count;
+        // SAFETY: the first `filled` bytes are initialised: those before this call by the
+        // invariant, the `count` after them because `ReadBuf` counts as filled only what was
+        // written and the buffer was the one lent (checked above). `filled` lies within the
+        // capacity, since the room did, and every bit pattern is a valid `T` because `T: Pod`.
+        unsafe { self.vec.set_len(self.filled / size_of::<T>()) };
+        (result, count)
+    }
+
+    /// The bytes from `from` up to what has arrived. `from` beyond that gives none.
+    pub(crate) fn arrived(&self, from: usize) -> &[u8] {
+        // SAFETY: the vector's buffer is at least `filled` bytes long and these are initialised
+        // (invariant); the borrow of `self` keeps it from moving.
+        let bytes = unsafe { std::slice::from_raw_parts(self.vec.as_ptr().cast::<u8>(), self.filled) };
+        &bytes[from.min(self.filled)..]
+    }
+
+    /// Bytes that have arrived.
+    pub(crate) fn filled(&self) -> usize {
+        self.filled
+    }
+
+    /// The vector, once nothing is missing.
+    pub(crate) fn finish(self) -> Vec<T> {
+        assert_eq!(self.missing(), 0, "a vector was taken before all of it had arrived");
+        self.vec
+    }
+
+    /// Up to `most` bytes of uninitialised room behind what has arrived; grows the vector if it
+    /// is full. It can only be full at a whole element, so growing never loses part of one.
+    fn spare(&mut self, most: usize) -> &mut [MaybeUninit<u8>] {
+        let capacity = self.vec.capacity() * size_of::<T>();
+        if self.filled == capacity && self.missing() > 0 {
+            let more = self.filled.max(FIRST_ALLOCATION_BYTES).min(self.missing());
+            self.vec.reserve_exact(more / size_of::<T>());
+        }
+        let capacity = self.vec.capacity() * size_of::<T>();
+        let room = (capacity.min(self.total) - self.filled).min(most);
+        // SAFETY: `filled + room <= capacity` bytes, so the range lies in the vector's one
+        // allocation; `MaybeUninit<u8>` has no validity or alignment requirement; the borrow of
+        // `self` makes it exclusive. Only bytes at or beyond `filled` are lent, so what is
+        // initialised stays so.
+        unsafe {
+            let start = self.vec.as_mut_ptr().cast::<MaybeUninit<u8>>().add(self.filled);
+            std::slice::from_raw_parts_mut(start, room)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn feed<T: Pod>(filling: &mut Filling<T>, mut bytes: &[u8], step: usize) {
+        while !bytes.is_empty() {
+            let ((), count) = filling.fill(step, |buffer| {
+                let n = buffer.remaining().min(bytes.len());
+                buffer.put_slice(&bytes[..n]);
+            });
+            bytes = &bytes[count..];
+        }
+    }
+
+    #[test]
+    fn bytes_that_arrive_in_odd_pieces_make_whole_elements() {
+        let want: Vec<u64> = (0..1000).map(|i| i * 0x0102_0304_0506_0708).collect();
+        for step in [1, 3, 7, 8, 4096] {
+            let mut filling = Filling::<u64>::new(want.len());
+            feed(&mut filling, bytemuck::cast_slice(&want), step);
+            assert_eq!(filling.arrived(16), &bytemuck::cast_slice::<u64, u8>(&want)[16..]);
+            assert_eq!(filling.finish(), want);
+        }
+    }
+
+    #[test]
+    fn a_lying_length_takes_memory_only_as_bytes_arrive() {
+        let mut filling = Filling::<f32>::new(1 << 40);
+        feed(&mut filling, &[1; 10], 10);
+        assert!(filling.vec.capacity() * 4 <= FIRST_ALLOCATION_BYTES);
+        assert_eq!(filling.missing(), (1 << 42) - 10);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "moves 40 MiB")]
+    fn growing_keeps_what_has_arrived() {
+        let want: Vec<u32> = (0..10 << 20).collect();
+        let mut filling = Filling::<u32>::new(want.len());
+        feed(&mut filling, bytemuck::cast_slice(&want), 1 << 20);
+        assert!(filling.finish() == want);
+    }
+
+    #[test]
+    #[should_panic(expected = "another buffer")]
+    fn a_reader_cannot_pass_off_another_buffer() {
+        let mut filling = Filling::<u8>::new(8);
+        filling.fill(8, |buffer| {
+            let other: &'static mut [u8] = Box::leak(Box::new([0; 8]));
+            *buffer = ReadBuf::new(other);
+            buffer.set_filled(8);
+        });
+    }
+}

@@ -1,0 +1,362 @@
+//! The calling side: one connection carries all calls of a channel, told apart by their request
+//! ids. A connection is three tasks: a writer with a bounded queue, a reader that hands replies
+//! to the calls that wait, and a supervisor that fails those calls when either ends.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::task::{AbortHandle, JoinSet};
+
+use super::stream::{FrameReader, Queued, ReadError, write_all};
+use super::{TcpConfig, host_and_port, tune};
+use crate::address::Address;
+use crate::codec::{DecodedFrame, Frame, FrameRole, Malformed, Outgoing};
+use crate::error::{Refusal, WireError};
+use crate::metrics::WireCounters;
+use crate::transport::{Progress, Stage, back_off};
+
+/// Frames that wait to be written on one connection; more wait in their calls.
+const QUEUE_FRAMES: usize = 64;
+
+/// What a waiting call gets.
+enum Outcome {
+    Reply(Frame),
+    Refusal(Refusal),
+    Malformed(Malformed),
+    Lost(Arc<str>),
+}
+
+pub(crate) struct TcpChannel {
+    address: Address,
+    config: TcpConfig,
+    counters: Arc<WireCounters>,
+    /// A place for each call in flight; callers wait here in order.
+    places: Semaphore,
+    /// Ids of all connections of the channel, so that none is used twice.
+    next_id: Arc<AtomicU64>,
+    current: RwLock<Option<Arc<Connection>>>,
+    /// Held by the one call that connects; true once a connection has been made.
+    connected_before: tokio::sync::Mutex<bool>,
+}
+
+impl TcpChannel {
+    pub(super) fn new(address: Address, config: TcpConfig, counters: Arc<WireCounters>) -> Self {
+        Self {
+            address,
+            config,
+            counters,
+            places: Semaphore::new(config.max_in_flight.clamp(1, Semaphore::MAX_PERMITS)),
+            next_id: Arc::new(AtomicU64::new(1)),
+            current: RwLock::new(None),
+            connected_before: tokio::sync::Mutex::new(false),
+        }
+    }
+
+    pub(crate) fn parts(&self) -> (&Address, &WireCounters) {
+        (&self.address, &self.counters)
+    }
+
+    pub(crate) async fn ready(&self, progress: &Progress<'_>) -> Result<(), WireError> {
+        self.connection(progress).await.map(drop)
+    }
+
+    /// Sends and waits; the caller holds the deadline and drops this when it passes.
+    pub(crate) async fn call(&self, request: Frame, progress: &Progress<'_>) -> Result<Frame, WireError> {
+        let _place = self.places.acquire().await.map_err(|closed| progress.closed(closed))?;
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let limits = &self.config.limits;
+        let mut outgoing = Outgoing::new(FrameRole::Request, id, request, limits)
+            .map_err(|malformed| progress.unsendable(malformed))?;
+        loop {
+            let connection = self.connection(progress).await?;
+            let Some(reply) = Waiting::register(&connection.calls, id) else {
+                continue;
+            };
+            progress.enter(Stage::Queue);
+            let request = Request { outgoing, calls: connection.calls.clone() };
+            if let Err(mpsc::error::SendError(unsent)) = connection.queue.send(request).await {
+                outgoing = unsent.outgoing;
+                continue;
+            }
+            progress.enter(Stage::Reply);
+            return match reply.wait().await {
+                Outcome::Reply(frame) => Ok(frame),
+                Outcome::Refusal(refusal) => Err(progress.refused(refusal)),
+                Outcome::Malformed(malformed) => Err(progress.malformed(malformed)),
+                Outcome::Lost(reason) => Err(progress.closed(reason)),
+            };
+        }
+    }
+
+    /// The connection there is, or a new one.
+    async fn connection(&self, progress: &Progress<'_>) -> Result<Arc<Connection>, WireError> {
+        if let Some(connection) = self.live() {
+            return Ok(connection);
+        }
+        progress.enter(Stage::Connection);
+        let mut connected_before = self.connected_before.lock().await;
+        if let Some(connection) = self.live() {
+            return Ok(connection);
+        }
+        let stream = self.dial(progress).await?;
+        let connection = Arc::new(Connection::start(stream, self));
+        *self.current.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(connection.clone());
+        if std::mem::replace(&mut *connected_before, true) {
+            self.counters.reconnects.inc();
+        }
+        Ok(connection)
+    }
+
+    fn live(&self) -> Option<Arc<Connection>> {
+        let current = self.current.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        current.as_ref().filter(|connection| connection.calls.is_open()).cloned()
+    }
+
+    /// Connects, however often it takes until the call's deadline passes.
+    async fn dial(&self, progress: &Progress<'_>) -> Result<TcpStream, WireError> {
+        let endpoint = host_and_port(&self.address)?;
+        let mut attempt = 0;
+        loop {
+            let one = tokio::time::timeout(self.config.connect_timeout, TcpStream::connect(endpoint));
+            match one.await {
+                Ok(Ok(stream)) => match tune(&stream, &self.config) {
+                    Ok(()) => return Ok(stream),
+                    Err(error) => progress.failed_attempt(error),
+                },
+                Ok(Err(error)) => progress.failed_attempt(error),
+                Err(_) => progress.failed_attempt(format_args!(
+                    "no answer within connect_timeout = {:?}",
+                    self.config.connect_timeout
+                )),
+            }
+            let pause = back_off(attempt);
+            attempt += 1;
+            // The last attempt comes just before the deadline, not a pause after it.
+            let left = progress.left().saturating_sub(Duration::from_millis(2));
+            tokio::time::sleep(pause.min(left.max(Duration::from_millis(1)))).await;
+        }
+    }
+}
+
+/// A connection with its tasks, which end when it is dropped.
+struct Connection {
+    calls: Arc<PendingCalls>,
+    queue: mpsc::Sender<Request>,
+    supervisor: AbortHandle,
+}
+
+impl Connection {
+    fn start(stream: TcpStream, channel: &TcpChannel) -> Self {
+        let (read, write) = stream.into_split();
+        let (queue, requests) = mpsc::channel(QUEUE_FRAMES);
+        let calls = Arc::new(PendingCalls::default());
+        let replies = Replies {
+            reader: FrameReader::new(read, channel.config.limits),
+            calls: calls.clone(),
+            counters: channel.counters.clone(),
+            next_id: channel.next_id.clone(),
+            peer: channel.address.to_string(),
+        };
+        let counters = channel.counters.clone();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(replies.read());
+        tasks.spawn(async move {
+            match write_all(requests, write, &counters).await {
+                Ok(()) => Ended::lost("it was closed on this side"),
+                Err(error) => Ended::lost(format!("writing failed: {error}")),
+            }
+        });
+        let failing = calls.clone();
+        let supervisor = tokio::spawn(async move {
+            let ended = match tasks.join_next().await {
+                Some(Ok(ended)) => ended,
+                _ => Ended::lost("a task of the connection was stopped"),
+            };
+            failing.fail(ended);
+        });
+        Self { calls, queue, supervisor: supervisor.abort_handle() }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.supervisor.abort();
+    }
+}
+
+/// Why a connection ended.
+#[derive(Clone)]
+struct Ended {
+    reason: Arc<str>,
+    malformed: Option<Malformed>,
+}
+
+impl Ended {
+    fn lost(reason: impl Into<Arc<str>>) -> Self {
+        Self { reason: reason.into(), malformed: None }
+    }
+}
+
+/// The calls of one connection that wait for their reply, by request id.
+#[derive(Default)]
+struct PendingCalls(Mutex<Pending>);
+
+#[derive(Default)]
+struct Pending {
+    calls: HashMap<u64, oneshot::Sender<Outcome>>,
+    ended: bool,
+}
+
+impl PendingCalls {
+    fn lock(&self) -> MutexGuard<'_, Pending> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn is_open(&self) -> bool {
+        !self.lock().ended
+    }
+
+    fn take(&self, id: u64) -> Option<oneshot::Sender<Outcome>> {
+        self.lock().calls.remove(&id)
+    }
+
+    fn contains(&self, id: u64) -> bool {
+        self.lock().calls.contains_key(&id)
+    }
+
+    /// Ends all calls that wait, and takes no more.
+    fn fail(&self, ended: Ended) {
+        let calls = {
+            let mut pending = self.lock();
+            pending.ended = true;
+            std::mem::take(&mut pending.calls)
+        };
+        for call in calls.into_values() {
+            let outcome = match &ended.malformed {
+                Some(malformed) => Outcome::Malformed(malformed.clone()),
+                None => Outcome::Lost(ended.reason.clone()),
+            };
+            // A call that has just been given up does not mind.
+            let _ = call.send(outcome);
+        }
+    }
+}
+
+/// A call's entry among those that wait; leaving, for whatever reason, takes it out.
+struct Waiting<'a> {
+    calls: &'a PendingCalls,
+    id: u64,
+    reply: oneshot::Receiver<Outcome>,
+}
+
+impl<'a> Waiting<'a> {
+    /// `None` if the connection has ended.
+    fn register(calls: &'a PendingCalls, id: u64) -> Option<Self> {
+        let (sender, reply) = oneshot::channel();
+        let mut pending = calls.lock();
+        if pending.ended {
+            return None;
+        }
+        pending.calls.insert(id, sender);
+        Some(Self { calls, id, reply })
+    }
+
+    async fn wait(mut self) -> Outcome {
+        match (&mut self.reply).await {
+            Ok(outcome) => outcome,
+            Err(_) => Outcome::Lost("the connection was dropped".into()),
+        }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.calls.take(self.id);
+    }
+}
+
+/// A request in the writer's queue.
+struct Request {
+    outgoing: Outgoing,
+    calls: Arc<PendingCalls>,
+}
+
+impl Queued for Request {
+    fn outgoing(&mut self) -> &mut Outgoing {
+        &mut self.outgoing
+    }
+
+    fn as_outgoing(&self) -> &Outgoing {
+        &self.outgoing
+    }
+
+    fn is_given_up(&self) -> bool {
+        !self.calls.contains(self.outgoing.request_id())
+    }
+}
+
+/// The reading task of a connection.
+struct Replies {
+    reader: FrameReader,
+    calls: Arc<PendingCalls>,
+    counters: Arc<WireCounters>,
+    next_id: Arc<AtomicU64>,
+    peer: String,
+}
+
+impl Replies {
+    async fn read(mut self) -> Ended {
+        loop {
+            let taken = match self.reader.next().await {
+                Ok(reply) => self.take(reply),
+                Err(ReadError::Ended) => Err(Ended::lost("the other side closed it")),
+                Err(ReadError::Io(error)) => Err(Ended::lost(format!("reading failed: {error}"))),
+                // A peer that dies while it sends is lost, not wrong.
+                Err(ReadError::Malformed(Malformed::Truncated)) => {
+                    Err(Ended::lost("the other side closed it in the middle of a frame"))
+                }
+                Err(ReadError::Malformed(malformed)) => Err(self.refuse(malformed)),
+            };
+            if let Err(ended) = taken {
+                return ended;
+            }
+        }
+    }
+
+    fn take(&self, reply: DecodedFrame) -> Result<(), Ended> {
+        let DecodedFrame { role, request_id, frame, bytes } = reply;
+        self.counters.received(frame.kind, bytes);
+        let outcome = match role {
+            FrameRole::Reply => Outcome::Reply(frame),
+            FrameRole::Refusal => Outcome::Refusal(Refusal::from_bytes(&frame.meta)),
+            FrameRole::Goodbye => {
+                let goodbye = Refusal::from_bytes(&frame.meta);
+                return Err(Ended::lost(format!("the other side said: {goodbye}")));
+            }
+            FrameRole::Request => {
+                return Err(self.refuse(Malformed::Unexpected { role, request_id }));
+            }
+        };
+        if request_id == 0 || request_id >= self.next_id.load(Ordering::Relaxed) {
+            return Err(self.refuse(Malformed::Unexpected { role, request_id }));
+        }
+        let late = match self.calls.take(request_id) {
+            Some(call) => call.send(outcome).is_err(),
+            None => true,
+        };
+        if late {
+            self.counters.late_replies.inc();
+        }
+        Ok(())
+    }
+
+    fn refuse(&self, malformed: Malformed) -> Ended {
+        self.counters.refused_frame(&malformed);
+        tracing::warn!(peer = self.peer, reason = malformed.reason(), "closing a connection: {malformed}");
+        Ended { reason: malformed.to_string().into(), malformed: Some(malformed) }
+    }
+}

@@ -1,0 +1,215 @@
+//! The two halves of a connection. Reading: small parts come through a read-ahead buffer, so that
+//! many small frames cost one system call; what is missing of a tensor is read straight into its
+//! vector. Writing: all frames that are queued go out in as few vectored writes as possible,
+//! straight from the tensors.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::Poll;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::mpsc;
+
+use crate::codec::{DecodedFrame, FrameDecoder, Limits, Malformed, Outgoing};
+use crate::metrics::WireCounters;
+
+/// Size of the read-ahead buffer; at most this much of a tensor is copied once more.
+const READ_AHEAD_BYTES: usize = 32 << 10;
+/// From how many missing bytes on a tensor is read directly.
+const DIRECT_BYTES: usize = 8 << 10;
+/// The most bytes of one system call: small enough that their checksum is taken while they are in
+/// the second-level cache.
+const PIECE_BYTES: usize = 512 << 10;
+/// The most slices of one vectored write (the kernel takes 1,024).
+const MAX_SLICES: usize = 256;
+/// The most frames that are gathered for one vectored write.
+const MAX_BATCH: usize = 64;
+
+/// Why no frame came.
+#[derive(Debug)]
+pub(super) enum ReadError {
+    /// The peer closed the connection between two frames.
+    Ended,
+    Malformed(Malformed),
+    Io(io::Error),
+}
+
+pub(super) struct FrameReader {
+    socket: OwnedReadHalf,
+    decoder: FrameDecoder,
+    ahead: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl FrameReader {
+    pub(super) fn new(socket: OwnedReadHalf, limits: Limits) -> Self {
+        Self { socket, decoder: FrameDecoder::new(limits), ahead: vec![0; READ_AHEAD_BYTES].into(), start: 0, end: 0 }
+    }
+
+    /// The next frame. Cancel-safe: what has arrived stays in the reader.
+    pub(super) async fn next(&mut self) -> Result<DecodedFrame, ReadError> {
+        loop {
+            if let Some(frame) = self.feed()? {
+                return Ok(frame);
+            }
+            let (count, frame) = match self.decoder.direct() >= DIRECT_BYTES {
+                true => self.read_direct().await?,
+                false => (self.read_ahead().await?, None),
+            };
+            if let Some(frame) = frame {
+                return Ok(frame);
+            }
+            if count == 0 {
+                return Err(match self.decoder.is_between_frames() {
+                    true => ReadError::Ended,
+                    false => ReadError::Malformed(Malformed::Truncated),
+                });
+            }
+        }
+    }
+
+    /// Gives the decoder what has been read ahead.
+    fn feed(&mut self) -> Result<Option<DecodedFrame>, ReadError> {
+        while self.start < self.end {
+            let bytes = &self.ahead[self.start..self.end];
+            let take = |buffer: &mut ReadBuf<'_>| {
+                let count = buffer.remaining().min(bytes.len());
+                buffer.put_slice(&bytes[..count]);
+                count
+            };
+            let (count, frame) = self.decoder.fill(bytes.len(), take).map_err(ReadError::Malformed)?;
+            self.start += count;
+            if frame.is_some() {
+                return Ok(frame);
+            }
+        }
+        Ok(None)
+    }
+
+    async fn read_ahead(&mut self) -> Result<usize, ReadError> {
+        self.start = 0;
+        self.end = 0;
+        self.end = self.socket.read(&mut self.ahead).await.map_err(ReadError::Io)?;
+        Ok(self.end)
+    }
+
+    async fn read_direct(&mut self) -> Result<(usize, Option<DecodedFrame>), ReadError> {
+        let Self { socket, decoder, .. } = self;
+        poll_fn(|context| {
+            let filled = decoder.fill(PIECE_BYTES, |buffer| {
+                let poll = Pin::new(&mut *socket).poll_read(context, buffer);
+                poll.map_ok(|()| buffer.filled().len())
+            });
+            match filled {
+                Err(malformed) => Poll::Ready(Err(ReadError::Malformed(malformed))),
+                Ok((Poll::Pending, _)) => Poll::Pending,
+                Ok((Poll::Ready(Err(error)), _)) => Poll::Ready(Err(ReadError::Io(error))),
+                Ok((Poll::Ready(Ok(count)), frame)) => Poll::Ready(Ok((count, frame))),
+            }
+        })
+        .await
+    }
+
+    /// Reads and throws away what the peer still sends, so that closing does not destroy what it
+    /// has not read yet; at most 1 MiB.
+    pub(super) async fn drain(&mut self) {
+        let mut left = 1usize << 20;
+        while left > 0 {
+            match self.socket.read(&mut self.ahead).await {
+                Ok(0) | Err(_) => return,
+                Ok(count) => left = left.saturating_sub(count),
+            }
+        }
+    }
+}
+
+/// Something in a writer's queue: a frame, and what is held until it has been written.
+pub(super) trait Queued: Send + 'static {
+    fn outgoing(&mut self) -> &mut Outgoing;
+    fn as_outgoing(&self) -> &Outgoing;
+    /// Whether it need not be written any more. Asked once, before its first byte is written.
+    fn is_given_up(&self) -> bool;
+}
+
+/// Writes what comes through the queue until it is closed and empty, or the socket fails; then
+/// closes the sending side.
+pub(super) async fn write_all<Q: Queued>(
+    mut queue: mpsc::Receiver<Q>,
+    mut socket: OwnedWriteHalf,
+    counters: &WireCounters,
+) -> io::Result<()> {
+    let mut batch: VecDeque<Q> = VecDeque::with_capacity(MAX_BATCH);
+    loop {
+        if batch.is_empty() {
+            match queue.recv().await {
+                Some(first) => admit(&mut batch, first),
+                None => return socket.shutdown().await,
+            }
+        }
+        while batch.len() < MAX_BATCH
+            && let Ok(next) = queue.try_recv()
+        {
+            admit(&mut batch, next);
+        }
+        write_some(&mut batch, &mut socket, counters).await?;
+    }
+}
+
+fn admit<Q: Queued>(batch: &mut VecDeque<Q>, queued: Q) {
+    if !queued.is_given_up() {
+        batch.push_back(queued);
+    }
+}
+
+/// One vectored write of as much as may be lent; frames that are written whole leave the batch.
+async fn write_some<Q: Queued>(
+    batch: &mut VecDeque<Q>,
+    socket: &mut OwnedWriteHalf,
+    counters: &WireCounters,
+) -> io::Result<()> {
+    if batch.is_empty() {
+        return Ok(());
+    }
+    let lendable = prepare(batch);
+    let mut written = poll_fn(|context| {
+        let mut slices = [IoSlice::new(&[]); MAX_SLICES];
+        let mut used = 0;
+        for queued in batch.iter().take(lendable) {
+            queued.as_outgoing().lend(&mut slices, &mut used);
+        }
+        Pin::new(&mut *socket).poll_write_vectored(context, &slices[..used])
+    })
+    .await?;
+    if written == 0 {
+        return Err(io::ErrorKind::WriteZero.into());
+    }
+    while let Some(first) = batch.front_mut() {
+        written = first.outgoing().advance(written);
+        if !first.as_outgoing().is_written() {
+            break;
+        }
+        let outgoing = first.as_outgoing();
+        counters.sent(outgoing.kind(), outgoing.frame_bytes());
+        batch.pop_front();
+    }
+    Ok(())
+}
+
+/// Readies about one piece of bytes, over as many frames as it takes; gives the number of frames
+/// that have some. Only the last of them may be ready in part.
+fn prepare<Q: Queued>(batch: &mut VecDeque<Q>) -> usize {
+    let mut ready = 0;
+    let mut frames = 0;
+    for queued in batch.iter_mut() {
+        ready += queued.outgoing().prepare(PIECE_BYTES - ready);
+        frames += 1;
+        if ready >= PIECE_BYTES || !queued.as_outgoing().is_prepared() {
+            break;
+        }
+    }
+    frames
+}
