@@ -1,6 +1,6 @@
 //! What a user meets: manifests that are right, manifests that are wrong and the sentence each gets, the CEL rules one by one,
 //! and the files generated from the types.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use rectrain_data::movielens::{PreparedReport, find_or_download_movielens};
+use rectrain_data::{Dataset, Format};
 use rectrain_roles::plan::JobPlan;
 
 use crate::Failure;
@@ -38,6 +39,15 @@ pub(crate) fn provide(plan: &JobPlan) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// Synthetic clicks know the AUC of the teacher that drew them: no model can be expected to do better.
+pub(crate) fn best_possible_auc(plan: &JobPlan) -> Result<Option<f64>, Failure> {
+    let Some(test) = plan.test.as_ref().filter(|test| matches!(test.format, Format::Synthetic(_))) else {
+        return Ok(None);
+    };
+    let test = Dataset::open(test.clone(), plan.schema.clone()).map_err(rectrain_roles::RoleError::from)?;
+    Ok(test.best_possible_auc())
 }
 
 fn movielens(from: Option<&Path>, output: &Path) -> Result<PreparedReport, Failure> {

@@ -10,6 +10,7 @@ use rectrain_roles::member::Role;
 use rectrain_roles::plan::JobPlan;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -31,13 +32,14 @@ type Ended = (String, std::io::Result<ExitStatus>);
 pub(crate) async fn run(args: &RunArgs, plan: &JobPlan, mut display: Display) -> Result<(), Failure> {
     let (coordinator, addresses) = start_coordinator(args).await?;
     display.note(&format!("coordinator at {}, metrics on {}", addresses.control, addresses.metrics));
+    let stop = watch::Sender::new(());
     let mut children = JoinSet::new();
-    watch_child(&mut children, "coordinator".to_owned(), coordinator);
+    watch_child(&mut children, "coordinator".to_owned(), coordinator, stop.subscribe());
     for role in Role::ALL {
         for index in 0..role.replicas(plan) {
             let name = format!("{} {index}", role.name());
             let child = member(args, role, index, &addresses)?.spawn().map_err(|error| cannot_start(&name, &error))?;
-            watch_child(&mut children, name, child);
+            watch_child(&mut children, name, child, stop.subscribe());
         }
     }
     let following = follow(addresses.control, &mut display);
@@ -46,9 +48,15 @@ pub(crate) async fn run(args: &RunArgs, plan: &JobPlan, mut display: Display) ->
         failure = first_failure(&mut children) => Err(failure),
         () = run::interrupted() => Err(Failure::Interrupted("interrupted; nothing was saved".to_owned())),
     };
-    // Children that have not ended by themselves are killed when the set is dropped.
-    if timeout(END, async { while children.join_next().await.is_some() {} }).await.is_err() {
-        tracing::warn!("processes were still running {END:?} after the end of the job and are killed");
+    let outcome = match outcome {
+        Err(Failure::Failed(message)) => Err(name_the_killed(message, &mut children).await),
+        other => other,
+    };
+    let grace = if matches!(outcome, Err(Failure::Interrupted(_))) { Duration::ZERO } else { END };
+    if timeout(grace, all_ended(&mut children)).await.is_err() {
+        tracing::info!("processes still run {grace:?} after the end of the job and are killed");
+        stop.send_replace(());
+        all_ended(&mut children).await;
     }
     outcome
 }
@@ -84,7 +92,7 @@ fn this_program(role: &str, args: &RunArgs) -> Result<Command, Failure> {
     Ok(command)
 }
 
-fn watch_child(children: &mut JoinSet<Ended>, name: String, mut child: Child) {
+fn watch_child(children: &mut JoinSet<Ended>, name: String, mut child: Child, mut stop: watch::Receiver<()>) {
     if let Some(stderr) = child.stderr.take() {
         let name = name.clone();
         tokio::spawn(async move {
@@ -95,9 +103,22 @@ fn watch_child(children: &mut JoinSet<Ended>, name: String, mut child: Child) {
         });
     }
     children.spawn(async move {
-        let status = child.wait().await;
+        let ended = tokio::select! {
+            status = child.wait() => return (name, status),
+            stopped = stop.changed() => stopped,
+        };
+        // Told to stop, or the teller is gone: either way this process must not outlive the run.
+        tracing::debug!(process = name, told = ended.is_ok(), "killing");
+        let status = match child.start_kill() {
+            Ok(()) => child.wait().await,
+            Err(error) => Err(error),
+        };
         (name, status)
     });
+}
+
+async fn all_ended(children: &mut JoinSet<Ended>) {
+    while children.join_next().await.is_some() {}
 }
 
 /// Shows the job's events until the last.
@@ -132,6 +153,14 @@ async fn first_failure(children: &mut JoinSet<Ended>) -> Failure {
         }
     }
     std::future::pending().await
+}
+
+/// A process that was killed could not say so: the others' complaints are about it.
+async fn name_the_killed(message: String, children: &mut JoinSet<Ended>) -> Failure {
+    match timeout(Duration::from_secs(1), first_failure(children)).await {
+        Ok(Failure::Failed(killed)) if killed != message => Failure::Failed(format!("{killed}; {message}")),
+        _ => Failure::Failed(message),
+    }
 }
 
 fn cannot_start(what: &str, error: &std::io::Error) -> Failure {

@@ -17,6 +17,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let plan = job::plan(&args.job)?;
     data::provide(&plan)?;
     let display = Display::new(args.json);
+    if let Some(auc) = data::best_possible_auc(&plan)? {
+        display.note(&format!("synthetic clicks: the best possible test AUC is {auc:.4}"));
+    }
     crate::runtime()?.block_on(async {
         if args.processes { processes::run(args, &plan, display).await } else { in_process(args, plan, display).await }
     })

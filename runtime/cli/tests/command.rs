@@ -1,5 +1,7 @@
 //! The `rectrain` binary as its user meets it: exit codes, sentences, JSON, processes, signals.
 
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -93,7 +95,7 @@ fn a_killed_parameter_server_ends_the_job_with_a_sentence_and_nobody_waits_for_e
     assert_eq!(output.status.code(), Some(1));
     assert!(killed.elapsed() < Duration::from_secs(20), "{:?}", killed.elapsed());
     let message = String::from_utf8_lossy(&output.stderr);
-    assert!(message.contains("ps"), "{message}");
+    assert!(message.contains("ps 0 was killed"), "{message}");
 }
 
 #[test]
@@ -204,6 +206,8 @@ fn metrics_are_served_while_a_job_trains() {
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let best = lines.next().unwrap().unwrap();
+    assert!(best.contains("best possible test AUC"), "{best}");
     let address = lines.next().unwrap().unwrap();
     let address = address.strip_prefix("metrics on http://").unwrap().strip_suffix("/metrics").unwrap().to_owned();
     while !lines.next().unwrap().unwrap().starts_with("step ") {}

@@ -83,7 +83,8 @@ pub enum BadRows {
     /// Reading fails with an error that names file, line, column and value.
     #[default]
     Fail,
-    /// The row is left out and counted; reading fails once more than `limit` were.
+    /// The row is left out and counted; reading fails once more than `limit` were. Rows that are only passed
+    /// over must then be parsed too, so that every reader counts the same: a reader of few chunks gains less.
     Skip {
         /// The largest number of bad rows that is tolerated from the beginning of the part on.
         limit: u64,

@@ -45,10 +45,7 @@ pub(crate) struct Object {
 
 impl Object {
     fn options(&self, range: Range<u64>) -> GetOptions {
-        let mut options = GetOptions::default();
-        options.range = Some(GetRange::Bounded(range));
-        options.if_match = self.e_tag.clone();
-        options
+        GetOptions { range: Some(GetRange::Bounded(range)), if_match: self.e_tag.clone(), ..GetOptions::default() }
     }
 
     /// Starts to fetch a range of bytes.
@@ -325,8 +322,7 @@ fn one_object(store: &Arc<dyn ObjectStore>, name: &str, key: &str) -> Result<Obj
     let path = object_path(name, key)?;
     let (asked, location) = (Arc::clone(store), path.clone());
     let head = request("look at", name, async move {
-        let mut options = GetOptions::default();
-        options.head = true;
+        let options = GetOptions { head: true, ..GetOptions::default() };
         Ok(asked.get_opts(&location, options).await?.meta)
     });
     match head {

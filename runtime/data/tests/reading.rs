@@ -1,6 +1,8 @@
 //! The crate as its users see it: files of every kind in, batches out. Each format is held against rows that
 //! the test itself keeps as plain values.
 
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
 use arrow::array::{
     ArrayRef, BooleanArray, Float32Array, Float64Array, Int32Array, Int64Array, ListArray, RecordBatch, StringArray,
     TimestampMillisecondArray, UInt64Array,
@@ -202,7 +204,7 @@ fn every_kind(folder: &Folder, rows: &[Row]) -> Vec<(&'static str, SourceConfig)
     folder.put("groups/2.parquet", parquet(second, 1000));
     let glob = |pattern: &str| config(&[&folder.0.path().join(pattern)]);
     let url = format!("file://{}/one.csv", folder.0.path().display());
-    let members = [gzip(text[..200].as_bytes()), gzip(text[200..].as_bytes())].concat();
+    let members = [gzip(&text.as_bytes()[..200]), gzip(&text.as_bytes()[200..])].concat();
     vec![
         ("csv", one("one.csv", text.as_bytes())),
         ("a file URL", SourceConfig { paths: vec![url], ..SourceConfig::default() }),

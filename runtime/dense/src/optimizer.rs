@@ -161,9 +161,7 @@ impl DenseOptimizer {
             keep: 1.0,
         };
         Ok(match *self {
-            Self::Sgd { learning_rate, momentum } if momentum == 0.0 => {
-                Rule::Sgd { learning_rate: learning_rate as f32 }
-            }
+            Self::Sgd { learning_rate, momentum: 0.0 } => Rule::Sgd { learning_rate: learning_rate as f32 },
             Self::Sgd { learning_rate, momentum } => {
                 Rule::Momentum { learning_rate: learning_rate as f32, momentum: momentum as f32 }
             }

@@ -2,7 +2,7 @@
 //! threads, and with the requests that earlier systems got wrong.
 
 // Helpers outside the test functions unwrap too.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 use half::{bf16, f16};
 use proptest::prelude::*;

@@ -270,9 +270,8 @@ mod tests {
             .map(|(keys, dim)| keys.iter().flat_map(|key| (0..*dim).map(|c| value(*key, c))).collect())
             .collect();
         let pooled = prepared.pool(&rows, &layout);
-        for sample in 0..4 {
-            for (f, place) in layout.features.iter().enumerate() {
-                let ids = &values[f][sample];
+        for (f, (place, values)) in layout.features.iter().zip(&values).enumerate() {
+            for (sample, ids) in values.iter().enumerate() {
                 let scale = scale(place.pooling, ids.len().max(1));
                 let sum = |column| ids.iter().map(|key| value(*key, column)).sum::<f32>() * scale;
                 for column in 0..place.dim {

@@ -1,6 +1,8 @@
 //! Whole jobs in one process, on synthetic data: what the modes promise, checked against one another and against a trainer written
 //! out here as a plain loop.
 
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -86,7 +88,7 @@ fn plain_loop(plan: &JobPlan) -> String {
     let options = TowerOptions { seed: plan.seed, rank: 0, threads: 1 };
     let mut tower = Tower::new(Model::new(plan.model.clone()).unwrap(), plan.dense_optimizer, options).unwrap();
     let dataset = Dataset::open(plan.train.clone(), plan.schema.clone()).unwrap();
-    let dim = plan.store.groups[0].dim;
+    let (dim, first) = (plan.store.groups[0].dim, plan.store.groups[0].zero_columns);
     let count = plan.schema.sparse.len();
     let mut step = 0;
     for epoch in 0..2 {
@@ -99,8 +101,8 @@ fn plain_loop(plan: &JobPlan) -> String {
                 for column in &batch.sparse {
                     let mut row = vec![0.0; dim];
                     store.lookup(GroupId(0), &[FeatureKey(column.row(sample)[0])], Missing::Insert, &mut row).unwrap();
-                    linear.push(row[0]);
-                    embeddings.extend_from_slice(&row[1..]);
+                    linear.extend_from_slice(&row[..first]);
+                    embeddings.extend_from_slice(&row[first..]);
                 }
             }
             let features =
@@ -111,10 +113,12 @@ fn plain_loop(plan: &JobPlan) -> String {
             for (index, column) in batch.sparse.iter().enumerate() {
                 for sample in 0..batch.samples {
                     let sum = gradients.entry(column.row(sample)[0]).or_insert_with(|| vec![0.0; dim]);
-                    sum[0] += output.linear_gradients[sample * count + index];
-                    let width = dim - 1;
+                    if first == 1 {
+                        sum[0] += output.linear_gradients[sample * count + index];
+                    }
+                    let width = dim - first;
                     let own = &output.embedding_gradients[(sample * count + index) * width..][..width];
-                    sum[1..].iter_mut().zip(own).for_each(|(sum, g)| *sum += g);
+                    sum[first..].iter_mut().zip(own).for_each(|(sum, g)| *sum += g);
                 }
             }
             step += 1;
@@ -144,8 +148,13 @@ fn sync_equals_a_plain_loop_to_the_bit() {
 #[test]
 fn hybrid_with_nothing_in_flight_learns_the_same_and_with_some_learns_as_well() {
     let learned = |changes: &[&str]| {
-        let data = "spec.data.synthetic.rows=12000";
-        let changes = [&[data, "spec.training.epochs=1"], changes].concat();
+        let job = [
+            "spec.data.synthetic.rows=12000",
+            "spec.training.epochs=1",
+            "spec.training.optimizer.sparse.learningRate=0.01",
+            "spec.training.optimizer.dense.learningRate=0.003",
+        ];
+        let changes = [&job[..], changes].concat();
         let (summary, _) = train(plan(&changes)).unwrap();
         summary.test.unwrap().auc.unwrap()
     };
@@ -158,7 +167,13 @@ fn hybrid_with_nothing_in_flight_learns_the_same_and_with_some_learns_as_well() 
 #[test]
 fn every_model_trains_and_evaluates() {
     for kind in ["dlrm", "deepfm", "dnn", "wideDeep", "dcnV2", "fm", "lr"] {
-        let (summary, events) = train(plan(&[&format!("spec.model.kind={kind}")])).unwrap();
+        let kind_set = format!("spec.model.kind={kind}");
+        let shape: &[&str] = match kind {
+            "lr" => &["spec.model.hidden=null", "spec.model.embeddingDim=null"],
+            "fm" => &["spec.model.hidden=null"],
+            _ => &[],
+        };
+        let (summary, events) = train(plan(&[&[kind_set.as_str()], shape].concat())).unwrap();
         assert_eq!(summary.steps, 2 * 2000u64.div_ceil(96), "{kind}");
         assert_eq!(summary.samples, 4000, "{kind}");
         assert_eq!(summary.test.unwrap().samples, 500, "{kind}");
@@ -169,7 +184,8 @@ fn every_model_trains_and_evaluates() {
 
 #[test]
 fn evaluation_changes_nothing_and_falls_where_the_manifest_says() {
-    let (summary, events) = train(plan(&["spec.training.evaluation.steps=10"])).unwrap();
+    let (summary, events) =
+        train(plan(&["spec.training.evaluation.every=steps", "spec.training.evaluation.steps=10"])).unwrap();
     let at: Vec<u64> = events
         .iter()
         .filter_map(|event| match event {

@@ -248,8 +248,7 @@ macro_rules! element {
         }
 
         impl Tensor {
-            #[doc = concat!("The numbers, moved out, if they are `", stringify!($type),
-                                    "`; an error that calls the tensor `name` otherwise.")]
+            #[doc = concat!("The numbers, moved out, if they are `", stringify!($type), "`; else an error with `name`.")]
             pub fn $expect(self, name: &str) -> Result<Vec<$type>, WireError> {
                 match self.data {
                     TensorData::$variant(data) => Ok(data),

@@ -1,6 +1,8 @@
 //! One suite for both transports, then what only TCP can get wrong: bytes, sockets and peers that
 //! do not behave.
 
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;

@@ -27,7 +27,10 @@ pub enum BufferSizeError {
     )]
     LargerThanGlobal { global: u64, local: u64 },
     /// More gradients a step than can be counted.
-    #[error("a global batch of {global} rows in local batches of {local} rows is more than {} gradients a step", u32::MAX)]
+    #[error(
+        "a global batch of {global} rows in local batches of {local} rows is more than {} gradients a step",
+        u32::MAX
+    )]
     TooMany { global: u64, local: u64 },
     /// The gradients of a step do not fit in a server's memory.
     #[error(

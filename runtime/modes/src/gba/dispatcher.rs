@@ -60,9 +60,7 @@ impl TokenMode {
             Self::Async | Self::HopBs { .. } => BufferSize::ONE,
             Self::Gba { buffer, .. } => buffer,
             Self::Bsp { aggregate } => aggregate,
-            Self::HopBw { backups } => {
-                BufferSize::new(workers.saturating_sub(backups)).unwrap_or(BufferSize::ONE)
-            }
+            Self::HopBw { backups } => BufferSize::new(workers.saturating_sub(backups)).unwrap_or(BufferSize::ONE),
         }
     }
 
@@ -231,7 +229,8 @@ impl Dispatcher {
         answers
     }
 
-    /// A worker is dead: its tokens are lost, its batches go out again, nobody waits for it.
+    /// A worker is dead: its tokens are lost, its batches go out again, nobody waits for it. A request of it that is unanswered
+    /// is forgotten; if it lives after all, it joins and asks again.
     pub fn lose(&mut self, rank: Rank) -> Answers {
         let Some(member) = self.members.remove(&rank) else { return Vec::new() };
         self.forget_version(member.version);
@@ -278,13 +277,14 @@ impl Dispatcher {
         }
         let slowest = self.slowest_version();
         let Some(member) = self.members.get_mut(&rank) else { return Ok(self.serve_if_ended()) };
-        let Some(place) = member.in_flight.iter().position(|a| a.batch == batch) else {
-            return Ok(self.serve_if_ended());
-        };
-        member.in_flight.swap_remove(place);
         if outcome == Outcome::Repeated {
+            // It gave its step nothing (`hop-bw`): it may give it another batch.
             member.last_step = None;
         }
+        let Some(place) = member.in_flight.iter().position(|a| a.batch == batch) else {
+            return Ok(if self.finished() { self.serve() } else { self.serve_one(rank) });
+        };
+        member.in_flight.swap_remove(place);
         let version = member.version;
         member.version += 1;
         self.in_flight -= 1;
@@ -504,7 +504,8 @@ impl Dispatcher {
             }
             TokenMode::HopBw { .. } => {
                 let step = self.step();
-                !matches!(self.drain, Some(Drain::Step(limit)) if step >= limit) && member.last_step.is_none_or(|last| last < step)
+                !matches!(self.drain, Some(Drain::Step(limit)) if step >= limit)
+                    && member.last_step.is_none_or(|last| last < step)
             }
         }
     }

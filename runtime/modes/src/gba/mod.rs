@@ -26,7 +26,7 @@ mod dispatcher;
 mod ledger;
 mod row_set;
 mod server;
-//SIM
+pub mod simulate;
 mod switch;
 mod tokens;
 mod worker;

@@ -135,13 +135,8 @@ impl TrainingRun {
         let plan = RunPlan { servers: plan.servers.max(1), global_rows: plan.global_rows.max(1), ..plan };
         let data = DataList::new(plan.global_rows, at.next_row);
         let ledger = RowLedger::starting_at(at.next_row);
-        let mut run = Self {
-            plan,
-            mode,
-            phase: SwitchPhase::Training,
-            side: Side::Resting { data, ledger },
-            step: at.step,
-        };
+        let mut run =
+            Self { plan, mode, phase: SwitchPhase::Training, side: Side::Resting { data, ledger }, step: at.step };
         run.validate(mode)?;
         if mode == RunMode::Sync {
             run.begin(mode, at)?;

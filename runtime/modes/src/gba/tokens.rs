@@ -36,15 +36,7 @@ impl TokenList {
     /// An empty list whose first value is the global step `first`.
     #[must_use]
     pub fn new(repeats: BufferSize, lost_tokens: LostTokens, first: GlobalStep) -> Self {
-        Self {
-            repeats,
-            lost_tokens,
-            queue: VecDeque::new(),
-            next_value: Token(first.0),
-            owed: 0,
-            issued: 0,
-            lost: 0,
-        }
+        Self { repeats, lost_tokens, queue: VecDeque::new(), next_value: Token(first.0), owed: 0, issued: 0, lost: 0 }
     }
 
     /// Fetches a token and refills the list for `workers` workers. Fewer than `workers` + M tokens are in it afterwards, and as

@@ -120,11 +120,11 @@ impl PushPullWorker {
         outcome: Outcome,
     ) -> Result<Vec<WorkerAction>, WorkerError> {
         let not_owed = WorkerError::NotOwed { server, batch };
-        let Some(place) = self.pending.iter().position(|p| p.batch == batch) else { return Err(not_owed) };
+        // A worker wrongly thought dead may be given its own batch again: servers answer in the order in which they were asked.
+        let owed = |p: &Pending| p.batch == batch && p.missing.contains(&server);
+        let Some(place) = self.pending.iter().position(owed) else { return Err(not_owed) };
         let pending = &mut self.pending[place];
-        if !pending.missing.remove(&server) {
-            return Err(not_owed);
-        }
+        pending.missing.remove(&server);
         pending.outcome = pending.outcome.max(outcome);
         if !pending.missing.is_empty() {
             return Ok(Vec::new());

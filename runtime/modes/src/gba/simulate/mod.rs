@@ -1,0 +1,299 @@
+//! Discrete-event simulation: the state machines of this crate under a virtual clock, with workers, servers and links of unequal
+//! speed. Everything is a function of the settings and a seed: a run repeats to the bit. What is simulated is time; gradients
+//! have no values. The modes without a barrier run the [`crate::gba::Dispatcher`], [`crate::gba::PushPullWorker`] and
+//! [`crate::gba::GradientServer`]; `sync` and `hybrid` run the [`crate::StepGate`] and an all-reduce as a barrier.
+//!
+//! Called by `rectrain simulate` and by tests. A batch takes its worker `seconds_per_batch` + rows · `seconds_per_row`, times its
+//! slowness at that moment; a server serves one request after the other; a message takes a latency and its bytes' time.
+
+mod barrier;
+mod timeline;
+mod tokens;
+
+use crate::gba::{BufferSizeError, DispatchError, PushError, TokenMode, WorkerError};
+use crate::{GateError, Rank};
+
+/// How a worker is slower than its base speed.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Slowness {
+    /// Not at all.
+    None,
+    /// `factor` times slower, always.
+    Constant { factor: f64 },
+    /// `factor` times slower for the first `slow_seconds` of every `period_seconds`, which begin at `offset_seconds`.
+    Periodic { factor: f64, period_seconds: f64, slow_seconds: f64, offset_seconds: f64 },
+    /// With `probability`, a batch takes a Pareto-distributed multiple of its time, of `shape` (> 0; the smaller the heavier),
+    /// at most `limit`.
+    HeavyTailed { probability: f64, shape: f64, limit: f64 },
+    /// Measured seconds of batch after batch, repeated from the start at their end; the base speed is not used.
+    Trace { batch_seconds: Vec<f64> },
+}
+
+/// A worker that dies now and then.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Crashes {
+    /// Mean of the (exponentially distributed) time between failures.
+    pub mean_seconds_between: f64,
+    /// Until it is back.
+    pub recovery_seconds: f64,
+}
+
+/// A dense worker.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WorkerSpec {
+    /// Time a row takes.
+    pub seconds_per_row: f64,
+    /// Time a batch takes besides its rows.
+    pub seconds_per_batch: f64,
+    /// How it is slower than that.
+    pub slowness: Slowness,
+    /// How much slower than the cluster's its link is (1: as fast).
+    pub link_slowness: f64,
+    /// Whether it dies.
+    pub crashes: Option<Crashes>,
+}
+
+/// A parameter server.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ServerSpec {
+    /// Time to serve one pull or push.
+    pub seconds_per_request: f64,
+}
+
+/// All links, and what goes over them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinkSpec {
+    /// One way.
+    pub latency_seconds: f64,
+    /// Of one worker's link.
+    pub bytes_per_second: f64,
+    /// Flat dense parameters, and as many of their gradient.
+    pub dense_bytes: f64,
+    /// Embeddings of one row, and as many of their gradients.
+    pub embedding_bytes_per_row: f64,
+}
+
+/// Who trains where.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClusterSpec {
+    /// Dense workers.
+    pub workers: Vec<WorkerSpec>,
+    /// Parameter servers.
+    pub servers: Vec<ServerSpec>,
+    /// Between them.
+    pub link: LinkSpec,
+    /// Until the coordinator knows that a worker is dead.
+    pub detection_seconds: f64,
+}
+
+/// A training mode.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum SimulatedMode {
+    /// Look-up, computation, all-reduce and update one after the other, in step.
+    Sync,
+    /// All-reduce in step; look-ups and embedding updates beside it, at most `staleness` steps in flight.
+    Hybrid {
+        /// τ in global steps.
+        staleness: u64,
+    },
+    /// Without a barrier.
+    Tokens(TokenMode),
+}
+
+impl SimulatedMode {
+    /// The name in manifests, metrics and reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sync => "sync",
+            Self::Hybrid { .. } => "hybrid",
+            Self::Tokens(mode) => mode.name(),
+        }
+    }
+}
+
+/// One run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Simulation {
+    /// Where.
+    pub cluster: ClusterSpec,
+    /// How.
+    pub mode: SimulatedMode,
+    /// Rows of a local batch.
+    pub local_rows: u32,
+    /// Virtual seconds to run.
+    pub seconds: f64,
+    /// Of everything random. Workers draw from streams of their own, so that all modes meet the same stragglers.
+    pub seed: u64,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// Which mode.
+    pub mode: &'static str,
+    /// How many workers.
+    pub workers: usize,
+    /// Rows of all workers' finished batches a second, left out ones included (QPS in the paper).
+    pub global_samples_per_second: f64,
+    /// The same without batches that were dropped, or left out of the dense parameters.
+    pub trained_samples_per_second: f64,
+    /// Mean of the workers' own rates.
+    pub local_samples_per_second: f64,
+    /// Standard deviation of the workers' own rates.
+    pub local_samples_per_second_deviation: f64,
+    /// Global steps applied.
+    pub steps: u64,
+    /// Steps between the pull of dense parameters and the application of their gradient, mean over gradients and servers.
+    pub mean_staleness: f64,
+    /// The same, the largest.
+    pub max_staleness: u64,
+    /// Mean staleness in rows that were applied meanwhile: comparable between modes whose steps differ in size.
+    pub mean_staleness_rows: f64,
+    /// Batches dropped (`hop-bw`) or left out of the dense parameters (`gba`), on the first server.
+    pub dropped_batches: u64,
+    /// Tokens lost with their workers.
+    pub lost_tokens: u64,
+    /// Share of the workers' time in which they did not compute.
+    pub idle: f64,
+}
+
+/// Settings that cannot be simulated, or a machine that broke its protocol.
+#[derive(Debug, thiserror::Error)]
+pub enum SimulationError {
+    /// Nobody to train, or nowhere to train.
+    #[error("a simulation needs at least one {what}")]
+    Missing { what: &'static str },
+    /// A number out of its range.
+    #[error("{what} is {value}; it must be a finite number of at least {least}")]
+    Range { what: &'static str, value: f64, least: f64 },
+    /// A trace of nothing.
+    #[error("the trace of worker {rank} holds no batch times")]
+    EmptyTrace { rank: Rank },
+    /// No buffer.
+    #[error("the simulated mode has no gradient buffer: {0}")]
+    Buffer(#[from] BufferSizeError),
+    /// The dispatcher refused.
+    #[error("the simulated coordinator refused a message: {0}")]
+    Dispatch(#[from] DispatchError),
+    /// A worker refused.
+    #[error("a simulated worker refused a message: {0}")]
+    Worker(#[from] WorkerError),
+    /// A server refused.
+    #[error("a simulated server refused a gradient: {0}")]
+    Push(#[from] PushError),
+    /// A gate refused.
+    #[error("a simulated server refused a step: {0}")]
+    Gate(#[from] GateError),
+}
+
+/// Runs `simulation`.
+pub fn simulate(simulation: &Simulation) -> Result<Report, SimulationError> {
+    validate(simulation)?;
+    match simulation.mode {
+        SimulatedMode::Sync => barrier::run(simulation, 0),
+        SimulatedMode::Hybrid { staleness } => barrier::run(simulation, staleness),
+        SimulatedMode::Tokens(mode) => tokens::run(simulation, mode),
+    }
+}
+
+fn validate(simulation: &Simulation) -> Result<(), SimulationError> {
+    let cluster = &simulation.cluster;
+    for (missing, what) in [
+        (cluster.workers.is_empty(), "worker"),
+        (cluster.servers.is_empty(), "parameter server"),
+        (simulation.local_rows == 0, "row in a batch"),
+    ] {
+        if missing {
+            return Err(SimulationError::Missing { what });
+        }
+    }
+    let link = cluster.link;
+    let mut numbers = vec![
+        ("the simulated time in seconds", simulation.seconds, 0.0),
+        ("the time in seconds to detect a failure", cluster.detection_seconds, 0.0),
+        ("the latency in seconds", link.latency_seconds, 0.0),
+        ("the bandwidth in bytes a second", link.bytes_per_second, 1.0),
+        ("the dense bytes", link.dense_bytes, 0.0),
+        ("the embedding bytes of a row", link.embedding_bytes_per_row, 0.0),
+    ];
+    numbers.extend(cluster.servers.iter().map(|s| ("a server's seconds per request", s.seconds_per_request, 0.0)));
+    for (rank, worker) in cluster.workers.iter().enumerate() {
+        let seconds = worker.seconds_per_batch + worker.seconds_per_row * f64::from(simulation.local_rows);
+        numbers.push(("a worker's seconds for a batch", seconds, 1e-6));
+        numbers.push(("the slowness of a worker's link", worker.link_slowness, 0.0));
+        if let Some(crashes) = worker.crashes {
+            numbers.push(("the mean seconds between a worker's failures", crashes.mean_seconds_between, 1e-3));
+            numbers.push(("a worker's seconds of recovery", crashes.recovery_seconds, 0.0));
+        }
+        validate_slowness(Rank(rank as u32), &worker.slowness, &mut numbers)?;
+    }
+    match numbers.into_iter().find(|(_, value, least)| !value.is_finite() || value < least) {
+        Some((what, value, least)) => Err(SimulationError::Range { what, value, least }),
+        None => Ok(()),
+    }
+}
+
+fn validate_slowness(
+    rank: Rank,
+    slowness: &Slowness,
+    numbers: &mut Vec<(&'static str, f64, f64)>,
+) -> Result<(), SimulationError> {
+    match slowness {
+        Slowness::None => {}
+        Slowness::Constant { factor } => numbers.push(("a worker's slowness", *factor, 1e-6)),
+        Slowness::Periodic { factor, period_seconds, .. } => {
+            numbers.push(("a worker's slowness", *factor, 1e-6));
+            numbers.push(("a worker's period of slowness in seconds", *period_seconds, 1e-6));
+        }
+        Slowness::HeavyTailed { shape, limit, .. } => {
+            numbers.push(("the shape of a worker's slowness", *shape, 1e-3));
+            numbers.push(("the limit of a worker's slowness", *limit, 1.0));
+        }
+        Slowness::Trace { batch_seconds } if batch_seconds.is_empty() => {
+            return Err(SimulationError::EmptyTrace { rank });
+        }
+        Slowness::Trace { batch_seconds } => {
+            numbers.extend(batch_seconds.iter().map(|s| ("a traced batch's seconds", *s, 1e-6)));
+        }
+    }
+    Ok(())
+}
+
+/// The figures of a run, collected as it goes.
+struct Tally {
+    rows: Vec<u64>,
+    busy_nanoseconds: u64,
+}
+
+impl Tally {
+    fn new(workers: usize) -> Self {
+        Self { rows: vec![0; workers], busy_nanoseconds: 0 }
+    }
+
+    /// All rates of `simulation`; the caller adds what only its mode has.
+    fn report(&self, simulation: &Simulation) -> Report {
+        let (n, seconds) = (self.rows.len() as f64, simulation.seconds.max(1e-9));
+        let rates: Vec<f64> = self.rows.iter().map(|rows| *rows as f64 / seconds).collect();
+        let mean = rates.iter().sum::<f64>() / n;
+        let variance = rates.iter().map(|rate| (rate - mean).powi(2)).sum::<f64>() / n;
+        Report {
+            mode: simulation.mode.name(),
+            workers: self.rows.len(),
+            global_samples_per_second: mean * n,
+            trained_samples_per_second: mean * n,
+            local_samples_per_second: mean,
+            local_samples_per_second_deviation: variance.sqrt(),
+            steps: 0,
+            mean_staleness: 0.0,
+            max_staleness: 0,
+            mean_staleness_rows: 0.0,
+            dropped_batches: 0,
+            lost_tokens: 0,
+            idle: (1.0 - self.busy_nanoseconds as f64 * 1e-9 / (n * seconds)).clamp(0.0, 1.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,171 @@
+//! Virtual time: events in order, random numbers, the speed of workers, servers and links.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::{ClusterSpec, LinkSpec, ServerSpec, Slowness, WorkerSpec};
+
+/// Virtual time in nanoseconds from the beginning: whole, so that the order of events never hangs on rounding.
+pub(super) type Time = u64;
+
+pub(super) fn nanoseconds(seconds: f64) -> Time {
+    (seconds.max(0.0) * 1e9).round() as Time
+}
+
+/// Events by time; at the same time, in the order in which they were planned.
+pub(super) struct Timeline<E> {
+    pub(super) now: Time,
+    end: Time,
+    planned: u64,
+    events: BinaryHeap<Planned<E>>,
+}
+
+struct Planned<E> {
+    at: Reverse<(Time, u64)>,
+    event: E,
+}
+
+impl<E> PartialEq for Planned<E> {
+    fn eq(&self, other: &Self) -> bool {
+        self.at == other.at
+    }
+}
+impl<E> Eq for Planned<E> {}
+impl<E> PartialOrd for Planned<E> {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl<E> Ord for Planned<E> {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.at.cmp(&other.at)
+    }
+}
+
+impl<E> Timeline<E> {
+    pub(super) fn new(seconds: f64) -> Self {
+        Self { now: 0, end: nanoseconds(seconds), planned: 0, events: BinaryHeap::new() }
+    }
+
+    pub(super) fn plan(&mut self, at: Time, event: E) {
+        self.planned += 1;
+        self.events.push(Planned { at: Reverse((at.max(self.now), self.planned)), event });
+    }
+
+    /// The next event before the end; the clock is then at its time.
+    pub(super) fn next(&mut self) -> Option<E> {
+        let Planned { at: Reverse((at, _)), event } = self.events.pop()?;
+        self.now = at.min(self.end);
+        (at <= self.end).then_some(event)
+    }
+
+    /// How much of `from`..`to` lies before the end.
+    pub(super) fn within(&self, from: Time, to: Time) -> Time {
+        to.min(self.end).saturating_sub(from)
+    }
+}
+
+/// SplitMix64.
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64, stream: u64) -> Self {
+        let mut random = Self(seed ^ stream.wrapping_mul(0xD134_2543_DE82_EF95));
+        random.next();
+        random
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// In (0, 1].
+    fn uniform(&mut self) -> f64 {
+        ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
+    }
+
+    pub(super) fn exponential(&mut self, mean: f64) -> f64 {
+        -self.uniform().ln() * mean
+    }
+
+    /// ≥ 1.
+    fn pareto(&mut self, shape: f64) -> f64 {
+        self.uniform().powf(-1.0 / shape)
+    }
+}
+
+/// A worker's speed from batch to batch.
+pub(super) struct WorkerSpeed {
+    spec: WorkerSpec,
+    random: Random,
+    failures: Random,
+    batches: usize,
+}
+
+impl WorkerSpeed {
+    pub(super) fn all(cluster: &ClusterSpec, seed: u64) -> Vec<Self> {
+        let speed = |(rank, spec): (usize, &WorkerSpec)| Self {
+            spec: spec.clone(),
+            random: Random::new(seed, 2 * rank as u64),
+            failures: Random::new(seed, 2 * rank as u64 + 1),
+            batches: 0,
+        };
+        cluster.workers.iter().enumerate().map(speed).collect()
+    }
+
+    /// What the next batch of `rows` rows, begun at `now`, takes.
+    pub(super) fn batch(&mut self, now: Time, rows: u32) -> Time {
+        let base = self.spec.seconds_per_batch + self.spec.seconds_per_row * f64::from(rows);
+        let number = self.batches;
+        self.batches += 1;
+        let seconds = match &self.spec.slowness {
+            Slowness::None => base,
+            Slowness::Constant { factor } => base * factor,
+            Slowness::Periodic { factor, period_seconds, slow_seconds, offset_seconds } => {
+                let phase = (now as f64 * 1e-9 - offset_seconds).rem_euclid(*period_seconds);
+                if phase < *slow_seconds { base * factor } else { base }
+            }
+            Slowness::HeavyTailed { probability, shape, limit } => {
+                // Both are drawn for every batch, so that a batch's slowness does not depend on those before it.
+                let (hit, multiple) = (self.random.uniform() <= *probability, self.random.pareto(*shape));
+                if hit { base * multiple.min(*limit) } else { base }
+            }
+            Slowness::Trace { batch_seconds } => batch_seconds[number % batch_seconds.len()],
+        };
+        nanoseconds(seconds)
+    }
+
+    /// Time to the next failure, and the recovery after it.
+    pub(super) fn next_failure(&mut self) -> Option<(Time, Time)> {
+        let crashes = self.spec.crashes?;
+        let after = self.failures.exponential(crashes.mean_seconds_between);
+        Some((nanoseconds(after), nanoseconds(crashes.recovery_seconds)))
+    }
+
+    /// One way over this worker's link, with `bytes`.
+    pub(super) fn link(&self, link: LinkSpec, bytes: f64) -> Time {
+        nanoseconds((link.latency_seconds + bytes / link.bytes_per_second) * self.spec.link_slowness)
+    }
+}
+
+/// A server that serves one request after the other.
+pub(super) struct ServerQueue {
+    service: Time,
+    free_at: Time,
+}
+
+impl ServerQueue {
+    pub(super) fn all(servers: &[ServerSpec]) -> Vec<Self> {
+        servers.iter().map(|s| Self { service: nanoseconds(s.seconds_per_request), free_at: 0 }).collect()
+    }
+
+    /// When a request that arrives at `now` is served.
+    pub(super) fn serve(&mut self, now: Time) -> Time {
+        self.free_at = self.free_at.max(now) + self.service;
+        self.free_at
+    }
+}
