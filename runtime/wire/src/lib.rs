@@ -32,7 +32,7 @@ mod metrics;
 mod spare;
 mod tcp;
 mod tensor;
-mod transport;
+pub mod transport;
 
 pub use address::Address;
 pub use codec::{

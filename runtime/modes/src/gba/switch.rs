@@ -48,6 +48,7 @@ pub enum Order {
     /// Apply what is left in the buffer: the data is at its end. Answer: [`Dispatcher::flushed`].
     Flush { server: Server },
     /// The dense workers send this server its partition of the flat parameters and optimizer state; it begins at `at` in `mode`.
+    /// If the mode before was on the servers as well, the server keeps what it has and only begins anew.
     /// Answer: [`TrainingRun::moved`].
     Publish { server: Server, at: Boundary, mode: RunMode },
     /// The dense workers read this server's partition back. Answer: [`TrainingRun::moved`].
@@ -229,9 +230,7 @@ impl TrainingRun {
         let proof = ledger.prove_boundary(at.next_row);
         self.side = Side::Resting { data, ledger };
         proof?;
-        let stays = matches!((self.mode, to), (RunMode::Sync, RunMode::Sync));
-        let missing = if stays { BTreeSet::new() } else { self.servers().collect() };
-        self.phase = SwitchPhase::Moving { to, at, missing };
+        self.phase = SwitchPhase::Moving { to, at, missing: self.servers().collect() };
         Ok(self.pending_orders())
     }
 

@@ -3,7 +3,7 @@
 use super::{Limits, Malformed};
 use crate::tensor::{DType, MAX_RANK, Shape, Tensor};
 
-/// The version of the layout in [`crate::codec`]; both sides must speak the same.
+/// The version of the frame layout; both sides must speak the same.
 pub const PROTOCOL_VERSION: u16 = 1;
 
 /// Bytes of a header.

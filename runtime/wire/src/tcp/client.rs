@@ -79,6 +79,8 @@ impl TcpChannel {
             progress.enter(Stage::Queue);
             let request = Request { outgoing, calls: connection.calls.clone() };
             if let Err(mpsc::error::SendError(unsent)) = connection.queue.send(request).await {
+                // The writer has ended and the supervisor has not noticed yet.
+                connection.calls.fail(Ended::lost("writing has ended"));
                 outgoing = unsent.outgoing;
                 continue;
             }
@@ -170,15 +172,23 @@ impl Connection {
                 Err(error) => Ended::lost(format!("writing failed: {error}")),
             }
         });
-        let failing = calls.clone();
+        let failing = FailOnDrop(calls.clone());
         let supervisor = tokio::spawn(async move {
-            let ended = match tasks.join_next().await {
-                Some(Ok(ended)) => ended,
-                _ => Ended::lost("a task of the connection was stopped"),
-            };
-            failing.fail(ended);
+            if let Some(Ok(ended)) = tasks.join_next().await {
+                failing.0.fail(ended);
+            }
         });
         Self { calls, queue, supervisor: supervisor.abort_handle() }
+    }
+}
+
+/// Fails the calls that wait when the supervisor ends however it ends: the runtime that carries
+/// the connection may be shut down before the channel is.
+struct FailOnDrop(Arc<PendingCalls>);
+
+impl Drop for FailOnDrop {
+    fn drop(&mut self) {
+        self.0.fail(Ended::lost("the tasks of the connection were stopped"));
     }
 }
 
@@ -228,7 +238,7 @@ impl PendingCalls {
         self.lock().calls.contains_key(&id)
     }
 
-    /// Ends all calls that wait, and takes no more.
+    /// Ends all calls that wait, and takes no more. Once it has ended this does nothing.
     fn fail(&self, ended: Ended) {
         let calls = {
             let mut pending = self.lock();
