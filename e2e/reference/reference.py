@@ -181,7 +181,7 @@ def train(data: Dataset, name: str, settings: Settings, seed: int, train_rows: R
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=sorted(DEFAULTS), required=True)
-    parser.add_argument("--path", type=Path, help="the folder of the data set")
+    parser.add_argument("--path", type=Path, required=True, help="the folder of the data set")
     parser.add_argument("--model", choices=MODELS, default="deepfm")
     parser.add_argument("--seeds", default="1,2,3", help="comma-separated")
     parser.add_argument("--on", choices=("test", "valid"), default="test", help="valid: train without the end of the training rows and measure there")
@@ -204,11 +204,11 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     return replace(DEFAULTS[arguments.data], **{name: value for name, value in given.items() if value is not None})
 
 
-def load(name: str, path: Path | None, features: str) -> Dataset:
-    shared = Path(__file__).resolve().parents[3] / "shared" / "data"
+def load(name: str, path: Path, features: str) -> Dataset:
+    """The data set `name` from the folder `path`."""
     if name == "criteo":
-        return criteo(path or shared / "criteo-dac-80k")
-    return movielens(path or shared / "ml-100k", features.split(","))
+        return criteo(path)
+    return movielens(path, features.split(","))
 
 
 def main() -> None:

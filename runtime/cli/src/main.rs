@@ -8,6 +8,7 @@ mod processes;
 mod role;
 mod run;
 mod show;
+mod signal;
 
 use std::process::ExitCode;
 

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use crate::args::RunArgs;
 use crate::role::CoordinatorAddresses;
 use crate::show::Display;
-use crate::{Failure, run};
+use crate::{Failure, signal};
 
 /// How long the coordinator has to say where it is.
 const START: Duration = Duration::from_secs(30);
@@ -46,7 +46,7 @@ pub(crate) async fn run(args: &RunArgs, plan: &JobPlan, mut display: Display) ->
     let outcome = tokio::select! {
         outcome = following => outcome,
         failure = first_failure(&mut children) => Err(failure),
-        () = run::interrupted() => Err(Failure::Interrupted("interrupted; nothing was saved".to_owned())),
+        () = signal::interrupted() => Err(Failure::Interrupted("interrupted; nothing was saved".to_owned())),
     };
     let outcome = match outcome {
         Err(Failure::Failed(message)) => Err(name_the_killed(message, &mut children).await),

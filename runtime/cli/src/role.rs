@@ -14,7 +14,7 @@ use rectrain_wire::{Service, TcpConfig, TcpTransport, Transport, WireCounters};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{CoordinatorArgs, MemberArgs};
-use crate::{Failure, job, run};
+use crate::{Failure, job, signal};
 
 /// How long members and followers have to hear that the job has ended.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -48,7 +48,7 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
         println!("{}", serde_json::to_string(&addresses).map_err(|error| Failure::Failed(error.to_string()))?);
         let result = tokio::select! {
             result = coordinator.run(&transport) => result.map(drop).map_err(Failure::from),
-            () = run::interrupted() => Err(Failure::Interrupted("interrupted".to_owned())),
+            () = signal::interrupted() => Err(Failure::Interrupted("interrupted".to_owned())),
         };
         let all_heard = serving.stop(FAREWELL).await;
         tracing::info!(all_heard, traffic = ?counters.snapshot(), "the coordinator ends");
@@ -86,7 +86,7 @@ pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
         };
         tokio::select! {
             result = member.run() => result.map_err(Failure::from),
-            () = run::interrupted() => Err(Failure::Interrupted("interrupted".to_owned())),
+            () = signal::interrupted() => Err(Failure::Interrupted("interrupted".to_owned())),
         }
     })
 }

@@ -11,7 +11,7 @@ use rectrain_roles::plan::JobPlan;
 
 use crate::args::RunArgs;
 use crate::show::Display;
-use crate::{Failure, data, job, processes};
+use crate::{Failure, data, job, processes, signal};
 
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let plan = job::plan(&args.job)?;
@@ -38,7 +38,7 @@ async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) ->
     });
     let result: Result<Summary, Failure> = tokio::select! {
         result = run_in_process(plan, events, metrics) => result.map_err(Failure::from),
-        () = interrupted() => {
+        () = signal::interrupted() => {
             showing.abort();
             return Err(Failure::Interrupted("interrupted; nothing was saved".to_owned()));
         }
@@ -48,16 +48,4 @@ async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) ->
         return Err(Failure::Failed(format!("the display failed: {error}")));
     }
     result.map(drop)
-}
-
-/// Ctrl-C, or the signal with which a supervisor ends a process.
-pub(crate) async fn interrupted() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let Ok(mut terminate) = signal(SignalKind::terminate()) else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        result = tokio::signal::ctrl_c() => if result.is_err() { std::future::pending::<()>().await },
-        _ = terminate.recv() => {}
-    }
 }

@@ -209,6 +209,18 @@ fn b_the_disappearance_of_a_token_changes_nothing_and_nobody_waits() {
     assert_eq!((dispatcher.tokens().lost(), dispatcher.finished()), (1, true));
 }
 
+#[test]
+fn b_a_batch_that_a_worker_thought_dead_did_train_is_not_trained_again() {
+    let mut dispatcher = dispatcher(gba(1, 3), 2, 2);
+    let slow = work(&dispatcher.pull(Rank(0)).unwrap());
+    dispatcher.lose(Rank(0));
+    dispatcher.report(Rank(0), slow.batch, Outcome::Trained).unwrap();
+    let next = work(&dispatcher.pull(Rank(1)).unwrap());
+    assert_eq!(next.batch.first_row, 1);
+    dispatcher.report(Rank(1), next.batch, Outcome::Trained).unwrap();
+    assert!(dispatcher.finished());
+}
+
 // ---- Appendix B, algorithm 2: parameter servers -----------------------------------------------------------------------------
 
 #[test]
