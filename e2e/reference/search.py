@@ -1,14 +1,15 @@
 """How the settings in README.md were chosen: runs variations of a base setting, measures each on the validation cut
 (never on the test) and prints a line per (variation, model), the mean over the seeds.
 
-    python search.py criteo    'batch=256' 'batch=512' 'batch=512,sparse_lr=2e-3'
-    python search.py movielens 'dropout=0.3' 'dropout=0.3,epochs=10,features=user+item+genres'
+    python search.py criteo FOLDER    'batch=256' 'batch=512' 'batch=512,sparse_lr=2e-3'
+    python search.py movielens FOLDER 'dropout=0.3' 'dropout=0.3,epochs=10,features=user+item+genres'
 """
 
 from __future__ import annotations
 
 import sys
 from dataclasses import fields, replace
+from pathlib import Path
 from statistics import mean
 
 import torch
@@ -30,11 +31,11 @@ def parse(variation: str, base: Settings) -> tuple[Settings, str]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    name, variations = sys.argv[1], sys.argv[2:]
+    name, folder, variations = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
     datasets = {}
     for variation in variations:
         settings, features = parse(variation, DEFAULTS[name])
-        data = datasets.setdefault(features, load(name, None, features))
+        data = datasets.setdefault(features, load(name, folder, features))
         for model in MODELS[name]:
             runs = [list(train(data, model, settings, seed, without_valid(data), data.valid)) for seed in SEEDS[name]]
             epochs = [(mean(run[e]["auc"] for run in runs), mean(run[e]["logLoss"] for run in runs)) for e in range(settings.epochs)]

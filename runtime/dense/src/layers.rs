@@ -123,13 +123,10 @@ pub(crate) struct FirstOrder {
 
 impl FirstOrder {
     pub(crate) fn new(layout: &mut ParameterLayout, dense_features: usize) -> Self {
-        let initializer = match dense_features {
-            0 => Initializer::Zeros,
-            fan_in => Initializer::Linear { fan_in },
-        };
-        let dense =
-            (dense_features > 0).then(|| layout.push("firstOrder.weight".into(), [dense_features, 1], initializer));
-        let bias = layout.push("firstOrder.bias".into(), [1, 1], initializer);
+        // From 0, like the first-order weights of ids: a random start of a few weights outlasts many steps at small rates.
+        let dense = (dense_features > 0)
+            .then(|| layout.push("firstOrder.weight".into(), [dense_features, 1], Initializer::Zeros));
+        let bias = layout.push("firstOrder.bias".into(), [1, 1], Initializer::Zeros);
         Self { dense, bias }
     }
 
