@@ -12,6 +12,10 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   docs              writes the files that are generated from the code (CRD, manifest reference)
   quality [ARGS]    trains on real data and prints AUC by model, mode and seed; `quality --help` lists ARGS";
 
+/// The README's example and what it promises.
+const MOVIELENS: &str = "docs/examples/movielens-100k.yaml";
+const MOVIELENS_AUC: f64 = 0.785;
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -42,7 +46,45 @@ fn check() -> Result<(), String> {
 fn test() -> Result<(), String> {
     check()?;
     // One selection of packages for building and testing, so that every dependency is built once.
-    cargo(&["test", "--release", "--workspace"], "a test failed: its output is above")
+    cargo(&["test", "--release", "--workspace"], "a test failed: its output is above")?;
+    movielens()
+}
+
+/// The README's first command must reach what it promises. Skipped, aloud, where the data set cannot be had.
+fn movielens() -> Result<(), String> {
+    let rectrain = built("rectrain")?;
+    eprintln!("xtask: rectrain run {MOVIELENS}");
+    let run = |arguments: &[&str]| {
+        let output = Command::new(&rectrain).args(arguments).current_dir(workspace()).output();
+        output.map_err(|error| format!("cannot run {}: {error}", rectrain.display()))
+    };
+    let data = run(&["data", "movielens-100k"])?;
+    if !data.status.success() {
+        let reason = String::from_utf8_lossy(&data.stderr).into_owned();
+        eprintln!("xtask: SKIPPED the MovieLens run, because its data cannot be had: {reason}");
+        return Ok(());
+    }
+    let output = run(&["run", MOVIELENS, "--json"])?;
+    let summary = last_event(&output)?;
+    match summary["test"]["auc"].as_f64() {
+        Some(auc) if auc >= MOVIELENS_AUC => {
+            eprintln!("xtask: test AUC {auc:.4}, at least {MOVIELENS_AUC} is promised");
+            Ok(())
+        }
+        other => {
+            Err(format!("the MovieLens run reached a test AUC of {other:?}; at least {MOVIELENS_AUC} is promised"))
+        }
+    }
+}
+
+/// The summary that a run with `--json` printed last.
+fn last_event(output: &std::process::Output) -> Result<serde_json::Value, String> {
+    if !output.status.success() {
+        return Err(format!("the run failed: {}", String::from_utf8_lossy(&output.stderr)));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let last = text.lines().last().ok_or("the run printed nothing")?;
+    serde_json::from_str(last).map_err(|error| format!("the last line is not JSON: {error}"))
 }
 
 fn docs() -> Result<(), String> {

@@ -70,7 +70,7 @@ fn parse(arguments: &[&str]) -> Result<Plan, String> {
 /// One run; its summary.
 fn train(plan: &Plan, model: &str, mode: &str, seed: &str) -> Result<Value, String> {
     let own = [
-        format!("spec.model.hidden={}", hidden(model)),
+        shape(model).to_owned(),
         format!("spec.model.kind={model}"),
         format!("spec.training.mode={mode}"),
         format!("spec.training.seed={seed}"),
@@ -81,19 +81,16 @@ fn train(plan: &Plan, model: &str, mode: &str, seed: &str) -> Result<Value, Stri
         command.args(["--set", set]);
     }
     let output = command.output().map_err(|error| format!("cannot run rectrain: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("the run failed: {}", String::from_utf8_lossy(&output.stderr)));
-    }
-    let text = String::from_utf8_lossy(&output.stdout);
-    let last = text.lines().last().ok_or("the run printed nothing")?;
-    serde_json::from_str(last).map_err(|error| format!("the last line is not JSON: {error}"))
+    crate::last_event(&output)
 }
 
-/// The hidden layers that the reference gives the model.
-fn hidden(model: &str) -> &'static str {
+/// What the reference gives the model where the manifest leaves it open.
+fn shape(model: &str) -> &'static str {
     match model {
-        "dlrm" => "{512,256}",
-        _ => "{256,128}",
+        "dlrm" => "spec.model.hidden={512,256}",
+        "fm" => "spec.model.hidden=null",
+        "lr" => "spec.model.hidden=null,spec.model.embeddingDim=null",
+        _ => "spec.model.hidden={256,128}",
     }
 }
 

@@ -25,12 +25,15 @@ fn main() -> Result<(), DenseError> {
     let mut tower = tower(dlrm, &[DIM; SPARSE], optimizer, threads)?;
     let features = Features { samples: batch, dense: &dense, embeddings: &embeddings, linear: &[] };
     let scale = 1.0 / batch as f32;
-    println!("{threads} threads, batch {batch}, {} parameters; medians of {REPEATS}", tower.layout().total());
+    println!(
+        "{threads} threads, batch {batch}, {} parameters; median and least of {REPEATS} runs",
+        tower.layout().total()
+    );
 
-    let forward = median(|_| tower.predict(features).map(drop))?;
-    let gradients = median(|step| tower.forward_backward(features, &labels, scale, step).map(drop))?;
-    let apply = median(|step| tower.apply(step))?;
-    let step = median(|step| {
+    let forward = time(|_| tower.predict(features).map(drop))?;
+    let gradients = time(|step| tower.forward_backward(features, &labels, scale, step).map(drop))?;
+    let apply = time(|step| tower.apply(step))?;
+    let step = time(|step| {
         tower.forward_backward(features, &labels, scale, step)?;
         tower.apply(step)
     })?;
@@ -44,7 +47,7 @@ fn main() -> Result<(), DenseError> {
     let mut top = self::tower(ModelKind::Dnn { hidden: vec![512, 256] }, &[367], optimizer, threads)?;
     let zeros = vec![0.5; batch * DENSE];
     let features = Features { samples: batch, dense: &zeros, embeddings: &inputs, linear: &[] };
-    let top = median(|step| top.forward_backward(features, &labels, scale, step).map(drop))?;
+    let top = time(|step| top.forward_backward(features, &labels, scale, step).map(drop))?;
     report("the top MLP alone, forward and backward", top, batch);
     Ok(())
 }
@@ -54,8 +57,8 @@ fn tower(kind: ModelKind, dims: &[usize], optimizer: DenseOptimizer, threads: us
     Tower::new(Model::new(config)?, optimizer, TowerOptions { seed: 1, rank: 0, threads })
 }
 
-/// Median time of `work`, which is given the update count.
-fn median(mut work: impl FnMut(u64) -> Result<(), DenseError>) -> Result<Duration, DenseError> {
+/// Median and least time of `work`, which is given the update count.
+fn time(mut work: impl FnMut(u64) -> Result<(), DenseError>) -> Result<[Duration; 2], DenseError> {
     let mut times = Vec::new();
     for count in 1..=REPEATS {
         let start = Instant::now();
@@ -63,12 +66,15 @@ fn median(mut work: impl FnMut(u64) -> Result<(), DenseError>) -> Result<Duratio
         times.push(start.elapsed());
     }
     times.sort();
-    Ok(times[times.len() / 2])
+    Ok([times[times.len() / 2], times[0]])
 }
 
-fn report(what: &str, time: Duration, samples: usize) {
-    let rate = samples as f64 / time.as_secs_f64();
-    println!("{what:<42} {:>8.2} ms {rate:>9.0} samples/s", time.as_secs_f64() * 1e3);
+fn report(what: &str, times: [Duration; 2], samples: usize) {
+    let [median, least] = times.map(|time| {
+        let rate = samples as f64 / time.as_secs_f64();
+        format!("{:>8.2} ms {rate:>9.0} samples/s", time.as_secs_f64() * 1e3)
+    });
+    println!("{what:<42}{median}   least {least}");
 }
 
 /// Made-up values in [0, 1).
