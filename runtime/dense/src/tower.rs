@@ -492,6 +492,16 @@ mod tests {
         tower_with(config, 1)
     }
 
+    /// A tower none of whose parameters is 0: a weight that starts at 0 hides what is multiplied by it.
+    fn moved_tower(config: ModelConfig) -> Tower {
+        let mut tower = tower(config);
+        let stream = Stream::new(&[98]);
+        for (index, parameter) in (0..).zip(tower.parameters_mut()) {
+            *parameter += (0.2 * stream.unit(index) - 0.1) as f32;
+        }
+        tower
+    }
+
     /// A batch whose values f32 holds exactly.
     #[derive(Clone)]
     struct Sampled {
@@ -566,7 +576,7 @@ mod tests {
     /// Compares one training step with finite differences of the reference.
     fn check_step(config: ModelConfig, samples: usize, dropout: DropoutKey) {
         let name = format!("{config:?}");
-        let mut tower = tower(config.clone());
+        let mut tower = moved_tower(config.clone());
         let sampled = Sampled::new(tower.model(), samples);
         let scale = 1.0 / 3.0;
         let output = tower.forward_backward(sampled.features(), &sampled.labels, scale, STEP).unwrap();
@@ -624,7 +634,7 @@ mod tests {
     fn predictions_match_the_definition_and_drop_nothing() {
         for config in all_models() {
             let config = ModelConfig { dropout: 0.5, ..config };
-            let tower = tower(config.clone());
+            let tower = moved_tower(config.clone());
             let sampled = Sampled::new(tower.model(), 300);
             let reference = Reference { config: &config, layout: tower.layout(), dropout: None };
             let (parameters, batch) = (wide(tower.parameters()), sampled.batch());
