@@ -35,7 +35,9 @@ def main() -> None:
     datasets = {}
     for variation in variations:
         settings, features = parse(variation, DEFAULTS[name])
-        data = datasets.setdefault(features, load(name, folder, features))
+        if features not in datasets:
+            datasets[features] = load(name, folder, features)
+        data = datasets[features]
         for model in MODELS[name]:
             runs = [list(train(data, model, settings, seed, without_valid(data), data.valid)) for seed in SEEDS[name]]
             epochs = [(mean(run[e]["auc"] for run in runs), mean(run[e]["logLoss"] for run in runs)) for e in range(settings.epochs)]

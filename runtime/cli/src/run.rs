@@ -17,7 +17,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let plan = job::plan(&args.job)?;
     data::provide(&plan)?;
     let display = Display::new(args.json);
-    if let Some(auc) = data::best_possible_auc(&plan)? {
+    // Drawing the whole test part takes time, and a program that reads JSON is not told.
+    if !args.json
+        && let Some(auc) = data::best_possible_auc(&plan)?
+    {
         display.note(&format!("synthetic clicks: the best possible test AUC is {auc:.4}"));
     }
     crate::runtime()?.block_on(async {
