@@ -112,8 +112,7 @@ impl Rig {
             ..TcpConfig::default()
         };
         let transport = Arc::new(TcpTransport::new(config, counters.clone()));
-        let bind = Address::tcp("127.0.0.1", 0);
-        Self { transport, bind, counters, tester: Tester::new(), is_tcp: true }
+        Self { transport, bind: Address::tcp(own_host(), 0), counters, tester: Tester::new(), is_tcp: true }
     }
 
     fn local(bounds: Bounds) -> Self {
@@ -131,6 +130,17 @@ impl Rig {
         let serving = self.serve();
         let channel = self.transport.connect(serving.address()).unwrap();
         (serving, channel)
+    }
+}
+
+/// A loopback host that no other test of this process uses, so that a port given back can be had again. Linux answers on
+/// all of 127.0.0.0/8; elsewhere tests share one host.
+fn own_host() -> String {
+    static NEXT: AtomicUsize = AtomicUsize::new(2);
+    if cfg!(target_os = "linux") {
+        format!("127.0.{}.{}", 1 + std::process::id() % 250, NEXT.fetch_add(1, SeqCst))
+    } else {
+        "127.0.0.1".to_owned()
     }
 }
 

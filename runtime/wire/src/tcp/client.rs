@@ -125,6 +125,11 @@ impl TcpChannel {
         loop {
             let one = tokio::time::timeout(self.config.connect_timeout, TcpStream::connect(endpoint));
             match one.await {
+                Ok(Ok(stream)) if is_connected_to_itself(&stream) => {
+                    // Closed at once and with no wait, so that the service can have its port.
+                    let _ = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
+                    progress.failed_attempt("nothing listens there: the connection was to itself");
+                }
                 Ok(Ok(stream)) => match tune(&stream, &self.config) {
                     Ok(()) => return Ok(stream),
                     Err(error) => progress.failed_attempt(error),
@@ -142,6 +147,12 @@ impl TcpChannel {
             tokio::time::sleep(pause.min(left.max(Duration::from_millis(1)))).await;
         }
     }
+}
+
+/// True if nobody listens at the address and the kernel chose the very port as the caller's own: TCP then connects the
+/// socket to itself (a simultaneous open), which happens to who dials a dead service on its own machine often enough.
+fn is_connected_to_itself(stream: &TcpStream) -> bool {
+    matches!((stream.local_addr(), stream.peer_addr()), (Ok(local), Ok(peer)) if local == peer)
 }
 
 /// A connection with its tasks, which end when it is dropped.
@@ -368,5 +379,25 @@ impl Replies {
         self.counters.refused_frame(&malformed);
         tracing::warn!(peer = self.peer, reason = malformed.reason(), "closing a connection: {malformed}");
         Ended { reason: malformed.to_string().into(), malformed: Some(malformed) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_to_itself_is_told_from_one_to_a_service() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let served = TcpStream::connect(address).await.unwrap();
+        assert!(!is_connected_to_itself(&served));
+        drop((served, listener));
+
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.set_reuseaddr(true).unwrap();
+        socket.bind(address).unwrap();
+        let own = socket.connect(address).await.unwrap();
+        assert!(is_connected_to_itself(&own));
     }
 }
