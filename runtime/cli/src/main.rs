@@ -4,11 +4,14 @@
 mod args;
 mod data;
 mod job;
+mod mode;
 mod processes;
 mod role;
 mod run;
+mod running;
 mod show;
 mod signal;
+mod slow;
 
 use std::process::ExitCode;
 
@@ -55,6 +58,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Validate(job) => job::validate(&job),
         Command::Explain { topic } => job::explain(&topic),
         Command::Data { set } => data::prepare(&set),
+        Command::Mode(args) => mode::mode(&args),
         Command::Coordinator(args) => role::coordinate(&args),
         Command::Ps(args) => role::take_part(rectrain_roles::member::Role::Ps, &args),
         Command::EmbeddingWorker(args) => role::take_part(rectrain_roles::member::Role::EmbeddingWorker, &args),
