@@ -103,8 +103,12 @@ fn train(plan: &Plan, seed: &str, sets: &[String]) -> Result<(Vec<f64>, Value), 
     let mut command = Command::new(crate::built("rectrain")?);
     command.args(["run", plan.manifest.as_str(), "--json"]).current_dir(crate::workspace());
     command.args(["--set", &format!("spec.training.seed={seed}")]);
-    plan.sets.iter().chain(sets).for_each(|set| drop(command.args(["--set", set])));
-    plan.slow.iter().for_each(|slow| drop(command.args(["--slow", slow])));
+    for set in plan.sets.iter().chain(sets) {
+        command.args(["--set", set]);
+    }
+    for slow in &plan.slow {
+        command.args(["--slow", slow]);
+    }
     let output = command.output().map_err(|error| format!("cannot run rectrain: {error}"))?;
     let summary = crate::last_event(&output)?;
     let events = String::from_utf8_lossy(&output.stdout).into_owned();

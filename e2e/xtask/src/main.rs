@@ -3,6 +3,7 @@
 
 mod continual;
 mod quality;
+mod stragglers;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -12,7 +13,8 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   test              everything that must hold: formatting, lints, unit, integration and multi-process tests
   docs              writes the files that are generated from the code (CRD, manifest reference)
   quality [ARGS]    trains on real data and prints AUC by model, mode and seed; `quality --help` lists ARGS
-  continual [ARGS]  trains slice by slice, switches the mode in between, and prints AUC by slice; `continual --help` lists ARGS";
+  continual [ARGS]  trains slice by slice, switches the mode in between, and prints AUC by slice; `continual --help` lists ARGS
+  stragglers [ARGS] trains in every mode with dense workers of unequal CPU time and prints throughput, staleness and drops";
 
 /// The README's example and what it promises.
 const MOVIELENS: &str = "docs/examples/movielens-100k.yaml";
@@ -27,6 +29,7 @@ fn main() -> ExitCode {
         ["docs"] => docs(),
         ["quality", rest @ ..] => quality::run(rest),
         ["continual", rest @ ..] => continual::run(rest),
+        ["stragglers", rest @ ..] => stragglers::run(rest),
         _ => Err(USAGE.to_owned()),
     };
     match result {
