@@ -500,6 +500,7 @@ fn training(given: &TrainingSpec) -> ResolvedTraining {
         },
         seed: given.seed.unwrap_or(d::SEED),
         local_batch_size: given.local_batch_size.map(|rows| rows as usize),
+        barrier_workers: given.barrier_workers.map(|workers| workers as usize),
         gba_staleness: given.gba.as_ref().and_then(|gba| gba.staleness).unwrap_or(d::GBA_STALENESS),
         gba_key_divisor: given.gba.as_ref().and_then(|gba| gba.key_divisor).unwrap_or_default(),
         hop_bs_bound: given.hop_bs.as_ref().and_then(|hop_bs| hop_bs.bound).unwrap_or(d::HOP_BS_BOUND),
@@ -537,6 +538,12 @@ fn local_batches(job: &ResolvedJob, errors: &mut Errors) {
             training.hop_bw_backups
         );
         errors.add(at("spec.training.hopBw.backups"), message);
+    }
+    if training.barrier_workers.is_some_and(|some| some > workers) {
+        errors.add(
+            at("spec.training.barrierWorkers"),
+            format!("expected at most the {workers} dense workers of spec.roles.denseWorker.replicas"),
+        );
     }
     if !training.switch_at.is_sorted_by_key(|switch| switch.step) {
         errors.add(at("spec.training.switchAt"), "expected switches in ascending order of `step`");

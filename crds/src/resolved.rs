@@ -340,6 +340,8 @@ pub struct ResolvedTraining {
     pub seed: u64,
     /// Rows of a local batch; `None` means an equal share of the global batch for each dense worker.
     pub local_batch_size: Option<usize>,
+    /// Dense workers that train where each step has a barrier; `None` means all.
+    pub barrier_workers: Option<usize>,
     /// τ of the mode `hybrid`, in global steps.
     pub staleness: u32,
     /// ι of the mode `gba`, in global steps.

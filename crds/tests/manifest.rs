@@ -90,7 +90,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
         },
         "training": {
             "mode": "sync", "globalBatchSize": 4096, "length": {"epochs": 1}, "seed": 42, "staleness": 4,
-            "localBatchSize": null, "gbaStaleness": 4, "gbaKeyDivisor": "buffer", "hopBsBound": 2, "hopBwBackups": 1,
+            "localBatchSize": null, "barrierWorkers": null, "gbaStaleness": 4, "gbaKeyDivisor": "buffer", "hopBsBound": 2, "hopBwBackups": 1,
             "bspAggregate": null, "switchAt": [],
             "denseOptimizer": {"adam": {
                 "learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weightDecay": 0.0,
@@ -442,7 +442,7 @@ fn a_wrong_manifest_gets_a_sentence_with_file_line_field_and_what_was_expected()
 }
 
 /// Overrides of BASE, and the field and a part of the sentence of the only error: what no single field shows.
-const BAD_JOBS: [(&[&str], &str, &str); 38] = [
+const BAD_JOBS: [(&[&str], &str, &str); 39] = [
     (
         &["spec.training.mode=shadow"],
         "spec.training.mode",
@@ -516,6 +516,7 @@ const BAD_JOBS: [(&[&str], &str, &str); 38] = [
         "spec.training.localBatchSize",
         "256 rows cannot be divided equally among 3 dense workers",
     ),
+    (&["spec.training.barrierWorkers=2"], "spec.training.barrierWorkers", "at most the 1 dense workers"),
     (&["spec.training.mode=hopBw"], "spec.training.hopBw.backups", "expected fewer than there are"),
     (
         &[

@@ -398,6 +398,11 @@ pub struct TrainingSpec {
     #[schemars(range(min = 1, max = 16_777_216), extend("x-default" = "globalBatchSize / dense workers"))]
     pub local_batch_size: Option<u32>,
 
+    /// Dense workers that train in the modes with a barrier, `sync` and `hybrid`; the others wait for a switch to a mode without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024), extend("x-default" = "all dense workers"))]
+    pub barrier_workers: Option<u32>,
+
     /// Passes over the training rows. Not together with `steps`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 100_000), extend("x-default" = defaults::EPOCHS))]

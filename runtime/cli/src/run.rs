@@ -47,10 +47,14 @@ async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) ->
             display.show(&event);
         }
     });
+    let mut running = std::pin::pin!(run_with(plan, &slow, Arc::clone(&coordinator), metrics));
     let result: Result<Summary, Failure> = tokio::select! {
-        result = run_with(plan, &slow, coordinator, metrics) => result.map_err(Failure::from),
+        result = &mut running => result.map_err(Failure::from),
         () = signal::interrupted() => {
             showing.abort();
+            coordinator.fail("interrupted".to_owned(), false);
+            // Its members end in order, or are stopped.
+            let _ended = running.await;
             return Err(Failure::Interrupted("interrupted; nothing was saved".to_owned()));
         }
     };

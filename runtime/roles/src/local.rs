@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rectrain_wire::{Address, InProcess, InProcessConfig, Transport, WireCounters};
 use tokio::task::JoinSet;
@@ -61,11 +62,17 @@ pub async fn run_with(
             coordinator.fail(error.to_string(), false);
             Err(error)
         }
-    }?;
-    // The coordinator has told every member that the job has ended.
-    while members.join_next().await.is_some() {}
-    Ok(summary)
+    };
+    // The coordinator has told every member how the job has ended; one that does not hear it is stopped.
+    let ended = async { while members.join_next().await.is_some() {} };
+    if tokio::time::timeout(FAREWELL, ended).await.is_err() {
+        members.shutdown().await;
+    }
+    summary
 }
+
+/// How long members have to end after the job has.
+const FAREWELL: Duration = Duration::from_secs(5);
 
 /// A member's error reaches the coordinator; a panic reaches only its task.
 async fn first_panic(members: &mut JoinSet<Result<(), RoleError>>) -> RoleError {

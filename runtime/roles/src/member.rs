@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use rectrain_modes::Rank;
 use rectrain_proto::v1;
@@ -156,12 +157,14 @@ impl Member {
             }
             Work::DenseWorker(worker) => {
                 let dense_workers = self.connect_all(&roster.dense_workers)?;
-                let next = (self.index as usize + 1) % dense_workers.len().max(1);
+                let ring = self.plan.barrier_workers;
+                let has_next = ring > 1 && self.index < ring;
+                let next = has_next.then(|| dense_workers.get((self.index as usize + 1) % ring as usize)).flatten();
                 let peers = DensePeers {
                     coordinator: coordinator.clone(),
                     parameter_servers: self.connect_all(&roster.ps)?,
                     embedding_workers: self.connect_all(&roster.embedding_workers)?,
-                    next: dense_workers.get(next).filter(|_| dense_workers.len() > 1).cloned(),
+                    next: next.cloned(),
                 };
                 let trainer = worker.trainer(&self.plan, peers)?;
                 train_on_a_thread(&worker, trainer, self.index).await
@@ -207,23 +210,26 @@ pub(crate) fn connect(transport: &dyn Transport, address: &str) -> Result<Channe
     Ok(transport.connect(&address.parse()?)?)
 }
 
-/// Runs the training loop on a thread of its own. Dropping the future closes the worker's inbox, which ends the thread.
+/// Runs the training loop on a thread of its own. Dropping the future tells the thread to stop and waits until it has: it waits
+/// for others through this runtime, which must outlive it.
 async fn train_on_a_thread(worker: &Arc<DenseWorker>, trainer: Trainer, index: u32) -> Result<(), RoleError> {
-    struct CloseOnDrop<'a>(&'a DenseWorker);
-    impl Drop for CloseOnDrop<'_> {
+    struct StopOnDrop<'a>(&'a DenseWorker, Option<JoinHandle<()>>);
+    impl Drop for StopOnDrop<'_> {
         fn drop(&mut self) {
             self.0.close();
+            // A panic of the thread has been reported as its result.
+            let _panicked = self.1.take().map(JoinHandle::join);
         }
     }
-    let _close = CloseOnDrop(worker);
     let (done, finished) = oneshot::channel();
-    std::thread::Builder::new()
+    let thread = std::thread::Builder::new()
         .name(format!("dense-worker-{index}"))
         .spawn(move || {
             // Nobody is there to be told if the job was stopped.
             let _stopped = done.send(trainer.run());
         })
         .map_err(|source| RoleError::System { attempt: "start the training thread".to_owned(), source })?;
+    let _stop = StopOnDrop(worker, Some(thread));
     finished.await.map_err(|_| RoleError::Task { what: "the training thread", reason: "it panicked".to_owned() })?
 }
 

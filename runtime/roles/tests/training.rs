@@ -242,6 +242,17 @@ fn a_schedule_through_all_modes_loses_no_row() {
 }
 
 #[test]
+fn fewer_workers_may_train_with_a_barrier_than_without_and_none_of_them_is_missed() {
+    let few =
+        ["spec.roles.denseWorker.replicas=3", "spec.training.barrierWorkers=1", "spec.training.localBatchSize=96"];
+    let sync = digest_of(&[]);
+    assert_eq!(sync, digest_of(&few), "one of three trains");
+    let switches = switches(&[(10, "gba"), (30, "sync")]);
+    let (summary, _) = train(plan(&[&few[..2], &["spec.training.localBatchSize=32", &switches]].concat())).unwrap();
+    assert_eq!((summary.trained_rows, summary.samples, summary.mode_switches), (4000, 4000, 2));
+}
+
+#[test]
 fn local_batches_may_be_smaller_than_a_workers_share_and_change_sync_by_rounding_only() {
     let small = ["spec.training.localBatchSize=16", "spec.roles.denseWorker.replicas=2"];
     let auc = |mode: &str| {

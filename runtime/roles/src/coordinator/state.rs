@@ -96,6 +96,7 @@ struct JobFacts {
     label: String,
     has_test: bool,
     tests_on_the_next_slice: bool,
+    barrier_workers: usize,
     data: DataPlan,
 }
 
@@ -111,6 +112,7 @@ impl State {
             label: plan.schema.label.name.clone(),
             has_test: plan.test.is_some(),
             tests_on_the_next_slice: plan.tests_on_the_next_slice,
+            barrier_workers: plan.barrier_workers as usize,
             data,
         };
         Ok(Self {
@@ -378,7 +380,9 @@ impl State {
         };
         self.check_labels()?;
         let first = done.first().ok_or(RoleError::Stopped)?;
-        if let Some(other) = done.iter().find(|other| other.parameters_sha256 != first.parameters_sha256) {
+        // The others have waited for a mode without a barrier.
+        let mut in_step = done.iter().take(self.job.barrier_workers);
+        if let Some(other) = in_step.find(|other| other.parameters_sha256 != first.parameters_sha256) {
             return Err(RoleError::Diverged { rank: other.rank });
         }
         let seconds = done.iter().map(|done| done.training_seconds).fold(0.0, f64::max);
@@ -428,7 +432,9 @@ impl State {
 
     /// Global batches that are trained.
     fn step(&self) -> u64 {
-        self.training.batches_done(self.ranks.iter().map(|rank| rank.steps_done).min().unwrap_or(0))
+        self.training.batches_done(
+            self.ranks.iter().take(self.job.barrier_workers).map(|rank| rank.steps_done).min().unwrap_or(0),
+        )
     }
 
     /// Mean over the dense workers that have one.

@@ -23,8 +23,11 @@ use crate::pooling::Pooled;
 type Pushes = VecDeque<JoinHandle<Result<v1::BackwardReply, RoleError>>>;
 
 impl Trainer {
-    /// Trains from the order's step and batch on until it ends. At most τ + 1 steps' gradients are on their way.
+    /// Trains from the order's step and batch on until it ends, if this worker takes part in that. At most τ + 1 steps' gradients are on their way.
     pub(super) fn train_with_barrier(&mut self, order: &v1::Order, staleness: u64) -> Result<(), RoleError> {
+        if self.rank.0 >= self.plan.barrier_workers {
+            return Ok(());
+        }
         // The step it trains, those that may be in flight beside it, and in `sync` the next one, which waits at the servers.
         let steps_ahead = staleness.max(1) as usize + 1;
         let pushes_ahead = (staleness as usize + 1) * self.plan.pieces_of(self.rank).len();
@@ -83,7 +86,7 @@ impl Trainer {
     fn sum_over_workers(&mut self, step: GlobalStep) -> Result<(), RoleError> {
         let Some(next) = self.peers.next.clone() else { return Ok(()) };
         let reducing = Instant::now();
-        let (rank, ranks, ring) = (self.rank, self.plan.replicas.dense_workers, Arc::clone(&self.ring));
+        let (rank, ranks, ring) = (self.rank, self.plan.barrier_workers, Arc::clone(&self.ring));
         let (waits, tower) = (&self.waits, &mut self.tower);
         waits.wait(all_reduce(step, rank, ranks, tower.gradients_mut(), &next, &ring))?;
         self.metrics.all_reduce.observe(reducing.elapsed().as_secs_f64());

@@ -103,6 +103,8 @@ pub struct JobPlan {
     pub global_batch_rows: u64,
     /// Rows of a local batch: a global batch is made of them, the last one possibly smaller.
     pub local_batch_rows: u64,
+    /// Dense workers, from rank 0, that train where each step has a barrier.
+    pub barrier_workers: u32,
     /// Whether the test is each time the next slice of the training data, a slice being a chunk.
     pub tests_on_the_next_slice: bool,
     /// Global batches in a chunk, the piece of data that is leased to a loader.
@@ -152,7 +154,10 @@ impl JobPlan {
 
     /// The pieces of a global batch that are this dense worker's where each step has a barrier.
     pub(crate) fn pieces_of(&self, rank: Rank) -> Range<u32> {
-        let share = share_of_batch(self.pieces() as usize, rank, self.replicas.dense_workers);
+        if rank.0 >= self.barrier_workers {
+            return 0..0;
+        }
+        let share = share_of_batch(self.pieces() as usize, rank, self.barrier_workers);
         share.start as u32..share.end as u32
     }
 
