@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::{ClusterSpec, LinkSpec, ServerSpec, Slowness, WorkerSpec};
+use super::{Cause, ClusterSpec, LinkSpec, ServerSpec, Slowness, StepTime, WorkerSpec};
 
 /// Virtual time in nanoseconds from the beginning: whole, so that the order of events never hangs on rounding.
 pub(super) type Time = u64;
@@ -59,6 +59,11 @@ impl<E> Timeline<E> {
         (at <= self.end).then_some(event)
     }
 
+    /// Whether `at` is after the end.
+    pub(super) fn is_over(&self, at: Time) -> bool {
+        at > self.end
+    }
+
     /// How much of `from`..`to` lies before the end.
     pub(super) fn within(&self, from: Time, to: Time) -> Time {
         to.min(self.end).saturating_sub(from)
@@ -84,7 +89,7 @@ impl Random {
     }
 
     /// In (0, 1].
-    fn uniform(&mut self) -> f64 {
+    pub(super) fn uniform(&mut self) -> f64 {
         ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
 
@@ -119,24 +124,17 @@ impl WorkerSpeed {
 
     /// What the next batch of `rows` rows, begun at `now`, takes.
     pub(super) fn batch(&mut self, now: Time, rows: u32) -> Time {
-        let base = self.spec.seconds_per_batch + self.spec.seconds_per_row * f64::from(rows);
-        let number = self.batches;
-        self.batches += 1;
-        let seconds = match &self.spec.slowness {
-            Slowness::None => base,
-            Slowness::Constant { factor } => base * factor,
-            Slowness::Periodic { factor, period_seconds, slow_seconds, offset_seconds } => {
-                let phase = (now as f64 * 1e-9 - offset_seconds).rem_euclid(*period_seconds);
-                if phase < *slow_seconds { base * factor } else { base }
+        let now = now as f64 * 1e-9;
+        let base = match &self.spec.step {
+            StepTime::Constant { seconds_per_batch, seconds_per_row } => {
+                seconds_per_batch + seconds_per_row * f64::from(rows)
             }
-            Slowness::HeavyTailed { probability, shape, limit } => {
-                // Both are drawn for every batch, so that a batch's slowness does not depend on those before it.
-                let (hit, multiple) = (self.random.uniform() <= *probability, self.random.pareto(*shape));
-                if hit { base * multiple.min(*limit) } else { base }
-            }
-            Slowness::Trace { batch_seconds } => batch_seconds[number % batch_seconds.len()],
+            StepTime::Trace { batch_seconds, first } => batch_seconds[(first + self.batches) % batch_seconds.len()],
         };
-        nanoseconds(seconds)
+        self.batches += 1;
+        let random = &mut self.random;
+        let slower = self.spec.slowness.iter().fold(1.0, |slower, slowness| slower * factor(slowness, now, random));
+        nanoseconds(base * slower)
     }
 
     /// Time to the next failure, and the recovery after it.
@@ -152,6 +150,23 @@ impl WorkerSpeed {
     }
 }
 
+/// How many times longer a batch takes that begins at `now` (seconds). Random numbers are drawn for every batch, so that a batch's
+/// slowness does not depend on when it and those before it began.
+fn factor(slowness: &Slowness, now: f64, random: &mut Random) -> f64 {
+    let factor = match slowness.cause {
+        Cause::Constant { factor } => factor,
+        Cause::Periodic { factor, period_seconds, slow_seconds, offset_seconds } => {
+            let phase = (now - offset_seconds).rem_euclid(period_seconds);
+            if phase < slow_seconds { factor } else { 1.0 }
+        }
+        Cause::HeavyTailed { probability, shape, limit } => {
+            let (hit, multiple) = (random.uniform() <= probability, random.pareto(shape));
+            if hit { multiple.min(limit) } else { 1.0 }
+        }
+    };
+    if (slowness.from_seconds..slowness.until_seconds).contains(&now) { factor } else { 1.0 }
+}
+
 /// A server that serves one request after the other.
 pub(super) struct ServerQueue {
     service: Time,
@@ -159,8 +174,10 @@ pub(super) struct ServerQueue {
 }
 
 impl ServerQueue {
-    pub(super) fn all(servers: &[ServerSpec]) -> Vec<Self> {
-        servers.iter().map(|s| Self { service: nanoseconds(s.seconds_per_request), free_at: 0 }).collect()
+    /// Each with requests of `bytes`.
+    pub(super) fn all(servers: &[ServerSpec], bytes: f64) -> Vec<Self> {
+        let service = |s: &ServerSpec| nanoseconds(s.seconds_per_request + bytes / s.bytes_per_second);
+        servers.iter().map(|s| Self { service: service(s), free_at: 0 }).collect()
     }
 
     /// When a request that arrives at `now` is served.

@@ -61,12 +61,21 @@ struct World<'a> {
     workers: Vec<Worker>,
     servers: Vec<GradientServer<()>>,
     queues: Vec<ServerQueue>,
-    /// A server's share of the parameters of a batch, and of its gradients.
+    /// Parameters of a batch, and as many of its gradients, over the worker's link: what goes to and comes from the servers at the
+    /// same time shares it.
     bytes: f64,
     tally: Tally,
 }
 
 pub(super) fn run(simulation: &Simulation, mode: TokenMode) -> Result<Report, SimulationError> {
+    let mut world = begin(simulation, mode)?;
+    while let Some(event) = world.timeline.next() {
+        world.handle(event)?;
+    }
+    Ok(world.report(mode))
+}
+
+fn begin(simulation: &Simulation, mode: TokenMode) -> Result<World<'_>, SimulationError> {
     let cluster = &simulation.cluster;
     let (n, servers) = (cluster.workers.len(), cluster.servers.len());
     let setup = DispatcherSetup {
@@ -96,15 +105,12 @@ pub(super) fn run(simulation: &Simulation, mode: TokenMode) -> Result<Report, Si
         known: vec![0; n],
         workers: WorkerSpeed::all(cluster, simulation.seed).into_iter().map(worker).collect(),
         servers: (0..servers).map(|_| GradientServer::new(mode, n as u32, GlobalStep(0), 0)).collect(),
-        queues: ServerQueue::all(&cluster.servers),
-        bytes: bytes / servers as f64,
-        tally: Tally::new(n),
+        queues: ServerQueue::all(&cluster.servers, bytes / servers as f64),
+        bytes,
+        tally: Tally::new(simulation),
     };
     (0..n as u32).for_each(|rank| world.start(rank));
-    while let Some(event) = world.timeline.next() {
-        world.handle(event)?;
-    }
-    Ok(world.report(mode))
+    Ok(world)
 }
 
 impl World<'_> {
@@ -117,7 +123,7 @@ impl World<'_> {
             }
             Event::Pull(life) => self.pull(life)?,
             Event::Report(life, batch, outcome) => {
-                self.tally.rows[life.rank as usize] += u64::from(batch.rows);
+                self.tally.finished(life.rank, batch.rows, self.timeline.now);
                 let answers = self.dispatcher.report(Rank(life.rank), batch, outcome)?;
                 self.answer(answers);
             }
@@ -218,12 +224,12 @@ impl World<'_> {
             }
             Event::Computed(_, since) => {
                 worker.computing_since = None;
-                self.tally.busy_nanoseconds += now - since;
+                self.tally.busy += now - since;
                 worker.machine.computed()?
             }
             Event::Fails(_, recovery) => {
                 if let Some(since) = worker.computing_since.take() {
-                    self.tally.busy_nanoseconds += now - since;
+                    self.tally.busy += now - since;
                 }
                 worker.incarnation += 1;
                 self.timeline.plan(now + recovery, Event::Recovers(life.rank));
@@ -286,7 +292,7 @@ impl World<'_> {
         // Batches under way at the end were computed in part.
         for worker in &self.workers {
             if let Some(since) = worker.computing_since {
-                self.tally.busy_nanoseconds += self.timeline.within(since, Time::MAX);
+                self.tally.busy += self.timeline.within(since, Time::MAX);
             }
         }
         let mut report = self.tally.report(self.simulation);
@@ -306,3 +312,6 @@ impl World<'_> {
         report
     }
 }
+
+#[cfg(test)]
+mod tests;
