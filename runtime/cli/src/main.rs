@@ -9,6 +9,7 @@ mod role;
 mod run;
 mod show;
 mod signal;
+mod simulate;
 
 use std::process::ExitCode;
 
@@ -54,6 +55,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Run(args) => run::run(&args),
         Command::Validate(job) => job::validate(&job),
         Command::Explain { topic } => job::explain(&topic),
+        Command::Simulate(args) => simulate::run(&args),
         Command::Data { set } => data::prepare(&set),
         Command::Coordinator(args) => role::coordinate(&args),
         Command::Ps(args) => role::take_part(rectrain_roles::member::Role::Ps, &args),

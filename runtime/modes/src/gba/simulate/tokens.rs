@@ -306,8 +306,9 @@ impl World<'_> {
         report.mean_staleness_rows =
             report.mean_staleness * rows * f64::from(mode.capacity(report.workers as u32).get());
         report.dropped_batches = counts.excluded + counts.late;
-        report.trained_samples_per_second =
-            (counts.buffered - counts.excluded) as f64 * rows / self.simulation.seconds.max(1e-9);
+        // Servers have some of the last batches that workers have not reported.
+        let trained = (counts.buffered - counts.excluded) as f64 * rows / self.simulation.seconds.max(1e-9);
+        report.trained_samples_per_second = trained.min(report.global_samples_per_second);
         report.lost_tokens = self.dispatcher.tokens().lost();
         report
     }
