@@ -153,7 +153,7 @@ pub struct CrashesSpec {
 #[serde(rename_all = "camelCase", default)]
 pub struct SimulatedServersSpec {
     /// How many.
-    #[schemars(range(min = 1, max = 64), extend("x-default" = "one for 100 workers, from 2 to 8"))]
+    #[schemars(range(min = 1, max = 64), extend("x-default" = "one for 100 workers, from 2 to 64"))]
     pub count: Option<u32>,
 
     /// Seconds a pull or a push takes a server besides its bytes; one follows the other.

@@ -101,7 +101,8 @@ fn the_table_and_the_drawing_show_every_mode() {
     let set = "spec.workers={4,8},spec.seconds=4,spec.stragglers[0].untilSeconds=3";
     let output = rectrain(folder.path(), &["simulate", example.to_str().unwrap(), "--set", set, "--svg", "plot.svg"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let table = String::from_utf8(output.stdout).unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let table = text.split_once('\n').unwrap().1;
     let svg = std::fs::read_to_string(folder.path().join("plot.svg")).unwrap();
     for mode in ["sync", "hybrid", "async", "gba", "hop-bs", "hop-bw", "bsp"] {
         assert_eq!(table.matches(&format!(" {mode} ")).count(), 2, "{mode} in {table}");

@@ -123,7 +123,7 @@ fn worker(spec: &SimulationSpec, trace: Option<&Trace>, rank: usize) -> WorkerSp
 }
 
 fn servers(spec: &SimulationSpec, workers: u32) -> Vec<ServerSpec> {
-    let count = spec.servers.count.unwrap_or((workers / 100).clamp(2, 8));
+    let count = spec.servers.count.unwrap_or((workers / 100).clamp(2, 64));
     let server = |index: u32| {
         let factor = spec.servers.slow.filter(|slow| index < slow.count).map_or(1.0, |slow| slow.factor);
         ServerSpec {

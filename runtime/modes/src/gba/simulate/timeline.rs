@@ -17,46 +17,40 @@ pub(super) struct Timeline<E> {
     pub(super) now: Time,
     end: Time,
     planned: u64,
-    events: BinaryHeap<Planned<E>>,
-}
-
-struct Planned<E> {
-    at: Reverse<(Time, u64)>,
-    event: E,
-}
-
-impl<E> PartialEq for Planned<E> {
-    fn eq(&self, other: &Self) -> bool {
-        self.at == other.at
-    }
-}
-impl<E> Eq for Planned<E> {}
-impl<E> PartialOrd for Planned<E> {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl<E> Ord for Planned<E> {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.at.cmp(&other.at)
-    }
+    /// When, in which order planned, and the place in `events`: small, as the heap moves them about.
+    queue: BinaryHeap<Reverse<(Time, u64, usize)>>,
+    events: Vec<Option<E>>,
+    free: Vec<usize>,
 }
 
 impl<E> Timeline<E> {
     pub(super) fn new(seconds: f64) -> Self {
-        Self { now: 0, end: nanoseconds(seconds), planned: 0, events: BinaryHeap::new() }
+        Self {
+            now: 0,
+            end: nanoseconds(seconds),
+            planned: 0,
+            queue: BinaryHeap::new(),
+            events: Vec::new(),
+            free: Vec::new(),
+        }
     }
 
     pub(super) fn plan(&mut self, at: Time, event: E) {
         self.planned += 1;
-        self.events.push(Planned { at: Reverse((at.max(self.now), self.planned)), event });
+        let place = self.free.pop().unwrap_or(self.events.len());
+        if place == self.events.len() {
+            self.events.push(None);
+        }
+        self.events[place] = Some(event);
+        self.queue.push(Reverse((at.max(self.now), self.planned, place)));
     }
 
     /// The next event before the end; the clock is then at its time.
     pub(super) fn next(&mut self) -> Option<E> {
-        let Planned { at: Reverse((at, _)), event } = self.events.pop()?;
+        let Reverse((at, _, place)) = self.queue.pop()?;
         self.now = at.min(self.end);
-        (at <= self.end).then_some(event)
+        self.free.push(place);
+        self.events[place].take().filter(|_| at <= self.end)
     }
 
     /// Whether `at` is after the end.

@@ -29,7 +29,8 @@ enum Event {
     ServerAt(Server, GlobalStep),
     /// At a worker.
     Answer(Life, Reply),
-    Parameters(Life, Server, GlobalStep),
+    /// The last of the servers' parameters.
+    Parameters(Life),
     Computed(Life, Time),
     Acknowledged(Life, Server, Batch, Outcome),
     Fails(Life, Time),
@@ -49,6 +50,8 @@ struct Worker {
     assignment: Option<Assignment>,
     pulled: Vec<GlobalStep>,
     missing: usize,
+    /// When the parameters served so far have all arrived.
+    pulled_at: Time,
     computing_since: Option<Time>,
 }
 
@@ -96,6 +99,7 @@ fn begin(simulation: &Simulation, mode: TokenMode) -> Result<World<'_>, Simulati
         assignment: None,
         pulled: vec![GlobalStep(0); servers],
         missing: 0,
+        pulled_at: 0,
         computing_since: None,
     };
     let mut world = World {
@@ -142,11 +146,7 @@ impl World<'_> {
                 let served = self.queues[server.0 as usize].serve(self.timeline.now);
                 self.timeline.plan(served, Event::PullServed(life, server));
             }
-            Event::PullServed(life, server) => {
-                let step = self.servers[server.0 as usize].step();
-                let at = self.timeline.now + self.link(life.rank, self.bytes);
-                self.timeline.plan(at, Event::Parameters(life, server, step));
-            }
+            Event::PullServed(life, server) => self.send_parameters(life, server),
             Event::PushArrives(life, server, push) => {
                 let served = self.queues[server.0 as usize].serve(self.timeline.now);
                 self.timeline.plan(served, Event::PushServed(life, server, push));
@@ -154,7 +154,7 @@ impl World<'_> {
             Event::PushServed(life, server, push) => self.take(life, server, push)?,
             Event::Recovers(rank) => self.start(rank),
             Event::Answer(life, _)
-            | Event::Parameters(life, ..)
+            | Event::Parameters(life)
             | Event::Computed(life, _)
             | Event::Acknowledged(life, ..)
             | Event::Fails(life, _) => {
@@ -188,6 +188,20 @@ impl World<'_> {
         }
     }
 
+    fn send_parameters(&mut self, life: Life, server: Server) {
+        let at = self.timeline.now + self.link(life.rank, self.bytes);
+        let worker = &mut self.workers[life.rank as usize];
+        if worker.incarnation != life.incarnation {
+            return;
+        }
+        worker.pulled[server.0 as usize] = self.servers[server.0 as usize].step();
+        worker.pulled_at = worker.pulled_at.max(at);
+        worker.missing -= 1;
+        if worker.missing == 0 {
+            self.timeline.plan(worker.pulled_at, Event::Parameters(life));
+        }
+    }
+
     fn take(&mut self, life: Life, server: Server, push: Push<()>) -> Result<(), SimulationError> {
         let batch = push.batch;
         let place = server.0 as usize;
@@ -212,14 +226,10 @@ impl World<'_> {
         let actions = match event {
             Event::Answer(_, reply) => worker.machine.answered(reply)?,
             Event::Acknowledged(_, server, batch, outcome) => worker.machine.acknowledged(server, batch, outcome)?,
-            Event::Parameters(_, server, step) => {
-                worker.pulled[server.0 as usize] = step;
-                worker.missing -= 1;
-                if worker.missing == 0 {
-                    worker.computing_since = Some(now);
-                    let done = now + worker.speed.batch(now, self.simulation.local_rows);
-                    self.timeline.plan(done, Event::Computed(life, now));
-                }
+            Event::Parameters(_) => {
+                worker.computing_since = Some(now);
+                let done = now + worker.speed.batch(now, self.simulation.local_rows);
+                self.timeline.plan(done, Event::Computed(life, now));
                 return Ok(());
             }
             Event::Computed(_, since) => {
