@@ -47,6 +47,12 @@ pub const EPOCHS: u32 = 1;
 pub const SEED: u64 = 42;
 /// `spec.training.hybrid.staleness`
 pub const STALENESS: u32 = 4;
+/// `spec.training.gba.staleness`
+pub const GBA_STALENESS: u32 = 4;
+/// `spec.training.hopBs.bound`
+pub const HOP_BS_BOUND: u32 = 2;
+/// `spec.training.hopBw.backups`
+pub const HOP_BW_BACKUPS: u32 = 1;
 /// Learning rate of Adam and AdamW
 pub const ADAM_LEARNING_RATE: f64 = 1e-3;
 /// `beta1` of Adam and AdamW

@@ -23,6 +23,8 @@ pub(crate) fn resolve(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldErro
         checkpoint: spec.checkpoint.as_ref().and_then(checkpoint),
         suspend: spec.suspend.unwrap_or(false),
     };
+    local_batches(&resolved, &mut errors);
+    slices(spec, &resolved, &mut errors);
     if errors.0.is_empty() { Ok(resolved) } else { Err(errors.0) }
 }
 
@@ -332,7 +334,8 @@ fn split(given: &SplitSpec) -> Option<ResolvedSplit> {
             },
         })
     };
-    position.or_else(fraction).or_else(time)
+    let slices = || given.slices.as_ref().map(|slices| ResolvedSplit::Slices { rows: slices.rows });
+    position.or_else(fraction).or_else(time).or_else(slices)
 }
 
 fn bad_rows(given: Option<&BadRowsSpec>) -> ResolvedBadRows {
@@ -496,12 +499,71 @@ fn training(given: &TrainingSpec) -> ResolvedTraining {
             None => TrainingLength::Epochs(given.epochs.unwrap_or(d::EPOCHS)),
         },
         seed: given.seed.unwrap_or(d::SEED),
+        local_batch_size: given.local_batch_size.map(|rows| rows as usize),
+        gba_staleness: given.gba.as_ref().and_then(|gba| gba.staleness).unwrap_or(d::GBA_STALENESS),
+        gba_key_divisor: given.gba.as_ref().and_then(|gba| gba.key_divisor).unwrap_or_default(),
+        hop_bs_bound: given.hop_bs.as_ref().and_then(|hop_bs| hop_bs.bound).unwrap_or(d::HOP_BS_BOUND),
+        hop_bw_backups: given.hop_bw.as_ref().and_then(|hop_bw| hop_bw.backups).unwrap_or(d::HOP_BW_BACKUPS),
+        bsp_aggregate: given.bsp.as_ref().and_then(|bsp| bsp.aggregate),
+        switch_at: given.switch_at.clone(),
         staleness: given.hybrid.as_ref().and_then(|hybrid| hybrid.staleness).unwrap_or(d::STALENESS),
         dense_optimizer: dense_optimizer(&optimizer.dense.unwrap_or_default()),
         sparse_optimizer: sparse_optimizer(&optimizer.sparse.unwrap_or_default()),
         embedding_value_type: given.embedding_value_type.unwrap_or_default(),
         compression: given.compression.unwrap_or_default(),
         evaluation: evaluation(given.evaluation.as_ref()),
+    }
+}
+
+/// Without a barrier a global batch is made of whole local batches (M of them are a step of `gba`), and switches follow one
+/// another.
+fn local_batches(job: &ResolvedJob, errors: &mut Errors) {
+    let training = &job.training;
+    let (rows, workers) = (training.global_batch_size, job.roles.dense_worker.replicas);
+    let modes = || std::iter::once(training.mode).chain(training.switch_at.iter().map(|switch| switch.mode));
+    if let Some(mode) = modes().find(|mode| !mode.has_barrier())
+        && training.local_batch_size.is_none()
+        && !rows.is_multiple_of(workers)
+    {
+        let message = format!(
+            "mode {mode} makes a global batch of M equal local batches, and {rows} rows cannot be divided equally among {workers} \
+             dense workers: give a local batch size that divides {rows}, so that M = {rows} / localBatchSize"
+        );
+        errors.add(at("spec.training.localBatchSize"), message);
+    }
+    if modes().any(|mode| mode == Mode::HopBw) && training.hop_bw_backups as usize >= workers {
+        let message = format!(
+            "hopBw drops the gradients of the {} slowest of {workers} dense workers: expected fewer than there are",
+            training.hop_bw_backups
+        );
+        errors.add(at("spec.training.hopBw.backups"), message);
+    }
+    if !training.switch_at.is_sorted_by_key(|switch| switch.step) {
+        errors.add(at("spec.training.switchAt"), "expected switches in ascending order of `step`");
+    }
+}
+
+/// Continual training goes through the rows once and in their order.
+fn slices(spec: &RecTrainingJobSpec, job: &ResolvedJob, errors: &mut Errors) {
+    let DataSource::Files(FilePlan { parts: TrainTest::Divided { split: ResolvedSplit::Slices { rows }, .. }, .. }) =
+        &job.data.source
+    else {
+        return;
+    };
+    let training = &job.training;
+    if !rows.is_multiple_of(training.global_batch_size as u64) {
+        let message = format!("expected a multiple of spec.training.globalBatchSize ({})", training.global_batch_size);
+        errors.add(at("spec.data.split.slices.rows"), message);
+    }
+    if job.data.shuffle_window_rows.is_some() {
+        errors.add(at("spec.data.shuffle"), "slices are trained in the order of the rows: remove `shuffle`");
+    }
+    if training.length != TrainingLength::Epochs(1) {
+        let length = if matches!(training.length, TrainingLength::Epochs(_)) { "epochs" } else { "steps" };
+        errors.add(at("spec.training").key(length), "slices are gone through once: remove it");
+    }
+    if spec.training.as_ref().is_some_and(|training| training.evaluation.is_some()) {
+        errors.add(at("spec.training.evaluation"), "slices say when the model is tested, and on what: remove it");
     }
 }
 

@@ -8,7 +8,10 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::{Compression, CrossStructure, DeviceKind, MissingSparse, Mode, ModelKind, Pooling, Resume, ValueType};
+use crate::{
+    Compression, CrossStructure, DeviceKind, KeyDivisor, MissingSparse, Mode, ModelKind, Pooling, Resume, SwitchSpec,
+    ValueType,
+};
 
 /// A whole job.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -241,6 +244,11 @@ pub enum ResolvedSplit {
         /// The first moment of the test.
         test_from: ResolvedTime,
     },
+    /// Each slice is the test of the model trained on those before it.
+    Slices {
+        /// Rows of a slice, a multiple of the global batch.
+        rows: u64,
+    },
 }
 
 /// A moment.
@@ -330,8 +338,22 @@ pub struct ResolvedTraining {
     pub length: TrainingLength,
     /// Seed of everything random but synthetic rows.
     pub seed: u64,
+    /// Rows of a local batch; `None` means an equal share of the global batch for each dense worker.
+    pub local_batch_size: Option<usize>,
     /// τ of the mode `hybrid`, in global steps.
     pub staleness: u32,
+    /// ι of the mode `gba`, in global steps.
+    pub gba_staleness: u32,
+    /// What the sum of a key's gradients is divided by in the mode `gba`.
+    pub gba_key_divisor: KeyDivisor,
+    /// b1 of the mode `hopBs`, in local batches.
+    pub hop_bs_bound: u32,
+    /// b3 of the mode `hopBw`, in dense workers.
+    pub hop_bw_backups: u32,
+    /// b2 of the mode `bsp`, in local batches; `None` means those of a global batch.
+    pub bsp_aggregate: Option<u32>,
+    /// Switches of the mode, steps ascending.
+    pub switch_at: Vec<SwitchSpec>,
     /// Optimizer of the dense parameters.
     pub dense_optimizer: ResolvedDenseOptimizer,
     /// Optimizer of the embedding rows.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::manifest::{DocumentKind, Sources, read_document, typed};
-use crate::{FieldError, FieldPath, HybridSpec, ManifestError, Override, defaults, schema};
+use crate::{FieldError, FieldPath, HopBsSpec, HybridSpec, ManifestError, Mode, Override, defaults, schema};
 
 /// The default of `spec.workers`.
 const WORKERS: [u32; 1] = [8];
@@ -33,35 +33,6 @@ const DENSE_BYTES: f64 = 1e6;
 const EMBEDDING_BYTES_PER_ROW: f64 = 1664.0;
 /// The default of `spec.network.detectionSeconds`.
 const DETECTION_SECONDS: f64 = 5.0;
-/// The default of `spec.gba.tolerance`, the paper's ι for two of its three tasks.
-const TOLERANCE: u32 = 4;
-/// The default of `spec.hopBs.bound`, the paper's b1.
-const BOUND: u32 = 2;
-
-/// The training modes that can be simulated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum SimulatedMode {
-    /// A barrier each step, look-ups and updates within it.
-    Sync,
-    /// A barrier each step for the dense gradients, look-ups and embedding updates beside it.
-    Hybrid,
-    /// Each gradient is applied as it comes.
-    Async,
-    /// Global-batch gradient aggregation.
-    Gba,
-    /// Bounded staleness.
-    HopBs,
-    /// Backup workers.
-    HopBw,
-    /// Asynchronous bulk synchronous parallel.
-    Bsp,
-}
-
-impl SimulatedMode {
-    /// All of them, in the order in which they are reported.
-    pub const ALL: [Self; 7] = [Self::Sync, Self::Hybrid, Self::Async, Self::Gba, Self::HopBs, Self::HopBw, Self::Bsp];
-}
 
 /// A group of workers with a trouble. Groups follow one another along the workers, and go on at the first when they have reached
 /// the last: shares that add up to at most 1 do not overlap. A worker in several groups has the troubles of all.
@@ -250,8 +221,8 @@ pub struct SimulatedGbaSpec {
     pub local_batch_size: Option<u32>,
 
     /// ι: a gradient that is more than so many global steps old is left out of the dense parameters.
-    #[schemars(range(min = 0, max = 1_000_000), extend("x-default" = TOLERANCE))]
-    pub tolerance: u32,
+    #[schemars(range(min = 0, max = 1024), extend("x-default" = defaults::GBA_STALENESS))]
+    pub staleness: u32,
 
     /// What becomes of the tokens of workers that died.
     #[schemars(extend("x-default" = SimulatedLostTokens::Vanish))]
@@ -260,22 +231,7 @@ pub struct SimulatedGbaSpec {
 
 impl Default for SimulatedGbaSpec {
     fn default() -> Self {
-        Self { local_batch_size: None, tolerance: TOLERANCE, lost_tokens: SimulatedLostTokens::default() }
-    }
-}
-
-/// Settings of the mode `hopBs`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", default)]
-pub struct SimulatedHopBsSpec {
-    /// b1: how many batches the fastest worker may be ahead of the slowest.
-    #[schemars(range(min = 0, max = 1_000_000), extend("x-default" = BOUND))]
-    pub bound: u32,
-}
-
-impl Default for SimulatedHopBsSpec {
-    fn default() -> Self {
-        Self { bound: BOUND }
+        Self { local_batch_size: None, staleness: defaults::GBA_STALENESS, lost_tokens: SimulatedLostTokens::default() }
     }
 }
 
@@ -307,7 +263,7 @@ pub struct SimulationSpec {
 
     /// The training modes to compare.
     #[schemars(length(min = 1, max = 7), extend("x-default" = "all seven"))]
-    pub modes: Vec<SimulatedMode>,
+    pub modes: Vec<Mode>,
 
     /// How many seconds of training are simulated.
     #[schemars(range(min = 0.001, max = 10_000_000.0), extend("x-default" = SECONDS))]
@@ -353,7 +309,7 @@ pub struct SimulationSpec {
     pub gba: SimulatedGbaSpec,
 
     /// Settings of the mode `hopBs`.
-    pub hop_bs: SimulatedHopBsSpec,
+    pub hop_bs: HopBsSpec,
 
     /// Settings of the mode `hopBw`.
     pub hop_bw: SimulatedHopBwSpec,
@@ -366,7 +322,7 @@ impl Default for SimulationSpec {
     fn default() -> Self {
         Self {
             workers: WORKERS.into(),
-            modes: SimulatedMode::ALL.into(),
+            modes: Mode::ALL.into(),
             seconds: SECONDS,
             seed: defaults::SEED,
             local_batch_size: LOCAL_BATCH_SIZE,
@@ -378,7 +334,7 @@ impl Default for SimulationSpec {
             network: NetworkSpec::default(),
             hybrid: HybridSpec::default(),
             gba: SimulatedGbaSpec::default(),
-            hop_bs: SimulatedHopBsSpec::default(),
+            hop_bs: HopBsSpec::default(),
             hop_bw: SimulatedHopBwSpec::default(),
             bsp: SimulatedBspSpec::default(),
         }
@@ -476,7 +432,7 @@ fn contradictions(spec: &SimulationSpec) -> Vec<FieldError> {
     {
         report("servers.slow.count", format!("expected at most the number of servers, found {}", slow.count));
     }
-    if spec.modes.contains(&SimulatedMode::HopBw) && spec.hop_bw.backups.is_some_and(|backups| backups >= fewest) {
+    if spec.modes.contains(&Mode::HopBw) && spec.hop_bw.backups.is_some_and(|backups| backups >= fewest) {
         report("hopBw.backups", format!("expected fewer than there are workers ({fewest}): a step needs a gradient"));
     }
     for (index, group) in spec.stragglers.iter().enumerate() {
@@ -537,7 +493,7 @@ mod tests {
     fn an_empty_spec_takes_every_default_and_a_single_value_stands_for_a_list() {
         assert_eq!(load("{}").unwrap(), SimulationSpec::default());
         let spec = load("{workers: 80, modes: gba, stepSeconds: 0.2, stragglers: [{workers: 7, factor: 2}]}").unwrap();
-        assert_eq!((spec.workers, spec.modes), (vec![80], vec![SimulatedMode::Gba]));
+        assert_eq!((spec.workers, spec.modes), (vec![80], vec![Mode::Gba]));
         assert_eq!(spec.step_seconds, [0.2]);
         assert_eq!(spec.stragglers[0].workers.as_deref(), Some(&[7][..]));
     }

@@ -126,11 +126,21 @@ pub struct TimeSplit {
     pub test_from: TimeBound,
 }
 
-/// Which rows of one source are the test. Exactly one of the three ways.
+/// Continual training: the rows in their order are cut into slices, and training goes through one slice after the other.
+/// Wherever it has come to the end of one, the model is tested on the next one before it trains on it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SliceSplit {
+    /// Rows of a slice: a multiple of `spec.training.globalBatchSize`. Required.
+    #[schemars(range(min = 1, max = 1_000_000_000_000u64))]
+    pub rows: u64,
+}
+
+/// Which rows of one source are the test. Exactly one of the four ways.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("[has(self.position), has(self.fraction), has(self.time)].filter(given, given).size() == 1").message("expected exactly one of `position`, `fraction` and `time`")
+    validation = Rule::new("[has(self.position), has(self.fraction), has(self.time), has(self.slices)].filter(given, given).size() == 1").message("expected exactly one of `position`, `fraction`, `time` and `slices`")
 )]
 pub struct SplitSpec {
     /// By position: the first rows train.
@@ -144,6 +154,10 @@ pub struct SplitSpec {
     /// By time: what happened earlier trains.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<TimeSplit>,
+
+    /// By slices: each slice is the test of the model that has trained on those before it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slices: Option<SliceSplit>,
 }
 
 /// Rows made up on the fly, with Criteo's columns: `label`, counts `I1`, `I2` … and ids `C1`, `C2` …, as many as the
@@ -248,7 +262,7 @@ pub struct StorageSpec {
 #[x_kube(
     validation = Rule::new("[has(self.train), has(self.source), has(self.synthetic)].filter(given, given).size() == 1").message("expected exactly one of `train` (files of their own for training, and `test`), `source` (one set of files, and `split`) and `synthetic`"),
     validation = Rule::new("!has(self.test) || has(self.train)").message("`test` goes with `train`: with `source` the test comes from `split`, and `synthetic` makes its own").field_path(".test"),
-    validation = Rule::new("!has(self.source) || has(self.split)").message("`source` needs `split`, which says which of its rows are the test: position, fraction or time").field_path(".source"),
+    validation = Rule::new("!has(self.source) || has(self.split)").message("`source` needs `split`, which says which of its rows are the test: position, fraction, time or slices").field_path(".source"),
     validation = Rule::new("!has(self.split) || has(self.source)").message("`split` divides `source`: remove it, or give `source` instead of `train` and `test`").field_path(".split"),
     validation = Rule::new("!has(self.csv) || !(has(self.format) && self.format == 'parquet')").message("`csv` is about text files: remove it, or set format: csv or tsv").field_path(".csv"),
     validation = Rule::new("!has(self.synthetic) || !(has(self.format) || has(self.csv) || has(self.badRows))").message("`format`, `csv` and `badRows` are about files, and `synthetic` reads none: remove them").field_path(".synthetic")
@@ -275,7 +289,7 @@ pub struct DataSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<PathsSpec>,
 
-    /// Which rows of `source` are the test: exactly one of `position`, `fraction` and `time`.
+    /// Which rows of `source` are the test: exactly one of `position`, `fraction`, `time` and `slices`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub split: Option<SplitSpec>,
 

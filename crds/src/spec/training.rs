@@ -21,23 +21,49 @@ pub enum Mode {
     /// between look-up and update, so a row may miss the last τ updates. Look-ups, network and computation overlap,
     /// which makes it faster than `sync`; runs are not repeatable bit for bit.
     Hybrid,
+    /// Asynchronous: dense parameters live on the parameter servers, each dense worker pulls them, computes a local batch and
+    /// pushes, waiting for nobody, and every gradient is a step of its own. The fastest where workers are unequal; staleness is
+    /// not bounded, and hyper-parameters tuned for `sync` do not fit.
+    Async,
+    /// Global-batch gradient aggregation (GBA): as `async`, but gradients carry tokens and are applied M at a time, so that
+    /// every step sees the global batch of `sync`; those too stale (`spec.training.gba.staleness`) are left out. As fast as
+    /// `async`, with the hyper-parameters of `sync`: training may be switched between the two at any step.
+    Gba,
+    /// Bounded staleness, a baseline: as `async`, but a dense worker waits while it is more than `spec.training.hopBs.bound`
+    /// batches ahead of the slowest.
+    HopBs,
+    /// Backup workers, a baseline: a step takes the first gradients and drops those of the slowest
+    /// `spec.training.hopBw.backups` dense workers, whose batches are lost.
+    HopBw,
+    /// Asynchronous bulk synchronous parallel, a baseline: as `async`, but `spec.training.bsp.aggregate` gradients, however
+    /// stale, are applied as one step.
+    Bsp,
 }
 
 impl Mode {
     /// Every mode this version runs.
-    pub const ALL: [Mode; 2] = [Mode::Sync, Mode::Hybrid];
+    pub const ALL: [Mode; 7] = [Mode::Sync, Mode::Hybrid, Mode::Async, Mode::Gba, Mode::HopBs, Mode::HopBw, Mode::Bsp];
 
     /// The name in a manifest.
     pub fn name(self) -> &'static str {
         match self {
             Mode::Sync => "sync",
             Mode::Hybrid => "hybrid",
+            Mode::Async => "async",
+            Mode::Gba => "gba",
+            Mode::HopBs => "hopBs",
+            Mode::HopBw => "hopBw",
+            Mode::Bsp => "bsp",
         }
     }
 
+    /// Whether every step waits for all dense workers, which keep the dense parameters themselves.
+    pub fn has_barrier(self) -> bool {
+        matches!(self, Mode::Sync | Mode::Hybrid)
+    }
+
     /// Names of published modes that this version refuses.
-    pub(crate) const REFUSED: [&'static str; 12] =
-        ["async", "gba", "hopBs", "hopBw", "hop-bs", "hop-bw", "bsp", "des", "shadow", "easgd", "bmuf", "auto"];
+    pub(crate) const REFUSED: [&'static str; 6] = ["des", "shadow", "easgd", "ma", "bmuf", "auto"];
 }
 
 impl std::fmt::Display for Mode {
@@ -55,6 +81,77 @@ pub struct HybridSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1024), extend("x-default" = defaults::STALENESS))]
     pub staleness: Option<u32>,
+}
+
+/// What the sum of a key's gradients is divided by in the mode `gba`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum KeyDivisor {
+    /// M, the number of local batches in a step, as for the dense parameters: the gradient of the mean loss over the global
+    /// batch, which `sync` applies.
+    #[default]
+    Buffer,
+    /// The number of dense workers that met the key (algorithm 2 of the paper). Keys that few workers meet learn faster than in
+    /// `sync`.
+    Workers,
+}
+
+/// Settings of the mode `gba`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GbaSpec {
+    /// ι: a gradient more than so many global steps stale is left out of its step. The staleness of a key's gradient counts from
+    /// the step that last updated the key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1024), extend("x-default" = defaults::GBA_STALENESS))]
+    pub staleness: Option<u32>,
+
+    /// What the sum of a key's gradients is divided by.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = KeyDivisor::Buffer))]
+    pub key_divisor: Option<KeyDivisor>,
+}
+
+/// Settings of the mode `hopBs`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HopBsSpec {
+    /// b1: local batches that a dense worker may be ahead of the slowest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1024), extend("x-default" = defaults::HOP_BS_BOUND))]
+    pub bound: Option<u32>,
+}
+
+/// Settings of the mode `hopBw`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HopBwSpec {
+    /// b3: dense workers whose gradients a step does not wait for; fewer than there are dense workers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1024), extend("x-default" = defaults::HOP_BW_BACKUPS))]
+    pub backups: Option<u32>,
+}
+
+/// Settings of the mode `bsp`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BspSpec {
+    /// b2: gradients of local batches in a step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 65_536), extend("x-default" = "globalBatchSize / localBatchSize"))]
+    pub aggregate: Option<u32>,
+}
+
+/// A switch of the training mode by schedule.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SwitchSpec {
+    /// Global batches trained before the switch. Required.
+    #[schemars(range(min = 1, max = 1_000_000_000_000u64))]
+    pub step: u64,
+
+    /// The mode from there on. Required.
+    pub mode: Mode,
 }
 
 /// Optimizers of the dense parameters.
@@ -280,7 +377,9 @@ pub struct EvaluationSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("!(has(self.epochs) && has(self.steps))").message("`epochs` and `steps` both say when training ends: give one of them")
+    validation = Rule::new("!(has(self.epochs) && has(self.steps))").message("`epochs` and `steps` both say when training ends: give one of them"),
+    validation = Rule::new("!has(self.localBatchSize) || (has(self.globalBatchSize) ? self.globalBatchSize : 4096) % self.localBatchSize == 0").message("a global batch is made of whole local batches: expected a `localBatchSize` that divides `globalBatchSize` (4096 if not given), so that M = globalBatchSize / localBatchSize").field_path(".localBatchSize"),
+    validation = Rule::new("!has(self.switchAt) || self.switchAt.size() < 2 || self.switchAt.all(later, self.switchAt.filter(other, other.step == later.step).size() == 1)").message("each step can be switched at once: expected every `step` of `switchAt` to be another").field_path(".switchAt")
 )]
 pub struct TrainingSpec {
     /// The training mode. The hyper-parameters need not change with it.
@@ -292,6 +391,12 @@ pub struct TrainingSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16_777_216), extend("x-default" = defaults::GLOBAL_BATCH_SIZE))]
     pub global_batch_size: Option<u32>,
+
+    /// Rows that a dense worker computes at a time without a barrier; M = globalBatchSize / localBatchSize of them make a step of
+    /// `gba`. In the other modes a dense worker computes its share of the step at once, which is made of such local batches.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 16_777_216), extend("x-default" = "globalBatchSize / dense workers"))]
+    pub local_batch_size: Option<u32>,
 
     /// Passes over the training rows. Not together with `steps`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -312,6 +417,28 @@ pub struct TrainingSpec {
     /// Settings of the mode `hybrid`. Other modes ignore them, so that the mode can be changed alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hybrid: Option<HybridSpec>,
+
+    /// Settings of the mode `gba`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gba: Option<GbaSpec>,
+
+    /// Settings of the mode `hopBs`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hop_bs: Option<HopBsSpec>,
+
+    /// Settings of the mode `hopBw`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hop_bw: Option<HopBwSpec>,
+
+    /// Settings of the mode `bsp`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bsp: Option<BspSpec>,
+
+    /// Switches of the training mode by schedule, their steps ascending. A switch moves the dense parameters and the optimizer's
+    /// state and nothing else: no process restarts, no row is lost or trained twice, and hyper-parameters stay. At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), extend("x-default" = "none"))]
+    pub switch_at: Vec<SwitchSpec>,
 
     /// The optimizers of the dense parameters and of the embedding rows.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -7,6 +7,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use rectrain_crds::{Override, SetKind};
 use rectrain_wire::Address;
 
+use crate::slow::{Cpus, Slow};
+
 /// Trains recommender models whose embedding tables are too large for one machine.
 #[derive(Debug, Parser)]
 #[command(name = "rectrain", version, about, max_term_width = 100)]
@@ -42,6 +44,8 @@ pub(crate) enum Command {
         #[command(subcommand)]
         set: DataSet,
     },
+    /// Show the training mode of a running job, or switch it
+    Mode(ModeArgs),
     /// Coordinate a job that runs in several processes
     Coordinator(CoordinatorArgs),
     /// Take part in a job as a parameter server
@@ -106,6 +110,35 @@ pub(crate) struct RunArgs {
     /// Where to serve /metrics (port 0 takes any free port)
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     pub(crate) metrics: SocketAddr,
+    /// Where `rectrain mode` and other programs reach the job (gRPC; port 0 takes any free port)
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    pub(crate) control: SocketAddr,
+    /// Let a dense worker take so many times as long to compute: `--slow denseWorker-1=4x`
+    #[arg(long, value_name = "WORKER=FACTOR")]
+    pub(crate) slow: Vec<Slow>,
+    /// Limit a dense worker's CPU time to so many cores: `--cpus denseWorker-1=0.25` (with --processes, as root)
+    #[arg(long, value_name = "WORKER=CORES", requires = "processes")]
+    pub(crate) cpus: Vec<Cpus>,
+}
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct ModeArgs {
+    /// The job: its name if it runs on this machine, or its coordinator's address
+    pub(crate) job: Option<String>,
+    #[command(subcommand)]
+    pub(crate) set: Option<ModeCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ModeCommand {
+    /// Go on in another mode from the next global-step boundary on
+    Set {
+        /// The job: its name if it runs on this machine, or its coordinator's address
+        job: String,
+        /// As in spec.training.mode
+        mode: String,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -156,6 +189,9 @@ pub(crate) struct MemberArgs {
     /// Where to serve /metrics
     #[arg(long, default_value = "0.0.0.0:9090")]
     pub(crate) metrics: SocketAddr,
+    /// As a dense worker, take so many times as long to compute
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
+    pub(crate) slow: f64,
 }
 
 #[cfg(test)]

@@ -4,12 +4,15 @@
 mod args;
 mod data;
 mod job;
+mod mode;
 mod processes;
 mod role;
 mod run;
+mod running;
 mod show;
 mod signal;
 mod simulate;
+mod slow;
 
 use std::process::ExitCode;
 
@@ -57,6 +60,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Explain { topic } => job::explain(&topic),
         Command::Simulate(args) => simulate::run(&args),
         Command::Data { set } => data::prepare(&set),
+        Command::Mode(args) => mode::mode(&args),
         Command::Coordinator(args) => role::coordinate(&args),
         Command::Ps(args) => role::take_part(rectrain_roles::member::Role::Ps, &args),
         Command::EmbeddingWorker(args) => role::take_part(rectrain_roles::member::Role::EmbeddingWorker, &args),

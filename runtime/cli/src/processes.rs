@@ -16,8 +16,10 @@ use tokio::time::timeout;
 
 use crate::args::RunArgs;
 use crate::role::CoordinatorAddresses;
+use crate::running::Running;
 use crate::show::Display;
-use crate::{Failure, signal};
+use crate::slow::CpuLimit;
+use crate::{Failure, signal, slow};
 
 /// How long the coordinator has to say where it is.
 const START: Duration = Duration::from_secs(30);
@@ -30,15 +32,27 @@ const LOOPBACK: &str = "127.0.0.1:0";
 type Ended = (String, std::io::Result<ExitStatus>);
 
 pub(crate) async fn run(args: &RunArgs, plan: &JobPlan, mut display: Display) -> Result<(), Failure> {
+    let slow = slow::factors(&args.slow, plan.replicas.dense_workers)?;
+    let cores = slow::cores(&args.cpus, plan.replicas.dense_workers)?;
     let (coordinator, addresses) = start_coordinator(args).await?;
+    let _running = Running::note(&plan.name, &addresses.control);
     display.note(&format!("coordinator at {}, metrics on {}", addresses.control, addresses.metrics));
     let stop = watch::Sender::new(());
+    // Dropped last: a cgroup can be removed when its process has ended.
+    let mut limits = Vec::new();
     let mut children = JoinSet::new();
     watch_child(&mut children, "coordinator".to_owned(), coordinator, stop.subscribe());
     for role in Role::ALL {
         for index in 0..role.replicas(plan) {
             let name = format!("{} {index}", role.name());
-            let child = member(args, role, index, &addresses)?.spawn().map_err(|error| cannot_start(&name, &error))?;
+            let mut command = member(args, role, index, &addresses)?;
+            if let (Role::DenseWorker, Some(factor)) = (role, slow.get(&index)) {
+                command.arg("--slow").arg(factor.to_string());
+            }
+            let child = command.spawn().map_err(|error| cannot_start(&name, &error))?;
+            if let (Role::DenseWorker, Some(cores), Some(pid)) = (role, cores.get(&index), child.id()) {
+                limits.push(CpuLimit::put(pid, *cores)?);
+            }
             watch_child(&mut children, name, child, stop.subscribe());
         }
     }
@@ -63,7 +77,8 @@ pub(crate) async fn run(args: &RunArgs, plan: &JobPlan, mut display: Display) ->
 
 async fn start_coordinator(args: &RunArgs) -> Result<(Child, CoordinatorAddresses), Failure> {
     let mut command = this_program("coordinator", args)?;
-    command.args(["--bind", "tcp://127.0.0.1:0", "--control", LOOPBACK, "--metrics"]).arg(args.metrics.to_string());
+    command.args(["--bind", "tcp://127.0.0.1:0", "--control"]).arg(args.control.to_string());
+    command.arg("--metrics").arg(args.metrics.to_string());
     let mut child = command.stdout(Stdio::piped()).spawn().map_err(|error| cannot_start("the coordinator", &error))?;
     let output = child.stdout.take().ok_or_else(|| Failure::Failed("the coordinator has no output".to_owned()))?;
     let mut line = String::new();

@@ -9,7 +9,7 @@ use rectrain_roles::events::EventLog;
 use rectrain_roles::http::serve_metrics;
 use rectrain_roles::kind_name;
 use rectrain_roles::member::{Member, Role};
-use rectrain_roles::metrics::RoleMetrics;
+use rectrain_roles::metrics::{CoordinatorMetrics, RoleMetrics};
 use rectrain_wire::{Service, TcpConfig, TcpTransport, Transport, WireCounters};
 use serde::{Deserialize, Serialize};
 
@@ -35,8 +35,9 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
     let plan = job::plan(&args.job)?;
     crate::runtime()?.block_on(async {
         let (metrics, counters, transport) = networking()?;
-        let (metrics_address, _metrics) = serve_metrics(args.metrics, metrics).await?;
-        let coordinator = Arc::new(Coordinator::new(plan, EventLog::default()));
+        let (metrics_address, _metrics) = serve_metrics(args.metrics, metrics.clone()).await?;
+        let coordinator_metrics = CoordinatorMetrics::of(&metrics, 0);
+        let coordinator = Arc::new(Coordinator::new(plan, EventLog::default(), coordinator_metrics)?);
         let service = Arc::clone(&coordinator) as Arc<dyn Service>;
         let serving = transport.serve(service, &args.bind).map_err(rectrain_roles::RoleError::from)?;
         let (control_address, control) = serve_control(args.control, Arc::clone(&coordinator)).await?;
@@ -81,6 +82,7 @@ pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
             coordinator: args.coordinator.clone(),
             bind: args.bind.clone(),
             advertise: args.advertise.clone(),
+            slow: args.slow,
             metrics,
             counters,
         };

@@ -81,6 +81,7 @@ impl Display {
                     test.samples
                 ));
             }
+            JobEvent::ModeSwitched { step, from, to } => self.note(&format!("mode {from} -> {to} at step {step}")),
             JobEvent::Warning { message } => self.note(&format!("warning: {message}")),
             JobEvent::Summary(summary) => {
                 self.bar.finish_and_clear();
@@ -138,6 +139,16 @@ fn summary_table(summary: &Summary) -> Table {
     row("store bytes", thousands(summary.store_bytes));
     if summary.skipped_rows > 0 {
         row("bad rows skipped", thousands(summary.skipped_rows));
+    }
+    if summary.tokens_issued > 0 {
+        row("mode", summary.mode.clone());
+        row("staleness, mean", format!("{:.2}", summary.mean_staleness));
+        row("staleness, max", thousands(summary.max_staleness));
+        row("gradients left out", thousands(summary.excluded_gradients));
+        row("batches dropped", thousands(summary.dropped_batches));
+    }
+    if summary.mode_switches > 0 {
+        row("mode switches", thousands(summary.mode_switches));
     }
     if !summary.bytes_on_wire.is_empty() {
         row("bytes on the wire", thousands(summary.bytes_on_wire.values().sum()));

@@ -135,11 +135,11 @@ impl DataLedger {
         Lease::Chunk(lease)
     }
 
-    /// What a leased chunk turned out to hold.
-    pub fn report(&mut self, epoch: u32, chunk: u64, rows: u64) -> Result<(), LedgerError> {
-        if !self.on_lease.contains_key(&(epoch, chunk)) {
+    /// What a leased chunk turned out to hold; gives its lease back.
+    pub fn report(&mut self, epoch: u32, chunk: u64, rows: u64) -> Result<ChunkLease, LedgerError> {
+        let Some(lease) = self.on_lease.get(&(epoch, chunk)).copied() else {
             return Err(LedgerError::NotLeased { epoch, chunk });
-        }
+        };
         let limit = self.chunk_rows();
         if rows > limit {
             return Err(LedgerError::TooManyRows { epoch, chunk, rows, limit });
@@ -157,7 +157,7 @@ impl DataLedger {
         self.on_lease.remove(&(epoch, chunk));
         self.rows_read += rows;
         self.settle_exact_end();
-        if self.epoch_rows == Some(0) { Err(LedgerError::NoRows) } else { Ok(()) }
+        if self.epoch_rows == Some(0) { Err(LedgerError::NoRows) } else { Ok(lease) }
     }
 
     /// The step at which training ends, once it is known.
@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(ledger.report(0, 0, 4), Err(LedgerError::NotLeased { epoch: 0, chunk: 0 }));
         assert!(matches!(ledger.lease(), Lease::Chunk(_)));
         assert!(matches!(ledger.report(0, 0, 5), Err(LedgerError::TooManyRows { .. })));
-        assert_eq!(ledger.report(0, 0, 3), Ok(()));
+        assert!(ledger.report(0, 0, 3).is_ok());
         assert!(matches!(ledger.lease(), Lease::Chunk(ChunkLease { epoch: 1, chunk: 0, .. })));
         assert!(matches!(ledger.report(1, 0, 2), Err(LedgerError::DataChanged { expected: 3, .. })));
     }

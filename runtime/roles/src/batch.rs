@@ -2,58 +2,73 @@
 
 use std::fmt;
 
-use rectrain_modes::{GlobalStep, Rank};
+use rectrain_modes::GlobalStep;
 use rectrain_proto::v1;
 
 use crate::error::RoleError;
 
-/// Where in the run a batch stands.
+/// Where in the run a global batch stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum BatchPosition {
-    /// It is trained in this step.
-    Step(GlobalStep),
+    /// It is this batch of the training data, counted over all epochs.
+    Train(u64),
     /// It is predicted in the evaluation before `at_step`, as its `number`-th batch.
     Evaluation { at_step: GlobalStep, number: u64 },
 }
 
-/// One dense worker's piece of one global batch.
+impl BatchPosition {
+    /// The position `batches` further on.
+    pub(crate) fn after(self, batches: u64) -> Self {
+        match self {
+            Self::Train(number) => Self::Train(number + batches),
+            Self::Evaluation { at_step, number } => Self::Evaluation { at_step, number: number + batches },
+        }
+    }
+
+    fn number(self) -> u64 {
+        let (Self::Train(number) | Self::Evaluation { number, .. }) = self;
+        number
+    }
+}
+
+/// One piece of one global batch: a local batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct BatchKey {
     pub(crate) position: BatchPosition,
-    pub(crate) rank: Rank,
+    pub(crate) piece: u32,
 }
 
 impl BatchKey {
     pub(crate) fn read(what: &'static str, id: Option<v1::BatchId>) -> Result<Self, RoleError> {
         let id = id.ok_or(RoleError::Inconsistent { message: what, reason: "the batch is not named".to_owned() })?;
         let position = match id.evaluation {
-            None => BatchPosition::Step(GlobalStep(id.number)),
+            None => BatchPosition::Train(id.number),
             Some(at_step) => BatchPosition::Evaluation { at_step: GlobalStep(at_step), number: id.number },
         };
-        Ok(Self { position, rank: Rank(id.rank) })
+        Ok(Self { position, piece: id.piece })
     }
 
     pub(crate) fn write(self) -> v1::BatchId {
-        let (number, evaluation) = match self.position {
-            BatchPosition::Step(step) => (step.0, None),
-            BatchPosition::Evaluation { at_step, number } => (number, Some(at_step.0)),
+        let evaluation = match self.position {
+            BatchPosition::Train(_) => None,
+            BatchPosition::Evaluation { at_step, .. } => Some(at_step.0),
         };
-        v1::BatchId { number, rank: self.rank.0, evaluation }
+        v1::BatchId { number: self.position.number(), piece: self.piece, evaluation }
     }
 
     /// The embedding worker that keeps this piece: they take turns.
-    pub(crate) fn embedding_worker(self, workers: usize, ranks: u32) -> usize {
-        let (BatchPosition::Step(GlobalStep(number)) | BatchPosition::Evaluation { number, .. }) = self.position;
-        ((number * u64::from(ranks) + u64::from(self.rank.0)) % workers.max(1) as u64) as usize
+    pub(crate) fn embedding_worker(self, workers: usize, pieces: u32) -> usize {
+        let number = self.position.number() * u64::from(pieces) + u64::from(self.piece);
+        (number % workers.max(1) as u64) as usize
     }
 }
 
 impl fmt::Display for BatchKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.position {
-            BatchPosition::Step(step) => write!(f, "the batch of step {step} for dense worker {}", self.rank),
+            BatchPosition::Train(number) => write!(f, "piece {} of batch {number}", self.piece),
             BatchPosition::Evaluation { at_step, number } => {
-                write!(f, "batch {number} of the evaluation at step {at_step} for dense worker {}", self.rank)
+                write!(f, "piece {} of batch {number} of the evaluation at step {at_step}", self.piece)
             }
         }
     }

@@ -1,12 +1,15 @@
-//! The embedding worker: keeps the ids of the batches in flight, asks the parameter servers for their rows, pools them, and on
-//! the way back turns gradients of pooled embeddings into gradients of rows (Persia §4.1). Loaders and dense workers call it.
+//! The embedding worker: keeps the batches in flight, asks the parameter servers for the rows of their ids, pools them, and on
+//! the way back turns gradients of pooled embeddings into gradients of rows (Persia §4.1). Loaders put batches here, whole, and
+//! any dense worker may fetch one: which one does is decided only when it does, by rank where there is a barrier and by the
+//! coordinator where there is none.
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use futures::future::try_join_all;
+use rectrain_modes::GlobalStep;
 use rectrain_proto::v1;
 use rectrain_wire::ids::UniqueIds;
 use rectrain_wire::{BoxFuture, Channel, Frame, Peer, Refusal, Service, Tensor};
@@ -22,16 +25,54 @@ use crate::plan::{CALL_DEADLINE, JobPlan};
 use crate::pooling::{FeatureLayout, Pooled, PreparedIds};
 use crate::slot_map::SlotMap;
 
+/// A piece of a batch, with its ids prepared.
+struct Held {
+    prepared: PreparedIds,
+    global_samples: u32,
+    /// Dense features, labels, and groups if there are any.
+    rest: Vec<Tensor>,
+}
+
+/// How far the dense workers are. Bounds what is held: a loader waits while its batch is more than a window ahead.
+#[derive(Default)]
+struct Positions {
+    train: u64,
+    evaluation: Option<GlobalStep>,
+    evaluated: u64,
+}
+
+impl Positions {
+    fn admits(&self, position: BatchPosition, window: u64) -> bool {
+        match position {
+            BatchPosition::Train(number) => number < self.train + window,
+            BatchPosition::Evaluation { at_step, number } => {
+                number < window + if self.evaluation == Some(at_step) { self.evaluated } else { 0 }
+            }
+        }
+    }
+
+    fn move_to(&mut self, position: BatchPosition) {
+        match position {
+            BatchPosition::Train(number) => self.train = self.train.max(number),
+            BatchPosition::Evaluation { at_step, number } => {
+                let evaluated = if self.evaluation == Some(at_step) { self.evaluated } else { 0 };
+                self.evaluation = Some(at_step);
+                self.evaluated = evaluated.max(number);
+            }
+        }
+    }
+}
+
 /// See the module's text.
 pub struct EmbeddingWorker {
     layout: Arc<FeatureLayout>,
     slots: SlotMap,
     compression: Compression,
+    window: u64,
     servers: OnceCell<Vec<Channel>>,
-    /// Batches whose ids are here and whose gradients are not: bounded by the window in which dense workers accept batches, which
-    /// loaders wait for before they send ids.
-    batches: Mutex<HashMap<BatchKey, Arc<PreparedIds>>>,
-    arrived: Notify,
+    batches: Mutex<HashMap<BatchKey, Arc<Held>>>,
+    positions: Mutex<Positions>,
+    changed: Notify,
     metrics: EmbeddingWorkerMetrics,
 }
 
@@ -43,9 +84,11 @@ impl EmbeddingWorker {
             layout: Arc::new(plan.layout.clone()),
             slots: plan.slot_map(),
             compression: plan.compression,
+            window: plan.batches_ahead.max(1),
             servers: OnceCell::new(),
             batches: Mutex::new(HashMap::new()),
-            arrived: Notify::new(),
+            positions: Mutex::default(),
+            changed: Notify::new(),
             metrics,
         }
     }
@@ -54,73 +97,92 @@ impl EmbeddingWorker {
     pub fn connect(&self, servers: Vec<Channel>) {
         // A second roster of the same job is the same roster.
         let _already_connected = self.servers.set(servers);
-        self.arrived.notify_waiters();
+        self.changed.notify_waiters();
     }
 
-    async fn put_ids(&self, request: v1::PutIds, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
-        let key = BatchKey::read("put_ids", request.batch)?;
+    async fn put_batch(&self, request: v1::PutBatch, mut tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
+        let key = BatchKey::read("put_batch", request.batch)?;
         let samples = request.samples as usize;
-        let expected = self.layout.features.len() * 3;
-        if tensors.len() != expected {
-            return Err(RoleError::Tensors { message: "put_ids", expected, found: tensors.len() });
+        let ids = self.layout.features.len() * 3;
+        if !(ids + 2..=ids + 3).contains(&tensors.len()) {
+            return Err(RoleError::Tensors { message: "put_batch", expected: ids + 2, found: tensors.len() });
         }
+        self.until("a place for a batch", || self.lock_positions().admits(key.position, self.window).then_some(()))
+            .await?;
+        let rest = tensors.split_off(ids);
         let layout = Arc::clone(&self.layout);
         let prepared = blocking("preparation of ids", move || prepare(samples, tensors, &layout)).await??;
         self.metrics.unique_ids.inc_by(prepared.keys().iter().map(Vec::len).sum::<usize>() as u64);
-        let previous = self.lock_batches().insert(key, Arc::new(prepared));
+        let held = Held { prepared, global_samples: request.global_samples, rest };
+        let previous = self.lock_batches().insert(key, Arc::new(held));
         if previous.is_some() {
-            return Err(RoleError::Inconsistent { message: "put_ids", reason: format!("{key} was sent twice") });
+            return Err(RoleError::Inconsistent { message: "put_batch", reason: format!("{key} was sent twice") });
         }
         self.metrics.batches_in_flight.inc();
-        self.arrived.notify_waiters();
-        Ok(message::done::<v1::PutIds>())
+        self.changed.notify_waiters();
+        Ok(message::done::<v1::PutBatch>())
     }
 
     async fn forward(&self, request: v1::Forward) -> Result<Frame, RoleError> {
         let key = BatchKey::read("forward", request.batch)?;
-        let prepared = self.wait_for(key).await?;
+        self.lock_positions().move_to(key.position);
+        self.changed.notify_waiters();
+        let held = self.until("the batch", || self.lock_batches().get(&key).cloned()).await.map_err(|_| {
+            let reason = format!("{key} did not arrive within {CALL_DEADLINE:?}");
+            RoleError::Inconsistent { message: "forward", reason }
+        })?;
         let started = Instant::now();
-        let rows = self.look_up(&key, &prepared).await?;
+        let (rows, steps) = self.look_up(&key, request.step, &held.prepared).await?;
         self.metrics.look_up.observe(started.elapsed().as_secs_f64());
-        if matches!(key.position, BatchPosition::Evaluation { .. }) {
-            self.forget(key);
+        match key.position {
+            BatchPosition::Evaluation { .. } => drop(self.forget(key)),
+            BatchPosition::Train(number) => self.forget_empty_before(number),
         }
         let started = Instant::now();
-        let layout = Arc::clone(&self.layout);
-        let pooled = blocking("pooling", move || prepared.pool(&rows, &layout)).await?;
+        let (layout, by_ids) = (Arc::clone(&self.layout), Arc::clone(&held));
+        let pooled = blocking("pooling", move || by_ids.prepared.pool(&rows, &layout)).await?;
         self.metrics.pool.observe(started.elapsed().as_secs_f64());
-        Ok(message::reply::<v1::Forward>(&message::Done {}, encode_pooled(pooled, &self.layout, self.compression)?))
+        let mut tensors = encode_pooled(pooled, &self.layout, self.compression)?;
+        // The batch stays until its gradients are here: another worker may have to fetch it again.
+        tensors.extend(held.rest.iter().cloned());
+        let samples = held.prepared.samples() as u32;
+        let reply = v1::Forwarded { samples, global_samples: held.global_samples, steps };
+        Ok(message::reply::<v1::Forward>(&reply, tensors))
     }
 
     async fn backward(&self, request: v1::Backward, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
         let key = BatchKey::read("backward", request.batch)?;
-        let prepared = self.forget(key).ok_or_else(|| RoleError::Inconsistent {
-            message: "backward",
-            reason: format!("the ids of {key} are not here"),
-        })?;
-        let gradients = decode_pooled("backward", tensors, prepared.samples(), &self.layout, self.compression)?;
-        let (layout, by_ids) = (Arc::clone(&self.layout), Arc::clone(&prepared));
-        let rows = blocking("scattering of gradients", move || by_ids.scatter(&gradients, &layout)).await?;
+        let held = self
+            .forget(key)
+            .ok_or_else(|| RoleError::Inconsistent { message: "backward", reason: format!("{key} is not here") })?;
+        let samples = held.prepared.samples();
+        let mut tensors = tensors.into_iter();
+        let gradients = decode_pooled("backward", &mut tensors, samples, &self.layout, self.compression)?;
+        let (layout, by_ids) = (Arc::clone(&self.layout), Arc::clone(&held));
+        let rows = blocking("scattering of gradients", move || by_ids.prepared.scatter(&gradients, &layout)).await?;
         let started = Instant::now();
-        self.update(&key, &prepared, rows).await?;
+        let reply = self.update(&key, &request, &held.prepared, rows).await?;
         self.metrics.update.observe(started.elapsed().as_secs_f64());
-        Ok(message::done::<v1::Backward>())
+        Ok(message::reply::<v1::Backward>(&reply, Vec::new()))
     }
 
-    /// Asks every parameter server, also one that holds none of the keys: each holds the look-up back until this step may be read.
-    async fn look_up(&self, key: &BatchKey, prepared: &PreparedIds) -> Result<Vec<Vec<f32>>, RoleError> {
+    /// Asks every parameter server, also one that holds none of the keys: with a barrier each holds the look-up back until this
+    /// step may be read. Gives the rows by group and the servers' steps.
+    async fn look_up(
+        &self,
+        key: &BatchKey,
+        step: Option<u64>,
+        prepared: &PreparedIds,
+    ) -> Result<(Vec<Vec<f32>>, Vec<u64>), RoleError> {
         let runs = self.runs(prepared);
-        let request = match key.position {
-            BatchPosition::Step(step) => v1::Lookup { step: step.0, train: true },
-            BatchPosition::Evaluation { at_step, .. } => v1::Lookup { step: at_step.0, train: false },
-        };
+        let request = v1::Lookup { step, train: matches!(key.position, BatchPosition::Train(_)) };
         let calls = self.servers().await?.iter().enumerate().map(|(server, channel)| {
             let keys =
                 prepared.keys().iter().zip(&runs).map(|(keys, runs)| Tensor::from(gather(keys, &runs[server], 1)));
             message::call(channel, request, keys.collect(), CALL_DEADLINE)
         });
-        let mut replies =
-            try_join_all(calls).await?.into_iter().map(|(_done, tensors)| tensors.into_iter()).collect::<Vec<_>>();
+        let (steps, mut replies): (Vec<_>, Vec<_>) =
+            try_join_all(calls).await?.into_iter().map(|(reply, tensors)| (reply.step, tensors.into_iter())).unzip();
         let mut rows = Vec::with_capacity(runs.len());
         for (group, dim) in self.layout.group_dims.iter().enumerate() {
             let mut parts = Vec::with_capacity(replies.len());
@@ -129,15 +191,17 @@ impl EmbeddingWorker {
             }
             rows.push(merge(parts, &runs[group], prepared.keys()[group].len(), *dim)?);
         }
-        Ok(rows)
+        Ok((rows, steps))
     }
 
-    async fn update(&self, key: &BatchKey, prepared: &PreparedIds, rows: Vec<Vec<f32>>) -> Result<(), RoleError> {
-        let BatchPosition::Step(step) = key.position else {
-            return Err(RoleError::Inconsistent { message: "backward", reason: format!("{key} is not trained") });
-        };
+    async fn update(
+        &self,
+        key: &BatchKey,
+        request: &v1::Backward,
+        prepared: &PreparedIds,
+        rows: Vec<Vec<f32>>,
+    ) -> Result<v1::BackwardReply, RoleError> {
         let runs = self.runs(prepared);
-        let request = v1::Update { step: step.0, rank: key.rank.0 };
         let servers = self.servers().await?;
         let mut calls = Vec::with_capacity(servers.len());
         for (server, channel) in servers.iter().enumerate() {
@@ -147,12 +211,17 @@ impl EmbeddingWorker {
                 tensors.push(Tensor::from(gather(&prepared.keys()[group], own, 1)));
                 tensors.extend(self.compression.encode(gather(&rows[group], own, *dim), *dim)?);
             }
-            calls.push(message::call(channel, request, tensors, CALL_DEADLINE));
+            let push = request.push.as_ref().map(|push| token_push_to(push, server)).transpose()?;
+            let update = v1::Update { step: request.step.unwrap_or_default(), piece: key.piece, push };
+            calls.push(message::call(channel, update, tensors, CALL_DEADLINE));
         }
+        let mut all = v1::BackwardReply::default();
         for (reply, _tensors) in try_join_all(calls).await? {
             self.metrics.missing_rows.inc_by(reply.missing_rows);
+            all.outcome = all.outcome.max(reply.outcome);
+            all.steps.push(reply.step);
         }
-        Ok(())
+        Ok(all)
     }
 
     /// `[group][server]` → runs of the group's keys.
@@ -160,36 +229,39 @@ impl EmbeddingWorker {
         prepared.keys().iter().map(|keys| self.slots.split(keys)).collect()
     }
 
-    async fn wait_for(&self, key: BatchKey) -> Result<Arc<PreparedIds>, RoleError> {
+    async fn servers(&self) -> Result<&[Channel], RoleError> {
+        self.until("the parameter servers", || self.servers.get().map(Vec::as_slice)).await
+    }
+
+    /// Waits until `ready` gives something; asked again at every change.
+    async fn until<T>(&self, what: &'static str, ready: impl Fn() -> Option<T>) -> Result<T, RoleError> {
         let waiting = async {
             loop {
-                let arrived = self.arrived.notified();
-                if let Some(prepared) = self.lock_batches().get(&key) {
-                    return Arc::clone(prepared);
+                let changed = self.changed.notified();
+                if let Some(value) = ready() {
+                    return value;
                 }
-                arrived.await;
+                changed.await;
             }
         };
-        tokio::time::timeout(CALL_DEADLINE, waiting).await.map_err(|_| RoleError::Inconsistent {
-            message: "forward",
-            reason: format!("the ids of {key} did not arrive within {CALL_DEADLINE:?}"),
+        tokio::time::timeout(CALL_DEADLINE, waiting).await.map_err(|_| RoleError::Task {
+            what: "an embedding worker's wait",
+            reason: format!("{what} did not come within {CALL_DEADLINE:?}"),
         })
     }
 
-    async fn servers(&self) -> Result<&[Channel], RoleError> {
-        let waiting = async {
-            loop {
-                let connected = self.arrived.notified();
-                if let Some(servers) = self.servers.get() {
-                    return servers.as_slice();
-                }
-                connected.await;
-            }
-        };
-        tokio::time::timeout(CALL_DEADLINE, waiting).await.map_err(|_| RoleError::Stopped)
+    /// Pieces without rows, which short batches have, are fetched only where there is a barrier.
+    fn forget_empty_before(&self, number: u64) {
+        let mut batches = self.lock_batches();
+        let before = batches.len();
+        batches.retain(|key, held| {
+            held.prepared.samples() > 0
+                || !matches!(key.position, BatchPosition::Train(of) if of + self.window < number)
+        });
+        self.metrics.batches_in_flight.sub((before - batches.len()) as i64);
     }
 
-    fn forget(&self, key: BatchKey) -> Option<Arc<PreparedIds>> {
+    fn forget(&self, key: BatchKey) -> Option<Arc<Held>> {
         let removed = self.lock_batches().remove(&key);
         if removed.is_some() {
             self.metrics.batches_in_flight.dec();
@@ -197,8 +269,12 @@ impl EmbeddingWorker {
         removed
     }
 
-    fn lock_batches(&self) -> std::sync::MutexGuard<'_, HashMap<BatchKey, Arc<PreparedIds>>> {
+    fn lock_batches(&self) -> MutexGuard<'_, HashMap<BatchKey, Arc<Held>>> {
         self.batches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_positions(&self) -> MutexGuard<'_, Positions> {
+        self.positions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -206,9 +282,9 @@ impl Service for EmbeddingWorker {
     fn call<'a>(&'a self, _peer: &'a Peer, frame: Frame) -> BoxFuture<'a, Result<Frame, Refusal>> {
         Box::pin(async move {
             match frame.kind {
-                v1::PutIds::KIND => {
-                    let (request, tensors) = message::read::<v1::PutIds>(frame)?;
-                    Ok(self.put_ids(request, tensors).await?)
+                v1::PutBatch::KIND => {
+                    let (request, tensors) = message::read::<v1::PutBatch>(frame)?;
+                    Ok(self.put_batch(request, tensors).await?)
                 }
                 v1::Forward::KIND => Ok(self.forward(message::read::<v1::Forward>(frame)?.0).await?),
                 v1::Backward::KIND => {
@@ -221,14 +297,23 @@ impl Service for EmbeddingWorker {
     }
 }
 
+/// The token on its way to one server.
+fn token_push_to(push: &v1::TokenPush, server: usize) -> Result<v1::TokenPush, RoleError> {
+    let pulled_at = push.pulled_at.get(server).copied().ok_or_else(|| RoleError::Inconsistent {
+        message: "backward",
+        reason: format!("the step of parameter server {server} is missing"),
+    })?;
+    Ok(v1::TokenPush { pulled_at: vec![pulled_at], ..push.clone() })
+}
+
 fn prepare(samples: usize, tensors: Vec<Tensor>, layout: &FeatureLayout) -> Result<PreparedIds, RoleError> {
     let mut tensors = tensors.into_iter();
     let mut unique = Vec::with_capacity(layout.features.len());
     for _feature in &layout.features {
         let parts = [
-            message::next("put_ids", &mut tensors)?,
-            message::next("put_ids", &mut tensors)?,
-            message::next("put_ids", &mut tensors)?,
+            message::next("put_batch", &mut tensors)?,
+            message::next("put_batch", &mut tensors)?,
+            message::next("put_batch", &mut tensors)?,
         ];
         unique.push(UniqueIds::from_tensors(parts, samples as u32)?);
     }
@@ -287,17 +372,16 @@ pub(crate) fn encode_pooled(
 /// The inverse of [`encode_pooled`]; sizes are checked.
 pub(crate) fn decode_pooled(
     what: &'static str,
-    tensors: Vec<Tensor>,
+    tensors: &mut impl Iterator<Item = Tensor>,
     samples: usize,
     layout: &FeatureLayout,
     compression: Compression,
 ) -> Result<Pooled, RoleError> {
-    let mut tensors = tensors.into_iter();
     let mut part = |columns: usize| {
         if columns == 0 {
             return Ok(Vec::new());
         }
-        let values = compression.decode(what, &mut tensors, columns)?;
+        let values = compression.decode(what, tensors, columns)?;
         if values.len() == samples * columns {
             return Ok(values);
         }

@@ -24,6 +24,18 @@ pub enum RoleError {
     /// A peer broke the protocol of a training mode.
     #[error(transparent)]
     Gate(#[from] rectrain_modes::GateError),
+    /// A switch of the training mode that cannot be, or an account of rows that contradicts it.
+    #[error(transparent)]
+    Switch(#[from] rectrain_modes::gba::SwitchError),
+    /// A message without a barrier that no correct dense worker sends.
+    #[error(transparent)]
+    Dispatch(#[from] rectrain_modes::gba::DispatchError),
+    /// A gradient that no correct dense worker pushes.
+    #[error(transparent)]
+    Push(#[from] rectrain_modes::gba::PushError),
+    /// An answer that no correct peer gives a dense worker.
+    #[error(transparent)]
+    Worker(#[from] rectrain_modes::gba::WorkerError),
     /// A peer broke the all-reduce.
     #[error(transparent)]
     Ring(#[from] rectrain_modes::RingError),

@@ -25,9 +25,9 @@ pub enum JobEvent {
     },
     /// How far training is. At most a few a second.
     Progress {
-        /// Global steps done by all dense workers.
+        /// Global batches trained.
         step: u64,
-        /// Global steps in all, once known.
+        /// Global batches in all, once known.
         total_steps: Option<u64>,
         /// Samples trained so far.
         samples: u64,
@@ -37,6 +37,15 @@ pub enum JobEvent {
         loss: f64,
         /// Over the latest training predictions, each made before its sample was learned.
         running_auc: Option<f64>,
+    },
+    /// The training mode was switched.
+    ModeSwitched {
+        /// Before this global step.
+        step: u64,
+        /// The mode until then.
+        from: String,
+        /// The mode since.
+        to: String,
     },
     /// The test part was predicted.
     Evaluation {
@@ -100,6 +109,24 @@ pub struct Summary {
     pub store_bytes: u64,
     /// Bad rows of data that were skipped.
     pub skipped_rows: u64,
+    /// The training mode at the end.
+    pub mode: String,
+    /// Switches of the training mode.
+    pub mode_switches: u64,
+    /// Rows that the coordinator's ledger has as trained, each once, over all epochs.
+    pub trained_rows: u64,
+    /// Batches with a token, handed out without a barrier; lost ones included.
+    pub tokens_issued: u64,
+    /// Of those, lost with the dense worker that held them.
+    pub tokens_lost: u64,
+    /// Local batches that `hopBw` dropped.
+    pub dropped_batches: u64,
+    /// Gradients of dense parameters that were left out for their staleness.
+    pub excluded_gradients: u64,
+    /// Mean staleness of the dense gradients applied without a barrier, in global steps.
+    pub mean_staleness: f64,
+    /// The largest.
+    pub max_staleness: u64,
     /// Bytes sent between processes, by kind of message.
     pub bytes_on_wire: BTreeMap<String, u64>,
     /// Digest of all dense parameters and all rows in key order: equal if and only if the trained model is.

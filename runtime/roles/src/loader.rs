@@ -1,5 +1,6 @@
-//! The loader: leases chunks of data from the coordinator, reads them, cuts them into global batches and each of those into one
-//! piece a dense worker; ids go to an embedding worker, the rest to the dense worker (Persia §4.1). It only calls others.
+//! The loader: leases chunks of data from the coordinator, reads them, cuts them into global batches and each of those into
+//! pieces (local batches), and puts every piece with its ids, duplicates removed, at an embedding worker (Persia §4.1). It only
+//! calls others.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use std::time::Instant;
 
 use futures::future::try_join_all;
 use rectrain_data::{Batch, ChunkReader, Dataset, ReadPlan, SourceConfig};
-use rectrain_modes::{GlobalStep, Rank, share_of_batch};
+use rectrain_modes::GlobalStep;
 use rectrain_proto::v1;
 use rectrain_wire::ids::{Scratch, UniqueIds};
 use rectrain_wire::{Channel, Tensor};
@@ -28,7 +29,6 @@ const CHUNKS_AHEAD: usize = 1;
 pub(crate) struct LoaderPeers {
     pub(crate) coordinator: Channel,
     pub(crate) embedding_workers: Vec<Channel>,
-    pub(crate) dense_workers: Vec<Channel>,
 }
 
 /// See the module's text.
@@ -39,10 +39,9 @@ pub(crate) struct Loader {
     metrics: LoaderMetrics,
 }
 
-/// Rows on their way to the dense workers: batch `n` of them is the one at `first.after(n)`.
+/// Rows on their way to the embedding workers: batch `n` of them is the one at `first.after(n)`.
 struct ReadChunk {
     first: BatchPosition,
-    epoch: u32,
     max_batches: u64,
     rows: Batch,
 }
@@ -93,8 +92,8 @@ impl Loader {
             };
             message::call(&self.peers.coordinator, report, Vec::new(), CALL_DEADLINE).await?;
             let Some(rows) = rows else { continue };
-            let first = BatchPosition::Step(GlobalStep(lease.first_step));
-            let chunk = ReadChunk { first, epoch: lease.epoch, max_batches: lease.max_batches, rows };
+            let first = BatchPosition::Train(lease.first_step);
+            let chunk = ReadChunk { first, max_batches: lease.max_batches, rows };
             if chunks.send(chunk).await.is_err() {
                 break;
             }
@@ -126,7 +125,7 @@ impl Loader {
             message::call(&self.peers.coordinator, report, Vec::new(), CALL_DEADLINE).await?;
             let Some(rows) = rows else { continue };
             let first = BatchPosition::Evaluation { at_step: GlobalStep(lease.at_step), number: lease.first_batch };
-            if chunks.send(ReadChunk { first, epoch: 0, max_batches: u64::MAX, rows }).await.is_err() {
+            if chunks.send(ReadChunk { first, max_batches: u64::MAX, rows }).await.is_err() {
                 break;
             }
         }
@@ -188,27 +187,25 @@ impl Loader {
             for number in 0..(rows.samples.div_ceil(size) as u64).min(chunk.max_batches) {
                 let start = number as usize * size;
                 let range = start..rows.samples.min(start + size);
-                self.send_batch(chunk.first.after(number), chunk.epoch, &rows, range).await?;
+                self.send_batch(chunk.first.after(number), &rows, range).await?;
             }
         }
         Ok(())
     }
 
-    /// Sends one global batch; waits until every dense worker has taken its piece in, which is what bounds the batches in flight.
+    /// Sends one global batch; waits until embedding workers have taken every piece in, which is what bounds the batches in
+    /// flight. A short batch has pieces without rows.
     async fn send_batch(
         &self,
         position: BatchPosition,
-        epoch: u32,
         rows: &Arc<Batch>,
         range: Range<usize>,
     ) -> Result<(), RoleError> {
         let started = Instant::now();
-        let ranks = self.plan.replicas.dense_workers;
-        let pieces = (0..ranks).map(|rank| {
-            let rank = Rank(rank);
-            let share = share_of_batch(range.len(), rank, ranks);
-            let own = range.start + share.start..range.start + share.end;
-            self.send_piece(BatchKey { position, rank }, epoch, range.len(), Arc::clone(rows), own)
+        let pieces = (0..self.plan.pieces()).map(|piece| {
+            let own = self.plan.rows_of_piece(range.len(), piece);
+            let own = range.start + own.start..range.start + own.end;
+            self.send_piece(BatchKey { position, piece }, range.len(), Arc::clone(rows), own)
         });
         try_join_all(pieces).await?;
         self.metrics.send.observe(started.elapsed().as_secs_f64());
@@ -218,37 +215,18 @@ impl Loader {
     async fn send_piece(
         &self,
         key: BatchKey,
-        epoch: u32,
         global_samples: usize,
         rows: Arc<Batch>,
         own: Range<usize>,
     ) -> Result<(), RoleError> {
         let piece = rows.slice(own);
-        let samples = piece.samples;
-        let (ids, dense) = blocking("removal of duplicate ids", move || cut(piece)).await??;
-        let put_dense = v1::PutDense {
-            batch: Some(key.write()),
-            samples: samples as u32,
-            global_samples: global_samples as u32,
-            epoch,
-        };
-        let dense_worker = self.peers.dense_workers.get(key.rank.0 as usize).ok_or(RoleError::Stopped)?;
-        message::call(dense_worker, put_dense, dense, CALL_DEADLINE).await?;
+        let samples = piece.samples as u32;
+        let tensors = blocking("removal of duplicate ids", move || cut(piece)).await??;
         let workers = &self.peers.embedding_workers;
-        let worker = &workers[key.embedding_worker(workers.len(), self.plan.replicas.dense_workers)];
-        let put_ids = v1::PutIds { batch: Some(key.write()), samples: samples as u32 };
-        message::call(worker, put_ids, ids, CALL_DEADLINE).await?;
+        let worker = &workers[key.embedding_worker(workers.len(), self.plan.pieces())];
+        let put = v1::PutBatch { batch: Some(key.write()), samples, global_samples: global_samples as u32 };
+        message::call(worker, put, tensors, CALL_DEADLINE).await?;
         Ok(())
-    }
-}
-
-impl BatchPosition {
-    /// The position `batches` further on.
-    fn after(self, batches: u64) -> Self {
-        match self {
-            Self::Step(step) => Self::Step(GlobalStep(step.0 + batches)),
-            Self::Evaluation { at_step, number } => Self::Evaluation { at_step, number: number + batches },
-        }
     }
 }
 
@@ -263,15 +241,15 @@ impl JobPlan {
     }
 }
 
-/// The tensors of a piece: ids for the embedding worker, the rest for the dense worker.
-fn cut(piece: Batch) -> Result<(Vec<Tensor>, Vec<Tensor>), RoleError> {
+/// The tensors of a piece: ids, then dense features, labels and groups.
+fn cut(piece: Batch) -> Result<Vec<Tensor>, RoleError> {
     let mut scratch = Scratch::default();
-    let mut ids = Vec::with_capacity(3 * piece.sparse.len());
+    let mut tensors = Vec::with_capacity(3 * piece.sparse.len() + 3);
     for column in &piece.sparse {
         let unique = UniqueIds::from_column(&column.keys, column.offsets.as_deref(), piece.samples, &mut scratch)?;
-        ids.extend(unique.into_tensors());
+        tensors.extend(unique.into_tensors());
     }
-    let mut dense = vec![Tensor::from(piece.dense), Tensor::from(piece.labels)];
-    dense.extend(piece.groups.map(Tensor::from));
-    Ok((ids, dense))
+    tensors.extend([Tensor::from(piece.dense), Tensor::from(piece.labels)]);
+    tensors.extend(piece.groups.map(Tensor::from));
+    Ok(tensors)
 }

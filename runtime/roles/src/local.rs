@@ -1,5 +1,6 @@
 //! A whole job in one process: every role a task, messages moved and not copied.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rectrain_wire::{Address, InProcess, InProcessConfig, Transport, WireCounters};
@@ -10,14 +11,30 @@ use crate::error::RoleError;
 use crate::events::{EventLog, Summary};
 use crate::member::{Member, Role};
 use crate::message::kind_name;
-use crate::metrics::RoleMetrics;
+use crate::metrics::{CoordinatorMetrics, RoleMetrics};
 use crate::plan::JobPlan;
 
-/// Trains the job and returns its summary; `events` tells how it goes. Dropping the future stops it.
-pub async fn run_in_process(plan: Arc<JobPlan>, events: EventLog, metrics: RoleMetrics) -> Result<Summary, RoleError> {
+/// Trains the job and returns its summary; `events` tells how it goes. Dense workers that are in `slow` take so many times as
+/// long to compute. Dropping the future stops it.
+pub async fn run_in_process(
+    plan: Arc<JobPlan>,
+    slow: &BTreeMap<u32, f64>,
+    events: EventLog,
+    metrics: RoleMetrics,
+) -> Result<Summary, RoleError> {
+    let coordinator = Coordinator::new(Arc::clone(&plan), events, CoordinatorMetrics::of(&metrics, 0))?;
+    run_with(plan, slow, Arc::new(coordinator), metrics).await
+}
+
+/// As [`run_in_process`], with a coordinator that others may speak to.
+pub async fn run_with(
+    plan: Arc<JobPlan>,
+    slow: &BTreeMap<u32, f64>,
+    coordinator: Arc<Coordinator>,
+    metrics: RoleMetrics,
+) -> Result<Summary, RoleError> {
     let counters = WireCounters::register(metrics.registry(), kind_name)?;
     let transport: Arc<dyn Transport> = Arc::new(InProcess::new(InProcessConfig::default(), Arc::clone(&counters)));
-    let coordinator = Arc::new(Coordinator::new(Arc::clone(&plan), events));
     let address = Address::local("coordinator");
     let _serving = transport.serve(Arc::clone(&coordinator) as Arc<dyn rectrain_wire::Service>, &address)?;
     let mut members = JoinSet::new();
@@ -31,6 +48,7 @@ pub async fn run_in_process(plan: Arc<JobPlan>, events: EventLog, metrics: RoleM
                 coordinator: address.clone(),
                 bind: Address::local(format!("{}-{index}", role.name())),
                 advertise: None,
+                slow: if role == Role::DenseWorker { slow.get(&index).copied().unwrap_or(1.0) } else { 1.0 },
                 metrics: metrics.clone(),
                 counters: Arc::clone(&counters),
             };

@@ -83,6 +83,8 @@ pub struct Member {
     pub bind: Address,
     /// Where others reach it, if that is not where it serves.
     pub advertise: Option<Address>,
+    /// A dense worker takes this many times as long to compute as it does: 1, or more to try how a mode bears slow workers.
+    pub slow: f64,
     /// Its metrics.
     pub metrics: RoleMetrics,
     /// What it sends and receives.
@@ -138,7 +140,7 @@ impl Member {
             }
             Role::DenseWorker => {
                 let metrics = DenseWorkerMetrics::of(&self.metrics, self.index);
-                let worker = Arc::new(DenseWorker::new(&self.plan, Rank(self.index), metrics));
+                let worker = Arc::new(DenseWorker::new(Rank(self.index), self.slow, metrics));
                 (Work::DenseWorker(Arc::clone(&worker)), worker)
             }
             Role::Loader => (Work::Loader, Arc::new(NoRequests)),
@@ -157,6 +159,7 @@ impl Member {
                 let next = (self.index as usize + 1) % dense_workers.len().max(1);
                 let peers = DensePeers {
                     coordinator: coordinator.clone(),
+                    parameter_servers: self.connect_all(&roster.ps)?,
                     embedding_workers: self.connect_all(&roster.embedding_workers)?,
                     next: dense_workers.get(next).filter(|_| dense_workers.len() > 1).cloned(),
                 };
@@ -167,7 +170,6 @@ impl Member {
                 let peers = LoaderPeers {
                     coordinator: coordinator.clone(),
                     embedding_workers: self.connect_all(&roster.embedding_workers)?,
-                    dense_workers: self.connect_all(&roster.dense_workers)?,
                 };
                 let metrics = LoaderMetrics::of(&self.metrics, self.index);
                 Loader::new(Arc::clone(&self.plan), self.index, peers, metrics).run().await
@@ -210,7 +212,7 @@ async fn train_on_a_thread(worker: &Arc<DenseWorker>, trainer: Trainer, index: u
     struct CloseOnDrop<'a>(&'a DenseWorker);
     impl Drop for CloseOnDrop<'_> {
         fn drop(&mut self) {
-            self.0.close(&RoleError::Stopped);
+            self.0.close();
         }
     }
     let _close = CloseOnDrop(worker);

@@ -43,25 +43,30 @@ requests! {
     1 "join" Join => v1::Roster;
     2 "lease" LeaseRequest => v1::LeaseReply;
     3 "chunk_report" ChunkReport => Done;
-    4 "training_end" EndRequest => v1::EndReply;
-    5 "evaluation_begin" EvaluationBegin => Done;
+    4 "order" OrderRequest => v1::Order;
+    5 "horizon" HorizonRequest => v1::Horizon;
     6 "evaluation_lease" EvaluationLeaseRequest => v1::EvaluationLeaseReply;
     7 "evaluation_chunk_report" EvaluationChunkReport => Done;
-    8 "evaluation_size" EvaluationSizeRequest => v1::EvaluationSize;
+    8 "pull" PullRequest => v1::PullReply;
     9 "evaluation_share" EvaluationShare => Done;
     10 "progress" Progress => Done;
     11 "training_done" TrainingDone => Done;
     12 "job_end" JobEndRequest => v1::JobEnd;
     13 "failure" Failure => Done;
-    20 "put_ids" PutIds => Done;
-    21 "put_dense" PutDense => Done;
-    22 "forward" Forward => Done;
-    23 "backward" Backward => Done;
-    24 "lookup" Lookup => Done;
+    14 "batch_report" BatchReport => Done;
+    20 "put_batch" PutBatch => Done;
+    22 "forward" Forward => v1::Forwarded;
+    23 "backward" Backward => v1::BackwardReply;
+    24 "lookup" Lookup => v1::LookupReply;
     25 "update" Update => v1::UpdateReply;
     26 "store_digest" StoreDigestRequest => v1::StoreDigests;
     27 "ring_chunk" RingChunk => Done;
     28 "traffic" TrafficRequest => v1::Traffic;
+    30 "begin_mode" BeginMode => Done;
+    31 "flush" FlushRequest => v1::Flushed;
+    32 "put_partition" PutPartition => Done;
+    33 "get_partition" GetPartition => v1::Partition;
+    34 "push_dense" PushDense => v1::PushReply;
 }
 
 /// Sends `request` with `tensors` and waits for the answer.

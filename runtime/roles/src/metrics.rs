@@ -5,12 +5,16 @@ use prometheus::{
     TextEncoder,
 };
 
+use crate::coordinator::TokenCounts;
 use crate::error::RoleError;
 
 /// 10 µs to 10 s, three buckets a decade.
 const SECONDS: &[f64] = &[
     1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
+
+/// Global steps.
+const STEPS: &[f64] = &[0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0];
 
 macro_rules! metrics {
     ($($(#[$doc:meta])* $owner:ident { $($field:ident: $kind:ident = $name:literal, $help:literal;)* })*) => {
@@ -50,13 +54,18 @@ macro_rules! metrics {
         pub const REFERENCE: &[(&str, &str, &str)] = &[$($(($name, stringify!($kind), $help),)*)*];
     };
     (@single seconds) => { Histogram };
+    (@single steps) => { Histogram };
     (@single counter) => { IntCounter };
     (@single gauge) => { IntGauge };
     (@family seconds) => { HistogramVec };
+    (@family steps) => { HistogramVec };
     (@family counter) => { IntCounterVec };
     (@family gauge) => { IntGaugeVec };
     (@new seconds, $name:literal, $help:literal) => {
         HistogramVec::new(HistogramOpts::new($name, $help).buckets(SECONDS.to_vec()), &["replica"])
+    };
+    (@new steps, $name:literal, $help:literal) => {
+        HistogramVec::new(HistogramOpts::new($name, $help).buckets(STEPS.to_vec()), &["replica"])
     };
     (@new counter, $name:literal, $help:literal) => { IntCounterVec::new(Opts::new($name, $help), &["replica"]) };
     (@new gauge, $name:literal, $help:literal) => { IntGaugeVec::new(Opts::new($name, $help), &["replica"]) };
@@ -89,8 +98,22 @@ metrics! {
         initial_rows: counter = "rectrain_ps_initial_rows_total", "Rows read as their initial value and not made (evaluation).";
         lost_rows: counter = "rectrain_ps_missing_rows_total", "Gradients dropped because their row was gone.";
         non_finite_rows: counter = "rectrain_ps_non_finite_rows_total", "Gradients dropped because they were not finite.";
+        dense_staleness: steps = "rectrain_ps_dense_gradient_staleness_steps", "Staleness of dense gradients applied without a barrier: the step that applied one less the step its parameters were pulled at.";
+        token_staleness: steps = "rectrain_ps_token_staleness_steps", "Staleness of tokens: the step that applied a gradient less its token, which decides whether gba leaves it out.";
+        buffered_gradients: gauge = "rectrain_ps_buffered_gradients", "Gradients in the buffer, to be applied when it is full.";
+        applied_gradients: counter = "rectrain_ps_applied_gradients_total", "Dense gradients applied without a barrier, whatever their weight.";
+        excluded_gradients: counter = "rectrain_ps_excluded_gradients_total", "Of those, left out for their staleness.";
+        late_gradients: counter = "rectrain_ps_late_gradients_total", "Dense gradients dropped because their step was applied (hopBw).";
         rows_held: gauge = "rectrain_ps_rows", "Rows held.";
         bytes: gauge = "rectrain_ps_bytes", "Bytes of the embedding store.";
+    }
+    /// Metrics of the coordinator.
+    CoordinatorMetrics {
+        tokens_issued: counter = "rectrain_coordinator_tokens_issued_total", "Batches handed out with a token (modes without a barrier), lost ones included.";
+        tokens_lost: counter = "rectrain_coordinator_tokens_lost_total", "Tokens lost with the dense worker that held them; their batches go out again.";
+        dropped_batches: counter = "rectrain_coordinator_batches_dropped_total", "Local batches whose gradients hopBw dropped.";
+        repeated_batches: counter = "rectrain_coordinator_batches_repeated_total", "Batches brought twice, of which the second was ignored.";
+        mode_switches: counter = "rectrain_coordinator_mode_switches_total", "Switches of the training mode.";
     }
     /// Metrics of a dense worker.
     DenseWorkerMetrics {
@@ -117,6 +140,18 @@ impl RoleMetrics {
     }
 }
 
+impl CoordinatorMetrics {
+    /// Counters follow the coordinator's own account.
+    pub(crate) fn set(&self, counts: &TokenCounts) {
+        let follow = |counter: &IntCounter, value: u64| counter.inc_by(value.saturating_sub(counter.get()));
+        follow(&self.tokens_issued, counts.issued);
+        follow(&self.tokens_lost, counts.lost);
+        follow(&self.dropped_batches, counts.dropped_batches);
+        follow(&self.repeated_batches, counts.repeated_batches);
+        follow(&self.mode_switches, counts.switches);
+    }
+}
+
 impl PsMetrics {
     pub(crate) fn count_look_up(&self, counts: rectrain_embedding::LookupCounts) {
         self.found_rows.inc_by(counts.found);
@@ -129,12 +164,12 @@ impl PsMetrics {
 #[must_use]
 pub fn reference_markdown() -> String {
     let mut text = String::from(
-        "# Metrics\n\nServed on `/metrics` by every process. Times are histograms in seconds; every metric of a role has the label \
+        "# Metrics\n\nServed on `/metrics` by every process. Times are histograms in seconds, staleness in global steps; every metric of a role has the label \
          `replica`. The wire's own metrics (`rectrain_wire_*`: bytes and frames by kind of message, times of calls, refusals by reason, \
          calls in flight) come with them.\n\n| metric | kind | meaning |\n|---|---|---|\n",
     );
     for (name, kind, help) in REFERENCE {
-        let kind = if *kind == "seconds" { "histogram" } else { kind };
+        let kind = if matches!(*kind, "seconds" | "steps") { "histogram" } else { kind };
         text.push_str(&format!("| `{name}` | {kind} | {help} |\n"));
     }
     text
@@ -163,6 +198,7 @@ mod tests {
             assert!(name.starts_with("rectrain_") && help.ends_with('.'), "{name}");
             assert_eq!(*kind == "counter", name.ends_with("_total"), "{name}");
             assert_eq!(*kind == "seconds", name.ends_with("_seconds"), "{name}");
+            assert_eq!(*kind == "steps", name.ends_with("_steps"), "{name}");
         }
     }
 }

@@ -68,7 +68,7 @@ pub struct PreparedIds {
 }
 
 /// Pooled embeddings of a piece of a batch, or the gradients of them.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Pooled {
     /// [samples, Σ dims]
     pub embeddings: Vec<f32>,

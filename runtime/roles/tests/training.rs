@@ -46,7 +46,7 @@ fn train(plan: JobPlan) -> Result<(Summary, Vec<JobEvent>), RoleError> {
         let events = EventLog::default();
         let mut follower = events.follow();
         let metrics = RoleMetrics::new(Registry::new()).unwrap();
-        let summary = run_in_process(Arc::new(plan), events, metrics).await?;
+        let summary = run_in_process(Arc::new(plan), &BTreeMap::new(), events, metrics).await?;
         let mut seen = Vec::new();
         while let Some(event) = follower.next().await {
             seen.push(event);
@@ -142,6 +142,150 @@ fn sync_equals_a_plain_loop_to_the_bit() {
     for kind in ["deepfm", "dlrm"] {
         let kind = format!("spec.model.kind={kind}");
         assert_eq!(digest_of(&[&kind]), plain_loop(&plan(&[&kind])), "{kind}");
+    }
+}
+
+/// `spec.training.switchAt` as an override.
+fn switches(switches: &[(u32, &str)]) -> String {
+    let field = |(index, (step, mode)): (usize, &(u32, &str))| {
+        format!("spec.training.switchAt[{index}].step={step},spec.training.switchAt[{index}].mode={mode}")
+    };
+    switches.iter().enumerate().map(field).collect::<Vec<_>>().join(",")
+}
+
+const TOKEN_MODES: [&str; 5] = ["async", "gba", "hopBs", "hopBw", "bsp"];
+
+#[test]
+fn gba_alone_with_a_buffer_of_one_equals_sync_to_the_bit() {
+    let sync = digest_of(&[]);
+    assert_eq!(sync, digest_of(&["spec.training.mode=gba"]));
+    assert_eq!(sync, digest_of(&["spec.training.mode=gba", "spec.roles.ps.replicas=3"]));
+    assert_eq!(sync, digest_of(&["spec.training.mode=async", "spec.roles.embeddingWorker.replicas=2"]));
+}
+
+#[test]
+fn a_switch_there_and_back_changes_no_bit_and_loses_no_row() {
+    let sync = digest_of(&[]);
+    for mode in ["gba", "async", "bsp"] {
+        let switches = switches(&[(5, mode), (17, "sync"), (30, mode)]);
+        let (summary, events) = train(plan(&[&switches, "spec.roles.ps.replicas=2"])).unwrap();
+        assert_eq!(summary.parameters_sha256, sync, "{mode}");
+        assert_eq!((summary.trained_rows, summary.samples, summary.mode_switches), (4000, 4000, 3), "{mode}");
+        let switched: Vec<_> = events
+            .iter()
+            .filter_map(|event| match event {
+                JobEvent::ModeSwitched { step, from, to } => Some((*step, from.as_str(), to.as_str())),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(switched, [(5, "sync", mode), (17, mode, "sync"), (30, "sync", mode)]);
+    }
+}
+
+#[test]
+fn gba_with_equal_workers_and_a_buffer_of_all_stays_within_rounding_of_sync_in_what_it_learns() {
+    let auc = |mode: &str| {
+        let changes = [
+            mode,
+            "spec.training.globalBatchSize=96",
+            "spec.roles.denseWorker.replicas=3",
+            "spec.data.synthetic.rows=9600",
+            "spec.training.epochs=1",
+            "spec.training.optimizer.sparse.learningRate=0.01",
+            "spec.training.optimizer.dense.learningRate=0.003",
+        ];
+        let (summary, _) = train(plan(&changes)).unwrap();
+        assert_eq!(summary.trained_rows, 9600, "{mode}");
+        summary.test.unwrap().auc.unwrap()
+    };
+    let (sync, gba) = (auc("spec.training.mode=sync"), auc("spec.training.mode=gba"));
+    assert!((sync - gba).abs() < 0.02, "sync {sync}, gba {gba}");
+}
+
+#[test]
+fn every_mode_trains_every_row_once_with_several_workers_servers_and_evaluations() {
+    for mode in TOKEN_MODES {
+        let mode_set = format!("spec.training.mode={mode}");
+        let changes = [
+            mode_set.as_str(),
+            "spec.roles.denseWorker.replicas=3",
+            "spec.roles.ps.replicas=2",
+            "spec.roles.embeddingWorker.replicas=2",
+            "spec.roles.loader.replicas=2",
+            "spec.training.evaluation.every=epoch",
+        ];
+        let (summary, events) = train(plan(&changes)).unwrap();
+        let dropped_rows = summary.dropped_batches * 32;
+        assert!(summary.trained_rows + dropped_rows >= 4000 && summary.trained_rows <= 4000, "{mode}: {summary:?}");
+        assert!(mode == "hopBw" || summary.trained_rows == 4000, "{mode}: {summary:?}");
+        assert_eq!(summary.tokens_lost, 0, "{mode}");
+        let evaluations = events.iter().filter(|event| matches!(event, JobEvent::Evaluation { .. })).count();
+        assert_eq!(evaluations, 2, "{mode}");
+        assert_eq!(summary.mode, mode);
+    }
+}
+
+#[test]
+fn a_schedule_through_all_modes_loses_no_row() {
+    let modes = ["gba", "sync", "async", "hybrid", "hopBs", "gba", "bsp", "sync"];
+    let steps: Vec<_> = modes.iter().enumerate().map(|(i, mode)| (4 * i as u32 + 3, *mode)).collect();
+    let switches = switches(&steps);
+    let (summary, _) = train(plan(&[
+        &switches,
+        "spec.roles.denseWorker.replicas=3",
+        "spec.roles.ps.replicas=2",
+        "spec.training.evaluation.every=steps",
+        "spec.training.evaluation.steps=10",
+    ]))
+    .unwrap();
+    assert_eq!((summary.trained_rows, summary.samples, summary.mode_switches), (4000, 4000, 8));
+}
+
+#[test]
+fn local_batches_may_be_smaller_than_a_workers_share_and_change_sync_by_rounding_only() {
+    let small = ["spec.training.localBatchSize=16", "spec.roles.denseWorker.replicas=2"];
+    let auc = |mode: &str| {
+        let summary = train(plan(&[&small[..], &[mode]].concat())).unwrap().0;
+        assert_eq!(summary.trained_rows, 4000);
+        summary.test.unwrap().auc.unwrap()
+    };
+    let whole = train(plan(&["spec.roles.denseWorker.replicas=2"])).unwrap().0.test.unwrap().auc.unwrap();
+    assert!((auc("spec.training.mode=sync") - whole).abs() < 1e-4);
+    assert!((auc("spec.training.mode=gba") - whole).abs() < 0.03);
+}
+
+#[test]
+fn slices_are_tested_on_before_they_are_trained_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rows.csv");
+    let rows: String = (0..1000).map(|i| format!("{},{}\n", u8::from(i % 7 < 3), i % 7)).collect();
+    std::fs::write(&file, format!("label,user\n{rows}")).unwrap();
+    let manifest = format!(
+        "{{apiVersion: rectrain.dev/v1alpha1, kind: RecTrainingJob, metadata: {{name: t}}, spec: {{model: {{kind: lr}},
+         features: {{sparse: [{{name: user}}]}}, training: {{globalBatchSize: 50, optimizer: {{sparse: {{learningRate: 0.1}}}}}},
+         data: {{source: {{paths: [{}]}}, split: {{slices: {{rows: 200}}}}}}}}}}",
+        file.display()
+    );
+    for mode in ["sync", "gba"] {
+        let set = rectrain_crds::Override {
+            kind: rectrain_crds::SetKind::Infer,
+            expression: format!("spec.training.mode={mode}"),
+        };
+        let manifest = rectrain_crds::load(&manifest, "t.yaml", &[set]).unwrap();
+        let (summary, events) = train(JobPlan::new(&manifest.resolved).unwrap()).unwrap();
+        let tests: Vec<_> = events
+            .iter()
+            .filter_map(|event| match event {
+                JobEvent::Evaluation { step, test } => Some((*step, test.samples, test.auc.unwrap())),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(
+            tests.iter().map(|(step, samples, _)| (*step, *samples)).collect::<Vec<_>>(),
+            [(4, 200), (8, 200), (12, 200), (16, 200)]
+        );
+        assert!(tests[3].2 > 0.95, "the rule is learned: {tests:?}");
+        assert_eq!(summary.trained_rows, 1000);
     }
 }
 

@@ -1,9 +1,7 @@
 //! From a [`SimulationSpec`] to the runs it asks for: one for each number of workers and each mode, in that order. Pure.
 
-use rectrain_crds::ManifestError;
-use rectrain_crds::simulation::{
-    self as document, SimulatedLostTokens, SimulationDocument, SimulationSpec, StragglersSpec,
-};
+use rectrain_crds::simulation::{SimulatedLostTokens, SimulationDocument, SimulationSpec, StragglersSpec};
+use rectrain_crds::{ManifestError, Mode, defaults};
 use rectrain_modes::gba::simulate::{
     Cause, ClusterSpec, Crashes, LinkSpec, ServerSpec, SimulatedMode, Simulation, Slowness, StepTime, WorkerSpec,
 };
@@ -27,10 +25,10 @@ pub(crate) fn simulations(
         let cluster = cluster(spec, trace, workers);
         for &mode in &spec.modes {
             let local_rows = match mode {
-                document::SimulatedMode::Gba => spec.gba.local_batch_size.unwrap_or(spec.local_batch_size),
+                Mode::Gba => spec.gba.local_batch_size.unwrap_or(spec.local_batch_size),
                 _ => spec.local_batch_size,
             };
-            let path = if mode == document::SimulatedMode::Gba { "spec.gba.localBatchSize" } else { "spec.workers" };
+            let path = if mode == Mode::Gba { "spec.gba.localBatchSize" } else { "spec.workers" };
             let mode = simulated_mode(spec, mode, workers, local_rows)
                 .map_err(|error| document.refuse(path, format!("with {workers} workers, {error}")))?;
             simulations.push(Simulation {
@@ -48,30 +46,28 @@ pub(crate) fn simulations(
 
 fn simulated_mode(
     spec: &SimulationSpec,
-    mode: document::SimulatedMode,
+    mode: Mode,
     workers: u32,
     local_rows: u32,
 ) -> Result<SimulatedMode, BufferSizeError> {
     Ok(SimulatedMode::Tokens(match mode {
-        document::SimulatedMode::Sync => return Ok(SimulatedMode::Sync),
-        document::SimulatedMode::Hybrid => {
-            let staleness = spec.hybrid.staleness.unwrap_or(rectrain_crds::defaults::STALENESS);
+        Mode::Sync => return Ok(SimulatedMode::Sync),
+        Mode::Hybrid => {
+            let staleness = spec.hybrid.staleness.unwrap_or(defaults::STALENESS);
             return Ok(SimulatedMode::Hybrid { staleness: u64::from(staleness) });
         }
-        document::SimulatedMode::Async => TokenMode::Async,
-        document::SimulatedMode::Gba => TokenMode::Gba {
+        Mode::Async => TokenMode::Async,
+        Mode::Gba => TokenMode::Gba {
             buffer: BufferSize::of_global_batch(u64::from(spec.local_batch_size), workers, u64::from(local_rows))?,
-            decay: Decay::Threshold { tolerance: u64::from(spec.gba.tolerance) },
+            decay: Decay::Threshold { tolerance: u64::from(spec.gba.staleness) },
             lost_tokens: match spec.gba.lost_tokens {
                 SimulatedLostTokens::Vanish => LostTokens::Vanish,
                 SimulatedLostTokens::Replace => LostTokens::Replace,
             },
         },
-        document::SimulatedMode::HopBs => TokenMode::HopBs { bound: u64::from(spec.hop_bs.bound) },
-        document::SimulatedMode::HopBw => TokenMode::HopBw { backups: spec.hop_bw.backups.unwrap_or(workers / 4) },
-        document::SimulatedMode::Bsp => {
-            TokenMode::Bsp { aggregate: BufferSize::new(spec.bsp.aggregate.unwrap_or((workers / 8).max(1)))? }
-        }
+        Mode::HopBs => TokenMode::HopBs { bound: u64::from(spec.hop_bs.bound.unwrap_or(defaults::HOP_BS_BOUND)) },
+        Mode::HopBw => TokenMode::HopBw { backups: spec.hop_bw.backups.unwrap_or(workers / 4) },
+        Mode::Bsp => TokenMode::Bsp { aggregate: BufferSize::new(spec.bsp.aggregate.unwrap_or((workers / 8).max(1)))? },
     }))
 }
 
@@ -184,7 +180,8 @@ mod tests {
 
     fn plan(spec: &str, trace: Option<&Trace>) -> Result<Vec<Simulation>, String> {
         let text = format!("apiVersion: rectrain.dev/v1alpha1\nkind: Simulation\nspec: {spec}\n");
-        let document = document::load_simulation(&text, "s.yaml", &[]).map_err(|error| error.to_string())?;
+        let document =
+            rectrain_crds::simulation::load_simulation(&text, "s.yaml", &[]).map_err(|error| error.to_string())?;
         simulations(&document, trace).map_err(|error| error.to_string())
     }
 

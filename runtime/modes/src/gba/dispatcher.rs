@@ -177,6 +177,8 @@ pub struct Dispatcher {
     server_steps: Vec<GlobalStep>,
     /// Fresh batches handed out.
     fresh: u64,
+    /// Batches handed out.
+    handed_out: u64,
     /// The last step for which a batch was handed out.
     begun: Option<GlobalStep>,
     drain: Option<Drain>,
@@ -214,6 +216,7 @@ impl Dispatcher {
             in_flight: 0,
             server_steps: vec![setup.first_step; setup.servers.max(1) as usize],
             fresh: 0,
+            handed_out: 0,
             begun: None,
             drain: None,
             flushed: BTreeSet::new(),
@@ -368,6 +371,19 @@ impl Dispatcher {
         &self.ledger
     }
 
+    /// No gradient with a token below this is still to come.
+    #[must_use]
+    pub fn oldest_token(&self) -> Token {
+        let held = self.members.values().flat_map(|member| &member.in_flight).map(|assignment| assignment.token).min();
+        held.unwrap_or(Token(self.step().0))
+    }
+
+    /// Batches handed out with a token so far, lost ones included.
+    #[must_use]
+    pub fn tokens_issued(&self) -> u64 {
+        self.handed_out
+    }
+
     /// The token list.
     #[must_use]
     pub fn tokens(&self) -> &TokenList {
@@ -487,6 +503,7 @@ impl Dispatcher {
         member.in_flight.push(assignment);
         member.last_step = Some(step);
         self.begun = Some(step);
+        self.handed_out += 1;
         self.in_flight += 1;
         Some(Reply::Work(assignment))
     }

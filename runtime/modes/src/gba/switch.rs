@@ -200,13 +200,19 @@ impl TrainingRun {
 
     /// Asks for a switch. Ask [`Self::advance`] after this and after every message, until it begins to move.
     pub fn switch_to(&mut self, to: RunMode) -> Result<(), SwitchError> {
+        if self.phase == SwitchPhase::Training && to == self.mode {
+            return self.validate(to);
+        }
+        self.rest(to)
+    }
+
+    /// Asks for a rest at the next boundary, for an evaluation or at the end of the data, from which training goes on in `to`: the
+    /// mode it is in, or another. As for [`Self::switch_to`], [`Self::advance`] says when it rests; [`Self::moved`] ends the rest.
+    pub fn rest(&mut self, to: RunMode) -> Result<(), SwitchError> {
         if self.phase != SwitchPhase::Training {
             return Err(SwitchError::UnderWay);
         }
         self.validate(to)?;
-        if to == self.mode {
-            return Ok(());
-        }
         self.phase = SwitchPhase::Draining { to };
         if let Side::Tokens(dispatcher) = &mut self.side {
             dispatcher.start_draining();
@@ -225,7 +231,7 @@ impl TrainingRun {
             },
             _ => return Ok(Vec::new()),
         };
-        let (data, ledger) = self.rest();
+        let (data, ledger) = self.take_parts();
         let at = Boundary { step, next_row: data.next_row() };
         let proof = ledger.prove_boundary(at.next_row);
         self.side = Side::Resting { data, ledger };
@@ -273,6 +279,27 @@ impl TrainingRun {
         self.mode
     }
 
+    /// The dispatcher, in the modes without a barrier, to look at.
+    #[must_use]
+    pub fn current_dispatcher(&self) -> Option<&Dispatcher> {
+        if let Side::Tokens(dispatcher) = &self.side { Some(dispatcher) } else { None }
+    }
+
+    /// With a barrier the step to be handed out next, without one the step that the slowest server is filling.
+    #[must_use]
+    pub fn next_step(&self) -> GlobalStep {
+        if let Side::Tokens(dispatcher) = &self.side { dispatcher.step() } else { self.step }
+    }
+
+    /// The first row that was never handed out.
+    #[must_use]
+    pub fn next_row(&self) -> u64 {
+        match &self.side {
+            Side::Sync { data, .. } | Side::Resting { data, .. } => data.next_row(),
+            Side::Tokens(dispatcher) => dispatcher.data().next_row(),
+        }
+    }
+
     /// The account of rows.
     #[must_use]
     pub fn ledger(&self) -> &RowLedger {
@@ -308,7 +335,7 @@ impl TrainingRun {
     }
 
     /// Takes data and account out of the mode that ends.
-    fn rest(&mut self) -> (DataList, RowLedger) {
+    fn take_parts(&mut self) -> (DataList, RowLedger) {
         let nothing = Side::Resting { data: DataList::new(1, 0), ledger: RowLedger::default() };
         match std::mem::replace(&mut self.side, nothing) {
             Side::Sync { data, ledger, .. } | Side::Resting { data, ledger } => (data, ledger),
@@ -317,7 +344,7 @@ impl TrainingRun {
     }
 
     fn begin(&mut self, mode: RunMode, at: Boundary) -> Result<(), SwitchError> {
-        let (mut data, ledger) = self.rest();
+        let (mut data, ledger) = self.take_parts();
         self.side = match mode {
             RunMode::Sync => {
                 data.set_batch_rows(self.plan.global_rows);

@@ -11,6 +11,7 @@ use rectrain_proto::v1::control_server::{Control, ControlServer};
 use tonic::{Request, Response, Status};
 
 use super::Coordinator;
+use super::training::SwitchRefused;
 use crate::error::RoleError;
 
 /// Serves [`Control`] for one coordinator.
@@ -30,6 +31,14 @@ impl ControlService {
 impl Control for ControlService {
     async fn get_status(&self, _request: Request<v1::StatusRequest>) -> Result<Response<v1::JobStatus>, Status> {
         Ok(Response::new(self.coordinator.lock().status()))
+    }
+
+    async fn set_mode(&self, request: Request<v1::SetModeRequest>) -> Result<Response<v1::SetModeReply>, Status> {
+        match self.coordinator.set_mode(&request.into_inner().mode) {
+            Ok(from) => Ok(Response::new(v1::SetModeReply { from: from.to_owned() })),
+            Err(SwitchRefused::Mode(reason)) => Err(Status::invalid_argument(reason)),
+            Err(SwitchRefused::Now(reason)) => Err(Status::failed_precondition(reason)),
+        }
     }
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::JobEvent, Status>> + Send>>;

@@ -8,22 +8,24 @@ use rectrain_wire::Channel;
 use sha2::{Digest, Sha256};
 
 use crate::error::RoleError;
+use crate::events::Summary;
 use crate::message;
 use crate::plan::{CALL_DEADLINE, JobPlan};
 
 /// Bytes of a SHA-256.
 const LENGTH: usize = 32;
 
-/// The model's digest as hexadecimal digits, the rows of all servers, and their bytes.
+/// Puts the model's digest, the rows and bytes of all servers, and what was applied without a barrier into the summary.
 pub(super) async fn of_model(
     plan: &JobPlan,
     dense_digest: &[u8],
     servers: &[Channel],
-) -> Result<(String, u64, u64), RoleError> {
+    summary: &mut Summary,
+) -> Result<(), RoleError> {
     let calls =
         servers.iter().map(|server| message::call(server, v1::StoreDigestRequest {}, Vec::new(), CALL_DEADLINE));
     let mut by_server = Vec::with_capacity(servers.len());
-    let (mut rows, mut bytes) = (0, 0);
+    let mut applied = v1::Applied::default();
     for (reply, tensors) in try_join_all(calls).await? {
         let [digests] = message::take("store_digest", tensors)?;
         let digests = digests.expect_u8("digests")?;
@@ -33,8 +35,13 @@ pub(super) async fn of_model(
             return Err(RoleError::Inconsistent { message: "store_digest", reason });
         }
         by_server.push(digests);
-        rows += reply.rows;
-        bytes += reply.bytes;
+        summary.rows += reply.rows;
+        summary.store_bytes += reply.bytes;
+        let server = reply.applied.unwrap_or_default();
+        applied.gradients += server.gradients;
+        applied.excluded += server.excluded;
+        applied.staleness_sum += server.staleness_sum;
+        applied.staleness_max = applied.staleness_max.max(server.staleness_max);
     }
     let slots = plan.slot_map();
     let mut hash = Sha256::new();
@@ -43,7 +50,12 @@ pub(super) async fn of_model(
         let start = slot as usize * LENGTH;
         hash.update(&by_server[slots.owner(Slot(slot))][start..start + LENGTH]);
     }
-    Ok((hex(&hash.finalize()), rows, bytes))
+    summary.parameters_sha256 = hex(&hash.finalize());
+    // Each server applies its part of every gradient.
+    summary.excluded_gradients = applied.excluded / servers.len().max(1) as u64;
+    summary.mean_staleness = applied.staleness_sum as f64 / applied.gradients.max(1) as f64;
+    summary.max_staleness = applied.staleness_max;
+    Ok(())
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -1,13 +1,16 @@
 //! The coordinator: who is in the job and where, which data is leased to whom, where training and evaluation stand, and how the
 //! job ended. A single small service; members call it little and seldom, and it holds their questions until it can answer.
 
+mod announced;
 mod control;
 mod digest;
 mod state;
+mod training;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures::future::try_join_all;
 use rectrain_modes::{GlobalStep, Lease, Rank};
 use rectrain_proto::v1;
 use rectrain_wire::{BoxFuture, Channel, Frame, Peer, Refusal, Service, Tensor, Transport};
@@ -15,10 +18,13 @@ use tokio::sync::Notify;
 
 pub use self::control::{ControlService, serve_control};
 use self::state::{Share, State};
+pub(crate) use self::training::TokenCounts;
+use self::training::{Pulled, ServerCall, SwitchRefused};
 use crate::error::RoleError;
 use crate::events::{EventLog, JobEvent, Summary};
 use crate::member::connect;
 use crate::message::{self, Request};
+use crate::metrics::CoordinatorMetrics;
 use crate::plan::{CALL_DEADLINE, JobPlan, WHOLE_JOB};
 
 /// How long a question for a lease is held before its asker is told to ask again.
@@ -30,13 +36,13 @@ pub struct Coordinator {
     state: Mutex<State>,
     changed: Notify,
     events: EventLog,
+    metrics: CoordinatorMetrics,
 }
 
 impl Coordinator {
     /// For a job that nobody has joined yet.
-    #[must_use]
-    pub fn new(plan: Arc<JobPlan>, events: EventLog) -> Self {
-        Self { state: Mutex::new(State::new(&plan)), plan, changed: Notify::new(), events }
+    pub fn new(plan: Arc<JobPlan>, events: EventLog, metrics: CoordinatorMetrics) -> Result<Self, RoleError> {
+        Ok(Self { state: Mutex::new(State::new(&plan)?), plan, changed: Notify::new(), events, metrics })
     }
 
     /// Follows the job to its end: waits for training, collects the digest, and pushes the last event.
@@ -65,17 +71,72 @@ impl Coordinator {
     async fn summarize(&self, transport: &dyn Transport) -> Result<Summary, RoleError> {
         let roster = self.until(WHOLE_JOB, State::roster).await?;
         self.events.push(self.plan.started()?);
-        let result = self.until(WHOLE_JOB, State::trained).await?;
         let servers = roster.ps.iter().map(|address| connect(transport, address)).collect::<Result<Vec<_>, _>>()?;
-        let (parameters_sha256, rows, store_bytes) =
-            digest::of_model(&self.plan, &result.dense_digest, &servers).await?;
-        let mut summary = Summary { rows, store_bytes, parameters_sha256, ..result.summary };
+        let result = tokio::select! {
+            result = self.until(WHOLE_JOB, State::trained) => result?,
+            error = self.drive(&servers) => return Err(error),
+        };
+        let mut summary = result.summary;
+        digest::of_model(&self.plan, &result.dense_digest, &servers, &mut summary).await?;
         for address in
             roster.ps.iter().chain(&roster.embedding_workers).chain(&roster.dense_workers).chain(&roster.loaders)
         {
             add_traffic(&mut summary, &connect(transport, address)?).await?;
         }
         Ok(summary)
+    }
+
+    /// Makes the calls to the parameter servers that switches and the end of the data need, until one fails.
+    async fn drive(&self, servers: &[Channel]) -> RoleError {
+        loop {
+            let calls = self.until(WHOLE_JOB, |state| {
+                let calls = state.training().take_calls();
+                Ok((!calls.is_empty()).then_some(calls))
+            });
+            let done = async {
+                for call in calls.await? {
+                    self.call_servers(servers, call).await?;
+                }
+                Ok(())
+            };
+            if let Err(error) = done.await {
+                return error;
+            }
+        }
+    }
+
+    async fn call_servers(&self, servers: &[Channel], call: ServerCall) -> Result<(), RoleError> {
+        match call {
+            ServerCall::Begin { mode, at, first_piece } => {
+                let begin = v1::BeginMode {
+                    mode: mode.name().to_owned(),
+                    step: at.step.0,
+                    first_row: at.next_row,
+                    first_piece,
+                };
+                let calls =
+                    servers.iter().map(|server| message::call(server, begin.clone(), Vec::new(), CALL_DEADLINE));
+                try_join_all(calls).await?;
+                let before = self.change(|state| {
+                    let before = state.training().mode();
+                    state.training().begun()?;
+                    Ok(before)
+                })?;
+                if before != mode {
+                    let (from, to) = (before.name().to_owned(), mode.name().to_owned());
+                    self.events.push(JobEvent::ModeSwitched { step: at.step.0, from, to });
+                }
+                Ok(())
+            }
+            ServerCall::Flush => {
+                let calls =
+                    servers.iter().map(|server| message::call(server, v1::FlushRequest {}, Vec::new(), CALL_DEADLINE));
+                for (index, (reply, _)) in try_join_all(calls).await?.into_iter().enumerate() {
+                    self.change(|state| state.training().flushed(index as u32, &reply))?;
+                }
+                Ok(())
+            }
+        }
     }
 
     /// Waits until `ready` gives something; fails as soon as the job has failed.
@@ -103,6 +164,19 @@ impl Coordinator {
         })?
     }
 
+    /// As [`Self::until`], where asking may itself change the state for others.
+    async fn until_changed<T>(
+        &self,
+        deadline: Duration,
+        mut ready: impl FnMut(&mut State) -> Result<Option<T>, RoleError>,
+    ) -> Result<T, RoleError> {
+        let first = self.change(|state| ready(state))?;
+        match first {
+            Some(value) => Ok(value),
+            None => self.until(deadline, ready).await,
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -113,6 +187,8 @@ impl Coordinator {
             let mut state = self.lock();
             state.check_failure()?;
             let result = change(&mut state);
+            state.begin_ordered_evaluation();
+            self.metrics.set(&state.training().counts());
             if let Err(error) = &result {
                 state.fail(error.to_string(), error.is_user_error());
             }
@@ -160,14 +236,58 @@ impl Coordinator {
         Ok(message::reply::<v1::EvaluationLeaseRequest>(&v1::EvaluationLeaseReply { lease: Some(lease) }, Vec::new()))
     }
 
-    async fn training_end(&self) -> Result<Frame, RoleError> {
-        let total = self.until(WHOLE_JOB, |state| Ok(state.total_steps())).await?;
-        Ok(message::reply::<v1::EndRequest>(&v1::EndReply { total_steps: total.0 }, Vec::new()))
+    async fn order(&self, request: v1::OrderRequest) -> Result<Frame, RoleError> {
+        let (rank, done) = (Rank(request.rank), request.done);
+        let order = self.until_changed(LEASE_HOLD, |state| state.training().next_order(rank, done)).await;
+        let wait = v1::Order { order: Some(v1::order::Order::Wait(v1::Wait {})), ..v1::Order::default() };
+        Ok(message::reply::<v1::OrderRequest>(&or_ask_again(order, wait)?, Vec::new()))
     }
 
-    async fn evaluation_size(&self, at_step: GlobalStep) -> Result<Frame, RoleError> {
-        let batches = self.until(CALL_DEADLINE, |state| Ok(state.evaluation_batches(at_step))).await?;
-        Ok(message::reply::<v1::EvaluationSizeRequest>(&v1::EvaluationSize { batches }, Vec::new()))
+    async fn horizon(&self, request: v1::HorizonRequest) -> Result<Frame, RoleError> {
+        let v1::HorizonRequest { order, from, at, .. } = request;
+        let horizon = self.until_changed(LEASE_HOLD, |state| match state.training().evaluating() {
+            Some((number, at_step)) if number == order => state.evaluation_horizon(at_step, from),
+            _ => state.training().horizon(order, from, at),
+        });
+        let wait = v1::Horizon { until: from, last: false };
+        Ok(message::reply::<v1::HorizonRequest>(&or_ask_again(horizon.await, wait)?, Vec::new()))
+    }
+
+    async fn pull(&self, request: v1::PullRequest) -> Result<Frame, RoleError> {
+        use v1::pull_reply::Reply;
+        let (rank, order) = (Rank(request.rank), request.order);
+        let pulled = self.until_changed(LEASE_HOLD, |state| {
+            Ok(state.training().pull(rank, order)?.map(|pulled| match pulled {
+                Pulled::Work { assignment, oldest_token, key } => Reply::Assignment(v1::Assignment {
+                    first_row: assignment.batch.first_row,
+                    rows: assignment.batch.rows,
+                    token: assignment.token.0,
+                    oldest_token,
+                    batch: Some(key.write()),
+                }),
+                Pulled::Rest => Reply::Rest(v1::Finished {}),
+            }))
+        });
+        let reply = or_ask_again(pulled.await, Reply::Wait(v1::Wait {}))?;
+        Ok(message::reply::<v1::PullRequest>(&v1::PullReply { reply: Some(reply) }, Vec::new()))
+    }
+
+    /// Switches the training mode by command; gives the mode until then.
+    fn set_mode(&self, name: &str) -> Result<&'static str, SwitchRefused> {
+        let mode = self.plan.mode_named(name).ok_or_else(|| {
+            let names: Vec<&str> = self.plan.modes.iter().map(|mode| mode.name()).collect();
+            SwitchRefused::Mode(format!("there is no training mode `{name}`: expected one of {}", names.join(", ")))
+        })?;
+        let from = {
+            let mut state = self.lock();
+            let from = state.training().request(mode)?;
+            if let Err(error) = state.training().advance() {
+                state.fail(error.to_string(), error.is_user_error());
+            }
+            from
+        };
+        self.changed.notify_waiters();
+        Ok(from.name())
     }
 
     fn evaluation_share(&self, request: v1::EvaluationShare, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
@@ -210,24 +330,19 @@ impl Service for Coordinator {
                     self.change(|state| state.chunk_report(&report))?;
                     Ok(message::done::<v1::ChunkReport>())
                 }
-                v1::EndRequest::KIND => Ok(self.training_end().await?),
-                v1::EvaluationBegin::KIND => {
-                    let (begin, _) = message::read::<v1::EvaluationBegin>(frame)?;
-                    self.change(|state| {
-                        state.begin_evaluation(GlobalStep(begin.at_step));
-                        Ok(())
-                    })?;
-                    Ok(message::done::<v1::EvaluationBegin>())
+                v1::OrderRequest::KIND => Ok(self.order(message::read::<v1::OrderRequest>(frame)?.0).await?),
+                v1::HorizonRequest::KIND => Ok(self.horizon(message::read::<v1::HorizonRequest>(frame)?.0).await?),
+                v1::PullRequest::KIND => Ok(self.pull(message::read::<v1::PullRequest>(frame)?.0).await?),
+                v1::BatchReport::KIND => {
+                    let (report, _) = message::read::<v1::BatchReport>(frame)?;
+                    self.change(|state| state.training().batch_report(&report))?;
+                    Ok(message::done::<v1::BatchReport>())
                 }
                 v1::EvaluationLeaseRequest::KIND => Ok(self.evaluation_lease().await?),
                 v1::EvaluationChunkReport::KIND => {
                     let (report, _) = message::read::<v1::EvaluationChunkReport>(frame)?;
                     self.change(|state| state.evaluation_chunk_report(&report))?;
                     Ok(message::done::<v1::EvaluationChunkReport>())
-                }
-                v1::EvaluationSizeRequest::KIND => {
-                    let (request, _) = message::read::<v1::EvaluationSizeRequest>(frame)?;
-                    Ok(self.evaluation_size(GlobalStep(request.at_step)).await?)
                 }
                 v1::EvaluationShare::KIND => {
                     let (share, tensors) = message::read::<v1::EvaluationShare>(frame)?;

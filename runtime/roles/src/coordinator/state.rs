@@ -7,6 +7,8 @@ use rectrain_dense::metrics;
 use rectrain_modes::{DataLedger, DataPlan, GlobalStep, Lease, LedgerError, Rank, TrainingLength};
 use rectrain_proto::v1;
 
+use super::announced::{Announced, Chunk};
+use super::training::Training;
 use crate::error::RoleError;
 use crate::events::{JobEvent, Summary, TestMetrics};
 use crate::plan::JobPlan;
@@ -38,8 +40,18 @@ pub(super) struct Trained {
 
 #[derive(Debug)]
 struct Pass {
-    ledger: DataLedger,
+    source: PassSource,
+    data: Announced,
     shares: Vec<Option<Share>>,
+}
+
+/// Where the rows of an evaluation are.
+#[derive(Debug)]
+enum PassSource {
+    /// The test part, from its first chunk on.
+    Test(DataLedger),
+    /// One chunk of the training part.
+    Slice { chunk: u64, leased: bool },
 }
 
 #[derive(Debug, Clone, Default)]
@@ -64,6 +76,7 @@ pub(super) struct State {
     dense_workers: Vec<Option<String>>,
     loaders: Vec<Option<String>>,
     ledger: DataLedger,
+    training: Training,
     labels: Labels,
     skipped_rows: u64,
     passes: BTreeMap<GlobalStep, Pass>,
@@ -80,14 +93,14 @@ pub(super) struct State {
 /// The few facts of a plan that the state needs.
 #[derive(Debug)]
 struct JobFacts {
-    mode: &'static str,
     label: String,
     has_test: bool,
+    tests_on_the_next_slice: bool,
     data: DataPlan,
 }
 
 impl State {
-    pub(super) fn new(plan: &JobPlan) -> Self {
+    pub(super) fn new(plan: &JobPlan) -> Result<Self, RoleError> {
         let replicas = &plan.replicas;
         let data = DataPlan {
             global_batch_rows: plan.global_batch_rows,
@@ -95,13 +108,14 @@ impl State {
             length: plan.length,
         };
         let job = JobFacts {
-            mode: plan.mode.name(),
             label: plan.schema.label.name.clone(),
             has_test: plan.test.is_some(),
+            tests_on_the_next_slice: plan.tests_on_the_next_slice,
             data,
         };
-        Self {
+        Ok(Self {
             job,
+            training: Training::new(plan)?,
             ps: vec![None; replicas.ps as usize],
             embedding_workers: vec![None; replicas.embedding_workers as usize],
             dense_workers: vec![None; replicas.dense_workers as usize],
@@ -118,7 +132,12 @@ impl State {
             throughput: VecDeque::new(),
             failure: None,
             ended: false,
-        }
+        })
+    }
+
+    /// Where training stands.
+    pub(super) fn training(&mut self) -> &mut Training {
+        &mut self.training
     }
 
     /// The first failure is the one that is told.
@@ -189,7 +208,15 @@ impl State {
     }
 
     pub(super) fn chunk_report(&mut self, report: &v1::ChunkReport) -> Result<(), RoleError> {
-        self.ledger.report(report.epoch, report.chunk, report.rows).map_err(no_rows("train"))?;
+        let lease = self.ledger.report(report.epoch, report.chunk, report.rows).map_err(no_rows("train"))?;
+        let rows = report.rows.min(lease.max_batches * self.job.data.global_batch_rows);
+        if rows > 0 {
+            self.training.data_mut().add(Chunk { epoch: lease.epoch, first_batch: lease.first_step.0, rows });
+        }
+        if let Some(total) = self.ledger.total_steps() {
+            self.training.data_mut().end(total.0);
+        }
+        self.training.advance()?;
         self.skipped_rows += report.skipped_rows;
         self.labels.sum += report.label_sum;
         self.labels.rows += report.rows;
@@ -212,19 +239,34 @@ impl State {
         )))
     }
 
-    pub(super) fn begin_evaluation(&mut self, at_step: GlobalStep) {
-        let data = DataPlan { length: TrainingLength::Epochs(1), ..self.job.data };
-        let ranks = self.ranks.len();
-        self.passes
-            .entry(at_step)
-            .or_insert_with(|| Pass { ledger: DataLedger::new(data), shares: (0..ranks).map(|_| None).collect() });
+    /// Opens the data of an evaluation that has just been ordered, if one has.
+    pub(super) fn begin_ordered_evaluation(&mut self) {
+        let Some(at_step) = self.training.evaluation_to_begin() else { return };
+        let plan = DataPlan { length: TrainingLength::Epochs(1), ..self.job.data };
+        let source = if self.job.tests_on_the_next_slice {
+            let chunk = self.training.current_batch() / plan.batches_per_chunk;
+            PassSource::Slice { chunk, leased: false }
+        } else {
+            PassSource::Test(DataLedger::new(plan))
+        };
+        let shares = (0..self.ranks.len()).map(|_| None).collect();
+        self.passes.insert(at_step, Pass { source, data: Announced::new(plan.global_batch_rows), shares });
     }
 
     pub(super) fn evaluation_lease(&mut self) -> EvaluationLease {
         for (at_step, pass) in &mut self.passes {
-            if let Lease::Chunk(lease) = pass.ledger.lease() {
-                let (chunk, first_batch) = (lease.chunk, lease.first_step.0);
-                return EvaluationLease::Chunk { at_step: *at_step, chunk, first_batch };
+            match &mut pass.source {
+                PassSource::Test(ledger) => {
+                    if let Lease::Chunk(lease) = ledger.lease() {
+                        let (chunk, first_batch) = (lease.chunk, lease.first_step.0);
+                        return EvaluationLease::Chunk { at_step: *at_step, chunk, first_batch };
+                    }
+                }
+                PassSource::Slice { chunk, leased } => {
+                    if !std::mem::replace(leased, true) {
+                        return EvaluationLease::Chunk { at_step: *at_step, chunk: *chunk, first_batch: 0 };
+                    }
+                }
             }
         }
         if self.ranks.iter().all(|rank| rank.done.is_some()) {
@@ -238,16 +280,30 @@ impl State {
         let at_step = GlobalStep(report.at_step);
         let pass =
             self.passes.get_mut(&at_step).ok_or_else(|| unknown_evaluation("evaluation_chunk_report", at_step))?;
-        pass.ledger.report(0, report.chunk, report.rows).map_err(no_rows("test"))?;
+        let (first_batch, total) = match &mut pass.source {
+            PassSource::Test(ledger) => {
+                let lease = ledger.report(0, report.chunk, report.rows).map_err(no_rows("test"))?;
+                (lease.first_step.0, ledger.total_steps().map(|steps| steps.0))
+            }
+            PassSource::Slice { .. } => (0, Some(report.rows.div_ceil(self.job.data.global_batch_rows))),
+        };
+        if report.rows > 0 {
+            pass.data.add(Chunk { epoch: 0, first_batch, rows: report.rows });
+        }
+        if let Some(total) = total {
+            pass.data.end(total);
+        }
         if self.last_test.is_none() {
             self.skipped_rows += report.skipped_rows;
         }
         Ok(())
     }
 
-    /// Batches of an evaluation, once known.
-    pub(super) fn evaluation_batches(&self, at_step: GlobalStep) -> Option<u64> {
-        self.passes.get(&at_step)?.ledger.total_steps().map(|steps| steps.0)
+    /// How many batches of the evaluation under way may be fetched, where `from` are known already; `None`: no more yet.
+    pub(super) fn evaluation_horizon(&self, at_step: GlobalStep, from: u64) -> Result<Option<v1::Horizon>, RoleError> {
+        let data = &self.passes.get(&at_step).ok_or_else(|| unknown_evaluation("horizon", at_step))?.data;
+        let horizon = v1::Horizon { until: data.batches(), last: data.complete() };
+        Ok((horizon.until > from || horizon.last).then_some(horizon))
     }
 
     /// Takes one worker's predictions; the last share gives the evaluation's event.
@@ -306,9 +362,8 @@ impl State {
     }
 
     pub(super) fn training_done(&mut self, done: v1::TrainingDone) -> Result<(), RoleError> {
-        let total = self.total_steps();
-        if total != Some(GlobalStep(done.steps)) {
-            let reason = format!("dense worker {} trained {} steps, the ledger has {total:?}", done.rank, done.steps);
+        if !self.training.ended() {
+            let reason = format!("dense worker {} has ended before training has", done.rank);
             return Err(RoleError::Inconsistent { message: "training_done", reason });
         }
         let rank = self.rank_mut("training_done", done.rank)?;
@@ -333,6 +388,12 @@ impl State {
             samples: self.samples,
             seconds,
             samples_per_second: if seconds > 0.0 { self.samples as f64 / seconds } else { 0.0 },
+            mode: self.training.mode().name().to_owned(),
+            mode_switches: self.training.counts().switches,
+            trained_rows: self.training.trained_rows(),
+            dropped_batches: self.training.counts().dropped_batches,
+            tokens_issued: self.training.counts().issued,
+            tokens_lost: self.training.counts().lost,
             skipped_rows: self.skipped_rows,
             ..Summary::default()
         };
@@ -350,7 +411,7 @@ impl State {
         };
         v1::JobStatus {
             phase: phase.into(),
-            mode: self.job.mode.to_owned(),
+            mode: self.training.mode().name().to_owned(),
             step: self.step(),
             total_steps: self.total_steps().map_or(0, |steps| steps.0),
             samples: self.samples,
@@ -365,9 +426,9 @@ impl State {
         }
     }
 
-    /// Steps that all dense workers have done.
+    /// Global batches that are trained.
     fn step(&self) -> u64 {
-        self.ranks.iter().map(|rank| rank.steps_done).min().unwrap_or(0)
+        self.training.batches_done(self.ranks.iter().map(|rank| rank.steps_done).min().unwrap_or(0))
     }
 
     /// Mean over the dense workers that have one.

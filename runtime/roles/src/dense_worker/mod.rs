@@ -1,20 +1,30 @@
-//! The dense worker: trains the tower on pooled embeddings (Persia §3, algorithm 2). Its service half takes batches from loaders
-//! and ring chunks from the neighbour; its training half is a loop on a thread of its own ([`train`]).
+//! The dense worker: trains the tower on pooled embeddings (Persia §3, algorithm 2; GBA appendix B, algorithm 1). Its service
+//! half takes ring chunks from its neighbour; its training half ([`Trainer`]) is a loop on a thread of its own that carries out
+//! the coordinator's orders, one after the other:
+//!
+//! - [`barrier`]: train with a barrier in each step (`sync`, `hybrid`),
+//! - [`tokens`]: train without one (`gba`, `async`, …),
+//! - [`partitions`]: publish the dense parameters to the parameter servers, or read them back,
+//! - [`evaluate`]: predict the test part.
 
 mod all_reduce;
-mod inbox;
-mod train;
+mod barrier;
+mod evaluate;
+mod horizon;
+mod local_batch;
+mod partitions;
+mod tokens;
+mod trainer;
 
 use std::sync::Arc;
 
 use rectrain_modes::{GlobalStep, Rank};
 use rectrain_proto::v1;
 use rectrain_wire::{BoxFuture, Channel, Frame, Peer, Refusal, Service, Tensor};
+use tokio_util::sync::CancellationToken;
 
 use self::all_reduce::RingMailbox;
-use self::inbox::{DenseBatch, Inbox};
-pub(crate) use self::train::Trainer;
-use crate::batch::{BatchKey, BatchPosition};
+pub(crate) use self::trainer::Trainer;
 use crate::error::RoleError;
 use crate::message::{self, Request};
 use crate::metrics::DenseWorkerMetrics;
@@ -23,6 +33,7 @@ use crate::plan::JobPlan;
 /// Whom a dense worker calls.
 pub(crate) struct DensePeers {
     pub(crate) coordinator: Channel,
+    pub(crate) parameter_servers: Vec<Channel>,
     pub(crate) embedding_workers: Vec<Channel>,
     /// The next dense worker around the ring; none if there is only one.
     pub(crate) next: Option<Channel>,
@@ -31,75 +42,28 @@ pub(crate) struct DensePeers {
 /// The service half; see the module's text.
 pub struct DenseWorker {
     rank: Rank,
-    dense_width: usize,
-    inbox: Arc<Inbox>,
+    slow: f64,
     ring: Arc<RingMailbox>,
+    stop: CancellationToken,
     metrics: DenseWorkerMetrics,
 }
 
 impl DenseWorker {
-    /// Dense worker number `rank`, before step 0.
+    /// Dense worker number `rank`, before the first order. It takes `slow` (at least 1) times as long to compute as it does.
     #[must_use]
-    pub fn new(plan: &JobPlan, rank: Rank, metrics: DenseWorkerMetrics) -> Self {
-        Self {
-            rank,
-            dense_width: plan.schema.dense.len(),
-            inbox: Arc::new(Inbox::new(plan.batches_ahead)),
-            ring: Arc::new(RingMailbox::default()),
-            metrics,
-        }
+    pub fn new(rank: Rank, slow: f64, metrics: DenseWorkerMetrics) -> Self {
+        Self { rank, slow: slow.max(1.0), ring: Arc::default(), stop: CancellationToken::new(), metrics }
     }
 
     /// The training half.
     pub(crate) fn trainer(&self, plan: &Arc<JobPlan>, peers: DensePeers) -> Result<Trainer, RoleError> {
-        Trainer::new(
-            Arc::clone(plan),
-            self.rank,
-            Arc::clone(&self.inbox),
-            Arc::clone(&self.ring),
-            peers,
-            self.metrics.clone(),
-        )
+        let (ring, stop) = (Arc::clone(&self.ring), self.stop.clone());
+        Trainer::new(Arc::clone(plan), self.rank, self.slow, ring, peers, stop, self.metrics.clone())
     }
 
-    /// Ends the training half's waits with this reason.
-    pub(crate) fn close(&self, reason: &RoleError) {
-        self.inbox.close(reason);
-    }
-
-    async fn put_dense(&self, request: v1::PutDense, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
-        let key = BatchKey::read("put_dense", request.batch)?;
-        let samples = request.samples as usize;
-        let mut tensors = tensors.into_iter();
-        let dense = message::next("put_dense", &mut tensors)?.expect_f32("dense")?;
-        let labels = message::next("put_dense", &mut tensors)?.expect_f32("labels")?;
-        let groups = tensors.next().map(|tensor| tensor.expect_u64("groups")).transpose()?;
-        let sizes_agree = dense.len() == samples * self.dense_width
-            && labels.len() == samples
-            && groups.as_ref().is_none_or(|groups| groups.len() == samples)
-            && key.rank == self.rank;
-        if !sizes_agree {
-            let reason = format!(
-                "{key} came to dense worker {} with {samples} samples, {} dense values and {} labels",
-                self.rank,
-                dense.len(),
-                labels.len()
-            );
-            return Err(RoleError::Inconsistent { message: "put_dense", reason });
-        }
-        let batch = DenseBatch {
-            samples,
-            global_samples: request.global_samples as usize,
-            epoch: request.epoch,
-            dense,
-            labels,
-            groups,
-        };
-        match key.position {
-            BatchPosition::Step(step) => self.inbox.put_step(step, batch).await?,
-            BatchPosition::Evaluation { at_step, number } => self.inbox.put_evaluation(at_step, number, batch).await?,
-        }
-        Ok(message::done::<v1::PutDense>())
+    /// Ends the training half's waits.
+    pub(crate) fn close(&self) {
+        self.stop.cancel();
     }
 
     fn ring_chunk(&self, request: v1::RingChunk, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
@@ -113,10 +77,6 @@ impl Service for DenseWorker {
     fn call<'a>(&'a self, _peer: &'a Peer, frame: Frame) -> BoxFuture<'a, Result<Frame, Refusal>> {
         Box::pin(async move {
             match frame.kind {
-                v1::PutDense::KIND => {
-                    let (request, tensors) = message::read::<v1::PutDense>(frame)?;
-                    Ok(self.put_dense(request, tensors).await?)
-                }
                 v1::RingChunk::KIND => {
                     let (request, tensors) = message::read::<v1::RingChunk>(frame)?;
                     Ok(self.ring_chunk(request, tensors)?)

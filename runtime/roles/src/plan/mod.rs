@@ -4,12 +4,14 @@
 mod resolve;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Duration;
 
 use rectrain_data::{Schema, SourceConfig};
 use rectrain_dense::{DenseOptimizer, Model, ModelConfig, Tower, TowerOptions};
 use rectrain_embedding::StoreConfig;
-use rectrain_modes::{EvaluationPoints, Rank, TrainingLength};
+use rectrain_modes::gba::{KeyDivisor, TokenMode};
+use rectrain_modes::{EvaluationPoints, Rank, TrainingLength, share_of_batch};
 
 use crate::compression::Compression;
 use crate::error::RoleError;
@@ -25,7 +27,7 @@ pub(crate) const WHOLE_JOB: Duration = Duration::from_secs(365 * 24 * 3600);
 const SLOTS: u32 = 1024;
 
 /// How embeddings and dense parameters are kept in step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum TrainingMode {
     /// Every gradient is applied before the next look-up; repeatable to the bit.
     Sync,
@@ -34,6 +36,8 @@ pub enum TrainingMode {
         /// τ, in global steps.
         staleness: u64,
     },
+    /// No barrier: dense parameters on the parameter servers, gradients with tokens.
+    Tokens(TokenMode),
 }
 
 impl TrainingMode {
@@ -43,15 +47,26 @@ impl TrainingMode {
         match self {
             Self::Sync => "sync",
             Self::Hybrid { .. } => "hybrid",
+            Self::Tokens(TokenMode::Async) => "async",
+            Self::Tokens(TokenMode::Gba { .. }) => "gba",
+            Self::Tokens(TokenMode::HopBs { .. }) => "hopBs",
+            Self::Tokens(TokenMode::HopBw { .. }) => "hopBw",
+            Self::Tokens(TokenMode::Bsp { .. }) => "bsp",
         }
     }
 
-    /// τ: how many steps may be looked up and not yet applied.
+    /// Whether each step waits for all dense workers.
+    #[must_use]
+    pub fn has_barrier(self) -> bool {
+        !matches!(self, Self::Tokens(_))
+    }
+
+    /// τ: how many steps may be looked up and not yet applied; 0 without a barrier, where nothing bounds it.
     #[must_use]
     pub fn staleness(self) -> u64 {
         match self {
-            Self::Sync => 0,
             Self::Hybrid { staleness } => staleness,
+            Self::Sync | Self::Tokens(_) => 0,
         }
     }
 }
@@ -74,12 +89,22 @@ pub struct Replicas {
 pub struct JobPlan {
     /// The job's name.
     pub name: String,
-    /// Training mode.
+    /// The first training mode.
     pub mode: TrainingMode,
+    /// Every mode by its name in the manifest, with the job's settings.
+    pub modes: Vec<TrainingMode>,
+    /// Switches by schedule: global batches trained before each, ascending, and the mode from there on.
+    pub switches: Vec<(u64, TrainingMode)>,
+    /// What a key's gradients are divided by in `gba`.
+    pub key_divisor: KeyDivisor,
     /// Seed of everything that is drawn.
     pub seed: u64,
     /// Samples of a global step.
     pub global_batch_rows: u64,
+    /// Rows of a local batch: a global batch is made of them, the last one possibly smaller.
+    pub local_batch_rows: u64,
+    /// Whether the test is each time the next slice of the training data, a slice being a chunk.
+    pub tests_on_the_next_slice: bool,
     /// Global batches in a chunk, the piece of data that is leased to a loader.
     pub batches_per_chunk: u64,
     /// Where training ends.
@@ -108,7 +133,7 @@ pub struct JobPlan {
     pub compression: Compression,
     /// How many of each role.
     pub replicas: Replicas,
-    /// How many steps' batches a dense worker takes in ahead of the one that it trains.
+    /// Global batches whose ids embedding workers take in ahead of the one that is trained.
     pub batches_ahead: u64,
 }
 
@@ -119,16 +144,39 @@ impl JobPlan {
         SlotMap::even(self.store.slots, self.replicas.ps.min(u32::from(u16::MAX)) as u16)
     }
 
+    /// Local batches in a global batch.
+    #[must_use]
+    pub fn pieces(&self) -> u32 {
+        self.global_batch_rows.div_ceil(self.local_batch_rows) as u32
+    }
+
+    /// The pieces of a global batch that are this dense worker's where each step has a barrier.
+    pub(crate) fn pieces_of(&self, rank: Rank) -> Range<u32> {
+        let share = share_of_batch(self.pieces() as usize, rank, self.replicas.dense_workers);
+        share.start as u32..share.end as u32
+    }
+
+    /// The rows of piece `piece` of a global batch of `samples` rows.
+    pub(crate) fn rows_of_piece(&self, samples: usize, piece: u32) -> Range<usize> {
+        let rows = self.local_batch_rows as usize;
+        (piece as usize * rows).min(samples)..((piece as usize + 1) * rows).min(samples)
+    }
+
+    /// The dense parameters that parameter server `server` holds where there is no barrier.
+    pub(crate) fn partition(&self, parameters: usize, server: usize) -> Range<usize> {
+        share_of_batch(parameters, Rank(server as u32), self.replicas.ps)
+    }
+
+    /// The mode of this name, as in the manifest.
+    #[must_use]
+    pub fn mode_named(&self, name: &str) -> Option<TrainingMode> {
+        self.modes.iter().copied().find(|mode| mode.name() == name)
+    }
+
     /// The tower as it stands before step 0, on the dense worker of this rank.
     pub(crate) fn tower(&self, rank: Rank) -> Result<Tower, RoleError> {
         let options = TowerOptions { seed: self.seed, rank: rank.0, threads: self.dense_threads };
         Ok(Tower::new(Model::new(self.model.clone())?, self.dense_optimizer, options)?)
-    }
-
-    /// Steps whose embeddings a dense worker asks for before it trains the first of them: the one it trains, those that may be in
-    /// flight beside it, and in `sync` the next one, which is prepared and waits at the parameter servers.
-    pub(crate) fn steps_ahead(&self) -> usize {
-        self.mode.staleness().max(1) as usize + 1
     }
 
     /// The first event of the job.

@@ -8,6 +8,7 @@ use rectrain_data::{
 };
 use rectrain_dense::{CrossStructure, DenseOptimizer, Model, ModelConfig, ModelKind};
 use rectrain_embedding::{Initializer, RowSpec, SparseOptimizer, StoreConfig, ValueType};
+use rectrain_modes::gba::{BufferSize, Decay, KeyDivisor, LostTokens, TokenMode};
 use rectrain_modes::{EvaluationPoints, TrainingLength};
 
 use super::{JobPlan, Replicas, SLOTS, TrainingMode};
@@ -27,18 +28,33 @@ impl JobPlan {
         let built = Model::new(model.clone()).map_err(|error| RoleError::Input(format!("spec.model: {error}")))?;
         let (layout, groups) = layout(job, &built);
         let training = &job.training;
-        let mode = match training.mode {
-            crds::Mode::Sync => TrainingMode::Sync,
-            crds::Mode::Hybrid => TrainingMode::Hybrid { staleness: u64::from(training.staleness) },
-        };
         let global_batch_rows = training.global_batch_size as u64;
-        let chunk_rows = job.data.shuffle_window_rows.unwrap_or(CHUNK_ROWS);
+        let local_batch_rows = training.local_batch_size.map_or_else(
+            || global_batch_rows.div_ceil(job.roles.dense_worker.replicas.max(1) as u64),
+            |rows| rows as u64,
+        );
+        let pieces = global_batch_rows.div_ceil(local_batch_rows) as u32;
+        let mode = |mode| training_mode(training, mode, pieces);
+        let slice_rows = slice_rows(job);
+        let chunk_rows = slice_rows.or(job.data.shuffle_window_rows).unwrap_or(CHUNK_ROWS);
         let (train, test) = sources(job);
         Ok(Self {
             name: job.name.clone(),
-            mode,
+            mode: mode(training.mode)?,
+            modes: crds::Mode::ALL.into_iter().map(mode).collect::<Result<_, _>>()?,
+            switches: training
+                .switch_at
+                .iter()
+                .map(|switch| Ok((switch.step, mode(switch.mode)?)))
+                .collect::<Result<_, RoleError>>()?,
+            key_divisor: match training.gba_key_divisor {
+                crds::KeyDivisor::Buffer => KeyDivisor::Buffer,
+                crds::KeyDivisor::Workers => KeyDivisor::Workers,
+            },
             seed: training.seed,
             global_batch_rows,
+            local_batch_rows,
+            tests_on_the_next_slice: slice_rows.is_some(),
             batches_per_chunk: chunk_rows.div_ceil(global_batch_rows.max(1)).max(1),
             length: match training.length {
                 crds::TrainingLength::Epochs(epochs) => TrainingLength::Epochs(epochs),
@@ -46,6 +62,7 @@ impl JobPlan {
             },
             shuffle: job.data.shuffle_window_rows.map(|_| training.seed),
             evaluation: match training.evaluation {
+                _ if slice_rows.is_some() => EvaluationPoints::Steps(chunk_rows / global_batch_rows),
                 crds::ResolvedEvaluation::End => EvaluationPoints::End,
                 crds::ResolvedEvaluation::Epoch => EvaluationPoints::Epoch,
                 crds::ResolvedEvaluation::Steps(steps) => EvaluationPoints::Steps(steps),
@@ -68,8 +85,39 @@ impl JobPlan {
                 dense_workers: job.roles.dense_worker.replicas as u32,
                 loaders: job.roles.loader.replicas as u32,
             },
-            batches_ahead: mode.staleness() + BATCHES_AHEAD,
+            batches_ahead: u64::from(training.staleness) + BATCHES_AHEAD,
         })
+    }
+}
+
+/// A mode with the job's settings; `pieces` local batches make a global batch.
+fn training_mode(training: &crds::ResolvedTraining, mode: crds::Mode, pieces: u32) -> Result<TrainingMode, RoleError> {
+    let gradients = |count| BufferSize::new(count).map_err(|error| RoleError::Input(format!("spec.training: {error}")));
+    Ok(match mode {
+        crds::Mode::Sync => TrainingMode::Sync,
+        crds::Mode::Hybrid => TrainingMode::Hybrid { staleness: u64::from(training.staleness) },
+        crds::Mode::Async => TrainingMode::Tokens(TokenMode::Async),
+        crds::Mode::Gba => TrainingMode::Tokens(TokenMode::Gba {
+            buffer: gradients(pieces)?,
+            decay: Decay::Threshold { tolerance: u64::from(training.gba_staleness) },
+            lost_tokens: LostTokens::Replace,
+        }),
+        crds::Mode::HopBs => TrainingMode::Tokens(TokenMode::HopBs { bound: u64::from(training.hop_bs_bound) }),
+        crds::Mode::HopBw => TrainingMode::Tokens(TokenMode::HopBw { backups: training.hop_bw_backups }),
+        crds::Mode::Bsp => {
+            TrainingMode::Tokens(TokenMode::Bsp { aggregate: gradients(training.bsp_aggregate.unwrap_or(pieces))? })
+        }
+    })
+}
+
+/// Rows of a slice, if each slice is the test of the model trained on those before it.
+fn slice_rows(job: &ResolvedJob) -> Option<u64> {
+    match &job.data.source {
+        crds::DataSource::Files(crds::FilePlan {
+            parts: crds::TrainTest::Divided { split: crds::ResolvedSplit::Slices { rows }, .. },
+            ..
+        }) => Some(*rows),
+        _ => None,
     }
 }
 
@@ -214,6 +262,10 @@ fn file_sources(job: &ResolvedJob, files: &crds::FilePlan) -> (SourceConfig, Opt
         }
         crds::TrainTest::Divided { paths, split } => {
             let split = match split {
+                crds::ResolvedSplit::Slices { .. } => {
+                    let all = SourceConfig { paths: paths.clone(), ..base };
+                    return (all.clone(), Some(all));
+                }
                 crds::ResolvedSplit::Position { train_rows } => Split::Position { train_rows: *train_rows },
                 crds::ResolvedSplit::Fraction { train } => Split::Fraction { train: *train },
                 crds::ResolvedSplit::Time { column, test_from } => Split::Time {

@@ -1,0 +1,141 @@
+//! Which global batches the data is known to have, learned from the loaders' reports, and where a row of the run's row sequence
+//! (all epochs, one after the other) is among them. Every batch is full but the last of an epoch.
+
+use std::collections::BTreeMap;
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Announced {
+    global_rows: u64,
+    /// Batches known without a gap from the first on.
+    batches: u64,
+    /// Rows of the batches that are short, and the rows missing in all of them up to here.
+    short: BTreeMap<u64, Short>,
+    /// Batches with which an epoch other than the first begins.
+    epoch_starts: Vec<u64>,
+    epoch: u32,
+    /// Reported behind a gap: first batch → chunk.
+    later: BTreeMap<u64, Chunk>,
+    total: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Short {
+    rows: u64,
+    missing: u64,
+}
+
+/// A chunk of data as a loader found it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Chunk {
+    pub(super) epoch: u32,
+    pub(super) first_batch: u64,
+    /// Rows that are trained, at least 1.
+    pub(super) rows: u64,
+}
+
+impl Announced {
+    pub(super) fn new(global_rows: u64) -> Self {
+        Self {
+            global_rows,
+            batches: 0,
+            short: BTreeMap::new(),
+            epoch_starts: Vec::new(),
+            epoch: 0,
+            later: BTreeMap::new(),
+            total: None,
+        }
+    }
+
+    /// A chunk has been read.
+    pub(super) fn add(&mut self, chunk: Chunk) {
+        self.later.insert(chunk.first_batch, chunk);
+        while let Some(chunk) = self.later.remove(&self.batches) {
+            if std::mem::replace(&mut self.epoch, chunk.epoch) != chunk.epoch {
+                self.epoch_starts.push(chunk.first_batch);
+            }
+            self.batches += chunk.rows.div_ceil(self.global_rows);
+            let last = chunk.rows % self.global_rows;
+            if last > 0 {
+                let missing = self.missing_before(self.batches - 1) + self.global_rows - last;
+                self.short.insert(self.batches - 1, Short { rows: last, missing });
+            }
+        }
+    }
+
+    /// The data has this many batches in all.
+    pub(super) fn end(&mut self, total: u64) {
+        self.total = Some(total);
+    }
+
+    /// Batches known without a gap.
+    pub(super) fn batches(&self) -> u64 {
+        self.batches
+    }
+
+    /// Whether those are all.
+    pub(super) fn complete(&self) -> bool {
+        self.total == Some(self.batches)
+    }
+
+    /// Batches with which an epoch other than the first begins, ascending.
+    pub(super) fn epoch_starts(&self) -> &[u64] {
+        &self.epoch_starts
+    }
+
+    /// Rows of a known batch.
+    pub(super) fn rows_of(&self, batch: u64) -> u64 {
+        self.short.get(&batch).map_or(self.global_rows, |short| short.rows)
+    }
+
+    /// The first row of a batch.
+    pub(super) fn row_of(&self, batch: u64) -> u64 {
+        batch * self.global_rows - self.missing_before(batch)
+    }
+
+    /// The batch that a row is in, and its place there. The row after a batch's last is the first of the next batch.
+    pub(super) fn locate(&self, row: u64) -> (u64, u64) {
+        let mut missing = 0;
+        for (batch, short) in &self.short {
+            if row < self.row_of(*batch) + short.rows {
+                break;
+            }
+            missing = short.missing;
+        }
+        let place = row + missing;
+        (place / self.global_rows, place % self.global_rows)
+    }
+
+    fn missing_before(&self, batch: u64) -> u64 {
+        self.short.range(..batch).next_back().map_or(0, |(_, short)| short.missing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_and_batches_agree_over_epochs_whatever_the_order_of_the_reports() {
+        let mut data = Announced::new(10);
+        data.add(Chunk { epoch: 1, first_batch: 4, rows: 30 });
+        data.add(Chunk { epoch: 0, first_batch: 3, rows: 4 });
+        assert_eq!(data.batches(), 0);
+        data.add(Chunk { epoch: 0, first_batch: 0, rows: 30 });
+        data.add(Chunk { epoch: 1, first_batch: 7, rows: 4 });
+        assert_eq!(data.batches(), 8);
+        data.end(8);
+        assert!(data.complete());
+        assert_eq!(data.epoch_starts(), [4]);
+        let mut row = 0;
+        for batch in 0..8 {
+            assert_eq!(data.row_of(batch), row);
+            for place in 0..data.rows_of(batch) {
+                assert_eq!(data.locate(row), (batch, place));
+                row += 1;
+            }
+        }
+        assert_eq!(row, 68);
+        assert_eq!(data.locate(68), (8, 0));
+    }
+}

@@ -1,0 +1,618 @@
+//! Where training stands and what comes next: one state machine over the run's modes ([`TrainingRun`]), its rests and its end.
+//! Training rests at a global-step boundary wherever something is due: an evaluation, a switch of the mode by schedule or by
+//! command, the end of the data. What the dense workers do between two such points is an order; all of them get the same
+//! orders, and the next one only when all have carried out the one before. No waiting and no sending happens here: the
+//! coordinator carries questions and answers to and fro, and makes the calls to the parameter servers that are asked for.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use rectrain_modes::gba::{
+    Answers, Assignment, Batch, Boundary, Outcome, Reply, RunMode, RunPlan, Server, SwitchPhase, TrainingRun,
+};
+use rectrain_modes::{EvaluationPoints, GlobalStep, Rank};
+use rectrain_proto::v1;
+use rectrain_proto::v1::order::Order as Kind;
+
+use super::announced::Announced;
+use crate::batch::{BatchKey, BatchPosition};
+use crate::error::RoleError;
+use crate::plan::{JobPlan, TrainingMode};
+
+/// Global batches that dense workers may fetch beyond the one they train. A switch by command takes place behind what has been
+/// granted, and a worker asks anew when half of it is left.
+const GRANTED_AHEAD: u64 = 64;
+/// Batches of one worker that the coordinator has no report of.
+const IN_FLIGHT: usize = 8;
+
+/// A call to every parameter server.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum ServerCall {
+    /// Train in this mode from this boundary on.
+    Begin { mode: TrainingMode, at: Boundary, first_piece: u32 },
+    /// Apply what is left in the buffers.
+    Flush,
+}
+
+/// The answer to a worker's pull.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Pulled {
+    Work { assignment: Assignment, oldest_token: u64, key: BatchKey },
+    Rest,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Dense workers carry out a training order.
+    Training,
+    /// At rest at a boundary: what is due there is decided.
+    Resting,
+    /// They predict the test part.
+    Evaluating,
+    /// They publish dense parameters to the servers or read them back.
+    Moving,
+    /// The servers begin the next mode.
+    Beginning,
+    /// Training has ended.
+    Ended,
+}
+
+/// Counts for metrics and the summary.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TokenCounts {
+    pub(crate) issued: u64,
+    pub(crate) lost: u64,
+    pub(crate) dropped_batches: u64,
+    pub(crate) repeated_batches: u64,
+    pub(crate) switches: u64,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Training {
+    plan: Facts,
+    run: TrainingRun,
+    mode: TrainingMode,
+    next_mode: TrainingMode,
+    data: Announced,
+    /// Batches given to the run.
+    fed: u64,
+    fed_all: bool,
+    /// With a barrier: batches that dense workers may fetch.
+    granted: u64,
+    /// With a barrier: where the order ends, once that is known.
+    stop_at: Option<u64>,
+    switches: VecDeque<(u64, TrainingMode)>,
+    requested: Option<TrainingMode>,
+    evaluated_through: u64,
+    stage: Stage,
+    order: v1::Order,
+    /// By rank: the last order carried out.
+    done: Vec<u64>,
+    asked: BTreeSet<Rank>,
+    answers: BTreeMap<Rank, Reply>,
+    calls: Vec<ServerCall>,
+    flushing: bool,
+    evaluation_to_begin: Option<GlobalStep>,
+    /// Of modes that have ended.
+    counts: TokenCounts,
+}
+
+#[derive(Debug)]
+struct Facts {
+    global_rows: u64,
+    local_rows: u64,
+    pieces: u32,
+    workers: u32,
+    servers: u32,
+    evaluation: EvaluationPoints,
+    evaluates: bool,
+    tests_on_the_next_slice: bool,
+}
+
+/// What a command to switch is answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum SwitchRefused {
+    /// The mode cannot be.
+    Mode(String),
+    /// Not now.
+    Now(String),
+}
+
+impl Training {
+    /// Before step 0. Fails where the job's first mode or a later one cannot be.
+    pub(super) fn new(plan: &JobPlan) -> Result<Self, RoleError> {
+        let facts = Facts {
+            global_rows: plan.global_batch_rows,
+            local_rows: plan.local_batch_rows,
+            pieces: plan.pieces(),
+            workers: plan.replicas.dense_workers,
+            servers: plan.replicas.ps,
+            evaluation: plan.evaluation,
+            evaluates: plan.test.is_some(),
+            tests_on_the_next_slice: plan.tests_on_the_next_slice,
+        };
+        let run_plan = RunPlan {
+            global_rows: facts.global_rows as u32,
+            // A server's dense partition and its rows each have a gradient buffer and a step of their own.
+            servers: 2 * facts.servers,
+            in_flight_limit: IN_FLIGHT,
+        };
+        let start = Boundary { step: GlobalStep(0), next_row: 0 };
+        let mut training = Self {
+            run: TrainingRun::new(run_plan, facts.run_mode(plan.mode), start)?,
+            mode: plan.mode,
+            next_mode: plan.mode,
+            data: Announced::new(facts.global_rows),
+            fed: 0,
+            fed_all: false,
+            granted: 0,
+            stop_at: None,
+            switches: plan.switches.iter().copied().collect(),
+            requested: None,
+            evaluated_through: 0,
+            stage: Stage::Moving,
+            order: v1::Order::default(),
+            done: vec![0; facts.workers as usize],
+            asked: BTreeSet::new(),
+            answers: BTreeMap::new(),
+            calls: Vec::new(),
+            flushing: false,
+            evaluation_to_begin: None,
+            counts: TokenCounts::default(),
+            plan: facts,
+        };
+        if training.mode.has_barrier() {
+            training.begin_mode(start);
+        } else {
+            training.give(start, Kind::Publish(v1::Publish {}));
+        }
+        Ok(training)
+    }
+
+    /// The data that is known.
+    pub(super) fn data_mut(&mut self) -> &mut Announced {
+        &mut self.data
+    }
+
+    /// What worker `rank` does after order `done`; `None`: nothing yet.
+    pub(super) fn next_order(&mut self, rank: Rank, done: u64) -> Result<Option<v1::Order>, RoleError> {
+        let place = self.done.get_mut(rank.0 as usize).ok_or_else(|| unknown_rank("order", rank))?;
+        *place = (*place).max(done);
+        self.advance()?;
+        Ok((self.order.number > done).then_some(self.order))
+    }
+
+    /// How far worker `rank`, which has fetched up to `from` and trains `at`, may fetch; `None`: no further yet.
+    pub(super) fn horizon(&mut self, order: u64, from: u64, at: u64) -> Result<Option<v1::Horizon>, RoleError> {
+        if order != self.order.number || self.stage != Stage::Training {
+            let reason = format!("order {order} is not under way");
+            return Err(RoleError::Inconsistent { message: "horizon", reason });
+        }
+        self.advance()?;
+        if self.stop_at.is_none() {
+            let until = self.data.batches().min(at + GRANTED_AHEAD).min(self.next_rest().unwrap_or(u64::MAX));
+            self.grant(until)?;
+            self.advance()?;
+        }
+        let last = self.stop_at == Some(self.granted);
+        Ok((self.granted > from || last).then_some(v1::Horizon { until: self.granted, last }))
+    }
+
+    /// Worker `rank` asks for a batch; `None`: none yet.
+    pub(super) fn pull(&mut self, rank: Rank, order: u64) -> Result<Option<Pulled>, RoleError> {
+        if self.stage != Stage::Training || order != self.order.number {
+            return Ok((order <= self.order.number).then_some(Pulled::Rest));
+        }
+        if !self.answers.contains_key(&rank)
+            && self.asked.insert(rank)
+            && let Some(dispatcher) = self.run.dispatcher()
+        {
+            let answers = dispatcher.pull(rank)?;
+            self.take(answers);
+        }
+        self.advance()?;
+        if matches!(self.run.phase(), SwitchPhase::Moving { .. }) {
+            self.asked.remove(&rank);
+            return Ok(Some(Pulled::Rest));
+        }
+        let Some(answer) = self.answers.remove(&rank) else { return Ok(None) };
+        self.asked.remove(&rank);
+        Ok(Some(match answer {
+            Reply::Finished => Pulled::Rest,
+            Reply::Work(assignment) => {
+                let (batch, place) = self.data.locate(assignment.batch.first_row);
+                let piece = (place / self.plan.local_rows) as u32;
+                let key = BatchKey { position: BatchPosition::Train(batch), piece };
+                let oldest_token = self.run.dispatcher().map_or(0, |dispatcher| dispatcher.oldest_token().0);
+                Pulled::Work { assignment, oldest_token, key }
+            }
+        }))
+    }
+
+    /// What became of a batch.
+    pub(super) fn batch_report(&mut self, report: &v1::BatchReport) -> Result<(), RoleError> {
+        let outcome = match report.outcome() {
+            v1::Outcome::Dropped => Outcome::Dropped,
+            v1::Outcome::Trained => Outcome::Trained,
+            v1::Outcome::Repeated => Outcome::Repeated,
+            v1::Outcome::Unspecified => {
+                let reason = "the outcome is missing".to_owned();
+                return Err(RoleError::Inconsistent { message: "batch_report", reason });
+            }
+        };
+        let Some(dispatcher) = self.run.dispatcher() else {
+            let reason = format!("training is in mode {}", self.mode.name());
+            return Err(RoleError::Inconsistent { message: "batch_report", reason });
+        };
+        let batch = Batch { first_row: report.first_row, rows: report.rows };
+        let mut answers = dispatcher.report(Rank(report.rank), batch, outcome)?;
+        for (half, steps) in [&report.dense_steps, &report.embedding_steps].into_iter().enumerate() {
+            for (server, step) in steps.iter().enumerate() {
+                let server = Server(half as u32 * self.plan.servers + server as u32);
+                answers.extend(dispatcher.server_at(server, GlobalStep(*step))?);
+            }
+        }
+        self.take(answers);
+        self.counts.repeated_batches += u64::from(outcome == Outcome::Repeated);
+        self.advance()
+    }
+
+    /// Goes on in `mode` from the next boundary on; gives the mode until then.
+    pub(super) fn request(&mut self, mode: TrainingMode) -> Result<TrainingMode, SwitchRefused> {
+        if self.stage == Stage::Ended {
+            return Err(SwitchRefused::Now("training has ended".to_owned()));
+        }
+        if self.requested.is_some() || self.next_mode != self.mode {
+            return Err(SwitchRefused::Now("another switch of the training mode is under way".to_owned()));
+        }
+        if mode == self.mode {
+            return Ok(mode);
+        }
+        self.plan.check(mode).map_err(SwitchRefused::Mode)?;
+        self.requested = Some(mode);
+        Ok(self.mode)
+    }
+
+    /// Calls that every parameter server must be made; each is given once.
+    pub(super) fn take_calls(&mut self) -> Vec<ServerCall> {
+        std::mem::take(&mut self.calls)
+    }
+
+    /// Every parameter server has begun the mode.
+    pub(super) fn begun(&mut self) -> Result<(), RoleError> {
+        for server in 0..2 * self.plan.servers {
+            self.run.moved(Server(server))?;
+        }
+        self.start();
+        self.advance()
+    }
+
+    /// Server `index` has applied what was left.
+    pub(super) fn flushed(&mut self, index: u32, reply: &v1::Flushed) -> Result<(), RoleError> {
+        if let Some(dispatcher) = self.run.dispatcher() {
+            let dense = dispatcher.flushed(Server(index), GlobalStep(reply.dense_step))?;
+            let embeddings = dispatcher.flushed(Server(self.plan.servers + index), GlobalStep(reply.embedding_step))?;
+            self.take(dense);
+            self.take(embeddings);
+        }
+        self.advance()
+    }
+
+    /// The step before which an evaluation has just been ordered.
+    pub(super) fn evaluation_to_begin(&mut self) -> Option<GlobalStep> {
+        self.evaluation_to_begin.take()
+    }
+
+    /// The number and the step of the evaluation under way.
+    pub(super) fn evaluating(&self) -> Option<(u64, GlobalStep)> {
+        (self.stage == Stage::Evaluating).then_some((self.order.number, GlobalStep(self.order.step)))
+    }
+
+    /// The batch before which the order under way begins.
+    pub(super) fn current_batch(&self) -> u64 {
+        self.order.batch
+    }
+
+    /// Whether training has ended.
+    pub(super) fn ended(&self) -> bool {
+        self.stage == Stage::Ended
+    }
+
+    /// The mode it is in, or was in until it came to rest.
+    pub(super) fn mode(&self) -> TrainingMode {
+        self.mode
+    }
+
+    /// Global batches whose rows are trained or dropped, workers with a barrier having done `batches`.
+    pub(super) fn batches_done(&self, batches: u64) -> u64 {
+        if self.mode.has_barrier() && self.stage == Stage::Training {
+            return batches.max(self.order.batch);
+        }
+        let ledger = self.run.ledger();
+        self.data.locate(ledger.trained_rows() + ledger.dropped_rows()).0
+    }
+
+    /// Counts over all modes so far.
+    pub(super) fn counts(&self) -> TokenCounts {
+        let ledger = self.run.ledger();
+        let mut counts = TokenCounts { dropped_batches: ledger.dropped_batches(), ..self.counts };
+        if let Some(dispatcher) = self.run.current_dispatcher() {
+            counts.issued += dispatcher.tokens_issued();
+            counts.lost += dispatcher.tokens().lost();
+        }
+        counts
+    }
+
+    /// Rows trained so far.
+    pub(super) fn trained_rows(&self) -> u64 {
+        self.run.ledger().trained_rows()
+    }
+
+    fn take(&mut self, answers: Answers) {
+        self.answers.extend(answers);
+    }
+
+    /// Goes through the stages as far as possible.
+    pub(super) fn advance(&mut self) -> Result<(), RoleError> {
+        loop {
+            let moved = match self.stage {
+                Stage::Training if self.mode.has_barrier() => self.advance_barrier()?,
+                Stage::Training => self.advance_tokens()?,
+                Stage::Resting => self.decide_at_rest()?,
+                Stage::Evaluating => self.all_done() && self.after_evaluation()?,
+                Stage::Moving => self.all_done() && self.begin_after_move()?,
+                Stage::Beginning | Stage::Ended => false,
+            };
+            if !moved {
+                return Ok(());
+            }
+        }
+    }
+
+    fn advance_barrier(&mut self) -> Result<bool, RoleError> {
+        self.feed();
+        let rest = self.next_rest();
+        let ends = self.fed_all && self.granted == self.data.batches();
+        if self.stop_at.is_none() && (ends || rest == Some(self.granted) || self.requested.is_some()) {
+            self.stop_at = Some(self.granted);
+        }
+        if self.stop_at != Some(self.granted) || !self.all_done() {
+            return Ok(false);
+        }
+        self.choose_next_mode();
+        self.run.rest(self.plan.run_mode(self.next_mode))?;
+        let steps = self.order.step..self.order.step + (self.granted - self.order.batch);
+        for step in steps {
+            self.run.sync_step_applied(GlobalStep(step))?;
+        }
+        self.run.advance()?;
+        self.enter_rest()?;
+        Ok(true)
+    }
+
+    fn advance_tokens(&mut self) -> Result<bool, RoleError> {
+        self.feed();
+        if *self.run.phase() == SwitchPhase::Training && (self.requested.is_some() || self.is_exhausted()) {
+            self.choose_next_mode();
+            self.run.rest(self.plan.run_mode(self.next_mode))?;
+            self.feed();
+        }
+        if matches!(self.run.phase(), SwitchPhase::Draining { .. }) {
+            let counts = self.counts();
+            let flush = !self.run.advance()?.is_empty() && matches!(self.run.phase(), SwitchPhase::Draining { .. });
+            if flush && !std::mem::replace(&mut self.flushing, true) {
+                self.calls.push(ServerCall::Flush);
+            }
+            if matches!(self.run.phase(), SwitchPhase::Moving { .. }) {
+                self.counts = TokenCounts { dropped_batches: 0, ..counts };
+            }
+        }
+        if !matches!(self.run.phase(), SwitchPhase::Moving { .. }) || !self.all_done() {
+            return Ok(false);
+        }
+        self.enter_rest()?;
+        Ok(true)
+    }
+
+    fn enter_rest(&mut self) -> Result<(), RoleError> {
+        let at = self.boundary()?;
+        self.flushing = false;
+        self.asked.clear();
+        self.answers.clear();
+        self.granted = self.data.locate(at.next_row).0;
+        self.stage = Stage::Resting;
+        Ok(())
+    }
+
+    /// At rest: predict if that is due.
+    fn decide_at_rest(&mut self) -> Result<bool, RoleError> {
+        let at = self.boundary()?;
+        let due = self.evaluation_due().is_some_and(|due| due <= self.granted);
+        if due && self.plan.tests_on_the_next_slice && !self.data.complete() && self.data.batches() == self.granted {
+            // Whether there is a next slice is not known yet.
+            return Ok(false);
+        }
+        let evaluate = if self.is_at_end(at) { !self.plan.tests_on_the_next_slice } else { due };
+        if !(self.plan.evaluates && evaluate) {
+            return self.after_evaluation();
+        }
+        self.evaluated_through = self.granted;
+        self.evaluation_to_begin = Some(at.step);
+        self.give(at, Kind::Evaluate(v1::Evaluate { read: !self.mode.has_barrier() }));
+        self.stage = Stage::Evaluating;
+        Ok(true)
+    }
+
+    fn after_evaluation(&mut self) -> Result<bool, RoleError> {
+        let at = self.boundary()?;
+        if self.is_at_end(at) {
+            self.give(at, Kind::End(v1::End { read: !self.mode.has_barrier() }));
+            self.stage = Stage::Ended;
+            return Ok(false);
+        }
+        match (self.mode.has_barrier(), self.next_mode.has_barrier()) {
+            (true, false) => self.give(at, Kind::Publish(v1::Publish {})),
+            (false, true) => self.give(at, Kind::ReadBack(v1::ReadBack {})),
+            _ => return self.begin_after_move(),
+        }
+        self.stage = Stage::Moving;
+        Ok(true)
+    }
+
+    fn begin_after_move(&mut self) -> Result<bool, RoleError> {
+        let at = self.boundary()?;
+        self.begin_mode(at);
+        Ok(false)
+    }
+
+    fn begin_mode(&mut self, at: Boundary) {
+        let (_, place) = self.data.locate(at.next_row);
+        let first_piece = (place / self.plan.local_rows) as u32;
+        self.calls.push(ServerCall::Begin { mode: self.next_mode, at, first_piece });
+        self.stage = Stage::Beginning;
+    }
+
+    /// All servers are in the mode: dense workers train.
+    fn start(&mut self) {
+        self.counts.switches += u64::from(self.mode != self.next_mode);
+        self.mode = self.next_mode;
+        self.stop_at = None;
+        let at = self.start_of_order();
+        if self.mode.has_barrier() {
+            self.give(at, Kind::Barrier(v1::Barrier { staleness: self.mode.staleness() }));
+        } else {
+            let workers = self.plan.workers;
+            let answers: Answers = self
+                .run
+                .dispatcher()
+                .map_or_else(Vec::new, |d| (0..workers).flat_map(|rank| d.join(Rank(rank))).collect());
+            self.take(answers);
+            self.give(at, Kind::Tokens(v1::Tokens {}));
+        }
+        self.stage = Stage::Training;
+    }
+
+    fn start_of_order(&self) -> Boundary {
+        let (step, next_row) = (self.run.next_step(), self.run.next_row());
+        Boundary { step, next_row }
+    }
+
+    fn give(&mut self, at: Boundary, order: Kind) {
+        let (batch, place) = self.data.locate(at.next_row);
+        self.order = v1::Order {
+            number: self.order.number + 1,
+            step: at.step.0,
+            batch,
+            piece: (place / self.plan.local_rows) as u32,
+            order: Some(order),
+        };
+    }
+
+    fn boundary(&self) -> Result<Boundary, RoleError> {
+        match self.run.phase() {
+            SwitchPhase::Moving { at, .. } => Ok(*at),
+            _ => Err(RoleError::Inconsistent { message: "order", reason: "training is not at rest".to_owned() }),
+        }
+    }
+
+    fn is_at_end(&self, at: Boundary) -> bool {
+        self.data.complete() && at.next_row == self.data.row_of(self.data.batches())
+    }
+
+    fn all_done(&self) -> bool {
+        self.done.iter().all(|done| *done >= self.order.number)
+    }
+
+    /// The mode after this rest: a command's, else the schedule's.
+    fn choose_next_mode(&mut self) {
+        let here = if self.mode.has_barrier() { self.granted } else { self.data.locate(self.run.next_row()).0 };
+        self.next_mode = self.mode;
+        while let Some((_, mode)) = self.switches.front().copied().filter(|(batch, _)| *batch <= here) {
+            self.switches.pop_front();
+            self.next_mode = mode;
+        }
+        if let Some(mode) = self.requested.take() {
+            self.next_mode = mode;
+        }
+    }
+
+    /// The next batch before which training rests, as far as that is known.
+    fn next_rest(&self) -> Option<u64> {
+        let switch = self.switches.front().map(|(batch, _)| *batch);
+        let evaluation = if self.plan.evaluates { self.evaluation_due() } else { None };
+        switch.into_iter().chain(evaluation).min()
+    }
+
+    fn evaluation_due(&self) -> Option<u64> {
+        match self.plan.evaluation {
+            EvaluationPoints::End => None,
+            EvaluationPoints::Epoch => {
+                self.data.epoch_starts().iter().copied().find(|start| *start > self.evaluated_through)
+            }
+            EvaluationPoints::Steps(every) => Some((self.evaluated_through / every.max(1) + 1) * every.max(1)),
+        }
+    }
+
+    /// Gives the run what is known of the data, up to the next rest; while it drains also what lies behind it, of which it takes
+    /// what completes its buffers.
+    fn feed(&mut self) {
+        let draining = matches!(self.run.phase(), SwitchPhase::Draining { .. });
+        let until = if draining { u64::MAX } else { self.next_rest().unwrap_or(u64::MAX) };
+        while self.fed < self.data.batches().min(until) {
+            let answers = self.run.extend_data(self.data.rows_of(self.fed));
+            self.take(answers);
+            self.fed += 1;
+        }
+        if self.data.complete() && self.fed == self.data.batches() && !self.fed_all {
+            self.fed_all = true;
+            let answers = self.run.close_data();
+            self.take(answers);
+        }
+    }
+
+    /// Without a barrier: all rows before the next rest, or all there are, have been handed out.
+    fn is_exhausted(&self) -> bool {
+        let row = self.run.next_row();
+        let rest = self.next_rest().filter(|rest| *rest <= self.data.batches());
+        rest.is_some_and(|rest| row >= self.data.row_of(rest))
+            || (self.fed_all && row == self.data.row_of(self.data.batches()))
+    }
+
+    fn grant(&mut self, until: u64) -> Result<(), RoleError> {
+        self.feed();
+        while self.granted < until {
+            if self.run.next_sync_step()?.is_none() {
+                break;
+            }
+            self.granted += 1;
+        }
+        Ok(())
+    }
+}
+
+impl Facts {
+    fn run_mode(&self, mode: TrainingMode) -> RunMode {
+        match mode {
+            TrainingMode::Sync | TrainingMode::Hybrid { .. } => RunMode::Sync,
+            TrainingMode::Tokens(mode) => {
+                RunMode::Tokens { mode, workers: self.workers, local_rows: self.local_rows as u32 }
+            }
+        }
+    }
+
+    fn check(&self, mode: TrainingMode) -> Result<(), String> {
+        let TrainingMode::Tokens(tokens) = mode else { return Ok(()) };
+        tokens.validate(self.workers).map_err(|error| error.to_string())?;
+        if u64::from(self.pieces) * self.local_rows != self.global_rows {
+            return Err(format!(
+                "a global batch of {} rows cannot be cut into local batches of {} rows: set spec.training.localBatchSize",
+                self.global_rows, self.local_rows
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn unknown_rank(message: &'static str, rank: Rank) -> RoleError {
+    RoleError::Inconsistent { message, reason: format!("there is no dense worker {rank}") }
+}

@@ -1,0 +1,100 @@
+//! Training with a barrier in each step (`sync`, `hybrid`): embeddings in, gradients out, dense gradients summed over all dense
+//! workers, one update. Embeddings of the steps ahead are asked for before they are needed; the parameter servers answer when
+//! the mode's staleness allows it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rectrain_dense::StepOutput;
+use rectrain_modes::GlobalStep;
+use rectrain_proto::v1;
+use tokio::task::JoinHandle;
+
+use super::Trainer;
+use super::all_reduce::all_reduce;
+use super::horizon::Horizon;
+use super::local_batch::Fetching;
+use crate::batch::{BatchKey, BatchPosition};
+use crate::error::RoleError;
+use crate::pooling::Pooled;
+
+/// Gradients on their way to the embedding workers, oldest first.
+type Pushes = VecDeque<JoinHandle<Result<v1::BackwardReply, RoleError>>>;
+
+impl Trainer {
+    /// Trains from the order's step and batch on until it ends. At most τ + 1 steps' gradients are on their way.
+    pub(super) fn train_with_barrier(&mut self, order: &v1::Order, staleness: u64) -> Result<(), RoleError> {
+        // The step it trains, those that may be in flight beside it, and in `sync` the next one, which waits at the servers.
+        let steps_ahead = staleness.max(1) as usize + 1;
+        let pushes_ahead = (staleness as usize + 1) * self.plan.pieces_of(self.rank).len();
+        let mut horizon = Horizon::new(order.number, order.batch);
+        let mut ahead: VecDeque<Fetching> = VecDeque::new();
+        let mut pushes = Pushes::new();
+        let (mut batch, mut fetched) = (order.batch, order.batch);
+        loop {
+            horizon.keep_ahead(self, batch)?;
+            while ahead.len() < steps_ahead && fetched < horizon.until() {
+                ahead.push_back(self.fetch_share(order, fetched));
+                fetched += 1;
+            }
+            let Some(next) = ahead.pop_front() else {
+                if horizon.ends_at(fetched) {
+                    break;
+                }
+                let waited = Instant::now();
+                horizon.take(self)?;
+                self.metrics.batch_wait.observe(waited.elapsed().as_secs_f64());
+                continue;
+            };
+            self.step(order, batch, next, &mut pushes)?;
+            self.drain(&mut pushes, pushes_ahead)?;
+            batch += 1;
+        }
+        self.drain(&mut pushes, 0)
+    }
+
+    /// This worker's pieces of a batch. An earlier mode may have trained the first pieces of the order's first batch.
+    fn fetch_share(&self, order: &v1::Order, batch: u64) -> Fetching {
+        let first = if batch == order.batch { order.piece } else { 0 };
+        let pieces = self.plan.pieces_of(self.rank).filter(|piece| *piece >= first);
+        let step = order.step + (batch - order.batch);
+        self.fetch(pieces.map(|piece| BatchKey { position: BatchPosition::Train(batch), piece }), Some(step))
+    }
+
+    fn step(&mut self, order: &v1::Order, batch: u64, next: Fetching, pushes: &mut Pushes) -> Result<(), RoleError> {
+        let started = Instant::now();
+        let step = order.step + (batch - order.batch);
+        let own = self.fetched(next)?;
+        self.metrics.embedding_wait.observe(started.elapsed().as_secs_f64());
+
+        let trained_before = if batch == order.batch { u64::from(order.piece) * self.plan.local_batch_rows } else { 0 };
+        let global_samples = own.global_samples.saturating_sub(trained_before as usize);
+        let output = self.compute(&own, 1.0 / global_samples.max(1) as f32, step)?;
+        let StepOutput { loss_sum, predictions, embedding_gradients, linear_gradients } = output;
+        for (key, gradients) in own.by_piece(Pooled { embeddings: embedding_gradients, linear: linear_gradients }) {
+            pushes.push_back(self.send_gradients(key, gradients, Some(step), None));
+        }
+        self.sum_over_workers(GlobalStep(step))?;
+        self.tower.apply(step + 1)?;
+        self.count(&own, loss_sum, &predictions, batch + 1, started)
+    }
+
+    fn sum_over_workers(&mut self, step: GlobalStep) -> Result<(), RoleError> {
+        let Some(next) = self.peers.next.clone() else { return Ok(()) };
+        let reducing = Instant::now();
+        let (rank, ranks, ring) = (self.rank, self.plan.replicas.dense_workers, Arc::clone(&self.ring));
+        let (waits, tower) = (&self.waits, &mut self.tower);
+        waits.wait(all_reduce(step, rank, ranks, tower.gradients_mut(), &next, &ring))?;
+        self.metrics.all_reduce.observe(reducing.elapsed().as_secs_f64());
+        Ok(())
+    }
+
+    fn drain(&mut self, pushes: &mut Pushes, leave: usize) -> Result<(), RoleError> {
+        while pushes.len() > leave || pushes.front().is_some_and(JoinHandle::is_finished) {
+            let Some(push) = pushes.pop_front() else { break };
+            self.join("backward", push)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,62 @@
+//! How far a dense worker may fetch. The coordinator knows which batches there are and where an order ends; a worker asks it
+//! anew before it has used up what it knows, and does not wait for the answer until it must.
+
+use rectrain_proto::v1;
+use tokio::task::JoinHandle;
+
+use super::Trainer;
+use crate::error::RoleError;
+use crate::message;
+use crate::plan::CALL_DEADLINE;
+
+/// With fewer known batches than this ahead, the coordinator is asked for more.
+const ASK_BELOW: u64 = 32;
+
+/// See the module's text.
+pub(super) struct Horizon {
+    order: u64,
+    until: u64,
+    last: bool,
+    asked: Option<JoinHandle<Result<v1::Horizon, RoleError>>>,
+}
+
+impl Horizon {
+    /// Nothing is known but that order `order` begins before batch `from`.
+    pub(super) fn new(order: u64, from: u64) -> Self {
+        Self { order, until: from, last: false, asked: None }
+    }
+
+    /// Batches before this one may be fetched.
+    pub(super) fn until(&self) -> u64 {
+        self.until
+    }
+
+    /// Whether everything before `batch` is all there is.
+    pub(super) fn ends_at(&self, batch: u64) -> bool {
+        self.last && batch >= self.until
+    }
+
+    /// Takes an answer in if one is here, and asks for more if less than enough lies ahead of `at`.
+    pub(super) fn keep_ahead(&mut self, trainer: &Trainer, at: u64) -> Result<(), RoleError> {
+        if self.asked.as_ref().is_some_and(JoinHandle::is_finished) {
+            self.take(trainer)?;
+        }
+        if self.asked.is_none() && !self.last && self.until < at + ASK_BELOW {
+            let coordinator = trainer.peers.coordinator.clone();
+            let request = v1::HorizonRequest { rank: trainer.rank.0, order: self.order, from: self.until, at };
+            let ask = async move { Ok(message::call(&coordinator, request, Vec::new(), CALL_DEADLINE).await?.0) };
+            self.asked = Some(trainer.spawn(ask));
+        }
+        Ok(())
+    }
+
+    /// Waits for the answer to what was asked.
+    pub(super) fn take(&mut self, trainer: &Trainer) -> Result<(), RoleError> {
+        if let Some(asked) = self.asked.take() {
+            let horizon = trainer.join("horizon", asked)?;
+            self.until = self.until.max(horizon.until);
+            self.last = horizon.last;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,147 @@
+//! A batch as it is computed: pieces fetched from embedding workers, put together, and their gradients taken apart again.
+
+use std::sync::Arc;
+
+use rectrain_dense::Features;
+use rectrain_proto::v1;
+use rectrain_wire::Tensor;
+use tokio::task::JoinHandle;
+
+use super::Trainer;
+use crate::batch::BatchKey;
+use crate::embedding_worker::{decode_pooled, encode_pooled};
+use crate::error::RoleError;
+use crate::message;
+use crate::plan::{CALL_DEADLINE, JobPlan};
+use crate::pooling::Pooled;
+
+/// A piece with its pooled embeddings, or pieces put together. Rows of `pooled`, `dense`, `labels` and `groups` go together.
+#[derive(Default)]
+pub(super) struct LocalBatch {
+    pub(super) samples: usize,
+    /// Of the global batch; 0 if there is no piece.
+    pub(super) global_samples: usize,
+    pub(super) pooled: Pooled,
+    pub(super) dense: Vec<f32>,
+    pub(super) labels: Vec<f32>,
+    pub(super) groups: Vec<u64>,
+    /// The step of each parameter server when it was asked (without a barrier).
+    pub(super) steps: Vec<u64>,
+    /// Samples of each piece, in order.
+    pub(super) pieces: Vec<(BatchKey, usize)>,
+}
+
+impl LocalBatch {
+    pub(super) fn features(&self) -> Features<'_> {
+        Features {
+            samples: self.samples,
+            dense: &self.dense,
+            embeddings: &self.pooled.embeddings,
+            linear: &self.pooled.linear,
+        }
+    }
+
+    /// This batch with the rows of `other` after its own.
+    fn append(mut self, other: Self) -> Self {
+        if self.pieces.is_empty() {
+            return other;
+        }
+        self.samples += other.samples;
+        self.pooled.embeddings.extend(other.pooled.embeddings);
+        self.pooled.linear.extend(other.pooled.linear);
+        self.dense.extend(other.dense);
+        self.labels.extend(other.labels);
+        self.groups.extend(other.groups);
+        self.pieces.extend(other.pieces);
+        self
+    }
+
+    /// The gradients of the pooled embeddings by piece.
+    pub(super) fn by_piece(&self, mut gradients: Pooled) -> Vec<(BatchKey, Pooled)> {
+        if let [(key, _)] = self.pieces[..] {
+            return vec![(key, gradients)];
+        }
+        let width = |values: &[f32]| values.len() / self.samples.max(1);
+        let (embeddings, linear) = (width(&gradients.embeddings), width(&gradients.linear));
+        self.pieces
+            .iter()
+            .map(|(key, samples)| {
+                let own = Pooled {
+                    embeddings: gradients.embeddings.drain(..samples * embeddings).collect(),
+                    linear: gradients.linear.drain(..samples * linear).collect(),
+                };
+                (*key, own)
+            })
+            .collect()
+    }
+}
+
+/// Pieces on their way.
+pub(super) struct Fetching(Vec<JoinHandle<Result<LocalBatch, RoleError>>>);
+
+impl Trainer {
+    /// Asks the pieces' embedding workers for them, without waiting. With a barrier, `step` is the global step that trains them.
+    pub(super) fn fetch(&self, pieces: impl Iterator<Item = BatchKey>, step: Option<u64>) -> Fetching {
+        let fetch = |key: BatchKey| {
+            let (channel, plan) = (self.embedding_worker(key), Arc::clone(&self.plan));
+            self.spawn(async move {
+                let request = v1::Forward { batch: Some(key.write()), step };
+                let (reply, tensors) = message::call(&channel, request, Vec::new(), CALL_DEADLINE).await?;
+                read(key, reply, tensors, &plan)
+            })
+        };
+        Fetching(pieces.map(fetch).collect())
+    }
+
+    /// Waits for the pieces and puts them together.
+    pub(super) fn fetched(&self, fetching: Fetching) -> Result<LocalBatch, RoleError> {
+        fetching
+            .0
+            .into_iter()
+            .try_fold(LocalBatch::default(), |batch, piece| Ok(batch.append(self.join("forward", piece)?)))
+    }
+
+    /// Sends a piece's gradients to its embedding worker, without waiting.
+    pub(super) fn send_gradients(
+        &self,
+        key: BatchKey,
+        gradients: Pooled,
+        step: Option<u64>,
+        push: Option<v1::TokenPush>,
+    ) -> JoinHandle<Result<v1::BackwardReply, RoleError>> {
+        let (channel, plan) = (self.embedding_worker(key), Arc::clone(&self.plan));
+        self.spawn(async move {
+            let tensors = encode_pooled(gradients, &plan.layout, plan.compression)?;
+            let request = v1::Backward { batch: Some(key.write()), step, push };
+            Ok(message::call(&channel, request, tensors, CALL_DEADLINE).await?.0)
+        })
+    }
+}
+
+fn read(key: BatchKey, reply: v1::Forwarded, tensors: Vec<Tensor>, plan: &JobPlan) -> Result<LocalBatch, RoleError> {
+    let samples = reply.samples as usize;
+    let mut tensors = tensors.into_iter();
+    let pooled = decode_pooled("forward", &mut tensors, samples, &plan.layout, plan.compression)?;
+    let dense = message::next("forward", &mut tensors)?.expect_f32("dense")?;
+    let labels = message::next("forward", &mut tensors)?.expect_f32("labels")?;
+    let groups = tensors.next().map(|groups| groups.expect_u64("groups")).transpose()?.unwrap_or_default();
+    let width = plan.schema.dense.len();
+    if dense.len() != samples * width || labels.len() != samples || !(groups.is_empty() || groups.len() == samples) {
+        let reason = format!(
+            "{key} has {samples} samples and came with {} dense values and {} labels",
+            dense.len(),
+            labels.len()
+        );
+        return Err(RoleError::Inconsistent { message: "forward", reason });
+    }
+    Ok(LocalBatch {
+        samples,
+        global_samples: reply.global_samples as usize,
+        pooled,
+        dense,
+        labels,
+        groups,
+        steps: reply.steps,
+        pieces: vec![(key, samples)],
+    })
+}

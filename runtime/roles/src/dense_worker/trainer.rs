@@ -1,0 +1,207 @@
+//! The training half of a dense worker: carries out orders, and what all of them need. Everything that waits for others goes
+//! through the runtime's handle and ends when the worker is told to stop.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rectrain_dense::metrics::RunningAuc;
+use rectrain_dense::{StepOutput, Tower};
+use rectrain_modes::Rank;
+use rectrain_proto::v1;
+use rectrain_proto::v1::order::Order as Kind;
+use rectrain_wire::{Channel, Tensor};
+use sha2::{Digest, Sha256};
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::DensePeers;
+use super::all_reduce::RingMailbox;
+use super::local_batch::LocalBatch;
+use crate::batch::BatchKey;
+use crate::error::RoleError;
+use crate::message;
+use crate::metrics::DenseWorkerMetrics;
+use crate::plan::{CALL_DEADLINE, JobPlan};
+
+/// How often progress is reported.
+const REPORT_EVERY: Duration = Duration::from_millis(200);
+/// Training predictions over which the running AUC is taken.
+const RUNNING_AUC_SAMPLES: usize = 100_000;
+
+/// See the module's text.
+pub(crate) struct Trainer {
+    pub(super) plan: Arc<JobPlan>,
+    pub(super) rank: Rank,
+    pub(super) tower: Tower,
+    pub(super) ring: Arc<RingMailbox>,
+    pub(super) peers: DensePeers,
+    pub(super) metrics: DenseWorkerMetrics,
+    pub(super) waits: Waits,
+    slow: f64,
+    progress: v1::Progress,
+    running_auc: RunningAuc,
+    reported: Instant,
+    training: Duration,
+}
+
+impl Trainer {
+    pub(super) fn new(
+        plan: Arc<JobPlan>,
+        rank: Rank,
+        slow: f64,
+        ring: Arc<RingMailbox>,
+        peers: DensePeers,
+        stop: CancellationToken,
+        metrics: DenseWorkerMetrics,
+    ) -> Result<Self, RoleError> {
+        let tower = plan.tower(rank)?;
+        Ok(Self {
+            plan,
+            rank,
+            tower,
+            ring,
+            peers,
+            metrics,
+            waits: Waits { runtime: Handle::current(), stop },
+            slow,
+            progress: v1::Progress { rank: rank.0, ..v1::Progress::default() },
+            running_auc: RunningAuc::new(RUNNING_AUC_SAMPLES),
+            reported: Instant::now(),
+            training: Duration::ZERO,
+        })
+    }
+
+    /// Carries out orders until training has ended.
+    pub(crate) fn run(mut self) -> Result<(), RoleError> {
+        let mut done = 0;
+        loop {
+            let order = self.next_order(done)?;
+            let Some(kind) = order.order else { continue };
+            let started = Instant::now();
+            match kind {
+                Kind::Wait(_) => continue,
+                Kind::Barrier(barrier) => self.train_with_barrier(&order, barrier.staleness)?,
+                Kind::Tokens(_) => self.train_with_tokens(&order)?,
+                Kind::Publish(_) => self.publish()?,
+                Kind::ReadBack(_) => self.read_back()?,
+                Kind::Evaluate(evaluate) => self.evaluate(&order, evaluate.read)?,
+                Kind::End(end) => return self.end(&order, end.read),
+            }
+            if matches!(kind, Kind::Barrier(_) | Kind::Tokens(_)) {
+                self.training += started.elapsed();
+                self.report_progress()?;
+            }
+            done = order.number;
+        }
+    }
+
+    fn next_order(&self, done: u64) -> Result<v1::Order, RoleError> {
+        self.tell(v1::OrderRequest { rank: self.rank.0, done }, Vec::new())
+    }
+
+    fn end(&mut self, order: &v1::Order, read: bool) -> Result<(), RoleError> {
+        if read {
+            self.pull_parameters()?;
+        }
+        let done = v1::TrainingDone {
+            rank: self.rank.0,
+            steps: order.step,
+            parameters_sha256: digest(self.tower.parameters()).to_vec(),
+            training_seconds: self.training.as_secs_f64(),
+        };
+        self.tell(done, Vec::new()).map(drop)
+    }
+
+    /// Forward and backward pass. `scale` times a sample's gradient is its part of the step's; `number` is what dropout depends on.
+    pub(super) fn compute(&mut self, batch: &LocalBatch, scale: f32, number: u64) -> Result<StepOutput, RoleError> {
+        let computing = Instant::now();
+        let output = self.tower.forward_backward(batch.features(), &batch.labels, scale, number)?;
+        std::thread::sleep(computing.elapsed().mul_f64(self.slow - 1.0));
+        self.metrics.compute.observe(computing.elapsed().as_secs_f64());
+        Ok(output)
+    }
+
+    /// Counts a step of this worker, and tells the coordinator now and then. `at_batch` is where a job with a barrier is.
+    pub(super) fn count(
+        &mut self,
+        batch: &LocalBatch,
+        loss_sum: f64,
+        predictions: &[f32],
+        at_batch: u64,
+        started: Instant,
+    ) -> Result<(), RoleError> {
+        self.running_auc.push(predictions, &batch.labels);
+        self.progress.steps_done = at_batch;
+        self.progress.samples += batch.samples as u64;
+        self.progress.loss_sum += loss_sum;
+        self.metrics.steps.inc();
+        self.metrics.samples.inc_by(batch.samples as u64);
+        self.metrics.step.observe(started.elapsed().as_secs_f64());
+        if self.reported.elapsed() >= REPORT_EVERY {
+            self.report_progress()?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn report_progress(&mut self) -> Result<(), RoleError> {
+        self.reported = Instant::now();
+        self.progress.running_auc = self.running_auc.value();
+        let next = v1::Progress { rank: self.rank.0, steps_done: self.progress.steps_done, ..v1::Progress::default() };
+        let report = std::mem::replace(&mut self.progress, next);
+        self.tell(report, Vec::new()).map(drop)
+    }
+
+    /// Asks the coordinator and waits for its answer.
+    pub(super) fn tell<R: message::Request>(&self, request: R, tensors: Vec<Tensor>) -> Result<R::Reply, RoleError> {
+        let call = message::call(&self.peers.coordinator, request, tensors, CALL_DEADLINE);
+        self.wait(call).map(|(reply, _tensors)| reply)
+    }
+
+    /// The embedding worker that holds this piece.
+    pub(super) fn embedding_worker(&self, key: BatchKey) -> Channel {
+        let workers = &self.peers.embedding_workers;
+        workers[key.embedding_worker(workers.len(), self.plan.pieces())].clone()
+    }
+
+    pub(super) fn join<T>(&self, what: &'static str, task: JoinHandle<Result<T, RoleError>>) -> Result<T, RoleError> {
+        self.wait(async { task.await.map_err(|error| RoleError::Task { what, reason: error.to_string() })? })
+    }
+
+    /// Waits for others, unless told to stop.
+    pub(super) fn wait<T>(&self, work: impl Future<Output = Result<T, RoleError>>) -> Result<T, RoleError> {
+        self.waits.wait(work)
+    }
+
+    /// Begins something whose result is waited for later.
+    pub(super) fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+        self.waits.runtime.spawn(work)
+    }
+}
+
+/// Where the loop's thread waits for others.
+pub(super) struct Waits {
+    runtime: Handle,
+    stop: CancellationToken,
+}
+
+impl Waits {
+    pub(super) fn wait<T>(&self, work: impl Future<Output = Result<T, RoleError>>) -> Result<T, RoleError> {
+        self.runtime.block_on(async {
+            tokio::select! {
+                result = work => result,
+                () = self.stop.cancelled() => Err(RoleError::Stopped),
+            }
+        })
+    }
+}
+
+/// SHA-256 of the parameters' little-endian bytes.
+fn digest(parameters: &[f32]) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for value in parameters {
+        hash.update(value.to_le_bytes());
+    }
+    hash.finalize().into()
+}

@@ -1,0 +1,358 @@
+//! The parameter server: holds the rows of its slots, answers look-ups and applies updates in the order that the training mode
+//! asks for: with a barrier ([`StepGate`]), or without one, when it holds a partition of the dense parameters as well
+//! ([`tokens`]). Embedding workers call it, dense workers for its partition, and the coordinator to begin a mode and for the
+//! digest at the end.
+
+mod tokens;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use rectrain_embedding::{FeatureKey, GroupId, Missing, Store};
+use rectrain_modes::gba::Boundary;
+use rectrain_modes::{GlobalStep, Rank, SparseGradients, StepGate, sum_by_key};
+use rectrain_proto::v1;
+use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor};
+use tokio::sync::oneshot;
+
+use self::tokens::{Partition, Tokens};
+use crate::compression::Compression;
+use crate::error::RoleError;
+use crate::message::{self, Request};
+use crate::metrics::PsMetrics;
+use crate::plan::{JobPlan, TrainingMode};
+
+/// The gradients of one piece of a batch: a part for each row group.
+type Contribution = Vec<SparseGradients>;
+type Gate = StepGate<oneshot::Sender<()>, Contribution>;
+
+/// How updates are ordered.
+enum Order {
+    /// No mode has begun.
+    None,
+    Barrier(Gate),
+    Tokens(Arc<Tokens>),
+}
+
+/// See the module's text.
+pub struct ParameterServer {
+    plan: Arc<JobPlan>,
+    store: Arc<Store>,
+    group_dims: Vec<usize>,
+    order: Mutex<Order>,
+    /// The mode and where it began, to know a repeated message by.
+    began: Mutex<Option<(TrainingMode, Boundary)>>,
+    partition: Arc<Mutex<Partition>>,
+    compression: Compression,
+    metrics: PsMetrics,
+}
+
+impl ParameterServer {
+    /// An empty store; the coordinator says which mode begins.
+    pub fn new(plan: &Arc<JobPlan>, metrics: PsMetrics) -> Result<Self, RoleError> {
+        let store = Store::new(plan.store.clone())?;
+        Ok(Self {
+            plan: Arc::clone(plan),
+            store: Arc::new(store),
+            group_dims: plan.layout.group_dims.clone(),
+            order: Mutex::new(Order::None),
+            began: Mutex::new(None),
+            partition: Arc::default(),
+            compression: plan.compression,
+            metrics,
+        })
+    }
+
+    fn begin_mode(&self, begin: &v1::BeginMode) -> Result<Frame, RoleError> {
+        let mode = self.plan.mode_named(&begin.mode).ok_or_else(|| RoleError::Inconsistent {
+            message: "begin_mode",
+            reason: format!("there is no mode `{}`", begin.mode),
+        })?;
+        let at = Boundary { step: GlobalStep(begin.step), next_row: begin.first_row };
+        let mut began = self.began.lock().unwrap_or_else(PoisonError::into_inner);
+        if began.replace((mode, at)) == Some((mode, at)) {
+            return Ok(message::done::<v1::BeginMode>());
+        }
+        let order = match mode {
+            TrainingMode::Tokens(tokens) => Order::Tokens(Arc::new(Tokens::new(&self.plan, tokens, at))),
+            TrainingMode::Sync | TrainingMode::Hybrid { .. } => {
+                let mut gate = Gate::new(self.plan.pieces(), mode.staleness(), at.step);
+                for piece in 0..begin.first_piece {
+                    let nothing = self.group_dims.iter().map(|_| SparseGradients::default()).collect();
+                    gate.push(at.step, Rank(piece), nothing)?;
+                }
+                Order::Barrier(gate)
+            }
+        };
+        *self.lock_order() = order;
+        Ok(message::done::<v1::BeginMode>())
+    }
+
+    async fn look_up(&self, request: v1::Lookup, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
+        let keys = self.keys_of("lookup", tensors)?;
+        let arrived = Instant::now();
+        if let Some(step) = request.step {
+            let (answer, answered) = oneshot::channel();
+            if self.with_gate("lookup", |gate| Ok(gate.look_up(GlobalStep(step), answer).is_none()))? {
+                answered.await.map_err(|_| RoleError::Stopped)?;
+            }
+        }
+        self.metrics.gate_wait.observe(arrived.elapsed().as_secs_f64());
+        let step = self.tokens().map_or(0, |tokens| tokens.embedding_step());
+        let missing = if request.train { Missing::Insert } else { Missing::ReadInitial };
+        let started = Instant::now();
+        let (store, dims) = (Arc::clone(&self.store), self.group_dims.clone());
+        let (rows, counts) = blocking("look-up", move || look_up_groups(&store, &keys, &dims, missing)).await??;
+        self.metrics.lookup.observe(started.elapsed().as_secs_f64());
+        self.metrics.count_look_up(counts);
+        let mut tensors = Vec::with_capacity(2 * rows.len());
+        for (rows, dim) in rows.into_iter().zip(&self.group_dims) {
+            tensors.extend(self.compression.encode(rows, *dim)?);
+        }
+        Ok(message::reply::<v1::Lookup>(&v1::LookupReply { step }, tensors))
+    }
+
+    async fn update(&self, request: v1::Update, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
+        let contribution = self.gradients_of(tensors)?;
+        if let Some(push) = request.push {
+            let (tokens, store) = (self.tokens_or_refuse("update")?, Arc::clone(&self.store));
+            let metrics = self.metrics.clone();
+            let reply = blocking("update", move || tokens.push_rows(&store, &push, contribution, &metrics)).await??;
+            self.count_store();
+            return Ok(message::reply::<v1::Update>(&reply, Vec::new()));
+        }
+        let piece = Rank(request.piece);
+        self.with_gate("update", |gate| Ok(gate.push(GlobalStep(request.step), piece, contribution)?))?;
+        let mut total = v1::UpdateReply::default();
+        loop {
+            let Some((step, contributions)) = self.with_gate("update", |gate| Ok(gate.next_update()))? else { break };
+            let reply = self.apply(step, contributions).await?;
+            total.missing_rows += reply.missing_rows;
+            total.non_finite_rows += reply.non_finite_rows;
+            for answer in self.with_gate("update", |gate| Ok(gate.finish_update()))? {
+                // A look-up whose caller has gone needs no answer.
+                let _gone = answer.send(());
+            }
+        }
+        Ok(message::reply::<v1::Update>(&total, Vec::new()))
+    }
+
+    async fn flush(&self) -> Result<Frame, RoleError> {
+        let (tokens, store) = (self.tokens_or_refuse("flush")?, Arc::clone(&self.store));
+        let (partition, metrics) = (Arc::clone(&self.partition), self.metrics.clone());
+        let flushed = blocking("flush", move || tokens.flush(&store, &partition, &metrics)).await??;
+        Ok(message::reply::<v1::FlushRequest>(&flushed, Vec::new()))
+    }
+
+    fn put_partition(&self, request: &v1::PutPartition, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
+        let [parameters, state] = message::take("put_partition", tensors)?;
+        let (parameters, state) = (parameters.expect_f32("parameters")?, state.expect_f32("state")?);
+        let optimizer = self.plan.dense_optimizer;
+        if request.optimizer != optimizer.kind() || state.len() != parameters.len() * optimizer.slots().len() {
+            let reason = format!(
+                "{} parameters came with {} values of the state of {}, where the job's optimizer is {}",
+                parameters.len(),
+                state.len(),
+                request.optimizer,
+                optimizer.kind()
+            );
+            return Err(RoleError::Inconsistent { message: "put_partition", reason });
+        }
+        self.lock_partition().put(parameters, state);
+        Ok(message::done::<v1::PutPartition>())
+    }
+
+    async fn get_partition(&self, request: v1::GetPartition) -> Result<Frame, RoleError> {
+        let partition = Arc::clone(&self.partition);
+        // Behind an update that is under way.
+        let (parameters, state) = blocking("reading of the partition", move || {
+            let partition = partition.lock().unwrap_or_else(PoisonError::into_inner);
+            (partition.parameters(), request.state.then(|| partition.state().to_vec()))
+        })
+        .await?;
+        let step = self.tokens().map_or(0, |tokens| tokens.dense_step_of(&parameters));
+        let mut tensors = vec![Tensor::from(parameters.values.to_vec())];
+        tensors.extend(state.map(Tensor::from));
+        let reply = v1::Partition { step, optimizer: self.plan.dense_optimizer.kind().to_owned() };
+        Ok(message::reply::<v1::GetPartition>(&reply, tensors))
+    }
+
+    async fn push_dense(&self, request: v1::PushDense, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
+        let [gradient] = message::take("push_dense", tensors)?;
+        let gradient = gradient.expect_f32("gradient")?;
+        let push = request
+            .push
+            .ok_or(RoleError::Inconsistent { message: "push_dense", reason: "the token is missing".to_owned() })?;
+        let (tokens, partition) = (self.tokens_or_refuse("push_dense")?, Arc::clone(&self.partition));
+        let metrics = self.metrics.clone();
+        let reply =
+            blocking("dense update", move || tokens.push_dense(&partition, &push, gradient, &metrics)).await??;
+        Ok(message::reply::<v1::PushDense>(&reply, Vec::new()))
+    }
+
+    async fn apply(&self, step: GlobalStep, pieces: Vec<Contribution>) -> Result<v1::UpdateReply, RoleError> {
+        let started = Instant::now();
+        let (store, dims) = (Arc::clone(&self.store), self.group_dims.clone());
+        let reply = blocking("update", move || apply_groups(&store, step, pieces, &dims)).await??;
+        self.metrics.update_time.observe(started.elapsed().as_secs_f64());
+        self.metrics.lost_rows.inc_by(reply.missing_rows);
+        self.metrics.non_finite_rows.inc_by(reply.non_finite_rows);
+        self.count_store();
+        Ok(reply)
+    }
+
+    fn count_store(&self) {
+        self.metrics.rows_held.set(self.store.rows() as i64);
+        self.metrics.bytes.set(self.bytes() as i64);
+    }
+
+    async fn digest(&self) -> Result<Frame, RoleError> {
+        let store = Arc::clone(&self.store);
+        let digests = blocking("digest", move || store.digests(0..store.config().slots)).await??;
+        let slots = digests.len();
+        let applied = Some(self.lock_partition().applied());
+        let reply = v1::StoreDigests { rows: self.store.rows(), bytes: self.bytes(), applied };
+        let digests: Vec<u8> = digests.into_iter().flatten().collect();
+        let tensor = Tensor::new(&[slots, 32], digests)?;
+        Ok(message::reply::<v1::StoreDigestRequest>(&reply, vec![tensor]))
+    }
+
+    /// Bytes of the store, payload and overhead.
+    fn bytes(&self) -> u64 {
+        let bytes = self.store.bytes();
+        bytes.payload + bytes.overhead
+    }
+
+    fn keys_of(&self, what: &'static str, tensors: Vec<Tensor>) -> Result<Vec<Vec<FeatureKey>>, RoleError> {
+        let (expected, found) = (self.group_dims.len(), tensors.len());
+        if expected != found {
+            return Err(RoleError::Tensors { message: what, expected, found });
+        }
+        tensors.into_iter().map(|tensor| Ok(as_keys(tensor.expect_u64("keys")?))).collect()
+    }
+
+    fn gradients_of(&self, tensors: Vec<Tensor>) -> Result<Contribution, RoleError> {
+        let mut tensors = tensors.into_iter();
+        let mut contribution = Vec::with_capacity(self.group_dims.len());
+        for dim in &self.group_dims {
+            let keys = message::next("update", &mut tensors)?.expect_u64("keys")?;
+            let values = self.compression.decode("update", &mut tensors, *dim)?;
+            if values.len() != keys.len() * dim || !keys.is_sorted_by(|a, b| a < b) {
+                let reason = format!(
+                    "{} keys (ascending) must come with {dim} gradients each, got {}",
+                    keys.len(),
+                    values.len()
+                );
+                return Err(RoleError::Inconsistent { message: "update", reason });
+            }
+            contribution.push(SparseGradients { keys, values });
+        }
+        Ok(contribution)
+    }
+
+    /// The gate of a mode with a barrier, for as long as `work` takes.
+    fn with_gate<T>(
+        &self,
+        message: &'static str,
+        work: impl FnOnce(&mut Gate) -> Result<T, RoleError>,
+    ) -> Result<T, RoleError> {
+        match &mut *self.lock_order() {
+            Order::Barrier(gate) => work(gate),
+            _ => Err(not_this_mode(message, "has no barrier, or none has begun")),
+        }
+    }
+
+    fn tokens(&self) -> Option<Arc<Tokens>> {
+        if let Order::Tokens(tokens) = &*self.lock_order() { Some(Arc::clone(tokens)) } else { None }
+    }
+
+    fn tokens_or_refuse(&self, message: &'static str) -> Result<Arc<Tokens>, RoleError> {
+        self.tokens().ok_or_else(|| not_this_mode(message, "has a barrier, or none has begun"))
+    }
+
+    fn lock_order(&self) -> MutexGuard<'_, Order> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_partition(&self) -> MutexGuard<'_, Partition> {
+        self.partition.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn not_this_mode(message: &'static str, which: &str) -> RoleError {
+    RoleError::Inconsistent { message, reason: format!("the training mode {which}") }
+}
+
+impl Service for ParameterServer {
+    fn call<'a>(&'a self, _peer: &'a Peer, frame: Frame) -> BoxFuture<'a, Result<Frame, Refusal>> {
+        Box::pin(async move {
+            match frame.kind {
+                v1::Lookup::KIND => {
+                    let (request, tensors) = message::read::<v1::Lookup>(frame)?;
+                    Ok(self.look_up(request, tensors).await?)
+                }
+                v1::Update::KIND => {
+                    let (request, tensors) = message::read::<v1::Update>(frame)?;
+                    Ok(self.update(request, tensors).await?)
+                }
+                v1::PushDense::KIND => {
+                    let (request, tensors) = message::read::<v1::PushDense>(frame)?;
+                    Ok(self.push_dense(request, tensors).await?)
+                }
+                v1::GetPartition::KIND => Ok(self.get_partition(message::read::<v1::GetPartition>(frame)?.0).await?),
+                v1::PutPartition::KIND => {
+                    let (request, tensors) = message::read::<v1::PutPartition>(frame)?;
+                    Ok(self.put_partition(&request, tensors)?)
+                }
+                v1::BeginMode::KIND => Ok(self.begin_mode(&message::read::<v1::BeginMode>(frame)?.0)?),
+                v1::FlushRequest::KIND => Ok(self.flush().await?),
+                v1::StoreDigestRequest::KIND => Ok(self.digest().await?),
+                kind => Err(message::refuse_kind("parameter server", kind)),
+            }
+        })
+    }
+}
+
+/// Runs `work` where it may take its time.
+pub(crate) async fn blocking<T: Send + 'static>(
+    what: &'static str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, RoleError> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| RoleError::Task { what, reason: error.to_string() })
+}
+
+/// The same memory under its proper name.
+fn as_keys(keys: Vec<u64>) -> Vec<FeatureKey> {
+    keys.into_iter().map(FeatureKey).collect()
+}
+
+type LookUpResult = Result<(Vec<Vec<f32>>, rectrain_embedding::LookupCounts), RoleError>;
+
+fn look_up_groups(store: &Store, keys: &[Vec<FeatureKey>], dims: &[usize], missing: Missing) -> LookUpResult {
+    let mut total = rectrain_embedding::LookupCounts::default();
+    let mut groups = Vec::with_capacity(keys.len());
+    for (group, (keys, dim)) in keys.iter().zip(dims).enumerate() {
+        let mut rows = vec![0.0; keys.len() * dim];
+        total += store.lookup(GroupId(group as u16), keys, missing, &mut rows)?;
+        groups.push(rows);
+    }
+    Ok((groups, total))
+}
+
+/// Sums the pieces' gradients and applies them as one update; the optimizers count updates from 1.
+fn apply_groups(
+    store: &Store,
+    step: GlobalStep,
+    mut pieces: Vec<Contribution>,
+    dims: &[usize],
+) -> Result<v1::UpdateReply, RoleError> {
+    let mut reply = v1::UpdateReply::default();
+    for (group, dim) in dims.iter().enumerate() {
+        let contributions = pieces.iter_mut().map(|piece| std::mem::take(&mut piece[group])).collect();
+        let sum = sum_by_key(contributions, *dim);
+        let counts = store.update(GroupId(group as u16), &as_keys(sum.keys), &sum.values, step.0 + 1)?;
+        reply.missing_rows += counts.missing;
+        reply.non_finite_rows += counts.non_finite;
+    }
+    Ok(reply)
+}
