@@ -90,6 +90,8 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
         },
         "training": {
             "mode": "sync", "globalBatchSize": 4096, "length": {"epochs": 1}, "seed": 42, "staleness": 4,
+            "localBatchSize": null, "gbaStaleness": 4, "gbaKeyDivisor": "buffer", "hopBsBound": 2, "hopBwBackups": 1,
+            "bspAggregate": null, "switchAt": [],
             "denseOptimizer": {"adam": {
                 "learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weightDecay": 0.0,
             }},
@@ -126,6 +128,10 @@ fn the_defaults_of_the_manual_are_those_that_are_taken() {
         ("spec.training.epochs", "/training/length/epochs"),
         ("spec.training.seed", "/training/seed"),
         ("spec.training.hybrid.staleness", "/training/staleness"),
+        ("spec.training.gba.staleness", "/training/gbaStaleness"),
+        ("spec.training.gba.keyDivisor", "/training/gbaKeyDivisor"),
+        ("spec.training.hopBs.bound", "/training/hopBsBound"),
+        ("spec.training.hopBw.backups", "/training/hopBwBackups"),
         ("spec.training.optimizer.dense.beta1", "/training/denseOptimizer/adam/beta1"),
         ("spec.training.optimizer.dense.beta2", "/training/denseOptimizer/adam/beta2"),
         ("spec.training.optimizer.sparse.beta1", "/training/sparseOptimizer/adam/beta1"),
@@ -196,7 +202,8 @@ fn the_criteo_example_expands_its_ranges_and_runs_as_every_model_and_mode() {
         for mode in Mode::ALL {
             let model = format!("spec.model.kind={kind}");
             let embedding = if kind == "lr" { "spec.model.embeddingDim=null" } else { "spec.model.embeddingDim=8" };
-            let resolved = load(&[&model, embedding, &format!("spec.training.mode={mode}")]);
+            let workers = "spec.roles.denseWorker.replicas=2";
+            let resolved = load(&[&model, embedding, workers, &format!("spec.training.mode={mode}")]);
             assert_eq!(resolved.training.mode, mode);
             let dim = if kind == "lr" { 0 } else { 8 };
             assert!(resolved.features.sparse.iter().all(|feature| feature.dim == dim), "{kind}");
@@ -441,11 +448,11 @@ fn a_wrong_manifest_gets_a_sentence_with_file_line_field_and_what_was_expected()
 }
 
 /// Overrides of BASE, and the field and a part of the sentence of the only error: what no single field shows.
-const BAD_JOBS: [(&[&str], &str, &str); 30] = [
+const BAD_JOBS: [(&[&str], &str, &str); 38] = [
     (
-        &["spec.training.mode=gba"],
+        &["spec.training.mode=shadow"],
         "spec.training.mode",
-        "this version does not run the training mode `gba`; it runs one of `sync` and `hybrid`",
+        "this version does not run the training mode `shadow`; it runs one of `sync`, `hybrid`, `async`, `gba`",
     ),
     (&["spec.training.mode=hybird"], "spec.training.mode", "did you mean `hybrid`?"),
     (&["spec.training.epochs=2,spec.training.steps=10"], "spec.training", "give one of them"),
@@ -510,6 +517,54 @@ const BAD_JOBS: [(&[&str], &str, &str); 30] = [
         "synthetic rows have no column `user`",
     ),
     (&["spec.training.globalBatchSize=2,spec.roles.denseWorker.replicas=3"], "spec", "at least one row of each batch"),
+    (
+        &["spec.training.mode=gba,spec.training.globalBatchSize=256,spec.roles.denseWorker.replicas=3"],
+        "spec.training.localBatchSize",
+        "256 rows cannot be divided equally among 3 dense workers",
+    ),
+    (&["spec.training.mode=hopBw"], "spec.training.hopBw.backups", "expected fewer than there are"),
+    (
+        &[
+            "spec.training.switchAt[0].step=9,spec.training.switchAt[0].mode=gba",
+            "spec.training.switchAt[1].step=3,spec.training.switchAt[1].mode=sync",
+        ],
+        "spec.training.switchAt",
+        "ascending order of `step`",
+    ),
+    (
+        &["spec.training.switchAt[0].step=9,spec.training.switchAt[0].mode=auto"],
+        "spec.training.switchAt[0].mode",
+        "does not run",
+    ),
+    (
+        &["spec.data.train=null,spec.data.test=null,spec.data.source.paths={a.csv},spec.data.split.slices.rows=1000"],
+        "spec.data.split.slices.rows",
+        "a multiple of spec.training.globalBatchSize (256)",
+    ),
+    (
+        &[
+            "spec.data.train=null,spec.data.test=null,spec.data.source.paths={a.csv},spec.data.split.slices.rows=512",
+            "spec.training.epochs=2",
+        ],
+        "spec.training.epochs",
+        "gone through once",
+    ),
+    (
+        &[
+            "spec.data.train=null,spec.data.test=null,spec.data.source.paths={a.csv},spec.data.split.slices.rows=512",
+            "spec.data.shuffle.windowRows=512",
+        ],
+        "spec.data.shuffle",
+        "in the order of the rows",
+    ),
+    (
+        &[
+            "spec.data.train=null,spec.data.test=null,spec.data.source.paths={a.csv},spec.data.split.slices.rows=512",
+            "spec.training.evaluation.every=epoch",
+        ],
+        "spec.training.evaluation",
+        "remove it",
+    ),
     (&["spec.roles.coordinator.replicas=2"], "spec.roles.coordinator.replicas", "an integer, namely 1, found 2"),
     (&["spec.roles.ps.replicas=0"], "spec.roles.ps.replicas", "an integer from 1 to 1024, found 0"),
     (&["spec.features.sparse=null"], "spec.features.sparse", "missing, and required"),
@@ -531,8 +586,8 @@ fn a_contradiction_gets_a_sentence_with_the_field_and_what_to_do() {
 #[test]
 fn an_error_that_an_override_causes_names_the_override() {
     let error =
-        load(BASE, "base.yaml", &sets(&["spec.training.seed=1", "spec.training.mode=gba"])).unwrap_err().to_string();
-    assert!(error.starts_with("--set spec.training.mode=gba: spec.training.mode: this version"), "{error}");
+        load(BASE, "base.yaml", &sets(&["spec.training.seed=1", "spec.training.mode=auto"])).unwrap_err().to_string();
+    assert!(error.starts_with("--set spec.training.mode=auto: spec.training.mode: this version"), "{error}");
     let error = load(BASE, "base.yaml", &sets(&["spec.training.mode"])).unwrap_err().to_string();
     assert!(error.starts_with("--set spec.training.mode: expected `spec.training.mode=VALUE`"), "{error}");
     let error =
@@ -716,6 +771,17 @@ const RULES: &[(&[&str], &[&str])] = &[
     (
         &["spec.training.optimizer.sparse.l1=0.1"],
         &["spec.training.optimizer.sparse.l1=0.1,spec.training.optimizer.sparse.kind=ftrl"],
+    ),
+    (&["spec.training.localBatchSize=100"], &["spec.training.localBatchSize=64"]),
+    (
+        &[
+            "spec.training.switchAt[0].step=9,spec.training.switchAt[0].mode=gba",
+            "spec.training.switchAt[1].step=9,spec.training.switchAt[1].mode=sync",
+        ],
+        &[
+            "spec.training.switchAt[0].step=9,spec.training.switchAt[0].mode=gba",
+            "spec.training.switchAt[1].step=10,spec.training.switchAt[1].mode=sync",
+        ],
     ),
     (&["spec.checkpoint.everySteps=5"], &["spec.checkpoint.everySteps=5,spec.checkpoint.path=/c"]),
     (&["spec.model.kind=dlrm,spec.features.sparse[0].dim=8"], &["spec.model.kind=dlrm,spec.features.sparse[0].dim=16"]),

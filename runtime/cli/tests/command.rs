@@ -62,9 +62,59 @@ fn processes_train_the_same_model_as_one_process() {
     }
     assert!(one["bytesOnWire"].as_object().unwrap().is_empty(), "nothing travels within a process");
     let travelled = many["bytesOnWire"].as_object().unwrap();
-    for kind in ["put_ids", "put_dense", "forward", "backward", "lookup", "update", "ring_chunk"] {
+    for kind in ["put_batch", "order", "horizon", "forward", "backward", "lookup", "update", "ring_chunk"] {
         assert!(travelled[kind].as_u64().unwrap() > 0, "{kind}");
     }
+}
+
+#[test]
+fn gba_and_switches_train_in_processes_with_a_slow_worker() {
+    let folder = folder_with(JOB);
+    let workers = "spec.roles.denseWorker.replicas=2,spec.roles.ps.replicas=2";
+    let switches = "spec.training.switchAt[0].step=4,spec.training.switchAt[0].mode=gba,\
+                    spec.training.switchAt[1].step=9,spec.training.switchAt[1].mode=sync";
+    let arguments = ["run", "job.yaml", "--json", "--processes", "--set", workers, "--set", switches];
+    let arguments = [&arguments[..], &["--slow", "denseWorker-1=2x"]].concat();
+    let events = events(&rectrain(folder.path(), &arguments));
+    let switched: Vec<_> = events.iter().filter(|event| event["event"] == "modeSwitched").collect();
+    assert_eq!(switched.len(), 2, "{events:#?}");
+    assert_eq!((&switched[0]["to"], &switched[1]["to"]), (&"gba".into(), &"sync".into()));
+    let summary = events.last().unwrap();
+    assert_eq!(summary["trainedRows"], summary["samples"]);
+    assert!(summary["tokensIssued"].as_u64().unwrap() > 0);
+    assert!(summary["bytesOnWire"]["push_dense"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn a_running_job_is_switched_by_its_name() {
+    let folder = folder_with(JOB);
+    let name = format!("switched-{}", std::process::id());
+    let sets = format!("metadata.name={name},spec.data.synthetic.rows=3000000");
+    let mut job = Command::new(env!("CARGO_BIN_EXE_rectrain"))
+        .args(["run", "job.yaml", "--json", "--set", &sets])
+        .current_dir(folder.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mode = |arguments: &[&str]| rectrain(folder.path(), &[&["mode"], arguments].concat());
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !mode(&["set", &name, "gba"]).status.success() {
+        assert!(Instant::now() < deadline, "the job cannot be reached");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let wrong = mode(&["set", &name, "gbba"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("expected one of sync, hybrid, async, gba"), "{wrong:?}");
+    while String::from_utf8_lossy(&mode(&[&name]).stdout).trim() != "gba" {
+        assert!(Instant::now() < deadline, "the mode is not switched");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    job.kill().unwrap();
+    job.wait().unwrap();
+    let gone = mode(&["set", &name, "sync"]);
+    assert_eq!(gone.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&gone.stderr).contains("no job `switched-"), "{gone:?}");
 }
 
 #[test]
