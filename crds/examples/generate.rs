@@ -1,4 +1,4 @@
-//! Writes what is generated from the types: crds/rectrainingjobs.yaml and docs/reference/manifest.md.
+//! Writes what is generated from the types: crds/rectrainingjobs.yaml, docs/reference/manifest.md and docs/reference/simulation.md.
 
 use std::path::Path;
 
@@ -7,6 +7,7 @@ fn main() -> std::io::Result<()> {
     for (path, text) in [
         ("crds/rectrainingjobs.yaml", rectrain_crds::crd_yaml()),
         ("docs/reference/manifest.md", rectrain_crds::reference_markdown()),
+        ("docs/reference/simulation.md", rectrain_crds::simulation_reference_markdown()),
     ] {
         let path = root.join(path);
         if let Some(folder) = path.parent() {

@@ -31,23 +31,32 @@ impl FieldError {
 /// More errors than this are not reported: nobody reads them, and they mostly have one cause.
 pub(crate) const MAX_ERRORS: usize = 20;
 
+/// What is said of a job without `spec`.
+pub(crate) const JOB_WITHOUT_SPEC: &str =
+    "missing: a job says what to train under `spec`: model, features and data are required";
+
 /// Checks `spec` of a whole manifest against the schema. Nulls count as absent.
 pub(crate) fn check_spec(manifest: &Value) -> Vec<FieldError> {
-    let mut checker = Checker { errors: Vec::new() };
+    check_document(manifest, annotated(), JOB_WITHOUT_SPEC)
+}
+
+/// The same for a document of any kind: `document` is the schema of the whole of it, `without_spec` what is said if it has none.
+pub(crate) fn check_document(manifest: &Value, document: &Value, without_spec: &str) -> Vec<FieldError> {
+    let mut checker = Checker { document, errors: Vec::new() };
     let path = FieldPath::root().key("spec");
     match manifest.get("spec") {
-        None | Some(Value::Null) => checker
-            .report(&path, "missing: a job says what to train under `spec`: model, features and data are required"),
-        Some(spec) => checker.node(spec, &annotated()["properties"]["spec"], &path),
+        None | Some(Value::Null) => checker.report(&path, without_spec),
+        Some(spec) => checker.node(spec, &document["properties"]["spec"], &path),
     }
     checker.errors
 }
 
-struct Checker {
+struct Checker<'a> {
+    document: &'a Value,
     errors: Vec<FieldError>,
 }
 
-impl Checker {
+impl Checker<'_> {
     fn report(&mut self, path: &FieldPath, message: impl Into<String>) {
         if self.errors.len() < MAX_ERRORS {
             self.errors.push(FieldError::new(path.clone(), message));
@@ -91,7 +100,7 @@ impl Checker {
             match properties(schema).and_then(|known| known.get(name)).or(schema.get("additionalProperties")) {
                 Some(field) => self.node(value, field, &path),
                 None if open => {}
-                None => self.report(&path, unknown(name, schema, &path)),
+                None => self.report(&path, unknown(name, schema, self.document, &path)),
             }
         }
     }
@@ -213,12 +222,12 @@ fn lower_first(text: &str) -> String {
     chars.next().map_or_else(String::new, |first| first.to_lowercase().chain(chars).collect())
 }
 
-fn unknown(name: &str, schema: &Value, path: &FieldPath) -> String {
+fn unknown(name: &str, schema: &Value, document: &Value, path: &FieldPath) -> String {
     let siblings = || properties(schema).into_iter().flatten().map(|(name, _)| name.as_str());
     if let Some(meant) = nearest(name, siblings()) {
         return format!("unknown field; did you mean `{meant}`?");
     }
-    if let Some(place) = elsewhere(name, annotated(), &FieldPath::root()) {
+    if let Some(place) = elsewhere(name, document) {
         return format!("unknown field here; did you mean `{place}`?");
     }
     if siblings().next().is_none() {
@@ -229,7 +238,7 @@ fn unknown(name: &str, schema: &Value, path: &FieldPath) -> String {
 }
 
 /// The one place of `spec` where a field of this very name belongs, if there is exactly one.
-fn elsewhere(name: &str, schema: &Value, path: &FieldPath) -> Option<FieldPath> {
+fn elsewhere(name: &str, document: &Value) -> Option<FieldPath> {
     fn collect(name: &str, schema: &Value, path: &FieldPath, places: &mut Vec<FieldPath>) {
         for (field, child) in properties(schema).into_iter().flatten() {
             let path = path.key(field);
@@ -243,7 +252,7 @@ fn elsewhere(name: &str, schema: &Value, path: &FieldPath) -> Option<FieldPath> 
         }
     }
     let mut places = Vec::new();
-    collect(name, &schema["properties"]["spec"], &path.key("spec"), &mut places);
+    collect(name, &document["properties"]["spec"], &FieldPath::root().key("spec"), &mut places);
     if places.len() == 1 { places.pop() } else { None }
 }
 

@@ -12,6 +12,8 @@
 //! 4. [`crd_yaml`], [`explain`], [`reference_markdown`]: the CustomResourceDefinition and the manual, both generated
 //!    from the types, so that they cannot drift from them.
 //!
+//! [`simulation`] reads `kind: Simulation`, what `rectrain simulate` runs, with the same strictness.
+//!
 //! The rules of a manifest have one source: the OpenAPI schema generated from the types, with its CEL rules. The API
 //! server evaluates it in a cluster, this crate evaluates the same schema on a laptop. Only what CEL cannot say (a
 //! range of names that overlaps another one, two features that share a table and disagree on its width) is Rust alone.
@@ -33,6 +35,7 @@ mod resolve;
 mod resolved;
 mod schema;
 mod set;
+pub mod simulation;
 pub mod spec;
 mod status;
 mod suggest;
@@ -47,7 +50,7 @@ pub use manifest::{
 };
 pub use names::{ExpandError, expand};
 pub use path::{FieldPath, Segment};
-pub use reference::reference_markdown;
+pub use reference::{reference_markdown, simulation_reference_markdown};
 pub use resolved::{
     DataSource, FileFormat, FilePlan, ResolvedBadRows, ResolvedCheckpoint, ResolvedCsv, ResolvedData, ResolvedDense,
     ResolvedDenseOptimizer, ResolvedEvaluation, ResolvedFeatures, ResolvedInitializer, ResolvedJob, ResolvedLabel,

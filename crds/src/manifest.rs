@@ -5,10 +5,12 @@
 use std::fmt;
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use serde_yaml::Value as Yaml;
 
 use crate::locate::locate;
+use crate::schema::annotated;
 use crate::suggest::nearest;
 use crate::{FieldError, FieldPath, RecTrainingJob, ResolvedJob, SetError, SetKind, apply_set, check, validate};
 
@@ -42,18 +44,24 @@ pub enum ManifestError {
         reason: String,
     },
     /// There is no document in the file.
-    #[error("{file}: the file is empty: expected one RecTrainingJob, such as docs/examples/minimal.yaml")]
+    #[error("{file}: the file is empty: expected one {kind}, such as {example}")]
     Empty {
         /// The file.
         file: String,
+        /// The kind of document that was expected.
+        kind: &'static str,
+        /// A file that holds one.
+        example: &'static str,
     },
     /// There are several documents in the file.
     #[error(
-        "{file}: expected one RecTrainingJob, found several YAML documents (separated by `---`): put each job into a file of its own"
+        "{file}: expected one {kind}, found several YAML documents (separated by `---`): put each into a file of its own"
     )]
     SeveralDocuments {
         /// The file.
         file: String,
+        /// The kind of document that was expected.
+        kind: &'static str,
     },
     /// An override cannot be applied.
     #[error(transparent)]
@@ -135,7 +143,44 @@ fn read<'a>(
     file: &'a str,
     overrides: &'a [Override],
 ) -> Result<(RecTrainingJob, Sources<'a>), ManifestError> {
-    let mut sources = Sources { text, file, set: Vec::new() };
+    let (manifest, sources) = read_document(&JOB, text, file, overrides)?;
+    let job = typed(manifest).map_err(|errors| sources.locate(errors))?;
+    Ok((job, sources))
+}
+
+/// A kind of document: what its text is checked against.
+pub(crate) struct DocumentKind {
+    /// `kind`.
+    pub(crate) name: &'static str,
+    /// A file that holds one.
+    pub(crate) example: &'static str,
+    /// Whether `metadata` with a name is required.
+    pub(crate) named: bool,
+    /// What is said where `spec` is missing.
+    pub(crate) without_spec: &'static str,
+    /// The annotated schema of the whole document.
+    pub(crate) schema: fn() -> &'static Value,
+    /// Rewrites shorthands, once overrides are applied.
+    pub(crate) prepare: fn(&mut Value),
+}
+
+const JOB: DocumentKind = DocumentKind {
+    name: "RecTrainingJob",
+    example: "docs/examples/minimal.yaml",
+    named: true,
+    without_spec: check::JOB_WITHOUT_SPEC,
+    schema: annotated,
+    prepare: |_| {},
+};
+
+/// Reads a document of `kind`, applies overrides, and checks it against the kind's schema.
+pub(crate) fn read_document<'a>(
+    kind: &'static DocumentKind,
+    text: &'a str,
+    file: &'a str,
+    overrides: &'a [Override],
+) -> Result<(Value, Sources<'a>), ManifestError> {
+    let mut sources = Sources { kind, text, file, set: Vec::new() };
     let yaml = sources.document()?;
     let mut manifest = to_json(yaml, &FieldPath::root()).map_err(|error| sources.locate(vec![error]))?;
     prune(&mut manifest);
@@ -144,16 +189,18 @@ fn read<'a>(
             sources.set.push((path, set));
         }
     }
-    let errors = check_root(&manifest);
+    (kind.prepare)(&mut manifest);
+    let errors = check_root(kind, &manifest);
     if !errors.is_empty() {
         return Err(sources.locate(errors));
     }
-    let job = typed(manifest).map_err(|errors| sources.locate(errors))?;
-    Ok((job, sources))
+    Ok((manifest, sources))
 }
 
-/// Where the values of a manifest came from.
-struct Sources<'a> {
+/// Where the values of a document came from.
+#[derive(Clone)]
+pub(crate) struct Sources<'a> {
+    kind: &'static DocumentKind,
     text: &'a str,
     file: &'a str,
     set: Vec<(FieldPath, &'a Override)>,
@@ -169,10 +216,11 @@ impl Sources<'_> {
                 continue;
             }
             if found.replace(value).is_some() {
-                return Err(ManifestError::SeveralDocuments { file: self.file.to_string() });
+                return Err(ManifestError::SeveralDocuments { file: self.file.to_string(), kind: self.kind.name });
             }
         }
-        let mut value = found.ok_or_else(|| ManifestError::Empty { file: self.file.to_string() })?;
+        let DocumentKind { name: kind, example, .. } = *self.kind;
+        let mut value = found.ok_or_else(|| ManifestError::Empty { file: self.file.to_string(), kind, example })?;
         value.apply_merge().map_err(|error| self.syntax(&error))?;
         Ok(value)
     }
@@ -185,7 +233,7 @@ impl Sources<'_> {
         ManifestError::Syntax { origin: Origin::File { file: self.file.to_string(), place }, reason }
     }
 
-    fn locate(&self, errors: Vec<FieldError>) -> ManifestError {
+    pub(crate) fn locate(&self, errors: Vec<FieldError>) -> ManifestError {
         let errors = errors.into_iter().map(|error| LocatedError { origin: self.origin(&error.path), error }).collect();
         ManifestError::Fields { errors }
     }
@@ -253,7 +301,6 @@ fn prune(value: &mut Value) {
 }
 
 const API_VERSION: &str = "rectrain.dev/v1alpha1";
-const KIND: &str = "RecTrainingJob";
 const ROOT_FIELDS: [&str; 5] = ["apiVersion", "kind", "metadata", "spec", "status"];
 /// The fields of Kubernetes' ObjectMeta.
 const METADATA_FIELDS: [&str; 15] = [
@@ -274,17 +321,17 @@ const METADATA_FIELDS: [&str; 15] = [
     "uid",
 ];
 
-fn check_root(manifest: &Value) -> Vec<FieldError> {
+fn check_root(kind: &DocumentKind, manifest: &Value) -> Vec<FieldError> {
     let root = FieldPath::root();
     let Some(fields) = manifest.as_object() else {
         let found = check::found(manifest);
         return vec![FieldError::new(
             root,
-            format!("expected a RecTrainingJob with {}, found {found}", ROOT_FIELDS[..4].join(", ")),
+            format!("expected a {} with {}, found {found}", kind.name, ROOT_FIELDS[..4].join(", ")),
         )];
     };
     let mut errors = Vec::new();
-    for (field, wanted) in [("apiVersion", API_VERSION), ("kind", KIND)] {
+    for (field, wanted) in [("apiVersion", API_VERSION), ("kind", kind.name)] {
         match fields.get(field) {
             Some(Value::String(found)) if found == wanted => {}
             Some(found) => errors
@@ -306,12 +353,13 @@ fn check_root(manifest: &Value) -> Vec<FieldError> {
                 format!("expected an object with the field `name`, found {}", check::found(other)),
             ));
         }
+        None if !kind.named => {}
         None => errors.push(FieldError::new(
             root.key("metadata"),
             "missing: expected the job's name, such as `metadata: {name: my-job}`",
         )),
     }
-    errors.extend(check::check_spec(manifest));
+    errors.extend(check::check_document(manifest, (kind.schema)(), kind.without_spec));
     errors.truncate(check::MAX_ERRORS);
     errors
 }
@@ -329,21 +377,21 @@ fn unknown_names(fields: &Map<String, Value>, known: &[&str], path: &FieldPath) 
 }
 
 /// The value as the Rust type, which knows Kubernetes' own types (pod templates, conditions) where the schema leaves them open.
-fn typed(manifest: Value) -> Result<RecTrainingJob, Vec<FieldError>> {
+pub(crate) fn typed<T: DeserializeOwned>(manifest: Value) -> Result<T, Vec<FieldError>> {
     let mut unknown = Vec::new();
     let mut track = serde_path_to_error::Track::new();
     let mut note = |path: serde_ignored::Path<'_>| unknown.push(path.to_string());
     let tracked = serde_path_to_error::Deserializer::new(manifest, &mut track);
-    let job = RecTrainingJob::deserialize(serde_ignored::Deserializer::new(tracked, &mut note));
-    let job =
-        job.map_err(|error| vec![FieldError::new(FieldPath::parse(&track.path().to_string()), error.to_string())])?;
+    let document = T::deserialize(serde_ignored::Deserializer::new(tracked, &mut note));
+    let document = document
+        .map_err(|error| vec![FieldError::new(FieldPath::parse(&track.path().to_string()), error.to_string())])?;
     let errors: Vec<_> = unknown
         .iter()
         .map(|path| ignored_path(path))
         .filter(|path| FieldPath::parse("spec").contains(path))
         .map(|path| FieldError::new(path, "unknown field"))
         .collect();
-    if errors.is_empty() { Ok(job) } else { Err(errors) }
+    if errors.is_empty() { Ok(document) } else { Err(errors) }
 }
 
 /// serde_ignored writes `spec.roles.?.template.env.0.x`: a `?` for an Option, a bare number for an entry of a list.

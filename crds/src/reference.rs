@@ -6,6 +6,7 @@ use crate::FieldPath;
 use crate::check::meanings;
 use crate::explain::{description, rules, type_name};
 use crate::schema::{DEFAULT, annotated, default_text, properties};
+use crate::simulation::simulation_schema;
 
 const HEAD: &str = "\
 <!-- Generated from the types in crds/src: `cargo run --release -p rectrain-crds --example generate` writes it anew. -->
@@ -26,6 +27,22 @@ pub fn reference_markdown() -> String {
     for part in ["spec", "status"] {
         object(&annotated()["properties"][part], &FieldPath::root().key(part), &mut page);
     }
+    page
+}
+
+const SIMULATION_HEAD: &str = "\
+<!-- Generated from the types in crds/src: `cargo run --release -p rectrain-crds --example generate` writes it anew. -->
+# Simulation reference
+
+A simulation is one YAML document of `apiVersion: rectrain.dev/v1alpha1` and `kind: Simulation`; `rectrain simulate` reads it, and
+nothing else does. `metadata.name` may name it. Where a list is expected, a single number stands for a list of one. `--set`
+and `--set-string` override fields as they do in manifests. docs/simulate.md is the guide.
+";
+
+/// The reference of `kind: Simulation` as Markdown.
+pub fn simulation_reference_markdown() -> String {
+    let mut page = SIMULATION_HEAD.to_string();
+    object(&simulation_schema()["properties"]["spec"], &FieldPath::root().key("spec"), &mut page);
     page
 }
 

@@ -11,6 +11,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceValidation, JSONSchemaProps,
 };
 use kube::CustomResourceExt;
+use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
@@ -25,16 +26,19 @@ pub(crate) const EXPECTED: &str = "x-expected";
 /// Kubernetes' keyword for objects whose fields the schema does not list.
 pub(crate) const OPEN: &str = "x-kubernetes-preserve-unknown-fields";
 
-static ANNOTATED: LazyLock<Value> = LazyLock::new(|| {
+static ANNOTATED: LazyLock<Value> = LazyLock::new(generate::<RecTrainingJob>);
+
+/// The annotated schema of a type.
+pub(crate) fn generate<T: JsonSchema>() -> Value {
     let settings = SchemaSettings::openapi3().with(|s| {
         s.inline_subschemas = true;
         s.meta_schema = None;
     });
-    let schema = settings.into_generator().into_root_schema_for::<RecTrainingJob>();
+    let schema = settings.into_generator().into_root_schema_for::<T>();
     let mut schema = schema.to_value();
     normalize(&mut schema);
     schema
-});
+}
 
 /// The annotated schema of the whole object: `spec` and `status` (the API server knows `metadata` by itself).
 pub(crate) fn annotated() -> &'static Value {

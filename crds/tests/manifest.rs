@@ -161,7 +161,13 @@ fn every_example_is_valid() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "yaml") {
             let text = std::fs::read_to_string(&path).unwrap();
-            load(&text, &path.display().to_string(), &[]).unwrap_or_else(|error| panic!("{error}"));
+            let file = path.display().to_string();
+            let error = if text.contains("\nkind: Simulation\n") {
+                simulation::load_simulation(&text, &file, &[]).err()
+            } else {
+                load(&text, &file, &[]).err()
+            };
+            assert_eq!(error, None);
             count += 1;
         }
     }
@@ -924,9 +930,11 @@ fn no_rule_is_too_expensive() {
 
 #[test]
 fn the_generated_files_are_those_of_the_types() {
-    for (path, generated) in
-        [("crds/rectrainingjobs.yaml", crd_yaml()), ("docs/reference/manifest.md", reference_markdown())]
-    {
+    for (path, generated) in [
+        ("crds/rectrainingjobs.yaml", crd_yaml()),
+        ("docs/reference/manifest.md", reference_markdown()),
+        ("docs/reference/simulation.md", simulation_reference_markdown()),
+    ] {
         assert!(
             read(path) == generated,
             "{path} is not what the types say: run `cargo run --release -p rectrain-crds --example generate`"

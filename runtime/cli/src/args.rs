@@ -37,6 +37,8 @@ pub(crate) enum Command {
         /// A field (`spec.training.globalBatchSize`) or a mode (`hybrid`)
         topic: String,
     },
+    /// Simulate the training modes with workers of unequal speed
+    Simulate(crate::simulate::SimulateArgs),
     /// Put a public data set into a folder
     Data {
         #[command(subcommand)]
@@ -72,13 +74,7 @@ pub(crate) struct JobArgs {
 impl JobArgs {
     /// In the order in which they are applied.
     pub(crate) fn overrides(&self) -> Vec<Override> {
-        let of = |kind, expressions: &[String]| {
-            expressions
-                .iter()
-                .map(move |expression| Override { kind, expression: expression.clone() })
-                .collect::<Vec<_>>()
-        };
-        [of(SetKind::Infer, &self.set), of(SetKind::Text, &self.set_string)].concat()
+        overrides(&self.set, &self.set_string)
     }
 
     /// The same arguments for another process.
@@ -91,6 +87,14 @@ impl JobArgs {
         }
         arguments
     }
+}
+
+/// What `--set` and `--set-string` say, in the order in which it is applied.
+pub(crate) fn overrides(set: &[String], set_string: &[String]) -> Vec<Override> {
+    let of = |kind, expressions: &[String]| {
+        expressions.iter().map(move |expression| Override { kind, expression: expression.clone() }).collect::<Vec<_>>()
+    };
+    [of(SetKind::Infer, set), of(SetKind::Text, set_string)].concat()
 }
 
 #[derive(Debug, Args)]

@@ -11,6 +11,7 @@ mod run;
 mod running;
 mod show;
 mod signal;
+mod simulate;
 mod slow;
 
 use std::process::ExitCode;
@@ -57,6 +58,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Run(args) => run::run(&args),
         Command::Validate(job) => job::validate(&job),
         Command::Explain { topic } => job::explain(&topic),
+        Command::Simulate(args) => simulate::run(&args),
         Command::Data { set } => data::prepare(&set),
         Command::Mode(args) => mode::mode(&args),
         Command::Coordinator(args) => role::coordinate(&args),

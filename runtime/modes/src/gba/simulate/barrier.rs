@@ -42,7 +42,8 @@ struct World<'a> {
     workers: Vec<Worker>,
     gates: Vec<StepGate<LookUp, ()>>,
     queues: Vec<ServerQueue>,
-    /// A server's share of the rows of a batch.
+    /// Embeddings of a batch, and as many of their gradients, over the worker's link: what goes to and comes from the servers at
+    /// the same time shares it.
     bytes: f64,
     /// Steps before this one are all-reduced.
     reduced: u64,
@@ -62,18 +63,19 @@ pub(super) fn run(simulation: &Simulation, staleness: u64) -> Result<Report, Sim
         next: 0,
         computing_since: None,
     };
+    let bytes = cluster.link.embedding_bytes_per_row * f64::from(simulation.local_rows);
     let mut world = World {
         simulation,
         staleness,
         timeline: Timeline::new(simulation.seconds),
         workers: WorkerSpeed::all(cluster, simulation.seed).into_iter().map(worker).collect(),
         gates: (0..servers).map(|_| StepGate::new(n as u32, staleness, GlobalStep(0))).collect(),
-        queues: ServerQueue::all(&cluster.servers),
-        bytes: cluster.link.embedding_bytes_per_row * f64::from(simulation.local_rows) / servers as f64,
+        queues: ServerQueue::all(&cluster.servers, bytes / servers as f64),
+        bytes,
         reduced: 0,
         computed: 0,
         all_reduce: all_reduce_time(simulation),
-        tally: Tally::new(n),
+        tally: Tally::new(simulation),
     };
     (0..n as u32).for_each(|rank| world.look_ahead(rank));
     while let Some(event) = world.timeline.next() {
@@ -125,7 +127,7 @@ impl World<'_> {
             }
             Event::Computed(rank, since) => {
                 self.workers[rank as usize].computing_since = None;
-                self.tally.busy_nanoseconds += now - since;
+                self.tally.busy += now - since;
                 self.computed += 1;
                 if self.computed == self.workers.len() {
                     self.computed = 0;
@@ -164,24 +166,30 @@ impl World<'_> {
         if !ready || worker.computing_since.is_some() {
             return;
         }
-        worker.computing_since = Some(now);
         // The answered look-up is taken: it cannot make the step ready a second time.
         worker.missing[0] = usize::MAX;
         let mut begun = now;
-        let mut done = begun + worker.speed.batch(now, self.simulation.local_rows);
-        while let Some((failure, recovery)) = worker.fails_at.filter(|(failure, _)| *failure < done) {
-            // It dies before it is done, comes back, and does it again.
-            begun = failure.max(begun) + recovery;
-            done = begun + worker.speed.batch(begun, self.simulation.local_rows);
-            worker.fails_at = worker.speed.next_failure().map(|(after, recovery)| (begun + after, recovery));
+        let mut done = begun + worker.speed.batch(begun, self.simulation.local_rows);
+        while let Some((failure, recovery)) = worker.fails_at.filter(|(failure, _)| *failure < done)
+            && !self.timeline.is_over(begun)
+        {
+            // It dies before it is done (or has died while it waited), comes back, and does it again.
+            self.tally.busy += self.timeline.within(begun, failure);
+            let back = failure + recovery;
+            if back > begun {
+                begun = back;
+                done = begun + worker.speed.batch(begun, self.simulation.local_rows);
+            }
+            worker.fails_at = worker.speed.next_failure().map(|(after, recovery)| (back + after, recovery));
         }
+        worker.computing_since = Some(begun);
         self.timeline.plan(done, Event::Computed(rank, begun));
     }
 
     fn finish_step(&mut self, step: u64) {
         self.reduced = step + 1;
         for rank in 0..self.workers.len() as u32 {
-            self.tally.rows[rank as usize] += u64::from(self.simulation.local_rows);
+            self.tally.finished(rank, self.simulation.local_rows, self.timeline.now);
             let at = self.timeline.now + self.link(rank, self.bytes);
             for server in 0..self.gates.len() {
                 self.timeline.plan(at, Event::PushArrives(rank, server, step));
@@ -201,7 +209,7 @@ impl World<'_> {
     fn report(mut self) -> Report {
         for worker in &self.workers {
             if let Some(since) = worker.computing_since {
-                self.tally.busy_nanoseconds += self.timeline.within(since, Time::MAX);
+                self.tally.busy += self.timeline.within(since, Time::MAX);
             }
         }
         let mut report = self.tally.report(self.simulation);

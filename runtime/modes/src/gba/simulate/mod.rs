@@ -3,30 +3,81 @@
 //! have no values. The modes without a barrier run the [`crate::gba::Dispatcher`], [`crate::gba::PushPullWorker`] and
 //! [`crate::gba::GradientServer`]; `sync` and `hybrid` run the [`crate::StepGate`] and an all-reduce as a barrier.
 //!
-//! Called by `rectrain simulate` and by tests. A batch takes its worker `seconds_per_batch` + rows · `seconds_per_row`, times its
-//! slowness at that moment; a server serves one request after the other; a message takes a latency and its bytes' time.
+//! Called by `rectrain simulate` and by tests. A batch takes its worker its [`StepTime`], times all [`Slowness`] of that moment; a
+//! server serves one request after the other; a message takes a latency and its bytes' time.
 
 mod barrier;
 mod timeline;
 mod tokens;
 
+use std::sync::Arc;
+
+use self::timeline::{Time, nanoseconds};
 use crate::gba::{BufferSizeError, DispatchError, PushError, TokenMode, WorkerError};
 use crate::{GateError, Rank};
 
-/// How a worker is slower than its base speed.
+/// What a batch takes a worker that nothing slows down.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Slowness {
-    /// Not at all.
-    None,
-    /// `factor` times slower, always.
+pub enum StepTime {
+    /// The same for all.
+    Constant {
+        /// Time a batch takes besides its rows.
+        seconds_per_batch: f64,
+        /// Time a row takes.
+        seconds_per_row: f64,
+    },
+    /// Measured seconds of batch after batch, whatever their rows, repeated from the start at their end.
+    Trace {
+        /// All of them.
+        batch_seconds: Arc<[f64]>,
+        /// The place of the first batch's.
+        first: usize,
+    },
+}
+
+/// How a worker is slower than that.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Cause {
+    /// `factor` times slower.
     Constant { factor: f64 },
     /// `factor` times slower for the first `slow_seconds` of every `period_seconds`, which begin at `offset_seconds`.
     Periodic { factor: f64, period_seconds: f64, slow_seconds: f64, offset_seconds: f64 },
     /// With `probability`, a batch takes a Pareto-distributed multiple of its time, of `shape` (> 0; the smaller the heavier),
     /// at most `limit`.
     HeavyTailed { probability: f64, shape: f64, limit: f64 },
-    /// Measured seconds of batch after batch, repeated from the start at their end; the base speed is not used.
-    Trace { batch_seconds: Vec<f64> },
+}
+
+/// A time in which a worker is slow: batches that begin in it are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Slowness {
+    /// How.
+    pub cause: Cause,
+    /// From this virtual time on.
+    pub from_seconds: f64,
+    /// Before this one; may be infinite.
+    pub until_seconds: f64,
+}
+
+impl Slowness {
+    /// From beginning to end.
+    #[must_use]
+    pub fn always(cause: Cause) -> Self {
+        Self { cause, from_seconds: 0.0, until_seconds: f64::INFINITY }
+    }
+
+    /// How likely a batch is slow that begins at `seconds`.
+    fn probability_at(&self, seconds: f64) -> f64 {
+        if !(self.from_seconds..self.until_seconds).contains(&seconds) {
+            return 0.0;
+        }
+        match self.cause {
+            Cause::Constant { factor } => f64::from(u8::from(factor > 1.0)),
+            Cause::Periodic { period_seconds, slow_seconds, offset_seconds, .. } => {
+                f64::from(u8::from((seconds - offset_seconds).rem_euclid(period_seconds) < slow_seconds))
+            }
+            Cause::HeavyTailed { probability, .. } => probability.min(1.0),
+        }
+    }
 }
 
 /// A worker that dies now and then.
@@ -41,12 +92,10 @@ pub struct Crashes {
 /// A dense worker.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerSpec {
-    /// Time a row takes.
-    pub seconds_per_row: f64,
-    /// Time a batch takes besides its rows.
-    pub seconds_per_batch: f64,
-    /// How it is slower than that.
-    pub slowness: Slowness,
+    /// What a batch takes it.
+    pub step: StepTime,
+    /// When it is slower than that; what falls into one moment multiplies.
+    pub slowness: Vec<Slowness>,
     /// How much slower than the cluster's its link is (1: as fast).
     pub link_slowness: f64,
     /// Whether it dies.
@@ -56,8 +105,10 @@ pub struct WorkerSpec {
 /// A parameter server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ServerSpec {
-    /// Time to serve one pull or push.
+    /// Time to serve one pull or push, besides its bytes.
     pub seconds_per_request: f64,
+    /// At which its share of the bytes goes in or out, one request after the other.
+    pub bytes_per_second: f64,
 }
 
 /// All links, and what goes over them.
@@ -65,7 +116,7 @@ pub struct ServerSpec {
 pub struct LinkSpec {
     /// One way.
     pub latency_seconds: f64,
-    /// Of one worker's link.
+    /// Of one worker's link, which what it sends to all servers at once shares.
     pub bytes_per_second: f64,
     /// Flat dense parameters, and as many of their gradient.
     pub dense_bytes: f64,
@@ -84,6 +135,17 @@ pub struct ClusterSpec {
     pub link: LinkSpec,
     /// Until the coordinator knows that a worker is dead.
     pub detection_seconds: f64,
+}
+
+impl ClusterSpec {
+    /// The share of workers that are slow at `seconds`: the load that the modes are under.
+    #[must_use]
+    pub fn slowed_share(&self, seconds: f64) -> f64 {
+        let slow = |worker: &WorkerSpec| {
+            1.0 - worker.slowness.iter().map(|slowness| 1.0 - slowness.probability_at(seconds)).product::<f64>()
+        };
+        self.workers.iter().map(slow).sum::<f64>() / self.workers.len().max(1) as f64
+    }
 }
 
 /// A training mode.
@@ -123,6 +185,8 @@ pub struct Simulation {
     pub local_rows: u32,
     /// Virtual seconds to run.
     pub seconds: f64,
+    /// Equal parts of that time to report throughput of; 0 if that is not wanted.
+    pub intervals: usize,
     /// Of everything random. Workers draw from streams of their own, so that all modes meet the same stragglers.
     pub seed: u64,
 }
@@ -156,6 +220,8 @@ pub struct Report {
     pub lost_tokens: u64,
     /// Share of the workers' time in which they did not compute.
     pub idle: f64,
+    /// Rows of all workers' finished batches a second in each interval, in order.
+    pub interval_samples_per_second: Vec<f64>,
 }
 
 /// Settings that cannot be simulated, or a machine that broke its protocol.
@@ -217,16 +283,18 @@ fn validate(simulation: &Simulation) -> Result<(), SimulationError> {
         ("the dense bytes", link.dense_bytes, 0.0),
         ("the embedding bytes of a row", link.embedding_bytes_per_row, 0.0),
     ];
-    numbers.extend(cluster.servers.iter().map(|s| ("a server's seconds per request", s.seconds_per_request, 0.0)));
+    for server in &cluster.servers {
+        numbers.push(("a server's seconds per request", server.seconds_per_request, 0.0));
+        numbers.push(("a server's bandwidth in bytes a second", server.bytes_per_second, 1.0));
+    }
     for (rank, worker) in cluster.workers.iter().enumerate() {
-        let seconds = worker.seconds_per_batch + worker.seconds_per_row * f64::from(simulation.local_rows);
-        numbers.push(("a worker's seconds for a batch", seconds, 1e-6));
+        step_numbers(Rank(rank as u32), &worker.step, simulation.local_rows, &mut numbers)?;
+        worker.slowness.iter().for_each(|slowness| slowness_numbers(slowness, &mut numbers));
         numbers.push(("the slowness of a worker's link", worker.link_slowness, 0.0));
         if let Some(crashes) = worker.crashes {
             numbers.push(("the mean seconds between a worker's failures", crashes.mean_seconds_between, 1e-3));
             numbers.push(("a worker's seconds of recovery", crashes.recovery_seconds, 0.0));
         }
-        validate_slowness(Rank(rank as u32), &worker.slowness, &mut numbers)?;
     }
     match numbers.into_iter().find(|(_, value, least)| !value.is_finite() || value < least) {
         Some((what, value, least)) => Err(SimulationError::Range { what, value, least }),
@@ -234,41 +302,69 @@ fn validate(simulation: &Simulation) -> Result<(), SimulationError> {
     }
 }
 
-fn validate_slowness(
-    rank: Rank,
-    slowness: &Slowness,
-    numbers: &mut Vec<(&'static str, f64, f64)>,
-) -> Result<(), SimulationError> {
-    match slowness {
-        Slowness::None => {}
-        Slowness::Constant { factor } => numbers.push(("a worker's slowness", *factor, 1e-6)),
-        Slowness::Periodic { factor, period_seconds, .. } => {
-            numbers.push(("a worker's slowness", *factor, 1e-6));
-            numbers.push(("a worker's period of slowness in seconds", *period_seconds, 1e-6));
+/// A number with what it is and the least it may be.
+type Number = (&'static str, f64, f64);
+
+fn step_numbers(rank: Rank, step: &StepTime, rows: u32, numbers: &mut Vec<Number>) -> Result<(), SimulationError> {
+    match step {
+        StepTime::Constant { seconds_per_batch, seconds_per_row } => {
+            numbers.push((
+                "a worker's seconds for a batch",
+                seconds_per_batch + seconds_per_row * f64::from(rows),
+                1e-6,
+            ));
         }
-        Slowness::HeavyTailed { shape, limit, .. } => {
-            numbers.push(("the shape of a worker's slowness", *shape, 1e-3));
-            numbers.push(("the limit of a worker's slowness", *limit, 1.0));
-        }
-        Slowness::Trace { batch_seconds } if batch_seconds.is_empty() => {
+        StepTime::Trace { batch_seconds, .. } if batch_seconds.is_empty() => {
             return Err(SimulationError::EmptyTrace { rank });
         }
-        Slowness::Trace { batch_seconds } => {
-            numbers.extend(batch_seconds.iter().map(|s| ("a traced batch's seconds", *s, 1e-6)));
+        StepTime::Trace { batch_seconds, .. } => {
+            let wrong = batch_seconds.iter().copied().find(|seconds| !seconds.is_finite());
+            let least = batch_seconds.iter().copied().fold(f64::INFINITY, f64::min);
+            numbers.push(("a traced batch's seconds", wrong.unwrap_or(least), 1e-6));
         }
     }
     Ok(())
 }
 
+fn slowness_numbers(slowness: &Slowness, numbers: &mut Vec<Number>) {
+    match slowness.cause {
+        Cause::Constant { factor } => numbers.push(("a worker's slowness", factor, 1e-6)),
+        Cause::Periodic { factor, period_seconds, slow_seconds, offset_seconds } => {
+            numbers.push(("a worker's slowness", factor, 1e-6));
+            numbers.push(("a worker's period of slowness in seconds", period_seconds, 1e-6));
+            numbers.push(("the slow seconds of a worker's period", slow_seconds, 0.0));
+            numbers.push(("the seconds until a worker's first period", offset_seconds, 0.0));
+        }
+        Cause::HeavyTailed { probability, shape, limit } => {
+            numbers.push(("the probability of a slow batch", probability, 0.0));
+            numbers.push(("the shape of a worker's slowness", shape, 1e-3));
+            numbers.push(("the limit of a worker's slowness", limit, 1.0));
+        }
+    }
+}
+
 /// The figures of a run, collected as it goes.
 struct Tally {
     rows: Vec<u64>,
-    busy_nanoseconds: u64,
+    interval_rows: Vec<u64>,
+    interval: Time,
+    busy: Time,
 }
 
 impl Tally {
-    fn new(workers: usize) -> Self {
-        Self { rows: vec![0; workers], busy_nanoseconds: 0 }
+    fn new(simulation: &Simulation) -> Self {
+        let intervals = simulation.intervals;
+        let interval = nanoseconds(simulation.seconds / intervals.max(1) as f64).max(1);
+        Self { rows: vec![0; simulation.cluster.workers.len()], interval_rows: vec![0; intervals], interval, busy: 0 }
+    }
+
+    /// A worker's batch is finished.
+    fn finished(&mut self, rank: u32, rows: u32, now: Time) {
+        self.rows[rank as usize] += u64::from(rows);
+        let last = self.interval_rows.len().saturating_sub(1);
+        if let Some(counted) = self.interval_rows.get_mut(((now / self.interval) as usize).min(last)) {
+            *counted += u64::from(rows);
+        }
     }
 
     /// All rates of `simulation`; the caller adds what only its mode has.
@@ -277,6 +373,7 @@ impl Tally {
         let rates: Vec<f64> = self.rows.iter().map(|rows| *rows as f64 / seconds).collect();
         let mean = rates.iter().sum::<f64>() / n;
         let variance = rates.iter().map(|rate| (rate - mean).powi(2)).sum::<f64>() / n;
+        let interval_seconds = seconds / self.interval_rows.len().max(1) as f64;
         Report {
             mode: simulation.mode.name(),
             workers: self.rows.len(),
@@ -290,7 +387,12 @@ impl Tally {
             mean_staleness_rows: 0.0,
             dropped_batches: 0,
             lost_tokens: 0,
-            idle: (1.0 - self.busy_nanoseconds as f64 * 1e-9 / (n * seconds)).clamp(0.0, 1.0),
+            idle: (1.0 - self.busy as f64 * 1e-9 / (n * seconds)).clamp(0.0, 1.0),
+            interval_samples_per_second: self
+                .interval_rows
+                .iter()
+                .map(|rows| *rows as f64 / interval_seconds)
+                .collect(),
         }
     }
 }

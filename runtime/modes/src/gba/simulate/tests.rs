@@ -3,8 +3,19 @@ use crate::gba::{BufferSize, Decay, LostTokens};
 
 const LOCAL_ROWS: u32 = 512;
 
-fn worker(slowness: Slowness) -> WorkerSpec {
-    WorkerSpec { seconds_per_row: 1e-4, seconds_per_batch: 0.0, slowness, link_slowness: 1.0, crashes: None }
+/// 51.2 ms a batch.
+fn worker(slowness: impl IntoIterator<Item = Cause>) -> WorkerSpec {
+    WorkerSpec {
+        step: StepTime::Constant { seconds_per_batch: 0.0, seconds_per_row: 1e-4 },
+        slowness: slowness.into_iter().map(Slowness::always).collect(),
+        link_slowness: 1.0,
+        crashes: None,
+    }
+}
+
+/// A worker whose batches take `seconds`, one after the other.
+fn traced(seconds: &[f64]) -> WorkerSpec {
+    WorkerSpec { step: StepTime::Trace { batch_seconds: seconds.into(), first: 0 }, ..worker(None) }
 }
 
 /// Servers grow with workers, so that they are no bottleneck.
@@ -12,7 +23,7 @@ fn cluster(workers: Vec<WorkerSpec>) -> ClusterSpec {
     let servers = (workers.len() / 100).clamp(2, 8);
     ClusterSpec {
         workers,
-        servers: vec![ServerSpec { seconds_per_request: 4e-6 }; servers],
+        servers: vec![ServerSpec { seconds_per_request: 4e-6, bytes_per_second: 1e10 }; servers],
         link: LinkSpec {
             latency_seconds: 1e-4,
             bytes_per_second: 1e9,
@@ -23,10 +34,21 @@ fn cluster(workers: Vec<WorkerSpec>) -> ClusterSpec {
     }
 }
 
+/// Nothing takes time but computing.
+fn free_network(workers: Vec<WorkerSpec>) -> ClusterSpec {
+    ClusterSpec {
+        workers,
+        servers: vec![ServerSpec { seconds_per_request: 0.0, bytes_per_second: 1e18 }; 2],
+        link: LinkSpec { latency_seconds: 0.0, bytes_per_second: 1e18, dense_bytes: 0.0, embedding_bytes_per_row: 0.0 },
+        detection_seconds: 1.0,
+    }
+}
+
+const FOUR_TIMES: Cause = Cause::Constant { factor: 4.0 };
+
 /// A quarter of the workers four times slower.
 fn stragglers(workers: usize) -> ClusterSpec {
-    let slowness = |rank| if rank % 4 == 3 { Slowness::Constant { factor: 4.0 } } else { Slowness::None };
-    cluster((0..workers).map(|rank| worker(slowness(rank))).collect())
+    cluster((0..workers).map(|rank| worker((rank % 4 == 3).then_some(FOUR_TIMES))).collect())
 }
 
 fn gba(buffer: usize) -> SimulatedMode {
@@ -50,7 +72,8 @@ fn all_modes(workers: usize) -> [SimulatedMode; 7] {
 }
 
 fn run(cluster: &ClusterSpec, mode: SimulatedMode, seconds: f64) -> Report {
-    let simulation = Simulation { cluster: cluster.clone(), mode, local_rows: LOCAL_ROWS, seconds, seed: 7 };
+    let simulation =
+        Simulation { cluster: cluster.clone(), mode, local_rows: LOCAL_ROWS, seconds, intervals: 0, seed: 7 };
     simulate(&simulation).unwrap()
 }
 
@@ -71,7 +94,7 @@ fn with_a_quarter_of_the_workers_4_times_slower_gba_is_2_4_times_sync_and_as_fas
 
 #[test]
 fn without_stragglers_all_modes_run_at_nearly_the_same_speed() {
-    let cluster = cluster(vec![worker(Slowness::None); 16]);
+    let cluster = cluster(vec![worker(None); 16]);
     for mode in all_modes(16) {
         let rate = run(&cluster, mode, 20.0).global_samples_per_second;
         assert!((0.93..=1.01).contains(&(rate / 160_000.0)), "{}: {rate}", mode.name());
@@ -80,12 +103,18 @@ fn without_stragglers_all_modes_run_at_nearly_the_same_speed() {
 
 #[test]
 fn a_run_repeats_to_the_bit_and_another_seed_is_another_run() {
-    let tail = Slowness::HeavyTailed { probability: 0.1, shape: 1.2, limit: 50.0 };
+    let tail = Cause::HeavyTailed { probability: 0.1, shape: 1.2, limit: 50.0 };
     let crashes = Some(Crashes { mean_seconds_between: 5.0, recovery_seconds: 2.0 });
-    let cluster = cluster(vec![WorkerSpec { crashes, ..worker(tail) }; 12]);
+    let cluster = cluster(vec![WorkerSpec { crashes, ..worker([tail]) }; 12]);
     for mode in all_modes(12) {
-        let simulation =
-            |seed| Simulation { cluster: cluster.clone(), mode, local_rows: LOCAL_ROWS, seconds: 20.0, seed };
+        let simulation = |seed| Simulation {
+            cluster: cluster.clone(),
+            mode,
+            local_rows: LOCAL_ROWS,
+            seconds: 20.0,
+            intervals: 5,
+            seed,
+        };
         let first = simulate(&simulation(1)).unwrap();
         assert_eq!(first, simulate(&simulation(1)).unwrap());
         assert_ne!(first, simulate(&simulation(2)).unwrap());
@@ -95,24 +124,24 @@ fn a_run_repeats_to_the_bit_and_another_seed_is_another_run() {
 
 #[test]
 fn every_kind_of_trouble_costs_sync_more_than_gba() {
-    let mut periodic = vec![worker(Slowness::None); 16];
+    let mut periodic = vec![worker(None); 16];
     for (i, w) in periodic.iter_mut().enumerate() {
         let offset_seconds = i as f64;
-        w.slowness = Slowness::Periodic { factor: 6.0, period_seconds: 16.0, slow_seconds: 1.0, offset_seconds };
+        let cause = Cause::Periodic { factor: 6.0, period_seconds: 16.0, slow_seconds: 1.0, offset_seconds };
+        w.slowness = vec![Slowness::always(cause)];
     }
-    let tail = Slowness::HeavyTailed { probability: 0.05, shape: 1.1, limit: 30.0 };
+    let tail = Cause::HeavyTailed { probability: 0.05, shape: 1.1, limit: 30.0 };
     let crashes = Some(Crashes { mean_seconds_between: 30.0, recovery_seconds: 3.0 });
-    let mut slow_link = vec![worker(Slowness::None); 16];
+    let mut slow_link = vec![worker(None); 16];
     slow_link[5].link_slowness = 200.0;
-    let trace = Slowness::Trace { batch_seconds: vec![0.05, 0.05, 0.05, 0.5] };
-    let mut traced = vec![worker(Slowness::None); 16];
-    traced[0].slowness = trace.clone();
+    let mut one_traced = vec![worker(None); 16];
+    one_traced[0] = traced(&[0.05, 0.05, 0.05, 0.5]);
     let troubles = [
         ("periodic", periodic),
-        ("heavy tail", vec![worker(tail); 16]),
-        ("crashes", vec![WorkerSpec { crashes, ..worker(Slowness::None) }; 16]),
+        ("heavy tail", vec![worker([tail]); 16]),
+        ("crashes", vec![WorkerSpec { crashes, ..worker(None) }; 16]),
         ("slow link", slow_link),
-        ("trace", traced),
+        ("trace", one_traced),
     ];
     for (name, workers) in troubles {
         let cluster = cluster(workers);
@@ -126,12 +155,13 @@ fn every_kind_of_trouble_costs_sync_more_than_gba() {
 
 #[test]
 fn a_slow_server_slows_every_mode_and_its_gradients_grow_stale() {
-    let mut slow = cluster(vec![worker(Slowness::None); 16]);
+    let mut slow = cluster(vec![worker(None); 16]);
     let fast = run(&slow, gba(16), 30.0);
     slow.servers[1].seconds_per_request = 4e-3;
     let report = run(&slow, gba(16), 30.0);
-    // One server serves a pull and a push of each batch.
-    let limit = f64::from(LOCAL_ROWS) / 8e-3;
+    // One server serves a pull and a push of each batch, and its half of their bytes.
+    let bytes = 1e5 + 256.0 * f64::from(LOCAL_ROWS);
+    let limit = f64::from(LOCAL_ROWS) / (2.0 * (4e-3 + bytes / 2.0 / 1e10));
     let rate = report.global_samples_per_second;
     assert!(rate <= limit * 1.01 && rate >= limit * 0.95, "{rate} of {limit}");
     assert!(report.idle > fast.idle + 0.4);
@@ -141,8 +171,8 @@ fn a_slow_server_slows_every_mode_and_its_gradients_grow_stale() {
 fn sync_has_no_staleness_and_gba_drops_what_is_older_than_its_tolerance() {
     let sync = run(&stragglers(8), SimulatedMode::Sync, 20.0);
     assert_eq!((sync.max_staleness, sync.dropped_batches), (0, 0));
-    let mut cluster = cluster(vec![worker(Slowness::None); 8]);
-    cluster.workers[0].slowness = Slowness::Constant { factor: 20.0 };
+    let mut cluster = cluster(vec![worker(None); 8]);
+    cluster.workers[0] = worker([Cause::Constant { factor: 20.0 }]);
     let report = run(&cluster, gba(8), 60.0);
     let slow_batches = 60.0 / (20.0 * 0.0512);
     let dropped = report.dropped_batches as f64;
@@ -156,10 +186,149 @@ fn thousands_of_workers_are_simulated_in_seconds() {
     assert!(report.steps > 20 && report.idle < 0.1, "{report:?}");
 }
 
+/// Workers of 10, 10, 20 and 40 ms a batch.
+fn unequal() -> [WorkerSpec; 4] {
+    [0.01, 0.01, 0.02, 0.04].map(|seconds| traced(&[seconds]))
+}
+
+#[test]
+fn with_a_free_network_throughput_is_what_pencil_and_paper_say() {
+    let rows = f64::from(LOCAL_ROWS);
+    let all_speeds = rows * (100.0 + 100.0 + 50.0 + 25.0);
+    let pace_of_the_slowest = rows * 4.0 * 25.0;
+    let cluster = free_network(unequal().into());
+    for (mode, expected) in [
+        (SimulatedMode::Sync, pace_of_the_slowest),
+        (SimulatedMode::Hybrid { staleness: 2 }, pace_of_the_slowest),
+        (SimulatedMode::Tokens(TokenMode::Async), all_speeds),
+        (gba(4), all_speeds),
+        (SimulatedMode::Tokens(TokenMode::Bsp { aggregate: BufferSize::new(3).unwrap() }), all_speeds),
+        (SimulatedMode::Tokens(TokenMode::HopBs { bound: 2 }), pace_of_the_slowest),
+        // Steps at the pace of the third of four.
+        (SimulatedMode::Tokens(TokenMode::HopBw { backups: 1 }), rows * (3.0 * 50.0 + 25.0)),
+    ] {
+        let rate = run(&cluster, mode, 40.0).global_samples_per_second;
+        assert!((rate / expected - 1.0).abs() < 0.005, "{}: {rate}, not {expected}", mode.name());
+    }
+}
+
+#[test]
+fn an_asynchronous_gradient_is_stale_by_all_that_others_applied_meanwhile() {
+    // Four batches are always under way, so that a batch meets three others on average, whatever their speeds; and while the
+    // slowest computes one, the others apply 4 + 4 + 2. No speed is a multiple of another: ties would decide.
+    let workers = [0.0101, 0.0103, 0.0211, 0.0397].map(|seconds| traced(&[seconds]));
+    let report = run(&free_network(workers.into()), SimulatedMode::Tokens(TokenMode::Async), 40.0);
+    assert!((report.mean_staleness - 3.0).abs() < 0.01, "{report:?}");
+    assert_eq!(report.max_staleness, 10, "{report:?}");
+}
+
+#[test]
+fn a_link_takes_its_latency_and_its_bytes_however_many_servers_share_it() {
+    for servers in [1, 4] {
+        let mut cluster = free_network(vec![worker(None)]);
+        cluster.servers = vec![cluster.servers[0]; servers];
+        cluster.link.latency_seconds = 2e-3;
+        cluster.link.bytes_per_second = 1e8;
+        cluster.link.dense_bytes = 1e6;
+        let asynchronous = run(&cluster, SimulatedMode::Tokens(TokenMode::Async), 40.0);
+        // Four latencies (batch and parameters, there and back), the parameters, and the computation; gradients go beside.
+        let expected = f64::from(LOCAL_ROWS) / (4.0 * 2e-3 + 1e-2 + 0.0512);
+        let rate = asynchronous.global_samples_per_second;
+        assert!((rate / expected - 1.0).abs() < 0.01, "{servers} servers: {rate}, not {expected}");
+    }
+}
+
+#[test]
+fn all_slowness_of_a_moment_multiplies_and_ends_with_its_time() {
+    let mut slow = worker([Cause::Constant { factor: 2.0 }]);
+    let cause = Cause::Constant { factor: 5.0 };
+    slow.slowness.push(Slowness { cause, from_seconds: 10.0, until_seconds: 20.0 });
+    let cluster = free_network(vec![slow, worker(None)]);
+    assert_eq!([5.0, 10.0, 19.0, 20.0].map(|at| cluster.slowed_share(at)), [0.5; 4]);
+    let simulation =
+        Simulation { cluster, mode: SimulatedMode::Sync, local_rows: LOCAL_ROWS, seconds: 30.0, intervals: 3, seed: 0 };
+    let rates = simulate(&simulation).unwrap().interval_samples_per_second;
+    let full = 2.0 * f64::from(LOCAL_ROWS) / 0.0512;
+    for (rate, slower) in rates.iter().zip([2.0, 10.0, 2.0]) {
+        assert!((rate / full * slower - 1.0).abs() < 0.06, "{rates:?} of {full}");
+    }
+}
+
+#[test]
+fn half_the_time_of_a_worker_that_recovers_as_long_as_it_lives_is_lost() {
+    let crashes = Some(Crashes { mean_seconds_between: 20.0, recovery_seconds: 20.0 });
+    let one = free_network(vec![WorkerSpec { crashes, ..worker(None) }]);
+    for mode in [SimulatedMode::Sync, gba(1)] {
+        let report = run(&one, mode, 20_000.0);
+        assert!((report.idle - 0.5).abs() < 0.03, "{}: {}", mode.name(), report.idle);
+    }
+    // Of eight such workers the slowest decides in sync: it goes on only while none is down.
+    let eight = free_network(vec![WorkerSpec { crashes, ..worker(None) }; 8]);
+    let [sync, gba] = [SimulatedMode::Sync, gba(8)].map(|mode| run(&eight, mode, 2_000.0));
+    assert!(gba.global_samples_per_second > 3.0 * sync.global_samples_per_second, "{gba:?} {sync:?}");
+}
+
+/// A few workers of all kinds in any mode, for a few dozen batches.
+pub(super) fn random_simulation(seed: u64) -> Simulation {
+    let mut random = timeline::Random::new(seed, 1 << 40);
+    let mut below = |n: u64| (random.uniform() * n as f64) as u64 % n;
+    let n = 1 + below(6) as usize;
+    let mut workers = Vec::new();
+    for rank in 0..n {
+        let mut made = match below(4) {
+            0 => traced(&[[0.02, 0.05, 0.3].as_slice(), &[0.04]][below(2) as usize]),
+            _ => worker(None),
+        };
+        let causes = [
+            FOUR_TIMES,
+            Cause::Periodic { factor: 6.0, period_seconds: 1.0, slow_seconds: 0.3, offset_seconds: rank as f64 * 0.1 },
+            Cause::HeavyTailed { probability: 0.2, shape: 1.1, limit: 40.0 },
+        ];
+        for cause in causes {
+            if below(3) == 0 {
+                let until_seconds = if below(2) == 0 { 1.0 } else { f64::INFINITY };
+                made.slowness.push(Slowness { cause, from_seconds: 0.2, until_seconds });
+            }
+        }
+        if below(4) == 0 {
+            made.link_slowness = 30.0;
+        }
+        if below(3) == 0 {
+            let recovery_seconds = [0.0, 0.05, 0.7][below(3) as usize];
+            made.crashes = Some(Crashes { mean_seconds_between: 0.5, recovery_seconds });
+        }
+        workers.push(made);
+    }
+    let mut cluster = cluster(workers);
+    cluster.servers.truncate(1 + below(2) as usize);
+    cluster.servers[0].seconds_per_request = [4e-6, 4e-3][below(2) as usize];
+    // Sooner than some recoveries, later than others: both are met, a worker that is missed and one that is back unnoticed.
+    cluster.detection_seconds = 0.1;
+    let tokens = |mode| SimulatedMode::Tokens(mode);
+    let m = BufferSize::new(1 + below(6) as u32).unwrap();
+    let lost_tokens = if below(2) == 0 { LostTokens::Vanish } else { LostTokens::Replace };
+    let mode = match below(8) {
+        0 => SimulatedMode::Sync,
+        1 => SimulatedMode::Hybrid { staleness: 1 + below(3) },
+        2 => tokens(TokenMode::Async),
+        3 => tokens(TokenMode::HopBs { bound: below(4) }),
+        4 => tokens(TokenMode::HopBw { backups: below(n as u64) as u32 }),
+        5 => tokens(TokenMode::Bsp { aggregate: m }),
+        _ => tokens(TokenMode::Gba { buffer: m, decay: Decay::Threshold { tolerance: below(4) }, lost_tokens }),
+    };
+    Simulation { cluster, mode, local_rows: LOCAL_ROWS, seconds: 2.0, intervals: 4, seed }
+}
+
 #[test]
 fn settings_that_cannot_be_are_explained() {
-    let good =
-        Simulation { cluster: stragglers(4), mode: SimulatedMode::Sync, local_rows: LOCAL_ROWS, seconds: 1.0, seed: 0 };
+    let good = Simulation {
+        cluster: stragglers(4),
+        mode: SimulatedMode::Sync,
+        local_rows: LOCAL_ROWS,
+        seconds: 1.0,
+        intervals: 0,
+        seed: 0,
+    };
     let explain = |change: fn(&mut Simulation)| {
         let mut simulation = good.clone();
         change(&mut simulation);
@@ -169,8 +338,9 @@ fn settings_that_cannot_be_are_explained() {
     assert!(explain(|s| s.cluster.servers.clear()).contains("parameter server"));
     assert!(explain(|s| s.cluster.link.bytes_per_second = 0.0).contains("bandwidth"));
     assert!(explain(|s| s.seconds = f64::NAN).contains("NaN"));
-    assert!(
-        explain(|s| s.cluster.workers[0].slowness = Slowness::Trace { batch_seconds: Vec::new() }).contains("trace")
-    );
+    assert!(explain(|s| s.cluster.workers[0] = traced(&[])).contains("trace"));
+    assert!(explain(|s| s.cluster.workers[0] = traced(&[1.0, f64::NAN, 2.0])).contains("NaN"));
+    assert!(explain(|s| s.cluster.workers[0] = traced(&[1.0, -1.0])).contains("-1"));
+    assert!(explain(|s| s.cluster.servers[0].bytes_per_second = 0.0).contains("server's bandwidth"));
     assert!(explain(|s| s.mode = SimulatedMode::Tokens(TokenMode::HopBw { backups: 4 })).contains("b3"));
 }

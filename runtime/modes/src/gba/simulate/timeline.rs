@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::{ClusterSpec, LinkSpec, ServerSpec, Slowness, WorkerSpec};
+use super::{Cause, ClusterSpec, LinkSpec, ServerSpec, Slowness, StepTime, WorkerSpec};
 
 /// Virtual time in nanoseconds from the beginning: whole, so that the order of events never hangs on rounding.
 pub(super) type Time = u64;
@@ -17,46 +17,45 @@ pub(super) struct Timeline<E> {
     pub(super) now: Time,
     end: Time,
     planned: u64,
-    events: BinaryHeap<Planned<E>>,
-}
-
-struct Planned<E> {
-    at: Reverse<(Time, u64)>,
-    event: E,
-}
-
-impl<E> PartialEq for Planned<E> {
-    fn eq(&self, other: &Self) -> bool {
-        self.at == other.at
-    }
-}
-impl<E> Eq for Planned<E> {}
-impl<E> PartialOrd for Planned<E> {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl<E> Ord for Planned<E> {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.at.cmp(&other.at)
-    }
+    /// When, in which order planned, and the place in `events`: small, as the heap moves them about.
+    queue: BinaryHeap<Reverse<(Time, u64, usize)>>,
+    events: Vec<Option<E>>,
+    free: Vec<usize>,
 }
 
 impl<E> Timeline<E> {
     pub(super) fn new(seconds: f64) -> Self {
-        Self { now: 0, end: nanoseconds(seconds), planned: 0, events: BinaryHeap::new() }
+        Self {
+            now: 0,
+            end: nanoseconds(seconds),
+            planned: 0,
+            queue: BinaryHeap::new(),
+            events: Vec::new(),
+            free: Vec::new(),
+        }
     }
 
     pub(super) fn plan(&mut self, at: Time, event: E) {
         self.planned += 1;
-        self.events.push(Planned { at: Reverse((at.max(self.now), self.planned)), event });
+        let place = self.free.pop().unwrap_or(self.events.len());
+        if place == self.events.len() {
+            self.events.push(None);
+        }
+        self.events[place] = Some(event);
+        self.queue.push(Reverse((at.max(self.now), self.planned, place)));
     }
 
     /// The next event before the end; the clock is then at its time.
     pub(super) fn next(&mut self) -> Option<E> {
-        let Planned { at: Reverse((at, _)), event } = self.events.pop()?;
+        let Reverse((at, _, place)) = self.queue.pop()?;
         self.now = at.min(self.end);
-        (at <= self.end).then_some(event)
+        self.free.push(place);
+        self.events[place].take().filter(|_| at <= self.end)
+    }
+
+    /// Whether `at` is after the end.
+    pub(super) fn is_over(&self, at: Time) -> bool {
+        at > self.end
     }
 
     /// How much of `from`..`to` lies before the end.
@@ -84,7 +83,7 @@ impl Random {
     }
 
     /// In (0, 1].
-    fn uniform(&mut self) -> f64 {
+    pub(super) fn uniform(&mut self) -> f64 {
         ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
 
@@ -119,24 +118,17 @@ impl WorkerSpeed {
 
     /// What the next batch of `rows` rows, begun at `now`, takes.
     pub(super) fn batch(&mut self, now: Time, rows: u32) -> Time {
-        let base = self.spec.seconds_per_batch + self.spec.seconds_per_row * f64::from(rows);
-        let number = self.batches;
-        self.batches += 1;
-        let seconds = match &self.spec.slowness {
-            Slowness::None => base,
-            Slowness::Constant { factor } => base * factor,
-            Slowness::Periodic { factor, period_seconds, slow_seconds, offset_seconds } => {
-                let phase = (now as f64 * 1e-9 - offset_seconds).rem_euclid(*period_seconds);
-                if phase < *slow_seconds { base * factor } else { base }
+        let now = now as f64 * 1e-9;
+        let base = match &self.spec.step {
+            StepTime::Constant { seconds_per_batch, seconds_per_row } => {
+                seconds_per_batch + seconds_per_row * f64::from(rows)
             }
-            Slowness::HeavyTailed { probability, shape, limit } => {
-                // Both are drawn for every batch, so that a batch's slowness does not depend on those before it.
-                let (hit, multiple) = (self.random.uniform() <= *probability, self.random.pareto(*shape));
-                if hit { base * multiple.min(*limit) } else { base }
-            }
-            Slowness::Trace { batch_seconds } => batch_seconds[number % batch_seconds.len()],
+            StepTime::Trace { batch_seconds, first } => batch_seconds[(first + self.batches) % batch_seconds.len()],
         };
-        nanoseconds(seconds)
+        self.batches += 1;
+        let random = &mut self.random;
+        let slower = self.spec.slowness.iter().fold(1.0, |slower, slowness| slower * factor(slowness, now, random));
+        nanoseconds(base * slower)
     }
 
     /// Time to the next failure, and the recovery after it.
@@ -152,6 +144,23 @@ impl WorkerSpeed {
     }
 }
 
+/// How many times longer a batch takes that begins at `now` (seconds). Random numbers are drawn for every batch, so that a batch's
+/// slowness does not depend on when it and those before it began.
+fn factor(slowness: &Slowness, now: f64, random: &mut Random) -> f64 {
+    let factor = match slowness.cause {
+        Cause::Constant { factor } => factor,
+        Cause::Periodic { factor, period_seconds, slow_seconds, offset_seconds } => {
+            let phase = (now - offset_seconds).rem_euclid(period_seconds);
+            if phase < slow_seconds { factor } else { 1.0 }
+        }
+        Cause::HeavyTailed { probability, shape, limit } => {
+            let (hit, multiple) = (random.uniform() <= probability, random.pareto(shape));
+            if hit { multiple.min(limit) } else { 1.0 }
+        }
+    };
+    if (slowness.from_seconds..slowness.until_seconds).contains(&now) { factor } else { 1.0 }
+}
+
 /// A server that serves one request after the other.
 pub(super) struct ServerQueue {
     service: Time,
@@ -159,8 +168,10 @@ pub(super) struct ServerQueue {
 }
 
 impl ServerQueue {
-    pub(super) fn all(servers: &[ServerSpec]) -> Vec<Self> {
-        servers.iter().map(|s| Self { service: nanoseconds(s.seconds_per_request), free_at: 0 }).collect()
+    /// Each with requests of `bytes`.
+    pub(super) fn all(servers: &[ServerSpec], bytes: f64) -> Vec<Self> {
+        let service = |s: &ServerSpec| nanoseconds(s.seconds_per_request + bytes / s.bytes_per_second);
+        servers.iter().map(|s| Self { service: service(s), free_at: 0 }).collect()
     }
 
     /// When a request that arrives at `now` is served.

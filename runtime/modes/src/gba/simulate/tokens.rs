@@ -29,7 +29,8 @@ enum Event {
     ServerAt(Server, GlobalStep),
     /// At a worker.
     Answer(Life, Reply),
-    Parameters(Life, Server, GlobalStep),
+    /// The last of the servers' parameters.
+    Parameters(Life),
     Computed(Life, Time),
     Acknowledged(Life, Server, Batch, Outcome),
     Fails(Life, Time),
@@ -49,6 +50,8 @@ struct Worker {
     assignment: Option<Assignment>,
     pulled: Vec<GlobalStep>,
     missing: usize,
+    /// When the parameters served so far have all arrived.
+    pulled_at: Time,
     computing_since: Option<Time>,
 }
 
@@ -61,12 +64,21 @@ struct World<'a> {
     workers: Vec<Worker>,
     servers: Vec<GradientServer<()>>,
     queues: Vec<ServerQueue>,
-    /// A server's share of the parameters of a batch, and of its gradients.
+    /// Parameters of a batch, and as many of its gradients, over the worker's link: what goes to and comes from the servers at the
+    /// same time shares it.
     bytes: f64,
     tally: Tally,
 }
 
 pub(super) fn run(simulation: &Simulation, mode: TokenMode) -> Result<Report, SimulationError> {
+    let mut world = begin(simulation, mode)?;
+    while let Some(event) = world.timeline.next() {
+        world.handle(event)?;
+    }
+    Ok(world.report(mode))
+}
+
+fn begin(simulation: &Simulation, mode: TokenMode) -> Result<World<'_>, SimulationError> {
     let cluster = &simulation.cluster;
     let (n, servers) = (cluster.workers.len(), cluster.servers.len());
     let setup = DispatcherSetup {
@@ -87,6 +99,7 @@ pub(super) fn run(simulation: &Simulation, mode: TokenMode) -> Result<Report, Si
         assignment: None,
         pulled: vec![GlobalStep(0); servers],
         missing: 0,
+        pulled_at: 0,
         computing_since: None,
     };
     let mut world = World {
@@ -96,15 +109,12 @@ pub(super) fn run(simulation: &Simulation, mode: TokenMode) -> Result<Report, Si
         known: vec![0; n],
         workers: WorkerSpeed::all(cluster, simulation.seed).into_iter().map(worker).collect(),
         servers: (0..servers).map(|_| GradientServer::new(mode, n as u32, GlobalStep(0), 0)).collect(),
-        queues: ServerQueue::all(&cluster.servers),
-        bytes: bytes / servers as f64,
-        tally: Tally::new(n),
+        queues: ServerQueue::all(&cluster.servers, bytes / servers as f64),
+        bytes,
+        tally: Tally::new(simulation),
     };
     (0..n as u32).for_each(|rank| world.start(rank));
-    while let Some(event) = world.timeline.next() {
-        world.handle(event)?;
-    }
-    Ok(world.report(mode))
+    Ok(world)
 }
 
 impl World<'_> {
@@ -117,7 +127,7 @@ impl World<'_> {
             }
             Event::Pull(life) => self.pull(life)?,
             Event::Report(life, batch, outcome) => {
-                self.tally.rows[life.rank as usize] += u64::from(batch.rows);
+                self.tally.finished(life.rank, batch.rows, self.timeline.now);
                 let answers = self.dispatcher.report(Rank(life.rank), batch, outcome)?;
                 self.answer(answers);
             }
@@ -136,11 +146,7 @@ impl World<'_> {
                 let served = self.queues[server.0 as usize].serve(self.timeline.now);
                 self.timeline.plan(served, Event::PullServed(life, server));
             }
-            Event::PullServed(life, server) => {
-                let step = self.servers[server.0 as usize].step();
-                let at = self.timeline.now + self.link(life.rank, self.bytes);
-                self.timeline.plan(at, Event::Parameters(life, server, step));
-            }
+            Event::PullServed(life, server) => self.send_parameters(life, server),
             Event::PushArrives(life, server, push) => {
                 let served = self.queues[server.0 as usize].serve(self.timeline.now);
                 self.timeline.plan(served, Event::PushServed(life, server, push));
@@ -148,7 +154,7 @@ impl World<'_> {
             Event::PushServed(life, server, push) => self.take(life, server, push)?,
             Event::Recovers(rank) => self.start(rank),
             Event::Answer(life, _)
-            | Event::Parameters(life, ..)
+            | Event::Parameters(life)
             | Event::Computed(life, _)
             | Event::Acknowledged(life, ..)
             | Event::Fails(life, _) => {
@@ -182,6 +188,20 @@ impl World<'_> {
         }
     }
 
+    fn send_parameters(&mut self, life: Life, server: Server) {
+        let at = self.timeline.now + self.link(life.rank, self.bytes);
+        let worker = &mut self.workers[life.rank as usize];
+        if worker.incarnation != life.incarnation {
+            return;
+        }
+        worker.pulled[server.0 as usize] = self.servers[server.0 as usize].step();
+        worker.pulled_at = worker.pulled_at.max(at);
+        worker.missing -= 1;
+        if worker.missing == 0 {
+            self.timeline.plan(worker.pulled_at, Event::Parameters(life));
+        }
+    }
+
     fn take(&mut self, life: Life, server: Server, push: Push<()>) -> Result<(), SimulationError> {
         let batch = push.batch;
         let place = server.0 as usize;
@@ -206,24 +226,20 @@ impl World<'_> {
         let actions = match event {
             Event::Answer(_, reply) => worker.machine.answered(reply)?,
             Event::Acknowledged(_, server, batch, outcome) => worker.machine.acknowledged(server, batch, outcome)?,
-            Event::Parameters(_, server, step) => {
-                worker.pulled[server.0 as usize] = step;
-                worker.missing -= 1;
-                if worker.missing == 0 {
-                    worker.computing_since = Some(now);
-                    let done = now + worker.speed.batch(now, self.simulation.local_rows);
-                    self.timeline.plan(done, Event::Computed(life, now));
-                }
+            Event::Parameters(_) => {
+                worker.computing_since = Some(now);
+                let done = now + worker.speed.batch(now, self.simulation.local_rows);
+                self.timeline.plan(done, Event::Computed(life, now));
                 return Ok(());
             }
             Event::Computed(_, since) => {
                 worker.computing_since = None;
-                self.tally.busy_nanoseconds += now - since;
+                self.tally.busy += now - since;
                 worker.machine.computed()?
             }
             Event::Fails(_, recovery) => {
                 if let Some(since) = worker.computing_since.take() {
-                    self.tally.busy_nanoseconds += now - since;
+                    self.tally.busy += now - since;
                 }
                 worker.incarnation += 1;
                 self.timeline.plan(now + recovery, Event::Recovers(life.rank));
@@ -286,7 +302,7 @@ impl World<'_> {
         // Batches under way at the end were computed in part.
         for worker in &self.workers {
             if let Some(since) = worker.computing_since {
-                self.tally.busy_nanoseconds += self.timeline.within(since, Time::MAX);
+                self.tally.busy += self.timeline.within(since, Time::MAX);
             }
         }
         let mut report = self.tally.report(self.simulation);
@@ -300,9 +316,13 @@ impl World<'_> {
         report.mean_staleness_rows =
             report.mean_staleness * rows * f64::from(mode.capacity(report.workers as u32).get());
         report.dropped_batches = counts.excluded + counts.late;
-        report.trained_samples_per_second =
-            (counts.buffered - counts.excluded) as f64 * rows / self.simulation.seconds.max(1e-9);
+        // Servers have some of the last batches that workers have not reported.
+        let trained = (counts.buffered - counts.excluded) as f64 * rows / self.simulation.seconds.max(1e-9);
+        report.trained_samples_per_second = trained.min(report.global_samples_per_second);
         report.lost_tokens = self.dispatcher.tokens().lost();
         report
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,567 @@
+//! `kind: Simulation`: what `rectrain simulate` runs — how many workers, how fast and how troubled, and which training modes. It is
+//! read as strictly as a job ([`load_simulation`]), with the same `--set` overrides; no cluster ever sees one. Absent fields
+//! hold their defaults.
+
+use std::sync::LazyLock;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::manifest::{DocumentKind, Sources, read_document, typed};
+use crate::{FieldError, FieldPath, HopBsSpec, HybridSpec, ManifestError, Mode, Override, defaults, schema};
+
+/// The default of `spec.workers`.
+const WORKERS: [u32; 1] = [8];
+/// The default of `spec.seconds`.
+const SECONDS: f64 = 30.0;
+/// The default of `spec.localBatchSize`.
+const LOCAL_BATCH_SIZE: u32 = 512;
+/// The default of `spec.stepSeconds`.
+const STEP_SECONDS: [f64; 1] = [0.05];
+/// The default of `spec.servers.requestSeconds`.
+const REQUEST_SECONDS: f64 = 4e-6;
+/// The default of `spec.servers.bytesPerSecond`: 100 Gbit/s.
+const SERVER_BYTES_PER_SECOND: f64 = 12.5e9;
+/// The default of `spec.network.latencySeconds`.
+const LATENCY_SECONDS: f64 = 1e-4;
+/// The default of `spec.network.bytesPerSecond`: 10 Gbit/s.
+const BYTES_PER_SECOND: f64 = 1.25e9;
+/// The default of `spec.network.denseBytes`: 250,000 parameters.
+const DENSE_BYTES: f64 = 1e6;
+/// The default of `spec.network.embeddingBytesPerRow`: 26 features of 16 columns.
+const EMBEDDING_BYTES_PER_ROW: f64 = 1664.0;
+/// The default of `spec.network.detectionSeconds`.
+const DETECTION_SECONDS: f64 = 5.0;
+
+/// A group of workers with a trouble. Groups follow one another along the workers, and go on at the first when they have reached
+/// the last: shares that add up to at most 1 do not overlap. A worker in several groups has the troubles of all.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct StragglersSpec {
+    /// The group's share of the workers, above 0: the nearest whole number of them, at least one.
+    #[schemars(range(min = 0.0, max = 1.0), extend("x-default" = "all workers, or those in `workers`"))]
+    pub share: Option<f64>,
+
+    /// The group's workers by number, from 0.
+    #[schemars(length(min = 1, max = 4096), inner(range(min = 0, max = 99_999)), extend("x-default" = "those of `share`"))]
+    pub workers: Option<Vec<u32>>,
+
+    /// How many times longer a batch takes.
+    #[schemars(range(min = 0.01, max = 1_000_000.0), extend("x-default" = "as long as others'"))]
+    pub factor: Option<f64>,
+
+    /// Slow only for the first `slowSeconds` of each period of this many seconds. Periods of different workers begin at
+    /// different times, drawn by the seed.
+    #[schemars(range(min = 0.001, max = 10_000_000.0), extend("x-default" = "slow all the time"))]
+    pub period_seconds: Option<f64>,
+
+    /// How much of each period is slow.
+    #[schemars(range(min = 0.001, max = 10_000_000.0), extend("x-default" = "required with `periodSeconds`"))]
+    pub slow_seconds: Option<f64>,
+
+    /// Batches that take a Pareto-distributed multiple of their time.
+    pub heavy_tail: Option<HeavyTailSpec>,
+
+    /// Before this time of the simulation the group is not slow.
+    #[schemars(range(min = 0.0, max = 10_000_000.0), extend("x-default" = 0.0))]
+    pub from_seconds: f64,
+
+    /// From this time on the group is not slow any more.
+    #[schemars(range(min = 0.0, max = 10_000_000.0), extend("x-default" = "slow to the end"))]
+    pub until_seconds: Option<f64>,
+
+    /// How many times longer a message takes over the workers' links.
+    #[schemars(range(min = 0.01, max = 1_000_000.0), extend("x-default" = "as long as others'"))]
+    pub link_factor: Option<f64>,
+
+    /// Workers that die now and then and come back.
+    pub crashes: Option<CrashesSpec>,
+}
+
+/// Batches of a Pareto-distributed time: P(multiple > x) = x^−shape.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HeavyTailSpec {
+    /// The probability that a batch is one of them.
+    #[serde(default = "one")]
+    #[schemars(range(min = 0.0, max = 1.0), extend("x-default" = 1.0))]
+    pub probability: f64,
+
+    /// The Pareto distribution's shape: the smaller, the heavier the tail. At 1 and below its mean is infinite. Required.
+    #[schemars(range(min = 0.1, max = 100.0))]
+    pub shape: f64,
+
+    /// The largest multiple.
+    #[serde(default = "hundred")]
+    #[schemars(range(min = 1.0, max = 1_000_000.0), extend("x-default" = 100.0))]
+    pub limit: f64,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+fn hundred() -> f64 {
+    100.0
+}
+
+/// Workers that die. Times between failures are exponentially distributed, drawn by the seed.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CrashesSpec {
+    /// Mean seconds from a worker's start to its failure. Required.
+    #[schemars(range(min = 0.001, max = 1_000_000_000.0))]
+    pub mean_seconds_between: f64,
+
+    /// Seconds from a failure until the worker is back. Required.
+    #[schemars(range(min = 0.0, max = 10_000_000.0))]
+    pub recovery_seconds: f64,
+}
+
+/// The parameter servers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SimulatedServersSpec {
+    /// How many.
+    #[schemars(range(min = 1, max = 64), extend("x-default" = "one for 100 workers, from 2 to 64"))]
+    pub count: Option<u32>,
+
+    /// Seconds a pull or a push takes a server besides its bytes; one follows the other.
+    #[schemars(range(min = 0.0, max = 1000.0), extend("x-default" = REQUEST_SECONDS))]
+    pub request_seconds: f64,
+
+    /// Bytes that one server sends or receives in a second.
+    #[schemars(range(min = 1.0, max = 1e18), extend("x-default" = SERVER_BYTES_PER_SECOND))]
+    pub bytes_per_second: f64,
+
+    /// Servers that are slower than the rest.
+    pub slow: Option<SlowServersSpec>,
+}
+
+impl Default for SimulatedServersSpec {
+    fn default() -> Self {
+        Self { count: None, request_seconds: REQUEST_SECONDS, bytes_per_second: SERVER_BYTES_PER_SECOND, slow: None }
+    }
+}
+
+/// Slow parameter servers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SlowServersSpec {
+    /// How many of the servers.
+    #[serde(default = "one_server")]
+    #[schemars(range(min = 1, max = 64), extend("x-default" = 1))]
+    pub count: u32,
+
+    /// How many times longer a request takes them, bytes included. Required.
+    #[schemars(range(min = 0.01, max = 1_000_000.0))]
+    pub factor: f64,
+}
+
+fn one_server() -> u32 {
+    1
+}
+
+/// The links between workers and servers, and what goes over them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NetworkSpec {
+    /// Seconds a message takes one way, besides its bytes.
+    #[schemars(range(min = 0.0, max = 1000.0), extend("x-default" = LATENCY_SECONDS))]
+    pub latency_seconds: f64,
+
+    /// Bytes a second over one worker's link, each way.
+    #[schemars(range(min = 1.0, max = 1e18), extend("x-default" = BYTES_PER_SECOND))]
+    pub bytes_per_second: f64,
+
+    /// Bytes of all dense parameters, and of their gradients.
+    #[schemars(range(min = 0.0, max = 1e15), extend("x-default" = DENSE_BYTES))]
+    pub dense_bytes: f64,
+
+    /// Bytes of the embeddings of one row of a batch, and of their gradients.
+    #[schemars(range(min = 0.0, max = 1e9), extend("x-default" = EMBEDDING_BYTES_PER_ROW))]
+    pub embedding_bytes_per_row: f64,
+
+    /// Seconds until the coordinator knows that a worker has died.
+    #[schemars(range(min = 0.0, max = 1_000_000.0), extend("x-default" = DETECTION_SECONDS))]
+    pub detection_seconds: f64,
+}
+
+impl Default for NetworkSpec {
+    fn default() -> Self {
+        Self {
+            latency_seconds: LATENCY_SECONDS,
+            bytes_per_second: BYTES_PER_SECOND,
+            dense_bytes: DENSE_BYTES,
+            embedding_bytes_per_row: EMBEDDING_BYTES_PER_ROW,
+            detection_seconds: DETECTION_SECONDS,
+        }
+    }
+}
+
+/// What becomes of the place of a token whose worker died.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum SimulatedLostTokens {
+    /// Nothing, as in the paper: tokens then run ahead of the global step.
+    #[default]
+    Vanish,
+    /// Its value is handed out once more.
+    Replace,
+}
+
+/// Settings of the mode `gba`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SimulatedGbaSpec {
+    /// Rows of a local batch in this mode (B_a). The gradient buffer holds as many gradients as make the global batch of
+    /// `sync`: workers · `spec.localBatchSize` / this.
+    #[schemars(range(min = 1, max = 16_777_216), extend("x-default" = "spec.localBatchSize"))]
+    pub local_batch_size: Option<u32>,
+
+    /// ι: a gradient that is more than so many global steps old is left out of the dense parameters.
+    #[schemars(range(min = 0, max = 1024), extend("x-default" = defaults::GBA_STALENESS))]
+    pub staleness: u32,
+
+    /// What becomes of the tokens of workers that died.
+    #[schemars(extend("x-default" = SimulatedLostTokens::Vanish))]
+    pub lost_tokens: SimulatedLostTokens,
+}
+
+impl Default for SimulatedGbaSpec {
+    fn default() -> Self {
+        Self { local_batch_size: None, staleness: defaults::GBA_STALENESS, lost_tokens: SimulatedLostTokens::default() }
+    }
+}
+
+/// Settings of the mode `hopBw`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SimulatedHopBwSpec {
+    /// b3: how many of the slowest workers' gradients are ignored in each step.
+    #[schemars(range(min = 0, max = 99_999), extend("x-default" = "a quarter of the workers"))]
+    pub backups: Option<u32>,
+}
+
+/// Settings of the mode `bsp`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SimulatedBspSpec {
+    /// b2: how many gradients make a step.
+    #[schemars(range(min = 1, max = 1_000_000), extend("x-default" = "an eighth of the workers, at least 1"))]
+    pub aggregate: Option<u32>,
+}
+
+/// What is simulated: dense workers of unequal speed in every training mode.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SimulationSpec {
+    /// How many dense workers; each of these numbers is simulated.
+    #[schemars(length(min = 1, max = 16), inner(range(min = 1, max = 100_000)), extend("x-default" = WORKERS))]
+    pub workers: Vec<u32>,
+
+    /// The training modes to compare.
+    #[schemars(length(min = 1, max = 7), extend("x-default" = "all seven"))]
+    pub modes: Vec<Mode>,
+
+    /// How many seconds of training are simulated.
+    #[schemars(range(min = 0.001, max = 10_000_000.0), extend("x-default" = SECONDS))]
+    pub seconds: f64,
+
+    /// Seed of everything random. The same document and seed give the same figures to the last digit.
+    #[schemars(range(min = 0, max = 9_007_199_254_740_991u64), extend("x-default" = defaults::SEED))]
+    pub seed: u64,
+
+    /// Rows of a worker's batch. The global batch of `sync` is so many times the number of workers.
+    #[schemars(range(min = 1, max = 16_777_216), extend("x-default" = LOCAL_BATCH_SIZE))]
+    pub local_batch_size: u32,
+
+    /// Seconds that a batch takes a worker which nothing slows down: one number for all workers, or the measured mean of each,
+    /// given out in turn if there are more workers than numbers.
+    #[schemars(length(min = 1, max = 4096), inner(range(min = 0.000_001, max = 1_000_000.0)), extend("x-default" = STEP_SECONDS))]
+    pub step_seconds: Vec<f64>,
+
+    /// How much of `stepSeconds` a batch takes however few rows it has. Matters where `spec.gba.localBatchSize` is given.
+    #[schemars(range(min = 0.0, max = 1_000_000.0), extend("x-default" = 0.0))]
+    pub overhead_seconds: f64,
+
+    /// A file of measured seconds of batch after batch of each worker, in place of `stepSeconds`: CSV with the columns `worker`
+    /// and `seconds`, or, if its name ends in .jsonl, an object with these two fields in each line. Relative to where
+    /// `rectrain` runs.
+    #[schemars(length(min = 1, max = 1024), extend("x-default" = "no trace"))]
+    pub trace: Option<String>,
+
+    /// Groups of workers with a trouble: constant, periodic or heavy-tailed slowness, slow links, crashes.
+    #[schemars(length(max = 64), extend("x-default" = "none"))]
+    pub stragglers: Vec<StragglersSpec>,
+
+    /// The parameter servers.
+    pub servers: SimulatedServersSpec,
+
+    /// The network.
+    pub network: NetworkSpec,
+
+    /// Settings of the mode `hybrid`.
+    pub hybrid: HybridSpec,
+
+    /// Settings of the mode `gba`.
+    pub gba: SimulatedGbaSpec,
+
+    /// Settings of the mode `hopBs`.
+    pub hop_bs: HopBsSpec,
+
+    /// Settings of the mode `hopBw`.
+    pub hop_bw: SimulatedHopBwSpec,
+
+    /// Settings of the mode `bsp`.
+    pub bsp: SimulatedBspSpec,
+}
+
+impl Default for SimulationSpec {
+    fn default() -> Self {
+        Self {
+            workers: WORKERS.into(),
+            modes: Mode::ALL.into(),
+            seconds: SECONDS,
+            seed: defaults::SEED,
+            local_batch_size: LOCAL_BATCH_SIZE,
+            step_seconds: STEP_SECONDS.into(),
+            overhead_seconds: 0.0,
+            trace: None,
+            stragglers: Vec::new(),
+            servers: SimulatedServersSpec::default(),
+            network: NetworkSpec::default(),
+            hybrid: HybridSpec::default(),
+            gba: SimulatedGbaSpec::default(),
+            hop_bs: HopBsSpec::default(),
+            hop_bw: SimulatedHopBwSpec::default(),
+            bsp: SimulatedBspSpec::default(),
+        }
+    }
+}
+
+/// A simulation that was read and found right, and where its values came from.
+pub struct SimulationDocument<'a> {
+    /// What is simulated.
+    pub spec: SimulationSpec,
+    sources: Sources<'a>,
+}
+
+impl SimulationDocument<'_> {
+    /// The error that `message` is about the field at `path` (`spec.gba.localBatchSize`), with the line it is at.
+    #[must_use]
+    pub fn refuse(&self, path: &str, message: impl Into<String>) -> ManifestError {
+        self.sources.locate(vec![FieldError::new(FieldPath::parse(path), message)])
+    }
+}
+
+/// Reads a simulation and applies overrides to it, in order. `file` is only what errors call it.
+///
+/// # Errors
+/// If the text is not one document of this kind, an override cannot be applied, a field is unknown, of the wrong type or out of
+/// bounds, or fields contradict each other.
+pub fn load_simulation<'a>(
+    text: &'a str,
+    file: &'a str,
+    overrides: &'a [Override],
+) -> Result<SimulationDocument<'a>, ManifestError> {
+    #[derive(Deserialize)]
+    struct Root {
+        spec: SimulationSpec,
+    }
+    let (document, sources) = read_document(&SIMULATION, text, file, overrides)?;
+    let root: Root = typed(document).map_err(|errors| sources.locate(errors))?;
+    let errors = contradictions(&root.spec);
+    if errors.is_empty() { Ok(SimulationDocument { spec: root.spec, sources }) } else { Err(sources.locate(errors)) }
+}
+
+const SIMULATION: DocumentKind = DocumentKind {
+    name: "Simulation",
+    example: "docs/examples/straggler.yaml",
+    named: false,
+    without_spec: "missing: a simulation says under `spec` what to simulate; `spec: {}` takes every default",
+    schema: simulation_schema,
+    prepare: |document| wrap_single_values(document, simulation_schema()),
+};
+
+/// The annotated schema of the whole document.
+pub(crate) fn simulation_schema() -> &'static Value {
+    static SCHEMA: LazyLock<Value> =
+        LazyLock::new(|| json!({"properties": {"spec": schema::generate::<SimulationSpec>()}}));
+    &SCHEMA
+}
+
+/// Where the schema has a list, a single text or number becomes a list of one.
+fn wrap_single_values(value: &mut Value, schema: &Value) {
+    let list = schema.get("type").is_some_and(|kind| kind == "array");
+    match value {
+        Value::Number(_) | Value::String(_) if list => *value = Value::Array(vec![value.take()]),
+        Value::Array(entries) => {
+            if let Some(items) = schema.get("items") {
+                entries.iter_mut().for_each(|entry| wrap_single_values(entry, items));
+            }
+        }
+        Value::Object(fields) => {
+            for (name, field) in schema::properties(schema).into_iter().flatten() {
+                if let Some(value) = fields.get_mut(name) {
+                    wrap_single_values(value, field);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+fn contradictions(spec: &SimulationSpec) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    let mut report =
+        |path: &str, message: String| errors.push(FieldError::new(FieldPath::parse(&format!("spec.{path}")), message));
+    let fewest = spec.workers.iter().copied().min().unwrap_or(1);
+    if spec.trace.is_some() && spec.step_seconds != STEP_SECONDS {
+        report("trace", "a trace takes the place of `stepSeconds`: remove one of them".into());
+    }
+    if spec.trace.is_some() && spec.gba.local_batch_size.is_some() {
+        report("gba.localBatchSize", "a trace holds seconds of batches of one size: remove this, or the trace".into());
+    }
+    if let Some(least) = spec.step_seconds.iter().find(|seconds| **seconds < spec.overhead_seconds) {
+        report("overheadSeconds", format!("expected at most the {least} seconds that a batch takes, in `stepSeconds`"));
+    }
+    if let Some(slow) = spec.servers.slow
+        && spec.servers.count.is_some_and(|count| slow.count > count)
+    {
+        report("servers.slow.count", format!("expected at most the number of servers, found {}", slow.count));
+    }
+    if spec.modes.contains(&Mode::HopBw) && spec.hop_bw.backups.is_some_and(|backups| backups >= fewest) {
+        report("hopBw.backups", format!("expected fewer than there are workers ({fewest}): a step needs a gradient"));
+    }
+    for (index, group) in spec.stragglers.iter().enumerate() {
+        for (field, message) in group_contradictions(group, fewest) {
+            let path = format!("stragglers[{index}]{}{field}", if field.is_empty() { "" } else { "." });
+            report(&path, message);
+        }
+    }
+    errors
+}
+
+fn group_contradictions(group: &StragglersSpec, fewest: u32) -> Vec<(&'static str, String)> {
+    let mut errors = Vec::new();
+    let mut report = |field, message: String| errors.push((field, message));
+    let slow = group.factor.is_some() || group.heavy_tail.is_some();
+    if !slow && group.link_factor.is_none() && group.crashes.is_none() {
+        report("", "no trouble: expected at least one of `factor`, `heavyTail`, `linkFactor` and `crashes`".into());
+    }
+    if group.share.is_some() && group.workers.is_some() {
+        report("workers", "expected either `share` or `workers`, found both".into());
+    }
+    if group.share.is_some_and(|share| share <= 0.0) {
+        report("share", "expected a share above 0".into());
+    }
+    if let Some(rank) = group.workers.iter().flatten().find(|rank| **rank >= fewest) {
+        report("workers", format!("there is no worker {rank} among {fewest}: they are numbered from 0"));
+    }
+    match (group.period_seconds, group.slow_seconds) {
+        (None, None) => {}
+        (Some(period), Some(slow)) if slow > period => {
+            report("slowSeconds", format!("expected at most `periodSeconds` ({period}), found {slow}"));
+        }
+        (Some(_), Some(_)) if group.factor.is_some() => {}
+        (Some(_), Some(_)) => report("periodSeconds", "expected a `factor` too: how slow the period is".into()),
+        (Some(_), None) => report("periodSeconds", "expected `slowSeconds` too: how much of the period is slow".into()),
+        (None, Some(_)) => report("slowSeconds", "expected `periodSeconds` too: when it is slow again".into()),
+    }
+    if group.until_seconds.is_some_and(|until| until <= group.from_seconds) {
+        report("untilSeconds", format!("expected more than `fromSeconds` ({})", group.from_seconds));
+    }
+    if !slow && (group.until_seconds.is_some() || group.from_seconds > 0.0) {
+        let field = if group.until_seconds.is_some() { "untilSeconds" } else { "fromSeconds" };
+        report(field, "bounds the time of `factor` and `heavyTail`, and there is neither: remove it".into());
+    }
+    errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(spec: &str) -> Result<SimulationSpec, String> {
+        let text = format!("apiVersion: rectrain.dev/v1alpha1\nkind: Simulation\nspec: {spec}\n");
+        load_simulation(&text, "s.yaml", &[]).map(|document| document.spec).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn an_empty_spec_takes_every_default_and_a_single_value_stands_for_a_list() {
+        assert_eq!(load("{}").unwrap(), SimulationSpec::default());
+        let spec = load("{workers: 80, modes: gba, stepSeconds: 0.2, stragglers: [{workers: 7, factor: 2}]}").unwrap();
+        assert_eq!((spec.workers, spec.modes), (vec![80], vec![Mode::Gba]));
+        assert_eq!(spec.step_seconds, [0.2]);
+        assert_eq!(spec.stragglers[0].workers.as_deref(), Some(&[7][..]));
+    }
+
+    #[test]
+    fn every_mistake_is_one_sentence_with_file_line_and_field() {
+        for (spec, expected) in [
+            ("{wrokers: 8}", "s.yaml:3:8: spec.wrokers: unknown field; did you mean `workers`?"),
+            ("{workers: eight}", "spec.workers[0]: expected an integer from 1 to 100000, found the text `eight`"),
+            ("{workers: [8, 0]}", "spec.workers[1]: expected an integer from 1 to 100000, found 0"),
+            ("{workers: []}", "spec.workers: expected at least 1 entry, found 0"),
+            ("{modes: [gab]}", "spec.modes[0]: expected one of `sync`, `hybrid`"),
+            ("{modes: [hop-bs]}", "did you mean `hopBs`?"),
+            ("{seconds: .inf}", "spec.seconds: expected a finite number"),
+            ("{seconds: -1}", "spec.seconds: expected a number from 0.001"),
+            ("{stepSeconds: [0.1, 0]}", "spec.stepSeconds[1]"),
+            ("{overheadSeconds: 1}", "spec.overheadSeconds: expected at most the 0.05 seconds"),
+            ("{trace: t.csv, stepSeconds: 1}", "spec.trace: a trace takes the place"),
+            ("{trace: t.csv, gba: {localBatchSize: 1}}", "spec.gba.localBatchSize"),
+            ("{stragglers: [{share: 0.5}]}", "spec.stragglers[0]: no trouble"),
+            ("{stragglers: [{share: 0.5, workers: [1], factor: 2}]}", "spec.stragglers[0].workers: expected either"),
+            ("{stragglers: [{share: 0, factor: 2}]}", "spec.stragglers[0].share: expected a share above 0"),
+            ("{stragglers: [{share: 2, factor: 2}]}", "spec.stragglers[0].share: expected a number from 0 to 1"),
+            ("{stragglers: [{workers: [8], factor: 2}]}", "there is no worker 8 among 8"),
+            ("{stragglers: [{factor: 2, periodSeconds: 3}]}", "expected `slowSeconds` too"),
+            ("{stragglers: [{factor: 2, slowSeconds: 3}]}", "expected `periodSeconds` too"),
+            ("{stragglers: [{factor: 2, periodSeconds: 3, slowSeconds: 4}]}", "expected at most `periodSeconds` (3)"),
+            ("{stragglers: [{linkFactor: 2, periodSeconds: 4, slowSeconds: 1}]}", "expected a `factor` too"),
+            ("{stragglers: [{factor: 2, fromSeconds: 4, untilSeconds: 4}]}", "expected more than `fromSeconds` (4)"),
+            ("{stragglers: [{linkFactor: 2, fromSeconds: 4}]}", "spec.stragglers[0].fromSeconds"),
+            ("{stragglers: [{heavyTail: {limit: 4}}]}", "spec.stragglers[0].heavyTail.shape: missing, and required"),
+            ("{stragglers: [{crashes: {recoverySeconds: 4}}]}", "crashes.meanSecondsBetween: missing, and required"),
+            ("{servers: {count: 2, slow: {count: 3, factor: 2}}}", "spec.servers.slow.count: expected at most"),
+            ("{hopBw: {backups: 8}}", "spec.hopBw.backups: expected fewer than there are workers (8)"),
+            ("", "s.yaml:3:1: spec: missing: a simulation says under `spec` what to simulate"),
+        ] {
+            let error = load(spec).unwrap_err();
+            assert!(error.contains(expected) && error.starts_with("s.yaml"), "{spec}: {error}");
+            assert!(!error.contains('\n'), "{spec}: {error}");
+        }
+    }
+
+    #[test]
+    fn another_kind_of_document_is_refused() {
+        let job = "apiVersion: rectrain.dev/v1alpha1\nkind: RecTrainingJob\n";
+        let error = load_simulation(job, "job.yaml", &[]).err().unwrap().to_string();
+        assert_eq!(error, "job.yaml:2:1: kind: expected `Simulation`, found the text `RecTrainingJob`");
+        let error = load_simulation("", "s.yaml", &[]).err().unwrap().to_string();
+        assert!(error.contains("expected one Simulation, such as docs/examples/straggler.yaml"), "{error}");
+    }
+
+    #[test]
+    fn every_setting_says_what_its_absence_means() {
+        fn walk(schema: &Value, path: &FieldPath, missing: &mut Vec<String>) {
+            let required = schema["required"].as_array().cloned().unwrap_or_default();
+            for (name, field) in schema::properties(schema).into_iter().flatten() {
+                let path = path.key(name);
+                let leaf = schema::properties(field).is_none();
+                if leaf && !required.contains(&json!(name)) && field.get(schema::DEFAULT).is_none() {
+                    missing.push(path.to_string());
+                }
+                assert!(field["description"].as_str().is_some_and(|text| text.ends_with('.')), "{path}");
+                walk(field, &path, missing);
+                walk(field.get("items").unwrap_or(&Value::Null), &path.index(0), missing);
+            }
+        }
+        let mut missing = Vec::new();
+        walk(&simulation_schema()["properties"]["spec"], &FieldPath::parse("spec"), &mut missing);
+        assert!(missing.is_empty(), "no x-default: {missing:?}");
+    }
+}

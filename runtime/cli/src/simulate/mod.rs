@@ -1,0 +1,98 @@
+//! `rectrain simulate`: how fast each training mode would be with workers of unequal speed, and how stale its gradients. Reads a
+//! `kind: Simulation` (see docs/simulate.md), runs the training modes' own state machines under a virtual clock
+//! ([`rectrain_modes::gba::simulate`]), and shows what came of it as a table, as JSON lines, and as a drawing.
+
+mod plan;
+mod plot;
+mod show;
+mod trace;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use indicatif::ProgressBar;
+use rectrain_crds::simulation::load_simulation;
+use rectrain_modes::gba::simulate::{Report, Simulation, SimulationError, simulate};
+
+use self::trace::Trace;
+use crate::Failure;
+use crate::args::overrides;
+
+/// The command's arguments.
+#[derive(Debug, clap::Args)]
+pub(crate) struct SimulateArgs {
+    /// What to simulate (a Simulation, such as docs/examples/straggler.yaml)
+    simulation: PathBuf,
+    /// Override a field, as Helm does: `--set 'spec.workers={8,80,800}'`
+    #[arg(long = "set", value_name = "PATH=VALUE")]
+    set: Vec<String>,
+    /// Override a field with text, whatever it looks like
+    #[arg(long = "set-string", value_name = "PATH=TEXT")]
+    set_string: Vec<String>,
+    /// Print one JSON object a mode and number of workers instead of the table
+    #[arg(long)]
+    json: bool,
+    /// Draw throughput by mode and over time into this file as well
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &SimulateArgs) -> Result<(), Failure> {
+    let file = args.simulation.display().to_string();
+    let text = read(&args.simulation, "simulation")?;
+    let overrides = overrides(&args.set, &args.set_string);
+    let user = |error: &dyn std::fmt::Display| Failure::User(error.to_string());
+    let document = load_simulation(&text, &file, &overrides).map_err(|error| user(&error))?;
+    let trace = document.spec.trace.as_deref().map(read_trace).transpose()?;
+    let simulations = plan::simulations(&document, trace.as_ref()).map_err(|error| user(&error))?;
+    let reports = run_all(&simulations).map_err(|error| Failure::User(format!("{file}: {error}")))?;
+    if args.json {
+        print!("{}", show::json_lines(&simulations, &reports));
+    } else {
+        println!("{}", show::table(&reports));
+    }
+    if let Some(path) = &args.svg {
+        std::fs::write(path, plot::draw(&simulations, &reports))
+            .map_err(|error| Failure::User(format!("{}: the drawing cannot be written: {error}", path.display())))?;
+    }
+    Ok(())
+}
+
+fn read(path: &Path, what: &str) -> Result<String, Failure> {
+    std::fs::read_to_string(path)
+        .map_err(|error| Failure::User(format!("{}: the {what} cannot be read: {error}", path.display())))
+}
+
+fn read_trace(path: &str) -> Result<Trace, Failure> {
+    let text = read(Path::new(path), "trace")?;
+    Trace::parse(&text, path.ends_with(".jsonl")).map_err(|error| Failure::User(format!("{path}: {error}")))
+}
+
+/// Runs all, as many at a time as there are processors; each is a function of its own settings.
+fn run_all(simulations: &[Simulation]) -> Result<Vec<Report>, SimulationError> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(simulations.len());
+    let next = AtomicUsize::new(0);
+    let results = Mutex::new(Vec::new());
+    let bar = ProgressBar::new(simulations.len() as u64);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some((place, simulation)) = take(&next, simulations) {
+                    let result = simulate(simulation);
+                    results.lock().unwrap_or_else(PoisonError::into_inner).push((place, result));
+                    bar.inc(1);
+                }
+            });
+        }
+    });
+    bar.finish_and_clear();
+    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    results.sort_by_key(|(place, _)| *place);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+fn take<'a>(next: &AtomicUsize, simulations: &'a [Simulation]) -> Option<(usize, &'a Simulation)> {
+    let place = next.fetch_add(1, Ordering::Relaxed);
+    simulations.get(place).map(|simulation| (place, simulation))
+}

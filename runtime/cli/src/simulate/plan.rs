@@ -1,0 +1,253 @@
+//! From a [`SimulationSpec`] to the runs it asks for: one for each number of workers and each mode, in that order. Pure.
+
+use rectrain_crds::simulation::{SimulatedLostTokens, SimulationDocument, SimulationSpec, StragglersSpec};
+use rectrain_crds::{ManifestError, Mode, defaults};
+use rectrain_modes::gba::simulate::{
+    Cause, ClusterSpec, Crashes, LinkSpec, ServerSpec, SimulatedMode, Simulation, Slowness, StepTime, WorkerSpec,
+};
+use rectrain_modes::gba::{BufferSize, BufferSizeError, Decay, LostTokens, TokenMode};
+
+use super::trace::Trace;
+
+/// As many points as a curve over time has at most.
+const MOST_INTERVALS: f64 = 96.0;
+/// A point of the curve covers about so many batches of a worker, so that steps do not show as noise.
+const BATCHES_PER_INTERVAL: f64 = 20.0;
+
+/// All runs of a document. `trace` is what `spec.trace` points to.
+pub(crate) fn simulations(
+    document: &SimulationDocument<'_>,
+    trace: Option<&Trace>,
+) -> Result<Vec<Simulation>, ManifestError> {
+    let spec = &document.spec;
+    let mut simulations = Vec::new();
+    for &workers in &spec.workers {
+        let cluster = cluster(spec, trace, workers);
+        for &mode in &spec.modes {
+            let local_rows = match mode {
+                Mode::Gba => spec.gba.local_batch_size.unwrap_or(spec.local_batch_size),
+                _ => spec.local_batch_size,
+            };
+            let path = if mode == Mode::Gba { "spec.gba.localBatchSize" } else { "spec.workers" };
+            let mode = simulated_mode(spec, mode, workers, local_rows)
+                .map_err(|error| document.refuse(path, format!("with {workers} workers, {error}")))?;
+            simulations.push(Simulation {
+                cluster: cluster.clone(),
+                mode,
+                local_rows,
+                seconds: spec.seconds,
+                intervals: intervals(spec, trace),
+                seed: spec.seed,
+            });
+        }
+    }
+    Ok(simulations)
+}
+
+fn simulated_mode(
+    spec: &SimulationSpec,
+    mode: Mode,
+    workers: u32,
+    local_rows: u32,
+) -> Result<SimulatedMode, BufferSizeError> {
+    Ok(SimulatedMode::Tokens(match mode {
+        Mode::Sync => return Ok(SimulatedMode::Sync),
+        Mode::Hybrid => {
+            let staleness = spec.hybrid.staleness.unwrap_or(defaults::STALENESS);
+            return Ok(SimulatedMode::Hybrid { staleness: u64::from(staleness) });
+        }
+        Mode::Async => TokenMode::Async,
+        Mode::Gba => TokenMode::Gba {
+            buffer: BufferSize::of_global_batch(u64::from(spec.local_batch_size), workers, u64::from(local_rows))?,
+            decay: Decay::Threshold { tolerance: u64::from(spec.gba.staleness) },
+            lost_tokens: match spec.gba.lost_tokens {
+                SimulatedLostTokens::Vanish => LostTokens::Vanish,
+                SimulatedLostTokens::Replace => LostTokens::Replace,
+            },
+        },
+        Mode::HopBs => TokenMode::HopBs { bound: u64::from(spec.hop_bs.bound.unwrap_or(defaults::HOP_BS_BOUND)) },
+        Mode::HopBw => TokenMode::HopBw { backups: spec.hop_bw.backups.unwrap_or(workers / 4) },
+        Mode::Bsp => TokenMode::Bsp { aggregate: BufferSize::new(spec.bsp.aggregate.unwrap_or((workers / 8).max(1)))? },
+    }))
+}
+
+fn intervals(spec: &SimulationSpec, trace: Option<&Trace>) -> usize {
+    let traced = trace.and_then(|trace| trace.workers.first()).map_or(&spec.step_seconds[..], |seconds| seconds);
+    let mean = traced.iter().sum::<f64>() / traced.len().max(1) as f64;
+    (spec.seconds / (BATCHES_PER_INTERVAL * mean)).clamp(4.0, MOST_INTERVALS) as usize
+}
+
+fn cluster(spec: &SimulationSpec, trace: Option<&Trace>, workers: u32) -> ClusterSpec {
+    let mut cluster = ClusterSpec {
+        workers: (0..workers as usize).map(|rank| worker(spec, trace, rank)).collect(),
+        servers: servers(spec, workers),
+        link: LinkSpec {
+            latency_seconds: spec.network.latency_seconds,
+            bytes_per_second: spec.network.bytes_per_second,
+            dense_bytes: spec.network.dense_bytes,
+            embedding_bytes_per_row: spec.network.embedding_bytes_per_row,
+        },
+        detection_seconds: spec.network.detection_seconds,
+    };
+    let mut next = 0;
+    for group in &spec.stragglers {
+        for rank in members(group, workers, &mut next) {
+            if let Some(worker) = cluster.workers.get_mut(rank as usize) {
+                trouble(worker, group, fraction(spec.seed, rank));
+            }
+        }
+    }
+    cluster
+}
+
+fn worker(spec: &SimulationSpec, trace: Option<&Trace>, rank: usize) -> WorkerSpec {
+    let step = match trace {
+        Some(trace) => {
+            let (copy, place) = (rank / trace.workers.len(), rank % trace.workers.len());
+            let batch_seconds = trace.workers[place].clone();
+            // Workers that share a trace begin at different places of it: golden sections of it lie evenly.
+            let first = (copy as f64 * 0.618_033_988_75).fract() * batch_seconds.len() as f64;
+            StepTime::Trace { batch_seconds, first: first as usize }
+        }
+        None => StepTime::Constant {
+            seconds_per_batch: spec.overhead_seconds,
+            seconds_per_row: (spec.step_seconds[rank % spec.step_seconds.len()] - spec.overhead_seconds)
+                / f64::from(spec.local_batch_size),
+        },
+    };
+    WorkerSpec { step, slowness: Vec::new(), link_slowness: 1.0, crashes: None }
+}
+
+fn servers(spec: &SimulationSpec, workers: u32) -> Vec<ServerSpec> {
+    let count = spec.servers.count.unwrap_or((workers / 100).clamp(2, 64));
+    let server = |index: u32| {
+        let factor = spec.servers.slow.filter(|slow| index < slow.count).map_or(1.0, |slow| slow.factor);
+        ServerSpec {
+            seconds_per_request: spec.servers.request_seconds * factor,
+            bytes_per_second: spec.servers.bytes_per_second / factor,
+        }
+    };
+    (0..count).map(server).collect()
+}
+
+/// The workers of a group; `next` is the worker at which the next group of a share begins.
+fn members(group: &StragglersSpec, workers: u32, next: &mut u32) -> Vec<u32> {
+    if let Some(ranks) = &group.workers {
+        return ranks.clone();
+    }
+    let count = (group.share.unwrap_or(1.0) * f64::from(workers)).round().clamp(1.0, f64::from(workers)) as u32;
+    let first = *next;
+    *next = (first + count) % workers;
+    (0..count).map(|place| (first + place) % workers).collect()
+}
+
+/// Gives a worker the trouble of its group; `phase` (0 to 1) is where in its first period it begins.
+fn trouble(worker: &mut WorkerSpec, group: &StragglersSpec, phase: f64) {
+    let constant = group.factor.map(|factor| match (group.period_seconds, group.slow_seconds) {
+        (Some(period_seconds), Some(slow_seconds)) => {
+            Cause::Periodic { factor, period_seconds, slow_seconds, offset_seconds: phase * period_seconds }
+        }
+        _ => Cause::Constant { factor },
+    });
+    let heavy = group.heavy_tail.map(|tail| Cause::HeavyTailed {
+        probability: tail.probability,
+        shape: tail.shape,
+        limit: tail.limit,
+    });
+    let until_seconds = group.until_seconds.unwrap_or(f64::INFINITY);
+    let slowness = |cause| Slowness { cause, from_seconds: group.from_seconds, until_seconds };
+    worker.slowness.extend(constant.into_iter().chain(heavy).map(slowness));
+    worker.link_slowness *= group.link_factor.unwrap_or(1.0);
+    if let Some(crashes) = group.crashes {
+        worker.crashes = Some(Crashes {
+            mean_seconds_between: crashes.mean_seconds_between,
+            recovery_seconds: crashes.recovery_seconds,
+        });
+    }
+}
+
+/// A number from 0 to 1 of the seed and a worker (SplitMix64).
+fn fraction(seed: u64, rank: u32) -> f64 {
+    let mut z = seed.wrapping_add(u64::from(rank + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(spec: &str, trace: Option<&Trace>) -> Result<Vec<Simulation>, String> {
+        let text = format!("apiVersion: rectrain.dev/v1alpha1\nkind: Simulation\nspec: {spec}\n");
+        let document =
+            rectrain_crds::simulation::load_simulation(&text, "s.yaml", &[]).map_err(|error| error.to_string())?;
+        simulations(&document, trace).map_err(|error| error.to_string())
+    }
+
+    fn slow_ranks(simulation: &Simulation) -> Vec<usize> {
+        let workers = simulation.cluster.workers.iter().enumerate();
+        workers.filter(|(_, worker)| !worker.slowness.is_empty()).map(|(rank, _)| rank).collect()
+    }
+
+    #[test]
+    fn every_number_of_workers_meets_every_mode() {
+        let names: Vec<_> = plan("{workers: [4, 8]}", None)
+            .unwrap()
+            .iter()
+            .map(|simulation| (simulation.cluster.workers.len(), simulation.mode.name()))
+            .collect();
+        let modes = ["sync", "hybrid", "async", "gba", "hop-bs", "hop-bw", "bsp"];
+        assert_eq!(names, [4, 8].iter().flat_map(|n| modes.map(|mode| (*n, mode))).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn groups_take_their_shares_one_after_the_other() {
+        let spec = "{modes: sync, workers: 8, stragglers: [{share: 0.25, factor: 4}, {share: 0.5, linkFactor: 3}, \
+                    {share: 0.375, factor: 2}, {workers: [4], factor: 9}]}";
+        let simulation = plan(spec, None).unwrap().remove(0);
+        assert_eq!(slow_ranks(&simulation), [0, 1, 4, 6, 7], "6, 7 and again 0 are the third group");
+        let links: Vec<f64> = simulation.cluster.workers.iter().map(|worker| worker.link_slowness).collect();
+        assert_eq!(links, [1.0, 1.0, 3.0, 3.0, 3.0, 3.0, 1.0, 1.0]);
+        assert_eq!(simulation.cluster.workers[0].slowness.len(), 2);
+        let few = plan("{modes: sync, workers: 3, stragglers: [{share: 0.01, factor: 4}]}", None).unwrap();
+        assert_eq!(slow_ranks(&few[0]), [0], "a group has at least one worker");
+    }
+
+    #[test]
+    fn a_local_batch_that_does_not_divide_the_global_one_is_refused_with_its_line() {
+        let runs = plan("{modes: gba, workers: 8, localBatchSize: 400, gba: {localBatchSize: 100}}", None).unwrap();
+        let SimulatedMode::Tokens(TokenMode::Gba { buffer, .. }) = runs[0].mode else { panic!("{:?}", runs[0].mode) };
+        assert_eq!((buffer.get(), runs[0].local_rows), (32, 100));
+        let error = plan("{modes: gba, localBatchSize: 100, gba: {localBatchSize: 300}}", None).unwrap_err();
+        assert!(error.starts_with("s.yaml:3:") && error.contains("spec.gba.localBatchSize: with 8 workers"), "{error}");
+        assert!(error.contains("200 or 400"), "{error}");
+    }
+
+    #[test]
+    fn step_times_and_traces_are_given_out_in_turn() {
+        let runs = plan("{modes: sync, workers: 3, localBatchSize: 10, stepSeconds: [0.2, 0.4]}", None).unwrap();
+        let seconds: Vec<f64> = runs[0]
+            .cluster
+            .workers
+            .iter()
+            .map(|worker| match worker.step {
+                StepTime::Constant { seconds_per_batch, seconds_per_row } => seconds_per_batch + 10.0 * seconds_per_row,
+                StepTime::Trace { .. } => f64::NAN,
+            })
+            .collect();
+        assert_eq!(seconds, [0.2, 0.4, 0.2]);
+        let trace = Trace { workers: vec![[0.1, 0.2, 0.3, 0.4].as_slice().into(), [1.0].as_slice().into()] };
+        let runs = plan("{modes: sync, workers: 4, trace: t.csv}", Some(&trace)).unwrap();
+        let StepTime::Trace { batch_seconds, first } = &runs[0].cluster.workers[2].step else { panic!("no trace") };
+        assert_eq!((batch_seconds, *first), (&trace.workers[0], 2), "the second worker of a trace begins elsewhere");
+    }
+
+    #[test]
+    fn slow_servers_are_slow_with_bytes_too() {
+        let runs = plan("{modes: sync, servers: {count: 3, slow: {count: 2, factor: 10}}}", None).unwrap();
+        let servers = &runs[0].cluster.servers;
+        assert!((servers[1].seconds_per_request / servers[2].seconds_per_request - 10.0).abs() < 1e-9);
+        assert!((servers[2].bytes_per_second / servers[0].bytes_per_second - 10.0).abs() < 1e-9);
+    }
+}

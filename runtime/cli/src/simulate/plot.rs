@@ -1,0 +1,170 @@
+//! A drawing of simulations as SVG: for each number of workers, bars of throughput by mode, and beside them throughput over time,
+//! with the share of slowed workers behind it, as in the GBA paper's figure 1. Pure: reports in, text out.
+
+use std::fmt::Write;
+
+use rectrain_modes::gba::simulate::{Report, Simulation};
+
+use crate::show::thousands;
+
+const WIDTH: f64 = 960.0;
+const PANEL_HEIGHT: f64 = 260.0;
+/// Of the drawing area of both charts, from the top of their panel.
+const TOP: f64 = 44.0;
+const CHART_HEIGHT: f64 = 176.0;
+const BARS_LEFT: f64 = 74.0;
+const BARS_WIDTH: f64 = 290.0;
+const CURVE_LEFT: f64 = 500.0;
+const CURVE_WIDTH: f64 = 430.0;
+
+/// A mode's colour (Okabe and Ito's, which the colour-blind can tell apart).
+fn colour(mode: &str) -> &'static str {
+    match mode {
+        "sync" => "#d55e00",
+        "hybrid" => "#e69f00",
+        "async" => "#56b4e9",
+        "gba" => "#0072b2",
+        "hop-bs" => "#009e73",
+        "hop-bw" => "#cc79a7",
+        _ => "#555555",
+    }
+}
+
+/// One run and what came of it.
+type Run<'a> = (&'a Simulation, &'a Report);
+
+/// A panel for each number of workers, in the order of the reports.
+pub(crate) fn draw(simulations: &[Simulation], reports: &[Report]) -> String {
+    let runs: Vec<Run<'_>> = simulations.iter().zip(reports).collect();
+    let panels: Vec<&[Run<'_>]> = runs.chunk_by(|a, b| a.1.workers == b.1.workers).collect();
+    let height = PANEL_HEIGHT * panels.len() as f64;
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" \
+         font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"{WIDTH}\" height=\"{height}\" fill=\"white\"/>\n"
+    );
+    for (index, panel) in panels.iter().enumerate() {
+        svg += &format!("<g transform=\"translate(0 {})\">\n", index as f64 * PANEL_HEIGHT);
+        svg += &bars(panel);
+        svg += &curves(panel);
+        svg += "</g>\n";
+    }
+    svg + "</svg>\n"
+}
+
+/// Throughput by mode; what was dropped is pale.
+fn bars(panel: &[Run<'_>]) -> String {
+    let workers = panel.first().map_or(0, |(_, report)| report.workers);
+    let mut svg = text(BARS_LEFT, 22.0, "start", &format!("{} workers: samples/s", thousands(workers as u64)));
+    let most = largest(panel.iter().map(|(_, report)| report.global_samples_per_second));
+    let step = CHART_HEIGHT / panel.len() as f64;
+    for (index, (_, report)) in panel.iter().enumerate() {
+        let (middle, thickness) = (TOP + (index as f64 + 0.5) * step, (step * 0.7).min(24.0));
+        let width = |rate: f64| rate / most * BARS_WIDTH;
+        let (all, trained) = (width(report.global_samples_per_second), width(report.trained_samples_per_second));
+        svg += &text(BARS_LEFT - 6.0, middle + 4.0, "end", report.mode);
+        for (width, opacity) in [(all, 0.35), (trained.min(all), 1.0)] {
+            svg += &rectangle(BARS_LEFT, middle - thickness / 2.0, width, thickness, colour(report.mode), opacity);
+        }
+        let rate = thousands(report.global_samples_per_second.round() as u64);
+        svg += &text(BARS_LEFT + all + 5.0, middle + 4.0, "start", &rate);
+    }
+    svg
+}
+
+/// Throughput over time, 1 being the most that any mode reaches.
+fn curves(panel: &[Run<'_>]) -> String {
+    let Some((simulation, _)) = panel.first() else { return String::new() };
+    let seconds = simulation.seconds;
+    let bottom = TOP + CHART_HEIGHT;
+    let mut svg = text(CURVE_LEFT, 22.0, "start", "samples/s over time, of the most; grey: share of workers slowed");
+    svg += &slowed_area(simulation);
+    for share in [0.0, 0.5, 1.0] {
+        let y = bottom - share * CHART_HEIGHT;
+        svg += &line(CURVE_LEFT, y, CURVE_LEFT + CURVE_WIDTH, y);
+        svg += &text(CURVE_LEFT - 6.0, y + 4.0, "end", &format!("{share}"));
+    }
+    let tick = tick(seconds);
+    let mut at = 0.0;
+    while at <= seconds * 1.0001 {
+        let x = CURVE_LEFT + at / seconds * CURVE_WIDTH;
+        svg += &line(x, bottom, x, bottom + 4.0);
+        svg += &text(x, bottom + 18.0, "middle", &format!("{} s", (at * 1000.0).round() / 1000.0));
+        at += tick;
+    }
+    let most = largest(panel.iter().flat_map(|(_, report)| report.interval_samples_per_second.iter().copied()));
+    // Those that tie are on one line: gba, dashed, is drawn last and lets async, before it, show.
+    let order = |mode: &str| ["bsp", "async", "gba"].iter().position(|tied| *tied == mode).map_or(0, |place| place + 1);
+    let mut reports: Vec<&Report> = panel.iter().map(|(_, report)| *report).collect();
+    reports.sort_by_key(|report| order(report.mode));
+    svg + &reports.into_iter().map(|report| curve(report, most)).collect::<String>()
+}
+
+fn curve(report: &Report, most: f64) -> String {
+    let rates = &report.interval_samples_per_second;
+    let mut points = String::new();
+    for (index, rate) in rates.iter().enumerate() {
+        let x = CURVE_LEFT + (index as f64 + 0.5) / rates.len() as f64 * CURVE_WIDTH;
+        let y = TOP + CHART_HEIGHT * (1.0 - rate / most);
+        // Writing to a String cannot fail.
+        let _written = write!(points, "{x:.1},{y:.1} ");
+    }
+    let (colour, dashes) = (colour(report.mode), if report.mode == "gba" { " stroke-dasharray=\"7 5\"" } else { "" });
+    format!(
+        "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.6\"{dashes}><title>{}</title></polyline>\n",
+        points.trim_end(),
+        report.mode
+    )
+}
+
+/// The load that the workers are under.
+fn slowed_area(simulation: &Simulation) -> String {
+    const STEPS: usize = 215;
+    let mut svg = String::new();
+    for step in 0..STEPS {
+        let share = simulation.cluster.slowed_share(simulation.seconds * (step as f64 + 0.5) / STEPS as f64);
+        if share > 0.0 {
+            let (width, height) = (CURVE_WIDTH / STEPS as f64, share * CHART_HEIGHT);
+            let (x, y) = (CURVE_LEFT + width * step as f64, TOP + CHART_HEIGHT - height);
+            svg += &rectangle(x, y, width, height, "#e4e4e4", 1.0);
+        }
+    }
+    svg
+}
+
+/// About six ticks, at round numbers.
+fn tick(seconds: f64) -> f64 {
+    let magnitude = 10f64.powf((seconds / 6.0).log10().floor());
+    [1.0, 2.0, 5.0, 10.0].map(|step| step * magnitude).into_iter().find(|t| seconds / t <= 6.0).unwrap_or(seconds)
+}
+
+/// The largest of rates; never 0, as it divides.
+fn largest(rates: impl Iterator<Item = f64>) -> f64 {
+    rates.fold(1e-9, f64::max)
+}
+
+fn rectangle(x: f64, y: f64, width: f64, height: f64, fill: &str, opacity: f64) -> String {
+    format!(
+        "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" fill=\"{fill}\" fill-opacity=\"{opacity}\"/>\n"
+    )
+}
+
+fn line(x1: f64, y1: f64, x2: f64, y2: f64) -> String {
+    format!("<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"#bbbbbb\"/>\n")
+}
+
+/// `content` holds no characters that XML would take for its own.
+fn text(x: f64, y: f64, anchor: &str, content: &str) -> String {
+    format!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{content}</text>\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_at_most_six_ticks_at_round_numbers() {
+        for (seconds, expected) in [(30.0, 5.0), (60.0, 10.0), (480.0, 100.0), (1.0, 0.2), (0.01, 0.002), (7.0, 2.0)] {
+            assert!((tick(seconds) - expected).abs() < expected * 1e-9, "{seconds}: {}", tick(seconds));
+        }
+    }
+}

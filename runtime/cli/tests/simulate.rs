@@ -1,0 +1,173 @@
+//! `rectrain simulate` as its user meets it: figures, files, determinism, mistakes.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn rectrain(folder: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_rectrain")).args(arguments).current_dir(folder).output().unwrap()
+}
+
+fn examples() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/examples")
+}
+
+/// The lines of `--json`.
+fn lines(folder: &Path, arguments: &[&str]) -> Vec<Value> {
+    let output = rectrain(folder, &[&["simulate"], arguments, &["--json"]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn rate(lines: &[Value], mode: &str, workers: u64) -> f64 {
+    let line = lines.iter().find(|line| line["mode"] == mode && line["workers"] == workers);
+    line.unwrap()["globalSamplesPerSecond"].as_f64().unwrap()
+}
+
+#[test]
+fn with_2_of_8_workers_4_times_slower_gba_is_2_4_times_sync_and_as_fast_as_async_at_8_80_and_800_workers() {
+    let set = ["straggler.yaml", "--set", "spec.workers={8,80,800},spec.modes={sync,async,gba},spec.seconds=16"];
+    let lines = lines(&examples(), &set);
+    assert_eq!(lines.len(), 9);
+    for workers in [8, 80, 800] {
+        let [sync, asynchronous, gba] = ["sync", "async", "gba"].map(|mode| rate(&lines, mode, workers));
+        assert!(gba >= 2.4 * sync, "{workers} workers: gba {gba}, sync {sync}");
+        assert!(gba >= 0.97 * asynchronous, "{workers} workers: gba {gba}, async {asynchronous}");
+    }
+}
+
+#[test]
+fn json_has_a_line_a_mode_that_begins_with_the_figures_modes_are_compared_by() {
+    let output = rectrain(&examples(), &["simulate", "straggler.yaml", "--json"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let modes = ["sync", "hybrid", "async", "gba", "hop-bs", "hop-bw", "bsp"];
+    assert_eq!(text.lines().count(), modes.len());
+    for (line, mode) in text.lines().zip(modes) {
+        let mut rest = line;
+        let keys = ["globalSamplesPerSecond", "localSamplesPerSecond", "meanStaleness", "droppedBatches"];
+        assert!(rest.starts_with(&format!("{{\"mode\":\"{mode}\",\"workers\":8,")), "{line}");
+        for key in keys {
+            let place = rest.find(&format!("\"{key}\":")).unwrap_or_else(|| panic!("no {key} in {rest}"));
+            rest = &rest[place..];
+        }
+        let value: Value = serde_json::from_str(line).unwrap();
+        for key in keys.iter().chain(&["maxStaleness", "idleShare", "trainedSamplesPerSecond", "seed"]) {
+            assert!(value[key].is_number(), "{key} in {line}");
+        }
+        assert_eq!(value["droppedBatches"].as_u64().unwrap() > 0, mode == "hop-bw", "{line}");
+        assert_eq!(value["meanStaleness"].as_f64().unwrap() > 0.0, ["async", "gba", "hop-bs", "bsp"].contains(&mode));
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_figures_and_another_one_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "{apiVersion: rectrain.dev/v1alpha1, kind: Simulation, spec: {seconds: 5, stragglers: [\n\
+                {heavyTail: {shape: 1.2, probability: 0.1}}, {factor: 3, periodSeconds: 2, slowSeconds: 1},\n\
+                {share: 0.5, crashes: {meanSecondsBetween: 3, recoverySeconds: 1}}]}}";
+    std::fs::write(folder.path().join("s.yaml"), text).unwrap();
+    let first = lines(folder.path(), &["s.yaml"]);
+    assert_eq!(first, lines(folder.path(), &["s.yaml"]));
+    let other = lines(folder.path(), &["s.yaml", "--set", "spec.seed=7"]);
+    for (a, b) in first.iter().zip(&other) {
+        assert_ne!(a["globalSamplesPerSecond"], b["globalSamplesPerSecond"], "{a} {b}");
+    }
+}
+
+#[test]
+fn workers_follow_the_times_of_a_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("t.csv"), "worker,seconds\n0,0.01\n1,0.05\n0,0.03\n").unwrap();
+    std::fs::write(folder.path().join("t.jsonl"), "{\"worker\":0,\"seconds\":0.02}\n{\"worker\":1,\"seconds\":0.05}\n")
+        .unwrap();
+    let text = "{apiVersion: rectrain.dev/v1alpha1, kind: Simulation, spec: {workers: 2, modes: async, trace: t.csv,\n\
+                localBatchSize: 100, network: {latencySeconds: 0, denseBytes: 0, embeddingBytesPerRow: 0}}}";
+    std::fs::write(folder.path().join("s.yaml"), text).unwrap();
+    for trace in ["t.csv", "t.jsonl"] {
+        let lines = lines(folder.path(), &["s.yaml", "--set", &format!("spec.trace={trace}")]);
+        // Worker 0 takes 20 ms a batch on average, worker 1 50 ms.
+        let (rate, expected) = (rate(&lines, "async", 2), 100.0 / 0.02 + 100.0 / 0.05);
+        assert!((rate / expected - 1.0).abs() < 0.01, "{trace}: {rate}, not {expected}");
+    }
+}
+
+#[test]
+fn the_table_and_the_drawing_show_every_mode() {
+    let folder = tempfile::tempdir().unwrap();
+    let example = examples().join("straggler.yaml");
+    let set = "spec.workers={4,8},spec.seconds=4,spec.stragglers[0].untilSeconds=3";
+    let output = rectrain(folder.path(), &["simulate", example.to_str().unwrap(), "--set", set, "--svg", "plot.svg"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let table = text.split_once('\n').unwrap().1;
+    let svg = std::fs::read_to_string(folder.path().join("plot.svg")).unwrap();
+    for mode in ["sync", "hybrid", "async", "gba", "hop-bs", "hop-bw", "bsp"] {
+        assert_eq!(table.matches(&format!(" {mode} ")).count(), 2, "{mode} in {table}");
+        assert_eq!(svg.matches(&format!(">{mode}</text>")).count(), 2, "{mode}");
+        assert_eq!(svg.matches(&format!("<title>{mode}</title></polyline>")).count(), 2, "{mode}");
+    }
+    assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>") && !svg.contains("NaN"));
+    for tag in ["svg", "g", "text", "polyline", "title"] {
+        assert_eq!(
+            svg.matches(&format!("<{tag} ")).count() + svg.matches(&format!("<{tag}>")).count(),
+            svg.matches(&format!("</{tag}>")).count(),
+            "{tag}"
+        );
+    }
+}
+
+#[test]
+fn every_example_of_a_simulation_can_be_simulated() {
+    let mut simulated = 0;
+    for entry in std::fs::read_dir(examples()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() && std::fs::read_to_string(&path).unwrap().contains("kind: Simulation") {
+            let lines = lines(&examples(), &[path.to_str().unwrap(), "--set", "spec.modes=gba"]);
+            assert!(lines[0]["steps"].as_u64().unwrap() > 0, "{}", path.display());
+            simulated += 1;
+        }
+    }
+    assert!(simulated >= 2, "{simulated}");
+}
+
+#[test]
+fn mistakes_are_one_sentence_each_and_exit_code_2() {
+    let head = "apiVersion: rectrain.dev/v1alpha1\nkind: Simulation\nspec:\n";
+    let table: &[(&str, &[&str], &[&str])] = &[
+        ("  wrokers: 8\n", &[], &["s.yaml:4:3", "spec.wrokers", "did you mean `workers`?"]),
+        (
+            "  workers: many\n",
+            &[],
+            &["s.yaml:4:3", "spec.workers[0]", "expected an integer from 1 to 100000", "`many`"],
+        ),
+        ("  workers: 8\n", &["--set", "spec.workers=0"], &["--set spec.workers=0", "expected an integer from 1"]),
+        ("  workers: 8\n", &["--set", "spec.workers"], &["--set spec.workers", "found no `=`"]),
+        ("  modes: [gbaa]\n", &[], &["s.yaml:4", "spec.modes[0]", "did you mean `gba`?"]),
+        ("  stragglers: [{share: 0.5}]\n", &[], &["s.yaml:4", "spec.stragglers[0]", "no trouble"]),
+        ("  gba: {localBatchSize: 300}\n", &[], &["s.yaml:4", "spec.gba.localBatchSize", "256 or 512"]),
+        ("  hopBw: {backups: 9}\n", &[], &["s.yaml:4", "spec.hopBw.backups", "fewer than"]),
+        ("  trace: none.csv\n", &[], &["none.csv", "cannot be read"]),
+        ("  trace: bad.csv\n", &[], &["bad.csv: line 3", "`0,fast`"]),
+        ("  workers: [8\n", &[], &["s.yaml:", "not valid YAML"]),
+        ("  workers: 8\n", &["--svg", "no/such/folder/x.svg"], &["no/such/folder/x.svg", "cannot be written"]),
+    ];
+    for (spec, arguments, expected) in table {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("s.yaml"), format!("{head}{spec}")).unwrap();
+        std::fs::write(folder.path().join("bad.csv"), "worker,seconds\n0,1\n0,fast\n").unwrap();
+        let output = rectrain(folder.path(), &[&["simulate", "s.yaml"], *arguments].concat());
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{spec}: {message}");
+        for part in *expected {
+            assert!(message.contains(part), "{spec}: `{part}` is not in: {message}");
+        }
+        assert_eq!(message.trim_end().lines().count(), 1, "{spec}: {message}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let output = rectrain(folder.path(), &["simulate", "missing.yaml"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("missing.yaml: the simulation cannot be read"));
+}
