@@ -276,7 +276,7 @@ pub(super) fn random_simulation(seed: u64) -> Simulation {
     let mut workers = Vec::new();
     for rank in 0..n {
         let mut made = match below(4) {
-            0 => traced(&[[0.02, 0.05, 0.3].as_slice(), &[0.04]][below(2) as usize]),
+            0 => traced([[0.02, 0.05, 0.3].as_slice(), &[0.04]][below(2) as usize]),
             _ => worker(None),
         };
         let causes = [
