@@ -230,3 +230,14 @@ pub(crate) fn shown(value: &[u8]) -> String {
         None => text.into_owned(),
     }
 }
+
+impl From<rectrain_storage::StorageError> for DataError {
+    fn from(error: rectrain_storage::StorageError) -> Self {
+        use rectrain_storage::StorageError;
+        match error {
+            StorageError::BadPath { path, problem } => Self::BadPath { path, problem },
+            StorageError::Unreachable { url, source } => Self::ObjectStore { action: "reach", url, source },
+            other => Self::config("storage options", other.to_string()),
+        }
+    }
+}

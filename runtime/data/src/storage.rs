@@ -6,18 +6,15 @@ use crate::config::SourceConfig;
 use crate::error::DataError;
 use bytes::Bytes;
 use futures::TryStreamExt;
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
-use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::path::Path as ObjectPath;
-use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, RetryConfig};
+use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
+use rectrain_storage::Place;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// One file: where it is, what it is called in messages, how large it is.
 #[derive(Debug, Clone)]
@@ -173,36 +170,14 @@ fn refuse_empty(files: Vec<SourceFile>) -> Result<Vec<SourceFile>, DataError> {
 }
 
 fn resolve_one(path: &str, options: &BTreeMap<String, String>) -> Result<Vec<SourceFile>, DataError> {
-    let Some((scheme, rest)) = path.split_once("://") else {
-        return local_files(path);
-    };
-    match scheme.to_ascii_lowercase().as_str() {
-        "file" => local_files(&local_path_of_url(path)?),
-        "s3" | "s3a" | "gs" => {
-            let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
-            let root = format!("{scheme}://{bucket}");
-            let store = if scheme.eq_ignore_ascii_case("gs") {
-                google_store(&root, options)?
-            } else {
-                amazon_store(&root, options)?
-            };
-            objects(&store, &format!("{root}/"), key)
-        }
-        _ => Err(bad_path(path, "known are local paths and file://, s3:// and gs:// URLs")),
+    match rectrain_storage::place_of(path)? {
+        Place::Local(path) => local_files(&path),
+        Place::Bucket(bucket) => objects(&bucket.store(options)?, &format!("{}/", bucket.root), &bucket.key),
     }
 }
 
 fn bad_path(path: &str, problem: impl Into<String>) -> DataError {
     DataError::BadPath { path: path.to_owned(), problem: problem.into() }
-}
-
-/// `?` and `#` are ordinary characters (and a glob's) in our file URLs.
-fn local_path_of_url(url: &str) -> Result<String, DataError> {
-    let escaped = url.replace('?', "%3F").replace('#', "%23");
-    let parsed = url::Url::parse(&escaped).map_err(|error| bad_path(url, error.to_string()))?;
-    let path =
-        parsed.to_file_path().map_err(|()| bad_path(url, "a file URL has three slashes: file:///folder/file"))?;
-    path.into_os_string().into_string().map_err(|_| bad_path(url, "it is not UTF-8"))
 }
 
 fn is_glob(path: &str) -> bool {
@@ -247,40 +222,6 @@ fn local_file(path: PathBuf) -> Result<SourceFile, DataError> {
         return Err(bad_path(&name, "it is neither a file nor a link to one"));
     }
     Ok(SourceFile { name, size: metadata.len(), place: FilePlace::Local(path) })
-}
-
-/// Quick enough that a wrong endpoint is told within a minute, patient enough for a restart.
-fn retries() -> RetryConfig {
-    RetryConfig { max_retries: 8, retry_timeout: Duration::from_secs(60), ..RetryConfig::default() }
-}
-
-fn option<K: FromStr>(name: &str) -> Result<K, DataError> {
-    name.to_ascii_lowercase().parse().map_err(|_| {
-        DataError::config(
-            &format!("storage option `{name}`"),
-            "the object store has no such option; the usual ones are endpoint, access_key_id, \
-             secret_access_key, region, allow_http, skip_signature and service_account",
-        )
-    })
-}
-
-fn amazon_store(root: &str, options: &BTreeMap<String, String>) -> Result<Arc<dyn ObjectStore>, DataError> {
-    let mut builder = AmazonS3Builder::from_env().with_url(root.replacen("s3a://", "s3://", 1)).with_retry(retries());
-    for (name, value) in options {
-        builder = builder.with_config(option::<AmazonS3ConfigKey>(name)?, value);
-    }
-    let store = builder.build();
-    Ok(Arc::new(store.map_err(|error| store_error("reach", root, error))?))
-}
-
-fn google_store(root: &str, options: &BTreeMap<String, String>) -> Result<Arc<dyn ObjectStore>, DataError> {
-    let mut builder = GoogleCloudStorageBuilder::from_env().with_url(root).with_retry(retries());
-    for (name, value) in options {
-        let known = if name.eq_ignore_ascii_case("endpoint") { GoogleConfigKey::BaseUrl } else { option(name)? };
-        builder = builder.with_config(known, value);
-    }
-    let store = builder.build();
-    Ok(Arc::new(store.map_err(|error| store_error("reach", root, error))?))
 }
 
 /// The objects that `key`, a key or a glob, names. `root` is what stands before keys in names.

@@ -1,7 +1,7 @@
 //! Everything the store can refuse. A refusal changes nothing: a call that returns an error has
 //! touched no row.
 
-use crate::{FeatureKey, GroupId, MAX_DIM, MAX_GROUPS, MAX_SLOTS, RowSpec, Slot};
+use crate::{FeatureKey, GroupId, MAX_DIM, MAX_GROUPS, MAX_SLOTS, RowSpec, SaveId, Slot};
 use thiserror::Error;
 
 /// A configuration that cannot be used.
@@ -45,6 +45,15 @@ pub enum StoreError {
     UpdateCountZero,
     #[error("cannot restore a slot: {0}")]
     Snapshot(#[from] SnapshotError),
+    #[error("the store is being saved already; complete or give up that save first")]
+    FrozenAlready,
+    #[error(
+        "the changes since save {since} are not known: they are kept from the first save that is completed while \
+         changes are tracked; save everything instead"
+    )]
+    ChangesUnknown { since: SaveId },
+    #[error("slot {slot} was saved already in this save; each slot is saved once")]
+    SavedAlready { slot: Slot },
 }
 
 /// Bytes that are not a snapshot this store can take.
@@ -70,6 +79,8 @@ pub enum SnapshotError {
         "the snapshot's rows were initialized with seed {found}, this store has seed {expected}; use the same seed"
     )]
     Seed { found: u64, expected: u64 },
+    #[error("the snapshot describes rows that no store can hold: {0}")]
+    Config(#[from] SpecError),
     #[error("the snapshot has {found} row groups, this store has {expected}; use the features it was made with")]
     Groups { found: usize, expected: usize },
     #[error(

@@ -3,7 +3,7 @@
 //!
 //! A [`Store`] is one process's share of a global table. It holds no socket, thread or clock: a
 //! parameter server calls [`Store::lookup`] and [`Store::update`] from as many threads as it likes,
-//! checkpoints call [`Store::snapshot_slot`], exports call [`Store::for_each_row`]. It does not
+//! checkpoints call [`Store::freeze`], exports call [`Store::for_each_row`]. It does not
 //! remove duplicate keys, pool embeddings, or decide which process holds which slot; its callers
 //! do.
 //!
@@ -30,6 +30,7 @@
 compile_error!("rows and snapshots are little-endian in memory; big-endian targets are not supported");
 
 mod error;
+mod frozen;
 mod index;
 mod initial;
 mod key;
@@ -43,10 +44,11 @@ mod store;
 mod table;
 
 pub use error::{SnapshotError, SpecError, StoreError};
+pub use frozen::{FrozenStore, SaveId, SaveScope};
 pub use initial::Initializer;
 pub use key::{FeatureKey, GroupId, Slot, slot_of};
 pub use optimizer::SparseOptimizer;
-pub use snapshot::{RestoredSlot, SlotSnapshot};
+pub use snapshot::{RestoredSlot, SlotContent, SlotSnapshot};
 pub use spec::{MAX_DIM, MAX_GROUPS, MAX_SLOTS, RowSpec, StoreConfig, ValueType};
 pub use store::{Digest, Store, StoreBytes};
 pub use table::{LookupCounts, Missing, UpdateCounts};

@@ -16,6 +16,13 @@
 //!
 //! Numbers instead of pointers mean that a copy of the chunks is a snapshot, and that they could lie
 //! in memory shared between processes.
+//!
+//! The slab also knows which rows changed since the last mark, by a bit a row, and can be *frozen*:
+//! from then on a row is kept aside before it is changed for the first time, so that the rows of that
+//! instant can be copied out later ([`Slab::frozen_rows`]) while work goes on. Every way to a row's
+//! words for writing passes through [`Slab::row_mut`], [`Slab::allocate`] or [`Slab::release`], so no
+//! change is missed. What it costs: one bit tested a write, and one row copied the first time that it
+//! is written while the slab is frozen.
 
 const FIRST_CHUNK_ROWS: usize = 4;
 const LEAST_CHUNK_ROWS: usize = 16;
@@ -36,6 +43,20 @@ pub(crate) struct Slab {
     used: u32,
     free: u32,
     rows: usize,
+    /// A bit a row: whether it was written, handed out or released since the last mark.
+    changed: Vec<u64>,
+    frozen: Option<Box<Frozen>>,
+}
+
+/// What is kept of the instant at which the slab was frozen.
+struct Frozen {
+    /// The slab's bits at that instant: what had changed since the mark before it.
+    changed: Vec<u64>,
+    /// Whether the rows of that instant are still to be copied out.
+    pending: bool,
+    /// The rows of that instant that have changed since then: their numbers, and their words.
+    kept: Vec<u32>,
+    kept_words: Vec<u32>,
 }
 
 impl Slab {
@@ -50,6 +71,8 @@ impl Slab {
             used: 0,
             free: NO_ROW,
             rows: 0,
+            changed: Vec::new(),
+            frozen: None,
         }
     }
 
@@ -63,7 +86,8 @@ impl Slab {
         let words: usize = self.chunks.iter().map(|chunk| chunk.len()).sum();
         words * size_of::<u32>()
             + self.chunks.capacity() * size_of::<Box<[u32]>>()
-            + self.live.capacity() * size_of::<u64>()
+            + (self.live.capacity() + self.changed.capacity()) * size_of::<u64>()
+            + self.frozen.as_ref().map_or(0, |frozen| frozen.bytes())
     }
 
     /// The chunk of a row and where in the chunk it begins.
@@ -77,9 +101,23 @@ impl Slab {
         &self.chunks[chunk][start..start + self.stride]
     }
 
+    /// A live row's words, to be changed.
     pub(crate) fn row_mut(&mut self, row: u32) -> &mut [u32] {
+        if !bit(&self.changed, row) {
+            self.first_change(row);
+        }
         let (chunk, start) = self.place(row);
         &mut self.chunks[chunk][start..start + self.stride]
+    }
+
+    /// Notes that a live row is about to change for the first time since the mark.
+    fn first_change(&mut self, row: u32) {
+        set(&mut self.changed, row);
+        let (chunk, start) = self.place(row);
+        if let Some(frozen) = self.frozen.as_mut().filter(|frozen| frozen.pending) {
+            frozen.kept.push(row);
+            frozen.kept_words.extend_from_slice(&self.chunks[chunk][start..start + self.stride]);
+        }
     }
 
     /// Hands out a row with unspecified contents; `None` once all 2³² − 1 numbers are taken.
@@ -91,7 +129,9 @@ impl Slab {
             self.free = self.row(row)[0];
             row
         };
-        self.live[row as usize / 64] |= 1 << (row % 64);
+        // The row was free, so nothing of it is to be kept.
+        set(&mut self.changed, row);
+        set(&mut self.live, row);
         self.rows += 1;
         Some(row)
     }
@@ -106,6 +146,7 @@ impl Slab {
         }
         if row as usize == self.live.len() * 64 {
             push_sparingly(&mut self.live, 0);
+            push_sparingly(&mut self.changed, 0);
         }
         self.used += 1;
         Some(row)
@@ -135,10 +176,10 @@ impl Slab {
 
     /// Takes a live row back.
     pub(crate) fn release(&mut self, row: u32) {
-        self.live[row as usize / 64] &= !(1 << (row % 64));
-        self.rows -= 1;
         let free = self.free;
         self.row_mut(row)[0] = free;
+        self.live[row as usize / 64] &= !(1 << (row % 64));
+        self.rows -= 1;
         self.free = row;
     }
 
@@ -171,6 +212,83 @@ impl Slab {
         }
         copy
     }
+}
+
+/// Marks and freezing; see the module's text.
+impl Slab {
+    /// Sets a mark: from now on rows count as unchanged.
+    pub(crate) fn mark(&mut self) {
+        self.changed.fill(0);
+    }
+
+    /// Sets a mark and keeps the rows of this instant until [`Self::thaw`].
+    pub(crate) fn freeze(&mut self) {
+        let unchanged = vec![0; self.changed.len()];
+        let changed = std::mem::replace(&mut self.changed, unchanged);
+        self.frozen = Some(Box::new(Frozen { changed, pending: true, kept: Vec::new(), kept_words: Vec::new() }));
+    }
+
+    /// A copy of the rows as they were when the slab was frozen, in no order; with `changes_only`, of
+    /// those that had changed between the mark before and that instant. Once only: what was kept is
+    /// let go. A slab that is not frozen has no such rows.
+    pub(crate) fn frozen_rows(&mut self, changes_only: bool) -> Vec<u32> {
+        if !self.frozen.as_ref().is_some_and(|frozen| frozen.pending) {
+            return Vec::new();
+        }
+        let Some(mut frozen) = self.frozen.take() else { return Vec::new() };
+        if !changes_only && self.changed.iter().all(|&word| word == 0) {
+            *frozen = frozen.taken();
+            self.frozen = Some(frozen);
+            return self.copy_rows();
+        }
+        let wanted = |row| !changes_only || bit(&frozen.changed, row);
+        let mut rows = Vec::new();
+        if !changes_only {
+            rows.reserve_exact(self.rows * self.stride + frozen.kept_words.len());
+        }
+        for (row, words) in self.iter() {
+            if !bit(&self.changed, row) && wanted(row) {
+                rows.extend_from_slice(words);
+            }
+        }
+        for (&row, words) in frozen.kept.iter().zip(frozen.kept_words.chunks_exact(self.stride)) {
+            if wanted(row) {
+                rows.extend_from_slice(words);
+            }
+        }
+        *frozen = frozen.taken();
+        self.frozen = Some(frozen);
+        rows
+    }
+
+    /// Ends the freeze. If what was copied out is `saved` for good, the mark that the freeze set
+    /// stays; if not, everything that had changed since the mark before counts as changed again.
+    pub(crate) fn thaw(&mut self, saved: bool) {
+        let Some(frozen) = self.frozen.take().filter(|_| !saved) else { return };
+        for (now, then) in self.changed.iter_mut().zip(&frozen.changed) {
+            *now |= then;
+        }
+    }
+}
+
+impl Frozen {
+    /// The same with nothing kept but the bits.
+    fn taken(&mut self) -> Self {
+        Self { changed: std::mem::take(&mut self.changed), pending: false, kept: Vec::new(), kept_words: Vec::new() }
+    }
+
+    fn bytes(&self) -> usize {
+        self.changed.capacity() * size_of::<u64>()
+            + (self.kept.capacity() + self.kept_words.capacity()) * size_of::<u32>()
+    }
+}
+
+fn bit(bits: &[u64], row: u32) -> bool {
+    bits.get(row as usize / 64).is_some_and(|word| word >> (row % 64) & 1 == 1)
+}
+
+fn set(bits: &mut [u64], row: u32) {
+    bits[row as usize / 64] |= 1 << (row % 64);
 }
 
 /// Pushes onto a vector that grows by an eighth where others double: these are read often, grow
@@ -217,7 +335,80 @@ mod tests {
         assert!(slab.bytes() < 2_000, "{}", slab.bytes());
     }
 
+    /// The rows of a slab by their stamp, which each row's words repeat.
+    fn stamps(words: &[u32], stride: usize) -> Vec<u32> {
+        let mut stamps: Vec<u32> = words.chunks_exact(stride).map(|row| row[1]).collect();
+        stamps.sort_unstable();
+        stamps
+    }
+
     proptest! {
+        /// Whatever happens after a freeze, the frozen rows are those of its instant, and the changes
+        /// are those since the mark before, whether or not an attempt in between came to nothing.
+        #[test]
+        fn frozen_rows_are_those_of_the_instant(
+            operations in prop::collection::vec((0_u8..3, any::<prop::sample::Index>()), 1..400),
+            marks in prop::collection::vec(0_usize..400, 3),
+            (changes_only, first_was_saved) in any::<(bool, bool)>(),
+        ) {
+            let stride = 3;
+            let mut marks = marks;
+            marks.sort_unstable();
+            let mut slab = Slab::new(stride);
+            let mut model: BTreeMap<u32, u32> = BTreeMap::new();
+            // (contents at the last mark, contents at the freeze)
+            let (mut at_mark, mut expected) = (BTreeMap::new(), Vec::new());
+            let mut rest = operations.into_iter().zip(1_u32..);
+            for (phase, end) in marks.iter().copied().chain([usize::MAX]).enumerate() {
+                let start = if phase == 0 { 0 } else { marks[phase - 1] };
+                for ((operation, pick), stamp) in rest.by_ref().take(end.saturating_sub(start)) {
+                    let picked = (!model.is_empty()).then(|| *model.keys().nth(pick.index(model.len())).unwrap());
+                    match (operation, picked) {
+                        (1, Some(row)) => {
+                            slab.row_mut(row).fill(stamp);
+                            model.insert(row, stamp);
+                        }
+                        (2, Some(row)) => {
+                            slab.release(row);
+                            model.remove(&row);
+                        }
+                        _ => {
+                            let row = slab.allocate().unwrap();
+                            slab.row_mut(row).fill(stamp);
+                            model.insert(row, stamp);
+                        }
+                    }
+                }
+                match phase {
+                    0 => {
+                        slab.mark();
+                        at_mark = model.clone();
+                    }
+                    1 => {
+                        slab.freeze();
+                        slab.frozen_rows(true);
+                        slab.thaw(first_was_saved);
+                        if first_was_saved {
+                            at_mark = model.clone();
+                        }
+                    }
+                    2 => {
+                        slab.freeze();
+                        let unchanged = |row, stamp| at_mark.get(row) == Some(stamp);
+                        let wanted = model.iter().filter(|(row, stamp)| !changes_only || !unchanged(row, stamp));
+                        expected = wanted.map(|(_, &stamp)| stamp).collect();
+                        expected.sort_unstable();
+                    }
+                    _ => {}
+                }
+            }
+            prop_assert_eq!(stamps(&slab.frozen_rows(changes_only), stride), expected);
+            slab.thaw(true);
+            let mut now: Vec<u32> = model.values().copied().collect();
+            now.sort_unstable();
+            prop_assert_eq!(stamps(&slab.copy_rows(), stride), now);
+        }
+
         #[test]
         fn rows_keep_their_contents_while_others_come_and_go(
             stride in prop::sample::select(vec![2_usize, 65, 131]),

@@ -1,19 +1,24 @@
-//! Slot snapshots: the bytes of a slot file. What is here turns copied rows into bytes and checked
-//! bytes into rows; it takes no lock and touches no store.
+//! Slot snapshots: the bytes of one slot in a checkpoint. What is here turns copied rows into bytes and
+//! checked bytes into rows; it takes no lock and touches no store.
 //!
 //! All numbers are little-endian:
 //!
 //! ```text
 //! offset  size
 //!      0     8  "RECTSLOT"
-//!      8     4  format version, 1
+//!      8     4  format version, 2
 //!     12     4  slot
 //!     16     4  slots of the job
 //!     20     4  row groups, G
 //!     24     8  seed of the initial values
 //!     32     8  length of everything, checksum included
-//!     40  60·G  each group: dim u32, zero columns u32, value type u8, initializer u8, optimizer u8,
-//!               0 u8, initializer's numbers 2 × f32, optimizer's numbers 4 × f64, rows u64
+//!     40     4  kind: 0 all rows of the slot, 1 changes
+//!     44     4  0
+//!     48  68·G  each group: dim u32, zero columns u32, value type u8, initializer u8, optimizer u8,
+//!               0 u8, initializer's numbers 2 × f32, optimizer's numbers 4 × f64, rows u64,
+//!               removed keys u64
+//!      …        the removed keys of group 0, of group 1, …, each group's rising; none where all rows
+//!               are given
 //!      …        the rows of group 0, of group 1, …, each group's by rising key; a row is the words
 //!               it is in memory: key, score and timestamp, values, optimizer state
 //!    −8     8  XXH3-64 of everything before it
@@ -30,9 +35,9 @@ use crate::{
 use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: &[u8; 8] = b"RECTSLOT";
-const VERSION: u32 = 1;
-const HEADER_BYTES: usize = 40;
-const GROUP_BYTES: usize = 60;
+const VERSION: u32 = 2;
+const HEADER_BYTES: usize = 48;
+const GROUP_BYTES: usize = 68;
 const CHECKSUM_BYTES: usize = 8;
 
 /// The rows of a slot at one instant, as bytes to keep; see
@@ -40,8 +45,19 @@ const CHECKSUM_BYTES: usize = 8;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlotSnapshot {
     slot: Slot,
+    content: SlotContent,
     rows: u64,
+    removed: u64,
     bytes: Vec<u8>,
+}
+
+/// Whether a snapshot stands alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SlotContent {
+    /// All rows of the slot.
+    Whole,
+    /// The rows that changed since an earlier snapshot, and the keys of those that were removed.
+    Changes,
 }
 
 impl SlotSnapshot {
@@ -50,10 +66,22 @@ impl SlotSnapshot {
         self.slot
     }
 
+    /// Whether it holds the whole slot or changes.
+    #[must_use]
+    pub fn content(&self) -> SlotContent {
+        self.content
+    }
+
     /// Rows of all groups together.
     #[must_use]
     pub fn rows(&self) -> u64 {
         self.rows
+    }
+
+    /// Removed keys of all groups together; 0 where the whole slot is given.
+    #[must_use]
+    pub fn removed(&self) -> u64 {
+        self.removed
     }
 
     #[must_use]
@@ -71,13 +99,20 @@ impl SlotSnapshot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RestoredSlot {
     pub slot: Slot,
+    /// Whether the slot was replaced or changed.
+    pub content: SlotContent,
     /// Rows of all groups together.
     pub rows: u64,
+    /// Keys that the snapshot said were removed.
+    pub removed: u64,
 }
 
 /// The rows of a slot copied out of its tables: for each group its rows' words, in no order.
 pub(crate) struct SlotRows {
     pub(crate) groups: Vec<Vec<u32>>,
+    /// For each group the keys that were removed, if the rows are changes. A key may repeat, and may
+    /// have one of the rows.
+    pub(crate) removed: Option<Vec<Vec<FeatureKey>>>,
 }
 
 impl SlotRows {
@@ -105,9 +140,18 @@ impl SlotRows {
 
 /// Writes a snapshot.
 pub(crate) fn write(config: &StoreConfig, slot: Slot, rows: &SlotRows) -> SlotSnapshot {
+    let content = if rows.removed.is_some() { SlotContent::Changes } else { SlotContent::Whole };
+    let ordered: Vec<Vec<&[u32]>> = config
+        .groups
+        .iter()
+        .zip(&rows.groups)
+        .map(|(spec, rows)| SlotRows::ordered(rows, RowLayout::new(spec).stride()))
+        .collect();
+    let removed = removed_keys(rows.removed.as_deref().unwrap_or_default(), &ordered);
     let words: usize = rows.groups.iter().map(Vec::len).sum();
+    let keys: usize = removed.iter().map(Vec::len).sum();
     let head = HEADER_BYTES + GROUP_BYTES * config.groups.len();
-    let length = head + words * size_of::<u32>() + CHECKSUM_BYTES;
+    let length = head + keys * size_of::<u64>() + words * size_of::<u32>() + CHECKSUM_BYTES;
     let mut bytes = Vec::with_capacity(length);
     bytes.extend_from_slice(MAGIC);
     for number in [VERSION, slot.0, config.slots, config.groups.len() as u32] {
@@ -115,28 +159,49 @@ pub(crate) fn write(config: &StoreConfig, slot: Slot, rows: &SlotRows) -> SlotSn
     }
     bytes.extend_from_slice(&config.seed.to_le_bytes());
     bytes.extend_from_slice(&(length as u64).to_le_bytes());
-    let mut count = 0;
-    for (spec, rows) in config.groups.iter().zip(&rows.groups) {
-        let rows = (rows.len() / RowLayout::new(spec).stride()) as u64;
+    let kind: u32 = match content {
+        SlotContent::Whole => 0,
+        SlotContent::Changes => 1,
+    };
+    bytes.extend_from_slice(&kind.to_le_bytes());
+    bytes.extend_from_slice(&[0; 4]);
+    for (group, spec) in config.groups.iter().enumerate() {
         write_spec(&mut bytes, spec);
-        bytes.extend_from_slice(&rows.to_le_bytes());
-        count += rows;
+        bytes.extend_from_slice(&(ordered[group].len() as u64).to_le_bytes());
+        bytes.extend_from_slice(&(removed.get(group).map_or(0, Vec::len) as u64).to_le_bytes());
     }
-    for (spec, rows) in config.groups.iter().zip(&rows.groups) {
-        for row in SlotRows::ordered(rows, RowLayout::new(spec).stride()) {
-            bytes.extend_from_slice(bytemuck::cast_slice(row));
-        }
+    for key in removed.iter().flatten() {
+        bytes.extend_from_slice(&key.0.to_le_bytes());
+    }
+    for row in ordered.iter().flatten() {
+        bytes.extend_from_slice(bytemuck::cast_slice(row));
     }
     let checksum = xxh3_64(&bytes);
     bytes.extend_from_slice(&checksum.to_le_bytes());
-    SlotSnapshot { slot, rows: count, bytes }
+    let count = ordered.iter().map(|rows| rows.len() as u64).sum();
+    SlotSnapshot { slot, content, rows: count, removed: keys as u64, bytes }
+}
+
+/// The removed keys of each group, rising, each once, without those that have a row after all.
+fn removed_keys(removed: &[Vec<FeatureKey>], ordered: &[Vec<&[u32]>]) -> Vec<Vec<FeatureKey>> {
+    let of_group = |(keys, rows): (&Vec<FeatureKey>, &Vec<&[u32]>)| {
+        let mut keys = keys.clone();
+        keys.sort_unstable();
+        keys.dedup();
+        keys.retain(|key| rows.binary_search_by_key(key, |row| key_of(row)).is_err());
+        keys
+    };
+    removed.iter().zip(ordered).map(of_group).collect()
 }
 
 /// A snapshot that has passed every check, ready to become tables.
 pub(crate) struct CheckedSnapshot {
     pub(crate) slot: Slot,
+    pub(crate) content: SlotContent,
     /// For each group its rows' words, by rising key.
     pub(crate) groups: Vec<Vec<u32>>,
+    /// For each group the removed keys, rising.
+    pub(crate) removed: Vec<Vec<FeatureKey>>,
 }
 
 /// Reads a snapshot for a store made with `config`.
@@ -147,6 +212,7 @@ pub(crate) fn read(config: &StoreConfig, bytes: &[u8]) -> Result<CheckedSnapshot
     let slot = Slot(reader.u32()?);
     check_job(config, slot, &mut reader)?;
     reader.take::<8>()?;
+    let content = read_content(&mut reader)?;
     let mut counts = Vec::with_capacity(config.groups.len());
     for (position, expected) in config.groups.iter().enumerate() {
         let found = read_spec(&mut reader)?;
@@ -157,10 +223,51 @@ pub(crate) fn read(config: &StoreConfig, bytes: &[u8]) -> Result<CheckedSnapshot
                 expected: Box::new(*expected),
             });
         }
-        counts.push(reader.u64()?);
+        counts.push(GroupCounts { rows: reader.u64()?, removed: reader.u64()? });
     }
-    let groups = read_rows(config, slot, &counts, reader.rest)?;
-    Ok(CheckedSnapshot { slot, groups })
+    if content == SlotContent::Whole
+        && let Some(counts) = counts.iter().find(|counts| counts.removed != 0)
+    {
+        return Err(SnapshotError::Field { field: "count of removed keys", found: counts.removed });
+    }
+    check_length(config, &counts, reader.rest.len())?;
+    let (removed, rows) = read_removed(config, slot, &counts, reader.rest)?;
+    let groups = read_rows(config, slot, &counts, rows)?;
+    Ok(CheckedSnapshot { slot, content, groups, removed })
+}
+
+/// What one group of a snapshot holds.
+struct GroupCounts {
+    rows: u64,
+    removed: u64,
+}
+
+fn read_content(reader: &mut Reader) -> Result<SlotContent, SnapshotError> {
+    let (kind, reserved) = (reader.u32()?, reader.u32()?);
+    if reserved != 0 {
+        return Err(SnapshotError::Field { field: "reserved word", found: u64::from(reserved) });
+    }
+    match kind {
+        0 => Ok(SlotContent::Whole),
+        1 => Ok(SlotContent::Changes),
+        found => Err(SnapshotError::Field { field: "kind", found: u64::from(found) }),
+    }
+}
+
+/// The configuration of the store that wrote a snapshot: for readers that know nothing of the job.
+pub(crate) fn config_of(bytes: &[u8]) -> Result<StoreConfig, SnapshotError> {
+    let mut reader = Reader { rest: checked_body(bytes)? };
+    reader.take::<16>()?;
+    let (slots, groups, seed) = (reader.u32()?, reader.u32()?, reader.u64()?);
+    reader.take::<16>()?;
+    let mut specs = Vec::new();
+    for _ in 0..groups {
+        specs.push(read_spec(&mut reader)?);
+        reader.take::<16>()?;
+    }
+    let config = StoreConfig { slots, seed, groups: specs };
+    config.validate()?;
+    Ok(config)
 }
 
 /// Everything but the checksum, once magic, version, length and checksum are right.
@@ -208,36 +315,72 @@ fn check_job(config: &StoreConfig, slot: Slot, reader: &mut Reader) -> Result<()
     Ok(())
 }
 
-/// Cuts the rows of every group out of `bytes`, which must be just as long as they are together, and
-/// checks their keys.
-fn read_rows(config: &StoreConfig, slot: Slot, counts: &[u64], bytes: &[u8]) -> Result<Vec<Vec<u32>>, SnapshotError> {
-    let strides: Vec<usize> = config.groups.iter().map(|spec| RowLayout::new(spec).stride()).collect();
-    let row_bytes = |&stride: &usize| stride as u128 * size_of::<u32>() as u128;
-    let sizes = strides.iter().map(row_bytes).zip(counts);
-    let expected: u128 = sizes.map(|(size, &count)| size * u128::from(count)).sum();
-    if expected != bytes.len() as u128 {
+/// Whether `actual` bytes are just what the counted keys and rows take.
+fn check_length(config: &StoreConfig, counts: &[GroupCounts], actual: usize) -> Result<(), SnapshotError> {
+    let row_bytes = |spec| (RowLayout::new(spec).stride() * size_of::<u32>()) as u128;
+    let bytes = |(spec, counts): (_, &GroupCounts)| {
+        row_bytes(spec) * u128::from(counts.rows) + size_of::<u64>() as u128 * u128::from(counts.removed)
+    };
+    let expected: u128 = config.groups.iter().zip(counts).map(bytes).sum();
+    if expected != actual as u128 {
         return Err(SnapshotError::Length {
             expected: u64::try_from(expected).unwrap_or(u64::MAX),
-            actual: bytes.len() as u64,
+            actual: actual as u64,
         });
     }
+    Ok(())
+}
+
+/// Cuts the removed keys off the front of `bytes`, which are long enough, and checks them.
+fn read_removed<'b>(
+    config: &StoreConfig,
+    slot: Slot,
+    counts: &[GroupCounts],
+    bytes: &'b [u8],
+) -> Result<(Vec<Vec<FeatureKey>>, &'b [u8]), SnapshotError> {
     let mut rest = bytes;
-    let mut groups = Vec::with_capacity(strides.len());
-    for (position, (&stride, &count)) in strides.iter().zip(counts).enumerate() {
-        let mut words = vec![0; stride * count as usize];
+    let mut removed = Vec::with_capacity(counts.len());
+    for (position, counts) in counts.iter().enumerate() {
+        let (own, others) = rest.split_at(counts.removed as usize * size_of::<u64>());
+        rest = others;
+        let keys = own.as_chunks::<8>().0.iter().map(|bytes| FeatureKey(u64::from_le_bytes(*bytes)));
+        let keys: Vec<FeatureKey> = keys.collect();
+        check_keys(keys.iter().copied(), GroupId(position as u16), slot, config.slots)?;
+        removed.push(keys);
+    }
+    Ok((removed, rest))
+}
+
+/// Cuts the rows of every group out of `bytes`, which are just as long as they are together, and
+/// checks their keys.
+fn read_rows(
+    config: &StoreConfig,
+    slot: Slot,
+    counts: &[GroupCounts],
+    bytes: &[u8],
+) -> Result<Vec<Vec<u32>>, SnapshotError> {
+    let mut rest = bytes;
+    let mut groups = Vec::with_capacity(counts.len());
+    for (position, (spec, counts)) in config.groups.iter().zip(counts).enumerate() {
+        let stride = RowLayout::new(spec).stride();
+        let mut words = vec![0; stride * counts.rows as usize];
         let (own, others) = rest.split_at(words.len() * size_of::<u32>());
         bytemuck::cast_slice_mut(&mut words).copy_from_slice(own);
         rest = others;
-        check_keys(&words, stride, GroupId(position as u16), slot, config.slots)?;
+        check_keys(words.chunks_exact(stride).map(key_of), GroupId(position as u16), slot, config.slots)?;
         groups.push(words);
     }
     Ok(groups)
 }
 
-fn check_keys(words: &[u32], stride: usize, group: GroupId, slot: Slot, slots: u32) -> Result<(), SnapshotError> {
+fn check_keys(
+    keys: impl Iterator<Item = FeatureKey>,
+    group: GroupId,
+    slot: Slot,
+    slots: u32,
+) -> Result<(), SnapshotError> {
     let mut earlier = None;
-    for row in words.chunks_exact(stride) {
-        let key = key_of(row);
+    for key in keys {
         if slot_of(key, slots) != slot {
             return Err(SnapshotError::ForeignKey { slot, group, key });
         }

@@ -1,12 +1,14 @@
 //! The [`Store`]: slots behind locks, and the calls on them. It cuts a batch into runs of keys of
 //! one slot and gives each run to that slot's table; what happens to a row is the table's business.
 
+use crate::frozen::{FrozenSlot, Saves};
 use crate::layout::RowLayout;
 use crate::snapshot::{self, RestoredSlot, SlotRows, SlotSnapshot};
 use crate::table::{Group, LookupCounts, Missing, Table, UpdateCounts};
-use crate::{FeatureKey, GroupId, RowSpec, Slot, SnapshotError, StoreConfig, StoreError, slot_of};
+use crate::{FeatureKey, GroupId, RowSpec, Slot, SlotContent, SnapshotError, StoreConfig, StoreError, slot_of};
 use sha2::{Digest as _, Sha256};
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A SHA-256 of rows.
@@ -24,22 +26,47 @@ pub struct StoreBytes {
 
 /// See the crate's text. All methods take `&self` and may be called from any number of threads; a
 /// call locks one slot at a time, so it sees and leaves every slot whole, and no call waits for
-/// another while holding a lock.
+/// another while holding a lock. ([`Store::freeze`] alone holds all locks, for an instant.)
 pub struct Store {
-    config: StoreConfig,
+    pub(crate) config: StoreConfig,
     groups: Vec<Group>,
     layouts: Vec<RowLayout>,
-    slots: Box<[SlotCell]>,
+    pub(crate) slots: Box<[SlotCell]>,
+    pub(crate) saves: Mutex<Saves>,
+    /// Whether removals are remembered; see [`Store::track_changes`].
+    pub(crate) tracking: AtomicBool,
 }
 
-/// The tables of one slot, by group, on cache lines of their own.
+/// One slot, on cache lines of its own.
 #[repr(align(64))]
-struct SlotCell(Mutex<Box<[Table]>>);
+pub(crate) struct SlotCell(Mutex<SlotState>);
+
+/// What a slot's lock guards.
+pub(crate) struct SlotState {
+    /// By group.
+    pub(crate) tables: Box<[Table]>,
+    /// Whether all tables were replaced since the last mark: then changes row by row do not tell what
+    /// happened.
+    pub(crate) replaced: bool,
+    pub(crate) frozen: Option<FrozenSlot>,
+}
+
+impl SlotState {
+    /// Puts other tables in the place of the present ones, whose rows of the freeze are kept first.
+    fn replace(&mut self, tables: Box<[Table]>) -> Box<[Table]> {
+        if let Some(mut frozen) = self.frozen.take() {
+            frozen.keep(&mut self.tables);
+            self.frozen = Some(frozen);
+        }
+        self.replaced = true;
+        std::mem::replace(&mut self.tables, tables)
+    }
+}
 
 impl SlotCell {
     /// A panic under the lock (out of memory, a bug) poisons it. A table is never left in pieces by
     /// code that can panic, so the lock is taken all the same.
-    fn lock(&self) -> MutexGuard<'_, Box<[Table]>> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, SlotState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -52,8 +79,16 @@ impl Store {
     pub fn new(config: StoreConfig) -> Result<Self, StoreError> {
         config.validate()?;
         let groups: Vec<Group> = config.groups.iter().map(|&spec| Group::new(spec, config.seed)).collect();
-        let slots = (0..config.slots).map(|_| SlotCell(Mutex::new(empty_tables(&groups)))).collect();
-        Ok(Self { layouts: groups.iter().map(|group| group.layout).collect(), config, groups, slots })
+        let empty = || SlotState { tables: empty_tables(&groups), replaced: false, frozen: None };
+        let slots = (0..config.slots).map(|_| SlotCell(Mutex::new(empty()))).collect();
+        Ok(Self {
+            layouts: groups.iter().map(|group| group.layout).collect(),
+            config,
+            groups,
+            slots,
+            saves: Mutex::default(),
+            tracking: AtomicBool::new(false),
+        })
     }
 
     #[must_use]
@@ -93,8 +128,8 @@ impl Store {
         let mut counts = LookupCounts::default();
         for (slot, run) in self.runs(keys) {
             let out = &mut out[run.start * dim..run.end * dim];
-            let mut tables = self.slots[slot.0 as usize].lock();
-            let table = &mut tables[usize::from(id.0)];
+            let mut state = self.slots[slot.0 as usize].lock();
+            let table = &mut state.tables[usize::from(id.0)];
             counts += table.lookup(group, &keys[run], missing, out);
         }
         Ok(counts)
@@ -127,8 +162,8 @@ impl Store {
         let mut counts = UpdateCounts::default();
         for (slot, run) in self.runs(keys) {
             let gradients = &gradients[run.start * dim..run.end * dim];
-            let mut tables = self.slots[slot.0 as usize].lock();
-            let table = &mut tables[usize::from(id.0)];
+            let mut state = self.slots[slot.0 as usize].lock();
+            let table = &mut state.tables[usize::from(id.0)];
             counts += table.update(group, &keys[run], gradients, step, &mut scratch);
         }
         Ok(counts)
@@ -141,8 +176,9 @@ impl Store {
     /// [`StoreError::UnknownGroup`].
     pub fn remove(&self, group: GroupId, key: FeatureKey) -> Result<bool, StoreError> {
         self.group(group)?;
-        let mut tables = self.slots[self.slot_of(key).0 as usize].lock();
-        Ok(tables[usize::from(group.0)].remove(key))
+        let mut state = self.slots[self.slot_of(key).0 as usize].lock();
+        let record = self.tracking.load(Ordering::Relaxed);
+        Ok(state.tables[usize::from(group.0)].remove(key, record))
     }
 
     /// Whether a key has a row.
@@ -151,8 +187,8 @@ impl Store {
     /// [`StoreError::UnknownGroup`].
     pub fn contains(&self, group: GroupId, key: FeatureKey) -> Result<bool, StoreError> {
         self.group(group)?;
-        let tables = self.slots[self.slot_of(key).0 as usize].lock();
-        Ok(tables[usize::from(group.0)].contains(key))
+        let state = self.slots[self.slot_of(key).0 as usize].lock();
+        Ok(state.tables[usize::from(group.0)].contains(key))
     }
 
     /// Drops every row of a slot, as when the slot has moved elsewhere; says how many there were.
@@ -161,7 +197,7 @@ impl Store {
     /// [`StoreError::UnknownSlot`].
     pub fn clear_slot(&self, slot: Slot) -> Result<u64, StoreError> {
         let empty = empty_tables(&self.groups);
-        let old = std::mem::replace(&mut *self.cell(slot)?.lock(), empty);
+        let old = self.cell(slot)?.lock().replace(empty);
         Ok(rows_of(&old))
     }
 
@@ -175,26 +211,65 @@ impl Store {
         Ok(snapshot::write(&self.config, slot, &rows))
     }
 
-    /// Replaces the rows of the slot that the snapshot names by the snapshot's. The store then
-    /// behaves, to the bit, as the one that wrote it did. If the bytes are refused nothing changes.
+    /// Takes in a snapshot. If it holds the whole slot, the rows of the slot that it names are
+    /// replaced by the snapshot's, and the slot then behaves, to the bit, as it did where the snapshot
+    /// was taken. If it holds changes, the rows it says were removed are removed and its rows put in
+    /// the place of those of their keys, or added; whether the slot's contents are those that the
+    /// changes start from is the caller's to know. If the bytes are refused nothing changes.
     ///
     /// # Errors
     /// [`StoreError::Snapshot`], naming what is wrong: format, version, length, checksum, or a job
     /// with other slots, seed, row groups or optimizers than this store's.
     pub fn restore_slot(&self, bytes: &[u8]) -> Result<RestoredSlot, StoreError> {
         let snapshot = snapshot::read(&self.config, bytes)?;
-        let mut tables = Vec::with_capacity(self.groups.len());
-        for (group, words) in self.groups.iter().zip(&snapshot.groups) {
-            let rows = words.chunks_exact(group.layout.stride());
-            let count = rows.len();
-            let table = Table::from_rows(group, count, rows);
-            tables.push(table.ok_or(SnapshotError::TooManyRows { rows: count })?);
+        let mut restored = RestoredSlot { slot: snapshot.slot, content: snapshot.content, rows: 0, removed: 0 };
+        match snapshot.content {
+            SlotContent::Whole => {
+                let mut tables = Vec::with_capacity(self.groups.len());
+                for (group, words) in self.groups.iter().zip(&snapshot.groups) {
+                    let rows = words.chunks_exact(group.layout.stride());
+                    let count = rows.len();
+                    let table = Table::from_rows(group, count, rows);
+                    tables.push(table.ok_or(SnapshotError::TooManyRows { rows: count })?);
+                }
+                let tables: Box<[Table]> = tables.into_boxed_slice();
+                restored.rows = rows_of(&tables);
+                let old = self.cell(snapshot.slot)?.lock().replace(tables);
+                drop(old);
+            }
+            SlotContent::Changes => {
+                let mut state = self.cell(snapshot.slot)?.lock();
+                let strides = self.layouts.iter().map(RowLayout::stride);
+                let added = || snapshot.groups.iter().zip(strides.clone()).map(|(words, stride)| words.len() / stride);
+                for (table, added) in state.tables.iter().zip(added()) {
+                    let rows = table.rows() + added;
+                    if rows >= u32::MAX as usize {
+                        return Err(SnapshotError::TooManyRows { rows }.into());
+                    }
+                }
+                let record = self.tracking.load(Ordering::Relaxed);
+                for (position, table) in state.tables.iter_mut().enumerate() {
+                    for &key in &snapshot.removed[position] {
+                        table.remove(key, record);
+                    }
+                    for row in snapshot.groups[position].chunks_exact(self.layouts[position].stride()) {
+                        table.put(row).ok_or(SnapshotError::TooManyRows { rows: table.rows() })?;
+                    }
+                }
+                restored.rows = added().sum::<usize>() as u64;
+                restored.removed = snapshot.removed.iter().map(|keys| keys.len() as u64).sum();
+            }
         }
-        let tables: Box<[Table]> = tables.into_boxed_slice();
-        let rows = rows_of(&tables);
-        let old = std::mem::replace(&mut *self.cell(snapshot.slot)?.lock(), tables);
-        drop(old);
-        Ok(RestoredSlot { slot: snapshot.slot, rows })
+        Ok(restored)
+    }
+
+    /// The configuration of the store that wrote a snapshot, for a reader that knows nothing of the
+    /// job.
+    ///
+    /// # Errors
+    /// [`SnapshotError`], if the bytes are not a snapshot.
+    pub fn config_of_snapshot(bytes: &[u8]) -> Result<StoreConfig, SnapshotError> {
+        snapshot::config_of(bytes)
     }
 
     /// SHA-256 over the slot's rows by rising (key, group): for each its key (u64), group (u16),
@@ -249,7 +324,7 @@ impl Store {
     /// Rows in the whole store.
     #[must_use]
     pub fn rows(&self) -> u64 {
-        self.slots.iter().map(|cell| rows_of(&cell.lock())).sum()
+        self.slots.iter().map(|cell| rows_of(&cell.lock().tables)).sum()
     }
 
     /// Rows of one slot, all groups together.
@@ -257,7 +332,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::UnknownSlot`].
     pub fn slot_rows(&self, slot: Slot) -> Result<u64, StoreError> {
-        Ok(rows_of(&self.cell(slot)?.lock()))
+        Ok(rows_of(&self.cell(slot)?.lock().tables))
     }
 
     /// Rows of one group, all slots together.
@@ -266,7 +341,7 @@ impl Store {
     /// [`StoreError::UnknownGroup`].
     pub fn group_rows(&self, group: GroupId) -> Result<u64, StoreError> {
         self.group(group)?;
-        let rows = |cell: &SlotCell| cell.lock()[usize::from(group.0)].rows() as u64;
+        let rows = |cell: &SlotCell| cell.lock().tables[usize::from(group.0)].rows() as u64;
         Ok(self.slots.iter().map(rows).sum())
     }
 
@@ -277,7 +352,7 @@ impl Store {
         let (mut payload, mut allocated) = (0, 0);
         for cell in &self.slots {
             allocated += table_bytes;
-            for (table, layout) in cell.lock().iter().zip(&self.layouts) {
+            for (table, layout) in cell.lock().tables.iter().zip(&self.layouts) {
                 payload += table.rows() * layout.payload_bytes();
                 allocated += table.bytes();
             }
@@ -299,14 +374,14 @@ impl Store {
         Ok(group)
     }
 
-    fn cell(&self, slot: Slot) -> Result<&SlotCell, StoreError> {
+    pub(crate) fn cell(&self, slot: Slot) -> Result<&SlotCell, StoreError> {
         let slots = self.config.slots;
         self.slots.get(slot.0 as usize).ok_or(StoreError::UnknownSlot { slot, slots })
     }
 
     fn copy_slot(&self, slot: Slot) -> Result<SlotRows, StoreError> {
-        let tables = self.cell(slot)?.lock();
-        Ok(SlotRows { groups: tables.iter().map(Table::copy_rows).collect() })
+        let state = self.cell(slot)?.lock();
+        Ok(SlotRows { groups: state.tables.iter().map(Table::copy_rows).collect(), removed: None })
     }
 
     /// Cuts keys into runs of equal slot, in order.

@@ -88,17 +88,27 @@ impl Group {
 pub(crate) struct Table {
     index: Index,
     slab: Slab,
+    removed: Removed,
+}
+
+/// Keys whose rows were removed, as far as the changes between two saves have to tell it.
+#[derive(Default)]
+struct Removed {
+    /// Since the last mark; a key may repeat, and may have a row again.
+    now: Vec<FeatureKey>,
+    /// Between the mark before the freeze and the freeze, while the table is frozen.
+    frozen: Option<Vec<FeatureKey>>,
 }
 
 impl Table {
     pub(crate) fn new(group: &Group) -> Self {
-        Self { index: Index::default(), slab: Slab::new(group.layout.stride()) }
+        Self { index: Index::default(), slab: Slab::new(group.layout.stride()), removed: Removed::default() }
     }
 
     /// A table of whole rows, one after another in `rows`. `None` if there are more than a table can
     /// number. Keys must differ.
     pub(crate) fn from_rows<'r>(group: &Group, count: usize, rows: impl Iterator<Item = &'r [u32]>) -> Option<Self> {
-        let mut table = Self { index: Index::for_rows(count), slab: Slab::new(group.layout.stride()) };
+        let mut table = Self { index: Index::for_rows(count), ..Self::new(group) };
         for words in rows {
             let row = table.slab.allocate()?;
             table.slab.row_mut(row).copy_from_slice(words);
@@ -113,7 +123,8 @@ impl Table {
 
     /// Bytes of memory held beyond the table itself.
     pub(crate) fn bytes(&self) -> usize {
-        self.index.bytes() + self.slab.bytes()
+        let removed = self.removed.now.capacity() + self.removed.frozen.as_ref().map_or(0, Vec::capacity);
+        self.index.bytes() + self.slab.bytes() + removed * size_of::<FeatureKey>()
     }
 
     /// A copy of all rows, in no particular order.
@@ -189,15 +200,63 @@ impl Table {
         counts
     }
 
-    /// Removes a key's row; says whether there was one.
-    pub(crate) fn remove(&mut self, key: FeatureKey) -> bool {
+    /// Removes a key's row; says whether there was one. With `record` the removal is among the
+    /// changes since the last mark.
+    pub(crate) fn remove(&mut self, key: FeatureKey, record: bool) -> bool {
         let hash = Hash::of(key);
         let Some(row) = self.find(hash, key) else {
             return false;
         };
         self.index.remove(hash, row);
         self.slab.release(row);
+        if record {
+            self.removed.now.push(key);
+        }
         true
+    }
+
+    /// Replaces or adds one row. `None`, and no change, if every row number is taken.
+    pub(crate) fn put(&mut self, words: &[u32]) -> Option<()> {
+        let key = key_of(words);
+        let hash = Hash::of(key);
+        let row = match self.find(hash, key) {
+            Some(row) => row,
+            None => self.add(hash)?,
+        };
+        self.slab.row_mut(row).copy_from_slice(words);
+        Some(())
+    }
+
+    /// Sets a mark: from now on rows count as unchanged, and no removal is remembered.
+    pub(crate) fn mark(&mut self) {
+        self.slab.mark();
+        self.removed.now = Vec::new();
+    }
+
+    /// Sets a mark and keeps the rows of this instant; see [`Slab::freeze`].
+    pub(crate) fn freeze(&mut self) {
+        self.slab.freeze();
+        self.removed.frozen = Some(std::mem::take(&mut self.removed.now));
+    }
+
+    /// The rows at the freeze; see [`Slab::frozen_rows`].
+    pub(crate) fn frozen_rows(&mut self, changes_only: bool) -> Vec<u32> {
+        self.slab.frozen_rows(changes_only)
+    }
+
+    /// Keys whose rows were removed between the mark before the freeze and the freeze. A key may
+    /// repeat, and may have got a row again.
+    pub(crate) fn frozen_removed(&self) -> &[FeatureKey] {
+        self.removed.frozen.as_deref().unwrap_or_default()
+    }
+
+    /// Ends the freeze; see [`Slab::thaw`].
+    pub(crate) fn thaw(&mut self, saved: bool) {
+        self.slab.thaw(saved);
+        if let Some(mut earlier) = self.removed.frozen.take().filter(|_| !saved) {
+            earlier.append(&mut self.removed.now);
+            self.removed.now = earlier;
+        }
     }
 
     /// Hashes at most [`BLOCK`] keys and asks for their buckets and for the first `words` words of
@@ -222,16 +281,22 @@ impl Table {
 
     /// Adds a row for a key that has none. `false` if every row number is taken.
     fn insert(&mut self, group: &Group, hash: Hash, key: FeatureKey, values: &[f32]) -> bool {
-        if self.index.is_full() {
-            self.grow();
-        }
-        let Some(row) = self.slab.allocate() else {
+        let Some(row) = self.add(hash) else {
             return false;
         };
         let words = self.slab.row_mut(row);
         group.layout.write_new(words, key, values, &group.spec.optimizer);
-        self.index.insert(hash, row);
         true
+    }
+
+    /// An entry and a row, still to be written, for a key that has none.
+    fn add(&mut self, hash: Hash) -> Option<u32> {
+        if self.index.is_full() {
+            self.grow();
+        }
+        let row = self.slab.allocate()?;
+        self.index.insert(hash, row);
+        Some(row)
     }
 
     /// Replaces the index by a larger one, built from the rows in the order they lie in memory. This
@@ -311,7 +376,7 @@ mod tests {
                     lookup(&mut table, &[key], Missing::Insert);
                     model.insert(key);
                 } else {
-                    prop_assert_eq!(table.remove(FeatureKey(key)), model.remove(&key));
+                    prop_assert_eq!(table.remove(FeatureKey(key), false), model.remove(&key));
                 }
                 for key in 0..40 {
                     prop_assert_eq!(table.contains(FeatureKey(key)), model.contains(&key));

@@ -717,8 +717,10 @@ fn a_snapshot_of_another_format_version_length_or_checksum_is_refused_by_name() 
     let error = changed(&|b| b[0] ^= 1);
     assert!(matches!(error, SnapshotError::NotASnapshot { .. }));
     assert!(matches!(refusal(&store, &[]), SnapshotError::NotASnapshot { actual: 0 }));
-    let error = changed(&|b| b[8] = 2);
-    assert_eq!(error, SnapshotError::Version { found: 2, supported: 1 });
+    let error = changed(&|b| b[8] = 3);
+    assert_eq!(error, SnapshotError::Version { found: 3, supported: 2 });
+    let error = changed(&|b| b[8] = 1);
+    assert_eq!(error, SnapshotError::Version { found: 1, supported: 2 });
     let error = changed(&|b| b.truncate(b.len() - 1));
     assert!(matches!(error, SnapshotError::Length { .. }));
     let error = changed(&|b| b.push(0));
@@ -759,7 +761,7 @@ fn a_learning_rate_may_change_across_a_restore() {
 fn a_snapshot_whose_keys_are_foreign_or_out_of_order_is_refused() {
     let store = trained();
     let good = snapshot();
-    let first_row = 40 + 60 * 15;
+    let first_row = 48 + 68 * 15;
     let row_bytes = (3 + 3) * 4;
     let mut foreign = good.clone();
     foreign[first_row..first_row + 8].fill(0);
@@ -768,7 +770,7 @@ fn a_snapshot_whose_keys_are_foreign_or_out_of_order_is_refused() {
     repeated.copy_within(first_row..first_row + row_bytes, first_row + row_bytes);
     assert!(matches!(refusal(&store, &sealed(repeated)), SnapshotError::KeyOrder { .. }));
     let mut too_many = good.clone();
-    too_many[40 + 52..40 + 60].fill(0xff);
+    too_many[48 + 52..48 + 60].fill(0xff);
     assert!(matches!(refusal(&store, &sealed(too_many)), SnapshotError::Length { .. }));
 }
 
@@ -803,7 +805,7 @@ proptest! {
         insert(&store, GROUP, &keys(0..5));
         let mut bytes = store.snapshot_slot(Slot(0)).unwrap().into_bytes();
         if let Some(cut) = cut {
-            bytes.truncate(48 + cut.index(bytes.len() - 48));
+            bytes.truncate(56 + cut.index(bytes.len() - 56));
             let length = bytes.len() as u64;
             bytes[32..40].copy_from_slice(&length.to_le_bytes());
         }

@@ -1,0 +1,111 @@
+//! What checkpoints there are, and which is the last good one. Called when a job starts, when a role is lost, and by the
+//! command line.
+
+use rectrain_storage::Directory;
+
+use crate::error::CheckpointError;
+use crate::identity::Identity;
+use crate::manifest::Manifest;
+use crate::name::{Kind, parse_directory_name};
+use crate::reader::{Checkpoint, Depth};
+use crate::writer::find_manifest;
+
+/// A checkpoint's directory and what is in it.
+#[derive(Debug)]
+pub struct Listed {
+    /// Its name.
+    pub name: String,
+    /// The step in its name.
+    pub step: u64,
+    /// The kind in its name.
+    pub kind: Kind,
+    /// Whether it is a checkpoint.
+    pub state: ListedState,
+}
+
+/// See [`Listed`].
+#[derive(Debug)]
+pub enum ListedState {
+    /// It has a manifest. Its files were not looked at.
+    Complete(Box<Manifest>),
+    /// It has none: it was never finished, or is being written now.
+    Unfinished,
+    /// Its manifest cannot be used.
+    Refused(CheckpointError),
+}
+
+/// All checkpoints of a directory by rising step, deltas before the full one of their step. What is called otherwise is none.
+///
+/// # Errors
+/// Those of the storage.
+pub async fn list(directory: &Directory) -> Result<Vec<Listed>, CheckpointError> {
+    let mut found = Vec::new();
+    for name in directory.folders().await? {
+        let Some((step, kind)) = parse_directory_name(&name) else { continue };
+        let state = match find_manifest(directory, &name).await {
+            Ok(Some(manifest)) => ListedState::Complete(Box::new(manifest)),
+            Ok(None) => ListedState::Unfinished,
+            Err(error) if error.is_checkpoints_fault() => ListedState::Refused(error),
+            Err(error) => return Err(error),
+        };
+        found.push(Listed { name, step, kind, state });
+    }
+    found.sort_by_key(|listed| (listed.step, listed.kind));
+    Ok(found)
+}
+
+/// The last good checkpoint, and why the newer ones are not.
+#[derive(Debug)]
+pub struct Latest {
+    /// None if there is no good one.
+    pub checkpoint: Option<Checkpoint>,
+    /// The newer ones, the newest first.
+    pub skipped: Vec<Skipped>,
+}
+
+/// A checkpoint that was not used.
+#[derive(Debug)]
+pub struct Skipped {
+    /// Its name.
+    pub name: String,
+    /// Why.
+    pub reason: CheckpointError,
+}
+
+/// Finds the newest checkpoint that passes [`Checkpoint::verify`] to the given depth. Those in `exclude` are passed over (they
+/// were found bad otherwise). An `identity` is that of the job which wants to go on from it.
+///
+/// # Errors
+/// [`CheckpointError::OtherJob`] if the newest good one is of a job with another model, other features or other optimizers: to
+/// take an older one, or none, would hide it. And those of the storage, because a storage that fails for a moment must not cost
+/// steps.
+pub async fn latest_good(
+    directory: &Directory,
+    identity: Option<&Identity>,
+    depth: Depth,
+    exclude: &[String],
+) -> Result<Latest, CheckpointError> {
+    let mut skipped = Vec::new();
+    for listed in list(directory).await?.into_iter().rev().filter(|listed| !exclude.contains(&listed.name)) {
+        match open_good(directory, &listed, identity, depth).await {
+            Ok(checkpoint) => return Ok(Latest { checkpoint: Some(checkpoint), skipped }),
+            Err(reason) if reason.is_checkpoints_fault() => skipped.push(Skipped { name: listed.name, reason }),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Latest { checkpoint: None, skipped })
+}
+
+async fn open_good(
+    directory: &Directory,
+    listed: &Listed,
+    identity: Option<&Identity>,
+    depth: Depth,
+) -> Result<Checkpoint, CheckpointError> {
+    let checkpoint = Checkpoint::open(directory, &listed.name).await?;
+    if let Some(difference) = identity.and_then(|identity| checkpoint.manifest().identity.difference(identity)) {
+        return Err(CheckpointError::OtherJob { checkpoint: checkpoint.name(), difference });
+    }
+    checkpoint.verify(depth).await?;
+    Ok(checkpoint)
+}

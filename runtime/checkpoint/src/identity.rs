@@ -1,0 +1,144 @@
+//! What of a job must be equal for its checkpoint to mean anything: model, features, optimizers. Kept as JSON sections, so
+//! that a difference can be named by its path. What may change between two runs (learning rates, batch sizes, replicas,
+//! training mode) is left out by whoever makes an identity.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// See the module's text.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Identity {
+    sections: BTreeMap<String, Value>,
+}
+
+/// The first thing in which two identities differ.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Difference {
+    /// Where, as in `model.hidden.1`.
+    pub path: String,
+    /// In the checkpoint; none if it is not there.
+    pub saved: Option<Value>,
+    /// In the job; none if it is not there.
+    pub wanted: Option<Value>,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = |value: &Option<Value>| value.as_ref().map_or("not there".to_owned(), |value| format!("`{value}`"));
+        write!(f, "{} is {} in the checkpoint and {} in the job", self.path, shown(&self.saved), shown(&self.wanted))
+    }
+}
+
+impl Identity {
+    /// An identity of these sections (`model`, `features`, `denseOptimizer` …).
+    #[must_use]
+    pub fn new(sections: impl IntoIterator<Item = (String, Value)>) -> Self {
+        Self { sections: sections.into_iter().collect() }
+    }
+
+    /// A section.
+    #[must_use]
+    pub fn section(&self, name: &str) -> Option<&Value> {
+        self.sections.get(name)
+    }
+
+    /// All sections by name.
+    #[must_use]
+    pub fn sections(&self) -> &BTreeMap<String, Value> {
+        &self.sections
+    }
+
+    /// Where a job's identity differs from that of a checkpoint, if it does.
+    #[must_use]
+    pub fn difference(&self, wanted: &Self) -> Option<Difference> {
+        let object = |identity: &Self| Value::Object(identity.sections.clone().into_iter().collect());
+        differ("", Some(&object(self)), Some(&object(wanted)))
+    }
+}
+
+fn differ(path: &str, saved: Option<&Value>, wanted: Option<&Value>) -> Option<Difference> {
+    let below = |key: &dyn fmt::Display| if path.is_empty() { key.to_string() } else { format!("{path}.{key}") };
+    match (saved, wanted) {
+        (Some(Value::Object(saved)), Some(Value::Object(wanted))) => {
+            let added = wanted.keys().filter(|key| !saved.contains_key(*key));
+            let mut keys: Vec<&String> = saved.keys().chain(added).collect();
+            keys.sort();
+            keys.into_iter().find_map(|key| differ(&below(key), saved.get(key), wanted.get(key)))
+        }
+        (Some(Value::Array(saved)), Some(Value::Array(wanted))) => (0..saved.len().max(wanted.len()))
+            .find_map(|index| differ(&below(&index), saved.get(index), wanted.get(index))),
+        (Some(Value::Number(a)), Some(Value::Number(b))) if same_number(a, b) => None,
+        _ if saved == wanted => None,
+        _ => Some(Difference { path: path.to_owned(), saved: saved.cloned(), wanted: wanted.cloned() }),
+    }
+}
+
+/// Equal, or as near as a number is to itself after it was written as text and read.
+fn same_number(a: &serde_json::Number, b: &serde_json::Number) -> bool {
+    let near = |a: f64, b: f64| (a - b).abs() <= 4.0 * f64::EPSILON * a.abs().max(b.abs());
+    a == b || a.is_f64() && b.is_f64() && a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| near(a, b))
+}
+
+/// A sparse feature, as the section `features` lists them: what turns its rows into the model's inputs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct FeatureIdentity {
+    /// The feature's name.
+    pub name: String,
+    /// The table that its keys belong to.
+    pub table: String,
+    /// The row group of its rows.
+    pub group: u16,
+    /// Columns of its embedding; 0 if the model takes only its first-order weight.
+    pub dim: usize,
+    /// `sum`, `mean` or `sqrtN`.
+    pub pooling: String,
+    /// Whether column 0 of its rows is its first-order weight.
+    pub linear: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn identity(model: Value) -> Identity {
+        Identity::new([("model".to_owned(), model)])
+    }
+
+    fn difference(saved: Value, wanted: Value) -> String {
+        identity(saved).difference(&identity(wanted)).map_or("none".to_owned(), |found| found.to_string())
+    }
+
+    #[test]
+    fn the_first_difference_is_named_by_its_path() {
+        let saved = json!({"kind": "dnn", "hidden": [8, 4], "epsilon": 1e-8});
+        assert_eq!(difference(saved.clone(), saved.clone()), "none");
+        let mut wanted = saved.clone();
+        wanted["hidden"][1] = json!(5);
+        assert_eq!(difference(saved.clone(), wanted), "model.hidden.1 is `4` in the checkpoint and `5` in the job");
+        let mut wanted = saved.clone();
+        wanted["hidden"] = json!([8]);
+        assert_eq!(
+            difference(saved.clone(), wanted),
+            "model.hidden.1 is `4` in the checkpoint and not there in the job"
+        );
+        let mut wanted = saved.clone();
+        wanted["rank"] = json!(1);
+        assert_eq!(difference(saved.clone(), wanted), "model.rank is not there in the checkpoint and `1` in the job");
+        let mut wanted = saved.clone();
+        wanted["epsilon"] = json!(1.1e-8);
+        assert!(difference(saved, wanted).starts_with("model.epsilon"));
+    }
+
+    #[test]
+    fn numbers_that_text_has_rounded_are_the_same() {
+        assert_eq!(difference(json!(0.1), json!(0.1 + f64::EPSILON / 16.0)), "none");
+        assert_ne!(difference(json!(1), json!(2)), "none");
+        assert_ne!(difference(json!(u64::MAX), json!(u64::MAX - 1)), "none");
+    }
+}

@@ -1,0 +1,449 @@
+//! Reading a checkpoint: a full one, or a delta with everything it starts from. Nothing is believed: every byte that is used
+//! has passed a checksum, and every file says which checkpoint it is of.
+
+use std::sync::Arc;
+
+use futures::{StreamExt, TryStreamExt};
+use rectrain_embedding::{Slot, SlotContent, Store};
+use rectrain_storage::Directory;
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
+
+use crate::dense::{self, DensePart, DenseState};
+use crate::error::CheckpointError;
+use crate::manifest::{FileContent, FileEntry, Hash64, Manifest, SlotSet};
+use crate::name::{CheckpointId, parse_directory_name};
+use crate::rows::{self, FOOTER_BYTES, HEADER_BYTES, IndexEntry, Problem, RowsFooter, RowsHeader};
+use crate::writer::find_manifest;
+
+/// Bytes read at a time.
+const READ_BYTES: u64 = 8 << 20;
+/// Reads under way at a time.
+const READS: usize = 3;
+/// The most checkpoints that may build on one another.
+const LONGEST_CHAIN: usize = 10_000;
+
+/// How far a checkpoint is looked into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Depth {
+    /// Manifests, and the presence and size of every file: a request a file.
+    Sizes,
+    /// Every byte.
+    Checksums,
+}
+
+/// What was verified.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// Checkpoints: this one and those it starts from.
+    pub checkpoints: u64,
+    /// Files of them.
+    pub files: u64,
+    /// Bytes of these files.
+    pub bytes: u64,
+}
+
+/// What was restored.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RestoredRows {
+    /// Slots that were asked for and are there.
+    pub slots: u64,
+    /// Rows that were put into the store; a row that deltas replaced counts again.
+    pub rows: u64,
+    /// Rows that deltas removed.
+    pub removed: u64,
+    /// Bytes read.
+    pub bytes: u64,
+}
+
+/// A checkpoint that is there, with the ones it starts from.
+#[derive(Debug, Clone)]
+pub struct Checkpoint {
+    directory: Directory,
+    /// The full one first, this one last.
+    chain: Vec<Manifest>,
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint of this name (`step-000000001234`) and those it starts from.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Unfinished`], [`CheckpointError::Manifest`], [`CheckpointError::FutureVersion`] and
+    /// [`CheckpointError::Base`], and those of the storage.
+    pub async fn open(directory: &Directory, name: &str) -> Result<Self, CheckpointError> {
+        if parse_directory_name(name).is_none() {
+            return Err(CheckpointError::Name { name: name.to_owned() });
+        }
+        let unfinished = || CheckpointError::Unfinished { checkpoint: directory.name_of(name) };
+        let mut chain = vec![find_manifest(directory, name).await?.ok_or_else(unfinished)?];
+        while let Some(base) = chain.last().and_then(|manifest| manifest.base.clone()) {
+            let unusable = |problem: String| CheckpointError::Base {
+                checkpoint: directory.name_of(name),
+                base: base.directory.clone(),
+                problem,
+            };
+            let manifest = match find_manifest(directory, &base.directory).await {
+                Ok(Some(manifest)) => manifest,
+                Ok(None) => return Err(unusable("it is not there".into())),
+                Err(error) if error.is_checkpoints_fault() => return Err(unusable(error.to_string())),
+                Err(error) => return Err(error),
+            };
+            if manifest.id != base.id {
+                return Err(unusable(format!("there is checkpoint {} in its place", manifest.id)));
+            }
+            if chain.len() == LONGEST_CHAIN || chain.iter().any(|later| later.id == manifest.id) {
+                return Err(unusable("the bases go round in a circle".into()));
+            }
+            let slots = chain.last().map_or(0, |later| later.slots);
+            if manifest.slots != slots {
+                return Err(unusable(format!("it has {} slots and the changes {slots}", manifest.slots)));
+            }
+            chain.push(manifest);
+        }
+        chain.reverse();
+        Ok(Self { directory: directory.clone(), chain })
+    }
+
+    /// Its manifest.
+    #[must_use]
+    pub fn manifest(&self) -> &Manifest {
+        &self.chain[self.chain.len() - 1]
+    }
+
+    /// The manifests that it is made of, the full one first, its own last.
+    #[must_use]
+    pub fn chain(&self) -> &[Manifest] {
+        &self.chain
+    }
+
+    /// Its name, with the path of its directory.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.directory.name_of(&self.manifest().directory())
+    }
+
+    fn path(manifest: &Manifest, file: &FileEntry) -> String {
+        format!("{}/{}", manifest.directory(), file.name)
+    }
+
+    /// Checks it and everything it starts from.
+    ///
+    /// # Errors
+    /// The first file that is missing, of another size, damaged or of another checkpoint; or those of the storage.
+    pub async fn verify(&self, depth: Depth) -> Result<Verified, CheckpointError> {
+        let mut verified = Verified::default();
+        for manifest in &self.chain {
+            for file in &manifest.files {
+                self.check_size(manifest, file).await?;
+                if depth == Depth::Checksums {
+                    self.check_content(manifest, file).await?;
+                }
+                verified.files += 1;
+                verified.bytes += file.size;
+            }
+            verified.checkpoints += 1;
+        }
+        Ok(verified)
+    }
+
+    async fn check_size(&self, manifest: &Manifest, file: &FileEntry) -> Result<(), CheckpointError> {
+        let path = Self::path(manifest, file);
+        let expected = file.size;
+        match self.directory.size(&path).await? {
+            Some(found) if found == expected => Ok(()),
+            Some(found) => Err(CheckpointError::Size { file: self.directory.name_of(&path), found, expected }),
+            None => Err(CheckpointError::Missing { file: self.directory.name_of(&path), expected }),
+        }
+    }
+
+    async fn check_content(&self, manifest: &Manifest, file: &FileEntry) -> Result<(), CheckpointError> {
+        let path = Self::path(manifest, file);
+        match &file.content {
+            FileContent::Rows { .. } => drop(self.index(manifest, file).await?),
+            FileContent::Dense { .. } => return self.dense_part(manifest, file).await.map(drop),
+            FileContent::State { .. } => return self.whole(manifest, file).await.map(drop),
+        }
+        let starts = (0..file.size).step_by(READ_BYTES as usize);
+        let reads = starts.map(|start| self.directory.read_range(&path, start..(start + READ_BYTES).min(file.size)));
+        let mut reads = futures::stream::iter(reads).buffered(READS);
+        let mut hash = Xxh3Default::new();
+        while let Some(bytes) = reads.try_next().await? {
+            hash.update(&bytes);
+        }
+        self.compare(&path, hash.digest(), file.xxh3)
+    }
+
+    fn compare(&self, path: &str, found: u64, expected: Hash64) -> Result<(), CheckpointError> {
+        if found == expected.0 {
+            return Ok(());
+        }
+        Err(CheckpointError::Checksum { file: self.directory.name_of(path), found, expected: expected.0 })
+    }
+
+    /// The bytes of a small file.
+    async fn whole(&self, manifest: &Manifest, file: &FileEntry) -> Result<Vec<u8>, CheckpointError> {
+        let path = Self::path(manifest, file);
+        self.check_size(manifest, file).await?;
+        let missing = || CheckpointError::Missing { file: self.directory.name_of(&path), expected: file.size };
+        let bytes = self.directory.read(&path, file.size).await?.ok_or_else(missing)?;
+        self.compare(&path, xxh3_64(&bytes), file.xxh3)?;
+        Ok(bytes)
+    }
+
+    async fn dense_part(&self, manifest: &Manifest, file: &FileEntry) -> Result<DensePart, CheckpointError> {
+        let name = self.directory.name_of(&Self::path(manifest, file));
+        let bytes = self.whole(manifest, file).await?;
+        let (part, id) =
+            DensePart::decode(&bytes).map_err(|problem| CheckpointError::Damaged { file: name.clone(), problem })?;
+        if id != manifest.id {
+            return Err(CheckpointError::mixed_up(&name, id, manifest.id));
+        }
+        if let FileContent::Dense { offset, parameters, .. } = &file.content
+            && (part.offset, part.parameters.len() as u64) != (*offset, *parameters)
+        {
+            return Err(CheckpointError::MixedUp {
+                file: name,
+                what: "range of parameters",
+                found: format!("{} from {}", part.parameters.len(), part.offset),
+                expected: format!("{parameters} from {offset}"),
+            });
+        }
+        Ok(part)
+    }
+
+    /// The dense parameters and their optimizer's state.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NotHeld`] if there are none, those of a file that cannot be used, and those of the storage.
+    pub async fn dense(&self) -> Result<DenseState, CheckpointError> {
+        let manifest = self.manifest();
+        let mut parts = Vec::new();
+        for file in &manifest.files {
+            if matches!(file.content, FileContent::Dense { .. }) {
+                parts.push(self.dense_part(manifest, file).await?);
+            }
+        }
+        if parts.is_empty() {
+            return Err(CheckpointError::NotHeld { checkpoint: self.name(), what: "dense parameters".into() });
+        }
+        dense::assemble(parts).map_err(|problem| CheckpointError::Damaged { file: self.name(), problem })
+    }
+
+    /// The state of a role.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NotHeld`], those of a file that cannot be used, and those of the storage.
+    pub async fn state(&self, name: &str) -> Result<Vec<u8>, CheckpointError> {
+        let manifest = self.manifest();
+        let is_it = |file: &&FileEntry| matches!(&file.content, FileContent::State { name: found } if found == name);
+        match manifest.files.iter().find(is_it) {
+            Some(file) => self.whole(manifest, file).await,
+            None => Err(CheckpointError::NotHeld { checkpoint: self.name(), what: format!("state `{name}`") }),
+        }
+    }
+
+    /// The index of a rows file.
+    async fn index(&self, manifest: &Manifest, file: &FileEntry) -> Result<Vec<IndexEntry>, CheckpointError> {
+        let path = Self::path(manifest, file);
+        let name = self.directory.name_of(&path);
+        let FileContent::Rows { part, index, slots, rows, removed } = &file.content else { return Ok(Vec::new()) };
+        self.check_size(manifest, file).await?;
+        let problem = |problem| match problem {
+            Problem::FutureVersion(found) => CheckpointError::FutureVersion {
+                file: name.clone(),
+                found: u64::from(found),
+                supported: u64::from(rows::VERSION),
+            },
+            Problem::Damaged(problem) => CheckpointError::Damaged { file: name.clone(), problem },
+        };
+        let short = || problem(Problem::Damaged("it is too short to be a rows file".into()));
+        let footer_start = file.size.checked_sub(FOOTER_BYTES as u64).ok_or_else(short)?;
+        let head = self.directory.read_range(&path, 0..(HEADER_BYTES as u64).min(file.size)).await?;
+        let head: &[u8; HEADER_BYTES] = head[..].try_into().map_err(|_| short())?;
+        // The header first: a file of a newer version may end in another way.
+        let header = RowsHeader::decode(head).map_err(problem)?;
+        let foot = self.directory.read_range(&path, footer_start..file.size).await?;
+        let footer = RowsFooter::decode(foot[..].try_into().map_err(|_| short())?, file.size).map_err(problem)?;
+        let entries = self.directory.read_range(&path, footer.index_offset..footer_start).await?;
+        let (_, entries) = rows::read_index(head, &footer, &entries).map_err(problem)?;
+        check_header(&name, &header, manifest, *part)?;
+        if footer.checksum != index.0 {
+            let file = format!("the index of {name}");
+            return Err(CheckpointError::Checksum { file, found: footer.checksum, expected: index.0 });
+        }
+        let found_slots = SlotSet::new(entries.iter().map(|entry| entry.slot));
+        let sum = |of: fn(&IndexEntry) -> u64| entries.iter().fold(0_u64, |sum, entry| sum.saturating_add(of(entry)));
+        if found_slots != *slots || sum(|entry| entry.rows) != *rows || sum(|entry| entry.removed) != *removed {
+            return Err(problem(Problem::Damaged("its index and the manifest do not agree".into())));
+        }
+        if manifest.base.is_none() && entries.iter().any(|entry| entry.content == SlotContent::Changes) {
+            return Err(problem(Problem::Damaged("it holds changes, which a full checkpoint cannot".into())));
+        }
+        Ok(entries)
+    }
+
+    /// Restores slots into a store, from the full checkpoint and each delta after it. Slots that are not asked for stay as they
+    /// are. When all slots that the store is to hold are restored, [`Store::mark_saved`] with [`CheckpointId::save_id`] makes
+    /// this checkpoint the base of later deltas.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Rows`] and the others of a file that cannot be used, and those of the storage. Slots are then partly
+    /// restored: clear them.
+    pub async fn restore_rows(&self, store: &Arc<Store>, slots: &SlotSet) -> Result<RestoredRows, CheckpointError> {
+        let mut restored = RestoredRows { slots: slots.len(), ..RestoredRows::default() };
+        for manifest in &self.chain {
+            for file in &manifest.files {
+                let FileContent::Rows { slots: held, .. } = &file.content else { continue };
+                if !held.iter().any(|slot| slots.contains(slot)) {
+                    continue;
+                }
+                let mut entries = self.index(manifest, file).await?;
+                entries.retain(|entry| slots.contains(entry.slot));
+                self.restore_entries(manifest, file, entries, store, &mut restored).await?;
+            }
+        }
+        Ok(restored)
+    }
+
+    /// Slots of one file: read in runs of neighbours, a few runs at a time, each taken in on a thread of its own.
+    async fn restore_entries(
+        &self,
+        manifest: &Manifest,
+        file: &FileEntry,
+        entries: Vec<IndexEntry>,
+        store: &Arc<Store>,
+        restored: &mut RestoredRows,
+    ) -> Result<(), CheckpointError> {
+        let path = Self::path(manifest, file);
+        let name = self.directory.name_of(&path);
+        let runs = runs(entries).into_iter().map(|run| {
+            let (path, name, store) = (&path, name.clone(), Arc::clone(store));
+            async move {
+                let start = run[0].offset;
+                let end = run.last().map_or(start, |last| last.offset + last.length);
+                let bytes = self.directory.read_range(path, start..end).await?;
+                let task = tokio::task::spawn_blocking(move || restore_run(&store, &name, &run, &bytes));
+                let ended = |error: tokio::task::JoinError| CheckpointError::Task {
+                    what: "restore rows",
+                    reason: error.to_string(),
+                };
+                let (rows, removed) = task.await.map_err(ended)??;
+                Ok::<_, CheckpointError>((rows, removed, end - start))
+            }
+        });
+        let mut done = futures::stream::iter(runs).buffer_unordered(READS);
+        while let Some((rows, removed, bytes)) = done.try_next().await? {
+            restored.rows += rows;
+            restored.removed += removed;
+            restored.bytes += bytes;
+        }
+        Ok(())
+    }
+
+    /// The configuration of the store whose rows these are: for a reader that knows nothing of the job.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NotHeld`] if there are no rows files, and those of a file that cannot be used.
+    pub async fn store_config(&self) -> Result<rectrain_embedding::StoreConfig, CheckpointError> {
+        let manifest = self.manifest();
+        let is_rows = |file: &&FileEntry| matches!(&file.content, FileContent::Rows { slots, .. } if !slots.is_empty());
+        let Some(file) = manifest.files.iter().find(is_rows) else {
+            return Err(CheckpointError::NotHeld { checkpoint: self.name(), what: "embedding rows".into() });
+        };
+        let path = Self::path(manifest, file);
+        let entries = self.index(manifest, file).await?;
+        let entry = entries[0];
+        let bytes = self.directory.read_range(&path, entry.offset..entry.offset + entry.length).await?;
+        Store::config_of_snapshot(&bytes).map_err(|source| CheckpointError::Rows {
+            file: self.directory.name_of(&path),
+            slot: entry.slot,
+            source: source.into(),
+        })
+    }
+
+    /// Which checkpoint it is.
+    #[must_use]
+    pub fn id(&self) -> CheckpointId {
+        self.manifest().id
+    }
+}
+
+fn check_header(name: &str, header: &RowsHeader, manifest: &Manifest, part: u32) -> Result<(), CheckpointError> {
+    if header.id != manifest.id {
+        return Err(CheckpointError::mixed_up(name, header.id, manifest.id));
+    }
+    let checks = [
+        ("step", header.step, manifest.step),
+        ("part", u64::from(header.part), u64::from(part)),
+        ("slot count", u64::from(header.slots), u64::from(manifest.slots)),
+    ];
+    for (what, found, expected) in checks {
+        if found != expected {
+            let (found, expected) = (found.to_string(), expected.to_string());
+            return Err(CheckpointError::MixedUp { file: name.to_owned(), what, found, expected });
+        }
+    }
+    Ok(())
+}
+
+/// Cuts entries into runs that lie side by side and have about [`READ_BYTES`].
+fn runs(entries: Vec<IndexEntry>) -> Vec<Vec<IndexEntry>> {
+    let mut runs: Vec<Vec<IndexEntry>> = Vec::new();
+    for entry in entries {
+        match runs.last_mut() {
+            Some(run)
+                if run.last().is_some_and(|last| last.offset + last.length == entry.offset)
+                    && entry.offset + entry.length - run[0].offset <= READ_BYTES =>
+            {
+                run.push(entry);
+            }
+            _ => runs.push(vec![entry]),
+        }
+    }
+    runs
+}
+
+/// Rows and removed rows of a run of slots, once they are in the store.
+fn restore_run(store: &Store, name: &str, run: &[IndexEntry], bytes: &[u8]) -> Result<(u64, u64), CheckpointError> {
+    let (mut rows, mut removed, mut rest) = (0, 0, bytes);
+    for entry in run {
+        let (own, others) = rest.split_at(entry.length as usize);
+        rest = others;
+        let failed = |source| CheckpointError::Rows { file: name.to_owned(), slot: entry.slot, source };
+        // Which slot it is must be known before it goes into the store.
+        let found = Slot(own.get(12..16).map_or(u32::MAX, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+        if found != entry.slot {
+            return Err(CheckpointError::MixedUp {
+                file: name.to_owned(),
+                what: "slot",
+                found: found.to_string(),
+                expected: entry.slot.to_string(),
+            });
+        }
+        let restored = store.restore_slot(own).map_err(failed)?;
+        rows += restored.rows;
+        removed += restored.removed;
+    }
+    Ok((rows, removed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_neighbours_of_not_too_many_bytes() {
+        let entry = |slot, offset, length| IndexEntry {
+            slot: Slot(slot),
+            content: SlotContent::Whole,
+            offset,
+            length,
+            rows: 0,
+            removed: 0,
+        };
+        let big = READ_BYTES;
+        let entries = vec![entry(0, 0, 10), entry(1, 10, 5), entry(4, 20, 5), entry(5, 25, big), entry(6, 25 + big, 1)];
+        let found: Vec<Vec<u32>> =
+            runs(entries).into_iter().map(|run| run.iter().map(|entry| entry.slot.0).collect()).collect();
+        assert_eq!(found, [vec![0, 1], vec![4], vec![5], vec![6]]);
+    }
+}

@@ -1,0 +1,260 @@
+//! Which checkpoints go. A pure plan, and its execution: the newest full checkpoints of the job stay with all deltas that build
+//! on them; older ones, deltas that lead nowhere and the leftovers of attempts that were never finished are deleted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroUsize;
+
+use rectrain_storage::Directory;
+
+use crate::catalog::{Listed, ListedState, list};
+use crate::error::CheckpointError;
+use crate::identity::Identity;
+use crate::manifest::{MANIFEST, Manifest};
+use crate::name::{CheckpointId, Kind};
+
+/// What was deleted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Retained {
+    /// Checkpoints, by name.
+    pub deleted: Vec<String>,
+    /// Directories of checkpoints that were never finished.
+    pub unfinished: Vec<String>,
+    /// Files in directories of checkpoints that are not among their files: left by an earlier attempt at the same step.
+    pub leftovers: Vec<String>,
+}
+
+/// Keeps the newest `keep` full checkpoints of the job with this identity and the deltas that build on them, and deletes its
+/// others. Never touched are: `writing`, the directories that are being written now; the base of a checkpoint that is kept;
+/// checkpoints of another job or of a newer format; and what is damaged but newer than the oldest that is kept, for a person to
+/// look at. There is one coordinator a job, and it calls this: nobody else may be writing.
+///
+/// # Errors
+/// Those of the storage. What was deleted stays deleted; call it again.
+pub async fn retain(
+    directory: &Directory,
+    identity: &Identity,
+    keep: NonZeroUsize,
+    writing: &[String],
+) -> Result<Retained, CheckpointError> {
+    let listed = list(directory).await?;
+    let plan = plan(&listed, identity, keep, writing);
+    let mut retained = Retained::default();
+    for name in &plan.delete {
+        directory.delete_folder(name, MANIFEST).await?;
+        retained.deleted.push(name.clone());
+    }
+    for name in &plan.unfinished {
+        directory.delete_folder(name, MANIFEST).await?;
+        retained.unfinished.push(name.clone());
+    }
+    for name in &plan.keep {
+        let own = listed.iter().find(|listed| listed.name == *name);
+        let Some(ListedState::Complete(manifest)) = own.map(|listed| &listed.state) else { continue };
+        let strays = strays(directory, name, manifest).await?;
+        directory.delete(&strays).await?;
+        retained.leftovers.extend(strays);
+    }
+    Ok(retained)
+}
+
+/// Files of a checkpoint's directory that the manifest does not name.
+async fn strays(directory: &Directory, name: &str, manifest: &Manifest) -> Result<Vec<String>, CheckpointError> {
+    let named: BTreeSet<String> = manifest.files.iter().map(|file| format!("{name}/{}", file.name)).collect();
+    let own = format!("{name}/{MANIFEST}");
+    let files = directory.files(name).await?;
+    Ok(files.into_iter().map(|entry| entry.name).filter(|file| *file != own && !named.contains(file)).collect())
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Plan {
+    /// In this order: what builds on others before those.
+    delete: Vec<String>,
+    unfinished: Vec<String>,
+    /// Own checkpoints that stay and are not being written.
+    keep: Vec<String>,
+}
+
+fn plan(listed: &[Listed], identity: &Identity, keep: NonZeroUsize, writing: &[String]) -> Plan {
+    let own: BTreeMap<CheckpointId, (&Listed, &Manifest)> = listed
+        .iter()
+        .filter_map(|listed| match &listed.state {
+            ListedState::Complete(manifest) if manifest.identity.difference(identity).is_none() => {
+                Some((manifest.id, (listed, manifest.as_ref())))
+            }
+            _ => None,
+        })
+        .collect();
+    let mut full: Vec<(u64, CheckpointId)> =
+        own.values().filter(|(listed, _)| listed.kind == Kind::Full).map(|(listed, m)| (listed.step, m.id)).collect();
+    full.sort_unstable_by_key(|&(step, _)| std::cmp::Reverse(step));
+    full.truncate(keep.get());
+    let oldest = full.last().map_or(0, |&(step, _)| step);
+    let kept: BTreeSet<CheckpointId> = full.into_iter().map(|(_, id)| id).collect();
+    let mut plan = Plan::default();
+    // The newest first, so that no delta outlives its base.
+    for listed in listed.iter().rev().filter(|listed| !writing.contains(&listed.name)) {
+        match &listed.state {
+            ListedState::Complete(manifest) if own.contains_key(&manifest.id) => match root(manifest, &own) {
+                Some(root) if kept.contains(&root) => plan.keep.push(listed.name.clone()),
+                _ if is_base_of_what_is_written(manifest, &own, writing) => {}
+                _ => plan.delete.push(listed.name.clone()),
+            },
+            ListedState::Unfinished => plan.unfinished.push(listed.name.clone()),
+            ListedState::Refused(CheckpointError::FutureVersion { .. }) | ListedState::Complete(_) => {}
+            ListedState::Refused(_) if listed.step < oldest => plan.delete.push(listed.name.clone()),
+            ListedState::Refused(_) => {}
+        }
+    }
+    plan
+}
+
+/// The full checkpoint that one starts from; none if a base is gone.
+fn root(manifest: &Manifest, own: &BTreeMap<CheckpointId, (&Listed, &Manifest)>) -> Option<CheckpointId> {
+    let mut at = manifest;
+    for _ in 0..=own.len() {
+        match &at.base {
+            None => return Some(at.id),
+            Some(base) => at = own.get(&base.id)?.1,
+        }
+    }
+    None
+}
+
+/// Whether a checkpoint that is being written again, and is there already, starts from this one.
+fn is_base_of_what_is_written(
+    manifest: &Manifest,
+    own: &BTreeMap<CheckpointId, (&Listed, &Manifest)>,
+    writing: &[String],
+) -> bool {
+    let written = own.values().filter(|(listed, _)| writing.contains(&listed.name));
+    let mut bases: Vec<CheckpointId> = written.filter_map(|(_, m)| m.base.as_ref()).map(|base| base.id).collect();
+    let mut seen = BTreeSet::new();
+    while let Some(id) = bases.pop().filter(|id| seen.insert(*id)) {
+        if id == manifest.id {
+            return true;
+        }
+        bases.extend(own.get(&id).and_then(|(_, m)| m.base.as_ref()).map(|base| base.id));
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::Draft;
+    use crate::name::{Base, directory_name};
+    use proptest::prelude::*;
+
+    fn identity(kind: &str) -> Identity {
+        Identity::new([("model".to_owned(), serde_json::json!({ "kind": kind }))])
+    }
+
+    fn complete(id: u128, step: u64, base: Option<(u128, &str)>, of: &str) -> Listed {
+        let base = base.map(|(id, directory)| Base { directory: directory.to_owned(), id: CheckpointId(id) });
+        let draft = Draft {
+            id: CheckpointId(id),
+            step,
+            base,
+            written_by: "test".into(),
+            slots: 1,
+            identity: identity(of),
+            info: BTreeMap::new(),
+            files: Vec::new(),
+        };
+        let manifest = Manifest::new(draft).unwrap();
+        Listed {
+            name: manifest.directory(),
+            step,
+            kind: manifest.kind,
+            state: ListedState::Complete(Box::new(manifest)),
+        }
+    }
+
+    fn other(step: u64, state: ListedState) -> Listed {
+        Listed { name: directory_name(step, Kind::Full), step, kind: Kind::Full, state }
+    }
+
+    fn damaged(step: u64) -> Listed {
+        other(step, ListedState::Refused(CheckpointError::Manifest { file: "m".into(), problem: "p".into() }))
+    }
+
+    fn planned(listed: &[Listed], keep: usize, writing: &[&str]) -> Plan {
+        let writing: Vec<String> = writing.iter().map(|&name| name.to_owned()).collect();
+        plan(listed, &identity("dnn"), NonZeroUsize::new(keep).unwrap(), &writing)
+    }
+
+    #[test]
+    fn the_newest_full_ones_stay_with_their_deltas() {
+        let (first, second) = (directory_name(10, Kind::Full), directory_name(30, Kind::Full));
+        let delta = directory_name(12, Kind::Delta);
+        let listed = [
+            complete(1, 10, None, "dnn"),
+            complete(2, 12, Some((1, &first)), "dnn"),
+            complete(3, 14, Some((2, &delta)), "dnn"),
+            complete(4, 30, None, "dnn"),
+            complete(5, 32, Some((4, &second)), "dnn"),
+        ];
+        let one = planned(&listed, 1, &[]);
+        let names = |of: &[usize]| of.iter().map(|&at| listed[at].name.clone()).collect::<Vec<_>>();
+        assert_eq!(one.delete, names(&[2, 1, 0]), "deltas go before what they start from");
+        assert_eq!(one.keep, names(&[4, 3]));
+        assert_eq!(planned(&listed, 2, &[]).delete, names(&[]));
+        let writing = planned(&listed, 1, &[&listed[2].name]);
+        assert_eq!(writing.delete, names(&[]), "what is being written keeps all it starts from");
+    }
+
+    #[test]
+    fn what_is_not_the_jobs_own_or_is_being_written_is_not_touched() {
+        let newer = CheckpointError::FutureVersion { file: "m".into(), found: 2, supported: 1 };
+        let listed = [
+            complete(1, 10, None, "lr"),
+            other(11, ListedState::Refused(newer)),
+            damaged(12),
+            other(13, ListedState::Unfinished),
+            complete(2, 20, None, "dnn"),
+            damaged(25),
+            other(40, ListedState::Unfinished),
+        ];
+        let plan = planned(&listed, 1, &[&listed[6].name]);
+        assert_eq!(plan.delete, [listed[2].name.clone()], "damaged and older than what is kept");
+        assert_eq!(plan.unfinished, [listed[3].name.clone()]);
+        assert_eq!(plan.keep, [listed[4].name.clone()]);
+    }
+
+    #[test]
+    fn a_delta_whose_base_is_gone_is_deleted() {
+        let listed = [complete(3, 12, Some((9, "step-000000000001")), "dnn"), complete(4, 30, None, "dnn")];
+        assert_eq!(planned(&listed, 5, &[]).delete, [listed[0].name.clone()]);
+    }
+
+    proptest! {
+        /// Whatever builds on whatever: what stays can be restored, and enough stays.
+        #[test]
+        fn what_stays_has_all_that_it_starts_from(
+            bases in prop::collection::vec(prop::option::weighted(0.6, any::<prop::sample::Index>()), 1..20),
+            keep in 1_usize..5,
+        ) {
+            let mut listed: Vec<Listed> = Vec::new();
+            for (step, base) in bases.iter().enumerate() {
+                let base = base.filter(|_| step > 0).map(|index| index.index(step));
+                let name = base.map(|at| listed[at].name.clone());
+                let base = base.zip(name.as_deref()).map(|(at, name)| (at as u128, name));
+                listed.push(complete(step as u128, step as u64, base, "dnn"));
+            }
+            let plan = planned(&listed, keep, &[]);
+            let manifest = |listed: &Listed| match &listed.state {
+                ListedState::Complete(manifest) => manifest.as_ref().clone(),
+                _ => unreachable!(),
+            };
+            let full = listed.iter().filter(|listed| listed.kind == Kind::Full).count();
+            let kept_full = listed.iter().filter(|l| l.kind == Kind::Full && plan.keep.contains(&l.name)).count();
+            prop_assert_eq!(kept_full, full.min(keep));
+            for listed in listed.iter().filter(|listed| plan.keep.contains(&listed.name)) {
+                if let Some(base) = manifest(listed).base {
+                    prop_assert!(plan.keep.contains(&base.directory));
+                }
+            }
+            prop_assert_eq!(plan.keep.len() + plan.delete.len(), listed.len());
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! Writing a checkpoint: each process writes its own files under the coordinator's ticket and reports them, and the coordinator
+//! finishes it with the manifest. Files carry a piece of the checkpoint's id in their names, so an attempt never overwrites the
+//! files of another, and a process that comes too late harms nothing.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use rectrain_embedding::{FrozenStore, Slot, SlotSnapshot, StoreError};
+use rectrain_storage::{Directory, FileWriter};
+use serde_json::Value;
+use tokio::sync::mpsc;
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
+
+use crate::dense::DensePart;
+use crate::error::CheckpointError;
+use crate::identity::Identity;
+use crate::manifest::{Draft, FileContent, FileEntry, Hash64, MANIFEST, MOST_BYTES, Manifest, SlotSet};
+use crate::name::{Base, CheckpointId, Ticket, directory_name};
+use crate::rows::{self, IndexEntry, RowsHeader};
+
+/// Bytes of a part of an upload: what object stores like, and small beside what a role has in memory anyway.
+const PART_BYTES: u64 = 8 << 20;
+/// Object stores take 10,000 parts; some are left for an estimate that was too low.
+const MOST_PARTS: u64 = 8_000;
+/// Slots that are ready to be written while others are being written.
+const SLOTS_AHEAD: usize = 4;
+
+/// What a checkpoint is of.
+#[derive(Debug, Clone)]
+pub struct Begin {
+    /// The global step whose end it holds.
+    pub step: u64,
+    /// What a delta starts from; none for a full checkpoint.
+    pub base: Option<Base>,
+    /// Virtual shards of the embedding table.
+    pub slots: u32,
+    /// What must be equal for it to be of use.
+    pub identity: Identity,
+    /// What is good to know: job name, training mode.
+    pub info: BTreeMap<String, Value>,
+}
+
+/// The coordinator's end of a checkpoint that is being written.
+#[derive(Debug)]
+pub struct CheckpointWriter {
+    directory: Directory,
+    ticket: Ticket,
+    begin: Begin,
+}
+
+impl CheckpointWriter {
+    /// Begins a checkpoint. Nothing is written yet. If there is one of the same step and kind already it stays as it is until
+    /// `commit` replaces it.
+    ///
+    /// # Errors
+    /// [`CheckpointError::OtherJob`] if the place is taken by another job's checkpoint, [`CheckpointError::Base`] if the base
+    /// cannot be used, and those of the storage.
+    pub async fn begin(directory: &Directory, begin: Begin) -> Result<Self, CheckpointError> {
+        let ticket = Ticket {
+            directory: directory_name(
+                begin.step,
+                if begin.base.is_some() { crate::Kind::Delta } else { crate::Kind::Full },
+            ),
+            id: CheckpointId::random(),
+            step: begin.step,
+            base: begin.base.clone(),
+        };
+        if let Some(difference) = find_manifest(directory, &ticket.directory)
+            .await
+            .or_else(|error| if error.is_checkpoints_fault() { Ok(None) } else { Err(error) })?
+            .and_then(|present| present.identity.difference(&begin.identity))
+        {
+            return Err(CheckpointError::OtherJob { checkpoint: directory.name_of(&ticket.directory), difference });
+        }
+        if let Some(base) = &begin.base {
+            check_base(directory, &ticket, base, &begin).await?;
+        }
+        Ok(Self { directory: directory.clone(), ticket, begin })
+    }
+
+    /// What the processes need to write their parts.
+    #[must_use]
+    pub fn ticket(&self) -> &Ticket {
+        &self.ticket
+    }
+
+    /// Finishes the checkpoint: checks that the files make up a whole and are there, and writes the manifest, which makes the
+    /// checkpoint exist, atomically.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Incomplete`], [`CheckpointError::Missing`], [`CheckpointError::Size`], and those of the storage. There
+    /// is no checkpoint then, but for one error: a manifest whose writing failed may have been written all the same.
+    pub async fn commit(self, files: Vec<FileEntry>) -> Result<Manifest, CheckpointError> {
+        let checkpoint = self.directory.name_of(&self.ticket.directory);
+        for file in &files {
+            let path = self.ticket.file(&file.name);
+            let name = || self.directory.name_of(&path);
+            match self.directory.size(&path).await? {
+                None => return Err(CheckpointError::Missing { file: name(), expected: file.size }),
+                Some(found) if found != file.size => {
+                    return Err(CheckpointError::Size { file: name(), found, expected: file.size });
+                }
+                Some(_) => {}
+            }
+        }
+        let manifest = Manifest::new(Draft {
+            id: self.ticket.id,
+            step: self.ticket.step,
+            base: self.ticket.base.clone(),
+            written_by: format!("rectrain {}", env!("CARGO_PKG_VERSION")),
+            slots: self.begin.slots,
+            identity: self.begin.identity,
+            info: self.begin.info,
+            files,
+        })
+        .map_err(|problem| CheckpointError::Incomplete { checkpoint, problem })?;
+        self.directory.put(&self.ticket.file(MANIFEST), manifest.encode()).await?;
+        Ok(manifest)
+    }
+
+    /// Gives the checkpoint up and deletes what was written of it, as far as it can be deleted now; what is left is cleared by
+    /// [`retain`](crate::retain).
+    ///
+    /// # Errors
+    /// Those of the storage.
+    pub async fn abort(self) -> Result<(), CheckpointError> {
+        let own = format!("-{}.", self.ticket.id.short());
+        let files = self.directory.files(&self.ticket.directory).await?;
+        let files: Vec<String> = files.into_iter().map(|entry| entry.name).filter(|name| name.contains(&own)).collect();
+        Ok(self.directory.delete(&files).await?)
+    }
+}
+
+/// The manifest of a checkpoint; none if there is none.
+pub(crate) async fn find_manifest(
+    directory: &Directory,
+    checkpoint: &str,
+) -> Result<Option<Manifest>, CheckpointError> {
+    let path = format!("{checkpoint}/{MANIFEST}");
+    let name = directory.name_of(&path);
+    let Some(bytes) = directory.read(&path, MOST_BYTES).await? else { return Ok(None) };
+    let manifest = Manifest::decode(&name, &bytes)?;
+    if manifest.directory() != checkpoint {
+        return Err(CheckpointError::MixedUp {
+            file: name,
+            what: "step",
+            found: manifest.directory(),
+            expected: checkpoint.to_owned(),
+        });
+    }
+    Ok(Some(manifest))
+}
+
+async fn check_base(directory: &Directory, ticket: &Ticket, base: &Base, begin: &Begin) -> Result<(), CheckpointError> {
+    let unusable = |problem: String| CheckpointError::Base {
+        checkpoint: directory.name_of(&ticket.directory),
+        base: base.directory.clone(),
+        problem,
+    };
+    let Some(manifest) = find_manifest(directory, &base.directory).await? else {
+        return Err(unusable("it is not there".into()));
+    };
+    if manifest.id != base.id {
+        return Err(unusable(format!("there is checkpoint {} in its place", manifest.id)));
+    }
+    if manifest.slots != begin.slots || manifest.step > begin.step || manifest.directory() == ticket.directory {
+        return Err(unusable(format!("it is of step {} with {} slots", manifest.step, manifest.slots)));
+    }
+    match manifest.identity.difference(&begin.identity) {
+        Some(difference) => {
+            Err(CheckpointError::OtherJob { checkpoint: directory.name_of(&base.directory), difference })
+        }
+        None => Ok(()),
+    }
+}
+
+/// A file on its way, with its checksum.
+struct Sum {
+    file: FileWriter,
+    hash: Xxh3Default,
+    size: u64,
+}
+
+impl Sum {
+    async fn write(&mut self, bytes: Bytes) -> Result<(), CheckpointError> {
+        self.hash.update(&bytes);
+        self.size += bytes.len() as u64;
+        Ok(self.file.write(bytes).await?)
+    }
+}
+
+/// A rows file that is being written: the slots of one parameter server.
+pub struct RowsWriter {
+    name: String,
+    sum: Sum,
+    header: RowsHeader,
+    entries: Vec<IndexEntry>,
+}
+
+impl RowsWriter {
+    /// Begins rows file number `part`, of a job with `slots` slots. `expected_bytes` is what it may be expected to take, at least
+    /// roughly: very large files are sent in larger parts.
+    #[must_use]
+    pub fn create(directory: &Directory, ticket: &Ticket, part: u32, slots: u32, expected_bytes: u64) -> Self {
+        let name = format!("rows-{part:05}-{}.bin", ticket.id.short());
+        let part_bytes = PART_BYTES.max(expected_bytes.div_ceil(MOST_PARTS));
+        let file = directory.create(&ticket.file(&name), usize::try_from(part_bytes).unwrap_or(usize::MAX));
+        let header = RowsHeader { kind: ticket.kind(), id: ticket.id, step: ticket.step, part, slots };
+        Self { name, sum: Sum { file, hash: Xxh3Default::new(), size: 0 }, header, entries: Vec::new() }
+    }
+
+    /// Appends a slot; slots rise. Waits while too much is on its way.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Incomplete`] for a slot out of order, and those of the storage. The file is then given up.
+    pub async fn write(&mut self, snapshot: SlotSnapshot) -> Result<(), CheckpointError> {
+        if self.sum.size == 0 {
+            self.sum.write(Bytes::copy_from_slice(&self.header.encode())).await?;
+        }
+        let slot = snapshot.slot();
+        if slot.0 >= self.header.slots || self.entries.last().is_some_and(|last| last.slot >= slot) {
+            let problem = format!("slot {slot} was given out of order");
+            return Err(CheckpointError::Incomplete { checkpoint: self.name.clone(), problem });
+        }
+        self.entries.push(IndexEntry {
+            slot,
+            content: snapshot.content(),
+            offset: self.sum.size,
+            length: snapshot.as_bytes().len() as u64,
+            rows: snapshot.rows(),
+            removed: snapshot.removed(),
+        });
+        self.sum.write(snapshot.into_bytes().into()).await
+    }
+
+    /// Writes the index and makes the file appear, durable.
+    ///
+    /// # Errors
+    /// Those of the storage; no file appears then.
+    pub async fn finish(mut self) -> Result<FileEntry, CheckpointError> {
+        if self.sum.size == 0 {
+            self.sum.write(Bytes::copy_from_slice(&self.header.encode())).await?;
+        }
+        let (index, footer) = rows::encode_index(&self.header, &self.entries);
+        self.sum.write(index.into()).await?;
+        self.sum.file.finish().await?;
+        Ok(FileEntry {
+            name: self.name,
+            size: self.sum.size,
+            xxh3: Hash64(self.sum.hash.digest()),
+            content: FileContent::Rows {
+                part: self.header.part,
+                slots: SlotSet::new(self.entries.iter().map(|entry| entry.slot)),
+                rows: self.entries.iter().map(|entry| entry.rows).sum(),
+                removed: self.entries.iter().map(|entry| entry.removed).sum(),
+                index: Hash64(footer.checksum),
+            },
+        })
+    }
+}
+
+/// Writes these slots of a frozen store as rows file number `part`. Rows are copied and put in order on a thread of their own,
+/// a few slots ahead of what is written. The store stays frozen until its caller completes or drops it.
+///
+/// # Errors
+/// [`CheckpointError::Save`] for a slot that the store does not have or has saved already, and those of the storage.
+pub async fn save_rows(
+    directory: &Directory,
+    ticket: &Ticket,
+    part: u32,
+    frozen: &Arc<FrozenStore>,
+    slots: &SlotSet,
+) -> Result<FileEntry, CheckpointError> {
+    let store = frozen.store();
+    let expected = store.bytes();
+    let expected = expected.payload + expected.overhead;
+    let mut writer = RowsWriter::create(directory, ticket, part, store.config().slots, expected);
+    // Bound: `SLOTS_AHEAD` slots; the thread waits at it.
+    let (ready, mut snapshots) = mpsc::channel::<Result<SlotSnapshot, StoreError>>(SLOTS_AHEAD);
+    let (frozen, wanted): (_, Vec<Slot>) = (Arc::clone(frozen), slots.iter().collect());
+    let task = tokio::task::spawn_blocking(move || {
+        for slot in wanted {
+            let snapshot = frozen.save_slot(slot);
+            let failed = snapshot.is_err();
+            // Whoever waited has given up.
+            if ready.blocking_send(snapshot).is_err() || failed {
+                return;
+            }
+        }
+    });
+    while let Some(snapshot) = snapshots.recv().await {
+        writer.write(snapshot.map_err(CheckpointError::Save)?).await?;
+    }
+    task.await.map_err(|error| CheckpointError::Task { what: "copy the rows", reason: error.to_string() })?;
+    writer.finish().await
+}
+
+/// Writes a part of the dense parameters. `part` numbers the dense files.
+///
+/// # Errors
+/// [`CheckpointError::Incomplete`] for state that does not fit the parameters, and those of the storage.
+pub async fn save_dense(
+    directory: &Directory,
+    ticket: &Ticket,
+    part: u32,
+    dense: &DensePart,
+) -> Result<FileEntry, CheckpointError> {
+    let name = format!("dense-{part:05}-{}.safetensors", ticket.id.short());
+    let bytes = dense
+        .encode(ticket.id)
+        .map_err(|problem| CheckpointError::Incomplete { checkpoint: directory.name_of(&ticket.directory), problem })?;
+    let content = FileContent::Dense {
+        offset: dense.offset,
+        parameters: dense.parameters.len() as u64,
+        optimizer: dense.optimizer.clone(),
+        update_count: dense.update_count,
+    };
+    save(directory, ticket, name, bytes, content).await
+}
+
+/// Writes the state of a role under a name of small letters, digits and dashes.
+///
+/// # Errors
+/// Those of the storage.
+pub async fn save_state(
+    directory: &Directory,
+    ticket: &Ticket,
+    name: &str,
+    state: Vec<u8>,
+) -> Result<FileEntry, CheckpointError> {
+    let file = format!("state-{name}-{}.bin", ticket.id.short());
+    save(directory, ticket, file, state, FileContent::State { name: name.to_owned() }).await
+}
+
+async fn save(
+    directory: &Directory,
+    ticket: &Ticket,
+    name: String,
+    bytes: Vec<u8>,
+    content: FileContent,
+) -> Result<FileEntry, CheckpointError> {
+    let (size, xxh3) = (bytes.len() as u64, Hash64(xxh3_64(&bytes)));
+    let part_bytes = PART_BYTES.max(size.div_ceil(MOST_PARTS));
+    let mut file = directory.create(&ticket.file(&name), usize::try_from(part_bytes).unwrap_or(usize::MAX));
+    file.write(bytes).await?;
+    file.finish().await?;
+    Ok(FileEntry { name, size, xxh3, content })
+}

@@ -1,0 +1,405 @@
+//! Checkpoints as a job sees them: written by some processes, restored onto others, with everything that can go wrong in
+//! between.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
+mod common;
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use common::{Job, identity, local, runtime};
+use rectrain_checkpoint::{
+    Checkpoint, CheckpointError, CheckpointWriter, Depth, Latest, ListedState, MANIFEST, Manifest, latest_good, list,
+    retain,
+};
+use rectrain_storage::Directory;
+
+async fn latest(directory: &Directory) -> Latest {
+    latest_good(directory, Some(&identity("dnn")), Depth::Checksums, &[]).await.unwrap()
+}
+
+/// The files of a checkpoint on disk.
+fn files_of(folder: &tempfile::TempDir, manifest: &Manifest) -> Vec<PathBuf> {
+    manifest.files.iter().map(|file| folder.path().join(manifest.directory()).join(&file.name)).collect()
+}
+
+fn reasons(latest: &Latest) -> Vec<(String, String)> {
+    latest.skipped.iter().map(|skipped| (skipped.name.clone(), skipped.reason.to_string())).collect()
+}
+
+#[test]
+fn a_restored_job_goes_on_to_the_bit_on_any_number_of_servers() {
+    runtime().block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = local(&folder);
+        let mut job = Job::new(3);
+        job.train(10);
+        let manifest = job.save(&directory, None).await.unwrap();
+        assert_eq!(manifest.rows, job.stores.iter().map(|store| store.rows()).sum::<u64>());
+        let expected_state = job.state();
+        job.train(5);
+        for servers in [1, 2, 3, 7] {
+            let checkpoint = latest(&directory).await.checkpoint.unwrap();
+            assert_eq!(checkpoint.state("coordinator").await.unwrap(), expected_state);
+            let mut restored = Job::restore(&checkpoint, servers).await.unwrap();
+            assert_eq!(restored.steps, 10);
+            restored.train(5);
+            assert_eq!(restored.digests(), job.digests(), "{servers} servers");
+            assert_eq!(restored.parameters, job.parameters);
+        }
+    });
+}
+
+#[test]
+fn a_chain_of_deltas_is_the_job_at_its_end() {
+    runtime().block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = local(&folder);
+        let mut job = Job::new(2);
+        job.train(20);
+        let mut base = job.save(&directory, None).await.unwrap();
+        let full_rows = base.rows;
+        for _ in 0..4 {
+            job.train(2);
+            base = job.save(&directory, Some(&base)).await.unwrap();
+            assert!(base.rows < full_rows, "a delta holds changed rows only: {} of {full_rows}", base.rows);
+            assert!(base.removed > 0);
+            let checkpoint = latest(&directory).await.checkpoint.unwrap();
+            assert_eq!(checkpoint.manifest().id, base.id);
+            let mut restored = Job::restore(&checkpoint, 3).await.unwrap();
+            assert_eq!(restored.digests(), job.digests());
+            // A restored job writes the next delta on top of what it was restored from.
+            restored.train(1);
+            let next = restored.save(&directory, Some(&base)).await.unwrap();
+            let again = Checkpoint::open(&directory, &next.directory()).await.unwrap();
+            assert_eq!(Job::restore(&again, 1).await.unwrap().digests(), restored.digests());
+            std::fs::remove_dir_all(folder.path().join(next.directory())).unwrap();
+        }
+        let checkpoint = latest(&directory).await.checkpoint.unwrap();
+        assert_eq!(checkpoint.chain().len(), 5);
+        let verified = checkpoint.verify(Depth::Checksums).await.unwrap();
+        assert_eq!((verified.checkpoints, verified.files), (5, 25));
+    });
+}
+
+#[test]
+fn training_goes_on_while_an_instant_is_written() {
+    runtime().block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = local(&folder);
+        let mut job = Job::new(2);
+        job.train(10);
+        let expected = job.digests();
+        let writer = CheckpointWriter::begin(&directory, job.begin(None)).await.unwrap();
+        let ticket = writer.ticket().clone();
+        let frozen = job.freeze(&ticket);
+        let dense = job.dense_parts();
+        job.train(10);
+        let mut files = Vec::new();
+        for (server, frozen) in frozen.iter().enumerate() {
+            let slots = job.slots_of(server);
+            files.push(
+                rectrain_checkpoint::save_rows(&directory, &ticket, server as u32, frozen, &slots).await.unwrap(),
+            );
+            job.train(1);
+        }
+        for (number, part) in dense.iter().enumerate() {
+            files.push(rectrain_checkpoint::save_dense(&directory, &ticket, number as u32, part).await.unwrap());
+        }
+        writer.commit(files).await.unwrap();
+        let restored = Job::restore(&latest(&directory).await.checkpoint.unwrap(), 1).await.unwrap();
+        assert_eq!(restored.digests(), expected);
+    });
+}
+
+/// Two good checkpoints, the second damaged in every way that a test can think of: it is refused with its file's name and what
+/// was expected, and the first is used.
+#[test]
+fn whatever_is_wrong_with_the_newest_the_last_good_one_is_used() {
+    runtime().block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = local(&folder);
+        let mut job = Job::new(2);
+        job.train(5);
+        let first = job.save(&directory, None).await.unwrap();
+        let expected = job.digests();
+        job.train(5);
+        let second = job.save(&directory, None).await.unwrap();
+        let files = files_of(&folder, &second);
+        let of_first = files_of(&folder, &first);
+        let manifest = folder.path().join(second.directory()).join(MANIFEST);
+        let check = async |why: &str| {
+            let found = latest(&directory).await;
+            let checkpoint = found.checkpoint.as_ref().unwrap();
+            assert_eq!(checkpoint.manifest().id, first.id, "{why}");
+            let [(name, reason)] = &reasons(&found)[..] else { panic!("{found:?}") };
+            assert_eq!(*name, second.directory());
+            assert!(reason.contains(why), "expected `{why}`: {reason}");
+            let restored = Job::restore(checkpoint, 1).await.unwrap();
+            assert_eq!(restored.digests(), expected);
+        };
+        for (path, donor) in files.iter().zip(&of_first) {
+            let good = std::fs::read(path).unwrap();
+            let name = path.file_name().unwrap().to_str().unwrap();
+            let mut flipped = good.clone();
+            let middle = flipped.len() / 2;
+            flipped[middle] ^= 4;
+            std::fs::write(path, &flipped).unwrap();
+            check(name).await;
+            std::fs::write(path, &good[..good.len() - 1]).unwrap();
+            check("should have").await;
+            std::fs::write(path, [&good[..], b"x"].concat()).unwrap();
+            check("should have").await;
+            std::fs::write(path, b"").unwrap();
+            check("has 0 bytes").await;
+            std::fs::remove_file(path).unwrap();
+            check("is missing").await;
+            std::fs::copy(donor, path).unwrap();
+            check(name).await;
+            std::fs::write(path, &good).unwrap();
+        }
+        assert_eq!(latest(&directory).await.checkpoint.unwrap().manifest().id, second.id, "all is mended");
+        let good = std::fs::read(&manifest).unwrap();
+        std::fs::write(&manifest, &good[..good.len() / 2]).unwrap();
+        check("manifest.json is damaged").await;
+        let text = String::from_utf8(good.clone()).unwrap();
+        std::fs::write(&manifest, text.replace("\"step\": 10", "\"step\": 11")).unwrap();
+        check("checksum").await;
+        std::fs::write(&manifest, text.replace("\"version\": 1", "\"version\": 7")).unwrap();
+        check("format version 7").await;
+        std::fs::write(&manifest, std::fs::read(folder.path().join(first.directory()).join(MANIFEST)).unwrap())
+            .unwrap();
+        check("belongs elsewhere").await;
+        std::fs::remove_file(&manifest).unwrap();
+        check("never finished").await;
+    });
+}
+
+/// A whole rows file of another checkpoint, of the same size and under this one's name.
+#[test]
+fn a_rows_file_of_another_checkpoint_is_told_by_its_header_without_reading_all_of_it() {
+    runtime().block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = local(&folder);
+        let mut job = Job::new(1);
+        job.train(5);
+        let first = job.save(&directory, None).await.unwrap();
+        let rows = files_of(&folder, &first).swap_remove(0);
+        let mut other = std::fs::read(&rows).unwrap();
+        other[16] ^= 1;
+        // The header's own checksum made right again, as it would be in another checkpoint.
+        let size = other.len();
+        let index = u64::from_le_bytes(other[size - 32..size - 24].try_into().unwrap()) as usize;
+        let checksum = xxhash_rust::xxh3::xxh3_64(&[&other[..64], &other[index..size - 32]].concat());
+        other[size - 16..size - 8].copy_from_slice(&checksum.to_le_bytes());
+        std::fs::write(&rows, other).unwrap();
+        let checkpoint = Checkpoint::open(&directory, &first.directory()).await.unwrap();
+        let error = Job::restore(&checkpoint, 1).await.err().unwrap();
+        assert!(matches!(error, CheckpointError::MixedUp { what: "checkpoint", .. }), "{error}");
+    });
+}
+
+#[test]
+fn damage_that_a_look_at_sizes_misses_stops_the_restore() {
+    runtime().block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = local(&folder);
+        let mut job = Job::new(1);
+        job.train(5);
+        let first = job.save(&directory, None).await.unwrap();
+        let rows = files_of(&folder, &first).swap_remove(0);
+        let mut bytes = std::fs::read(&rows).unwrap();
+        bytes[300] ^= 1;
+        std::fs::write(&rows, bytes).unwrap();
+        let found = latest_good(&directory, None, Depth::Sizes, &[]).await.unwrap();
+        let error = Job::restore(&found.checkpoint.unwrap(), 1).await.err().unwrap();
+        assert!(matches!(error, CheckpointError::Rows { .. }) && error.is_checkpoints_fault(), "{error}");
+        assert!(error.to_string().contains(rows.file_name().unwrap().to_str().unwrap()), "{error}");
+        let without = latest_good(&directory, None, Depth::Sizes, &[first.directory()]).await.unwrap();
+        assert!(without.checkpoint.is_none());
+    });
+}
+
+#[test]
+fn a_delta_without_its_base_is_refused_and_an_earlier_one_is_used() {
+    runtime().block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = local(&folder);
+        let mut job = Job::new(1);
+        job.train(5);
+        let full = job.save(&directory, None).await.unwrap();
+        job.train(1);
+        let one = job.save(&directory, Some(&full)).await.unwrap();
+        job.train(1);
+        let two = job.save(&directory, Some(&one)).await.unwrap();
+        let bytes = std::fs::read(files_of(&folder, &one).swap_remove(0)).unwrap();
+        std::fs::remove_file(files_of(&folder, &one).swap_remove(0)).unwrap();
+        let found = latest(&directory).await;
+        assert_eq!(found.checkpoint.as_ref().unwrap().manifest().id, full.id);
+        assert_eq!(found.skipped.len(), 2);
+        assert!(reasons(&found)[0].1.contains("is missing"), "{found:?}");
+        std::fs::write(files_of(&folder, &one).swap_remove(0), bytes).unwrap();
+        assert_eq!(latest(&directory).await.checkpoint.unwrap().manifest().id, two.id);
+        std::fs::remove_dir_all(folder.path().join(full.directory())).unwrap();
+        let found = latest(&directory).await;
+        assert!(found.checkpoint.is_none());
+        assert!(reasons(&found).iter().all(|(_, reason)| reason.contains("cannot be used: it is not there")));
+    });
+}
+
+#[test]
+fn a_checkpoint_of_another_job_is_refused_and_neither_used_nor_replaced_nor_deleted() {
+    runtime().block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = local(&folder);
+        let mut job = Job::new(1);
+        job.train(5);
+        let first = job.save(&directory, None).await.unwrap();
+        let wanted = identity("deepfm");
+        let refused = latest_good(&directory, Some(&wanted), Depth::Sizes, &[]).await.unwrap_err().to_string();
+        assert!(refused.contains("model.kind is `\"dnn\"` in the checkpoint and `\"deepfm\"` in the job"), "{refused}");
+        let begin = rectrain_checkpoint::Begin { identity: wanted.clone(), ..job.begin(None) };
+        assert!(matches!(CheckpointWriter::begin(&directory, begin).await, Err(CheckpointError::OtherJob { .. })));
+        let begin = rectrain_checkpoint::Begin { identity: wanted.clone(), step: 6, ..job.begin(Some(&first)) };
+        assert!(matches!(CheckpointWriter::begin(&directory, begin).await, Err(CheckpointError::OtherJob { .. })));
+        retain(&directory, &wanted, NonZeroUsize::MIN, &[]).await.unwrap();
+        assert!(latest(&directory).await.checkpoint.is_some());
+    });
+}
+
+#[test]
+fn a_step_can_be_saved_again_and_the_old_files_are_cleared() {
+    runtime().block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = local(&folder);
+        let mut job = Job::new(1);
+        job.train(5);
+        let first = job.save(&directory, None).await.unwrap();
+        // Another attempt at the same step: until it is finished the first stays good.
+        let writer = CheckpointWriter::begin(&directory, job.begin(None)).await.unwrap();
+        let frozen = job.freeze(writer.ticket());
+        let files = job.write_files(&directory, writer.ticket(), &frozen).await.unwrap();
+        assert_eq!(latest(&directory).await.checkpoint.unwrap().manifest().id, first.id);
+        let second = writer.commit(files).await.unwrap();
+        assert_eq!(latest(&directory).await.checkpoint.unwrap().manifest().id, second.id);
+        let retained = retain(&directory, &identity("dnn"), NonZeroUsize::MIN, &[]).await.unwrap();
+        assert_eq!(retained.leftovers.len(), first.files.len());
+        assert!(files_of(&folder, &first).iter().all(|file| !file.exists()));
+        assert_eq!(latest(&directory).await.checkpoint.unwrap().manifest().id, second.id);
+    });
+}
+
+#[test]
+fn an_attempt_that_is_given_up_leaves_nothing() {
+    runtime().block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = local(&folder);
+        let mut job = Job::new(1);
+        job.train(5);
+        let first = job.save(&directory, None).await.unwrap();
+        let writer = CheckpointWriter::begin(&directory, job.begin(None)).await.unwrap();
+        let frozen = job.freeze(writer.ticket());
+        job.write_files(&directory, writer.ticket(), &frozen).await.unwrap();
+        writer.abort().await.unwrap();
+        let left = std::fs::read_dir(folder.path().join(first.directory())).unwrap().count();
+        assert_eq!(left, first.files.len() + 1, "the first one's files and its manifest");
+    });
+}
+
+#[test]
+fn what_is_not_a_whole_is_not_committed() {
+    runtime().block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = local(&folder);
+        let mut job = Job::new(2);
+        job.train(5);
+        let without = async |index: usize| {
+            let writer = CheckpointWriter::begin(&directory, job.begin(None)).await.unwrap();
+            let frozen = job.freeze(writer.ticket());
+            let mut files = job.write_files(&directory, writer.ticket(), &frozen).await.unwrap();
+            files.remove(index);
+            writer.commit(files).await.unwrap_err().to_string()
+        };
+        assert!(without(0).await.contains("slot 0 is missing"));
+        assert!(without(2).await.contains("should begin at 0"));
+        let writer = CheckpointWriter::begin(&directory, job.begin(None)).await.unwrap();
+        let frozen = job.freeze(writer.ticket());
+        let files = job.write_files(&directory, writer.ticket(), &frozen).await.unwrap();
+        std::fs::remove_file(folder.path().join(&writer.ticket().directory).join(&files[1].name)).unwrap();
+        assert!(matches!(writer.commit(files).await, Err(CheckpointError::Missing { .. })));
+        assert!(latest(&directory).await.checkpoint.is_none());
+        let states: Vec<_> = list(&directory).await.unwrap().into_iter().map(|listed| listed.state).collect();
+        assert!(matches!(states[..], [ListedState::Unfinished]));
+    });
+}
+
+#[test]
+fn retention_keeps_the_newest_and_clears_what_was_never_finished() {
+    runtime().block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = local(&folder);
+        let mut job = Job::new(1);
+        let mut names = Vec::new();
+        for _ in 0..4 {
+            job.train(2);
+            let full = job.save(&directory, None).await.unwrap();
+            job.train(1);
+            let delta = job.save(&directory, Some(&full)).await.unwrap();
+            names.extend([full.directory(), delta.directory()]);
+        }
+        // A crash in the middle of writing: files, the beginning of a file, and no manifest.
+        let unfinished = folder.path().join("step-000000000100");
+        std::fs::create_dir(&unfinished).unwrap();
+        std::fs::write(unfinished.join("rows-00000-12345678.bin#1"), b"half").unwrap();
+        let current = folder.path().join("step-000000000101-delta");
+        std::fs::create_dir(&current).unwrap();
+        std::fs::create_dir(folder.path().join("something-else")).unwrap();
+        let writing = ["step-000000000101-delta".to_owned()];
+        let keep = NonZeroUsize::new(2).unwrap();
+        let retained = retain(&directory, &identity("dnn"), keep, &writing).await.unwrap();
+        assert_eq!(retained.deleted.len(), 4);
+        assert_eq!(retained.unfinished, ["step-000000000100"]);
+        let left: Vec<String> = list(&directory).await.unwrap().into_iter().map(|listed| listed.name).collect();
+        assert_eq!(left, [&names[4..], &writing[..]].concat());
+        assert!(folder.path().join("something-else").exists());
+        let found = latest(&directory).await;
+        let restored = Job::restore(&found.checkpoint.unwrap(), 1).await.unwrap();
+        assert_eq!(restored.digests(), job.digests());
+    });
+}
+
+#[test]
+fn slots_that_are_not_asked_for_stay_as_they_are() {
+    runtime().block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = local(&folder);
+        let mut job = Job::new(3);
+        job.train(8);
+        job.save(&directory, None).await.unwrap();
+        let expected = job.digests();
+        let checkpoint = latest(&directory).await.checkpoint.unwrap();
+        // One server is lost and comes back empty; the others have gone on.
+        job.train(3);
+        let after = job.digests();
+        job.stores[1] = Arc::clone(&Job::new(1).stores[0]);
+        let slots = job.slots_of(1);
+        let restored = checkpoint.restore_rows(&job.stores[1], &slots).await.unwrap();
+        assert_eq!(restored.slots, slots.len());
+        for (slot, digest) in job.digests().into_iter().enumerate() {
+            assert_eq!(digest, if slot % 3 == 1 { expected[slot] } else { after[slot] });
+        }
+        assert!(
+            restored.bytes
+                < std::fs::metadata(
+                    folder
+                        .path()
+                        .join(Path::new(&checkpoint.manifest().directory()))
+                        .join(&checkpoint.manifest().files[1].name)
+                )
+                .unwrap()
+                .len()
+        );
+    });
+}

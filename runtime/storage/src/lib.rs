@@ -1,0 +1,60 @@
+//! Where files are: from a path or URL with storage options to an object store. Local paths, `file://`, `s3://` (`s3a://`)
+//! and `gs://` URLs are understood in one way by everything that reads or writes files: the data sources and the checkpoints.
+//! It knows neither what the files hold nor when they are read.
+
+mod directory;
+mod place;
+
+pub use directory::{Directory, Entry, FileWriter};
+pub use place::{Bucket, Place, place_of};
+
+/// Why a place cannot be reached. Each message is one sentence that names the path and says what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StorageError {
+    /// An option that the object store does not have.
+    #[error(
+        "the object store has no option `{name}`; the usual ones are endpoint, access_key_id, secret_access_key, region, \
+         allow_http, skip_signature and service_account"
+    )]
+    UnknownOption {
+        /// The option as it was given.
+        name: String,
+    },
+    /// A path or URL cannot be understood.
+    #[error("cannot use the path {path}: {problem}")]
+    BadPath {
+        /// The path or URL as it was given.
+        path: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The settings of a store contradict each other, or its credentials cannot be read.
+    #[error("cannot reach {url}: {source}")]
+    Unreachable {
+        /// The bucket.
+        url: String,
+        /// Why.
+        source: object_store::Error,
+    },
+    /// The operating system refused.
+    #[error("cannot {action} {path}: {source}")]
+    Io {
+        /// What was attempted.
+        action: &'static str,
+        /// On what.
+        path: String,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// The store refused.
+    #[error("cannot {action} {path}: {source}")]
+    Store {
+        /// What was attempted.
+        action: &'static str,
+        /// On what.
+        path: String,
+        /// Why it failed.
+        source: object_store::Error,
+    },
+}

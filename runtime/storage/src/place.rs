@@ -1,0 +1,133 @@
+//! What a path or URL names, and the store of a bucket.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::{ObjectStore, RetryConfig};
+
+use crate::StorageError;
+
+/// What a path or URL names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// A path of this machine.
+    Local(String),
+    /// A key (or the beginning of keys, or a glob of keys) in a bucket.
+    Bucket(Bucket),
+}
+
+/// A key in a bucket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bucket {
+    /// `s3://bucket` or `gs://bucket`, as it was given.
+    pub root: String,
+    /// What follows the bucket's name, without the slash between them; may be empty.
+    pub key: String,
+    google: bool,
+}
+
+/// Understands a path or URL.
+///
+/// # Errors
+/// [`StorageError::BadPath`] for a scheme that is not known, or a file URL that names no local path.
+pub fn place_of(path: &str) -> Result<Place, StorageError> {
+    let Some((scheme, rest)) = path.split_once("://") else {
+        return Ok(Place::Local(path.to_owned()));
+    };
+    match scheme.to_ascii_lowercase().as_str() {
+        "file" => local_path_of_url(path).map(Place::Local),
+        "s3" | "s3a" | "gs" => {
+            let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
+            let google = scheme.eq_ignore_ascii_case("gs");
+            Ok(Place::Bucket(Bucket { root: format!("{scheme}://{bucket}"), key: key.to_owned(), google }))
+        }
+        _ => Err(bad_path(path, "known are local paths and file://, s3:// and gs:// URLs")),
+    }
+}
+
+impl Bucket {
+    /// The bucket's store. Credentials come from the options, and from the environment what these leave out.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownOption`] and [`StorageError::Unreachable`]. No request is made yet.
+    pub fn store(&self, options: &BTreeMap<String, String>) -> Result<Arc<dyn ObjectStore>, StorageError> {
+        let unreachable = |source| StorageError::Unreachable { url: self.root.clone(), source };
+        if self.google {
+            google(&self.root, options)?.map_err(unreachable)
+        } else {
+            amazon(&self.root, options)?.map_err(unreachable)
+        }
+    }
+}
+
+type Built = object_store::Result<Arc<dyn ObjectStore>>;
+
+fn amazon(root: &str, options: &BTreeMap<String, String>) -> Result<Built, StorageError> {
+    let mut builder = AmazonS3Builder::from_env().with_url(root.replacen("s3a://", "s3://", 1)).with_retry(retries());
+    for (name, value) in options {
+        builder = builder.with_config(option::<AmazonS3ConfigKey>(name)?, value);
+    }
+    Ok(builder.build().map(|store| Arc::new(store) as _))
+}
+
+fn google(root: &str, options: &BTreeMap<String, String>) -> Result<Built, StorageError> {
+    let mut builder = GoogleCloudStorageBuilder::from_env().with_url(root).with_retry(retries());
+    for (name, value) in options {
+        let known = if name.eq_ignore_ascii_case("endpoint") { GoogleConfigKey::BaseUrl } else { option(name)? };
+        builder = builder.with_config(known, value);
+    }
+    Ok(builder.build().map(|store| Arc::new(store) as _))
+}
+
+/// Quick enough that a wrong endpoint is told within a minute, patient enough for a restart.
+fn retries() -> RetryConfig {
+    RetryConfig { max_retries: 8, retry_timeout: Duration::from_secs(60), ..RetryConfig::default() }
+}
+
+fn option<K: FromStr>(name: &str) -> Result<K, StorageError> {
+    name.to_ascii_lowercase().parse().map_err(|_| StorageError::UnknownOption { name: name.to_owned() })
+}
+
+fn bad_path(path: &str, problem: impl Into<String>) -> StorageError {
+    StorageError::BadPath { path: path.to_owned(), problem: problem.into() }
+}
+
+/// `?` and `#` are ordinary characters (and a glob's) in our file URLs.
+fn local_path_of_url(url: &str) -> Result<String, StorageError> {
+    let escaped = url.replace('?', "%3F").replace('#', "%23");
+    let parsed = url::Url::parse(&escaped).map_err(|error| bad_path(url, error.to_string()))?;
+    let path =
+        parsed.to_file_path().map_err(|()| bad_path(url, "a file URL has three slashes: file:///folder/file"))?;
+    path.into_os_string().into_string().map_err(|_| bad_path(url, "it is not UTF-8"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_a_path_or_a_key_in_a_bucket() {
+        let bucket = |path| match place_of(path).unwrap() {
+            Place::Bucket(bucket) => (bucket.root, bucket.key, bucket.google),
+            Place::Local(path) => panic!("{path}"),
+        };
+        assert_eq!(place_of("a/b#1").unwrap(), Place::Local("a/b#1".into()));
+        assert_eq!(place_of("file:///a/b?").unwrap(), Place::Local("/a/b?".into()));
+        assert_eq!(bucket("gs://b/c/d"), ("gs://b".into(), "c/d".into(), true));
+        assert_eq!(bucket("S3A://b"), ("S3A://b".into(), String::new(), false));
+        assert!(place_of("ftp://a").unwrap_err().to_string().contains("ftp://a"));
+        assert!(place_of("file://host/a").is_err());
+    }
+
+    #[test]
+    fn an_unknown_option_is_refused_by_name() {
+        let Place::Bucket(bucket) = place_of("s3://bucket/key").unwrap() else { panic!("not a bucket") };
+        let options = BTreeMap::from([("endpiont".to_owned(), "x".to_owned())]);
+        assert!(bucket.store(&options).unwrap_err().to_string().contains("`endpiont`"));
+        assert!(bucket.store(&BTreeMap::new()).is_ok());
+    }
+}
