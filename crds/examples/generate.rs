@@ -1,4 +1,4 @@
-//! Writes what is generated from the types: crds/rectrainingjobs.yaml and docs/reference/manifest.md.
+//! Writes what is generated from the types: crds/rectrainingjobs.yaml (and the chart's copy) and docs/reference/manifest.md.
 
 use std::path::Path;
 
@@ -6,6 +6,7 @@ fn main() -> std::io::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     for (path, text) in [
         ("crds/rectrainingjobs.yaml", rectrain_crds::crd_yaml()),
+        ("charts/rectrain/files/rectrainingjobs.yaml", rectrain_crds::crd_yaml()),
         ("docs/reference/manifest.md", rectrain_crds::reference_markdown()),
     ] {
         let path = root.join(path);
