@@ -67,6 +67,7 @@ pub(super) fn controllers(paths: &Paths) -> Vec<Daemon> {
         format!("--root-ca-file={}", pki("ca.crt")),
         format!("--cluster-signing-cert-file={}", pki("ca.crt")),
         format!("--cluster-signing-key-file={}", pki("ca.key")),
+        "--flex-volume-plugin-dir=/var/lib/volume-plugins".to_owned(),
         // The kubelets of this cluster renew their leases every four seconds.
         "--node-monitor-grace-period=20s".to_owned(),
     ];

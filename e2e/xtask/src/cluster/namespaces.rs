@@ -3,7 +3,7 @@
 //! so that taking the cluster down cannot miss anything. Nothing about them is written down; they are found in /proc.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use super::paths::{Paths, make_folder, write};
@@ -41,15 +41,11 @@ impl Namespaces {
     pub(super) fn create(paths: &Paths, name: &str, within: Option<&Self>) -> Result<Self, String> {
         let unshare =
             ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--"].map(str::to_owned);
-        let words = unshare.into_iter().chain(words_of_init(paths, name));
-        let entered: Vec<_> = within.into_iter().flat_map(Self::entering).chain(words).collect();
-        let mut child = start(&entered, &paths.log(name))?;
-        let what = format!("new namespaces for {name} (see {})", paths.log(name).display());
+        let words: Vec<_> = unshare.into_iter().chain(words_of_init(paths, name)).collect();
+        let log = paths.log(name);
+        start(within, &words, &log)?;
+        let what = format!("new namespaces for {name} (see {})", log.display());
         eventually(PATIENCE, &what, || Self::find(paths, name).ok_or_else(|| "they are not there".to_owned()))
-            .inspect_err(|_| {
-                // It ends what it started; if it has ended already, there is nothing to kill.
-                let _ended = child.kill();
-            })
     }
 
     /// The first process, as this machine counts processes.
@@ -80,8 +76,7 @@ impl Namespaces {
             return Ok(false);
         }
         daemon.files.iter().try_for_each(|(path, text)| write(path, text))?;
-        let words: Vec<_> = self.entering().into_iter().chain(daemon.words.iter().cloned()).collect();
-        start(&words, &paths.log(&daemon.name)).map(|_| true)
+        start(Some(self), &daemon.words, &paths.log(&daemon.name)).map(|()| true)
     }
 
     /// The daemon's process, if it runs.
@@ -111,15 +106,19 @@ impl Namespaces {
     }
 }
 
-/// Starts a program that outlives this one.
-fn start(words: &[String], log: &Path) -> Result<std::process::Child, String> {
+/// Starts a program that outlives this one: the first process of the namespaces inherits it (or that of the machine, if it is
+/// started in none).
+fn start(within: Option<&Namespaces>, words: &[String], log: &Path) -> Result<(), String> {
     if let Some(folder) = log.parent() {
         make_folder(folder)?;
     }
-    let cannot = |error: std::io::Error| format!("cannot start `{}`: {error}", words.join(" "));
-    let file = std::fs::File::options().create(true).append(true).open(log).map_err(cannot)?;
-    let errors = file.try_clone().map_err(cannot)?;
-    Command::new("setsid").args(words).stdin(Stdio::null()).stdout(file).stderr(errors).spawn().map_err(cannot)
+    let background =
+        [r#"log=$1; shift; setsid "$@" </dev/null >>"$log" 2>&1 &"#, "sh", &*log.to_string_lossy()].map(str::to_owned);
+    let mut shell = match within {
+        Some(namespaces) => namespaces.command("sh", ["-c"]),
+        None => command("sh", ["-c"]),
+    };
+    output(shell.args(background).args(words)).map(drop)
 }
 
 fn words_of_init(paths: &Paths, name: &str) -> Vec<String> {
