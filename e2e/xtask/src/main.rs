@@ -1,6 +1,7 @@
 //! `cargo xtask`: the project's own commands. `check` for every save, `test` for everything that must hold, `docs` to write what is
-//! generated from the code, `quality` to train on real data and compare with the recorded reference.
+//! generated from the code, `quality` to train on real data and compare with the recorded reference, `cluster` for a real Kubernetes.
 
+mod cluster;
 mod quality;
 
 use std::path::{Path, PathBuf};
@@ -10,7 +11,8 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   check             formatting and lints, for every save
   test              everything that must hold: formatting, lints, unit, integration and multi-process tests
   docs              writes the files that are generated from the code (CRD, manifest reference)
-  quality [ARGS]    trains on real data and prints AUC by model, mode and seed; `quality --help` lists ARGS";
+  quality [ARGS]    trains on real data and prints AUC by model, mode and seed; `quality --help` lists ARGS
+  cluster COMMAND   a real Kubernetes of two nodes on this machine; `cluster --help` lists COMMANDs";
 
 /// The README's example and what it promises.
 const MOVIELENS: &str = "docs/examples/movielens-100k.yaml";
@@ -24,6 +26,7 @@ fn main() -> ExitCode {
         ["test"] => test(),
         ["docs"] => docs(),
         ["quality", rest @ ..] => quality::run(rest),
+        ["cluster", rest @ ..] => cluster::run(rest),
         _ => Err(USAGE.to_owned()),
     };
     match result {

@@ -131,6 +131,13 @@ pub(crate) struct CoordinatorArgs {
     /// Where to serve /metrics
     #[arg(long, default_value = "0.0.0.0:9090")]
     pub(crate) metrics: SocketAddr,
+    /// Print one JSON object an event to standard output after the line with the addresses, the summary last
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// After the job has ended, go on answering how it ended until told to stop (SIGTERM): for pods, which are restarted
+    /// when they exit
+    #[arg(long)]
+    pub(crate) stay: bool,
 }
 
 #[derive(Debug, Args)]
@@ -152,6 +159,10 @@ pub(crate) struct MemberArgs {
     /// Where to serve /metrics
     #[arg(long, default_value = "0.0.0.0:9090")]
     pub(crate) metrics: SocketAddr,
+    /// After the job has ended, go on serving /metrics until told to stop (SIGTERM): for pods, which are restarted when
+    /// they exit
+    #[arg(long)]
+    pub(crate) stay: bool,
 }
 
 #[cfg(test)]

@@ -45,6 +45,9 @@ pub enum RoleError {
     /// Another member failed and the coordinator ended the job.
     #[error("{message}")]
     JobFailed { message: String, user_error: bool },
+    /// A member has joined a second time, after everybody had.
+    #[error("{member} was restarted in the middle of the job, and what it held is lost: run the job again")]
+    Restarted { member: String },
     /// The dense workers, which must hold the same parameters, do not.
     #[error(
         "dense workers 0 and {rank} ended with different parameters: they must be equal in this mode, so this run cannot be trusted"
