@@ -857,9 +857,11 @@ fn no_rule_is_too_expensive() {
 
 #[test]
 fn the_generated_files_are_those_of_the_types() {
-    for (path, generated) in
-        [("crds/rectrainingjobs.yaml", crd_yaml()), ("charts/rectrain/files/rectrainingjobs.yaml", crd_yaml()), ("docs/reference/manifest.md", reference_markdown())]
-    {
+    for (path, generated) in [
+        ("crds/rectrainingjobs.yaml", crd_yaml()),
+        ("charts/rectrain/files/rectrainingjobs.yaml", crd_yaml()),
+        ("docs/reference/manifest.md", reference_markdown()),
+    ] {
         assert!(
             read(path) == generated,
             "{path} is not what the types say: run `cargo run --release -p rectrain-crds --example generate`"

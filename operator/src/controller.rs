@@ -156,10 +156,8 @@ pub async fn run(watches: Watches, context: Arc<Context>, stop: impl Future<Outp
         .await;
 }
 
-type Outcome = Result<
-    (ObjectRef<RecTrainingJob>, Action),
-    kube::runtime::controller::Error<ReconcileError, watcher::Error>,
->;
+type Outcome =
+    Result<(ObjectRef<RecTrainingJob>, Action), kube::runtime::controller::Error<ReconcileError, watcher::Error>>;
 
 fn results(
     watches: Watches,

@@ -59,7 +59,8 @@ pub fn transitions(before: Option<&RecTrainingJobStatus>, decision: &Decision) -
     let before_phase = before.and_then(|status| status.phase);
     if let Some(phase) = after.phase.filter(|phase| Some(*phase) != before_phase) {
         // Evaluations come and go, and are seen in the status.
-        let is_routine = matches!((before_phase, phase), (Some(Phase::Evaluating), Phase::Training) | (_, Phase::Evaluating));
+        let is_routine =
+            matches!((before_phase, phase), (Some(Phase::Evaluating), Phase::Training) | (_, Phase::Evaluating));
         if !is_routine {
             all.push(Announcement { is_warning: false, reason: phase_reason(phase), note: note(phase, after) });
         }

@@ -103,7 +103,9 @@ pub fn bad_input(pods: &[&PodFacts], coordinator: &CoordinatorView) -> Option<Pr
     };
     Some(Problem::new(
         Cause::BadInput,
-        format!("{what}. It is not tried again: mend the manifest or the data, and apply the manifest again or make a new job"),
+        format!(
+            "{what}. It is not tried again: mend the manifest or the data, and apply the manifest again or make a new job"
+        ),
     ))
 }
 
@@ -119,7 +121,10 @@ pub fn crash(pods: &[&PodFacts], coordinator: &CoordinatorView) -> Option<Proble
 pub fn last_crash(pods: &[&PodFacts]) -> Option<Problem> {
     out_of_memory(pods).or_else(|| {
         let (pod, ended) = last_ended(pods)?;
-        Some(Problem::new(Cause::Crash, format!("{} ended with exit code {}: {}", pod.name, ended.exit_code, last_words(ended))))
+        Some(Problem::new(
+            Cause::Crash,
+            format!("{} ended with exit code {}: {}", pod.name, ended.exit_code, last_words(ended)),
+        ))
     })
 }
 
@@ -139,7 +144,10 @@ fn out_of_memory(pods: &[&PodFacts]) -> Option<Problem> {
     };
     Some(Problem::new(
         Cause::OutOfMemory,
-        format!("{} used up its memory and was killed: raise spec.roles.{role}.template.resources.limits.memory{more}", pod.name),
+        format!(
+            "{} used up its memory and was killed: raise spec.roles.{role}.template.resources.limits.memory{more}",
+            pod.name
+        ),
     ))
 }
 
@@ -221,8 +229,14 @@ mod tests {
     #[test]
     fn bad_input_is_what_the_coordinator_or_an_exit_code_of_2_says_and_nothing_else() {
         let told = bad_input(&[], &failed("train.csv:7: the label is `x`", true)).expect("bad input");
-        assert!(told.cause == Cause::BadInput && told.message.starts_with("train.csv:7: the label is `x`. It is not tried again"));
-        let exited = PodFacts { ended: ended(2, false, "starting\nrectrain: no such file.\n"), ..pod("j-loader-0", Role::Loader) };
+        assert!(
+            told.cause == Cause::BadInput
+                && told.message.starts_with("train.csv:7: the label is `x`. It is not tried again")
+        );
+        let exited = PodFacts {
+            ended: ended(2, false, "starting\nrectrain: no such file.\n"),
+            ..pod("j-loader-0", Role::Loader)
+        };
         let told = bad_input(&[&exited], &SILENT).expect("bad input");
         assert!(told.message.starts_with("j-loader-0: rectrain: no such file. It"), "{}", told.message);
         for code in [0, 1, 101, 137, 143] {
@@ -237,7 +251,10 @@ mod tests {
         let other = PodFacts { ended: ended(1, false, "peer gone"), ..pod("j-dense-worker-0", Role::DenseWorker) };
         let problem = crash(&[&other, &killed], &failed("ps 1 is gone", false)).expect("a crash");
         assert_eq!(problem.cause, Cause::OutOfMemory);
-        assert!(problem.message.contains("j-ps-1") && problem.message.contains("spec.roles.ps.template.resources.limits.memory"));
+        assert!(
+            problem.message.contains("j-ps-1")
+                && problem.message.contains("spec.roles.ps.template.resources.limits.memory")
+        );
         assert_eq!(crash(&[&other], &failed("ps 1 is gone", false)), Some(Problem::new(Cause::Crash, "ps 1 is gone")));
         assert_eq!(crash(&[&killed], &SILENT), None);
     }
@@ -253,7 +270,10 @@ mod tests {
         assert_eq!(cause(&waiting_for("CreateContainerConfigError")), Some(Cause::ContainerConfig));
         assert_eq!(cause(&waiting_for("ContainerCreating")), None);
         assert_eq!(cause(&waiting_for("CrashLoopBackOff")), None);
-        let homeless = PodFacts { unschedulable: Some("0/2 nodes are available".to_owned()), ..pod("j-dense-worker-0", Role::DenseWorker) };
+        let homeless = PodFacts {
+            unschedulable: Some("0/2 nodes are available".to_owned()),
+            ..pod("j-dense-worker-0", Role::DenseWorker)
+        };
         let problem = waiting(&[&homeless]).expect("a problem");
         assert!(problem.cause == Cause::Unschedulable && problem.message.contains("spec.roles.denseWorker.template"));
     }

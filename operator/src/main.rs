@@ -97,9 +97,9 @@ async fn serve(cli: Cli) -> Result<(), String> {
     let address = admin::serve(cli.address, admin)
         .await
         .map_err(|error| format!("cannot serve health and metrics on {}: {error}", cli.address))?;
-    let client = Client::try_default().await.map_err(|error| {
-        format!("no cluster: neither a kubeconfig nor a ServiceAccount could be used: {error}")
-    })?;
+    let client = Client::try_default()
+        .await
+        .map_err(|error| format!("no cluster: neither a kubeconfig nor a ServiceAccount could be used: {error}"))?;
     let version =
         client.apiserver_version().await.map_err(|error| format!("the API server does not answer: {error}"))?;
     is_ready.store(true, Ordering::Relaxed);
@@ -155,12 +155,7 @@ enum Ending {
     Stopped,
 }
 
-async fn lead(
-    cli: &Cli,
-    client: Client,
-    metrics: OperatorMetrics,
-    stop: impl Future<Output = ()> + Send + 'static,
-) {
+async fn lead(cli: &Cli, client: Client, metrics: OperatorMetrics, stop: impl Future<Output = ()> + Send + 'static) {
     let config = OperatorConfig {
         runtime_image: cli.runtime_image.clone(),
         image_pull_policy: cli.image_pull_policy.clone(),

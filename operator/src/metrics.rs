@@ -21,9 +21,26 @@ pub const REFERENCE: &[(&str, &str, &str)] = &[
     ("rectrain_operator_reconcile_errors_total", "counter", "Reconciles that failed, by the step that failed."),
     ("rectrain_operator_watch_errors_total", "counter", "Watches that broke off and were begun again."),
     ("rectrain_operator_jobs", "gauge", "Jobs by phase."),
-    ("rectrain_operator_job_status_age_seconds", "gauge", "Time since the status of a job was last checked against what is there."),
+    (
+        "rectrain_operator_job_status_age_seconds",
+        "gauge",
+        "Time since the status of a job was last checked against what is there.",
+    ),
     ("rectrain_operator_is_leader", "gauge", "1 in the instance that reconciles, 0 in those that stand by."),
 ];
+
+/// docs/reference/operator-metrics.md.
+#[must_use]
+pub fn reference_markdown() -> String {
+    let mut text = String::from(
+        "# Metrics of the operator\n\nServed on `/metrics`, port 8080. Those of a job's pods are in [metrics](metrics.md).\n\n\
+         | metric | kind | meaning |\n|---|---|---|\n",
+    );
+    for (name, kind, help) in REFERENCE {
+        text.push_str(&format!("| `{name}` | {kind} | {help} |\n"));
+    }
+    text
+}
 
 /// See the module's text. Cheap to clone.
 #[derive(Clone)]
@@ -49,7 +66,11 @@ impl OperatorMetrics {
     /// Never in practice: names are registered once.
     pub fn new() -> Result<Self, prometheus::Error> {
         let help = |name: &str| {
-            REFERENCE.iter().find(|(known, _, _)| *known == name).map(|(_, _, help)| (*help).to_owned()).unwrap_or_default()
+            REFERENCE
+                .iter()
+                .find(|(known, _, _)| *known == name)
+                .map(|(_, _, help)| (*help).to_owned())
+                .unwrap_or_default()
         };
         let opts = |name: &str| Opts::new(name, help(name));
         let seconds = "rectrain_operator_reconcile_seconds";
@@ -60,7 +81,7 @@ impl OperatorMetrics {
             errors: IntCounterVec::new(opts("rectrain_operator_reconcile_errors_total"), &["step"])?,
             watch_errors: IntCounter::with_opts(opts("rectrain_operator_watch_errors_total"))?,
             jobs: IntGaugeVec::new(opts("rectrain_operator_jobs"), &["phase"])?,
-            ages: GaugeVec::new(opts("rectrain_operator_job_status_age_seconds"), &["job_namespace", "job"])?,
+            ages: GaugeVec::new(opts("rectrain_operator_job_status_age_seconds"), &["job_namespace", "job_name"])?,
             leader: IntGauge::with_opts(opts("rectrain_operator_is_leader"))?,
             seen: Mutex::default(),
         };
@@ -135,6 +156,12 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_reference_is_up_to_date() {
+        let written = include_str!("../../docs/reference/operator-metrics.md");
+        assert_eq!(written, reference_markdown(), "write it anew with `cargo xtask docs`");
+    }
+
+    #[test]
     fn every_metric_of_the_reference_is_served_and_named_alike() {
         let metrics = OperatorMetrics::new().expect("they register");
         metrics.reconciled(Duration::from_millis(2), None);
@@ -148,6 +175,6 @@ mod tests {
         }
         assert!(text.contains("rectrain_operator_jobs{phase=\"Training\"} 1"), "{text}");
         metrics.forget_job("n", "j");
-        assert!(!metrics.encode().expect("they are served").contains("job=\"j\""));
+        assert!(!metrics.encode().expect("they are served").contains("job_name=\"j\""));
     }
 }

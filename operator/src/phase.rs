@@ -18,7 +18,8 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use rectrain_crds::{
-    AttemptStatus, FieldError, Phase, RecTrainingJob, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, ResolvedJob, defaults,
+    AttemptStatus, FieldError, Phase, RecTrainingJob, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, ResolvedJob,
+    defaults,
 };
 
 use crate::coordinator::{CoordinatorView, Report, Stage};
@@ -135,18 +136,7 @@ impl<'a> Draft<'a> {
 
     fn live(mut self) -> Decision {
         if self.is_mended() {
-            let conditions = std::mem::take(&mut self.status.conditions);
-            let number = self.before.attempt.as_ref().map_or(0, |attempt| attempt.number);
-            self.status = RecTrainingJobStatus {
-                conditions,
-                observed_generation: self.status.observed_generation,
-                ..RecTrainingJobStatus::default()
-            };
-            // Pods of the attempt that failed must not be taken for those of the next one.
-            self.before = RecTrainingJobStatus::default();
-            if number > 0 && self.facts.verdict.is_ok() && !self.is_suspended() {
-                self.begin_attempt(number + 1, 0, None, self.facts.now);
-            }
+            self.start_afresh();
         }
         let resolved = match self.facts.verdict {
             Ok(resolved) => resolved,
@@ -158,19 +148,30 @@ impl<'a> Draft<'a> {
         if let Some(seconds) = self.deadline_passed() {
             let problem = Problem::new(
                 Cause::DeadlineExceeded,
-                format!("the job had not ended {seconds} seconds after its start and was stopped: raise spec.activeDeadlineSeconds in a new job, or give it more workers"),
+                format!(
+                    "the job had not ended {seconds} seconds after its start and was stopped: raise spec.activeDeadlineSeconds in a new job, or give it more workers"
+                ),
             );
             return self.fail(problem, Run::Hold);
         }
         let phase = self.settle_attempt();
         let Some(attempt) = self.status.attempt.clone() else { return self.fail(invalid(&[]), Run::Nothing) };
-        let (present, stale): (Vec<_>, Vec<_>) =
-            self.facts.pods.iter().partition(|pod| pod.attempt == attempt.number);
+        let (present, stale): (Vec<_>, Vec<_>) = self.facts.pods.iter().partition(|pod| pod.attempt == attempt.number);
         let back_off = attempt.not_before.as_ref().map_or(Duration::ZERO, |time| left(self.facts.now, time.0, 0));
         if !stale.is_empty() || !back_off.is_zero() {
             return self.hold(phase, back_off);
         }
         self.go(resolved, &attempt, &present, phase)
+    }
+
+    /// Forgets all but how many attempts there were: pods of the attempt that failed must not be taken for those of the next one.
+    fn start_afresh(&mut self) {
+        let attempt = self.status.attempt.take();
+        let conditions = std::mem::take(&mut self.status.conditions);
+        let observed_generation = self.status.observed_generation;
+        self.before = RecTrainingJobStatus { attempt: attempt.clone(), ..RecTrainingJobStatus::default() };
+        self.status =
+            RecTrainingJobStatus { conditions, observed_generation, attempt, ..RecTrainingJobStatus::default() };
     }
 
     fn is_suspended(&self) -> bool {
@@ -281,7 +282,8 @@ impl<'a> Draft<'a> {
         if let Some(problem) = self.no_progress(phase) {
             return self.crash(attempt, container_restarts, problem);
         }
-        let all_ready = Role::ALL.iter().all(|role| self.facts.ready.get(role).copied().unwrap_or(0) >= role.replicas(resolved));
+        let all_ready =
+            Role::ALL.iter().all(|role| self.facts.ready.get(role).copied().unwrap_or(0) >= role.replicas(resolved));
         let problem = self.facts.obstacle.cloned().or_else(|| failure::waiting(pods).filter(|_| !all_ready));
         let poll = self.facts.poll;
         let mut decision = self.finish(phase, problem, Run::Go);
@@ -355,7 +357,9 @@ impl<'a> Draft<'a> {
         let last = last.map_or_else(|| "its containers keep ending".to_owned(), |problem| problem.message.clone());
         let problem = Problem::new(
             Cause::RestartsExhausted,
-            format!("{last}. The job crashed more than {allowed} times (spec.faultTolerance.maxRestarts): look at the cause, then make the job anew"),
+            format!(
+                "{last}. The job crashed more than {allowed} times (spec.faultTolerance.maxRestarts): look at the cause, then make the job anew"
+            ),
         );
         self.fail(problem, Run::Hold)
     }

@@ -94,7 +94,8 @@ fn docs() -> Result<(), String> {
     // The same selection as the tests', so that nothing is built twice.
     cargo(&["build", "--release", "--workspace", "--all-targets"], "the build failed")?;
     example("generate", None)?;
-    example("metrics_reference", Some("docs/reference/metrics.md"))
+    example("metrics_reference", Some("docs/reference/metrics.md"))?;
+    example("operator_metrics", Some("docs/reference/operator-metrics.md"))
 }
 
 /// Runs a built example in the workspace; its output goes into `file` if one is given.

@@ -111,7 +111,8 @@ fn watched(caches: &Caches, namespace: &str, job: &str, uid: &str) -> Belongings
         let here = store.state().into_iter().filter(|object| is_here(&object.metadata));
         all.objects.extend(here.filter_map(|object| Owned::of(*kind, &object, uid)));
     }
-    let of_job = |pod: &Pod| pod.metadata.labels.as_ref().and_then(|l| l.get(JOB_LABEL)).is_some_and(|name| name == job);
+    let of_job =
+        |pod: &Pod| pod.metadata.labels.as_ref().and_then(|l| l.get(JOB_LABEL)).is_some_and(|name| name == job);
     let pods = caches.pods.state().into_iter().filter(|pod| is_here(&pod.metadata) && of_job(pod));
     all.pods.extend(pods.filter_map(|pod| PodFacts::of(&pod)));
     all

@@ -115,7 +115,8 @@ mod tests {
 
     #[test]
     fn values_and_other_lists_are_replaced_maps_are_joined_and_null_removes() {
-        let base = json!({"args": ["a", "b"], "nodeSelector": {"a": "1"}, "x": 1, "resources": {"limits": {"memory": "1Gi"}}});
+        let base =
+            json!({"args": ["a", "b"], "nodeSelector": {"a": "1"}, "x": 1, "resources": {"limits": {"memory": "1Gi"}}});
         let over = json!({"args": ["c"], "nodeSelector": {"b": "2"}, "x": null, "resources": {"limits": {"cpu": "1"}}});
         assert_eq!(
             merged(base, over),

@@ -112,12 +112,17 @@ impl ReconcileError {
         match self {
             Self::Taken { kind, name } => Some(Problem::new(
                 Cause::NameConflict,
-                format!("there is a {kind} `{name}` that does not belong to this job, and it is left alone: delete it, or give the job another name"),
+                format!(
+                    "there is a {kind} `{name}` that does not belong to this job, and it is left alone: delete it, or give the job another name"
+                ),
             )),
             Self::Apply { kind, name, source: kube::Error::Api(status) } if matches!(status.code, 400 | 403 | 422) => {
                 Some(Problem::new(
                     Cause::ObjectRefused,
-                    format!("the API server refuses {kind} `{name}`: {}. Check spec.roles.*.template, the namespace's quota and its admission policies", status.message),
+                    format!(
+                        "the API server refuses {kind} `{name}`: {}. Check spec.roles.*.template, the namespace's quota and its admission policies",
+                        status.message
+                    ),
                 ))
             }
             _ => None,

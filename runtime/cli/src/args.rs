@@ -50,6 +50,15 @@ pub(crate) enum Command {
     DenseWorker(MemberArgs),
     /// Take part in a job as a loader
     Loader(MemberArgs),
+    /// Show how a job in a cluster stands
+    #[cfg(feature = "cluster")]
+    Status(crate::cluster::ClusterJob),
+    /// Print the logs of a job in a cluster
+    #[cfg(feature = "cluster")]
+    Logs(crate::cluster::LogsArgs),
+    /// Show, or set, the training mode of a job in a cluster
+    #[cfg(feature = "cluster")]
+    Mode(crate::cluster::ModeArgs),
 }
 
 /// A manifest and what is changed in it.

@@ -114,7 +114,7 @@ fn compare(here: &Value, there: &Value) -> Result<(), String> {
 }
 
 /// The event with which a job ended, if it has.
-fn last_event(lines: &str) -> Result<Value, String> {
+pub(super) fn last_event(lines: &str) -> Result<Value, String> {
     let last = lines.lines().rfind(|line| line.starts_with('{')).ok_or("there are no events yet")?;
     let event: Value = serde_json::from_str(last).map_err(|error| format!("{last:?} is no event: {error}"))?;
     match event["event"].as_str() {
@@ -204,14 +204,14 @@ fn s3(url: &str) -> Command {
 }
 
 /// Makes the namespace anew; it enforces the restricted pod-security standard.
-fn fresh_namespace(paths: &Paths, namespace: &str) -> Result<(), String> {
+pub(super) fn fresh_namespace(paths: &Paths, namespace: &str) -> Result<(), String> {
     within(paths, namespace, &["delete", "namespace", namespace, "--ignore-not-found", PODS])?;
     let text = read(&sources().join("manifests/namespace.yaml"))?;
     apply(paths, namespace, &text.replace("{{NAMESPACE}}", namespace))
 }
 
 /// Applies objects that are given as text.
-fn apply(paths: &Paths, namespace: &str, objects: &str) -> Result<(), String> {
+pub(super) fn apply(paths: &Paths, namespace: &str, objects: &str) -> Result<(), String> {
     use std::io::Write;
     let mut kubectl = kubectl(paths)?;
     kubectl.args(["--namespace", namespace, "apply", "--filename=-"]).stdin(Stdio::piped()).stdout(Stdio::null());
@@ -225,7 +225,7 @@ fn apply(paths: &Paths, namespace: &str, objects: &str) -> Result<(), String> {
 }
 
 /// kubectl in a namespace; what it printed.
-fn within(paths: &Paths, namespace: &str, words: &[&str]) -> Result<String, String> {
+pub(super) fn within(paths: &Paths, namespace: &str, words: &[&str]) -> Result<String, String> {
     output(kubectl(paths)?.args(["--namespace", namespace]).args(words).stdin(Stdio::null()))
 }
 

@@ -8,6 +8,7 @@ mod images;
 mod install;
 mod namespaces;
 mod network;
+mod operate;
 mod paths;
 mod pki;
 mod process;
@@ -36,6 +37,7 @@ const USAGE: &str = "usage: cargo xtask cluster COMMAND
   install ARGS     installs the chart with these images; ARGS go to `helm upgrade --install`
   smoke            trains synthetic clicks in StatefulSets, without the operator
   demo             MovieLens 100k from an object store in the cluster, trained by a RecTrainingJob and watched to its end
+  operate          the operator put to the test: completes, repairs, is taken over from, and every failure shown
   test             brings a cluster up, looks at its nodes, and takes it down
 up, down and status are about the cluster of this machine; the others use the one that KUBECONFIG names, if it is set";
 
@@ -70,6 +72,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
         ["install", rest @ ..] => install::install(&paths, rest),
         ["smoke"] => install::smoke(&paths),
         ["demo"] => install::demo(&paths),
+        ["operate"] => operate::operate(&paths),
         ["test"] => test(&paths),
         _ => Err(USAGE.to_owned()),
     }

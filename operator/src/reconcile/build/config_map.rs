@@ -32,7 +32,7 @@ pub(super) fn build(plan: &Plan<'_>) -> Result<ConfigMap, serde_json::Error> {
         data.push((RESOLVED.to_owned(), resolved));
     }
     Ok(ConfigMap {
-        metadata: plan.metadata(names::config_map(&name, &plan.attempt.spec_hash), names::job_labels(&name)),
+        metadata: plan.metadata(names::config_map(&name, &plan.spec_hash), names::job_labels(&name)),
         data: Some(data.into_iter().collect()),
         immutable: Some(true),
         ..ConfigMap::default()

@@ -18,7 +18,7 @@ use crate::config::OperatorConfig;
 use crate::names::{self, APPLIED_ANNOTATION, Role};
 use crate::phase::{Decision, Run};
 use crate::reconcile::kinds::{Kind, Wanted};
-use crate::reconcile::validate::digest;
+use crate::reconcile::validate::{digest, spec_hash};
 
 /// Everything that builders read.
 #[derive(Clone, Debug)]
@@ -29,6 +29,9 @@ pub struct Plan<'a> {
     pub resolved: &'a ResolvedJob,
     /// The attempt that its pods are of.
     pub attempt: AttemptStatus,
+    /// Digest of the manifest as it is now. While there are pods it is that of their attempt; a job that holds may have been changed
+    /// since.
+    pub spec_hash: String,
     /// Whether pods should be there.
     pub has_pods: bool,
     /// The installation.
@@ -45,7 +48,7 @@ impl<'a> Plan<'a> {
         config: &'a OperatorConfig,
     ) -> Self {
         let attempt = decision.status.attempt.clone().unwrap_or_default();
-        Self { job, resolved, attempt, has_pods: decision.run == Run::Go, config }
+        Self { job, resolved, attempt, spec_hash: spec_hash(&job.spec), has_pods: decision.run == Run::Go, config }
     }
 
     fn name(&self) -> String {

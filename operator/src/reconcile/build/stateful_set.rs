@@ -115,16 +115,12 @@ fn pod(plan: &Plan<'_>, role: Role) -> PodSpec {
             Volume {
                 name: "manifest".to_owned(),
                 config_map: Some(ConfigMapVolumeSource {
-                    name: names::config_map(&name, &plan.attempt.spec_hash),
+                    name: names::config_map(&name, &plan.spec_hash),
                     ..ConfigMapVolumeSource::default()
                 }),
                 ..Volume::default()
             },
-            Volume {
-                name: "tmp".to_owned(),
-                empty_dir: Some(EmptyDirVolumeSource::default()),
-                ..Volume::default()
-            },
+            Volume { name: "tmp".to_owned(), empty_dir: Some(EmptyDirVolumeSource::default()), ..Volume::default() },
         ]),
         containers: vec![container(plan, role)],
         ..PodSpec::default()
@@ -159,7 +155,8 @@ fn container(plan: &Plan<'_>, role: Role) -> Container {
 
 /// The command line of a role.
 fn arguments(plan: &Plan<'_>, role: Role) -> Vec<String> {
-    let mut arguments = vec![role.name().to_owned(), format!("{FOLDER}/{MANIFEST}"), "--log=json".to_owned(), "--stay".to_owned()];
+    let mut arguments =
+        vec![role.name().to_owned(), format!("{FOLDER}/{MANIFEST}"), "--log=json".to_owned(), "--stay".to_owned()];
     match role {
         Role::Coordinator => arguments.extend(["--json".to_owned(), format!("--control=0.0.0.0:{CONTROL_PORT}")]),
         _ => {

@@ -52,7 +52,7 @@ impl Fixture {
         let resolved = validate::verdict(&job).expect("the manifest is valid");
         let attempt = AttemptStatus {
             number: 4,
-            spec_hash: validate::spec_hash(&job.spec),
+            spec_hash: spec_hash(&job.spec),
             image: "registry/rectrain:1".to_owned(),
             ..AttemptStatus::default()
         };
@@ -61,7 +61,14 @@ impl Fixture {
     }
 
     fn plan(&self, has_pods: bool) -> Plan<'_> {
-        Plan { job: &self.job, resolved: &self.resolved, attempt: self.attempt.clone(), has_pods, config: &self.config }
+        Plan {
+            job: &self.job,
+            resolved: &self.resolved,
+            attempt: self.attempt.clone(),
+            spec_hash: spec_hash(&self.job.spec),
+            has_pods,
+            config: &self.config,
+        }
     }
 
     fn objects(&self) -> Vec<Wanted> {
@@ -140,7 +147,7 @@ fn pods_start_together_and_are_never_rolled() {
     assert_eq!(set["spec"]["template"]["metadata"]["labels"][ATTEMPT], "4");
 }
 
-const ATTEMPT: &str = crate::names::ATTEMPT_LABEL;
+const ATTEMPT: &str = names::ATTEMPT_LABEL;
 
 #[test]
 fn a_role_is_told_who_it_is_and_where_the_coordinator_is() {
@@ -178,7 +185,8 @@ fn a_role_is_told_who_it_is_and_where_the_coordinator_is() {
     let service = body(&objects, Kind::Service, "clicks-coordinator");
     assert_eq!(service["spec"]["clusterIP"], "None");
     assert_eq!(service["spec"]["publishNotReadyAddresses"], true);
-    let ports: Vec<_> = service["spec"]["ports"].as_array().into_iter().flatten().map(|port| port["port"].clone()).collect();
+    let ports: Vec<_> =
+        service["spec"]["ports"].as_array().into_iter().flatten().map(|port| port["port"].clone()).collect();
     assert_eq!(ports, [7000, 7001, 9090]);
 }
 
@@ -199,10 +207,12 @@ fn what_the_user_wants_of_pods_is_laid_over_what_the_operator_makes() {
     assert_eq!(pod["volumes"][1]["emptyDir"]["medium"], "Memory");
     let container = &pod["containers"][0];
     assert_eq!(container["resources"]["requests"]["memory"], "2Gi");
-    let env: Vec<_> = container["env"].as_array().into_iter().flatten().map(|variable| variable["name"].clone()).collect();
+    let env: Vec<_> =
+        container["env"].as_array().into_iter().flatten().map(|variable| variable["name"].clone()).collect();
     assert_eq!(env, ["POD_NAME", "RECTRAIN_INDEX", "RECTRAIN_LOG", "EXTRA"]);
     assert_eq!(container["env"][2]["value"], "debug");
-    let mounts: Vec<_> = container["volumeMounts"].as_array().into_iter().flatten().map(|m| m["mountPath"].clone()).collect();
+    let mounts: Vec<_> =
+        container["volumeMounts"].as_array().into_iter().flatten().map(|m| m["mountPath"].clone()).collect();
     assert_eq!(mounts, ["/etc/rectrain", "/tmp", "/ckpt"]);
     // Other roles are as the operator makes them.
     let loader = &body(&objects, Kind::StatefulSet, "clicks-loader")["spec"]["template"];
@@ -248,12 +258,14 @@ fn the_manifest_of_the_pods_is_valid_and_means_the_same_training() {
     for absent in ["suspend", "activeDeadlineSeconds", "managedBy", "template", "faultTolerance", "ttlSeconds"] {
         assert!(!text.contains(absent), "{absent}");
     }
-    assert!(config_map["data"]["resolved.json"].as_str().is_some_and(|text| text.contains("\"globalBatchSize\": 4096")));
+    assert!(
+        config_map["data"]["resolved.json"].as_str().is_some_and(|text| text.contains("\"globalBatchSize\": 4096"))
+    );
 }
 
 #[test]
 fn the_digest_changes_with_what_pods_depend_on_and_with_nothing_else() {
-    let hash = |manifest: &str| validate::spec_hash(&parse_manifest(manifest, "job.yaml").expect("it is read").spec);
+    let hash = |manifest: &str| spec_hash(&parse_manifest(manifest, "job.yaml").expect("it is read").spec);
     let before = hash(MANIFEST);
     for (from, to, same) in [
         ("suspend: false", "suspend: true", true),
@@ -290,6 +302,7 @@ fn what_is_built_twice_is_equal_and_a_changed_image_changes_the_digest() {
     assert_eq!(first, fixture.objects());
     fixture.attempt.image = "registry/rectrain:2".to_owned();
     let changed = fixture.objects();
-    let differing: Vec<_> = first.iter().zip(&changed).filter(|(a, b)| a.hash() != b.hash()).map(|(a, _)| a.kind).collect();
+    let differing: Vec<_> =
+        first.iter().zip(&changed).filter(|(a, b)| a.hash() != b.hash()).map(|(a, _)| a.kind).collect();
     assert_eq!(differing, [Kind::StatefulSet; 5]);
 }

@@ -160,7 +160,8 @@ impl World {
     pub async fn live(&self) {
         for _ in 0..200 {
             self.settle().await;
-            let ended = matches!(self.phase(), Some(Phase::Complete | Phase::Failed)) && self.api().list("pods").is_empty();
+            let ended =
+                matches!(self.phase(), Some(Phase::Complete | Phase::Failed)) && self.api().list("pods").is_empty();
             if ended {
                 return;
             }
@@ -248,5 +249,9 @@ pub fn good() -> Script {
 
 /// Trains, then a member is lost.
 pub fn crashing() -> Script {
-    vec![live(Stage::Training, 1), live(Stage::Training, 2), failed("ps 1 was restarted in the middle of the job", false)]
+    vec![
+        live(Stage::Training, 1),
+        live(Stage::Training, 2),
+        failed("ps 1 was restarted in the middle of the job", false),
+    ]
 }

@@ -188,7 +188,8 @@ impl ApiServer {
             overlay(&mut object, &wanted);
             if object != self.objects[&key] {
                 if object["spec"] != self.objects[&key]["spec"] {
-                    object["metadata"]["generation"] = json!(object["metadata"]["generation"].as_i64().unwrap_or(1) + 1);
+                    object["metadata"]["generation"] =
+                        json!(object["metadata"]["generation"].as_i64().unwrap_or(1) + 1);
                 }
                 self.revision += 1;
                 object["metadata"]["resourceVersion"] = json!(self.revision.to_string());
@@ -228,8 +229,7 @@ impl ApiServer {
     /// The controller of StatefulSets and the kubelet: pods are made, run and are ready within one tick.
     pub fn run_stateful_sets(&mut self) {
         let sets: Vec<Value> = self.list("statefulsets").into_iter().cloned().collect();
-        let names: Vec<String> =
-            sets.iter().map(|set| set["metadata"]["name"].as_str().unwrap().to_owned()).collect();
+        let names: Vec<String> = sets.iter().map(|set| set["metadata"]["name"].as_str().unwrap().to_owned()).collect();
         let orphans: Vec<String> = self
             .list("pods")
             .iter()
@@ -275,7 +275,8 @@ impl ApiServer {
 
     fn start_pod(&mut self, set: &Value, name: &str, index: u64) {
         let template = &set["spec"]["template"];
-        let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": template["metadata"], "spec": template["spec"]});
+        let mut pod =
+            json!({"apiVersion": "v1", "kind": "Pod", "metadata": template["metadata"], "spec": template["spec"]});
         pod["metadata"]["name"] = json!(name);
         pod["metadata"]["namespace"] = json!(NAMESPACE);
         pod["metadata"]["labels"]["apps.kubernetes.io/pod-index"] = json!(index.to_string());
@@ -304,8 +305,20 @@ impl ApiServer {
                 continue;
             }
             let mut object = object.clone();
-            forget(&mut object, &["uid", "resourceVersion", "generation", "lastTransitionTime", "startTime", "completionTime",
-                "lastProgressTime", "notBefore"]);
+            forget(
+                &mut object,
+                &[
+                    "uid",
+                    "resourceVersion",
+                    "generation",
+                    "lastTransitionTime",
+                    "startTime",
+                    "completionTime",
+                    "lastProgressTime",
+                    "notBefore",
+                    "podIP",
+                ],
+            );
             all[format!("{plural}/{name}")] = object;
         }
         all

@@ -1,9 +1,5 @@
 //! The life of a job in a cluster that a test holds in its hand: every phase, every failure, every repair, and every call to the API
 //! server failing in every way.
-#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
-
-mod world;
-
 use std::time::Duration;
 
 use kube::runtime::controller::Action;
@@ -12,7 +8,7 @@ use rectrain_operator::coordinator::{CoordinatorView, Stage};
 use serde_json::json;
 
 use crate::world::faults::Fault;
-use crate::world::{JOB, MANIFEST, Script, World, crashing, failed, good, live, passes};
+use crate::world::{self, JOB, MANIFEST, Script, World, crashing, failed, good, live, passes};
 
 /// The phases that a job goes through, each once as long as it stays.
 async fn phases(world: &World) -> Vec<Phase> {
@@ -45,7 +41,8 @@ async fn a_job_starts_trains_evaluates_and_is_complete() {
     assert_eq!(status.observed_generation, Some(1));
     assert!(world.condition("Complete").is_some() && world.condition("Ready").is_some());
     assert!(world.condition("Failed").is_none() && world.condition("Reconciling").is_none());
-    let sets = world.api().list("statefulsets").into_iter().map(|set| set["spec"]["replicas"].clone()).collect::<Vec<_>>();
+    let sets =
+        world.api().list("statefulsets").into_iter().map(|set| set["spec"]["replicas"].clone()).collect::<Vec<_>>();
     assert_eq!(sets, [0; 5], "all roles are scaled to zero");
 }
 
@@ -107,10 +104,15 @@ async fn a_suspended_job_has_no_objects_and_one_held_later_keeps_them_without_po
     assert!(world.api().list("pods").is_empty());
     assert_eq!(world.phase(), Some(Phase::Suspended));
     assert!(world.condition("Suspended").is_some());
+    // What pods read cannot be changed in place; a job that holds may be changed all the same.
+    world.edit(|spec| spec["data"]["synthetic"]["rows"] = json!(3000));
+    world.settle().await;
+    assert_eq!((world.phase(), world.condition("Stalled")), (Some(Phase::Suspended), None));
     world.edit(|spec| spec["suspend"] = json!(false));
     world.settle().await;
     let status = world.job().status.unwrap();
     assert_eq!((status.phase, status.attempt.unwrap().number, status.restarts), (Some(Phase::Starting), 2, Some(0)));
+    assert_eq!(world.api().list("configmaps").len(), 1);
     world.live().await;
     assert_eq!(world.phase(), Some(Phase::Complete));
 }
@@ -131,7 +133,8 @@ async fn back_off_doubles_and_no_pod_comes_back_before_it_is_over() {
     let world = World::new(MANIFEST, vec![crashing(), crashing(), good()]);
     let mut waits = Vec::new();
     for attempt in 1..=2 {
-        while world.phase() != Some(Phase::Restarting) || world.job().status.unwrap().attempt.unwrap().number == attempt {
+        while world.phase() != Some(Phase::Restarting) || world.job().status.unwrap().attempt.unwrap().number == attempt
+        {
             world.settle().await;
             world.tick();
         }
@@ -154,7 +157,8 @@ async fn back_off_doubles_and_no_pod_comes_back_before_it_is_over() {
 
 #[tokio::test]
 async fn a_job_that_crashes_too_often_has_failed_and_says_what_the_last_crash_was() {
-    let world = World::new(&format!("{MANIFEST}  faultTolerance: {{maxRestarts: 2, backoffSeconds: 1}}\n"), vec![crashing()]);
+    let world =
+        World::new(&format!("{MANIFEST}  faultTolerance: {{maxRestarts: 2, backoffSeconds: 1}}\n"), vec![crashing()]);
     world.live().await;
     let (reason, message) = world.condition("Failed").unwrap();
     assert_eq!(reason, "RestartsExhausted");
@@ -317,8 +321,9 @@ async fn every_object_that_is_deleted_or_changed_by_others_is_repaired() {
         world.tick();
         world.settle().await;
         assert_eq!(world.outline(), whole, "{plural}/{name} was deleted");
-        let changes: [(&str, serde_json::Value); 3] = [
+        let changes: [(&str, serde_json::Value); 4] = [
             ("/metadata/labels/app.kubernetes.io~1name", json!("other")),
+            ("/metadata/labels/rectrain.dev~1job", json!("other")),
             ("/metadata/annotations/rectrain.dev~1applied-hash", json!("other")),
             ("/spec/replicas", json!(7)),
         ];
@@ -377,7 +382,11 @@ async fn each_transition_has_one_event_and_nothing_that_goes_on_has_any() {
         world.api().list("events").iter().map(|event| event["reason"].as_str().unwrap().to_owned()).collect();
     let mut sorted = reasons.clone();
     sorted.sort();
-    assert_eq!(sorted, ["Complete", "Crash", "Restarting", "Starting", "Starting", "Training", "Training"], "{reasons:?}");
+    assert_eq!(
+        sorted,
+        ["Complete", "Crash", "Restarting", "Starting", "Starting", "Training", "Training"],
+        "{reasons:?}"
+    );
 }
 
 /// A whole life with one call failing, whatever call and however: the same end, nothing doubled, nobody forgotten.
