@@ -27,6 +27,7 @@ pub const REFERENCE: &[(&str, &str, &str)] = &[
         "Time since the status of a job was last checked against what is there.",
     ),
     ("rectrain_operator_is_leader", "gauge", "1 in the instance that reconciles, 0 in those that stand by."),
+    ("process_resident_memory_bytes", "gauge", "Memory that the process holds."),
 ];
 
 /// docs/reference/operator-metrics.md.
@@ -55,6 +56,7 @@ struct Inner {
     jobs: IntGaugeVec,
     ages: GaugeVec,
     leader: IntGauge,
+    memory: IntGauge,
     /// By namespace and name: when the job was last seen and in what phase. One entry a job that exists.
     seen: Mutex<HashMap<(String, String), (Instant, Phase)>>,
 }
@@ -83,6 +85,7 @@ impl OperatorMetrics {
             jobs: IntGaugeVec::new(opts("rectrain_operator_jobs"), &["phase"])?,
             ages: GaugeVec::new(opts("rectrain_operator_job_status_age_seconds"), &["job_namespace", "job_name"])?,
             leader: IntGauge::with_opts(opts("rectrain_operator_is_leader"))?,
+            memory: IntGauge::with_opts(opts("process_resident_memory_bytes"))?,
             seen: Mutex::default(),
         };
         for collector in [
@@ -93,6 +96,7 @@ impl OperatorMetrics {
             Box::new(inner.jobs.clone()),
             Box::new(inner.ages.clone()),
             Box::new(inner.leader.clone()),
+            Box::new(inner.memory.clone()),
         ] {
             inner.registry.register(collector)?;
         }
@@ -141,6 +145,7 @@ impl OperatorMetrics {
 
     /// Ages and counts are computed when they are asked for.
     fn refresh(&self) {
+        self.0.memory.set(resident_bytes().unwrap_or(0));
         let seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);
         self.0.ages.reset();
         self.0.jobs.reset();
@@ -149,6 +154,13 @@ impl OperatorMetrics {
             self.0.jobs.with_label_values(&[phase_reason(*phase)]).inc();
         }
     }
+}
+
+/// What Linux says of this process; nothing on other systems.
+fn resident_bytes() -> Option<i64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(line.split_whitespace().next()?.parse::<i64>().ok()? * 1024)
 }
 
 #[cfg(test)]

@@ -161,7 +161,12 @@ impl<'a> Draft<'a> {
         if !stale.is_empty() || !back_off.is_zero() {
             return self.hold(phase, back_off);
         }
-        self.go(resolved, &attempt, &present, phase)
+        // Somebody may have scaled a StatefulSet; what becomes of pods that the job does not have says nothing about it.
+        let members: Vec<_> = present
+            .into_iter()
+            .filter(|pod| pod.index().is_none_or(|index| index < pod.role.replicas(resolved)))
+            .collect();
+        self.go(resolved, &attempt, &members, phase)
     }
 
     /// Forgets all but how many attempts there were: pods of the attempt that failed must not be taken for those of the next one.

@@ -48,6 +48,12 @@ pub struct Ended {
 }
 
 impl PodFacts {
+    /// Which of its role's pods it is, from 0: the number that its StatefulSet gave it.
+    #[must_use]
+    pub fn index(&self) -> Option<u32> {
+        self.name.rsplit_once('-')?.1.parse().ok()
+    }
+
     /// Of a pod of the operator's; none for a pod that lacks its labels.
     #[must_use]
     pub fn of(pod: &Pod) -> Option<Self> {

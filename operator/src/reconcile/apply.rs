@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::names::{APPLIED_ANNOTATION, FIELD_MANAGER};
 use crate::reconcile::ReconcileError;
-use crate::reconcile::kinds::{Kind, Owned, Wanted};
+use crate::reconcile::kinds::{Owned, Wanted};
 use crate::reconcile::validate::digest;
 
 /// What the API server made of objects that it stores in other words than they were applied in (`1000m` becomes `1`): by uid, the
@@ -109,7 +109,12 @@ pub async fn apply(
     if owned.is_none() {
         match api.get_opt(&wanted.name).await.map_err(failed)? {
             Some(there) if Owned::of(wanted.kind, &there, job_uid).is_none() => {
-                return Err(ReconcileError::Taken { kind: wanted.kind.name(), name: wanted.name.clone() });
+                let (kind, name) = (wanted.kind.name(), wanted.name.clone());
+                return Err(if is_of_a_deleted_job(&there, &wanted.body) {
+                    ReconcileError::Leaving { kind, name }
+                } else {
+                    ReconcileError::Taken { kind, name }
+                });
             }
             _ => {}
         }
@@ -121,10 +126,11 @@ pub async fn apply(
     Ok(())
 }
 
-/// Kinds that cannot be changed in place are told apart by their names; all others are.
-#[must_use]
-pub fn is_named_by_content(kind: Kind) -> bool {
-    kind == Kind::ConfigMap
+/// Whether an object belonged to an earlier job of the same name, which the garbage collector has not got to yet.
+fn is_of_a_deleted_job(there: &DynamicObject, wanted: &Value) -> bool {
+    let owner = &wanted["metadata"]["ownerReferences"][0];
+    let owners = there.metadata.owner_references.iter().flatten();
+    owners.into_iter().any(|other| owner["kind"] == other.kind && owner["name"] == other.name)
 }
 
 #[cfg(test)]

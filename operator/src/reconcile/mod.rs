@@ -73,6 +73,14 @@ pub enum ReconcileError {
         /// Its name.
         name: String,
     },
+    /// An earlier job of the same name is not quite gone.
+    #[error("{kind} {name} of a deleted job of the same name is still there")]
+    Leaving {
+        /// Its kind.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+    },
     /// An object could not be deleted.
     #[error("cannot delete {kind} {name}: {source}")]
     Delete {
@@ -99,7 +107,7 @@ impl ReconcileError {
             Self::Get(_) => "get",
             Self::List { .. } => "list",
             Self::Status(_) => "status",
-            Self::Apply { .. } | Self::Taken { .. } => "apply",
+            Self::Apply { .. } | Self::Taken { .. } | Self::Leaving { .. } => "apply",
             Self::Delete { .. } => "delete",
             Self::Build(_) => "build",
             Self::Stopped => "stopped",

@@ -362,6 +362,35 @@ async fn what_belongs_to_somebody_else_is_never_touched_and_the_job_says_so() {
 }
 
 #[tokio::test]
+async fn a_job_made_anew_waits_for_what_its_namesake_leaves_and_calls_it_no_conflict() {
+    let world = World::new(MANIFEST, vec![good()]);
+    let left = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "clicks-ps", "namespace": world::NAMESPACE,
+        "labels": {"rectrain.dev/job": "clicks"}, "ownerReferences": [{"apiVersion": "rectrain.dev/v1alpha1",
+        "kind": "RecTrainingJob", "name": "clicks", "uid": "of-the-deleted-one", "controller": true}]}});
+    world.api().create("services", left);
+    assert!(world.reconcile().await.is_err(), "it is tried again");
+    assert_eq!(world.condition("Stalled"), None);
+    world.api().remove("services", "clicks-ps");
+    world.live().await;
+    assert_eq!(world.phase(), Some(Phase::Complete));
+}
+
+#[tokio::test]
+async fn a_pod_that_the_job_does_not_have_cannot_fail_it() {
+    let world = World::new(MANIFEST, vec![good()]);
+    world.settle().await;
+    world.tick();
+    let mut extra = world.api().get("pods", "clicks-loader-0").unwrap().clone();
+    extra["metadata"]["name"] = json!("clicks-loader-7");
+    extra["status"]["podIP"] = json!("10.9.9.9");
+    extra["status"]["containerStatuses"][0]["lastState"] =
+        json!({"terminated": {"exitCode": 2, "message": "--index 7"}});
+    world.api().create("pods", extra);
+    world.settle().await;
+    assert_eq!((world.phase(), world.condition("Failed")), (Some(Phase::Starting), None));
+}
+
+#[tokio::test]
 async fn an_object_that_the_api_server_refuses_is_a_condition_and_tried_again() {
     let world = World::new(MANIFEST, vec![good()]);
     world.api().refused.insert("statefulsets".to_owned(), (403, "exceeded quota: pods".to_owned()));

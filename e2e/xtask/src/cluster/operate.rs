@@ -28,13 +28,14 @@ const TAKEOVER: Duration = Duration::from_secs(20);
 pub(super) fn operate(paths: &Paths) -> Result<(), String> {
     install(paths, &["--set=pollSeconds=1"])?;
     fresh_namespace(paths, NAMESPACE)?;
-    let steps: [(&str, fn(&Paths) -> Result<(), String>); 6] = [
+    let steps: [(&str, fn(&Paths) -> Result<(), String>); 7] = [
         ("a job completes with the digest of a run outside of the cluster", completes),
         ("what is deleted or changed by others is repaired", repairs),
         ("another instance takes over from the leader, and a chart is upgraded, under a running job", takes_over),
         ("a pod that is killed costs a restart and the job completes", survives),
         ("every failure shows its condition", fails),
         ("a deleted job leaves nothing", leaves_nothing),
+        ("a thousand jobs", thousand),
     ];
     for (what, step) in steps {
         let started = Instant::now();
@@ -368,4 +369,63 @@ fn leaves_nothing(paths: &Paths) -> Result<(), String> {
         let left = belongings(paths, name)?;
         if left.is_empty() { no_pods(paths, name) } else { Err(format!("{left:?}")) }
     })
+}
+
+/// A thousand jobs that hold: how long the operator takes to see them all, and what they cost.
+fn thousand(paths: &Paths) -> Result<(), String> {
+    const JOBS: usize = 1000;
+    let jobs: Vec<Value> =
+        (0..JOBS).map(|index| manifest(&format!("held-{index}"), &json!({"suspend": true}))).collect();
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": jobs});
+    let before = Costs::of(paths)?;
+    let started = Instant::now();
+    apply(paths, NAMESPACE, &list.to_string())?;
+    let applied = started.elapsed();
+    eventually(JOB, "the phases of all jobs", || {
+        let phases =
+            within(paths, NAMESPACE, &["get", "rectrainingjobs", "--output=jsonpath={.items[*].status.phase}"])?;
+        let held = phases.split_whitespace().filter(|phase| *phase == "Suspended").count();
+        if held >= JOBS { Ok(()) } else { Err(format!("{held} are held")) }
+    })?;
+    let all = started.elapsed();
+    let after = Costs::of(paths)?;
+    println!(
+        "{JOBS} jobs applied in {:.1} s, all seen after {:.1} s; {} reconciles, of which {} took more than a second; {:.0} MB",
+        applied.as_secs_f64(),
+        all.as_secs_f64(),
+        after.reconciles - before.reconciles,
+        after.slow - before.slow,
+        after.memory / 1e6,
+    );
+    // Every reconcile within a second would be a p99 below it; one in a hundred may take longer.
+    if (after.slow - before.slow) * 100.0 > after.reconciles - before.reconciles || after.memory > 200e6 {
+        return Err("more than one reconcile in a hundred took over a second, or memory is above 200 MB".to_owned());
+    }
+    within(paths, NAMESPACE, &["delete", "rectrainingjobs", "--all", "--timeout=300s"]).map(drop)
+}
+
+/// What the leader's metrics say.
+struct Costs {
+    reconciles: f64,
+    slow: f64,
+    memory: f64,
+}
+
+impl Costs {
+    fn of(paths: &Paths) -> Result<Self, String> {
+        let leader = leader(paths)?;
+        let text = within(
+            paths,
+            SYSTEM,
+            &["get", "--raw", &format!("/api/v1/namespaces/{SYSTEM}/pods/{leader}:8080/proxy/metrics")],
+        )?;
+        let value = |name: &str| -> Result<f64, String> {
+            let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            line.and_then(|value| value.parse().ok())
+                .ok_or_else(|| format!("{name} is not among the operator's metrics"))
+        };
+        let reconciles = value("rectrain_operator_reconcile_seconds_count")?;
+        let quick = value("rectrain_operator_reconcile_seconds_bucket{le=\"1\"}")?;
+        Ok(Self { reconciles, slow: reconciles - quick, memory: value("process_resident_memory_bytes")? })
+    }
 }
