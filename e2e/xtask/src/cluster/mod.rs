@@ -35,6 +35,7 @@ const USAGE: &str = "usage: cargo xtask cluster COMMAND
   kubectl ARGS     kubectl for the cluster
   images           builds the images of the runtime and the operator and gives them to the nodes
   install ARGS     installs the chart with these images; ARGS go to `helm upgrade --install`
+  object-store NS  runs an object store that speaks S3 in the namespace NS, which must be there
   smoke            trains synthetic clicks in StatefulSets, without the operator
   demo             MovieLens 100k from an object store in the cluster, trained by a RecTrainingJob and watched to its end
   test             brings a cluster up, looks at its nodes, and takes it down
@@ -70,6 +71,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
         }
         ["images"] => install::images(&paths),
         ["install", rest @ ..] => install::install(&paths, rest),
+        ["object-store", namespace] => install::object_store(&paths, namespace),
         ["smoke"] => install::smoke(&paths),
         ["demo"] => install::demo(&paths),
         ["test"] => test(&paths),
@@ -106,6 +108,7 @@ fn test(paths: &Paths) -> Result<(), String> {
     down(paths)?;
     let left: Vec<_> = process::all().filter(|(_, words)| words.iter().any(|word| is_ours(paths, word))).collect();
     if left.is_empty() && !link_exists() {
+        eprintln!("xtask: {ready} nodes were ready, and nothing is left of them");
         Ok(())
     } else {
         Err(format!("after the cluster was taken down, this is left: {left:?}, link {LINK}: {}", link_exists()))
