@@ -54,8 +54,17 @@ fn version_2() -> bool {
 
 /// Removes the cluster's groups once their processes have ended.
 pub(super) fn remove() -> Result<(), String> {
+    remove_everywhere(Path::new(CLUSTER))
+}
+
+/// Removes a node's groups once their processes have ended.
+pub(super) fn remove_node(node: &str) -> Result<(), String> {
+    remove_everywhere(&Path::new(CLUSTER).join(node))
+}
+
+fn remove_everywhere(name: &Path) -> Result<(), String> {
     for hierarchy in hierarchies()? {
-        let group = hierarchy.join(CLUSTER);
+        let group = hierarchy.join(name);
         let what = format!("the removal of the control group {}", group.display());
         eventually(Duration::from_secs(20), &what, || remove_tree(&group).map_err(|error| error.to_string()))?;
     }

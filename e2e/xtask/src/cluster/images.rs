@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use super::Cluster;
+use super::namespaces::Namespaces;
 use super::paths::{Paths, make_folder, remove_folder, sources};
 use super::process::{command, eventually, output};
 
@@ -26,6 +27,8 @@ pub(super) enum Image {
 }
 
 impl Image {
+    const ALL: [Self; 4] = [Self::Pause, Self::ObjectStore, Self::Runtime, Self::Operator];
+
     fn name(self) -> &'static str {
         match self {
             Self::Pause => "pause",
@@ -106,14 +109,19 @@ pub(super) fn build(paths: &Paths, image: Image) -> Result<(), String> {
 
 /// Gives the image to every node; pods that start from now on have it.
 pub(super) fn import(paths: &Paths, cluster: &Cluster, image: Image) -> Result<(), String> {
-    for (node, namespaces) in &cluster.nodes {
-        let archive = image.archive(paths);
-        let containerd = || output(&mut namespaces.command("ctr", ["version"])).map(drop);
-        eventually(CONTAINERD_START, &format!("the containerd of {}", node.name), containerd)?;
-        let mut import = namespaces.command("ctr", ["--namespace=k8s.io", "images", "import"]);
-        output(import.arg(archive))?;
-    }
-    Ok(())
+    cluster.nodes.iter().try_for_each(|(_, node)| import_into(node, &image.archive(paths)))
+}
+
+/// Gives a node that has just been made the images that there are, so that one that comes back has what it had.
+pub(super) fn import_all(paths: &Paths, node: &Namespaces) -> Result<(), String> {
+    let containerd = || output(&mut node.command("ctr", ["version"])).map(drop);
+    eventually(CONTAINERD_START, "containerd", containerd)?;
+    let archives = Image::ALL.iter().map(|image| image.archive(paths)).filter(|archive| archive.exists());
+    archives.into_iter().try_for_each(|archive| import_into(node, &archive))
+}
+
+fn import_into(node: &Namespaces, archive: &Path) -> Result<(), String> {
+    output(node.command("ctr", ["--namespace=k8s.io", "images", "import"]).arg(archive)).map(drop)
 }
 
 /// Buildah with a storage of its own.

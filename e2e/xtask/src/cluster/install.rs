@@ -143,7 +143,6 @@ pub(super) fn demo(paths: &Paths) -> Result<(), String> {
         "train": {"paths": ["s3://data/train.csv"]},
         "test": {"paths": ["s3://data/test.csv"]},
         "storage": {
-            "options": {"endpoint": "http://object-store:7070", "region": "us-east-1", "allow_http": "true"},
             "secretName": "object-store",
         },
     }}});
@@ -152,6 +151,14 @@ pub(super) fn demo(paths: &Paths) -> Result<(), String> {
     let job = output(patch.arg(crate::workspace().join(JOB_FILE)).args(["--patch", &data.to_string()]))?;
     apply(paths, NAMESPACE, &job)?;
     watch(paths, NAMESPACE, "movielens-100k")
+}
+
+/// `cargo xtask cluster object-store`: one that speaks S3, as the service `object-store` with the Secret of the same name.
+pub(super) fn object_store(paths: &Paths, namespace: &str) -> Result<(), String> {
+    tools::build(paths, &[tools::OBJECT_STORE, tools::KUBE])?;
+    provide(paths, &[Image::ObjectStore])?;
+    apply(paths, namespace, &read(&sources().join("manifests/object-store.yaml"))?)?;
+    within(paths, namespace, &["rollout", "status", "deployment/object-store", PODS]).map(drop)
 }
 
 /// Shows the job's phases until it has ended, and its result.

@@ -31,15 +31,17 @@ const USAGE: &str = "usage: cargo xtask cluster COMMAND
   up               brings a cluster of two nodes up, or what is missing of it, and waits until it works
   down             takes it down; nothing is left but what is cached for the next time
   status           what runs, and the nodes
+  stop-node NAME   ends a node and all its pods, as a power cut does; `up` brings it back, empty
   kubeconfig       prints where its kubeconfig is: export KUBECONFIG=$(cargo xtask cluster kubeconfig)
   kubectl ARGS     kubectl for the cluster
   images           builds the images of the runtime and the operator and gives them to the nodes
   install ARGS     installs the chart with these images; ARGS go to `helm upgrade --install`
+  object-store NS  runs an object store that speaks S3 in the namespace NS, which must be there
   smoke            trains synthetic clicks in StatefulSets, without the operator
   demo             MovieLens 100k from an object store in the cluster, trained by a RecTrainingJob and watched to its end
   operate          the operator put to the test: completes, repairs, is taken over from, and every failure shown
   test             brings a cluster up, looks at its nodes, and takes it down
-up, down and status are about the cluster of this machine; the others use the one that KUBECONFIG names, if it is set";
+up, down, status and stop-node are about the cluster of this machine; the others use the one that KUBECONFIG names, if it is set";
 
 /// How long the slowest component has to come up on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -59,6 +61,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
         ["up"] => up(&paths).and_then(|()| status(&paths)),
         ["down"] => down(&paths),
         ["status"] => status(&paths),
+        ["stop-node", name] => stop_node(&paths, name),
         ["kubeconfig"] => {
             println!("{}", kubeconfig(&paths)?.display());
             Ok(())
@@ -70,6 +73,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
         }
         ["images"] => install::images(&paths),
         ["install", rest @ ..] => install::install(&paths, rest),
+        ["object-store", namespace] => install::object_store(&paths, namespace),
         ["smoke"] => install::smoke(&paths),
         ["demo"] => install::demo(&paths),
         ["operate"] => operate::operate(&paths),
@@ -107,6 +111,7 @@ fn test(paths: &Paths) -> Result<(), String> {
     down(paths)?;
     let left: Vec<_> = process::all().filter(|(_, words)| words.iter().any(|word| is_ours(paths, word))).collect();
     if left.is_empty() && !link_exists() {
+        eprintln!("xtask: {ready} nodes were ready, and nothing is left of them");
         Ok(())
     } else {
         Err(format!("after the cluster was taken down, this is left: {left:?}, link {LINK}: {}", link_exists()))
@@ -138,9 +143,10 @@ fn up(paths: &Paths) -> Result<(), String> {
     let nodes = NODES.iter().map(|node| Ok((node, node_namespaces(paths, &control_plane, node)?)));
     let cluster = Cluster { nodes: nodes.collect::<Result<_, String>>()?, control_plane };
     for (node, namespaces) in &cluster.nodes {
-        namespaces.ensure(paths, &components::containerd(paths, node))?;
+        if namespaces.ensure(paths, &components::containerd(paths, node))? {
+            images::import_all(paths, namespaces)?;
+        }
     }
-    images::import(paths, &cluster, Image::Pause)?;
     answers(paths)?;
     for daemon in components::controllers(paths) {
         cluster.control_plane.ensure(paths, &daemon)?;
@@ -214,6 +220,8 @@ fn set_node_up(control_plane: &Namespaces, namespaces: &Namespaces, node: &Node)
         output(&mut words_within)
     };
     let init = namespaces.init().to_string();
+    // A node that was stopped may have left its end, if the kernel has not removed it yet.
+    let _removed = within(&["link", "delete", node.name]);
     within(&["link", "add", node.name, "type", "veth", "peer", "name", "eth0", "netns", &init])?;
     within(&["link", "set", node.name, "master", "nodes", "up"])?;
     let others = NODES.iter().filter(|other| other.name != node.name);
@@ -264,6 +272,18 @@ fn dns_question(name: &str) -> Vec<u8> {
     let header = [0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     let labels = name.split('.').flat_map(|label| [&[label.len() as u8], label.as_bytes()].concat());
     header.into_iter().chain(labels).chain([0, 0, 1, 0, 1]).collect()
+}
+
+/// Ends a node.
+fn stop_node(paths: &Paths, name: &str) -> Result<(), String> {
+    let _lock = lock(paths)?;
+    let node = NODES.iter().find(|node| node.name == name);
+    let running = node.and_then(|node| Namespaces::find(paths, node.name)).ok_or_else(|| {
+        let names: Vec<_> = NODES.iter().map(|node| node.name).collect();
+        format!("there is no node {name:?} that runs; the nodes are {}", names.join(" and "))
+    })?;
+    running.kill()?;
+    cgroups::remove_node(name)
 }
 
 /// Takes everything down, however much of it there is.
