@@ -1,4 +1,5 @@
-//! Writes what is generated from the types: crds/rectrainingjobs.yaml, docs/reference/manifest.md and docs/reference/simulation.md.
+//! Writes what is generated from the types: crds/rectrainingjobs.yaml (and the chart's copy), docs/reference/manifest.md and
+//! docs/reference/simulation.md.
 
 use std::path::Path;
 
@@ -6,6 +7,7 @@ fn main() -> std::io::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     for (path, text) in [
         ("crds/rectrainingjobs.yaml", rectrain_crds::crd_yaml()),
+        ("charts/rectrain/files/rectrainingjobs.yaml", rectrain_crds::crd_yaml()),
         ("docs/reference/manifest.md", rectrain_crds::reference_markdown()),
         ("docs/reference/simulation.md", rectrain_crds::simulation_reference_markdown()),
     ] {

@@ -3,7 +3,7 @@
 // kube's derive repeats each struct, `pub` and all, inside a function.
 #![allow(unreachable_pub)]
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,10 @@ pub enum Phase {
     Starting,
     /// Steps are being made.
     Training,
+    /// The test rows are being predicted.
+    Evaluating,
+    /// A crash, or a change of the manifest, ended all its roles; they start again, from the last checkpoint if there is one.
+    Restarting,
     /// Held by `spec.suspend`.
     Suspended,
     /// Trained and tested.
@@ -75,6 +79,9 @@ pub struct JobSummary {
     /// Area under the ROC curve of the test rows: 0.5 is chance, 1 perfect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auc: Option<f64>,
+    /// Mean of the groups' AUCs, weighted by their rows, where the manifest names a group.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gauc: Option<f64>,
     /// Mean cross entropy of the test rows, in nats.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log_loss: Option<f64>,
@@ -94,10 +101,36 @@ pub struct JobSummary {
     pub samples_per_second: f64,
     /// Embedding rows that exist at the end.
     pub rows: u64,
+    /// Rows of data that could not be read and were left out.
+    #[serde(default)]
+    pub skipped_rows: u64,
     /// SHA-256 over all dense parameters and all rows in the order of their keys, in hexadecimal: equal exactly when the
     /// trained model is equal.
     #[schemars(length(max = 64))]
     pub parameters_sha256: String,
+}
+
+/// The pods that a job has, or is about to get: all of them are of one attempt, and an attempt never changes what its pods run.
+/// A restart, a resumption and a change of the manifest each begin a new one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AttemptStatus {
+    /// Counted from 1; the pods carry it as the label `rectrain.dev/attempt`.
+    pub number: u32,
+    /// Generation of the spec that its pods run.
+    pub generation: i64,
+    /// Digest of the parts of the spec that its pods depend on.
+    #[schemars(length(max = 64))]
+    pub spec_hash: String,
+    /// Image that its pods run.
+    #[schemars(length(max = 512))]
+    pub image: String,
+    /// Restarts that are counted in `restarts` and happened before this attempt.
+    #[serde(default)]
+    pub restarts_before: u32,
+    /// Its pods are not made before this moment: the back-off after a crash.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_before: Option<Time>,
 }
 
 /// The state of a job, written by the operator.
@@ -127,6 +160,14 @@ pub struct RecTrainingJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
 
+    /// Global steps in all, once known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_steps: Option<u64>,
+
+    /// When the last step was seen to complete.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_progress_time: Option<Time>,
+
     /// Rows trained per second, all dense workers together, over the last report.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub samples_per_second: Option<u64>,
@@ -151,6 +192,18 @@ pub struct RecTrainingJobStatus {
     /// Restarts after crashes, all roles together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restarts: Option<u32>,
+
+    /// The pods that the job has now, or is about to get.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<AttemptStatus>,
+
+    /// When the job was first given pods, or last resumed. `activeDeadlineSeconds` counts from here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<Time>,
+
+    /// When the job was complete or had failed. `ttlSecondsAfterFinished` counts from here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_time: Option<Time>,
 
     /// What the finished job has to show.
     #[serde(skip_serializing_if = "Option::is_none")]

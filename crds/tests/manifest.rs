@@ -932,6 +932,7 @@ fn no_rule_is_too_expensive() {
 fn the_generated_files_are_those_of_the_types() {
     for (path, generated) in [
         ("crds/rectrainingjobs.yaml", crd_yaml()),
+        ("charts/rectrain/files/rectrainingjobs.yaml", crd_yaml()),
         ("docs/reference/manifest.md", reference_markdown()),
         ("docs/reference/simulation.md", simulation_reference_markdown()),
     ] {

@@ -1,1 +1,191 @@
-fn main() {}
+//! The `rectrain-operator` command: stands for election, and reconciles `RecTrainingJob`s while it leads.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use kube::Client;
+use rectrain_operator::admin::{self, Admin};
+use rectrain_operator::config::OperatorConfig;
+use rectrain_operator::controller::{self, Watches};
+use rectrain_operator::coordinator::GrpcCoordinators;
+use rectrain_operator::events::Announcer;
+use rectrain_operator::leader::Candidate;
+use rectrain_operator::metrics::OperatorMetrics;
+use rectrain_operator::reconcile::Context;
+use rectrain_operator::reconcile::apply::Settled;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+/// Runs RecTrainingJobs in the cluster whose kubeconfig or ServiceAccount it finds.
+#[derive(Debug, Parser)]
+#[command(name = "rectrain-operator", version, about, max_term_width = 100)]
+struct Cli {
+    /// Image of the jobs' pods
+    #[arg(long)]
+    runtime_image: String,
+    /// When nodes pull it
+    #[arg(long, default_value = "IfNotPresent")]
+    image_pull_policy: String,
+    /// Secret of the job's namespace with which it is pulled (may be given several times)
+    #[arg(long = "image-pull-secret")]
+    image_pull_secrets: Vec<String>,
+    /// Seconds between two questions to a coordinator
+    #[arg(long, default_value_t = 3)]
+    poll_seconds: u64,
+    /// Jobs that are reconciled at the same time
+    #[arg(long, default_value_t = 8)]
+    concurrency: u16,
+    /// Namespace whose jobs it runs; all namespaces if not given
+    #[arg(long)]
+    watch_namespace: Option<String>,
+    /// The operator's own namespace, where its Lease is; without it there is no election
+    #[arg(long)]
+    namespace: Option<String>,
+    /// This instance's name in the election; its pod's name
+    #[arg(long, default_value = "rectrain-operator")]
+    identity: String,
+    /// Where to serve /healthz, /readyz and /metrics
+    #[arg(long, default_value = "0.0.0.0:8080")]
+    address: SocketAddr,
+    /// How logs are written to standard error (what is logged: RECTRAIN_LOG)
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    log: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LogFormat {
+    Text,
+    Json,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    log_to_stderr(cli.log);
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return end(&format!("cannot start the asynchronous runtime: {error}")),
+    };
+    match runtime.block_on(serve(cli)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => end(&message),
+    }
+}
+
+fn end(message: &str) -> ExitCode {
+    eprintln!("rectrain-operator: {message}");
+    ExitCode::FAILURE
+}
+
+fn log_to_stderr(format: LogFormat) {
+    let filter = EnvFilter::try_from_env("RECTRAIN_LOG").unwrap_or_else(|_| EnvFilter::new("info,kube=warn"));
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => logs.init(),
+        LogFormat::Json => logs.json().init(),
+    }
+}
+
+async fn serve(cli: Cli) -> Result<(), String> {
+    let metrics = OperatorMetrics::new().map_err(|error| format!("cannot register metrics: {error}"))?;
+    let is_ready = Arc::new(AtomicBool::new(false));
+    let admin = Admin { metrics: metrics.clone(), is_ready: Arc::clone(&is_ready) };
+    let address = admin::serve(cli.address, admin)
+        .await
+        .map_err(|error| format!("cannot serve health and metrics on {}: {error}", cli.address))?;
+    let client = Client::try_default()
+        .await
+        .map_err(|error| format!("no cluster: neither a kubeconfig nor a ServiceAccount could be used: {error}"))?;
+    let version =
+        client.apiserver_version().await.map_err(|error| format!("the API server does not answer: {error}"))?;
+    is_ready.store(true, Ordering::Relaxed);
+    tracing::info!(kubernetes = version.git_version, %address, identity = cli.identity, "standing by");
+    let Some(namespace) = cli.namespace.clone() else {
+        metrics.leads(true);
+        lead(&cli, client, metrics, stopped()).await;
+        return Ok(());
+    };
+    let mut candidate = Candidate::new(client.clone(), &namespace, &cli.identity)
+        .await
+        .map_err(|error| format!("cannot stand for election in namespace {namespace}: {error}"))?;
+    tokio::select! {
+        () = candidate.elected() => {}
+        () = stopped() => {
+            candidate.resign().await;
+            return Ok(());
+        }
+    }
+    metrics.leads(true);
+    tracing::info!(identity = cli.identity, "leading");
+    // Reconciles that are under way when the end comes get through before the lease is given back.
+    let (stop, stopping) = tokio::sync::oneshot::channel::<()>();
+    let leading = lead(&cli, client, metrics.clone(), async {
+        // Whether told or dropped: stop.
+        let _told = stopping.await;
+    });
+    tokio::pin!(leading);
+    let ending = tokio::select! {
+        () = &mut leading => Ending::Ended,
+        () = candidate.deposed() => Ending::Deposed,
+        () = stopped() => Ending::Stopped,
+    };
+    drop(stop);
+    metrics.leads(false);
+    match ending {
+        // Another instance reconciles already: nothing is finished, and a fresh process stands for election again.
+        Ending::Deposed => return Err("another instance has taken the lease".to_owned()),
+        Ending::Ended => {}
+        Ending::Stopped => leading.await,
+    }
+    candidate.resign().await;
+    Ok(())
+}
+
+/// Why this instance leads no more.
+enum Ending {
+    /// The loop ended by itself.
+    Ended,
+    /// The lease was lost.
+    Deposed,
+    /// The process was told to stop.
+    Stopped,
+}
+
+async fn lead(cli: &Cli, client: Client, metrics: OperatorMetrics, stop: impl Future<Output = ()> + Send + 'static) {
+    let config = OperatorConfig {
+        runtime_image: cli.runtime_image.clone(),
+        image_pull_policy: cli.image_pull_policy.clone(),
+        image_pull_secrets: cli.image_pull_secrets.clone(),
+        poll: Duration::from_secs(cli.poll_seconds.max(1)),
+        namespace: cli.namespace.clone(),
+        concurrency: cli.concurrency,
+    };
+    let watches = Watches::new(&client, cli.watch_namespace.as_deref());
+    let context = Context {
+        reader: controller::reader(&watches),
+        announcer: Announcer::new(client.clone(), Some(cli.identity.clone())),
+        client,
+        config,
+        ask: Arc::new(GrpcCoordinators),
+        now: jiff::Timestamp::now,
+        metrics,
+        settled: Settled::default(),
+        obstacles: Mutex::new(HashMap::new()),
+    };
+    controller::run(watches, Arc::new(context), stop).await;
+}
+
+/// Ctrl-C, or the signal with which a supervisor ends a process.
+async fn stopped() {
+    let Ok(mut terminate) = signal(SignalKind::terminate()) else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        result = tokio::signal::ctrl_c() => if result.is_err() { std::future::pending::<()>().await },
+        _ = terminate.recv() => {}
+    }
+}

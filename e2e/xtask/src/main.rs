@@ -1,6 +1,7 @@
 //! `cargo xtask`: the project's own commands. `check` for every save, `test` for everything that must hold, `docs` to write what is
-//! generated from the code, `quality` to train on real data and compare with the recorded reference.
+//! generated from the code, `quality` to train on real data and compare with the recorded reference, `cluster` for a real Kubernetes.
 
+mod cluster;
 mod continual;
 mod quality;
 mod stragglers;
@@ -14,7 +15,8 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   docs              writes the files that are generated from the code (CRD, manifest reference)
   quality [ARGS]    trains on real data and prints AUC by model, mode and seed; `quality --help` lists ARGS
   continual [ARGS]  trains slice by slice, switches the mode in between, and prints AUC by slice; `continual --help` lists ARGS
-  stragglers [ARGS] trains in every mode with dense workers of unequal CPU time and prints throughput, staleness and drops";
+  stragglers [ARGS] trains in every mode with dense workers of unequal CPU time and prints throughput, staleness and drops
+  cluster COMMAND   a real Kubernetes of two nodes on this machine; `cluster --help` lists COMMANDs";
 
 /// The README's example and what it promises.
 const MOVIELENS: &str = "docs/examples/movielens-100k.yaml";
@@ -30,6 +32,7 @@ fn main() -> ExitCode {
         ["quality", rest @ ..] => quality::run(rest),
         ["continual", rest @ ..] => continual::run(rest),
         ["stragglers", rest @ ..] => stragglers::run(rest),
+        ["cluster", rest @ ..] => cluster::run(rest),
         _ => Err(USAGE.to_owned()),
     };
     match result {
@@ -97,7 +100,8 @@ fn docs() -> Result<(), String> {
     // The same selection as the tests', so that nothing is built twice.
     cargo(&["build", "--release", "--workspace", "--all-targets"], "the build failed")?;
     example("generate", None)?;
-    example("metrics_reference", Some("docs/reference/metrics.md"))
+    example("metrics_reference", Some("docs/reference/metrics.md"))?;
+    example("operator_metrics", Some("docs/reference/operator-metrics.md"))
 }
 
 /// Runs a built example in the workspace; its output goes into `file` if one is given.

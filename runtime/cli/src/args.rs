@@ -56,6 +56,12 @@ pub(crate) enum Command {
     DenseWorker(MemberArgs),
     /// Take part in a job as a loader
     Loader(MemberArgs),
+    /// Show how a job in a cluster stands
+    #[cfg(feature = "cluster")]
+    Status(RunningJob),
+    /// Print the logs of a job in a cluster
+    #[cfg(feature = "cluster")]
+    Logs(crate::cluster::LogsArgs),
 }
 
 /// A manifest and what is changed in it.
@@ -124,21 +130,34 @@ pub(crate) struct RunArgs {
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct ModeArgs {
-    /// The job: its name if it runs on this machine, or its coordinator's address
-    pub(crate) job: Option<String>,
+    #[command(flatten)]
+    pub(crate) job: Option<RunningJob>,
     #[command(subcommand)]
     pub(crate) set: Option<ModeCommand>,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ModeCommand {
-    /// Go on in another mode from the next global-step boundary on
+    /// Go on in another mode: on this machine from the next global-step boundary on, in a cluster as its operator does it
     Set {
-        /// The job: its name if it runs on this machine, or its coordinator's address
-        job: String,
+        #[command(flatten)]
+        job: RunningJob,
         /// As in spec.training.mode
         mode: String,
     },
+}
+
+/// A job that runs, here or in a cluster.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct RunningJob {
+    /// Its name, or its coordinator's address; a job that runs on this machine comes before one in a cluster
+    pub(crate) job: String,
+    /// Its namespace in the cluster; the context's if not given
+    #[arg(short, long)]
+    pub(crate) namespace: Option<String>,
+    /// The context of the kubeconfig; its current one if not given
+    #[arg(long)]
+    pub(crate) context: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -168,6 +187,13 @@ pub(crate) struct CoordinatorArgs {
     /// Where to serve /metrics
     #[arg(long, default_value = "0.0.0.0:9090")]
     pub(crate) metrics: SocketAddr,
+    /// Print one JSON object an event to standard output after the line with the addresses, the summary last
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// After the job has ended, go on answering how it ended until told to stop (SIGTERM): for pods, which are restarted
+    /// when they exit
+    #[arg(long)]
+    pub(crate) stay: bool,
 }
 
 #[derive(Debug, Args)]
@@ -192,6 +218,10 @@ pub(crate) struct MemberArgs {
     /// As a dense worker, take so many times as long to compute
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
     pub(crate) slow: f64,
+    /// After the job has ended, go on serving /metrics until told to stop (SIGTERM): for pods, which are restarted when
+    /// they exit
+    #[arg(long)]
+    pub(crate) stay: bool,
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 //! manifests and data. Thin: what happens is decided in the runtime's crates.
 
 mod args;
+#[cfg(feature = "cluster")]
+mod cluster;
 mod data;
 mod job;
 mod mode;
@@ -66,6 +68,10 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::EmbeddingWorker(args) => role::take_part(rectrain_roles::member::Role::EmbeddingWorker, &args),
         Command::DenseWorker(args) => role::take_part(rectrain_roles::member::Role::DenseWorker, &args),
         Command::Loader(args) => role::take_part(rectrain_roles::member::Role::Loader, &args),
+        #[cfg(feature = "cluster")]
+        Command::Status(job) => cluster::status(&job),
+        #[cfg(feature = "cluster")]
+        Command::Logs(args) => cluster::show_logs(&args),
     }
 }
 

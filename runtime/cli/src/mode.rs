@@ -1,9 +1,10 @@
-//! `rectrain mode`: shows or switches the training mode of a job that runs.
+//! `rectrain mode`: shows or switches the training mode of a job that runs on this machine or, if none of that name does, in the
+//! cluster that the kubeconfig names.
 
 use rectrain_proto::v1;
 use tonic::Code;
 
-use crate::args::{ModeArgs, ModeCommand};
+use crate::args::{ModeArgs, ModeCommand, RunningJob};
 use crate::{Failure, running};
 
 pub(crate) fn mode(args: &ModeArgs) -> Result<(), Failure> {
@@ -18,27 +19,80 @@ pub(crate) fn mode(args: &ModeArgs) -> Result<(), Failure> {
     })
 }
 
-async fn set(job: &str, mode: &str) -> Result<(), Failure> {
-    let mut client = running::connect(job).await?;
+async fn set(job: &RunningJob, mode: &str) -> Result<(), Failure> {
+    let name = &job.job;
+    let Some(mut client) = running::connect(name).await? else {
+        in_a_cluster::set_mode(job, mode).await?;
+        println!("{name}: -> {mode}, asked of the operator");
+        return Ok(());
+    };
     let reply =
         client.set_mode(v1::SetModeRequest { mode: mode.to_owned() }).await.map_err(|status| match status.code() {
             Code::InvalidArgument => Failure::User(status.message().to_owned()),
             Code::FailedPrecondition => Failure::Failed(status.message().to_owned()),
-            _ => Failure::Failed(format!("the coordinator of {job} was lost: {}", status.message())),
+            _ => lost(name, &status),
         })?;
     let from = reply.into_inner().from;
     if from == mode {
-        println!("{job}: in mode {mode} already");
+        println!("{name}: in mode {mode} already");
     } else {
-        println!("{job}: {from} -> {mode} at the next global-step boundary");
+        println!("{name}: {from} -> {mode} at the next global-step boundary");
     }
     Ok(())
 }
 
-async fn show(job: &str) -> Result<(), Failure> {
-    let mut client = running::connect(job).await?;
-    let lost =
-        |status: tonic::Status| Failure::Failed(format!("the coordinator of {job} was lost: {}", status.message()));
-    println!("{}", client.get_status(v1::StatusRequest {}).await.map_err(lost)?.into_inner().mode);
+async fn show(job: &RunningJob) -> Result<(), Failure> {
+    let Some(mut client) = running::connect(&job.job).await? else {
+        println!("{}", in_a_cluster::mode(job).await?);
+        return Ok(());
+    };
+    let status = client.get_status(v1::StatusRequest {}).await.map_err(|status| lost(&job.job, &status))?;
+    println!("{}", status.into_inner().mode);
     Ok(())
+}
+
+fn lost(job: &str, status: &tonic::Status) -> Failure {
+    Failure::Failed(format!("the coordinator of {job} was lost: {}", status.message()))
+}
+
+/// What is said of a job that does not run on this machine.
+fn not_here(job: &RunningJob) -> String {
+    format!(
+        "no job `{}` runs on this machine: give the name of one, or the address of its coordinator such as http://127.0.0.1:7001",
+        job.job
+    )
+}
+
+#[cfg(feature = "cluster")]
+mod in_a_cluster {
+    use super::{Failure, RunningJob, not_here};
+    use crate::cluster;
+
+    pub(super) async fn mode(job: &RunningJob) -> Result<&'static str, Failure> {
+        cluster::mode(job).await.map_err(|failure| neither(job, failure))
+    }
+
+    pub(super) async fn set_mode(job: &RunningJob, mode: &str) -> Result<(), Failure> {
+        cluster::set_mode(job, mode).await.map_err(|failure| neither(job, failure))
+    }
+
+    fn neither(job: &RunningJob, failure: Failure) -> Failure {
+        match failure {
+            Failure::User(message) => Failure::User(format!("{}; in a cluster: {message}", not_here(job))),
+            other => other,
+        }
+    }
+}
+
+#[cfg(not(feature = "cluster"))]
+mod in_a_cluster {
+    use super::{Failure, RunningJob, not_here};
+
+    pub(super) async fn mode(job: &RunningJob) -> Result<&'static str, Failure> {
+        Err(Failure::User(not_here(job)))
+    }
+
+    pub(super) async fn set_mode(job: &RunningJob, _mode: &str) -> Result<(), Failure> {
+        Err(Failure::User(not_here(job)))
+    }
 }

@@ -1,5 +1,7 @@
-//! One member of a job in a process of its own: what pods run, and what `rectrain run --processes` starts.
+//! One member of a job in a process of its own: what pods run, and what `rectrain run --processes` starts. A process ends with
+//! its job; with `--stay` it waits to be told, because a pod of a StatefulSet that exits is restarted whatever its exit code.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,13 +9,14 @@ use prometheus::Registry;
 use rectrain_roles::coordinator::{Coordinator, serve_control};
 use rectrain_roles::events::EventLog;
 use rectrain_roles::http::serve_metrics;
-use rectrain_roles::kind_name;
 use rectrain_roles::member::{Member, Role};
 use rectrain_roles::metrics::{CoordinatorMetrics, RoleMetrics};
+use rectrain_roles::{RoleError, kind_name};
 use rectrain_wire::{Service, TcpConfig, TcpTransport, Transport, WireCounters};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{CoordinatorArgs, MemberArgs};
+use crate::show::Display;
 use crate::{Failure, job, signal};
 
 /// How long members and followers have to hear that the job has ended.
@@ -36,10 +39,11 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
     crate::runtime()?.block_on(async {
         let (metrics, counters, transport) = networking()?;
         let (metrics_address, _metrics) = serve_metrics(args.metrics, metrics.clone()).await?;
+        let events = EventLog::default();
         let coordinator_metrics = CoordinatorMetrics::of(&metrics, 0);
-        let coordinator = Arc::new(Coordinator::new(plan, EventLog::default(), coordinator_metrics)?);
+        let coordinator = Arc::new(Coordinator::new(plan, events.clone(), coordinator_metrics)?);
         let service = Arc::clone(&coordinator) as Arc<dyn Service>;
-        let serving = transport.serve(service, &args.bind).map_err(rectrain_roles::RoleError::from)?;
+        let serving = transport.serve(service, &args.bind).map_err(RoleError::from)?;
         let (control_address, control) = serve_control(args.control, Arc::clone(&coordinator)).await?;
         let addresses = CoordinatorAddresses {
             members: serving.address().to_string(),
@@ -47,16 +51,41 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
             metrics: format!("http://{metrics_address}/metrics"),
         };
         println!("{}", serde_json::to_string(&addresses).map_err(|error| Failure::Failed(error.to_string()))?);
+        let mut told_to_stop = pin!(signal::interrupted());
+        let running = async { tokio::join!(coordinator.run(&transport), print(events, args.json)).0 };
         let result = tokio::select! {
-            result = coordinator.run(&transport) => result.map(drop).map_err(Failure::from),
-            () = signal::interrupted() => Err(Failure::Interrupted("interrupted".to_owned())),
+            result = running => result.map(drop).map_err(Failure::from),
+            () = &mut told_to_stop => Err(Failure::Interrupted("interrupted".to_owned())),
         };
+        if args.stay && !matches!(result, Err(Failure::Interrupted(_))) {
+            staying(&result);
+            told_to_stop.await;
+        }
         let all_heard = serving.stop(FAREWELL).await;
         tracing::info!(all_heard, traffic = ?counters.snapshot(), "the coordinator ends");
         // Followers read the last event within this time or reconnect and find nobody.
         let _followers = tokio::time::timeout(Duration::from_millis(500), control).await;
         result
     })
+}
+
+/// Shows the job's events as lines of JSON until the last, if that is asked for.
+async fn print(events: EventLog, json: bool) {
+    let mut display = Display::new(true);
+    let mut follower = events.follow();
+    while json && let Some(event) = follower.next().await {
+        display.show(&event);
+    }
+}
+
+/// Says how the job ended in the logs of a process that stays.
+fn staying(result: &Result<(), Failure>) {
+    match result {
+        Ok(()) => tracing::info!("the job is done; staying until told to stop"),
+        Err(Failure::User(message) | Failure::Failed(message) | Failure::Interrupted(message)) => {
+            tracing::error!("the job has failed; staying until told to stop: {message}");
+        }
+    }
 }
 
 /// `rectrain ps`, `rectrain embedding-worker`, `rectrain dense-worker`, `rectrain loader`
@@ -86,16 +115,25 @@ pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
             metrics,
             counters,
         };
-        tokio::select! {
-            result = member.run() => result.map_err(Failure::from),
-            () = signal::interrupted() => Err(Failure::Interrupted("interrupted".to_owned())),
+        let mut told_to_stop = pin!(signal::interrupted());
+        let result = tokio::select! {
+            result = member.run() => result,
+            () = &mut told_to_stop => return Err(Failure::Interrupted("interrupted".to_owned())),
+        };
+        // A member's own failure ends its process: restarted, it is told that the job has failed, and stays.
+        let job_has_ended = matches!(result, Ok(()) | Err(RoleError::JobFailed { .. }));
+        let result = result.map_err(Failure::from);
+        if args.stay && job_has_ended {
+            staying(&result);
+            told_to_stop.await;
         }
+        result
     })
 }
 
 fn networking() -> Result<(RoleMetrics, Arc<WireCounters>, TcpTransport), Failure> {
     let metrics = RoleMetrics::new(Registry::new())?;
-    let counters = WireCounters::register(metrics.registry(), kind_name).map_err(rectrain_roles::RoleError::from)?;
+    let counters = WireCounters::register(metrics.registry(), kind_name).map_err(RoleError::from)?;
     let transport = TcpTransport::new(TcpConfig::default(), Arc::clone(&counters));
     Ok((metrics, counters, transport))
 }

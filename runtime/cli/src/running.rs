@@ -43,22 +43,20 @@ impl Drop for Running {
     }
 }
 
-/// The control interface of a job: a name of one that runs on this machine, or the address of a coordinator.
-pub(crate) async fn connect(job: &str) -> Result<ControlClient<Channel>, Failure> {
+/// The control interface of a job: a name of one that runs on this machine, or the address of a coordinator. `None` if no job of
+/// that name runs here.
+pub(crate) async fn connect(job: &str) -> Result<Option<ControlClient<Channel>>, Failure> {
     if job.contains("://") {
-        return ControlClient::connect(job.to_owned())
-            .await
-            .map_err(|error| Failure::Failed(format!("there is no coordinator at {job}: {error}")));
+        let lost = |error| Failure::Failed(format!("there is no coordinator at {job}: {error}"));
+        return ControlClient::connect(job.to_owned()).await.map(Some).map_err(lost);
     }
     for note in notes(job) {
         // One that was killed leaves its note behind.
         if let Ok(client) = ControlClient::connect(note.control).await {
-            return Ok(client);
+            return Ok(Some(client));
         }
     }
-    Err(Failure::User(format!(
-        "no job `{job}` runs on this machine: give the name of one, or the address of its coordinator such as http://127.0.0.1:7001"
-    )))
+    Ok(None)
 }
 
 /// The notes of jobs of this name, the latest first.

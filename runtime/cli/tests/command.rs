@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Lines};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -169,6 +169,97 @@ fn ctrl_c_ends_a_run_and_all_its_processes() {
             assert!(!Path::new(&format!("/proc/{process}/exe")).exists(), "{role} still runs");
         }
     }
+}
+
+/// The processes of a job as pods run them, one by one.
+struct Pods {
+    folder: tempfile::TempDir,
+    /// Where members call.
+    members: String,
+    coordinator: Child,
+    events: Lines<BufReader<ChildStdout>>,
+}
+
+impl Pods {
+    const ROLES: [&str; 4] = ["ps", "embedding-worker", "dense-worker", "loader"];
+
+    fn start(manifest: &str) -> Self {
+        let folder = folder_with(manifest);
+        let arguments = ["coordinator", "job.yaml", "--json", "--stay", "--bind", "tcp://127.0.0.1:0"];
+        let mut coordinator = Self::command(&folder)
+            .args(arguments)
+            .args(["--control", "127.0.0.1:0", "--metrics", "127.0.0.1:0"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut events = BufReader::new(coordinator.stdout.take().unwrap()).lines();
+        let addresses: Value = serde_json::from_str(&events.next().unwrap().unwrap()).unwrap();
+        let members = addresses["members"].as_str().unwrap().to_owned();
+        Self { folder, members, coordinator, events }
+    }
+
+    fn command(folder: &tempfile::TempDir) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rectrain"));
+        command.current_dir(folder.path()).env("RECTRAIN_LOG", "info").stderr(Stdio::piped());
+        command
+    }
+
+    fn member(&self, role: &str, bind: &str) -> Child {
+        let arguments = [role, "job.yaml", "--index", "0", "--stay", "--coordinator", &self.members, "--bind", bind];
+        Self::command(&self.folder).args(arguments).args(["--metrics", "127.0.0.1:0"]).spawn().unwrap()
+    }
+
+    /// The next event of this kind.
+    fn event(&mut self, kind: &str) -> Value {
+        let mut events = self.events.by_ref().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+        events.find(|event| event["event"] == kind).unwrap()
+    }
+}
+
+/// Waits until the process says that it stays, tells it to stop, and gives its exit code.
+fn exit_code_after_staying(mut process: Child) -> Option<i32> {
+    let mut logs = BufReader::new(process.stderr.take().unwrap()).lines();
+    while !logs.next().unwrap().unwrap().contains("staying until told to stop") {}
+    assert!(process.try_wait().unwrap().is_none());
+    assert!(Command::new("kill").arg(process.id().to_string()).status().unwrap().success());
+    process.wait().unwrap().code()
+}
+
+#[test]
+fn what_is_told_to_stay_outlives_its_job_and_exits_with_0_when_stopped() {
+    let mut pods = Pods::start(JOB);
+    let members = Pods::ROLES.map(|role| pods.member(role, "tcp://127.0.0.1:0"));
+    assert_eq!(pods.event("summary")["samples"], 3000);
+    for member in members {
+        assert_eq!(exit_code_after_staying(member), Some(0));
+    }
+    assert_eq!(exit_code_after_staying(pods.coordinator), Some(0));
+}
+
+#[test]
+fn a_member_restarted_in_the_middle_ends_the_job_and_whoever_stays_learns_it() {
+    let mut pods = Pods::start(&JOB.replace("rows: 3000", "rows: 3000000"));
+    // An address that the restarted process can have again, as a pod has its name.
+    let bind = format!("tcp://127.0.0.73:{}", free_port());
+    let mut server = pods.member("ps", &bind);
+    let others = ["embedding-worker", "dense-worker", "loader"].map(|role| pods.member(role, "tcp://127.0.0.1:0"));
+    pods.event("progress");
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let restarted = pods.member("ps", &bind);
+    let message = pods.event("failed")["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("restarted") || message.contains("127.0.0.73"), "{message}");
+    assert_eq!(exit_code_after_staying(restarted), Some(1));
+    assert_eq!(exit_code_after_staying(pods.coordinator), Some(1));
+    for mut other in others {
+        // One that failed by itself has exited; one that was told stays.
+        other.kill().unwrap();
+        other.wait().unwrap();
+    }
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.73:0").unwrap().local_addr().unwrap().port()
 }
 
 /// Processes that `parent` started, with their first argument.

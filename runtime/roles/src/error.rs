@@ -8,7 +8,7 @@ use rectrain_wire::{Refusal, RefusalCode, WireError};
 pub enum RoleError {
     /// The data cannot be read as the manifest says.
     #[error(transparent)]
-    Data(#[from] rectrain_data::DataError),
+    Data(Box<rectrain_data::DataError>),
     /// The model cannot be built, or its numbers left the range of floats.
     #[error(transparent)]
     Dense(#[from] rectrain_dense::DenseError),
@@ -26,7 +26,7 @@ pub enum RoleError {
     Gate(#[from] rectrain_modes::GateError),
     /// A switch of the training mode that cannot be, or an account of rows that contradicts it.
     #[error(transparent)]
-    Switch(#[from] rectrain_modes::gba::SwitchError),
+    Switch(Box<rectrain_modes::gba::SwitchError>),
     /// A message without a barrier that no correct dense worker sends.
     #[error(transparent)]
     Dispatch(#[from] rectrain_modes::gba::DispatchError),
@@ -57,6 +57,9 @@ pub enum RoleError {
     /// Another member failed and the coordinator ended the job.
     #[error("{message}")]
     JobFailed { message: String, user_error: bool },
+    /// A member has joined a second time, after everybody had.
+    #[error("{member} was restarted in the middle of the job, and what it held is lost: run the job again")]
+    Restarted { member: String },
     /// The dense workers, which must hold the same parameters, do not.
     #[error(
         "dense workers 0 and {rank} ended with different parameters: they must be equal in this mode, so this run cannot be trusted"
@@ -83,6 +86,18 @@ impl RoleError {
             Self::JobFailed { user_error, .. } => *user_error,
             _ => false,
         }
+    }
+}
+
+impl From<rectrain_modes::gba::SwitchError> for RoleError {
+    fn from(error: rectrain_modes::gba::SwitchError) -> Self {
+        Self::Switch(Box::new(error))
+    }
+}
+
+impl From<rectrain_data::DataError> for RoleError {
+    fn from(error: rectrain_data::DataError) -> Self {
+        Self::Data(Box::new(error))
     }
 }
 

@@ -120,9 +120,12 @@ impl Member {
         let serving = self.transport.serve(service, &self.bind)?;
         let address = self.advertise.as_ref().unwrap_or(serving.address()).to_string();
         let join = v1::Join { role: self.role.proto().into(), index: self.index, address };
-        let (roster, _) = message::call(coordinator, join, Vec::new(), WHOLE_JOB).await?;
+        let working = async {
+            let (roster, _) = message::call(coordinator, join, Vec::new(), WHOLE_JOB).await?;
+            self.work(work, &roster, coordinator).await
+        };
         tokio::select! {
-            done = self.work(work, &roster, coordinator) => done?,
+            done = working => done?,
             end = self.job_end(coordinator) => return end,
         }
         self.job_end(coordinator).await

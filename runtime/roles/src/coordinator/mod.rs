@@ -199,9 +199,18 @@ impl Coordinator {
     }
 
     async fn join(&self, request: v1::Join) -> Result<Frame, RoleError> {
-        self.change(|state| state.join(&request))?;
-        let roster = self.until(WHOLE_JOB, State::roster).await?;
-        Ok(message::reply::<v1::Join>(&roster, Vec::new()))
+        if self.lock().job_end().is_none() {
+            let roster = async {
+                self.change(|state| state.join(&request))?;
+                self.until(WHOLE_JOB, State::roster).await
+            };
+            match roster.await {
+                Err(RoleError::JobFailed { .. }) => {}
+                roster => return Ok(message::reply::<v1::Join>(&roster?, Vec::new())),
+            }
+        }
+        // Nobody joins a job that has ended; the answer to `job_end` tells how it did.
+        std::future::pending().await
     }
 
     async fn lease(&self) -> Result<Frame, RoleError> {

@@ -170,6 +170,7 @@ impl State {
     }
 
     pub(super) fn join(&mut self, request: &v1::Join) -> Result<(), RoleError> {
+        let all_had_joined = self.roster()?.is_some();
         let members = match request.role() {
             v1::Role::Ps => &mut self.ps,
             v1::Role::EmbeddingWorker => &mut self.embedding_workers,
@@ -179,6 +180,9 @@ impl State {
         };
         let replicas = members.len();
         match members.get_mut(request.index as usize) {
+            Some(place) if all_had_joined && place.as_ref() == Some(&request.address) => {
+                Err(RoleError::Restarted { member: format!("{} {}", role_name(request.role()), request.index) })
+            }
             Some(place) if place.is_none() || place.as_ref() == Some(&request.address) => {
                 *place = Some(request.address.clone());
                 Ok(())
@@ -507,6 +511,11 @@ fn unexpected_member(request: &v1::Join, replicas: usize) -> RoleError {
         request.address
     );
     RoleError::Inconsistent { message: "join", reason }
+}
+
+/// As commands, metrics and pods call it.
+fn role_name(role: v1::Role) -> String {
+    role.as_str_name().trim_start_matches("ROLE_").to_lowercase().replace('_', "-")
 }
 
 fn unknown_evaluation(what: &'static str, at_step: GlobalStep) -> RoleError {

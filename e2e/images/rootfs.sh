@@ -1,0 +1,18 @@
+#!/bin/sh
+# usage: rootfs.sh PROGRAM FOLDER
+# Fills FOLDER with all that an image holds: the program without its debug information, the shared libraries that it names,
+# the certificates of public authorities, and a user who is not root.
+set -eu
+program=$1
+root=$2
+mkdir -p "$root/usr/local/bin" "$root/etc/ssl/certs" "$root/tmp"
+chmod 1777 "$root/tmp"
+strip --strip-debug -o "$root/usr/local/bin/${program##*/}" "$program"
+ldd "$program" | grep -o '/[^ )]*' | while read -r library; do
+    mkdir -p "$root${library%/*}"
+    cp -L "$library" "$root$library"
+done
+cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
+echo 'rectrain:x:65532:65532::/:/sbin/nologin' >"$root/etc/passwd"
+echo 'rectrain:x:65532:' >"$root/etc/group"
+echo 'hosts: files dns' >"$root/etc/nsswitch.conf"

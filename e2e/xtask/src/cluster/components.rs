@@ -1,0 +1,156 @@
+//! What the cluster is made of: the programs of the control plane and of a node, their flags and configuration.
+
+use std::path::Path;
+
+use super::cgroups;
+use super::namespaces::Daemon;
+use super::network::{CONTROL_PLANE, Node, PODS, SERVICES};
+use super::paths::Paths;
+
+/// Folders where the standard CNI plugins are: Debian's, and everybody else's.
+pub(super) const CNI_FOLDERS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
+
+const ETCD: &str = "http://127.0.0.1:2379";
+
+/// The API server and its store: what everything else waits for.
+pub(super) fn api(paths: &Paths) -> Vec<Daemon> {
+    let pki = |file: &str| paths.pki().join(file).display().to_string();
+    let etcd = [
+        "etcd",
+        "--data-dir=/var/lib/etcd",
+        // Its folder is in memory.
+        "--unsafe-no-fsync",
+        &format!("--listen-client-urls={ETCD}"),
+        &format!("--advertise-client-urls={ETCD}"),
+        "--listen-peer-urls=http://127.0.0.1:2380",
+    ]
+    .map(str::to_owned);
+    let api_server = kube(
+        paths,
+        "kube-apiserver",
+        &[
+            format!("--etcd-servers={ETCD}"),
+            format!("--advertise-address={CONTROL_PLANE}"),
+            format!("--service-cluster-ip-range={SERVICES}"),
+            format!("--tls-cert-file={}", pki("kube-apiserver.crt")),
+            format!("--tls-private-key-file={}", pki("kube-apiserver.key")),
+            format!("--client-ca-file={}", pki("ca.crt")),
+            "--authorization-mode=Node,RBAC".to_owned(),
+            "--enable-admission-plugins=NodeRestriction".to_owned(),
+            "--allow-privileged=true".to_owned(),
+            format!("--service-account-key-file={}", pki("service-accounts.pub")),
+            format!("--service-account-signing-key-file={}", pki("service-accounts.key")),
+            "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
+            "--kubelet-preferred-address-types=InternalIP".to_owned(),
+            format!("--kubelet-certificate-authority={}", pki("ca.crt")),
+            format!("--kubelet-client-certificate={}", pki("admin.crt")),
+            format!("--kubelet-client-key={}", pki("admin.key")),
+            // A dead node's pods are given up in seconds, so that tests need not wait for minutes.
+            "--default-not-ready-toleration-seconds=20".to_owned(),
+            "--default-unreachable-toleration-seconds=20".to_owned(),
+        ],
+    );
+    vec![Daemon { name: "etcd".to_owned(), words: etcd.to_vec(), files: Vec::new() }, api_server]
+}
+
+/// What works on the API server's objects.
+pub(super) fn controllers(paths: &Paths) -> Vec<Daemon> {
+    let pki = |file: &str| paths.pki().join(file).display().to_string();
+    let conf = |component: &str| {
+        let file = pki(&format!("{component}.conf"));
+        ["kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig"].map(|flag| format!("--{flag}={file}"))
+    };
+    let controller_manager = [
+        "--leader-elect=false".to_owned(),
+        "--use-service-account-credentials".to_owned(),
+        format!("--service-account-private-key-file={}", pki("service-accounts.key")),
+        format!("--root-ca-file={}", pki("ca.crt")),
+        format!("--cluster-signing-cert-file={}", pki("ca.crt")),
+        format!("--cluster-signing-key-file={}", pki("ca.key")),
+        "--flex-volume-plugin-dir=/var/lib/volume-plugins".to_owned(),
+        // The kubelets of this cluster renew their leases every four seconds.
+        "--node-monitor-grace-period=20s".to_owned(),
+    ];
+    vec![
+        kube(paths, "kube-controller-manager", &[&conf("kube-controller-manager")[..], &controller_manager].concat()),
+        kube(paths, "kube-scheduler", &[&conf("kube-scheduler")[..], &["--leader-elect=false".to_owned()]].concat()),
+        coredns(paths),
+    ]
+}
+
+fn coredns(paths: &Paths) -> Daemon {
+    let file = paths.config("control-plane").join("Corefile");
+    let values = [("CONTROL_PLANE", CONTROL_PLANE.to_owned()), ("PKI", paths.pki().display().to_string())];
+    let text = render(include_str!("../../../cluster/config/Corefile"), &values);
+    let words = [paths.program("coredns").display().to_string(), "-conf".to_owned(), file.display().to_string()];
+    Daemon { name: "coredns".to_owned(), words: words.to_vec(), files: vec![(file, text)] }
+}
+
+/// What runs a node's containers.
+pub(super) fn containerd(paths: &Paths, node: &Node) -> Daemon {
+    let folder = paths.config(node.name);
+    let plugins = CNI_FOLDERS.iter().find(|folder| Path::new(folder).join("ptp").exists()).unwrap_or(&CNI_FOLDERS[0]);
+    let values = [("CNI_PLUGINS", (*plugins).to_owned()), ("CONFIG", folder.display().to_string())];
+    let file = folder.join("containerd.toml");
+    let text = render(include_str!("../../../cluster/config/containerd.toml"), &values);
+    let pods = render(include_str!("../../../cluster/config/pods.conflist"), &[("PODS", node.pods.to_owned())]);
+    Daemon {
+        name: format!("{}-containerd", node.name),
+        words: ["containerd".to_owned(), "--config".to_owned(), file.display().to_string()].to_vec(),
+        files: vec![(file, text), (folder.join("cni/pods.conflist"), pods)],
+    }
+}
+
+/// What makes a node of it: the kubelet and kube-proxy.
+pub(super) fn node(paths: &Paths, node: &Node) -> [Daemon; 2] {
+    let folder = paths.config(node.name);
+    let values = [
+        ("PKI", paths.pki().display().to_string()),
+        ("CONFIG", folder.display().to_string()),
+        ("NODE", node.name.to_owned()),
+        ("CGROUP", cgroups::of_node(node.name)),
+        ("CONTROL_PLANE", CONTROL_PLANE.to_owned()),
+        ("ALL_PODS", PODS.to_owned()),
+    ];
+    let kubelet_file = folder.join("kubelet.yaml");
+    let proxy_file = folder.join("kube-proxy.yaml");
+    let kubelet = kube(
+        paths,
+        "kubelet",
+        &[
+            format!("--config={}", kubelet_file.display()),
+            format!("--kubeconfig={}", paths.pki().join(format!("{}.conf", node.name)).display()),
+            format!("--hostname-override={}", node.name),
+            format!("--node-ip={}", node.address),
+        ],
+    );
+    let proxy = kube(paths, "kube-proxy", &[format!("--config={}", proxy_file.display())]);
+    let resolver = (folder.join("resolv.conf"), format!("nameserver {CONTROL_PLANE}\n"));
+    let kubelet_config = render(include_str!("../../../cluster/config/kubelet.yaml"), &values);
+    let proxy_config = render(include_str!("../../../cluster/config/kube-proxy.yaml"), &values);
+    let of_node = |daemon: Daemon, files| Daemon { name: format!("{}-{}", node.name, daemon.name), files, ..daemon };
+    [of_node(kubelet, vec![(kubelet_file, kubelet_config), resolver]), of_node(proxy, vec![(proxy_file, proxy_config)])]
+}
+
+/// A component of Kubernetes: all of them are one program.
+fn kube(paths: &Paths, component: &str, flags: &[String]) -> Daemon {
+    let words = [paths.program("kube").display().to_string(), component.to_owned()];
+    let words = words.into_iter().chain(flags.iter().cloned()).collect();
+    Daemon { name: component.to_owned(), words, files: Vec::new() }
+}
+
+/// The text with `{{NAME}}` replaced by its value.
+fn render(text: &str, values: &[(&str, String)]) -> String {
+    values.iter().fold(text.to_owned(), |text, (name, value)| text.replace(&format!("{{{{{name}}}}}"), value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_in_double_braces_is_replaced_wherever_it_stands() {
+        let values = [("A", "1".to_owned()), ("AB", "2".to_owned())];
+        assert_eq!(render("{{A}} {{AB}} {A} {{A}}", &values), "1 2 {A} 1");
+    }
+}

@@ -1,0 +1,252 @@
+//! What is done with a cluster that is up: give it the images, install the chart, and train in it.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::images::{self, Image, TAG};
+use super::paths::{Paths, sources};
+use super::process::{command, eventually, output, visible};
+use super::{foreign_kubeconfig, kubeconfig, kubectl, tools};
+
+/// The operator's namespace, and the release.
+const SYSTEM: &str = "rectrain-system";
+const RELEASE: &str = "rectrain";
+/// How long a small job may take on a slow machine.
+const JOB: Duration = Duration::from_secs(1200);
+/// How long pods have to start or to go.
+const PODS: &str = "--timeout=180s";
+
+/// `cargo xtask cluster images`
+pub(super) fn images(paths: &Paths) -> Result<(), String> {
+    crate::cargo(&["build", "--release", "--workspace"], "the build failed")?;
+    provide(paths, &[Image::Runtime, Image::Operator])
+}
+
+/// Builds images and gives them to the nodes. The nodes of a cluster that is not of this machine are given nothing: its owner loads
+/// the archives.
+fn provide(paths: &Paths, wanted: &[Image]) -> Result<(), String> {
+    tools::install_packages()?;
+    let foreign = foreign_kubeconfig(paths).is_some();
+    for &image in wanted {
+        images::build(paths, image)?;
+        if foreign {
+            let archive = image.archive(paths);
+            eprintln!(
+                "xtask: load {} into the cluster that KUBECONFIG names, as with `kind load image-archive`",
+                archive.display()
+            );
+        } else {
+            let cluster = super::find(paths).ok_or("there is no cluster: `cargo xtask cluster up` makes one")?;
+            images::import(paths, &cluster, image)?;
+        }
+    }
+    Ok(())
+}
+
+/// `cargo xtask cluster install`
+pub(super) fn install(paths: &Paths, more: &[&str]) -> Result<(), String> {
+    images(paths)?;
+    tools::build(paths, &[tools::HELM, tools::KUBE])?;
+    let mut helm = command(paths.program("helm"), ["upgrade", "--install", RELEASE]);
+    helm.arg(crate::workspace().join("charts/rectrain")).args(["--namespace", SYSTEM, "--create-namespace", "--wait"]);
+    for (value, image) in [("image", Image::Operator), ("runtimeImage", Image::Runtime)] {
+        helm.args(["--set", &format!("{value}.repository={},{value}.tag={TAG}", image.repository())]);
+    }
+    visible(helm.args(more).env("KUBECONFIG", kubeconfig(paths)?))
+}
+
+/// `cargo xtask cluster smoke`: the runtime's image, the network and the names of pods, with no operator. Trains in `sync`, where
+/// the model must be bit for bit the one that `rectrain run` trains with as many replicas.
+pub(super) fn smoke(paths: &Paths) -> Result<(), String> {
+    const NAMESPACE: &str = "rectrain-smoke";
+    const JOB_FILE: &str = "docs/examples/synthetic.yaml";
+    let sets = [
+        "spec.training.mode=sync",
+        "spec.data.synthetic.rows=40000",
+        "spec.data.synthetic.testRows=4000",
+        "spec.roles.ps.replicas=2",
+        "spec.roles.embeddingWorker.replicas=2",
+        "spec.roles.denseWorker.replicas=2",
+    ];
+    tools::build(paths, &[tools::KUBE])?;
+    crate::cargo(&["build", "--release", "--workspace"], "the build failed")?;
+    provide(paths, &[Image::Runtime])?;
+    let mut run = command(crate::built("rectrain")?, ["run", JOB_FILE, "--json"]);
+    run.args(sets.iter().flat_map(|set| ["--set", set])).current_dir(crate::workspace());
+    let here = last_event(&output(&mut run)?)?;
+
+    fresh_namespace(paths, NAMESPACE)?;
+    let manifest = crate::workspace().join(JOB_FILE);
+    let job = std::fs::read_to_string(&manifest).map_err(|error| format!("cannot read {JOB_FILE}: {error}"))?;
+    within(paths, NAMESPACE, &["create", "configmap", "job", &format!("--from-literal=job.yaml={job}")])?;
+    // The overrides become arguments of every pod.
+    let pods = read(&sources().join("manifests/smoke.yaml"))?;
+    let arguments: Vec<_> = sets.iter().map(|set| format!("--set={set}")).collect();
+    let pods = pods.replace("--stay,", &format!("--stay, {},", arguments.join(", ")));
+    apply(paths, NAMESPACE, &pods)?;
+    let there = eventually(JOB, "the job in the cluster", || {
+        let logs = within(paths, NAMESPACE, &["logs", "coordinator-0"])?;
+        last_event(&logs)
+    })?;
+    println!("{}", within(paths, NAMESPACE, &["get", "pods", "--output", "wide"])?);
+    compare(&here, &there)?;
+    let restarts = r"jsonpath={.items[*].status.containerStatuses[0].restartCount}";
+    let restarts = within(paths, NAMESPACE, &["get", "pods", "--output", restarts])?;
+    if restarts.split_whitespace().any(|count| count != "0") {
+        return Err(format!("pods were restarted: {restarts}"));
+    }
+    within(paths, NAMESPACE, &["delete", "namespace", NAMESPACE, PODS]).map(drop)
+}
+
+/// The digest of the trained model, and what was found on the test rows.
+fn compare(here: &Value, there: &Value) -> Result<(), String> {
+    for field in ["parametersSha256", "samples", "test"] {
+        println!("{field}: {}", there[field]);
+        if here[field] != there[field] {
+            return Err(format!("{field} is {} in the cluster and {} outside of it", there[field], here[field]));
+        }
+    }
+    Ok(())
+}
+
+/// The event with which a job ended, if it has.
+pub(super) fn last_event(lines: &str) -> Result<Value, String> {
+    let last = lines.lines().rfind(|line| line.starts_with('{')).ok_or("there are no events yet")?;
+    let event: Value = serde_json::from_str(last).map_err(|error| format!("{last:?} is no event: {error}"))?;
+    match event["event"].as_str() {
+        Some("summary" | "failed") => Ok(event),
+        _ => Err(format!("the last event is {last}")),
+    }
+}
+
+/// `cargo xtask cluster demo`: the README's example, with its data in an object store in the cluster.
+pub(super) fn demo(paths: &Paths) -> Result<(), String> {
+    const NAMESPACE: &str = "rectrain-demo";
+    const JOB_FILE: &str = "docs/examples/movielens-100k.yaml";
+    const DATA: &str = "data/movielens-100k";
+    install(paths, &[])?;
+    tools::build(paths, &[tools::OBJECT_STORE])?;
+    provide(paths, &[Image::ObjectStore])?;
+    visible(
+        command(crate::built("rectrain")?, ["data", "movielens-100k", "--output", DATA])
+            .current_dir(crate::workspace()),
+    )?;
+    fresh_namespace(paths, NAMESPACE)?;
+    apply(paths, NAMESPACE, &read(&sources().join("manifests/object-store.yaml"))?)?;
+    within(paths, NAMESPACE, &["rollout", "status", "deployment/object-store", PODS])?;
+    upload(paths, NAMESPACE, &crate::workspace().join(DATA), &["train.csv", "test.csv"])?;
+    let data = json!({"spec": {"data": {
+        "train": {"paths": ["s3://data/train.csv"]},
+        "test": {"paths": ["s3://data/test.csv"]},
+        "storage": {
+            "secretName": "object-store",
+        },
+    }}});
+    let mut patch = kubectl(paths)?;
+    patch.args(["patch", "--local", "--type=merge", "--output=json", "--filename"]);
+    let job = output(patch.arg(crate::workspace().join(JOB_FILE)).args(["--patch", &data.to_string()]))?;
+    apply(paths, NAMESPACE, &job)?;
+    watch(paths, NAMESPACE, "movielens-100k")
+}
+
+/// `cargo xtask cluster object-store`: one that speaks S3, as the service `object-store` with the Secret of the same name.
+pub(super) fn object_store(paths: &Paths, namespace: &str) -> Result<(), String> {
+    tools::build(paths, &[tools::OBJECT_STORE, tools::KUBE])?;
+    provide(paths, &[Image::ObjectStore])?;
+    apply(paths, namespace, &read(&sources().join("manifests/object-store.yaml"))?)?;
+    within(paths, namespace, &["rollout", "status", "deployment/object-store", PODS]).map(drop)
+}
+
+/// Shows the job's phases until it has ended, and its result.
+fn watch(paths: &Paths, namespace: &str, job: &str) -> Result<(), String> {
+    let resource = format!("rectrainingjob/{job}");
+    let mut showing = kubectl(paths)?;
+    showing.args(["--namespace", namespace, "get", "rectrainingjob", job, "--watch"]).stdin(Stdio::null());
+    let showing = Running(showing.spawn().map_err(|error| format!("cannot run kubectl: {error}"))?);
+    let ended = eventually(JOB, "the job", || {
+        let status = within(paths, namespace, &["get", &resource, "--output=json"])?;
+        let status: Value = serde_json::from_str(&status).map_err(|error| error.to_string())?;
+        let conditions = status["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let holds = |kind: &str| conditions.iter().find(|at| at["type"] == kind && at["status"] == "True").cloned();
+        match (holds("Complete"), holds("Failed")) {
+            (Some(_), _) => Ok(Ok(status["status"]["summary"].clone())),
+            (None, Some(failed)) => Ok(Err(format!("the job failed: {}", failed["message"]))),
+            (None, None) => Err(format!("its conditions are {conditions:?}")),
+        }
+    })?;
+    drop(showing);
+    println!("{:#}", ended?);
+    Ok(())
+}
+
+/// Puts files into a new bucket `data` of the object store.
+fn upload(paths: &Paths, namespace: &str, folder: &Path, files: &[&str]) -> Result<(), String> {
+    let mut forward = kubectl(paths)?;
+    forward.args(["--namespace", namespace, "port-forward", "service/object-store", ":7070"]).stdin(Stdio::null());
+    let mut forward =
+        Running(forward.stdout(Stdio::piped()).spawn().map_err(|error| format!("cannot run kubectl: {error}"))?);
+    let mut line = String::new();
+    if let Some(printed) = forward.0.stdout.take() {
+        BufReader::new(printed).read_line(&mut line).map_err(|error| format!("cannot read of kubectl: {error}"))?;
+    }
+    let address = line.strip_prefix("Forwarding from ").and_then(|rest| rest.split(' ').next());
+    let address = address.ok_or_else(|| format!("kubectl does not forward to the object store: {line:?}"))?;
+    output(s3(&format!("http://{address}/data")).args(["--request", "PUT"]))?;
+    for file in files {
+        output(s3(&format!("http://{address}/data/{file}")).arg("--upload-file").arg(folder.join(file)))?;
+    }
+    Ok(())
+}
+
+/// A signed request to the demonstration's object store.
+fn s3(url: &str) -> Command {
+    let signed = ["--aws-sigv4", "aws:amz:us-east-1:s3", "--user", "demonstration:demonstration"];
+    let mut curl = command("curl", ["--silent", "--show-error", "--fail-with-body"]);
+    curl.args(signed).args(["--header", "x-amz-content-sha256: UNSIGNED-PAYLOAD", url]);
+    curl
+}
+
+/// Makes the namespace anew; it enforces the restricted pod-security standard.
+pub(super) fn fresh_namespace(paths: &Paths, namespace: &str) -> Result<(), String> {
+    within(paths, namespace, &["delete", "namespace", namespace, "--ignore-not-found", PODS])?;
+    let text = read(&sources().join("manifests/namespace.yaml"))?;
+    apply(paths, namespace, &text.replace("{{NAMESPACE}}", namespace))
+}
+
+/// Applies objects that are given as text.
+pub(super) fn apply(paths: &Paths, namespace: &str, objects: &str) -> Result<(), String> {
+    use std::io::Write;
+    let mut kubectl = kubectl(paths)?;
+    kubectl.args(["--namespace", namespace, "apply", "--filename=-"]).stdin(Stdio::piped()).stdout(Stdio::null());
+    let cannot = |error: std::io::Error| format!("cannot run kubectl: {error}");
+    let mut child = kubectl.spawn().map_err(cannot)?;
+    if let Some(mut input) = child.stdin.take() {
+        input.write_all(objects.as_bytes()).map_err(cannot)?;
+    }
+    let status = child.wait().map_err(cannot)?;
+    if status.success() { Ok(()) } else { Err(format!("kubectl apply in {namespace} failed: its complaint is above")) }
+}
+
+/// kubectl in a namespace; what it printed.
+pub(super) fn within(paths: &Paths, namespace: &str, words: &[&str]) -> Result<String, String> {
+    output(kubectl(paths)?.args(["--namespace", namespace]).args(words).stdin(Stdio::null()))
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
+}
+
+/// A process that ends with its owner.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _killed = self.0.kill();
+        let _waited = self.0.wait();
+    }
+}

@@ -1,0 +1,434 @@
+//! `cargo xtask cluster operate`: the operator in a real cluster, with the real images. Jobs complete with the digest that a run
+//! outside of the cluster has; what is deleted or changed is repaired; the leader is killed; every failure that a user can
+//! cause is caused, and shows its condition. The namespace enforces the restricted pod-security standard.
+
+use std::collections::BTreeMap;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::install::{apply, fresh_namespace, install, last_event, within};
+use super::kubectl;
+use super::paths::Paths;
+use super::process::{command, eventually, output};
+
+const NAMESPACE: &str = "rectrain-operate";
+const SYSTEM: &str = "rectrain-system";
+/// How long a small job may take on a slow machine.
+const JOB: Duration = Duration::from_secs(900);
+/// How long a condition may take to show.
+const SHOW: Duration = Duration::from_secs(180);
+/// What is deleted or changed is back within this time.
+const REPAIR: Duration = Duration::from_secs(5);
+/// Another instance leads within this time after the leader was killed.
+const TAKEOVER: Duration = Duration::from_secs(20);
+
+/// Does one thing in the cluster, or says what is not as it should be.
+type Step = fn(&Paths) -> Result<(), String>;
+
+/// The whole of it.
+pub(super) fn operate(paths: &Paths) -> Result<(), String> {
+    install(paths, &["--set=pollSeconds=1"])?;
+    fresh_namespace(paths, NAMESPACE)?;
+    let steps: [(&str, Step); 7] = [
+        ("a job completes with the digest of a run outside of the cluster", completes),
+        ("what is deleted or changed by others is repaired", repairs),
+        ("another instance takes over from the leader, and a chart is upgraded, under a running job", takes_over),
+        ("a pod that is killed costs a restart and the job completes", survives),
+        ("every failure shows its condition", fails),
+        ("a deleted job leaves nothing", leaves_nothing),
+        ("a thousand jobs", thousand),
+    ];
+    for (what, step) in steps {
+        let started = Instant::now();
+        step(paths).map_err(|error| format!("{what}: {error}"))?;
+        println!("{what}: {:.0} s", started.elapsed().as_secs_f64());
+    }
+    within(paths, NAMESPACE, &["delete", "namespace", NAMESPACE, "--timeout=180s"]).map(drop)
+}
+
+/// A job over made-up rows; `changes` are laid over it.
+fn manifest(name: &str, changes: &Value) -> Value {
+    let mut job = json!({
+        "apiVersion": "rectrain.dev/v1alpha1",
+        "kind": "RecTrainingJob",
+        "metadata": {"name": name},
+        "spec": {
+            "model": {"kind": "deepfm", "hidden": [32]},
+            "features": {"sparse": [{"name": "C{1..6}"}], "dense": [{"name": "I{1..4}"}]},
+            "data": {"synthetic": {"rows": 20_000, "testRows": 2_000}},
+            "training": {"mode": "sync", "globalBatchSize": 500},
+            "roles": {"ps": {"replicas": 2}, "embeddingWorker": {"replicas": 2}, "denseWorker": {"replicas": 2}},
+            "faultTolerance": {"backoffSeconds": 1},
+        },
+    });
+    merge(&mut job["spec"], changes);
+    job
+}
+
+fn merge(base: &mut Value, over: &Value) {
+    match (base, over) {
+        (Value::Object(base), Value::Object(over)) => {
+            for (field, value) in over {
+                if value.is_null() {
+                    base.remove(field);
+                } else {
+                    merge(base.entry(field.clone()).or_insert(Value::Null), value);
+                }
+            }
+        }
+        (base, over) => *base = over.clone(),
+    }
+}
+
+/// Rows for so long that a test ends first.
+fn endless() -> Value {
+    json!({
+        "data": {"synthetic": {"rows": 1_000_000_000, "testRows": 1_000}},
+        "roles": {"ps": {"replicas": 1}, "embeddingWorker": {"replicas": 1}, "denseWorker": {"replicas": 1}},
+    })
+}
+
+fn submit(paths: &Paths, name: &str, changes: &Value) -> Result<(), String> {
+    apply(paths, NAMESPACE, &manifest(name, changes).to_string())
+}
+
+fn get(paths: &Paths, resource: &str) -> Result<Value, String> {
+    let text = within(paths, NAMESPACE, &["get", resource, "--output=json"])?;
+    serde_json::from_str(&text).map_err(|error| error.to_string())
+}
+
+fn job(paths: &Paths, name: &str) -> Result<Value, String> {
+    get(paths, &format!("rectrainingjob/{name}"))
+}
+
+fn delete_job(paths: &Paths, name: &str) -> Result<(), String> {
+    within(paths, NAMESPACE, &["delete", "rectrainingjob", name, "--timeout=120s"]).map(drop)
+}
+
+/// The condition of this type, if it holds.
+fn condition(job: &Value, kind: &str) -> Option<Value> {
+    let conditions = job["status"]["conditions"].as_array()?;
+    conditions.iter().find(|c| c["type"] == kind && c["status"] == "True").cloned()
+}
+
+fn until_phase(paths: &Paths, name: &str, phase: &str) -> Result<Value, String> {
+    eventually(JOB, &format!("{phase} of {name}"), || {
+        let job = job(paths, name)?;
+        let status = &job["status"];
+        if status["phase"] == phase { Ok(job) } else { Err(format!("{} {}", status["phase"], status["conditions"])) }
+    })
+}
+
+/// The phases that a watch of the job shows, each once as long as it stays, until the job has ended.
+fn phases(paths: &Paths, name: &str) -> Result<Vec<String>, String> {
+    let mut watch = kubectl(paths)?;
+    watch.args([
+        "--namespace",
+        NAMESPACE,
+        "get",
+        "rectrainingjob",
+        name,
+        "--watch",
+        "--output=jsonpath={.status.phase}{\"\\n\"}",
+    ]);
+    let mut watch = watch.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(|error| error.to_string())?;
+    let lines = watch.stdout.take().ok_or("kubectl has no output")?;
+    let mut seen: Vec<String> = Vec::new();
+    for line in std::io::BufRead::lines(std::io::BufReader::new(lines)) {
+        let phase = line.map_err(|error| error.to_string())?;
+        if !phase.is_empty() && seen.last() != Some(&phase) {
+            seen.push(phase.clone());
+        }
+        if phase == "Complete" || phase == "Failed" {
+            break;
+        }
+    }
+    // It watches for ever.
+    let _killed = watch.kill();
+    let _waited = watch.wait();
+    Ok(seen)
+}
+
+fn completes(paths: &Paths) -> Result<(), String> {
+    let name = "complete";
+    let manifest = manifest(name, &json!({}));
+    let file = std::env::temp_dir().join(format!("rectrain-{}.json", std::process::id()));
+    std::fs::write(&file, manifest.to_string()).map_err(|error| error.to_string())?;
+    let here = output(command(crate::built("rectrain")?, ["run", "--json"]).arg(&file));
+    // Whatever came of the run, the file is not needed any more.
+    let _removed = std::fs::remove_file(&file);
+    let here = last_event(&here?)?;
+    apply(paths, NAMESPACE, &manifest.to_string())?;
+    let seen = phases(paths, name)?;
+    println!("phases: {}", seen.join(", "));
+    let job = until_phase(paths, name, "Complete")?;
+    let there = &job["status"]["summary"];
+    println!("summary: {there}");
+    for (field, expected) in [("parametersSha256", &here["parametersSha256"]), ("auc", &here["test"]["auc"])] {
+        if there[field] != *expected {
+            return Err(format!("{field} is {} in the cluster and {expected} outside of it", there[field]));
+        }
+    }
+    let known = ["Pending", "Starting", "Training", "Evaluating", "Complete"];
+    if seen.iter().any(|phase| !known.contains(&phase.as_str())) || condition(&job, "Ready").is_none() {
+        return Err(format!("{seen:?}: {}", job["status"]["conditions"]));
+    }
+    eventually(SHOW, "the end of all pods", || no_pods(paths, name))?;
+    let asked = output(
+        command(crate::built("rectrain")?, ["status", name, "--namespace", NAMESPACE])
+            .env("KUBECONFIG", super::kubeconfig(paths)?),
+    )?;
+    println!("{asked}");
+    Ok(())
+}
+
+fn no_pods(paths: &Paths, name: &str) -> Result<(), String> {
+    let pods =
+        within(paths, NAMESPACE, &["get", "pods", "--selector", &format!("rectrain.dev/job={name}"), "--output=name"])?;
+    if pods.trim().is_empty() { Ok(()) } else { Err(pods) }
+}
+
+/// Everything that belongs to a job but its pods: name and identity.
+fn belongings(paths: &Paths, name: &str) -> Result<BTreeMap<String, String>, String> {
+    let kinds = "serviceaccounts,configmaps,services,networkpolicies,poddisruptionbudgets,statefulsets";
+    let columns = "--output=jsonpath={range .items[*]}{.kind}/{.metadata.name} {.metadata.uid}{\"\\n\"}{end}";
+    let text = within(paths, NAMESPACE, &["get", kinds, "--selector", &format!("rectrain.dev/job={name}"), columns])?;
+    Ok(text
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .map(|(name, uid)| (name.to_owned(), uid.to_owned()))
+        .collect())
+}
+
+fn pods(paths: &Paths, name: &str) -> Result<BTreeMap<String, String>, String> {
+    let columns = "--output=jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}{\"\\n\"}{end}";
+    let text = within(paths, NAMESPACE, &["get", "pods", "--selector", &format!("rectrain.dev/job={name}"), columns])?;
+    Ok(text
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .map(|(name, uid)| (name.to_owned(), uid.to_owned()))
+        .collect())
+}
+
+fn repairs(paths: &Paths) -> Result<(), String> {
+    let name = "repaired";
+    submit(paths, name, &endless())?;
+    until_phase(paths, name, "Training")?;
+    let before = belongings(paths, name)?;
+    let mut slowest = Duration::ZERO;
+    for (object, uid) in &before {
+        // Without its StatefulSet a role's pods go, and the job starts again: the last of the test.
+        let orphan = if object.starts_with("StatefulSet") { "--cascade=orphan" } else { "--cascade=background" };
+        within(paths, NAMESPACE, &["label", object, "app.kubernetes.io/name=other", "--overwrite"])?;
+        slowest = slowest.max(repaired(&format!("the label of {object}"), || {
+            let label = get(paths, object)?["metadata"]["labels"]["app.kubernetes.io/name"].clone();
+            if label == "rectrain" { Ok(()) } else { Err(format!("it is {label}")) }
+        })?);
+        within(paths, NAMESPACE, &["delete", object, orphan, "--wait=false"])?;
+        slowest = slowest.max(repaired(object, || match belongings(paths, name)?.get(object) {
+            Some(now) if now != uid => Ok(()),
+            other => Err(format!("it is {other:?}")),
+        })?);
+    }
+    println!("{} objects changed and deleted; the slowest repair took {:.1} s", before.len(), slowest.as_secs_f64());
+    within(paths, NAMESPACE, &["scale", &format!("statefulset/{name}-loader"), "--replicas=3"])?;
+    repaired("the replicas of a StatefulSet", || {
+        let replicas = get(paths, &format!("statefulset/{name}-loader"))?["spec"]["replicas"].clone();
+        if replicas == 1 { Ok(()) } else { Err(replicas.to_string()) }
+    })?;
+    delete_job(paths, name)
+}
+
+fn repaired(what: &str, check: impl FnMut() -> Result<(), String>) -> Result<Duration, String> {
+    let started = Instant::now();
+    eventually(REPAIR, &format!("the repair of {what}"), check)?;
+    Ok(started.elapsed())
+}
+
+fn leader(paths: &Paths) -> Result<String, String> {
+    let holder = "--output=jsonpath={.spec.holderIdentity}";
+    within(paths, SYSTEM, &["get", "lease/rectrain-operator", holder])
+}
+
+fn takes_over(paths: &Paths) -> Result<(), String> {
+    let name = "undisturbed";
+    submit(paths, name, &endless())?;
+    until_phase(paths, name, "Training")?;
+    let before = pods(paths, name)?;
+    let old = leader(paths)?;
+    within(paths, SYSTEM, &["delete", "pod", &old, "--grace-period=0", "--force"])?;
+    let started = Instant::now();
+    eventually(TAKEOVER, "another leader", || match leader(paths)? {
+        now if now != old && !now.is_empty() => Ok(()),
+        now => Err(format!("the leader is {now:?}")),
+    })?;
+    println!("another instance led after {:.1} s", started.elapsed().as_secs_f64());
+    let step = |paths: &Paths| Ok::<_, String>(job(paths, name)?["status"]["step"].as_u64().unwrap_or(0));
+    let at = step(paths)?;
+    eventually(SHOW, "progress under the new leader", || match step(paths)? {
+        now if now > at => Ok(()),
+        now => Err(format!("step {now}")),
+    })?;
+    install(paths, &["--set=pollSeconds=2"])?;
+    install(paths, &["--set=pollSeconds=1"])?;
+    let at = step(paths)?;
+    eventually(SHOW, "progress under the upgraded operator", || match step(paths)? {
+        now if now > at => Ok(()),
+        now => Err(format!("step {now}")),
+    })?;
+    if pods(paths, name)? != before {
+        return Err("pods were restarted".to_owned());
+    }
+    delete_job(paths, name)
+}
+
+fn survives(paths: &Paths) -> Result<(), String> {
+    let name = "killed";
+    submit(paths, name, &json!({"data": {"synthetic": {"rows": 400_000}}}))?;
+    until_phase(paths, name, "Training")?;
+    within(paths, NAMESPACE, &["delete", "pod", &format!("{name}-ps-1"), "--grace-period=0", "--force"])?;
+    println!("phases: {}", phases(paths, name)?.join(", "));
+    let job = until_phase(paths, name, "Complete")?;
+    match job["status"]["restarts"].as_u64() {
+        Some(restarts) if restarts >= 1 => Ok(()),
+        other => Err(format!("{other:?} restarts were counted")),
+    }
+}
+
+/// What is wrong with the job, the condition that it gets, its reason, and what its message says.
+fn fails(paths: &Paths) -> Result<(), String> {
+    let template = |role: &str, template: Value| json!({"roles": {role: {"template": template}}});
+    let missing = json!({"data": {"synthetic": null, "train": {"paths": ["/data/missing.csv"]}}});
+    let secret = json!({"data": {"storage": {"secretName": "nobody-made-it"}}});
+    let quick = json!({"activeDeadlineSeconds": 1, "data": {"synthetic": {"rows": 1_000_000_000}}});
+    // Rows come until they are more than that.
+    let little = template("ps", json!({"resources": {"limits": {"memory": "64Mi"}, "requests": {"memory": "64Mi"}}}));
+    let no_memory = merged(merged(endless(), little), json!({"faultTolerance": {"maxRestarts": 0}}));
+    let no_node = template("loader", json!({"nodeSelector": {"rectrain.dev/no-such-node": "true"}}));
+    let no_source = template("loader", json!({"volumeMounts": [{"name": "nothing", "mountPath": "/x"}]}));
+    for (name, changes, kind, reason, says) in [
+        ("bad-input", missing, "Failed", "BadInput", "missing.csv"),
+        ("no-secret", secret, "Stalled", "ContainerConfigError", "nobody-made-it"),
+        ("no-node", no_node, "Stalled", "Unschedulable", "nodeSelector"),
+        ("refused", no_source, "Stalled", "ObjectRefused", "StatefulSet"),
+        ("too-late", quick, "Failed", "DeadlineExceeded", "activeDeadlineSeconds"),
+        ("no-memory", no_memory, "Failed", "RestartsExhausted", "memory"),
+    ] {
+        submit(paths, name, &changes)?;
+        let message = shows(paths, name, kind, reason)?;
+        if !message.contains(says) {
+            return Err(format!("{name}: the message does not say `{says}`: {message}"));
+        }
+        println!("{reason}: {message}");
+        delete_job(paths, name)?;
+    }
+    taken(paths)?;
+    no_image(paths)
+}
+
+fn merged(mut base: Value, over: Value) -> Value {
+    merge(&mut base, &over);
+    base
+}
+
+fn shows(paths: &Paths, name: &str, kind: &str, reason: &str) -> Result<String, String> {
+    eventually(SHOW, &format!("the condition {kind} of {name}"), || {
+        let job = job(paths, name)?;
+        let found = condition(&job, kind).ok_or_else(|| job["status"]["conditions"].to_string())?;
+        if found["reason"] != reason {
+            return Err(format!("its reason is {}: {}", found["reason"], found["message"]));
+        }
+        Ok(found["message"].as_str().unwrap_or_default().to_owned())
+    })
+}
+
+/// Somebody else's Service has the name of one that the job needs.
+fn taken(paths: &Paths) -> Result<(), String> {
+    let theirs = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "taken-ps"}, "spec": {"ports": [{"port": 80}]}});
+    apply(paths, NAMESPACE, &theirs.to_string())?;
+    submit(paths, "taken", &json!({}))?;
+    println!("NameConflict: {}", shows(paths, "taken", "Stalled", "NameConflict")?);
+    delete_job(paths, "taken")?;
+    within(paths, NAMESPACE, &["delete", "service", "taken-ps"]).map(drop)
+}
+
+/// An image that no node can get, for jobs that begin now.
+fn no_image(paths: &Paths) -> Result<(), String> {
+    install(paths, &["--set=pollSeconds=1", "--set=runtimeImage.tag=no-such-tag"])?;
+    submit(paths, "no-image", &json!({}))?;
+    println!("ImagePullFailed: {}", shows(paths, "no-image", "Stalled", "ImagePullFailed")?);
+    delete_job(paths, "no-image")?;
+    install(paths, &["--set=pollSeconds=1"])
+}
+
+fn leaves_nothing(paths: &Paths) -> Result<(), String> {
+    let name = "gone";
+    submit(paths, name, &endless())?;
+    until_phase(paths, name, "Training")?;
+    delete_job(paths, name)?;
+    eventually(SHOW, "the end of everything that belonged to the job", || {
+        let left = belongings(paths, name)?;
+        if left.is_empty() { no_pods(paths, name) } else { Err(format!("{left:?}")) }
+    })
+}
+
+/// A thousand jobs that hold: how long the operator takes to see them all, and what they cost.
+fn thousand(paths: &Paths) -> Result<(), String> {
+    const JOBS: usize = 1000;
+    let jobs: Vec<Value> =
+        (0..JOBS).map(|index| manifest(&format!("held-{index}"), &json!({"suspend": true}))).collect();
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": jobs});
+    let before = Costs::of(paths)?;
+    let started = Instant::now();
+    apply(paths, NAMESPACE, &list.to_string())?;
+    let applied = started.elapsed();
+    eventually(JOB, "the phases of all jobs", || {
+        let phases =
+            within(paths, NAMESPACE, &["get", "rectrainingjobs", "--output=jsonpath={.items[*].status.phase}"])?;
+        let held = phases.split_whitespace().filter(|phase| *phase == "Suspended").count();
+        if held >= JOBS { Ok(()) } else { Err(format!("{held} are held")) }
+    })?;
+    let all = started.elapsed();
+    let after = Costs::of(paths)?;
+    println!(
+        "{JOBS} jobs applied in {:.1} s, all seen after {:.1} s; {} reconciles, of which {} took more than a second; {:.0} MB",
+        applied.as_secs_f64(),
+        all.as_secs_f64(),
+        after.reconciles - before.reconciles,
+        after.slow - before.slow,
+        after.memory / 1e6,
+    );
+    // Every reconcile within a second would be a p99 below it; one in a hundred may take longer.
+    if (after.slow - before.slow) * 100.0 > after.reconciles - before.reconciles || after.memory > 200e6 {
+        return Err("more than one reconcile in a hundred took over a second, or memory is above 200 MB".to_owned());
+    }
+    within(paths, NAMESPACE, &["delete", "rectrainingjobs", "--all", "--timeout=300s"]).map(drop)
+}
+
+/// What the leader's metrics say.
+struct Costs {
+    reconciles: f64,
+    slow: f64,
+    memory: f64,
+}
+
+impl Costs {
+    fn of(paths: &Paths) -> Result<Self, String> {
+        let leader = leader(paths)?;
+        let text = within(
+            paths,
+            SYSTEM,
+            &["get", "--raw", &format!("/api/v1/namespaces/{SYSTEM}/pods/{leader}:8080/proxy/metrics")],
+        )?;
+        let value = |name: &str| -> Result<f64, String> {
+            let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            line.and_then(|value| value.parse().ok())
+                .ok_or_else(|| format!("{name} is not among the operator's metrics"))
+        };
+        let reconciles = value("rectrain_operator_reconcile_seconds_count")?;
+        let quick = value("rectrain_operator_reconcile_seconds_bucket{le=\"1\"}")?;
+        Ok(Self { reconciles, slow: reconciles - quick, memory: value("process_resident_memory_bytes")? })
+    }
+}

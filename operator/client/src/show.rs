@@ -1,0 +1,139 @@
+//! A job's state as text. Pure.
+
+use std::fmt::Write;
+
+use rectrain_crds::{JobSummary, Phase, RecTrainingJob, RecTrainingJobStatus, ReplicaStatuses};
+
+/// What `rectrain status` prints.
+#[must_use]
+pub fn render(job: &RecTrainingJob) -> String {
+    let mut text = String::new();
+    let name = job.metadata.name.as_deref().unwrap_or_default();
+    let status = job.status.clone().unwrap_or_default();
+    let phase = status.phase.map_or("not seen by an operator yet", phase_name);
+    // Writing into a String cannot fail.
+    let _ = writeln!(text, "{name}: {phase}");
+    for (label, value) in lines(&status) {
+        let _ = writeln!(text, "  {label:<12} {value}");
+    }
+    if let Some(message) = explanation(&status) {
+        let _ = writeln!(text, "\n{message}");
+    }
+    text
+}
+
+fn lines(status: &RecTrainingJobStatus) -> Vec<(&'static str, String)> {
+    let mut lines = Vec::new();
+    if let Some(mode) = status.mode {
+        lines.push(("mode", mode.name().to_owned()));
+    }
+    if let Some(step) = status.step {
+        let of = status.total_steps.map(|total| format!(" of {total}")).unwrap_or_default();
+        lines.push(("step", format!("{step}{of}")));
+    }
+    if let Some(speed) = status.samples_per_second {
+        lines.push(("samples/s", speed.to_string()));
+    }
+    if let Some(loss) = status.loss {
+        lines.push(("loss", format!("{loss:.4}")));
+    }
+    if let Some(auc) = status.auc {
+        lines.push(("AUC", format!("{auc:.4}")));
+    }
+    if let Some(replicas) = &status.replica_statuses {
+        lines.push(("pods", pods(replicas)));
+    }
+    if let Some(restarts) = status.restarts.filter(|restarts| *restarts > 0) {
+        lines.push(("restarts", restarts.to_string()));
+    }
+    if let Some(summary) = &status.summary {
+        lines.extend(results(summary));
+    }
+    lines
+}
+
+fn pods(replicas: &ReplicaStatuses) -> String {
+    let roles = [
+        ("coordinator", &replicas.coordinator),
+        ("ps", &replicas.ps),
+        ("embedding-worker", &replicas.embedding_worker),
+        ("dense-worker", &replicas.dense_worker),
+        ("loader", &replicas.loader),
+    ];
+    let shown = roles.iter().filter_map(|(role, count)| Some(format!("{role} {}", count.as_ref()?.display)));
+    shown.collect::<Vec<_>>().join(", ")
+}
+
+fn results(summary: &JobSummary) -> Vec<(&'static str, String)> {
+    let mut lines = vec![
+        (
+            "trained on",
+            format!("{} rows in {:.1} s, {:.0} a second", summary.samples, summary.seconds, summary.samples_per_second),
+        ),
+        ("rows", summary.rows.to_string()),
+    ];
+    if let Some(log_loss) = summary.log_loss {
+        lines.push(("log loss", format!("{log_loss:.4}")));
+    }
+    lines.push(("digest", summary.parameters_sha256.clone()));
+    lines
+}
+
+/// What keeps the job from training, in the words of its conditions.
+fn explanation(status: &RecTrainingJobStatus) -> Option<String> {
+    let holds = |kind: &str| status.conditions.iter().find(|c| c.type_ == kind && c.status == "True");
+    let condition = holds("Failed")
+        .or_else(|| holds("Stalled"))
+        .or_else(|| holds("Reconciling").filter(|_| status.phase == Some(Phase::Restarting)))?;
+    Some(format!("{}: {}", condition.reason, condition.message))
+}
+
+fn phase_name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Pending => "Pending",
+        Phase::Starting => "Starting",
+        Phase::Training => "Training",
+        Phase::Evaluating => "Evaluating",
+        Phase::Restarting => "Restarting",
+        Phase::Suspended => "Suspended",
+        Phase::Complete => "Complete",
+        Phase::Failed => "Failed",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn job(status: serde_json::Value) -> RecTrainingJob {
+        let job = json!({"apiVersion": "rectrain.dev/v1alpha1", "kind": "RecTrainingJob", "metadata": {"name": "clicks"},
+            "spec": {"model": {"kind": "lr"}, "features": {"sparse": [{"name": "C1"}]}, "data": {"synthetic": {}}}, "status": status});
+        serde_json::from_value(job).expect("a job")
+    }
+
+    #[test]
+    fn a_job_under_way_shows_where_it_is_and_one_that_waits_shows_why() {
+        let condition = json!({"type": "Stalled", "status": "True", "reason": "Unschedulable", "message": "no node takes clicks-ps-0",
+            "lastTransitionTime": "2026-11-21T20:00:00Z"});
+        let text = render(&job(
+            json!({"phase": "Starting", "mode": "sync", "step": 3, "totalSteps": 9, "conditions": [condition],
+            "replicaStatuses": {"ps": {"ready": 1, "wanted": 2, "display": "1/2"}}}),
+        ));
+        assert!(text.starts_with("clicks: Starting\n"), "{text}");
+        for line in ["step         3 of 9", "pods         ps 1/2", "Unschedulable: no node takes clicks-ps-0"] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_complete_job_shows_its_results() {
+        let text = render(&job(
+            json!({"phase": "Complete", "auc": 0.79, "summary": {"steps": 9, "samples": 100, "seconds": 2.0,
+            "samplesPerSecond": 50.0, "rows": 7, "parametersSha256": "abc"}}),
+        ));
+        for part in ["AUC          0.7900", "100 rows in 2.0 s", "digest       abc"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+}

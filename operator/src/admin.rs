@@ -1,0 +1,57 @@
+//! `/healthz`, `/readyz` and `/metrics` of the operator.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+
+use crate::metrics::OperatorMetrics;
+
+/// What the endpoints tell of.
+#[derive(Clone)]
+pub struct Admin {
+    /// What is served on `/metrics`.
+    pub metrics: OperatorMetrics,
+    /// Set once the API server was reached; an instance that stands by is ready too.
+    pub is_ready: Arc<AtomicBool>,
+}
+
+/// Serves until the process ends; gives the address that was bound (port 0 takes any free one).
+///
+/// # Errors
+/// If the address cannot be bound.
+pub async fn serve(address: SocketAddr, admin: Admin) -> std::io::Result<SocketAddr> {
+    let listener = tokio::net::TcpListener::bind(address).await?;
+    let bound = listener.local_addr()?;
+    let router = Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(metrics))
+        .with_state(admin);
+    tokio::spawn(async move {
+        if let Err(error) = axum::serve(listener, router).await {
+            tracing::error!(%error, "the server of health and metrics ended");
+        }
+    });
+    Ok(bound)
+}
+
+async fn ready(State(admin): State<Admin>) -> Response {
+    if admin.is_ready.load(Ordering::Relaxed) {
+        "ok\n".into_response()
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "the API server was not reached yet\n").into_response()
+    }
+}
+
+async fn metrics(State(admin): State<Admin>) -> Response {
+    match admin.metrics.encode() {
+        Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}

@@ -1,0 +1,234 @@
+//! The loop around `reconcile`: what is watched, what a change of it triggers, how failures are tried again. Watches select the
+//! operator's own label, and what only the API server needs (managed fields) is dropped on arrival, so memory grows with the jobs
+//! and not with the cluster.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures::stream::{self, BoxStream};
+use futures::{FutureExt, Stream, StreamExt};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, DynamicObject, ObjectMeta};
+use kube::runtime::controller::{Action, Config, ReconcileRequest, trigger_with};
+use kube::runtime::reflector::store::Writer;
+use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::{PredicateConfig, WatchStreamExt, applier, predicates, watcher};
+use kube::{Client, Resource, ResourceExt};
+use rectrain_crds::RecTrainingJob;
+
+use crate::names::{JOB_LABEL, MANAGED_BY_SELECTOR};
+use crate::reconcile::dereference::{Caches, Reader};
+use crate::reconcile::kinds::Kind;
+use crate::reconcile::{Context, ReconcileError, reconcile};
+
+/// The longest time until a reconcile that failed is tried again.
+const MAX_BACK_OFF: Duration = Duration::from_secs(120);
+/// Changes of one job within this time are one.
+const DEBOUNCE: Duration = Duration::from_millis(100);
+
+type Requests = BoxStream<'static, Result<ReconcileRequest<RecTrainingJob>, watcher::Error>>;
+
+/// The watches of the operator: what they have seen, and the requests that they give.
+pub struct Watches {
+    jobs: Store<RecTrainingJob>,
+    /// What belongs to jobs.
+    pub caches: Caches,
+    requests: Requests,
+}
+
+impl Watches {
+    /// In one namespace, or in all.
+    #[must_use]
+    pub fn new(client: &Client, namespace: Option<&str>) -> Self {
+        let (jobs, job_requests) = watch_jobs(client, namespace);
+        let mut requests = vec![job_requests];
+        let mut objects = BTreeMap::new();
+        for kind in Kind::ALL {
+            let resource = kind.resource();
+            let api: Api<DynamicObject> = match namespace {
+                Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+                None => Api::all_with(client.clone(), &resource),
+            };
+            let writer = Writer::new(resource);
+            objects.insert(kind, writer.as_reader());
+            requests.push(watch_belongings(api, writer));
+        }
+        let (pods, writer) = reflector::store();
+        let api = match namespace {
+            Some(namespace) => Api::namespaced(client.clone(), namespace),
+            None => Api::all(client.clone()),
+        };
+        requests.push(watch_belongings::<Pod>(api, writer));
+        Self { jobs, caches: Caches { objects, pods }, requests: stream::select_all(requests).boxed() }
+    }
+}
+
+fn watch_jobs(client: &Client, namespace: Option<&str>) -> (Store<RecTrainingJob>, Requests) {
+    let api: Api<RecTrainingJob> = match namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    };
+    let (store, writer) = reflector::store();
+    let changes = watcher(api, watcher::Config::default())
+        .default_backoff()
+        .modify(|job| forget_managed_fields(job.meta_mut()))
+        .reflect(writer)
+        .touched_objects()
+        // The operator's own writing of the status is no news.
+        .predicate_filter(predicates::generation, PredicateConfig::default());
+    let requests = trigger_with(changes, |job: RecTrainingJob| [ObjectRef::from_obj(&job)]);
+    (store, requests.boxed())
+}
+
+/// Whatever changes about an object of a job asks for a reconcile of the job.
+fn watch_belongings<K>(api: Api<K>, writer: Writer<K>) -> Requests
+where
+    K: Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + Sync + 'static,
+    K::DynamicType: Eq + std::hash::Hash + Clone + Send + Sync + Unpin,
+{
+    let changes = watcher(api, watcher::Config::default().labels(MANAGED_BY_SELECTOR))
+        .default_backoff()
+        .modify(|object| forget_managed_fields(object.meta_mut()))
+        .reflect(writer)
+        .touched_objects();
+    trigger_with(changes, |object: K| jobs_of(object.meta())).boxed()
+}
+
+fn forget_managed_fields(metadata: &mut ObjectMeta) {
+    metadata.managed_fields = None;
+}
+
+/// The job that owns an object, and the one that its label names: somebody may have changed either.
+fn jobs_of(metadata: &ObjectMeta) -> Vec<ObjectRef<RecTrainingJob>> {
+    let namespace = metadata.namespace.clone().unwrap_or_default();
+    let owners = metadata.owner_references.iter().flatten();
+    let owners = owners.filter(|owner| owner.kind == RecTrainingJob::kind(&())).map(|owner| owner.name.clone());
+    let label = metadata.labels.iter().flatten().filter(|(key, _)| *key == JOB_LABEL).map(|(_, job)| job.clone());
+    let mut names: Vec<String> = owners.chain(label).collect();
+    names.dedup();
+    names.into_iter().map(|name| ObjectRef::new(&name).within(&namespace)).collect()
+}
+
+/// How often in a row each job's reconcile has failed. One entry a job that fails; it goes when one gets through.
+#[derive(Debug, Default)]
+struct Failures(Mutex<HashMap<String, u32>>);
+
+impl Failures {
+    fn count(&self, job: &str) -> u32 {
+        let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = failures.entry(job.to_owned()).or_default();
+        *count += 1;
+        *count
+    }
+
+    fn clear(&self, job: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(job);
+    }
+}
+
+/// Before the `failure`-th try in a row: 200 ms, doubled with each, up to two minutes.
+fn back_off(failure: u32) -> Duration {
+    Duration::from_millis(200).saturating_mul(1 << failure.saturating_sub(1).min(16)).min(MAX_BACK_OFF)
+}
+
+/// Reconciles until `stop`, and then until what is under way has got through.
+pub async fn run(watches: Watches, context: Arc<Context>, stop: impl Future<Output = ()> + Send + 'static) {
+    let metrics = context.metrics.clone();
+    results(watches, context, stop)
+        .for_each(|result| {
+            if let Err(applier_error) = result {
+                use kube::runtime::controller::Error;
+                match applier_error {
+                    Error::QueueError(error) => {
+                        metrics.watch_broke();
+                        tracing::warn!(%error, "a watch broke off and is begun again");
+                    }
+                    // A job that was deleted while its reconcile waited.
+                    Error::ObjectNotFound(job) => tracing::debug!(%job, "gone"),
+                    // Logged with the job's name where it happened.
+                    Error::ReconcilerFailed(..) => {}
+                    Error::RunnerError(error) => tracing::error!(%error, "the job store ended"),
+                }
+            }
+            futures::future::ready(())
+        })
+        .await;
+}
+
+type Outcome =
+    Result<(ObjectRef<RecTrainingJob>, Action), kube::runtime::controller::Error<ReconcileError, watcher::Error>>;
+
+fn results(
+    watches: Watches,
+    context: Arc<Context>,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> impl Stream<Item = Outcome> {
+    let failures = Arc::new(Failures::default());
+    let config = Config::default().debounce(DEBOUNCE).concurrency(context.config.concurrency);
+    let policy_failures = Arc::clone(&failures);
+    applier(
+        move |job, context| timed(job, context, Arc::clone(&failures)).boxed(),
+        move |job: Arc<RecTrainingJob>, _: &ReconcileError, _| {
+            Action::requeue(back_off(policy_failures.count(&key(&job))))
+        },
+        context,
+        watches.jobs,
+        watches.requests.take_until(stop.boxed()),
+        config,
+    )
+}
+
+fn key(job: &RecTrainingJob) -> String {
+    format!("{}/{}", job.namespace().unwrap_or_default(), job.name_any())
+}
+
+/// One reconcile, measured and logged with the job's name.
+async fn timed(
+    job: Arc<RecTrainingJob>,
+    context: Arc<Context>,
+    failures: Arc<Failures>,
+) -> Result<Action, ReconcileError> {
+    let key = key(&job);
+    let begun = Instant::now();
+    let result = Box::pin(reconcile(job, Arc::clone(&context))).await;
+    let failed = result.as_ref().err();
+    context.metrics.reconciled(begun.elapsed(), failed.map(ReconcileError::step));
+    match failed {
+        Some(error) => tracing::warn!(job = key, %error, "a reconcile failed and is tried again"),
+        None => {
+            failures.clear(&key);
+            tracing::debug!(job = key, took = ?begun.elapsed(), "reconciled");
+        }
+    }
+    result
+}
+
+/// A context's reader for these watches.
+#[must_use]
+pub fn reader(watches: &Watches) -> Reader {
+    Reader::Watched(Arc::new(watches.caches.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn back_off_doubles_up_to_two_minutes() {
+        assert_eq!(back_off(1), Duration::from_millis(200));
+        assert_eq!(back_off(2), Duration::from_millis(400));
+        assert_eq!(back_off(40), MAX_BACK_OFF);
+    }
+
+    #[test]
+    fn a_change_asks_for_the_owner_and_for_the_job_that_the_label_names() {
+        let metadata: ObjectMeta = serde_json::from_value(serde_json::json!({
+            "namespace": "n", "labels": {JOB_LABEL: "b"},
+            "ownerReferences": [{"apiVersion": "rectrain.dev/v1alpha1", "kind": "RecTrainingJob", "name": "a", "uid": "1"}],
+        }))
+        .expect("metadata");
+        let names: Vec<String> = jobs_of(&metadata).into_iter().map(|job| job.name).collect();
+        assert_eq!(names, ["a", "b"]);
+    }
+}

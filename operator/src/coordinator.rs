@@ -1,0 +1,236 @@
+//! How the operator asks a coordinator how its job stands (`proto/rectrain/v1/control.proto`). One short connection a question: a
+//! coordinator has nothing to hold for the operator, and an answer that does not come is no answer.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use rectrain_crds::{JobSummary, Mode};
+use rectrain_proto::v1;
+use rectrain_proto::v1::control_client::ControlClient;
+use serde::Deserialize;
+use tonic::transport::{Channel, Endpoint};
+
+/// How long a coordinator has to answer.
+const DEADLINE: Duration = Duration::from_secs(3);
+/// Events that are read to find the last one; a coordinator keeps fewer.
+const MAX_EVENTS: usize = 1_000_000;
+
+/// What a coordinator says of its job.
+#[derive(Clone, Debug, PartialEq)]
+pub enum CoordinatorView {
+    /// It does not answer, or is not there.
+    Silent,
+    /// The job is under way.
+    Live(Report),
+    /// The job is done.
+    Complete(Box<JobSummary>),
+    /// The job ended without being done.
+    Failed {
+        /// One sentence.
+        message: String,
+        /// Whether the manifest or the data is at fault.
+        user_error: bool,
+    },
+}
+
+/// Where a job under way stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// What it does.
+    pub stage: Stage,
+    /// Its mode, if this version knows it.
+    pub mode: Option<Mode>,
+    /// Completed global steps.
+    pub step: u64,
+    /// Steps in all, once known.
+    pub total_steps: Option<u64>,
+    /// Rows per second.
+    pub samples_per_second: f64,
+    /// Mean loss of the last report.
+    pub loss: f64,
+    /// AUC of the last evaluation, or of the training rows.
+    pub auc: Option<f64>,
+}
+
+/// What a job under way does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Members are joining.
+    Starting,
+    /// Steps are being made.
+    Training,
+    /// The test rows are being predicted.
+    Evaluating,
+}
+
+/// Whoever can ask coordinators.
+pub trait AskCoordinator: Send + Sync {
+    /// Asks the one at `address`.
+    fn ask(&self, address: SocketAddr) -> BoxFuture<'_, CoordinatorView>;
+}
+
+/// Asks over gRPC.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GrpcCoordinators;
+
+impl AskCoordinator for GrpcCoordinators {
+    fn ask(&self, address: SocketAddr) -> BoxFuture<'_, CoordinatorView> {
+        Box::pin(async move {
+            match tokio::time::timeout(DEADLINE, question(address)).await {
+                Ok(Ok(view)) => view,
+                Ok(Err(error)) => {
+                    tracing::debug!(%address, %error, "the coordinator does not answer");
+                    CoordinatorView::Silent
+                }
+                Err(_) => {
+                    tracing::debug!(%address, "the coordinator did not answer within {DEADLINE:?}");
+                    CoordinatorView::Silent
+                }
+            }
+        })
+    }
+}
+
+/// Why a question got no answer.
+#[derive(Debug, thiserror::Error)]
+enum AskError {
+    #[error("cannot connect: {0}")]
+    Connect(#[from] tonic::transport::Error),
+    #[error("it refused: {0}")]
+    Refused(Box<tonic::Status>),
+    #[error("its last event cannot be read: {0}")]
+    Event(#[from] serde_json::Error),
+    #[error("its events end without a last one")]
+    NoLastEvent,
+}
+
+impl From<tonic::Status> for AskError {
+    fn from(status: tonic::Status) -> Self {
+        Self::Refused(Box::new(status))
+    }
+}
+
+async fn question(address: SocketAddr) -> Result<CoordinatorView, AskError> {
+    let channel = Endpoint::from_shared(format!("http://{address}"))?.connect_timeout(DEADLINE).connect().await?;
+    let mut client = ControlClient::new(channel);
+    let status = client.get_status(v1::StatusRequest {}).await?.into_inner();
+    match status.phase() {
+        v1::Phase::Complete | v1::Phase::Failed => ending(&mut client).await,
+        _ => Ok(CoordinatorView::Live(report(&status))),
+    }
+}
+
+fn report(status: &v1::JobStatus) -> Report {
+    let stage = match status.phase() {
+        v1::Phase::Training => Stage::Training,
+        v1::Phase::Evaluating => Stage::Evaluating,
+        _ => Stage::Starting,
+    };
+    Report {
+        stage,
+        mode: serde_json::from_value(status.mode.clone().into()).ok(),
+        step: status.step,
+        total_steps: (status.total_steps > 0).then_some(status.total_steps),
+        samples_per_second: status.samples_per_second,
+        loss: status.loss,
+        auc: status.auc,
+    }
+}
+
+/// Events that end a job, as `rectrain run --json` prints them; all others are read past.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "event", rename_all = "camelCase", rename_all_fields = "camelCase")]
+enum LastEvent {
+    Summary(Box<Summary>),
+    Failed {
+        message: String,
+        user_error: bool,
+    },
+    #[serde(other)]
+    Other,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Summary {
+    test: Option<Test>,
+    steps: u64,
+    samples: u64,
+    seconds: f64,
+    samples_per_second: f64,
+    rows: u64,
+    #[serde(default)]
+    skipped_rows: u64,
+    parameters_sha256: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Test {
+    auc: Option<f64>,
+    gauc: Option<f64>,
+    log_loss: Option<f64>,
+    normalized_entropy: Option<f64>,
+    calibration: Option<f64>,
+}
+
+async fn ending(client: &mut ControlClient<Channel>) -> Result<CoordinatorView, AskError> {
+    let mut events = client.watch(v1::WatchRequest {}).await?.into_inner();
+    for _ in 0..MAX_EVENTS {
+        let Some(event) = events.message().await? else { break };
+        if let Some(view) = last_event(&event.json)? {
+            return Ok(view);
+        }
+    }
+    Err(AskError::NoLastEvent)
+}
+
+/// The end that an event tells, if it tells one.
+fn last_event(json: &str) -> Result<Option<CoordinatorView>, serde_json::Error> {
+    Ok(match serde_json::from_str(json)? {
+        LastEvent::Summary(summary) => Some(CoordinatorView::Complete(Box::new(job_summary(*summary)))),
+        LastEvent::Failed { message, user_error } => Some(CoordinatorView::Failed { message, user_error }),
+        LastEvent::Other => None,
+    })
+}
+
+fn job_summary(summary: Summary) -> JobSummary {
+    let test = summary.test.unwrap_or_default();
+    JobSummary {
+        auc: test.auc,
+        gauc: test.gauc,
+        log_loss: test.log_loss,
+        normalized_entropy: test.normalized_entropy,
+        calibration: test.calibration,
+        steps: summary.steps,
+        samples: summary.samples,
+        seconds: summary.seconds,
+        samples_per_second: summary.samples_per_second,
+        rows: summary.rows,
+        skipped_rows: summary.skipped_rows,
+        parameters_sha256: summary.parameters_sha256,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_event_is_the_summary_or_the_failure() {
+        let summary = r#"{"event":"summary","test":{"auc":0.79,"logLoss":0.5,"normalizedEntropy":0.9,"calibration":1.0,"samples":9},
+            "steps":5,"samples":40,"seconds":2.0,"samplesPerSecond":20.0,"rows":7,"storeBytes":1,"skippedRows":0,"bytesOnWire":{},
+            "parametersSha256":"ab"}"#;
+        match last_event(summary).expect("it is read") {
+            Some(CoordinatorView::Complete(summary)) => {
+                assert_eq!((summary.auc, summary.steps, summary.parameters_sha256.as_str()), (Some(0.79), 5, "ab"));
+            }
+            other => panic!("{other:?}"),
+        }
+        let failed = last_event(r#"{"event":"failed","message":"m","userError":true}"#).expect("it is read");
+        assert_eq!(failed, Some(CoordinatorView::Failed { message: "m".to_owned(), user_error: true }));
+        let progress = r#"{"event":"progress","step":1,"totalSteps":null,"samples":1,"samplesPerSecond":1.0,"loss":0.1,"runningAuc":null}"#;
+        assert_eq!(last_event(progress).expect("it is read"), None);
+    }
+}

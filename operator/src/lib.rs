@@ -1,0 +1,27 @@
+//! The operator: it makes the pods of a `RecTrainingJob` and everything around them, follows the job through its coordinator, and
+//! says in the job's status how it stands. It knows the manifest (`rectrain-crds`) and the coordinator's public face
+//! (`rectrain-proto`), and nothing of how training works.
+//!
+//! The path of one reconcile, in [`reconcile`]:
+//!
+//! 1. [`reconcile::dereference`] reads: the job, the objects that belong to it, its pods, its coordinator's report.
+//! 2. [`reconcile::validate`] (pure): the manifest with every default filled in, or what is wrong with it.
+//! 3. [`phase::decide`] (pure): the job's new status, and whether its pods should be there.
+//! 4. The status is written, before anything is done about it: whoever is killed in between is taken over where it was.
+//! 5. [`reconcile::build`] (pure): the objects that should be there.
+//! 6. [`reconcile::apply`] and [`reconcile::prune`]: server-side apply of what differs, deletion of what is not wanted any more.
+//!
+//! Everything is computed from what is there now; nothing is counted from events that could be missed.
+
+pub mod admin;
+pub mod config;
+pub mod controller;
+pub mod coordinator;
+pub mod events;
+pub mod failure;
+pub mod leader;
+pub mod metrics;
+pub mod names;
+pub mod phase;
+pub mod pods;
+pub mod reconcile;

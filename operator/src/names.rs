@@ -1,0 +1,171 @@
+//! The names and labels of everything that belongs to a job, in one place: builders write them, readers select by them.
+
+use std::collections::BTreeMap;
+
+use rectrain_crds::{PodTemplate, RecTrainingJobSpec, ResolvedJob};
+
+/// The one field owner of all that the operator applies.
+pub const FIELD_MANAGER: &str = "rectrain-operator";
+/// Selects everything that the operator has made.
+pub const MANAGED_BY_SELECTOR: &str = "app.kubernetes.io/managed-by=rectrain-operator";
+/// Label: the job that an object belongs to.
+pub const JOB_LABEL: &str = "rectrain.dev/job";
+/// Label: the role of a pod, or what an object is for.
+pub const ROLE_LABEL: &str = "rectrain.dev/role";
+/// Label of pods: the attempt they are of.
+pub const ATTEMPT_LABEL: &str = "rectrain.dev/attempt";
+/// Annotation: digest of the object as it was applied.
+pub const APPLIED_ANNOTATION: &str = "rectrain.dev/applied-hash";
+
+/// Where members of a job call each other.
+pub const MEMBER_PORT: u16 = 7000;
+/// Where the operator asks a coordinator (gRPC).
+pub const CONTROL_PORT: u16 = 7001;
+/// Where every process serves `/metrics` and `/healthz`.
+pub const METRICS_PORT: u16 = 9090;
+
+/// The roles of a job, each a StatefulSet of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    /// Keeps track of members, data and steps.
+    Coordinator,
+    /// Holds embedding rows.
+    Ps,
+    /// Looks up and pools.
+    EmbeddingWorker,
+    /// Trains the tower.
+    DenseWorker,
+    /// Reads data.
+    Loader,
+}
+
+impl Role {
+    /// All of them; the coordinator first.
+    pub const ALL: [Self; 5] = [Self::Coordinator, Self::Ps, Self::EmbeddingWorker, Self::DenseWorker, Self::Loader];
+
+    /// As in commands, labels and metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Coordinator => "coordinator",
+            Self::Ps => "ps",
+            Self::EmbeddingWorker => "embedding-worker",
+            Self::DenseWorker => "dense-worker",
+            Self::Loader => "loader",
+        }
+    }
+
+    /// As in manifests, below `spec.roles`.
+    #[must_use]
+    pub fn field(self) -> &'static str {
+        match self {
+            Self::Coordinator => "coordinator",
+            Self::Ps => "ps",
+            Self::EmbeddingWorker => "embeddingWorker",
+            Self::DenseWorker => "denseWorker",
+            Self::Loader => "loader",
+        }
+    }
+
+    /// The role with this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|role| role.name() == name)
+    }
+
+    /// How many of it the job has.
+    #[must_use]
+    pub fn replicas(self, job: &ResolvedJob) -> u32 {
+        let replicas = match self {
+            Self::Coordinator => 1,
+            Self::Ps => job.roles.ps.replicas,
+            Self::EmbeddingWorker => job.roles.embedding_worker.replicas,
+            Self::DenseWorker => job.roles.dense_worker.replicas,
+            Self::Loader => job.roles.loader.replicas,
+        };
+        u32::try_from(replicas).unwrap_or(u32::MAX)
+    }
+
+    /// What the user wants its pods to look like.
+    #[must_use]
+    pub fn template(self, spec: &RecTrainingJobSpec) -> Option<&PodTemplate> {
+        let roles = spec.roles.as_ref()?;
+        match self {
+            Self::Coordinator => roles.coordinator.as_ref()?.template.as_ref(),
+            Self::Ps => roles.ps.as_ref()?.template.as_ref(),
+            Self::EmbeddingWorker => roles.embedding_worker.as_ref()?.template.as_ref(),
+            Self::DenseWorker => roles.dense_worker.as_ref()?.template.as_ref(),
+            Self::Loader => roles.loader.as_ref()?.template.as_ref(),
+        }
+    }
+
+    /// Whether it reads data or writes checkpoints, and so needs the object store's credentials.
+    #[must_use]
+    pub fn uses_storage(self) -> bool {
+        self != Self::EmbeddingWorker
+    }
+}
+
+/// The name of a role's StatefulSet, Service and PodDisruptionBudget.
+#[must_use]
+pub fn of_role(job: &str, role: Role) -> String {
+    format!("{job}-{}", role.name())
+}
+
+/// The name of the ConfigMap that holds the manifest with this digest.
+#[must_use]
+pub fn config_map(job: &str, spec_hash: &str) -> String {
+    format!("{job}-{}", spec_hash.get(..10).unwrap_or(spec_hash))
+}
+
+/// The name of the job's ServiceAccount and NetworkPolicy.
+#[must_use]
+pub fn of_job(job: &str) -> String {
+    format!("{job}-rectrain")
+}
+
+/// Labels of everything that belongs to a job.
+#[must_use]
+pub fn job_labels(job: &str) -> BTreeMap<String, String> {
+    labels(&[
+        ("app.kubernetes.io/name", "rectrain"),
+        ("app.kubernetes.io/instance", job),
+        ("app.kubernetes.io/managed-by", FIELD_MANAGER),
+        (JOB_LABEL, job),
+    ])
+}
+
+/// Labels of what belongs to one role of a job.
+#[must_use]
+pub fn role_labels(job: &str, role: Role) -> BTreeMap<String, String> {
+    let mut all = job_labels(job);
+    all.extend(labels(&[("app.kubernetes.io/component", role.name()), (ROLE_LABEL, role.name())]));
+    all
+}
+
+/// What selects the pods of one role of a job.
+#[must_use]
+pub fn pod_selector(job: &str, role: Role) -> BTreeMap<String, String> {
+    labels(&[(JOB_LABEL, job), (ROLE_LABEL, role.name())])
+}
+
+fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pod names are labels too, and so is the name of a StatefulSet's revision: `NAME-` and ten characters.
+    #[test]
+    fn the_longest_job_name_leaves_room_for_pod_names() {
+        let job = "j".repeat(35);
+        for role in Role::ALL {
+            let name = of_role(&job, role);
+            assert!(format!("{name}-1023").len() <= 63, "{name}");
+            assert!(format!("{name}-5d4c8f7b99").len() <= 63, "{name}");
+            assert_eq!(Role::from_name(role.name()), Some(role));
+        }
+    }
+}

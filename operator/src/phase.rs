@@ -1,0 +1,473 @@
+//! The life of a job as one pure function: what is known now and the status of before give the new status and whether the job's
+//! pods should be there. No clock, no network; `reconcile` gathers the facts and carries out the decision.
+//!
+//! ```text
+//!  Pending ──> Starting ──> Training <──> Evaluating ──> Complete
+//!     │            ^ │          │              │
+//!     │            │ └──────────┴──────┬───────┘  a crash: all pods go, back-off, a new attempt
+//!     │            └──── Restarting <──┘
+//!     └── any of them: Suspended (spec.suspend) and back, or Failed
+//! ```
+//!
+//! A *crash* is the coordinator's word that the job has failed, or no progress for `stallSeconds`. A container that ends is started
+//! again by its node; whether that disturbs the job is the coordinator's to say. Every restart of either kind counts.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use rectrain_crds::{
+    AttemptStatus, FieldError, Phase, RecTrainingJob, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, ResolvedJob,
+    defaults,
+};
+
+use crate::coordinator::{CoordinatorView, Report, Stage};
+use crate::failure::{self, Cause, Problem};
+use crate::names::{self, Role};
+use crate::pods::PodFacts;
+use crate::reconcile::status::conditions;
+
+/// The longest back-off after a crash.
+const MAX_BACKOFF_SECONDS: u64 = 300;
+
+/// Everything that is known of a job.
+#[derive(Debug)]
+pub struct Facts<'a> {
+    /// The present, in whole seconds.
+    pub now: Timestamp,
+    /// The job as the API server has it.
+    pub job: &'a RecTrainingJob,
+    /// What its manifest says, or what is wrong with it.
+    pub verdict: Result<&'a ResolvedJob, &'a [FieldError]>,
+    /// Digest of the parts of the spec that pods depend on.
+    pub spec_hash: &'a str,
+    /// The image that new pods get.
+    pub image: &'a str,
+    /// The job's pods.
+    pub pods: &'a [PodFacts],
+    /// Ready pods of each role's StatefulSet.
+    pub ready: &'a BTreeMap<Role, u32>,
+    /// What the coordinator of the present attempt says.
+    pub coordinator: &'a CoordinatorView,
+    /// What keeps the operator from making an object of the job.
+    pub obstacle: Option<&'a Problem>,
+    /// Time between two questions to a coordinator.
+    pub poll: Duration,
+}
+
+/// Whether the job's pods should be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Run {
+    /// No object of the job should be there.
+    Nothing,
+    /// Its objects should, its pods should not.
+    Hold,
+    /// Both should.
+    Go,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decision {
+    /// The job's new status.
+    pub status: RecTrainingJobStatus,
+    /// Whether its pods should be there.
+    pub run: Run,
+    /// What keeps it from training, if anything does.
+    pub problem: Option<Problem>,
+    /// Whether the job's time to live is over.
+    pub delete: bool,
+    /// When to look again if nothing is heard of it; `None` waits for a change.
+    pub look_again: Option<Duration>,
+}
+
+/// See the module's text.
+#[must_use]
+pub fn decide(facts: &Facts<'_>) -> Decision {
+    let draft = Draft::new(facts);
+    match draft.before.phase {
+        Some(Phase::Complete | Phase::Failed) if !draft.is_mended() => draft.stay_ended(),
+        _ => draft.live(),
+    }
+}
+
+/// A decision in the making.
+struct Draft<'a> {
+    facts: &'a Facts<'a>,
+    before: RecTrainingJobStatus,
+    status: RecTrainingJobStatus,
+}
+
+impl<'a> Draft<'a> {
+    fn new(facts: &'a Facts<'a>) -> Self {
+        let before = facts.job.status.clone().unwrap_or_default();
+        let status = RecTrainingJobStatus { observed_generation: facts.job.metadata.generation, ..before.clone() };
+        Self { facts, before, status }
+    }
+
+    /// Whether the job failed and its manifest has changed since in what its pods depend on: then it starts afresh.
+    fn is_mended(&self) -> bool {
+        let changed = match &self.before.attempt {
+            Some(attempt) => attempt.spec_hash != self.facts.spec_hash,
+            None => self.before.observed_generation != self.facts.job.metadata.generation,
+        };
+        self.before.phase == Some(Phase::Failed) && changed
+    }
+
+    fn stay_ended(mut self) -> Decision {
+        let phase = self.before.phase;
+        let problem = (phase == Some(Phase::Failed)).then(|| told(&self.before, "Failed")).flatten();
+        self.count_replicas(false);
+        let left = self.time_to_live();
+        let run = if self.facts.verdict.is_ok() && self.before.attempt.is_some() { Run::Hold } else { Run::Nothing };
+        let mut decision = self.finish(phase.unwrap_or(Phase::Failed), problem, run);
+        decision.delete = left == Some(Duration::ZERO);
+        decision.look_again = left;
+        decision
+    }
+
+    /// What is left of the time that an ended job is kept.
+    fn time_to_live(&self) -> Option<Duration> {
+        let seconds = self.facts.job.spec.ttl_seconds_after_finished?;
+        let ended = self.before.completion_time.as_ref()?;
+        Some(left(self.facts.now, ended.0, u64::from(seconds)))
+    }
+
+    fn live(mut self) -> Decision {
+        if self.is_mended() {
+            self.start_afresh();
+        }
+        let resolved = match self.facts.verdict {
+            Ok(resolved) => resolved,
+            Err(errors) => return self.fail(invalid(errors), Run::Nothing),
+        };
+        if self.is_suspended() {
+            return self.suspend();
+        }
+        if let Some(seconds) = self.deadline_passed() {
+            let problem = Problem::new(
+                Cause::DeadlineExceeded,
+                format!(
+                    "the job had not ended {seconds} seconds after its start and was stopped: raise spec.activeDeadlineSeconds in a new job, or give it more workers"
+                ),
+            );
+            return self.fail(problem, Run::Hold);
+        }
+        let phase = self.settle_attempt();
+        let Some(attempt) = self.status.attempt.clone() else { return self.fail(invalid(&[]), Run::Nothing) };
+        let (present, stale): (Vec<_>, Vec<_>) = self.facts.pods.iter().partition(|pod| pod.attempt == attempt.number);
+        let back_off = attempt.not_before.as_ref().map_or(Duration::ZERO, |time| left(self.facts.now, time.0, 0));
+        if !stale.is_empty() || !back_off.is_zero() {
+            return self.hold(phase, back_off);
+        }
+        // Somebody may have scaled a StatefulSet; what becomes of pods that the job does not have says nothing about it.
+        let members: Vec<_> = present
+            .into_iter()
+            .filter(|pod| pod.index().is_none_or(|index| index < pod.role.replicas(resolved)))
+            .collect();
+        self.go(resolved, &attempt, &members, phase)
+    }
+
+    /// Forgets all but how many attempts there were: pods of the attempt that failed must not be taken for those of the next one.
+    fn start_afresh(&mut self) {
+        let attempt = self.status.attempt.take();
+        let conditions = std::mem::take(&mut self.status.conditions);
+        let observed_generation = self.status.observed_generation;
+        self.before = RecTrainingJobStatus { attempt: attempt.clone(), ..RecTrainingJobStatus::default() };
+        self.status =
+            RecTrainingJobStatus { conditions, observed_generation, attempt, ..RecTrainingJobStatus::default() };
+    }
+
+    fn is_suspended(&self) -> bool {
+        self.facts.job.spec.suspend == Some(true)
+    }
+
+    fn suspend(mut self) -> Decision {
+        self.forget_progress();
+        self.count_replicas(false);
+        let run = if self.status.attempt.is_some() { Run::Hold } else { Run::Nothing };
+        self.finish(Phase::Suspended, None, run)
+    }
+
+    /// The deadline, if it is over.
+    fn deadline_passed(&self) -> Option<u32> {
+        let seconds = self.facts.job.spec.active_deadline_seconds?;
+        let start = self.before.start_time.as_ref().filter(|_| self.before.phase != Some(Phase::Suspended))?;
+        left(self.facts.now, start.0, u64::from(seconds)).is_zero().then_some(seconds)
+    }
+
+    /// Begins an attempt if a new one is due; gives the phase until more is known.
+    fn settle_attempt(&mut self) -> Phase {
+        let now = self.facts.now;
+        match self.status.attempt.clone() {
+            None => {
+                self.begin_attempt(1, 0, None, now);
+                Phase::Pending
+            }
+            Some(attempt) if self.before.phase == Some(Phase::Suspended) => {
+                self.begin_attempt(attempt.number + 1, self.restarts(), None, now);
+                Phase::Starting
+            }
+            Some(attempt) if attempt.spec_hash != self.facts.spec_hash => {
+                let start = self.status.start_time.as_ref().map_or(now, |time| time.0);
+                self.begin_attempt(attempt.number + 1, self.restarts(), None, start);
+                Phase::Restarting
+            }
+            Some(_) => match self.before.phase {
+                None | Some(Phase::Pending) => Phase::Pending,
+                Some(phase) => phase,
+            },
+        }
+    }
+
+    fn begin_attempt(&mut self, number: u32, restarts_before: u32, not_before: Option<Timestamp>, start: Timestamp) {
+        self.status.attempt = Some(AttemptStatus {
+            number,
+            generation: self.facts.job.metadata.generation.unwrap_or_default(),
+            spec_hash: self.facts.spec_hash.to_owned(),
+            image: self.facts.image.to_owned(),
+            restarts_before,
+            not_before: not_before.map(Time),
+        });
+        self.status.start_time = Some(Time(start));
+        self.status.restarts = Some(restarts_before);
+        self.forget_progress();
+    }
+
+    /// What is true only while pods train.
+    fn forget_progress(&mut self) {
+        self.status.samples_per_second = None;
+        self.status.last_progress_time = None;
+    }
+
+    fn restarts(&self) -> u32 {
+        self.before.restarts.unwrap_or(0)
+    }
+
+    /// Pods of another attempt go, or time passes, before those of this one come.
+    fn hold(mut self, phase: Phase, back_off: Duration) -> Decision {
+        self.count_replicas(false);
+        let poll = self.facts.poll;
+        let problem = if phase == Phase::Restarting { told(&self.before, "Reconciling") } else { None };
+        let mut decision = self.finish(phase, problem, Run::Hold);
+        decision.look_again = Some(if back_off.is_zero() { at_most_ten_a_second(poll) } else { back_off });
+        decision
+    }
+
+    fn go(mut self, resolved: &ResolvedJob, attempt: &AttemptStatus, pods: &[&PodFacts], phase: Phase) -> Decision {
+        // One crash often takes other containers with it, so the most restarted pod counts, not the sum.
+        let container_restarts = pods.iter().map(|pod| pod.restarts).max().unwrap_or(0);
+        let restarts = (attempt.restarts_before + container_restarts).max(self.status.restarts.unwrap_or(0));
+        self.status.restarts = Some(restarts);
+        self.count_replicas(true);
+        if let Some(problem) = failure::bad_input(pods, self.facts.coordinator) {
+            return self.fail(problem, Run::Hold);
+        }
+        if let CoordinatorView::Complete(summary) = self.facts.coordinator {
+            self.status.step = Some(summary.steps);
+            self.status.total_steps = Some(summary.steps);
+            self.status.auc = summary.auc.map(|auc| rounded(auc, 5)).or(self.status.auc);
+            self.status.summary = Some((**summary).clone());
+            return self.end(Phase::Complete, None, Run::Hold);
+        }
+        if let Some(problem) = failure::crash(pods, self.facts.coordinator) {
+            return self.crash(attempt, container_restarts, problem);
+        }
+        if restarts > self.max_restarts() {
+            let last = failure::last_crash(pods);
+            return self.exhausted(last.as_ref());
+        }
+        let phase = match self.facts.coordinator {
+            CoordinatorView::Live(report) => self.follow(report),
+            // A question that is not answered is no news; before the first answer the pods are starting.
+            _ if matches!(phase, Phase::Training | Phase::Evaluating) => phase,
+            _ => Phase::Starting,
+        };
+        if let Some(problem) = self.no_progress(phase) {
+            return self.crash(attempt, container_restarts, problem);
+        }
+        let all_ready =
+            Role::ALL.iter().all(|role| self.facts.ready.get(role).copied().unwrap_or(0) >= role.replicas(resolved));
+        let problem = self.facts.obstacle.cloned().or_else(|| failure::waiting(pods).filter(|_| !all_ready));
+        let poll = self.facts.poll;
+        let mut decision = self.finish(phase, problem, Run::Go);
+        decision.look_again = Some(at_most_ten_a_second(poll));
+        decision
+    }
+
+    /// Takes over what the coordinator reports.
+    fn follow(&mut self, report: &Report) -> Phase {
+        let stepped = self.before.step != Some(report.step);
+        if report.stage != Stage::Starting {
+            if stepped || report.stage == Stage::Evaluating || self.before.last_progress_time.is_none() {
+                self.status.last_progress_time = Some(Time(self.facts.now));
+            }
+            self.status.step = Some(report.step);
+            self.status.total_steps = report.total_steps;
+            self.status.samples_per_second = Some(report.samples_per_second.max(0.0).round() as u64);
+            self.status.loss = report.loss.is_finite().then(|| rounded(report.loss, 6)).filter(|_| report.step > 0);
+            self.status.auc = report.auc.map(|auc| rounded(auc, 5)).or(self.status.auc);
+        }
+        self.status.mode = report.mode.or(self.status.mode);
+        match report.stage {
+            Stage::Starting => Phase::Starting,
+            Stage::Training => Phase::Training,
+            Stage::Evaluating => Phase::Evaluating,
+        }
+    }
+
+    fn no_progress(&self, phase: Phase) -> Option<Problem> {
+        if !matches!(phase, Phase::Training | Phase::Evaluating) {
+            return None;
+        }
+        let seconds = self.fault_tolerance().stall_seconds.unwrap_or(defaults::STALL_SECONDS);
+        let last = self.status.last_progress_time.as_ref()?;
+        left(self.facts.now, last.0, u64::from(seconds)).is_zero().then(|| {
+            Problem::new(
+                Cause::NoProgress,
+                format!("no step was completed for {seconds} seconds: look at the logs of its pods; if a step takes that long, raise spec.faultTolerance.stallSeconds"),
+            )
+        })
+    }
+
+    fn fault_tolerance(&self) -> rectrain_crds::FaultToleranceSpec {
+        self.facts.job.spec.fault_tolerance.clone().unwrap_or_default()
+    }
+
+    fn max_restarts(&self) -> u32 {
+        self.fault_tolerance().max_restarts.unwrap_or(defaults::MAX_RESTARTS)
+    }
+
+    /// All roles start again after a back-off, or the job has failed.
+    fn crash(mut self, attempt: &AttemptStatus, container_restarts: u32, problem: Problem) -> Decision {
+        let used = attempt.restarts_before + container_restarts.max(1);
+        self.status.restarts = Some(used.max(self.status.restarts.unwrap_or(0)));
+        if used > self.max_restarts() {
+            return self.exhausted(Some(&problem));
+        }
+        let first = u64::from(self.fault_tolerance().backoff_seconds.unwrap_or(defaults::BACKOFF_SECONDS));
+        let wait = back_off_seconds(first, used);
+        let start = self.status.start_time.as_ref().map_or(self.facts.now, |time| time.0);
+        let not_before = self.facts.now + SignedDuration::from_secs(i64::try_from(wait).unwrap_or(0));
+        self.begin_attempt(attempt.number + 1, used, Some(not_before), start);
+        self.count_replicas(false);
+        let mut decision = self.finish(Phase::Restarting, Some(problem), Run::Hold);
+        decision.look_again = Some(Duration::from_secs(wait.max(1)));
+        decision
+    }
+
+    fn exhausted(self, last: Option<&Problem>) -> Decision {
+        let allowed = self.max_restarts();
+        let last = last.map_or_else(|| "its containers keep ending".to_owned(), |problem| problem.message.clone());
+        let problem = Problem::new(
+            Cause::RestartsExhausted,
+            format!(
+                "{last}. The job crashed more than {allowed} times (spec.faultTolerance.maxRestarts): look at the cause, then make the job anew"
+            ),
+        );
+        self.fail(problem, Run::Hold)
+    }
+
+    fn fail(self, problem: Problem, run: Run) -> Decision {
+        let run = if self.status.attempt.is_none() { Run::Nothing } else { run };
+        self.end(Phase::Failed, Some(problem), run)
+    }
+
+    fn end(mut self, phase: Phase, problem: Option<Problem>, run: Run) -> Decision {
+        self.status.completion_time = Some(Time(self.facts.now));
+        self.status.samples_per_second = None;
+        self.count_replicas(false);
+        let ttl = self.facts.job.spec.ttl_seconds_after_finished.map(|seconds| Duration::from_secs(u64::from(seconds)));
+        let mut decision = self.finish(phase, problem, run);
+        decision.look_again = ttl;
+        decision
+    }
+
+    /// Ready pods as they are counted by the StatefulSets, and how many there should be now.
+    fn count_replicas(&mut self, should_be: bool) {
+        let Ok(resolved) = self.facts.verdict else {
+            self.status.replica_statuses = None;
+            return;
+        };
+        let count = |role: Role| {
+            let wanted = if should_be { role.replicas(resolved) } else { 0 };
+            Some(ReplicaCount::new(self.facts.ready.get(&role).copied().unwrap_or(0), wanted))
+        };
+        self.status.replica_statuses = Some(ReplicaStatuses {
+            coordinator: count(Role::Coordinator),
+            ps: count(Role::Ps),
+            embedding_worker: count(Role::EmbeddingWorker),
+            dense_worker: count(Role::DenseWorker),
+            loader: count(Role::Loader),
+        });
+        let job = self.facts.job.metadata.name.as_deref().unwrap_or_default();
+        let selector = names::pod_selector(job, Role::DenseWorker);
+        self.status.selector =
+            Some(selector.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(","));
+        if self.status.mode.is_none() {
+            self.status.mode = Some(resolved.training.mode);
+        }
+    }
+
+    fn finish(mut self, phase: Phase, problem: Option<Problem>, run: Run) -> Decision {
+        let all_ready = match (&self.facts.verdict, run) {
+            (Ok(resolved), Run::Go) => {
+                Role::ALL.iter().all(|role| self.facts.ready.get(role).copied().unwrap_or(0) >= role.replicas(resolved))
+            }
+            _ => false,
+        };
+        let problem = problem.or_else(|| self.facts.obstacle.cloned().filter(|_| is_under_way(phase)));
+        self.status.phase = Some(phase);
+        self.status.conditions = conditions(
+            &self.before_conditions(),
+            phase,
+            problem.as_ref(),
+            all_ready,
+            self.facts.job.metadata.generation,
+            self.facts.now,
+        );
+        Decision { status: self.status, run, problem, delete: false, look_again: None }
+    }
+
+    fn before_conditions(&self) -> Vec<k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition> {
+        self.facts.job.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default()
+    }
+}
+
+fn is_under_way(phase: Phase) -> bool {
+    !matches!(phase, Phase::Complete | Phase::Failed | Phase::Suspended)
+}
+
+fn at_most_ten_a_second(poll: Duration) -> Duration {
+    poll.max(Duration::from_millis(100))
+}
+
+fn invalid(errors: &[FieldError]) -> Problem {
+    let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    Problem::new(Cause::InvalidSpec, format!("{}. Mend the manifest and apply it again", errors.join("; ")))
+}
+
+/// What is left of `seconds` after `since`; zero when they are over.
+fn left(now: Timestamp, since: Timestamp, seconds: u64) -> Duration {
+    let end = since + SignedDuration::from_secs(i64::try_from(seconds).unwrap_or(i64::MAX / 4));
+    Duration::try_from(end.duration_since(now)).unwrap_or(Duration::ZERO)
+}
+
+/// Before the `restart`-th restart, counted from 1: doubled with each, up to five minutes.
+fn back_off_seconds(first: u64, restart: u32) -> u64 {
+    first.saturating_mul(1 << restart.saturating_sub(1).min(16)).min(MAX_BACKOFF_SECONDS)
+}
+
+/// To so many decimals.
+fn rounded(value: f64, decimals: i32) -> f64 {
+    let scale = 10f64.powi(decimals);
+    (value * scale).round() / scale
+}
+
+/// The problem that a condition of the status before tells.
+fn told(status: &RecTrainingJobStatus, kind: &str) -> Option<Problem> {
+    let condition = status.conditions.iter().find(|c| c.type_ == kind && c.status == "True")?;
+    let cause = Cause::ALL.into_iter().find(|cause| cause.reason() == condition.reason)?;
+    Some(Problem { cause, message: condition.message.clone() })
+}

@@ -1,0 +1,105 @@
+//! What the operator wants to know of a pod, taken out of the pod's status. Pure; [`crate::failure`] and [`crate::phase`] judge it.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod};
+
+use crate::names::{ATTEMPT_LABEL, ROLE_LABEL, Role};
+
+/// A pod of a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodFacts {
+    /// Its name.
+    pub name: String,
+    /// What it does.
+    pub role: Role,
+    /// The attempt it is of.
+    pub attempt: u32,
+    /// Whether it is being deleted.
+    pub is_leaving: bool,
+    /// Whether it is ready.
+    pub is_ready: bool,
+    /// Its address, once it has one.
+    pub ip: Option<String>,
+    /// Whether its container runs.
+    pub is_running: bool,
+    /// How often its container was started again.
+    pub restarts: u32,
+    /// Why no node takes it.
+    pub unschedulable: Option<String>,
+    /// Why its container does not start: reason and message.
+    pub waiting: Option<(String, String)>,
+    /// How its container last ended, if it has.
+    pub ended: Option<Ended>,
+    /// Why the node put it out: reason and message.
+    pub evicted: Option<String>,
+}
+
+/// How a container ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// Its exit code.
+    pub exit_code: i32,
+    /// Whether it had used up its memory.
+    pub out_of_memory: bool,
+    /// Its last words.
+    pub message: String,
+    /// When.
+    pub at: Option<Timestamp>,
+}
+
+impl PodFacts {
+    /// Which of its role's pods it is, from 0: the number that its StatefulSet gave it.
+    #[must_use]
+    pub fn index(&self) -> Option<u32> {
+        self.name.rsplit_once('-')?.1.parse().ok()
+    }
+
+    /// Of a pod of the operator's; none for a pod that lacks its labels.
+    #[must_use]
+    pub fn of(pod: &Pod) -> Option<Self> {
+        let labels = pod.metadata.labels.as_ref()?;
+        let status = pod.status.as_ref();
+        let containers = status.and_then(|s| s.container_statuses.as_deref()).unwrap_or_default();
+        let conditions = status.and_then(|s| s.conditions.as_deref()).unwrap_or_default();
+        let condition = |kind: &str| conditions.iter().find(|condition| condition.type_ == kind);
+        let unschedulable = condition("PodScheduled")
+            .filter(|c| c.status == "False" && c.reason.as_deref() == Some("Unschedulable"))
+            .map(|c| c.message.clone().unwrap_or_default());
+        let evicted = status.filter(|s| s.phase.as_deref() == Some("Failed") && s.reason.is_some()).map(|s| {
+            format!("{}: {}", s.reason.as_deref().unwrap_or_default(), s.message.as_deref().unwrap_or_default())
+        });
+        Some(Self {
+            name: pod.metadata.name.clone()?,
+            role: Role::from_name(labels.get(ROLE_LABEL)?)?,
+            attempt: labels.get(ATTEMPT_LABEL)?.parse().ok()?,
+            is_leaving: pod.metadata.deletion_timestamp.is_some(),
+            is_ready: condition("Ready").is_some_and(|c| c.status == "True"),
+            ip: status.and_then(|s| s.pod_ip.clone()),
+            is_running: containers.iter().any(|c| c.state.as_ref().is_some_and(|state| state.running.is_some())),
+            restarts: containers.iter().map(|c| u32::try_from(c.restart_count).unwrap_or(0)).sum(),
+            unschedulable,
+            waiting: containers.iter().find_map(waiting),
+            ended: containers.iter().filter_map(ended).max_by_key(|ended| ended.at),
+            evicted,
+        })
+    }
+}
+
+fn waiting(container: &ContainerStatus) -> Option<(String, String)> {
+    let waiting = container.state.as_ref()?.waiting.as_ref()?;
+    Some((waiting.reason.clone()?, waiting.message.clone().unwrap_or_default()))
+}
+
+/// The end that is shown is the present one, or else the last one before the present run.
+fn ended(container: &ContainerStatus) -> Option<Ended> {
+    let of = |state: &Option<ContainerState>| {
+        let terminated = state.as_ref()?.terminated.clone()?;
+        Some(Ended {
+            exit_code: terminated.exit_code,
+            out_of_memory: terminated.reason.as_deref() == Some("OOMKilled"),
+            message: terminated.message.unwrap_or_default().trim().to_owned(),
+            at: terminated.finished_at.map(|time| time.0),
+        })
+    };
+    of(&container.state).or_else(|| of(&container.last_state))
+}

@@ -1,0 +1,117 @@
+//! The fifth step, pure: the objects that a job should have, each built in a file of its own. What is built is a function of the
+//! manifest, the attempt and the installation alone, so building twice gives the same.
+
+mod config_map;
+mod network_policy;
+mod pod_disruption_budget;
+mod service;
+mod service_account;
+mod stateful_set;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::{Resource, ResourceExt};
+use rectrain_crds::{AttemptStatus, RecTrainingJob, ResolvedJob};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::config::OperatorConfig;
+use crate::names::{self, APPLIED_ANNOTATION, Role};
+use crate::phase::{Decision, Run};
+use crate::reconcile::kinds::{Kind, Wanted};
+use crate::reconcile::validate::{digest, spec_hash};
+
+/// Everything that builders read.
+#[derive(Clone, Debug)]
+pub struct Plan<'a> {
+    /// The job.
+    pub job: &'a RecTrainingJob,
+    /// Its manifest, resolved.
+    pub resolved: &'a ResolvedJob,
+    /// The attempt that its pods are of.
+    pub attempt: AttemptStatus,
+    /// Digest of the manifest as it is now. While there are pods it is that of their attempt; a job that holds may have been changed
+    /// since.
+    pub spec_hash: String,
+    /// Whether pods should be there.
+    pub has_pods: bool,
+    /// The installation.
+    pub config: &'a OperatorConfig,
+}
+
+impl<'a> Plan<'a> {
+    /// For what was decided.
+    #[must_use]
+    pub fn new(
+        job: &'a RecTrainingJob,
+        resolved: &'a ResolvedJob,
+        decision: &Decision,
+        config: &'a OperatorConfig,
+    ) -> Self {
+        let attempt = decision.status.attempt.clone().unwrap_or_default();
+        Self { job, resolved, attempt, spec_hash: spec_hash(&job.spec), has_pods: decision.run == Run::Go, config }
+    }
+
+    fn name(&self) -> String {
+        self.job.name_any()
+    }
+
+    fn namespace(&self) -> String {
+        self.job.namespace().unwrap_or_default()
+    }
+
+    fn owner(&self) -> Option<Vec<OwnerReference>> {
+        self.job.controller_owner_ref(&()).map(|owner| vec![owner])
+    }
+
+    fn metadata(&self, name: String, labels: std::collections::BTreeMap<String, String>) -> ObjectMeta {
+        ObjectMeta {
+            name: Some(name),
+            namespace: self.job.namespace(),
+            labels: Some(labels),
+            owner_references: self.owner(),
+            ..ObjectMeta::default()
+        }
+    }
+}
+
+/// All objects of a job, in the order in which they are made.
+///
+/// # Errors
+/// If one cannot be written as JSON.
+pub fn objects(plan: &Plan<'_>) -> Result<Vec<Wanted>, serde_json::Error> {
+    let mut all = vec![
+        wanted(Kind::ServiceAccount, &service_account::build(plan))?,
+        wanted(Kind::ConfigMap, &config_map::build(plan)?)?,
+        wanted(Kind::NetworkPolicy, &network_policy::build(plan))?,
+    ];
+    for role in Role::ALL {
+        all.push(wanted(Kind::Service, &service::build(plan, role))?);
+        all.push(wanted(Kind::PodDisruptionBudget, &pod_disruption_budget::build(plan, role))?);
+        all.push(wanted(Kind::StatefulSet, &stateful_set::build(plan, role)?)?);
+    }
+    all.sort_by_key(|object| object.kind);
+    Ok(all)
+}
+
+/// The object as it is applied, with the digest of all that it says.
+fn wanted<T: Serialize>(kind: Kind, object: &T) -> Result<Wanted, serde_json::Error> {
+    let mut body = serde_json::to_value(object)?;
+    let hash = digest(&body);
+    let name = body["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    if let Some(metadata) = body["metadata"].as_object_mut() {
+        let annotations = metadata.entry("annotations").or_insert_with(|| json!({}));
+        if let Some(annotations) = annotations.as_object_mut() {
+            annotations.insert(APPLIED_ANNOTATION.to_owned(), Value::String(hash));
+        }
+    }
+    Ok(Wanted { kind, name, body })
+}
+
+/// The host name of the coordinator's pod, which its headless Service gives it.
+fn coordinator_host(plan: &Plan<'_>) -> String {
+    let service = names::of_role(&plan.name(), Role::Coordinator);
+    format!("{service}-0.{service}.{}.svc", plan.namespace())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,25 @@
+//! How many pods of a role a drain of nodes may take away at a time: one. A drain thus gets through, and a job loses no more at once
+//! than it can recover from.
+
+use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use super::Plan;
+use crate::names::{self, Role};
+
+pub(super) fn build(plan: &Plan<'_>, role: Role) -> PodDisruptionBudget {
+    let name = plan.name();
+    PodDisruptionBudget {
+        metadata: plan.metadata(names::of_role(&name, role), names::role_labels(&name, role)),
+        spec: Some(PodDisruptionBudgetSpec {
+            max_unavailable: Some(IntOrString::Int(1)),
+            selector: Some(LabelSelector {
+                match_labels: Some(names::pod_selector(&name, role)),
+                ..LabelSelector::default()
+            }),
+            ..PodDisruptionBudgetSpec::default()
+        }),
+        status: None,
+    }
+}

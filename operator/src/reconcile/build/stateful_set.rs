@@ -1,0 +1,236 @@
+//! The pods of a role. A StatefulSet gives them names that stay, starts all of them at once, and never ends by itself: its pods wait
+//! until they are scaled away. It does not roll: pods are changed only by an attempt ending and the next one beginning, which
+//! `phase` decides, so that a new version of the operator restarts nothing.
+
+use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec, StatefulSetUpdateStrategy};
+use k8s_openapi::api::core::v1::{
+    Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvFromSource, EnvVar,
+    EnvVarSource, HTTPGetAction, LocalObjectReference, ObjectFieldSelector, PodSecurityContext, PodSpec,
+    PodTemplateSpec, Probe, ResourceRequirements, SeccompProfile, SecretEnvSource, SecurityContext, Volume,
+    VolumeMount,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use rectrain_crds::{DeviceKind, PodTemplate};
+use serde_json::{Value, json};
+
+use super::config_map::MANIFEST;
+use super::service::ports;
+use super::{Plan, coordinator_host};
+use crate::names::{self, ATTEMPT_LABEL, CONTROL_PORT, MEMBER_PORT, METRICS_PORT, Role};
+use crate::reconcile::merge::strategic_merge;
+
+/// The container that does the work.
+const CONTAINER: &str = "rectrain";
+/// Where the manifest is.
+const FOLDER: &str = "/etc/rectrain";
+/// Nobody in particular; the runtime's image has the same.
+const USER: i64 = 65532;
+
+pub(super) fn build(plan: &Plan<'_>, role: Role) -> Result<StatefulSet, serde_json::Error> {
+    let name = plan.name();
+    let replicas = if plan.has_pods { role.replicas(plan.resolved) } else { 0 };
+    Ok(StatefulSet {
+        metadata: plan.metadata(names::of_role(&name, role), names::role_labels(&name, role)),
+        spec: StatefulSetSpec {
+            service_name: Some(names::of_role(&name, role)),
+            replicas: Some(i32::try_from(replicas).unwrap_or(i32::MAX)),
+            pod_management_policy: Some("Parallel".to_owned()),
+            update_strategy: Some(StatefulSetUpdateStrategy {
+                type_: Some("OnDelete".to_owned()),
+                ..StatefulSetUpdateStrategy::default()
+            }),
+            revision_history_limit: Some(2),
+            selector: LabelSelector {
+                match_labels: Some(names::pod_selector(&name, role)),
+                ..LabelSelector::default()
+            },
+            template: template(plan, role)?,
+            ..StatefulSetSpec::default()
+        },
+        status: None,
+    })
+}
+
+/// What the operator makes, what the user wants laid over it.
+fn template(plan: &Plan<'_>, role: Role) -> Result<PodTemplateSpec, serde_json::Error> {
+    let mut template = serde_json::to_value(PodTemplateSpec { metadata: None, spec: Some(pod(plan, role)) })?;
+    let mut labels = json!({});
+    let mut annotations = json!({
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": METRICS_PORT.to_string(),
+        "prometheus.io/path": "/metrics",
+    });
+    if let Some(user) = role.template(&plan.job.spec) {
+        strategic_merge(&mut template, &overlay(user)?);
+        strategic_merge(&mut labels, &json!(user.labels));
+        strategic_merge(&mut annotations, &json!(user.annotations));
+    }
+    // The operator's labels win: everything is found by them.
+    let mut own = names::role_labels(&plan.name(), role);
+    own.insert(ATTEMPT_LABEL.to_owned(), plan.attempt.number.to_string());
+    strategic_merge(&mut labels, &json!(own));
+    let metadata: ObjectMeta = serde_json::from_value(json!({"labels": labels, "annotations": annotations}))?;
+    Ok(PodTemplateSpec { metadata: Some(metadata), ..serde_json::from_value(template)? })
+}
+
+/// A template of the manifest in the form of a pod's template.
+fn overlay(user: &PodTemplate) -> Result<Value, serde_json::Error> {
+    let mut fields = serde_json::to_value(user)?;
+    let mut container = json!({"name": CONTAINER});
+    for field in ["resources", "env", "volumeMounts"] {
+        if let Some(value) = fields.as_object_mut().and_then(|fields| fields.remove(field)) {
+            container[field] = value;
+        }
+    }
+    if let Some(fields) = fields.as_object_mut() {
+        fields.remove("labels");
+        fields.remove("annotations");
+    }
+    fields["containers"] = json!([container]);
+    Ok(json!({"spec": fields}))
+}
+
+fn pod(plan: &Plan<'_>, role: Role) -> PodSpec {
+    let name = plan.name();
+    let pull_secrets = plan.config.image_pull_secrets.iter();
+    PodSpec {
+        service_account_name: Some(names::of_job(&name)),
+        automount_service_account_token: Some(false),
+        enable_service_links: Some(false),
+        termination_grace_period_seconds: Some(30),
+        image_pull_secrets: (!plan.config.image_pull_secrets.is_empty())
+            .then(|| pull_secrets.map(|name| LocalObjectReference { name: name.clone() }).collect()),
+        security_context: Some(PodSecurityContext {
+            run_as_non_root: Some(true),
+            run_as_user: Some(USER),
+            run_as_group: Some(USER),
+            fs_group: Some(USER),
+            fs_group_change_policy: Some("OnRootMismatch".to_owned()),
+            seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }),
+            ..PodSecurityContext::default()
+        }),
+        volumes: Some(vec![
+            Volume {
+                name: "manifest".to_owned(),
+                config_map: Some(ConfigMapVolumeSource {
+                    name: names::config_map(&name, &plan.spec_hash),
+                    ..ConfigMapVolumeSource::default()
+                }),
+                ..Volume::default()
+            },
+            Volume { name: "tmp".to_owned(), empty_dir: Some(EmptyDirVolumeSource::default()), ..Volume::default() },
+        ]),
+        containers: vec![container(plan, role)],
+        ..PodSpec::default()
+    }
+}
+
+fn container(plan: &Plan<'_>, role: Role) -> Container {
+    Container {
+        name: CONTAINER.to_owned(),
+        image: Some(plan.attempt.image.clone()),
+        image_pull_policy: Some(plan.config.image_pull_policy.clone()),
+        args: Some(arguments(plan, role)),
+        env: Some(environment()),
+        env_from: storage_secret(plan, role),
+        ports: Some(ports(role).iter().map(|&(name, port)| container_port(name, port)).collect()),
+        resources: device(plan, role),
+        volume_mounts: Some(vec![mount("manifest", FOLDER, true), mount("tmp", "/tmp", false)]),
+        security_context: Some(SecurityContext {
+            allow_privilege_escalation: Some(false),
+            read_only_root_filesystem: Some(true),
+            capabilities: Some(Capabilities { drop: Some(vec!["ALL".to_owned()]), add: None }),
+            ..SecurityContext::default()
+        }),
+        readiness_probe: Some(Probe { period_seconds: Some(5), failure_threshold: Some(3), ..healthy(3) }),
+        // A process that computes on every core may be slow to answer; only one that is stuck is ended.
+        liveness_probe: Some(Probe { period_seconds: Some(20), failure_threshold: Some(9), ..healthy(10) }),
+        // A role that ends says why in its last lines, and they are the message that the operator shows.
+        termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
+        ..Container::default()
+    }
+}
+
+/// The command line of a role.
+fn arguments(plan: &Plan<'_>, role: Role) -> Vec<String> {
+    let mut arguments =
+        vec![role.name().to_owned(), format!("{FOLDER}/{MANIFEST}"), "--log=json".to_owned(), "--stay".to_owned()];
+    match role {
+        Role::Coordinator => arguments.extend(["--json".to_owned(), format!("--control=0.0.0.0:{CONTROL_PORT}")]),
+        _ => {
+            let service = names::of_role(&plan.name(), role);
+            arguments.extend([
+                "--index=$(RECTRAIN_INDEX)".to_owned(),
+                format!("--coordinator=tcp://{}:{MEMBER_PORT}", coordinator_host(plan)),
+                format!("--advertise=tcp://$(POD_NAME).{service}.{}.svc:{MEMBER_PORT}", plan.namespace()),
+            ]);
+        }
+    }
+    arguments.push(format!("--bind=tcp://0.0.0.0:{MEMBER_PORT}"));
+    arguments.push(format!("--metrics=0.0.0.0:{METRICS_PORT}"));
+    arguments
+}
+
+fn environment() -> Vec<EnvVar> {
+    let field = |name: &str, path: &str| EnvVar {
+        name: name.to_owned(),
+        value_from: Some(EnvVarSource {
+            field_ref: Some(ObjectFieldSelector { api_version: Some("v1".to_owned()), field_path: path.to_owned() }),
+            ..EnvVarSource::default()
+        }),
+        ..EnvVar::default()
+    };
+    vec![
+        field("POD_NAME", "metadata.name"),
+        field("RECTRAIN_INDEX", "metadata.labels['apps.kubernetes.io/pod-index']"),
+        EnvVar { name: "RECTRAIN_LOG".to_owned(), value: Some("info".to_owned()), ..EnvVar::default() },
+    ]
+}
+
+/// The credentials of the object store, for the roles that use it.
+fn storage_secret(plan: &Plan<'_>, role: Role) -> Option<Vec<EnvFromSource>> {
+    let name = plan.resolved.data.storage.secret_name.clone().filter(|_| role.uses_storage())?;
+    let secret_ref = Some(SecretEnvSource { name, optional: Some(false) });
+    Some(vec![EnvFromSource { secret_ref, ..EnvFromSource::default() }])
+}
+
+/// A dense worker that computes on a GPU asks for one; the template may ask for more.
+fn device(plan: &Plan<'_>, role: Role) -> Option<ResourceRequirements> {
+    let wants_gpu = role == Role::DenseWorker && plan.resolved.roles.device == DeviceKind::Cuda;
+    wants_gpu.then(|| ResourceRequirements {
+        limits: Some([("nvidia.com/gpu".to_owned(), Quantity("1".to_owned()))].into()),
+        ..ResourceRequirements::default()
+    })
+}
+
+fn container_port(name: &str, port: u16) -> ContainerPort {
+    ContainerPort {
+        name: Some(name.to_owned()),
+        container_port: i32::from(port),
+        protocol: Some("TCP".to_owned()),
+        ..ContainerPort::default()
+    }
+}
+
+fn mount(name: &str, path: &str, read_only: bool) -> VolumeMount {
+    VolumeMount {
+        name: name.to_owned(),
+        mount_path: path.to_owned(),
+        read_only: read_only.then_some(true),
+        ..VolumeMount::default()
+    }
+}
+
+fn healthy(timeout_seconds: i32) -> Probe {
+    Probe {
+        http_get: Some(HTTPGetAction {
+            path: Some("/healthz".to_owned()),
+            port: IntOrString::String("metrics".to_owned()),
+            ..HTTPGetAction::default()
+        }),
+        timeout_seconds: Some(timeout_seconds),
+        ..Probe::default()
+    }
+}

@@ -1,0 +1,308 @@
+//! What is built, checked against what the cluster, the runtime and the user expect of it.
+
+use rectrain_crds::parse_manifest;
+
+use super::*;
+use crate::reconcile::validate;
+
+const MANIFEST: &str = r#"
+apiVersion: rectrain.dev/v1alpha1
+kind: RecTrainingJob
+metadata: {name: clicks}
+spec:
+  model: {kind: deepfm}
+  features: {sparse: [{name: user}, {name: item}]}
+  data:
+    train: {paths: ["s3://bucket/train.csv"]}
+    storage: {secretName: s3}
+  suspend: false
+  activeDeadlineSeconds: 60
+  ttlSecondsAfterFinished: 60
+  managedBy: rectrain.dev/operator
+  faultTolerance: {maxRestarts: 2}
+  roles:
+    ps:
+      replicas: 3
+      template:
+        labels: {team: ads, rectrain.dev/role: spoofed}
+        annotations: {prometheus.io/scrape: "false"}
+        resources: {requests: {memory: 2Gi}}
+        env: [{name: RECTRAIN_LOG, value: debug}, {name: EXTRA, value: "1"}]
+        volumes: [{name: tmp, emptyDir: {medium: Memory}}, {name: ckpt, persistentVolumeClaim: {claimName: c}}]
+        volumeMounts: [{name: ckpt, mountPath: /ckpt}]
+        nodeSelector: {cloud.google.com/gke-spot: "true"}
+        tolerations: [{key: spot, operator: Exists}]
+        priorityClassName: batch
+        serviceAccountName: reader
+    denseWorker: {replicas: 2, device: cuda}
+"#;
+
+struct Fixture {
+    job: RecTrainingJob,
+    resolved: ResolvedJob,
+    config: OperatorConfig,
+    attempt: AttemptStatus,
+}
+
+impl Fixture {
+    fn new(manifest: &str) -> Self {
+        let mut job = parse_manifest(manifest, "job.yaml").expect("the manifest is read");
+        job.metadata.namespace = Some("ads".to_owned());
+        job.metadata.uid = Some("job-uid".to_owned());
+        let resolved = validate::verdict(&job).expect("the manifest is valid");
+        let attempt = AttemptStatus {
+            number: 4,
+            spec_hash: spec_hash(&job.spec),
+            image: "registry/rectrain:1".to_owned(),
+            ..AttemptStatus::default()
+        };
+        let config = OperatorConfig { namespace: Some("rectrain-system".to_owned()), ..OperatorConfig::default() };
+        Self { job, resolved, config, attempt }
+    }
+
+    fn plan(&self, has_pods: bool) -> Plan<'_> {
+        Plan {
+            job: &self.job,
+            resolved: &self.resolved,
+            attempt: self.attempt.clone(),
+            spec_hash: spec_hash(&self.job.spec),
+            has_pods,
+            config: &self.config,
+        }
+    }
+
+    fn objects(&self) -> Vec<Wanted> {
+        objects(&self.plan(true)).expect("they are built")
+    }
+}
+
+fn body<'a>(objects: &'a [Wanted], kind: Kind, name: &str) -> &'a Value {
+    let found = objects.iter().find(|object| object.kind == kind && object.name == name);
+    &found.unwrap_or_else(|| panic!("no {kind:?} {name}")).body
+}
+
+#[test]
+fn a_job_has_a_set_a_service_and_a_budget_a_role_and_three_objects_of_its_own() {
+    let objects = Fixture::new(MANIFEST).objects();
+    assert_eq!(objects.len(), 3 + 3 * 5);
+    let mut kinds: Vec<Kind> = objects.iter().map(|object| object.kind).collect();
+    let sorted = kinds.clone();
+    kinds.sort();
+    assert_eq!(kinds, sorted, "pods come last");
+    for object in &objects {
+        let metadata = &object.body["metadata"];
+        assert_eq!(metadata["ownerReferences"][0]["uid"], "job-uid", "{}", object.name);
+        assert_eq!(metadata["ownerReferences"][0]["controller"], true);
+        assert_eq!(metadata["namespace"], "ads");
+        assert_eq!(metadata["labels"]["app.kubernetes.io/managed-by"], "rectrain-operator");
+        assert_eq!(metadata["labels"][names::JOB_LABEL], "clicks");
+        assert_eq!(object.hash().len(), 32, "{}", object.name);
+        assert_eq!(object.body["kind"], object.kind.name());
+    }
+}
+
+#[test]
+fn replicas_follow_the_manifest_and_are_none_while_the_job_holds() {
+    let fixture = Fixture::new(MANIFEST);
+    let replicas = |has_pods: bool| -> Vec<u64> {
+        let objects = objects(&fixture.plan(has_pods)).expect("they are built");
+        Role::ALL
+            .iter()
+            .map(|role| {
+                let name = names::of_role("clicks", *role);
+                body(&objects, Kind::StatefulSet, &name)["spec"]["replicas"].as_u64().expect("a number")
+            })
+            .collect()
+    };
+    assert_eq!(replicas(true), [1, 3, 1, 2, 1]);
+    assert_eq!(replicas(false), [0; 5]);
+}
+
+/// The rules of the restricted pod-security standard, one by one, for every role.
+#[test]
+fn pods_meet_the_restricted_standard() {
+    let objects = Fixture::new(MANIFEST).objects();
+    for role in Role::ALL {
+        let set = body(&objects, Kind::StatefulSet, &names::of_role("clicks", role));
+        let pod = &set["spec"]["template"]["spec"];
+        assert_eq!(pod["automountServiceAccountToken"], false);
+        assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
+        assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+        let container = &pod["containers"][0];
+        let security = &container["securityContext"];
+        assert_eq!(security["allowPrivilegeEscalation"], false);
+        assert_eq!(security["readOnlyRootFilesystem"], true);
+        assert_eq!(security["capabilities"]["drop"][0], "ALL");
+        assert_eq!(pod["containers"].as_array().map(Vec::len), Some(1));
+    }
+}
+
+#[test]
+fn pods_start_together_and_are_never_rolled() {
+    let objects = Fixture::new(MANIFEST).objects();
+    let set = body(&objects, Kind::StatefulSet, "clicks-ps");
+    assert_eq!(set["spec"]["podManagementPolicy"], "Parallel");
+    assert_eq!(set["spec"]["updateStrategy"]["type"], "OnDelete");
+    assert_eq!(set["spec"]["serviceName"], "clicks-ps");
+    assert_eq!(set["spec"]["template"]["metadata"]["labels"][ATTEMPT], "4");
+}
+
+const ATTEMPT: &str = names::ATTEMPT_LABEL;
+
+#[test]
+fn a_role_is_told_who_it_is_and_where_the_coordinator_is() {
+    let objects = Fixture::new(MANIFEST).objects();
+    let arguments = |name: &str| {
+        body(&objects, Kind::StatefulSet, name)["spec"]["template"]["spec"]["containers"][0]["args"].clone()
+    };
+    assert_eq!(
+        arguments("clicks-ps"),
+        json!([
+            "ps",
+            "/etc/rectrain/job.yaml",
+            "--log=json",
+            "--stay",
+            "--index=$(RECTRAIN_INDEX)",
+            "--coordinator=tcp://clicks-coordinator-0.clicks-coordinator.ads.svc:7000",
+            "--advertise=tcp://$(POD_NAME).clicks-ps.ads.svc:7000",
+            "--bind=tcp://0.0.0.0:7000",
+            "--metrics=0.0.0.0:9090",
+        ])
+    );
+    assert_eq!(
+        arguments("clicks-coordinator"),
+        json!([
+            "coordinator",
+            "/etc/rectrain/job.yaml",
+            "--log=json",
+            "--stay",
+            "--json",
+            "--control=0.0.0.0:7001",
+            "--bind=tcp://0.0.0.0:7000",
+            "--metrics=0.0.0.0:9090",
+        ])
+    );
+    let service = body(&objects, Kind::Service, "clicks-coordinator");
+    assert_eq!(service["spec"]["clusterIP"], "None");
+    assert_eq!(service["spec"]["publishNotReadyAddresses"], true);
+    let ports: Vec<_> =
+        service["spec"]["ports"].as_array().into_iter().flatten().map(|port| port["port"].clone()).collect();
+    assert_eq!(ports, [7000, 7001, 9090]);
+}
+
+#[test]
+fn what_the_user_wants_of_pods_is_laid_over_what_the_operator_makes() {
+    let objects = Fixture::new(MANIFEST).objects();
+    let template = &body(&objects, Kind::StatefulSet, "clicks-ps")["spec"]["template"];
+    let labels = &template["metadata"]["labels"];
+    assert_eq!((&labels["team"], &labels["rectrain.dev/role"]), (&json!("ads"), &json!("ps")));
+    assert_eq!(template["metadata"]["annotations"]["prometheus.io/scrape"], "false");
+    let pod = &template["spec"];
+    assert_eq!(pod["priorityClassName"], "batch");
+    assert_eq!(pod["serviceAccountName"], "reader");
+    assert_eq!(pod["nodeSelector"]["cloud.google.com/gke-spot"], "true");
+    assert_eq!(pod["tolerations"][0]["key"], "spot");
+    let names: Vec<_> = pod["volumes"].as_array().into_iter().flatten().map(|volume| volume["name"].clone()).collect();
+    assert_eq!(names, ["manifest", "tmp", "ckpt"]);
+    assert_eq!(pod["volumes"][1]["emptyDir"]["medium"], "Memory");
+    let container = &pod["containers"][0];
+    assert_eq!(container["resources"]["requests"]["memory"], "2Gi");
+    let env: Vec<_> =
+        container["env"].as_array().into_iter().flatten().map(|variable| variable["name"].clone()).collect();
+    assert_eq!(env, ["POD_NAME", "RECTRAIN_INDEX", "RECTRAIN_LOG", "EXTRA"]);
+    assert_eq!(container["env"][2]["value"], "debug");
+    let mounts: Vec<_> =
+        container["volumeMounts"].as_array().into_iter().flatten().map(|m| m["mountPath"].clone()).collect();
+    assert_eq!(mounts, ["/etc/rectrain", "/tmp", "/ckpt"]);
+    // Other roles are as the operator makes them.
+    let loader = &body(&objects, Kind::StatefulSet, "clicks-loader")["spec"]["template"];
+    assert_eq!(loader["spec"]["serviceAccountName"], "clicks-rectrain");
+    assert_eq!(loader["metadata"]["annotations"]["prometheus.io/scrape"], "true");
+}
+
+#[test]
+fn roles_that_use_the_object_store_and_no_others_get_its_credentials() {
+    let objects = Fixture::new(MANIFEST).objects();
+    for role in Role::ALL {
+        let set = body(&objects, Kind::StatefulSet, &names::of_role("clicks", role));
+        let secret = &set["spec"]["template"]["spec"]["containers"][0]["envFrom"][0]["secretRef"]["name"];
+        assert_eq!(secret == "s3", role != Role::EmbeddingWorker, "{role:?}");
+    }
+}
+
+#[test]
+fn a_dense_worker_on_a_gpu_asks_for_one_and_the_template_may_ask_for_more() {
+    let limit = |manifest: &str| {
+        let objects = Fixture::new(manifest).objects();
+        let set = body(&objects, Kind::StatefulSet, "clicks-dense-worker");
+        set["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"].clone()
+    };
+    assert_eq!(limit(MANIFEST), "1");
+    let more = MANIFEST.replace("device: cuda", "device: cuda, template: {resources: {limits: {nvidia.com/gpu: 4}}}");
+    assert_eq!(limit(&more), "4");
+}
+
+/// What pods read is a manifest that the runtime accepts, and what only the operator carries out is not in it: the runtime would
+/// refuse what it cannot do.
+#[test]
+fn the_manifest_of_the_pods_is_valid_and_means_the_same_training() {
+    let fixture = Fixture::new(MANIFEST);
+    let objects = fixture.objects();
+    let name = names::config_map("clicks", &fixture.attempt.spec_hash);
+    let config_map = body(&objects, Kind::ConfigMap, &name);
+    assert_eq!(config_map["immutable"], true);
+    let text = config_map["data"]["job.yaml"].as_str().expect("the manifest");
+    let manifest = rectrain_crds::load(text, "job.yaml", &[]).expect("pods can read it");
+    assert_eq!(manifest.resolved, fixture.resolved);
+    assert_eq!(rectrain_crds::capabilities(&manifest.job).len(), 1, "only the GPU is asked of the pods");
+    for absent in ["suspend", "activeDeadlineSeconds", "managedBy", "template", "faultTolerance", "ttlSeconds"] {
+        assert!(!text.contains(absent), "{absent}");
+    }
+    assert!(
+        config_map["data"]["resolved.json"].as_str().is_some_and(|text| text.contains("\"globalBatchSize\": 4096"))
+    );
+}
+
+#[test]
+fn the_digest_changes_with_what_pods_depend_on_and_with_nothing_else() {
+    let hash = |manifest: &str| spec_hash(&parse_manifest(manifest, "job.yaml").expect("it is read").spec);
+    let before = hash(MANIFEST);
+    for (from, to, same) in [
+        ("suspend: false", "suspend: true", true),
+        ("maxRestarts: 2", "maxRestarts: 3", true),
+        ("activeDeadlineSeconds: 60", "activeDeadlineSeconds: 61", true),
+        ("replicas: 3", "replicas: 4", false),
+        ("memory: 2Gi", "memory: 3Gi", false),
+        ("train.csv", "train2.csv", false),
+    ] {
+        assert_eq!(hash(&MANIFEST.replace(from, to)) == before, same, "{to}");
+    }
+}
+
+#[test]
+fn only_the_job_and_the_operator_reach_its_ports() {
+    let objects = Fixture::new(MANIFEST).objects();
+    let policy = &body(&objects, Kind::NetworkPolicy, "clicks-rectrain")["spec"];
+    assert_eq!(policy["policyTypes"], json!(["Ingress"]));
+    let ingress = &policy["ingress"];
+    assert_eq!(ingress[0]["from"][0]["podSelector"]["matchLabels"][names::JOB_LABEL], "clicks");
+    assert_eq!(ingress[0]["ports"][0]["port"], 7000);
+    assert_eq!(
+        ingress[1]["from"][0]["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"],
+        "rectrain-system"
+    );
+    assert_eq!(ingress[1]["ports"][0]["port"], 7001);
+    assert_eq!((&ingress[2]["from"], &ingress[2]["ports"][0]["port"]), (&Value::Null, &json!(9090)));
+}
+
+#[test]
+fn what_is_built_twice_is_equal_and_a_changed_image_changes_the_digest() {
+    let mut fixture = Fixture::new(MANIFEST);
+    let first = fixture.objects();
+    assert_eq!(first, fixture.objects());
+    fixture.attempt.image = "registry/rectrain:2".to_owned();
+    let changed = fixture.objects();
+    let differing: Vec<_> =
+        first.iter().zip(&changed).filter(|(a, b)| a.hash() != b.hash()).map(|(a, _)| a.kind).collect();
+    assert_eq!(differing, [Kind::StatefulSet; 5]);
+}

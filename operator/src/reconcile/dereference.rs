@@ -1,0 +1,129 @@
+//! The first step of a reconcile: everything that has to be read, read. The objects and pods of a job come from watches that select
+//! the operator's label, so that a reconcile costs the API server next to nothing; a test lists them instead.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, DynamicObject, ListParams};
+use kube::runtime::reflector::Store;
+use kube::{Client, ResourceExt};
+use rectrain_crds::RecTrainingJob;
+
+use crate::coordinator::{AskCoordinator, CoordinatorView};
+use crate::names::{CONTROL_PORT, JOB_LABEL, Role, of_role};
+use crate::pods::PodFacts;
+use crate::reconcile::ReconcileError;
+use crate::reconcile::kinds::{Kind, Owned};
+
+/// What the operator's watches have seen.
+#[derive(Clone)]
+pub struct Caches {
+    /// Objects by kind.
+    pub objects: BTreeMap<Kind, Store<DynamicObject>>,
+    /// Pods.
+    pub pods: Store<Pod>,
+}
+
+/// Where objects and pods are read from.
+#[derive(Clone)]
+pub enum Reader {
+    /// From the API server, one list a kind.
+    Listed,
+    /// From the operator's watches.
+    Watched(Arc<Caches>),
+}
+
+/// What belongs to a job.
+#[derive(Clone, Debug, Default)]
+pub struct Belongings {
+    /// Its objects.
+    pub objects: Vec<Owned>,
+    /// Its pods.
+    pub pods: Vec<PodFacts>,
+}
+
+impl Belongings {
+    /// Ready pods of each role, as the StatefulSets count them.
+    #[must_use]
+    pub fn ready(&self, job: &str) -> BTreeMap<Role, u32> {
+        let ready_of = |role: Role| {
+            let name = of_role(job, role);
+            let set = self.objects.iter().find(|o| o.kind == Kind::StatefulSet && o.name == name)?;
+            u32::try_from(set.body["status"]["readyReplicas"].as_u64().unwrap_or(0)).ok()
+        };
+        Role::ALL.into_iter().filter_map(|role| Some((role, ready_of(role)?))).collect()
+    }
+
+    /// The object of this kind and name, if there is one.
+    #[must_use]
+    pub fn find(&self, kind: Kind, name: &str) -> Option<&Owned> {
+        self.objects.iter().find(|object| object.kind == kind && object.name == name)
+    }
+}
+
+impl Reader {
+    /// Waits until everything that is there has been seen once.
+    ///
+    /// # Errors
+    /// If the watches have ended.
+    pub async fn ready(&self) -> Result<(), ReconcileError> {
+        let Self::Watched(caches) = self else { return Ok(()) };
+        for store in caches.objects.values() {
+            store.wait_until_ready().await.map_err(|_| ReconcileError::Stopped)?;
+        }
+        caches.pods.wait_until_ready().await.map_err(|_| ReconcileError::Stopped)
+    }
+
+    /// Reads what belongs to `job`.
+    ///
+    /// # Errors
+    /// If the API server does not answer a list.
+    pub async fn belongings(&self, client: &Client, job: &RecTrainingJob) -> Result<Belongings, ReconcileError> {
+        let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
+        let uid = job.uid().unwrap_or_default();
+        match self {
+            Self::Listed => listed(client, &namespace, &name, &uid).await,
+            Self::Watched(caches) => Ok(watched(caches, &namespace, &name, &uid)),
+        }
+    }
+}
+
+async fn listed(client: &Client, namespace: &str, job: &str, uid: &str) -> Result<Belongings, ReconcileError> {
+    let of_job = ListParams::default().labels(&format!("{JOB_LABEL}={job}"));
+    let mut all = Belongings::default();
+    for kind in Kind::ALL {
+        let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &kind.resource());
+        let list = api.list(&of_job).await.map_err(|source| ReconcileError::List { kind: kind.name(), source })?;
+        all.objects.extend(list.items.iter().filter_map(|object| Owned::of(kind, object, uid)));
+    }
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let list = pods.list(&of_job).await.map_err(|source| ReconcileError::List { kind: "Pod", source })?;
+    all.pods.extend(list.items.iter().filter_map(PodFacts::of));
+    Ok(all)
+}
+
+fn watched(caches: &Caches, namespace: &str, job: &str, uid: &str) -> Belongings {
+    let is_here = |metadata: &kube::api::ObjectMeta| metadata.namespace.as_deref() == Some(namespace);
+    let mut all = Belongings::default();
+    for (kind, store) in &caches.objects {
+        let here = store.state().into_iter().filter(|object| is_here(&object.metadata));
+        all.objects.extend(here.filter_map(|object| Owned::of(*kind, &object, uid)));
+    }
+    let of_job =
+        |pod: &Pod| pod.metadata.labels.as_ref().and_then(|l| l.get(JOB_LABEL)).is_some_and(|name| name == job);
+    let pods = caches.pods.state().into_iter().filter(|pod| is_here(&pod.metadata) && of_job(pod));
+    all.pods.extend(pods.filter_map(|pod| PodFacts::of(&pod)));
+    all
+}
+
+/// Asks the coordinator of the present attempt, if it runs.
+pub async fn coordinator(ask: &dyn AskCoordinator, pods: &[PodFacts], attempt: u32) -> CoordinatorView {
+    let pod = pods.iter().find(|pod| pod.role == Role::Coordinator && pod.attempt == attempt && !pod.is_leaving);
+    let address = pod.filter(|pod| pod.is_running).and_then(|pod| pod.ip.as_ref()?.parse::<IpAddr>().ok());
+    match address {
+        Some(ip) => ask.ask(SocketAddr::new(ip, CONTROL_PORT)).await,
+        None => CoordinatorView::Silent,
+    }
+}

@@ -1,0 +1,310 @@
+//! One reconcile: read, judge, write the status, make what should be there, take away what should not. See the crate's text for the
+//! path; this file is the path, the steps are in their own.
+
+pub mod apply;
+pub mod build;
+pub mod dereference;
+pub mod kinds;
+pub mod merge;
+pub mod prune;
+pub mod status;
+pub mod validate;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use kube::api::{Api, DeleteParams, PostParams, Preconditions};
+use kube::runtime::controller::Action;
+use kube::{Client, ResourceExt};
+use rectrain_crds::{Phase, RecTrainingJob};
+
+use crate::config::OperatorConfig;
+use crate::coordinator::{AskCoordinator, CoordinatorView};
+use crate::events::Announcer;
+use crate::failure::{Cause, Problem};
+use crate::metrics::OperatorMetrics;
+use crate::names::FIELD_MANAGER;
+use crate::phase::{Decision, Facts, Run, decide};
+use crate::reconcile::apply::Settled;
+use crate::reconcile::build::Plan;
+use crate::reconcile::dereference::{Belongings, Reader};
+
+/// Time after which a job is looked at even if nothing was heard of it.
+const AT_LEAST: Duration = Duration::from_secs(600);
+/// Time after which an object that was refused is tried again.
+const REFUSED: Duration = Duration::from_secs(15);
+/// Objects whose stored form is remembered.
+const MOST_SETTLED: usize = 100_000;
+
+/// Why a reconcile did not get through; it is tried again after a while.
+#[derive(Debug, thiserror::Error)]
+pub enum ReconcileError {
+    /// The job could not be read.
+    #[error("cannot read the job: {0}")]
+    Get(#[source] kube::Error),
+    /// What belongs to the job could not be read.
+    #[error("cannot list objects of kind {kind}: {source}")]
+    List {
+        /// The kind.
+        kind: &'static str,
+        /// Why.
+        source: kube::Error,
+    },
+    /// The status could not be written; if somebody else wrote first, the next reconcile sees what.
+    #[error("cannot write the job's status: {0}")]
+    Status(#[source] kube::Error),
+    /// An object could not be applied.
+    #[error("cannot apply {kind} {name}: {source}")]
+    Apply {
+        /// Its kind.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+        /// Why.
+        source: kube::Error,
+    },
+    /// A name that the job needs is somebody else's.
+    #[error("there is a {kind} {name} that does not belong to the job")]
+    Taken {
+        /// Its kind.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// An earlier job of the same name is not quite gone.
+    #[error("{kind} {name} of a deleted job of the same name is still there")]
+    Leaving {
+        /// Its kind.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// An object could not be deleted.
+    #[error("cannot delete {kind} {name}: {source}")]
+    Delete {
+        /// Its kind.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+        /// Why.
+        source: kube::Error,
+    },
+    /// The operator is about to end.
+    #[error("the watches have ended")]
+    Stopped,
+    /// An object could not be put together.
+    #[error("cannot build the objects of the job: {0}")]
+    Build(#[from] serde_json::Error),
+}
+
+impl ReconcileError {
+    /// The step that failed, for metrics.
+    #[must_use]
+    pub fn step(&self) -> &'static str {
+        match self {
+            Self::Get(_) => "get",
+            Self::List { .. } => "list",
+            Self::Status(_) => "status",
+            Self::Apply { .. } | Self::Taken { .. } | Self::Leaving { .. } => "apply",
+            Self::Delete { .. } => "delete",
+            Self::Build(_) => "build",
+            Self::Stopped => "stopped",
+        }
+    }
+
+    /// What the user can do about it, if it is the user who can.
+    #[must_use]
+    pub fn obstacle(&self) -> Option<Problem> {
+        match self {
+            Self::Taken { kind, name } => Some(Problem::new(
+                Cause::NameConflict,
+                format!(
+                    "there is a {kind} `{name}` that does not belong to this job, and it is left alone: delete it, or give the job another name"
+                ),
+            )),
+            Self::Apply { kind, name, source: kube::Error::Api(status) } if matches!(status.code, 400 | 403 | 422) => {
+                Some(Problem::new(
+                    Cause::ObjectRefused,
+                    format!(
+                        "the API server refuses {kind} `{name}`: {}. Check spec.roles.*.template, the namespace's quota and its admission policies",
+                        status.message
+                    ),
+                ))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What all reconciles share.
+pub struct Context {
+    /// The API server.
+    pub client: Client,
+    /// The installation.
+    pub config: OperatorConfig,
+    /// Where objects are read from.
+    pub reader: Reader,
+    /// Who asks coordinators.
+    pub ask: Arc<dyn AskCoordinator>,
+    /// The clock.
+    pub now: fn() -> Timestamp,
+    /// Who tells of transitions.
+    pub announcer: Announcer,
+    /// What is counted.
+    pub metrics: OperatorMetrics,
+    /// What saves calls.
+    pub settled: Settled,
+    /// What keeps the operator from making an object, by the job's uid. One entry a job; it goes with the job.
+    pub obstacles: Mutex<HashMap<String, Problem>>,
+}
+
+impl Context {
+    fn obstacle(&self, uid: &str) -> Option<Problem> {
+        self.obstacles.lock().unwrap_or_else(PoisonError::into_inner).get(uid).cloned()
+    }
+
+    /// Gives whether it is news.
+    fn set_obstacle(&self, uid: &str, obstacle: Option<Problem>) -> bool {
+        let mut obstacles = self.obstacles.lock().unwrap_or_else(PoisonError::into_inner);
+        match obstacle {
+            Some(problem) => obstacles.insert(uid.to_owned(), problem.clone()) != Some(problem),
+            None => obstacles.remove(uid).is_some(),
+        }
+    }
+}
+
+/// Reconciles one job. `seen` is the job as the watch has it; what is decided on is read afresh.
+///
+/// # Errors
+/// Whatever kept it from getting through; nothing is half done that the next reconcile does not find and finish.
+pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Result<Action, ReconcileError> {
+    context.reader.ready().await?;
+    let (namespace, name) = (seen.namespace().unwrap_or_default(), seen.name_any());
+    let jobs: Api<RecTrainingJob> = Api::namespaced(context.client.clone(), &namespace);
+    let job = match jobs.get_opt(&name).await.map_err(ReconcileError::Get)? {
+        Some(job) if job.metadata.deletion_timestamp.is_none() && validate::is_ours(&job) => job,
+        // What belongs to a deleted job is the garbage collector's, and another controller's job is nobody's business.
+        _ => {
+            context.metrics.forget_job(&namespace, &name);
+            context.set_obstacle(&seen.uid().unwrap_or_default(), None);
+            return Ok(Action::await_change());
+        }
+    };
+    let uid = job.uid().unwrap_or_default();
+    let verdict = validate::verdict(&job);
+    let spec_hash = validate::spec_hash(&job.spec);
+    let belongings = context.reader.belongings(&context.client, &job).await?;
+    let coordinator = ask(&context, &job, &belongings).await;
+    let obstacle = context.obstacle(&uid);
+    let decision = decide(&Facts {
+        now: whole_second((context.now)()),
+        job: &job,
+        verdict: verdict.as_ref().map_err(Vec::as_slice),
+        spec_hash: &spec_hash,
+        image: &context.config.runtime_image,
+        pods: &belongings.pods,
+        ready: &belongings.ready(&name),
+        coordinator: &coordinator,
+        obstacle: obstacle.as_ref(),
+        poll: context.config.poll,
+    });
+    let job = Box::pin(write_status(&jobs, &context, job, &decision)).await?;
+    context.metrics.saw_job(&namespace, &name, decision.status.phase.unwrap_or(Phase::Pending));
+    if decision.delete {
+        return delete_job(&jobs, &job).await;
+    }
+    let wanted = match (&verdict, decision.run) {
+        (Ok(resolved), Run::Hold | Run::Go) => build::objects(&Plan::new(&job, resolved, &decision, &context.config))?,
+        _ => Vec::new(),
+    };
+    let result = carry_out(&context, &namespace, &uid, &belongings, &wanted).await;
+    let found = result.as_ref().err().and_then(ReconcileError::obstacle);
+    let is_news = context.set_obstacle(&uid, found.clone());
+    match (result, found) {
+        (Err(error), None) => Err(error),
+        // The next reconcile puts it into the status.
+        (_, _) if is_news => Ok(Action::requeue(Duration::from_millis(100))),
+        (_, Some(_)) => Ok(Action::requeue(REFUSED)),
+        (Ok(()), None) => Ok(Action::requeue(decision.look_again.unwrap_or(AT_LEAST).min(AT_LEAST))),
+    }
+}
+
+/// What the job's coordinator says; one that has no business to talk is not asked.
+async fn ask(context: &Context, job: &RecTrainingJob, belongings: &Belongings) -> CoordinatorView {
+    let status = job.status.as_ref();
+    let has_ended = matches!(status.and_then(|s| s.phase), Some(Phase::Complete | Phase::Failed | Phase::Suspended));
+    match status.and_then(|s| s.attempt.as_ref()) {
+        Some(attempt) if !has_ended => {
+            dereference::coordinator(context.ask.as_ref(), &belongings.pods, attempt.number).await
+        }
+        _ => CoordinatorView::Silent,
+    }
+}
+
+/// Writes the status if it has changed, and tells of transitions. Whoever wrote since the job was read is not overwritten: the API
+/// server refuses, and the next reconcile decides on what is there then.
+async fn write_status(
+    jobs: &Api<RecTrainingJob>,
+    context: &Context,
+    job: RecTrainingJob,
+    decision: &Decision,
+) -> Result<RecTrainingJob, ReconcileError> {
+    if job.status.as_ref() == Some(&decision.status) {
+        return Ok(job);
+    }
+    let before = job.status.clone();
+    let changed = RecTrainingJob { status: Some(decision.status.clone()), ..job };
+    let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+    let written =
+        jobs.replace_status(&changed.name_any(), &parameters, &changed).await.map_err(ReconcileError::Status)?;
+    context.announcer.announce(&written, before.as_ref(), decision).await;
+    Ok(written)
+}
+
+async fn delete_job(jobs: &Api<RecTrainingJob>, job: &RecTrainingJob) -> Result<Action, ReconcileError> {
+    let parameters = DeleteParams {
+        preconditions: Some(Preconditions { uid: job.uid(), resource_version: job.resource_version() }),
+        ..DeleteParams::background()
+    };
+    match jobs.delete(&job.name_any(), &parameters).await {
+        Ok(_) => Ok(Action::await_change()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Action::await_change()),
+        Err(source) => Err(ReconcileError::Delete { kind: "RecTrainingJob", name: job.name_any(), source }),
+    }
+}
+
+/// Makes the cluster as wanted. An object that is refused does not keep the others from being made.
+async fn carry_out(
+    context: &Context,
+    namespace: &str,
+    job_uid: &str,
+    belongings: &Belongings,
+    wanted: &[kinds::Wanted],
+) -> Result<(), ReconcileError> {
+    context.settled.trim(MOST_SETTLED);
+    let mut refused = None;
+    for object in wanted {
+        let owned = belongings.find(object.kind, &object.name);
+        // One that is leaving comes back when it is gone.
+        let in_order = owned.is_some_and(|o| o.is_leaving || apply::is_in_order(object, o, &context.settled));
+        if in_order {
+            continue;
+        }
+        match apply::apply(&context.client, namespace, object, owned, job_uid, &context.settled).await {
+            Err(error) if error.obstacle().is_some() => refused = refused.or(Some(error)),
+            other => other?,
+        }
+    }
+    for object in prune::superfluous(&belongings.objects, wanted) {
+        prune::delete(&context.client, namespace, object).await?;
+        context.settled.forget(&object.uid);
+    }
+    refused.map_or(Ok(()), Err)
+}
+
+/// Kubernetes' times are in whole seconds.
+fn whole_second(now: Timestamp) -> Timestamp {
+    Timestamp::from_second(now.as_second()).unwrap_or(now)
+}

@@ -1,0 +1,176 @@
+//! The chart: it grants what the operator does and nothing else, its values are checked, and what it renders is what a cluster takes.
+//! What needs `helm` is skipped, aloud, where there is none.
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+
+use crate::world::{MANIFEST, World, crashing, good, passes};
+
+fn chart() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/rectrain")
+}
+
+/// Verbs by resource, such as `services`: `get`.
+type Rights = BTreeMap<String, BTreeSet<String>>;
+
+/// What the first rules of the chart's RBAC grant: those of the operator on jobs and what belongs to them.
+fn granted() -> Rights {
+    let text = std::fs::read_to_string(chart().join("templates/rbac.yaml")).unwrap();
+    let rules = text.split_once("\nrules:\n").unwrap().1.split_once("\n---").unwrap().0;
+    let rules: Value = serde_yaml::from_str(&format!("rules:\n{rules}")).unwrap();
+    let mut rights = Rights::new();
+    for rule in rules["rules"].as_array().unwrap() {
+        let texts = |field: &str| rule[field].as_array().unwrap().iter().map(|text| text.as_str().unwrap().to_owned());
+        for resource in texts("resources") {
+            rights.entry(resource).or_default().extend(texts("verbs"));
+        }
+    }
+    rights
+}
+
+/// The rights that a call to the API server needs.
+fn needed_by(call: &str, rights: &mut Rights) {
+    let mut words = call.split(' ');
+    let (method, plural) = (words.next().unwrap(), words.next().unwrap().to_owned());
+    let (name, subresource) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let resource = if subresource.is_empty() { plural } else { format!("{plural}/{subresource}") };
+    let verbs: &[&str] = match method {
+        // What is listed is watched.
+        "GET" if name.is_empty() => &["list", "watch"],
+        "GET" => &["get"],
+        "POST" => &["create"],
+        // Server-side apply of what is not there yet.
+        "PATCH" => &["patch", "create"],
+        "PUT" => &["update"],
+        "DELETE" => &["delete"],
+        other => panic!("{other}"),
+    };
+    rights.entry(resource).or_default().extend(verbs.iter().map(|verb| (*verb).to_owned()));
+}
+
+/// Each rule is needed by something that the operator does, and it does nothing that no rule grants.
+#[tokio::test]
+async fn the_operator_may_do_what_it_does_and_nothing_else() {
+    let mut needed = Rights::new();
+    // A life with a crash, ended by its time to live.
+    let world = World::new(&format!("{MANIFEST}  ttlSecondsAfterFinished: 60\n"), vec![crashing(), good()]);
+    world.live().await;
+    passes(60);
+    world.reconcile().await.unwrap();
+    world.api().log.iter().for_each(|call| needed_by(call, &mut needed));
+    // A job that cannot be run any more, whose objects are removed.
+    let world = World::new(MANIFEST, vec![good()]);
+    world.settle().await;
+    world.edit(|spec| spec["features"]["sparse"] = json!([{"name": "C1"}, {"name": "C1"}]));
+    world.settle().await;
+    assert_eq!(world.condition("Failed").unwrap().0, "InvalidSpec");
+    assert!(world.api().made().is_empty());
+    world.api().log.iter().for_each(|call| needed_by(call, &mut needed));
+    // Jobs are watched; an event that happens again is patched; clusters may ask for the right to set an owner's finalizers.
+    needed.get_mut("rectrainingjobs").unwrap().extend(["list".to_owned(), "watch".to_owned()]);
+    needed.get_mut("events").unwrap().insert("patch".to_owned());
+    needed.insert("rectrainingjobs/finalizers".to_owned(), ["update".to_owned()].into());
+    assert_eq!(granted(), needed);
+}
+
+fn helm() -> Option<PathBuf> {
+    let cached = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache/rectrain/cluster/bin/helm"));
+    let candidates =
+        std::env::var_os("HELM").map(PathBuf::from).into_iter().chain([PathBuf::from("helm")]).chain(cached);
+    let found = candidates
+        .into_iter()
+        .find(|helm| Command::new(helm).arg("version").output().is_ok_and(|o| o.status.success()));
+    if found.is_none() {
+        eprintln!("SKIPPED: there is no helm, so the chart is not rendered; `cargo xtask cluster up` builds one");
+    }
+    found
+}
+
+fn render(helm: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(helm);
+    command.args(["template", "rectrain"]).arg(chart()).args(["--namespace", "rectrain-system"]).args(arguments);
+    command.output().unwrap()
+}
+
+fn objects(helm: &Path, arguments: &[&str]) -> Vec<Value> {
+    let output = render(helm, arguments);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let documents =
+        text.split("\n---").map(|document| serde_yaml::from_str::<Value>(document.trim_start_matches("---")).unwrap());
+    documents.filter(|document| !document.is_null()).collect()
+}
+
+fn find<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
+    objects.iter().find(|object| object["kind"] == kind).unwrap_or_else(|| panic!("no {kind}"))
+}
+
+#[test]
+fn the_chart_renders_with_every_example_of_values_and_passes_the_linter() {
+    let Some(helm) = helm() else { return };
+    let lint = Command::new(&helm).args(["lint", "--strict"]).arg(chart()).output().unwrap();
+    assert!(lint.status.success(), "{}", String::from_utf8_lossy(&lint.stdout));
+    for values in std::fs::read_dir(chart().join("ci")).unwrap() {
+        let values = values.unwrap().path();
+        let objects = objects(&helm, &["--values", values.to_str().unwrap()]);
+        assert!(objects.len() >= 8, "{}", values.display());
+        for object in &objects {
+            assert!(object["apiVersion"].is_string() && object["metadata"]["name"].is_string(), "{object}");
+        }
+    }
+}
+
+#[test]
+fn the_definition_is_the_generated_one_and_stays_when_the_chart_goes() {
+    let Some(helm) = helm() else { return };
+    let all = objects(&helm, &[]);
+    let mut crd = find(&all, "CustomResourceDefinition").clone();
+    assert_eq!(crd["metadata"]["annotations"]["helm.sh/resource-policy"], "keep");
+    crd["metadata"].as_object_mut().unwrap().remove("annotations");
+    let generated: Value = serde_yaml::from_str(&rectrain_crds::crd_yaml()).unwrap();
+    assert_eq!(crd["spec"], generated["spec"]);
+    assert_eq!(crd["metadata"], generated["metadata"]);
+    let without = objects(&helm, &["--set", "crds.install=false"]);
+    assert!(without.iter().all(|object| object["kind"] != "CustomResourceDefinition"));
+}
+
+#[test]
+fn the_operators_pods_meet_the_restricted_standard_and_know_the_runtimes_image() {
+    let Some(helm) = helm() else { return };
+    let all = objects(
+        &helm,
+        &["--set", "runtimeImage.repository=r/runtime,runtimeImage.tag=7,runtimeImage.pullSecrets={a,b}"],
+    );
+    let deployment = find(&all, "Deployment");
+    assert_eq!(deployment["spec"]["replicas"], 2);
+    let pod = &deployment["spec"]["template"]["spec"];
+    assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
+    assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+    let container = &pod["containers"][0];
+    assert_eq!(container["securityContext"]["readOnlyRootFilesystem"], true);
+    assert_eq!(container["securityContext"]["allowPrivilegeEscalation"], false);
+    assert_eq!(container["securityContext"]["capabilities"]["drop"], json!(["ALL"]));
+    let arguments: Vec<&str> = container["args"].as_array().unwrap().iter().map(|a| a.as_str().unwrap()).collect();
+    for expected in [
+        "--runtime-image=r/runtime:7",
+        "--image-pull-secret=a",
+        "--image-pull-secret=b",
+        "--namespace=$(POD_NAMESPACE)",
+    ] {
+        assert!(arguments.contains(&expected), "{expected}: {arguments:?}");
+    }
+    // The NetworkPolicies of jobs let in pods with this label.
+    assert_eq!(deployment["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"], "rectrain-operator");
+}
+
+#[test]
+fn misspelt_and_impossible_values_are_refused() {
+    let Some(helm) = helm() else { return };
+    for wrong in
+        ["replica=3", "replicas=0", "image.repo=x", "metrics.podMonitor.interval=often", "image.pullPolicy=Sometimes"]
+    {
+        assert!(!render(&helm, &["--set", wrong]).status.success(), "{wrong} was accepted");
+    }
+}

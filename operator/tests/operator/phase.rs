@@ -1,0 +1,236 @@
+//! `decide` under random histories: whatever pods, coordinators and users do, and in whatever order, these hold.
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use proptest::prelude::*;
+use rectrain_crds::{JobSummary, Mode, Phase, RecTrainingJob, RecTrainingJobStatus};
+use rectrain_operator::coordinator::{CoordinatorView, Report, Stage};
+use rectrain_operator::failure::{Cause, Problem};
+use rectrain_operator::names::Role;
+use rectrain_operator::phase::{Decision, Facts, Run, decide};
+use rectrain_operator::pods::{Ended, PodFacts};
+use rectrain_operator::reconcile::validate;
+
+const MANIFEST: &str = r#"
+apiVersion: rectrain.dev/v1alpha1
+kind: RecTrainingJob
+metadata: {name: clicks, namespace: ads}
+spec:
+  model: {kind: lr}
+  features: {sparse: [{name: C1}]}
+  data: {synthetic: {rows: 1000}}
+  faultTolerance: {maxRestarts: 3, backoffSeconds: 10, stallSeconds: 60}
+"#;
+
+/// What happens between two reconciles.
+#[derive(Clone, Debug)]
+enum Happening {
+    Time(i64),
+    /// Pods of the present attempt come, or all pods go.
+    PodsCome,
+    PodsGo,
+    Coordinator(CoordinatorView),
+    Restarts(u32),
+    Waits(&'static str),
+    Ends(i32, bool),
+    Suspend(bool),
+    Rows(u64),
+    Deadline(Option<u32>),
+    Obstacle(bool),
+}
+
+fn coordinator() -> impl Strategy<Value = CoordinatorView> {
+    let stage = prop_oneof![Just(Stage::Starting), Just(Stage::Training), Just(Stage::Evaluating)];
+    let live = (stage, 0u64..5).prop_map(|(stage, step)| {
+        CoordinatorView::Live(Report {
+            stage,
+            mode: Some(Mode::Sync),
+            step,
+            total_steps: None,
+            samples_per_second: step as f64,
+            loss: f64::NAN,
+            auc: None,
+        })
+    });
+    let failed = |user_error| CoordinatorView::Failed { message: "m".to_owned(), user_error };
+    prop_oneof![
+        2 => Just(CoordinatorView::Silent),
+        6 => live,
+        1 => Just(CoordinatorView::Complete(Box::default())),
+        1 => Just(failed(true)),
+        3 => Just(failed(false)),
+    ]
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    use Happening::*;
+    let reasons = prop_oneof![Just("ImagePullBackOff"), Just("CrashLoopBackOff"), Just("CreateContainerConfigError")];
+    prop_oneof![
+        4 => (0i64..40).prop_map(Time),
+        4 => Just(PodsCome),
+        3 => Just(PodsGo),
+        6 => coordinator().prop_map(Coordinator),
+        1 => (0u32..3).prop_map(Restarts),
+        1 => reasons.prop_map(Waits),
+        1 => (prop_oneof![Just(1), Just(2), Just(137)], any::<bool>()).prop_map(|(code, oom)| Ends(code, oom)),
+        1 => any::<bool>().prop_map(Suspend),
+        1 => (1u64..3).prop_map(|rows| Rows(rows * 1000)),
+        1 => prop::option::of(1u32..200).prop_map(Deadline),
+        1 => any::<bool>().prop_map(Obstacle),
+    ]
+}
+
+struct History {
+    job: RecTrainingJob,
+    now: i64,
+    pods: Vec<PodFacts>,
+    coordinator: CoordinatorView,
+    obstacle: Option<Problem>,
+}
+
+impl History {
+    fn new() -> Self {
+        let mut job = rectrain_crds::parse_manifest(MANIFEST, "job.yaml").unwrap();
+        job.metadata.generation = Some(1);
+        Self { job, now: 1_800_000_000, pods: Vec::new(), coordinator: CoordinatorView::Silent, obstacle: None }
+    }
+
+    fn attempt(&self) -> u32 {
+        self.job.status.as_ref().and_then(|s| s.attempt.as_ref()).map_or(0, |attempt| attempt.number)
+    }
+
+    fn happens(&mut self, happening: &Happening) {
+        match happening.clone() {
+            Happening::Time(seconds) => self.now += seconds,
+            Happening::PodsCome => {
+                let number = self.attempt();
+                // StatefulSets have no pods of two attempts unless somebody meddles.
+                if self.pods.is_empty() {
+                    self.pods = Role::ALL.iter().map(|role| pod(*role, number)).collect();
+                }
+            }
+            Happening::PodsGo => self.pods.clear(),
+            Happening::Coordinator(view) => self.coordinator = view,
+            Happening::Restarts(restarts) => self.pods.iter_mut().for_each(|pod| pod.restarts = restarts),
+            Happening::Waits(reason) => {
+                self.pods.iter_mut().take(1).for_each(|pod| pod.waiting = Some((reason.to_owned(), String::new())));
+            }
+            Happening::Ends(exit_code, out_of_memory) => {
+                let ended = Ended { exit_code, out_of_memory, message: String::new(), at: None };
+                self.pods.iter_mut().take(1).for_each(|pod| pod.ended = Some(ended.clone()));
+            }
+            Happening::Suspend(suspend) => self.edit(|job| job.spec.suspend = Some(suspend)),
+            Happening::Rows(rows) => self.edit(|job| job.spec.data.synthetic.as_mut().unwrap().rows = Some(rows)),
+            Happening::Deadline(deadline) => self.edit(|job| job.spec.active_deadline_seconds = deadline),
+            Happening::Obstacle(there) => {
+                self.obstacle = there.then(|| Problem::new(Cause::NameConflict, "taken"));
+            }
+        }
+    }
+
+    fn edit(&mut self, change: impl FnOnce(&mut RecTrainingJob)) {
+        change(&mut self.job);
+        self.job.metadata.generation = self.job.metadata.generation.map(|generation| generation + 1);
+    }
+
+    fn decide(&self) -> Decision {
+        let verdict = validate::verdict(&self.job);
+        let spec_hash = validate::spec_hash(&self.job.spec);
+        let attempt = self.attempt();
+        let has_coordinator = self.pods.iter().any(|pod| pod.attempt == attempt);
+        let ready: BTreeMap<Role, u32> = Role::ALL
+            .iter()
+            .map(|role| (*role, self.pods.iter().filter(|pod| pod.role == *role).count() as u32))
+            .collect();
+        decide(&Facts {
+            now: Timestamp::from_second(self.now).unwrap(),
+            job: &self.job,
+            verdict: verdict.as_ref().map_err(Vec::as_slice),
+            spec_hash: &spec_hash,
+            image: "runtime:1",
+            pods: &self.pods,
+            ready: &ready,
+            coordinator: if has_coordinator { &self.coordinator } else { &CoordinatorView::Silent },
+            obstacle: self.obstacle.as_ref(),
+            poll: Duration::from_secs(3),
+        })
+    }
+}
+
+fn pod(role: Role, attempt: u32) -> PodFacts {
+    PodFacts {
+        name: format!("clicks-{}-0", role.name()),
+        role,
+        attempt,
+        is_leaving: false,
+        is_ready: true,
+        ip: None,
+        is_running: true,
+        restarts: 0,
+        unschedulable: None,
+        waiting: None,
+        ended: None,
+        evicted: None,
+    }
+}
+
+fn holds(status: &RecTrainingJobStatus, kind: &str) -> bool {
+    status.conditions.iter().any(|condition| condition.type_ == kind && condition.status == "True")
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_happens_a_decision_can_be_trusted(happenings in prop::collection::vec(happening(), 1..60)) {
+        let mut history = History::new();
+        for happening in &happenings {
+            history.happens(happening);
+            let before = history.job.status.clone().unwrap_or_default();
+            let decision = history.decide();
+            let after = &decision.status;
+            let phase = after.phase.unwrap();
+
+            // Exactly one story is told.
+            let kinds: Vec<&str> = after.conditions.iter().map(|c| c.type_.as_str()).collect();
+            prop_assert_eq!(kinds, ["Ready", "Reconciling", "Stalled", "Complete", "Failed", "Suspended"]);
+            prop_assert_eq!(holds(after, "Complete"), phase == Phase::Complete);
+            prop_assert_eq!(holds(after, "Failed"), phase == Phase::Failed);
+            prop_assert_eq!(holds(after, "Suspended"), phase == Phase::Suspended);
+            prop_assert!(!(holds(after, "Ready") && (holds(after, "Stalled") || holds(after, "Reconciling"))));
+            prop_assert_eq!(after.observed_generation, history.job.metadata.generation);
+            prop_assert_eq!(phase == Phase::Failed, after.conditions[4].message.len() > 1 && holds(after, "Failed"));
+
+            // Pods of two attempts never run at the same time, and none runs for a job that has ended or is held.
+            let number = after.attempt.as_ref().map_or(0, |attempt| attempt.number);
+            if decision.run == Run::Go {
+                prop_assert!(history.pods.iter().all(|pod| pod.attempt == number), "{:?}", decision);
+                prop_assert!(!matches!(phase, Phase::Complete | Phase::Failed | Phase::Suspended));
+                prop_assert!(history.job.spec.suspend != Some(true));
+            }
+            prop_assert!(number >= before.attempt.as_ref().map_or(0, |attempt| attempt.number), "attempts are never reused");
+
+            // A job that has ended stays ended, unless it failed and its manifest was changed.
+            if before.phase == Some(Phase::Complete) {
+                prop_assert_eq!(phase, Phase::Complete);
+                prop_assert_eq!(&after.summary, &before.summary);
+            }
+            let mended = before.attempt.as_ref().map(|a| &a.spec_hash) != Some(&validate::spec_hash(&history.job.spec));
+            if before.phase == Some(Phase::Failed) && !mended {
+                prop_assert_eq!(phase, Phase::Failed);
+            }
+            // Restarts are never forgotten while a job lives.
+            if before.phase != Some(Phase::Failed) {
+                prop_assert!(after.restarts.unwrap_or(0) >= before.restarts.unwrap_or(0));
+            }
+
+            // The same facts give the same status again: the operator comes to rest.
+            history.job.status = Some(after.clone());
+            let again = history.decide();
+            history.job.status = Some(again.status.clone());
+            let third = history.decide();
+            prop_assert_eq!(&third.status, &again.status, "after {:?}", happening);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! `rectrain status`, `rectrain logs` and `rectrain mode` of a job in the cluster that the kubeconfig names.
+
+use clap::Args;
+use rectrain_client::{ClientError, Cluster, LogRequest, logs, render};
+use rectrain_crds::Mode;
+
+use crate::Failure;
+use crate::args::RunningJob;
+
+#[derive(Debug, Args)]
+pub(crate) struct LogsArgs {
+    #[command(flatten)]
+    job: RunningJob,
+    /// Whose logs
+    #[arg(long, default_value = "coordinator", value_parser = ["coordinator", "ps", "embedding-worker", "dense-worker", "loader"])]
+    role: String,
+    /// Of this replica alone, from 0
+    #[arg(long)]
+    index: Option<u32>,
+    /// Go on as lines come
+    #[arg(short, long)]
+    follow: bool,
+    /// Of the container's run before this one
+    #[arg(short, long)]
+    previous: bool,
+    /// The last lines only
+    #[arg(long)]
+    tail: Option<i64>,
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        match error {
+            ClientError::NoSuchJob { .. } | ClientError::Config(_) | ClientError::NoPods { .. } => {
+                Self::User(error.to_string())
+            }
+            ClientError::Api { .. } | ClientError::Output(_) => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+/// `rectrain status`
+pub(crate) fn status(job: &RunningJob) -> Result<(), Failure> {
+    crate::runtime()?.block_on(async {
+        let cluster = connect(job).await?;
+        print!("{}", render(&cluster.job(&job.job).await?));
+        Ok(())
+    })
+}
+
+/// `rectrain logs`
+pub(crate) fn show_logs(args: &LogsArgs) -> Result<(), Failure> {
+    let request = LogRequest {
+        role: args.role.clone(),
+        index: args.index,
+        follow: args.follow,
+        previous: args.previous,
+        tail: args.tail,
+    };
+    crate::runtime()?.block_on(async {
+        let cluster = connect(&args.job).await?;
+        Ok(logs(&cluster, &args.job.job, &request).await?)
+    })
+}
+
+/// `rectrain mode JOB`: the mode in use.
+pub(crate) async fn mode(job: &RunningJob) -> Result<&'static str, Failure> {
+    let found = connect(job).await?.job(&job.job).await?;
+    let in_use = found.status.and_then(|status| status.mode);
+    let asked = found.spec.training.and_then(|training| training.mode).unwrap_or_default();
+    Ok(in_use.unwrap_or(asked).name())
+}
+
+/// `rectrain mode set JOB MODE`: asks for another mode in the job's manifest.
+pub(crate) async fn set_mode(job: &RunningJob, mode: &str) -> Result<(), Failure> {
+    let mode = parse_mode(mode)?;
+    Ok(connect(job).await?.set_mode(&job.job, mode).await?)
+}
+
+fn parse_mode(name: &str) -> Result<Mode, Failure> {
+    Mode::ALL.into_iter().find(|mode| mode.name() == name).ok_or_else(|| {
+        let known: Vec<_> = Mode::ALL.iter().map(|mode| mode.name()).collect();
+        Failure::User(format!("`{name}` is no training mode of this version: expected one of {}", known.join(", ")))
+    })
+}
+
+async fn connect(job: &RunningJob) -> Result<Cluster, ClientError> {
+    Cluster::connect(job.context.clone(), job.namespace.clone()).await
+}
