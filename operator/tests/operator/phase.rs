@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use proptest::prelude::*;
-use rectrain_crds::{JobSummary, Mode, Phase, RecTrainingJob, RecTrainingJobStatus};
+use rectrain_crds::{Mode, Phase, RecTrainingJob, RecTrainingJobStatus};
 use rectrain_operator::coordinator::{CoordinatorView, Report, Stage};
 use rectrain_operator::failure::{Cause, Problem};
 use rectrain_operator::names::Role;
