@@ -2,6 +2,7 @@
 //! manifests and data. Thin: what happens is decided in the runtime's crates.
 
 mod args;
+mod checkpoint;
 mod data;
 mod job;
 mod processes;
@@ -55,6 +56,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Validate(job) => job::validate(&job),
         Command::Explain { topic } => job::explain(&topic),
         Command::Data { set } => data::prepare(&set),
+        Command::Checkpoint { command } => checkpoint::run(&command),
         Command::Coordinator(args) => role::coordinate(&args),
         Command::Ps(args) => role::take_part(rectrain_roles::member::Role::Ps, &args),
         Command::EmbeddingWorker(args) => role::take_part(rectrain_roles::member::Role::EmbeddingWorker, &args),

@@ -154,7 +154,7 @@ fn number(value: Option<f64>, digits: usize) -> String {
 }
 
 /// 1234567 as 1,234,567.
-fn thousands(value: u64) -> String {
+pub(crate) fn thousands(value: u64) -> String {
     let digits = value.to_string();
     let mut grouped = String::with_capacity(digits.len() + digits.len() / 3);
     for (place, digit) in digits.chars().enumerate() {
