@@ -46,6 +46,11 @@ pub(crate) enum Command {
     },
     /// Show the training mode of a running job, or switch it
     Mode(ModeArgs),
+    /// Look at checkpoints, compare them, export one
+    Checkpoint {
+        #[command(subcommand)]
+        command: CheckpointCommand,
+    },
     /// Coordinate a job that runs in several processes
     Coordinator(CoordinatorArgs),
     /// Take part in a job as a parameter server
@@ -172,6 +177,75 @@ pub(crate) enum DataSet {
         #[arg(long)]
         from: Option<PathBuf>,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CheckpointCommand {
+    /// List the checkpoints of a path
+    Ls {
+        #[command(flatten)]
+        place: CheckpointPlace,
+        /// One JSON object a checkpoint
+        #[arg(long)]
+        json: bool,
+    },
+    /// Read checkpoints through and check every checksum
+    Verify {
+        #[command(flatten)]
+        place: CheckpointPlace,
+        /// Only the presence and sizes of files
+        #[arg(long)]
+        sizes: bool,
+    },
+    /// Show what a checkpoint is of and what it holds (the newest, if a path of several is given)
+    Inspect {
+        #[command(flatten)]
+        place: CheckpointPlace,
+        /// The manifest as it is
+        #[arg(long)]
+        json: bool,
+    },
+    /// Compare two checkpoints row by row
+    Diff {
+        #[command(flatten)]
+        place: CheckpointPlace,
+        /// The other checkpoint (a path of its own)
+        other: String,
+    },
+    /// Write the trained model for other programs: embeddings as Parquet and safetensors, dense parameters as safetensors and ONNX
+    Export {
+        #[command(flatten)]
+        place: CheckpointPlace,
+        /// The folder to fill
+        #[arg(long)]
+        output: PathBuf,
+        /// What to write; everything by default
+        #[arg(long, value_enum, value_delimiter = ',')]
+        format: Vec<ExportFormat>,
+        /// Write the optimizers' state too
+        #[arg(long)]
+        optimizer_state: bool,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExportFormat {
+    /// Embeddings as Parquet
+    Parquet,
+    /// Embeddings and dense parameters as safetensors
+    Safetensors,
+    /// The model as ONNX
+    Onnx,
+}
+
+/// Where checkpoints are.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CheckpointPlace {
+    /// The job's checkpoint path (a folder, or a gs:// or s3:// URL), or one checkpoint in it (`.../step-000000001000`)
+    pub(crate) path: String,
+    /// An option of the object store: `--option endpoint=http://127.0.0.1:9000`
+    #[arg(long = "option", value_name = "NAME=VALUE")]
+    pub(crate) options: Vec<String>,
 }
 
 #[derive(Debug, Args)]

@@ -2,6 +2,7 @@
 //! manifests and data. Thin: what happens is decided in the runtime's crates.
 
 mod args;
+mod checkpoint;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod data;
@@ -63,6 +64,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Simulate(args) => simulate::run(&args),
         Command::Data { set } => data::prepare(&set),
         Command::Mode(args) => mode::mode(&args),
+        Command::Checkpoint { command } => checkpoint::run(&command),
         Command::Coordinator(args) => role::coordinate(&args),
         Command::Ps(args) => role::take_part(rectrain_roles::member::Role::Ps, &args),
         Command::EmbeddingWorker(args) => role::take_part(rectrain_roles::member::Role::EmbeddingWorker, &args),

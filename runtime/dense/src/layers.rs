@@ -54,8 +54,8 @@ pub(crate) fn matrix(values: Vec<f32>, rows: usize, columns: usize) -> Tensor<2>
 /// `x·W + b`.
 #[derive(Debug, Clone)]
 pub(crate) struct Linear {
-    weight: ParameterId,
-    bias: ParameterId,
+    pub(crate) weight: ParameterId,
+    pub(crate) bias: ParameterId,
 }
 
 impl Linear {
@@ -76,7 +76,7 @@ impl Linear {
 /// Linear layers, each followed by ReLU and dropout.
 #[derive(Debug, Clone)]
 pub(crate) struct Mlp {
-    layers: Vec<(Linear, u64)>,
+    pub(crate) layers: Vec<(Linear, u64)>,
     inputs: usize,
     outputs: usize,
 }
@@ -117,8 +117,8 @@ impl Mlp {
 /// of the sparse features. Without dense features only the bias is left, which then starts at 0.
 #[derive(Debug, Clone)]
 pub(crate) struct FirstOrder {
-    dense: Option<ParameterId>,
-    bias: ParameterId,
+    pub(crate) dense: Option<ParameterId>,
+    pub(crate) bias: ParameterId,
 }
 
 impl FirstOrder {
@@ -170,9 +170,13 @@ pub(crate) fn pairs(count: usize) -> usize {
     count * count.saturating_sub(1) / 2
 }
 
+/// Where the pairs (1,0), (2,0), (2,1), … stand in a row-major matrix of `count` rows and columns.
+pub(crate) fn lower_triangle_indices(count: usize) -> impl Iterator<Item = usize> {
+    (1..count).flat_map(move |row| (0..row).map(move |column| row * count + column))
+}
+
 fn lower_triangle(count: usize) -> Tensor<1, Int> {
-    let indices: Vec<i32> =
-        (1..count).flat_map(|row| (0..row).map(move |column| (row * count + column) as i32)).collect();
+    let indices: Vec<i32> = lower_triangle_indices(count).map(|index| index as i32).collect();
     let shape = [indices.len()];
     Tensor::from_data(TensorData::new(indices, shape), &Device::flex())
 }
@@ -181,8 +185,8 @@ fn lower_triangle(count: usize) -> Tensor<1, Int> {
 /// `[D, r]` and `[r, D]` (equation 2).
 #[derive(Debug, Clone)]
 pub(crate) struct Cross {
-    down: Option<ParameterId>,
-    up: Linear,
+    pub(crate) down: Option<ParameterId>,
+    pub(crate) up: Linear,
 }
 
 impl Cross {

@@ -11,6 +11,7 @@ mod layout;
 mod loss;
 pub mod metrics;
 mod model;
+pub mod onnx;
 mod optimizer;
 mod random;
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! layout of its parameters and what it computes from them. The tower calls it, in training and in prediction alike.
 
 use burn::tensor::{Tensor, activation::relu};
+use serde::{Deserialize, Serialize};
 
 use crate::DenseError;
 use crate::layers::{Cross, Dropout, FirstOrder, Linear, Mlp, Parameters, factorization_machine, pairs, pairwise_dots};
@@ -9,7 +10,10 @@ use crate::layout::ParameterLayout;
 
 /// Which model, with its sizes. Lists of sizes are those of hidden layers, each followed by ReLU; the layer that makes the logit is
 /// added by itself (a last size of 1 is taken to be that layer).
-#[derive(Debug, Clone, PartialEq)]
+///
+/// In JSON, as a checkpoint's manifest keeps it, the kind's name and its sizes: `{"kind": "dnn", "hidden": [256, 128]}`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum ModelKind {
     /// DLRM (Naumov et al. 2019): the bottom MLP maps the dense features to a vector of the embeddings' dimension, all pairs of
     /// vectors interact by dot products, and the top MLP maps those and the bottom's output to the logit. Without dense features
@@ -21,6 +25,7 @@ pub enum ModelKind {
         top: Vec<usize>,
     },
     /// DeepFM (Guo et al. 2017): the sum of an FM and an MLP over the same embeddings.
+    #[serde(rename = "deepfm")]
     DeepFm {
         /// Sizes of the MLP, which sees embeddings and dense features.
         hidden: Vec<usize>,
@@ -53,7 +58,8 @@ pub enum ModelKind {
 }
 
 /// How DCN-V2 combines crosses and MLP (Wang et al. 2021, figure 1).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum CrossStructure {
     /// Both see the inputs; the logit sees both outputs.
     #[default]
@@ -78,15 +84,19 @@ impl ModelKind {
 }
 
 /// A model and its inputs.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ModelConfig {
     /// Which model.
+    #[serde(flatten)]
     pub kind: ModelKind,
     /// Number of dense features.
     pub dense_features: usize,
     /// Embedding dimension of each sparse feature, in the order in which they are concatenated.
     pub embedding_dims: Vec<usize>,
     /// Probability that a hidden activation is dropped in training, in `[0, 1)`. The bottom MLP's output is not a hidden activation.
+    /// It belongs to training, not to what is trained, so JSON leaves it out.
+    #[serde(skip)]
     pub dropout: f32,
 }
 
@@ -109,7 +119,7 @@ pub struct Model {
 }
 
 #[derive(Debug, Clone)]
-enum Architecture {
+pub(crate) enum Architecture {
     Dlrm {
         bottom: Option<(Mlp, Linear)>,
         top: Mlp,
@@ -148,6 +158,11 @@ impl Model {
     /// The settings it was made of.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// What it computes, in parts.
+    pub(crate) fn architecture(&self) -> &Architecture {
+        &self.architecture
     }
 
     /// Where the parameters lie in the flat buffer.
@@ -424,6 +439,28 @@ mod tests {
         let written = ModelKind::Dlrm { bottom: vec![512, 256, 16], top: vec![512, 256, 1] };
         let layout = |kind| Model::new(config(kind, 13, &[16; 26])).unwrap().layout().clone();
         assert_eq!(layout(written), layout(dlrm()));
+    }
+
+    #[test]
+    fn a_model_survives_json_by_the_names_of_the_manifest() {
+        let dcn = ModelKind::DcnV2 {
+            structure: CrossStructure::Stacked,
+            cross_layers: 2,
+            low_rank: Some(3),
+            hidden: vec![4],
+        };
+        let deep = [
+            ModelKind::DeepFm { hidden: vec![8] },
+            ModelKind::Dnn { hidden: vec![] },
+            ModelKind::WideDeep { hidden: vec![1] },
+        ];
+        for kind in deep.into_iter().chain([dlrm(), dcn, ModelKind::Fm, ModelKind::Lr]) {
+            let config = config(kind, 3, &[16; 2]);
+            let json = serde_json::to_value(&config).unwrap();
+            assert_eq!(json["kind"], config.kind.name());
+            assert_eq!(json["denseFeatures"], 3);
+            assert_eq!(serde_json::from_value::<ModelConfig>(json).unwrap(), config);
+        }
     }
 
     #[test]

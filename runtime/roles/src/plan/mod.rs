@@ -1,6 +1,7 @@
 //! What every member of a job knows: the manifest, resolved into the runtime's own terms. Every member computes the same plan from
 //! the same manifest; nothing in it depends on which member it is.
 
+mod identity;
 mod resolve;
 
 use std::collections::BTreeMap;

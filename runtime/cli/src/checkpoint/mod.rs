@@ -1,0 +1,180 @@
+//! `rectrain checkpoint`: what checkpoints there are, whether they are good, what is in them, how two differ, and the trained model
+//! for other programs. It reads; it never changes a checkpoint.
+
+mod diff;
+mod export;
+mod show;
+
+use std::collections::BTreeMap;
+
+use rectrain_checkpoint::{Checkpoint, CheckpointError, Depth, ListedState, list, parse_directory_name};
+use rectrain_embedding::{Slot, Store};
+use rectrain_storage::{Directory, StorageError};
+
+use crate::Failure;
+use crate::args::{CheckpointCommand, CheckpointPlace};
+
+impl From<CheckpointError> for Failure {
+    fn from(error: CheckpointError) -> Self {
+        match &error {
+            CheckpointError::Name { .. } | CheckpointError::NotHeld { .. } => Self::User(error.to_string()),
+            CheckpointError::Storage(storage) if is_users(storage) => Self::User(error.to_string()),
+            _ => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+fn is_users(error: &StorageError) -> bool {
+    match error {
+        StorageError::UnknownOption { .. } | StorageError::BadPath { .. } | StorageError::Unreachable { .. } => true,
+        StorageError::Io { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
+        _ => false,
+    }
+}
+
+/// Runs one of the commands.
+pub(crate) fn run(command: &CheckpointCommand) -> Result<(), Failure> {
+    crate::runtime()?.block_on(async {
+        match command {
+            CheckpointCommand::Ls { place, json } => ls(&Place::of(place)?, *json).await,
+            CheckpointCommand::Verify { place, sizes } => {
+                let depth = if *sizes { Depth::Sizes } else { Depth::Checksums };
+                verify(&Place::of(place)?, depth).await
+            }
+            CheckpointCommand::Inspect { place, json } => {
+                let checkpoint = Place::of(place)?.one().await?;
+                if *json {
+                    print!("{}", String::from_utf8_lossy(&checkpoint.manifest().encode()));
+                } else {
+                    show::inspect(&checkpoint);
+                }
+                Ok(())
+            }
+            CheckpointCommand::Diff { place, other } => {
+                let other = CheckpointPlace { path: other.clone(), options: place.options.clone() };
+                let (one, other) = (Place::of(place)?.one().await?, Place::of(&other)?.one().await?);
+                diff::run(&one, &other).await
+            }
+            CheckpointCommand::Export { place, output, format, optimizer_state } => {
+                let checkpoint = Place::of(place)?.one().await?;
+                export::run(&checkpoint, output, format, *optimizer_state).await
+            }
+        }
+    })
+}
+
+/// A path of checkpoints, or one of them.
+struct Place {
+    directory: Directory,
+    one: Option<String>,
+}
+
+impl Place {
+    fn of(place: &CheckpointPlace) -> Result<Self, Failure> {
+        let mut options = BTreeMap::new();
+        for option in &place.options {
+            let (name, value) = option
+                .split_once('=')
+                .ok_or_else(|| Failure::User(format!("--option {option}: write it as NAME=VALUE")))?;
+            options.insert(name.to_owned(), value.to_owned());
+        }
+        let path = place.path.trim_end_matches('/');
+        let (before, last) = path.rsplit_once('/').unwrap_or((".", path));
+        let (path, one) =
+            if parse_directory_name(last).is_some() { (before, Some(last.to_owned())) } else { (path, None) };
+        let path = if path.is_empty() { "/" } else { path };
+        let directory = Directory::open(path, &options, false).map_err(CheckpointError::from)?;
+        Ok(Self { directory, one })
+    }
+
+    /// The one that was named, or the newest that has a manifest.
+    async fn one(&self) -> Result<Checkpoint, Failure> {
+        if let Some(name) = &self.one {
+            return Ok(Checkpoint::open(&self.directory, name).await?);
+        }
+        let newest = list(&self.directory)
+            .await?
+            .into_iter()
+            .rev()
+            .find(|listed| matches!(listed.state, ListedState::Complete(_)));
+        match newest {
+            Some(listed) => Ok(Checkpoint::open(&self.directory, &listed.name).await?),
+            None => Err(Failure::User(format!("there is no checkpoint in {}", self.directory.name()))),
+        }
+    }
+}
+
+async fn ls(place: &Place, json: bool) -> Result<(), Failure> {
+    let mut listed = list(&place.directory).await?;
+    listed.retain(|listed| place.one.as_ref().is_none_or(|one| *one == listed.name));
+    if json {
+        listed.iter().for_each(|listed| println!("{}", show::json(listed)));
+    } else {
+        println!("{}", show::table(&listed));
+    }
+    Ok(())
+}
+
+/// Says of each checkpoint whether it is good; fails if one is not. What has no manifest is none.
+async fn verify(place: &Place, depth: Depth) -> Result<(), Failure> {
+    let listed = list(&place.directory).await?;
+    let wanted = listed.iter().filter(|listed| place.one.as_ref().is_none_or(|one| *one == listed.name));
+    let (mut good, mut bad) = (0, 0);
+    for listed in wanted {
+        if matches!(listed.state, ListedState::Unfinished) {
+            println!("{}: unfinished", listed.name);
+            continue;
+        }
+        let result = match Checkpoint::open(&place.directory, &listed.name).await {
+            Ok(checkpoint) => checkpoint.verify(depth).await,
+            Err(error) => Err(error),
+        };
+        match result {
+            Ok(verified) => {
+                good += 1;
+                println!("{}: good ({} files, {} bytes)", listed.name, verified.files, verified.bytes);
+            }
+            Err(error) if error.is_checkpoints_fault() => {
+                bad += 1;
+                println!("{}: bad: {error}", listed.name);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    match (good, bad) {
+        (0, 0) => Err(Failure::User(format!("there is no checkpoint in {}", place.directory.name()))),
+        (_, 0) => Ok(()),
+        _ => Err(Failure::Failed(format!("{bad} of {} checkpoints cannot be used", good + bad))),
+    }
+}
+
+/// Calls `visit` with a store that holds some slots of the checkpoint and their range, until all slots had their turn: what is in
+/// memory at a time is a sixteenth of the rows.
+async fn by_slots(
+    checkpoint: &Checkpoint,
+    store: &std::sync::Arc<Store>,
+    mut visit: impl AsyncFnMut(std::ops::Range<u32>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let slots = store.config().slots;
+    let at_a_time = slots.div_ceil(16);
+    for start in (0..slots).step_by(at_a_time as usize) {
+        let range = start..(start + at_a_time).min(slots);
+        let wanted = rectrain_checkpoint::SlotSet::new(range.clone().map(Slot));
+        checkpoint.restore_rows(store, &wanted).await?;
+        visit(range.clone()).await?;
+        for slot in range {
+            store.clear_slot(Slot(slot)).map_err(store_failure)?;
+        }
+    }
+    Ok(())
+}
+
+/// An empty store for the checkpoint's rows.
+async fn scratch(checkpoint: &Checkpoint) -> Result<std::sync::Arc<Store>, Failure> {
+    let config = checkpoint.store_config().await?;
+    Ok(std::sync::Arc::new(Store::new(config).map_err(store_failure)?))
+}
+
+fn store_failure(error: rectrain_embedding::StoreError) -> Failure {
+    Failure::Failed(error.to_string())
+}

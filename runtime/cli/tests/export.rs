@@ -1,0 +1,281 @@
+//! A checkpoint exported, and loaded back by the programs that it is exported for: pyarrow, safetensors, numpy and onnxruntime
+//! must come to the predictions that the tower makes. Skipped, aloud, where the Python packages cannot be installed.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use rectrain_checkpoint::{
+    Base, Begin, CheckpointWriter, DensePart, FeatureIdentity, Identity, Manifest, SlotSet, save_dense, save_rows,
+};
+use rectrain_data::key::TableSeed;
+use rectrain_dense::{CrossStructure, DenseOptimizer, Features, Model, ModelConfig, ModelKind, Tower, TowerOptions};
+use rectrain_embedding::{
+    FeatureKey, GroupId, Initializer, Missing, RowSpec, SaveScope, Slot, SparseOptimizer, Store, StoreConfig, ValueType,
+};
+use rectrain_storage::Directory;
+use serde_json::json;
+
+const SLOTS: u32 = 32;
+const DENSE: usize = 3;
+const SAMPLES: usize = 50;
+const PACKAGES: [&str; 4] = ["numpy", "pyarrow", "safetensors", "onnxruntime"];
+
+/// A number in [−1, 1) that differs for every seed.
+fn number(seed: u64) -> f32 {
+    let word = TableSeed(seed).integer(1);
+    (word >> 40) as f32 / (1 << 23) as f32 - 1.0
+}
+
+struct Job {
+    model: Model,
+    tower: Tower,
+    features: Vec<FeatureIdentity>,
+    store: Arc<Store>,
+    dims: Vec<usize>,
+    linear: bool,
+}
+
+/// A job whose two first features share a table, with rows and parameters that are not what they start from.
+fn job(kind: ModelKind) -> Job {
+    let lr = kind == ModelKind::Lr;
+    let dims = if lr { vec![0; 3] } else { vec![4; 3] };
+    let config = ModelConfig { kind, dense_features: DENSE, embedding_dims: dims.clone(), dropout: 0.3 };
+    let model = Model::new(config).unwrap();
+    let linear = model.needs_linear();
+    let spec = |value_type| RowSpec {
+        dim: dims[0] + usize::from(linear),
+        value_type,
+        optimizer: SparseOptimizer::AdaGrad { learning_rate: 0.3, initial_accumulator: 0.1, epsilon: 1e-8 },
+        initializer: Initializer::Uniform { low: -0.5, high: 0.5 },
+        zero_columns: usize::from(linear),
+    };
+    let groups = vec![spec(ValueType::F32), spec(ValueType::Bf16)];
+    let store = Arc::new(Store::new(StoreConfig { slots: SLOTS, seed: 9, groups }).unwrap());
+    store.track_changes(true);
+    let options = TowerOptions { seed: 3, rank: 0, threads: 1 };
+    let mut tower = Tower::new(model.clone(), DenseOptimizer::adam(0.01), options).unwrap();
+    for (index, parameter) in tower.parameters_mut().iter_mut().enumerate() {
+        *parameter += number(index as u64) * 0.05;
+    }
+    let feature = |(index, table): (usize, &str)| FeatureIdentity {
+        name: format!("feature{index}"),
+        table: table.to_owned(),
+        group: (index / 2) as u16,
+        dim: dims[0],
+        pooling: "sum".to_owned(),
+        linear,
+    };
+    let features = ["shared", "shared", "own"].into_iter().enumerate().map(feature).collect();
+    Job { model, tower, features, store, dims, linear }
+}
+
+impl Job {
+    fn width(&self) -> usize {
+        self.dims[0] + usize::from(self.linear)
+    }
+
+    /// Makes and moves the rows of these ids in every feature.
+    fn touch(&self, ids: std::ops::Range<i64>, count: u64) {
+        for feature in &self.features {
+            for id in ids.clone() {
+                let key = FeatureKey(TableSeed::of(&feature.table).integer(id));
+                let group = GroupId(feature.group);
+                let mut row = vec![0.0; self.width()];
+                self.store.lookup(group, &[key], Missing::Insert, &mut row).unwrap();
+                let gradient: Vec<f32> = (0..row.len()).map(|c| number(key.0 ^ c as u64)).collect();
+                self.store.update(group, &[key], &gradient, count).unwrap();
+            }
+        }
+    }
+
+    async fn save(&self, directory: &Directory, step: u64, base: Option<&Manifest>) -> Manifest {
+        let begin = Begin {
+            step,
+            base: base.map(|base| Base { directory: base.directory(), id: base.id }),
+            slots: SLOTS,
+            identity: Identity::new([
+                ("model".to_owned(), serde_json::to_value(self.model.config()).unwrap()),
+                ("features".to_owned(), serde_json::to_value(&self.features).unwrap()),
+            ]),
+            info: BTreeMap::from([("job".to_owned(), json!("export"))]),
+        };
+        let writer = CheckpointWriter::begin(directory, begin).await.unwrap();
+        let ticket = writer.ticket();
+        let scope = ticket.base.as_ref().map_or(SaveScope::Everything, |b| SaveScope::ChangesSince(b.id.save_id()));
+        let frozen = Arc::new(self.store.freeze(ticket.id.save_id(), scope).unwrap());
+        let slots = SlotSet::new((0..SLOTS).map(Slot));
+        let rows = save_rows(directory, ticket, 0, &frozen, &slots).await.unwrap();
+        let part = DensePart {
+            offset: 0,
+            parameters: self.tower.parameters().to_vec(),
+            optimizer: "adam".to_owned(),
+            state: ["m", "v"].map(|name| (name.to_owned(), self.tower.parameters().to_vec())).to_vec(),
+            update_count: step,
+        };
+        let dense = save_dense(directory, ticket, 0, &part).await.unwrap();
+        let manifest = writer.commit(vec![rows, dense]).await.unwrap();
+        Arc::into_inner(frozen).unwrap().complete();
+        manifest
+    }
+
+    /// Samples as raw ids and dense values, with the tower's prediction of each.
+    fn expected(&self) -> serde_json::Value {
+        let ids = |sample: usize, feature: usize| -> Vec<i64> {
+            (0..1 + (sample + feature) % 3).map(|i| ((sample * 7 + feature * 3 + i * 5) % 60) as i64).collect()
+        };
+        let dense: Vec<f32> = (0..SAMPLES * DENSE).map(|index| number(index as u64 + 77)).collect();
+        let (mut embeddings, mut linear) = (Vec::new(), Vec::new());
+        let mut samples = Vec::new();
+        for sample in 0..SAMPLES {
+            let mut keys = Vec::new();
+            for (position, feature) in self.features.iter().enumerate() {
+                let of_feature: Vec<FeatureKey> = ids(sample, position)
+                    .into_iter()
+                    .map(|id| FeatureKey(TableSeed::of(&feature.table).integer(id)))
+                    .collect();
+                let mut pooled = vec![0.0; self.width()];
+                for key in &of_feature {
+                    let mut row = vec![0.0; self.width()];
+                    let counts = self.store.lookup(GroupId(feature.group), &[*key], Missing::ReadInitial, &mut row);
+                    assert_eq!(counts.unwrap().found, 1);
+                    pooled.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+                }
+                let (first, rest) = pooled.split_at(usize::from(self.linear));
+                linear.extend_from_slice(first);
+                embeddings.extend_from_slice(rest);
+                keys.push(of_feature.iter().map(|key| key.0.to_string()).collect::<Vec<_>>());
+            }
+            samples.push(json!({ "keys": keys, "dense": dense[sample * DENSE..(sample + 1) * DENSE] }));
+        }
+        let features = Features { samples: SAMPLES, dense: &dense, embeddings: &embeddings, linear: &linear };
+        let predictions = self.tower.predict(features).unwrap();
+        assert!(predictions.iter().any(|p| (p - predictions[0]).abs() > 1e-3), "predictions differ from each other");
+        json!({ "samples": samples, "predictions": predictions })
+    }
+}
+
+fn rectrain(arguments: &[&str]) -> (bool, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_rectrain")).args(arguments).output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    (output.status.success(), text)
+}
+
+/// A Python with the packages, made once in the user's cache; none if they cannot be had.
+fn python() -> Option<PathBuf> {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")))?;
+    let folder = cache.join("rectrain/venv-export");
+    let python = folder.join("bin/python");
+    let imports = format!("import {}", PACKAGES.join(", "));
+    let works = || Command::new(&python).args(["-c", &imports]).output().is_ok_and(|output| output.status.success());
+    if works() {
+        return Some(python);
+    }
+    let made = Command::new("python3").args(["-m", "venv"]).arg(&folder).output();
+    let installed =
+        made.and_then(|_| Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(PACKAGES).output());
+    if works() {
+        return Some(python);
+    }
+    eprintln!("SKIPPED: {PACKAGES:?} cannot be installed: {installed:?}");
+    None
+}
+
+fn kinds() -> Vec<ModelKind> {
+    let dcn = |structure, low_rank, hidden| ModelKind::DcnV2 { structure, cross_layers: 2, low_rank, hidden };
+    vec![
+        ModelKind::Dlrm { bottom: vec![8], top: vec![8, 4] },
+        ModelKind::DeepFm { hidden: vec![8, 4] },
+        ModelKind::Dnn { hidden: vec![8, 4] },
+        ModelKind::WideDeep { hidden: vec![8] },
+        dcn(CrossStructure::Parallel, None, vec![8]),
+        dcn(CrossStructure::Parallel, Some(3), vec![]),
+        dcn(CrossStructure::Stacked, Some(3), vec![8]),
+        ModelKind::Fm,
+        ModelKind::Lr,
+    ]
+}
+
+#[test]
+fn other_programs_predict_from_an_export_what_the_tower_predicts() {
+    let Some(python) = python() else { return };
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/export_check.py");
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mut jobs = Vec::new();
+    for (index, kind) in kinds().into_iter().enumerate() {
+        let job = job(kind);
+        let path = folder.path().join(index.to_string());
+        let directory = Directory::open(path.to_str().unwrap(), &BTreeMap::new(), true).unwrap();
+        runtime.block_on(async {
+            job.touch(0..50, 1);
+            let full = job.save(&directory, 10, None).await;
+            job.touch(30..60, 2);
+            job.store.remove(GroupId(0), FeatureKey(TableSeed::of("shared").integer(1_000))).unwrap();
+            job.save(&directory, 12, Some(&full)).await;
+        });
+        let output = path.join("export");
+        let (success, text) = rectrain(&[
+            "checkpoint",
+            "export",
+            path.to_str().unwrap(),
+            "--output",
+            output.to_str().unwrap(),
+            "--optimizer-state",
+        ]);
+        assert!(success, "{text}");
+        std::fs::write(output.join("expected.json"), job.expected().to_string()).unwrap();
+        jobs.push(output);
+    }
+    let output = Command::new(python).arg(script).args(&jobs).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(text.lines().filter(|line| line.starts_with("equal")).count(), jobs.len(), "{text}");
+}
+
+#[test]
+fn checkpoints_are_listed_verified_shown_and_compared() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap().to_owned();
+    let directory = Directory::open(&path, &BTreeMap::new(), true).unwrap();
+    let job = job(ModelKind::Dnn { hidden: vec![8] });
+    let delta = runtime.block_on(async {
+        job.touch(0..50, 1);
+        let full = job.save(&directory, 10, None).await;
+        job.touch(40..60, 2);
+        job.save(&directory, 12, Some(&full)).await
+    });
+    std::fs::create_dir(folder.path().join("step-000000000099")).unwrap();
+    let (success, text) = rectrain(&["checkpoint", "ls", &path]);
+    assert!(success && text.contains("step-000000000012-delta") && text.contains("unfinished"), "{text}");
+    let (success, text) = rectrain(&["checkpoint", "ls", &path, "--json"]);
+    let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(success && lines.len() == 3 && lines[0]["rows"] == 100, "{text}");
+    let (success, text) = rectrain(&["checkpoint", "verify", &path]);
+    assert!(success && text.matches(": good").count() == 2, "{text}");
+    let (success, text) = rectrain(&["checkpoint", "inspect", &path]);
+    assert!(success && text.contains("starts from") && text.contains("\"hidden\""), "{text}");
+    let (success, text) = rectrain(&["checkpoint", "inspect", &format!("{path}/step-000000000010"), "--json"]);
+    let manifest: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert!(success && manifest["step"] == 10, "{text}");
+    let other = format!("{path}/{}", delta.directory());
+    let (success, text) = rectrain(&["checkpoint", "diff", &format!("{path}/step-000000000010"), &other]);
+    // Two tables: 40 ids unchanged in each, 10 changed, 10 new.
+    assert!(success && text.contains("80 equal, 20 changed"), "{text}");
+    assert!(text.contains("0 only in one, 20 only in the other") && text.contains("jobs   are the same"), "{text}");
+    let damaged = folder.path().join(delta.directory()).join(&delta.files[0].name);
+    let mut bytes = std::fs::read(&damaged).unwrap();
+    bytes[100] ^= 1;
+    std::fs::write(&damaged, bytes).unwrap();
+    let (success, text) = rectrain(&["checkpoint", "verify", &path]);
+    assert!(!success && text.contains("step-000000000012-delta: bad") && text.contains(&delta.files[0].name), "{text}");
+    let (success, text) = rectrain(&["checkpoint", "verify", &path, "--sizes"]);
+    assert!(success, "{text}");
+    let (success, text) = rectrain(&["checkpoint", "inspect", &format!("{path}/none")]);
+    assert!(!success && text.contains("none"), "{text}");
+}

@@ -1,0 +1,180 @@
+//! What of a job a checkpoint is of: the parts of the plan that must be equal for another run to go on from it. Learning rates,
+//! weight decay, dropout, batch sizes, training mode and replicas may change between two runs and are left out.
+
+use rectrain_checkpoint::{FeatureIdentity, Identity};
+use rectrain_data::Transform;
+use rectrain_dense::DenseOptimizer;
+use rectrain_embedding::{Initializer, RowSpec, SparseOptimizer, ValueType};
+use serde_json::{Value, json};
+
+use super::JobPlan;
+use crate::pooling::Pooling;
+
+impl JobPlan {
+    /// See the module's text. Sections `model`, `features` and `rows` describe the trained model to a reader that has no manifest.
+    #[must_use]
+    pub fn identity(&self) -> Identity {
+        let sections = [
+            // The sizes of a model are numbers and strings, which always have JSON.
+            ("model", serde_json::to_value(&self.model).unwrap_or_default()),
+            ("features", serde_json::to_value(self.feature_identities()).unwrap_or_default()),
+            (
+                "denseFeatures",
+                self.schema
+                    .dense
+                    .iter()
+                    .map(|field| {
+                        json!({
+                            "name": field.name,
+                            "transform": transform(&field.transform),
+                            "missing": field.missing,
+                        })
+                    })
+                    .collect(),
+            ),
+            ("denseOptimizer", dense_optimizer(&self.dense_optimizer)),
+            (
+                "rows",
+                json!({
+                    "slots": self.store.slots,
+                    "seed": self.store.seed,
+                    "groups": self.store.groups.iter().map(row_group).collect::<Vec<_>>(),
+                }),
+            ),
+        ];
+        Identity::new(sections.map(|(name, section)| (name.to_owned(), section)))
+    }
+
+    fn feature_identities(&self) -> Vec<FeatureIdentity> {
+        let fields = self.schema.sparse.iter().zip(&self.layout.features);
+        fields
+            .map(|(field, place)| FeatureIdentity {
+                name: field.name.clone(),
+                table: field.table.clone(),
+                group: place.group as u16,
+                dim: place.dim,
+                pooling: match place.pooling {
+                    Pooling::Sum => "sum",
+                    Pooling::Mean => "mean",
+                    Pooling::SqrtN => "sqrtN",
+                }
+                .to_owned(),
+                linear: self.layout.linear,
+            })
+            .collect()
+    }
+}
+
+fn transform(transform: &Transform) -> Value {
+    match *transform {
+        Transform::Identity => json!("identity"),
+        Transform::Log1p => json!("log1p"),
+        Transform::SignedLog1p => json!("signedLog1p"),
+        Transform::Standardize { mean, std } => json!({ "standardize": { "mean": mean, "std": std } }),
+        Transform::MinMax { min, max } => json!({ "minMax": { "min": min, "max": max } }),
+    }
+}
+
+fn dense_optimizer(optimizer: &DenseOptimizer) -> Value {
+    let kind = optimizer.kind();
+    match *optimizer {
+        DenseOptimizer::Sgd { momentum, .. } => json!({ "kind": kind, "momentum": momentum }),
+        DenseOptimizer::AdaGrad { initial_accumulator, epsilon, .. } => {
+            json!({ "kind": kind, "initialAccumulator": initial_accumulator, "epsilon": epsilon })
+        }
+        DenseOptimizer::Adam { beta1, beta2, epsilon, .. } | DenseOptimizer::AdamW { beta1, beta2, epsilon, .. } => {
+            json!({ "kind": kind, "beta1": beta1, "beta2": beta2, "epsilon": epsilon })
+        }
+    }
+}
+
+fn row_group(spec: &RowSpec) -> Value {
+    json!({
+        "dim": spec.dim,
+        "zeroColumns": spec.zero_columns,
+        "valueType": match spec.value_type {
+            ValueType::F32 => "f32",
+            ValueType::F16 => "f16",
+            ValueType::Bf16 => "bf16",
+        },
+        "initializer": match spec.initializer {
+            Initializer::Constant(value) => json!({ "constant": value }),
+            Initializer::Uniform { low, high } => json!({ "uniform": { "low": low, "high": high } }),
+            Initializer::Normal { standard_deviation } => json!({ "normal": { "standardDeviation": standard_deviation } }),
+        },
+        "optimizer": sparse_optimizer(&spec.optimizer),
+    })
+}
+
+/// FTRL's weights are a function of its state and its learning rate, so there the rate is part of what is trained.
+fn sparse_optimizer(optimizer: &SparseOptimizer) -> Value {
+    match *optimizer {
+        SparseOptimizer::Sgd { .. } => json!({ "kind": "sgd" }),
+        SparseOptimizer::AdaGrad { initial_accumulator, epsilon, .. } => {
+            json!({ "kind": "adaGrad", "initialAccumulator": initial_accumulator, "epsilon": epsilon })
+        }
+        SparseOptimizer::RowWiseAdaGrad { initial_accumulator, epsilon, .. } => {
+            json!({ "kind": "rowWiseAdaGrad", "initialAccumulator": initial_accumulator, "epsilon": epsilon })
+        }
+        SparseOptimizer::Adam { beta1, beta2, epsilon, .. } => {
+            json!({ "kind": "adam", "beta1": beta1, "beta2": beta2, "epsilon": epsilon })
+        }
+        SparseOptimizer::Ftrl { learning_rate, beta, l1, l2 } => {
+            json!({ "kind": "ftrl", "learningRate": learning_rate, "beta": beta, "l1": l1, "l2": l2 })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rectrain_crds::{Override, SetKind};
+
+    fn identity(changes: &[&str]) -> Identity {
+        let manifest = "
+apiVersion: rectrain.dev/v1alpha1
+kind: RecTrainingJob
+metadata: {name: test}
+spec:
+  model: {kind: dnn, embeddingDim: 4, hidden: [16, 8]}
+  features:
+    sparse: [{name: 'C{1..3}'}]
+    dense: [{name: 'I{1..2}'}]
+  data:
+    synthetic: {rows: 2000, testRows: 500, vocabulary: 1000}
+  training: {globalBatchSize: 96, epochs: 2}
+";
+        let over = |change: &&str| Override { kind: SetKind::Infer, expression: (*change).to_owned() };
+        let overrides: Vec<Override> = changes.iter().map(over).collect();
+        let manifest = rectrain_crds::load(manifest, "test.yaml", &overrides).unwrap();
+        JobPlan::new(&manifest.resolved).unwrap().identity()
+    }
+
+    fn difference(changes: &[&str]) -> Option<String> {
+        let found = identity(&[]).difference(&identity(changes));
+        found.map(|difference| difference.path)
+    }
+
+    #[test]
+    fn what_is_trained_may_not_change_and_how_it_is_trained_may() {
+        let changed = |change| difference(&[change]).unwrap();
+        assert_eq!(changed("spec.model.hidden={16,4}"), "model.hidden.1");
+        assert_eq!(changed("spec.model.kind=wideDeep"), "features.0.linear");
+        assert_eq!(changed("spec.model.embeddingDim=8"), "features.0.dim");
+        assert_eq!(changed("spec.training.seed=5"), "rows.seed");
+        for change in ["spec.training.globalBatchSize=48", "spec.training.epochs=5", "spec.training.mode=hybrid"] {
+            assert_eq!(difference(&[change]), None, "{change}");
+        }
+    }
+
+    #[test]
+    fn an_identity_describes_the_model_to_who_has_no_manifest() {
+        let identity = identity(&[]);
+        let model: rectrain_dense::ModelConfig =
+            serde_json::from_value(identity.section("model").unwrap().clone()).unwrap();
+        assert_eq!((model.kind.name(), model.dense_features), ("dnn", 2));
+        let features: Vec<FeatureIdentity> =
+            serde_json::from_value(identity.section("features").unwrap().clone()).unwrap();
+        assert_eq!((features.len(), features[1].name.as_str(), features[1].dim), (3, "C2", 4));
+    }
+}
