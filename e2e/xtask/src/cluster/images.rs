@@ -161,8 +161,8 @@ mod tests {
         let [one, two] = ["one", "two"].map(|name| folder.join(name));
         write(&one, "text").unwrap();
         write(&two, "text").unwrap();
-        let before = identify(&[one.clone()]).unwrap();
-        assert_eq!(before, identify(&[one.clone()]).unwrap());
+        let before = identify(std::slice::from_ref(&one)).unwrap();
+        assert_eq!(before, identify(std::slice::from_ref(&one)).unwrap());
         assert_ne!(before, identify(&[two]).unwrap());
         write(&one, "other text").unwrap();
         assert_ne!(before, identify(&[one]).unwrap());
