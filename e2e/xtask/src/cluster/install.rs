@@ -196,8 +196,10 @@ fn upload(paths: &Paths, namespace: &str, folder: &Path, files: &[&str]) -> Resu
     let mut forward =
         Running(forward.stdout(Stdio::piped()).spawn().map_err(|error| format!("cannot run kubectl: {error}"))?);
     let mut line = String::new();
-    if let Some(printed) = forward.0.stdout.take() {
-        BufReader::new(printed).read_line(&mut line).map_err(|error| format!("cannot read of kubectl: {error}"))?;
+    // Kept to the end: kubectl says a word for every connection, and ends if nobody reads.
+    let mut printed = forward.0.stdout.take().map(BufReader::new);
+    if let Some(printed) = &mut printed {
+        printed.read_line(&mut line).map_err(|error| format!("cannot read of kubectl: {error}"))?;
     }
     let address = line.strip_prefix("Forwarding from ").and_then(|rest| rest.split(' ').next());
     let address = address.ok_or_else(|| format!("kubectl does not forward to the object store: {line:?}"))?;
