@@ -16,6 +16,18 @@ pub(super) fn of_node(node: &str) -> String {
     format!("/{CLUSTER}/{node}")
 }
 
+/// Whether groups can be made here.
+pub(super) fn probe() -> Result<(), String> {
+    const PROBE: &str = "probe";
+    create(PROBE)?;
+    remove_node(PROBE)?;
+    for hierarchy in hierarchies()? {
+        // Where a cluster runs it is not empty, and stays.
+        let _removed = std::fs::remove_dir(hierarchy.join(CLUSTER));
+    }
+    Ok(())
+}
+
 /// Makes a node's group in every hierarchy.
 pub(super) fn create(node: &str) -> Result<(), String> {
     for hierarchy in hierarchies()? {

@@ -2,11 +2,11 @@
 //! No registry is involved; pods name them as `localhost/rectrain/…:e2e` and do not pull.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use super::Cluster;
 use super::namespaces::Namespaces;
-use super::paths::{Paths, make_folder, remove_folder, sources};
+use super::paths::{Paths, lock, make_folder, remove_folder, sources, write};
 use super::process::{command, eventually, output};
 
 /// The tag of every image.
@@ -70,12 +70,14 @@ impl Image {
     }
 }
 
-/// Builds the image's archive if it is older than what it is made of.
+/// Builds the image's archive if it was made of something else.
 pub(super) fn build(paths: &Paths, image: Image) -> Result<(), String> {
+    let _lock = lock(paths, "build")?;
     let program = image.program(paths)?;
     let archive = image.archive(paths);
-    let sources: Vec<_> = image.recipe().into_iter().chain([program.clone()]).collect();
-    if is_newer(&archive, &sources)? {
+    let made_of = identify(&image.recipe().into_iter().chain([program.clone()]).collect::<Vec<_>>())?;
+    let stamp = archive.with_extension("made-of");
+    if archive.exists() && std::fs::read_to_string(&stamp).is_ok_and(|stamped| stamped == made_of) {
         return Ok(());
     }
     eprintln!("xtask: building the image {}", image.repository());
@@ -103,6 +105,7 @@ pub(super) fn build(paths: &Paths, image: Image) -> Result<(), String> {
     let mut push = buildah(paths, &["push", &reference]);
     output(push.arg(format!("oci-archive:{}:{reference}", unfinished.display())))?;
     std::fs::rename(&unfinished, &archive).map_err(|error| format!("cannot write {}: {error}", archive.display()))?;
+    write(&stamp, made_of)?;
     remove_folder(&context)?;
     remove_storage(paths)
 }
@@ -137,16 +140,32 @@ fn remove_storage(paths: &Paths) -> Result<(), String> {
     remove_folder(&paths.images().join("storage"))
 }
 
-fn is_newer(file: &Path, sources: &[PathBuf]) -> Result<bool, String> {
-    let changed = |path: &Path| -> Result<SystemTime, String> {
-        let changed = std::fs::metadata(path).and_then(|metadata| metadata.modified());
-        changed.map_err(|error| format!("cannot look at {}: {error}", path.display()))
+/// Tells these files from others, and from themselves after a change.
+fn identify(files: &[PathBuf]) -> Result<String, String> {
+    let one = |path: &PathBuf| {
+        let metadata = std::fs::metadata(path);
+        let changed = metadata.and_then(|metadata| Ok((metadata.len(), metadata.modified()?)));
+        let (bytes, time) = changed.map_err(|error| format!("cannot look at {}: {error}", path.display()))?;
+        Ok(format!("{} {bytes} {time:?}\n", path.display()))
     };
-    let Ok(built) = changed(file) else { return Ok(false) };
-    for source in sources {
-        if changed(source)? > built {
-            return Ok(false);
-        }
+    files.iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_told_from_itself_after_a_change_and_from_another_of_the_same_text() {
+        let folder = std::env::temp_dir().join(format!("rectrain-identify-{}", std::process::id()));
+        let [one, two] = ["one", "two"].map(|name| folder.join(name));
+        write(&one, "text").unwrap();
+        write(&two, "text").unwrap();
+        let before = identify(std::slice::from_ref(&one)).unwrap();
+        assert_eq!(before, identify(std::slice::from_ref(&one)).unwrap());
+        assert_ne!(before, identify(&[two]).unwrap());
+        write(&one, "other text").unwrap();
+        assert_ne!(before, identify(&[one]).unwrap());
+        remove_folder(&folder).unwrap();
     }
-    Ok(true)
 }

@@ -22,8 +22,14 @@ const PODS: &str = "--timeout=180s";
 
 /// `cargo xtask cluster images`
 pub(super) fn images(paths: &Paths) -> Result<(), String> {
-    crate::cargo(&["build", "--release", "--workspace"], "the build failed")?;
+    build_programs()?;
     provide(paths, &[Image::Runtime, Image::Operator])
+}
+
+/// Builds the programs of the images, with the same selection as the tests' (what tests depend on decides on features), so that no
+/// dependency is built twice.
+fn build_programs() -> Result<(), String> {
+    crate::cargo(&["build", "--release", "--workspace", "--bins", "--tests"], "the build failed")
 }
 
 /// Builds images and gives them to the nodes. The nodes of a cluster that is not of this machine are given nothing: its owner loads
@@ -73,7 +79,7 @@ pub(super) fn smoke(paths: &Paths) -> Result<(), String> {
         "spec.roles.denseWorker.replicas=2",
     ];
     tools::build(paths, &[tools::KUBE])?;
-    crate::cargo(&["build", "--release", "--workspace"], "the build failed")?;
+    build_programs()?;
     provide(paths, &[Image::Runtime])?;
     let mut run = command(crate::built("rectrain")?, ["run", JOB_FILE, "--json"]);
     run.args(sets.iter().flat_map(|set| ["--set", set])).current_dir(crate::workspace());
@@ -190,8 +196,10 @@ fn upload(paths: &Paths, namespace: &str, folder: &Path, files: &[&str]) -> Resu
     let mut forward =
         Running(forward.stdout(Stdio::piped()).spawn().map_err(|error| format!("cannot run kubectl: {error}"))?);
     let mut line = String::new();
-    if let Some(printed) = forward.0.stdout.take() {
-        BufReader::new(printed).read_line(&mut line).map_err(|error| format!("cannot read of kubectl: {error}"))?;
+    // Kept to the end: kubectl says a word for every connection, and ends if nobody reads.
+    let mut printed = forward.0.stdout.take().map(BufReader::new);
+    if let Some(printed) = &mut printed {
+        printed.read_line(&mut line).map_err(|error| format!("cannot read of kubectl: {error}"))?;
     }
     let address = line.strip_prefix("Forwarding from ").and_then(|rest| rest.split(' ').next());
     let address = address.ok_or_else(|| format!("kubectl does not forward to the object store: {line:?}"))?;
@@ -248,5 +256,20 @@ impl Drop for Running {
         // It may have ended by itself.
         let _killed = self.0.kill();
         let _waited = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_summary_or_a_failure_ends_a_job() {
+        assert!(last_event("").is_err());
+        assert!(last_event("{\"event\":\"progress\"}\n").is_err());
+        let ended =
+            last_event("starting\n{\"event\":\"progress\"}\n{\"event\":\"summary\",\"steps\":3}\nlog\n").unwrap();
+        assert_eq!(ended["steps"], 3);
+        assert_eq!(last_event("{\"event\":\"failed\"}").unwrap()["event"], "failed");
     }
 }

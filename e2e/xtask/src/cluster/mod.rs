@@ -14,7 +14,6 @@ mod pki;
 mod process;
 mod tools;
 
-use std::fs::File;
 use std::net::UdpSocket;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -24,7 +23,7 @@ use std::time::{Duration, Instant};
 use self::images::Image;
 use self::namespaces::{Daemon, Namespaces};
 use self::network::{CONTROL_PLANE, KUBERNETES, LINK, MACHINE, NODES, Node};
-use self::paths::{Paths, make_folder, remove_folder, write};
+use self::paths::{Paths, lock, make_folder, remove_folder, write};
 use self::process::{command, eventually, output};
 
 const USAGE: &str = "usage: cargo xtask cluster COMMAND
@@ -129,7 +128,7 @@ const CONTROL_PLANE_NAME: &str = "control-plane";
 /// Brings up what is not up.
 fn up(paths: &Paths) -> Result<(), String> {
     tools::available(paths)?;
-    let _lock = lock(paths)?;
+    let _lock = lock(paths, "cluster")?;
     let started = Instant::now();
     tools::install_packages()?;
     tools::build(paths, &PROGRAMS)?;
@@ -276,7 +275,7 @@ fn dns_question(name: &str) -> Vec<u8> {
 
 /// Ends a node.
 fn stop_node(paths: &Paths, name: &str) -> Result<(), String> {
-    let _lock = lock(paths)?;
+    let _lock = lock(paths, "cluster")?;
     let node = NODES.iter().find(|node| node.name == name);
     let running = node.and_then(|node| Namespaces::find(paths, node.name)).ok_or_else(|| {
         let names: Vec<_> = NODES.iter().map(|node| node.name).collect();
@@ -288,7 +287,7 @@ fn stop_node(paths: &Paths, name: &str) -> Result<(), String> {
 
 /// Takes everything down, however much of it there is.
 fn down(paths: &Paths) -> Result<(), String> {
-    let _lock = lock(paths)?;
+    let _lock = lock(paths, "cluster")?;
     clean(paths)
 }
 
@@ -312,15 +311,6 @@ fn link_exists() -> bool {
 
 fn ip(words: &[&str]) -> Command {
     command("ip", words)
-}
-
-/// One `up` or `down` at a time.
-fn lock(paths: &Paths) -> Result<File, String> {
-    make_folder(paths.root())?;
-    let path = paths.root().join("lock");
-    let file = File::create(&path).map_err(|error| format!("cannot open {}: {error}", path.display()))?;
-    file.lock().map_err(|error| format!("cannot lock {}: {error}", path.display()))?;
-    Ok(file)
 }
 
 /// Prints a table of what runs.
@@ -389,4 +379,16 @@ fn own_kubectl(paths: &Paths) -> Command {
     let mut kubectl = Command::new(paths.program("kube"));
     kubectl.arg("kubectl").env("KUBECONFIG", paths.kubeconfig());
     kubectl
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dns_question_is_what_rfc_1035_says() {
+        let question = dns_question("ab.c");
+        assert_eq!(question[..12], [0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0], "one question, recursion desired");
+        assert_eq!(question[12..], [2, b'a', b'b', 1, b'c', 0, 0, 1, 0, 1], "labels, type A, class IN");
+    }
 }

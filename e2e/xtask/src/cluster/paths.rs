@@ -1,6 +1,7 @@
 //! Where the cluster's files are: programs and images are kept in the user's cache folder, what belongs to a running cluster is
 //! below `run` and goes with it.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// The cache folder of the cluster.
@@ -84,6 +85,15 @@ pub(super) fn write(path: &Path, text: impl AsRef<[u8]>) -> Result<(), String> {
 /// Makes a folder and those above it.
 pub(super) fn make_folder(folder: &Path) -> Result<(), String> {
     std::fs::create_dir_all(folder).map_err(|error| format!("cannot make the folder {}: {error}", folder.display()))
+}
+
+/// One at a time, in whichever process: `up` and `down` (`cluster`), whatever fills the cache (`build`).
+pub(super) fn lock(paths: &Paths, what: &str) -> Result<File, String> {
+    make_folder(paths.root())?;
+    let path = paths.root().join(format!("{what}.lock"));
+    let file = File::create(&path).map_err(|error| format!("cannot open {}: {error}", path.display()))?;
+    file.lock().map_err(|error| format!("cannot lock {}: {error}", path.display()))?;
+    Ok(file)
 }
 
 /// Removes a folder if it is there.

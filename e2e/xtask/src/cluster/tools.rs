@@ -4,8 +4,9 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use super::cgroups;
 use super::components::CNI_FOLDERS;
-use super::paths::{Paths, make_folder, sources, write};
+use super::paths::{Paths, lock, make_folder, sources, write};
 use super::process::{command, output, visible};
 
 /// Commands, and the Debian package that has them. What another package or the machine's owner has installed is taken as it is.
@@ -69,8 +70,8 @@ pub(super) fn available(paths: &Paths) -> Result<(), String> {
         return Err(format!("the cluster has a /run and a /var of its own and cannot see {root}: set XDG_CACHE_HOME"));
     }
     output(&mut command("unshare", ["--net", "--mount", "--pid", "--fork", "--mount-proc", "true"]))
-        .map(drop)
-        .map_err(|error| format!("the cluster needs namespaces of its own, which this machine refuses: {error}"))
+        .map_err(|error| format!("the cluster needs namespaces of its own, which this machine refuses: {error}"))?;
+    cgroups::probe()
 }
 
 /// Installs the packages that are missing.
@@ -109,6 +110,7 @@ pub(super) fn build(paths: &Paths, programs: &[Program]) -> Result<(), String> {
 }
 
 fn build_one(paths: &Paths, program: Program) -> Result<(), String> {
+    let _lock = lock(paths, "build")?;
     let (name, made_of) = match program {
         Program::Own(name) => (name, own_source(name)?),
         Program::Module(name, module) => (name, module.to_owned()),
