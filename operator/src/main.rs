@@ -66,6 +66,8 @@ enum LogFormat {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     log_to_stderr(cli.log);
+    // Crates of one build may bring several, and then rustls has to be told; that one was chosen already is as good.
+    let _chosen = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return end(&format!("cannot start the asynchronous runtime: {error}")),

@@ -341,8 +341,8 @@ impl<'a> Draft<'a> {
 
     /// All roles start again after a back-off, or the job has failed.
     fn crash(mut self, attempt: &AttemptStatus, container_restarts: u32, problem: Problem) -> Decision {
-        let used = attempt.restarts_before + container_restarts.max(1);
-        self.status.restarts = Some(used.max(self.status.restarts.unwrap_or(0)));
+        let used = (attempt.restarts_before + container_restarts.max(1)).max(self.status.restarts.unwrap_or(0));
+        self.status.restarts = Some(used);
         if used > self.max_restarts() {
             return self.exhausted(Some(&problem));
         }

@@ -23,7 +23,7 @@ type Aucs = Vec<Vec<f64>>;
 
 pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
     let plan = parse(arguments)?;
-    crate::cargo(&["build", "--release", "--workspace"], "the build failed")?;
+    crate::cargo(&["build", "--release", "--workspace", "--bins", "--tests"], "the build failed")?;
     let sync = train_seeds(&plan, "sync", &[])?;
     let tested = sync.first().map_or(0, Vec::len);
     let (slice_batches, middle) = (slice_batches(&plan)?, tested as u64 / 2 + 1);

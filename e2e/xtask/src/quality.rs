@@ -18,7 +18,7 @@ struct Plan {
 
 pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
     let plan = parse(arguments)?;
-    crate::cargo(&["build", "--release", "--workspace"], "the build failed")?;
+    crate::cargo(&["build", "--release", "--workspace", "--bins", "--tests"], "the build failed")?;
     let mut rows = Vec::new();
     for model in &plan.models {
         for mode in &plan.modes {

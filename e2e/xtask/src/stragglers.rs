@@ -22,7 +22,7 @@ struct Plan {
 
 pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
     let plan = parse(arguments)?;
-    crate::cargo(&["build", "--release", "--workspace"], "the build failed")?;
+    crate::cargo(&["build", "--release", "--workspace", "--bins", "--tests"], "the build failed")?;
     let mut summaries: Vec<Vec<Value>> = vec![Vec::new(); plan.modes.len()];
     for round in 0..plan.rounds {
         for (mode, summaries) in plan.modes.iter().zip(&mut summaries) {

@@ -71,6 +71,8 @@ impl Cluster {
     /// # Errors
     /// If there is none.
     pub async fn connect(context: Option<String>, namespace: Option<String>) -> Result<Self, ClientError> {
+        // Crates of one build may bring several, and then rustls has to be told; that one was chosen already is as good.
+        let _chosen = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
         let config = match context {
             Some(context) => {
                 let options = KubeConfigOptions { context: Some(context), ..KubeConfigOptions::default() };

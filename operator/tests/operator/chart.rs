@@ -141,7 +141,7 @@ fn the_operators_pods_meet_the_restricted_standard_and_know_the_runtimes_image()
     let Some(helm) = helm() else { return };
     let all = objects(
         &helm,
-        &["--set", "runtimeImage.repository=r/runtime,runtimeImage.tag=7,runtimeImage.pullSecrets={a,b}"],
+        &["--set", "runtimeImage.repository=r/runtime,runtimeImage.tag=v7,runtimeImage.pullSecrets={a,b}"],
     );
     let deployment = find(&all, "Deployment");
     assert_eq!(deployment["spec"]["replicas"], 2);
@@ -154,7 +154,7 @@ fn the_operators_pods_meet_the_restricted_standard_and_know_the_runtimes_image()
     assert_eq!(container["securityContext"]["capabilities"]["drop"], json!(["ALL"]));
     let arguments: Vec<&str> = container["args"].as_array().unwrap().iter().map(|a| a.as_str().unwrap()).collect();
     for expected in [
-        "--runtime-image=r/runtime:7",
+        "--runtime-image=r/runtime:v7",
         "--image-pull-secret=a",
         "--image-pull-secret=b",
         "--namespace=$(POD_NAMESPACE)",

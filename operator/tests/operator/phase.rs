@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use proptest::prelude::*;
-use rectrain_crds::{Mode, Phase, RecTrainingJob, RecTrainingJobStatus};
+use rectrain_crds::{Mode, Phase, RecTrainingJob, RecTrainingJobStatus, ResolvedJob};
 use rectrain_operator::coordinator::{CoordinatorView, Report, Stage};
 use rectrain_operator::failure::{Cause, Problem};
 use rectrain_operator::names::Role;
@@ -87,13 +87,18 @@ struct History {
     pods: Vec<PodFacts>,
     coordinator: CoordinatorView,
     obstacle: Option<Problem>,
+    /// Of the manifest as it is: worked out when it changes.
+    resolved: ResolvedJob,
+    spec_hash: String,
 }
 
 impl History {
     fn new() -> Self {
         let mut job = rectrain_crds::parse_manifest(MANIFEST, "job.yaml").unwrap();
         job.metadata.generation = Some(1);
-        Self { job, now: 1_800_000_000, pods: Vec::new(), coordinator: CoordinatorView::Silent, obstacle: None }
+        let (resolved, spec_hash) = (validate::verdict(&job).unwrap(), validate::spec_hash(&job.spec));
+        let coordinator = CoordinatorView::Silent;
+        Self { job, now: 1_800_000_000, pods: Vec::new(), coordinator, obstacle: None, resolved, spec_hash }
     }
 
     fn attempt(&self) -> u32 {
@@ -132,11 +137,11 @@ impl History {
     fn edit(&mut self, change: impl FnOnce(&mut RecTrainingJob)) {
         change(&mut self.job);
         self.job.metadata.generation = self.job.metadata.generation.map(|generation| generation + 1);
+        self.resolved = validate::verdict(&self.job).unwrap();
+        self.spec_hash = validate::spec_hash(&self.job.spec);
     }
 
     fn decide(&self) -> Decision {
-        let verdict = validate::verdict(&self.job);
-        let spec_hash = validate::spec_hash(&self.job.spec);
         let attempt = self.attempt();
         let has_coordinator = self.pods.iter().any(|pod| pod.attempt == attempt);
         let ready: BTreeMap<Role, u32> = Role::ALL
@@ -146,8 +151,8 @@ impl History {
         decide(&Facts {
             now: Timestamp::from_second(self.now).unwrap(),
             job: &self.job,
-            verdict: verdict.as_ref().map_err(Vec::as_slice),
-            spec_hash: &spec_hash,
+            verdict: Ok(&self.resolved),
+            spec_hash: &self.spec_hash,
             image: "runtime:1",
             pods: &self.pods,
             ready: &ready,
@@ -216,7 +221,7 @@ proptest! {
                 prop_assert_eq!(phase, Phase::Complete);
                 prop_assert_eq!(&after.summary, &before.summary);
             }
-            let mended = before.attempt.as_ref().map(|a| &a.spec_hash) != Some(&validate::spec_hash(&history.job.spec));
+            let mended = before.attempt.as_ref().map(|a| &a.spec_hash) != Some(&history.spec_hash);
             if before.phase == Some(Phase::Failed) && !mended {
                 prop_assert_eq!(phase, Phase::Failed);
             }

@@ -155,6 +155,12 @@ impl ApiServer {
                 self.create(plural, body.clone());
                 (201, body)
             }
+            // An event that happens again.
+            ("PATCH", name, "") if plural == "events" => {
+                let event = self.get_mut(plural, name).unwrap();
+                overlay(event, &body);
+                (200, event.clone())
+            }
             ("PATCH", name, "") => {
                 assert!(query.contains("fieldManager=rectrain-operator"), "applied by another owner: {query}");
                 self.apply(plural, name, body)
