@@ -1,5 +1,5 @@
-//! The same against real servers of both protocols on loopback: versitygw (S3) and fake-gcs-server (GCS), built from their Go
-//! modules into the user's cache once. Skipped, aloud, where they are not there and cannot be built.
+//! The same against a real S3 server on loopback: versitygw, built from its Go module into the user's cache once. Skipped,
+//! aloud, where it is not there and cannot be built.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -132,24 +132,5 @@ fn checkpoints_live_in_a_bucket_of_s3() {
         ("allow_http", "true"),
     ]);
     let directory = Directory::open("s3://checkpoints/jobs/one", &options, true).unwrap();
-    runtime().block_on(walk(&directory));
-}
-
-#[test]
-fn checkpoints_live_in_a_bucket_of_gcs() {
-    let Some(program) = built("github.com/fsouza/fake-gcs-server@v1.56.1", "fake-gcs-server") else { return };
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::create_dir(folder.path().join("checkpoints")).unwrap();
-    let (_server, port) = started(|port| {
-        let mut command = Command::new(&program);
-        let endpoint = format!("127.0.0.1:{port}");
-        command.args(["-scheme", "http", "-host", "127.0.0.1", "-port", &port.to_string(), "-backend", "memory"]);
-        command.args(["-public-host", &endpoint, "-external-url", &format!("http://{endpoint}"), "-data"]);
-        command.arg(folder.path());
-        command
-    });
-    let endpoint = format!("http://127.0.0.1:{port}");
-    let options = options(&[("endpoint", &endpoint), ("allow_http", "true"), ("skip_signature", "true")]);
-    let directory = Directory::open("gs://checkpoints/jobs/one", &options, true).unwrap();
     runtime().block_on(walk(&directory));
 }
