@@ -47,7 +47,9 @@ impl Coordinator {
 
     /// Follows the job to its end: waits for training, collects the digest, and pushes the last event.
     pub async fn run(&self, transport: &dyn Transport) -> Result<Summary, RoleError> {
-        let result = self.summarize(transport).await;
+        // Once a member has failed, the others end, and calls to them fail: the first failure is what happened.
+        let result =
+            self.summarize(transport).await.map_err(|error| self.lock().check_failure().err().unwrap_or(error));
         match &result {
             Ok(summary) => {
                 self.events.push(JobEvent::Summary(Box::new(summary.clone())));
