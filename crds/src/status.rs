@@ -31,6 +31,22 @@ pub enum Phase {
     Failed,
 }
 
+impl Phase {
+    /// The name in a status.
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Pending => "Pending",
+            Phase::Starting => "Starting",
+            Phase::Training => "Training",
+            Phase::Evaluating => "Evaluating",
+            Phase::Restarting => "Restarting",
+            Phase::Suspended => "Suspended",
+            Phase::Complete => "Complete",
+            Phase::Failed => "Failed",
+        }
+    }
+}
+
 /// How many pods of a role there are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

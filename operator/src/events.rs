@@ -7,7 +7,6 @@ use rectrain_crds::{Phase, RecTrainingJob, RecTrainingJobStatus};
 
 use crate::names::FIELD_MANAGER;
 use crate::phase::Decision;
-use crate::reconcile::status::phase_reason;
 
 /// Events hold 1,024 bytes of text.
 const MOST: usize = 1000;
@@ -62,7 +61,7 @@ pub fn transitions(before: Option<&RecTrainingJobStatus>, decision: &Decision) -
         let is_routine =
             matches!((before_phase, phase), (Some(Phase::Evaluating), Phase::Training) | (_, Phase::Evaluating));
         if !is_routine {
-            all.push(Announcement { is_warning: false, reason: phase_reason(phase), note: note(phase, after) });
+            all.push(Announcement { is_warning: false, reason: phase.name(), note: note(phase, after) });
         }
     }
     if let Some(problem) = &decision.problem {

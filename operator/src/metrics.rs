@@ -9,8 +9,6 @@ use prometheus::{
 };
 use rectrain_crds::Phase;
 
-use crate::reconcile::status::phase_reason;
-
 /// 1 ms to 30 s.
 const SECONDS: &[f64] = &[1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 
@@ -151,7 +149,7 @@ impl OperatorMetrics {
         self.0.jobs.reset();
         for ((namespace, name), (at, phase)) in seen.iter() {
             self.0.ages.with_label_values(&[namespace.as_str(), name.as_str()]).set(at.elapsed().as_secs_f64());
-            self.0.jobs.with_label_values(&[phase_reason(*phase)]).inc();
+            self.0.jobs.with_label_values(&[phase.name()]).inc();
         }
     }
 }

@@ -10,7 +10,7 @@ pub fn render(job: &RecTrainingJob) -> String {
     let mut text = String::new();
     let name = job.metadata.name.as_deref().unwrap_or_default();
     let status = job.status.clone().unwrap_or_default();
-    let phase = status.phase.map_or("not seen by an operator yet", phase_name);
+    let phase = status.phase.map_or("not seen by an operator yet", Phase::name);
     // Writing into a String cannot fail.
     let _ = writeln!(text, "{name}: {phase}");
     for (label, value) in lines(&status) {
@@ -86,19 +86,6 @@ fn explanation(status: &RecTrainingJobStatus) -> Option<String> {
         .or_else(|| holds("Stalled"))
         .or_else(|| holds("Reconciling").filter(|_| status.phase == Some(Phase::Restarting)))?;
     Some(format!("{}: {}", condition.reason, condition.message))
-}
-
-fn phase_name(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Pending => "Pending",
-        Phase::Starting => "Starting",
-        Phase::Training => "Training",
-        Phase::Evaluating => "Evaluating",
-        Phase::Restarting => "Restarting",
-        Phase::Suspended => "Suspended",
-        Phase::Complete => "Complete",
-        Phase::Failed => "Failed",
-    }
 }
 
 #[cfg(test)]

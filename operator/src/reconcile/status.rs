@@ -26,7 +26,8 @@ pub fn conditions(
     generation: Option<i64>,
     now: Timestamp,
 ) -> Vec<Condition> {
-    let reason = problem.map_or(phase_reason(phase), |problem| problem.cause.reason());
+    // The phase is the reason of a condition that no problem explains.
+    let reason = problem.map_or(phase.name(), |problem| problem.cause.reason());
     let message = problem.map_or_else(|| phase_message(phase).to_owned(), |problem| problem.message.clone());
     let is_live = matches!(phase, Phase::Training | Phase::Evaluating);
     let has_ended = matches!(phase, Phase::Complete | Phase::Failed);
@@ -48,7 +49,7 @@ pub fn conditions(
         let since = before.iter().find(|c| c.type_ == kind && c.status == status).map(|c| c.last_transition_time.0);
         // `Ready` says why it is not; the others have nothing to say while they do not hold.
         let (reason, message) =
-            if holds || kind == "Ready" { (reason, message.clone()) } else { (phase_reason(phase), String::new()) };
+            if holds || kind == "Ready" { (reason, message.clone()) } else { (phase.name(), String::new()) };
         Condition {
             type_: kind.to_owned(),
             status: status.to_owned(),
@@ -63,21 +64,6 @@ pub fn conditions(
 
 fn is_crash(cause: Cause) -> bool {
     matches!(cause, Cause::Crash | Cause::OutOfMemory | Cause::NoProgress)
-}
-
-/// The reason of a condition that no problem explains.
-#[must_use]
-pub fn phase_reason(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Pending => "Pending",
-        Phase::Starting => "Starting",
-        Phase::Training => "Training",
-        Phase::Evaluating => "Evaluating",
-        Phase::Restarting => "Restarting",
-        Phase::Suspended => "Suspended",
-        Phase::Complete => "Complete",
-        Phase::Failed => "Failed",
-    }
 }
 
 fn phase_message(phase: Phase) -> &'static str {
