@@ -17,6 +17,7 @@ pub mod local;
 pub mod member;
 mod message;
 pub mod metrics;
+mod outcome;
 mod parameter_server;
 pub mod plan;
 mod pooling;

@@ -16,6 +16,7 @@ use rectrain_proto::v1::order::Order as Kind;
 use super::announced::Announced;
 use crate::batch::{BatchKey, BatchPosition};
 use crate::error::RoleError;
+use crate::outcome;
 use crate::plan::{JobPlan, TrainingMode};
 
 /// Global batches that dense workers may fetch beyond the one they train. A switch by command takes place behind what has been
@@ -231,15 +232,7 @@ impl Training {
 
     /// What became of a batch.
     pub(super) fn batch_report(&mut self, report: &v1::BatchReport) -> Result<(), RoleError> {
-        let outcome = match report.outcome() {
-            v1::Outcome::Dropped => Outcome::Dropped,
-            v1::Outcome::Trained => Outcome::Trained,
-            v1::Outcome::Repeated => Outcome::Repeated,
-            v1::Outcome::Unspecified => {
-                let reason = "the outcome is missing".to_owned();
-                return Err(RoleError::Inconsistent { message: "batch_report", reason });
-            }
-        };
+        let outcome = outcome::read("batch_report", report.outcome())?;
         let Some(dispatcher) = self.run.dispatcher() else {
             let reason = format!("training is in mode {}", self.mode.name());
             return Err(RoleError::Inconsistent { message: "batch_report", reason });

@@ -17,6 +17,7 @@ use super::Trainer;
 use crate::batch::BatchKey;
 use crate::error::RoleError;
 use crate::message;
+use crate::outcome;
 use crate::plan::CALL_DEADLINE;
 use crate::pooling::Pooled;
 
@@ -134,7 +135,7 @@ impl Run<'_> {
                         *place = *step;
                     }
                 }
-                Ok(self.machine.acknowledged(server, batch, read_outcome(outcome)?)?)
+                Ok(self.machine.acknowledged(server, batch, outcome::read("push", outcome)?)?)
             }
         }
     }
@@ -229,16 +230,11 @@ impl Run<'_> {
     /// Tells the coordinator, without waiting.
     fn report(&mut self, batch: Batch, outcome: Outcome) -> Result<(), RoleError> {
         let in_hand = self.in_hand.remove(&batch).ok_or_else(|| unknown(batch))?;
-        let outcome = match outcome {
-            Outcome::Dropped => v1::Outcome::Dropped,
-            Outcome::Trained => v1::Outcome::Trained,
-            Outcome::Repeated => v1::Outcome::Repeated,
-        };
         let report = v1::BatchReport {
             rank: self.trainer.rank.0,
             first_row: batch.first_row,
             rows: batch.rows,
-            outcome: outcome.into(),
+            outcome: outcome::write(outcome).into(),
             dense_steps: in_hand.dense_steps,
             embedding_steps: in_hand.embedding_steps,
         };
@@ -265,15 +261,4 @@ impl Run<'_> {
 
 fn unknown(batch: Batch) -> RoleError {
     RoleError::Inconsistent { message: "pull", reason: format!("{batch} were never pulled") }
-}
-
-fn read_outcome(outcome: v1::Outcome) -> Result<Outcome, RoleError> {
-    match outcome {
-        v1::Outcome::Dropped => Ok(Outcome::Dropped),
-        v1::Outcome::Trained => Ok(Outcome::Trained),
-        v1::Outcome::Repeated => Ok(Outcome::Repeated),
-        v1::Outcome::Unspecified => {
-            Err(RoleError::Inconsistent { message: "push", reason: "the outcome is missing".to_owned() })
-        }
-    }
 }

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rectrain_dense::DenseOptimizer;
 use rectrain_embedding::{FeatureKey, GroupId, Store};
 use rectrain_modes::gba::{
-    Batch, Boundary, Decay, EmbeddingPair, EmbeddingRule, GradientServer, KeyDivisor, KeySteps, LastUpdates, Push,
-    Pushed, Token, TokenMode, Update, aggregate_dense, aggregate_embeddings, staleness,
+    Batch, Boundary, Decay, EmbeddingPair, EmbeddingRule, GradientServer, KeyDivisor, KeySteps, LastUpdates, Outcome,
+    Push, Pushed, Token, TokenMode, Update, aggregate_dense, aggregate_embeddings, staleness,
 };
 use rectrain_modes::{GlobalStep, Rank};
 use rectrain_proto::v1;
@@ -17,6 +17,7 @@ use rectrain_proto::v1;
 use super::Contribution;
 use crate::error::RoleError;
 use crate::metrics::PsMetrics;
+use crate::outcome;
 use crate::plan::JobPlan;
 
 /// Steps after which keys that can no longer be stale are forgotten.
@@ -126,8 +127,8 @@ impl Tokens {
         let mut rows = self.lock_rows();
         rows.oldest = rows.oldest.max(Token(push.oldest_token));
         let pushed = rows.server.push(read(push, contribution)?)?;
-        let outcome = outcome(&pushed);
-        let mut reply = v1::UpdateReply { outcome: outcome.into(), ..v1::UpdateReply::default() };
+        let outcome = outcome_of(&pushed);
+        let mut reply = v1::UpdateReply { outcome: outcome::write(outcome).into(), ..v1::UpdateReply::default() };
         if let Pushed::Full(update) = pushed {
             self.apply_rows(store, &mut rows, &update, &mut reply, metrics)?;
         }
@@ -150,8 +151,8 @@ impl Tokens {
         }
         let mut dense = self.lock_dense();
         let pushed = dense.push(read(push, gradient)?)?;
-        let outcome = outcome(&pushed);
-        if outcome == v1::Outcome::Dropped {
+        let outcome = outcome_of(&pushed);
+        if outcome == Outcome::Dropped {
             lock(partition).applied.late += 1;
             metrics.late_gradients.inc();
         }
@@ -159,7 +160,7 @@ impl Tokens {
             self.apply_dense(partition, &update, metrics)?;
         }
         metrics.buffered_gradients.set(dense.fill() as i64);
-        Ok(v1::PushReply { outcome: outcome.into(), step: dense.step().0 })
+        Ok(v1::PushReply { outcome: outcome::write(outcome).into(), step: dense.step().0 })
     }
 
     /// Applies what is left in the buffers: the data has ended.
@@ -290,10 +291,10 @@ fn read<G>(push: &v1::TokenPush, gradient: G) -> Result<Push<G>, RoleError> {
     })
 }
 
-fn outcome<G>(pushed: &Pushed<G>) -> v1::Outcome {
+fn outcome_of<G>(pushed: &Pushed<G>) -> Outcome {
     match pushed {
-        Pushed::Buffered | Pushed::Full(_) => v1::Outcome::Trained,
-        Pushed::Late => v1::Outcome::Dropped,
-        Pushed::Repeated => v1::Outcome::Repeated,
+        Pushed::Buffered | Pushed::Full(_) => Outcome::Trained,
+        Pushed::Late => Outcome::Dropped,
+        Pushed::Repeated => Outcome::Repeated,
     }
 }
