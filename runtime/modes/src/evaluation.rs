@@ -1,7 +1,4 @@
-//! Before which global steps the model is evaluated: a pure function that every dense worker computes alike, so that all of
-//! them stop at the same place without being told.
-
-use crate::GlobalStep;
+//! Before which global batches the model is evaluated. Pure; called by the coordinator.
 
 /// When to evaluate; training's end always counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,31 +7,19 @@ pub enum EvaluationPoints {
     End,
     /// At the end of every epoch.
     Epoch,
-    /// Every this many global steps.
+    /// Every this many global batches.
     Steps(u64),
 }
 
-/// Walks along the steps and says where an evaluation stands before them.
-#[derive(Debug, Clone)]
-pub struct EvaluationSchedule {
-    points: EvaluationPoints,
-    epoch: u32,
-}
-
-impl EvaluationSchedule {
-    /// From the first step on.
+impl EvaluationPoints {
+    /// The first batch behind `evaluated` before which an evaluation is due, as far as it is known. `epoch_starts` are the known
+    /// batches with which an epoch other than the first begins, ascending.
     #[must_use]
-    pub fn new(points: EvaluationPoints) -> Self {
-        Self { points, epoch: 0 }
-    }
-
-    /// Whether an evaluation is due before `step`, the next to be trained, which belongs to `epoch`. Asked once a step, in order.
-    pub fn due_before(&mut self, step: GlobalStep, epoch: u32) -> bool {
-        let new_epoch = std::mem::replace(&mut self.epoch, epoch) != epoch;
-        match self.points {
-            EvaluationPoints::End => false,
-            EvaluationPoints::Epoch => new_epoch,
-            EvaluationPoints::Steps(every) => step.0 > 0 && step.0.is_multiple_of(every.max(1)),
+    pub fn next_after(self, evaluated: u64, epoch_starts: &[u64]) -> Option<u64> {
+        match self {
+            Self::End => None,
+            Self::Epoch => epoch_starts.iter().copied().find(|start| *start > evaluated),
+            Self::Steps(every) => Some((evaluated / every.max(1) + 1) * every.max(1)),
         }
     }
 }
@@ -45,9 +30,9 @@ mod tests {
 
     #[test]
     fn evaluations_fall_between_epochs_or_every_so_many_steps() {
-        let due = |points| {
-            let mut schedule = EvaluationSchedule::new(points);
-            (0..9u64).filter(|&s| schedule.due_before(GlobalStep(s), (s / 3) as u32)).collect::<Vec<_>>()
+        let due = |points: EvaluationPoints| {
+            let next = |evaluated: &u64| points.next_after(*evaluated, &[3, 6]).filter(|due| *due < 9);
+            std::iter::successors(next(&0), next).collect::<Vec<_>>()
         };
         assert_eq!(due(EvaluationPoints::End), [0u64; 0]);
         assert_eq!(due(EvaluationPoints::Epoch), [3, 6]);

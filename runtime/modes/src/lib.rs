@@ -7,7 +7,7 @@
 //! - [`RingAllReduce`]: how dense workers sum their flat gradient buffers.
 //! - [`DataLedger`]: the coordinator's account of the training data — which chunk of which epoch is leased to whom, which
 //!   global step it begins at, and where training ends.
-//! - [`EvaluationSchedule`]: before which steps the model is evaluated.
+//! - [`EvaluationPoints`]: before which batches the model is evaluated.
 
 mod data_ledger;
 mod evaluation;
@@ -17,7 +17,7 @@ mod sparse_sum;
 mod step_gate;
 
 pub use data_ledger::{ChunkLease, DataLedger, DataPlan, Lease, LedgerError, TrainingLength};
-pub use evaluation::{EvaluationPoints, EvaluationSchedule};
+pub use evaluation::EvaluationPoints;
 pub use ring::{RingAllReduce, RingError, RingSend};
 pub use sparse_sum::{SparseGradients, sum_by_key};
 pub use step_gate::{GateError, StepGate};

@@ -537,13 +537,7 @@ impl Training {
     }
 
     fn evaluation_due(&self) -> Option<u64> {
-        match self.plan.evaluation {
-            EvaluationPoints::End => None,
-            EvaluationPoints::Epoch => {
-                self.data.epoch_starts().iter().copied().find(|start| *start > self.evaluated_through)
-            }
-            EvaluationPoints::Steps(every) => Some((self.evaluated_through / every.max(1) + 1) * every.max(1)),
-        }
+        self.plan.evaluation.next_after(self.evaluated_through, self.data.epoch_starts())
     }
 
     /// Gives the run what is known of the data, up to the next rest; while it drains also what lies behind it, of which it takes
