@@ -2,9 +2,9 @@
 //! model is tested on each slice before it trains on it, and in the middle the mode is switched, from `sync` to each other mode
 //! and from each other mode to `sync`, with no hyper-parameter changed. Prints the figures of docs/benchmarks.md.
 
-use std::process::Command;
-
 use serde_json::Value;
+
+use crate::list;
 
 const USAGE: &str = "usage: cargo xtask continual --manifest FILE [--path DATA] [--modes a,b] [--seeds 1,2,3] [--set PATH=VALUE] [--slow WORKER=FACTOR]
   FILE splits its source into slices (spec.data.split.slices); DATA replaces spec.data.source.paths
@@ -18,15 +18,24 @@ struct Plan {
     slow: Vec<String>,
 }
 
-/// The AUC of each slice from the second on: by seed, by slice.
-type Aucs = Vec<Vec<f64>>;
+/// A slice that was tested on, before this global step.
+struct Tested {
+    step: u64,
+    auc: f64,
+}
+
+/// Each slice from the second on: by seed, by slice.
+type Runs = Vec<Vec<Tested>>;
 
 pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
     let plan = parse(arguments)?;
     crate::cargo(&["build", "--release", "--workspace", "--bins", "--tests"], "the build failed")?;
     let sync = train_seeds(&plan, "sync", &[])?;
     let tested = sync.first().map_or(0, Vec::len);
-    let (slice_batches, middle) = (slice_batches(&plan)?, tested as u64 / 2 + 1);
+    // With a barrier a step is a global batch, and the first test is after the first slice.
+    let first = sync.first().and_then(|run| run.first());
+    let slice_batches = first.ok_or("nothing was tested: spec.data.split.slices is missing")?.step;
+    let middle = tested as u64 / 2 + 1;
     let mut rows = vec![row("sync throughout", &sync)];
     let mut differences = Vec::new();
     for mode in &plan.modes {
@@ -59,7 +68,6 @@ pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
 }
 
 fn parse(arguments: &[&str]) -> Result<Plan, String> {
-    let list = |text: &str| text.split(',').map(str::to_owned).collect::<Vec<_>>();
     let mut plan = Plan {
         manifest: String::new(),
         sets: Vec::new(),
@@ -81,11 +89,12 @@ fn parse(arguments: &[&str]) -> Result<Plan, String> {
     if plan.manifest.is_empty() { Err(USAGE.to_owned()) } else { Ok(plan) }
 }
 
-fn train_seeds(plan: &Plan, name: &str, sets: &[String]) -> Result<Aucs, String> {
+fn train_seeds(plan: &Plan, name: &str, sets: &[String]) -> Result<Runs, String> {
     plan.seeds
         .iter()
         .map(|seed| {
-            let (aucs, summary) = train(plan, seed, sets)?;
+            let (tested, summary) = train(plan, seed, sets)?;
+            let aucs: Vec<f64> = tested.iter().map(|slice| slice.auc).collect();
             println!(
                 "{}",
                 serde_json::json!({ "run": name, "seed": seed, "auc": aucs, "meanStaleness": summary["meanStaleness"],
@@ -93,55 +102,40 @@ fn train_seeds(plan: &Plan, name: &str, sets: &[String]) -> Result<Aucs, String>
                     "excludedGradients": summary["excludedGradients"], "trainedRows": summary["trainedRows"],
                     "samplesPerSecond": summary["samplesPerSecond"] })
             );
-            Ok(aucs)
+            Ok(tested)
         })
         .collect()
 }
 
-/// One run: the AUC of each slice that was tested on, and the summary.
-fn train(plan: &Plan, seed: &str, sets: &[String]) -> Result<(Vec<f64>, Value), String> {
-    let mut command = Command::new(crate::built("rectrain")?);
-    command.args(["run", plan.manifest.as_str(), "--json"]).current_dir(crate::workspace());
-    command.args(["--set", &format!("spec.training.seed={seed}")]);
-    for set in plan.sets.iter().chain(sets) {
-        command.args(["--set", set]);
-    }
+/// One run: the slices that were tested on, and the summary.
+fn train(plan: &Plan, seed: &str, sets: &[String]) -> Result<(Vec<Tested>, Value), String> {
+    let seed = format!("spec.training.seed={seed}");
+    let mut job = crate::job(&plan.manifest, std::iter::once(&seed).chain(&plan.sets).chain(sets))?;
     for slow in &plan.slow {
-        command.args(["--slow", slow]);
+        job.args(["--slow", slow]);
     }
-    let output = command.output().map_err(|error| format!("cannot run rectrain: {error}"))?;
+    let output = crate::output(job)?;
     let summary = crate::last_event(&output)?;
     let events = String::from_utf8_lossy(&output.stdout).into_owned();
     let events = events.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let tested = events.filter(|event| event["event"] == "evaluation");
-    let aucs = tested.map(|event| event["test"]["auc"].as_f64().ok_or("a slice has no AUC: all its labels are equal"));
-    Ok((aucs.collect::<Result<_, _>>()?, summary))
+    let tested = events.filter(|event| event["event"] == "evaluation").map(|event| {
+        let auc = event["test"]["auc"].as_f64().ok_or("a slice has no AUC: all its labels are equal")?;
+        Ok(Tested { step: event["step"].as_u64().ok_or("an evaluation has no step")?, auc })
+    });
+    Ok((tested.collect::<Result<_, &str>>()?, summary))
 }
 
-/// Global batches of a slice, from the manifest.
-fn slice_batches(plan: &Plan) -> Result<u64, String> {
-    let text = std::fs::read_to_string(crate::workspace().join(&plan.manifest))
-        .map_err(|error| format!("cannot read {}: {error}", plan.manifest))?;
-    let number = |name: &str| {
-        let line = text.lines().find_map(|line| line.trim().strip_prefix(name));
-        let value = line.and_then(|rest| rest.trim_end_matches('}').trim().parse::<u64>().ok());
-        value.ok_or(format!("{} has no line `{name} NUMBER`", plan.manifest))
-    };
-    Ok(number("slices: {rows:")? / number("globalBatchSize:")?)
-}
-
-fn row(name: &str, aucs: &Aucs) -> String {
+fn row(name: &str, aucs: &Runs) -> String {
     let slices = aucs.first().map_or(0, Vec::len);
-    let means = (0..slices).map(|slice| mean(aucs.iter().map(|seed| seed[slice])));
+    let means = (0..slices).map(|slice| mean(aucs.iter().map(|seed| seed[slice].auc)));
     format!("| {name} |{}", means.map(|auc| format!(" {auc:.4} |")).collect::<String>())
 }
 
-fn difference(name: &str, sync: &Aucs, aucs: &Aucs, first: usize) -> String {
+fn difference(name: &str, sync: &Runs, aucs: &Runs, first: usize) -> String {
     let of = |slices: std::ops::Range<usize>| {
-        let by_seed = sync
-            .iter()
-            .zip(aucs)
-            .map(|(sync, other)| mean(slices.clone().filter_map(|slice| Some(other.get(slice)? - sync.get(slice)?))));
+        let by_seed = sync.iter().zip(aucs).map(|(sync, other)| {
+            mean(slices.clone().filter_map(|slice| Some(other.get(slice)?.auc - sync.get(slice)?.auc)))
+        });
         spread(&by_seed.collect::<Vec<_>>())
     };
     let slices = sync.first().map_or(0, Vec::len);
@@ -154,7 +148,6 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 fn spread(values: &[f64]) -> String {
-    let low = values.iter().copied().fold(f64::INFINITY, f64::min);
-    let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let (low, high) = crate::range(values);
     format!("{:+.4} ({low:+.4} to {high:+.4})", mean(values.iter().copied()))
 }

@@ -86,6 +86,32 @@ fn movielens() -> Result<(), String> {
     }
 }
 
+/// `rectrain run MANIFEST --json` with these overrides, to be given further arguments and run.
+fn job<'a>(manifest: &str, sets: impl IntoIterator<Item = &'a String>) -> Result<Command, String> {
+    let mut command = Command::new(built("rectrain")?);
+    command.args(["run", manifest, "--json"]).current_dir(workspace());
+    for set in sets {
+        command.args(["--set", set]);
+    }
+    Ok(command)
+}
+
+/// What a job printed.
+fn output(mut job: Command) -> Result<std::process::Output, String> {
+    job.output().map_err(|error| format!("cannot run rectrain: {error}"))
+}
+
+/// `a,b` as a list.
+fn list(text: &str) -> Vec<String> {
+    text.split(',').map(str::to_owned).collect()
+}
+
+/// The smallest and the largest.
+fn range(values: &[f64]) -> (f64, f64) {
+    let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+    (low, values.iter().copied().fold(f64::NEG_INFINITY, f64::max))
+}
+
 /// The summary that a run with `--json` printed last.
 fn last_event(output: &std::process::Output) -> Result<serde_json::Value, String> {
     if !output.status.success() {

@@ -1,8 +1,8 @@
 //! Trains on real data for several models, modes and seeds and prints what was reached: the figures of docs/benchmarks.md.
 
-use std::process::Command;
-
 use serde_json::Value;
+
+use crate::list;
 
 const USAGE: &str = "usage: cargo xtask quality --manifest FILE [--path DATA] [--models a,b] [--modes a,b] [--seeds 1,2,3] [--set PATH=VALUE]
   prints one line of JSON a run and a table of means; DATA replaces spec.data.source.paths";
@@ -45,7 +45,6 @@ pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
 }
 
 fn parse(arguments: &[&str]) -> Result<Plan, String> {
-    let list = |text: &str| text.split(',').map(str::to_owned).collect::<Vec<_>>();
     let mut plan = Plan {
         manifest: String::new(),
         sets: Vec::new(),
@@ -75,13 +74,7 @@ fn train(plan: &Plan, model: &str, mode: &str, seed: &str) -> Result<Value, Stri
         format!("spec.training.mode={mode}"),
         format!("spec.training.seed={seed}"),
     ];
-    let mut command = Command::new(crate::built("rectrain")?);
-    command.args(["run", plan.manifest.as_str(), "--json"]).current_dir(crate::workspace());
-    for set in plan.sets.iter().chain(&own) {
-        command.args(["--set", set]);
-    }
-    let output = command.output().map_err(|error| format!("cannot run rectrain: {error}"))?;
-    crate::last_event(&output)
+    crate::last_event(&crate::output(crate::job(&plan.manifest, plan.sets.iter().chain(&own))?)?)
 }
 
 /// What the reference gives the model where the manifest leaves it open.
@@ -96,7 +89,6 @@ fn shape(model: &str) -> &'static str {
 
 fn spread(values: &[f64]) -> String {
     let mean = values.iter().sum::<f64>() / values.len().max(1) as f64;
-    let low = values.iter().copied().fold(f64::INFINITY, f64::min);
-    let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let (low, high) = crate::range(values);
     format!("{mean:.4} ({low:.4} to {high:.4})")
 }

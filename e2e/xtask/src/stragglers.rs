@@ -2,8 +2,6 @@
 //! turn, several rounds: throughput, staleness and dropped batches as in GBA's tables 5.2 and 5.3. The ratios are of one
 //! session, and each of one round, because machines are noisy.
 
-use std::process::Command;
-
 use serde_json::Value;
 
 const USAGE: &str = "usage: cargo xtask stragglers [--manifest FILE] [--modes a,b] [--rounds 3] [--fast 6] [--slow 2] [--cores 0.16] [--factor 4] [--set PATH=VALUE]
@@ -51,7 +49,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
 fn parse(arguments: &[&str]) -> Result<Plan, String> {
     let mut plan = Plan {
         manifest: "docs/examples/straggler-job.yaml".to_owned(),
-        modes: "sync,hybrid,gba,async,hopBs,hopBw,bsp".split(',').map(str::to_owned).collect(),
+        modes: crate::list("sync,hybrid,gba,async,hopBs,hopBw,bsp"),
         rounds: 3,
         fast: 6,
         slow: 2,
@@ -63,7 +61,7 @@ fn parse(arguments: &[&str]) -> Result<Plan, String> {
     for pair in arguments.chunks(2) {
         match pair {
             ["--manifest", file] => plan.manifest = (*file).to_owned(),
-            ["--modes", modes] => plan.modes = modes.split(',').map(str::to_owned).collect(),
+            ["--modes", modes] => plan.modes = crate::list(modes),
             ["--rounds", rounds] => plan.rounds = rounds.parse().map_err(|_| USAGE.to_owned())?,
             ["--fast", workers] => plan.fast = workers.parse().map_err(|_| USAGE.to_owned())?,
             ["--slow", workers] => plan.slow = workers.parse().map_err(|_| USAGE.to_owned())?,
@@ -78,17 +76,14 @@ fn parse(arguments: &[&str]) -> Result<Plan, String> {
 
 fn train(plan: &Plan, mode: &str) -> Result<Value, String> {
     let workers = plan.fast + plan.slow;
-    let mut command = Command::new(crate::built("rectrain")?);
-    command.args(["run", plan.manifest.as_str(), "--json", "--processes"]).current_dir(crate::workspace());
-    command.args(["--set", &format!("spec.training.mode={mode},spec.roles.denseWorker.replicas={workers}")]);
+    let own = format!("spec.training.mode={mode},spec.roles.denseWorker.replicas={workers}");
+    let mut job = crate::job(&plan.manifest, std::iter::once(&own).chain(&plan.sets))?;
+    job.arg("--processes");
     for worker in 0..workers {
         let cores = if worker < plan.fast { plan.cores } else { plan.cores / plan.factor };
-        command.arg("--cpus").arg(format!("denseWorker-{worker}={cores}"));
+        job.arg("--cpus").arg(format!("denseWorker-{worker}={cores}"));
     }
-    for set in &plan.sets {
-        command.args(["--set", set]);
-    }
-    crate::last_event(&command.output().map_err(|error| format!("cannot run rectrain: {error}"))?)
+    crate::last_event(&crate::output(job)?)
 }
 
 fn row(mode: &str, summaries: &[Value], base: &[Value]) -> String {
@@ -97,8 +92,7 @@ fn row(mode: &str, summaries: &[Value], base: &[Value]) -> String {
     let speeds = of("samplesPerSecond");
     let base = base.iter().map(|summary| summary["samplesPerSecond"].as_f64().unwrap_or(f64::NAN));
     let ratios: Vec<f64> = speeds.iter().zip(base).map(|(speed, base)| speed / base).collect();
-    let low = ratios.iter().copied().fold(f64::INFINITY, f64::min);
-    let high = ratios.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let (low, high) = crate::range(&ratios);
     format!(
         "| {mode} | {:.0} | {:.2} ({low:.2} to {high:.2}) | {:.2} | {:.0} | {:.0} | {:.0} |",
         median(speeds),
