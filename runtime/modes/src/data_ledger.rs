@@ -41,6 +41,17 @@ pub struct ChunkLease {
     pub max_batches: u64,
 }
 
+/// Where in the data an earlier run stood.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DataPosition {
+    /// Global batches of all epochs that are trained.
+    pub batch: u64,
+    /// Pass over the data that the next one is in. At the end of an epoch it may be this epoch or the next.
+    pub epoch: u32,
+    /// Rows of one epoch, if they were known.
+    pub epoch_rows: Option<u64>,
+}
+
 /// The answer to a loader that asks for data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lease {
@@ -66,6 +77,9 @@ pub enum LedgerError {
         "chunk {chunk} of epoch {epoch} has {rows} rows where an earlier epoch had {expected}: the data changed while it was being read"
     )]
     DataChanged { epoch: u32, chunk: u64, rows: u64, expected: u64 },
+    /// An earlier run stood where this data has nothing.
+    #[error("there is no batch {} in epoch {} of this data, where an earlier run stood", .0.batch, .0.epoch)]
+    NoSuchBatch(DataPosition),
     /// There is nothing to train on.
     #[error("the training data has no rows")]
     NoRows,
@@ -105,6 +119,34 @@ impl DataLedger {
             on_lease: BTreeMap::new(),
             rows_read: 0,
         }
+    }
+
+    /// Goes on where an earlier run with the same plan stood: the first chunk leased is the one that holds the position's batch.
+    /// That is an error if there is no such batch: the epochs before it have fewer.
+    pub fn resume(plan: DataPlan, position: DataPosition) -> Result<Self, LedgerError> {
+        let mut ledger = Self { epoch: position.epoch, epoch_rows: position.epoch_rows, ..Self::new(plan) };
+        let epoch_batches = position.epoch_rows.map(|rows| rows.div_ceil(ledger.plan.global_batch_rows));
+        let start = match (position.epoch, epoch_batches) {
+            (0, _) => Some(0),
+            (epoch, Some(batches)) => batches.checked_mul(u64::from(epoch)),
+            (_, None) => None,
+        };
+        let within = start.and_then(|start| position.batch.checked_sub(start));
+        let (Some(start), Some(within)) = (start, within) else { return Err(LedgerError::NoSuchBatch(position)) };
+        if epoch_batches.is_some_and(|batches| within > batches) {
+            return Err(LedgerError::NoSuchBatch(position));
+        }
+        ledger.epoch_start = GlobalStep(start);
+        ledger.next_chunk = within / ledger.plan.batches_per_chunk;
+        ledger.rows_read =
+            ledger.next_chunk * ledger.chunk_rows() + u64::from(position.epoch) * position.epoch_rows.unwrap_or(0);
+        Ok(ledger)
+    }
+
+    /// The first batch of the chunk to be leased next.
+    #[must_use]
+    pub fn next_batch(&self) -> u64 {
+        self.epoch_start.0 + self.next_chunk * self.plan.batches_per_chunk
     }
 
     /// The next chunk, in order. A chunk past the end of an epoch may be leased while that end is unknown: it comes back empty.
@@ -217,8 +259,12 @@ mod tests {
 
     /// Runs `loaders` against data of `rows` rows; returns each step with its (epoch, first row, rows).
     fn run(plan: DataPlan, rows: u64, loaders: usize, choices: &[usize]) -> BTreeMap<u64, (u32, u64, u64)> {
+        run_on(DataLedger::new(plan), rows, loaders, choices)
+    }
+
+    fn run_on(mut ledger: DataLedger, rows: u64, loaders: usize, choices: &[usize]) -> BTreeMap<u64, (u32, u64, u64)> {
+        let plan = ledger.plan;
         let chunk_rows = plan.global_batch_rows * plan.batches_per_chunk;
-        let mut ledger = DataLedger::new(plan);
         let mut held: Vec<Option<ChunkLease>> = vec![None; loaders];
         let mut finished = vec![false; loaders];
         let mut steps = BTreeMap::new();
@@ -243,7 +289,8 @@ mod tests {
                 }
             }
         }
-        assert_eq!(ledger.total_steps(), Some(GlobalStep(steps.len() as u64)));
+        let end = steps.keys().next_back().map(|last| last + 1);
+        assert!(end.is_none() || ledger.total_steps().map(|total| total.0) == end);
         assert_eq!(ledger.on_lease(), 0);
         steps
     }
@@ -268,12 +315,43 @@ mod tests {
         }
 
         #[test]
+        fn a_run_goes_on_from_any_batch_with_the_same_batches(
+            batch in 1u64..5, batches in 1u64..4, rows in 1u64..60, epochs in 1u32..4, loaders in 1usize..5,
+            at in any::<prop::sample::Index>(), knew_the_end in any::<bool>(), as_the_next_epoch in any::<bool>(),
+            choices in proptest::collection::vec(any::<usize>(), 1..60),
+        ) {
+            let plan = plan(batch, batches, TrainingLength::Epochs(epochs));
+            let all = run(plan, rows, 1, &[0]);
+            let at = at.index(all.len() + 1) as u64;
+            let epoch_batches = rows.div_ceil(batch);
+            // At an epoch's end, both names of the place.
+            let ended = u64::from(at > 0 && at.is_multiple_of(epoch_batches) && !as_the_next_epoch);
+            let epoch = (at / epoch_batches - ended) as u32;
+            let epoch_rows = (knew_the_end || epoch > 0).then_some(rows);
+            let ledger = DataLedger::resume(plan, DataPosition { batch: at, epoch, epoch_rows }).unwrap();
+            prop_assert!(ledger.next_batch() <= at);
+            let rest = run_on(ledger, rows, loaders, &choices);
+            let from = at - (at - u64::from(epoch) * epoch_batches) % batches;
+            let expected: BTreeMap<_, _> = all.into_iter().filter(|(step, _)| *step >= from).collect();
+            prop_assert_eq!(rest, expected);
+        }
+
+        #[test]
         fn a_limit_on_steps_is_met_exactly(
             batch in 1u64..5, batches in 1u64..4, rows in 1u64..40, limit in 1u64..50, loaders in 1usize..4,
             choices in proptest::collection::vec(any::<usize>(), 1..60),
         ) {
             let steps = run(plan(batch, batches, TrainingLength::Steps(limit)), rows, loaders, &choices);
             prop_assert_eq!(steps.keys().copied().collect::<Vec<_>>(), (0..limit).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn a_position_that_the_data_does_not_have_is_refused() {
+        let plan = plan(2, 2, TrainingLength::Epochs(3));
+        for (batch, epoch, epoch_rows) in [(9, 1, Some(6)), (2, 1, Some(6)), (4, 0, Some(6)), (3, 1, None)] {
+            let position = DataPosition { batch, epoch, epoch_rows };
+            assert_eq!(DataLedger::resume(plan, position).unwrap_err(), LedgerError::NoSuchBatch(position));
         }
     }
 

@@ -16,7 +16,7 @@ mod ring;
 mod sparse_sum;
 mod step_gate;
 
-pub use data_ledger::{ChunkLease, DataLedger, DataPlan, Lease, LedgerError, TrainingLength};
+pub use data_ledger::{ChunkLease, DataLedger, DataPlan, DataPosition, Lease, LedgerError, TrainingLength};
 pub use evaluation::EvaluationPoints;
 pub use ring::{RingAllReduce, RingError, RingSend};
 pub use sparse_sum::{SparseGradients, sum_by_key};

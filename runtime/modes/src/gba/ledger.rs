@@ -32,6 +32,17 @@ pub enum Settled {
     Before,
 }
 
+/// What became of all rows before a boundary.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RowCounts {
+    /// Rows in gradient buffers or applied.
+    pub trained_rows: u64,
+    /// Rows that the mode dropped (`hop-bw`).
+    pub dropped_rows: u64,
+    /// Batches that the mode dropped (`hop-bw`).
+    pub dropped_batches: u64,
+}
+
 /// See the module's text.
 #[derive(Clone, Debug, Default)]
 pub struct RowLedger {
@@ -47,7 +58,22 @@ impl RowLedger {
     /// An account that begins at row `first_row`, all before it trained.
     #[must_use]
     pub fn starting_at(first_row: u64) -> Self {
-        Self { settled: RowSet::up_to(first_row), trained_rows: first_row, ..Self::default() }
+        Self::resume(RowCounts { trained_rows: first_row, ..RowCounts::default() })
+    }
+
+    /// An account that goes on at a boundary of an earlier run: all rows before it were trained or dropped.
+    #[must_use]
+    pub fn resume(counts: RowCounts) -> Self {
+        let RowCounts { trained_rows, dropped_rows, dropped_batches } = counts;
+        let settled = RowSet::up_to(trained_rows + dropped_rows);
+        Self { open: BTreeMap::new(), settled, trained_rows, dropped_rows, dropped_batches }
+    }
+
+    /// What became of the rows that are settled.
+    #[must_use]
+    pub fn counts(&self) -> RowCounts {
+        let Self { trained_rows, dropped_rows, dropped_batches, .. } = *self;
+        RowCounts { trained_rows, dropped_rows, dropped_batches }
     }
 
     /// `batch` goes out for the first time.

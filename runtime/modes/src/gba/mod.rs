@@ -37,7 +37,7 @@ pub use buffer_size::{BufferSize, BufferSizeError};
 pub use data_list::{DataList, Next};
 pub use decay::{Decay, staleness};
 pub use dispatcher::{Answers, Assignment, DispatchError, Dispatcher, DispatcherSetup, Reply, TokenMode};
-pub use ledger::{RowLedger, RowLedgerError, Settled};
+pub use ledger::{RowCounts, RowLedger, RowLedgerError, Settled};
 pub use row_set::{Inserted, RowSet};
 pub use server::{GradientServer, LateGradients, Pair, Push, PushError, Pushed, ServerCounts, StalenessRecord, Update};
 pub use switch::{Boundary, Order, RunMode, RunPlan, SwitchError, SwitchPhase, TrainingRun};

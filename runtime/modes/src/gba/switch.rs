@@ -13,8 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::GlobalStep;
 use crate::gba::{
-    Answers, Batch, DataList, DispatchError, Dispatcher, DispatcherSetup, Next, Outcome, RowLedger, RowLedgerError,
-    Server, TokenMode,
+    Answers, Batch, DataList, DispatchError, Dispatcher, DispatcherSetup, Next, Outcome, RowCounts, RowLedger,
+    RowLedgerError, Server, TokenMode,
 };
 
 /// How training goes.
@@ -133,9 +133,15 @@ pub struct TrainingRun {
 impl TrainingRun {
     /// A run that begins at `at` in `mode`; carry out the [`Self::pending_orders`]. Data is announced later.
     pub fn new(plan: RunPlan, mode: RunMode, at: Boundary) -> Result<Self, SwitchError> {
+        Self::resume(plan, mode, at.step, RowCounts { trained_rows: at.next_row, ..RowCounts::default() })
+    }
+
+    /// As [`Self::new`], for a run that goes on before `step` where an earlier run rested, with the rows before it accounted for.
+    pub fn resume(plan: RunPlan, mode: RunMode, step: GlobalStep, rows: RowCounts) -> Result<Self, SwitchError> {
+        let at = Boundary { step, next_row: rows.trained_rows + rows.dropped_rows };
         let plan = RunPlan { servers: plan.servers.max(1), global_rows: plan.global_rows.max(1), ..plan };
         let data = DataList::new(plan.global_rows, at.next_row);
-        let ledger = RowLedger::starting_at(at.next_row);
+        let ledger = RowLedger::resume(rows);
         let mut run =
             Self { plan, mode, phase: SwitchPhase::Training, side: Side::Resting { data, ledger }, step: at.step };
         run.validate(mode)?;
