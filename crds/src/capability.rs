@@ -41,8 +41,8 @@ pub struct Requirement {
     pub capability: Capability,
 }
 
-/// Everything the job asks for. Fields that only a cluster reads (`template`, `ttlSecondsAfterFinished`, `managedBy`,
-/// `faultTolerance`) ask for nothing: they say so in their description, and the same manifest runs without a cluster.
+/// Everything the job asks for. Fields that only a cluster reads (`template`, `ttlSecondsAfterFinished`, `managedBy`) ask for
+/// nothing: they say so in their description, and the same manifest runs without a cluster.
 pub fn capabilities(job: &RecTrainingJob) -> Vec<Requirement> {
     let spec = &job.spec;
     let checkpoint = spec.checkpoint.clone().unwrap_or_default();

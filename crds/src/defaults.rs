@@ -84,6 +84,8 @@ pub const FTRL_L2: f64 = 0.0;
 
 /// `spec.roles.*.replicas`
 pub const REPLICAS: u32 = 1;
+/// `spec.checkpoint.fullEvery`
+pub const FULL_CHECKPOINT_EVERY: u32 = 10;
 /// `spec.checkpoint.keep`
 pub const CHECKPOINTS_KEPT: u32 = 3;
 /// `spec.faultTolerance.maxRestarts`

@@ -103,7 +103,7 @@ pub struct RecTrainingJobSpec {
     #[schemars(length(min = 1, max = 63), extend("x-default" = defaults::MANAGED_BY))]
     pub managed_by: Option<String>,
 
-    /// What happens after a crash. A failure that the user's input causes is never retried. Only a cluster reads it.
+    /// What happens after a crash, in a cluster and in `rectrain run --processes`. A failure that the user's input causes is never retried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fault_tolerance: Option<FaultToleranceSpec>,
 }

@@ -53,10 +53,10 @@ pub use path::{FieldPath, Segment};
 pub use reference::{reference_markdown, simulation_reference_markdown};
 pub use resolved::{
     DataSource, FileFormat, FilePlan, ResolvedBadRows, ResolvedCheckpoint, ResolvedCsv, ResolvedData, ResolvedDense,
-    ResolvedDenseOptimizer, ResolvedEvaluation, ResolvedFeatures, ResolvedInitializer, ResolvedJob, ResolvedLabel,
-    ResolvedModel, ResolvedRole, ResolvedRoles, ResolvedSparse, ResolvedSparseOptimizer, ResolvedSplit,
-    ResolvedStorage, ResolvedSynthetic, ResolvedTable, ResolvedTime, ResolvedTraining, ResolvedTransform, TrainTest,
-    TrainingLength,
+    ResolvedDenseOptimizer, ResolvedEvaluation, ResolvedFaultTolerance, ResolvedFeatures, ResolvedInitializer,
+    ResolvedJob, ResolvedLabel, ResolvedModel, ResolvedRole, ResolvedRoles, ResolvedSparse, ResolvedSparseOptimizer,
+    ResolvedSplit, ResolvedStorage, ResolvedSynthetic, ResolvedTable, ResolvedTime, ResolvedTraining,
+    ResolvedTransform, TrainTest, TrainingLength,
 };
 pub use schema::{crd, crd_yaml};
 pub use set::{SetError, SetKind, apply_set};

@@ -21,6 +21,7 @@ pub(crate) fn resolve(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldErro
         training: training(&spec.training.clone().unwrap_or_default()),
         roles: roles(&spec.roles.clone().unwrap_or_default()),
         checkpoint: spec.checkpoint.as_ref().and_then(checkpoint),
+        fault_tolerance: fault_tolerance(spec.fault_tolerance.as_ref()),
         suspend: spec.suspend.unwrap_or(false),
     };
     local_batches(&resolved, &mut errors);
@@ -668,10 +669,20 @@ fn roles(given: &RolesSpec) -> ResolvedRoles {
     }
 }
 
+fn fault_tolerance(given: Option<&FaultToleranceSpec>) -> ResolvedFaultTolerance {
+    let given = given.cloned().unwrap_or_default();
+    ResolvedFaultTolerance {
+        max_restarts: given.max_restarts.unwrap_or(d::MAX_RESTARTS),
+        backoff_seconds: given.backoff_seconds.unwrap_or(d::BACKOFF_SECONDS),
+        stall_seconds: given.stall_seconds.unwrap_or(d::STALL_SECONDS),
+    }
+}
+
 fn checkpoint(given: &CheckpointSpec) -> Option<ResolvedCheckpoint> {
     Some(ResolvedCheckpoint {
         path: given.path.clone()?,
         every_steps: given.every_steps,
+        full_every: given.full_every.unwrap_or(d::FULL_CHECKPOINT_EVERY),
         keep: given.keep.unwrap_or(d::CHECKPOINTS_KEPT) as usize,
         resume: given.resume.unwrap_or_default(),
     })

@@ -31,6 +31,8 @@ pub struct ResolvedJob {
     pub roles: ResolvedRoles,
     /// Checkpoints, if any are written or read.
     pub checkpoint: Option<ResolvedCheckpoint>,
+    /// What happens after a crash.
+    pub fault_tolerance: ResolvedFaultTolerance,
     /// Whether the job holds.
     pub suspend: bool,
 }
@@ -445,10 +447,24 @@ pub struct ResolvedRole {
 pub struct ResolvedCheckpoint {
     /// Directory or URL.
     pub path: String,
-    /// Steps between two; `None` means one at the end.
+    /// Global steps between two; `None` means one at the end.
     pub every_steps: Option<u64>,
-    /// As many are kept.
+    /// Every how many a full one is written, at least 1.
+    pub full_every: u32,
+    /// As many full ones are kept, at least 1.
     pub keep: usize,
     /// Where training starts.
     pub resume: Resume,
+}
+
+/// What happens after a crash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedFaultTolerance {
+    /// Restarts after which the job has failed.
+    pub max_restarts: u32,
+    /// Seconds before the first restart, at least 1.
+    pub backoff_seconds: u32,
+    /// Seconds without a completed step after which training counts as stalled.
+    pub stall_seconds: u32,
 }

@@ -10,7 +10,8 @@ use crate::defaults;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Resume {
-    /// From initial values, whatever `path` holds.
+    /// From initial values. A `path` that holds checkpoints of another run is refused, so that none of them is lost. (What this run
+    /// has written itself is what it goes on from after a crash.)
     #[default]
     None,
     /// From the newest complete checkpoint under `path`, or from initial values if there is none.
@@ -21,7 +22,7 @@ pub enum Resume {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("has(self.path) || !(has(self.everySteps) || has(self.keep) || (has(self.resume) && self.resume != 'none'))").message("checkpoints need a `path`: give it, or remove the other settings of `checkpoint`")
+    validation = Rule::new("has(self.path) || !(has(self.everySteps) || has(self.fullEvery) || has(self.keep) || (has(self.resume) && self.resume != 'none'))").message("checkpoints need a `path`: give it, or remove the other settings of `checkpoint`")
 )]
 pub struct CheckpointSpec {
     /// Directory of the checkpoints: a local path, or a gs:// or s3:// URL. Left out, none are written.
@@ -29,12 +30,18 @@ pub struct CheckpointSpec {
     #[schemars(length(min = 1, max = 1024), extend("x-default" = "no checkpoints"))]
     pub path: Option<String>,
 
-    /// Steps between two checkpoints.
+    /// Global steps between two checkpoints; there is one at the end in any case.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000_000_000u64), extend("x-default" = "one checkpoint, at the end"))]
     pub every_steps: Option<u64>,
 
-    /// Complete checkpoints that are kept; older ones are deleted.
+    /// Every how many checkpoints a full one is written; those between hold the embedding rows that changed since the one before.
+    /// 1: all are full.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1000), extend("x-default" = defaults::FULL_CHECKPOINT_EVERY))]
+    pub full_every: Option<u32>,
+
+    /// Full checkpoints that are kept, with those that build on them; older ones are deleted.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000), extend("x-default" = defaults::CHECKPOINTS_KEPT))]
     pub keep: Option<u32>,
@@ -45,7 +52,7 @@ pub struct CheckpointSpec {
     pub resume: Option<Resume>,
 }
 
-/// What happens after a crash. Only a cluster reads it. A failure that the user's input causes is never retried.
+/// What happens after a crash, in a cluster and in `rectrain run --processes`. A failure that the user's input causes is never retried.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FaultToleranceSpec {
