@@ -261,6 +261,10 @@ pub(crate) struct CoordinatorArgs {
     /// Where to serve /metrics
     #[arg(long, default_value = "0.0.0.0:9090")]
     pub(crate) metrics: SocketAddr,
+    /// Names this run of the job, in all its attempts: without `spec.checkpoint.resume: latest` it goes on from its own
+    /// checkpoints only
+    #[arg(long, value_name = "NAME", default_value = "")]
+    pub(crate) run: String,
     /// Print one JSON object an event to standard output after the line with the addresses, the summary last
     #[arg(long)]
     pub(crate) json: bool,

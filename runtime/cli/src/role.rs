@@ -16,6 +16,7 @@ use rectrain_wire::{Service, TcpConfig, TcpTransport, Transport, WireCounters};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{CoordinatorArgs, MemberArgs};
+use crate::run::{interrupted, save_within};
 use crate::show::Display;
 use crate::{Failure, job, signal};
 
@@ -41,7 +42,8 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
         let (metrics_address, _metrics) = serve_metrics(args.metrics, metrics.clone()).await?;
         let events = EventLog::default();
         let coordinator_metrics = CoordinatorMetrics::of(&metrics, 0);
-        let coordinator = Arc::new(Coordinator::new(plan, events.clone(), coordinator_metrics)?);
+        let coordinator = Coordinator::start(plan, &args.run, events.clone(), coordinator_metrics).await;
+        let coordinator = Arc::new(coordinator?);
         let service = Arc::clone(&coordinator) as Arc<dyn Service>;
         let serving = transport.serve(service, &args.bind).map_err(RoleError::from)?;
         let (control_address, control) = serve_control(args.control, Arc::clone(&coordinator)).await?;
@@ -52,10 +54,16 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
         };
         println!("{}", serde_json::to_string(&addresses).map_err(|error| Failure::Failed(error.to_string()))?);
         let mut told_to_stop = pin!(signal::interrupted());
-        let running = async { tokio::join!(coordinator.run(&transport), print(events, args.json)).0 };
+        let mut running = pin!(async { tokio::join!(coordinator.run(&transport), print(events, args.json)).0 });
         let result = tokio::select! {
-            result = running => result.map(drop).map_err(Failure::from),
-            () = &mut told_to_stop => Err(Failure::Interrupted("interrupted".to_owned())),
+            result = &mut running => result.map(drop).map_err(Failure::from),
+            () = &mut told_to_stop => {
+                let saved = tokio::select! {
+                    saved = save_within(signal::SAVE_GRACE, coordinator.save_now()) => saved,
+                    _ended = &mut running => Err("the job ended".to_owned()),
+                };
+                Err(interrupted(saved))
+            }
         };
         if args.stay && !matches!(result, Err(Failure::Interrupted(_))) {
             staying(&result);
@@ -92,6 +100,7 @@ fn staying(result: &Result<(), Failure>) {
 pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
     let plan = job::plan(&args.job)?;
     let replicas = role.replicas(&plan);
+    let saves = plan.checkpoint.is_some();
     if args.index >= replicas {
         let name = role.name();
         return Err(Failure::User(format!(
@@ -116,9 +125,21 @@ pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
             counters,
         };
         let mut told_to_stop = pin!(signal::interrupted());
+        let saving = member.save_now();
+        let mut running = pin!(member.run());
         let result = tokio::select! {
-            result = member.run() => result,
-            () = &mut told_to_stop => return Err(Failure::Interrupted("interrupted".to_owned())),
+            result = &mut running => result,
+            () = &mut told_to_stop => {
+                let saving = async { saving.await.map_err(|error| error.to_string()) };
+                if !saves {
+                    return Err(interrupted(Err("the job saves no checkpoints".to_owned())));
+                }
+                let saved = tokio::select! {
+                    saved = save_within(signal::SAVE_GRACE, saving) => saved,
+                    _ended = &mut running => Err("the job ended".to_owned()),
+                };
+                return Err(interrupted(saved));
+            }
         };
         // A member's own failure ends its process: restarted, it is told that the job has failed, and stays.
         let job_has_ended = matches!(result, Ok(()) | Err(RoleError::JobFailed { .. }));

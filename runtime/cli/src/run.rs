@@ -1,8 +1,10 @@
 //! `rectrain run`: the whole job on this machine, in one process or in many.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use prometheus::Registry;
+use rectrain_checkpoint::CheckpointId;
 use rectrain_roles::coordinator::{Coordinator, serve_control};
 use rectrain_roles::events::{EventLog, Summary};
 use rectrain_roles::http::serve_metrics;
@@ -38,7 +40,8 @@ async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) ->
     let events = EventLog::default();
     let mut follower = events.follow();
     let name = plan.name.clone();
-    let coordinator = Coordinator::new(Arc::clone(&plan), events, CoordinatorMetrics::of(&metrics, 0))?;
+    let coordinator_metrics = CoordinatorMetrics::of(&metrics, 0);
+    let coordinator = Coordinator::start(Arc::clone(&plan), &new_run(), events, coordinator_metrics).await?;
     let coordinator = Arc::new(coordinator);
     let (control, _control) = serve_control(args.control, Arc::clone(&coordinator)).await?;
     let _running = Running::note(&name, &format!("http://{control}"));
@@ -51,11 +54,15 @@ async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) ->
     let result: Result<Summary, Failure> = tokio::select! {
         result = &mut running => result.map_err(Failure::from),
         () = signal::interrupted() => {
+            let saved = tokio::select! {
+                saved = save_within(signal::SAVE_GRACE, coordinator.save_now()) => saved,
+                _ended = &mut running => Err("the job ended".to_owned()),
+            };
             showing.abort();
             coordinator.fail("interrupted".to_owned(), false);
             // Its members end in order, or are stopped.
             let _ended = running.await;
-            return Err(Failure::Interrupted("interrupted; nothing was saved".to_owned()));
+            return Err(interrupted(saved));
         }
     };
     // The last event has been pushed, so the display ends by itself.
@@ -63,4 +70,32 @@ async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) ->
         return Err(Failure::Failed(format!("the display failed: {error}")));
     }
     result.map(drop)
+}
+
+/// A name for a run that no other has.
+pub(crate) fn new_run() -> String {
+    CheckpointId::random().to_string()
+}
+
+/// Waits for a checkpoint that is being saved because the process is to end; a second signal ends the wait.
+pub(crate) async fn save_within(
+    grace: Duration,
+    saving: impl Future<Output = Result<String, String>>,
+) -> Result<String, String> {
+    tokio::select! {
+        saved = tokio::time::timeout(grace, saving) => {
+            saved.unwrap_or_else(|_| Err(format!("none could be saved within {} s", grace.as_secs())))
+        }
+        () = signal::interrupted() => Err("interrupted again".to_owned()),
+    }
+}
+
+/// How a command that was interrupted ends.
+pub(crate) fn interrupted(saved: Result<String, String>) -> Failure {
+    Failure::Interrupted(match saved {
+        Ok(checkpoint) => {
+            format!("interrupted; checkpoint {checkpoint} was saved: spec.checkpoint.resume=latest goes on from it")
+        }
+        Err(reason) => format!("interrupted; nothing was saved: {reason}"),
+    })
 }

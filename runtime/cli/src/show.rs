@@ -82,6 +82,16 @@ impl Display {
                 ));
             }
             JobEvent::ModeSwitched { step, from, to } => self.note(&format!("mode {from} -> {to} at step {step}")),
+            JobEvent::Resumed { checkpoint, step, rows, .. } => {
+                self.note(&format!("going on at step {step} from checkpoint {checkpoint} ({} rows)", thousands(*rows)));
+            }
+            JobEvent::CheckpointSaved { step, checkpoint, bytes, seconds, .. } => self.note(&format!(
+                "checkpoint {checkpoint} of step {step}: {} bytes in {seconds:.2} s",
+                thousands(*bytes)
+            )),
+            JobEvent::Restarting { restart, message, seconds } => {
+                self.note(&format!("{message}; restart {restart} in {seconds} s"));
+            }
             JobEvent::Warning { message } => self.note(&format!("warning: {message}")),
             JobEvent::Summary(summary) => {
                 self.bar.finish_and_clear();
@@ -146,6 +156,10 @@ fn summary_table(summary: &Summary) -> Table {
         row("staleness, max", thousands(summary.max_staleness));
         row("gradients left out", thousands(summary.excluded_gradients));
         row("batches dropped", thousands(summary.dropped_batches));
+    }
+    if summary.restarts > 0 {
+        row("restarts", thousands(u64::from(summary.restarts)));
+        row("batches trained again", thousands(summary.repeated_batches));
     }
     if summary.mode_switches > 0 {
         row("mode switches", thousands(summary.mode_switches));

@@ -130,7 +130,7 @@ fn hybrid_trains_in_processes() {
 fn a_killed_parameter_server_ends_the_job_with_a_sentence_and_nobody_waits_for_ever() {
     let folder = folder_with(&JOB.replace("rows: 3000", "rows: 3000000"));
     let mut child = Command::new(env!("CARGO_BIN_EXE_rectrain"))
-        .args(["run", "job.yaml", "--json", "--processes"])
+        .args(["run", "job.yaml", "--json", "--processes", "--set", "spec.faultTolerance.maxRestarts=0"])
         .current_dir(folder.path())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -146,6 +146,75 @@ fn a_killed_parameter_server_ends_the_job_with_a_sentence_and_nobody_waits_for_e
     assert!(killed.elapsed() < Duration::from_secs(20), "{:?}", killed.elapsed());
     let message = String::from_utf8_lossy(&output.stderr);
     assert!(message.contains("ps 0 was killed"), "{message}");
+}
+
+/// Two roles of each kind, a checkpoint every five of 94 steps.
+const SAVED: &[&str] = &[
+    "--set",
+    "spec.data.synthetic.rows=6000,spec.training.epochs=2,spec.roles.ps.replicas=2,spec.roles.denseWorker.replicas=2",
+    "--set",
+    "spec.faultTolerance.backoffSeconds=1",
+];
+
+#[test]
+fn a_run_whose_processes_are_killed_goes_on_by_itself_and_trains_the_same_model() {
+    let folder = folder_with(JOB);
+    let alone = events(&rectrain(folder.path(), &[&["run", "job.yaml", "--json"], SAVED].concat()));
+    let mut child = Command::new(env!("CARGO_BIN_EXE_rectrain"))
+        .args([&["run", "job.yaml", "--json", "--processes"], SAVED].concat())
+        .args(["--set", "spec.checkpoint.path=checkpoints,spec.checkpoint.everySteps=5"])
+        .current_dir(folder.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .unwrap();
+    let (mut to_kill, mut resumed, mut last) = (vec!["coordinator", "dense-worker", "ps"], 0, Value::Null);
+    for line in BufReader::new(child.stdout.take().unwrap()).lines() {
+        last = serde_json::from_str(&line.unwrap()).unwrap();
+        resumed += usize::from(last["event"] == "resumed");
+        if last["event"] == "checkpointSaved"
+            && let Some(role) = to_kill.pop()
+        {
+            let process = children_of(child.id()).into_iter().find(|(_, name)| name == role).unwrap().0;
+            assert!(Command::new("kill").args(["-9", &process.to_string()]).status().unwrap().success());
+        }
+    }
+    assert!(child.wait().unwrap().success());
+    let alone = alone.last().unwrap();
+    for field in ["parametersSha256", "samples", "trainedRows", "steps", "test"] {
+        assert_eq!(last[field], alone[field], "{field}");
+    }
+    assert_eq!((resumed, &last["restarts"]), (3, &3.into()));
+}
+
+#[test]
+fn ctrl_c_saves_a_checkpoint_and_the_next_run_goes_on_from_it() {
+    for processes in [&[][..], &["--processes"]] {
+        let folder = folder_with(JOB);
+        let alone = events(&rectrain(folder.path(), &[&["run", "job.yaml", "--json"], SAVED].concat()));
+        let job = [&["run", "job.yaml", "--json"], SAVED, &["--set", "spec.checkpoint.path=checkpoints"]].concat();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_rectrain"))
+            .args([&job[..], processes].concat())
+            .current_dir(folder.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        while !lines.next().unwrap().unwrap().contains("progress") {}
+        assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+        let output = child.wait_with_output().unwrap();
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(130), "{message}");
+        assert!(message.contains("was saved"), "{message}");
+        let latest = [&job[..], processes, &["--set", "spec.checkpoint.resume=latest"]].concat();
+        let after = events(&rectrain(folder.path(), &latest));
+        assert!(
+            after.iter().any(|event| event["event"] == "resumed" && event["step"].as_u64() > Some(0)),
+            "{after:#?}"
+        );
+        assert_eq!(after.last().unwrap()["parametersSha256"], alone.last().unwrap()["parametersSha256"]);
+    }
 }
 
 #[test]

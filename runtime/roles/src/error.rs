@@ -42,6 +42,9 @@ pub enum RoleError {
     /// A loader's account contradicts the coordinator's.
     #[error(transparent)]
     Ledger(#[from] rectrain_modes::LedgerError),
+    /// A checkpoint that cannot be written or read.
+    #[error(transparent)]
+    Checkpoint(Box<rectrain_checkpoint::CheckpointError>),
     /// An answer that is not of its kind.
     #[error("the answer to `{message}` cannot be read: {source}")]
     Reply { message: &'static str, source: prost::DecodeError },
@@ -58,7 +61,9 @@ pub enum RoleError {
     #[error("{message}")]
     JobFailed { message: String, user_error: bool },
     /// A member has joined a second time, after everybody had.
-    #[error("{member} was restarted in the middle of the job, and what it held is lost: run the job again")]
+    #[error(
+        "{member} was restarted in the middle of the job, and what it held is lost: the job has to go on from its last checkpoint"
+    )]
     Restarted { member: String },
     /// The dense workers, which must hold the same parameters, do not.
     #[error(
@@ -83,6 +88,7 @@ impl RoleError {
         match self {
             Self::Data(error) => error.is_users_input(),
             Self::Input(_) | Self::Ledger(rectrain_modes::LedgerError::NoRows) => true,
+            Self::Checkpoint(error) => matches!(**error, rectrain_checkpoint::CheckpointError::OtherJob { .. }),
             Self::JobFailed { user_error, .. } => *user_error,
             _ => false,
         }
@@ -92,6 +98,12 @@ impl RoleError {
 impl From<rectrain_modes::gba::SwitchError> for RoleError {
     fn from(error: rectrain_modes::gba::SwitchError) -> Self {
         Self::Switch(Box::new(error))
+    }
+}
+
+impl From<rectrain_checkpoint::CheckpointError> for RoleError {
+    fn from(error: rectrain_checkpoint::CheckpointError) -> Self {
+        Self::Checkpoint(Box::new(error))
     }
 }
 

@@ -47,6 +47,30 @@ pub enum JobEvent {
         /// The mode since.
         to: String,
     },
+    /// Training goes on from a checkpoint.
+    Resumed {
+        /// Its name in the checkpoint path.
+        checkpoint: String,
+        /// Before this global step.
+        step: u64,
+        /// Global batches that were trained until then.
+        batches: u64,
+        /// Embedding rows that were restored.
+        rows: u64,
+    },
+    /// A checkpoint exists.
+    CheckpointSaved {
+        /// Before this global step.
+        step: u64,
+        /// Its name in the checkpoint path.
+        checkpoint: String,
+        /// Embedding rows in it.
+        rows: u64,
+        /// Bytes of its files.
+        bytes: u64,
+        /// Time from the instant it is of until it existed.
+        seconds: f64,
+    },
     /// The test part was predicted.
     Evaluation {
         /// Before this global step.
@@ -58,6 +82,15 @@ pub enum JobEvent {
     Warning {
         /// One sentence.
         message: String,
+    },
+    /// A crash ended all processes; they begin again, from the last checkpoint if there is one.
+    Restarting {
+        /// Which restart of the run this is, from 1.
+        restart: u32,
+        /// What happened.
+        message: String,
+        /// Time until then.
+        seconds: u64,
     },
     /// The job is done.
     Summary(Box<Summary>),
@@ -127,6 +160,12 @@ pub struct Summary {
     pub mean_staleness: f64,
     /// The largest.
     pub max_staleness: u64,
+    /// Restarts after crashes.
+    #[serde(default)]
+    pub restarts: u32,
+    /// Global batches known to have been trained again after them, from the last checkpoint on.
+    #[serde(default)]
+    pub repeated_batches: u64,
     /// Bytes sent between processes, by kind of message.
     pub bytes_on_wire: BTreeMap<String, u64>,
     /// Digest of all dense parameters and all rows in key order: equal if and only if the trained model is.

@@ -22,6 +22,7 @@ mod parameter_server;
 pub mod plan;
 mod pooling;
 mod slot_map;
+mod ticket;
 
 pub use compression::Compression;
 pub use error::RoleError;

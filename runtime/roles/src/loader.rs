@@ -43,6 +43,8 @@ pub(crate) struct Loader {
 struct ReadChunk {
     first: BatchPosition,
     max_batches: u64,
+    /// Trained before, and not sent: batches, and pieces of the batch after those.
+    skip: (u64, u32),
     rows: Batch,
 }
 
@@ -93,7 +95,8 @@ impl Loader {
             message::call(&self.peers.coordinator, report, Vec::new(), CALL_DEADLINE).await?;
             let Some(rows) = rows else { continue };
             let first = BatchPosition::Train(lease.first_step);
-            let chunk = ReadChunk { first, max_batches: lease.max_batches, rows };
+            let skip = (lease.skip_batches, lease.skip_pieces);
+            let chunk = ReadChunk { first, max_batches: lease.max_batches, skip, rows };
             if chunks.send(chunk).await.is_err() {
                 break;
             }
@@ -125,7 +128,7 @@ impl Loader {
             message::call(&self.peers.coordinator, report, Vec::new(), CALL_DEADLINE).await?;
             let Some(rows) = rows else { continue };
             let first = BatchPosition::Evaluation { at_step: GlobalStep(lease.at_step), number: lease.first_batch };
-            if chunks.send(ReadChunk { first, max_batches: u64::MAX, rows }).await.is_err() {
+            if chunks.send(ReadChunk { first, max_batches: u64::MAX, skip: (0, 0), rows }).await.is_err() {
                 break;
             }
         }
@@ -184,25 +187,28 @@ impl Loader {
         while let Some(chunk) = chunks.recv().await {
             let rows = Arc::new(chunk.rows);
             let size = self.plan.global_batch_rows as usize;
-            for number in 0..(rows.samples.div_ceil(size) as u64).min(chunk.max_batches) {
+            let (first, skip_pieces) = chunk.skip;
+            for number in first..(rows.samples.div_ceil(size) as u64).min(chunk.max_batches) {
                 let start = number as usize * size;
                 let range = start..rows.samples.min(start + size);
-                self.send_batch(chunk.first.after(number), &rows, range).await?;
+                let skip_pieces = if number == first { skip_pieces } else { 0 };
+                self.send_batch(chunk.first.after(number), &rows, range, skip_pieces).await?;
             }
         }
         Ok(())
     }
 
-    /// Sends one global batch; waits until embedding workers have taken every piece in, which is what bounds the batches in
+    /// Sends one global batch from its piece `first_piece` on; waits until embedding workers have taken every piece in, which is what bounds the batches in
     /// flight. A short batch has pieces without rows.
     async fn send_batch(
         &self,
         position: BatchPosition,
         rows: &Arc<Batch>,
         range: Range<usize>,
+        first_piece: u32,
     ) -> Result<(), RoleError> {
         let started = Instant::now();
-        let pieces = (0..self.plan.pieces()).map(|piece| {
+        let pieces = (first_piece..self.plan.pieces()).map(|piece| {
             let own = self.plan.rows_of_piece(range.len(), piece);
             let own = range.start + own.start..range.start + own.end;
             self.send_piece(BatchKey { position, piece }, range.len(), Arc::clone(rows), own)

@@ -16,14 +16,15 @@ use crate::metrics::{CoordinatorMetrics, RoleMetrics};
 use crate::plan::JobPlan;
 
 /// Trains the job and returns its summary; `events` tells how it goes. Dense workers that are in `slow` take so many times as
-/// long to compute. Dropping the future stops it.
+/// long to compute. `run` names this run in its checkpoints. Dropping the future stops it.
 pub async fn run_in_process(
     plan: Arc<JobPlan>,
+    run: &str,
     slow: &BTreeMap<u32, f64>,
     events: EventLog,
     metrics: RoleMetrics,
 ) -> Result<Summary, RoleError> {
-    let coordinator = Coordinator::new(Arc::clone(&plan), events, CoordinatorMetrics::of(&metrics, 0))?;
+    let coordinator = Coordinator::start(Arc::clone(&plan), run, events, CoordinatorMetrics::of(&metrics, 0)).await?;
     run_with(plan, slow, Arc::new(coordinator), metrics).await
 }
 

@@ -114,6 +114,22 @@ impl Member {
         }
     }
 
+    /// Has the coordinator save a checkpoint at the next boundary: before this member leaves. Gives the checkpoint's name.
+    ///
+    /// # Errors
+    /// Whatever keeps it from existing; see [`Coordinator::save_now`](crate::coordinator::Coordinator::save_now).
+    pub fn save_now(&self) -> impl Future<Output = Result<String, RoleError>> + Send + use<> {
+        let request = v1::SaveNow { role: self.role.proto().into(), index: self.index };
+        let coordinator = self.transport.connect(&self.coordinator);
+        async move {
+            let (saved, _) = message::call(&coordinator?, request, Vec::new(), CALL_DEADLINE).await?;
+            if saved.checkpoint.is_empty() {
+                return Err(RoleError::Task { what: "saving of a checkpoint", reason: saved.reason });
+            }
+            Ok(saved.checkpoint)
+        }
+    }
+
     async fn take_part(&self, coordinator: &Channel) -> Result<(), RoleError> {
         let (work, service) = self.service()?;
         let service = Arc::new(MemberService { inner: service, counters: Arc::clone(&self.counters) });
@@ -134,7 +150,7 @@ impl Member {
     fn service(&self) -> Result<(Work, Arc<dyn Service>), RoleError> {
         Ok(match self.role {
             Role::Ps => {
-                let server = ParameterServer::new(&self.plan, PsMetrics::of(&self.metrics, self.index))?;
+                let server = ParameterServer::new(&self.plan, self.index, PsMetrics::of(&self.metrics, self.index))?;
                 (Work::Ps, Arc::new(server))
             }
             Role::EmbeddingWorker => {

@@ -54,6 +54,8 @@ requests! {
     12 "job_end" JobEndRequest => v1::JobEnd;
     13 "failure" Failure => Done;
     14 "batch_report" BatchReport => Done;
+    15 "dense_saved" DenseSaved => Done;
+    16 "save_now" SaveNow => v1::SavedNow;
     20 "put_batch" PutBatch => Done;
     22 "forward" Forward => v1::Forwarded;
     23 "backward" Backward => v1::BackwardReply;
@@ -67,6 +69,10 @@ requests! {
     32 "put_partition" PutPartition => Done;
     33 "get_partition" GetPartition => v1::Partition;
     34 "push_dense" PushDense => v1::PushReply;
+    35 "restore_rows" RestoreRows => v1::RestoredRows;
+    36 "freeze" Freeze => v1::Frozen;
+    37 "write_frozen" WriteFrozen => v1::WrittenFiles;
+    38 "thaw" Thaw => Done;
 }
 
 /// Sends `request` with `tensors` and waits for the answer.

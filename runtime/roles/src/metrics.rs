@@ -114,6 +114,12 @@ metrics! {
         dropped_batches: counter = "rectrain_coordinator_batches_dropped_total", "Local batches whose gradients hopBw dropped.";
         repeated_batches: counter = "rectrain_coordinator_batches_repeated_total", "Batches brought twice, of which the second was ignored.";
         mode_switches: counter = "rectrain_coordinator_mode_switches_total", "Switches of the training mode.";
+        checkpoints: counter = "rectrain_coordinator_checkpoints_total", "Checkpoints written.";
+        checkpoint_time: seconds = "rectrain_coordinator_checkpoint_seconds", "Time from the instant a checkpoint is of until it existed; training goes on meanwhile.";
+        checkpoint_bytes: counter = "rectrain_coordinator_checkpoint_bytes_total", "Bytes of the checkpoints written.";
+        checkpoint_step: gauge = "rectrain_coordinator_checkpoint_step", "Global step of the last checkpoint; what is trained since is repeated after a crash.";
+        failed_checkpoints: counter = "rectrain_coordinator_checkpoints_failed_total", "Checkpoints given up because a part could not be written.";
+        skipped_checkpoints: counter = "rectrain_coordinator_checkpoints_skipped_total", "Checkpoints left out because the one before was still being written.";
     }
     /// Metrics of a dense worker.
     DenseWorkerMetrics {

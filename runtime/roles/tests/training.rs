@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -17,28 +19,7 @@ use rectrain_roles::metrics::RoleMetrics;
 use rectrain_roles::plan::JobPlan;
 use sha2::{Digest, Sha256};
 
-/// A small job on synthetic clicks; `changes` are overrides as on the command line.
-fn plan(changes: &[&str]) -> JobPlan {
-    let manifest = "
-apiVersion: rectrain.dev/v1alpha1
-kind: RecTrainingJob
-metadata: {name: test}
-spec:
-  model: {kind: deepfm, embeddingDim: 4, hidden: [16, 8]}
-  features:
-    sparse: [{name: 'C{1..26}'}]
-    dense: [{name: 'I{1..13}'}]
-  data:
-    synthetic: {rows: 2000, testRows: 500, vocabulary: 1000}
-  training: {globalBatchSize: 96, epochs: 2}
-";
-    let overrides: Vec<_> = changes
-        .iter()
-        .map(|change| rectrain_crds::Override { kind: rectrain_crds::SetKind::Infer, expression: (*change).to_owned() })
-        .collect();
-    let manifest = rectrain_crds::load(manifest, "test.yaml", &overrides).unwrap();
-    JobPlan::new(&manifest.resolved).unwrap()
-}
+use crate::common::plan;
 
 fn train(plan: JobPlan) -> Result<(Summary, Vec<JobEvent>), RoleError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
@@ -46,7 +27,7 @@ fn train(plan: JobPlan) -> Result<(Summary, Vec<JobEvent>), RoleError> {
         let events = EventLog::default();
         let mut follower = events.follow();
         let metrics = RoleMetrics::new(Registry::new()).unwrap();
-        let summary = run_in_process(Arc::new(plan), &BTreeMap::new(), events, metrics).await?;
+        let summary = run_in_process(Arc::new(plan), "test", &BTreeMap::new(), events, metrics).await?;
         let mut seen = Vec::new();
         while let Some(event) = follower.next().await {
             seen.push(event);

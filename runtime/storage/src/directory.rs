@@ -375,7 +375,8 @@ impl FileWriter {
     async fn append(&mut self, mut upload: WriteMultipart, mut bytes: Bytes) -> Result<(), StorageError> {
         while !bytes.is_empty() {
             if let Err(error) = upload.wait_for_capacity(self.parallel).await {
-                return Err(self.give_up(upload, error).await);
+                give_up(upload).await;
+                return Err(self.failed(error));
             }
             upload.put(bytes.split_to(bytes.len().min(self.part_bytes)));
         }
@@ -397,7 +398,8 @@ impl FileWriter {
             Writing::Parts(mut upload) => {
                 // What was sent already first, so that a failure there is told as it is.
                 if let Err(error) = upload.wait_for_capacity(1).await {
-                    return Err(self.give_up(upload, error).await);
+                    give_up(upload).await;
+                    return Err(self.failed(error));
                 }
                 upload.finish().await.map_err(|error| self.failed(error))?;
                 Ok(())
@@ -406,15 +408,14 @@ impl FileWriter {
         }
     }
 
-    async fn give_up(&self, upload: WriteMultipart, error: object_store::Error) -> StorageError {
-        // The first error is the one to tell; the parts of an upload that cannot be aborted are the bucket's to clear.
-        let _aborted = upload.abort().await;
-        self.failed(error)
-    }
-
     fn failed(&self, source: object_store::Error) -> StorageError {
         StorageError::Store { action: "write", path: self.name.clone(), source }
     }
+}
+
+/// The parts of an upload that cannot be aborted are the bucket's to clear.
+async fn give_up(upload: WriteMultipart) {
+    let _aborted = upload.abort().await;
 }
 
 #[cfg(test)]

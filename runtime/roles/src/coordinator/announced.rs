@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use rectrain_modes::DataPosition;
+
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct Announced {
@@ -47,8 +49,34 @@ impl Announced {
         }
     }
 
-    /// A chunk has been read.
-    pub(super) fn add(&mut self, chunk: Chunk) {
+    /// What an earlier run knew of the batches before `position`.
+    pub(super) fn resume(global_rows: u64, position: DataPosition) -> Self {
+        let mut data = Self::new(global_rows);
+        for epoch in 0..position.epoch {
+            let rows = position.epoch_rows.unwrap_or(0);
+            data.add(Chunk { epoch, first_batch: data.batches, rows });
+        }
+        let rows = position.batch.saturating_sub(data.batches) * global_rows;
+        let rows = position.epoch_rows.map_or(rows, |epoch_rows| rows.min(epoch_rows));
+        if rows > 0 {
+            data.add(Chunk { epoch: position.epoch, first_batch: data.batches, rows });
+        }
+        data
+    }
+
+    /// The pass over the data that a known batch, or the one after those, is in.
+    pub(super) fn epoch_of(&self, batch: u64) -> u32 {
+        self.epoch_starts.partition_point(|start| *start <= batch) as u32
+    }
+
+    /// A chunk has been read. What is known of it already, from an earlier run, is left out.
+    pub(super) fn add(&mut self, mut chunk: Chunk) {
+        let known = self.batches.saturating_sub(chunk.first_batch);
+        chunk.first_batch += known;
+        chunk.rows = chunk.rows.saturating_sub(known * self.global_rows);
+        if chunk.rows == 0 {
+            return;
+        }
         self.later.insert(chunk.first_batch, chunk);
         while let Some(chunk) = self.later.remove(&self.batches) {
             if std::mem::replace(&mut self.epoch, chunk.epoch) != chunk.epoch {
@@ -137,5 +165,27 @@ mod tests {
         }
         assert_eq!(row, 68);
         assert_eq!(data.locate(68), (8, 0));
+    }
+
+    #[test]
+    fn an_earlier_runs_knowledge_is_that_of_one_that_has_read_so_far() {
+        let mut all = Announced::new(10);
+        for epoch in 0..3 {
+            all.add(Chunk { epoch, first_batch: u64::from(epoch) * 4, rows: 34 });
+        }
+        for batch in 0..=12 {
+            for epoch in [all.epoch_of(batch), all.epoch_of(batch.saturating_sub(1))] {
+                let position = DataPosition { batch, epoch, epoch_rows: Some(34) };
+                let mut resumed = Announced::resume(10, position);
+                assert_eq!(resumed.batches(), batch);
+                // The chunk that it stood in is read again.
+                resumed.add(Chunk { epoch, first_batch: u64::from(epoch) * 4, rows: 34 });
+                let rows = |data: &Announced| (0..=resumed.batches()).map(|b| data.row_of(b)).collect::<Vec<_>>();
+                assert_eq!(rows(&resumed), rows(&all), "{batch} {epoch}");
+                assert!(all.epoch_starts().starts_with(resumed.epoch_starts()), "{batch} {epoch}");
+            }
+        }
+        let unknown_end = Announced::resume(10, DataPosition { batch: 3, epoch: 0, epoch_rows: None });
+        assert_eq!((unknown_end.batches(), unknown_end.row_of(3)), (3, 30));
     }
 }

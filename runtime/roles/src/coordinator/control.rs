@@ -41,6 +41,16 @@ impl Control for ControlService {
         }
     }
 
+    async fn save_checkpoint(
+        &self,
+        _request: Request<v1::SaveCheckpointRequest>,
+    ) -> Result<Response<v1::SaveCheckpointReply>, Status> {
+        let saved = self.coordinator.save_now().await;
+        saved
+            .map(|checkpoint| Response::new(v1::SaveCheckpointReply { checkpoint }))
+            .map_err(Status::failed_precondition)
+    }
+
     type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::JobEvent, Status>> + Send>>;
 
     async fn watch(&self, _request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {

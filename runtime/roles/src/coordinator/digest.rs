@@ -7,6 +7,7 @@ use rectrain_proto::v1;
 use rectrain_wire::Channel;
 use sha2::{Digest, Sha256};
 
+use super::saved::AppliedGradients;
 use crate::error::RoleError;
 use crate::events::Summary;
 use crate::message;
@@ -15,17 +16,19 @@ use crate::plan::{CALL_DEADLINE, JobPlan};
 /// Bytes of a SHA-256.
 const LENGTH: usize = 32;
 
-/// Puts the model's digest, the rows and bytes of all servers, and what was applied without a barrier into the summary.
+/// Puts the model's digest, the rows and bytes of all servers, and what was applied without a barrier (`applied_before`: by the run
+/// that this one goes on from) into the summary.
 pub(super) async fn of_model(
     plan: &JobPlan,
     dense_digest: &[u8],
     servers: &[Channel],
+    applied_before: AppliedGradients,
     summary: &mut Summary,
 ) -> Result<(), RoleError> {
     let calls =
         servers.iter().map(|server| message::call(server, v1::StoreDigestRequest {}, Vec::new(), CALL_DEADLINE));
     let mut by_server = Vec::with_capacity(servers.len());
-    let mut applied = v1::Applied::default();
+    let mut applied = Vec::with_capacity(servers.len());
     for (reply, tensors) in try_join_all(calls).await? {
         let [digests] = message::take("store_digest", tensors)?;
         let digests = digests.expect_u8("digests")?;
@@ -37,11 +40,7 @@ pub(super) async fn of_model(
         by_server.push(digests);
         summary.rows += reply.rows;
         summary.store_bytes += reply.bytes;
-        let server = reply.applied.unwrap_or_default();
-        applied.gradients += server.gradients;
-        applied.excluded += server.excluded;
-        applied.staleness_sum += server.staleness_sum;
-        applied.staleness_max = applied.staleness_max.max(server.staleness_max);
+        applied.push(reply.applied.unwrap_or_default());
     }
     let slots = plan.slot_map();
     let mut hash = Sha256::new();
@@ -51,9 +50,9 @@ pub(super) async fn of_model(
         hash.update(&by_server[slots.owner(Slot(slot))][start..start + LENGTH]);
     }
     summary.parameters_sha256 = hex(&hash.finalize());
-    // Each server applies its part of every gradient.
-    summary.excluded_gradients = applied.excluded / servers.len().max(1) as u64;
-    summary.mean_staleness = applied.staleness_sum as f64 / applied.gradients.max(1) as f64;
+    let applied = AppliedGradients::of_servers(&applied).after(applied_before);
+    summary.excluded_gradients = applied.excluded;
+    summary.mean_staleness = applied.mean_staleness();
     summary.max_staleness = applied.staleness_max;
     Ok(())
 }

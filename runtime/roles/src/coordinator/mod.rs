@@ -2,8 +2,10 @@
 //! job ended. A single small service; members call it little and seldom, and it holds their questions until it can answer.
 
 mod announced;
+mod checkpoints;
 mod control;
 mod digest;
+mod saved;
 mod state;
 mod training;
 
@@ -11,11 +13,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::future::try_join_all;
+use rectrain_checkpoint::FileEntry;
+use rectrain_modes::gba::Boundary;
 use rectrain_modes::{GlobalStep, Lease, Rank};
 use rectrain_proto::v1;
 use rectrain_wire::{BoxFuture, Channel, Frame, Peer, Refusal, Service, Tensor, Transport};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
+use tokio::task::{JoinError, JoinSet};
 
+use self::checkpoints::{Begun, Checkpoints, Resumed, RowsRestored, Written};
 pub use self::control::{ControlService, serve_control};
 use self::state::{Share, State};
 pub(crate) use self::training::TokenCounts;
@@ -26,23 +32,67 @@ use crate::member::connect;
 use crate::message::{self, Request};
 use crate::metrics::CoordinatorMetrics;
 use crate::plan::{CALL_DEADLINE, JobPlan, WHOLE_JOB};
+use crate::ticket;
 
 /// How long a question for a lease is held before its asker is told to ask again.
 const LEASE_HOLD: Duration = Duration::from_secs(20);
+
+/// How often the checkpoint of the end is tried to be written, and how long is waited before the second time; doubled each time.
+const LAST_SAVE_ATTEMPTS: u32 = 5;
+const LAST_SAVE_PAUSE: Duration = Duration::from_secs(1);
 
 /// See the module's text.
 pub struct Coordinator {
     plan: Arc<JobPlan>,
     state: Mutex<State>,
+    saves: Mutex<Saves>,
     changed: Notify,
     events: EventLog,
     metrics: CoordinatorMetrics,
+    /// Taken by [`Coordinator::run`].
+    checkpoints: Mutex<Option<(Checkpoints, Option<Resumed>)>>,
+}
+
+/// Checkpoints of this run.
+#[derive(Default)]
+struct Saves {
+    begun: u64,
+    ended: u64,
+    /// The name of the last one that was to be written, or why there is none.
+    last: Option<Result<String, String>>,
+    /// Where dense worker 0's file is waited for, and the checkpoint's id.
+    dense: Option<(String, oneshot::Sender<Result<FileEntry, String>>)>,
 }
 
 impl Coordinator {
-    /// For a job that nobody has joined yet.
-    pub fn new(plan: Arc<JobPlan>, events: EventLog, metrics: CoordinatorMetrics) -> Result<Self, RoleError> {
-        Ok(Self { state: Mutex::new(State::new(&plan)?), plan, changed: Notify::new(), events, metrics })
+    /// For a job that nobody has joined yet; finds the checkpoint that it goes on from. `run` names this run of the job, in all its
+    /// attempts: without `spec.checkpoint.resume: latest` only its own checkpoints are gone on from.
+    ///
+    /// # Errors
+    /// The user's, for a path that cannot be used or holds another run's or another job's checkpoints; those of the storage.
+    pub async fn start(
+        plan: Arc<JobPlan>,
+        run: &str,
+        events: EventLog,
+        metrics: CoordinatorMetrics,
+    ) -> Result<Self, RoleError> {
+        let mut checkpoints = Checkpoints::open(&plan, run)?;
+        let mut resumed = None;
+        if let Some(checkpoints) = &mut checkpoints {
+            let (found, warnings) = checkpoints.find().await?;
+            warn_all(&events, warnings);
+            resumed = found;
+        }
+        let state = State::new(&plan, resumed.as_ref().map(|resumed| &resumed.state))?;
+        Ok(Self {
+            state: Mutex::new(state),
+            plan,
+            saves: Mutex::default(),
+            changed: Notify::new(),
+            events,
+            metrics,
+            checkpoints: Mutex::new(checkpoints.map(|checkpoints| (checkpoints, resumed))),
+        })
     }
 
     /// Follows the job to its end: waits for training, collects the digest, and pushes the last event.
@@ -79,7 +129,8 @@ impl Coordinator {
             error = self.drive(&servers) => return Err(error),
         };
         let mut summary = result.summary;
-        digest::of_model(&self.plan, &result.dense_digest, &servers, &mut summary).await?;
+        let applied_before = self.lock().applied_before();
+        digest::of_model(&self.plan, &result.dense_digest, &servers, applied_before, &mut summary).await?;
         for address in
             roster.ps.iter().chain(&roster.embedding_workers).chain(&roster.dense_workers).chain(&roster.loaders)
         {
@@ -88,16 +139,25 @@ impl Coordinator {
         Ok(summary)
     }
 
-    /// Makes the calls to the parameter servers that switches and the end of the data need, until one fails.
+    /// Makes the calls to the parameter servers that restoring, switches, checkpoints and the end of the data need, until one fails.
     async fn drive(&self, servers: &[Channel]) -> RoleError {
+        let taken = self.checkpoints.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut saver = Saver { resumed: None, checkpoints: None, writing: JoinSet::new(), failed_attempts: 0 };
+        if let Some((checkpoints, resumed)) = taken {
+            saver.checkpoints = Some(checkpoints);
+            saver.resumed = resumed;
+        }
         loop {
             let calls = self.until(WHOLE_JOB, |state| {
                 let calls = state.training().take_calls();
                 Ok((!calls.is_empty()).then_some(calls))
             });
             let done = async {
-                for call in calls.await? {
-                    self.call_servers(servers, call).await?;
+                tokio::select! {
+                    calls = calls => for call in calls? {
+                        self.call_servers(servers, call, &mut saver).await?;
+                    },
+                    Some(ended) = saver.writing.join_next() => self.save_ended(servers, ended, &mut saver).await?,
                 }
                 Ok(())
             };
@@ -107,7 +167,7 @@ impl Coordinator {
         }
     }
 
-    async fn call_servers(&self, servers: &[Channel], call: ServerCall) -> Result<(), RoleError> {
+    async fn call_servers(&self, servers: &[Channel], call: ServerCall, saver: &mut Saver) -> Result<(), RoleError> {
         match call {
             ServerCall::Begin { mode, at, first_piece } => {
                 let begin = v1::BeginMode {
@@ -138,7 +198,205 @@ impl Coordinator {
                 }
                 Ok(())
             }
+            ServerCall::Restore => self.restore(servers, saver).await,
+            ServerCall::Save { at, last } => self.save(servers, at, last, saver).await,
         }
+    }
+
+    /// Has the servers restore their rows; from an older checkpoint, or none, where this one turns out to be damaged.
+    async fn restore(&self, servers: &[Channel], saver: &mut Saver) -> Result<(), RoleError> {
+        let Saver { checkpoints: Some(checkpoints), resumed, .. } = saver else { return Err(RoleError::Stopped) };
+        while let Some(from) = resumed.take() {
+            match checkpoints::restore_rows(&from.name, servers).await? {
+                RowsRestored::All { rows } => {
+                    checkpoints.restored(&from);
+                    let (step, batches) = (from.state.training.step, from.state.training.batch);
+                    self.events.push(JobEvent::Resumed { checkpoint: from.name.clone(), step, batches, rows });
+                    return self.change(|state| {
+                        state.training().rows_restored(from.name);
+                        Ok(())
+                    });
+                }
+                RowsRestored::Damaged(reason) => {
+                    warn_all(&self.events, [format!("checkpoint {} is passed over: {reason}", from.name)]);
+                    checkpoints.pass_over(&from.name);
+                    let (older, warnings) = checkpoints.find().await?;
+                    warn_all(&self.events, warnings);
+                    self.change(|state| state.go_on_from(&self.plan, older.as_ref().map(|older| &older.state)))?;
+                    *resumed = older;
+                    if resumed.is_some() {
+                        // What the state asks for is done here.
+                        self.lock().training().take_calls();
+                    } else {
+                        checkpoints::clear_rows(servers).await?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins a checkpoint of this boundary. One that is still being written is waited for only at the end of training; any other
+    /// time there is none of this boundary.
+    async fn save(&self, servers: &[Channel], at: Boundary, last: bool, saver: &mut Saver) -> Result<(), RoleError> {
+        while last && let Some(ended) = saver.writing.join_next().await {
+            self.save_ended(servers, ended, saver).await?;
+        }
+        let Some(checkpoints) = &mut saver.checkpoints else { return Err(RoleError::Stopped) };
+        self.lock_saves().begun += 1;
+        if !saver.writing.is_empty() {
+            self.metrics.skipped_checkpoints.inc();
+            let step = at.step;
+            let reason = format!("there is no checkpoint of step {step}: the one before is still being written");
+            self.end_save(Err(reason));
+            return self.change(|state| state.training().frozen(None));
+        }
+        match self.freeze(servers, at, checkpoints).await {
+            Ok((begun, state, dense)) => {
+                let ticket = ticket::write(&begun.ticket);
+                let writing = checkpoints.write(begun, state, dense, servers);
+                let kept = ticket.clone();
+                saver.writing.spawn(async move { SaveEnded { ticket: kept, last, result: writing.await } });
+                self.change(|state| state.training().frozen(Some(ticket)))
+            }
+            Err((ticket, error)) => {
+                let ended = SaveEnded { ticket: ticket.unwrap_or_default(), last, result: Err(error) };
+                self.change(|state| state.training().frozen(None))?;
+                self.save_ended(servers, Ok(ended), saver).await
+            }
+        }
+    }
+
+    async fn freeze(
+        &self,
+        servers: &[Channel],
+        at: Boundary,
+        checkpoints: &Checkpoints,
+    ) -> Result<(Begun, Vec<u8>, Option<checkpoints::DenseFile>), (Option<v1::Ticket>, RoleError)> {
+        let mode = self.lock().training().mode();
+        let begun = checkpoints.begin(at, mode.name()).await.map_err(|error| (None, error.into()))?;
+        let failed = |error| (Some(ticket::write(&begun.ticket)), error);
+        let partition = !mode.has_barrier();
+        let applied = checkpoints::freeze(&begun.ticket, partition, servers).await.map_err(failed)?;
+        let state = self.lock().save(&self.plan, &applied).and_then(|saved| saved.encode()).map_err(failed)?;
+        let dense = (!partition).then(|| {
+            let (written, file) = oneshot::channel();
+            self.lock_saves().dense = Some((begun.ticket.id.to_string(), written));
+            file
+        });
+        Ok((begun, state, dense))
+    }
+
+    /// A checkpoint exists or has been given up. The one of the end is tried again; training goes on without any other.
+    async fn save_ended(
+        &self,
+        servers: &[Channel],
+        ended: Result<SaveEnded, JoinError>,
+        saver: &mut Saver,
+    ) -> Result<(), RoleError> {
+        let Some(checkpoints) = &mut saver.checkpoints else { return Err(RoleError::Stopped) };
+        let SaveEnded { ticket, last, result } =
+            ended.map_err(|error| RoleError::Task { what: "writing of a checkpoint", reason: error.to_string() })?;
+        let step = ticket.step;
+        if !ticket.id.is_empty() {
+            checkpoints::thaw(ticket, result.is_ok(), servers).await?;
+        }
+        match result {
+            Ok(written) => {
+                saver.failed_attempts = 0;
+                self.count_save(&written);
+                if let Err(error) = checkpoints.written(&written).await {
+                    warn_all(&self.events, [format!("checkpoints that are too old cannot be deleted: {error}")]);
+                }
+                self.end_save(Ok(written.name));
+            }
+            Err(error) => {
+                self.metrics.failed_checkpoints.inc();
+                checkpoints.given_up();
+                let reason = format!("the checkpoint of step {step} could not be written: {error}");
+                warn_all(&self.events, [reason.clone()]);
+                self.end_save(Err(reason));
+                saver.failed_attempts += 1;
+                if last && saver.failed_attempts >= LAST_SAVE_ATTEMPTS {
+                    return Err(error);
+                }
+                if last {
+                    tokio::time::sleep(LAST_SAVE_PAUSE * (1 << (saver.failed_attempts - 1))).await;
+                }
+            }
+        }
+        if last { self.change(|state| state.training().last_saved(saver.failed_attempts == 0)) } else { Ok(()) }
+    }
+
+    fn count_save(&self, written: &Written) {
+        let manifest = &written.manifest;
+        self.metrics.checkpoints.inc();
+        self.metrics.checkpoint_step.set(manifest.step as i64);
+        self.metrics.checkpoint_time.observe(written.seconds);
+        self.metrics.checkpoint_bytes.inc_by(manifest.bytes());
+        self.events.push(JobEvent::CheckpointSaved {
+            step: manifest.step,
+            checkpoint: written.name.clone(),
+            rows: manifest.rows,
+            bytes: manifest.bytes(),
+            seconds: written.seconds,
+        });
+    }
+
+    fn end_save(&self, result: Result<String, String>) {
+        let mut saves = self.lock_saves();
+        saves.ended = saves.begun;
+        saves.last = Some(result);
+        drop(saves);
+        self.changed.notify_waiters();
+    }
+
+    /// Saves a checkpoint at the next boundary and waits until it exists; gives its name.
+    ///
+    /// # Errors
+    /// A sentence, if there is none: no checkpoint path, a job that has ended, a storage that refuses.
+    pub async fn save_now(&self) -> Result<String, String> {
+        if self.plan.checkpoint.is_none() {
+            return Err("the job saves no checkpoints: spec.checkpoint.path is not set".to_owned());
+        }
+        let number = self.lock_saves().begun + 1;
+        let asked = self.change(|state| {
+            state.training().request_save();
+            state.training().advance()
+        });
+        asked.map_err(|error| error.to_string())?;
+        let saved = self.until(WHOLE_JOB, |state| {
+            let saves = self.lock_saves();
+            let ended = (saves.ended >= number).then(|| saves.last.clone()).flatten();
+            Ok(ended.or_else(|| state.training().ended().then(|| Err("training has ended".to_owned()))))
+        });
+        saved.await.map_err(|error| error.to_string())?
+    }
+
+    async fn save_now_for_member(&self) -> Frame {
+        let (checkpoint, reason) = match self.save_now().await {
+            Ok(checkpoint) => (checkpoint, String::new()),
+            Err(reason) => (String::new(), reason),
+        };
+        message::reply::<v1::SaveNow>(&v1::SavedNow { checkpoint, reason }, Vec::new())
+    }
+
+    /// Dense worker 0 has written its file, or could not.
+    fn dense_saved(&self, saved: v1::DenseSaved) -> Result<(), RoleError> {
+        let file = match (&saved.file, saved.error) {
+            (Some(file), error) if error.is_empty() => Ok(ticket::read_file("dense_saved", file)?),
+            (_, error) => Err(error),
+        };
+        let mut saves = self.lock_saves();
+        // That of a checkpoint that was given up is waited for by nobody.
+        if let Some((_, written)) = saves.dense.take_if(|(id, _)| *id == saved.id) {
+            let _given_up = written.send(file);
+        }
+        Ok(())
+    }
+
+    fn lock_saves(&self) -> MutexGuard<'_, Saves> {
+        self.saves.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until `ready` gives something; fails as soon as the job has failed.
@@ -218,14 +476,16 @@ impl Coordinator {
     async fn lease(&self) -> Result<Frame, RoleError> {
         use v1::lease_reply::Lease as Reply;
         let lease = self.until(LEASE_HOLD, |state| match state.lease() {
-            Lease::Chunk(lease) => Ok(Some(Reply::Chunk(v1::ChunkLease {
+            (Lease::Chunk(lease), (skip_batches, skip_pieces)) => Ok(Some(Reply::Chunk(v1::ChunkLease {
                 epoch: lease.epoch,
                 chunk: lease.chunk,
                 first_step: lease.first_step.0,
                 max_batches: lease.max_batches,
+                skip_batches,
+                skip_pieces,
             }))),
-            Lease::Finished => Ok(Some(Reply::Finished(v1::Finished {}))),
-            Lease::Wait => Ok(None),
+            (Lease::Finished, _) => Ok(Some(Reply::Finished(v1::Finished {}))),
+            (Lease::Wait, _) => Ok(None),
         });
         let lease = or_ask_again(lease.await, Reply::Wait(v1::Wait {}))?;
         self.changed.notify_waiters();
@@ -371,6 +631,11 @@ impl Service for Coordinator {
                     self.change(|state| state.training_done(done))?;
                     Ok(message::done::<v1::TrainingDone>())
                 }
+                v1::DenseSaved::KIND => {
+                    self.dense_saved(message::read::<v1::DenseSaved>(frame)?.0)?;
+                    Ok(message::done::<v1::DenseSaved>())
+                }
+                v1::SaveNow::KIND => Ok(self.save_now_for_member().await),
                 v1::JobEndRequest::KIND => Ok(self.job_end().await?),
                 v1::Failure::KIND => {
                     let (failure, _) = message::read::<v1::Failure>(frame)?;
@@ -380,6 +645,32 @@ impl Service for Coordinator {
                 kind => Err(message::refuse_kind("coordinator", kind)),
             }
         })
+    }
+}
+
+/// What [`Coordinator::drive`] knows of checkpoints.
+struct Saver {
+    /// None if the job has none.
+    checkpoints: Option<Checkpoints>,
+    /// The one to be restored.
+    resumed: Option<Resumed>,
+    /// At most one.
+    writing: JoinSet<SaveEnded>,
+    /// In a row.
+    failed_attempts: u32,
+}
+
+/// A checkpoint that exists or was given up.
+struct SaveEnded {
+    ticket: v1::Ticket,
+    last: bool,
+    result: Result<Written, RoleError>,
+}
+
+fn warn_all(events: &EventLog, warnings: impl IntoIterator<Item = String>) {
+    for message in warnings {
+        tracing::warn!("{message}");
+        events.push(JobEvent::Warning { message });
     }
 }
 

@@ -8,6 +8,7 @@ use rectrain_modes::{DataLedger, DataPlan, GlobalStep, Lease, LedgerError, Rank,
 use rectrain_proto::v1;
 
 use super::announced::{Announced, Chunk};
+use super::saved::{AppliedGradients, SavedState};
 use super::training::Training;
 use crate::error::RoleError;
 use crate::events::{JobEvent, Summary, TestMetrics};
@@ -58,6 +59,7 @@ enum PassSource {
 struct DenseWorkerState {
     steps_done: u64,
     running_auc: Option<f64>,
+    training_seconds: f64,
     done: Option<v1::TrainingDone>,
 }
 
@@ -65,6 +67,14 @@ struct DenseWorkerState {
 struct Labels {
     sum: f64,
     rows: u64,
+}
+
+/// What was found in a chunk that a later run may have to read again.
+#[derive(Debug)]
+struct ChunkRead {
+    label_sum: f64,
+    rows: u64,
+    skipped_rows: u64,
 }
 
 /// See the module's text.
@@ -79,6 +89,11 @@ pub(super) struct State {
     training: Training,
     labels: Labels,
     skipped_rows: u64,
+    /// By first batch, from the one on that the last checkpoint stood in. Empty without checkpoints.
+    reads: BTreeMap<u64, ChunkRead>,
+    /// Of the run that this one goes on from.
+    applied_before: AppliedGradients,
+    seconds_before: f64,
     passes: BTreeMap<GlobalStep, Pass>,
     last_test: Option<(GlobalStep, TestMetrics)>,
     ranks: Vec<DenseWorkerState>,
@@ -98,10 +113,14 @@ struct JobFacts {
     tests_on_the_next_slice: bool,
     barrier_workers: usize,
     data: DataPlan,
+    has_checkpoints: bool,
+    /// Whether it goes on from an earlier run.
+    resumes: bool,
 }
 
 impl State {
-    pub(super) fn new(plan: &JobPlan) -> Result<Self, RoleError> {
+    /// Of a job that nobody has joined yet; it goes on where `saved` stood.
+    pub(super) fn new(plan: &JobPlan, saved: Option<&SavedState>) -> Result<Self, RoleError> {
         let replicas = &plan.replicas;
         let data = DataPlan {
             global_batch_rows: plan.global_batch_rows,
@@ -114,27 +133,81 @@ impl State {
             tests_on_the_next_slice: plan.tests_on_the_next_slice,
             barrier_workers: plan.barrier_workers as usize,
             data,
+            has_checkpoints: plan.checkpoint.is_some(),
+            resumes: saved.is_some(),
         };
+        let ledger = match saved {
+            Some(saved) => DataLedger::resume(data, saved.position()).map_err(data_changed)?,
+            None => DataLedger::new(data),
+        };
+        let (label_sum, label_rows) = saved.map_or((0.0, 0), |saved| saved.labels);
         Ok(Self {
             job,
-            training: Training::new(plan)?,
+            training: Training::new(plan, saved.map(|saved| (saved, ledger.total_steps())))?,
             ps: vec![None; replicas.ps as usize],
             embedding_workers: vec![None; replicas.embedding_workers as usize],
             dense_workers: vec![None; replicas.dense_workers as usize],
             loaders: vec![None; replicas.loaders as usize],
-            ledger: DataLedger::new(data),
-            labels: Labels::default(),
-            skipped_rows: 0,
+            ledger,
+            labels: Labels { sum: label_sum, rows: label_rows },
+            skipped_rows: saved.map_or(0, |saved| saved.skipped_rows),
+            reads: BTreeMap::new(),
+            applied_before: saved.map(|saved| saved.applied).unwrap_or_default(),
+            seconds_before: saved.map_or(0.0, |saved| saved.training_seconds),
             passes: BTreeMap::new(),
-            last_test: None,
+            last_test: saved.and_then(|saved| saved.last_test.clone()).map(|(step, test)| (GlobalStep(step), test)),
             ranks: vec![DenseWorkerState::default(); replicas.dense_workers as usize],
-            samples: 0,
+            samples: saved.map_or(0, |saved| saved.samples),
             loss_since_event: (0.0, 0),
             last_loss: 0.0,
             throughput: VecDeque::new(),
             failure: None,
             ended: false,
         })
+    }
+
+    /// Goes on where `saved` stood, nothing having been trained yet. Members and a failure stay.
+    pub(super) fn go_on_from(&mut self, plan: &JobPlan, saved: Option<&SavedState>) -> Result<(), RoleError> {
+        let mut fresh = Self::new(plan, saved)?;
+        for (own, old) in [
+            (&mut fresh.ps, &mut self.ps),
+            (&mut fresh.embedding_workers, &mut self.embedding_workers),
+            (&mut fresh.dense_workers, &mut self.dense_workers),
+            (&mut fresh.loaders, &mut self.loaders),
+        ] {
+            *own = std::mem::take(old);
+        }
+        fresh.failure = self.failure.take();
+        *self = fresh;
+        Ok(())
+    }
+
+    /// At rest: what a run that goes on from here has to know. `applied` is what the servers have applied in this run.
+    pub(super) fn save(&mut self, plan: &JobPlan, applied: &[v1::Applied]) -> Result<SavedState, RoleError> {
+        let mut saved = SavedState::new(plan, self.training.save()?);
+        saved.epoch_rows = self.ledger.epoch_rows();
+        let read_again = DataLedger::resume(self.job.data, saved.position())?.next_batch();
+        self.reads = self.reads.split_off(&read_again);
+        let again = self.reads.values();
+        saved.labels = again
+            .clone()
+            .fold((self.labels.sum, self.labels.rows), |(sum, rows), read| (sum - read.label_sum, rows - read.rows));
+        saved.skipped_rows = self.skipped_rows - again.map(|read| read.skipped_rows).sum::<u64>();
+        saved.samples = self.samples;
+        saved.training_seconds = self.training_seconds();
+        saved.last_test = self.last_test.as_ref().map(|(step, test)| (step.0, test.clone()));
+        saved.applied = AppliedGradients::of_servers(applied).after(self.applied_before);
+        Ok(saved)
+    }
+
+    /// What servers of the run that this one goes on from have applied.
+    pub(super) fn applied_before(&self) -> AppliedGradients {
+        self.applied_before
+    }
+
+    /// Wall-clock time in training, that of earlier runs included.
+    fn training_seconds(&self) -> f64 {
+        self.seconds_before + self.ranks.iter().map(|rank| rank.training_seconds).fold(0.0, f64::max)
     }
 
     /// Where training stands.
@@ -205,8 +278,15 @@ impl State {
         Ok(roster)
     }
 
-    pub(super) fn lease(&mut self) -> Lease {
-        self.ledger.lease()
+    /// The next chunk, and what loaders leave out at its beginning: batches, and pieces of the batch after those.
+    pub(super) fn lease(&mut self) -> (Lease, (u64, u32)) {
+        if self.training.restoring() {
+            return (Lease::Wait, (0, 0));
+        }
+        let lease = self.ledger.lease();
+        let skip =
+            if let Lease::Chunk(chunk) = lease { self.training.trained_before(chunk.first_step.0) } else { (0, 0) };
+        (lease, skip)
     }
 
     pub(super) fn total_steps(&self) -> Option<GlobalStep> {
@@ -214,7 +294,11 @@ impl State {
     }
 
     pub(super) fn chunk_report(&mut self, report: &v1::ChunkReport) -> Result<(), RoleError> {
-        let lease = self.ledger.report(report.epoch, report.chunk, report.rows).map_err(no_rows("train"))?;
+        let resumes = self.job.resumes;
+        let lease = self.ledger.report(report.epoch, report.chunk, report.rows).map_err(|error| match error {
+            LedgerError::DataChanged { .. } if resumes => data_changed(error),
+            error => no_rows("train")(error),
+        })?;
         let rows = report.rows.min(lease.max_batches * self.job.data.global_batch_rows);
         if rows > 0 {
             self.training.data_mut().add(Chunk { epoch: lease.epoch, first_batch: lease.first_step.0, rows });
@@ -223,6 +307,10 @@ impl State {
             self.training.data_mut().end(total.0);
         }
         self.training.advance()?;
+        if self.job.has_checkpoints {
+            let v1::ChunkReport { label_sum, rows, skipped_rows, .. } = *report;
+            self.reads.insert(lease.first_step.0, ChunkRead { label_sum, rows, skipped_rows });
+        }
         self.skipped_rows += report.skipped_rows;
         self.labels.sum += report.label_sum;
         self.labels.rows += report.rows;
@@ -348,6 +436,7 @@ impl State {
         let rank = self.rank_mut("progress", report.rank)?;
         rank.steps_done = rank.steps_done.max(report.steps_done);
         rank.running_auc = report.running_auc;
+        rank.training_seconds = report.training_seconds;
         self.samples += report.samples;
         self.loss_since_event.0 += report.loss_sum;
         self.loss_since_event.1 += report.samples;
@@ -389,7 +478,7 @@ impl State {
         if let Some(other) = in_step.find(|other| other.parameters_sha256 != first.parameters_sha256) {
             return Err(RoleError::Diverged { rank: other.rank });
         }
-        let seconds = done.iter().map(|done| done.training_seconds).fold(0.0, f64::max);
+        let seconds = self.training_seconds();
         let summary = Summary {
             test: self.last_test.as_ref().map(|(_, test)| test.clone()),
             steps: first.steps,
@@ -501,6 +590,11 @@ fn no_rows(part: &'static str) -> impl Fn(LedgerError) -> RoleError {
         LedgerError::NoRows => RoleError::Input(format!("the {part} data has no rows: check spec.data")),
         other => RoleError::Ledger(other),
     }
+}
+
+/// The data is not what it was when the checkpoint was written.
+fn data_changed(error: LedgerError) -> RoleError {
+    RoleError::Input(format!("spec.data: {error}: is it the data that the checkpoint was trained on?"))
 }
 
 fn unexpected_member(request: &v1::Join, replicas: usize) -> RoleError {

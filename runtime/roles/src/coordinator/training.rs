@@ -12,8 +12,10 @@ use rectrain_modes::gba::{
 use rectrain_modes::{EvaluationPoints, GlobalStep, Rank};
 use rectrain_proto::v1;
 use rectrain_proto::v1::order::Order as Kind;
+use serde::{Deserialize, Serialize};
 
 use super::announced::Announced;
+use super::saved::{SavedState, SavedTraining};
 use crate::batch::{BatchKey, BatchPosition};
 use crate::error::RoleError;
 use crate::outcome;
@@ -32,6 +34,10 @@ pub(super) enum ServerCall {
     Begin { mode: TrainingMode, at: Boundary, first_piece: u32 },
     /// Apply what is left in the buffers.
     Flush,
+    /// Restore your rows from the checkpoint that training goes on from.
+    Restore,
+    /// Save a checkpoint of this boundary; it is the last one (`last`) at the end of training.
+    Save { at: Boundary, last: bool },
 }
 
 /// The answer to a worker's pull.
@@ -43,12 +49,16 @@ pub(super) enum Pulled {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
+    /// Rows and dense parameters are restored from a checkpoint.
+    Restoring,
     /// Dense workers carry out a training order.
     Training,
     /// At rest at a boundary: what is due there is decided.
     Resting,
     /// They predict the test part.
     Evaluating,
+    /// The servers fix this instant for a checkpoint, and dense worker 0 its parameters; at the end, until it is written.
+    Saving,
     /// They publish dense parameters to the servers or read them back.
     Moving,
     /// The servers begin the next mode.
@@ -58,7 +68,8 @@ enum Stage {
 }
 
 /// Counts for metrics and the summary.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct TokenCounts {
     pub(crate) issued: u64,
     pub(crate) lost: u64,
@@ -85,8 +96,13 @@ pub(super) struct Training {
     switches: VecDeque<(u64, TrainingMode)>,
     requested: Option<TrainingMode>,
     evaluated_through: u64,
+    saved_through: u64,
+    save_wanted: bool,
+    save: SaveStep,
     stage: Stage,
     order: v1::Order,
+    /// Where training began: the batch, and the first piece of it.
+    restored_at: (u64, u32),
     /// By rank: the last order carried out.
     done: Vec<u64>,
     asked: BTreeSet<Rank>,
@@ -98,8 +114,23 @@ pub(super) struct Training {
     counts: TokenCounts,
 }
 
+/// How far the checkpoint that training rests for is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SaveStep {
+    /// The servers have not all fixed the instant.
+    Freezing,
+    /// They have, or the checkpoint is given up.
+    Frozen,
+    /// It exists.
+    Written,
+}
+
 #[derive(Debug)]
 struct Facts {
+    first_mode: TrainingMode,
+    /// Whether there are checkpoints, and the global batches between two.
+    saves: bool,
+    save_every: Option<u64>,
     global_rows: u64,
     local_rows: u64,
     pieces: u32,
@@ -120,54 +151,154 @@ pub(super) enum SwitchRefused {
 }
 
 impl Training {
-    /// Before step 0. Fails where the job's first mode or a later one cannot be.
-    pub(super) fn new(plan: &JobPlan) -> Result<Self, RoleError> {
-        let facts = Facts {
-            global_rows: plan.global_batch_rows,
-            local_rows: plan.local_batch_rows,
-            pieces: plan.pieces(),
-            workers: plan.replicas.dense_workers,
-            servers: plan.replicas.ps,
-            evaluation: plan.evaluation,
-            evaluates: plan.test.is_some(),
-            tests_on_the_next_slice: plan.tests_on_the_next_slice,
-        };
+    /// Before step 0, or where an earlier run stood, of data that has so many batches in all if that is known. Fails where the job's first mode or a later one cannot be.
+    pub(super) fn new(plan: &JobPlan, resume: Option<(&SavedState, Option<GlobalStep>)>) -> Result<Self, RoleError> {
+        let facts = Facts::of(plan);
         let run_plan = RunPlan {
             global_rows: facts.global_rows as u32,
             // A server's dense partition and its rows each have a gradient buffer and a step of their own.
             servers: 2 * facts.servers,
             in_flight_limit: IN_FLIGHT,
         };
-        let start = Boundary { step: GlobalStep(0), next_row: 0 };
+        let nothing = SavedTraining::nothing(plan.mode);
+        let saved = resume.map_or(&nothing, |(saved, _)| &saved.training);
+        let mode = mode_at(plan, saved);
+        let data = match resume {
+            Some((saved, total)) => {
+                let mut data = Announced::resume(facts.global_rows, saved.position());
+                if let Some(total) = total {
+                    data.end(total.0);
+                }
+                data
+            }
+            None => Announced::new(facts.global_rows),
+        };
         let mut training = Self {
-            run: TrainingRun::new(run_plan, facts.run_mode(plan.mode), start)?,
-            mode: plan.mode,
-            next_mode: plan.mode,
-            data: Announced::new(facts.global_rows),
-            fed: 0,
+            run: TrainingRun::resume(run_plan, facts.run_mode(mode), GlobalStep(saved.step), saved.rows())?,
+            mode,
+            next_mode: mode,
+            data,
+            fed: saved.batch,
             fed_all: false,
-            granted: 0,
+            granted: saved.batch,
             stop_at: None,
-            switches: plan.switches.iter().copied().collect(),
+            switches: plan.switches.iter().copied().filter(|(batch, _)| *batch > saved.batch).collect(),
             requested: None,
-            evaluated_through: 0,
-            stage: Stage::Moving,
+            evaluated_through: saved.evaluated_through,
+            saved_through: saved.batch,
+            save_wanted: false,
+            save: SaveStep::Freezing,
+            stage: Stage::Restoring,
             order: v1::Order::default(),
+            restored_at: (saved.batch, 0),
             done: vec![0; facts.workers as usize],
             asked: BTreeSet::new(),
             answers: BTreeMap::new(),
             calls: Vec::new(),
             flushing: false,
             evaluation_to_begin: None,
-            counts: TokenCounts::default(),
+            counts: saved.counts,
             plan: facts,
         };
-        if training.mode.has_barrier() {
-            training.begin_mode(start);
+        if resume.is_some() {
+            training.restored_at.1 = training.first_piece()?;
+            training.calls.push(ServerCall::Restore);
         } else {
-            training.give(start, Kind::Publish(v1::Publish {}));
+            training.begin_first_mode();
         }
         Ok(training)
+    }
+
+    /// Dense parameters are where the mode has them: the first mode begins.
+    fn begin_first_mode(&mut self) {
+        let at = self.start_of_order();
+        if self.mode.has_barrier() {
+            self.begin_mode(at);
+        } else {
+            self.give(at, Kind::Publish(v1::Publish {}));
+            self.stage = Stage::Moving;
+        }
+    }
+
+    /// The piece of the global batch at hand that is the first to be trained.
+    fn first_piece(&self) -> Result<u32, RoleError> {
+        let place = self.run.next_row().saturating_sub(self.data.row_of(self.fed));
+        if place.is_multiple_of(self.plan.local_rows) {
+            return Ok((place / self.plan.local_rows) as u32);
+        }
+        Err(RoleError::Input(format!(
+            "the checkpoint stands at row {place} of a global batch, which is within a local batch of {} rows: set spec.training.localBatchSize as it was when it was written",
+            self.plan.local_rows
+        )))
+    }
+
+    /// What loaders leave out of the chunk that begins with batch `first`: whole batches, and pieces of the batch after those. Only
+    /// where an earlier run stood within the chunk.
+    pub(super) fn trained_before(&self, first: u64) -> (u64, u32) {
+        let (batch, piece) = self.restored_at;
+        match batch.checked_sub(first) {
+            Some(batches) => (batches, piece),
+            None => (0, 0),
+        }
+    }
+
+    /// Every parameter server has restored its rows; dense workers take their parameters from `checkpoint`.
+    pub(super) fn rows_restored(&mut self, checkpoint: String) {
+        let at = self.start_of_order();
+        self.give(at, Kind::Restore(v1::Restore { checkpoint }));
+    }
+
+    /// Whether it is not known yet where training goes on.
+    pub(super) fn restoring(&self) -> bool {
+        self.stage == Stage::Restoring
+    }
+
+    /// Saves a checkpoint at the next boundary.
+    pub(super) fn request_save(&mut self) {
+        self.save_wanted = true;
+    }
+
+    /// The servers have fixed the instant. Dense worker 0 writes its parameters under the `ticket`; without one there is no
+    /// checkpoint of this boundary.
+    pub(super) fn frozen(&mut self, ticket: Option<v1::Ticket>) -> Result<(), RoleError> {
+        let at = self.boundary()?;
+        self.save = SaveStep::Frozen;
+        if self.mode.has_barrier()
+            && let Some(ticket) = ticket
+        {
+            self.give(at, Kind::Save(v1::Save { ticket: Some(ticket) }));
+        }
+        self.advance()
+    }
+
+    /// The checkpoint of the end exists, or has to be written again.
+    pub(super) fn last_saved(&mut self, exists: bool) -> Result<(), RoleError> {
+        if exists {
+            self.save = SaveStep::Written;
+            return self.advance();
+        }
+        self.save = SaveStep::Freezing;
+        self.calls.push(ServerCall::Save { at: self.boundary()?, last: true });
+        Ok(())
+    }
+
+    /// At rest: what a run that goes on from here has to know.
+    pub(super) fn save(&self) -> Result<SavedTraining, RoleError> {
+        let at = self.boundary()?;
+        let rows = self.run.ledger().counts();
+        let (batch, _) = self.data.locate(at.next_row);
+        Ok(SavedTraining {
+            step: at.step.0,
+            trained_rows: rows.trained_rows,
+            dropped_rows: rows.dropped_rows,
+            dropped_batches: rows.dropped_batches,
+            batch,
+            epoch: self.data.epoch_of(batch),
+            mode: self.next_mode.name().to_owned(),
+            first_mode: self.plan.first_mode.name().to_owned(),
+            evaluated_through: self.evaluated_through,
+            counts: self.counts,
+        })
     }
 
     /// The data that is known.
@@ -180,7 +311,7 @@ impl Training {
         let place = self.done.get_mut(rank.0 as usize).ok_or_else(|| unknown_rank("order", rank))?;
         *place = (*place).max(done);
         self.advance()?;
-        Ok((self.order.number > done).then_some(self.order))
+        Ok((self.order.number > done).then(|| self.order.clone()))
     }
 
     /// How far worker `rank`, which has fetched up to `from` and trains `at`, may fetch; `None`: no further yet.
@@ -352,7 +483,9 @@ impl Training {
                 Stage::Training if self.mode.has_barrier() => self.advance_barrier()?,
                 Stage::Training => self.advance_tokens()?,
                 Stage::Resting => self.decide_at_rest()?,
+                Stage::Restoring => self.order.number > 0 && self.all_done() && self.after_restore(),
                 Stage::Evaluating => self.all_done() && self.after_evaluation()?,
+                Stage::Saving => self.is_saved()? && self.all_done() && self.leave_rest()?,
                 Stage::Moving => self.all_done() && self.begin_after_move()?,
                 Stage::Beginning | Stage::Ended => false,
             };
@@ -366,7 +499,7 @@ impl Training {
         self.feed();
         let rest = self.next_rest();
         let ends = self.fed_all && self.granted == self.data.batches();
-        if self.stop_at.is_none() && (ends || rest == Some(self.granted) || self.requested.is_some()) {
+        if self.stop_at.is_none() && (ends || rest == Some(self.granted) || self.is_asked_to_rest()) {
             self.stop_at = Some(self.granted);
         }
         if self.stop_at != Some(self.granted) || !self.all_done() {
@@ -385,7 +518,7 @@ impl Training {
 
     fn advance_tokens(&mut self) -> Result<bool, RoleError> {
         self.feed();
-        if *self.run.phase() == SwitchPhase::Training && (self.requested.is_some() || self.is_exhausted()) {
+        if *self.run.phase() == SwitchPhase::Training && (self.is_asked_to_rest() || self.is_exhausted()) {
             self.choose_next_mode();
             self.run.rest(self.plan.run_mode(self.next_mode))?;
             self.feed();
@@ -436,7 +569,33 @@ impl Training {
         Ok(true)
     }
 
+    fn after_restore(&mut self) -> bool {
+        self.begin_first_mode();
+        true
+    }
+
+    /// At rest: save a checkpoint if that is due.
     fn after_evaluation(&mut self) -> Result<bool, RoleError> {
+        let at = self.boundary()?;
+        let last = self.is_at_end(at);
+        let due = self.save_due().is_some_and(|due| due <= self.granted) && self.saved_through < self.granted;
+        if !self.plan.saves || !(last || due || self.save_wanted) {
+            return self.leave_rest();
+        }
+        self.saved_through = self.granted;
+        self.save_wanted = false;
+        self.save = SaveStep::Freezing;
+        self.calls.push(ServerCall::Save { at, last });
+        self.stage = Stage::Saving;
+        Ok(true)
+    }
+
+    fn is_saved(&self) -> Result<bool, RoleError> {
+        let last = self.is_at_end(self.boundary()?);
+        Ok(self.save == SaveStep::Written || (self.save == SaveStep::Frozen && !last))
+    }
+
+    fn leave_rest(&mut self) -> Result<bool, RoleError> {
         let at = self.boundary()?;
         if self.is_at_end(at) {
             self.give(at, Kind::End(v1::End { read: !self.mode.has_barrier() }));
@@ -529,11 +688,19 @@ impl Training {
         }
     }
 
+    fn is_asked_to_rest(&self) -> bool {
+        self.requested.is_some() || (self.save_wanted && self.plan.saves)
+    }
+
     /// The next batch before which training rests, as far as that is known.
     fn next_rest(&self) -> Option<u64> {
         let switch = self.switches.front().map(|(batch, _)| *batch);
         let evaluation = if self.plan.evaluates { self.evaluation_due() } else { None };
-        switch.into_iter().chain(evaluation).min()
+        switch.into_iter().chain(evaluation).chain(self.save_due()).min()
+    }
+
+    fn save_due(&self) -> Option<u64> {
+        self.plan.save_every.map(|every| (self.saved_through / every + 1) * every)
     }
 
     fn evaluation_due(&self) -> Option<u64> {
@@ -546,7 +713,10 @@ impl Training {
         let draining = matches!(self.run.phase(), SwitchPhase::Draining { .. });
         let until = if draining { u64::MAX } else { self.next_rest().unwrap_or(u64::MAX) };
         while self.fed < self.data.batches().min(until) {
-            let answers = self.run.extend_data(self.data.rows_of(self.fed));
+            // The first batch may have been trained in part by the run that this one goes on from.
+            let trained = self.run.next_row().saturating_sub(self.data.row_of(self.fed));
+            let trained = if self.fed == self.restored_at.0 { trained } else { 0 };
+            let answers = self.run.extend_data(self.data.rows_of(self.fed) - trained);
             self.take(answers);
             self.fed += 1;
         }
@@ -577,7 +747,50 @@ impl Training {
     }
 }
 
+/// The mode in which training goes on: the one it was in if the manifest still asks for the same first mode, else the manifest's.
+fn mode_at(plan: &JobPlan, saved: &SavedTraining) -> TrainingMode {
+    if plan.mode.name() == saved.first_mode {
+        return plan.mode_named(&saved.mode).unwrap_or(plan.mode);
+    }
+    let scheduled = plan.switches.iter().rev().find(|(batch, _)| *batch <= saved.batch);
+    scheduled.map_or(plan.mode, |(_, mode)| *mode)
+}
+
+impl SavedTraining {
+    /// Before step 0.
+    fn nothing(mode: TrainingMode) -> Self {
+        Self {
+            step: 0,
+            trained_rows: 0,
+            dropped_rows: 0,
+            dropped_batches: 0,
+            batch: 0,
+            epoch: 0,
+            mode: mode.name().to_owned(),
+            first_mode: mode.name().to_owned(),
+            evaluated_through: 0,
+            counts: TokenCounts::default(),
+        }
+    }
+}
+
 impl Facts {
+    fn of(plan: &JobPlan) -> Self {
+        Self {
+            first_mode: plan.mode,
+            saves: plan.checkpoint.is_some(),
+            save_every: plan.checkpoint.as_ref().and_then(|checkpoint| checkpoint.every_steps),
+            global_rows: plan.global_batch_rows,
+            local_rows: plan.local_batch_rows,
+            pieces: plan.pieces(),
+            workers: plan.replicas.dense_workers,
+            servers: plan.replicas.ps,
+            evaluation: plan.evaluation,
+            evaluates: plan.test.is_some(),
+            tests_on_the_next_slice: plan.tests_on_the_next_slice,
+        }
+    }
+
     fn run_mode(&self, mode: TrainingMode) -> RunMode {
         match mode {
             TrainingMode::Sync | TrainingMode::Hybrid { .. } => RunMode::Sync,

@@ -5,10 +5,12 @@
 //! - [`barrier`]: train with a barrier in each step (`sync`, `hybrid`),
 //! - [`tokens`]: train without one (`gba`, `async`, …),
 //! - [`partitions`]: publish the dense parameters to the parameter servers, or read them back,
-//! - [`evaluate`]: predict the test part.
+//! - [`evaluate`]: predict the test part,
+//! - [`checkpoint`]: save the dense parameters, or take them from a checkpoint.
 
 mod all_reduce;
 mod barrier;
+mod checkpoint;
 mod evaluate;
 mod horizon;
 mod local_batch;

@@ -78,10 +78,12 @@ impl Trainer {
         let mut done = 0;
         loop {
             let order = self.next_order(done)?;
-            let Some(kind) = order.order else { continue };
+            let Some(kind) = &order.order else { continue };
             let started = Instant::now();
             match kind {
                 Kind::Wait(_) => continue,
+                Kind::Restore(restore) => self.restore(&restore.checkpoint)?,
+                Kind::Save(save) => self.save(&order, save.ticket.clone())?,
                 Kind::Barrier(barrier) => self.train_with_barrier(&order, barrier.staleness)?,
                 Kind::Tokens(_) => self.train_with_tokens(&order)?,
                 Kind::Publish(_) => self.publish()?,
@@ -109,7 +111,6 @@ impl Trainer {
             rank: self.rank.0,
             steps: order.step,
             parameters_sha256: digest(self.tower.parameters()).to_vec(),
-            training_seconds: self.training.as_secs_f64(),
         };
         self.tell(done, Vec::new()).map(drop)
     }
@@ -148,6 +149,7 @@ impl Trainer {
     pub(super) fn report_progress(&mut self) -> Result<(), RoleError> {
         self.reported = Instant::now();
         self.progress.running_auc = self.running_auc.value();
+        self.progress.training_seconds = self.training.as_secs_f64();
         let next = v1::Progress { rank: self.rank.0, steps_done: self.progress.steps_done, ..v1::Progress::default() };
         let report = std::mem::replace(&mut self.progress, next);
         self.tell(report, Vec::new()).map(drop)

@@ -1,8 +1,9 @@
 //! The parameter server: holds the rows of its slots, answers look-ups and applies updates in the order that the training mode
 //! asks for: with a barrier ([`StepGate`]), or without one, when it holds a partition of the dense parameters as well
-//! ([`tokens`]). Embedding workers call it, dense workers for its partition, and the coordinator to begin a mode and for the
-//! digest at the end.
+//! ([`tokens`]). Embedding workers call it, dense workers for its partition, and the coordinator to begin a mode, for checkpoints
+//! ([`checkpoint`]), and for the digest at the end.
 
+mod checkpoint;
 mod tokens;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,6 +16,8 @@ use rectrain_proto::v1;
 use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor};
 use tokio::sync::oneshot;
 
+use self::checkpoint::Saving;
+pub(crate) use self::checkpoint::{dense_part, no_checkpoints};
 use self::tokens::{Partition, Tokens};
 use crate::compression::Compression;
 use crate::error::RoleError;
@@ -43,14 +46,16 @@ pub struct ParameterServer {
     /// The mode and where it began, to know a repeated message by.
     began: Mutex<Option<(TrainingMode, Boundary)>>,
     partition: Arc<Mutex<Partition>>,
+    saving: Saving,
     compression: Compression,
     metrics: PsMetrics,
 }
 
 impl ParameterServer {
-    /// An empty store; the coordinator says which mode begins.
-    pub fn new(plan: &Arc<JobPlan>, metrics: PsMetrics) -> Result<Self, RoleError> {
+    /// Parameter server number `index`, with an empty store; the coordinator says which mode begins.
+    pub fn new(plan: &Arc<JobPlan>, index: u32, metrics: PsMetrics) -> Result<Self, RoleError> {
         let store = Store::new(plan.store.clone())?;
+        store.track_changes(plan.checkpoint.is_some());
         Ok(Self {
             plan: Arc::clone(plan),
             store: Arc::new(store),
@@ -58,6 +63,7 @@ impl ParameterServer {
             order: Mutex::new(Order::None),
             began: Mutex::new(None),
             partition: Arc::default(),
+            saving: Saving::new(plan, index),
             compression: plan.compression,
             metrics,
         })
@@ -306,6 +312,25 @@ impl Service for ParameterServer {
                 }
                 v1::BeginMode::KIND => Ok(self.begin_mode(&message::read::<v1::BeginMode>(frame)?.0)?),
                 v1::FlushRequest::KIND => Ok(self.flush().await?),
+                v1::RestoreRows::KIND => {
+                    let (request, _) = message::read::<v1::RestoreRows>(frame)?;
+                    let restored = self.saving.restore(request, &self.store).await?;
+                    self.count_store();
+                    Ok(message::reply::<v1::RestoreRows>(&restored, Vec::new()))
+                }
+                v1::Freeze::KIND => {
+                    let (request, _) = message::read::<v1::Freeze>(frame)?;
+                    let frozen = self.saving.freeze(request, &self.store, &self.lock_partition())?;
+                    Ok(message::reply::<v1::Freeze>(&frozen, Vec::new()))
+                }
+                v1::WriteFrozen::KIND => {
+                    let (request, _) = message::read::<v1::WriteFrozen>(frame)?;
+                    Ok(message::reply::<v1::WriteFrozen>(&self.saving.write(request).await?, Vec::new()))
+                }
+                v1::Thaw::KIND => {
+                    self.saving.thaw(message::read::<v1::Thaw>(frame)?.0)?;
+                    Ok(message::done::<v1::Thaw>())
+                }
                 v1::StoreDigestRequest::KIND => Ok(self.digest().await?),
                 kind => Err(message::refuse_kind("parameter server", kind)),
             }

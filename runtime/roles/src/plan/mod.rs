@@ -1,6 +1,7 @@
 //! What every member of a job knows: the manifest, resolved into the runtime's own terms. Every member computes the same plan from
 //! the same manifest; nothing in it depends on which member it is.
 
+mod checkpoint;
 mod identity;
 mod resolve;
 
@@ -14,6 +15,7 @@ use rectrain_embedding::StoreConfig;
 use rectrain_modes::gba::{KeyDivisor, TokenMode};
 use rectrain_modes::{EvaluationPoints, Rank, TrainingLength, share_of_batch};
 
+pub use self::checkpoint::CheckpointPlan;
 use crate::compression::Compression;
 use crate::error::RoleError;
 use crate::events::JobEvent;
@@ -134,6 +136,14 @@ pub struct JobPlan {
     pub dense_threads: usize,
     /// How values travel.
     pub compression: Compression,
+    /// Its checkpoints, if there are any.
+    pub checkpoint: Option<CheckpointPlan>,
+    /// Restarts after crashes until the job has failed.
+    pub max_restarts: u32,
+    /// The pause before the first restart.
+    pub backoff: Duration,
+    /// Training that says nothing for so long has stalled.
+    pub stall: Duration,
     /// How many of each role.
     pub replicas: Replicas,
     /// Global batches whose ids embedding workers take in ahead of the one that is trained.
@@ -173,6 +183,11 @@ impl JobPlan {
         share_of_batch(parameters, Rank(server as u32), self.replicas.ps)
     }
 
+    /// Dense parameters of the model.
+    pub(crate) fn dense_parameters(&self) -> Result<usize, RoleError> {
+        Ok(Model::new(self.model.clone())?.layout().total())
+    }
+
     /// The mode of this name, as in the manifest.
     #[must_use]
     pub fn mode_named(&self, name: &str) -> Option<TrainingMode> {
@@ -187,7 +202,6 @@ impl JobPlan {
 
     /// The first event of the job.
     pub(crate) fn started(&self) -> Result<JobEvent, RoleError> {
-        let model = Model::new(self.model.clone())?;
         let replicas = BTreeMap::from([
             ("ps".to_owned(), self.replicas.ps),
             ("embeddingWorker".to_owned(), self.replicas.embedding_workers),
@@ -198,7 +212,7 @@ impl JobPlan {
             job: self.name.clone(),
             mode: self.mode.name().to_owned(),
             model: self.model.kind.name().to_owned(),
-            dense_parameters: model.layout().total() as u64,
+            dense_parameters: self.dense_parameters()? as u64,
             replicas,
         })
     }

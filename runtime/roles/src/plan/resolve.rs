@@ -1,5 +1,7 @@
 //! From the manifest's terms to the runtime's. No default is decided here: the manifest comes resolved.
 
+use std::time::Duration;
+
 use rectrain_crds as crds;
 use rectrain_crds::ResolvedJob;
 use rectrain_data::{
@@ -11,7 +13,7 @@ use rectrain_embedding::{Initializer, RowSpec, SparseOptimizer, StoreConfig, Val
 use rectrain_modes::gba::{BufferSize, Decay, KeyDivisor, LostTokens, TokenMode};
 use rectrain_modes::{EvaluationPoints, TrainingLength};
 
-use super::{JobPlan, Replicas, SLOTS, TrainingMode};
+use super::{CheckpointPlan, JobPlan, Replicas, SLOTS, TrainingMode};
 use crate::compression::Compression;
 use crate::error::RoleError;
 use crate::pooling::{FeatureLayout, FeaturePlace, Pooling};
@@ -80,6 +82,13 @@ impl JobPlan {
                 crds::Compression::None => Compression::None,
                 crds::Compression::Fp16 => Compression::Fp16,
             },
+            checkpoint: job
+                .checkpoint
+                .as_ref()
+                .map(|checkpoint| CheckpointPlan::new(checkpoint, &job.data.storage.options)),
+            max_restarts: job.fault_tolerance.max_restarts,
+            backoff: Duration::from_secs(u64::from(job.fault_tolerance.backoff_seconds)),
+            stall: Duration::from_secs(u64::from(job.fault_tolerance.stall_seconds)),
             replicas: Replicas {
                 ps: job.roles.ps.replicas as u32,
                 embedding_workers: job.roles.embedding_worker.replicas as u32,

@@ -1,0 +1,265 @@
+//! `rectrain run --processes`: every replica of every role a process of its own on loopback, watched by this one. When one of them
+//! crashes, all end and begin again from the last checkpoint, as often as `spec.faultTolerance` allows.
+
+mod restarts;
+
+use std::collections::BTreeMap;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use rectrain_proto::v1;
+use rectrain_proto::v1::control_client::ControlClient;
+use rectrain_roles::events::JobEvent;
+use rectrain_roles::member::Role;
+use rectrain_roles::plan::JobPlan;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::args::RunArgs;
+use crate::processes::restarts::{Account, Restarts};
+use crate::role::CoordinatorAddresses;
+use crate::run::{interrupted, new_run, save_within};
+use crate::running::Running;
+use crate::show::Display;
+use crate::slow::CpuLimit;
+use crate::{Failure, signal, slow};
+
+/// How long the coordinator has to say where it is.
+const START: Duration = Duration::from_secs(30);
+/// How long processes have to end by themselves after the job has.
+const END: Duration = Duration::from_secs(10);
+/// Any free port of this machine.
+const LOOPBACK: &str = "127.0.0.1:0";
+
+/// A process that ended, and how.
+type Ended = (String, std::io::Result<ExitStatus>);
+
+pub(crate) async fn run(args: &RunArgs, plan: &JobPlan, mut display: Display) -> Result<(), Failure> {
+    let job = Job {
+        args,
+        plan,
+        run: new_run(),
+        slow: slow::factors(&args.slow, plan.replicas.dense_workers)?,
+        cores: slow::cores(&args.cpus, plan.replicas.dense_workers)?,
+        stall: plan.stall,
+    };
+    let mut restarts = Restarts::new(plan.max_restarts, plan.backoff);
+    let mut account = Account::default();
+    loop {
+        account.begin_attempt();
+        let message = match job.attempt(&mut display, &mut account).await {
+            Err(Failure::Failed(message)) => message,
+            ended => return ended,
+        };
+        let Some(pause) = restarts.after_crash(account.saved_in_attempt()) else {
+            display.show(&JobEvent::Failed { message: message.clone(), user_error: false });
+            return Err(Failure::Failed(restarts.exhausted(&message)));
+        };
+        account.restarts = restarts.done();
+        display.show(&JobEvent::Restarting { restart: restarts.done(), message, seconds: pause.as_secs() });
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = signal::interrupted() => return Err(interrupted(Err("the job was about to restart".to_owned()))),
+        }
+    }
+}
+
+/// What all attempts of a run share.
+struct Job<'a> {
+    args: &'a RunArgs,
+    plan: &'a JobPlan,
+    run: String,
+    slow: BTreeMap<u32, f64>,
+    cores: BTreeMap<u32, f64>,
+    /// Without any event for so long, the job counts as stalled.
+    stall: Duration,
+}
+
+impl Job<'_> {
+    /// Starts every process and follows the job to its end, or to the first crash; none of them is left.
+    async fn attempt(&self, display: &mut Display, account: &mut Account) -> Result<(), Failure> {
+        let (coordinator, addresses) = start_coordinator(self.args, &self.run).await?;
+        let _running = Running::note(&self.plan.name, &addresses.control);
+        display.note(&format!("coordinator at {}, metrics on {}", addresses.control, addresses.metrics));
+        let stop = watch::Sender::new(());
+        // Dropped last: a cgroup can be removed when its process has ended.
+        let mut limits = Vec::new();
+        let mut children = JoinSet::new();
+        watch_child(&mut children, "coordinator".to_owned(), coordinator, stop.subscribe());
+        for role in Role::ALL {
+            for index in 0..role.replicas(self.plan) {
+                let (name, child) = self.start_member(role, index, &addresses, &mut limits)?;
+                watch_child(&mut children, name, child, stop.subscribe());
+            }
+        }
+        let following = follow(&addresses.control, self.stall, display, account);
+        let outcome = tokio::select! {
+            outcome = following => outcome,
+            failure = first_failure(&mut children) => Err(failure),
+            () = signal::interrupted() => {
+                Err(interrupted(save_within(signal::SAVE_GRACE, save(&addresses.control)).await))
+            }
+        };
+        let outcome = match outcome {
+            Err(Failure::Failed(message)) => Err(name_the_killed(message, &mut children).await),
+            other => other,
+        };
+        // The last event has been read; processes that wait for one that is dead are not waited for.
+        let grace = if outcome.is_ok() || matches!(outcome, Err(Failure::User(_))) { END } else { Duration::ZERO };
+        if timeout(grace, all_ended(&mut children)).await.is_err() {
+            tracing::debug!("processes still run {grace:?} after the end of the job and are killed");
+            stop.send_replace(());
+            all_ended(&mut children).await;
+        }
+        outcome
+    }
+
+    fn start_member(
+        &self,
+        role: Role,
+        index: u32,
+        addresses: &CoordinatorAddresses,
+        limits: &mut Vec<CpuLimit>,
+    ) -> Result<(String, Child), Failure> {
+        let name = format!("{} {index}", role.name());
+        let mut command = member(self.args, role, index, addresses)?;
+        if let (Role::DenseWorker, Some(factor)) = (role, self.slow.get(&index)) {
+            command.arg("--slow").arg(factor.to_string());
+        }
+        let child = command.spawn().map_err(|error| cannot_start(&name, &error))?;
+        if let (Role::DenseWorker, Some(cores), Some(pid)) = (role, self.cores.get(&index), child.id()) {
+            limits.push(CpuLimit::put(pid, *cores)?);
+        }
+        Ok((name, child))
+    }
+}
+
+async fn start_coordinator(args: &RunArgs, run: &str) -> Result<(Child, CoordinatorAddresses), Failure> {
+    let mut command = this_program("coordinator", args)?;
+    command.args(["--bind", "tcp://127.0.0.1:0", "--control"]).arg(args.control.to_string());
+    command.arg("--metrics").arg(args.metrics.to_string()).args(["--run", run]);
+    let mut child = command.stdout(Stdio::piped()).spawn().map_err(|error| cannot_start("the coordinator", &error))?;
+    let output = child.stdout.take().ok_or_else(|| Failure::Failed("the coordinator has no output".to_owned()))?;
+    let mut line = String::new();
+    let read = timeout(START, BufReader::new(output).read_line(&mut line)).await;
+    let addresses = serde_json::from_str(&line).map_err(|_| {
+        Failure::Failed(format!(
+            "the coordinator did not say where it is within {START:?} (it said {line:?}, {read:?})"
+        ))
+    })?;
+    Ok((child, addresses))
+}
+
+fn member(args: &RunArgs, role: Role, index: u32, addresses: &CoordinatorAddresses) -> Result<Command, Failure> {
+    let mut command = this_program(role.name(), args)?;
+    command.args(["--bind", "tcp://127.0.0.1:0", "--metrics", LOOPBACK, "--coordinator", &addresses.members]);
+    command.arg("--index").arg(index.to_string()).stdout(Stdio::null());
+    Ok(command)
+}
+
+/// This program as another role of the same job.
+fn this_program(role: &str, args: &RunArgs) -> Result<Command, Failure> {
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::Failed(format!("cannot find this program to start it again: {error}")))?;
+    let mut command = Command::new(program);
+    command.arg(role).args(args.job.repeat()).stdin(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+    // Ctrl-C is this process's to answer: the others must go on until a checkpoint is saved.
+    command.process_group(0);
+    Ok(command)
+}
+
+fn watch_child(children: &mut JoinSet<Ended>, name: String, mut child: Child, mut stop: watch::Receiver<()>) {
+    if let Some(stderr) = child.stderr.take() {
+        let name = name.clone();
+        tokio::spawn(async move {
+            let mut lines = BufReader::new(stderr).lines();
+            while let Ok(Some(line)) = lines.next_line().await {
+                tracing::info!(process = name, "{line}");
+            }
+        });
+    }
+    children.spawn(async move {
+        let ended = tokio::select! {
+            status = child.wait() => return (name, status),
+            stopped = stop.changed() => stopped,
+        };
+        // Told to stop, or the teller is gone: either way this process must not outlive the run.
+        tracing::debug!(process = name, told = ended.is_ok(), "killing");
+        let status = match child.start_kill() {
+            Ok(()) => child.wait().await,
+            Err(error) => Err(error),
+        };
+        (name, status)
+    });
+}
+
+async fn all_ended(children: &mut JoinSet<Ended>) {
+    while children.join_next().await.is_some() {}
+}
+
+/// Shows the job's events until the last.
+async fn follow(control: &str, stall: Duration, display: &mut Display, account: &mut Account) -> Result<(), Failure> {
+    let lost =
+        |error: &dyn std::fmt::Display| Failure::Failed(format!("the coordinator at {control} was lost: {error}"));
+    let mut client = ControlClient::connect(control.to_owned()).await.map_err(|error| lost(&error))?;
+    let mut events = client.watch(v1::WatchRequest {}).await.map_err(|error| lost(&error))?.into_inner();
+    loop {
+        let event = timeout(stall, events.message())
+            .await
+            .map_err(|_| Failure::Failed(format!("training has stalled: no progress for {} s", stall.as_secs())))?;
+        let Some(event) = event.map_err(|error| lost(&error))? else {
+            return Err(lost(&"the stream of events ended"));
+        };
+        let event: JobEvent = serde_json::from_str(&event.json).map_err(|error| lost(&error))?;
+        match account.take(event) {
+            summary @ JobEvent::Summary(_) => {
+                display.show(&summary);
+                return Ok(());
+            }
+            JobEvent::Failed { message, user_error: true } => {
+                display.show(&JobEvent::Failed { message: message.clone(), user_error: true });
+                return Err(Failure::User(message));
+            }
+            // Whether that is the end is not decided here.
+            JobEvent::Failed { message, user_error: false } => return Err(Failure::Failed(message)),
+            event => display.show(&event),
+        }
+    }
+}
+
+/// Has the job save a checkpoint.
+async fn save(control: &str) -> Result<String, String> {
+    let mut client = ControlClient::connect(control.to_owned()).await.map_err(|error| error.to_string())?;
+    let saved = client.save_checkpoint(v1::SaveCheckpointRequest {}).await;
+    saved.map(|saved| saved.into_inner().checkpoint).map_err(|status| status.message().to_owned())
+}
+
+/// A process that dies without a word ends the job; one that reports a failure does so through the coordinator first.
+async fn first_failure(children: &mut JoinSet<Ended>) -> Failure {
+    while let Some(ended) = children.join_next().await {
+        match ended {
+            Ok((name, Ok(status))) if !status.success() && status.code().is_none() => {
+                return Failure::Failed(format!("{name} was killed ({status})"));
+            }
+            Ok((name, Err(error))) => return Failure::Failed(format!("{name} cannot be waited for: {error}")),
+            Ok((name, Ok(status))) => tracing::info!(process = name, %status, "ended"),
+            Err(error) => return Failure::Failed(format!("a process's watcher failed: {error}")),
+        }
+    }
+    std::future::pending().await
+}
+
+/// A process that was killed could not say so: the others' complaints are about it.
+async fn name_the_killed(message: String, children: &mut JoinSet<Ended>) -> Failure {
+    match timeout(Duration::from_secs(1), first_failure(children)).await {
+        Ok(Failure::Failed(killed)) if killed != message => Failure::Failed(format!("{killed}; {message}")),
+        _ => Failure::Failed(message),
+    }
+}
+
+fn cannot_start(what: &str, error: &std::io::Error) -> Failure {
+    Failure::Failed(format!("cannot start {what}: {error}"))
+}
