@@ -1,6 +1,7 @@
 //! `cargo xtask`: the project's own commands. `check` for every save, `test` for everything that must hold, `docs` to write what is
 //! generated from the code, `quality` to train on real data and compare with the recorded reference, `cluster` for a real Kubernetes.
 
+mod chaos;
 mod cluster;
 mod continual;
 mod quality;
@@ -16,6 +17,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   quality [ARGS]    trains on real data and prints AUC by model, mode and seed; `quality --help` lists ARGS
   continual [ARGS]  trains slice by slice, switches the mode in between, and prints AUC by slice; `continual --help` lists ARGS
   stragglers [ARGS] trains in every mode with dense workers of unequal CPU time and prints throughput, staleness and drops
+  chaos [ARGS]      kills processes of a job at random and compares what it trains with the job left alone; `chaos --help` lists ARGS
   cluster COMMAND   a real Kubernetes of two nodes on this machine; `cluster --help` lists COMMANDs";
 
 /// The README's example and what it promises.
@@ -32,6 +34,7 @@ fn main() -> ExitCode {
         ["quality", rest @ ..] => quality::run(rest),
         ["continual", rest @ ..] => continual::run(rest),
         ["stragglers", rest @ ..] => stragglers::run(rest),
+        ["chaos", rest @ ..] => chaos::run(rest),
         ["cluster", rest @ ..] => cluster::run(rest),
         _ => Err(USAGE.to_owned()),
     };
@@ -123,8 +126,7 @@ fn last_event(output: &std::process::Output) -> Result<serde_json::Value, String
 }
 
 fn docs() -> Result<(), String> {
-    // The same selection as the tests', so that nothing is built twice.
-    cargo(&["build", "--release", "--workspace", "--all-targets"], "the build failed")?;
+    cargo(&["build", "--release", "--workspace", "--examples"], "the build failed")?;
     example("generate", None)?;
     example("metrics_reference", Some("docs/reference/metrics.md"))?;
     example("operator_metrics", Some("docs/reference/operator-metrics.md"))

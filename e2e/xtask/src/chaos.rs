@@ -1,0 +1,298 @@
+//! `cargo xtask chaos`: trains a job in processes of its own and kills them with SIGKILL, at random and by a seed that is printed,
+//! then compares with the same job left alone. Kills fall on any role, while it trains, while it starts and restores, and while it
+//! saves; after each one the run has to begin again by itself.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+const USAGE: &str = "usage: cargo xtask chaos [--manifest FILE] [--mode sync] [--kills 20] [--seed 7] [--set PATH=VALUE]
+  FILE has no spec.checkpoint.path: a folder of its own is given to the run, and deleted
+  prints each kill, and last one line of JSON: kills, whether the trained models are equal, rows lost, batches trained again,
+  and the difference of the test AUC; fails where rows are lost, or where `sync` trains another model";
+/// Nothing said for so long means that the run hangs.
+const SILENCE: Duration = Duration::from_secs(180);
+/// Startup, in which a kill meets processes that start, join or restore.
+const STARTUP: Duration = Duration::from_millis(1500);
+
+struct Plan {
+    manifest: String,
+    mode: String,
+    kills: u32,
+    seed: u64,
+    sets: Vec<String>,
+}
+
+/// When a kill falls.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Moment {
+    /// As soon as so many batches are trained.
+    Batch(u64),
+    /// So long after the restart before it.
+    Startup(Duration),
+    /// So long after a checkpoint was saved: with one every few steps, while the next one is being written.
+    Checkpoint(Duration),
+}
+
+pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
+    let plan = parse(arguments)?;
+    crate::cargo(&["build", "--release", "--workspace", "--bins", "--tests"], "the build failed")?;
+    let alone = left_alone(&plan)?;
+    let steps = alone["steps"].as_u64().ok_or("the summary has no steps")?;
+    println!("seed {}: {} kills over {steps} steps", plan.seed, plan.kills);
+    let folder = std::env::temp_dir().join(format!("rectrain-chaos-{}", std::process::id()));
+    let killed = killed(&plan, &moments(&plan, steps), &folder.display().to_string());
+    let removed = std::fs::remove_dir_all(&folder);
+    let (killed, kills) = killed?;
+    removed.map_err(|error| format!("cannot remove {}: {error}", folder.display()))?;
+    report(&plan, &alone, &killed, kills)
+}
+
+fn parse(arguments: &[&str]) -> Result<Plan, String> {
+    let mut plan = Plan {
+        manifest: "docs/examples/chaos.yaml".to_owned(),
+        mode: "sync".to_owned(),
+        kills: 20,
+        seed: 7,
+        sets: Vec::new(),
+    };
+    for pair in arguments.chunks(2) {
+        match pair {
+            ["--manifest", file] => plan.manifest = (*file).to_owned(),
+            ["--mode", mode] => plan.mode = (*mode).to_owned(),
+            ["--kills", kills] => plan.kills = kills.parse().map_err(|_| USAGE.to_owned())?,
+            ["--seed", seed] => plan.seed = seed.parse().map_err(|_| USAGE.to_owned())?,
+            ["--set", set] => plan.sets.push((*set).to_owned()),
+            _ => return Err(USAGE.to_owned()),
+        }
+    }
+    plan.sets.push(format!("spec.training.mode={}", plan.mode));
+    Ok(plan)
+}
+
+/// The job without a kill and without checkpoints.
+fn left_alone(plan: &Plan) -> Result<Value, String> {
+    let none = "spec.checkpoint=null".to_owned();
+    let mut job = crate::job(&plan.manifest, plan.sets.iter().chain([&none]))?;
+    job.arg("--processes");
+    crate::last_event(&crate::output(job)?)
+}
+
+/// When the kills fall: most while it trains, spread over all steps.
+fn moments(plan: &Plan, steps: u64) -> Vec<Moment> {
+    let mut random = Random(plan.seed);
+    let mut batches: Vec<u64> = (0..plan.kills).map(|_| random.below(steps.saturating_sub(20).max(1))).collect();
+    batches.sort_unstable();
+    let moment = |batch| match random.below(10) {
+        0 | 1 => Moment::Startup(STARTUP.mul_f64(random.fraction())),
+        2 | 3 => Moment::Checkpoint(Duration::from_millis(random.below(150))),
+        _ => Moment::Batch(batch),
+    };
+    batches.into_iter().map(moment).collect()
+}
+
+/// The job with the kills; gives its summary and how many there were.
+fn killed(plan: &Plan, moments: &[Moment], folder: &str) -> Result<(Value, u32), String> {
+    let own = format!(
+        "spec.checkpoint.path={folder},spec.faultTolerance.maxRestarts={},spec.faultTolerance.backoffSeconds=1",
+        2 * plan.kills + 10
+    );
+    let mut job = crate::job(&plan.manifest, plan.sets.iter().chain([&own]))?;
+    job.arg("--processes").stdout(Stdio::piped());
+    let mut run = job.spawn().map_err(|error| format!("cannot run rectrain: {error}"))?;
+    let events = lines(&mut run)?;
+    let result = kill_at(&mut run, &events, moments, Random(plan.seed ^ 0x5eed));
+    if result.is_err() {
+        // It is ended already, or ends here.
+        let _ended = run.kill();
+    }
+    let status = run.wait().map_err(|error| format!("cannot wait for rectrain: {error}"))?;
+    let (summary, kills) = result?;
+    let summary = summary.ok_or(format!("the run ended with {status} and no summary after {kills} kills"))?;
+    Ok((summary, kills))
+}
+
+fn lines(run: &mut Child) -> Result<Receiver<Value>, String> {
+    let output = run.stdout.take().ok_or("rectrain has no output")?;
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(output).lines().map_while(Result::ok) {
+            if let Ok(event) = serde_json::from_str(&line)
+                && sender.send(event).is_err()
+            {
+                return;
+            }
+        }
+    });
+    Ok(receiver)
+}
+
+fn kill_at(
+    run: &mut Child,
+    events: &Receiver<Value>,
+    moments: &[Moment],
+    mut random: Random,
+) -> Result<(Option<Value>, u32), String> {
+    let (mut kills, mut moments) = (0, moments.iter().copied());
+    let mut next = moments.next();
+    let mut due: Option<Instant> = None;
+    let mut down = false;
+    loop {
+        let wait = due.map_or(SILENCE, |due| due.saturating_duration_since(Instant::now()));
+        let event = match events.recv_timeout(wait) {
+            Ok(event) => event,
+            Err(RecvTimeoutError::Disconnected) => return Ok((None, kills)),
+            Err(RecvTimeoutError::Timeout) if due.is_some() => Value::Null,
+            Err(RecvTimeoutError::Timeout) => return Err(format!("the run has said nothing for {SILENCE:?}")),
+        };
+        match event["event"].as_str() {
+            Some("summary") => return Ok((Some(event), kills)),
+            Some("restarting") => {
+                down = false;
+                let pause = Duration::from_secs(event["seconds"].as_u64().unwrap_or(0));
+                if let Some(Moment::Startup(after)) = next {
+                    due = Some(Instant::now() + pause + after);
+                }
+            }
+            Some("checkpointSaved") if !down => {
+                if let Some(Moment::Checkpoint(after)) = next {
+                    due = due.or(Some(Instant::now() + after));
+                }
+            }
+            Some("progress") if !down => {
+                let step = event["step"].as_u64().unwrap_or(0);
+                let is_due = match next {
+                    Some(Moment::Batch(batch)) => step >= batch,
+                    // Where nothing has crashed yet there is no restart to wait for.
+                    Some(Moment::Startup(_)) => kills == 0,
+                    _ => false,
+                };
+                if is_due {
+                    due = Some(Instant::now());
+                }
+            }
+            _ => {}
+        }
+        if due.is_some_and(|due| due <= Instant::now()) {
+            due = None;
+            if let Some(killed) = kill_one(run.id(), &mut random)? {
+                kills += 1;
+                down = true;
+                println!("kill {kills}: {killed} ({:?})", next.unwrap_or(Moment::Batch(0)));
+                next = moments.next();
+            } else {
+                due = Some(Instant::now() + Duration::from_millis(50));
+            }
+        }
+    }
+}
+
+/// Kills one of the run's processes; gives its role. None while there is none.
+fn kill_one(run: u32, random: &mut Random) -> Result<Option<String>, String> {
+    let children = children_of(run);
+    if children.is_empty() {
+        return Ok(None);
+    }
+    let (process, role) = &children[random.below(children.len() as u64) as usize];
+    let status = std::process::Command::new("kill").args(["-9", &process.to_string()]).status();
+    match status {
+        Ok(status) if status.success() => Ok(Some(role.clone())),
+        // It has ended by itself in this moment.
+        Ok(_) => Ok(None),
+        Err(error) => Err(format!("cannot run kill: {error}")),
+    }
+}
+
+/// Processes and their roles.
+fn children_of(parent: u32) -> Vec<(u32, String)> {
+    let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let mut children = Vec::new();
+    for entry in processes.flatten() {
+        let Some(process) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
+        // After the name in brackets: state, parent.
+        let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+        let (state, parent_of) = (fields.next(), fields.next().and_then(|parent| parent.parse::<u32>().ok()));
+        if parent_of == Some(parent)
+            && state != Some("Z")
+            && let Ok(line) = std::fs::read(entry.path().join("cmdline"))
+        {
+            let role = line.split(|byte| *byte == 0).nth(1).unwrap_or_default();
+            children.push((process, String::from_utf8_lossy(role).into_owned()));
+        }
+    }
+    children.sort_unstable();
+    children
+}
+
+fn report(plan: &Plan, alone: &Value, killed: &Value, kills: u32) -> Result<(), String> {
+    let number = |summary: &Value, name: &str| summary[name].as_u64().ok_or(format!("the summary has no {name}"));
+    let equal = alone["parametersSha256"] == killed["parametersSha256"];
+    let rows = |summary: &Value| number(summary, "trainedRows");
+    let lost = rows(alone)?.saturating_sub(rows(killed)?);
+    let auc = |summary: &Value| summary["test"]["auc"].as_f64().ok_or("the summary has no test AUC");
+    println!(
+        "{}",
+        json!({ "kills": kills, "digestEqual": equal, "rowsLost": lost, "batchesRepeated": number(killed, "repeatedBatches")?,
+            "aucDifference": auc(killed)? - auc(alone)?, "restarts": number(killed, "restarts")?, "mode": plan.mode, "seed": plan.seed })
+    );
+    if kills < plan.kills {
+        return Err(format!("the job ended after {kills} of {} kills: give it more rows", plan.kills));
+    }
+    if lost > 0 {
+        return Err(format!("{lost} rows were lost"));
+    }
+    if plan.mode == "sync" && !equal {
+        return Err("sync trained another model after the kills".to_owned());
+    }
+    Ok(())
+}
+
+/// SplitMix64 (Steele et al., OOPSLA 2014): a seed gives the same kills everywhere.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound.max(1)
+    }
+
+    fn fraction(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_gives_the_same_kills_and_most_fall_while_it_trains() {
+        let plan = |seed| Plan { kills: 200, seed, ..parse(&[]).unwrap() };
+        let all = moments(&plan(7), 1000);
+        assert_eq!(all, moments(&plan(7), 1000));
+        assert_ne!(all, moments(&plan(8), 1000));
+        let training = all.iter().filter(|moment| matches!(moment, Moment::Batch(_))).count();
+        assert!((80..180).contains(&training), "{training}");
+        assert!(all.iter().any(|moment| matches!(moment, Moment::Startup(_))));
+    }
+
+    #[test]
+    fn a_processes_children_are_found_with_their_role() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let children = children_of(std::process::id());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(children.contains(&(child.id(), "60".to_owned())), "{children:?}");
+    }
+}
