@@ -1,13 +1,13 @@
-//! How fast checkpoints are written and restored, beside plain sequential writing and reading of as many bytes on the same disk, and
-//! how long training stalls: `speed FOLDER [ROWS] [DIM]`. Prints one line of JSON. As root it empties the page cache before it reads.
+//! How fast checkpoints are written and restored, beside what `fio` writes and reads on the same disk, and how long training stalls:
+//! `speed FOLDER [ROWS] [DIM] [ROUNDS]`. Prints one line of JSON a round and one of the medians. As root it empties the page cache
+//! before each reading.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{Read, Write};
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rectrain_checkpoint::{Begin, CheckpointWriter, Depth, Identity, SlotSet, latest_good, save_rows};
 use rectrain_embedding::{
@@ -16,6 +16,10 @@ use rectrain_embedding::{
 use rectrain_storage::Directory;
 
 type Failure = Box<dyn std::error::Error>;
+
+/// That of the `rectrain` command.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const SLOTS: u32 = 1024;
 /// Rows of a batch that trains while the checkpoint is written.
@@ -52,55 +56,108 @@ fn filled(rows: u64, dim: usize) -> Result<Arc<Store>, Failure> {
 }
 
 fn empty_page_cache() -> bool {
-    let sync = std::process::Command::new("sync").status().is_ok_and(|status| status.success());
+    let sync = Command::new("sync").status().is_ok_and(|status| status.success());
     sync && std::fs::write("/proc/sys/vm/drop_caches", "3").is_ok()
 }
 
-/// Seconds to write and fsync so many bytes that do not compress, and the file.
-fn plain_write(folder: &Path, bytes: u64) -> Result<(f64, std::path::PathBuf), Failure> {
-    let path = folder.join("plain");
-    let mut buffer = vec![0_u8; 8 << 20];
-    for (index, chunk) in buffer.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        *chunk = key(index as u64).0.to_le_bytes();
-    }
-    let start = Instant::now();
-    let mut file = File::create(&path)?;
-    let mut left = bytes;
-    while left > 0 {
-        let length = left.min(buffer.len() as u64);
-        file.write_all(&buffer[..length as usize])?;
-        left -= length;
-    }
-    file.sync_all()?;
-    Ok((start.elapsed().as_secs_f64(), path))
+/// What `fio` does with a file.
+#[derive(Clone, Copy)]
+enum Access {
+    /// Through the page cache, all of it on the disk at the end.
+    Cached,
+    /// Past the page cache.
+    Direct,
 }
 
-fn plain_read(path: &Path) -> Result<f64, Failure> {
-    let mut buffer = vec![0_u8; 8 << 20];
-    let start = Instant::now();
-    let mut file = File::open(path)?;
-    while file.read(&mut buffer)? > 0 {}
-    Ok(start.elapsed().as_secs_f64())
+/// Bytes a second of one thread that writes or reads (`action`) a file of so many bytes, 8 MiB at a time.
+fn fio(folder: &Path, action: &str, access: Access, bytes: u64) -> Result<f64, Failure> {
+    empty_page_cache();
+    let direct = match access {
+        Access::Cached => "--direct=0",
+        Access::Direct => "--direct=1",
+    };
+    // Direct accesses are of whole blocks.
+    let size = format!("--size={}", bytes.next_multiple_of(8 << 20));
+    let name = format!("--filename={}", folder.join("fio").display());
+    let output = Command::new("fio")
+        .args(["--name=job", "--bs=8M", "--ioengine=psync", "--end_fsync=1", "--invalidate=0", "--output-format=json"])
+        .args([&format!("--rw={action}"), direct, &size, &name])
+        .output()
+        .map_err(|error| format!("fio cannot be run: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("fio: {}", String::from_utf8_lossy(&output.stderr)).into());
+    }
+    let told: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let job = &told["jobs"][0];
+    let (bytes, milliseconds) = (job[action]["io_bytes"].as_f64(), job["job_runtime"].as_f64());
+    let (Some(bytes), Some(milliseconds)) = (bytes, milliseconds) else { return Err("fio told no figures".into()) };
+    Ok(bytes / milliseconds * 1e3)
 }
 
-/// The longest batch (look-up and update) in seconds until `stop`, and how many there were.
-fn train(store: &Store, rows: u64, dim: usize, stop: &AtomicBool) -> Result<(f64, u64), Failure> {
-    let (mut longest, mut batches) = (0.0_f64, 0);
+/// Batches (look-up and update), in seconds, rising.
+#[derive(Default)]
+struct Batches {
+    taken: Vec<f64>,
+    /// As far as the thread neither ran nor waited for a core: what a lock held it up for. To some milliseconds.
+    blocked: Vec<f64>,
+}
+
+/// Seconds that this thread has run or waited for a core to run on.
+fn runnable() -> f64 {
+    let told = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    told.split_whitespace().take(2).filter_map(|number| number.parse::<f64>().ok()).sum::<f64>() / 1e9
+}
+
+/// What batches took until `stop`.
+fn train(store: &Store, rows: u64, dim: usize, stop: &AtomicBool) -> Result<Batches, String> {
+    let (mut batches, mut number) = (Batches::default(), 0);
     let mut out = vec![0.0; BATCH * dim];
     while !stop.load(Ordering::Relaxed) {
-        batches += 1;
+        number += 1;
         let mut keys: Vec<FeatureKey> =
-            (0..BATCH as u64).map(|index| key((batches * 7_919_000 + index * 331) % rows)).collect();
+            (0..BATCH as u64).map(|index| key((number * 7_919_000 + index * 331) % rows)).collect();
         keys.sort_unstable();
-        let start = Instant::now();
-        store.lookup(GroupId(0), &keys, Missing::Insert, &mut out)?;
-        store.update(GroupId(0), &keys, &out, batches)?;
-        longest = longest.max(start.elapsed().as_secs_f64());
+        let (start, before) = (Instant::now(), runnable());
+        store.lookup(GroupId(0), &keys, Missing::Insert, &mut out).map_err(|error| error.to_string())?;
+        store.update(GroupId(0), &keys, &out, number).map_err(|error| error.to_string())?;
+        let taken = start.elapsed().as_secs_f64();
+        batches.taken.push(taken);
+        batches.blocked.push((taken - (runnable() - before)).max(0.0));
     }
-    Ok((longest, batches))
+    batches.taken.sort_by(f64::total_cmp);
+    batches.blocked.sort_by(f64::total_cmp);
+    Ok(batches)
 }
 
-async fn save(store: &Arc<Store>, directory: &Directory, step: u64) -> Result<(f64, f64, u64), Failure> {
+/// The batches of one thread while `work` is done.
+async fn beside<T>(
+    store: &Arc<Store>,
+    rows: u64,
+    dim: usize,
+    work: impl Future<Output = Result<T, Failure>>,
+) -> Result<(T, Batches), Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let (training, stopped) = (Arc::clone(store), Arc::clone(&stop));
+    let thread = std::thread::spawn(move || train(&training, rows, dim, &stopped));
+    let result = work.await;
+    stop.store(true, Ordering::Relaxed);
+    let taken = thread.join().map_err(|_| "training ended early")??;
+    Ok((result?, taken))
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Of a save: seconds in all and in `freeze`, and its bytes.
+struct Saved {
+    seconds: f64,
+    freeze: f64,
+    bytes: u64,
+}
+
+async fn save(store: &Arc<Store>, directory: &Directory, step: u64) -> Result<Saved, Failure> {
     let start = Instant::now();
     let begin = Begin { step, base: None, slots: SLOTS, identity: Identity::default(), info: BTreeMap::new() };
     let writer = CheckpointWriter::begin(directory, begin).await?;
@@ -113,69 +170,97 @@ async fn save(store: &Arc<Store>, directory: &Directory, step: u64) -> Result<(f
     if let Some(frozen) = Arc::into_inner(frozen) {
         frozen.complete();
     }
-    Ok((start.elapsed().as_secs_f64(), freeze, bytes))
+    Ok(Saved { seconds: start.elapsed().as_secs_f64(), freeze, bytes })
 }
 
-async fn run(folder: &Path, rows: u64, dim: usize) -> Result<serde_json::Value, Failure> {
-    let store = filled(rows, dim)?;
-    let name = folder.join("checkpoints");
-    let directory = Directory::open(&name.to_string_lossy(), &BTreeMap::new(), true)?;
-    let (write, freeze, bytes) = save(&store, &directory, 1).await?;
-    let (plain_write, plain) = plain_write(folder, bytes)?;
-
-    // The same while one thread trains.
-    let stop = Arc::new(AtomicBool::new(false));
-    let (alone, busy) = {
-        let measure = |stop: Arc<AtomicBool>| {
-            let store = Arc::clone(&store);
-            std::thread::spawn(move || train(&store, rows, dim, &stop).map_err(|error| error.to_string()))
-        };
-        let alone = measure(Arc::clone(&stop));
-        tokio::time::sleep(std::time::Duration::from_secs(3)).await;
-        stop.store(true, Ordering::Relaxed);
-        let alone = alone.join().map_err(|_| "training ended early")??;
-        stop.store(false, Ordering::Relaxed);
-        let busy = measure(Arc::clone(&stop));
-        save(&store, &directory, 2).await?;
-        stop.store(true, Ordering::Relaxed);
-        (alone, busy.join().map_err(|_| "training ended early")??)
-    };
-    std::fs::remove_dir_all(name.join("step-000000000002"))?;
-    drop(store);
-
-    let cold = empty_page_cache();
-    let plain_read = plain_read(&plain)?;
+/// Seconds to find the last checkpoint and restore it.
+async fn restore(directory: &Directory, rows: u64, dim: usize) -> Result<f64, Failure> {
     empty_page_cache();
     let start = Instant::now();
-    let found = latest_good(&directory, None, Depth::Sizes, &[]).await?;
+    let found = latest_good(directory, None, Depth::Sizes, &[]).await?;
     let checkpoint = found.checkpoint.ok_or("the checkpoint is not there")?;
     let restored = Arc::new(Store::new(config(dim))?);
     checkpoint.restore_rows(&restored, &SlotSet::new((0..SLOTS).map(Slot))).await?;
-    let restore = start.elapsed().as_secs_f64();
+    let seconds = start.elapsed().as_secs_f64();
     if restored.rows() != rows {
         return Err(format!("{} rows were restored", restored.rows()).into());
     }
-    let speed = |seconds: f64| (bytes as f64 / seconds / 1e6).round();
-    Ok(serde_json::json!({
-        "rows": rows, "dim": dim, "bytes": bytes,
-        "writeMBs": speed(write), "plainWriteMBs": speed(plain_write), "writeOfPlain": plain_write / write,
-        "restoreMBs": speed(restore), "plainReadMBs": speed(plain_read), "restoreOfPlain": plain_read / restore,
-        "pageCacheEmptied": cold, "freezeMs": freeze * 1e3,
-        "longestBatchAloneMs": alone.0 * 1e3, "longestBatchWhileSavingMs": busy.0 * 1e3,
-        "batchesWhileSaving": busy.1,
-    }))
+    Ok(seconds)
+}
+
+/// The figures of a round, by name.
+async fn round(
+    store: &Arc<Store>,
+    folder: &Path,
+    directory: &Directory,
+    (rows, dim, number): (u64, usize, u64),
+) -> Result<BTreeMap<&'static str, f64>, Failure> {
+    let saved = save(store, directory, 2 * number).await?;
+    let bytes = saved.bytes as f64;
+    let written = fio(folder, "write", Access::Cached, saved.bytes)?;
+    let written_direct = fio(folder, "write", Access::Direct, saved.bytes)?;
+    let restore = restore(directory, rows, dim).await?;
+    let read = fio(folder, "read", Access::Cached, saved.bytes)?;
+    let read_direct = fio(folder, "read", Access::Direct, saved.bytes)?;
+    let pause = async {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        Ok(())
+    };
+    let ((), alone) = beside(store, rows, dim, pause).await?;
+    let (busy, meanwhile) = beside(store, rows, dim, save(store, directory, 2 * number + 1)).await?;
+    for entry in directory.folders().await? {
+        directory.delete_folder(&entry, "manifest.json").await?;
+    }
+    let longest = |seconds: &[f64]| seconds.last().map_or(f64::NAN, |seconds| seconds * 1e3);
+    Ok(BTreeMap::from([
+        ("bytes", bytes),
+        ("writeMBs", bytes / saved.seconds / 1e6),
+        ("fioWriteMBs", written / 1e6),
+        ("fioDirectWriteMBs", written_direct / 1e6),
+        ("writeOfFio", bytes / saved.seconds / written),
+        ("writeOfFioDirect", bytes / saved.seconds / written_direct),
+        ("restoreMBs", bytes / restore / 1e6),
+        ("fioReadMBs", read / 1e6),
+        ("fioDirectReadMBs", read_direct / 1e6),
+        ("restoreOfFio", bytes / restore / read),
+        ("restoreOfFioDirect", bytes / restore / read_direct),
+        ("freezeMs", saved.freeze.max(busy.freeze) * 1e3),
+        ("saveWhileTrainingSeconds", busy.seconds),
+        ("longestBatchMs", longest(&alone.taken)),
+        ("longestBlockedMs", longest(&alone.blocked)),
+        ("batchMs", median(alone.taken) * 1e3),
+        ("longestBatchWhileSavingMs", longest(&meanwhile.taken)),
+        ("longestBlockedWhileSavingMs", longest(&meanwhile.blocked)),
+        ("batchWhileSavingMs", median(meanwhile.taken) * 1e3),
+    ]))
+}
+
+async fn run(folder: &Path, rows: u64, dim: usize, rounds: u64) -> Result<(), Failure> {
+    let store = filled(rows, dim)?;
+    let directory = Directory::open(&folder.join("checkpoints").to_string_lossy(), &BTreeMap::new(), true)?;
+    if !empty_page_cache() {
+        eprintln!("The page cache cannot be emptied: readings are from memory.");
+    }
+    let mut figures: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for number in 0..rounds {
+        let round = round(&store, folder, &directory, (rows, dim, number)).await?;
+        println!("{}", serde_json::to_string(&round)?);
+        round.into_iter().for_each(|(name, value)| figures.entry(name).or_default().push(value));
+    }
+    let medians: BTreeMap<_, _> = figures.into_iter().map(|(name, values)| (name, median(values))).collect();
+    println!("{}", serde_json::to_string(&serde_json::json!({ "rows": rows, "dim": dim, "medians": medians }))?);
+    Ok(())
 }
 
 fn main() -> Result<(), Failure> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [folder, sizes @ ..] = &arguments[..] else { return Err("usage: speed FOLDER [ROWS] [DIM]".into()) };
-    let rows = sizes.first().map_or(Ok(10_000_000), |rows| rows.parse())?;
-    let dim = sizes.get(1).map_or(Ok(16), |dim| dim.parse())?;
+    let [folder, sizes @ ..] = &arguments[..] else { return Err("usage: speed FOLDER [ROWS] [DIM] [ROUNDS]".into()) };
+    let size = |place: usize, default: u64| sizes.get(place).map_or(Ok(default), |size| size.parse());
+    let (rows, dim, rounds) = (size(0, 10_000_000)?, size(1, 16)?, size(2, 3)?);
     let folder = Path::new(folder).join("rectrain-speed");
     std::fs::create_dir_all(&folder)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let result = runtime.block_on(run(&folder, rows, dim));
+    let result = runtime.block_on(run(&folder, rows, usize::try_from(dim)?, rounds));
     std::fs::remove_dir_all(&folder)?;
-    println!("{}", result?);
-    Ok(())
+    result
 }

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::str::FromStr;
 
 use rectrain_embedding::{MAX_SLOTS, Slot};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -18,8 +19,8 @@ use crate::name::{Base, CheckpointId, Kind, directory_name};
 pub const MANIFEST: &str = "manifest.json";
 /// The newest version of the format that this program reads, and the one that it writes.
 pub const FORMAT_VERSION: u64 = 1;
-/// The largest manifest that is read.
-pub(crate) const MOST_BYTES: u64 = 64 << 20;
+/// The largest manifest that is written and read. One of 65,536 slots that lie as scattered as can be has 3 MB.
+pub(crate) const MOST_BYTES: u64 = 16 << 20;
 const FORMAT: &str = "rectrain-checkpoint";
 
 /// 64 bits of XXH3. In text, 16 hexadecimal digits.
@@ -38,12 +39,19 @@ impl Serialize for Hash64 {
     }
 }
 
+impl FromStr for Hash64 {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let digits = text.len() == 16 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        let hash = u64::from_str_radix(text, 16).ok().filter(|_| digits);
+        hash.map(Self).ok_or_else(|| format!("`{text}` is not 16 hexadecimal digits"))
+    }
+}
+
 impl<'de> Deserialize<'de> for Hash64 {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let digits = text.len() == 16 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        let hash = u64::from_str_radix(&text, 16).ok().filter(|_| digits);
-        hash.map(Self).ok_or_else(|| de::Error::custom(format!("`{text}` is not 16 hexadecimal digits")))
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
     }
 }
 
@@ -74,7 +82,8 @@ impl SlotSet {
     /// Whether a slot is in it.
     #[must_use]
     pub fn contains(&self, slot: Slot) -> bool {
-        self.ranges.iter().any(|&[first, last]| (first..=last).contains(&slot.0))
+        let next = self.ranges.partition_point(|&[_, last]| last < slot.0);
+        self.ranges.get(next).is_some_and(|&[first, _]| first <= slot.0)
     }
 
     /// How many there are.
@@ -279,13 +288,18 @@ impl Manifest {
                 supported: FORMAT_VERSION,
             });
         }
-        let manifest: Self = serde_json::from_slice(bytes).map_err(|error| damaged(error.to_string()))?;
+        // The checksum before the rest: as values, damaged JSON may take a hundred times the memory that it has bytes.
         let place = checksum_place(bytes).ok_or_else(|| damaged("it has no checksum where one belongs".into()))?;
         let mut unsealed = bytes.to_vec();
+        let written = String::from_utf8_lossy(&bytes[place..place + 16]).parse::<Hash64>().map_err(damaged)?;
         unsealed[place..place + 16].fill(b'0');
         let found = xxh3_64(&unsealed);
-        if found != manifest.checksum.0 {
-            return Err(CheckpointError::Checksum { file: file.to_owned(), found, expected: manifest.checksum.0 });
+        if found != written.0 {
+            return Err(CheckpointError::Checksum { file: file.to_owned(), found, expected: written.0 });
+        }
+        let manifest: Self = serde_json::from_slice(bytes).map_err(|error| damaged(error.to_string()))?;
+        if manifest.checksum != written {
+            return Err(damaged("it has two checksums".into()));
         }
         manifest.check().map_err(damaged)?;
         Ok(manifest)

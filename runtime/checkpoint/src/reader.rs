@@ -420,6 +420,10 @@ fn restore_run(store: &Store, name: &str, run: &[IndexEntry], bytes: &[u8]) -> R
             });
         }
         let restored = store.restore_slot(own).map_err(failed)?;
+        if (restored.content, restored.rows, restored.removed) != (entry.content, entry.rows, entry.removed) {
+            let problem = format!("the snapshot of slot {} and the index do not agree", entry.slot);
+            return Err(CheckpointError::Damaged { file: name.to_owned(), problem });
+        }
         rows += restored.rows;
         removed += restored.removed;
     }
@@ -429,6 +433,31 @@ fn restore_run(store: &Store, name: &str, run: &[IndexEntry], bytes: &[u8]) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_snapshot_that_is_not_what_the_index_says_is_refused() {
+        use rectrain_embedding::{
+            FeatureKey, GroupId, Initializer, Missing, RowSpec, SparseOptimizer, StoreConfig, ValueType,
+        };
+        let spec = RowSpec {
+            dim: 1,
+            value_type: ValueType::F32,
+            optimizer: SparseOptimizer::Sgd { learning_rate: 1.0 },
+            initializer: Initializer::Constant(0.5),
+            zero_columns: 0,
+        };
+        let store = Store::new(StoreConfig { slots: 1, seed: 1, groups: vec![spec] }).unwrap();
+        store.lookup(GroupId(0), &[FeatureKey(7)], Missing::Insert, &mut [0.0]).unwrap();
+        let bytes = store.snapshot_slot(Slot(0)).unwrap().into_bytes();
+        let length = bytes.len() as u64;
+        let entry = IndexEntry { slot: Slot(0), content: SlotContent::Whole, offset: 64, length, rows: 1, removed: 0 };
+        assert_eq!(restore_run(&store, "rows.bin", &[entry], &bytes).unwrap(), (1, 0));
+        for other in [IndexEntry { rows: 2, ..entry }, IndexEntry { content: SlotContent::Changes, ..entry }] {
+            let error = restore_run(&store, "rows.bin", &[other], &bytes).unwrap_err();
+            assert!(matches!(error, CheckpointError::Damaged { .. }), "{error}");
+            assert!(error.to_string().starts_with("rows.bin is damaged"), "{error}");
+        }
+    }
 
     #[test]
     fn runs_are_neighbours_of_not_too_many_bytes() {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use rectrain_embedding::{FrozenStore, Slot, SlotSnapshot, StoreError};
-use rectrain_storage::{Directory, FileWriter};
+use rectrain_storage::{Directory, FileWriter, StorageError};
 use serde_json::Value;
 use tokio::sync::mpsc;
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
@@ -114,8 +114,13 @@ impl CheckpointWriter {
             info: self.begin.info,
             files,
         })
-        .map_err(|problem| CheckpointError::Incomplete { checkpoint, problem })?;
-        self.directory.put(&self.ticket.file(MANIFEST), manifest.encode()).await?;
+        .map_err(|problem| CheckpointError::Incomplete { checkpoint: checkpoint.clone(), problem })?;
+        let bytes = manifest.encode();
+        if bytes.len() as u64 > MOST_BYTES {
+            let problem = format!("its manifest has {} bytes, more than the {MOST_BYTES} that are read", bytes.len());
+            return Err(CheckpointError::Incomplete { checkpoint, problem });
+        }
+        self.directory.put(&self.ticket.file(MANIFEST), bytes).await?;
         Ok(manifest)
     }
 
@@ -139,7 +144,15 @@ pub(crate) async fn find_manifest(
 ) -> Result<Option<Manifest>, CheckpointError> {
     let path = format!("{checkpoint}/{MANIFEST}");
     let name = directory.name_of(&path);
-    let Some(bytes) = directory.read(&path, MOST_BYTES).await? else { return Ok(None) };
+    let bytes = match directory.read(&path, MOST_BYTES).await {
+        Ok(Some(bytes)) => bytes,
+        Ok(None) => return Ok(None),
+        Err(StorageError::TooLarge { found, .. }) => {
+            let problem = format!("it has {found} bytes, more than the {MOST_BYTES} that a manifest may have");
+            return Err(CheckpointError::Manifest { file: name, problem });
+        }
+        Err(error) => return Err(error.into()),
+    };
     let manifest = Manifest::decode(&name, &bytes)?;
     if manifest.directory() != checkpoint {
         return Err(CheckpointError::MixedUp {

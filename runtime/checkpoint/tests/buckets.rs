@@ -1,80 +1,23 @@
-//! The same against a real S3 server on loopback: versitygw, built from its Go module into the user's cache once. Skipped,
-//! aloud, where it is not there and cannot be built.
+//! Checkpoints in buckets: written to, found in and restored from real servers on loopback (`storage/tests/servers`).
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 mod common;
+#[path = "../../storage/tests/servers/mod.rs"]
+mod servers;
 
-use std::collections::BTreeMap;
-use std::net::TcpListener;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
-use common::{Job, identity, runtime};
-use rectrain_checkpoint::{Depth, latest_good, list, retain};
+use common::{Job, identity, local, runtime};
+use object_store::aws::AmazonS3Builder;
+use object_store::path::Path;
+use rectrain_checkpoint::{CheckpointWriter, Depth, latest_good, list, retain};
 use rectrain_storage::Directory;
+use servers::{BUCKET, Server};
 
-/// A server that ends with the test.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ended = self.0.kill();
-        let _waited = self.0.wait();
-    }
-}
-
-/// The program of a Go module, from the cache or built into it; none if that cannot be.
-fn built(module: &str, name: &str) -> Option<PathBuf> {
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")))?;
-    let folder = cache.join("rectrain/bin");
-    let program = folder.join(name);
-    if program.exists() {
-        return Some(program);
-    }
-    std::fs::create_dir_all(&folder).ok()?;
-    let built = Command::new("go").args(["install", module]).env("GOBIN", &folder).env("GOFLAGS", "-p=2").output();
-    match built {
-        Ok(output) if output.status.success() => Some(program),
-        Ok(output) => {
-            eprintln!("SKIPPED: {module} cannot be built: {}", String::from_utf8_lossy(&output.stderr));
-            None
-        }
-        Err(error) => {
-            eprintln!("SKIPPED: {name} is not there, and go cannot be run to build it: {error}");
-            None
-        }
-    }
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-/// Starts a server and waits until it accepts connections. Another program may take the free port first; then the server ends at
-/// once and another port is tried.
-fn started(make: impl Fn(u16) -> Command) -> (Server, u16) {
-    for _ in 0..5 {
-        let port = free_port();
-        let mut command = make(port);
-        command.stdout(Stdio::null()).stderr(Stdio::null());
-        let mut server = Server(command.spawn().unwrap());
-        let deadline = Instant::now() + Duration::from_secs(120);
-        while Instant::now() < deadline && server.0.try_wait().unwrap().is_none() {
-            if std::net::TcpStream::connect(("127.0.0.1", port)).is_ok() {
-                return (server, port);
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    }
-    panic!("the server does not start")
-}
-
-/// What a job does with its checkpoints, with files large enough to be sent in parts.
+/// What a job does with its checkpoints.
 async fn walk(directory: &Directory) {
     let mut job = Job::new(2);
     job.train(20);
@@ -85,19 +28,6 @@ async fn walk(directory: &Directory) {
     let checkpoint = found.checkpoint.unwrap();
     assert_eq!(checkpoint.manifest().id, delta.id);
     assert_eq!(Job::restore(&checkpoint, 3).await.unwrap().digests(), job.digests());
-    // A file of several parts, whole and in pieces.
-    let mut file = directory.create("parts/large.bin", 5 << 20);
-    let bytes: Vec<u8> = (0..17_u32 << 20).map(|index| (index % 251) as u8).collect();
-    for piece in bytes.chunks(3 << 20) {
-        file.write(piece.to_vec()).await.unwrap();
-    }
-    assert_eq!(directory.size("parts/large.bin").await.unwrap(), None);
-    file.finish().await.unwrap();
-    assert_eq!(directory.size("parts/large.bin").await.unwrap(), Some(bytes.len() as u64));
-    let range = 5_000_000..11_000_000_u64;
-    let read = directory.read_range("parts/large.bin", range.clone()).await.unwrap();
-    assert_eq!(read[..], bytes[range.start as usize..range.end as usize]);
-    directory.delete_folder("parts", "large.bin").await.unwrap();
     // What was never finished, and what is too old.
     directory.put("step-000000000001/rows-00000-12345678.bin", vec![1]).await.unwrap();
     job.train(1);
@@ -108,29 +38,118 @@ async fn walk(directory: &Directory) {
     assert_eq!(left, [second.directory()]);
 }
 
-fn options(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
-    pairs.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect()
+#[test]
+fn checkpoints_live_in_a_bucket_of_s3() {
+    let Some(server) = servers::s3() else { return };
+    let directory = Directory::open(&format!("s3://{BUCKET}/jobs/one"), &server.options, true).unwrap();
+    runtime().block_on(walk(&directory));
 }
 
 #[test]
-fn checkpoints_live_in_a_bucket_of_s3() {
-    let Some(program) = built("github.com/versity/versitygw/cmd/versitygw@v1.8.0", "versitygw") else { return };
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::create_dir(folder.path().join("checkpoints")).unwrap();
-    let (_server, port) = started(|port| {
-        let mut command = Command::new(&program);
-        command.env("ROOT_ACCESS_KEY", "user").env("ROOT_SECRET_KEY", "password");
-        command.args(["--port", &format!("127.0.0.1:{port}"), "posix"]).arg(folder.path());
-        command
-    });
-    let endpoint = format!("http://127.0.0.1:{port}");
-    let options = options(&[
-        ("endpoint", &endpoint),
-        ("access_key_id", "user"),
-        ("secret_access_key", "password"),
-        ("region", "us-east-1"),
-        ("allow_http", "true"),
-    ]);
-    let directory = Directory::open("s3://checkpoints/jobs/one", &options, true).unwrap();
+fn checkpoints_live_in_a_bucket_of_google_by_its_xml_api() {
+    let Some(server) = servers::xml() else { return };
+    let directory = Directory::open(&format!("gs://{BUCKET}/jobs/one"), &server.options, true).unwrap();
     runtime().block_on(walk(&directory));
+}
+
+/// A job's checkpoints copied into a bucket, as when a job moves: found, verified, restored, cleared.
+#[test]
+fn checkpoints_that_lie_in_a_bucket_of_google_are_restored() {
+    let Some(server) = servers::gcs() else { return };
+    runtime().block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let on_disk = local(&folder);
+        let mut job = Job::new(2);
+        job.train(20);
+        let full = job.save(&on_disk, None).await.unwrap();
+        job.train(2);
+        let delta = job.save(&on_disk, Some(&full)).await.unwrap();
+        for checkpoint in [&full, &delta] {
+            for entry in on_disk.files(&checkpoint.directory()).await.unwrap() {
+                let bytes = std::fs::read(folder.path().join(&entry.name)).unwrap();
+                server.upload(&format!("jobs/one/{}", entry.name), &bytes);
+            }
+        }
+        let directory = Directory::open(&format!("gs://{BUCKET}/jobs/one"), &server.options, true).unwrap();
+        let found = latest_good(&directory, Some(&identity("dnn")), Depth::Checksums, &[]).await.unwrap();
+        let checkpoint = found.checkpoint.unwrap();
+        assert_eq!(checkpoint.manifest().id, delta.id);
+        assert_eq!(Job::restore(&checkpoint, 3).await.unwrap().digests(), job.digests());
+        // A file of the newest is lost: the one before it is used.
+        directory.delete(&[format!("{}/{}", delta.directory(), delta.files[0].name)]).await.unwrap();
+        let found = latest_good(&directory, None, Depth::Sizes, &[]).await.unwrap();
+        assert_eq!(found.checkpoint.unwrap().manifest().id, full.id);
+        let reason = found.skipped[0].reason.to_string();
+        assert!(reason.contains(&delta.files[0].name) && reason.contains("is missing"), "{reason}");
+        retain(&directory, &identity("dnn"), NonZeroUsize::MIN, &[]).await.unwrap();
+        assert_eq!(Job::restore(&latest(&directory).await, 1).await.unwrap().steps, 20);
+    });
+}
+
+async fn latest(directory: &Directory) -> rectrain_checkpoint::Checkpoint {
+    latest_good(directory, None, Depth::Checksums, &[]).await.unwrap().checkpoint.unwrap()
+}
+
+/// The bucket through a client that does not wait a minute for a server to come back.
+fn impatient(server: &Server) -> Directory {
+    let retry = object_store::RetryConfig {
+        max_retries: 1,
+        retry_timeout: Duration::from_secs(2),
+        ..object_store::RetryConfig::default()
+    };
+    let store = server
+        .options
+        .iter()
+        .fold(AmazonS3Builder::new(), |store, (name, value)| store.with_config(name.parse().unwrap(), value));
+    let store = store.with_bucket_name(BUCKET).with_retry(retry).build().unwrap();
+    Directory::in_store(Arc::new(store), Path::from("jobs/one"), &format!("s3://{BUCKET}/jobs/one"))
+}
+
+/// The server dies while a checkpoint's largest file is on its way: the writer is told which file and why, what was there is there
+/// when the server is back, the attempt is no checkpoint, and the next one holds all that changed.
+#[test]
+fn a_server_that_dies_in_mid_upload_costs_the_attempt_and_nothing_else() {
+    let Some(mut server) = servers::s3() else { return };
+    let directory = impatient(&server);
+    runtime().block_on(async {
+        let mut job = Job::new(2);
+        job.train(5);
+        let base = job.save(&directory, None).await.unwrap();
+        job.train(2);
+        let writer = CheckpointWriter::begin(&directory, job.begin(Some(&base))).await.unwrap();
+        let ticket = writer.ticket().clone();
+        let frozen = job.freeze(&ticket);
+        let files = job.write_files(&directory, &ticket, &frozen).await.unwrap();
+        let large = format!("{}/state-large.bin", ticket.directory);
+        let mut upload = directory.create(&large, 5 << 20);
+        for _ in 0..6 {
+            upload.write(vec![7_u8; 5 << 20]).await.unwrap();
+        }
+        server.kill();
+        let error = loop {
+            if let Err(error) = upload.write(vec![7_u8; 5 << 20]).await {
+                break error.to_string();
+            }
+        };
+        let named = format!("cannot write s3://{BUCKET}/jobs/one/{large}: ");
+        assert!(error.starts_with(&named) && error.contains("127.0.0.1"), "{error}");
+        // The coordinator cannot finish it either, and looking for a checkpoint is an error, not "there is none".
+        let error = writer.commit(files).await.unwrap_err();
+        assert!(!error.is_checkpoints_fault() && error.to_string().contains(&ticket.directory), "{error}");
+        assert!(latest_good(&directory, None, Depth::Sizes, &[]).await.is_err());
+        drop(frozen);
+
+        server.restart();
+        assert_eq!(directory.size(&large).await.unwrap(), None);
+        let found = latest_good(&directory, None, Depth::Checksums, &[]).await.unwrap();
+        assert_eq!(found.checkpoint.unwrap().manifest().id, base.id);
+        let [skipped] = &found.skipped[..] else { panic!("{:?}", found.skipped) };
+        assert!(skipped.reason.to_string().contains("never finished"), "{}", skipped.reason);
+        job.train(1);
+        let delta = job.save(&directory, Some(&base)).await.unwrap();
+        retain(&directory, &identity("dnn"), NonZeroUsize::MIN, &[]).await.unwrap();
+        let checkpoint = latest(&directory).await;
+        assert_eq!(checkpoint.manifest().id, delta.id);
+        assert_eq!(Job::restore(&checkpoint, 1).await.unwrap().digests(), job.digests());
+    });
 }

@@ -127,53 +127,77 @@ fn whatever_is_wrong_with_the_newest_the_last_good_one_is_used() {
         let expected = job.digests();
         job.train(5);
         let second = job.save(&directory, None).await.unwrap();
-        let files = files_of(&folder, &second);
-        let of_first = files_of(&folder, &first);
-        let manifest = folder.path().join(second.directory()).join(MANIFEST);
-        let check = async |why: &str| {
+        let checkpoint = second.directory();
+        let check = async |file: &str, why: &str| {
             let found = latest(&directory).await;
-            let checkpoint = found.checkpoint.as_ref().unwrap();
-            assert_eq!(checkpoint.manifest().id, first.id, "{why}");
+            let good = found.checkpoint.as_ref().unwrap();
+            assert_eq!(good.manifest().id, first.id, "{why}");
             let [(name, reason)] = &reasons(&found)[..] else { panic!("{found:?}") };
-            assert_eq!(*name, second.directory());
-            assert!(reason.contains(why), "expected `{why}`: {reason}");
-            let restored = Job::restore(checkpoint, 1).await.unwrap();
-            assert_eq!(restored.digests(), expected);
+            assert_eq!(*name, checkpoint);
+            assert!(reason.contains(&directory.name_of(file)) && reason.contains(why), "expected `{why}`: {reason}");
+            assert_eq!(Job::restore(good, 1).await.unwrap().digests(), expected);
         };
-        for (path, donor) in files.iter().zip(&of_first) {
+        for (path, donor) in files_of(&folder, &second).iter().zip(files_of(&folder, &first)) {
             let good = std::fs::read(path).unwrap();
-            let name = path.file_name().unwrap().to_str().unwrap();
-            let mut flipped = good.clone();
-            let middle = flipped.len() / 2;
-            flipped[middle] ^= 4;
-            std::fs::write(path, &flipped).unwrap();
-            check(name).await;
-            std::fs::write(path, &good[..good.len() - 1]).unwrap();
-            check("should have").await;
+            let file = format!("{checkpoint}/{}", path.file_name().unwrap().to_str().unwrap());
+            let (rows, size) = (file.contains("/rows-"), good.len());
+            // Corrupted, anywhere.
+            for place in [0, size / 3, size / 2, size - 1] {
+                let mut flipped = good.clone();
+                flipped[place] ^= 4;
+                std::fs::write(path, &flipped).unwrap();
+                check(&file, "damaged").await;
+            }
+            // Truncated, added to.
+            std::fs::write(path, &good[..size - 1]).unwrap();
+            check(&file, &format!("has {} bytes and should have {size}", size - 1)).await;
             std::fs::write(path, [&good[..], b"x"].concat()).unwrap();
-            check("should have").await;
+            check(&file, &format!("has {} bytes and should have {size}", size + 1)).await;
             std::fs::write(path, b"").unwrap();
-            check("has 0 bytes").await;
-            std::fs::remove_file(path).unwrap();
-            check("is missing").await;
+            check(&file, "has 0 bytes").await;
+            // A page that never reached the disk.
+            let mut hole = good.clone();
+            hole[size / 2..].fill(0);
+            std::fs::write(path, &hole).unwrap();
+            check(&file, "").await;
+            // Half uploaded: some of the files are there, and this one only under the name of its beginning.
+            std::fs::rename(path, path.with_extension("bin#1")).unwrap();
+            check(&file, &format!("is missing: the manifest names it with {size} bytes")).await;
+            std::fs::remove_file(path.with_extension("bin#1")).unwrap();
+            // Mixed up: of the checkpoint before.
             std::fs::copy(donor, path).unwrap();
-            check(name).await;
+            check(&file, "").await;
+            // Of a newer version.
+            if rows {
+                let mut newer = good.clone();
+                newer[8] = 2;
+                std::fs::write(path, &newer).unwrap();
+                check(&file, "has format version 2 and this program reads versions up to 1").await;
+            }
             std::fs::write(path, &good).unwrap();
         }
         assert_eq!(latest(&directory).await.checkpoint.unwrap().manifest().id, second.id, "all is mended");
+
+        let file = format!("{checkpoint}/{MANIFEST}");
+        let manifest = folder.path().join(&file);
         let good = std::fs::read(&manifest).unwrap();
-        std::fs::write(&manifest, &good[..good.len() / 2]).unwrap();
-        check("manifest.json is damaged").await;
         let text = String::from_utf8(good.clone()).unwrap();
-        std::fs::write(&manifest, text.replace("\"step\": 10", "\"step\": 11")).unwrap();
-        check("checksum").await;
-        std::fs::write(&manifest, text.replace("\"version\": 1", "\"version\": 7")).unwrap();
-        check("format version 7").await;
-        std::fs::write(&manifest, std::fs::read(folder.path().join(first.directory()).join(MANIFEST)).unwrap())
-            .unwrap();
-        check("belongs elsewhere").await;
+        let of_first = std::fs::read(folder.path().join(first.directory()).join(MANIFEST)).unwrap();
+        let cases: [(Vec<u8>, &str); 7] = [
+            (good[..good.len() / 2].to_vec(), "damaged"),
+            (Vec::new(), "damaged"),
+            (vec![0; good.len()], "damaged"),
+            (text.replace("\"step\": 10", "\"step\": 11").into(), "checksum"),
+            (text.replace("\"version\": 1", "\"version\": 7").into(), "has format version 7 and this program reads"),
+            (of_first, "belongs elsewhere: its step is"),
+            ([&good[..], &vec![b' '; 16 << 20]].concat(), "more than the 16777216 that a manifest may have"),
+        ];
+        for (bytes, why) in cases {
+            std::fs::write(&manifest, bytes).unwrap();
+            check(&file, why).await;
+        }
         std::fs::remove_file(&manifest).unwrap();
-        check("never finished").await;
+        check(&checkpoint, "never finished").await;
     });
 }
 
@@ -198,6 +222,9 @@ fn a_rows_file_of_another_checkpoint_is_told_by_its_header_without_reading_all_o
         let checkpoint = Checkpoint::open(&directory, &first.directory()).await.unwrap();
         let error = Job::restore(&checkpoint, 1).await.err().unwrap();
         assert!(matches!(error, CheckpointError::MixedUp { what: "checkpoint", .. }), "{error}");
+        assert!(error.to_string().contains(&*rows.to_string_lossy()), "{error}");
+        let found = latest_good(&directory, None, Depth::Checksums, &[]).await.unwrap();
+        assert!(found.checkpoint.is_none() && found.skipped.len() == 1);
     });
 }
 
@@ -239,7 +266,8 @@ fn a_delta_without_its_base_is_refused_and_an_earlier_one_is_used() {
         let found = latest(&directory).await;
         assert_eq!(found.checkpoint.as_ref().unwrap().manifest().id, full.id);
         assert_eq!(found.skipped.len(), 2);
-        assert!(reasons(&found)[0].1.contains("is missing"), "{found:?}");
+        let lost = format!("{}/{}", one.directory(), one.files[0].name);
+        assert!(reasons(&found).iter().all(|(_, why)| why.contains(&lost) && why.contains("is missing")), "{found:?}");
         std::fs::write(files_of(&folder, &one).swap_remove(0), bytes).unwrap();
         assert_eq!(latest(&directory).await.checkpoint.unwrap().manifest().id, two.id);
         std::fs::remove_dir_all(folder.path().join(full.directory())).unwrap();
@@ -324,6 +352,11 @@ fn what_is_not_a_whole_is_not_committed() {
         };
         assert!(without(0).await.contains("slot 0 is missing"));
         assert!(without(2).await.contains("should begin at 0"));
+        // Nobody would read so large a manifest.
+        let info = [("job".to_owned(), serde_json::json!("x".repeat(16 << 20)))].into();
+        let begin = rectrain_checkpoint::Begin { info, ..job.begin(None) };
+        let refused = CheckpointWriter::begin(&directory, begin).await.unwrap().commit(Vec::new()).await.unwrap_err();
+        assert!(refused.to_string().contains("more than the 16777216 that are read"), "{refused}");
         let writer = CheckpointWriter::begin(&directory, job.begin(None)).await.unwrap();
         let frozen = job.freeze(writer.ticket());
         let files = job.write_files(&directory, writer.ticket(), &frozen).await.unwrap();

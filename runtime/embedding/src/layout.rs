@@ -168,6 +168,11 @@ pub(crate) fn key_of(row: &[u32]) -> FeatureKey {
     FeatureKey(u64::from(row[0]) | u64::from(row[1]) << 32)
 }
 
+/// The key of a row that is given as its bytes in memory.
+pub(crate) fn key_of_bytes(row: &[u8]) -> FeatureKey {
+    FeatureKey(row.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -76,6 +76,23 @@ impl Slab {
         }
     }
 
+    /// A slab of these rows, one after another as they are in memory, numbered in their order; just as if each had been handed out
+    /// and written. `None` if there are more than can be numbered.
+    pub(crate) fn from_rows(stride: usize, bytes: &[u8]) -> Option<Self> {
+        let mut slab = Self::new(stride);
+        let row_bytes = stride * size_of::<u32>();
+        let rows = bytes.len() / row_bytes;
+        slab.used = u32::try_from(rows).ok().filter(|&rows| rows != NO_ROW)?;
+        slab.rows = rows;
+        let full = 1 << slab.chunk_bits;
+        // A first chunk that is the only one may be smaller.
+        let chunk_rows = if rows < full { rows.next_power_of_two().max(FIRST_CHUNK_ROWS) } else { full };
+        slab.chunks = bytes.chunks(full * row_bytes).map(|bytes| filled(bytes, chunk_rows * stride)).collect();
+        slab.live = (0..rows).step_by(64).map(|first| u64::MAX >> (64 - (rows - first).min(64))).collect();
+        slab.changed = slab.live.clone();
+        Some(slab)
+    }
+
     /// Live rows.
     pub(crate) fn rows(&self) -> usize {
         self.rows
@@ -283,6 +300,14 @@ impl Frozen {
     }
 }
 
+/// `words` words that begin with these bytes. (Memory that is zeroed and then copied to is written twice.)
+fn filled(bytes: &[u8], words: usize) -> Box<[u32]> {
+    let mut chunk = Vec::with_capacity(words);
+    chunk.extend(bytes.as_chunks().0.iter().map(|&word| u32::from_ne_bytes(word)));
+    chunk.resize(words, 0);
+    chunk.into_boxed_slice()
+}
+
 fn bit(bits: &[u64], row: u32) -> bool {
     bits.get(row as usize / 64).is_some_and(|word| word >> (row % 64) & 1 == 1)
 }
@@ -333,6 +358,31 @@ mod tests {
         let mut slab = Slab::new(100);
         slab.allocate().unwrap();
         assert!(slab.bytes() < 2_000, "{}", slab.bytes());
+    }
+
+    #[test]
+    fn a_slab_of_given_rows_is_one_whose_rows_were_handed_out_and_written() {
+        for (stride, rows) in
+            [(3, 0), (3, 1), (3, 4), (3, 5), (3, 63), (3, 64), (3, 65), (3, 128), (300, 16), (300, 17)]
+        {
+            let words: Vec<u32> = (0..(stride * rows) as u32).collect();
+            let mut given = Slab::from_rows(stride, bytemuck::cast_slice(&words)).unwrap();
+            let mut grown = Slab::new(stride);
+            for row in words.chunks_exact(stride) {
+                let number = grown.allocate().unwrap();
+                grown.row_mut(number).copy_from_slice(row);
+            }
+            for more in 0..70 {
+                assert_eq!(given.copy_rows(), grown.copy_rows());
+                assert!(given.iter().eq(grown.iter()));
+                assert_eq!((given.rows(), given.capacity()), (grown.rows(), grown.capacity()), "{rows} and {more}");
+                assert_eq!((&given.live, &given.changed), (&grown.live, &grown.changed));
+                assert_eq!(given.allocate(), grown.allocate());
+                let row = (rows + more) as u32;
+                given.row_mut(row).fill(row);
+                grown.row_mut(row).fill(row);
+            }
+        }
     }
 
     /// The rows of a slab by their stamp, which each row's words repeat.

@@ -28,7 +28,7 @@
 //! bytes. Reading checks every number against the length before it is used, and never panics
 //! whatever the bytes are.
 
-use crate::layout::{RowLayout, key_of};
+use crate::layout::{RowLayout, key_of, key_of_bytes};
 use crate::{
     FeatureKey, GroupId, Initializer, RowSpec, Slot, SnapshotError, SparseOptimizer, StoreConfig, ValueType, slot_of,
 };
@@ -116,11 +116,10 @@ pub(crate) struct SlotRows {
 }
 
 impl SlotRows {
-    /// The rows of one group by rising key. `stride` is the words of a row.
-    fn ordered(rows: &[u32], stride: usize) -> Vec<&[u32]> {
-        let mut ordered: Vec<&[u32]> = rows.chunks_exact(stride).collect();
-        ordered.sort_unstable_by_key(|row| key_of(row));
-        ordered
+    /// The keys of one group's rows, rising, each with the number of its row. `stride` is the words of a row.
+    fn ordered(rows: &[u32], stride: usize) -> Vec<(FeatureKey, u32)> {
+        // Numbers, not rows, are sorted: a row's key lies in memory of its own, and sorting looks at each a dozen times.
+        sorted(rows.chunks_exact(stride).map(key_of).zip(0..).collect())
     }
 
     /// The rows of all groups by rising (key, group).
@@ -138,15 +137,42 @@ impl SlotRows {
     }
 }
 
+/// Sorts by key. Keys are hashes and a slot is a range of them, so where a key belongs follows from the key nearly to the place;
+/// keys that crowd cost time and nothing else.
+fn sorted(rows: Vec<(FeatureKey, u32)>) -> Vec<(FeatureKey, u32)> {
+    let keys = || rows.iter().map(|(key, _)| key.0);
+    let (Some(first), Some(last)) = (keys().min(), keys().max()) else { return rows };
+    // As many places as keys, or up to twice as many.
+    let shift = (last - first).checked_ilog2().map_or(0, |bits| (bits + 1).saturating_sub(rows.len().ilog2() + 1));
+    let place = |key: FeatureKey| ((key.0 - first) >> shift) as usize;
+    let mut ends = vec![0_usize; place(FeatureKey(last)) + 1];
+    rows.iter().for_each(|&(key, _)| ends[place(key)] += 1);
+    let mut end = 0;
+    for count in &mut ends {
+        end += *count;
+        *count = end;
+    }
+    let mut ordered = vec![(FeatureKey(0), 0); rows.len()];
+    let mut starts = ends.clone();
+    for &row in &rows {
+        let start = &mut starts[place(row.0)];
+        *start -= 1;
+        ordered[*start] = row;
+    }
+    for (start, end) in starts.into_iter().zip(ends) {
+        if end - start > 1 {
+            ordered[start..end].sort_unstable_by_key(|&(key, _)| key);
+        }
+    }
+    ordered
+}
+
 /// Writes a snapshot.
 pub(crate) fn write(config: &StoreConfig, slot: Slot, rows: &SlotRows) -> SlotSnapshot {
     let content = if rows.removed.is_some() { SlotContent::Changes } else { SlotContent::Whole };
-    let ordered: Vec<Vec<&[u32]>> = config
-        .groups
-        .iter()
-        .zip(&rows.groups)
-        .map(|(spec, rows)| SlotRows::ordered(rows, RowLayout::new(spec).stride()))
-        .collect();
+    let strides: Vec<usize> = config.groups.iter().map(|spec| RowLayout::new(spec).stride()).collect();
+    let ordered: Vec<Vec<(FeatureKey, u32)>> =
+        rows.groups.iter().zip(&strides).map(|(rows, &stride)| SlotRows::ordered(rows, stride)).collect();
     let removed = removed_keys(rows.removed.as_deref().unwrap_or_default(), &ordered);
     let words: usize = rows.groups.iter().map(Vec::len).sum();
     let keys: usize = removed.iter().map(Vec::len).sum();
@@ -173,8 +199,11 @@ pub(crate) fn write(config: &StoreConfig, slot: Slot, rows: &SlotRows) -> SlotSn
     for key in removed.iter().flatten() {
         bytes.extend_from_slice(&key.0.to_le_bytes());
     }
-    for row in ordered.iter().flatten() {
-        bytes.extend_from_slice(bytemuck::cast_slice(row));
+    for ((ordered, rows), &stride) in ordered.iter().zip(&rows.groups).zip(&strides) {
+        for &(_, row) in ordered {
+            let start = row as usize * stride;
+            bytes.extend_from_slice(bytemuck::cast_slice(&rows[start..start + stride]));
+        }
     }
     let checksum = xxh3_64(&bytes);
     bytes.extend_from_slice(&checksum.to_le_bytes());
@@ -183,29 +212,29 @@ pub(crate) fn write(config: &StoreConfig, slot: Slot, rows: &SlotRows) -> SlotSn
 }
 
 /// The removed keys of each group, rising, each once, without those that have a row after all.
-fn removed_keys(removed: &[Vec<FeatureKey>], ordered: &[Vec<&[u32]>]) -> Vec<Vec<FeatureKey>> {
-    let of_group = |(keys, rows): (&Vec<FeatureKey>, &Vec<&[u32]>)| {
+fn removed_keys(removed: &[Vec<FeatureKey>], ordered: &[Vec<(FeatureKey, u32)>]) -> Vec<Vec<FeatureKey>> {
+    let of_group = |(keys, rows): (&Vec<FeatureKey>, &Vec<(FeatureKey, u32)>)| {
         let mut keys = keys.clone();
         keys.sort_unstable();
         keys.dedup();
-        keys.retain(|key| rows.binary_search_by_key(key, |row| key_of(row)).is_err());
+        keys.retain(|key| rows.binary_search_by_key(key, |&(key, _)| key).is_err());
         keys
     };
     removed.iter().zip(ordered).map(of_group).collect()
 }
 
 /// A snapshot that has passed every check, ready to become tables.
-pub(crate) struct CheckedSnapshot {
+pub(crate) struct CheckedSnapshot<'b> {
     pub(crate) slot: Slot,
     pub(crate) content: SlotContent,
-    /// For each group its rows' words, by rising key.
-    pub(crate) groups: Vec<Vec<u32>>,
+    /// For each group the bytes of its rows, by rising key.
+    pub(crate) groups: Vec<&'b [u8]>,
     /// For each group the removed keys, rising.
     pub(crate) removed: Vec<Vec<FeatureKey>>,
 }
 
 /// Reads a snapshot for a store made with `config`.
-pub(crate) fn read(config: &StoreConfig, bytes: &[u8]) -> Result<CheckedSnapshot, SnapshotError> {
+pub(crate) fn read<'b>(config: &StoreConfig, bytes: &'b [u8]) -> Result<CheckedSnapshot<'b>, SnapshotError> {
     let body = checked_body(bytes)?;
     let mut reader = Reader { rest: body };
     reader.take::<12>()?;
@@ -353,22 +382,20 @@ fn read_removed<'b>(
 
 /// Cuts the rows of every group out of `bytes`, which are just as long as they are together, and
 /// checks their keys.
-fn read_rows(
+fn read_rows<'b>(
     config: &StoreConfig,
     slot: Slot,
     counts: &[GroupCounts],
-    bytes: &[u8],
-) -> Result<Vec<Vec<u32>>, SnapshotError> {
+    bytes: &'b [u8],
+) -> Result<Vec<&'b [u8]>, SnapshotError> {
     let mut rest = bytes;
     let mut groups = Vec::with_capacity(counts.len());
     for (position, (spec, counts)) in config.groups.iter().zip(counts).enumerate() {
-        let stride = RowLayout::new(spec).stride();
-        let mut words = vec![0; stride * counts.rows as usize];
-        let (own, others) = rest.split_at(words.len() * size_of::<u32>());
-        bytemuck::cast_slice_mut(&mut words).copy_from_slice(own);
+        let row_bytes = RowLayout::new(spec).stride() * size_of::<u32>();
+        let (own, others) = rest.split_at(row_bytes * counts.rows as usize);
         rest = others;
-        check_keys(words.chunks_exact(stride).map(key_of), GroupId(position as u16), slot, config.slots)?;
-        groups.push(words);
+        check_keys(own.chunks_exact(row_bytes).map(key_of_bytes), GroupId(position as u16), slot, config.slots)?;
+        groups.push(own);
     }
     Ok(groups)
 }
@@ -496,5 +523,27 @@ impl Reader<'_> {
 
     fn f64(&mut self) -> Result<f64, SnapshotError> {
         self.take().map(f64::from_le_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Keys that are spread, crowded in one place, or both.
+        #[test]
+        fn rows_are_sorted_however_their_keys_are_spread(
+            keys in prop::collection::btree_set(prop_oneof![any::<u64>(), 0..200_u64, (u64::MAX - 200)..=u64::MAX], 0..300),
+            order in any::<u64>(),
+        ) {
+            let expected: Vec<FeatureKey> = keys.iter().copied().map(FeatureKey).collect();
+            let mut rows: Vec<_> = expected.iter().copied().zip(0_u32..).collect();
+            rows.sort_by_key(|&(key, _)| key.0.wrapping_mul(order | 1));
+            let found = sorted(rows);
+            prop_assert!(found.iter().map(|&(key, _)| key).eq(expected));
+            prop_assert!(found.iter().map(|&(_, number)| number).eq(0..keys.len() as u32));
+        }
     }
 }

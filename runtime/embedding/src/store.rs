@@ -226,11 +226,9 @@ impl Store {
         match snapshot.content {
             SlotContent::Whole => {
                 let mut tables = Vec::with_capacity(self.groups.len());
-                for (group, words) in self.groups.iter().zip(&snapshot.groups) {
-                    let rows = words.chunks_exact(group.layout.stride());
-                    let count = rows.len();
-                    let table = Table::from_rows(group, count, rows);
-                    tables.push(table.ok_or(SnapshotError::TooManyRows { rows: count })?);
+                for (group, rows) in self.groups.iter().zip(&snapshot.groups) {
+                    let too_many = || SnapshotError::TooManyRows { rows: rows.len() / row_bytes(&group.layout) };
+                    tables.push(Table::from_rows(group, rows).ok_or_else(too_many)?);
                 }
                 let tables: Box<[Table]> = tables.into_boxed_slice();
                 restored.rows = rows_of(&tables);
@@ -239,8 +237,8 @@ impl Store {
             }
             SlotContent::Changes => {
                 let mut state = self.cell(snapshot.slot)?.lock();
-                let strides = self.layouts.iter().map(RowLayout::stride);
-                let added = || snapshot.groups.iter().zip(strides.clone()).map(|(words, stride)| words.len() / stride);
+                let sizes = self.layouts.iter().map(row_bytes);
+                let added = || snapshot.groups.iter().zip(sizes.clone()).map(|(rows, size)| rows.len() / size);
                 for (table, added) in state.tables.iter().zip(added()) {
                     let rows = table.rows() + added;
                     if rows >= u32::MAX as usize {
@@ -252,7 +250,7 @@ impl Store {
                     for &key in &snapshot.removed[position] {
                         table.remove(key, record);
                     }
-                    for row in snapshot.groups[position].chunks_exact(self.layouts[position].stride()) {
+                    for row in snapshot.groups[position].chunks_exact(row_bytes(&self.layouts[position])) {
                         table.put(row).ok_or(SnapshotError::TooManyRows { rows: table.rows() })?;
                     }
                 }
@@ -401,6 +399,11 @@ impl Store {
 
 fn empty_tables(groups: &[Group]) -> Box<[Table]> {
     groups.iter().map(Table::new).collect()
+}
+
+/// Bytes of a whole row.
+fn row_bytes(layout: &RowLayout) -> usize {
+    layout.stride() * size_of::<u32>()
 }
 
 fn rows_of(tables: &[Table]) -> u64 {

@@ -6,7 +6,7 @@
 //! searches properly, so keys may repeat and rows may be added in the middle of a block.
 
 use crate::index::{Hash, Index};
-use crate::layout::{RowLayout, key_of};
+use crate::layout::{RowLayout, key_of, key_of_bytes};
 use crate::optimizer::{Step, all_finite};
 use crate::slab::Slab;
 use crate::{FeatureKey, RowSpec, prefetch};
@@ -105,16 +105,16 @@ impl Table {
         Self { index: Index::default(), slab: Slab::new(group.layout.stride()), removed: Removed::default() }
     }
 
-    /// A table of whole rows, one after another in `rows`. `None` if there are more than a table can
-    /// number. Keys must differ.
-    pub(crate) fn from_rows<'r>(group: &Group, count: usize, rows: impl Iterator<Item = &'r [u32]>) -> Option<Self> {
-        let mut table = Self { index: Index::for_rows(count), ..Self::new(group) };
-        for words in rows {
-            let row = table.slab.allocate()?;
-            table.slab.row_mut(row).copy_from_slice(words);
-            table.index.insert(Hash::of(key_of(words)), row);
+    /// A table of whole rows, one after another in `rows` as they are in memory. `None` if there are more than a table can number.
+    /// Keys must differ.
+    pub(crate) fn from_rows(group: &Group, rows: &[u8]) -> Option<Self> {
+        let stride = group.layout.stride();
+        let slab = Slab::from_rows(stride, rows)?;
+        let mut index = Index::for_rows(slab.rows());
+        for (row, bytes) in rows.chunks_exact(stride * size_of::<u32>()).enumerate() {
+            index.insert(Hash::of(key_of_bytes(bytes)), row as u32);
         }
-        Some(table)
+        Some(Self { index, slab, removed: Removed::default() })
     }
 
     pub(crate) fn rows(&self) -> usize {
@@ -215,15 +215,15 @@ impl Table {
         true
     }
 
-    /// Replaces or adds one row. `None`, and no change, if every row number is taken.
-    pub(crate) fn put(&mut self, words: &[u32]) -> Option<()> {
-        let key = key_of(words);
+    /// Replaces or adds one row, given as its bytes in memory. `None`, and no change, if every row number is taken.
+    pub(crate) fn put(&mut self, bytes: &[u8]) -> Option<()> {
+        let key = key_of_bytes(bytes);
         let hash = Hash::of(key);
         let row = match self.find(hash, key) {
             Some(row) => row,
             None => self.add(hash)?,
         };
-        self.slab.row_mut(row).copy_from_slice(words);
+        bytemuck::cast_slice_mut(self.slab.row_mut(row)).copy_from_slice(bytes);
         Some(())
     }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
@@ -12,7 +13,14 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutPayload, WriteMultipart};
 
+use crate::local_file::{LocalFile, read_direct};
 use crate::{Place, StorageError, place_of};
+
+/// How long an upload that has failed may take to be cleared: a store that is gone would be asked again for a minute.
+const ABORT_TIME: Duration = Duration::from_secs(5);
+
+/// What is read of a file of this machine at a time so that the page cache is not worth its copying.
+const DIRECT_BYTES: u64 = 1 << 20;
 
 /// See the module's text. Names of files are relative to the directory, with slashes between their parts.
 #[derive(Debug, Clone)]
@@ -155,7 +163,7 @@ impl Directory {
     /// A whole file of at most `limit` bytes; `None` if there is no such file.
     ///
     /// # Errors
-    /// [`StorageError::Store`], also for a file that is larger.
+    /// [`StorageError::TooLarge`] and [`StorageError::Store`].
     pub async fn read(&self, file: &str, limit: u64) -> Result<Option<Vec<u8>>, StorageError> {
         let found = match self.store.get_opts(&self.path(file), GetOptions::default()).await {
             Ok(found) => found,
@@ -163,8 +171,7 @@ impl Directory {
             Err(error) => return Err(self.failed("read", file)(error)),
         };
         if found.meta.size > limit {
-            let problem = format!("it has {} bytes, more than the {limit} that such a file may have", found.meta.size);
-            return Err(self.failed("read", file)(generic(problem)));
+            return Err(StorageError::TooLarge { path: self.name_of(file), found: found.meta.size, limit });
         }
         let bytes = found.bytes().await.map_err(self.failed("read", file))?;
         Ok(Some(bytes.into()))
@@ -177,6 +184,11 @@ impl Directory {
     pub async fn read_range(&self, file: &str, range: Range<u64>) -> Result<Bytes, StorageError> {
         if range.is_empty() {
             return Ok(Bytes::new());
+        }
+        if let Some(local) = self.local.as_ref().filter(|_| range.end - range.start >= DIRECT_BYTES)
+            && let Some(bytes) = read_direct(local.join(file), range.clone()).await
+        {
+            return Ok(bytes);
         }
         let options = GetOptions { range: Some(GetRange::Bounded(range.clone())), ..GetOptions::default() };
         let found = self.store.get_opts(&self.path(file), options).await.map_err(self.failed("read", file))?;
@@ -204,9 +216,9 @@ impl Directory {
         FileWriter {
             store: Arc::clone(&self.store),
             path: self.path(file),
+            local: self.local.as_ref().map(|local| local.join(file)),
             name: self.name_of(file),
             part_bytes,
-            parallel: if self.is_local() { 2 } else { 4 },
             state: Writing::Small(Vec::new(), 0),
         }
     }
@@ -331,18 +343,22 @@ fn generic(problem: String) -> object_store::Error {
 pub struct FileWriter {
     store: Arc<dyn ObjectStore>,
     path: Path,
+    /// Where it is on this machine, if it is.
+    local: Option<PathBuf>,
     name: String,
     part_bytes: usize,
-    /// Parts under way at most; who writes more waits.
-    parallel: usize,
     state: Writing,
 }
+
+/// Parts of an upload under way at most; who writes more waits.
+const UPLOADS: usize = 4;
 
 #[derive(Debug)]
 enum Writing {
     /// Not more than one part so far: its pieces and their bytes.
     Small(Vec<Bytes>, usize),
-    Parts(WriteMultipart),
+    Local(LocalFile),
+    Upload(WriteMultipart),
     Failed,
 }
 
@@ -350,44 +366,62 @@ impl FileWriter {
     /// Appends bytes; waits while too many parts are under way.
     ///
     /// # Errors
-    /// [`StorageError::Store`], possibly for bytes that were given earlier. The file is then given up.
+    /// [`StorageError`], possibly for bytes that were given earlier. The file is then given up.
     pub async fn write(&mut self, bytes: impl Into<Bytes>) -> Result<(), StorageError> {
         let bytes = bytes.into();
-        match std::mem::replace(&mut self.state, Writing::Failed) {
+        self.state = match std::mem::replace(&mut self.state, Writing::Failed) {
             Writing::Small(mut pieces, length) if length + bytes.len() <= self.part_bytes => {
                 let length = length + bytes.len();
                 pieces.push(bytes);
-                self.state = Writing::Small(pieces, length);
-                Ok(())
+                Writing::Small(pieces, length)
             }
-            Writing::Small(pieces, _) => {
-                let upload = self.store.put_multipart(&self.path).await.map_err(|error| self.failed(error))?;
-                let mut upload = WriteMultipart::new_with_chunk_size(upload, self.part_bytes);
-                pieces.into_iter().for_each(|piece| upload.put(piece));
-                self.append(upload, bytes).await
+            Writing::Small(mut pieces, _) => {
+                pieces.push(bytes);
+                let mut begun = self.begin().await?;
+                for piece in pieces {
+                    begun = self.append(begun, piece).await?;
+                }
+                begun
             }
-            Writing::Parts(upload) => self.append(upload, bytes).await,
-            Writing::Failed => Err(self.failed(generic("an earlier part of the file failed".into()))),
-        }
+            begun => self.append(begun, bytes).await?,
+        };
+        Ok(())
     }
 
-    /// Gives the bytes on a part at a time, so that never more parts are under way than allowed.
-    async fn append(&mut self, mut upload: WriteMultipart, mut bytes: Bytes) -> Result<(), StorageError> {
-        while !bytes.is_empty() {
-            if let Err(error) = upload.wait_for_capacity(self.parallel).await {
-                give_up(upload).await;
-                return Err(self.failed(error));
-            }
-            upload.put(bytes.split_to(bytes.len().min(self.part_bytes)));
+    async fn begin(&mut self) -> Result<Writing, StorageError> {
+        if let Some(path) = &self.local {
+            let file = LocalFile::create(path.clone(), self.part_bytes).await;
+            return file.map(Writing::Local).map_err(|error| self.failed_here(error));
         }
-        self.state = Writing::Parts(upload);
-        Ok(())
+        let upload = self.store.put_multipart(&self.path).await.map_err(|error| self.failed(error))?;
+        Ok(Writing::Upload(WriteMultipart::new_with_chunk_size(upload, self.part_bytes)))
+    }
+
+    async fn append(&mut self, begun: Writing, mut bytes: Bytes) -> Result<Writing, StorageError> {
+        match begun {
+            Writing::Local(mut file) => {
+                file.write(&bytes).await.map_err(|error| self.failed_here(error))?;
+                Ok(Writing::Local(file))
+            }
+            Writing::Upload(mut upload) => {
+                // A part at a time, so that never more are under way than allowed.
+                while !bytes.is_empty() {
+                    if let Err(error) = upload.wait_for_capacity(UPLOADS).await {
+                        give_up(upload).await;
+                        return Err(self.failed(error));
+                    }
+                    upload.put(bytes.split_to(bytes.len().min(self.part_bytes)));
+                }
+                Ok(Writing::Upload(upload))
+            }
+            Writing::Small(..) | Writing::Failed => Err(self.failed_before()),
+        }
     }
 
     /// Writes what is left, waits until all of it is durable, and makes the file appear.
     ///
     /// # Errors
-    /// [`StorageError::Store`]; no file appears then.
+    /// [`StorageError`]; no file appears then.
     pub async fn finish(mut self) -> Result<(), StorageError> {
         match std::mem::replace(&mut self.state, Writing::Failed) {
             Writing::Small(pieces, _) => {
@@ -395,7 +429,8 @@ impl FileWriter {
                 self.store.put(&self.path, payload).await.map_err(|error| self.failed(error))?;
                 Ok(())
             }
-            Writing::Parts(mut upload) => {
+            Writing::Local(file) => file.finish().await.map_err(|error| self.failed_here(error)),
+            Writing::Upload(mut upload) => {
                 // What was sent already first, so that a failure there is told as it is.
                 if let Err(error) = upload.wait_for_capacity(1).await {
                     give_up(upload).await;
@@ -404,71 +439,24 @@ impl FileWriter {
                 upload.finish().await.map_err(|error| self.failed(error))?;
                 Ok(())
             }
-            Writing::Failed => Err(self.failed(generic("an earlier part of the file failed".into()))),
+            Writing::Failed => Err(self.failed_before()),
         }
     }
 
     fn failed(&self, source: object_store::Error) -> StorageError {
         StorageError::Store { action: "write", path: self.name.clone(), source }
     }
+
+    fn failed_here(&self, source: std::io::Error) -> StorageError {
+        StorageError::Io { action: "write", path: self.name.clone(), source }
+    }
+
+    fn failed_before(&self) -> StorageError {
+        self.failed(generic("an earlier part of the file failed".into()))
+    }
 }
 
-/// The parts of an upload that cannot be aborted are the bucket's to clear.
+/// The first error is the one to tell, and soon; the parts of an upload that cannot be aborted are the bucket's to clear.
 async fn give_up(upload: WriteMultipart) {
-    let _aborted = upload.abort().await;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use object_store::memory::InMemory;
-
-    fn runtime() -> tokio::runtime::Runtime {
-        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
-    }
-
-    /// The same walk on this machine and in a store.
-    async fn walk(directory: &Directory) {
-        assert_eq!(directory.folders().await.unwrap(), Vec::<String>::new());
-        directory.put("a/one", b"1".to_vec()).await.unwrap();
-        directory.put("a/one", b"11".to_vec()).await.unwrap();
-        let mut file = directory.create("b/two", 5);
-        for _ in 0..10 {
-            file.write(b"abc".to_vec()).await.unwrap();
-        }
-        assert_eq!(directory.size("b/two").await.unwrap(), None, "a file is not seen before it is whole");
-        file.finish().await.unwrap();
-        assert_eq!(directory.size("b/two").await.unwrap(), Some(30));
-        assert_eq!(directory.read("a/one", 2).await.unwrap().unwrap(), b"11");
-        assert!(directory.read("a/one", 1).await.unwrap_err().to_string().contains("a/one"));
-        assert_eq!(directory.read("a/none", 1).await.unwrap(), None);
-        assert_eq!(&directory.read_range("b/two", 2..7).await.unwrap()[..], b"cabca");
-        assert!(directory.read_range("b/two", 28..31).await.is_err());
-        let mut dropped = directory.create("b/three", 5);
-        dropped.write(b"longer than a part".to_vec()).await.unwrap();
-        drop(dropped);
-        directory.create("b/small", 5).finish().await.unwrap();
-        let names = |entries: Vec<Entry>| entries.into_iter().map(|entry| entry.name).collect::<Vec<_>>();
-        let whole = |name: &String| !name.contains("three");
-        let found: Vec<String> = names(directory.files("b").await.unwrap()).into_iter().filter(whole).collect();
-        assert_eq!(found, ["b/small", "b/two"]);
-        assert_eq!(directory.folders().await.unwrap(), ["a", "b"]);
-        assert_eq!(directory.size("b/three").await.unwrap(), None);
-        directory.delete(&["a/one".into(), "a/none".into()]).await.unwrap();
-        directory.delete_folder("b", "two").await.unwrap();
-        directory.delete_folder("none", "x").await.unwrap();
-        assert_eq!(names(directory.files("").await.unwrap()), Vec::<String>::new());
-    }
-
-    #[test]
-    fn a_directory_is_the_same_on_this_machine_and_in_a_store() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("deep/down");
-        let options = BTreeMap::new();
-        assert!(Directory::open(path.to_str().unwrap(), &options, false).is_err(), "nothing is made by looking");
-        let local = Directory::open(path.to_str().unwrap(), &options, true).unwrap();
-        runtime().block_on(walk(&local));
-        let store = Directory::in_store(Arc::new(InMemory::new()), Path::from("x/y"), "memory");
-        runtime().block_on(walk(&store));
-    }
+    let _aborted = tokio::time::timeout(ABORT_TIME, upload.abort()).await;
 }

@@ -3,6 +3,7 @@
 //! It knows neither what the files hold nor when they are read.
 
 mod directory;
+mod local_file;
 mod place;
 
 pub use directory::{Directory, Entry, FileWriter};
@@ -36,6 +37,16 @@ pub enum StorageError {
         url: String,
         /// Why.
         source: object_store::Error,
+    },
+    /// A file is larger than one of its kind may be.
+    #[error("cannot read {path}: it has {found} bytes, more than the {limit} that such a file may have")]
+    TooLarge {
+        /// The file.
+        path: String,
+        /// Its bytes.
+        found: u64,
+        /// The bytes that it may have.
+        limit: u64,
     },
     /// The operating system refused.
     #[error("cannot {action} {path}: {source}")]

@@ -1,0 +1,240 @@
+//! Large files of this machine. One on its way is written part by part under a name that nobody reads, by threads of their own. Both
+//! ways go past the page cache where the file system lets one: what is written is on the disk soon and not all at once when the file
+//! is finished, nothing is copied twice, and a checkpoint does not drive out of memory what the machine needs. `Directory` alone uses
+//! it.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::task::JoinHandle;
+
+/// What memory, places and lengths are a multiple of where the page cache is passed.
+const ALIGNMENT: usize = 4096;
+/// Parts that are being written at a time; a further one waits.
+const PARTS: usize = 2;
+
+#[derive(Debug)]
+pub(crate) struct LocalFile {
+    /// Where it is to appear.
+    path: PathBuf,
+    staged: Staged,
+    filling: Part,
+    /// Of the part that is being filled.
+    offset: u64,
+    /// The earliest first.
+    under_way: VecDeque<JoinHandle<(Part, io::Result<()>)>>,
+}
+
+/// The file under the name that nobody reads. Dropped before it has another, it is deleted.
+#[derive(Debug)]
+struct Staged {
+    path: PathBuf,
+    renamed: bool,
+    handles: Arc<Handles>,
+}
+
+#[derive(Debug)]
+struct Handles {
+    cached: File,
+    /// None where the file system has no such thing.
+    direct: Option<File>,
+}
+
+impl LocalFile {
+    /// Begins the file, and makes the folders that it is to be in.
+    pub(crate) async fn create(path: PathBuf, part_bytes: usize) -> io::Result<Self> {
+        let target = path.clone();
+        let staged = blocking(move || Staged::create(&target)).await?;
+        Ok(Self { path, staged, filling: Part::new(part_bytes), offset: 0, under_way: VecDeque::new() })
+    }
+
+    /// Appends bytes; waits while too many parts are under way. After an error there is nothing but to drop it.
+    pub(crate) async fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            bytes = self.filling.fill(bytes);
+            if self.filling.is_full() {
+                self.send().await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn send(&mut self) -> io::Result<()> {
+        let free = if self.under_way.len() < PARTS {
+            Part::new(self.filling.capacity)
+        } else {
+            self.written().await?.unwrap_or_else(|| Part::new(self.filling.capacity))
+        };
+        let (full, offset) = (std::mem::replace(&mut self.filling, free), self.offset);
+        self.offset += full.length as u64;
+        let handles = Arc::clone(&self.staged.handles);
+        self.under_way.push_back(tokio::task::spawn_blocking(move || {
+            let written = handles.write(full.bytes(), offset);
+            (full, written)
+        }));
+        Ok(())
+    }
+
+    /// Waits for the earliest part that is under way and gives its memory back, empty.
+    async fn written(&mut self) -> io::Result<Option<Part>> {
+        let Some(task) = self.under_way.pop_front() else { return Ok(None) };
+        let (part, written) = task.await.map_err(io::Error::other)?;
+        written?;
+        Ok(Some(Part { length: 0, ..part }))
+    }
+
+    /// Writes what is left, waits until all of it is on the disk, and gives the file its name.
+    pub(crate) async fn finish(mut self) -> io::Result<()> {
+        if self.filling.length > 0 {
+            self.send().await?;
+        }
+        while self.written().await?.is_some() {}
+        let (path, staged) = (self.path, self.staged);
+        blocking(move || staged.publish(&path)).await
+    }
+}
+
+impl Staged {
+    fn create(path: &Path) -> io::Result<Self> {
+        if let Some(folder) = path.parent() {
+            create_folders(folder)?;
+        }
+        for attempt in 1.. {
+            let mut name = path.as_os_str().to_owned();
+            name.push(format!("#{attempt}"));
+            let staged = PathBuf::from(name);
+            match OpenOptions::new().write(true).create_new(true).open(&staged) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                cached => {
+                    let handles =
+                        Handles { cached: cached?, direct: open_direct(&staged, OpenOptions::new().write(true)) };
+                    return Ok(Self { path: staged, renamed: false, handles: Arc::new(handles) });
+                }
+            }
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
+    }
+
+    /// Waits until all of it is on the disk and gives it its name.
+    fn publish(mut self, path: &Path) -> io::Result<()> {
+        self.handles.cached.sync_all()?;
+        std::fs::rename(&self.path, path)?;
+        self.renamed = true;
+        sync_folder(path.parent())
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if !self.renamed {
+            // What cannot be deleted now is cleared with what was never finished.
+            let _deleted = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn open_direct(path: &Path, options: &mut OpenOptions) -> Option<File> {
+    options.custom_flags(libc::O_DIRECT).open(path).ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open_direct(_path: &Path, _options: &mut OpenOptions) -> Option<File> {
+    None
+}
+
+/// A range of a file's bytes, past the page cache; none if that cannot be, for whatever reason.
+pub(crate) async fn read_direct(path: PathBuf, range: Range<u64>) -> Option<Bytes> {
+    let read = move || {
+        let file = open_direct(&path, OpenOptions::new().read(true))?;
+        let whole = range.start / ALIGNMENT as u64 * ALIGNMENT as u64..range.end.next_multiple_of(ALIGNMENT as u64);
+        let mut part = Part::new(usize::try_from(whole.end - whole.start).ok()?);
+        part.length = part.capacity;
+        let wanted = (range.start - whole.start) as usize..(range.end - whole.start) as usize;
+        let mut read = 0;
+        // The last page of a file may be cut short.
+        while read < wanted.end {
+            match file.read_at(&mut part.bytes_mut()[read..], whole.start + read as u64) {
+                Ok(0) | Err(_) => return None,
+                Ok(more) => read += more,
+            }
+        }
+        let start = part.start;
+        Some(Bytes::from(part.memory).slice(start + wanted.start..start + wanted.end))
+    };
+    tokio::task::spawn_blocking(read).await.ok().flatten()
+}
+
+impl Handles {
+    fn write(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let aligned = bytes.len().is_multiple_of(ALIGNMENT) && offset.is_multiple_of(ALIGNMENT as u64);
+        if let Some(direct) = self.direct.as_ref().filter(|_| aligned) {
+            match direct.write_all_at(bytes, offset) {
+                // The file system wants it aligned otherwise.
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
+                written => return written,
+            }
+        }
+        self.cached.write_all_at(bytes, offset)
+    }
+}
+
+/// Memory for a part, which begins at a multiple of [`ALIGNMENT`].
+#[derive(Debug)]
+struct Part {
+    memory: Vec<u8>,
+    start: usize,
+    length: usize,
+    capacity: usize,
+}
+
+impl Part {
+    fn new(capacity: usize) -> Self {
+        let memory = vec![0; capacity + ALIGNMENT];
+        // Where memory cannot be aligned the page cache takes it.
+        let start = memory.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
+        Self { memory, start, length: 0, capacity }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.memory[self.start..self.start + self.length]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..self.start + self.length]
+    }
+
+    fn is_full(&self) -> bool {
+        self.length == self.capacity
+    }
+
+    /// Takes what there is room for, and gives the rest back.
+    fn fill<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
+        let (taken, rest) = bytes.split_at(bytes.len().min(self.capacity - self.length));
+        let before = self.length;
+        self.length += taken.len();
+        self.bytes_mut()[before..].copy_from_slice(taken);
+        rest
+    }
+}
+
+/// Makes a folder and those that it is in, durable.
+fn create_folders(folder: &Path) -> io::Result<()> {
+    let missing: Vec<&Path> = folder.ancestors().take_while(|folder| !folder.exists()).collect();
+    std::fs::create_dir_all(folder)?;
+    missing.into_iter().try_for_each(|folder| sync_folder(folder.parent()))
+}
+
+fn sync_folder(folder: Option<&Path>) -> io::Result<()> {
+    folder.map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)))
+}
