@@ -61,5 +61,5 @@ pub use resolved::{
 pub use schema::{crd, crd_yaml};
 pub use set::{SetError, SetKind, apply_set};
 pub use spec::*;
-pub use status::{AttemptStatus, JobSummary, Phase, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses};
+pub use status::{AttemptMode, AttemptStatus, JobSummary, Phase, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses};
 pub use validate::{validate, validate_update};

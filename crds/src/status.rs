@@ -21,7 +21,8 @@ pub enum Phase {
     Training,
     /// The test rows are being predicted.
     Evaluating,
-    /// A crash, or a change of the manifest, ended all its roles; they start again, from the last checkpoint if there is one.
+    /// A crash, or a change of the manifest other than of the training mode, ended all its roles; they start again, from the last
+    /// checkpoint if there is one.
     Restarting,
     /// Held by `spec.suspend`.
     Suspended,
@@ -127,7 +128,7 @@ pub struct JobSummary {
 }
 
 /// The pods that a job has, or is about to get: all of them are of one attempt, and an attempt never changes what its pods run.
-/// A restart, a resumption and a change of the manifest each begin a new one.
+/// A restart, a resumption and a change of the manifest each begin a new one, but a change of the training mode does not.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AttemptStatus {
@@ -135,7 +136,7 @@ pub struct AttemptStatus {
     pub number: u32,
     /// Generation of the spec that its pods run.
     pub generation: i64,
-    /// Digest of the parts of the spec that its pods depend on.
+    /// Digest of the parts of the spec that its pods depend on, the training mode left out: that is switched without a restart.
     #[schemars(length(max = 64))]
     pub spec_hash: String,
     /// Image that its pods run.
@@ -147,6 +148,31 @@ pub struct AttemptStatus {
     /// Its pods are not made before this moment: the back-off after a crash.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_before: Option<Time>,
+    /// Its training mode.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode: Option<AttemptMode>,
+}
+
+/// The training mode of an attempt: what it started in, and what was asked of its coordinator since. `status.mode` is the mode in
+/// use, which a schedule (`spec.training.switchAt`) may have changed meanwhile.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AttemptMode {
+    /// Mode that its coordinator starts in.
+    pub started: Mode,
+    /// Mode of the spec when this was written.
+    pub wanted: Mode,
+    /// Mode that its coordinator last agreed to go on in, if it was ever asked for one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accepted: Option<Mode>,
+    /// The coordinator that agreed: uid of its pod and how often it had been restarted. One that starts again is in `started`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 128))]
+    pub accepted_by: Option<String>,
+    /// Why `wanted` cannot be; training goes on in the mode that it is in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 2048))]
+    pub refused: Option<String>,
 }
 
 /// The state of a job, written by the operator.
@@ -168,7 +194,8 @@ pub struct RecTrainingJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
-    /// Training mode in use.
+    /// Training mode in use. What the manifest asks for may be refused (condition `Stalled`, reason `ModeRefused`) or changed by the
+    /// schedule `spec.training.switchAt`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<Mode>,
 

@@ -1,5 +1,6 @@
-//! How the operator asks a coordinator how its job stands (`proto/rectrain/v1/control.proto`). One short connection a question: a
-//! coordinator has nothing to hold for the operator, and an answer that does not come is no answer.
+//! How the operator asks a coordinator how its job stands, and to go on in another training mode
+//! (`proto/rectrain/v1/control.proto`). One short connection a question: a coordinator has nothing to hold for the operator, and an
+//! answer that does not come is no answer.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,7 +10,10 @@ use rectrain_crds::{JobSummary, Mode};
 use rectrain_proto::v1;
 use rectrain_proto::v1::control_client::ControlClient;
 use serde::Deserialize;
+use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
+
+use crate::switch::SwitchAnswer;
 
 /// How long a coordinator has to answer.
 const DEADLINE: Duration = Duration::from_secs(3);
@@ -66,8 +70,11 @@ pub enum Stage {
 
 /// Whoever can ask coordinators.
 pub trait AskCoordinator: Send + Sync {
-    /// Asks the one at `address`.
+    /// Asks the one at `address` how its job stands.
     fn ask(&self, address: SocketAddr) -> BoxFuture<'_, CoordinatorView>;
+
+    /// Asks the one at `address` to go on in `mode`. To ask for the mode that it is in changes nothing.
+    fn set_mode(&self, address: SocketAddr, mode: Mode) -> BoxFuture<'_, SwitchAnswer>;
 }
 
 /// Asks over gRPC.
@@ -87,6 +94,16 @@ impl AskCoordinator for GrpcCoordinators {
                     tracing::debug!(%address, "the coordinator did not answer within {DEADLINE:?}");
                     CoordinatorView::Silent
                 }
+            }
+        })
+    }
+
+    fn set_mode(&self, address: SocketAddr, mode: Mode) -> BoxFuture<'_, SwitchAnswer> {
+        Box::pin(async move {
+            match tokio::time::timeout(DEADLINE, switch(address, mode)).await {
+                Ok(Ok(())) => SwitchAnswer::Accepted,
+                Ok(Err(error)) => switch_refused(error),
+                Err(_) => SwitchAnswer::Again(format!("it did not answer within {DEADLINE:?}")),
             }
         })
     }
@@ -111,9 +128,29 @@ impl From<tonic::Status> for AskError {
     }
 }
 
-async fn question(address: SocketAddr) -> Result<CoordinatorView, AskError> {
+async fn connect(address: SocketAddr) -> Result<ControlClient<Channel>, AskError> {
     let channel = Endpoint::from_shared(format!("http://{address}"))?.connect_timeout(DEADLINE).connect().await?;
-    let mut client = ControlClient::new(channel);
+    Ok(ControlClient::new(channel))
+}
+
+async fn switch(address: SocketAddr, mode: Mode) -> Result<(), AskError> {
+    let mut client = connect(address).await?;
+    client.set_mode(v1::SetModeRequest { mode: mode.name().to_owned() }).await?;
+    Ok(())
+}
+
+/// Only a mode that cannot be is refused for good.
+fn switch_refused(error: AskError) -> SwitchAnswer {
+    match error {
+        AskError::Refused(status) if status.code() == Code::InvalidArgument => {
+            SwitchAnswer::Refused(status.message().to_owned())
+        }
+        other => SwitchAnswer::Again(other.to_string()),
+    }
+}
+
+async fn question(address: SocketAddr) -> Result<CoordinatorView, AskError> {
+    let mut client = connect(address).await?;
     let status = client.get_status(v1::StatusRequest {}).await?.into_inner();
     match status.phase() {
         v1::Phase::Complete | v1::Phase::Failed => ending(&mut client).await,
@@ -216,6 +253,15 @@ fn job_summary(summary: Summary) -> JobSummary {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_mode_that_cannot_be_is_refused_for_good() {
+        let refused = |code| switch_refused(tonic::Status::new(code, "why").into());
+        assert_eq!(refused(Code::InvalidArgument), SwitchAnswer::Refused("why".to_owned()));
+        for code in [Code::FailedPrecondition, Code::Unavailable, Code::Unimplemented, Code::Cancelled] {
+            assert!(matches!(refused(code), SwitchAnswer::Again(_)), "{code}");
+        }
+    }
 
     #[test]
     fn the_last_event_is_the_summary_or_the_failure() {

@@ -8,6 +8,8 @@ use rectrain_crds::{Phase, RecTrainingJob, RecTrainingJobStatus};
 use crate::names::FIELD_MANAGER;
 use crate::phase::Decision;
 
+/// The action of all events but those that have one of their own.
+const RECONCILE: &str = "Reconcile";
 /// Events hold 1,024 bytes of text.
 const MOST: usize = 1000;
 
@@ -22,6 +24,8 @@ pub struct Announcement {
     pub is_warning: bool,
     /// A word.
     pub reason: &'static str,
+    /// What was done. An event of the same reason and action as an earlier one is that event, counted.
+    pub action: String,
     /// A sentence.
     pub note: String,
 }
@@ -40,7 +44,7 @@ impl Announcer {
                 type_: if announcement.is_warning { EventType::Warning } else { EventType::Normal },
                 reason: announcement.reason.to_owned(),
                 note: Some(announcement.note),
-                action: "Reconcile".to_owned(),
+                action: announcement.action,
                 secondary: None,
             };
             if let Err(error) = self.0.publish(&event, &job.object_ref(&())).await {
@@ -61,9 +65,15 @@ pub fn transitions(before: Option<&RecTrainingJobStatus>, decision: &Decision) -
         let is_routine =
             matches!((before_phase, phase), (Some(Phase::Evaluating), Phase::Training) | (_, Phase::Evaluating));
         if !is_routine {
-            all.push(Announcement { is_warning: false, reason: phase.name(), note: note(phase, after) });
+            all.push(Announcement {
+                is_warning: false,
+                reason: phase.name(),
+                action: RECONCILE.to_owned(),
+                note: note(phase, after),
+            });
         }
     }
+    all.extend(before.and_then(|before| mode_switched(before, after)));
     if let Some(problem) = &decision.problem {
         let told_before = before.is_some_and(|status| {
             status.conditions.iter().any(|c| c.reason == problem.cause.reason() && c.message == problem.message)
@@ -73,10 +83,29 @@ pub fn transitions(before: Option<&RecTrainingJobStatus>, decision: &Decision) -
                 *bytes += c.len_utf8();
                 (*bytes <= MOST).then_some(c)
             });
-            all.push(Announcement { is_warning: true, reason: problem.cause.reason(), note: note.collect() });
+            all.push(Announcement {
+                is_warning: true,
+                reason: problem.cause.reason(),
+                action: RECONCILE.to_owned(),
+                note: note.collect(),
+            });
         }
     }
     all
+}
+
+/// Training went on in another mode under the same pods, whoever asked for it.
+fn mode_switched(before: &RecTrainingJobStatus, after: &RecTrainingJobStatus) -> Option<Announcement> {
+    let number = |status: &RecTrainingJobStatus| status.attempt.as_ref().map(|attempt| attempt.number);
+    let (from, to) = (before.mode?, after.mode?);
+    let has_trained = matches!(before.phase, Some(Phase::Training | Phase::Evaluating));
+    let is_switch = has_trained && number(before) == number(after) && from != to;
+    is_switch.then(|| Announcement {
+        is_warning: false,
+        reason: "ModeSwitched",
+        action: format!("SwitchTo/{to}"),
+        note: format!("from mode {from} to {to}, seen at step {}", after.step.unwrap_or(0)),
+    })
 }
 
 fn note(phase: Phase, status: &RecTrainingJobStatus) -> String {

@@ -1,6 +1,8 @@
 //! Why a job does not train: one [`Problem`] with a cause of a fixed list and a message that says what to do. Pure: pods and the
 //! coordinator's answer go in, a problem comes out. docs/failures has a page for every cause.
 
+use rectrain_crds::Mode;
+
 use crate::coordinator::CoordinatorView;
 use crate::names::Role;
 use crate::pods::{Ended, PodFacts};
@@ -35,11 +37,13 @@ pub enum Cause {
     ObjectRefused,
     /// Something that is not the job's has a name that the job needs.
     NameConflict,
+    /// The training mode that a job under way is asked for cannot be.
+    ModeRefused,
 }
 
 impl Cause {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::InvalidSpec,
         Self::BadInput,
         Self::Crash,
@@ -52,6 +56,7 @@ impl Cause {
         Self::ContainerConfig,
         Self::ObjectRefused,
         Self::NameConflict,
+        Self::ModeRefused,
     ];
 
     /// As a condition's reason.
@@ -70,6 +75,7 @@ impl Cause {
             Self::ContainerConfig => "ContainerConfigError",
             Self::ObjectRefused => "ObjectRefused",
             Self::NameConflict => "NameConflict",
+            Self::ModeRefused => "ModeRefused",
         }
     }
 }
@@ -161,6 +167,18 @@ fn last_words(ended: &Ended) -> String {
     last.map_or_else(|| "it left no message".to_owned(), |line| line.trim_end_matches('.').to_owned())
 }
 
+/// The job trains on in the mode `present`, because the one that its manifest asks for was refused.
+#[must_use]
+pub fn mode_refused(wanted: Mode, present: Mode, why: &str) -> Problem {
+    Problem::new(
+        Cause::ModeRefused,
+        format!(
+            "mode {wanted} cannot be: {}. Training goes on in mode {present}: set spec.training.mode to another one, or mend what it needs",
+            why.trim_end_matches('.')
+        ),
+    )
+}
+
 /// What a pod waits for that only somebody outside can give.
 #[must_use]
 pub fn waiting(pods: &[&PodFacts]) -> Option<Problem> {
@@ -187,7 +205,8 @@ pub fn waiting(pods: &[&PodFacts]) -> Option<Problem> {
     })
 }
 
-fn shorten(text: &str, bytes: usize) -> String {
+/// At most about so many bytes of a text.
+pub(crate) fn shorten(text: &str, bytes: usize) -> String {
     if text.len() <= bytes {
         return text.to_owned();
     }
@@ -202,6 +221,7 @@ mod tests {
     fn pod(name: &str, role: Role) -> PodFacts {
         PodFacts {
             name: name.to_owned(),
+            uid: "uid".to_owned(),
             role,
             attempt: 1,
             is_leaving: false,

@@ -6,7 +6,8 @@
 //!
 //! 1. [`reconcile::dereference`] reads: the job, the objects that belong to it, its pods, its coordinator's report.
 //! 2. [`reconcile::validate`] (pure): the manifest with every default filled in, or what is wrong with it.
-//! 3. [`phase::decide`] (pure): the job's new status, and whether its pods should be there.
+//! 3. [`phase::decide`] (pure): the job's new status, and whether its pods should be there. Where the training mode is to be
+//!    switched the coordinator is asked, and decided again with its answer.
 //! 4. The status is written, before anything is done about it: whoever is killed in between is taken over where it was.
 //! 5. [`reconcile::build`] (pure): the objects that should be there.
 //! 6. [`reconcile::apply`] and [`reconcile::prune`]: server-side apply of what differs, deletion of what is not wanted any more.
@@ -25,3 +26,4 @@ pub mod names;
 pub mod phase;
 pub mod pods;
 pub mod reconcile;
+pub mod switch;

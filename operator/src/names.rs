@@ -112,10 +112,10 @@ pub fn of_role(job: &str, role: Role) -> String {
     format!("{job}-{}", role.name())
 }
 
-/// The name of the ConfigMap that holds the manifest with this digest.
+/// The name of the ConfigMap that holds the manifest with this digest, its training mode included.
 #[must_use]
-pub fn config_map(job: &str, spec_hash: &str) -> String {
-    format!("{job}-{}", spec_hash.get(..10).unwrap_or(spec_hash))
+pub fn config_map(job: &str, manifest_hash: &str) -> String {
+    format!("{job}-{}", manifest_hash.get(..10).unwrap_or(manifest_hash))
 }
 
 /// The name of the job's ServiceAccount and NetworkPolicy.

@@ -18,8 +18,8 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use rectrain_crds::{
-    AttemptStatus, FieldError, Phase, RecTrainingJob, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, ResolvedJob,
-    defaults,
+    AttemptMode, AttemptStatus, FieldError, Mode, Phase, RecTrainingJob, RecTrainingJobStatus, ReplicaCount,
+    ReplicaStatuses, ResolvedJob, defaults,
 };
 
 use crate::coordinator::{CoordinatorView, Report, Stage};
@@ -27,12 +27,13 @@ use crate::failure::{self, Cause, Problem};
 use crate::names::{self, Role};
 use crate::pods::PodFacts;
 use crate::reconcile::status::conditions;
+use crate::switch::{self, SwitchAnswer};
 
 /// The longest back-off after a crash.
 const MAX_BACKOFF_SECONDS: u64 = 300;
 
 /// Everything that is known of a job.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Facts<'a> {
     /// The present, in whole seconds.
     pub now: Timestamp,
@@ -40,6 +41,8 @@ pub struct Facts<'a> {
     pub job: &'a RecTrainingJob,
     /// What its manifest says, or what is wrong with it.
     pub verdict: Result<&'a ResolvedJob, &'a [FieldError]>,
+    /// What is wrong with its training mode, where nothing else is and the mode that the job is in could stay.
+    pub impossible_mode: Option<&'a [FieldError]>,
     /// Digest of the parts of the spec that pods depend on.
     pub spec_hash: &'a str,
     /// The image that new pods get.
@@ -50,6 +53,8 @@ pub struct Facts<'a> {
     pub ready: &'a BTreeMap<Role, u32>,
     /// What the coordinator of the present attempt says.
     pub coordinator: &'a CoordinatorView,
+    /// Its answer, if it was asked for what an earlier decision on these facts says ([`Decision::ask_mode`]).
+    pub answer: Option<&'a SwitchAnswer>,
     /// What keeps the operator from making an object of the job.
     pub obstacle: Option<&'a Problem>,
     /// Time between two questions to a coordinator.
@@ -74,6 +79,8 @@ pub struct Decision {
     pub status: RecTrainingJobStatus,
     /// Whether its pods should be there.
     pub run: Run,
+    /// The training mode that its coordinator is to be asked for; what it answers has to be decided on before anything is written.
+    pub ask_mode: Option<Mode>,
     /// What keeps it from training, if anything does.
     pub problem: Option<Problem>,
     /// Whether the job's time to live is over.
@@ -109,7 +116,10 @@ impl<'a> Draft<'a> {
     /// Whether the job failed and its manifest has changed since in what its pods depend on: then it starts afresh.
     fn is_mended(&self) -> bool {
         let changed = match &self.before.attempt {
-            Some(attempt) => attempt.spec_hash != self.facts.spec_hash,
+            Some(attempt) => {
+                attempt.spec_hash != self.facts.spec_hash
+                    || attempt.mode.as_ref().is_some_and(|mode| mode.wanted != self.wanted_mode())
+            }
             None => self.before.observed_generation != self.facts.job.metadata.generation,
         };
         self.before.phase == Some(Phase::Failed) && changed
@@ -120,7 +130,9 @@ impl<'a> Draft<'a> {
         let problem = (phase == Some(Phase::Failed)).then(|| told(&self.before, "Failed")).flatten();
         self.count_replicas(false);
         let left = self.time_to_live();
-        let run = if self.facts.verdict.is_ok() && self.before.attempt.is_some() { Run::Hold } else { Run::Nothing };
+        let is_invalid = problem.as_ref().is_some_and(|problem| problem.cause == Cause::InvalidSpec);
+        let is_made = self.facts.verdict.is_ok() && !is_invalid && self.before.attempt.is_some();
+        let run = if is_made { Run::Hold } else { Run::Nothing };
         let mut decision = self.finish(phase.unwrap_or(Phase::Failed), problem, run);
         decision.delete = left == Some(Duration::ZERO);
         decision.look_again = left;
@@ -140,8 +152,11 @@ impl<'a> Draft<'a> {
         }
         let resolved = match self.facts.verdict {
             Ok(resolved) => resolved,
-            Err(errors) => return self.fail(invalid(errors), Run::Nothing),
+            Err(errors) => return self.fail_invalid(errors),
         };
+        if let Err(errors) = self.note_wanted_mode() {
+            return self.fail_invalid(errors);
+        }
         if self.is_suspended() {
             return self.suspend();
         }
@@ -155,7 +170,7 @@ impl<'a> Draft<'a> {
             return self.fail(problem, Run::Hold);
         }
         let phase = self.settle_attempt();
-        let Some(attempt) = self.status.attempt.clone() else { return self.fail(invalid(&[]), Run::Nothing) };
+        let Some(attempt) = self.status.attempt.clone() else { return self.fail_invalid(&[]) };
         let (present, stale): (Vec<_>, Vec<_>) = self.facts.pods.iter().partition(|pod| pod.attempt == attempt.number);
         let back_off = attempt.not_before.as_ref().map_or(Duration::ZERO, |time| left(self.facts.now, time.0, 0));
         if !stale.is_empty() || !back_off.is_zero() {
@@ -209,19 +224,62 @@ impl<'a> Draft<'a> {
                 self.begin_attempt(attempt.number + 1, self.restarts(), None, now);
                 Phase::Starting
             }
-            Some(attempt) if attempt.spec_hash != self.facts.spec_hash => {
+            // One that starts afresh has no phase.
+            Some(attempt) if attempt.spec_hash != self.facts.spec_hash || self.before.phase.is_none() => {
                 let start = self.status.start_time.as_ref().map_or(now, |time| time.0);
                 self.begin_attempt(attempt.number + 1, self.restarts(), None, start);
                 Phase::Restarting
             }
-            Some(_) => match self.before.phase {
-                None | Some(Phase::Pending) => Phase::Pending,
-                Some(phase) => phase,
-            },
+            Some(attempt) => {
+                let phase = self.before.phase.unwrap_or(Phase::Pending);
+                // Before its pods are made the status says that they are starting.
+                if matches!(phase, Phase::Pending | Phase::Restarting) {
+                    self.start_in(attempt.mode.as_ref());
+                }
+                phase
+            }
+        }
+    }
+
+    /// The training mode that the manifest asks for.
+    fn wanted_mode(&self) -> Mode {
+        wanted_mode(self.facts.job)
+    }
+
+    /// Takes the wanted mode over into the attempt that there is. One that cannot be is refused for as long as there is another one
+    /// to train on in; where there is none, the manifest is wrong.
+    fn note_wanted_mode(&mut self) -> Result<(), &'a [FieldError]> {
+        let wanted = self.wanted_mode();
+        let starts_anew = self.before.phase.is_none();
+        let attempt = self.status.attempt.as_mut();
+        let same = attempt.filter(|attempt| attempt.spec_hash == self.facts.spec_hash);
+        let mode = same.and_then(|attempt| attempt.mode.as_mut());
+        match (mode, self.facts.impossible_mode) {
+            (Some(mode), impossible) => {
+                switch::want(mode, wanted);
+                match impossible {
+                    Some(errors) if starts_anew => return Err(errors),
+                    Some(errors) => switch::refuse(mode, &sentences(errors)),
+                    None => {}
+                }
+            }
+            (None, Some(errors)) => return Err(errors),
+            (None, None) => {}
+        }
+        Ok(())
+    }
+
+    /// Decides in which mode the attempt, whose pods are still to be made, starts.
+    fn start_in(&mut self, before: Option<&AttemptMode>) {
+        let mode = switch::starting(self.wanted_mode(), before);
+        self.status.mode = Some(mode.started);
+        if let Some(attempt) = &mut self.status.attempt {
+            attempt.mode = Some(mode);
         }
     }
 
     fn begin_attempt(&mut self, number: u32, restarts_before: u32, not_before: Option<Timestamp>, start: Timestamp) {
+        let before = self.status.attempt.take().filter(|before| before.spec_hash == self.facts.spec_hash);
         self.status.attempt = Some(AttemptStatus {
             number,
             generation: self.facts.job.metadata.generation.unwrap_or_default(),
@@ -229,7 +287,9 @@ impl<'a> Draft<'a> {
             image: self.facts.image.to_owned(),
             restarts_before,
             not_before: not_before.map(Time),
+            mode: None,
         });
+        self.start_in(before.and_then(|before| before.mode).as_ref());
         self.status.start_time = Some(Time(start));
         self.status.restarts = Some(restarts_before);
         self.forget_progress();
@@ -289,9 +349,12 @@ impl<'a> Draft<'a> {
         }
         let all_ready =
             Role::ALL.iter().all(|role| self.facts.ready.get(role).copied().unwrap_or(0) >= role.replicas(resolved));
+        let ask_mode = self.switch(pods);
         let problem = self.facts.obstacle.cloned().or_else(|| failure::waiting(pods).filter(|_| !all_ready));
+        let problem = problem.or_else(|| self.mode_refused());
         let poll = self.facts.poll;
         let mut decision = self.finish(phase, problem, Run::Go);
+        decision.ask_mode = ask_mode;
         decision.look_again = Some(at_most_ten_a_second(poll));
         decision
     }
@@ -315,6 +378,31 @@ impl<'a> Draft<'a> {
             Stage::Training => Phase::Training,
             Stage::Evaluating => Phase::Evaluating,
         }
+    }
+
+    /// The mode that the coordinator has to be asked for; its answer, if it was, goes into the status. One whose members are still
+    /// joining is not asked yet.
+    fn switch(&mut self, pods: &[&PodFacts]) -> Option<Mode> {
+        let CoordinatorView::Live(Report { stage: Stage::Training | Stage::Evaluating, .. }) = self.facts.coordinator
+        else {
+            return None;
+        };
+        let run = switch::coordinator_run(pods)?;
+        let mode = self.status.attempt.as_mut()?.mode.as_mut()?;
+        let ask = switch::to_ask(mode, &run)?;
+        match self.facts.answer {
+            None => Some(ask),
+            Some(answer) => {
+                switch::note(mode, &run, answer);
+                None
+            }
+        }
+    }
+
+    fn mode_refused(&self) -> Option<Problem> {
+        let mode = self.status.attempt.as_ref()?.mode.as_ref()?;
+        let present = self.status.mode.unwrap_or(mode.started);
+        Some(failure::mode_refused(mode.wanted, present, mode.refused.as_ref()?))
     }
 
     fn no_progress(&self, phase: Phase) -> Option<Problem> {
@@ -367,6 +455,18 @@ impl<'a> Draft<'a> {
             ),
         );
         self.fail(problem, Run::Hold)
+    }
+
+    /// The job starts afresh when its manifest changes again.
+    fn fail_invalid(mut self, errors: &[FieldError]) -> Decision {
+        let wanted = self.wanted_mode();
+        if let Some(attempt) = &mut self.status.attempt {
+            self.facts.spec_hash.clone_into(&mut attempt.spec_hash);
+            if let Some(mode) = &mut attempt.mode {
+                switch::want(mode, wanted);
+            }
+        }
+        self.fail(invalid(errors), Run::Nothing)
     }
 
     fn fail(self, problem: Problem, run: Run) -> Decision {
@@ -427,7 +527,7 @@ impl<'a> Draft<'a> {
             self.facts.job.metadata.generation,
             self.facts.now,
         );
-        Decision { status: self.status, run, problem, delete: false, look_again: None }
+        Decision { status: self.status, run, ask_mode: None, problem, delete: false, look_again: None }
     }
 
     fn before_conditions(&self) -> Vec<k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition> {
@@ -444,8 +544,18 @@ fn at_most_ten_a_second(poll: Duration) -> Duration {
 }
 
 fn invalid(errors: &[FieldError]) -> Problem {
+    Problem::new(Cause::InvalidSpec, format!("{}. Mend the manifest and apply it again", sentences(errors)))
+}
+
+fn sentences(errors: &[FieldError]) -> String {
     let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
-    Problem::new(Cause::InvalidSpec, format!("{}. Mend the manifest and apply it again", errors.join("; ")))
+    errors.join("; ")
+}
+
+/// The training mode that a job's manifest asks for.
+#[must_use]
+pub fn wanted_mode(job: &RecTrainingJob) -> Mode {
+    job.spec.training.as_ref().and_then(|training| training.mode).unwrap_or_default()
 }
 
 /// What is left of `seconds` after `since`; zero when they are over.

@@ -10,6 +10,8 @@ use crate::names::{ATTEMPT_LABEL, ROLE_LABEL, Role};
 pub struct PodFacts {
     /// Its name.
     pub name: String,
+    /// Tells it from other pods that had its name or will have it.
+    pub uid: String,
     /// What it does.
     pub role: Role,
     /// The attempt it is of.
@@ -70,6 +72,7 @@ impl PodFacts {
         });
         Some(Self {
             name: pod.metadata.name.clone()?,
+            uid: pod.metadata.uid.clone().unwrap_or_default(),
             role: Role::from_name(labels.get(ROLE_LABEL)?)?,
             attempt: labels.get(ATTEMPT_LABEL)?.parse().ok()?,
             is_leaving: pod.metadata.deletion_timestamp.is_some(),

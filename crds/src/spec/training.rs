@@ -382,7 +382,8 @@ pub struct EvaluationSpec {
     validation = Rule::new("!has(self.switchAt) || self.switchAt.size() < 2 || self.switchAt.all(later, self.switchAt.filter(other, other.step == later.step).size() == 1)").message("each step can be switched at once: expected every `step` of `switchAt` to be another").field_path(".switchAt")
 )]
 pub struct TrainingSpec {
-    /// The training mode. The hyper-parameters need not change with it.
+    /// The training mode. The hyper-parameters need not change with it. A job under way goes on in a new one from the next
+    /// global-step boundary on; nothing restarts.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = Mode::Sync))]
     pub mode: Option<Mode>,

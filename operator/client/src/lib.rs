@@ -101,7 +101,8 @@ impl Cluster {
         Err(ClientError::NoSuchJob { job: name.to_owned(), namespace: self.namespace.clone(), hint })
     }
 
-    /// Sets the job's training mode. A job under way starts again in it, from its last checkpoint if it writes any.
+    /// Sets the training mode in the job's manifest. The operator asks a job under way to go on in it from the next global-step
+    /// boundary on, and no pod is restarted; any other job starts in it. That a job under way cannot is in its condition `Stalled`.
     ///
     /// # Errors
     /// If there is no such job, or the API server refuses the change.

@@ -11,7 +11,6 @@ use kube::runtime::reflector::Store;
 use kube::{Client, ResourceExt};
 use rectrain_crds::RecTrainingJob;
 
-use crate::coordinator::{AskCoordinator, CoordinatorView};
 use crate::names::{CONTROL_PORT, JOB_LABEL, Role, of_role};
 use crate::pods::PodFacts;
 use crate::reconcile::ReconcileError;
@@ -118,12 +117,10 @@ fn watched(caches: &Caches, namespace: &str, job: &str, uid: &str) -> Belongings
     all
 }
 
-/// Asks the coordinator of the present attempt, if it runs.
-pub async fn coordinator(ask: &dyn AskCoordinator, pods: &[PodFacts], attempt: u32) -> CoordinatorView {
-    let pod = pods.iter().find(|pod| pod.role == Role::Coordinator && pod.attempt == attempt && !pod.is_leaving);
-    let address = pod.filter(|pod| pod.is_running).and_then(|pod| pod.ip.as_ref()?.parse::<IpAddr>().ok());
-    match address {
-        Some(ip) => ask.ask(SocketAddr::new(ip, CONTROL_PORT)).await,
-        None => CoordinatorView::Silent,
-    }
+/// Where the coordinator of the present attempt is asked, if it runs.
+#[must_use]
+pub fn coordinator(pods: &[PodFacts], attempt: u32) -> Option<SocketAddr> {
+    let pod = pods.iter().find(|pod| pod.role == Role::Coordinator && pod.attempt == attempt && !pod.is_leaving)?;
+    let ip: IpAddr = pod.ip.as_ref().filter(|_| pod.is_running)?.parse().ok()?;
+    Some(SocketAddr::new(ip, CONTROL_PORT))
 }

@@ -11,6 +11,7 @@ pub mod status;
 pub mod validate;
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -193,29 +194,36 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
         }
     };
     let uid = job.uid().unwrap_or_default();
-    let verdict = validate::verdict(&job);
+    let verdict = validate::judge(&job);
     let spec_hash = validate::spec_hash(&job.spec);
     let belongings = context.reader.belongings(&context.client, &job).await?;
-    let coordinator = ask(&context, &job, &belongings).await;
+    let address = coordinator(&job, &belongings);
+    let view = match address {
+        Some(address) => context.ask.ask(address).await,
+        None => CoordinatorView::Silent,
+    };
     let obstacle = context.obstacle(&uid);
-    let decision = decide(&Facts {
+    let facts = Facts {
         now: whole_second((context.now)()),
         job: &job,
-        verdict: verdict.as_ref().map_err(Vec::as_slice),
+        verdict: verdict.manifest.as_ref().map_err(Vec::as_slice),
+        impossible_mode: verdict.impossible_mode.as_deref(),
         spec_hash: &spec_hash,
         image: &context.config.runtime_image,
         pods: &belongings.pods,
         ready: &belongings.ready(&name),
-        coordinator: &coordinator,
+        coordinator: &view,
+        answer: None,
         obstacle: obstacle.as_ref(),
         poll: context.config.poll,
-    });
+    };
+    let decision = decide_and_ask(&context, address, &facts).await;
     let job = Box::pin(write_status(&jobs, &context, job, &decision)).await?;
     context.metrics.saw_job(&namespace, &name, decision.status.phase.unwrap_or(Phase::Pending));
     if decision.delete {
         return delete_job(&jobs, &job).await;
     }
-    let wanted = match (&verdict, decision.run) {
+    let wanted = match (&verdict.manifest, decision.run) {
         (Ok(resolved), Run::Hold | Run::Go) => build::objects(&Plan::new(&job, resolved, &decision, &context.config))?,
         _ => Vec::new(),
     };
@@ -231,16 +239,22 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
     }
 }
 
-/// What the job's coordinator says; one that has no business to talk is not asked.
-async fn ask(context: &Context, job: &RecTrainingJob, belongings: &Belongings) -> CoordinatorView {
-    let status = job.status.as_ref();
-    let has_ended = matches!(status.and_then(|s| s.phase), Some(Phase::Complete | Phase::Failed | Phase::Suspended));
-    match status.and_then(|s| s.attempt.as_ref()) {
-        Some(attempt) if !has_ended => {
-            dereference::coordinator(context.ask.as_ref(), &belongings.pods, attempt.number).await
-        }
-        _ => CoordinatorView::Silent,
+/// Where the job's coordinator is; one that has no business to talk is not asked.
+fn coordinator(job: &RecTrainingJob, belongings: &Belongings) -> Option<SocketAddr> {
+    let status = job.status.as_ref()?;
+    if matches!(status.phase, Some(Phase::Complete | Phase::Failed | Phase::Suspended)) {
+        return None;
     }
+    dereference::coordinator(&belongings.pods, status.attempt.as_ref()?.number)
+}
+
+/// Decides; if the coordinator has to be asked for another training mode, asks it and decides again with its answer.
+async fn decide_and_ask(context: &Context, address: Option<SocketAddr>, facts: &Facts<'_>) -> Decision {
+    let decision = decide(facts);
+    let (Some(mode), Some(address)) = (decision.ask_mode, address) else { return decision };
+    let answer = context.ask.set_mode(address, mode).await;
+    tracing::info!(job = facts.job.name_any(), %mode, ?answer, "the coordinator was asked for another training mode");
+    decide(&Facts { answer: Some(&answer), ..*facts })
 }
 
 /// Writes the status if it has changed, and tells of transitions. Whoever wrote since the job was read is not overwritten: the API

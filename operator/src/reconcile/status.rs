@@ -2,9 +2,9 @@
 //!
 //! | type | true while |
 //! |---|---|
-//! | `Ready` | the job trains with all its pods, or is complete |
+//! | `Ready` | the job trains with all its pods and as its manifest says, or is complete |
 //! | `Reconciling` | it is on its way there: pods start, or a crash is being recovered from |
-//! | `Stalled` | it goes on only if somebody does what the message says |
+//! | `Stalled` | it gets there only if somebody does what the message says |
 //! | `Complete`, `Failed` | it has ended |
 //! | `Suspended` | `spec.suspend` holds it |
 //!

@@ -1,6 +1,6 @@
 //! The second step, pure: the manifest with every default filled in, and what of it the pods depend on.
 
-use rectrain_crds::{FieldError, RecTrainingJob, RecTrainingJobSpec, ResolvedJob, defaults};
+use rectrain_crds::{FieldError, Mode, RecTrainingJob, RecTrainingJobSpec, ResolvedJob, TrainingSpec, defaults};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -16,6 +16,41 @@ pub fn is_ours(job: &RecTrainingJob) -> bool {
 /// Everything that is wrong with it. The API server has checked the schema's rules already; this finds what they cannot say.
 pub fn verdict(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldError>> {
     rectrain_crds::validate(job)
+}
+
+/// What is to be said of a manifest.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// The manifest with nothing left to look up, or everything that is wrong with it.
+    pub manifest: Result<ResolvedJob, Vec<FieldError>>,
+    /// What is wrong with its training mode, if that is all and the mode that the job is in could stay: `manifest` has that one.
+    pub impossible_mode: Option<Vec<FieldError>>,
+}
+
+/// Judges the manifest. A job that trains is not to be stopped by a mode that it cannot go on in.
+#[must_use]
+pub fn judge(job: &RecTrainingJob) -> Verdict {
+    let errors = match verdict(job) {
+        Ok(resolved) => return Verdict { manifest: Ok(resolved), impossible_mode: None },
+        Err(errors) => errors,
+    };
+    let mode = job.status.as_ref().and_then(|status| status.attempt.as_ref()?.mode.as_ref());
+    let in_present_mode = mode.map(|mode| RecTrainingJob {
+        metadata: job.metadata.clone(),
+        spec: in_mode(&job.spec, mode.accepted.unwrap_or(mode.started)),
+        status: None,
+    });
+    match in_present_mode.map(|job| verdict(&job)) {
+        Some(Ok(resolved)) => Verdict { manifest: Ok(resolved), impossible_mode: Some(errors) },
+        _ => Verdict { manifest: Err(errors), impossible_mode: None },
+    }
+}
+
+/// The spec with this training mode.
+#[must_use]
+pub fn in_mode(spec: &RecTrainingJobSpec, mode: Mode) -> RecTrainingJobSpec {
+    let training = TrainingSpec { mode: Some(mode), ..spec.training.clone().unwrap_or_default() };
+    RecTrainingJobSpec { training: Some(training), ..spec.clone() }
 }
 
 /// The part of the spec that pods run, as they get it: without what only a cluster reads, and without what the operator itself
@@ -41,9 +76,16 @@ pub fn for_pods(spec: &RecTrainingJobSpec) -> RecTrainingJobSpec {
     spec
 }
 
-/// Digest of what pods depend on: what they run and what they look like. A job whose digest changes gets new pods.
+/// Digest of what pods depend on: what they run and what they look like. A job whose digest changes gets new pods. The training mode
+/// is none of it, because it is switched while they run.
 #[must_use]
 pub fn spec_hash(spec: &RecTrainingJobSpec) -> String {
+    manifest_hash(&in_mode(spec, Mode::default()))
+}
+
+/// Digest of what the pods of one attempt read and look like, the training mode that it starts in included.
+#[must_use]
+pub fn manifest_hash(spec: &RecTrainingJobSpec) -> String {
     let roles = serde_json::to_value(&spec.roles).unwrap_or(Value::Null);
     digest(&json!({"run": for_pods(spec), "roles": roles}))
 }

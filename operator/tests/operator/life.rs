@@ -432,8 +432,21 @@ async fn each_transition_has_one_event_and_nothing_that_goes_on_has_any() {
 async fn lives_through(fault: Fault, at: usize, expected: &serde_json::Value, script: &[Script]) -> bool {
     let mut world = World::new(MANIFEST, script.to_vec());
     world.api().fault = Some((at, fault));
+    lives(&mut world, fault, at, expected, |_| {}).await
+}
+
+/// Lives on until everything is at rest, or until it is clear that the job has fewer calls. `meanwhile` is called before each
+/// reconcile.
+pub async fn lives(
+    world: &mut World,
+    fault: Fault,
+    at: usize,
+    expected: &serde_json::Value,
+    mut meanwhile: impl FnMut(&World),
+) -> bool {
     let killed = world.api().killed.clone();
     for round in 0..400 {
+        meanwhile(world);
         let result = tokio::select! {
             biased;
             result = world.reconcile() => Some(result),
@@ -442,7 +455,7 @@ async fn lives_through(fault: Fault, at: usize, expected: &serde_json::Value, sc
         if result.is_none() {
             world.replace_operator();
         }
-        assert_no_two_attempts(&world);
+        assert_no_two_attempts(world);
         let ended = matches!(world.phase(), Some(Phase::Complete | Phase::Failed));
         if ended && world.api().list("pods").is_empty() && matches!(result, Some(Ok(_))) && world.api().calls > at {
             world.settle().await;

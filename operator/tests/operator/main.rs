@@ -4,4 +4,5 @@
 mod chart;
 mod life;
 mod phase;
+mod switch;
 mod world;

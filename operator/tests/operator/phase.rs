@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use proptest::prelude::*;
-use rectrain_crds::{Mode, Phase, RecTrainingJob, RecTrainingJobStatus, ResolvedJob};
+use rectrain_crds::{Mode, Phase, RecTrainingJob, RecTrainingJobStatus, ResolvedJob, TrainingSpec};
 use rectrain_operator::coordinator::{CoordinatorView, Report, Stage};
 use rectrain_operator::failure::{Cause, Problem};
 use rectrain_operator::names::Role;
-use rectrain_operator::phase::{Decision, Facts, Run, decide};
+use rectrain_operator::phase::{Decision, Facts, Run, decide, wanted_mode};
 use rectrain_operator::pods::{Ended, PodFacts};
 use rectrain_operator::reconcile::validate;
+use rectrain_operator::switch::SwitchAnswer;
 
 const MANIFEST: &str = r#"
 apiVersion: rectrain.dev/v1alpha1
@@ -36,6 +37,9 @@ enum Happening {
     Ends(i32, bool),
     Suspend(bool),
     Rows(u64),
+    /// The manifest asks for a mode, and a coordinator that is asked for one answers so.
+    Mode(Mode),
+    Answer(SwitchAnswer),
     Deadline(Option<u32>),
     Obstacle(bool),
 }
@@ -65,6 +69,12 @@ fn coordinator() -> impl Strategy<Value = CoordinatorView> {
 
 fn happening() -> impl Strategy<Value = Happening> {
     use Happening::*;
+    let mode = prop_oneof![Just(self::Mode::Sync), Just(self::Mode::Gba), Just(self::Mode::Hybrid)];
+    let answer = prop_oneof![
+        Just(SwitchAnswer::Accepted),
+        Just(SwitchAnswer::Refused("r".to_owned())),
+        Just(SwitchAnswer::Again("a".to_owned()))
+    ];
     let reasons = prop_oneof![Just("ImagePullBackOff"), Just("CrashLoopBackOff"), Just("CreateContainerConfigError")];
     prop_oneof![
         4 => (0i64..40).prop_map(Time),
@@ -76,6 +86,8 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => (prop_oneof![Just(1), Just(2), Just(137)], any::<bool>()).prop_map(|(code, oom)| Ends(code, oom)),
         1 => any::<bool>().prop_map(Suspend),
         1 => (1u64..3).prop_map(|rows| Rows(rows * 1000)),
+        2 => mode.prop_map(Mode),
+        1 => answer.prop_map(Answer),
         1 => prop::option::of(1u32..200).prop_map(Deadline),
         1 => any::<bool>().prop_map(Obstacle),
     ]
@@ -86,6 +98,7 @@ struct History {
     now: i64,
     pods: Vec<PodFacts>,
     coordinator: CoordinatorView,
+    answer: SwitchAnswer,
     obstacle: Option<Problem>,
     /// Of the manifest as it is: worked out when it changes.
     resolved: ResolvedJob,
@@ -98,7 +111,8 @@ impl History {
         job.metadata.generation = Some(1);
         let (resolved, spec_hash) = (validate::verdict(&job).unwrap(), validate::spec_hash(&job.spec));
         let coordinator = CoordinatorView::Silent;
-        Self { job, now: 1_800_000_000, pods: Vec::new(), coordinator, obstacle: None, resolved, spec_hash }
+        let answer = SwitchAnswer::Accepted;
+        Self { job, now: 1_800_000_000, pods: Vec::new(), coordinator, answer, obstacle: None, resolved, spec_hash }
     }
 
     fn attempt(&self) -> u32 {
@@ -127,11 +141,26 @@ impl History {
             }
             Happening::Suspend(suspend) => self.edit(|job| job.spec.suspend = Some(suspend)),
             Happening::Rows(rows) => self.edit(|job| job.spec.data.synthetic.as_mut().unwrap().rows = Some(rows)),
+            Happening::Mode(mode) => self.edit(|job| {
+                job.spec.training = Some(TrainingSpec { mode: Some(mode), ..TrainingSpec::default() });
+            }),
+            Happening::Answer(answer) => self.answer = answer,
             Happening::Deadline(deadline) => self.edit(|job| job.spec.active_deadline_seconds = deadline),
             Happening::Obstacle(there) => {
                 self.obstacle = there.then(|| Problem::new(Cause::NameConflict, "taken"));
             }
         }
+    }
+
+    /// Whether another attempt begins whatever the mode.
+    fn restarts_anyway(&self, before: &RecTrainingJobStatus) -> bool {
+        let same_mode = before.attempt.as_ref().and_then(|attempt| attempt.mode.as_ref()).map(|mode| mode.wanted);
+        let mut other = Self { job: self.job.clone(), pods: self.pods.clone(), ..Self::new() };
+        other.edit(|job| job.spec.training.get_or_insert_default().mode = same_mode);
+        other.now = self.now;
+        other.coordinator = self.coordinator.clone();
+        let after = other.decide().0.status;
+        after.attempt.map(|attempt| attempt.number) != before.attempt.as_ref().map(|attempt| attempt.number)
     }
 
     fn edit(&mut self, change: impl FnOnce(&mut RecTrainingJob)) {
@@ -141,7 +170,16 @@ impl History {
         self.spec_hash = validate::spec_hash(&self.job.spec);
     }
 
-    fn decide(&self) -> Decision {
+    /// Decides, and again with the coordinator's answer if it has to be asked for a mode; gives that mode too.
+    fn decide(&self) -> (Decision, Option<Mode>) {
+        let first = self.decide_with(None);
+        match first.ask_mode {
+            Some(mode) => (self.decide_with(Some(&self.answer)), Some(mode)),
+            None => (first, None),
+        }
+    }
+
+    fn decide_with(&self, answer: Option<&SwitchAnswer>) -> Decision {
         let attempt = self.attempt();
         let has_coordinator = self.pods.iter().any(|pod| pod.attempt == attempt);
         let ready: BTreeMap<Role, u32> = Role::ALL
@@ -152,11 +190,13 @@ impl History {
             now: Timestamp::from_second(self.now).unwrap(),
             job: &self.job,
             verdict: Ok(&self.resolved),
+            impossible_mode: None,
             spec_hash: &self.spec_hash,
             image: "runtime:1",
             pods: &self.pods,
             ready: &ready,
             coordinator: if has_coordinator { &self.coordinator } else { &CoordinatorView::Silent },
+            answer,
             obstacle: self.obstacle.as_ref(),
             poll: Duration::from_secs(3),
         })
@@ -166,6 +206,7 @@ impl History {
 fn pod(role: Role, attempt: u32) -> PodFacts {
     PodFacts {
         name: format!("clicks-{}-0", role.name()),
+        uid: format!("uid-of-attempt-{attempt}"),
         role,
         attempt,
         is_leaving: false,
@@ -193,7 +234,7 @@ proptest! {
         for happening in &happenings {
             history.happens(happening);
             let before = history.job.status.clone().unwrap_or_default();
-            let decision = history.decide();
+            let (decision, asked) = history.decide();
             let after = &decision.status;
             let phase = after.phase.unwrap();
 
@@ -221,10 +262,23 @@ proptest! {
                 prop_assert_eq!(phase, Phase::Complete);
                 prop_assert_eq!(&after.summary, &before.summary);
             }
-            let mended = before.attempt.as_ref().map(|a| &a.spec_hash) != Some(&history.spec_hash);
+            let wanted = wanted_mode(&history.job);
+            let told = before.attempt.as_ref().and_then(|attempt| attempt.mode.as_ref()).map(|mode| mode.wanted);
+            let mended =
+                before.attempt.as_ref().map(|a| &a.spec_hash) != Some(&history.spec_hash) || told != Some(wanted);
             if before.phase == Some(Phase::Failed) && !mended {
                 prop_assert_eq!(phase, Phase::Failed);
             }
+            // A change of the mode alone begins no attempt, and only who trains is asked, and only for what the manifest says.
+            if matches!(happening, Happening::Mode(_)) && !matches!(before.phase, None | Some(Phase::Failed)) {
+                let same = before.attempt.as_ref().map_or(number, |attempt| attempt.number) == number;
+                prop_assert!(same || history.restarts_anyway(&before), "{:?}", decision);
+            }
+            if let Some(mode) = asked {
+                prop_assert_eq!(mode, wanted);
+                prop_assert!(matches!(phase, Phase::Training | Phase::Evaluating) && decision.run == Run::Go);
+            }
+            prop_assert_eq!(decision.ask_mode, None, "an answer is an answer");
             // Restarts are never forgotten while a job lives.
             if before.phase != Some(Phase::Failed) {
                 prop_assert!(after.restarts.unwrap_or(0) >= before.restarts.unwrap_or(0));
@@ -232,10 +286,13 @@ proptest! {
 
             // The same facts give the same status again: the operator comes to rest.
             history.job.status = Some(after.clone());
-            let again = history.decide();
+            let (again, asked_again) = history.decide();
             history.job.status = Some(again.status.clone());
-            let third = history.decide();
+            let (third, _) = history.decide();
             prop_assert_eq!(&third.status, &again.status, "after {:?}", happening);
+            // An answer that is one is not asked for twice.
+            let settled = !matches!(history.answer, SwitchAnswer::Again(_));
+            prop_assert!(!(asked.is_some() && asked_again.is_some() && settled));
         }
     }
 }

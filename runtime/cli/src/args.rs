@@ -143,7 +143,7 @@ pub(crate) struct ModeArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ModeCommand {
-    /// Go on in another mode: on this machine from the next global-step boundary on, in a cluster as its operator does it
+    /// Go on in another mode from the next global-step boundary on; nothing restarts
     Set {
         #[command(flatten)]
         job: RunningJob,

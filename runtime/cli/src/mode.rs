@@ -23,7 +23,7 @@ async fn set(job: &RunningJob, mode: &str) -> Result<(), Failure> {
     let name = &job.job;
     let Some(mut client) = running::connect(name).await? else {
         in_a_cluster::set_mode(job, mode).await?;
-        println!("{name}: -> {mode}, asked of the operator");
+        println!("{name}: -> {mode}, asked of the operator: a job under way goes on in it without a restart");
         return Ok(());
     };
     let reply =

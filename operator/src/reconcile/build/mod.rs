@@ -10,28 +10,30 @@ mod stateful_set;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::{Resource, ResourceExt};
-use rectrain_crds::{AttemptStatus, RecTrainingJob, ResolvedJob};
+use rectrain_crds::{AttemptStatus, RecTrainingJob, RecTrainingJobSpec, ResolvedJob};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::config::OperatorConfig;
 use crate::names::{self, APPLIED_ANNOTATION, Role};
-use crate::phase::{Decision, Run};
+use crate::phase::{Decision, Run, wanted_mode};
 use crate::reconcile::kinds::{Kind, Wanted};
-use crate::reconcile::validate::{digest, spec_hash};
+use crate::reconcile::validate::{digest, in_mode, manifest_hash};
 
 /// Everything that builders read.
 #[derive(Clone, Debug)]
 pub struct Plan<'a> {
     /// The job.
     pub job: &'a RecTrainingJob,
-    /// Its manifest, resolved.
-    pub resolved: &'a ResolvedJob,
+    /// Its manifest in the training mode that the attempt starts in: what a pod that comes later reads, whatever mode training has
+    /// been switched to meanwhile. While there are pods nothing else of it changes; a job that holds may have been changed since.
+    pub spec: RecTrainingJobSpec,
+    /// The same, resolved.
+    pub resolved: ResolvedJob,
+    /// Digest of `spec`.
+    pub manifest_hash: String,
     /// The attempt that its pods are of.
     pub attempt: AttemptStatus,
-    /// Digest of the manifest as it is now. While there are pods it is that of their attempt; a job that holds may have been changed
-    /// since.
-    pub spec_hash: String,
     /// Whether pods should be there.
     pub has_pods: bool,
     /// The installation.
@@ -43,12 +45,18 @@ impl<'a> Plan<'a> {
     #[must_use]
     pub fn new(
         job: &'a RecTrainingJob,
-        resolved: &'a ResolvedJob,
+        resolved: &ResolvedJob,
         decision: &Decision,
         config: &'a OperatorConfig,
     ) -> Self {
         let attempt = decision.status.attempt.clone().unwrap_or_default();
-        Self { job, resolved, attempt, spec_hash: spec_hash(&job.spec), has_pods: decision.run == Run::Go, config }
+        let mode = attempt.mode.as_ref().map_or_else(|| wanted_mode(job), |mode| mode.started);
+        let spec = in_mode(&job.spec, mode);
+        // Nothing else that a manifest means depends on its mode.
+        let mut resolved = resolved.clone();
+        resolved.training.mode = mode;
+        let manifest_hash = manifest_hash(&spec);
+        Self { job, spec, resolved, manifest_hash, attempt, has_pods: decision.run == Run::Go, config }
     }
 
     fn name(&self) -> String {

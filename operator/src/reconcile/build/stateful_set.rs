@@ -30,7 +30,7 @@ const USER: i64 = 65532;
 
 pub(super) fn build(plan: &Plan<'_>, role: Role) -> Result<StatefulSet, serde_json::Error> {
     let name = plan.name();
-    let replicas = if plan.has_pods { role.replicas(plan.resolved) } else { 0 };
+    let replicas = if plan.has_pods { role.replicas(&plan.resolved) } else { 0 };
     Ok(StatefulSet {
         metadata: plan.metadata(names::of_role(&name, role), names::role_labels(&name, role)),
         spec: StatefulSetSpec {
@@ -115,7 +115,7 @@ fn pod(plan: &Plan<'_>, role: Role) -> PodSpec {
             Volume {
                 name: "manifest".to_owned(),
                 config_map: Some(ConfigMapVolumeSource {
-                    name: names::config_map(&name, &plan.spec_hash),
+                    name: names::config_map(&name, &plan.manifest_hash),
                     ..ConfigMapVolumeSource::default()
                 }),
                 ..Volume::default()

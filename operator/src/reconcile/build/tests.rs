@@ -1,9 +1,10 @@
 //! What is built, checked against what the cluster, the runtime and the user expect of it.
 
-use rectrain_crds::parse_manifest;
+use rectrain_crds::{AttemptMode, Mode, RecTrainingJobStatus, TrainingSpec, parse_manifest};
 
 use super::*;
 use crate::reconcile::validate;
+use crate::reconcile::validate::spec_hash;
 
 const MANIFEST: &str = r#"
 apiVersion: rectrain.dev/v1alpha1
@@ -61,14 +62,15 @@ impl Fixture {
     }
 
     fn plan(&self, has_pods: bool) -> Plan<'_> {
-        Plan {
-            job: &self.job,
-            resolved: &self.resolved,
-            attempt: self.attempt.clone(),
-            spec_hash: spec_hash(&self.job.spec),
-            has_pods,
-            config: &self.config,
-        }
+        let decision = Decision {
+            status: RecTrainingJobStatus { attempt: Some(self.attempt.clone()), ..RecTrainingJobStatus::default() },
+            run: if has_pods { Run::Go } else { Run::Hold },
+            ask_mode: None,
+            problem: None,
+            delete: false,
+            look_again: None,
+        };
+        Plan::new(&self.job, &self.resolved, &decision, &self.config)
     }
 
     fn objects(&self) -> Vec<Wanted> {
@@ -248,8 +250,7 @@ fn a_dense_worker_on_a_gpu_asks_for_one_and_the_template_may_ask_for_more() {
 fn the_manifest_of_the_pods_is_valid_and_means_the_same_training() {
     let fixture = Fixture::new(MANIFEST);
     let objects = fixture.objects();
-    let name = names::config_map("clicks", &fixture.attempt.spec_hash);
-    let config_map = body(&objects, Kind::ConfigMap, &name);
+    let config_map = config_map(&objects);
     assert_eq!(config_map["immutable"], true);
     let text = config_map["data"]["job.yaml"].as_str().expect("the manifest");
     let manifest = rectrain_crds::load(text, "job.yaml", &[]).expect("pods can read it");
@@ -263,6 +264,35 @@ fn the_manifest_of_the_pods_is_valid_and_means_the_same_training() {
     );
 }
 
+fn config_map(objects: &[Wanted]) -> &Value {
+    &objects.iter().find(|object| object.kind == Kind::ConfigMap).expect("a ConfigMap").body
+}
+
+/// A pod of an attempt under way that starts again reads the manifest that the attempt started with, under the same name, in
+/// whatever mode training is by then; the next attempt reads another one.
+#[test]
+fn pods_read_the_mode_that_their_attempt_started_in() {
+    let mut fixture = Fixture::new(MANIFEST);
+    fixture.attempt.mode = Some(AttemptMode { wanted: Mode::Sync, ..AttemptMode::default() });
+    let before = fixture.objects();
+    fixture.job.spec.training = Some(TrainingSpec { mode: Some(Mode::Gba), ..TrainingSpec::default() });
+    fixture.resolved = validate::verdict(&fixture.job).expect("it is valid");
+    assert_eq!(fixture.attempt.spec_hash, spec_hash(&fixture.job.spec), "no new attempt");
+    fixture.attempt.mode = Some(AttemptMode { accepted: Some(Mode::Gba), wanted: Mode::Gba, ..AttemptMode::default() });
+    assert_eq!(fixture.objects(), before);
+    fixture.attempt.mode = Some(AttemptMode { started: Mode::Gba, wanted: Mode::Gba, ..AttemptMode::default() });
+    let next = fixture.objects();
+    let [old, new] = [&before, &next].map(|objects| config_map(objects));
+    assert_ne!(old["metadata"]["name"], new["metadata"]["name"]);
+    let read =
+        rectrain_crds::load(new["data"]["job.yaml"].as_str().expect("text"), "job.yaml", &[]).expect("it is read");
+    assert_eq!(read.resolved, fixture.resolved);
+    let resolved: Value = serde_json::from_str(new["data"]["resolved.json"].as_str().expect("text")).expect("JSON");
+    assert_eq!(resolved["training"]["mode"], "gba");
+    let mounted = &body(&next, Kind::StatefulSet, "clicks-coordinator")["spec"]["template"]["spec"]["volumes"];
+    assert!(mounted.as_array().expect("volumes").iter().any(|v| v["configMap"]["name"] == new["metadata"]["name"]));
+}
+
 #[test]
 fn the_digest_changes_with_what_pods_depend_on_and_with_nothing_else() {
     let hash = |manifest: &str| spec_hash(&parse_manifest(manifest, "job.yaml").expect("it is read").spec);
@@ -274,6 +304,8 @@ fn the_digest_changes_with_what_pods_depend_on_and_with_nothing_else() {
         ("replicas: 3", "replicas: 4", false),
         ("memory: 2Gi", "memory: 3Gi", false),
         ("train.csv", "train2.csv", false),
+        ("suspend: false", "training: {mode: gba}", true),
+        ("suspend: false", "training: {mode: gba, epochs: 2}", false),
     ] {
         assert_eq!(hash(&MANIFEST.replace(from, to)) == before, same, "{to}");
     }

@@ -323,6 +323,7 @@ impl ApiServer {
                     "lastProgressTime",
                     "notBefore",
                     "podIP",
+                    "acceptedBy",
                 ],
             );
             all[format!("{plural}/{name}")] = object;

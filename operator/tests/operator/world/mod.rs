@@ -6,7 +6,7 @@ pub mod api;
 pub mod faults;
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -14,7 +14,7 @@ use futures::future::BoxFuture;
 use jiff::Timestamp;
 use kube::Client;
 use kube::runtime::controller::Action;
-use rectrain_crds::{JobSummary, Phase, RecTrainingJob};
+use rectrain_crds::{JobSummary, Mode, Phase, RecTrainingJob};
 use rectrain_operator::config::OperatorConfig;
 use rectrain_operator::coordinator::{AskCoordinator, CoordinatorView, Report, Stage};
 use rectrain_operator::events::Announcer;
@@ -22,9 +22,12 @@ use rectrain_operator::metrics::OperatorMetrics;
 use rectrain_operator::reconcile::apply::Settled;
 use rectrain_operator::reconcile::dereference::Reader;
 use rectrain_operator::reconcile::{Context, ReconcileError, reconcile};
+use rectrain_operator::switch::SwitchAnswer;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 
 use self::api::ApiServer;
+use self::faults::Fault;
 
 pub const NAMESPACE: &str = "ads";
 pub const JOB: &str = "clicks";
@@ -57,12 +60,42 @@ pub struct World {
     pub operator: Arc<Context>,
 }
 
-/// The scripts of the attempts, and how far the coordinator of each pod is.
+/// The scripts of the attempts, how far the coordinator of each pod is, and the training mode that it is in.
 #[derive(Default)]
 pub struct Scripts {
     pub by_attempt: Vec<Script>,
+    /// What coordinators were asked to go on in.
+    pub asked: Vec<Mode>,
+    /// How often one of them has gone over to another mode.
+    pub switches: usize,
+    /// What they will answer, the next answer first; without one they agree.
+    pub answers: VecDeque<SwitchAnswer>,
+    /// What becomes of the operator when a coordinator is asked for a mode, once.
+    pub fault: Option<Fault>,
+    killed: Arc<Notify>,
     ages: HashMap<String, usize>,
     coordinators: HashMap<IpAddr, (String, usize)>,
+    /// By pod and its restarts.
+    modes: HashMap<String, Mode>,
+    runs: HashMap<IpAddr, String>,
+}
+
+impl Scripts {
+    /// What the coordinator does that is asked for a mode.
+    fn set_mode(&mut self, ip: IpAddr, mode: Mode) -> SwitchAnswer {
+        let Some(run) = self.runs.get(&ip) else { return SwitchAnswer::Again("nobody is there".to_owned()) };
+        self.asked.push(mode);
+        let answer = self.answers.pop_front().unwrap_or(SwitchAnswer::Accepted);
+        if answer == SwitchAnswer::Accepted {
+            self.switches += usize::from(self.modes.insert(run.clone(), mode) != Some(mode));
+        }
+        answer
+    }
+
+    /// A schedule switches.
+    pub fn switch_all(&mut self, mode: Mode) {
+        self.modes.values_mut().for_each(|present| *present = mode);
+    }
 }
 
 impl World {
@@ -74,7 +107,9 @@ impl World {
             serde_json::to_value(rectrain_crds::parse_manifest(manifest, "job.yaml").unwrap()).unwrap();
         job["metadata"]["namespace"] = json!(NAMESPACE);
         api.lock().unwrap().create("rectrainingjobs", job);
-        let scripts = Arc::new(Mutex::new(Scripts { by_attempt: scripts, ..Scripts::default() }));
+        // Whoever kills the operator wakes the test in the same way.
+        let killed = Arc::clone(&api.lock().unwrap().killed);
+        let scripts = Arc::new(Mutex::new(Scripts { by_attempt: scripts, killed, ..Scripts::default() }));
         let operator = operator(&api, &scripts);
         Self { api, scripts, operator }
     }
@@ -142,6 +177,7 @@ impl World {
         let api = self.api.lock().unwrap();
         let mut scripts = self.scripts.lock().unwrap();
         scripts.coordinators.clear();
+        scripts.runs.clear();
         for pod in api.list("pods") {
             if pod["metadata"]["labels"]["rectrain.dev/role"] != "coordinator" {
                 continue;
@@ -153,6 +189,10 @@ impl World {
             let Some(ip) = pod["status"]["podIP"].as_str() else { continue };
             let ip: IpAddr = ip.parse().unwrap();
             scripts.coordinators.insert(ip, (attempt.to_string(), age));
+            let restarts = &pod["status"]["containerStatuses"][0]["restartCount"];
+            let run = format!("{}/{restarts}", pod["metadata"]["uid"]);
+            scripts.modes.entry(run.clone()).or_insert_with(|| started_mode(&api, pod));
+            scripts.runs.insert(ip, run);
         }
     }
 
@@ -174,6 +214,15 @@ impl World {
     pub fn outline(&self) -> Value {
         self.api().outline()
     }
+}
+
+/// What a coordinator reads when it starts: the manifest of the ConfigMap that its pod names, which must be there.
+fn started_mode(api: &ApiServer, pod: &Value) -> Mode {
+    let volumes = pod["spec"]["volumes"].as_array().expect("volumes");
+    let name = volumes.iter().find_map(|volume| volume["configMap"]["name"].as_str()).expect("a ConfigMap");
+    let map = api.get("configmaps", name).unwrap_or_else(|| panic!("{name}, which a pod reads, is not there"));
+    let job: Value = serde_json::from_str(map["data"]["job.yaml"].as_str().unwrap()).unwrap();
+    serde_json::from_value(job["spec"]["training"]["mode"].clone()).unwrap()
 }
 
 pub fn passes(seconds: i64) {
@@ -205,14 +254,39 @@ impl AskCoordinator for ScriptedCoordinators {
             let script = scripts.by_attempt.get(attempt - 1).or(scripts.by_attempt.last())?;
             script.get(*age).or(script.last()).cloned()
         });
-        Box::pin(std::future::ready(view.unwrap_or(CoordinatorView::Silent)))
+        let mode = scripts.runs.get(&address.ip()).and_then(|run| scripts.modes.get(run)).copied();
+        let view = match view.unwrap_or(CoordinatorView::Silent) {
+            CoordinatorView::Live(report) => CoordinatorView::Live(Report { mode, ..report }),
+            other => other,
+        };
+        Box::pin(std::future::ready(view))
+    }
+
+    fn set_mode(&self, address: SocketAddr, mode: Mode) -> BoxFuture<'_, SwitchAnswer> {
+        let mut scripts = self.0.lock().unwrap();
+        let fault = scripts.fault.take();
+        let lost = SwitchAnswer::Again("no answer".to_owned());
+        let answer = match fault {
+            Some(fault) if !fault.is_done() => lost,
+            Some(_) => {
+                scripts.set_mode(address.ip(), mode);
+                lost
+            }
+            None => scripts.set_mode(address.ip(), mode),
+        };
+        if fault.is_some_and(Fault::kills) {
+            scripts.killed.notify_one();
+            return Box::pin(std::future::pending());
+        }
+        Box::pin(std::future::ready(answer))
     }
 }
 
 pub fn live(stage: Stage, step: u64) -> CoordinatorView {
     CoordinatorView::Live(Report {
         stage,
-        mode: Some(rectrain_crds::Mode::Sync),
+        // That of the coordinator's pod is put in its place.
+        mode: None,
         step,
         total_steps: Some(4),
         samples_per_second: 1000.4,

@@ -1,0 +1,315 @@
+//! The training mode of a job under way, changed in its manifest: its coordinator is asked, no pod is restarted, and neither a
+//! coordinator that will not or does not answer nor an operator that dies at any call makes a difference.
+use std::collections::BTreeMap;
+
+use rectrain_crds::{AttemptMode, Mode, Phase};
+use rectrain_operator::coordinator::Stage;
+use rectrain_operator::switch::SwitchAnswer;
+use serde_json::json;
+
+use crate::life::lives;
+use crate::world::faults::Fault;
+use crate::world::{JOB, MANIFEST, Script, World, complete, crashing, failed, good, live};
+
+/// Trains for so many ticks.
+fn long(steps: u64) -> Script {
+    let mut script = vec![live(Stage::Starting, 0)];
+    script.extend((1..=steps).map(|step| live(Stage::Training, step)));
+    script.push(complete());
+    script
+}
+
+fn set_mode(world: &World, mode: Mode) {
+    world.edit(|spec| spec["training"]["mode"] = json!(mode));
+}
+
+async fn ticks(world: &World, count: usize) {
+    for _ in 0..count {
+        world.settle().await;
+        world.tick();
+    }
+    world.settle().await;
+}
+
+/// Until the job trains.
+async fn training(world: &World) {
+    while world.phase() != Some(Phase::Training) {
+        ticks(world, 1).await;
+    }
+}
+
+fn asked(world: &World) -> Vec<Mode> {
+    world.scripts.lock().unwrap().asked.clone()
+}
+
+fn mode(world: &World) -> AttemptMode {
+    world.job().status.unwrap().attempt.unwrap().mode.unwrap()
+}
+
+fn attempt(world: &World) -> u32 {
+    world.job().status.unwrap().attempt.unwrap().number
+}
+
+fn in_use(world: &World) -> Option<Mode> {
+    world.job().status?.mode
+}
+
+fn pods(world: &World) -> BTreeMap<String, String> {
+    let api = world.api();
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    api.list("pods").iter().map(|pod| (text(&pod["metadata"]["name"]), text(&pod["metadata"]["uid"]))).collect()
+}
+
+fn events(world: &World, reason: &str) -> Vec<String> {
+    let api = world.api();
+    let events = api.list("events").into_iter().filter(|event| event["reason"] == reason);
+    events.map(|event| event["note"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn a_job_under_way_goes_on_in_another_mode_without_a_restart_and_is_asked_once() {
+    let world = World::new(MANIFEST, vec![long(20)]);
+    training(&world).await;
+    let before = pods(&world);
+    set_mode(&world, Mode::Gba);
+    ticks(&world, 3).await;
+    assert_eq!((asked(&world), in_use(&world), attempt(&world)), (vec![Mode::Gba], Some(Mode::Gba), 1));
+    assert_eq!(world.condition("Ready").map(|(reason, _)| reason).as_deref(), Some("Training"));
+    set_mode(&world, Mode::Sync);
+    ticks(&world, 3).await;
+    assert_eq!(asked(&world), [Mode::Gba, Mode::Sync]);
+    assert_eq!(pods(&world), before);
+    let told = events(&world, "ModeSwitched");
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(told.iter().any(|note| note.contains("from mode sync to gba")), "{told:?}");
+    world.live().await;
+    assert_eq!((world.phase(), world.job().status.unwrap().restarts), (Some(Phase::Complete), Some(0)));
+}
+
+/// A schedule has changed the mode since: what counts is what was last asked for.
+#[tokio::test]
+async fn a_mode_that_a_schedule_has_changed_is_nothing_to_ask_about() {
+    let world = World::new(MANIFEST, vec![long(20)]);
+    training(&world).await;
+    world.scripts.lock().unwrap().switch_all(Mode::Gba);
+    ticks(&world, 3).await;
+    assert_eq!((asked(&world), in_use(&world), attempt(&world)), (vec![], Some(Mode::Gba), 1));
+    set_mode(&world, Mode::Hybrid);
+    ticks(&world, 2).await;
+    assert_eq!((asked(&world), in_use(&world)), (vec![Mode::Hybrid], Some(Mode::Hybrid)));
+}
+
+#[tokio::test]
+async fn a_coordinator_that_is_busy_or_does_not_answer_is_asked_again() {
+    let world = World::new(MANIFEST, vec![long(20)]);
+    training(&world).await;
+    for _ in 0..2 {
+        let again = SwitchAnswer::Again("another switch of the training mode is under way".to_owned());
+        world.scripts.lock().unwrap().answers.push_back(again);
+    }
+    set_mode(&world, Mode::Gba);
+    world.reconcile().await.unwrap();
+    assert_eq!((asked(&world).len(), mode(&world).accepted, world.condition("Stalled")), (1, None, None));
+    ticks(&world, 4).await;
+    assert_eq!(asked(&world), [Mode::Gba; 3]);
+    assert_eq!((mode(&world).accepted, in_use(&world), attempt(&world)), (Some(Mode::Gba), Some(Mode::Gba), 1));
+}
+
+#[tokio::test]
+async fn a_refused_mode_shows_and_the_job_trains_on_in_its_own() {
+    let world = World::new(MANIFEST, vec![long(20)]);
+    training(&world).await;
+    let before = pods(&world);
+    let why =
+        "a global batch of 4096 rows cannot be cut into local batches of 1000 rows: set spec.training.localBatchSize";
+    world.scripts.lock().unwrap().answers.push_back(SwitchAnswer::Refused(why.to_owned()));
+    set_mode(&world, Mode::Gba);
+    ticks(&world, 4).await;
+    let (reason, message) = world.condition("Stalled").unwrap();
+    assert!(reason == "ModeRefused" && message.contains(why) && message.contains("in mode sync"), "{message}");
+    assert_eq!(
+        (asked(&world), in_use(&world), world.phase()),
+        (vec![Mode::Gba], Some(Mode::Sync), Some(Phase::Training))
+    );
+    assert_eq!((pods(&world), events(&world, "ModeRefused").len()), (before, 1));
+    // What does not concern the mode asks for nothing.
+    world.edit(|spec| spec["ttlSecondsAfterFinished"] = json!(1_000_000));
+    ticks(&world, 1).await;
+    assert_eq!(asked(&world).len(), 1);
+    set_mode(&world, Mode::Sync);
+    ticks(&world, 1).await;
+    assert_eq!((asked(&world).len(), world.condition("Stalled")), (1, None), "it is in that one");
+    set_mode(&world, Mode::Gba);
+    ticks(&world, 1).await;
+    assert_eq!((asked(&world).len(), in_use(&world)), (2, Some(Mode::Gba)));
+}
+
+/// The manifest itself says that the mode cannot be: nobody has to be asked, and nothing stops.
+#[tokio::test]
+async fn a_mode_that_the_manifest_rules_out_stops_no_job_under_way() {
+    let manifest = format!("{MANIFEST}  training: {{hopBw: {{backups: 2}}}}\n");
+    let world = World::new(&manifest, vec![vec![live(Stage::Training, 1), live(Stage::Training, 2)], long(5)]);
+    training(&world).await;
+    set_mode(&world, Mode::HopBw);
+    ticks(&world, 2).await;
+    let (reason, message) = world.condition("Stalled").unwrap();
+    assert!(reason == "ModeRefused" && message.contains("slowest of 2 dense workers"), "{message}");
+    assert_eq!((asked(&world), world.phase(), attempt(&world)), (vec![], Some(Phase::Training), 1));
+    // Nor does it keep the next attempt from starting.
+    world.edit(|spec| spec["suspend"] = json!(true));
+    ticks(&world, 2).await;
+    world.edit(|spec| spec["suspend"] = json!(false));
+    ticks(&world, 2).await;
+    assert_eq!((attempt(&world), mode(&world).started, world.condition("Failed")), (2, Mode::Sync, None));
+    // A change that begins another attempt asks for all of the manifest.
+    world.edit(|spec| spec["data"]["synthetic"]["rows"] = json!(3000));
+    ticks(&world, 2).await;
+    assert_eq!(world.condition("Failed").unwrap().0, "InvalidSpec");
+    set_mode(&world, Mode::Gba);
+    world.live().await;
+    assert_eq!((world.phase(), mode(&world).started), (Some(Phase::Complete), Mode::Gba));
+}
+
+#[tokio::test]
+async fn a_mode_changed_before_the_pods_are_there_is_what_they_start_in() {
+    // Held from the start.
+    let world = World::new(&format!("{MANIFEST}  suspend: true\n"), vec![long(3)]);
+    world.settle().await;
+    set_mode(&world, Mode::Gba);
+    world.settle().await;
+    world.edit(|spec| spec["suspend"] = json!(false));
+    training(&world).await;
+    assert_eq!((in_use(&world), attempt(&world)), (Some(Mode::Gba), 1));
+    // Held later.
+    world.edit(|spec| spec["suspend"] = json!(true));
+    ticks(&world, 2).await;
+    set_mode(&world, Mode::Hybrid);
+    world.settle().await;
+    world.edit(|spec| spec["suspend"] = json!(false));
+    training(&world).await;
+    assert_eq!((in_use(&world), attempt(&world)), (Some(Mode::Hybrid), 2));
+    assert_eq!(asked(&world), []);
+    assert!(events(&world, "ModeSwitched").is_empty(), "that was another attempt");
+    // In the back-off after a crash.
+    let world = World::new(&format!("{MANIFEST}  faultTolerance: {{backoffSeconds: 60}}\n"), vec![crashing(), long(3)]);
+    while world.phase() != Some(Phase::Restarting) {
+        ticks(&world, 1).await;
+    }
+    set_mode(&world, Mode::Gba);
+    training(&world).await;
+    assert_eq!((asked(&world), in_use(&world), attempt(&world)), (vec![], Some(Mode::Gba), 2));
+    assert_eq!(world.api().list("configmaps").len(), 1);
+}
+
+#[tokio::test]
+async fn a_mode_changed_while_pods_start_is_asked_for_once_they_train() {
+    let mut script = vec![live(Stage::Starting, 0); 4];
+    script.extend(long(6));
+    let world = World::new(MANIFEST, vec![script]);
+    ticks(&world, 2).await;
+    assert_eq!(world.phase(), Some(Phase::Starting));
+    let before = pods(&world);
+    set_mode(&world, Mode::Gba);
+    ticks(&world, 1).await;
+    assert_eq!((asked(&world), world.phase()), (vec![], Some(Phase::Starting)));
+    training(&world).await;
+    ticks(&world, 1).await;
+    assert_eq!((asked(&world), in_use(&world), pods(&world)), (vec![Mode::Gba], Some(Mode::Gba), before));
+}
+
+#[tokio::test]
+async fn the_attempt_after_a_crash_starts_in_the_newest_mode() {
+    let mut first = long(4);
+    first.pop();
+    first.push(failed("ps 1 was restarted in the middle of the job", false));
+    let world = World::new(MANIFEST, vec![first, good()]);
+    training(&world).await;
+    set_mode(&world, Mode::Gba);
+    world.live().await;
+    assert_eq!((attempt(&world), mode(&world).started, asked(&world)), (2, Mode::Gba, vec![Mode::Gba]));
+    assert_eq!((world.phase(), in_use(&world)), (Some(Phase::Complete), Some(Mode::Gba)));
+}
+
+/// Its container, or its pod, is started again within the attempt: it finds the manifest of its start.
+#[tokio::test]
+async fn a_coordinator_that_starts_again_is_asked_again() {
+    let world = World::new(MANIFEST, vec![vec![live(Stage::Training, 1)]]);
+    training(&world).await;
+    set_mode(&world, Mode::Gba);
+    ticks(&world, 2).await;
+    world.api().get_mut("pods", "clicks-coordinator-0").unwrap()["status"]["containerStatuses"][0]["restartCount"] =
+        json!(1);
+    world.tick();
+    ticks(&world, 2).await;
+    assert_eq!((asked(&world), in_use(&world), attempt(&world)), (vec![Mode::Gba; 2], Some(Mode::Gba), 1));
+    world.api().remove("pods", "clicks-coordinator-0");
+    ticks(&world, 2).await;
+    assert_eq!((asked(&world), in_use(&world), attempt(&world)), (vec![Mode::Gba; 3], Some(Mode::Gba), 1));
+}
+
+#[tokio::test]
+async fn a_job_that_failed_starts_afresh_when_its_mode_is_changed_and_not_before() {
+    let world = World::new(MANIFEST, vec![vec![failed("this mode cannot be", true)], long(2)]);
+    world.live().await;
+    assert_eq!(world.condition("Failed").unwrap().0, "BadInput");
+    ticks(&world, 3).await;
+    assert_eq!((world.phase(), attempt(&world)), (Some(Phase::Failed), 1));
+    set_mode(&world, Mode::Gba);
+    world.live().await;
+    assert_eq!((world.phase(), attempt(&world), asked(&world)), (Some(Phase::Complete), 2, vec![]));
+    // A change that the job did not live to hear of has been made nonetheless: it does not bring the job back.
+    let manifest = format!("{MANIFEST}  activeDeadlineSeconds: 30\n");
+    let world = World::new(&manifest, vec![vec![live(Stage::Starting, 0)]]);
+    ticks(&world, 2).await;
+    set_mode(&world, Mode::Gba);
+    world.live().await;
+    ticks(&world, 3).await;
+    assert_eq!((world.phase(), attempt(&world)), (Some(Phase::Failed), 1));
+}
+
+/// The mode is changed when the job first trains.
+fn change_once(changed: &mut bool) -> impl FnMut(&World) {
+    move |world| {
+        if !*changed && world.phase() == Some(Phase::Training) {
+            *changed = true;
+            set_mode(world, Mode::Gba);
+        }
+    }
+}
+
+#[tokio::test]
+async fn whatever_call_fails_during_a_switch_the_end_is_the_same() {
+    let script = long(8);
+    let world = World::new(MANIFEST, vec![script.clone()]);
+    training(&world).await;
+    let first = world.api().calls;
+    set_mode(&world, Mode::Gba);
+    ticks(&world, 2).await;
+    assert_eq!(in_use(&world), Some(Mode::Gba));
+    let last = world.api().calls;
+    world.live().await;
+    let expected = world.outline();
+    assert_eq!(expected[format!("rectrainingjobs/{JOB}")]["status"]["mode"], "gba");
+    assert!(last - first > 20, "only {} calls", last - first);
+    // Calls to the API server, from before the change until after the switch, and the one to the coordinator.
+    for fault in Fault::ALL {
+        for at in first - 5..last + 5 {
+            let mut world = World::new(MANIFEST, vec![script.clone()]);
+            world.api().fault = Some((at, fault));
+            assert!(lives(&mut world, fault, at, &expected, change_once(&mut false)).await, "{at} calls");
+            assert_switched_once(&world, &format!("{fault:?} at call {at}"));
+        }
+        let mut world = World::new(MANIFEST, vec![script.clone()]);
+        world.scripts.lock().unwrap().fault = Some(fault);
+        assert!(lives(&mut world, fault, 0, &expected, change_once(&mut false)).await);
+        assert_switched_once(&world, &format!("{fault:?} of the coordinator"));
+    }
+}
+
+/// To ask again for the mode that it is in is harmless; a coordinator was switched once, and no attempt was begun.
+fn assert_switched_once(world: &World, what: &str) {
+    let asked = asked(world);
+    assert!((1..=2).contains(&asked.len()) && asked.iter().all(|mode| *mode == Mode::Gba), "{what}: {asked:?}");
+    assert_eq!(world.scripts.lock().unwrap().switches, 1, "{what}");
+    assert_eq!(attempt(world), 1, "{what}");
+}
