@@ -12,7 +12,8 @@ use std::process::{Command, ExitCode};
 
 const USAGE: &str = "usage: cargo xtask COMMAND
   check             formatting and lints, for every save
-  test              everything that must hold: formatting, lints, unit, integration and multi-process tests
+  test              everything that must hold: formatting, lints, unit, integration and multi-process tests, MovieLens,
+                    and a real Kubernetes where this machine can have one
   docs              writes the files that are generated from the code (CRD, manifest reference)
   quality [ARGS]    trains on real data and prints AUC by model, mode and seed; `quality --help` lists ARGS
   continual [ARGS]  trains slice by slice, switches the mode in between, and prints AUC by slice; `continual --help` lists ARGS
@@ -56,28 +57,31 @@ fn check() -> Result<(), String> {
 }
 
 fn test() -> Result<(), String> {
+    let begun = std::time::Instant::now();
     check()?;
     // One selection of packages for building and testing, so that every dependency is built once.
     cargo(&["test", "--release", "--workspace"], "a test failed: its output is above")?;
-    movielens()
+    movielens()?;
+    cluster::suite(begun)
+}
+
+/// Has the MovieLens data written, if it is not there.
+fn movielens_data() -> Result<(), String> {
+    let mut data = Command::new(built("rectrain")?);
+    let data = data.args(["data", "movielens-100k"]).current_dir(workspace()).output();
+    let data = data.map_err(|error| format!("rectrain cannot be run: {error}"))?;
+    let reason = String::from_utf8_lossy(&data.stderr).into_owned();
+    if data.status.success() { Ok(()) } else { Err(format!("its data cannot be had: {reason}")) }
 }
 
 /// The README's first command must reach what it promises. Skipped, aloud, where the data set cannot be had.
 fn movielens() -> Result<(), String> {
-    let rectrain = built("rectrain")?;
     eprintln!("xtask: rectrain run {MOVIELENS}");
-    let run = |arguments: &[&str]| {
-        let output = Command::new(&rectrain).args(arguments).current_dir(workspace()).output();
-        output.map_err(|error| format!("cannot run {}: {error}", rectrain.display()))
-    };
-    let data = run(&["data", "movielens-100k"])?;
-    if !data.status.success() {
-        let reason = String::from_utf8_lossy(&data.stderr).into_owned();
-        eprintln!("xtask: SKIPPED the MovieLens run, because its data cannot be had: {reason}");
+    if let Err(reason) = movielens_data() {
+        eprintln!("xtask: SKIPPED the MovieLens run, because {reason}");
         return Ok(());
     }
-    let output = run(&["run", MOVIELENS, "--json"])?;
-    let summary = last_event(&output)?;
+    let summary = last_event(&output(job(MOVIELENS, [])?)?)?;
     match summary["test"]["auc"].as_f64() {
         Some(auc) if auc >= MOVIELENS_AUC => {
             eprintln!("xtask: test AUC {auc:.4}, at least {MOVIELENS_AUC} is promised");

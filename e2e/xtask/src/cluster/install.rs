@@ -156,7 +156,16 @@ pub(super) fn demo(paths: &Paths) -> Result<(), String> {
     patch.args(["patch", "--local", "--type=merge", "--output=json", "--filename"]);
     let job = output(patch.arg(crate::workspace().join(JOB_FILE)).args(["--patch", &data.to_string()]))?;
     apply(paths, NAMESPACE, &job)?;
-    watch(paths, NAMESPACE, "movielens-100k")
+    let there = watch(paths, NAMESPACE, "movielens-100k")?;
+    println!("{there:#}");
+    let here = last_event(&output(
+        command(crate::built("rectrain")?, ["run", JOB_FILE, "--json"]).current_dir(crate::workspace()),
+    )?)?;
+    if here["parametersSha256"] != there["parametersSha256"] {
+        return Err(format!("`rectrain run` trained another model: {}", here["parametersSha256"]));
+    }
+    println!("`rectrain run` trained the same model, to the bit");
+    Ok(())
 }
 
 /// `cargo xtask cluster object-store`: one that speaks S3, as the service `object-store` with the Secret of the same name.
@@ -167,8 +176,8 @@ pub(super) fn object_store(paths: &Paths, namespace: &str) -> Result<(), String>
     within(paths, namespace, &["rollout", "status", "deployment/object-store", PODS]).map(drop)
 }
 
-/// Shows the job's phases until it has ended, and its result.
-fn watch(paths: &Paths, namespace: &str, job: &str) -> Result<(), String> {
+/// Shows the job's phases until it has ended; gives its summary.
+fn watch(paths: &Paths, namespace: &str, job: &str) -> Result<Value, String> {
     let resource = format!("rectrainingjob/{job}");
     let mut showing = kubectl(paths)?;
     showing.args(["--namespace", namespace, "get", "rectrainingjob", job, "--watch"]).stdin(Stdio::null());
@@ -185,8 +194,7 @@ fn watch(paths: &Paths, namespace: &str, job: &str) -> Result<(), String> {
         }
     })?;
     drop(showing);
-    println!("{:#}", ended?);
-    Ok(())
+    ended
 }
 
 /// Puts files into a new bucket `data` of the object store.
@@ -249,7 +257,7 @@ fn read(path: &Path) -> Result<String, String> {
 }
 
 /// A process that ends with its owner.
-struct Running(Child);
+pub(super) struct Running(pub(super) Child);
 
 impl Drop for Running {
     fn drop(&mut self) {

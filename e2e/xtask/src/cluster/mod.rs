@@ -12,6 +12,8 @@ mod operate;
 mod paths;
 mod pki;
 mod process;
+mod refusals;
+mod suite;
 mod tools;
 
 use std::net::UdpSocket;
@@ -25,6 +27,7 @@ use self::namespaces::{Daemon, Namespaces};
 use self::network::{CONTROL_PLANE, KUBERNETES, LINK, MACHINE, NODES, Node};
 use self::paths::{Paths, lock, make_folder, remove_folder, write};
 use self::process::{command, eventually, output};
+pub(crate) use self::suite::suite;
 
 const USAGE: &str = "usage: cargo xtask cluster COMMAND
   up               brings a cluster of two nodes up, or what is missing of it, and waits until it works
@@ -38,8 +41,11 @@ const USAGE: &str = "usage: cargo xtask cluster COMMAND
   object-store NS  runs an object store that speaks S3 in the namespace NS, which must be there
   smoke            trains synthetic clicks in StatefulSets, without the operator
   demo             MovieLens 100k from an object store in the cluster, trained by a RecTrainingJob and watched to its end
-  operate          the operator put to the test: completes, repairs, is taken over from, and every failure shown
+  operate [STEPS]  the operator put to the test: all STEPS (completes, switches, refuses, leaves-nothing, repairs,
+                   takes-over, survives, outlives-a-node, fails, thousand), the first four (--quick), or those that are named
+  programs         builds the programs that the cluster is made of and that are not there yet
   test             brings a cluster up, looks at its nodes, and takes it down
+  suite            the cluster's part of `cargo xtask test`
 up, down, status and stop-node are about the cluster of this machine; the others use the one that KUBECONFIG names, if it is set";
 
 /// How long the slowest component has to come up on a slow machine.
@@ -75,8 +81,10 @@ pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
         ["object-store", namespace] => install::object_store(&paths, namespace),
         ["smoke"] => install::smoke(&paths),
         ["demo"] => install::demo(&paths),
-        ["operate"] => operate::operate(&paths),
+        ["operate", wanted @ ..] => operate::operate(&paths, wanted),
+        ["programs"] => programs(&paths),
         ["test"] => test(&paths),
+        ["suite"] => suite(Instant::now()),
         _ => Err(USAGE.to_owned()),
     }
 }
@@ -108,13 +116,32 @@ fn test(paths: &Paths) -> Result<(), String> {
         return Ok(());
     }
     down(paths)?;
+    nothing_is_left(paths)?;
+    eprintln!("xtask: {ready} nodes were ready, and nothing is left of them");
+    Ok(())
+}
+
+/// After `down`: no process, no mount (they are in the processes' namespaces), no link.
+fn nothing_is_left(paths: &Paths) -> Result<(), String> {
     let left: Vec<_> = process::all().filter(|(_, words)| words.iter().any(|word| is_ours(paths, word))).collect();
-    if left.is_empty() && !link_exists() {
-        eprintln!("xtask: {ready} nodes were ready, and nothing is left of them");
-        Ok(())
-    } else {
-        Err(format!("after the cluster was taken down, this is left: {left:?}, link {LINK}: {}", link_exists()))
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let mounted = mounts.lines().find(|mount| is_ours(paths, mount));
+    if left.is_empty() && mounted.is_none() && !link_exists() {
+        return Ok(());
     }
+    Err(format!(
+        "after the cluster was taken down, this is left: {left:?}, {mounted:?}, link {LINK}: {}",
+        link_exists()
+    ))
+}
+
+/// Builds what is not there of all that the cluster and its tests are made of.
+fn programs(paths: &Paths) -> Result<(), String> {
+    if foreign_kubeconfig(paths).is_none() {
+        tools::install_packages()?;
+        tools::build(paths, &PROGRAMS)?;
+    }
+    tools::build(paths, &[tools::KUBE, tools::HELM, tools::OBJECT_STORE])
 }
 
 /// Whether a word of a process's command line names a file of the running cluster.

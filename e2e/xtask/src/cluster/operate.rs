@@ -12,8 +12,9 @@ use super::install::{apply, fresh_namespace, install, last_event, within};
 use super::kubectl;
 use super::paths::Paths;
 use super::process::{command, eventually, output};
+use super::refusals::refuses;
 
-const NAMESPACE: &str = "rectrain-operate";
+pub(super) const NAMESPACE: &str = "rectrain-operate";
 const SYSTEM: &str = "rectrain-system";
 /// How long a small job may take on a slow machine.
 const JOB: Duration = Duration::from_secs(900);
@@ -21,35 +22,74 @@ const JOB: Duration = Duration::from_secs(900);
 const SHOW: Duration = Duration::from_secs(180);
 /// What is deleted or changed is back within this time.
 const REPAIR: Duration = Duration::from_secs(5);
+/// A job under way is in another training mode within this time after its manifest was changed.
+const SWITCH: Duration = Duration::from_secs(10);
 /// Another instance leads within this time after the leader was killed.
 const TAKEOVER: Duration = Duration::from_secs(20);
 
-/// Does one thing in the cluster, or says what is not as it should be.
-type Step = fn(&Paths) -> Result<(), String>;
+/// One thing that is done in the cluster.
+struct Step {
+    /// By which it is asked for.
+    name: &'static str,
+    /// What it shows.
+    shows: &'static str,
+    /// Does it, or says what is not as it should be.
+    run: fn(&Paths) -> Result<(), String>,
+    /// Whether it is so short that every test of everything has it.
+    is_quick: bool,
+}
 
-/// The whole of it.
-pub(super) fn operate(paths: &Paths) -> Result<(), String> {
+const fn quick(name: &'static str, run: fn(&Paths) -> Result<(), String>, shows: &'static str) -> Step {
+    Step { name, shows, run, is_quick: true }
+}
+
+const fn long(name: &'static str, run: fn(&Paths) -> Result<(), String>, shows: &'static str) -> Step {
+    Step { name, shows, run, is_quick: false }
+}
+
+const STEPS: [Step; 10] = [
+    quick("completes", completes, "a job completes with the digest of a run outside of the cluster"),
+    quick("switches", switches, "a job under way goes on in another training mode without a restart"),
+    quick("refuses", refuses, "the API server refuses what cannot be trained, and says why"),
+    quick("leaves-nothing", leaves_nothing, "a deleted job leaves nothing"),
+    long("repairs", repairs, "what is deleted or changed by others is repaired"),
+    long(
+        "takes-over",
+        takes_over,
+        "another instance takes over from the leader, and a chart is upgraded, under a running job",
+    ),
+    long("survives", survives, "a pod that is killed costs a restart and the job completes"),
+    long("outlives-a-node", outlives_a_node, "a node that is lost costs restarts and the job completes on the others"),
+    long("fails", fails, "every failure shows its condition"),
+    long("thousand", thousand, "a thousand jobs"),
+];
+
+/// All steps, those of `--quick`, or those that are named.
+pub(super) fn operate(paths: &Paths, wanted: &[&str]) -> Result<(), String> {
+    if let Some(unknown) =
+        wanted.iter().find(|name| **name != "--quick" && STEPS.iter().all(|step| step.name != **name))
+    {
+        let names: Vec<_> = STEPS.iter().map(|step| step.name).collect();
+        return Err(format!(
+            "there is no step `{unknown}` of `operate`: expected --quick or some of {}",
+            names.join(", ")
+        ));
+    }
     install(paths, &["--set=pollSeconds=1"])?;
     fresh_namespace(paths, NAMESPACE)?;
-    let steps: [(&str, Step); 7] = [
-        ("a job completes with the digest of a run outside of the cluster", completes),
-        ("what is deleted or changed by others is repaired", repairs),
-        ("another instance takes over from the leader, and a chart is upgraded, under a running job", takes_over),
-        ("a pod that is killed costs a restart and the job completes", survives),
-        ("every failure shows its condition", fails),
-        ("a deleted job leaves nothing", leaves_nothing),
-        ("a thousand jobs", thousand),
-    ];
-    for (what, step) in steps {
+    let is_wanted = |step: &&Step| {
+        wanted.is_empty() || wanted.contains(&step.name) || (step.is_quick && wanted.contains(&"--quick"))
+    };
+    for step in STEPS.iter().filter(is_wanted) {
         let started = Instant::now();
-        step(paths).map_err(|error| format!("{what}: {error}"))?;
-        println!("{what}: {:.0} s", started.elapsed().as_secs_f64());
+        (step.run)(paths).map_err(|error| format!("{}: {error}", step.shows))?;
+        println!("{}: {:.0} s", step.shows, started.elapsed().as_secs_f64());
     }
     within(paths, NAMESPACE, &["delete", "namespace", NAMESPACE, "--timeout=180s"]).map(drop)
 }
 
 /// A job over made-up rows; `changes` are laid over it.
-fn manifest(name: &str, changes: &Value) -> Value {
+pub(super) fn manifest(name: &str, changes: &Value) -> Value {
     let mut job = json!({
         "apiVersion": "rectrain.dev/v1alpha1",
         "kind": "RecTrainingJob",
@@ -67,7 +107,7 @@ fn manifest(name: &str, changes: &Value) -> Value {
     job
 }
 
-fn merge(base: &mut Value, over: &Value) {
+pub(super) fn merge(base: &mut Value, over: &Value) {
     match (base, over) {
         (Value::Object(base), Value::Object(over)) => {
             for (field, value) in over {
@@ -83,14 +123,14 @@ fn merge(base: &mut Value, over: &Value) {
 }
 
 /// Rows for so long that a test ends first.
-fn endless() -> Value {
+pub(super) fn endless() -> Value {
     json!({
         "data": {"synthetic": {"rows": 1_000_000_000, "testRows": 1_000}},
         "roles": {"ps": {"replicas": 1}, "embeddingWorker": {"replicas": 1}, "denseWorker": {"replicas": 1}},
     })
 }
 
-fn submit(paths: &Paths, name: &str, changes: &Value) -> Result<(), String> {
+pub(super) fn submit(paths: &Paths, name: &str, changes: &Value) -> Result<(), String> {
     apply(paths, NAMESPACE, &manifest(name, changes).to_string())
 }
 
@@ -103,7 +143,7 @@ fn job(paths: &Paths, name: &str) -> Result<Value, String> {
     get(paths, &format!("rectrainingjob/{name}"))
 }
 
-fn delete_job(paths: &Paths, name: &str) -> Result<(), String> {
+pub(super) fn delete_job(paths: &Paths, name: &str) -> Result<(), String> {
     within(paths, NAMESPACE, &["delete", "rectrainingjob", name, "--timeout=120s"]).map(drop)
 }
 
@@ -113,7 +153,7 @@ fn condition(job: &Value, kind: &str) -> Option<Value> {
     conditions.iter().find(|c| c["type"] == kind && c["status"] == "True").cloned()
 }
 
-fn until_phase(paths: &Paths, name: &str, phase: &str) -> Result<Value, String> {
+pub(super) fn until_phase(paths: &Paths, name: &str, phase: &str) -> Result<Value, String> {
     eventually(JOB, &format!("{phase} of {name}"), || {
         let job = job(paths, name)?;
         let status = &job["status"];
@@ -176,12 +216,60 @@ fn completes(paths: &Paths) -> Result<(), String> {
         return Err(format!("{seen:?}: {}", job["status"]["conditions"]));
     }
     eventually(SHOW, "the end of all pods", || no_pods(paths, name))?;
-    let asked = output(
-        command(crate::built("rectrain")?, ["status", name, "--namespace", NAMESPACE])
-            .env("KUBECONFIG", super::kubeconfig(paths)?),
-    )?;
-    println!("{asked}");
+    println!("{}", rectrain(paths, &["status", name])?);
     Ok(())
+}
+
+/// `rectrain`, about this cluster.
+fn rectrain(paths: &Paths, words: &[&str]) -> Result<String, String> {
+    let mut rectrain = command(crate::built("rectrain")?, words);
+    output(rectrain.args(["--namespace", NAMESPACE]).env("KUBECONFIG", super::kubeconfig(paths)?))
+}
+
+/// The command line, the API server, the operator, the coordinator: and back in the status. A mode that cannot be stops nothing.
+fn switches(paths: &Paths) -> Result<(), String> {
+    let name = "switched";
+    // Both of two workers would be dropped.
+    let training = json!({"hopBw": {"backups": 2}});
+    submit(paths, name, &json!({"data": {"synthetic": {"rows": 500_000}}, "training": training}))?;
+    until_phase(paths, name, "Training")?;
+    let before = pods(paths, name)?;
+    for (from, to) in [("sync", "gba"), ("gba", "hybrid")] {
+        let step = job(paths, name)?["status"]["step"].as_u64().unwrap_or(0);
+        let took = switch(paths, name, to)?;
+        println!("{from} -> {to}: {:.1} s after the manifest was changed, near step {step}", took.as_secs_f64());
+    }
+    rectrain(paths, &["mode", "set", name, "hopBw"])?;
+    println!("ModeRefused: {}", shows(paths, name, "Stalled", "ModeRefused")?);
+    rectrain(paths, &["mode", "set", name, "gba"])?;
+    let seen = phases(paths, name)?;
+    let job = until_phase(paths, name, "Complete")?;
+    let (attempt, restarts) = (&job["status"]["attempt"]["number"], &job["status"]["restarts"]);
+    if *attempt != 1 || *restarts != 0 || seen.iter().any(|phase| phase == "Restarting" || phase == "Starting") {
+        return Err(format!("attempt {attempt}, {restarts} restarts, phases {seen:?}"));
+    }
+    if job["status"]["mode"] != "gba" {
+        return Err(format!("it ended in mode {}", job["status"]["mode"]));
+    }
+    let reasons = within(paths, NAMESPACE, &["get", "events", "--output=jsonpath={.items[*].reason}"])?;
+    if !reasons.split_whitespace().any(|reason| reason == "ModeSwitched") {
+        return Err(format!("no event tells of the switch: {reasons}"));
+    }
+    println!("{} pods, none restarted; it trained on {} rows", before.len(), job["status"]["summary"]["samples"]);
+    delete_job(paths, name)
+}
+
+/// Changes the training mode with the command line; the time until the status has it, with the pods that there were.
+fn switch(paths: &Paths, name: &str, to: &str) -> Result<Duration, String> {
+    let before = pods(paths, name)?;
+    rectrain(paths, &["mode", "set", name, to])?;
+    let started = Instant::now();
+    eventually(SWITCH, &format!("the mode {to} of {name}"), || match &job(paths, name)?["status"] {
+        status if status["mode"] == *to => Ok(()),
+        status => Err(format!("it is {}; {}", status["mode"], status["attempt"])),
+    })?;
+    let took = started.elapsed();
+    if pods(paths, name)? == before { Ok(took) } else { Err("pods were restarted".to_owned()) }
 }
 
 fn no_pods(paths: &Paths, name: &str) -> Result<(), String> {
@@ -297,6 +385,48 @@ fn survives(paths: &Paths) -> Result<(), String> {
     }
 }
 
+/// A node goes as in a power cut, with the operator that may be on it. Kubernetes deletes the pods of such a node only when somebody
+/// says that it is out of service; a cloud's controller does that by deleting the node.
+fn outlives_a_node(paths: &Paths) -> Result<(), String> {
+    if super::foreign_kubeconfig(paths).is_some() {
+        eprintln!("xtask: SKIPPED the loss of a node, because the cluster is not of this machine");
+        return Ok(());
+    }
+    let name = "outlived";
+    let hybrid = json!({"data": {"synthetic": {"rows": 400_000}}, "training": {"mode": "hybrid"}});
+    submit(paths, name, &hybrid)?;
+    until_phase(paths, name, "Training")?;
+    let node = get(paths, &format!("pod/{name}-ps-1"))?["spec"]["nodeName"].as_str().unwrap_or_default().to_owned();
+    super::stop_node(paths, &node)?;
+    let lived = without_node(paths, name, &node);
+    super::up(paths)?;
+    within(paths, NAMESPACE, &["taint", "node", &node, &format!("{OUT_OF_SERVICE}-")])?;
+    lived?;
+    delete_job(paths, name)
+}
+
+/// What pods of a node are given up by.
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute";
+
+fn without_node(paths: &Paths, name: &str, node: &str) -> Result<(), String> {
+    let started = Instant::now();
+    eventually(SHOW, &format!("that {node} is not ready"), || {
+        let condition = r#"--output=jsonpath={.status.conditions[?(@.type=="Ready")].status}"#;
+        match within(paths, NAMESPACE, &["get", "node", node, condition])?.as_str() {
+            "True" => Err("it is ready".to_owned()),
+            _ => Ok(()),
+        }
+    })?;
+    println!("{node} was not ready after {:.0} s", started.elapsed().as_secs_f64());
+    within(paths, NAMESPACE, &["taint", "node", node, OUT_OF_SERVICE])?;
+    let job = until_phase(paths, name, "Complete")?;
+    println!("complete {:.0} s after the node was lost: {}", started.elapsed().as_secs_f64(), job["status"]["attempt"]);
+    match job["status"]["restarts"].as_u64() {
+        Some(restarts) if restarts >= 1 => Ok(()),
+        other => Err(format!("{other:?} restarts were counted")),
+    }
+}
+
 /// What is wrong with the job, the condition that it gets, its reason, and what its message says.
 fn fails(paths: &Paths) -> Result<(), String> {
     let template = |role: &str, template: Value| json!({"roles": {role: {"template": template}}});
@@ -328,7 +458,7 @@ fn fails(paths: &Paths) -> Result<(), String> {
     no_image(paths)
 }
 
-fn merged(mut base: Value, over: Value) -> Value {
+pub(super) fn merged(mut base: Value, over: Value) -> Value {
     merge(&mut base, &over);
     base
 }

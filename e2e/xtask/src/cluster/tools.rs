@@ -26,6 +26,9 @@ const CNI_PACKAGE: &str = "containernetworking-plugins";
 /// Sets the version that the API server reports.
 const KUBERNETES_VERSION: &str = "-X k8s.io/component-base/version.gitVersion=v1.35.4";
 
+/// What is said of programs whose source is here and does not build, and of no other failure.
+pub(super) const BROKEN: &str = "the programs of e2e/cluster do not build";
+
 /// A program that is built.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Program {
@@ -130,7 +133,14 @@ fn build_one(paths: &Paths, program: Program) -> Result<(), String> {
         Program::Module(_, module) => command("go", ["install", "-trimpath", "-ldflags", "-s -w", module]),
     };
     eprintln!("xtask: building {name}, once; this can take some minutes");
-    visible(go.env("CGO_ENABLED", "0").env("GOBIN", paths.bin()))?;
+    go.env("CGO_ENABLED", "0").env("GOBIN", paths.bin());
+    match program {
+        Program::Own(_) => {
+            visible(command("go", ["mod", "download"]).current_dir(sources()))?;
+            visible(&mut go).map_err(|error| format!("{BROKEN}: {error}"))?;
+        }
+        Program::Module(..) => visible(&mut go)?,
+    }
     write(&stamp, made_of)
 }
 
