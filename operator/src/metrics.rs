@@ -9,6 +9,8 @@ use prometheus::{
 };
 use rectrain_crds::Phase;
 
+use crate::reconcile::ReconcileError;
+
 /// 1 ms to 30 s.
 const SECONDS: &[f64] = &[1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 
@@ -86,6 +88,13 @@ impl OperatorMetrics {
             memory: IntGauge::with_opts(opts("process_resident_memory_bytes"))?,
             seen: Mutex::default(),
         };
+        // A counter that is not there yet hides its first increment from whoever asks for its rate.
+        for outcome in ["ok", "error"] {
+            inner.outcomes.with_label_values(&[outcome]);
+        }
+        for step in ReconcileError::STEPS {
+            inner.errors.with_label_values(&[step]);
+        }
         for collector in [
             Box::new(inner.outcomes.clone()) as Box<dyn prometheus::core::Collector>,
             Box::new(inner.seconds.clone()),

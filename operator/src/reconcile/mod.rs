@@ -101,6 +101,9 @@ pub enum ReconcileError {
 }
 
 impl ReconcileError {
+    /// All that [`Self::step`] gives.
+    pub const STEPS: [&str; 7] = ["get", "list", "status", "apply", "delete", "build", "stopped"];
+
     /// The step that failed, for metrics.
     #[must_use]
     pub fn step(&self) -> &'static str {

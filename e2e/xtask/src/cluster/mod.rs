@@ -12,6 +12,7 @@ mod operate;
 mod paths;
 mod pki;
 mod process;
+mod prometheus;
 mod refusals;
 mod suite;
 mod tools;
@@ -41,7 +42,7 @@ const USAGE: &str = "usage: cargo xtask cluster COMMAND
   object-store NS  runs an object store that speaks S3 in the namespace NS, which must be there
   smoke            trains synthetic clicks in StatefulSets, without the operator
   demo             MovieLens 100k from an object store in the cluster, trained by a RecTrainingJob and watched to its end
-  operate [STEPS]  the operator put to the test: all STEPS (completes, switches, refuses, leaves-nothing, repairs,
+  operate [STEPS]  the operator put to the test: all STEPS (completes, switches, refuses, leaves-nothing, scrapes, repairs,
                    takes-over, survives, outlives-a-node, fails, thousand), the first four (--quick), or those that are named
   programs         builds the programs that the cluster is made of and that are not there yet
   test             brings a cluster up, looks at its nodes, and takes it down

@@ -12,18 +12,20 @@ use super::install::{apply, fresh_namespace, install, last_event, within};
 use super::kubectl;
 use super::paths::Paths;
 use super::process::{command, eventually, output};
+use super::prometheus::scrapes;
 use super::refusals::refuses;
 
 pub(super) const NAMESPACE: &str = "rectrain-operate";
-const SYSTEM: &str = "rectrain-system";
+pub(super) const SYSTEM: &str = "rectrain-system";
 /// How long a small job may take on a slow machine.
 const JOB: Duration = Duration::from_secs(900);
 /// How long a condition may take to show.
 const SHOW: Duration = Duration::from_secs(180);
 /// What is deleted or changed is back within this time.
 const REPAIR: Duration = Duration::from_secs(5);
-/// A job under way is in another training mode within this time after its manifest was changed.
-const SWITCH: Duration = Duration::from_secs(10);
+/// A job under way is in another training mode within this time after its manifest was changed: a few seconds, on a machine that is
+/// not busy with much else.
+const SWITCH: Duration = Duration::from_secs(30);
 /// Another instance leads within this time after the leader was killed.
 const TAKEOVER: Duration = Duration::from_secs(20);
 
@@ -47,11 +49,12 @@ const fn long(name: &'static str, run: fn(&Paths) -> Result<(), String>, shows: 
     Step { name, shows, run, is_quick: false }
 }
 
-const STEPS: [Step; 10] = [
+const STEPS: [Step; 11] = [
     quick("completes", completes, "a job completes with the digest of a run outside of the cluster"),
     quick("switches", switches, "a job under way goes on in another training mode without a restart"),
     quick("refuses", refuses, "the API server refuses what cannot be trained, and says why"),
     quick("leaves-nothing", leaves_nothing, "a deleted job leaves nothing"),
+    long("scrapes", scrapes, "Prometheus reads every metric that is documented"),
     long("repairs", repairs, "what is deleted or changed by others is repaired"),
     long(
         "takes-over",

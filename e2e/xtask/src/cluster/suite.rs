@@ -196,7 +196,7 @@ struct Guard {
 
 /// It reads the groups of processes that are under way; the end of its input without a farewell is the end of this process.
 const GUARD: &str = r#"while read -r word; do case $word in dismissed) exit 0 ;; *) group=$word ;; esac; done
-[ -z "$group" ] || kill -KILL -- "-$group" 2>/dev/null
+[ -z "$group" ] || kill -s KILL -- "-$group"
 [ "$1" = stays ] || exec "$0" cluster down"#;
 
 impl Guard {
@@ -230,6 +230,53 @@ impl Guard {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A process that has started another one, in a group of their own; the second is told by its argument.
+    fn two(seconds: &str) -> Child {
+        let mut sh = command("sh", ["-c", &format!("sleep {seconds} & sleep 1000")]);
+        sh.process_group(0).spawn().unwrap()
+    }
+
+    fn runs(seconds: &str) -> bool {
+        super::super::process::all().any(|(_, words)| words == ["sleep", seconds])
+    }
+
+    fn soon(what: impl Fn() -> bool) -> bool {
+        (0..100).any(|_| {
+            what() || {
+                std::thread::sleep(Duration::from_millis(50));
+                false
+            }
+        })
+    }
+
+    #[test]
+    fn a_step_that_is_ended_takes_with_it_what_it_has_started() {
+        let mut step = two("1001.5");
+        assert!(soon(|| runs("1001.5")));
+        end(&mut step);
+        assert!(soon(|| !runs("1001.5")));
+    }
+
+    #[test]
+    fn the_step_under_way_ends_when_its_owner_is_killed_and_not_when_the_guard_is_dismissed() {
+        for (killed, seconds) in [(true, "1002.5"), (false, "1003.5")] {
+            let mut guard = Guard::new(true).unwrap();
+            let mut step = two(seconds);
+            guard.watch(&step);
+            assert!(soon(|| runs(seconds)));
+            if killed {
+                // As when this process ends.
+                drop(guard.told.take());
+                guard.shell.wait().unwrap();
+                assert!(soon(|| !runs(seconds)));
+            } else {
+                guard.dismiss();
+                assert!(runs(seconds));
+            }
+            end(&mut step);
+        }
+    }
 
     #[test]
     fn the_end_of_a_log_is_its_last_lines() {

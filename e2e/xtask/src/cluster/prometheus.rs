@@ -1,0 +1,216 @@
+//! A real Prometheus reads the metrics of the operator and of every role of a job: all targets are up, every family that the
+//! references document has data, and `promtool` has nothing to say about any of them. It runs on this machine, which reaches the
+//! cluster's pods, and is told of those whose annotations say that they are to be read (Debian's cannot ask Kubernetes itself).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::foreign_kubeconfig;
+use super::install::Running;
+use super::install::within;
+use super::operate::{NAMESPACE, SYSTEM, delete_job, endless, merged, submit, until_phase};
+use super::paths::{Paths, make_folder, remove_folder, write};
+use super::process::{command, eventually, output};
+
+/// Targets are found and read, and families have data, within this time.
+const PATIENCE: Duration = Duration::from_secs(90);
+/// The references that name every metric.
+const REFERENCES: [&str; 2] = ["docs/reference/metrics.md", "docs/reference/operator-metrics.md"];
+
+/// A Prometheus that ends with its owner.
+struct Prometheus {
+    _process: Running,
+    address: String,
+}
+
+/// A step of `cargo xtask cluster operate`.
+pub(super) fn scrapes(paths: &Paths) -> Result<(), String> {
+    if foreign_kubeconfig(paths).is_some() {
+        eprintln!("xtask: SKIPPED Prometheus, because pods of a cluster that is not of this machine cannot be reached");
+        return Ok(());
+    }
+    let programs = match programs(paths) {
+        Ok(programs) => programs,
+        Err(reason) => {
+            eprintln!("xtask: SKIPPED Prometheus, because Debian's package cannot be had: {reason}");
+            return Ok(());
+        }
+    };
+    let name = "scraped";
+    // Both kinds of modes, so that what only one of them counts is there.
+    submit(paths, name, &merged(endless(), json!({"training": {"switchAt": [{"step": 20, "mode": "gba"}]}})))?;
+    until_phase(paths, name, "Training")?;
+    let folder = paths.run().join("prometheus");
+    let prometheus = Prometheus::start(&programs, &folder, &served(paths)?)?;
+    let roles = ["coordinator", "ps", "embedding-worker", "dense-worker", "loader", "operator"];
+    let targets = eventually(PATIENCE, "the targets of Prometheus", || prometheus.targets(&roles))?;
+    for family in documented()? {
+        eventually(PATIENCE, &format!("data of {family}"), || prometheus.has(&family))?;
+    }
+    for (role, url) in &targets {
+        check(&programs, role, url)?;
+    }
+    println!(
+        "all targets up, {} families with data, promtool has nothing to say of {}",
+        documented()?.len(),
+        roles.join(", ")
+    );
+    drop(prometheus);
+    remove_folder(&folder)?;
+    delete_job(paths, name)
+}
+
+/// The folder of `prometheus` and `promtool`. Debian's package is unpacked and not installed, which would start a service.
+fn programs(paths: &Paths) -> Result<PathBuf, String> {
+    let folder = paths.root().join("prometheus");
+    let programs = folder.join("usr/bin");
+    if programs.join("promtool").exists() {
+        return Ok(programs);
+    }
+    let download = folder.join("download");
+    remove_folder(&folder)?;
+    make_folder(&download)?;
+    output(command("apt-get", ["download", "prometheus"]).current_dir(&download))?;
+    let package = std::fs::read_dir(&download).map_err(|error| error.to_string())?.flatten().next();
+    let package = package.ok_or("apt-get downloaded nothing")?.path();
+    output(command("dpkg-deb", ["--extract"]).arg(package).arg(&folder))?;
+    remove_folder(&download)?;
+    Ok(programs)
+}
+
+impl Prometheus {
+    fn start(programs: &Path, folder: &Path, served: &[Value]) -> Result<Self, String> {
+        // Free now; nobody else is likely to take it within the next second.
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
+        let address = port.map_err(|error| format!("no port is free: {error}"))?.to_string();
+        let file = folder.join("prometheus.json");
+        let scrape = json!({"job_name": "pods", "static_configs": served});
+        let configuration =
+            json!({"global": {"scrape_interval": "2s", "scrape_timeout": "2s"}, "scrape_configs": [scrape]});
+        write(&file, configuration.to_string())?;
+        let log = folder.join("log");
+        write(&log, "")?;
+        let log = std::fs::File::options().append(true).open(&log).map_err(|error| error.to_string())?;
+        let mut prometheus = command(programs.join("prometheus"), [format!("--web.listen-address={address}")]);
+        prometheus.arg(format!("--config.file={}", file.display()));
+        prometheus.arg(format!("--storage.tsdb.path={}", folder.join("data").display()));
+        prometheus.stdout(Stdio::null()).stderr(log);
+        let process = Running(prometheus.spawn().map_err(|error| format!("cannot run Prometheus: {error}"))?);
+        Ok(Self { _process: process, address })
+    }
+
+    fn ask(&self, path: &str, query: &[String]) -> Result<Value, String> {
+        let mut curl = command("curl", ["--silent", "--show-error", "--fail", "--get"]);
+        curl.args(query.iter().flat_map(|query| ["--data-urlencode", query]));
+        let answer = output(curl.arg(format!("http://{}/api/v1/{path}", self.address)))?;
+        serde_json::from_str(&answer).map_err(|error| format!("Prometheus answers no JSON: {error}"))
+    }
+
+    /// By role, where one of its processes is read, if every process of every role is and can be.
+    fn targets(&self, roles: &[&str]) -> Result<BTreeMap<String, String>, String> {
+        let answer = self.ask("targets", &["state=active".to_owned()])?;
+        let active = answer["data"]["activeTargets"].as_array().cloned().unwrap_or_default();
+        let mut up = BTreeMap::new();
+        for target in &active {
+            let role = target["labels"]["role"].as_str().unwrap_or_default().to_owned();
+            let url = target["scrapeUrl"].as_str().unwrap_or_default().to_owned();
+            if target["health"] != "up" {
+                return Err(format!("{role} at {url} is {}: {}", target["health"], target["lastError"]));
+            }
+            up.insert(role, url);
+        }
+        match roles.iter().find(|role| !up.contains_key(**role)) {
+            Some(role) => Err(format!("{role} is no target; there are {:?}", up.keys())),
+            None => Ok(up),
+        }
+    }
+
+    fn has(&self, family: &str) -> Result<(), String> {
+        let query = format!("query=count({{__name__=~\"{family}|{family}_count\"}})");
+        let answer = self.ask("query", &[query])?;
+        match answer["data"]["result"].as_array() {
+            Some(result) if !result.is_empty() => Ok(()),
+            _ => Err("a query gives nothing".to_owned()),
+        }
+    }
+}
+
+/// The processes of the operator and of jobs, as Prometheus is told of them: those of pods whose annotations say so.
+fn served(paths: &Paths) -> Result<Vec<Value>, String> {
+    let mut all = Vec::new();
+    for namespace in [NAMESPACE, SYSTEM] {
+        let pods = within(paths, namespace, &["get", "pods", "--output=json"])?;
+        let pods: Value = serde_json::from_str(&pods).map_err(|error| error.to_string())?;
+        all.extend(pods["items"].as_array().into_iter().flatten().filter_map(target));
+    }
+    Ok(all)
+}
+
+fn target(pod: &Value) -> Option<Value> {
+    let metadata = &pod["metadata"];
+    let annotation = |name: &str| metadata["annotations"][format!("prometheus.io/{name}")].as_str();
+    let port = annotation("port").filter(|_| annotation("scrape") == Some("true"))?;
+    let address = format!("{}:{port}", pod["status"]["podIP"].as_str()?);
+    let role = metadata["labels"]["rectrain.dev/role"].as_str().unwrap_or("operator");
+    let labels = json!({"__metrics_path__": annotation("path")?, "pod": metadata["name"], "role": role});
+    Some(json!({"targets": [address], "labels": labels}))
+}
+
+/// The metrics of the references: the first column of their tables.
+fn documented() -> Result<BTreeSet<String>, String> {
+    let mut all = BTreeSet::new();
+    for reference in REFERENCES {
+        let text = std::fs::read_to_string(crate::workspace().join(reference))
+            .map_err(|error| format!("cannot read {reference}: {error}"))?;
+        all.extend(names(&text));
+    }
+    Ok(all)
+}
+
+fn names(reference: &str) -> Vec<String> {
+    let rows = reference.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
+    rows.map(|(name, _)| name.to_owned()).collect()
+}
+
+/// What `promtool` says of the text that a process serves.
+fn check(programs: &Path, role: &str, url: &str) -> Result<(), String> {
+    let served = "curl --silent --show-error --fail \"$0\" | \"$1\" check metrics 2>&1";
+    let said = output(command("sh", ["-c", served, url]).arg(programs.join("promtool")));
+    match said {
+        Ok(nothing) if nothing.trim().is_empty() => Ok(()),
+        Ok(said) | Err(said) => Err(format!("promtool says of {role} at {url}: {said}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_is_read_where_its_annotations_say() {
+        let mut pod = json!({"status": {"podIP": "10.0.0.1"}, "metadata": {"name": "j-ps-0",
+            "labels": {"rectrain.dev/role": "ps"}, "annotations": {"prometheus.io/scrape": "true",
+            "prometheus.io/port": "9090", "prometheus.io/path": "/metrics"}}});
+        let expected = json!({"targets": ["10.0.0.1:9090"],
+            "labels": {"__metrics_path__": "/metrics", "pod": "j-ps-0", "role": "ps"}});
+        assert_eq!(target(&pod), Some(expected));
+        pod["metadata"]["annotations"]["prometheus.io/scrape"] = json!("false");
+        assert_eq!(target(&pod), None);
+    }
+
+    #[test]
+    fn the_references_name_every_metric_in_their_first_column() {
+        let table = "# Metrics\n\n| metric | kind |\n|---|---|\n| `a_total` | counter |\n| `b_seconds` | `c` |\n";
+        assert_eq!(names(table), ["a_total", "b_seconds"]);
+        let all = documented().unwrap();
+        assert!(
+            all.len() > 40 && all.contains("rectrain_operator_jobs") && all.contains("rectrain_ps_rows"),
+            "{all:?}"
+        );
+    }
+}
