@@ -198,7 +198,7 @@ fn watch(paths: &Paths, namespace: &str, job: &str) -> Result<Value, String> {
 }
 
 /// Puts files into a new bucket `data` of the object store.
-fn upload(paths: &Paths, namespace: &str, folder: &Path, files: &[&str]) -> Result<(), String> {
+pub(super) fn upload(paths: &Paths, namespace: &str, folder: &Path, files: &[&str]) -> Result<(), String> {
     let mut forward = kubectl(paths)?;
     forward.args(["--namespace", namespace, "port-forward", "service/object-store", ":7070"]).stdin(Stdio::null());
     let mut forward =

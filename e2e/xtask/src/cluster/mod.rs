@@ -13,6 +13,7 @@ mod paths;
 mod pki;
 mod process;
 mod prometheus;
+mod recovery;
 mod refusals;
 mod suite;
 mod tools;

@@ -13,6 +13,7 @@ use super::kubectl;
 use super::paths::Paths;
 use super::process::{command, eventually, output};
 use super::prometheus::scrapes;
+use super::recovery::goes_on;
 use super::refusals::refuses;
 
 pub(super) const NAMESPACE: &str = "rectrain-operate";
@@ -49,7 +50,7 @@ const fn long(name: &'static str, run: fn(&Paths) -> Result<(), String>, shows: 
     Step { name, shows, run, is_quick: false }
 }
 
-const STEPS: [Step; 11] = [
+const STEPS: [Step; 12] = [
     quick("completes", completes, "a job completes with the digest of a run outside of the cluster"),
     quick("switches", switches, "a job under way goes on in another training mode without a restart"),
     quick("refuses", refuses, "the API server refuses what cannot be trained, and says why"),
@@ -62,6 +63,7 @@ const STEPS: [Step; 11] = [
         "another instance takes over from the leader, and a chart is upgraded, under a running job",
     ),
     long("survives", survives, "a pod that is killed costs a restart and the job completes"),
+    long("goes-on", goes_on, "killed and deleted jobs go on from their checkpoints, in sync to the bit"),
     long("outlives-a-node", outlives_a_node, "a node that is lost costs restarts and the job completes on the others"),
     long("fails", fails, "every failure shows its condition"),
     long("thousand", thousand, "a thousand jobs"),
@@ -146,6 +148,10 @@ fn job(paths: &Paths, name: &str) -> Result<Value, String> {
     get(paths, &format!("rectrainingjob/{name}"))
 }
 
+pub(super) fn status(paths: &Paths, name: &str) -> Result<Value, String> {
+    Ok(job(paths, name)?["status"].clone())
+}
+
 pub(super) fn delete_job(paths: &Paths, name: &str) -> Result<(), String> {
     within(paths, NAMESPACE, &["delete", "rectrainingjob", name, "--timeout=120s"]).map(drop)
 }
@@ -197,12 +203,7 @@ fn phases(paths: &Paths, name: &str) -> Result<Vec<String>, String> {
 fn completes(paths: &Paths) -> Result<(), String> {
     let name = "complete";
     let manifest = manifest(name, &json!({}));
-    let file = std::env::temp_dir().join(format!("rectrain-{}.json", std::process::id()));
-    std::fs::write(&file, manifest.to_string()).map_err(|error| error.to_string())?;
-    let here = output(command(crate::built("rectrain")?, ["run", "--json"]).arg(&file));
-    // Whatever came of the run, the file is not needed any more.
-    let _removed = std::fs::remove_file(&file);
-    let here = last_event(&here?)?;
+    let here = outside(&manifest)?;
     apply(paths, NAMESPACE, &manifest.to_string())?;
     let seen = phases(paths, name)?;
     println!("phases: {}", seen.join(", "));
@@ -221,6 +222,16 @@ fn completes(paths: &Paths) -> Result<(), String> {
     eventually(SHOW, "the end of all pods", || no_pods(paths, name))?;
     println!("{}", rectrain(paths, &["status", name])?);
     Ok(())
+}
+
+/// The summary of `rectrain run`, outside of the cluster.
+pub(super) fn outside(manifest: &Value) -> Result<Value, String> {
+    let file = std::env::temp_dir().join(format!("rectrain-{}.json", std::process::id()));
+    std::fs::write(&file, manifest.to_string()).map_err(|error| error.to_string())?;
+    let here = output(command(crate::built("rectrain")?, ["run", "--json"]).arg(&file));
+    // Whatever came of the run, the file is not needed any more.
+    let _removed = std::fs::remove_file(&file);
+    last_event(&here?)
 }
 
 /// `rectrain`, about this cluster.

@@ -158,7 +158,12 @@ fn arguments(plan: &Plan<'_>, role: Role) -> Vec<String> {
     let mut arguments =
         vec![role.name().to_owned(), format!("{FOLDER}/{MANIFEST}"), "--log=json".to_owned(), "--stay".to_owned()];
     match role {
-        Role::Coordinator => arguments.extend(["--json".to_owned(), format!("--control=0.0.0.0:{CONTROL_PORT}")]),
+        Role::Coordinator => arguments.extend([
+            "--json".to_owned(),
+            format!("--control=0.0.0.0:{CONTROL_PORT}"),
+            // All attempts of a job are one run, which goes on from its own checkpoints.
+            format!("--run={}", plan.job.metadata.uid.as_deref().unwrap_or_default()),
+        ]),
         _ => {
             let service = names::of_role(&plan.name(), role);
             arguments.extend([

@@ -180,6 +180,7 @@ fn a_role_is_told_who_it_is_and_where_the_coordinator_is() {
             "--stay",
             "--json",
             "--control=0.0.0.0:7001",
+            "--run=job-uid",
             "--bind=tcp://0.0.0.0:7000",
             "--metrics=0.0.0.0:9090",
         ])

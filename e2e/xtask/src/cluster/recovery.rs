@@ -1,0 +1,123 @@
+//! Jobs in the cluster that go on from their checkpoints, in an object store of the cluster: after pods of each role are killed, and
+//! after the whole job was deleted and applied again. `sync` ends with the digest of a run that nobody disturbed.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::install::{object_store, upload, within};
+use super::operate::{NAMESPACE, delete_job, manifest, merge, outside, status, submit, until_phase};
+use super::paths::Paths;
+use super::process::eventually;
+
+/// How long a step forward may take, restarts included.
+const FORWARD: Duration = Duration::from_secs(180);
+/// Global steps between two checkpoints.
+const EVERY: u64 = 50;
+
+/// See the module's text.
+pub(super) fn goes_on(paths: &Paths) -> Result<(), String> {
+    object_store(paths, NAMESPACE)?;
+    upload(paths, NAMESPACE, &crate::workspace(), &[])?;
+    let rows = json!({"data": {"synthetic": {"rows": 600_000}}});
+    let undisturbed = outside(&manifest("undisturbed", &rows))?;
+    killed(paths, &rows, &undisturbed)?;
+    applied_again(paths, &rows, &undisturbed)
+}
+
+/// Pods of every role are killed, one after the other.
+fn killed(paths: &Paths, rows: &Value, undisturbed: &Value) -> Result<(), String> {
+    let name = "killed-often";
+    submit(paths, name, &saved(rows, name))?;
+    for (kills, role) in (1..).zip(["ps", "coordinator", "dense-worker", "embedding-worker", "loader"]) {
+        let step = until_step_after(paths, name, reached(paths, name)? + EVERY)?;
+        within(paths, NAMESPACE, &["delete", "pod", &format!("{name}-{role}-0"), "--grace-period=0", "--force"])?;
+        eventually(FORWARD, &format!("restart {kills} of {name}"), || {
+            match status(paths, name)?["restarts"].as_u64() {
+                Some(restarts) if restarts >= kills => Ok(()),
+                other => Err(format!("{other:?} restarts")),
+            }
+        })?;
+        let resumed = resumed_at(paths, name)?;
+        println!("{role} killed near step {step}: went on from step {resumed}");
+        if resumed == 0 {
+            return Err(format!("it began anew after {role} was killed"));
+        }
+    }
+    same_digest(paths, name, undisturbed)
+}
+
+/// The job is deleted in order, which saves a checkpoint, and applied again.
+fn applied_again(paths: &Paths, rows: &Value, undisturbed: &Value) -> Result<(), String> {
+    let name = "applied-again";
+    let mut job = saved(rows, name);
+    submit(paths, name, &job)?;
+    let step = until_step_after(paths, name, 2 * EVERY + EVERY / 2)?;
+    delete_job(paths, name)?;
+    eventually(FORWARD, "the end of its pods", || {
+        let pods = within(
+            paths,
+            NAMESPACE,
+            &["get", "pods", "--selector", &format!("rectrain.dev/job={name}"), "--output=name"],
+        )?;
+        if pods.trim().is_empty() { Ok(()) } else { Err(pods) }
+    })?;
+    merge(&mut job, &json!({"checkpoint": {"resume": "latest"}}));
+    submit(paths, name, &job)?;
+    let resumed = resumed_at(paths, name)?;
+    println!("deleted near step {step}, applied again: went on from step {resumed}");
+    if resumed < 2 * EVERY {
+        return Err("it did not go on from its last checkpoint".to_owned());
+    }
+    same_digest(paths, name, undisturbed)
+}
+
+/// With checkpoints in the object store.
+fn saved(rows: &Value, name: &str) -> Value {
+    let mut changes = rows.clone();
+    merge(
+        &mut changes,
+        &json!({
+            "data": {"storage": {"secretName": "object-store"}},
+            "checkpoint": {"path": format!("s3://data/checkpoints/{name}"), "everySteps": EVERY},
+        }),
+    );
+    changes
+}
+
+fn reached(paths: &Paths, name: &str) -> Result<u64, String> {
+    Ok(status(paths, name)?["step"].as_u64().unwrap_or(0))
+}
+
+fn until_step_after(paths: &Paths, name: &str, step: u64) -> Result<u64, String> {
+    eventually(FORWARD, &format!("step {step} of {name}"), || match reached(paths, name)? {
+        reached if reached > step => Ok(reached),
+        reached => Err(format!("it is at step {reached}")),
+    })
+}
+
+/// The step at which the present attempt goes on, once its coordinator has said so.
+fn resumed_at(paths: &Paths, name: &str) -> Result<u64, String> {
+    eventually(FORWARD, &format!("the beginning of {name}"), || {
+        let log = within(paths, NAMESPACE, &["logs", &format!("{name}-coordinator-0")])?;
+        let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        for event in events {
+            match event["event"].as_str() {
+                Some("resumed") => return Ok(event["step"].as_u64().unwrap_or(0)),
+                Some("progress") => return Ok(0),
+                _ => {}
+            }
+        }
+        Err("it has not begun".to_owned())
+    })
+}
+
+fn same_digest(paths: &Paths, name: &str, undisturbed: &Value) -> Result<(), String> {
+    let job = until_phase(paths, name, "Complete")?;
+    let there = &job["status"]["summary"]["parametersSha256"];
+    if *there != undisturbed["parametersSha256"] {
+        return Err(format!("{name} trained {there}, and undisturbed {}", undisturbed["parametersSha256"]));
+    }
+    println!("{name}: {} restarts, the same model to the bit", job["status"]["restarts"]);
+    delete_job(paths, name)
+}
