@@ -106,6 +106,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
             "loader": {"replicas": 1, "threads": null},
         },
         "checkpoint": null,
+        "faultTolerance": {"maxRestarts": 10, "backoffSeconds": 10, "stallSeconds": 600},
         "suspend": false,
     });
     assert_eq!(serde_json::to_value(&resolved).unwrap(), expected);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 const USAGE: &str = "usage: cargo xtask chaos [--manifest FILE] [--mode sync] [--kills 20] [--seed 7] [--set PATH=VALUE]
-  FILE has no spec.checkpoint.path: a folder of its own is given to the run, and deleted
+  the run gets a folder of its own as spec.checkpoint.path, which is deleted in the end
   prints each kill, and last one line of JSON: kills, whether the trained models are equal, rows lost, batches trained again,
   and the difference of the test AUC; fails where rows are lost, or where `sync` trains another model";
 /// Nothing said for so long means that the run hangs.

@@ -103,8 +103,6 @@ impl Account {
 
 #[cfg(test)]
 mod tests {
-    use rectrain_roles::events::Summary;
-
     use super::*;
 
     #[test]
@@ -139,7 +137,7 @@ mod tests {
         account.begin_attempt();
         account.take(progress(10));
         account.restarts = 3;
-        let JobEvent::Summary(summary) = account.take(JobEvent::Summary(Box::new(Summary::default()))) else {
+        let JobEvent::Summary(summary) = account.take(JobEvent::Summary(Box::default())) else {
             panic!("a summary stays one")
         };
         assert_eq!((summary.restarts, summary.repeated_batches), (3, 20 + 90));
