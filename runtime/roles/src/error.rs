@@ -77,7 +77,7 @@ pub enum RoleError {
     #[error("{what} ended unexpectedly: {reason}")]
     Task { what: &'static str, reason: String },
     /// The run was told to stop.
-    #[error("stopped before the end of training; nothing was saved")]
+    #[error("stopped before the end of training")]
     Stopped,
 }
 
