@@ -233,17 +233,18 @@ fn report(plan: &Plan, alone: &Value, killed: &Value, kills: u32) -> Result<(), 
     let equal = alone["parametersSha256"] == killed["parametersSha256"];
     let rows = |summary: &Value| number(summary, "trainedRows");
     let lost = rows(alone)?.saturating_sub(rows(killed)?);
+    let twice = rows(killed)?.saturating_sub(rows(alone)?);
     let auc = |summary: &Value| summary["test"]["auc"].as_f64().ok_or("the summary has no test AUC");
     println!(
         "{}",
-        json!({ "kills": kills, "digestEqual": equal, "rowsLost": lost, "batchesRepeated": number(killed, "repeatedBatches")?,
+        json!({ "kills": kills, "digestEqual": equal, "rowsLost": lost, "rowsTwice": twice, "batchesRepeated": number(killed, "repeatedBatches")?,
             "aucDifference": auc(killed)? - auc(alone)?, "restarts": number(killed, "restarts")?, "mode": plan.mode, "seed": plan.seed })
     );
     if kills < plan.kills {
         return Err(format!("the job ended after {kills} of {} kills: give it more rows", plan.kills));
     }
-    if lost > 0 {
-        return Err(format!("{lost} rows were lost"));
+    if lost > 0 || twice > 0 {
+        return Err(format!("{lost} rows were lost and {twice} are in the model twice"));
     }
     if plan.mode == "sync" && !equal {
         return Err("sync trained another model after the kills".to_owned());

@@ -327,7 +327,10 @@ mod tests {
             // At an epoch's end, both names of the place.
             let ended = u64::from(at > 0 && at.is_multiple_of(epoch_batches) && !as_the_next_epoch);
             let epoch = (at / epoch_batches - ended) as u32;
-            let epoch_rows = (knew_the_end || epoch > 0).then_some(rows);
+            // A chunk that is not full has told where the epoch ends.
+            let chunk_is_full = |last: u64| (last % epoch_batches / batches + 1) * batches * batch <= rows;
+            let told_the_end = at.checked_sub(1).is_some_and(|last| !chunk_is_full(last));
+            let epoch_rows = (knew_the_end || epoch > 0 || told_the_end).then_some(rows);
             let ledger = DataLedger::resume(plan, DataPosition { batch: at, epoch, epoch_rows }).unwrap();
             prop_assert!(ledger.next_batch() <= at);
             let rest = run_on(ledger, rows, loaders, &choices);
