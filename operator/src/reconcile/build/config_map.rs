@@ -28,7 +28,12 @@ pub(super) fn build(plan: &Plan<'_>) -> Result<ConfigMap, serde_json::Error> {
     });
     // JSON is YAML, and says the same to every reader.
     let mut data = vec![(MANIFEST.to_owned(), serde_json::to_string_pretty(&manifest)?)];
-    let resolved = serde_json::to_string_pretty(&plan.resolved)?;
+    // What pods do not read may change under a job, and this object may not.
+    let mut resolved = serde_json::to_value(&plan.resolved)?;
+    if let Some(fields) = resolved.as_object_mut() {
+        fields.remove("faultTolerance");
+    }
+    let resolved = serde_json::to_string_pretty(&resolved)?;
     if resolved.len() <= MOST_FOR_PEOPLE {
         data.push((RESOLVED.to_owned(), resolved));
     }

@@ -255,7 +255,7 @@ fn the_manifest_of_the_pods_is_valid_and_means_the_same_training() {
     assert_eq!(config_map["immutable"], true);
     let text = config_map["data"]["job.yaml"].as_str().expect("the manifest");
     let manifest = rectrain_crds::load(text, "job.yaml", &[]).expect("pods can read it");
-    assert_eq!(manifest.resolved, fixture.resolved);
+    assert_eq!(manifest.resolved, as_pods_read_it(&fixture.resolved));
     assert_eq!(rectrain_crds::capabilities(&manifest.job).len(), 1, "only the GPU is asked of the pods");
     for absent in ["suspend", "activeDeadlineSeconds", "managedBy", "template", "faultTolerance", "ttlSeconds"] {
         assert!(!text.contains(absent), "{absent}");
@@ -263,6 +263,18 @@ fn the_manifest_of_the_pods_is_valid_and_means_the_same_training() {
     assert!(
         config_map["data"]["resolved.json"].as_str().is_some_and(|text| text.contains("\"globalBatchSize\": 4096"))
     );
+}
+
+/// Restarts are the operator's: pods read the defaults.
+fn as_pods_read_it(resolved: &ResolvedJob) -> ResolvedJob {
+    let none = Fixture::new(&MANIFEST.replace("  faultTolerance: {maxRestarts: 2}\n", ""));
+    ResolvedJob { fault_tolerance: none.resolved.fault_tolerance, ..resolved.clone() }
+}
+
+#[test]
+fn another_budget_of_restarts_changes_no_object() {
+    let other = Fixture::new(&MANIFEST.replace("maxRestarts: 2", "maxRestarts: 3"));
+    assert_eq!(Fixture::new(MANIFEST).objects(), other.objects());
 }
 
 fn config_map(objects: &[Wanted]) -> &Value {
@@ -287,7 +299,7 @@ fn pods_read_the_mode_that_their_attempt_started_in() {
     assert_ne!(old["metadata"]["name"], new["metadata"]["name"]);
     let read =
         rectrain_crds::load(new["data"]["job.yaml"].as_str().expect("text"), "job.yaml", &[]).expect("it is read");
-    assert_eq!(read.resolved, fixture.resolved);
+    assert_eq!(read.resolved, as_pods_read_it(&fixture.resolved));
     let resolved: Value = serde_json::from_str(new["data"]["resolved.json"].as_str().expect("text")).expect("JSON");
     assert_eq!(resolved["training"]["mode"], "gba");
     let mounted = &body(&next, Kind::StatefulSet, "clicks-coordinator")["spec"]["template"]["spec"]["volumes"];
