@@ -16,7 +16,7 @@ use rectrain_wire::{Service, TcpConfig, TcpTransport, Transport, WireCounters};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{CoordinatorArgs, MemberArgs};
-use crate::run::{interrupted, save_within};
+use crate::run::{interrupted, save_while};
 use crate::show::Display;
 use crate::{Failure, job, signal};
 
@@ -57,13 +57,7 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
         let mut running = pin!(async { tokio::join!(coordinator.run(&transport), print(events, args.json)).0 });
         let result = tokio::select! {
             result = &mut running => result.map(drop).map_err(Failure::from),
-            () = &mut told_to_stop => {
-                let saved = tokio::select! {
-                    saved = save_within(signal::SAVE_GRACE, coordinator.save_now()) => saved,
-                    _ended = &mut running => Err("the job ended".to_owned()),
-                };
-                Err(interrupted(saved))
-            }
+            () = &mut told_to_stop => Err(save_while(&mut running, coordinator.save_now()).await),
         };
         if args.stay && !matches!(result, Err(Failure::Interrupted(_))) {
             staying(&result);
@@ -134,11 +128,7 @@ pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
                 if !saves {
                     return Err(interrupted(Err("the job saves no checkpoints".to_owned())));
                 }
-                let saved = tokio::select! {
-                    saved = save_within(signal::SAVE_GRACE, saving) => saved,
-                    _ended = &mut running => Err("the job ended".to_owned()),
-                };
-                return Err(interrupted(saved));
+                return Err(save_while(&mut running, saving).await);
             }
         };
         // A member's own failure ends its process: restarted, it is told that the job has failed, and stays.

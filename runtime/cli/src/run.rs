@@ -17,6 +17,10 @@ use crate::running::Running;
 use crate::show::Display;
 use crate::{Failure, data, job, processes, signal, slow};
 
+/// How long a checkpoint may take that is saved because the process was told to end: well within the 30 s that Kubernetes gives a
+/// pod before it kills it.
+const SAVE_GRACE: Duration = Duration::from_secs(22);
+
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let plan = job::plan(&args.job)?;
     data::provide(&plan)?;
@@ -54,15 +58,12 @@ async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) ->
     let result: Result<Summary, Failure> = tokio::select! {
         result = &mut running => result.map_err(Failure::from),
         () = signal::interrupted() => {
-            let saved = tokio::select! {
-                saved = save_within(signal::SAVE_GRACE, coordinator.save_now()) => saved,
-                _ended = &mut running => Err("the job ended".to_owned()),
-            };
+            let interrupted = save_while(&mut running, coordinator.save_now()).await;
             showing.abort();
             coordinator.fail("interrupted".to_owned(), false);
             // Its members end in order, or are stopped.
             let _ended = running.await;
-            return Err(interrupted(saved));
+            return Err(interrupted);
         }
     };
     // The last event has been pushed, so the display ends by itself.
@@ -77,17 +78,25 @@ pub(crate) fn new_run() -> String {
     CheckpointId::random().to_string()
 }
 
-/// Waits for a checkpoint that is being saved because the process is to end; a second signal ends the wait.
-pub(crate) async fn save_within(
-    grace: Duration,
+/// Waits for a checkpoint that is being saved because this command was told to end, while the job runs on; gives how it ends.
+pub(crate) async fn save_while<T>(
+    running: impl Future<Output = T>,
     saving: impl Future<Output = Result<String, String>>,
-) -> Result<String, String> {
+) -> Failure {
     tokio::select! {
-        saved = tokio::time::timeout(grace, saving) => {
-            saved.unwrap_or_else(|_| Err(format!("none could be saved within {} s", grace.as_secs())))
+        failure = save(saving) => failure,
+        _ended = running => interrupted(Err("the job ended".to_owned())),
+    }
+}
+
+/// As [`save_while`], of a job that runs elsewhere. A second signal ends the wait.
+pub(crate) async fn save(saving: impl Future<Output = Result<String, String>>) -> Failure {
+    interrupted(tokio::select! {
+        saved = tokio::time::timeout(SAVE_GRACE, saving) => {
+            saved.unwrap_or_else(|_| Err(format!("none could be saved within {} s", SAVE_GRACE.as_secs())))
         }
         () = signal::interrupted() => Err("interrupted again".to_owned()),
-    }
+    })
 }
 
 /// How a command that was interrupted ends.

@@ -21,7 +21,7 @@ use tokio::time::timeout;
 use crate::args::RunArgs;
 use crate::processes::restarts::{Account, Restarts};
 use crate::role::CoordinatorAddresses;
-use crate::run::{interrupted, new_run, save_within};
+use crate::run::{interrupted, new_run, save};
 use crate::running::Running;
 use crate::show::Display;
 use crate::slow::CpuLimit;
@@ -44,7 +44,6 @@ pub(crate) async fn run(args: &RunArgs, plan: &JobPlan, mut display: Display) ->
         run: new_run(),
         slow: slow::factors(&args.slow, plan.replicas.dense_workers)?,
         cores: slow::cores(&args.cpus, plan.replicas.dense_workers)?,
-        stall: plan.stall,
     };
     let mut restarts = Restarts::new(plan.max_restarts, plan.backoff);
     let mut account = Account::default();
@@ -74,8 +73,6 @@ struct Job<'a> {
     run: String,
     slow: BTreeMap<u32, f64>,
     cores: BTreeMap<u32, f64>,
-    /// Without any event for so long, the job counts as stalled.
-    stall: Duration,
 }
 
 impl Job<'_> {
@@ -95,13 +92,11 @@ impl Job<'_> {
                 watch_child(&mut children, name, child, stop.subscribe());
             }
         }
-        let following = follow(&addresses.control, self.stall, display, account);
+        let following = follow(&addresses.control, self.plan.stall, display, account);
         let outcome = tokio::select! {
             outcome = following => outcome,
             failure = first_failure(&mut children) => Err(failure),
-            () = signal::interrupted() => {
-                Err(interrupted(save_within(signal::SAVE_GRACE, save(&addresses.control)).await))
-            }
+            () = signal::interrupted() => Err(save(ask_to_save(&addresses.control)).await),
         };
         let outcome = match outcome {
             Err(Failure::Failed(message)) => Err(name_the_killed(message, &mut children).await),
@@ -200,7 +195,7 @@ async fn all_ended(children: &mut JoinSet<Ended>) {
     while children.join_next().await.is_some() {}
 }
 
-/// Shows the job's events until the last.
+/// Shows the job's events until the last. Without any for as long as `stall` the job counts as stalled.
 async fn follow(control: &str, stall: Duration, display: &mut Display, account: &mut Account) -> Result<(), Failure> {
     let lost =
         |error: &dyn std::fmt::Display| Failure::Failed(format!("the coordinator at {control} was lost: {error}"));
@@ -231,7 +226,7 @@ async fn follow(control: &str, stall: Duration, display: &mut Display, account: 
 }
 
 /// Has the job save a checkpoint.
-async fn save(control: &str) -> Result<String, String> {
+async fn ask_to_save(control: &str) -> Result<String, String> {
     let mut client = ControlClient::connect(control.to_owned()).await.map_err(|error| error.to_string())?;
     let saved = client.save_checkpoint(v1::SaveCheckpointRequest {}).await;
     saved.map(|saved| saved.into_inner().checkpoint).map_err(|status| status.message().to_owned())
