@@ -218,6 +218,20 @@ fn ctrl_c_saves_a_checkpoint_and_the_next_run_goes_on_from_it() {
 }
 
 #[test]
+fn another_runs_checkpoints_are_refused_with_a_sentence_and_never_tried_again() {
+    let folder = folder_with(JOB);
+    let job = ["run", "job.yaml", "--json", "--set", "spec.checkpoint.path=checkpoints"];
+    assert!(rectrain(folder.path(), &job).status.success());
+    for processes in [&[][..], &["--processes"]] {
+        let refused = rectrain(folder.path(), &[&job[..], processes].concat());
+        let message = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{message}");
+        assert!(message.contains("rectrain: spec.checkpoint.path") && message.contains("`latest`"), "{message}");
+        assert!(!String::from_utf8_lossy(&refused.stdout).contains("restarting"), "{refused:?}");
+    }
+}
+
+#[test]
 fn ctrl_c_ends_a_run_and_all_its_processes() {
     for processes in [&[][..], &["--processes"]] {
         let folder = folder_with(&JOB.replace("rows: 3000", "rows: 3000000"));

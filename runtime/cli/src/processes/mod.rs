@@ -140,12 +140,23 @@ async fn start_coordinator(args: &RunArgs, run: &str) -> Result<(Child, Coordina
     let output = child.stdout.take().ok_or_else(|| Failure::Failed("the coordinator has no output".to_owned()))?;
     let mut line = String::new();
     let read = timeout(START, BufReader::new(output).read_line(&mut line)).await;
-    let addresses = serde_json::from_str(&line).map_err(|_| {
-        Failure::Failed(format!(
-            "the coordinator did not say where it is within {START:?} (it said {line:?}, {read:?})"
-        ))
-    })?;
-    Ok((child, addresses))
+    match serde_json::from_str(&line) {
+        Ok(addresses) => Ok((child, addresses)),
+        Err(_) => Err(said_instead(child, &format!("it said {line:?}, {read:?}")).await),
+    }
+}
+
+/// Why a coordinator has not said where it is. What the user can mend it says itself, and is not tried again.
+async fn said_instead(coordinator: Child, seen: &str) -> Failure {
+    let silent = || Failure::Failed(format!("the coordinator did not say where it is within {START:?} ({seen})"));
+    // Dropped, it is killed.
+    let Ok(Ok(output)) = timeout(END, coordinator.wait_with_output()).await else { return silent() };
+    let words = String::from_utf8_lossy(&output.stderr);
+    match words.trim().rsplit_once("rectrain: ").map_or(words.trim(), |(_, sentence)| sentence) {
+        "" => silent(),
+        sentence if output.status.code() == Some(2) => Failure::User(sentence.to_owned()),
+        sentence => Failure::Failed(sentence.to_owned()),
+    }
 }
 
 fn member(args: &RunArgs, role: Role, index: u32, addresses: &CoordinatorAddresses) -> Result<Command, Failure> {
