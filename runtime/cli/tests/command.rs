@@ -28,6 +28,20 @@ fn rectrain(folder: &Path, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_rectrain")).args(arguments).current_dir(folder).output().unwrap()
 }
 
+/// A run that has begun to train, and the rest of what it prints.
+fn training(folder: &Path, arguments: &[&str]) -> (Child, Lines<BufReader<ChildStdout>>) {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_rectrain"))
+        .args(arguments)
+        .current_dir(folder)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    while !lines.next().unwrap().unwrap().contains("progress") {}
+    (child, lines)
+}
+
 fn folder_with(manifest: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("job.yaml"), manifest).unwrap();
@@ -129,15 +143,10 @@ fn hybrid_trains_in_processes() {
 #[test]
 fn a_killed_parameter_server_ends_the_job_with_a_sentence_and_nobody_waits_for_ever() {
     let folder = folder_with(&JOB.replace("rows: 3000", "rows: 3000000"));
-    let mut child = Command::new(env!("CARGO_BIN_EXE_rectrain"))
-        .args(["run", "job.yaml", "--json", "--processes", "--set", "spec.faultTolerance.maxRestarts=0"])
-        .current_dir(folder.path())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    while !lines.next().unwrap().unwrap().contains("progress") {}
+    let (child, _output) = training(
+        folder.path(),
+        &["run", "job.yaml", "--json", "--processes", "--set", "spec.faultTolerance.maxRestarts=0"],
+    );
     let server = children_of(child.id()).into_iter().find(|(_, role)| role == "ps").unwrap().0;
     assert!(Command::new("kill").args(["-9", &server.to_string()]).status().unwrap().success());
     let killed = Instant::now();
@@ -193,15 +202,7 @@ fn ctrl_c_saves_a_checkpoint_and_the_next_run_goes_on_from_it() {
         let folder = folder_with(JOB);
         let alone = events(&rectrain(folder.path(), &[&["run", "job.yaml", "--json"], SAVED].concat()));
         let job = [&["run", "job.yaml", "--json"], SAVED, &["--set", "spec.checkpoint.path=checkpoints"]].concat();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_rectrain"))
-            .args([&job[..], processes].concat())
-            .current_dir(folder.path())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        while !lines.next().unwrap().unwrap().contains("progress") {}
+        let (child, _output) = training(folder.path(), &[&job[..], processes].concat());
         assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
         let output = child.wait_with_output().unwrap();
         let message = String::from_utf8_lossy(&output.stderr);
@@ -235,15 +236,7 @@ fn another_runs_checkpoints_are_refused_with_a_sentence_and_never_tried_again() 
 fn ctrl_c_ends_a_run_and_all_its_processes() {
     for processes in [&[][..], &["--processes"]] {
         let folder = folder_with(&JOB.replace("rows: 3000", "rows: 3000000"));
-        let mut child = Command::new(env!("CARGO_BIN_EXE_rectrain"))
-            .args([&["run", "job.yaml", "--json"], processes].concat())
-            .current_dir(folder.path())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        while !lines.next().unwrap().unwrap().contains("progress") {}
+        let (child, _output) = training(folder.path(), &[&["run", "job.yaml", "--json"], processes].concat());
         let children = children_of(child.id());
         assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
         let output = child.wait_with_output().unwrap();
