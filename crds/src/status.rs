@@ -142,6 +142,9 @@ pub struct AttemptStatus {
     /// Image that its pods run.
     #[schemars(length(max = 512))]
     pub image: String,
+    /// Whether its pods speak with each other and with the operator only, by the certificate of the Secret `JOB-certificate`.
+    #[serde(default)]
+    pub tls: bool,
     /// Restarts that are counted in `restarts` and happened before this attempt.
     #[serde(default)]
     pub restarts_before: u32,

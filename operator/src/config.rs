@@ -16,6 +16,8 @@ pub struct OperatorConfig {
     /// The operator's own namespace, from where alone the coordinators' control port can be reached; `None` when it does not run
     /// in a cluster, and then the port is open to all pods.
     pub namespace: Option<String>,
+    /// Whether the pods of attempts that begin now speak with members of their job only. Needs the installation's root.
+    pub tls: bool,
     /// Objects that are reconciled at the same time.
     pub concurrency: u16,
 }
@@ -28,6 +30,7 @@ impl Default for OperatorConfig {
             image_pull_secrets: Vec::new(),
             poll: Duration::from_secs(3),
             namespace: None,
+            tls: false,
             concurrency: 8,
         }
     }

@@ -11,8 +11,9 @@ use rectrain_proto::v1;
 use rectrain_proto::v1::control_client::ControlClient;
 use serde::Deserialize;
 use tonic::Code;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
+use crate::certificates::{JobCertificate, MEMBER_NAME};
 use crate::switch::SwitchAnswer;
 
 /// How long a coordinator has to answer.
@@ -68,13 +69,22 @@ pub enum Stage {
     Evaluating,
 }
 
+/// Where a coordinator is, and what it has to be shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Whereabouts {
+    /// Its control port.
+    pub address: SocketAddr,
+    /// The certificate of its job; `None` if it hears anybody.
+    pub certificate: Option<JobCertificate>,
+}
+
 /// Whoever can ask coordinators.
 pub trait AskCoordinator: Send + Sync {
-    /// Asks the one at `address` how its job stands.
-    fn ask(&self, address: SocketAddr) -> BoxFuture<'_, CoordinatorView>;
+    /// Asks how the job stands.
+    fn ask<'a>(&'a self, coordinator: &'a Whereabouts) -> BoxFuture<'a, CoordinatorView>;
 
-    /// Asks the one at `address` to go on in `mode`. To ask for the mode that it is in changes nothing.
-    fn set_mode(&self, address: SocketAddr, mode: Mode) -> BoxFuture<'_, SwitchAnswer>;
+    /// Asks to go on in `mode`. To ask for the mode that the job is in changes nothing.
+    fn set_mode<'a>(&'a self, coordinator: &'a Whereabouts, mode: Mode) -> BoxFuture<'a, SwitchAnswer>;
 }
 
 /// Asks over gRPC.
@@ -82,9 +92,10 @@ pub trait AskCoordinator: Send + Sync {
 pub struct GrpcCoordinators;
 
 impl AskCoordinator for GrpcCoordinators {
-    fn ask(&self, address: SocketAddr) -> BoxFuture<'_, CoordinatorView> {
+    fn ask<'a>(&'a self, coordinator: &'a Whereabouts) -> BoxFuture<'a, CoordinatorView> {
+        let address = coordinator.address;
         Box::pin(async move {
-            match tokio::time::timeout(DEADLINE, question(address)).await {
+            match tokio::time::timeout(DEADLINE, question(coordinator)).await {
                 Ok(Ok(view)) => view,
                 Ok(Err(error)) => {
                     tracing::debug!(%address, %error, "the coordinator does not answer");
@@ -98,9 +109,9 @@ impl AskCoordinator for GrpcCoordinators {
         })
     }
 
-    fn set_mode(&self, address: SocketAddr, mode: Mode) -> BoxFuture<'_, SwitchAnswer> {
+    fn set_mode<'a>(&'a self, coordinator: &'a Whereabouts, mode: Mode) -> BoxFuture<'a, SwitchAnswer> {
         Box::pin(async move {
-            match tokio::time::timeout(DEADLINE, switch(address, mode)).await {
+            match tokio::time::timeout(DEADLINE, switch(coordinator, mode)).await {
                 Ok(Ok(())) => SwitchAnswer::Accepted,
                 Ok(Err(error)) => switch_refused(error),
                 Err(_) => SwitchAnswer::Again(format!("it did not answer within {DEADLINE:?}")),
@@ -128,13 +139,24 @@ impl From<tonic::Status> for AskError {
     }
 }
 
-async fn connect(address: SocketAddr) -> Result<ControlClient<Channel>, AskError> {
-    let channel = Endpoint::from_shared(format!("http://{address}"))?.connect_timeout(DEADLINE).connect().await?;
-    Ok(ControlClient::new(channel))
+async fn connect(coordinator: &Whereabouts) -> Result<ControlClient<Channel>, AskError> {
+    let Whereabouts { address, certificate } = coordinator;
+    let endpoint = match certificate {
+        Some(certificate) => Endpoint::from_shared(format!("https://{address}"))?.tls_config(tls(certificate))?,
+        None => Endpoint::from_shared(format!("http://{address}"))?,
+    };
+    Ok(ControlClient::new(endpoint.connect_timeout(DEADLINE).connect().await?))
 }
 
-async fn switch(address: SocketAddr, mode: Mode) -> Result<(), AskError> {
-    let mut client = connect(address).await?;
+fn tls(certificate: &JobCertificate) -> ClientTlsConfig {
+    ClientTlsConfig::new()
+        .ca_certificate(Certificate::from_pem(&certificate.authority))
+        .identity(Identity::from_pem(&certificate.certificate, &certificate.key))
+        .domain_name(MEMBER_NAME)
+}
+
+async fn switch(coordinator: &Whereabouts, mode: Mode) -> Result<(), AskError> {
+    let mut client = connect(coordinator).await?;
     client.set_mode(v1::SetModeRequest { mode: mode.name().to_owned() }).await?;
     Ok(())
 }
@@ -149,8 +171,8 @@ fn switch_refused(error: AskError) -> SwitchAnswer {
     }
 }
 
-async fn question(address: SocketAddr) -> Result<CoordinatorView, AskError> {
-    let mut client = connect(address).await?;
+async fn question(coordinator: &Whereabouts) -> Result<CoordinatorView, AskError> {
+    let mut client = connect(coordinator).await?;
     let status = client.get_status(v1::StatusRequest {}).await?.into_inner();
     match status.phase() {
         v1::Phase::Complete | v1::Phase::Failed => ending(&mut client).await,

@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use kube::Client;
 use rectrain_operator::admin::{self, Admin};
+use rectrain_operator::certificates::Root;
 use rectrain_operator::config::OperatorConfig;
 use rectrain_operator::controller::{self, Watches};
 use rectrain_operator::coordinator::GrpcCoordinators;
@@ -46,6 +47,9 @@ struct Cli {
     /// The operator's own namespace, where its Lease is; without it there is no election
     #[arg(long)]
     namespace: Option<String>,
+    /// Let the pods of jobs speak with members of their job only, by certificates (needs --namespace)
+    #[arg(long, requires = "namespace")]
+    pod_tls: bool,
     /// This instance's name in the election; its pod's name
     #[arg(long, default_value = "rectrain-operator")]
     identity: String,
@@ -108,9 +112,10 @@ async fn serve(cli: Cli) -> Result<(), String> {
     tracing::info!(kubernetes = version.git_version, %address, identity = cli.identity, "standing by");
     let Some(namespace) = cli.namespace.clone() else {
         metrics.leads(true);
-        lead(&cli, client, metrics, stopped()).await;
+        lead(&cli, client, metrics, None, stopped()).await;
         return Ok(());
     };
+    let root = Root::load(client.clone(), &namespace).await.map_err(|error| error.to_string())?;
     let mut candidate = Candidate::new(client.clone(), &namespace, &cli.identity)
         .await
         .map_err(|error| format!("cannot stand for election in namespace {namespace}: {error}"))?;
@@ -125,7 +130,7 @@ async fn serve(cli: Cli) -> Result<(), String> {
     tracing::info!(identity = cli.identity, "leading");
     // Reconciles that are under way when the end comes get through before the lease is given back.
     let (stop, stopping) = tokio::sync::oneshot::channel::<()>();
-    let leading = lead(&cli, client, metrics.clone(), async {
+    let leading = lead(&cli, client, metrics.clone(), Some(root), async {
         // Whether told or dropped: stop.
         let _told = stopping.await;
     });
@@ -157,13 +162,20 @@ enum Ending {
     Stopped,
 }
 
-async fn lead(cli: &Cli, client: Client, metrics: OperatorMetrics, stop: impl Future<Output = ()> + Send + 'static) {
+async fn lead(
+    cli: &Cli,
+    client: Client,
+    metrics: OperatorMetrics,
+    root: Option<Root>,
+    stop: impl Future<Output = ()> + Send + 'static,
+) {
     let config = OperatorConfig {
         runtime_image: cli.runtime_image.clone(),
         image_pull_policy: cli.image_pull_policy.clone(),
         image_pull_secrets: cli.image_pull_secrets.clone(),
         poll: Duration::from_secs(cli.poll_seconds.max(1)),
         namespace: cli.namespace.clone(),
+        tls: cli.pod_tls,
         concurrency: cli.concurrency,
     };
     let watches = Watches::new(&client, cli.watch_namespace.as_deref());
@@ -172,6 +184,7 @@ async fn lead(cli: &Cli, client: Client, metrics: OperatorMetrics, stop: impl Fu
         announcer: Announcer::new(client.clone(), Some(cli.identity.clone())),
         client,
         config,
+        root,
         ask: Arc::new(GrpcCoordinators),
         now: jiff::Timestamp::now,
         metrics,

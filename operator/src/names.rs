@@ -124,6 +124,12 @@ pub fn of_job(job: &str) -> String {
     format!("{job}-rectrain")
 }
 
+/// The name of the Secret of the job's certificate.
+#[must_use]
+pub fn certificate(job: &str) -> String {
+    format!("{job}-certificate")
+}
+
 /// Labels of everything that belongs to a job.
 #[must_use]
 pub fn job_labels(job: &str) -> BTreeMap<String, String> {

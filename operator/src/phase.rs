@@ -47,6 +47,8 @@ pub struct Facts<'a> {
     pub spec_hash: &'a str,
     /// The image that new pods get.
     pub image: &'a str,
+    /// Whether new pods speak with members of their job only.
+    pub tls: bool,
     /// The job's pods.
     pub pods: &'a [PodFacts],
     /// Ready pods of each role's StatefulSet.
@@ -285,6 +287,7 @@ impl<'a> Draft<'a> {
             generation: self.facts.job.metadata.generation.unwrap_or_default(),
             spec_hash: self.facts.spec_hash.to_owned(),
             image: self.facts.image.to_owned(),
+            tls: self.facts.tls,
             restarts_before,
             not_before: not_before.map(Time),
             mode: None,

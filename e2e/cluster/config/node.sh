@@ -8,4 +8,6 @@ ip address add "$ADDRESS/24" dev eth0
 ip link set eth0 up
 ip route add default via "$CONTROL_PLANE"
 for route in $ROUTES; do ip route add "${route%=*}" via "${route#*=}"; done
+# Pods of nodes that are faked are nowhere, and whoever calls one is told so at once.
+ip route add unreachable 198.19.0.0/16
 echo 1 >/proc/sys/net/ipv4/ip_forward

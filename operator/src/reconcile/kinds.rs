@@ -1,7 +1,7 @@
 //! The kinds of objects that belong to a job, and one such object in the form that all of them share: JSON.
 
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{ConfigMap, Service, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{ApiResource, DynamicObject};
@@ -16,6 +16,8 @@ pub enum Kind {
     ServiceAccount,
     /// The manifest that the pods read.
     ConfigMap,
+    /// The certificate by which the pods know each other.
+    Secret,
     /// The names by which pods find each other.
     Service,
     /// Who may call the pods.
@@ -28,9 +30,10 @@ pub enum Kind {
 
 impl Kind {
     /// All of them, in the order in which they are made.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::ServiceAccount,
         Self::ConfigMap,
+        Self::Secret,
         Self::Service,
         Self::NetworkPolicy,
         Self::PodDisruptionBudget,
@@ -43,6 +46,7 @@ impl Kind {
         match self {
             Self::ServiceAccount => ApiResource::erase::<ServiceAccount>(&()),
             Self::ConfigMap => ApiResource::erase::<ConfigMap>(&()),
+            Self::Secret => ApiResource::erase::<Secret>(&()),
             Self::Service => ApiResource::erase::<Service>(&()),
             Self::NetworkPolicy => ApiResource::erase::<NetworkPolicy>(&()),
             Self::PodDisruptionBudget => ApiResource::erase::<PodDisruptionBudget>(&()),
@@ -56,6 +60,7 @@ impl Kind {
         match self {
             Self::ServiceAccount => "ServiceAccount",
             Self::ConfigMap => "ConfigMap",
+            Self::Secret => "Secret",
             Self::Service => "Service",
             Self::NetworkPolicy => "NetworkPolicy",
             Self::PodDisruptionBudget => "PodDisruptionBudget",

@@ -19,10 +19,11 @@ use jiff::Timestamp;
 use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 use kube::runtime::controller::Action;
 use kube::{Client, ResourceExt};
-use rectrain_crds::{Phase, RecTrainingJob};
+use rectrain_crds::{AttemptStatus, Phase, RecTrainingJob};
 
+use crate::certificates::{CertificateError, JobCertificate, Root};
 use crate::config::OperatorConfig;
-use crate::coordinator::{AskCoordinator, CoordinatorView};
+use crate::coordinator::{AskCoordinator, CoordinatorView, Whereabouts};
 use crate::events::Announcer;
 use crate::failure::{Cause, Problem};
 use crate::metrics::OperatorMetrics;
@@ -95,6 +96,14 @@ pub enum ReconcileError {
     /// The operator is about to end.
     #[error("the watches have ended")]
     Stopped,
+    /// The job's certificate could not be made.
+    #[error("cannot make the certificate of the job: {0}")]
+    Certificate(#[from] CertificateError),
+    /// The attempt's pods have a certificate and this operator has no root.
+    #[error(
+        "the job's pods speak with members of the job only, and this operator has none of its certificates: it runs without --namespace"
+    )]
+    NoRoot,
     /// An object could not be put together.
     #[error("cannot build the objects of the job: {0}")]
     Build(#[from] serde_json::Error),
@@ -113,7 +122,7 @@ impl ReconcileError {
             Self::Status(_) => "status",
             Self::Apply { .. } | Self::Taken { .. } | Self::Leaving { .. } => "apply",
             Self::Delete { .. } => "delete",
-            Self::Build(_) => "build",
+            Self::Build(_) | Self::Certificate(_) | Self::NoRoot => "build",
             Self::Stopped => "stopped",
         }
     }
@@ -148,6 +157,8 @@ pub struct Context {
     pub client: Client,
     /// The installation.
     pub config: OperatorConfig,
+    /// What the certificates of jobs come from; only an operator outside of a cluster has none.
+    pub root: Option<Root>,
     /// Where objects are read from.
     pub reader: Reader,
     /// Who asks coordinators.
@@ -165,6 +176,18 @@ pub struct Context {
 }
 
 impl Context {
+    /// The certificate of the attempt's pods, if they have one.
+    fn certificate(
+        &self,
+        attempt: Option<&AttemptStatus>,
+        uid: &str,
+    ) -> Result<Option<JobCertificate>, ReconcileError> {
+        if !attempt.is_some_and(|attempt| attempt.tls) {
+            return Ok(None);
+        }
+        Ok(Some(self.root.as_ref().ok_or(ReconcileError::NoRoot)?.of_job(uid)?))
+    }
+
     fn obstacle(&self, uid: &str) -> Option<Problem> {
         self.obstacles.lock().unwrap_or_else(PoisonError::into_inner).get(uid).cloned()
     }
@@ -200,9 +223,14 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
     let verdict = validate::judge(&job);
     let spec_hash = validate::spec_hash(&job.spec);
     let belongings = context.reader.belongings(&context.client, &job).await?;
-    let address = coordinator(&job, &belongings);
-    let view = match address {
-        Some(address) => context.ask.ask(address).await,
+    let coordinator = match coordinator(&job, &belongings) {
+        Some((attempt, address)) => {
+            Some(Whereabouts { address, certificate: context.certificate(Some(attempt), &uid)? })
+        }
+        None => None,
+    };
+    let view = match &coordinator {
+        Some(coordinator) => context.ask.ask(coordinator).await,
         None => CoordinatorView::Silent,
     };
     let obstacle = context.obstacle(&uid);
@@ -213,6 +241,7 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
         impossible_mode: verdict.impossible_mode.as_deref(),
         spec_hash: &spec_hash,
         image: &context.config.runtime_image,
+        tls: context.config.tls,
         pods: &belongings.pods,
         ready: &belongings.ready(&name),
         coordinator: &view,
@@ -220,14 +249,17 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
         obstacle: obstacle.as_ref(),
         poll: context.config.poll,
     };
-    let decision = decide_and_ask(&context, address, &facts).await;
+    let decision = decide_and_ask(&context, coordinator.as_ref(), &facts).await;
     let job = Box::pin(write_status(&jobs, &context, job, &decision)).await?;
     context.metrics.saw_job(&namespace, &name, decision.status.phase.unwrap_or(Phase::Pending));
     if decision.delete {
         return delete_job(&jobs, &job).await;
     }
     let wanted = match (&verdict.manifest, decision.run) {
-        (Ok(resolved), Run::Hold | Run::Go) => build::objects(&Plan::new(&job, resolved, &decision, &context.config))?,
+        (Ok(resolved), Run::Hold | Run::Go) => {
+            let certificate = context.certificate(decision.status.attempt.as_ref(), &uid)?;
+            build::objects(&Plan::new(&job, resolved, &decision, certificate, &context.config))?
+        }
         _ => Vec::new(),
     };
     let result = carry_out(&context, &namespace, &uid, &belongings, &wanted).await;
@@ -243,19 +275,20 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
 }
 
 /// Where the job's coordinator is; one that has no business to talk is not asked.
-fn coordinator(job: &RecTrainingJob, belongings: &Belongings) -> Option<SocketAddr> {
+fn coordinator<'a>(job: &'a RecTrainingJob, belongings: &Belongings) -> Option<(&'a AttemptStatus, SocketAddr)> {
     let status = job.status.as_ref()?;
     if matches!(status.phase, Some(Phase::Complete | Phase::Failed | Phase::Suspended)) {
         return None;
     }
-    dereference::coordinator(&belongings.pods, status.attempt.as_ref()?.number)
+    let attempt = status.attempt.as_ref()?;
+    Some((attempt, dereference::coordinator(&belongings.pods, attempt.number)?))
 }
 
 /// Decides; if the coordinator has to be asked for another training mode, asks it and decides again with its answer.
-async fn decide_and_ask(context: &Context, address: Option<SocketAddr>, facts: &Facts<'_>) -> Decision {
+async fn decide_and_ask(context: &Context, coordinator: Option<&Whereabouts>, facts: &Facts<'_>) -> Decision {
     let decision = decide(facts);
-    let (Some(mode), Some(address)) = (decision.ask_mode, address) else { return decision };
-    let answer = context.ask.set_mode(address, mode).await;
+    let (Some(mode), Some(coordinator)) = (decision.ask_mode, coordinator) else { return decision };
+    let answer = context.ask.set_mode(coordinator, mode).await;
     tracing::info!(job = facts.job.name_any(), %mode, ?answer, "the coordinator was asked for another training mode");
     decide(&Facts { answer: Some(&answer), ..*facts })
 }

@@ -193,6 +193,7 @@ impl History {
             impossible_mode: None,
             spec_hash: &self.spec_hash,
             image: "runtime:1",
+            tls: true,
             pods: &self.pods,
             ready: &ready,
             coordinator: if has_coordinator { &self.coordinator } else { &CoordinatorView::Silent },

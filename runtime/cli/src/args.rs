@@ -265,6 +265,8 @@ pub(crate) struct CoordinatorArgs {
     /// checkpoints only
     #[arg(long, value_name = "NAME", default_value = "")]
     pub(crate) run: String,
+    #[command(flatten)]
+    pub(crate) tls: TlsArgs,
     /// Print one JSON object an event to standard output after the line with the addresses, the summary last
     #[arg(long)]
     pub(crate) json: bool,
@@ -272,6 +274,15 @@ pub(crate) struct CoordinatorArgs {
     /// when they exit
     #[arg(long)]
     pub(crate) stay: bool,
+}
+
+/// Whom a process of a job speaks with.
+#[derive(Debug, Args)]
+pub(crate) struct TlsArgs {
+    /// Speak with members of the job only: the folder has the job's certificate (tls.crt, tls.key) and that of the authority
+    /// which has signed it (ca.crt), PEM, for the name member.rectrain.dev. Without it nothing is encrypted and anybody is heard
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) tls: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -293,6 +304,8 @@ pub(crate) struct MemberArgs {
     /// Where to serve /metrics
     #[arg(long, default_value = "0.0.0.0:9090")]
     pub(crate) metrics: SocketAddr,
+    #[command(flatten)]
+    pub(crate) tls: TlsArgs,
     /// As a dense worker, take so many times as long to compute
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
     pub(crate) slow: f64,

@@ -6,16 +6,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::Registry;
-use rectrain_roles::coordinator::{Coordinator, serve_control};
+use rectrain_roles::coordinator::{Coordinator, Guard, serve_control};
 use rectrain_roles::events::EventLog;
 use rectrain_roles::http::serve_metrics;
 use rectrain_roles::member::{Member, Role};
 use rectrain_roles::metrics::{CoordinatorMetrics, RoleMetrics};
 use rectrain_roles::{RoleError, kind_name};
+use rectrain_wire::tls::Credentials;
 use rectrain_wire::{Service, TcpConfig, TcpTransport, Transport, WireCounters};
 use serde::{Deserialize, Serialize};
 
-use crate::args::{CoordinatorArgs, MemberArgs};
+use crate::args::{CoordinatorArgs, MemberArgs, TlsArgs};
 use crate::run::{interrupted, save_while};
 use crate::show::Display;
 use crate::{Failure, job, signal};
@@ -38,7 +39,7 @@ pub(crate) struct CoordinatorAddresses {
 pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
     let plan = job::plan(&args.job)?;
     crate::runtime()?.block_on(async {
-        let (metrics, counters, transport) = networking()?;
+        let Network { metrics, counters, transport, credentials } = Network::new(&args.tls)?;
         let (metrics_address, _metrics) = serve_metrics(args.metrics, metrics.clone()).await?;
         let events = EventLog::default();
         let coordinator_metrics = CoordinatorMetrics::of(&metrics, 0);
@@ -46,7 +47,8 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
         let coordinator = Arc::new(coordinator?);
         let service = Arc::clone(&coordinator) as Arc<dyn Service>;
         let serving = transport.serve(service, &args.bind).map_err(RoleError::from)?;
-        let (control_address, control) = serve_control(args.control, Arc::clone(&coordinator)).await?;
+        let guard = credentials.map(|credentials| Guard { credentials, counters: Arc::clone(&counters) });
+        let (control_address, control) = serve_control(args.control, Arc::clone(&coordinator), guard).await?;
         let addresses = CoordinatorAddresses {
             members: serving.address().to_string(),
             control: format!("http://{control_address}"),
@@ -103,7 +105,7 @@ pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
         )));
     }
     crate::runtime()?.block_on(async {
-        let (metrics, counters, transport) = networking()?;
+        let Network { metrics, counters, transport, .. } = Network::new(&args.tls)?;
         let (address, _metrics) = serve_metrics(args.metrics, metrics.clone()).await?;
         tracing::info!(role = role.name(), index = args.index, metrics = %address, "joining");
         let member = Member {
@@ -142,9 +144,22 @@ pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
     })
 }
 
-fn networking() -> Result<(RoleMetrics, Arc<WireCounters>, TcpTransport), Failure> {
-    let metrics = RoleMetrics::new(Registry::new())?;
-    let counters = WireCounters::register(metrics.registry(), kind_name).map_err(RoleError::from)?;
-    let transport = TcpTransport::new(TcpConfig::default(), Arc::clone(&counters));
-    Ok((metrics, counters, transport))
+/// What a process of a job speaks with others through.
+struct Network {
+    metrics: RoleMetrics,
+    counters: Arc<WireCounters>,
+    transport: TcpTransport,
+    credentials: Option<Credentials>,
+}
+
+impl Network {
+    fn new(tls: &TlsArgs) -> Result<Self, Failure> {
+        let metrics = RoleMetrics::new(Registry::new())?;
+        let counters = WireCounters::register(metrics.registry(), kind_name).map_err(RoleError::from)?;
+        let credentials = tls.tls.as_deref().map(Credentials::read).transpose();
+        let credentials = credentials.map_err(|error| Failure::User(format!("--tls: {error}")))?;
+        let config = TcpConfig { credentials: credentials.clone(), ..TcpConfig::default() };
+        let transport = TcpTransport::new(config, Arc::clone(&counters));
+        Ok(Self { metrics, counters, transport, credentials })
+    }
 }

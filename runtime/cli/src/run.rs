@@ -47,7 +47,7 @@ async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) ->
     let coordinator_metrics = CoordinatorMetrics::of(&metrics, 0);
     let coordinator = Coordinator::start(Arc::clone(&plan), &new_run(), events, coordinator_metrics).await?;
     let coordinator = Arc::new(coordinator);
-    let (control, _control) = serve_control(args.control, Arc::clone(&coordinator)).await?;
+    let (control, _control) = serve_control(args.control, Arc::clone(&coordinator), None).await?;
     let _running = Running::note(&name, &format!("http://{control}"));
     let showing = tokio::spawn(async move {
         while let Some(event) = follower.next().await {

@@ -106,7 +106,7 @@ impl Scratch {
 /// Spreads keys that differ in a few bits only over the table.
 #[inline]
 fn mixed(key: u64) -> usize {
-    let product = u128::from(key ^ 0x9e37_79b9_7f4a_7c15) * 0xd6e8_feb8_6659_fd93_a076_1d64_78bd_642f;
+    let product = u128::from(key ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xd6e8_feb8_6659_fd93_a076_1d64_78bd_642f);
     ((product >> 64) as u64 ^ product as u64) as usize
 }
 

@@ -15,6 +15,7 @@
 //!  codec   bytes <-> frames; no socket, no clock       tensor  typed vectors with a shape
 //!  tcp     sockets around the codec                    local   the same without bytes
 //!  transport  Service, Transport, Channel, Serving     metrics what is counted
+//!  tls     whom both sides of a TCP connection take for a member of the job
 //! ```
 
 #[cfg(target_endian = "big")]
@@ -32,6 +33,7 @@ mod metrics;
 mod spare;
 mod tcp;
 mod tensor;
+pub mod tls;
 pub mod transport;
 
 pub use address::Address;

@@ -13,6 +13,7 @@ use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterV
 
 use crate::codec::Malformed;
 use crate::error::{RefusalCode, WireError};
+use crate::tls::{self, Stranger};
 
 /// Bytes and frames of one kind, since the process started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +32,7 @@ pub struct WireCounters {
     seconds: HistogramVec,
     refused_frames: IntCounterVec,
     refused_requests: IntCounterVec,
+    refused_connections: IntCounterVec,
     failed_calls: IntCounterVec,
     pub(crate) calls_in_flight: IntGauge,
     pub(crate) requests_in_flight: IntGauge,
@@ -60,6 +62,7 @@ impl WireCounters {
         registry.register(Box::new(counters.seconds.clone()))?;
         registry.register(Box::new(counters.refused_frames.clone()))?;
         registry.register(Box::new(counters.refused_requests.clone()))?;
+        registry.register(Box::new(counters.refused_connections.clone()))?;
         registry.register(Box::new(counters.failed_calls.clone()))?;
         registry.register(Box::new(counters.calls_in_flight.clone()))?;
         registry.register(Box::new(counters.requests_in_flight.clone()))?;
@@ -81,6 +84,15 @@ impl WireCounters {
             "Time from a call to its reply, by kind of request; failed calls included.",
         )
         .buckets(prometheus::exponential_buckets(20e-6, 2.5, 15)?);
+        let refused_connections = by(
+            "refused_connections_total",
+            "Connections refused because whoever made them did not show the job's certificate.",
+            &["reason"],
+        )?;
+        // Shown before there is a stranger, so that the first one is an increase.
+        for reason in tls::REASONS {
+            refused_connections.with_label_values(&[reason]);
+        }
         Ok(Arc::new(Self {
             kind_name,
             bytes: by("bytes_total", "Bytes of frames moved.", &["direction", "kind"])?,
@@ -96,6 +108,7 @@ impl WireCounters {
                 "Requests that a service of this process refused.",
                 &["code"],
             )?,
+            refused_connections,
             failed_calls: by("failed_calls_total", "Calls that failed.", &["error"])?,
             calls_in_flight: gauge("calls_in_flight", "Calls waiting for their reply.")?,
             requests_in_flight: gauge("requests_in_flight", "Requests being served.")?,
@@ -127,6 +140,11 @@ impl WireCounters {
     /// Frames refused so far for one of the reasons of [`Malformed::reason`].
     pub fn refused_frames(&self, reason: &str) -> u64 {
         self.refused_frames.with_label_values(&[reason]).get()
+    }
+
+    /// Connections refused so far for one of the reasons of [`Stranger::reason`].
+    pub fn refused_connections(&self, reason: &str) -> u64 {
+        self.refused_connections.with_label_values(&[reason]).get()
     }
 
     /// Replies thrown away so far because their call had been given up.
@@ -176,6 +194,11 @@ impl WireCounters {
 
     pub(crate) fn refused_frame(&self, malformed: &Malformed) {
         self.refused_frames.with_label_values(&[malformed.reason()]).inc();
+    }
+
+    /// Counts a connection that was refused.
+    pub fn refused_stranger(&self, stranger: &Stranger) {
+        self.refused_connections.with_label_values(&[stranger.reason]).inc();
     }
 
     pub(crate) fn refused_request(&self, code: RefusalCode) {

@@ -1,5 +1,5 @@
-//! One suite for both transports, then what only TCP can get wrong: bytes, sockets and peers that
-//! do not behave.
+//! One suite for both transports, TCP with and without certificates; then what only TCP can get wrong: bytes, sockets and peers
+//! that do not behave.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -14,6 +14,10 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use rectrain_wire::*;
 use tokio::sync::Semaphore;
+
+mod authority;
+
+use authority::Authority;
 
 const ECHO: u16 = 1;
 /// Waits until the test opens the gate.
@@ -104,11 +108,20 @@ struct Rig {
 
 impl Rig {
     fn tcp(bounds: Bounds) -> Self {
+        Self::over_tcp(bounds, None)
+    }
+
+    fn tls(bounds: Bounds) -> Self {
+        Self::over_tcp(bounds, Some(Authority::new().credentials()))
+    }
+
+    fn over_tcp(bounds: Bounds, credentials: Option<tls::Credentials>) -> Self {
         let counters = WireCounters::register(&prometheus::Registry::new(), kind_name).unwrap();
         let config = TcpConfig {
             limits: Limits { max_frame_bytes: 64 << 20, max_meta_bytes: 1 << 20 },
             max_in_flight: bounds.max_in_flight,
             max_concurrent: bounds.max_concurrent,
+            credentials,
             ..TcpConfig::default()
         };
         let transport = Arc::new(TcpTransport::new(config, counters.clone()));
@@ -157,7 +170,7 @@ fn spawn_gated(channel: &Channel, deadline: Duration) -> tokio::task::JoinHandle
     tokio::spawn(async move { channel.call(Frame::new(GATE, ""), deadline).await })
 }
 
-/// The same test over TCP and in process.
+/// The same test over TCP, over TCP with certificates and in process.
 macro_rules! both {
     ($($(#[$attribute:meta])* async fn $name:ident($rig:ident = $bounds:expr) $body:block)*) => {$(
         mod $name {
@@ -169,6 +182,11 @@ macro_rules! both {
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn tcp() {
                 check(Rig::tcp($bounds)).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn tls() {
+                check(Rig::tls($bounds)).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

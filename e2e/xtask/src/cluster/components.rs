@@ -25,6 +25,7 @@ pub(super) fn api(paths: &Paths) -> Vec<Daemon> {
         "--listen-peer-urls=http://127.0.0.1:2380",
     ]
     .map(str::to_owned);
+    let audit = paths.config("control-plane").join("audit.yaml");
     let api_server = kube(
         paths,
         "kube-apiserver",
@@ -36,7 +37,10 @@ pub(super) fn api(paths: &Paths) -> Vec<Daemon> {
             format!("--tls-private-key-file={}", pki("kube-apiserver.key")),
             format!("--client-ca-file={}", pki("ca.crt")),
             "--authorization-mode=Node,RBAC".to_owned(),
-            "--enable-admission-plugins=NodeRestriction".to_owned(),
+            // As some distributions have it: who owns an object must be allowed to set its owner's finalizers.
+            "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement".to_owned(),
+            format!("--audit-policy-file={}", audit.display()),
+            format!("--audit-log-path={}", paths.log("audit").display()),
             "--allow-privileged=true".to_owned(),
             format!("--service-account-key-file={}", pki("service-accounts.pub")),
             format!("--service-account-signing-key-file={}", pki("service-accounts.key")),
@@ -50,6 +54,8 @@ pub(super) fn api(paths: &Paths) -> Vec<Daemon> {
             "--default-unreachable-toleration-seconds=20".to_owned(),
         ],
     );
+    let api_server =
+        Daemon { files: vec![(audit, include_str!("../../../cluster/config/audit.yaml").to_owned())], ..api_server };
     vec![Daemon { name: "etcd".to_owned(), words: etcd.to_vec(), files: Vec::new() }, api_server]
 }
 
@@ -68,12 +74,23 @@ pub(super) fn controllers(paths: &Paths) -> Vec<Daemon> {
         format!("--cluster-signing-cert-file={}", pki("ca.crt")),
         format!("--cluster-signing-key-file={}", pki("ca.key")),
         "--flex-volume-plugin-dir=/var/lib/volume-plugins".to_owned(),
+        // Of a thousand jobs at a time it is the operator that is looked at.
+        "--kube-api-qps=400".to_owned(),
+        "--kube-api-burst=800".to_owned(),
         // The kubelets of this cluster renew their leases every four seconds.
         "--node-monitor-grace-period=20s".to_owned(),
     ];
     vec![
         kube(paths, "kube-controller-manager", &[&conf("kube-controller-manager")[..], &controller_manager].concat()),
-        kube(paths, "kube-scheduler", &[&conf("kube-scheduler")[..], &["--leader-elect=false".to_owned()]].concat()),
+        kube(
+            paths,
+            "kube-scheduler",
+            &[
+                &conf("kube-scheduler")[..],
+                &["--leader-elect=false", "--kube-api-qps=400", "--kube-api-burst=800"].map(str::to_owned)[..],
+            ]
+            .concat(),
+        ),
         coredns(paths),
     ]
 }

@@ -11,6 +11,8 @@ use super::process::{command, eventually, output};
 
 /// The tag of every image.
 pub(super) const TAG: &str = "e2e";
+/// The tag of a version that comes after: the same images by another name.
+pub(super) const NEXT_TAG: &str = "e2e-next";
 const CONTAINERD_START: Duration = Duration::from_secs(60);
 
 /// An image.
@@ -113,6 +115,14 @@ pub(super) fn build(paths: &Paths, image: Image) -> Result<(), String> {
 /// Gives the image to every node; pods that start from now on have it.
 pub(super) fn import(paths: &Paths, cluster: &Cluster, image: Image) -> Result<(), String> {
     cluster.nodes.iter().try_for_each(|(_, node)| import_into(node, &image.archive(paths)))
+}
+
+/// Gives the image to every node by its name as the next version.
+pub(super) fn tag_next(cluster: &Cluster, image: Image) -> Result<(), String> {
+    let [present, next] = [TAG, NEXT_TAG].map(|tag| format!("{}:{tag}", image.repository()));
+    cluster.nodes.iter().try_for_each(|(_, node)| {
+        output(&mut node.command("ctr", ["--namespace=k8s.io", "images", "tag", "--force", &present, &next])).map(drop)
+    })
 }
 
 /// Gives a node that has just been made the images that there are, so that one that comes back has what it had.

@@ -4,6 +4,7 @@
 
 mod cgroups;
 mod components;
+mod fakes;
 mod images;
 mod install;
 mod namespaces;
@@ -15,6 +16,8 @@ mod process;
 mod prometheus;
 mod recovery;
 mod refusals;
+mod rights;
+mod strangers;
 mod suite;
 mod tools;
 

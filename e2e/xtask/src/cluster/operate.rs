@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::fakes::thousand_with_pods;
+use super::images::{self, Image, NEXT_TAG};
 use super::install::{apply, fresh_namespace, install, last_event, within};
 use super::kubectl;
 use super::paths::Paths;
@@ -15,6 +17,8 @@ use super::process::{command, eventually, output};
 use super::prometheus::scrapes;
 use super::recovery::goes_on;
 use super::refusals::refuses;
+use super::rights::needs_its_rights;
+use super::strangers::refuses_strangers;
 
 pub(super) const NAMESPACE: &str = "rectrain-operate";
 pub(super) const SYSTEM: &str = "rectrain-system";
@@ -50,10 +54,15 @@ const fn long(name: &'static str, run: fn(&Paths) -> Result<(), String>, shows: 
     Step { name, shows, run, is_quick: false }
 }
 
-const STEPS: [Step; 12] = [
+const STEPS: [Step; 15] = [
     quick("completes", completes, "a job completes with the digest of a run outside of the cluster"),
     quick("switches", switches, "a job under way goes on in another training mode without a restart"),
     quick("refuses", refuses, "the API server refuses what cannot be trained, and says why"),
+    quick(
+        "refuses-strangers",
+        refuses_strangers,
+        "a pod without the job's certificate reaches no member of the job, and is counted",
+    ),
     quick("leaves-nothing", leaves_nothing, "a deleted job leaves nothing"),
     long("scrapes", scrapes, "Prometheus reads every metric that is documented"),
     long("repairs", repairs, "what is deleted or changed by others is repaired"),
@@ -67,6 +76,8 @@ const STEPS: [Step; 12] = [
     long("outlives-a-node", outlives_a_node, "a node that is lost costs restarts and the job completes on the others"),
     long("fails", fails, "every failure shows its condition"),
     long("thousand", thousand, "a thousand jobs"),
+    long("thousand-with-pods", thousand_with_pods, "a thousand jobs with pods on nodes that are faked"),
+    long("needs-its-rights", needs_its_rights, "the operator needs each right that the chart gives it"),
 ];
 
 /// All steps, those of `--quick`, or those that are named.
@@ -139,7 +150,7 @@ pub(super) fn submit(paths: &Paths, name: &str, changes: &Value) -> Result<(), S
     apply(paths, NAMESPACE, &manifest(name, changes).to_string())
 }
 
-fn get(paths: &Paths, resource: &str) -> Result<Value, String> {
+pub(super) fn get(paths: &Paths, resource: &str) -> Result<Value, String> {
     let text = within(paths, NAMESPACE, &["get", resource, "--output=json"])?;
     serde_json::from_str(&text).map_err(|error| error.to_string())
 }
@@ -241,35 +252,42 @@ fn rectrain(paths: &Paths, words: &[&str]) -> Result<String, String> {
 }
 
 /// The command line, the API server, the operator, the coordinator: and back in the status. A mode that cannot be stops nothing.
+/// The rows do not end, so that no machine is too fast for the last switch.
 fn switches(paths: &Paths) -> Result<(), String> {
     let name = "switched";
     // Both of two workers would be dropped.
     let training = json!({"hopBw": {"backups": 2}});
-    submit(paths, name, &json!({"data": {"synthetic": {"rows": 500_000}}, "training": training}))?;
+    submit(paths, name, &json!({"data": {"synthetic": {"rows": 1_000_000_000}}, "training": training}))?;
     until_phase(paths, name, "Training")?;
     let before = pods(paths, name)?;
-    for (from, to) in [("sync", "gba"), ("gba", "hybrid")] {
+    let switch_between = |from: &str, to: &str| -> Result<(), String> {
         let step = job(paths, name)?["status"]["step"].as_u64().unwrap_or(0);
         let took = switch(paths, name, to)?;
         println!("{from} -> {to}: {:.1} s after the manifest was changed, near step {step}", took.as_secs_f64());
-    }
+        Ok(())
+    };
+    switch_between("sync", "gba")?;
+    switch_between("gba", "hybrid")?;
     rectrain(paths, &["mode", "set", name, "hopBw"])?;
     println!("ModeRefused: {}", shows(paths, name, "Stalled", "ModeRefused")?);
-    rectrain(paths, &["mode", "set", name, "gba"])?;
-    let seen = phases(paths, name)?;
-    let job = until_phase(paths, name, "Complete")?;
-    let (attempt, restarts) = (&job["status"]["attempt"]["number"], &job["status"]["restarts"]);
-    if *attempt != 1 || *restarts != 0 || seen.iter().any(|phase| phase == "Restarting" || phase == "Starting") {
-        return Err(format!("attempt {attempt}, {restarts} restarts, phases {seen:?}"));
-    }
-    if job["status"]["mode"] != "gba" {
-        return Err(format!("it ended in mode {}", job["status"]["mode"]));
+    switch_between("hybrid", "gba")?;
+    let step = job(paths, name)?["status"]["step"].as_u64().unwrap_or(0);
+    let job = eventually(SHOW, "progress after the last switch, with nothing stalled", || {
+        let job = job(paths, name)?;
+        let goes_on =
+            job["status"]["step"].as_u64().is_some_and(|now| now > step) && condition(&job, "Stalled").is_none();
+        if goes_on { Ok(job) } else { Err(job["status"].to_string()) }
+    })?;
+    let (phase, attempt, restarts) =
+        (&job["status"]["phase"], &job["status"]["attempt"]["number"], &job["status"]["restarts"]);
+    if *phase != "Training" || *attempt != 1 || *restarts != 0 {
+        return Err(format!("phase {phase}, attempt {attempt}, {restarts} restarts"));
     }
     let reasons = within(paths, NAMESPACE, &["get", "events", "--output=jsonpath={.items[*].reason}"])?;
     if !reasons.split_whitespace().any(|reason| reason == "ModeSwitched") {
         return Err(format!("no event tells of the switch: {reasons}"));
     }
-    println!("{} pods, none restarted; it trained on {} rows", before.len(), job["status"]["summary"]["samples"]);
+    println!("{} pods, none restarted", before.len());
     delete_job(paths, name)
 }
 
@@ -294,7 +312,7 @@ fn no_pods(paths: &Paths, name: &str) -> Result<(), String> {
 
 /// Everything that belongs to a job but its pods: name and identity.
 fn belongings(paths: &Paths, name: &str) -> Result<BTreeMap<String, String>, String> {
-    let kinds = "serviceaccounts,configmaps,services,networkpolicies,poddisruptionbudgets,statefulsets";
+    let kinds = "serviceaccounts,configmaps,secrets,services,networkpolicies,poddisruptionbudgets,statefulsets";
     let columns = "--output=jsonpath={range .items[*]}{.kind}/{.metadata.name} {.metadata.uid}{\"\\n\"}{end}";
     let text = within(paths, NAMESPACE, &["get", kinds, "--selector", &format!("rectrain.dev/job={name}"), columns])?;
     Ok(text
@@ -349,7 +367,7 @@ fn repaired(what: &str, check: impl FnMut() -> Result<(), String>) -> Result<Dur
     Ok(started.elapsed())
 }
 
-fn leader(paths: &Paths) -> Result<String, String> {
+pub(super) fn leader(paths: &Paths) -> Result<String, String> {
     let holder = "--output=jsonpath={.spec.holderIdentity}";
     within(paths, SYSTEM, &["get", "lease/rectrain-operator", holder])
 }
@@ -373,8 +391,8 @@ fn takes_over(paths: &Paths) -> Result<(), String> {
         now if now > at => Ok(()),
         now => Err(format!("step {now}")),
     })?;
-    install(paths, &["--set=pollSeconds=2"])?;
-    install(paths, &["--set=pollSeconds=1"])?;
+    let old = attempt_image(paths, name)?;
+    let has_new_image = upgrade(paths)?;
     let at = step(paths)?;
     eventually(SHOW, "progress under the upgraded operator", || match step(paths)? {
         now if now > at => Ok(()),
@@ -383,12 +401,37 @@ fn takes_over(paths: &Paths) -> Result<(), String> {
     if pods(paths, name)? != before {
         return Err("pods were restarted".to_owned());
     }
-    delete_job(paths, name)
+    if has_new_image {
+        within(paths, NAMESPACE, &["delete", "pod", &format!("{name}-ps-0"), "--grace-period=0", "--force"])?;
+        eventually(SHOW, "the new image in an attempt that begins later", || match attempt_image(paths, name)? {
+            now if now != old => Ok(()),
+            now => Err(now),
+        })?;
+    }
+    delete_job(paths, name)?;
+    install(paths, &["--set=pollSeconds=1"])
+}
+
+/// Operator and runtime in another version. The images of a cluster that is not of this machine have one name each, and there only
+/// the operator's arguments change. Gives whether jobs have another image from now on.
+fn upgrade(paths: &Paths) -> Result<bool, String> {
+    let Some(cluster) = super::find(paths).filter(|_| super::foreign_kubeconfig(paths).is_none()) else {
+        return install(paths, &["--set=pollSeconds=2"]).map(|()| false);
+    };
+    for image in [Image::Operator, Image::Runtime] {
+        images::tag_next(&cluster, image)?;
+    }
+    install(paths, &["--set=pollSeconds=1", &format!("--set=image.tag={NEXT_TAG},runtimeImage.tag={NEXT_TAG}")])?;
+    Ok(true)
+}
+
+fn attempt_image(paths: &Paths, name: &str) -> Result<String, String> {
+    Ok(status(paths, name)?["attempt"]["image"].to_string())
 }
 
 fn survives(paths: &Paths) -> Result<(), String> {
     let name = "killed";
-    submit(paths, name, &json!({"data": {"synthetic": {"rows": 400_000}}}))?;
+    submit(paths, name, &json!({"data": {"synthetic": {"rows": 1_000_000}}}))?;
     until_phase(paths, name, "Training")?;
     within(paths, NAMESPACE, &["delete", "pod", &format!("{name}-ps-1"), "--grace-period=0", "--force"])?;
     println!("phases: {}", phases(paths, name)?.join(", "));
@@ -477,7 +520,7 @@ pub(super) fn merged(mut base: Value, over: Value) -> Value {
     base
 }
 
-fn shows(paths: &Paths, name: &str, kind: &str, reason: &str) -> Result<String, String> {
+pub(super) fn shows(paths: &Paths, name: &str, kind: &str, reason: &str) -> Result<String, String> {
     eventually(SHOW, &format!("the condition {kind} of {name}"), || {
         let job = job(paths, name)?;
         let found = condition(&job, kind).ok_or_else(|| job["status"]["conditions"].to_string())?;
@@ -537,12 +580,10 @@ fn thousand(paths: &Paths) -> Result<(), String> {
     let all = started.elapsed();
     let after = Costs::of(paths)?;
     println!(
-        "{JOBS} jobs applied in {:.1} s, all seen after {:.1} s; {} reconciles, of which {} took more than a second; {:.0} MB",
+        "{JOBS} jobs applied in {:.1} s, all seen after {:.1} s; {}",
         applied.as_secs_f64(),
         all.as_secs_f64(),
-        after.reconciles - before.reconciles,
-        after.slow - before.slow,
-        after.memory / 1e6,
+        after.since(&before),
     );
     // Every reconcile within a second would be a p99 below it; one in a hundred may take longer.
     if (after.slow - before.slow) * 100.0 > after.reconciles - before.reconciles || after.memory > 200e6 {
@@ -552,14 +593,17 @@ fn thousand(paths: &Paths) -> Result<(), String> {
 }
 
 /// What the leader's metrics say.
-struct Costs {
-    reconciles: f64,
-    slow: f64,
-    memory: f64,
+#[derive(Default)]
+pub(super) struct Costs {
+    pub(super) reconciles: f64,
+    /// Those that took more than a second.
+    pub(super) slow: f64,
+    /// Bytes.
+    pub(super) memory: f64,
 }
 
 impl Costs {
-    fn of(paths: &Paths) -> Result<Self, String> {
+    pub(super) fn of(paths: &Paths) -> Result<Self, String> {
         let leader = leader(paths)?;
         let text = within(
             paths,
@@ -574,5 +618,11 @@ impl Costs {
         let reconciles = value("rectrain_operator_reconcile_seconds_count")?;
         let quick = value("rectrain_operator_reconcile_seconds_bucket{le=\"1\"}")?;
         Ok(Self { reconciles, slow: reconciles - quick, memory: value("process_resident_memory_bytes")? })
+    }
+
+    /// In words, what there was after `before`.
+    pub(super) fn since(&self, before: &Self) -> String {
+        let (reconciles, slow) = (self.reconciles - before.reconciles, self.slow - before.slow);
+        format!("{reconciles} reconciles, of which {slow} took more than a second; {:.0} MB", self.memory / 1e6)
     }
 }

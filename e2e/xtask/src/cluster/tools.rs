@@ -49,6 +49,8 @@ pub(super) const HELM: Program = Program::Module("helm", "helm.sh/helm/v4/cmd/he
 /// An object store that speaks S3.
 pub(super) const OBJECT_STORE: Program =
     Program::Module("versitygw", "github.com/versity/versitygw/cmd/versitygw@v1.8.0");
+/// Fakes nodes and the pods on them.
+pub(super) const KWOK: Program = Program::Module("kwok", "sigs.k8s.io/kwok/cmd/kwok@v0.8.0");
 
 /// Whether a cluster can be made here; if not, one sentence that says why.
 pub(super) fn available(paths: &Paths) -> Result<(), String> {

@@ -4,6 +4,7 @@
 mod config_map;
 mod network_policy;
 mod pod_disruption_budget;
+mod secret;
 mod service;
 mod service_account;
 mod stateful_set;
@@ -14,6 +15,7 @@ use rectrain_crds::{AttemptStatus, RecTrainingJob, RecTrainingJobSpec, ResolvedJ
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::certificates::JobCertificate;
 use crate::config::OperatorConfig;
 use crate::names::{self, APPLIED_ANNOTATION, Role};
 use crate::phase::{Decision, Run, wanted_mode};
@@ -34,6 +36,8 @@ pub struct Plan<'a> {
     pub manifest_hash: String,
     /// The attempt that its pods are of.
     pub attempt: AttemptStatus,
+    /// The certificate of its members, if its pods speak with them only.
+    pub certificate: Option<JobCertificate>,
     /// Whether pods should be there.
     pub has_pods: bool,
     /// The installation.
@@ -47,6 +51,7 @@ impl<'a> Plan<'a> {
         job: &'a RecTrainingJob,
         resolved: &ResolvedJob,
         decision: &Decision,
+        certificate: Option<JobCertificate>,
         config: &'a OperatorConfig,
     ) -> Self {
         let attempt = decision.status.attempt.clone().unwrap_or_default();
@@ -56,7 +61,7 @@ impl<'a> Plan<'a> {
         let mut resolved = resolved.clone();
         resolved.training.mode = mode;
         let manifest_hash = manifest_hash(&spec);
-        Self { job, spec, resolved, manifest_hash, attempt, has_pods: decision.run == Run::Go, config }
+        Self { job, spec, resolved, manifest_hash, attempt, certificate, has_pods: decision.run == Run::Go, config }
     }
 
     fn name(&self) -> String {
@@ -92,6 +97,9 @@ pub fn objects(plan: &Plan<'_>) -> Result<Vec<Wanted>, serde_json::Error> {
         wanted(Kind::ConfigMap, &config_map::build(plan)?)?,
         wanted(Kind::NetworkPolicy, &network_policy::build(plan))?,
     ];
+    if let Some(certificate) = &plan.certificate {
+        all.push(wanted(Kind::Secret, &secret::build(plan, certificate))?);
+    }
     for role in Role::ALL {
         all.push(wanted(Kind::Service, &service::build(plan, role))?);
         all.push(wanted(Kind::PodDisruptionBudget, &pod_disruption_budget::build(plan, role))?);

@@ -6,8 +6,8 @@ use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec, StatefulSetUpdate
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvFromSource, EnvVar,
     EnvVarSource, HTTPGetAction, LocalObjectReference, ObjectFieldSelector, PodSecurityContext, PodSpec,
-    PodTemplateSpec, Probe, ResourceRequirements, SeccompProfile, SecretEnvSource, SecurityContext, Volume,
-    VolumeMount,
+    PodTemplateSpec, Probe, ResourceRequirements, SeccompProfile, SecretEnvSource, SecretVolumeSource, SecurityContext,
+    Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
@@ -25,6 +25,8 @@ use crate::reconcile::merge::strategic_merge;
 const CONTAINER: &str = "rectrain";
 /// Where the manifest is.
 const FOLDER: &str = "/etc/rectrain";
+/// Where the job's certificate is.
+const CERTIFICATE_FOLDER: &str = "/etc/rectrain-certificate";
 /// Nobody in particular; the runtime's image has the same.
 const USER: i64 = 65532;
 
@@ -111,20 +113,39 @@ fn pod(plan: &Plan<'_>, role: Role) -> PodSpec {
             seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }),
             ..PodSecurityContext::default()
         }),
-        volumes: Some(vec![
-            Volume {
-                name: "manifest".to_owned(),
-                config_map: Some(ConfigMapVolumeSource {
-                    name: names::config_map(&name, &plan.manifest_hash),
-                    ..ConfigMapVolumeSource::default()
-                }),
-                ..Volume::default()
-            },
-            Volume { name: "tmp".to_owned(), empty_dir: Some(EmptyDirVolumeSource::default()), ..Volume::default() },
-        ]),
+        volumes: Some(volumes(plan)),
         containers: vec![container(plan, role)],
         ..PodSpec::default()
     }
+}
+
+fn volumes(plan: &Plan<'_>) -> Vec<Volume> {
+    let name = plan.name();
+    let manifest = Volume {
+        name: "manifest".to_owned(),
+        config_map: Some(ConfigMapVolumeSource {
+            name: names::config_map(&name, &plan.manifest_hash),
+            ..ConfigMapVolumeSource::default()
+        }),
+        ..Volume::default()
+    };
+    let tmp = Volume { name: "tmp".to_owned(), empty_dir: Some(EmptyDirVolumeSource::default()), ..Volume::default() };
+    let certificate = plan.certificate.as_ref().map(|_| Volume {
+        name: "certificate".to_owned(),
+        secret: Some(SecretVolumeSource {
+            secret_name: Some(names::certificate(&name)),
+            // For the pods' group and nobody else.
+            default_mode: Some(0o440),
+            ..SecretVolumeSource::default()
+        }),
+        ..Volume::default()
+    });
+    [manifest, tmp].into_iter().chain(certificate).collect()
+}
+
+fn mounts(plan: &Plan<'_>) -> Vec<VolumeMount> {
+    let certificate = plan.certificate.as_ref().map(|_| mount("certificate", CERTIFICATE_FOLDER, true));
+    [mount("manifest", FOLDER, true), mount("tmp", "/tmp", false)].into_iter().chain(certificate).collect()
 }
 
 fn container(plan: &Plan<'_>, role: Role) -> Container {
@@ -137,7 +158,7 @@ fn container(plan: &Plan<'_>, role: Role) -> Container {
         env_from: storage_secret(plan, role),
         ports: Some(ports(role).iter().map(|&(name, port)| container_port(name, port)).collect()),
         resources: device(plan, role),
-        volume_mounts: Some(vec![mount("manifest", FOLDER, true), mount("tmp", "/tmp", false)]),
+        volume_mounts: Some(mounts(plan)),
         security_context: Some(SecurityContext {
             allow_privilege_escalation: Some(false),
             read_only_root_filesystem: Some(true),
@@ -175,6 +196,9 @@ fn arguments(plan: &Plan<'_>, role: Role) -> Vec<String> {
     }
     arguments.push(format!("--bind=tcp://0.0.0.0:{MEMBER_PORT}"));
     arguments.push(format!("--metrics=0.0.0.0:{METRICS_PORT}"));
+    if plan.certificate.is_some() {
+        arguments.push(format!("--tls={CERTIFICATE_FOLDER}"));
+    }
     arguments
 }
 

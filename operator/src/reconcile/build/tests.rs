@@ -3,6 +3,7 @@
 use rectrain_crds::{AttemptMode, Mode, RecTrainingJobStatus, TrainingSpec, parse_manifest};
 
 use super::*;
+use crate::certificates::Root;
 use crate::reconcile::validate;
 use crate::reconcile::validate::spec_hash;
 
@@ -55,6 +56,7 @@ impl Fixture {
             number: 4,
             spec_hash: spec_hash(&job.spec),
             image: "registry/rectrain:1".to_owned(),
+            tls: true,
             ..AttemptStatus::default()
         };
         let config = OperatorConfig { namespace: Some("rectrain-system".to_owned()), ..OperatorConfig::default() };
@@ -70,7 +72,9 @@ impl Fixture {
             delete: false,
             look_again: None,
         };
-        Plan::new(&self.job, &self.resolved, &decision, &self.config)
+        let root = Root::from_bytes([7; 32]);
+        let certificate = self.attempt.tls.then(|| root.of_job("job-uid").expect("a certificate"));
+        Plan::new(&self.job, &self.resolved, &decision, certificate, &self.config)
     }
 
     fn objects(&self) -> Vec<Wanted> {
@@ -84,9 +88,9 @@ fn body<'a>(objects: &'a [Wanted], kind: Kind, name: &str) -> &'a Value {
 }
 
 #[test]
-fn a_job_has_a_set_a_service_and_a_budget_a_role_and_three_objects_of_its_own() {
+fn a_job_has_a_set_a_service_and_a_budget_a_role_and_four_objects_of_its_own() {
     let objects = Fixture::new(MANIFEST).objects();
-    assert_eq!(objects.len(), 3 + 3 * 5);
+    assert_eq!(objects.len(), 4 + 3 * 5);
     let mut kinds: Vec<Kind> = objects.iter().map(|object| object.kind).collect();
     let sorted = kinds.clone();
     kinds.sort();
@@ -100,6 +104,33 @@ fn a_job_has_a_set_a_service_and_a_budget_a_role_and_three_objects_of_its_own() 
         assert_eq!(metadata["labels"][names::JOB_LABEL], "clicks");
         assert_eq!(object.hash().len(), 32, "{}", object.name);
         assert_eq!(object.body["kind"], object.kind.name());
+    }
+}
+
+/// Nothing is half encrypted: with a certificate all pods have it and use it, without one none does and there is no Secret.
+#[test]
+fn all_pods_of_an_attempt_have_the_certificate_of_the_job_or_none_has() {
+    for tls in [true, false] {
+        let mut fixture = Fixture::new(MANIFEST);
+        fixture.attempt.tls = tls;
+        let objects = fixture.objects();
+        for role in Role::ALL {
+            let set = body(&objects, Kind::StatefulSet, &names::of_role("clicks", role));
+            let pod = &set["spec"]["template"]["spec"];
+            let container = &pod["containers"][0];
+            let has = |list: &Value, wanted: &str| list.as_array().expect("a list").iter().any(|v| v == wanted);
+            assert_eq!(has(&container["args"], "--tls=/etc/rectrain-certificate"), tls, "{role:?}");
+            let named = |list: &Value| list.as_array().expect("a list").iter().any(|v| v["name"] == "certificate");
+            assert_eq!(named(&container["volumeMounts"]), tls, "{role:?}");
+            assert_eq!(named(&pod["volumes"]), tls, "{role:?}");
+        }
+        let secret = objects.iter().find(|object| object.kind == Kind::Secret);
+        assert_eq!(secret.is_some(), tls);
+        if let Some(secret) = secret {
+            assert_eq!(secret.name, "clicks-certificate");
+            let files: Vec<_> = secret.body["data"].as_object().expect("files").keys().collect();
+            assert_eq!(files, ["ca.crt", "tls.crt", "tls.key"]);
+        }
     }
 }
 
@@ -169,6 +200,7 @@ fn a_role_is_told_who_it_is_and_where_the_coordinator_is() {
             "--advertise=tcp://$(POD_NAME).clicks-ps.ads.svc:7000",
             "--bind=tcp://0.0.0.0:7000",
             "--metrics=0.0.0.0:9090",
+            "--tls=/etc/rectrain-certificate",
         ])
     );
     assert_eq!(
@@ -183,6 +215,7 @@ fn a_role_is_told_who_it_is_and_where_the_coordinator_is() {
             "--run=job-uid",
             "--bind=tcp://0.0.0.0:7000",
             "--metrics=0.0.0.0:9090",
+            "--tls=/etc/rectrain-certificate",
         ])
     );
     let service = body(&objects, Kind::Service, "clicks-coordinator");
@@ -206,7 +239,7 @@ fn what_the_user_wants_of_pods_is_laid_over_what_the_operator_makes() {
     assert_eq!(pod["nodeSelector"]["cloud.google.com/gke-spot"], "true");
     assert_eq!(pod["tolerations"][0]["key"], "spot");
     let names: Vec<_> = pod["volumes"].as_array().into_iter().flatten().map(|volume| volume["name"].clone()).collect();
-    assert_eq!(names, ["manifest", "tmp", "ckpt"]);
+    assert_eq!(names, ["manifest", "tmp", "certificate", "ckpt"]);
     assert_eq!(pod["volumes"][1]["emptyDir"]["medium"], "Memory");
     let container = &pod["containers"][0];
     assert_eq!(container["resources"]["requests"]["memory"], "2Gi");
@@ -216,7 +249,7 @@ fn what_the_user_wants_of_pods_is_laid_over_what_the_operator_makes() {
     assert_eq!(container["env"][2]["value"], "debug");
     let mounts: Vec<_> =
         container["volumeMounts"].as_array().into_iter().flatten().map(|m| m["mountPath"].clone()).collect();
-    assert_eq!(mounts, ["/etc/rectrain", "/tmp", "/ckpt"]);
+    assert_eq!(mounts, ["/etc/rectrain", "/tmp", "/etc/rectrain-certificate", "/ckpt"]);
     // Other roles are as the operator makes them.
     let loader = &body(&objects, Kind::StatefulSet, "clicks-loader")["spec"]["template"];
     assert_eq!(loader["spec"]["serviceAccountName"], "clicks-rectrain");

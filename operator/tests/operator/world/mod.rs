@@ -7,16 +7,18 @@ pub mod faults;
 
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use futures::future::BoxFuture;
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
 use kube::runtime::controller::Action;
 use rectrain_crds::{JobSummary, Mode, Phase, RecTrainingJob};
+use rectrain_operator::certificates::{JobCertificate, Root};
 use rectrain_operator::config::OperatorConfig;
-use rectrain_operator::coordinator::{AskCoordinator, CoordinatorView, Report, Stage};
+use rectrain_operator::coordinator::{AskCoordinator, CoordinatorView, Report, Stage, Whereabouts};
 use rectrain_operator::events::Announcer;
 use rectrain_operator::metrics::OperatorMetrics;
 use rectrain_operator::reconcile::apply::Settled;
@@ -78,6 +80,8 @@ pub struct Scripts {
     /// By pod and its restarts.
     modes: HashMap<String, Mode>,
     runs: HashMap<IpAddr, String>,
+    /// What each coordinator asks to be shown.
+    certificates: HashMap<IpAddr, JobCertificate>,
 }
 
 impl Scripts {
@@ -178,6 +182,7 @@ impl World {
         let mut scripts = self.scripts.lock().unwrap();
         scripts.coordinators.clear();
         scripts.runs.clear();
+        scripts.certificates.clear();
         for pod in api.list("pods") {
             if pod["metadata"]["labels"]["rectrain.dev/role"] != "coordinator" {
                 continue;
@@ -193,6 +198,9 @@ impl World {
             let run = format!("{}/{restarts}", pod["metadata"]["uid"]);
             scripts.modes.entry(run.clone()).or_insert_with(|| started_mode(&api, pod));
             scripts.runs.insert(ip, run);
+            if let Some(certificate) = certificate(&api, pod) {
+                scripts.certificates.insert(ip, certificate);
+            }
         }
     }
 
@@ -225,6 +233,18 @@ fn started_mode(api: &ApiServer, pod: &Value) -> Mode {
     serde_json::from_value(job["spec"]["training"]["mode"].clone()).unwrap()
 }
 
+/// The certificate that a pod reads, if it is told to: of the Secret that it names, which must be there.
+fn certificate(api: &ApiServer, pod: &Value) -> Option<JobCertificate> {
+    let arguments = pod["spec"]["containers"][0]["args"].as_array().expect("arguments");
+    arguments.iter().find(|argument| argument.as_str().is_some_and(|text| text.starts_with("--tls=")))?;
+    let volumes = pod["spec"]["volumes"].as_array().expect("volumes");
+    let name = volumes.iter().find_map(|volume| volume["secret"]["secretName"].as_str()).expect("a Secret");
+    let secret = api.get("secrets", name).unwrap_or_else(|| panic!("{name}, which a pod reads, is not there"));
+    let secret: Secret = serde_json::from_value(secret.clone()).unwrap();
+    let file = |name: &str| String::from_utf8(secret.data.as_ref().unwrap()[name].0.clone()).unwrap();
+    Some(JobCertificate { authority: file("ca.crt"), certificate: file("tls.crt"), key: file("tls.key") })
+}
+
 pub fn passes(seconds: i64) {
     NOW.set(NOW.get() + seconds);
 }
@@ -234,7 +254,8 @@ fn operator(api: &Arc<Mutex<ApiServer>>, scripts: &Arc<Mutex<Scripts>>) -> Arc<C
     Arc::new(Context {
         announcer: Announcer::new(client.clone(), Some("test".to_owned())),
         client,
-        config: OperatorConfig { runtime_image: "runtime:1".to_owned(), ..OperatorConfig::default() },
+        config: OperatorConfig { runtime_image: "runtime:1".to_owned(), tls: true, ..OperatorConfig::default() },
+        root: Some(Root::from_bytes([7; 32])),
         reader: Reader::Listed,
         ask: Arc::new(ScriptedCoordinators(Arc::clone(scripts))),
         now,
@@ -247,14 +268,17 @@ fn operator(api: &Arc<Mutex<ApiServer>>, scripts: &Arc<Mutex<Scripts>>) -> Arc<C
 struct ScriptedCoordinators(Arc<Mutex<Scripts>>);
 
 impl AskCoordinator for ScriptedCoordinators {
-    fn ask(&self, address: SocketAddr) -> BoxFuture<'_, CoordinatorView> {
+    fn ask<'a>(&'a self, coordinator: &'a Whereabouts) -> BoxFuture<'a, CoordinatorView> {
         let scripts = self.0.lock().unwrap();
-        let view = scripts.coordinators.get(&address.ip()).and_then(|(attempt, age)| {
+        let ip = coordinator.address.ip();
+        let known = scripts.certificates.get(&ip);
+        assert_eq!(coordinator.certificate.as_ref(), known, "another certificate than the pod's");
+        let view = scripts.coordinators.get(&ip).and_then(|(attempt, age)| {
             let attempt: usize = attempt.parse().unwrap();
             let script = scripts.by_attempt.get(attempt - 1).or(scripts.by_attempt.last())?;
             script.get(*age).or(script.last()).cloned()
         });
-        let mode = scripts.runs.get(&address.ip()).and_then(|run| scripts.modes.get(run)).copied();
+        let mode = scripts.runs.get(&ip).and_then(|run| scripts.modes.get(run)).copied();
         let view = match view.unwrap_or(CoordinatorView::Silent) {
             CoordinatorView::Live(report) => CoordinatorView::Live(Report { mode, ..report }),
             other => other,
@@ -262,17 +286,18 @@ impl AskCoordinator for ScriptedCoordinators {
         Box::pin(std::future::ready(view))
     }
 
-    fn set_mode(&self, address: SocketAddr, mode: Mode) -> BoxFuture<'_, SwitchAnswer> {
+    fn set_mode<'a>(&'a self, coordinator: &'a Whereabouts, mode: Mode) -> BoxFuture<'a, SwitchAnswer> {
+        let ip = coordinator.address.ip();
         let mut scripts = self.0.lock().unwrap();
         let fault = scripts.fault.take();
         let lost = SwitchAnswer::Again("no answer".to_owned());
         let answer = match fault {
             Some(fault) if !fault.is_done() => lost,
             Some(_) => {
-                scripts.set_mode(address.ip(), mode);
+                scripts.set_mode(ip, mode);
                 lost
             }
-            None => scripts.set_mode(address.ip(), mode),
+            None => scripts.set_mode(ip, mode),
         };
         if fault.is_some_and(Fault::kills) {
             scripts.killed.notify_one();

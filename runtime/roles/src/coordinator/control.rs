@@ -4,10 +4,15 @@
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
-use futures::Stream;
+use futures::{Stream, StreamExt};
 use rectrain_proto::v1;
 use rectrain_proto::v1::control_server::{Control, ControlServer};
+use rectrain_wire::WireCounters;
+use rectrain_wire::tls::Credentials;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::server::TlsStream;
 use tonic::{Request, Response, Status};
 
 use super::Coordinator;
@@ -64,20 +69,75 @@ impl Control for ControlService {
     }
 }
 
-/// Serves the control interface until the returned task is aborted; gives the address that was bound (port 0 takes any free one).
+/// Connections that may be in their handshake at a time; further ones wait to be accepted.
+const HANDSHAKES: usize = 64;
+/// The pause after accepting failed (out of file descriptors, most likely).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What whoever asks a coordinator has to show, and where strangers are counted.
+#[derive(Clone)]
+pub struct Guard {
+    /// The job's certificate.
+    pub credentials: Credentials,
+    /// Where strangers are counted.
+    pub counters: Arc<WireCounters>,
+}
+
+/// Serves the control interface until the returned task is aborted, to members of the job only if there is a `guard`; gives the
+/// address that was bound (port 0 takes any free one).
 pub async fn serve_control(
     address: SocketAddr,
     coordinator: Arc<Coordinator>,
+    guard: Option<Guard>,
 ) -> Result<(SocketAddr, tokio::task::JoinHandle<()>), RoleError> {
     let cannot = |source| RoleError::System { attempt: format!("serve the control interface on {address}"), source };
-    let listener = tokio::net::TcpListener::bind(address).await.map_err(cannot)?;
+    let listener = TcpListener::bind(address).await.map_err(cannot)?;
     let bound = listener.local_addr().map_err(cannot)?;
-    let incoming = tonic::transport::server::TcpIncoming::from(listener);
     let server = tonic::transport::Server::builder().add_service(ControlService::server(coordinator));
     let serving = tokio::spawn(async move {
-        if let Err(error) = server.serve_with_incoming(incoming).await {
+        let ended = match guard {
+            Some(guard) => server.serve_with_incoming(members(listener, guard)).await,
+            None => {
+                let incoming = tonic::transport::server::TcpIncoming::from(listener);
+                server.serve_with_incoming(incoming).await
+            }
+        };
+        if let Err(error) = ended {
             tracing::error!(%error, "the control interface ended");
         }
     });
     Ok((bound, serving))
+}
+
+/// The connections of those who have shown the job's certificate. A stranger takes one of the places for handshakes until it is
+/// refused, and nothing else.
+fn members(listener: TcpListener, guard: Guard) -> impl Stream<Item = std::io::Result<TlsStream<TcpStream>>> {
+    let accepted = futures::stream::unfold(listener, |listener| async move {
+        let accepted = listener.accept().await;
+        if accepted.is_err() {
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+        }
+        Some((accepted, listener))
+    });
+    let shown = accepted.map(move |accepted| {
+        let guard = guard.clone();
+        async move {
+            let (stream, from) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!(%error, "could not accept a connection to the control interface");
+                    return None;
+                }
+            };
+            match guard.credentials.accept(stream).await {
+                Ok(stream) => Some(Ok(stream)),
+                Err(stranger) => {
+                    guard.counters.refused_stranger(&stranger);
+                    tracing::warn!(%from, reason = stranger.reason, "refused a connection to the control interface: {stranger}");
+                    None
+                }
+            }
+        }
+    });
+    shown.buffer_unordered(HANDSHAKES).filter_map(std::future::ready)
 }

@@ -22,7 +22,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::{JoinError, JoinSet};
 
 use self::checkpoints::{Begun, Checkpoints, Resumed, RowsRestored, Written};
-pub use self::control::{ControlService, serve_control};
+pub use self::control::{ControlService, Guard, serve_control};
 use self::state::{Share, State};
 pub(crate) use self::training::TokenCounts;
 use self::training::{Pulled, ServerCall, SwitchRefused};

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::stream::{FrameReader, Queued, ReadError, write_all};
+use super::stream::{FrameReader, Queued, ReadError, Stream, write_all};
 use super::{TcpConfig, host_and_port, tune};
 use crate::address::Address;
 use crate::codec::{DecodedFrame, Frame, FrameRole, Malformed, Outgoing};
@@ -47,9 +47,9 @@ impl TcpChannel {
     pub(super) fn new(address: Address, config: TcpConfig, counters: Arc<WireCounters>) -> Self {
         Self {
             address,
+            places: Semaphore::new(config.max_in_flight.clamp(1, Semaphore::MAX_PERMITS)),
             config,
             counters,
-            places: Semaphore::new(config.max_in_flight.clamp(1, Semaphore::MAX_PERMITS)),
             next_id: Arc::new(AtomicU64::new(1)),
             current: RwLock::new(None),
             connected_before: tokio::sync::Mutex::new(false),
@@ -119,21 +119,12 @@ impl TcpChannel {
     }
 
     /// Connects, however often it takes until the call's deadline passes.
-    async fn dial(&self, progress: &Progress<'_>) -> Result<TcpStream, WireError> {
+    async fn dial(&self, progress: &Progress<'_>) -> Result<Stream, WireError> {
         let endpoint = host_and_port(&self.address)?;
         let mut attempt = 0;
         loop {
-            let one = tokio::time::timeout(self.config.connect_timeout, TcpStream::connect(endpoint));
-            match one.await {
-                Ok(Ok(stream)) if is_connected_to_itself(&stream) => {
-                    // Closed at once and with no wait, so that the service can have its port.
-                    let _ = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
-                    progress.failed_attempt("nothing listens there: the connection was to itself");
-                }
-                Ok(Ok(stream)) => match tune(&stream, &self.config) {
-                    Ok(()) => return Ok(stream),
-                    Err(error) => progress.failed_attempt(error),
-                },
+            match tokio::time::timeout(self.config.connect_timeout, self.dial_once(endpoint)).await {
+                Ok(Ok(stream)) => return Ok(stream),
                 Ok(Err(error)) => progress.failed_attempt(error),
                 Err(_) => progress.failed_attempt(format_args!(
                     "no answer within connect_timeout = {:?}",
@@ -145,6 +136,20 @@ impl TcpChannel {
             // The last attempt comes just before the deadline, not a pause after it.
             let left = progress.left().saturating_sub(Duration::from_millis(2));
             tokio::time::sleep(pause.min(left.max(Duration::from_millis(1)))).await;
+        }
+    }
+
+    async fn dial_once(&self, endpoint: (&str, u16)) -> std::io::Result<Stream> {
+        let stream = TcpStream::connect(endpoint).await?;
+        if is_connected_to_itself(&stream) {
+            // Closed at once and with no wait, so that the service can have its port.
+            let _ = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
+            return Err(std::io::Error::other("nothing listens there: the connection was to itself"));
+        }
+        tune(&stream, &self.config)?;
+        match &self.config.credentials {
+            Some(credentials) => Ok(Stream::Tls(Box::new(credentials.connect(stream).await?.into()))),
+            None => Ok(Stream::Plain(stream)),
         }
     }
 }
@@ -163,8 +168,8 @@ struct Connection {
 }
 
 impl Connection {
-    fn start(stream: TcpStream, channel: &TcpChannel) -> Self {
-        let (read, write) = stream.into_split();
+    fn start(stream: Stream, channel: &TcpChannel) -> Self {
+        let (read, write) = stream.into_halves();
         let (queue, requests) = mpsc::channel(QUEUE_FRAMES);
         let calls = Arc::new(PendingCalls::default());
         let replies = Replies {

@@ -14,13 +14,14 @@ use crate::address::Address;
 use crate::codec::Limits;
 use crate::error::WireError;
 use crate::metrics::WireCounters;
+use crate::tls::Credentials;
 use crate::transport::{Channel, ChannelKind, Service, Serving, ServingKind, Transport};
 
 pub(crate) use client::TcpChannel;
 pub(crate) use server::TcpServing;
 
 /// How TCP connections behave. Both sides of a connection should be given the same limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct TcpConfig {
     /// What is accepted and sent.
     pub limits: Limits,
@@ -38,6 +39,9 @@ pub struct TcpConfig {
     /// After how long without traffic a peer is probed; it is given up after three probes, a
     /// third of this apart. 30 s by default.
     pub keepalive: Duration,
+    /// What both sides of a connection have to show. By default nothing is asked and nothing is encrypted: for processes of one
+    /// machine.
+    pub credentials: Option<Credentials>,
 }
 
 impl Default for TcpConfig {
@@ -49,6 +53,7 @@ impl Default for TcpConfig {
             max_connections: 4096,
             connect_timeout: Duration::from_secs(5),
             keepalive: Duration::from_secs(30),
+            credentials: None,
         }
     }
 }
@@ -70,13 +75,14 @@ impl TcpTransport {
 impl Transport for TcpTransport {
     fn serve(&self, service: Arc<dyn Service>, bind: &Address) -> Result<Serving, WireError> {
         let (host, port) = host_and_port(bind)?;
-        let (serving, port) = TcpServing::start(service, (host, port), bind, self.config, self.counters.clone())?;
+        let (serving, port) =
+            TcpServing::start(service, (host, port), bind, self.config.clone(), self.counters.clone())?;
         Ok(Serving::new(Address::tcp(host, port), ServingKind::Tcp(serving)))
     }
 
     fn connect(&self, address: &Address) -> Result<Channel, WireError> {
         host_and_port(address)?;
-        let channel = TcpChannel::new(address.clone(), self.config, self.counters.clone());
+        let channel = TcpChannel::new(address.clone(), self.config.clone(), self.counters.clone());
         Ok(Channel(ChannelKind::Tcp(Arc::new(channel))))
     }
 }

@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::stream::{FrameReader, Queued, ReadError, write_all};
+use super::stream::{FrameReader, Queued, ReadError, Stream, write_all};
 use super::{TcpConfig, tune};
 use crate::address::Address;
 use crate::codec::{DecodedFrame, Frame, FrameRole, Limits, Malformed, Outgoing};
@@ -140,7 +140,8 @@ async fn serve_connection(stream: TcpStream, peer: Peer, shared: Arc<Shared>) {
     if let Err(error) = tune(&stream, &shared.config) {
         tracing::debug!(%peer, "could not tune a connection: {error}");
     }
-    let (read, write) = stream.into_split();
+    let Some(stream) = known(stream, &peer, &shared).await else { return };
+    let (read, write) = stream.into_halves();
     // One more than there are places, for the goodbye: sending into the queue never waits.
     let most = shared.config.max_concurrent.clamp(1, Semaphore::MAX_PERMITS - 1);
     let (queue, replies) = mpsc::channel(most + 1);
@@ -176,6 +177,24 @@ async fn serve_connection(stream: TcpStream, peer: Peer, shared: Arc<Shared>) {
     while writer.join_next().await.is_some() {}
     if refused.is_some() {
         let _ = tokio::time::timeout(LINGER, reader.drain()).await;
+    }
+}
+
+/// The connection, if whoever made it may.
+async fn known(stream: TcpStream, peer: &Peer, shared: &Shared) -> Option<Stream> {
+    let Some(credentials) = &shared.config.credentials else { return Some(Stream::Plain(stream)) };
+    let mut stopping = shared.stopping.clone();
+    let accepted = tokio::select! {
+        accepted = credentials.accept(stream) => accepted,
+        _ = stopping.wait_for(|stop| *stop) => return None,
+    };
+    match accepted {
+        Ok(stream) => Some(Stream::Tls(Box::new(stream.into()))),
+        Err(stranger) => {
+            shared.counters.refused_stranger(&stranger);
+            tracing::warn!(%peer, reason = stranger.reason, "refused a connection: {stranger}");
+            None
+        }
     }
 }
 

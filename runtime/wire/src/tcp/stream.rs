@@ -7,11 +7,13 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, ReadHalf, WriteHalf};
+use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
+use tokio_rustls::TlsStream;
 
 use crate::codec::{DecodedFrame, FrameDecoder, Limits, Malformed, Outgoing};
 use crate::metrics::WireCounters;
@@ -28,6 +30,87 @@ const MAX_SLICES: usize = 256;
 /// The most frames that are gathered for one vectored write.
 const MAX_BATCH: usize = 64;
 
+/// A connection, of whoever may connect or of members of a job only.
+pub(super) enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Stream {
+    /// What is read from and what is written to.
+    pub(super) fn into_halves(self) -> (Source, Sink) {
+        match self {
+            Self::Plain(stream) => {
+                let (read, write) = stream.into_split();
+                (Source::Plain(read), Sink::Plain(write))
+            }
+            Self::Tls(stream) => {
+                let (read, write) = tokio::io::split(*stream);
+                (Source::Tls(read), Sink::Tls(write))
+            }
+        }
+    }
+}
+
+/// The half of a [`Stream`] that is read from.
+pub(super) enum Source {
+    Plain(OwnedReadHalf),
+    Tls(ReadHalf<TlsStream<TcpStream>>),
+}
+
+impl AsyncRead for Source {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(half) => Pin::new(half).poll_read(context, buffer),
+            Self::Tls(half) => Pin::new(half).poll_read(context, buffer),
+        }
+    }
+}
+
+/// The half of a [`Stream`] that is written to.
+pub(super) enum Sink {
+    Plain(OwnedWriteHalf),
+    Tls(WriteHalf<TlsStream<TcpStream>>),
+}
+
+impl AsyncWrite for Sink {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(half) => Pin::new(half).poll_write(context, bytes),
+            Self::Tls(half) => Pin::new(half).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(half) => Pin::new(half).poll_write_vectored(context, slices),
+            Self::Tls(half) => Pin::new(half).poll_write_vectored(context, slices),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(half) => Pin::new(half).poll_flush(context),
+            Self::Tls(half) => Pin::new(half).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(half) => Pin::new(half).poll_shutdown(context),
+            Self::Tls(half) => Pin::new(half).poll_shutdown(context),
+        }
+    }
+}
+
 /// Why no frame came.
 #[derive(Debug)]
 pub(super) enum ReadError {
@@ -38,7 +121,7 @@ pub(super) enum ReadError {
 }
 
 pub(super) struct FrameReader {
-    socket: OwnedReadHalf,
+    socket: Source,
     decoder: FrameDecoder,
     ahead: Box<[u8]>,
     start: usize,
@@ -46,7 +129,7 @@ pub(super) struct FrameReader {
 }
 
 impl FrameReader {
-    pub(super) fn new(socket: OwnedReadHalf, limits: Limits) -> Self {
+    pub(super) fn new(socket: Source, limits: Limits) -> Self {
         Self { socket, decoder: FrameDecoder::new(limits), ahead: vec![0; READ_AHEAD_BYTES].into(), start: 0, end: 0 }
     }
 
@@ -139,13 +222,21 @@ pub(super) trait Queued: Send + 'static {
 /// closes the sending side.
 pub(super) async fn write_all<Q: Queued>(
     mut queue: mpsc::Receiver<Q>,
-    mut socket: OwnedWriteHalf,
+    mut socket: Sink,
     counters: &WireCounters,
 ) -> io::Result<()> {
     let mut batch: VecDeque<Q> = VecDeque::with_capacity(MAX_BATCH);
     loop {
         if batch.is_empty() {
-            match queue.recv().await {
+            let first = match queue.try_recv() {
+                Ok(first) => Some(first),
+                Err(_) => {
+                    // What is encrypted and not yet sent is not left to wait for the next frame.
+                    socket.flush().await?;
+                    queue.recv().await
+                }
+            };
+            match first {
                 Some(first) => admit(&mut batch, first),
                 None => return socket.shutdown().await,
             }
@@ -166,11 +257,7 @@ fn admit<Q: Queued>(batch: &mut VecDeque<Q>, queued: Q) {
 }
 
 /// One vectored write of as much as may be lent; frames that are written whole leave the batch.
-async fn write_some<Q: Queued>(
-    batch: &mut VecDeque<Q>,
-    socket: &mut OwnedWriteHalf,
-    counters: &WireCounters,
-) -> io::Result<()> {
+async fn write_some<Q: Queued>(batch: &mut VecDeque<Q>, socket: &mut Sink, counters: &WireCounters) -> io::Result<()> {
     if batch.is_empty() {
         return Ok(());
     }

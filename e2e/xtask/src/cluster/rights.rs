@@ -1,0 +1,173 @@
+//! The operator's rights in a real cluster: the API server's audit log has what it did, and each right that the chart gives it was
+//! used. What the log cannot show (the right to set an owner's finalizers is asked for by an admission plugin) is taken away, and a
+//! job cannot be made.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use super::foreign_kubeconfig;
+use super::install::{apply, within};
+use super::operate::{NAMESPACE, SYSTEM, delete_job, endless, shows, submit, until_phase};
+use super::paths::Paths;
+use super::process::eventually;
+
+/// The user that the operator is for the API server.
+const USER: &str = "system:serviceaccount:rectrain-system:rectrain";
+/// The role that has its rights in all namespaces, and the one that has them in its own.
+const ROLES: [&str; 2] = ["clusterrole/rectrain", "role/rectrain-election"];
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);
+
+/// A verb and a resource, as in `get pods`.
+type Rights = BTreeSet<String>;
+
+/// A step of `cargo xtask cluster operate`: the last, because it reads what the others have had the operator do.
+pub(super) fn needs_its_rights(paths: &Paths) -> Result<(), String> {
+    if foreign_kubeconfig(paths).is_some() {
+        eprintln!(
+            "xtask: SKIPPED the audit of the operator's rights, because the cluster's API server is not of this machine"
+        );
+        return Ok(());
+    }
+    ends_and_is_removed(paths)?;
+    cannot_be_run_any_more(paths)?;
+    without_finalizers(paths)?;
+    let granted = granted(paths)?;
+    eventually(PATIENCE, "the use of each right", || {
+        let used = used(paths)?;
+        let unused: Vec<_> = granted.difference(&used).filter(|right| !right.ends_with("/finalizers")).collect();
+        if unused.is_empty() { Ok(()) } else { Err(format!("not used: {unused:?}")) }
+    })?;
+    println!("{} rights, each of them used", granted.len());
+    Ok(())
+}
+
+/// The operator deletes a job whose time to live is over.
+fn ends_and_is_removed(paths: &Paths) -> Result<(), String> {
+    let name = "short-lived";
+    submit(paths, name, &json!({"ttlSecondsAfterFinished": 1}))?;
+    eventually(PATIENCE, "the end of a job's time to live", || {
+        match within(paths, NAMESPACE, &["get", "rectrainingjob", name, "--ignore-not-found", "--output=name"])? {
+            nothing if nothing.trim().is_empty() => Ok(()),
+            found => Err(found),
+        }
+    })
+}
+
+/// The operator deletes what belongs to a job whose spec has become one that cannot be.
+fn cannot_be_run_any_more(paths: &Paths) -> Result<(), String> {
+    let name = "not-any-more";
+    submit(paths, name, &endless())?;
+    until_phase(paths, name, "Training")?;
+    // Two features of one name: no rule of the API server's can see it.
+    let twice = json!({"spec": {"features": {"sparse": [{"name": "C1"}, {"name": "C{1..2}"}]}}}).to_string();
+    within(paths, NAMESPACE, &["patch", "rectrainingjob", name, "--type=merge", &format!("--patch={twice}")])?;
+    println!("InvalidSpec: {}", shows(paths, name, "Failed", "InvalidSpec")?);
+    delete_job(paths, name)
+}
+
+fn without_finalizers(paths: &Paths) -> Result<(), String> {
+    let role = read(paths, ROLES[0])?;
+    let mut less = role.clone();
+    let rules = less["rules"].as_array_mut().ok_or("the operator's ClusterRole has no rules")?;
+    let before = rules.len();
+    rules.retain(|rule| rule["resources"] != json!(["rectrainingjobs/finalizers"]));
+    if rules.len() + 1 != before {
+        return Err(format!("there is no rule of its own for finalizers: {role}"));
+    }
+    let name = "without-finalizers";
+    replace(paths, &less)?;
+    let shown = submit(paths, name, &endless()).and_then(|()| shows(paths, name, "Stalled", "ObjectRefused"));
+    replace(paths, &role)?;
+    let message = shown?;
+    if !message.contains("finalizers") {
+        return Err(format!("without the right to set finalizers: {message}"));
+    }
+    println!("ObjectRefused: {message}");
+    until_phase(paths, name, "Training")?;
+    delete_job(paths, name)
+}
+
+fn replace(paths: &Paths, role: &Value) -> Result<(), String> {
+    let mut role = role.clone();
+    if let Some(metadata) = role["metadata"].as_object_mut() {
+        for volatile in ["resourceVersion", "uid", "creationTimestamp", "managedFields"] {
+            metadata.remove(volatile);
+        }
+    }
+    apply(paths, SYSTEM, &role.to_string())
+}
+
+fn read(paths: &Paths, role: &str) -> Result<Value, String> {
+    let text = within(paths, SYSTEM, &["get", role, "--output=json"])?;
+    serde_json::from_str(&text).map_err(|error| error.to_string())
+}
+
+fn granted(paths: &Paths) -> Result<Rights, String> {
+    let mut rights = Rights::new();
+    for role in ROLES {
+        let role = read(paths, role)?;
+        for rule in role["rules"].as_array().into_iter().flatten() {
+            let texts = |field: &str| rule[field].as_array().into_iter().flatten().filter_map(Value::as_str);
+            rights.extend(
+                texts("resources").flat_map(|resource| texts("verbs").map(move |verb| format!("{verb} {resource}"))),
+            );
+        }
+    }
+    Ok(rights)
+}
+
+/// What the audit log has.
+fn used(paths: &Paths) -> Result<Rights, String> {
+    Ok(audit(paths)?.lines().filter_map(right).collect())
+}
+
+/// The operator's calls to the API server so far.
+pub(super) fn calls(paths: &Paths) -> Result<usize, String> {
+    Ok(audit(paths)?.lines().filter_map(right).count())
+}
+
+fn audit(paths: &Paths) -> Result<String, String> {
+    let file = paths.log("audit");
+    std::fs::read_to_string(&file).map_err(|error| format!("cannot read {}: {error}", file.display()))
+}
+
+fn right(line: &str) -> Option<String> {
+    let event: Value = serde_json::from_str(line).ok()?;
+    if event["user"]["username"] != USER {
+        return None;
+    }
+    let object = &event["objectRef"];
+    let resource = object["resource"].as_str()?;
+    let verb = match event["verb"].as_str()? {
+        // Server-side apply of what was not there.
+        "patch" if event["responseStatus"]["code"] == 201 => "create",
+        verb => verb,
+    };
+    Some(match object["subresource"].as_str() {
+        Some(subresource) => format!("{verb} {resource}/{subresource}"),
+        None => format!("{verb} {resource}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_the_audit_log_is_a_right_if_it_is_the_operators() {
+        let line = |user: &str, verb: &str, code: u16, subresource: &str| {
+            json!({
+                "user": {"username": user}, "verb": verb, "responseStatus": {"code": code},
+                "objectRef": {"resource": "services", "subresource": subresource},
+            })
+            .to_string()
+            .replace(",\"subresource\":\"\"", "")
+        };
+        assert_eq!(right(&line(USER, "patch", 200, "")).as_deref(), Some("patch services"));
+        assert_eq!(right(&line(USER, "patch", 201, "")).as_deref(), Some("create services"));
+        assert_eq!(right(&line(USER, "update", 200, "status")).as_deref(), Some("update services/status"));
+        assert_eq!(right(&line("admin", "patch", 200, "")), None);
+        assert_eq!(right("not JSON"), None);
+    }
+}

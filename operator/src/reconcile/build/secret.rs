@@ -1,0 +1,21 @@
+//! The certificate by which a job's pods know each other.
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+
+use super::Plan;
+use crate::certificates::JobCertificate;
+use crate::names;
+
+pub(super) fn build(plan: &Plan<'_>, certificate: &JobCertificate) -> Secret {
+    let name = plan.name();
+    // As in a Secret that cert-manager makes.
+    let files =
+        [("ca.crt", &certificate.authority), ("tls.crt", &certificate.certificate), ("tls.key", &certificate.key)];
+    Secret {
+        metadata: plan.metadata(names::certificate(&name), names::job_labels(&name)),
+        type_: Some("kubernetes.io/tls".to_owned()),
+        data: Some(files.map(|(file, pem)| (file.to_owned(), ByteString(pem.clone().into_bytes()))).into()),
+        ..Secret::default()
+    }
+}
