@@ -13,9 +13,10 @@ use rectrain_data::{Dataset, ReadPlan};
 use rectrain_dense::{Features, Model, Tower, TowerOptions};
 use rectrain_embedding::{FeatureKey, GroupId, Missing, Store};
 use rectrain_roles::RoleError;
+use rectrain_roles::coordinator::Coordinator;
 use rectrain_roles::events::{EventLog, JobEvent, Summary};
-use rectrain_roles::local::run_in_process;
-use rectrain_roles::metrics::RoleMetrics;
+use rectrain_roles::local::{run_in_process, run_with};
+use rectrain_roles::metrics::{CoordinatorMetrics, RoleMetrics};
 use rectrain_roles::plan::JobPlan;
 use sha2::{Digest, Sha256};
 
@@ -367,4 +368,29 @@ fn a_label_that_never_varies_is_the_users_error() {
     let error = train(JobPlan::new(&manifest.resolved).unwrap()).unwrap_err();
     assert!(error.is_user_error(), "{error}");
     assert!(error.to_string().contains("`label` is 0 in all 100 rows"), "{error}");
+}
+
+/// What a choice of the training mode rests on: a worker that is four times slower is seen to be, and the wait for it is not taken for
+/// a slow all-reduce.
+#[test]
+fn the_coordinator_knows_how_fast_each_dense_worker_computes() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let metrics = RoleMetrics::new(Registry::new()).unwrap();
+        let plan = Arc::new(plan(&["spec.roles.denseWorker.replicas=2"]));
+        let own = CoordinatorMetrics::of(&metrics, 0);
+        let coordinator = Coordinator::start(Arc::clone(&plan), "test", EventLog::default(), own).await.unwrap();
+        let coordinator = Arc::new(coordinator);
+        assert!(coordinator.status().workers.is_empty(), "nobody has computed yet");
+        run_with(plan, &BTreeMap::from([(1, 4.0)]), Arc::clone(&coordinator), metrics).await.unwrap();
+        let status = coordinator.status();
+        let mean = |rank: usize| {
+            let seconds = &status.workers[rank].compute_seconds;
+            seconds.iter().sum::<f32>() / seconds.len() as f32
+        };
+        assert_eq!(status.workers.iter().map(|worker| worker.rank).collect::<Vec<_>>(), [0, 1]);
+        assert!(mean(1) > 1.5 * mean(0), "{} and {} s", mean(0), mean(1));
+        assert!(status.workers.iter().all(|worker| worker.batch_rows > 0.0));
+        assert!(status.all_reduce_seconds > 0.0);
+    });
 }

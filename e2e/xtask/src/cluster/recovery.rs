@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::install::{object_store, upload, within};
-use super::operate::{NAMESPACE, delete_job, manifest, merge, outside, status, submit, until_phase};
+use super::operate::{NAMESPACE, delete_job, get, manifest, merge, outside, status, submit, until_phase};
 use super::paths::Paths;
 use super::process::eventually;
 
@@ -99,7 +99,15 @@ fn until_step_after(paths: &Paths, name: &str, step: u64) -> Result<u64, String>
 /// The step at which the present attempt goes on, once its coordinator has said so.
 fn resumed_at(paths: &Paths, name: &str) -> Result<u64, String> {
     eventually(FORWARD, &format!("the beginning of {name}"), || {
-        let log = within(paths, NAMESPACE, &["logs", &format!("{name}-coordinator-0")])?;
+        // The coordinator of the attempt that was ended has a log as well, and may still be there.
+        let coordinator = format!("{name}-coordinator-0");
+        let pod = get(paths, &format!("pod/{coordinator}"))?;
+        let attempt = status(paths, name)?["attempt"]["number"].to_string();
+        let label = &pod["metadata"]["labels"]["rectrain.dev/attempt"];
+        if label.as_str() != Some(&attempt) {
+            return Err(format!("{coordinator} is of attempt {label} and not of {attempt}"));
+        }
+        let log = within(paths, NAMESPACE, &["logs", &coordinator])?;
         let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         for event in events {
             match event["event"].as_str() {

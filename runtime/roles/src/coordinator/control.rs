@@ -35,7 +35,7 @@ impl ControlService {
 #[tonic::async_trait]
 impl Control for ControlService {
     async fn get_status(&self, _request: Request<v1::StatusRequest>) -> Result<Response<v1::JobStatus>, Status> {
-        Ok(Response::new(self.coordinator.lock().status()))
+        Ok(Response::new(self.coordinator.status()))
     }
 
     async fn set_mode(&self, request: Request<v1::SetModeRequest>) -> Result<Response<v1::SetModeReply>, Status> {

@@ -6,6 +6,7 @@ mod checkpoints;
 mod control;
 mod digest;
 mod saved;
+mod speeds;
 mod state;
 mod training;
 
@@ -328,8 +329,14 @@ impl Coordinator {
         if last { self.change(|state| state.training().last_saved(saver.failed_attempts == 0)) } else { Ok(()) }
     }
 
+    /// How the job stands.
+    pub fn status(&self) -> v1::JobStatus {
+        self.lock().status()
+    }
+
     fn count_save(&self, written: &Written) {
         let manifest = &written.manifest;
+        self.lock().saved(&written.name, manifest.step);
         self.metrics.checkpoints.inc();
         self.metrics.checkpoint_step.set(manifest.step as i64);
         self.metrics.checkpoint_time.observe(written.seconds);

@@ -9,6 +9,7 @@ use rectrain_proto::v1;
 
 use super::announced::{Announced, Chunk};
 use super::saved::{AppliedGradients, SavedState};
+use super::speeds::Speeds;
 use super::training::Training;
 use crate::error::RoleError;
 use crate::events::{JobEvent, Summary, TestMetrics};
@@ -101,6 +102,9 @@ pub(super) struct State {
     loss_since_event: (f64, u64),
     last_loss: f64,
     throughput: VecDeque<(Instant, u64)>,
+    speeds: Speeds,
+    /// Name and step of the last one that this run has saved.
+    last_checkpoint: Option<(String, u64)>,
     failure: Option<(String, bool)>,
     ended: bool,
 }
@@ -161,6 +165,8 @@ impl State {
             loss_since_event: (0.0, 0),
             last_loss: 0.0,
             throughput: VecDeque::new(),
+            speeds: Speeds::default(),
+            last_checkpoint: None,
             failure: None,
             ended: false,
         })
@@ -437,6 +443,7 @@ impl State {
         rank.steps_done = rank.steps_done.max(report.steps_done);
         rank.running_auc = report.running_auc;
         rank.training_seconds = report.training_seconds;
+        self.speeds.take(report);
         self.samples += report.samples;
         self.loss_since_event.0 += report.loss_sum;
         self.loss_since_event.1 += report.samples;
@@ -520,7 +527,16 @@ impl State {
                 self.running_auc()
             },
             message: self.failure.as_ref().map(|(message, _)| message.clone()).unwrap_or_default(),
+            workers: self.speeds.workers(),
+            all_reduce_seconds: self.speeds.all_reduce_seconds().unwrap_or(0.0),
+            last_checkpoint: self.last_checkpoint.as_ref().map(|(name, _)| name.clone()).unwrap_or_default(),
+            last_checkpoint_step: self.last_checkpoint.as_ref().map_or(0, |(_, step)| *step),
         }
+    }
+
+    /// A checkpoint exists.
+    pub(super) fn saved(&mut self, checkpoint: &str, step: u64) {
+        self.last_checkpoint = Some((checkpoint.to_owned(), step));
     }
 
     /// Global batches that are trained.

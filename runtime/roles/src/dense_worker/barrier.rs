@@ -90,6 +90,7 @@ impl Trainer {
         let (waits, tower) = (&self.waits, &mut self.tower);
         waits.wait(all_reduce(step, rank, ranks, tower.gradients_mut(), &next, &ring))?;
         self.metrics.all_reduce.observe(reducing.elapsed().as_secs_f64());
+        self.pace.reduced(reducing.elapsed());
         Ok(())
     }
 

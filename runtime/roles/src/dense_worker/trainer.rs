@@ -1,6 +1,7 @@
 //! The training half of a dense worker: carries out orders, and what all of them need. Everything that waits for others goes
 //! through the runtime's handle and ends when the worker is told to stop.
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,6 +31,9 @@ const REPORT_EVERY: Duration = Duration::from_millis(200);
 /// Training predictions over which the running AUC is taken.
 const RUNNING_AUC_SAMPLES: usize = 100_000;
 
+/// Batches whose time of computation a report tells.
+const TOLD_BATCHES: usize = 32;
+
 /// See the module's text.
 pub(crate) struct Trainer {
     pub(super) plan: Arc<JobPlan>,
@@ -41,6 +45,7 @@ pub(crate) struct Trainer {
     pub(super) waits: Waits,
     slow: f64,
     progress: v1::Progress,
+    pub(super) pace: Pace,
     running_auc: RunningAuc,
     reported: Instant,
     training: Duration,
@@ -67,6 +72,7 @@ impl Trainer {
             waits: Waits { runtime: Handle::current(), stop },
             slow,
             progress: v1::Progress { rank: rank.0, ..v1::Progress::default() },
+            pace: Pace::default(),
             running_auc: RunningAuc::new(RUNNING_AUC_SAMPLES),
             reported: Instant::now(),
             training: Duration::ZERO,
@@ -121,6 +127,7 @@ impl Trainer {
         let output = self.tower.forward_backward(batch.features(), &batch.labels, scale, number)?;
         std::thread::sleep(computing.elapsed().mul_f64(self.slow - 1.0));
         self.metrics.compute.observe(computing.elapsed().as_secs_f64());
+        self.pace.computed(batch.samples, computing.elapsed());
         Ok(output)
     }
 
@@ -150,6 +157,7 @@ impl Trainer {
         self.reported = Instant::now();
         self.progress.running_auc = self.running_auc.value();
         self.progress.training_seconds = self.training.as_secs_f64();
+        std::mem::take(&mut self.pace).tell(&mut self.progress);
         let next = v1::Progress { rank: self.rank.0, steps_done: self.progress.steps_done, ..v1::Progress::default() };
         let report = std::mem::replace(&mut self.progress, next);
         self.tell(report, Vec::new()).map(drop)
@@ -179,6 +187,38 @@ impl Trainer {
     /// Begins something whose result is waited for later.
     pub(super) fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
         self.waits.runtime.spawn(work)
+    }
+}
+
+/// How long this worker took for what it did since its last report.
+#[derive(Default)]
+pub(super) struct Pace {
+    compute_seconds: VecDeque<f32>,
+    rows: usize,
+    batches: usize,
+    all_reduce: Duration,
+    all_reduces: u32,
+}
+
+impl Pace {
+    fn computed(&mut self, rows: usize, took: Duration) {
+        if self.compute_seconds.len() == TOLD_BATCHES {
+            self.compute_seconds.pop_front();
+        }
+        self.compute_seconds.push_back(took.as_secs_f32());
+        self.rows += rows;
+        self.batches += 1;
+    }
+
+    pub(super) fn reduced(&mut self, took: Duration) {
+        self.all_reduce += took;
+        self.all_reduces += 1;
+    }
+
+    fn tell(self, progress: &mut v1::Progress) {
+        progress.compute_seconds = self.compute_seconds.into();
+        progress.batch_rows = self.rows as f64 / self.batches.max(1) as f64;
+        progress.all_reduce_seconds = self.all_reduce.as_secs_f64() / f64::from(self.all_reduces.max(1));
     }
 }
 
