@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::{DeviceKind, FieldError, FieldPath, RecTrainingJob, Resume};
+use crate::{AutoscalingMode, DeviceKind, FieldError, FieldPath, ModeSpec, RecTrainingJob, Resume};
 
 /// Something that not every version or build can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,6 +18,12 @@ pub enum Capability {
     Suspend,
     /// Stopping a job after a time.
     Deadline,
+    /// Choosing the training mode while training goes on.
+    AutoMode,
+    /// Deciding how many replicas roles should have.
+    Autoscaling,
+    /// Carrying that out.
+    ApplyScaling,
 }
 
 impl fmt::Display for Capability {
@@ -28,6 +34,9 @@ impl fmt::Display for Capability {
             Capability::Cuda => "compute on a GPU",
             Capability::Suspend => "hold a job",
             Capability::Deadline => "stop a job after a time",
+            Capability::AutoMode => "choose the training mode by itself outside of a cluster",
+            Capability::Autoscaling => "decide on numbers of replicas outside of a cluster",
+            Capability::ApplyScaling => "carry out decisions to scale (it can recommend)",
         })
     }
 }
@@ -47,12 +56,21 @@ pub fn capabilities(job: &RecTrainingJob) -> Vec<Requirement> {
     let spec = &job.spec;
     let checkpoint = spec.checkpoint.clone().unwrap_or_default();
     let device = spec.roles.as_ref().and_then(|roles| roles.dense_worker.as_ref()).and_then(|worker| worker.device);
+    let mode = spec.training.as_ref().and_then(|training| training.mode);
+    let scaling = spec.autoscaling.as_ref();
     let asked = [
         (checkpoint.path.is_some(), "spec.checkpoint.path", Capability::Checkpoint),
         (checkpoint.resume == Some(Resume::Latest), "spec.checkpoint.resume", Capability::Resume),
         (device == Some(DeviceKind::Cuda), "spec.roles.denseWorker.device", Capability::Cuda),
         (spec.suspend == Some(true), "spec.suspend", Capability::Suspend),
         (spec.active_deadline_seconds.is_some(), "spec.activeDeadlineSeconds", Capability::Deadline),
+        (mode == Some(ModeSpec::Auto), "spec.training.mode", Capability::AutoMode),
+        (scaling.is_some(), "spec.autoscaling", Capability::Autoscaling),
+        (
+            scaling.is_some_and(|scaling| scaling.mode == Some(AutoscalingMode::Apply)),
+            "spec.autoscaling.mode",
+            Capability::ApplyScaling,
+        ),
     ];
     let asked = asked.into_iter().filter(|(asks, ..)| *asks);
     asked.map(|(_, path, capability)| Requirement { path: FieldPath::parse(path), capability }).collect()

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::schema::{EXPECTED, OPEN, VALUES, annotated, properties};
 use crate::suggest::nearest;
-use crate::{FieldPath, Mode, Segment};
+use crate::{FieldPath, Mode, ModeSpec, Segment};
 
 /// Something wrong with one field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -260,6 +260,10 @@ fn not_one_of(text: &str, values: &[Value], path: &FieldPath) -> String {
     let is_mode = path.0.last() == Some(&Segment::Key("mode".to_string()));
     if is_mode && Mode::REFUSED.contains(&text) {
         return format!("this version does not run the training mode `{text}`; it runs {}", one_of(values));
+    }
+    let is_switch = is_mode && values.iter().any(|value| value.as_str() == Some(Mode::Gba.name()));
+    if is_switch && text == ModeSpec::Auto.name() {
+        return format!("`auto` is no mode to switch to: expected {}, or spec.training.mode: auto", one_of(values));
     }
     let meant = nearest(text, values.iter().filter_map(Value::as_str));
     let hint = meant.map(|meant| format!("; did you mean `{meant}`?")).unwrap_or_default();

@@ -53,6 +53,16 @@ pub const GBA_STALENESS: u32 = 4;
 pub const HOP_BS_BOUND: u32 = 2;
 /// `spec.training.hopBw.backups`
 pub const HOP_BW_BACKUPS: u32 = 1;
+/// `spec.training.auto.margin`
+pub const MODE_MARGIN: f64 = 0.1;
+/// `spec.training.auto.windowSeconds`
+pub const MODE_WINDOW_SECONDS: u32 = 60;
+/// `spec.training.auto.dwellSeconds`
+pub const MODE_DWELL_SECONDS: u32 = 300;
+/// `spec.training.auto.switchesPerHour`
+pub const MODE_SWITCHES_PER_HOUR: u32 = 4;
+/// `spec.training.auto.crowdedCpu`
+pub const MODE_CROWDED_CPU: f64 = 0.85;
 /// Learning rate of Adam and AdamW
 pub const ADAM_LEARNING_RATE: f64 = 1e-3;
 /// `beta1` of Adam and AdamW
@@ -94,6 +104,22 @@ pub const MAX_RESTARTS: u32 = 10;
 pub const BACKOFF_SECONDS: u32 = 10;
 /// `spec.faultTolerance.stallSeconds`
 pub const STALL_SECONDS: u32 = 600;
+/// `spec.autoscaling.*.max`, in `spec.roles.*.replicas`
+pub const MAX_REPLICAS_FACTOR: u32 = 4;
+/// The most replicas that a role may have.
+pub const MAX_REPLICAS: u32 = 1024;
+/// `spec.autoscaling.ps.memoryTarget`
+pub const PS_MEMORY_TARGET: f64 = 0.75;
+/// `spec.autoscaling.ps.busyTarget`
+pub const PS_BUSY_TARGET: f64 = 0.7;
+/// `spec.autoscaling.denseWorker.marginalThroughput`
+pub const MARGINAL_THROUGHPUT: f64 = 0.6;
+/// `spec.autoscaling.coolDownSeconds`
+pub const COOL_DOWN_SECONDS: u32 = 300;
+/// `spec.autoscaling.upWindowSeconds`
+pub const UP_WINDOW_SECONDS: u32 = 60;
+/// `spec.autoscaling.downWindowSeconds`
+pub const DOWN_WINDOW_SECONDS: u32 = 300;
 /// `spec.managedBy`
 pub const MANAGED_BY: &str = "rectrain.dev/operator";
 

@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::check::{expected, meanings};
 use crate::schema::{self, DEFAULT, default_text, properties};
 use crate::suggest::nearest;
-use crate::{FieldPath, Mode};
+use crate::{FieldPath, Mode, ModeSpec};
 
 /// There is nothing of that name to explain.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -26,7 +26,8 @@ const WIDTH: usize = 100;
 /// If there is no such field or mode; the message names the nearest one.
 pub fn explain(topic: &str) -> Result<String, ExplainError> {
     let topic = topic.trim();
-    if let Some(mode) = Mode::ALL.into_iter().find(|mode| mode.name() == topic) {
+    let modes = Mode::ALL.into_iter().map(ModeSpec::Fixed).chain([ModeSpec::Auto]);
+    if let Some(mode) = modes.into_iter().find(|mode| mode.name() == topic) {
         return Ok(explain_mode(mode));
     }
     let path = FieldPath::parse(topic);
@@ -40,7 +41,7 @@ pub fn explain(topic: &str) -> Result<String, ExplainError> {
 }
 
 /// Explains a training mode in a paragraph.
-pub fn explain_mode(mode: Mode) -> String {
+pub fn explain_mode(mode: ModeSpec) -> String {
     let path = FieldPath::parse("spec.training.mode");
     let meaning = schema::at(&path).and_then(|schema| meanings(schema).find(|(value, _)| *value == mode.name()));
     let meaning = meaning.map(|(_, meaning)| meaning).unwrap_or_default();

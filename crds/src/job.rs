@@ -7,8 +7,8 @@ use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CheckpointSpec, DataSpec, FaultToleranceSpec, FeaturesSpec, ModelSpec, RecTrainingJobStatus, RolesSpec,
-    TrainingSpec, defaults,
+    AutoscalingSpec, CheckpointSpec, DataSpec, FaultToleranceSpec, FeaturesSpec, ModelSpec, RecTrainingJobStatus,
+    RolesSpec, TrainingSpec, defaults,
 };
 
 /// What to train, on what, and how.
@@ -76,6 +76,12 @@ pub struct RecTrainingJobSpec {
     /// in its own with `--processes`, and each in pods of its own in a cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub roles: Option<RolesSpec>,
+
+    /// How many replicas the roles should have, decided from what is measured of them. `autoscaling: {}` takes every default. Only a
+    /// cluster can carry it out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = "roles have as many replicas as spec.roles says"))]
+    pub autoscaling: Option<AutoscalingSpec>,
 
     /// Checkpoints: where and how often.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -52,14 +52,18 @@ pub use names::{ExpandError, expand};
 pub use path::{FieldPath, Segment};
 pub use reference::{reference_markdown, simulation_reference_markdown};
 pub use resolved::{
-    DataSource, FileFormat, FilePlan, ResolvedBadRows, ResolvedCheckpoint, ResolvedCsv, ResolvedData, ResolvedDense,
-    ResolvedDenseOptimizer, ResolvedEvaluation, ResolvedFaultTolerance, ResolvedFeatures, ResolvedInitializer,
-    ResolvedJob, ResolvedLabel, ResolvedModel, ResolvedRole, ResolvedRoles, ResolvedSparse, ResolvedSparseOptimizer,
-    ResolvedSplit, ResolvedStorage, ResolvedSynthetic, ResolvedTable, ResolvedTime, ResolvedTraining,
-    ResolvedTransform, TrainTest, TrainingLength,
+    DataSource, FileFormat, FilePlan, ResolvedAutoMode, ResolvedAutoscaling, ResolvedBadRows, ResolvedBounds,
+    ResolvedCheckpoint, ResolvedCsv, ResolvedData, ResolvedDense, ResolvedDenseOptimizer, ResolvedDenseWorkerScaling,
+    ResolvedEmbeddingWorkerScaling, ResolvedEvaluation, ResolvedFaultTolerance, ResolvedFeatures, ResolvedInitializer,
+    ResolvedJob, ResolvedLabel, ResolvedModel, ResolvedPsScaling, ResolvedRole, ResolvedRoles, ResolvedSparse,
+    ResolvedSparseOptimizer, ResolvedSplit, ResolvedStorage, ResolvedSynthetic, ResolvedTable, ResolvedTime,
+    ResolvedTraining, ResolvedTransform, TrainTest, TrainingLength,
 };
 pub use schema::{crd, crd_yaml};
 pub use set::{SetError, SetKind, apply_set};
 pub use spec::*;
-pub use status::{AttemptMode, AttemptStatus, JobSummary, Phase, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses};
+pub use status::{
+    AttemptMode, AttemptStatus, DecisionStatus, DecisionSubject, JobSummary, ModePrediction, Phase,
+    RecTrainingJobStatus, ReplicaCount, ReplicaStatuses,
+};
 pub use validate::{validate, validate_update};

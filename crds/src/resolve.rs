@@ -20,6 +20,7 @@ pub(crate) fn resolve(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldErro
         data,
         training: training(&spec.training.clone().unwrap_or_default()),
         roles: roles(&spec.roles.clone().unwrap_or_default()),
+        autoscaling: spec.autoscaling.as_ref().map(|given| autoscaling(given, spec, &mut errors)),
         checkpoint: spec.checkpoint.as_ref().and_then(checkpoint),
         fault_tolerance: fault_tolerance(spec.fault_tolerance.as_ref()),
         suspend: spec.suspend.unwrap_or(false),
@@ -492,8 +493,10 @@ fn columns(csv: &ResolvedCsv, features: &ResolvedFeatures, parts: &TrainTest, er
 
 fn training(given: &TrainingSpec) -> ResolvedTraining {
     let optimizer = given.optimizer.clone().unwrap_or_default();
+    let mode = given.mode.unwrap_or_default();
     ResolvedTraining {
-        mode: given.mode.unwrap_or_default(),
+        mode: mode.first(),
+        auto: (mode == ModeSpec::Auto).then(|| auto_mode(&given.auto.clone().unwrap_or_default())),
         global_batch_size: given.global_batch_size.unwrap_or(d::GLOBAL_BATCH_SIZE) as usize,
         length: match given.steps {
             Some(steps) => TrainingLength::Steps(steps),
@@ -517,12 +520,97 @@ fn training(given: &TrainingSpec) -> ResolvedTraining {
     }
 }
 
+fn auto_mode(given: &AutoModeSpec) -> ResolvedAutoMode {
+    ResolvedAutoMode {
+        margin: given.margin.unwrap_or(d::MODE_MARGIN),
+        window_seconds: given.window_seconds.unwrap_or(d::MODE_WINDOW_SECONDS),
+        dwell_seconds: given.dwell_seconds.unwrap_or(d::MODE_DWELL_SECONDS),
+        switches_per_hour: given.switches_per_hour.unwrap_or(d::MODE_SWITCHES_PER_HOUR),
+        crowded_cpu: given.crowded_cpu.unwrap_or(d::MODE_CROWDED_CPU),
+    }
+}
+
+/// Roles that somebody else scales are left out.
+fn autoscaling(given: &AutoscalingSpec, spec: &RecTrainingJobSpec, errors: &mut Errors) -> ResolvedAutoscaling {
+    let replicas = roles(&spec.roles.clone().unwrap_or_default());
+    let ps = given.ps.clone().unwrap_or_default();
+    let embedding = given.embedding_worker.clone().unwrap_or_default();
+    let dense = given.dense_worker.clone().unwrap_or_default();
+    let is_ours = |scaler: Option<Scaler>| scaler.unwrap_or_default() == Scaler::Operator;
+    let rows = spec.training.as_ref().and_then(|training| training.global_batch_size).unwrap_or(d::GLOBAL_BATCH_SIZE);
+    ResolvedAutoscaling {
+        mode: given.mode.unwrap_or_default(),
+        ps: is_ours(ps.scaler).then(|| ResolvedPsScaling {
+            bounds: bounds("ps", ps.min, ps.max, replicas.ps, d::MAX_REPLICAS, errors),
+            memory_target: ps.memory_target.unwrap_or(d::PS_MEMORY_TARGET),
+            busy_target: ps.busy_target.unwrap_or(d::PS_BUSY_TARGET),
+            max_memory_bytes: ps.max_memory_gib.map(|gib| u64::from(gib) << 30),
+        }),
+        embedding_worker: is_ours(embedding.scaler).then(|| ResolvedEmbeddingWorkerScaling {
+            bounds: bounds(
+                "embeddingWorker",
+                embedding.min,
+                embedding.max,
+                replicas.embedding_worker,
+                d::MAX_REPLICAS,
+                errors,
+            ),
+            queue_wait_seconds: embedding.queue_wait_seconds,
+        }),
+        dense_worker: is_ours(dense.scaler).then(|| ResolvedDenseWorkerScaling {
+            bounds: bounds(
+                "denseWorker",
+                dense.min,
+                dense.max,
+                replicas.dense_worker,
+                d::MAX_REPLICAS.min(rows),
+                errors,
+            ),
+            marginal_throughput: dense.marginal_throughput.unwrap_or(d::MARGINAL_THROUGHPUT),
+            price_per_hour: dense.price_per_hour,
+            max_cost_per_million_samples: dense.max_cost_per_million_samples,
+        }),
+        cool_down_seconds: given.cool_down_seconds.unwrap_or(d::COOL_DOWN_SECONDS),
+        up_window_seconds: given.up_window_seconds.unwrap_or(d::UP_WINDOW_SECONDS),
+        down_window_seconds: given.down_window_seconds.unwrap_or(d::DOWN_WINDOW_SECONDS),
+    }
+}
+
+/// A role starts with the replicas of `spec.roles`, which are therefore within its bounds; by default it has no fewer, and at most
+/// four times as many.
+fn bounds(
+    name: &str,
+    min: Option<u32>,
+    max: Option<u32>,
+    role: ResolvedRole,
+    most: u32,
+    errors: &mut Errors,
+) -> ResolvedBounds {
+    let start = u32::try_from(role.replicas).unwrap_or(u32::MAX);
+    let path = at("spec.autoscaling").key(name);
+    if let Some(max) = max.filter(|max| *max < start) {
+        errors
+            .add(path.key("max"), format!("expected at least the {start} of spec.roles.{name}.replicas, found {max}"));
+    }
+    if let Some(min) = min.filter(|min| *min > start) {
+        errors.add(path.key("min"), format!("expected at most the {start} of spec.roles.{name}.replicas, found {min}"));
+    }
+    if let Some(max) = max.filter(|max| *max > most) {
+        let message =
+            format!("every dense worker needs at least one row of each batch: expected at most {most}, found {max}");
+        errors.add(path.key("max"), message);
+    }
+    let max = max.unwrap_or(start.saturating_mul(d::MAX_REPLICAS_FACTOR).min(most));
+    ResolvedBounds { min: min.unwrap_or(start), max: max.max(start) }
+}
+
 /// Without a barrier a global batch is made of whole local batches (M of them are a step of `gba`), and switches follow one
 /// another.
 fn local_batches(job: &ResolvedJob, errors: &mut Errors) {
     let training = &job.training;
     let (rows, workers) = (training.global_batch_size, job.roles.dense_worker.replicas);
-    let modes = || std::iter::once(training.mode).chain(training.switch_at.iter().map(|switch| switch.mode));
+    let later = || training.switch_at.iter().map(|switch| switch.mode).chain(training.auto.map(|_| Mode::Gba));
+    let modes = || std::iter::once(training.mode).chain(later());
     if let Some(mode) = modes().find(|mode| !mode.has_barrier())
         && training.local_batch_size.is_none()
         && !rows.is_multiple_of(workers)

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::{
-    Compression, CrossStructure, DeviceKind, KeyDivisor, MissingSparse, Mode, ModelKind, Pooling, Resume, SwitchSpec,
-    ValueType,
+    AutoscalingMode, Compression, CrossStructure, DeviceKind, KeyDivisor, MissingSparse, Mode, ModelKind, Pooling,
+    Resume, SwitchSpec, ValueType,
 };
 
 /// A whole job.
@@ -29,6 +29,8 @@ pub struct ResolvedJob {
     pub training: ResolvedTraining,
     /// How many of each role there are.
     pub roles: ResolvedRoles,
+    /// How roles are scaled, if they are.
+    pub autoscaling: Option<ResolvedAutoscaling>,
     /// Checkpoints, if any are written or read.
     pub checkpoint: Option<ResolvedCheckpoint>,
     /// What happens after a crash.
@@ -332,8 +334,10 @@ pub struct ResolvedStorage {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedTraining {
-    /// The mode.
+    /// The mode, or the first one where it is chosen automatically.
     pub mode: Mode,
+    /// How readily the mode is switched automatically, if it is.
+    pub auto: Option<ResolvedAutoMode>,
     /// Rows of a step, over all dense workers together.
     pub global_batch_size: usize,
     /// When training ends.
@@ -368,6 +372,90 @@ pub struct ResolvedTraining {
     pub compression: Compression,
     /// When the test rows are evaluated.
     pub evaluation: ResolvedEvaluation,
+}
+
+/// How readily the mode `auto` switches.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedAutoMode {
+    /// How much faster the other mode must be, as a share.
+    pub margin: f64,
+    /// Seconds that predictions are averaged over.
+    pub window_seconds: u32,
+    /// Seconds that a mode stays at least, no less than the window.
+    pub dwell_seconds: u32,
+    /// Switches an hour at most.
+    pub switches_per_hour: u32,
+    /// Share of the nodes' CPU in use from which on the cluster counts as crowded.
+    pub crowded_cpu: f64,
+}
+
+/// How roles are scaled.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedAutoscaling {
+    /// What becomes of decisions.
+    pub mode: AutoscalingMode,
+    /// Parameter servers, unless somebody else scales them.
+    pub ps: Option<ResolvedPsScaling>,
+    /// Embedding workers, unless somebody else scales them.
+    pub embedding_worker: Option<ResolvedEmbeddingWorkerScaling>,
+    /// Dense workers, unless somebody else scales them.
+    pub dense_worker: Option<ResolvedDenseWorkerScaling>,
+    /// Seconds between two decisions about a role.
+    pub cool_down_seconds: u32,
+    /// Seconds for which more replicas must have been needed.
+    pub up_window_seconds: u32,
+    /// Seconds for which fewer must have been enough.
+    pub down_window_seconds: u32,
+}
+
+/// How many replicas a role may have: 1 ≤ `min` ≤ `max`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedBounds {
+    /// At least.
+    pub min: u32,
+    /// At most.
+    pub max: u32,
+}
+
+/// How parameter servers are scaled.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedPsScaling {
+    /// How many there may be.
+    pub bounds: ResolvedBounds,
+    /// Share of the memory limit that the fullest should use.
+    pub memory_target: f64,
+    /// Share of the time that the busiest should work.
+    pub busy_target: f64,
+    /// Memory that one may be given at most; `None` means that it is not raised.
+    pub max_memory_bytes: Option<u64>,
+}
+
+/// How embedding workers are scaled.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedEmbeddingWorkerScaling {
+    /// How many there may be.
+    pub bounds: ResolvedBounds,
+    /// Mean seconds that a batch should wait; `None` means as long as it is worked on.
+    pub queue_wait_seconds: Option<f64>,
+}
+
+/// How dense workers are scaled.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedDenseWorkerScaling {
+    /// How many there may be.
+    pub bounds: ResolvedBounds,
+    /// What one more should add, as a share of what each adds on average.
+    pub marginal_throughput: f64,
+    /// Price of one for an hour.
+    pub price_per_hour: Option<f64>,
+    /// What a million samples may cost at most, in the same currency.
+    pub max_cost_per_million_samples: Option<f64>,
 }
 
 /// When training ends.

@@ -178,6 +178,69 @@ pub struct AttemptMode {
     pub refused: Option<String>,
 }
 
+/// What a decision is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum DecisionSubject {
+    /// The training mode.
+    Mode,
+    /// The parameter servers.
+    Ps,
+    /// The embedding workers.
+    EmbeddingWorker,
+    /// The dense workers.
+    DenseWorker,
+}
+
+impl DecisionSubject {
+    /// The name in a status.
+    pub fn name(self) -> &'static str {
+        match self {
+            DecisionSubject::Mode => "mode",
+            DecisionSubject::Ps => "ps",
+            DecisionSubject::EmbeddingWorker => "embeddingWorker",
+            DecisionSubject::DenseWorker => "denseWorker",
+        }
+    }
+}
+
+/// A decision of the automatic mode or of autoscaling.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DecisionStatus {
+    /// What it is about.
+    pub subject: DecisionSubject,
+    /// When it was made.
+    pub time: Time,
+    /// What was: a mode, a number of replicas, or bytes of memory.
+    #[schemars(length(max = 32))]
+    pub from: String,
+    /// What should be.
+    #[schemars(length(max = 32))]
+    pub to: String,
+    /// Index of the one replica whose memory it is about; none where it is about all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replica: Option<u32>,
+    /// Whether it is carried out, or only told.
+    pub applied: bool,
+    /// Why.
+    #[schemars(length(max = 1024))]
+    pub reason: String,
+}
+
+/// How fast the modes that `auto` chooses between would be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ModePrediction {
+    /// Rows a second in `sync`.
+    pub sync: u64,
+    /// Rows a second in `gba`.
+    pub gba: u64,
+    /// By how many percent the measured speed is off what is predicted for the mode in use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error_percent: Option<i64>,
+}
+
 /// The state of a job, written by the operator.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
@@ -201,6 +264,24 @@ pub struct RecTrainingJobStatus {
     /// schedule `spec.training.switchAt`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<Mode>,
+
+    /// Since when it is in use, as far as the operator saw.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode_since: Option<Time>,
+
+    /// Why it is in use: the manifest, the schedule, or what `auto` decided on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub mode_reason: Option<String>,
+
+    /// What the automatic mode predicts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode_prediction: Option<ModePrediction>,
+
+    /// The last decisions of the automatic mode and of autoscaling, oldest first, eight at most about each subject. At most 32.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub decisions: Vec<DecisionStatus>,
 
     /// Completed global steps.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -89,7 +89,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
             "storage": {"options": {}, "secretName": null},
         },
         "training": {
-            "mode": "sync", "globalBatchSize": 4096, "length": {"epochs": 1}, "seed": 42, "staleness": 4,
+            "mode": "sync", "auto": null, "globalBatchSize": 4096, "length": {"epochs": 1}, "seed": 42, "staleness": 4,
             "localBatchSize": null, "barrierWorkers": null, "gbaStaleness": 4, "gbaKeyDivisor": "buffer", "hopBsBound": 2, "hopBwBackups": 1,
             "bspAggregate": null, "switchAt": [],
             "denseOptimizer": {"adam": {
@@ -105,6 +105,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
             "device": "cpu",
             "loader": {"replicas": 1, "threads": null},
         },
+        "autoscaling": null,
         "checkpoint": null,
         "faultTolerance": {"maxRestarts": 10, "backoffSeconds": 10, "stallSeconds": 600},
         "suspend": false,
@@ -321,11 +322,21 @@ fn a_capability_that_is_missing_is_refused_and_never_ignored() {
         "spec.roles.denseWorker.device=cuda",
         "spec.suspend=true",
         "spec.activeDeadlineSeconds=5",
+        "spec.training.mode=auto,spec.autoscaling.mode=apply",
     ]);
     let all: Vec<_> = capabilities(&job).into_iter().map(|asked| asked.capability).collect();
     assert_eq!(
         all,
-        [Capability::Checkpoint, Capability::Resume, Capability::Cuda, Capability::Suspend, Capability::Deadline]
+        [
+            Capability::Checkpoint,
+            Capability::Resume,
+            Capability::Cuda,
+            Capability::Suspend,
+            Capability::Deadline,
+            Capability::AutoMode,
+            Capability::Autoscaling,
+            Capability::ApplyScaling,
+        ]
     );
     assert_eq!(refuse_missing(&job, &all), Ok(()));
     let errors = refuse_missing(&job, &all[..1]).unwrap_err();
@@ -333,7 +344,32 @@ fn a_capability_that_is_missing_is_refused_and_never_ignored() {
         errors[0].to_string(),
         "spec.checkpoint.resume: this version cannot start from a checkpoint: remove the field"
     );
-    assert_eq!(errors.len(), 4);
+    assert_eq!(errors.len(), 7);
+}
+
+#[test]
+fn the_automatic_mode_starts_in_sync_and_autoscaling_takes_every_default() {
+    let resolved = resolve(&["spec.training.mode=auto,spec.roles.ps.replicas=3,spec.autoscaling.mode=recommend"]);
+    assert_eq!(resolved.training.mode, Mode::Sync);
+    let auto = serde_json::to_value(resolved.training.auto).unwrap();
+    let expected =
+        json!({"margin": 0.1, "windowSeconds": 60, "dwellSeconds": 300, "switchesPerHour": 4, "crowdedCpu": 0.85});
+    assert_eq!(auto, expected);
+    let expected = json!({
+        "mode": "recommend",
+        "ps": {"bounds": {"min": 3, "max": 12}, "memoryTarget": 0.75, "busyTarget": 0.7, "maxMemoryBytes": null},
+        "embeddingWorker": {"bounds": {"min": 1, "max": 4}, "queueWaitSeconds": null},
+        "denseWorker": {
+            "bounds": {"min": 1, "max": 4}, "marginalThroughput": 0.6, "pricePerHour": null, "maxCostPerMillionSamples": null,
+        },
+        "coolDownSeconds": 300, "upWindowSeconds": 60, "downWindowSeconds": 300,
+    });
+    assert_eq!(serde_json::to_value(&resolved.autoscaling).unwrap(), expected);
+    // `autoscaling: {}` is all it takes, and a role can be left to somebody else.
+    let text = BASE.replace("  training:\n", "  autoscaling: {denseWorker: {scaler: external}}\n  training:\n");
+    let given = load(&text, "base.yaml", &[]).unwrap().resolved.autoscaling.unwrap();
+    assert!(given.dense_worker.is_none() && given.ps.is_some() && given.embedding_worker.is_some());
+    assert!(explain("auto").unwrap().contains("whichever is predicted to be faster"));
 }
 
 // ---------------------------------------------------------------------------------------------------------- wrong ones
@@ -449,7 +485,7 @@ fn a_wrong_manifest_gets_a_sentence_with_file_line_field_and_what_was_expected()
 }
 
 /// Overrides of BASE, and the field and a part of the sentence of the only error: what no single field shows.
-const BAD_JOBS: [(&[&str], &str, &str); 39] = [
+const BAD_JOBS: [(&[&str], &str, &str); 43] = [
     (
         &["spec.training.mode=shadow"],
         "spec.training.mode",
@@ -536,7 +572,27 @@ const BAD_JOBS: [(&[&str], &str, &str); 39] = [
     (
         &["spec.training.switchAt[0].step=9,spec.training.switchAt[0].mode=auto"],
         "spec.training.switchAt[0].mode",
-        "does not run",
+        "`auto` is no mode to switch to",
+    ),
+    (
+        &["spec.training.mode=auto,spec.roles.denseWorker.replicas=3"],
+        "spec.training.localBatchSize",
+        "mode gba makes a global batch of M equal local batches",
+    ),
+    (
+        &["spec.autoscaling.ps.max=2,spec.roles.ps.replicas=3"],
+        "spec.autoscaling.ps.max",
+        "at least the 3 of spec.roles.ps.replicas, found 2",
+    ),
+    (
+        &["spec.autoscaling.embeddingWorker.min=2"],
+        "spec.autoscaling.embeddingWorker.min",
+        "at most the 1 of spec.roles.embeddingWorker.replicas, found 2",
+    ),
+    (
+        &["spec.autoscaling.denseWorker.max=257"],
+        "spec.autoscaling.denseWorker.max",
+        "at least one row of each batch: expected at most 256",
     ),
     (
         &["spec.data.train=null,spec.data.test=null,spec.data.source.paths={a.csv},spec.data.split.slices.rows=1000"],
@@ -588,8 +644,8 @@ fn a_contradiction_gets_a_sentence_with_the_field_and_what_to_do() {
 #[test]
 fn an_error_that_an_override_causes_names_the_override() {
     let error =
-        load(BASE, "base.yaml", &sets(&["spec.training.seed=1", "spec.training.mode=auto"])).unwrap_err().to_string();
-    assert!(error.starts_with("--set spec.training.mode=auto: spec.training.mode: this version"), "{error}");
+        load(BASE, "base.yaml", &sets(&["spec.training.seed=1", "spec.training.mode=des"])).unwrap_err().to_string();
+    assert!(error.starts_with("--set spec.training.mode=des: spec.training.mode: this version"), "{error}");
     let error = load(BASE, "base.yaml", &sets(&["spec.training.mode"])).unwrap_err().to_string();
     assert!(error.starts_with("--set spec.training.mode: expected `spec.training.mode=VALUE`"), "{error}");
     let error =
@@ -784,6 +840,36 @@ const RULES: &[(&[&str], &[&str])] = &[
             "spec.training.switchAt[0].step=9,spec.training.switchAt[0].mode=gba",
             "spec.training.switchAt[1].step=10,spec.training.switchAt[1].mode=sync",
         ],
+    ),
+    (
+        &["spec.training.mode=auto,spec.training.switchAt[0].step=9,spec.training.switchAt[0].mode=gba"],
+        &["spec.training.mode=auto,spec.training.auto.margin=0.2"],
+    ),
+    (&["spec.training.auto.dwellSeconds=50"], &["spec.training.auto.dwellSeconds=60"]),
+    (&["spec.autoscaling.ps.min=3,spec.autoscaling.ps.max=2"], &["spec.autoscaling.ps.max=2"]),
+    (
+        &["spec.autoscaling.ps.scaler=external,spec.autoscaling.ps.max=2"],
+        &["spec.autoscaling.ps.scaler=operator,spec.autoscaling.ps.max=2"],
+    ),
+    (
+        &["spec.autoscaling.embeddingWorker.min=3,spec.autoscaling.embeddingWorker.max=2"],
+        &["spec.autoscaling.embeddingWorker.max=2"],
+    ),
+    (
+        &["spec.autoscaling.embeddingWorker.scaler=external,spec.autoscaling.embeddingWorker.queueWaitSeconds=1"],
+        &["spec.autoscaling.embeddingWorker.scaler=external"],
+    ),
+    (
+        &["spec.autoscaling.denseWorker.min=3,spec.autoscaling.denseWorker.max=2"],
+        &["spec.autoscaling.denseWorker.max=2"],
+    ),
+    (
+        &["spec.autoscaling.denseWorker.scaler=external,spec.autoscaling.denseWorker.marginalThroughput=0.5"],
+        &["spec.autoscaling.denseWorker.scaler=external"],
+    ),
+    (
+        &["spec.autoscaling.denseWorker.maxCostPerMillionSamples=1"],
+        &["spec.autoscaling.denseWorker.maxCostPerMillionSamples=1,spec.autoscaling.denseWorker.pricePerHour=2"],
     ),
     (&["spec.checkpoint.everySteps=5"], &["spec.checkpoint.everySteps=5,spec.checkpoint.path=/c"]),
     (&["spec.model.kind=dlrm,spec.features.sparse[0].dim=8"], &["spec.model.kind=dlrm,spec.features.sparse[0].dim=16"]),

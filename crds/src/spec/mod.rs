@@ -5,6 +5,7 @@
 // kube's derive repeats each struct, `pub` and all, inside a function.
 #![allow(unreachable_pub)]
 
+mod autoscaling;
 mod data;
 mod features;
 mod model;
@@ -12,6 +13,7 @@ mod operation;
 mod roles;
 mod training;
 
+pub use autoscaling::*;
 pub use data::*;
 pub use features::*;
 pub use model::*;

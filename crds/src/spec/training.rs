@@ -1,7 +1,7 @@
 //! `spec.training`: the algorithm and its hyper-parameters.
 
 use kube::KubeSchema;
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
 use crate::defaults;
@@ -63,13 +63,129 @@ impl Mode {
     }
 
     /// Names of published modes that this version refuses.
-    pub(crate) const REFUSED: [&'static str; 6] = ["des", "shadow", "easgd", "ma", "bmuf", "auto"];
+    pub(crate) const REFUSED: [&'static str; 5] = ["des", "shadow", "easgd", "ma", "bmuf"];
 }
 
 impl std::fmt::Display for Mode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name())
     }
+}
+
+/// What `spec.training.mode` may say: a mode to train in, or that it be chosen while training goes on. What is trained in at any time
+/// is a [`Mode`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ModeSpec {
+    /// This one.
+    Fixed(Mode),
+    /// `sync` or `gba`, whichever is faster at the time.
+    Auto,
+}
+
+impl ModeSpec {
+    const AUTO: &'static str = "auto";
+    const AUTO_MEANING: &'static str = "`sync` or `gba`, whichever is predicted to be faster from the workers' measured step times \
+        and the load of the cluster; training starts in `sync` and is switched at global-step boundaries, with no hyper-parameter \
+        changed. `spec.training.auto` says how readily. It takes a cluster.";
+
+    /// The name in a manifest.
+    pub fn name(self) -> &'static str {
+        match self {
+            ModeSpec::Fixed(mode) => mode.name(),
+            ModeSpec::Auto => Self::AUTO,
+        }
+    }
+
+    /// The mode that training starts in.
+    pub fn first(self) -> Mode {
+        match self {
+            ModeSpec::Fixed(mode) => mode,
+            ModeSpec::Auto => Mode::Sync,
+        }
+    }
+}
+
+impl Default for ModeSpec {
+    fn default() -> Self {
+        ModeSpec::Fixed(Mode::default())
+    }
+}
+
+impl From<Mode> for ModeSpec {
+    fn from(mode: Mode) -> Self {
+        ModeSpec::Fixed(mode)
+    }
+}
+
+impl std::fmt::Display for ModeSpec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Serialize for ModeSpec {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for ModeSpec {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        use serde::de::IntoDeserializer;
+        let name = String::deserialize(deserializer)?;
+        if name == Self::AUTO {
+            return Ok(ModeSpec::Auto);
+        }
+        Mode::deserialize(name.into_deserializer()).map(ModeSpec::Fixed)
+    }
+}
+
+impl JsonSchema for ModeSpec {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "ModeSpec".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let mut schema = Mode::json_schema(generator);
+        if let Some(serde_json::Value::Array(modes)) = schema.get_mut("oneOf") {
+            modes.push(serde_json::json!({"type": "string", "const": Self::AUTO, "description": Self::AUTO_MEANING}));
+        }
+        schema
+    }
+}
+
+/// How readily the mode `auto` switches.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("(has(self.dwellSeconds) ? self.dwellSeconds : 300) >= (has(self.windowSeconds) ? self.windowSeconds : 60)").message("a mode stays at least as long as is measured before it is left: expected a `dwellSeconds` (300 if not given) of at least `windowSeconds` (60 if not given)").field_path(".dwellSeconds")
+)]
+pub struct AutoModeSpec {
+    /// How much faster the other mode must be predicted to be, as a share: 0.1 is a tenth. In a crowded cluster half of it leads to
+    /// `gba`, and twice of it back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 10.0), extend("x-default" = defaults::MODE_MARGIN))]
+    pub margin: Option<f64>,
+
+    /// Seconds that predictions are averaged over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 15, max = 3600), extend("x-default" = defaults::MODE_WINDOW_SECONDS))]
+    pub window_seconds: Option<u32>,
+
+    /// Seconds that a mode stays at least.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 30, max = 86_400), extend("x-default" = defaults::MODE_DWELL_SECONDS))]
+    pub dwell_seconds: Option<u32>,
+
+    /// Switches an hour at most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 8), extend("x-default" = defaults::MODE_SWITCHES_PER_HOUR))]
+    pub switches_per_hour: Option<u32>,
+
+    /// Share of the nodes' CPU in use from which on the cluster counts as crowded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1.0), extend("x-default" = defaults::MODE_CROWDED_CPU))]
+    pub crowded_cpu: Option<f64>,
 }
 
 /// Settings of the mode `hybrid`.
@@ -379,14 +495,15 @@ pub struct EvaluationSpec {
 #[x_kube(
     validation = Rule::new("!(has(self.epochs) && has(self.steps))").message("`epochs` and `steps` both say when training ends: give one of them"),
     validation = Rule::new("!has(self.localBatchSize) || (has(self.globalBatchSize) ? self.globalBatchSize : 4096) % self.localBatchSize == 0").message("a global batch is made of whole local batches: expected a `localBatchSize` that divides `globalBatchSize` (4096 if not given), so that M = globalBatchSize / localBatchSize").field_path(".localBatchSize"),
-    validation = Rule::new("!has(self.switchAt) || self.switchAt.size() < 2 || self.switchAt.all(later, self.switchAt.filter(other, other.step == later.step).size() == 1)").message("each step can be switched at once: expected every `step` of `switchAt` to be another").field_path(".switchAt")
+    validation = Rule::new("!has(self.switchAt) || self.switchAt.size() < 2 || self.switchAt.all(later, self.switchAt.filter(other, other.step == later.step).size() == 1)").message("each step can be switched at once: expected every `step` of `switchAt` to be another").field_path(".switchAt"),
+    validation = Rule::new("!(has(self.mode) && self.mode == 'auto') || !has(self.switchAt) || self.switchAt.size() == 0").message("auto decides by itself when the mode is switched: remove `switchAt`, or choose another mode").field_path(".switchAt")
 )]
 pub struct TrainingSpec {
     /// The training mode. The hyper-parameters need not change with it. A job under way goes on in a new one from the next
     /// global-step boundary on; nothing restarts.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = Mode::Sync))]
-    pub mode: Option<Mode>,
+    pub mode: Option<ModeSpec>,
 
     /// Rows that make one step, over all dense workers together; each takes its share.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -419,6 +536,10 @@ pub struct TrainingSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 9_007_199_254_740_991u64), extend("x-default" = defaults::SEED))]
     pub seed: Option<u64>,
+
+    /// How readily the mode `auto` switches. Other modes ignore it, so that the mode can be changed alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub auto: Option<AutoModeSpec>,
 
     /// Settings of the mode `hybrid`. Other modes ignore them, so that the mode can be changed alone.
     #[serde(skip_serializing_if = "Option::is_none")]

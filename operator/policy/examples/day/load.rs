@@ -1,0 +1,119 @@
+//! The load of a shared cluster over a day, made up in the manner of public clusters' traces: calm nights with a wave of batch jobs,
+//! crowded days, and neighbours whose stay is heavy-tailed. Everything is a function of the seed.
+//!
+//! Each worker has a node. Neighbours come to it as a Poisson process whose expected number present is ρ(t), stay for a log-normal
+//! time (median [`STAY_SECONDS`], σ = [`STAY_SIGMA`]) and want a Pareto-distributed share of the node's cores (from [`LEAST_DEMAND`],
+//! shape [`DEMAND_SHAPE`]). A worker whose neighbours want d together is 1 + d times slower, at most [`MOST_SLOWDOWN`] times. ρ(t) is
+//! [`CALM`] at night, rises from seven o'clock to [`CROWDED`] at two in the afternoon and falls until nine in the evening; from two
+//! to three at night it is [`BATCH_WAVE`]. What of this is load that the training job sees is the sum over its nodes.
+
+pub const DAY_SECONDS: f64 = 86_400.0;
+const HOUR: f64 = 3600.0;
+const STAY_SECONDS: f64 = 300.0;
+const STAY_SIGMA: f64 = 1.0;
+const LEAST_DEMAND: f64 = 0.2;
+const DEMAND_SHAPE: f64 = 1.5;
+const MOST_SLOWDOWN: f64 = 6.0;
+const CALM: f64 = 0.003;
+const CROWDED: f64 = 0.35;
+const BATCH_WAVE: f64 = 0.08;
+/// Share of a node's CPU that a worker alone uses, and what a neighbour's demand of 1 adds.
+const OWN_CPU: f64 = 0.45;
+
+/// SplitMix64.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// In (0, 1].
+    pub fn uniform(&mut self) -> f64 {
+        ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
+    }
+
+    fn normal(&mut self) -> f64 {
+        (-2.0 * self.uniform().ln()).sqrt() * (std::f64::consts::TAU * self.uniform()).cos()
+    }
+
+    pub fn pareto(&mut self, shape: f64) -> f64 {
+        self.uniform().powf(-shape.recip())
+    }
+}
+
+/// A time in which a worker is so many times slower.
+#[derive(Clone, Copy, Debug)]
+pub struct Slow {
+    pub from_seconds: f64,
+    pub until_seconds: f64,
+    pub factor: f64,
+}
+
+/// The day of one worker: times of slowness, in order, none of them overlapping.
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub slow: Vec<Slow>,
+}
+
+impl Node {
+    /// How many times slower its worker is at `seconds`.
+    pub fn factor(&self, seconds: f64) -> f64 {
+        let place = self.slow.partition_point(|slow| slow.until_seconds <= seconds);
+        self.slow.get(place).filter(|slow| slow.from_seconds <= seconds).map_or(1.0, |slow| slow.factor)
+    }
+
+    /// Share of its CPU in use.
+    pub fn cpu(&self, seconds: f64) -> f64 {
+        (OWN_CPU * self.factor(seconds)).min(1.0)
+    }
+}
+
+/// ρ(t).
+fn neighbours(seconds: f64) -> f64 {
+    let hour = seconds / HOUR;
+    let day = if (7.0..21.0).contains(&hour) { (std::f64::consts::PI * (hour - 7.0) / 14.0).sin() } else { 0.0 };
+    let wave = if (2.0..3.0).contains(&hour) { BATCH_WAVE } else { 0.0 };
+    (CALM * (CROWDED / CALM).powf(day)).max(wave)
+}
+
+/// The nodes' days.
+pub fn nodes(count: usize, seed: u64) -> Vec<Node> {
+    (0..count as u64).map(|node| one(&mut Random(seed ^ node.wrapping_mul(0xD134_2543_DE82_EF95)))).collect()
+}
+
+fn one(random: &mut Random) -> Node {
+    let mean_stay = STAY_SECONDS * (STAY_SIGMA * STAY_SIGMA / 2.0).exp();
+    let most = CROWDED / mean_stay;
+    // Thinning: candidates at the highest rate, each kept with its share of it.
+    let (mut now, mut stays) = (0.0, Vec::new());
+    loop {
+        now -= random.uniform().ln() / most;
+        if now >= DAY_SECONDS {
+            return Node { slow: slow_times(&stays) };
+        }
+        let (kept, stay) = (random.uniform(), STAY_SECONDS * (STAY_SIGMA * random.normal()).exp());
+        let demand = LEAST_DEMAND * random.pareto(DEMAND_SHAPE);
+        if kept * most <= neighbours(now) / mean_stay {
+            stays.push((now, now + stay, demand));
+        }
+    }
+}
+
+/// Neighbours' demands, summed where they are there together.
+fn slow_times(stays: &[(f64, f64, f64)]) -> Vec<Slow> {
+    let mut times: Vec<f64> = stays.iter().flat_map(|(from, until, _)| [*from, *until]).collect();
+    times.sort_by(f64::total_cmp);
+    let between = times.windows(2).filter_map(|pair| {
+        let (from_seconds, until_seconds) = (pair[0], pair[1]);
+        let is_there = |stay: &&(f64, f64, f64)| stay.0 <= from_seconds && stay.1 >= until_seconds;
+        let demand: f64 = stays.iter().filter(is_there).map(|stay| stay.2).sum();
+        let slow = Slow { from_seconds, until_seconds, factor: (1.0 + demand).min(MOST_SLOWDOWN) };
+        (demand > 0.0 && until_seconds > from_seconds).then_some(slow)
+    });
+    between.collect()
+}

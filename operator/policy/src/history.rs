@@ -1,0 +1,369 @@
+//! What is remembered from one observation to the next: the windows that decisions are made over, and what was decided. Bounded. A
+//! history that is lost is made again from the decisions that were kept elsewhere ([`History::from_decisions`]); its windows fill
+//! again before anything is decided on them.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use crate::predict::predict;
+use crate::replicas;
+use crate::{Action, Decision, Observations, Policy, Prediction, Subject, TrainingMode, decide};
+
+/// Decisions that are remembered of each subject.
+const DECISIONS: usize = 16;
+/// Samples that a window holds at most; with more of them, the oldest go.
+const SAMPLES: usize = 1024;
+/// Seconds over which a mode's correction follows what is measured.
+const CORRECTION_SECONDS: f64 = 600.0;
+/// A prediction that is further off than this is not one to correct.
+const MOST_CORRECTION: f64 = 2.0;
+/// Cool-downs for which a number of dense workers that did not pay is not tried again.
+const CEILING_COOL_DOWNS: u64 = 12;
+
+/// A value at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Sample<T> {
+    pub(crate) at_seconds: u64,
+    pub(crate) value: T,
+}
+
+/// Samples of the last so many seconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Window<T>(VecDeque<Sample<T>>);
+
+impl<T> Default for Window<T> {
+    fn default() -> Self {
+        Self(VecDeque::new())
+    }
+}
+
+impl<T: Copy> Window<T> {
+    /// Takes a sample in and lets go of what is older than `seconds`.
+    fn push(&mut self, at_seconds: u64, value: T, seconds: u64) {
+        self.0.push_back(Sample { at_seconds, value });
+        let oldest = at_seconds.saturating_sub(seconds);
+        while self.0.len() > SAMPLES || self.0.front().is_some_and(|sample| sample.at_seconds < oldest) {
+            self.0.pop_front();
+        }
+    }
+
+    /// The values of the last `seconds`, if there are enough of them to speak of: three, over at least half that time.
+    pub(crate) fn over(&self, seconds: u64) -> Option<Vec<T>> {
+        let last = self.0.back()?.at_seconds;
+        let within: Vec<_> = self.0.iter().filter(|sample| sample.at_seconds + seconds >= last).collect();
+        let is_enough = within.len() >= 3 && 2 * (last - within[0].at_seconds) >= seconds;
+        is_enough.then(|| within.into_iter().map(|sample| sample.value).collect())
+    }
+
+    pub(crate) fn samples(&self) -> impl ExactSizeIterator<Item = &Sample<T>> {
+        self.0.iter()
+    }
+}
+
+/// What a prediction has to be multiplied by, learned while the mode was in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Corrections {
+    sync: Option<Correction>,
+    gba: Option<Correction>,
+}
+
+/// The mean of its logarithm over everything measured, or over the last [`CORRECTION_SECONDS`], whichever is shorter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Correction {
+    logarithm: f64,
+    measured: u32,
+}
+
+impl Corrections {
+    /// That of `mode`; of a mode never used, that of the other one, whose causes may be shared.
+    fn of(self, mode: TrainingMode) -> f64 {
+        let (own, other) = match mode {
+            TrainingMode::Sync => (self.sync, self.gba),
+            TrainingMode::Gba => (self.gba, self.sync),
+        };
+        own.or(other).map_or(1.0, |correction| correction.logarithm.exp())
+    }
+
+    /// Over the `seconds` since the measurement before.
+    fn learn(&mut self, mode: TrainingMode, measured_over_predicted: f64, seconds: u64) {
+        let own = match mode {
+            TrainingMode::Sync => &mut self.sync,
+            TrainingMode::Gba => &mut self.gba,
+        };
+        let measured = measured_over_predicted.clamp(MOST_CORRECTION.recip(), MOST_CORRECTION).ln();
+        let Correction { logarithm, measured: count } = own.unwrap_or_default();
+        let share = (seconds as f64 / CORRECTION_SECONDS).max(f64::from(count.saturating_add(1)).recip()).min(1.0);
+        *own = Some(Correction {
+            logarithm: logarithm + share * (measured - logarithm),
+            measured: count.saturating_add(1),
+        });
+    }
+}
+
+/// Dense workers were added: did it pay?
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Trial {
+    from: u32,
+    to: u32,
+    samples_per_second: f64,
+    mode: TrainingMode,
+    at_seconds: u64,
+}
+
+/// A number of dense workers above which nothing was gained.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Ceiling {
+    pub(crate) replicas: u32,
+    pub(crate) until_seconds: u64,
+}
+
+/// Throughput at a number of dense workers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Throughput {
+    replicas: u32,
+    mode: TrainingMode,
+    samples_per_second: f64,
+}
+
+/// See the module's text.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct History {
+    seen_seconds: Option<u64>,
+    mode: Option<TrainingMode>,
+    decisions: Vec<Decision>,
+    pub(crate) corrections: Corrections,
+    pub(crate) all_reduce_seconds: Option<f64>,
+    pub(crate) exchange_seconds: Option<f64>,
+    prediction_error: Option<f64>,
+    /// ln(gba / sync), both corrected.
+    pub(crate) advantage: Window<f64>,
+    /// Replicas that each role was found to need.
+    pub(crate) needed: BTreeMap<Subject, Window<u32>>,
+    /// Bytes of all parameter servers together.
+    pub(crate) table_bytes: Window<u64>,
+    /// Kills for memory that were seen, by parameter server.
+    oom_kills: Option<Vec<u32>>,
+    /// Parameter servers that were killed for their memory since something was last decided about them.
+    killed: BTreeSet<u32>,
+    throughput: Window<Throughput>,
+    trial: Option<Trial>,
+    pub(crate) ceiling: Option<Ceiling>,
+}
+
+impl History {
+    /// One that has decided this before. Of each subject the newest few are kept.
+    #[must_use]
+    pub fn from_decisions(decisions: impl IntoIterator<Item = Decision>) -> Self {
+        let mut history = Self::default();
+        let mut decisions: Vec<_> = decisions.into_iter().filter(Decision::acts).collect();
+        decisions.sort_by_key(|decision| decision.at_seconds);
+        decisions.into_iter().for_each(|decision| history.remember(decision));
+        history
+    }
+
+    /// Observes, decides and records; gives one decision a subject of the policy.
+    pub fn advance(&mut self, policy: &Policy, observations: &Observations) -> Vec<Decision> {
+        self.observe(policy, observations);
+        let decisions = decide(policy, observations, self);
+        self.record(&decisions);
+        decisions
+    }
+
+    /// Takes measurements into the windows. What is no newer than what was seen, or cannot be measured, is left out.
+    pub fn observe(&mut self, policy: &Policy, observations: &Observations) {
+        let now = observations.at_seconds;
+        if self.seen_seconds.is_some_and(|seen| now <= seen) || observations.check().is_err() {
+            return;
+        }
+        let seconds = self.seen_seconds.replace(now).map_or(0, |seen| now - seen);
+        self.all_reduce_seconds = observations.all_reduce_seconds.or(self.all_reduce_seconds);
+        self.exchange_seconds = observations.exchange_seconds.or(self.exchange_seconds);
+        self.observe_speed(policy, observations, seconds);
+        self.observe_memory(policy, observations);
+        self.observe_trial(policy, observations);
+        let longest = policy.scaling.up_window_seconds.max(policy.scaling.down_window_seconds);
+        for (subject, needed) in replicas::needed(policy, observations, self) {
+            self.needed.entry(subject).or_default().push(now, needed, longest);
+        }
+        self.mode = observations.mode;
+    }
+
+    /// Remembers what was decided, as far as anything is to be done.
+    pub fn record(&mut self, decisions: &[Decision]) {
+        for decision in decisions.iter().filter(|decision| decision.acts()) {
+            if decision.subject == Subject::Ps {
+                // Whatever was decided takes them into account.
+                self.killed.clear();
+            }
+            self.begin_trial(decision);
+            self.remember(decision.clone());
+        }
+    }
+
+    /// All decisions that are remembered, oldest first.
+    #[must_use]
+    pub fn decisions(&self) -> &[Decision] {
+        &self.decisions
+    }
+
+    /// The last decision about `subject` that something was to be done.
+    #[must_use]
+    pub fn last(&self, subject: Subject) -> Option<&Decision> {
+        self.decisions.iter().rev().find(|decision| decision.subject == subject)
+    }
+
+    /// The mode that was decided on last: what to ask the coordinator for, now and whenever it has forgotten.
+    #[must_use]
+    pub fn decided_mode(&self) -> Option<TrainingMode> {
+        match self.last(Subject::Mode)?.action {
+            Action::SwitchMode { to, .. } => Some(to),
+            _ => None,
+        }
+    }
+
+    /// The number of replicas that was decided on last.
+    #[must_use]
+    pub fn decided_replicas(&self, subject: Subject) -> Option<u32> {
+        self.decisions.iter().rev().find_map(|decision| match decision.action {
+            Action::Scale { to, .. } if decision.subject == subject => Some(to),
+            _ => None,
+        })
+    }
+
+    /// What the modes would make, corrected by what was learned.
+    #[must_use]
+    pub fn predict(&self, observations: &Observations) -> Option<Prediction> {
+        let raw = predict(observations, self.all_reduce_seconds, self.exchange_seconds)?;
+        let corrected = |mode| raw.of(mode) * self.corrections.of(mode);
+        Some(Prediction { sync: corrected(TrainingMode::Sync), gba: corrected(TrainingMode::Gba), ..raw })
+    }
+
+    /// By how much the last measured speed was off what had been predicted for the mode in use: 0.1 is a tenth faster.
+    #[must_use]
+    pub fn prediction_error(&self) -> Option<f64> {
+        self.prediction_error
+    }
+
+    /// The mode's switches in the `seconds` before `now`.
+    pub(crate) fn switches_within(&self, seconds: u64, now: u64) -> usize {
+        let within = |decision: &&Decision| {
+            decision.subject == Subject::Mode && decision.at_seconds.saturating_add(seconds) > now
+        };
+        self.decisions.iter().filter(within).count()
+    }
+
+    fn remember(&mut self, decision: Decision) {
+        let subject = decision.subject;
+        self.decisions.push(decision);
+        if self.decisions.iter().filter(|decision| decision.subject == subject).count() > DECISIONS
+            && let Some(oldest) = self.decisions.iter().position(|decision| decision.subject == subject)
+        {
+            self.decisions.remove(oldest);
+        }
+    }
+
+    fn observe_speed(&mut self, policy: &Policy, observations: &Observations, seconds: u64) {
+        let raw = predict(observations, self.all_reduce_seconds, self.exchange_seconds);
+        let Some(predicted) = self.predict(observations) else { return };
+        // What was measured across a switch is neither mode's.
+        let steady = observations.mode.filter(|mode| Some(*mode) == self.mode);
+        if let (Some(mode), Some(measured), Some(raw)) = (steady, observations.samples_per_second, raw)
+            && measured > 0.0
+        {
+            self.prediction_error = Some(measured / predicted.of(mode) - 1.0);
+            self.corrections.learn(mode, measured / raw.of(mode), seconds);
+        }
+        let Some(corrected) = self.predict(observations) else { return };
+        let advantage = (corrected.gba.max(f64::MIN_POSITIVE) / corrected.sync).ln();
+        let window = policy.mode.as_ref().map_or(0, |mode| mode.window_seconds);
+        self.advantage.push(observations.at_seconds, advantage, window);
+    }
+
+    fn observe_memory(&mut self, policy: &Policy, observations: &Observations) {
+        if observations.ps.is_empty() {
+            return;
+        }
+        let bytes = observations.ps.iter().map(|ps| ps.bytes).sum();
+        let window = policy.ps.as_ref().map_or(0, |ps| ps.growth_window_seconds);
+        self.table_bytes.push(observations.at_seconds, bytes, window);
+        // Those before the first observation are somebody else's.
+        if let Some(seen) = &self.oom_kills {
+            let killed = (0..)
+                .zip(&observations.ps)
+                .filter(|(index, ps)| ps.oom_kills > seen.get(*index as usize).copied().unwrap_or(0));
+            self.killed.extend(killed.map(|(index, _)| index));
+        }
+        self.killed.retain(|index| (*index as usize) < observations.ps.len());
+        self.oom_kills = Some(observations.ps.iter().map(|ps| ps.oom_kills).collect());
+    }
+
+    /// A parameter server that was killed for its memory, and nothing was done about it.
+    pub(crate) fn killed_for_memory(&self) -> Option<u32> {
+        self.killed.first().copied()
+    }
+
+    fn begin_trial(&mut self, decision: &Decision) {
+        let Action::Scale { from, to } = decision.action else { return };
+        if decision.subject != Subject::DenseWorker {
+            return;
+        }
+        self.trial = self.throughput_now().filter(|now| to > from && now.replicas == from).map(|now| Trial {
+            from,
+            to,
+            samples_per_second: now.samples_per_second,
+            mode: now.mode,
+            at_seconds: decision.at_seconds,
+        });
+    }
+
+    /// The mean of the window, if it is of one number of workers and one mode.
+    fn throughput_now(&self) -> Option<Throughput> {
+        let last = self.throughput.0.back()?.value;
+        let same =
+            |sample: &&Sample<Throughput>| sample.value.replicas == last.replicas && sample.value.mode == last.mode;
+        let within: Vec<_> = self.throughput.0.iter().filter(same).map(|s| s.value.samples_per_second).collect();
+        (within.len() >= 3)
+            .then(|| Throughput { samples_per_second: within.iter().sum::<f64>() / within.len() as f64, ..last })
+    }
+
+    /// Once the workers that were added have worked for a while: if they brought less than half of what they should, the number
+    /// before is the most for a while.
+    fn observe_trial(&mut self, policy: &Policy, observations: &Observations) {
+        let now = observations.at_seconds;
+        if self.ceiling.is_some_and(|ceiling| now >= ceiling.until_seconds) {
+            self.ceiling = None;
+        }
+        let Some(count) = observations.replicas.dense_worker.filter(|count| count.wanted == count.ready) else {
+            return;
+        };
+        let (Some(mode), Some(samples_per_second)) = (observations.mode, observations.samples_per_second) else {
+            return;
+        };
+        let sample = Throughput { replicas: count.ready, mode, samples_per_second };
+        self.throughput.push(now, sample, policy.scaling.up_window_seconds);
+        let (Some(trial), Some(dense)) = (self.trial, policy.dense_worker.as_ref()) else { return };
+        let scaling = &policy.scaling;
+        if now < trial.at_seconds + scaling.cool_down_seconds.max(scaling.up_window_seconds) {
+            return;
+        }
+        let Some(after) = self.throughput_now() else { return };
+        self.trial = None;
+        if after.replicas != trial.to || after.mode != trial.mode {
+            return;
+        }
+        let gained = (after.samples_per_second / trial.samples_per_second).ln();
+        let elasticity = gained / (f64::from(trial.to) / f64::from(trial.from)).ln();
+        if elasticity < 0.5 * dense.marginal_throughput {
+            let until_seconds = now + CEILING_COOL_DOWNS * scaling.cool_down_seconds;
+            self.ceiling = Some(Ceiling { replicas: trial.from, until_seconds });
+        }
+    }
+}

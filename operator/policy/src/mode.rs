@@ -1,0 +1,89 @@
+//! The training mode: the one that is predicted to train more, if the difference is worth a switch.
+
+use crate::{Action, ClusterLoad, Decision, History, ModePolicy, Observations, Subject, TrainingMode};
+
+const HOUR_SECONDS: u64 = 3600;
+
+pub(crate) fn decide(policy: &ModePolicy, observations: &Observations, history: &History) -> Decision {
+    let now = observations.at_seconds;
+    let (action, reason) = match verdict(policy, observations, history) {
+        Ok((from, reason)) => (Action::SwitchMode { from, to: from.other() }, reason),
+        Err(reason) => (Action::Keep, reason),
+    };
+    Decision::new(now, Subject::Mode, action, reason)
+}
+
+/// The mode to leave, or why it stays.
+fn verdict(
+    policy: &ModePolicy,
+    observations: &Observations,
+    history: &History,
+) -> Result<(TrainingMode, String), String> {
+    let now = observations.at_seconds;
+    let present = observations.mode.ok_or("no steps are made, or in a mode that is not switched automatically")?;
+    let predicted = history.predict(observations).ok_or("no batch of every dense worker was measured yet")?;
+    let window = policy.window_seconds;
+    let advantages = history.advantage.over(window).ok_or_else(|| format!("less than {window} s were measured"))?;
+    let gba_over_sync = advantages.iter().sum::<f64>() / advantages.len() as f64;
+    let gain = match present {
+        TrainingMode::Sync => gba_over_sync,
+        TrainingMode::Gba => -gba_over_sync,
+    };
+    let crowd = crowd(policy, &observations.cluster);
+    let needed = needed(policy, present.other(), crowd.is_some());
+    let facts = format!(
+        "predicted over {window} s: gba {} % {} than sync (now {:.0} against {:.0} samples/s; slowest of a step is worker {}, {:.3} s a step){}",
+        (gba_over_sync.abs().exp_m1() * 100.0).round(),
+        if gba_over_sync < 0.0 { "slower" } else { "faster" },
+        predicted.gba,
+        predicted.sync,
+        predicted.slowest,
+        predicted.sync_step_seconds,
+        crowd.map(|crowd| format!("; the cluster is crowded: {crowd}")).unwrap_or_default(),
+    );
+    let needed_percent = (needed.exp_m1() * 100.0).round();
+    if gain <= needed {
+        return Err(format!("{facts}; leaving {present} takes {needed_percent} % more"));
+    }
+    if let Some(last) = history.last(Subject::Mode)
+        && now < last.at_seconds.saturating_add(policy.dwell_seconds)
+    {
+        let since = now.saturating_sub(last.at_seconds);
+        return Err(format!(
+            "{facts}; a switch was decided {since} s ago, and a mode stays {} s",
+            policy.dwell_seconds
+        ));
+    }
+    let switches = history.switches_within(HOUR_SECONDS, now);
+    if switches >= policy.switches_per_hour as usize {
+        return Err(format!("{facts}; the last hour has had its {switches} switches"));
+    }
+    Ok((present, format!("{facts}; leaving {present} takes {needed_percent} % more")))
+}
+
+/// The advantage (natural logarithm of a ratio) at which training goes over to `to`: the margin, but at least what earns the
+/// switch's time s back within the dwell d, d / (d − s). In a crowded cluster workers are about to become slow: half the margin
+/// leads to `gba`, twice the margin back.
+fn needed(policy: &ModePolicy, to: TrainingMode, is_crowded: bool) -> f64 {
+    let dwell = policy.dwell_seconds as f64;
+    let earned_back = policy.switch_seconds / (dwell - policy.switch_seconds).max(1.0);
+    let margin = match (to, is_crowded) {
+        (_, false) => policy.margin,
+        (TrainingMode::Gba, true) => 0.5 * policy.margin,
+        (TrainingMode::Sync, true) => 2.0 * policy.margin,
+    };
+    margin.max(earned_back).ln_1p()
+}
+
+/// What of the cluster's load warns of slow workers.
+fn crowd(policy: &ModePolicy, load: &ClusterLoad) -> Option<String> {
+    let count = |count: u32, what: &str| (count > 0).then(|| format!("{count} {what}"));
+    let signs = [
+        load.node_cpu.filter(|cpu| *cpu >= policy.crowded_cpu).map(|cpu| format!("{:.0} % of CPU in use", cpu * 100.0)),
+        count(load.nodes_under_pressure, "nodes under pressure"),
+        count(load.pending_pods, "pods pending"),
+        count(load.preemptions, "pods preempted"),
+    ];
+    let signs: Vec<_> = signs.into_iter().flatten().collect();
+    (!signs.is_empty()).then(|| signs.join(", "))
+}

@@ -1,0 +1,101 @@
+//! How fast either mode would be, from measured batch times. The models are those of the simulator that runs the modes' own state
+//! machines (`rectrain simulate`); `tests/throughput.rs` compares them.
+//!
+//! With c_i(b) the seconds that worker i computes b rows, G the global and B the local batch, N workers with a barrier, r an
+//! all-reduce, e the wait for token and parameters and w that for data and embeddings:
+//!
+//! - `sync`: a step takes T = E[max_i c_i(G/N)] + r + w, so G/T samples a second: as fast as its slowest worker. The mean of the
+//!   largest is not the largest of the means: it is taken over the measured batches, the j-th of every worker together.
+//! - `gba`: worker i takes t_i = c_i(B) + e + w for a batch and waits for nobody, so Σ B/t_i. While it works on one, t_i·Σ 1/t_j
+//!   batches come in, of which M = G/B make a step; a gradient staler than ι steps is left out (GBA, §4.1, equation 1), and what is
+//!   left out is not counted as trained.
+
+use crate::{Observations, TrainingMode, Worker};
+
+/// Rows trained a second, all workers together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prediction {
+    /// In `sync`.
+    pub sync: f64,
+    /// In `gba`, gradients that would be left out not counted.
+    pub gba: f64,
+    /// Seconds of a step in `sync`.
+    pub sync_step_seconds: f64,
+    /// Rank of the worker that is slowest on average, among those that train in `sync`.
+    pub slowest: usize,
+}
+
+impl Prediction {
+    /// In `mode`.
+    #[must_use]
+    pub fn of(&self, mode: TrainingMode) -> f64 {
+        match mode {
+            TrainingMode::Sync => self.sync,
+            TrainingMode::Gba => self.gba,
+        }
+    }
+}
+
+/// Between the gradient's arrival and the application of the step that it is in, half a step passes on average.
+const IN_BUFFER_STEPS: f64 = 0.5;
+
+/// Predicts both modes; `None` where no batch was measured or the measurements cannot be ([`Observations::check`]).
+/// `all_reduce_seconds` and `exchange_seconds` are those last known; where only one is, it stands for the other: a ring all-reduce
+/// moves the gradient and the sums over a worker's link, a push and a pull the gradient and the parameters.
+#[must_use]
+pub fn predict(
+    observations: &Observations,
+    all_reduce_seconds: Option<f64>,
+    exchange_seconds: Option<f64>,
+) -> Option<Prediction> {
+    observations.check().ok()?;
+    let workers = &observations.workers;
+    let is_measured = !workers.is_empty() && workers.iter().all(|worker| !worker.compute_seconds.is_empty());
+    if !is_measured || observations.global_batch_rows == 0 || observations.local_batch_rows == 0 {
+        return None;
+    }
+    let with_barrier = observations.barrier_workers.map_or(workers.len(), |count| count as usize);
+    let with_barrier = &workers[..with_barrier.clamp(1, workers.len())];
+    let all_reduce = all_reduce_seconds.or(exchange_seconds).unwrap_or(0.0);
+    let exchange = exchange_seconds.or(all_reduce_seconds).unwrap_or(0.0);
+    let global_rows = f64::from(observations.global_batch_rows);
+    let share = global_rows / with_barrier.len() as f64;
+    let sync_step_seconds = mean_of_the_slowest(with_barrier, share) + all_reduce + observations.wait_seconds;
+    let slowest = (0..with_barrier.len())
+        .max_by(|a, b| with_barrier[*a].mean_seconds(1.0).total_cmp(&with_barrier[*b].mean_seconds(1.0)))?;
+    let prediction = Prediction {
+        sync: global_rows / sync_step_seconds,
+        gba: without_barrier(observations, exchange + observations.wait_seconds),
+        sync_step_seconds,
+        slowest,
+    };
+    let is_speed = prediction.sync.is_normal() && prediction.gba.is_finite();
+    is_speed.then_some(prediction)
+}
+
+/// E[max_i c_i(rows)], over the measured batches.
+pub(crate) fn mean_of_the_slowest(workers: &[Worker], rows: f64) -> f64 {
+    let batches = workers.iter().map(|worker| worker.compute_seconds.len()).max().unwrap_or(0);
+    let slowest = |batch: usize| {
+        let seconds = |worker: &Worker| {
+            worker.compute_seconds[batch % worker.compute_seconds.len()] * rows / f64::from(worker.batch_rows)
+        };
+        workers.iter().map(seconds).fold(0.0, f64::max)
+    };
+    (0..batches).map(slowest).sum::<f64>() / batches.max(1) as f64
+}
+
+fn without_barrier(observations: &Observations, overhead: f64) -> f64 {
+    let rows = f64::from(observations.local_batch_rows);
+    let mean = |worker: &Worker| worker.mean_seconds(rows) + overhead;
+    let batches_a_second: f64 = observations.workers.iter().map(|worker| mean(worker).recip()).sum();
+    let steps_a_second = batches_a_second * rows / f64::from(observations.global_batch_rows);
+    let counted = |worker: &Worker| {
+        let is_counted = |seconds: &&f64| {
+            let batch = **seconds * rows / f64::from(worker.batch_rows) + overhead;
+            batch * steps_a_second <= f64::from(observations.staleness_tolerance) + IN_BUFFER_STEPS
+        };
+        worker.compute_seconds.iter().filter(is_counted).count() as f64 / worker.compute_seconds.len() as f64
+    };
+    observations.workers.iter().map(|worker| rows * counted(worker) / mean(worker)).sum()
+}

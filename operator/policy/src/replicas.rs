@@ -1,0 +1,309 @@
+//! How many replicas a role should have: first how many it needs by what was measured now ([`needed`]), then, over a window of such
+//! findings, whether that is reason enough ([`decide`]).
+//!
+//! Going up takes the least and going down the most that was needed in the window (the stabilisation of Kubernetes'
+//! HorizontalPodAutoscaler), so that a peak or a lull is followed only if it lasts. A role is left alone while a change of it is
+//! under way, and for its cool-down. A parameter server that was killed for its memory waits for neither.
+
+use crate::history::Window;
+use crate::predict::mean_of_the_slowest;
+use crate::{
+    Action, Decision, DenseWorkerPolicy, EmbeddingWorkerPolicy, History, Observations, Policy, PsPolicy, ReplicaBounds,
+    ReplicaCount, ScalingPolicy, Subject, TrainingMode,
+};
+
+/// A decision at most doubles or halves a role, so that what was measured still says something about what comes of it.
+const MOST_AT_ONCE: f64 = 2.0;
+/// How much more memory a parameter server gets that was killed for it.
+const RAISED_MEMORY: f64 = 1.5;
+
+/// What a role needs, or why that is not known; and in words.
+type Finding = Result<(u32, String), String>;
+
+/// What each role of the policy needs, as far as it is known.
+pub(crate) fn needed(policy: &Policy, observations: &Observations, history: &History) -> Vec<(Subject, u32)> {
+    let findings = roles(policy, observations).into_iter().filter_map(|role| {
+        let count = role.settled()?;
+        let (needed, _) = finding(policy, observations, history, role.subject, count).ok()?;
+        Some((role.subject, needed))
+    });
+    findings.collect()
+}
+
+pub(crate) fn decide(policy: &Policy, observations: &Observations, history: &History) -> Vec<Decision> {
+    let roles = roles(policy, observations);
+    roles.into_iter().map(|role| decide_role(policy, observations, history, role)).collect()
+}
+
+/// A role that the policy speaks of.
+#[derive(Clone, Copy)]
+struct Role {
+    subject: Subject,
+    bounds: ReplicaBounds,
+    count: Option<ReplicaCount>,
+}
+
+impl Role {
+    /// How many there are, if no change is under way.
+    fn settled(&self) -> Option<u32> {
+        self.count.filter(|count| count.wanted == count.ready && count.ready > 0).map(|count| count.ready)
+    }
+}
+
+fn roles(policy: &Policy, observations: &Observations) -> Vec<Role> {
+    let replicas = &observations.replicas;
+    let role = |subject, bounds: Option<ReplicaBounds>, count| Some(Role { subject, bounds: bounds?, count });
+    [
+        role(Subject::Ps, policy.ps.as_ref().map(|role| role.bounds), replicas.ps),
+        role(
+            Subject::EmbeddingWorker,
+            policy.embedding_worker.as_ref().map(|role| role.bounds),
+            replicas.embedding_worker,
+        ),
+        role(Subject::DenseWorker, policy.dense_worker.as_ref().map(|role| role.bounds), replicas.dense_worker),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn decide_role(policy: &Policy, observations: &Observations, history: &History, role: Role) -> Decision {
+    let (action, reason) = match verdict(policy, observations, history, role) {
+        Ok((action, reason)) => (action, reason),
+        Err(reason) => (Action::Keep, reason),
+    };
+    Decision::new(observations.at_seconds, role.subject, action, reason)
+}
+
+fn verdict(
+    policy: &Policy,
+    observations: &Observations,
+    history: &History,
+    role: Role,
+) -> Result<(Action, String), String> {
+    let Role { subject, bounds, count } = role;
+    let count = count.ok_or("how many there are is not known")?;
+    let scaling = &policy.scaling;
+    // What is only told changes nothing, so the next decision is compared with what was told.
+    let told = history.decided_replicas(subject).filter(|_| scaling.recommends_only);
+    let present = told.unwrap_or(count.wanted);
+    if let Some(killed) = history.killed_for_memory().filter(|_| subject == Subject::Ps) {
+        return after_a_kill(policy, observations, killed, present, bounds);
+    }
+    let within = bounds.clamp(present);
+    if within != present {
+        let reason = format!("{present} are not within {} to {}, which the manifest allows", bounds.min, bounds.max);
+        return Ok((Action::Scale { from: present, to: within }, reason));
+    }
+    let settled = role
+        .settled()
+        .ok_or_else(|| format!("{} of {} are ready: a change is under way", count.ready, count.wanted))?;
+    let (_, facts) = finding(policy, observations, history, subject, settled)?;
+    let window = history.needed.get(&subject);
+    let over = |seconds| window.and_then(|window: &Window<u32>| window.over(seconds));
+    let up = over(scaling.up_window_seconds).and_then(|needed| needed.into_iter().min());
+    let down = over(scaling.down_window_seconds).and_then(|needed| needed.into_iter().max());
+    let to = match (up.map(|up| bounds.clamp(up)), down.map(|down| bounds.clamp(down))) {
+        (Some(up), _) if up > present => up,
+        (_, Some(down)) if down < present => down,
+        (None, _) => return Err(format!("less than {} s were measured", scaling.up_window_seconds)),
+        _ => return Err(format!("{facts}; {present} is right, or not wrong for long enough")),
+    };
+    if let Some(last) = history.last(subject)
+        && observations.at_seconds < last.at_seconds.saturating_add(scaling.cool_down_seconds)
+    {
+        let since = observations.at_seconds.saturating_sub(last.at_seconds);
+        let cool_down = scaling.cool_down_seconds;
+        return Err(format!("{facts}; the last decision was {since} s ago, and the cool-down is {cool_down} s"));
+    }
+    Ok((Action::Scale { from: present, to }, facts))
+}
+
+/// Its own memory is raised where that can be done in place, or its slots are spread over more.
+fn after_a_kill(
+    policy: &Policy,
+    observations: &Observations,
+    killed: u32,
+    present: u32,
+    bounds: ReplicaBounds,
+) -> Result<(Action, String), String> {
+    let limit = observations.ps.get(killed as usize).and_then(|ps| ps.limit_bytes);
+    let most = policy.ps.as_ref().and_then(|ps| ps.max_memory_bytes);
+    if let (Some(limit), Some(most), true) = (limit, most, observations.resizes_in_place)
+        && limit < most
+    {
+        let to_bytes = ((limit as f64 * RAISED_MEMORY) as u64).clamp(limit, most);
+        let reason = format!("replica {killed} was killed for its memory at its limit of {limit} bytes");
+        return Ok((Action::RaiseMemory { replica: killed, from_bytes: limit, to_bytes }, reason));
+    }
+    let to = bounds.clamp(present.saturating_add((present / 2).max(1)));
+    if to > present {
+        let reason = format!("replica {killed} was killed for its memory: its slots are spread over more");
+        return Ok((Action::Scale { from: present, to }, reason));
+    }
+    Err(format!(
+        "replica {killed} was killed for its memory, and there are {present} of at most {}: raise `max`",
+        bounds.max
+    ))
+}
+
+fn finding(policy: &Policy, observations: &Observations, history: &History, subject: Subject, count: u32) -> Finding {
+    let unknown = || "the policy does not speak of it".to_owned();
+    let (ratio, facts) = match subject {
+        Subject::Ps => ps(policy.ps.as_ref().ok_or_else(unknown)?, observations, history)?,
+        Subject::EmbeddingWorker => {
+            embedding_worker(policy.embedding_worker.as_ref().ok_or_else(unknown)?, observations)?
+        }
+        Subject::DenseWorker => {
+            return dense_worker(
+                policy.dense_worker.as_ref().ok_or_else(unknown)?,
+                &policy.scaling,
+                observations,
+                history,
+                count,
+            );
+        }
+        Subject::Mode => return Err(unknown()),
+    };
+    Ok((scaled_up(count, ratio, policy.scaling.tolerance), facts))
+}
+
+/// HorizontalPodAutoscaler's formula: ⌈replicas · measure / target⌉, and as many as there are within the tolerance.
+fn scaled_up(count: u32, ratio: f64, tolerance: f64) -> u32 {
+    if (ratio - 1.0).abs() <= tolerance {
+        return count;
+    }
+    whole((f64::from(count) * ratio.clamp(MOST_AT_ONCE.recip(), MOST_AT_ONCE)).ceil())
+}
+
+fn whole(replicas: f64) -> u32 {
+    replicas.clamp(1.0, f64::from(u32::MAX)) as u32
+}
+
+/// Measure over target, the worse of memory and look-up load. Memory is what there will be at the horizon.
+fn ps(policy: &PsPolicy, observations: &Observations, history: &History) -> Result<(f64, String), String> {
+    let growth = history.growth();
+    let ahead = policy.growth_horizon_seconds;
+    let total: u64 = observations.ps.iter().map(|ps| ps.bytes).sum();
+    let grown = 1.0 + growth.max(0.0) * ahead as f64 / (total as f64).max(1.0);
+    let fullest =
+        observations.ps.iter().filter_map(|ps| Some(ps.bytes as f64 / ps.limit_bytes.filter(|l| *l > 0)? as f64));
+    let fullest = fullest.fold(None, |most: Option<f64>, fill| Some(most.map_or(fill, |most| most.max(fill))));
+    let busiest = observations.ps.iter().filter_map(|ps| ps.busy).reduce(f64::max);
+    let memory = fullest.map(|fill| fill * grown / policy.memory_target);
+    let load = busiest.map(|busy| busy / policy.busy_target);
+    let ratio = memory.into_iter().chain(load).reduce(f64::max).ok_or("neither memory limits nor load are known")?;
+    let percent = |share: f64| (share * 100.0).round();
+    let memory = fullest.map(|fill| {
+        format!(
+            "the fullest uses {} % of its memory and will use {} % in {ahead} s, {} % are aimed at",
+            percent(fill),
+            percent(fill * grown),
+            percent(policy.memory_target)
+        )
+    });
+    let load = busiest.map(|busy| {
+        format!("the busiest works {} % of the time, {} % are aimed at", percent(busy), percent(policy.busy_target))
+    });
+    Ok((ratio, memory.into_iter().chain(load).collect::<Vec<_>>().join("; ")))
+}
+
+impl History {
+    /// Bytes a second by which the table grows: the slope of a least-squares line.
+    fn growth(&self) -> f64 {
+        let samples = self.table_bytes.samples();
+        let n = samples.len() as f64;
+        let Some(first) = self.table_bytes.samples().next().filter(|_| n >= 3.0).copied() else { return 0.0 };
+        let points = samples.map(|sample| {
+            let seconds = sample.at_seconds.saturating_sub(first.at_seconds) as f64;
+            (seconds, sample.value as f64 - first.value as f64)
+        });
+        let (x, y, xx, xy) =
+            points.fold((0.0, 0.0, 0.0, 0.0), |(sx, sy, sxx, sxy), (x, y)| (sx + x, sy + y, sxx + x * x, sxy + x * y));
+        let spread = n * xx - x * x;
+        if spread > 0.0 { (n * xy - x * y) / spread } else { 0.0 }
+    }
+}
+
+/// An embedding worker as a queue with one server (M/M/1): with service time s a wait of W means that it is busy ρ = W/(s + W) of
+/// the time, and the wait is as aimed at (W*) when it is busy ρ* = W*/(s + W*); the load ρ·n is spread so.
+fn embedding_worker(policy: &EmbeddingWorkerPolicy, observations: &Observations) -> Result<(f64, String), String> {
+    let load = observations.embedding_workers.ok_or("the wait of batches is not known")?;
+    let (wait, service) = (load.queue_wait_seconds, load.service_seconds);
+    if service <= 0.0 {
+        return Err("no batch was measured yet".to_owned());
+    }
+    let aim = policy.queue_wait_seconds.unwrap_or(service);
+    let busy = |wait: f64| wait / (service + wait);
+    let facts = format!(
+        "a batch waits {:.1} ms and is worked on for {:.1} ms; {:.1} ms of waiting are aimed at",
+        wait * 1e3,
+        service * 1e3,
+        aim * 1e3
+    );
+    Ok((busy(wait) / busy(aim), facts))
+}
+
+/// With C the seconds of a step that shrink as workers are added and O those that do not, n workers train G/(C·(n₀/n) + O), so one
+/// more adds the share C/(C + O) of what each adds on average. It is θ at n₀·(C/O)·(1 − θ)/θ workers, which is what is needed.
+/// Where a million samples may cost at most p, n workers at h an hour may take (G/10⁶)·p·3600/h worker-seconds a step, which are
+/// C·n₀ + O·n.
+fn dense_worker(
+    policy: &DenseWorkerPolicy,
+    scaling: &ScalingPolicy,
+    observations: &Observations,
+    history: &History,
+    count: u32,
+) -> Finding {
+    let mode = observations.mode.ok_or("no steps are made, or in a mode that is not scaled")?;
+    let predicted = history.predict(observations).ok_or("no batch of every dense worker was measured yet")?;
+    let (shrinks, stays, rows) = parts_of_a_step(observations, history, mode);
+    let theta = policy.marginal_throughput;
+    let marginal = shrinks / (shrinks + stays);
+    let workers = f64::from(count);
+    let mut aim = workers * shrinks / stays.max(f64::MIN_POSITIVE) * (1.0 - theta) / theta;
+    let percent = |share: f64| (share * 100.0).round();
+    let mut facts = format!(
+        "one more would add {} % of what each adds on average, {} % are aimed at",
+        percent(marginal),
+        percent(theta)
+    );
+    if let Some(price) = policy.price_per_hour {
+        let cost = workers * price / 3600.0 / predicted.of(mode) * 1e6;
+        facts += &format!("; a million samples cost {cost:.3}");
+        if let Some(most) = policy.max_cost_per_million {
+            let worker_seconds = rows * 1e-6 * most * 3600.0 / price;
+            aim = aim.min((worker_seconds - shrinks * workers) / stays.max(f64::MIN_POSITIVE));
+            facts += &format!(", at most {most:.3} are allowed");
+        }
+    }
+    if let Some(ceiling) = history.ceiling {
+        aim = aim.min(f64::from(ceiling.replicas));
+        facts += &format!("; more than {} brought less than half of that when tried", ceiling.replicas);
+    }
+    let ratio = aim / workers;
+    if (ratio - 1.0).abs() <= scaling.tolerance {
+        return Ok((count, facts));
+    }
+    Ok((whole((workers * ratio.clamp(MOST_AT_ONCE.recip(), MOST_AT_ONCE)).floor()), facts))
+}
+
+/// Seconds of a step that shrink as workers are added, those that stay, and the rows that all workers train meanwhile.
+fn parts_of_a_step(observations: &Observations, history: &History, mode: TrainingMode) -> (f64, f64, f64) {
+    let workers = &observations.workers;
+    let wait = observations.wait_seconds;
+    match mode {
+        TrainingMode::Sync => {
+            let rows = f64::from(observations.global_batch_rows);
+            let share = rows / workers.len() as f64;
+            let stays = history.all_reduce_seconds.or(history.exchange_seconds).unwrap_or(0.0) + wait;
+            (mean_of_the_slowest(workers, share), stays, rows)
+        }
+        TrainingMode::Gba => {
+            let local = f64::from(observations.local_batch_rows);
+            let compute = workers.iter().map(|worker| worker.mean_seconds(local)).sum::<f64>() / workers.len() as f64;
+            let stays = history.exchange_seconds.or(history.all_reduce_seconds).unwrap_or(0.0) + wait;
+            (compute, stays, local * workers.len() as f64)
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Single decisions: what is decided in which situation, and what is said of it.
+
+use crate::world::{INTERVAL, World, policy};
+use rectrain_policy::{Action, ClusterLoad, Decision, History, Policy, Subject, TrainingMode};
+
+fn last(world: &World, subject: Subject) -> Option<&Decision> {
+    world.log.iter().rev().find(|decision| decision.subject == subject)
+}
+
+#[test]
+fn a_slow_worker_leads_to_gba_and_back_when_it_is_fast_again() {
+    let policy = policy(8, 8);
+    let (mut world, mut history) = (World { slowdown: 3.0, ..World::new(1) }, History::default());
+    world.run(&policy, &mut history, 120);
+    assert_eq!(world.mode, TrainingMode::Gba, "{:?}", world.log);
+    let reason = &last(&world, Subject::Mode).unwrap().reason;
+    assert!(reason.contains("faster than sync") && reason.contains("worker 0"), "{reason}");
+    assert_eq!(history.decided_mode(), Some(TrainingMode::Gba));
+    // Equal workers are as fast in either mode, and nothing is switched for nothing.
+    world.slowdown = 1.0;
+    world.run(&policy, &mut history, 3600);
+    assert_eq!(world.mode, TrainingMode::Gba);
+    assert!(history.prediction_error().unwrap().abs() < 0.02, "{:?}", history.prediction_error());
+}
+
+#[test]
+fn gba_is_left_where_the_barrier_is_faster() {
+    let policy = policy(8, 8);
+    let (mut world, mut history) = (World { mode: TrainingMode::Gba, ..World::new(1) }, History::default());
+    world.run(&policy, &mut history, 60);
+    // Pulling parameters from the servers takes four times as long as the all-reduce did.
+    let observe = |world: &mut World| {
+        world.now += INTERVAL;
+        let mut observations = world.observe();
+        observations.all_reduce_seconds = Some(0.1);
+        observations.exchange_seconds = Some(0.6);
+        observations.samples_per_second = None;
+        observations
+    };
+    let acted = (0..60).find_map(|_| {
+        let observations = observe(&mut world);
+        history
+            .advance(&policy, &observations)
+            .into_iter()
+            .find(|decision| decision.subject == Subject::Mode && decision.acts())
+    });
+    assert_eq!(acted.unwrap().action, Action::SwitchMode { from: TrainingMode::Gba, to: TrainingMode::Sync });
+}
+
+#[test]
+fn a_crowded_cluster_lowers_the_threshold_to_gba() {
+    let policy = policy(8, 8);
+    let decided = |cluster: ClusterLoad| {
+        // 8 % slower with the barrier: less than the margin, more than half of it.
+        let (mut world, mut history) = (World { slowdown: 1.14, ..World::new(1) }, History::default());
+        let mut decision = None;
+        for _ in 0..40 {
+            world.now += INTERVAL;
+            let mut observations = world.observe();
+            observations.cluster = cluster;
+            let made = history.advance(&policy, &observations);
+            decision = made.into_iter().find(|made| made.subject == Subject::Mode && made.acts()).or(decision);
+        }
+        decision
+    };
+    assert_eq!(decided(ClusterLoad { node_cpu: Some(0.5), ..ClusterLoad::default() }), None);
+    let crowded = decided(ClusterLoad { node_cpu: Some(0.93), pending_pods: 4, ..ClusterLoad::default() }).unwrap();
+    assert!(crowded.reason.contains("93 % of CPU in use, 4 pods pending"), "{}", crowded.reason);
+}
+
+#[test]
+fn a_mode_that_turns_out_slower_than_predicted_is_left_and_not_tried_again() {
+    let policy = policy(8, 8);
+    let (mut world, mut history) = (World { slowdown: 1.6, ..World::new(1) }, History::default());
+    let mut switches = Vec::new();
+    for _ in 0..(4 * 3600 / INTERVAL) {
+        world.now += INTERVAL;
+        let mut observations = world.observe();
+        // The servers are slower than anybody knew: without the barrier half of what was predicted is reached.
+        if world.mode == TrainingMode::Gba {
+            observations.samples_per_second = observations.samples_per_second.map(|samples| 0.5 * samples);
+        }
+        for decision in history.advance(&policy, &observations) {
+            if let Action::SwitchMode { to, .. } = decision.action {
+                world.mode = to;
+                switches.push(decision);
+            }
+        }
+    }
+    assert_eq!(switches.len(), 2, "{switches:#?}");
+    assert_eq!(world.mode, TrainingMode::Sync);
+}
+
+#[test]
+fn a_growing_table_gets_more_servers_before_the_first_is_full() {
+    let policy = policy(1, 64);
+    let (mut world, mut history) = (World { bytes_a_second: 2e6, ..World::new(1) }, History::default());
+    let mut fullest: f64 = 0.0;
+    for _ in 0..(8 * 3600 / INTERVAL) {
+        world.run(&policy, &mut history, INTERVAL);
+        fullest = fullest.max(world.fill());
+    }
+    assert!(world.table_bytes > 8e9 * 7.0, "the table outgrew what there was several times: {}", world.table_bytes);
+    assert!(fullest < 0.9, "{fullest}");
+    let reason = &last(&world, Subject::Ps).unwrap().reason;
+    assert!(reason.contains("will use") && reason.contains("in 900 s"), "{reason}");
+}
+
+#[test]
+fn growth_alone_is_a_reason_while_there_is_still_room() {
+    let policy = policy(1, 64);
+    let table_bytes = 8e9 * 2.0 * 0.5;
+    let calm = {
+        let (mut world, mut history) = (World { table_bytes, ..World::new(1) }, History::default());
+        world.run(&policy, &mut history, 700);
+        world.ps
+    };
+    let growing = {
+        let bytes_a_second = 8e9 * 2.0 * 0.5 / 900.0;
+        let (mut world, mut history) = (World { table_bytes, bytes_a_second, ..World::new(1) }, History::default());
+        world.run(&policy, &mut history, 200);
+        assert!(world.fill() < 0.75, "nothing is full yet");
+        world.ps
+    };
+    assert!(calm == 2 && growing > 2, "{calm} {growing}");
+}
+
+#[test]
+fn a_killed_server_gets_memory_in_place_or_is_relieved_at_once() {
+    let mut with_memory = policy(1, 8);
+    with_memory.ps.as_mut().unwrap().max_memory_bytes = Some(10_000_000_000);
+    let after_kill = |policy: &Policy, resizes_in_place| {
+        let (mut world, mut history) = (World::new(1), History::default());
+        world.run(policy, &mut history, INTERVAL);
+        world.now += INTERVAL;
+        let mut observations = world.observe();
+        observations.resizes_in_place = resizes_in_place;
+        observations.ps[1].oom_kills = 1;
+        let of_ps = |made: Vec<Decision>| made.into_iter().find(|made| made.subject == Subject::Ps).unwrap();
+        let made = of_ps(history.advance(policy, &observations));
+        observations.at_seconds += INTERVAL;
+        let again = of_ps(history.advance(policy, &observations));
+        assert_eq!(again.action, Action::Keep, "one kill is answered once");
+        made
+    };
+    let raised = after_kill(&with_memory, true);
+    let expected = Action::RaiseMemory { replica: 1, from_bytes: 8_000_000_000, to_bytes: 10_000_000_000 };
+    assert_eq!(raised.action, expected, "{}", raised.reason);
+    for (policy, in_place) in [(&with_memory, false), (&policy(1, 8), true)] {
+        let spread = after_kill(policy, in_place);
+        assert_eq!(spread.action, Action::Scale { from: 2, to: 3 }, "{}", spread.reason);
+        assert!(spread.reason.contains("killed for its memory"), "{}", spread.reason);
+    }
+    let stuck = after_kill(&policy(1, 2), false);
+    assert_eq!(stuck.action, Action::Keep);
+    assert!(stuck.reason.contains("raise `max`"), "{}", stuck.reason);
+}
+
+#[test]
+fn dense_workers_are_added_until_one_more_adds_what_is_aimed_at() {
+    let policy = policy(1, 64);
+    let (mut world, mut history) = (World { work: 4.0, overhead: 0.1, ..World::new(1) }, History::default());
+    world.run(&policy, &mut history, 3600);
+    // C·n = 4, O = 0.1, θ = 0.6: 40 · 0.4 / 0.6.
+    assert_eq!(world.dense_worker, 26);
+}
+
+#[test]
+fn a_price_and_what_samples_may_cost_bound_the_dense_workers() {
+    let mut policy = policy(1, 64);
+    let dense = policy.dense_worker.as_mut().unwrap();
+    dense.price_per_hour = Some(3.6);
+    // A step of 65,536 rows may take 4.8 worker-seconds at 0.001 a second: 4 of work and 8 · 0.1 of overhead.
+    dense.max_cost_per_million = Some(4.8e-3 / 0.065_536 + 1e-9);
+    let (mut world, mut history) =
+        (World { work: 4.0, overhead: 0.1, dense_worker: 4, ..World::new(1) }, History::default());
+    world.run(&policy, &mut history, 3600);
+    assert_eq!(world.dense_worker, 8, "{:#?}", world.log);
+    assert!(last(&world, Subject::DenseWorker).unwrap().reason.contains("a million samples cost"));
+}
+
+#[test]
+fn workers_that_bring_nothing_are_taken_back_and_not_tried_again_for_a_while() {
+    let policy = policy(1, 64);
+    let mut world = World { work: 8.0, overhead: 0.1, ..World::new(1) };
+    // The data comes no faster than eight workers train it.
+    world.most_samples = 65_536.0 / 1.1;
+    let mut history = History::default();
+    world.run(&policy, &mut history, 3600);
+    assert_eq!(world.dense_worker, 8, "{:#?}", world.log);
+    assert_eq!(world.log.iter().filter(|decision| decision.subject == Subject::DenseWorker).count(), 2);
+}
+
+#[test]
+fn a_recommendation_is_told_once_and_taken_back_when_it_no_longer_holds() {
+    let mut policy = policy(1, 64);
+    policy.scaling.recommends_only = true;
+    policy.mode = None;
+    policy.dense_worker = None;
+    let (mut world, mut history) = (World { embedding_load: 4.0, ..World::new(1) }, History::default());
+    let mut told = Vec::new();
+    let mut watch = |world: &mut World, history: &mut History, seconds: u64| {
+        for _ in 0..seconds / INTERVAL {
+            world.now += INTERVAL;
+            told.extend(history.advance(&policy, &world.observe()).into_iter().filter(Decision::acts));
+        }
+    };
+    watch(&mut world, &mut history, 3600);
+    world.embedding_load = 1.5;
+    watch(&mut world, &mut history, 3600);
+    let actions: Vec<_> = told.iter().map(|decision| (decision.subject, decision.action)).collect();
+    let expected = [Action::Scale { from: 3, to: 6 }, Action::Scale { from: 6, to: 3 }];
+    assert_eq!(actions, expected.map(|action| (Subject::EmbeddingWorker, action)), "{told:#?}");
+}
+
+#[test]
+fn a_manifest_with_other_bounds_is_followed_at_once() {
+    let (mut world, mut history) = (World::new(1), History::default());
+    world.run(&policy(1, 64), &mut history, 600);
+    let before = world.ps;
+    world.run(&policy(before + 3, 64), &mut history, 2 * INTERVAL);
+    let decision = last(&world, Subject::Ps).unwrap();
+    assert_eq!(decision.action, Action::Scale { from: before, to: before + 3 }, "{}", decision.reason);
+}
+
+#[test]
+fn a_history_made_of_what_a_status_holds_keeps_dwell_limit_and_decision() {
+    let policy = policy(8, 8);
+    let (mut world, mut history) = (World { slowdown: 3.0, ..World::new(1) }, History::default());
+    world.run(&policy, &mut history, 200);
+    let mut again = History::from_decisions(history.decisions().iter().cloned());
+    assert_eq!(again.decisions(), history.decisions());
+    assert_eq!(again.decided_mode(), Some(TrainingMode::Gba));
+    world.log.clear();
+    world.run(&policy, &mut again, 100);
+    assert_eq!(world.log, [], "nothing is decided within the cool-down");
+}

@@ -1,0 +1,9 @@
+//! The crate's promises, by subject.
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
+mod day;
+mod decisions;
+mod properties;
+mod replay;
+mod throughput;
+mod world;

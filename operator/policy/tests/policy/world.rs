@@ -1,0 +1,193 @@
+//! A job that behaves as the models say, with noise in what is measured of it, and changes that take a while.
+
+use rectrain_policy::{
+    Action, Decision, DenseWorkerPolicy, EmbeddingWorkerLoad, EmbeddingWorkerPolicy, History, ModePolicy, Observations,
+    Policy, PsLoad, PsPolicy, ReplicaBounds, ReplicaCount, Replicas, Subject, TrainingMode, Worker,
+};
+
+pub const GLOBAL_ROWS: u32 = 65_536;
+/// Seconds between two observations.
+pub const INTERVAL: u64 = 5;
+/// Seconds that new replicas take to be ready.
+const START: u64 = 40;
+
+/// SplitMix64.
+#[derive(Clone, Debug)]
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// In [0, 1).
+    pub fn uniform(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+/// Everything is decided on, with every default.
+pub fn policy(min: u32, max: u32) -> Policy {
+    let bounds = ReplicaBounds { min, max };
+    Policy {
+        mode: Some(ModePolicy::default()),
+        ps: Some(PsPolicy::new(bounds)),
+        embedding_worker: Some(EmbeddingWorkerPolicy { bounds, queue_wait_seconds: None }),
+        dense_worker: Some(DenseWorkerPolicy::new(bounds)),
+        ..Policy::default()
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct World {
+    pub now: u64,
+    pub mode: TrainingMode,
+    pub table_bytes: f64,
+    pub bytes_a_second: f64,
+    pub limit_bytes: u64,
+    /// Parameter servers' worth of work.
+    pub look_up_load: f64,
+    /// Embedding workers' worth of work.
+    pub embedding_load: f64,
+    /// Worker-seconds of computation in a step.
+    pub work: f64,
+    /// Seconds of a step that more workers do not shorten.
+    pub overhead: f64,
+    /// Samples a second above which there is no more data, whatever the workers.
+    pub most_samples: f64,
+    /// By how much the first dense worker is slower.
+    pub slowdown: f64,
+    /// Of every measurement, at most this share.
+    pub noise: f64,
+    pub random: Random,
+    pub ps: u32,
+    pub embedding_worker: u32,
+    pub dense_worker: u32,
+    pub changes: Vec<(u64, Subject, u32)>,
+    pub log: Vec<Decision>,
+}
+
+impl World {
+    pub fn new(seed: u64) -> Self {
+        Self {
+            now: 1_000_000,
+            mode: TrainingMode::Sync,
+            table_bytes: 12e9,
+            bytes_a_second: 0.0,
+            limit_bytes: 8_000_000_000,
+            look_up_load: 1.0,
+            embedding_load: 1.5,
+            work: 4.0,
+            overhead: 0.25,
+            most_samples: f64::INFINITY,
+            slowdown: 1.0,
+            noise: 0.0,
+            random: Random(seed),
+            ps: 2,
+            embedding_worker: 3,
+            dense_worker: 8,
+            changes: Vec::new(),
+            log: Vec::new(),
+        }
+    }
+
+    fn noisy(&mut self, value: f64) -> f64 {
+        let factor = 1.0 + self.noise * (2.0 * self.random.uniform() - 1.0);
+        value * factor
+    }
+
+    fn count(&self, subject: Subject) -> u32 {
+        match subject {
+            Subject::Ps => self.ps,
+            Subject::EmbeddingWorker => self.embedding_worker,
+            _ => self.dense_worker,
+        }
+    }
+
+    fn replicas(&self, subject: Subject) -> Option<ReplicaCount> {
+        let ready = self.count(subject);
+        let wanted = self.changes.iter().rev().find(|(_, of, _)| *of == subject).map_or(ready, |(_, _, to)| *to);
+        Some(ReplicaCount { wanted, ready })
+    }
+
+    pub fn fill(&self) -> f64 {
+        self.table_bytes / f64::from(self.ps) / self.limit_bytes as f64
+    }
+
+    pub fn observe(&mut self) -> Observations {
+        let ps = (0..self.ps).map(|_| PsLoad {
+            bytes: (self.table_bytes / f64::from(self.ps)) as u64,
+            limit_bytes: Some(self.limit_bytes),
+            busy: Some((self.look_up_load / f64::from(self.ps)).min(1.0)),
+            oom_kills: 0,
+        });
+        let mut ps: Vec<_> = ps.collect();
+        ps.iter_mut().for_each(|ps| ps.busy = ps.busy.map(|busy| self.noisy(busy).min(1.0)));
+        let busy = (self.embedding_load / f64::from(self.embedding_worker)).min(0.98);
+        let service = 0.004;
+        let wait = self.noisy(service * busy / (1.0 - busy));
+        let (mode, slowdown, n) = (self.mode, self.slowdown, self.dense_worker);
+        let share = self.work / f64::from(n);
+        let workers = (0..n).map(|rank| {
+            let seconds = share * if rank == 0 { slowdown } else { 1.0 };
+            Worker { batch_rows: GLOBAL_ROWS / n, compute_seconds: (0..4).map(|_| self.noisy(seconds)).collect() }
+        });
+        let workers: Vec<_> = workers.collect();
+        let (slowest, fast) = (share * slowdown + self.overhead, share + self.overhead);
+        let local = f64::from(GLOBAL_ROWS / n);
+        let samples = match mode {
+            TrainingMode::Sync => f64::from(GLOBAL_ROWS) / slowest.max(fast),
+            TrainingMode::Gba => local / slowest + local / fast * f64::from(n - 1),
+        };
+        Observations {
+            at_seconds: self.now,
+            mode: Some(mode),
+            global_batch_rows: GLOBAL_ROWS,
+            local_batch_rows: GLOBAL_ROWS / n,
+            staleness_tolerance: 4,
+            workers,
+            all_reduce_seconds: (mode == TrainingMode::Sync).then_some(self.overhead),
+            exchange_seconds: (mode == TrainingMode::Gba).then_some(self.overhead),
+            samples_per_second: Some(self.noisy(samples).min(self.most_samples)),
+            ps,
+            embedding_workers: Some(EmbeddingWorkerLoad { queue_wait_seconds: wait, service_seconds: service }),
+            replicas: Replicas {
+                ps: self.replicas(Subject::Ps),
+                embedding_worker: self.replicas(Subject::EmbeddingWorker),
+                dense_worker: self.replicas(Subject::DenseWorker),
+            },
+            ..Observations::default()
+        }
+    }
+
+    /// Lets `seconds` pass, with decisions carried out.
+    pub fn run(&mut self, policy: &Policy, history: &mut History, seconds: u64) {
+        let end = self.now + seconds;
+        while self.now < end {
+            self.now += INTERVAL;
+            self.table_bytes += self.bytes_a_second * INTERVAL as f64;
+            let due = self.changes.iter().filter(|(at, ..)| *at <= self.now).copied().collect::<Vec<_>>();
+            self.changes.retain(|(at, ..)| *at > self.now);
+            for (_, subject, to) in due {
+                match subject {
+                    Subject::Ps => self.ps = to,
+                    Subject::EmbeddingWorker => self.embedding_worker = to,
+                    _ => self.dense_worker = to,
+                }
+            }
+            let observations = self.observe();
+            for decision in history.advance(policy, &observations).into_iter().filter(Decision::acts) {
+                match decision.action {
+                    Action::SwitchMode { to, .. } => self.mode = to,
+                    Action::Scale { to, .. } => self.changes.push((self.now + START, decision.subject, to)),
+                    Action::RaiseMemory { .. } | Action::Keep => {}
+                }
+                self.log.push(decision);
+            }
+        }
+    }
+}
