@@ -16,7 +16,7 @@ use bytemuck::Pod;
 use std::alloc::{self, Layout};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Index, IndexMut};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -171,135 +171,185 @@ impl Drop for Region {
     }
 }
 
-/// So many items, zeroed when they were handed out, at an address that never changes.
-pub(crate) struct Block<T: Pod> {
-    start: NonNull<T>,
-    items: usize,
-    /// `None` for a block of the heap.
-    arena: Option<Arc<Arena>>,
+/// Blocks in a row, each of so many items, zeroed when it was added, at an address that does not change.
+pub(crate) struct Blocks<T: Pod> {
+    arena: Arc<Arena>,
+    blocks: Vec<Block<T>>,
 }
 
-// SAFETY: a block owns its items as a boxed slice does.
-unsafe impl<T: Pod + Send> Send for Block<T> {}
-// SAFETY: as above; shared access gives shared references only.
-unsafe impl<T: Pod + Sync> Sync for Block<T> {}
+/// 16 bytes, because they count among what a row costs.
+struct Block<T> {
+    start: NonNull<T>,
+    items: u32,
+    in_arena: bool,
+}
 
-impl<T: Pod> Block<T> {
-    /// `items` zeros.
-    ///
-    /// # Panics
-    /// If there is no memory: as every allocation does.
-    pub(crate) fn zeroed(arena: &Arc<Arena>, items: usize) -> Self {
+// SAFETY: the blocks own their items as a boxed slice does.
+unsafe impl<T: Pod + Send> Send for Blocks<T> {}
+// SAFETY: as above; shared access gives shared references only.
+unsafe impl<T: Pod + Sync> Sync for Blocks<T> {}
+
+impl<T: Pod> Blocks<T> {
+    pub(crate) fn new(arena: &Arc<Arena>) -> Self {
         const { assert!(align_of::<T>() <= LINE_BYTES && size_of::<T>() > 0) };
-        if items == 0 {
-            return Self { start: NonNull::dangling(), items, arena: None };
-        }
+        Self { arena: Arc::clone(arena), blocks: Vec::new() }
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Bytes of memory held.
+    pub(crate) fn bytes(&self) -> usize {
+        let items: usize = self.blocks.iter().map(|block| block.items as usize).sum();
+        items * size_of::<T>() + self.blocks.capacity() * size_of::<Block<T>>()
+    }
+
+    /// Adds a block of `items` zeros, at least one.
+    pub(crate) fn push(&mut self, items: usize) {
+        let block = self.zeroed(items);
+        push_sparingly(&mut self.blocks, block);
+    }
+
+    /// Puts a block of `items` in the place of the only one, whose items it begins with.
+    pub(crate) fn replace_only(&mut self, items: usize) {
+        debug_assert!(self.len() == 1 && self[0].len() <= items);
+        let larger = self.zeroed(items);
+        let smaller = std::mem::replace(&mut self.blocks[0], larger);
+        // SAFETY: both blocks have that many items, and do not overlap.
+        unsafe { self.blocks[0].start.copy_from_nonoverlapping(smaller.start, smaller.items as usize) };
+        self.release(&smaller);
+    }
+
+    /// # Panics
+    /// If there is no memory, as every allocation does.
+    fn zeroed(&self, items: usize) -> Block<T> {
         let layout = Self::heap_layout(items);
+        let items = items as u32;
         if layout.size() >= LEAST_BYTES
-            && let Some(start) = arena.take(layout.size())
+            && let Some(start) = self.arena.take(layout.size())
         {
-            return Self { start: start.cast(), items, arena: Some(Arc::clone(arena)) };
+            return Block { start: start.cast(), items, in_arena: true };
         }
         // SAFETY: neither `items` nor the size of one is 0.
         let start = unsafe { alloc::alloc_zeroed(layout) };
         let start = NonNull::new(start).unwrap_or_else(|| alloc::handle_alloc_error(layout));
-        Self { start: start.cast(), items, arena: None }
+        Block { start: start.cast(), items, in_arena: false }
+    }
+
+    /// Ends a block, which is not used any more.
+    fn release(&self, block: &Block<T>) {
+        let layout = Self::heap_layout(block.items as usize);
+        if block.in_arena {
+            self.arena.give_back(block.start.cast(), layout.size());
+        } else {
+            // SAFETY: allocated with this layout by `zeroed`.
+            unsafe { alloc::dealloc(block.start.as_ptr().cast(), layout) };
+        }
     }
 
     /// The layout of a block of the heap; every block has its size.
     fn heap_layout(items: usize) -> Layout {
-        let bytes = items.checked_mul(size_of::<T>()).filter(|&bytes| bytes < isize::MAX as usize / 2);
-        let layout = bytes.and_then(|bytes| Layout::from_size_align(bytes, align_of::<T>()).ok());
-        layout.unwrap_or_else(|| panic!("a block of {items} items of {} bytes", size_of::<T>()))
+        assert!(items > 0 && u32::try_from(items).is_ok(), "a block of {items} items");
+        match Layout::array::<T>(items) {
+            Ok(layout) => layout,
+            Err(error) => panic!("a block of {items} items: {error}"),
+        }
     }
 }
 
-impl<T: Pod> Drop for Block<T> {
+impl<T: Pod> Drop for Blocks<T> {
     fn drop(&mut self) {
-        if self.items == 0 {
-            return;
-        }
-        let layout = Self::heap_layout(self.items);
-        match &self.arena {
-            Some(arena) => arena.give_back(self.start.cast(), layout.size()),
-            // SAFETY: allocated with this layout by `zeroed`.
-            None => unsafe { alloc::dealloc(self.start.as_ptr().cast(), layout) },
-        }
+        self.blocks.iter().for_each(|block| self.release(block));
     }
 }
 
-impl<T: Pod> Deref for Block<T> {
-    type Target = [T];
+impl<T: Pod> Index<usize> for Blocks<T> {
+    type Output = [T];
 
     #[inline]
-    fn deref(&self) -> &[T] {
-        // SAFETY: `items` items of plain data, initialized when they were handed out; the block owns
-        // them.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.items) }
+    fn index(&self, block: usize) -> &[T] {
+        let block = &self.blocks[block];
+        // SAFETY: `items` items of plain data, initialized when the block was added, and owned.
+        unsafe { std::slice::from_raw_parts(block.start.as_ptr(), block.items as usize) }
     }
 }
 
-impl<T: Pod> DerefMut for Block<T> {
+impl<T: Pod> IndexMut<usize> for Blocks<T> {
     #[inline]
-    fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as above, and the block is borrowed for writing.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.items) }
+    fn index_mut(&mut self, block: usize) -> &mut [T] {
+        let block = &mut self.blocks[block];
+        // SAFETY: as above, and the blocks are borrowed for writing.
+        unsafe { std::slice::from_raw_parts_mut(block.start.as_ptr(), block.items as usize) }
     }
 }
 
-impl<T: Pod> fmt::Debug for Block<T> {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Block").field("items", &self.items).finish_non_exhaustive()
+/// Pushes onto a vector that grows by an eighth where others double: these are read often, grow
+/// seldom, and count among what a row costs.
+pub(crate) fn push_sparingly<T>(vector: &mut Vec<T>, item: T) {
+    if vector.len() == vector.capacity() {
+        vector.reserve_exact(vector.len() / 8 + 1);
     }
+    vector.push(item);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const WORDS: usize = LEAST_BYTES / 4 + 3;
+
     #[test]
     fn blocks_are_zeroed_aligned_apart_and_used_again() {
         let arena = Arc::new(Arena::default());
-        let words = LEAST_BYTES / 4 + 3;
-        let mut blocks: Vec<Block<u32>> = (0..200).map(|_| Block::zeroed(&arena, words)).collect();
-        for (number, block) in blocks.iter_mut().enumerate() {
+        let mut blocks: Blocks<u32> = Blocks::new(&arena);
+        for number in 0..200 {
+            blocks.push(WORDS);
+            let block = &mut blocks[number];
             assert!(block.iter().all(|&word| word == 0));
             assert_eq!(block.as_ptr().addr() % LINE_BYTES, 0);
             block.fill(number as u32);
         }
-        assert!(blocks.iter().enumerate().all(|(number, block)| block.iter().all(|&word| word == number as u32)));
-        let returned = blocks.pop().map(|block| block.as_ptr().addr());
-        assert_eq!(arena.free_bytes(), words * 4);
-        let other: Block<u32> = Block::zeroed(&arena, words + 1);
-        assert_ne!(Some(other.as_ptr().addr()), returned, "a block of another size");
-        let again: Block<u32> = Block::zeroed(&arena, words);
-        assert_eq!(Some(again.as_ptr().addr()), returned);
-        assert!(again.iter().all(|&word| word == 0));
-        assert_eq!(arena.free_bytes(), 0);
+        assert!((0..200).all(|number| blocks[number].iter().all(|&word| word == number as u32)));
+        let addresses: Vec<usize> = (0..200).map(|number| blocks[number].as_ptr().addr()).collect();
+        drop(blocks);
+        assert_eq!(arena.free_bytes(), 200 * WORDS * 4);
+        let mut others: Blocks<u32> = Blocks::new(&arena);
+        others.push(WORDS + 1);
+        others.push(WORDS);
+        assert!(!addresses.contains(&others[0].as_ptr().addr()), "a block of another size");
+        assert!(addresses.contains(&others[1].as_ptr().addr()));
+        assert!(others[1].iter().all(|&word| word == 0));
+        assert_eq!(arena.free_bytes(), 199 * WORDS * 4);
+    }
+
+    #[test]
+    fn the_only_block_is_replaced_by_one_that_begins_with_it() {
+        for (small, large) in [(3, 5), (3, WORDS), (WORDS, 2 * WORDS)] {
+            let mut blocks: Blocks<u32> = Blocks::new(&Arc::default());
+            blocks.push(small);
+            blocks[0].fill(7);
+            blocks.replace_only(large);
+            assert_eq!((blocks.len(), blocks[0].len()), (1, large));
+            assert!(blocks[0].iter().enumerate().all(|(at, &word)| word == if at < small { 7 } else { 0 }));
+        }
     }
 
     #[test]
     fn small_blocks_map_nothing() {
         let arena = Arc::new(Arena::default());
-        let block: Block<u32> = Block::zeroed(&arena, LEAST_BYTES / 4 - 1);
-        let empty: Block<u64> = Block::zeroed(&arena, 0);
-        assert_eq!((block.len(), empty.len()), (LEAST_BYTES / 4 - 1, 0));
+        let mut blocks: Blocks<u32> = Blocks::new(&arena);
+        blocks.push(LEAST_BYTES / 4 - 1);
         assert!(arena.space().regions.is_empty());
     }
 
     #[test]
     fn a_block_larger_than_a_region_gets_one_of_its_own() {
-        let arena = Arc::new(Arena::default());
-        let mut large: Block<u64> = Block::zeroed(&arena, REGION_BYTES / 8 + 1);
-        large[REGION_BYTES / 8] = 7;
-        let small: Block<u64> = Block::zeroed(&arena, LEAST_BYTES);
-        assert_eq!((large[0], large[REGION_BYTES / 8], small[0]), (0, 7, 0));
-    }
-
-    #[test]
-    fn a_block_outlives_the_last_other_owner_of_its_arena() {
-        let mut block: Block<u32> = Block::zeroed(&Arc::new(Arena::default()), LEAST_BYTES);
-        block.fill(5);
-        assert!(block.iter().all(|&word| word == 5));
+        let mut blocks: Blocks<u64> = Blocks::new(&Arc::default());
+        blocks.push(REGION_BYTES / 8 + 1);
+        blocks[0][REGION_BYTES / 8] = 7;
+        blocks.push(LEAST_BYTES);
+        assert_eq!((blocks[0][0], blocks[0][REGION_BYTES / 8], blocks[1][0]), (0, 7, 0));
     }
 }

@@ -30,7 +30,7 @@
 //!
 //! The home bucket comes from the whole key, mixed again: keys of one slot share their top bits.
 
-use crate::arena::{Arena, Block};
+use crate::arena::{Arena, Blocks};
 use crate::{FeatureKey, prefetch};
 use bytemuck::{Pod, Zeroable};
 use std::sync::Arc;
@@ -38,7 +38,6 @@ use std::sync::Arc;
 const WAYS: usize = 12;
 /// Entries a bucket may hold on average before the table grows.
 const FULL: usize = 10;
-const BUCKET_BYTES: usize = size_of::<Bucket>();
 /// Buckets of a page, 4 KiB.
 const PAGE: usize = 64;
 /// An index of so many buckets or fewer has one page of just as many.
@@ -126,8 +125,7 @@ pub(crate) trait Rows {
 
 /// See the module's text.
 pub(crate) struct Index {
-    memory: Arc<Arena>,
-    pages: Vec<Block<Bucket>>,
+    pages: Blocks<Bucket>,
     buckets: usize,
     /// Buckets before the index began to grow.
     earlier: usize,
@@ -141,9 +139,7 @@ impl Index {
     pub(crate) fn for_rows(memory: &Arc<Arena>, rows: usize) -> Self {
         let buckets = rows.div_ceil(FULL);
         let buckets = if buckets > MOST_SINGLE { buckets.next_multiple_of(PAGE) } else { buckets };
-        let mut index =
-            Self { memory: Arc::clone(memory), pages: Vec::new(), buckets, earlier: 0, unmoved: 0, entries: 0 };
-        index.pages.reserve_exact(buckets.div_ceil(PAGE));
+        let mut index = Self { pages: Blocks::new(memory), buckets, earlier: 0, unmoved: 0, entries: 0 };
         while index.held() < buckets {
             index.add_page();
         }
@@ -156,32 +152,25 @@ impl Index {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.held() * BUCKET_BYTES + self.pages.capacity() * size_of::<Block<Bucket>>()
+        self.pages.bytes()
     }
 
     /// Buckets that have memory.
     fn held(&self) -> usize {
-        match self.pages.as_slice() {
-            [] => 0,
-            [only] => only.len(),
-            several => several.len() * PAGE,
+        match self.pages.len() {
+            0 => 0,
+            1 => self.pages[0].len(),
+            several => several * PAGE,
         }
     }
 
     /// Adds memory for at most [`PAGE`] of the buckets that have none.
     fn add_page(&mut self) {
-        let page = Block::zeroed(&self.memory, self.buckets.min(PAGE));
-        match self.pages.as_mut_slice() {
-            [only] if only.len() < PAGE => {
-                let smaller = std::mem::replace(only, page);
-                only[..smaller.len()].copy_from_slice(&smaller);
-            }
-            _ => {
-                if self.pages.len() == self.pages.capacity() {
-                    self.pages.reserve_exact(self.pages.len() / 8 + 1);
-                }
-                self.pages.push(page);
-            }
+        let buckets = self.buckets.min(PAGE);
+        if self.pages.len() == 1 && self.pages[0].len() < PAGE {
+            self.pages.replace_only(buckets);
+        } else {
+            self.pages.push(buckets);
         }
     }
 
@@ -210,9 +199,8 @@ impl Index {
     /// Asks for the home bucket to be brought near.
     #[inline]
     pub(crate) fn prefetch(&self, hash: Hash) {
-        let bucket = self.path(hash).bucket;
-        if let Some(page) = self.pages.get(bucket / PAGE) {
-            prefetch::value(&page[bucket % PAGE]);
+        if self.buckets > 0 {
+            prefetch::value(self.bucket(self.path(hash).bucket));
         }
     }
 
@@ -408,7 +396,7 @@ mod tests {
     }
 
     fn buckets(index: &Index) -> impl Iterator<Item = &Bucket> {
-        index.pages.iter().flat_map(|page| page.iter())
+        (0..index.pages.len()).flat_map(|page| &index.pages[page])
     }
 
     #[test]
@@ -458,7 +446,7 @@ mod tests {
         let mut buckets = 1;
         for _ in 0..30 {
             let (before, after) = (buckets, grown(buckets));
-            let bytes_an_entry = (after * BUCKET_BYTES) as f64 / (before * FULL) as f64;
+            let bytes_an_entry = (after * size_of::<Bucket>()) as f64 / (before * FULL) as f64;
             assert!(before <= 128 || bytes_an_entry < 9.7, "{bytes_an_entry} with {after} buckets after {before}");
             let (steps, room) = (before + (after - before).div_ceil(PAGE), (after - before) * FULL);
             assert!(steps <= room, "{steps} steps from {before} buckets to {after}, and room for {room} entries");

@@ -24,7 +24,7 @@
 //! change is missed. What it costs: one bit tested a write, and one row copied the first time that it
 //! is written while the slab is frozen.
 
-use crate::arena::{Arena, Block};
+use crate::arena::{Arena, Blocks, push_sparingly};
 use std::sync::Arc;
 
 const FIRST_CHUNK_ROWS: usize = 4;
@@ -38,8 +38,7 @@ const NO_ROW: u32 = u32::MAX;
 
 /// See the module's text.
 pub(crate) struct Slab {
-    memory: Arc<Arena>,
-    chunks: Vec<Block<u32>>,
+    chunks: Blocks<u32>,
     live: Vec<u64>,
     stride: usize,
     /// C = 1 << chunk_bits.
@@ -68,8 +67,7 @@ impl Slab {
     pub(crate) fn new(memory: &Arc<Arena>, stride: usize) -> Self {
         let fitting = (CHUNK_WORDS / stride).clamp(LEAST_CHUNK_ROWS, MOST_CHUNK_ROWS);
         Self {
-            memory: Arc::clone(memory),
-            chunks: Vec::new(),
+            chunks: Blocks::new(memory),
             live: Vec::new(),
             stride,
             chunk_bits: fitting.ilog2(),
@@ -92,7 +90,10 @@ impl Slab {
         let full = 1 << slab.chunk_bits;
         // A first chunk that is the only one may be smaller.
         let chunk_rows = if rows < full { rows.next_power_of_two().max(FIRST_CHUNK_ROWS) } else { full };
-        slab.chunks = bytes.chunks(full * row_bytes).map(|bytes| filled(memory, bytes, chunk_rows * stride)).collect();
+        for (chunk, bytes) in bytes.chunks(full * row_bytes).enumerate() {
+            slab.chunks.push(chunk_rows * stride);
+            bytemuck::cast_slice_mut(&mut slab.chunks[chunk])[..bytes.len()].copy_from_slice(bytes);
+        }
         slab.live = (0..rows).step_by(64).map(|first| u64::MAX >> (64 - (rows - first).min(64))).collect();
         slab.changed = slab.live.clone();
         Some(slab)
@@ -105,9 +106,7 @@ impl Slab {
 
     /// Bytes of memory held.
     pub(crate) fn bytes(&self) -> usize {
-        let words: usize = self.chunks.iter().map(|chunk| chunk.len()).sum();
-        words * size_of::<u32>()
-            + self.chunks.capacity() * size_of::<Block<u32>>()
+        self.chunks.bytes()
             + (self.live.capacity() + self.changed.capacity()) * size_of::<u64>()
             + self.frozen.as_ref().map_or(0, |frozen| frozen.bytes())
     }
@@ -175,24 +174,19 @@ impl Slab {
     }
 
     fn capacity(&self) -> usize {
-        match self.chunks.as_slice() {
-            [] => 0,
-            [first] => first.len() / self.stride,
-            several => several.len() << self.chunk_bits,
+        match self.chunks.len() {
+            0 => 0,
+            1 => self.chunks[0].len() / self.stride,
+            several => several << self.chunk_bits,
         }
     }
 
     fn grow(&mut self) {
         let full = self.stride << self.chunk_bits;
-        let chunk = |words| Block::zeroed(&self.memory, words);
-        match self.chunks.as_mut_slice() {
-            [] => self.chunks.push(chunk(FIRST_CHUNK_ROWS * self.stride)),
-            [first] if first.len() < full => {
-                let mut larger = chunk(2 * first.len());
-                larger[..first.len()].copy_from_slice(first);
-                *first = larger;
-            }
-            _ => push_sparingly(&mut self.chunks, chunk(full)),
+        match self.chunks.len() {
+            0 => self.chunks.push(FIRST_CHUNK_ROWS * self.stride),
+            1 if self.chunks[0].len() < full => self.chunks.replace_only(2 * self.chunks[0].len()),
+            _ => self.chunks.push(full),
         }
     }
 
@@ -222,7 +216,7 @@ impl Slab {
         let mut copy = Vec::with_capacity(self.rows * self.stride);
         if self.rows == self.used as usize {
             let mut left = self.rows * self.stride;
-            for chunk in &self.chunks {
+            for chunk in (0..self.chunks.len()).map(|chunk| &self.chunks[chunk]) {
                 let taken = left.min(chunk.len());
                 copy.extend_from_slice(&chunk[..taken]);
                 left -= taken;
@@ -305,28 +299,12 @@ impl Frozen {
     }
 }
 
-/// `words` words that begin with these bytes.
-fn filled(memory: &Arc<Arena>, bytes: &[u8], words: usize) -> Block<u32> {
-    let mut chunk = Block::zeroed(memory, words);
-    bytemuck::cast_slice_mut(&mut chunk)[..bytes.len()].copy_from_slice(bytes);
-    chunk
-}
-
 fn bit(bits: &[u64], row: u32) -> bool {
     bits.get(row as usize / 64).is_some_and(|word| word >> (row % 64) & 1 == 1)
 }
 
 fn set(bits: &mut [u64], row: u32) {
     bits[row as usize / 64] |= 1 << (row % 64);
-}
-
-/// Pushes onto a vector that grows by an eighth where others double: these are read often, grow
-/// seldom, and count among what a row costs.
-fn push_sparingly<T>(vector: &mut Vec<T>, item: T) {
-    if vector.len() == vector.capacity() {
-        vector.reserve_exact(vector.len() / 8 + 1);
-    }
-    vector.push(item);
 }
 
 #[cfg(test)]
