@@ -29,6 +29,7 @@
 #[cfg(target_endian = "big")]
 compile_error!("rows and snapshots are little-endian in memory; big-endian targets are not supported");
 
+mod arena;
 mod error;
 mod frozen;
 mod index;

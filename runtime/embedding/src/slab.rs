@@ -24,6 +24,9 @@
 //! change is missed. What it costs: one bit tested a write, and one row copied the first time that it
 //! is written while the slab is frozen.
 
+use crate::arena::{Arena, Blocks, push_sparingly};
+use std::sync::Arc;
+
 const FIRST_CHUNK_ROWS: usize = 4;
 const LEAST_CHUNK_ROWS: usize = 16;
 const MOST_CHUNK_ROWS: usize = 64;
@@ -35,7 +38,7 @@ const NO_ROW: u32 = u32::MAX;
 
 /// See the module's text.
 pub(crate) struct Slab {
-    chunks: Vec<Box<[u32]>>,
+    chunks: Blocks<u32>,
     live: Vec<u64>,
     stride: usize,
     /// C = 1 << chunk_bits.
@@ -61,10 +64,10 @@ struct Frozen {
 
 impl Slab {
     /// An empty slab of rows of `stride` words, at least one.
-    pub(crate) fn new(stride: usize) -> Self {
+    pub(crate) fn new(memory: &Arc<Arena>, stride: usize) -> Self {
         let fitting = (CHUNK_WORDS / stride).clamp(LEAST_CHUNK_ROWS, MOST_CHUNK_ROWS);
         Self {
-            chunks: Vec::new(),
+            chunks: Blocks::new(memory),
             live: Vec::new(),
             stride,
             chunk_bits: fitting.ilog2(),
@@ -78,8 +81,8 @@ impl Slab {
 
     /// A slab of these rows, one after another as they are in memory, numbered in their order; just as if each had been handed out
     /// and written. `None` if there are more than can be numbered.
-    pub(crate) fn from_rows(stride: usize, bytes: &[u8]) -> Option<Self> {
-        let mut slab = Self::new(stride);
+    pub(crate) fn from_rows(memory: &Arc<Arena>, stride: usize, bytes: &[u8]) -> Option<Self> {
+        let mut slab = Self::new(memory, stride);
         let row_bytes = stride * size_of::<u32>();
         let rows = bytes.len() / row_bytes;
         slab.used = u32::try_from(rows).ok().filter(|&rows| rows != NO_ROW)?;
@@ -87,7 +90,10 @@ impl Slab {
         let full = 1 << slab.chunk_bits;
         // A first chunk that is the only one may be smaller.
         let chunk_rows = if rows < full { rows.next_power_of_two().max(FIRST_CHUNK_ROWS) } else { full };
-        slab.chunks = bytes.chunks(full * row_bytes).map(|bytes| filled(bytes, chunk_rows * stride)).collect();
+        for (chunk, bytes) in bytes.chunks(full * row_bytes).enumerate() {
+            slab.chunks.push(chunk_rows * stride);
+            bytemuck::cast_slice_mut(&mut slab.chunks[chunk])[..bytes.len()].copy_from_slice(bytes);
+        }
         slab.live = (0..rows).step_by(64).map(|first| u64::MAX >> (64 - (rows - first).min(64))).collect();
         slab.changed = slab.live.clone();
         Some(slab)
@@ -100,9 +106,7 @@ impl Slab {
 
     /// Bytes of memory held.
     pub(crate) fn bytes(&self) -> usize {
-        let words: usize = self.chunks.iter().map(|chunk| chunk.len()).sum();
-        words * size_of::<u32>()
-            + self.chunks.capacity() * size_of::<Box<[u32]>>()
+        self.chunks.bytes()
             + (self.live.capacity() + self.changed.capacity()) * size_of::<u64>()
             + self.frozen.as_ref().map_or(0, |frozen| frozen.bytes())
     }
@@ -170,24 +174,19 @@ impl Slab {
     }
 
     fn capacity(&self) -> usize {
-        match self.chunks.as_slice() {
-            [] => 0,
-            [first] => first.len() / self.stride,
-            several => several.len() << self.chunk_bits,
+        match self.chunks.len() {
+            0 => 0,
+            1 => self.chunks[0].len() / self.stride,
+            several => several << self.chunk_bits,
         }
     }
 
     fn grow(&mut self) {
         let full = self.stride << self.chunk_bits;
-        let chunk = |words| vec![0; words].into_boxed_slice();
-        match self.chunks.as_mut_slice() {
-            [] => self.chunks.push(chunk(FIRST_CHUNK_ROWS * self.stride)),
-            [first] if first.len() < full => {
-                let mut larger = chunk(2 * first.len());
-                larger[..first.len()].copy_from_slice(first);
-                *first = larger;
-            }
-            _ => push_sparingly(&mut self.chunks, chunk(full)),
+        match self.chunks.len() {
+            0 => self.chunks.push(FIRST_CHUNK_ROWS * self.stride),
+            1 if self.chunks[0].len() < full => self.chunks.replace_only(2 * self.chunks[0].len()),
+            _ => self.chunks.push(full),
         }
     }
 
@@ -217,7 +216,7 @@ impl Slab {
         let mut copy = Vec::with_capacity(self.rows * self.stride);
         if self.rows == self.used as usize {
             let mut left = self.rows * self.stride;
-            for chunk in &self.chunks {
+            for chunk in (0..self.chunks.len()).map(|chunk| &self.chunks[chunk]) {
                 let taken = left.min(chunk.len());
                 copy.extend_from_slice(&chunk[..taken]);
                 left -= taken;
@@ -300,14 +299,6 @@ impl Frozen {
     }
 }
 
-/// `words` words that begin with these bytes. (Memory that is zeroed and then copied to is written twice.)
-fn filled(bytes: &[u8], words: usize) -> Box<[u32]> {
-    let mut chunk = Vec::with_capacity(words);
-    chunk.extend(bytes.as_chunks().0.iter().map(|&word| u32::from_ne_bytes(word)));
-    chunk.resize(words, 0);
-    chunk.into_boxed_slice()
-}
-
 fn bit(bits: &[u64], row: u32) -> bool {
     bits.get(row as usize / 64).is_some_and(|word| word >> (row % 64) & 1 == 1)
 }
@@ -316,24 +307,19 @@ fn set(bits: &mut [u64], row: u32) {
     bits[row as usize / 64] |= 1 << (row % 64);
 }
 
-/// Pushes onto a vector that grows by an eighth where others double: these are read often, grow
-/// seldom, and count among what a row costs.
-fn push_sparingly<T>(vector: &mut Vec<T>, item: T) {
-    if vector.len() == vector.capacity() {
-        vector.reserve_exact(vector.len() / 8 + 1);
-    }
-    vector.push(item);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
+    fn empty(stride: usize) -> Slab {
+        Slab::new(&Arc::default(), stride)
+    }
+
     #[test]
     fn a_released_row_is_handed_out_again_before_the_slab_grows() {
-        let mut slab = Slab::new(3);
+        let mut slab = empty(3);
         let rows: Vec<u32> = (0..64).filter_map(|_| slab.allocate()).collect();
         let bytes = slab.bytes();
         slab.release(rows[10]);
@@ -345,7 +331,7 @@ mod tests {
 
     #[test]
     fn long_rows_lie_in_chunks_of_fewer() {
-        let chunk_rows = |stride| 1_usize << Slab::new(stride).chunk_bits;
+        let chunk_rows = |stride| 1_usize << empty(stride).chunk_bits;
         assert_eq!(chunk_rows(5), 64);
         assert_eq!(chunk_rows(64), 64);
         assert_eq!(chunk_rows(65), 32);
@@ -355,7 +341,7 @@ mod tests {
 
     #[test]
     fn a_small_table_holds_a_small_chunk() {
-        let mut slab = Slab::new(100);
+        let mut slab = empty(100);
         slab.allocate().unwrap();
         assert!(slab.bytes() < 2_000, "{}", slab.bytes());
     }
@@ -366,8 +352,8 @@ mod tests {
             [(3, 0), (3, 1), (3, 4), (3, 5), (3, 63), (3, 64), (3, 65), (3, 128), (300, 16), (300, 17)]
         {
             let words: Vec<u32> = (0..(stride * rows) as u32).collect();
-            let mut given = Slab::from_rows(stride, bytemuck::cast_slice(&words)).unwrap();
-            let mut grown = Slab::new(stride);
+            let mut given = Slab::from_rows(&Arc::default(), stride, bytemuck::cast_slice(&words)).unwrap();
+            let mut grown = empty(stride);
             for row in words.chunks_exact(stride) {
                 let number = grown.allocate().unwrap();
                 grown.row_mut(number).copy_from_slice(row);
@@ -404,7 +390,7 @@ mod tests {
             let stride = 3;
             let mut marks = marks;
             marks.sort_unstable();
-            let mut slab = Slab::new(stride);
+            let mut slab = empty(stride);
             let mut model: BTreeMap<u32, u32> = BTreeMap::new();
             // (contents at the last mark, contents at the freeze)
             let (mut at_mark, mut expected) = (BTreeMap::new(), Vec::new());
@@ -464,7 +450,7 @@ mod tests {
             stride in prop::sample::select(vec![2_usize, 65, 131]),
             operations in prop::collection::vec((prop::bool::weighted(0.6), any::<prop::sample::Index>()), 1..900)
         ) {
-            let mut slab = Slab::new(stride);
+            let mut slab = empty(stride);
             let mut model = BTreeMap::new();
             for (stamp, (allocate, pick)) in operations.into_iter().enumerate() {
                 if allocate || model.is_empty() {
