@@ -9,7 +9,7 @@ use crate::Failure;
 use crate::args::JobArgs;
 
 /// What this version of the runtime can do of what a manifest may ask for.
-const CAPABILITIES: &[Capability] = &[Capability::Checkpoint, Capability::Resume];
+const CAPABILITIES: &[Capability] = &[Capability::Checkpoint, Capability::Resume, Capability::AutoMode];
 
 /// Reads and checks a manifest.
 pub(crate) fn load(args: &JobArgs) -> Result<Manifest, Failure> {

@@ -82,6 +82,7 @@ impl Display {
                 ));
             }
             JobEvent::ModeSwitched { step, from, to } => self.note(&format!("mode {from} -> {to} at step {step}")),
+            JobEvent::ModeChosen { mode, reason } => self.note(&format!("going over to mode {mode}: {reason}")),
             JobEvent::Resumed { checkpoint, step, rows, .. } => {
                 self.note(&format!("going on at step {step} from checkpoint {checkpoint} ({} rows)", thousands(*rows)));
             }

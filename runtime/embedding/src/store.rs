@@ -406,13 +406,7 @@ impl Store {
     /// The slots ahead are locked for that as far as they are free. Who holds a lock never waits for
     /// another: the first slot that is busy ends the looking ahead until the work has come to it
     /// and nothing else is held.
-    fn visit(
-        &self,
-        group: GroupId,
-        keys: &[FeatureKey],
-        words: usize,
-        mut work: impl FnMut(&mut Table, Range<usize>),
-    ) {
+    fn visit(&self, group: GroupId, keys: &[FeatureKey], words: usize, mut work: impl FnMut(&mut Table, Range<usize>)) {
         let group = usize::from(group.0);
         let mut held: VecDeque<Run<'_>> = VecDeque::with_capacity(MOST_HELD);
         // Keys before these have been worked on, fetched, approached, and belong to runs that are held.
@@ -423,16 +417,18 @@ impl Store {
                 locked = run.end;
                 held.push_back(run);
             }
-            for (until, ahead, is_fetch) in
-                [(&mut approached, APPROACH, false), (&mut fetched, FETCH, true)]
-            {
+            for (until, ahead, is_fetch) in [(&mut approached, APPROACH, false), (&mut fetched, FETCH, true)] {
                 let goal = locked.min(done + ahead);
                 for run in &held {
                     let end = run.end.min(goal);
                     if *until < end {
                         let table = &run.state.tables[group];
                         let keys = &keys[*until..end];
-                        if is_fetch { table.fetch(keys, words) } else { table.approach(keys) }
+                        if is_fetch {
+                            table.fetch(keys, words)
+                        } else {
+                            table.approach(keys)
+                        }
                         *until = end;
                     }
                 }

@@ -47,6 +47,13 @@ pub enum JobEvent {
         /// The mode since.
         to: String,
     },
+    /// The training mode was chosen (`spec.training.mode: auto`); `ModeSwitched` follows at a boundary.
+    ModeChosen {
+        /// The mode to go on in.
+        mode: String,
+        /// A sentence with what was measured and predicted.
+        reason: String,
+    },
     /// Training goes on from a checkpoint.
     Resumed {
         /// Its name in the checkpoint path.

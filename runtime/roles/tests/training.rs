@@ -7,11 +7,13 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use prometheus::Registry;
 use rectrain_data::{Dataset, ReadPlan};
 use rectrain_dense::{Features, Model, Tower, TowerOptions};
 use rectrain_embedding::{FeatureKey, GroupId, Missing, Store};
+use rectrain_policy::ModePolicy;
 use rectrain_roles::RoleError;
 use rectrain_roles::coordinator::Coordinator;
 use rectrain_roles::events::{EventLog, JobEvent, Summary};
@@ -392,5 +394,42 @@ fn the_coordinator_knows_how_fast_each_dense_worker_computes() {
         assert!(mean(1) > 1.5 * mean(0), "{} and {} s", mean(0), mean(1));
         assert!(status.workers.iter().all(|worker| worker.batch_rows > 0.0));
         assert!(status.all_reduce_seconds > 0.0);
+    });
+}
+
+/// `mode: auto`: with one worker much slower than the other nobody waits for it any more, and the reason is told.
+#[test]
+fn auto_leaves_sync_when_one_worker_is_slow_and_says_why() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut plan = plan(&["spec.roles.denseWorker.replicas=2", "spec.training.epochs=100000"]);
+        plan.auto =
+            Some(ModePolicy { window_seconds: 3, dwell_seconds: 60, switch_seconds: 0.5, ..ModePolicy::default() });
+        let plan = Arc::new(plan);
+        let metrics = RoleMetrics::new(Registry::new()).unwrap();
+        let events = EventLog::default();
+        let mut follower = events.follow();
+        let own = CoordinatorMetrics::of(&metrics, 0);
+        let coordinator = Arc::new(Coordinator::start(Arc::clone(&plan), "test", events, own).await.unwrap());
+        let slow = BTreeMap::from([(1, 20.0)]);
+        let training = run_with(plan, &slow, coordinator, metrics);
+        let switched = async {
+            let mut chosen = None;
+            while let Some(event) = follower.next().await {
+                match event {
+                    JobEvent::ModeChosen { mode, reason } => chosen = Some((mode, reason)),
+                    JobEvent::ModeSwitched { from, to, .. } => return (chosen, from, to),
+                    _ => {}
+                }
+            }
+            panic!("training ended in sync");
+        };
+        let (chosen, from, to) = tokio::select! {
+            ended = training => panic!("training ended in sync: {:?}", ended.map(|summary| summary.steps)),
+            switched = tokio::time::timeout(Duration::from_secs(120), switched) => switched.expect("a switch in time"),
+        };
+        let (mode, reason) = chosen.expect("a switch is chosen before it is made");
+        assert_eq!((mode.as_str(), from.as_str(), to.as_str()), ("gba", "sync", "gba"));
+        assert!(reason.contains("worker 1"), "{reason}");
     });
 }

@@ -604,7 +604,11 @@ pub(super) struct Costs {
 
 impl Costs {
     pub(super) fn of(paths: &Paths) -> Result<Self, String> {
-        let leader = leader(paths)?;
+        // Between two leaders there is none.
+        let leader = eventually(TAKEOVER, "a leader", || match leader(paths)? {
+            nobody if nobody.is_empty() => Err("the lease is nobody's".to_owned()),
+            leader => Ok(leader),
+        })?;
         let text = within(
             paths,
             SYSTEM,

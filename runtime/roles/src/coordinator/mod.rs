@@ -2,6 +2,7 @@
 //! job ended. A single small service; members call it little and seldom, and it holds their questions until it can answer.
 
 mod announced;
+mod auto;
 mod checkpoints;
 mod control;
 mod digest;
@@ -128,6 +129,7 @@ impl Coordinator {
         let result = tokio::select! {
             result = self.until(WHOLE_JOB, State::trained) => result?,
             error = self.drive(&servers) => return Err(error),
+            () = self.choose_modes() => return Err(RoleError::Stopped),
         };
         let mut summary = result.summary;
         let applied_before = self.lock().applied_before();

@@ -14,6 +14,7 @@ use rectrain_dense::{DenseOptimizer, Model, ModelConfig, Tower, TowerOptions};
 use rectrain_embedding::StoreConfig;
 use rectrain_modes::gba::{KeyDivisor, TokenMode};
 use rectrain_modes::{EvaluationPoints, Rank, TrainingLength, share_of_batch};
+use rectrain_policy::ModePolicy;
 
 pub use self::checkpoint::CheckpointPlan;
 use crate::compression::Compression;
@@ -98,6 +99,8 @@ pub struct JobPlan {
     pub modes: Vec<TrainingMode>,
     /// Switches by schedule: global batches trained before each, ascending, and the mode from there on.
     pub switches: Vec<(u64, TrainingMode)>,
+    /// How readily the mode is switched between `sync` and `gba`, if the coordinator chooses it.
+    pub auto: Option<ModePolicy>,
     /// What a key's gradients are divided by in `gba`.
     pub key_divisor: KeyDivisor,
     /// Seed of everything that is drawn.

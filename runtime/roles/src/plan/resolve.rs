@@ -12,6 +12,7 @@ use rectrain_dense::{CrossStructure, DenseOptimizer, Model, ModelConfig, ModelKi
 use rectrain_embedding::{Initializer, RowSpec, SparseOptimizer, StoreConfig, ValueType};
 use rectrain_modes::gba::{BufferSize, Decay, KeyDivisor, LostTokens, TokenMode};
 use rectrain_modes::{EvaluationPoints, TrainingLength};
+use rectrain_policy::ModePolicy;
 
 use super::{CheckpointPlan, JobPlan, Replicas, SLOTS, TrainingMode};
 use crate::compression::Compression;
@@ -49,6 +50,7 @@ impl JobPlan {
                 .iter()
                 .map(|switch| Ok((switch.step, mode(switch.mode)?)))
                 .collect::<Result<_, RoleError>>()?,
+            auto: training.auto.as_ref().map(mode_policy),
             key_divisor: match training.gba_key_divisor {
                 crds::KeyDivisor::Buffer => KeyDivisor::Buffer,
                 crds::KeyDivisor::Workers => KeyDivisor::Workers,
@@ -97,6 +99,17 @@ impl JobPlan {
             },
             batches_ahead: u64::from(training.staleness) + BATCHES_AHEAD,
         })
+    }
+}
+
+fn mode_policy(auto: &crds::ResolvedAutoMode) -> ModePolicy {
+    ModePolicy {
+        margin: auto.margin,
+        window_seconds: u64::from(auto.window_seconds),
+        dwell_seconds: u64::from(auto.dwell_seconds),
+        switches_per_hour: auto.switches_per_hour,
+        crowded_cpu: auto.crowded_cpu,
+        ..ModePolicy::default()
     }
 }
 
