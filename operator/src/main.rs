@@ -15,6 +15,7 @@ use rectrain_operator::controller::{self, Watches};
 use rectrain_operator::coordinator::GrpcCoordinators;
 use rectrain_operator::events::Announcer;
 use rectrain_operator::leader::Candidate;
+use rectrain_operator::measure::HttpMetrics;
 use rectrain_operator::metrics::OperatorMetrics;
 use rectrain_operator::reconcile::Context;
 use rectrain_operator::reconcile::apply::Settled;
@@ -177,6 +178,8 @@ async fn lead(cli: &Cli, client: Client, metrics: OperatorMetrics, stop: impl Fu
         metrics,
         settled: Settled::default(),
         obstacles: Mutex::new(HashMap::new()),
+        read_metrics: Arc::new(HttpMetrics),
+        watched: Mutex::new(HashMap::new()),
     };
     controller::run(watches, Arc::new(context), stop).await;
 }
