@@ -3,8 +3,9 @@
 
 use kube::Resource;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
-use rectrain_crds::{Phase, RecTrainingJob, RecTrainingJobStatus};
+use rectrain_crds::{DecisionStatus, Phase, RecTrainingJob, RecTrainingJobStatus};
 
+use crate::failure::shorten;
 use crate::names::FIELD_MANAGER;
 use crate::phase::Decision;
 
@@ -74,6 +75,8 @@ pub fn transitions(before: Option<&RecTrainingJobStatus>, decision: &Decision) -
         }
     }
     all.extend(before.and_then(|before| mode_switched(before, after)));
+    let before_decisions = before.map(|status| status.decisions.as_slice()).unwrap_or_default();
+    all.extend(after.decisions.iter().filter(|decision| !before_decisions.contains(decision)).map(decided));
     if let Some(problem) = &decision.problem {
         let told_before = before.is_some_and(|status| {
             status.conditions.iter().any(|c| c.reason == problem.cause.reason() && c.message == problem.message)
@@ -92,6 +95,18 @@ pub fn transitions(before: Option<&RecTrainingJobStatus>, decision: &Decision) -
         }
     }
     all
+}
+
+/// A decision was made automatically.
+fn decided(decision: &DecisionStatus) -> Announcement {
+    let DecisionStatus { subject, from, to, reason, applied, replica, .. } = decision;
+    let of = replica.map(|replica| format!(" of replica {replica}")).unwrap_or_default();
+    Announcement {
+        is_warning: false,
+        reason: if *applied { "Decided" } else { "Recommended" },
+        action: format!("{}/{to}", subject.name()),
+        note: shorten(&format!("{}{of} from {from} to {to}: {reason}", subject.name()), MOST),
+    }
 }
 
 /// Training went on in another mode under the same pods, whoever asked for it.

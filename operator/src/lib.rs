@@ -6,6 +6,7 @@
 //!
 //! 1. [`reconcile::dereference`] reads: the job, the objects that belong to it, its pods, its coordinator's report.
 //! 2. [`reconcile::validate`] (pure): the manifest with every default filled in, or what is wrong with it.
+//!    What is decided automatically ([`automatic`]) is read off the metrics of its processes ([`measure`]) as well.
 //! 3. [`phase::decide`] (pure): the job's new status, and whether its pods should be there. Where the training mode is to be
 //!    switched the coordinator is asked, and decided again with its answer.
 //! 4. The status is written, before anything is done about it: whoever is killed in between is taken over where it was.
@@ -16,12 +17,14 @@
 
 pub mod admin;
 pub mod certificates;
+pub mod automatic;
 pub mod config;
 pub mod controller;
 pub mod coordinator;
 pub mod events;
 pub mod failure;
 pub mod leader;
+pub mod measure;
 pub mod metrics;
 pub mod names;
 pub mod phase;

@@ -16,6 +16,7 @@ use rectrain_operator::controller::{self, Watches};
 use rectrain_operator::coordinator::GrpcCoordinators;
 use rectrain_operator::events::Announcer;
 use rectrain_operator::leader::Candidate;
+use rectrain_operator::measure::HttpMetrics;
 use rectrain_operator::metrics::OperatorMetrics;
 use rectrain_operator::reconcile::Context;
 use rectrain_operator::reconcile::apply::Settled;
@@ -190,6 +191,8 @@ async fn lead(
         metrics,
         settled: Settled::default(),
         obstacles: Mutex::new(HashMap::new()),
+        read_metrics: Arc::new(HttpMetrics),
+        watched: Mutex::new(HashMap::new()),
     };
     controller::run(watches, Arc::new(context), stop).await;
 }

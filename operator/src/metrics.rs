@@ -26,6 +26,11 @@ pub const REFERENCE: &[(&str, &str, &str)] = &[
         "gauge",
         "Time since the status of a job was last checked against what is there.",
     ),
+    (
+        "rectrain_operator_mode_prediction_error_ratio",
+        "gauge",
+        "By how much a job's measured speed is off what is predicted for its training mode (`auto`): 0.1 is a tenth faster.",
+    ),
     ("rectrain_operator_is_leader", "gauge", "1 in the instance that reconciles, 0 in those that stand by."),
     ("process_resident_memory_bytes", "gauge", "Memory that the process holds."),
 ];
@@ -55,6 +60,7 @@ struct Inner {
     watch_errors: IntCounter,
     jobs: IntGaugeVec,
     ages: GaugeVec,
+    prediction_errors: GaugeVec,
     leader: IntGauge,
     memory: IntGauge,
     /// By namespace and name: when the job was last seen and in what phase. One entry a job that exists.
@@ -84,6 +90,10 @@ impl OperatorMetrics {
             watch_errors: IntCounter::with_opts(opts("rectrain_operator_watch_errors_total"))?,
             jobs: IntGaugeVec::new(opts("rectrain_operator_jobs"), &["phase"])?,
             ages: GaugeVec::new(opts("rectrain_operator_job_status_age_seconds"), &["job_namespace", "job_name"])?,
+            prediction_errors: GaugeVec::new(
+                opts("rectrain_operator_mode_prediction_error_ratio"),
+                &["job_namespace", "job_name"],
+            )?,
             leader: IntGauge::with_opts(opts("rectrain_operator_is_leader"))?,
             memory: IntGauge::with_opts(opts("process_resident_memory_bytes"))?,
             seen: Mutex::default(),
@@ -102,6 +112,7 @@ impl OperatorMetrics {
             Box::new(inner.watch_errors.clone()),
             Box::new(inner.jobs.clone()),
             Box::new(inner.ages.clone()),
+            Box::new(inner.prediction_errors.clone()),
             Box::new(inner.leader.clone()),
             Box::new(inner.memory.clone()),
         ] {
@@ -135,10 +146,17 @@ impl OperatorMetrics {
         seen.insert((namespace.to_owned(), name.to_owned()), (Instant::now(), phase));
     }
 
+    /// How far off the prediction of a job's speed was.
+    pub fn predicted(&self, namespace: &str, name: &str, error: f64) {
+        self.0.prediction_errors.with_label_values(&[namespace, name]).set(error);
+    }
+
     /// The job is gone, or somebody else's.
     pub fn forget_job(&self, namespace: &str, name: &str) {
         let mut seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.remove(&(namespace.to_owned(), name.to_owned()));
+        // It is not there for most jobs.
+        let _ = self.0.prediction_errors.remove_label_values(&[namespace, name]);
     }
 
     /// In Prometheus' text format.
@@ -187,6 +205,7 @@ mod tests {
         metrics.reconciled(Duration::from_millis(2), Some("apply"));
         metrics.watch_broke();
         metrics.saw_job("n", "j", Phase::Training);
+        metrics.predicted("n", "j", 0.25);
         let text = metrics.encode().expect("they are served");
         for (name, kind, help) in REFERENCE {
             assert!(text.contains(&format!("# TYPE {name} {kind}")), "{name}");

@@ -18,10 +18,11 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use rectrain_crds::{
-    AttemptMode, AttemptStatus, FieldError, Mode, Phase, RecTrainingJob, RecTrainingJobStatus, ReplicaCount,
-    ReplicaStatuses, ResolvedJob, defaults,
+    AttemptMode, AttemptStatus, DecisionSubject, FieldError, Mode, ModeSpec, Phase, RecTrainingJob,
+    RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, ResolvedJob, defaults,
 };
 
+use crate::automatic::{self, Findings};
 use crate::coordinator::{CoordinatorView, Report, Stage};
 use crate::failure::{self, Cause, Problem};
 use crate::names::{self, Role};
@@ -57,6 +58,8 @@ pub struct Facts<'a> {
     pub coordinator: &'a CoordinatorView,
     /// Its answer, if it was asked for what an earlier decision on these facts says ([`Decision::ask_mode`]).
     pub answer: Option<&'a SwitchAnswer>,
+    /// What was decided automatically, if the job was looked at for that just now.
+    pub automatic: Option<&'a Findings>,
     /// What keeps the operator from making an object of the job.
     pub obstacle: Option<&'a Problem>,
     /// Time between two questions to a coordinator.
@@ -190,10 +193,16 @@ impl<'a> Draft<'a> {
     fn start_afresh(&mut self) {
         let attempt = self.status.attempt.take();
         let conditions = std::mem::take(&mut self.status.conditions);
+        let decisions = std::mem::take(&mut self.status.decisions);
         let observed_generation = self.status.observed_generation;
         self.before = RecTrainingJobStatus { attempt: attempt.clone(), ..RecTrainingJobStatus::default() };
-        self.status =
-            RecTrainingJobStatus { conditions, observed_generation, attempt, ..RecTrainingJobStatus::default() };
+        self.status = RecTrainingJobStatus {
+            conditions,
+            observed_generation,
+            attempt,
+            decisions,
+            ..RecTrainingJobStatus::default()
+        };
     }
 
     fn is_suspended(&self) -> bool {
@@ -350,6 +359,7 @@ impl<'a> Draft<'a> {
         if let Some(problem) = self.no_progress(phase) {
             return self.crash(attempt, container_restarts, problem);
         }
+        self.note_automatic(phase);
         let all_ready =
             Role::ALL.iter().all(|role| self.facts.ready.get(role).copied().unwrap_or(0) >= role.replicas(resolved));
         let ask_mode = self.switch(pods);
@@ -399,6 +409,26 @@ impl<'a> Draft<'a> {
                 switch::note(mode, &run, answer);
                 None
             }
+        }
+    }
+
+    /// What was decided automatically is written down now and carried out from the next look on.
+    fn note_automatic(&mut self, phase: Phase) {
+        if let Some(findings) = self.facts.automatic.filter(|_| phase == Phase::Training) {
+            self.status.decisions = automatic::kept(&self.before.decisions, &findings.decisions);
+            self.status.mode_prediction = findings.prediction.or(self.before.mode_prediction);
+        }
+        let training = self.facts.job.spec.training.as_ref();
+        if training.and_then(|training| training.mode) != Some(ModeSpec::Auto) {
+            self.status.mode_since = None;
+            self.status.mode_reason = None;
+            self.status.mode_prediction = None;
+        } else if self.status.mode != self.before.mode || self.before.mode_since.is_none() {
+            let decided = automatic::last(&self.before.decisions, DecisionSubject::Mode);
+            let reason = decided.filter(|decided| self.status.mode.is_some_and(|mode| mode.name() == decided.to));
+            self.status.mode_since = Some(Time(self.facts.now));
+            self.status.mode_reason =
+                Some(reason.map_or("automatic training starts in it", |decided| &decided.reason).to_owned());
         }
     }
 
@@ -555,10 +585,13 @@ fn sentences(errors: &[FieldError]) -> String {
     errors.join("; ")
 }
 
-/// The training mode that a job's manifest asks for.
+/// The training mode that a job's manifest asks for, or that was decided on where it leaves that to the operator.
 #[must_use]
 pub fn wanted_mode(job: &RecTrainingJob) -> Mode {
-    job.spec.training.as_ref().and_then(|training| training.mode).unwrap_or_default()
+    match job.spec.training.as_ref().and_then(|training| training.mode).unwrap_or_default() {
+        ModeSpec::Fixed(mode) => mode,
+        ModeSpec::Auto => automatic::mode(job.status.as_ref()),
+    }
 }
 
 /// What is left of `seconds` after `since`; zero when they are over.

@@ -6,6 +6,7 @@ pub mod build;
 pub mod dereference;
 pub mod kinds;
 pub mod merge;
+pub mod observe;
 pub mod prune;
 pub mod status;
 pub mod validate;
@@ -26,12 +27,14 @@ use crate::config::OperatorConfig;
 use crate::coordinator::{AskCoordinator, CoordinatorView, Whereabouts};
 use crate::events::Announcer;
 use crate::failure::{Cause, Problem};
+use crate::measure::ReadMetrics;
 use crate::metrics::OperatorMetrics;
 use crate::names::FIELD_MANAGER;
 use crate::phase::{Decision, Facts, Run, decide};
 use crate::reconcile::apply::Settled;
 use crate::reconcile::build::Plan;
 use crate::reconcile::dereference::{Belongings, Reader};
+use crate::reconcile::observe::Watched;
 
 /// Time after which a job is looked at even if nothing was heard of it.
 const AT_LEAST: Duration = Duration::from_secs(600);
@@ -173,6 +176,11 @@ pub struct Context {
     pub settled: Settled,
     /// What keeps the operator from making an object, by the job's uid. One entry a job; it goes with the job.
     pub obstacles: Mutex<HashMap<String, Problem>>,
+    /// Who reads the metrics of a job's processes.
+    pub read_metrics: Arc<dyn ReadMetrics>,
+    /// What is remembered of jobs that are decided on automatically, by the job's uid. It goes with the job; lost, it is made again
+    /// from the status.
+    pub watched: Mutex<HashMap<String, Watched>>,
 }
 
 impl Context {
@@ -216,6 +224,7 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
         _ => {
             context.metrics.forget_job(&namespace, &name);
             context.set_obstacle(&seen.uid().unwrap_or_default(), None);
+            context.watched.lock().unwrap_or_else(PoisonError::into_inner).remove(&seen.uid().unwrap_or_default());
             return Ok(Action::await_change());
         }
     };
@@ -233,6 +242,7 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
         Some(coordinator) => context.ask.ask(coordinator).await,
         None => CoordinatorView::Silent,
     };
+    let looked = observe::look(&context, &job, verdict.manifest.as_ref().ok(), &view, &belongings.pods).await;
     let obstacle = context.obstacle(&uid);
     let facts = Facts {
         now: whole_second((context.now)()),
@@ -246,11 +256,16 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
         ready: &belongings.ready(&name),
         coordinator: &view,
         answer: None,
+        automatic: looked.as_ref().map(|looked| &looked.findings),
         obstacle: obstacle.as_ref(),
         poll: context.config.poll,
     };
     let decision = decide_and_ask(&context, coordinator.as_ref(), &facts).await;
     let job = Box::pin(write_status(&jobs, &context, job, &decision)).await?;
+    if let Some(looked) = looked {
+        // Only what is in the status was decided.
+        observe::remember(&context, uid.clone(), looked, decision.status.phase);
+    }
     context.metrics.saw_job(&namespace, &name, decision.status.phase.unwrap_or(Phase::Pending));
     if decision.delete {
         return delete_job(&jobs, &job).await;

@@ -1,6 +1,8 @@
 //! The second step, pure: the manifest with every default filled in, and what of it the pods depend on.
 
-use rectrain_crds::{FieldError, Mode, RecTrainingJob, RecTrainingJobSpec, ResolvedJob, TrainingSpec, defaults};
+use rectrain_crds::{
+    Capability, FieldError, Mode, RecTrainingJob, RecTrainingJobSpec, ResolvedJob, TrainingSpec, defaults,
+};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -10,12 +12,25 @@ pub fn is_ours(job: &RecTrainingJob) -> bool {
     job.spec.managed_by.as_deref().is_none_or(|name| name == defaults::MANAGED_BY)
 }
 
+/// What a job in a cluster may ask for.
+const CAPABILITIES: &[Capability] = &[
+    Capability::Checkpoint,
+    Capability::Resume,
+    Capability::Cuda,
+    Capability::Suspend,
+    Capability::Deadline,
+    Capability::AutoMode,
+    Capability::Autoscaling,
+];
+
 /// The manifest with nothing left to look up.
 ///
 /// # Errors
 /// Everything that is wrong with it. The API server has checked the schema's rules already; this finds what they cannot say.
 pub fn verdict(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldError>> {
-    rectrain_crds::validate(job)
+    let resolved = rectrain_crds::validate(job)?;
+    rectrain_crds::refuse_missing(job, CAPABILITIES)?;
+    Ok(resolved)
 }
 
 /// What is to be said of a manifest.
@@ -46,10 +61,10 @@ pub fn judge(job: &RecTrainingJob) -> Verdict {
     }
 }
 
-/// The spec with this training mode.
+/// The spec with this training mode, which nothing switches automatically: that is the operator's to do, and no pod reads it.
 #[must_use]
 pub fn in_mode(spec: &RecTrainingJobSpec, mode: Mode) -> RecTrainingJobSpec {
-    let training = TrainingSpec { mode: Some(mode), ..spec.training.clone().unwrap_or_default() };
+    let training = TrainingSpec { mode: Some(mode.into()), auto: None, ..spec.training.clone().unwrap_or_default() };
     RecTrainingJobSpec { training: Some(training), ..spec.clone() }
 }
 
@@ -63,6 +78,7 @@ pub fn for_pods(spec: &RecTrainingJobSpec) -> RecTrainingJobSpec {
     spec.ttl_seconds_after_finished = None;
     spec.managed_by = None;
     spec.fault_tolerance = None;
+    spec.autoscaling = None;
     if let Some(roles) = &mut spec.roles {
         let templates = [
             roles.coordinator.as_mut().map(|role| &mut role.template),

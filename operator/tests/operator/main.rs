@@ -1,6 +1,7 @@
 //! The operator in a cluster that a test holds in its hand, its decisions under random histories, and its chart.
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+mod automatic;
 mod chart;
 mod life;
 mod phase;

@@ -142,7 +142,7 @@ impl History {
             Happening::Suspend(suspend) => self.edit(|job| job.spec.suspend = Some(suspend)),
             Happening::Rows(rows) => self.edit(|job| job.spec.data.synthetic.as_mut().unwrap().rows = Some(rows)),
             Happening::Mode(mode) => self.edit(|job| {
-                job.spec.training = Some(TrainingSpec { mode: Some(mode), ..TrainingSpec::default() });
+                job.spec.training = Some(TrainingSpec { mode: Some(mode.into()), ..TrainingSpec::default() });
             }),
             Happening::Answer(answer) => self.answer = answer,
             Happening::Deadline(deadline) => self.edit(|job| job.spec.active_deadline_seconds = deadline),
@@ -156,7 +156,7 @@ impl History {
     fn restarts_anyway(&self, before: &RecTrainingJobStatus) -> bool {
         let same_mode = before.attempt.as_ref().and_then(|attempt| attempt.mode.as_ref()).map(|mode| mode.wanted);
         let mut other = Self { job: self.job.clone(), pods: self.pods.clone(), ..Self::new() };
-        other.edit(|job| job.spec.training.get_or_insert_default().mode = same_mode);
+        other.edit(|job| job.spec.training.get_or_insert_default().mode = same_mode.map(Into::into));
         other.now = self.now;
         other.coordinator = self.coordinator.clone();
         let after = other.decide().0.status;
@@ -198,6 +198,7 @@ impl History {
             ready: &ready,
             coordinator: if has_coordinator { &self.coordinator } else { &CoordinatorView::Silent },
             answer,
+            automatic: None,
             obstacle: self.obstacle.as_ref(),
             poll: Duration::from_secs(3),
         })

@@ -318,7 +318,7 @@ async fn whatever_call_fails_during_a_switch_the_end_is_the_same() {
 }
 
 fn mode_is_wanted(world: &World) -> bool {
-    world.job().spec.training.is_some_and(|training| training.mode == Some(Mode::Gba))
+    world.job().spec.training.is_some_and(|training| training.mode == Some(Mode::Gba.into()))
 }
 
 /// To ask again for the mode that it is in is harmless; a coordinator was switched once, and no attempt was begun.

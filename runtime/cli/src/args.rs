@@ -39,6 +39,11 @@ pub(crate) enum Command {
     },
     /// Simulate the training modes with workers of unequal speed
     Simulate(crate::simulate::SimulateArgs),
+    /// Look at what is decided automatically about jobs
+    Policy {
+        #[command(subcommand)]
+        command: crate::policy::PolicyCommand,
+    },
     /// Put a public data set into a folder
     Data {
         #[command(subcommand)]

@@ -68,7 +68,7 @@ pub(crate) async fn mode(job: &RunningJob) -> Result<&'static str, Failure> {
     let found = connect(job).await?.job(&job.job).await?;
     let in_use = found.status.and_then(|status| status.mode);
     let asked = found.spec.training.and_then(|training| training.mode).unwrap_or_default();
-    Ok(in_use.unwrap_or(asked).name())
+    Ok(in_use.map_or(asked.name(), Mode::name))
 }
 
 /// `rectrain mode set JOB MODE`: asks for another mode in the job's manifest.

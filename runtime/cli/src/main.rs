@@ -8,6 +8,7 @@ mod cluster;
 mod data;
 mod job;
 mod mode;
+mod policy;
 mod processes;
 mod role;
 mod run;
@@ -62,6 +63,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Validate(job) => job::validate(&job),
         Command::Explain { topic } => job::explain(&topic),
         Command::Simulate(args) => simulate::run(&args),
+        Command::Policy { command } => policy::run(&command),
         Command::Data { set } => data::prepare(&set),
         Command::Mode(args) => mode::mode(&args),
         Command::Checkpoint { command } => checkpoint::run(&command),

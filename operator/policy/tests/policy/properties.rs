@@ -156,7 +156,7 @@ proptest! {
 
 proptest! {
     // Each case is hours of a job.
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
     fn stationary_noise_moves_nothing_once_settled(

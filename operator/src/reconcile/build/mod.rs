@@ -60,6 +60,9 @@ impl<'a> Plan<'a> {
         // Nothing else that a manifest means depends on its mode.
         let mut resolved = resolved.clone();
         resolved.training.mode = mode;
+        // What the operator decides may change under a job, and what its pods read may not.
+        resolved.training.auto = None;
+        resolved.autoscaling = None;
         let manifest_hash = manifest_hash(&spec);
         Self { job, spec, resolved, manifest_hash, attempt, certificate, has_pods: decision.run == Run::Go, config }
     }

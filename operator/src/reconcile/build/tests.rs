@@ -321,7 +321,7 @@ fn pods_read_the_mode_that_their_attempt_started_in() {
     let mut fixture = Fixture::new(MANIFEST);
     fixture.attempt.mode = Some(AttemptMode { wanted: Mode::Sync, ..AttemptMode::default() });
     let before = fixture.objects();
-    fixture.job.spec.training = Some(TrainingSpec { mode: Some(Mode::Gba), ..TrainingSpec::default() });
+    fixture.job.spec.training = Some(TrainingSpec { mode: Some(Mode::Gba.into()), ..TrainingSpec::default() });
     fixture.resolved = validate::verdict(&fixture.job).expect("it is valid");
     assert_eq!(fixture.attempt.spec_hash, spec_hash(&fixture.job.spec), "no new attempt");
     fixture.attempt.mode = Some(AttemptMode { accepted: Some(Mode::Gba), wanted: Mode::Gba, ..AttemptMode::default() });

@@ -20,6 +20,7 @@ use rectrain_operator::certificates::{JobCertificate, Root};
 use rectrain_operator::config::OperatorConfig;
 use rectrain_operator::coordinator::{AskCoordinator, CoordinatorView, Report, Stage, Whereabouts};
 use rectrain_operator::events::Announcer;
+use rectrain_operator::measure::ReadMetrics;
 use rectrain_operator::metrics::OperatorMetrics;
 use rectrain_operator::reconcile::apply::Settled;
 use rectrain_operator::reconcile::dereference::Reader;
@@ -74,6 +75,8 @@ pub struct Scripts {
     pub answers: VecDeque<SwitchAnswer>,
     /// What becomes of the operator when a coordinator is asked for a mode, once.
     pub fault: Option<Fault>,
+    /// What the process at an address measures at a time, in Prometheus' text format.
+    pub metrics: Option<fn(IpAddr, i64) -> String>,
     killed: Arc<Notify>,
     ages: HashMap<String, usize>,
     coordinators: HashMap<IpAddr, (String, usize)>,
@@ -262,7 +265,19 @@ fn operator(api: &Arc<Mutex<ApiServer>>, scripts: &Arc<Mutex<Scripts>>) -> Arc<C
         metrics: OperatorMetrics::new().unwrap(),
         settled: Settled::default(),
         obstacles: Mutex::default(),
+        read_metrics: Arc::new(ScriptedMetrics(Arc::clone(scripts))),
+        watched: Mutex::default(),
     })
+}
+
+/// Dense workers measure what is scripted; nobody else measures anything.
+struct ScriptedMetrics(Arc<Mutex<Scripts>>);
+
+impl ReadMetrics for ScriptedMetrics {
+    fn read(&self, address: SocketAddr) -> BoxFuture<'_, Option<String>> {
+        let text = self.0.lock().unwrap().metrics.as_ref().map(|metrics| metrics(address.ip(), NOW.get()));
+        Box::pin(async move { text })
+    }
 }
 
 struct ScriptedCoordinators(Arc<Mutex<Scripts>>);

@@ -1,0 +1,443 @@
+//! Automatic decisions about a job: its manifest as a policy, what its processes measure as observations, and what was decided as the
+//! job's status keeps it. Pure; [`crate::measure`] reads the processes' metrics, `rectrain-policy` decides, and [`crate::phase`] writes
+//! what was decided into the status before [`crate::switch`] carries it out: an operator that dies in between goes on from there.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use rectrain_crds::{
+    AutoscalingMode, DecisionStatus, DecisionSubject, Mode, ModePrediction, ModeSpec, RecTrainingJob,
+    RecTrainingJobSpec, RecTrainingJobStatus, ResolvedBounds, ResolvedJob,
+};
+use rectrain_policy::{
+    Action, ClusterLoad, Decision, DenseWorkerPolicy, EmbeddingWorkerPolicy, History, ModePolicy, Observations, Policy,
+    PsLoad, PsPolicy, ReplicaBounds, ReplicaCount, Replicas, ScalingPolicy, Subject, TrainingMode, Worker,
+};
+
+use crate::failure::shorten;
+use crate::measure::Change;
+use crate::names::Role;
+use crate::pods::PodFacts;
+
+/// Decisions that a status keeps about each subject.
+const KEPT: usize = 8;
+/// Bytes of a reason that are kept.
+const MOST: usize = 1000;
+
+/// What was found out about a job that is decided on automatically.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Findings {
+    /// What was decided just now.
+    pub decisions: Vec<DecisionStatus>,
+    /// How fast the modes would be.
+    pub prediction: Option<ModePrediction>,
+}
+
+/// The policy of a manifest; none if it leaves nothing to decide.
+#[must_use]
+pub fn policy(job: &ResolvedJob) -> Option<Policy> {
+    let mode = job.training.auto.map(|auto| ModePolicy {
+        margin: auto.margin,
+        window_seconds: u64::from(auto.window_seconds),
+        dwell_seconds: u64::from(auto.dwell_seconds),
+        switches_per_hour: auto.switches_per_hour,
+        crowded_cpu: auto.crowded_cpu,
+        ..ModePolicy::default()
+    });
+    let Some(given) = &job.autoscaling else {
+        return mode.map(|mode| Policy { mode: Some(mode), ..Policy::default() });
+    };
+    let bounds = |bounds: ResolvedBounds| ReplicaBounds { min: bounds.min, max: bounds.max };
+    Some(Policy {
+        mode,
+        scaling: ScalingPolicy {
+            recommends_only: given.mode == AutoscalingMode::Recommend,
+            cool_down_seconds: u64::from(given.cool_down_seconds),
+            up_window_seconds: u64::from(given.up_window_seconds),
+            down_window_seconds: u64::from(given.down_window_seconds),
+            ..ScalingPolicy::default()
+        },
+        ps: given.ps.map(|ps| PsPolicy {
+            memory_target: ps.memory_target,
+            busy_target: ps.busy_target,
+            max_memory_bytes: ps.max_memory_bytes,
+            ..PsPolicy::new(bounds(ps.bounds))
+        }),
+        embedding_worker: given.embedding_worker.map(|role| EmbeddingWorkerPolicy {
+            bounds: bounds(role.bounds),
+            queue_wait_seconds: role.queue_wait_seconds,
+        }),
+        dense_worker: given.dense_worker.map(|role| DenseWorkerPolicy {
+            marginal_throughput: role.marginal_throughput,
+            price_per_hour: role.price_per_hour,
+            max_cost_per_million: role.max_cost_per_million_samples,
+            ..DenseWorkerPolicy::new(bounds(role.bounds))
+        }),
+    })
+}
+
+/// The mode that the automatic mode is to be in: that of its last decision, or the one that training starts in.
+#[must_use]
+pub fn mode(status: Option<&RecTrainingJobStatus>) -> Mode {
+    let decided = status.and_then(|status| last(&status.decisions, DecisionSubject::Mode));
+    decided.and_then(|decision| parse_mode(&decision.to)).map_or(ModeSpec::Auto.first(), of_policy)
+}
+
+/// The newest decision about `subject`.
+#[must_use]
+pub fn last(decisions: &[DecisionStatus], subject: DecisionSubject) -> Option<&DecisionStatus> {
+    decisions.iter().rev().find(|decision| decision.subject == subject)
+}
+
+/// The history of a job whose operator has just started.
+#[must_use]
+pub fn history(status: Option<&RecTrainingJobStatus>) -> History {
+    History::from_decisions(status.iter().flat_map(|status| &status.decisions).filter_map(read))
+}
+
+/// All decisions that the status keeps, the new ones last.
+#[must_use]
+pub fn kept(before: &[DecisionStatus], new: &[DecisionStatus]) -> Vec<DecisionStatus> {
+    let all: Vec<_> = before.iter().chain(new).collect();
+    let is_kept = |(place, decision): &(usize, &&DecisionStatus)| {
+        all[place + 1..].iter().filter(|later| later.subject == decision.subject).count() < KEPT
+    };
+    all.iter().enumerate().filter(is_kept).map(|(_, decision)| (**decision).clone()).collect()
+}
+
+/// A decision as a status keeps it; none if nothing was to be done.
+#[must_use]
+pub fn write(decision: &Decision, recommends_only: bool) -> Option<DecisionStatus> {
+    let subject = match decision.subject {
+        Subject::Mode => DecisionSubject::Mode,
+        Subject::Ps => DecisionSubject::Ps,
+        Subject::EmbeddingWorker => DecisionSubject::EmbeddingWorker,
+        Subject::DenseWorker => DecisionSubject::DenseWorker,
+    };
+    let (from, to, replica) = match decision.action {
+        Action::Keep => return None,
+        Action::SwitchMode { from, to } => (from.to_string(), to.to_string(), None),
+        Action::Scale { from, to } => (from.to_string(), to.to_string(), None),
+        Action::RaiseMemory { replica, from_bytes, to_bytes } => {
+            (from_bytes.to_string(), to_bytes.to_string(), Some(replica))
+        }
+    };
+    let time = Timestamp::from_second(i64::try_from(decision.at_seconds).ok()?).ok()?;
+    let applied = subject == DecisionSubject::Mode || !recommends_only;
+    Some(DecisionStatus {
+        subject,
+        time: Time(time),
+        from,
+        to,
+        replica,
+        applied,
+        reason: shorten(&decision.reason, MOST),
+    })
+}
+
+/// The reverse of [`write`]; none for what another version may have written.
+fn read(written: &DecisionStatus) -> Option<Decision> {
+    let (from, to) = (&written.from, &written.to);
+    let (subject, action) = match (written.subject, written.replica) {
+        (DecisionSubject::Mode, _) => {
+            (Subject::Mode, Action::SwitchMode { from: parse_mode(from)?, to: parse_mode(to)? })
+        }
+        (DecisionSubject::Ps, Some(replica)) => {
+            let action = Action::RaiseMemory { replica, from_bytes: from.parse().ok()?, to_bytes: to.parse().ok()? };
+            (Subject::Ps, action)
+        }
+        (subject, _) => {
+            let action = Action::Scale { from: from.parse().ok()?, to: to.parse().ok()? };
+            let subject = match subject {
+                DecisionSubject::EmbeddingWorker => Subject::EmbeddingWorker,
+                DecisionSubject::DenseWorker => Subject::DenseWorker,
+                _ => Subject::Ps,
+            };
+            (subject, action)
+        }
+    };
+    let at_seconds = u64::try_from(written.time.0.as_second()).ok()?;
+    Some(Decision { at_seconds, subject, action, reason: written.reason.clone() })
+}
+
+fn parse_mode(name: &str) -> Option<TrainingMode> {
+    [TrainingMode::Sync, TrainingMode::Gba].into_iter().find(|mode| mode.name() == name)
+}
+
+fn of_policy(mode: TrainingMode) -> Mode {
+    match mode {
+        TrainingMode::Sync => Mode::Sync,
+        TrainingMode::Gba => Mode::Gba,
+    }
+}
+
+/// What a job's processes did since they were last asked, by role and index.
+pub type Changes = BTreeMap<(Role, u32), Change>;
+
+/// What is known of a job that trains in `mode`.
+#[must_use]
+pub fn observations(
+    job: &RecTrainingJob,
+    resolved: &ResolvedJob,
+    now: Timestamp,
+    mode: Option<Mode>,
+    pods: &[PodFacts],
+    changes: &Changes,
+) -> Observations {
+    let training = &resolved.training;
+    let workers = resolved.roles.dense_worker.replicas;
+    let local = training.local_batch_size.unwrap_or(training.global_batch_size / workers.max(1));
+    let of = |role: Role| changes.iter().filter(move |((of, _), _)| *of == role).map(|(_, change)| change);
+    let mode = match mode {
+        Some(Mode::Sync) => Some(TrainingMode::Sync),
+        Some(Mode::Gba) => Some(TrainingMode::Gba),
+        _ => None,
+    };
+    let measured: Vec<_> = of(Role::DenseWorker).filter_map(dense_worker).collect();
+    let mean = |value: fn(&Measured) -> f64| {
+        (!measured.is_empty()).then(|| measured.iter().map(value).sum::<f64>() / measured.len() as f64)
+    };
+    // With a barrier a fast worker's waits contain the slowness of the others; the least of them is the wait itself.
+    let least = |value: fn(&Measured) -> f64| measured.iter().map(value).reduce(f64::min);
+    let is_sync = mode == Some(TrainingMode::Sync);
+    // A worker that made no step may be the slow one: without it nothing can be said of the modes.
+    let is_complete = measured.len() == workers || training.barrier_workers == Some(measured.len()) && is_sync;
+    let memory_limit = memory_limit(&job.spec);
+    let ps_pods = |index: u32| pods.iter().find(|pod| pod.role == Role::Ps && pod.index() == Some(index));
+    let ps = (0..).zip(of(Role::Ps)).map(|(index, change)| PsLoad {
+        bytes: change.value("rectrain_ps_bytes") as u64,
+        limit_bytes: memory_limit,
+        busy: change
+            .seconds_of(&["rectrain_ps_lookup_seconds", "rectrain_ps_update_seconds"])
+            .map(|busy| busy.min(1.0)),
+        oom_kills: ps_pods(index)
+            .filter(|pod| pod.ended.as_ref().is_some_and(|ended| ended.out_of_memory))
+            .map_or(0, |pod| pod.restarts),
+    });
+    let ps: Vec<_> = ps.collect();
+    let count = |role: Role| {
+        let wanted = role.replicas(resolved);
+        let ready = pods.iter().filter(|pod| pod.role == role && pod.is_ready && !pod.is_leaving).count();
+        Some(ReplicaCount { wanted, ready: u32::try_from(ready).unwrap_or(u32::MAX) })
+    };
+    let pending = pods.iter().filter(|pod| pod.unschedulable.is_some()).count();
+    let evicted = pods.iter().filter(|pod| pod.evicted.is_some()).count();
+    Observations {
+        at_seconds: u64::try_from(now.as_second()).unwrap_or(0),
+        mode,
+        global_batch_rows: u32::try_from(training.global_batch_size).unwrap_or(u32::MAX),
+        local_batch_rows: u32::try_from(local).unwrap_or(u32::MAX),
+        staleness_tolerance: training.gba_staleness,
+        workers: if is_complete {
+            measured.iter().map(|measured| measured.worker.clone()).collect()
+        } else {
+            Vec::new()
+        },
+        barrier_workers: training.barrier_workers.and_then(|workers| u32::try_from(workers).ok()),
+        all_reduce_seconds: least(|m| m.all_reduce).filter(|_| is_sync),
+        exchange_seconds: mean(|m| m.other).filter(|_| mode == Some(TrainingMode::Gba)),
+        wait_seconds: if is_sync { least(|m| m.wait) } else { mean(|m| m.wait) }.unwrap_or(0.0),
+        samples_per_second: mean(|m| m.samples_per_second).map(|mean| mean * measured.len() as f64),
+        // Every server, or no word of their memory.
+        ps: if ps.len() == resolved.roles.ps.replicas { ps } else { Vec::new() },
+        resizes_in_place: false,
+        embedding_workers: None,
+        cluster: ClusterLoad {
+            node_cpu: None,
+            nodes_under_pressure: 0,
+            pending_pods: u32::try_from(pending).unwrap_or(u32::MAX),
+            preemptions: u32::try_from(evicted).unwrap_or(u32::MAX),
+        },
+        replicas: Replicas {
+            ps: count(Role::Ps),
+            embedding_worker: count(Role::EmbeddingWorker),
+            dense_worker: count(Role::DenseWorker),
+        },
+    }
+}
+
+/// A dense worker since it was last asked; seconds are means over its steps.
+struct Measured {
+    worker: Worker,
+    all_reduce: f64,
+    /// For data and embeddings.
+    wait: f64,
+    /// What is left of a step: without a barrier, the wait for parameters.
+    other: f64,
+    samples_per_second: f64,
+}
+
+/// None if it made no step.
+fn dense_worker(change: &Change) -> Option<Measured> {
+    let steps = change.difference("rectrain_dense_worker_compute_seconds_count").filter(|steps| *steps >= 1.0)?;
+    let samples = change.difference("rectrain_dense_worker_samples_total").filter(|samples| *samples >= 1.0)?;
+    let a_step =
+        |name: &str| change.difference(&format!("rectrain_dense_worker_{name}_seconds_sum")).unwrap_or(0.0) / steps;
+    let (compute, all_reduce) = (a_step("compute"), a_step("all_reduce"));
+    let wait = a_step("batch_wait") + a_step("embedding_wait");
+    let batch_rows = (samples / steps).round().max(1.0) as u32;
+    (compute > 0.0).then(|| Measured {
+        worker: Worker { batch_rows, compute_seconds: vec![compute] },
+        all_reduce,
+        wait,
+        other: (a_step("step") - compute - all_reduce - a_step("embedding_wait")).max(0.0),
+        samples_per_second: samples / change.seconds,
+    })
+}
+
+/// What the manifest gives a parameter server; none if it says nothing, or nothing that can be read.
+fn memory_limit(spec: &RecTrainingJobSpec) -> Option<u64> {
+    let template = spec.roles.as_ref()?.ps.as_ref()?.template.as_ref()?;
+    bytes(template.resources.as_ref()?.limits.as_ref()?.get("memory")?)
+}
+
+/// Kubernetes' quantities: a number and a suffix.
+fn bytes(quantity: &Quantity) -> Option<u64> {
+    let text = quantity.0.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, suffix) = text.split_at(digits);
+    let factor = match suffix {
+        "" => 1.0,
+        "k" => 1e3,
+        "M" => 1e6,
+        "G" => 1e9,
+        "T" => 1e12,
+        "Ki" => 1024.0,
+        "Mi" => 1_048_576.0,
+        "Gi" => 1_073_741_824.0,
+        "Ti" => 1_099_511_627_776.0,
+        _ => return None,
+    };
+    number.parse::<f64>().ok().map(|number| (number * factor) as u64)
+}
+
+/// The prediction as a status shows it.
+#[must_use]
+pub fn prediction(history: &History, observations: &Observations) -> Option<ModePrediction> {
+    let predicted = history.predict(observations)?;
+    let error_percent = history.prediction_error().map(|error| (error * 100.0).round() as i64);
+    Some(ModePrediction { sync: predicted.sync.round() as u64, gba: predicted.gba.round() as u64, error_percent })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MANIFEST: &str = r#"
+apiVersion: rectrain.dev/v1alpha1
+kind: RecTrainingJob
+metadata: {name: clicks}
+spec:
+  model: {kind: deepfm}
+  features: {sparse: [{name: "C{1..4}"}]}
+  data: {synthetic: {rows: 1000}}
+  training: {mode: auto}
+  autoscaling: {}
+  roles: {ps: {replicas: 1, template: {resources: {limits: {memory: 2Gi}}}}, denseWorker: {replicas: 2}}
+"#;
+
+    fn job() -> (RecTrainingJob, ResolvedJob) {
+        let manifest = rectrain_crds::load(MANIFEST, "job.yaml", &[]).expect("it is right");
+        (manifest.job, manifest.resolved)
+    }
+
+    #[test]
+    fn the_defaults_of_the_manifest_are_those_of_the_policy() {
+        let policy = policy(&job().1).expect("there is something to decide");
+        let bounds = |min, max| ReplicaBounds { min, max };
+        let expected = Policy {
+            mode: Some(ModePolicy::default()),
+            scaling: ScalingPolicy { recommends_only: true, ..ScalingPolicy::default() },
+            ps: Some(PsPolicy::new(bounds(1, 4))),
+            embedding_worker: Some(EmbeddingWorkerPolicy { bounds: bounds(1, 4), queue_wait_seconds: None }),
+            dense_worker: Some(DenseWorkerPolicy::new(bounds(2, 8))),
+        };
+        assert_eq!((policy.check(), &policy), (Ok(()), &expected));
+    }
+
+    fn decision(at_seconds: u64, subject: Subject, action: Action) -> Decision {
+        Decision { at_seconds, subject, action, reason: "why".to_owned() }
+    }
+
+    #[test]
+    fn what_a_status_keeps_is_read_again_and_bounded() {
+        let to_gba = Action::SwitchMode { from: TrainingMode::Sync, to: TrainingMode::Gba };
+        let raised = Action::RaiseMemory { replica: 1, from_bytes: 5, to_bytes: 7 };
+        let made = [
+            decision(7, Subject::Mode, to_gba),
+            decision(8, Subject::Ps, raised),
+            decision(9, Subject::DenseWorker, Action::Scale { from: 2, to: 4 }),
+        ];
+        let written: Vec<_> = made.iter().filter_map(|decision| write(decision, true)).collect();
+        assert_eq!(written.iter().map(|written| written.applied).collect::<Vec<_>>(), [true, false, false]);
+        let status = RecTrainingJobStatus { decisions: written.clone(), ..RecTrainingJobStatus::default() };
+        assert_eq!(history(Some(&status)).decisions(), made);
+        assert_eq!((mode(Some(&status)), mode(None)), (Mode::Gba, Mode::Sync));
+        let mut all = Vec::new();
+        for at_seconds in 10..40 {
+            let new = write(&decision(at_seconds, Subject::Mode, to_gba), true);
+            all = kept(if at_seconds == 10 { &written } else { &all }, new.as_slice());
+        }
+        let count = |subject| all.iter().filter(|decision| decision.subject == subject).count();
+        assert_eq!((count(DecisionSubject::Mode), count(DecisionSubject::Ps)), (KEPT, 1));
+        assert_eq!(all.last().map(|last| last.time.0.as_second()), Some(39));
+    }
+
+    fn change(samples: &[(&str, f64)]) -> Change {
+        let text = |factor: f64| {
+            samples.iter().map(|(name, value)| format!("{name} {}\n", value * factor)).collect::<String>()
+        };
+        let mut meter = crate::measure::Meter::default();
+        assert!(meter.read(100, &text(1.0)).is_none(), "there is nothing to compare with");
+        meter.read(110, &text(2.0)).expect("ten seconds later")
+    }
+
+    #[test]
+    fn metrics_become_observations() {
+        let (job, resolved) = job();
+        let worker = |compute: f64| {
+            change(&[
+                ("rectrain_dense_worker_compute_seconds_sum{replica=\"0\"}", 10.0 * compute),
+                ("rectrain_dense_worker_compute_seconds_count{replica=\"0\"}", 10.0),
+                ("rectrain_dense_worker_step_seconds_sum{replica=\"0\"}", 10.0),
+                ("rectrain_dense_worker_all_reduce_seconds_sum{replica=\"0\"}", 1.0),
+                ("rectrain_dense_worker_embedding_wait_seconds_sum{replica=\"0\"}", 2.0),
+                ("rectrain_dense_worker_samples_total{replica=\"0\"}", 20_480.0),
+            ])
+        };
+        let ps = change(&[
+            ("rectrain_ps_bytes{replica=\"0\"}", 500.0),
+            ("rectrain_ps_lookup_seconds_sum{replica=\"0\"}", 2.0),
+            ("rectrain_ps_update_seconds_sum{replica=\"0\"}", 3.0),
+        ]);
+        let mut changes = Changes::from([
+            ((Role::DenseWorker, 0), worker(0.25)),
+            ((Role::DenseWorker, 1), worker(0.5)),
+            ((Role::Ps, 0), ps),
+        ]);
+        let now = Timestamp::from_second(1000).expect("a time");
+        let seen = observations(&job, &resolved, now, Some(Mode::Sync), &[], &changes);
+        assert_eq!(seen.check(), Ok(()));
+        let seconds: Vec<_> =
+            seen.workers.iter().map(|worker| (worker.batch_rows, worker.compute_seconds[0])).collect();
+        assert_eq!(seconds, [(2048, 0.25), (2048, 0.5)]);
+        assert_eq!((seen.all_reduce_seconds, seen.exchange_seconds, seen.wait_seconds), (Some(0.1), None, 0.2));
+        assert_eq!((seen.samples_per_second, seen.local_batch_rows), (Some(4096.0), 2048));
+        let expected = PsLoad { bytes: 1000, limit_bytes: Some(2 << 30), busy: Some(0.5), oom_kills: 0 };
+        assert_eq!(seen.ps, [expected]);
+        changes.remove(&(Role::DenseWorker, 1));
+        let without_one = observations(&job, &resolved, now, Some(Mode::Gba), &[], &changes);
+        assert_eq!(without_one.workers, [], "the slow one may be missing");
+    }
+
+    #[test]
+    fn quantities_are_bytes() {
+        for (text, expected) in
+            [("16Gi", Some(16 << 30)), ("1.5G", Some(1_500_000_000)), ("7", Some(7)), ("1e9x", None)]
+        {
+            assert_eq!(bytes(&Quantity(text.to_owned())), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! What a job's processes measure: their `/metrics`, read and compared with the time before. Counters that start again, because their
+//! process did, give nothing until they are read twice.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// How long a process has to answer.
+const DEADLINE: Duration = Duration::from_secs(2);
+/// Bytes of an answer that are read; those of a process are some tens of thousands.
+const MOST_BYTES: u64 = 4 << 20;
+
+/// Whoever can read the metrics of processes.
+pub trait ReadMetrics: Send + Sync {
+    /// Those of the process at `address`, in Prometheus' text format; none if it does not answer.
+    fn read(&self, address: SocketAddr) -> BoxFuture<'_, Option<String>>;
+}
+
+/// Reads over HTTP.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HttpMetrics;
+
+impl ReadMetrics for HttpMetrics {
+    fn read(&self, address: SocketAddr) -> BoxFuture<'_, Option<String>> {
+        Box::pin(async move {
+            match tokio::time::timeout(DEADLINE, get(address)).await {
+                Ok(Ok(text)) => text,
+                Ok(Err(error)) => {
+                    tracing::debug!(%address, %error, "metrics could not be read");
+                    None
+                }
+                Err(_) => None,
+            }
+        })
+    }
+}
+
+/// HTTP/1.0, so that the answer ends with the connection and is never in chunks.
+async fn get(address: SocketAddr) -> std::io::Result<Option<String>> {
+    let mut stream = TcpStream::connect(address).await?;
+    stream
+        .write_all(format!("GET /metrics HTTP/1.0\r\nHost: {address}\r\nAccept: text/plain\r\n\r\n").as_bytes())
+        .await?;
+    let mut answer = String::new();
+    stream.take(MOST_BYTES).read_to_string(&mut answer).await?;
+    // A number that is cut off is another number.
+    let is_whole = (answer.len() as u64) < MOST_BYTES;
+    Ok(body(&answer).filter(|_| is_whole).map(str::to_owned))
+}
+
+fn body(answer: &str) -> Option<&str> {
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    let is_ok = head.split_whitespace().nth(1) == Some("200");
+    is_ok.then_some(body)
+}
+
+/// The sums over all labels, by name.
+type Samples = HashMap<String, f64>;
+
+/// A process whose metrics are read again and again.
+#[derive(Clone, Debug, Default)]
+pub struct Meter {
+    last: Option<(u64, Samples)>,
+}
+
+/// What a process did between two readings.
+#[derive(Clone, Debug)]
+pub struct Change {
+    /// Between them; above 0.
+    pub seconds: f64,
+    before: Samples,
+    after: Samples,
+}
+
+impl Meter {
+    /// Takes a reading in; gives what happened since the one before.
+    pub fn read(&mut self, at_seconds: u64, text: &str) -> Option<Change> {
+        let after = samples(text);
+        let (then, before) = self.last.replace((at_seconds, after.clone()))?;
+        let seconds = at_seconds.checked_sub(then).filter(|seconds| *seconds > 0)? as f64;
+        Some(Change { seconds, before, after })
+    }
+}
+
+impl Change {
+    /// By how much a counter rose; none if it is not there or started again.
+    #[must_use]
+    pub fn difference(&self, name: &str) -> Option<f64> {
+        let difference = self.after.get(name)? - self.before.get(name)?;
+        (difference >= 0.0).then_some(difference)
+    }
+
+    /// A gauge's present value; 0 if it is not there.
+    #[must_use]
+    pub fn value(&self, name: &str) -> f64 {
+        self.after.get(name).copied().unwrap_or(0.0)
+    }
+
+    /// The share of the time that histograms of these names counted.
+    #[must_use]
+    pub fn seconds_of(&self, names: &[&str]) -> Option<f64> {
+        let sums = names.iter().map(|name| self.difference(&format!("{name}_sum")));
+        sums.sum::<Option<f64>>().map(|sum| sum / self.seconds)
+    }
+}
+
+fn samples(text: &str) -> Samples {
+    let mut all = Samples::new();
+    for line in text.lines().filter(|line| line.starts_with("rectrain_")) {
+        let Some((series, value)) = line.rsplit_once(' ') else { continue };
+        let name = series.split_once('{').map_or(series, |(name, _)| name);
+        let Some(value) = value.parse::<f64>().ok().filter(|value| value.is_finite()) else { continue };
+        // Buckets of histograms are many, and nobody asks for them.
+        if !name.ends_with("_bucket") {
+            *all.entry(name.trim_end().to_owned()).or_default() += value;
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "# HELP rectrain_ps_bytes Bytes.\nrectrain_ps_bytes{replica=\"0\"} 5\nrectrain_ps_bytes{replica=\"1\"} 6\n\
+        rectrain_x_seconds_bucket{le=\"1\"} 3\nrectrain_x_seconds_sum 1.5\nother 7\nrectrain_broken x\n";
+
+    #[test]
+    fn counters_are_compared_and_labels_summed() {
+        let mut meter = Meter::default();
+        assert!(meter.read(10, TEXT).is_none());
+        let change = meter.read(14, &TEXT.replace("1.5", "3.5")).expect("a change");
+        assert_eq!((change.value("rectrain_ps_bytes"), change.difference("rectrain_x_seconds_sum")), (11.0, Some(2.0)));
+        assert_eq!((change.seconds, change.seconds_of(&["rectrain_x_seconds"])), (4.0, Some(0.5)));
+        assert_eq!((change.difference("rectrain_broken"), change.difference("other")), (None, None));
+        let again = meter.read(18, &TEXT.replace("1.5", "0.5")).expect("a change");
+        assert_eq!(again.difference("rectrain_x_seconds_sum"), None, "its process started again");
+        assert!(meter.read(18, TEXT).is_none(), "no time has passed");
+    }
+
+    #[test]
+    fn an_answer_that_is_none_is_not_read() {
+        assert_eq!(body("HTTP/1.0 200 OK\r\nA: b\r\n\r\nx 1\n"), Some("x 1\n"));
+        assert_eq!(body("HTTP/1.0 404 Not Found\r\n\r\nx 1\n"), None);
+        assert_eq!(body("nonsense"), None);
+    }
+
+    #[tokio::test]
+    async fn metrics_are_read_over_http() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("its address");
+        let router = axum::Router::new().route("/metrics", axum::routing::get(|| async { TEXT }));
+        let server = tokio::spawn(async move { axum::serve(listener, router).await });
+        assert_eq!(HttpMetrics.read(address).await.as_deref(), Some(TEXT));
+        server.abort();
+        let nobody: SocketAddr = "127.0.0.1:1".parse().expect("an address");
+        assert_eq!(HttpMetrics.read(nobody).await, None);
+    }
+}

@@ -1,0 +1,137 @@
+//! A job whose training mode and replicas the operator decides on: what its processes measure leads to decisions, which are in its
+//! status before anything is done, survive the operator, and are carried out without a restart.
+
+use std::net::IpAddr;
+
+use rectrain_crds::{DecisionSubject, Mode, RecTrainingJobStatus};
+use rectrain_operator::coordinator::Stage;
+
+use crate::world::{Script, World, live};
+
+const MANIFEST: &str = r#"
+apiVersion: rectrain.dev/v1alpha1
+kind: RecTrainingJob
+metadata: {name: clicks}
+spec:
+  model: {kind: deepfm}
+  features: {sparse: [{name: "C{1..4}"}]}
+  data: {synthetic: {rows: 1000}}
+  training: {mode: auto}
+  autoscaling: {embeddingWorker: {scaler: external}, denseWorker: {scaler: external}}
+  roles: {ps: {replicas: 2, template: {resources: {limits: {memory: 1Gi}}}}, denseWorker: {replicas: 2}}
+"#;
+
+/// A batch a second of every process; every second dense worker computes four times as long. Tables of nine tenths of a GiB.
+fn measured(address: IpAddr, now: i64) -> String {
+    let IpAddr::V4(address) = address else { return String::new() };
+    let compute = if address.octets()[3] % 2 == 0 { 0.1 } else { 0.4 };
+    let steps = (now - 1_700_000_000) as f64;
+    [
+        ("dense_worker_compute_seconds_sum", steps * compute),
+        ("dense_worker_compute_seconds_count", steps),
+        ("dense_worker_step_seconds_sum", steps * (compute + 0.02)),
+        ("dense_worker_all_reduce_seconds_sum", steps * 0.02),
+        ("dense_worker_batch_wait_seconds_sum", 0.0),
+        ("dense_worker_embedding_wait_seconds_sum", 0.0),
+        ("dense_worker_samples_total", steps * 2048.0),
+        ("ps_bytes", 0.9 * f64::from(1 << 30)),
+        ("ps_lookup_seconds_sum", steps * 0.1),
+        ("ps_update_seconds_sum", steps * 0.1),
+    ]
+    .map(|(name, value)| format!("rectrain_{name}{{replica=\"0\"}} {value}\n"))
+    .concat()
+}
+
+fn long() -> Script {
+    let mut script = vec![live(Stage::Starting, 0)];
+    script.extend((1..=1000).map(|step| live(Stage::Training, step)));
+    script
+}
+
+async fn ticks(world: &World, count: usize) {
+    for _ in 0..count {
+        world.settle().await;
+        world.tick();
+    }
+    world.settle().await;
+}
+
+fn world() -> World {
+    let world = World::new(MANIFEST, vec![long()]);
+    world.scripts.lock().unwrap().metrics = Some(measured);
+    world
+}
+
+fn status(world: &World) -> RecTrainingJobStatus {
+    world.job().status.unwrap()
+}
+
+fn about(world: &World, subject: DecisionSubject) -> Vec<(String, String, bool)> {
+    let decisions = status(world).decisions.into_iter().filter(|decision| decision.subject == subject);
+    decisions.map(|decision| (decision.from, decision.to, decision.applied)).collect()
+}
+
+fn notes(world: &World, reason: &str) -> Vec<String> {
+    let api = world.api();
+    let events = api.list("events").into_iter().filter(|event| event["reason"] == reason);
+    events.map(|event| event["note"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn a_slow_worker_switches_the_mode_and_a_full_table_is_told_of() {
+    let world = world();
+    ticks(&world, 8).await;
+    let before = status(&world);
+    assert_eq!((before.mode, before.decisions.len()), (Some(Mode::Sync), 0), "less than a window was measured");
+    assert_eq!(before.mode_reason.as_deref(), Some("automatic training starts in it"));
+    let pods: Vec<_> = world.api().list("pods").iter().map(|pod| pod["metadata"]["uid"].clone()).collect();
+    ticks(&world, 30).await;
+    let after = status(&world);
+    assert_eq!(after.mode, Some(Mode::Gba));
+    assert!(after.mode_reason.unwrap().contains("faster than sync") && after.mode_since > before.mode_since);
+    assert_eq!(about(&world, DecisionSubject::Mode), [("sync".to_owned(), "gba".to_owned(), true)]);
+    assert_eq!(about(&world, DecisionSubject::Ps), [("2".to_owned(), "3".to_owned(), false)]);
+    assert_eq!(world.scripts.lock().unwrap().asked, [Mode::Gba]);
+    assert_eq!((notes(&world, "Decided").len(), notes(&world, "Recommended").len()), (1, 1));
+    let prediction = after.mode_prediction.unwrap();
+    assert!(prediction.gba > prediction.sync && prediction.error_percent.is_some(), "{prediction:?}");
+    // Nothing but the mode was touched.
+    assert_eq!(after.attempt.unwrap().number, 1);
+    assert_eq!(pods, world.api().list("pods").iter().map(|pod| pod["metadata"]["uid"].clone()).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn an_operator_that_takes_over_goes_on_from_what_was_decided() {
+    let mut world = world();
+    ticks(&world, 38).await;
+    let before = status(&world);
+    assert_eq!(before.mode, Some(Mode::Gba));
+    world.replace_operator();
+    ticks(&world, 20).await;
+    let after = status(&world);
+    assert_eq!(
+        (after.mode, after.decisions),
+        (Some(Mode::Gba), before.decisions),
+        "within the dwell nothing is undone"
+    );
+    assert_eq!(world.scripts.lock().unwrap().asked, [Mode::Gba]);
+}
+
+#[tokio::test]
+async fn the_mode_of_the_manifest_ends_the_automatic_one() {
+    let world = world();
+    ticks(&world, 38).await;
+    world.edit(|spec| spec["training"]["mode"] = "sync".into());
+    ticks(&world, 40).await;
+    let after = status(&world);
+    assert_eq!((after.mode, after.mode_reason), (Some(Mode::Sync), None));
+    assert_eq!(about(&world, DecisionSubject::Mode).len(), 1, "what was decided stays on record");
+    assert_eq!(after.attempt.unwrap().number, 1, "no pod was restarted");
+}
+
+#[tokio::test]
+async fn processes_that_do_not_answer_decide_nothing() {
+    let world = World::new(MANIFEST, vec![long()]);
+    ticks(&world, 40).await;
+    assert_eq!((status(&world).mode, status(&world).decisions.len()), (Some(Mode::Sync), 0));
+}

@@ -1,0 +1,73 @@
+//! `rectrain policy replay`: decides again on a recorded history of what the operator measured ([`rectrain_policy::replay`]).
+
+use std::path::PathBuf;
+
+use comfy_table::{Table, presets};
+use rectrain_policy::{Replay, replay};
+
+use crate::Failure;
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum PolicyCommand {
+    /// Decide again on a recorded history, and show what is decided when and why
+    Replay {
+        /// A trace: a JSON object a line, with `policy`, `observations` or `decision`
+        trace: PathBuf,
+        /// Print one JSON object a decision instead of the table
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+pub(crate) fn run(command: &PolicyCommand) -> Result<(), Failure> {
+    let PolicyCommand::Replay { trace, json } = command;
+    let user = |error: &dyn std::fmt::Display| Failure::User(format!("{}: {error}", trace.display()));
+    let text = std::fs::read_to_string(trace).map_err(|error| user(&format!("the trace cannot be read: {error}")))?;
+    let replay = replay(&text).map_err(|error| user(&error))?;
+    if *json {
+        print!("{}", json_lines(&replay));
+    } else {
+        println!("{}", table(&replay));
+    }
+    Ok(())
+}
+
+fn json_lines(replay: &Replay) -> String {
+    // Numbers, names and sentences are always JSON.
+    let lines = replay.decisions.iter().filter_map(|made| serde_json::to_string(made).ok());
+    lines.map(|line| line + "\n").collect()
+}
+
+/// A row a decision, then those that were recorded and are not made again, then how things stand.
+fn table(replay: &Replay) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_BORDERS_ONLY).set_header(["line", "at", "about", "decision", "recorded", "why"]);
+    for made in &replay.decisions {
+        let decision = &made.decision;
+        table.add_row([
+            made.line.to_string(),
+            decision.at_seconds.to_string(),
+            decision.subject.to_string(),
+            decision.action.to_string(),
+            if made.agrees { "" } else { "otherwise" }.to_owned(),
+            decision.reason.clone(),
+        ]);
+    }
+    for (line, decision) in &replay.missing {
+        table.add_row([
+            line.to_string(),
+            decision.at_seconds.to_string(),
+            decision.subject.to_string(),
+            decision.action.to_string(),
+            "not decided again".to_owned(),
+            decision.reason.clone(),
+        ]);
+    }
+    let standing = replay.standing.iter().map(|decision| format!("\n{}: {}", decision.subject, decision.reason));
+    format!(
+        "{table}\n{} observations, {} decisions; at the end:{}",
+        replay.observations,
+        replay.decisions.len(),
+        standing.collect::<String>()
+    )
+}
