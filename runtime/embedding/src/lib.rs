@@ -35,6 +35,7 @@ mod index;
 mod initial;
 mod key;
 mod layout;
+mod moving;
 mod optimizer;
 mod prefetch;
 mod slab;
