@@ -12,6 +12,7 @@ mod processes;
 mod role;
 mod run;
 mod running;
+mod scale;
 mod show;
 mod signal;
 mod simulate;
@@ -64,6 +65,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Simulate(args) => simulate::run(&args),
         Command::Data { set } => data::prepare(&set),
         Command::Mode(args) => mode::mode(&args),
+        Command::Scale(args) => scale::scale(&args),
         Command::Checkpoint { command } => checkpoint::run(&command),
         Command::Coordinator(args) => role::coordinate(&args),
         Command::Ps(args) => role::take_part(rectrain_roles::member::Role::Ps, &args),

@@ -38,7 +38,8 @@ impl Store {
     /// [`StoreError::UnknownSlot`].
     pub fn slot_bytes(&self, slot: Slot) -> Result<u64, StoreError> {
         let state = self.cell(slot)?.lock();
-        let bytes = state.tables.iter().zip(self.layouts()).map(|(table, layout)| table.rows() * layout.payload_bytes());
+        let bytes =
+            state.tables.iter().zip(self.layouts()).map(|(table, layout)| table.rows() * layout.payload_bytes());
         Ok(bytes.sum::<usize>() as u64)
     }
 }

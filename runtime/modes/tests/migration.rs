@@ -62,19 +62,58 @@ type Rows = BTreeMap<u32, Vec<u64>>;
 #[derive(Clone, Debug)]
 enum Message {
     Order(Order),
-    Put { from: u16, migration: MigrationId, slot: Slot, sequence: u64, rows: Rows },
-    PutAnswer { migration: MigrationId, slot: Slot, sequence: u64, taken: bool },
-    Write { worker: usize, write: Write, epoch: Epoch },
-    Written { id: u64 },
-    Stale { id: u64 },
-    MapRequest { worker: usize },
+    Put {
+        from: u16,
+        migration: MigrationId,
+        slot: Slot,
+        sequence: u64,
+        rows: Rows,
+    },
+    PutAnswer {
+        migration: MigrationId,
+        slot: Slot,
+        sequence: u64,
+        taken: bool,
+    },
+    Write {
+        worker: usize,
+        write: Write,
+        epoch: Epoch,
+    },
+    Written {
+        id: u64,
+    },
+    Stale {
+        id: u64,
+    },
+    MapRequest {
+        worker: usize,
+    },
     Map(SlotMap),
-    Copied { migration: MigrationId, slot: Slot },
-    Refused { migration: MigrationId },
-    Sealed { migration: MigrationId, server: u16 },
-    Adopted { server: u16, epoch: Epoch, ended: MigrationId },
-    Released { server: u16, epoch: Epoch },
-    Hello { server: u16, epoch: Epoch },
+    Copied {
+        migration: MigrationId,
+        slot: Slot,
+    },
+    Refused {
+        migration: MigrationId,
+    },
+    Sealed {
+        migration: MigrationId,
+        server: u16,
+    },
+    Adopted {
+        server: u16,
+        epoch: Epoch,
+        ended: MigrationId,
+    },
+    Released {
+        server: u16,
+        epoch: Epoch,
+    },
+    Hello {
+        server: u16,
+        epoch: Epoch,
+    },
     /// Training rests.
     Rest,
 }
@@ -398,7 +437,8 @@ impl World {
             own.sealing = None;
             own.holder = SlotHolder::restarted(index, SLOTS, own.epoch, own.rows.keys().copied());
             if self.bug == Bug::ServesBeforeItIsRegistered {
-                let owners = (0..SLOTS).map(|slot| if own.rows.contains_key(&Slot(slot)) { index } else { u16::MAX - 1 });
+                let owners =
+                    (0..SLOTS).map(|slot| if own.rows.contains_key(&Slot(slot)) { index } else { u16::MAX - 1 });
                 let map = SlotMap::new(own.epoch, owners.collect(), u16::MAX).unwrap();
                 own.holder.adopt(&map, own.ended).unwrap();
             }
@@ -419,13 +459,15 @@ impl World {
                         self.hello(index);
                     }
                 }
-                (0..WORKERS).filter(|worker| self.workers[*worker].asks_for_map).collect::<Vec<_>>().into_iter().for_each(
-                    |worker| {
+                (0..WORKERS)
+                    .filter(|worker| self.workers[*worker].asks_for_map)
+                    .collect::<Vec<_>>()
+                    .into_iter()
+                    .for_each(|worker| {
                         if !self.down.contains_key(&Node::Worker(worker)) {
                             self.ask_for_map(worker);
                         }
-                    },
-                );
+                    });
             }
             Node::Server(index) => {
                 self.hello(index);
@@ -615,7 +657,10 @@ fn the_simulation_finds_planted_bugs() {
             let crashes = crashes(&mut Random(!seed), 12);
             // A mistake may also show in an assertion of the simulation.
             let run = std::panic::AssertUnwindSafe(|| World::new(seed, 40, bug).run(&crashes));
-            std::panic::catch_unwind(run).unwrap_or_else(|_| Err("it panicked".to_owned())).err().map(|error| (seed, error))
+            std::panic::catch_unwind(run)
+                .unwrap_or_else(|_| Err("it panicked".to_owned()))
+                .err()
+                .map(|error| (seed, error))
         });
         let (seed, error) = found.unwrap_or_else(|| panic!("{bug:?} was not found"));
         println!("{bug:?}: seed {seed}: {error}");

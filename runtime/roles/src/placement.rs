@@ -50,8 +50,7 @@ pub(crate) struct Directory {
 impl Directory {
     /// The placement in force.
     pub(crate) async fn fetch(&self) -> Result<Placement, RoleError> {
-        let (placement, _) =
-            message::call(&self.coordinator, v1::MapRequest {}, Vec::new(), CALL_DEADLINE).await?;
+        let (placement, _) = message::call(&self.coordinator, v1::MapRequest {}, Vec::new(), CALL_DEADLINE).await?;
         Placement::new(read_map("map", placement.map)?, &placement.servers, &*self.transport)
     }
 }

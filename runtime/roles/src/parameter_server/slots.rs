@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rectrain_checkpoint::SlotSet;
 use rectrain_embedding::{FeatureKey, GroupId, Slot, SlotSnapshot, Store, slot_of};
-use rectrain_modes::migration::{Changes, Epoch, HolderError, MigrationId, NotServed, Receipt, SlotHolder, SlotMap};
+use rectrain_modes::migration::{Changes, Epoch, HolderError, MigrationId, Receipt, SlotHolder, SlotMap};
 use rectrain_proto::v1;
-use rectrain_wire::{Channel, Refusal, RefusalCode, Tensor, Transport};
+use rectrain_wire::{Channel, Tensor, Transport};
 
 use crate::error::RoleError;
 use crate::member::connect;
@@ -74,14 +74,14 @@ impl Slots {
     }
 
     /// Whether a request under the map `asked` may wait here for its turn.
-    pub(super) fn admit_epoch(&self, asked: u64) -> Result<(), Refusal> {
-        self.lock().admit(Epoch(asked), []).map_err(stale)
+    pub(super) fn admit_epoch(&self, asked: u64) -> Result<(), RoleError> {
+        Ok(self.lock().admit(Epoch(asked), [])?)
     }
 
     /// Whether these keys (ascending, by group), sorted by the map `asked`, are answered here; if so, they are counted as look-ups.
-    pub(super) fn admit_look_up(&self, asked: u64, keys: &[Vec<FeatureKey>]) -> Result<(), Refusal> {
-        let runs: Vec<(Slot, usize)> = keys.iter().flat_map(|keys| self.runs(keys)).collect();
-        self.lock().admit(Epoch(asked), runs.iter().map(|(slot, _)| *slot)).map_err(stale)?;
+    pub(super) fn admit_look_up(&self, asked: u64, keys: &[Vec<FeatureKey>]) -> Result<(), RoleError> {
+        let runs: Vec<(Slot, usize)> = keys.iter().flat_map(|keys| self.runs(keys, |key| key)).collect();
+        self.lock().admit(Epoch(asked), runs.iter().map(|(slot, _)| *slot))?;
         for (slot, keys) in runs {
             self.look_ups[slot.0 as usize].fetch_add(keys as u64, Ordering::Relaxed);
         }
@@ -89,13 +89,9 @@ impl Slots {
     }
 
     /// Whether gradients of these keys (ascending, by group), sorted by the map `asked`, are taken here.
-    pub(super) fn admit_update<'k>(
-        &self,
-        asked: u64,
-        keys: impl Iterator<Item = &'k [u64]>,
-    ) -> Result<(), Refusal> {
-        let slots: Vec<Slot> = keys.flat_map(|keys| self.runs(keys)).map(|run| run.0).collect();
-        self.lock().admit(Epoch(asked), slots).map_err(stale)
+    pub(super) fn admit_update<'k>(&self, asked: u64, keys: impl Iterator<Item = &'k [u64]>) -> Result<(), RoleError> {
+        let slots: Vec<Slot> = keys.flat_map(|keys| self.runs(keys, FeatureKey)).map(|run| run.0).collect();
+        Ok(self.lock().admit(Epoch(asked), slots)?)
     }
 
     /// Rows of these keys (ascending) were made or changed, or may have been. To be called after that.
@@ -106,7 +102,7 @@ impl Slots {
         }
         let mut holder = self.lock();
         let mut rest = keys;
-        for (slot, run) in self.runs(keys) {
+        for (slot, run) in self.runs(keys, |key| key) {
             let (own, others) = rest.split_at(run);
             holder.changed(slot, own.iter().map(|key| (group, *key)));
             rest = others;
@@ -131,7 +127,8 @@ impl Slots {
     pub(super) async fn copy(&self, request: v1::CopySlot) -> Result<v1::SentRows, RoleError> {
         let v1::CopySlot { migration, slot, to, address } = request;
         let (migration, slot) = (MigrationId(migration), Slot(slot));
-        let to = u16::try_from(to).map_err(|_| inconsistent("copy_slot", format!("there is no parameter server {to}")))?;
+        let to =
+            u16::try_from(to).map_err(|_| inconsistent("copy_slot", format!("there is no parameter server {to}")))?;
         let mut targets = self.targets.lock().await;
         targets.insert(to, connect(&*self.transport, &address)?);
         self.lock().begin_copy(migration, slot, to).map_err(|error| refused("copy_slot", error))?;
@@ -288,9 +285,9 @@ impl Slots {
     }
 
     /// The slots of ascending keys, each with how many keys there are of it.
-    fn runs<K: Copy + Into<u64>>(&self, keys: &[K]) -> impl Iterator<Item = (Slot, usize)> {
+    fn runs<K: Copy>(&self, keys: &[K], name: fn(K) -> FeatureKey) -> impl Iterator<Item = (Slot, usize)> {
         let slots = self.look_ups.len() as u32;
-        let slot = move |key: &K| slot_of(FeatureKey((*key).into()), slots);
+        let slot = move |key: &K| slot_of(name(*key), slots);
         let mut rest = keys;
         std::iter::from_fn(move || {
             let own = slot(rest.first()?);
@@ -307,10 +304,6 @@ impl Slots {
     fn lock(&self) -> MutexGuard<'_, SlotHolder<RowName>> {
         self.holder.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn stale(reason: NotServed) -> Refusal {
-    Refusal::retryable(RefusalCode::StaleEpoch, reason.to_string())
 }
 
 fn refused(message: &'static str, error: HolderError) -> RoleError {

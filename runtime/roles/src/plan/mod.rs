@@ -214,6 +214,6 @@ impl JobPlan {
 }
 
 /// Of `parameters` dense parameters, those that parameter server `server` of `servers` holds where there is no barrier.
-pub(crate) fn partition(parameters: usize, server: usize, servers: usize) -> Range<usize> {
+pub(crate) fn dense_partition(parameters: usize, server: usize, servers: usize) -> Range<usize> {
     share_of_batch(parameters, Rank(server as u32), servers as u32)
 }
