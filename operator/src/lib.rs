@@ -16,8 +16,8 @@
 //! Everything is computed from what is there now; nothing is counted from events that could be missed.
 
 pub mod admin;
-pub mod certificates;
 pub mod automatic;
+pub mod certificates;
 pub mod config;
 pub mod controller;
 pub mod coordinator;

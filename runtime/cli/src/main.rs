@@ -13,6 +13,7 @@ mod processes;
 mod role;
 mod run;
 mod running;
+mod scale;
 mod show;
 mod signal;
 mod simulate;
@@ -66,6 +67,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Policy { command } => policy::run(&command),
         Command::Data { set } => data::prepare(&set),
         Command::Mode(args) => mode::mode(&args),
+        Command::Scale(args) => scale::scale(&args),
         Command::Checkpoint { command } => checkpoint::run(&command),
         Command::Coordinator(args) => role::coordinate(&args),
         Command::Ps(args) => role::take_part(rectrain_roles::member::Role::Ps, &args),

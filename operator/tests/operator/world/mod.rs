@@ -7,7 +7,7 @@ pub mod faults;
 
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use futures::future::BoxFuture;
