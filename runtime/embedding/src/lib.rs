@@ -38,6 +38,7 @@ mod key;
 mod layout;
 mod optimizer;
 mod prefetch;
+mod simd;
 mod slab;
 mod snapshot;
 mod spec;
