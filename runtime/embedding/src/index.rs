@@ -13,35 +13,25 @@
 //!
 //! Invariants:
 //! 1. A tag of 0 is a free entry; any other is the tag of the key whose row the entry names.
-//! 2. An entry lies on its key's path: the key's home bucket and those after it, cyclically. `overflow`
-//!    counts the entries that passed over this bucket because it was full when they came. A search
-//!    that meets a bucket with overflow 0 is done. Removal counts back, so there are no tombstones.
-//! 3. At most 10 of 12 entries are taken on average. A table that would go beyond grows by half:
-//!    6.4 to 9.6 bytes a row once it is larger than a few buckets.
-//! 4. Of an index that grows, keys whose home among the `earlier` buckets lies below `unmoved` have the
-//!    path that they had before it grew, cyclic in those buckets; all others have their new one.
+//! 2. An entry lies in its home bucket or in one after it (cyclically); `overflow` counts the entries
+//!    that passed over this bucket because it was full when they came. A search that meets a bucket
+//!    with overflow 0 is done. Removal counts back, so there are no tombstones.
+//! 3. At most 10 of 12 entries are taken on average. An index that would go beyond is replaced by one
+//!    that is larger by a quarter to a half: 6.4 to 9.6 bytes a row once it is larger than a few buckets,
+//!    and 7.4 on average over the indexes of a store.
 //!
-//! Growing never stops the world. Buckets lie in pages that are never copied once they are full, and
-//! after new pages are added the homes move over one after another, from the last to the first: an
-//! entry's new home is never before its old one, so everything stays in one array. Each insertion
-//! takes one step ([`Index::insert`]), which adds a page or moves the entries of one home, 10 on
-//! average. So an index of n buckets has grown after little more than n insertions, before the last homes
-//! to move, which take in new entries meanwhile, hold more than 11 of 12.
+//! By how much it grows is drawn by the key that makes it grow. The indexes of a store hold much the
+//! same number of rows; if all grew by as much they would grow at the same time, and a request that has a
+//! few new keys for each would wait for a large part of them.
 //!
 //! The home bucket comes from the whole key, mixed again: keys of one slot share their top bits.
 
-use crate::arena::{Arena, Blocks};
 use crate::{FeatureKey, prefetch};
-use bytemuck::{Pod, Zeroable};
-use std::sync::Arc;
 
 const WAYS: usize = 12;
 /// Entries a bucket may hold on average before the table grows.
 const FULL: usize = 10;
-/// Buckets of a page, 4 KiB.
-const PAGE: usize = 64;
-/// An index of so many buckets or fewer has one page of just as many.
-const MOST_SINGLE: usize = 48;
+const BUCKET_BYTES: usize = size_of::<Bucket>();
 
 /// The two things a search needs of a key: where it starts and what it looks for.
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +50,7 @@ impl Hash {
     }
 }
 
-#[derive(Clone, Copy, Pod, Zeroable)]
+#[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Bucket {
     tags: [u8; WAYS],
@@ -69,6 +59,8 @@ struct Bucket {
 }
 
 impl Bucket {
+    const EMPTY: Self = Self { tags: [0; WAYS], overflow: 0, rows: [0; WAYS] };
+
     /// The entries with this tag, lowest first.
     fn matches(&self, tag: u8) -> Matches {
         const LOW: u128 = 0x7f7f_7f7f_7f7f_7f7f_7f7f_7f7f;
@@ -79,11 +71,6 @@ impl Bucket {
         // The top bit of a byte is clear here exactly where the byte of `difference` is 0.
         let occupied = ((difference & LOW) + LOW) | difference;
         Matches(!occupied & (ONES << 7))
-    }
-
-    /// The entries that are taken, lowest first.
-    fn taken(&self) -> impl Iterator<Item = usize> {
-        (0..WAYS).filter(|&entry| self.tags[entry] != 0)
     }
 }
 
@@ -103,123 +90,63 @@ impl Iterator for Matches {
     }
 }
 
-/// Where a search for a key begins, and after how many buckets it goes on with the first.
-#[derive(Clone, Copy)]
-struct Path {
-    bucket: usize,
-    buckets: usize,
-}
-
-impl Path {
-    fn advance(&mut self) {
-        self.bucket = if self.bucket + 1 == self.buckets { 0 } else { self.bucket + 1 };
-    }
-}
-
-/// What growing needs of the rows that an index names.
-pub(crate) trait Rows {
-    fn hash(&self, row: u32) -> Hash;
-    /// Asks for what [`Self::hash`] reads to be brought near.
-    fn prefetch(&self, row: u32);
-}
-
 /// See the module's text.
+#[derive(Default)]
 pub(crate) struct Index {
-    pages: Blocks<Bucket>,
-    buckets: usize,
-    /// Buckets before the index began to grow.
-    earlier: usize,
-    /// Homes that have not moved over; 0 unless the index grows.
-    unmoved: usize,
+    buckets: Vec<Bucket>,
     entries: usize,
 }
 
 impl Index {
     /// An index that takes `rows` entries without growing.
-    pub(crate) fn for_rows(memory: &Arc<Arena>, rows: usize) -> Self {
-        let buckets = rows.div_ceil(FULL);
-        let buckets = if buckets > MOST_SINGLE { buckets.next_multiple_of(PAGE) } else { buckets };
-        let mut index = Self { pages: Blocks::new(memory), buckets, earlier: 0, unmoved: 0, entries: 0 };
-        while index.held() < buckets {
-            index.add_page();
-        }
-        index
+    pub(crate) fn for_rows(rows: usize) -> Self {
+        Self { buckets: vec![Bucket::EMPTY; rows.div_ceil(FULL)], entries: 0 }
     }
 
     /// Entries after which it must grow.
     pub(crate) fn capacity(&self) -> usize {
-        self.buckets * FULL
+        self.buckets.len() * FULL
+    }
+
+    /// The capacity to grow to when this key is the one too many: a quarter to a half more.
+    pub(crate) fn next_capacity(&self, hash: Hash) -> usize {
+        grown(self.buckets.len(), hash) * FULL
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.entries >= self.capacity()
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.pages.bytes()
+        self.buckets.capacity() * BUCKET_BYTES
     }
 
-    /// Buckets that have memory.
-    fn held(&self) -> usize {
-        match self.pages.len() {
-            0 => 0,
-            1 => self.pages[0].len(),
-            several => several * PAGE,
-        }
+    fn home(&self, hash: Hash) -> usize {
+        ((u128::from(hash.position) * self.buckets.len() as u128) >> 64) as usize
     }
 
-    /// Adds memory for at most [`PAGE`] of the buckets that have none.
-    fn add_page(&mut self) {
-        let buckets = self.buckets.min(PAGE);
-        if self.pages.len() == 1 && self.pages[0].len() < PAGE {
-            self.pages.replace_only(buckets);
-        } else {
-            self.pages.push(buckets);
-        }
-    }
-
-    #[inline]
-    fn bucket(&self, bucket: usize) -> &Bucket {
-        &self.pages[bucket / PAGE][bucket % PAGE]
-    }
-
-    #[inline]
-    fn bucket_mut(&mut self, bucket: usize) -> &mut Bucket {
-        &mut self.pages[bucket / PAGE][bucket % PAGE]
-    }
-
-    /// The path of a key; of no use in an index without buckets.
-    #[inline]
-    fn path(&self, hash: Hash) -> Path {
-        if self.unmoved > 0 {
-            let bucket = home(hash, self.earlier);
-            if bucket < self.unmoved {
-                return Path { bucket, buckets: self.earlier };
-            }
-        }
-        Path { bucket: home(hash, self.buckets), buckets: self.buckets }
+    fn after(&self, bucket: usize) -> usize {
+        if bucket + 1 == self.buckets.len() { 0 } else { bucket + 1 }
     }
 
     /// Asks for the home bucket to be brought near.
-    #[inline]
     pub(crate) fn prefetch(&self, hash: Hash) {
-        if self.buckets > 0 {
-            prefetch::value(self.bucket(self.path(hash).bucket));
+        if let Some(bucket) = self.buckets.get(self.home(hash)) {
+            prefetch::value(bucket);
         }
     }
 
     /// A row that is probably the key's: the first with its tag in its home bucket.
-    #[inline]
     pub(crate) fn candidate(&self, hash: Hash) -> Option<u32> {
-        if self.buckets == 0 {
-            return None;
-        }
-        let bucket = self.bucket(self.path(hash).bucket);
+        let bucket = self.buckets.get(self.home(hash))?;
         bucket.matches(hash.tag).next().map(|entry| bucket.rows[entry])
     }
 
     /// The row of a key: the one with its tag of which `is_it` is true.
-    #[inline]
     pub(crate) fn find(&self, hash: Hash, is_it: impl Fn(u32) -> bool) -> Option<u32> {
-        let mut path = self.path(hash);
-        for _ in 0..self.buckets {
-            let bucket = self.bucket(path.bucket);
+        let mut position = self.home(hash);
+        for _ in 0..self.buckets.len() {
+            let bucket = &self.buckets[position];
             for entry in bucket.matches(hash.tag) {
                 if is_it(bucket.rows[entry]) {
                     return Some(bucket.rows[entry]);
@@ -228,137 +155,52 @@ impl Index {
             if bucket.overflow == 0 {
                 return None;
             }
-            path.advance();
+            position = self.after(position);
         }
         None
     }
 
-    /// Adds an entry, after a step of growing if one is due. The key must be absent, and `rows` know
-    /// all rows named so far.
-    pub(crate) fn insert(&mut self, hash: Hash, row: u32, rows: &impl Rows) {
-        if self.entries >= self.capacity() {
-            self.finish_growing(rows);
-            self.begin_growing();
-        }
-        if self.unmoved > 0 {
-            self.step(rows);
-        }
-        if !self.place(hash, row) {
-            // The keys crowd on the few buckets of a path that has not moved over.
-            self.finish_growing(rows);
-            self.place(hash, row);
-        }
-        self.entries += 1;
-    }
-
-    /// Puts an entry into the first bucket of its key's path that is not full. `false`, and no change,
-    /// if all are.
-    fn place(&mut self, hash: Hash, row: u32) -> bool {
-        let mut path = self.path(hash);
-        for _ in 0..path.buckets {
-            let bucket = self.bucket_mut(path.bucket);
+    /// Adds an entry. The key must be absent and the index not full.
+    pub(crate) fn insert(&mut self, hash: Hash, row: u32) {
+        debug_assert!(!self.is_full(), "an index grows before it is full");
+        let mut position = self.home(hash);
+        loop {
+            let next = self.after(position);
+            let bucket = &mut self.buckets[position];
             if let Some(entry) = bucket.matches(0).next() {
                 bucket.tags[entry] = hash.tag;
                 bucket.rows[entry] = row;
-                return true;
+                self.entries += 1;
+                return;
             }
             bucket.overflow += 1;
-            path.advance();
+            position = next;
         }
-        for bucket in 0..path.buckets {
-            self.bucket_mut(bucket).overflow -= 1;
-        }
-        false
     }
 
     /// Takes out the entry of a key and its row, which must be present.
     pub(crate) fn remove(&mut self, hash: Hash, row: u32) {
-        self.take(hash, row);
-        self.entries -= 1;
-    }
-
-    fn take(&mut self, hash: Hash, row: u32) {
-        let mut path = self.path(hash);
-        for _ in 0..self.buckets {
-            let bucket = self.bucket_mut(path.bucket);
+        let mut position = self.home(hash);
+        for _ in 0..self.buckets.len() {
+            let next = self.after(position);
+            let bucket = &mut self.buckets[position];
             let found = bucket.matches(hash.tag).find(|&entry| bucket.rows[entry] == row);
             if let Some(entry) = found {
                 bucket.tags[entry] = 0;
+                self.entries -= 1;
                 return;
             }
             bucket.overflow -= 1;
-            path.advance();
+            position = next;
         }
-        debug_assert!(false, "only present entries are taken out");
-    }
-
-    fn begin_growing(&mut self) {
-        self.earlier = self.buckets;
-        self.unmoved = self.buckets;
-        self.buckets = grown(self.buckets);
-        if self.earlier == 0 {
-            self.add_page();
-        }
-    }
-
-    fn finish_growing(&mut self, rows: &impl Rows) {
-        while self.unmoved > 0 {
-            self.step(rows);
-        }
-    }
-
-    /// One step of growing: adds a page, or moves the entries of one home over.
-    fn step(&mut self, rows: &impl Rows) {
-        if self.held() < self.buckets {
-            self.add_page();
-            return;
-        }
-        let home = self.unmoved - 1;
-        let moving = self.entries_of(home, rows);
-        for &(hash, row) in &moving {
-            self.take(hash, row);
-        }
-        self.unmoved = home;
-        for (hash, row) in moving {
-            self.place(hash, row);
-        }
-        if let Some(next) = home.checked_sub(1) {
-            let bucket = self.bucket(next);
-            bucket.taken().for_each(|entry| rows.prefetch(bucket.rows[entry]));
-        }
-    }
-
-    /// The entries whose home is this one of the earlier buckets.
-    fn entries_of(&self, home: usize, rows: &impl Rows) -> Vec<(Hash, u32)> {
-        let mut found = Vec::with_capacity(2 * WAYS);
-        let mut path = Path { bucket: home, buckets: self.earlier };
-        for _ in 0..self.earlier {
-            let bucket = self.bucket(path.bucket);
-            for entry in bucket.taken() {
-                let hash = rows.hash(bucket.rows[entry]);
-                if self::home(hash, self.earlier) == home {
-                    found.push((hash, bucket.rows[entry]));
-                }
-            }
-            if bucket.overflow == 0 {
-                break;
-            }
-            path.advance();
-        }
-        found
+        debug_assert!(false, "only present entries are removed");
     }
 }
 
-/// The bucket of `buckets` at which a key's path begins: those of rising positions rise.
-#[inline]
-fn home(hash: Hash, buckets: usize) -> usize {
-    ((u128::from(hash.position) * buckets as u128) >> 64) as usize
-}
-
-/// The number of buckets to grow to: half as many again, in whole pages where there are several.
-fn grown(buckets: usize) -> usize {
-    let wanted = (buckets + buckets.div_ceil(2)).max(1);
-    if wanted <= MOST_SINGLE { wanted } else { (wanted / PAGE).max(buckets / PAGE + 1) * PAGE }
+/// The number of buckets to grow to from so many: 16 to 32 sixty-fourths more, as a key's hash draws it.
+fn grown(buckets: usize, hash: Hash) -> usize {
+    let parts = 16 + hash.position as usize % 17;
+    buckets + (buckets * parts).div_ceil(64).max(1)
 }
 
 #[cfg(test)]
@@ -372,36 +214,17 @@ mod tests {
         index.find(Hash::of(FeatureKey(key)), |row| keys[row as usize] == key)
     }
 
-    /// Rows of which row i has key `self.0[i]`.
-    struct Keys<'k>(&'k [u64]);
-
-    impl Rows for Keys<'_> {
-        fn hash(&self, row: u32) -> Hash {
-            Hash::of(FeatureKey(self.0[row as usize]))
-        }
-
-        fn prefetch(&self, _: u32) {}
-    }
-
-    fn empty(rows: usize) -> Index {
-        Index::for_rows(&Arc::default(), rows)
-    }
-
     fn filled(keys: &[u64]) -> Index {
-        let mut index = empty(keys.len());
+        let mut index = Index::for_rows(keys.len());
         for (row, &key) in keys.iter().enumerate() {
-            index.insert(Hash::of(FeatureKey(key)), row as u32, &Keys(keys));
+            index.insert(Hash::of(FeatureKey(key)), row as u32);
         }
         index
     }
 
-    fn buckets(index: &Index) -> impl Iterator<Item = &Bucket> {
-        (0..index.pages.len()).flat_map(|page| &index.pages[page])
-    }
-
     #[test]
     fn matches_are_exact_for_every_tag() {
-        let mut bucket = Bucket::zeroed();
+        let mut bucket = Bucket::EMPTY;
         for base in 0..=255_u8 {
             bucket.tags = std::array::from_fn(|i| base.wrapping_add((i / 2) as u8));
             for tag in 0..=255_u8 {
@@ -415,7 +238,7 @@ mod tests {
     fn consecutive_keys_spread_as_well_as_random_ones() {
         let keys: Vec<u64> = (0..100_000).collect();
         let index = filled(&keys);
-        let displaced: u64 = buckets(&index).map(|b| u64::from(b.overflow)).sum();
+        let displaced: u64 = index.buckets.iter().map(|b| u64::from(b.overflow)).sum();
         assert!(displaced < 30_000, "{displaced} of 100,000 entries passed over a bucket");
         assert!(keys.iter().all(|&key| find(&index, &keys, key).is_some()));
         assert_eq!(find(&index, &keys, 100_000), None);
@@ -430,12 +253,13 @@ mod tests {
             assert_eq!(find(&index, &keys, key), None);
         }
         assert_eq!(index.entries, 0);
-        assert!(buckets(&index).all(|b| b.overflow == 0 && b.tags == [0; WAYS]));
+        assert!(index.buckets.iter().all(|b| b.overflow == 0 && b.tags == [0; WAYS]));
     }
 
     #[test]
     fn an_empty_index_finds_nothing() {
-        let index = empty(0);
+        let index = Index::default();
+        assert!(index.is_full());
         assert_eq!(find(&index, &[], 1), None);
         assert_eq!(index.candidate(Hash::of(FeatureKey(1))), None);
         index.prefetch(Hash::of(FeatureKey(1)));
@@ -443,69 +267,53 @@ mod tests {
 
     #[test]
     fn an_index_costs_less_than_10_bytes_an_entry_after_it_has_grown() {
-        let mut buckets = 1;
-        for _ in 0..30 {
-            let (before, after) = (buckets, grown(buckets));
-            let bytes_an_entry = (after * size_of::<Bucket>()) as f64 / (before * FULL) as f64;
-            assert!(before <= 128 || bytes_an_entry < 9.7, "{bytes_an_entry} with {after} buckets after {before}");
-            let (steps, room) = (before + (after - before).div_ceil(PAGE), (after - before) * FULL);
-            assert!(steps <= room, "{steps} steps from {before} buckets to {after}, and room for {room} entries");
-            buckets = after;
+        let mut index = Index::for_rows(1_000);
+        for _ in 0..10 {
+            let before = index.capacity();
+            index = Index::for_rows(index.next_capacity(Hash { position: 16, tag: 1 }));
+            let bytes_an_entry = index.bytes() as f64 / before as f64;
+            assert!(bytes_an_entry < 9.7, "{bytes_an_entry}");
         }
     }
 
-    /// The rows that each insertion asks for the hash of, which is what moving them over costs.
-    struct Counted<'k> {
-        keys: &'k [u64],
-        hashed: std::cell::Cell<usize>,
-    }
-
-    impl Rows for Counted<'_> {
-        fn hash(&self, row: u32) -> Hash {
-            self.hashed.set(self.hashed.get() + 1);
-            Hash::of(FeatureKey(self.keys[row as usize]))
-        }
-
-        fn prefetch(&self, _: u32) {}
-    }
-
+    /// Fills 1,024 indexes, as a store does, with requests of 8,192 new keys, and counts the rows that are
+    /// indexed anew for each: 20 ns a row or so, so 50,000 rows are a millisecond.
     #[test]
-    fn no_insertion_moves_more_than_a_few_rows_however_large_the_index_is() {
-        let keys: Vec<u64> = (0..300_000).collect();
-        let mut index = empty(0);
-        let mut growths = 0;
-        let (mut all, mut most, mut most_pages) = (0, 0, 0);
-        for (row, &key) in keys.iter().enumerate() {
-            let rows = Counted { keys: &keys, hashed: 0.into() };
-            let (growing, pages) = (index.unmoved > 0, index.pages.len());
-            index.insert(Hash::of(FeatureKey(key)), row as u32, &rows);
-            growths += usize::from(index.unmoved > 0 && !growing);
-            all += rows.hashed.get();
-            most = most.max(rows.hashed.get());
-            most_pages = most_pages.max(index.pages.len() - pages);
+    fn no_request_waits_for_the_growth_of_many_indexes() {
+        let mut indexes = vec![(0_usize, 0_usize); 1_024];
+        let mut most = 0;
+        for request in 0..1_200_u64 {
+            let mut moved = 0;
+            for key in request * 8_192..(request + 1) * 8_192 {
+                let key = FeatureKey(xxhash_rust::xxh3::xxh3_64(&key.to_le_bytes()));
+                let (rows, buckets) = &mut indexes[crate::slot_of(key, 1_024).0 as usize];
+                if *rows >= *buckets * FULL {
+                    moved += *rows;
+                    *buckets = grown(*buckets, Hash::of(key));
+                }
+                *rows += 1;
+            }
+            most = most.max(moved);
         }
-        println!("{growths} growths, at most {most} rows an insertion, {} on average", all / keys.len());
-        assert!(growths > 20, "{growths} growths");
-        assert!(most <= 100 * WAYS, "{most} rows read by one insertion");
-        assert_eq!(most_pages, 1);
-        assert!(all <= 5 * keys.len(), "{all} rows read in all");
-        assert!((0..keys.len()).all(|row| find(&index, &keys, keys[row]) == Some(row as u32)));
+        let rows: usize = indexes.iter().map(|&(rows, _)| rows).sum();
+        assert_eq!(rows, 1_200 * 8_192);
+        println!("at most {most} rows are indexed anew for a request of 8,192 new keys");
+        assert!(most < 120_000, "{most} rows are indexed anew for one request");
     }
 
     proptest! {
         /// Few keys in few buckets, so that chains wrap around and cross.
         #[test]
         fn an_index_behaves_as_a_map(
-            operations in prop::collection::vec((any::<bool>(), 0_u64..60), 1..400),
-            room in prop::sample::select(vec![0_usize, 15, 60]),
+            operations in prop::collection::vec((any::<bool>(), 0_u64..60), 1..400)
         ) {
-            let mut index = empty(room);
+            let mut index = Index::for_rows(60);
             let mut model = HashMap::new();
             let keys: Vec<u64> = (0..60).collect();
             for (insert, key) in operations {
                 let hash = Hash::of(FeatureKey(key));
                 if insert && !model.contains_key(&key) {
-                    index.insert(hash, key as u32, &Keys(&keys));
+                    index.insert(hash, key as u32);
                     model.insert(key, key as u32);
                 } else if !insert && let Some(row) = model.remove(&key) {
                     index.remove(hash, row);
@@ -514,36 +322,6 @@ mod tests {
                     prop_assert_eq!(find(&index, &keys, key), model.get(&key).copied());
                 }
             }
-        }
-
-        /// Enough keys for several growths, of several pages; what is found is looked at while they are under way.
-        #[test]
-        fn an_index_that_grows_loses_nothing(
-            operations in prop::collection::vec((prop::bool::weighted(0.8), any::<prop::sample::Index>()), 500..4_000),
-        ) {
-            let keys: Vec<u64> = (0..operations.len() as u64).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
-            let mut index = empty(0);
-            let mut present = Vec::new();
-            for (row, (insert, pick)) in operations.into_iter().enumerate() {
-                if insert || present.is_empty() {
-                    index.insert(Hash::of(FeatureKey(keys[row])), row as u32, &Keys(&keys));
-                    present.push(row);
-                } else {
-                    let row = present.swap_remove(pick.index(present.len()));
-                    index.remove(Hash::of(FeatureKey(keys[row])), row as u32);
-                    prop_assert_eq!(find(&index, &keys, keys[row]), None);
-                }
-                if row % 97 == 0 {
-                    for &row in &present {
-                        prop_assert_eq!(find(&index, &keys, keys[row]), Some(row as u32));
-                    }
-                }
-            }
-            for &row in &present {
-                prop_assert_eq!(find(&index, &keys, keys[row]), Some(row as u32));
-                index.remove(Hash::of(FeatureKey(keys[row])), row as u32);
-            }
-            prop_assert!(buckets(&index).all(|b| b.overflow == 0 && b.tags == [0; WAYS]));
         }
     }
 }

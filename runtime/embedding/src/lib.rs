@@ -39,6 +39,7 @@ mod layout;
 mod moving;
 mod optimizer;
 mod prefetch;
+mod simd;
 mod slab;
 mod snapshot;
 mod spec;

@@ -14,6 +14,7 @@
 //! | FTRL | z\[d\], n\[d\] | σ = (√(n+g²) − √n)/α; z ← z + g − σ w; n ← n + g²; w ← 0 if abs z ≤ λ₁, else −(z − sgn(z) λ₁) / ((β + √n)/α + λ₂) |
 
 use crate::SpecError;
+use crate::simd::Simd;
 
 /// How a gradient changes a row. Hyper-parameters are f64 so that 1 − β₂ keeps its digits; rows are
 /// computed in f32.
@@ -192,7 +193,14 @@ pub(crate) enum Step {
 impl Step {
     /// Applies one finite gradient to one row: `values` and `gradient` have dim floats, `state` has
     /// [`SparseOptimizer::state_len`].
-    pub(crate) fn apply(&self, values: &mut [f32], state: &mut [f32], gradient: &[f32]) {
+    #[inline]
+    pub(crate) fn apply(&self, simd: Simd, values: &mut [f32], state: &mut [f32], gradient: &[f32]) {
+        simd.apply(self, values, state, gradient);
+    }
+
+    /// The computation, for [`Simd`] to compile for each kind of vector unit.
+    #[inline(always)]
+    pub(crate) fn compute(&self, values: &mut [f32], state: &mut [f32], gradient: &[f32]) {
         match *self {
             Self::Sgd { rate } => sgd(rate, values, gradient),
             Self::AdaGrad { rate, epsilon } => adagrad(rate, epsilon, values, state, gradient),
@@ -205,12 +213,14 @@ impl Step {
     }
 }
 
+#[inline(always)]
 fn sgd(rate: f32, values: &mut [f32], gradient: &[f32]) {
     for (w, g) in values.iter_mut().zip(gradient) {
         *w -= rate * g;
     }
 }
 
+#[inline(always)]
 fn adagrad(rate: f32, epsilon: f32, values: &mut [f32], state: &mut [f32], gradient: &[f32]) {
     for ((w, a), g) in values.iter_mut().zip(state).zip(gradient) {
         *a += g * g;
@@ -218,6 +228,7 @@ fn adagrad(rate: f32, epsilon: f32, values: &mut [f32], state: &mut [f32], gradi
     }
 }
 
+#[inline(always)]
 fn row_wise_adagrad(rate: f32, epsilon: f32, values: &mut [f32], state: &mut [f32], gradient: &[f32]) {
     let accumulator = &mut state[0];
     *accumulator += squared_norm(gradient) / gradient.len() as f32;
@@ -227,6 +238,7 @@ fn row_wise_adagrad(rate: f32, epsilon: f32, values: &mut [f32], state: &mut [f3
     }
 }
 
+#[inline(always)]
 fn adam(coefficients: [f32; 4], values: &mut [f32], state: &mut [f32], gradient: &[f32]) {
     let [rate, gain1, gain2, epsilon] = coefficients;
     let (first, second) = state.split_at_mut(values.len());
@@ -238,6 +250,7 @@ fn adam(coefficients: [f32; 4], values: &mut [f32], state: &mut [f32], gradient:
     }
 }
 
+#[inline(always)]
 fn ftrl(coefficients: [f32; 4], values: &mut [f32], state: &mut [f32], gradient: &[f32]) {
     let [inverse_alpha, beta, l1, l2] = coefficients;
     let (linear, squares) = state.split_at_mut(values.len());
@@ -256,6 +269,7 @@ fn ftrl(coefficients: [f32; 4], values: &mut [f32], state: &mut [f32], gradient:
 
 /// ‖g‖² in eight partial sums, added pairwise: an order that vector units of four, eight or sixteen
 /// lanes can keep.
+#[inline(always)]
 fn squared_norm(gradient: &[f32]) -> f32 {
     let mut lanes = [0.0_f32; 8];
     for chunk in gradient.chunks(8) {
@@ -268,6 +282,7 @@ fn squared_norm(gradient: &[f32]) -> f32 {
 }
 
 /// Whether no element is NaN or infinite.
+#[inline(always)]
 pub(crate) fn all_finite(gradient: &[f32]) -> bool {
     gradient.iter().fold(true, |finite, g| finite & (g.abs() < f32::INFINITY))
 }
@@ -300,7 +315,7 @@ mod tests {
         for step in 1..=STEPS {
             let exact: Vec<f64> = (0..DIM).map(|c| gradient(step, c)).collect();
             let rounded: Vec<f32> = exact.iter().map(|&g| g as f32).collect();
-            optimizer.step(step).apply(&mut values, &mut state, &rounded);
+            optimizer.step(step).compute(&mut values, &mut state, &rounded);
             formula(&mut reference, &exact, step);
             for (column, (w, r)) in values.iter().zip(&reference).enumerate() {
                 let error = (f64::from(*w) - r).abs();
@@ -363,7 +378,7 @@ mod tests {
         let optimizer = SparseOptimizer::Adam { learning_rate: 0.01, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
         let after = |count| {
             let (mut values, mut state) = ([0.0], [0.0; 2]);
-            optimizer.step(count).apply(&mut values, &mut state, &[0.5]);
+            optimizer.step(count).compute(&mut values, &mut state, &[0.5]);
             f64::from(values[0])
         };
         let expected = |t: i32| {
@@ -410,7 +425,7 @@ mod tests {
         let optimizer = SparseOptimizer::Ftrl { learning_rate: 0.1, beta: 1.0, l1: 1.0, l2: 0.0 };
         let (mut values, mut state) = ([0.0_f32; 2], [0.0; 4]);
         optimizer.initial_state(&values, &mut state);
-        optimizer.step(1).apply(&mut values, &mut state, &[0.5, 3.0]);
+        optimizer.step(1).compute(&mut values, &mut state, &[0.5, 3.0]);
         assert_eq!(values[0], 0.0);
         assert!(values[1] < 0.0);
     }
@@ -429,7 +444,7 @@ mod tests {
             let mut values = initial;
             let mut state = vec![0.0; optimizer.state_len(DIM)];
             optimizer.initial_state(&values, &mut state);
-            optimizer.step(1).apply(&mut values, &mut state, &[0.0; DIM]);
+            optimizer.step(1).compute(&mut values, &mut state, &[0.0; DIM]);
             for (w, start) in values.iter().zip(initial) {
                 assert!((w - start).abs() <= 1e-6, "{optimizer:?}: {start} became {w}");
             }

@@ -1,4 +1,4 @@
-//! Cache prefetch hints, the crate's only unsafe code. A hint changes nothing a program can observe
+//! Cache prefetch hints. A hint changes nothing a program can observe
 //! but its speed; on processors without one these functions do nothing.
 
 #![allow(unsafe_code)]

@@ -7,20 +7,9 @@ use crate::snapshot::{self, RestoredSlot, SlotRows, SlotSnapshot};
 use crate::table::{Group, LookupCounts, Missing, Table, UpdateCounts};
 use crate::{FeatureKey, GroupId, RowSpec, Slot, SlotContent, SnapshotError, StoreConfig, StoreError, slot_of};
 use sha2::{Digest as _, Sha256};
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
-
-/// Keys ahead of the work whose index buckets are asked for.
-const APPROACH: usize = 64;
-/// Keys ahead of the work whose rows are asked for: enough to hide a memory read behind the others,
-/// few enough that what was asked for is still there when it is used.
-const FETCH: usize = 32;
-/// Keys worked on between two looks ahead.
-const PIECE: usize = 16;
-/// Slots held at once at most.
-const MOST_HELD: usize = 8;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A SHA-256 of rows.
 pub type Digest = [u8; 32];
@@ -80,15 +69,6 @@ impl SlotCell {
     pub(crate) fn lock(&self) -> MutexGuard<'_, SlotState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// The lock, unless somebody has it.
-    fn try_lock(&self) -> Option<MutexGuard<'_, SlotState>> {
-        match self.0.try_lock() {
-            Ok(state) => Some(state),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
-    }
 }
 
 impl Store {
@@ -146,10 +126,12 @@ impl Store {
         let group = self.group_for("a look-up", id, keys.len(), out.len())?;
         let dim = group.layout.dim();
         let mut counts = LookupCounts::default();
-        self.visit(id, keys, group.layout.look_up_words(), |table, piece| {
-            let out = &mut out[piece.start * dim..piece.end * dim];
-            counts += table.lookup(group, &keys[piece], missing, out);
-        });
+        for (slot, run) in self.runs(keys) {
+            let out = &mut out[run.start * dim..run.end * dim];
+            let mut state = self.slots[slot.0 as usize].lock();
+            let table = &mut state.tables[usize::from(id.0)];
+            counts += table.lookup(group, &keys[run], missing, out);
+        }
         Ok(counts)
     }
 
@@ -178,10 +160,12 @@ impl Store {
         let step = group.spec.optimizer.step(update_count);
         let mut scratch = vec![0.0; group.layout.scratch_len()];
         let mut counts = UpdateCounts::default();
-        self.visit(id, keys, group.layout.stride(), |table, piece| {
-            let gradients = &gradients[piece.start * dim..piece.end * dim];
-            counts += table.update(group, &keys[piece], gradients, step, &mut scratch);
-        });
+        for (slot, run) in self.runs(keys) {
+            let gradients = &gradients[run.start * dim..run.end * dim];
+            let mut state = self.slots[slot.0 as usize].lock();
+            let table = &mut state.tables[usize::from(id.0)];
+            counts += table.update(group, &keys[run], gradients, step, &mut scratch);
+        }
         Ok(counts)
     }
 
@@ -403,65 +387,19 @@ impl Store {
         Ok(SlotRows { groups: state.tables.iter().map(Table::copy_rows).collect(), removed: None })
     }
 
-    /// Gives all keys in order, in pieces of one slot, to `work`, while the memory of the keys after
-    /// them is on its way: for [`APPROACH`] keys ahead the index buckets, for [`FETCH`] keys ahead
-    /// the first `words` words of the rows.
-    ///
-    /// The slots ahead are locked for that as far as they are free. Who holds a lock never waits for
-    /// another: the first slot that is busy ends the looking ahead until the work has come to it
-    /// and nothing else is held.
-    fn visit(&self, group: GroupId, keys: &[FeatureKey], words: usize, mut work: impl FnMut(&mut Table, Range<usize>)) {
-        let group = usize::from(group.0);
-        let mut held: VecDeque<Run<'_>> = VecDeque::with_capacity(MOST_HELD);
-        // Keys before these have been worked on, fetched, approached, and belong to runs that are held.
-        let (mut done, mut fetched, mut approached, mut locked) = (0, 0, 0, 0);
-        while done < keys.len() {
-            while locked < keys.len() && locked < done + APPROACH && held.len() < MOST_HELD {
-                let Some(run) = self.lock_run(keys, locked, held.is_empty()) else { break };
-                locked = run.end;
-                held.push_back(run);
-            }
-            for (until, ahead, is_fetch) in [(&mut approached, APPROACH, false), (&mut fetched, FETCH, true)] {
-                let goal = locked.min(done + ahead);
-                for run in &held {
-                    let end = run.end.min(goal);
-                    if *until < end {
-                        let table = &run.state.tables[group];
-                        let keys = &keys[*until..end];
-                        if is_fetch {
-                            table.fetch(keys, words)
-                        } else {
-                            table.approach(keys)
-                        }
-                        *until = end;
-                    }
-                }
-            }
-            let Some(run) = held.front_mut() else { continue };
-            let end = run.end.min(done + PIECE);
-            work(&mut run.state.tables[group], done..end);
-            done = end;
-            if done == run.end {
-                held.pop_front();
-            }
-        }
+    /// Cuts keys into runs of equal slot, in order.
+    fn runs(&self, keys: &[FeatureKey]) -> impl Iterator<Item = (Slot, Range<usize>)> {
+        let mut start = 0;
+        std::iter::from_fn(move || {
+            let slot = self.slot_of(*keys.get(start)?);
+            let rest = &keys[start..];
+            let others = rest.iter().position(|&key| self.slot_of(key) != slot);
+            let end = others.map_or(keys.len(), |others| start + others);
+            let run = start..end;
+            start = end;
+            Some((slot, run))
+        })
     }
-
-    /// Locks the slot of the run of keys of one slot that begins at `start`. `None` if it is busy and
-    /// the caller may not `wait`.
-    fn lock_run(&self, keys: &[FeatureKey], start: usize, wait: bool) -> Option<Run<'_>> {
-        let slot = self.slot_of(keys[start]);
-        let cell = &self.slots[slot.0 as usize];
-        let state = if wait { cell.lock() } else { cell.try_lock()? };
-        let others = keys[start..].iter().position(|&key| self.slot_of(key) != slot);
-        Some(Run { end: others.map_or(keys.len(), |others| start + others), state })
-    }
-}
-
-/// Keys in a row that belong to one slot, whose lock is held.
-struct Run<'s> {
-    end: usize,
-    state: MutexGuard<'s, SlotState>,
 }
 
 fn empty_tables(groups: &[Group]) -> Box<[Table]> {

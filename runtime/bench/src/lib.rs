@@ -1,0 +1,93 @@
+//! Benchmarks of the runtime's parts, each a whole run with its own data: what `rectrain bench` does.
+//! A benchmark takes its arguments and returns its figures; [`run`] prints them.
+//!
+//! Figures are medians of many short rounds, because machines are seldom quiet, and what is compared
+//! takes turns within one run.
+
+mod store;
+mod unique;
+mod wire;
+mod zipf;
+
+pub use store::{StoreArgs, StoreFigures, bench_store};
+pub use wire::{WireArgs, WireFigures, bench_wire};
+
+use comfy_table::{CellAlignment, Table, presets};
+use rectrain_embedding::StoreError;
+use rectrain_wire::WireError;
+use serde::Serialize;
+
+/// Measure a part of the runtime on this machine
+#[derive(Clone, Debug, clap::Subcommand)]
+pub enum Bench {
+    /// The embedding store: look-up and update, memory, growth
+    Store(StoreArgs),
+    /// The data plane beside bare TCP, on loopback
+    Wire(WireArgs),
+}
+
+/// Why a benchmark has no figures.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    #[error("--{argument} {found}: expected {expected}")]
+    Argument { argument: &'static str, found: String, expected: &'static str },
+    #[error("the store refused a request of the benchmark: {0}")]
+    Store(#[from] StoreError),
+    #[error("the wire failed on loopback: {0}")]
+    Wire(#[from] WireError),
+    #[error("loopback or a thread failed: {0}")]
+    Io(#[from] std::io::Error),
+    #[error("figures cannot be written as JSON: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("a part of the benchmark ended early: {0}")]
+    Ended(String),
+}
+
+impl BenchError {
+    /// Whether other arguments would help.
+    #[must_use]
+    pub fn is_user_error(&self) -> bool {
+        matches!(self, Self::Argument { .. })
+    }
+}
+
+/// Runs a benchmark and prints a table, and with `--json` a line of JSON after it.
+///
+/// # Errors
+/// [`BenchError`].
+pub fn run(bench: &Bench) -> Result<(), BenchError> {
+    match bench {
+        Bench::Store(args) => {
+            let figures = bench_store(args)?;
+            print(&figures.table(), args.json.then_some(&figures))
+        }
+        Bench::Wire(args) => {
+            let figures = bench_wire(args)?;
+            print(&figures.table(), args.json.then_some(&figures))
+        }
+    }
+}
+
+fn print(table: &Table, json: Option<&impl Serialize>) -> Result<(), BenchError> {
+    println!("{table}");
+    if let Some(figures) = json {
+        println!("{}", serde_json::to_string(figures)?);
+    }
+    Ok(())
+}
+
+/// A table of these columns, the first of words and the others of numbers.
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_FULL_CONDENSED).set_header(header);
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// The middle one of these; 0 of none.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}

@@ -1,0 +1,372 @@
+//! The embedding store under the load of a training step: batches of Zipf-distributed ids, each looked
+//! up and updated, by several threads on one store.
+//!
+//! A step is all that an embedding layer does with a batch of n ids (4096 samples × 26 features):
+//!
+//! | part | from | to |
+//! |---|---|---|
+//! | de-duplication | n keys, 64-bit hashes | u unique keys, rising, and the number of each id's |
+//! | look-up | u keys | u rows |
+//! | expansion | u rows | n rows, one an id |
+//! | sum | n gradients, one an id | u gradients |
+//! | update | u keys and gradients | the optimizer applied to u rows |
+//!
+//! Look-up and update are the store's, and what a parameter server does; the others are an embedding
+//! worker's, and part of what libraries without parameter servers do in a step. So there are four
+//! rates. Ids are those of the batch, n, however often one repeats:
+//!
+//! | rate | what it includes |
+//! |---|---|
+//! | `lookupUpdateIdsPerSecond` | ids by de-duplication, look-up and update |
+//! | `stepIdsPerSecond` | ids by all five parts |
+//! | `storeIdsPerSecond` | ids by look-up and update: the keys come unique and sorted |
+//! | `storeUniqueKeysPerSecond` | unique keys by look-up and update |
+//!
+//! Batches are drawn, and gradients made up, before the clock starts.
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use comfy_table::Table;
+use rectrain_embedding::{
+    FeatureKey, GroupId, Initializer, Missing, RowSpec, SparseOptimizer, Store, StoreConfig, StoreError, ValueType,
+};
+use serde::Serialize;
+
+use crate::unique::Unique;
+use crate::zipf::{Random, Zipf, key};
+use crate::{BenchError, median, table};
+
+const GROUP: GroupId = GroupId(0);
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct StoreArgs {
+    /// Columns of a row
+    #[arg(long, default_value_t = 16)]
+    pub dim: usize,
+    /// Rows that the store holds
+    #[arg(long, default_value_t = 5_000_000)]
+    pub rows: u64,
+    /// Ids that batches are drawn from, of those that have rows (as many as rows if not given)
+    #[arg(long)]
+    pub ids: Option<u64>,
+    /// Threads that train at once
+    #[arg(long, default_value_t = 2)]
+    pub threads: usize,
+    /// Batches of each thread
+    #[arg(long, default_value_t = 60)]
+    pub batches: usize,
+    /// Samples of a batch
+    #[arg(long, default_value_t = 4_096)]
+    pub samples: usize,
+    /// Ids of a sample
+    #[arg(long, default_value_t = 26)]
+    pub features: usize,
+    /// Exponent of the Zipf distribution, not 1
+    #[arg(long, default_value_t = 1.05)]
+    pub zipf: f64,
+    /// Slots of the store
+    #[arg(long, default_value_t = 1_024)]
+    pub slots: u32,
+    /// New keys in each of the requests that fill the store
+    #[arg(long, default_value_t = 8_192)]
+    pub request: usize,
+    /// Print a line of JSON as well
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What [`bench_store`] measured. Rates are of all threads together: the sum over the threads of what
+/// a batch of each holds by the median time.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StoreFigures {
+    /// Ids by de-duplication, look-up and update.
+    pub lookup_update_ids_per_second: f64,
+    /// Memory beyond values and optimizer state when the store is full.
+    pub overhead_bytes_per_row: f64,
+    /// Of the requests that filled the store, each of so many new keys.
+    pub longest_request_seconds: f64,
+    pub median_request_seconds: f64,
+    pub request_keys: usize,
+    /// Ids by de-duplication, look-up, expansion, sum of gradients and update.
+    pub step_ids_per_second: f64,
+    /// Ids by look-up and update alone.
+    pub store_ids_per_second: f64,
+    /// Unique keys by look-up and update alone.
+    pub store_unique_keys_per_second: f64,
+    pub lookup_unique_keys_per_second: f64,
+    pub update_unique_keys_per_second: f64,
+    pub inserted_rows_per_second: f64,
+    pub unique_share: f64,
+    /// Median seconds of a batch's parts, mean of the threads.
+    pub parts: Parts,
+    pub dim: usize,
+    pub rows: u64,
+    pub threads: usize,
+}
+
+/// Seconds of the parts of a step.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Parts {
+    pub deduplication: f64,
+    pub lookup: f64,
+    pub expansion: f64,
+    pub sum: f64,
+    pub update: f64,
+}
+
+impl StoreFigures {
+    pub(crate) fn table(&self) -> Table {
+        let mut table = table(&["", "", "unit"]);
+        let mut row = |name: &str, value: f64, digits: usize, unit: &str| {
+            table.add_row([name.to_owned(), format!("{value:.digits$}"), unit.to_owned()]);
+        };
+        row("de-duplication + look-up + update", self.lookup_update_ids_per_second / 1e6, 1, "M ids/s");
+        row("with expansion and sum of gradients", self.step_ids_per_second / 1e6, 1, "M ids/s");
+        row("look-up + update", self.store_ids_per_second / 1e6, 1, "M ids/s");
+        row("look-up + update", self.store_unique_keys_per_second / 1e6, 1, "M unique keys/s");
+        row("look-up", self.lookup_unique_keys_per_second / 1e6, 1, "M unique keys/s");
+        row("update", self.update_unique_keys_per_second / 1e6, 1, "M unique keys/s");
+        row("unique keys", self.unique_share, 3, "of the ids");
+        for (name, seconds) in [
+            ("a batch: de-duplication", self.parts.deduplication),
+            ("a batch: look-up", self.parts.lookup),
+            ("a batch: expansion", self.parts.expansion),
+            ("a batch: sum of gradients", self.parts.sum),
+            ("a batch: update", self.parts.update),
+        ] {
+            row(name, seconds * 1e3, 2, "ms");
+        }
+        row("memory beyond values and state", self.overhead_bytes_per_row, 1, "bytes a row");
+        row("filling, one thread", self.inserted_rows_per_second / 1e6, 2, "M rows/s");
+        row("a request while filling: median", self.median_request_seconds * 1e3, 2, "ms");
+        row("a request while filling: longest", self.longest_request_seconds * 1e3, 2, "ms");
+        table
+    }
+}
+
+/// Fills a store with AdaGrad's rows and trains it.
+///
+/// # Errors
+/// [`BenchError::Argument`], or what the store refuses.
+pub fn bench_store(args: &StoreArgs) -> Result<StoreFigures, BenchError> {
+    let ids = args.ids.unwrap_or(args.rows);
+    check(args, ids)?;
+    let store = Store::new(StoreConfig {
+        slots: args.slots,
+        seed: 1,
+        groups: vec![RowSpec {
+            dim: args.dim,
+            value_type: ValueType::F32,
+            optimizer: SparseOptimizer::AdaGrad { learning_rate: 0.05, initial_accumulator: 0.1, epsilon: 1e-10 },
+            initializer: Initializer::Uniform { low: -0.01, high: 0.01 },
+            zero_columns: 0,
+        }],
+    })?;
+    let requests = fill(&store, args)?;
+    let bytes = store.bytes();
+    let zipf = Zipf::new(ids, args.zipf);
+    let batches: Vec<Vec<Vec<FeatureKey>>> = (0..args.threads)
+        .map(|thread| {
+            let mut random = Random::new(thread as u64 + 1);
+            let mut batch = || (0..args.samples * args.features).map(|_| key(zipf.rank(&mut random))).collect();
+            (0..args.batches).map(|_| batch()).collect()
+        })
+        .collect();
+    let start = Barrier::new(args.threads);
+    let measured = std::thread::scope(|scope| {
+        let (store, start) = (&store, &start);
+        let mut running = Vec::with_capacity(batches.len());
+        for batches in &batches {
+            running.push(scope.spawn(move || train(store, args.dim, batches, start)));
+        }
+        running.into_iter().map(join).collect::<Result<Vec<_>, _>>()
+    })?;
+    let longest = requests.iter().copied().fold(0.0, f64::max);
+    let filling: f64 = requests.iter().sum();
+    Ok(StoreFigures {
+        overhead_bytes_per_row: bytes.overhead as f64 / args.rows as f64,
+        longest_request_seconds: longest,
+        median_request_seconds: median(requests),
+        request_keys: args.request,
+        inserted_rows_per_second: args.rows as f64 / filling,
+        dim: args.dim,
+        rows: args.rows,
+        threads: args.threads,
+        ..rates(&measured, (args.samples * args.features) as f64)
+    })
+}
+
+fn check(args: &StoreArgs, ids: u64) -> Result<(), BenchError> {
+    let refuse = |argument, found: String, expected| Err(BenchError::Argument { argument, found, expected });
+    for (argument, found) in [
+        ("threads", args.threads),
+        ("batches", args.batches),
+        ("samples", args.samples),
+        ("features", args.features),
+        ("request", args.request),
+    ] {
+        if found == 0 {
+            return refuse(argument, found.to_string(), "at least 1");
+        }
+    }
+    if ids == 0 || ids > args.rows {
+        return refuse("ids", ids.to_string(), "at least 1, and at most as many as rows");
+    }
+    if !args.zipf.is_finite() || args.zipf == 1.0 {
+        return refuse("zipf", args.zipf.to_string(), "a number other than 1");
+    }
+    Ok(())
+}
+
+fn join<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Inserts every row and returns what each request took.
+fn fill(store: &Store, args: &StoreArgs) -> Result<Vec<f64>, StoreError> {
+    let mut out = vec![0.0; args.request * args.dim];
+    let mut requests = Vec::new();
+    for start in (0..args.rows).step_by(args.request) {
+        let mut keys: Vec<_> = (start..args.rows.min(start + args.request as u64)).map(key).collect();
+        keys.sort_unstable();
+        let begin = Instant::now();
+        store.lookup(GROUP, &keys, Missing::Insert, &mut out[..keys.len() * args.dim])?;
+        requests.push(begin.elapsed().as_secs_f64());
+    }
+    Ok(requests)
+}
+
+/// What one thread measured, an element a batch.
+#[derive(Default)]
+struct Measured {
+    unique: Vec<f64>,
+    parts: [Vec<f64>; 5],
+}
+
+fn train(store: &Store, dim: usize, batches: &[Vec<FeatureKey>], start: &Barrier) -> Result<Measured, StoreError> {
+    let most = batches.iter().map(Vec::len).max().unwrap_or(0);
+    let mut random = Random::new(0);
+    let gradients: Vec<f32> = (0..most * dim).map(|_| random.unit() as f32 - 0.5).collect();
+    let mut unique = Unique::default();
+    let (mut rows, mut sums, mut outputs) = (vec![0.0; most * dim], vec![0.0; most * dim], vec![0.0; most * dim]);
+    let mut measured = Measured::default();
+    start.wait();
+    for (batch, count) in batches.iter().zip(1..) {
+        let mut clock = Clock(Instant::now());
+        unique.take(batch);
+        let deduplication = clock.lap();
+        let (keys, values) = (&unique.keys, unique.keys.len() * dim);
+        store.lookup(GROUP, keys, Missing::Insert, &mut rows[..values])?;
+        let lookup = clock.lap();
+        for (output, &number) in outputs.chunks_exact_mut(dim).zip(&unique.of) {
+            output.copy_from_slice(&rows[number as usize * dim..][..dim]);
+        }
+        std::hint::black_box(&mut outputs);
+        let expansion = clock.lap();
+        sums[..values].fill(0.0);
+        for (gradient, &number) in gradients.chunks_exact(dim).zip(&unique.of) {
+            let sum = &mut sums[number as usize * dim..][..dim];
+            sum.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
+        }
+        let sum = clock.lap();
+        store.update(GROUP, keys, &sums[..values], count)?;
+        let update = clock.lap();
+        measured.unique.push(keys.len() as f64);
+        for (part, seconds) in measured.parts.iter_mut().zip([deduplication, lookup, expansion, sum, update]) {
+            part.push(seconds.as_secs_f64());
+        }
+    }
+    Ok(measured)
+}
+
+struct Clock(Instant);
+
+impl Clock {
+    /// The time since the last call.
+    fn lap(&mut self) -> Duration {
+        let now = Instant::now();
+        now - std::mem::replace(&mut self.0, now)
+    }
+}
+
+/// The rates, and nothing else.
+fn rates(measured: &[Measured], ids: f64) -> StoreFigures {
+    let seconds = |thread: &Measured, parts: &[usize]| {
+        let of_batch = |batch| parts.iter().map(|&part| thread.parts[part][batch]).sum();
+        median((0..thread.unique.len()).map(of_batch).collect())
+    };
+    let rate = |count: &dyn Fn(&Measured) -> f64, parts: &[usize]| -> f64 {
+        measured.iter().map(|thread| count(thread) / seconds(thread, parts)).sum()
+    };
+    let unique = |thread: &Measured| median(thread.unique.clone());
+    let mean = |of: &dyn Fn(&Measured) -> f64| measured.iter().map(of).sum::<f64>() / measured.len() as f64;
+    let part = |part| mean(&|thread| seconds(thread, &[part]));
+    StoreFigures {
+        lookup_update_ids_per_second: rate(&|_| ids, &[0, 1, 4]),
+        step_ids_per_second: rate(&|_| ids, &[0, 1, 2, 3, 4]),
+        store_ids_per_second: rate(&|_| ids, &[1, 4]),
+        store_unique_keys_per_second: rate(&unique, &[1, 4]),
+        lookup_unique_keys_per_second: rate(&unique, &[1]),
+        update_unique_keys_per_second: rate(&unique, &[4]),
+        unique_share: mean(&unique) / ids,
+        parts: Parts { deduplication: part(0), lookup: part(1), expansion: part(2), sum: part(3), update: part(4) },
+        overhead_bytes_per_row: 0.0,
+        longest_request_seconds: 0.0,
+        median_request_seconds: 0.0,
+        request_keys: 0,
+        inserted_rows_per_second: 0.0,
+        dim: 0,
+        rows: 0,
+        threads: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args() -> StoreArgs {
+        StoreArgs {
+            dim: 4,
+            rows: 3_000,
+            ids: None,
+            threads: 2,
+            batches: 3,
+            samples: 64,
+            features: 3,
+            zipf: 1.05,
+            slots: 16,
+            request: 100,
+            json: false,
+        }
+    }
+
+    #[test]
+    fn figures_are_of_a_store_that_was_filled_and_trained() {
+        let figures = bench_store(&args()).unwrap();
+        assert!(figures.lookup_update_ids_per_second > 0.0);
+        assert!(figures.step_ids_per_second < figures.lookup_update_ids_per_second);
+        assert!(figures.lookup_update_ids_per_second < figures.store_ids_per_second);
+        assert!(figures.unique_share > 0.1 && figures.unique_share < 1.0);
+        assert!(figures.longest_request_seconds >= figures.median_request_seconds);
+        assert!(figures.overhead_bytes_per_row > 12.0);
+        let json = serde_json::to_string(&figures).unwrap();
+        let named = ["lookupUpdateIdsPerSecond", "overheadBytesPerRow", "longestRequestSeconds"];
+        assert!(named.iter().all(|name| json.contains(name)), "{json}");
+    }
+
+    #[test]
+    fn arguments_that_mean_nothing_are_refused_by_name() {
+        for (args, argument) in [
+            (StoreArgs { threads: 0, ..args() }, "threads"),
+            (StoreArgs { ids: Some(3_001), ..args() }, "ids"),
+            (StoreArgs { zipf: 1.0, ..args() }, "zipf"),
+        ] {
+            let error = bench_store(&args).unwrap_err();
+            assert!(error.is_user_error() && error.to_string().contains(argument), "{error}");
+        }
+    }
+}
