@@ -46,6 +46,11 @@ pub(crate) enum Command {
     },
     /// Show the training mode of a running job, or switch it
     Mode(ModeArgs),
+    /// Measure a part of the runtime on this machine
+    Bench {
+        #[command(subcommand)]
+        bench: rectrain_bench::Bench,
+    },
     /// Look at checkpoints, compare them, export one
     Checkpoint {
         #[command(subcommand)]
