@@ -53,6 +53,11 @@ pub(crate) enum Command {
     Mode(ModeArgs),
     /// Change how many parameter servers a running job has, or spread its rows anew over as many
     Scale(ScaleArgs),
+    /// Measure a part of the runtime on this machine
+    Bench {
+        #[command(subcommand)]
+        bench: rectrain_bench::Bench,
+    },
     /// Look at checkpoints, compare them, export one
     Checkpoint {
         #[command(subcommand)]

@@ -47,6 +47,12 @@ impl From<rectrain_roles::RoleError> for Failure {
     }
 }
 
+impl From<rectrain_bench::BenchError> for Failure {
+    fn from(error: rectrain_bench::BenchError) -> Self {
+        if error.is_user_error() { Self::User(error.to_string()) } else { Self::Failed(error.to_string()) }
+    }
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     log_to_stderr(cli.log);
@@ -68,6 +74,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Data { set } => data::prepare(&set),
         Command::Mode(args) => mode::mode(&args),
         Command::Scale(args) => scale::scale(&args),
+        Command::Bench { bench } => rectrain_bench::run(&bench).map_err(Failure::from),
         Command::Checkpoint { command } => checkpoint::run(&command),
         Command::Coordinator(args) => role::coordinate(&args),
         Command::Ps(args) => role::take_part(rectrain_roles::member::Role::Ps, &args),

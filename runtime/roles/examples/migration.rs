@@ -126,7 +126,7 @@ impl<'m> Steps<'m> {
     fn sum(&self, name: &str) -> f64 {
         let families = self.metrics.registry().gather();
         let family = families.iter().filter(|family| family.name() == name).flat_map(|family| family.get_metric());
-        family.map(|metric| metric.get_gauge().value() + metric.get_counter().value()).sum()
+        family.map(|metric| metric.get_gauge().get_value() + metric.get_counter().get_value()).sum()
     }
 
     fn report(&self, what: &str, median: Option<f64>) -> f64 {

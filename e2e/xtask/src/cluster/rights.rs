@@ -59,9 +59,10 @@ fn cannot_be_run_any_more(paths: &Paths) -> Result<(), String> {
     let name = "not-any-more";
     submit(paths, name, &endless())?;
     until_phase(paths, name, "Training")?;
-    // Two features of one name: no rule of the API server's can see it.
-    let twice = json!({"spec": {"features": {"sparse": [{"name": "C1"}, {"name": "C{1..2}"}]}}}).to_string();
-    within(paths, NAMESPACE, &["patch", "rectrainingjob", name, "--type=merge", &format!("--patch={twice}")])?;
+    // No rule of the API server's sees the order of switches.
+    let switches = [json!({"step": 20, "mode": "gba"}), json!({"step": 10, "mode": "sync"})];
+    let wrong = json!({"spec": {"training": {"switchAt": switches}}}).to_string();
+    within(paths, NAMESPACE, &["patch", "rectrainingjob", name, "--type=merge", &format!("--patch={wrong}")])?;
     println!("InvalidSpec: {}", shows(paths, name, "Failed", "InvalidSpec")?);
     delete_job(paths, name)
 }
