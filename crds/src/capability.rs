@@ -34,7 +34,7 @@ impl fmt::Display for Capability {
             Capability::Cuda => "compute on a GPU",
             Capability::Suspend => "hold a job",
             Capability::Deadline => "stop a job after a time",
-            Capability::AutoMode => "choose the training mode by itself outside of a cluster",
+            Capability::AutoMode => "choose the training mode by itself",
             Capability::Autoscaling => "decide on numbers of replicas outside of a cluster",
             Capability::ApplyScaling => "carry out decisions to scale (it can recommend)",
         })

@@ -86,7 +86,7 @@ impl ModeSpec {
     const AUTO: &'static str = "auto";
     const AUTO_MEANING: &'static str = "`sync` or `gba`, whichever is predicted to be faster from the workers' measured step times \
         and the load of the cluster; training starts in `sync` and is switched at global-step boundaries, with no hyper-parameter \
-        changed. `spec.training.auto` says how readily. It takes a cluster.";
+        changed. `spec.training.auto` says how readily. Outside of a cluster the step times alone decide.";
 
     /// The name in a manifest.
     pub fn name(self) -> &'static str {
