@@ -36,7 +36,6 @@ mod index;
 mod initial;
 mod key;
 mod layout;
-mod moving;
 mod optimizer;
 mod prefetch;
 mod simd;

@@ -17,7 +17,6 @@ use crate::loader::{Loader, LoaderPeers};
 use crate::message::{self, Request};
 use crate::metrics::{DenseWorkerMetrics, EmbeddingWorkerMetrics, LoaderMetrics, PsMetrics, RoleMetrics};
 use crate::parameter_server::ParameterServer;
-use crate::placement::{Directory, Placement};
 use crate::plan::{CALL_DEADLINE, JobPlan, WHOLE_JOB};
 
 /// What a member does. The coordinator is not a member: members join it.
@@ -151,8 +150,7 @@ impl Member {
     fn service(&self) -> Result<(Work, Arc<dyn Service>), RoleError> {
         Ok(match self.role {
             Role::Ps => {
-                let metrics = PsMetrics::of(&self.metrics, self.index);
-                let server = ParameterServer::new(&self.plan, self.index, Arc::clone(&self.transport), metrics)?;
+                let server = ParameterServer::new(&self.plan, self.index, PsMetrics::of(&self.metrics, self.index))?;
                 (Work::Ps, Arc::new(server))
             }
             Role::EmbeddingWorker => {
@@ -173,8 +171,7 @@ impl Member {
         match work {
             Work::Ps => Ok(()),
             Work::EmbeddingWorker(worker) => {
-                let placement = Placement::new(self.plan.slot_map(), &roster.ps, &*self.transport)?;
-                worker.connect(placement, self.directory(coordinator));
+                worker.connect(self.connect_all(&roster.ps)?);
                 Ok(())
             }
             Work::DenseWorker(worker) => {
@@ -184,8 +181,7 @@ impl Member {
                 let next = has_next.then(|| dense_workers.get((self.index as usize + 1) % ring as usize)).flatten();
                 let peers = DensePeers {
                     coordinator: coordinator.clone(),
-                    placement: Placement::new(self.plan.slot_map(), &roster.ps, &*self.transport)?,
-                    directory: self.directory(coordinator),
+                    parameter_servers: self.connect_all(&roster.ps)?,
                     embedding_workers: self.connect_all(&roster.embedding_workers)?,
                     next: next.cloned(),
                 };
@@ -201,10 +197,6 @@ impl Member {
                 Loader::new(Arc::clone(&self.plan), self.index, peers, metrics).run().await
             }
         }
-    }
-
-    fn directory(&self, coordinator: &Channel) -> Directory {
-        Directory { coordinator: coordinator.clone(), transport: Arc::clone(&self.transport) }
     }
 
     fn connect_all(&self, addresses: &[String]) -> Result<Vec<Channel>, RoleError> {
