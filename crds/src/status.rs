@@ -223,7 +223,7 @@ pub struct DecisionStatus {
     pub replica: Option<u32>,
     /// Whether it is carried out, or only told.
     pub applied: bool,
-    /// Why.
+    /// Why it was decided, in a sentence.
     #[schemars(length(max = 1024))]
     pub reason: String,
 }
