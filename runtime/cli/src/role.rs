@@ -130,7 +130,7 @@ pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
                 if !saves {
                     return Err(interrupted(Err("the job saves no checkpoints".to_owned())));
                 }
-                return Err(save_while(&mut running, saving).await);
+                return Err(Box::pin(save_while(&mut running, saving)).await);
             }
         };
         // A member's own failure ends its process: restarted, it is told that the job has failed, and stays.
