@@ -68,10 +68,9 @@ async fn the_operator_may_do_what_it_does_and_nothing_else() {
     assert_eq!(world.condition("Failed").unwrap().0, "InvalidSpec");
     assert!(world.api().made().is_empty());
     world.api().log.iter().for_each(|call| needed_by(call, &mut needed));
-    // Jobs are watched; an event that happens again is patched; clusters may ask for the right to set an owner's finalizers.
+    // Jobs are watched; an event that happens again is patched.
     needed.get_mut("rectrainingjobs").unwrap().extend(["list".to_owned(), "watch".to_owned()]);
     needed.get_mut("events").unwrap().insert("patch".to_owned());
-    needed.insert("rectrainingjobs/finalizers".to_owned(), ["update".to_owned()].into());
     assert_eq!(granted(), needed);
 }
 

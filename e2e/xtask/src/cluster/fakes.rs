@@ -102,10 +102,7 @@ fn restarted(paths: &Paths) -> Result<(), String> {
         (calls(paths)? - calls_before) as f64 / JOBS as f64,
         costs.since(&Costs::default()),
     );
-    if costs.slow * 100.0 > costs.reconciles || costs.memory > 200e6 {
-        return Err("more than one reconcile in a hundred took over a second, or memory is above 200 MB".to_owned());
-    }
-    Ok(())
+    costs.within_bounds(&Costs::default())
 }
 
 fn all_ready(paths: &Paths) -> Result<(), String> {

@@ -1,13 +1,11 @@
-//! The operator's rights in a real cluster: the API server's audit log has what it did, and each right that the chart gives it was
-//! used. What the log cannot show (the right to set an owner's finalizers is asked for by an admission plugin) is taken away, and a
-//! job cannot be made.
+//! The operator's rights in a real cluster: the API server's audit log has what it did, and each right of the chart was used.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
 use super::foreign_kubeconfig;
-use super::install::{apply, within};
+use super::install::within;
 use super::operate::{NAMESPACE, SYSTEM, delete_job, endless, shows, submit, until_phase};
 use super::paths::Paths;
 use super::process::eventually;
@@ -31,11 +29,10 @@ pub(super) fn needs_its_rights(paths: &Paths) -> Result<(), String> {
     }
     ends_and_is_removed(paths)?;
     cannot_be_run_any_more(paths)?;
-    without_finalizers(paths)?;
     let granted = granted(paths)?;
     eventually(PATIENCE, "the use of each right", || {
         let used = used(paths)?;
-        let unused: Vec<_> = granted.difference(&used).filter(|right| !right.ends_with("/finalizers")).collect();
+        let unused: Vec<_> = granted.difference(&used).collect();
         if unused.is_empty() { Ok(()) } else { Err(format!("not used: {unused:?}")) }
     })?;
     println!("{} rights, each of them used", granted.len());
@@ -65,38 +62,6 @@ fn cannot_be_run_any_more(paths: &Paths) -> Result<(), String> {
     within(paths, NAMESPACE, &["patch", "rectrainingjob", name, "--type=merge", &format!("--patch={wrong}")])?;
     println!("InvalidSpec: {}", shows(paths, name, "Failed", "InvalidSpec")?);
     delete_job(paths, name)
-}
-
-fn without_finalizers(paths: &Paths) -> Result<(), String> {
-    let role = read(paths, ROLES[0])?;
-    let mut less = role.clone();
-    let rules = less["rules"].as_array_mut().ok_or("the operator's ClusterRole has no rules")?;
-    let before = rules.len();
-    rules.retain(|rule| rule["resources"] != json!(["rectrainingjobs/finalizers"]));
-    if rules.len() + 1 != before {
-        return Err(format!("there is no rule of its own for finalizers: {role}"));
-    }
-    let name = "without-finalizers";
-    replace(paths, &less)?;
-    let shown = submit(paths, name, &endless()).and_then(|()| shows(paths, name, "Stalled", "ObjectRefused"));
-    replace(paths, &role)?;
-    let message = shown?;
-    if !message.contains("finalizers") {
-        return Err(format!("without the right to set finalizers: {message}"));
-    }
-    println!("ObjectRefused: {message}");
-    until_phase(paths, name, "Training")?;
-    delete_job(paths, name)
-}
-
-fn replace(paths: &Paths, role: &Value) -> Result<(), String> {
-    let mut role = role.clone();
-    if let Some(metadata) = role["metadata"].as_object_mut() {
-        for volatile in ["resourceVersion", "uid", "creationTimestamp", "managedFields"] {
-            metadata.remove(volatile);
-        }
-    }
-    apply(paths, SYSTEM, &role.to_string())
 }
 
 fn read(paths: &Paths, role: &str) -> Result<Value, String> {
