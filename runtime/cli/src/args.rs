@@ -51,6 +51,8 @@ pub(crate) enum Command {
     },
     /// Show the training mode of a running job, or switch it
     Mode(ModeArgs),
+    /// Change how many parameter servers a running job has, or spread its rows anew over as many
+    Scale(ScaleArgs),
     /// Measure a part of the runtime on this machine
     Bench {
         #[command(subcommand)]
@@ -160,6 +162,24 @@ pub(crate) enum ModeCommand {
         /// As in spec.training.mode
         mode: String,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ScaleArgs {
+    /// The role
+    #[arg(value_enum)]
+    pub(crate) role: ScaledRole,
+    /// How many there are to be; as many as there are spreads rows anew, by load and bytes
+    pub(crate) replicas: u32,
+    /// The job's name, or its coordinator's address; the only one that runs on this machine if not given
+    #[arg(long)]
+    pub(crate) job: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum ScaledRole {
+    /// Parameter servers
+    Ps,
 }
 
 /// A job that runs, here or in a cluster.

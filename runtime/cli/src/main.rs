@@ -13,6 +13,7 @@ mod processes;
 mod role;
 mod run;
 mod running;
+mod scale;
 mod show;
 mod signal;
 mod simulate;
@@ -72,6 +73,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Policy { command } => policy::run(&command),
         Command::Data { set } => data::prepare(&set),
         Command::Mode(args) => mode::mode(&args),
+        Command::Scale(args) => scale::scale(&args),
         Command::Bench { bench } => rectrain_bench::run(&bench).map_err(Failure::from),
         Command::Checkpoint { command } => checkpoint::run(&command),
         Command::Coordinator(args) => role::coordinate(&args),

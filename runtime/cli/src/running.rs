@@ -1,7 +1,7 @@
 //! Jobs that run on this machine, by name, so that another command can speak to them: each `rectrain run` leaves a note of
 //! where its coordinator is while it runs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use rectrain_proto::v1::control_client::ControlClient;
@@ -59,19 +59,44 @@ pub(crate) async fn connect(job: &str) -> Result<Option<ControlClient<Channel>>,
     Ok(None)
 }
 
+/// The name and the control interface of the job that runs on this machine, if there is just one.
+pub(crate) async fn the_only_one() -> Result<(String, ControlClient<Channel>), Failure> {
+    let mut names: Vec<String> = files().iter().filter_map(|file| Some(name_of(file)?.to_owned())).collect();
+    names.sort();
+    names.dedup();
+    let mut running = Vec::new();
+    for name in names {
+        if let Some(client) = connect(&name).await? {
+            running.push((name, client));
+        }
+    }
+    match running.len() {
+        0 => Err(Failure::User("no job runs on this machine: give the address of a coordinator with --job".to_owned())),
+        1 => Ok(running.remove(0)),
+        _ => {
+            let names: Vec<&str> = running.iter().map(|(name, _)| &**name).collect();
+            Err(Failure::User(format!("several jobs run on this machine: say which with --job ({})", names.join(", "))))
+        }
+    }
+}
+
 /// The notes of jobs of this name, the latest first.
 fn notes(name: &str) -> Vec<Note> {
-    let prefix = format!("{name}.");
-    let of_this_job = |file: &PathBuf| {
-        let file = file.file_name().and_then(|file| file.to_str()).unwrap_or_default();
-        let process = file.strip_prefix(&prefix).and_then(|rest| rest.strip_suffix(".json"));
-        process.is_some_and(|process| process.bytes().all(|byte| byte.is_ascii_digit()))
-    };
-    let entries = std::fs::read_dir(folder()).into_iter().flatten().flatten();
-    let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(of_this_job).collect();
+    let mut files: Vec<PathBuf> = files().into_iter().filter(|file| name_of(file) == Some(name)).collect();
     files
         .sort_by_key(|file| std::fs::metadata(file).and_then(|meta| meta.modified()).unwrap_or(SystemTime::UNIX_EPOCH));
     files.iter().rev().filter_map(|file| serde_json::from_slice(&std::fs::read(file).ok()?).ok()).collect()
+}
+
+/// Notes of all jobs.
+fn files() -> Vec<PathBuf> {
+    std::fs::read_dir(folder()).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+/// The name of the job whose note a file is.
+fn name_of(file: &Path) -> Option<&str> {
+    let (name, process) = file.file_name()?.to_str()?.strip_suffix(".json")?.rsplit_once('.')?;
+    process.bytes().all(|byte| byte.is_ascii_digit()).then_some(name)
 }
 
 fn folder() -> PathBuf {

@@ -83,6 +83,15 @@ impl Display {
             }
             JobEvent::ModeSwitched { step, from, to } => self.note(&format!("mode {from} -> {to} at step {step}")),
             JobEvent::ModeChosen { mode, reason } => self.note(&format!("going over to mode {mode}: {reason}")),
+            JobEvent::Scaling { from, to } if from == to => self.note("the slots are measured, to be spread anew"),
+            JobEvent::Scaling { from, to } => self.note(&format!("parameter servers {from} -> {to}: slots move meanwhile")),
+            JobEvent::SlotsMoved { slots: 0, imbalance, .. } => {
+                self.note(&format!("no slot moves: the busiest parameter server has {imbalance:.2} times the mean"));
+            }
+            JobEvent::SlotsMoved { from, to, slots, bytes, seconds, rest_seconds, .. } => self.note(&format!(
+                "parameter servers {from} -> {to}: {slots} slots ({} bytes) moved in {seconds:.2} s, of which training rested {rest_seconds:.3} s",
+                thousands(*bytes)
+            )),
             JobEvent::Resumed { checkpoint, step, rows, .. } => {
                 self.note(&format!("going on at step {step} from checkpoint {checkpoint} ({} rows)", thousands(*rows)));
             }

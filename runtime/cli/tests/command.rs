@@ -131,6 +131,74 @@ fn a_running_job_is_switched_by_its_name() {
     assert!(String::from_utf8_lossy(&gone.stderr).contains("no job `switched-"), "{gone:?}");
 }
 
+/// A job that trains for some seconds, under a name of its own.
+fn job_to_scale(name: &str) -> Vec<String> {
+    let sets = "spec.data.synthetic.rows=40000,spec.checkpoint.everySteps=50,spec.checkpoint.path=checkpoints,\
+                spec.faultTolerance.backoffSeconds=0";
+    let arguments = ["run", "job.yaml", "--json", "--processes", "--slow", "denseWorker-0=8x", "--set", sets, "--set"];
+    arguments.iter().map(|argument| (*argument).to_owned()).chain([format!("metadata.name={name}")]).collect()
+}
+
+fn digest_of_the_job_without_scaling() -> Value {
+    let folder = folder_with(JOB);
+    let alone = ["run", "job.yaml", "--json", "--set", "spec.data.synthetic.rows=40000"];
+    events(&rectrain(folder.path(), &alone)).last().unwrap()["parametersSha256"].clone()
+}
+
+#[test]
+fn a_running_job_of_processes_is_scaled_by_its_name_and_trains_the_same_model() {
+    let folder = folder_with(JOB);
+    let name = format!("scaled-{}", std::process::id());
+    let arguments = job_to_scale(&name);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let (mut child, lines) = training(folder.path(), &arguments);
+    let scale = |servers: &str| rectrain(folder.path(), &["scale", "ps", servers, "--job", &name]);
+    let none = scale("0");
+    assert_eq!(none.status.code(), Some(2), "{none:?}");
+    let (mut sizes, mut moved, mut last) = (vec!["2", "3"], Vec::new(), Value::Null);
+    assert!(scale(sizes.pop().unwrap()).status.success());
+    for line in lines {
+        last = serde_json::from_str(&line.unwrap()).unwrap();
+        if last["event"] == "slotsMoved" {
+            moved.push((last["from"].as_u64().unwrap(), last["to"].as_u64().unwrap()));
+            if let Some(size) = sizes.pop() {
+                assert!(scale(size).status.success());
+            }
+        }
+    }
+    assert_eq!(moved, [(1, 3), (3, 2)]);
+    assert!(child.wait().unwrap().success());
+    assert!(children_of(child.id()).is_empty());
+    assert_eq!(last["restarts"], 0, "{last}");
+    assert_eq!(last["parametersSha256"], digest_of_the_job_without_scaling());
+}
+
+#[test]
+fn whoever_is_killed_while_slots_move_the_job_goes_on_and_trains_the_same_model() {
+    let alone = digest_of_the_job_without_scaling();
+    for (role, milliseconds) in [("ps", 0), ("coordinator", 40), ("ps", 80), ("embedding-worker", 120)] {
+        let folder = folder_with(JOB);
+        let name = format!("killed-{}-{milliseconds}", std::process::id());
+        let arguments = job_to_scale(&name);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let (mut child, lines) = training(folder.path(), &arguments);
+        assert!(rectrain(folder.path(), &["scale", "ps", "3", "--job", &name]).status.success());
+        // Two more servers have to join before slots move.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while children_of(child.id()).iter().filter(|(_, role)| role == "ps").count() < 3 {
+            assert!(Instant::now() < deadline, "nobody joins");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        let victim = children_of(child.id()).into_iter().rfind(|(_, of)| of == role).unwrap().0;
+        assert!(Command::new("kill").args(["-9", &victim.to_string()]).status().unwrap().success());
+        let last: Value = serde_json::from_str(&lines.map(Result::unwrap).last().unwrap()).unwrap();
+        assert!(child.wait().unwrap().success());
+        assert_eq!(last["restarts"], 1, "{role}: {last}");
+        assert_eq!(last["parametersSha256"], alone, "{role} after {milliseconds} ms");
+    }
+}
+
 #[test]
 fn hybrid_trains_in_processes() {
     let folder = folder_with(JOB);

@@ -36,6 +36,7 @@ mod index;
 mod initial;
 mod key;
 mod layout;
+mod moving;
 mod optimizer;
 mod prefetch;
 mod simd;

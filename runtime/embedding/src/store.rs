@@ -378,6 +378,10 @@ impl Store {
         self.slots.get(slot.0 as usize).ok_or(StoreError::UnknownSlot { slot, slots })
     }
 
+    pub(crate) fn layouts(&self) -> &[RowLayout] {
+        &self.layouts
+    }
+
     fn copy_slot(&self, slot: Slot) -> Result<SlotRows, StoreError> {
         let state = self.cell(slot)?.lock();
         Ok(SlotRows { groups: state.tables.iter().map(Table::copy_rows).collect(), removed: None })

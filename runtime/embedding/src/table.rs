@@ -139,6 +139,11 @@ impl Table {
         self.slab.copy_rows()
     }
 
+    /// The words of a key's row.
+    pub(crate) fn row_of(&self, key: FeatureKey) -> Option<&[u32]> {
+        self.find(Hash::of(key), key).map(|row| self.slab.row(row))
+    }
+
     pub(crate) fn contains(&self, key: FeatureKey) -> bool {
         self.find(Hash::of(key), key).is_some()
     }

@@ -8,10 +8,12 @@
 //! - [`DataLedger`]: the coordinator's account of the training data — which chunk of which epoch is leased to whom, which
 //!   global step it begins at, and where training ends.
 //! - [`EvaluationPoints`]: before which batches the model is evaluated.
+//! - [`migration`]: which parameter server holds which slot, and how slots move between them while training goes on.
 
 mod data_ledger;
 mod evaluation;
 pub mod gba;
+pub mod migration;
 mod ring;
 mod sparse_sum;
 mod step_gate;

@@ -6,13 +6,14 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
 use rectrain_modes::GlobalStep;
+use rectrain_modes::migration::SlotMap;
 use rectrain_proto::v1;
 use rectrain_wire::ids::UniqueIds;
-use rectrain_wire::{BoxFuture, Channel, Frame, Peer, Refusal, Service, Tensor};
+use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor};
 use tokio::sync::{Notify, OnceCell};
 
 use crate::batch::{BatchKey, BatchPosition};
@@ -21,9 +22,13 @@ use crate::error::RoleError;
 use crate::message::{self, Request};
 use crate::metrics::EmbeddingWorkerMetrics;
 use crate::parameter_server::blocking;
+use crate::placement::{Directory, Placement, is_stale};
 use crate::plan::{CALL_DEADLINE, JobPlan};
 use crate::pooling::{FeatureLayout, Pooled, PreparedIds};
-use crate::slot_map::SlotMap;
+
+/// How often a look-up fetches the slot map again, and the pause if the coordinator has no newer one yet.
+const MAP_ATTEMPTS: usize = 100;
+const MAP_PAUSE: Duration = Duration::from_millis(20);
 
 /// A piece of a batch, with its ids prepared.
 struct Held {
@@ -66,10 +71,11 @@ impl Positions {
 /// See the module's text.
 pub struct EmbeddingWorker {
     layout: Arc<FeatureLayout>,
-    slots: SlotMap,
     compression: Compression,
     window: u64,
-    servers: OnceCell<Vec<Channel>>,
+    directory: OnceCell<Directory>,
+    /// Where the slots are, as far as this worker knows.
+    placement: Mutex<Option<Arc<Placement>>>,
     batches: Mutex<HashMap<BatchKey, Arc<Held>>>,
     positions: Mutex<Positions>,
     changed: Notify,
@@ -82,10 +88,10 @@ impl EmbeddingWorker {
     pub fn new(plan: &JobPlan, metrics: EmbeddingWorkerMetrics) -> Self {
         Self {
             layout: Arc::new(plan.layout.clone()),
-            slots: plan.slot_map(),
             compression: plan.compression,
             window: plan.batches_ahead.max(1),
-            servers: OnceCell::new(),
+            directory: OnceCell::new(),
+            placement: Mutex::default(),
             batches: Mutex::new(HashMap::new()),
             positions: Mutex::default(),
             changed: Notify::new(),
@@ -93,10 +99,12 @@ impl EmbeddingWorker {
         }
     }
 
-    /// Sets the parameter servers, in the order of the slot map. Look-ups that came earlier wait for this.
-    pub fn connect(&self, servers: Vec<Channel>) {
+    /// Sets where the parameter servers are, and where that is asked for when it has changed. Look-ups that came earlier wait for this.
+    pub(crate) fn connect(&self, placement: Placement, directory: Directory) {
         // A second roster of the same job is the same roster.
-        let _already_connected = self.servers.set(servers);
+        if self.directory.set(directory).is_ok() {
+            *self.lock_placement() = Some(Arc::new(placement));
+        }
         self.changed.notify_waiters();
     }
 
@@ -132,7 +140,7 @@ impl EmbeddingWorker {
             RoleError::Inconsistent { message: "forward", reason }
         })?;
         let started = Instant::now();
-        let (rows, steps) = self.look_up(&key, request.step, &held.prepared).await?;
+        let (rows, steps) = self.look_up_anywhere(&key, request.step, &held.prepared).await?;
         self.metrics.look_up.observe(started.elapsed().as_secs_f64());
         match key.position {
             BatchPosition::Evaluation { .. } => drop(self.forget(key)),
@@ -166,17 +174,37 @@ impl EmbeddingWorker {
         Ok(message::reply::<v1::Backward>(&reply, Vec::new()))
     }
 
-    /// Asks every parameter server, also one that holds none of the keys: with a barrier each holds the look-up back until this
-    /// step may be read. Gives the rows by group and the servers' steps.
-    async fn look_up(
+    /// As [`Self::look_up`], with the slot map fetched again as often as a server says that it is old.
+    async fn look_up_anywhere(
         &self,
         key: &BatchKey,
         step: Option<u64>,
         prepared: &PreparedIds,
     ) -> Result<(Vec<Vec<f32>>, Vec<u64>), RoleError> {
-        let runs = self.runs(prepared);
-        let request = v1::Lookup { step, train: matches!(key.position, BatchPosition::Train(_)) };
-        let calls = self.servers().await?.iter().enumerate().map(|(server, channel)| {
+        for _attempt in 0..MAP_ATTEMPTS {
+            let placement = self.placement().await?;
+            match self.look_up(&placement, key, step, prepared).await {
+                Err(error) if is_stale(&error) => self.fetch_placement(&placement).await?,
+                looked_up => return looked_up,
+            }
+        }
+        let placement = self.placement().await?;
+        self.look_up(&placement, key, step, prepared).await
+    }
+
+    /// Asks every parameter server, also one that holds none of the keys: with a barrier each holds the look-up back until this
+    /// step may be read. Gives the rows by group and the servers' steps.
+    async fn look_up(
+        &self,
+        placement: &Placement,
+        key: &BatchKey,
+        step: Option<u64>,
+        prepared: &PreparedIds,
+    ) -> Result<(Vec<Vec<f32>>, Vec<u64>), RoleError> {
+        let runs = runs(&placement.map, prepared);
+        let train = matches!(key.position, BatchPosition::Train(_));
+        let request = v1::Lookup { step, train, map_epoch: placement.epoch().0 };
+        let calls = placement.servers.iter().enumerate().map(|(server, channel)| {
             let keys =
                 prepared.keys().iter().zip(&runs).map(|(keys, runs)| Tensor::from(gather(keys, &runs[server], 1)));
             message::call(channel, request, keys.collect(), CALL_DEADLINE)
@@ -194,6 +222,8 @@ impl EmbeddingWorker {
         Ok((rows, steps))
     }
 
+    /// Gradients go where the rows were looked up. Should the map have changed since, a server refuses them, and the job goes on from its last
+    /// checkpoint: another server may have taken its part already. It does not come to that, because the map changes at rest.
     async fn update(
         &self,
         key: &BatchKey,
@@ -201,10 +231,10 @@ impl EmbeddingWorker {
         prepared: &PreparedIds,
         rows: Vec<Vec<f32>>,
     ) -> Result<v1::BackwardReply, RoleError> {
-        let runs = self.runs(prepared);
-        let servers = self.servers().await?;
-        let mut calls = Vec::with_capacity(servers.len());
-        for (server, channel) in servers.iter().enumerate() {
+        let placement = self.placement().await?;
+        let (runs, map_epoch) = (runs(&placement.map, prepared), placement.epoch().0);
+        let mut calls = Vec::with_capacity(placement.servers.len());
+        for (server, channel) in placement.servers.iter().enumerate() {
             let mut tensors = Vec::with_capacity(3 * rows.len());
             for (group, dim) in self.layout.group_dims.iter().enumerate() {
                 let own = &runs[group][server];
@@ -212,7 +242,7 @@ impl EmbeddingWorker {
                 tensors.extend(self.compression.encode(gather(&rows[group], own, *dim), *dim)?);
             }
             let push = request.push.as_ref().map(|push| token_push_to(push, server)).transpose()?;
-            let update = v1::Update { step: request.step.unwrap_or_default(), piece: key.piece, push };
+            let update = v1::Update { step: request.step.unwrap_or_default(), piece: key.piece, push, map_epoch };
             calls.push(message::call(channel, update, tensors, CALL_DEADLINE));
         }
         let mut all = v1::BackwardReply::default();
@@ -224,13 +254,32 @@ impl EmbeddingWorker {
         Ok(all)
     }
 
-    /// `[group][server]` → runs of the group's keys.
-    fn runs(&self, prepared: &PreparedIds) -> Vec<Vec<Vec<Range<usize>>>> {
-        prepared.keys().iter().map(|keys| self.slots.split(keys)).collect()
+    async fn placement(&self) -> Result<Arc<Placement>, RoleError> {
+        self.until("the parameter servers", || self.lock_placement().clone()).await
     }
 
-    async fn servers(&self) -> Result<&[Channel], RoleError> {
-        self.until("the parameter servers", || self.servers.get().map(Vec::as_slice)).await
+    /// A server has refused the map of `old`, or has not yet heard of it.
+    async fn fetch_placement(&self, old: &Placement) -> Result<(), RoleError> {
+        let Some(directory) = self.directory.get() else { return Err(RoleError::Stopped) };
+        if self.placement().await?.epoch() > old.epoch() {
+            return Ok(());
+        }
+        let fetched = directory.fetch().await?;
+        if self.take_over(fetched) {
+            return Ok(());
+        }
+        tokio::time::sleep(MAP_PAUSE).await;
+        Ok(())
+    }
+
+    /// Says whether the placement was newer than what is known.
+    fn take_over(&self, fetched: Placement) -> bool {
+        let mut placement = self.lock_placement();
+        let is_newer = placement.as_ref().is_none_or(|known| known.epoch() < fetched.epoch());
+        if is_newer {
+            *placement = Some(Arc::new(fetched));
+        }
+        is_newer
     }
 
     /// Waits until `ready` gives something; asked again at every change.
@@ -273,6 +322,10 @@ impl EmbeddingWorker {
         self.batches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn lock_placement(&self) -> MutexGuard<'_, Option<Arc<Placement>>> {
+        self.placement.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lock_positions(&self) -> MutexGuard<'_, Positions> {
         self.positions.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -295,6 +348,11 @@ impl Service for EmbeddingWorker {
             }
         })
     }
+}
+
+/// `[group][server]` → runs of the group's keys.
+fn runs(map: &SlotMap, prepared: &PreparedIds) -> Vec<Vec<Vec<Range<usize>>>> {
+    prepared.keys().iter().map(|keys| map.split(keys)).collect()
 }
 
 /// The token on its way to one server.

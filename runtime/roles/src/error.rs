@@ -39,6 +39,12 @@ pub enum RoleError {
     /// A peer broke the all-reduce.
     #[error(transparent)]
     Ring(#[from] rectrain_modes::RingError),
+    /// The caller's slot map is not this server's.
+    #[error(transparent)]
+    NotServed(#[from] rectrain_modes::migration::NotServed),
+    /// Slots that cannot move now.
+    #[error(transparent)]
+    Migration(#[from] rectrain_modes::migration::MigrationError),
     /// A loader's account contradicts the coordinator's.
     #[error(transparent)]
     Ledger(#[from] rectrain_modes::LedgerError),
@@ -115,6 +121,9 @@ impl From<rectrain_data::DataError> for RoleError {
 
 impl From<RoleError> for Refusal {
     fn from(error: RoleError) -> Self {
-        Self { code: RefusalCode::Internal, message: error.to_string(), retryable: false }
+        match error {
+            RoleError::NotServed(reason) => Self::retryable(RefusalCode::StaleEpoch, reason.to_string()),
+            error => Self { code: RefusalCode::Internal, message: error.to_string(), retryable: false },
+        }
     }
 }

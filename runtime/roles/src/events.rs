@@ -54,6 +54,33 @@ pub enum JobEvent {
         /// A sentence with what was measured and predicted.
         reason: String,
     },
+    /// Another number of parameter servers is asked for, or that the slots are spread anew over the same; those that join are waited
+    /// for.
+    Scaling {
+        /// Parameter servers until then.
+        from: u32,
+        /// Parameter servers to be.
+        to: u32,
+    },
+    /// Slots have moved between parameter servers while training went on.
+    SlotsMoved {
+        /// Parameter servers until then.
+        from: u32,
+        /// Parameter servers since.
+        to: u32,
+        /// Slots that moved; 0 if all were where they should be.
+        slots: u64,
+        /// Bytes of rows sent, those that were sent again because they changed included.
+        bytes: u64,
+        /// Time from the plan until the new map was in force.
+        seconds: f64,
+        /// Of that, time in which training rested.
+        rest_seconds: f64,
+        /// Look-ups of the busiest parameter server over their mean, as measured before.
+        imbalance: f64,
+        /// The slot map in force.
+        map_epoch: u64,
+    },
     /// Training goes on from a checkpoint.
     Resumed {
         /// Its name in the checkpoint path.

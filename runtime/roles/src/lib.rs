@@ -19,9 +19,9 @@ mod message;
 pub mod metrics;
 mod outcome;
 mod parameter_server;
+mod placement;
 pub mod plan;
 mod pooling;
-mod slot_map;
 mod ticket;
 
 pub use compression::Compression;

@@ -40,28 +40,42 @@ pub async fn run_with(
     let address = Address::local("coordinator");
     let _serving = transport.serve(Arc::clone(&coordinator) as Arc<dyn rectrain_wire::Service>, &address)?;
     let mut members = JoinSet::new();
+    let mut started = 0u32;
+    let mut start = |members: &mut JoinSet<_>, role: Role, index: u32| {
+        started += 1;
+        let member = Member {
+            plan: Arc::clone(&plan),
+            role,
+            index,
+            transport: Arc::clone(&transport),
+            coordinator: address.clone(),
+            // One that leaves and its successor are two.
+            bind: Address::local(format!("{}-{index}-{started}", role.name())),
+            advertise: None,
+            slow: if role == Role::DenseWorker { slow.get(&index).copied().unwrap_or(1.0) } else { 1.0 },
+            metrics: metrics.clone(),
+            counters: Arc::clone(&counters),
+        };
+        members.spawn(member.run());
+    };
     for role in Role::ALL {
-        for index in 0..role.replicas(&plan) {
-            let member = Member {
-                plan: Arc::clone(&plan),
-                role,
-                index,
-                transport: Arc::clone(&transport),
-                coordinator: address.clone(),
-                bind: Address::local(format!("{}-{index}", role.name())),
-                advertise: None,
-                slow: if role == Role::DenseWorker { slow.get(&index).copied().unwrap_or(1.0) } else { 1.0 },
-                metrics: metrics.clone(),
-                counters: Arc::clone(&counters),
-            };
-            members.spawn(member.run());
-        }
+        (0..role.replicas(&plan)).for_each(|index| start(&mut members, role, index));
     }
-    let summary = tokio::select! {
-        summary = coordinator.run(&*transport) => summary,
-        error = first_panic(&mut members) => {
-            coordinator.fail(error.to_string(), false);
-            Err(error)
+    let mut joining = coordinator.joining_servers();
+    // What was asked for before.
+    joining.mark_changed();
+    let mut running = std::pin::pin!(coordinator.run(&*transport));
+    let summary = loop {
+        tokio::select! {
+            summary = &mut running => break summary,
+            error = first_panic(&mut members) => {
+                coordinator.fail(error.to_string(), false);
+                break Err(error);
+            }
+            Ok(()) = joining.changed() => {
+                let joining = joining.borrow_and_update().clone();
+                joining.for_each(|index| start(&mut members, Role::Ps, index));
+            }
         }
     };
     // The coordinator has told every member how the job has ended; one that does not hear it is stopped.

@@ -17,6 +17,7 @@ use crate::loader::{Loader, LoaderPeers};
 use crate::message::{self, Request};
 use crate::metrics::{DenseWorkerMetrics, EmbeddingWorkerMetrics, LoaderMetrics, PsMetrics, RoleMetrics};
 use crate::parameter_server::ParameterServer;
+use crate::placement::{Directory, Placement};
 use crate::plan::{CALL_DEADLINE, JobPlan, WHOLE_JOB};
 
 /// What a member does. The coordinator is not a member: members join it.
@@ -150,7 +151,8 @@ impl Member {
     fn service(&self) -> Result<(Work, Arc<dyn Service>), RoleError> {
         Ok(match self.role {
             Role::Ps => {
-                let server = ParameterServer::new(&self.plan, self.index, PsMetrics::of(&self.metrics, self.index))?;
+                let metrics = PsMetrics::of(&self.metrics, self.index);
+                let server = ParameterServer::new(&self.plan, self.index, Arc::clone(&self.transport), metrics)?;
                 (Work::Ps, Arc::new(server))
             }
             Role::EmbeddingWorker => {
@@ -171,7 +173,8 @@ impl Member {
         match work {
             Work::Ps => Ok(()),
             Work::EmbeddingWorker(worker) => {
-                worker.connect(self.connect_all(&roster.ps)?);
+                let placement = Placement::new(self.plan.slot_map(), &roster.ps, &*self.transport)?;
+                worker.connect(placement, self.directory(coordinator));
                 Ok(())
             }
             Work::DenseWorker(worker) => {
@@ -181,7 +184,8 @@ impl Member {
                 let next = has_next.then(|| dense_workers.get((self.index as usize + 1) % ring as usize)).flatten();
                 let peers = DensePeers {
                     coordinator: coordinator.clone(),
-                    parameter_servers: self.connect_all(&roster.ps)?,
+                    placement: Placement::new(self.plan.slot_map(), &roster.ps, &*self.transport)?,
+                    directory: self.directory(coordinator),
                     embedding_workers: self.connect_all(&roster.embedding_workers)?,
                     next: next.cloned(),
                 };
@@ -197,6 +201,10 @@ impl Member {
                 Loader::new(Arc::clone(&self.plan), self.index, peers, metrics).run().await
             }
         }
+    }
+
+    fn directory(&self, coordinator: &Channel) -> Directory {
+        Directory { coordinator: coordinator.clone(), transport: Arc::clone(&self.transport) }
     }
 
     fn connect_all(&self, addresses: &[String]) -> Result<Vec<Channel>, RoleError> {

@@ -73,6 +73,14 @@ requests! {
     36 "freeze" Freeze => v1::Frozen;
     37 "write_frozen" WriteFrozen => v1::WrittenFiles;
     38 "thaw" Thaw => Done;
+    40 "map" MapRequest => v1::Placement;
+    41 "measure_slots" MeasureSlots => v1::SlotCosts;
+    42 "copy_slot" CopySlot => v1::SentRows;
+    43 "forward_changes" ForwardChanges => v1::SentRows;
+    44 "seal_slots" SealSlots => v1::SentRows;
+    45 "put_slots" PutSlots => Done;
+    46 "adopt_map" AdoptMap => v1::AdoptedMap;
+    47 "release_slots" ReleaseSlots => Done;
 }
 
 /// Sends `request` with `tensors` and waits for the answer.

@@ -106,6 +106,9 @@ metrics! {
         late_gradients: counter = "rectrain_ps_late_gradients_total", "Dense gradients dropped because their step was applied (hopBw).";
         rows_held: gauge = "rectrain_ps_rows", "Rows held.";
         bytes: gauge = "rectrain_ps_bytes", "Bytes of the embedding store.";
+        slots: gauge = "rectrain_ps_slots", "Slots whose rows are this server's.";
+        moved_bytes: counter = "rectrain_ps_moved_bytes_total", "Bytes of rows sent to other parameter servers with slots that move.";
+        forwarded_rows: counter = "rectrain_ps_forwarded_rows_total", "Of those, rows sent again because they changed while their slot was on its way.";
     }
     /// Metrics of the coordinator.
     CoordinatorMetrics {
@@ -120,6 +123,13 @@ metrics! {
         checkpoint_step: gauge = "rectrain_coordinator_checkpoint_step", "Global step of the last checkpoint; what is trained since is repeated after a crash.";
         failed_checkpoints: counter = "rectrain_coordinator_checkpoints_failed_total", "Checkpoints given up because a part could not be written.";
         skipped_checkpoints: counter = "rectrain_coordinator_checkpoints_skipped_total", "Checkpoints left out because the one before was still being written.";
+        map_epoch: gauge = "rectrain_coordinator_map_epoch", "The slot map in force; it rises with every migration.";
+        parameter_servers: gauge = "rectrain_coordinator_parameter_servers", "Parameter servers in the slot map.";
+        migrations: counter = "rectrain_coordinator_migrations_total", "Times that slots were spread anew over the parameter servers.";
+        moved_slots: counter = "rectrain_coordinator_moved_slots_total", "Slots that moved to another parameter server.";
+        migrated_bytes: counter = "rectrain_coordinator_moved_bytes_total", "Bytes of rows sent between parameter servers for that.";
+        migration_time: seconds = "rectrain_coordinator_migration_seconds", "Time from the plan of a migration until the new slot map was in force; training goes on meanwhile.";
+        flip_time: seconds = "rectrain_coordinator_flip_seconds", "Time that training rested for a new slot map.";
     }
     /// Metrics of a dense worker.
     DenseWorkerMetrics {

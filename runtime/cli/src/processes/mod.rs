@@ -3,7 +3,9 @@
 
 mod restarts;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -14,7 +16,7 @@ use rectrain_roles::member::Role;
 use rectrain_roles::plan::JobPlan;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -42,6 +44,7 @@ pub(crate) async fn run(args: &RunArgs, plan: &JobPlan, mut display: Display) ->
         args,
         plan,
         run: new_run(),
+        servers: Cell::new(plan.replicas.ps),
         slow: slow::factors(&args.slow, plan.replicas.dense_workers)?,
         cores: slow::cores(&args.cpus, plan.replicas.dense_workers)?,
     };
@@ -71,6 +74,8 @@ struct Job<'a> {
     args: &'a RunArgs,
     plan: &'a JobPlan,
     run: String,
+    /// Parameter servers: the manifest's, or as many as were asked for since. Whoever begins again begins with so many.
+    servers: Cell<u32>,
     slow: BTreeMap<u32, f64>,
     cores: BTreeMap<u32, f64>,
 }
@@ -78,7 +83,7 @@ struct Job<'a> {
 impl Job<'_> {
     /// Starts every process and follows the job to its end, or to the first crash; none of them is left.
     async fn attempt(&self, display: &mut Display, account: &mut Account) -> Result<(), Failure> {
-        let (coordinator, addresses) = start_coordinator(self.args, &self.run).await?;
+        let (coordinator, addresses) = self.start_coordinator().await?;
         let _running = Running::note(&self.plan.name, &addresses.control);
         display.note(&format!("coordinator at {}, metrics on {}", addresses.control, addresses.metrics));
         let stop = watch::Sender::new(());
@@ -87,16 +92,27 @@ impl Job<'_> {
         let mut children = JoinSet::new();
         watch_child(&mut children, "coordinator".to_owned(), coordinator, stop.subscribe());
         for role in Role::ALL {
-            for index in 0..role.replicas(self.plan) {
+            let replicas = if role == Role::Ps { self.servers.get() } else { role.replicas(self.plan) };
+            for index in 0..replicas {
                 let (name, child) = self.start_member(role, index, &addresses, &mut limits)?;
                 watch_child(&mut children, name, child, stop.subscribe());
             }
         }
-        let following = follow(&addresses.control, self.plan.stall, display, account);
-        let outcome = tokio::select! {
-            outcome = following => outcome,
-            failure = first_failure(&mut children) => Err(failure),
-            () = signal::interrupted() => Err(save(ask_to_save(&addresses.control)).await),
+        let (joining, mut joins) = mpsc::unbounded_channel();
+        let mut following = pin!(follow(&addresses.control, self.plan.stall, display, account, joining));
+        let outcome = loop {
+            tokio::select! {
+                outcome = &mut following => break outcome,
+                failure = first_failure(&mut children) => break Err(failure),
+                () = signal::interrupted() => break Err(save(ask_to_save(&addresses.control)).await),
+                Some((from, to)) = joins.recv() => {
+                    self.servers.set(to);
+                    for index in from..to {
+                        let (name, child) = self.start_member(Role::Ps, index, &addresses, &mut limits)?;
+                        watch_child(&mut children, name, child, stop.subscribe());
+                    }
+                }
+            }
         };
         let outcome = match outcome {
             Err(Failure::Failed(message)) => Err(name_the_killed(message, &mut children).await),
@@ -120,7 +136,7 @@ impl Job<'_> {
         limits: &mut Vec<CpuLimit>,
     ) -> Result<(String, Child), Failure> {
         let name = format!("{} {index}", role.name());
-        let mut command = member(self.args, role, index, addresses)?;
+        let mut command = self.member(role, index, addresses)?;
         if let (Role::DenseWorker, Some(factor)) = (role, self.slow.get(&index)) {
             command.arg("--slow").arg(factor.to_string());
         }
@@ -130,19 +146,42 @@ impl Job<'_> {
         }
         Ok((name, child))
     }
-}
 
-async fn start_coordinator(args: &RunArgs, run: &str) -> Result<(Child, CoordinatorAddresses), Failure> {
-    let mut command = this_program("coordinator", args)?;
-    command.args(["--bind", "tcp://127.0.0.1:0", "--control"]).arg(args.control.to_string());
-    command.arg("--metrics").arg(args.metrics.to_string()).args(["--run", run]);
-    let mut child = command.stdout(Stdio::piped()).spawn().map_err(|error| cannot_start("the coordinator", &error))?;
-    let output = child.stdout.take().ok_or_else(|| Failure::Failed("the coordinator has no output".to_owned()))?;
-    let mut line = String::new();
-    let read = timeout(START, BufReader::new(output).read_line(&mut line)).await;
-    match serde_json::from_str(&line) {
-        Ok(addresses) => Ok((child, addresses)),
-        Err(_) => Err(said_instead(child, &format!("it said {line:?}, {read:?}")).await),
+    async fn start_coordinator(&self) -> Result<(Child, CoordinatorAddresses), Failure> {
+        let mut command = self.this_program("coordinator")?;
+        command.args(["--bind", "tcp://127.0.0.1:0", "--control"]).arg(self.args.control.to_string());
+        command.arg("--metrics").arg(self.args.metrics.to_string()).args(["--run", &self.run]);
+        let spawned = command.stdout(Stdio::piped()).spawn();
+        let mut child = spawned.map_err(|error| cannot_start("the coordinator", &error))?;
+        let output = child.stdout.take().ok_or_else(|| Failure::Failed("the coordinator has no output".to_owned()))?;
+        let mut line = String::new();
+        let read = timeout(START, BufReader::new(output).read_line(&mut line)).await;
+        match serde_json::from_str(&line) {
+            Ok(addresses) => Ok((child, addresses)),
+            Err(_) => Err(said_instead(child, &format!("it said {line:?}, {read:?}")).await),
+        }
+    }
+
+    fn member(&self, role: Role, index: u32, addresses: &CoordinatorAddresses) -> Result<Command, Failure> {
+        let mut command = self.this_program(role.name())?;
+        command.args(["--bind", "tcp://127.0.0.1:0", "--metrics", LOOPBACK, "--coordinator", &addresses.members]);
+        command.arg("--index").arg(index.to_string()).stdout(Stdio::null());
+        Ok(command)
+    }
+
+    /// This program as another role of the same job.
+    fn this_program(&self, role: &str) -> Result<Command, Failure> {
+        let program = std::env::current_exe()
+            .map_err(|error| Failure::Failed(format!("cannot find this program to start it again: {error}")))?;
+        let mut command = Command::new(program);
+        command.arg(role).args(self.args.job.repeat());
+        if self.servers.get() != self.plan.replicas.ps {
+            command.arg("--set").arg(format!("spec.roles.ps.replicas={}", self.servers.get()));
+        }
+        command.stdin(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+        // Ctrl-C is this process's to answer: the others must go on until a checkpoint is saved.
+        command.process_group(0);
+        Ok(command)
     }
 }
 
@@ -157,24 +196,6 @@ async fn said_instead(coordinator: Child, seen: &str) -> Failure {
         sentence if output.status.code() == Some(2) => Failure::User(sentence.to_owned()),
         sentence => Failure::Failed(sentence.to_owned()),
     }
-}
-
-fn member(args: &RunArgs, role: Role, index: u32, addresses: &CoordinatorAddresses) -> Result<Command, Failure> {
-    let mut command = this_program(role.name(), args)?;
-    command.args(["--bind", "tcp://127.0.0.1:0", "--metrics", LOOPBACK, "--coordinator", &addresses.members]);
-    command.arg("--index").arg(index.to_string()).stdout(Stdio::null());
-    Ok(command)
-}
-
-/// This program as another role of the same job.
-fn this_program(role: &str, args: &RunArgs) -> Result<Command, Failure> {
-    let program = std::env::current_exe()
-        .map_err(|error| Failure::Failed(format!("cannot find this program to start it again: {error}")))?;
-    let mut command = Command::new(program);
-    command.arg(role).args(args.job.repeat()).stdin(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
-    // Ctrl-C is this process's to answer: the others must go on until a checkpoint is saved.
-    command.process_group(0);
-    Ok(command)
 }
 
 fn watch_child(children: &mut JoinSet<Ended>, name: String, mut child: Child, mut stop: watch::Receiver<()>) {
@@ -206,8 +227,14 @@ async fn all_ended(children: &mut JoinSet<Ended>) {
     while children.join_next().await.is_some() {}
 }
 
-/// Shows the job's events until the last. Without any for as long as `stall` the job counts as stalled.
-async fn follow(control: &str, stall: Duration, display: &mut Display, account: &mut Account) -> Result<(), Failure> {
+/// Shows the job's events until the last, and tells which parameter servers are to join. Without any for as long as `stall` the job counts as stalled.
+async fn follow(
+    control: &str,
+    stall: Duration,
+    display: &mut Display,
+    account: &mut Account,
+    joining: mpsc::UnboundedSender<(u32, u32)>,
+) -> Result<(), Failure> {
     let lost =
         |error: &dyn std::fmt::Display| Failure::Failed(format!("the coordinator at {control} was lost: {error}"));
     let mut client = ControlClient::connect(control.to_owned()).await.map_err(|error| lost(&error))?;
@@ -231,7 +258,13 @@ async fn follow(control: &str, stall: Duration, display: &mut Display, account: 
             }
             // Whether that is the end is not decided here.
             JobEvent::Failed { message, user_error: false } => return Err(Failure::Failed(message)),
-            event => display.show(&event),
+            event => {
+                if let JobEvent::Scaling { from, to } = event {
+                    // Whoever is told outlives this.
+                    let _ended = joining.send((from, to));
+                }
+                display.show(&event);
+            }
         }
     }
 }

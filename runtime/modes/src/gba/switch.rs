@@ -273,6 +273,14 @@ impl TrainingRun {
         }
     }
 
+    /// There are so many servers from here on. Only at rest, when no server fills a step; says whether it is.
+    pub fn set_servers(&mut self, servers: u32) -> bool {
+        let SwitchPhase::Moving { missing, .. } = &mut self.phase else { return false };
+        self.plan.servers = servers.max(1);
+        *missing = (0..self.plan.servers).map(Server).collect();
+        true
+    }
+
     /// Where the run is.
     #[must_use]
     pub fn phase(&self) -> &SwitchPhase {

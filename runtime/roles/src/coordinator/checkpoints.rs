@@ -39,6 +39,8 @@ pub(super) struct Checkpoints {
     /// What the next delta starts from, and how many deltas there are since the last full one.
     base: Option<Base>,
     deltas: u32,
+    /// How often slots have moved: a delta starts from a checkpoint of the same owners.
+    moves: u64,
 }
 
 /// A checkpoint that training goes on from.
@@ -59,6 +61,7 @@ pub(super) struct Begun {
     writer: CheckpointWriter,
     pub(super) ticket: Ticket,
     started: Instant,
+    moves: u64,
 }
 
 /// A checkpoint that exists.
@@ -67,6 +70,7 @@ pub(super) struct Written {
     pub(super) name: String,
     pub(super) manifest: Manifest,
     pub(super) seconds: f64,
+    moves: u64,
 }
 
 impl Checkpoints {
@@ -82,6 +86,7 @@ impl Checkpoints {
             exclude: Vec::new(),
             base: None,
             deltas: 0,
+            moves: 0,
         }))
     }
 
@@ -160,7 +165,7 @@ impl Checkpoints {
             info: info.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect::<BTreeMap<_, _>>(),
         };
         let writer = CheckpointWriter::begin(&self.directory, begin).await?;
-        Ok(Begun { ticket: writer.ticket().clone(), writer, started: Instant::now() })
+        Ok(Begun { ticket: writer.ticket().clone(), writer, started: Instant::now(), moves: self.moves })
     }
 
     /// Waits until every part is written and finishes the checkpoint, or gives it up. Needs nothing of `self` meanwhile.
@@ -173,12 +178,12 @@ impl Checkpoints {
     ) -> impl Future<Output = Result<Written, RoleError>> + Send + use<> {
         let (directory, servers) = (self.directory.clone(), servers.to_vec());
         async move {
-            let Begun { writer, ticket, started } = begun;
+            let Begun { writer, ticket, started, moves } = begun;
             match files(&directory, &ticket, state, dense, &servers).await {
                 Ok(files) => {
                     let manifest = writer.commit(files).await?;
                     let seconds = started.elapsed().as_secs_f64();
-                    Ok(Written { name: ticket.directory, manifest, seconds })
+                    Ok(Written { name: ticket.directory, manifest, seconds, moves })
                 }
                 Err(error) => {
                     if let Err(left) = writer.abort().await {
@@ -193,8 +198,15 @@ impl Checkpoints {
     /// The next delta starts from this one; what is too old is deleted.
     pub(super) async fn written(&mut self, written: &Written) -> Result<(), CheckpointError> {
         self.deltas = if written.manifest.base.is_some() { self.deltas + 1 } else { 0 };
-        self.base = Some(Base { directory: written.name.clone(), id: written.manifest.id });
+        let base = Base { directory: written.name.clone(), id: written.manifest.id };
+        self.base = (written.moves == self.moves).then_some(base);
         retain(&self.directory, &self.identity, self.settings.keep, &[]).await.map(drop)
+    }
+
+    /// Slots have other owners now, who do not know what changed in them: the next checkpoint is full.
+    pub(super) fn slots_moved(&mut self) {
+        self.moves += 1;
+        self.base = None;
     }
 
     /// A checkpoint was given up: the next one is full, whatever the servers know.

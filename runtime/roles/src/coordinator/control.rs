@@ -16,6 +16,7 @@ use tokio_rustls::server::TlsStream;
 use tonic::{Request, Response, Status};
 
 use super::Coordinator;
+use super::state::ResizeRefused;
 use super::training::SwitchRefused;
 use crate::error::RoleError;
 
@@ -54,6 +55,14 @@ impl Control for ControlService {
         saved
             .map(|checkpoint| Response::new(v1::SaveCheckpointReply { checkpoint }))
             .map_err(Status::failed_precondition)
+    }
+
+    async fn scale(&self, request: Request<v1::ScaleRequest>) -> Result<Response<v1::ScaleReply>, Status> {
+        match self.coordinator.scale(request.into_inner().ps) {
+            Ok(from) => Ok(Response::new(v1::ScaleReply { from })),
+            Err(ResizeRefused::Number(reason)) => Err(Status::invalid_argument(reason)),
+            Err(ResizeRefused::Now(reason)) => Err(Status::failed_precondition(reason)),
+        }
     }
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::JobEvent, Status>> + Send>>;

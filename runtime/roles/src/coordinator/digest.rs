@@ -4,13 +4,13 @@
 use futures::future::try_join_all;
 use rectrain_embedding::Slot;
 use rectrain_proto::v1;
-use rectrain_wire::Channel;
 use sha2::{Digest, Sha256};
 
 use super::saved::AppliedGradients;
 use crate::error::RoleError;
 use crate::events::Summary;
 use crate::message;
+use crate::placement::Placement;
 use crate::plan::{CALL_DEADLINE, JobPlan};
 
 /// Bytes of a SHA-256.
@@ -21,14 +21,16 @@ const LENGTH: usize = 32;
 pub(super) async fn of_model(
     plan: &JobPlan,
     dense_digest: &[u8],
-    servers: &[Channel],
+    placement: &Placement,
     applied_before: AppliedGradients,
     summary: &mut Summary,
 ) -> Result<(), RoleError> {
-    let calls =
-        servers.iter().map(|server| message::call(server, v1::StoreDigestRequest {}, Vec::new(), CALL_DEADLINE));
-    let mut by_server = Vec::with_capacity(servers.len());
-    let mut applied = Vec::with_capacity(servers.len());
+    let calls = placement
+        .servers
+        .iter()
+        .map(|server| message::call(server, v1::StoreDigestRequest {}, Vec::new(), CALL_DEADLINE));
+    let mut by_server = Vec::with_capacity(placement.servers.len());
+    let mut applied = Vec::with_capacity(placement.servers.len());
     for (reply, tensors) in try_join_all(calls).await? {
         let [digests] = message::take("store_digest", tensors)?;
         let digests = digests.expect_u8("digests")?;
@@ -42,12 +44,11 @@ pub(super) async fn of_model(
         summary.store_bytes += reply.bytes;
         applied.push(reply.applied.unwrap_or_default());
     }
-    let slots = plan.slot_map();
     let mut hash = Sha256::new();
     hash.update(dense_digest);
     for slot in 0..plan.store.slots {
         let start = slot as usize * LENGTH;
-        hash.update(&by_server[slots.owner(Slot(slot))][start..start + LENGTH]);
+        hash.update(&by_server[placement.map.owner(Slot(slot))][start..start + LENGTH]);
     }
     summary.parameters_sha256 = hex(&hash.finalize());
     let applied = AppliedGradients::of_servers(&applied).after(applied_before);

@@ -6,11 +6,13 @@ mod auto;
 mod checkpoints;
 mod control;
 mod digest;
+mod migrations;
 mod saved;
 mod speeds;
 mod state;
 mod training;
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -20,12 +22,13 @@ use rectrain_modes::gba::Boundary;
 use rectrain_modes::{GlobalStep, Lease, Rank};
 use rectrain_proto::v1;
 use rectrain_wire::{BoxFuture, Channel, Frame, Peer, Refusal, Service, Tensor, Transport};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
 
 use self::checkpoints::{Begun, Checkpoints, Resumed, RowsRestored, Written};
 pub use self::control::{ControlService, Guard, serve_control};
-use self::state::{Share, State};
+use self::migrations::Migrations;
+use self::state::{ResizeRefused, Share, State};
 pub(crate) use self::training::TokenCounts;
 use self::training::{Pulled, ServerCall, SwitchRefused};
 use crate::error::RoleError;
@@ -33,6 +36,7 @@ use crate::events::{EventLog, JobEvent, Summary};
 use crate::member::connect;
 use crate::message::{self, Request};
 use crate::metrics::CoordinatorMetrics;
+use crate::placement::Placement;
 use crate::plan::{CALL_DEADLINE, JobPlan, WHOLE_JOB};
 use crate::ticket;
 
@@ -51,6 +55,12 @@ pub struct Coordinator {
     changed: Notify,
     events: EventLog,
     metrics: CoordinatorMetrics,
+    /// Where the slots are; none before everybody has joined.
+    placement: Mutex<Option<Placement>>,
+    /// The numbers of the parameter servers that are to join.
+    joining: watch::Sender<Range<u32>>,
+    /// Of parameter servers that have left: what they have sent.
+    left_traffic: Mutex<Summary>,
     /// Taken by [`Coordinator::run`].
     checkpoints: Mutex<Option<(Checkpoints, Option<Resumed>)>>,
 }
@@ -93,6 +103,9 @@ impl Coordinator {
             changed: Notify::new(),
             events,
             metrics,
+            placement: Mutex::default(),
+            joining: watch::Sender::new(0..0),
+            left_traffic: Mutex::default(),
             checkpoints: Mutex::new(checkpoints.map(|checkpoints| (checkpoints, resumed))),
         })
     }
@@ -125,42 +138,62 @@ impl Coordinator {
     async fn summarize(&self, transport: &dyn Transport) -> Result<Summary, RoleError> {
         let roster = self.until(WHOLE_JOB, State::roster).await?;
         self.events.push(self.plan.started()?);
-        let servers = roster.ps.iter().map(|address| connect(transport, address)).collect::<Result<Vec<_>, _>>()?;
+        self.set_placement(Placement::new(self.plan.slot_map(), &roster.ps, transport)?);
         let result = tokio::select! {
             result = self.until(WHOLE_JOB, State::trained) => result?,
-            error = self.drive(&servers) => return Err(error),
+            error = self.drive(transport) => return Err(error),
             () = self.choose_modes() => return Err(RoleError::Stopped),
         };
         let mut summary = result.summary;
         let applied_before = self.lock().applied_before();
-        digest::of_model(&self.plan, &result.dense_digest, &servers, applied_before, &mut summary).await?;
-        for address in
-            roster.ps.iter().chain(&roster.embedding_workers).chain(&roster.dense_workers).chain(&roster.loaders)
+        let placement = self.placement()?;
+        digest::of_model(&self.plan, &result.dense_digest, &placement, applied_before, &mut summary).await?;
+        summary.bytes_on_wire = std::mem::take(&mut self.lock_left_traffic().bytes_on_wire);
+        for address in placement
+            .addresses
+            .iter()
+            .chain(&roster.embedding_workers)
+            .chain(&roster.dense_workers)
+            .chain(&roster.loaders)
         {
             add_traffic(&mut summary, &connect(transport, address)?).await?;
         }
         Ok(summary)
     }
 
-    /// Makes the calls to the parameter servers that restoring, switches, checkpoints and the end of the data need, until one fails.
-    async fn drive(&self, servers: &[Channel]) -> RoleError {
+    /// Makes the calls to the parameter servers that restoring, switches, checkpoints, moving slots and the end of the data need, until
+    /// one fails.
+    async fn drive(&self, transport: &dyn Transport) -> RoleError {
         let taken = self.checkpoints.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut saver = Saver { resumed: None, checkpoints: None, writing: JoinSet::new(), failed_attempts: 0 };
         if let Some((checkpoints, resumed)) = taken {
             saver.checkpoints = Some(checkpoints);
             saver.resumed = resumed;
         }
+        let mut migrations = Migrations::new(self.plan.slot_map());
         loop {
             let calls = self.until(WHOLE_JOB, |state| {
                 let calls = state.training().take_calls();
                 Ok((!calls.is_empty()).then_some(calls))
             });
             let done = async {
+                let resize = self.until(WHOLE_JOB, State::resize_to_begin);
                 tokio::select! {
                     calls = calls => for call in calls? {
-                        self.call_servers(servers, call, &mut saver).await?;
+                        self.call_servers(call, &mut saver, &mut migrations).await?;
                     },
-                    Some(ended) = saver.writing.join_next() => self.save_ended(servers, ended, &mut saver).await?,
+                    Some(ended) = saver.writing.join_next() => {
+                        self.save_ended(&self.placement()?.servers, ended, &mut saver).await?;
+                    }
+                    resize = resize => {
+                        let (to, addresses) = resize?;
+                        self.begin_migration(to, &addresses, transport, &mut migrations).await?;
+                    }
+                    Some(answer) = migrations.answer() => self.migration_answered(answer, &mut migrations)?,
+                }
+                // What a checkpoint is being written of stays.
+                if saver.writing.is_empty() && migrations.is_settled() {
+                    self.release_servers(std::mem::take(&mut migrations.leaving)).await?;
                 }
                 Ok(())
             };
@@ -170,8 +203,23 @@ impl Coordinator {
         }
     }
 
-    async fn call_servers(&self, servers: &[Channel], call: ServerCall, saver: &mut Saver) -> Result<(), RoleError> {
+    async fn call_servers(
+        &self,
+        call: ServerCall,
+        saver: &mut Saver,
+        migrations: &mut Migrations,
+    ) -> Result<(), RoleError> {
+        let placement = self.placement()?;
+        let servers = &*placement.servers;
         match call {
+            ServerCall::Flip => {
+                self.flip(migrations).await?;
+                if let Some(checkpoints) = &mut saver.checkpoints {
+                    checkpoints.slots_moved();
+                }
+                Ok(())
+            }
+            ServerCall::SettleSlots => self.settle_slots(migrations).await,
             ServerCall::Begin { mode, at, first_piece } => {
                 let begin = v1::BeginMode {
                     mode: mode.name().to_owned(),
@@ -404,6 +452,59 @@ impl Coordinator {
         Ok(())
     }
 
+    /// Asks for another number of parameter servers, or for the slots to be spread anew over as many; gives how many there are.
+    fn scale(&self, servers: u32) -> Result<u32, ResizeRefused> {
+        let (from, is_new) = self.lock().request_resize(servers, self.plan.store.slots)?;
+        if is_new {
+            self.events.push(JobEvent::Scaling { from, to: servers });
+            self.joining.send_replace(from..servers.max(from));
+            self.changed.notify_waiters();
+        }
+        Ok(from)
+    }
+
+    /// As [`v1::ScaleRequest`], for whoever has the coordinator in hand.
+    ///
+    /// # Errors
+    /// A sentence, if it cannot be.
+    pub fn request_scale(&self, servers: u32) -> Result<u32, String> {
+        self.scale(servers).map_err(|refused| match refused {
+            ResizeRefused::Number(reason) | ResizeRefused::Now(reason) => reason,
+        })
+    }
+
+    /// The numbers of the parameter servers that are to join: whoever has started the job starts them.
+    pub fn joining_servers(&self) -> watch::Receiver<Range<u32>> {
+        self.joining.subscribe()
+    }
+
+    /// Lets servers end that hold nothing any more.
+    async fn release_servers(&self, leaving: Vec<(u32, Channel)>) -> Result<(), RoleError> {
+        for (index, server) in leaving {
+            let mut traffic = std::mem::take(&mut *self.lock_left_traffic());
+            let added = add_traffic(&mut traffic, &server).await;
+            *self.lock_left_traffic() = traffic;
+            added?;
+            self.lock().release_server(index);
+        }
+        self.changed.notify_waiters();
+        Ok(())
+    }
+
+    fn placement(&self) -> Result<Placement, RoleError> {
+        self.placement.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or(RoleError::Stopped)
+    }
+
+    fn set_placement(&self, placement: Placement) {
+        self.metrics.map_epoch.set(placement.epoch().0 as i64);
+        self.metrics.parameter_servers.set(placement.servers.len() as i64);
+        *self.placement.lock().unwrap_or_else(PoisonError::into_inner) = Some(placement);
+    }
+
+    fn lock_left_traffic(&self) -> MutexGuard<'_, Summary> {
+        self.left_traffic.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lock_saves(&self) -> MutexGuard<'_, Saves> {
         self.saves.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -585,11 +686,11 @@ impl Coordinator {
         Ok(message::done::<v1::EvaluationShare>())
     }
 
-    async fn job_end(&self) -> Result<Frame, RoleError> {
+    async fn job_end(&self, request: v1::JobEndRequest) -> Result<Frame, RoleError> {
         let waiting = async {
             loop {
                 let changed = self.changed.notified();
-                if let Some(end) = self.lock().job_end() {
+                if let Some(end) = self.lock().member_end(&request) {
                     return end;
                 }
                 changed.await;
@@ -645,7 +746,11 @@ impl Service for Coordinator {
                     Ok(message::done::<v1::DenseSaved>())
                 }
                 v1::SaveNow::KIND => Ok(self.save_now_for_member().await),
-                v1::JobEndRequest::KIND => Ok(self.job_end().await?),
+                v1::JobEndRequest::KIND => Ok(self.job_end(message::read::<v1::JobEndRequest>(frame)?.0).await?),
+                v1::MapRequest::KIND => {
+                    message::read::<v1::MapRequest>(frame)?;
+                    Ok(message::reply::<v1::MapRequest>(&self.placement()?.write(), Vec::new()))
+                }
                 v1::Failure::KIND => {
                     let (failure, _) = message::read::<v1::Failure>(frame)?;
                     self.fail(failure.message, failure.user_error);

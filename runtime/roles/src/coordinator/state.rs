@@ -1,6 +1,6 @@
 //! What the coordinator knows, and how each message changes it. No waiting and no sending happens here.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use rectrain_dense::metrics;
@@ -64,6 +64,25 @@ struct DenseWorkerState {
     done: Option<v1::TrainingDone>,
 }
 
+/// Whether another number of parameter servers is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Resize {
+    No,
+    /// So many; not all of them may be there.
+    Wanted(u32),
+    /// Slots move.
+    Moving,
+}
+
+/// What a command to scale is answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum ResizeRefused {
+    /// There cannot be so many.
+    Number(String),
+    /// Not now.
+    Now(String),
+}
+
 #[derive(Debug, Default)]
 struct Labels {
     sum: f64,
@@ -82,7 +101,13 @@ struct ChunkRead {
 #[derive(Debug)]
 pub(super) struct State {
     job: JobFacts,
+    /// Those in the slot map.
     ps: Vec<Option<String>>,
+    /// Those behind them: they hold nothing until slots move to them.
+    spare_ps: BTreeMap<u32, String>,
+    /// Those that held slots once and have been told to end.
+    released_ps: BTreeSet<u32>,
+    resize: Resize,
     embedding_workers: Vec<Option<String>>,
     dense_workers: Vec<Option<String>>,
     loaders: Vec<Option<String>>,
@@ -149,6 +174,9 @@ impl State {
             job,
             training: Training::new(plan, saved.map(|saved| (saved, ledger.total_steps())))?,
             ps: vec![None; replicas.ps as usize],
+            spare_ps: BTreeMap::new(),
+            released_ps: BTreeSet::new(),
+            resize: Resize::No,
             embedding_workers: vec![None; replicas.embedding_workers as usize],
             dense_workers: vec![None; replicas.dense_workers as usize],
             loaders: vec![None; replicas.loaders as usize],
@@ -183,6 +211,8 @@ impl State {
         ] {
             *own = std::mem::take(old);
         }
+        fresh.spare_ps = std::mem::take(&mut self.spare_ps);
+        fresh.resize = self.resize;
         fresh.failure = self.failure.take();
         *self = fresh;
         Ok(())
@@ -239,6 +269,12 @@ impl State {
         }
     }
 
+    /// How the job ended for this member, if it has.
+    pub(super) fn member_end(&self, request: &v1::JobEndRequest) -> Option<v1::JobEnd> {
+        let is_released = request.role() == v1::Role::Ps && self.released_ps.contains(&request.index);
+        self.job_end().or_else(|| is_released.then(v1::JobEnd::default))
+    }
+
     pub(super) fn job_end(&self) -> Option<v1::JobEnd> {
         match &self.failure {
             Some((message, user_error)) => {
@@ -250,6 +286,9 @@ impl State {
 
     pub(super) fn join(&mut self, request: &v1::Join) -> Result<(), RoleError> {
         let all_had_joined = self.roster()?.is_some();
+        if request.role() == v1::Role::Ps && request.index as usize >= self.ps.len() {
+            return self.spare_joins(request);
+        }
         let members = match request.role() {
             v1::Role::Ps => &mut self.ps,
             v1::Role::EmbeddingWorker => &mut self.embedding_workers,
@@ -268,6 +307,80 @@ impl State {
             }
             _ => Err(unexpected_member(request, replicas)),
         }
+    }
+
+    /// A parameter server that is in no map yet.
+    fn spare_joins(&mut self, request: &v1::Join) -> Result<(), RoleError> {
+        if request.index >= u32::from(u16::MAX) {
+            return Err(unexpected_member(request, self.ps.len()));
+        }
+        let before = self.spare_ps.insert(request.index, request.address.clone());
+        if before.is_some() && matches!(self.resize, Resize::Moving) {
+            return Err(RoleError::Restarted { member: format!("ps {}", request.index) });
+        }
+        self.released_ps.remove(&request.index);
+        Ok(())
+    }
+
+    /// So many parameter servers are there to be; gives how many there are, and whether that was not asked for before.
+    pub(super) fn request_resize(&mut self, servers: u32, slots: u32) -> Result<(u32, bool), ResizeRefused> {
+        if servers == 0 || servers > slots {
+            return Err(ResizeRefused::Number(format!(
+                "a job has 1 to {slots} parameter servers, because that is how many slots its rows are divided into, not {servers}"
+            )));
+        }
+        self.check_failure().map_err(|failure| ResizeRefused::Now(failure.to_string()))?;
+        if self.training.ended() {
+            return Err(ResizeRefused::Now("training has ended".to_owned()));
+        }
+        let from = self.ps.len() as u32;
+        match self.resize {
+            Resize::Moving => {
+                return Err(ResizeRefused::Now(
+                    "slots are moving already: ask again when they have settled".to_owned(),
+                ));
+            }
+            Resize::Wanted(before) if before == servers => return Ok((from, false)),
+            Resize::Wanted(before) if before > from && servers > from => {
+                return Err(ResizeRefused::Now(format!(
+                    "{} of {before} parameter servers have not joined yet: ask again when they have, or for {from} to give that up",
+                    (from..before).filter(|index| !self.spare_ps.contains_key(index)).count()
+                )));
+            }
+            Resize::No | Resize::Wanted(_) => self.resize = Resize::Wanted(servers),
+        }
+        Ok((from, true))
+    }
+
+    /// How many servers there are to be and where all of them are, as soon as they are there.
+    pub(super) fn resize_to_begin(&mut self) -> Result<Option<(u32, Vec<String>)>, RoleError> {
+        let Resize::Wanted(servers) = self.resize else { return Ok(None) };
+        if self.training.restoring() || self.training.ended() {
+            return Ok(None);
+        }
+        let joining = (self.ps.len() as u32..servers).map(|index| self.spare_ps.get(&index).cloned());
+        let addresses: Option<Vec<String>> = self.ps.iter().cloned().chain(joining).collect();
+        if addresses.is_some() {
+            self.resize = Resize::Moving;
+        }
+        Ok(addresses.map(|addresses| (servers, addresses)))
+    }
+
+    /// Slots are on just these servers; `applied` is what the servers before have applied since they were last asked.
+    pub(super) fn servers_changed(&mut self, addresses: &[String], applied: &[v1::Applied]) {
+        self.applied_before = AppliedGradients::of_servers(applied).after(self.applied_before);
+        self.ps = addresses.iter().cloned().map(Some).collect();
+        self.spare_ps.retain(|index, _| *index as usize >= addresses.len());
+    }
+
+    pub(super) fn resize_ended(&mut self) {
+        self.resize = Resize::No;
+    }
+
+    /// A server that holds nothing any more may end.
+    pub(super) fn release_server(&mut self, index: u32) {
+        self.spare_ps.remove(&index);
+        self.released_ps.insert(index);
     }
 
     /// Everybody's address, once all have joined.
@@ -527,6 +640,8 @@ impl State {
                 self.running_auc()
             },
             message: self.failure.as_ref().map(|(message, _)| message.clone()).unwrap_or_default(),
+            ps: self.ps.len() as u32,
+            map_epoch: self.training.map_epoch(),
             workers: self.speeds.workers(),
             all_reduce_seconds: self.speeds.all_reduce_seconds().unwrap_or(0.0),
             last_checkpoint: self.last_checkpoint.as_ref().map(|(name, _)| name.clone()).unwrap_or_default(),

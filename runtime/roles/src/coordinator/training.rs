@@ -38,6 +38,10 @@ pub(super) enum ServerCall {
     Restore,
     /// Save a checkpoint of this boundary; it is the last one (`last`) at the end of training.
     Save { at: Boundary, last: bool },
+    /// Slots are copied: make the next slot map the one in force.
+    Flip,
+    /// Training is at its end: slots stop moving.
+    SettleSlots,
 }
 
 /// The answer to a worker's pull.
@@ -59,6 +63,12 @@ enum Stage {
     Evaluating,
     /// The servers fix this instant for a checkpoint, and dense worker 0 its parameters; at the end, until it is written.
     Saving,
+    /// They read the dense parameters back, because servers join or leave.
+    Gathering,
+    /// The servers adopt another slot map.
+    Flipping,
+    /// At the end: slots that are moving are waited for.
+    Settling,
     /// They publish dense parameters to the servers or read them back.
     Moving,
     /// The servers begin the next mode.
@@ -99,6 +109,9 @@ pub(super) struct Training {
     saved_through: u64,
     save_wanted: bool,
     save: SaveStep,
+    slots: SlotsMove,
+    /// The slot map in force.
+    map_epoch: u64,
     stage: Stage,
     order: v1::Order,
     /// Where training began: the batch, and the first piece of it.
@@ -123,6 +136,22 @@ enum SaveStep {
     Frozen,
     /// It exists.
     Written,
+}
+
+/// Whether slots move between parameter servers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SlotsMove {
+    No,
+    /// So many servers are there to be.
+    Copying {
+        servers: u32,
+    },
+    /// All are copied: the next rest is for the flip of the map.
+    Copied {
+        servers: u32,
+    },
+    /// Training goes by the new map, and what was handed over is being dropped.
+    Flipped,
 }
 
 #[derive(Debug)]
@@ -188,6 +217,8 @@ impl Training {
             saved_through: saved.batch,
             save_wanted: false,
             save: SaveStep::Freezing,
+            slots: SlotsMove::No,
+            map_epoch: 0,
             stage: Stage::Restoring,
             order: v1::Order::default(),
             restored_at: (saved.batch, 0),
@@ -299,6 +330,44 @@ impl Training {
             evaluated_through: self.evaluated_through,
             counts: self.counts,
         })
+    }
+
+    /// Slots begin to move, so that so many parameter servers hold them.
+    pub(super) fn slots_move(&mut self, servers: u32) {
+        self.slots = SlotsMove::Copying { servers };
+    }
+
+    /// They are copied: the map is flipped at the next boundary.
+    pub(super) fn request_flip(&mut self) {
+        if let SlotsMove::Copying { servers } = self.slots {
+            self.slots = SlotsMove::Copied { servers };
+        }
+    }
+
+    /// The servers are at another map.
+    pub(super) fn flipped(&mut self, map_epoch: u64, servers: u32) -> Result<(), RoleError> {
+        let at = self.boundary()?;
+        let gathered = self.gathers(servers);
+        self.map_epoch = map_epoch;
+        self.plan.servers = servers;
+        self.run.set_servers(2 * servers);
+        self.slots = SlotsMove::Flipped;
+        self.move_dense(at, self.mode.has_barrier() || gathered)?;
+        self.advance()
+    }
+
+    /// No slot moves any more.
+    pub(super) fn slots_settled(&mut self) -> Result<(), RoleError> {
+        self.slots = SlotsMove::No;
+        if self.stage == Stage::Settling {
+            self.leave_rest()?;
+        }
+        Ok(())
+    }
+
+    /// Whether the dense parameters, which are on the servers, have to be cut anew for so many servers.
+    fn gathers(&self, servers: u32) -> bool {
+        !self.mode.has_barrier() && servers != self.plan.servers
     }
 
     /// The data that is known.
@@ -437,6 +506,11 @@ impl Training {
         self.order.batch
     }
 
+    /// The slot map in force.
+    pub(super) fn map_epoch(&self) -> u64 {
+        self.map_epoch
+    }
+
     /// Whether training has ended.
     pub(super) fn ended(&self) -> bool {
         self.stage == Stage::Ended
@@ -486,8 +560,9 @@ impl Training {
                 Stage::Restoring => self.order.number > 0 && self.all_done() && self.after_restore(),
                 Stage::Evaluating => self.all_done() && self.after_evaluation()?,
                 Stage::Saving => self.is_saved()? && self.all_done() && self.leave_rest()?,
+                Stage::Gathering => self.all_done() && self.flip(),
                 Stage::Moving => self.all_done() && self.begin_after_move()?,
-                Stage::Beginning | Stage::Ended => false,
+                Stage::Flipping | Stage::Settling | Stage::Beginning | Stage::Ended => false,
             };
             if !moved {
                 return Ok(());
@@ -598,11 +673,35 @@ impl Training {
     fn leave_rest(&mut self) -> Result<bool, RoleError> {
         let at = self.boundary()?;
         if self.is_at_end(at) {
+            if self.slots != SlotsMove::No {
+                self.calls.push(ServerCall::SettleSlots);
+                self.stage = Stage::Settling;
+                return Ok(false);
+            }
             self.give(at, Kind::End(v1::End { read: !self.mode.has_barrier() }));
             self.stage = Stage::Ended;
             return Ok(false);
         }
-        match (self.mode.has_barrier(), self.next_mode.has_barrier()) {
+        if let SlotsMove::Copied { servers } = self.slots {
+            if !self.gathers(servers) {
+                return Ok(self.flip());
+            }
+            self.give(at, Kind::ReadBack(v1::ReadBack {}));
+            self.stage = Stage::Gathering;
+            return Ok(true);
+        }
+        self.move_dense(at, self.mode.has_barrier())
+    }
+
+    fn flip(&mut self) -> bool {
+        self.calls.push(ServerCall::Flip);
+        self.stage = Stage::Flipping;
+        true
+    }
+
+    /// Brings the dense parameters, which the workers hold or the servers, to where the next mode has them.
+    fn move_dense(&mut self, at: Boundary, on_workers: bool) -> Result<bool, RoleError> {
+        match (on_workers, self.next_mode.has_barrier()) {
             (true, false) => self.give(at, Kind::Publish(v1::Publish {})),
             (false, true) => self.give(at, Kind::ReadBack(v1::ReadBack {})),
             _ => return self.begin_after_move(),
@@ -656,6 +755,7 @@ impl Training {
             step: at.step.0,
             batch,
             piece: (place / self.plan.local_rows) as u32,
+            map_epoch: self.map_epoch,
             order: Some(order),
         };
     }
@@ -689,7 +789,8 @@ impl Training {
     }
 
     fn is_asked_to_rest(&self) -> bool {
-        self.requested.is_some() || (self.save_wanted && self.plan.saves)
+        let flips = matches!(self.slots, SlotsMove::Copied { .. });
+        flips || self.requested.is_some() || (self.save_wanted && self.plan.saves)
     }
 
     /// The next batch before which training rests, as far as that is known.

@@ -30,12 +30,14 @@ pub(crate) use self::trainer::Trainer;
 use crate::error::RoleError;
 use crate::message::{self, Request};
 use crate::metrics::DenseWorkerMetrics;
+use crate::placement::{Directory, Placement};
 use crate::plan::JobPlan;
 
 /// Whom a dense worker calls.
 pub(crate) struct DensePeers {
     pub(crate) coordinator: Channel,
-    pub(crate) parameter_servers: Vec<Channel>,
+    pub(crate) placement: Placement,
+    pub(crate) directory: Directory,
     pub(crate) embedding_workers: Vec<Channel>,
     /// The next dense worker around the ring; none if there is only one.
     pub(crate) next: Option<Channel>,

@@ -8,7 +8,7 @@ use rectrain_wire::Tensor;
 use super::Trainer;
 use crate::error::RoleError;
 use crate::message;
-use crate::plan::CALL_DEADLINE;
+use crate::plan::{CALL_DEADLINE, dense_partition};
 
 impl Trainer {
     /// Rank 0 sends every parameter server its partition; all ranks hold the same parameters.
@@ -17,8 +17,9 @@ impl Trainer {
             return Ok(());
         }
         let parameters = self.tower.parameters().len();
-        let calls = self.peers.parameter_servers.iter().enumerate().map(|(server, channel)| {
-            let own = self.plan.partition(parameters, server);
+        let servers = &self.peers.placement.servers;
+        let calls = servers.iter().enumerate().map(|(server, channel)| {
+            let own = dense_partition(parameters, server, servers.len());
             let state: Vec<f32> = self
                 .tower
                 .optimizer_state()
@@ -39,8 +40,9 @@ impl Trainer {
         let mut parameters = Vec::with_capacity(total);
         let mut slots = vec![Vec::with_capacity(total); self.tower.optimizer().slots().len()];
         let mut kind = self.tower.optimizer().kind().to_owned();
-        for (server, (partition, tensors)) in partitions.into_iter().enumerate() {
-            let expected = self.plan.partition(total, server).len();
+        let servers = partitions.len();
+        for (server, (reply, tensors)) in partitions.into_iter().enumerate() {
+            let expected = dense_partition(total, server, servers).len();
             let [own, state] = message::take("get_partition", tensors)?;
             let (own, state) = (own.expect_f32("parameters")?, state.expect_f32("state")?);
             if own.len() != expected || state.len() != expected * slots.len() {
@@ -50,7 +52,7 @@ impl Trainer {
             for (slot, own) in slots.iter_mut().zip(state.chunks_exact(expected.max(1))) {
                 slot.extend_from_slice(own);
             }
-            kind = partition.optimizer;
+            kind = reply.optimizer;
         }
         Ok(self.tower.restore(&parameters, &kind, &slots.concat())?)
     }
@@ -60,21 +62,22 @@ impl Trainer {
         let partitions = self.get_partitions(false)?;
         let total = self.tower.parameters().len();
         let mut steps = Vec::with_capacity(partitions.len());
-        for (server, (partition, tensors)) in partitions.into_iter().enumerate() {
-            let place = self.plan.partition(total, server);
+        let servers = partitions.len();
+        for (server, (reply, tensors)) in partitions.into_iter().enumerate() {
+            let place = dense_partition(total, server, servers);
             let [own] = message::take("get_partition", tensors)?;
             let own = own.expect_f32("parameters")?;
             if own.len() != place.len() {
                 return Err(wrong_size(server, place.len(), own.len()));
             }
             self.tower.parameters_mut()[place].copy_from_slice(&own);
-            steps.push(partition.step);
+            steps.push(reply.step);
         }
         Ok(steps)
     }
 
     fn get_partitions(&self, state: bool) -> Result<Vec<(v1::Partition, Vec<Tensor>)>, RoleError> {
-        let calls = self.peers.parameter_servers.iter();
+        let calls = self.peers.placement.servers.iter();
         let calls = calls.map(|server| message::call(server, v1::GetPartition { state }, Vec::new(), CALL_DEADLINE));
         self.wait(try_join_all(calls))
     }

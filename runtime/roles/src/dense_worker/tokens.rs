@@ -18,7 +18,7 @@ use crate::batch::BatchKey;
 use crate::error::RoleError;
 use crate::message;
 use crate::outcome;
-use crate::plan::CALL_DEADLINE;
+use crate::plan::{CALL_DEADLINE, dense_partition};
 use crate::pooling::Pooled;
 
 /// Batches pushed whose acknowledgements are not all here. With one, a worker waits for nobody but for its own gradient to be in
@@ -67,7 +67,7 @@ impl Trainer {
     /// Trains until the coordinator hands out no more batches in this order.
     pub(super) fn train_with_tokens(&mut self, order: &v1::Order) -> Result<(), RoleError> {
         let (events, happened) = mpsc::channel(EVENTS);
-        let servers = self.peers.parameter_servers.len() as u32;
+        let servers = self.peers.placement.servers.len() as u32;
         Run {
             trainer: self,
             order: order.number,
@@ -119,7 +119,7 @@ impl Run<'_> {
                 let in_hand = InHand {
                     key: BatchKey::read("pull", assigned.batch)?,
                     oldest_token: assigned.oldest_token,
-                    dense_steps: vec![0; self.trainer.peers.parameter_servers.len()],
+                    dense_steps: vec![0; self.trainer.peers.placement.servers.len()],
                     embedding_steps: Vec::new(),
                 };
                 self.in_hand.insert(batch, in_hand);
@@ -199,9 +199,10 @@ impl Run<'_> {
             Ok((reply.outcome(), reply.steps.clone()))
         });
         let total = self.trainer.tower.gradients().len();
+        let servers = self.trainer.peers.placement.servers.len();
         for (index, pulled_at) in computed.dense_pulled_at.into_iter().enumerate() {
-            let gradient = self.trainer.tower.gradients()[self.trainer.plan.partition(total, index)].to_vec();
-            let channel = self.trainer.peers.parameter_servers[index].clone();
+            let gradient = self.trainer.tower.gradients()[dense_partition(total, index, servers)].to_vec();
+            let channel = self.trainer.peers.placement.servers[index].clone();
             let request = v1::PushDense { push: Some(v1::TokenPush { pulled_at: vec![pulled_at], ..push.clone() }) };
             self.acknowledge(Server(index as u32 + 1), batch, async move {
                 let (reply, _) = message::call(&channel, request, vec![Tensor::from(gradient)], CALL_DEADLINE).await?;

@@ -85,6 +85,7 @@ impl Trainer {
         loop {
             let order = self.next_order(done)?;
             let Some(kind) = &order.order else { continue };
+            self.follow_the_map(&order)?;
             let started = Instant::now();
             match kind {
                 Kind::Wait(_) => continue,
@@ -107,6 +108,15 @@ impl Trainer {
 
     fn next_order(&self, done: u64) -> Result<v1::Order, RoleError> {
         self.tell(v1::OrderRequest { rank: self.rank.0, done }, Vec::new())
+    }
+
+    /// Orders that concern parameter servers say under which slot map.
+    fn follow_the_map(&mut self, order: &v1::Order) -> Result<(), RoleError> {
+        if order.map_epoch > self.peers.placement.epoch().0 {
+            let directory = self.peers.directory.clone();
+            self.peers.placement = self.wait(async move { directory.fetch().await })?;
+        }
+        Ok(())
     }
 
     fn end(&mut self, order: &v1::Order, read: bool) -> Result<(), RoleError> {

@@ -4,20 +4,21 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rectrain_checkpoint::{Checkpoint, CheckpointError, DensePart, SlotSet, Ticket, save_dense, save_rows};
-use rectrain_embedding::{FrozenStore, SaveScope, Slot, Store};
+use rectrain_embedding::{FrozenStore, SaveScope, Store};
 use rectrain_proto::v1;
 
+use super::slots::Slots;
 use super::tokens::Partition;
 use crate::error::RoleError;
 use crate::parameter_server::blocking;
-use crate::plan::{CheckpointPlan, JobPlan};
+use crate::plan::{CheckpointPlan, JobPlan, dense_partition};
 use crate::ticket;
 
 /// See the module's text.
 pub(super) struct Saving {
     index: u32,
     plan: Arc<JobPlan>,
-    slots: SlotSet,
+    slots: Arc<Slots>,
     frozen: Mutex<Option<Frozen>>,
 }
 
@@ -26,14 +27,14 @@ pub(super) struct Saving {
 struct Frozen {
     ticket: Ticket,
     rows: Arc<FrozenStore>,
+    /// This server's at that instant.
+    slots: SlotSet,
     partition: Option<Arc<DensePart>>,
 }
 
 impl Saving {
-    pub(super) fn new(plan: &Arc<JobPlan>, index: u32) -> Self {
-        let map = plan.slot_map();
-        let own = (0..map.slots()).map(Slot).filter(|slot| map.owner(*slot) == index as usize);
-        Self { index, slots: SlotSet::new(own), plan: Arc::clone(plan), frozen: Mutex::default() }
+    pub(super) fn new(plan: &Arc<JobPlan>, index: u32, slots: &Arc<Slots>) -> Self {
+        Self { index, slots: Arc::clone(slots), plan: Arc::clone(plan), frozen: Mutex::default() }
     }
 
     /// Fixes this instant. One that was fixed before is given up.
@@ -52,7 +53,7 @@ impl Saving {
         };
         let rows = Arc::new(store.freeze(ticket.id.save_id(), scope)?);
         let partition_now = if request.partition { Some(Arc::new(self.part(partition, ticket.step)?)) } else { None };
-        *frozen = Some(Frozen { ticket, rows, partition: partition_now });
+        *frozen = Some(Frozen { ticket, rows, slots: self.slots.own(), partition: partition_now });
         Ok(v1::Frozen { applied: Some(partition.applied()) })
     }
 
@@ -64,7 +65,7 @@ impl Saving {
             RoleError::Inconsistent { message: "write_frozen", reason }
         })?;
         let directory = self.settings()?.directory()?;
-        let mut files = vec![save_rows(&directory, &ticket, self.index, &frozen.rows, &self.slots).await?];
+        let mut files = vec![save_rows(&directory, &ticket, self.index, &frozen.rows, &frozen.slots).await?];
         if let Some(partition) = &frozen.partition {
             files.push(save_dense(&directory, &ticket, self.index, partition).await?);
         }
@@ -90,7 +91,7 @@ impl Saving {
         request: v1::RestoreRows,
         store: &Arc<Store>,
     ) -> Result<v1::RestoredRows, RoleError> {
-        let (all, slots) = (Arc::clone(store), self.slots.clone());
+        let (all, slots) = (Arc::clone(store), self.slots.own());
         blocking("clearing of slots", move || slots.iter().try_for_each(|slot| all.clear_slot(slot).map(drop)))
             .await??;
         store.track_changes(true);
@@ -108,15 +109,16 @@ impl Saving {
 
     async fn restore_from(&self, name: &str, store: &Arc<Store>) -> Result<v1::RestoredRows, RoleError> {
         let checkpoint = Checkpoint::open(&self.settings()?.directory()?, name).await?;
-        let restored = checkpoint.restore_rows(store, &self.slots).await?;
+        let restored = checkpoint.restore_rows(store, &self.slots.own()).await?;
         store.mark_saved(checkpoint.manifest().id.save_id())?;
         Ok(v1::RestoredRows { rows: store.rows(), bytes: restored.bytes, damaged: String::new() })
     }
 
     fn part(&self, partition: &Partition, step: u64) -> Result<DensePart, RoleError> {
         let parameters = partition.parameters().values;
-        let offset = self.plan.partition(self.plan.dense_parameters()?, self.index as usize).start as u64;
-        Ok(dense_part(&self.plan, offset, &parameters, partition.state(), step))
+        let servers = self.slots.servers();
+        let own = dense_partition(self.plan.dense_parameters()?, self.index as usize, servers);
+        Ok(dense_part(&self.plan, own.start as u64, &parameters, partition.state(), step))
     }
 
     fn settings(&self) -> Result<&CheckpointPlan, RoleError> {

@@ -1,23 +1,25 @@
 //! The parameter server: holds the rows of its slots, answers look-ups and applies updates in the order that the training mode
 //! asks for: with a barrier ([`StepGate`]), or without one, when it holds a partition of the dense parameters as well
 //! ([`tokens`]). Embedding workers call it, dense workers for its partition, and the coordinator to begin a mode, for checkpoints
-//! ([`checkpoint`]), and for the digest at the end.
+//! ([`checkpoint`]), to move slots to and from other servers ([`slots`]), and for the digest at the end.
 
 mod checkpoint;
+mod slots;
 mod tokens;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use rectrain_embedding::{FeatureKey, GroupId, Missing, Store};
+use rectrain_embedding::{FeatureKey, GroupId, LookupCounts, Missing, Store, UpdateCounts};
 use rectrain_modes::gba::Boundary;
 use rectrain_modes::{GlobalStep, Rank, SparseGradients, StepGate, sum_by_key};
 use rectrain_proto::v1;
-use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor};
+use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor, Transport};
 use tokio::sync::oneshot;
 
 use self::checkpoint::Saving;
 pub(crate) use self::checkpoint::{dense_part, no_checkpoints};
+use self::slots::Slots;
 use self::tokens::{Partition, Tokens};
 use crate::compression::Compression;
 use crate::error::RoleError;
@@ -28,6 +30,35 @@ use crate::plan::{JobPlan, TrainingMode};
 /// The gradients of one piece of a batch: a part for each row group.
 type Contribution = Vec<SparseGradients>;
 type Gate = StepGate<oneshot::Sender<()>, Contribution>;
+
+/// The rows, and who has to know which of them change.
+struct TrackedStore<'s> {
+    store: &'s Store,
+    slots: &'s Slots,
+}
+
+impl TrackedStore<'_> {
+    fn look_up(&self, group: GroupId, keys: &[FeatureKey], missing: Missing, out: &mut [f32]) -> CountsResult {
+        let counts = self.store.lookup(group, keys, missing, out)?;
+        if counts.inserted > 0 {
+            self.slots.changed(group, keys);
+        }
+        Ok(counts)
+    }
+
+    /// The optimizers count updates from 1.
+    fn update(
+        &self,
+        group: GroupId,
+        keys: &[FeatureKey],
+        gradients: &[f32],
+        step: GlobalStep,
+    ) -> Result<UpdateCounts, RoleError> {
+        let counts = self.store.update(group, keys, gradients, step.0 + 1)?;
+        self.slots.changed(group, keys);
+        Ok(counts)
+    }
+}
 
 /// How updates are ordered.
 enum Order {
@@ -41,6 +72,7 @@ enum Order {
 pub struct ParameterServer {
     plan: Arc<JobPlan>,
     store: Arc<Store>,
+    slots: Arc<Slots>,
     group_dims: Vec<usize>,
     order: Mutex<Order>,
     /// The mode and where it began, to know a repeated message by.
@@ -52,18 +84,26 @@ pub struct ParameterServer {
 }
 
 impl ParameterServer {
-    /// Parameter server number `index`, with an empty store; the coordinator says which mode begins.
-    pub fn new(plan: &Arc<JobPlan>, index: u32, metrics: PsMetrics) -> Result<Self, RoleError> {
-        let store = Store::new(plan.store.clone())?;
+    /// Parameter server number `index`, with an empty store; the coordinator says which mode begins. Slots that move go to other
+    /// servers over `transport`.
+    pub fn new(
+        plan: &Arc<JobPlan>,
+        index: u32,
+        transport: Arc<dyn Transport>,
+        metrics: PsMetrics,
+    ) -> Result<Self, RoleError> {
+        let store = Arc::new(Store::new(plan.store.clone())?);
         store.track_changes(plan.checkpoint.is_some());
+        let slots = Arc::new(Slots::new(index, plan.slot_map(), &store, transport, metrics.clone()));
         Ok(Self {
             plan: Arc::clone(plan),
-            store: Arc::new(store),
+            saving: Saving::new(plan, index, &slots),
+            store,
+            slots,
             group_dims: plan.layout.group_dims.clone(),
             order: Mutex::new(Order::None),
             began: Mutex::new(None),
             partition: Arc::default(),
-            saving: Saving::new(plan, index),
             compression: plan.compression,
             metrics,
         })
@@ -96,6 +136,7 @@ impl ParameterServer {
 
     async fn look_up(&self, request: v1::Lookup, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
         let keys = self.keys_of("lookup", tensors)?;
+        self.slots.admit_epoch(request.map_epoch)?;
         let arrived = Instant::now();
         if let Some(step) = request.step {
             let (answer, answered) = oneshot::channel();
@@ -106,9 +147,11 @@ impl ParameterServer {
         self.metrics.gate_wait.observe(arrived.elapsed().as_secs_f64());
         let step = self.tokens().map_or(0, |tokens| tokens.embedding_step());
         let missing = if request.train { Missing::Insert } else { Missing::ReadInitial };
+        self.slots.admit_look_up(request.map_epoch, &keys)?;
         let started = Instant::now();
-        let (store, dims) = (Arc::clone(&self.store), self.group_dims.clone());
-        let (rows, counts) = blocking("look-up", move || look_up_groups(&store, &keys, &dims, missing)).await??;
+        let (store, slots, dims) = (Arc::clone(&self.store), Arc::clone(&self.slots), self.group_dims.clone());
+        let trained = move || look_up_groups(&TrackedStore { store: &store, slots: &slots }, &keys, &dims, missing);
+        let (rows, counts) = blocking("look-up", trained).await??;
         self.metrics.lookup.observe(started.elapsed().as_secs_f64());
         self.metrics.count_look_up(counts);
         let mut tensors = Vec::with_capacity(2 * rows.len());
@@ -120,10 +163,14 @@ impl ParameterServer {
 
     async fn update(&self, request: v1::Update, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
         let contribution = self.gradients_of(tensors)?;
+        self.slots.admit_update(request.map_epoch, contribution.iter().map(|group| &*group.keys))?;
         if let Some(push) = request.push {
-            let (tokens, store) = (self.tokens_or_refuse("update")?, Arc::clone(&self.store));
+            let (tokens, store, slots) =
+                (self.tokens_or_refuse("update")?, Arc::clone(&self.store), Arc::clone(&self.slots));
             let metrics = self.metrics.clone();
-            let reply = blocking("update", move || tokens.push_rows(&store, &push, contribution, &metrics)).await??;
+            let pushed =
+                move || tokens.push_rows(&TrackedStore { store: &store, slots: &slots }, &push, contribution, &metrics);
+            let reply = blocking("update", pushed).await??;
             self.count_store();
             return Ok(message::reply::<v1::Update>(&reply, Vec::new()));
         }
@@ -144,9 +191,11 @@ impl ParameterServer {
     }
 
     async fn flush(&self) -> Result<Frame, RoleError> {
-        let (tokens, store) = (self.tokens_or_refuse("flush")?, Arc::clone(&self.store));
+        let (tokens, store, slots) =
+            (self.tokens_or_refuse("flush")?, Arc::clone(&self.store), Arc::clone(&self.slots));
         let (partition, metrics) = (Arc::clone(&self.partition), self.metrics.clone());
-        let flushed = blocking("flush", move || tokens.flush(&store, &partition, &metrics)).await??;
+        let flush = move || tokens.flush(&TrackedStore { store: &store, slots: &slots }, &partition, &metrics);
+        let flushed = blocking("flush", flush).await??;
         Ok(message::reply::<v1::FlushRequest>(&flushed, Vec::new()))
     }
 
@@ -198,8 +247,9 @@ impl ParameterServer {
 
     async fn apply(&self, step: GlobalStep, pieces: Vec<Contribution>) -> Result<v1::UpdateReply, RoleError> {
         let started = Instant::now();
-        let (store, dims) = (Arc::clone(&self.store), self.group_dims.clone());
-        let reply = blocking("update", move || apply_groups(&store, step, pieces, &dims)).await??;
+        let (store, slots, dims) = (Arc::clone(&self.store), Arc::clone(&self.slots), self.group_dims.clone());
+        let apply = move || apply_groups(&TrackedStore { store: &store, slots: &slots }, step, pieces, &dims);
+        let reply = blocking("update", apply).await??;
         self.metrics.update_time.observe(started.elapsed().as_secs_f64());
         self.metrics.lost_rows.inc_by(reply.missing_rows);
         self.metrics.non_finite_rows.inc_by(reply.non_finite_rows);
@@ -332,9 +382,53 @@ impl Service for ParameterServer {
                     Ok(message::done::<v1::Thaw>())
                 }
                 v1::StoreDigestRequest::KIND => Ok(self.digest().await?),
-                kind => Err(message::refuse_kind("parameter server", kind)),
+                kind => self.move_slots(kind, frame).await,
             }
         })
+    }
+}
+
+impl ParameterServer {
+    /// What concerns the slots and not their rows' training.
+    async fn move_slots(&self, kind: u16, frame: Frame) -> Result<Frame, Refusal> {
+        match kind {
+            v1::MeasureSlots::KIND => {
+                message::read::<v1::MeasureSlots>(frame)?;
+                Ok(message::reply::<v1::MeasureSlots>(&v1::SlotCosts {}, self.slots.measure().await?))
+            }
+            v1::CopySlot::KIND => {
+                let (request, _) = message::read::<v1::CopySlot>(frame)?;
+                Ok(message::reply::<v1::CopySlot>(&self.slots.copy(request).await?, Vec::new()))
+            }
+            v1::ForwardChanges::KIND => {
+                message::read::<v1::ForwardChanges>(frame)?;
+                Ok(message::reply::<v1::ForwardChanges>(&self.slots.forward().await?, Vec::new()))
+            }
+            v1::SealSlots::KIND => {
+                let (request, _) = message::read::<v1::SealSlots>(frame)?;
+                Ok(message::reply::<v1::SealSlots>(&self.slots.seal(request).await?, Vec::new()))
+            }
+            v1::PutSlots::KIND => {
+                let (request, tensors) = message::read::<v1::PutSlots>(frame)?;
+                self.slots.put(request, tensors).await?;
+                self.count_store();
+                Ok(message::done::<v1::PutSlots>())
+            }
+            v1::AdoptMap::KIND => {
+                let (mut adopted, is_new) = self.slots.adopt(message::read::<v1::AdoptMap>(frame)?.0).await?;
+                if is_new {
+                    adopted.applied = Some(self.lock_partition().take_applied());
+                }
+                self.count_store();
+                Ok(message::reply::<v1::AdoptMap>(&adopted, Vec::new()))
+            }
+            v1::ReleaseSlots::KIND => {
+                self.slots.release(message::read::<v1::ReleaseSlots>(frame)?.0).await?;
+                self.count_store();
+                Ok(message::done::<v1::ReleaseSlots>())
+            }
+            kind => Err(message::refuse_kind("parameter server", kind)),
+        }
     }
 }
 
@@ -351,22 +445,28 @@ fn as_keys(keys: Vec<u64>) -> Vec<FeatureKey> {
     keys.into_iter().map(FeatureKey).collect()
 }
 
-type LookUpResult = Result<(Vec<Vec<f32>>, rectrain_embedding::LookupCounts), RoleError>;
+type CountsResult = Result<LookupCounts, RoleError>;
+type LookUpResult = Result<(Vec<Vec<f32>>, LookupCounts), RoleError>;
 
-fn look_up_groups(store: &Store, keys: &[Vec<FeatureKey>], dims: &[usize], missing: Missing) -> LookUpResult {
-    let mut total = rectrain_embedding::LookupCounts::default();
+fn look_up_groups(
+    store: &TrackedStore<'_>,
+    keys: &[Vec<FeatureKey>],
+    dims: &[usize],
+    missing: Missing,
+) -> LookUpResult {
+    let mut total = LookupCounts::default();
     let mut groups = Vec::with_capacity(keys.len());
     for (group, (keys, dim)) in keys.iter().zip(dims).enumerate() {
         let mut rows = vec![0.0; keys.len() * dim];
-        total += store.lookup(GroupId(group as u16), keys, missing, &mut rows)?;
+        total += store.look_up(GroupId(group as u16), keys, missing, &mut rows)?;
         groups.push(rows);
     }
     Ok((groups, total))
 }
 
-/// Sums the pieces' gradients and applies them as one update; the optimizers count updates from 1.
+/// Sums the pieces' gradients and applies them as one update.
 fn apply_groups(
-    store: &Store,
+    store: &TrackedStore<'_>,
     step: GlobalStep,
     mut pieces: Vec<Contribution>,
     dims: &[usize],
@@ -375,7 +475,7 @@ fn apply_groups(
     for (group, dim) in dims.iter().enumerate() {
         let contributions = pieces.iter_mut().map(|piece| std::mem::take(&mut piece[group])).collect();
         let sum = sum_by_key(contributions, *dim);
-        let counts = store.update(GroupId(group as u16), &as_keys(sum.keys), &sum.values, step.0 + 1)?;
+        let counts = store.update(GroupId(group as u16), &as_keys(sum.keys), &sum.values, step)?;
         reply.missing_rows += counts.missing;
         reply.non_finite_rows += counts.non_finite;
     }

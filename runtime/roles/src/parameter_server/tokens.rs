@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rectrain_dense::DenseOptimizer;
-use rectrain_embedding::{FeatureKey, GroupId, Store};
+use rectrain_embedding::{FeatureKey, GroupId};
 use rectrain_modes::gba::{
     Batch, Boundary, Decay, EmbeddingPair, EmbeddingRule, GradientServer, KeyDivisor, KeySteps, LastUpdates, Outcome,
     Push, Pushed, Token, TokenMode, Update, aggregate_dense, aggregate_embeddings, staleness,
@@ -14,7 +14,7 @@ use rectrain_modes::gba::{
 use rectrain_modes::{GlobalStep, Rank};
 use rectrain_proto::v1;
 
-use super::Contribution;
+use super::{Contribution, TrackedStore};
 use crate::error::RoleError;
 use crate::metrics::PsMetrics;
 use crate::outcome;
@@ -55,6 +55,11 @@ impl Partition {
 
     pub(super) fn applied(&self) -> v1::Applied {
         self.applied
+    }
+
+    /// Gives what was applied and counts anew.
+    pub(super) fn take_applied(&mut self) -> v1::Applied {
+        std::mem::take(&mut self.applied)
     }
 
     fn apply(&mut self, optimizer: DenseOptimizer, gradient: &[f32], step: GlobalStep) -> Result<(), RoleError> {
@@ -119,7 +124,7 @@ impl Tokens {
     /// Takes the gradients of a batch's rows.
     pub(super) fn push_rows(
         &self,
-        store: &Store,
+        store: &TrackedStore<'_>,
         push: &v1::TokenPush,
         contribution: Contribution,
         metrics: &PsMetrics,
@@ -166,7 +171,7 @@ impl Tokens {
     /// Applies what is left in the buffers: the data has ended.
     pub(super) fn flush(
         &self,
-        store: &Store,
+        store: &TrackedStore<'_>,
         partition: &Mutex<Partition>,
         metrics: &PsMetrics,
     ) -> Result<v1::Flushed, RoleError> {
@@ -184,7 +189,7 @@ impl Tokens {
 
     fn apply_rows(
         &self,
-        store: &Store,
+        store: &TrackedStore<'_>,
         rows: &mut Rows,
         update: &Update<Contribution>,
         reply: &mut v1::UpdateReply,
@@ -207,7 +212,7 @@ impl Tokens {
                 None => aggregate_embeddings(&pairs, rule, update.step, &mut NeverStale),
             };
             let keys: Vec<FeatureKey> = gradients.keys.into_iter().map(FeatureKey).collect();
-            let counts = store.update(GroupId(group as u16), &keys, &gradients.values, update.step.0 + 1)?;
+            let counts = store.update(GroupId(group as u16), &keys, &gradients.values, update.step)?;
             reply.missing_rows += counts.missing;
             reply.non_finite_rows += counts.non_finite;
         }

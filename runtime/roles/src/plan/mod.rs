@@ -13,6 +13,7 @@ use rectrain_data::{Schema, SourceConfig};
 use rectrain_dense::{DenseOptimizer, Model, ModelConfig, Tower, TowerOptions};
 use rectrain_embedding::StoreConfig;
 use rectrain_modes::gba::{KeyDivisor, TokenMode};
+use rectrain_modes::migration::SlotMap;
 use rectrain_modes::{EvaluationPoints, Rank, TrainingLength, share_of_batch};
 use rectrain_policy::ModePolicy;
 
@@ -21,7 +22,6 @@ use crate::compression::Compression;
 use crate::error::RoleError;
 use crate::events::JobEvent;
 use crate::pooling::FeatureLayout;
-use crate::slot_map::SlotMap;
 
 /// The longest that a call may take which waits for training to advance.
 pub(crate) const CALL_DEADLINE: Duration = Duration::from_secs(600);
@@ -154,7 +154,7 @@ pub struct JobPlan {
 }
 
 impl JobPlan {
-    /// Which parameter server holds which slot.
+    /// Which parameter server holds which slot when the job begins.
     #[must_use]
     pub(crate) fn slot_map(&self) -> SlotMap {
         SlotMap::even(self.store.slots, self.replicas.ps.min(u32::from(u16::MAX)) as u16)
@@ -179,11 +179,6 @@ impl JobPlan {
     pub(crate) fn rows_of_piece(&self, samples: usize, piece: u32) -> Range<usize> {
         let rows = self.local_batch_rows as usize;
         (piece as usize * rows).min(samples)..((piece as usize + 1) * rows).min(samples)
-    }
-
-    /// The dense parameters that parameter server `server` holds where there is no barrier.
-    pub(crate) fn partition(&self, parameters: usize, server: usize) -> Range<usize> {
-        share_of_batch(parameters, Rank(server as u32), self.replicas.ps)
     }
 
     /// Dense parameters of the model.
@@ -219,4 +214,9 @@ impl JobPlan {
             replicas,
         })
     }
+}
+
+/// Of `parameters` dense parameters, those that parameter server `server` of `servers` holds where there is no barrier.
+pub(crate) fn dense_partition(parameters: usize, server: usize, servers: usize) -> Range<usize> {
+    share_of_batch(parameters, Rank(server as u32), servers as u32)
 }

@@ -1,0 +1,53 @@
+//! A slot that moves while it is used: whole first, then what changed, and it is the same slot.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
+use rectrain_embedding::{
+    FeatureKey, GroupId, Initializer, Missing, RowSpec, Slot, SlotContent, SparseOptimizer, Store, StoreConfig,
+    ValueType,
+};
+
+fn store() -> Store {
+    let optimizer = SparseOptimizer::AdaGrad { learning_rate: 0.1, initial_accumulator: 0.0, epsilon: 1e-10 };
+    let initializer = Initializer::Normal { standard_deviation: 0.01 };
+    let group = |dim| RowSpec { dim, value_type: ValueType::F32, optimizer, initializer, zero_columns: 1 };
+    Store::new(StoreConfig { slots: 2, seed: 3, groups: vec![group(4), group(2)] }).unwrap()
+}
+
+fn train(store: &Store, group: u16, keys: &[u64], step: u64) {
+    let keys: Vec<FeatureKey> = keys.iter().copied().map(FeatureKey).collect();
+    let dim = store.spec(GroupId(group)).unwrap().dim;
+    let mut rows = vec![0.0; keys.len() * dim];
+    store.lookup(GroupId(group), &keys, Missing::Insert, &mut rows).unwrap();
+    store.update(GroupId(group), &keys, &vec![0.5; rows.len()], step).unwrap();
+}
+
+#[test]
+fn whole_and_then_changes_bring_a_slot_to_the_state_of_its_source() {
+    let (source, target) = (store(), store());
+    train(&source, 0, &[1, 2, 3, 4], 1);
+    train(&source, 1, &[2, 5], 1);
+    let whole = source.snapshot_slot(Slot(0)).unwrap();
+    target.restore_slot(whole.as_bytes()).unwrap();
+    train(&source, 0, &[2, 7], 2);
+    train(&source, 1, &[9], 2);
+    source.remove(GroupId(0), FeatureKey(3)).unwrap();
+    let key = |group, key| (GroupId(group), FeatureKey(key));
+    let changed = [key(0, 7), key(0, 2), key(0, 3), key(1, 9), key(0, 2)];
+    let changes = source.snapshot_rows(Slot(0), &changed).unwrap();
+    assert_eq!((changes.content(), changes.rows(), changes.removed()), (SlotContent::Changes, 3, 1));
+    target.restore_slot(changes.as_bytes()).unwrap();
+    assert_eq!(target.slot_digest(Slot(0)).unwrap(), source.slot_digest(Slot(0)).unwrap());
+    assert_eq!(target.rows(), source.rows());
+}
+
+#[test]
+fn a_slot_weighs_its_rows_and_unknown_names_are_refused() {
+    let store = store();
+    train(&store, 0, &[1, 2, 3], 1);
+    // AdaGrad keeps one number a value.
+    assert_eq!(store.slot_bytes(Slot(0)).unwrap(), 3 * 4 * 4 * 2);
+    assert_eq!(store.slot_bytes(Slot(1)).unwrap(), 0);
+    assert!(store.slot_bytes(Slot(2)).is_err());
+    assert!(store.snapshot_rows(Slot(0), &[(GroupId(2), FeatureKey(1))]).is_err());
+}

@@ -1,0 +1,96 @@
+//! Which parameter server holds which slot and where it is reached, at one epoch of the slot map; and how a member fetches that
+//! anew when a server tells it that its map is old.
+
+use std::sync::Arc;
+
+use rectrain_modes::migration::{Epoch, SlotMap};
+use rectrain_proto::v1;
+use rectrain_wire::{Channel, RefusalCode, Transport};
+
+use crate::error::RoleError;
+use crate::member::connect;
+use crate::message;
+use crate::plan::CALL_DEADLINE;
+
+/// See the module's text. Servers are in the order of the map.
+#[derive(Clone)]
+pub(crate) struct Placement {
+    pub(crate) map: SlotMap,
+    pub(crate) addresses: Vec<String>,
+    pub(crate) servers: Vec<Channel>,
+}
+
+impl Placement {
+    /// `addresses` may name servers that are in no map yet, behind those that are.
+    pub(crate) fn new(map: SlotMap, addresses: &[String], transport: &dyn Transport) -> Result<Self, RoleError> {
+        let Some(addresses) = addresses.get(..map.servers()) else {
+            let reason = format!("{} parameter servers are known, {} are in the map", addresses.len(), map.servers());
+            return Err(RoleError::Inconsistent { message: "map", reason });
+        };
+        let servers = addresses.iter().map(|address| connect(transport, address)).collect::<Result<_, _>>()?;
+        Ok(Self { map, addresses: addresses.to_vec(), servers })
+    }
+
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.map.epoch()
+    }
+
+    pub(crate) fn write(&self) -> v1::Placement {
+        v1::Placement { map: Some(write_map(&self.map)), servers: self.addresses.clone() }
+    }
+}
+
+/// Asks the coordinator.
+#[derive(Clone)]
+pub(crate) struct Directory {
+    pub(crate) coordinator: Channel,
+    pub(crate) transport: Arc<dyn Transport>,
+}
+
+impl Directory {
+    /// The placement in force.
+    pub(crate) async fn fetch(&self) -> Result<Placement, RoleError> {
+        let (placement, _) = message::call(&self.coordinator, v1::MapRequest {}, Vec::new(), CALL_DEADLINE).await?;
+        Placement::new(read_map("map", placement.map)?, &placement.servers, &*self.transport)
+    }
+}
+
+/// Whether a server has refused to answer because the caller's map is another than its own.
+pub(crate) fn is_stale(error: &RoleError) -> bool {
+    matches!(error, RoleError::Wire(error) if error.refusal().is_some_and(|refusal| refusal.code == RefusalCode::StaleEpoch))
+}
+
+/// As a message.
+pub(crate) fn write_map(map: &SlotMap) -> v1::SlotMap {
+    v1::SlotMap {
+        epoch: map.epoch().0,
+        owners: map.owners().iter().map(|owner| u32::from(*owner)).collect(),
+        servers: map.servers() as u32,
+    }
+}
+
+/// From a `message`.
+pub(crate) fn read_map(message: &'static str, map: Option<v1::SlotMap>) -> Result<SlotMap, RoleError> {
+    let wrong = |reason: &str| RoleError::Inconsistent { message, reason: reason.to_owned() };
+    let v1::SlotMap { epoch, owners, servers } = map.ok_or_else(|| wrong("the slot map is missing"))?;
+    let owners: Option<Vec<u16>> = owners.into_iter().map(|owner| u16::try_from(owner).ok()).collect();
+    let map = owners.zip(u16::try_from(servers).ok());
+    map.and_then(|(owners, servers)| SlotMap::new(Epoch(epoch), owners, servers))
+        .ok_or_else(|| wrong("the slot map names a parameter server that is not in it"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_map_survives_the_way_and_a_wrong_one_does_not() {
+        let map = SlotMap::even(16, 3);
+        assert_eq!(read_map("map", Some(write_map(&map))).unwrap(), map);
+        assert!(read_map("map", None).is_err());
+        let wrong = v1::SlotMap { servers: 2, ..write_map(&map) };
+        assert!(read_map("map", Some(wrong)).is_err());
+        let wrong = v1::SlotMap { servers: 1 << 20, ..write_map(&map) };
+        assert!(read_map("map", Some(wrong)).is_err());
+    }
+}

@@ -1,0 +1,228 @@
+//! Slots that move between parameter servers while a job trains: nothing that is trained changes, whatever moves and whenever it
+//! ends.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus::Registry;
+use rectrain_roles::RoleError;
+use rectrain_roles::coordinator::Coordinator;
+use rectrain_roles::events::{EventFollower, EventLog, JobEvent, Summary};
+use rectrain_roles::local::run_with;
+use rectrain_roles::metrics::{CoordinatorMetrics, RoleMetrics};
+
+use crate::common::plan;
+
+/// 420 steps, which take some seconds because the dense workers are slow.
+const LONG: [&str; 3] =
+    ["spec.data.synthetic.rows=20000", "spec.data.synthetic.testRows=100", "spec.training.epochs=2"];
+const ROWS: u64 = 40_000;
+
+struct Run {
+    summary: Option<Summary>,
+    events: Vec<JobEvent>,
+}
+
+impl Run {
+    fn summary(&self) -> &Summary {
+        self.summary.as_ref().unwrap()
+    }
+
+    /// Servers before and after, slots, and how even it was before, of every time that slots moved.
+    fn moves(&self) -> Vec<(u32, u32, u64, f64)> {
+        let moved = |event: &JobEvent| match event {
+            JobEvent::SlotsMoved { from, to, slots, imbalance, .. } => Some((*from, *to, *slots, *imbalance)),
+            _ => None,
+        };
+        self.events.iter().filter_map(moved).collect()
+    }
+}
+
+async fn wait_for(follower: &mut EventFollower, is_it: impl Fn(&JobEvent) -> bool) {
+    while let Some(event) = follower.next().await {
+        if is_it(&event) {
+            return;
+        }
+    }
+    std::future::pending().await
+}
+
+/// Trains as run `run`, and has the slots spread over so many servers one after the other, each time after some progress. With
+/// `crash`, everything is dropped so long after the last was asked for.
+fn train(run: &str, changes: &[&str], sizes: &[u32], crash: Option<Duration>) -> Result<Run, RoleError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
+    let events = EventLog::default();
+    let summary = runtime.block_on(async {
+        let metrics = RoleMetrics::new(Registry::new()).unwrap();
+        let plan = Arc::new(plan(&[&LONG[..], changes].concat()));
+        let slow: BTreeMap<u32, f64> = (0..plan.replicas.dense_workers).map(|rank| (rank, 6.0)).collect();
+        let coordinator_metrics = CoordinatorMetrics::of(&metrics, 0);
+        let coordinator = Coordinator::start(Arc::clone(&plan), run, events.clone(), coordinator_metrics).await?;
+        let coordinator = Arc::new(coordinator);
+        let crashing = async {
+            let mut follower = events.follow();
+            for size in sizes {
+                wait_for(&mut follower, |event| matches!(event, JobEvent::Progress { .. })).await;
+                if let Err(refused) = coordinator.request_scale(*size) {
+                    assert_eq!(refused, "training has ended");
+                }
+                if size == sizes.last().unwrap()
+                    && let Some(crash) = crash
+                {
+                    tokio::time::sleep(crash).await;
+                    return;
+                }
+                wait_for(&mut follower, |event| matches!(event, JobEvent::SlotsMoved { .. })).await;
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            summary = run_with(plan, &slow, Arc::clone(&coordinator), metrics) => summary.map(Some),
+            () = crashing => Ok(None),
+        }
+    });
+    runtime.shutdown_background();
+    let summary = summary?;
+    let seen = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+        let mut follower = events.follow();
+        let mut seen = Vec::new();
+        while let Ok(Some(event)) = tokio::time::timeout(Duration::ZERO, follower.next()).await {
+            seen.push(event);
+        }
+        seen
+    });
+    Ok(Run { summary, events: seen })
+}
+
+fn digest_without(changes: &[&str]) -> String {
+    train("alone", changes, &[], None).unwrap().summary().parameters_sha256.clone()
+}
+
+#[test]
+fn sync_trains_the_same_to_the_bit_while_servers_join_leave_and_rebalance() {
+    let several = ["spec.roles.embeddingWorker.replicas=2", "spec.roles.denseWorker.replicas=2"];
+    for changes in [&[][..], &several] {
+        let moved = train("moved", changes, &[3, 2, 2, 1], None).unwrap();
+        let sizes: Vec<_> = moved.moves().iter().map(|(from, to, ..)| (*from, *to)).collect();
+        assert_eq!(sizes, [(1, 3), (3, 2), (2, 2), (2, 1)], "{:?}", moved.events);
+        assert!(moved.moves()[0].2 > 600, "two thirds of 1,024 slots: {:?}", moved.moves());
+        assert_eq!(moved.summary().parameters_sha256, digest_without(changes));
+        assert_eq!(moved.summary().trained_rows, ROWS);
+    }
+}
+
+#[test]
+fn where_there_is_no_barrier_dense_partitions_move_as_well_and_a_worker_alone_trains_as_in_sync() {
+    let sync = digest_without(&[]);
+    for mode in ["gba", "async"] {
+        let mode = format!("spec.training.mode={mode}");
+        let moved = train("moved", &[&mode], &[3, 2], None).unwrap();
+        assert_eq!(moved.moves().len(), 2, "{:?}", moved.events);
+        assert_eq!(moved.summary().parameters_sha256, sync, "{mode}");
+    }
+}
+
+#[test]
+fn every_mode_loses_no_row_and_no_gradient() {
+    for mode in ["hybrid", "gba", "async", "bsp", "hopBs", "hopBw"] {
+        let mode_is = format!("spec.training.mode={mode}");
+        let workers = ["spec.roles.denseWorker.replicas=2", "spec.roles.embeddingWorker.replicas=2"];
+        let moved = train("moved", &[&[&*mode_is][..], &workers].concat(), &[3, 2], None).unwrap();
+        let summary = moved.summary();
+        assert_eq!(moved.moves().len(), 2, "{mode}: {:?}", moved.events);
+        assert_eq!(summary.samples, ROWS, "{mode}");
+        assert!(mode == "hopBw" || summary.trained_rows == ROWS, "{mode}: {summary:?}");
+        assert!(summary.test.as_ref().unwrap().auc.unwrap() > 0.5, "{mode}");
+    }
+}
+
+#[test]
+fn modes_are_switched_between_migrations() {
+    let switches = "spec.training.switchAt[0].step=60,spec.training.switchAt[0].mode=gba,\
+                    spec.training.switchAt[1].step=200,spec.training.switchAt[1].mode=sync,\
+                    spec.training.switchAt[2].step=300,spec.training.switchAt[2].mode=async";
+    let moved = train("moved", &[switches], &[2, 3, 2], None).unwrap();
+    assert_eq!((moved.moves().len(), moved.summary().mode_switches), (3, 3), "{:?}", moved.events);
+    assert_eq!(moved.summary().parameters_sha256, digest_without(&[]));
+}
+
+#[test]
+fn after_it_has_settled_no_server_has_many_more_look_ups_than_the_mean() {
+    let skewed = ["spec.data.synthetic.vocabulary=20000", "spec.data.synthetic.zipfExponent=1.2"];
+    let moved = train("moved", &skewed, &[3, 3, 3], None).unwrap();
+    let last = moved.moves().last().unwrap().3;
+    assert!(moved.moves().len() == 3 && last <= 1.1, "{:?}", moved.moves());
+}
+
+#[test]
+fn training_that_ends_before_slots_have_moved_says_so_and_is_the_same() {
+    let short = ["spec.data.synthetic.rows=2000", "spec.training.epochs=1"];
+    let alone = digest_without(&short);
+    for sizes in [&[4][..], &[1]] {
+        let moved = train("moved", &short, sizes, None).unwrap();
+        assert_eq!(moved.summary().parameters_sha256, alone);
+        assert_eq!(moved.summary().trained_rows, 2000);
+    }
+}
+
+fn path_of(folder: &Path) -> String {
+    format!("spec.checkpoint.path={}", folder.join("checkpoints").display())
+}
+
+#[test]
+fn a_job_that_dies_anywhere_in_a_migration_goes_on_from_its_checkpoint_to_the_bit() {
+    let alone = digest_without(&[]);
+    for (milliseconds, servers) in
+        [0, 1, 3, 7, 15, 30, 60, 90, 120, 200, 400].into_iter().zip([1, 3, 2].into_iter().cycle())
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let path = path_of(folder.path());
+        let job = [&*path, "spec.checkpoint.everySteps=25", "spec.checkpoint.fullEvery=3"];
+        let died = train("crashed", &job, &[3, 2], Some(Duration::from_millis(milliseconds))).unwrap();
+        assert!(died.summary.is_none(), "it was to die {milliseconds} ms after the slots began to move");
+        let servers = format!("spec.roles.ps.replicas={servers}");
+        let after = train("crashed", &[&job[..], &[&servers]].concat(), &[], None).unwrap();
+        let resumed = after.events.iter().any(|event| matches!(event, JobEvent::Resumed { .. }));
+        assert!(resumed, "{milliseconds} ms: {:?}", after.events);
+        assert_eq!(after.summary().parameters_sha256, alone, "{milliseconds} ms");
+    }
+}
+
+#[test]
+fn checkpoints_go_on_while_slots_move_and_are_restored_onto_any_number() {
+    let alone = digest_without(&[]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = path_of(folder.path());
+    let job = [&*path, "spec.checkpoint.everySteps=10", "spec.checkpoint.fullEvery=4"];
+    let moved = train("moved", &job, &[3, 1, 2], None).unwrap();
+    assert_eq!(moved.summary().parameters_sha256, alone);
+    let failed = |event: &JobEvent| matches!(event, JobEvent::Warning { message } if message.contains("checkpoint"));
+    assert!(!moved.events.iter().any(failed), "{:?}", moved.events);
+    let again = train("again", &[&job[..], &["spec.checkpoint.resume=latest"]].concat(), &[], None).unwrap();
+    assert_eq!(again.summary().parameters_sha256, alone);
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_a_sentence() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let metrics = RoleMetrics::new(Registry::new()).unwrap();
+        let metrics = CoordinatorMetrics::of(&metrics, 0);
+        let coordinator = Coordinator::start(Arc::new(plan(&[])), "run", EventLog::default(), metrics).await.unwrap();
+        for impossible in [0, 1025] {
+            let refused = coordinator.request_scale(impossible).unwrap_err();
+            assert!(refused.contains("1 to 1024") && refused.ends_with(&format!("not {impossible}")), "{refused}");
+        }
+        assert_eq!(coordinator.request_scale(3), Ok(1));
+        assert_eq!(coordinator.request_scale(3), Ok(1), "asked twice");
+        let refused = coordinator.request_scale(4).unwrap_err();
+        assert!(refused.contains("2 of 3 parameter servers have not joined"), "{refused}");
+        assert_eq!(coordinator.request_scale(1), Ok(1), "given up");
+    });
+}
