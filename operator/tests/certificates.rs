@@ -88,6 +88,10 @@ impl Control for AtStep7 {
         Err(Status::unimplemented("not asked for"))
     }
 
+    async fn scale(&self, _: Request<v1::ScaleRequest>) -> Result<Response<v1::ScaleReply>, Status> {
+        Err(Status::unimplemented("not asked for"))
+    }
+
     type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::JobEvent, Status>> + Send>>;
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {

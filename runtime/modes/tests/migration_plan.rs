@@ -1,0 +1,87 @@
+//! The plan of a migration: what it promises, on skewed and on arbitrary costs.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
+use proptest::prelude::*;
+use rectrain_modes::migration::{Epoch, Move, SlotCost, SlotMap, imbalance, plan_moves};
+
+fn after(map: &SlotMap, moves: &[Move], servers: u16) -> SlotMap {
+    let mut owners = map.owners().to_vec();
+    for step in moves {
+        assert_eq!(owners[step.slot.0 as usize], step.from);
+        owners[step.slot.0 as usize] = step.to;
+    }
+    SlotMap::new(map.epoch().next(), owners, servers).unwrap()
+}
+
+fn of(costs: &[SlotCost], cost: fn(&SlotCost) -> u64) -> Vec<u64> {
+    costs.iter().map(cost).collect()
+}
+
+/// Look-ups of keys whose frequency falls as 1/rank^`exponent`, one key a slot and many slots; and rows alike.
+fn zipf(slots: u32, exponent: f64) -> Vec<SlotCost> {
+    let keys = 50 * u64::from(slots);
+    let mut costs = vec![SlotCost::default(); slots as usize];
+    for rank in 1..=keys {
+        // Fibonacci hashing: where a key lies has nothing to do with its rank.
+        let slot = (u128::from(rank.wrapping_mul(0x9e37_79b9_7f4a_7c15)) * u128::from(slots)) >> 64;
+        let cost = &mut costs[slot as usize];
+        // A batch asks for a key once, however often it holds it.
+        cost.look_ups += (1e6 * (rank as f64).powf(-exponent)).min(2e3) as u64;
+        cost.bytes += 100;
+    }
+    costs
+}
+
+#[test]
+fn skewed_look_ups_are_spread_to_within_a_tenth_of_the_mean_and_bytes_as_well() {
+    for exponent in [0.8, 1.05, 1.2] {
+        let costs = zipf(1024, exponent);
+        for servers in [2, 3, 8, 16] {
+            let map = SlotMap::even(1024, servers);
+            let settled = after(&map, &plan_moves(&map, &costs, servers), servers);
+            for cost in [of(&costs, |cost| cost.look_ups), of(&costs, |cost| cost.bytes)] {
+                let imbalance = imbalance(&settled, &cost);
+                assert!(imbalance <= 1.1, "{servers} servers, s = {exponent}: {imbalance}");
+            }
+        }
+    }
+}
+
+#[test]
+fn growing_moves_little_more_than_the_new_servers_share() {
+    let costs = zipf(1024, 0.8);
+    let total: u64 = costs.iter().map(|cost| cost.bytes).sum();
+    for (from, to) in [(1, 2), (1, 3), (2, 3), (4, 5)] {
+        let map = SlotMap::even(1024, from);
+        let moves = plan_moves(&map, &costs, to);
+        let moved: u64 = moves.iter().map(|step| costs[step.slot.0 as usize].bytes).sum();
+        let share = total as f64 * f64::from(to - from) / f64::from(to);
+        assert!((moved as f64) < 1.1 * share, "{from} -> {to}: {moved} of {total}");
+    }
+}
+
+#[test]
+fn without_measurements_slots_are_spread_by_number() {
+    let map = SlotMap::even(1024, 1);
+    let settled = after(&map, &plan_moves(&map, &[], 4), 4);
+    let counts: Vec<_> = (0..4).map(|server| settled.slots_of(server).count()).collect();
+    assert!(counts.iter().all(|count| (220..=270).contains(count)), "{counts:?}");
+}
+
+proptest! {
+    #[test]
+    fn a_plan_leaves_slots_on_just_the_servers_asked_for_and_settles(
+        raw in prop::collection::vec((0_u64..1000, 0_u64..1000, 0_u16..6), 1..200),
+        servers in 1_u16..7,
+    ) {
+        let costs: Vec<_> = raw.iter().map(|(look_ups, bytes, _)| SlotCost { look_ups: *look_ups, bytes: *bytes }).collect();
+        let map = SlotMap::new(Epoch(4), raw.iter().map(|(.., owner)| *owner).collect(), 6).unwrap();
+        let moves = plan_moves(&map, &costs, servers);
+        prop_assert_eq!(&moves, &plan_moves(&map, &costs, servers));
+        let settled = after(&map, &moves, servers);
+        prop_assert_eq!(settled.servers(), usize::from(servers));
+        prop_assert!(settled.owners().iter().all(|owner| *owner < servers));
+        prop_assert!(plan_moves(&settled, &costs, servers).is_empty(), "what has settled stays");
+    }
+}
