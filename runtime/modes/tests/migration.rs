@@ -557,7 +557,10 @@ impl World {
     fn check_end(&self) -> Result<(), String> {
         let waiting: usize = self.workers.iter().map(|worker| worker.writes.len()).sum();
         if waiting > 0 || self.sizes_done < SIZES.len() || !self.migration.is_settled() {
-            return Err(format!("stuck: {waiting} writes and migration {} wait", self.sizes_done));
+            return Err(format!(
+                "stuck: {waiting} writes and migration {} wait: {:?}",
+                self.sizes_done, self.migration
+            ));
         }
         let map = self.migration.map();
         for slot in (0..SLOTS).map(Slot) {

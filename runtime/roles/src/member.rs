@@ -136,16 +136,16 @@ impl Member {
         let service = Arc::new(MemberService { inner: service, counters: Arc::clone(&self.counters) });
         let serving = self.transport.serve(service, &self.bind)?;
         let address = self.advertise.as_ref().unwrap_or(serving.address()).to_string();
-        let join = v1::Join { role: self.role.proto().into(), index: self.index, address };
+        let join = v1::Join { role: self.role.proto().into(), index: self.index, address: address.clone() };
         let working = async {
             let (roster, _) = message::call(coordinator, join, Vec::new(), WHOLE_JOB).await?;
             self.work(work, &roster, coordinator).await
         };
         tokio::select! {
             done = working => done?,
-            end = self.job_end(coordinator) => return end,
+            end = self.job_end(coordinator, &address) => return end,
         }
-        self.job_end(coordinator).await
+        self.job_end(coordinator, &address).await
     }
 
     fn service(&self) -> Result<(Work, Arc<dyn Service>), RoleError> {
@@ -211,8 +211,9 @@ impl Member {
         addresses.iter().map(|address| connect(&*self.transport, address)).collect()
     }
 
-    async fn job_end(&self, coordinator: &Channel) -> Result<(), RoleError> {
-        let request = v1::JobEndRequest { role: self.role.proto().into(), index: self.index };
+    async fn job_end(&self, coordinator: &Channel, address: &str) -> Result<(), RoleError> {
+        let request =
+            v1::JobEndRequest { role: self.role.proto().into(), index: self.index, address: address.to_owned() };
         let (end, _) = message::call(coordinator, request, Vec::new(), WHOLE_JOB).await?;
         if end.failed {
             return Err(RoleError::JobFailed { message: end.message, user_error: end.user_error });

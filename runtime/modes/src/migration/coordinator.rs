@@ -7,6 +7,10 @@ use rectrain_embedding::Slot;
 
 use super::{Epoch, MigrationId, Move, SlotMap};
 
+/// Slots that a source sends whole at a time: enough to keep it and the network busy while small ones are acknowledged, few enough
+/// that their copies are a small part of its memory.
+const COPIED_AT_A_TIME: usize = 4;
+
 /// What a server is told. Each is answered by the report of the same name; said twice, it changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
@@ -137,7 +141,7 @@ impl Migration {
         matches!(self.phase, Phase::Settled)
     }
 
-    /// Begins to carry out `moves`, after which just the servers 0 .. `servers` hold slots. Each source copies one slot after the other.
+    /// Begins to carry out `moves`, after which just the servers 0 .. `servers` hold slots. Each source copies a few slots at a time.
     ///
     /// # Errors
     /// [`MigrationError::UnderWay`], [`MigrationError::Move`].
@@ -157,7 +161,8 @@ impl Migration {
         for step in moves {
             waiting.entry(step.from).or_default().push_back(*step);
         }
-        let first: Vec<Move> = waiting.values_mut().filter_map(VecDeque::pop_front).collect();
+        let few = |moves: &mut VecDeque<Move>| moves.drain(..moves.len().min(COPIED_AT_A_TIME)).collect::<Vec<_>>();
+        let first: Vec<Move> = waiting.values_mut().flat_map(few).collect();
         if first.is_empty() {
             self.phase = Phase::Copied;
             return Ok((Vec::new(), Progress::Copied));
@@ -217,8 +222,18 @@ impl Migration {
 
     /// A server is at the map `epoch`, and knows which migrations are over.
     pub fn adopted(&mut self, server: u16, epoch: Epoch, ended: MigrationId) -> (Vec<Order>, Progress) {
-        let Phase::Adopting { missing } = &mut self.phase else { return nothing() };
-        if (epoch, ended) != (self.map.epoch(), self.begun) || !missing.remove(&server) || !missing.is_empty() {
+        if (epoch, ended) != (self.map.epoch(), self.begun) {
+            return nothing();
+        }
+        let missing = match &mut self.phase {
+            Phase::Adopting { missing } => missing,
+            // It has restarted since it said so first, and what it was told to release may have come before it knew the map again.
+            Phase::Releasing { missing } if missing.contains(&server) => {
+                return (vec![Order::Release { server, epoch }], Progress::None);
+            }
+            _ => return nothing(),
+        };
+        if !missing.remove(&server) || !missing.is_empty() {
             return nothing();
         }
         self.flipped.clear();

@@ -2,13 +2,17 @@
 //! are to be. The same plan grows, shrinks and rebalances a job. Finding the fewest bytes that balance two costs at once is
 //! bin packing; this is a greedy answer, the same for the same measurements.
 
+use std::cmp::Reverse;
+
 use rectrain_embedding::Slot;
 
 use super::SlotMap;
 
-/// A server is left alone that has at most so many times the mean of each cost. Below what is promised (1.1), because what is
+/// A server's mean of a cost, in the units of [`Load`].
+const MEAN: u64 = 1 << 32;
+/// A server is left alone that has at most so much of each cost, 1.05 times the mean. Below what is promised (1.1), because what is
 /// measured while slots move differs from what comes after.
-const SETTLED: f64 = 1.05;
+const SETTLED: u64 = MEAN + MEAN / 20;
 
 /// What a slot costs its server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,13 +58,14 @@ pub fn imbalance(map: &SlotMap, costs: &[u64]) -> f64 {
     if total == 0 { 1.0 } else { most as f64 * sums.len() as f64 / total as f64 }
 }
 
-/// Both costs of a slot or a server as parts of a server's mean.
-type Load = [f64; 2];
+/// Both costs of a slot or a server as parts of a server's mean ([`MEAN`]). Whole numbers, so that sums are the same in any order and
+/// what has settled stays.
+type Load = [u64; 2];
 
 struct Balance {
     /// By slot.
     loads: Vec<Load>,
-    bytes: Vec<f64>,
+    bytes: Vec<u64>,
     owners: Vec<u16>,
     /// By server.
     sums: Vec<Load>,
@@ -68,25 +73,18 @@ struct Balance {
 
 impl Balance {
     fn new(map: &SlotMap, costs: &[SlotCost], servers: u16) -> Self {
-        let cost = |slot: usize| costs.get(slot).copied().unwrap_or_default();
         let slots = map.owners().len();
-        let total = |of: fn(&SlotCost) -> u64| (0..slots).map(|slot| of(&cost(slot)) as f64).sum::<f64>();
-        let means = [total(|cost| cost.look_ups), total(|cost| cost.bytes)].map(|total| total / f64::from(servers));
-        let mean_slots = slots as f64 / f64::from(servers);
-        let loads: Vec<Load> = (0..slots)
-            .map(|slot| {
-                let cost = cost(slot);
-                let part = |cost: u64, mean: f64| if mean > 0.0 { cost as f64 / mean } else { 1.0 / mean_slots };
-                [part(cost.look_ups, means[0]), part(cost.bytes, means[1])]
-            })
-            .collect();
-        let mut sums = vec![[0.0; 2]; servers as usize];
+        let costs: Vec<SlotCost> = (0..slots).map(|slot| costs.get(slot).copied().unwrap_or_default()).collect();
+        let look_ups = parts(costs.iter().map(|cost| cost.look_ups), servers);
+        let bytes = parts(costs.iter().map(|cost| cost.bytes), servers);
+        let loads: Vec<Load> = look_ups.into_iter().zip(bytes).map(|(look_ups, bytes)| [look_ups, bytes]).collect();
+        let mut sums = vec![[0; 2]; servers as usize];
         for (owner, load) in map.owners().iter().zip(&loads) {
             if let Some(sum) = sums.get_mut(*owner as usize) {
-                add(sum, *load, 1.0);
+                *sum = with(*sum, *load);
             }
         }
-        let bytes = (0..slots).map(|slot| cost(slot).bytes as f64).collect();
+        let bytes = costs.iter().map(|cost| cost.bytes).collect();
         Self { loads, bytes, owners: map.owners().to_vec(), sums }
     }
 
@@ -94,18 +92,18 @@ impl Balance {
     fn place_homeless(&mut self, map: &SlotMap) {
         let homeless = |slot: &usize| usize::from(map.owners()[*slot]) >= self.sums.len();
         let mut slots: Vec<usize> = (0..self.owners.len()).filter(homeless).collect();
-        slots.sort_by(|a, b| most(self.loads[*b]).total_cmp(&most(self.loads[*a])).then(a.cmp(b)));
+        slots.sort_by_key(|slot| (Reverse(most(self.loads[*slot])), *slot));
         for slot in slots {
             let (to, _) = self.best_place(slot, None);
-            add(&mut self.sums[to], self.loads[slot], 1.0);
+            self.sums[to] = with(self.sums[to], self.loads[slot]);
             self.owners[slot] = to as u16;
         }
     }
 
     /// Moves one slot off the fullest server; false if that is full enough, or no move helps.
     fn relieve_the_fullest(&mut self) -> bool {
-        let fullest = |a: &usize, b: &usize| most(self.sums[*a]).total_cmp(&most(self.sums[*b])).then(b.cmp(a));
-        let Some(full) = (0..self.sums.len()).max_by(fullest) else { return false };
+        let fullest = |server: &usize| (most(self.sums[*server]), Reverse(*server));
+        let Some(full) = (0..self.sums.len()).max_by_key(fullest) else { return false };
         let before = self.sums[full];
         if self.sums.len() < 2 || most(before) <= SETTLED {
             return false;
@@ -113,46 +111,54 @@ impl Balance {
         let mut best: Option<(bool, f64, usize, usize)> = None;
         for slot in (0..self.owners.len()).filter(|slot| usize::from(self.owners[*slot]) == full) {
             let (to, there) = self.best_place(slot, Some(full));
-            let mut here = before;
-            add(&mut here, self.loads[slot], -1.0);
-            let relief: f64 = (0..2).map(|cost| excess(before[cost]) - excess(here[cost])).sum();
-            if most(here).max(there) >= most(before) || relief <= 0.0 {
+            let here = without(before, self.loads[slot]);
+            let relief: u64 = (0..2).map(|cost| excess(before[cost]) - excess(here[cost])).sum();
+            if most(here).max(there) >= most(before) || relief == 0 {
                 continue;
             }
             let settles = there <= SETTLED;
             // What helps most a byte; where no server has room, what leaves the fuller of the two least full.
-            let worth = if settles { relief / (self.bytes[slot] + 1.0) } else { -most(here).max(there) };
+            let worth =
+                if settles { relief as f64 / (self.bytes[slot] as f64 + 1.0) } else { -(most(here).max(there) as f64) };
             if best.is_none_or(|(other, more, ..)| (settles, worth) > (other, more)) {
                 best = Some((settles, worth, slot, to));
             }
         }
         let Some((_, _, slot, to)) = best else { return false };
-        add(&mut self.sums[full], self.loads[slot], -1.0);
-        add(&mut self.sums[to], self.loads[slot], 1.0);
+        self.sums[full] = without(before, self.loads[slot]);
+        self.sums[to] = with(self.sums[to], self.loads[slot]);
         self.owners[slot] = to as u16;
         true
     }
 
     /// The server that is least full once it has the slot, and how full it is then.
-    fn best_place(&self, slot: usize, not: Option<usize>) -> (usize, f64) {
-        let with = |server: usize| {
-            let mut sum = self.sums[server];
-            add(&mut sum, self.loads[slot], 1.0);
-            (server, most(sum))
-        };
-        let places = (0..self.sums.len()).filter(|server| Some(*server) != not).map(with);
-        places.min_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0))).unwrap_or((0, f64::INFINITY))
+    fn best_place(&self, slot: usize, not: Option<usize>) -> (usize, u64) {
+        let full = |server: usize| (server, most(with(self.sums[server], self.loads[slot])));
+        let places = (0..self.sums.len()).filter(|server| Some(*server) != not).map(full);
+        places.min_by_key(|(server, full)| (*full, *server)).unwrap_or((0, u64::MAX))
     }
 }
 
-fn add(sum: &mut Load, load: Load, times: f64) {
-    sum.iter_mut().zip(load).for_each(|(sum, load)| *sum += times * load);
+/// Each cost as a part of a server's mean; if nothing costs anything, all slots cost the same.
+fn parts(costs: impl ExactSizeIterator<Item = u64> + Clone, servers: u16) -> Vec<u64> {
+    let total: u128 = costs.clone().map(u128::from).sum();
+    let whole = u128::from(MEAN) * u128::from(servers);
+    let even = whole / (costs.len().max(1) as u128);
+    costs.map(|cost| if total > 0 { u128::from(cost) * whole / total } else { even } as u64).collect()
 }
 
-fn most(load: Load) -> f64 {
+fn with(sum: Load, load: Load) -> Load {
+    [sum[0] + load[0], sum[1] + load[1]]
+}
+
+fn without(sum: Load, load: Load) -> Load {
+    [sum[0] - load[0], sum[1] - load[1]]
+}
+
+fn most(load: Load) -> u64 {
     load[0].max(load[1])
 }
 
-fn excess(load: f64) -> f64 {
-    (load - SETTLED).max(0.0)
+fn excess(load: u64) -> u64 {
+    load.saturating_sub(SETTLED)
 }

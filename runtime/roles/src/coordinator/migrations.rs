@@ -34,8 +34,16 @@ pub(super) struct Migrations {
     under_way: Option<UnderWay>,
     /// Calls whose answers are waited for: at most a copy, a forwarder or a release for each server.
     calls: JoinSet<Result<Done, RoleError>>,
-    /// Servers that hold nothing any more and have not been told to end.
-    pub(super) leaving: Vec<(u32, Channel)>,
+    settled: Option<Settled>,
+    /// Keys looked up until slots moved last, by slot: what lies further back counts half as much each time that they move.
+    looked_up: Vec<u64>,
+}
+
+/// A migration of which only this is left to do: to let servers end that hold nothing any more.
+struct Settled {
+    /// By address.
+    leaving: Vec<(String, Channel)>,
+    moved: Option<JobEvent>,
 }
 
 struct UnderWay {
@@ -51,6 +59,8 @@ struct UnderWay {
     all_copied: watch::Sender<bool>,
     /// When the map was flipped: the seconds until then, and those of them that training rested.
     flipped: Option<(f64, f64)>,
+    /// Servers that hold nothing any more, by address.
+    leaving: Vec<(String, Channel)>,
 }
 
 /// What a call ended with.
@@ -62,16 +72,23 @@ pub(super) enum Done {
 
 impl Migrations {
     pub(super) fn new(map: SlotMap) -> Self {
-        Self { machine: Migration::new(map), under_way: None, calls: JoinSet::new(), leaving: Vec::new() }
-    }
-
-    pub(super) fn is_settled(&self) -> bool {
-        self.machine.is_settled()
+        Self {
+            machine: Migration::new(map),
+            under_way: None,
+            calls: JoinSet::new(),
+            settled: None,
+            looked_up: Vec::new(),
+        }
     }
 
     /// The next answer; none while nothing is asked.
     pub(super) async fn answer(&mut self) -> Option<Result<Result<Done, RoleError>, JoinError>> {
         self.calls.join_next().await
+    }
+
+    /// The longer look-ups are counted, the less chance decides what a slot costs.
+    fn add_what_was_looked_up_before(&self, costs: &mut [SlotCost]) {
+        costs.iter_mut().zip(&self.looked_up).for_each(|(cost, before)| cost.look_ups += before / 2);
     }
 
     fn under_way(&mut self) -> Result<&mut UnderWay, RoleError> {
@@ -216,11 +233,12 @@ impl Coordinator {
         migrations: &mut Migrations,
     ) -> Result<(), RoleError> {
         let placement = self.placement()?;
-        let costs = measure(&placement.servers).await?;
-        let servers = to as u16;
-        let moves = plan_moves(&placement.map, &costs, servers);
+        let mut costs = measure(&placement.servers).await?;
         let look_ups: Vec<u64> = costs.iter().map(|cost| cost.look_ups).collect();
         let imbalance = imbalance(&placement.map, &look_ups);
+        migrations.add_what_was_looked_up_before(&mut costs);
+        let servers = to as u16;
+        let moves = plan_moves(&placement.map, &costs, servers);
         let is_settled = moves.is_empty() && placement.map.servers() == usize::from(servers);
         if is_settled {
             self.events.push(JobEvent::SlotsMoved {
@@ -236,6 +254,7 @@ impl Coordinator {
             self.lock().resize_ended();
             return Ok(());
         }
+        migrations.looked_up = costs.iter().map(|cost| cost.look_ups).collect();
         let addresses: Vec<String> = addresses.to_vec();
         let channels = addresses.iter().map(|address| connect(transport, address));
         let placement =
@@ -251,6 +270,7 @@ impl Coordinator {
             forwarders: 0,
             all_copied: watch::Sender::new(false),
             flipped: None,
+            leaving: Vec::new(),
         };
         migrations.under_way = Some(under_way);
         self.change(|state| {
@@ -289,7 +309,7 @@ impl Coordinator {
 
     fn after_progress(&self, progress: Progress, migrations: &mut Migrations) -> Result<(), RoleError> {
         if progress == Progress::Settled {
-            return self.migration_settled(migrations);
+            self.migration_settled(migrations);
         }
         let Some(under_way) = &mut migrations.under_way else { return Ok(()) };
         if progress == Progress::Copied {
@@ -318,7 +338,7 @@ impl Coordinator {
         let count = map.servers();
         let (servers, addresses) = (&under_way.placement.servers, &under_way.placement.addresses);
         let placement = Placement { map, servers: servers[..count].to_vec(), addresses: addresses[..count].to_vec() };
-        migrations.leaving = (count as u32..).zip(servers.iter().skip(count).cloned()).collect();
+        under_way.leaving = addresses.iter().cloned().zip(servers.iter().cloned()).skip(count).collect();
         self.set_placement(placement.clone());
         self.metrics.migrations.inc();
         self.metrics.moved_slots.inc_by(migrations.under_way()?.slots as u64);
@@ -330,12 +350,12 @@ impl Coordinator {
         })
     }
 
-    /// What was handed over is dropped: the next migration may begin.
-    fn migration_settled(&self, migrations: &mut Migrations) -> Result<(), RoleError> {
-        let Some(under_way) = migrations.under_way.take() else { return Ok(()) };
-        if let Some((seconds, rest_seconds)) = under_way.flipped {
+    /// What was handed over is dropped.
+    fn migration_settled(&self, migrations: &mut Migrations) {
+        let Some(under_way) = migrations.under_way.take() else { return };
+        let moved = under_way.flipped.map(|(seconds, rest_seconds)| {
             self.metrics.migrated_bytes.inc_by(under_way.bytes);
-            self.events.push(JobEvent::SlotsMoved {
+            JobEvent::SlotsMoved {
                 from: under_way.placement.map.servers() as u32,
                 to: under_way.to,
                 slots: under_way.slots as u64,
@@ -344,15 +364,27 @@ impl Coordinator {
                 rest_seconds,
                 imbalance: under_way.imbalance,
                 map_epoch: migrations.machine.map().epoch().0,
-            });
+            }
+        });
+        migrations.settled = Some(Settled { leaving: under_way.leaving, moved });
+    }
+
+    /// Lets servers end that hold nothing any more, once no checkpoint is being written of what they held: the next migration may
+    /// begin.
+    pub(super) async fn end_migration(&self, migrations: &mut Migrations) -> Result<(), RoleError> {
+        let Some(Settled { leaving, moved }) = migrations.settled.take() else { return Ok(()) };
+        for (address, server) in leaving {
+            self.release_server(&address, &server).await;
         }
         self.change(|state| {
             state.resize_ended();
             state.training().slots_settled()
-        })
+        })?;
+        moved.into_iter().for_each(|moved| self.events.push(moved));
+        Ok(())
     }
 
-    /// Training is at its end: what has not flipped is given up, what has is brought to its end.
+    /// Training is at its end: what has not flipped is given up, what has is brought to where [`Self::end_migration`] ends it.
     pub(super) async fn settle_slots(&self, migrations: &mut Migrations) -> Result<(), RoleError> {
         let (orders, gives_up) = migrations.machine.cancel();
         if gives_up {
@@ -385,7 +417,7 @@ impl Coordinator {
             let (_, progress) = migrations.machine.released(server, epoch);
             self.after_progress(progress, migrations)?;
         }
-        self.change(|state| state.training().slots_settled())
+        Ok(())
     }
 }
 

@@ -192,8 +192,8 @@ impl Coordinator {
                     Some(answer) = migrations.answer() => self.migration_answered(answer, &mut migrations)?,
                 }
                 // What a checkpoint is being written of stays.
-                if saver.writing.is_empty() && migrations.is_settled() {
-                    self.release_servers(std::mem::take(&mut migrations.leaving)).await?;
+                if saver.writing.is_empty() {
+                    self.end_migration(&mut migrations).await?;
                 }
                 Ok(())
             };
@@ -478,17 +478,17 @@ impl Coordinator {
         self.joining.subscribe()
     }
 
-    /// Lets servers end that hold nothing any more.
-    async fn release_servers(&self, leaving: Vec<(u32, Channel)>) -> Result<(), RoleError> {
-        for (index, server) in leaving {
-            let mut traffic = std::mem::take(&mut *self.lock_left_traffic());
-            let added = add_traffic(&mut traffic, &server).await;
-            *self.lock_left_traffic() = traffic;
-            added?;
-            self.lock().release_server(index);
+    /// Lets a server end that holds nothing any more; one that has died meanwhile is missed by nobody.
+    async fn release_server(&self, address: &str, server: &Channel) {
+        let mut traffic = std::mem::take(&mut *self.lock_left_traffic());
+        let added = add_traffic(&mut traffic, server).await;
+        *self.lock_left_traffic() = traffic;
+        if let Err(error) = added {
+            let message = format!("what the parameter server at {address} has sent is not in the summary: {error}");
+            warn_all(&self.events, [message]);
         }
+        self.lock().release_server(address);
         self.changed.notify_waiters();
-        Ok(())
     }
 
     fn placement(&self) -> Result<Placement, RoleError> {

@@ -105,8 +105,8 @@ pub(super) struct State {
     ps: Vec<Option<String>>,
     /// Those behind them: they hold nothing until slots move to them.
     spare_ps: BTreeMap<u32, String>,
-    /// Those that held slots once and have been told to end.
-    released_ps: BTreeSet<u32>,
+    /// The addresses of those that held slots once and have been told to end.
+    released_ps: BTreeSet<String>,
     resize: Resize,
     embedding_workers: Vec<Option<String>>,
     dense_workers: Vec<Option<String>>,
@@ -212,6 +212,7 @@ impl State {
             *own = std::mem::take(old);
         }
         fresh.spare_ps = std::mem::take(&mut self.spare_ps);
+        fresh.released_ps = std::mem::take(&mut self.released_ps);
         fresh.resize = self.resize;
         fresh.failure = self.failure.take();
         *self = fresh;
@@ -271,7 +272,7 @@ impl State {
 
     /// How the job ended for this member, if it has.
     pub(super) fn member_end(&self, request: &v1::JobEndRequest) -> Option<v1::JobEnd> {
-        let is_released = request.role() == v1::Role::Ps && self.released_ps.contains(&request.index);
+        let is_released = request.role() == v1::Role::Ps && self.released_ps.contains(&request.address);
         self.job_end().or_else(|| is_released.then(v1::JobEnd::default))
     }
 
@@ -318,7 +319,8 @@ impl State {
         if before.is_some() && matches!(self.resize, Resize::Moving) {
             return Err(RoleError::Restarted { member: format!("ps {}", request.index) });
         }
-        self.released_ps.remove(&request.index);
+        // In a cluster a successor has the address of the one before, which is gone.
+        self.released_ps.remove(&request.address);
         Ok(())
     }
 
@@ -378,9 +380,8 @@ impl State {
     }
 
     /// A server that holds nothing any more may end.
-    pub(super) fn release_server(&mut self, index: u32) {
-        self.spare_ps.remove(&index);
-        self.released_ps.insert(index);
+    pub(super) fn release_server(&mut self, address: &str) {
+        self.released_ps.insert(address.to_owned());
     }
 
     /// Everybody's address, once all have joined.

@@ -35,8 +35,8 @@ pub(super) struct Slots {
     moving: AtomicBool,
     /// Keys looked up since the map changed, by slot.
     look_ups: Box<[AtomicU64]>,
-    /// Where other servers are. Held while rows are sent: packages of a slot go one after the other.
-    targets: tokio::sync::Mutex<BTreeMap<u16, Channel>>,
+    /// Where other servers are.
+    targets: Mutex<BTreeMap<u16, Channel>>,
     transport: Arc<dyn Transport>,
     metrics: PsMetrics,
 }
@@ -55,7 +55,7 @@ impl Slots {
             look_ups: (0..map.slots()).map(|_| AtomicU64::new(0)).collect(),
             map: Mutex::new(Arc::new(map)),
             moving: AtomicBool::new(false),
-            targets: tokio::sync::Mutex::default(),
+            targets: Mutex::default(),
             transport,
             metrics,
         };
@@ -129,29 +129,26 @@ impl Slots {
         let (migration, slot) = (MigrationId(migration), Slot(slot));
         let to =
             u16::try_from(to).map_err(|_| inconsistent("copy_slot", format!("there is no parameter server {to}")))?;
-        let mut targets = self.targets.lock().await;
-        targets.insert(to, connect(&*self.transport, &address)?);
+        self.lock_targets().insert(to, connect(&*self.transport, &address)?);
         self.lock().begin_copy(migration, slot, to).map_err(|error| refused("copy_slot", error))?;
         // Before the rows are copied: an update that takes the slot's lock after the copy sees this after it.
         self.moving.store(true, Ordering::Release);
         let store = Arc::clone(&self.store);
         let snapshot = blocking("copying of a slot", move || store.snapshot_slot(slot)).await??;
-        self.send(&targets, to, migration, vec![(0, snapshot)]).await
+        self.send(to, migration, vec![(0, snapshot)]).await
     }
 
     /// Sends what has changed in slots that are moving.
     pub(super) async fn forward(&self) -> Result<v1::SentRows, RoleError> {
-        let targets = self.targets.lock().await;
-        self.send_changes(&targets).await
+        self.send_changes().await
     }
 
     /// Serves these slots no more and sends what changed last.
     pub(super) async fn seal(&self, request: v1::SealSlots) -> Result<v1::SentRows, RoleError> {
         let migration = MigrationId(request.migration);
         let slots: Vec<Slot> = request.slots.into_iter().map(Slot).collect();
-        let targets = self.targets.lock().await;
         self.lock().seal(migration, &slots).map_err(|error| refused("seal_slots", error))?;
-        let sent = self.send_changes(&targets).await?;
+        let sent = self.send_changes().await?;
         if self.lock().is_drained(migration) {
             return Ok(sent);
         }
@@ -224,7 +221,8 @@ impl Slots {
         Ok(())
     }
 
-    async fn send_changes(&self, targets: &BTreeMap<u16, Channel>) -> Result<v1::SentRows, RoleError> {
+    /// Packages of a slot go one after the other: the next is taken when the one before has arrived.
+    async fn send_changes(&self) -> Result<v1::SentRows, RoleError> {
         let mut by_target: BTreeMap<(u16, MigrationId), Vec<Changes<RowName>>> = BTreeMap::new();
         for changes in self.lock().take_changes() {
             by_target.entry((changes.to, changes.migration)).or_default().push(changes);
@@ -238,7 +236,7 @@ impl Slots {
                 };
                 changes.into_iter().map(package).collect::<Result<Vec<_>, RoleError>>()
             });
-            let sent = self.send(targets, to, migration, packages.await??).await?;
+            let sent = self.send(to, migration, packages.await??).await?;
             total.rows += sent.rows;
             total.bytes += sent.bytes;
             self.metrics.forwarded_rows.inc_by(sent.rows);
@@ -249,13 +247,12 @@ impl Slots {
     /// Sends packages to one server, some in a message.
     async fn send(
         &self,
-        targets: &BTreeMap<u16, Channel>,
         to: u16,
         migration: MigrationId,
         packages: Vec<(u64, SlotSnapshot)>,
     ) -> Result<v1::SentRows, RoleError> {
         let unknown = || inconsistent("put_slots", format!("it is not known where parameter server {to} is"));
-        let channel = targets.get(&to).ok_or_else(unknown)?;
+        let channel = self.lock_targets().get(&to).cloned().ok_or_else(unknown)?;
         let mut sent = v1::SentRows::default();
         let mut packages = packages.into_iter().peekable();
         while packages.peek().is_some() {
@@ -276,7 +273,7 @@ impl Slots {
             sent.bytes += bytes.len() as u64;
             let arrived: Vec<(Slot, u64)> =
                 request.packages.iter().map(|package| (Slot(package.slot), package.sequence)).collect();
-            message::call(channel, request, vec![Tensor::from(bytes)], CALL_DEADLINE).await?;
+            message::call(&channel, request, vec![Tensor::from(bytes)], CALL_DEADLINE).await?;
             let mut holder = self.lock();
             arrived.into_iter().for_each(|(slot, sequence)| holder.acknowledged(migration, slot, sequence));
         }
@@ -299,6 +296,10 @@ impl Slots {
 
     fn count(&self) {
         self.metrics.slots.set(self.lock().own().len() as i64);
+    }
+
+    fn lock_targets(&self) -> MutexGuard<'_, BTreeMap<u16, Channel>> {
+        self.targets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, SlotHolder<RowName>> {
