@@ -31,7 +31,7 @@ impl Default for OperatorConfig {
             poll: Duration::from_secs(3),
             namespace: None,
             tls: false,
-            concurrency: 8,
+            concurrency: 64,
         }
     }
 }

@@ -18,6 +18,8 @@ use crate::switch::SwitchAnswer;
 
 /// How long a coordinator has to answer.
 const DEADLINE: Duration = Duration::from_secs(3);
+/// Within it a coordinator that is there takes a connection.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(1);
 /// Events that are read to find the last one; a coordinator keeps fewer.
 const MAX_EVENTS: usize = 1_000_000;
 
@@ -145,7 +147,7 @@ async fn connect(coordinator: &Whereabouts) -> Result<ControlClient<Channel>, As
         Some(certificate) => Endpoint::from_shared(format!("https://{address}"))?.tls_config(tls(certificate))?,
         None => Endpoint::from_shared(format!("http://{address}"))?,
     };
-    Ok(ControlClient::new(endpoint.connect_timeout(DEADLINE).connect().await?))
+    Ok(ControlClient::new(endpoint.connect_timeout(CONNECT_DEADLINE).connect().await?))
 }
 
 fn tls(certificate: &JobCertificate) -> ClientTlsConfig {

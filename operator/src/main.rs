@@ -36,11 +36,11 @@ struct Cli {
     /// Secret of the job's namespace with which it is pulled (may be given several times)
     #[arg(long = "image-pull-secret")]
     image_pull_secrets: Vec<String>,
-    /// Seconds between two questions to a coordinator
+    /// Seconds between two questions to a coordinator; longer where there are more jobs than can be asked so often
     #[arg(long, default_value_t = 3)]
     poll_seconds: u64,
     /// Jobs that are reconciled at the same time
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = 64)]
     concurrency: u16,
     /// Namespace whose jobs it runs; all namespaces if not given
     #[arg(long)]

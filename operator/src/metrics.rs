@@ -9,6 +9,7 @@ use prometheus::{
 };
 use rectrain_crds::Phase;
 
+use crate::phase::is_under_way;
 use crate::reconcile::ReconcileError;
 
 /// 1 ms to 30 s.
@@ -144,6 +145,13 @@ impl OperatorMetrics {
     pub fn saw_job(&self, namespace: &str, name: &str, phase: Phase) {
         let mut seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.insert((namespace.to_owned(), name.to_owned()), (Instant::now(), phase));
+    }
+
+    /// Jobs that have not come to an end or to rest.
+    #[must_use]
+    pub fn jobs_under_way(&self) -> usize {
+        let seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.values().filter(|(_, phase)| is_under_way(*phase)).count()
     }
 
     /// How far off the prediction of a job's speed was.

@@ -568,7 +568,9 @@ impl<'a> Draft<'a> {
     }
 }
 
-fn is_under_way(phase: Phase) -> bool {
+/// Whether the job has not come to an end or to rest.
+#[must_use]
+pub fn is_under_way(phase: Phase) -> bool {
     !matches!(phase, Phase::Complete | Phase::Failed | Phase::Suspended)
 }
 

@@ -40,6 +40,8 @@ use crate::reconcile::observe::Watched;
 const AT_LEAST: Duration = Duration::from_secs(600);
 /// Time after which an object that was refused is tried again.
 const REFUSED: Duration = Duration::from_secs(15);
+/// Jobs under way that are looked at in a second, so that many of them leave the API server and the operator time for what changes.
+const LOOKS_A_SECOND: f64 = 50.0;
 /// Objects whose stored form is remembered.
 const MOST_SETTLED: usize = 100_000;
 
@@ -196,6 +198,12 @@ impl Context {
         Ok(Some(self.root.as_ref().ok_or(ReconcileError::NoRoot)?.of_job(uid)?))
     }
 
+    /// The time until a job under way is looked at again.
+    fn poll(&self) -> Duration {
+        let all = self.metrics.jobs_under_way() as f64 / LOOKS_A_SECOND;
+        self.config.poll.max(Duration::from_secs_f64(all))
+    }
+
     fn obstacle(&self, uid: &str) -> Option<Problem> {
         self.obstacles.lock().unwrap_or_else(PoisonError::into_inner).get(uid).cloned()
     }
@@ -258,7 +266,7 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
         answer: None,
         automatic: looked.as_ref().map(|looked| &looked.findings),
         obstacle: obstacle.as_ref(),
-        poll: context.config.poll,
+        poll: context.poll(),
     };
     let decision = decide_and_ask(&context, coordinator.as_ref(), &facts).await;
     let job = Box::pin(write_status(&jobs, &context, job, &decision)).await?;

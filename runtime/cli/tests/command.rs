@@ -134,7 +134,7 @@ fn a_running_job_is_switched_by_its_name() {
 /// A job that trains for some seconds, under a name of its own.
 fn job_to_scale(name: &str) -> Vec<String> {
     let sets = "spec.data.synthetic.rows=40000,spec.checkpoint.everySteps=50,spec.checkpoint.path=checkpoints,\
-                spec.faultTolerance.backoffSeconds=0";
+                spec.faultTolerance.backoffSeconds=1";
     let arguments = ["run", "job.yaml", "--json", "--processes", "--slow", "denseWorker-0=8x", "--set", sets, "--set"];
     arguments.iter().map(|argument| (*argument).to_owned()).chain([format!("metadata.name={name}")]).collect()
 }

@@ -22,6 +22,7 @@ const PODS: u64 = 5;
 const AT_A_TIME: usize = 100;
 /// All pods of all jobs are made within this time; the API server and its controllers share the machine with the operator.
 const PATIENCE: Duration = Duration::from_secs(1_800);
+const NODES_PATIENCE: Duration = Duration::from_secs(60);
 /// Addresses that no machine of the cluster has.
 const ADDRESSES: &str = "198.19.0.1/16";
 /// The annotation by which KWOK knows its nodes, and the taint that keeps other pods away.
@@ -37,7 +38,7 @@ pub(super) fn thousand_with_pods(paths: &Paths) -> Result<(), String> {
     let _kwok = start(paths)?;
     let nodes: Vec<Value> = (0..NODES).map(node).collect();
     apply(paths, NAMESPACE, &list(nodes).to_string())?;
-    let result = filled(paths);
+    let result = nodes_ready(paths).and_then(|()| filled(paths));
     // Nodes outlive a namespace.
     let names: Vec<String> = (0..NODES).map(node_name).collect();
     let words: Vec<&str> = ["delete", "nodes"].into_iter().chain(names.iter().map(String::as_str)).collect();
@@ -46,14 +47,29 @@ pub(super) fn thousand_with_pods(paths: &Paths) -> Result<(), String> {
     result
 }
 
+/// What KWOK has nodes and pods do, of its own module.
+const STAGES: [&str; 3] = ["node/fast/node-initialize.yaml", "pod/fast/pod-ready.yaml", "pod/fast/pod-delete.yaml"];
+
 fn start(paths: &Paths) -> Result<Running, String> {
     let log = std::fs::File::create(paths.log("kwok")).map_err(|error| format!("cannot write KWOK's log: {error}"))?;
     let mut kwok = command(paths.program("kwok"), ["--manage-all-nodes=false".to_owned()]);
+    let stages = tools::sources_of(&KWOK)?.join("kustomize/stage");
+    kwok.args(STAGES.map(|stage| format!("--config={}", stages.join(stage).display())));
     kwok.arg(format!("--kubeconfig={}", paths.kubeconfig().display()));
     kwok.arg(format!("--manage-nodes-with-annotation-selector={FAKE}=fake"));
     kwok.arg(format!("--cidr={ADDRESSES}"));
     kwok.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
     Ok(Running(kwok.spawn().map_err(|error| format!("cannot run KWOK: {error}"))?))
+}
+
+fn nodes_ready(paths: &Paths) -> Result<(), String> {
+    eventually(NODES_PATIENCE, "the nodes that KWOK fakes", || {
+        let columns =
+            "--output=jsonpath={range .items[*]}{.status.conditions[?(@.type=='Ready')].status}{\"\\n\"}{end}";
+        let text = within(paths, NAMESPACE, &["get", "nodes", "--selector=type=fake", columns])?;
+        let ready = text.lines().filter(|status| *status == "True").count();
+        if ready == NODES { Ok(()) } else { Err(format!("{ready} are ready: see {}", paths.log("kwok").display())) }
+    })
 }
 
 fn filled(paths: &Paths) -> Result<(), String> {

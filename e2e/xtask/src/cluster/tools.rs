@@ -2,7 +2,7 @@
 //! built once and kept in the cache folder.
 
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::cgroups;
 use super::components::CNI_FOLDERS;
@@ -144,6 +144,16 @@ fn build_one(paths: &Paths, program: Program) -> Result<(), String> {
         Program::Module(..) => visible(&mut go)?,
     }
     write(&stamp, made_of)
+}
+
+/// The folder of a program's module.
+pub(super) fn sources_of(program: &Program) -> Result<PathBuf, String> {
+    let Program::Module(name, main) = program else { return Ok(sources()) };
+    let (path, version) = main.rsplit_once('@').ok_or_else(|| format!("{name} has no version"))?;
+    let module = format!("{}@{version}", path.split_once("/cmd/").map_or(path, |(module, _)| module));
+    let told = output(&mut command("go", ["mod", "download", "-json", &module]))?;
+    let told: serde_json::Value = serde_json::from_str(&told).map_err(|error| error.to_string())?;
+    told["Dir"].as_str().map(PathBuf::from).ok_or_else(|| format!("`go mod download` does not say where {module} is"))
 }
 
 /// What decides on a program of the module in `e2e/cluster`.

@@ -45,6 +45,7 @@ pub(crate) async fn run(args: &RunArgs, plan: &JobPlan, mut display: Display) ->
         plan,
         run: new_run(),
         servers: Cell::new(plan.replicas.ps),
+        next_servers: Cell::new(plan.replicas.ps),
         slow: slow::factors(&args.slow, plan.replicas.dense_workers)?,
         cores: slow::cores(&args.cpus, plan.replicas.dense_workers)?,
     };
@@ -74,8 +75,10 @@ struct Job<'a> {
     args: &'a RunArgs,
     plan: &'a JobPlan,
     run: String,
-    /// Parameter servers: the manifest's, or as many as were asked for since. Whoever begins again begins with so many.
+    /// Parameter servers that this attempt began with: the first slot map is that of so many, for those that join later as well.
     servers: Cell<u32>,
+    /// Parameter servers that the next attempt begins with: as many as were asked for last.
+    next_servers: Cell<u32>,
     slow: BTreeMap<u32, f64>,
     cores: BTreeMap<u32, f64>,
 }
@@ -83,6 +86,7 @@ struct Job<'a> {
 impl Job<'_> {
     /// Starts every process and follows the job to its end, or to the first crash; none of them is left.
     async fn attempt(&self, display: &mut Display, account: &mut Account) -> Result<(), Failure> {
+        self.servers.set(self.next_servers.get());
         let (coordinator, addresses) = self.start_coordinator().await?;
         let _running = Running::note(&self.plan.name, &addresses.control);
         display.note(&format!("coordinator at {}, metrics on {}", addresses.control, addresses.metrics));
@@ -106,7 +110,7 @@ impl Job<'_> {
                 failure = first_failure(&mut children) => break Err(failure),
                 () = signal::interrupted() => break Err(save(ask_to_save(&addresses.control)).await),
                 Some((from, to)) = joins.recv() => {
-                    self.servers.set(to);
+                    self.next_servers.set(to);
                     for index in from..to {
                         let (name, child) = self.start_member(Role::Ps, index, &addresses, &mut limits)?;
                         watch_child(&mut children, name, child, stop.subscribe());
