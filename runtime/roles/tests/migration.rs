@@ -19,12 +19,12 @@ use rectrain_roles::metrics::{CoordinatorMetrics, RoleMetrics};
 
 use crate::common::plan;
 
-/// 420 steps, which take some seconds because the dense workers are slow.
+/// 630 steps, which take some seconds because the dense workers are slow.
 const LONG: [&str; 3] =
-    ["spec.data.synthetic.rows=20000", "spec.data.synthetic.testRows=100", "spec.training.epochs=2"];
-const ROWS: u64 = 40_000;
+    ["spec.data.synthetic.rows=30000", "spec.data.synthetic.testRows=100", "spec.training.epochs=2"];
+const ROWS: u64 = 60_000;
 /// Enough for a checkpoint, and for look-ups to be measured.
-const STEPS_BETWEEN: u64 = 40;
+const STEPS_BETWEEN: u64 = 30;
 
 struct Run {
     summary: Option<Summary>,
@@ -55,17 +55,15 @@ async fn wait_for(follower: &mut EventFollower, mut is_it: impl FnMut(&JobEvent)
     std::future::pending().await
 }
 
-/// Gives the step that was reached.
-async fn wait_for_step(follower: &mut EventFollower, at_least: u64) -> u64 {
-    let mut reached = 0;
+/// Waits until it is so, while `reached` follows the step.
+async fn wait_until(follower: &mut EventFollower, reached: &mut u64, mut is_it: impl FnMut(&JobEvent, u64) -> bool) {
     let is_there = |event: &JobEvent| {
         if let JobEvent::Progress { step, .. } = event {
-            reached = *step;
+            *reached = *step;
         }
-        reached >= at_least
+        is_it(event, *reached)
     };
     wait_for(follower, is_there).await;
-    reached
 }
 
 /// Trains as run `run`, and has the slots spread over so many servers one after the other, each time after some steps. With
@@ -84,7 +82,8 @@ fn train(run: &str, changes: &[&str], sizes: &[u32], crash: Option<Duration>) ->
             let mut follower = events.follow();
             let mut reached = 0;
             for size in sizes {
-                reached = wait_for_step(&mut follower, reached + STEPS_BETWEEN).await;
+                let due = reached + STEPS_BETWEEN;
+                wait_until(&mut follower, &mut reached, |_, reached| reached >= due).await;
                 if let Err(refused) = coordinator.request_scale(*size) {
                     assert_eq!(refused, "training has ended");
                 }
@@ -94,7 +93,8 @@ fn train(run: &str, changes: &[&str], sizes: &[u32], crash: Option<Duration>) ->
                     tokio::time::sleep(crash).await;
                     return;
                 }
-                wait_for(&mut follower, |event| matches!(event, JobEvent::SlotsMoved { .. })).await;
+                let moved = |event: &JobEvent, _| matches!(event, JobEvent::SlotsMoved { .. });
+                wait_until(&mut follower, &mut reached, moved).await;
             }
             std::future::pending::<()>().await;
         };
