@@ -71,7 +71,13 @@ pub(crate) fn with_overheads(observations: &Observations, overheads: Overheads) 
     }
     let with_barrier = with_barrier(observations);
     let all_reduce = overheads.all_reduce.or(overheads.exchange).unwrap_or(0.0);
-    let exchange = overheads.exchange.or(overheads.all_reduce).unwrap_or(0.0);
+    let rows = f64::from(observations.local_batch_rows);
+    let slowest_seconds = workers.iter().map(|worker| worker.mean_seconds(rows)).fold(f64::MIN_POSITIVE, f64::max);
+    // An all-reduce takes as long as its slowest worker; an exchange is a worker's own.
+    let exchange = |worker: &Worker| match overheads.exchange {
+        Some(exchange) => exchange,
+        None => all_reduce * worker.mean_seconds(rows) / slowest_seconds,
+    };
     let sync_wait = overheads.sync_wait.unwrap_or(observations.wait_seconds);
     let gba_wait = overheads.gba_wait.unwrap_or(observations.wait_seconds);
     let global_rows = f64::from(observations.global_batch_rows);
@@ -80,7 +86,7 @@ pub(crate) fn with_overheads(observations: &Observations, overheads: Overheads) 
         .max_by(|a, b| with_barrier[*a].mean_seconds(1.0).total_cmp(&with_barrier[*b].mean_seconds(1.0)))?;
     let prediction = Prediction {
         sync: global_rows / sync_step_seconds,
-        gba: without_barrier(observations, exchange + gba_wait),
+        gba: without_barrier(observations, |worker| exchange(worker) + gba_wait),
         sync_step_seconds,
         slowest,
     };
@@ -115,14 +121,14 @@ pub(crate) fn mean_of_the_slowest(workers: &[Worker], rows: f64) -> f64 {
     (0..batches).map(slowest).sum::<f64>() / batches.max(1) as f64
 }
 
-fn without_barrier(observations: &Observations, overhead: f64) -> f64 {
+fn without_barrier(observations: &Observations, overhead: impl Fn(&Worker) -> f64) -> f64 {
     let rows = f64::from(observations.local_batch_rows);
-    let mean = |worker: &Worker| worker.mean_seconds(rows) + overhead;
+    let mean = |worker: &Worker| worker.mean_seconds(rows) + overhead(worker);
     let batches_a_second: f64 = observations.workers.iter().map(|worker| mean(worker).recip()).sum();
     let steps_a_second = batches_a_second * rows / f64::from(observations.global_batch_rows);
     let counted = |worker: &Worker| {
         let is_counted = |seconds: &&f64| {
-            let batch = **seconds * rows / f64::from(worker.batch_rows) + overhead;
+            let batch = **seconds * rows / f64::from(worker.batch_rows) + overhead(worker);
             batch * steps_a_second <= f64::from(observations.staleness_tolerance) + IN_BUFFER_STEPS
         };
         worker.compute_seconds.iter().filter(is_counted).count() as f64 / worker.compute_seconds.len() as f64

@@ -32,8 +32,8 @@ const MEASURED: Duration = Duration::from_secs(30);
 const SETTLED: Duration = Duration::from_secs(10);
 /// The operator decides over this time; from its second half on there is enough of it.
 const WINDOW: Duration = Duration::from_secs(60);
-/// Instead of the default five minutes, so that a test sees both switches within a few.
-const DWELL: Duration = Duration::from_secs(60);
+/// Instead of the default five minutes, so that a test sees both switches within a few. (Shorter, a switch would have to earn more.)
+const DWELL: Duration = Duration::from_secs(120);
 /// How long neighbours may take to come or to go.
 const PODS: Duration = Duration::from_secs(90);
 const SECOND: Duration = Duration::from_secs(1);
