@@ -196,10 +196,8 @@ pub fn observations(
         _ => None,
     };
     let measured: Vec<_> = of(Role::DenseWorker).filter_map(dense_worker).collect();
-    let mean = |value: fn(&Measured) -> f64| {
-        (!measured.is_empty()).then(|| measured.iter().map(value).sum::<f64>() / measured.len() as f64)
-    };
-    // With a barrier a fast worker's waits contain the slowness of the others; the least of them is the wait itself.
+    // With a barrier a fast worker's waits contain the slowness of the others, and without one a slow worker's its own; the least of
+    // them is the wait itself.
     let least = |value: fn(&Measured) -> f64| measured.iter().map(value).reduce(f64::min);
     let is_sync = mode == Some(TrainingMode::Sync);
     // A worker that made no step may be the slow one: without it nothing can be said of the modes.
@@ -237,9 +235,9 @@ pub fn observations(
         },
         barrier_workers: training.barrier_workers.and_then(|workers| u32::try_from(workers).ok()),
         all_reduce_seconds: least(|m| m.all_reduce).filter(|_| is_sync),
-        exchange_seconds: mean(|m| m.other).filter(|_| mode == Some(TrainingMode::Gba)),
-        wait_seconds: if is_sync { least(|m| m.wait) } else { mean(|m| m.wait) }.unwrap_or(0.0),
-        samples_per_second: mean(|m| m.samples_per_second).map(|mean| mean * measured.len() as f64),
+        exchange_seconds: least(|m| m.other).filter(|_| mode == Some(TrainingMode::Gba)),
+        wait_seconds: least(|m| m.wait).unwrap_or(0.0),
+        samples_per_second: (!measured.is_empty()).then(|| measured.iter().map(|m| m.samples_per_second).sum()),
         // Every server, or no word of their memory.
         ps: if ps.len() == resolved.roles.ps.replicas { ps } else { Vec::new() },
         resizes_in_place: false,

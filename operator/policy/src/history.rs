@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use crate::predict::predict;
+use crate::predict::{Overheads, computing_seconds, with_overheads};
 use crate::replicas;
 use crate::{Action, Decision, Observations, Policy, Prediction, Subject, TrainingMode, decide};
 
@@ -94,13 +94,17 @@ impl Corrections {
             TrainingMode::Sync => &mut self.sync,
             TrainingMode::Gba => &mut self.gba,
         };
-        let measured = measured_over_predicted.clamp(MOST_CORRECTION.recip(), MOST_CORRECTION).ln();
-        let Correction { logarithm, measured: count } = own.unwrap_or_default();
-        let share = (seconds as f64 / CORRECTION_SECONDS).max(f64::from(count.saturating_add(1)).recip()).min(1.0);
-        *own = Some(Correction {
-            logarithm: logarithm + share * (measured - logarithm),
-            measured: count.saturating_add(1),
-        });
+        let measured = measured_over_predicted.clamp(MOST_CORRECTION.recip(), MOST_CORRECTION);
+        *own = Some(own.unwrap_or_default().with(measured, seconds));
+    }
+}
+
+impl Correction {
+    /// With what was measured over the `seconds` since the measurement before.
+    fn with(self, measured: f64, seconds: u64) -> Self {
+        let count = self.measured.saturating_add(1);
+        let share = (seconds as f64 / CORRECTION_SECONDS).max(f64::from(count).recip()).min(1.0);
+        Self { logarithm: self.logarithm + share * (measured.ln() - self.logarithm), measured: count }
     }
 }
 
@@ -142,6 +146,11 @@ pub struct History {
     pub(crate) corrections: Corrections,
     pub(crate) all_reduce_seconds: Option<f64>,
     pub(crate) exchange_seconds: Option<f64>,
+    /// The all-reduce as a share of what the slowest worker computes: where processors are short, both take longer.
+    all_reduce_share: Option<Correction>,
+    /// What is waited for data and embeddings: what a step waits for is measured apart in either mode.
+    sync_wait_seconds: Option<f64>,
+    gba_wait_seconds: Option<f64>,
     prediction_error: Option<f64>,
     /// ln(gba / sync), both corrected.
     pub(crate) advantage: Window<f64>,
@@ -186,6 +195,7 @@ impl History {
         let seconds = self.seen_seconds.replace(now).map_or(0, |seen| now - seen);
         self.all_reduce_seconds = observations.all_reduce_seconds.or(self.all_reduce_seconds);
         self.exchange_seconds = observations.exchange_seconds.or(self.exchange_seconds);
+        self.observe_overheads(observations, seconds);
         self.observe_speed(policy, observations, seconds);
         self.observe_memory(policy, observations);
         self.observe_trial(policy, observations);
@@ -241,7 +251,7 @@ impl History {
     /// What the modes would make, corrected by what was learned.
     #[must_use]
     pub fn predict(&self, observations: &Observations) -> Option<Prediction> {
-        let raw = predict(observations, self.all_reduce_seconds, self.exchange_seconds)?;
+        let raw = with_overheads(observations, self.overheads(observations))?;
         let corrected = |mode| raw.of(mode) * self.corrections.of(mode);
         Some(Prediction { sync: corrected(TrainingMode::Sync), gba: corrected(TrainingMode::Gba), ..raw })
     }
@@ -270,8 +280,34 @@ impl History {
         }
     }
 
+    fn observe_overheads(&mut self, observations: &Observations, seconds: u64) {
+        let Some(computing) = computing_seconds(observations).filter(|_| !observations.workers.is_empty()) else {
+            return;
+        };
+        let share = observations.all_reduce_seconds.map(|all_reduce| all_reduce / computing);
+        if let Some(share) = share.filter(|share| share.is_normal()) {
+            self.all_reduce_share = Some(self.all_reduce_share.unwrap_or_default().with(share, seconds));
+        }
+        match observations.mode {
+            Some(TrainingMode::Sync) => self.sync_wait_seconds = Some(observations.wait_seconds),
+            Some(TrainingMode::Gba) => self.gba_wait_seconds = Some(observations.wait_seconds),
+            None => {}
+        }
+    }
+
+    /// What of a step is not computing, for workers as fast as they are now.
+    fn overheads(&self, observations: &Observations) -> Overheads {
+        let as_fast_as_now = || Some(self.all_reduce_share?.logarithm.exp() * computing_seconds(observations)?);
+        Overheads {
+            all_reduce: observations.all_reduce_seconds.or_else(as_fast_as_now).or(self.all_reduce_seconds),
+            exchange: self.exchange_seconds,
+            sync_wait: self.sync_wait_seconds,
+            gba_wait: self.gba_wait_seconds,
+        }
+    }
+
     fn observe_speed(&mut self, policy: &Policy, observations: &Observations, seconds: u64) {
-        let raw = predict(observations, self.all_reduce_seconds, self.exchange_seconds);
+        let raw = with_overheads(observations, self.overheads(observations));
         let Some(predicted) = self.predict(observations) else { return };
         // What was measured across a switch is neither mode's.
         let steady = observations.mode.filter(|mode| Some(*mode) == self.mode);

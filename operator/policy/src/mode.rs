@@ -41,9 +41,12 @@ fn verdict(
         predicted.sync_step_seconds,
         crowd.map(|crowd| format!("; the cluster is crowded: {crowd}")).unwrap_or_default(),
     );
-    let needed_percent = (needed.exp_m1() * 100.0).round();
+    let takes = match (present, (needed.abs().exp_m1() * 100.0).round()) {
+        (TrainingMode::Gba, percent) if needed < 0.0 => format!("gba stays while it is {percent} % faster"),
+        (present, percent) => format!("leaving {present} takes {percent} % more"),
+    };
     if gain <= needed {
-        return Err(format!("{facts}; leaving {present} takes {needed_percent} % more"));
+        return Err(format!("{facts}; {takes}"));
     }
     if let Some(last) = history.last(Subject::Mode)
         && now < last.at_seconds.saturating_add(policy.dwell_seconds)
@@ -58,21 +61,22 @@ fn verdict(
     if switches >= policy.switches_per_hour as usize {
         return Err(format!("{facts}; the last hour has had its {switches} switches"));
     }
-    Ok((present, format!("{facts}; leaving {present} takes {needed_percent} % more")))
+    Ok((present, format!("{facts}; {takes}")))
 }
 
-/// The advantage (natural logarithm of a ratio) at which training goes over to `to`: the margin, but at least what earns the
-/// switch's time s back within the dwell d, d / (d − s). In a crowded cluster workers are about to become slow: half the margin
-/// leads to `gba`, twice the margin back.
+/// The advantage of `to` (natural logarithm of a ratio) at which training goes over to it. To `gba`: the margin, but at least what
+/// earns the switch's time s back within the dwell d, d / (d − s). To `sync`, whose steps are exact and can be repeated: less than nothing,
+/// as soon as `gba` is not worth half its threshold any more. In a crowded cluster workers are about to become slow: half the margin
+/// leads to `gba`, and only where `sync` is the faster by the margin is it left.
 fn needed(policy: &ModePolicy, to: TrainingMode, is_crowded: bool) -> f64 {
     let dwell = policy.dwell_seconds as f64;
     let earned_back = policy.switch_seconds / (dwell - policy.switch_seconds).max(1.0);
-    let margin = match (to, is_crowded) {
-        (_, false) => policy.margin,
-        (TrainingMode::Gba, true) => 0.5 * policy.margin,
-        (TrainingMode::Sync, true) => 2.0 * policy.margin,
-    };
-    margin.max(earned_back).ln_1p()
+    let at_least = |margin: f64| margin.max(earned_back).ln_1p();
+    match (to, is_crowded) {
+        (TrainingMode::Gba, false) | (TrainingMode::Sync, true) => at_least(policy.margin),
+        (TrainingMode::Gba, true) => at_least(0.5 * policy.margin),
+        (TrainingMode::Sync, false) => -0.5 * at_least(policy.margin),
+    }
 }
 
 /// What of the cluster's load warns of slow workers.

@@ -39,38 +39,74 @@ impl Prediction {
 /// Between the gradient's arrival and the application of the step that it is in, half a step passes on average.
 const IN_BUFFER_STEPS: f64 = 0.5;
 
+/// What of a step is not computing, in seconds, as last known. Where only one of all-reduce and exchange is, it stands for the other: a
+/// ring all-reduce moves the gradient and the sums over a worker's link, a push and a pull the gradient and the parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Overheads {
+    pub(crate) all_reduce: Option<f64>,
+    pub(crate) exchange: Option<f64>,
+    /// For data and embeddings, with a barrier and without one: they are measured apart, and what is not known is as it is now.
+    pub(crate) sync_wait: Option<f64>,
+    pub(crate) gba_wait: Option<f64>,
+}
+
 /// Predicts both modes; `None` where no batch was measured or the measurements cannot be ([`Observations::check`]).
-/// `all_reduce_seconds` and `exchange_seconds` are those last known; where only one is, it stands for the other: a ring all-reduce
-/// moves the gradient and the sums over a worker's link, a push and a pull the gradient and the parameters.
+/// `all_reduce_seconds` and `exchange_seconds` are those last known; where only one is, it stands for the other.
 #[must_use]
 pub fn predict(
     observations: &Observations,
     all_reduce_seconds: Option<f64>,
     exchange_seconds: Option<f64>,
 ) -> Option<Prediction> {
+    let overheads = Overheads { all_reduce: all_reduce_seconds, exchange: exchange_seconds, ..Overheads::default() };
+    with_overheads(observations, overheads)
+}
+
+pub(crate) fn with_overheads(observations: &Observations, overheads: Overheads) -> Option<Prediction> {
     observations.check().ok()?;
     let workers = &observations.workers;
     let is_measured = !workers.is_empty() && workers.iter().all(|worker| !worker.compute_seconds.is_empty());
     if !is_measured || observations.global_batch_rows == 0 || observations.local_batch_rows == 0 {
         return None;
     }
-    let with_barrier = observations.barrier_workers.map_or(workers.len(), |count| count as usize);
-    let with_barrier = &workers[..with_barrier.clamp(1, workers.len())];
-    let all_reduce = all_reduce_seconds.or(exchange_seconds).unwrap_or(0.0);
-    let exchange = exchange_seconds.or(all_reduce_seconds).unwrap_or(0.0);
+    let with_barrier = with_barrier(observations);
+    let all_reduce = overheads.all_reduce.or(overheads.exchange).unwrap_or(0.0);
+    let rows = f64::from(observations.local_batch_rows);
+    let slowest_seconds = workers.iter().map(|worker| worker.mean_seconds(rows)).fold(f64::MIN_POSITIVE, f64::max);
+    // An all-reduce takes as long as its slowest worker; an exchange is a worker's own.
+    let exchange = |worker: &Worker| match overheads.exchange {
+        Some(exchange) => exchange,
+        None => all_reduce * worker.mean_seconds(rows) / slowest_seconds,
+    };
+    let sync_wait = overheads.sync_wait.unwrap_or(observations.wait_seconds);
+    let gba_wait = overheads.gba_wait.unwrap_or(observations.wait_seconds);
     let global_rows = f64::from(observations.global_batch_rows);
-    let share = global_rows / with_barrier.len() as f64;
-    let sync_step_seconds = mean_of_the_slowest(with_barrier, share) + all_reduce + observations.wait_seconds;
+    let sync_step_seconds = computing_seconds(observations)? + all_reduce + sync_wait;
     let slowest = (0..with_barrier.len())
         .max_by(|a, b| with_barrier[*a].mean_seconds(1.0).total_cmp(&with_barrier[*b].mean_seconds(1.0)))?;
     let prediction = Prediction {
         sync: global_rows / sync_step_seconds,
-        gba: without_barrier(observations, exchange + observations.wait_seconds),
+        gba: without_barrier(observations, |worker| exchange(worker) + gba_wait),
         sync_step_seconds,
         slowest,
     };
     let is_speed = prediction.sync.is_normal() && prediction.gba.is_finite();
     is_speed.then_some(prediction)
+}
+
+/// The workers that train in `sync`.
+fn with_barrier(observations: &Observations) -> &[Worker] {
+    let workers = &observations.workers;
+    let count = observations.barrier_workers.map_or(workers.len(), |count| count as usize);
+    &workers[..count.max(1).min(workers.len())]
+}
+
+/// Seconds of a step in `sync` that its slowest worker computes; none if no batch of every worker was measured, or nothing can be.
+pub(crate) fn computing_seconds(observations: &Observations) -> Option<f64> {
+    let workers = with_barrier(observations);
+    let is_measured = !workers.is_empty() && workers.iter().all(|worker| !worker.compute_seconds.is_empty());
+    let rows = f64::from(observations.global_batch_rows) / workers.len().max(1) as f64;
+    is_measured.then(|| mean_of_the_slowest(workers, rows)).filter(|seconds| seconds.is_normal())
 }
 
 /// E[max_i c_i(rows)], over the measured batches.
@@ -85,14 +121,14 @@ pub(crate) fn mean_of_the_slowest(workers: &[Worker], rows: f64) -> f64 {
     (0..batches).map(slowest).sum::<f64>() / batches.max(1) as f64
 }
 
-fn without_barrier(observations: &Observations, overhead: f64) -> f64 {
+fn without_barrier(observations: &Observations, overhead: impl Fn(&Worker) -> f64) -> f64 {
     let rows = f64::from(observations.local_batch_rows);
-    let mean = |worker: &Worker| worker.mean_seconds(rows) + overhead;
+    let mean = |worker: &Worker| worker.mean_seconds(rows) + overhead(worker);
     let batches_a_second: f64 = observations.workers.iter().map(|worker| mean(worker).recip()).sum();
     let steps_a_second = batches_a_second * rows / f64::from(observations.global_batch_rows);
     let counted = |worker: &Worker| {
         let is_counted = |seconds: &&f64| {
-            let batch = **seconds * rows / f64::from(worker.batch_rows) + overhead;
+            let batch = **seconds * rows / f64::from(worker.batch_rows) + overhead(worker);
             batch * steps_a_second <= f64::from(observations.staleness_tolerance) + IN_BUFFER_STEPS
         };
         worker.compute_seconds.iter().filter(is_counted).count() as f64 / worker.compute_seconds.len() as f64

@@ -4,6 +4,7 @@
 
 mod cgroups;
 mod components;
+mod contention;
 mod fakes;
 mod images;
 mod install;
@@ -19,6 +20,7 @@ mod refusals;
 mod rights;
 mod strangers;
 mod suite;
+mod timeline;
 mod tools;
 
 use std::net::UdpSocket;
@@ -47,7 +49,7 @@ const USAGE: &str = "usage: cargo xtask cluster COMMAND
   smoke            trains synthetic clicks in StatefulSets, without the operator
   demo             MovieLens 100k from an object store in the cluster, trained by a RecTrainingJob and watched to its end
   operate [STEPS]  the operator put to the test: all STEPS (completes, switches, refuses, leaves-nothing, scrapes, repairs,
-                   takes-over, survives, outlives-a-node, fails, thousand), the first four (--quick), or those that are named
+                   takes-over, survives, outlives-a-node, follows-the-load, fails, thousand), the first four (--quick), or those that are named
   programs         builds the programs that the cluster is made of and that are not there yet
   test             brings a cluster up, looks at its nodes, and takes it down
   suite            the cluster's part of `cargo xtask test`

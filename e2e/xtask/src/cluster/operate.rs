@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::contention::follows_the_load;
 use super::fakes::thousand_with_pods;
 use super::images::{self, Image, NEXT_TAG};
 use super::install::{apply, fresh_namespace, install, last_event, within};
@@ -54,7 +55,7 @@ const fn long(name: &'static str, run: fn(&Paths) -> Result<(), String>, shows: 
     Step { name, shows, run, is_quick: false }
 }
 
-const STEPS: [Step; 15] = [
+const STEPS: [Step; 16] = [
     quick("completes", completes, "a job completes with the digest of a run outside of the cluster"),
     quick("switches", switches, "a job under way goes on in another training mode without a restart"),
     quick("refuses", refuses, "the API server refuses what cannot be trained, and says why"),
@@ -74,6 +75,7 @@ const STEPS: [Step; 15] = [
     long("survives", survives, "a pod that is killed costs a restart and the job completes"),
     long("goes-on", goes_on, "killed and deleted jobs go on from their checkpoints, in sync to the bit"),
     long("outlives-a-node", outlives_a_node, "a node that is lost costs restarts and the job completes on the others"),
+    long("follows-the-load", follows_the_load, "the training mode follows the load of the nodes"),
     long("fails", fails, "every failure shows its condition"),
     long("thousand", thousand, "a thousand jobs"),
     long("thousand-with-pods", thousand_with_pods, "a thousand jobs with pods on nodes that are faked"),
@@ -304,7 +306,7 @@ fn switch(paths: &Paths, name: &str, to: &str) -> Result<Duration, String> {
     if pods(paths, name)? == before { Ok(took) } else { Err("pods were restarted".to_owned()) }
 }
 
-fn no_pods(paths: &Paths, name: &str) -> Result<(), String> {
+pub(super) fn no_pods(paths: &Paths, name: &str) -> Result<(), String> {
     let pods =
         within(paths, NAMESPACE, &["get", "pods", "--selector", &format!("rectrain.dev/job={name}"), "--output=name"])?;
     if pods.trim().is_empty() { Ok(()) } else { Err(pods) }
