@@ -126,7 +126,7 @@ pub(super) fn dashboards(paths: &Paths) -> Result<(), String> {
     object_store(paths, NAMESPACE)?;
     upload(paths, NAMESPACE, &crate::workspace(), &[])?;
     // In a mode without a barrier after one with, with checkpoints; one that chooses its mode itself; and one that waits.
-    let training = json!({"switchAt": [{"step": 20, "mode": "gba"}]});
+    let training = json!({"switchAt": [{"step": 20, "mode": "gba"}], "evaluation": {"every": "steps", "steps": 300}});
     let limits = json!({"ps": {"template": {"resources": {"limits": {"memory": "2Gi"}}}}});
     submit(paths, JOB, &merged(saved(JOB), json!({"training": training, "roles": limits})))?;
     let automatic = json!({"mode": "auto", "auto": {"windowSeconds": 15, "dwellSeconds": 30}});
