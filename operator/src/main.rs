@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use kube::Client;
+use http::Request;
+use kube::client::{Body, ClientBuilder};
+use kube::{Client, Config};
 use rectrain_operator::admin::{self, Admin};
 use rectrain_operator::certificates::Root;
 use rectrain_operator::config::OperatorConfig;
@@ -21,6 +23,7 @@ use rectrain_operator::metrics::OperatorMetrics;
 use rectrain_operator::reconcile::Context;
 use rectrain_operator::reconcile::apply::Settled;
 use tokio::signal::unix::{SignalKind, signal};
+use tower::util::MapRequestLayer;
 use tracing_subscriber::EnvFilter;
 
 /// Runs RecTrainingJobs in the cluster whose kubeconfig or ServiceAccount it finds.
@@ -104,7 +107,7 @@ async fn serve(cli: Cli) -> Result<(), String> {
     let address = admin::serve(cli.address, admin)
         .await
         .map_err(|error| format!("cannot serve health and metrics on {}: {error}", cli.address))?;
-    let client = Client::try_default()
+    let client = client(&metrics)
         .await
         .map_err(|error| format!("no cluster: neither a kubeconfig nor a ServiceAccount could be used: {error}"))?;
     let version =
@@ -151,6 +154,17 @@ async fn serve(cli: Cli) -> Result<(), String> {
     }
     candidate.resign().await;
     Ok(())
+}
+
+/// A client of the API server whose requests are counted.
+async fn client(metrics: &OperatorMetrics) -> Result<Client, kube::Error> {
+    let config = Config::infer().await.map_err(kube::Error::InferConfig)?;
+    let metrics = metrics.clone();
+    let counting = MapRequestLayer::new(move |request: Request<Body>| {
+        metrics.requests(request.method().as_str());
+        request
+    });
+    Ok(ClientBuilder::try_from(config)?.with_layer(&counting).build())
 }
 
 /// Why this instance leads no more.

@@ -1,4 +1,5 @@
-//! The operator's own metrics: outcomes and durations of reconciles, jobs by phase, and how old each job's status is.
+//! The operator's own metrics: outcomes and durations of reconciles, calls of the API server, and what the statuses of jobs say, so that
+//! dashboards and alerts need no reader of Kubernetes objects.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
-use rectrain_crds::Phase;
+use rectrain_crds::{Phase, RecTrainingJobStatus, ReplicaCount};
 
 use crate::phase::is_under_way;
 use crate::reconcile::ReconcileError;
@@ -21,7 +22,34 @@ pub const REFERENCE: &[(&str, &str, &str)] = &[
     ("rectrain_operator_reconcile_seconds", "histogram", "Time of a reconcile."),
     ("rectrain_operator_reconcile_errors_total", "counter", "Reconciles that failed, by the step that failed."),
     ("rectrain_operator_watch_errors_total", "counter", "Watches that broke off and were begun again."),
+    (
+        "rectrain_operator_api_requests_total",
+        "counter",
+        "Requests to the API server, by HTTP method; a watch is one `GET`.",
+    ),
     ("rectrain_operator_jobs", "gauge", "Jobs by phase."),
+    ("rectrain_operator_job_phase", "gauge", "1 for the phase that a job is in."),
+    (
+        "rectrain_operator_job_condition",
+        "gauge",
+        "1 for each condition of a job that holds, with its reason. Of `Ready` and `Complete`, the good ones, nothing is shown.",
+    ),
+    ("rectrain_operator_job_mode", "gauge", "1 for the training mode that a job under way is in."),
+    ("rectrain_operator_job_step", "gauge", "Completed global steps of a job under way."),
+    (
+        "rectrain_operator_job_loss",
+        "gauge",
+        "Mean loss of a job under way: cross entropy, in nats, of the last report.",
+    ),
+    (
+        "rectrain_operator_job_auc",
+        "gauge",
+        "AUC of a job under way: of its latest evaluation, or of the training rows before the first.",
+    ),
+    ("rectrain_operator_job_restarts", "gauge", "Restarts after crashes of a job under way, all roles together."),
+    ("rectrain_operator_job_max_restarts", "gauge", "How many restarts spec.faultTolerance allows it."),
+    ("rectrain_operator_job_replicas", "gauge", "Pods that a job under way should have, by role."),
+    ("rectrain_operator_job_ready_replicas", "gauge", "Of those, the ones that are ready."),
     (
         "rectrain_operator_job_status_age_seconds",
         "gauge",
@@ -59,13 +87,148 @@ struct Inner {
     seconds: Histogram,
     errors: IntCounterVec,
     watch_errors: IntCounter,
+    requests: IntCounterVec,
     jobs: IntGaugeVec,
     ages: GaugeVec,
+    statuses: Statuses,
     prediction_errors: GaugeVec,
     leader: IntGauge,
     memory: IntGauge,
-    /// By namespace and name: when the job was last seen and in what phase. One entry a job that exists.
-    seen: Mutex<HashMap<(String, String), (Instant, Phase)>>,
+    /// By namespace and name: when the job was last seen and what its status was. One entry a job that exists.
+    seen: Mutex<HashMap<(String, String), (Instant, Seen)>>,
+}
+
+/// Of a job's status what is shown.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Seen {
+    phase: Phase,
+    /// Types and reasons of what holds and is not good.
+    conditions: Vec<(String, String)>,
+    /// Nothing of a job that is held or has ended: what it did is in its summary.
+    progress: Option<Progress>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Progress {
+    mode: Option<&'static str>,
+    step: Option<u64>,
+    loss: Option<f64>,
+    auc: Option<f64>,
+    restarts: u32,
+    max_restarts: u32,
+    /// By role.
+    replicas: Vec<(&'static str, ReplicaCount)>,
+}
+
+impl Seen {
+    /// What `status` says of a job that may restart so often.
+    #[must_use]
+    pub fn new(status: &RecTrainingJobStatus, max_restarts: u32) -> Self {
+        let phase = status.phase.unwrap_or(Phase::Pending);
+        let bad = |kind: &str| !matches!(kind, "Ready" | "Complete");
+        let holding = status.conditions.iter().filter(|condition| condition.status == "True" && bad(&condition.type_));
+        let is_over = matches!(phase, Phase::Complete | Phase::Failed | Phase::Suspended);
+        Self {
+            phase,
+            conditions: holding.map(|condition| (condition.type_.clone(), condition.reason.clone())).collect(),
+            progress: (!is_over).then(|| Progress {
+                mode: status.mode.map(|mode| mode.name()),
+                step: status.step,
+                loss: status.loss,
+                auc: status.auc,
+                restarts: status.restarts.unwrap_or(0),
+                max_restarts,
+                replicas: replicas(status),
+            }),
+        }
+    }
+}
+
+fn replicas(status: &RecTrainingJobStatus) -> Vec<(&'static str, ReplicaCount)> {
+    let Some(statuses) = &status.replica_statuses else { return Vec::new() };
+    let roles = [
+        ("coordinator", &statuses.coordinator),
+        ("ps", &statuses.ps),
+        ("embedding-worker", &statuses.embedding_worker),
+        ("dense-worker", &statuses.dense_worker),
+        ("loader", &statuses.loader),
+    ];
+    roles.into_iter().filter_map(|(role, count)| Some((role, count.clone()?))).collect()
+}
+
+/// What the statuses of jobs say. Empty until it is asked for.
+struct Statuses {
+    phase: GaugeVec,
+    condition: GaugeVec,
+    mode: GaugeVec,
+    step: GaugeVec,
+    loss: GaugeVec,
+    auc: GaugeVec,
+    restarts: GaugeVec,
+    max_restarts: GaugeVec,
+    replicas: GaugeVec,
+    ready_replicas: GaugeVec,
+}
+
+impl Statuses {
+    fn new(opts: impl Fn(&str) -> Opts) -> Result<Self, prometheus::Error> {
+        let by = |name: &str, more: &[&str]| {
+            let name = format!("rectrain_operator_job_{name}");
+            GaugeVec::new(opts(&name), &[&["job_namespace", "job_name"], more].concat())
+        };
+        Ok(Self {
+            phase: by("phase", &["phase"])?,
+            condition: by("condition", &["condition", "reason"])?,
+            mode: by("mode", &["mode"])?,
+            step: by("step", &[])?,
+            loss: by("loss", &[])?,
+            auc: by("auc", &[])?,
+            restarts: by("restarts", &[])?,
+            max_restarts: by("max_restarts", &[])?,
+            replicas: by("replicas", &["role"])?,
+            ready_replicas: by("ready_replicas", &["role"])?,
+        })
+    }
+
+    fn all(&self) -> [&GaugeVec; 10] {
+        [
+            &self.phase,
+            &self.condition,
+            &self.mode,
+            &self.step,
+            &self.loss,
+            &self.auc,
+            &self.restarts,
+            &self.max_restarts,
+            &self.replicas,
+            &self.ready_replicas,
+        ]
+    }
+
+    fn show(&self, namespace: &str, name: &str, seen: &Seen) {
+        self.phase.with_label_values(&[namespace, name, seen.phase.name()]).set(1.0);
+        for (kind, reason) in &seen.conditions {
+            self.condition.with_label_values(&[namespace, name, kind, reason]).set(1.0);
+        }
+        let Some(progress) = &seen.progress else { return };
+        if let Some(mode) = progress.mode {
+            self.mode.with_label_values(&[namespace, name, mode]).set(1.0);
+        }
+        let figures = [
+            (&self.step, progress.step.map(|step| step as f64)),
+            (&self.loss, progress.loss),
+            (&self.auc, progress.auc),
+            (&self.restarts, Some(f64::from(progress.restarts))),
+            (&self.max_restarts, Some(f64::from(progress.max_restarts))),
+        ];
+        for (gauge, value) in figures.into_iter().filter_map(|(gauge, value)| Some((gauge, value?))) {
+            gauge.with_label_values(&[namespace, name]).set(value);
+        }
+        for (role, count) in &progress.replicas {
+            self.replicas.with_label_values(&[namespace, name, role]).set(f64::from(count.wanted));
+            self.ready_replicas.with_label_values(&[namespace, name, role]).set(f64::from(count.ready));
+        }
+    }
 }
 
 impl OperatorMetrics {
@@ -89,8 +252,10 @@ impl OperatorMetrics {
             seconds: Histogram::with_opts(HistogramOpts::new(seconds, help(seconds)).buckets(SECONDS.to_vec()))?,
             errors: IntCounterVec::new(opts("rectrain_operator_reconcile_errors_total"), &["step"])?,
             watch_errors: IntCounter::with_opts(opts("rectrain_operator_watch_errors_total"))?,
+            requests: IntCounterVec::new(opts("rectrain_operator_api_requests_total"), &["method"])?,
             jobs: IntGaugeVec::new(opts("rectrain_operator_jobs"), &["phase"])?,
             ages: GaugeVec::new(opts("rectrain_operator_job_status_age_seconds"), &["job_namespace", "job_name"])?,
+            statuses: Statuses::new(opts)?,
             prediction_errors: GaugeVec::new(
                 opts("rectrain_operator_mode_prediction_error_ratio"),
                 &["job_namespace", "job_name"],
@@ -111,6 +276,7 @@ impl OperatorMetrics {
             Box::new(inner.seconds.clone()),
             Box::new(inner.errors.clone()),
             Box::new(inner.watch_errors.clone()),
+            Box::new(inner.requests.clone()),
             Box::new(inner.jobs.clone()),
             Box::new(inner.ages.clone()),
             Box::new(inner.prediction_errors.clone()),
@@ -118,6 +284,9 @@ impl OperatorMetrics {
             Box::new(inner.memory.clone()),
         ] {
             inner.registry.register(collector)?;
+        }
+        for gauge in inner.statuses.all() {
+            inner.registry.register(Box::new(gauge.clone()))?;
         }
         Ok(Self(Arc::new(inner)))
     }
@@ -136,15 +305,20 @@ impl OperatorMetrics {
         self.0.watch_errors.inc();
     }
 
+    /// The API server is asked for something.
+    pub fn requests(&self, method: &str) {
+        self.0.requests.with_label_values(&[method]).inc();
+    }
+
     /// Whether this instance reconciles.
     pub fn leads(&self, leads: bool) {
         self.0.leader.set(i64::from(leads));
     }
 
     /// The job's status is that of now.
-    pub fn saw_job(&self, namespace: &str, name: &str, phase: Phase) {
+    pub fn saw_job(&self, namespace: &str, name: &str, job: Seen) {
         let mut seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.insert((namespace.to_owned(), name.to_owned()), (Instant::now(), phase));
+        seen.insert((namespace.to_owned(), name.to_owned()), (Instant::now(), job));
     }
 
     /// Jobs that have not come to an end or to rest.
@@ -182,9 +356,11 @@ impl OperatorMetrics {
         let seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);
         self.0.ages.reset();
         self.0.jobs.reset();
-        for ((namespace, name), (at, phase)) in seen.iter() {
+        self.0.statuses.all().into_iter().for_each(GaugeVec::reset);
+        for ((namespace, name), (at, job)) in seen.iter() {
             self.0.ages.with_label_values(&[namespace.as_str(), name.as_str()]).set(at.elapsed().as_secs_f64());
-            self.0.jobs.with_label_values(&[phase.name()]).inc();
+            self.0.jobs.with_label_values(&[job.phase.name()]).inc();
+            self.0.statuses.show(namespace, name, job);
         }
     }
 }
@@ -212,15 +388,51 @@ mod tests {
         metrics.reconciled(Duration::from_millis(2), None);
         metrics.reconciled(Duration::from_millis(2), Some("apply"));
         metrics.watch_broke();
-        metrics.saw_job("n", "j", Phase::Training);
+        metrics.requests("GET");
+        metrics.saw_job("n", "j", Seen::new(&training(), 10));
         metrics.predicted("n", "j", 0.25);
         let text = metrics.encode().expect("they are served");
         for (name, kind, help) in REFERENCE {
             assert!(text.contains(&format!("# TYPE {name} {kind}")), "{name}");
             assert!(help.ends_with('.'), "{name}");
         }
-        assert!(text.contains("rectrain_operator_jobs{phase=\"Training\"} 1"), "{text}");
+        for line in [
+            "jobs{phase=\"Training\"} 1",
+            "job_phase{job_name=\"j\",job_namespace=\"n\",phase=\"Training\"} 1",
+            "job_condition{condition=\"Stalled\",job_name=\"j\",job_namespace=\"n\",reason=\"ModeRefused\"} 1",
+            "job_mode{job_name=\"j\",job_namespace=\"n\",mode=\"gba\"} 1",
+            "job_restarts{job_name=\"j\",job_namespace=\"n\"} 3",
+            "job_max_restarts{job_name=\"j\",job_namespace=\"n\"} 10",
+            "job_replicas{job_name=\"j\",job_namespace=\"n\",role=\"ps\"} 2",
+            "job_ready_replicas{job_name=\"j\",job_namespace=\"n\",role=\"ps\"} 1",
+        ] {
+            assert!(text.contains(&format!("rectrain_operator_{line}\n")), "{line}: {text}");
+        }
+        assert!(!text.contains("condition=\"Ready\""), "{text}");
         metrics.forget_job("n", "j");
         assert!(!metrics.encode().expect("they are served").contains("job_name=\"j\""));
+    }
+
+    /// In mode gba, with one of two parameter servers ready, and one condition of each kind.
+    fn training() -> RecTrainingJobStatus {
+        let condition = |kind: &str, status: &str| serde_json::json!({"type": kind, "status": status, "reason": "ModeRefused", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        serde_json::from_value(serde_json::json!({
+            "phase": "Training", "mode": "gba", "step": 7, "loss": 0.5, "auc": 0.75, "restarts": 3,
+            "conditions": [condition("Ready", "True"), condition("Stalled", "True"), condition("Failed", "False")],
+            "replicaStatuses": {"ps": {"ready": 1, "wanted": 2, "display": "1/2"}},
+        }))
+        .expect("it is a status")
+    }
+
+    #[test]
+    fn of_a_job_that_has_ended_only_its_phase_and_conditions_are_shown() {
+        let metrics = OperatorMetrics::new().expect("they register");
+        metrics.saw_job("n", "j", Seen::new(&training(), 10));
+        let mut ended = training();
+        ended.phase = Some(Phase::Failed);
+        metrics.saw_job("n", "j", Seen::new(&ended, 10));
+        let text = metrics.encode().expect("they are served");
+        assert!(text.contains("rectrain_operator_job_phase{job_name=\"j\",job_namespace=\"n\",phase=\"Failed\"} 1"));
+        assert!(!text.contains("phase=\"Training\"") && !text.contains("rectrain_operator_job_step{"), "{text}");
     }
 }

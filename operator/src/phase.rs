@@ -457,7 +457,7 @@ impl<'a> Draft<'a> {
     }
 
     fn max_restarts(&self) -> u32 {
-        self.fault_tolerance().max_restarts.unwrap_or(defaults::MAX_RESTARTS)
+        max_restarts(self.facts.job)
     }
 
     /// All roles start again after a back-off, or the job has failed.
@@ -594,6 +594,12 @@ pub fn wanted_mode(job: &RecTrainingJob) -> Mode {
         ModeSpec::Fixed(mode) => mode,
         ModeSpec::Auto => automatic::mode(job.status.as_ref()),
     }
+}
+
+/// How often the job may restart.
+#[must_use]
+pub fn max_restarts(job: &RecTrainingJob) -> u32 {
+    job.spec.fault_tolerance.as_ref().and_then(|given| given.max_restarts).unwrap_or(defaults::MAX_RESTARTS)
 }
 
 /// What is left of `seconds` after `since`; zero when they are over.

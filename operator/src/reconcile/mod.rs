@@ -28,9 +28,9 @@ use crate::coordinator::{AskCoordinator, CoordinatorView, Whereabouts};
 use crate::events::Announcer;
 use crate::failure::{Cause, Problem};
 use crate::measure::ReadMetrics;
-use crate::metrics::OperatorMetrics;
+use crate::metrics::{OperatorMetrics, Seen};
 use crate::names::FIELD_MANAGER;
-use crate::phase::{Decision, Facts, Run, decide};
+use crate::phase::{Decision, Facts, Run, decide, max_restarts};
 use crate::reconcile::apply::Settled;
 use crate::reconcile::build::Plan;
 use crate::reconcile::dereference::{Belongings, Reader};
@@ -274,7 +274,7 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
         // Only what is in the status was decided.
         observe::remember(&context, uid.clone(), looked, decision.status.phase);
     }
-    context.metrics.saw_job(&namespace, &name, decision.status.phase.unwrap_or(Phase::Pending));
+    context.metrics.saw_job(&namespace, &name, Seen::new(&decision.status, max_restarts(&job)));
     if decision.delete {
         return delete_job(&jobs, &job).await;
     }

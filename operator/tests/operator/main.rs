@@ -3,6 +3,7 @@
 
 mod automatic;
 mod chart;
+mod dashboards;
 mod life;
 mod phase;
 mod switch;

@@ -2,9 +2,11 @@
 //! controller-manager, etcd, kubelets, kube-proxies, containerd and CoreDNS, all in namespaces of their own; taken down, nothing of
 //! it is left. Where KUBECONFIG names another cluster (kind, GKE), the commands that use a cluster use that one.
 
+mod alerts;
 mod cgroups;
 mod components;
 mod contention;
+mod dashboards;
 mod fakes;
 mod images;
 mod install;
@@ -48,8 +50,8 @@ const USAGE: &str = "usage: cargo xtask cluster COMMAND
   object-store NS  runs an object store that speaks S3 in the namespace NS, which must be there
   smoke            trains synthetic clicks in StatefulSets, without the operator
   demo             MovieLens 100k from an object store in the cluster, trained by a RecTrainingJob and watched to its end
-  operate [STEPS]  the operator put to the test: all STEPS (completes, switches, refuses, leaves-nothing, scrapes, repairs,
-                   takes-over, survives, outlives-a-node, follows-the-load, fails, thousand), the first four (--quick), or those that are named
+  operate [STEPS]  the operator put to the test: all STEPS (completes, switches, refuses, leaves-nothing, scrapes, dashboards,
+                   alerts, repairs, takes-over, survives, outlives-a-node, follows-the-load, fails, thousand), the first four (--quick), or those that are named
   programs         builds the programs that the cluster is made of and that are not there yet
   test             brings a cluster up, looks at its nodes, and takes it down
   suite            the cluster's part of `cargo xtask test`

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::alerts::alerts;
 use super::contention::follows_the_load;
+use super::dashboards::dashboards;
 use super::fakes::thousand_with_pods;
 use super::images::{self, Image, NEXT_TAG};
 use super::install::{apply, fresh_namespace, install, last_event, within};
@@ -55,7 +57,7 @@ const fn long(name: &'static str, run: fn(&Paths) -> Result<(), String>, shows: 
     Step { name, shows, run, is_quick: false }
 }
 
-const STEPS: [Step; 16] = [
+const STEPS: [Step; 18] = [
     quick("completes", completes, "a job completes with the digest of a run outside of the cluster"),
     quick("switches", switches, "a job under way goes on in another training mode without a restart"),
     quick("refuses", refuses, "the API server refuses what cannot be trained, and says why"),
@@ -66,6 +68,8 @@ const STEPS: [Step; 16] = [
     ),
     quick("leaves-nothing", leaves_nothing, "a deleted job leaves nothing"),
     long("scrapes", scrapes, "Prometheus reads every metric that is documented"),
+    long("dashboards", dashboards, "every panel of the dashboards has data, and promtool agrees to the alerts"),
+    long("alerts", alerts, "alerts are fired by their causes"),
     long("repairs", repairs, "what is deleted or changed by others is repaired"),
     long(
         "takes-over",

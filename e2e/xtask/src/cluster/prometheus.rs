@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(90);
 const REFERENCES: [&str; 2] = ["docs/reference/metrics.md", "docs/reference/operator-metrics.md"];
 
 /// A Prometheus that ends with its owner.
-struct Prometheus {
+pub(super) struct Prometheus {
     _process: Running,
     address: String,
 }
@@ -46,7 +46,8 @@ pub(super) fn scrapes(paths: &Paths) -> Result<(), String> {
     submit(paths, name, &merged(endless(), json!({"training": {"switchAt": [{"step": 20, "mode": "gba"}]}})))?;
     until_phase(paths, name, "Training")?;
     let folder = paths.run().join("prometheus");
-    let prometheus = Prometheus::start(&programs, &folder, &served(paths)?)?;
+    let scrape = json!({"job_name": "pods", "static_configs": served(paths)?});
+    let prometheus = Prometheus::start(&programs, &folder, json!({"scrape_configs": [scrape]}))?;
     let roles = ["coordinator", "ps", "embedding-worker", "dense-worker", "loader", "operator"];
     let targets = eventually(PATIENCE, "the targets of Prometheus", || prometheus.targets(&roles))?;
     for family in documented()? {
@@ -66,7 +67,7 @@ pub(super) fn scrapes(paths: &Paths) -> Result<(), String> {
 }
 
 /// The folder of `prometheus` and `promtool`. Debian's package is unpacked and not installed, which would start a service.
-fn programs(paths: &Paths) -> Result<PathBuf, String> {
+pub(super) fn programs(paths: &Paths) -> Result<PathBuf, String> {
     let folder = paths.root().join("prometheus");
     let programs = folder.join("usr/bin");
     if programs.join("promtool").exists() {
@@ -84,14 +85,11 @@ fn programs(paths: &Paths) -> Result<PathBuf, String> {
 }
 
 impl Prometheus {
-    fn start(programs: &Path, folder: &Path, served: &[Value]) -> Result<Self, String> {
-        // Free now; nobody else is likely to take it within the next second.
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
-        let address = port.map_err(|error| format!("no port is free: {error}"))?.to_string();
+    /// Reads and evaluates every two seconds what `configuration` says.
+    pub(super) fn start(programs: &Path, folder: &Path, mut configuration: Value) -> Result<Self, String> {
+        let address = free_address()?;
         let file = folder.join("prometheus.json");
-        let scrape = json!({"job_name": "pods", "static_configs": served});
-        let configuration =
-            json!({"global": {"scrape_interval": "2s", "scrape_timeout": "2s"}, "scrape_configs": [scrape]});
+        configuration["global"] = json!({"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "2s"});
         write(&file, configuration.to_string())?;
         let log = folder.join("log");
         write(&log, "")?;
@@ -104,7 +102,7 @@ impl Prometheus {
         Ok(Self { _process: process, address })
     }
 
-    fn ask(&self, path: &str, query: &[String]) -> Result<Value, String> {
+    pub(super) fn ask(&self, path: &str, query: &[String]) -> Result<Value, String> {
         let mut curl = command("curl", ["--silent", "--show-error", "--fail", "--get"]);
         curl.args(query.iter().flat_map(|query| ["--data-urlencode", query]));
         let answer = output(curl.arg(format!("http://{}/api/v1/{path}", self.address)))?;
@@ -117,7 +115,7 @@ impl Prometheus {
         let active = answer["data"]["activeTargets"].as_array().cloned().unwrap_or_default();
         let mut up = BTreeMap::new();
         for target in &active {
-            let role = target["labels"]["role"].as_str().unwrap_or_default().to_owned();
+            let role = target["labels"]["rectrain_dev_role"].as_str().unwrap_or("operator").to_owned();
             let url = target["scrapeUrl"].as_str().unwrap_or_default().to_owned();
             if target["health"] != "up" {
                 return Err(format!("{role} at {url} is {}: {}", target["health"], target["lastError"]));
@@ -140,8 +138,14 @@ impl Prometheus {
     }
 }
 
+/// An address of this machine that is free now; nobody else is likely to take it within the next second.
+pub(super) fn free_address() -> Result<String, String> {
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
+    Ok(port.map_err(|error| format!("no port is free: {error}"))?.to_string())
+}
+
 /// The processes of the operator and of jobs, as Prometheus is told of them: those of pods whose annotations say so.
-fn served(paths: &Paths) -> Result<Vec<Value>, String> {
+pub(super) fn served(paths: &Paths) -> Result<Vec<Value>, String> {
     let mut all = Vec::new();
     for namespace in [NAMESPACE, SYSTEM] {
         let pods = within(paths, namespace, &["get", "pods", "--output=json"])?;
@@ -151,13 +155,19 @@ fn served(paths: &Paths) -> Result<Vec<Value>, String> {
     Ok(all)
 }
 
+/// With the labels that the chart's PodMonitor gives.
 fn target(pod: &Value) -> Option<Value> {
     let metadata = &pod["metadata"];
     let annotation = |name: &str| metadata["annotations"][format!("prometheus.io/{name}")].as_str();
     let port = annotation("port").filter(|_| annotation("scrape") == Some("true"))?;
     let address = format!("{}:{port}", pod["status"]["podIP"].as_str()?);
-    let role = metadata["labels"]["rectrain.dev/role"].as_str().unwrap_or("operator");
-    let labels = json!({"__metrics_path__": annotation("path")?, "pod": metadata["name"], "role": role});
+    let mut labels =
+        json!({"__metrics_path__": annotation("path")?, "namespace": metadata["namespace"], "pod": metadata["name"]});
+    for (label, name) in [("rectrain.dev/job", "rectrain_dev_job"), ("rectrain.dev/role", "rectrain_dev_role")] {
+        if let Some(value) = metadata["labels"][label].as_str() {
+            labels[name] = value.into();
+        }
+    }
     Some(json!({"targets": [address], "labels": labels}))
 }
 
@@ -193,11 +203,11 @@ mod tests {
 
     #[test]
     fn a_pod_is_read_where_its_annotations_say() {
-        let mut pod = json!({"status": {"podIP": "10.0.0.1"}, "metadata": {"name": "j-ps-0",
-            "labels": {"rectrain.dev/role": "ps"}, "annotations": {"prometheus.io/scrape": "true",
+        let mut pod = json!({"status": {"podIP": "10.0.0.1"}, "metadata": {"name": "j-ps-0", "namespace": "n",
+            "labels": {"rectrain.dev/role": "ps", "rectrain.dev/job": "j"}, "annotations": {"prometheus.io/scrape": "true",
             "prometheus.io/port": "9090", "prometheus.io/path": "/metrics"}}});
-        let expected = json!({"targets": ["10.0.0.1:9090"],
-            "labels": {"__metrics_path__": "/metrics", "pod": "j-ps-0", "role": "ps"}});
+        let expected = json!({"targets": ["10.0.0.1:9090"], "labels": {"__metrics_path__": "/metrics",
+            "namespace": "n", "pod": "j-ps-0", "rectrain_dev_job": "j", "rectrain_dev_role": "ps"}});
         assert_eq!(target(&pod), Some(expected));
         pod["metadata"]["annotations"]["prometheus.io/scrape"] = json!("false");
         assert_eq!(target(&pod), None);

@@ -1,0 +1,303 @@
+//! Alerts of the chart's rules, fired in a real Prometheus by producing their causes in a real cluster: a job that stalls, a stranger
+//! that calls, a store that is gone, a lease that is somebody else's. What is waited for is a thirtieth as long as in the chart.
+//! Those whose cause cannot be had in a few minutes ([`NOT_HERE`]) are fired by promtool only (e2e/cluster/alerts-test.yaml).
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::dashboards::{Monitoring, no_node, saved};
+use super::install::{install, object_store, upload, within};
+use super::operate::{NAMESPACE, SYSTEM, delete_job, endless, get, leader, merged, submit, until_phase};
+use super::paths::Paths;
+use super::process::{all, command, eventually, output};
+
+/// By which rules are faster than in the chart.
+const FASTER: u64 = 30;
+/// An alert fires within this time after its cause began.
+const FIRES: Duration = Duration::from_secs(240);
+/// What was caused is over within this time.
+const OVER: Duration = Duration::from_secs(120);
+/// Fired by promtool only.
+const NOT_HERE: [&str; 4] =
+    ["RectrainRowsLost", "RectrainNonFiniteGradients", "RectrainPsNearMemoryLimit", "RectrainModePredictionWrong"];
+/// The job that most of it happens to.
+const JOB: &str = "suffers";
+
+/// A step of `cargo xtask cluster operate`.
+pub(super) fn alerts(paths: &Paths) -> Result<(), String> {
+    let file = crate::workspace().join("charts/rectrain/alerts.yaml");
+    let rules = std::fs::read_to_string(&file).map_err(|error| format!("cannot read {}: {error}", file.display()))?;
+    let Some(monitoring) = Monitoring::start(paths, Some(&shortened(&rules)))? else { return Ok(()) };
+    let mut watch = Watch { paths, monitoring, fired: BTreeSet::new() };
+    jobs_that_need_somebody(&mut watch)?;
+    drops_gradients(&mut watch)?;
+    suffers(&mut watch)?;
+    operator(&mut watch)?;
+    let (fired, expected) = (&watch.fired, names(&rules));
+    let missing: Vec<_> = expected.iter().filter(|name| !fired.contains(**name) && !NOT_HERE.contains(name)).collect();
+    println!("fired by their causes: {fired:?}; by promtool only: {NOT_HERE:?}");
+    watch.monitoring.end()?;
+    if missing.is_empty() { Ok(()) } else { Err(format!("these alerts were not fired: {missing:?}")) }
+}
+
+struct Watch<'a> {
+    paths: &'a Paths,
+    monitoring: Monitoring,
+    /// So far.
+    fired: BTreeSet<String>,
+}
+
+impl Watch<'_> {
+    fn look_again(&self) -> Result<(), String> {
+        self.monitoring.look_again(self.paths, |_| true)
+    }
+
+    /// Waits until the alert fires, about `job` where it is about one.
+    fn fires(&mut self, alert: &str, job: Option<&str>) -> Result<(), String> {
+        eventually(FIRES, &format!("the alert {alert}"), || {
+            self.look_again()?;
+            self.is_firing(alert, job)
+        })?;
+        println!("{alert} fires");
+        self.fired.insert(alert.to_owned());
+        Ok(())
+    }
+
+    fn is_firing(&self, alert: &str, job: Option<&str>) -> Result<(), String> {
+        let answer = self.monitoring.prometheus.ask("alerts", &[])?;
+        let all = answer["data"]["alerts"].as_array().cloned().unwrap_or_default();
+        let is_it = |found: &&Value| {
+            found["labels"]["alertname"] == alert && job.is_none_or(|job| found["labels"]["job_name"] == job)
+        };
+        let found = all.iter().find(is_it).ok_or_else(|| format!("there are {:?}", labels(&all)))?;
+        let description = found["annotations"]["description"].as_str().unwrap_or_default();
+        if description.is_empty() || description.contains("error expanding") || description.contains("no value") {
+            return Err(format!("its description is {description:?}"));
+        }
+        if found["state"] == "firing" { Ok(()) } else { Err(format!("it is {}", found["state"])) }
+    }
+
+    /// Nothing may be said of a job that is well.
+    fn is_silent(&self, job: &str) -> Result<(), String> {
+        let about = self.monitoring.query(&format!("ALERTS{{job_name=\"{job}\",alertstate=\"firing\"}}"))?;
+        if about.is_empty() { Ok(()) } else { Err(format!("{job} is well, and there are {about:?}")) }
+    }
+}
+
+fn labels(alerts: &[Value]) -> Vec<String> {
+    alerts.iter().map(|alert| format!("{} ({})", alert["labels"]["alertname"], alert["state"])).collect()
+}
+
+fn jobs_that_need_somebody(watch: &mut Watch<'_>) -> Result<(), String> {
+    let missing = json!({"data": {"synthetic": null, "train": {"paths": ["/data/missing.csv"]}}});
+    submit(watch.paths, "waits", &json!({"roles": {"loader": {"template": no_node()}}}))?;
+    submit(watch.paths, "bad-input", &missing)?;
+    watch.fires("RectrainJobStalled", Some("waits"))?;
+    watch.fires("RectrainJobFailed", Some("bad-input"))?;
+    delete_job(watch.paths, "waits")?;
+    delete_job(watch.paths, "bad-input")
+}
+
+/// A step takes the first of two gradients and drops the other. Then a pod is killed, and the only restart is used up.
+fn drops_gradients(watch: &mut Watch<'_>) -> Result<(), String> {
+    let (paths, name) = (watch.paths, "drops");
+    let changes = json!({
+        "training": {"mode": "hopBw", "hopBw": {"backups": 1}},
+        "roles": {"denseWorker": {"replicas": 2}},
+        "faultTolerance": {"maxRestarts": 1},
+    });
+    submit(paths, name, &merged(endless(), changes))?;
+    until_phase(paths, name, "Training")?;
+    watch.fires("RectrainGradientsDropped", Some(name))?;
+    within(paths, NAMESPACE, &["delete", "pod", &format!("{name}-loader-0"), "--grace-period=0", "--force"])?;
+    watch.fires("RectrainRestartsNearBudget", Some(name))?;
+    delete_job(paths, name)
+}
+
+/// One misfortune after the other happens to one job.
+fn suffers(watch: &mut Watch<'_>) -> Result<(), String> {
+    let paths = watch.paths;
+    object_store(paths, NAMESPACE)?;
+    upload(paths, NAMESPACE, &crate::workspace(), &[])?;
+    submit(paths, JOB, &saved(JOB))?;
+    until_phase(paths, JOB, "Training")?;
+    eventually(FIRES, "checkpoints, and a rate to compare with", || {
+        watch.look_again()?;
+        let query = format!("rectrain_coordinator_checkpoints_total{{rectrain_dev_job=\"{JOB}\"}} > 2");
+        if watch.monitoring.query(&query)?.is_empty() { Err("there are none".to_owned()) } else { watch.is_silent(JOB) }
+    })?;
+    for mode in ["gba", "sync"].repeat(4) {
+        within(
+            paths,
+            NAMESPACE,
+            &[
+                "patch",
+                "rectrainingjob",
+                JOB,
+                "--type=merge",
+                &format!("--patch={}", json!({"spec": {"training": {"mode": mode}}})),
+            ],
+        )?;
+        eventually(OVER, &format!("the mode {mode}"), || {
+            match &get(paths, &format!("rectrainingjob/{JOB}"))?["status"]["mode"] {
+                now if now == mode => Ok(()),
+                other => Err(format!("it is {other}")),
+            }
+        })?;
+    }
+    watch.fires("RectrainModeFlapping", Some(JOB))?;
+    stranger(paths)?;
+    watch.fires("RectrainStrangersRefused", Some(JOB))?;
+    within(paths, NAMESPACE, &["scale", "deployment/object-store", "--replicas=0"])?;
+    watch.fires("RectrainCheckpointFailed", Some(JOB))?;
+    watch.fires("RectrainCheckpointTooOld", Some(JOB))?;
+    let stopped = Stopped::process_of(paths, &format!("{JOB}-dense-worker-0"))?;
+    watch.fires("RectrainJobNotProgressing", Some(JOB))?;
+    watch.fires("RectrainThroughputCollapsed", Some(JOB))?;
+    drop(stopped);
+    until_phase(paths, JOB, "Training")?;
+    let stopped = Stopped::process_of(paths, &format!("{JOB}-coordinator-0"))?;
+    watch.fires("RectrainReconcileSlow", None)?;
+    drop(stopped);
+    delete_job(paths, JOB)
+}
+
+/// Somebody who speaks no TLS calls the parameter server.
+fn stranger(paths: &Paths) -> Result<(), String> {
+    let pod = get(paths, &format!("pod/{JOB}-ps-0"))?;
+    let address = pod["status"]["podIP"].as_str().ok_or("the parameter server has no address")?;
+    let called = output(&mut command("curl", ["--silent", "--max-time", "5", &format!("http://{address}:7000/")]));
+    if let Ok(answer) = called { Err(format!("a stranger was answered {answer:?}")) } else { Ok(()) }
+}
+
+/// Of the operator itself.
+fn operator(watch: &mut Watch<'_>) -> Result<(), String> {
+    let paths = watch.paths;
+    let name = "unseen";
+    submit(paths, name, &endless())?;
+    until_phase(paths, name, "Training")?;
+    without_right(watch, name)?;
+    without_leader(watch)?;
+    let pods = |target: &Value| target["labels"]["namespace"] == NAMESPACE;
+    eventually(FIRES, "the alert RectrainOperatorDown", || {
+        watch.monitoring.look_again(paths, pods)?;
+        watch.is_firing("RectrainOperatorDown", None)
+    })?;
+    println!("RectrainOperatorDown fires");
+    watch.fired.insert("RectrainOperatorDown".to_owned());
+    delete_job(paths, name)
+}
+
+/// The operator may write no status.
+fn without_right(watch: &mut Watch<'_>, job: &str) -> Result<(), String> {
+    let paths = watch.paths;
+    let role = within(paths, SYSTEM, &["get", "clusterrole/rectrain", "--output=json"])?;
+    let role: Value = serde_json::from_str(&role).map_err(|error| error.to_string())?;
+    let rules = role["rules"].as_array().ok_or("the operator has no rights")?;
+    let index = rules.iter().position(|rule| rule["resources"] == json!(["rectrainingjobs/status"]));
+    let index = index.ok_or("the operator has no right to write a status")?;
+    let patch = json!([{"op": "remove", "path": format!("/rules/{index}")}]);
+    within(paths, SYSTEM, &["patch", "clusterrole/rectrain", "--type=json", &format!("--patch={patch}")])?;
+    let fired =
+        watch.fires("RectrainReconcileErrors", None).and_then(|()| watch.fires("RectrainStatusStale", Some(job)));
+    // Whatever came of it.
+    install(paths, &["--set=pollSeconds=1", "--force-conflicts"])?;
+    fired
+}
+
+/// Somebody else holds the lease, and does not give it back.
+fn without_leader(watch: &mut Watch<'_>) -> Result<(), String> {
+    let paths = watch.paths;
+    let now = output(&mut command("date", ["-u", "+%Y-%m-%dT%H:%M:%S.000000Z"]))?;
+    let theirs = json!({"spec": {"holderIdentity": "somebody", "leaseDurationSeconds": 3600, "renewTime": now.trim(), "acquireTime": now.trim()}});
+    within(paths, SYSTEM, &["patch", "lease/rectrain-operator", "--type=merge", &format!("--patch={theirs}")])?;
+    let fired = watch.fires("RectrainOperatorWithoutLeader", None);
+    let over = json!({"spec": {"leaseDurationSeconds": 1}});
+    within(paths, SYSTEM, &["patch", "lease/rectrain-operator", "--type=merge", &format!("--patch={over}")])?;
+    eventually(OVER, "a leader", || match leader(paths)?.as_str() {
+        "somebody" | "" => Err("there is none".to_owned()),
+        _ => Ok(()),
+    })?;
+    fired
+}
+
+/// A process that does nothing until this is dropped.
+struct Stopped(String);
+
+impl Stopped {
+    /// The one of the pod's container: the pod's uid is in the name of its cgroup.
+    fn process_of(paths: &Paths, pod: &str) -> Result<Self, String> {
+        let uid = get(paths, &format!("pod/{pod}"))?["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+        let is_its = |process: u32| {
+            let cgroup = std::fs::read_to_string(format!("/proc/{process}/cgroup")).unwrap_or_default();
+            !uid.is_empty() && cgroup.contains(&uid)
+        };
+        let mut its = all().filter(|(process, words)| words.len() > 2 && is_its(*process));
+        let (process, _) = its.next().ok_or_else(|| format!("{pod} has no process on this machine"))?;
+        let stopped = Self(process.to_string());
+        output(&mut command("kill", ["-STOP", &stopped.0]))?;
+        Ok(stopped)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // It may have been ended meanwhile.
+        let _gone = output(&mut command("kill", ["-CONT", &self.0]));
+    }
+}
+
+/// The rules with every duration [`FASTER`], and the one threshold that is a time.
+fn shortened(rules: &str) -> String {
+    let mut text = rules.replace("job_status_age_seconds) > 120", "job_status_age_seconds) > 10");
+    for before in ["[", "for: ", "offset "] {
+        let mut parts = text.split(before);
+        let mut faster = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            faster.push_str(before);
+            faster.push_str(&shorter(part));
+        }
+        text = faster;
+    }
+    text
+}
+
+/// What begins with a duration in minutes or hours, with a shorter one.
+fn shorter(text: &str) -> String {
+    let digits = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
+    let seconds = match (text[..digits].parse::<u64>(), text[digits..].chars().next()) {
+        (Ok(minutes), Some('m')) => minutes * 60,
+        (Ok(hours), Some('h')) => hours * 3600,
+        _ => return text.to_owned(),
+    };
+    format!("{}s{}", seconds / FASTER, &text[digits + 1..])
+}
+
+/// The names of all alerts.
+fn names(rules: &str) -> Vec<&str> {
+    rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_duration_of_the_rules_is_shorter_and_nothing_else_changes() {
+        let rules = "- record: a:rate5m\n  expr: rate(b[1h] offset 5m) > c[d]\n  for: 10m\n";
+        assert_eq!(shortened(rules), "- record: a:rate5m\n  expr: rate(b[120s] offset 10s) > c[d]\n  for: 20s\n");
+        let chart = std::fs::read_to_string(crate::workspace().join("charts/rectrain/alerts.yaml")).unwrap();
+        let faster = shortened(&chart);
+        assert!(!faster.contains("[5m]") && !faster.contains("for: 5m") && !faster.contains("> 120"), "{faster}");
+        assert_eq!(names(&chart), names(&faster));
+    }
+
+    #[test]
+    fn what_is_not_fired_here_is_an_alert() {
+        let chart = std::fs::read_to_string(crate::workspace().join("charts/rectrain/alerts.yaml")).unwrap();
+        let all = names(&chart);
+        assert!(all.len() > 15 && NOT_HERE.iter().all(|name| all.contains(name)), "{all:?}");
+    }
+}
