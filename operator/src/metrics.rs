@@ -325,7 +325,7 @@ impl OperatorMetrics {
     #[must_use]
     pub fn jobs_under_way(&self) -> usize {
         let seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.values().filter(|(_, phase)| is_under_way(*phase)).count()
+        seen.values().filter(|(_, seen)| is_under_way(seen.phase)).count()
     }
 
     /// How far off the prediction of a job's speed was.
