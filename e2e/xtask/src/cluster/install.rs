@@ -197,7 +197,7 @@ fn watch(paths: &Paths, namespace: &str, job: &str) -> Result<Value, String> {
     ended
 }
 
-/// Puts files into a new bucket `data` of the object store.
+/// Puts files into the bucket `data` of the object store, which is made if it is not there.
 pub(super) fn upload(paths: &Paths, namespace: &str, folder: &Path, files: &[&str]) -> Result<(), String> {
     let mut forward = kubectl(paths)?;
     forward.args(["--namespace", namespace, "port-forward", "service/object-store", ":7070"]).stdin(Stdio::null());
@@ -211,7 +211,10 @@ pub(super) fn upload(paths: &Paths, namespace: &str, folder: &Path, files: &[&st
     }
     let address = line.strip_prefix("Forwarding from ").and_then(|rest| rest.split(' ').next());
     let address = address.ok_or_else(|| format!("kubectl does not forward to the object store: {line:?}"))?;
-    output(s3(&format!("http://{address}/data")).args(["--request", "PUT"]))?;
+    let bucket = format!("http://{address}/data");
+    if output(s3(&bucket).arg("--head")).is_err() {
+        output(s3(&bucket).args(["--request", "PUT"]))?;
+    }
     for file in files {
         output(s3(&format!("http://{address}/data/{file}")).arg("--upload-file").arg(folder.join(file)))?;
     }

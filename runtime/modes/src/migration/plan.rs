@@ -144,7 +144,7 @@ fn parts(costs: impl ExactSizeIterator<Item = u64> + Clone, servers: u16) -> Vec
     let total: u128 = costs.clone().map(u128::from).sum();
     let whole = u128::from(MEAN) * u128::from(servers);
     let even = whole / (costs.len().max(1) as u128);
-    costs.map(|cost| if total > 0 { u128::from(cost) * whole / total } else { even } as u64).collect()
+    costs.map(|cost| (u128::from(cost) * whole).checked_div(total).unwrap_or(even) as u64).collect()
 }
 
 fn with(sum: Load, load: Load) -> Load {
