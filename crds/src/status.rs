@@ -127,6 +127,17 @@ pub struct JobSummary {
     pub parameters_sha256: String,
 }
 
+/// A checkpoint that exists as a whole.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CheckpointStatus {
+    /// Its name under `spec.checkpoint.path`, as `rectrain checkpoint ls` prints it.
+    #[schemars(length(max = 253))]
+    pub name: String,
+    /// The completed global steps that it holds.
+    pub step: u64,
+}
+
 /// The pods that a job has, or is about to get: all of them are of one attempt, and an attempt never changes what its pods run.
 /// A restart, a resumption and a change of the manifest each begin a new one, but a change of the training mode does not.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -306,6 +317,10 @@ pub struct RecTrainingJobStatus {
     /// AUC of the latest evaluation, or of the training rows before the first, rounded to five decimals.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auc: Option<f64>,
+
+    /// The last checkpoint that this job's attempts have written: where the next attempt goes on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_checkpoint: Option<CheckpointStatus>,
 
     /// Pods of each role.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use rectrain_crds::{JobSummary, Mode};
+use rectrain_crds::{CheckpointStatus, JobSummary, Mode};
 use rectrain_proto::v1;
 use rectrain_proto::v1::control_client::ControlClient;
 use serde::Deserialize;
@@ -58,6 +58,8 @@ pub struct Report {
     pub loss: f64,
     /// AUC of the last evaluation, or of the training rows.
     pub auc: Option<f64>,
+    /// The last checkpoint that exists as a whole, if this attempt has written one.
+    pub last_checkpoint: Option<CheckpointStatus>,
 }
 
 /// What a job under way does.
@@ -196,6 +198,8 @@ fn report(status: &v1::JobStatus) -> Report {
         samples_per_second: status.samples_per_second,
         loss: status.loss,
         auc: status.auc,
+        last_checkpoint: (!status.last_checkpoint.is_empty())
+            .then(|| CheckpointStatus { name: status.last_checkpoint.clone(), step: status.last_checkpoint_step }),
     }
 }
 

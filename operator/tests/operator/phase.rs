@@ -55,6 +55,7 @@ fn coordinator() -> impl Strategy<Value = CoordinatorView> {
             samples_per_second: step as f64,
             loss: f64::NAN,
             auc: None,
+            last_checkpoint: None,
         })
     });
     let failed = |user_error| CoordinatorView::Failed { message: "m".to_owned(), user_error };

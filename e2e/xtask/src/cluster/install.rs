@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
@@ -62,6 +62,11 @@ pub(super) fn install(paths: &Paths, more: &[&str]) -> Result<(), String> {
     for (value, image) in [("image", Image::Operator), ("runtimeImage", Image::Runtime)] {
         helm.args(["--set", &format!("{value}.repository={},{value}.tag={TAG}", image.repository())]);
     }
+    // The tag stays when the program changes: this makes pods of the new one.
+    let made = std::fs::metadata(Image::Operator.archive(paths)).and_then(|archive| archive.modified());
+    let made = made.map_err(|error| format!("cannot look at the operator's image: {error}"))?;
+    let made = made.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
+    helm.args(["--set-string", &format!("podAnnotations.imageMadeAtMilliseconds={made}")]);
     visible(helm.args(more).env("KUBECONFIG", kubeconfig(paths)?))
 }
 

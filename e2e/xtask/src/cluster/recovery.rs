@@ -43,6 +43,14 @@ fn killed(paths: &Paths, rows: &Value, undisturbed: &Value) -> Result<(), String
         if resumed == 0 {
             return Err(format!("it began anew after {role} was killed"));
         }
+        eventually(
+            FORWARD,
+            "the last checkpoint in the status",
+            || match status(paths, name)?["lastCheckpoint"]["step"].as_u64() {
+                Some(last) if last >= resumed => Ok(()),
+                other => Err(format!("step {other:?}")),
+            },
+        )?;
     }
     same_digest(paths, name, undisturbed)
 }

@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
 use kube::runtime::controller::Action;
-use rectrain_crds::{JobSummary, Mode, Phase, RecTrainingJob};
+use rectrain_crds::{CheckpointStatus, JobSummary, Mode, Phase, RecTrainingJob};
 use rectrain_operator::certificates::{JobCertificate, Root};
 use rectrain_operator::config::OperatorConfig;
 use rectrain_operator::coordinator::{AskCoordinator, CoordinatorView, Report, Stage, Whereabouts};
@@ -332,6 +332,7 @@ pub fn live(stage: Stage, step: u64) -> CoordinatorView {
         samples_per_second: 1000.4,
         loss: 0.5,
         auc: Some(0.612_345_678),
+        last_checkpoint: (step > 0).then(|| CheckpointStatus { name: format!("full-{step}"), step }),
     })
 }
 

@@ -138,7 +138,6 @@ pub(super) struct State {
 #[derive(Debug)]
 struct JobFacts {
     label: String,
-    has_test: bool,
     tests_on_the_next_slice: bool,
     barrier_workers: usize,
     data: DataPlan,
@@ -158,7 +157,6 @@ impl State {
         };
         let job = JobFacts {
             label: plan.schema.label.name.clone(),
-            has_test: plan.test.is_some(),
             tests_on_the_next_slice: plan.tests_on_the_next_slice,
             barrier_workers: plan.barrier_workers as usize,
             data,
@@ -635,10 +633,9 @@ impl State {
             samples: self.samples,
             samples_per_second: self.samples_per_second(),
             loss: self.last_loss,
-            auc: if self.job.has_test {
-                self.last_test.as_ref().and_then(|(_, test)| test.auc)
-            } else {
-                self.running_auc()
+            auc: match &self.last_test {
+                Some((_, test)) => test.auc,
+                None => self.running_auc(),
             },
             message: self.failure.as_ref().map(|(message, _)| message.clone()).unwrap_or_default(),
             ps: self.ps.len() as u32,
