@@ -334,7 +334,10 @@ both! {
     }
 
     async fn a_call_waits_for_a_service_that_is_not_there_yet(rig = WIDE) {
-        let address = rig.serve().address().clone();
+        let serving = rig.serve();
+        let address = serving.address().clone();
+        // Once it is only dropped, it may still take a connection.
+        assert!(serving.stop(SOON).await);
         let rig = Rig { bind: address.clone(), ..rig };
         let channel = rig.transport.connect(&address).unwrap();
         let error = channel.call(Frame::new(ECHO, ""), Duration::from_millis(60)).await.unwrap_err();
