@@ -89,6 +89,20 @@ pub struct ReplicaStatuses {
     pub loader: Option<ReplicaCount>,
 }
 
+impl ReplicaStatuses {
+    /// The roles that have pods, by the names that commands, labels and metrics have for them.
+    pub fn by_role(&self) -> impl Iterator<Item = (&'static str, &ReplicaCount)> {
+        let roles = [
+            ("coordinator", &self.coordinator),
+            ("ps", &self.ps),
+            ("embedding-worker", &self.embedding_worker),
+            ("dense-worker", &self.dense_worker),
+            ("loader", &self.loader),
+        ];
+        roles.into_iter().filter_map(|(role, count)| Some((role, count.as_ref()?)))
+    }
+}
+
 /// What a finished job has to show: the same numbers as the last line of `rectrain run --json`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
-use rectrain_crds::{Phase, RecTrainingJobStatus, ReplicaCount};
+use rectrain_crds::{Phase, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses};
 
 use crate::phase::is_under_way;
 use crate::reconcile::ReconcileError;
@@ -127,33 +127,21 @@ impl Seen {
         let phase = status.phase.unwrap_or(Phase::Pending);
         let bad = |kind: &str| !matches!(kind, "Ready" | "Complete");
         let holding = status.conditions.iter().filter(|condition| condition.status == "True" && bad(&condition.type_));
-        let is_over = matches!(phase, Phase::Complete | Phase::Failed | Phase::Suspended);
+        let replicas = status.replica_statuses.iter().flat_map(ReplicaStatuses::by_role);
         Self {
             phase,
             conditions: holding.map(|condition| (condition.type_.clone(), condition.reason.clone())).collect(),
-            progress: (!is_over).then(|| Progress {
+            progress: is_under_way(phase).then(|| Progress {
                 mode: status.mode.map(|mode| mode.name()),
                 step: status.step,
                 loss: status.loss,
                 auc: status.auc,
                 restarts: status.restarts.unwrap_or(0),
                 max_restarts,
-                replicas: replicas(status),
+                replicas: replicas.map(|(role, count)| (role, count.clone())).collect(),
             }),
         }
     }
-}
-
-fn replicas(status: &RecTrainingJobStatus) -> Vec<(&'static str, ReplicaCount)> {
-    let Some(statuses) = &status.replica_statuses else { return Vec::new() };
-    let roles = [
-        ("coordinator", &statuses.coordinator),
-        ("ps", &statuses.ps),
-        ("embedding-worker", &statuses.embedding_worker),
-        ("dense-worker", &statuses.dense_worker),
-        ("loader", &statuses.loader),
-    ];
-    roles.into_iter().filter_map(|(role, count)| Some((role, count.clone()?))).collect()
 }
 
 /// What the statuses of jobs say. Empty until it is asked for.

@@ -386,7 +386,9 @@ impl<'a> Draft<'a> {
             self.status.auc = report.auc.map(|auc| rounded(auc, 5)).or(self.status.auc);
         }
         self.status.mode = report.mode.or(self.status.mode);
-        self.status.last_checkpoint = report.last_checkpoint.clone().or_else(|| self.status.last_checkpoint.take());
+        if report.last_checkpoint.is_some() {
+            self.status.last_checkpoint.clone_from(&report.last_checkpoint);
+        }
         match report.stage {
             Stage::Starting => Phase::Starting,
             Stage::Training => Phase::Training,

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::random::Random;
+
 const USAGE: &str = "usage: cargo xtask chaos [--manifest FILE] [--mode sync] [--kills 20] [--seed 7] [--set PATH=VALUE]
   the run gets a folder of its own as spec.checkpoint.path, which is deleted in the end
   prints each kill, and last one line of JSON: kills, whether the trained models are equal, rows lost, batches trained again,
@@ -250,27 +252,6 @@ fn report(plan: &Plan, alone: &Value, killed: &Value, kills: u32) -> Result<(), 
         return Err("sync trained another model after the kills".to_owned());
     }
     Ok(())
-}
-
-/// SplitMix64 (Steele et al., OOPSLA 2014): a seed gives the same kills everywhere.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound.max(1)
-    }
-
-    fn fraction(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ mod chaos;
 mod cluster;
 mod continual;
 mod quality;
+mod random;
 mod stragglers;
 
 use std::path::{Path, PathBuf};

@@ -53,14 +53,7 @@ fn lines(status: &RecTrainingJobStatus) -> Vec<(&'static str, String)> {
 }
 
 fn pods(replicas: &ReplicaStatuses) -> String {
-    let roles = [
-        ("coordinator", &replicas.coordinator),
-        ("ps", &replicas.ps),
-        ("embedding-worker", &replicas.embedding_worker),
-        ("dense-worker", &replicas.dense_worker),
-        ("loader", &replicas.loader),
-    ];
-    let shown = roles.iter().filter_map(|(role, count)| Some(format!("{role} {}", count.as_ref()?.display)));
+    let shown = replicas.by_role().map(|(role, count)| format!("{role} {}", count.display));
     shown.collect::<Vec<_>>().join(", ")
 }
 

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::dashboards::{Monitoring, no_node, saved};
+use super::dashboards::{EVERY, Monitoring, no_node};
 use super::install::{install, object_store, upload, within};
-use super::operate::{NAMESPACE, SYSTEM, delete_job, endless, get, leader, merged, submit, until_phase};
+use super::operate::{NAMESPACE, SYSTEM, delete_job, endless, get, leader, merged, patch, status, submit, until_phase};
 use super::paths::Paths;
 use super::process::{all, command, eventually, output};
+use super::recovery::saved;
 
 /// By which rules are faster than in the chart.
 const FASTER: u64 = 30;
@@ -50,14 +51,15 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    fn look_again(&self) -> Result<(), String> {
-        self.monitoring.look_again(self.paths, |_| true)
-    }
-
     /// Waits until the alert fires, about `job` where it is about one.
     fn fires(&mut self, alert: &str, job: Option<&str>) -> Result<(), String> {
+        self.fires_where(alert, job, |_| true)
+    }
+
+    /// As [`Self::fires`], while Prometheus reads only some targets.
+    fn fires_where(&mut self, alert: &str, job: Option<&str>, is_read: fn(&Value) -> bool) -> Result<(), String> {
         eventually(FIRES, &format!("the alert {alert}"), || {
-            self.look_again()?;
+            self.monitoring.look_again(self.paths, is_read)?;
             self.is_firing(alert, job)
         })?;
         println!("{alert} fires");
@@ -121,30 +123,18 @@ fn suffers(watch: &mut Watch<'_>) -> Result<(), String> {
     let paths = watch.paths;
     object_store(paths, NAMESPACE)?;
     upload(paths, NAMESPACE, &crate::workspace(), &[])?;
-    submit(paths, JOB, &saved(JOB))?;
+    submit(paths, JOB, &saved(&endless(), JOB, EVERY))?;
     until_phase(paths, JOB, "Training")?;
     eventually(FIRES, "checkpoints, and a rate to compare with", || {
-        watch.look_again()?;
+        watch.monitoring.look_again(paths, |_| true)?;
         let query = format!("rectrain_coordinator_checkpoints_total{{rectrain_dev_job=\"{JOB}\"}} > 2");
         if watch.monitoring.query(&query)?.is_empty() { Err("there are none".to_owned()) } else { watch.is_silent(JOB) }
     })?;
     for mode in ["gba", "sync"].repeat(4) {
-        within(
-            paths,
-            NAMESPACE,
-            &[
-                "patch",
-                "rectrainingjob",
-                JOB,
-                "--type=merge",
-                &format!("--patch={}", json!({"spec": {"training": {"mode": mode}}})),
-            ],
-        )?;
-        eventually(OVER, &format!("the mode {mode}"), || {
-            match &get(paths, &format!("rectrainingjob/{JOB}"))?["status"]["mode"] {
-                now if now == mode => Ok(()),
-                other => Err(format!("it is {other}")),
-            }
+        patch(paths, JOB, &json!({"spec": {"training": {"mode": mode}}}))?;
+        eventually(OVER, &format!("the mode {mode}"), || match &status(paths, JOB)?["mode"] {
+            now if now == mode => Ok(()),
+            other => Err(format!("it is {other}")),
         })?;
     }
     watch.fires("RectrainModeFlapping", Some(JOB))?;
@@ -180,21 +170,14 @@ fn operator(watch: &mut Watch<'_>) -> Result<(), String> {
     until_phase(paths, name, "Training")?;
     without_right(watch, name)?;
     without_leader(watch)?;
-    let pods = |target: &Value| target["labels"]["namespace"] == NAMESPACE;
-    eventually(FIRES, "the alert RectrainOperatorDown", || {
-        watch.monitoring.look_again(paths, pods)?;
-        watch.is_firing("RectrainOperatorDown", None)
-    })?;
-    println!("RectrainOperatorDown fires");
-    watch.fired.insert("RectrainOperatorDown".to_owned());
+    watch.fires_where("RectrainOperatorDown", None, |target| target["labels"]["namespace"] == NAMESPACE)?;
     delete_job(paths, name)
 }
 
 /// The operator may write no status.
 fn without_right(watch: &mut Watch<'_>, job: &str) -> Result<(), String> {
     let paths = watch.paths;
-    let role = within(paths, SYSTEM, &["get", "clusterrole/rectrain", "--output=json"])?;
-    let role: Value = serde_json::from_str(&role).map_err(|error| error.to_string())?;
+    let role = get(paths, "clusterrole/rectrain")?;
     let rules = role["rules"].as_array().ok_or("the operator has no rights")?;
     let index = rules.iter().position(|rule| rule["resources"] == json!(["rectrainingjobs/status"]));
     let index = index.ok_or("the operator has no right to write a status")?;

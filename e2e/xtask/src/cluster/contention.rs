@@ -19,6 +19,7 @@ use super::paths::{Paths, write};
 use super::process::eventually;
 use super::timeline::{Sample, Switch, Timeline};
 use super::{foreign_kubeconfig, kubectl};
+use crate::random::Random;
 
 /// The operator has switched within this time after workers became slow.
 const FOLLOWS: Duration = Duration::from_secs(30);
@@ -301,15 +302,16 @@ impl Trial<'_> {
             "training": {"mode": "auto", "auto": {"windowSeconds": 15, "dwellSeconds": 30}},
             "data": {"synthetic": {"rows": 1_000_000_000, "testRows": 1_000}},
         });
-        let mut random = Random::new()?;
-        println!("neighbours that come and go at random: {SEED}={}", random.seed);
+        let seed = seed()?;
+        let mut random = Random(seed);
+        println!("neighbours that come and go at random: {SEED}={seed}");
         self.submit(name, &nervous)?;
         let recorder = self.record(name)?;
         let mut contention = Vec::new();
         while recorder.now() < NOISE.as_secs_f64() {
-            recorder.rate_over(random.stay(), SECOND)?;
+            recorder.rate_over(stay(&mut random), SECOND)?;
             let came = recorder.seconds(self.neighbours(2)?);
-            recorder.rate_over(random.stay(), SECOND)?;
+            recorder.rate_over(stay(&mut random), SECOND)?;
             contention.push([came, recorder.seconds(self.neighbours(0)?)]);
         }
         let visits = contention.len();
@@ -317,7 +319,7 @@ impl Trial<'_> {
         timeline.contention = contention;
         let switches = timeline.switches.len();
         println!("neighbours came {visits} times: {switches} switches");
-        let figures = vec![("seed", random.seed as f64), ("visits", visits as f64), ("switches", switches as f64)];
+        let figures = vec![("seed", seed as f64), ("visits", visits as f64), ("switches", switches as f64)];
         self.keep("noisy", "mode: auto, neighbours at random", timeline, figures)?;
         self.removed(name)?;
         if switches > SWITCHES {
@@ -515,35 +517,18 @@ fn counted(text: &str, name: &str) -> Option<f64> {
     values.reduce(|sum, value| sum + value)
 }
 
-/// Splitmix64: from one seed the same times.
-struct Random {
-    seed: u64,
-    state: u64,
+/// The seed that is given, or the clock's.
+fn seed() -> Result<u64, String> {
+    match std::env::var(SEED) {
+        Ok(text) => text.parse().map_err(|_| format!("{SEED} is {text:?}, and no number")),
+        Err(_) => Ok(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |time| time.as_secs())),
+    }
 }
 
-impl Random {
-    fn new() -> Result<Self, String> {
-        let seed = match std::env::var(SEED) {
-            Ok(text) => text.parse().map_err(|_| format!("{SEED} is {text:?}, and no number"))?,
-            Err(_) => SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |time| time.as_secs()),
-        };
-        Ok(Self { seed, state: seed })
-    }
-
-    /// From 0 to 1.
-    fn share(&mut self) -> f64 {
-        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut bits = self.state;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((bits ^ (bits >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
-    }
-
-    /// How long neighbours stay, or stay away.
-    fn stay(&mut self) -> Duration {
-        let [shortest, longest] = STAY;
-        Duration::from_secs_f64(shortest + (longest - shortest) * self.share())
-    }
+/// How long neighbours stay, or stay away.
+fn stay(random: &mut Random) -> Duration {
+    let [shortest, longest] = STAY;
+    Duration::from_secs_f64(shortest + (longest - shortest) * random.fraction())
 }
 
 #[cfg(test)]
@@ -573,8 +558,8 @@ mod tests {
     #[test]
     fn stays_are_within_their_bounds_and_the_same_for_a_seed() {
         let stays = || {
-            let mut random = Random { seed: 7, state: 7 };
-            (0..100).map(|_| random.stay().as_secs_f64()).collect::<Vec<_>>()
+            let mut random = Random(7);
+            (0..100).map(|_| stay(&mut random).as_secs_f64()).collect::<Vec<_>>()
         };
         assert!(stays().iter().all(|stay| (STAY[0]..STAY[1]).contains(stay)));
         assert_eq!(stays(), stays());

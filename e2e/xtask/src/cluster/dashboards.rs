@@ -8,18 +8,21 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::install::{Running, object_store, upload};
+use super::kubectl;
 use super::network::NODES;
 use super::operate::{NAMESPACE, SYSTEM, delete_job, endless, merged, submit, until_phase};
 use super::paths::{Paths, remove_folder, write};
 use super::process::{command, eventually, output};
-use super::prometheus::{Prometheus, free_address, programs, served};
-use super::{foreign_kubeconfig, kubectl};
+use super::prometheus::{Prometheus, available, free_address, programs, served};
+use super::recovery::saved;
 
 /// A panel has data within this time; most have at once.
 const PATIENCE: Duration = Duration::from_secs(150);
 /// The automatic mode has predicted, and measured what came of it, within this time.
 const PREDICTED: Duration = Duration::from_secs(300);
 const DASHBOARDS: [&str; 3] = ["job", "operator", "capacity"];
+/// Global steps between two of its checkpoints.
+pub(super) const EVERY: u64 = 100;
 /// The job that is looked at.
 const JOB: &str = "shown";
 
@@ -34,19 +37,7 @@ pub(super) struct Monitoring {
 impl Monitoring {
     /// Reads everything; evaluates the rules, if there are any. None where it cannot be had, which was said.
     pub(super) fn start(paths: &Paths, rules: Option<&str>) -> Result<Option<Self>, String> {
-        if foreign_kubeconfig(paths).is_some() {
-            eprintln!(
-                "xtask: SKIPPED Prometheus, because pods of a cluster that is not of this machine cannot be reached"
-            );
-            return Ok(None);
-        }
-        let programs = match programs(paths) {
-            Ok(programs) => programs,
-            Err(reason) => {
-                eprintln!("xtask: SKIPPED Prometheus, because Debian's package cannot be had: {reason}");
-                return Ok(None);
-            }
-        };
+        let Some(programs) = available(paths) else { return Ok(None) };
         let folder = paths.run().join("monitoring");
         remove_folder(&folder)?;
         let (proxy, kubelets) = proxy(paths)?;
@@ -128,7 +119,7 @@ pub(super) fn dashboards(paths: &Paths) -> Result<(), String> {
     // In a mode without a barrier after one with, with checkpoints; one that chooses its mode itself; and one that waits.
     let training = json!({"switchAt": [{"step": 20, "mode": "gba"}], "evaluation": {"every": "steps", "steps": 300}});
     let limits = json!({"ps": {"template": {"resources": {"limits": {"memory": "2Gi"}}}}});
-    submit(paths, JOB, &merged(saved(JOB), json!({"training": training, "roles": limits})))?;
+    submit(paths, JOB, &merged(saved(&endless(), JOB, EVERY), json!({"training": training, "roles": limits})))?;
     let automatic = json!({"mode": "auto", "auto": {"windowSeconds": 15, "dwellSeconds": 30}});
     submit(paths, "automatic", &merged(endless(), json!({"training": automatic})))?;
     submit(paths, "waits", &json!({"roles": {"loader": {"template": no_node()}}}))?;
@@ -153,17 +144,6 @@ pub(super) fn dashboards(paths: &Paths) -> Result<(), String> {
 /// What no node is.
 pub(super) fn no_node() -> Value {
     json!({"nodeSelector": {"rectrain.dev/no-such-node": "true"}})
-}
-
-/// With checkpoints in the object store, for ever.
-pub(super) fn saved(name: &str) -> Value {
-    merged(
-        endless(),
-        json!({
-            "data": {"storage": {"secretName": "object-store"}},
-            "checkpoint": {"path": format!("s3://data/checkpoints/{name}"), "everySteps": 100},
-        }),
-    )
 }
 
 fn dashboard(name: &str) -> Result<Value, String> {

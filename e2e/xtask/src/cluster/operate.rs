@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::alerts::alerts;
 use super::contention::follows_the_load;
-use super::dashboards::dashboards;
+use super::dashboards::{dashboards, no_node};
 use super::fakes::thousand_with_pods;
 use super::images::{self, Image, NEXT_TAG};
 use super::install::{apply, fresh_namespace, install, last_event, within};
@@ -159,6 +159,12 @@ pub(super) fn submit(paths: &Paths, name: &str, changes: &Value) -> Result<(), S
 pub(super) fn get(paths: &Paths, resource: &str) -> Result<Value, String> {
     let text = within(paths, NAMESPACE, &["get", resource, "--output=json"])?;
     serde_json::from_str(&text).map_err(|error| error.to_string())
+}
+
+/// Changes a job as it is in the cluster.
+pub(super) fn patch(paths: &Paths, name: &str, changes: &Value) -> Result<(), String> {
+    within(paths, NAMESPACE, &["patch", "rectrainingjob", name, "--type=merge", &format!("--patch={changes}")])
+        .map(drop)
 }
 
 fn job(paths: &Paths, name: &str) -> Result<Value, String> {
@@ -499,7 +505,7 @@ fn fails(paths: &Paths) -> Result<(), String> {
     // Rows come until they are more than that.
     let little = template("ps", json!({"resources": {"limits": {"memory": "64Mi"}, "requests": {"memory": "64Mi"}}}));
     let no_memory = merged(merged(endless(), little), json!({"faultTolerance": {"maxRestarts": 0}}));
-    let no_node = template("loader", json!({"nodeSelector": {"rectrain.dev/no-such-node": "true"}}));
+    let no_node = template("loader", no_node());
     let no_source = template("loader", json!({"volumeMounts": [{"name": "nothing", "mountPath": "/x"}]}));
     for (name, changes, kind, reason, says) in [
         ("bad-input", missing, "Failed", "BadInput", "missing.csv"),

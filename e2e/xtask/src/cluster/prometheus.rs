@@ -30,17 +30,7 @@ pub(super) struct Prometheus {
 
 /// A step of `cargo xtask cluster operate`.
 pub(super) fn scrapes(paths: &Paths) -> Result<(), String> {
-    if foreign_kubeconfig(paths).is_some() {
-        eprintln!("xtask: SKIPPED Prometheus, because pods of a cluster that is not of this machine cannot be reached");
-        return Ok(());
-    }
-    let programs = match programs(paths) {
-        Ok(programs) => programs,
-        Err(reason) => {
-            eprintln!("xtask: SKIPPED Prometheus, because Debian's package cannot be had: {reason}");
-            return Ok(());
-        }
-    };
+    let Some(programs) = available(paths) else { return Ok(()) };
     let name = "scraped";
     // Both kinds of modes, so that what only one of them counts is there.
     submit(paths, name, &merged(endless(), json!({"training": {"switchAt": [{"step": 20, "mode": "gba"}]}})))?;
@@ -64,6 +54,15 @@ pub(super) fn scrapes(paths: &Paths) -> Result<(), String> {
     drop(prometheus);
     remove_folder(&folder)?;
     delete_job(paths, name)
+}
+
+/// The folder of Prometheus' programs; none where it cannot be used, which is said.
+pub(super) fn available(paths: &Paths) -> Option<PathBuf> {
+    let programs = match foreign_kubeconfig(paths) {
+        Some(_) => Err("pods of a cluster that is not of this machine cannot be reached".to_owned()),
+        None => programs(paths).map_err(|reason| format!("Debian's package cannot be had: {reason}")),
+    };
+    programs.inspect_err(|reason| eprintln!("xtask: SKIPPED Prometheus, because {reason}")).ok()
 }
 
 /// The folder of `prometheus` and `promtool`. Debian's package is unpacked and not installed, which would start a service.

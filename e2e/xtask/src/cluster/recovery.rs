@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::install::{object_store, upload, within};
-use super::operate::{NAMESPACE, delete_job, get, manifest, merge, outside, status, submit, until_phase};
+use super::operate::{NAMESPACE, delete_job, get, manifest, merge, merged, outside, status, submit, until_phase};
 use super::paths::Paths;
 use super::process::eventually;
 
@@ -28,7 +28,7 @@ pub(super) fn goes_on(paths: &Paths) -> Result<(), String> {
 /// Pods of every role are killed, one after the other.
 fn killed(paths: &Paths, rows: &Value, undisturbed: &Value) -> Result<(), String> {
     let name = "killed-often";
-    submit(paths, name, &saved(rows, name))?;
+    submit(paths, name, &saved(rows, name, EVERY))?;
     for (kills, role) in (1..).zip(["ps", "coordinator", "dense-worker", "embedding-worker", "loader"]) {
         let step = until_step_after(paths, name, reached(paths, name)? + EVERY)?;
         within(paths, NAMESPACE, &["delete", "pod", &format!("{name}-{role}-0"), "--grace-period=0", "--force"])?;
@@ -58,7 +58,7 @@ fn killed(paths: &Paths, rows: &Value, undisturbed: &Value) -> Result<(), String
 /// The job is deleted in order, which saves a checkpoint, and applied again.
 fn applied_again(paths: &Paths, rows: &Value, undisturbed: &Value) -> Result<(), String> {
     let name = "applied-again";
-    let mut job = saved(rows, name);
+    let mut job = saved(rows, name, EVERY);
     submit(paths, name, &job)?;
     let step = until_step_after(paths, name, 2 * EVERY + EVERY / 2)?;
     delete_job(paths, name)?;
@@ -80,17 +80,15 @@ fn applied_again(paths: &Paths, rows: &Value, undisturbed: &Value) -> Result<(),
     same_digest(paths, name, undisturbed)
 }
 
-/// With checkpoints in the object store.
-fn saved(rows: &Value, name: &str) -> Value {
-    let mut changes = rows.clone();
-    merge(
-        &mut changes,
-        &json!({
+/// As `job`, with checkpoints in the object store.
+pub(super) fn saved(job: &Value, name: &str, every: u64) -> Value {
+    merged(
+        job.clone(),
+        json!({
             "data": {"storage": {"secretName": "object-store"}},
-            "checkpoint": {"path": format!("s3://data/checkpoints/{name}"), "everySteps": EVERY},
+            "checkpoint": {"path": format!("s3://data/checkpoints/{name}"), "everySteps": every},
         }),
-    );
-    changes
+    )
 }
 
 fn reached(paths: &Paths, name: &str) -> Result<u64, String> {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::foreign_kubeconfig;
 use super::install::within;
-use super::operate::{NAMESPACE, SYSTEM, delete_job, endless, shows, submit, until_phase};
+use super::operate::{NAMESPACE, SYSTEM, delete_job, endless, patch, shows, submit, until_phase};
 use super::paths::Paths;
 use super::process::eventually;
 
@@ -58,8 +58,7 @@ fn cannot_be_run_any_more(paths: &Paths) -> Result<(), String> {
     until_phase(paths, name, "Training")?;
     // No rule of the API server's sees the order of switches.
     let switches = [json!({"step": 20, "mode": "gba"}), json!({"step": 10, "mode": "sync"})];
-    let wrong = json!({"spec": {"training": {"switchAt": switches}}}).to_string();
-    within(paths, NAMESPACE, &["patch", "rectrainingjob", name, "--type=merge", &format!("--patch={wrong}")])?;
+    patch(paths, name, &json!({"spec": {"training": {"switchAt": switches}}}))?;
     println!("InvalidSpec: {}", shows(paths, name, "Failed", "InvalidSpec")?);
     delete_job(paths, name)
 }

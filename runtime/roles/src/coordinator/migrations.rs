@@ -32,7 +32,7 @@ const LAST_ROUNDS: usize = 5;
 pub(super) struct Migrations {
     machine: Migration,
     under_way: Option<UnderWay>,
-    /// Calls whose answers are waited for: at most a copy, a forwarder or a release for each server.
+    /// Calls whose answers are waited for: at most a few copies, a forwarder or a release for each server.
     calls: JoinSet<Result<Done, RoleError>>,
     settled: Option<Settled>,
     /// Keys looked up until slots moved last, by slot: what lies further back counts half as much each time that they move.

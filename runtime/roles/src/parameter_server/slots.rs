@@ -138,17 +138,12 @@ impl Slots {
         self.send(to, migration, vec![(0, snapshot)]).await
     }
 
-    /// Sends what has changed in slots that are moving.
-    pub(super) async fn forward(&self) -> Result<v1::SentRows, RoleError> {
-        self.send_changes().await
-    }
-
     /// Serves these slots no more and sends what changed last.
     pub(super) async fn seal(&self, request: v1::SealSlots) -> Result<v1::SentRows, RoleError> {
         let migration = MigrationId(request.migration);
         let slots: Vec<Slot> = request.slots.into_iter().map(Slot).collect();
         self.lock().seal(migration, &slots).map_err(|error| refused("seal_slots", error))?;
-        let sent = self.send_changes().await?;
+        let sent = self.forward().await?;
         if self.lock().is_drained(migration) {
             return Ok(sent);
         }
@@ -221,8 +216,9 @@ impl Slots {
         Ok(())
     }
 
-    /// Packages of a slot go one after the other: the next is taken when the one before has arrived.
-    async fn send_changes(&self) -> Result<v1::SentRows, RoleError> {
+    /// Sends what has changed in slots that are moving. Packages of a slot go one after the other: the next is taken when the one before
+    /// has arrived.
+    pub(super) async fn forward(&self) -> Result<v1::SentRows, RoleError> {
         let mut by_target: BTreeMap<(u16, MigrationId), Vec<Changes<RowName>>> = BTreeMap::new();
         for changes in self.lock().take_changes() {
             by_target.entry((changes.to, changes.migration)).or_default().push(changes);
