@@ -17,7 +17,7 @@ const SAMPLES: usize = 1024;
 /// Seconds over which a mode's correction follows what is measured.
 const CORRECTION_SECONDS: f64 = 600.0;
 /// As many measurements the prediction itself is worth: the first few of a mode do not overrule it.
-const EXPECTED: u32 = 6;
+const EXPECTED: u32 = 24;
 /// A prediction that is further off than this is not one to correct.
 const MOST_CORRECTION: f64 = 2.0;
 /// Standard errors by which a difference of means may be off by chance.
