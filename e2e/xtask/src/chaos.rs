@@ -152,7 +152,9 @@ fn kill_at(
         };
         match event["event"].as_str() {
             Some("summary") => return Ok((Some(event), kills)),
-            Some("restarting") => {
+            // A member that had not joined yet is replaced without a word.
+            Some("started") => down = false,
+            Some("restarting" | "rejoined") => {
                 down = false;
                 let pause = Duration::from_secs(event["seconds"].as_u64().unwrap_or(0));
                 if let Some(Moment::Startup(after)) = next {

@@ -102,6 +102,9 @@ impl Display {
             JobEvent::Restarting { restart, message, seconds } => {
                 self.note(&format!("{message}; restart {restart} in {seconds} s"));
             }
+            JobEvent::Rejoined { member, chunks } => {
+                self.note(&format!("{member} was replaced; {chunks} chunks of data are read again for it"));
+            }
             JobEvent::Warning { message } => self.note(&format!("warning: {message}")),
             JobEvent::Summary(summary) => {
                 self.bar.finish_and_clear();

@@ -176,7 +176,9 @@ fn a_running_job_of_processes_is_scaled_by_its_name_and_trains_the_same_model() 
 #[test]
 fn whoever_is_killed_while_slots_move_the_job_goes_on_and_trains_the_same_model() {
     let alone = digest_of_the_job_without_scaling();
-    for (role, milliseconds) in [("ps", 0), ("coordinator", 40), ("ps", 80), ("embedding-worker", 120)] {
+    for (role, milliseconds, restarts) in
+        [("ps", 0, 1), ("coordinator", 40, 1), ("ps", 80, 1), ("embedding-worker", 120, 0)]
+    {
         let folder = folder_with(JOB);
         let name = format!("killed-{}-{milliseconds}", std::process::id());
         let arguments = job_to_scale(&name);
@@ -194,9 +196,64 @@ fn whoever_is_killed_while_slots_move_the_job_goes_on_and_trains_the_same_model(
         assert!(Command::new("kill").args(["-9", &victim.to_string()]).status().unwrap().success());
         let last: Value = serde_json::from_str(&lines.map(Result::unwrap).last().unwrap()).unwrap();
         assert!(child.wait().unwrap().success());
-        assert_eq!(last["restarts"], 1, "{role}: {last}");
+        assert_eq!(last["restarts"], restarts, "{role}: {last}");
         assert_eq!(last["parametersSha256"], alone, "{role} after {milliseconds} ms");
     }
+}
+
+/// Embedding workers and loaders hold nothing that cannot be had again: a job without checkpoints goes on without them.
+fn run_with_kills(sets: &str) -> (Vec<Value>, Value) {
+    const VICTIMS: [(&str, usize); 6] = [
+        ("embedding-worker", 0),
+        ("loader", 0),
+        ("embedding-worker", 1),
+        ("embedding-worker", 0),
+        ("loader", 1),
+        ("loader", 0),
+    ];
+    let folder = folder_with(JOB);
+    let replicas = "spec.roles.embeddingWorker.replicas=2,spec.roles.loader.replicas=2,spec.roles.denseWorker.replicas=2,\
+                    spec.roles.ps.replicas=2,spec.data.synthetic.rows=60000";
+    let common = ["run", "job.yaml", "--json", "--set", replicas, "--set", sets];
+    let alone = events(&rectrain(folder.path(), &common)).pop().unwrap();
+    let arguments = [&common[..], &["--processes", "--slow", "denseWorker-0=8x"]].concat();
+    let (mut child, lines) = training(folder.path(), &arguments);
+    let (mut victims, mut events) = (VICTIMS.into_iter(), Vec::<Value>::new());
+    for line in lines {
+        let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        // The next one is killed when training has gone on for a while after the one before has been replaced.
+        let is_due = event["event"] == "progress" && events.len() % 4 == 1;
+        if is_due && let Some((role, index)) = victims.next() {
+            let of_role: Vec<_> = children_of(child.id()).into_iter().filter(|(_, of)| of == role).collect();
+            // A successor's number is not that of its place.
+            let (victim, _) = of_role[index % of_role.len()];
+            assert!(Command::new("kill").args(["-9", &victim.to_string()]).status().unwrap().success());
+        }
+        events.push(event);
+    }
+    assert!(child.wait().unwrap().success(), "{:?}", events.last());
+    assert!(children_of(child.id()).is_empty());
+    assert_eq!(victims.next(), None, "the job was over before all were killed: {} events", events.len());
+    (events, alone)
+}
+
+#[test]
+fn embedding_workers_and_loaders_that_are_killed_are_replaced_and_the_same_model_is_trained() {
+    let (events, alone) = run_with_kills("spec.training.mode=sync");
+    let last = events.last().unwrap();
+    assert_eq!(events.iter().filter(|event| event["event"] == "rejoined").count(), 6);
+    assert_eq!((&last["restarts"], &last["samples"]), (&Value::from(0), &alone["samples"]), "{last}");
+    assert_eq!(last["parametersSha256"], alone["parametersSha256"]);
+    assert_eq!(last["auc"], alone["auc"]);
+}
+
+#[test]
+fn without_a_barrier_no_batch_is_lost_with_embedding_workers_and_loaders_that_are_killed() {
+    let (events, alone) = run_with_kills("spec.training.mode=gba");
+    let last = events.last().unwrap();
+    assert_eq!(events.iter().filter(|event| event["event"] == "rejoined").count(), 6);
+    assert_eq!((&last["restarts"], &last["samples"]), (&Value::from(0), &alone["samples"]), "{last}");
+    assert_eq!((&last["tokensLost"], &last["trainedRows"]), (&Value::from(0), &alone["trainedRows"]), "{last}");
 }
 
 #[test]

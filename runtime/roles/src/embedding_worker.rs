@@ -3,7 +3,8 @@
 //! any dense worker may fetch one: which one does is decided only when it does, by rank where there is a barrier and by the
 //! coordinator where there is none.
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -29,6 +30,9 @@ use crate::pooling::{FeatureLayout, Pooled, PreparedIds};
 /// How often a look-up fetches the slot map again, and the pause if the coordinator has no newer one yet.
 const MAP_ATTEMPTS: usize = 100;
 const MAP_PAUSE: Duration = Duration::from_millis(20);
+
+/// Answers to gradients that are kept.
+const ANSWERS: usize = 1024;
 
 /// A piece of a batch, with its ids prepared.
 struct Held {
@@ -68,6 +72,26 @@ impl Positions {
     }
 }
 
+/// The answers to the last gradients: who asks again, because the first answer was lost, gets the same.
+#[derive(Default)]
+struct Answered {
+    replies: HashMap<BatchKey, v1::BackwardReply>,
+    order: VecDeque<BatchKey>,
+}
+
+impl Answered {
+    fn insert(&mut self, key: BatchKey, reply: v1::BackwardReply) {
+        if self.replies.insert(key, reply).is_none() {
+            self.order.push_back(key);
+        }
+        if self.order.len() > ANSWERS
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.replies.remove(&oldest);
+        }
+    }
+}
+
 /// See the module's text.
 pub struct EmbeddingWorker {
     layout: Arc<FeatureLayout>,
@@ -77,6 +101,7 @@ pub struct EmbeddingWorker {
     /// Where the slots are, as far as this worker knows.
     placement: Mutex<Option<Arc<Placement>>>,
     batches: Mutex<HashMap<BatchKey, Arc<Held>>>,
+    answered: Mutex<Answered>,
     positions: Mutex<Positions>,
     changed: Notify,
     metrics: EmbeddingWorkerMetrics,
@@ -93,6 +118,7 @@ impl EmbeddingWorker {
             directory: OnceCell::new(),
             placement: Mutex::default(),
             batches: Mutex::new(HashMap::new()),
+            answered: Mutex::default(),
             positions: Mutex::default(),
             changed: Notify::new(),
             metrics,
@@ -122,29 +148,26 @@ impl EmbeddingWorker {
         let prepared = blocking("preparation of ids", move || prepare(samples, tensors, &layout)).await??;
         self.metrics.unique_ids.inc_by(prepared.keys().iter().map(Vec::len).sum::<usize>() as u64);
         let held = Held { prepared, global_samples: request.global_samples, rest };
-        let previous = self.lock_batches().insert(key, Arc::new(held));
-        if previous.is_some() {
-            return Err(RoleError::Inconsistent { message: "put_batch", reason: format!("{key} was sent twice") });
+        // It comes twice if a loader has died, or another embedding worker's answer to one was lost.
+        if !self.lock_answered().replies.contains_key(&key)
+            && let Entry::Vacant(place) = self.lock_batches().entry(key)
+        {
+            place.insert(Arc::new(held));
+            self.metrics.batches_in_flight.inc();
+            self.changed.notify_waiters();
         }
-        self.metrics.batches_in_flight.inc();
-        self.changed.notify_waiters();
         Ok(message::done::<v1::PutBatch>())
     }
 
     async fn forward(&self, request: v1::Forward) -> Result<Frame, RoleError> {
         let key = BatchKey::read("forward", request.batch)?;
-        self.lock_positions().move_to(key.position);
-        self.changed.notify_waiters();
-        let held = self.until("the batch", || self.lock_batches().get(&key).cloned()).await.map_err(|_| {
-            let reason = format!("{key} did not arrive within {CALL_DEADLINE:?}");
-            RoleError::Inconsistent { message: "forward", reason }
-        })?;
+        let held = self.held("forward", key).await?;
         let started = Instant::now();
         let (rows, steps) = self.look_up_anywhere(&key, request.step, &held.prepared).await?;
         self.metrics.look_up.observe(started.elapsed().as_secs_f64());
         match key.position {
             BatchPosition::Evaluation { .. } => drop(self.forget(key)),
-            BatchPosition::Train(number) => self.forget_empty_before(number),
+            BatchPosition::Train(number) => self.forget_before(number),
         }
         let started = Instant::now();
         let (layout, by_ids) = (Arc::clone(&self.layout), Arc::clone(&held));
@@ -160,9 +183,12 @@ impl EmbeddingWorker {
 
     async fn backward(&self, request: v1::Backward, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
         let key = BatchKey::read("backward", request.batch)?;
-        let held = self
-            .forget(key)
-            .ok_or_else(|| RoleError::Inconsistent { message: "backward", reason: format!("{key} is not here") })?;
+        let answered = self.lock_answered().replies.get(&key).cloned();
+        if let Some(reply) = answered {
+            return Ok(message::reply::<v1::Backward>(&reply, Vec::new()));
+        }
+        // Its predecessor may have answered the look-up: then the batch comes again.
+        let held = self.held("backward", key).await?;
         let samples = held.prepared.samples();
         let mut tensors = tensors.into_iter();
         let gradients = decode_pooled("backward", &mut tensors, samples, &self.layout, self.compression)?;
@@ -171,7 +197,21 @@ impl EmbeddingWorker {
         let started = Instant::now();
         let reply = self.update(&key, &request, &held.prepared, rows).await?;
         self.metrics.update.observe(started.elapsed().as_secs_f64());
+        // First the answer, so that the batch is not taken in again in between.
+        self.lock_answered().insert(key, reply.clone());
+        self.forget(key);
         Ok(message::reply::<v1::Backward>(&reply, Vec::new()))
+    }
+
+    /// The batch; waits for it, and lets those up to it in.
+    async fn held(&self, message: &'static str, key: BatchKey) -> Result<Arc<Held>, RoleError> {
+        self.lock_positions().move_to(key.position);
+        self.changed.notify_waiters();
+        let held = self.until("the batch", || self.lock_batches().get(&key).cloned()).await;
+        held.map_err(|_| {
+            let reason = format!("{key} did not arrive within {CALL_DEADLINE:?}");
+            RoleError::Inconsistent { message, reason }
+        })
     }
 
     /// As [`Self::look_up`], with the slot map fetched again as often as a server says that it is old.
@@ -299,13 +339,14 @@ impl EmbeddingWorker {
         })
     }
 
-    /// Pieces without rows, which short batches have, are fetched only where there is a barrier.
-    fn forget_empty_before(&self, number: u64) {
+    /// Pieces without rows, which short batches have, are fetched only where there is a barrier; and what came again after an
+    /// evaluation was over is fetched by nobody.
+    fn forget_before(&self, number: u64) {
         let mut batches = self.lock_batches();
         let before = batches.len();
-        batches.retain(|key, held| {
-            held.prepared.samples() > 0
-                || !matches!(key.position, BatchPosition::Train(of) if of + self.window < number)
+        batches.retain(|key, held| match key.position {
+            BatchPosition::Train(of) => held.prepared.samples() > 0 || of + self.window >= number,
+            BatchPosition::Evaluation { .. } => false,
         });
         self.metrics.batches_in_flight.sub((before - batches.len()) as i64);
     }
@@ -320,6 +361,10 @@ impl EmbeddingWorker {
 
     fn lock_batches(&self) -> MutexGuard<'_, HashMap<BatchKey, Arc<Held>>> {
         self.batches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_answered(&self) -> MutexGuard<'_, Answered> {
+        self.answered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_placement(&self) -> MutexGuard<'_, Option<Arc<Placement>>> {

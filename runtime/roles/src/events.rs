@@ -126,6 +126,13 @@ pub enum JobEvent {
         /// Time until then.
         seconds: u64,
     },
+    /// A member that had died was replaced while the others went on.
+    Rejoined {
+        /// Its role and index.
+        member: String,
+        /// Chunks of data that are read and sent again for it.
+        chunks: u64,
+    },
     /// The job is done.
     Summary(Box<Summary>),
     /// The job ended without being done.

@@ -9,6 +9,7 @@ mod compression;
 pub mod coordinator;
 mod dense_worker;
 mod embedding_worker;
+mod embedding_workers;
 mod error;
 pub mod events;
 pub mod http;

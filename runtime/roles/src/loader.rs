@@ -6,15 +6,19 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use futures::StreamExt;
 use futures::future::try_join_all;
+use futures::stream::FuturesUnordered;
 use rectrain_data::{Batch, ChunkReader, Dataset, ReadPlan, SourceConfig};
 use rectrain_modes::GlobalStep;
 use rectrain_proto::v1;
+use rectrain_proto::v1::repeat_reply::Repeat;
 use rectrain_wire::ids::{Scratch, UniqueIds};
 use rectrain_wire::{Channel, Tensor};
 use tokio::sync::mpsc;
 
 use crate::batch::{BatchKey, BatchPosition};
+use crate::embedding_workers::EmbeddingWorkers;
 use crate::error::RoleError;
 use crate::message;
 use crate::metrics::LoaderMetrics;
@@ -28,7 +32,7 @@ const CHUNKS_AHEAD: usize = 1;
 #[derive(Clone)]
 pub(crate) struct LoaderPeers {
     pub(crate) coordinator: Channel,
-    pub(crate) embedding_workers: Vec<Channel>,
+    pub(crate) embedding_workers: Arc<EmbeddingWorkers>,
 }
 
 /// See the module's text.
@@ -45,7 +49,22 @@ struct ReadChunk {
     max_batches: u64,
     /// Trained before, and not sent: batches, and pieces of the batch after those.
     skip: (u64, u32),
+    /// Only this embedding worker's pieces are sent; none: all.
+    only: Option<u32>,
     rows: Batch,
+}
+
+impl ReadChunk {
+    fn of(lease: &v1::ChunkLease, only: Option<u32>, rows: Batch) -> Self {
+        let first = BatchPosition::Train(lease.first_step);
+        let skip = (lease.skip_batches, lease.skip_pieces);
+        Self { first, max_batches: lease.max_batches, skip, only, rows }
+    }
+
+    fn for_evaluation(lease: &v1::EvaluationChunk, only: Option<u32>, rows: Batch) -> Self {
+        let first = BatchPosition::Evaluation { at_step: GlobalStep(lease.at_step), number: lease.first_batch };
+        Self { first, max_batches: u64::MAX, skip: (0, 0), only, rows }
+    }
 }
 
 impl Loader {
@@ -58,7 +77,8 @@ impl Loader {
         let loader = Arc::new(self);
         let training = loader.train();
         let evaluating = loader.evaluate();
-        futures::future::try_join(training, evaluating).await.map(|_| ())
+        let repeating = loader.repeat_what_was_lost();
+        futures::future::try_join3(training, evaluating, repeating).await.map(|_| ())
     }
 
     async fn train(&self) -> Result<(), RoleError> {
@@ -84,20 +104,9 @@ impl Loader {
             };
             let (current, rows, skipped) = self.read(current, lease.chunk).await?;
             reader = Some((epoch, current));
-            let report = v1::ChunkReport {
-                loader: self.index,
-                epoch: lease.epoch,
-                chunk: lease.chunk,
-                rows: rows.as_ref().map_or(0, |rows| rows.samples as u64),
-                label_sum: rows.as_ref().map_or(0.0, Batch::label_sum),
-                skipped_rows: skipped,
-            };
-            message::call(&self.peers.coordinator, report, Vec::new(), CALL_DEADLINE).await?;
+            self.report(&lease, rows.as_ref(), skipped).await?;
             let Some(rows) = rows else { continue };
-            let first = BatchPosition::Train(lease.first_step);
-            let skip = (lease.skip_batches, lease.skip_pieces);
-            let chunk = ReadChunk { first, max_batches: lease.max_batches, skip, rows };
-            if chunks.send(chunk).await.is_err() {
+            if chunks.send(ReadChunk::of(&lease, None, rows)).await.is_err() {
                 break;
             }
         }
@@ -118,21 +127,104 @@ impl Loader {
             };
             let (current, rows, skipped) = self.read(current, lease.chunk).await?;
             reader = Some(current);
-            let report = v1::EvaluationChunkReport {
-                loader: self.index,
-                at_step: lease.at_step,
-                chunk: lease.chunk,
-                rows: rows.as_ref().map_or(0, |rows| rows.samples as u64),
-                skipped_rows: skipped,
-            };
-            message::call(&self.peers.coordinator, report, Vec::new(), CALL_DEADLINE).await?;
+            self.report_for_evaluation(&lease, rows.as_ref(), skipped).await?;
             let Some(rows) = rows else { continue };
-            let first = BatchPosition::Evaluation { at_step: GlobalStep(lease.at_step), number: lease.first_batch };
-            if chunks.send(ReadChunk { first, max_batches: u64::MAX, skip: (0, 0), rows }).await.is_err() {
+            if chunks.send(ReadChunk::for_evaluation(&lease, None, rows)).await.is_err() {
                 break;
             }
         }
         Ok(())
+    }
+
+    async fn report(&self, lease: &v1::ChunkLease, rows: Option<&Batch>, skipped_rows: u64) -> Result<(), RoleError> {
+        let report = v1::ChunkReport {
+            loader: self.index,
+            epoch: lease.epoch,
+            chunk: lease.chunk,
+            rows: rows.map_or(0, |rows| rows.samples as u64),
+            label_sum: rows.map_or(0.0, Batch::label_sum),
+            skipped_rows,
+        };
+        message::call(&self.peers.coordinator, report, Vec::new(), CALL_DEADLINE).await.map(drop)
+    }
+
+    async fn report_for_evaluation(
+        &self,
+        lease: &v1::EvaluationChunk,
+        rows: Option<&Batch>,
+        skipped_rows: u64,
+    ) -> Result<(), RoleError> {
+        let report = v1::EvaluationChunkReport {
+            loader: self.index,
+            at_step: lease.at_step,
+            chunk: lease.chunk,
+            rows: rows.map_or(0, |rows| rows.samples as u64),
+            skipped_rows,
+        };
+        message::call(&self.peers.coordinator, report, Vec::new(), CALL_DEADLINE).await.map(drop)
+    }
+
+    /// Reads and sends again what embedding workers or loaders that have died held. None waits for another: what one waits for may be
+    /// trained only after another has been sent.
+    async fn repeat_what_was_lost(&self) -> Result<(), RoleError> {
+        let mut repeating = FuturesUnordered::new();
+        let mut asking = Box::pin(self.ask_what_was_lost());
+        loop {
+            tokio::select! {
+                asked = &mut asking => {
+                    let Some(reply) = asked? else { break };
+                    repeating.push(self.repeat(reply));
+                    asking = Box::pin(self.ask_what_was_lost());
+                }
+                Some(repeated) = repeating.next() => repeated?,
+            }
+        }
+        while let Some(repeated) = repeating.next().await {
+            repeated?;
+        }
+        Ok(())
+    }
+
+    /// None, once training has ended.
+    async fn ask_what_was_lost(&self) -> Result<Option<v1::RepeatReply>, RoleError> {
+        loop {
+            let request = v1::RepeatRequest { loader: self.index };
+            let (reply, _) = message::call(&self.peers.coordinator, request, Vec::new(), CALL_DEADLINE).await?;
+            match reply.repeat {
+                Some(Repeat::Finished(_)) => return Ok(None),
+                Some(Repeat::Chunk(_) | Repeat::Evaluation(_)) => return Ok(Some(reply)),
+                Some(Repeat::Wait(_)) | None => {}
+            }
+        }
+    }
+
+    async fn repeat(&self, reply: v1::RepeatReply) -> Result<(), RoleError> {
+        let (only, is_reported) = (reply.embedding_worker, !reply.report);
+        let chunk = match reply.repeat {
+            Some(Repeat::Chunk(lease)) => {
+                let dataset = self.open(&self.plan.train).await?;
+                let reader = dataset.reader(self.plan.read_plan(self.plan.shuffle, lease.epoch))?;
+                let (_, rows, skipped) = self.read(reader, lease.chunk).await?;
+                if !is_reported {
+                    self.report(&lease, rows.as_ref(), skipped).await?;
+                }
+                rows.map(|rows| ReadChunk::of(&lease, only, rows))
+            }
+            Some(Repeat::Evaluation(lease)) => {
+                let Some(test) = &self.plan.test else { return Ok(()) };
+                let reader = self.open(test).await?.reader(self.plan.read_plan(None, 0))?;
+                let (_, rows, skipped) = self.read(reader, lease.chunk).await?;
+                if !is_reported {
+                    self.report_for_evaluation(&lease, rows.as_ref(), skipped).await?;
+                }
+                rows.map(|rows| ReadChunk::for_evaluation(&lease, only, rows))
+            }
+            Some(Repeat::Finished(_) | Repeat::Wait(_)) | None => None,
+        };
+        match chunk {
+            Some(chunk) => self.send_chunk(chunk).await,
+            None => Ok(()),
+        }
     }
 
     /// Opening reads headers and lists objects, so it may wait for disks and networks.
@@ -185,15 +277,20 @@ impl Loader {
 
     async fn send_chunks(&self, mut chunks: mpsc::Receiver<ReadChunk>) -> Result<(), RoleError> {
         while let Some(chunk) = chunks.recv().await {
-            let rows = Arc::new(chunk.rows);
-            let size = self.plan.global_batch_rows as usize;
-            let (first, skip_pieces) = chunk.skip;
-            for number in first..(rows.samples.div_ceil(size) as u64).min(chunk.max_batches) {
-                let start = number as usize * size;
-                let range = start..rows.samples.min(start + size);
-                let skip_pieces = if number == first { skip_pieces } else { 0 };
-                self.send_batch(chunk.first.after(number), &rows, range, skip_pieces).await?;
-            }
+            self.send_chunk(chunk).await?;
+        }
+        Ok(())
+    }
+
+    async fn send_chunk(&self, chunk: ReadChunk) -> Result<(), RoleError> {
+        let rows = Arc::new(chunk.rows);
+        let size = self.plan.global_batch_rows as usize;
+        let (first, skip_pieces) = chunk.skip;
+        for number in first..(rows.samples.div_ceil(size) as u64).min(chunk.max_batches) {
+            let start = number as usize * size;
+            let range = start..rows.samples.min(start + size);
+            let skip_pieces = if number == first { skip_pieces } else { 0 };
+            self.send_batch(chunk.first.after(number), &rows, range, skip_pieces, chunk.only).await?;
         }
         Ok(())
     }
@@ -206,12 +303,15 @@ impl Loader {
         rows: &Arc<Batch>,
         range: Range<usize>,
         first_piece: u32,
+        only: Option<u32>,
     ) -> Result<(), RoleError> {
         let started = Instant::now();
-        let pieces = (first_piece..self.plan.pieces()).map(|piece| {
-            let own = self.plan.rows_of_piece(range.len(), piece);
+        let keys = (first_piece..self.plan.pieces()).map(|piece| BatchKey { position, piece });
+        let keys = keys.filter(|key| only.is_none_or(|only| self.embedding_worker(*key) == only as usize));
+        let pieces = keys.map(|key| {
+            let own = self.plan.rows_of_piece(range.len(), key.piece);
             let own = range.start + own.start..range.start + own.end;
-            self.send_piece(BatchKey { position, piece }, range.len(), Arc::clone(rows), own)
+            self.send_piece(key, range.len(), Arc::clone(rows), own)
         });
         try_join_all(pieces).await?;
         self.metrics.send.observe(started.elapsed().as_secs_f64());
@@ -228,11 +328,12 @@ impl Loader {
         let piece = rows.slice(own);
         let samples = piece.samples as u32;
         let tensors = blocking("removal of duplicate ids", move || cut(piece)).await??;
-        let workers = &self.peers.embedding_workers;
-        let worker = &workers[key.embedding_worker(workers.len(), self.plan.pieces())];
         let put = v1::PutBatch { batch: Some(key.write()), samples, global_samples: global_samples as u32 };
-        message::call(worker, put, tensors, CALL_DEADLINE).await?;
-        Ok(())
+        self.peers.embedding_workers.call(self.embedding_worker(key), put, tensors).await.map(drop)
+    }
+
+    fn embedding_worker(&self, key: BatchKey) -> usize {
+        key.embedding_worker(self.peers.embedding_workers.count(), self.plan.pieces())
     }
 }
 

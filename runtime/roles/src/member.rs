@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 
 use crate::dense_worker::{DensePeers, DenseWorker, Trainer};
 use crate::embedding_worker::EmbeddingWorker;
+use crate::embedding_workers::EmbeddingWorkers;
 use crate::error::RoleError;
 use crate::loader::{Loader, LoaderPeers};
 use crate::message::{self, Request};
@@ -173,8 +174,9 @@ impl Member {
         match work {
             Work::Ps => Ok(()),
             Work::EmbeddingWorker(worker) => {
-                let placement = Placement::new(self.plan.slot_map(), &roster.ps, &*self.transport)?;
-                worker.connect(placement, self.directory(coordinator));
+                // The slots may have moved before this worker took another's place.
+                let directory = self.directory(coordinator);
+                worker.connect(directory.fetch().await?, directory);
                 Ok(())
             }
             Work::DenseWorker(worker) => {
@@ -186,7 +188,7 @@ impl Member {
                     coordinator: coordinator.clone(),
                     placement: Placement::new(self.plan.slot_map(), &roster.ps, &*self.transport)?,
                     directory: self.directory(coordinator),
-                    embedding_workers: self.connect_all(&roster.embedding_workers)?,
+                    embedding_workers: self.embedding_workers(roster, coordinator)?,
                     next: next.cloned(),
                 };
                 let trainer = worker.trainer(&self.plan, peers)?;
@@ -195,12 +197,20 @@ impl Member {
             Work::Loader => {
                 let peers = LoaderPeers {
                     coordinator: coordinator.clone(),
-                    embedding_workers: self.connect_all(&roster.embedding_workers)?,
+                    embedding_workers: self.embedding_workers(roster, coordinator)?,
                 };
                 let metrics = LoaderMetrics::of(&self.metrics, self.index);
                 Loader::new(Arc::clone(&self.plan), self.index, peers, metrics).run().await
             }
         }
+    }
+
+    fn embedding_workers(
+        &self,
+        roster: &v1::Roster,
+        coordinator: &Channel,
+    ) -> Result<Arc<EmbeddingWorkers>, RoleError> {
+        Ok(Arc::new(EmbeddingWorkers::new(&roster.embedding_workers, self.directory(coordinator))?))
     }
 
     fn directory(&self, coordinator: &Channel) -> Directory {

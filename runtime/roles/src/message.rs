@@ -56,6 +56,7 @@ requests! {
     14 "batch_report" BatchReport => Done;
     15 "dense_saved" DenseSaved => Done;
     16 "save_now" SaveNow => v1::SavedNow;
+    17 "repeat" RepeatRequest => v1::RepeatReply;
     20 "put_batch" PutBatch => Done;
     22 "forward" Forward => v1::Forwarded;
     23 "backward" Backward => v1::BackwardReply;

@@ -104,6 +104,7 @@ metrics! {
         applied_gradients: counter = "rectrain_ps_applied_gradients_total", "Dense gradients applied without a barrier, whatever their weight.";
         excluded_gradients: counter = "rectrain_ps_excluded_gradients_total", "Of those, left out for their staleness.";
         late_gradients: counter = "rectrain_ps_late_gradients_total", "Dense gradients dropped because their step was applied (hopBw).";
+        repeated_gradients: counter = "rectrain_ps_repeated_gradients_total", "Gradients with a barrier that came twice, because an embedding worker died, and were taken in once.";
         rows_held: gauge = "rectrain_ps_rows", "Rows held.";
         bytes: gauge = "rectrain_ps_bytes", "Bytes of the embedding store.";
         slots: gauge = "rectrain_ps_slots", "Slots whose rows are this server's.";
@@ -125,6 +126,7 @@ metrics! {
         skipped_checkpoints: counter = "rectrain_coordinator_checkpoints_skipped_total", "Checkpoints left out because the one before was still being written.";
         map_epoch: gauge = "rectrain_coordinator_map_epoch", "The slot map in force; it rises with every migration.";
         parameter_servers: gauge = "rectrain_coordinator_parameter_servers", "Parameter servers in the slot map.";
+        rejoins: counter = "rectrain_coordinator_rejoins_total", "Embedding workers and loaders that died and were replaced while the others went on.";
         migrations: counter = "rectrain_coordinator_migrations_total", "Times that slots were spread anew over the parameter servers.";
         moved_slots: counter = "rectrain_coordinator_moved_slots_total", "Slots that moved to another parameter server.";
         migrated_bytes: counter = "rectrain_coordinator_moved_bytes_total", "Bytes of rows sent between parameter servers for that.";

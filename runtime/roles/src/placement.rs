@@ -1,5 +1,5 @@
-//! Which parameter server holds which slot and where it is reached, at one epoch of the slot map; and how a member fetches that
-//! anew when a server tells it that its map is old.
+//! Which parameter server holds which slot and where it is reached, at one epoch of the slot map; and how a member asks the coordinator
+//! anew for that, when a server tells it that its map is old, and for where the embedding workers are.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ impl Placement {
     }
 
     pub(crate) fn write(&self) -> v1::Placement {
-        v1::Placement { map: Some(write_map(&self.map)), servers: self.addresses.clone() }
+        v1::Placement { map: Some(write_map(&self.map)), servers: self.addresses.clone(), ..v1::Placement::default() }
     }
 }
 
@@ -50,8 +50,17 @@ pub(crate) struct Directory {
 impl Directory {
     /// The placement in force.
     pub(crate) async fn fetch(&self) -> Result<Placement, RoleError> {
-        let (placement, _) = message::call(&self.coordinator, v1::MapRequest {}, Vec::new(), CALL_DEADLINE).await?;
+        let placement = self.ask().await?;
         Placement::new(read_map("map", placement.map)?, &placement.servers, &*self.transport)
+    }
+
+    /// Where the embedding workers are.
+    pub(crate) async fn embedding_workers(&self) -> Result<Vec<String>, RoleError> {
+        Ok(self.ask().await?.embedding_workers)
+    }
+
+    async fn ask(&self) -> Result<v1::Placement, RoleError> {
+        Ok(message::call(&self.coordinator, v1::MapRequest {}, Vec::new(), CALL_DEADLINE).await?.0)
     }
 }
 

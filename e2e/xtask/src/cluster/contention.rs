@@ -3,22 +3,22 @@
 //! half a minute, trains faster than a job that stays in `sync` beside the same neighbours, and goes back when they have gone; neighbours
 //! that come and go at random cause no more switches than are allowed. What happened is written down as timelines.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::process::Stdio;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
 
+use super::dashboards::proxy;
+use super::foreign_kubeconfig;
 use super::images::{Image, TAG};
 use super::install::{Running, apply, within};
-use super::operate::{NAMESPACE, delete_job, get, manifest, merge, no_pods, status, submit, until_phase};
+use super::operate::{NAMESPACE, delete_job, get, manifest, merge, no_pods, submit, until_phase};
 use super::paths::{Paths, write};
 use super::process::eventually;
 use super::timeline::{Sample, Switch, Timeline};
-use super::{foreign_kubeconfig, kubectl};
 use crate::random::Random;
 
 /// The operator has switched within this time after workers became slow.
@@ -353,7 +353,7 @@ fn auto() -> Value {
 struct Recorder {
     started: Instant,
     recorded: Arc<Mutex<Recorded>>,
-    watching: Mutex<Option<(Running, Vec<JoinHandle<()>>)>>,
+    watching: Mutex<Option<(Running, JoinHandle<()>)>>,
 }
 
 #[derive(Default)]
@@ -371,33 +371,26 @@ struct Recorded {
 impl Recorder {
     fn start(paths: &Paths, name: &str, workers: Vec<SocketAddr>) -> Result<Self, String> {
         let started = Instant::now();
-        let mode = status(paths, name)?["mode"].as_str().unwrap_or_default().to_owned();
-        let recorded = Arc::new(Mutex::new(Recorded { mode, ..Recorded::default() }));
-        let mut watch = kubectl(paths)?;
-        watch.args(["--namespace", NAMESPACE, "get", "rectrainingjob", name, "--watch"]);
-        watch.arg("--output=jsonpath={.status.phase}{\"\\t\"}{.status.mode}{\"\\t\"}{.status.modeReason}{\"\\n\"}");
-        let mut watch = watch.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(|error| error.to_string())?;
-        let lines = watch.stdout.take().ok_or("kubectl has no output")?;
-        let watching = Running(watch);
-        let of_watch = Arc::clone(&recorded);
-        let of_workers = Arc::clone(&recorded);
-        let threads = vec![
-            std::thread::spawn(move || {
-                for line in BufReader::new(lines).lines().map_while(Result::ok) {
-                    lock(&of_watch).see(started.elapsed().as_secs_f64(), &line);
+        let recorded = Arc::new(Mutex::new(Recorded::default()));
+        let (proxy, api_server) = proxy(paths)?;
+        let api_server: SocketAddr = api_server.parse().map_err(|error| format!("{api_server}: {error}"))?;
+        let path = format!("/apis/rectrain.dev/v1alpha1/namespaces/{NAMESPACE}/rectrainingjobs/{name}");
+        let known = Arc::clone(&recorded);
+        let looking = std::thread::spawn(move || {
+            while !lock(&known).is_over {
+                // Who does not answer in time is asked again with the others.
+                let job = http_get(api_server, &path).ok();
+                let job = job.and_then(|body| serde_json::from_str::<Value>(&body).ok());
+                if let Some(job) = job {
+                    lock(&known).see(started.elapsed().as_secs_f64(), &job["status"]);
                 }
-            }),
-            std::thread::spawn(move || {
-                while !lock(&of_workers).is_over {
-                    // A worker that does not answer in time is asked again with the others.
-                    if let Some(total) = total(&workers) {
-                        lock(&of_workers).measure(started.elapsed().as_secs_f64(), total);
-                    }
-                    std::thread::sleep(SECOND);
+                if let Some(total) = total(&workers) {
+                    lock(&known).measure(started.elapsed().as_secs_f64(), total);
                 }
-            }),
-        ];
-        Ok(Self { started, recorded, watching: Mutex::new(Some((watching, threads))) })
+                std::thread::sleep(SECOND);
+            }
+        });
+        Ok(Self { started, recorded, watching: Mutex::new(Some((proxy, looking))) })
     }
 
     /// Seconds of the timeline at a moment.
@@ -443,12 +436,9 @@ impl Recorder {
     fn finish(&self) -> Timeline {
         lock(&self.recorded).is_over = true;
         let watching = self.watching.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some((watch, threads)) = watching {
-            drop(watch);
-            for thread in threads {
-                // What it has recorded is there, however it ended.
-                let _ended = thread.join();
-            }
+        if let Some((_proxy, looking)) = watching {
+            // What it has recorded is there, however it ended.
+            let _ended = looking.join();
         }
         let recorded = lock(&self.recorded);
         Timeline { samples: recorded.samples.clone(), switches: recorded.switches.clone(), ..Timeline::default() }
@@ -466,14 +456,15 @@ fn lock(recorded: &Mutex<Recorded>) -> MutexGuard<'_, Recorded> {
 }
 
 impl Recorded {
-    /// A line of the watch: phase, mode and its reason.
-    fn see(&mut self, seconds: f64, line: &str) {
-        let mut fields = line.splitn(3, '\t');
-        let (Some(phase), Some(mode), Some(reason)) = (fields.next(), fields.next(), fields.next()) else { return };
-        if phase != "Training" || mode.is_empty() || mode == self.mode {
+    /// What the status of the job says.
+    fn see(&mut self, seconds: f64, status: &Value) {
+        let text = |field: &str| status[field].as_str().unwrap_or_default();
+        let (mode, reason) = (text("mode"), text("modeReason"));
+        if text("phase") != "Training" || mode.is_empty() || mode == self.mode {
             return;
         }
         if !self.mode.is_empty() {
+            println!("{mode} at {seconds:.0} s: {reason}");
             self.switches.push(Switch { seconds, mode: mode.to_owned(), reason: reason.to_owned() });
         }
         mode.clone_into(&mut self.mode);
@@ -491,20 +482,23 @@ impl Recorded {
 
 /// Samples that all workers together have trained.
 fn total(workers: &[SocketAddr]) -> Option<f64> {
-    workers.iter().map(|worker| counted(&metrics(*worker).ok()?, "rectrain_dense_worker_samples_total")).sum()
+    workers
+        .iter()
+        .map(|worker| counted(&http_get(*worker, "/metrics").ok()?, "rectrain_dense_worker_samples_total"))
+        .sum()
 }
 
-/// What a process serves at `/metrics`.
-fn metrics(address: SocketAddr) -> std::io::Result<String> {
+/// What is served there.
+fn http_get(address: SocketAddr, path: &str) -> std::io::Result<String> {
     use std::io::Write;
     let patience = Duration::from_secs(3);
     let mut stream = TcpStream::connect_timeout(&address, patience)?;
     stream.set_read_timeout(Some(patience))?;
     stream.set_write_timeout(Some(patience))?;
-    stream.write_all(format!("GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes())?;
+    stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes())?;
     let mut text = String::new();
     stream.take(4 << 20).read_to_string(&mut text)?;
-    Ok(text)
+    Ok(text.split_once("\r\n\r\n").map_or(String::new(), |(_, body)| body.to_owned()))
 }
 
 /// The sum of a counter over its labels.
@@ -537,7 +531,7 @@ mod tests {
 
     #[test]
     fn a_counter_is_summed_over_its_labels() {
-        let text = "HTTP/1.0 200 OK\r\n\r\n# TYPE a_total counter\r\na_total{replica=\"0\"} 5\na_total{replica=\"1\"} 7\na_total_b 9\n";
+        let text = "# TYPE a_total counter\r\na_total{replica=\"0\"} 5\na_total{replica=\"1\"} 7\na_total_b 9\n";
         assert_eq!(counted(text, "a_total"), Some(12.0));
         assert_eq!(counted(text, "b"), None);
     }
@@ -545,9 +539,10 @@ mod tests {
     #[test]
     fn a_switch_is_recorded_where_the_status_has_another_mode_while_it_trains() {
         let mut recorded = Recorded { mode: "sync".to_owned(), ..Recorded::default() };
-        recorded.see(1.0, "Training\tsync\t");
-        recorded.see(2.0, "Training\tgba\tfaster");
-        recorded.see(3.0, "Complete\tsync\tover");
+        let status = |phase: &str, mode: &str| json!({"phase": phase, "mode": mode, "modeReason": "faster"});
+        recorded.see(1.0, &status("Training", "sync"));
+        recorded.see(2.0, &status("Training", "gba"));
+        recorded.see(3.0, &status("Complete", "sync"));
         recorded.measure(3.0, 100.0);
         recorded.measure(8.0, 200.0);
         assert_eq!(recorded.switches, [Switch { seconds: 2.0, mode: "gba".to_owned(), reason: "faster".to_owned() }]);

@@ -79,7 +79,7 @@ impl Monitoring {
 }
 
 /// The API server, which leads to the kubelets, where nobody has to show a certificate.
-fn proxy(paths: &Paths) -> Result<(Running, String), String> {
+pub(super) fn proxy(paths: &Paths) -> Result<(Running, String), String> {
     let address = free_address()?;
     let port = address.rsplit(':').next().unwrap_or_default();
     let mut proxy = kubectl(paths)?;

@@ -1,10 +1,12 @@
-//! `rectrain run --processes`: every replica of every role a process of its own on loopback, watched by this one. When one of them
-//! crashes, all end and begin again from the last checkpoint, as often as `spec.faultTolerance` allows.
+//! `rectrain run --processes`: every replica of every role a process of its own on loopback, watched by this one. An embedding worker or
+//! a loader that is killed is replaced while the others go on. When any other crashes, all end and begin again from the last checkpoint.
+//! Both as often as `spec.faultTolerance` allows.
 
 mod restarts;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::pin::pin;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -36,8 +38,39 @@ const END: Duration = Duration::from_secs(10);
 /// Any free port of this machine.
 const LOOPBACK: &str = "127.0.0.1:0";
 
+/// A process of the job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Process {
+    Coordinator,
+    Member(Role, u32),
+}
+
+impl Process {
+    /// Whether another can take its place while the job goes on.
+    fn has_successors(self) -> bool {
+        matches!(self, Self::Member(Role::EmbeddingWorker | Role::Loader, _))
+    }
+}
+
+impl fmt::Display for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Coordinator => f.write_str("coordinator"),
+            Self::Member(role, index) => write!(f, "{} {index}", role.name()),
+        }
+    }
+}
+
 /// A process that ended, and how.
-type Ended = (String, std::io::Result<ExitStatus>);
+type Ended = (Process, std::io::Result<ExitStatus>);
+
+/// A process that died without a word.
+struct Death {
+    /// None, if not even that is known.
+    process: Option<Process>,
+    /// A sentence.
+    message: String,
+}
 
 pub(crate) async fn run(args: &RunArgs, plan: &JobPlan, mut display: Display) -> Result<(), Failure> {
     let job = Job {
@@ -53,7 +86,7 @@ pub(crate) async fn run(args: &RunArgs, plan: &JobPlan, mut display: Display) ->
     let mut account = Account::default();
     loop {
         account.begin_attempt();
-        let message = match job.attempt(&mut display, &mut account).await {
+        let message = match job.attempt(&mut display, &mut account, &mut restarts).await {
             Err(Failure::Failed(message)) => message,
             ended => return ended,
         };
@@ -85,7 +118,12 @@ struct Job<'a> {
 
 impl Job<'_> {
     /// Starts every process and follows the job to its end, or to the first crash; none of them is left.
-    async fn attempt(&self, display: &mut Display, account: &mut Account) -> Result<(), Failure> {
+    async fn attempt(
+        &self,
+        display: &mut Display,
+        account: &mut Account,
+        restarts: &mut Restarts,
+    ) -> Result<(), Failure> {
         self.servers.set(self.next_servers.get());
         let (coordinator, addresses) = self.start_coordinator().await?;
         let _running = Running::note(&self.plan.name, &addresses.control);
@@ -94,12 +132,12 @@ impl Job<'_> {
         // Dropped last: a cgroup can be removed when its process has ended.
         let mut limits = Vec::new();
         let mut children = JoinSet::new();
-        watch_child(&mut children, "coordinator".to_owned(), coordinator, stop.subscribe());
+        watch_child(&mut children, Process::Coordinator, coordinator, stop.subscribe());
         for role in Role::ALL {
             let replicas = if role == Role::Ps { self.servers.get() } else { role.replicas(self.plan) };
             for index in 0..replicas {
-                let (name, child) = self.start_member(role, index, &addresses, &mut limits)?;
-                watch_child(&mut children, name, child, stop.subscribe());
+                let child = self.start_member(role, index, &addresses, &mut limits)?;
+                watch_child(&mut children, Process::Member(role, index), child, stop.subscribe());
             }
         }
         let (joining, mut joins) = mpsc::unbounded_channel();
@@ -107,13 +145,20 @@ impl Job<'_> {
         let outcome = loop {
             tokio::select! {
                 outcome = &mut following => break outcome,
-                failure = first_failure(&mut children) => break Err(failure),
+                death = first_death(&mut children) => match death.process {
+                    Some(Process::Member(role, index)) if Process::Member(role, index).has_successors() && restarts.replaces() => {
+                        tracing::warn!("{}; another takes its place", death.message);
+                        let child = self.start_member(role, index, &addresses, &mut limits)?;
+                        watch_child(&mut children, Process::Member(role, index), child, stop.subscribe());
+                    }
+                    _ => break Err(Failure::Failed(death.message)),
+                },
                 () = signal::interrupted() => break Err(save(ask_to_save(&addresses.control)).await),
                 Some((from, to)) = joins.recv() => {
                     self.next_servers.set(to);
                     for index in from..to {
-                        let (name, child) = self.start_member(Role::Ps, index, &addresses, &mut limits)?;
-                        watch_child(&mut children, name, child, stop.subscribe());
+                        let child = self.start_member(Role::Ps, index, &addresses, &mut limits)?;
+                        watch_child(&mut children, Process::Member(Role::Ps, index), child, stop.subscribe());
                     }
                 }
             }
@@ -138,17 +183,17 @@ impl Job<'_> {
         index: u32,
         addresses: &CoordinatorAddresses,
         limits: &mut Vec<CpuLimit>,
-    ) -> Result<(String, Child), Failure> {
-        let name = format!("{} {index}", role.name());
+    ) -> Result<Child, Failure> {
         let mut command = self.member(role, index, addresses)?;
         if let (Role::DenseWorker, Some(factor)) = (role, self.slow.get(&index)) {
             command.arg("--slow").arg(factor.to_string());
         }
-        let child = command.spawn().map_err(|error| cannot_start(&name, &error))?;
+        let spawned = command.spawn();
+        let child = spawned.map_err(|error| cannot_start(&Process::Member(role, index).to_string(), &error))?;
         if let (Role::DenseWorker, Some(cores), Some(pid)) = (role, self.cores.get(&index), child.id()) {
             limits.push(CpuLimit::put(pid, *cores)?);
         }
-        Ok((name, child))
+        Ok(child)
     }
 
     async fn start_coordinator(&self) -> Result<(Child, CoordinatorAddresses), Failure> {
@@ -202,28 +247,27 @@ async fn said_instead(coordinator: Child, seen: &str) -> Failure {
     }
 }
 
-fn watch_child(children: &mut JoinSet<Ended>, name: String, mut child: Child, mut stop: watch::Receiver<()>) {
+fn watch_child(children: &mut JoinSet<Ended>, process: Process, mut child: Child, mut stop: watch::Receiver<()>) {
     if let Some(stderr) = child.stderr.take() {
-        let name = name.clone();
         tokio::spawn(async move {
             let mut lines = BufReader::new(stderr).lines();
             while let Ok(Some(line)) = lines.next_line().await {
-                tracing::info!(process = name, "{line}");
+                tracing::info!(%process, "{line}");
             }
         });
     }
     children.spawn(async move {
         let ended = tokio::select! {
-            status = child.wait() => return (name, status),
+            status = child.wait() => return (process, status),
             stopped = stop.changed() => stopped,
         };
         // Told to stop, or the teller is gone: either way this process must not outlive the run.
-        tracing::debug!(process = name, told = ended.is_ok(), "killing");
+        tracing::debug!(%process, told = ended.is_ok(), "killing");
         let status = match child.start_kill() {
             Ok(()) => child.wait().await,
             Err(error) => Err(error),
         };
-        (name, status)
+        (process, status)
     });
 }
 
@@ -239,8 +283,7 @@ async fn follow(
     account: &mut Account,
     joining: mpsc::UnboundedSender<(u32, u32)>,
 ) -> Result<(), Failure> {
-    let lost =
-        |error: &dyn std::fmt::Display| Failure::Failed(format!("the coordinator at {control} was lost: {error}"));
+    let lost = |error: &dyn fmt::Display| Failure::Failed(format!("the coordinator at {control} was lost: {error}"));
     let mut client = ControlClient::connect(control.to_owned()).await.map_err(|error| lost(&error))?;
     let mut events = client.watch(v1::WatchRequest {}).await.map_err(|error| lost(&error))?.into_inner();
     loop {
@@ -280,25 +323,29 @@ async fn ask_to_save(control: &str) -> Result<String, String> {
     saved.map(|saved| saved.into_inner().checkpoint).map_err(|status| status.message().to_owned())
 }
 
-/// A process that dies without a word ends the job; one that reports a failure does so through the coordinator first.
-async fn first_failure(children: &mut JoinSet<Ended>) -> Failure {
+/// A process that dies without a word; one that reports a failure does so through the coordinator first.
+async fn first_death(children: &mut JoinSet<Ended>) -> Death {
     while let Some(ended) = children.join_next().await {
-        match ended {
-            Ok((name, Ok(status))) if !status.success() && status.code().is_none() => {
-                return Failure::Failed(format!("{name} was killed ({status})"));
+        let (process, message) = match ended {
+            Ok((process, Ok(status))) if !status.success() && status.code().is_none() => {
+                (Some(process), format!("{process} was killed ({status})"))
             }
-            Ok((name, Err(error))) => return Failure::Failed(format!("{name} cannot be waited for: {error}")),
-            Ok((name, Ok(status))) => tracing::info!(process = name, %status, "ended"),
-            Err(error) => return Failure::Failed(format!("a process's watcher failed: {error}")),
-        }
+            Ok((process, Err(error))) => (Some(process), format!("{process} cannot be waited for: {error}")),
+            Ok((process, Ok(status))) => {
+                tracing::info!(%process, %status, "ended");
+                continue;
+            }
+            Err(error) => (None, format!("a process's watcher failed: {error}")),
+        };
+        return Death { process, message };
     }
     std::future::pending().await
 }
 
 /// A process that was killed could not say so: the others' complaints are about it.
 async fn name_the_killed(message: String, children: &mut JoinSet<Ended>) -> Failure {
-    match timeout(Duration::from_secs(1), first_failure(children)).await {
-        Ok(Failure::Failed(killed)) if killed != message => Failure::Failed(format!("{killed}; {message}")),
+    match timeout(Duration::from_secs(1), first_death(children)).await {
+        Ok(Death { message: killed, .. }) if killed != message => Failure::Failed(format!("{killed}; {message}")),
         _ => Failure::Failed(message),
     }
 }

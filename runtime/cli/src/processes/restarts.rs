@@ -13,6 +13,8 @@ pub(super) struct Restarts {
     most: u32,
     first_pause: Duration,
     done: u32,
+    /// Members replaced while the others went on.
+    replaced: u32,
     /// Crashes with no checkpoint between them.
     in_a_row: u32,
 }
@@ -20,13 +22,13 @@ pub(super) struct Restarts {
 impl Restarts {
     /// At most `most` of them, the first after `first_pause`.
     pub(super) fn new(most: u32, first_pause: Duration) -> Self {
-        Self { most, first_pause, done: 0, in_a_row: 0 }
+        Self { most, first_pause, done: 0, replaced: 0, in_a_row: 0 }
     }
 
     /// How long to wait before the next restart; `None` if there is none left. The pause doubles with every crash before which no
     /// checkpoint was saved: a job that gets on is not held up by what happened long ago.
     pub(super) fn after_crash(&mut self, saved: bool) -> Option<Duration> {
-        if self.done == self.most {
+        if !self.is_any_left() {
             return None;
         }
         self.done += 1;
@@ -35,7 +37,18 @@ impl Restarts {
         Some((self.first_pause * (1 << doublings)).min(LONGEST_PAUSE))
     }
 
-    /// Restarts so far.
+    /// A member died whose place another can take: whether it may.
+    pub(super) fn replaces(&mut self) -> bool {
+        let is_any_left = self.is_any_left();
+        self.replaced += u32::from(is_any_left);
+        is_any_left
+    }
+
+    fn is_any_left(&self) -> bool {
+        self.done + self.replaced < self.most
+    }
+
+    /// Restarts of all so far.
     pub(super) fn done(&self) -> u32 {
         self.done
     }
@@ -113,6 +126,15 @@ mod tests {
         assert_eq!(restarts.after_crash(true), None);
         assert!(restarts.exhausted("ps 0 was killed").contains("restarted 5 times"));
         assert_eq!(Restarts::new(0, Duration::ZERO).after_crash(true), None);
+    }
+
+    #[test]
+    fn members_that_are_replaced_are_of_the_same_budget() {
+        let mut restarts = Restarts::new(2, Duration::ZERO);
+        assert!(restarts.replaces());
+        assert!(restarts.after_crash(true).is_some());
+        assert!(!restarts.replaces());
+        assert_eq!((restarts.after_crash(true), restarts.done()), (None, 1));
     }
 
     #[test]

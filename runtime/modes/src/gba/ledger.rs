@@ -120,6 +120,12 @@ impl RowLedger {
         Ok(())
     }
 
+    /// The first row that is not settled: all before it are.
+    #[must_use]
+    pub fn first_unsettled(&self) -> u64 {
+        self.settled.first_missing()
+    }
+
     /// Batches out with workers or waiting to go out again.
     #[must_use]
     pub fn open(&self) -> usize {

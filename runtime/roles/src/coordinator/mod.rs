@@ -7,6 +7,7 @@ mod checkpoints;
 mod control;
 mod digest;
 mod migrations;
+mod outstanding;
 mod saved;
 mod speeds;
 mod state;
@@ -19,7 +20,7 @@ use std::time::Duration;
 use futures::future::try_join_all;
 use rectrain_checkpoint::FileEntry;
 use rectrain_modes::gba::Boundary;
-use rectrain_modes::{GlobalStep, Lease, Rank};
+use rectrain_modes::{ChunkLease, GlobalStep, Lease, Rank};
 use rectrain_proto::v1;
 use rectrain_wire::{BoxFuture, Channel, Frame, Peer, Refusal, Service, Tensor, Transport};
 use tokio::sync::{Notify, oneshot, watch};
@@ -28,7 +29,8 @@ use tokio::task::{JoinError, JoinSet};
 use self::checkpoints::{Begun, Checkpoints, Resumed, RowsRestored, Written};
 pub use self::control::{ControlService, Guard, serve_control};
 use self::migrations::Migrations;
-use self::state::{ResizeRefused, Share, State};
+use self::outstanding::{Given, Repeat};
+use self::state::{Repeated, ResizeRefused, Share, State};
 pub(crate) use self::training::TokenCounts;
 use self::training::{Pulled, ServerCall, SwitchRefused};
 use crate::error::RoleError;
@@ -149,6 +151,7 @@ impl Coordinator {
         let placement = self.placement()?;
         digest::of_model(&self.plan, &result.dense_digest, &placement, applied_before, &mut summary).await?;
         summary.bytes_on_wire = std::mem::take(&mut self.lock_left_traffic().bytes_on_wire);
+        let roster = self.until(WHOLE_JOB, State::roster).await?;
         for address in placement
             .addresses
             .iter()
@@ -491,6 +494,12 @@ impl Coordinator {
         self.changed.notify_waiters();
     }
 
+    /// Where everybody is that moves; once everybody has joined.
+    async fn directory(&self) -> Result<v1::Placement, RoleError> {
+        let placement = self.until(WHOLE_JOB, |_| Ok(self.placement().ok())).await?;
+        Ok(v1::Placement { embedding_workers: self.lock().embedding_workers(), ..placement.write() })
+    }
+
     fn placement(&self) -> Result<Placement, RoleError> {
         self.placement.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or(RoleError::Stopped)
     }
@@ -499,6 +508,7 @@ impl Coordinator {
         self.metrics.map_epoch.set(placement.epoch().0 as i64);
         self.metrics.parameter_servers.set(placement.servers.len() as i64);
         *self.placement.lock().unwrap_or_else(PoisonError::into_inner) = Some(placement);
+        self.changed.notify_waiters();
     }
 
     fn lock_left_traffic(&self) -> MutexGuard<'_, Summary> {
@@ -532,6 +542,20 @@ impl Coordinator {
             what: "a wait for the coordinator",
             reason: format!("nothing changed within {deadline:?}"),
         })?
+    }
+
+    /// What `ready` has for `loader`; `nothing`, as soon as another has taken its place: what is given to a dead loader nobody reads.
+    async fn until_succeeded<T: Clone>(
+        &self,
+        loader: u32,
+        nothing: T,
+        mut ready: impl FnMut(&mut State) -> Result<Option<T>, RoleError>,
+    ) -> Result<T, RoleError> {
+        let successions = self.lock().loader_successions(loader);
+        let waiting = self.until(LEASE_HOLD, |state| {
+            if state.loader_successions(loader) == successions { ready(state) } else { Ok(Some(nothing.clone())) }
+        });
+        waiting.await
     }
 
     /// As [`Self::until`], where asking may itself change the state for others.
@@ -571,7 +595,10 @@ impl Coordinator {
     async fn join(&self, request: v1::Join) -> Result<Frame, RoleError> {
         if self.lock().job_end().is_none() {
             let roster = async {
-                self.change(|state| state.join(&request))?;
+                if let Some(rejoined) = self.change(|state| state.join(&request))? {
+                    self.metrics.rejoins.inc();
+                    self.events.push(rejoined);
+                }
                 self.until(WHOLE_JOB, State::roster).await
             };
             match roster.await {
@@ -583,17 +610,10 @@ impl Coordinator {
         std::future::pending().await
     }
 
-    async fn lease(&self) -> Result<Frame, RoleError> {
+    async fn lease(&self, loader: u32) -> Result<Frame, RoleError> {
         use v1::lease_reply::Lease as Reply;
-        let lease = self.until(LEASE_HOLD, |state| match state.lease() {
-            (Lease::Chunk(lease), (skip_batches, skip_pieces)) => Ok(Some(Reply::Chunk(v1::ChunkLease {
-                epoch: lease.epoch,
-                chunk: lease.chunk,
-                first_step: lease.first_step.0,
-                max_batches: lease.max_batches,
-                skip_batches,
-                skip_pieces,
-            }))),
+        let lease = self.until_succeeded(loader, Reply::Finished(v1::Finished {}), |state| match state.lease(loader) {
+            (Lease::Chunk(lease), skip) => Ok(Some(Reply::Chunk(write_lease(lease, skip)))),
             (Lease::Finished, _) => Ok(Some(Reply::Finished(v1::Finished {}))),
             (Lease::Wait, _) => Ok(None),
         });
@@ -602,10 +622,10 @@ impl Coordinator {
         Ok(message::reply::<v1::LeaseRequest>(&v1::LeaseReply { lease: Some(lease) }, Vec::new()))
     }
 
-    async fn evaluation_lease(&self) -> Result<Frame, RoleError> {
+    async fn evaluation_lease(&self, loader: u32) -> Result<Frame, RoleError> {
         use v1::evaluation_lease_reply::Lease as Reply;
-        let lease = self.until(LEASE_HOLD, |state| {
-            Ok(match state.evaluation_lease() {
+        let lease = self.until_succeeded(loader, Reply::Finished(v1::Finished {}), |state| {
+            Ok(match state.evaluation_lease(loader) {
                 state::EvaluationLease::Chunk { at_step, chunk, first_batch } => {
                     Some(Reply::Chunk(v1::EvaluationChunk { at_step: at_step.0, chunk, first_batch }))
                 }
@@ -615,6 +635,28 @@ impl Coordinator {
         });
         let lease = or_ask_again(lease.await, Reply::Wait(v1::Wait {}))?;
         Ok(message::reply::<v1::EvaluationLeaseRequest>(&v1::EvaluationLeaseReply { lease: Some(lease) }, Vec::new()))
+    }
+
+    async fn repeat(&self, loader: u32) -> Result<Frame, RoleError> {
+        use v1::repeat_reply::Repeat as Reply;
+        let wait = v1::RepeatReply { repeat: Some(Reply::Wait(v1::Wait {})), ..v1::RepeatReply::default() };
+        let finished = v1::RepeatReply { repeat: Some(Reply::Finished(v1::Finished {})), ..v1::RepeatReply::default() };
+        let repeat = self.until_succeeded(loader, finished.clone(), |state| {
+            Ok(match state.repeat(loader) {
+                Repeated::Repeat(Repeat { given, embedding_worker, report }) => {
+                    let repeat = Some(match given {
+                        Given::Train { lease, skip } => Reply::Chunk(write_lease(lease, skip)),
+                        Given::Evaluation { at_step, chunk, first_batch } => {
+                            Reply::Evaluation(v1::EvaluationChunk { at_step: at_step.0, chunk, first_batch })
+                        }
+                    });
+                    Some(v1::RepeatReply { repeat, embedding_worker, report })
+                }
+                Repeated::Finished => Some(finished.clone()),
+                Repeated::Wait => None,
+            })
+        });
+        Ok(message::reply::<v1::RepeatRequest>(&or_ask_again(repeat.await, wait)?, Vec::new()))
     }
 
     async fn order(&self, request: v1::OrderRequest) -> Result<Frame, RoleError> {
@@ -705,7 +747,7 @@ impl Service for Coordinator {
         Box::pin(async move {
             match frame.kind {
                 v1::Join::KIND => Ok(self.join(message::read::<v1::Join>(frame)?.0).await?),
-                v1::LeaseRequest::KIND => Ok(self.lease().await?),
+                v1::LeaseRequest::KIND => Ok(self.lease(message::read::<v1::LeaseRequest>(frame)?.0.loader).await?),
                 v1::ChunkReport::KIND => {
                     let (report, _) = message::read::<v1::ChunkReport>(frame)?;
                     self.change(|state| state.chunk_report(&report))?;
@@ -719,7 +761,10 @@ impl Service for Coordinator {
                     self.change(|state| state.training().batch_report(&report))?;
                     Ok(message::done::<v1::BatchReport>())
                 }
-                v1::EvaluationLeaseRequest::KIND => Ok(self.evaluation_lease().await?),
+                v1::EvaluationLeaseRequest::KIND => {
+                    Ok(self.evaluation_lease(message::read::<v1::EvaluationLeaseRequest>(frame)?.0.loader).await?)
+                }
+                v1::RepeatRequest::KIND => Ok(self.repeat(message::read::<v1::RepeatRequest>(frame)?.0.loader).await?),
                 v1::EvaluationChunkReport::KIND => {
                     let (report, _) = message::read::<v1::EvaluationChunkReport>(frame)?;
                     self.change(|state| state.evaluation_chunk_report(&report))?;
@@ -749,7 +794,7 @@ impl Service for Coordinator {
                 v1::JobEndRequest::KIND => Ok(self.job_end(message::read::<v1::JobEndRequest>(frame)?.0).await?),
                 v1::MapRequest::KIND => {
                     message::read::<v1::MapRequest>(frame)?;
-                    Ok(message::reply::<v1::MapRequest>(&self.placement()?.write(), Vec::new()))
+                    Ok(message::reply::<v1::MapRequest>(&self.directory().await?, Vec::new()))
                 }
                 v1::Failure::KIND => {
                     let (failure, _) = message::read::<v1::Failure>(frame)?;
@@ -786,6 +831,11 @@ fn warn_all(events: &EventLog, warnings: impl IntoIterator<Item = String>) {
         tracing::warn!("{message}");
         events.push(JobEvent::Warning { message });
     }
+}
+
+fn write_lease(lease: ChunkLease, (skip_batches, skip_pieces): (u64, u32)) -> v1::ChunkLease {
+    let ChunkLease { epoch, chunk, first_step, max_batches } = lease;
+    v1::ChunkLease { epoch, chunk, first_step: first_step.0, max_batches, skip_batches, skip_pieces }
 }
 
 /// A question held too long is answered with `wait`; it is no failure.

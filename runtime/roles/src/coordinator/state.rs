@@ -8,6 +8,7 @@ use rectrain_modes::{DataLedger, DataPlan, GlobalStep, Lease, LedgerError, Rank,
 use rectrain_proto::v1;
 
 use super::announced::{Announced, Chunk};
+use super::outstanding::{Given, Outstanding, Repeat};
 use super::saved::{AppliedGradients, SavedState};
 use super::speeds::Speeds;
 use super::training::Training;
@@ -34,6 +35,14 @@ pub(super) enum EvaluationLease {
     Finished,
 }
 
+/// An answer to a loader that asks what it has to send again.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Repeated {
+    Repeat(Repeat),
+    Wait,
+    Finished,
+}
+
 /// What is known when training has ended.
 pub(super) struct Trained {
     pub(super) dense_digest: Vec<u8>,
@@ -54,6 +63,19 @@ enum PassSource {
     Test(DataLedger),
     /// One chunk of the training part.
     Slice { chunk: u64, leased: bool },
+}
+
+impl PassSource {
+    /// The next chunk and its first batch.
+    fn lease(&mut self) -> Option<(u64, u64)> {
+        match self {
+            Self::Test(ledger) => match ledger.lease() {
+                Lease::Chunk(lease) => Some((lease.chunk, lease.first_step.0)),
+                Lease::Wait | Lease::Finished => None,
+            },
+            Self::Slice { chunk, leased } => (!std::mem::replace(leased, true)).then_some((*chunk, 0)),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Default)]
@@ -111,7 +133,10 @@ pub(super) struct State {
     embedding_workers: Vec<Option<String>>,
     dense_workers: Vec<Option<String>>,
     loaders: Vec<Option<String>>,
+    /// By index: how often a loader took another's place.
+    loader_successions: Vec<u32>,
     ledger: DataLedger,
+    outstanding: Outstanding,
     training: Training,
     labels: Labels,
     skipped_rows: u64,
@@ -178,7 +203,9 @@ impl State {
             embedding_workers: vec![None; replicas.embedding_workers as usize],
             dense_workers: vec![None; replicas.dense_workers as usize],
             loaders: vec![None; replicas.loaders as usize],
+            loader_successions: vec![0; replicas.loaders as usize],
             ledger,
+            outstanding: Outstanding::default(),
             labels: Labels { sum: label_sum, rows: label_rows },
             skipped_rows: saved.map_or(0, |saved| saved.skipped_rows),
             reads: BTreeMap::new(),
@@ -209,6 +236,7 @@ impl State {
         ] {
             *own = std::mem::take(old);
         }
+        fresh.loader_successions = std::mem::take(&mut self.loader_successions);
         fresh.spare_ps = std::mem::take(&mut self.spare_ps);
         fresh.released_ps = std::mem::take(&mut self.released_ps);
         fresh.resize = self.resize;
@@ -283,12 +311,14 @@ impl State {
         }
     }
 
-    pub(super) fn join(&mut self, request: &v1::Join) -> Result<(), RoleError> {
+    /// Gives an event if somebody takes the place of a member that had joined before.
+    pub(super) fn join(&mut self, request: &v1::Join) -> Result<Option<JobEvent>, RoleError> {
         let all_had_joined = self.roster()?.is_some();
-        if request.role() == v1::Role::Ps && request.index as usize >= self.ps.len() {
-            return self.spare_joins(request);
+        let role = request.role();
+        if role == v1::Role::Ps && request.index as usize >= self.ps.len() {
+            return self.spare_joins(request).map(|()| None);
         }
-        let members = match request.role() {
+        let members = match role {
             v1::Role::Ps => &mut self.ps,
             v1::Role::EmbeddingWorker => &mut self.embedding_workers,
             v1::Role::DenseWorker => &mut self.dense_workers,
@@ -296,16 +326,65 @@ impl State {
             v1::Role::Unspecified | v1::Role::Coordinator => return Err(unexpected_member(request, 0)),
         };
         let replicas = members.len();
+        let has_successors = matches!(role, v1::Role::EmbeddingWorker | v1::Role::Loader);
         match members.get_mut(request.index as usize) {
+            Some(place) if has_successors && place.is_some() => {
+                *place = Some(request.address.clone());
+                Ok(Some(self.rejoined(role, request.index)))
+            }
             Some(place) if all_had_joined && place.as_ref() == Some(&request.address) => {
                 Err(RoleError::Restarted { member: format!("{} {}", role_name(request.role()), request.index) })
             }
             Some(place) if place.is_none() || place.as_ref() == Some(&request.address) => {
                 *place = Some(request.address.clone());
-                Ok(())
+                Ok(None)
             }
             _ => Err(unexpected_member(request, replicas)),
         }
+    }
+
+    /// An embedding worker or a loader has died, and its successor is there: what it held is read and sent again.
+    fn rejoined(&mut self, role: v1::Role, index: u32) -> JobEvent {
+        self.outstanding.trained_before(self.settled_batches());
+        let chunks = match role {
+            v1::Role::EmbeddingWorker => self.outstanding.embedding_worker_lost(index),
+            _ => {
+                if let Some(successions) = self.loader_successions.get_mut(index as usize) {
+                    *successions += 1;
+                }
+                self.outstanding.loader_lost(index)
+            }
+        };
+        JobEvent::Rejoined { member: format!("{} {index}", role_name(role)), chunks: chunks as u64 }
+    }
+
+    /// How often this loader took another's place: who asked before it did is dead.
+    pub(super) fn loader_successions(&self, index: u32) -> u32 {
+        self.loader_successions.get(index as usize).copied().unwrap_or(0)
+    }
+
+    /// What `loader` has to read and send again.
+    pub(super) fn repeat(&mut self, loader: u32) -> Repeated {
+        let repeat = if self.outstanding.has_repeats() {
+            let trained = self.settled_batches();
+            self.outstanding.repeat(loader, trained)
+        } else {
+            None
+        };
+        match repeat {
+            Some(repeat) => Repeated::Repeat(repeat),
+            None if self.all_trained() => Repeated::Finished,
+            None => Repeated::Wait,
+        }
+    }
+
+    fn all_trained(&self) -> bool {
+        self.ranks.iter().all(|rank| rank.done.is_some())
+    }
+
+    /// Where the embedding workers are, those of them that have joined.
+    pub(super) fn embedding_workers(&self) -> Vec<String> {
+        self.embedding_workers.iter().flatten().cloned().collect()
     }
 
     /// A parameter server that is in no map yet.
@@ -397,13 +476,15 @@ impl State {
     }
 
     /// The next chunk, and what loaders leave out at its beginning: batches, and pieces of the batch after those.
-    pub(super) fn lease(&mut self) -> (Lease, (u64, u32)) {
+    pub(super) fn lease(&mut self, loader: u32) -> (Lease, (u64, u32)) {
         if self.training.restoring() {
             return (Lease::Wait, (0, 0));
         }
         let lease = self.ledger.lease();
-        let skip =
-            if let Lease::Chunk(chunk) = lease { self.training.trained_before(chunk.first_step.0) } else { (0, 0) };
+        let Lease::Chunk(chunk) = lease else { return (lease, (0, 0)) };
+        let skip = self.training.trained_before(chunk.first_step.0);
+        self.outstanding.trained_before(self.settled_batches());
+        self.outstanding.give(Given::Train { lease: chunk, skip }, loader);
         (lease, skip)
     }
 
@@ -412,11 +493,16 @@ impl State {
     }
 
     pub(super) fn chunk_report(&mut self, report: &v1::ChunkReport) -> Result<(), RoleError> {
+        if self.outstanding.was_read(report.epoch, report.chunk) {
+            // By a loader that has died since, or by its successor.
+            return Ok(());
+        }
         let resumes = self.job.resumes;
         let lease = self.ledger.report(report.epoch, report.chunk, report.rows).map_err(|error| match error {
             LedgerError::DataChanged { .. } if resumes => data_changed(error),
             error => no_rows("train")(error),
         })?;
+        self.outstanding.read(report.epoch, report.chunk);
         let rows = report.rows.min(lease.max_batches * self.job.data.global_batch_rows);
         if rows > 0 {
             self.training.data_mut().add(Chunk { epoch: lease.epoch, first_batch: lease.first_step.0, rows });
@@ -465,27 +551,14 @@ impl State {
         self.passes.insert(at_step, Pass { source, data: Announced::new(plan.global_batch_rows), shares });
     }
 
-    pub(super) fn evaluation_lease(&mut self) -> EvaluationLease {
+    pub(super) fn evaluation_lease(&mut self, loader: u32) -> EvaluationLease {
         for (at_step, pass) in &mut self.passes {
-            match &mut pass.source {
-                PassSource::Test(ledger) => {
-                    if let Lease::Chunk(lease) = ledger.lease() {
-                        let (chunk, first_batch) = (lease.chunk, lease.first_step.0);
-                        return EvaluationLease::Chunk { at_step: *at_step, chunk, first_batch };
-                    }
-                }
-                PassSource::Slice { chunk, leased } => {
-                    if !std::mem::replace(leased, true) {
-                        return EvaluationLease::Chunk { at_step: *at_step, chunk: *chunk, first_batch: 0 };
-                    }
-                }
-            }
+            let Some((chunk, first_batch)) = pass.source.lease() else { continue };
+            let at_step = *at_step;
+            self.outstanding.give(Given::Evaluation { at_step, chunk, first_batch }, loader);
+            return EvaluationLease::Chunk { at_step, chunk, first_batch };
         }
-        if self.ranks.iter().all(|rank| rank.done.is_some()) {
-            EvaluationLease::Finished
-        } else {
-            EvaluationLease::Wait
-        }
+        if self.all_trained() { EvaluationLease::Finished } else { EvaluationLease::Wait }
     }
 
     pub(super) fn evaluation_chunk_report(&mut self, report: &v1::EvaluationChunkReport) -> Result<(), RoleError> {
@@ -499,6 +572,7 @@ impl State {
             }
             PassSource::Slice { .. } => (0, Some(report.rows.div_ceil(self.job.data.global_batch_rows))),
         };
+        self.outstanding.read_for_evaluation(at_step, report.chunk);
         if report.rows > 0 {
             pass.data.add(Chunk { epoch: 0, first_batch, rows: report.rows });
         }
@@ -537,6 +611,7 @@ impl State {
             return Ok(Vec::new());
         }
         let shares = self.passes.remove(&at_step).into_iter().flat_map(|pass| pass.shares).flatten().collect();
+        self.outstanding.evaluated(at_step);
         let test = test_metrics(shares);
         let mut events = Vec::new();
         if test.auc.is_none() {
@@ -654,9 +729,17 @@ impl State {
 
     /// Global batches that are trained.
     fn step(&self) -> u64 {
-        self.training.batches_done(
-            self.ranks.iter().take(self.job.barrier_workers).map(|rank| rank.steps_done).min().unwrap_or(0),
-        )
+        self.training.batches_done(self.batches_of_the_slowest())
+    }
+
+    /// All global batches before this one are trained, and their gradients applied.
+    fn settled_batches(&self) -> u64 {
+        self.training.settled_batches(self.batches_of_the_slowest())
+    }
+
+    /// Of the workers with a barrier.
+    fn batches_of_the_slowest(&self) -> u64 {
+        self.ranks.iter().take(self.job.barrier_workers).map(|rank| rank.steps_done).min().unwrap_or(0)
     }
 
     /// Mean over the dense workers that have one.

@@ -530,6 +530,15 @@ impl Training {
         self.data.locate(ledger.trained_rows() + ledger.dropped_rows()).0
     }
 
+    /// All global batches before this one are trained and their gradients applied, workers with a barrier having computed `batches`:
+    /// the gradients of the last τ + 2 steps of those may still be on their way.
+    pub(super) fn settled_batches(&self, batches: u64) -> u64 {
+        if self.mode.has_barrier() && self.stage == Stage::Training {
+            return batches.saturating_sub(self.mode.staleness() + 2).max(self.order.batch);
+        }
+        self.data.locate(self.run.ledger().first_unsettled()).0
+    }
+
     /// Counts over all modes so far.
     pub(super) fn counts(&self) -> TokenCounts {
         let ledger = self.run.ledger();

@@ -12,7 +12,7 @@ use crate::batch::BatchKey;
 use crate::embedding_worker::{decode_pooled, encode_pooled};
 use crate::error::RoleError;
 use crate::message;
-use crate::plan::{CALL_DEADLINE, JobPlan};
+use crate::plan::JobPlan;
 use crate::pooling::Pooled;
 
 /// A piece with its pooled embeddings, or pieces put together. Rows of `pooled`, `dense`, `labels` and `groups` go together.
@@ -83,10 +83,10 @@ impl Trainer {
     /// Asks the pieces' embedding workers for them, without waiting. With a barrier, `step` is the global step that trains them.
     pub(super) fn fetch(&self, pieces: impl Iterator<Item = BatchKey>, step: Option<u64>) -> Fetching {
         let fetch = |key: BatchKey| {
-            let (channel, plan) = (self.embedding_worker(key), Arc::clone(&self.plan));
+            let ((workers, index), plan) = (self.embedding_worker(key), Arc::clone(&self.plan));
             self.spawn(async move {
                 let request = v1::Forward { batch: Some(key.write()), step };
-                let (reply, tensors) = message::call(&channel, request, Vec::new(), CALL_DEADLINE).await?;
+                let (reply, tensors) = workers.call(index, request, Vec::new()).await?;
                 read(key, reply, tensors, &plan)
             })
         };
@@ -109,11 +109,11 @@ impl Trainer {
         step: Option<u64>,
         push: Option<v1::TokenPush>,
     ) -> JoinHandle<Result<v1::BackwardReply, RoleError>> {
-        let (channel, plan) = (self.embedding_worker(key), Arc::clone(&self.plan));
+        let ((workers, index), plan) = (self.embedding_worker(key), Arc::clone(&self.plan));
         self.spawn(async move {
             let tensors = encode_pooled(gradients, &plan.layout, plan.compression)?;
             let request = v1::Backward { batch: Some(key.write()), step, push };
-            Ok(message::call(&channel, request, tensors, CALL_DEADLINE).await?.0)
+            Ok(workers.call(index, request, tensors).await?.0)
         })
     }
 }

@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::all_reduce::RingMailbox;
 pub(crate) use self::trainer::Trainer;
+use crate::embedding_workers::EmbeddingWorkers;
 use crate::error::RoleError;
 use crate::message::{self, Request};
 use crate::metrics::DenseWorkerMetrics;
@@ -38,7 +39,7 @@ pub(crate) struct DensePeers {
     pub(crate) coordinator: Channel,
     pub(crate) placement: Placement,
     pub(crate) directory: Directory,
-    pub(crate) embedding_workers: Vec<Channel>,
+    pub(crate) embedding_workers: Arc<EmbeddingWorkers>,
     /// The next dense worker around the ring; none if there is only one.
     pub(crate) next: Option<Channel>,
 }

@@ -11,7 +11,7 @@ use rectrain_dense::{StepOutput, Tower};
 use rectrain_modes::Rank;
 use rectrain_proto::v1;
 use rectrain_proto::v1::order::Order as Kind;
-use rectrain_wire::{Channel, Tensor};
+use rectrain_wire::Tensor;
 use sha2::{Digest, Sha256};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
@@ -21,6 +21,7 @@ use super::DensePeers;
 use super::all_reduce::RingMailbox;
 use super::local_batch::LocalBatch;
 use crate::batch::BatchKey;
+use crate::embedding_workers::EmbeddingWorkers;
 use crate::error::RoleError;
 use crate::message;
 use crate::metrics::DenseWorkerMetrics;
@@ -179,10 +180,11 @@ impl Trainer {
         self.wait(call).map(|(reply, _tensors)| reply)
     }
 
-    /// The embedding worker that holds this piece.
-    pub(super) fn embedding_worker(&self, key: BatchKey) -> Channel {
-        let workers = &self.peers.embedding_workers;
-        workers[key.embedding_worker(workers.len(), self.plan.pieces())].clone()
+    /// The embedding workers, and which of them holds this piece.
+    pub(super) fn embedding_worker(&self, key: BatchKey) -> (Arc<EmbeddingWorkers>, usize) {
+        let workers = Arc::clone(&self.peers.embedding_workers);
+        let index = key.embedding_worker(workers.count(), self.plan.pieces());
+        (workers, index)
     }
 
     pub(super) fn join<T>(&self, what: &'static str, task: JoinHandle<Result<T, RoleError>>) -> Result<T, RoleError> {

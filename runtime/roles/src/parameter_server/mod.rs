@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use rectrain_embedding::{FeatureKey, GroupId, LookupCounts, Missing, Store, UpdateCounts};
 use rectrain_modes::gba::Boundary;
-use rectrain_modes::{GlobalStep, Rank, SparseGradients, StepGate, sum_by_key};
+use rectrain_modes::{GateError, GlobalStep, Rank, SparseGradients, StepGate, sum_by_key};
 use rectrain_proto::v1;
 use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor, Transport};
 use tokio::sync::oneshot;
@@ -175,7 +175,14 @@ impl ParameterServer {
             return Ok(message::reply::<v1::Update>(&reply, Vec::new()));
         }
         let piece = Rank(request.piece);
-        self.with_gate("update", |gate| Ok(gate.push(GlobalStep(request.step), piece, contribution)?))?;
+        self.with_gate("update", |gate| {
+            match gate.push(GlobalStep(request.step), piece, contribution) {
+                // An embedding worker has died that had pushed them, and its successor does it again.
+                Err(GateError::Repeated { .. }) => self.metrics.repeated_gradients.inc(),
+                pushed => pushed?,
+            }
+            Ok(())
+        })?;
         let mut total = v1::UpdateReply::default();
         loop {
             let Some((step, contributions)) = self.with_gate("update", |gate| Ok(gate.next_update()))? else { break };

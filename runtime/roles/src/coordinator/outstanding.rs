@@ -1,0 +1,198 @@
+//! Chunks of data that loaders were given and whose batches are not all trained: what a loader or an embedding worker that has died
+//! held of them is read and sent again, by any loader. Reading a chunk again gives the same rows, and batches keep their places, so
+//! that nobody who trains can tell.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use rectrain_modes::{ChunkLease, GlobalStep};
+
+/// A chunk on its way from the data to the dense workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Given {
+    /// For training; `skip`: batches, and pieces of the batch after those, that an earlier run has trained.
+    Train { lease: ChunkLease, skip: (u64, u32) },
+    /// For the evaluation at this step.
+    Evaluation { at_step: GlobalStep, chunk: u64, first_batch: u64 },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    Train { epoch: u32, chunk: u64 },
+    Evaluation { at_step: GlobalStep, chunk: u64 },
+}
+
+impl Given {
+    fn place(&self) -> Place {
+        match *self {
+            Self::Train { lease: ChunkLease { epoch, chunk, .. }, .. } => Place::Train { epoch, chunk },
+            Self::Evaluation { at_step, chunk, .. } => Place::Evaluation { at_step, chunk },
+        }
+    }
+}
+
+/// What is to be read and sent again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Repeat {
+    pub(super) given: Given,
+    /// Only the pieces of this embedding worker; none: all.
+    pub(super) embedding_worker: Option<u32>,
+    /// The loader that was to report it has not.
+    pub(super) report: bool,
+}
+
+#[derive(Debug)]
+struct Chunk {
+    given: Given,
+    /// Loaders that may not have sent all of it.
+    loaders: BTreeSet<u32>,
+    reported: bool,
+}
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(super) struct Outstanding {
+    chunks: BTreeMap<Place, Chunk>,
+    repeats: VecDeque<Repeat>,
+}
+
+impl Outstanding {
+    /// `loader` reads and sends this chunk.
+    pub(super) fn give(&mut self, given: Given, loader: u32) {
+        let chunk = Chunk { given, loaders: BTreeSet::from([loader]), reported: false };
+        self.chunks.insert(given.place(), chunk);
+    }
+
+    /// A chunk of the training data was read.
+    pub(super) fn read(&mut self, epoch: u32, chunk: u64) {
+        self.reported(Place::Train { epoch, chunk });
+    }
+
+    /// Whether this chunk of the training data was reported before.
+    pub(super) fn was_read(&self, epoch: u32, chunk: u64) -> bool {
+        self.chunks.get(&Place::Train { epoch, chunk }).is_some_and(|chunk| chunk.reported)
+    }
+
+    /// A chunk of the data of an evaluation was read.
+    pub(super) fn read_for_evaluation(&mut self, at_step: GlobalStep, chunk: u64) {
+        self.reported(Place::Evaluation { at_step, chunk });
+    }
+
+    fn reported(&mut self, place: Place) {
+        if let Some(chunk) = self.chunks.get_mut(&place) {
+            chunk.reported = true;
+        }
+    }
+
+    /// All batches of the training data before this one are trained.
+    pub(super) fn trained_before(&mut self, batch: u64) {
+        self.chunks.retain(|_, chunk| match chunk.given {
+            Given::Train { lease, .. } => lease.first_step.0 + lease.max_batches > batch,
+            Given::Evaluation { .. } => true,
+        });
+    }
+
+    /// An evaluation is over.
+    pub(super) fn evaluated(&mut self, at_step: GlobalStep) {
+        self.chunks.retain(|place, _| !matches!(place, Place::Evaluation { at_step: at, .. } if *at == at_step));
+        self.repeats.retain(|repeat| !matches!(repeat.given, Given::Evaluation { at_step: at, .. } if at == at_step));
+    }
+
+    /// A successor of this embedding worker is there, and holds nothing. What is not read yet will be sent to it anyway.
+    pub(super) fn embedding_worker_lost(&mut self, index: u32) -> usize {
+        let before = self.repeats.len();
+        let lost = self.chunks.values().filter(|chunk| chunk.reported);
+        self.repeats.extend(lost.map(|chunk| Repeat {
+            given: chunk.given,
+            embedding_worker: Some(index),
+            report: false,
+        }));
+        self.repeats.len() - before
+    }
+
+    /// A successor of this loader is there. Nobody knows how much of its chunks it had sent.
+    pub(super) fn loader_lost(&mut self, index: u32) -> usize {
+        let before = self.repeats.len();
+        for chunk in self.chunks.values_mut().filter(|chunk| chunk.loaders.contains(&index)) {
+            chunk.loaders.remove(&index);
+            let repeat = Repeat { given: chunk.given, embedding_worker: None, report: !chunk.reported };
+            self.repeats.push_back(repeat);
+        }
+        self.repeats.len() - before
+    }
+
+    /// Whether there may be something to read again.
+    pub(super) fn has_repeats(&self) -> bool {
+        !self.repeats.is_empty()
+    }
+
+    /// What `loader` is to read and send again; batches before `trained` are left out.
+    pub(super) fn repeat(&mut self, loader: u32, trained: u64) -> Option<Repeat> {
+        self.trained_before(trained);
+        while let Some(mut repeat) = self.repeats.pop_front() {
+            let Some(chunk) = self.chunks.get_mut(&repeat.given.place()) else { continue };
+            chunk.loaders.insert(loader);
+            if let Given::Train { lease, skip } = &mut repeat.given {
+                *skip = (*skip).max((trained.saturating_sub(lease.first_step.0), 0));
+            }
+            return Some(repeat);
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn train(chunk: u64) -> Given {
+        let lease = ChunkLease { epoch: 0, chunk, first_step: GlobalStep(chunk * 10), max_batches: 10 };
+        Given::Train { lease, skip: (0, 0) }
+    }
+
+    fn repeats(outstanding: &mut Outstanding, loader: u32, trained: u64) -> Vec<Repeat> {
+        std::iter::from_fn(|| outstanding.repeat(loader, trained)).collect()
+    }
+
+    #[test]
+    fn an_embedding_worker_gets_its_pieces_of_what_was_read_and_not_trained() {
+        let mut outstanding = Outstanding::default();
+        (0..4).for_each(|chunk| outstanding.give(train(chunk), 0));
+        (0..3).for_each(|chunk| outstanding.read(0, chunk));
+        assert_eq!(outstanding.embedding_worker_lost(1), 3);
+        let found = repeats(&mut outstanding, 0, 14);
+        let chunk = |repeat: &Repeat| match repeat.given {
+            Given::Train { lease, skip } => (lease.chunk, skip),
+            Given::Evaluation { .. } => panic!("nothing is evaluated"),
+        };
+        // Chunk 0 is trained, chunk 1 in part, and chunk 3 will be sent when it has been read.
+        assert_eq!(found.iter().map(chunk).collect::<Vec<_>>(), [(1, (4, 0)), (2, (0, 0))]);
+        assert!(found.iter().all(|repeat| repeat.embedding_worker == Some(1) && !repeat.report));
+    }
+
+    #[test]
+    fn chunks_of_a_loader_that_died_are_sent_again_whole_and_reported_if_they_were_not() {
+        let mut outstanding = Outstanding::default();
+        outstanding.give(train(0), 0);
+        outstanding.give(train(1), 1);
+        outstanding.give(train(2), 0);
+        outstanding.read(0, 0);
+        assert_eq!(outstanding.loader_lost(0), 2);
+        let found = repeats(&mut outstanding, 1, 0);
+        assert_eq!(found.iter().map(|repeat| repeat.report).collect::<Vec<_>>(), [false, true]);
+        assert!(found.iter().all(|repeat| repeat.embedding_worker.is_none()));
+        // Now they are the other one's.
+        assert_eq!((outstanding.loader_lost(0), outstanding.loader_lost(1)), (0, 3));
+    }
+
+    #[test]
+    fn what_an_evaluation_needed_is_forgotten_with_it() {
+        let mut outstanding = Outstanding::default();
+        let at_step = GlobalStep(5);
+        outstanding.give(Given::Evaluation { at_step, chunk: 0, first_batch: 0 }, 0);
+        outstanding.read_for_evaluation(at_step, 0);
+        outstanding.trained_before(u64::MAX);
+        assert_eq!(outstanding.embedding_worker_lost(0), 1);
+        outstanding.evaluated(at_step);
+        assert_eq!((outstanding.repeat(0, 0), outstanding.embedding_worker_lost(0)), (None, 0));
+    }
+}
