@@ -5,7 +5,7 @@
 use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use rectrain_wire::{Channel, Tensor, WireError};
+use rectrain_wire::{Address, Channel, Tensor, WireError};
 
 use crate::error::RoleError;
 use crate::member::connect;
@@ -52,6 +52,10 @@ impl EmbeddingWorkers {
         let until = Instant::now() + CALL_DEADLINE;
         loop {
             let channel = self.channel(index)?;
+            if let Address::Local(_) = channel.address() {
+                // It lives and dies with this process, so nothing is copied to be sent again.
+                return message::call(&channel, request, tensors, CALL_DEADLINE).await;
+            }
             let gone = match answer(&channel, request.clone(), tensors.clone()).await {
                 Err(RoleError::Wire(gone)) if is_gone(&gone) && Instant::now() < until => gone,
                 answered => return answered,

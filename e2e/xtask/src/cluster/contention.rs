@@ -86,6 +86,16 @@ fn nodes(paths: &Paths) -> Result<[String; 2], String> {
     }
 }
 
+/// A job whose mode followed neighbours that came and went.
+struct Followed {
+    /// Seconds until it was in that mode.
+    to_gba: f64,
+    to_sync: f64,
+    /// Samples a second beside the neighbours.
+    in_gba: f64,
+    summary: Value,
+}
+
 struct Trial<'a> {
     paths: &'a Paths,
     nodes: [String; 2],
@@ -250,23 +260,20 @@ impl Trial<'_> {
     /// Neighbours come, and go.
     fn followed(&self, undisturbed: &Value, in_sync: f64) -> Result<(), String> {
         let name = "followed";
+        let title = "mode: auto, neighbours come and go";
         self.submit(name, &auto())?;
         let recorder = self.record(name)?;
-        // The operator knows the job without neighbours.
-        recorder.rate_over(SETTLED + WINDOW, WINDOW)?;
-        let came = self.neighbours(2)?;
-        recorder.until_mode("gba", came, FOLLOWS)?;
-        let to_gba = came.elapsed().as_secs_f64();
-        let in_gba = recorder.rate_after(Instant::now())?;
+        let mut contention = Vec::new();
+        let followed = self.come_and_go(&recorder, name, &mut contention);
+        let now = recorder.now();
+        let contention = contention.iter().map(|[from, to]| [*from, to.min(now)]).collect();
+        let timeline = Timeline { contention, ..recorder.finish() };
+        let Followed { to_gba, in_gba, to_sync, summary } = match followed {
+            Ok(followed) => followed,
+            Err(error) => return self.keep(name, title, timeline, vec![]).and(Err(error)),
+        };
         let gain = in_gba / in_sync;
-        println!("gba {to_gba:.1} s after the neighbours came; {in_gba:.0} samples/s, {gain:.2} times those of sync");
-        let went = self.neighbours(0)?;
-        recorder.until_mode("sync", went, DWELL + 2 * WINDOW)?;
-        let to_sync = went.elapsed().as_secs_f64();
-        println!("sync {to_sync:.1} s after they had gone");
-        let summary = self.completed(name)?;
-        let mut timeline = recorder.finish();
-        timeline.contention = vec![[recorder.seconds(came), recorder.seconds(went)]];
+        println!("in gba {gain:.2} times the throughput of sync beside the same neighbours");
         let auc = |summary: &Value| summary["auc"].as_f64().ok_or_else(|| format!("{summary} has no AUC"));
         let (here, there) = (auc(&summary)?, auc(undisturbed)?);
         let figures = vec![
@@ -278,7 +285,7 @@ impl Trial<'_> {
             ("auc", here),
             ("aucUndisturbed", there),
         ];
-        self.keep("followed", "mode: auto, neighbours come and go", timeline, figures)?;
+        self.keep(name, title, timeline, figures)?;
         if summary["samples"] != undisturbed["samples"] {
             return Err(format!(
                 "{} samples were trained, and {} undisturbed",
@@ -292,6 +299,25 @@ impl Trial<'_> {
             return Err(format!("{gain:.2} times the throughput of sync, and not {GAIN}"));
         }
         Ok(())
+    }
+
+    /// Follows the job to its end, and notes from when to when there were neighbours.
+    fn come_and_go(&self, recorder: &Recorder, name: &str, contention: &mut Vec<[f64; 2]>) -> Result<Followed, String> {
+        // The operator knows the job without neighbours.
+        recorder.rate_over(SETTLED + WINDOW, WINDOW)?;
+        recorder.is_in("sync")?;
+        let came = self.neighbours(2)?;
+        contention.push([recorder.seconds(came), f64::INFINITY]);
+        recorder.until_mode("gba", came, FOLLOWS)?;
+        let to_gba = came.elapsed().as_secs_f64();
+        let in_gba = recorder.rate_after(Instant::now())?;
+        println!("gba {to_gba:.1} s after the neighbours came; {in_gba:.0} samples/s");
+        let went = self.neighbours(0)?;
+        *contention = vec![[recorder.seconds(came), recorder.seconds(went)]];
+        recorder.until_mode("sync", went, DWELL + 2 * WINDOW)?;
+        let to_sync = went.elapsed().as_secs_f64();
+        println!("sync {to_sync:.1} s after they had gone");
+        Ok(Followed { to_gba, in_gba, to_sync, summary: self.completed(name)? })
     }
 
     /// Neighbours that come and go faster than it is worth following.
@@ -421,6 +447,13 @@ impl Recorder {
     /// Samples a second once what was before `moment` no longer shows.
     fn rate_after(&self, moment: Instant) -> Result<f64, String> {
         self.rate_over(SETTLED.saturating_sub(moment.elapsed()) + MEASURED, MEASURED)
+    }
+
+    fn is_in(&self, mode: &str) -> Result<(), String> {
+        match &lock(&self.recorded).mode {
+            now if now == mode => Ok(()),
+            now => Err(format!("it is in {now} and not in {mode} before the neighbours have come")),
+        }
     }
 
     fn until_mode(&self, mode: &str, since: Instant, patience: Duration) -> Result<(), String> {

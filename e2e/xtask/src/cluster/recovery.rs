@@ -29,7 +29,8 @@ pub(super) fn goes_on(paths: &Paths) -> Result<(), String> {
 fn killed(paths: &Paths, rows: &Value, undisturbed: &Value) -> Result<(), String> {
     let name = "killed-often";
     submit(paths, name, &saved(rows, name, EVERY))?;
-    for (kills, role) in (1..).zip(["ps", "coordinator", "dense-worker", "embedding-worker", "loader"]) {
+    ["embedding-worker", "loader"].into_iter().try_for_each(|role| replaced(paths, name, role))?;
+    for (kills, role) in (1..).zip(["ps", "coordinator", "dense-worker"]) {
         let step = until_step_after(paths, name, reached(paths, name)? + EVERY)?;
         within(paths, NAMESPACE, &["delete", "pod", &format!("{name}-{role}-0"), "--grace-period=0", "--force"])?;
         eventually(FORWARD, &format!("restart {kills} of {name}"), || {
@@ -53,6 +54,26 @@ fn killed(paths: &Paths, rows: &Value, undisturbed: &Value) -> Result<(), String
         )?;
     }
     same_digest(paths, name, undisturbed)
+}
+
+/// A pod of this role is killed, and the others go on as soon as there is another.
+fn replaced(paths: &Paths, name: &str, role: &str) -> Result<(), String> {
+    let step = until_step_after(paths, name, reached(paths, name)? + EVERY)?;
+    let restarts = status(paths, name)?["restarts"].clone();
+    within(paths, NAMESPACE, &["delete", "pod", &format!("{name}-{role}-0"), "--grace-period=0", "--force"])?;
+    eventually(FORWARD, &format!("another {role} of {name}"), || {
+        let log = within(paths, NAMESPACE, &["logs", &format!("{name}-coordinator-0")])?;
+        let mut events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let member = format!("{role} 0");
+        let has_rejoined = events.any(|event| event["event"] == "rejoined" && event["member"] == *member);
+        if has_rejoined { Ok(()) } else { Err("nobody has taken its place".to_owned()) }
+    })?;
+    let later = until_step_after(paths, name, step + EVERY)?;
+    println!("{role} killed near step {step}: replaced, and at step {later} the others had not begun again");
+    match status(paths, name)?["restarts"].clone() {
+        same if same == restarts => Ok(()),
+        more => Err(format!("{more} restarts, and {restarts} before")),
+    }
 }
 
 /// The job is deleted in order, which saves a checkpoint, and applied again.

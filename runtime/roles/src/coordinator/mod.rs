@@ -670,7 +670,7 @@ impl Coordinator {
         let v1::HorizonRequest { order, from, at, .. } = request;
         let horizon = self.until_changed(LEASE_HOLD, |state| match state.training().evaluating() {
             Some((number, at_step)) if number == order => state.evaluation_horizon(at_step, from),
-            _ => state.training().horizon(order, from, at),
+            _ => state.horizon(order, from, at),
         });
         let wait = v1::Horizon { until: from, last: false };
         Ok(message::reply::<v1::HorizonRequest>(&or_ask_again(horizon.await, wait)?, Vec::new()))

@@ -278,6 +278,13 @@ impl State {
         &mut self.training
     }
 
+    /// How far a worker may fetch that has fetched up to `from`, and was at batch `at` when it asked; `None`: no further yet. It goes on while
+    /// it waits for the answer, and tells how far it is.
+    pub(super) fn horizon(&mut self, order: u64, from: u64, at: u64) -> Result<Option<v1::Horizon>, RoleError> {
+        let at = at.max(self.batches_of_the_slowest());
+        self.training.horizon(order, from, at)
+    }
+
     /// The first failure is the one that is told.
     pub(super) fn fail(&mut self, message: String, user_error: bool) {
         self.failure.get_or_insert((message, user_error));
@@ -635,6 +642,7 @@ impl State {
         self.loss_since_event.0 += report.loss_sum;
         self.loss_since_event.1 += report.samples;
         self.note_throughput(Instant::now());
+        self.training.keep_pace(self.samples_per_second() / self.job.data.global_batch_rows.max(1) as f64);
         if report.rank != 0 || self.loss_since_event.1 == 0 {
             return Ok(None);
         }

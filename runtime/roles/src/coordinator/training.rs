@@ -21,9 +21,12 @@ use crate::error::RoleError;
 use crate::outcome;
 use crate::plan::{JobPlan, TrainingMode};
 
-/// Global batches that dense workers may fetch beyond the one they train. A switch by command takes place behind what has been
-/// granted, and a worker asks anew when half of it is left.
-const GRANTED_AHEAD: u64 = 64;
+/// For so long dense workers may fetch, at their present pace, beyond the global batch that they train. A switch by command, a flip of the
+/// slot map and a checkpoint before a member leaves take place behind what has been granted.
+const GRANTED_SECONDS: f64 = 2.0;
+/// Global batches that are, at least and at most.
+const LEAST_GRANTED: u64 = 4;
+const MOST_GRANTED: u64 = 64;
 /// Batches of one worker that the coordinator has no report of.
 const IN_FLIGHT: usize = 8;
 
@@ -101,6 +104,8 @@ pub(super) struct Training {
     fed_all: bool,
     /// With a barrier: batches that dense workers may fetch.
     granted: u64,
+    /// How many of them beyond the one that is trained.
+    granted_ahead: u64,
     /// With a barrier: where the order ends, once that is known.
     stop_at: Option<u64>,
     switches: VecDeque<(u64, TrainingMode)>,
@@ -210,6 +215,7 @@ impl Training {
             fed: saved.batch,
             fed_all: false,
             granted: saved.batch,
+            granted_ahead: MOST_GRANTED,
             stop_at: None,
             switches: plan.switches.iter().copied().filter(|(batch, _)| *batch > saved.batch).collect(),
             requested: None,
@@ -391,12 +397,18 @@ impl Training {
         }
         self.advance()?;
         if self.stop_at.is_none() {
-            let until = self.data.batches().min(at + GRANTED_AHEAD).min(self.next_rest().unwrap_or(u64::MAX));
+            let ahead = self.granted_ahead.max(self.mode.staleness() + LEAST_GRANTED);
+            let until = self.data.batches().min(at + ahead).min(self.next_rest().unwrap_or(u64::MAX));
             self.grant(until)?;
             self.advance()?;
         }
         let last = self.stop_at == Some(self.granted);
         Ok((self.granted > from || last).then_some(v1::Horizon { until: self.granted, last }))
+    }
+
+    /// So many global batches are trained a second.
+    pub(super) fn keep_pace(&mut self, batches_per_second: f64) {
+        self.granted_ahead = ((GRANTED_SECONDS * batches_per_second) as u64).clamp(LEAST_GRANTED, MOST_GRANTED);
     }
 
     /// Worker `rank` asks for a batch; `None`: none yet.

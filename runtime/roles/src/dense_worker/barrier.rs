@@ -46,6 +46,8 @@ impl Trainer {
                     break;
                 }
                 let waited = Instant::now();
+                // More is granted to whoever has told that it has trained what was.
+                self.report_progress()?;
                 horizon.take(self)?;
                 self.metrics.batch_wait.observe(waited.elapsed().as_secs_f64());
                 continue;
