@@ -22,6 +22,8 @@ const EXPECTED: u32 = 24;
 const MOST_CORRECTION: f64 = 2.0;
 /// Standard errors by which a difference of means may be off by chance.
 const CHANCE: f64 = 3.0;
+/// ln 3: by more than that no single look speaks for a mode, so that a moment in which a worker stands still is no reason to switch.
+const MOST_ADVANTAGE: f64 = 1.1;
 /// Cool-downs for which a number of dense workers that did not pay is not tried again.
 const CEILING_COOL_DOWNS: u64 = 12;
 
@@ -59,6 +61,16 @@ impl<T: Copy> Window<T> {
         let within: Vec<_> = self.0.iter().filter(|sample| sample.at_seconds + seconds >= last).collect();
         let is_enough = within.len() >= 3 && 2 * (last - within[0].at_seconds) >= seconds;
         is_enough.then(|| within.into_iter().map(|sample| sample.value).collect())
+    }
+
+    /// As [`Self::over`], where they are from all of that time.
+    pub(crate) fn over_all(&self, seconds: u64) -> Option<Vec<T>> {
+        let values = self.over(seconds)?;
+        let last = self.0.back()?.at_seconds;
+        let span = last - self.0.iter().find(|sample| sample.at_seconds + seconds >= last)?.at_seconds;
+        let count = values.len() as u64;
+        // Each sample stands for the time since the one before it.
+        (span * count >= seconds * (count - 1)).then_some(values)
     }
 
     pub(crate) fn samples(&self) -> impl ExactSizeIterator<Item = &Sample<T>> {
@@ -373,6 +385,7 @@ impl History {
         }
         let corrected = self.corrected(raw);
         let advantage = (corrected.gba.max(f64::MIN_POSITIVE) / corrected.sync).ln();
+        let advantage = advantage.clamp(-MOST_ADVANTAGE, MOST_ADVANTAGE);
         let window = policy.mode.as_ref().map_or(0, |mode| mode.window_seconds);
         self.advantage.push(observations.at_seconds, advantage, window);
     }
