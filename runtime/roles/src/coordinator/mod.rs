@@ -641,7 +641,7 @@ impl Coordinator {
         use v1::repeat_reply::Repeat as Reply;
         let wait = v1::RepeatReply { repeat: Some(Reply::Wait(v1::Wait {})), ..v1::RepeatReply::default() };
         let finished = v1::RepeatReply { repeat: Some(Reply::Finished(v1::Finished {})), ..v1::RepeatReply::default() };
-        let repeat = self.until_succeeded(loader, finished.clone(), |state| {
+        let repeat = self.until_succeeded(loader, finished, |state| {
             Ok(match state.repeat(loader) {
                 Repeated::Repeat(Repeat { given, embedding_worker, report }) => {
                     let repeat = Some(match given {
@@ -652,7 +652,7 @@ impl Coordinator {
                     });
                     Some(v1::RepeatReply { repeat, embedding_worker, report })
                 }
-                Repeated::Finished => Some(finished.clone()),
+                Repeated::Finished => Some(finished),
                 Repeated::Wait => None,
             })
         });
