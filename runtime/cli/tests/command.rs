@@ -213,7 +213,7 @@ fn run_with_kills(sets: &str) -> (Vec<Value>, Value) {
     ];
     let folder = folder_with(JOB);
     let replicas = "spec.roles.embeddingWorker.replicas=2,spec.roles.loader.replicas=2,spec.roles.denseWorker.replicas=2,\
-                    spec.roles.ps.replicas=2,spec.data.synthetic.rows=60000";
+                    spec.roles.ps.replicas=2,spec.data.synthetic.rows=90000";
     let common = ["run", "job.yaml", "--json", "--set", replicas, "--set", sets];
     let alone = events(&rectrain(folder.path(), &common)).pop().unwrap();
     let arguments = [&common[..], &["--processes", "--slow", "denseWorker-0=8x"]].concat();

@@ -113,7 +113,7 @@ fn drops_gradients(watch: &mut Watch<'_>) -> Result<(), String> {
     submit(paths, name, &merged(endless(), changes))?;
     until_phase(paths, name, "Training")?;
     watch.fires("RectrainGradientsDropped", Some(name))?;
-    within(paths, NAMESPACE, &["delete", "pod", &format!("{name}-loader-0"), "--grace-period=0", "--force"])?;
+    within(paths, NAMESPACE, &["delete", "pod", &format!("{name}-ps-0"), "--grace-period=0", "--force"])?;
     watch.fires("RectrainRestartsNearBudget", Some(name))?;
     delete_job(paths, name)
 }
