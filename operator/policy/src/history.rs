@@ -57,20 +57,24 @@ impl<T: Copy> Window<T> {
 
     /// The values of the last `seconds`, if there are enough of them to speak of: three, over at least half that time.
     pub(crate) fn over(&self, seconds: u64) -> Option<Vec<T>> {
-        let last = self.0.back()?.at_seconds;
-        let within: Vec<_> = self.0.iter().filter(|sample| sample.at_seconds + seconds >= last).collect();
-        let is_enough = within.len() >= 3 && 2 * (last - within[0].at_seconds) >= seconds;
-        is_enough.then(|| within.into_iter().map(|sample| sample.value).collect())
+        let (span, values) = self.within(seconds)?;
+        (values.len() >= 3 && 2 * span >= seconds).then_some(values)
     }
 
     /// As [`Self::over`], where they are from all of that time.
     pub(crate) fn over_all(&self, seconds: u64) -> Option<Vec<T>> {
-        let values = self.over(seconds)?;
-        let last = self.0.back()?.at_seconds;
-        let span = last - self.0.iter().find(|sample| sample.at_seconds + seconds >= last)?.at_seconds;
+        let (span, values) = self.within(seconds)?;
         let count = values.len() as u64;
         // Each sample stands for the time since the one before it.
-        (span * count >= seconds * (count - 1)).then_some(values)
+        (count >= 3 && span * count >= seconds * (count - 1)).then_some(values)
+    }
+
+    /// The values of the last `seconds`, and the time from the first of them to the last.
+    fn within(&self, seconds: u64) -> Option<(u64, Vec<T>)> {
+        let last = self.0.back()?.at_seconds;
+        let mut within = self.0.iter().filter(|sample| sample.at_seconds + seconds >= last).peekable();
+        let span = last - within.peek()?.at_seconds;
+        Some((span, within.map(|sample| sample.value).collect()))
     }
 
     pub(crate) fn samples(&self) -> impl ExactSizeIterator<Item = &Sample<T>> {
