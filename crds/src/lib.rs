@@ -63,7 +63,7 @@ pub use schema::{crd, crd_yaml};
 pub use set::{SetError, SetKind, apply_set};
 pub use spec::*;
 pub use status::{
-    AttemptMode, AttemptStatus, CheckpointStatus, DecisionStatus, DecisionSubject, JobSummary, ModePrediction, Phase,
-    RecTrainingJobStatus, ReplicaCount, ReplicaStatuses,
+    AttemptMode, AttemptServers, AttemptStatus, CheckpointStatus, DecisionStatus, DecisionSubject, JobSummary,
+    ModePrediction, Phase, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses,
 };
 pub use validate::{validate, validate_update};

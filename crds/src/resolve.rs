@@ -530,23 +530,34 @@ fn auto_mode(given: &AutoModeSpec) -> ResolvedAutoMode {
     }
 }
 
-/// Roles that somebody else scales are left out.
+/// Roles that somebody else scales are left out, and those whose decisions could not be carried out where they are to be.
 fn autoscaling(given: &AutoscalingSpec, spec: &RecTrainingJobSpec, errors: &mut Errors) -> ResolvedAutoscaling {
     let replicas = roles(&spec.roles.clone().unwrap_or_default());
     let ps = given.ps.clone().unwrap_or_default();
     let embedding = given.embedding_worker.clone().unwrap_or_default();
     let dense = given.dense_worker.clone().unwrap_or_default();
+    let mode = given.mode.unwrap_or_default();
     let is_ours = |scaler: Option<Scaler>| scaler.unwrap_or_default() == Scaler::Operator;
+    let carries_out = mode == AutoscalingMode::Apply;
+    let is_told = |scaler: Option<Scaler>| is_ours(scaler) && !carries_out;
+    let asked = [
+        ("embeddingWorker", given.embedding_worker.as_ref().map(|role| role.scaler)),
+        ("denseWorker", given.dense_worker.as_ref().map(|role| role.scaler)),
+    ];
+    for (name, _) in asked.into_iter().filter(|(_, asked)| carries_out && asked.is_some_and(is_ours)) {
+        let message = "mode: apply carries out what is decided about parameter servers only: remove this, or choose mode: recommend";
+        errors.add(at("spec.autoscaling").key(name), message);
+    }
     let rows = spec.training.as_ref().and_then(|training| training.global_batch_size).unwrap_or(d::GLOBAL_BATCH_SIZE);
     ResolvedAutoscaling {
-        mode: given.mode.unwrap_or_default(),
+        mode,
         ps: is_ours(ps.scaler).then(|| ResolvedPsScaling {
             bounds: bounds("ps", ps.min, ps.max, replicas.ps, d::MAX_REPLICAS, errors),
             memory_target: ps.memory_target.unwrap_or(d::PS_MEMORY_TARGET),
             busy_target: ps.busy_target.unwrap_or(d::PS_BUSY_TARGET),
             max_memory_bytes: ps.max_memory_gib.map(|gib| u64::from(gib) << 30),
         }),
-        embedding_worker: is_ours(embedding.scaler).then(|| ResolvedEmbeddingWorkerScaling {
+        embedding_worker: is_told(embedding.scaler).then(|| ResolvedEmbeddingWorkerScaling {
             bounds: bounds(
                 "embeddingWorker",
                 embedding.min,
@@ -557,7 +568,7 @@ fn autoscaling(given: &AutoscalingSpec, spec: &RecTrainingJobSpec, errors: &mut 
             ),
             queue_wait_seconds: embedding.queue_wait_seconds,
         }),
-        dense_worker: is_ours(dense.scaler).then(|| ResolvedDenseWorkerScaling {
+        dense_worker: is_told(dense.scaler).then(|| ResolvedDenseWorkerScaling {
             bounds: bounds(
                 "denseWorker",
                 dense.min,

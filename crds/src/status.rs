@@ -153,7 +153,8 @@ pub struct CheckpointStatus {
 }
 
 /// The pods that a job has, or is about to get: all of them are of one attempt, and an attempt never changes what its pods run.
-/// A restart, a resumption and a change of the manifest each begin a new one, but a change of the training mode does not.
+/// A restart, a resumption and a change of the manifest each begin a new one, but a change of the training mode or of the number of
+/// parameter servers does not.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AttemptStatus {
@@ -161,7 +162,8 @@ pub struct AttemptStatus {
     pub number: u32,
     /// Generation of the spec that its pods run.
     pub generation: i64,
-    /// Digest of the parts of the spec that its pods depend on, the training mode left out: that is switched without a restart.
+    /// Digest of the parts of the spec that its pods depend on. The training mode and the number of parameter servers are none of it:
+    /// they change without a restart.
     #[schemars(length(max = 64))]
     pub spec_hash: String,
     /// Image that its pods run.
@@ -179,6 +181,23 @@ pub struct AttemptStatus {
     /// Its training mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<AttemptMode>,
+    /// Its parameter servers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub servers: Option<AttemptServers>,
+}
+
+/// The parameter servers of an attempt. Their number changes while it trains: slots move, and nothing restarts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AttemptServers {
+    /// How many its coordinator starts with.
+    pub started: u32,
+    /// How many there are to be: `spec.roles.ps.replicas`, or what was decided since where `spec.autoscaling` carries decisions out.
+    pub wanted: u32,
+    /// Those that hold rows.
+    pub present: u32,
+    /// Pods that are needed: new ones come before slots move to them, and old ones go when all their slots have left.
+    pub needed: u32,
 }
 
 /// The training mode of an attempt: what it started in, and what was asked of its coordinator since. `status.mode` is the mode in

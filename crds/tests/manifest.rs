@@ -369,6 +369,13 @@ fn the_automatic_mode_starts_in_sync_and_autoscaling_takes_every_default() {
     let text = BASE.replace("  training:\n", "  autoscaling: {denseWorker: {scaler: external}}\n  training:\n");
     let given = load(&text, "base.yaml", &[]).unwrap().resolved.autoscaling.unwrap();
     assert!(given.dense_worker.is_none() && given.ps.is_some() && given.embedding_worker.is_some());
+    // What cannot be carried out is not decided, and not asked for.
+    let text = BASE.replace("  training:\n", "  autoscaling: {mode: apply}\n  training:\n");
+    let given = load(&text, "base.yaml", &[]).unwrap().resolved.autoscaling.unwrap();
+    assert!(given.ps.is_some() && given.dense_worker.is_none() && given.embedding_worker.is_none());
+    let error =
+        load(&text.replace("apply}", "apply, denseWorker: {max: 3}}"), "base.yaml", &[]).unwrap_err().to_string();
+    assert!(error.contains("spec.autoscaling.denseWorker: mode: apply carries out"), "{error}");
     assert!(explain("auto").unwrap().contains("whichever is predicted to be faster"));
 }
 

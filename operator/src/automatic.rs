@@ -16,10 +16,12 @@ use rectrain_policy::{
     PsLoad, PsPolicy, ReplicaBounds, ReplicaCount, Replicas, ScalingPolicy, Subject, TrainingMode, Worker,
 };
 
+use crate::coordinator::Report;
 use crate::failure::shorten;
 use crate::measure::Change;
 use crate::names::Role;
 use crate::pods::PodFacts;
+use crate::servers;
 
 /// Decisions that a status keeps about each subject.
 const KEPT: usize = 8;
@@ -83,6 +85,18 @@ pub fn policy(job: &ResolvedJob) -> Option<Policy> {
 pub fn mode(status: Option<&RecTrainingJobStatus>) -> Mode {
     let decided = status.and_then(|status| last(&status.decisions, DecisionSubject::Mode));
     decided.and_then(|decision| parse_mode(&decision.to)).map_or(ModeSpec::Auto.first(), of_policy)
+}
+
+/// How many parameter servers were last decided on, where that is carried out.
+#[must_use]
+pub fn servers(status: Option<&RecTrainingJobStatus>, job: &ResolvedJob) -> Option<u32> {
+    let given = job.autoscaling.as_ref().filter(|given| given.mode == AutoscalingMode::Apply)?;
+    let bounds = given.ps?.bounds;
+    let is_it = |decision: &&DecisionStatus| {
+        decision.subject == DecisionSubject::Ps && decision.applied && decision.replica.is_none()
+    };
+    let decided: u32 = status?.decisions.iter().rev().find(is_it)?.to.parse().ok()?;
+    Some(decided.clamp(bounds.min, bounds.max))
 }
 
 /// The newest decision about `subject`.
@@ -176,13 +190,13 @@ fn of_policy(mode: TrainingMode) -> Mode {
 /// What a job's processes did since they were last asked, by role and index.
 pub type Changes = BTreeMap<(Role, u32), Change>;
 
-/// What is known of a job that trains in `mode`.
+/// What is known of a job that trains, of which its coordinator gives this report.
 #[must_use]
 pub fn observations(
     job: &RecTrainingJob,
     resolved: &ResolvedJob,
     now: Timestamp,
-    mode: Option<Mode>,
+    report: &Report,
     pods: &[PodFacts],
     changes: &Changes,
 ) -> Observations {
@@ -190,7 +204,7 @@ pub fn observations(
     let workers = resolved.roles.dense_worker.replicas;
     let local = training.local_batch_size.unwrap_or(training.global_batch_size / workers.max(1));
     let of = |role: Role| changes.iter().filter(move |((of, _), _)| *of == role).map(|(_, change)| change);
-    let mode = match mode {
+    let mode = match report.mode {
         Some(Mode::Sync) => Some(TrainingMode::Sync),
         Some(Mode::Gba) => Some(TrainingMode::Gba),
         _ => None,
@@ -215,10 +229,18 @@ pub fn observations(
             .map_or(0, |pod| pod.restarts),
     });
     let ps: Vec<_> = ps.collect();
+    let wanted_servers = servers::wanted(job, resolved);
     let count = |role: Role| {
-        let wanted = role.replicas(resolved);
         let ready = pods.iter().filter(|pod| pod.role == role && pod.is_ready && !pod.is_leaving).count();
-        Some(ReplicaCount { wanted, ready: u32::try_from(ready).unwrap_or(u32::MAX) })
+        let ready = u32::try_from(ready).unwrap_or(u32::MAX);
+        Some(match role {
+            // One that is ready holds no slots until they have moved.
+            Role::Ps => ReplicaCount {
+                wanted: wanted_servers,
+                ready: report.servers.map_or(ready, |servers| ready.min(servers.present)),
+            },
+            _ => ReplicaCount { wanted: role.replicas(resolved), ready },
+        })
     };
     let pending = pods.iter().filter(|pod| pod.unschedulable.is_some()).count();
     let evicted = pods.iter().filter(|pod| pod.evicted.is_some()).count();
@@ -239,7 +261,7 @@ pub fn observations(
         wait_seconds: least(|m| m.wait).unwrap_or(0.0),
         samples_per_second: (!measured.is_empty()).then(|| measured.iter().map(|m| m.samples_per_second).sum()),
         // Every server, or no word of their memory.
-        ps: if ps.len() == resolved.roles.ps.replicas { ps } else { Vec::new() },
+        ps: if u32::try_from(ps.len()) == Ok(wanted_servers) { ps } else { Vec::new() },
         resizes_in_place: false,
         embedding_workers: None,
         cluster: ClusterLoad {
@@ -416,7 +438,8 @@ spec:
             ((Role::Ps, 0), ps),
         ]);
         let now = Timestamp::from_second(1000).expect("a time");
-        let seen = observations(&job, &resolved, now, Some(Mode::Sync), &[], &changes);
+        let report = |mode| Report { mode: Some(mode), ..Report::default() };
+        let seen = observations(&job, &resolved, now, &report(Mode::Sync), &[], &changes);
         assert_eq!(seen.check(), Ok(()));
         let seconds: Vec<_> =
             seen.workers.iter().map(|worker| (worker.batch_rows, worker.compute_seconds[0])).collect();
@@ -426,7 +449,7 @@ spec:
         let expected = PsLoad { bytes: 1000, limit_bytes: Some(2 << 30), busy: Some(0.5), oom_kills: 0 };
         assert_eq!(seen.ps, [expected]);
         changes.remove(&(Role::DenseWorker, 1));
-        let without_one = observations(&job, &resolved, now, Some(Mode::Gba), &[], &changes);
+        let without_one = observations(&job, &resolved, now, &report(Mode::Gba), &[], &changes);
         assert_eq!(without_one.workers, [], "the slow one may be missing");
     }
 

@@ -42,7 +42,7 @@ pub enum CoordinatorView {
 }
 
 /// Where a job under way stands.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
     /// What it does.
     pub stage: Stage,
@@ -60,12 +60,26 @@ pub struct Report {
     pub auc: Option<f64>,
     /// The last checkpoint that exists as a whole, if this attempt has written one.
     pub last_checkpoint: Option<CheckpointStatus>,
+    /// Its parameter servers; `None` if it does not say.
+    pub servers: Option<Servers>,
+}
+
+/// The parameter servers of a job under way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Servers {
+    /// Those that hold slots.
+    pub present: u32,
+    /// As many as there are to be.
+    pub wanted: u32,
+    /// As many processes as are needed until then.
+    pub needed: u32,
 }
 
 /// What a job under way does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stage {
     /// Members are joining.
+    #[default]
     Starting,
     /// Steps are being made.
     Training,
@@ -89,6 +103,10 @@ pub trait AskCoordinator: Send + Sync {
 
     /// Asks to go on in `mode`. To ask for the mode that the job is in changes nothing.
     fn set_mode<'a>(&'a self, coordinator: &'a Whereabouts, mode: Mode) -> BoxFuture<'a, SwitchAnswer>;
+
+    /// Asks for so many parameter servers. Whether it has agreed is in what it says next of how the job stands; `Err` is why it has
+    /// not, in a sentence.
+    fn scale<'a>(&'a self, coordinator: &'a Whereabouts, servers: u32) -> BoxFuture<'a, Result<(), String>>;
 }
 
 /// Asks over gRPC.
@@ -119,6 +137,20 @@ impl AskCoordinator for GrpcCoordinators {
                 Ok(Ok(())) => SwitchAnswer::Accepted,
                 Ok(Err(error)) => switch_refused(error),
                 Err(_) => SwitchAnswer::Again(format!("it did not answer within {DEADLINE:?}")),
+            }
+        })
+    }
+
+    fn scale<'a>(&'a self, coordinator: &'a Whereabouts, servers: u32) -> BoxFuture<'a, Result<(), String>> {
+        Box::pin(async move {
+            let asked = async {
+                let mut client = connect(coordinator).await?;
+                client.scale(v1::ScaleRequest { ps: servers }).await?;
+                Ok::<_, AskError>(())
+            };
+            match tokio::time::timeout(DEADLINE, asked).await {
+                Ok(answer) => answer.map_err(|error| error.to_string()),
+                Err(_) => Err(format!("it did not answer within {DEADLINE:?}")),
             }
         })
     }
@@ -200,7 +232,14 @@ fn report(status: &v1::JobStatus) -> Report {
         auc: status.auc,
         last_checkpoint: (!status.last_checkpoint.is_empty())
             .then(|| CheckpointStatus { name: status.last_checkpoint.clone(), step: status.last_checkpoint_step }),
+        servers: servers(status),
     }
+}
+
+/// A coordinator of an earlier version does not tell of those to come.
+fn servers(status: &v1::JobStatus) -> Option<Servers> {
+    let &v1::JobStatus { ps: present, ps_wanted: wanted, ps_needed: needed, .. } = status;
+    (present > 0 && wanted > 0 && needed > 0).then_some(Servers { present, wanted, needed })
 }
 
 /// Events that end a job, as `rectrain run --json` prints them; all others are read past.

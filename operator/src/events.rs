@@ -75,6 +75,7 @@ pub fn transitions(before: Option<&RecTrainingJobStatus>, decision: &Decision) -
         }
     }
     all.extend(before.and_then(|before| mode_switched(before, after)));
+    all.extend(before.and_then(|before| slots_moved(before, after)));
     let before_decisions = before.map(|status| status.decisions.as_slice()).unwrap_or_default();
     all.extend(after.decisions.iter().filter(|decision| !before_decisions.contains(decision)).map(decided));
     if let Some(problem) = &decision.problem {
@@ -120,6 +121,21 @@ fn mode_switched(before: &RecTrainingJobStatus, after: &RecTrainingJobStatus) ->
         reason: "ModeSwitched",
         action: format!("SwitchTo/{to}"),
         note: format!("from mode {from} to {to}, seen at step {}", after.step.unwrap_or(0)),
+    })
+}
+
+/// Rows moved to more parameter servers or to fewer while training went on.
+fn slots_moved(before: &RecTrainingJobStatus, after: &RecTrainingJobStatus) -> Option<Announcement> {
+    let (old, new) = (before.attempt.as_ref()?, after.attempt.as_ref()?);
+    let (from, to) = (old.servers?.present, new.servers?.present);
+    (old.number == new.number && from != to).then(|| Announcement {
+        is_warning: false,
+        reason: "SlotsMoved",
+        action: format!("ScaleTo/{to}"),
+        note: format!(
+            "the rows are on {to} parameter servers, which were on {from}; seen at step {}",
+            after.step.unwrap_or(0)
+        ),
     })
 }
 

@@ -28,6 +28,7 @@ use crate::failure::{self, Cause, Problem};
 use crate::names::{self, Role};
 use crate::pods::PodFacts;
 use crate::reconcile::status::conditions;
+use crate::servers;
 use crate::switch::{self, SwitchAnswer};
 
 /// The longest back-off after a crash.
@@ -86,6 +87,8 @@ pub struct Decision {
     pub run: Run,
     /// The training mode that its coordinator is to be asked for; what it answers has to be decided on before anything is written.
     pub ask_mode: Option<Mode>,
+    /// The number of parameter servers that its coordinator is to be asked for.
+    pub ask_servers: Option<u32>,
     /// What keeps it from training, if anything does.
     pub problem: Option<Problem>,
     /// Whether the job's time to live is over.
@@ -118,16 +121,19 @@ impl<'a> Draft<'a> {
         Self { facts, before, status }
     }
 
-    /// Whether the job failed and its manifest has changed since in what its pods depend on: then it starts afresh.
+    /// Whether the job failed and its manifest has changed since in what its pods depend on, or was wrong: then it starts afresh.
     fn is_mended(&self) -> bool {
+        let was_wrong = told(&self.before, "Failed").is_some_and(|problem| problem.cause == Cause::InvalidSpec);
+        let is_another = self.before.observed_generation != self.facts.job.metadata.generation;
         let changed = match &self.before.attempt {
             Some(attempt) => {
                 attempt.spec_hash != self.facts.spec_hash
                     || attempt.mode.as_ref().is_some_and(|mode| mode.wanted != self.wanted_mode())
+                    || self.wants_other_servers(attempt)
             }
             None => self.before.observed_generation != self.facts.job.metadata.generation,
         };
-        self.before.phase == Some(Phase::Failed) && changed
+        self.before.phase == Some(Phase::Failed) && (changed || was_wrong && is_another)
     }
 
     fn stay_ended(mut self) -> Decision {
@@ -155,10 +161,9 @@ impl<'a> Draft<'a> {
         if self.is_mended() {
             self.start_afresh();
         }
-        let resolved = match self.facts.verdict {
-            Ok(resolved) => resolved,
-            Err(errors) => return self.fail_invalid(errors),
-        };
+        if let Err(errors) = self.facts.verdict {
+            return self.fail_invalid(errors);
+        }
         if let Err(errors) = self.note_wanted_mode() {
             return self.fail_invalid(errors);
         }
@@ -182,11 +187,9 @@ impl<'a> Draft<'a> {
             return self.hold(phase, back_off);
         }
         // Somebody may have scaled a StatefulSet; what becomes of pods that the job does not have says nothing about it.
-        let members: Vec<_> = present
-            .into_iter()
-            .filter(|pod| pod.index().is_none_or(|index| index < pod.role.replicas(resolved)))
-            .collect();
-        self.go(resolved, &attempt, &members, phase)
+        let members: Vec<_> =
+            present.into_iter().filter(|pod| pod.index().is_none_or(|index| index < self.pods_of(pod.role))).collect();
+        self.go(&attempt, &members, phase)
     }
 
     /// Forgets all but how many attempts there were: pods of the attempt that failed must not be taken for those of the next one.
@@ -236,7 +239,12 @@ impl<'a> Draft<'a> {
                 Phase::Starting
             }
             // One that starts afresh has no phase.
-            Some(attempt) if attempt.spec_hash != self.facts.spec_hash || self.before.phase.is_none() => {
+            Some(attempt)
+                if attempt.spec_hash != self.facts.spec_hash
+                    || self.before.phase.is_none()
+                    // Until all have joined nobody can be asked for other servers.
+                    || self.before.phase == Some(Phase::Starting) && self.wants_other_servers(&attempt) =>
+            {
                 let start = self.status.start_time.as_ref().map_or(now, |time| time.0);
                 self.begin_attempt(attempt.number + 1, self.restarts(), None, start);
                 Phase::Restarting
@@ -246,7 +254,11 @@ impl<'a> Draft<'a> {
                 // Before its pods are made the status says that they are starting.
                 if matches!(phase, Phase::Pending | Phase::Restarting) {
                     self.start_in(attempt.mode.as_ref());
+                    if let Some(attempt) = &mut self.status.attempt {
+                        attempt.servers = None;
+                    }
                 }
+                self.want_servers();
                 phase
             }
         }
@@ -289,6 +301,33 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// How many parameter servers there are to be.
+    fn wanted_servers(&self) -> Option<u32> {
+        self.facts.verdict.ok().map(|resolved| servers::wanted(self.facts.job, resolved))
+    }
+
+    /// Whether other servers are asked for than when the attempt was looked at last.
+    fn wants_other_servers(&self, attempt: &AttemptStatus) -> bool {
+        let known = attempt.servers.map(|servers| servers.wanted);
+        known.is_some() && known != self.wanted_servers()
+    }
+
+    fn want_servers(&mut self) {
+        let Some(wanted) = self.wanted_servers() else { return };
+        if let Some(attempt) = &mut self.status.attempt {
+            attempt.servers.get_or_insert_with(|| servers::starting(wanted)).wanted = wanted;
+        }
+    }
+
+    /// Pods of a role that the present attempt has to have.
+    fn pods_of(&self, role: Role) -> u32 {
+        let servers = self.status.attempt.as_ref().and_then(|attempt| attempt.servers);
+        match (role, servers) {
+            (Role::Ps, Some(servers)) => servers.needed,
+            _ => self.facts.verdict.map_or(0, |resolved| role.replicas(resolved)),
+        }
+    }
+
     fn begin_attempt(&mut self, number: u32, restarts_before: u32, not_before: Option<Timestamp>, start: Timestamp) {
         let before = self.status.attempt.take().filter(|before| before.spec_hash == self.facts.spec_hash);
         self.status.attempt = Some(AttemptStatus {
@@ -300,6 +339,7 @@ impl<'a> Draft<'a> {
             restarts_before,
             not_before: not_before.map(Time),
             mode: None,
+            servers: self.wanted_servers().map(servers::starting),
         });
         self.start_in(before.and_then(|before| before.mode).as_ref());
         self.status.start_time = Some(Time(start));
@@ -327,7 +367,7 @@ impl<'a> Draft<'a> {
         decision
     }
 
-    fn go(mut self, resolved: &ResolvedJob, attempt: &AttemptStatus, pods: &[&PodFacts], phase: Phase) -> Decision {
+    fn go(mut self, attempt: &AttemptStatus, pods: &[&PodFacts], phase: Phase) -> Decision {
         // One crash often takes other containers with it, so the most restarted pod counts, not the sum.
         let container_restarts = pods.iter().map(|pod| pod.restarts).max().unwrap_or(0);
         let restarts = (attempt.restarts_before + container_restarts).max(self.status.restarts.unwrap_or(0));
@@ -360,20 +400,32 @@ impl<'a> Draft<'a> {
             return self.crash(attempt, container_restarts, problem);
         }
         self.note_automatic(phase);
-        let all_ready =
-            Role::ALL.iter().all(|role| self.facts.ready.get(role).copied().unwrap_or(0) >= role.replicas(resolved));
+        let all_ready = self.all_ready();
         let ask_mode = self.switch(pods);
+        let ask_servers = self.scale();
         let problem = self.facts.obstacle.cloned().or_else(|| failure::waiting(pods).filter(|_| !all_ready));
         let problem = problem.or_else(|| self.mode_refused());
         let poll = self.facts.poll;
         let mut decision = self.finish(phase, problem, Run::Go);
         decision.ask_mode = ask_mode;
+        decision.ask_servers = ask_servers;
         decision.look_again = Some(at_most_ten_a_second(poll));
         decision
     }
 
+    /// Whether each role has all the pods that it has to have, and will keep them.
+    fn all_ready(&self) -> bool {
+        let servers = self.status.attempt.as_ref().and_then(|attempt| attempt.servers);
+        let is_settled = servers.is_none_or(|s| s.wanted == s.present && s.wanted == s.needed);
+        is_settled
+            && Role::ALL.iter().all(|role| self.facts.ready.get(role).copied().unwrap_or(0) >= self.pods_of(*role))
+    }
+
     /// Takes over what the coordinator reports.
     fn follow(&mut self, report: &Report) -> Phase {
+        if let Some(servers) = self.status.attempt.as_mut().and_then(|attempt| attempt.servers.as_mut()) {
+            servers::follow(servers, report);
+        }
         let stepped = self.before.step != Some(report.step);
         if report.stage != Stage::Starting {
             if stepped || report.stage == Stage::Evaluating || self.before.last_progress_time.is_none() {
@@ -413,6 +465,13 @@ impl<'a> Draft<'a> {
                 None
             }
         }
+    }
+
+    /// The number of parameter servers that the coordinator has to be asked for.
+    fn scale(&self) -> Option<u32> {
+        let CoordinatorView::Live(report) = self.facts.coordinator else { return None };
+        let servers = self.status.attempt.as_ref()?.servers?;
+        servers::to_ask(&servers, report, self.facts.pods)
     }
 
     /// What was decided automatically is written down now and carried out from the next look on.
@@ -505,7 +564,9 @@ impl<'a> Draft<'a> {
         self.fail(invalid(errors), Run::Nothing)
     }
 
-    fn fail(self, problem: Problem, run: Run) -> Decision {
+    fn fail(mut self, problem: Problem, run: Run) -> Decision {
+        // A number decided on just before is no reason to begin again.
+        self.want_servers();
         let run = if self.status.attempt.is_none() { Run::Nothing } else { run };
         self.end(Phase::Failed, Some(problem), run)
     }
@@ -527,7 +588,11 @@ impl<'a> Draft<'a> {
             return;
         };
         let count = |role: Role| {
-            let wanted = if should_be { role.replicas(resolved) } else { 0 };
+            let wanted = match role {
+                _ if !should_be => 0,
+                Role::Ps => self.wanted_servers().unwrap_or_default(),
+                _ => role.replicas(resolved),
+            };
             Some(ReplicaCount::new(self.facts.ready.get(&role).copied().unwrap_or(0), wanted))
         };
         self.status.replica_statuses = Some(ReplicaStatuses {
@@ -547,12 +612,7 @@ impl<'a> Draft<'a> {
     }
 
     fn finish(mut self, phase: Phase, problem: Option<Problem>, run: Run) -> Decision {
-        let all_ready = match (&self.facts.verdict, run) {
-            (Ok(resolved), Run::Go) => {
-                Role::ALL.iter().all(|role| self.facts.ready.get(role).copied().unwrap_or(0) >= role.replicas(resolved))
-            }
-            _ => false,
-        };
+        let all_ready = self.facts.verdict.is_ok() && run == Run::Go && self.all_ready();
         let problem = problem.or_else(|| self.facts.obstacle.cloned().filter(|_| is_under_way(phase)));
         self.status.phase = Some(phase);
         self.status.conditions = conditions(
@@ -563,7 +623,15 @@ impl<'a> Draft<'a> {
             self.facts.job.metadata.generation,
             self.facts.now,
         );
-        Decision { status: self.status, run, ask_mode: None, problem, delete: false, look_again: None }
+        Decision {
+            status: self.status,
+            run,
+            ask_mode: None,
+            ask_servers: None,
+            problem,
+            delete: false,
+            look_again: None,
+        }
     }
 
     fn before_conditions(&self) -> Vec<k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition> {

@@ -13,7 +13,7 @@ pub enum AutoscalingMode {
     /// They are told in `status.decisions` and in events, and nothing is changed.
     #[default]
     Recommend,
-    /// They are carried out.
+    /// They are carried out: of the parameter servers. About the other roles nothing is decided then.
     Apply,
 }
 

@@ -275,6 +275,7 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
         observe::remember(&context, uid.clone(), looked, decision.status.phase);
     }
     context.metrics.saw_job(&namespace, &name, Seen::new(&decision.status, max_restarts(&job)));
+    ask_for_servers(&context, coordinator.as_ref(), &decision, &name).await;
     if decision.delete {
         return delete_job(&jobs, &job).await;
     }
@@ -314,6 +315,16 @@ async fn decide_and_ask(context: &Context, coordinator: Option<&Whereabouts>, fa
     let answer = context.ask.set_mode(coordinator, mode).await;
     tracing::info!(job = facts.job.name_any(), %mode, ?answer, "the coordinator was asked for another training mode");
     decide(&Facts { answer: Some(&answer), ..*facts })
+}
+
+/// Asks the coordinator for another number of parameter servers, if there is to be one. If it does not agree now, as while slots move
+/// already, it is asked again at the next look.
+async fn ask_for_servers(context: &Context, coordinator: Option<&Whereabouts>, decision: &Decision, job: &str) {
+    let (Some(servers), Some(coordinator)) = (decision.ask_servers, coordinator) else { return };
+    match context.ask.scale(coordinator, servers).await {
+        Ok(()) => tracing::info!(job, servers, "the coordinator was asked for another number of parameter servers"),
+        Err(why) => tracing::debug!(job, servers, why, "the coordinator does not change its parameter servers now"),
+    }
 }
 
 /// Writes the status if it has changed, and tells of transitions. Whoever wrote since the job was read is not overwritten: the API

@@ -49,7 +49,7 @@ pub async fn look(
 ) -> Option<Looked> {
     let resolved = resolved?;
     let policy = automatic::policy(resolved)?;
-    let CoordinatorView::Live(Report { stage: Stage::Training, mode, .. }) = view else { return None };
+    let CoordinatorView::Live(report @ Report { stage: Stage::Training, .. }) = view else { return None };
     let attempt = job.status.as_ref()?.attempt.as_ref()?.number;
     let now = (context.now)();
     let at_seconds = u64::try_from(now.as_second()).ok()?;
@@ -62,7 +62,7 @@ pub async fn look(
     watched.at_seconds = at_seconds;
     let pods: Vec<_> = pods.iter().filter(|pod| pod.attempt == attempt && !pod.is_leaving).cloned().collect();
     let changes = measure(context, &pods, &mut watched, at_seconds).await;
-    let observations = automatic::observations(job, resolved, now, *mode, &pods, &changes);
+    let observations = automatic::observations(job, resolved, now, report, &pods, &changes);
     watched.history.observe(&policy, &observations);
     let decisions = rectrain_policy::decide(&policy, &observations, &watched.history);
     for decision in &decisions {

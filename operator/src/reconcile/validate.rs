@@ -21,6 +21,7 @@ const CAPABILITIES: &[Capability] = &[
     Capability::Deadline,
     Capability::AutoMode,
     Capability::Autoscaling,
+    Capability::ApplyScaling,
 ];
 
 /// The manifest with nothing left to look up.
@@ -92,11 +93,19 @@ pub fn for_pods(spec: &RecTrainingJobSpec) -> RecTrainingJobSpec {
     spec
 }
 
+/// The spec with so many parameter servers.
+#[must_use]
+pub fn with_servers(mut spec: RecTrainingJobSpec, servers: u32) -> RecTrainingJobSpec {
+    let ps = spec.roles.get_or_insert_default().ps.get_or_insert_default();
+    ps.replicas = Some(servers);
+    spec
+}
+
 /// Digest of what pods depend on: what they run and what they look like. A job whose digest changes gets new pods. The training mode
-/// is none of it, because it is switched while they run.
+/// is none of it, and the number of parameter servers neither, because they change while pods run.
 #[must_use]
 pub fn spec_hash(spec: &RecTrainingJobSpec) -> String {
-    manifest_hash(&in_mode(spec, Mode::default()))
+    manifest_hash(&with_servers(in_mode(spec, Mode::default()), 1))
 }
 
 /// Digest of what the pods of one attempt read and look like, the training mode that it starts in included.

@@ -135,3 +135,20 @@ async fn processes_that_do_not_answer_decide_nothing() {
     ticks(&world, 40).await;
     assert_eq!((status(&world).mode, status(&world).decisions.len()), (Some(Mode::Sync), 0));
 }
+
+#[tokio::test]
+async fn a_full_table_gets_another_server_where_decisions_are_carried_out() {
+    let manifest = MANIFEST.replace(
+        "autoscaling: {embeddingWorker: {scaler: external}, denseWorker: {scaler: external}}",
+        "autoscaling: {mode: apply}",
+    );
+    let world = World::new(&manifest, vec![long()]);
+    world.scripts.lock().unwrap().metrics = Some(measured);
+    ticks(&world, 38).await;
+    let after = status(&world);
+    assert_eq!(about(&world, DecisionSubject::Ps), [("2".to_owned(), "3".to_owned(), true)]);
+    let attempt = after.attempt.unwrap();
+    assert_eq!((attempt.number, attempt.servers.unwrap().present, after.restarts), (1, 3, Some(0)));
+    assert_eq!(world.scripts.lock().unwrap().asked_servers, [3]);
+    assert_eq!(world.job().spec.roles.unwrap().ps.unwrap().replicas, Some(2), "the manifest is the user's");
+}

@@ -6,5 +6,6 @@ mod chart;
 mod dashboards;
 mod life;
 mod phase;
+mod servers;
 mod switch;
 mod world;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use proptest::prelude::*;
 use rectrain_crds::{Mode, Phase, RecTrainingJob, RecTrainingJobStatus, ResolvedJob, TrainingSpec};
-use rectrain_operator::coordinator::{CoordinatorView, Report, Stage};
+use rectrain_operator::coordinator::{CoordinatorView, Report, Servers, Stage};
 use rectrain_operator::failure::{Cause, Problem};
 use rectrain_operator::names::Role;
 use rectrain_operator::phase::{Decision, Facts, Run, decide, wanted_mode};
@@ -40,13 +40,14 @@ enum Happening {
     /// The manifest asks for a mode, and a coordinator that is asked for one answers so.
     Mode(Mode),
     Answer(SwitchAnswer),
+    Servers(u32),
     Deadline(Option<u32>),
     Obstacle(bool),
 }
 
 fn coordinator() -> impl Strategy<Value = CoordinatorView> {
     let stage = prop_oneof![Just(Stage::Starting), Just(Stage::Training), Just(Stage::Evaluating)];
-    let live = (stage, 0u64..5).prop_map(|(stage, step)| {
+    let live = (stage, 0u64..5, 1u32..4, 1u32..4).prop_map(|(stage, step, present, wanted)| {
         CoordinatorView::Live(Report {
             stage,
             mode: Some(Mode::Sync),
@@ -56,6 +57,7 @@ fn coordinator() -> impl Strategy<Value = CoordinatorView> {
             loss: f64::NAN,
             auc: None,
             last_checkpoint: None,
+            servers: Some(Servers { present, wanted, needed: present.max(wanted) }),
         })
     });
     let failed = |user_error| CoordinatorView::Failed { message: "m".to_owned(), user_error };
@@ -88,6 +90,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => any::<bool>().prop_map(Suspend),
         1 => (1u64..3).prop_map(|rows| Rows(rows * 1000)),
         2 => mode.prop_map(Mode),
+        2 => (1u32..4).prop_map(Servers),
         1 => answer.prop_map(Answer),
         1 => prop::option::of(1u32..200).prop_map(Deadline),
         1 => any::<bool>().prop_map(Obstacle),
@@ -146,6 +149,9 @@ impl History {
                 job.spec.training = Some(TrainingSpec { mode: Some(mode.into()), ..TrainingSpec::default() });
             }),
             Happening::Answer(answer) => self.answer = answer,
+            Happening::Servers(servers) => {
+                self.edit(|job| job.spec = validate::with_servers(job.spec.clone(), servers));
+            }
             Happening::Deadline(deadline) => self.edit(|job| job.spec.active_deadline_seconds = deadline),
             Happening::Obstacle(there) => {
                 self.obstacle = there.then(|| Problem::new(Cause::NameConflict, "taken"));
@@ -180,9 +186,11 @@ impl History {
         }
     }
 
+    fn has_coordinator(&self) -> bool {
+        self.pods.iter().any(|pod| pod.attempt == self.attempt())
+    }
+
     fn decide_with(&self, answer: Option<&SwitchAnswer>) -> Decision {
-        let attempt = self.attempt();
-        let has_coordinator = self.pods.iter().any(|pod| pod.attempt == attempt);
         let ready: BTreeMap<Role, u32> = Role::ALL
             .iter()
             .map(|role| (*role, self.pods.iter().filter(|pod| pod.role == *role).count() as u32))
@@ -197,7 +205,7 @@ impl History {
             tls: true,
             pods: &self.pods,
             ready: &ready,
-            coordinator: if has_coordinator { &self.coordinator } else { &CoordinatorView::Silent },
+            coordinator: if self.has_coordinator() { &self.coordinator } else { &CoordinatorView::Silent },
             answer,
             automatic: None,
             obstacle: self.obstacle.as_ref(),
@@ -267,8 +275,10 @@ proptest! {
             }
             let wanted = wanted_mode(&history.job);
             let told = before.attempt.as_ref().and_then(|attempt| attempt.mode.as_ref()).map(|mode| mode.wanted);
-            let mended =
-                before.attempt.as_ref().map(|a| &a.spec_hash) != Some(&history.spec_hash) || told != Some(wanted);
+            let servers = before.attempt.as_ref().and_then(|attempt| attempt.servers).map(|servers| servers.wanted);
+            let mended = before.attempt.as_ref().map(|a| &a.spec_hash) != Some(&history.spec_hash)
+                || told != Some(wanted)
+                || servers.map(|servers| servers as usize) != Some(history.resolved.roles.ps.replicas);
             if before.phase == Some(Phase::Failed) && !mended {
                 prop_assert_eq!(phase, Phase::Failed);
             }
@@ -282,6 +292,22 @@ proptest! {
                 prop_assert!(matches!(phase, Phase::Training | Phase::Evaluating) && decision.run == Run::Go);
             }
             prop_assert_eq!(decision.ask_mode, None, "an answer is an answer");
+            // Nor does a change of the number of servers of a job that trains; all pods stay that the coordinator needs.
+            let trains = matches!(before.phase, Some(Phase::Training | Phase::Evaluating));
+            if matches!(happening, Happening::Servers(_)) && trains {
+                prop_assert_eq!(number, before.attempt.as_ref().unwrap().number);
+            }
+            if let (CoordinatorView::Live(Report { servers: Some(told), .. }), Run::Go, true) =
+                (&history.coordinator, decision.run, history.has_coordinator())
+            {
+                prop_assert_eq!(after.attempt.as_ref().unwrap().servers.unwrap().needed, told.needed);
+            }
+            if let Some(servers) = decision.ask_servers {
+                let CoordinatorView::Live(Report { servers: Some(told), .. }) = &history.coordinator else { unreachable!() };
+                let gives_up = told.wanted > told.present && servers == told.present;
+                prop_assert!(gives_up || servers as usize == history.resolved.roles.ps.replicas);
+                prop_assert!(matches!(phase, Phase::Training | Phase::Evaluating) && decision.run == Run::Go);
+            }
             // Restarts are never forgotten while a job lives.
             if before.phase != Some(Phase::Failed) {
                 prop_assert!(after.restarts.unwrap_or(0) >= before.restarts.unwrap_or(0));

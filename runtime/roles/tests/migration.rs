@@ -237,10 +237,14 @@ fn what_cannot_be_is_refused_with_a_sentence() {
             let refused = coordinator.request_scale(impossible).unwrap_err();
             assert!(refused.contains("1 to 1024") && refused.ends_with(&format!("not {impossible}")), "{refused}");
         }
-        assert_eq!(coordinator.request_scale(3), Ok(1));
+        let servers = || {
+            let status = coordinator.status();
+            (status.ps, status.ps_wanted, status.ps_needed)
+        };
+        assert_eq!((servers(), coordinator.request_scale(3), servers()), ((1, 1, 1), Ok(1), (1, 3, 3)));
         assert_eq!(coordinator.request_scale(3), Ok(1), "asked twice");
         let refused = coordinator.request_scale(4).unwrap_err();
         assert!(refused.contains("2 of 3 parameter servers have not joined"), "{refused}");
-        assert_eq!(coordinator.request_scale(1), Ok(1), "given up");
+        assert_eq!((coordinator.request_scale(1), servers()), (Ok(1), (1, 1, 1)), "given up");
     });
 }

@@ -168,7 +168,6 @@ impl Trial<'_> {
             "model": {"hidden": [512, 256]},
             "features": {"sparse": [{"name": "C{1..8}"}]},
             "data": {"synthetic": {"rows": ROWS, "testRows": 50_000, "vocabulary": 5_000}},
-            "training": {"globalBatchSize": 2048},
             "roles": {
                 "ps": on_the_calm_node, "embeddingWorker": on_the_calm_node, "loader": on_the_calm_node,
                 "coordinator": {"template": on_the_calm_node["template"]},

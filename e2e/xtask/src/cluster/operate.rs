@@ -21,6 +21,7 @@ use super::prometheus::scrapes;
 use super::recovery::goes_on;
 use super::refusals::refuses;
 use super::rights::needs_its_rights;
+use super::scaling::scales;
 use super::strangers::refuses_strangers;
 
 pub(super) const NAMESPACE: &str = "rectrain-operate";
@@ -57,7 +58,7 @@ const fn long(name: &'static str, run: fn(&Paths) -> Result<(), String>, shows: 
     Step { name, shows, run, is_quick: false }
 }
 
-const STEPS: [Step; 18] = [
+const STEPS: [Step; 19] = [
     quick("completes", completes, "a job completes with the digest of a run outside of the cluster"),
     quick("switches", switches, "a job under way goes on in another training mode without a restart"),
     quick("refuses", refuses, "the API server refuses what cannot be trained, and says why"),
@@ -79,6 +80,7 @@ const STEPS: [Step; 18] = [
     long("survives", survives, "a pod that is killed costs a restart and the job completes"),
     long("goes-on", goes_on, "killed and deleted jobs go on from their checkpoints, in sync to the bit"),
     long("outlives-a-node", outlives_a_node, "a node that is lost costs restarts and the job completes on the others"),
+    long("scales", scales, "parameter servers come and go under a job that trains on, by command and by decision"),
     long("follows-the-load", follows_the_load, "the training mode follows the load of the nodes"),
     long("fails", fails, "every failure shows its condition"),
     long("thousand", thousand, "a thousand jobs"),

@@ -20,15 +20,17 @@ use crate::config::OperatorConfig;
 use crate::names::{self, APPLIED_ANNOTATION, Role};
 use crate::phase::{Decision, Run, wanted_mode};
 use crate::reconcile::kinds::{Kind, Wanted};
-use crate::reconcile::validate::{digest, in_mode, manifest_hash};
+use crate::reconcile::validate::{digest, in_mode, manifest_hash, with_servers};
+use crate::servers;
 
 /// Everything that builders read.
 #[derive(Clone, Debug)]
 pub struct Plan<'a> {
     /// The job.
     pub job: &'a RecTrainingJob,
-    /// Its manifest in the training mode that the attempt starts in: what a pod that comes later reads, whatever mode training has
-    /// been switched to meanwhile. While there are pods nothing else of it changes; a job that holds may have been changed since.
+    /// Its manifest in the training mode and with the parameter servers that the attempt starts with: what a pod that comes later
+    /// reads, whatever has become of both meanwhile. While there are pods nothing else of it changes; a job that holds may have been
+    /// changed since.
     pub spec: RecTrainingJobSpec,
     /// The same, resolved.
     pub resolved: ResolvedJob,
@@ -36,6 +38,8 @@ pub struct Plan<'a> {
     pub manifest_hash: String,
     /// The attempt that its pods are of.
     pub attempt: AttemptStatus,
+    /// Pods of parameter servers that there have to be now.
+    pub servers: u32,
     /// The certificate of its members, if its pods speak with them only.
     pub certificate: Option<JobCertificate>,
     /// Whether pods should be there.
@@ -56,15 +60,27 @@ impl<'a> Plan<'a> {
     ) -> Self {
         let attempt = decision.status.attempt.clone().unwrap_or_default();
         let mode = attempt.mode.as_ref().map_or_else(|| wanted_mode(job), |mode| mode.started);
-        let spec = in_mode(&job.spec, mode);
-        // Nothing else that a manifest means depends on its mode.
+        let servers = attempt.servers.unwrap_or_else(|| servers::starting(servers::wanted(job, resolved)));
+        let spec = with_servers(in_mode(&job.spec, mode), servers.started);
+        // Nothing else that a manifest means depends on these.
         let mut resolved = resolved.clone();
         resolved.training.mode = mode;
+        resolved.roles.ps.replicas = servers.started as usize;
         // What the operator decides may change under a job, and what its pods read may not.
         resolved.training.auto = None;
         resolved.autoscaling = None;
         let manifest_hash = manifest_hash(&spec);
-        Self { job, spec, resolved, manifest_hash, attempt, certificate, has_pods: decision.run == Run::Go, config }
+        let has_pods = decision.run == Run::Go;
+        Self { job, spec, resolved, manifest_hash, attempt, servers: servers.needed, certificate, has_pods, config }
+    }
+
+    /// The pods that a role has.
+    fn replicas(&self, role: Role) -> u32 {
+        match role {
+            _ if !self.has_pods => 0,
+            Role::Ps => self.servers,
+            _ => role.replicas(&self.resolved),
+        }
     }
 
     fn name(&self) -> String {

@@ -32,12 +32,11 @@ const USER: i64 = 65532;
 
 pub(super) fn build(plan: &Plan<'_>, role: Role) -> Result<StatefulSet, serde_json::Error> {
     let name = plan.name();
-    let replicas = if plan.has_pods { role.replicas(&plan.resolved) } else { 0 };
     Ok(StatefulSet {
         metadata: plan.metadata(names::of_role(&name, role), names::role_labels(&name, role)),
         spec: StatefulSetSpec {
             service_name: Some(names::of_role(&name, role)),
-            replicas: Some(i32::try_from(replicas).unwrap_or(i32::MAX)),
+            replicas: Some(i32::try_from(plan.replicas(role)).unwrap_or(i32::MAX)),
             pod_management_policy: Some("Parallel".to_owned()),
             update_strategy: Some(StatefulSetUpdateStrategy {
                 type_: Some("OnDelete".to_owned()),

@@ -18,7 +18,7 @@ use kube::runtime::controller::Action;
 use rectrain_crds::{CheckpointStatus, JobSummary, Mode, Phase, RecTrainingJob};
 use rectrain_operator::certificates::{JobCertificate, Root};
 use rectrain_operator::config::OperatorConfig;
-use rectrain_operator::coordinator::{AskCoordinator, CoordinatorView, Report, Stage, Whereabouts};
+use rectrain_operator::coordinator::{AskCoordinator, CoordinatorView, Report, Servers, Stage, Whereabouts};
 use rectrain_operator::events::Announcer;
 use rectrain_operator::measure::ReadMetrics;
 use rectrain_operator::metrics::OperatorMetrics;
@@ -83,6 +83,10 @@ pub struct Scripts {
     /// By pod and its restarts.
     modes: HashMap<String, Mode>,
     runs: HashMap<IpAddr, String>,
+    /// By pod and its restarts.
+    servers: HashMap<String, Servers>,
+    /// What they were asked for.
+    pub asked_servers: Vec<u32>,
     /// What each coordinator asks to be shown.
     certificates: HashMap<IpAddr, JobCertificate>,
 }
@@ -97,6 +101,25 @@ impl Scripts {
             self.switches += usize::from(self.modes.insert(run.clone(), mode) != Some(mode));
         }
         answer
+    }
+
+    /// What the coordinator does that is asked for so many parameter servers.
+    fn scale(&mut self, ip: IpAddr, wanted: u32) -> Result<(), String> {
+        let servers = self.runs.get(&ip).and_then(|run| self.servers.get_mut(run)).ok_or("nobody is there")?;
+        if servers.present == servers.wanted && servers.needed > servers.present {
+            return Err("slots are moving already".to_owned());
+        }
+        if servers.wanted > servers.present && wanted > servers.present {
+            return Err("not all have joined yet".to_owned());
+        }
+        *servers = Servers { wanted, needed: wanted.max(servers.present), ..*servers };
+        self.asked_servers.push(wanted);
+        Ok(())
+    }
+
+    /// The parameter servers of the only job, as its coordinator knows them.
+    pub fn servers(&self) -> Servers {
+        self.runs.values().filter_map(|run| self.servers.get(run)).copied().next().unwrap()
     }
 
     /// A schedule switches.
@@ -199,7 +222,18 @@ impl World {
             scripts.coordinators.insert(ip, (attempt.to_string(), age));
             let restarts = &pod["status"]["containerStatuses"][0]["restartCount"];
             let run = format!("{}/{restarts}", pod["metadata"]["uid"]);
-            scripts.modes.entry(run.clone()).or_insert_with(|| started_mode(&api, pod));
+            let read = manifest_of(&api, pod);
+            scripts
+                .modes
+                .entry(run.clone())
+                .or_insert_with(|| serde_json::from_value(read["spec"]["training"]["mode"].clone()).unwrap());
+            let started = read["spec"]["roles"]["ps"]["replicas"].as_u64().unwrap() as u32;
+            let servers = scripts.servers.entry(run.clone()).or_insert(Servers {
+                present: started,
+                wanted: started,
+                needed: started,
+            });
+            move_slots(servers, &api);
             scripts.runs.insert(ip, run);
             if let Some(certificate) = certificate(&api, pod) {
                 scripts.certificates.insert(ip, certificate);
@@ -227,13 +261,22 @@ impl World {
     }
 }
 
+/// Slots move as soon as all servers are there; one tick later those that hold nothing any more are not needed.
+fn move_slots(servers: &mut Servers, api: &ApiServer) {
+    let there = api.list("pods").iter().filter(|pod| pod["metadata"]["labels"]["rectrain.dev/role"] == "ps").count();
+    if servers.present == servers.wanted {
+        servers.needed = servers.present;
+    } else if there as u32 >= servers.needed {
+        servers.present = servers.wanted;
+    }
+}
+
 /// What a coordinator reads when it starts: the manifest of the ConfigMap that its pod names, which must be there.
-fn started_mode(api: &ApiServer, pod: &Value) -> Mode {
+fn manifest_of(api: &ApiServer, pod: &Value) -> Value {
     let volumes = pod["spec"]["volumes"].as_array().expect("volumes");
     let name = volumes.iter().find_map(|volume| volume["configMap"]["name"].as_str()).expect("a ConfigMap");
     let map = api.get("configmaps", name).unwrap_or_else(|| panic!("{name}, which a pod reads, is not there"));
-    let job: Value = serde_json::from_str(map["data"]["job.yaml"].as_str().unwrap()).unwrap();
-    serde_json::from_value(job["spec"]["training"]["mode"].clone()).unwrap()
+    serde_json::from_str(map["data"]["job.yaml"].as_str().unwrap()).unwrap()
 }
 
 /// The certificate that a pod reads, if it is told to: of the Secret that it names, which must be there.
@@ -294,8 +337,9 @@ impl AskCoordinator for ScriptedCoordinators {
             script.get(*age).or(script.last()).cloned()
         });
         let mode = scripts.runs.get(&ip).and_then(|run| scripts.modes.get(run)).copied();
+        let servers = scripts.runs.get(&ip).and_then(|run| scripts.servers.get(run)).copied();
         let view = match view.unwrap_or(CoordinatorView::Silent) {
-            CoordinatorView::Live(report) => CoordinatorView::Live(Report { mode, ..report }),
+            CoordinatorView::Live(report) => CoordinatorView::Live(Report { mode, servers, ..report }),
             other => other,
         };
         Box::pin(std::future::ready(view))
@@ -320,13 +364,19 @@ impl AskCoordinator for ScriptedCoordinators {
         }
         Box::pin(std::future::ready(answer))
     }
+
+    fn scale<'a>(&'a self, coordinator: &'a Whereabouts, servers: u32) -> BoxFuture<'a, Result<(), String>> {
+        let answer = self.0.lock().unwrap().scale(coordinator.address.ip(), servers);
+        Box::pin(std::future::ready(answer))
+    }
 }
 
 pub fn live(stage: Stage, step: u64) -> CoordinatorView {
     CoordinatorView::Live(Report {
         stage,
-        // That of the coordinator's pod is put in its place.
+        // Those of the coordinator's pod are put in their place.
         mode: None,
+        servers: None,
         step,
         total_steps: Some(4),
         samples_per_second: 1000.4,

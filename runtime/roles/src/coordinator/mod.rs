@@ -433,8 +433,11 @@ impl Coordinator {
         saved.await.map_err(|error| error.to_string())?
     }
 
-    async fn save_now_for_member(&self) -> Frame {
-        let (checkpoint, reason) = match self.save_now().await {
+    /// For a member that is about to leave. Nothing is saved for a server that holds nothing; it is not counted on any more.
+    async fn save_now_for_member(&self, request: &v1::SaveNow) -> Frame {
+        let leaves = request.role() == v1::Role::Ps && self.lock().spare_leaves(request.index);
+        let saved = if leaves { Err("it holds no rows".to_owned()) } else { self.save_now().await };
+        let (checkpoint, reason) = match saved {
             Ok(checkpoint) => (checkpoint, String::new()),
             Err(reason) => (String::new(), reason),
         };
@@ -790,7 +793,7 @@ impl Service for Coordinator {
                     self.dense_saved(message::read::<v1::DenseSaved>(frame)?.0)?;
                     Ok(message::done::<v1::DenseSaved>())
                 }
-                v1::SaveNow::KIND => Ok(self.save_now_for_member().await),
+                v1::SaveNow::KIND => Ok(self.save_now_for_member(&message::read::<v1::SaveNow>(frame)?.0).await),
                 v1::JobEndRequest::KIND => Ok(self.job_end(message::read::<v1::JobEndRequest>(frame)?.0).await?),
                 v1::MapRequest::KIND => {
                     message::read::<v1::MapRequest>(frame)?;

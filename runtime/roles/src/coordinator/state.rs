@@ -92,8 +92,11 @@ enum Resize {
     No,
     /// So many; not all of them may be there.
     Wanted(u32),
-    /// Slots move.
-    Moving,
+    /// Slots move from so many to so many.
+    Moving {
+        from: u32,
+        to: u32,
+    },
 }
 
 /// What a command to scale is answered.
@@ -400,7 +403,7 @@ impl State {
             return Err(unexpected_member(request, self.ps.len()));
         }
         let before = self.spare_ps.insert(request.index, request.address.clone());
-        if before.is_some() && matches!(self.resize, Resize::Moving) {
+        if before.is_some() && matches!(self.resize, Resize::Moving { .. }) {
             return Err(RoleError::Restarted { member: format!("ps {}", request.index) });
         }
         // In a cluster a successor has the address of the one before, which is gone.
@@ -421,7 +424,7 @@ impl State {
         }
         let from = self.ps.len() as u32;
         match self.resize {
-            Resize::Moving => {
+            Resize::Moving { .. } => {
                 return Err(ResizeRefused::Now(
                     "slots are moving already: ask again when they have settled".to_owned(),
                 ));
@@ -447,7 +450,7 @@ impl State {
         let joining = (self.ps.len() as u32..servers).map(|index| self.spare_ps.get(&index).cloned());
         let addresses: Option<Vec<String>> = self.ps.iter().cloned().chain(joining).collect();
         if addresses.is_some() {
-            self.resize = Resize::Moving;
+            self.resize = Resize::Moving { from: self.ps.len() as u32, to: servers };
         }
         Ok(addresses.map(|addresses| (servers, addresses)))
     }
@@ -461,6 +464,25 @@ impl State {
 
     pub(super) fn resize_ended(&mut self) {
         self.resize = Resize::No;
+    }
+
+    /// How many servers there are to be, and the processes of how many are needed until then.
+    fn servers_to_be(&self) -> (u32, u32) {
+        let present = self.ps.len() as u32;
+        match self.resize {
+            Resize::No => (present, present),
+            Resize::Wanted(wanted) => (wanted, present.max(wanted)),
+            Resize::Moving { from, to } => (to, from.max(to)),
+        }
+    }
+
+    /// A server ends that no slot was given to yet; gives whether that is what it was.
+    pub(super) fn spare_leaves(&mut self, index: u32) -> bool {
+        let holds_nothing = index as usize >= self.ps.len() && !matches!(self.resize, Resize::Moving { .. });
+        if holds_nothing {
+            self.spare_ps.remove(&index);
+        }
+        holds_nothing
     }
 
     /// A server that holds nothing any more may end.
@@ -708,6 +730,7 @@ impl State {
             (None, false, true) if !self.passes.is_empty() => v1::Phase::Evaluating,
             (None, false, true) => v1::Phase::Training,
         };
+        let (ps_wanted, ps_needed) = self.servers_to_be();
         v1::JobStatus {
             phase: phase.into(),
             mode: self.training.mode().name().to_owned(),
@@ -723,6 +746,8 @@ impl State {
             message: self.failure.as_ref().map(|(message, _)| message.clone()).unwrap_or_default(),
             ps: self.ps.len() as u32,
             map_epoch: self.training.map_epoch(),
+            ps_wanted,
+            ps_needed,
             workers: self.speeds.workers(),
             all_reduce_seconds: self.speeds.all_reduce_seconds().unwrap_or(0.0),
             last_checkpoint: self.last_checkpoint.as_ref().map(|(name, _)| name.clone()).unwrap_or_default(),
