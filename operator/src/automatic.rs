@@ -99,6 +99,31 @@ pub fn servers(status: Option<&RecTrainingJobStatus>, job: &ResolvedJob) -> Opti
     Some(decided.clamp(bounds.min, bounds.max))
 }
 
+/// What is decided when a parameter server was killed for its memory, which ends an attempt: the next one has more of them. None if
+/// somebody else decides, or there are as many as there may be.
+#[must_use]
+pub fn after_a_kill(job: &ResolvedJob, present: u32, killed: &str, now: Timestamp) -> Option<DecisionStatus> {
+    let given = job.autoscaling.as_ref()?;
+    let ResolvedBounds { min, max } = given.ps?.bounds;
+    let to = rectrain_policy::servers_after_a_kill(present, ReplicaBounds { min, max })?;
+    Some(DecisionStatus {
+        subject: DecisionSubject::Ps,
+        time: Time(now),
+        from: present.to_string(),
+        to: to.to_string(),
+        replica: None,
+        applied: given.mode == AutoscalingMode::Apply,
+        reason: format!("{killed} used up its memory and was killed: the rows are spread over more"),
+    })
+}
+
+/// Why `subject` is to become `to`: that of the newest decision, if that is what it says. Empty for what nobody decided.
+#[must_use]
+pub fn reason<'a>(status: Option<&'a RecTrainingJobStatus>, subject: DecisionSubject, to: &str) -> &'a str {
+    let decided = status.and_then(|status| last(&status.decisions, subject));
+    decided.filter(|decided| decided.applied && decided.to == to).map_or("", |decided| &decided.reason)
+}
+
 /// The newest decision about `subject`.
 #[must_use]
 pub fn last(decisions: &[DecisionStatus], subject: DecisionSubject) -> Option<&DecisionStatus> {
@@ -229,7 +254,7 @@ pub fn observations(
             .map_or(0, |pod| pod.restarts),
     });
     let ps: Vec<_> = ps.collect();
-    let wanted_servers = servers::wanted(job, resolved);
+    let wanted_servers = servers::wanted(job.status.as_ref(), resolved);
     let count = |role: Role| {
         let ready = pods.iter().filter(|pod| pod.role == role && pod.is_ready && !pod.is_leaving).count();
         let ready = u32::try_from(ready).unwrap_or(u32::MAX);

@@ -101,12 +101,19 @@ pub trait AskCoordinator: Send + Sync {
     /// Asks how the job stands.
     fn ask<'a>(&'a self, coordinator: &'a Whereabouts) -> BoxFuture<'a, CoordinatorView>;
 
-    /// Asks to go on in `mode`. To ask for the mode that the job is in changes nothing.
-    fn set_mode<'a>(&'a self, coordinator: &'a Whereabouts, mode: Mode) -> BoxFuture<'a, SwitchAnswer>;
+    /// Asks to go on in `mode`, for a reason that whoever follows the job is told; it may be empty. To ask for the mode that the job is in
+    /// changes nothing.
+    fn set_mode<'a>(&'a self, coordinator: &'a Whereabouts, mode: Mode, reason: &'a str)
+    -> BoxFuture<'a, SwitchAnswer>;
 
-    /// Asks for so many parameter servers. Whether it has agreed is in what it says next of how the job stands; `Err` is why it has
+    /// Asks for so many parameter servers, likewise for a reason. Whether it has agreed is in what it says next of how the job stands; `Err` is why it has
     /// not, in a sentence.
-    fn scale<'a>(&'a self, coordinator: &'a Whereabouts, servers: u32) -> BoxFuture<'a, Result<(), String>>;
+    fn scale<'a>(
+        &'a self,
+        coordinator: &'a Whereabouts,
+        servers: u32,
+        reason: &'a str,
+    ) -> BoxFuture<'a, Result<(), String>>;
 }
 
 /// Asks over gRPC.
@@ -131,9 +138,14 @@ impl AskCoordinator for GrpcCoordinators {
         })
     }
 
-    fn set_mode<'a>(&'a self, coordinator: &'a Whereabouts, mode: Mode) -> BoxFuture<'a, SwitchAnswer> {
+    fn set_mode<'a>(
+        &'a self,
+        coordinator: &'a Whereabouts,
+        mode: Mode,
+        reason: &'a str,
+    ) -> BoxFuture<'a, SwitchAnswer> {
         Box::pin(async move {
-            match tokio::time::timeout(DEADLINE, switch(coordinator, mode)).await {
+            match tokio::time::timeout(DEADLINE, switch(coordinator, mode, reason)).await {
                 Ok(Ok(())) => SwitchAnswer::Accepted,
                 Ok(Err(error)) => switch_refused(error),
                 Err(_) => SwitchAnswer::Again(format!("it did not answer within {DEADLINE:?}")),
@@ -141,11 +153,16 @@ impl AskCoordinator for GrpcCoordinators {
         })
     }
 
-    fn scale<'a>(&'a self, coordinator: &'a Whereabouts, servers: u32) -> BoxFuture<'a, Result<(), String>> {
+    fn scale<'a>(
+        &'a self,
+        coordinator: &'a Whereabouts,
+        servers: u32,
+        reason: &'a str,
+    ) -> BoxFuture<'a, Result<(), String>> {
         Box::pin(async move {
             let asked = async {
                 let mut client = connect(coordinator).await?;
-                client.scale(v1::ScaleRequest { ps: servers }).await?;
+                client.scale(v1::ScaleRequest { ps: servers, reason: reason.to_owned() }).await?;
                 Ok::<_, AskError>(())
             };
             match tokio::time::timeout(DEADLINE, asked).await {
@@ -191,9 +208,9 @@ fn tls(certificate: &JobCertificate) -> ClientTlsConfig {
         .domain_name(MEMBER_NAME)
 }
 
-async fn switch(coordinator: &Whereabouts, mode: Mode) -> Result<(), AskError> {
+async fn switch(coordinator: &Whereabouts, mode: Mode, reason: &str) -> Result<(), AskError> {
     let mut client = connect(coordinator).await?;
-    client.set_mode(v1::SetModeRequest { mode: mode.name().to_owned() }).await?;
+    client.set_mode(v1::SetModeRequest { mode: mode.name().to_owned(), reason: reason.to_owned() }).await?;
     Ok(())
 }
 

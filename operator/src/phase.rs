@@ -303,7 +303,7 @@ impl<'a> Draft<'a> {
 
     /// How many parameter servers there are to be.
     fn wanted_servers(&self) -> Option<u32> {
-        self.facts.verdict.ok().map(|resolved| servers::wanted(self.facts.job, resolved))
+        self.facts.verdict.ok().map(|resolved| servers::wanted(Some(&self.status), resolved))
     }
 
     /// Whether other servers are asked for than when the attempt was looked at last.
@@ -384,6 +384,7 @@ impl<'a> Draft<'a> {
             return self.end(Phase::Complete, None, Run::Hold);
         }
         if let Some(problem) = failure::crash(pods, self.facts.coordinator) {
+            self.decide_after_a_kill(pods);
             return self.crash(attempt, container_restarts, problem);
         }
         if restarts > self.max_restarts() {
@@ -491,6 +492,17 @@ impl<'a> Draft<'a> {
             self.status.mode_since = Some(Time(self.facts.now));
             self.status.mode_reason =
                 Some(reason.map_or("automatic training starts in it", |decided| &decided.reason).to_owned());
+        }
+    }
+
+    /// Whoever was killed for its memory is gone with the attempt, and with it the measurements that would lead to a decision.
+    fn decide_after_a_kill(&mut self, pods: &[&PodFacts]) {
+        let is_killed =
+            |pod: &&&PodFacts| pod.role == Role::Ps && pod.ended.as_ref().is_some_and(|ended| ended.out_of_memory);
+        let (Some(killed), Ok(resolved)) = (pods.iter().find(is_killed), self.facts.verdict) else { return };
+        let present = self.wanted_servers().unwrap_or_default();
+        if let Some(decision) = automatic::after_a_kill(resolved, present, &killed.name, self.facts.now) {
+            self.status.decisions = automatic::kept(&self.before.decisions, &[decision]);
         }
     }
 

@@ -6,7 +6,7 @@
 //! many processes it needs: new ones before slots come to them, old ones until all their slots have left. The pods follow that word,
 //! so an operator that dies between any two of these steps finds the rest to do, and no server goes that still holds a row.
 
-use rectrain_crds::{AttemptServers, RecTrainingJob, ResolvedJob};
+use rectrain_crds::{AttemptServers, RecTrainingJobStatus, ResolvedJob};
 
 use crate::automatic;
 use crate::coordinator::{Report, Stage};
@@ -15,8 +15,8 @@ use crate::pods::PodFacts;
 
 /// How many parameter servers there are to be.
 #[must_use]
-pub fn wanted(job: &RecTrainingJob, resolved: &ResolvedJob) -> u32 {
-    automatic::servers(job.status.as_ref(), resolved).unwrap_or_else(|| Role::Ps.replicas(resolved))
+pub fn wanted(status: Option<&RecTrainingJobStatus>, resolved: &ResolvedJob) -> u32 {
+    automatic::servers(status, resolved).unwrap_or_else(|| Role::Ps.replicas(resolved))
 }
 
 /// Those of an attempt that is about to start.

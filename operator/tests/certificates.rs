@@ -122,10 +122,10 @@ async fn the_operator_asks_a_coordinator_with_the_certificate_of_its_job_and_wit
     let of = |certificate| Whereabouts { address, certificate };
     for stranger in [of(None), of(Some(certificate("b")))] {
         assert_eq!(GrpcCoordinators.ask(&stranger).await, CoordinatorView::Silent, "{stranger:?}");
-        assert!(matches!(GrpcCoordinators.set_mode(&stranger, Mode::Gba).await, SwitchAnswer::Again(_)));
+        assert!(matches!(GrpcCoordinators.set_mode(&stranger, Mode::Gba, "").await, SwitchAnswer::Again(_)));
     }
     let member = of(Some(certificate("a")));
-    assert_eq!(GrpcCoordinators.set_mode(&member, Mode::Gba).await, SwitchAnswer::Accepted);
+    assert_eq!(GrpcCoordinators.set_mode(&member, Mode::Gba, "").await, SwitchAnswer::Accepted);
     match GrpcCoordinators.ask(&member).await {
         CoordinatorView::Live(report) => assert_eq!((report.step, report.mode), (7, Some(Mode::Sync))),
         other => panic!("{other:?}"),

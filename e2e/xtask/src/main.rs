@@ -4,6 +4,8 @@
 mod chaos;
 mod cluster;
 mod continual;
+mod http;
+mod migration;
 mod quality;
 mod random;
 mod stragglers;
@@ -20,6 +22,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   continual [ARGS]  trains slice by slice, switches the mode in between, and prints AUC by slice; `continual --help` lists ARGS
   stragglers [ARGS] trains in every mode with dense workers of unequal CPU time and prints throughput, staleness and drops
   chaos [ARGS]      kills processes of a job at random and compares what it trains with the job left alone; `chaos --help` lists ARGS
+  migration [ARGS]  moves millions of rows between parameter servers of a job that trains, and prints how long its steps take meanwhile
   cluster COMMAND   a real Kubernetes of two nodes on this machine; `cluster --help` lists COMMANDs";
 
 /// The README's example and what it promises.
@@ -37,6 +40,7 @@ fn main() -> ExitCode {
         ["continual", rest @ ..] => continual::run(rest),
         ["stragglers", rest @ ..] => stragglers::run(rest),
         ["chaos", rest @ ..] => chaos::run(rest),
+        ["migration", rest @ ..] => migration::run(rest),
         ["cluster", rest @ ..] => cluster::run(rest),
         _ => Err(USAGE.to_owned()),
     };

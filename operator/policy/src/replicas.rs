@@ -119,6 +119,14 @@ fn verdict(
     Ok((Action::Scale { from: present, to }, facts))
 }
 
+/// Over how many parameter servers the rows are spread after one was killed for its memory: half as many more, and at least one. `None` if
+/// there may be no more.
+#[must_use]
+pub fn servers_after_a_kill(present: u32, bounds: ReplicaBounds) -> Option<u32> {
+    let to = bounds.clamp(present.saturating_add((present / 2).max(1)));
+    (to > present).then_some(to)
+}
+
 /// Its own memory is raised where that can be done in place, or its slots are spread over more.
 fn after_a_kill(
     policy: &Policy,
@@ -136,8 +144,7 @@ fn after_a_kill(
         let reason = format!("replica {killed} was killed for its memory at its limit of {limit} bytes");
         return Ok((Action::RaiseMemory { replica: killed, from_bytes: limit, to_bytes }, reason));
     }
-    let to = bounds.clamp(present.saturating_add((present / 2).max(1)));
-    if to > present {
+    if let Some(to) = servers_after_a_kill(present, bounds) {
         let reason = format!("replica {killed} was killed for its memory: its slots are spread over more");
         return Ok((Action::Scale { from: present, to }, reason));
     }

@@ -20,8 +20,9 @@ use jiff::Timestamp;
 use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 use kube::runtime::controller::Action;
 use kube::{Client, ResourceExt};
-use rectrain_crds::{AttemptStatus, Phase, RecTrainingJob};
+use rectrain_crds::{AttemptStatus, DecisionSubject, Phase, RecTrainingJob};
 
+use crate::automatic;
 use crate::certificates::{CertificateError, JobCertificate, Root};
 use crate::config::OperatorConfig;
 use crate::coordinator::{AskCoordinator, CoordinatorView, Whereabouts};
@@ -312,7 +313,8 @@ fn coordinator<'a>(job: &'a RecTrainingJob, belongings: &Belongings) -> Option<(
 async fn decide_and_ask(context: &Context, coordinator: Option<&Whereabouts>, facts: &Facts<'_>) -> Decision {
     let decision = decide(facts);
     let (Some(mode), Some(coordinator)) = (decision.ask_mode, coordinator) else { return decision };
-    let answer = context.ask.set_mode(coordinator, mode).await;
+    let reason = automatic::reason(facts.job.status.as_ref(), DecisionSubject::Mode, mode.name());
+    let answer = context.ask.set_mode(coordinator, mode, reason).await;
     tracing::info!(job = facts.job.name_any(), %mode, ?answer, "the coordinator was asked for another training mode");
     decide(&Facts { answer: Some(&answer), ..*facts })
 }
@@ -321,7 +323,8 @@ async fn decide_and_ask(context: &Context, coordinator: Option<&Whereabouts>, fa
 /// already, it is asked again at the next look.
 async fn ask_for_servers(context: &Context, coordinator: Option<&Whereabouts>, decision: &Decision, job: &str) {
     let (Some(servers), Some(coordinator)) = (decision.ask_servers, coordinator) else { return };
-    match context.ask.scale(coordinator, servers).await {
+    let reason = automatic::reason(Some(&decision.status), DecisionSubject::Ps, &servers.to_string());
+    match context.ask.scale(coordinator, servers, reason).await {
         Ok(()) => tracing::info!(job, servers, "the coordinator was asked for another number of parameter servers"),
         Err(why) => tracing::debug!(job, servers, why, "the coordinator does not change its parameter servers now"),
     }

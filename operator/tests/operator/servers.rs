@@ -7,7 +7,7 @@ use rectrain_crds::{AttemptServers, Phase};
 use rectrain_operator::coordinator::Stage;
 use serde_json::json;
 
-use crate::world::{MANIFEST, Script, World, complete, live};
+use crate::world::{MANIFEST, Script, World, complete, failed, live};
 
 fn long(steps: u64) -> Script {
     let mut script = vec![live(Stage::Starting, 0)];
@@ -144,4 +144,28 @@ async fn a_job_that_failed_for_an_impossible_manifest_starts_when_that_is_mended
     scale(&world, 1);
     world.live().await;
     assert_eq!((world.phase(), servers(&world).started), (Some(Phase::Complete), 1));
+}
+
+/// It has lost its rows, so the job begins again; not with as many servers, for which the rows are too many.
+#[tokio::test]
+async fn one_that_was_killed_for_its_memory_gets_others_beside_it_where_the_operator_decides() {
+    let killed = json!({"containerStatuses": [{"name": "rectrain", "restartCount": 1, "ready": true, "image": "", "imageID": "",
+        "state": {"running": {}}, "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2027-01-15T08:00:00Z"}}}]});
+    for (mode, started) in [("apply", 3), ("recommend", 2)] {
+        let manifest = format!("{MANIFEST}  autoscaling: {{mode: {mode}}}\n");
+        let crashes = vec![live(Stage::Training, 1), failed("ps 0 is gone", false)];
+        let world = World::new(&manifest, vec![crashes, long(5)]);
+        world.api().pod_status = Some(killed.clone());
+        while world.phase() != Some(Phase::Restarting) {
+            world.settle().await;
+            world.tick();
+        }
+        world.api().pod_status = None;
+        world.live().await;
+        let status = world.job().status.unwrap();
+        let decision = status.decisions.last().unwrap();
+        assert_eq!((decision.from.as_str(), decision.to.as_str(), decision.applied), ("2", "3", mode == "apply"));
+        assert!(decision.reason.contains("clicks-ps-0 used up its memory"), "{}", decision.reason);
+        assert_eq!((servers(&world).started, status.phase, asked(&world)), (started, Some(Phase::Complete), vec![]));
+    }
 }

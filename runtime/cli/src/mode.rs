@@ -26,12 +26,13 @@ async fn set(job: &RunningJob, mode: &str) -> Result<(), Failure> {
         println!("{name}: -> {mode}, asked of the operator: a job under way goes on in it without a restart");
         return Ok(());
     };
-    let reply =
-        client.set_mode(v1::SetModeRequest { mode: mode.to_owned() }).await.map_err(|status| match status.code() {
+    let reply = client.set_mode(v1::SetModeRequest { mode: mode.to_owned(), reason: String::new() }).await.map_err(
+        |status| match status.code() {
             Code::InvalidArgument => Failure::User(status.message().to_owned()),
             Code::FailedPrecondition => Failure::Failed(status.message().to_owned()),
             _ => lost(name, &status),
-        })?;
+        },
+    )?;
     let from = reply.into_inner().from;
     if from == mode {
         println!("{name}: in mode {mode} already");

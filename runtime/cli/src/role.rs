@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::Registry;
-use rectrain_roles::coordinator::{Coordinator, Guard, serve_control};
+use rectrain_roles::coordinator::{Coordinator, Guard, LivePage, serve_control};
 use rectrain_roles::events::EventLog;
-use rectrain_roles::http::serve_metrics;
+use rectrain_roles::http::{serve_metrics, serve_metrics_and_page};
 use rectrain_roles::member::{Member, Role};
 use rectrain_roles::metrics::{CoordinatorMetrics, RoleMetrics};
 use rectrain_roles::{RoleError, kind_name};
@@ -43,11 +43,13 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
     let plan = job::plan(&args.job)?;
     crate::runtime()?.block_on(async {
         let Network { metrics, counters, transport, credentials } = Network::new(&args.tls)?;
-        let (metrics_address, _metrics) = serve_metrics(args.metrics, metrics.clone()).await?;
+        let page = LivePage::default();
+        let (metrics_address, _metrics) = serve_metrics_and_page(args.metrics, metrics.clone(), page.clone()).await?;
         let events = EventLog::default();
         let coordinator_metrics = CoordinatorMetrics::of(&metrics, 0);
         let coordinator = Coordinator::start(plan, &args.run, events.clone(), coordinator_metrics).await;
         let coordinator = Arc::new(coordinator?);
+        page.show(Arc::clone(&coordinator));
         let service = Arc::clone(&coordinator) as Arc<dyn Service>;
         let serving = transport.serve(service, &args.bind).map_err(RoleError::from)?;
         let guard = credentials.map(|credentials| Guard { credentials, counters: Arc::clone(&counters) });

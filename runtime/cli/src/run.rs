@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use prometheus::Registry;
 use rectrain_checkpoint::CheckpointId;
-use rectrain_roles::coordinator::{Coordinator, serve_control};
+use rectrain_roles::coordinator::{Coordinator, LivePage, serve_control};
 use rectrain_roles::events::{EventLog, Summary};
-use rectrain_roles::http::serve_metrics;
+use rectrain_roles::http::serve_metrics_and_page;
 use rectrain_roles::local::run_with;
 use rectrain_roles::metrics::{CoordinatorMetrics, RoleMetrics};
 use rectrain_roles::plan::JobPlan;
@@ -38,8 +38,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
 
 async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) -> Result<(), Failure> {
     let metrics = RoleMetrics::new(Registry::new())?;
-    let (address, _serving) = serve_metrics(args.metrics, metrics.clone()).await?;
-    display.note(&format!("metrics on http://{address}/metrics"));
+    let page = LivePage::default();
+    let (address, _serving) = serve_metrics_and_page(args.metrics, metrics.clone(), page.clone()).await?;
+    display.note(&format!("the job on http://{address}/, its metrics on http://{address}/metrics"));
     let slow = slow::factors(&args.slow, plan.replicas.dense_workers)?;
     let events = EventLog::default();
     let mut follower = events.follow();
@@ -47,6 +48,7 @@ async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) ->
     let coordinator_metrics = CoordinatorMetrics::of(&metrics, 0);
     let coordinator = Coordinator::start(Arc::clone(&plan), &new_run(), events, coordinator_metrics).await?;
     let coordinator = Arc::new(coordinator);
+    page.show(Arc::clone(&coordinator));
     let (control, _control) = serve_control(args.control, Arc::clone(&coordinator), None).await?;
     let _running = Running::note(&name, &format!("http://{control}"));
     let showing = tokio::spawn(async move {

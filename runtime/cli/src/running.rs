@@ -88,15 +88,25 @@ fn notes(name: &str) -> Vec<Note> {
     files.iter().rev().filter_map(|file| serde_json::from_slice(&std::fs::read(file).ok()?).ok()).collect()
 }
 
-/// Notes of all jobs.
+/// Notes of all jobs whose process is there, as far as that can be known: another may listen where one that was killed did.
 fn files() -> Vec<PathBuf> {
-    std::fs::read_dir(folder()).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    let files = std::fs::read_dir(folder()).into_iter().flatten().flatten().map(|entry| entry.path());
+    let is_gone = |file: &PathBuf| {
+        let process = parts_of(file).map(|(_, process)| Path::new("/proc").join(process));
+        process.is_some_and(|process| Path::new("/proc/self").exists() && !process.exists())
+    };
+    files.filter(|file| !is_gone(file)).collect()
 }
 
 /// The name of the job whose note a file is.
 fn name_of(file: &Path) -> Option<&str> {
+    parts_of(file).map(|(name, _)| name)
+}
+
+/// The name of a job, and its process.
+fn parts_of(file: &Path) -> Option<(&str, &str)> {
     let (name, process) = file.file_name()?.to_str()?.strip_suffix(".json")?.rsplit_once('.')?;
-    process.bytes().all(|byte| byte.is_ascii_digit()).then_some(name)
+    process.bytes().all(|byte| byte.is_ascii_digit()).then_some((name, process))
 }
 
 fn folder() -> PathBuf {

@@ -14,7 +14,7 @@ pub(crate) fn scale(args: &ScaleArgs) -> Result<(), Failure> {
             Some(job) => (job.clone(), running::connect(job).await?.ok_or_else(|| not_here(job))?),
             None => running::the_only_one().await?,
         };
-        let asked = client.scale(v1::ScaleRequest { ps: args.replicas }).await;
+        let asked = client.scale(v1::ScaleRequest { ps: args.replicas, reason: String::new() }).await;
         let from = asked.map_err(|status| refused(&name, &status))?.into_inner().from;
         let to = args.replicas;
         if from == to {

@@ -83,8 +83,8 @@ impl Display {
             }
             JobEvent::ModeSwitched { step, from, to } => self.note(&format!("mode {from} -> {to} at step {step}")),
             JobEvent::ModeChosen { mode, reason } => self.note(&format!("going over to mode {mode}: {reason}")),
-            JobEvent::Scaling { from, to } if from == to => self.note("the slots are measured, to be spread anew"),
-            JobEvent::Scaling { from, to } => self.note(&format!("parameter servers {from} -> {to}: slots move meanwhile")),
+            JobEvent::Scaling { from, to, .. } if from == to => self.note("the slots are measured, to be spread anew"),
+            JobEvent::Scaling { from, to, .. } => self.note(&format!("parameter servers {from} -> {to}: slots move meanwhile")),
             JobEvent::SlotsMoved { slots: 0, imbalance, .. } => {
                 self.note(&format!("no slot moves: the busiest parameter server has {imbalance:.2} times the mean"));
             }

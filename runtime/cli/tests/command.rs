@@ -556,7 +556,7 @@ fn validate_and_explain_answer_and_refuse() {
 }
 
 #[test]
-fn metrics_are_served_while_a_job_trains() {
+fn metrics_and_a_page_are_served_while_a_job_trains() {
     let folder = folder_with(&JOB.replace("rows: 3000", "rows: 3000000"));
     let mut child = Command::new(env!("CARGO_BIN_EXE_rectrain"))
         .args(["run", "job.yaml"])
@@ -569,9 +569,28 @@ fn metrics_are_served_while_a_job_trains() {
     let best = lines.next().unwrap().unwrap();
     assert!(best.contains("best possible test AUC"), "{best}");
     let address = lines.next().unwrap().unwrap();
-    let address = address.strip_prefix("metrics on http://").unwrap().strip_suffix("/metrics").unwrap().to_owned();
+    let (address, _) = address.strip_prefix("the job on http://").unwrap().split_once("/,").unwrap();
     while !lines.next().unwrap().unwrap().starts_with("step ") {}
-    let metrics = get(&address, "/metrics");
+    let metrics = get(address, "/metrics");
+    let page = get(address, "/");
+    assert!(
+        page.contains("content-security-policy: default-src 'none'") && page.contains("<h1 id=\"name\">"),
+        "{page}"
+    );
+    let job = |query: &str| -> Value {
+        let answer = get(address, &format!("/job.json{query}"));
+        serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
+    };
+    let first = job("");
+    assert_eq!((&first["phase"], &first["mode"]), (&"Training".into(), &"sync".into()), "{first}");
+    assert_eq!(first["events"][0]["event"]["event"], "started");
+    let members: Vec<&Value> = first["members"].as_array().unwrap().iter().map(|member| &member["role"]).collect();
+    assert_eq!(members, ["ps", "embedding-worker", "dense-worker", "loader"]);
+    assert_eq!(first["members"][0]["slots"], 1024);
+    let known = first["events"].as_array().unwrap().last().unwrap()["number"].as_u64().unwrap();
+    let later = job(&format!("?after={known}"));
+    assert!(later["events"].as_array().unwrap().iter().all(|event| event["number"].as_u64() > Some(known)), "{later}");
+    assert!(later["step"].as_u64() >= first["step"].as_u64());
     child.kill().unwrap();
     child.wait().unwrap();
     for name in [

@@ -19,7 +19,7 @@ use tokio::sync::{Notify, OnceCell};
 
 use crate::batch::{BatchKey, BatchPosition};
 use crate::compression::Compression;
-use crate::error::RoleError;
+use crate::error::{RoleError, is_gone};
 use crate::message::{self, Request};
 use crate::metrics::EmbeddingWorkerMetrics;
 use crate::parameter_server::blocking;
@@ -225,6 +225,8 @@ impl EmbeddingWorker {
             let placement = self.placement().await?;
             match self.look_up(&placement, key, step, prepared).await {
                 Err(error) if is_stale(&error) => self.fetch_placement(&placement).await?,
+                // A server ends when its slots have left, which this worker may not have heard of.
+                Err(RoleError::Wire(error)) if is_gone(&error) && self.is_superseded(&placement).await => {}
                 looked_up => return looked_up,
             }
         }
@@ -310,6 +312,15 @@ impl EmbeddingWorker {
         }
         tokio::time::sleep(MAP_PAUSE).await;
         Ok(())
+    }
+
+    /// Whether a newer placement than `old` is in force; it is taken over.
+    async fn is_superseded(&self, old: &Placement) -> bool {
+        let Some(directory) = self.directory.get() else { return false };
+        directory.fetch().await.is_ok_and(|fetched| {
+            self.take_over(fetched);
+            self.lock_placement().as_ref().is_some_and(|known| known.epoch() > old.epoch())
+        })
     }
 
     /// Says whether the placement was newer than what is known.

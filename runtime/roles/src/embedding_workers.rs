@@ -5,9 +5,9 @@
 use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use rectrain_wire::{Address, Channel, Tensor, WireError};
+use rectrain_wire::{Address, Channel, Tensor};
 
-use crate::error::RoleError;
+use crate::error::{RoleError, is_gone};
 use crate::member::connect;
 use crate::message::{self, Request};
 use crate::placement::Directory;
@@ -106,9 +106,4 @@ async fn answer<R: Request>(
         answered = message::call(channel, request, tensors, CALL_DEADLINE) => answered,
         gone = gone => Err(gone.into()),
     }
-}
-
-/// Whether the other side is no more, or cannot be reached.
-fn is_gone(error: &WireError) -> bool {
-    matches!(error, WireError::Closed { .. } | WireError::Unreachable { .. } | WireError::Deadline { .. })
 }

@@ -127,3 +127,8 @@ impl From<RoleError> for Refusal {
         }
     }
 }
+
+/// Whether the other side is no more, or cannot be reached.
+pub(crate) fn is_gone(error: &WireError) -> bool {
+    matches!(error, WireError::Closed { .. } | WireError::Unreachable { .. } | WireError::Deadline { .. })
+}

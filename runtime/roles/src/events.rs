@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -47,7 +48,7 @@ pub enum JobEvent {
         /// The mode since.
         to: String,
     },
-    /// The training mode was chosen (`spec.training.mode: auto`); `ModeSwitched` follows at a boundary.
+    /// The training mode was chosen for a reason, as with `spec.training.mode: auto`; `ModeSwitched` follows at a boundary.
     ModeChosen {
         /// The mode to go on in.
         mode: String,
@@ -61,6 +62,9 @@ pub enum JobEvent {
         from: u32,
         /// Parameter servers to be.
         to: u32,
+        /// Why, if that was said.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        reason: Option<String>,
     },
     /// Slots have moved between parameter servers while training went on.
     SlotsMoved {
@@ -221,10 +225,21 @@ impl JobEvent {
     }
 }
 
+/// An event of a log.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Logged {
+    /// Counted from 1; superseded ones leave gaps.
+    pub number: u64,
+    /// When, in seconds since 1970 (UTC).
+    pub at: f64,
+    /// It.
+    pub event: JobEvent,
+}
+
 /// Events so far, for followers who may come late or be slow: all but superseded progress is kept.
 #[derive(Debug, Clone)]
 pub struct EventLog {
-    events: Arc<Mutex<Vec<(u64, JobEvent)>>>,
+    events: Arc<Mutex<Vec<Logged>>>,
     latest: watch::Sender<u64>,
 }
 
@@ -239,13 +254,15 @@ impl EventLog {
     pub fn push(&self, event: JobEvent) {
         let number = {
             let mut events = self.lock();
-            let number = events.last().map_or(1, |(number, _)| number + 1);
-            if matches!(event, JobEvent::Progress { .. })
-                && matches!(events.last(), Some((_, JobEvent::Progress { .. })))
-            {
+            let number = events.last().map_or(1, |last| last.number + 1);
+            let supersedes = |last: &Logged| {
+                matches!(last.event, JobEvent::Progress { .. }) && matches!(event, JobEvent::Progress { .. })
+            };
+            if events.last().is_some_and(supersedes) {
                 events.pop();
             }
-            events.push((number, event));
+            let at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+            events.push(Logged { number, at, event });
             number
         };
         self.latest.send_replace(number);
@@ -257,13 +274,21 @@ impl EventLog {
         EventFollower { log: self.clone(), latest: self.latest.subscribe(), seen: 0, ended: false }
     }
 
-    fn after(&self, seen: u64) -> Option<(u64, JobEvent)> {
+    /// The latest `most` events that are kept after the one with this number.
+    #[must_use]
+    pub fn after(&self, number: u64, most: usize) -> Vec<Logged> {
         let events = self.lock();
-        let next = events.partition_point(|(number, _)| *number <= seen);
+        let next = events.partition_point(|event| event.number <= number);
+        events[next.max(events.len().saturating_sub(most))..].to_vec()
+    }
+
+    fn next_after(&self, number: u64) -> Option<Logged> {
+        let events = self.lock();
+        let next = events.partition_point(|event| event.number <= number);
         events.get(next).cloned()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(u64, JobEvent)>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Logged>> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -284,7 +309,7 @@ impl EventFollower {
             if self.ended {
                 return None;
             }
-            if let Some((number, event)) = self.log.after(self.seen) {
+            if let Some(Logged { number, event, .. }) = self.log.next_after(self.seen) {
                 self.seen = number;
                 self.ended = event.is_last();
                 return Some(event);
@@ -324,6 +349,9 @@ mod tests {
         }
         assert_eq!(seen.len(), 4);
         assert_eq!(seen[0], progress(2));
+        let numbers = |after, most| log.after(after, most).iter().map(|logged| logged.number).collect::<Vec<_>>();
+        assert_eq!((numbers(0, 9), numbers(3, 9), numbers(0, 2)), (vec![2, 3, 4, 5], vec![4, 5], vec![4, 5]));
+        assert!(numbers(5, 9).is_empty());
     }
 
     #[test]

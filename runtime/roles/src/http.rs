@@ -1,4 +1,4 @@
-//! `/metrics` and `/healthz` of a process.
+//! What a process serves over HTTP: `/metrics` and `/healthz`, and a coordinator the page of its job as well.
 
 use std::net::SocketAddr;
 
@@ -7,26 +7,59 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use tokio::task::JoinHandle;
 
+use crate::coordinator::LivePage;
 use crate::error::RoleError;
 use crate::metrics::RoleMetrics;
 
-/// Serves until dropped or aborted; gives the address that was bound (port 0 takes any free one).
+/// Serves metrics until dropped or aborted; gives the address that was bound (port 0 takes any free one).
+///
+/// # Errors
+/// If the address cannot be had.
 pub async fn serve_metrics(
     address: SocketAddr,
     metrics: RoleMetrics,
-) -> Result<(SocketAddr, tokio::task::JoinHandle<()>), RoleError> {
-    let cannot = |source| RoleError::System { attempt: format!("serve metrics on {address}"), source };
-    let listener = tokio::net::TcpListener::bind(address).await.map_err(cannot)?;
-    let bound = listener.local_addr().map_err(cannot)?;
-    let router =
-        Router::new().route("/metrics", get(encode)).route("/healthz", get(|| async { "ok\n" })).with_state(metrics);
+) -> Result<(SocketAddr, JoinHandle<()>), RoleError> {
+    let (listener, bound) = listen(address).await?;
+    Ok((bound, tokio::spawn(serve(listener, routes(metrics)))))
+}
+
+/// As [`serve_metrics`], and the page.
+///
+/// # Errors
+/// If the address cannot be had.
+pub async fn serve_metrics_and_page(
+    address: SocketAddr,
+    metrics: RoleMetrics,
+    page: LivePage,
+) -> Result<(SocketAddr, JoinHandle<()>), RoleError> {
+    let (listener, bound) = listen(address).await?;
+    let router = routes(metrics).merge(page.router());
     let serving = tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, router).await {
-            tracing::error!(%error, "the metrics server ended");
+        tokio::select! {
+            () = serve(listener, router) => {}
+            () = page.follow() => {}
         }
     });
     Ok((bound, serving))
+}
+
+async fn listen(address: SocketAddr) -> Result<(tokio::net::TcpListener, SocketAddr), RoleError> {
+    let cannot = |source| RoleError::System { attempt: format!("serve metrics on {address}"), source };
+    let listener = tokio::net::TcpListener::bind(address).await.map_err(cannot)?;
+    let bound = listener.local_addr().map_err(cannot)?;
+    Ok((listener, bound))
+}
+
+fn routes(metrics: RoleMetrics) -> Router {
+    Router::new().route("/metrics", get(encode)).route("/healthz", get(|| async { "ok\n" })).with_state(metrics)
+}
+
+async fn serve(listener: tokio::net::TcpListener, router: Router) {
+    if let Err(error) = axum::serve(listener, router).await {
+        tracing::error!(%error, "the metrics server ended");
+    }
 }
 
 async fn encode(State(metrics): State<RoleMetrics>) -> Response {

@@ -60,6 +60,17 @@ impl Role {
         }
     }
 
+    /// Whether another can take its place while the job goes on: one that holds nothing which cannot be had again.
+    #[must_use]
+    pub fn has_successors(self) -> bool {
+        matches!(self, Self::EmbeddingWorker | Self::Loader)
+    }
+
+    /// The role that a message names, if it is one of members.
+    pub(crate) fn of(role: v1::Role) -> Option<Self> {
+        Self::ALL.into_iter().find(|member| member.proto() == role)
+    }
+
     fn proto(self) -> v1::Role {
         match self {
             Self::Ps => v1::Role::Ps,

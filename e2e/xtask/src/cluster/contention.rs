@@ -3,8 +3,7 @@
 //! half a minute, trains faster than a job that stays in `sync` beside the same neighbours, and goes back when they have gone; neighbours
 //! that come and go at random cause no more switches than are allowed. What happened is written down as timelines.
 
-use std::io::Read;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
@@ -19,6 +18,7 @@ use super::operate::{NAMESPACE, delete_job, get, manifest, merge, no_pods, submi
 use super::paths::{Paths, write};
 use super::process::eventually;
 use super::timeline::{Sample, Switch, Timeline};
+use crate::http;
 use crate::random::Random;
 
 /// The operator has switched within this time after workers became slow.
@@ -168,6 +168,7 @@ impl Trial<'_> {
             "model": {"hidden": [512, 256]},
             "features": {"sparse": [{"name": "C{1..8}"}]},
             "data": {"synthetic": {"rows": ROWS, "testRows": 50_000, "vocabulary": 5_000}},
+            "training": {"globalBatchSize": 4_096},
             "roles": {
                 "ps": on_the_calm_node, "embeddingWorker": on_the_calm_node, "loader": on_the_calm_node,
                 "coordinator": {"template": on_the_calm_node["template"]},
@@ -404,7 +405,7 @@ impl Recorder {
         let looking = std::thread::spawn(move || {
             while !lock(&known).is_over {
                 // Who does not answer in time is asked again with the others.
-                let job = http_get(api_server, &path).ok();
+                let job = http::get(api_server, &path).ok();
                 let job = job.and_then(|body| serde_json::from_str::<Value>(&body).ok());
                 if let Some(job) = job {
                     lock(&known).see(started.elapsed().as_secs_f64(), &job["status"]);
@@ -516,31 +517,8 @@ impl Recorded {
 fn total(workers: &[SocketAddr]) -> Option<f64> {
     workers
         .iter()
-        .map(|worker| counted(&http_get(*worker, "/metrics").ok()?, "rectrain_dense_worker_samples_total"))
+        .map(|worker| http::sum_of(&http::get(*worker, "/metrics").ok()?, "rectrain_dense_worker_samples_total"))
         .sum()
-}
-
-/// What is served there.
-fn http_get(address: SocketAddr, path: &str) -> std::io::Result<String> {
-    use std::io::Write;
-    let patience = Duration::from_secs(3);
-    let mut stream = TcpStream::connect_timeout(&address, patience)?;
-    stream.set_read_timeout(Some(patience))?;
-    stream.set_write_timeout(Some(patience))?;
-    stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes())?;
-    let mut text = String::new();
-    stream.take(4 << 20).read_to_string(&mut text)?;
-    Ok(text.split_once("\r\n\r\n").map_or(String::new(), |(_, body)| body.to_owned()))
-}
-
-/// The sum of a counter over its labels.
-fn counted(text: &str, name: &str) -> Option<f64> {
-    let values = text.lines().filter_map(|line| {
-        let (series, value) = line.trim_end().rsplit_once(' ')?;
-        let is_it = series.split('{').next() == Some(name);
-        if is_it { value.parse::<f64>().ok() } else { None }
-    });
-    values.reduce(|sum, value| sum + value)
 }
 
 /// The seed that is given, or the clock's.

@@ -18,7 +18,8 @@ const DECIDES: Duration = Duration::from_secs(240);
 
 pub(super) fn scales(paths: &Paths) -> Result<(), String> {
     by_manifest(paths)?;
-    by_decision(paths)
+    out_by_decision(paths)?;
+    in_by_decision(paths)
 }
 
 /// One server, three, two: the same model to the bit as without.
@@ -55,13 +56,13 @@ fn by_manifest(paths: &Paths) -> Result<(), String> {
 }
 
 /// A server whose table grows gets others beside it before its limit is reached.
-fn by_decision(paths: &Paths) -> Result<(), String> {
+fn out_by_decision(paths: &Paths) -> Result<(), String> {
     let name = "grows";
-    let limited = json!({"replicas": 1, "template": {"resources": {"limits": {"memory": "1Gi"}}}});
     let changes = json!({
         "data": {"synthetic": {"vocabulary": 100_000_000}},
         "training": {"globalBatchSize": 2_000},
-        "roles": {"ps": limited},
+        // A worker so slow that the operator has the time that it needs.
+        "roles": {"ps": with_limits(&json!({"memory": "1Gi"})), "denseWorker": with_limits(&json!({"cpu": "150m"}))},
         "autoscaling": {"mode": "apply", "upWindowSeconds": 15, "coolDownSeconds": 30, "ps": {"max": 2}},
     });
     submit(paths, name, &merged(endless(), changes))?;
@@ -69,11 +70,44 @@ fn by_decision(paths: &Paths) -> Result<(), String> {
     let started = Instant::now();
     let after = eventually(DECIDES, "a second parameter server", || is_on(&status(paths, name)?, 2))?;
     println!("2 servers after {:.0} s: {}", started.elapsed().as_secs_f64(), after["decisions"][0]["reason"]);
+    // The page of the job tells why.
+    let page = format!("/api/v1/namespaces/{NAMESPACE}/pods/{name}-coordinator-0:9090/proxy/job.json");
+    let page: Value = serde_json::from_str(&within(paths, NAMESPACE, &["get", "--raw", &page])?)
+        .map_err(|error| error.to_string())?;
+    let is_told = |logged: &Value| logged["event"]["event"] == "scaling" && logged["event"]["reason"].is_string();
+    if !page["events"].as_array().is_some_and(|events| events.iter().any(is_told)) {
+        return Err(format!("the page does not say why: {}", page["events"]));
+    }
     let spec = get(paths, &format!("rectrainingjob/{name}"))?["spec"]["roles"]["ps"]["replicas"].clone();
     if spec != 1 || after["restarts"] != 0 || after["attempt"]["number"] != 1 {
         return Err(format!("the manifest says {spec}, and the status {after}"));
     }
     delete_job(paths, name)
+}
+
+/// Two servers that have little to do become one.
+fn in_by_decision(paths: &Paths) -> Result<(), String> {
+    let name = "shrinks";
+    let changes = json!({
+        "roles": {"ps": {"replicas": 2}, "denseWorker": with_limits(&json!({"cpu": "150m"}))},
+        "autoscaling": {"mode": "apply", "upWindowSeconds": 15, "downWindowSeconds": 15, "ps": {"min": 1}},
+    });
+    submit(paths, name, &merged(endless(), changes))?;
+    until_phase(paths, name, "Training")?;
+    let started = Instant::now();
+    let after = eventually(DECIDES, "one parameter server", || {
+        is_on(&status(paths, name)?, 1).and_then(|after| has_pods(paths, name, 1).map(|()| after))
+    })?;
+    println!("1 server after {:.0} s: {}", started.elapsed().as_secs_f64(), after["decisions"][0]["reason"]);
+    if after["restarts"] != 0 || after["attempt"]["number"] != 1 || after["phase"] != "Training" {
+        return Err(format!("{after}"));
+    }
+    delete_job(paths, name)
+}
+
+/// One replica whose container has these limits.
+fn with_limits(limits: &Value) -> Value {
+    json!({"replicas": 1, "template": {"resources": {"limits": limits}}})
 }
 
 /// The status, if the rows are on so many servers and no other is needed.

@@ -60,7 +60,8 @@ impl<'a> Plan<'a> {
     ) -> Self {
         let attempt = decision.status.attempt.clone().unwrap_or_default();
         let mode = attempt.mode.as_ref().map_or_else(|| wanted_mode(job), |mode| mode.started);
-        let servers = attempt.servers.unwrap_or_else(|| servers::starting(servers::wanted(job, resolved)));
+        let servers =
+            attempt.servers.unwrap_or_else(|| servers::starting(servers::wanted(job.status.as_ref(), resolved)));
         let spec = with_servers(in_mode(&job.spec, mode), servers.started);
         // Nothing else that a manifest means depends on these.
         let mut resolved = resolved.clone();

@@ -87,6 +87,8 @@ pub struct Scripts {
     servers: HashMap<String, Servers>,
     /// What they were asked for.
     pub asked_servers: Vec<u32>,
+    /// And why.
+    pub reasons: Vec<String>,
     /// What each coordinator asks to be shown.
     certificates: HashMap<IpAddr, JobCertificate>,
 }
@@ -345,7 +347,7 @@ impl AskCoordinator for ScriptedCoordinators {
         Box::pin(std::future::ready(view))
     }
 
-    fn set_mode<'a>(&'a self, coordinator: &'a Whereabouts, mode: Mode) -> BoxFuture<'a, SwitchAnswer> {
+    fn set_mode<'a>(&'a self, coordinator: &'a Whereabouts, mode: Mode, _: &'a str) -> BoxFuture<'a, SwitchAnswer> {
         let ip = coordinator.address.ip();
         let mut scripts = self.0.lock().unwrap();
         let fault = scripts.fault.take();
@@ -365,8 +367,10 @@ impl AskCoordinator for ScriptedCoordinators {
         Box::pin(std::future::ready(answer))
     }
 
-    fn scale<'a>(&'a self, coordinator: &'a Whereabouts, servers: u32) -> BoxFuture<'a, Result<(), String>> {
-        let answer = self.0.lock().unwrap().scale(coordinator.address.ip(), servers);
+    fn scale<'a>(&'a self, at: &'a Whereabouts, servers: u32, reason: &'a str) -> BoxFuture<'a, Result<(), String>> {
+        let mut scripts = self.0.lock().unwrap();
+        scripts.reasons.push(reason.to_owned());
+        let answer = scripts.scale(at.address.ip(), servers);
         Box::pin(std::future::ready(answer))
     }
 }

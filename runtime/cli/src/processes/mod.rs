@@ -45,13 +45,6 @@ enum Process {
     Member(Role, u32),
 }
 
-impl Process {
-    /// Whether another can take its place while the job goes on.
-    fn has_successors(self) -> bool {
-        matches!(self, Self::Member(Role::EmbeddingWorker | Role::Loader, _))
-    }
-}
-
 impl fmt::Display for Process {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -127,7 +120,11 @@ impl Job<'_> {
         self.servers.set(self.next_servers.get());
         let (coordinator, addresses) = self.start_coordinator().await?;
         let _running = Running::note(&self.plan.name, &addresses.control);
-        display.note(&format!("coordinator at {}, metrics on {}", addresses.control, addresses.metrics));
+        let page = addresses.metrics.trim_end_matches("metrics");
+        display.note(&format!(
+            "the job on {page}, its metrics on {}, control at {}",
+            addresses.metrics, addresses.control
+        ));
         let stop = watch::Sender::new(());
         // Dropped last: a cgroup can be removed when its process has ended.
         let mut limits = Vec::new();
@@ -146,7 +143,7 @@ impl Job<'_> {
             tokio::select! {
                 outcome = &mut following => break outcome,
                 death = first_death(&mut children) => match death.process {
-                    Some(Process::Member(role, index)) if Process::Member(role, index).has_successors() && restarts.replaces() => {
+                    Some(Process::Member(role, index)) if role.has_successors() && restarts.replaces() => {
                         tracing::warn!("{}; another takes its place", death.message);
                         let child = self.start_member(role, index, &addresses, &mut limits)?;
                         watch_child(&mut children, Process::Member(role, index), child, stop.subscribe());
@@ -306,7 +303,7 @@ async fn follow(
             // Whether that is the end is not decided here.
             JobEvent::Failed { message, user_error: false } => return Err(Failure::Failed(message)),
             event => {
-                if let JobEvent::Scaling { from, to } = event {
+                if let JobEvent::Scaling { from, to, .. } = event {
                     // Whoever is told outlives this.
                     let _ended = joining.send((from, to));
                 }

@@ -10,7 +10,6 @@ use rectrain_proto::v1;
 
 use super::Coordinator;
 use super::training::SwitchRefused;
-use crate::events::JobEvent;
 use crate::plan::{JobPlan, TrainingMode};
 
 /// Time between two looks.
@@ -31,8 +30,8 @@ impl Coordinator {
     }
 
     fn go_on_in(&self, mode: Choice, reason: String) {
-        match self.set_mode(mode.name()) {
-            Ok(_) => self.events.push(JobEvent::ModeChosen { mode: mode.name().to_owned(), reason }),
+        match self.set_mode(mode.name(), reason) {
+            Ok(_) => {}
             // Training ends, or somebody else has asked for a mode in this moment.
             Err(SwitchRefused::Now(why) | SwitchRefused::Mode(why)) => {
                 tracing::info!(%mode, why, "the training mode was not switched");

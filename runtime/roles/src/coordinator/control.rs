@@ -40,7 +40,8 @@ impl Control for ControlService {
     }
 
     async fn set_mode(&self, request: Request<v1::SetModeRequest>) -> Result<Response<v1::SetModeReply>, Status> {
-        match self.coordinator.set_mode(&request.into_inner().mode) {
+        let v1::SetModeRequest { mode, reason } = request.into_inner();
+        match self.coordinator.set_mode(&mode, reason) {
             Ok(from) => Ok(Response::new(v1::SetModeReply { from: from.to_owned() })),
             Err(SwitchRefused::Mode(reason)) => Err(Status::invalid_argument(reason)),
             Err(SwitchRefused::Now(reason)) => Err(Status::failed_precondition(reason)),
@@ -58,7 +59,8 @@ impl Control for ControlService {
     }
 
     async fn scale(&self, request: Request<v1::ScaleRequest>) -> Result<Response<v1::ScaleReply>, Status> {
-        match self.coordinator.scale(request.into_inner().ps) {
+        let v1::ScaleRequest { ps, reason } = request.into_inner();
+        match self.coordinator.scale(ps, reason) {
             Ok(from) => Ok(Response::new(v1::ScaleReply { from })),
             Err(ResizeRefused::Number(reason)) => Err(Status::invalid_argument(reason)),
             Err(ResizeRefused::Now(reason)) => Err(Status::failed_precondition(reason)),

@@ -8,6 +8,7 @@ mod control;
 mod digest;
 mod migrations;
 mod outstanding;
+mod page;
 mod saved;
 mod speeds;
 mod state;
@@ -30,6 +31,7 @@ use self::checkpoints::{Begun, Checkpoints, Resumed, RowsRestored, Written};
 pub use self::control::{ControlService, Guard, serve_control};
 use self::migrations::Migrations;
 use self::outstanding::{Given, Repeat};
+pub use self::page::LivePage;
 use self::state::{Repeated, ResizeRefused, Share, State};
 pub(crate) use self::training::TokenCounts;
 use self::training::{Pulled, ServerCall, SwitchRefused};
@@ -459,10 +461,11 @@ impl Coordinator {
     }
 
     /// Asks for another number of parameter servers, or for the slots to be spread anew over as many; gives how many there are.
-    fn scale(&self, servers: u32) -> Result<u32, ResizeRefused> {
+    fn scale(&self, servers: u32, reason: String) -> Result<u32, ResizeRefused> {
         let (from, is_new) = self.lock().request_resize(servers, self.plan.store.slots)?;
         if is_new {
-            self.events.push(JobEvent::Scaling { from, to: servers });
+            let reason = Some(reason).filter(|reason| !reason.is_empty());
+            self.events.push(JobEvent::Scaling { from, to: servers, reason });
             self.joining.send_replace(from..servers.max(from));
             self.changed.notify_waiters();
         }
@@ -474,7 +477,7 @@ impl Coordinator {
     /// # Errors
     /// A sentence, if it cannot be.
     pub fn request_scale(&self, servers: u32) -> Result<u32, String> {
-        self.scale(servers).map_err(|refused| match refused {
+        self.scale(servers, String::new()).map_err(|refused| match refused {
             ResizeRefused::Number(reason) | ResizeRefused::Now(reason) => reason,
         })
     }
@@ -698,8 +701,8 @@ impl Coordinator {
         Ok(message::reply::<v1::PullRequest>(&v1::PullReply { reply: Some(reply) }, Vec::new()))
     }
 
-    /// Switches the training mode by command; gives the mode until then.
-    fn set_mode(&self, name: &str) -> Result<&'static str, SwitchRefused> {
+    /// Switches the training mode by command, which may have a reason; gives the mode until then.
+    fn set_mode(&self, name: &str, reason: String) -> Result<&'static str, SwitchRefused> {
         let mode = self.plan.mode_named(name).ok_or_else(|| {
             let names: Vec<&str> = self.plan.modes.iter().map(|mode| mode.name()).collect();
             SwitchRefused::Mode(format!("there is no training mode `{name}`: expected one of {}", names.join(", ")))
@@ -712,6 +715,9 @@ impl Coordinator {
             }
             from
         };
+        if !reason.is_empty() {
+            self.events.push(JobEvent::ModeChosen { mode: mode.name().to_owned(), reason });
+        }
         self.changed.notify_waiters();
         Ok(from.name())
     }

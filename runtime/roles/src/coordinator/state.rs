@@ -14,6 +14,7 @@ use super::speeds::Speeds;
 use super::training::Training;
 use crate::error::RoleError;
 use crate::events::{JobEvent, Summary, TestMetrics};
+use crate::member::Role;
 use crate::plan::JobPlan;
 
 /// Throughput is taken over this long.
@@ -336,7 +337,7 @@ impl State {
             v1::Role::Unspecified | v1::Role::Coordinator => return Err(unexpected_member(request, 0)),
         };
         let replicas = members.len();
-        let has_successors = matches!(role, v1::Role::EmbeddingWorker | v1::Role::Loader);
+        let has_successors = Role::of(role).is_some_and(Role::has_successors);
         match members.get_mut(request.index as usize) {
             Some(place) if has_successors && place.is_some() => {
                 *place = Some(request.address.clone());
@@ -853,8 +854,8 @@ fn unexpected_member(request: &v1::Join, replicas: usize) -> RoleError {
 }
 
 /// As commands, metrics and pods call it.
-fn role_name(role: v1::Role) -> String {
-    role.as_str_name().trim_start_matches("ROLE_").to_lowercase().replace('_', "-")
+fn role_name(role: v1::Role) -> &'static str {
+    Role::of(role).map_or("coordinator", Role::name)
 }
 
 fn unknown_evaluation(what: &'static str, at_step: GlobalStep) -> RoleError {

@@ -23,9 +23,9 @@ use crate::plan::{JobPlan, TrainingMode};
 
 /// For so long dense workers may fetch, at their present pace, beyond the global batch that they train. A switch by command, a flip of the
 /// slot map and a checkpoint before a member leaves take place behind what has been granted.
-const GRANTED_SECONDS: f64 = 2.0;
+const GRANTED_SECONDS: f64 = 1.0;
 /// Global batches that are, at least and at most.
-const LEAST_GRANTED: u64 = 4;
+const LEAST_GRANTED: u64 = 2;
 const MOST_GRANTED: u64 = 64;
 /// Batches of one worker that the coordinator has no report of.
 const IN_FLIGHT: usize = 8;
