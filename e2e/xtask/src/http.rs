@@ -28,3 +28,15 @@ pub(crate) fn sum_of(text: &str, name: &str) -> Option<f64> {
     });
     values.reduce(|sum, value| sum + value)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_counter_is_summed_over_its_labels() {
+        let text = "# TYPE a_total counter\r\na_total{replica=\"0\"} 5\na_total{replica=\"1\"} 7\na_total_b 9\n";
+        assert_eq!(sum_of(text, "a_total"), Some(12.0));
+        assert_eq!(sum_of(text, "b"), None);
+    }
+}

@@ -151,6 +151,6 @@ async fn a_full_table_gets_another_server_where_decisions_are_carried_out() {
     assert_eq!((attempt.number, attempt.servers.unwrap().present, after.restarts), (1, 3, Some(0)));
     assert_eq!(world.scripts.lock().unwrap().asked_servers, [3]);
     let decided = after.decisions.iter().find(|decision| decision.subject == DecisionSubject::Ps).unwrap();
-    assert_eq!(world.scripts.lock().unwrap().reasons, [decided.reason.clone()]);
+    assert_eq!(world.scripts.lock().unwrap().reasons, [&*decided.reason]);
     assert_eq!(world.job().spec.roles.unwrap().ps.unwrap().replicas, Some(2), "the manifest is the user's");
 }

@@ -540,13 +540,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_counter_is_summed_over_its_labels() {
-        let text = "# TYPE a_total counter\r\na_total{replica=\"0\"} 5\na_total{replica=\"1\"} 7\na_total_b 9\n";
-        assert_eq!(counted(text, "a_total"), Some(12.0));
-        assert_eq!(counted(text, "b"), None);
-    }
-
-    #[test]
     fn a_switch_is_recorded_where_the_status_has_another_mode_while_it_trains() {
         let mut recorded = Recorded { mode: "sync".to_owned(), ..Recorded::default() };
         let status = |phase: &str, mode: &str| json!({"phase": phase, "mode": mode, "modeReason": "faster"});
