@@ -368,7 +368,7 @@ impl Trial<'_> {
 }
 
 /// Rows of the job: enough for neighbours to come and go while it trains.
-const ROWS: u64 = 3_500_000;
+const ROWS: u64 = 7_000_000;
 
 /// With the defaults, but for the time that a mode stays.
 fn auto() -> Value {
