@@ -166,7 +166,14 @@ fn cargo(arguments: &[&str], hint: &str) -> Result<(), String> {
     let shown = format!("cargo {}", arguments.join(" "));
     eprintln!("xtask: {shown}");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(cargo)
+    let mut cargo = Command::new(cargo);
+    // What cargo says of this program when it runs it is not true of what is built: crates that look at it would be built anew each time.
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")) {
+            cargo.env_remove(&name);
+        }
+    }
+    let status = cargo
         .args(arguments)
         .current_dir(workspace())
         .status()

@@ -16,6 +16,8 @@ const DECISIONS: usize = 16;
 const SAMPLES: usize = 1024;
 /// Seconds over which a mode's correction follows what is measured.
 const CORRECTION_SECONDS: f64 = 600.0;
+/// Seconds; less is no wait.
+const LEAST_WAIT: f64 = 1e-6;
 /// As many measurements the prediction itself is worth: the first few of a mode do not overrule it.
 const EXPECTED: u32 = 24;
 /// A prediction that is further off than this is not one to correct.
@@ -209,9 +211,10 @@ pub struct History {
     /// Rows that the slowest worker computes in the time of an all-reduce: where processors are short, both take longer, and neither
     /// does where a step is split among more workers.
     all_reduce_rows: Option<Correction>,
-    /// What is waited for data and embeddings: what a step waits for is measured apart in either mode.
-    sync_wait_seconds: Option<f64>,
-    gba_wait_seconds: Option<f64>,
+    /// Seconds that are waited for data and embeddings: what a step waits for is measured apart in either mode. A mode that was left
+    /// because workers had become slow is not expected to wait as it did last.
+    sync_wait: Option<Correction>,
+    gba_wait: Option<Correction>,
     prediction_error: Option<f64>,
     /// ln(gba / sync), both corrected.
     pub(crate) advantage: Window<f64>,
@@ -359,21 +362,26 @@ impl History {
         if let Some(rows) = rows.filter(|rows| rows.is_normal()) {
             self.all_reduce_rows = Some(self.all_reduce_rows.unwrap_or_default().with(rows, seconds));
         }
-        match observations.mode {
-            Some(TrainingMode::Sync) => self.sync_wait_seconds = Some(observations.wait_seconds),
-            Some(TrainingMode::Gba) => self.gba_wait_seconds = Some(observations.wait_seconds),
-            None => {}
-        }
+        let wait = match observations.mode {
+            Some(TrainingMode::Sync) => &mut self.sync_wait,
+            Some(TrainingMode::Gba) => &mut self.gba_wait,
+            None => return,
+        };
+        *wait = Some(wait.unwrap_or_default().with(observations.wait_seconds.max(LEAST_WAIT), seconds));
     }
 
     /// What of a step is not computing, for workers as fast as they are now.
     fn overheads(&self, observations: &Observations) -> Overheads {
         let as_fast_as_now = || Some(self.all_reduce_rows?.logarithm.exp() * seconds_a_row(observations)?);
+        let wait = |mode, usual: Option<Correction>| match observations.mode {
+            Some(present) if present == mode => Some(observations.wait_seconds),
+            _ => usual.map(|usual| usual.logarithm.exp()),
+        };
         Overheads {
             all_reduce: observations.all_reduce_seconds.or_else(as_fast_as_now).or(self.all_reduce_seconds),
             exchange: self.exchange_seconds,
-            sync_wait: self.sync_wait_seconds,
-            gba_wait: self.gba_wait_seconds,
+            sync_wait: wait(TrainingMode::Sync, self.sync_wait),
+            gba_wait: wait(TrainingMode::Gba, self.gba_wait),
         }
     }
 

@@ -38,6 +38,10 @@ fn what_was_measured_beside_neighbours_does_not_keep_gba_once_they_have_gone() {
         // Where processors are short, the all-reduce through the slow worker takes as much longer as its computing.
         observations.all_reduce_seconds = observations.all_reduce_seconds.map(|seconds| seconds * slowdown);
         observations.samples_per_second = None;
+        // And who waits for embeddings beside them waits for a processor as well.
+        if world.mode == TrainingMode::Sync && slowdown > 1.0 {
+            observations.wait_seconds = 0.1 * slowdown;
+        }
         // Without a barrier the exchange with the servers is measured as a wait.
         if let Some(exchange) = observations.exchange_seconds.take() {
             observations.wait_seconds = exchange;
