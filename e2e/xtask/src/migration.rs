@@ -104,7 +104,8 @@ impl Job {
         let page = page.map_err(|error| format!("no port is free: {error}"))?;
         let mut run = Command::new(crate::built("rectrain")?);
         run.args(["run", "--processes", "--json", "--metrics", &page.to_string()]).arg(manifest);
-        run.env("RECTRAIN_LOG", "info").stdout(Stdio::null()).stderr(Stdio::piped());
+        // Its processes say in their logs where their metrics are.
+        run.env("RECTRAIN_LOG", "info").env("NO_COLOR", "1").stdout(Stdio::null()).stderr(Stdio::piped());
         let mut run = run.spawn().map_err(|error| format!("cannot run rectrain: {error}"))?;
         let logs = run.stderr.take().ok_or("rectrain has no logs")?;
         let metrics = Arc::new(Mutex::new(Vec::new()));
