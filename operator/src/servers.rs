@@ -52,29 +52,20 @@ pub fn to_ask(servers: &AttemptServers, report: &Report, pods: &[PodFacts]) -> O
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::coordinator::Servers;
+    use crate::names::{ATTEMPT_LABEL, ROLE_LABEL};
 
     fn report(stage: Stage, present: u32, wanted: u32, needed: u32) -> Report {
         Report { stage, servers: Some(Servers { present, wanted, needed }), ..Report::default() }
     }
 
     fn pod(name: &str) -> PodFacts {
-        PodFacts {
-            name: name.to_owned(),
-            uid: format!("uid of {name}"),
-            role: Role::Ps,
-            attempt: 1,
-            is_leaving: false,
-            is_ready: true,
-            ip: None,
-            is_running: true,
-            restarts: 0,
-            unschedulable: None,
-            waiting: None,
-            ended: None,
-            evicted: None,
-        }
+        let labels = json!({ROLE_LABEL: Role::Ps.name(), ATTEMPT_LABEL: "1"});
+        let pod = serde_json::from_value(json!({"metadata": {"name": name, "labels": labels}})).expect("a pod");
+        PodFacts::of(&pod).expect("one of the operator's")
     }
 
     #[test]

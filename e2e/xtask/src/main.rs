@@ -118,6 +118,12 @@ fn list(text: &str) -> Vec<String> {
     text.split(',').map(str::to_owned).collect()
 }
 
+/// The one in the middle; NaN if there is none.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
 /// The smallest and the largest.
 fn range(values: &[f64]) -> (f64, f64) {
     let low = values.iter().copied().fold(f64::INFINITY, f64::min);
@@ -184,4 +190,14 @@ fn cargo(arguments: &[&str], hint: &str) -> Result<(), String> {
 /// The checkout.
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_one_in_the_middle() {
+        assert!(median(vec![3.0, 1.0, 9.0]).to_bits() == 3.0_f64.to_bits() && median(Vec::new()).is_nan());
+    }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::http;
+use crate::{http, median};
 
 const USAGE: &str = "usage: cargo xtask migration [--rows 10000000] [--servers 2] [--to 3]
   prints one line of JSON: rows held, the median and the longest step before and while slots move, and what moved in what time;
@@ -125,9 +125,9 @@ impl Job {
         addresses.into_iter().filter_map(rows).sum::<f64>() as u64
     }
 
-    /// How it stands. `after` leaves out earlier events.
-    fn ask(&self, after: u64) -> Result<Value, String> {
-        let text = http::get(self.page, &format!("/job.json?after={after}")).map_err(|error| error.to_string())?;
+    /// How it stands.
+    fn ask(&self) -> Result<Value, String> {
+        let text = http::get(self.page, "/job.json").map_err(|error| error.to_string())?;
         serde_json::from_str(&text).map_err(|error| format!("{error}: {text}"))
     }
 
@@ -181,7 +181,7 @@ fn steps(job: &Job, mut is_enough: impl FnMut(&Value, Duration) -> bool) -> Resu
     let mut seen = Steps { seconds: Vec::new(), longest: 0.0 };
     let mut last: Option<(u64, Instant)> = None;
     loop {
-        let now = job.ask(0)?;
+        let now = job.ask()?;
         let at = Instant::now();
         let step = now["step"].as_u64().ok_or("the page has no step")?;
         match last {
@@ -213,11 +213,6 @@ fn scale(to: u32) -> Result<(), String> {
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -227,10 +222,5 @@ mod tests {
         let line = "INFO rectrain::processes: joining role=\"ps\" index=0 metrics=127.0.0.1:4711 process=ps 0";
         assert_eq!(metrics_of(line), "127.0.0.1:4711".parse().ok());
         assert_eq!(metrics_of("INFO joining"), None);
-    }
-
-    #[test]
-    fn the_median_is_the_one_in_the_middle() {
-        assert!(median(vec![3.0, 1.0, 9.0]).to_bits() == 3.0_f64.to_bits() && median(Vec::new()).is_nan());
     }
 }

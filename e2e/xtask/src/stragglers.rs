@@ -4,6 +4,8 @@
 
 use serde_json::Value;
 
+use crate::median;
+
 const USAGE: &str = "usage: cargo xtask stragglers [--manifest FILE] [--modes a,b] [--rounds 3] [--fast 6] [--slow 2] [--cores 0.16] [--factor 4] [--set PATH=VALUE]
   FAST + SLOW dense workers; a fast one gets CORES cores, a slow one CORES / FACTOR";
 
@@ -102,9 +104,4 @@ fn row(mode: &str, summaries: &[Value], base: &[Value]) -> String {
         median(of("droppedBatches")),
         median(of("excludedGradients"))
     )
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

@@ -7,14 +7,7 @@ use rectrain_crds::{AttemptServers, Phase};
 use rectrain_operator::coordinator::Stage;
 use serde_json::json;
 
-use crate::world::{MANIFEST, Script, World, complete, failed, live};
-
-fn long(steps: u64) -> Script {
-    let mut script = vec![live(Stage::Starting, 0)];
-    script.extend((1..=steps).map(|step| live(Stage::Training, step)));
-    script.push(complete());
-    script
-}
+use crate::world::{MANIFEST, Script, World, failed, live, long};
 
 fn scale(world: &World, servers: u32) {
     world.edit(|spec| spec["roles"]["ps"]["replicas"] = json!(servers));

@@ -9,15 +9,7 @@ use serde_json::json;
 
 use crate::life::lives;
 use crate::world::faults::Fault;
-use crate::world::{JOB, MANIFEST, Script, World, complete, crashing, failed, good, live};
-
-/// Trains for so many ticks.
-fn long(steps: u64) -> Script {
-    let mut script = vec![live(Stage::Starting, 0)];
-    script.extend((1..=steps).map(|step| live(Stage::Training, step)));
-    script.push(complete());
-    script
-}
+use crate::world::{JOB, MANIFEST, World, crashing, failed, good, live, long};
 
 fn set_mode(world: &World, mode: Mode) {
     world.edit(|spec| spec["training"]["mode"] = json!(mode));

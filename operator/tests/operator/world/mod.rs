@@ -390,6 +390,14 @@ pub fn live(stage: Stage, step: u64) -> CoordinatorView {
     })
 }
 
+/// Trains for so many ticks.
+pub fn long(steps: u64) -> Script {
+    let mut script = vec![live(Stage::Starting, 0)];
+    script.extend((1..=steps).map(|step| live(Stage::Training, step)));
+    script.push(complete());
+    script
+}
+
 pub fn complete() -> CoordinatorView {
     CoordinatorView::Complete(Box::new(JobSummary {
         auc: Some(0.7),
