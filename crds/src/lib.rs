@@ -63,7 +63,7 @@ pub use schema::{crd, crd_yaml};
 pub use set::{SetError, SetKind, apply_set};
 pub use spec::*;
 pub use status::{
-    AttemptMode, AttemptServers, AttemptStatus, CheckpointStatus, DecisionStatus, DecisionSubject, JobSummary,
-    ModePrediction, Phase, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses,
+    AttemptMode, AttemptReplicas, AttemptStatus, CheckpointStatus, DecisionStatus, DecisionSubject, JobSummary,
+    ModePrediction, Phase, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, RoleReplicas,
 };
 pub use validate::{validate, validate_update};

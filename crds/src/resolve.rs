@@ -538,17 +538,18 @@ fn autoscaling(given: &AutoscalingSpec, spec: &RecTrainingJobSpec, errors: &mut 
     let dense = given.dense_worker.clone().unwrap_or_default();
     let mode = given.mode.unwrap_or_default();
     let is_ours = |scaler: Option<Scaler>| scaler.unwrap_or_default() == Scaler::Operator;
+    let training = spec.training.as_ref();
+    let rows = training.and_then(|training| training.global_batch_size).unwrap_or(d::GLOBAL_BATCH_SIZE);
+    let local = training.and_then(|training| training.local_batch_size).filter(|local| *local > 0);
     let carries_out = mode == AutoscalingMode::Apply;
-    let is_told = |scaler: Option<Scaler>| is_ours(scaler) && !carries_out;
-    let asked = [
-        ("embeddingWorker", given.embedding_worker.as_ref().map(|role| role.scaler)),
-        ("denseWorker", given.dense_worker.as_ref().map(|role| role.scaler)),
-    ];
-    for (name, _) in asked.into_iter().filter(|(_, asked)| carries_out && asked.is_some_and(is_ours)) {
-        let message = "mode: apply carries out what is decided about parameter servers only: remove this, or choose mode: recommend";
-        errors.add(at("spec.autoscaling").key(name), message);
+    // Each needs a local batch of its own, which without a size would be another one with every dense worker.
+    let has_elastic_workers = !carries_out || local.is_some();
+    if !has_elastic_workers && given.dense_worker.as_ref().is_some_and(|dense| is_ours(dense.scaler)) {
+        let message = "with mode: apply spec.training.localBatchSize must be set, so that a batch has a piece for each dense worker there may be: \
+                       set it, remove this, or choose mode: recommend";
+        errors.add(at("spec.autoscaling").key("denseWorker"), message);
     }
-    let rows = spec.training.as_ref().and_then(|training| training.global_batch_size).unwrap_or(d::GLOBAL_BATCH_SIZE);
+    let pieces = local.filter(|_| carries_out).map_or(rows, |local| rows.div_ceil(local));
     ResolvedAutoscaling {
         mode,
         ps: is_ours(ps.scaler).then(|| ResolvedPsScaling {
@@ -557,7 +558,7 @@ fn autoscaling(given: &AutoscalingSpec, spec: &RecTrainingJobSpec, errors: &mut 
             busy_target: ps.busy_target.unwrap_or(d::PS_BUSY_TARGET),
             max_memory_bytes: ps.max_memory_gib.map(|gib| u64::from(gib) << 30),
         }),
-        embedding_worker: is_told(embedding.scaler).then(|| ResolvedEmbeddingWorkerScaling {
+        embedding_worker: is_ours(embedding.scaler).then(|| ResolvedEmbeddingWorkerScaling {
             bounds: bounds(
                 "embeddingWorker",
                 embedding.min,
@@ -568,13 +569,14 @@ fn autoscaling(given: &AutoscalingSpec, spec: &RecTrainingJobSpec, errors: &mut 
             ),
             queue_wait_seconds: embedding.queue_wait_seconds,
         }),
-        dense_worker: is_told(dense.scaler).then(|| ResolvedDenseWorkerScaling {
+        dense_worker: (is_ours(dense.scaler) && has_elastic_workers).then(|| ResolvedDenseWorkerScaling {
             bounds: bounds(
                 "denseWorker",
-                dense.min,
+                // With a barrier no fewer can train.
+                dense.min.map(|min| min.max(training.and_then(|training| training.barrier_workers).unwrap_or(min))),
                 dense.max,
                 replicas.dense_worker,
-                d::MAX_REPLICAS.min(rows),
+                d::MAX_REPLICAS.min(pieces),
                 errors,
             ),
             marginal_throughput: dense.marginal_throughput.unwrap_or(d::MARGINAL_THROUGHPUT),
@@ -607,8 +609,9 @@ fn bounds(
         errors.add(path.key("min"), format!("expected at most the {start} of spec.roles.{name}.replicas, found {min}"));
     }
     if let Some(max) = max.filter(|max| *max > most) {
-        let message =
-            format!("every dense worker needs at least one row of each batch: expected at most {most}, found {max}");
+        let message = format!(
+            "every dense worker needs at least one row, or local batch, of each batch: expected at most {most}, found {max}"
+        );
         errors.add(path.key("max"), message);
     }
     let max = max.unwrap_or(start.saturating_mul(d::MAX_REPLICAS_FACTOR).min(most));

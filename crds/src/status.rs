@@ -181,22 +181,36 @@ pub struct AttemptStatus {
     /// Its training mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<AttemptMode>,
-    /// Its parameter servers.
+    /// Its members, whose numbers change while it trains.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub servers: Option<AttemptServers>,
+    pub replicas: Option<AttemptReplicas>,
 }
 
-/// The parameter servers of an attempt. Their number changes while it trains: slots move, and nothing restarts.
+/// The members of an attempt by role. Their numbers change while it trains, and nothing restarts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct AttemptServers {
-    /// How many its coordinator starts with.
+pub struct AttemptReplicas {
+    /// Parameter servers: slots move between them.
+    pub ps: RoleReplicas,
+    /// Embedding workers: batches to come go to as many as there are.
+    pub embedding_worker: RoleReplicas,
+    /// Dense workers: they join and leave at a step boundary, where `spec.training.localBatchSize` is set.
+    pub dense_worker: RoleReplicas,
+    /// Loaders.
+    pub loader: RoleReplicas,
+}
+
+/// The members of one role.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RoleReplicas {
+    /// How many the coordinator starts with.
     pub started: u32,
-    /// How many there are to be: `spec.roles.ps.replicas`, or what was decided since where `spec.autoscaling` carries decisions out.
+    /// How many there are to be: `replicas` of the role, or what was decided since where `spec.autoscaling` carries decisions out.
     pub wanted: u32,
-    /// Those that hold rows.
+    /// Those that take part.
     pub present: u32,
-    /// Pods that are needed: new ones come before slots move to them, and old ones go when all their slots have left.
+    /// Pods that are needed: new ones come before they take part, and old ones go when they hold nothing that others need.
     pub needed: u32,
 }
 

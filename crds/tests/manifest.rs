@@ -372,10 +372,17 @@ fn the_automatic_mode_starts_in_sync_and_autoscaling_takes_every_default() {
     // What cannot be carried out is not decided, and not asked for.
     let text = BASE.replace("  training:\n", "  autoscaling: {mode: apply}\n  training:\n");
     let given = load(&text, "base.yaml", &[]).unwrap().resolved.autoscaling.unwrap();
-    assert!(given.ps.is_some() && given.dense_worker.is_none() && given.embedding_worker.is_none());
+    assert!(given.ps.is_some() && given.dense_worker.is_none() && given.embedding_worker.is_some());
     let error =
         load(&text.replace("apply}", "apply, denseWorker: {max: 3}}"), "base.yaml", &[]).unwrap_err().to_string();
-    assert!(error.contains("spec.autoscaling.denseWorker: mode: apply carries out"), "{error}");
+    assert!(
+        error.contains("spec.autoscaling.denseWorker: with mode: apply spec.training.localBatchSize must be set"),
+        "{error}"
+    );
+    // Not more dense workers than a batch has pieces.
+    let text = text.replace("globalBatchSize: 256", "globalBatchSize: 256\n    localBatchSize: 128");
+    let given = load(&text, "base.yaml", &[]).unwrap().resolved.autoscaling.unwrap();
+    assert_eq!(given.dense_worker.unwrap().bounds.max, 2);
     assert!(explain("auto").unwrap().contains("whichever is predicted to be faster"));
 }
 
@@ -599,7 +606,7 @@ const BAD_JOBS: [(&[&str], &str, &str); 43] = [
     (
         &["spec.autoscaling.denseWorker.max=257"],
         "spec.autoscaling.denseWorker.max",
-        "at least one row of each batch: expected at most 256",
+        "of each batch: expected at most 256",
     ),
     (
         &["spec.data.train=null,spec.data.test=null,spec.data.source.paths={a.csv},spec.data.split.slices.rows=1000"],

@@ -12,16 +12,17 @@ use rectrain_crds::{
     RecTrainingJobSpec, RecTrainingJobStatus, ResolvedBounds, ResolvedJob,
 };
 use rectrain_policy::{
-    Action, ClusterLoad, Decision, DenseWorkerPolicy, EmbeddingWorkerPolicy, History, ModePolicy, Observations, Policy,
-    PsLoad, PsPolicy, ReplicaBounds, ReplicaCount, Replicas, ScalingPolicy, Subject, TrainingMode, Worker,
+    Action, ClusterLoad, Decision, DenseWorkerPolicy, EmbeddingWorkerLoad, EmbeddingWorkerPolicy, History, ModePolicy,
+    Observations, Policy, PsLoad, PsPolicy, ReplicaBounds, ReplicaCount, Replicas, ScalingPolicy, Subject,
+    TrainingMode, Worker,
 };
 
 use crate::coordinator::Report;
 use crate::failure::shorten;
 use crate::measure::Change;
+use crate::members;
 use crate::names::Role;
 use crate::pods::PodFacts;
-use crate::servers;
 
 /// Decisions that a status keeps about each subject.
 const KEPT: usize = 8;
@@ -87,14 +88,30 @@ pub fn mode(status: Option<&RecTrainingJobStatus>) -> Mode {
     decided.and_then(|decision| parse_mode(&decision.to)).map_or(ModeSpec::Auto.first(), of_policy)
 }
 
-/// How many parameter servers were last decided on, where that is carried out.
+/// What decisions about the number of a role's members are about; none are made about loaders.
 #[must_use]
-pub fn servers(status: Option<&RecTrainingJobStatus>, job: &ResolvedJob) -> Option<u32> {
+pub fn subject(role: Role) -> Option<DecisionSubject> {
+    match role {
+        Role::Ps => Some(DecisionSubject::Ps),
+        Role::EmbeddingWorker => Some(DecisionSubject::EmbeddingWorker),
+        Role::DenseWorker => Some(DecisionSubject::DenseWorker),
+        Role::Coordinator | Role::Loader => None,
+    }
+}
+
+/// How many members of a role were last decided on, where that is carried out.
+#[must_use]
+pub fn replicas(status: Option<&RecTrainingJobStatus>, job: &ResolvedJob, role: Role) -> Option<u32> {
     let given = job.autoscaling.as_ref().filter(|given| given.mode == AutoscalingMode::Apply)?;
-    let bounds = given.ps?.bounds;
-    let is_it = |decision: &&DecisionStatus| {
-        decision.subject == DecisionSubject::Ps && decision.applied && decision.replica.is_none()
+    let bounds = match role {
+        Role::Ps => given.ps?.bounds,
+        Role::EmbeddingWorker => given.embedding_worker?.bounds,
+        Role::DenseWorker => given.dense_worker?.bounds,
+        Role::Coordinator | Role::Loader => return None,
     };
+    let subject = subject(role)?;
+    let is_it =
+        |decision: &&DecisionStatus| decision.subject == subject && decision.applied && decision.replica.is_none();
     let decided: u32 = status?.decisions.iter().rev().find(is_it)?.to.parse().ok()?;
     Some(decided.clamp(bounds.min, bounds.max))
 }
@@ -226,7 +243,8 @@ pub fn observations(
     changes: &Changes,
 ) -> Observations {
     let training = &resolved.training;
-    let workers = resolved.roles.dense_worker.replicas;
+    let present = |role: Role| report.members.get(&role).map_or_else(|| role.replicas(resolved), |told| told.present);
+    let workers = present(Role::DenseWorker) as usize;
     let local = training.local_batch_size.unwrap_or(training.global_batch_size / workers.max(1));
     let of = |role: Role| changes.iter().filter(move |((of, _), _)| *of == role).map(|(_, change)| change);
     let mode = match report.mode {
@@ -254,18 +272,12 @@ pub fn observations(
             .map_or(0, |pod| pod.restarts),
     });
     let ps: Vec<_> = ps.collect();
-    let wanted_servers = servers::wanted(job.status.as_ref(), resolved);
+    let wanted = |role: Role| members::wanted(job.status.as_ref(), resolved, role);
     let count = |role: Role| {
         let ready = pods.iter().filter(|pod| pod.role == role && pod.is_ready && !pod.is_leaving).count();
-        let ready = u32::try_from(ready).unwrap_or(u32::MAX);
-        Some(match role {
-            // One that is ready holds no slots until they have moved.
-            Role::Ps => ReplicaCount {
-                wanted: wanted_servers,
-                ready: report.servers.map_or(ready, |servers| ready.min(servers.present)),
-            },
-            _ => ReplicaCount { wanted: role.replicas(resolved), ready },
-        })
+        // One that is ready takes no part until something is its own.
+        let ready = u32::try_from(ready).unwrap_or(u32::MAX).min(present(role));
+        Some(ReplicaCount { wanted: wanted(role), ready })
     };
     let pending = pods.iter().filter(|pod| pod.unschedulable.is_some()).count();
     let evicted = pods.iter().filter(|pod| pod.evicted.is_some()).count();
@@ -286,9 +298,9 @@ pub fn observations(
         wait_seconds: least(|m| m.wait).unwrap_or(0.0),
         samples_per_second: (!measured.is_empty()).then(|| measured.iter().map(|m| m.samples_per_second).sum()),
         // Every server, or no word of their memory.
-        ps: if u32::try_from(ps.len()) == Ok(wanted_servers) { ps } else { Vec::new() },
+        ps: if u32::try_from(ps.len()) == Ok(wanted(Role::Ps)) { ps } else { Vec::new() },
         resizes_in_place: false,
-        embedding_workers: None,
+        embedding_workers: embedding_worker_load(of(Role::EmbeddingWorker)),
         cluster: ClusterLoad {
             node_cpu: None,
             nodes_under_pressure: 0,
@@ -329,6 +341,20 @@ fn dense_worker(change: &Change) -> Option<Measured> {
         wait,
         other: (a_step("step") - compute - all_reduce - a_step("embedding_wait")).max(0.0),
         samples_per_second: samples / change.seconds,
+    })
+}
+
+/// How long work on batches waited for a core, and how long it then took; none if there was none.
+fn embedding_worker_load<'a>(changes: impl Iterator<Item = &'a Change> + Clone) -> Option<EmbeddingWorkerLoad> {
+    let sum = |name: &str| {
+        let of_each =
+            changes.clone().filter_map(|change| change.difference(&format!("rectrain_embedding_worker_{name}")));
+        of_each.sum::<f64>()
+    };
+    let pieces = sum("service_seconds_count");
+    (pieces >= 1.0).then(|| EmbeddingWorkerLoad {
+        queue_wait_seconds: sum("queue_seconds_sum") / pieces,
+        service_seconds: sum("service_seconds_sum") / pieces,
     })
 }
 

@@ -2,6 +2,7 @@
 //! (`proto/rectrain/v1/control.proto`). One short connection a question: a coordinator has nothing to hold for the operator, and an
 //! answer that does not come is no answer.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use tonic::Code;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use crate::certificates::{JobCertificate, MEMBER_NAME};
+use crate::names::Role;
 use crate::switch::SwitchAnswer;
 
 /// How long a coordinator has to answer.
@@ -60,14 +62,14 @@ pub struct Report {
     pub auc: Option<f64>,
     /// The last checkpoint that exists as a whole, if this attempt has written one.
     pub last_checkpoint: Option<CheckpointStatus>,
-    /// Its parameter servers; `None` if it does not say.
-    pub servers: Option<Servers>,
+    /// The members of each role, if it says so.
+    pub members: BTreeMap<Role, Members>,
 }
 
-/// The parameter servers of a job under way.
+/// The members of a role of a job under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Servers {
-    /// Those that hold slots.
+pub struct Members {
+    /// Those that take part.
     pub present: u32,
     /// As many as there are to be.
     pub wanted: u32,
@@ -106,12 +108,13 @@ pub trait AskCoordinator: Send + Sync {
     fn set_mode<'a>(&'a self, coordinator: &'a Whereabouts, mode: Mode, reason: &'a str)
     -> BoxFuture<'a, SwitchAnswer>;
 
-    /// Asks for so many parameter servers, likewise for a reason. Whether it has agreed is in what it says next of how the job stands; `Err` is why it has
+    /// Asks for so many members of a role, likewise for a reason. Whether it has agreed is in what it says next of how the job stands; `Err` is why it has
     /// not, in a sentence.
     fn scale<'a>(
         &'a self,
         coordinator: &'a Whereabouts,
-        servers: u32,
+        role: Role,
+        replicas: u32,
         reason: &'a str,
     ) -> BoxFuture<'a, Result<(), String>>;
 }
@@ -156,13 +159,15 @@ impl AskCoordinator for GrpcCoordinators {
     fn scale<'a>(
         &'a self,
         coordinator: &'a Whereabouts,
-        servers: u32,
+        role: Role,
+        replicas: u32,
         reason: &'a str,
     ) -> BoxFuture<'a, Result<(), String>> {
         Box::pin(async move {
             let asked = async {
                 let mut client = connect(coordinator).await?;
-                client.scale(v1::ScaleRequest { ps: servers, reason: reason.to_owned() }).await?;
+                let (role, reason) = (proto(role).into(), reason.to_owned());
+                client.scale(v1::ScaleRequest { role, replicas, reason }).await?;
                 Ok::<_, AskError>(())
             };
             match tokio::time::timeout(DEADLINE, asked).await {
@@ -249,14 +254,29 @@ fn report(status: &v1::JobStatus) -> Report {
         auc: status.auc,
         last_checkpoint: (!status.last_checkpoint.is_empty())
             .then(|| CheckpointStatus { name: status.last_checkpoint.clone(), step: status.last_checkpoint_step }),
-        servers: servers(status),
+        members: members(status),
     }
 }
 
-/// A coordinator of an earlier version does not tell of those to come.
-fn servers(status: &v1::JobStatus) -> Option<Servers> {
-    let &v1::JobStatus { ps: present, ps_wanted: wanted, ps_needed: needed, .. } = status;
-    (present > 0 && wanted > 0 && needed > 0).then_some(Servers { present, wanted, needed })
+/// Of each role that it speaks of.
+fn members(status: &v1::JobStatus) -> BTreeMap<Role, Members> {
+    let role = |of_role: &v1::RoleReplicas| Role::MEMBERS.into_iter().find(|role| proto(*role) == of_role.role());
+    let of_role = |told: &v1::RoleReplicas| {
+        let &v1::RoleReplicas { present, wanted, needed, .. } = told;
+        (present > 0 && wanted > 0 && needed > 0).then_some(Members { present, wanted, needed })
+    };
+    status.replicas.iter().filter_map(|told| Some((role(told)?, of_role(told)?))).collect()
+}
+
+/// As messages name it.
+fn proto(role: Role) -> v1::Role {
+    match role {
+        Role::Coordinator => v1::Role::Coordinator,
+        Role::Ps => v1::Role::Ps,
+        Role::EmbeddingWorker => v1::Role::EmbeddingWorker,
+        Role::DenseWorker => v1::Role::DenseWorker,
+        Role::Loader => v1::Role::Loader,
+    }
 }
 
 /// Events that end a job, as `rectrain run --json` prints them; all others are read past.

@@ -6,7 +6,8 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use rectrain_crds::{DecisionStatus, Phase, RecTrainingJob, RecTrainingJobStatus};
 
 use crate::failure::shorten;
-use crate::names::FIELD_MANAGER;
+use crate::members;
+use crate::names::{FIELD_MANAGER, Role};
 use crate::phase::Decision;
 
 /// The action of all events but those that have one of their own.
@@ -75,7 +76,9 @@ pub fn transitions(before: Option<&RecTrainingJobStatus>, decision: &Decision) -
         }
     }
     all.extend(before.and_then(|before| mode_switched(before, after)));
-    all.extend(before.and_then(|before| slots_moved(before, after)));
+    all.extend(
+        before.into_iter().flat_map(|before| Role::MEMBERS.into_iter().filter_map(|role| scaled(role, before, after))),
+    );
     let before_decisions = before.map(|status| status.decisions.as_slice()).unwrap_or_default();
     all.extend(after.decisions.iter().filter(|decision| !before_decisions.contains(decision)).map(decided));
     if let Some(problem) = &decision.problem {
@@ -124,18 +127,20 @@ fn mode_switched(before: &RecTrainingJobStatus, after: &RecTrainingJobStatus) ->
     })
 }
 
-/// Rows moved to more parameter servers or to fewer while training went on.
-fn slots_moved(before: &RecTrainingJobStatus, after: &RecTrainingJobStatus) -> Option<Announcement> {
+/// Other members of a role take part than before.
+fn scaled(role: Role, before: &RecTrainingJobStatus, after: &RecTrainingJobStatus) -> Option<Announcement> {
     let (old, new) = (before.attempt.as_ref()?, after.attempt.as_ref()?);
-    let (from, to) = (old.servers?.present, new.servers?.present);
+    let present = |replicas| members::of(replicas, role).map(|of_role| of_role.present);
+    let (from, to) = (present(old.replicas.as_ref()?)?, present(new.replicas.as_ref()?)?);
+    let (reason, what) = match role {
+        Role::Ps => ("SlotsMoved", format!("the rows are on {to} parameter servers, which were on {from}")),
+        _ => ("Scaled", format!("{to} {}s take part, which were {from}", role.name())),
+    };
     (old.number == new.number && from != to).then(|| Announcement {
         is_warning: false,
-        reason: "SlotsMoved",
-        action: format!("ScaleTo/{to}"),
-        note: format!(
-            "the rows are on {to} parameter servers, which were on {from}; seen at step {}",
-            after.step.unwrap_or(0)
-        ),
+        reason,
+        action: format!("ScaleTo/{}/{to}", role.field()),
+        note: format!("{what}; seen at step {}", after.step.unwrap_or(0)),
     })
 }
 

@@ -11,7 +11,7 @@
 //!    switched the coordinator is asked, and decided again with its answer.
 //! 4. The status is written, before anything is done about it: whoever is killed in between is taken over where it was.
 //! 5. [`reconcile::build`] (pure): the objects that should be there.
-//!    The coordinator is asked for another number of parameter servers, if there is to be one ([`servers`]).
+//!    The coordinator is asked for another number of a role's members, if there is to be one ([`members`]).
 //! 6. [`reconcile::apply`] and [`reconcile::prune`]: server-side apply of what differs, deletion of what is not wanted any more.
 //!
 //! Everything is computed from what is there now; nothing is counted from events that could be missed.
@@ -26,10 +26,10 @@ pub mod events;
 pub mod failure;
 pub mod leader;
 pub mod measure;
+pub mod members;
 pub mod metrics;
 pub mod names;
 pub mod phase;
 pub mod pods;
 pub mod reconcile;
-pub mod servers;
 pub mod switch;

@@ -43,6 +43,9 @@ impl Role {
     /// All of them; the coordinator first.
     pub const ALL: [Self; 5] = [Self::Coordinator, Self::Ps, Self::EmbeddingWorker, Self::DenseWorker, Self::Loader];
 
+    /// Those whose number may change while a job trains.
+    pub const MEMBERS: [Self; 4] = [Self::Ps, Self::EmbeddingWorker, Self::DenseWorker, Self::Loader];
+
     /// As in commands, labels and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {

@@ -25,10 +25,10 @@ use rectrain_crds::{
 use crate::automatic::{self, Findings};
 use crate::coordinator::{CoordinatorView, Report, Stage};
 use crate::failure::{self, Cause, Problem};
+use crate::members;
 use crate::names::{self, Role};
 use crate::pods::PodFacts;
 use crate::reconcile::status::conditions;
-use crate::servers;
 use crate::switch::{self, SwitchAnswer};
 
 /// The longest back-off after a crash.
@@ -87,8 +87,8 @@ pub struct Decision {
     pub run: Run,
     /// The training mode that its coordinator is to be asked for; what it answers has to be decided on before anything is written.
     pub ask_mode: Option<Mode>,
-    /// The number of parameter servers that its coordinator is to be asked for.
-    pub ask_servers: Option<u32>,
+    /// The roles and the numbers of their members that its coordinator is to be asked for.
+    pub ask_members: Vec<(Role, u32)>,
     /// What keeps it from training, if anything does.
     pub problem: Option<Problem>,
     /// Whether the job's time to live is over.
@@ -129,7 +129,7 @@ impl<'a> Draft<'a> {
             Some(attempt) => {
                 attempt.spec_hash != self.facts.spec_hash
                     || attempt.mode.as_ref().is_some_and(|mode| mode.wanted != self.wanted_mode())
-                    || self.wants_other_servers(attempt)
+                    || self.wants_other_members(attempt)
             }
             None => self.before.observed_generation != self.facts.job.metadata.generation,
         };
@@ -242,8 +242,8 @@ impl<'a> Draft<'a> {
             Some(attempt)
                 if attempt.spec_hash != self.facts.spec_hash
                     || self.before.phase.is_none()
-                    // Until all have joined nobody can be asked for other servers.
-                    || self.before.phase == Some(Phase::Starting) && self.wants_other_servers(&attempt) =>
+                    // Until all have joined nobody can be asked for others.
+                    || self.before.phase == Some(Phase::Starting) && self.wants_other_members(&attempt) =>
             {
                 let start = self.status.start_time.as_ref().map_or(now, |time| time.0);
                 self.begin_attempt(attempt.number + 1, self.restarts(), None, start);
@@ -255,10 +255,10 @@ impl<'a> Draft<'a> {
                 if matches!(phase, Phase::Pending | Phase::Restarting) {
                     self.start_in(attempt.mode.as_ref());
                     if let Some(attempt) = &mut self.status.attempt {
-                        attempt.servers = None;
+                        attempt.replicas = None;
                     }
                 }
-                self.want_servers();
+                self.want_members();
                 phase
             }
         }
@@ -301,30 +301,29 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// How many parameter servers there are to be.
-    fn wanted_servers(&self) -> Option<u32> {
-        self.facts.verdict.ok().map(|resolved| servers::wanted(Some(&self.status), resolved))
+    /// Whether others are asked for than when the attempt was looked at last.
+    fn wants_other_members(&self, attempt: &AttemptStatus) -> bool {
+        let (Some(replicas), Ok(resolved)) = (&attempt.replicas, self.facts.verdict) else { return false };
+        members::are_others(replicas, Some(&self.status), resolved)
     }
 
-    /// Whether other servers are asked for than when the attempt was looked at last.
-    fn wants_other_servers(&self, attempt: &AttemptStatus) -> bool {
-        let known = attempt.servers.map(|servers| servers.wanted);
-        known.is_some() && known != self.wanted_servers()
-    }
-
-    fn want_servers(&mut self) {
-        let Some(wanted) = self.wanted_servers() else { return };
+    fn want_members(&mut self) {
+        let Ok(resolved) = self.facts.verdict else { return };
+        let starting = members::starting(Some(&self.status), resolved);
+        let Some(attempt) = &self.status.attempt else { return };
+        let mut replicas = attempt.replicas.unwrap_or(starting);
+        members::want(&mut replicas, Some(&self.status), resolved);
         if let Some(attempt) = &mut self.status.attempt {
-            attempt.servers.get_or_insert_with(|| servers::starting(wanted)).wanted = wanted;
+            attempt.replicas = Some(replicas);
         }
     }
 
     /// Pods of a role that the present attempt has to have.
     fn pods_of(&self, role: Role) -> u32 {
-        let servers = self.status.attempt.as_ref().and_then(|attempt| attempt.servers);
-        match (role, servers) {
-            (Role::Ps, Some(servers)) => servers.needed,
-            _ => self.facts.verdict.map_or(0, |resolved| role.replicas(resolved)),
+        let replicas = self.status.attempt.as_ref().and_then(|attempt| attempt.replicas.as_ref());
+        match replicas.and_then(|replicas| members::of(replicas, role)) {
+            Some(of_role) => of_role.needed,
+            None => self.facts.verdict.map_or(0, |resolved| role.replicas(resolved)),
         }
     }
 
@@ -339,7 +338,7 @@ impl<'a> Draft<'a> {
             restarts_before,
             not_before: not_before.map(Time),
             mode: None,
-            servers: self.wanted_servers().map(servers::starting),
+            replicas: self.facts.verdict.ok().map(|resolved| members::starting(Some(&self.status), resolved)),
         });
         self.start_in(before.and_then(|before| before.mode).as_ref());
         self.status.start_time = Some(Time(start));
@@ -403,29 +402,29 @@ impl<'a> Draft<'a> {
         self.note_automatic(phase);
         let all_ready = self.all_ready();
         let ask_mode = self.switch(pods);
-        let ask_servers = self.scale();
+        let ask_members = self.scale();
         let problem = self.facts.obstacle.cloned().or_else(|| failure::waiting(pods).filter(|_| !all_ready));
         let problem = problem.or_else(|| self.mode_refused());
         let poll = self.facts.poll;
         let mut decision = self.finish(phase, problem, Run::Go);
         decision.ask_mode = ask_mode;
-        decision.ask_servers = ask_servers;
+        decision.ask_members = ask_members;
         decision.look_again = Some(at_most_ten_a_second(poll));
         decision
     }
 
     /// Whether each role has all the pods that it has to have, and will keep them.
     fn all_ready(&self) -> bool {
-        let servers = self.status.attempt.as_ref().and_then(|attempt| attempt.servers);
-        let is_settled = servers.is_none_or(|s| s.wanted == s.present && s.wanted == s.needed);
+        let replicas = self.status.attempt.as_ref().and_then(|attempt| attempt.replicas.as_ref());
+        let is_settled = replicas.is_none_or(members::are_settled);
         is_settled
             && Role::ALL.iter().all(|role| self.facts.ready.get(role).copied().unwrap_or(0) >= self.pods_of(*role))
     }
 
     /// Takes over what the coordinator reports.
     fn follow(&mut self, report: &Report) -> Phase {
-        if let Some(servers) = self.status.attempt.as_mut().and_then(|attempt| attempt.servers.as_mut()) {
-            servers::follow(servers, report);
+        if let Some(replicas) = self.status.attempt.as_mut().and_then(|attempt| attempt.replicas.as_mut()) {
+            members::follow(replicas, report);
         }
         let stepped = self.before.step != Some(report.step);
         if report.stage != Stage::Starting {
@@ -468,11 +467,11 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// The number of parameter servers that the coordinator has to be asked for.
-    fn scale(&self) -> Option<u32> {
-        let CoordinatorView::Live(report) = self.facts.coordinator else { return None };
-        let servers = self.status.attempt.as_ref()?.servers?;
-        servers::to_ask(&servers, report, self.facts.pods)
+    /// The numbers of roles' members that the coordinator has to be asked for.
+    fn scale(&self) -> Vec<(Role, u32)> {
+        let CoordinatorView::Live(report) = self.facts.coordinator else { return Vec::new() };
+        let replicas = self.status.attempt.as_ref().and_then(|attempt| attempt.replicas.as_ref());
+        replicas.map_or_else(Vec::new, |replicas| members::to_ask(replicas, report, self.facts.pods))
     }
 
     /// What was decided automatically is written down now and carried out from the next look on.
@@ -500,7 +499,7 @@ impl<'a> Draft<'a> {
         let is_killed =
             |pod: &&&PodFacts| pod.role == Role::Ps && pod.ended.as_ref().is_some_and(|ended| ended.out_of_memory);
         let (Some(killed), Ok(resolved)) = (pods.iter().find(is_killed), self.facts.verdict) else { return };
-        let present = self.wanted_servers().unwrap_or_default();
+        let present = members::wanted(Some(&self.status), resolved, Role::Ps);
         if let Some(decision) = automatic::after_a_kill(resolved, present, &killed.name, self.facts.now) {
             self.status.decisions = automatic::kept(&self.before.decisions, &[decision]);
         }
@@ -578,7 +577,7 @@ impl<'a> Draft<'a> {
 
     fn fail(mut self, problem: Problem, run: Run) -> Decision {
         // A number decided on just before is no reason to begin again.
-        self.want_servers();
+        self.want_members();
         let run = if self.status.attempt.is_none() { Run::Nothing } else { run };
         self.end(Phase::Failed, Some(problem), run)
     }
@@ -602,8 +601,7 @@ impl<'a> Draft<'a> {
         let count = |role: Role| {
             let wanted = match role {
                 _ if !should_be => 0,
-                Role::Ps => self.wanted_servers().unwrap_or_default(),
-                _ => role.replicas(resolved),
+                _ => members::wanted(Some(&self.status), resolved, role),
             };
             Some(ReplicaCount::new(self.facts.ready.get(&role).copied().unwrap_or(0), wanted))
         };
@@ -639,7 +637,7 @@ impl<'a> Draft<'a> {
             status: self.status,
             run,
             ask_mode: None,
-            ask_servers: None,
+            ask_members: Vec::new(),
             problem,
             delete: false,
             look_again: None,

@@ -276,7 +276,7 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
         observe::remember(&context, uid.clone(), looked, decision.status.phase);
     }
     context.metrics.saw_job(&namespace, &name, Seen::new(&decision.status, max_restarts(&job)));
-    ask_for_servers(&context, coordinator.as_ref(), &decision, &name).await;
+    ask_for_members(&context, coordinator.as_ref(), &decision, &name).await;
     if decision.delete {
         return delete_job(&jobs, &job).await;
     }
@@ -319,14 +319,22 @@ async fn decide_and_ask(context: &Context, coordinator: Option<&Whereabouts>, fa
     decide(&Facts { answer: Some(&answer), ..*facts })
 }
 
-/// Asks the coordinator for another number of parameter servers, if there is to be one. If it does not agree now, as while slots move
+/// Asks the coordinator for other numbers of roles' members, if there are to be any. If it does not agree now, as while slots move
 /// already, it is asked again at the next look.
-async fn ask_for_servers(context: &Context, coordinator: Option<&Whereabouts>, decision: &Decision, job: &str) {
-    let (Some(servers), Some(coordinator)) = (decision.ask_servers, coordinator) else { return };
-    let reason = automatic::reason(Some(&decision.status), DecisionSubject::Ps, &servers.to_string());
-    match context.ask.scale(coordinator, servers, reason).await {
-        Ok(()) => tracing::info!(job, servers, "the coordinator was asked for another number of parameter servers"),
-        Err(why) => tracing::debug!(job, servers, why, "the coordinator does not change its parameter servers now"),
+async fn ask_for_members(context: &Context, coordinator: Option<&Whereabouts>, decision: &Decision, job: &str) {
+    let Some(coordinator) = coordinator else { return };
+    for &(role, replicas) in &decision.ask_members {
+        let subject = automatic::subject(role);
+        let reason =
+            subject.map_or("", |subject| automatic::reason(Some(&decision.status), subject, &replicas.to_string()));
+        let answer = context.ask.scale(coordinator, role, replicas, reason).await;
+        tracing::info!(
+            job,
+            role = role.name(),
+            replicas,
+            ?answer,
+            "the coordinator was asked for another number of members"
+        );
     }
 }
 

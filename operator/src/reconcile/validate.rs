@@ -6,6 +6,8 @@ use rectrain_crds::{
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use crate::names::Role;
+
 /// Whether this operator runs the job, or another controller does.
 #[must_use]
 pub fn is_ours(job: &RecTrainingJob) -> bool {
@@ -93,19 +95,40 @@ pub fn for_pods(spec: &RecTrainingJobSpec) -> RecTrainingJobSpec {
     spec
 }
 
-/// The spec with so many parameter servers.
+/// The spec with so many members of each role that `replicas` speaks of.
 #[must_use]
-pub fn with_servers(mut spec: RecTrainingJobSpec, servers: u32) -> RecTrainingJobSpec {
-    let ps = spec.roles.get_or_insert_default().ps.get_or_insert_default();
-    ps.replicas = Some(servers);
+pub fn with_replicas(mut spec: RecTrainingJobSpec, replicas: impl Fn(Role) -> Option<u32>) -> RecTrainingJobSpec {
+    let roles = spec.roles.get_or_insert_default();
+    for role in Role::MEMBERS {
+        let Some(replicas) = replicas(role) else { continue };
+        let field = match role {
+            Role::Coordinator => continue,
+            Role::Ps => &mut roles.ps.get_or_insert_default().replicas,
+            Role::EmbeddingWorker => &mut roles.embedding_worker.get_or_insert_default().replicas,
+            Role::DenseWorker => &mut roles.dense_worker.get_or_insert_default().replicas,
+            Role::Loader => &mut roles.loader.get_or_insert_default().replicas,
+        };
+        *field = Some(replicas);
+    }
     spec
 }
 
 /// Digest of what pods depend on: what they run and what they look like. A job whose digest changes gets new pods. The training mode
-/// is none of it, and the number of parameter servers neither, because they change while pods run.
+/// is none of it, and the numbers of members neither, because they change while pods run; but for dense workers whose number is
+/// also that of the pieces of a batch.
 #[must_use]
 pub fn spec_hash(spec: &RecTrainingJobSpec) -> String {
-    manifest_hash(&with_servers(in_mode(spec, Mode::default()), 1))
+    let has_elastic_workers = has_elastic_dense_workers(spec);
+    let same = |role| (role != Role::DenseWorker || has_elastic_workers).then_some(1);
+    manifest_hash(&with_replicas(in_mode(spec, Mode::default()), same))
+}
+
+/// Whether each dense worker has pieces of its own of a batch that was cut without regard to their number.
+fn has_elastic_dense_workers(spec: &RecTrainingJobSpec) -> bool {
+    let Some(training) = &spec.training else { return false };
+    let rows = training.global_batch_size.unwrap_or(defaults::GLOBAL_BATCH_SIZE);
+    let workers = spec.roles.as_ref().and_then(|roles| roles.dense_worker.as_ref()?.replicas).unwrap_or(1);
+    training.local_batch_size.is_some_and(|local| workers <= rows / local.max(1))
 }
 
 /// Digest of what the pods of one attempt read and look like, the training mode that it starts in included.

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use rectrain_crds::{DecisionSubject, Mode, RecTrainingJobStatus};
 use rectrain_operator::coordinator::Stage;
+use rectrain_operator::names::Role;
 
 use crate::world::{Script, World, live};
 
@@ -148,8 +149,8 @@ async fn a_full_table_gets_another_server_where_decisions_are_carried_out() {
     let after = status(&world);
     assert_eq!(about(&world, DecisionSubject::Ps), [("2".to_owned(), "3".to_owned(), true)]);
     let attempt = after.attempt.unwrap();
-    assert_eq!((attempt.number, attempt.servers.unwrap().present, after.restarts), (1, 3, Some(0)));
-    assert_eq!(world.scripts.lock().unwrap().asked_servers, [3]);
+    assert_eq!((attempt.number, attempt.replicas.unwrap().ps.present, after.restarts), (1, 3, Some(0)));
+    assert_eq!(world.scripts.lock().unwrap().asked_members, [(Role::Ps, 3)]);
     let decided = after.decisions.iter().find(|decision| decision.subject == DecisionSubject::Ps).unwrap();
     assert_eq!(world.scripts.lock().unwrap().reasons, [&*decided.reason]);
     assert_eq!(world.job().spec.roles.unwrap().ps.unwrap().replicas, Some(2), "the manifest is the user's");

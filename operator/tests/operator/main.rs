@@ -5,7 +5,7 @@ mod automatic;
 mod chart;
 mod dashboards;
 mod life;
+mod members;
 mod phase;
-mod servers;
 mod switch;
 mod world;

@@ -5,8 +5,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 use proptest::prelude::*;
 use rectrain_crds::{Mode, Phase, RecTrainingJob, RecTrainingJobStatus, ResolvedJob, TrainingSpec};
-use rectrain_operator::coordinator::{CoordinatorView, Report, Servers, Stage};
+use rectrain_operator::coordinator::{CoordinatorView, Members, Report, Stage};
 use rectrain_operator::failure::{Cause, Problem};
+use rectrain_operator::members;
 use rectrain_operator::names::Role;
 use rectrain_operator::phase::{Decision, Facts, Run, decide, wanted_mode};
 use rectrain_operator::pods::{Ended, PodFacts};
@@ -40,14 +41,14 @@ enum Happening {
     /// The manifest asks for a mode, and a coordinator that is asked for one answers so.
     Mode(Mode),
     Answer(SwitchAnswer),
-    Servers(u32),
+    Members(Role, u32),
     Deadline(Option<u32>),
     Obstacle(bool),
 }
 
 fn coordinator() -> impl Strategy<Value = CoordinatorView> {
     let stage = prop_oneof![Just(Stage::Starting), Just(Stage::Training), Just(Stage::Evaluating)];
-    let live = (stage, 0u64..5, 1u32..4, 1u32..4).prop_map(|(stage, step, present, wanted)| {
+    let live = (stage, 0u64..5, member_role(), 1u32..4, 1u32..4).prop_map(|(stage, step, role, present, wanted)| {
         CoordinatorView::Live(Report {
             stage,
             mode: Some(Mode::Sync),
@@ -57,7 +58,7 @@ fn coordinator() -> impl Strategy<Value = CoordinatorView> {
             loss: f64::NAN,
             auc: None,
             last_checkpoint: None,
-            servers: Some(Servers { present, wanted, needed: present.max(wanted) }),
+            members: [(role, Members { present, wanted, needed: present.max(wanted) })].into(),
         })
     });
     let failed = |user_error| CoordinatorView::Failed { message: "m".to_owned(), user_error };
@@ -68,6 +69,11 @@ fn coordinator() -> impl Strategy<Value = CoordinatorView> {
         1 => Just(failed(true)),
         3 => Just(failed(false)),
     ]
+}
+
+/// Of a role whose number may change while the job trains.
+fn member_role() -> impl Strategy<Value = Role> {
+    prop_oneof![Just(Role::Ps), Just(Role::EmbeddingWorker), Just(Role::Loader)]
 }
 
 fn happening() -> impl Strategy<Value = Happening> {
@@ -90,7 +96,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => any::<bool>().prop_map(Suspend),
         1 => (1u64..3).prop_map(|rows| Rows(rows * 1000)),
         2 => mode.prop_map(Mode),
-        2 => (1u32..4).prop_map(Servers),
+        2 => (member_role(), 1u32..4).prop_map(|(role, replicas)| Members(role, replicas)),
         1 => answer.prop_map(Answer),
         1 => prop::option::of(1u32..200).prop_map(Deadline),
         1 => any::<bool>().prop_map(Obstacle),
@@ -149,9 +155,9 @@ impl History {
                 job.spec.training = Some(TrainingSpec { mode: Some(mode.into()), ..TrainingSpec::default() });
             }),
             Happening::Answer(answer) => self.answer = answer,
-            Happening::Servers(servers) => {
-                self.edit(|job| job.spec = validate::with_servers(job.spec.clone(), servers));
-            }
+            Happening::Members(role, replicas) => self.edit(|job| {
+                job.spec = validate::with_replicas(job.spec.clone(), |of| (of == role).then_some(replicas));
+            }),
             Happening::Deadline(deadline) => self.edit(|job| job.spec.active_deadline_seconds = deadline),
             Happening::Obstacle(there) => {
                 self.obstacle = there.then(|| Problem::new(Cause::NameConflict, "taken"));
@@ -275,10 +281,11 @@ proptest! {
             }
             let wanted = wanted_mode(&history.job);
             let told = before.attempt.as_ref().and_then(|attempt| attempt.mode.as_ref()).map(|mode| mode.wanted);
-            let servers = before.attempt.as_ref().and_then(|attempt| attempt.servers).map(|servers| servers.wanted);
+            let replicas = before.attempt.as_ref().and_then(|attempt| attempt.replicas);
+            let wanted_of = |role| replicas.as_ref().and_then(|replicas| members::of(replicas, role)).map(|r| r.wanted);
             let mended = before.attempt.as_ref().map(|a| &a.spec_hash) != Some(&history.spec_hash)
                 || told != Some(wanted)
-                || servers.map(|servers| servers as usize) != Some(history.resolved.roles.ps.replicas);
+                || Role::MEMBERS.into_iter().any(|role| wanted_of(role) != Some(role.replicas(&history.resolved)));
             if before.phase == Some(Phase::Failed) && !mended {
                 prop_assert_eq!(phase, Phase::Failed);
             }
@@ -292,20 +299,23 @@ proptest! {
                 prop_assert!(matches!(phase, Phase::Training | Phase::Evaluating) && decision.run == Run::Go);
             }
             prop_assert_eq!(decision.ask_mode, None, "an answer is an answer");
-            // Nor does a change of the number of servers of a job that trains; all pods stay that the coordinator needs.
+            // Nor does a change of the number of members of a job that trains; all pods stay that the coordinator needs.
             let trains = matches!(before.phase, Some(Phase::Training | Phase::Evaluating));
-            if matches!(happening, Happening::Servers(_)) && trains {
+            if matches!(happening, Happening::Members(..)) && trains {
                 prop_assert_eq!(number, before.attempt.as_ref().unwrap().number);
             }
-            if let (CoordinatorView::Live(Report { servers: Some(told), .. }), Run::Go, true) =
+            if let (CoordinatorView::Live(Report { members: told, .. }), Run::Go, true) =
                 (&history.coordinator, decision.run, history.has_coordinator())
             {
-                prop_assert_eq!(after.attempt.as_ref().unwrap().servers.unwrap().needed, told.needed);
+                let replicas = after.attempt.as_ref().unwrap().replicas.unwrap();
+                for (role, told) in told {
+                    prop_assert_eq!(members::of(&replicas, *role).unwrap().needed, told.needed);
+                }
             }
-            if let Some(servers) = decision.ask_servers {
-                let CoordinatorView::Live(Report { servers: Some(told), .. }) = &history.coordinator else { unreachable!() };
-                let gives_up = told.wanted > told.present && servers == told.present;
-                prop_assert!(gives_up || servers as usize == history.resolved.roles.ps.replicas);
+            for &(role, replicas) in &decision.ask_members {
+                let CoordinatorView::Live(Report { members: told, .. }) = &history.coordinator else { unreachable!() };
+                let gives_up = told[&role].wanted > told[&role].present && replicas == told[&role].present;
+                prop_assert!(gives_up || replicas == role.replicas(&history.resolved));
                 prop_assert!(matches!(phase, Phase::Training | Phase::Evaluating) && decision.run == Run::Go);
             }
             // Restarts are never forgotten while a job lives.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rectrain_crds::{Override, SetKind};
+use rectrain_roles::member::Role;
 use rectrain_wire::Address;
 
 use crate::slow::{Cpus, Slow};
@@ -169,7 +170,7 @@ pub(crate) struct ScaleArgs {
     /// The role
     #[arg(value_enum)]
     pub(crate) role: ScaledRole,
-    /// How many there are to be; as many as there are spreads rows anew, by load and bytes
+    /// How many there are to be; as many parameter servers as there are spreads their rows anew, by load and bytes
     pub(crate) replicas: u32,
     /// The job's name, or its coordinator's address; the only one that runs on this machine if not given
     #[arg(long)]
@@ -180,6 +181,23 @@ pub(crate) struct ScaleArgs {
 pub(crate) enum ScaledRole {
     /// Parameter servers
     Ps,
+    /// Embedding workers
+    EmbeddingWorker,
+    /// Dense workers
+    DenseWorker,
+    /// Loaders
+    Loader,
+}
+
+impl From<ScaledRole> for Role {
+    fn from(role: ScaledRole) -> Self {
+        match role {
+            ScaledRole::Ps => Self::Ps,
+            ScaledRole::EmbeddingWorker => Self::EmbeddingWorker,
+            ScaledRole::DenseWorker => Self::DenseWorker,
+            ScaledRole::Loader => Self::Loader,
+        }
+    }
 }
 
 /// A job that runs, here or in a cluster.

@@ -100,16 +100,7 @@ fn staying(result: &Result<(), Failure>) {
 /// `rectrain ps`, `rectrain embedding-worker`, `rectrain dense-worker`, `rectrain loader`
 pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
     let plan = job::plan(&args.job)?;
-    let replicas = role.replicas(&plan);
     let saves = plan.checkpoint.is_some();
-    // A parameter server may join a job that runs; the coordinator knows how many there are by then.
-    if args.index >= replicas && role != Role::Ps {
-        let name = role.name();
-        return Err(Failure::User(format!(
-            "--index {}: the job has {replicas} of role {name}, counted from 0",
-            args.index
-        )));
-    }
     crate::runtime()?.block_on(async {
         let Network { metrics, counters, transport, .. } = Network::new(&args.tls)?;
         let (address, _metrics) = serve_metrics(args.metrics, metrics.clone()).await?;

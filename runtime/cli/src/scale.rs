@@ -1,26 +1,33 @@
-//! `rectrain scale`: spreads the slots of a job that runs on this machine over another number of parameter servers, or anew over as
-//! many, while it trains.
+//! `rectrain scale`: a job that runs on this machine trains on with another number of a role's members, or with its slots spread anew
+//! over as many parameter servers.
 
 use rectrain_proto::v1;
+use rectrain_roles::member::Role;
 use tonic::Code;
 
-use crate::args::{ScaleArgs, ScaledRole};
+use crate::args::ScaleArgs;
 use crate::{Failure, running};
 
 pub(crate) fn scale(args: &ScaleArgs) -> Result<(), Failure> {
-    let ScaledRole::Ps = args.role;
+    let role = Role::from(args.role);
     crate::runtime()?.block_on(async {
         let (name, mut client) = match &args.job {
             Some(job) => (job.clone(), running::connect(job).await?.ok_or_else(|| not_here(job))?),
             None => running::the_only_one().await?,
         };
-        let asked = client.scale(v1::ScaleRequest { ps: args.replicas, reason: String::new() }).await;
+        let asked = client
+            .scale(v1::ScaleRequest { role: role.proto().into(), replicas: args.replicas, reason: String::new() })
+            .await;
         let from = asked.map_err(|status| refused(&name, &status))?.into_inner().from;
         let to = args.replicas;
-        if from == to {
-            println!("{name}: the slots are spread anew over {to} parameter servers while training goes on");
-        } else {
-            println!("{name}: {from} -> {to} parameter servers; slots move while training goes on");
+        let members = role.plural();
+        match role {
+            Role::Ps if from == to => {
+                println!("{name}: the slots are spread anew over {to} {members} while training goes on")
+            }
+            Role::Ps => println!("{name}: {from} -> {to} {members}; slots move while training goes on"),
+            _ if from == to => println!("{name}: there are {to} {members}"),
+            _ => println!("{name}: {from} -> {to} {members} while training goes on"),
         }
         Ok(())
     })

@@ -7,6 +7,7 @@ use std::time::Duration;
 use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use rectrain_roles::events::{JobEvent, Summary, TestMetrics};
+use rectrain_roles::member::Role;
 
 /// See the module's text.
 pub(crate) struct Display {
@@ -83,8 +84,11 @@ impl Display {
             }
             JobEvent::ModeSwitched { step, from, to } => self.note(&format!("mode {from} -> {to} at step {step}")),
             JobEvent::ModeChosen { mode, reason } => self.note(&format!("going over to mode {mode}: {reason}")),
-            JobEvent::Scaling { from, to, .. } if from == to => self.note("the slots are measured, to be spread anew"),
-            JobEvent::Scaling { from, to, .. } => self.note(&format!("parameter servers {from} -> {to}: slots move meanwhile")),
+            JobEvent::Scaling { role: Role::Ps, from, to, .. } if from == to => self.note("the slots are measured, to be spread anew"),
+            JobEvent::Scaling { role, from, to, .. } => {
+                self.note(&format!("{} {from} -> {to}: training goes on meanwhile", role.plural()));
+            }
+            JobEvent::Scaled { role, from, to } => self.note(&format!("{} {from} -> {to}: done", role.plural())),
             JobEvent::SlotsMoved { slots: 0, imbalance, .. } => {
                 self.note(&format!("no slot moves: the busiest parameter server has {imbalance:.2} times the mean"));
             }

@@ -11,6 +11,7 @@ use prometheus::Registry;
 use rectrain_roles::coordinator::Coordinator;
 use rectrain_roles::events::{EventLog, JobEvent};
 use rectrain_roles::local::run_with;
+use rectrain_roles::member::Role;
 use rectrain_roles::metrics::{CoordinatorMetrics, RoleMetrics};
 use rectrain_roles::plan::JobPlan;
 
@@ -67,7 +68,7 @@ async fn measure(rows: u64, mode: &str) -> Result<(), Failure> {
         let mut follower = events.follow();
         for servers in [3, 2, 2] {
             steps.seconds.clear();
-            coordinator.request_scale(servers)?;
+            coordinator.request_scale(Role::Ps, servers)?;
             let moved = loop {
                 tokio::select! {
                     event = follower.next() => match event {

@@ -25,7 +25,8 @@ impl BatchPosition {
         }
     }
 
-    fn number(self) -> u64 {
+    /// Of the run's data, or of the evaluation's.
+    pub(crate) fn number(self) -> u64 {
         let (Self::Train(number) | Self::Evaluation { number, .. }) = self;
         number
     }
@@ -54,12 +55,6 @@ impl BatchKey {
             BatchPosition::Evaluation { at_step, .. } => Some(at_step.0),
         };
         v1::BatchId { number: self.position.number(), piece: self.piece, evaluation }
-    }
-
-    /// The embedding worker that keeps this piece: they take turns.
-    pub(crate) fn embedding_worker(self, workers: usize, pieces: u32) -> usize {
-        let number = self.position.number() * u64::from(pieces) + u64::from(self.piece);
-        (number % workers.max(1) as u64) as usize
     }
 }
 

@@ -15,7 +15,7 @@ use rectrain_modes::migration::SlotMap;
 use rectrain_proto::v1;
 use rectrain_wire::ids::UniqueIds;
 use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor};
-use tokio::sync::{Notify, OnceCell};
+use tokio::sync::{Notify, OnceCell, Semaphore};
 
 use crate::batch::{BatchKey, BatchPosition};
 use crate::compression::Compression;
@@ -104,6 +104,8 @@ pub struct EmbeddingWorker {
     answered: Mutex<Answered>,
     positions: Mutex<Positions>,
     changed: Notify,
+    /// One permit a core: work beyond that waits its turn, and how long it does tells whether there are enough embedding workers.
+    cores: Semaphore,
     metrics: EmbeddingWorkerMetrics,
 }
 
@@ -121,6 +123,7 @@ impl EmbeddingWorker {
             answered: Mutex::default(),
             positions: Mutex::default(),
             changed: Notify::new(),
+            cores: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
             metrics,
         }
     }
@@ -145,7 +148,7 @@ impl EmbeddingWorker {
             .await?;
         let rest = tensors.split_off(ids);
         let layout = Arc::clone(&self.layout);
-        let prepared = blocking("preparation of ids", move || prepare(samples, tensors, &layout)).await??;
+        let prepared = self.work("preparation of ids", move || prepare(samples, tensors, &layout)).await??;
         self.metrics.unique_ids.inc_by(prepared.keys().iter().map(Vec::len).sum::<usize>() as u64);
         let held = Held { prepared, global_samples: request.global_samples, rest };
         // It comes twice if a loader has died, or another embedding worker's answer to one was lost.
@@ -171,7 +174,7 @@ impl EmbeddingWorker {
         }
         let started = Instant::now();
         let (layout, by_ids) = (Arc::clone(&self.layout), Arc::clone(&held));
-        let pooled = blocking("pooling", move || by_ids.prepared.pool(&rows, &layout)).await?;
+        let pooled = self.work("pooling", move || by_ids.prepared.pool(&rows, &layout)).await?;
         self.metrics.pool.observe(started.elapsed().as_secs_f64());
         let mut tensors = encode_pooled(pooled, &self.layout, self.compression)?;
         // The batch stays until its gradients are here: another worker may have to fetch it again.
@@ -193,7 +196,7 @@ impl EmbeddingWorker {
         let mut tensors = tensors.into_iter();
         let gradients = decode_pooled("backward", &mut tensors, samples, &self.layout, self.compression)?;
         let (layout, by_ids) = (Arc::clone(&self.layout), Arc::clone(&held));
-        let rows = blocking("scattering of gradients", move || by_ids.prepared.scatter(&gradients, &layout)).await?;
+        let rows = self.work("scattering of gradients", move || by_ids.prepared.scatter(&gradients, &layout)).await?;
         let started = Instant::now();
         let reply = self.update(&key, &request, &held.prepared, rows).await?;
         self.metrics.update.observe(started.elapsed().as_secs_f64());
@@ -201,6 +204,21 @@ impl EmbeddingWorker {
         self.lock_answered().insert(key, reply.clone());
         self.forget(key);
         Ok(message::reply::<v1::Backward>(&reply, Vec::new()))
+    }
+
+    /// Computes on a core of its own as soon as one is free.
+    async fn work<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, RoleError> {
+        let queued = Instant::now();
+        let _core = self.cores.acquire().await.map_err(|_closed| RoleError::Stopped)?;
+        self.metrics.queue.observe(queued.elapsed().as_secs_f64());
+        let started = Instant::now();
+        let done = blocking(what, work).await?;
+        self.metrics.service.observe(started.elapsed().as_secs_f64());
+        Ok(done)
     }
 
     /// The batch; waits for it, and lets those up to it in.

@@ -34,11 +34,6 @@ impl EmbeddingWorkers {
         Ok(Self { directory, channels })
     }
 
-    /// How many there are.
-    pub(crate) fn count(&self) -> usize {
-        self.channels.read().unwrap_or_else(PoisonError::into_inner).len()
-    }
-
     /// Sends `request` to embedding worker number `index`, and again to its successor as often as it dies.
     ///
     /// # Errors
@@ -49,42 +44,72 @@ impl EmbeddingWorkers {
         request: R,
         tensors: Vec<Tensor>,
     ) -> Result<(R::Reply, Vec<Tensor>), RoleError> {
-        let until = Instant::now() + CALL_DEADLINE;
-        loop {
-            let channel = self.channel(index)?;
-            if let Address::Local(_) = channel.address() {
-                // It lives and dies with this process, so nothing is copied to be sent again.
-                return message::call(&channel, request, tensors, CALL_DEADLINE).await;
-            }
-            let gone = match answer(&channel, request.clone(), tensors.clone()).await {
-                Err(RoleError::Wire(gone)) if is_gone(&gone) && Instant::now() < until => gone,
-                answered => return answered,
-            };
-            tracing::debug!(%gone, index, "an embedding worker is gone");
-            tokio::time::sleep(PAUSE).await;
-            self.look_for(index).await?;
-        }
-    }
-
-    fn channel(&self, index: usize) -> Result<Channel, RoleError> {
-        let channels = self.channels.read().unwrap_or_else(PoisonError::into_inner);
-        channels.get(index).cloned().ok_or_else(|| RoleError::Inconsistent {
-            message: "roster",
-            reason: format!("there is no embedding worker {index}"),
+        self.call_if_there(index, request, tensors).await?.ok_or_else(|| {
+            let reason = format!("there is no embedding worker {index}");
+            RoleError::Inconsistent { message: "map", reason }
         })
     }
 
-    /// Connects to where it is now.
-    async fn look_for(&self, index: usize) -> Result<(), RoleError> {
-        let addresses = self.directory.embedding_workers().await?;
-        let Some(address) = addresses.get(index) else { return Ok(()) };
-        if self.channel(index)?.address().to_string() != *address {
-            let channel = connect(&*self.directory.transport, address)?;
-            if let Some(place) = self.channels.write().unwrap_or_else(PoisonError::into_inner).get_mut(index) {
-                *place = channel;
+    /// As [`Self::call`]; `None`, if the job goes on without an embedding worker of this number: what it was to be given is trained.
+    pub(crate) async fn call_if_there<R: Request + Clone>(
+        &self,
+        index: usize,
+        request: R,
+        tensors: Vec<Tensor>,
+    ) -> Result<Option<(R::Reply, Vec<Tensor>)>, RoleError> {
+        let until = Instant::now() + CALL_DEADLINE;
+        loop {
+            let Some(channel) = self.channel(index) else {
+                // It may have joined since.
+                if self.look_for(index).await? {
+                    continue;
+                }
+                return Ok(None);
+            };
+            let gone = if let Address::Local(_) = channel.address() {
+                // It lives and dies with this process, unless it is one that has left: nothing is copied to be sent again.
+                match channel.ready(REACHED).await {
+                    Ok(()) => return message::call(&channel, request, tensors, CALL_DEADLINE).await.map(Some),
+                    Err(gone) => gone,
+                }
+            } else {
+                match answer(&channel, request.clone(), tensors.clone()).await {
+                    Err(RoleError::Wire(gone)) if is_gone(&gone) && Instant::now() < until => gone,
+                    answered => return answered.map(Some),
+                }
+            };
+            tracing::debug!(%gone, index, "an embedding worker is gone");
+            tokio::time::sleep(PAUSE).await;
+            if !self.look_for(index).await? {
+                return Ok(None);
             }
         }
-        Ok(())
+    }
+
+    fn channel(&self, index: usize) -> Option<Channel> {
+        self.channels.read().unwrap_or_else(PoisonError::into_inner).get(index).cloned()
+    }
+
+    /// Connects to where it is now, and to all others that are not where they were; says whether it is anywhere.
+    async fn look_for(&self, index: usize) -> Result<bool, RoleError> {
+        let addresses = self.directory.workers().await?.embedding_workers;
+        let is_known =
+            |address: &String, index| self.channel(index).is_some_and(|known| known.address().to_string() == *address);
+        // Those that have left are asked for nothing any more.
+        for (other, address) in
+            addresses.iter().enumerate().filter(|(other, _)| *other <= index || self.channel(*other).is_some())
+        {
+            if is_known(address, other) {
+                continue;
+            }
+            let channel = connect(&*self.directory.transport, address)?;
+            let mut channels = self.channels.write().unwrap_or_else(PoisonError::into_inner);
+            match channels.get_mut(other) {
+                Some(place) => *place = channel,
+                None => channels.push(channel),
+            }
+        }
+        Ok(index < addresses.len())
     }
 }
 

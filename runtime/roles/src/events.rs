@@ -7,6 +7,8 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
+use crate::member::Role;
+
 /// One thing that happened. Serialized with `"event"` as its first field.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "camelCase", rename_all_fields = "camelCase")]
@@ -55,16 +57,27 @@ pub enum JobEvent {
         /// A sentence with what was measured and predicted.
         reason: String,
     },
-    /// Another number of parameter servers is asked for, or that the slots are spread anew over the same; those that join are waited
-    /// for.
+    /// Another number of a role's members is asked for, or that the slots are spread anew over the same parameter servers; those that
+    /// join are waited for.
     Scaling {
-        /// Parameter servers until then.
+        /// Whose.
+        role: Role,
+        /// Members until then.
         from: u32,
-        /// Parameter servers to be.
+        /// Members to be.
         to: u32,
         /// Why, if that was said.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         reason: Option<String>,
+    },
+    /// Members of a role have joined or left while training went on; parameter servers: see `SlotsMoved`.
+    Scaled {
+        /// Whose.
+        role: Role,
+        /// Members until then.
+        from: u32,
+        /// Members since.
+        to: u32,
     },
     /// Slots have moved between parameter servers while training went on.
     SlotsMoved {

@@ -24,6 +24,7 @@ mod placement;
 pub mod plan;
 mod pooling;
 mod ticket;
+mod turns;
 
 pub use compression::Compression;
 pub use error::RoleError;

@@ -24,6 +24,7 @@ use crate::message;
 use crate::metrics::LoaderMetrics;
 use crate::parameter_server::blocking;
 use crate::plan::{CALL_DEADLINE, JobPlan};
+use crate::turns::{Piece, Turns};
 
 /// Chunks read and not yet sent.
 const CHUNKS_AHEAD: usize = 1;
@@ -51,19 +52,22 @@ struct ReadChunk {
     skip: (u64, u32),
     /// Only this embedding worker's pieces are sent; none: all.
     only: Option<u32>,
+    turns: Turns,
     rows: Batch,
 }
 
 impl ReadChunk {
-    fn of(lease: &v1::ChunkLease, only: Option<u32>, rows: Batch) -> Self {
+    fn of(lease: &v1::ChunkLease, only: Option<u32>, rows: Batch) -> Result<Self, RoleError> {
         let first = BatchPosition::Train(lease.first_step);
         let skip = (lease.skip_batches, lease.skip_pieces);
-        Self { first, max_batches: lease.max_batches, skip, only, rows }
+        let turns = Turns::read("lease", &lease.turns)?;
+        Ok(Self { first, max_batches: lease.max_batches, skip, only, turns, rows })
     }
 
-    fn for_evaluation(lease: &v1::EvaluationChunk, only: Option<u32>, rows: Batch) -> Self {
+    fn for_evaluation(lease: &v1::EvaluationChunk, only: Option<u32>, rows: Batch) -> Result<Self, RoleError> {
         let first = BatchPosition::Evaluation { at_step: GlobalStep(lease.at_step), number: lease.first_batch };
-        Self { first, max_batches: u64::MAX, skip: (0, 0), only, rows }
+        let turns = Turns::read("evaluation_lease", &lease.turns)?;
+        Ok(Self { first, max_batches: u64::MAX, skip: (0, 0), only, turns, rows })
     }
 }
 
@@ -106,7 +110,7 @@ impl Loader {
             reader = Some((epoch, current));
             self.report(&lease, rows.as_ref(), skipped).await?;
             let Some(rows) = rows else { continue };
-            if chunks.send(ReadChunk::of(&lease, None, rows)).await.is_err() {
+            if chunks.send(ReadChunk::of(&lease, None, rows)?).await.is_err() {
                 break;
             }
         }
@@ -129,7 +133,7 @@ impl Loader {
             reader = Some(current);
             self.report_for_evaluation(&lease, rows.as_ref(), skipped).await?;
             let Some(rows) = rows else { continue };
-            if chunks.send(ReadChunk::for_evaluation(&lease, None, rows)).await.is_err() {
+            if chunks.send(ReadChunk::for_evaluation(&lease, None, rows)?).await.is_err() {
                 break;
             }
         }
@@ -208,7 +212,7 @@ impl Loader {
                 if !is_reported {
                     self.report(&lease, rows.as_ref(), skipped).await?;
                 }
-                rows.map(|rows| ReadChunk::of(&lease, only, rows))
+                rows.map(|rows| ReadChunk::of(&lease, only, rows)).transpose()?
             }
             Some(Repeat::Evaluation(lease)) => {
                 let Some(test) = &self.plan.test else { return Ok(()) };
@@ -217,7 +221,7 @@ impl Loader {
                 if !is_reported {
                     self.report_for_evaluation(&lease, rows.as_ref(), skipped).await?;
                 }
-                rows.map(|rows| ReadChunk::for_evaluation(&lease, only, rows))
+                rows.map(|rows| ReadChunk::for_evaluation(&lease, only, rows)).transpose()?
             }
             Some(Repeat::Finished(_) | Repeat::Wait(_)) | None => None,
         };
@@ -283,35 +287,36 @@ impl Loader {
     }
 
     async fn send_chunk(&self, chunk: ReadChunk) -> Result<(), RoleError> {
-        let rows = Arc::new(chunk.rows);
+        let ReadChunk { first: position, max_batches, skip, only, turns, rows } = chunk;
+        let rows = Arc::new(rows);
         let size = self.plan.global_batch_rows as usize;
-        let (first, skip_pieces) = chunk.skip;
-        for number in first..(rows.samples.div_ceil(size) as u64).min(chunk.max_batches) {
+        let (first, skip_pieces) = skip;
+        for number in first..(rows.samples.div_ceil(size) as u64).min(max_batches) {
             let start = number as usize * size;
             let range = start..rows.samples.min(start + size);
             let skip_pieces = if number == first { skip_pieces } else { 0 };
-            self.send_batch(chunk.first.after(number), &rows, range, skip_pieces, chunk.only).await?;
+            let keys =
+                (skip_pieces..self.plan.pieces()).map(|piece| BatchKey { position: position.after(number), piece });
+            let pieces = keys.map(|key| turns.place(key, self.plan.pieces()));
+            let pieces = pieces.filter(|piece| only.is_none_or(|only| piece.embedding_worker == only as usize));
+            self.send_batch(pieces, &rows, range).await?;
         }
         Ok(())
     }
 
-    /// Sends one global batch from its piece `first_piece` on; waits until embedding workers have taken every piece in, which is what bounds the batches in
+    /// Sends pieces of one global batch; waits until embedding workers have taken every piece in, which is what bounds the batches in
     /// flight. A short batch has pieces without rows.
     async fn send_batch(
         &self,
-        position: BatchPosition,
+        pieces: impl Iterator<Item = Piece>,
         rows: &Arc<Batch>,
         range: Range<usize>,
-        first_piece: u32,
-        only: Option<u32>,
     ) -> Result<(), RoleError> {
         let started = Instant::now();
-        let keys = (first_piece..self.plan.pieces()).map(|piece| BatchKey { position, piece });
-        let keys = keys.filter(|key| only.is_none_or(|only| self.embedding_worker(*key) == only as usize));
-        let pieces = keys.map(|key| {
-            let own = self.plan.rows_of_piece(range.len(), key.piece);
+        let pieces = pieces.map(|piece| {
+            let own = self.plan.rows_of_piece(range.len(), piece.key.piece);
             let own = range.start + own.start..range.start + own.end;
-            self.send_piece(key, range.len(), Arc::clone(rows), own)
+            self.send_piece(piece, range.len(), Arc::clone(rows), own)
         });
         try_join_all(pieces).await?;
         self.metrics.send.observe(started.elapsed().as_secs_f64());
@@ -320,20 +325,17 @@ impl Loader {
 
     async fn send_piece(
         &self,
-        key: BatchKey,
+        Piece { key, embedding_worker }: Piece,
         global_samples: usize,
         rows: Arc<Batch>,
         own: Range<usize>,
     ) -> Result<(), RoleError> {
-        let piece = rows.slice(own);
-        let samples = piece.samples as u32;
-        let tensors = blocking("removal of duplicate ids", move || cut(piece)).await??;
+        let rows = rows.slice(own);
+        let samples = rows.samples as u32;
+        let tensors = blocking("removal of duplicate ids", move || cut(rows)).await??;
         let put = v1::PutBatch { batch: Some(key.write()), samples, global_samples: global_samples as u32 };
-        self.peers.embedding_workers.call(self.embedding_worker(key), put, tensors).await.map(drop)
-    }
-
-    fn embedding_worker(&self, key: BatchKey) -> usize {
-        key.embedding_worker(self.peers.embedding_workers.count(), self.plan.pieces())
+        // One that has left needs no pieces any more, which may be sent twice.
+        self.peers.embedding_workers.call_if_there(embedding_worker, put, tensors).await.map(drop)
     }
 }
 

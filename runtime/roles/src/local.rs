@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use crate::coordinator::Coordinator;
 use crate::error::RoleError;
-use crate::events::{EventLog, Summary};
+use crate::events::{EventLog, JobEvent, Summary};
 use crate::member::{Member, Role};
 use crate::message::kind_name;
 use crate::metrics::{CoordinatorMetrics, RoleMetrics};
@@ -61,9 +61,7 @@ pub async fn run_with(
     for role in Role::ALL {
         (0..role.replicas(&plan)).for_each(|index| start(&mut members, role, index));
     }
-    let mut joining = coordinator.joining_servers();
-    // What was asked for before.
-    joining.mark_changed();
+    let mut events = coordinator.follow();
     let mut running = std::pin::pin!(coordinator.run(&*transport));
     let summary = loop {
         tokio::select! {
@@ -72,10 +70,9 @@ pub async fn run_with(
                 coordinator.fail(error.to_string(), false);
                 break Err(error);
             }
-            Ok(()) = joining.changed() => {
-                let joining = joining.borrow_and_update().clone();
-                joining.for_each(|index| start(&mut members, Role::Ps, index));
-            }
+            Some(event) = events.next() => if let JobEvent::Scaling { role, from, to, .. } = event {
+                (from..to).for_each(|index| start(&mut members, role, index));
+            },
         }
     };
     // The coordinator has told every member how the job has ended; one that does not hear it is stopped.

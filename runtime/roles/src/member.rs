@@ -1,13 +1,14 @@
 //! The life of a member of a job, whatever its role: serve, join, learn where the others are, do the work, stay until the job has
 //! ended. In one process or in many, this is the same code over another transport.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rectrain_modes::Rank;
 use rectrain_proto::v1;
 use rectrain_wire::{Address, BoxFuture, Channel, Frame, Peer, Refusal, Service, Transport, WireCounters};
+use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use crate::dense_worker::{DensePeers, DenseWorker, Trainer};
@@ -18,11 +19,15 @@ use crate::loader::{Loader, LoaderPeers};
 use crate::message::{self, Request};
 use crate::metrics::{DenseWorkerMetrics, EmbeddingWorkerMetrics, LoaderMetrics, PsMetrics, RoleMetrics};
 use crate::parameter_server::ParameterServer;
-use crate::placement::{Directory, Placement};
+use crate::placement::Directory;
 use crate::plan::{CALL_DEADLINE, JobPlan, WHOLE_JOB};
 
+/// How long a member that leaves tries to tell what it has sent.
+const FAREWELL: Duration = Duration::from_secs(5);
+
 /// What a member does. The coordinator is not a member: members join it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum Role {
     /// Holds embedding rows.
     Ps,
@@ -52,12 +57,7 @@ impl Role {
     /// How many of them the plan has.
     #[must_use]
     pub fn replicas(self, plan: &JobPlan) -> u32 {
-        match self {
-            Self::Ps => plan.replicas.ps,
-            Self::EmbeddingWorker => plan.replicas.embedding_workers,
-            Self::DenseWorker => plan.replicas.dense_workers,
-            Self::Loader => plan.replicas.loaders,
-        }
+        plan.replicas.of(self)
     }
 
     /// Whether another can take its place while the job goes on: one that holds nothing which cannot be had again.
@@ -66,12 +66,37 @@ impl Role {
         matches!(self, Self::EmbeddingWorker | Self::Loader)
     }
 
+    /// For people.
+    #[must_use]
+    pub fn plural(self) -> &'static str {
+        match self {
+            Self::Ps => "parameter servers",
+            Self::EmbeddingWorker => "embedding workers",
+            Self::DenseWorker => "dense workers",
+            Self::Loader => "loaders",
+        }
+    }
+
+    /// As in the manifest: `spec.roles` has a section of this name.
+    #[must_use]
+    pub fn section(self) -> &'static str {
+        match self {
+            Self::Ps => "ps",
+            Self::EmbeddingWorker => "embeddingWorker",
+            Self::DenseWorker => "denseWorker",
+            Self::Loader => "loader",
+        }
+    }
+
     /// The role that a message names, if it is one of members.
-    pub(crate) fn of(role: v1::Role) -> Option<Self> {
+    #[must_use]
+    pub fn of(role: v1::Role) -> Option<Self> {
         Self::ALL.into_iter().find(|member| member.proto() == role)
     }
 
-    fn proto(self) -> v1::Role {
+    /// As messages name it.
+    #[must_use]
+    pub fn proto(self) -> v1::Role {
         match self {
             Self::Ps => v1::Role::Ps,
             Self::EmbeddingWorker => v1::Role::EmbeddingWorker,
@@ -191,16 +216,14 @@ impl Member {
                 Ok(())
             }
             Work::DenseWorker(worker) => {
-                let dense_workers = self.connect_all(&roster.dense_workers)?;
-                let ring = self.plan.barrier_workers;
-                let has_next = ring > 1 && self.index < ring;
-                let next = has_next.then(|| dense_workers.get((self.index as usize + 1) % ring as usize)).flatten();
+                let directory = self.directory(coordinator);
                 let peers = DensePeers {
                     coordinator: coordinator.clone(),
-                    placement: Placement::new(self.plan.slot_map(), &roster.ps, &*self.transport)?,
-                    directory: self.directory(coordinator),
+                    // The slots may have moved before this worker joined.
+                    placement: directory.fetch().await?,
+                    directory,
                     embedding_workers: self.embedding_workers(roster, coordinator)?,
-                    next: next.cloned(),
+                    next: None,
                 };
                 let trainer = worker.trainer(&self.plan, peers)?;
                 train_on_a_thread(&worker, trainer, self.index).await
@@ -228,10 +251,6 @@ impl Member {
         Directory { coordinator: coordinator.clone(), transport: Arc::clone(&self.transport) }
     }
 
-    fn connect_all(&self, addresses: &[String]) -> Result<Vec<Channel>, RoleError> {
-        addresses.iter().map(|address| connect(&*self.transport, address)).collect()
-    }
-
     async fn job_end(&self, coordinator: &Channel, address: &str) -> Result<(), RoleError> {
         let request =
             v1::JobEndRequest { role: self.role.proto().into(), index: self.index, address: address.to_owned() };
@@ -239,7 +258,19 @@ impl Member {
         if end.failed {
             return Err(RoleError::JobFailed { message: end.message, user_error: end.user_error });
         }
+        if end.released {
+            tracing::info!(role = self.role.name(), index = self.index, "the job goes on without this member");
+            self.say_farewell(coordinator, address).await;
+        }
         Ok(())
+    }
+
+    /// What this member has sent is part of the job's summary.
+    async fn say_farewell(&self, coordinator: &Channel, address: &str) {
+        let farewell = v1::Farewell { address: address.to_owned(), traffic: Some(traffic(&self.counters)) };
+        if let Err(error) = message::call(coordinator, farewell, Vec::new(), FAREWELL).await {
+            tracing::warn!(%error, "what this member has sent is missing in the summary");
+        }
     }
 
     /// The coordinator may be what failed: then there is nobody to tell.
@@ -293,12 +324,13 @@ impl Service for MemberService {
         if frame.kind != v1::TrafficRequest::KIND {
             return self.inner.call(peer, frame);
         }
-        Box::pin(async move {
-            let sent = self.counters.snapshot().into_iter().filter(|(_, traffic)| traffic.bytes_sent > 0);
-            let bytes_sent: HashMap<_, _> = sent.map(|(kind, traffic)| (kind.to_owned(), traffic.bytes_sent)).collect();
-            Ok(message::reply::<v1::TrafficRequest>(&v1::Traffic { bytes_sent }, Vec::new()))
-        })
+        Box::pin(async move { Ok(message::reply::<v1::TrafficRequest>(&traffic(&self.counters), Vec::new())) })
     }
+}
+
+fn traffic(counters: &WireCounters) -> v1::Traffic {
+    let sent = counters.snapshot().into_iter().filter(|(_, traffic)| traffic.bytes_sent > 0);
+    v1::Traffic { bytes_sent: sent.map(|(kind, traffic)| (kind.to_owned(), traffic.bytes_sent)).collect() }
 }
 
 /// A loader is asked for nothing.

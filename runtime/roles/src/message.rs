@@ -57,6 +57,7 @@ requests! {
     15 "dense_saved" DenseSaved => Done;
     16 "save_now" SaveNow => v1::SavedNow;
     17 "repeat" RepeatRequest => v1::RepeatReply;
+    18 "farewell" Farewell => Done;
     20 "put_batch" PutBatch => Done;
     22 "forward" Forward => v1::Forwarded;
     23 "backward" Backward => v1::BackwardReply;

@@ -7,6 +7,7 @@ use prometheus::{
 
 use crate::coordinator::TokenCounts;
 use crate::error::RoleError;
+use crate::member::Role;
 
 /// 10 µs to 10 s, three buckets a decade.
 const SECONDS: &[f64] = &[
@@ -84,6 +85,8 @@ metrics! {
         look_up: seconds = "rectrain_embedding_worker_lookup_seconds", "Time until all parameter servers have answered a batch's look-up, waiting for earlier steps included.";
         pool: seconds = "rectrain_embedding_worker_pool_seconds", "Time to pool a batch's rows.";
         update: seconds = "rectrain_embedding_worker_update_seconds", "Time until all parameter servers have taken a batch's gradients in.";
+        queue: seconds = "rectrain_embedding_worker_queue_seconds", "Time that a piece of work on a batch (preparing its ids, pooling, scattering its gradients) waited for a free core; long means that there are too few embedding workers.";
+        service: seconds = "rectrain_embedding_worker_service_seconds", "Time that a core then worked on it.";
         unique_ids: counter = "rectrain_embedding_worker_unique_ids_total", "Distinct ids of all batches.";
         batches_in_flight: gauge = "rectrain_embedding_worker_batches_in_flight", "Batches whose ids are here and whose gradients are not.";
         missing_rows: counter = "rectrain_embedding_worker_missing_rows_total", "Gradients for rows that were gone when they arrived.";
@@ -126,6 +129,9 @@ metrics! {
         skipped_checkpoints: counter = "rectrain_coordinator_checkpoints_skipped_total", "Checkpoints left out because the one before was still being written.";
         map_epoch: gauge = "rectrain_coordinator_map_epoch", "The slot map in force; it rises with every migration.";
         parameter_servers: gauge = "rectrain_coordinator_parameter_servers", "Parameter servers in the slot map.";
+        embedding_workers: gauge = "rectrain_coordinator_embedding_workers", "Embedding workers that hold batches.";
+        dense_workers: gauge = "rectrain_coordinator_dense_workers", "Dense workers that train.";
+        loaders: gauge = "rectrain_coordinator_loaders", "Loaders that are given data, or whose data is not trained yet.";
         rejoins: counter = "rectrain_coordinator_rejoins_total", "Embedding workers and loaders that died and were replaced while the others went on.";
         migrations: counter = "rectrain_coordinator_migrations_total", "Times that slots were spread anew over the parameter servers.";
         moved_slots: counter = "rectrain_coordinator_moved_slots_total", "Slots that moved to another parameter server.";
@@ -167,6 +173,17 @@ impl CoordinatorMetrics {
         follow(&self.dropped_batches, counts.dropped_batches);
         follow(&self.repeated_batches, counts.repeated_batches);
         follow(&self.mode_switches, counts.switches);
+    }
+
+    /// So many members of a role take part.
+    pub(crate) fn set_members(&self, role: Role, members: u32) {
+        let gauge = match role {
+            Role::Ps => &self.parameter_servers,
+            Role::EmbeddingWorker => &self.embedding_workers,
+            Role::DenseWorker => &self.dense_workers,
+            Role::Loader => &self.loaders,
+        };
+        gauge.set(i64::from(members));
     }
 }
 

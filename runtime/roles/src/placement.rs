@@ -1,5 +1,5 @@
 //! Which parameter server holds which slot and where it is reached, at one epoch of the slot map; and how a member asks the coordinator
-//! anew for that, when a server tells it that its map is old, and for where the embedding workers are.
+//! anew for that, when a server tells it that its map is old, and for where embedding and dense workers are.
 
 use std::sync::Arc;
 
@@ -54,9 +54,9 @@ impl Directory {
         Placement::new(read_map("map", placement.map)?, &placement.servers, &*self.transport)
     }
 
-    /// Where the embedding workers are.
-    pub(crate) async fn embedding_workers(&self) -> Result<Vec<String>, RoleError> {
-        Ok(self.ask().await?.embedding_workers)
+    /// Where the embedding workers and the dense workers are.
+    pub(crate) async fn workers(&self) -> Result<v1::Placement, RoleError> {
+        self.ask().await
     }
 
     async fn ask(&self) -> Result<v1::Placement, RoleError> {

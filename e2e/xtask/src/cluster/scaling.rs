@@ -1,4 +1,4 @@
-//! Parameter servers that come and go under a job that trains: because its manifest is changed, and because the operator decides so.
+//! Members that come and go under a job that trains: because its manifest is changed, and because the operator decides so.
 
 use std::time::{Duration, Instant};
 
@@ -18,33 +18,25 @@ const DECIDES: Duration = Duration::from_secs(240);
 
 pub(super) fn scales(paths: &Paths) -> Result<(), String> {
     by_manifest(paths)?;
+    dense_workers_by_manifest(paths)?;
     out_by_decision(paths)?;
+    queues_by_decision(paths)?;
     in_by_decision(paths)
 }
 
-/// One server, three, two: the same model to the bit as without.
+/// Other servers, embedding workers and loaders: the same model to the bit as without.
 fn by_manifest(paths: &Paths) -> Result<(), String> {
     let name = "scaled";
     let changes = json!({
         "data": {"synthetic": {"rows": 2_000_000, "vocabulary": 100_000}},
         "training": {"globalBatchSize": 2_000},
-        "roles": {"ps": {"replicas": 1}, "embeddingWorker": {"replicas": 1}},
+        "roles": {"ps": {"replicas": 1}, "embeddingWorker": {"replicas": 1}, "loader": {"replicas": 1}},
     });
     let here = outside(&manifest(name, &changes))?;
     submit(paths, name, &changes)?;
     until_phase(paths, name, "Training")?;
-    for servers in [3, 2] {
-        patch(paths, name, &json!({"spec": {"roles": {"ps": {"replicas": servers}}}}))?;
-        let step = status(paths, name)?["step"].as_u64().unwrap_or(0);
-        let started = Instant::now();
-        let after = eventually(MOVES, &format!("{servers} parameter servers of {name}"), || {
-            is_on(&status(paths, name)?, servers).and_then(|after| has_pods(paths, name, servers).map(|()| after))
-        })?;
-        let steps = after["step"].as_u64().unwrap_or(0).saturating_sub(step);
-        println!("{servers} servers after {:.1} s and {steps} steps", started.elapsed().as_secs_f64());
-        if after["phase"] != "Training" {
-            return Err(format!("the job does not train any more but is {}", after["phase"]));
-        }
+    for (role, replicas) in [("ps", 3), ("embeddingWorker", 2), ("ps", 2), ("loader", 2), ("embeddingWorker", 1)] {
+        change(paths, name, role, replicas)?;
     }
     let job = until_phase(paths, name, "Complete")?;
     let status = &job["status"];
@@ -53,6 +45,52 @@ fn by_manifest(paths: &Paths) -> Result<(), String> {
         return Err(format!("digest {digest}, without moves {expected}: {}", status["attempt"]));
     }
     delete_job(paths, name)
+}
+
+/// One dense worker, two, one: every row is trained once.
+fn dense_workers_by_manifest(paths: &Paths) -> Result<(), String> {
+    let name = "shared";
+    let changes = json!({
+        "data": {"synthetic": {"rows": 2_000_000, "vocabulary": 100_000}},
+        "training": {"globalBatchSize": 2_000, "localBatchSize": 500},
+        "roles": {"denseWorker": {"replicas": 1}},
+    });
+    let here = outside(&manifest(name, &changes))?;
+    submit(paths, name, &changes)?;
+    until_phase(paths, name, "Training")?;
+    for replicas in [2, 1] {
+        change(paths, name, "denseWorker", replicas)?;
+    }
+    let job = until_phase(paths, name, "Complete")?;
+    let (summary, restarts) = (&job["status"]["summary"], &job["status"]["restarts"]);
+    let auc = |summary: &Value| summary["auc"].as_f64().or(summary["test"]["auc"].as_f64()).unwrap_or(0.0);
+    let difference = (auc(summary) - auc(&here)).abs();
+    println!("AUC {} with other dense workers, {difference:.5} from that with one", summary["auc"]);
+    if summary["samples"] != here["samples"]
+        || *restarts != 0
+        || job["status"]["attempt"]["number"] != 1
+        || difference > 0.002
+    {
+        return Err(format!("{summary}, with one dense worker {here}: {}", job["status"]["attempt"]));
+    }
+    delete_job(paths, name)
+}
+
+/// Asks for so many of a role in the manifest, and waits until they are there and nobody else is.
+fn change(paths: &Paths, name: &str, role: &str, replicas: u32) -> Result<(), String> {
+    patch(paths, name, &json!({"spec": {"roles": {role: {"replicas": replicas}}}}))?;
+    let step = status(paths, name)?["step"].as_u64().unwrap_or(0);
+    let started = Instant::now();
+    let after = eventually(MOVES, &format!("{replicas} of {role} of {name}"), || {
+        let after = is_at(&status(paths, name)?, role, replicas)?;
+        has_pods(paths, name, role, replicas).map(|()| after)
+    })?;
+    let steps = after["step"].as_u64().unwrap_or(0).saturating_sub(step);
+    println!("{role}: {replicas} after {:.1} s and {steps} steps", started.elapsed().as_secs_f64());
+    if after["phase"] != "Training" {
+        return Err(format!("the job does not train any more but is {}", after["phase"]));
+    }
+    Ok(())
 }
 
 /// A server whose table grows gets others beside it before its limit is reached.
@@ -68,8 +106,8 @@ fn out_by_decision(paths: &Paths) -> Result<(), String> {
     submit(paths, name, &merged(endless(), changes))?;
     until_phase(paths, name, "Training")?;
     let started = Instant::now();
-    let after = eventually(DECIDES, "a second parameter server", || is_on(&status(paths, name)?, 2))?;
-    println!("2 servers after {:.0} s: {}", started.elapsed().as_secs_f64(), after["decisions"][0]["reason"]);
+    let after = eventually(DECIDES, "a second parameter server", || is_at(&status(paths, name)?, "ps", 2))?;
+    println!("2 servers after {:.0} s: {}", started.elapsed().as_secs_f64(), reason(&after, "ps"));
     // The page of the job tells why.
     let page = format!("/api/v1/namespaces/{NAMESPACE}/pods/{name}-coordinator-0:9090/proxy/job.json");
     let page: Value = serde_json::from_str(&within(paths, NAMESPACE, &["get", "--raw", &page])?)
@@ -85,20 +123,67 @@ fn out_by_decision(paths: &Paths) -> Result<(), String> {
     delete_job(paths, name)
 }
 
-/// Two servers that have little to do become one.
-fn in_by_decision(paths: &Paths) -> Result<(), String> {
-    let name = "shrinks";
+/// Embedding workers in which batches wait get others beside them, and training is the faster for it.
+fn queues_by_decision(paths: &Paths) -> Result<(), String> {
+    let name = "queues";
     let changes = json!({
-        "roles": {"ps": {"replicas": 2}, "denseWorker": with_limits(&json!({"cpu": "150m"}))},
-        "autoscaling": {"mode": "apply", "upWindowSeconds": 15, "downWindowSeconds": 15, "ps": {"min": 1}},
+        "data": {"synthetic": {"vocabulary": 100_000}},
+        "training": {"mode": "hybrid", "globalBatchSize": 4_000, "localBatchSize": 500},
+        "roles": {"embeddingWorker": with_limits(&json!({"cpu": "100m"}))},
+        "autoscaling": {
+            "mode": "apply", "upWindowSeconds": 15, "coolDownSeconds": 30,
+            "ps": {"scaler": "external"}, "denseWorker": {"scaler": "external"}, "embeddingWorker": {"max": 3},
+        },
     });
     submit(paths, name, &merged(endless(), changes))?;
     until_phase(paths, name, "Training")?;
     let started = Instant::now();
-    let after = eventually(DECIDES, "one parameter server", || {
-        is_on(&status(paths, name)?, 1).and_then(|after| has_pods(paths, name, 1).map(|()| after))
+    let mut alone = 0;
+    let after = eventually(DECIDES, "a second embedding worker", || {
+        let status = status(paths, name)?;
+        let enough = is_at(&status, "embeddingWorker", 2).or_else(|_| is_at(&status, "embeddingWorker", 3));
+        if enough.is_err() && status["attempt"]["replicas"]["embeddingWorker"]["present"] == 1 {
+            alone = status["samplesPerSecond"].as_u64().unwrap_or(alone);
+        }
+        enough
     })?;
-    println!("1 server after {:.0} s: {}", started.elapsed().as_secs_f64(), after["decisions"][0]["reason"]);
+    let workers = &after["attempt"]["replicas"]["embeddingWorker"]["present"];
+    let seconds = started.elapsed().as_secs_f64();
+    println!("{workers} embedding workers after {seconds:.0} s: {}", reason(&after, "embeddingWorker"));
+    let faster = |status: &Value| status["samplesPerSecond"].as_u64().filter(|now| *now as f64 > 1.3 * alone as f64);
+    let now = eventually(MOVES, "training that is faster by 30 %", || {
+        let status = status(paths, name)?;
+        faster(&status).ok_or_else(|| format!("{} samples/s now, {alone} with one", status["samplesPerSecond"]))
+    })?;
+    println!("{now} samples/s with them, {alone} with one");
+    if after["restarts"] != 0 || after["attempt"]["number"] != 1 {
+        return Err(format!("{after}"));
+    }
+    delete_job(paths, name)
+}
+
+/// Two servers and two embedding workers that have little to do become one each.
+fn in_by_decision(paths: &Paths) -> Result<(), String> {
+    let name = "shrinks";
+    let changes = json!({
+        "roles": {
+            "ps": {"replicas": 2}, "embeddingWorker": {"replicas": 2}, "denseWorker": with_limits(&json!({"cpu": "150m"})),
+        },
+        "autoscaling": {
+            "mode": "apply", "upWindowSeconds": 15, "downWindowSeconds": 15, "ps": {"min": 1}, "embeddingWorker": {"min": 1},
+        },
+    });
+    submit(paths, name, &merged(endless(), changes))?;
+    until_phase(paths, name, "Training")?;
+    let started = Instant::now();
+    let mut after = Value::Null;
+    for role in ["ps", "embeddingWorker"] {
+        after = eventually(DECIDES, &format!("one of {role}"), || {
+            let after = is_at(&status(paths, name)?, role, 1)?;
+            has_pods(paths, name, role, 1).map(|()| after)
+        })?;
+        println!("{role}: 1 after {:.0} s: {}", started.elapsed().as_secs_f64(), reason(&after, role));
+    }
     if after["restarts"] != 0 || after["attempt"]["number"] != 1 || after["phase"] != "Training" {
         return Err(format!("{after}"));
     }
@@ -110,17 +195,29 @@ fn with_limits(limits: &Value) -> Value {
     json!({"replicas": 1, "template": {"resources": {"limits": limits}}})
 }
 
-/// The status, if the rows are on so many servers and no other is needed.
-fn is_on(status: &Value, servers: u32) -> Result<Value, String> {
-    let now = &status["attempt"]["servers"];
-    if now["present"] == servers && now["needed"] == servers {
+/// Why there are as many of a role as there are.
+fn reason(status: &Value, role: &str) -> String {
+    let decisions = status["decisions"].as_array().into_iter().flatten();
+    let decided = decisions.rev().find(|decision| decision["subject"] == role);
+    decided.map_or_else(String::new, |decision| decision["reason"].to_string())
+}
+
+/// The status, if so many of a role take part and no other is needed.
+fn is_at(status: &Value, role: &str, replicas: u32) -> Result<Value, String> {
+    let now = &status["attempt"]["replicas"][role];
+    if now["present"] == replicas && now["needed"] == replicas {
         return Ok(status.clone());
     }
     Err(format!("{now}, {}, {}", status["phase"], status["conditions"]))
 }
 
-fn has_pods(paths: &Paths, name: &str, servers: u32) -> Result<(), String> {
-    let selector = format!("rectrain.dev/job={name},rectrain.dev/role=ps");
+fn has_pods(paths: &Paths, name: &str, role: &str, replicas: u32) -> Result<(), String> {
+    let role = match role {
+        "embeddingWorker" => "embedding-worker",
+        "denseWorker" => "dense-worker",
+        other => other,
+    };
+    let selector = format!("rectrain.dev/job={name},rectrain.dev/role={role}");
     let pods = within(paths, NAMESPACE, &["get", "pods", "--selector", &selector, "--output=name"])?;
-    if pods.split_whitespace().count() == servers as usize { Ok(()) } else { Err(pods) }
+    if pods.split_whitespace().count() == replicas as usize { Ok(()) } else { Err(pods) }
 }

@@ -11,25 +11,25 @@ mod stateful_set;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::{Resource, ResourceExt};
-use rectrain_crds::{AttemptStatus, RecTrainingJob, RecTrainingJobSpec, ResolvedJob};
+use rectrain_crds::{AttemptReplicas, AttemptStatus, RecTrainingJob, RecTrainingJobSpec, ResolvedJob};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::certificates::JobCertificate;
 use crate::config::OperatorConfig;
+use crate::members;
 use crate::names::{self, APPLIED_ANNOTATION, Role};
 use crate::phase::{Decision, Run, wanted_mode};
 use crate::reconcile::kinds::{Kind, Wanted};
-use crate::reconcile::validate::{digest, in_mode, manifest_hash, with_servers};
-use crate::servers;
+use crate::reconcile::validate::{digest, in_mode, manifest_hash, with_replicas};
 
 /// Everything that builders read.
 #[derive(Clone, Debug)]
 pub struct Plan<'a> {
     /// The job.
     pub job: &'a RecTrainingJob,
-    /// Its manifest in the training mode and with the parameter servers that the attempt starts with: what a pod that comes later
-    /// reads, whatever has become of both meanwhile. While there are pods nothing else of it changes; a job that holds may have been
+    /// Its manifest in the training mode and with the members that the attempt starts with: what a pod that comes later
+    /// reads, whatever has become of them meanwhile. While there are pods nothing else of it changes; a job that holds may have been
     /// changed since.
     pub spec: RecTrainingJobSpec,
     /// The same, resolved.
@@ -38,8 +38,8 @@ pub struct Plan<'a> {
     pub manifest_hash: String,
     /// The attempt that its pods are of.
     pub attempt: AttemptStatus,
-    /// Pods of parameter servers that there have to be now.
-    pub servers: u32,
+    /// Pods of members that there have to be now.
+    pub replicas: AttemptReplicas,
     /// The certificate of its members, if its pods speak with them only.
     pub certificate: Option<JobCertificate>,
     /// Whether pods should be there.
@@ -60,27 +60,29 @@ impl<'a> Plan<'a> {
     ) -> Self {
         let attempt = decision.status.attempt.clone().unwrap_or_default();
         let mode = attempt.mode.as_ref().map_or_else(|| wanted_mode(job), |mode| mode.started);
-        let servers =
-            attempt.servers.unwrap_or_else(|| servers::starting(servers::wanted(job.status.as_ref(), resolved)));
-        let spec = with_servers(in_mode(&job.spec, mode), servers.started);
+        let replicas = attempt.replicas.unwrap_or_else(|| members::starting(job.status.as_ref(), resolved));
+        let spec = with_replicas(in_mode(&job.spec, mode), |role| members::of(&replicas, role).map(|r| r.started));
         // Nothing else that a manifest means depends on these.
         let mut resolved = resolved.clone();
         resolved.training.mode = mode;
-        resolved.roles.ps.replicas = servers.started as usize;
+        resolved.roles.ps.replicas = replicas.ps.started as usize;
+        resolved.roles.embedding_worker.replicas = replicas.embedding_worker.started as usize;
+        resolved.roles.dense_worker.replicas = replicas.dense_worker.started as usize;
+        resolved.roles.loader.replicas = replicas.loader.started as usize;
         // What the operator decides may change under a job, and what its pods read may not.
         resolved.training.auto = None;
         resolved.autoscaling = None;
         let manifest_hash = manifest_hash(&spec);
         let has_pods = decision.run == Run::Go;
-        Self { job, spec, resolved, manifest_hash, attempt, servers: servers.needed, certificate, has_pods, config }
+        Self { job, spec, resolved, manifest_hash, attempt, replicas, certificate, has_pods, config }
     }
 
     /// The pods that a role has.
     fn replicas(&self, role: Role) -> u32 {
-        match role {
+        match members::of(&self.replicas, role) {
             _ if !self.has_pods => 0,
-            Role::Ps => self.servers,
-            _ => role.replicas(&self.resolved),
+            Some(of_role) => of_role.needed,
+            None => role.replicas(&self.resolved),
         }
     }
 

@@ -68,7 +68,7 @@ impl Fixture {
             status: RecTrainingJobStatus { attempt: Some(self.attempt.clone()), ..RecTrainingJobStatus::default() },
             run: if has_pods { Run::Go } else { Run::Hold },
             ask_mode: None,
-            ask_servers: None,
+            ask_members: Vec::new(),
             problem: None,
             delete: false,
             look_again: None,

@@ -6,7 +6,7 @@ pub mod api;
 pub mod faults;
 
 use std::cell::Cell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -18,10 +18,11 @@ use kube::runtime::controller::Action;
 use rectrain_crds::{CheckpointStatus, JobSummary, Mode, Phase, RecTrainingJob};
 use rectrain_operator::certificates::{JobCertificate, Root};
 use rectrain_operator::config::OperatorConfig;
-use rectrain_operator::coordinator::{AskCoordinator, CoordinatorView, Report, Servers, Stage, Whereabouts};
+use rectrain_operator::coordinator::{AskCoordinator, CoordinatorView, Members, Report, Stage, Whereabouts};
 use rectrain_operator::events::Announcer;
 use rectrain_operator::measure::ReadMetrics;
 use rectrain_operator::metrics::OperatorMetrics;
+use rectrain_operator::names::Role;
 use rectrain_operator::reconcile::apply::Settled;
 use rectrain_operator::reconcile::dereference::Reader;
 use rectrain_operator::reconcile::{Context, ReconcileError, reconcile};
@@ -84,9 +85,9 @@ pub struct Scripts {
     modes: HashMap<String, Mode>,
     runs: HashMap<IpAddr, String>,
     /// By pod and its restarts.
-    servers: HashMap<String, Servers>,
+    members: HashMap<String, BTreeMap<Role, Members>>,
     /// What they were asked for.
-    pub asked_servers: Vec<u32>,
+    pub asked_members: Vec<(Role, u32)>,
     /// And why.
     pub reasons: Vec<String>,
     /// What each coordinator asks to be shown.
@@ -105,23 +106,24 @@ impl Scripts {
         answer
     }
 
-    /// What the coordinator does that is asked for so many parameter servers.
-    fn scale(&mut self, ip: IpAddr, wanted: u32) -> Result<(), String> {
-        let servers = self.runs.get(&ip).and_then(|run| self.servers.get_mut(run)).ok_or("nobody is there")?;
-        if servers.present == servers.wanted && servers.needed > servers.present {
-            return Err("slots are moving already".to_owned());
+    /// What the coordinator does that is asked for so many members of a role.
+    fn scale(&mut self, ip: IpAddr, role: Role, wanted: u32) -> Result<(), String> {
+        let members = self.runs.get(&ip).and_then(|run| self.members.get_mut(run)).ok_or("nobody is there")?;
+        let members = members.get_mut(&role).unwrap();
+        if members.present == members.wanted && members.needed > members.present {
+            return Err("some are leaving".to_owned());
         }
-        if servers.wanted > servers.present && wanted > servers.present {
+        if members.wanted > members.present && wanted > members.present {
             return Err("not all have joined yet".to_owned());
         }
-        *servers = Servers { wanted, needed: wanted.max(servers.present), ..*servers };
-        self.asked_servers.push(wanted);
+        *members = Members { wanted, needed: wanted.max(members.present), ..*members };
+        self.asked_members.push((role, wanted));
         Ok(())
     }
 
-    /// The parameter servers of the only job, as its coordinator knows them.
-    pub fn servers(&self) -> Servers {
-        self.runs.values().filter_map(|run| self.servers.get(run)).copied().next().unwrap()
+    /// The members of a role of the only job, as its coordinator knows them.
+    pub fn members(&self, role: Role) -> Members {
+        self.runs.values().filter_map(|run| self.members.get(run)).next().unwrap()[&role]
     }
 
     /// A schedule switches.
@@ -229,13 +231,13 @@ impl World {
                 .modes
                 .entry(run.clone())
                 .or_insert_with(|| serde_json::from_value(read["spec"]["training"]["mode"].clone()).unwrap());
-            let started = read["spec"]["roles"]["ps"]["replicas"].as_u64().unwrap() as u32;
-            let servers = scripts.servers.entry(run.clone()).or_insert(Servers {
-                present: started,
-                wanted: started,
-                needed: started,
-            });
-            move_slots(servers, &api);
+            let started = |role: Role| {
+                let started = read["spec"]["roles"][role.field()]["replicas"].as_u64().unwrap() as u32;
+                (role, Members { present: started, wanted: started, needed: started })
+            };
+            let members =
+                scripts.members.entry(run.clone()).or_insert_with(|| Role::MEMBERS.into_iter().map(started).collect());
+            members.iter_mut().for_each(|(role, members)| come_and_go(*role, members, &api));
             scripts.runs.insert(ip, run);
             if let Some(certificate) = certificate(&api, pod) {
                 scripts.certificates.insert(ip, certificate);
@@ -263,13 +265,14 @@ impl World {
     }
 }
 
-/// Slots move as soon as all servers are there; one tick later those that hold nothing any more are not needed.
-fn move_slots(servers: &mut Servers, api: &ApiServer) {
-    let there = api.list("pods").iter().filter(|pod| pod["metadata"]["labels"]["rectrain.dev/role"] == "ps").count();
-    if servers.present == servers.wanted {
-        servers.needed = servers.present;
-    } else if there as u32 >= servers.needed {
-        servers.present = servers.wanted;
+/// Members take part as soon as all are there; one tick later those that hold nothing any more are not needed.
+fn come_and_go(role: Role, members: &mut Members, api: &ApiServer) {
+    let is_it = |pod: &&&Value| pod["metadata"]["labels"]["rectrain.dev/role"] == role.name();
+    let there = api.list("pods").iter().filter(is_it).count();
+    if members.present == members.wanted {
+        members.needed = members.present;
+    } else if there as u32 >= members.needed {
+        members.present = members.wanted;
     }
 }
 
@@ -339,9 +342,9 @@ impl AskCoordinator for ScriptedCoordinators {
             script.get(*age).or(script.last()).cloned()
         });
         let mode = scripts.runs.get(&ip).and_then(|run| scripts.modes.get(run)).copied();
-        let servers = scripts.runs.get(&ip).and_then(|run| scripts.servers.get(run)).copied();
+        let members = scripts.runs.get(&ip).and_then(|run| scripts.members.get(run)).cloned().unwrap_or_default();
         let view = match view.unwrap_or(CoordinatorView::Silent) {
-            CoordinatorView::Live(report) => CoordinatorView::Live(Report { mode, servers, ..report }),
+            CoordinatorView::Live(report) => CoordinatorView::Live(Report { mode, members, ..report }),
             other => other,
         };
         Box::pin(std::future::ready(view))
@@ -367,10 +370,16 @@ impl AskCoordinator for ScriptedCoordinators {
         Box::pin(std::future::ready(answer))
     }
 
-    fn scale<'a>(&'a self, at: &'a Whereabouts, servers: u32, reason: &'a str) -> BoxFuture<'a, Result<(), String>> {
+    fn scale<'a>(
+        &'a self,
+        at: &'a Whereabouts,
+        role: Role,
+        replicas: u32,
+        reason: &'a str,
+    ) -> BoxFuture<'a, Result<(), String>> {
         let mut scripts = self.0.lock().unwrap();
         scripts.reasons.push(reason.to_owned());
-        let answer = scripts.scale(at.address.ip(), servers);
+        let answer = scripts.scale(at.address.ip(), role, replicas);
         Box::pin(std::future::ready(answer))
     }
 }
@@ -380,7 +389,7 @@ pub fn live(stage: Stage, step: u64) -> CoordinatorView {
         stage,
         // Those of the coordinator's pod are put in their place.
         mode: None,
-        servers: None,
+        members: BTreeMap::new(),
         step,
         total_steps: Some(4),
         samples_per_second: 1000.4,

@@ -15,7 +15,7 @@ use rectrain_proto::v1;
 use rectrain_proto::v1::control_client::ControlClient;
 use rectrain_roles::events::JobEvent;
 use rectrain_roles::member::Role;
-use rectrain_roles::plan::JobPlan;
+use rectrain_roles::plan::{JobPlan, Replicas};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, watch};
@@ -70,8 +70,8 @@ pub(crate) async fn run(args: &RunArgs, plan: &JobPlan, mut display: Display) ->
         args,
         plan,
         run: new_run(),
-        servers: Cell::new(plan.replicas.ps),
-        next_servers: Cell::new(plan.replicas.ps),
+        replicas: Cell::new(plan.replicas),
+        next_replicas: Cell::new(plan.replicas),
         slow: slow::factors(&args.slow, plan.replicas.dense_workers)?,
         cores: slow::cores(&args.cpus, plan.replicas.dense_workers)?,
     };
@@ -101,10 +101,10 @@ struct Job<'a> {
     args: &'a RunArgs,
     plan: &'a JobPlan,
     run: String,
-    /// Parameter servers that this attempt began with: the first slot map is that of so many, for those that join later as well.
-    servers: Cell<u32>,
-    /// Parameter servers that the next attempt begins with: as many as were asked for last.
-    next_servers: Cell<u32>,
+    /// Members that this attempt began with: those that join later go by the same plan, such as the first slot map.
+    replicas: Cell<Replicas>,
+    /// Members that the next attempt begins with: as many as were asked for last.
+    next_replicas: Cell<Replicas>,
     slow: BTreeMap<u32, f64>,
     cores: BTreeMap<u32, f64>,
 }
@@ -117,7 +117,7 @@ impl Job<'_> {
         account: &mut Account,
         restarts: &mut Restarts,
     ) -> Result<(), Failure> {
-        self.servers.set(self.next_servers.get());
+        self.replicas.set(self.next_replicas.get());
         let (coordinator, addresses) = self.start_coordinator().await?;
         let _running = Running::note(&self.plan.name, &addresses.control);
         let page = addresses.metrics.trim_end_matches("metrics");
@@ -131,8 +131,7 @@ impl Job<'_> {
         let mut children = JoinSet::new();
         watch_child(&mut children, Process::Coordinator, coordinator, stop.subscribe());
         for role in Role::ALL {
-            let replicas = if role == Role::Ps { self.servers.get() } else { role.replicas(self.plan) };
-            for index in 0..replicas {
+            for index in 0..self.replicas.get().of(role) {
                 let child = self.start_member(role, index, &addresses, &mut limits)?;
                 watch_child(&mut children, Process::Member(role, index), child, stop.subscribe());
             }
@@ -151,11 +150,11 @@ impl Job<'_> {
                     _ => break Err(Failure::Failed(death.message)),
                 },
                 () = signal::interrupted() => break Err(save(ask_to_save(&addresses.control)).await),
-                Some((from, to)) = joins.recv() => {
-                    self.next_servers.set(to);
+                Some((role, from, to)) = joins.recv() => {
+                    self.next_replicas.set(self.next_replicas.get().with(role, to));
                     for index in from..to {
-                        let child = self.start_member(Role::Ps, index, &addresses, &mut limits)?;
-                        watch_child(&mut children, Process::Member(Role::Ps, index), child, stop.subscribe());
+                        let child = self.start_member(role, index, &addresses, &mut limits)?;
+                        watch_child(&mut children, Process::Member(role, index), child, stop.subscribe());
                     }
                 }
             }
@@ -221,8 +220,16 @@ impl Job<'_> {
             .map_err(|error| Failure::Failed(format!("cannot find this program to start it again: {error}")))?;
         let mut command = Command::new(program);
         command.arg(role).args(self.args.job.repeat());
-        if self.servers.get() != self.plan.replicas.ps {
-            command.arg("--set").arg(format!("spec.roles.ps.replicas={}", self.servers.get()));
+        for role in Role::ALL {
+            let replicas = self.replicas.get().of(role);
+            if replicas != role.replicas(self.plan) {
+                command.arg("--set").arg(format!("spec.roles.{}.replicas={replicas}", role.section()));
+                // A local batch stays what it is, whatever the number of dense workers.
+                let local = self.plan.local_batch_rows;
+                if role == Role::DenseWorker && self.plan.global_batch_rows.is_multiple_of(local) {
+                    command.arg("--set").arg(format!("spec.training.localBatchSize={local}"));
+                }
+            }
         }
         command.stdin(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
         // Ctrl-C is this process's to answer: the others must go on until a checkpoint is saved.
@@ -272,13 +279,13 @@ async fn all_ended(children: &mut JoinSet<Ended>) {
     while children.join_next().await.is_some() {}
 }
 
-/// Shows the job's events until the last, and tells which parameter servers are to join. Without any for as long as `stall` the job counts as stalled.
+/// Shows the job's events until the last, and tells which members are to join. Without any for as long as `stall` the job counts as stalled.
 async fn follow(
     control: &str,
     stall: Duration,
     display: &mut Display,
     account: &mut Account,
-    joining: mpsc::UnboundedSender<(u32, u32)>,
+    joining: mpsc::UnboundedSender<(Role, u32, u32)>,
 ) -> Result<(), Failure> {
     let lost = |error: &dyn fmt::Display| Failure::Failed(format!("the coordinator at {control} was lost: {error}"));
     let mut client = ControlClient::connect(control.to_owned()).await.map_err(|error| lost(&error))?;
@@ -303,9 +310,9 @@ async fn follow(
             // Whether that is the end is not decided here.
             JobEvent::Failed { message, user_error: false } => return Err(Failure::Failed(message)),
             event => {
-                if let JobEvent::Scaling { from, to, .. } = event {
+                if let JobEvent::Scaling { role, from, to, .. } = event {
                     // Whoever is told outlives this.
-                    let _ended = joining.send((from, to));
+                    let _ended = joining.send((role, from, to));
                 }
                 display.show(&event);
             }

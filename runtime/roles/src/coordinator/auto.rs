@@ -87,14 +87,15 @@ fn observations(plan: &JobPlan, status: &v1::JobStatus) -> Observations {
         compute_seconds: worker.compute_seconds.iter().map(|seconds| f64::from(*seconds)).collect(),
     });
     // Before all have reported nothing is known of a step.
-    let all_have_reported = status.workers.len() == plan.replicas.dense_workers as usize;
+    let dense_workers = status.replicas.iter().find(|replicas| replicas.role() == v1::Role::DenseWorker);
+    let all_have_reported = dense_workers.is_some_and(|there| status.workers.len() == there.present as usize);
     Observations {
         mode,
         global_batch_rows: u32::try_from(plan.global_batch_rows).unwrap_or(u32::MAX),
         local_batch_rows: u32::try_from(plan.local_batch_rows).unwrap_or(u32::MAX),
         staleness_tolerance: staleness_tolerance(plan),
         workers: if all_have_reported { workers.collect() } else { Vec::new() },
-        barrier_workers: Some(plan.barrier_workers),
+        barrier_workers: plan.some_with_barrier,
         all_reduce_seconds: Some(status.all_reduce_seconds).filter(|seconds| *seconds > 0.0),
         ..Observations::default()
     }

@@ -19,6 +19,7 @@ use super::Coordinator;
 use super::state::ResizeRefused;
 use super::training::SwitchRefused;
 use crate::error::RoleError;
+use crate::member::Role;
 
 /// Serves [`Control`] for one coordinator.
 pub struct ControlService {
@@ -59,8 +60,10 @@ impl Control for ControlService {
     }
 
     async fn scale(&self, request: Request<v1::ScaleRequest>) -> Result<Response<v1::ScaleReply>, Status> {
-        let v1::ScaleRequest { ps, reason } = request.into_inner();
-        match self.coordinator.scale(ps, reason) {
+        let request = request.into_inner();
+        let role = Role::of(request.role())
+            .ok_or_else(|| Status::invalid_argument("the role to be scaled is missing, or is not one of members"))?;
+        match self.coordinator.scale(role, request.replicas, request.reason) {
             Ok(from) => Ok(Response::new(v1::ScaleReply { from })),
             Err(ResizeRefused::Number(reason)) => Err(Status::invalid_argument(reason)),
             Err(ResizeRefused::Now(reason)) => Err(Status::failed_precondition(reason)),

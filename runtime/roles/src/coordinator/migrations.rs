@@ -42,7 +42,7 @@ pub(super) struct Migrations {
 /// A migration of which only this is left to do: to let servers end that hold nothing any more.
 struct Settled {
     /// By address.
-    leaving: Vec<(String, Channel)>,
+    leaving: Vec<String>,
     moved: Option<JobEvent>,
 }
 
@@ -60,7 +60,7 @@ struct UnderWay {
     /// When the map was flipped: the seconds until then, and those of them that training rested.
     flipped: Option<(f64, f64)>,
     /// Servers that hold nothing any more, by address.
-    leaving: Vec<(String, Channel)>,
+    leaving: Vec<String>,
 }
 
 /// What a call ended with.
@@ -338,7 +338,7 @@ impl Coordinator {
         let count = map.servers();
         let (servers, addresses) = (&under_way.placement.servers, &under_way.placement.addresses);
         let placement = Placement { map, servers: servers[..count].to_vec(), addresses: addresses[..count].to_vec() };
-        under_way.leaving = addresses.iter().cloned().zip(servers.iter().cloned()).skip(count).collect();
+        under_way.leaving = addresses.iter().skip(count).cloned().collect();
         self.set_placement(placement.clone());
         self.metrics.migrations.inc();
         self.metrics.moved_slots.inc_by(migrations.under_way()?.slots as u64);
@@ -373,10 +373,8 @@ impl Coordinator {
     /// begin.
     pub(super) async fn end_migration(&self, migrations: &mut Migrations) -> Result<(), RoleError> {
         let Some(Settled { leaving, moved }) = migrations.settled.take() else { return Ok(()) };
-        for (address, server) in leaving {
-            self.release_server(&address, &server).await;
-        }
         self.change(|state| {
+            leaving.iter().for_each(|address| state.release(address));
             state.resize_ended();
             state.training().slots_settled()
         })?;

@@ -5,6 +5,7 @@ mod announced;
 mod auto;
 mod checkpoints;
 mod control;
+mod crew;
 mod digest;
 mod migrations;
 mod outstanding;
@@ -14,7 +15,6 @@ mod speeds;
 mod state;
 mod training;
 
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use rectrain_modes::gba::Boundary;
 use rectrain_modes::{ChunkLease, GlobalStep, Lease, Rank};
 use rectrain_proto::v1;
 use rectrain_wire::{BoxFuture, Channel, Frame, Peer, Refusal, Service, Tensor, Transport};
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, oneshot};
 use tokio::task::{JoinError, JoinSet};
 
 use self::checkpoints::{Begun, Checkpoints, Resumed, RowsRestored, Written};
@@ -36,16 +36,20 @@ use self::state::{Repeated, ResizeRefused, Share, State};
 pub(crate) use self::training::TokenCounts;
 use self::training::{Pulled, ServerCall, SwitchRefused};
 use crate::error::RoleError;
-use crate::events::{EventLog, JobEvent, Summary};
-use crate::member::connect;
+use crate::events::{EventFollower, EventLog, JobEvent, Summary};
+use crate::member::{Role, connect};
 use crate::message::{self, Request};
 use crate::metrics::CoordinatorMetrics;
 use crate::placement::Placement;
 use crate::plan::{CALL_DEADLINE, JobPlan, WHOLE_JOB};
 use crate::ticket;
+use crate::turns::Turns;
 
 /// How long a question for a lease is held before its asker is told to ask again.
 const LEASE_HOLD: Duration = Duration::from_secs(20);
+
+/// How long members that were released shortly before the end have to tell what they have sent.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 /// How often the checkpoint of the end is tried to be written, and how long is waited before the second time; doubled each time.
 const LAST_SAVE_ATTEMPTS: u32 = 5;
@@ -61,9 +65,7 @@ pub struct Coordinator {
     metrics: CoordinatorMetrics,
     /// Where the slots are; none before everybody has joined.
     placement: Mutex<Option<Placement>>,
-    /// The numbers of the parameter servers that are to join.
-    joining: watch::Sender<Range<u32>>,
-    /// Of parameter servers that have left: what they have sent.
+    /// Of members that have left: what they have sent.
     left_traffic: Mutex<Summary>,
     /// Taken by [`Coordinator::run`].
     checkpoints: Mutex<Option<(Checkpoints, Option<Resumed>)>>,
@@ -108,7 +110,6 @@ impl Coordinator {
             events,
             metrics,
             placement: Mutex::default(),
-            joining: watch::Sender::new(0..0),
             left_traffic: Mutex::default(),
             checkpoints: Mutex::new(checkpoints.map(|checkpoints| (checkpoints, resumed))),
         })
@@ -142,6 +143,9 @@ impl Coordinator {
     async fn summarize(&self, transport: &dyn Transport) -> Result<Summary, RoleError> {
         let roster = self.until(WHOLE_JOB, State::roster).await?;
         self.events.push(self.plan.started()?);
+        for role in Role::ALL {
+            self.metrics.set_members(role, role.replicas(&self.plan));
+        }
         self.set_placement(Placement::new(self.plan.slot_map(), &roster.ps, transport)?);
         let result = tokio::select! {
             result = self.until(WHOLE_JOB, State::trained) => result?,
@@ -152,6 +156,8 @@ impl Coordinator {
         let applied_before = self.lock().applied_before();
         let placement = self.placement()?;
         digest::of_model(&self.plan, &result.dense_digest, &placement, applied_before, &mut summary).await?;
+        // One that has died meanwhile is missed by nobody.
+        let _late = self.until(FAREWELL, |state| Ok(state.all_have_left().then_some(()))).await;
         summary.bytes_on_wire = std::mem::take(&mut self.lock_left_traffic().bytes_on_wire);
         let roster = self.until(WHOLE_JOB, State::roster).await?;
         for address in placement
@@ -460,13 +466,14 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Asks for another number of parameter servers, or for the slots to be spread anew over as many; gives how many there are.
-    fn scale(&self, servers: u32, reason: String) -> Result<u32, ResizeRefused> {
-        let (from, is_new) = self.lock().request_resize(servers, self.plan.store.slots)?;
+    /// Asks for another number of a role's members, or for the slots to be spread anew over as many parameter servers; gives how many there
+    /// are.
+    fn scale(&self, role: Role, members: u32, reason: String) -> Result<u32, ResizeRefused> {
+        let (from, is_new) = self.lock().request_members(role, members)?;
         if is_new {
             let reason = Some(reason).filter(|reason| !reason.is_empty());
-            self.events.push(JobEvent::Scaling { from, to: servers, reason });
-            self.joining.send_replace(from..servers.max(from));
+            self.events.push(JobEvent::Scaling { role, from, to: members, reason });
+            self.tell_news();
             self.changed.notify_waiters();
         }
         Ok(from)
@@ -476,34 +483,46 @@ impl Coordinator {
     ///
     /// # Errors
     /// A sentence, if it cannot be.
-    pub fn request_scale(&self, servers: u32) -> Result<u32, String> {
-        self.scale(servers, String::new()).map_err(|refused| match refused {
+    pub fn request_scale(&self, role: Role, members: u32) -> Result<u32, String> {
+        self.scale(role, members, String::new()).map_err(|refused| match refused {
             ResizeRefused::Number(reason) | ResizeRefused::Now(reason) => reason,
         })
     }
 
-    /// The numbers of the parameter servers that are to join: whoever has started the job starts them.
-    pub fn joining_servers(&self) -> watch::Receiver<Range<u32>> {
-        self.joining.subscribe()
+    /// Every event from the first one on: whoever has started the job starts the members that [`JobEvent::Scaling`] asks for.
+    #[must_use]
+    pub fn follow(&self) -> EventFollower {
+        self.events.follow()
     }
 
-    /// Lets a server end that holds nothing any more; one that has died meanwhile is missed by nobody.
-    async fn release_server(&self, address: &str, server: &Channel) {
-        let mut traffic = std::mem::take(&mut *self.lock_left_traffic());
-        let added = add_traffic(&mut traffic, server).await;
-        *self.lock_left_traffic() = traffic;
-        if let Err(error) = added {
-            let message = format!("what the parameter server at {address} has sent is not in the summary: {error}");
-            warn_all(&self.events, [message]);
-        }
-        self.lock().release_server(address);
+    /// What follows from a change of the state is done and told.
+    fn tell_news(&self) {
+        let news = self.lock().follow_training();
+        self.tell(news);
+    }
+
+    /// A member that was released has left.
+    fn farewell(&self, farewell: v1::Farewell) {
+        add(&mut self.lock_left_traffic(), farewell.traffic.unwrap_or_default());
+        self.lock().has_left(&farewell.address);
         self.changed.notify_waiters();
+    }
+
+    /// Tells what has happened; metrics follow.
+    fn tell(&self, events: Vec<JobEvent>) {
+        for event in events {
+            if let JobEvent::Scaled { role, to, .. } = event {
+                self.metrics.set_members(role, to);
+            }
+            self.events.push(event);
+        }
     }
 
     /// Where everybody is that moves; once everybody has joined.
     async fn directory(&self) -> Result<v1::Placement, RoleError> {
         let placement = self.until(WHOLE_JOB, |_| Ok(self.placement().ok())).await?;
-        Ok(v1::Placement { embedding_workers: self.lock().embedding_workers(), ..placement.write() })
+        let (embedding_workers, dense_workers) = self.lock().workers();
+        Ok(v1::Placement { embedding_workers, dense_workers, ..placement.write() })
     }
 
     fn placement(&self) -> Result<Placement, RoleError> {
@@ -512,7 +531,7 @@ impl Coordinator {
 
     fn set_placement(&self, placement: Placement) {
         self.metrics.map_epoch.set(placement.epoch().0 as i64);
-        self.metrics.parameter_servers.set(placement.servers.len() as i64);
+        self.metrics.set_members(Role::Ps, placement.servers.len() as u32);
         *self.placement.lock().unwrap_or_else(PoisonError::into_inner) = Some(placement);
         self.changed.notify_waiters();
     }
@@ -541,6 +560,7 @@ impl Coordinator {
                         return Ok(value);
                     }
                 }
+                self.tell_news();
                 changed.await;
             }
         };
@@ -583,17 +603,19 @@ impl Coordinator {
 
     /// Changes the state; an error in it ends the job.
     fn change<T>(&self, change: impl FnOnce(&mut State) -> Result<T, RoleError>) -> Result<T, RoleError> {
+        let news;
         let result = {
             let mut state = self.lock();
             state.check_failure()?;
             let result = change(&mut state);
-            state.begin_ordered_evaluation();
+            news = state.follow_training();
             self.metrics.set(&state.training().counts());
             if let Err(error) = &result {
                 state.fail(error.to_string(), error.is_user_error());
             }
             result
         };
+        self.tell(news);
         self.changed.notify_waiters();
         result
     }
@@ -619,7 +641,7 @@ impl Coordinator {
     async fn lease(&self, loader: u32) -> Result<Frame, RoleError> {
         use v1::lease_reply::Lease as Reply;
         let lease = self.until_succeeded(loader, Reply::Finished(v1::Finished {}), |state| match state.lease(loader) {
-            (Lease::Chunk(lease), skip) => Ok(Some(Reply::Chunk(write_lease(lease, skip)))),
+            (Lease::Chunk(lease), skip) => Ok(Some(Reply::Chunk(write_lease(lease, skip, state.turns(None))))),
             (Lease::Finished, _) => Ok(Some(Reply::Finished(v1::Finished {}))),
             (Lease::Wait, _) => Ok(None),
         });
@@ -633,7 +655,8 @@ impl Coordinator {
         let lease = self.until_succeeded(loader, Reply::Finished(v1::Finished {}), |state| {
             Ok(match state.evaluation_lease(loader) {
                 state::EvaluationLease::Chunk { at_step, chunk, first_batch } => {
-                    Some(Reply::Chunk(v1::EvaluationChunk { at_step: at_step.0, chunk, first_batch }))
+                    let turns = state.turns(Some(at_step)).write();
+                    Some(Reply::Chunk(v1::EvaluationChunk { at_step: at_step.0, chunk, first_batch, turns }))
                 }
                 state::EvaluationLease::Finished => Some(Reply::Finished(v1::Finished {})),
                 state::EvaluationLease::Wait => None,
@@ -646,19 +669,21 @@ impl Coordinator {
     async fn repeat(&self, loader: u32) -> Result<Frame, RoleError> {
         use v1::repeat_reply::Repeat as Reply;
         let wait = v1::RepeatReply { repeat: Some(Reply::Wait(v1::Wait {})), ..v1::RepeatReply::default() };
-        let finished = v1::RepeatReply { repeat: Some(Reply::Finished(v1::Finished {})), ..v1::RepeatReply::default() };
-        let repeat = self.until_succeeded(loader, finished, |state| {
+        let finished =
+            || v1::RepeatReply { repeat: Some(Reply::Finished(v1::Finished {})), ..v1::RepeatReply::default() };
+        let repeat = self.until_succeeded(loader, finished(), |state| {
             Ok(match state.repeat(loader) {
                 Repeated::Repeat(Repeat { given, embedding_worker, report }) => {
                     let repeat = Some(match given {
-                        Given::Train { lease, skip } => Reply::Chunk(write_lease(lease, skip)),
+                        Given::Train { lease, skip } => Reply::Chunk(write_lease(lease, skip, state.turns(None))),
                         Given::Evaluation { at_step, chunk, first_batch } => {
-                            Reply::Evaluation(v1::EvaluationChunk { at_step: at_step.0, chunk, first_batch })
+                            let turns = state.turns(Some(at_step)).write();
+                            Reply::Evaluation(v1::EvaluationChunk { at_step: at_step.0, chunk, first_batch, turns })
                         }
                     });
                     Some(v1::RepeatReply { repeat, embedding_worker, report })
                 }
-                Repeated::Finished => Some(finished),
+                Repeated::Finished => Some(finished()),
                 Repeated::Wait => None,
             })
         });
@@ -678,7 +703,7 @@ impl Coordinator {
             Some((number, at_step)) if number == order => state.evaluation_horizon(at_step, from),
             _ => state.horizon(order, from, at),
         });
-        let wait = v1::Horizon { until: from, last: false };
+        let wait = v1::Horizon { until: from, last: false, turns: Vec::new() };
         Ok(message::reply::<v1::HorizonRequest>(&or_ask_again(horizon.await, wait)?, Vec::new()))
     }
 
@@ -686,8 +711,11 @@ impl Coordinator {
         use v1::pull_reply::Reply;
         let (rank, order) = (Rank(request.rank), request.order);
         let pulled = self.until_changed(LEASE_HOLD, |state| {
-            Ok(state.training().pull(rank, order)?.map(|pulled| match pulled {
+            let pulled = state.training().pull(rank, order)?;
+            let turns = state.turns(None);
+            Ok(pulled.map(|pulled| match pulled {
                 Pulled::Work { assignment, oldest_token, key } => Reply::Assignment(v1::Assignment {
+                    embedding_worker: turns.place(key, self.plan.pieces()).embedding_worker as u32,
                     first_row: assignment.batch.first_row,
                     rows: assignment.batch.rows,
                     token: assignment.token.0,
@@ -800,6 +828,10 @@ impl Service for Coordinator {
                     Ok(message::done::<v1::DenseSaved>())
                 }
                 v1::SaveNow::KIND => Ok(self.save_now_for_member(&message::read::<v1::SaveNow>(frame)?.0).await),
+                v1::Farewell::KIND => {
+                    self.farewell(message::read::<v1::Farewell>(frame)?.0);
+                    Ok(message::done::<v1::Farewell>())
+                }
                 v1::JobEndRequest::KIND => Ok(self.job_end(message::read::<v1::JobEndRequest>(frame)?.0).await?),
                 v1::MapRequest::KIND => {
                     message::read::<v1::MapRequest>(frame)?;
@@ -842,9 +874,17 @@ fn warn_all(events: &EventLog, warnings: impl IntoIterator<Item = String>) {
     }
 }
 
-fn write_lease(lease: ChunkLease, (skip_batches, skip_pieces): (u64, u32)) -> v1::ChunkLease {
+fn write_lease(lease: ChunkLease, (skip_batches, skip_pieces): (u64, u32), turns: &Turns) -> v1::ChunkLease {
     let ChunkLease { epoch, chunk, first_step, max_batches } = lease;
-    v1::ChunkLease { epoch, chunk, first_step: first_step.0, max_batches, skip_batches, skip_pieces }
+    v1::ChunkLease {
+        epoch,
+        chunk,
+        first_step: first_step.0,
+        max_batches,
+        skip_batches,
+        skip_pieces,
+        turns: turns.write(),
+    }
 }
 
 /// A question held too long is answered with `wait`; it is no failure.
@@ -857,8 +897,12 @@ fn or_ask_again<T>(lease: Result<T, RoleError>, wait: T) -> Result<T, RoleError>
 
 async fn add_traffic(summary: &mut Summary, member: &Channel) -> Result<(), RoleError> {
     let (traffic, _) = message::call(member, v1::TrafficRequest {}, Vec::new(), CALL_DEADLINE).await?;
+    add(summary, traffic);
+    Ok(())
+}
+
+fn add(summary: &mut Summary, traffic: v1::Traffic) {
     for (kind, bytes) in traffic.bytes_sent {
         *summary.bytes_on_wire.entry(kind).or_default() += bytes;
     }
-    Ok(())
 }

@@ -120,6 +120,12 @@ impl Outstanding {
         self.repeats.len() - before
     }
 
+    /// How many loaders there have to be, so that all are there who may not have sent all of something.
+    pub(super) fn loaders_needed(&self) -> u32 {
+        let last = self.chunks.values().filter_map(|chunk| chunk.loaders.last()).max();
+        last.map_or(0, |last| last + 1)
+    }
+
     /// Whether there may be something to read again.
     pub(super) fn has_repeats(&self) -> bool {
         !self.repeats.is_empty()

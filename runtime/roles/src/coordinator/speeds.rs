@@ -28,6 +28,11 @@ impl Speeds {
         self.0[rank].take(report);
     }
 
+    /// There are only so many workers any more.
+    pub(super) fn keep(&mut self, workers: usize) {
+        self.0.truncate(workers);
+    }
+
     /// Of the workers that have reported.
     pub(super) fn workers(&self) -> Vec<v1::WorkerSpeed> {
         let known = (0..).zip(&self.0).filter(|(_, speed)| !speed.compute_seconds.is_empty());

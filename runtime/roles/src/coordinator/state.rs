@@ -8,6 +8,7 @@ use rectrain_modes::{DataLedger, DataPlan, GlobalStep, Lease, LedgerError, Rank,
 use rectrain_proto::v1;
 
 use super::announced::{Announced, Chunk};
+use super::crew::{Crew, Joined};
 use super::outstanding::{Given, Outstanding, Repeat};
 use super::saved::{AppliedGradients, SavedState};
 use super::speeds::Speeds;
@@ -16,7 +17,10 @@ use crate::error::RoleError;
 use crate::events::{JobEvent, Summary, TestMetrics};
 use crate::member::Role;
 use crate::plan::JobPlan;
+use crate::turns::Turns;
 
+/// Members of a role that can be asked for: far beyond what there is, and no slip of the hand.
+const MOST_MEMBERS: u32 = 10_000;
 /// Throughput is taken over this long.
 const THROUGHPUT_WINDOW: Duration = Duration::from_secs(10);
 
@@ -53,6 +57,8 @@ pub(super) struct Trained {
 #[derive(Debug)]
 struct Pass {
     source: PassSource,
+    /// Its batches go to the embedding workers that there are when it begins.
+    turns: Turns,
     data: Announced,
     shares: Vec<Option<Share>>,
 }
@@ -131,14 +137,18 @@ pub(super) struct State {
     ps: Vec<Option<String>>,
     /// Those behind them: they hold nothing until slots move to them.
     spare_ps: BTreeMap<u32, String>,
-    /// The addresses of those that held slots once and have been told to end.
-    released_ps: BTreeSet<String>,
     resize: Resize,
-    embedding_workers: Vec<Option<String>>,
-    dense_workers: Vec<Option<String>>,
-    loaders: Vec<Option<String>>,
+    embedding_workers: Crew,
+    dense_workers: Crew,
+    loaders: Crew,
+    /// The addresses of members of any role that the job goes on without: they are told to end.
+    released: BTreeSet<String>,
+    /// Whose turn it is among the embedding workers.
+    turns: Turns,
+    /// Not told yet.
+    news: Vec<JobEvent>,
     /// By index: how often a loader took another's place.
-    loader_successions: Vec<u32>,
+    loader_successions: BTreeMap<u32, u32>,
     ledger: DataLedger,
     outstanding: Outstanding,
     training: Training,
@@ -168,8 +178,8 @@ pub(super) struct State {
 struct JobFacts {
     label: String,
     tests_on_the_next_slice: bool,
-    barrier_workers: usize,
     data: DataPlan,
+    slots: u32,
     has_checkpoints: bool,
     /// Whether it goes on from an earlier run.
     resumes: bool,
@@ -187,8 +197,8 @@ impl State {
         let job = JobFacts {
             label: plan.schema.label.name.clone(),
             tests_on_the_next_slice: plan.tests_on_the_next_slice,
-            barrier_workers: plan.barrier_workers as usize,
             data,
+            slots: plan.store.slots,
             has_checkpoints: plan.checkpoint.is_some(),
             resumes: saved.is_some(),
         };
@@ -202,12 +212,14 @@ impl State {
             training: Training::new(plan, saved.map(|saved| (saved, ledger.total_steps())))?,
             ps: vec![None; replicas.ps as usize],
             spare_ps: BTreeMap::new(),
-            released_ps: BTreeSet::new(),
             resize: Resize::No,
-            embedding_workers: vec![None; replicas.embedding_workers as usize],
-            dense_workers: vec![None; replicas.dense_workers as usize],
-            loaders: vec![None; replicas.loaders as usize],
-            loader_successions: vec![0; replicas.loaders as usize],
+            embedding_workers: Crew::new(replicas.embedding_workers),
+            dense_workers: Crew::new(replicas.dense_workers),
+            loaders: Crew::new(replicas.loaders),
+            released: BTreeSet::new(),
+            turns: Turns::of(replicas.embedding_workers),
+            news: Vec::new(),
+            loader_successions: BTreeMap::new(),
             ledger,
             outstanding: Outstanding::default(),
             labels: Labels { sum: label_sum, rows: label_rows },
@@ -231,21 +243,18 @@ impl State {
 
     /// Goes on where `saved` stood, nothing having been trained yet. Members and a failure stay.
     pub(super) fn go_on_from(&mut self, plan: &JobPlan, saved: Option<&SavedState>) -> Result<(), RoleError> {
-        let mut fresh = Self::new(plan, saved)?;
-        for (own, old) in [
-            (&mut fresh.ps, &mut self.ps),
-            (&mut fresh.embedding_workers, &mut self.embedding_workers),
-            (&mut fresh.dense_workers, &mut self.dense_workers),
-            (&mut fresh.loaders, &mut self.loaders),
-        ] {
-            *own = std::mem::take(old);
-        }
-        fresh.loader_successions = std::mem::take(&mut self.loader_successions);
-        fresh.spare_ps = std::mem::take(&mut self.spare_ps);
-        fresh.released_ps = std::mem::take(&mut self.released_ps);
-        fresh.resize = self.resize;
-        fresh.failure = self.failure.take();
-        *self = fresh;
+        let fresh = Self::new(plan, saved)?;
+        let old = std::mem::replace(self, fresh);
+        // Until training has begun nobody takes part who did not from the first.
+        self.ps = old.ps;
+        self.spare_ps = old.spare_ps;
+        self.resize = old.resize;
+        self.embedding_workers = old.embedding_workers;
+        self.dense_workers = old.dense_workers;
+        self.loaders = old.loaders;
+        self.loader_successions = old.loader_successions;
+        self.released = old.released;
+        self.failure = old.failure;
         Ok(())
     }
 
@@ -286,7 +295,8 @@ impl State {
     /// it waits for the answer, and tells how far it is.
     pub(super) fn horizon(&mut self, order: u64, from: u64, at: u64) -> Result<Option<v1::Horizon>, RoleError> {
         let at = at.max(self.batches_of_the_slowest());
-        self.training.horizon(order, from, at)
+        let horizon = self.training.horizon(order, from, at)?;
+        Ok(horizon.map(|(until, last)| v1::Horizon { until, last, turns: self.turns.write() }))
     }
 
     /// The first failure is the one that is told.
@@ -309,14 +319,15 @@ impl State {
 
     /// How the job ended for this member, if it has.
     pub(super) fn member_end(&self, request: &v1::JobEndRequest) -> Option<v1::JobEnd> {
-        let is_released = request.role() == v1::Role::Ps && self.released_ps.contains(&request.address);
-        self.job_end().or_else(|| is_released.then(v1::JobEnd::default))
+        let is_released = self.released.contains(&request.address);
+        self.job_end().or_else(|| is_released.then(|| v1::JobEnd { released: true, ..v1::JobEnd::default() }))
     }
 
     pub(super) fn job_end(&self) -> Option<v1::JobEnd> {
         match &self.failure {
             Some((message, user_error)) => {
-                Some(v1::JobEnd { failed: true, message: message.clone(), user_error: *user_error })
+                let (message, user_error) = (message.clone(), *user_error);
+                Some(v1::JobEnd { failed: true, message, user_error, released: false })
             }
             None => self.ended.then(v1::JobEnd::default),
         }
@@ -329,28 +340,51 @@ impl State {
         if role == v1::Role::Ps && request.index as usize >= self.ps.len() {
             return self.spare_joins(request).map(|()| None);
         }
-        let members = match role {
-            v1::Role::Ps => &mut self.ps,
-            v1::Role::EmbeddingWorker => &mut self.embedding_workers,
-            v1::Role::DenseWorker => &mut self.dense_workers,
-            v1::Role::Loader => &mut self.loaders,
+        // In a cluster a successor has the address of the one before, which is gone.
+        self.released.remove(&request.address);
+        let joined = match role {
+            v1::Role::Ps => match &mut self.ps[request.index as usize] {
+                Some(before) => Joined::Again { same_address: *before == request.address },
+                place => {
+                    *place = Some(request.address.clone());
+                    Joined::Expected
+                }
+            },
+            v1::Role::EmbeddingWorker => self.embedding_workers.join(request.index, &request.address),
+            v1::Role::DenseWorker => self.dense_workers.join(request.index, &request.address),
+            v1::Role::Loader => self.loaders.join(request.index, &request.address),
             v1::Role::Unspecified | v1::Role::Coordinator => return Err(unexpected_member(request, 0)),
         };
-        let replicas = members.len();
-        let has_successors = Role::of(role).is_some_and(Role::has_successors);
-        match members.get_mut(request.index as usize) {
-            Some(place) if has_successors && place.is_some() => {
-                *place = Some(request.address.clone());
+        match joined {
+            Joined::Expected => Ok(None),
+            Joined::Again { .. } if Role::of(role).is_some_and(Role::has_successors) => {
                 Ok(Some(self.rejoined(role, request.index)))
             }
-            Some(place) if all_had_joined && place.as_ref() == Some(&request.address) => {
-                Err(RoleError::Restarted { member: format!("{} {}", role_name(request.role()), request.index) })
+            Joined::Again { same_address: true } if all_had_joined => {
+                Err(RoleError::Restarted { member: format!("{} {}", role_name(role), request.index) })
             }
-            Some(place) if place.is_none() || place.as_ref() == Some(&request.address) => {
-                *place = Some(request.address.clone());
+            Joined::Again { same_address: true } => Ok(None),
+            Joined::Again { same_address: false } => Err(unexpected_member(request, self.present(role))),
+            Joined::Instead { of } => {
+                self.released.insert(of);
                 Ok(None)
             }
-            _ => Err(unexpected_member(request, replicas)),
+            Joined::Unexpected => {
+                // It was asked for, and given up before it came.
+                self.released.insert(request.address.clone());
+                Ok(None)
+            }
+        }
+    }
+
+    /// How many members of a role take part.
+    fn present(&self, role: v1::Role) -> u32 {
+        match role {
+            v1::Role::Ps => self.ps.len() as u32,
+            v1::Role::EmbeddingWorker => self.embedding_workers.present(),
+            v1::Role::DenseWorker => self.dense_workers.present(),
+            v1::Role::Loader => self.loaders.present(),
+            v1::Role::Unspecified | v1::Role::Coordinator => 0,
         }
     }
 
@@ -360,9 +394,7 @@ impl State {
         let chunks = match role {
             v1::Role::EmbeddingWorker => self.outstanding.embedding_worker_lost(index),
             _ => {
-                if let Some(successions) = self.loader_successions.get_mut(index as usize) {
-                    *successions += 1;
-                }
+                *self.loader_successions.entry(index).or_default() += 1;
                 self.outstanding.loader_lost(index)
             }
         };
@@ -371,12 +403,15 @@ impl State {
 
     /// How often this loader took another's place: who asked before it did is dead.
     pub(super) fn loader_successions(&self, index: u32) -> u32 {
-        self.loader_successions.get(index as usize).copied().unwrap_or(0)
+        self.loader_successions.get(&index).copied().unwrap_or(0)
     }
 
     /// What `loader` has to read and send again.
     pub(super) fn repeat(&mut self, loader: u32) -> Repeated {
-        let repeat = if self.outstanding.has_repeats() {
+        if self.leaves(loader) {
+            return Repeated::Finished;
+        }
+        let repeat = if self.outstanding.has_repeats() && self.takes_part(loader) {
             let trained = self.settled_batches();
             self.outstanding.repeat(loader, trained)
         } else {
@@ -393,36 +428,102 @@ impl State {
         self.ranks.iter().all(|rank| rank.done.is_some())
     }
 
-    /// Where the embedding workers are, those of them that have joined.
-    pub(super) fn embedding_workers(&self) -> Vec<String> {
-        self.embedding_workers.iter().flatten().cloned().collect()
+    /// Whether this loader is given nothing any more: it ends when everything it was given is trained.
+    fn leaves(&self, loader: u32) -> bool {
+        loader >= self.loaders.wanted()
+    }
+
+    /// One that is still to take part may be given up, and is given nothing until then.
+    fn takes_part(&self, loader: u32) -> bool {
+        loader < self.loaders.present()
+    }
+
+    /// Where the embedding workers and the dense workers are, once all have joined.
+    pub(super) fn workers(&self) -> (Vec<String>, Vec<String>) {
+        (self.embedding_workers.all().unwrap_or_default(), self.dense_workers.all().unwrap_or_default())
     }
 
     /// A parameter server that is in no map yet.
     fn spare_joins(&mut self, request: &v1::Join) -> Result<(), RoleError> {
         if request.index >= u32::from(u16::MAX) {
-            return Err(unexpected_member(request, self.ps.len()));
+            return Err(unexpected_member(request, self.ps.len() as u32));
         }
         let before = self.spare_ps.insert(request.index, request.address.clone());
         if before.is_some() && matches!(self.resize, Resize::Moving { .. }) {
             return Err(RoleError::Restarted { member: format!("ps {}", request.index) });
         }
-        // In a cluster a successor has the address of the one before, which is gone.
-        self.released_ps.remove(&request.address);
+        self.released.remove(&request.address);
         Ok(())
     }
 
-    /// So many parameter servers are there to be; gives how many there are, and whether that was not asked for before.
-    pub(super) fn request_resize(&mut self, servers: u32, slots: u32) -> Result<(u32, bool), ResizeRefused> {
+    /// There are to be so many members of a role; gives how many there are, and whether that was not asked for before.
+    pub(super) fn request_members(&mut self, role: Role, members: u32) -> Result<(u32, bool), ResizeRefused> {
+        if role == Role::Ps {
+            return self.request_servers(members);
+        }
+        if members == 0 || members > MOST_MEMBERS {
+            return Err(ResizeRefused::Number(format!(
+                "a job has 1 to {MOST_MEMBERS} members of a role, not {members}"
+            )));
+        }
+        self.check_scalable()?;
+        if role == Role::DenseWorker {
+            self.training.check_workers(members).map_err(ResizeRefused::Number)?;
+            if self.training.is_regrouping() {
+                return Err(ResizeRefused::Now("training is about to go on with other dense workers".to_owned()));
+            }
+        }
+        let name = role.plural();
+        let crew = self.crew_mut(role);
+        let present = crew.present();
+        if crew.wanted() == members {
+            return Ok((present, false));
+        }
+        if crew.wanted() > present && members > present {
+            return Err(ResizeRefused::Now(format!(
+                "{} of {} {name} have not joined yet: ask again when they have, or for {present} to give that up",
+                crew.missing(),
+                crew.wanted(),
+            )));
+        }
+        if crew.wanted() < present && members > crew.wanted() {
+            return Err(ResizeRefused::Now(format!(
+                "{} {name} are leaving: ask again when they have left",
+                present - crew.wanted()
+            )));
+        }
+        let given_up = crew.want(members);
+        self.released.extend(given_up);
+        if role == Role::DenseWorker {
+            self.training.want_workers(None);
+        }
+        Ok((present, true))
+    }
+
+    fn crew_mut(&mut self, role: Role) -> &mut Crew {
+        match role {
+            Role::DenseWorker => &mut self.dense_workers,
+            Role::Loader => &mut self.loaders,
+            Role::EmbeddingWorker | Role::Ps => &mut self.embedding_workers,
+        }
+    }
+
+    fn check_scalable(&self) -> Result<(), ResizeRefused> {
+        self.check_failure().map_err(|failure| ResizeRefused::Now(failure.to_string()))?;
+        if self.training.ended() {
+            return Err(ResizeRefused::Now("training has ended".to_owned()));
+        }
+        Ok(())
+    }
+
+    fn request_servers(&mut self, servers: u32) -> Result<(u32, bool), ResizeRefused> {
+        let slots = self.job.slots;
         if servers == 0 || servers > slots {
             return Err(ResizeRefused::Number(format!(
                 "a job has 1 to {slots} parameter servers, because that is how many slots its rows are divided into, not {servers}"
             )));
         }
-        self.check_failure().map_err(|failure| ResizeRefused::Now(failure.to_string()))?;
-        if self.training.ended() {
-            return Err(ResizeRefused::Now("training has ended".to_owned()));
-        }
+        self.check_scalable()?;
         let from = self.ps.len() as u32;
         match self.resize {
             Resize::Moving { .. } => {
@@ -467,14 +568,23 @@ impl State {
         self.resize = Resize::No;
     }
 
-    /// How many servers there are to be, and the processes of how many are needed until then.
-    fn servers_to_be(&self) -> (u32, u32) {
-        let present = self.ps.len() as u32;
-        match self.resize {
-            Resize::No => (present, present),
-            Resize::Wanted(wanted) => (wanted, present.max(wanted)),
-            Resize::Moving { from, to } => (to, from.max(to)),
-        }
+    /// How many members of a role there are, there are to be, and there have to be until then.
+    fn replicas(&self, role: Role) -> v1::RoleReplicas {
+        let present = self.present(role.proto());
+        let crew = match role {
+            Role::Ps => {
+                let (wanted, needed) = match self.resize {
+                    Resize::No => (present, present),
+                    Resize::Wanted(wanted) => (wanted, present.max(wanted)),
+                    Resize::Moving { from, to } => (to, from.max(to)),
+                };
+                return v1::RoleReplicas { role: role.proto().into(), present, wanted, needed };
+            }
+            Role::EmbeddingWorker => &self.embedding_workers,
+            Role::DenseWorker => &self.dense_workers,
+            Role::Loader => &self.loaders,
+        };
+        v1::RoleReplicas { role: role.proto().into(), present, wanted: crew.wanted(), needed: crew.needed() }
     }
 
     /// A server ends that no slot was given to yet; gives whether that is what it was.
@@ -486,28 +596,120 @@ impl State {
         holds_nothing
     }
 
-    /// A server that holds nothing any more may end.
-    pub(super) fn release_server(&mut self, address: &str) {
-        self.released_ps.insert(address.to_owned());
+    /// A member that holds nothing any more may end.
+    pub(super) fn release(&mut self, address: &str) {
+        self.released.insert(address.to_owned());
+    }
+
+    /// It has.
+    pub(super) fn has_left(&mut self, address: &str) {
+        self.released.remove(address);
+    }
+
+    /// Whether all have that may.
+    pub(super) fn all_have_left(&self) -> bool {
+        self.released.is_empty()
     }
 
     /// Everybody's address, once all have joined.
     pub(super) fn roster(&mut self) -> Result<Option<v1::Roster>, RoleError> {
-        let all = |members: &[Option<String>]| members.iter().cloned().collect::<Option<Vec<_>>>();
         let roster = (|| {
             Some(v1::Roster {
-                ps: all(&self.ps)?,
-                embedding_workers: all(&self.embedding_workers)?,
-                dense_workers: all(&self.dense_workers)?,
-                loaders: all(&self.loaders)?,
+                ps: self.ps.iter().cloned().collect::<Option<_>>()?,
+                embedding_workers: self.embedding_workers.all()?,
+                dense_workers: self.dense_workers.all()?,
+                loaders: self.loaders.all()?,
             })
         })();
         Ok(roster)
     }
 
+    /// After every change: what follows from where training stands. Gives what there is to tell.
+    pub(super) fn follow_training(&mut self) -> Vec<JobEvent> {
+        self.regroup_dense_workers();
+        self.begin_ordered_evaluation();
+        if self.embedding_workers.is_settled() && self.loaders.is_settled() && self.dense_workers.is_settled() {
+            return std::mem::take(&mut self.news);
+        }
+        if !self.training.restoring() && matches!(self.roster(), Ok(Some(_))) {
+            self.change_embedding_workers();
+            self.change_loaders();
+            if self.dense_workers.can_grow() || self.dense_workers.wanted() < self.dense_workers.present() {
+                self.training.want_workers(Some(self.dense_workers.wanted()));
+                if let Err(error) = self.training.advance() {
+                    self.fail(error.to_string(), error.is_user_error());
+                }
+            }
+        }
+        std::mem::take(&mut self.news)
+    }
+
+    /// Batches that no loader has been given yet go to as many embedding workers as there are to be. Those that leave hold what they
+    /// were given until it is trained.
+    fn change_embedding_workers(&mut self) {
+        let from = self.embedding_workers.present();
+        if self.embedding_workers.can_grow() {
+            self.embedding_workers.grow();
+        }
+        let to = self.embedding_workers.wanted();
+        if to <= self.embedding_workers.present() && to != self.turns.last() {
+            self.turns.change(self.ledger.next_batch(), to);
+        }
+        let settled = self.settled_batches();
+        let evaluated = self.passes.values().map(|pass| pass.turns.last()).max().unwrap_or(0);
+        let held = self.turns.most_from(settled).max(evaluated);
+        if held < self.embedding_workers.present() && to < self.embedding_workers.present() {
+            let left = self.embedding_workers.shrink(held.max(to));
+            self.released.extend(left);
+        }
+        self.tell_scaled(Role::EmbeddingWorker, from);
+    }
+
+    /// Loaders that leave are given nothing, and end when everything they have sent is trained.
+    fn change_loaders(&mut self) {
+        let from = self.loaders.present();
+        if self.loaders.can_grow() {
+            self.loaders.grow();
+        }
+        if self.loaders.wanted() < self.loaders.present() {
+            self.outstanding.trained_before(self.settled_batches());
+            let needed = self.outstanding.loaders_needed().max(self.loaders.wanted());
+            let left = self.loaders.shrink(needed);
+            self.released.extend(left);
+        }
+        self.tell_scaled(Role::Loader, from);
+    }
+
+    /// Training has taken dense workers in, or goes on without some.
+    fn regroup_dense_workers(&mut self) {
+        let (from, to) = (self.dense_workers.present(), self.training.workers());
+        if from == to {
+            return;
+        }
+        if to > from {
+            self.dense_workers.grow();
+        } else {
+            let left = self.dense_workers.shrink(to);
+            self.released.extend(left);
+        }
+        self.ranks.resize_with(to as usize, DenseWorkerState::default);
+        self.speeds.keep(to as usize);
+        self.tell_scaled(Role::DenseWorker, from);
+    }
+
+    fn tell_scaled(&mut self, role: Role, from: u32) {
+        let to = self.present(role.proto());
+        if from != to {
+            self.news.push(JobEvent::Scaled { role, from, to });
+        }
+    }
+
     /// The next chunk, and what loaders leave out at its beginning: batches, and pieces of the batch after those.
     pub(super) fn lease(&mut self, loader: u32) -> (Lease, (u64, u32)) {
-        if self.training.restoring() {
+        if self.leaves(loader) {
+            return (Lease::Finished, (0, 0));
+        }
+        if self.training.restoring() || !self.takes_part(loader) {
             return (Lease::Wait, (0, 0));
         }
         let lease = self.ledger.lease();
@@ -516,6 +718,12 @@ impl State {
         self.outstanding.trained_before(self.settled_batches());
         self.outstanding.give(Given::Train { lease: chunk, skip }, loader);
         (lease, skip)
+    }
+
+    /// Whose turn it is among the embedding workers, in training and in the evaluation at a step.
+    pub(super) fn turns(&self, evaluation: Option<GlobalStep>) -> &Turns {
+        let pass = evaluation.and_then(|at_step| self.passes.get(&at_step));
+        pass.map_or(&self.turns, |pass| &pass.turns)
     }
 
     pub(super) fn total_steps(&self) -> Option<GlobalStep> {
@@ -568,7 +776,7 @@ impl State {
     }
 
     /// Opens the data of an evaluation that has just been ordered, if one has.
-    pub(super) fn begin_ordered_evaluation(&mut self) {
+    fn begin_ordered_evaluation(&mut self) {
         let Some(at_step) = self.training.evaluation_to_begin() else { return };
         let plan = DataPlan { length: TrainingLength::Epochs(1), ..self.job.data };
         let source = if self.job.tests_on_the_next_slice {
@@ -578,10 +786,17 @@ impl State {
             PassSource::Test(DataLedger::new(plan))
         };
         let shares = (0..self.ranks.len()).map(|_| None).collect();
-        self.passes.insert(at_step, Pass { source, data: Announced::new(plan.global_batch_rows), shares });
+        let turns = Turns::of(self.turns.last());
+        self.passes.insert(at_step, Pass { source, turns, data: Announced::new(plan.global_batch_rows), shares });
     }
 
     pub(super) fn evaluation_lease(&mut self, loader: u32) -> EvaluationLease {
+        if self.leaves(loader) {
+            return EvaluationLease::Finished;
+        }
+        if !self.takes_part(loader) {
+            return EvaluationLease::Wait;
+        }
         for (at_step, pass) in &mut self.passes {
             let Some((chunk, first_batch)) = pass.source.lease() else { continue };
             let at_step = *at_step;
@@ -617,8 +832,9 @@ impl State {
 
     /// How many batches of the evaluation under way may be fetched, where `from` are known already; `None`: no more yet.
     pub(super) fn evaluation_horizon(&self, at_step: GlobalStep, from: u64) -> Result<Option<v1::Horizon>, RoleError> {
-        let data = &self.passes.get(&at_step).ok_or_else(|| unknown_evaluation("horizon", at_step))?.data;
-        let horizon = v1::Horizon { until: data.batches(), last: data.complete() };
+        let pass = self.passes.get(&at_step).ok_or_else(|| unknown_evaluation("horizon", at_step))?;
+        let Pass { data, turns, .. } = pass;
+        let horizon = v1::Horizon { until: data.batches(), last: data.complete(), turns: turns.write() };
         Ok((horizon.until > from || horizon.last).then_some(horizon))
     }
 
@@ -699,7 +915,7 @@ impl State {
         self.check_labels()?;
         let first = done.first().ok_or(RoleError::Stopped)?;
         // The others have waited for a mode without a barrier.
-        let mut in_step = done.iter().take(self.job.barrier_workers);
+        let mut in_step = done.iter().take(self.training.barrier_workers() as usize);
         if let Some(other) = in_step.find(|other| other.parameters_sha256 != first.parameters_sha256) {
             return Err(RoleError::Diverged { rank: other.rank });
         }
@@ -731,7 +947,7 @@ impl State {
             (None, false, true) if !self.passes.is_empty() => v1::Phase::Evaluating,
             (None, false, true) => v1::Phase::Training,
         };
-        let (ps_wanted, ps_needed) = self.servers_to_be();
+        let replicas = Role::ALL.map(|role| self.replicas(role)).to_vec();
         v1::JobStatus {
             phase: phase.into(),
             mode: self.training.mode().name().to_owned(),
@@ -747,8 +963,7 @@ impl State {
             message: self.failure.as_ref().map(|(message, _)| message.clone()).unwrap_or_default(),
             ps: self.ps.len() as u32,
             map_epoch: self.training.map_epoch(),
-            ps_wanted,
-            ps_needed,
+            replicas,
             workers: self.speeds.workers(),
             all_reduce_seconds: self.speeds.all_reduce_seconds().unwrap_or(0.0),
             last_checkpoint: self.last_checkpoint.as_ref().map(|(name, _)| name.clone()).unwrap_or_default(),
@@ -773,7 +988,7 @@ impl State {
 
     /// Of the workers with a barrier.
     fn batches_of_the_slowest(&self) -> u64 {
-        self.ranks.iter().take(self.job.barrier_workers).map(|rank| rank.steps_done).min().unwrap_or(0)
+        self.ranks.iter().take(self.training.barrier_workers() as usize).map(|rank| rank.steps_done).min().unwrap_or(0)
     }
 
     /// Mean over the dense workers that have one.
@@ -843,7 +1058,7 @@ fn data_changed(error: LedgerError) -> RoleError {
     RoleError::Input(format!("spec.data: {error}: is it the data that the checkpoint was trained on?"))
 }
 
-fn unexpected_member(request: &v1::Join, replicas: usize) -> RoleError {
+fn unexpected_member(request: &v1::Join, replicas: u32) -> RoleError {
     let reason = format!(
         "{:?} {} at {} is not expected: the job has {replicas} of them, each at one address",
         request.role(),

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use rectrain_modes::gba::{
-    Answers, Assignment, Batch, Boundary, Outcome, Reply, RunMode, RunPlan, Server, SwitchPhase, TrainingRun,
+    Answers, Assignment, Batch, Boundary, Outcome, Reply, RunMode, RunPlan, Server, SwitchPhase, TokenMode, TrainingRun,
 };
 use rectrain_modes::{EvaluationPoints, GlobalStep, Rank};
 use rectrain_proto::v1;
@@ -66,6 +66,10 @@ enum Stage {
     Evaluating,
     /// The servers fix this instant for a checkpoint, and dense worker 0 its parameters; at the end, until it is written.
     Saving,
+    /// Rank 0 publishes the dense parameters, because workers join that have none.
+    Sharing,
+    /// All of them read the dense parameters, those that join among them.
+    Joining,
     /// They read the dense parameters back, because servers join or leave.
     Gathering,
     /// The servers adopt another slot map.
@@ -110,6 +114,10 @@ pub(super) struct Training {
     stop_at: Option<u64>,
     switches: VecDeque<(u64, TrainingMode)>,
     requested: Option<TrainingMode>,
+    /// Dense workers that there are to be, once all of them are there.
+    wanted_workers: Option<u32>,
+    /// With how many training goes on after this rest.
+    next_workers: u32,
     evaluated_through: u64,
     saved_through: u64,
     save_wanted: bool,
@@ -169,6 +177,10 @@ struct Facts {
     local_rows: u64,
     pieces: u32,
     workers: u32,
+    /// When this attempt began.
+    started_workers: u32,
+    /// Of those, so many train where each step has a barrier; none: all.
+    some_with_barrier: Option<u32>,
     servers: u32,
     evaluation: EvaluationPoints,
     evaluates: bool,
@@ -208,7 +220,12 @@ impl Training {
             None => Announced::new(facts.global_rows),
         };
         let mut training = Self {
-            run: TrainingRun::resume(run_plan, facts.run_mode(mode), GlobalStep(saved.step), saved.rows())?,
+            run: TrainingRun::resume(
+                run_plan,
+                facts.run_mode(mode, facts.workers),
+                GlobalStep(saved.step),
+                saved.rows(),
+            )?,
             mode,
             next_mode: mode,
             data,
@@ -219,6 +236,8 @@ impl Training {
             stop_at: None,
             switches: plan.switches.iter().copied().filter(|(batch, _)| *batch > saved.batch).collect(),
             requested: None,
+            wanted_workers: None,
+            next_workers: facts.workers,
             evaluated_through: saved.evaluated_through,
             saved_through: saved.batch,
             save_wanted: false,
@@ -376,6 +395,35 @@ impl Training {
         !self.mode.has_barrier() && servers != self.plan.servers
     }
 
+    /// Whether so many dense workers can train; a sentence, if not.
+    pub(super) fn check_workers(&self, workers: u32) -> Result<(), String> {
+        let later = self.switches.iter().map(|(_, mode)| *mode).chain(self.requested);
+        let modes = [self.mode, self.next_mode].into_iter().chain(later);
+        modes.into_iter().try_for_each(|mode| self.plan.check_workers(mode, workers))
+    }
+
+    /// There are to be so many dense workers from the next boundary on, all of which are there; `None`: as many as there are. What has
+    /// become impossible since it was asked for, by a switch of the mode, waits until it is possible again.
+    pub(super) fn want_workers(&mut self, workers: Option<u32>) {
+        let possible = workers.filter(|workers| *workers != self.plan.workers && self.check_workers(*workers).is_ok());
+        self.wanted_workers = possible;
+    }
+
+    /// Whether it is decided with how many dense workers training goes on, and not yet done.
+    pub(super) fn is_regrouping(&self) -> bool {
+        self.next_workers != self.plan.workers
+    }
+
+    /// Dense workers.
+    pub(super) fn workers(&self) -> u32 {
+        self.plan.workers
+    }
+
+    /// Of them, those that train where each step has a barrier.
+    pub(super) fn barrier_workers(&self) -> u32 {
+        self.plan.barrier_workers()
+    }
+
     /// The data that is known.
     pub(super) fn data_mut(&mut self) -> &mut Announced {
         &mut self.data
@@ -383,14 +431,17 @@ impl Training {
 
     /// What worker `rank` does after order `done`; `None`: nothing yet.
     pub(super) fn next_order(&mut self, rank: Rank, done: u64) -> Result<Option<v1::Order>, RoleError> {
-        let place = self.done.get_mut(rank.0 as usize).ok_or_else(|| unknown_rank("order", rank))?;
+        let Some(place) = self.done.get_mut(rank.0 as usize) else { return Ok(None) };
         *place = (*place).max(done);
         self.advance()?;
+        // One that has joined carries out no order from before, one that leaves none any more.
+        let done = self.done.get(rank.0 as usize).copied().unwrap_or(u64::MAX);
         Ok((self.order.number > done).then(|| self.order.clone()))
     }
 
-    /// How far worker `rank`, which has fetched up to `from` and trains `at`, may fetch; `None`: no further yet.
-    pub(super) fn horizon(&mut self, order: u64, from: u64, at: u64) -> Result<Option<v1::Horizon>, RoleError> {
+    /// Before which batch a worker stops that has fetched up to `from` and trains `at`, and whether the order ends there; `None`: it may
+    /// fetch no further yet.
+    pub(super) fn horizon(&mut self, order: u64, from: u64, at: u64) -> Result<Option<(u64, bool)>, RoleError> {
         if order != self.order.number || self.stage != Stage::Training {
             let reason = format!("order {order} is not under way");
             return Err(RoleError::Inconsistent { message: "horizon", reason });
@@ -403,7 +454,7 @@ impl Training {
             self.advance()?;
         }
         let last = self.stop_at == Some(self.granted);
-        Ok((self.granted > from || last).then_some(v1::Horizon { until: self.granted, last }))
+        Ok((self.granted > from || last).then_some((self.granted, last)))
     }
 
     /// So many global batches are trained a second.
@@ -473,7 +524,8 @@ impl Training {
         if mode == self.mode {
             return Ok(mode);
         }
-        self.plan.check(mode).map_err(SwitchRefused::Mode)?;
+        let workers = self.wanted_workers.unwrap_or(self.plan.workers);
+        self.plan.check(mode, workers).map_err(SwitchRefused::Mode)?;
         self.requested = Some(mode);
         Ok(self.mode)
     }
@@ -581,6 +633,8 @@ impl Training {
                 Stage::Restoring => self.order.number > 0 && self.all_done() && self.after_restore(),
                 Stage::Evaluating => self.all_done() && self.after_evaluation()?,
                 Stage::Saving => self.is_saved()? && self.all_done() && self.leave_rest()?,
+                Stage::Joining => self.all_done() && self.flip_or_move(self.boundary()?)?,
+                Stage::Sharing => self.all_done() && self.take_in_workers()?,
                 Stage::Gathering => self.all_done() && self.flip(),
                 Stage::Moving => self.all_done() && self.begin_after_move()?,
                 Stage::Flipping | Stage::Settling | Stage::Beginning | Stage::Ended => false,
@@ -601,8 +655,8 @@ impl Training {
         if self.stop_at != Some(self.granted) || !self.all_done() {
             return Ok(false);
         }
-        self.choose_next_mode();
-        self.run.rest(self.plan.run_mode(self.next_mode))?;
+        self.choose_what_is_next();
+        self.run.rest(self.plan.run_mode(self.next_mode, self.next_workers))?;
         let steps = self.order.step..self.order.step + (self.granted - self.order.batch);
         for step in steps {
             self.run.sync_step_applied(GlobalStep(step))?;
@@ -615,8 +669,8 @@ impl Training {
     fn advance_tokens(&mut self) -> Result<bool, RoleError> {
         self.feed();
         if *self.run.phase() == SwitchPhase::Training && (self.is_asked_to_rest() || self.is_exhausted()) {
-            self.choose_next_mode();
-            self.run.rest(self.plan.run_mode(self.next_mode))?;
+            self.choose_what_is_next();
+            self.run.rest(self.plan.run_mode(self.next_mode, self.next_workers))?;
             self.feed();
         }
         if matches!(self.run.phase(), SwitchPhase::Draining { .. }) {
@@ -703,6 +757,34 @@ impl Training {
             self.stage = Stage::Ended;
             return Ok(false);
         }
+        if self.is_regrouping() {
+            if self.next_workers > self.plan.workers && self.mode.has_barrier() && self.next_mode.has_barrier() {
+                self.give(at, Kind::Publish(v1::Publish {}));
+                self.stage = Stage::Sharing;
+                return Ok(true);
+            }
+            self.regroup();
+        }
+        self.flip_or_move(at)
+    }
+
+    /// From here on there are so many dense workers. Those that join have carried out what was ordered so far.
+    fn regroup(&mut self) {
+        self.plan.workers = self.next_workers;
+        self.wanted_workers = None;
+        self.done.resize(self.next_workers as usize, self.order.number);
+    }
+
+    /// The dense parameters are on the servers: all workers, those that join among them, read them from there.
+    fn take_in_workers(&mut self) -> Result<bool, RoleError> {
+        let at = self.boundary()?;
+        self.regroup();
+        self.give(at, Kind::ReadBack(v1::ReadBack {}));
+        self.stage = Stage::Joining;
+        Ok(true)
+    }
+
+    fn flip_or_move(&mut self, at: Boundary) -> Result<bool, RoleError> {
         if let SlotsMove::Copied { servers } = self.slots {
             if !self.gathers(servers) {
                 return Ok(self.flip());
@@ -777,6 +859,7 @@ impl Training {
             batch,
             piece: (place / self.plan.local_rows) as u32,
             map_epoch: self.map_epoch,
+            barrier_workers: self.barrier_workers(),
             order: Some(order),
         };
     }
@@ -796,8 +879,9 @@ impl Training {
         self.done.iter().all(|done| *done >= self.order.number)
     }
 
-    /// The mode after this rest: a command's, else the schedule's.
-    fn choose_next_mode(&mut self) {
+    /// The mode after this rest: a command's, else the schedule's. And the dense workers that there are to be.
+    fn choose_what_is_next(&mut self) {
+        self.next_workers = self.wanted_workers.take().unwrap_or(self.plan.workers);
         let here = if self.mode.has_barrier() { self.granted } else { self.data.locate(self.run.next_row()).0 };
         self.next_mode = self.mode;
         while let Some((_, mode)) = self.switches.front().copied().filter(|(batch, _)| *batch <= here) {
@@ -811,7 +895,7 @@ impl Training {
 
     fn is_asked_to_rest(&self) -> bool {
         let flips = matches!(self.slots, SlotsMove::Copied { .. });
-        flips || self.requested.is_some() || (self.save_wanted && self.plan.saves)
+        flips || self.requested.is_some() || self.wanted_workers.is_some() || (self.save_wanted && self.plan.saves)
     }
 
     /// The next batch before which training rests, as far as that is known.
@@ -906,6 +990,8 @@ impl Facts {
             local_rows: plan.local_batch_rows,
             pieces: plan.pieces(),
             workers: plan.replicas.dense_workers,
+            started_workers: plan.replicas.dense_workers,
+            some_with_barrier: plan.some_with_barrier,
             servers: plan.replicas.ps,
             evaluation: plan.evaluation,
             evaluates: plan.test.is_some(),
@@ -913,18 +999,42 @@ impl Facts {
         }
     }
 
-    fn run_mode(&self, mode: TrainingMode) -> RunMode {
+    fn barrier_workers(&self) -> u32 {
+        self.some_with_barrier.map_or(self.workers, |some| some.min(self.workers))
+    }
+
+    fn run_mode(&self, mode: TrainingMode, workers: u32) -> RunMode {
         match mode {
             TrainingMode::Sync | TrainingMode::Hybrid { .. } => RunMode::Sync,
-            TrainingMode::Tokens(mode) => {
-                RunMode::Tokens { mode, workers: self.workers, local_rows: self.local_rows as u32 }
-            }
+            TrainingMode::Tokens(mode) => RunMode::Tokens { mode, workers, local_rows: self.local_rows as u32 },
         }
     }
 
-    fn check(&self, mode: TrainingMode) -> Result<(), String> {
+    fn check_workers(&self, mode: TrainingMode, workers: u32) -> Result<(), String> {
+        if mode.has_barrier() && workers > self.pieces {
+            return Err(format!(
+                "with a barrier each of {workers} dense workers needs a local batch of its own, and a global batch has {}: set spec.training.localBatchSize to {} or less",
+                self.pieces,
+                self.global_rows / u64::from(workers),
+            ));
+        }
+        if let Some(some) = self.some_with_barrier.filter(|some| workers < *some) {
+            return Err(format!(
+                "{some} dense workers train with a barrier (spec.training.barrierWorkers): expected no fewer, found {workers}"
+            ));
+        }
+        self.check(mode, workers)
+    }
+
+    fn check(&self, mode: TrainingMode, workers: u32) -> Result<(), String> {
         let TrainingMode::Tokens(tokens) = mode else { return Ok(()) };
-        tokens.validate(self.workers).map_err(|error| error.to_string())?;
+        if matches!(tokens, TokenMode::HopBw { .. }) && workers != self.started_workers {
+            return Err(format!(
+                "in mode hopBw a global step has as many gradients as there were dense workers at first, which is {}",
+                self.started_workers
+            ));
+        }
+        tokens.validate(workers).map_err(|error| error.to_string())?;
         if u64::from(self.pieces) * self.local_rows != self.global_rows {
             return Err(format!(
                 "a global batch of {} rows cannot be cut into local batches of {} rows: set spec.training.localBatchSize",
@@ -933,8 +1043,4 @@ impl Facts {
         }
         Ok(())
     }
-}
-
-fn unknown_rank(message: &'static str, rank: Rank) -> RoleError {
-    RoleError::Inconsistent { message, reason: format!("there is no dense worker {rank}") }
 }

@@ -25,12 +25,12 @@ type Pushes = VecDeque<JoinHandle<Result<v1::BackwardReply, RoleError>>>;
 impl Trainer {
     /// Trains from the order's step and batch on until it ends, if this worker takes part in that. At most τ + 1 steps' gradients are on their way.
     pub(super) fn train_with_barrier(&mut self, order: &v1::Order, staleness: u64) -> Result<(), RoleError> {
-        if self.rank.0 >= self.plan.barrier_workers {
+        if self.rank.0 >= self.barrier_workers {
             return Ok(());
         }
         // The step it trains, those that may be in flight beside it, and in `sync` the next one, which waits at the servers.
         let steps_ahead = staleness.max(1) as usize + 1;
-        let pushes_ahead = (staleness as usize + 1) * self.plan.pieces_of(self.rank).len();
+        let pushes_ahead = (staleness as usize + 1) * self.share().len();
         let mut horizon = Horizon::new(order.number, order.batch);
         let mut ahead: VecDeque<Fetching> = VecDeque::new();
         let mut pushes = Pushes::new();
@@ -38,7 +38,7 @@ impl Trainer {
         loop {
             horizon.keep_ahead(self, batch)?;
             while ahead.len() < steps_ahead && fetched < horizon.until() {
-                ahead.push_back(self.fetch_share(order, fetched));
+                ahead.push_back(self.fetch_share(order, fetched, &horizon));
                 fetched += 1;
             }
             let Some(next) = ahead.pop_front() else {
@@ -60,11 +60,12 @@ impl Trainer {
     }
 
     /// This worker's pieces of a batch. An earlier mode may have trained the first pieces of the order's first batch.
-    fn fetch_share(&self, order: &v1::Order, batch: u64) -> Fetching {
+    fn fetch_share(&self, order: &v1::Order, batch: u64, horizon: &Horizon) -> Fetching {
         let first = if batch == order.batch { order.piece } else { 0 };
-        let pieces = self.plan.pieces_of(self.rank).filter(|piece| *piece >= first);
+        let keys = self.share().filter(|piece| *piece >= first);
+        let keys = keys.map(|piece| BatchKey { position: BatchPosition::Train(batch), piece });
         let step = order.step + (batch - order.batch);
-        self.fetch(pieces.map(|piece| BatchKey { position: BatchPosition::Train(batch), piece }), Some(step))
+        self.fetch(horizon.place(keys, self.plan.pieces()), Some(step))
     }
 
     fn step(&mut self, order: &v1::Order, batch: u64, next: Fetching, pushes: &mut Pushes) -> Result<(), RoleError> {
@@ -77,8 +78,8 @@ impl Trainer {
         let global_samples = own.global_samples.saturating_sub(trained_before as usize);
         let output = self.compute(&own, 1.0 / global_samples.max(1) as f32, step)?;
         let StepOutput { loss_sum, predictions, embedding_gradients, linear_gradients } = output;
-        for (key, gradients) in own.by_piece(Pooled { embeddings: embedding_gradients, linear: linear_gradients }) {
-            pushes.push_back(self.send_gradients(key, gradients, Some(step), None));
+        for (piece, gradients) in own.by_piece(Pooled { embeddings: embedding_gradients, linear: linear_gradients }) {
+            pushes.push_back(self.send_gradients(piece, gradients, Some(step), None));
         }
         self.sum_over_workers(GlobalStep(step))?;
         self.tower.apply(step + 1)?;
@@ -88,7 +89,7 @@ impl Trainer {
     fn sum_over_workers(&mut self, step: GlobalStep) -> Result<(), RoleError> {
         let Some(next) = self.peers.next.clone() else { return Ok(()) };
         let reducing = Instant::now();
-        let (rank, ranks, ring) = (self.rank, self.plan.barrier_workers, Arc::clone(&self.ring));
+        let (rank, ranks, ring) = (self.rank, self.barrier_workers, Arc::clone(&self.ring));
         let (waits, tower) = (&self.waits, &mut self.tower);
         waits.wait(all_reduce(step, rank, ranks, tower.gradients_mut(), &next, &ring))?;
         self.metrics.all_reduce.observe(reducing.elapsed().as_secs_f64());

@@ -29,8 +29,8 @@ impl Trainer {
             horizon.keep_ahead(self, fetched)?;
             while ahead.len() < LOOK_AHEAD && fetched < horizon.until() {
                 let position = BatchPosition::Evaluation { at_step: GlobalStep(order.step), number: fetched };
-                let pieces = self.plan.pieces_of(self.rank).map(|piece| BatchKey { position, piece });
-                ahead.push_back(self.fetch(pieces, None));
+                let keys = self.share().map(|piece| BatchKey { position, piece });
+                ahead.push_back(self.fetch(horizon.place(keys, self.plan.pieces()), None));
                 fetched += 1;
             }
             let Some(next) = ahead.pop_front() else {

@@ -5,9 +5,11 @@ use rectrain_proto::v1;
 use tokio::task::JoinHandle;
 
 use super::Trainer;
+use crate::batch::BatchKey;
 use crate::error::RoleError;
 use crate::message;
 use crate::plan::CALL_DEADLINE;
+use crate::turns::{Piece, Turns};
 
 /// With fewer known batches than this ahead, the coordinator is asked for more.
 const ASK_BELOW: u64 = 32;
@@ -17,18 +19,24 @@ pub(super) struct Horizon {
     order: u64,
     until: u64,
     last: bool,
+    turns: Option<Turns>,
     asked: Option<JoinHandle<Result<v1::Horizon, RoleError>>>,
 }
 
 impl Horizon {
     /// Nothing is known but that order `order` begins before batch `from`.
     pub(super) fn new(order: u64, from: u64) -> Self {
-        Self { order, until: from, last: false, asked: None }
+        Self { order, until: from, last: false, turns: None, asked: None }
     }
 
     /// Batches before this one may be fetched.
     pub(super) fn until(&self) -> u64 {
         self.until
+    }
+
+    /// Those of a batch's pieces before [`Self::until`], and where they are.
+    pub(super) fn place(&self, keys: impl Iterator<Item = BatchKey>, pieces: u32) -> impl Iterator<Item = Piece> {
+        keys.filter_map(move |key| Some(self.turns.as_ref()?.place(key, pieces)))
     }
 
     /// Whether everything before `batch` is all there is.
@@ -56,6 +64,9 @@ impl Horizon {
             let horizon = trainer.join("horizon", asked)?;
             self.until = self.until.max(horizon.until);
             self.last = horizon.last;
+            if !horizon.turns.is_empty() {
+                self.turns = Some(Turns::read("horizon", &horizon.turns)?);
+            }
         }
         Ok(())
     }

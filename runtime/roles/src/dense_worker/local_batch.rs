@@ -8,12 +8,12 @@ use rectrain_wire::Tensor;
 use tokio::task::JoinHandle;
 
 use super::Trainer;
-use crate::batch::BatchKey;
 use crate::embedding_worker::{decode_pooled, encode_pooled};
 use crate::error::RoleError;
 use crate::message;
 use crate::plan::JobPlan;
 use crate::pooling::Pooled;
+use crate::turns::Piece;
 
 /// A piece with its pooled embeddings, or pieces put together. Rows of `pooled`, `dense`, `labels` and `groups` go together.
 #[derive(Default)]
@@ -28,7 +28,7 @@ pub(super) struct LocalBatch {
     /// The step of each parameter server when it was asked (without a barrier).
     pub(super) steps: Vec<u64>,
     /// Samples of each piece, in order.
-    pub(super) pieces: Vec<(BatchKey, usize)>,
+    pub(super) pieces: Vec<(Piece, usize)>,
 }
 
 impl LocalBatch {
@@ -57,20 +57,20 @@ impl LocalBatch {
     }
 
     /// The gradients of the pooled embeddings by piece.
-    pub(super) fn by_piece(&self, mut gradients: Pooled) -> Vec<(BatchKey, Pooled)> {
-        if let [(key, _)] = self.pieces[..] {
-            return vec![(key, gradients)];
+    pub(super) fn by_piece(&self, mut gradients: Pooled) -> Vec<(Piece, Pooled)> {
+        if let [(piece, _)] = self.pieces[..] {
+            return vec![(piece, gradients)];
         }
         let width = |values: &[f32]| values.len() / self.samples.max(1);
         let (embeddings, linear) = (width(&gradients.embeddings), width(&gradients.linear));
         self.pieces
             .iter()
-            .map(|(key, samples)| {
+            .map(|(piece, samples)| {
                 let own = Pooled {
                     embeddings: gradients.embeddings.drain(..samples * embeddings).collect(),
                     linear: gradients.linear.drain(..samples * linear).collect(),
                 };
-                (*key, own)
+                (*piece, own)
             })
             .collect()
     }
@@ -81,13 +81,13 @@ pub(super) struct Fetching(Vec<JoinHandle<Result<LocalBatch, RoleError>>>);
 
 impl Trainer {
     /// Asks the pieces' embedding workers for them, without waiting. With a barrier, `step` is the global step that trains them.
-    pub(super) fn fetch(&self, pieces: impl Iterator<Item = BatchKey>, step: Option<u64>) -> Fetching {
-        let fetch = |key: BatchKey| {
-            let ((workers, index), plan) = (self.embedding_worker(key), Arc::clone(&self.plan));
+    pub(super) fn fetch(&self, pieces: impl Iterator<Item = Piece>, step: Option<u64>) -> Fetching {
+        let fetch = |piece: Piece| {
+            let (workers, plan) = (Arc::clone(&self.peers.embedding_workers), Arc::clone(&self.plan));
             self.spawn(async move {
-                let request = v1::Forward { batch: Some(key.write()), step };
-                let (reply, tensors) = workers.call(index, request, Vec::new()).await?;
-                read(key, reply, tensors, &plan)
+                let request = v1::Forward { batch: Some(piece.key.write()), step };
+                let (reply, tensors) = workers.call(piece.embedding_worker, request, Vec::new()).await?;
+                read(piece, reply, tensors, &plan)
             })
         };
         Fetching(pieces.map(fetch).collect())
@@ -104,21 +104,21 @@ impl Trainer {
     /// Sends a piece's gradients to its embedding worker, without waiting.
     pub(super) fn send_gradients(
         &self,
-        key: BatchKey,
+        Piece { key, embedding_worker }: Piece,
         gradients: Pooled,
         step: Option<u64>,
         push: Option<v1::TokenPush>,
     ) -> JoinHandle<Result<v1::BackwardReply, RoleError>> {
-        let ((workers, index), plan) = (self.embedding_worker(key), Arc::clone(&self.plan));
+        let (workers, plan) = (Arc::clone(&self.peers.embedding_workers), Arc::clone(&self.plan));
         self.spawn(async move {
             let tensors = encode_pooled(gradients, &plan.layout, plan.compression)?;
             let request = v1::Backward { batch: Some(key.write()), step, push };
-            Ok(workers.call(index, request, tensors).await?.0)
+            Ok(workers.call(embedding_worker, request, tensors).await?.0)
         })
     }
 }
 
-fn read(key: BatchKey, reply: v1::Forwarded, tensors: Vec<Tensor>, plan: &JobPlan) -> Result<LocalBatch, RoleError> {
+fn read(piece: Piece, reply: v1::Forwarded, tensors: Vec<Tensor>, plan: &JobPlan) -> Result<LocalBatch, RoleError> {
     let samples = reply.samples as usize;
     let mut tensors = tensors.into_iter();
     let pooled = decode_pooled("forward", &mut tensors, samples, &plan.layout, plan.compression)?;
@@ -128,7 +128,8 @@ fn read(key: BatchKey, reply: v1::Forwarded, tensors: Vec<Tensor>, plan: &JobPla
     let width = plan.schema.dense.len();
     if dense.len() != samples * width || labels.len() != samples || !(groups.is_empty() || groups.len() == samples) {
         let reason = format!(
-            "{key} has {samples} samples and came with {} dense values and {} labels",
+            "{} has {samples} samples and came with {} dense values and {} labels",
+            piece.key,
             dense.len(),
             labels.len()
         );
@@ -142,6 +143,6 @@ fn read(key: BatchKey, reply: v1::Forwarded, tensors: Vec<Tensor>, plan: &JobPla
         labels,
         groups,
         steps: reply.steps,
-        pieces: vec![(key, samples)],
+        pieces: vec![(piece, samples)],
     })
 }

@@ -20,6 +20,7 @@ use crate::message;
 use crate::outcome;
 use crate::plan::{CALL_DEADLINE, dense_partition};
 use crate::pooling::Pooled;
+use crate::turns::Piece;
 
 /// Batches pushed whose acknowledgements are not all here. With one, a worker waits for nobody but for its own gradient to be in
 /// the buffers, so that it reads what it wrote: alone and with M = 1 it trains as in `sync`, to the bit.
@@ -38,7 +39,7 @@ enum Event {
 
 /// What is known of a batch between its pull and its report.
 struct InHand {
-    key: BatchKey,
+    piece: Piece,
     oldest_token: u64,
     dense_steps: Vec<u64>,
     embedding_steps: Vec<u64>,
@@ -117,7 +118,10 @@ impl Run<'_> {
             Event::Pulled(PullReply::Assignment(assigned)) => {
                 let batch = Batch { first_row: assigned.first_row, rows: assigned.rows };
                 let in_hand = InHand {
-                    key: BatchKey::read("pull", assigned.batch)?,
+                    piece: Piece {
+                        key: BatchKey::read("pull", assigned.batch)?,
+                        embedding_worker: assigned.embedding_worker as usize,
+                    },
                     oldest_token: assigned.oldest_token,
                     dense_steps: vec![0; self.trainer.peers.placement.servers.len()],
                     embedding_steps: Vec::new(),
@@ -156,9 +160,9 @@ impl Run<'_> {
 
     fn compute(&mut self, assignment: Assignment) -> Result<(), RoleError> {
         let started = Instant::now();
-        let key = self.in_hand(assignment.batch)?.key;
+        let piece = self.in_hand(assignment.batch)?.piece;
         let trainer = &mut *self.trainer;
-        let fetching = trainer.fetch(std::iter::once(key), None);
+        let fetching = trainer.fetch(std::iter::once(piece), None);
         let dense_pulled_at = trainer.pull_parameters()?;
         let own = trainer.fetched(fetching)?;
         trainer.metrics.embedding_wait.observe(started.elapsed().as_secs_f64());
@@ -192,7 +196,7 @@ impl Run<'_> {
             oldest_token: in_hand.oldest_token,
             pulled_at: computed.rows_pulled_at,
         };
-        let rows = self.trainer.send_gradients(in_hand.key, computed.pooled, None, Some(push.clone()));
+        let rows = self.trainer.send_gradients(in_hand.piece, computed.pooled, None, Some(push.clone()));
         self.acknowledge(ROWS, batch, async {
             let reply =
                 rows.await.map_err(|error| RoleError::Task { what: "backward", reason: error.to_string() })??;

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::future::Future;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,9 +21,8 @@ use tokio_util::sync::CancellationToken;
 use super::DensePeers;
 use super::all_reduce::RingMailbox;
 use super::local_batch::LocalBatch;
-use crate::batch::BatchKey;
-use crate::embedding_workers::EmbeddingWorkers;
 use crate::error::RoleError;
+use crate::member::connect;
 use crate::message;
 use crate::metrics::DenseWorkerMetrics;
 use crate::plan::{CALL_DEADLINE, JobPlan};
@@ -44,6 +44,8 @@ pub(crate) struct Trainer {
     pub(super) peers: DensePeers,
     pub(super) metrics: DenseWorkerMetrics,
     pub(super) waits: Waits,
+    /// Dense workers, from rank 0, that train where each step has a barrier, as the last order says.
+    pub(super) barrier_workers: u32,
     slow: f64,
     progress: v1::Progress,
     pub(super) pace: Pace,
@@ -70,6 +72,7 @@ impl Trainer {
             ring,
             peers,
             metrics,
+            barrier_workers: 0,
             waits: Waits { runtime: Handle::current(), stop },
             slow,
             progress: v1::Progress { rank: rank.0, ..v1::Progress::default() },
@@ -87,6 +90,7 @@ impl Trainer {
             let order = self.next_order(done)?;
             let Some(kind) = &order.order else { continue };
             self.follow_the_map(&order)?;
+            self.join_the_ring(&order)?;
             let started = Instant::now();
             match kind {
                 Kind::Wait(_) => continue,
@@ -118,6 +122,32 @@ impl Trainer {
             self.peers.placement = self.wait(async move { directory.fetch().await })?;
         }
         Ok(())
+    }
+
+    /// Orders say with how many dense workers a step's gradients are summed.
+    fn join_the_ring(&mut self, order: &v1::Order) -> Result<(), RoleError> {
+        let ring = order.barrier_workers;
+        if ring == self.barrier_workers || matches!(order.order, Some(Kind::Wait(_))) {
+            return Ok(());
+        }
+        self.barrier_workers = ring;
+        self.peers.next = None;
+        if ring > 1 && self.rank.0 < ring {
+            let directory = self.peers.directory.clone();
+            let workers = self.wait(async { directory.workers().await })?.dense_workers;
+            let next = ((self.rank.0 + 1) % ring) as usize;
+            let address = workers.get(next).ok_or_else(|| RoleError::Inconsistent {
+                message: "map",
+                reason: format!("dense worker {next} of {ring} is missing"),
+            })?;
+            self.peers.next = Some(connect(&*self.peers.directory.transport, address)?);
+        }
+        Ok(())
+    }
+
+    /// The pieces of a global batch that are this worker's where each step has a barrier.
+    pub(super) fn share(&self) -> Range<u32> {
+        self.plan.share(self.rank, self.barrier_workers)
     }
 
     fn end(&mut self, order: &v1::Order, read: bool) -> Result<(), RoleError> {
@@ -178,13 +208,6 @@ impl Trainer {
     pub(super) fn tell<R: message::Request>(&self, request: R, tensors: Vec<Tensor>) -> Result<R::Reply, RoleError> {
         let call = message::call(&self.peers.coordinator, request, tensors, CALL_DEADLINE);
         self.wait(call).map(|(reply, _tensors)| reply)
-    }
-
-    /// The embedding workers, and which of them holds this piece.
-    pub(super) fn embedding_worker(&self, key: BatchKey) -> (Arc<EmbeddingWorkers>, usize) {
-        let workers = Arc::clone(&self.peers.embedding_workers);
-        let index = key.embedding_worker(workers.count(), self.plan.pieces());
-        (workers, index)
     }
 
     pub(super) fn join<T>(&self, what: &'static str, task: JoinHandle<Result<T, RoleError>>) -> Result<T, RoleError> {

@@ -21,6 +21,7 @@ pub use self::checkpoint::CheckpointPlan;
 use crate::compression::Compression;
 use crate::error::RoleError;
 use crate::events::JobEvent;
+use crate::member::Role;
 use crate::pooling::FeatureLayout;
 
 /// The longest that a call may take which waits for training to advance.
@@ -88,6 +89,31 @@ pub struct Replicas {
     pub loaders: u32,
 }
 
+impl Replicas {
+    /// Of this role.
+    #[must_use]
+    pub fn of(&self, role: Role) -> u32 {
+        match role {
+            Role::Ps => self.ps,
+            Role::EmbeddingWorker => self.embedding_workers,
+            Role::DenseWorker => self.dense_workers,
+            Role::Loader => self.loaders,
+        }
+    }
+
+    /// With another number of this role.
+    #[must_use]
+    pub fn with(mut self, role: Role, replicas: u32) -> Self {
+        *match role {
+            Role::Ps => &mut self.ps,
+            Role::EmbeddingWorker => &mut self.embedding_workers,
+            Role::DenseWorker => &mut self.dense_workers,
+            Role::Loader => &mut self.loaders,
+        } = replicas;
+        self
+    }
+}
+
 /// See the module's text.
 #[derive(Debug, Clone)]
 pub struct JobPlan {
@@ -109,8 +135,8 @@ pub struct JobPlan {
     pub global_batch_rows: u64,
     /// Rows of a local batch: a global batch is made of them, the last one possibly smaller.
     pub local_batch_rows: u64,
-    /// Dense workers, from rank 0, that train where each step has a barrier.
-    pub barrier_workers: u32,
+    /// Dense workers, from rank 0, that train where each step has a barrier, if it is not all of them.
+    pub some_with_barrier: Option<u32>,
     /// Whether the test is each time the next slice of the training data, a slice being a chunk.
     pub tests_on_the_next_slice: bool,
     /// Global batches in a chunk, the piece of data that is leased to a loader.
@@ -166,12 +192,12 @@ impl JobPlan {
         self.global_batch_rows.div_ceil(self.local_batch_rows) as u32
     }
 
-    /// The pieces of a global batch that are this dense worker's where each step has a barrier.
-    pub(crate) fn pieces_of(&self, rank: Rank) -> Range<u32> {
-        if rank.0 >= self.barrier_workers {
+    /// The pieces of a global batch that are this dense worker's where each step has a barrier, with so many workers taking part.
+    pub(crate) fn share(&self, rank: Rank, workers: u32) -> Range<u32> {
+        if rank.0 >= workers {
             return 0..0;
         }
-        let share = share_of_batch(self.pieces() as usize, rank, self.barrier_workers);
+        let share = share_of_batch(self.pieces() as usize, rank, workers);
         share.start as u32..share.end as u32
     }
 

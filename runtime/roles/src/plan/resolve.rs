@@ -58,7 +58,7 @@ impl JobPlan {
             seed: training.seed,
             global_batch_rows,
             local_batch_rows,
-            barrier_workers: training.barrier_workers.unwrap_or(job.roles.dense_worker.replicas) as u32,
+            some_with_barrier: training.barrier_workers.map(|workers| workers as u32),
             tests_on_the_next_slice: slice_rows.is_some(),
             batches_per_chunk: chunk_rows.div_ceil(global_batch_rows.max(1)).max(1),
             length: match training.length {

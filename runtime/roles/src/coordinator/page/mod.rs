@@ -3,6 +3,7 @@
 
 mod curve;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ use serde::Serialize;
 use self::curve::{Curve, Point};
 use super::Coordinator;
 use crate::events::Logged;
+use crate::member::Role;
 
 /// The time between two points of the curves.
 const EVERY: Duration = Duration::from_secs(1);
@@ -93,7 +95,8 @@ struct Job<'a> {
     loss: Option<f64>,
     auc: Option<f64>,
     map_epoch: u64,
-    servers_wanted: u32,
+    /// How many members of each role there are to be.
+    wanted: BTreeMap<Role, u32>,
     last_checkpoint: Option<String>,
     all_reduce_seconds: Option<f64>,
     members: Vec<Member>,
@@ -140,7 +143,7 @@ async fn job(State(page): State<LivePage>, RawQuery(query): RawQuery) -> Respons
         loss: Some(status.loss).filter(|loss| loss.is_finite() && status.step > 0),
         auc: status.auc,
         map_epoch: status.map_epoch,
-        servers_wanted: status.ps_wanted,
+        wanted: status.replicas.iter().filter_map(|role| Some((Role::of(role.role())?, role.wanted))).collect(),
         last_checkpoint: some(status.last_checkpoint),
         all_reduce_seconds: Some(status.all_reduce_seconds).filter(|seconds| *seconds > 0.0),
         curve: curve.points(),

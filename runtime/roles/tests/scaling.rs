@@ -1,5 +1,5 @@
-//! Slots that move between parameter servers while a job trains: nothing that is trained changes, whatever moves and whenever it
-//! ends.
+//! Members that join and leave, and slots that move between parameter servers, while a job trains: nothing that is trained is lost,
+//! and what is trained the same to the bit stays so, whatever moves and whenever it ends.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -16,6 +16,8 @@ use rectrain_roles::coordinator::Coordinator;
 use rectrain_roles::events::{EventFollower, EventLog, JobEvent, Summary};
 use rectrain_roles::local::run_with;
 use rectrain_roles::metrics::{CoordinatorMetrics, RoleMetrics};
+
+use rectrain_roles::member::Role;
 
 use crate::common::plan;
 
@@ -34,6 +36,16 @@ struct Run {
 impl Run {
     fn summary(&self) -> &Summary {
         self.summary.as_ref().unwrap()
+    }
+
+    /// What roles had members since when.
+    fn sizes(&self) -> Vec<(Role, u32)> {
+        let scaled = |event: &JobEvent| match event {
+            JobEvent::Scaled { role, to, .. } => Some((*role, *to)),
+            JobEvent::SlotsMoved { to, .. } => Some((Role::Ps, *to)),
+            _ => None,
+        };
+        self.events.iter().filter_map(scaled).collect()
     }
 
     /// Servers before and after, slots, and how even it was before, of every time that slots moved.
@@ -69,6 +81,12 @@ async fn wait_until(follower: &mut EventFollower, reached: &mut u64, mut is_it: 
 /// Trains as run `run`, and has the slots spread over so many servers one after the other, each time after some steps. With
 /// `crash`, everything is dropped so long after the last was asked for.
 fn train(run: &str, changes: &[&str], sizes: &[u32], crash: Option<Duration>) -> Result<Run, RoleError> {
+    let sizes: Vec<_> = sizes.iter().map(|size| (Role::Ps, *size)).collect();
+    train_with(run, changes, &sizes, crash)
+}
+
+/// As [`train`], with members of any role.
+fn train_with(run: &str, changes: &[&str], sizes: &[(Role, u32)], crash: Option<Duration>) -> Result<Run, RoleError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
     let events = EventLog::default();
     let summary = runtime.block_on(async {
@@ -81,19 +99,23 @@ fn train(run: &str, changes: &[&str], sizes: &[u32], crash: Option<Duration>) ->
         let crashing = async {
             let mut follower = events.follow();
             let mut reached = 0;
-            for size in sizes {
+            for (place, (role, size)) in sizes.iter().enumerate() {
                 let due = reached + STEPS_BETWEEN;
                 wait_until(&mut follower, &mut reached, |_, reached| reached >= due).await;
-                if let Err(refused) = coordinator.request_scale(*size) {
+                if let Err(refused) = coordinator.request_scale(*role, *size) {
                     assert_eq!(refused, "training has ended");
                 }
-                if size == sizes.last().unwrap()
+                if place + 1 == sizes.len()
                     && let Some(crash) = crash
                 {
                     tokio::time::sleep(crash).await;
                     return;
                 }
-                let moved = |event: &JobEvent, _| matches!(event, JobEvent::SlotsMoved { .. });
+                let moved = |event: &JobEvent, _| match event {
+                    JobEvent::SlotsMoved { .. } => *role == Role::Ps,
+                    JobEvent::Scaled { role: of, to, .. } => of == role && to == size,
+                    _ => false,
+                };
                 wait_until(&mut follower, &mut reached, moved).await;
             }
             std::future::pending::<()>().await;
@@ -131,6 +153,64 @@ fn sync_trains_the_same_to_the_bit_while_servers_join_leave_and_rebalance() {
         assert_eq!(moved.summary().parameters_sha256, digest_without(changes));
         assert_eq!(moved.summary().trained_rows, ROWS);
     }
+}
+
+#[test]
+fn sync_trains_the_same_to_the_bit_while_embedding_workers_and_loaders_join_and_leave() {
+    use Role::{EmbeddingWorker, Loader, Ps};
+    let workers = [
+        "spec.roles.denseWorker.replicas=2",
+        "spec.training.evaluation.every=steps,spec.training.evaluation.steps=50",
+        // Chunks of ten batches: who leaves has been given little.
+        "spec.data.shuffle.windowRows=960",
+    ];
+    let alone = digest_without(&workers);
+    // An embedding worker comes back to the place of one that has left.
+    let first = [(EmbeddingWorker, 3), (Loader, 2), (EmbeddingWorker, 1), (EmbeddingWorker, 2)];
+    let other = [(EmbeddingWorker, 2), (Ps, 2), (Loader, 3), (Loader, 1)];
+    for (mode, sizes) in [("sync", first), ("sync", other), ("hybrid", first)] {
+        let mode_is = format!("spec.training.mode={mode}");
+        let scaled = train_with("scaled", &[&workers[..], &[&mode_is]].concat(), &sizes, None).unwrap();
+        assert_eq!(scaled.sizes(), sizes, "{:?}", scaled.events);
+        let summary = scaled.summary();
+        assert_eq!((summary.samples, summary.trained_rows), (ROWS, ROWS), "{mode}");
+        assert!(mode == "hybrid" || summary.parameters_sha256 == alone, "{mode}");
+    }
+}
+
+#[test]
+fn dense_workers_join_and_leave_at_a_step_boundary_and_no_row_is_lost_or_trained_twice() {
+    use Role::{DenseWorker, EmbeddingWorker, Ps};
+    let pieces = "spec.training.localBatchSize=16";
+    let alone = train("alone", &[pieces], &[], None).unwrap().summary().test.as_ref().unwrap().auc.unwrap();
+    let sizes = [(DenseWorker, 3), (Ps, 2), (DenseWorker, 2), (EmbeddingWorker, 2), (DenseWorker, 1)];
+    for mode in ["sync", "hybrid", "gba", "async"] {
+        let mode_is = format!("spec.training.mode={mode}");
+        // That all workers of a barrier end with the same dense parameters is checked at the end of every run.
+        let scaled = train_with("scaled", &[pieces, &mode_is], &sizes, None).unwrap();
+        assert_eq!(scaled.sizes(), sizes, "{mode}: {:?}", scaled.events);
+        let summary = scaled.summary();
+        assert_eq!((summary.samples, summary.trained_rows), (ROWS, ROWS), "{mode}");
+        let auc = summary.test.as_ref().unwrap().auc.unwrap();
+        assert!(mode != "sync" || (auc - alone).abs() < 0.005, "{mode}: {auc}, {alone} with one worker");
+        assert!(auc > 0.5, "{mode}: {auc}");
+    }
+}
+
+#[test]
+fn dense_workers_join_while_the_mode_changes() {
+    let switches = "spec.training.switchAt[0].step=60,spec.training.switchAt[0].mode=gba,\
+                    spec.training.switchAt[1].step=120,spec.training.switchAt[1].mode=sync";
+    let pieces = "spec.training.localBatchSize=16";
+    let sizes = [(Role::DenseWorker, 2), (Role::DenseWorker, 3), (Role::DenseWorker, 2), (Role::DenseWorker, 1)];
+    let folder = tempfile::tempdir().unwrap();
+    let job = [&*path_of(folder.path()), "spec.checkpoint.everySteps=25", pieces, switches];
+    let scaled = train_with("scaled", &job, &sizes, None).unwrap();
+    assert_eq!((scaled.sizes(), scaled.summary().mode_switches), (sizes.to_vec(), 2), "{:?}", scaled.events);
+    assert_eq!(scaled.summary().trained_rows, ROWS);
+    let two = [&job[..], &["spec.checkpoint.resume=latest", "spec.roles.denseWorker.replicas=2"]].concat();
+    let again = train("again", &two, &[], None).unwrap();
+    assert_eq!(again.summary().parameters_sha256, scaled.summary().parameters_sha256);
 }
 
 #[test]
@@ -234,17 +314,29 @@ fn what_cannot_be_is_refused_with_a_sentence() {
         let metrics = CoordinatorMetrics::of(&metrics, 0);
         let coordinator = Coordinator::start(Arc::new(plan(&[])), "run", EventLog::default(), metrics).await.unwrap();
         for impossible in [0, 1025] {
-            let refused = coordinator.request_scale(impossible).unwrap_err();
+            let refused = coordinator.request_scale(Role::Ps, impossible).unwrap_err();
             assert!(refused.contains("1 to 1024") && refused.ends_with(&format!("not {impossible}")), "{refused}");
         }
-        let servers = || {
-            let status = coordinator.status();
-            (status.ps, status.ps_wanted, status.ps_needed)
+        let members = |role: Role| {
+            let replicas = coordinator.status().replicas;
+            let of_role = replicas.iter().find(|replicas| replicas.role() == role.proto()).unwrap();
+            (of_role.present, of_role.wanted, of_role.needed)
         };
-        assert_eq!((servers(), coordinator.request_scale(3), servers()), ((1, 1, 1), Ok(1), (1, 3, 3)));
-        assert_eq!(coordinator.request_scale(3), Ok(1), "asked twice");
-        let refused = coordinator.request_scale(4).unwrap_err();
+        let servers = || members(Role::Ps);
+        assert_eq!((servers(), coordinator.request_scale(Role::Ps, 3), servers()), ((1, 1, 1), Ok(1), (1, 3, 3)));
+        assert_eq!(coordinator.request_scale(Role::Ps, 3), Ok(1), "asked twice");
+        let refused = coordinator.request_scale(Role::Ps, 4).unwrap_err();
         assert!(refused.contains("2 of 3 parameter servers have not joined"), "{refused}");
-        assert_eq!((coordinator.request_scale(1), servers()), (Ok(1), (1, 1, 1)), "given up");
+        assert_eq!((coordinator.request_scale(Role::Ps, 1), servers()), (Ok(1), (1, 1, 1)), "given up");
+        for role in [Role::EmbeddingWorker, Role::Loader] {
+            assert!(coordinator.request_scale(role, 0).unwrap_err().contains("1 to 10000"), "{role:?}");
+            let wanted = || members(role);
+            assert_eq!((wanted(), coordinator.request_scale(role, 3), wanted()), ((1, 1, 1), Ok(1), (1, 3, 3)));
+            let refused = coordinator.request_scale(role, 2).unwrap_err();
+            assert!(refused.contains("2 of 3") && refused.contains("have not joined"), "{refused}");
+            assert_eq!((coordinator.request_scale(role, 1), wanted()), (Ok(1), (1, 1, 1)), "given up");
+        }
+        let refused = coordinator.request_scale(Role::DenseWorker, 2).unwrap_err();
+        assert!(refused.contains("has 1: set spec.training.localBatchSize to 48 or less"), "{refused}");
     });
 }

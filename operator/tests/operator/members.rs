@@ -1,0 +1,216 @@
+//! The number of a role's members in a job under way, changed in its manifest: new ones come before anything is theirs, old ones go
+//! after nothing is any more, nothing restarts, and an operator that dies anywhere makes no difference.
+
+use std::collections::BTreeMap;
+
+use rectrain_crds::{Phase, RoleReplicas};
+use rectrain_operator::coordinator::Stage;
+use rectrain_operator::members;
+use rectrain_operator::names::Role;
+use serde_json::json;
+
+use crate::world::{MANIFEST, Script, World, failed, live, long};
+
+fn scale(world: &World, role: Role, replicas: u32) {
+    world.edit(|spec| spec["roles"][role.field()]["replicas"] = json!(replicas));
+}
+
+/// The pods of a role: name and uid.
+fn pods(world: &World, role: Role) -> BTreeMap<String, String> {
+    let api = world.api();
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    let is_it = |pod: &&serde_json::Value| pod["metadata"]["labels"]["rectrain.dev/role"] == role.name();
+    let of_role = api.list("pods").into_iter().filter(is_it);
+    of_role.map(|pod| (text(&pod["metadata"]["name"]), text(&pod["metadata"]["uid"]))).collect()
+}
+
+/// No pod goes that still takes part.
+async fn ticks(world: &World, role: Role, count: usize) {
+    for _ in 0..count {
+        world.settle().await;
+        let present = world.scripts.lock().unwrap().members(role).present;
+        world.tick();
+        let there = pods(world, role).len();
+        assert!(there >= present as usize, "{present} of {role:?} take part, and {there} are there");
+    }
+    world.settle().await;
+}
+
+async fn training(manifest: &str, script: Script) -> World {
+    let world = World::new(manifest, vec![script]);
+    while world.phase() != Some(Phase::Training) {
+        world.settle().await;
+        world.tick();
+    }
+    world
+}
+
+/// Two of each role. Batches have pieces for more dense workers than that.
+fn manifest() -> String {
+    let replicas = Role::MEMBERS.map(|role| format!("{}: {{replicas: 2}}", role.field())).join(", ");
+    let training = "training: {localBatchSize: 512}\n  roles:";
+    MANIFEST
+        .replace("{ps: {replicas: 2}, denseWorker: {replicas: 2}}", &format!("{{{replicas}}}"))
+        .replace("roles:", training)
+}
+
+fn settled(replicas: u32) -> RoleReplicas {
+    RoleReplicas { started: 2, wanted: replicas, present: replicas, needed: replicas }
+}
+
+fn members_of(world: &World, role: Role) -> RoleReplicas {
+    let attempt = world.job().status.unwrap().attempt.unwrap();
+    *members::of(&attempt.replicas.unwrap(), role).unwrap()
+}
+
+fn attempt(world: &World) -> u32 {
+    world.job().status.unwrap().attempt.unwrap().number
+}
+
+fn asked(world: &World) -> Vec<u32> {
+    world.scripts.lock().unwrap().asked_members.iter().map(|(_, replicas)| *replicas).collect()
+}
+
+#[tokio::test]
+async fn members_come_and_go_under_a_job_that_trains_on() {
+    for role in Role::MEMBERS {
+        let world = training(&manifest(), long(40)).await;
+        let first = pods(&world, role);
+        assert_eq!(first.len(), 2);
+        scale(&world, role, 4);
+        ticks(&world, role, 6).await;
+        let more = pods(&world, role);
+        assert_eq!(members_of(&world, role), settled(4), "{role:?}");
+        assert!(more.len() == 4 && first.iter().all(|pod| more.get(pod.0) == Some(pod.1)), "{more:?}");
+        assert_eq!(world.condition("Ready").map(|(reason, _)| reason).as_deref(), Some("Training"));
+        scale(&world, role, 1);
+        ticks(&world, role, 6).await;
+        assert_eq!(members_of(&world, role), settled(1), "{role:?}");
+        assert_eq!((pods(&world, role).len(), asked(&world)), (1, vec![4, 1]));
+        world.live().await;
+        let status = world.job().status.unwrap();
+        assert_eq!((status.phase, status.restarts, attempt(&world)), (Some(Phase::Complete), Some(0), 1));
+        let reason = if role == Role::Ps { "SlotsMoved" } else { "Scaled" };
+        let told = world.api().list("events").into_iter().filter(|event| event["reason"] == reason).count();
+        assert_eq!(told, 2, "{role:?}");
+    }
+}
+
+#[tokio::test]
+async fn minds_may_change_and_operators_die_while_members_come_and_go() {
+    for role in Role::MEMBERS {
+        let mut world = training(&manifest(), long(60)).await;
+        for wanted in [5, 3, 1, 2, 4, 1] {
+            scale(&world, role, wanted);
+            ticks(&world, role, 1).await;
+            world.replace_operator();
+            ticks(&world, role, 1).await;
+        }
+        ticks(&world, role, 10).await;
+        assert_eq!(members_of(&world, role), settled(1), "{role:?}");
+        assert_eq!((pods(&world, role).len(), attempt(&world)), (1, 1));
+    }
+}
+
+#[tokio::test]
+async fn all_roles_may_change_at_once() {
+    let world = training(&manifest(), long(60)).await;
+    world.edit(|spec| Role::MEMBERS.into_iter().for_each(|role| spec["roles"][role.field()]["replicas"] = json!(3)));
+    ticks(&world, Role::Ps, 12).await;
+    for role in Role::MEMBERS {
+        assert_eq!((members_of(&world, role), pods(&world, role).len()), (settled(3), 3), "{role:?}");
+    }
+    assert_eq!((asked(&world), attempt(&world)), (vec![3; 4], 1));
+}
+
+/// What is theirs of a batch depends on how many there are, so all begin anew.
+#[tokio::test]
+async fn dense_workers_that_share_a_batch_by_their_number_are_those_of_another_attempt() {
+    let more_than_pieces = manifest().replace("localBatchSize: 512", "localBatchSize: 2048");
+    for manifest in [MANIFEST, &more_than_pieces] {
+        let world = training(manifest, long(40)).await;
+        scale(&world, Role::DenseWorker, 3);
+        for _ in 0..8 {
+            world.settle().await;
+            world.tick();
+        }
+        assert_eq!((attempt(&world), asked(&world)), (2, vec![]));
+    }
+}
+
+/// Its container is started again within the attempt: it finds the manifest of its start, and pods for it.
+#[tokio::test]
+async fn a_coordinator_that_starts_again_gets_the_servers_of_its_start_and_is_asked_again() {
+    let world = training(MANIFEST, vec![live(Stage::Training, 1)]).await;
+    for (wanted, restarts) in [(4, 1), (1, 2)] {
+        scale(&world, Role::Ps, wanted);
+        ticks(&world, Role::Ps, 6).await;
+        assert_eq!(pods(&world, Role::Ps).len(), wanted as usize);
+        let coordinator = "clicks-coordinator-0";
+        world.api().get_mut("pods", coordinator).unwrap()["status"]["containerStatuses"][0]["restartCount"] =
+            json!(restarts);
+        world.tick();
+        world.settle().await;
+        assert_eq!(members_of(&world, Role::Ps).needed, 2);
+        ticks(&world, Role::Ps, 8).await;
+        assert_eq!(
+            (members_of(&world, Role::Ps).present, pods(&world, Role::Ps).len(), attempt(&world)),
+            (wanted, wanted as usize, 1)
+        );
+    }
+    assert_eq!(asked(&world), [4, 4, 1, 1]);
+}
+
+/// Nobody can be asked before all have joined, which they may never do.
+#[tokio::test]
+async fn a_number_changed_while_pods_start_is_that_of_another_attempt() {
+    let world = World::new(MANIFEST, vec![vec![live(Stage::Starting, 0)], long(5)]);
+    for _ in 0..3 {
+        world.settle().await;
+        world.tick();
+    }
+    assert_eq!(world.phase(), Some(Phase::Starting));
+    scale(&world, Role::Ps, 1);
+    world.live().await;
+    let status = world.job().status.unwrap();
+    assert_eq!((status.phase, status.restarts, attempt(&world)), (Some(Phase::Complete), Some(0), 2));
+    assert_eq!((members_of(&world, Role::Ps).started, asked(&world)), (1, vec![]));
+}
+
+#[tokio::test]
+async fn a_job_that_failed_for_an_impossible_manifest_starts_when_that_is_mended() {
+    let manifest = format!("{MANIFEST}  autoscaling: {{ps: {{max: 1}}}}\n");
+    let world = World::new(&manifest, vec![long(5)]);
+    world.settle().await;
+    assert_eq!(world.condition("Failed").unwrap().0, "InvalidSpec");
+    scale(&world, Role::Ps, 1);
+    world.live().await;
+    assert_eq!((world.phase(), members_of(&world, Role::Ps).started), (Some(Phase::Complete), 1));
+}
+
+/// It has lost its rows, so the job begins again; not with as many servers, for which the rows are too many.
+#[tokio::test]
+async fn one_that_was_killed_for_its_memory_gets_others_beside_it_where_the_operator_decides() {
+    let killed = json!({"containerStatuses": [{"name": "rectrain", "restartCount": 1, "ready": true, "image": "", "imageID": "",
+        "state": {"running": {}}, "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2027-01-15T08:00:00Z"}}}]});
+    for (mode, started) in [("apply", 3), ("recommend", 2)] {
+        let manifest = format!("{MANIFEST}  autoscaling: {{mode: {mode}}}\n");
+        let crashes = vec![live(Stage::Training, 1), failed("ps 0 is gone", false)];
+        let world = World::new(&manifest, vec![crashes, long(5)]);
+        world.api().pod_status = Some(killed.clone());
+        while world.phase() != Some(Phase::Restarting) {
+            world.settle().await;
+            world.tick();
+        }
+        world.api().pod_status = None;
+        world.live().await;
+        let status = world.job().status.unwrap();
+        let decision = status.decisions.last().unwrap();
+        assert_eq!((decision.from.as_str(), decision.to.as_str(), decision.applied), ("2", "3", mode == "apply"));
+        assert!(decision.reason.contains("clicks-ps-0 used up its memory"), "{}", decision.reason);
+        assert_eq!(
+            (members_of(&world, Role::Ps).started, status.phase, asked(&world)),
+            (started, Some(Phase::Complete), vec![])
+        );
+    }
+}
