@@ -88,7 +88,9 @@ pub fn remember(context: &Context, uid: String, looked: Looked, phase: Option<Ph
 
 /// Reads the metrics of all pods at the same time. Meters of pods that are gone go.
 async fn measure(context: &Context, pods: &[PodFacts], watched: &mut Watched, at_seconds: u64) -> Changes {
-    let asked = pods.iter().filter(|pod| matches!(pod.role, Role::Ps | Role::DenseWorker) && pod.is_running);
+    let asked = pods
+        .iter()
+        .filter(|pod| matches!(pod.role, Role::Ps | Role::EmbeddingWorker | Role::DenseWorker) && pod.is_running);
     let read = asked.filter_map(|pod| {
         let ip: IpAddr = pod.ip.as_ref()?.parse().ok()?;
         Some(async move { (pod, context.read_metrics.read(SocketAddr::new(ip, METRICS_PORT)).await) })

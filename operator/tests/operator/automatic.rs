@@ -22,7 +22,8 @@ spec:
   roles: {ps: {replicas: 2, template: {resources: {limits: {memory: 1Gi}}}}, denseWorker: {replicas: 2}}
 "#;
 
-/// A batch a second of every process; every second dense worker computes four times as long. Tables of nine tenths of a GiB.
+/// A batch a second of every process; every second dense worker computes four times as long. Tables of nine tenths of a GiB, and
+/// batches that wait ten times as long for an embedding worker as it works on them.
 fn measured(address: IpAddr, now: i64) -> String {
     let IpAddr::V4(address) = address else { return String::new() };
     let compute = if address.octets()[3] % 2 == 0 { 0.1 } else { 0.4 };
@@ -35,6 +36,9 @@ fn measured(address: IpAddr, now: i64) -> String {
         ("dense_worker_batch_wait_seconds_sum", 0.0),
         ("dense_worker_embedding_wait_seconds_sum", 0.0),
         ("dense_worker_samples_total", steps * 2048.0),
+        ("embedding_worker_queue_seconds_sum", steps * 0.1),
+        ("embedding_worker_service_seconds_sum", steps * 0.01),
+        ("embedding_worker_service_seconds_count", steps),
         ("ps_bytes", 0.9 * f64::from(1 << 30)),
         ("ps_lookup_seconds_sum", steps * 0.1),
         ("ps_update_seconds_sum", steps * 0.1),
@@ -138,7 +142,7 @@ async fn processes_that_do_not_answer_decide_nothing() {
 }
 
 #[tokio::test]
-async fn a_full_table_gets_another_server_where_decisions_are_carried_out() {
+async fn a_full_table_and_waiting_batches_get_others_where_decisions_are_carried_out() {
     let manifest = MANIFEST.replace(
         "autoscaling: {embeddingWorker: {scaler: external}, denseWorker: {scaler: external}}",
         "autoscaling: {mode: apply}",
@@ -150,8 +154,10 @@ async fn a_full_table_gets_another_server_where_decisions_are_carried_out() {
     assert_eq!(about(&world, DecisionSubject::Ps), [("2".to_owned(), "3".to_owned(), true)]);
     let attempt = after.attempt.unwrap();
     assert_eq!((attempt.number, attempt.replicas.unwrap().ps.present, after.restarts), (1, 3, Some(0)));
-    assert_eq!(world.scripts.lock().unwrap().asked_members, [(Role::Ps, 3)]);
-    let decided = after.decisions.iter().find(|decision| decision.subject == DecisionSubject::Ps).unwrap();
-    assert_eq!(world.scripts.lock().unwrap().reasons, [&*decided.reason]);
+    assert_eq!(world.scripts.lock().unwrap().asked_members, [(Role::Ps, 3), (Role::EmbeddingWorker, 2)]);
+    assert_eq!(about(&world, DecisionSubject::EmbeddingWorker), [("1".to_owned(), "2".to_owned(), true)]);
+    let decided = after.decisions.iter().filter(|decision| decision.subject != DecisionSubject::Mode);
+    let reasons: Vec<_> = decided.map(|decision| decision.reason.clone()).collect();
+    assert_eq!(world.scripts.lock().unwrap().reasons, reasons);
     assert_eq!(world.job().spec.roles.unwrap().ps.unwrap().replicas, Some(2), "the manifest is the user's");
 }
