@@ -599,10 +599,7 @@ impl<'a> Draft<'a> {
             return;
         };
         let count = |role: Role| {
-            let wanted = match role {
-                _ if !should_be => 0,
-                _ => members::wanted(Some(&self.status), resolved, role),
-            };
+            let wanted = if should_be { members::wanted(Some(&self.status), resolved, role) } else { 0 };
             Some(ReplicaCount::new(self.facts.ready.get(&role).copied().unwrap_or(0), wanted))
         };
         self.status.replica_statuses = Some(ReplicaStatuses {

@@ -92,7 +92,7 @@ impl EmbeddingWorkers {
 
     /// Connects to where it is now, and to all others that are not where they were; says whether it is anywhere.
     async fn look_for(&self, index: usize) -> Result<bool, RoleError> {
-        let addresses = self.directory.workers().await?.embedding_workers;
+        let addresses = self.directory.ask().await?.embedding_workers;
         let is_known =
             |address: &String, index| self.channel(index).is_some_and(|known| known.address().to_string() == *address);
         // Those that have left are asked for nothing any more.

@@ -54,12 +54,8 @@ impl Directory {
         Placement::new(read_map("map", placement.map)?, &placement.servers, &*self.transport)
     }
 
-    /// Where the embedding workers and the dense workers are.
-    pub(crate) async fn workers(&self) -> Result<v1::Placement, RoleError> {
-        self.ask().await
-    }
-
-    async fn ask(&self) -> Result<v1::Placement, RoleError> {
+    /// The placement as a message: also where the embedding workers and the dense workers are.
+    pub(crate) async fn ask(&self) -> Result<v1::Placement, RoleError> {
         Ok(message::call(&self.coordinator, v1::MapRequest {}, Vec::new(), CALL_DEADLINE).await?.0)
     }
 }

@@ -46,14 +46,7 @@ fn train(
     });
     runtime.shutdown_background();
     let summary = result?;
-    let seen = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-        let mut follower = events.follow();
-        let mut seen = Vec::new();
-        while let Ok(Some(event)) = tokio::time::timeout(std::time::Duration::ZERO, follower.next()).await {
-            seen.push(event);
-        }
-        seen
-    });
+    let seen = events.after(0, usize::MAX).into_iter().map(|logged| logged.event).collect();
     Ok((summary, seen))
 }
 

@@ -473,7 +473,8 @@ impl Coordinator {
         if is_new {
             let reason = Some(reason).filter(|reason| !reason.is_empty());
             self.events.push(JobEvent::Scaling { role, from, to: members, reason });
-            self.tell_news();
+            let news = self.lock().follow_training();
+            self.tell(news);
             self.changed.notify_waiters();
         }
         Ok(from)
@@ -493,12 +494,6 @@ impl Coordinator {
     #[must_use]
     pub fn follow(&self) -> EventFollower {
         self.events.follow()
-    }
-
-    /// What follows from a change of the state is done and told.
-    fn tell_news(&self) {
-        let news = self.lock().follow_training();
-        self.tell(news);
     }
 
     /// A member that was released has left.
@@ -553,14 +548,15 @@ impl Coordinator {
         let waiting = async {
             loop {
                 let changed = self.changed.notified();
-                {
+                let (value, news) = {
                     let mut state = self.lock();
                     state.check_failure()?;
-                    if let Some(value) = ready(&mut state)? {
-                        return Ok(value);
-                    }
+                    (ready(&mut state)?, state.follow_training())
+                };
+                self.tell(news);
+                if let Some(value) = value {
+                    return Ok(value);
                 }
-                self.tell_news();
                 changed.await;
             }
         };

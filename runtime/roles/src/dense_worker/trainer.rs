@@ -134,7 +134,7 @@ impl Trainer {
         self.peers.next = None;
         if ring > 1 && self.rank.0 < ring {
             let directory = self.peers.directory.clone();
-            let workers = self.wait(async { directory.workers().await })?.dense_workers;
+            let workers = self.wait(async { directory.ask().await })?.dense_workers;
             let next = ((self.rank.0 + 1) % ring) as usize;
             let address = workers.get(next).ok_or_else(|| RoleError::Inconsistent {
                 message: "map",

@@ -226,12 +226,7 @@ impl JobPlan {
 
     /// The first event of the job.
     pub(crate) fn started(&self) -> Result<JobEvent, RoleError> {
-        let replicas = BTreeMap::from([
-            ("ps".to_owned(), self.replicas.ps),
-            ("embeddingWorker".to_owned(), self.replicas.embedding_workers),
-            ("denseWorker".to_owned(), self.replicas.dense_workers),
-            ("loader".to_owned(), self.replicas.loaders),
-        ]);
+        let replicas = BTreeMap::from(Role::ALL.map(|role| (role.section().to_owned(), self.replicas.of(role))));
         Ok(JobEvent::Started {
             job: self.name.clone(),
             mode: self.mode.name().to_owned(),
