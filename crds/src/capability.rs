@@ -55,13 +55,16 @@ pub struct Requirement {
 pub fn capabilities(job: &RecTrainingJob) -> Vec<Requirement> {
     let spec = &job.spec;
     let checkpoint = spec.checkpoint.clone().unwrap_or_default();
-    let device = spec.roles.as_ref().and_then(|roles| roles.dense_worker.as_ref()).and_then(|worker| worker.device);
+    let workers = spec.roles.as_ref().and_then(|roles| roles.dense_worker.as_ref());
+    let needs_gpu = workers.is_some_and(|workers| workers.device() == DeviceKind::Cuda);
+    let asks_by = if workers.is_some_and(|workers| workers.device.is_some()) { "device" } else { "gpus" };
+    let asks_by = format!("spec.roles.denseWorker.{asks_by}");
     let mode = spec.training.as_ref().and_then(|training| training.mode);
     let scaling = spec.autoscaling.as_ref();
     let asked = [
         (checkpoint.path.is_some(), "spec.checkpoint.path", Capability::Checkpoint),
         (checkpoint.resume == Some(Resume::Latest), "spec.checkpoint.resume", Capability::Resume),
-        (device == Some(DeviceKind::Cuda), "spec.roles.denseWorker.device", Capability::Cuda),
+        (needs_gpu, asks_by.as_str(), Capability::Cuda),
         (spec.suspend == Some(true), "spec.suspend", Capability::Suspend),
         (spec.active_deadline_seconds.is_some(), "spec.activeDeadlineSeconds", Capability::Deadline),
         (mode == Some(ModeSpec::Auto), "spec.training.mode", Capability::AutoMode),

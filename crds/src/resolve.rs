@@ -766,7 +766,8 @@ fn roles(given: &RolesSpec) -> ResolvedRoles {
         ps: plain(&given.ps),
         embedding_worker: plain(&given.embedding_worker),
         dense_worker: role(dense_worker.replicas, dense_worker.threads),
-        device: dense_worker.device.unwrap_or_default(),
+        device: dense_worker.device(),
+        gpus: dense_worker.gpus(),
         loader: plain(&given.loader),
     }
 }

@@ -515,6 +515,8 @@ pub struct ResolvedRoles {
     pub dense_worker: ResolvedRole,
     /// What the dense workers compute on.
     pub device: DeviceKind,
+    /// GPUs of each dense worker.
+    pub gpus: u32,
     /// Loaders.
     pub loader: ResolvedRole,
 }

@@ -13,7 +13,7 @@ use kube::client::{Body, ClientBuilder};
 use kube::{Client, Config};
 use rectrain_operator::admin::{self, Admin};
 use rectrain_operator::certificates::Root;
-use rectrain_operator::config::OperatorConfig;
+use rectrain_operator::config::{GpuPods, OperatorConfig};
 use rectrain_operator::controller::{self, Watches};
 use rectrain_operator::coordinator::GrpcCoordinators;
 use rectrain_operator::events::Announcer;
@@ -33,6 +33,12 @@ struct Cli {
     /// Image of the jobs' pods
     #[arg(long)]
     runtime_image: String,
+    /// Image of the pods of jobs with GPUs: the runtime with the feature `cuda`
+    #[arg(long, default_value = "rectrain-cuda:latest")]
+    gpu_runtime_image: String,
+    /// Node selector and tolerations of pods with a GPU, as JSON: `{"nodeSelector": {…}, "tolerations": […]}`
+    #[arg(long, default_value = "{}", value_name = "JSON")]
+    gpu_pods: GpuPods,
     /// When nodes pull it
     #[arg(long, default_value = "IfNotPresent")]
     image_pull_policy: String,
@@ -186,6 +192,8 @@ async fn lead(
 ) {
     let config = OperatorConfig {
         runtime_image: cli.runtime_image.clone(),
+        gpu_runtime_image: cli.gpu_runtime_image.clone(),
+        gpu_pods: cli.gpu_pods.clone(),
         image_pull_policy: cli.image_pull_policy.clone(),
         image_pull_secrets: cli.image_pull_secrets.clone(),
         poll: Duration::from_secs(cli.poll_seconds.max(1)),

@@ -164,8 +164,15 @@ pub struct DenseWorkerSpec {
 
     /// What each of them computes on.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("x-default" = DeviceKind::Cpu))]
+    #[schemars(extend("x-default" = "cpu, cuda with `gpus: 1`"))]
     pub device: Option<DeviceKind>,
+
+    /// GPUs of each of them: 1 is all that is needed for dense workers on GPUs. It sets `device` to `cuda`, and in a cluster
+    /// the pods ask for one `nvidia.com/gpu` and go where the chart's values (`gpu`) send such pods. More GPUs are used by more
+    /// replicas.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 1), extend("x-default" = "1 with `device: cuda`, otherwise 0"))]
+    pub gpus: Option<u32>,
 
     /// Threads that each of them computes with on the CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -176,6 +183,21 @@ pub struct DenseWorkerSpec {
     /// cluster reads it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<PodTemplate>,
+}
+
+impl DenseWorkerSpec {
+    /// What they compute on, as `device` and `gpus` say together.
+    #[must_use]
+    pub fn device(&self) -> DeviceKind {
+        let by_gpus = if self.gpus.is_some_and(|gpus| gpus > 0) { DeviceKind::Cuda } else { DeviceKind::default() };
+        self.device.unwrap_or(by_gpus)
+    }
+
+    /// GPUs of each of them.
+    #[must_use]
+    pub fn gpus(&self) -> u32 {
+        self.gpus.unwrap_or_else(|| u32::from(self.device() == DeviceKind::Cuda))
+    }
 }
 
 /// The roles of a job. All of them run in one process with `rectrain run`, each in its own with `--processes`, and each in

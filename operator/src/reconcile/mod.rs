@@ -259,7 +259,7 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
         verdict: verdict.manifest.as_ref().map_err(Vec::as_slice),
         impossible_mode: verdict.impossible_mode.as_deref(),
         spec_hash: &spec_hash,
-        image: &context.config.runtime_image,
+        image: context.config.image(verdict.manifest.as_ref().map_or(0, |resolved| resolved.roles.gpus)),
         tls: context.config.tls,
         pods: &belongings.pods,
         ready: &belongings.ready(&name),

@@ -64,6 +64,12 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: CheckpointCommand,
     },
+    /// Show what dense workers on this machine can compute on
+    Devices {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Coordinate a job that runs in several processes
     Coordinator(CoordinatorArgs),
     /// Take part in a job as a parameter server

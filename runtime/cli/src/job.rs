@@ -3,13 +3,18 @@
 use std::sync::Arc;
 
 use rectrain_crds::{Capability, Manifest};
+use rectrain_dense::GPU_SUPPORT;
 use rectrain_roles::plan::JobPlan;
 
 use crate::Failure;
 use crate::args::JobArgs;
 
-/// What this version of the runtime can do of what a manifest may ask for.
-const CAPABILITIES: &[Capability] = &[Capability::Checkpoint, Capability::Resume, Capability::AutoMode];
+/// What this build of the runtime can do of what a manifest may ask for.
+const CAPABILITIES: &[Capability] = if GPU_SUPPORT {
+    &[Capability::Checkpoint, Capability::Resume, Capability::AutoMode, Capability::Cuda]
+} else {
+    &[Capability::Checkpoint, Capability::Resume, Capability::AutoMode]
+};
 
 /// Reads and checks a manifest.
 pub(crate) fn load(args: &JobArgs) -> Result<Manifest, Failure> {

@@ -6,6 +6,7 @@ mod checkpoint;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod data;
+mod devices;
 mod job;
 mod mode;
 mod policy;
@@ -76,6 +77,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Scale(args) => scale::scale(&args),
         Command::Bench { bench } => rectrain_bench::run(&bench).map_err(Failure::from),
         Command::Checkpoint { command } => checkpoint::run(&command),
+        Command::Devices { json } => devices::show(json),
         Command::Coordinator(args) => role::coordinate(&args),
         Command::Ps(args) => role::take_part(rectrain_roles::member::Role::Ps, &args),
         Command::EmbeddingWorker(args) => role::take_part(rectrain_roles::member::Role::EmbeddingWorker, &args),

@@ -12,7 +12,9 @@ use rectrain_checkpoint::{
     Base, Begin, CheckpointWriter, DensePart, FeatureIdentity, Identity, Manifest, SlotSet, save_dense, save_rows,
 };
 use rectrain_data::key::TableSeed;
-use rectrain_dense::{CrossStructure, DenseOptimizer, Features, Model, ModelConfig, ModelKind, Tower, TowerOptions};
+use rectrain_dense::{
+    ComputeDevice, CrossStructure, DenseOptimizer, Features, Model, ModelConfig, ModelKind, Tower, TowerOptions,
+};
 use rectrain_embedding::{
     FeatureKey, GroupId, Initializer, Missing, RowSpec, SaveScope, Slot, SparseOptimizer, Store, StoreConfig, ValueType,
 };
@@ -56,9 +58,9 @@ fn job(kind: ModelKind) -> Job {
     let groups = vec![spec(ValueType::F32), spec(ValueType::Bf16)];
     let store = Arc::new(Store::new(StoreConfig { slots: SLOTS, seed: 9, groups }).unwrap());
     store.track_changes(true);
-    let options = TowerOptions { seed: 3, rank: 0, threads: 1 };
+    let options = TowerOptions { seed: 3, rank: 0, threads: 1, device: ComputeDevice::Cpu };
     let mut tower = Tower::new(model.clone(), DenseOptimizer::adam(0.01), options).unwrap();
-    for (index, parameter) in tower.parameters_mut().iter_mut().enumerate() {
+    for (index, parameter) in tower.parameters_mut().unwrap().iter_mut().enumerate() {
         *parameter += number(index as u64) * 0.05;
     }
     let feature = |(index, table): (usize, &str)| FeatureIdentity {
@@ -109,11 +111,12 @@ impl Job {
         let frozen = Arc::new(self.store.freeze(ticket.id.save_id(), scope).unwrap());
         let slots = SlotSet::new((0..SLOTS).map(Slot));
         let rows = save_rows(directory, ticket, 0, &frozen, &slots).await.unwrap();
+        let parameters = self.tower.clone().parameters().unwrap().to_vec();
         let part = DensePart {
             offset: 0,
-            parameters: self.tower.parameters().to_vec(),
+            parameters: parameters.clone(),
             optimizer: "adam".to_owned(),
-            state: ["m", "v"].map(|name| (name.to_owned(), self.tower.parameters().to_vec())).to_vec(),
+            state: ["m", "v"].map(|name| (name.to_owned(), parameters.clone())).to_vec(),
             update_count: step,
         };
         let dense = save_dense(directory, ticket, 0, &part).await.unwrap();
@@ -152,7 +155,7 @@ impl Job {
             samples.push(json!({ "keys": keys, "dense": dense[sample * DENSE..(sample + 1) * DENSE] }));
         }
         let features = Features { samples: SAMPLES, dense: &dense, embeddings: &embeddings, linear: &linear };
-        let predictions = self.tower.predict(features).unwrap();
+        let predictions = self.tower.clone().predict(features).unwrap();
         assert!(predictions.iter().any(|p| (p - predictions[0]).abs() > 1e-3), "predictions differ from each other");
         json!({ "samples": samples, "predictions": predictions })
     }

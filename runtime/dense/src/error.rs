@@ -104,4 +104,22 @@ pub enum DenseError {
         /// The operating system's reason.
         reason: String,
     },
+
+    /// A GPU was asked for and cannot be had.
+    #[error("cannot compute on a GPU: {reason}")]
+    NoGpu {
+        /// What is missing.
+        reason: String,
+    },
+
+    /// A device failed. What it computed since its buffers were last read is lost, and so is the tower.
+    #[error("the device {device} failed in {during}: {reason}")]
+    Device {
+        /// The device, such as `cuda:0`.
+        device: String,
+        /// What it was doing.
+        during: String,
+        /// What the driver says.
+        reason: String,
+    },
 }

@@ -42,13 +42,14 @@ impl Dropout {
         let mask = (first..first + (samples * units) as u64)
             .map(|index| if stream.unit(index) < f64::from(self.rate) { 0.0 } else { kept })
             .collect();
-        activations * matrix(mask, samples, units)
+        let device = activations.device().without_autodiff();
+        activations * matrix(mask, [samples, units], &device)
     }
 }
 
-/// A matrix from row-major values, which are moved, not copied.
-pub(crate) fn matrix(values: Vec<f32>, rows: usize, columns: usize) -> Tensor<2> {
-    Tensor::from_data(TensorData::new(values, [rows, columns]), &Device::flex())
+/// A matrix of a shape (rows, columns) from row-major values, which are moved, not copied.
+pub(crate) fn matrix(values: Vec<f32>, shape: [usize; 2], device: &Device) -> Tensor<2> {
+    Tensor::from_data(TensorData::new(values, shape), device)
 }
 
 /// `x·W + b`.
@@ -160,9 +161,10 @@ pub(crate) fn factorization_machine(embeddings: Tensor<2>, features: usize) -> T
 /// One batched matrix product `Z·Zᵀ`, of which the lower triangle is selected.
 pub(crate) fn pairwise_dots(vectors: Tensor<2>, count: usize) -> Tensor<2> {
     let [samples, width] = vectors.dims();
+    let lower_triangle = lower_triangle(count, &vectors.device().without_autodiff());
     let vectors = vectors.reshape([samples, count, width / count]);
     let products = vectors.clone().matmul(vectors.transpose());
-    products.reshape([samples, count * count]).select(1, lower_triangle(count))
+    products.reshape([samples, count * count]).select(1, lower_triangle)
 }
 
 /// Pairs of `count` vectors.
@@ -175,10 +177,10 @@ pub(crate) fn lower_triangle_indices(count: usize) -> impl Iterator<Item = usize
     (1..count).flat_map(move |row| (0..row).map(move |column| row * count + column))
 }
 
-fn lower_triangle(count: usize) -> Tensor<1, Int> {
+fn lower_triangle(count: usize, device: &Device) -> Tensor<1, Int> {
     let indices: Vec<i32> = lower_triangle_indices(count).map(|index| index as i32).collect();
     let shape = [indices.len()];
-    Tensor::from_data(TensorData::new(indices, shape), &Device::flex())
+    Tensor::from_data(TensorData::new(indices, shape), device)
 }
 
 /// One cross layer of DCN-V2 (Wang et al. 2021, equation 1): `x0 ⊙ (x·W + b) + x`; with a low rank r, `W = U·V` of sizes

@@ -5,7 +5,10 @@
 //!
 //! Start at [`Tower`]; a new model is a variant of [`ModelKind`] and a page in `model`.
 
+mod accelerator;
+mod device;
 mod error;
+mod host;
 mod layers;
 mod layout;
 mod loss;
@@ -13,12 +16,14 @@ pub mod metrics;
 mod model;
 pub mod onnx;
 mod optimizer;
+mod pass;
 mod random;
 #[cfg(test)]
 mod reference;
 mod tower;
 mod workers;
 
+pub use device::{ComputeDevice, GPU_SUPPORT, Gpu, gpus};
 pub use error::DenseError;
 pub use layout::{Initializer, ParameterEntry, ParameterLayout};
 pub use model::{CrossStructure, Model, ModelConfig, ModelKind};

@@ -2,6 +2,8 @@
 //! keep no counter of their own: bias correction is computed from the update count that the caller passes, so a count that is
 //! restored with the parameters restores Adam. The tower applies them to its buffer; a parameter server to its partition.
 
+use burn::tensor::Tensor;
+
 use crate::DenseError;
 
 /// A dense optimizer and its settings. Defaults in the docs are PyTorch's.
@@ -242,6 +244,39 @@ impl Rule {
                 *v = c.beta2 * *v + c.gain2 * (g * g);
                 *p = kept - c.step_size * (*m / (v.sqrt() / c.root_correction2 + c.epsilon));
             }),
+        }
+    }
+
+    /// The same formula on tensors of one shape: the new parameter and the new slots. A device that fuses element-wise operations
+    /// makes one kernel of it.
+    pub(crate) fn apply_to_tensor(
+        self,
+        parameter: Tensor<2>,
+        slots: Vec<Tensor<2>>,
+        gradient: Tensor<2>,
+    ) -> (Tensor<2>, Vec<Tensor<2>>) {
+        let mut slots = slots.into_iter();
+        match (self, slots.next(), slots.next()) {
+            (Self::Momentum { learning_rate, momentum }, Some(b), _) => {
+                let b = b.mul_scalar(momentum) + gradient;
+                (parameter - b.clone().mul_scalar(learning_rate), vec![b])
+            }
+            (Self::AdaGrad { learning_rate, epsilon }, Some(s), _) => {
+                let s = s + gradient.clone() * gradient.clone();
+                (parameter - gradient.mul_scalar(learning_rate) / s.clone().sqrt().add_scalar(epsilon), vec![s])
+            }
+            (Self::Adam(c), Some(m), Some(v)) => {
+                let kept = parameter.mul_scalar(c.keep);
+                let g = gradient + kept.clone().mul_scalar(c.l2);
+                let m = m.clone() + (g.clone() - m).mul_scalar(c.gain1);
+                let v = v.mul_scalar(c.beta2) + (g.clone() * g).mul_scalar(c.gain2);
+                let root = v.clone().sqrt().div_scalar(c.root_correction2).add_scalar(c.epsilon);
+                (kept - (m.clone() / root).mul_scalar(c.step_size), vec![m, v])
+            }
+            (Self::Sgd { learning_rate }, ..) => (parameter - gradient.mul_scalar(learning_rate), Vec::new()),
+            (Self::Momentum { .. } | Self::AdaGrad { .. } | Self::Adam(_), ..) => {
+                unreachable!("an optimizer's state has as many slots as its rule")
+            }
         }
     }
 }

@@ -2,11 +2,11 @@
 //! place where Burn's tensors meet them. A dense worker calls it once a step: `forward_backward`, then (after it has reduced the
 //! gradients with its peers, in place) `apply`; evaluation and inference call `predict`. It knows no other process and no clock.
 //!
-//! What is copied in a step: the parameters once, from the flat buffer into Burn tensors (Burn owns its buffers; all shards of the
+//! On the CPU (`host`), what is copied in a step: the parameters once, from the flat buffer into Burn tensors (Burn owns its buffers; all shards of the
 //! batch share this one copy); each shard's rows of the inputs; and the gradients, from Burn's buffers into the flat ones. Nothing
-//! else leaves or enters the graph.
+//! else leaves or enters the graph. On a GPU (`accelerator`), all of these stay in its memory.
 //!
-//! Results are bit-equal from run to run and for any number of threads: shards depend on the batch's size only (see `workers`), each
+//! On the CPU, results are bit-equal from run to run and for any number of threads: shards depend on the batch's size only (see `workers`), each
 //! shard's graph runs on one thread, and sums over shards are taken in their order. They are not bit-equal between different
 //! processors: the matrix product picks its kernel by CPU features (AVX-512, FMA) and its blocking by cache sizes at run time, and
 //! `exp` comes from the C library. Initial parameters, dropout masks and the optimizer's constants are the same everywhere.
@@ -15,19 +15,18 @@
 //! anew in every step, so a process that trains should tell glibc's malloc to keep freed memory (`M_MMAP_THRESHOLD`,
 //! `M_TRIM_THRESHOLD`); that is up to the program, not to this crate.
 
-use std::ops::Range;
-
-use burn::tensor::{Gradients, Tensor, TensorData};
-
-use crate::layers::{Dropout, Parameters, matrix};
-use crate::loss::{binary_cross_entropy, sigmoid};
-use crate::model::{Inputs, Model};
+use crate::accelerator::Accelerator;
+use crate::device::{ComputeDevice, open_cuda};
+use crate::host::Host;
+use crate::layers::Dropout;
+use crate::loss::sigmoid;
+use crate::model::Model;
 use crate::optimizer::DenseOptimizer;
-use crate::workers::{Workers, shards};
+use crate::pass::{Pass, Passed};
 use crate::{DenseError, ParameterLayout};
 
-/// Values that one thread updates at a time.
-const UPDATE_CHUNK: usize = 1 << 15;
+/// What the host does with a device's buffers, in errors.
+const EXCHANGE: &str = "an exchange with the host";
 
 /// What a tower is besides its model and optimizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,8 +36,10 @@ pub struct TowerOptions {
     /// Which replica this is: replicas drop different activations.
     pub rank: u32,
     /// Threads to compute with, 0 for one a core. Results do not depend on it. Memory does: up to twice as many shards of at most
-    /// 1,024 samples are in work at a time, each with its activations and its gradients.
+    /// 1,024 samples are in work at a time, each with its activations and its gradients. A GPU takes the whole batch at once.
     pub threads: usize,
+    /// What is computed on.
+    pub device: ComputeDevice,
 }
 
 /// The inputs of a batch, row-major. An input that the model does not take is empty.
@@ -55,7 +56,7 @@ pub struct Features<'a> {
 }
 
 /// What a training step yields besides the gradients of the parameters.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct StepOutput {
     /// Σ over the samples of the binary cross-entropy, not scaled.
     pub loss_sum: f64,
@@ -74,30 +75,33 @@ pub struct Tower {
     optimizer: DenseOptimizer,
     seed: u64,
     rank: u32,
-    workers: Workers,
-    parameters: Vec<f32>,
-    gradients: Vec<f32>,
-    optimizer_state: Vec<f32>,
+    compute: Compute,
+}
+
+/// Where the state is and what computes with it.
+#[derive(Debug, Clone)]
+enum Compute {
+    Host(Host),
+    Accelerator(Box<Accelerator>),
 }
 
 impl Tower {
     /// A tower at the start of training.
     ///
     /// # Errors
-    /// [`DenseError::InvalidOptimizer`] and [`DenseError::Threads`].
+    /// [`DenseError::InvalidOptimizer`], [`DenseError::Threads`], [`DenseError::NoGpu`] and [`DenseError::Device`].
     pub fn new(model: Model, optimizer: DenseOptimizer, options: TowerOptions) -> Result<Self, DenseError> {
         optimizer.validate()?;
-        let total = model.layout().total();
-        Ok(Self {
-            parameters: model.layout().initialize(options.seed),
-            gradients: vec![0.0; total],
-            optimizer_state: optimizer.initial_state(total),
-            workers: Workers::new(options.threads)?,
-            model,
-            optimizer,
-            seed: options.seed,
-            rank: options.rank,
-        })
+        let parameters = model.layout().initialize(options.seed);
+        let state = optimizer.initial_state(parameters.len());
+        let compute = match options.device {
+            ComputeDevice::Cpu => Compute::Host(Host::new(options.threads, parameters, state)?),
+            ComputeDevice::Cuda(index) => {
+                let (device, name) = (open_cuda(index)?, options.device.to_string());
+                Compute::Accelerator(Box::new(Accelerator::new(device, name, model.layout(), parameters, state)))
+            }
+        };
+        Ok(Self { model, optimizer, seed: options.seed, rank: options.rank, compute })
     }
 
     /// The model.
@@ -116,54 +120,91 @@ impl Tower {
     }
 
     /// The flat parameters.
-    pub fn parameters(&self) -> &[f32] {
-        &self.parameters
+    ///
+    /// # Errors
+    /// [`DenseError::Device`], like all that copies a device's buffers.
+    pub fn parameters(&mut self) -> Result<&[f32], DenseError> {
+        match &mut self.compute {
+            Compute::Host(host) => Ok(&host.parameters),
+            Compute::Accelerator(device) => device.parameters.host(EXCHANGE),
+        }
     }
 
     /// The flat parameters, to be overwritten in place.
-    pub fn parameters_mut(&mut self) -> &mut [f32] {
-        &mut self.parameters
+    ///
+    /// # Errors
+    /// [`DenseError::Device`].
+    pub fn parameters_mut(&mut self) -> Result<&mut [f32], DenseError> {
+        match &mut self.compute {
+            Compute::Host(host) => Ok(&mut host.parameters),
+            Compute::Accelerator(device) => device.parameters.host_mut(EXCHANGE),
+        }
     }
 
     /// The flat gradients of the last `forward_backward`, zero before the first.
-    pub fn gradients(&self) -> &[f32] {
-        &self.gradients
+    ///
+    /// # Errors
+    /// [`DenseError::Device`].
+    pub fn gradients(&mut self) -> Result<&[f32], DenseError> {
+        match &mut self.compute {
+            Compute::Host(host) => Ok(&host.gradients),
+            Compute::Accelerator(device) => device.gradients.host(EXCHANGE),
+        }
     }
 
     /// The flat gradients, to be reduced in place.
-    pub fn gradients_mut(&mut self) -> &mut [f32] {
-        &mut self.gradients
+    ///
+    /// # Errors
+    /// [`DenseError::Device`].
+    pub fn gradients_mut(&mut self) -> Result<&mut [f32], DenseError> {
+        match &mut self.compute {
+            Compute::Host(host) => Ok(&mut host.gradients),
+            Compute::Accelerator(device) => device.gradients.host_mut(EXCHANGE),
+        }
     }
 
-    /// The flat optimizer state: one vector of the parameters' layout for each of [`DenseOptimizer::slots`], one after another.
-    pub fn optimizer_state(&self) -> &[f32] {
-        &self.optimizer_state
-    }
-
-    /// The flat optimizer state, to be overwritten in place.
-    pub fn optimizer_state_mut(&mut self) -> &mut [f32] {
-        &mut self.optimizer_state
+    /// The flat parameters and the flat optimizer state: one vector of the parameters' layout for each of
+    /// [`DenseOptimizer::slots`], one after another.
+    ///
+    /// # Errors
+    /// [`DenseError::Device`].
+    pub fn state(&mut self) -> Result<(&[f32], &[f32]), DenseError> {
+        match &mut self.compute {
+            Compute::Host(host) => Ok((&host.parameters, &host.optimizer_state)),
+            Compute::Accelerator(device) => {
+                Ok((device.parameters.host(EXCHANGE)?, device.optimizer_state.host(EXCHANGE)?))
+            }
+        }
     }
 
     /// Takes parameters and optimizer state from a checkpoint that the optimizer `saved_kind` wrote ([`DenseOptimizer::kind`]).
     /// The update count belongs to the checkpoint as well: pass it on to [`Tower::apply`].
     ///
     /// # Errors
-    /// [`DenseError::OptimizerChanged`] and [`DenseError::RestoreLength`]; the tower is then as it was.
+    /// [`DenseError::OptimizerChanged`] and [`DenseError::RestoreLength`], after which the tower is as it was; [`DenseError::Device`].
     pub fn restore(&mut self, parameters: &[f32], saved_kind: &str, optimizer_state: &[f32]) -> Result<(), DenseError> {
         if saved_kind != self.optimizer.kind() {
             return Err(DenseError::OptimizerChanged { saved: saved_kind.into(), configured: self.optimizer.kind() });
         }
+        let total = self.layout().total();
         for (what, expected, got) in [
-            ("parameters", self.parameters.len(), parameters.len()),
-            ("optimizer state", self.optimizer_state.len(), optimizer_state.len()),
+            ("parameters", total, parameters.len()),
+            ("optimizer state", total * self.optimizer.slots().len(), optimizer_state.len()),
         ] {
             if expected != got {
                 return Err(DenseError::RestoreLength { what, expected, got });
             }
         }
-        self.parameters.copy_from_slice(parameters);
-        self.optimizer_state.copy_from_slice(optimizer_state);
+        match &mut self.compute {
+            Compute::Host(host) => {
+                host.parameters.copy_from_slice(parameters);
+                host.optimizer_state.copy_from_slice(optimizer_state);
+            }
+            Compute::Accelerator(device) => {
+                device.parameters.host_mut(EXCHANGE)?.copy_from_slice(parameters);
+                device.optimizer_state.host_mut(EXCHANGE)?.copy_from_slice(optimizer_state);
+            }
+        }
         Ok(())
     }
 
@@ -173,7 +214,7 @@ impl Tower {
     ///
     /// # Errors
     /// [`DenseError::InputLength`], [`DenseError::InvalidLabel`], and [`DenseError::NonFinite`] for an input, a prediction or a
-    /// gradient. The gradients are then undefined; parameters and optimizer state are untouched.
+    /// gradient. The gradients are then undefined; parameters and optimizer state are untouched. [`DenseError::Device`].
     pub fn forward_backward(
         &mut self,
         features: Features<'_>,
@@ -185,47 +226,28 @@ impl Tower {
         self.check_features(&features, &during)?;
         check_labels(labels, features.samples, step)?;
 
-        let mut output = StepOutput {
-            loss_sum: 0.0,
-            predictions: Vec::with_capacity(features.samples),
-            embedding_gradients: Vec::with_capacity(features.embeddings.len()),
-            linear_gradients: Vec::with_capacity(features.linear.len()),
-        };
-        self.gradients.fill(0.0);
-        let parameters = self.parameter_tensors();
         let dropout =
             Dropout { rate: self.model.config().dropout, seed: self.seed, step, rank: self.rank, first_sample: 0 };
-        for wave in shards(features.samples).chunks(2 * self.workers.threads()) {
-            let results = self.workers.map(wave.to_vec(), |shard| {
-                differentiate(&self.model, &parameters, &features, labels, scale, dropout, shard)
-            });
-            self.accumulate(&results);
-            for result in &results {
-                output.loss_sum += result.loss_sum;
-                output.predictions.extend_from_slice(&result.predictions);
-                output.embedding_gradients.extend_from_slice(values(&result.embeddings));
-                output.linear_gradients.extend_from_slice(values(&result.linear));
-            }
-        }
-        self.check_step(&output, &during)?;
-        Ok(output)
+        let pass = Pass { model: &self.model, features, labels, scale, dropout };
+        let passed = match &mut self.compute {
+            Compute::Host(host) => host.forward_backward(&pass),
+            Compute::Accelerator(device) => device.forward_backward(&pass, &during())?,
+        };
+        self.check_step(passed, &during)
     }
 
     /// Predicted probabilities, one a sample, without recording gradients or dropping activations.
     ///
     /// # Errors
-    /// [`DenseError::InputLength`] and [`DenseError::NonFinite`].
-    pub fn predict(&self, features: Features<'_>) -> Result<Vec<f32>, DenseError> {
+    /// [`DenseError::InputLength`], [`DenseError::NonFinite`] and [`DenseError::Device`].
+    pub fn predict(&mut self, features: Features<'_>) -> Result<Vec<f32>, DenseError> {
         let during = || "prediction".to_string();
         self.check_features(&features, &during)?;
-        let parameters = self.parameter_tensors();
-        let results = self.workers.map(shards(features.samples), |shard| {
-            let inputs = self.inputs(&features, &shard);
-            let logits = self.model.forward(&Parameters(&parameters), inputs, Dropout::default());
-            let logits = logits.into_data();
-            as_slice(&logits).iter().map(|&logit| sigmoid(f64::from(logit)) as f32).collect::<Vec<f32>>()
-        });
-        let predictions = results.concat();
+        let logits = match &mut self.compute {
+            Compute::Host(host) => host.logits(&self.model, &features),
+            Compute::Accelerator(device) => device.logits(&self.model, &features, &during())?,
+        };
+        let predictions: Vec<f32> = logits.into_iter().map(|logit| sigmoid(f64::from(logit)) as f32).collect();
         check_finite("the prediction", &predictions, 1, &during)?;
         Ok(predictions)
     }
@@ -234,59 +256,14 @@ impl Tower {
     /// including this one, from 1, through restarts: Adam's bias correction is computed from it.
     ///
     /// # Errors
-    /// [`DenseError::UpdateCount`] for count 0.
+    /// [`DenseError::UpdateCount`] for count 0, and [`DenseError::Device`]; a device may tell of a failed update later.
     pub fn apply(&mut self, update_count: u64) -> Result<(), DenseError> {
         let rule = self.optimizer.rule(update_count)?;
-        let total = self.parameters.len();
-        let mut slots: Vec<_> =
-            self.optimizer_state.chunks_exact_mut(total.max(1)).map(|slot| slot.chunks_mut(UPDATE_CHUNK)).collect();
-        let work: Vec<_> = self
-            .parameters
-            .chunks_mut(UPDATE_CHUNK)
-            .zip(self.gradients.chunks(UPDATE_CHUNK))
-            .map(|(parameters, gradients)| {
-                let slots: Vec<_> = slots.iter_mut().filter_map(Iterator::next).collect();
-                (parameters, slots, gradients)
-            })
-            .collect();
-        self.workers.map(work, |(parameters, slots, gradients)| {
-            rule.apply(parameters, slots, gradients);
-        });
-        Ok(())
-    }
-
-    /// The parameters as Burn tensors outside any graph: the one copy of a step.
-    fn parameter_tensors(&self) -> Vec<Tensor<2>> {
-        self.layout()
-            .entries()
-            .iter()
-            .map(|entry| {
-                let [rows, columns] = entry.shape;
-                matrix(self.parameters[entry.range()].to_vec(), rows, columns)
-            })
-            .collect()
-    }
-
-    fn inputs(&self, features: &Features<'_>, shard: &Range<usize>) -> Inputs {
-        inputs(&self.model, features, shard)
-    }
-
-    /// Adds the shards' gradients to the flat buffer, in the order of the shards.
-    fn accumulate(&mut self, results: &[ShardGradients]) {
-        let mut rest = self.gradients.as_mut_slice();
-        let mut targets = Vec::new();
-        for (index, entry) in self.model.layout().entries().iter().enumerate() {
-            let (values, tail) = rest.split_at_mut(entry.values());
-            targets.push((index, values));
-            rest = tail;
+        match &mut self.compute {
+            Compute::Host(host) => host.apply(rule),
+            Compute::Accelerator(device) => device.apply(rule, &format!("update {update_count}"))?,
         }
-        self.workers.map(targets, |(index, target)| {
-            for result in results {
-                for (sum, value) in target.iter_mut().zip(values(&result.parameters[index])) {
-                    *sum += value;
-                }
-            }
-        });
+        Ok(())
     }
 
     fn check_features(&self, features: &Features<'_>, during: &dyn Fn() -> String) -> Result<(), DenseError> {
@@ -303,7 +280,8 @@ impl Tower {
         Ok(())
     }
 
-    fn check_step(&self, output: &StepOutput, during: &dyn Fn() -> String) -> Result<(), DenseError> {
+    fn check_step(&self, passed: Passed, during: &dyn Fn() -> String) -> Result<StepOutput, DenseError> {
+        let Passed { output, broken } = passed;
         check_finite("the prediction", &output.predictions, 1, during)?;
         if !output.loss_sum.is_finite() {
             return Err(DenseError::NonFinite { what: "the loss".into(), during: during() });
@@ -320,87 +298,13 @@ impl Tower {
             self.model.linear_width(),
             during,
         )?;
-        match self.gradients.iter().position(|value| !value.is_finite()) {
-            None => Ok(()),
-            Some(position) => {
-                let entry = self.layout().entries().iter().find(|entry| entry.range().contains(&position));
-                Err(DenseError::NonFinite {
-                    what: format!("the gradient of `{}`", entry.map_or("", |entry| &entry.name)),
-                    during: during(),
-                })
+        match broken.and_then(|index| self.layout().entries().get(index)) {
+            None => Ok(output),
+            Some(entry) => {
+                Err(DenseError::NonFinite { what: format!("the gradient of `{}`", entry.name), during: during() })
             }
         }
     }
-}
-
-/// The gradients of one shard, as Burn's buffers.
-struct ShardGradients {
-    loss_sum: f64,
-    predictions: Vec<f32>,
-    /// In layout order; none for a parameter that the loss does not depend on.
-    parameters: Vec<Option<TensorData>>,
-    embeddings: Option<TensorData>,
-    linear: Option<TensorData>,
-}
-
-/// Forward and backward pass of one shard, in a graph of its own.
-fn differentiate(
-    model: &Model,
-    parameters: &[Tensor<2>],
-    features: &Features<'_>,
-    labels: &[f32],
-    scale: f32,
-    dropout: Dropout,
-    shard: Range<usize>,
-) -> ShardGradients {
-    let leaf = |tensor: Tensor<2>| tensor.autodiff().require_grad();
-    let parameters: Vec<Tensor<2>> = parameters.iter().cloned().map(leaf).collect();
-    let inputs = inputs(model, features, &shard);
-    let embeddings = inputs.embeddings.map(leaf);
-    let linear = inputs.linear.map(leaf);
-    let inputs = Inputs { dense: inputs.dense, embeddings: embeddings.clone(), linear: linear.clone() };
-    let dropout = Dropout { first_sample: shard.start, ..dropout };
-    let logits = model.forward(&Parameters(&parameters), inputs, dropout);
-    let data = logits.clone().inner().into_data();
-    let loss = binary_cross_entropy(as_slice(&data), &labels[shard.clone()], scale);
-    // The gradient of Σ logit·c with a constant c is c: this hands the loss's derivative to the graph.
-    let mut gradients = (logits * matrix(loss.logit_gradients, shard.len(), 1)).sum().backward();
-    ShardGradients {
-        loss_sum: loss.loss_sum,
-        predictions: loss.predictions,
-        parameters: parameters.iter().map(|leaf| take(leaf, &mut gradients)).collect(),
-        embeddings: embeddings.and_then(|leaf| take(&leaf, &mut gradients)),
-        linear: linear.and_then(|leaf| take(&leaf, &mut gradients)),
-    }
-}
-
-/// The rows of a shard as tensors outside any graph.
-fn inputs(model: &Model, features: &Features<'_>, shard: &Range<usize>) -> Inputs {
-    let rows = |values: &[f32], columns: usize| {
-        (columns > 0).then(|| {
-            let rows = values[shard.start * columns..shard.end * columns].to_vec();
-            matrix(rows, shard.len(), columns)
-        })
-    };
-    Inputs {
-        dense: rows(features.dense, model.dense_width()),
-        embeddings: rows(features.embeddings, model.embedding_width()),
-        linear: rows(features.linear, model.linear_width()),
-    }
-}
-
-/// Moves a leaf's gradient out of the graph.
-fn take(leaf: &Tensor<2>, gradients: &mut Gradients) -> Option<TensorData> {
-    leaf.grad_remove(gradients).map(Tensor::into_data)
-}
-
-/// The values of a gradient; empty for none.
-fn values(gradient: &Option<TensorData>) -> &[f32] {
-    gradient.as_ref().map_or(&[], as_slice)
-}
-
-fn as_slice(data: &TensorData) -> &[f32] {
-    data.as_slice().expect("this crate makes f32 tensors only")
 }
 
 fn check_labels(labels: &[f32], samples: usize, step: u64) -> Result<(), DenseError> {
@@ -430,10 +334,16 @@ fn check_finite(what: &str, values: &[f32], columns: usize, during: &dyn Fn() ->
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
+    use burn::tensor::Device;
+
     use super::*;
+    use crate::layers::matrix;
     use crate::model::{CrossStructure, ModelConfig, ModelKind};
     use crate::random::Stream;
     use crate::reference::{Batch, DropoutKey, Reference};
+    use crate::workers::shards;
 
     const SEED: u64 = 11;
     const RANK: u32 = 3;
@@ -484,7 +394,7 @@ mod tests {
     }
 
     fn tower_with(config: ModelConfig, threads: usize) -> Tower {
-        let options = TowerOptions { seed: SEED, rank: RANK, threads };
+        let options = TowerOptions { seed: SEED, rank: RANK, threads, device: ComputeDevice::Cpu };
         Tower::new(Model::new(config).unwrap(), DenseOptimizer::adam(1e-2), options).unwrap()
     }
 
@@ -492,11 +402,23 @@ mod tests {
         tower_with(config, 1)
     }
 
+    /// What a tower on a device with memory of its own does, with the CPU's backend as that device.
+    fn on_device(config: ModelConfig) -> Tower {
+        on_device_with(config, DenseOptimizer::adam(1e-2))
+    }
+
+    fn on_device_with(config: ModelConfig, optimizer: DenseOptimizer) -> Tower {
+        let model = Model::new(config).unwrap();
+        let parameters = model.layout().initialize(SEED);
+        let state = optimizer.initial_state(parameters.len());
+        let device = Accelerator::new(Device::flex(), "flex".into(), model.layout(), parameters, state);
+        Tower { model, optimizer, seed: SEED, rank: RANK, compute: Compute::Accelerator(Box::new(device)) }
+    }
+
     /// A tower none of whose parameters is 0: a weight that starts at 0 hides what is multiplied by it.
-    fn moved_tower(config: ModelConfig) -> Tower {
-        let mut tower = tower(config);
+    fn moved(mut tower: Tower) -> Tower {
         let stream = Stream::new(&[98]);
-        for (index, parameter) in (0..).zip(tower.parameters_mut()) {
+        for (index, parameter) in (0..).zip(tower.parameters_mut().unwrap()) {
             *parameter += (0.2 * stream.unit(index) - 0.1) as f32;
         }
         tower
@@ -573,16 +495,20 @@ mod tests {
         }
     }
 
-    /// Compares one training step with finite differences of the reference.
+    /// Compares one training step, on the CPU and on a device, with finite differences of the reference.
     fn check_step(config: ModelConfig, samples: usize, dropout: DropoutKey) {
+        check_step_of(moved(tower(config.clone())), config.clone(), samples, dropout);
+        check_step_of(moved(on_device(config.clone())), config, samples, dropout);
+    }
+
+    fn check_step_of(mut tower: Tower, config: ModelConfig, samples: usize, dropout: DropoutKey) {
         let name = format!("{config:?}");
-        let mut tower = moved_tower(config.clone());
         let sampled = Sampled::new(tower.model(), samples);
         let scale = 1.0 / 3.0;
         let output = tower.forward_backward(sampled.features(), &sampled.labels, scale, STEP).unwrap();
 
         let batch = sampled.batch();
-        let parameters = wide(tower.parameters());
+        let parameters = wide(tower.parameters().unwrap());
         let layout = tower.layout().clone();
         let reference = Reference { config: &config, layout: &layout, dropout };
         let logits: Vec<f64> = (0..samples).map(|sample| reference.logit(&parameters, &batch, sample)).collect();
@@ -595,7 +521,7 @@ mod tests {
         let expected = differences(&parameters, |point| scaled(point, &batch));
         for entry in layout.entries() {
             let what = format!("{name}: {}", entry.name);
-            assert_close(&what, &tower.gradients()[entry.range()], &expected[entry.range()]);
+            assert_close(&what, &tower.gradients().unwrap()[entry.range()], &expected[entry.range()]);
         }
         let expected = differences(&batch.embeddings, |point| {
             scaled(&parameters, &Batch { embeddings: point.to_vec(), ..batch.clone() })
@@ -634,14 +560,15 @@ mod tests {
     fn predictions_match_the_definition_and_drop_nothing() {
         for config in all_models() {
             let config = ModelConfig { dropout: 0.5, ..config };
-            let tower = moved_tower(config.clone());
-            let sampled = Sampled::new(tower.model(), 300);
-            let reference = Reference { config: &config, layout: tower.layout(), dropout: None };
-            let (parameters, batch) = (wide(tower.parameters()), sampled.batch());
-            let expected: Vec<f64> = (0..batch.samples)
-                .map(|sample| 1.0 / (1.0 + (-reference.logit(&parameters, &batch, sample)).exp()))
-                .collect();
-            assert_close(&format!("{config:?}"), &tower.predict(sampled.features()).unwrap(), &expected);
+            for mut tower in [tower(config.clone()), on_device(config.clone())].map(moved) {
+                let sampled = Sampled::new(tower.model(), 300);
+                let (parameters, batch) = (wide(tower.parameters().unwrap()), sampled.batch());
+                let reference = Reference { config: &config, layout: tower.layout(), dropout: None };
+                let expected: Vec<f64> = (0..batch.samples)
+                    .map(|sample| 1.0 / (1.0 + (-reference.logit(&parameters, &batch, sample)).exp()))
+                    .collect();
+                assert_close(&format!("{config:?}"), &tower.predict(sampled.features()).unwrap(), &expected);
+            }
         }
     }
 
@@ -651,7 +578,7 @@ mod tests {
         let model = Model::new(config).unwrap();
         let sampled = Sampled::new(&model, 512);
         let predictions = |rank, step| {
-            let options = TowerOptions { seed: SEED, rank, threads: 1 };
+            let options = TowerOptions { seed: SEED, rank, threads: 1, device: ComputeDevice::Cpu };
             let mut tower = Tower::new(model.clone(), DenseOptimizer::adam(1e-3), options).unwrap();
             tower.forward_backward(sampled.features(), &sampled.labels, 1.0, step).unwrap().predictions
         };
@@ -659,12 +586,12 @@ mod tests {
         assert_ne!(predictions(0, 1), predictions(0, 2));
         assert_ne!(predictions(0, 1), predictions(1, 1));
 
-        let ones = matrix(vec![1.0; 100_000], 1000, 100);
+        let ones = matrix(vec![1.0; 100_000], [1000, 100], &Device::flex());
         let dropout = Dropout { rate: 0.3, seed: 1, step: 2, rank: 3, first_sample: 0 };
-        let dropped = dropout.apply(5, ones).into_data();
-        let zeros = as_slice(&dropped).iter().filter(|&&x| x == 0.0).count();
+        let dropped: Vec<f32> = dropout.apply(5, ones).into_data().try_into_vec().unwrap();
+        let zeros = dropped.iter().filter(|&&x| x == 0.0).count();
         assert!((zeros as f64 / 1e5 - 0.3).abs() < 0.005, "{zeros}");
-        assert!(as_slice(&dropped).iter().all(|&x| x == 0.0 || x == 1.0 / 0.7_f32));
+        assert!(dropped.iter().all(|&x| x == 0.0 || x == 1.0 / 0.7_f32));
     }
 
     /// Three steps of training; everything that came out, as bits.
@@ -681,7 +608,9 @@ mod tests {
             bits.extend(all.into_iter().flatten().map(|value| value.to_bits()));
         }
         let predictions = tower.predict(sampled.features()).unwrap();
-        let flat = [tower.parameters(), tower.gradients(), tower.optimizer_state(), &predictions];
+        let gradients = tower.gradients().unwrap().to_vec();
+        let (parameters, state) = tower.state().unwrap();
+        let flat = [parameters, &gradients, state, &predictions];
         bits.extend(flat.into_iter().flatten().map(|value| value.to_bits()));
         bits
     }
@@ -716,15 +645,14 @@ mod tests {
 
     #[test]
     fn an_empty_batch_has_zero_gradients_and_still_applies() {
-        for config in all_models() {
-            let mut tower = tower(config);
+        for mut tower in all_models().into_iter().flat_map(|config| [tower(config.clone()), on_device(config)]) {
             let sampled = Sampled::new(tower.model(), 4);
             tower.forward_backward(sampled.features(), &sampled.labels, 1.0, 1).unwrap();
             let empty = Sampled::new(tower.model(), 0);
             let output = tower.forward_backward(empty.features(), &[], 1.0, 2).unwrap();
             assert_eq!(output.loss_sum, 0.0);
             assert!(output.predictions.is_empty() && output.embedding_gradients.is_empty());
-            assert!(tower.gradients().iter().all(|&gradient| gradient == 0.0));
+            assert!(tower.gradients().unwrap().iter().all(|&gradient| gradient == 0.0));
             tower.apply(1).unwrap();
             assert!(tower.predict(empty.features()).unwrap().is_empty());
         }
@@ -735,23 +663,28 @@ mod tests {
         let mut tower = tower(dnn());
         let sampled = Sampled::new(tower.model(), 10);
         tower.forward_backward(sampled.features(), &sampled.labels, 0.1, 1).unwrap();
-        let whole = wide(tower.gradients());
+        let whole = wide(tower.gradients().unwrap());
         let mut sum = vec![0.0_f32; whole.len()];
         for part in [0..4, 4..10] {
             let rows = |values: &[f32], width: usize| values[part.start * width..part.end * width].to_vec();
             let (dense, embeddings) = (rows(&sampled.dense, 2), rows(&sampled.embeddings, 9));
             let features = Features { samples: part.len(), dense: &dense, embeddings: &embeddings, linear: &[] };
             tower.forward_backward(features, &sampled.labels[part.clone()], 0.1, 1).unwrap();
-            sum.iter_mut().zip(tower.gradients()).for_each(|(sum, gradient)| *sum += gradient);
+            sum.iter_mut().zip(tower.gradients().unwrap()).for_each(|(sum, gradient)| *sum += gradient);
         }
         assert_close("sum over replicas", &sum, &whole);
     }
 
     #[test]
     fn values_that_are_not_finite_stop_the_step_and_are_named() {
-        let mut tower = tower(dnn());
+        for tower in [tower(dnn()), on_device(dnn())] {
+            check_values_that_are_not_finite(tower);
+        }
+    }
+
+    fn check_values_that_are_not_finite(mut tower: Tower) {
         let sampled = Sampled::new(tower.model(), 4);
-        let before = tower.parameters().to_vec();
+        let before = tower.parameters().unwrap().to_vec();
         let error = |tower: &mut Tower, sampled: &Sampled| {
             tower.forward_backward(sampled.features(), &sampled.labels, 1.0, 7).unwrap_err().to_string()
         };
@@ -775,20 +708,22 @@ mod tests {
         let message = error(&mut tower, &broken);
         assert!(message.starts_with("the label of sample 3 is 2 in training step 7"), "{message}");
 
-        tower.parameters_mut().fill(3e38);
+        tower.parameters_mut().unwrap().fill(3e38);
         let message = error(&mut tower, &sampled);
         assert!(message.contains("prediction of sample 0"), "{message}");
-        tower.parameters_mut().copy_from_slice(&before);
+        tower.parameters_mut().unwrap().copy_from_slice(&before);
         assert!(tower.forward_backward(sampled.features(), &sampled.labels, 1.0, 8).is_ok());
     }
 
     #[test]
     fn a_gradient_that_overflows_is_named_by_its_parameter() {
-        let mut tower = tower(ModelConfig { embedding_dims: vec![], ..config(ModelKind::Lr) });
-        let features = Features { samples: 1, dense: &[1e20, -1e20], embeddings: &[], linear: &[] };
-        tower.parameters_mut().fill(0.0);
-        let error = tower.forward_backward(features, &[1.0], 1e20, 1).unwrap_err();
-        assert!(error.to_string().starts_with("the gradient of `firstOrder.weight` is not finite"), "{error}");
+        let config = ModelConfig { embedding_dims: vec![], ..config(ModelKind::Lr) };
+        for mut tower in [tower(config.clone()), on_device(config)] {
+            let features = Features { samples: 1, dense: &[1e20, -1e20], embeddings: &[], linear: &[] };
+            tower.parameters_mut().unwrap().fill(0.0);
+            let error = tower.forward_backward(features, &[1.0], 1e20, 1).unwrap_err();
+            assert!(error.to_string().starts_with("the gradient of `firstOrder.weight` is not finite"), "{error}");
+        }
     }
 
     #[test]
@@ -813,28 +748,91 @@ mod tests {
         }
     }
 
+    /// What a device holds, what the host holds and what goes between them, through everything that a dense worker does.
+    #[test]
+    fn a_tower_on_a_device_trains_as_one_on_the_cpu_does_whoever_looks_at_or_changes_its_buffers() {
+        let optimizers = [
+            DenseOptimizer::Sgd { learning_rate: 0.1, momentum: 0.0 },
+            DenseOptimizer::Sgd { learning_rate: 0.1, momentum: 0.9 },
+            DenseOptimizer::AdaGrad { learning_rate: 0.05, initial_accumulator: 0.1, epsilon: 1e-10 },
+            DenseOptimizer::Adam { learning_rate: 0.01, beta1: 0.9, beta2: 0.99, epsilon: 1e-8, weight_decay: 0.1 },
+            DenseOptimizer::AdamW { learning_rate: 0.01, beta1: 0.9, beta2: 0.99, epsilon: 1e-8, weight_decay: 0.1 },
+        ];
+        let config = ModelConfig { dropout: 0.2, ..config(ModelKind::Dlrm { bottom: vec![16], top: vec![24] }) };
+        for optimizer in optimizers {
+            let options = TowerOptions { seed: SEED, rank: RANK, threads: 1, device: ComputeDevice::Cpu };
+            let host = Tower::new(Model::new(config.clone()).unwrap(), optimizer, options).unwrap();
+            let mut towers = [host, on_device_with(config.clone(), optimizer)];
+            for step in 1..=8 {
+                for tower in &mut towers {
+                    let sampled = Sampled::new(tower.model(), 64);
+                    tower.forward_backward(sampled.features(), &sampled.labels, 1.0 / 64.0, step).unwrap();
+                    match step {
+                        // Summed over workers.
+                        2 => tower.gradients_mut().unwrap().iter_mut().for_each(|gradient| *gradient *= 0.5),
+                        3 => drop(tower.gradients().unwrap().to_vec()),
+                        _ => {}
+                    }
+                    tower.apply(step).unwrap();
+                    match step {
+                        // Taken from parameter servers; saved; restored.
+                        4 => tower.parameters_mut().unwrap()[..10].fill(0.25),
+                        5 => drop(tower.state().unwrap().0.to_vec()),
+                        6 => {
+                            let (parameters, state) = tower.state().map(|(p, s)| (p.to_vec(), s.to_vec())).unwrap();
+                            steps(tower, 20..22);
+                            tower.restore(&parameters, optimizer.kind(), &state).unwrap();
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            let [mut host, mut device] = towers;
+            let (expected, expected_state) = host.state().unwrap();
+            let (got, got_state) = device.state().unwrap();
+            assert_close(&format!("{optimizer:?}: parameters"), got, &wide(expected));
+            assert_close(&format!("{optimizer:?}: state"), got_state, &wide(expected_state));
+        }
+    }
+
+    #[test]
+    fn a_device_whose_memory_was_lost_says_so_instead_of_giving_old_values() {
+        let mut tower = on_device(dnn());
+        steps(&mut tower, 1..2);
+        let Compute::Accelerator(device) = &mut tower.compute else { panic!("it is on a device") };
+        device.parameters.lose();
+        for error in [tower.parameters().unwrap_err(), tower.apply(2).unwrap_err()] {
+            assert!(error.to_string().contains("was lost in an earlier failure"), "{error}");
+        }
+    }
+
     #[test]
     fn adam_goes_on_after_a_restore_as_if_nothing_had_happened_but_only_with_its_update_count() {
         let mut uninterrupted = tower(dnn());
         steps(&mut uninterrupted, 1..6);
-        let (parameters, state) = (uninterrupted.parameters().to_vec(), uninterrupted.optimizer_state().to_vec());
+        let (parameters, state) =
+            (uninterrupted.parameters().unwrap().to_vec(), uninterrupted.state().unwrap().1.to_vec());
         steps(&mut uninterrupted, 6..9);
 
         let mut restored = tower(dnn());
         restored.restore(&parameters, "adam", &state).unwrap();
         steps(&mut restored, 6..9);
-        assert_eq!(restored.parameters(), uninterrupted.parameters());
+        assert_eq!(restored.parameters().unwrap(), uninterrupted.parameters().unwrap());
 
         let mut forgetful = tower(dnn());
         forgetful.restore(&parameters, "adam", &state).unwrap();
         steps(&mut forgetful, 1..4);
-        assert_ne!(forgetful.parameters(), uninterrupted.parameters(), "the beta powers were lost and nobody saw it");
+        assert_ne!(
+            forgetful.parameters().unwrap(),
+            uninterrupted.parameters().unwrap(),
+            "the beta powers were lost and nobody saw it"
+        );
     }
 
     #[test]
     fn a_restore_notices_another_optimizer_or_another_model() {
         let mut tower = tower(dnn());
-        let (parameters, state) = (tower.parameters().to_vec(), tower.optimizer_state().to_vec());
+        let (parameters, state) = (tower.parameters().unwrap().to_vec(), tower.state().unwrap().1.to_vec());
         let message = tower.restore(&parameters, "sgd", &state).unwrap_err().to_string();
         assert!(message.contains("written by `sgd`, but the configured dense optimizer is `adam`"), "{message}");
         let message = tower.restore(&parameters[1..], "adam", &state).unwrap_err().to_string();

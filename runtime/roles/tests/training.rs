@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use prometheus::Registry;
 use rectrain_data::{Dataset, ReadPlan};
-use rectrain_dense::{Features, Model, Tower, TowerOptions};
+use rectrain_dense::{ComputeDevice, Features, Model, Tower, TowerOptions};
 use rectrain_embedding::{FeatureKey, GroupId, Missing, Store};
 use rectrain_policy::ModePolicy;
 use rectrain_roles::RoleError;
@@ -69,7 +69,7 @@ fn sync_with_several_dense_workers_repeats_to_the_bit() {
 /// The definition of `sync` as one loop: no roles, no messages, one sample's embedding at a time.
 fn plain_loop(plan: &JobPlan) -> String {
     let store = Store::new(plan.store.clone()).unwrap();
-    let options = TowerOptions { seed: plan.seed, rank: 0, threads: 1 };
+    let options = TowerOptions { seed: plan.seed, rank: 0, threads: 1, device: ComputeDevice::Cpu };
     let mut tower = Tower::new(Model::new(plan.model.clone()).unwrap(), plan.dense_optimizer, options).unwrap();
     let dataset = Dataset::open(plan.train.clone(), plan.schema.clone()).unwrap();
     let (dim, first) = (plan.store.groups[0].dim, plan.store.groups[0].zero_columns);
@@ -114,7 +114,7 @@ fn plain_loop(plan: &JobPlan) -> String {
         }
     }
     let mut dense = Sha256::new();
-    tower.parameters().iter().for_each(|value| dense.update(value.to_le_bytes()));
+    tower.parameters().unwrap().iter().for_each(|value| dense.update(value.to_le_bytes()));
     let mut all = Sha256::new();
     all.update(dense.finalize());
     store.digests(0..plan.store.slots).unwrap().iter().for_each(|digest| all.update(digest));

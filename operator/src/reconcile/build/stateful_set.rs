@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use rectrain_crds::{DeviceKind, PodTemplate};
+use rectrain_crds::PodTemplate;
 use serde_json::{Value, json};
 
 use super::config_map::MANIFEST;
@@ -96,6 +96,7 @@ fn overlay(user: &PodTemplate) -> Result<Value, serde_json::Error> {
 fn pod(plan: &Plan<'_>, role: Role) -> PodSpec {
     let name = plan.name();
     let pull_secrets = plan.config.image_pull_secrets.iter();
+    let gpu_pods = (gpus(plan, role) > 0).then_some(&plan.config.gpu_pods);
     PodSpec {
         service_account_name: Some(names::of_job(&name)),
         automount_service_account_token: Some(false),
@@ -113,6 +114,8 @@ fn pod(plan: &Plan<'_>, role: Role) -> PodSpec {
             ..PodSecurityContext::default()
         }),
         volumes: Some(volumes(plan)),
+        node_selector: gpu_pods.and_then(|pods| pods.node_selector.clone()),
+        tolerations: gpu_pods.and_then(|pods| pods.tolerations.clone()),
         containers: vec![container(plan, role)],
         ..PodSpec::default()
     }
@@ -153,7 +156,7 @@ fn container(plan: &Plan<'_>, role: Role) -> Container {
         image: Some(plan.attempt.image.clone()),
         image_pull_policy: Some(plan.config.image_pull_policy.clone()),
         args: Some(arguments(plan, role)),
-        env: Some(environment()),
+        env: Some(environment(plan, role)),
         env_from: storage_secret(plan, role),
         ports: Some(ports(role).iter().map(|&(name, port)| container_port(name, port)).collect()),
         resources: device(plan, role),
@@ -201,7 +204,7 @@ fn arguments(plan: &Plan<'_>, role: Role) -> Vec<String> {
     arguments
 }
 
-fn environment() -> Vec<EnvVar> {
+fn environment(plan: &Plan<'_>, role: Role) -> Vec<EnvVar> {
     let field = |name: &str, path: &str| EnvVar {
         name: name.to_owned(),
         value_from: Some(EnvVarSource {
@@ -210,11 +213,18 @@ fn environment() -> Vec<EnvVar> {
         }),
         ..EnvVar::default()
     };
-    vec![
+    let value =
+        |name: &str, value: &str| EnvVar { name: name.to_owned(), value: Some(value.to_owned()), ..EnvVar::default() };
+    let mut environment = vec![
         field("POD_NAME", "metadata.name"),
         field("RECTRAIN_INDEX", "metadata.labels['apps.kubernetes.io/pod-index']"),
-        EnvVar { name: "RECTRAIN_LOG".to_owned(), value: Some("info".to_owned()), ..EnvVar::default() },
-    ]
+        value("RECTRAIN_LOG", "info"),
+    ];
+    if gpus(plan, role) > 0 {
+        // Where compiled kernels are kept: the image's own folders cannot be written.
+        environment.push(value("XDG_CACHE_HOME", "/tmp"));
+    }
+    environment
 }
 
 /// The credentials of the object store, for the roles that use it.
@@ -224,11 +234,16 @@ fn storage_secret(plan: &Plan<'_>, role: Role) -> Option<Vec<EnvFromSource>> {
     Some(vec![EnvFromSource { secret_ref, ..EnvFromSource::default() }])
 }
 
-/// A dense worker that computes on a GPU asks for one; the template may ask for more.
+/// GPUs of each pod of a role.
+fn gpus(plan: &Plan<'_>, role: Role) -> u32 {
+    if role == Role::DenseWorker { plan.resolved.roles.gpus } else { 0 }
+}
+
+/// A dense worker that computes on a GPU asks for it.
 fn device(plan: &Plan<'_>, role: Role) -> Option<ResourceRequirements> {
-    let wants_gpu = role == Role::DenseWorker && plan.resolved.roles.device == DeviceKind::Cuda;
-    wants_gpu.then(|| ResourceRequirements {
-        limits: Some([("nvidia.com/gpu".to_owned(), Quantity("1".to_owned()))].into()),
+    let gpus = gpus(plan, role);
+    (gpus > 0).then(|| ResourceRequirements {
+        limits: Some([("nvidia.com/gpu".to_owned(), Quantity(gpus.to_string()))].into()),
         ..ResourceRequirements::default()
     })
 }

@@ -91,7 +91,7 @@ impl Trainer {
         let reducing = Instant::now();
         let (rank, ranks, ring) = (self.rank, self.barrier_workers, Arc::clone(&self.ring));
         let (waits, tower) = (&self.waits, &mut self.tower);
-        waits.wait(all_reduce(step, rank, ranks, tower.gradients_mut(), &next, &ring))?;
+        waits.wait(all_reduce(step, rank, ranks, tower.gradients_mut()?, &next, &ring))?;
         self.metrics.all_reduce.observe(reducing.elapsed().as_secs_f64());
         self.pace.reduced(reducing.elapsed());
         Ok(())

@@ -19,7 +19,8 @@ impl Trainer {
         }
         let ticket = ticket::read("save", ticket)?;
         let settings = self.plan.checkpoint.clone().ok_or_else(no_checkpoints)?;
-        let part = dense_part(&self.plan, 0, self.tower.parameters(), self.tower.optimizer_state(), order.step);
+        let (parameters, state) = self.tower.state()?;
+        let part = dense_part(&self.plan, 0, parameters, state, order.step);
         let coordinator = self.peers.coordinator.clone();
         let task = async move {
             let written = write(&settings, &ticket, &part).await.and_then(|file| ticket::write_file(&file));

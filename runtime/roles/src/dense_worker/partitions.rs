@@ -16,27 +16,25 @@ impl Trainer {
         if self.rank.0 != 0 {
             return Ok(());
         }
-        let parameters = self.tower.parameters().len();
+        let total = self.tower.layout().total();
+        let optimizer = self.tower.optimizer().kind();
+        let (parameters, state) = self.tower.state()?;
         let servers = &self.peers.placement.servers;
         let calls = servers.iter().enumerate().map(|(server, channel)| {
-            let own = dense_partition(parameters, server, servers.len());
-            let state: Vec<f32> = self
-                .tower
-                .optimizer_state()
-                .chunks_exact(parameters.max(1))
-                .flat_map(|slot| slot[own.clone()].iter().copied())
-                .collect();
-            let tensors = vec![Tensor::from(self.tower.parameters()[own].to_vec()), Tensor::from(state)];
-            let put = v1::PutPartition { optimizer: self.tower.optimizer().kind().to_owned() };
+            let own = dense_partition(total, server, servers.len());
+            let slots = state.chunks_exact(total.max(1));
+            let state: Vec<f32> = slots.flat_map(|slot| slot[own.clone()].iter().copied()).collect();
+            let tensors = vec![Tensor::from(parameters[own].to_vec()), Tensor::from(state)];
+            let put = v1::PutPartition { optimizer: optimizer.to_owned() };
             message::call(channel, put, tensors, CALL_DEADLINE)
         });
-        self.wait(try_join_all(calls)).map(drop)
+        self.waits.wait(try_join_all(calls)).map(drop)
     }
 
     /// Takes parameters and optimizer state back from the parameter servers.
     pub(super) fn read_back(&mut self) -> Result<(), RoleError> {
         let partitions = self.get_partitions(true)?;
-        let total = self.tower.parameters().len();
+        let total = self.tower.layout().total();
         let mut parameters = Vec::with_capacity(total);
         let mut slots = vec![Vec::with_capacity(total); self.tower.optimizer().slots().len()];
         let mut kind = self.tower.optimizer().kind().to_owned();
@@ -60,7 +58,7 @@ impl Trainer {
     /// Takes the parameter servers' parameters over; gives the step of each.
     pub(super) fn pull_parameters(&mut self) -> Result<Vec<u64>, RoleError> {
         let partitions = self.get_partitions(false)?;
-        let total = self.tower.parameters().len();
+        let total = self.tower.layout().total();
         let mut steps = Vec::with_capacity(partitions.len());
         let servers = partitions.len();
         for (server, (reply, tensors)) in partitions.into_iter().enumerate() {
@@ -70,7 +68,7 @@ impl Trainer {
             if own.len() != place.len() {
                 return Err(wrong_size(server, place.len(), own.len()));
             }
-            self.tower.parameters_mut()[place].copy_from_slice(&own);
+            self.tower.parameters_mut()?[place].copy_from_slice(&own);
             steps.push(reply.step);
         }
         Ok(steps)

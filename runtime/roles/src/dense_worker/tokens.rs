@@ -202,10 +202,10 @@ impl Run<'_> {
                 rows.await.map_err(|error| RoleError::Task { what: "backward", reason: error.to_string() })??;
             Ok((reply.outcome(), reply.steps.clone()))
         });
-        let total = self.trainer.tower.gradients().len();
+        let total = self.trainer.tower.layout().total();
         let servers = self.trainer.peers.placement.servers.len();
         for (index, pulled_at) in computed.dense_pulled_at.into_iter().enumerate() {
-            let gradient = self.trainer.tower.gradients()[dense_partition(total, index, servers)].to_vec();
+            let gradient = self.trainer.tower.gradients()?[dense_partition(total, index, servers)].to_vec();
             let channel = self.trainer.peers.placement.servers[index].clone();
             let request = v1::PushDense { push: Some(v1::TokenPush { pulled_at: vec![pulled_at], ..push.clone() }) };
             self.acknowledge(Server(index as u32 + 1), batch, async move {

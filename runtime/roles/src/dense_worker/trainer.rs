@@ -154,11 +154,8 @@ impl Trainer {
         if read {
             self.pull_parameters()?;
         }
-        let done = v1::TrainingDone {
-            rank: self.rank.0,
-            steps: order.step,
-            parameters_sha256: digest(self.tower.parameters()).to_vec(),
-        };
+        let parameters_sha256 = digest(self.tower.parameters()?).to_vec();
+        let done = v1::TrainingDone { rank: self.rank.0, steps: order.step, parameters_sha256 };
         self.tell(done, Vec::new()).map(drop)
     }
 

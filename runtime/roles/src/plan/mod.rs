@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
+use rectrain_crds::DeviceKind;
 use rectrain_data::{Schema, SourceConfig};
-use rectrain_dense::{DenseOptimizer, Model, ModelConfig, Tower, TowerOptions};
+use rectrain_dense::{ComputeDevice, DenseOptimizer, GPU_SUPPORT, Model, ModelConfig, Tower, TowerOptions};
 use rectrain_embedding::StoreConfig;
 use rectrain_modes::gba::{KeyDivisor, TokenMode};
 use rectrain_modes::migration::SlotMap;
@@ -163,6 +164,8 @@ pub struct JobPlan {
     pub dense_optimizer: DenseOptimizer,
     /// Threads a dense worker computes with; 0 is one a core.
     pub dense_threads: usize,
+    /// What a dense worker computes on.
+    pub dense_device: DeviceKind,
     /// How values travel.
     pub compression: Compression,
     /// Its checkpoints, if there are any.
@@ -220,7 +223,8 @@ impl JobPlan {
 
     /// The tower as it stands before step 0, on the dense worker of this rank.
     pub(crate) fn tower(&self, rank: Rank) -> Result<Tower, RoleError> {
-        let options = TowerOptions { seed: self.seed, rank: rank.0, threads: self.dense_threads };
+        let device = compute_device(self.dense_device, rank)?;
+        let options = TowerOptions { seed: self.seed, rank: rank.0, threads: self.dense_threads, device };
         Ok(Tower::new(Model::new(self.model.clone())?, self.dense_optimizer, options)?)
     }
 
@@ -235,6 +239,20 @@ impl JobPlan {
             replicas,
         })
     }
+}
+
+/// What the dense worker of this rank computes on. Workers on one machine take its GPUs in turn; in a cluster each pod sees its own.
+fn compute_device(wanted: DeviceKind, rank: Rank) -> Result<ComputeDevice, RoleError> {
+    if wanted == DeviceKind::Cpu || (wanted == DeviceKind::Auto && !GPU_SUPPORT) {
+        return Ok(ComputeDevice::Cpu);
+    }
+    let gpus = rectrain_dense::gpus()?;
+    Ok(match gpus.get(rank.0 as usize % gpus.len().max(1)) {
+        Some(gpu) => ComputeDevice::Cuda(gpu.index),
+        None if wanted == DeviceKind::Auto => ComputeDevice::Cpu,
+        // Opening it says what is missing.
+        None => ComputeDevice::Cuda(0),
+    })
 }
 
 /// Of `parameters` dense parameters, those that parameter server `server` of `servers` holds where there is no barrier.

@@ -80,6 +80,7 @@ impl JobPlan {
             model,
             dense_optimizer: dense_optimizer(training.dense_optimizer),
             dense_threads: job.roles.dense_worker.threads.unwrap_or(0),
+            dense_device: job.roles.device,
             compression: match training.compression {
                 crds::Compression::None => Compression::None,
                 crds::Compression::Fp16 => Compression::Fp16,

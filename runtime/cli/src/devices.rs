@@ -1,0 +1,30 @@
+//! `rectrain devices`: what dense workers on this machine can compute on.
+
+use std::num::NonZeroUsize;
+
+use rectrain_dense::{GPU_SUPPORT, gpus};
+use serde_json::json;
+
+use crate::Failure;
+
+pub(crate) fn show(as_json: bool) -> Result<(), Failure> {
+    let gpus = gpus().map_err(|error| Failure::Failed(error.to_string()))?;
+    let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    if as_json {
+        let gpus: Vec<_> = gpus.iter().map(|gpu| json!({"index": gpu.index, "name": gpu.name})).collect();
+        println!("{}", json!({"cpuThreads": threads, "gpuSupport": GPU_SUPPORT, "gpus": gpus}));
+        return Ok(());
+    }
+    println!("cpu     {threads} threads");
+    for gpu in &gpus {
+        println!("cuda:{}  {}", gpu.index, gpu.name);
+    }
+    match (GPU_SUPPORT, gpus.is_empty()) {
+        (false, _) => {
+            println!("This build computes on the CPU only; the feature `cuda` adds NVIDIA GPUs (docs/gpu.md).")
+        }
+        (true, true) => println!("This build can use NVIDIA GPUs, but found no GPU or no driver for one."),
+        (true, false) => {}
+    }
+    Ok(())
+}
