@@ -103,6 +103,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
             "embeddingWorker": {"replicas": 1, "threads": null},
             "denseWorker": {"replicas": 1, "threads": null},
             "device": "cpu",
+            "gpus": 0,
             "loader": {"replicas": 1, "threads": null},
         },
         "autoscaling": null,
@@ -312,6 +313,33 @@ fn a_pod_template_is_kubernetes_own_and_its_misspellings_are_found() {
     );
     let error = error.unwrap_err().to_string();
     assert!(error.contains("spec.roles.ps.template.volumes[0].hostPth: unknown field"), "{error}");
+}
+
+#[test]
+fn one_field_puts_dense_workers_on_gpus_and_what_contradicts_it_is_refused() {
+    let of = |sets: &[&str]| {
+        let roles = resolve(sets).roles;
+        (roles.device, roles.gpus)
+    };
+    assert_eq!(of(&[]), (DeviceKind::Cpu, 0));
+    assert_eq!(of(&["spec.roles.denseWorker.gpus=1"]), (DeviceKind::Cuda, 1));
+    assert_eq!(of(&["spec.roles.denseWorker.gpus=0"]), (DeviceKind::Cpu, 0));
+    assert_eq!(of(&["spec.roles.denseWorker.device=cuda"]), (DeviceKind::Cuda, 1));
+    assert_eq!(of(&["spec.roles.denseWorker.device=auto"]), (DeviceKind::Auto, 0));
+    assert_eq!(of(&["spec.roles.denseWorker.device=auto,spec.roles.denseWorker.gpus=1"]), (DeviceKind::Auto, 1));
+    for (wrong, expected) in [
+        ("spec.roles.denseWorker.device=cpu,spec.roles.denseWorker.gpus=1", "contradict each other"),
+        ("spec.roles.denseWorker.device=cuda,spec.roles.denseWorker.gpus=0", "contradict each other"),
+        ("spec.roles.denseWorker.gpus=2", "spec.roles.denseWorker.gpus"),
+    ] {
+        let error = load(BASE, "job.yaml", &sets(&[wrong])).unwrap_err().to_string();
+        assert!(error.contains(expected), "{wrong}: {error}");
+    }
+    let asked = capabilities(&job(&["spec.roles.denseWorker.gpus=1"]));
+    assert_eq!((asked.len(), asked[0].capability), (1, Capability::Cuda));
+    let error = refuse_missing(&job(&["spec.roles.denseWorker.gpus=1"]), &[]).unwrap_err();
+    let error = error[0].to_string();
+    assert_eq!(error, "spec.roles.denseWorker.gpus: this version cannot compute on a GPU: remove the field");
 }
 
 #[test]

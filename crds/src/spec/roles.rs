@@ -162,9 +162,9 @@ pub struct DenseWorkerSpec {
     #[schemars(range(min = 1, max = 1024), extend("x-default" = defaults::REPLICAS))]
     pub replicas: Option<u32>,
 
-    /// What each of them computes on.
+    /// What each of them computes on, if `gpus` does not say it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("x-default" = "cpu, cuda with `gpus: 1`"))]
+    #[schemars(extend("x-default" = DeviceKind::Cpu))]
     pub device: Option<DeviceKind>,
 
     /// GPUs of each of them: 1 is all that is needed for dense workers on GPUs. It sets `device` to `cuda`, and in a cluster

@@ -4,8 +4,10 @@
 mod chaos;
 mod cluster;
 mod continual;
+mod gpu;
 mod http;
 mod migration;
+mod peers;
 mod quality;
 mod random;
 mod stragglers;
@@ -17,12 +19,15 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   check             formatting and lints, for every save
   test              everything that must hold: formatting, lints, unit, integration and multi-process tests, MovieLens,
                     and a real Kubernetes where this machine can have one
+  test gpu          builds the runtime with the feature `cuda` and tries it: on a machine with an NVIDIA GPU, that it trains as the
+                    CPU does; on one without, that it says so
   docs              writes the files that are generated from the code (CRD, manifest reference)
   quality [ARGS]    trains on real data and prints AUC by model, mode and seed; `quality --help` lists ARGS
   continual [ARGS]  trains slice by slice, switches the mode in between, and prints AUC by slice; `continual --help` lists ARGS
   stragglers [ARGS] trains in every mode with dense workers of unequal CPU time and prints throughput, staleness and drops
   chaos [ARGS]      kills processes of a job at random and compares what it trains with the job left alone; `chaos --help` lists ARGS
   migration [ARGS]  moves millions of rows between parameter servers of a job that trains, and prints how long its steps take meanwhile
+  peers [ARGS]      runs the same work by Rectrain and by PyTorch and TorchRec by turns and prints ratios; `peers --help` lists ARGS
   cluster COMMAND   a real Kubernetes of two nodes on this machine; `cluster --help` lists COMMANDs";
 
 /// The README's example and what it promises.
@@ -35,12 +40,14 @@ fn main() -> ExitCode {
     let result = match arguments.as_slice() {
         ["check"] => check(),
         ["test"] => test(),
+        ["test", "gpu"] => gpu::test(),
         ["docs"] => docs(),
         ["quality", rest @ ..] => quality::run(rest),
         ["continual", rest @ ..] => continual::run(rest),
         ["stragglers", rest @ ..] => stragglers::run(rest),
         ["chaos", rest @ ..] => chaos::run(rest),
         ["migration", rest @ ..] => migration::run(rest),
+        ["peers", rest @ ..] => peers::run(rest),
         ["cluster", rest @ ..] => cluster::run(rest),
         _ => Err(USAGE.to_owned()),
     };
@@ -185,6 +192,15 @@ fn cargo(arguments: &[&str], hint: &str) -> Result<(), String> {
         .status()
         .map_err(|error| format!("cannot run `{shown}`: {error}; install Rust with rustup"))?;
     if status.success() { Ok(()) } else { Err(format!("`{shown}` failed: {hint}")) }
+}
+
+/// Where what was fetched or built is kept: `$XDG_CACHE_HOME/rectrain`, or the same below `~/.cache`.
+fn cache() -> Result<PathBuf, String> {
+    let cache = match std::env::var_os("XDG_CACHE_HOME").filter(|folder| !folder.is_empty()) {
+        Some(folder) => PathBuf::from(folder),
+        None => Path::new(&std::env::var_os("HOME").ok_or("neither XDG_CACHE_HOME nor HOME is set")?).join(".cache"),
+    };
+    Ok(cache.join("rectrain"))
 }
 
 /// The checkout.

@@ -140,7 +140,12 @@ fn the_operators_pods_meet_the_restricted_standard_and_know_the_runtimes_image()
     let Some(helm) = helm() else { return };
     let all = objects(
         &helm,
-        &["--set", "runtimeImage.repository=r/runtime,runtimeImage.tag=v7,runtimeImage.pullSecrets={a,b}"],
+        &[
+            "--set",
+            "runtimeImage.repository=r/runtime,runtimeImage.tag=v7,runtimeImage.pullSecrets={a,b}",
+            "--set",
+            "gpu.runtimeImage.tag=v8,gpu.nodeSelector.accelerator=l4",
+        ],
     );
     let deployment = find(&all, "Deployment");
     assert_eq!(deployment["spec"]["replicas"], 2);
@@ -157,6 +162,8 @@ fn the_operators_pods_meet_the_restricted_standard_and_know_the_runtimes_image()
         "--image-pull-secret=a",
         "--image-pull-secret=b",
         "--namespace=$(POD_NAMESPACE)",
+        "--gpu-runtime-image=rectrain/runtime-cuda:v8",
+        r#"--gpu-pods={"nodeSelector":{"accelerator":"l4"},"tolerations":[{"effect":"NoSchedule","key":"nvidia.com/gpu","operator":"Exists"}]}"#,
     ] {
         assert!(arguments.contains(&expected), "{expected}: {arguments:?}");
     }
@@ -167,9 +174,14 @@ fn the_operators_pods_meet_the_restricted_standard_and_know_the_runtimes_image()
 #[test]
 fn misspelt_and_impossible_values_are_refused() {
     let Some(helm) = helm() else { return };
-    for wrong in
-        ["replica=3", "replicas=0", "image.repo=x", "metrics.podMonitor.interval=often", "image.pullPolicy=Sometimes"]
-    {
+    for wrong in [
+        "replica=3",
+        "replicas=0",
+        "image.repo=x",
+        "metrics.podMonitor.interval=often",
+        "image.pullPolicy=Sometimes",
+        "gpu.image=x",
+    ] {
         assert!(!render(&helm, &["--set", wrong]).status.success(), "{wrong} was accepted");
     }
 }

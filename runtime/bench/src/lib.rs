@@ -4,15 +4,18 @@
 //! Figures are medians of many short rounds, because machines are seldom quiet, and what is compared
 //! takes turns within one run.
 
+mod step;
 mod store;
 mod unique;
 mod wire;
 mod zipf;
 
+pub use step::{BenchedTower, StepArgs, StepFigures, bench_step};
 pub use store::{StoreArgs, StoreFigures, bench_store};
 pub use wire::{WireArgs, WireFigures, bench_wire};
 
 use comfy_table::{CellAlignment, Table, presets};
+use rectrain_dense::DenseError;
 use rectrain_embedding::StoreError;
 use rectrain_wire::WireError;
 use serde::Serialize;
@@ -22,6 +25,8 @@ use serde::Serialize;
 pub enum Bench {
     /// The embedding store: look-up and update, memory, growth
     Store(StoreArgs),
+    /// The dense part of a training step: a tower and its optimizer
+    Step(StepArgs),
     /// The data plane beside bare TCP, on loopback
     Wire(WireArgs),
 }
@@ -33,6 +38,8 @@ pub enum BenchError {
     Argument { argument: &'static str, found: String, expected: &'static str },
     #[error("the store refused a request of the benchmark: {0}")]
     Store(#[from] StoreError),
+    #[error(transparent)]
+    Dense(#[from] DenseError),
     #[error("the wire failed on loopback: {0}")]
     Wire(#[from] WireError),
     #[error("loopback or a thread failed: {0}")]
@@ -47,7 +54,7 @@ impl BenchError {
     /// Whether other arguments would help.
     #[must_use]
     pub fn is_user_error(&self) -> bool {
-        matches!(self, Self::Argument { .. })
+        matches!(self, Self::Argument { .. } | Self::Dense(DenseError::NoGpu { .. }))
     }
 }
 
@@ -59,6 +66,10 @@ pub fn run(bench: &Bench) -> Result<(), BenchError> {
     match bench {
         Bench::Store(args) => {
             let figures = bench_store(args)?;
+            print(&figures.table(), args.json.then_some(&figures))
+        }
+        Bench::Step(args) => {
+            let figures = bench_step(args)?;
             print(&figures.table(), args.json.then_some(&figures))
         }
         Bench::Wire(args) => {

@@ -8,7 +8,7 @@
 
 use burn::tensor::{Device, Tensor, TensorData, Transaction, activation::sigmoid};
 
-use crate::device::guarded;
+use crate::device::{DeviceMemory, guarded};
 use crate::layers::{Dropout, Parameters, matrix};
 use crate::loss::binary_cross_entropy;
 use crate::model::Model;
@@ -133,6 +133,14 @@ impl Accelerator {
         self.parameters.set(updated);
         self.optimizer_state.set(state);
         Ok(())
+    }
+
+    pub(crate) fn memory(&self) -> Option<DeviceMemory> {
+        let usage = guarded(&self.name, "asking for its memory", || Ok(self.device.memory_pool_usage())).ok()??;
+        Some(DeviceMemory {
+            used_bytes: usage.bytes_in_use + usage.bytes_padding,
+            reserved_bytes: usage.bytes_reserved,
+        })
     }
 
     fn floats(&self, data: TensorData, during: &str) -> Result<Vec<f32>, DenseError> {

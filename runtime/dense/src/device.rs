@@ -24,6 +24,15 @@ pub struct Gpu {
     pub name: String,
 }
 
+/// Memory of a GPU that a process has taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Bytes in use.
+    pub used_bytes: u64,
+    /// Bytes taken from the driver: those in use, and those kept for the next step.
+    pub reserved_bytes: u64,
+}
+
 /// Whether this build can compute on a GPU where there is one.
 pub const GPU_SUPPORT: bool = cfg!(feature = "cuda");
 

@@ -16,7 +16,7 @@
 //! `M_TRIM_THRESHOLD`); that is up to the program, not to this crate.
 
 use crate::accelerator::Accelerator;
-use crate::device::{ComputeDevice, open_cuda};
+use crate::device::{ComputeDevice, DeviceMemory, open_cuda};
 use crate::host::Host;
 use crate::layers::Dropout;
 use crate::loss::sigmoid;
@@ -174,6 +174,14 @@ impl Tower {
             Compute::Accelerator(device) => {
                 Ok((device.parameters.host(EXCHANGE)?, device.optimizer_state.host(EXCHANGE)?))
             }
+        }
+    }
+
+    /// Memory that this process has taken of its GPU; `None` on the CPU.
+    pub fn device_memory(&self) -> Option<DeviceMemory> {
+        match &self.compute {
+            Compute::Host(_) => None,
+            Compute::Accelerator(device) => device.memory(),
         }
     }
 
@@ -339,6 +347,7 @@ mod tests {
     use burn::tensor::Device;
 
     use super::*;
+    use crate::device::gpus;
     use crate::layers::matrix;
     use crate::model::{CrossStructure, ModelConfig, ModelKind};
     use crate::random::Stream;
@@ -402,7 +411,18 @@ mod tests {
         tower_with(config, 1)
     }
 
-    /// What a tower on a device with memory of its own does, with the CPU's backend as that device.
+    /// A device with memory of its own: the machine's GPU where there is one that this build can use, otherwise the CPU's backend,
+    /// which does the same in its place.
+    fn device() -> Device {
+        if gpus().unwrap().is_empty() { Device::flex() } else { open_cuda(0).unwrap() }
+    }
+
+    /// How much further from the exact value a device may be than the CPU: products on tensor cores take inputs of 11 bits.
+    fn slack() -> f64 {
+        if gpus().unwrap().is_empty() { 1.0 } else { 2000.0 }
+    }
+
+    /// A tower on a device with memory of its own.
     fn on_device(config: ModelConfig) -> Tower {
         on_device_with(config, DenseOptimizer::adam(1e-2))
     }
@@ -411,7 +431,7 @@ mod tests {
         let model = Model::new(config).unwrap();
         let parameters = model.layout().initialize(SEED);
         let state = optimizer.initial_state(parameters.len());
-        let device = Accelerator::new(Device::flex(), "flex".into(), model.layout(), parameters, state);
+        let device = Accelerator::new(device(), "device".into(), model.layout(), parameters, state);
         Tower { model, optimizer, seed: SEED, rank: RANK, compute: Compute::Accelerator(Box::new(device)) }
     }
 
@@ -487,21 +507,29 @@ mod tests {
     }
 
     fn assert_close(what: &str, got: &[f32], expected: &[f64]) {
+        assert_within(1.0, what, got, expected);
+    }
+
+    fn assert_within(slack: f64, what: &str, got: &[f32], expected: &[f64]) {
         assert_eq!(got.len(), expected.len(), "{what}");
         let scale = expected.iter().fold(1e-3_f64, |most, value| most.max(value.abs()));
         for (index, (&got, &expected)) in got.iter().zip(expected).enumerate() {
             let error = (f64::from(got) - expected).abs();
-            assert!(error <= 2e-6 * scale + 2e-5 * expected.abs(), "{what}[{index}]: {got} but {expected} expected");
+            assert!(
+                error <= slack * (2e-6 * scale + 2e-5 * expected.abs()),
+                "{what}[{index}]: {got} but {expected} expected"
+            );
         }
     }
 
     /// Compares one training step, on the CPU and on a device, with finite differences of the reference.
     fn check_step(config: ModelConfig, samples: usize, dropout: DropoutKey) {
-        check_step_of(moved(tower(config.clone())), config.clone(), samples, dropout);
-        check_step_of(moved(on_device(config.clone())), config, samples, dropout);
+        for (slack, tower) in [(1.0, tower(config.clone())), (slack(), on_device(config.clone()))] {
+            check_step_of(moved(tower), slack, config.clone(), samples, dropout);
+        }
     }
 
-    fn check_step_of(mut tower: Tower, config: ModelConfig, samples: usize, dropout: DropoutKey) {
+    fn check_step_of(mut tower: Tower, slack: f64, config: ModelConfig, samples: usize, dropout: DropoutKey) {
         let name = format!("{config:?}");
         let sampled = Sampled::new(tower.model(), samples);
         let scale = 1.0 / 3.0;
@@ -513,23 +541,23 @@ mod tests {
         let reference = Reference { config: &config, layout: &layout, dropout };
         let logits: Vec<f64> = (0..samples).map(|sample| reference.logit(&parameters, &batch, sample)).collect();
         let probabilities: Vec<f64> = logits.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect();
-        assert_close(&format!("{name}: predictions"), &output.predictions, &probabilities);
+        assert_within(slack, &format!("{name}: predictions"), &output.predictions, &probabilities);
         let loss = reference.loss_sum(&parameters, &batch);
-        assert!((output.loss_sum - loss).abs() < 1e-6 * loss, "{name}: loss {} but {loss}", output.loss_sum);
+        assert!((output.loss_sum - loss).abs() < slack * 1e-6 * loss, "{name}: loss {} but {loss}", output.loss_sum);
 
         let scaled = |parameters: &[f64], batch: &Batch| f64::from(scale) * reference.loss_sum(parameters, batch);
         let expected = differences(&parameters, |point| scaled(point, &batch));
         for entry in layout.entries() {
             let what = format!("{name}: {}", entry.name);
-            assert_close(&what, &tower.gradients().unwrap()[entry.range()], &expected[entry.range()]);
+            assert_within(slack, &what, &tower.gradients().unwrap()[entry.range()], &expected[entry.range()]);
         }
         let expected = differences(&batch.embeddings, |point| {
             scaled(&parameters, &Batch { embeddings: point.to_vec(), ..batch.clone() })
         });
-        assert_close(&format!("{name}: embeddings"), &output.embedding_gradients, &expected);
+        assert_within(slack, &format!("{name}: embeddings"), &output.embedding_gradients, &expected);
         let expected =
             differences(&batch.linear, |point| scaled(&parameters, &Batch { linear: point.to_vec(), ..batch.clone() }));
-        assert_close(&format!("{name}: linear"), &output.linear_gradients, &expected);
+        assert_within(slack, &format!("{name}: linear"), &output.linear_gradients, &expected);
     }
 
     #[test]
@@ -560,14 +588,15 @@ mod tests {
     fn predictions_match_the_definition_and_drop_nothing() {
         for config in all_models() {
             let config = ModelConfig { dropout: 0.5, ..config };
-            for mut tower in [tower(config.clone()), on_device(config.clone())].map(moved) {
+            for (slack, tower) in [(1.0, tower(config.clone())), (slack(), on_device(config.clone()))] {
+                let mut tower = moved(tower);
                 let sampled = Sampled::new(tower.model(), 300);
                 let (parameters, batch) = (wide(tower.parameters().unwrap()), sampled.batch());
                 let reference = Reference { config: &config, layout: tower.layout(), dropout: None };
                 let expected: Vec<f64> = (0..batch.samples)
                     .map(|sample| 1.0 / (1.0 + (-reference.logit(&parameters, &batch, sample)).exp()))
                     .collect();
-                assert_close(&format!("{config:?}"), &tower.predict(sampled.features()).unwrap(), &expected);
+                assert_within(slack, &format!("{config:?}"), &tower.predict(sampled.features()).unwrap(), &expected);
             }
         }
     }
@@ -790,8 +819,8 @@ mod tests {
             let [mut host, mut device] = towers;
             let (expected, expected_state) = host.state().unwrap();
             let (got, got_state) = device.state().unwrap();
-            assert_close(&format!("{optimizer:?}: parameters"), got, &wide(expected));
-            assert_close(&format!("{optimizer:?}: state"), got_state, &wide(expected_state));
+            assert_within(slack(), &format!("{optimizer:?}: parameters"), got, &wide(expected));
+            assert_within(slack(), &format!("{optimizer:?}: state"), got_state, &wide(expected_state));
         }
     }
 

@@ -13,14 +13,7 @@ pub(super) struct Paths {
 impl Paths {
     /// `$XDG_CACHE_HOME/rectrain/cluster`, or the same below `~/.cache`.
     pub(super) fn new() -> Result<Self, String> {
-        let cache = match std::env::var_os("XDG_CACHE_HOME").filter(|folder| !folder.is_empty()) {
-            Some(folder) => PathBuf::from(folder),
-            None => {
-                let home = std::env::var_os("HOME").ok_or("neither XDG_CACHE_HOME nor HOME is set")?;
-                Path::new(&home).join(".cache")
-            }
-        };
-        Ok(Self { root: cache.join("rectrain/cluster") })
+        Ok(Self { root: crate::cache()?.join("cluster") })
     }
 
     /// All of it.

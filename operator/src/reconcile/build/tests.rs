@@ -277,6 +277,41 @@ fn a_dense_worker_on_a_gpu_asks_for_one_and_the_template_may_ask_for_more() {
     assert_eq!(limit(MANIFEST), "1");
     let more = MANIFEST.replace("device: cuda", "device: cuda, template: {resources: {limits: {nvidia.com/gpu: 4}}}");
     assert_eq!(limit(&more), "4");
+    assert_eq!(limit(&MANIFEST.replace("device: cuda", "gpus: 1")), "1");
+    assert_eq!(limit(&MANIFEST.replace(", device: cuda", "")), Value::Null);
+}
+
+#[test]
+fn pods_with_a_gpu_go_where_the_installation_sends_them_and_the_others_anywhere() {
+    let mut fixture = Fixture::new(&MANIFEST.replace(
+        "device: cuda",
+        "gpus: 1, template: {nodeSelector: {zone: a}, tolerations: [{key: spot, operator: Exists}]}",
+    ));
+    let pods =
+        r#"{"nodeSelector": {"accelerator": "l4"}, "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]}"#;
+    fixture.config.gpu_pods = pods.parse().expect("it is read");
+    let objects = fixture.objects();
+    let pod =
+        |role| body(&objects, Kind::StatefulSet, &names::of_role("clicks", role))["spec"]["template"]["spec"].clone();
+    let worker = pod(Role::DenseWorker);
+    assert_eq!(worker["nodeSelector"], json!({"accelerator": "l4", "zone": "a"}), "the job adds to it");
+    let keys: Vec<_> = worker["tolerations"].as_array().into_iter().flatten().map(|t| t["key"].clone()).collect();
+    assert!(keys.contains(&json!("nvidia.com/gpu")) && keys.contains(&json!("spot")), "{keys:?}");
+    let cache = json!({"name": "XDG_CACHE_HOME", "value": "/tmp"});
+    let environment = |pod: &Value| pod["containers"][0]["env"].as_array().cloned().unwrap_or_default();
+    assert!(environment(&worker).contains(&cache));
+    let loader = pod(Role::Loader);
+    assert_eq!((&loader["nodeSelector"], &loader["tolerations"]), (&Value::Null, &Value::Null));
+    assert!(!environment(&loader).contains(&cache));
+
+    let wrong = r#"{"nodeSelectors": {}}"#.parse::<crate::config::GpuPods>().unwrap_err();
+    assert!(wrong.contains("nodeSelectors") && wrong.contains("expected"), "{wrong}");
+}
+
+#[test]
+fn a_job_with_gpus_runs_the_image_that_can_use_them() {
+    let config = OperatorConfig { gpu_runtime_image: "cuda:1".to_owned(), ..OperatorConfig::default() };
+    assert_eq!((config.image(0), config.image(1)), ("rectrain:latest", "cuda:1"));
 }
 
 /// What pods read is a manifest that the runtime accepts, and what only the operator carries out is not in it: the runtime would

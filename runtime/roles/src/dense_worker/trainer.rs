@@ -195,6 +195,10 @@ impl Trainer {
         self.reported = Instant::now();
         self.progress.running_auc = self.running_auc.value();
         self.progress.training_seconds = self.training.as_secs_f64();
+        if let Some(memory) = self.tower.device_memory() {
+            self.metrics.gpu_memory_used.set(memory.used_bytes as i64);
+            self.metrics.gpu_memory_reserved.set(memory.reserved_bytes as i64);
+        }
         std::mem::take(&mut self.pace).tell(&mut self.progress);
         let next = v1::Progress { rank: self.rank.0, steps_done: self.progress.steps_done, ..v1::Progress::default() };
         let report = std::mem::replace(&mut self.progress, next);

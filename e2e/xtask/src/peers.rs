@@ -1,0 +1,127 @@
+//! `cargo xtask peers`: the same work by Rectrain and by the systems that one would take instead, in turns on the same machine, and the
+//! ratios of their speeds. Only ratios taken in one run say something on a machine that is not quiet.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::{cache, cargo, last_event, median, range, workspace};
+
+const USAGE: &str = "usage: cargo xtask peers [--rounds 5] [--work a,b,dlrm,job] [--threads 2]
+  installs the peers from PyPI (once; they are large), runs each work by turns, and prints a table and a line of JSON of ratios:
+  Rectrain's samples a second by the peer's, the median of the rounds and their range. Leave the machine alone meanwhile.
+  a, b: MLPs of 19.6 M and 0.4 M parameters, dlrm: the dense part of the DLRM, job: all of it with embeddings (e2e/peers)";
+
+const FOLDER: &str = "e2e/peers";
+
+struct Plan {
+    rounds: usize,
+    work: Vec<String>,
+    threads: String,
+}
+
+pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
+    let plan = parse(arguments)?;
+    cargo(&["build", "--release", "--workspace", "--bins", "--tests"], "the build failed")?;
+    let python = install()?;
+    let mut report = Vec::new();
+    for work in &plan.work {
+        report.extend(compare(work, &plan, &python)?);
+    }
+    println!("{}", json!({ "rounds": plan.rounds, "threads": plan.threads.parse::<u32>().ok(), "ratios": report }));
+    Ok(())
+}
+
+fn parse(arguments: &[&str]) -> Result<Plan, String> {
+    let mut plan = Plan { rounds: 5, work: crate::list("a,b,dlrm,job"), threads: "2".to_owned() };
+    for pair in arguments.chunks(2) {
+        match pair {
+            ["--rounds", rounds] => plan.rounds = rounds.parse().map_err(|_| USAGE.to_owned())?,
+            ["--work", work] => plan.work = crate::list(work),
+            ["--threads", threads] if threads.parse::<u32>().is_ok_and(|n| n > 0) => {
+                plan.threads = (*threads).to_owned()
+            }
+            _ => return Err(USAGE.to_owned()),
+        }
+    }
+    let known = ["a", "b", "dlrm", "job"];
+    if plan.rounds == 0 || plan.work.iter().any(|work| !known.contains(&work.as_str())) {
+        return Err(USAGE.to_owned());
+    }
+    Ok(plan)
+}
+
+/// The peers in an environment of their own; its Python.
+fn install() -> Result<PathBuf, String> {
+    let environment = cache()?.join("peers");
+    let python = environment.join("bin/python");
+    let of = |name: &str| workspace().join(FOLDER).join(name);
+    let lists = [of("requirements.txt"), of("requirements-alone.txt")];
+    let wanted = lists.iter().map(std::fs::read_to_string).collect::<Result<String, _>>();
+    let wanted = wanted.map_err(|error| format!("cannot read {FOLDER}: {error}"))?;
+    let stamp = environment.join("installed.txt");
+    if std::fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
+        return Ok(python);
+    }
+    eprintln!("xtask: installing the peers into {}", environment.display());
+    let path = |path: &Path| path.display().to_string();
+    execute("python3", &["-m", "venv", &path(&environment)])?;
+    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
+    execute(&path(&python), &[pip.as_slice(), &["-r", &path(&lists[0])]].concat())?;
+    execute(&path(&python), &[pip.as_slice(), &["--no-deps", "-r", &path(&lists[1])]].concat())?;
+    std::fs::write(&stamp, wanted).map_err(|error| format!("cannot write {}: {error}", stamp.display()))?;
+    Ok(python)
+}
+
+fn execute(program: &str, arguments: &[&str]) -> Result<(), String> {
+    let status = Command::new(program).args(arguments).status();
+    let status = status.map_err(|error| format!("cannot run {program}: {error}; install python3 with venv"))?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("`{program} {}` failed: its output is above", arguments.join(" ")))
+    }
+}
+
+/// All peers of a work and Rectrain by turns.
+fn compare(work: &str, plan: &Plan, python: &Path) -> Result<Vec<Value>, String> {
+    let peers: &[&str] = if work == "job" { &["torch", "torchrec", "torchrec-bf16"] } else { &["torch", "torch-bf16"] };
+    let mut own = Vec::new();
+    let mut others = vec![Vec::new(); peers.len()];
+    for round in 1..=plan.rounds {
+        own.push(rate(&mut ours(work, plan)?)?);
+        for (peer, rates) in peers.iter().zip(&mut others) {
+            let mut command = Command::new(python);
+            command.arg(workspace().join(FOLDER).join("peers.py"));
+            rates.push(rate(command.args(["--work", work, "--peer", peer, "--threads", &plan.threads]))?);
+        }
+        eprintln!("xtask: {work}, round {round} of {}", plan.rounds);
+    }
+    let report = peers.iter().zip(&others).map(|(peer, rates)| {
+        let ratios: Vec<f64> = own.iter().zip(rates).map(|(own, other)| own / other).collect();
+        let ((low, high), middle) = (range(&ratios), median(ratios));
+        let (own, other) = (median(own.clone()), median(rates.clone()));
+        eprintln!("{work:5} {peer:14} rectrain {own:9.0}   peer {other:9.0} samples/s   ratio {middle:.2} ({low:.2} to {high:.2})");
+        json!({"work": work, "peer": peer, "ratio": middle, "low": low, "high": high,
+            "samplesPerSecond": own, "peerSamplesPerSecond": other})
+    });
+    Ok(report.collect())
+}
+
+fn ours(work: &str, plan: &Plan) -> Result<Command, String> {
+    if work == "job" {
+        let sets = [format!("spec.roles.denseWorker.threads={}", plan.threads)];
+        return crate::job(&format!("{FOLDER}/dlrm.yaml"), &sets);
+    }
+    let mut command = Command::new(crate::built("rectrain")?);
+    command.args(["bench", "step", "--model", work, "--threads", &plan.threads, "--json"]);
+    Ok(command)
+}
+
+/// Samples a second, as the last line says.
+fn rate(command: &mut Command) -> Result<f64, String> {
+    let output = command.output().map_err(|error| format!("cannot run {command:?}: {error}"))?;
+    let last = last_event(&output)?;
+    last["samplesPerSecond"].as_f64().ok_or_else(|| format!("{command:?} told no samplesPerSecond: {last}"))
+}

@@ -1,0 +1,183 @@
+//! The dense part of a training step: forward and backward pass of a tower, and its optimizer, on made-up inputs that are there
+//! already.
+//!
+//! | model | layers | inputs | batch |
+//! |---|---|---|---|
+//! | `dlrm` | bottom 512-256-16, pairwise dots, top 512-256-1 | 26 embeddings of 16, 13 dense | 4,096 |
+//! | `a` | 4096-2048-1024-512-256-1 | 429 | 1,024 |
+//! | `b` | 512-256-128-1 | 429 | 4,096 |
+//!
+//! 429 inputs are 26 embeddings of 16 and 13 dense values side by side; gradients of the embeddings are part of the step.
+
+use std::time::Instant;
+
+use comfy_table::Table;
+use rectrain_dense::{
+    ComputeDevice, DenseError, DenseOptimizer, Features, Model, ModelConfig, ModelKind, Tower, TowerOptions,
+};
+use serde::Serialize;
+
+use crate::zipf::Random;
+use crate::{BenchError, median, table};
+
+const FEATURES: usize = 26;
+const DIM: usize = 16;
+const DENSE: usize = 13;
+
+/// Which tower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum BenchedTower {
+    /// DLRM: bottom 512-256-16, top 512-256-1
+    Dlrm,
+    /// 4096-2048-1024-512-256-1
+    A,
+    /// 512-256-128-1
+    B,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct StepArgs {
+    /// The tower
+    #[arg(long, value_enum, default_value_t = BenchedTower::Dlrm)]
+    pub model: BenchedTower,
+    /// Samples of a batch (if not given: 1024 for `a`, 4096 for the others)
+    #[arg(long)]
+    pub batch: Option<usize>,
+    /// Threads to compute with
+    #[arg(long, default_value_t = 2)]
+    pub threads: usize,
+    /// Index of a GPU to compute on instead
+    #[arg(long)]
+    pub gpu: Option<usize>,
+    /// Steps that are measured, after three that are not
+    #[arg(long, default_value_t = 15)]
+    pub steps: usize,
+    /// Print a line of JSON as well
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What [`bench_step`] measured: medians.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StepFigures {
+    pub samples_per_second: f64,
+    pub step_seconds: f64,
+    /// On a GPU, it includes the update of the step before, which is queued.
+    pub forward_backward_seconds: f64,
+    pub update_seconds: f64,
+    pub fastest_step_seconds: f64,
+    /// Multiplications and additions of the matrix products of a step.
+    pub flops: f64,
+    pub parameters: usize,
+    pub batch: usize,
+    pub threads: usize,
+    pub device: String,
+}
+
+impl StepFigures {
+    pub(crate) fn table(&self) -> Table {
+        let mut table = table(&["", "", "unit"]);
+        let mut row = |name: &str, value: f64, digits: usize, unit: &str| {
+            table.add_row([name.to_owned(), format!("{value:.digits$}"), unit.to_owned()]);
+        };
+        row("step", self.samples_per_second, 0, "samples/s");
+        row("step", self.step_seconds * 1e3, 2, "ms");
+        row("step, the fastest", self.fastest_step_seconds * 1e3, 2, "ms");
+        row("forward and backward pass", self.forward_backward_seconds * 1e3, 2, "ms");
+        row("update (Adam)", self.update_seconds * 1e3, 2, "ms");
+        row("matrix products of a step", self.flops / 1e9, 1, "GFLOP");
+        row("of a step's time, if it were these alone", self.flops / self.step_seconds / 1e9, 0, "GFLOP/s");
+        row("parameters", self.parameters as f64, 0, "");
+        table
+    }
+}
+
+/// Trains a tower for a few steps.
+///
+/// # Errors
+/// [`BenchError::Argument`], or what the tower refuses.
+pub fn bench_step(args: &StepArgs) -> Result<StepFigures, BenchError> {
+    let batch = args.batch.unwrap_or(if args.model == BenchedTower::A { 1_024 } else { 4_096 });
+    for (argument, found) in [("batch", batch), ("steps", args.steps)] {
+        if found == 0 {
+            return Err(BenchError::Argument { argument, found: found.to_string(), expected: "at least 1" });
+        }
+    }
+    let device = args.gpu.map_or(ComputeDevice::Cpu, ComputeDevice::Cuda);
+    let mut tower = tower(args, device)?;
+    let mut random = Random::new(1);
+    let mut values = |count: usize| -> Vec<f32> { (0..count).map(|_| random.unit() as f32 - 0.5).collect() };
+    let (embeddings, dense, labels) = (values(batch * FEATURES * DIM), values(batch * DENSE), values(batch));
+    let labels: Vec<f32> = labels.iter().map(|&value| f32::from(value > 0.0)).collect();
+    let features = Features { samples: batch, dense: &dense, embeddings: &embeddings, linear: &[] };
+
+    let mut parts: [Vec<f64>; 3] = Default::default();
+    for count in 1..=args.steps as u64 + 3 {
+        let begin = Instant::now();
+        tower.forward_backward(features, &labels, 1.0 / batch as f32, count)?;
+        let passed = begin.elapsed().as_secs_f64();
+        tower.apply(count)?;
+        let step = begin.elapsed().as_secs_f64();
+        if count > 3 {
+            parts.iter_mut().zip([passed, step - passed, step]).for_each(|(part, seconds)| part.push(seconds));
+        }
+    }
+    let [passes, updates, steps] = parts;
+    let fastest = steps.iter().copied().fold(f64::INFINITY, f64::min);
+    let (step_seconds, passed) = (median(steps), median(passes));
+    // A product forward and two backward, each a multiplication and an addition; biases are few.
+    let flops = 6.0 * tower.layout().total() as f64 * batch as f64;
+    Ok(StepFigures {
+        samples_per_second: batch as f64 / step_seconds,
+        step_seconds,
+        forward_backward_seconds: passed,
+        update_seconds: median(updates),
+        fastest_step_seconds: fastest,
+        flops,
+        parameters: tower.layout().total(),
+        batch,
+        threads: args.threads,
+        device: device.to_string(),
+    })
+}
+
+fn tower(args: &StepArgs, device: ComputeDevice) -> Result<Tower, DenseError> {
+    let kind = match args.model {
+        BenchedTower::Dlrm => ModelKind::Dlrm { bottom: vec![512, 256], top: vec![512, 256] },
+        BenchedTower::A => ModelKind::Dnn { hidden: vec![4096, 2048, 1024, 512, 256] },
+        BenchedTower::B => ModelKind::Dnn { hidden: vec![512, 256, 128] },
+    };
+    let config = ModelConfig { kind, dense_features: DENSE, embedding_dims: vec![DIM; FEATURES], dropout: 0.0 };
+    let options = TowerOptions { seed: 1, rank: 0, threads: args.threads, device };
+    Tower::new(Model::new(config)?, DenseOptimizer::adam(1e-3), options)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(model: BenchedTower, batch: usize) -> StepArgs {
+        StepArgs { model, batch: Some(batch), threads: 1, gpu: None, steps: 2, json: false }
+    }
+
+    #[test]
+    fn each_tower_is_trained_and_its_parts_make_up_the_step() {
+        for (model, parameters) in [
+            (BenchedTower::Dlrm, 14 * 512 + 513 * 256 + 257 * 16 + 368 * 512 + 513 * 256 + 257),
+            (BenchedTower::B, 430 * 512 + 513 * 256 + 257 * 128 + 129),
+        ] {
+            let figures = bench_step(&args(model, 64)).unwrap();
+            assert_eq!(figures.parameters, parameters, "{model:?}");
+            assert!(figures.samples_per_second > 0.0 && figures.fastest_step_seconds <= figures.step_seconds);
+            assert!(figures.forward_backward_seconds <= figures.step_seconds);
+        }
+    }
+
+    #[test]
+    fn a_batch_without_samples_and_a_gpu_that_is_not_there_are_refused() {
+        assert!(bench_step(&args(BenchedTower::B, 0)).unwrap_err().to_string().contains("--batch 0"));
+        let error = bench_step(&StepArgs { gpu: Some(99), ..args(BenchedTower::B, 8) }).unwrap_err();
+        assert!(error.is_user_error() && error.to_string().contains("cannot compute on a GPU"), "{error}");
+    }
+}
