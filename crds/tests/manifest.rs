@@ -920,6 +920,10 @@ const RULES: &[(&[&str], &[&str])] = &[
         &["spec.training.globalBatchSize=1,spec.roles.denseWorker.replicas=2"],
         &["spec.training.globalBatchSize=2,spec.roles.denseWorker.replicas=2"],
     ),
+    (
+        &["spec.roles.denseWorker.device=cpu,spec.roles.denseWorker.gpus=1"],
+        &["spec.roles.denseWorker.device=cuda,spec.roles.denseWorker.gpus=1"],
+    ),
 ];
 
 /// A change that breaks a rule about changes, and one beside it that does not.
