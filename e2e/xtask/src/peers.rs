@@ -11,7 +11,7 @@ use crate::{cache, cargo, last_event, median, range, workspace};
 const USAGE: &str = "usage: cargo xtask peers [--rounds 5] [--work a,b,dlrm,job] [--threads 2]
   installs the peers from PyPI (once; they are large), runs each work by turns, and prints a table and a line of JSON of ratios:
   Rectrain's samples a second by the peer's, the median of the rounds and their range. Leave the machine alone meanwhile.
-  a, b: MLPs of 19.6 M and 0.4 M parameters, dlrm: the dense part of the DLRM, job: all of it with embeddings (e2e/peers)";
+  a, b: MLPs of 12.9 M and 0.4 M parameters, dlrm: the dense part of the DLRM, job: all of it with embeddings (e2e/peers)";
 
 const FOLDER: &str = "e2e/peers";
 

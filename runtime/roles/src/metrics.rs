@@ -148,8 +148,8 @@ metrics! {
         all_reduce: seconds = "rectrain_dense_worker_all_reduce_seconds", "Time to sum gradients over the dense workers.";
         steps: counter = "rectrain_dense_worker_steps_total", "Steps trained.";
         samples: counter = "rectrain_dense_worker_samples_total", "Samples trained.";
-        gpu_memory_used: gauge = "rectrain_dense_worker_gpu_memory_used_bytes", "GPU memory that the worker's buffers take; 0 on the CPU";
-        gpu_memory_reserved: gauge = "rectrain_dense_worker_gpu_memory_reserved_bytes", "GPU memory that the worker has taken from the driver, what it keeps for reuse included; 0 on the CPU";
+        gpu_memory_used: gauge = "rectrain_dense_worker_gpu_memory_used_bytes", "GPU memory that the worker's buffers take; 0 on the CPU.";
+        gpu_memory_reserved: gauge = "rectrain_dense_worker_gpu_memory_reserved_bytes", "GPU memory that the worker has taken from the driver, what it keeps for reuse included; 0 on the CPU.";
     }
 }
 
