@@ -104,6 +104,8 @@ pub const MAX_RESTARTS: u32 = 10;
 pub const BACKOFF_SECONDS: u32 = 10;
 /// `spec.faultTolerance.stallSeconds`
 pub const STALL_SECONDS: u32 = 600;
+/// `spec.faultTolerance.sharedMemory`
+pub const SHARED_MEMORY: bool = true;
 /// `spec.autoscaling.*.max`, in `spec.roles.*.replicas`
 pub const MAX_REPLICAS_FACTOR: u32 = 4;
 /// The most replicas that a role may have.

@@ -778,6 +778,7 @@ fn fault_tolerance(given: Option<&FaultToleranceSpec>) -> ResolvedFaultTolerance
         max_restarts: given.max_restarts.unwrap_or(d::MAX_RESTARTS),
         backoff_seconds: given.backoff_seconds.unwrap_or(d::BACKOFF_SECONDS),
         stall_seconds: given.stall_seconds.unwrap_or(d::STALL_SECONDS),
+        shared_memory: given.shared_memory.unwrap_or(d::SHARED_MEMORY),
     }
 }
 

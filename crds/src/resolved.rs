@@ -557,4 +557,6 @@ pub struct ResolvedFaultTolerance {
     pub backoff_seconds: u32,
     /// Seconds without a completed step after which training counts as stalled.
     pub stall_seconds: u32,
+    /// Whether rows of a parameter server outlive its process.
+    pub shared_memory: bool,
 }

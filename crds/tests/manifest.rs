@@ -108,7 +108,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
         },
         "autoscaling": null,
         "checkpoint": null,
-        "faultTolerance": {"maxRestarts": 10, "backoffSeconds": 10, "stallSeconds": 600},
+        "faultTolerance": {"maxRestarts": 10, "backoffSeconds": 10, "stallSeconds": 600, "sharedMemory": true},
         "suspend": false,
     });
     assert_eq!(serde_json::to_value(&resolved).unwrap(), expected);

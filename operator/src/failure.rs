@@ -115,9 +115,14 @@ pub fn bad_input(pods: &[&PodFacts], coordinator: &CoordinatorView) -> Option<Pr
     ))
 }
 
-/// The job has crashed and all roles have to start again.
+/// The job has crashed and all roles have to start again. So it has, whatever the coordinator says, when a parameter server has used up its
+/// memory: its rows outlive it, and the next container would be killed for them too.
 #[must_use]
 pub fn crash(pods: &[&PodFacts], coordinator: &CoordinatorView) -> Option<Problem> {
+    let servers: Vec<&PodFacts> = pods.iter().copied().filter(|pod| pod.role == Role::Ps).collect();
+    if let Some(problem) = out_of_memory(&servers) {
+        return Some(problem);
+    }
     let CoordinatorView::Failed { message, user_error: false } = coordinator else { return None };
     Some(out_of_memory(pods).unwrap_or_else(|| Problem::new(Cause::Crash, crash_message(pods, message))))
 }
@@ -276,7 +281,10 @@ mod tests {
                 && problem.message.contains("spec.roles.ps.template.resources.limits.memory")
         );
         assert_eq!(crash(&[&other], &failed("ps 1 is gone", false)), Some(Problem::new(Cause::Crash, "ps 1 is gone")));
-        assert_eq!(crash(&[&killed], &SILENT), None);
+        // Its rows outlive it: the next container would be killed for them too.
+        assert_eq!(crash(&[&killed], &SILENT).map(|problem| problem.cause), Some(Cause::OutOfMemory));
+        let worker = PodFacts { role: Role::EmbeddingWorker, ..killed };
+        assert_eq!(crash(&[&worker], &SILENT), None, "another takes its place");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::random::Random;
 const USAGE: &str = "usage: cargo xtask chaos [--manifest FILE] [--mode sync] [--kills 20] [--seed 7] [--set PATH=VALUE]
   the run gets a folder of its own as spec.checkpoint.path, which is deleted in the end
   prints each kill, and last one line of JSON: kills, whether the trained models are equal, rows lost, batches trained again,
-  and the difference of the test AUC; fails where rows are lost, or where `sync` trains another model";
+  the difference of the test AUC, and the longest time until a killed parameter server was back with its rows; fails where rows are lost, or where `sync` trains another model";
 /// Nothing said for so long means that the run hangs.
 const SILENCE: Duration = Duration::from_secs(180);
 /// Startup, in which a kill meets processes that start, join or restore.
@@ -50,7 +50,16 @@ pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
     let removed = std::fs::remove_dir_all(&folder);
     let (killed, kills) = killed?;
     removed.map_err(|error| format!("cannot remove {}: {error}", folder.display()))?;
-    report(&plan, &alone, &killed, kills)
+    report(&plan, &alone, &killed, &kills)
+}
+
+/// What was done to a run.
+#[derive(Debug, Default)]
+struct Kills {
+    done: u32,
+    /// When a parameter server was killed that is not back yet.
+    server: Option<Instant>,
+    longest_server_restart: Duration,
 }
 
 fn parse(arguments: &[&str]) -> Result<Plan, String> {
@@ -96,8 +105,8 @@ fn moments(plan: &Plan, steps: u64) -> Vec<Moment> {
     batches.into_iter().map(moment).collect()
 }
 
-/// The job with the kills; gives its summary and how many there were.
-fn killed(plan: &Plan, moments: &[Moment], folder: &str) -> Result<(Value, u32), String> {
+/// The job with the kills; gives its summary.
+fn killed(plan: &Plan, moments: &[Moment], folder: &str) -> Result<(Value, Kills), String> {
     let own = format!(
         "spec.checkpoint.path={folder},spec.faultTolerance.maxRestarts={},spec.faultTolerance.backoffSeconds=1",
         2 * plan.kills + 10
@@ -113,7 +122,7 @@ fn killed(plan: &Plan, moments: &[Moment], folder: &str) -> Result<(Value, u32),
     }
     let status = run.wait().map_err(|error| format!("cannot wait for rectrain: {error}"))?;
     let (summary, kills) = result?;
-    let summary = summary.ok_or(format!("the run ended with {status} and no summary after {kills} kills"))?;
+    let summary = summary.ok_or(format!("the run ended with {status} and no summary after {} kills", kills.done))?;
     Ok((summary, kills))
 }
 
@@ -137,8 +146,8 @@ fn kill_at(
     events: &Receiver<Value>,
     moments: &[Moment],
     mut random: Random,
-) -> Result<(Option<Value>, u32), String> {
-    let (mut kills, mut moments) = (0, moments.iter().copied());
+) -> Result<(Option<Value>, Kills), String> {
+    let (mut kills, mut moments) = (Kills::default(), moments.iter().copied());
     let mut next = moments.next();
     let mut due: Option<Instant> = None;
     let mut down = false;
@@ -154,8 +163,11 @@ fn kill_at(
             Some("summary") => return Ok((Some(event), kills)),
             // A member that had not joined yet is replaced without a word.
             Some("started") => down = false,
-            Some("restarting" | "rejoined") => {
+            Some("restarting" | "rejoined" | "serverKeptRows") => {
                 down = false;
+                if let Some(killed) = kills.server.take().filter(|_| event["event"] == "serverKeptRows") {
+                    kills.longest_server_restart = kills.longest_server_restart.max(killed.elapsed());
+                }
                 let pause = Duration::from_secs(event["seconds"].as_u64().unwrap_or(0));
                 if let Some(Moment::Startup(after)) = next {
                     due = Some(Instant::now() + pause + after);
@@ -171,7 +183,7 @@ fn kill_at(
                 let is_due = match next {
                     Some(Moment::Batch(batch)) => step >= batch,
                     // Where nothing has crashed yet there is no restart to wait for.
-                    Some(Moment::Startup(_)) => kills == 0,
+                    Some(Moment::Startup(_)) => kills.done == 0,
                     _ => false,
                 };
                 if is_due {
@@ -183,9 +195,10 @@ fn kill_at(
         if due.is_some_and(|due| due <= Instant::now()) {
             due = None;
             if let Some(killed) = kill_one(run.id(), &mut random)? {
-                kills += 1;
+                kills.done += 1;
+                kills.server = (killed == "ps").then(Instant::now);
                 down = true;
-                println!("kill {kills}: {killed} ({:?})", next.unwrap_or(Moment::Batch(0)));
+                println!("kill {}: {killed} ({:?})", kills.done, next.unwrap_or(Moment::Batch(0)));
                 next = moments.next();
             } else {
                 due = Some(Instant::now() + Duration::from_millis(50));
@@ -232,7 +245,7 @@ fn children_of(parent: u32) -> Vec<(u32, String)> {
     children
 }
 
-fn report(plan: &Plan, alone: &Value, killed: &Value, kills: u32) -> Result<(), String> {
+fn report(plan: &Plan, alone: &Value, killed: &Value, kills: &Kills) -> Result<(), String> {
     let number = |summary: &Value, name: &str| summary[name].as_u64().ok_or(format!("the summary has no {name}"));
     let equal = alone["parametersSha256"] == killed["parametersSha256"];
     let rows = |summary: &Value| number(summary, "trainedRows");
@@ -241,11 +254,12 @@ fn report(plan: &Plan, alone: &Value, killed: &Value, kills: u32) -> Result<(), 
     let auc = |summary: &Value| summary["test"]["auc"].as_f64().ok_or("the summary has no test AUC");
     println!(
         "{}",
-        json!({ "kills": kills, "digestEqual": equal, "rowsLost": lost, "rowsTwice": twice, "batchesRepeated": number(killed, "repeatedBatches")?,
-            "aucDifference": auc(killed)? - auc(alone)?, "restarts": number(killed, "restarts")?, "mode": plan.mode, "seed": plan.seed })
+        json!({ "kills": kills.done, "digestEqual": equal, "rowsLost": lost, "rowsTwice": twice, "batchesRepeated": number(killed, "repeatedBatches")?,
+            "aucDifference": auc(killed)? - auc(alone)?, "restarts": number(killed, "restarts")?,
+            "longestServerRestartSeconds": kills.longest_server_restart.as_secs_f64(), "mode": plan.mode, "seed": plan.seed })
     );
-    if kills < plan.kills {
-        return Err(format!("the job ended after {kills} of {} kills: give it more rows", plan.kills));
+    if kills.done < plan.kills {
+        return Err(format!("the job ended after {} of {} kills: give it more rows", kills.done, plan.kills));
     }
     if lost > 0 || twice > 0 {
         return Err(format!("{lost} rows were lost and {twice} are in the model twice"));

@@ -24,12 +24,14 @@
 //!
 //! Batches are drawn, and gradients made up, before the clock starts.
 
-use std::sync::Barrier;
+use std::path::{Path, PathBuf};
+use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use comfy_table::Table;
 use rectrain_embedding::{
-    FeatureKey, GroupId, Initializer, Missing, RowSpec, SparseOptimizer, Store, StoreConfig, StoreError, ValueType,
+    FeatureKey, GroupId, Initializer, Missing, RowSpec, SparseOptimizer, Store, StoreConfig, StoreError, UpdateLog,
+    ValueType,
 };
 use serde::Serialize;
 
@@ -71,6 +73,10 @@ pub struct StoreArgs {
     /// New keys in each of the requests that fill the store
     #[arg(long, default_value_t = 8_192)]
     pub request: usize,
+    /// Keep the rows in this directory, of a file system in memory, as parameter servers of several processes do: with one thread, since
+    /// a server applies one update at a time
+    #[arg(long, value_name = "DIRECTORY")]
+    pub shared_memory: Option<PathBuf>,
     /// Print a line of JSON as well
     #[arg(long)]
     pub json: bool,
@@ -99,6 +105,9 @@ pub struct StoreFigures {
     pub update_unique_keys_per_second: f64,
     pub inserted_rows_per_second: f64,
     pub unique_share: f64,
+    /// Time to open the rows again as another process would; none without shared memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reopen_seconds: Option<f64>,
     /// Median seconds of a batch's parts, mean of the threads.
     pub parts: Parts,
     pub dim: usize,
@@ -143,6 +152,9 @@ impl StoreFigures {
         row("filling, one thread", self.inserted_rows_per_second / 1e6, 2, "M rows/s");
         row("a request while filling: median", self.median_request_seconds * 1e3, 2, "ms");
         row("a request while filling: longest", self.longest_request_seconds * 1e3, 2, "ms");
+        if let Some(seconds) = self.reopen_seconds {
+            row("opening the rows again", seconds, 3, "s");
+        }
         table
     }
 }
@@ -154,7 +166,7 @@ impl StoreFigures {
 pub fn bench_store(args: &StoreArgs) -> Result<StoreFigures, BenchError> {
     let ids = args.ids.unwrap_or(args.rows);
     check(args, ids)?;
-    let store = Store::new(StoreConfig {
+    let config = StoreConfig {
         slots: args.slots,
         seed: 1,
         groups: vec![RowSpec {
@@ -164,7 +176,14 @@ pub fn bench_store(args: &StoreArgs) -> Result<StoreFigures, BenchError> {
             initializer: Initializer::Uniform { low: -0.01, high: 0.01 },
             zero_columns: 0,
         }],
-    })?;
+    };
+    let (store, log) = match &args.shared_memory {
+        None => (Store::new(config.clone())?, None),
+        Some(directory) => {
+            let (store, log, _) = Store::in_shared_memory(config.clone(), directory)?;
+            (store, Some(Mutex::new(log)))
+        }
+    };
     let requests = fill(&store, args)?;
     let bytes = store.bytes();
     let zipf = Zipf::new(ids, args.zipf);
@@ -177,13 +196,15 @@ pub fn bench_store(args: &StoreArgs) -> Result<StoreFigures, BenchError> {
         .collect();
     let start = Barrier::new(args.threads);
     let measured = std::thread::scope(|scope| {
-        let (store, start) = (&store, &start);
+        let (store, log, start) = (&store, log.as_ref(), &start);
         let mut running = Vec::with_capacity(batches.len());
         for batches in &batches {
-            running.push(scope.spawn(move || train(store, args.dim, batches, start)));
+            running.push(scope.spawn(move || train(store, log, args.dim, batches, start)));
         }
         running.into_iter().map(join).collect::<Result<Vec<_>, _>>()
     })?;
+    let reopen_seconds =
+        args.shared_memory.as_ref().map(|directory| reopen(store, log, config, directory)).transpose()?;
     let longest = requests.iter().copied().fold(0.0, f64::max);
     let filling: f64 = requests.iter().sum();
     Ok(StoreFigures {
@@ -192,6 +213,7 @@ pub fn bench_store(args: &StoreArgs) -> Result<StoreFigures, BenchError> {
         median_request_seconds: median(requests),
         request_keys: args.request,
         inserted_rows_per_second: args.rows as f64 / filling,
+        reopen_seconds,
         dim: args.dim,
         rows: args.rows,
         threads: args.threads,
@@ -215,10 +237,40 @@ fn check(args: &StoreArgs, ids: u64) -> Result<(), BenchError> {
     if ids == 0 || ids > args.rows {
         return refuse("ids", ids.to_string(), "at least 1, and at most as many as rows");
     }
+    if args.shared_memory.is_some() && args.threads != 1 {
+        return refuse("threads", args.threads.to_string(), "1 with --shared-memory");
+    }
     if !args.zipf.is_finite() || args.zipf == 1.0 {
         return refuse("zipf", args.zipf.to_string(), "a number other than 1");
     }
     Ok(())
+}
+
+/// The rows of a store that is no more, as the next process finds them; the directory is removed.
+fn reopen(
+    store: Store,
+    log: Option<Mutex<UpdateLog>>,
+    config: StoreConfig,
+    directory: &Path,
+) -> Result<f64, BenchError> {
+    let rows = store.rows();
+    drop((store, log));
+    let started = Instant::now();
+    let (_store, _log, reopened) = Store::in_shared_memory(config, directory)?;
+    let seconds = started.elapsed().as_secs_f64();
+    if reopened.rows != rows {
+        return Err(BenchError::Argument {
+            argument: "shared-memory",
+            found: format!("{} rows after {rows} were left", reopened.rows),
+            expected: "a directory with memory for all rows",
+        });
+    }
+    std::fs::remove_dir_all(directory).map_err(|error| BenchError::Argument {
+        argument: "shared-memory",
+        found: error.to_string(),
+        expected: "a directory that can be removed",
+    })?;
+    Ok(seconds)
 }
 
 fn join<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
@@ -246,7 +298,13 @@ struct Measured {
     parts: [Vec<f64>; 5],
 }
 
-fn train(store: &Store, dim: usize, batches: &[Vec<FeatureKey>], start: &Barrier) -> Result<Measured, StoreError> {
+fn train(
+    store: &Store,
+    log: Option<&Mutex<UpdateLog>>,
+    dim: usize,
+    batches: &[Vec<FeatureKey>],
+    start: &Barrier,
+) -> Result<Measured, StoreError> {
     let most = batches.iter().map(Vec::len).max().unwrap_or(0);
     let mut random = Random::new(0);
     let gradients: Vec<f32> = (0..most * dim).map(|_| random.unit() as f32 - 0.5).collect();
@@ -272,7 +330,15 @@ fn train(store: &Store, dim: usize, batches: &[Vec<FeatureKey>], start: &Barrier
             sum.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
         }
         let sum = clock.lap();
-        store.update(GROUP, keys, &sums[..values], count)?;
+        match log.map(|log| log.lock().unwrap_or_else(PoisonError::into_inner)) {
+            None => store.update(GROUP, keys, &sums[..values], count)?,
+            Some(mut log) => {
+                log.begin();
+                let counts = store.update_logged(GROUP, keys, &sums[..values], count, &mut log)?;
+                log.finish();
+                counts
+            }
+        };
         let update = clock.lap();
         measured.unique.push(keys.len() as f64);
         for (part, seconds) in measured.parts.iter_mut().zip([deduplication, lookup, expansion, sum, update]) {
@@ -318,6 +384,7 @@ fn rates(measured: &[Measured], ids: f64) -> StoreFigures {
         median_request_seconds: 0.0,
         request_keys: 0,
         inserted_rows_per_second: 0.0,
+        reopen_seconds: None,
         dim: 0,
         rows: 0,
         threads: 0,
@@ -340,6 +407,7 @@ mod tests {
             zipf: 1.05,
             slots: 16,
             request: 100,
+            shared_memory: None,
             json: false,
         }
     }

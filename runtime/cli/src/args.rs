@@ -360,6 +360,10 @@ pub(crate) struct MemberArgs {
     pub(crate) metrics: SocketAddr,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
+    /// As a parameter server, keep the rows in this directory of a file system in memory, where a process that takes the place of this
+    /// one finds them
+    #[arg(long, value_name = "DIRECTORY", env = "RECTRAIN_SHARED_MEMORY")]
+    pub(crate) shared_memory: Option<PathBuf>,
     /// As a dense worker, take so many times as long to compute
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
     pub(crate) slow: f64,

@@ -113,6 +113,7 @@ pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
             coordinator: args.coordinator.clone(),
             bind: args.bind.clone(),
             advertise: args.advertise.clone(),
+            shared_memory: args.shared_memory.clone(),
             slow: args.slow,
             metrics,
             counters,

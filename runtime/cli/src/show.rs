@@ -109,6 +109,9 @@ impl Display {
             JobEvent::Rejoined { member, chunks } => {
                 self.note(&format!("{member} was replaced; {chunks} chunks of data are read again for it"));
             }
+            JobEvent::ServerKeptRows { member } => {
+                self.note(&format!("{member} was killed and started again; its rows were still in memory"));
+            }
             JobEvent::Warning { message } => self.note(&format!("warning: {message}")),
             JobEvent::Summary(summary) => {
                 self.bar.finish_and_clear();

@@ -176,8 +176,9 @@ fn a_running_job_of_processes_is_scaled_by_its_name_and_trains_the_same_model() 
 #[test]
 fn whoever_is_killed_while_slots_move_the_job_goes_on_and_trains_the_same_model() {
     let alone = digest_of_the_job_without_scaling();
+    // A server that has joined for nothing yet is replaced; slots on their way are lost with either end of it.
     for (role, milliseconds, restarts) in
-        [("ps", 0, 1), ("coordinator", 40, 1), ("ps", 80, 1), ("embedding-worker", 120, 0)]
+        [("ps", 0, 0..=1), ("coordinator", 40, 1..=1), ("ps", 80, 0..=1), ("embedding-worker", 120, 0..=0)]
     {
         let folder = folder_with(JOB);
         let name = format!("killed-{}-{milliseconds}", std::process::id());
@@ -196,22 +197,28 @@ fn whoever_is_killed_while_slots_move_the_job_goes_on_and_trains_the_same_model(
         assert!(Command::new("kill").args(["-9", &victim.to_string()]).status().unwrap().success());
         let last: Value = serde_json::from_str(&lines.map(Result::unwrap).last().unwrap()).unwrap();
         assert!(child.wait().unwrap().success());
-        assert_eq!(last["restarts"], restarts, "{role}: {last}");
+        assert!(restarts.contains(&last["restarts"].as_u64().unwrap()), "{role}: {last}");
         assert_eq!(last["parametersSha256"], alone, "{role} after {milliseconds} ms");
     }
 }
 
-/// Embedding workers and loaders hold nothing that cannot be had again: a job without checkpoints goes on without them, and trains as
-/// many samples as alone. Gives the summaries of the run with kills and of the one left alone.
-fn run_with_kills(sets: &str) -> (Value, Value) {
-    const VICTIMS: [(&str, usize); 6] = [
-        ("embedding-worker", 0),
-        ("loader", 0),
-        ("embedding-worker", 1),
-        ("embedding-worker", 0),
-        ("loader", 1),
-        ("loader", 0),
-    ];
+/// Embedding workers and loaders hold nothing that cannot be had again.
+const WITHOUT_ROWS: [(&str, usize); 6] = [
+    ("embedding-worker", 0),
+    ("loader", 0),
+    ("embedding-worker", 1),
+    ("embedding-worker", 0),
+    ("loader", 1),
+    ("loader", 0),
+];
+
+/// Parameter servers' rows outlive them.
+const WITH_ROWS: [(&str, usize); 8] =
+    [("ps", 0), ("ps", 1), ("embedding-worker", 0), ("ps", 1), ("ps", 0), ("loader", 1), ("ps", 0), ("ps", 1)];
+
+/// A job without checkpoints goes on without the `victims`, by role and number, and trains as many samples as alone. Gives the summaries of
+/// the run with kills and of the one left alone.
+fn run_with_kills(sets: &str, victims: &[(&str, usize)]) -> (Value, Value) {
     let folder = folder_with(JOB);
     let replicas = "spec.roles.embeddingWorker.replicas=2,spec.roles.loader.replicas=2,spec.roles.denseWorker.replicas=2,\
                     spec.roles.ps.replicas=2,spec.data.synthetic.rows=90000";
@@ -221,11 +228,12 @@ fn run_with_kills(sets: &str) -> (Value, Value) {
     let arguments =
         [&common[..], &["--processes", "--slow", "denseWorker-0=8x", "--slow", "denseWorker-1=8x"]].concat();
     let (mut child, lines) = training(folder.path(), &arguments);
-    let (mut victims, mut events) = (VICTIMS.into_iter(), Vec::<Value>::new());
+    let is_back = |event: &Value| event["event"] == "rejoined" || event["event"] == "serverKeptRows";
+    let (kills, mut victims, mut events) = (victims.len(), victims.iter(), Vec::<Value>::new());
     let mut all_are_there = true;
     for line in lines {
         let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
-        all_are_there |= event["event"] == "rejoined";
+        all_are_there |= is_back(&event);
         // The next one is killed when training has gone on after the one before has been replaced.
         let is_due = event["event"] == "progress" && all_are_there;
         if is_due && let Some((role, index)) = victims.next() {
@@ -241,22 +249,52 @@ fn run_with_kills(sets: &str) -> (Value, Value) {
     assert!(children_of(child.id()).is_empty());
     assert_eq!(victims.next(), None, "the job was over before all were killed: {} events", events.len());
     let last = events.pop().unwrap();
-    assert_eq!(events.iter().filter(|event| event["event"] == "rejoined").count(), 6);
+    assert_eq!(events.iter().filter(|event| is_back(event)).count(), kills);
     assert_eq!((&last["restarts"], &last["samples"]), (&Value::from(0), &alone["samples"]), "{last}");
     (last, alone)
 }
 
 #[test]
 fn embedding_workers_and_loaders_that_are_killed_are_replaced_and_the_same_model_is_trained() {
-    let (last, alone) = run_with_kills("spec.training.mode=sync");
+    let (last, alone) = run_with_kills("spec.training.mode=sync", &WITHOUT_ROWS);
     assert_eq!(last["parametersSha256"], alone["parametersSha256"]);
     assert!(alone["test"]["auc"].is_f64(), "{alone}");
     assert_eq!(last["test"], alone["test"]);
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn parameter_servers_that_are_killed_find_their_rows_and_the_same_model_is_trained() {
+    let (last, alone) = run_with_kills("spec.training.mode=sync", &WITH_ROWS);
+    assert_eq!(last["parametersSha256"], alone["parametersSha256"]);
+    assert_eq!((&last["test"], &last["rows"]), (&alone["test"], &alone["rows"]));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn in_hybrid_no_row_is_lost_with_parameter_servers_that_are_killed() {
+    let (last, alone) = run_with_kills("spec.training.mode=hybrid", &WITH_ROWS);
+    assert_eq!((&last["trainedRows"], &last["rows"]), (&alone["trainedRows"], &alone["rows"]), "{last}");
+}
+
+#[test]
+fn without_shared_memory_a_killed_parameter_server_takes_the_job_back_to_the_start() {
+    let folder = folder_with(JOB);
+    let sets =
+        "spec.data.synthetic.rows=40000,spec.faultTolerance.backoffSeconds=1,spec.faultTolerance.sharedMemory=false";
+    let arguments = ["run", "job.yaml", "--json", "--processes", "--set", sets];
+    let (mut child, lines) = training(folder.path(), &arguments);
+    let server = children_of(child.id()).into_iter().find(|(_, role)| role == "ps").unwrap().0;
+    assert!(Command::new("kill").args(["-9", &server.to_string()]).status().unwrap().success());
+    let last: Value = serde_json::from_str(&lines.map(Result::unwrap).last().unwrap()).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(last["restarts"], 1, "{last}");
+    assert_eq!(last["parametersSha256"], digest_of_the_job_without_scaling());
+}
+
+#[test]
 fn without_a_barrier_no_batch_is_lost_with_embedding_workers_and_loaders_that_are_killed() {
-    let (last, alone) = run_with_kills("spec.training.mode=gba");
+    let (last, alone) = run_with_kills("spec.training.mode=gba", &WITHOUT_ROWS);
     assert_eq!((&last["tokensLost"], &last["trainedRows"]), (&Value::from(0), &alone["trainedRows"]), "{last}");
 }
 
@@ -307,9 +345,11 @@ fn a_run_whose_processes_are_killed_goes_on_by_itself_and_trains_the_same_model(
         .spawn()
         .unwrap();
     let (mut to_kill, mut resumed, mut last) = (vec!["coordinator", "dense-worker", "ps"], 0, Value::Null);
+    let mut kept = 0;
     for line in BufReader::new(child.stdout.take().unwrap()).lines() {
         last = serde_json::from_str(&line.unwrap()).unwrap();
         resumed += usize::from(last["event"] == "resumed");
+        kept += usize::from(last["event"] == "serverKeptRows");
         if last["event"] == "checkpointSaved"
             && let Some(role) = to_kill.pop()
         {
@@ -322,7 +362,8 @@ fn a_run_whose_processes_are_killed_goes_on_by_itself_and_trains_the_same_model(
     for field in ["parametersSha256", "samples", "trainedRows", "steps", "test"] {
         assert_eq!(last[field], alone[field], "{field}");
     }
-    assert_eq!((resumed, &last["restarts"]), (3, &3.into()));
+    // The parameter server's successor found the rows.
+    assert_eq!((resumed, kept, &last["restarts"]), (2, 1, &2.into()));
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Memory for what a store has most of, rows and index buckets: blocks cut from large regions that the
-//! kernel is asked to back with huge pages. Knows nothing of what the blocks hold.
+//! Memory for the rows of a store: blocks cut from large regions that the kernel is asked to back with
+//! huge pages. Knows nothing of what the blocks hold.
 //!
 //! Rows are met at random, so with pages of 4 KiB nearly every row also costs a page walk; a page of
 //! 2 MiB holds 14,000 rows of dimension 16. Where the kernel has no huge pages the regions are backed
@@ -9,14 +9,21 @@
 //! a few rows maps nothing. A block that is dropped is kept for the next one of its size; regions are
 //! unmapped when the arena and all its blocks are gone. What of a region has never been handed out has
 //! never been touched and takes no memory, but for the rest of one huge page.
+//!
+//! The regions of an arena [on a file](Arena::on_file) are that file's pages, which outlive the process.
+//! There all blocks lie in regions, each behind a [header](crate::block_file) that says whose it is.
 
 #![allow(unsafe_code)]
 
+use crate::SharedMemoryError;
+use crate::block_file::{BlockFile, BlockHeader, FoundBlock, HEADER_BYTES};
+use crate::region::{HUGE_PAGE_BYTES, Region};
 use bytemuck::Pod;
 use std::alloc::{self, Layout};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::{Index, IndexMut};
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -24,14 +31,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const LEAST_BYTES: usize = 4_096;
 /// Every block begins a cache line.
 const LINE_BYTES: usize = 64;
-const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Address space mapped at a time; memory is taken as it is touched.
 const REGION_BYTES: usize = 32 * HUGE_PAGE_BYTES;
+/// As much of a file is taken at a time: the file has it then, touched or not, and zeroing it takes time.
+const FILE_REGION_BYTES: usize = 2 * HUGE_PAGE_BYTES;
 
 /// See the module's text.
 #[derive(Default)]
 pub(crate) struct Arena {
     space: Mutex<Space>,
+    file: Option<BlockFile>,
 }
 
 impl fmt::Debug for Arena {
@@ -55,26 +64,83 @@ struct Space {
 unsafe impl Send for Space {}
 
 impl Arena {
+    /// An arena whose blocks lie in a file, made if there is none, and the blocks in use that it holds already.
+    ///
+    /// # Errors
+    /// A file that cannot be mapped, is damaged, or whose blocks are not of rows of `stride` words.
+    pub(crate) fn on_file(path: &Path, stride: usize) -> Result<(Arc<Self>, Vec<FoundBlock>), SharedMemoryError> {
+        let (file, region) = BlockFile::open(path, stride, FILE_REGION_BYTES)?;
+        let (found, free, used) = file.walk(&region)?;
+        let mut space = Space { used, regions: vec![region], ..Space::default() };
+        for (start, bytes) in free {
+            space.give_back(start, bytes);
+        }
+        Ok((Arc::new(Self { space: Mutex::new(space), file: Some(file) }), found))
+    }
+
     /// Bytes of blocks that came back and are kept.
     pub(crate) fn free_bytes(&self) -> usize {
         self.space().free_bytes
     }
 
-    /// Zeroed memory of so many bytes, and at least [`LEAST_BYTES`]. `None` if none can be mapped.
-    fn take(&self, bytes: usize) -> Option<NonNull<u8>> {
-        let returned = self.space().take_returned(bytes);
-        if let Some(start) = returned {
-            // SAFETY: the block was handed out with this size before and belongs to nobody now.
-            unsafe { start.write_bytes(0, bytes) };
-            return Some(start);
+    /// Leaves everything in the file as it is: what is dropped from now on is dropped by this process only.
+    pub(crate) fn keep_file(&self) {
+        if let Some(file) = &self.file {
+            file.keep();
         }
-        self.space().cut(bytes)
+    }
+
+    /// Zeroed memory of so many bytes, and at least [`LEAST_BYTES`] unless on a file. `None` if none can be mapped.
+    fn take(&self, bytes: usize) -> Option<NonNull<u8>> {
+        let lead = if self.file.is_some() { HEADER_BYTES } else { 0 };
+        let returned = self.space().take_returned(lead + bytes);
+        let start = match returned {
+            Some(start) => {
+                // SAFETY: the block was handed out with this size before and belongs to nobody now.
+                unsafe { start.add(lead).write_bytes(0, bytes) };
+                start
+            }
+            None => self.cut(lead + bytes)?,
+        };
+        // SAFETY: the block has `lead + bytes` bytes.
+        Some(unsafe { start.add(lead) })
+    }
+
+    fn cut(&self, bytes: usize) -> Option<NonNull<u8>> {
+        let Some(file) = &self.file else { return self.space().cut(bytes, Region::of_memory, REGION_BYTES) };
+        let mut space = self.space();
+        let rest = space.rest();
+        if rest < bytes.next_multiple_of(LINE_BYTES) && rest > 0 {
+            let filler = space.cut(rest, |_| None, 0)?;
+            file.fill(filler, rest);
+        }
+        let start = space.cut(bytes, |bytes| file.extend(bytes), FILE_REGION_BYTES);
+        match start {
+            Some(start) => BlockHeader::at(start, file).cut(bytes.next_multiple_of(LINE_BYTES)),
+            None => file.mark_incomplete(),
+        }
+        start
+    }
+
+    /// The header of a block, if this arena is on a file.
+    fn header(&self, start: NonNull<u8>) -> Option<&BlockHeader> {
+        let file = self.file.as_ref()?;
+        // SAFETY: `take` gave `start` behind a header, and the arena outlives its blocks.
+        Some(BlockHeader::at(unsafe { start.sub(HEADER_BYTES) }, file))
     }
 
     fn give_back(&self, start: NonNull<u8>, bytes: usize) {
-        let mut space = self.space();
-        space.free.entry(bytes).or_default().push(start);
-        space.free_bytes += bytes;
+        match self.header(start) {
+            None => self.space().give_back(start, bytes),
+            Some(header) => {
+                if self.file.as_ref().is_some_and(BlockFile::is_kept) {
+                    return;
+                }
+                header.release();
+                // SAFETY: as in `header`.
+                self.space().give_back(unsafe { start.sub(HEADER_BYTES) }, HEADER_BYTES + bytes);
+            }
+        }
     }
 
     /// Nothing that panics is done under the lock but allocating, and that leaves the lists whole.
@@ -90,11 +156,26 @@ impl Space {
         Some(start)
     }
 
-    /// The next `bytes` of the last region, or of a new one.
-    fn cut(&mut self, bytes: usize) -> Option<NonNull<u8>> {
+    fn give_back(&mut self, start: NonNull<u8>, bytes: usize) {
+        self.free.entry(bytes).or_default().push(start);
+        self.free_bytes += bytes;
+    }
+
+    /// Bytes of the last region that have not been handed out.
+    fn rest(&self) -> usize {
+        self.regions.last().map_or(0, |region| region.bytes - self.used)
+    }
+
+    /// The next `bytes` of the last region, or of a new one that `map` makes of `region_bytes` or as many as are needed.
+    fn cut(
+        &mut self,
+        bytes: usize,
+        map: impl FnOnce(usize) -> Option<Region>,
+        region_bytes: usize,
+    ) -> Option<NonNull<u8>> {
         let bytes = bytes.next_multiple_of(LINE_BYTES);
-        if self.regions.last().is_none_or(|region| region.bytes - self.used < bytes) {
-            self.regions.push(Region::map(bytes.max(REGION_BYTES).next_multiple_of(HUGE_PAGE_BYTES))?);
+        if self.rest() < bytes {
+            self.regions.push(map(bytes.max(region_bytes).next_multiple_of(HUGE_PAGE_BYTES))?);
             self.used = 0;
         }
         let region = self.regions.last()?;
@@ -105,75 +186,11 @@ impl Space {
     }
 }
 
-/// Mapped memory, zeroed, that begins at a multiple of [`HUGE_PAGE_BYTES`].
-struct Region {
-    start: NonNull<u8>,
-    bytes: usize,
-}
-
-#[cfg(all(unix, not(miri)))]
-impl Region {
-    fn map(bytes: usize) -> Option<Self> {
-        let mapped = bytes + HUGE_PAGE_BYTES;
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_NORESERVE;
-        // SAFETY: an anonymous mapping at an address of the kernel's choice touches no memory of ours.
-        let address = unsafe { libc::mmap(std::ptr::null_mut(), mapped, protection, flags, -1, 0) };
-        if address == libc::MAP_FAILED {
-            return None;
-        }
-        let before = address.addr().next_multiple_of(HUGE_PAGE_BYTES) - address.addr();
-        let start = address.wrapping_byte_add(before);
-        for (surplus, bytes) in [(address, before), (start.wrapping_byte_add(bytes), HUGE_PAGE_BYTES - before)] {
-            if bytes > 0 {
-                // SAFETY: these bytes are of the mapping just made, and nothing refers to them.
-                unsafe { libc::munmap(surplus, bytes) };
-            }
-        }
-        #[cfg(target_os = "linux")]
-        // SAFETY: the range is mapped; the advice changes nothing a program can observe but speed, and
-        // a kernel that has no huge pages refuses it.
-        unsafe {
-            libc::madvise(start, bytes, libc::MADV_HUGEPAGE)
-        };
-        Some(Self { start: NonNull::new(start.cast())?, bytes })
-    }
-}
-
-#[cfg(all(unix, not(miri)))]
-impl Drop for Region {
-    fn drop(&mut self) {
-        // SAFETY: the range is what `map` left mapped. Every block holds the arena, so none is left.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
-    }
-}
-
-#[cfg(any(not(unix), miri))]
-impl Region {
-    fn layout(bytes: usize) -> Option<Layout> {
-        Layout::from_size_align(bytes, LINE_BYTES).ok()
-    }
-
-    fn map(bytes: usize) -> Option<Self> {
-        // SAFETY: `bytes` is not 0.
-        let start = unsafe { alloc::alloc_zeroed(Self::layout(bytes)?) };
-        Some(Self { start: NonNull::new(start)?, bytes })
-    }
-}
-
-#[cfg(any(not(unix), miri))]
-impl Drop for Region {
-    fn drop(&mut self) {
-        if let Some(layout) = Self::layout(self.bytes) {
-            // SAFETY: allocated with this layout by `map`. Every block holds the arena, so none is left.
-            unsafe { alloc::dealloc(self.start.as_ptr(), layout) };
-        }
-    }
-}
-
 /// Blocks in a row, each of so many items, zeroed when it was added, at an address that does not change.
 pub(crate) struct Blocks<T: Pod> {
     arena: Arc<Arena>,
+    /// Whose they are, for the headers of an arena on a file.
+    owner: u32,
     blocks: Vec<Block<T>>,
 }
 
@@ -190,9 +207,46 @@ unsafe impl<T: Pod + Send> Send for Blocks<T> {}
 unsafe impl<T: Pod + Sync> Sync for Blocks<T> {}
 
 impl<T: Pod> Blocks<T> {
-    pub(crate) fn new(arena: &Arc<Arena>) -> Self {
+    pub(crate) fn new(arena: &Arc<Arena>, owner: u32) -> Self {
         const { assert!(align_of::<T>() <= LINE_BYTES && size_of::<T>() > 0) };
-        Self { arena: Arc::clone(arena), blocks: Vec::new() }
+        Self { arena: Arc::clone(arena), owner, blocks: Vec::new() }
+    }
+
+    /// The blocks that the file of `arena` holds of this owner, in order of their number. Of two with one number, which a death in the
+    /// middle of [`Self::replace_only`] leaves, the larger one is kept. `None` if a number is missing.
+    pub(crate) fn adopt(arena: &Arc<Arena>, owner: u32, mut found: Vec<FoundBlock>) -> Option<Self> {
+        found.sort_unstable_by_key(|block| (block.number, std::cmp::Reverse(block.items)));
+        let mut blocks = Self::new(arena, owner);
+        for FoundBlock { start, number, items, .. } in found {
+            let block = Block { start: start.cast(), items, in_arena: true };
+            match (number as usize).checked_sub(blocks.len()) {
+                Some(0) => blocks.blocks.push(block),
+                Some(_) => return None,
+                None => blocks.release(&block),
+            }
+        }
+        Some(blocks)
+    }
+
+    /// Sets or clears a bit of the word that the block's header has for its owner. Nothing outside an arena on a file.
+    #[inline]
+    pub(crate) fn note(&self, block: usize, bit: u32, on: bool) {
+        let block = &self.blocks[block];
+        if block.in_arena
+            && let Some(header) = self.arena.header(block.start.cast())
+        {
+            header.note(bit, on);
+        }
+    }
+
+    /// That word.
+    pub(crate) fn noted(&self, block: usize) -> u64 {
+        self.noted_of(&self.blocks[block])
+    }
+
+    fn noted_of(&self, block: &Block<T>) -> u64 {
+        let header = self.arena.header(block.start.cast()).filter(|_| block.in_arena);
+        header.map_or(0, BlockHeader::noted)
     }
 
     /// How many there are.
@@ -209,7 +263,17 @@ impl<T: Pod> Blocks<T> {
     /// Adds a block of `items` zeros, at least one.
     pub(crate) fn push(&mut self, items: usize) {
         let block = self.zeroed(items);
+        self.commit(&block, self.len(), 0);
         push_sparingly(&mut self.blocks, block);
+    }
+
+    /// From here on the block is found in the arena's file.
+    fn commit(&self, block: &Block<T>, number: usize, noted: u64) {
+        if block.in_arena
+            && let Some(header) = self.arena.header(block.start.cast())
+        {
+            header.commit(self.owner, number as u32, block.items, noted);
+        }
     }
 
     /// Puts a block of `items` in the place of the only one, whose items it begins with.
@@ -219,6 +283,7 @@ impl<T: Pod> Blocks<T> {
         let smaller = std::mem::replace(&mut self.blocks[0], larger);
         // SAFETY: both blocks have that many items, and do not overlap.
         unsafe { self.blocks[0].start.copy_from_nonoverlapping(smaller.start, smaller.items as usize) };
+        self.commit(&self.blocks[0], 0, self.noted_of(&smaller));
         self.release(&smaller);
     }
 
@@ -227,7 +292,7 @@ impl<T: Pod> Blocks<T> {
     fn zeroed(&self, items: usize) -> Block<T> {
         let layout = Self::heap_layout(items);
         let items = items as u32;
-        if layout.size() >= LEAST_BYTES
+        if (layout.size() >= LEAST_BYTES || self.arena.file.is_some())
             && let Some(start) = self.arena.take(layout.size())
         {
             return Block { start: start.cast(), items, in_arena: true };
@@ -303,7 +368,7 @@ mod tests {
     #[test]
     fn blocks_are_zeroed_aligned_apart_and_used_again() {
         let arena = Arc::new(Arena::default());
-        let mut blocks: Blocks<u32> = Blocks::new(&arena);
+        let mut blocks: Blocks<u32> = Blocks::new(&arena, 0);
         for number in 0..200 {
             blocks.push(WORDS);
             let block = &mut blocks[number];
@@ -315,7 +380,7 @@ mod tests {
         let addresses: Vec<usize> = (0..200).map(|number| blocks[number].as_ptr().addr()).collect();
         drop(blocks);
         assert_eq!(arena.free_bytes(), 200 * WORDS * 4);
-        let mut others: Blocks<u32> = Blocks::new(&arena);
+        let mut others: Blocks<u32> = Blocks::new(&arena, 0);
         others.push(WORDS + 1);
         others.push(WORDS);
         assert!(!addresses.contains(&others[0].as_ptr().addr()), "a block of another size");
@@ -327,7 +392,7 @@ mod tests {
     #[test]
     fn the_only_block_is_replaced_by_one_that_begins_with_it() {
         for (small, large) in [(3, 5), (3, WORDS), (WORDS, 2 * WORDS)] {
-            let mut blocks: Blocks<u32> = Blocks::new(&Arc::default());
+            let mut blocks: Blocks<u32> = Blocks::new(&Arc::default(), 0);
             blocks.push(small);
             blocks[0].fill(7);
             blocks.replace_only(large);
@@ -339,14 +404,14 @@ mod tests {
     #[test]
     fn small_blocks_map_nothing() {
         let arena = Arc::new(Arena::default());
-        let mut blocks: Blocks<u32> = Blocks::new(&arena);
+        let mut blocks: Blocks<u32> = Blocks::new(&arena, 0);
         blocks.push(LEAST_BYTES / 4 - 1);
         assert!(arena.space().regions.is_empty());
     }
 
     #[test]
     fn a_block_larger_than_a_region_gets_one_of_its_own() {
-        let mut blocks: Blocks<u64> = Blocks::new(&Arc::default());
+        let mut blocks: Blocks<u64> = Blocks::new(&Arc::default(), 0);
         blocks.push(REGION_BYTES / 8 + 1);
         blocks[0][REGION_BYTES / 8] = 7;
         blocks.push(LEAST_BYTES);

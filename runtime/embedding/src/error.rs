@@ -2,6 +2,7 @@
 //! touched no row.
 
 use crate::{FeatureKey, GroupId, MAX_DIM, MAX_GROUPS, MAX_SLOTS, RowSpec, SaveId, Slot};
+use std::path::PathBuf;
 use thiserror::Error;
 
 /// A configuration that cannot be used.
@@ -52,8 +53,19 @@ pub enum StoreError {
          changes are tracked; save everything instead"
     )]
     ChangesUnknown { since: SaveId },
+    #[error(transparent)]
+    SharedMemory(#[from] SharedMemoryError),
     #[error("slot {slot} was saved already in this save; each slot is saved once")]
     SavedAlready { slot: Slot },
+}
+
+/// Shared memory that no store can be kept in, or that holds no rows of this one.
+#[derive(Debug, Error)]
+pub enum SharedMemoryError {
+    #[error("cannot {attempt} {path} for the rows of a store: {source}", path = path.display())]
+    Io { attempt: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("the rows in {path} cannot be used: {problem}", path = path.display())]
+    Damaged { path: PathBuf, problem: &'static str },
 }
 
 /// Bytes that are not a snapshot this store can take.

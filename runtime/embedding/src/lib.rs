@@ -30,6 +30,7 @@
 compile_error!("rows and snapshots are little-endian in memory; big-endian targets are not supported");
 
 mod arena;
+mod block_file;
 mod error;
 mod frozen;
 mod index;
@@ -39,6 +40,8 @@ mod layout;
 mod moving;
 mod optimizer;
 mod prefetch;
+mod region;
+mod shared;
 mod simd;
 mod slab;
 mod snapshot;
@@ -46,11 +49,12 @@ mod spec;
 mod store;
 mod table;
 
-pub use error::{SnapshotError, SpecError, StoreError};
+pub use error::{SharedMemoryError, SnapshotError, SpecError, StoreError};
 pub use frozen::{FrozenStore, SaveId, SaveScope};
 pub use initial::Initializer;
 pub use key::{FeatureKey, GroupId, Slot, slot_of};
 pub use optimizer::SparseOptimizer;
+pub use shared::{Reopened, UpdateLog};
 pub use snapshot::{RestoredSlot, SlotContent, SlotSnapshot};
 pub use spec::{MAX_DIM, MAX_GROUPS, MAX_SLOTS, RowSpec, StoreConfig, ValueType};
 pub use store::{Digest, Store, StoreBytes};

@@ -14,8 +14,9 @@
 //! 3. Growing adds a chunk and moves no row. Only a first chunk of fewer than C rows is replaced by
 //!    one of twice the size, so that a table of three rows does not pay for sixty-four.
 //!
-//! Numbers instead of pointers mean that a copy of the chunks is a snapshot, and that they could lie
-//! in memory shared between processes.
+//! Numbers instead of pointers mean that a copy of the chunks is a snapshot, and that they can lie in a
+//! file that outlives the process ([`Slab::adopt`]). There a chunk's header has a bit a row too, set when
+//! the row has been written and not when it is handed out: a row that a death leaves half-made is free.
 //!
 //! The slab also knows which rows changed since the last mark, by a bit a row, and can be *frozen*:
 //! from then on a row is kept aside before it is changed for the first time, so that the rows of that
@@ -25,6 +26,7 @@
 //! is written while the slab is frozen.
 
 use crate::arena::{Arena, Blocks, push_sparingly};
+use crate::block_file::FoundBlock;
 use std::sync::Arc;
 
 const FIRST_CHUNK_ROWS: usize = 4;
@@ -63,11 +65,15 @@ struct Frozen {
 }
 
 impl Slab {
-    /// An empty slab of rows of `stride` words, at least one.
-    pub(crate) fn new(memory: &Arc<Arena>, stride: usize) -> Self {
+    /// An empty slab of rows of `stride` words, at least one. `owner` names it among those of one memory.
+    pub(crate) fn new(memory: &Arc<Arena>, owner: u32, stride: usize) -> Self {
+        Self::of_chunks(Blocks::new(memory, owner), stride)
+    }
+
+    fn of_chunks(chunks: Blocks<u32>, stride: usize) -> Self {
         let fitting = (CHUNK_WORDS / stride).clamp(LEAST_CHUNK_ROWS, MOST_CHUNK_ROWS);
         Self {
-            chunks: Blocks::new(memory),
+            chunks,
             live: Vec::new(),
             stride,
             chunk_bits: fitting.ilog2(),
@@ -81,8 +87,8 @@ impl Slab {
 
     /// A slab of these rows, one after another as they are in memory, numbered in their order; just as if each had been handed out
     /// and written. `None` if there are more than can be numbered.
-    pub(crate) fn from_rows(memory: &Arc<Arena>, stride: usize, bytes: &[u8]) -> Option<Self> {
-        let mut slab = Self::new(memory, stride);
+    pub(crate) fn from_rows(memory: &Arc<Arena>, owner: u32, stride: usize, bytes: &[u8]) -> Option<Self> {
+        let mut slab = Self::new(memory, owner, stride);
         let row_bytes = stride * size_of::<u32>();
         let rows = bytes.len() / row_bytes;
         slab.used = u32::try_from(rows).ok().filter(|&rows| rows != NO_ROW)?;
@@ -96,7 +102,45 @@ impl Slab {
         }
         slab.live = (0..rows).step_by(64).map(|first| u64::MAX >> (64 - (rows - first).min(64))).collect();
         slab.changed = slab.live.clone();
+        (0..rows).for_each(|row| slab.publish(row as u32));
         Some(slab)
+    }
+
+    /// The slab whose chunks a file holds: the rows that had been [published](Self::publish) are live and count as changed. `None` if the
+    /// chunks are not such a slab's.
+    pub(crate) fn adopt(memory: &Arc<Arena>, owner: u32, stride: usize, found: Vec<FoundBlock>) -> Option<Self> {
+        let mut slab = Self::of_chunks(Blocks::adopt(memory, owner, found)?, stride);
+        let full = stride << slab.chunk_bits;
+        let last = slab.chunks.len().checked_sub(1)?;
+        let sizes = (0..=last).map(|chunk| slab.chunks[chunk].len());
+        let is_whole = |(chunk, words): (usize, usize)| words == full || (last == 0 && chunk == 0 && words < full);
+        if !sizes.enumerate().all(|chunk| is_whole(chunk) && chunk.1 % stride == 0) {
+            return None;
+        }
+        slab.used = u32::try_from(slab.capacity()).ok().filter(|&rows| rows != NO_ROW)?;
+        slab.live = vec![0; (slab.used as usize).div_ceil(64)];
+        for row in (0..slab.used).rev() {
+            let (chunk, start) = slab.place(row);
+            if slab.chunks.noted(chunk) >> slab.chunk_of(row).1 & 1 == 1 {
+                set(&mut slab.live, row);
+                slab.rows += 1;
+            } else {
+                slab.chunks[chunk][start] = slab.free;
+                slab.free = row;
+            }
+        }
+        slab.changed = slab.live.clone();
+        Some(slab)
+    }
+
+    pub(crate) fn is_live(&self, row: u32) -> bool {
+        bit(&self.live, row)
+    }
+
+    /// A row that was handed out has been written: whoever finds the slab's chunks in a file finds it.
+    pub(crate) fn publish(&mut self, row: u32) {
+        let (chunk, place) = self.chunk_of(row);
+        self.chunks.note(chunk, place, true);
     }
 
     /// Live rows.
@@ -111,10 +155,15 @@ impl Slab {
             + self.frozen.as_ref().map_or(0, |frozen| frozen.bytes())
     }
 
+    /// The chunk of a row, and which of the chunk's rows it is.
+    fn chunk_of(&self, row: u32) -> (usize, u32) {
+        ((row >> self.chunk_bits) as usize, row & ((1 << self.chunk_bits) - 1))
+    }
+
     /// The chunk of a row and where in the chunk it begins.
     fn place(&self, row: u32) -> (usize, usize) {
-        let place = row & ((1 << self.chunk_bits) - 1);
-        ((row >> self.chunk_bits) as usize, place as usize * self.stride)
+        let (chunk, place) = self.chunk_of(row);
+        (chunk, place as usize * self.stride)
     }
 
     pub(crate) fn row(&self, row: u32) -> &[u32] {
@@ -192,6 +241,8 @@ impl Slab {
 
     /// Takes a live row back.
     pub(crate) fn release(&mut self, row: u32) {
+        let (chunk, place) = self.chunk_of(row);
+        self.chunks.note(chunk, place, false);
         let free = self.free;
         self.row_mut(row)[0] = free;
         self.live[row as usize / 64] &= !(1 << (row % 64));
@@ -314,7 +365,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn empty(stride: usize) -> Slab {
-        Slab::new(&Arc::default(), stride)
+        Slab::new(&Arc::default(), 0, stride)
     }
 
     #[test]
@@ -352,7 +403,7 @@ mod tests {
             [(3, 0), (3, 1), (3, 4), (3, 5), (3, 63), (3, 64), (3, 65), (3, 128), (300, 16), (300, 17)]
         {
             let words: Vec<u32> = (0..(stride * rows) as u32).collect();
-            let mut given = Slab::from_rows(&Arc::default(), stride, bytemuck::cast_slice(&words)).unwrap();
+            let mut given = Slab::from_rows(&Arc::default(), 0, stride, bytemuck::cast_slice(&words)).unwrap();
             let mut grown = empty(stride);
             for row in words.chunks_exact(stride) {
                 let number = grown.allocate().unwrap();

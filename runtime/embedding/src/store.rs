@@ -3,13 +3,14 @@
 
 use crate::frozen::{FrozenSlot, Saves};
 use crate::layout::RowLayout;
+use crate::shared::{NoLog, RowLog, UpdateLog};
 use crate::snapshot::{self, RestoredSlot, SlotRows, SlotSnapshot};
 use crate::table::{Group, LookupCounts, Missing, Table, UpdateCounts};
 use crate::{FeatureKey, GroupId, RowSpec, Slot, SlotContent, SnapshotError, StoreConfig, StoreError, slot_of};
 use sha2::{Digest as _, Sha256};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A SHA-256 of rows.
 pub type Digest = [u8; 32];
@@ -30,7 +31,7 @@ pub struct StoreBytes {
 pub struct Store {
     pub(crate) config: StoreConfig,
     groups: Vec<Group>,
-    layouts: Vec<RowLayout>,
+    pub(crate) layouts: Vec<RowLayout>,
     pub(crate) slots: Box<[SlotCell]>,
     pub(crate) saves: Mutex<Saves>,
     /// Whether removals are remembered; see [`Store::track_changes`].
@@ -63,6 +64,13 @@ impl SlotState {
     }
 }
 
+/// Rows in shared memory stay there for the next process.
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.groups.iter().for_each(|group| group.memory.keep_file());
+    }
+}
+
 impl SlotCell {
     /// A panic under the lock (out of memory, a bug) poisons it. A table is never left in pieces by
     /// code that can panic, so the lock is taken all the same.
@@ -78,17 +86,23 @@ impl Store {
     /// [`StoreError::Spec`] if a number of the configuration is out of its range.
     pub fn new(config: StoreConfig) -> Result<Self, StoreError> {
         config.validate()?;
-        let groups: Vec<Group> = config.groups.iter().map(|&spec| Group::new(spec, config.seed)).collect();
-        let empty = || SlotState { tables: empty_tables(&groups), replaced: false, frozen: None };
-        let slots = (0..config.slots).map(|_| SlotCell(Mutex::new(empty()))).collect();
-        Ok(Self {
+        let group = |&spec| Group::new(spec, config.seed, Arc::default());
+        let groups: Vec<Group> = config.groups.iter().map(group).collect();
+        let tables = (0..config.slots).map(|slot| empty_tables(&groups, Slot(slot))).collect();
+        Ok(Self::of_tables(config, groups, tables))
+    }
+
+    /// A store of these tables, by slot and group.
+    pub(crate) fn of_tables(config: StoreConfig, groups: Vec<Group>, tables: Vec<Box<[Table]>>) -> Self {
+        let slot = |tables| SlotCell(Mutex::new(SlotState { tables, replaced: false, frozen: None }));
+        Self {
             layouts: groups.iter().map(|group| group.layout).collect(),
             config,
             groups,
-            slots,
+            slots: tables.into_iter().map(slot).collect(),
             saves: Mutex::default(),
             tracking: AtomicBool::new(false),
-        })
+        }
     }
 
     #[must_use]
@@ -151,6 +165,34 @@ impl Store {
         gradients: &[f32],
         update_count: u64,
     ) -> Result<UpdateCounts, StoreError> {
+        self.update_run_by_run(group, keys, gradients, update_count, &mut NoLog, |_, _| {})
+    }
+
+    /// As [`Self::update`], as part of the update that `log` has under way: of one that was cut short and is begun again, only what
+    /// is still to be done. The counts are those of the whole.
+    ///
+    /// # Errors
+    /// As [`Self::update`].
+    pub fn update_logged(
+        &self,
+        group: GroupId,
+        keys: &[FeatureKey],
+        gradients: &[f32],
+        update_count: u64,
+        log: &mut UpdateLog,
+    ) -> Result<UpdateCounts, StoreError> {
+        self.update_run_by_run(group, keys, gradients, update_count, log, |log, slot| log.at(group, slot))
+    }
+
+    fn update_run_by_run<L: RowLog>(
+        &self,
+        group: GroupId,
+        keys: &[FeatureKey],
+        gradients: &[f32],
+        update_count: u64,
+        log: &mut L,
+        enter: impl Fn(&mut L, Slot),
+    ) -> Result<UpdateCounts, StoreError> {
         let id = group;
         let group = self.group_for("an update", id, keys.len(), gradients.len())?;
         if update_count == 0 {
@@ -164,7 +206,8 @@ impl Store {
             let gradients = &gradients[run.start * dim..run.end * dim];
             let mut state = self.slots[slot.0 as usize].lock();
             let table = &mut state.tables[usize::from(id.0)];
-            counts += table.update(group, &keys[run], gradients, step, &mut scratch);
+            enter(log, slot);
+            counts += table.update(group, &keys[run], gradients, step, &mut scratch, log);
         }
         Ok(counts)
     }
@@ -196,7 +239,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::UnknownSlot`].
     pub fn clear_slot(&self, slot: Slot) -> Result<u64, StoreError> {
-        let empty = empty_tables(&self.groups);
+        let empty = empty_tables(&self.groups, slot);
         let old = self.cell(slot)?.lock().replace(empty);
         Ok(rows_of(&old))
     }
@@ -228,7 +271,7 @@ impl Store {
                 let mut tables = Vec::with_capacity(self.groups.len());
                 for (group, rows) in self.groups.iter().zip(&snapshot.groups) {
                     let too_many = || SnapshotError::TooManyRows { rows: rows.len() / row_bytes(&group.layout) };
-                    tables.push(Table::from_rows(group, rows).ok_or_else(too_many)?);
+                    tables.push(Table::from_rows(group, snapshot.slot, rows).ok_or_else(too_many)?);
                 }
                 let tables: Box<[Table]> = tables.into_boxed_slice();
                 restored.rows = rows_of(&tables);
@@ -359,7 +402,7 @@ impl Store {
         StoreBytes { payload: payload as u64, overhead: (allocated - payload) as u64 }
     }
 
-    fn group(&self, group: GroupId) -> Result<&Group, StoreError> {
+    pub(crate) fn group(&self, group: GroupId) -> Result<&Group, StoreError> {
         let groups = self.groups.len();
         self.groups.get(usize::from(group.0)).ok_or(StoreError::UnknownGroup { group, groups })
     }
@@ -402,8 +445,8 @@ impl Store {
     }
 }
 
-fn empty_tables(groups: &[Group]) -> Box<[Table]> {
-    groups.iter().map(Table::new).collect()
+fn empty_tables(groups: &[Group], slot: Slot) -> Box<[Table]> {
+    groups.iter().map(|group| Table::new(group, slot)).collect()
 }
 
 /// Bytes of a whole row.

@@ -6,12 +6,14 @@
 //! searches properly, so keys may repeat and rows may be added in the middle of a block.
 
 use crate::arena::Arena;
+use crate::block_file::FoundBlock;
 use crate::index::{Hash, Index};
 use crate::layout::{RowLayout, key_of, key_of_bytes};
 use crate::optimizer::Step;
+use crate::shared::RowLog;
 use crate::simd::Simd;
 use crate::slab::Slab;
-use crate::{FeatureKey, RowSpec, prefetch};
+use crate::{FeatureKey, RowSpec, Slot, prefetch};
 use std::ops::AddAssign;
 use std::sync::Arc;
 
@@ -78,8 +80,8 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    pub(crate) fn new(spec: RowSpec, seed: u64) -> Self {
-        Self { spec, layout: RowLayout::new(&spec), memory: Arc::default(), simd: Simd::for_columns(spec.dim), seed }
+    pub(crate) fn new(spec: RowSpec, seed: u64, memory: Arc<Arena>) -> Self {
+        Self { spec, layout: RowLayout::new(&spec), memory, simd: Simd::for_columns(spec.dim), seed }
     }
 
     /// The values a row of `key` starts from, as they read once stored.
@@ -107,16 +109,35 @@ struct Removed {
 }
 
 impl Table {
-    pub(crate) fn new(group: &Group) -> Self {
-        let slab = Slab::new(&group.memory, group.layout.stride());
+    pub(crate) fn new(group: &Group, slot: Slot) -> Self {
+        let slab = Slab::new(&group.memory, slot.0, group.layout.stride());
         Self { index: Index::default(), slab, removed: Removed::default() }
+    }
+
+    /// The table whose rows the file behind the group's memory holds. `None` if the blocks are not such a table's.
+    pub(crate) fn adopt(group: &Group, slot: Slot, found: Vec<FoundBlock>) -> Option<Self> {
+        let slab = Slab::adopt(&group.memory, slot.0, group.layout.stride(), found)?;
+        let mut index = Index::for_rows(slab.rows());
+        for (row, words) in slab.iter() {
+            index.insert(Hash::of(key_of(words)), row);
+        }
+        Some(Self { index, slab, removed: Removed::default() })
+    }
+
+    /// Puts back a live row's words, as they were before a change that was not completed. `false` if there is no such row.
+    pub(crate) fn put_back(&mut self, row: u32, words: &[u32]) -> bool {
+        let is_live = self.slab.is_live(row);
+        if is_live {
+            self.slab.row_mut(row).copy_from_slice(words);
+        }
+        is_live
     }
 
     /// A table of whole rows, one after another in `rows` as they are in memory. `None` if there are more than a table can number.
     /// Keys must differ.
-    pub(crate) fn from_rows(group: &Group, rows: &[u8]) -> Option<Self> {
+    pub(crate) fn from_rows(group: &Group, slot: Slot, rows: &[u8]) -> Option<Self> {
         let stride = group.layout.stride();
-        let slab = Slab::from_rows(&group.memory, stride, rows)?;
+        let slab = Slab::from_rows(&group.memory, slot.0, stride, rows)?;
         let mut index = Index::for_rows(slab.rows());
         for (row, bytes) in rows.chunks_exact(stride * size_of::<u32>()).enumerate() {
             index.insert(Hash::of(key_of_bytes(bytes)), row as u32);
@@ -179,7 +200,7 @@ impl Table {
     }
 
     /// Applies `gradients`, keys × dim, in order. A key's gradient is found by the key's position in
-    /// the batch and by nothing else, so a key that is skipped moves no other.
+    /// the batch and by nothing else, so a key that is skipped moves no other. `log` is told of every change before and after.
     pub(crate) fn update(
         &mut self,
         group: &Group,
@@ -187,6 +208,7 @@ impl Table {
         gradients: &[f32],
         step: Step,
         scratch: &mut [f32],
+        log: &mut impl RowLog,
     ) -> UpdateCounts {
         let mut counts = UpdateCounts::default();
         let (layout, simd) = (group.layout, group.simd);
@@ -195,6 +217,7 @@ impl Table {
             let hashes = self.prefetch(keys, layout.stride());
             let each = keys.iter().zip(&hashes).zip(gradients.chunks_exact(dim));
             for ((&key, &hash), gradient) in each {
+                let is_to_do = log.is_to_do();
                 let Some(row) = self.find(hash, key) else {
                     counts.missing += 1;
                     continue;
@@ -203,10 +226,16 @@ impl Table {
                     counts.non_finite += 1;
                     continue;
                 }
-                layout.modify(self.slab.row_mut(row), scratch, |values, state| {
+                counts.applied += 1;
+                if !is_to_do {
+                    continue;
+                }
+                let words = self.slab.row_mut(row);
+                log.changing(row, words);
+                layout.modify(words, scratch, |values, state| {
                     step.apply(simd, values, state, gradient);
                 });
-                counts.applied += 1;
+                log.changed();
             }
         }
         counts
@@ -236,6 +265,7 @@ impl Table {
             None => self.add(hash)?,
         };
         bytemuck::cast_slice_mut(self.slab.row_mut(row)).copy_from_slice(bytes);
+        self.slab.publish(row);
         Some(())
     }
 
@@ -298,6 +328,7 @@ impl Table {
         };
         let words = self.slab.row_mut(row);
         group.layout.write_new(words, key, values, &group.spec.optimizer);
+        self.slab.publish(row);
         true
     }
 
@@ -328,6 +359,7 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shared::NoLog;
     use crate::{Initializer, SparseOptimizer, ValueType};
     use proptest::prelude::*;
 
@@ -339,7 +371,7 @@ mod tests {
             initializer: Initializer::Constant(0.5),
             zero_columns: 0,
         };
-        Group::new(spec, 1)
+        Group::new(spec, 1, Arc::default())
     }
 
     fn lookup(table: &mut Table, keys: &[u64], missing: Missing) -> (LookupCounts, Vec<f32>) {
@@ -351,7 +383,7 @@ mod tests {
 
     #[test]
     fn a_key_repeated_within_a_block_is_inserted_once() {
-        let mut table = Table::new(&group());
+        let mut table = Table::new(&group(), Slot(0));
         let (counts, out) = lookup(&mut table, &[7, 7, 8, 7], Missing::Insert);
         assert_eq!((counts.inserted, counts.found, counts.missing), (2, 2, 0));
         assert_eq!(out, [0.5; 8]);
@@ -360,13 +392,13 @@ mod tests {
 
     #[test]
     fn a_table_keeps_every_row_through_many_growths() {
-        let mut table = Table::new(&group());
+        let mut table = Table::new(&group(), Slot(0));
         let step = SparseOptimizer::Sgd { learning_rate: 1.0 }.step(1);
         let rows = 20_000_u64;
         for key in 0..rows {
             lookup(&mut table, &[key], Missing::Insert);
             let gradient = [0.5 - key as f32, 0.0];
-            table.update(&group(), &[FeatureKey(key)], &gradient, step, &mut []);
+            table.update(&group(), &[FeatureKey(key)], &gradient, step, &mut [], &mut NoLog);
         }
         let keys: Vec<u64> = (0..rows + 5).collect();
         let (counts, out) = lookup(&mut table, &keys, Missing::ReadInitial);
@@ -381,7 +413,7 @@ mod tests {
         fn removed_keys_stay_removed_while_their_rows_are_reused(
             operations in prop::collection::vec((any::<bool>(), 0_u64..40), 1..300)
         ) {
-            let mut table = Table::new(&group());
+            let mut table = Table::new(&group(), Slot(0));
             let mut model = std::collections::BTreeSet::new();
             for (insert, key) in operations {
                 if insert {

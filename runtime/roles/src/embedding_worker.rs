@@ -14,7 +14,7 @@ use rectrain_modes::GlobalStep;
 use rectrain_modes::migration::SlotMap;
 use rectrain_proto::v1;
 use rectrain_wire::ids::UniqueIds;
-use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor};
+use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor, WireError};
 use tokio::sync::{Notify, OnceCell, Semaphore};
 
 use crate::batch::{BatchKey, BatchPosition};
@@ -239,12 +239,17 @@ impl EmbeddingWorker {
         step: Option<u64>,
         prepared: &PreparedIds,
     ) -> Result<(Vec<Vec<f32>>, Vec<u64>), RoleError> {
+        let started = Instant::now();
         for _attempt in 0..MAP_ATTEMPTS {
             let placement = self.placement().await?;
             match self.look_up(&placement, key, step, prepared).await {
                 Err(error) if is_stale(&error) => self.fetch_placement(&placement).await?,
                 // A server ends when its slots have left, which this worker may not have heard of.
                 Err(RoleError::Wire(error)) if is_gone(&error) && self.is_superseded(&placement).await => {}
+                // It was killed, and may come back with its rows: the next call waits for it.
+                Err(RoleError::Wire(WireError::Closed { .. })) if started.elapsed() < CALL_DEADLINE => {
+                    tokio::time::sleep(MAP_PAUSE).await;
+                }
                 looked_up => return looked_up,
             }
         }
@@ -295,15 +300,25 @@ impl EmbeddingWorker {
         let (runs, map_epoch) = (runs(&placement.map, prepared), placement.epoch().0);
         let mut calls = Vec::with_capacity(placement.servers.len());
         for (server, channel) in placement.servers.iter().enumerate() {
-            let mut tensors = Vec::with_capacity(3 * rows.len());
-            for (group, dim) in self.layout.group_dims.iter().enumerate() {
-                let own = &runs[group][server];
-                tensors.push(Tensor::from(gather(&prepared.keys()[group], own, 1)));
-                tensors.extend(self.compression.encode(gather(&rows[group], own, *dim), *dim)?);
-            }
             let push = request.push.as_ref().map(|push| token_push_to(push, server)).transpose()?;
             let update = v1::Update { step: request.step.unwrap_or_default(), piece: key.piece, push, map_epoch };
-            calls.push(message::call(channel, update, tensors, CALL_DEADLINE));
+            let (rows, runs) = (&rows, &runs);
+            let tensors = move || {
+                let mut tensors = Vec::with_capacity(3 * rows.len());
+                for (group, dim) in self.layout.group_dims.iter().enumerate() {
+                    let own = &runs[group][server];
+                    tensors.push(Tensor::from(gather(&prepared.keys()[group], own, 1)));
+                    tensors.extend(self.compression.encode(gather(&rows[group], own, *dim), *dim)?);
+                }
+                Ok(tensors)
+            };
+            calls.push(async move {
+                // Gradients with a barrier are known by their step and piece, so that a server that has them already takes no harm.
+                match update.push {
+                    None => message::call_server(channel, update, tensors).await,
+                    Some(_) => message::call(channel, update, tensors()?, CALL_DEADLINE).await,
+                }
+            });
         }
         let mut all = v1::BackwardReply::default();
         for (reply, _tensors) in try_join_all(calls).await? {

@@ -150,6 +150,11 @@ pub enum JobEvent {
         /// Chunks of data that are read and sent again for it.
         chunks: u64,
     },
+    /// A parameter server that had died was started again, with the rows that it had held, and the others went on.
+    ServerKeptRows {
+        /// Its role and index.
+        member: String,
+    },
     /// The job is done.
     Summary(Box<Summary>),
     /// The job ended without being done.

@@ -52,6 +52,8 @@ pub async fn run_with(
             // One that leaves and its successor are two.
             bind: Address::local(format!("{}-{index}-{started}", role.name())),
             advertise: None,
+            // Nobody outlives this process.
+            shared_memory: None,
             slow: if role == Role::DenseWorker { slow.get(&index).copied().unwrap_or(1.0) } else { 1.0 },
             metrics: metrics.clone(),
             counters: Arc::clone(&counters),

@@ -1,6 +1,7 @@
 //! The life of a member of a job, whatever its role: serve, join, learn where the others are, do the work, stay until the job has
 //! ended. In one process or in many, this is the same code over another transport.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use crate::error::RoleError;
 use crate::loader::{Loader, LoaderPeers};
 use crate::message::{self, Request};
 use crate::metrics::{DenseWorkerMetrics, EmbeddingWorkerMetrics, LoaderMetrics, PsMetrics, RoleMetrics};
-use crate::parameter_server::ParameterServer;
+use crate::parameter_server::{ParameterServer, Rows};
 use crate::placement::Directory;
 use crate::plan::{CALL_DEADLINE, JobPlan, WHOLE_JOB};
 
@@ -122,6 +123,8 @@ pub struct Member {
     pub bind: Address,
     /// Where others reach it, if that is not where it serves.
     pub advertise: Option<Address>,
+    /// A parameter server keeps its rows in this directory, in memory that outlives the process. None: they end with it.
+    pub shared_memory: Option<PathBuf>,
     /// A dense worker takes this many times as long to compute as it does: 1, or more to try how a mode bears slow workers.
     pub slow: f64,
     /// Its metrics.
@@ -132,7 +135,7 @@ pub struct Member {
 
 /// A role's service and what it does once everybody is known.
 enum Work {
-    Ps,
+    Ps(Arc<ParameterServer>),
     EmbeddingWorker(Arc<EmbeddingWorker>),
     DenseWorker(Arc<DenseWorker>),
     Loader,
@@ -142,7 +145,7 @@ impl Member {
     /// Takes part in the job until it has ended. An error of this member ends the job for all.
     pub async fn run(self) -> Result<(), RoleError> {
         let coordinator = self.transport.connect(&self.coordinator)?;
-        match self.take_part(&coordinator).await {
+        match Box::pin(self.take_part(&coordinator)).await {
             Ok(()) => Ok(()),
             Err(error @ RoleError::JobFailed { .. }) => Err(error),
             Err(error) => {
@@ -169,11 +172,20 @@ impl Member {
     }
 
     async fn take_part(&self, coordinator: &Channel) -> Result<(), RoleError> {
-        let (work, service) = self.service()?;
+        let rows = self.rows(coordinator).await?;
+        let (place, attempt) = rows.as_ref().and_then(Rows::place).unwrap_or_default();
+        let bind = self.bind_in_place_of(place)?;
+        let (work, service) = self.service(rows)?;
         let service = Arc::new(MemberService { inner: service, counters: Arc::clone(&self.counters) });
-        let serving = self.transport.serve(service, &self.bind)?;
+        let serving = self.transport.serve(service, &bind)?;
         let address = self.advertise.as_ref().unwrap_or(serving.address()).to_string();
-        let join = v1::Join { role: self.role.proto().into(), index: self.index, address: address.clone() };
+        if let Work::Ps(server) = &work {
+            server.serves_at(&address);
+            if attempt != 0 {
+                server.apply_ready().await?;
+            }
+        }
+        let join = v1::Join { role: self.role.proto().into(), index: self.index, address: address.clone(), attempt };
         let working = async {
             let (roster, _) = message::call(coordinator, join, Vec::new(), WHOLE_JOB).await?;
             self.work(work, &roster, coordinator).await
@@ -185,12 +197,29 @@ impl Member {
         self.job_end(coordinator, &address).await
     }
 
-    fn service(&self) -> Result<(Work, Arc<dyn Service>), RoleError> {
+    /// A parameter server's rows.
+    async fn rows(&self, coordinator: &Channel) -> Result<Option<Rows>, RoleError> {
+        if self.role != Role::Ps {
+            return Ok(None);
+        }
+        let Some(directory) = &self.shared_memory else { return Rows::none(&self.plan).map(Some) };
+        Rows::in_memory_that_outlives(directory, &self.plan, coordinator).await.map(Some)
+    }
+
+    /// Where to serve: for one that takes another's place, where that one was reached, unless its port was given.
+    fn bind_in_place_of(&self, place: &str) -> Result<Address, RoleError> {
+        let any_port = self.bind.to_string().ends_with(":0") && self.advertise.is_none();
+        Ok(if any_port && !place.is_empty() { place.parse()? } else { self.bind.clone() })
+    }
+
+    fn service(&self, rows: Option<Rows>) -> Result<(Work, Arc<dyn Service>), RoleError> {
         Ok(match self.role {
             Role::Ps => {
                 let metrics = PsMetrics::of(&self.metrics, self.index);
-                let server = ParameterServer::new(&self.plan, self.index, Arc::clone(&self.transport), metrics)?;
-                (Work::Ps, Arc::new(server))
+                let rows = rows.map_or_else(|| Rows::none(&self.plan), Ok)?;
+                let transport = Arc::clone(&self.transport);
+                let server = Arc::new(ParameterServer::new(&self.plan, self.index, rows, transport, metrics)?);
+                (Work::Ps(Arc::clone(&server)), server)
             }
             Role::EmbeddingWorker => {
                 let metrics = EmbeddingWorkerMetrics::of(&self.metrics, self.index);
@@ -208,7 +237,7 @@ impl Member {
 
     async fn work(&self, work: Work, roster: &v1::Roster, coordinator: &Channel) -> Result<(), RoleError> {
         match work {
-            Work::Ps => Ok(()),
+            Work::Ps(_) => Ok(()),
             Work::EmbeddingWorker(worker) => {
                 // The slots may have moved before this worker took another's place.
                 let directory = self.directory(coordinator);

@@ -5,9 +5,13 @@ use std::time::Duration;
 
 use prost::Message;
 use rectrain_proto::v1;
-use rectrain_wire::{Channel, Frame, Refusal, RefusalCode, Tensor};
+use rectrain_wire::{Channel, Frame, Refusal, RefusalCode, Tensor, WireError};
 
 use crate::error::RoleError;
+use crate::plan::CALL_DEADLINE;
+
+/// The pause before a server is asked again whose process has ended.
+const ASK_AGAIN: Duration = Duration::from_millis(10);
 
 /// A request of the data plane: its number, its name in metrics, and its reply.
 pub(crate) trait Request: Message + Default {
@@ -58,6 +62,7 @@ requests! {
     16 "save_now" SaveNow => v1::SavedNow;
     17 "repeat" RepeatRequest => v1::RepeatReply;
     18 "farewell" Farewell => Done;
+    19 "attempt" AttemptRequest => v1::Attempt;
     20 "put_batch" PutBatch => Done;
     22 "forward" Forward => v1::Forwarded;
     23 "backward" Backward => v1::BackwardReply;
@@ -97,6 +102,29 @@ pub(crate) async fn call<R: Request>(
     let meta =
         R::Reply::decode(reply.meta).map_err(|source| RoleError::Reply { message: kind_name(R::KIND), source })?;
     Ok((meta, reply.tensors))
+}
+
+/// As [`call`] of a parameter server, which may be killed meanwhile and come back with all that it held: then it is asked again.
+/// `tensors` gives the request's tensors each time.
+pub(crate) async fn call_server<R: Request + Clone>(
+    server: &Channel,
+    request: R,
+    mut tensors: impl FnMut() -> Result<Vec<Tensor>, RoleError>,
+) -> Result<(R::Reply, Vec<Tensor>), RoleError> {
+    let asking = async {
+        loop {
+            match call(server, request.clone(), tensors()?, CALL_DEADLINE).await {
+                // The next call finds the one who has taken its place, or waits for it.
+                Err(RoleError::Wire(WireError::Closed { .. })) => tokio::time::sleep(ASK_AGAIN).await,
+                answered => return answered,
+            }
+        }
+    };
+    let silent = || RoleError::Task {
+        what: "a call of a parameter server",
+        reason: format!("no answer within {CALL_DEADLINE:?}"),
+    };
+    tokio::time::timeout(CALL_DEADLINE, asking).await.map_err(|_| silent())?
 }
 
 /// Reads the request in `frame`; a malformed one is refused.

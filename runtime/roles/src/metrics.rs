@@ -111,6 +111,8 @@ metrics! {
         rows_held: gauge = "rectrain_ps_rows", "Rows held.";
         bytes: gauge = "rectrain_ps_bytes", "Bytes of the embedding store.";
         slots: gauge = "rectrain_ps_slots", "Slots whose rows are this server's.";
+        kept_rows: gauge = "rectrain_ps_kept_rows", "Rows that this process found in shared memory when it took the place of one that had died; 0 otherwise.";
+        repaired_rows: gauge = "rectrain_ps_repaired_rows", "Of those, rows that were being changed at the moment of death and were put back, to be changed again.";
         moved_bytes: counter = "rectrain_ps_moved_bytes_total", "Bytes of rows sent to other parameter servers with slots that move.";
         forwarded_rows: counter = "rectrain_ps_forwarded_rows_total", "Of those, rows sent again because they changed while their slot was on its way.";
     }
@@ -132,7 +134,7 @@ metrics! {
         embedding_workers: gauge = "rectrain_coordinator_embedding_workers", "Embedding workers that hold batches.";
         dense_workers: gauge = "rectrain_coordinator_dense_workers", "Dense workers that train.";
         loaders: gauge = "rectrain_coordinator_loaders", "Loaders that are given data, or whose data is not trained yet.";
-        rejoins: counter = "rectrain_coordinator_rejoins_total", "Embedding workers and loaders that died and were replaced while the others went on.";
+        rejoins: counter = "rectrain_coordinator_rejoins_total", "Members that died and were replaced while the others went on: embedding workers, loaders, and parameter servers that kept their rows.";
         migrations: counter = "rectrain_coordinator_migrations_total", "Times that slots were spread anew over the parameter servers.";
         moved_slots: counter = "rectrain_coordinator_moved_slots_total", "Slots that moved to another parameter server.";
         migrated_bytes: counter = "rectrain_coordinator_moved_bytes_total", "Bytes of rows sent between parameter servers for that.";

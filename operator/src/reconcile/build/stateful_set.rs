@@ -27,6 +27,8 @@ const CONTAINER: &str = "rectrain";
 const FOLDER: &str = "/etc/rectrain";
 /// Where the job's certificate is.
 const CERTIFICATE_FOLDER: &str = "/etc/rectrain-certificate";
+/// Where the rows of a parameter server outlive its container.
+const ROWS_FOLDER: &str = "/var/lib/rectrain/rows";
 /// Nobody in particular; the runtime's image has the same.
 const USER: i64 = 65532;
 
@@ -113,7 +115,7 @@ fn pod(plan: &Plan<'_>, role: Role) -> PodSpec {
             seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }),
             ..PodSecurityContext::default()
         }),
-        volumes: Some(volumes(plan)),
+        volumes: Some(volumes(plan, role)),
         node_selector: gpu_pods.and_then(|pods| pods.node_selector.clone()),
         tolerations: gpu_pods.and_then(|pods| pods.tolerations.clone()),
         containers: vec![container(plan, role)],
@@ -121,7 +123,7 @@ fn pod(plan: &Plan<'_>, role: Role) -> PodSpec {
     }
 }
 
-fn volumes(plan: &Plan<'_>) -> Vec<Volume> {
+fn volumes(plan: &Plan<'_>, role: Role) -> Vec<Volume> {
     let name = plan.name();
     let manifest = Volume {
         name: "manifest".to_owned(),
@@ -142,12 +144,24 @@ fn volumes(plan: &Plan<'_>) -> Vec<Volume> {
         }),
         ..Volume::default()
     });
-    [manifest, tmp].into_iter().chain(certificate).collect()
+    let rows = keeps_rows(plan, role).then(|| Volume {
+        name: "rows".to_owned(),
+        // It counts as the container's memory, and may be as large as that.
+        empty_dir: Some(EmptyDirVolumeSource { medium: Some("Memory".to_owned()), ..EmptyDirVolumeSource::default() }),
+        ..Volume::default()
+    });
+    [manifest, tmp].into_iter().chain(certificate).chain(rows).collect()
 }
 
-fn mounts(plan: &Plan<'_>) -> Vec<VolumeMount> {
+/// Whether what a container of this role holds outlives it.
+fn keeps_rows(plan: &Plan<'_>, role: Role) -> bool {
+    role == Role::Ps && plan.resolved.fault_tolerance.shared_memory
+}
+
+fn mounts(plan: &Plan<'_>, role: Role) -> Vec<VolumeMount> {
     let certificate = plan.certificate.as_ref().map(|_| mount("certificate", CERTIFICATE_FOLDER, true));
-    [mount("manifest", FOLDER, true), mount("tmp", "/tmp", false)].into_iter().chain(certificate).collect()
+    let rows = keeps_rows(plan, role).then(|| mount("rows", ROWS_FOLDER, false));
+    [mount("manifest", FOLDER, true), mount("tmp", "/tmp", false)].into_iter().chain(certificate).chain(rows).collect()
 }
 
 fn container(plan: &Plan<'_>, role: Role) -> Container {
@@ -160,7 +174,7 @@ fn container(plan: &Plan<'_>, role: Role) -> Container {
         env_from: storage_secret(plan, role),
         ports: Some(ports(role).iter().map(|&(name, port)| container_port(name, port)).collect()),
         resources: device(plan, role),
-        volume_mounts: Some(mounts(plan)),
+        volume_mounts: Some(mounts(plan, role)),
         security_context: Some(SecurityContext {
             allow_privilege_escalation: Some(false),
             read_only_root_filesystem: Some(true),
@@ -220,6 +234,10 @@ fn environment(plan: &Plan<'_>, role: Role) -> Vec<EnvVar> {
         field("RECTRAIN_INDEX", "metadata.labels['apps.kubernetes.io/pod-index']"),
         value("RECTRAIN_LOG", "info"),
     ];
+    if keeps_rows(plan, role) {
+        // A variable, which a runtime of a version that does not know it passes over.
+        environment.push(value("RECTRAIN_SHARED_MEMORY", ROWS_FOLDER));
+    }
     if gpus(plan, role) > 0 {
         // Where compiled kernels are kept: the image's own folders cannot be written.
         environment.push(value("XDG_CACHE_HOME", "/tmp"));

@@ -240,21 +240,46 @@ fn what_the_user_wants_of_pods_is_laid_over_what_the_operator_makes() {
     assert_eq!(pod["nodeSelector"]["cloud.google.com/gke-spot"], "true");
     assert_eq!(pod["tolerations"][0]["key"], "spot");
     let names: Vec<_> = pod["volumes"].as_array().into_iter().flatten().map(|volume| volume["name"].clone()).collect();
-    assert_eq!(names, ["manifest", "tmp", "certificate", "ckpt"]);
+    assert_eq!(names, ["manifest", "tmp", "certificate", "rows", "ckpt"]);
     assert_eq!(pod["volumes"][1]["emptyDir"]["medium"], "Memory");
     let container = &pod["containers"][0];
     assert_eq!(container["resources"]["requests"]["memory"], "2Gi");
     let env: Vec<_> =
         container["env"].as_array().into_iter().flatten().map(|variable| variable["name"].clone()).collect();
-    assert_eq!(env, ["POD_NAME", "RECTRAIN_INDEX", "RECTRAIN_LOG", "EXTRA"]);
+    assert_eq!(env, ["POD_NAME", "RECTRAIN_INDEX", "RECTRAIN_LOG", "RECTRAIN_SHARED_MEMORY", "EXTRA"]);
     assert_eq!(container["env"][2]["value"], "debug");
     let mounts: Vec<_> =
         container["volumeMounts"].as_array().into_iter().flatten().map(|m| m["mountPath"].clone()).collect();
-    assert_eq!(mounts, ["/etc/rectrain", "/tmp", "/etc/rectrain-certificate", "/ckpt"]);
+    assert_eq!(mounts, ["/etc/rectrain", "/tmp", "/etc/rectrain-certificate", "/var/lib/rectrain/rows", "/ckpt"]);
     // Other roles are as the operator makes them.
     let loader = &body(&objects, Kind::StatefulSet, "clicks-loader")["spec"]["template"];
     assert_eq!(loader["spec"]["serviceAccountName"], "clicks-rectrain");
     assert_eq!(loader["metadata"]["annotations"]["prometheus.io/scrape"], "true");
+}
+
+/// The volume outlives a container, and the container is told where it is.
+#[test]
+fn parameter_servers_keep_their_rows_in_a_volume_in_memory_unless_told_otherwise() {
+    for keeps in [true, false] {
+        let manifest = MANIFEST.replace("{maxRestarts: 2}", &format!("{{maxRestarts: 2, sharedMemory: {keeps}}}"));
+        let objects = Fixture::new(&manifest).objects();
+        for role in Role::ALL {
+            let set = body(&objects, Kind::StatefulSet, &names::of_role("clicks", role));
+            let pod = &set["spec"]["template"]["spec"];
+            let named = |list: &Value, name: &str| {
+                list.as_array().into_iter().flatten().find(|item| item["name"] == name).cloned()
+            };
+            let volume = named(&pod["volumes"], "rows");
+            assert_eq!(volume.is_some(), keeps && role == Role::Ps, "{role:?}");
+            let variable = named(&pod["containers"][0]["env"], "RECTRAIN_SHARED_MEMORY");
+            assert_eq!(variable.is_some(), volume.is_some(), "{role:?}");
+            if let (Some(volume), Some(variable)) = (volume, variable) {
+                assert_eq!(volume["emptyDir"]["medium"], "Memory");
+                let mount = named(&pod["containers"][0]["volumeMounts"], "rows").expect("the volume is mounted");
+                assert_eq!(mount["mountPath"], variable["value"]);
+            }
+        }
+    }
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! `rectrain run --processes`: every replica of every role a process of its own on loopback, watched by this one. An embedding worker or
-//! a loader that is killed is replaced while the others go on. When any other crashes, all end and begin again from the last checkpoint.
-//! Both as often as `spec.faultTolerance` allows.
+//! a loader that is killed is replaced while the others go on, and so is a parameter server, whose rows are in shared memory. When any
+//! other crashes, all end and begin again from the last checkpoint. Both as often as `spec.faultTolerance` allows.
 
+mod memory;
 mod restarts;
 
 use std::cell::Cell;
@@ -23,6 +24,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::args::RunArgs;
+use crate::processes::memory::SharedMemory;
 use crate::processes::restarts::{Account, Restarts};
 use crate::role::CoordinatorAddresses;
 use crate::run::{interrupted, new_run, save};
@@ -74,6 +76,7 @@ pub(crate) async fn run(args: &RunArgs, plan: &JobPlan, mut display: Display) ->
         next_replicas: Cell::new(plan.replicas),
         slow: slow::factors(&args.slow, plan.replicas.dense_workers)?,
         cores: slow::cores(&args.cpus, plan.replicas.dense_workers)?,
+        memory: plan.shared_memory.then(SharedMemory::of_run).flatten(),
     };
     let mut restarts = Restarts::new(plan.max_restarts, plan.backoff);
     let mut account = Account::default();
@@ -107,6 +110,8 @@ struct Job<'a> {
     next_replicas: Cell<Replicas>,
     slow: BTreeMap<u32, f64>,
     cores: BTreeMap<u32, f64>,
+    /// Where parameter servers keep their rows, if not in memory of their own.
+    memory: Option<SharedMemory>,
 }
 
 impl Job<'_> {
@@ -142,7 +147,7 @@ impl Job<'_> {
             tokio::select! {
                 outcome = &mut following => break outcome,
                 death = first_death(&mut children) => match death.process {
-                    Some(Process::Member(role, index)) if role.has_successors() && restarts.replaces() => {
+                    Some(Process::Member(role, index)) if self.has_successors(role) && restarts.replaces() => {
                         tracing::warn!("{}; another takes its place", death.message);
                         let child = self.start_member(role, index, &addresses, &mut limits)?;
                         watch_child(&mut children, Process::Member(role, index), child, stop.subscribe());
@@ -173,6 +178,12 @@ impl Job<'_> {
         outcome
     }
 
+    /// Whether another can take the place of one that has died. A parameter server's can as far as this process knows; whether it found
+    /// what it needs, it tells the coordinator, who ends the attempt if not.
+    fn has_successors(&self, role: Role) -> bool {
+        role.has_successors() || (role == Role::Ps && self.memory.is_some())
+    }
+
     fn start_member(
         &self,
         role: Role,
@@ -181,6 +192,9 @@ impl Job<'_> {
         limits: &mut Vec<CpuLimit>,
     ) -> Result<Child, Failure> {
         let mut command = self.member(role, index, addresses)?;
+        if let (Role::Ps, Some(memory)) = (role, &self.memory) {
+            command.arg("--shared-memory").arg(memory.of_server(index));
+        }
         if let (Role::DenseWorker, Some(factor)) = (role, self.slow.get(&index)) {
             command.arg("--slow").arg(factor.to_string());
         }

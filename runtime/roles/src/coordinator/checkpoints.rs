@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use super::saved::{self, SavedState};
 use crate::error::RoleError;
 use crate::message;
-use crate::plan::{CALL_DEADLINE, CheckpointPlan, JobPlan, WHOLE_JOB};
+use crate::plan::{CheckpointPlan, JobPlan, WHOLE_JOB};
 use crate::ticket;
 
 /// The name under which a manifest says which run has written it.
@@ -39,7 +39,7 @@ pub(super) struct Checkpoints {
     /// What the next delta starts from, and how many deltas there are since the last full one.
     base: Option<Base>,
     deltas: u32,
-    /// How often slots have moved: a delta starts from a checkpoint of the same owners.
+    /// How often servers have come to not know what changed: a delta starts from a checkpoint before which they did.
     moves: u64,
 }
 
@@ -203,8 +203,8 @@ impl Checkpoints {
         retain(&self.directory, &self.identity, self.settings.keep, &[]).await.map(drop)
     }
 
-    /// Slots have other owners now, who do not know what changed in them: the next checkpoint is full.
-    pub(super) fn slots_moved(&mut self) {
+    /// Slots have other owners now, or owners that were restarted, who do not know what changed in them: the next checkpoint is full.
+    pub(super) fn changes_unknown(&mut self) {
         self.moves += 1;
         self.base = None;
     }
@@ -248,14 +248,14 @@ pub(super) async fn freeze(
     servers: &[Channel],
 ) -> Result<Vec<v1::Applied>, RoleError> {
     let freeze = v1::Freeze { ticket: Some(ticket::write(ticket)), partition };
-    let calls = servers.iter().map(|server| message::call(server, freeze.clone(), Vec::new(), CALL_DEADLINE));
+    let calls = servers.iter().map(|server| message::call_server(server, freeze.clone(), || Ok(Vec::new())));
     Ok(try_join_all(calls).await?.into_iter().map(|(frozen, _)| frozen.applied.unwrap_or_default()).collect())
 }
 
 /// Tells every parameter server what became of the checkpoint.
 pub(super) async fn thaw(ticket: v1::Ticket, saved: bool, servers: &[Channel]) -> Result<(), RoleError> {
     let thaw = v1::Thaw { ticket: Some(ticket), saved };
-    let calls = servers.iter().map(|server| message::call(server, thaw.clone(), Vec::new(), CALL_DEADLINE));
+    let calls = servers.iter().map(|server| message::call_server(server, thaw.clone(), || Ok(Vec::new())));
     try_join_all(calls).await.map(drop)
 }
 

@@ -11,7 +11,7 @@ use crate::error::RoleError;
 use crate::events::Summary;
 use crate::message;
 use crate::placement::Placement;
-use crate::plan::{CALL_DEADLINE, JobPlan};
+use crate::plan::JobPlan;
 
 /// Bytes of a SHA-256.
 const LENGTH: usize = 32;
@@ -28,7 +28,7 @@ pub(super) async fn of_model(
     let calls = placement
         .servers
         .iter()
-        .map(|server| message::call(server, v1::StoreDigestRequest {}, Vec::new(), CALL_DEADLINE));
+        .map(|server| message::call_server(server, v1::StoreDigestRequest {}, || Ok(Vec::new())));
     let mut by_server = Vec::with_capacity(placement.servers.len());
     let mut applied = Vec::with_capacity(placement.servers.len());
     for (reply, tensors) in try_join_all(calls).await? {

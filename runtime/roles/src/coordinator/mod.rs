@@ -15,6 +15,7 @@ mod speeds;
 mod state;
 mod training;
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -58,6 +59,8 @@ const LAST_SAVE_PAUSE: Duration = Duration::from_secs(1);
 /// See the module's text.
 pub struct Coordinator {
     plan: Arc<JobPlan>,
+    /// Names this attempt: who holds rows of another holds nothing.
+    attempt: u64,
     state: Mutex<State>,
     saves: Mutex<Saves>,
     changed: Notify,
@@ -105,6 +108,7 @@ impl Coordinator {
         Ok(Self {
             state: Mutex::new(state),
             plan,
+            attempt: RandomState::new().hash_one("attempt").max(1),
             saves: Mutex::default(),
             changed: Notify::new(),
             events,
@@ -155,7 +159,11 @@ impl Coordinator {
         let mut summary = result.summary;
         let applied_before = self.lock().applied_before();
         let placement = self.placement()?;
-        digest::of_model(&self.plan, &result.dense_digest, &placement, applied_before, &mut summary).await?;
+        tokio::select! {
+            digest = digest::of_model(&self.plan, &result.dense_digest, &placement, applied_before, &mut summary) => digest?,
+            // A server that is waited for, and comes back with nothing.
+            failed = self.until(WHOLE_JOB, |_| Ok(None::<()>)) => failed?,
+        }
         // One that has died meanwhile is missed by nobody.
         let _late = self.until(FAREWELL, |state| Ok(state.all_have_left().then_some(()))).await;
         summary.bytes_on_wire = std::mem::take(&mut self.lock_left_traffic().bytes_on_wire);
@@ -176,7 +184,8 @@ impl Coordinator {
     /// one fails.
     async fn drive(&self, transport: &dyn Transport) -> RoleError {
         let taken = self.checkpoints.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let mut saver = Saver { resumed: None, checkpoints: None, writing: JoinSet::new(), failed_attempts: 0 };
+        let mut saver =
+            Saver { resumed: None, checkpoints: None, writing: JoinSet::new(), failed_attempts: 0, server_restarts: 0 };
         if let Some((checkpoints, resumed)) = taken {
             saver.checkpoints = Some(checkpoints);
             saver.resumed = resumed;
@@ -226,7 +235,7 @@ impl Coordinator {
             ServerCall::Flip => {
                 self.flip(migrations).await?;
                 if let Some(checkpoints) = &mut saver.checkpoints {
-                    checkpoints.slots_moved();
+                    checkpoints.changes_unknown();
                 }
                 Ok(())
             }
@@ -237,10 +246,10 @@ impl Coordinator {
                     step: at.step.0,
                     first_row: at.next_row,
                     first_piece,
+                    attempt: self.attempt,
                 };
-                let calls =
-                    servers.iter().map(|server| message::call(server, begin.clone(), Vec::new(), CALL_DEADLINE));
-                try_join_all(calls).await?;
+                let nothing = || Ok(Vec::new());
+                try_join_all(servers.iter().map(|server| message::call_server(server, begin.clone(), nothing))).await?;
                 let before = self.change(|state| {
                     let before = state.training().mode();
                     state.training().begun()?;
@@ -305,6 +314,10 @@ impl Coordinator {
             self.save_ended(servers, ended, saver).await?;
         }
         let Some(checkpoints) = &mut saver.checkpoints else { return Err(RoleError::Stopped) };
+        let server_restarts = self.lock().server_restarts();
+        if std::mem::replace(&mut saver.server_restarts, server_restarts) != server_restarts {
+            checkpoints.changes_unknown();
+        }
         self.lock_saves().begun += 1;
         if !saver.writing.is_empty() {
             self.metrics.skipped_checkpoints.inc();
@@ -619,6 +632,10 @@ impl Coordinator {
     async fn join(&self, request: v1::Join) -> Result<Frame, RoleError> {
         if self.lock().job_end().is_none() {
             let roster = async {
+                if request.attempt != 0 && request.attempt != self.attempt {
+                    let reason = "the rows that it holds are of another attempt".to_owned();
+                    return Err(RoleError::Inconsistent { message: "join", reason });
+                }
                 if let Some(rejoined) = self.change(|state| state.join(&request))? {
                     self.metrics.rejoins.inc();
                     self.events.push(rejoined);
@@ -829,6 +846,10 @@ impl Service for Coordinator {
                     Ok(message::done::<v1::Farewell>())
                 }
                 v1::JobEndRequest::KIND => Ok(self.job_end(message::read::<v1::JobEndRequest>(frame)?.0).await?),
+                v1::AttemptRequest::KIND => {
+                    message::read::<v1::AttemptRequest>(frame)?;
+                    Ok(message::reply::<v1::AttemptRequest>(&v1::Attempt { attempt: self.attempt }, Vec::new()))
+                }
                 v1::MapRequest::KIND => {
                     message::read::<v1::MapRequest>(frame)?;
                     Ok(message::reply::<v1::MapRequest>(&self.directory().await?, Vec::new()))
@@ -854,6 +875,8 @@ struct Saver {
     writing: JoinSet<SaveEnded>,
     /// In a row.
     failed_attempts: u32,
+    /// As many as were known at the last checkpoint.
+    server_restarts: u64,
 }
 
 /// A checkpoint that exists or was given up.

@@ -147,6 +147,8 @@ pub(super) struct State {
     turns: Turns,
     /// Not told yet.
     news: Vec<JobEvent>,
+    /// Parameter servers that were restarted and kept their rows.
+    server_restarts: u64,
     /// By index: how often a loader took another's place.
     loader_successions: BTreeMap<u32, u32>,
     ledger: DataLedger,
@@ -219,6 +221,7 @@ impl State {
             released: BTreeSet::new(),
             turns: Turns::of(replicas.embedding_workers),
             news: Vec::new(),
+            server_restarts: 0,
             loader_successions: BTreeMap::new(),
             ledger,
             outstanding: Outstanding::default(),
@@ -360,6 +363,10 @@ impl State {
             Joined::Again { .. } if Role::of(role).is_some_and(Role::has_successors) => {
                 Ok(Some(self.rejoined(role, request.index)))
             }
+            Joined::Again { same_address: true } if request.attempt != 0 && self.server_may_go_on() => {
+                self.server_restarts += 1;
+                Ok(Some(JobEvent::ServerKeptRows { member: format!("{} {}", role_name(role), request.index) }))
+            }
             Joined::Again { same_address: true } if all_had_joined => {
                 Err(RoleError::Restarted { member: format!("{} {}", role_name(role), request.index) })
             }
@@ -399,6 +406,17 @@ impl State {
             }
         };
         JobEvent::Rejoined { member: format!("{} {index}", role_name(role)), chunks: chunks as u64 }
+    }
+
+    /// Whether a parameter server that was restarted and kept its rows lacks nothing: what it knew of slots that move is gone, and without a
+    /// barrier it held dense parameters as well.
+    fn server_may_go_on(&self) -> bool {
+        let is_moving = matches!(self.resize, Resize::Moving { .. });
+        !is_moving && !self.training.restoring() && self.training.mode().has_barrier()
+    }
+
+    pub(super) fn server_restarts(&self) -> u64 {
+        self.server_restarts
     }
 
     /// How often this loader took another's place: who asked before it did is dead.

@@ -4,13 +4,14 @@
 //! ([`checkpoint`]), to move slots to and from other servers ([`slots`]), and for the digest at the end.
 
 mod checkpoint;
+mod kept;
 mod slots;
 mod tokens;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use rectrain_embedding::{FeatureKey, GroupId, LookupCounts, Missing, Store, UpdateCounts};
+use rectrain_embedding::{FeatureKey, GroupId, LookupCounts, Missing, Store, UpdateCounts, UpdateLog};
 use rectrain_modes::gba::Boundary;
 use rectrain_modes::{GateError, GlobalStep, Rank, SparseGradients, StepGate, sum_by_key};
 use rectrain_proto::v1;
@@ -19,6 +20,8 @@ use tokio::sync::oneshot;
 
 use self::checkpoint::Saving;
 pub(crate) use self::checkpoint::{dense_part, no_checkpoints};
+pub use self::kept::Rows;
+use self::kept::{Kept, Left, Standing};
 use self::slots::Slots;
 use self::tokens::{Partition, Tokens};
 use crate::compression::Compression;
@@ -46,15 +49,19 @@ impl TrackedStore<'_> {
         Ok(counts)
     }
 
-    /// The optimizers count updates from 1.
+    /// The optimizers count updates from 1. With a `log` a process that takes this one's place goes on behind the last row.
     fn update(
         &self,
         group: GroupId,
         keys: &[FeatureKey],
         gradients: &[f32],
         step: GlobalStep,
+        log: Option<&mut UpdateLog>,
     ) -> Result<UpdateCounts, RoleError> {
-        let counts = self.store.update(group, keys, gradients, step.0 + 1)?;
+        let counts = match log {
+            Some(log) => self.store.update_logged(group, keys, gradients, step.0 + 1, log)?,
+            None => self.store.update(group, keys, gradients, step.0 + 1)?,
+        };
         self.slots.changed(group, keys);
         Ok(counts)
     }
@@ -73,6 +80,10 @@ pub struct ParameterServer {
     plan: Arc<JobPlan>,
     store: Arc<Store>,
     slots: Arc<Slots>,
+    /// None where rows end with the process.
+    kept: Option<Arc<Kept>>,
+    /// Where others reach it.
+    address: OnceLock<String>,
     group_dims: Vec<usize>,
     order: Mutex<Order>,
     /// The mode and where it began, to know a repeated message by.
@@ -84,54 +95,121 @@ pub struct ParameterServer {
 }
 
 impl ParameterServer {
-    /// Parameter server number `index`, with an empty store; the coordinator says which mode begins. Slots that move go to other
-    /// servers over `transport`.
+    /// Parameter server number `index` with these rows; the coordinator says which mode begins, unless the rows are those of a server whose
+    /// place this one takes. Slots that move go to other servers over `transport`.
     pub fn new(
         plan: &Arc<JobPlan>,
         index: u32,
+        rows: Rows,
         transport: Arc<dyn Transport>,
         metrics: PsMetrics,
     ) -> Result<Self, RoleError> {
-        let store = Arc::new(Store::new(plan.store.clone())?);
+        let Rows { store, kept, left } = rows;
+        let store = Arc::new(store);
         store.track_changes(plan.checkpoint.is_some());
-        let slots = Arc::new(Slots::new(index, plan.slot_map(), &store, transport, metrics.clone()));
-        Ok(Self {
+        let map = left.as_ref().map_or_else(|| Ok(plan.slot_map()), |left| left.standing.map())?;
+        let slots = Arc::new(Slots::new(index, map, &store, transport, metrics.clone()));
+        let server = Self {
             plan: Arc::clone(plan),
             saving: Saving::new(plan, index, &slots),
             store,
             slots,
+            kept: kept.map(Arc::new),
+            address: OnceLock::new(),
             group_dims: plan.layout.group_dims.clone(),
             order: Mutex::new(Order::None),
             began: Mutex::new(None),
             partition: Arc::default(),
             compression: plan.compression,
             metrics,
-        })
+        };
+        if let Some(left) = left {
+            server.go_on(left)?;
+        }
+        Ok(server)
     }
 
-    fn begin_mode(&self, begin: &v1::BeginMode) -> Result<Frame, RoleError> {
+    /// Others reach this server at `address`.
+    pub(crate) fn serves_at(&self, address: &str) {
+        // One that is served twice is reached where it was first.
+        let _again = self.address.set(address.to_owned());
+    }
+
+    /// Stands where the server stood whose rows these are.
+    fn go_on(&self, left: Left) -> Result<(), RoleError> {
+        let Some(kept) = &self.kept else { return Ok(()) };
+        let begin = left.standing.begin();
+        let (mode, at) = self.beginning(&begin)?;
+        let next = GlobalStep(at.step.0 + u64::from(kept.log().update()));
+        let mut gate = Gate::new(self.plan.pieces(), mode.staleness(), next);
+        if next == at.step {
+            self.begin_within(&mut gate, &begin)?;
+        }
+        for (step, piece, contribution) in left.gradients {
+            gate.push(GlobalStep(step), Rank(piece), contribution)?;
+        }
+        *self.began.lock().unwrap_or_else(PoisonError::into_inner) = Some((mode, at));
+        *self.lock_order() = Order::Barrier(gate);
+        self.metrics.kept_rows.set(left.reopened.rows as i64);
+        self.metrics.repaired_rows.set(left.reopened.repaired_rows as i64);
+        self.count_store();
+        tracing::info!(step = next.0, rows = left.reopened.rows, "going on with the rows of the server before");
+        Ok(())
+    }
+
+    fn beginning(&self, begin: &v1::BeginMode) -> Result<(TrainingMode, Boundary), RoleError> {
         let mode = self.plan.mode_named(&begin.mode).ok_or_else(|| RoleError::Inconsistent {
             message: "begin_mode",
             reason: format!("there is no mode `{}`", begin.mode),
         })?;
-        let at = Boundary { step: GlobalStep(begin.step), next_row: begin.first_row };
+        Ok((mode, Boundary { step: GlobalStep(begin.step), next_row: begin.first_row }))
+    }
+
+    /// Pieces of the first step that were trained before are not pushed any more.
+    fn begin_within(&self, gate: &mut Gate, begin: &v1::BeginMode) -> Result<(), RoleError> {
+        for piece in 0..begin.first_piece {
+            let nothing = self.group_dims.iter().map(|_| SparseGradients::default()).collect();
+            gate.push(GlobalStep(begin.step), Rank(piece), nothing)?;
+        }
+        Ok(())
+    }
+
+    fn begin_mode(&self, begin: &v1::BeginMode) -> Result<Frame, RoleError> {
+        let (mode, at) = self.beginning(begin)?;
         let mut began = self.began.lock().unwrap_or_else(PoisonError::into_inner);
-        if began.replace((mode, at)) == Some((mode, at)) {
+        if *began == Some((mode, at)) {
             return Ok(message::done::<v1::BeginMode>());
         }
         let order = match mode {
             TrainingMode::Tokens(tokens) => Order::Tokens(Arc::new(Tokens::new(&self.plan, tokens, at))),
             TrainingMode::Sync | TrainingMode::Hybrid { .. } => {
                 let mut gate = Gate::new(self.plan.pieces(), mode.staleness(), at.step);
-                for piece in 0..begin.first_piece {
-                    let nothing = self.group_dims.iter().map(|_| SparseGradients::default()).collect();
-                    gate.push(at.step, Rank(piece), nothing)?;
-                }
+                self.begin_within(&mut gate, begin)?;
                 Order::Barrier(gate)
             }
         };
+        if let Some(kept) = &self.kept {
+            match &order {
+                Order::Barrier(_) => kept.begin(&self.standing(begin))?,
+                Order::Tokens(_) | Order::None => kept.end()?,
+            }
+        }
         *self.lock_order() = order;
+        *began = Some((mode, at));
         Ok(message::done::<v1::BeginMode>())
+    }
+
+    /// Under another slot map than before.
+    fn stand(&self) -> Result<(), RoleError> {
+        let began = *self.began.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(kept) = self.kept.as_ref().filter(|_| began.is_some_and(|(mode, _)| mode.has_barrier())) else {
+            return Ok(());
+        };
+        kept.move_to(&self.slots.map())
+    }
+
+    fn standing(&self, begin: &v1::BeginMode) -> Standing {
+        Standing::new(begin, self.address.get().map_or("", String::as_str), &self.slots.map())
     }
 
     async fn look_up(&self, request: v1::Lookup, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
@@ -145,7 +223,12 @@ impl ParameterServer {
             }
         }
         self.metrics.gate_wait.observe(arrived.elapsed().as_secs_f64());
-        let step = self.tokens().map_or(0, |tokens| tokens.embedding_step());
+        let step = match &*self.lock_order() {
+            Order::Tokens(tokens) => tokens.embedding_step(),
+            Order::Barrier(_) => 0,
+            // One that has taken another's place without its rows must not answer as if there were none.
+            Order::None => return Err(not_this_mode("lookup", "has not begun")),
+        };
         let missing = if request.train { Missing::Insert } else { Missing::ReadInitial };
         self.slots.admit_look_up(request.map_epoch, &keys)?;
         let started = Instant::now();
@@ -175,6 +258,7 @@ impl ParameterServer {
             return Ok(message::reply::<v1::Update>(&reply, Vec::new()));
         }
         let piece = Rank(request.piece);
+        let contribution = self.keep(request.step, piece, contribution).await?;
         self.with_gate("update", |gate| {
             match gate.push(GlobalStep(request.step), piece, contribution) {
                 // An embedding worker has died that had pushed them, and its successor does it again.
@@ -183,6 +267,19 @@ impl ParameterServer {
             }
             Ok(())
         })?;
+        let total = self.apply_ready().await?;
+        Ok(message::reply::<v1::Update>(&total, Vec::new()))
+    }
+
+    /// Gradients are not lost from here on, should this process be killed: whoever sent them is told so when they are in the gate.
+    async fn keep(&self, step: u64, piece: Rank, contribution: Contribution) -> Result<Contribution, RoleError> {
+        let Some(kept) = self.kept.clone() else { return Ok(contribution) };
+        let keep = move || kept.keep(step, piece.0, &contribution).map(|()| contribution);
+        blocking("keeping of gradients", keep).await?
+    }
+
+    /// Applies the steps whose gradients are all there.
+    pub(crate) async fn apply_ready(&self) -> Result<v1::UpdateReply, RoleError> {
         let mut total = v1::UpdateReply::default();
         loop {
             let Some((step, contributions)) = self.with_gate("update", |gate| Ok(gate.next_update()))? else { break };
@@ -194,7 +291,7 @@ impl ParameterServer {
                 let _gone = answer.send(());
             }
         }
-        Ok(message::reply::<v1::Update>(&total, Vec::new()))
+        Ok(total)
     }
 
     async fn flush(&self) -> Result<Frame, RoleError> {
@@ -255,7 +352,17 @@ impl ParameterServer {
     async fn apply(&self, step: GlobalStep, pieces: Vec<Contribution>) -> Result<v1::UpdateReply, RoleError> {
         let started = Instant::now();
         let (store, slots, dims) = (Arc::clone(&self.store), Arc::clone(&self.slots), self.group_dims.clone());
-        let apply = move || apply_groups(&TrackedStore { store: &store, slots: &slots }, step, pieces, &dims);
+        let kept = self.kept.clone();
+        let apply = move || {
+            let store = TrackedStore { store: &store, slots: &slots };
+            let Some(kept) = kept else { return apply_groups(&store, step, pieces, &dims, None) };
+            let mut log = kept.log();
+            log.begin();
+            let reply = apply_groups(&store, step, pieces, &dims, Some(&mut log))?;
+            log.finish();
+            kept.forget(step.0 + 1)?;
+            Ok(reply)
+        };
         let reply = blocking("update", apply).await??;
         self.metrics.update_time.observe(started.elapsed().as_secs_f64());
         self.metrics.lost_rows.inc_by(reply.missing_rows);
@@ -424,6 +531,7 @@ impl ParameterServer {
             v1::AdoptMap::KIND => {
                 let (mut adopted, is_new) = self.slots.adopt(message::read::<v1::AdoptMap>(frame)?.0).await?;
                 if is_new {
+                    self.stand()?;
                     adopted.applied = Some(self.lock_partition().take_applied());
                 }
                 self.count_store();
@@ -477,12 +585,13 @@ fn apply_groups(
     step: GlobalStep,
     mut pieces: Vec<Contribution>,
     dims: &[usize],
+    mut log: Option<&mut UpdateLog>,
 ) -> Result<v1::UpdateReply, RoleError> {
     let mut reply = v1::UpdateReply::default();
     for (group, dim) in dims.iter().enumerate() {
         let contributions = pieces.iter_mut().map(|piece| std::mem::take(&mut piece[group])).collect();
         let sum = sum_by_key(contributions, *dim);
-        let counts = store.update(GroupId(group as u16), &as_keys(sum.keys), &sum.values, step)?;
+        let counts = store.update(GroupId(group as u16), &as_keys(sum.keys), &sum.values, step, log.as_deref_mut())?;
         reply.missing_rows += counts.missing;
         reply.non_finite_rows += counts.non_finite;
     }

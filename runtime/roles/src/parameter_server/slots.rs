@@ -63,6 +63,11 @@ impl Slots {
         slots
     }
 
+    /// The map in force.
+    pub(super) fn map(&self) -> Arc<SlotMap> {
+        Arc::clone(&self.map.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Parameter servers in the map.
     pub(super) fn servers(&self) -> usize {
         self.map.lock().unwrap_or_else(PoisonError::into_inner).servers()

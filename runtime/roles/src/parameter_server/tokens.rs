@@ -212,7 +212,7 @@ impl Tokens {
                 None => aggregate_embeddings(&pairs, rule, update.step, &mut NeverStale),
             };
             let keys: Vec<FeatureKey> = gradients.keys.into_iter().map(FeatureKey).collect();
-            let counts = store.update(GroupId(group as u16), &keys, &gradients.values, update.step)?;
+            let counts = store.update(GroupId(group as u16), &keys, &gradients.values, update.step, None)?;
             reply.missing_rows += counts.missing;
             reply.non_finite_rows += counts.non_finite;
         }

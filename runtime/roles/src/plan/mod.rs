@@ -176,6 +176,8 @@ pub struct JobPlan {
     pub backoff: Duration,
     /// Training that says nothing for so long has stalled.
     pub stall: Duration,
+    /// Whether rows of a parameter server outlive its process, where there is more than one process.
+    pub shared_memory: bool,
     /// How many of each role.
     pub replicas: Replicas,
     /// Global batches whose ids embedding workers take in ahead of the one that is trained.

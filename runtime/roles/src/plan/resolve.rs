@@ -92,6 +92,7 @@ impl JobPlan {
             max_restarts: job.fault_tolerance.max_restarts,
             backoff: Duration::from_secs(u64::from(job.fault_tolerance.backoff_seconds)),
             stall: Duration::from_secs(u64::from(job.fault_tolerance.stall_seconds)),
+            shared_memory: job.fault_tolerance.shared_memory,
             replicas: Replicas {
                 ps: job.roles.ps.replicas as u32,
                 embedding_workers: job.roles.embedding_worker.replicas as u32,

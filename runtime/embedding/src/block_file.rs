@@ -1,0 +1,237 @@
+//! The file behind an [arena](crate::arena) whose blocks are to outlive the process, and how the blocks are
+//! found in it again. The file is meant to lie in memory (tmpfs); nothing is ever flushed, so it outlives the
+//! death of a process and not that of the machine.
+//!
+//! ```text
+//! ┌─────────────┬────────┬───────────────────┬────────┬───────────┬──────────┬ ─ ─ ─ ─ ┐
+//! │ file header │ header │ block             │ header │ block     │ filler   │ zeros   
+//! └─────────────┴────────┴───────────────────┴────────┴───────────┴──────────┴ ─ ─ ─ ─ ┘
+//!      64 B        64 B   a multiple of 64 B                        the end of a region
+//! ```
+//!
+//! A process that is killed leaves behind just the writes that come before one point of its program, so the
+//! order of writes is all that is needed: a block's contents are written before its header says that it is
+//! in use, and a bit that says something of its contents after what it says is so. [`AtomicU64::store`] with
+//! [`Ordering::Release`] keeps the compiler to that.
+
+#![allow(unsafe_code)]
+
+use crate::SharedMemoryError;
+use crate::region::{HUGE_PAGE_BYTES, Region};
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// Bytes before a block, and before the first header.
+pub(crate) const HEADER_BYTES: usize = 64;
+/// `RTROWS` and the version of this layout.
+const MAGIC: u64 = u64::from_le_bytes(*b"RTROWS\0\x01");
+
+const FREE: u32 = 0;
+const USED: u32 = 1;
+const FILLER: u32 = 2;
+
+#[repr(C, align(64))]
+struct FileHeader {
+    magic: AtomicU64,
+    /// Words of a row.
+    stride: AtomicU32,
+    /// 1 once a block had to be put elsewhere, because the file could not grow.
+    incomplete: AtomicU32,
+}
+
+/// What is known of a block by the file alone.
+#[repr(C, align(64))]
+pub(crate) struct BlockHeader {
+    /// Of the block with its header; 0 where nothing has been cut off yet.
+    bytes: AtomicU64,
+    /// What its owner notes of it.
+    noted: AtomicU64,
+    state: AtomicU32,
+    owner: AtomicU32,
+    /// Which of its owner's blocks it is.
+    number: AtomicU32,
+    items: AtomicU32,
+}
+
+const _: () = assert!(size_of::<BlockHeader>() == HEADER_BYTES && size_of::<FileHeader>() == HEADER_BYTES);
+
+impl BlockHeader {
+    /// The header that begins at `start`, in a region of `file`, which lives as long as the regions do.
+    pub(crate) fn at(start: NonNull<u8>, _file: &BlockFile) -> &BlockHeader {
+        debug_assert_eq!(start.addr().get() % HEADER_BYTES, 0);
+        // SAFETY: callers give the aligned start of 64 mapped bytes that are only ever reached as atomics.
+        unsafe { start.cast().as_ref() }
+    }
+
+    /// Its bytes have just been cut off and are zero.
+    pub(crate) fn cut(&self, bytes: usize) {
+        self.bytes.store(bytes as u64, Ordering::Release);
+    }
+
+    /// The block is in use from here on.
+    pub(crate) fn commit(&self, owner: u32, number: u32, items: u32, noted: u64) {
+        self.owner.store(owner, Ordering::Relaxed);
+        self.number.store(number, Ordering::Relaxed);
+        self.items.store(items, Ordering::Relaxed);
+        self.noted.store(noted, Ordering::Relaxed);
+        self.state.store(USED, Ordering::Release);
+    }
+
+    pub(crate) fn release(&self) {
+        self.state.store(FREE, Ordering::Release);
+    }
+
+    /// To be called by one thread at a time for a block.
+    #[inline]
+    pub(crate) fn note(&self, bit: u32, on: bool) {
+        let noted = self.noted.load(Ordering::Relaxed);
+        let noted = if on { noted | 1 << bit } else { noted & !(1 << bit) };
+        self.noted.store(noted, Ordering::Release);
+    }
+
+    pub(crate) fn noted(&self) -> u64 {
+        self.noted.load(Ordering::Acquire)
+    }
+}
+
+/// A block in use that a file holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FoundBlock {
+    pub(crate) owner: u32,
+    pub(crate) number: u32,
+    pub(crate) items: u32,
+    pub(crate) start: NonNull<u8>,
+}
+
+/// Blocks in use, free blocks with their bytes, and where in the region the next one is cut off.
+type Walked = (Vec<FoundBlock>, Vec<(NonNull<u8>, usize)>, usize);
+
+/// See the module's text.
+pub(crate) struct BlockFile {
+    path: PathBuf,
+    file: File,
+    /// The mapped file header.
+    header: NonNull<FileHeader>,
+    length: AtomicU64,
+    kept: AtomicBool,
+}
+
+// SAFETY: the header is reached as atomics only.
+unsafe impl Send for BlockFile {}
+// SAFETY: as above.
+unsafe impl Sync for BlockFile {}
+
+impl BlockFile {
+    /// Opens or makes the file, and maps all of it.
+    pub(crate) fn open(path: &Path, stride: usize, least: usize) -> Result<(Self, Region), SharedMemoryError> {
+        let failed = |source| SharedMemoryError::Io { attempt: "open", path: path.to_owned(), source };
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(false).open(path).map_err(failed)?;
+        let length = file.metadata().map_err(failed)?.len();
+        let bytes = usize::try_from(length).unwrap_or(usize::MAX).max(least).next_multiple_of(HUGE_PAGE_BYTES);
+        let region = Region::of_file(&file, 0, bytes).map_err(|source| SharedMemoryError::Io {
+            attempt: "map",
+            path: path.to_owned(),
+            source,
+        })?;
+        let header = region.start.cast::<FileHeader>();
+        let file = Self {
+            path: path.to_owned(),
+            file,
+            header,
+            length: AtomicU64::new(bytes as u64),
+            kept: AtomicBool::new(false),
+        };
+        let header = file.header();
+        if length == 0 {
+            header.stride.store(stride as u32, Ordering::Relaxed);
+            header.magic.store(MAGIC, Ordering::Release);
+        }
+        if header.magic.load(Ordering::Acquire) != MAGIC {
+            return Err(file.damaged("it does not begin as a file of rows of this version does"));
+        }
+        if header.stride.load(Ordering::Relaxed) != stride as u32 {
+            return Err(file.damaged("its rows have another length"));
+        }
+        if header.incomplete.load(Ordering::Relaxed) != 0 {
+            return Err(file.damaged("it could not grow when rows were added"));
+        }
+        Ok((file, region))
+    }
+
+    /// Finds the blocks of the file, mapped whole as `region`.
+    pub(crate) fn walk(&self, region: &Region) -> Result<Walked, SharedMemoryError> {
+        let (mut found, mut free, mut offset) = (Vec::new(), Vec::new(), HEADER_BYTES);
+        while offset < region.bytes {
+            // SAFETY: within the region.
+            let start = unsafe { region.start.add(offset) };
+            let header = BlockHeader::at(start, self);
+            let bytes = usize::try_from(header.bytes.load(Ordering::Acquire)).unwrap_or(usize::MAX);
+            if bytes == 0 {
+                break;
+            }
+            if bytes % HEADER_BYTES != 0 || bytes > region.bytes - offset {
+                return Err(self.damaged("a block is longer than the file"));
+            }
+            let items = header.items.load(Ordering::Relaxed);
+            match header.state.load(Ordering::Acquire) {
+                USED if HEADER_BYTES + items as usize * size_of::<u32>() <= bytes => found.push(FoundBlock {
+                    owner: header.owner.load(Ordering::Relaxed),
+                    number: header.number.load(Ordering::Relaxed),
+                    items,
+                    // SAFETY: the block has that many bytes at least.
+                    start: unsafe { start.add(HEADER_BYTES) },
+                }),
+                FREE if items > 0 => free.push((start, HEADER_BYTES + items as usize * size_of::<u32>())),
+                // Cut off and never used: how many bytes were asked for is not known.
+                FREE | FILLER => {}
+                _ => return Err(self.damaged("a block's header makes no sense")),
+            }
+            offset += bytes;
+        }
+        Ok((found, free, offset))
+    }
+
+    /// So many bytes more, at the end. `None` if there are none, and from then on.
+    pub(crate) fn extend(&self, bytes: usize) -> Option<Region> {
+        if self.header().incomplete.load(Ordering::Relaxed) != 0 {
+            return None;
+        }
+        let from = self.length.load(Ordering::Relaxed);
+        let region = Region::of_file(&self.file, from, bytes).ok()?;
+        self.length.store(from + bytes as u64, Ordering::Relaxed);
+        Some(region)
+    }
+
+    /// The end of a region is left unused.
+    pub(crate) fn fill(&self, start: NonNull<u8>, bytes: usize) {
+        let header = BlockHeader::at(start, self);
+        header.state.store(FILLER, Ordering::Relaxed);
+        header.cut(bytes);
+    }
+
+    /// Rows lie elsewhere, so who opens this file does not find them.
+    pub(crate) fn mark_incomplete(&self) {
+        self.header().incomplete.store(1, Ordering::Release);
+    }
+
+    /// Blocks are not given back to the file any more.
+    pub(crate) fn keep(&self) {
+        self.kept.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_kept(&self) -> bool {
+        self.kept.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn damaged(&self, problem: &'static str) -> SharedMemoryError {
+        SharedMemoryError::Damaged { path: self.path.clone(), problem }
+    }
+
+    fn header(&self) -> &FileHeader {
+        // SAFETY: mapped as long as the arena's regions are, which are dropped after this.
+        unsafe { self.header.as_ref() }
+    }
+}

@@ -1,0 +1,150 @@
+//! Address space for an [arena](crate::arena): large mappings, either of the process's own memory or of a
+//! file whose pages outlive the process. Knows nothing of what lies in them.
+
+#![allow(unsafe_code)]
+
+#[cfg(any(not(unix), miri))]
+use std::alloc::{self, Layout};
+use std::fs::File;
+use std::ptr::NonNull;
+
+/// What the kernel backs a region with, where it can; a region begins at a multiple of it.
+pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// Mapped memory that begins at a multiple of [`HUGE_PAGE_BYTES`].
+pub(crate) struct Region {
+    pub(crate) start: NonNull<u8>,
+    pub(crate) bytes: usize,
+}
+
+#[cfg(all(unix, not(miri)))]
+impl Region {
+    /// Zeroed memory of this process. Nothing of it takes memory before it is touched.
+    pub(crate) fn of_memory(bytes: usize) -> Option<Self> {
+        let region = Self::reserve(bytes, libc::PROT_READ | libc::PROT_WRITE)?;
+        region.advise_huge_pages();
+        Some(region)
+    }
+
+    /// Bytes `from..from + bytes` of a file, both multiples of the page size. Bytes beyond the file's end are added to it as zeros,
+    /// with their memory or disk space, so that writing to them cannot fail later.
+    pub(crate) fn of_file(file: &File, from: u64, bytes: usize) -> std::io::Result<Self> {
+        use std::os::fd::AsRawFd;
+        let offset = libc::off_t::try_from(from).map_err(std::io::Error::other)?;
+        let (length, end) = (file.metadata()?.len(), from + bytes as u64);
+        if length < end {
+            file.set_len(end)?;
+        }
+        let no_memory = || std::io::Error::from(std::io::ErrorKind::OutOfMemory);
+        let region = Self::reserve(bytes, libc::PROT_NONE).ok_or_else(no_memory)?;
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
+        // SAFETY: the range is a mapping of our own that nothing refers to, and is replaced as a whole.
+        let address =
+            unsafe { libc::mmap(region.start.as_ptr().cast(), bytes, protection, flags, file.as_raw_fd(), offset) };
+        if address == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error());
+        }
+        region.advise_huge_pages();
+        #[cfg(target_os = "linux")]
+        if length < end {
+            let old = usize::try_from(length.saturating_sub(from)).unwrap_or(bytes).min(bytes);
+            if let Err(error) = region.allocate(file, from, old) {
+                drop(region);
+                // What is mapped of a file must be there.
+                file.set_len(length)?;
+                return Err(error);
+            }
+        }
+        Ok(region)
+    }
+
+    /// Takes memory for the pages from the byte `old` on, which are at `from` in the file: after the advice, so that they can be huge ones.
+    #[cfg(target_os = "linux")]
+    fn allocate(&self, file: &File, from: u64, old: usize) -> std::io::Result<()> {
+        use std::os::fd::AsRawFd;
+        let (start, bytes) = (self.start.as_ptr().wrapping_add(old), self.bytes - old);
+        // SAFETY: the range is mapped and nothing refers to it; pages that cannot be had are an error here and not a signal.
+        let populated = unsafe { libc::madvise(start.cast(), bytes, libc::MADV_POPULATE_WRITE) };
+        if populated == 0 {
+            return Ok(());
+        }
+        let error = std::io::Error::last_os_error();
+        if error.raw_os_error() != Some(libc::EINVAL) {
+            return Err(error);
+        }
+        // A kernel before 5.14.
+        let to_offset = |value: u64| libc::off_t::try_from(value).map_err(std::io::Error::other);
+        let (offset, length) = (to_offset(from + old as u64)?, to_offset(bytes as u64)?);
+        // SAFETY: the descriptor is open; nothing but the file is changed.
+        match unsafe { libc::posix_fallocate(file.as_raw_fd(), offset, length) } {
+            0 => Ok(()),
+            failed => Err(std::io::Error::from_raw_os_error(failed)),
+        }
+    }
+
+    /// A private mapping, aligned.
+    fn reserve(bytes: usize, protection: libc::c_int) -> Option<Self> {
+        let mapped = bytes + HUGE_PAGE_BYTES;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_NORESERVE;
+        // SAFETY: an anonymous mapping at an address of the kernel's choice touches no memory of ours.
+        let address = unsafe { libc::mmap(std::ptr::null_mut(), mapped, protection, flags, -1, 0) };
+        if address == libc::MAP_FAILED {
+            return None;
+        }
+        let before = address.addr().next_multiple_of(HUGE_PAGE_BYTES) - address.addr();
+        let start = address.wrapping_byte_add(before);
+        for (surplus, bytes) in [(address, before), (start.wrapping_byte_add(bytes), HUGE_PAGE_BYTES - before)] {
+            if bytes > 0 {
+                // SAFETY: these bytes are of the mapping just made, and nothing refers to them.
+                unsafe { libc::munmap(surplus, bytes) };
+            }
+        }
+        Some(Self { start: NonNull::new(start.cast())?, bytes })
+    }
+
+    fn advise_huge_pages(&self) {
+        #[cfg(target_os = "linux")]
+        // SAFETY: the range is mapped; the advice changes nothing a program can observe but speed, and
+        // a kernel that has no huge pages refuses it.
+        unsafe {
+            libc::madvise(self.start.as_ptr().cast(), self.bytes, libc::MADV_HUGEPAGE)
+        };
+    }
+}
+
+#[cfg(all(unix, not(miri)))]
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the range is mapped, and whoever has a region drops it only when nothing refers into it.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
+    }
+}
+
+#[cfg(any(not(unix), miri))]
+impl Region {
+    const ALIGNMENT: usize = 64;
+
+    fn layout(bytes: usize) -> Option<Layout> {
+        Layout::from_size_align(bytes, Self::ALIGNMENT).ok()
+    }
+
+    pub(crate) fn of_file(_file: &File, _from: u64, _bytes: usize) -> std::io::Result<Self> {
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+
+    pub(crate) fn of_memory(bytes: usize) -> Option<Self> {
+        // SAFETY: `bytes` is not 0.
+        let start = unsafe { alloc::alloc_zeroed(Self::layout(bytes)?) };
+        Some(Self { start: NonNull::new(start)?, bytes })
+    }
+}
+
+#[cfg(any(not(unix), miri))]
+impl Drop for Region {
+    fn drop(&mut self) {
+        if let Some(layout) = Self::layout(self.bytes) {
+            // SAFETY: allocated with this layout by `of_memory`, and nothing refers into it any more.
+            unsafe { alloc::dealloc(self.start.as_ptr(), layout) };
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! What of a parameter server outlives its process, in a directory in memory: its rows, how far the update under way has come, the
+//! gradients that it has said it has and has not applied, and where it stood. A server that is killed and started again on the same
+//! machine goes on from there as if it had only been slow. Modes with a barrier only.
+//!
+//! ```text
+//! directory ─┬─ rows-0 …, update      the store: rectrain_embedding::Store::in_shared_memory
+//!            ├─ gradients/STEP-PIECE   one file each, until the step is applied
+//!            └─ standing.json          attempt, mode, first step, slot map; without it there is nothing to go on from
+//! ```
+//!
+//! Files appear under their names when they are whole. What is written here is never synced: it is to outlive a process, not a machine.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rectrain_embedding::{Reopened, Store, UpdateLog};
+use rectrain_modes::SparseGradients;
+use rectrain_modes::migration::SlotMap;
+use rectrain_proto::v1;
+use rectrain_wire::Channel;
+use serde::{Deserialize, Serialize};
+
+use super::Contribution;
+use crate::error::RoleError;
+use crate::message;
+use crate::placement::{read_map, write_map};
+use crate::plan::{CALL_DEADLINE, JobPlan};
+
+const STANDING: &str = "standing.json";
+const GRADIENTS: &str = "gradients";
+
+/// Where a server stood when its mode began.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Standing {
+    pub(super) attempt: u64,
+    /// Where it was reached: whoever takes its place is asked for there.
+    pub(super) address: String,
+    pub(super) mode: String,
+    pub(super) step: u64,
+    pub(super) first_row: u64,
+    pub(super) first_piece: u32,
+    epoch: u64,
+    owners: Vec<u32>,
+    servers: u32,
+}
+
+impl Standing {
+    pub(super) fn new(begin: &v1::BeginMode, address: &str, map: &SlotMap) -> Self {
+        let v1::SlotMap { epoch, owners, servers } = write_map(map);
+        Self {
+            attempt: begin.attempt,
+            address: address.to_owned(),
+            mode: begin.mode.clone(),
+            step: begin.step,
+            first_row: begin.first_row,
+            first_piece: begin.first_piece,
+            epoch,
+            owners,
+            servers,
+        }
+    }
+
+    pub(super) fn begin(&self) -> v1::BeginMode {
+        v1::BeginMode {
+            mode: self.mode.clone(),
+            step: self.step,
+            first_row: self.first_row,
+            first_piece: self.first_piece,
+            attempt: self.attempt,
+        }
+    }
+
+    pub(super) fn map(&self) -> Result<SlotMap, RoleError> {
+        let (epoch, owners, servers) = (self.epoch, self.owners.clone(), self.servers);
+        read_map("standing", Some(v1::SlotMap { epoch, owners, servers }))
+    }
+}
+
+/// See the module's text.
+pub(super) struct Kept {
+    directory: PathBuf,
+    log: Mutex<UpdateLog>,
+    /// Step and piece of the gradients that have a file.
+    gradients: Mutex<BTreeSet<(u64, u32)>>,
+}
+
+/// What a server that was killed has left behind.
+pub(super) struct Left {
+    pub(super) standing: Standing,
+    pub(super) reopened: Reopened,
+    /// Of steps that are not applied, by step and piece.
+    pub(super) gradients: Vec<(u64, u32, Contribution)>,
+}
+
+/// A parameter server's rows: in memory that outlives the process, or not.
+pub struct Rows {
+    pub(super) store: Store,
+    pub(super) kept: Option<Kept>,
+    pub(super) left: Option<Left>,
+}
+
+impl Rows {
+    /// No rows, which end with the process.
+    ///
+    /// # Errors
+    /// [`RoleError::Store`], for a plan whose rows cannot be.
+    pub fn none(plan: &JobPlan) -> Result<Self, RoleError> {
+        Ok(Self { store: Store::new(plan.store.clone())?, kept: None, left: None })
+    }
+
+    /// The rows in `directory` if they are of the attempt that the coordinator is in, and no rows there otherwise. If memory cannot be had
+    /// there at all, that is told in the log, and the rows end with the process.
+    ///
+    /// # Errors
+    /// A coordinator that does not answer; a plan whose rows cannot be.
+    pub async fn in_memory_that_outlives(
+        directory: &Path,
+        plan: &JobPlan,
+        coordinator: &Channel,
+    ) -> Result<Self, RoleError> {
+        if let Some(standing) = read_standing(directory) {
+            let (attempt, _) = message::call(coordinator, v1::AttemptRequest {}, Vec::new(), CALL_DEADLINE).await?;
+            if attempt.attempt == standing.attempt {
+                match Self::left_in(directory, standing, plan) {
+                    Ok(rows) => return Ok(rows),
+                    Err(error) => tracing::warn!(%error, "what the server before has left cannot be used"),
+                }
+            }
+        }
+        match Self::fresh(directory, plan) {
+            Ok(rows) => Ok(rows),
+            Err(error) => {
+                tracing::warn!(%error, "rows are not kept for a process that takes the place of this one");
+                Self::none(plan)
+            }
+        }
+    }
+
+    fn left_in(directory: &Path, standing: Standing, plan: &JobPlan) -> Result<Self, RoleError> {
+        let (store, log, reopened) = Store::in_shared_memory(plan.store.clone(), directory)?;
+        let next = standing.step + u64::from(log.update());
+        let gradients = read_gradients(&directory.join(GRADIENTS), plan, next)?;
+        let kept = Kept::new(directory, log);
+        *kept.lock_gradients() = gradients.iter().map(|(step, piece, _)| (*step, *piece)).collect();
+        Ok(Self { store, kept: Some(kept), left: Some(Left { standing, reopened, gradients }) })
+    }
+
+    fn fresh(directory: &Path, plan: &JobPlan) -> Result<Self, RoleError> {
+        // Its own mount point cannot be removed, only what is in it.
+        for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            removed.map_err(|source| failed("remove", &path, source))?;
+        }
+        let (store, log, _) = Store::in_shared_memory(plan.store.clone(), directory)?;
+        let gradients = directory.join(GRADIENTS);
+        std::fs::create_dir(&gradients).map_err(|source| failed("make", &gradients, source))?;
+        Ok(Self { store, kept: Some(Kept::new(directory, log)), left: None })
+    }
+
+    /// Where the server that was killed was reached, and the attempt that its rows are of.
+    pub(crate) fn place(&self) -> Option<(&str, u64)> {
+        self.left.as_ref().map(|left| (&*left.standing.address, left.standing.attempt))
+    }
+}
+
+impl Kept {
+    fn new(directory: &Path, log: UpdateLog) -> Self {
+        Self { directory: directory.to_owned(), log: Mutex::new(log), gradients: Mutex::default() }
+    }
+
+    /// A mode with a barrier begins: from here on there is something to go on from.
+    pub(super) fn begin(&self, standing: &Standing) -> Result<(), RoleError> {
+        self.end()?;
+        self.log().restart(0);
+        self.stand(standing)
+    }
+
+    /// Nothing that is here can be gone on from any more.
+    pub(super) fn end(&self) -> Result<(), RoleError> {
+        let path = self.directory.join(STANDING);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(failed("remove", &path, error)),
+            _ => self.forget(u64::MAX),
+        }
+    }
+
+    /// The same under another slot map.
+    pub(super) fn move_to(&self, map: &SlotMap) -> Result<(), RoleError> {
+        let Some(standing) = read_standing(&self.directory) else { return Ok(()) };
+        self.stand(&Standing::new(&standing.begin(), &standing.address, map))
+    }
+
+    fn stand(&self, standing: &Standing) -> Result<(), RoleError> {
+        let json = serde_json::to_vec(standing).map_err(|error| failed("write", &self.directory, error.into()))?;
+        self.write(STANDING, |file| file.write_all(&json))
+    }
+
+    /// How far the update under way has come.
+    pub(super) fn log(&self) -> MutexGuard<'_, UpdateLog> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps gradients until their step is applied.
+    pub(super) fn keep(&self, step: u64, piece: u32, contribution: &Contribution) -> Result<(), RoleError> {
+        self.write(&format!("{GRADIENTS}/{step}-{piece}"), |file| {
+            for SparseGradients { keys, values } in contribution {
+                file.write_all(&(keys.len() as u64).to_le_bytes())?;
+                for key in keys {
+                    file.write_all(&key.to_le_bytes())?;
+                }
+                for value in values {
+                    file.write_all(&value.to_le_bytes())?;
+                }
+            }
+            Ok(())
+        })?;
+        self.lock_gradients().insert((step, piece));
+        Ok(())
+    }
+
+    /// Steps before `next` are applied.
+    pub(super) fn forget(&self, next: u64) -> Result<(), RoleError> {
+        let applied = {
+            let mut gradients = self.lock_gradients();
+            let others = gradients.split_off(&(next, 0));
+            std::mem::replace(&mut *gradients, others)
+        };
+        for (step, piece) in applied {
+            let path = self.directory.join(format!("{GRADIENTS}/{step}-{piece}"));
+            std::fs::remove_file(&path).map_err(|source| failed("remove", &path, source))?;
+        }
+        Ok(())
+    }
+
+    fn write(
+        &self,
+        name: &str,
+        content: impl FnOnce(&mut std::io::BufWriter<std::fs::File>) -> std::io::Result<()>,
+    ) -> Result<(), RoleError> {
+        let (path, unfinished) = (self.directory.join(name), self.directory.join(format!("{name}.part")));
+        let write = || {
+            let mut file = std::io::BufWriter::with_capacity(1 << 16, std::fs::File::create(&unfinished)?);
+            content(&mut file)?;
+            file.into_inner().map_err(std::io::IntoInnerError::into_error)?;
+            std::fs::rename(&unfinished, &path)
+        };
+        write().map_err(|source| failed("write", &path, source))
+    }
+
+    fn lock_gradients(&self) -> MutexGuard<'_, BTreeSet<(u64, u32)>> {
+        self.gradients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn read_standing(directory: &Path) -> Option<Standing> {
+    let bytes = std::fs::read(directory.join(STANDING)).ok()?;
+    serde_json::from_slice(&bytes).ok()
+}
+
+/// Those of steps from `next` on; others, and what was never finished, are removed.
+fn read_gradients(directory: &Path, plan: &JobPlan, next: u64) -> Result<Vec<(u64, u32, Contribution)>, RoleError> {
+    let mut found = Vec::new();
+    let entries = std::fs::read_dir(directory).map_err(|source| failed("read", directory, source))?;
+    for entry in entries {
+        let path = entry.map_err(|source| failed("read", directory, source))?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let number = name.split_once('-').and_then(|(step, piece)| Some((step.parse().ok()?, piece.parse().ok()?)));
+        match number {
+            Some((step, piece)) if step >= next => {
+                let bytes = std::fs::read(&path).map_err(|source| failed("read", &path, source))?;
+                let short = || failed("read", &path, std::io::ErrorKind::UnexpectedEof.into());
+                found.push((step, piece, decode(&bytes, &plan.layout.group_dims).ok_or_else(short)?));
+            }
+            _ => std::fs::remove_file(&path).map_err(|source| failed("remove", &path, source))?,
+        }
+    }
+    found.sort_unstable_by_key(|(step, piece, _)| (*step, *piece));
+    Ok(found)
+}
+
+fn decode(mut bytes: &[u8], dims: &[usize]) -> Option<Contribution> {
+    let mut contribution = Vec::with_capacity(dims.len());
+    for dim in dims {
+        let (count, rest) = bytes.split_first_chunk()?;
+        let count = usize::try_from(u64::from_le_bytes(*count)).ok()?;
+        let (keys, rest) = rest.split_at_checked(count.checked_mul(8)?)?;
+        let (values, rest) = rest.split_at_checked(count.checked_mul(dim * 4)?)?;
+        bytes = rest;
+        contribution.push(SparseGradients {
+            keys: keys.as_chunks().0.iter().map(|key| u64::from_le_bytes(*key)).collect(),
+            values: values.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect(),
+        });
+    }
+    bytes.is_empty().then_some(contribution)
+}
+
+fn failed(attempt: &str, path: &Path, source: std::io::Error) -> RoleError {
+    RoleError::System { attempt: format!("{attempt} {}", path.display()), source }
+}
