@@ -9,9 +9,11 @@ use serde_json::{Value, json};
 
 use super::dashboards::{EVERY, Monitoring, no_node};
 use super::install::{install, object_store, upload, within};
-use super::operate::{NAMESPACE, SYSTEM, delete_job, endless, get, leader, merged, patch, status, submit, until_phase};
+use super::operate::{
+    NAMESPACE, SYSTEM, delete_job, endless, get, leader, merged, patch, process_of_pod, status, submit, until_phase,
+};
 use super::paths::Paths;
-use super::process::{all, command, eventually, output};
+use super::process::{command, eventually, output};
 use super::recovery::saved;
 
 /// By which rules are faster than in the chart.
@@ -210,16 +212,9 @@ fn without_leader(watch: &mut Watch<'_>) -> Result<(), String> {
 struct Stopped(String);
 
 impl Stopped {
-    /// The one of the pod's container: the pod's uid is in the name of its cgroup.
+    /// The one of the pod's container.
     fn process_of(paths: &Paths, pod: &str) -> Result<Self, String> {
-        let uid = get(paths, &format!("pod/{pod}"))?["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
-        let is_its = |process: u32| {
-            let cgroup = std::fs::read_to_string(format!("/proc/{process}/cgroup")).unwrap_or_default();
-            !uid.is_empty() && cgroup.contains(&uid)
-        };
-        let mut its = all().filter(|(process, words)| words.len() > 2 && is_its(*process));
-        let (process, _) = its.next().ok_or_else(|| format!("{pod} has no process on this machine"))?;
-        let stopped = Self(process.to_string());
+        let stopped = Self(process_of_pod(paths, pod)?.to_string());
         output(&mut command("kill", ["-STOP", &stopped.0]))?;
         Ok(stopped)
     }

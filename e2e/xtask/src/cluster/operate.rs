@@ -18,7 +18,7 @@ use super::kubectl;
 use super::paths::Paths;
 use super::process::{command, eventually, output};
 use super::prometheus::scrapes;
-use super::recovery::goes_on;
+use super::recovery::{goes_on, keeps_rows};
 use super::refusals::refuses;
 use super::rights::needs_its_rights;
 use super::scaling::scales;
@@ -58,7 +58,7 @@ const fn long(name: &'static str, run: fn(&Paths) -> Result<(), String>, shows: 
     Step { name, shows, run, is_quick: false }
 }
 
-const STEPS: [Step; 19] = [
+const STEPS: [Step; 20] = [
     quick("completes", completes, "a job completes with the digest of a run outside of the cluster"),
     quick("switches", switches, "a job under way goes on in another training mode without a restart"),
     quick("refuses", refuses, "the API server refuses what cannot be trained, and says why"),
@@ -66,6 +66,11 @@ const STEPS: [Step; 19] = [
         "refuses-strangers",
         refuses_strangers,
         "a pod without the job's certificate reaches no member of the job, and is counted",
+    ),
+    quick(
+        "keeps-rows",
+        keeps_rows,
+        "a parameter server's container that is killed finds its rows, and the others go on",
     ),
     quick("leaves-nothing", leaves_nothing, "a deleted job leaves nothing"),
     long("scrapes", scrapes, "Prometheus reads every metric that is documented"),
@@ -257,6 +262,17 @@ pub(super) fn outside(manifest: &Value) -> Result<Value, String> {
     // Whatever came of the run, the file is not needed any more.
     let _removed = std::fs::remove_file(&file);
     last_event(&here?)
+}
+
+/// The process of the pod's container, on this machine: the pod's uid is in the name of its cgroup.
+pub(super) fn process_of_pod(paths: &Paths, pod: &str) -> Result<u32, String> {
+    let uid = get(paths, &format!("pod/{pod}"))?["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+    let is_its = |process: u32| {
+        let cgroup = std::fs::read_to_string(format!("/proc/{process}/cgroup")).unwrap_or_default();
+        !uid.is_empty() && cgroup.contains(&uid)
+    };
+    let mut its = super::process::all().filter(|(process, words)| words.len() > 2 && is_its(*process));
+    its.next().map(|(process, _)| process).ok_or_else(|| format!("{pod} has no process on this machine"))
 }
 
 /// `rectrain`, about this cluster.

@@ -1,14 +1,16 @@
 //! Jobs in the cluster that go on from their checkpoints, in an object store of the cluster: after pods of each role are killed, and
 //! after the whole job was deleted and applied again. `sync` ends with the digest of a run that nobody disturbed.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use super::install::{object_store, upload, within};
-use super::operate::{NAMESPACE, delete_job, get, manifest, merge, merged, outside, status, submit, until_phase};
+use super::operate::{
+    NAMESPACE, delete_job, get, manifest, merge, merged, outside, process_of_pod, status, submit, until_phase,
+};
 use super::paths::Paths;
-use super::process::eventually;
+use super::process::{command, eventually, output};
 
 /// How long a step forward may take, restarts included.
 const FORWARD: Duration = Duration::from_secs(180);
@@ -74,6 +76,32 @@ fn replaced(paths: &Paths, name: &str, role: &str) -> Result<(), String> {
         same if same == restarts => Ok(()),
         more => Err(format!("{more} restarts, and {restarts} before")),
     }
+}
+
+/// A container of a parameter server is killed, and the next one in its pod goes on with the rows; without a checkpoint.
+pub(super) fn keeps_rows(paths: &Paths) -> Result<(), String> {
+    if super::foreign_kubeconfig(paths).is_some() {
+        eprintln!("xtask: SKIPPED the death of a container, because the cluster is not of this machine");
+        return Ok(());
+    }
+    let (name, server) = ("keeps-rows", "ps 1");
+    let rows = json!({"data": {"synthetic": {"rows": 400_000}}});
+    let undisturbed = outside(&manifest(name, &rows))?;
+    submit(paths, name, &rows)?;
+    let step = until_step_after(paths, name, EVERY)?;
+    let process = process_of_pod(paths, &format!("{name}-ps-1"))?;
+    output(&mut command("kill", ["-KILL", &process.to_string()]))?;
+    let killed = Instant::now();
+    eventually(FORWARD, &format!("{server} of {name}"), || {
+        let log = within(paths, NAMESPACE, &["logs", &format!("{name}-coordinator-0")])?;
+        let mut events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let is_back = events.any(|event| event["event"] == "serverKeptRows" && event["member"] == server);
+        if is_back { Ok(()) } else { Err("it is not back".to_owned()) }
+    })?;
+    println!("{server} killed after step {step}: back with its rows within {:.1} s", killed.elapsed().as_secs_f64());
+    let attempt = status(paths, name)?["attempt"]["number"].clone();
+    same_digest(paths, name, &undisturbed)?;
+    if attempt == 1 { Ok(()) } else { Err(format!("it is attempt {attempt}: the others began anew")) }
 }
 
 /// The job is deleted in order, which saves a checkpoint, and applied again.
