@@ -515,6 +515,7 @@ fn training(given: &TrainingSpec) -> ResolvedTraining {
         dense_optimizer: dense_optimizer(&optimizer.dense.unwrap_or_default()),
         sparse_optimizer: sparse_optimizer(&optimizer.sparse.unwrap_or_default()),
         embedding_value_type: given.embedding_value_type.unwrap_or_default(),
+        precision: given.precision.unwrap_or_default(),
         compression: given.compression.unwrap_or_default(),
         evaluation: evaluation(given.evaluation.as_ref()),
     }

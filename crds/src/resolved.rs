@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::{
     AutoscalingMode, Compression, CrossStructure, DeviceKind, KeyDivisor, MissingSparse, Mode, ModelKind, Pooling,
-    Resume, SwitchSpec, ValueType,
+    Precision, Resume, SwitchSpec, ValueType,
 };
 
 /// A whole job.
@@ -368,6 +368,8 @@ pub struct ResolvedTraining {
     pub sparse_optimizer: ResolvedSparseOptimizer,
     /// How a value of a row is stored.
     pub embedding_value_type: ValueType,
+    /// What the products of linear layers are computed in.
+    pub precision: Precision,
     /// How values travel.
     pub compression: Compression,
     /// When the test rows are evaluated.

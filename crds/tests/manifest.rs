@@ -96,7 +96,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
                 "learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weightDecay": 0.0,
             }},
             "sparseOptimizer": {"adam": {"learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}},
-            "embeddingValueType": "f32", "compression": "none", "evaluation": "end",
+            "embeddingValueType": "f32", "precision": "fp32", "compression": "none", "evaluation": "end",
         },
         "roles": {
             "ps": {"replicas": 1, "threads": null},
@@ -139,6 +139,7 @@ fn the_defaults_of_the_manual_are_those_that_are_taken() {
         ("spec.training.optimizer.dense.beta2", "/training/denseOptimizer/adam/beta2"),
         ("spec.training.optimizer.sparse.beta1", "/training/sparseOptimizer/adam/beta1"),
         ("spec.training.embeddingValueType", "/training/embeddingValueType"),
+        ("spec.training.precision", "/training/precision"),
         ("spec.training.compression", "/training/compression"),
         ("spec.training.evaluation.every", "/training/evaluation"),
         ("spec.roles.ps.replicas", "/roles/ps/replicas"),
@@ -924,10 +925,23 @@ const RULES: &[(&[&str], &[&str])] = &[
         &["spec.roles.denseWorker.device=cpu,spec.roles.denseWorker.gpus=1"],
         &["spec.roles.denseWorker.device=cuda,spec.roles.denseWorker.gpus=1"],
     ),
+    (
+        &["spec.training.precision=bf16,spec.roles.denseWorker.gpus=1"],
+        &["spec.training.precision=bf16,spec.roles.denseWorker.device=auto,spec.roles.denseWorker.gpus=1"],
+    ),
+    (
+        &["spec.training.precision=bf16,spec.roles.denseWorker.device=cuda"],
+        &["spec.training.precision=fp32,spec.roles.denseWorker.device=cuda"],
+    ),
 ];
 
 /// A change that breaks a rule about changes, and one beside it that does not.
 const CHANGES: &[(&[&str], &[&str], &[&str])] = &[
+    (
+        &["spec.training.precision=bf16"],
+        &["spec.training.precision=bf16,spec.training.seed=7"],
+        &["spec.training.precision=fp32"],
+    ),
     (&[], &["spec.model.hidden={64}"], &["spec.training.mode=hybrid"]),
     (&[], &["spec.features.sparse[0].dim=8"], &["spec.training.globalBatchSize=512"]),
     (&[], &["spec.training.seed=7"], &["spec.training.seed=42"]),

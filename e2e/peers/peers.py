@@ -36,13 +36,15 @@ class Dlrm(nn.Module):
         self.bottom = mlp(DENSE, [512, 256, DIM], True)
         pairs = (FEATURES + 1) * FEATURES // 2
         self.top = mlp(pairs + DIM, [512, 256, 1], False)
-        self.register_buffer("triangle", torch.tril_indices(FEATURES + 1, FEATURES + 1, -1))
+        rows, columns = torch.tril_indices(FEATURES + 1, FEATURES + 1, -1)
+        self.register_buffer("triangle", rows * (FEATURES + 1) + columns)
 
     def forward(self, embeddings, dense):
         bottom = self.bottom(dense)
         vectors = torch.cat([bottom[:, None, :].to(embeddings.dtype), embeddings.view(-1, FEATURES, DIM)], 1)
         dots = torch.bmm(vectors, vectors.transpose(1, 2))
-        dots = dots[:, self.triangle[0], self.triangle[1]]
+        # The gradient of index_select is faster than that of picking by two indexes.
+        dots = dots.flatten(1).index_select(1, self.triangle)
         return self.top(torch.cat([bottom, dots.to(bottom.dtype)], 1))
 
 

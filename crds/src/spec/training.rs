@@ -447,6 +447,18 @@ pub enum ValueType {
     Bf16,
 }
 
+/// What the products of linear layers are computed in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Precision {
+    /// 32-bit floating point.
+    #[default]
+    Fp32,
+    /// Operands rounded to bfloat16 (8 bits of precision, the range of f32), sums in 32 bits: about twice the arithmetic a second on
+    /// CPUs with AVX512-BF16, correct and slower than `fp32` on others. Not built for GPUs.
+    Bf16,
+}
+
 /// How embedding values and their gradients travel between roles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -575,6 +587,12 @@ pub struct TrainingSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = ValueType::F32))]
     pub embedding_value_type: Option<ValueType>,
+
+    /// What the products of linear layers are computed in, forward and backward. All else stays in 32 bits: parameters and their
+    /// gradients, the optimizer's state, embeddings, the loss, what travels and what is saved. So it may change between two runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-default" = Precision::Fp32))]
+    pub precision: Option<Precision>,
 
     /// How embedding values and their gradients travel between roles.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -10,7 +10,8 @@ use crate::{cache, cargo, last_event, median, range, workspace};
 
 const USAGE: &str = "usage: cargo xtask peers [--rounds 5] [--work a,b,dlrm,job] [--threads 2]
   installs the peers from PyPI (once; they are large), runs each work by turns, and prints a table and a line of JSON of ratios:
-  Rectrain's samples a second by the peer's, the median of the rounds and their range. Leave the machine alone meanwhile.
+  Rectrain's samples a second by the peer's, the median of the rounds and their range; Rectrain computes in bf16 beside peers that do,
+  and in fp32 beside the others. Leave the machine alone meanwhile.
   a, b: MLPs of 12.9 M and 0.4 M parameters, dlrm: the dense part of the DLRM, job: all of it with embeddings (e2e/peers)";
 
 const FOLDER: &str = "e2e/peers";
@@ -84,13 +85,22 @@ fn execute(program: &str, arguments: &[&str]) -> Result<(), String> {
     }
 }
 
+/// What Rectrain computes in, where the peer does.
+const PRECISIONS: [&str; 2] = ["fp32", "bf16"];
+
+fn precision_of(peer: &str) -> usize {
+    usize::from(peer.ends_with("bf16"))
+}
+
 /// All peers of a work and Rectrain by turns.
 fn compare(work: &str, plan: &Plan, python: &Path) -> Result<Vec<Value>, String> {
     let peers: &[&str] = if work == "job" { &["torch", "torchrec", "torchrec-bf16"] } else { &["torch", "torch-bf16"] };
-    let mut own = Vec::new();
+    let mut own = [Vec::new(), Vec::new()];
     let mut others = vec![Vec::new(); peers.len()];
     for round in 1..=plan.rounds {
-        own.push(rate(&mut ours(work, plan)?)?);
+        for (precision, rates) in PRECISIONS.iter().zip(&mut own) {
+            rates.push(rate(&mut ours(work, precision, plan)?)?);
+        }
         for (peer, rates) in peers.iter().zip(&mut others) {
             let mut command = Command::new(python);
             command.arg(workspace().join(FOLDER).join("peers.py"));
@@ -99,23 +109,29 @@ fn compare(work: &str, plan: &Plan, python: &Path) -> Result<Vec<Value>, String>
         eprintln!("xtask: {work}, round {round} of {}", plan.rounds);
     }
     let report = peers.iter().zip(&others).map(|(peer, rates)| {
+        let (precision, own) = (PRECISIONS[precision_of(peer)], &own[precision_of(peer)]);
         let ratios: Vec<f64> = own.iter().zip(rates).map(|(own, other)| own / other).collect();
         let ((low, high), middle) = (range(&ratios), median(ratios));
         let (own, other) = (median(own.clone()), median(rates.clone()));
-        eprintln!("{work:5} {peer:14} rectrain {own:9.0}   peer {other:9.0} samples/s   ratio {middle:.2} ({low:.2} to {high:.2})");
-        json!({"work": work, "peer": peer, "ratio": middle, "low": low, "high": high,
+        eprintln!(
+            "{work:5} {peer:14} rectrain {precision} {own:9.0}   peer {other:9.0} samples/s   ratio {middle:.2} ({low:.2} to {high:.2})"
+        );
+        json!({"work": work, "peer": peer, "precision": precision, "ratio": middle, "low": low, "high": high,
             "samplesPerSecond": own, "peerSamplesPerSecond": other})
     });
     Ok(report.collect())
 }
 
-fn ours(work: &str, plan: &Plan) -> Result<Command, String> {
+fn ours(work: &str, precision: &str, plan: &Plan) -> Result<Command, String> {
     if work == "job" {
-        let sets = [format!("spec.roles.denseWorker.threads={}", plan.threads)];
+        let sets = [
+            format!("spec.roles.denseWorker.threads={}", plan.threads),
+            format!("spec.training.precision={precision}"),
+        ];
         return crate::job(&format!("{FOLDER}/dlrm.yaml"), &sets);
     }
     let mut command = Command::new(crate::built("rectrain")?);
-    command.args(["bench", "step", "--model", work, "--threads", &plan.threads, "--json"]);
+    command.args(["bench", "step", "--model", work, "--threads", &plan.threads, "--precision", precision, "--json"]);
     Ok(command)
 }
 

@@ -10,7 +10,7 @@ mod unique;
 mod wire;
 mod zipf;
 
-pub use step::{BenchedTower, StepArgs, StepFigures, bench_step};
+pub use step::{BenchedPrecision, BenchedTower, StepArgs, StepFigures, bench_step};
 pub use store::{StoreArgs, StoreFigures, bench_store};
 pub use wire::{WireArgs, WireFigures, bench_wire};
 
@@ -54,7 +54,7 @@ impl BenchError {
     /// Whether other arguments would help.
     #[must_use]
     pub fn is_user_error(&self) -> bool {
-        matches!(self, Self::Argument { .. } | Self::Dense(DenseError::NoGpu { .. }))
+        matches!(self, Self::Argument { .. } | Self::Dense(DenseError::NoGpu { .. } | DenseError::Bf16OnGpu))
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use comfy_table::Table;
 use rectrain_dense::{
-    ComputeDevice, DenseError, DenseOptimizer, Features, Model, ModelConfig, ModelKind, Tower, TowerOptions,
+    ComputeDevice, DenseError, DenseOptimizer, Features, Model, ModelConfig, ModelKind, Precision, Tower, TowerOptions,
 };
 use serde::Serialize;
 
@@ -35,6 +35,15 @@ pub enum BenchedTower {
     B,
 }
 
+/// What the products of linear layers are computed in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum BenchedPrecision {
+    /// 32-bit floats
+    Fp32,
+    /// Operands rounded to bf16
+    Bf16,
+}
+
 #[derive(Clone, Debug, clap::Args)]
 pub struct StepArgs {
     /// The tower
@@ -46,6 +55,9 @@ pub struct StepArgs {
     /// Threads to compute with
     #[arg(long, default_value_t = 2)]
     pub threads: usize,
+    /// What the products of linear layers are computed in
+    #[arg(long, value_enum, default_value_t = BenchedPrecision::Fp32)]
+    pub precision: BenchedPrecision,
     /// Index of a GPU to compute on instead
     #[arg(long)]
     pub gpu: Option<usize>,
@@ -73,6 +85,7 @@ pub struct StepFigures {
     pub batch: usize,
     pub threads: usize,
     pub device: String,
+    pub precision: &'static str,
 }
 
 impl StepFigures {
@@ -139,6 +152,10 @@ pub fn bench_step(args: &StepArgs) -> Result<StepFigures, BenchError> {
         batch,
         threads: args.threads,
         device: device.to_string(),
+        precision: match args.precision {
+            BenchedPrecision::Fp32 => "fp32",
+            BenchedPrecision::Bf16 => "bf16",
+        },
     })
 }
 
@@ -149,7 +166,11 @@ fn tower(args: &StepArgs, device: ComputeDevice) -> Result<Tower, DenseError> {
         BenchedTower::B => ModelKind::Dnn { hidden: vec![512, 256, 128] },
     };
     let config = ModelConfig { kind, dense_features: DENSE, embedding_dims: vec![DIM; FEATURES], dropout: 0.0 };
-    let options = TowerOptions { seed: 1, rank: 0, threads: args.threads, device };
+    let precision = match args.precision {
+        BenchedPrecision::Fp32 => Precision::Fp32,
+        BenchedPrecision::Bf16 => Precision::Bf16,
+    };
+    let options = TowerOptions { seed: 1, rank: 0, threads: args.threads, device, precision };
     Tower::new(Model::new(config)?, DenseOptimizer::adam(1e-3), options)
 }
 
@@ -157,8 +178,8 @@ fn tower(args: &StepArgs, device: ComputeDevice) -> Result<Tower, DenseError> {
 mod tests {
     use super::*;
 
-    fn args(model: BenchedTower, batch: usize) -> StepArgs {
-        StepArgs { model, batch: Some(batch), threads: 1, gpu: None, steps: 2, json: false }
+    fn args(model: BenchedTower, precision: BenchedPrecision, batch: usize) -> StepArgs {
+        StepArgs { model, batch: Some(batch), threads: 1, precision, gpu: None, steps: 2, json: false }
     }
 
     #[test]
@@ -167,17 +188,28 @@ mod tests {
             (BenchedTower::Dlrm, 14 * 512 + 513 * 256 + 257 * 16 + 368 * 512 + 513 * 256 + 257),
             (BenchedTower::B, 430 * 512 + 513 * 256 + 257 * 128 + 129),
         ] {
-            let figures = bench_step(&args(model, 64)).unwrap();
-            assert_eq!(figures.parameters, parameters, "{model:?}");
-            assert!(figures.samples_per_second > 0.0 && figures.fastest_step_seconds <= figures.step_seconds);
-            assert!(figures.forward_backward_seconds <= figures.step_seconds);
+            for precision in [BenchedPrecision::Fp32, BenchedPrecision::Bf16] {
+                let figures = bench_step(&args(model, precision, 64)).unwrap();
+                assert_eq!(figures.parameters, parameters, "{model:?}");
+                assert!(figures.samples_per_second > 0.0 && figures.fastest_step_seconds <= figures.step_seconds);
+                assert!(figures.forward_backward_seconds <= figures.step_seconds);
+            }
         }
     }
 
     #[test]
     fn a_batch_without_samples_and_a_gpu_that_is_not_there_are_refused() {
-        assert!(bench_step(&args(BenchedTower::B, 0)).unwrap_err().to_string().contains("--batch 0"));
-        let error = bench_step(&StepArgs { gpu: Some(99), ..args(BenchedTower::B, 8) }).unwrap_err();
-        assert!(error.is_user_error() && error.to_string().contains("cannot compute on a GPU"), "{error}");
+        assert!(
+            bench_step(&args(BenchedTower::B, BenchedPrecision::Fp32, 0))
+                .unwrap_err()
+                .to_string()
+                .contains("--batch 0")
+        );
+        for (precision, expected) in
+            [(BenchedPrecision::Fp32, "cannot compute on a GPU"), (BenchedPrecision::Bf16, "in bf16 on a GPU")]
+        {
+            let error = bench_step(&StepArgs { gpu: Some(99), ..args(BenchedTower::B, precision, 8) }).unwrap_err();
+            assert!(error.is_user_error() && error.to_string().contains(expected), "{error}");
+        }
     }
 }

@@ -13,7 +13,8 @@ use rectrain_checkpoint::{
 };
 use rectrain_data::key::TableSeed;
 use rectrain_dense::{
-    ComputeDevice, CrossStructure, DenseOptimizer, Features, Model, ModelConfig, ModelKind, Tower, TowerOptions,
+    ComputeDevice, CrossStructure, DenseOptimizer, Features, Model, ModelConfig, ModelKind, Precision, Tower,
+    TowerOptions,
 };
 use rectrain_embedding::{
     FeatureKey, GroupId, Initializer, Missing, RowSpec, SaveScope, Slot, SparseOptimizer, Store, StoreConfig, ValueType,
@@ -58,7 +59,7 @@ fn job(kind: ModelKind) -> Job {
     let groups = vec![spec(ValueType::F32), spec(ValueType::Bf16)];
     let store = Arc::new(Store::new(StoreConfig { slots: SLOTS, seed: 9, groups }).unwrap());
     store.track_changes(true);
-    let options = TowerOptions { seed: 3, rank: 0, threads: 1, device: ComputeDevice::Cpu };
+    let options = TowerOptions { seed: 3, rank: 0, threads: 1, device: ComputeDevice::Cpu, precision: Precision::Fp32 };
     let mut tower = Tower::new(model.clone(), DenseOptimizer::adam(0.01), options).unwrap();
     for (index, parameter) in tower.parameters_mut().unwrap().iter_mut().enumerate() {
         *parameter += number(index as u64) * 0.05;

@@ -105,6 +105,12 @@ pub enum DenseError {
         reason: String,
     },
 
+    /// bf16 was asked for on a GPU.
+    #[error(
+        "cannot compute in bf16 on a GPU: this is built for CPUs only; use fp32 (whose products run on the GPU's tensor cores), or the CPU"
+    )]
+    Bf16OnGpu,
+
     /// A GPU was asked for and cannot be had.
     #[error("cannot compute on a GPU: {reason}")]
     NoGpu {

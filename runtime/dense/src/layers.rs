@@ -3,16 +3,22 @@
 
 use burn::tensor::{Device, Int, Tensor, TensorData, activation::relu};
 
+use crate::bf16::Rounded;
 use crate::layout::{Initializer, ParameterId, ParameterLayout};
 use crate::random::{Stream, name_key};
 
-/// The parameters of one forward pass, in layout order.
-pub(crate) struct Parameters<'a>(pub(crate) &'a [Tensor<2>]);
+/// The parameters of one forward pass.
+pub(crate) struct Parameters<'a> {
+    /// In layout order. With `rounded`, in the place of those of linear layers stands one value without meaning.
+    pub(crate) tensors: &'a [Tensor<2>],
+    /// What linear layers compute with in bf16.
+    pub(crate) rounded: Option<&'a Rounded>,
+}
 
 impl Parameters<'_> {
     /// A handle on a parameter; no values are copied.
     fn get(&self, id: ParameterId) -> Tensor<2> {
-        self.0[id.0].clone()
+        self.tensors[id.0].clone()
     }
 }
 
@@ -70,7 +76,18 @@ impl Linear {
 
     /// `[B, inputs]` to `[B, outputs]`.
     pub(crate) fn forward(&self, parameters: &Parameters<'_>, input: Tensor<2>) -> Tensor<2> {
-        input.matmul(parameters.get(self.weight)) + parameters.get(self.bias)
+        match parameters.rounded {
+            None => input.matmul(parameters.get(self.weight)) + parameters.get(self.bias),
+            Some(rounded) => rounded.linear(self, parameters.get(self.weight), input, false),
+        }
+    }
+
+    /// The same with ReLU after it.
+    pub(crate) fn forward_relu(&self, parameters: &Parameters<'_>, input: Tensor<2>) -> Tensor<2> {
+        match parameters.rounded {
+            None => relu(self.forward(parameters, input)),
+            Some(rounded) => rounded.linear(self, parameters.get(self.weight), input, true),
+        }
     }
 }
 
@@ -110,7 +127,7 @@ impl Mlp {
     /// `[B, inputs]` to `[B, outputs]`.
     pub(crate) fn forward(&self, parameters: &Parameters<'_>, input: Tensor<2>, dropout: Dropout) -> Tensor<2> {
         debug_assert_eq!(input.dims()[1], self.inputs);
-        self.layers.iter().fold(input, |x, (linear, key)| dropout.apply(*key, relu(linear.forward(parameters, x))))
+        self.layers.iter().fold(input, |x, (linear, key)| dropout.apply(*key, linear.forward_relu(parameters, x)))
     }
 }
 

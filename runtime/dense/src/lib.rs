@@ -6,6 +6,7 @@
 //! Start at [`Tower`]; a new model is a variant of [`ModelKind`] and a page in `model`.
 
 mod accelerator;
+mod bf16;
 mod device;
 mod error;
 mod host;
@@ -28,4 +29,4 @@ pub use error::DenseError;
 pub use layout::{Initializer, ParameterEntry, ParameterLayout};
 pub use model::{CrossStructure, Model, ModelConfig, ModelKind};
 pub use optimizer::DenseOptimizer;
-pub use tower::{Features, StepOutput, Tower, TowerOptions};
+pub use tower::{Features, Precision, StepOutput, Tower, TowerOptions};

@@ -1,7 +1,7 @@
 //! The click-through models, each a function from parameters and inputs to one logit a sample. A model owns no values: it knows the
 //! layout of its parameters and what it computes from them. The tower calls it, in training and in prediction alike.
 
-use burn::tensor::{Tensor, activation::relu};
+use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
 use crate::DenseError;
@@ -165,6 +165,23 @@ impl Model {
         &self.architecture
     }
 
+    /// All linear layers: those whose products are in bf16 where that is asked for.
+    pub(crate) fn linears(&self) -> Vec<&Linear> {
+        let (mlps, others): (Vec<&Mlp>, Vec<&Linear>) = match &self.architecture {
+            Architecture::Dlrm { bottom, top, logit } => {
+                let (hidden, output) =
+                    bottom.iter().map(|(hidden, output)| (hidden, output)).unzip::<_, _, Vec<_>, Vec<_>>();
+                (hidden.into_iter().chain([top]).collect(), output.into_iter().chain([logit]).collect())
+            }
+            Architecture::Sum { deep, .. } => deep.iter().map(|(hidden, logit)| (hidden, logit)).unzip(),
+            Architecture::Dnn { hidden, logit } => (vec![hidden], vec![logit]),
+            Architecture::DcnV2 { crosses, deep, logit, .. } => {
+                (vec![deep], crosses.iter().map(|cross| &cross.up).chain([logit]).collect())
+            }
+        };
+        mlps.into_iter().flat_map(|mlp| mlp.layers.iter().map(|(linear, _)| linear)).chain(others).collect()
+    }
+
     /// Where the parameters lie in the flat buffer.
     pub fn layout(&self) -> &ParameterLayout {
         &self.layout
@@ -201,7 +218,7 @@ impl Model {
         match &self.architecture {
             Architecture::Dlrm { bottom, top, logit } => {
                 let bottom = bottom.as_ref().zip(inputs.dense).map(|((hidden, output), dense)| {
-                    relu(output.forward(parameters, hidden.forward(parameters, dense, dropout)))
+                    output.forward_relu(parameters, hidden.forward(parameters, dense, dropout))
                 });
                 let features = self.config.embedding_dims.len();
                 let vectors = concatenate([bottom.clone(), inputs.embeddings]);

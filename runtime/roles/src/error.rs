@@ -96,7 +96,9 @@ impl RoleError {
             Self::Input(_) | Self::Ledger(rectrain_modes::LedgerError::NoRows) => true,
             Self::Checkpoint(error) => matches!(**error, rectrain_checkpoint::CheckpointError::OtherJob { .. }),
             Self::JobFailed { user_error, .. } => *user_error,
-            Self::Dense(error) => matches!(error, rectrain_dense::DenseError::NoGpu { .. }),
+            Self::Dense(error) => {
+                matches!(error, rectrain_dense::DenseError::NoGpu { .. } | rectrain_dense::DenseError::Bf16OnGpu)
+            }
             _ => false,
         }
     }

@@ -69,7 +69,8 @@ fn sync_with_several_dense_workers_repeats_to_the_bit() {
 /// The definition of `sync` as one loop: no roles, no messages, one sample's embedding at a time.
 fn plain_loop(plan: &JobPlan) -> String {
     let store = Store::new(plan.store.clone()).unwrap();
-    let options = TowerOptions { seed: plan.seed, rank: 0, threads: 1, device: ComputeDevice::Cpu };
+    let options =
+        TowerOptions { seed: plan.seed, rank: 0, threads: 1, device: ComputeDevice::Cpu, precision: plan.precision };
     let mut tower = Tower::new(Model::new(plan.model.clone()).unwrap(), plan.dense_optimizer, options).unwrap();
     let dataset = Dataset::open(plan.train.clone(), plan.schema.clone()).unwrap();
     let (dim, first) = (plan.store.groups[0].dim, plan.store.groups[0].zero_columns);
@@ -354,6 +355,20 @@ fn values_travel_as_fp16_blocks_if_asked_and_cost_little() {
     let auc = |changes: &[&str]| train(plan(changes)).unwrap().0.test.unwrap().auc.unwrap();
     let (plain, compressed) = (auc(&[]), auc(&["spec.training.compression=fp16"]));
     assert!((plain - compressed).abs() < 0.01, "{plain} {compressed}");
+}
+
+#[test]
+fn sync_in_bf16_repeats_to_the_bit_and_learns_what_fp32_learns() {
+    let bf16 = "spec.training.precision=bf16";
+    let first = digest_of(&[bf16]);
+    assert_eq!(first, digest_of(&[bf16, "spec.roles.denseWorker.threads=1", "spec.roles.ps.replicas=2"]));
+    assert_eq!(first, plain_loop(&plan(&[bf16])));
+    assert_ne!(first, digest_of(&[]), "bf16 was asked for and not taken");
+    let auc = |changes: &[&str]| train(plan(changes)).unwrap().0.test.unwrap().auc.unwrap();
+    for model in ["spec.model.kind=dnn", "spec.model.kind=deepfm", "spec.model.kind=dlrm"] {
+        let (fp32, bf16) = (auc(&[model]), auc(&[model, bf16]));
+        assert!((fp32 - bf16).abs() < 0.001, "{model}: AUC {fp32} in 32 bits, {bf16} in bf16");
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rectrain_crds::DeviceKind;
 use rectrain_data::{Schema, SourceConfig};
-use rectrain_dense::{ComputeDevice, DenseOptimizer, GPU_SUPPORT, Model, ModelConfig, Tower, TowerOptions};
+use rectrain_dense::{ComputeDevice, DenseOptimizer, GPU_SUPPORT, Model, ModelConfig, Precision, Tower, TowerOptions};
 use rectrain_embedding::StoreConfig;
 use rectrain_modes::gba::{KeyDivisor, TokenMode};
 use rectrain_modes::migration::SlotMap;
@@ -166,6 +166,8 @@ pub struct JobPlan {
     pub dense_threads: usize,
     /// What a dense worker computes on.
     pub dense_device: DeviceKind,
+    /// What the products of a dense worker's linear layers are computed in.
+    pub precision: Precision,
     /// How values travel.
     pub compression: Compression,
     /// Its checkpoints, if there are any.
@@ -225,8 +227,8 @@ impl JobPlan {
 
     /// The tower as it stands before step 0, on the dense worker of this rank.
     pub(crate) fn tower(&self, rank: Rank) -> Result<Tower, RoleError> {
-        let device = compute_device(self.dense_device, rank)?;
-        let options = TowerOptions { seed: self.seed, rank: rank.0, threads: self.dense_threads, device };
+        let (device, precision) = (compute_device(self.dense_device, self.precision, rank)?, self.precision);
+        let options = TowerOptions { seed: self.seed, rank: rank.0, threads: self.dense_threads, device, precision };
         Ok(Tower::new(Model::new(self.model.clone())?, self.dense_optimizer, options)?)
     }
 
@@ -244,8 +246,10 @@ impl JobPlan {
 }
 
 /// What the dense worker of this rank computes on. Workers on one machine take its GPUs in turn; in a cluster each pod sees its own.
-fn compute_device(wanted: DeviceKind, rank: Rank) -> Result<ComputeDevice, RoleError> {
-    if wanted == DeviceKind::Cpu || (wanted == DeviceKind::Auto && !GPU_SUPPORT) {
+/// bf16 is computed on CPUs only, so that is where `auto` computes it.
+fn compute_device(wanted: DeviceKind, precision: Precision, rank: Rank) -> Result<ComputeDevice, RoleError> {
+    let cpu_only = !GPU_SUPPORT || precision == Precision::Bf16;
+    if wanted == DeviceKind::Cpu || (wanted == DeviceKind::Auto && cpu_only) {
         return Ok(ComputeDevice::Cpu);
     }
     let gpus = rectrain_dense::gpus()?;

@@ -8,7 +8,7 @@ use rectrain_data::{
     BadRows, CsvFormat, DenseField, Format, LabelField, MissingValue, Part, Schema, SourceConfig, SparseField, Split,
     SyntheticConfig, TimeBound, Transform,
 };
-use rectrain_dense::{CrossStructure, DenseOptimizer, Model, ModelConfig, ModelKind};
+use rectrain_dense::{CrossStructure, DenseOptimizer, Model, ModelConfig, ModelKind, Precision};
 use rectrain_embedding::{Initializer, RowSpec, SparseOptimizer, StoreConfig, ValueType};
 use rectrain_modes::gba::{BufferSize, Decay, KeyDivisor, LostTokens, TokenMode};
 use rectrain_modes::{EvaluationPoints, TrainingLength};
@@ -81,6 +81,10 @@ impl JobPlan {
             dense_optimizer: dense_optimizer(training.dense_optimizer),
             dense_threads: job.roles.dense_worker.threads.unwrap_or(0),
             dense_device: job.roles.device,
+            precision: match training.precision {
+                crds::Precision::Fp32 => Precision::Fp32,
+                crds::Precision::Bf16 => Precision::Bf16,
+            },
             compression: match training.compression {
                 crds::Compression::None => Compression::None,
                 crds::Compression::Fp16 => Compression::Fp16,

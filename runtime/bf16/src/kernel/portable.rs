@@ -1,0 +1,69 @@
+//! Plain Rust, which the compiler turns into vectors of whatever the build is for.
+
+use super::{Begin, PANEL_LINES, TILE_COLUMNS, TILE_ROWS, Tile};
+use crate::lines::LINE;
+
+/// The nearest bf16, ties to even; see the crate's text for what is special.
+fn bf16(value: f32) -> u32 {
+    let bits = value.to_bits();
+    let sign = bits >> 16 & 0x8000;
+    let magnitude = bits & 0x7FFF_FFFF;
+    if magnitude > 0x7F80_0000 {
+        return bits >> 16 | 0x0040;
+    }
+    if magnitude < 0x0080_0000 {
+        return sign;
+    }
+    (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+}
+
+pub(super) fn round(values: &[f32], words: &mut [u32]) {
+    for (word, pair) in words.iter_mut().zip(values.chunks(2)) {
+        *word = bf16(pair[0]) | pair.get(1).map_or(0, |&second| bf16(second)) << 16;
+    }
+}
+
+pub(super) fn pair<const WIDTH: usize>(first: &[f32], second: &[f32], words: &mut [u32], step: usize) {
+    for (panel, (first, second)) in first.chunks(WIDTH).zip(second.chunks(WIDTH)).enumerate() {
+        for ((word, &low), &high) in words[panel * step..].iter_mut().zip(first).zip(second) {
+            *word = bf16(low) | bf16(high) << 16;
+        }
+    }
+}
+
+fn low(word: u32) -> f32 {
+    f32::from_bits(word << 16)
+}
+
+fn high(word: u32) -> f32 {
+    f32::from_bits(word & 0xFFFF_0000)
+}
+
+pub(super) fn tile(tile: Tile<'_>) {
+    let Tile { rows, columns, pairs, left, row_step, pair_step, right, out, stride, begin, relu, .. } = tile;
+    let mut sums = [[0.0_f32; TILE_COLUMNS]; TILE_ROWS];
+    for (row, sums) in sums[..rows].iter_mut().enumerate() {
+        match begin {
+            Begin::Zero => {}
+            Begin::Row(values) => sums[..columns].copy_from_slice(&values[..columns]),
+            Begin::Sum => sums[..columns].copy_from_slice(&out[row * stride..][..columns]),
+        }
+    }
+    for (pair, lines) in right[..pairs * PANEL_LINES].chunks_exact(PANEL_LINES).enumerate() {
+        for (row, sums) in sums[..rows].iter_mut().enumerate() {
+            let word = left[row * row_step + pair * pair_step];
+            let (low_left, high_left) = (low(word), high(word));
+            for (line, sums) in lines.iter().zip(sums.chunks_exact_mut(LINE)) {
+                for (sum, &word) in sums.iter_mut().zip(&line.0) {
+                    *sum += high_left * high(word);
+                    *sum += low_left * low(word);
+                }
+            }
+        }
+    }
+    for (row, sums) in sums[..rows].iter().enumerate() {
+        for (value, &sum) in out[row * stride..][..columns].iter_mut().zip(sums) {
+            *value = if relu && sum < 0.0 { 0.0 } else { sum };
+        }
+    }
+}

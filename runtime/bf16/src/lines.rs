@@ -1,0 +1,9 @@
+//! Memory in whole cache lines, so that no load of a kernel crosses two.
+
+/// Words of a cache line.
+pub(crate) const LINE: usize = 16;
+
+/// Two bf16 a word, the one of the lower index in the lower half.
+#[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+pub(crate) struct Line(pub(crate) [u32; LINE]);

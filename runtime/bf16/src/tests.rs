@@ -1,0 +1,290 @@
+//! Products against a sum in 64 bits over operands that are rounded by definition.
+
+use crate::{Finish, Kernel, Left, Matrix, Right, RightPart, Start, multiply, multiply_rows};
+
+/// Rows, inner dimension and columns: none, one, odd, a tile, one more and one less than a tile, and more than a block of each.
+const SHAPES: [[usize; 3]; 16] = [
+    [0, 3, 5],
+    [3, 0, 5],
+    [3, 5, 0],
+    [1, 1, 1],
+    [1, 7, 1],
+    [2, 2, 2],
+    [12, 32, 32],
+    [13, 31, 33],
+    [11, 33, 31],
+    [5, 255, 17],
+    [25, 257, 65],
+    [24, 513, 48],
+    [265, 5, 257],
+    [270, 260, 270],
+    [1, 600, 300],
+    [300, 1, 1],
+];
+
+fn kernels() -> Vec<Kernel> {
+    let kernels: Vec<Kernel> = [Kernel::avx512_bf16(), Some(Kernel::portable())].into_iter().flatten().collect();
+    if kernels.len() == 1 {
+        println!("skipped: this processor has no AVX512-BF16");
+    }
+    kernels
+}
+
+/// Values from −1 to 1 that bf16 does not hold.
+fn values(count: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// The nearest bf16 by its definition: of the two neighbours the nearer, of two that are as near the even one.
+fn nearest(value: f32) -> f32 {
+    if value.is_nan() || value.is_infinite() {
+        return value;
+    }
+    if value.is_subnormal() {
+        return 0.0_f32.copysign(value);
+    }
+    let below = value.to_bits() & 0xFFFF_0000;
+    // The neighbour further from 0; beyond the largest it stands for 2^128.
+    let above = below + 0x1_0000;
+    let wide = |bits: u32| {
+        if bits & 0x7FFF_FFFF == 0x7F80_0000 {
+            2_f64.powi(128).copysign(f64::from(value))
+        } else {
+            f64::from(f32::from_bits(bits))
+        }
+    };
+    let (down, up) = ((f64::from(value) - wide(below)).abs(), (f64::from(value) - wide(above)).abs());
+    let even = if below >> 16 & 1 == 0 { below } else { above };
+    f32::from_bits(if down < up {
+        below
+    } else if up < down {
+        above
+    } else {
+        even
+    })
+}
+
+/// A matrix as the caller may have it: `values` row by row, or its transpose's.
+fn matrix(values: &[f32], rows: usize, columns: usize, transposed: bool) -> Matrix<'_> {
+    if transposed { Matrix::new(values, columns, rows).transpose() } else { Matrix::new(values, rows, columns) }
+}
+
+fn packed(kernel: Kernel, left: Matrix<'_>, right: Matrix<'_>) -> (Left, Right) {
+    let mut operands = (Left::new(), Right::new());
+    operands.0.pack(kernel, left);
+    operands.1.pack(kernel, right);
+    operands
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn rounding_is_to_the_nearest_and_ties_are_even() {
+    let one = 1.0_f32.to_bits();
+    let mut cases: Vec<f32> = (0..0x4_0000).map(|step| f32::from_bits(one + step)).collect();
+    cases.extend(values(10_000, 3).iter().map(|value| value * 1e30));
+    cases.extend([0.0, -0.0, f32::MIN_POSITIVE, 1e-40, -1e-40, f32::MAX, f32::MIN, f32::INFINITY, f32::NEG_INFINITY]);
+    cases.extend([3.389e38, 3.3895314e38, 3.396e38, -3.396e38]);
+    for kernel in kernels() {
+        // A product with 1 and nothing to add shows an operand as it was rounded.
+        let (left, right) = packed(kernel, Matrix::new(&cases, cases.len(), 1), Matrix::new(&[1.0], 1, 1));
+        let mut rounded = vec![7.0; cases.len()];
+        multiply(kernel, &left, &right, &mut rounded, Start::Zero, Finish::Plain);
+        for (case, got) in cases.iter().zip(rounded) {
+            assert_eq!(got, nearest(*case), "{}: {case:e}", kernel.name());
+        }
+    }
+}
+
+#[test]
+fn operands_are_rounded_to_the_same_bits_by_every_kernel_and_whichever_way_they_are_packed() {
+    let mut cases = values(37 * 41, 5);
+    cases.extend([f32::NAN, f32::from_bits(0xFF80_0001), f32::INFINITY, 1e-40, 3.3895314e38, -0.0]);
+    let count = cases.len();
+    let mut seen: Option<Vec<u32>> = None;
+    for kernel in kernels() {
+        for transposed in [false, true] {
+            let unit = Matrix::new(&[1.0], 1, 1);
+            let column = matrix(&cases, count, 1, transposed);
+            let row = matrix(&cases, 1, count, transposed);
+            for (left, right) in [(column, unit), (unit, row)] {
+                let (left, right) = packed(kernel, left, right);
+                let mut rounded = vec![0.0; count];
+                multiply(kernel, &left, &right, &mut rounded, Start::Zero, Finish::Plain);
+                let found =
+                    rounded.iter().map(|value| if value.is_nan() { u32::MAX } else { value.to_bits() }).collect();
+                assert_eq!(seen.get_or_insert_with(|| Vec::clone(&found)), &found, "{} {transposed}", kernel.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn products_of_every_shape_and_layout_are_the_sums_of_the_rounded_operands() {
+    for kernel in kernels() {
+        for [rows, depth, columns] in SHAPES {
+            for (turn_left, turn_right) in [(false, false), (false, true), (true, false), (true, true)] {
+                check_product(kernel, [rows, depth, columns], turn_left, turn_right);
+            }
+        }
+    }
+}
+
+fn check_product(kernel: Kernel, [rows, depth, columns]: [usize; 3], turn_left: bool, turn_right: bool) {
+    let (a, b) = (values(rows * depth, 1), values(depth * columns, 2));
+    let (bias, before) = (values(columns, 3), values(rows * columns, 4));
+    let at = |values: &[f32], [row, column]: [usize; 2], [rows, columns]: [usize; 2], turned: bool| {
+        f64::from(values[if turned { column * rows + row } else { row * columns + column }])
+    };
+    let (left, right) = packed(kernel, matrix(&a, rows, depth, turn_left), matrix(&b, depth, columns, turn_right));
+    let round = |values: &[f32]| values.iter().copied().map(nearest).collect::<Vec<f32>>();
+    let (a, b) = (round(&a), round(&b));
+    for (start, finish) in
+        [(Start::Zero, Finish::Plain), (Start::Row(&bias), Finish::Relu), (Start::Sum, Finish::Plain)]
+    {
+        let mut out = before.clone();
+        multiply(kernel, &left, &right, &mut out, start, finish);
+        for (index, got) in out.iter().enumerate() {
+            let (row, column) = (index / columns, index % columns);
+            let begin = match start {
+                Start::Zero => 0.0,
+                Start::Row(row) => f64::from(row[column]),
+                Start::Sum => f64::from(before[index]),
+            };
+            let (mut sum, mut size) = (begin, begin.abs());
+            for k in 0..depth {
+                let term =
+                    at(&a, [row, k], [rows, depth], turn_left) * at(&b, [k, column], [depth, columns], turn_right);
+                (sum, size) = (sum + term, size + term.abs());
+            }
+            let expected = if finish == Finish::Relu { sum.max(0.0) } else { sum };
+            // Every addition may be off by half a unit in the last place of what has been summed.
+            let tolerance = size * f64::from(f32::EPSILON) * (2.0 + (depth as f64).sqrt());
+            assert!(
+                (f64::from(*got) - expected).abs() <= tolerance,
+                "{} {rows}x{depth}x{columns} {turn_left} {turn_right} {start:?} {finish:?} at {row}, {column}: {got} but {expected}",
+                kernel.name()
+            );
+        }
+    }
+}
+
+#[test]
+fn sums_that_32_bits_hold_are_exact_and_the_same_with_every_kernel() {
+    let whole = |count, seed| values(count, seed).iter().map(|value| (value * 100.0).round()).collect::<Vec<f32>>();
+    let [rows, depth, columns] = [37, 301, 45];
+    let (a, b) = (whole(rows * depth, 1), whole(depth * columns, 2));
+    for kernel in kernels() {
+        let (left, right) = packed(kernel, Matrix::new(&a, rows, depth), Matrix::new(&b, depth, columns));
+        let mut out = vec![0.0; rows * columns];
+        multiply(kernel, &left, &right, &mut out, Start::Zero, Finish::Plain);
+        for (index, &got) in out.iter().enumerate() {
+            let sum: f32 = (0..depth).map(|k| a[index / columns * depth + k] * b[k * columns + index % columns]).sum();
+            assert_eq!(got, sum, "{}", kernel.name());
+        }
+    }
+}
+
+#[test]
+fn a_value_that_is_no_number_reaches_its_row_and_no_other() {
+    let [rows, depth, columns] = [27, 35, 40];
+    for kernel in kernels() {
+        for (broken, turned) in [(f32::NAN, false), (f32::INFINITY, false), (f32::NAN, true)] {
+            let (mut a, b) = (values(rows * depth, 1), vec![1.0; depth * columns]);
+            // The last of an odd inner dimension: its neighbour in the pair is 0 and must not meet it.
+            a[if turned { 34 * rows + 26 } else { 26 * depth + 34 }] = broken;
+            let (left, right) = packed(kernel, matrix(&a, rows, depth, turned), Matrix::new(&b, depth, columns));
+            for finish in [Finish::Plain, Finish::Relu] {
+                let mut out = vec![0.0; rows * columns];
+                multiply(kernel, &left, &right, &mut out, Start::Zero, finish);
+                let (fine, row) = out.split_at(26 * columns);
+                assert!(fine.iter().all(|value| value.is_finite()));
+                assert!(row.iter().all(|value| !value.is_finite()), "{} {finish:?}: {row:?}", kernel.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn an_operand_that_is_packed_again_forgets_what_it_was() {
+    for kernel in kernels() {
+        let mut operands = (Left::new(), Right::new());
+        for [rows, depth, columns] in [[50, 70, 90], [3, 5, 33], [13, 1, 1], [50, 70, 90]] {
+            for turned in [false, true] {
+                let (a, b) = (vec![f32::NAN; 100 * 100], values(depth * columns, 2));
+                operands.0.pack(kernel, matrix(&a[..100 * 99], 100, 99, turned));
+                operands.1.pack(kernel, matrix(&a[..99 * 100], 99, 100, turned));
+                let a = values(rows * depth, 1);
+                let (left, right) = (matrix(&a, rows, depth, turned), matrix(&b, depth, columns, turned));
+                operands.0.pack(kernel, left);
+                operands.1.pack(kernel, right);
+                let fresh = packed(kernel, left, right);
+                let product = |left, right| {
+                    let mut out = vec![0.0; rows * columns];
+                    multiply(kernel, left, right, &mut out, Start::Zero, Finish::Plain);
+                    bits(&out)
+                };
+                assert_eq!(product(&operands.0, &operands.1), product(&fresh.0, &fresh.1));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_product_in_parts_has_the_bits_of_the_whole() {
+    let [rows, depth, columns] = [300, 400, 270];
+    let (a, b) = (values(rows * depth, 1), values(depth * columns, 2));
+    for kernel in kernels() {
+        let (left, right) = packed(kernel, Matrix::new(&a, rows, depth), Matrix::new(&b, depth, columns));
+        let mut whole = vec![0.0; rows * columns];
+        multiply(kernel, &left, &right, &mut whole, Start::Zero, Finish::Plain);
+
+        let mut parts = vec![0.0; rows * columns];
+        for (block, out) in parts.chunks_mut(24 * columns).enumerate() {
+            let rows = block * 24..rows.min(block * 24 + 24);
+            multiply_rows(kernel, &left, rows, &right, out, Start::Zero, Finish::Plain);
+        }
+        assert_eq!(bits(&whole), bits(&parts), "rows");
+
+        let mut halves = vec![0.0; rows * columns];
+        for inner in [0..130, 130..400] {
+            let columns_of = |row: usize| &a[row * depth..][inner.clone()];
+            let part: Vec<f32> = (0..rows).flat_map(columns_of).copied().collect();
+            let (left, right) = packed(
+                kernel,
+                Matrix::new(&part, rows, inner.len()),
+                Matrix::new(&b[inner.start * columns..inner.end * columns], inner.len(), columns),
+            );
+            multiply(kernel, &left, &right, &mut halves, Start::Sum, Finish::Plain);
+        }
+        assert_eq!(bits(&whole), bits(&halves), "the inner dimension");
+
+        for turned in [false, true] {
+            let mut right = Right::new();
+            right.parts(kernel, matrix(&b, depth, columns, turned), 64).for_each(RightPart::pack);
+            let (left, at_once) = packed(kernel, Matrix::new(&a, rows, depth), matrix(&b, depth, columns, turned));
+            let product = |right| {
+                let mut out = vec![0.0; rows * columns];
+                multiply(kernel, &left, right, &mut out, Start::Zero, Finish::Plain);
+                bits(&out)
+            };
+            assert_eq!(product(&right), product(&at_once), "packed in parts");
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "inner dimensions")]
+fn operands_that_do_not_fit_are_refused() {
+    let (left, right) = packed(Kernel::best(), Matrix::new(&[1.0; 6], 2, 3), Matrix::new(&[1.0; 4], 2, 2));
+    multiply(Kernel::best(), &left, &right, &mut [0.0; 4], Start::Zero, Finish::Plain);
+}

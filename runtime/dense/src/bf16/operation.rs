@@ -1,0 +1,141 @@
+//! The linear layer as an operation of Burn's graph, with a backward pass of its own.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::flex::FlexTensor;
+use burn::backend::{Autodiff, Flex, TensorMetadata};
+use burn::tensor::{Tensor, TensorData};
+use rectrain_bf16::{Finish, Left, Matrix, Start, multiply};
+
+use super::{Record, Rounded, lock};
+use crate::layers::Linear;
+
+thread_local! {
+    /// The left operand of the product that this thread computes.
+    static LEFT: RefCell<Left> = RefCell::default();
+}
+
+impl Rounded {
+    /// `x·W + b`, and ReLU of it if asked for: `[B, inputs]` to `[B, outputs]`. `anchor` is the leaf that stands for the weight, by
+    /// which the layer belongs to the graph even where its input does not.
+    pub(crate) fn linear(&self, linear: &Linear, anchor: Tensor<2>, input: Tensor<2>, relu: bool) -> Tensor<2> {
+        let Some(record) = &self.record else {
+            let input = input.try_into_primitive::<Flex>().expect("computed on the CPU");
+            return Tensor::from_primitive::<Flex>(self.forward(linear, &input, relu));
+        };
+        let [(input, input_node), (_, anchor_node)] = [input, anchor].map(|tensor| {
+            let tensor = tensor.autodiff().try_into_primitive::<Autodiff<Flex>>();
+            tensor.expect("computed on the CPU").into_parts()
+        });
+        let input = input.to_contiguous();
+        let output = self.forward(linear, &input, relu);
+        let [rows, columns] = shape(&input);
+        let matrix = Matrix::new(floats(&input), rows, columns).transpose();
+        lock(&record.0[linear.weight.0]).inputs.pack(self.kernel, matrix);
+        let output =
+            match LinearBackward.prepare::<NoCheckpointing>([input_node, anchor_node]).compute_bound().stateful() {
+                OpsKind::Tracked(prepared) => {
+                    let state = Pending {
+                        rounded: Self { record: None, ..self.clone() },
+                        record: Arc::clone(record),
+                        layer: linear.weight.0,
+                        output: relu.then(|| output.clone()),
+                    };
+                    prepared.finish(state, output)
+                }
+                OpsKind::UnTracked(prepared) => prepared.finish(output),
+            };
+        Tensor::from_primitive::<Autodiff<Flex>>(output)
+    }
+
+    fn forward(&self, linear: &Linear, input: &FlexTensor, relu: bool) -> FlexTensor {
+        let layer = self.layer(linear);
+        let input = input.to_contiguous();
+        let [rows, columns] = shape(&input);
+        let finish = if relu { Finish::Relu } else { Finish::Plain };
+        let mut output = vec![0.0; rows * layer.bias.len()];
+        LEFT.with_borrow_mut(|left| {
+            left.pack(self.kernel, Matrix::new(floats(&input), rows, columns));
+            multiply(self.kernel, left, &layer.forward, &mut output, Start::Row(&layer.bias), finish);
+        });
+        tensor(output, [rows, layer.bias.len()])
+    }
+}
+
+#[derive(Debug)]
+struct LinearBackward;
+
+/// What the backward pass of a layer needs.
+#[derive(Debug, Clone)]
+struct Pending {
+    rounded: Rounded,
+    record: Arc<Record>,
+    layer: usize,
+    /// Where ReLU let nothing through; none without it.
+    output: Option<FlexTensor>,
+}
+
+impl Backward<Flex, 2> for LinearBackward {
+    type State = Pending;
+
+    fn backward(self, ops: Ops<Pending, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
+        let Pending { rounded, record, layer, output } = ops.state;
+        let mut derivatives = gradients.consume::<Flex>(&ops.node).to_contiguous();
+        let [rows, columns] = shape(&derivatives);
+        let kernel = rounded.kernel;
+        let mut recorded = lock(&record.0[layer]);
+        recorded.bias.clear();
+        recorded.bias.resize(columns, 0.0);
+        through_relu(&mut derivatives, output.as_ref(), &mut recorded.bias);
+        let matrix = Matrix::new(floats(&derivatives), rows, columns);
+        recorded.derivatives.pack(kernel, matrix);
+        recorded.complete = true;
+        drop(recorded);
+
+        let [input, _] = ops.parents;
+        if let (Some(input), Some(layer)) = (input, &rounded.weights.0[layer]) {
+            let mut of_input = vec![0.0; rows * layer.backward.columns()];
+            LEFT.with_borrow_mut(|left| {
+                left.pack(kernel, matrix);
+                multiply(kernel, left, &layer.backward, &mut of_input, Start::Zero, Finish::Plain);
+            });
+            gradients.register::<Flex>(input.id, tensor(of_input, [rows, layer.backward.columns()]));
+        }
+    }
+}
+
+/// Sets derivatives to 0 where ReLU let nothing through, and adds them to `bias` by column, in the order of the rows.
+fn through_relu(derivatives: &mut FlexTensor, output: Option<&FlexTensor>, bias: &mut [f32]) {
+    let columns = bias.len();
+    if let Some(output) = output {
+        let values = derivatives.storage_mut::<f32>();
+        for (values, outputs) in values.chunks_exact_mut(columns).zip(floats(output).chunks_exact(columns)) {
+            for ((value, &output), sum) in values.iter_mut().zip(outputs).zip(&mut *bias) {
+                *value = if output <= 0.0 { 0.0 } else { *value };
+                *sum += *value;
+            }
+        }
+    } else {
+        for values in floats(derivatives).chunks_exact(columns) {
+            bias.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+        }
+    }
+}
+
+fn tensor(values: Vec<f32>, shape: [usize; 2]) -> FlexTensor {
+    FlexTensor::from_data(TensorData::new(values, shape))
+}
+
+fn shape(tensor: &FlexTensor) -> [usize; 2] {
+    tensor.shape().dims()
+}
+
+/// The values of a contiguous tensor.
+fn floats(tensor: &FlexTensor) -> &[f32] {
+    tensor.as_slice().expect("this crate makes f32 tensors only, and this one is contiguous")
+}
