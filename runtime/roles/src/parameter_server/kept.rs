@@ -13,6 +13,7 @@
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rectrain_embedding::{Reopened, Store, UpdateLog};
@@ -83,8 +84,10 @@ impl Standing {
 pub(super) struct Kept {
     directory: PathBuf,
     log: Mutex<UpdateLog>,
-    /// Step and piece of the gradients that have a file.
+    /// Step and piece of the gradients that have a file under their name; locked while one comes or goes.
     gradients: Mutex<BTreeSet<(u64, u32)>>,
+    /// Files begun, for names that no two have.
+    begun: AtomicU64,
 }
 
 /// What a server that was killed has left behind.
@@ -169,7 +172,12 @@ impl Rows {
 
 impl Kept {
     fn new(directory: &Path, log: UpdateLog) -> Self {
-        Self { directory: directory.to_owned(), log: Mutex::new(log), gradients: Mutex::default() }
+        Self {
+            directory: directory.to_owned(),
+            log: Mutex::new(log),
+            gradients: Mutex::default(),
+            begun: AtomicU64::new(0),
+        }
     }
 
     /// A mode with a barrier begins: from here on there is something to go on from.
@@ -196,7 +204,8 @@ impl Kept {
 
     fn stand(&self, standing: &Standing) -> Result<(), RoleError> {
         let json = serde_json::to_vec(standing).map_err(|error| failed("write", &self.directory, error.into()))?;
-        self.write(STANDING, |file| file.write_all(&json))
+        let written = self.write(STANDING, |file| file.write_all(&json))?;
+        self.name(&written, STANDING)
     }
 
     /// How far the update under way has come.
@@ -204,9 +213,10 @@ impl Kept {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps gradients until their step is applied.
+    /// Keeps gradients until their step is applied; those that come again, perhaps after that, until the next one is.
     pub(super) fn keep(&self, step: u64, piece: u32, contribution: &Contribution) -> Result<(), RoleError> {
-        self.write(&format!("{GRADIENTS}/{step}-{piece}"), |file| {
+        let name = gradients_name(step, piece);
+        let written = self.write(&name, |file| {
             for SparseGradients { keys, values } in contribution {
                 file.write_all(&(keys.len() as u64).to_le_bytes())?;
                 for key in keys {
@@ -218,42 +228,53 @@ impl Kept {
             }
             Ok(())
         })?;
-        self.lock_gradients().insert((step, piece));
+        let mut gradients = self.lock_gradients();
+        self.name(&written, &name)?;
+        gradients.insert((step, piece));
         Ok(())
     }
 
     /// Steps before `next` are applied.
     pub(super) fn forget(&self, next: u64) -> Result<(), RoleError> {
-        let applied = {
-            let mut gradients = self.lock_gradients();
-            let others = gradients.split_off(&(next, 0));
-            std::mem::replace(&mut *gradients, others)
-        };
-        for (step, piece) in applied {
-            let path = self.directory.join(format!("{GRADIENTS}/{step}-{piece}"));
+        let mut gradients = self.lock_gradients();
+        while let Some(&(step, piece)) = gradients.first().filter(|(step, _)| *step < next) {
+            let path = self.directory.join(gradients_name(step, piece));
             std::fs::remove_file(&path).map_err(|source| failed("remove", &path, source))?;
+            gradients.pop_first();
         }
         Ok(())
     }
 
+    /// Writes a file that is to have this name; gives where it is until then.
     fn write(
         &self,
         name: &str,
         content: impl FnOnce(&mut std::io::BufWriter<std::fs::File>) -> std::io::Result<()>,
-    ) -> Result<(), RoleError> {
-        let (path, unfinished) = (self.directory.join(name), self.directory.join(format!("{name}.part")));
+    ) -> Result<PathBuf, RoleError> {
+        let number = self.begun.fetch_add(1, Ordering::Relaxed);
+        let path = self.directory.join(format!("{name}.{number}.part"));
         let write = || {
-            let mut file = std::io::BufWriter::with_capacity(1 << 16, std::fs::File::create(&unfinished)?);
+            let mut file = std::io::BufWriter::with_capacity(1 << 16, std::fs::File::create(&path)?);
             content(&mut file)?;
-            file.into_inner().map_err(std::io::IntoInnerError::into_error)?;
-            std::fs::rename(&unfinished, &path)
+            file.into_inner().map(drop).map_err(std::io::IntoInnerError::into_error)
         };
-        write().map_err(|source| failed("write", &path, source))
+        write().map_err(|source| failed("write", &path, source))?;
+        Ok(path)
+    }
+
+    /// From here on the file is there.
+    fn name(&self, written: &Path, name: &str) -> Result<(), RoleError> {
+        let path = self.directory.join(name);
+        std::fs::rename(written, &path).map_err(|source| failed("name", &path, source))
     }
 
     fn lock_gradients(&self) -> MutexGuard<'_, BTreeSet<(u64, u32)>> {
         self.gradients.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn gradients_name(step: u64, piece: u32) -> String {
+    format!("{GRADIENTS}/{step}-{piece}")
 }
 
 fn read_standing(directory: &Path) -> Option<Standing> {
@@ -300,4 +321,87 @@ fn decode(mut bytes: &[u8], dims: &[usize]) -> Option<Contribution> {
 
 fn failed(attempt: &str, path: &Path, source: std::io::Error) -> RoleError {
     RoleError::System { attempt: format!("{attempt} {}", path.display()), source }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+// Helpers outside the test functions unwrap too.
+#[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+mod tests {
+    use rectrain_embedding::{Initializer, RowSpec, SparseOptimizer, StoreConfig, ValueType};
+
+    use super::*;
+
+    fn kept(directory: &Path) -> Kept {
+        let group = RowSpec {
+            dim: 2,
+            value_type: ValueType::F32,
+            optimizer: SparseOptimizer::Sgd { learning_rate: 1.0 },
+            initializer: Initializer::Constant(0.5),
+            zero_columns: 0,
+        };
+        let config = StoreConfig { slots: 2, seed: 1, groups: vec![group] };
+        let (_store, log, _) = Store::in_shared_memory(config, directory).unwrap();
+        std::fs::create_dir(directory.join(GRADIENTS)).unwrap();
+        Kept::new(directory, log)
+    }
+
+    fn gradients(key: u64) -> Contribution {
+        vec![SparseGradients { keys: vec![key, key + 1], values: vec![0.5, -0.25, f32::MIN_POSITIVE, 4.0] }]
+    }
+
+    fn files(directory: &Path) -> usize {
+        std::fs::read_dir(directory.join(GRADIENTS)).unwrap().count()
+    }
+
+    #[test]
+    fn gradients_are_there_until_their_step_is_applied_and_come_back_as_they_were() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = kept(folder.path());
+        kept.keep(7, 0, &gradients(1)).unwrap();
+        kept.keep(8, 1, &gradients(5)).unwrap();
+        kept.forget(8).unwrap();
+        let bytes = std::fs::read(folder.path().join(gradients_name(8, 1))).unwrap();
+        assert_eq!((files(folder.path()), decode(&bytes, &[2])), (1, Some(gradients(5))));
+        for wrong in [&bytes[..bytes.len() - 1], &[&bytes[..], &[0]].concat(), &[0xff; 8]] {
+            assert_eq!(decode(wrong, &[2]), None);
+        }
+        // A piece whose sender has not heard that it was taken in.
+        kept.keep(7, 0, &gradients(1)).unwrap();
+        kept.forget(9).unwrap();
+        assert_eq!(files(folder.path()), 0);
+    }
+
+    #[test]
+    fn a_piece_that_comes_again_while_its_step_is_being_applied_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = kept(folder.path());
+        std::thread::scope(|scope| {
+            for _sender in 0..3 {
+                scope.spawn(|| (0..300).for_each(|step| kept.keep(step, 0, &gradients(step)).unwrap()));
+            }
+            scope.spawn(|| (0..3000).for_each(|_| kept.forget(300).unwrap()));
+        });
+        kept.forget(300).unwrap();
+        assert_eq!(files(folder.path()), 0);
+    }
+
+    #[test]
+    fn where_nothing_was_begun_or_what_was_is_over_nothing_is_gone_on_from() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = kept(folder.path());
+        assert_eq!(read_standing(folder.path()), None);
+        let begin = v1::BeginMode { mode: "sync".to_owned(), step: 3, attempt: 9, ..v1::BeginMode::default() };
+        let standing = Standing::new(&begin, "tcp://127.0.0.1:7000", &SlotMap::even(4, 2));
+        kept.begin(&standing).unwrap();
+        assert_eq!(read_standing(folder.path()), Some(standing.clone()));
+        assert_eq!((standing.begin(), standing.map().unwrap()), (begin, SlotMap::even(4, 2)));
+        let moved = SlotMap::even(4, 1);
+        kept.move_to(&moved).unwrap();
+        assert_eq!(read_standing(folder.path()).unwrap().map().unwrap(), moved);
+        kept.keep(3, 0, &gradients(1)).unwrap();
+        kept.end().unwrap();
+        assert_eq!((read_standing(folder.path()), files(folder.path())), (None, 0));
+        std::fs::write(folder.path().join(STANDING), "{\"attempt\": 9}").unwrap();
+        assert_eq!(read_standing(folder.path()), None, "of another version");
+    }
 }
