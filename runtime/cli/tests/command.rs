@@ -292,6 +292,21 @@ fn without_shared_memory_a_killed_parameter_server_takes_the_job_back_to_the_sta
     assert_eq!(last["parametersSha256"], digest_of_the_job_without_scaling());
 }
 
+/// The one restart that is allowed is enough: nobody tries to take the place of a server that holds what cannot be found again.
+#[test]
+fn without_a_barrier_a_killed_parameter_server_costs_one_restart() {
+    let folder = folder_with(JOB);
+    let sets = "spec.data.synthetic.rows=40000,spec.training.mode=gba,spec.faultTolerance.backoffSeconds=1,\
+                spec.faultTolerance.maxRestarts=1";
+    let arguments = ["run", "job.yaml", "--json", "--processes", "--slow", "denseWorker-0=8x", "--set", sets];
+    let (mut child, lines) = training(folder.path(), &arguments);
+    let server = children_of(child.id()).into_iter().find(|(_, role)| role == "ps").unwrap().0;
+    assert!(Command::new("kill").args(["-9", &server.to_string()]).status().unwrap().success());
+    let last: Value = serde_json::from_str(&lines.map(Result::unwrap).last().unwrap()).unwrap();
+    assert!(child.wait().unwrap().success(), "{last}");
+    assert_eq!(last["restarts"], 1, "{last}");
+}
+
 #[test]
 fn without_a_barrier_no_batch_is_lost_with_embedding_workers_and_loaders_that_are_killed() {
     let (last, alone) = run_with_kills("spec.training.mode=gba", &WITHOUT_ROWS);

@@ -83,11 +83,20 @@ impl Arena {
         self.space().free_bytes
     }
 
-    /// Leaves everything in the file as it is: what is dropped from now on is dropped by this process only.
-    pub(crate) fn keep_file(&self) {
+    /// Whether everything in the file is left as it is: what is dropped then is dropped by this process only. So it is at first.
+    pub(crate) fn keep_file(&self, on: bool) {
         if let Some(file) = &self.file {
-            file.keep();
+            file.keep(on);
         }
+    }
+
+    pub(crate) fn is_on_file(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// Whether a block had to be put elsewhere than in the file.
+    pub(crate) fn is_incomplete(&self) -> bool {
+        self.file.as_ref().is_some_and(BlockFile::is_incomplete)
     }
 
     /// Zeroed memory of so many bytes, and at least [`LEAST_BYTES`] unless on a file. `None` if none can be mapped.
@@ -222,7 +231,12 @@ impl<T: Pod> Blocks<T> {
             match (number as usize).checked_sub(blocks.len()) {
                 Some(0) => blocks.blocks.push(block),
                 Some(_) => return None,
-                None => blocks.release(&block),
+                // Its memory is used again by the next process.
+                None => {
+                    if let Some(header) = arena.header(block.start.cast()) {
+                        header.release();
+                    }
+                }
             }
         }
         Some(blocks)

@@ -11,8 +11,9 @@
 //!
 //! A process that is killed leaves behind just the writes that come before one point of its program, so the
 //! order of writes is all that is needed: a block's contents are written before its header says that it is
-//! in use, and a bit that says something of its contents after what it says is so. [`AtomicU64::store`] with
-//! [`Ordering::Release`] keeps the compiler to that.
+//! in use, and a bit that says something of its contents after what it says is so. A store with
+//! [`Ordering::Release`] keeps the compiler from moving what comes before it behind it; where something must not
+//! move before it either, there is a `compiler_fence`.
 
 #![allow(unsafe_code)]
 
@@ -142,7 +143,8 @@ impl BlockFile {
             file,
             header,
             length: AtomicU64::new(bytes as u64),
-            kept: AtomicBool::new(false),
+            // Until all blocks have found their owners.
+            kept: AtomicBool::new(true),
         };
         let header = file.header();
         if length == 0 {
@@ -196,7 +198,7 @@ impl BlockFile {
 
     /// So many bytes more, at the end. `None` if there are none, and from then on.
     pub(crate) fn extend(&self, bytes: usize) -> Option<Region> {
-        if self.header().incomplete.load(Ordering::Relaxed) != 0 {
+        if self.is_incomplete() {
             return None;
         }
         let from = self.length.load(Ordering::Relaxed);
@@ -217,9 +219,13 @@ impl BlockFile {
         self.header().incomplete.store(1, Ordering::Release);
     }
 
-    /// Blocks are not given back to the file any more.
-    pub(crate) fn keep(&self) {
-        self.kept.store(true, Ordering::Release);
+    /// Whether blocks that are dropped stay in the file.
+    pub(crate) fn keep(&self, on: bool) {
+        self.kept.store(on, Ordering::Release);
+    }
+
+    pub(crate) fn is_incomplete(&self) -> bool {
+        self.header().incomplete.load(Ordering::Relaxed) != 0
     }
 
     pub(crate) fn is_kept(&self) -> bool {
@@ -231,7 +237,7 @@ impl BlockFile {
     }
 
     fn header(&self) -> &FileHeader {
-        // SAFETY: mapped as long as the arena's regions are, which are dropped after this.
+        // SAFETY: mapped as long as the arena's regions are; the arena asks nothing of this once they are gone.
         unsafe { self.header.as_ref() }
     }
 }

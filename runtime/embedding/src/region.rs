@@ -63,14 +63,18 @@ impl Region {
     fn allocate(&self, file: &File, from: u64, old: usize) -> std::io::Result<()> {
         use std::os::fd::AsRawFd;
         let (start, bytes) = (self.start.as_ptr().wrapping_add(old), self.bytes - old);
-        // SAFETY: the range is mapped and nothing refers to it; pages that cannot be had are an error here and not a signal.
-        let populated = unsafe { libc::madvise(start.cast(), bytes, libc::MADV_POPULATE_WRITE) };
-        if populated == 0 {
-            return Ok(());
-        }
-        let error = std::io::Error::last_os_error();
-        if error.raw_os_error() != Some(libc::EINVAL) {
-            return Err(error);
+        loop {
+            // SAFETY: the range is mapped and nothing refers to it; pages that cannot be had are an error here and not a signal.
+            let populated = unsafe { libc::madvise(start.cast(), bytes, libc::MADV_POPULATE_WRITE) };
+            if populated == 0 {
+                return Ok(());
+            }
+            let error = std::io::Error::last_os_error();
+            match error.raw_os_error() {
+                Some(libc::EINVAL) => break,
+                Some(libc::EINTR) => {}
+                _ => return Err(error),
+            }
         }
         // A kernel before 5.14.
         let to_offset = |value: u64| libc::off_t::try_from(value).map_err(std::io::Error::other);

@@ -61,6 +61,7 @@ impl Store {
         });
         let tables: Result<Vec<Box<[Table]>>, SharedMemoryError> = tables.by_ref().collect();
         let store = Self::of_tables(config, groups, tables?);
+        store.groups.iter().for_each(|group| group.memory.keep_file(false));
         let mut log = UpdateLog::open(&directory.join("update"), &store.layouts)?;
         let repaired_rows = u64::from(store.put_back_unfinished(&mut log)?);
         let reopened = Reopened { rows: store.rows(), repaired_rows };
@@ -245,6 +246,8 @@ impl RowLog for UpdateLog {
 
     #[inline]
     fn changing(&mut self, row: u32, words: &[u32]) {
+        // The row before is noted as done before its words are written over.
+        compiler_fence(Ordering::SeqCst);
         self.words_mut()[..words.len()].copy_from_slice(words);
         let (group, slot) = self.place;
         let header = self.header();
@@ -261,5 +264,97 @@ impl RowLog for UpdateLog {
     fn changed(&mut self) {
         compiler_fence(Ordering::SeqCst);
         self.set_position(2 * self.position);
+    }
+}
+
+#[cfg(all(test, target_os = "linux", not(miri)))]
+mod tests {
+    use super::*;
+    use crate::{FeatureKey, Initializer, Missing, RowSpec, SparseOptimizer, ValueType};
+
+    const GROUP: GroupId = GroupId(0);
+
+    fn config() -> StoreConfig {
+        let group = RowSpec {
+            dim: 4,
+            value_type: ValueType::F32,
+            optimizer: SparseOptimizer::AdaGrad { learning_rate: 0.1, initial_accumulator: 0.1, epsilon: 1e-8 },
+            initializer: Initializer::Constant(0.5),
+            zero_columns: 0,
+        };
+        StoreConfig { slots: 2, seed: 1, groups: vec![group] }
+    }
+
+    fn directory(name: &str) -> std::path::PathBuf {
+        let directory = std::env::temp_dir().join(format!("rectrain-{name}-{}", std::process::id()));
+        let _absent = std::fs::remove_dir_all(&directory);
+        directory
+    }
+
+    /// A death in the middle of a row, by hand: the row is back as it was, and the update is completed and not repeated.
+    #[test]
+    fn a_row_that_was_half_changed_is_put_back_and_the_update_goes_on_with_it() {
+        let directory = directory("half");
+        let keys: Vec<FeatureKey> = (1..=9).map(|key| FeatureKey(key << 59)).collect();
+        let gradients: Vec<f32> = (0..36).map(|value| value as f32 - 17.5).collect();
+        let mut values = vec![0.0; 36];
+        let own = Store::new(config()).unwrap();
+        own.lookup(GROUP, &keys, Missing::Insert, &mut values).unwrap();
+        own.update(GROUP, &keys, &gradients, 1).unwrap();
+        {
+            let (store, mut log, _) = Store::in_shared_memory(config(), &directory).unwrap();
+            store.lookup(GROUP, &keys, Missing::Insert, &mut values).unwrap();
+            log.begin();
+            // The first five are done.
+            store.update_logged(GROUP, &keys[..5], &gradients[..20], 1, &mut log).unwrap();
+            let slot = store.slot_of(keys[5]);
+            let mut state = store.cell(slot).unwrap().lock();
+            let row = state.tables[0].row_number(keys[5]).unwrap();
+            let words = state.tables[0].row_of(keys[5]).unwrap().to_vec();
+            assert!(log.is_to_do());
+            log.at(GROUP, slot);
+            log.changing(row, &words);
+            let half: Vec<u32> = words.iter().enumerate().map(|(at, &word)| if at > 4 { 7 } else { word }).collect();
+            assert!(state.tables[0].put_back(row, &half));
+        }
+        let (store, mut log, reopened) = Store::in_shared_memory(config(), &directory).unwrap();
+        assert_eq!(reopened, Reopened { rows: 9, repaired_rows: 1 });
+        log.begin();
+        let counts = store.update_logged(GROUP, &keys, &gradients, 1, &mut log).unwrap();
+        log.finish();
+        assert_eq!((counts.applied, log.update()), (9, 1));
+        assert_eq!(store.digests(0..2).unwrap(), own.digests(0..2).unwrap());
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    /// Nothing of what a process finds is given up before it has found everything.
+    #[test]
+    fn a_refusal_leaves_the_rows_as_they_are() {
+        let directory = directory("refusal");
+        let keys: Vec<FeatureKey> = (0..2_000).map(|key| FeatureKey(key << 53)).collect();
+        let mut values = vec![0.0; 8_000];
+        {
+            let (store, _log, _) = Store::in_shared_memory(config(), &directory).unwrap();
+            store.lookup(GROUP, &keys, Missing::Insert, &mut values).unwrap();
+        }
+        let path = directory.join("rows-0");
+        let whole = std::fs::read(&path).unwrap();
+        // The number of the last slot's last block: now one is missing.
+        let mut at = 64;
+        let number = loop {
+            let bytes = u64::from_le_bytes(whole[at..at + 8].try_into().unwrap()) as usize;
+            if whole[at + bytes..at + bytes + 8] == [0; 8] {
+                break at + 24;
+            }
+            at += bytes;
+        };
+        let mut damaged = whole.clone();
+        damaged[number..number + 4].copy_from_slice(&1_000_u32.to_le_bytes());
+        std::fs::write(&path, &damaged).unwrap();
+        assert!(Store::in_shared_memory(config(), &directory).is_err());
+        assert!(std::fs::read(&path).unwrap() == damaged);
+        std::fs::write(&path, &whole).unwrap();
+        assert_eq!(Store::in_shared_memory(config(), &directory).unwrap().2.rows, 2_000);
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 }

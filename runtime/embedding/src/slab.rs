@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Invariants:
-//! 1. Rows below `used` have been handed out at least once; the others never.
+//! 1. Rows below `used` have been handed out at least once, or were found in a file; the others never.
 //! 2. A row below `used` is either live (its bit is set) or on the free list, which runs through the
 //!    first word of the free rows.
 //! 3. Growing adds a chunk and moves no row. Only a first chunk of fewer than C rows is replaced by
@@ -28,6 +28,7 @@
 use crate::arena::{Arena, Blocks, push_sparingly};
 use crate::block_file::FoundBlock;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, compiler_fence};
 
 const FIRST_CHUNK_ROWS: usize = 4;
 const LEAST_CHUNK_ROWS: usize = 16;
@@ -102,7 +103,9 @@ impl Slab {
         }
         slab.live = (0..rows).step_by(64).map(|first| u64::MAX >> (64 - (rows - first).min(64))).collect();
         slab.changed = slab.live.clone();
-        (0..rows).for_each(|row| slab.publish(row as u32));
+        if memory.is_on_file() {
+            (0..rows).for_each(|row| slab.publish(row as u32));
+        }
         Some(slab)
     }
 
@@ -243,6 +246,8 @@ impl Slab {
     pub(crate) fn release(&mut self, row: u32) {
         let (chunk, place) = self.chunk_of(row);
         self.chunks.note(chunk, place, false);
+        // Whoever finds the bit finds the row as it was.
+        compiler_fence(Ordering::SeqCst);
         let free = self.free;
         self.row_mut(row)[0] = free;
         self.live[row as usize / 64] &= !(1 << (row % 64));

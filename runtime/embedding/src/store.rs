@@ -30,7 +30,7 @@ pub struct StoreBytes {
 /// another while holding a lock. ([`Store::freeze`] alone holds all locks, for an instant.)
 pub struct Store {
     pub(crate) config: StoreConfig,
-    groups: Vec<Group>,
+    pub(crate) groups: Vec<Group>,
     pub(crate) layouts: Vec<RowLayout>,
     pub(crate) slots: Box<[SlotCell]>,
     pub(crate) saves: Mutex<Saves>,
@@ -67,7 +67,7 @@ impl SlotState {
 /// Rows in shared memory stay there for the next process.
 impl Drop for Store {
     fn drop(&mut self) {
-        self.groups.iter().for_each(|group| group.memory.keep_file());
+        self.groups.iter().for_each(|group| group.memory.keep_file(true));
     }
 }
 
@@ -400,6 +400,12 @@ impl Store {
         }
         allocated += self.groups.iter().map(|group| group.memory.free_bytes()).sum::<usize>();
         StoreBytes { payload: payload as u64, overhead: (allocated - payload) as u64 }
+    }
+
+    /// Whether rows of a store in shared memory had to be put elsewhere, because it was full: they end with the process.
+    #[must_use]
+    pub fn is_shared_memory_full(&self) -> bool {
+        self.groups.iter().any(|group| group.memory.is_incomplete())
     }
 
     pub(crate) fn group(&self, group: GroupId) -> Result<&Group, StoreError> {

@@ -165,6 +165,11 @@ impl Table {
         self.find(Hash::of(key), key).map(|row| self.slab.row(row))
     }
 
+    #[cfg(test)]
+    pub(crate) fn row_number(&self, key: FeatureKey) -> Option<u32> {
+        self.find(Hash::of(key), key)
+    }
+
     pub(crate) fn contains(&self, key: FeatureKey) -> bool {
         self.find(Hash::of(key), key).is_some()
     }

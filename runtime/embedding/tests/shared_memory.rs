@@ -14,7 +14,7 @@ use rectrain_embedding::{
 
 /// Where a process that this test starts finds the store that it is to train; without it that process's test does nothing.
 const DIRECTORY: &str = "RECTRAIN_TEST_SHARED_STORE";
-const UPDATES: u32 = 400;
+const UPDATES: u32 = 800;
 const KEYS: usize = 3_000;
 
 fn config() -> StoreConfig {

@@ -122,6 +122,18 @@ impl<L, P> StepGate<L, P> {
         std::mem::replace(&mut self.waiting, still_waiting).into_values().flatten().collect()
     }
 
+    /// For whoever pushed gradients of `step` a second time and is to hear that they are taken in: returned if it may be told now, kept for
+    /// [`Self::finish_update`] if they are all there, and are being applied or about to be. Whoever pushes the last gradients of a step
+    /// counts on the step's being applied once it is told.
+    pub fn pushed_again(&mut self, step: GlobalStep, waiting: L) -> Option<L> {
+        let next = self.applied.0 + u64::from(self.applying);
+        let is_complete = match step.0.checked_sub(next) {
+            None => step == self.applied,
+            Some(ahead) => self.pending.get(ahead as usize).is_some_and(|pieces| pieces.iter().all(Option::is_some)),
+        };
+        if is_complete { self.look_up(GlobalStep(step.0 + 1 + self.staleness), waiting) } else { Some(waiting) }
+    }
+
     fn may_read(&self, step: GlobalStep) -> bool {
         step.0 <= self.applied.0 + self.staleness
     }
@@ -150,6 +162,24 @@ mod tests {
         assert_eq!(gate.next_update(), Some((GlobalStep(0), vec![(0, 0), (1, 0)])));
         assert_eq!(gate.look_up(GlobalStep(1), 2), None, "the update is under way, not in the rows");
         assert_eq!(gate.finish_update(), [1, 2]);
+    }
+
+    #[test]
+    fn who_pushes_again_is_told_when_a_complete_step_is_applied_and_at_once_otherwise() {
+        let mut gate = gate(2, 1);
+        gate.push(GlobalStep(0), Rank(0), (0, 0)).unwrap();
+        assert_eq!(gate.pushed_again(GlobalStep(0), 1), Some(1), "others may wait for what it does next");
+        gate.push(GlobalStep(0), Rank(1), (1, 0)).unwrap();
+        assert_eq!(gate.pushed_again(GlobalStep(0), 2), None, "about to be applied");
+        assert!(gate.next_update().is_some());
+        assert_eq!(gate.pushed_again(GlobalStep(0), 3), None, "being applied");
+        gate.push(GlobalStep(1), Rank(0), (0, 1)).unwrap();
+        gate.push(GlobalStep(1), Rank(1), (1, 1)).unwrap();
+        assert_eq!(gate.pushed_again(GlobalStep(1), 4), None);
+        assert_eq!(gate.finish_update(), [2, 3]);
+        assert_eq!(gate.pushed_again(GlobalStep(0), 5), Some(5), "it is applied");
+        assert!(gate.next_update().is_some());
+        assert_eq!(gate.finish_update(), [4]);
     }
 
     #[test]

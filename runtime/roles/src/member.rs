@@ -176,14 +176,15 @@ impl Member {
         let (place, attempt) = rows.as_ref().and_then(Rows::place).unwrap_or_default();
         let bind = self.bind_in_place_of(place)?;
         let (work, service) = self.service(rows)?;
+        if let (Work::Ps(server), true) = (&work, attempt != 0) {
+            // Before anybody is answered: a step whose gradients are all there counts as applied.
+            server.apply_ready().await?;
+        }
         let service = Arc::new(MemberService { inner: service, counters: Arc::clone(&self.counters) });
         let serving = self.transport.serve(service, &bind)?;
         let address = self.advertise.as_ref().unwrap_or(serving.address()).to_string();
         if let Work::Ps(server) = &work {
             server.serves_at(&address);
-            if attempt != 0 {
-                server.apply_ready().await?;
-            }
         }
         let join = v1::Join { role: self.role.proto().into(), index: self.index, address: address.clone(), attempt };
         let working = async {

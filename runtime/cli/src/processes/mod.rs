@@ -4,6 +4,7 @@
 
 mod memory;
 mod restarts;
+mod servers;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -16,7 +17,7 @@ use rectrain_proto::v1;
 use rectrain_proto::v1::control_client::ControlClient;
 use rectrain_roles::events::JobEvent;
 use rectrain_roles::member::Role;
-use rectrain_roles::plan::{JobPlan, Replicas};
+use rectrain_roles::plan::{JobPlan, Replicas, TrainingMode};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, watch};
@@ -26,6 +27,7 @@ use tokio::time::timeout;
 use crate::args::RunArgs;
 use crate::processes::memory::SharedMemory;
 use crate::processes::restarts::{Account, Restarts};
+use crate::processes::servers::Servers;
 use crate::role::CoordinatorAddresses;
 use crate::run::{interrupted, new_run, save};
 use crate::running::Running;
@@ -77,6 +79,7 @@ pub(crate) async fn run(args: &RunArgs, plan: &JobPlan, mut display: Display) ->
         slow: slow::factors(&args.slow, plan.replicas.dense_workers)?,
         cores: slow::cores(&args.cpus, plan.replicas.dense_workers)?,
         memory: plan.shared_memory.then(SharedMemory::of_run).flatten(),
+        servers: Servers::default(),
     };
     let mut restarts = Restarts::new(plan.max_restarts, plan.backoff);
     let mut account = Account::default();
@@ -112,6 +115,7 @@ struct Job<'a> {
     cores: BTreeMap<u32, f64>,
     /// Where parameter servers keep their rows, if not in memory of their own.
     memory: Option<SharedMemory>,
+    servers: Servers,
 }
 
 impl Job<'_> {
@@ -123,6 +127,7 @@ impl Job<'_> {
         restarts: &mut Restarts,
     ) -> Result<(), Failure> {
         self.replicas.set(self.next_replicas.get());
+        self.servers.begin(self.plan.mode.has_barrier());
         let (coordinator, addresses) = self.start_coordinator().await?;
         let _running = Running::note(&self.plan.name, &addresses.control);
         let page = addresses.metrics.trim_end_matches("metrics");
@@ -142,12 +147,12 @@ impl Job<'_> {
             }
         }
         let (joining, mut joins) = mpsc::unbounded_channel();
-        let mut following = pin!(follow(&addresses.control, self.plan.stall, display, account, joining));
+        let mut following = pin!(self.follow(&addresses.control, display, account, joining));
         let outcome = loop {
             tokio::select! {
                 outcome = &mut following => break outcome,
                 death = first_death(&mut children) => match death.process {
-                    Some(Process::Member(role, index)) if self.has_successors(role) && restarts.replaces() => {
+                    Some(Process::Member(role, index)) if self.has_successor(role, index) && restarts.replaces() => {
                         tracing::warn!("{}; another takes its place", death.message);
                         let child = self.start_member(role, index, &addresses, &mut limits)?;
                         watch_child(&mut children, Process::Member(role, index), child, stop.subscribe());
@@ -164,6 +169,9 @@ impl Job<'_> {
                 }
             }
         };
+        if outcome.is_err() {
+            restarts.replaced_in_vain(self.servers.away());
+        }
         let outcome = match outcome {
             Err(Failure::Failed(message)) => Err(name_the_killed(message, &mut children).await),
             other => other,
@@ -180,8 +188,52 @@ impl Job<'_> {
 
     /// Whether another can take the place of one that has died. A parameter server's can as far as this process knows; whether it found
     /// what it needs, it tells the coordinator, who ends the attempt if not.
-    fn has_successors(&self, role: Role) -> bool {
-        role.has_successors() || (role == Role::Ps && self.memory.is_some())
+    fn has_successor(&self, role: Role, index: u32) -> bool {
+        role.has_successors() || (role == Role::Ps && self.memory.is_some() && self.servers.died(index))
+    }
+
+    /// Shows the job's events until the last, and tells which members are to join. Without any for as long as the plan's `stall` the job counts as stalled.
+    async fn follow(
+        &self,
+        control: &str,
+        display: &mut Display,
+        account: &mut Account,
+        joining: mpsc::UnboundedSender<(Role, u32, u32)>,
+    ) -> Result<(), Failure> {
+        let stall = self.plan.stall;
+        let lost =
+            |error: &dyn fmt::Display| Failure::Failed(format!("the coordinator at {control} was lost: {error}"));
+        let mut client = ControlClient::connect(control.to_owned()).await.map_err(|error| lost(&error))?;
+        let mut events = client.watch(v1::WatchRequest {}).await.map_err(|error| lost(&error))?.into_inner();
+        loop {
+            let event = timeout(stall, events.message())
+                .await
+                .map_err(|_| Failure::Failed(format!("training has stalled: no progress for {} s", stall.as_secs())))?;
+            let Some(event) = event.map_err(|error| lost(&error))? else {
+                return Err(lost(&"the stream of events ended"));
+            };
+            let event: JobEvent = serde_json::from_str(&event.json).map_err(|error| lost(&error))?;
+            self.servers.take(&event, |mode| self.plan.mode_named(mode).is_some_and(TrainingMode::has_barrier));
+            match account.take(event) {
+                summary @ JobEvent::Summary(_) => {
+                    display.show(&summary);
+                    return Ok(());
+                }
+                JobEvent::Failed { message, user_error: true } => {
+                    display.show(&JobEvent::Failed { message: message.clone(), user_error: true });
+                    return Err(Failure::User(message));
+                }
+                // Whether that is the end is not decided here.
+                JobEvent::Failed { message, user_error: false } => return Err(Failure::Failed(message)),
+                event => {
+                    if let JobEvent::Scaling { role, from, to, .. } = event {
+                        // Whoever is told outlives this.
+                        let _ended = joining.send((role, from, to));
+                    }
+                    display.show(&event);
+                }
+            }
+        }
     }
 
     fn start_member(
@@ -291,47 +343,6 @@ fn watch_child(children: &mut JoinSet<Ended>, process: Process, mut child: Child
 
 async fn all_ended(children: &mut JoinSet<Ended>) {
     while children.join_next().await.is_some() {}
-}
-
-/// Shows the job's events until the last, and tells which members are to join. Without any for as long as `stall` the job counts as stalled.
-async fn follow(
-    control: &str,
-    stall: Duration,
-    display: &mut Display,
-    account: &mut Account,
-    joining: mpsc::UnboundedSender<(Role, u32, u32)>,
-) -> Result<(), Failure> {
-    let lost = |error: &dyn fmt::Display| Failure::Failed(format!("the coordinator at {control} was lost: {error}"));
-    let mut client = ControlClient::connect(control.to_owned()).await.map_err(|error| lost(&error))?;
-    let mut events = client.watch(v1::WatchRequest {}).await.map_err(|error| lost(&error))?.into_inner();
-    loop {
-        let event = timeout(stall, events.message())
-            .await
-            .map_err(|_| Failure::Failed(format!("training has stalled: no progress for {} s", stall.as_secs())))?;
-        let Some(event) = event.map_err(|error| lost(&error))? else {
-            return Err(lost(&"the stream of events ended"));
-        };
-        let event: JobEvent = serde_json::from_str(&event.json).map_err(|error| lost(&error))?;
-        match account.take(event) {
-            summary @ JobEvent::Summary(_) => {
-                display.show(&summary);
-                return Ok(());
-            }
-            JobEvent::Failed { message, user_error: true } => {
-                display.show(&JobEvent::Failed { message: message.clone(), user_error: true });
-                return Err(Failure::User(message));
-            }
-            // Whether that is the end is not decided here.
-            JobEvent::Failed { message, user_error: false } => return Err(Failure::Failed(message)),
-            event => {
-                if let JobEvent::Scaling { role, from, to, .. } = event {
-                    // Whoever is told outlives this.
-                    let _ended = joining.send((role, from, to));
-                }
-                display.show(&event);
-            }
-        }
-    }
 }
 
 /// Has the job save a checkpoint.

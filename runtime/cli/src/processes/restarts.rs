@@ -44,6 +44,11 @@ impl Restarts {
         is_any_left
     }
 
+    /// So many did not take the places after all: the attempt ended before they were there.
+    pub(super) fn replaced_in_vain(&mut self, members: u32) {
+        self.replaced = self.replaced.saturating_sub(members);
+    }
+
     fn is_any_left(&self) -> bool {
         self.done + self.replaced < self.most
     }

@@ -168,14 +168,11 @@ impl Coordinator {
         let _late = self.until(FAREWELL, |state| Ok(state.all_have_left().then_some(()))).await;
         summary.bytes_on_wire = std::mem::take(&mut self.lock_left_traffic().bytes_on_wire);
         let roster = self.until(WHOLE_JOB, State::roster).await?;
-        for address in placement
-            .addresses
-            .iter()
-            .chain(&roster.embedding_workers)
-            .chain(&roster.dense_workers)
-            .chain(&roster.loaders)
-        {
-            add_traffic(&mut summary, &connect(transport, address)?).await?;
+        let members = placement.addresses.iter().chain(&roster.embedding_workers);
+        let members: Vec<&String> = members.chain(&roster.dense_workers).chain(&roster.loaders).collect();
+        tokio::select! {
+            added = add_all_traffic(&mut summary, &members, transport) => added?,
+            failed = self.until(WHOLE_JOB, |_| Ok(None::<()>)) => failed?,
         }
         Ok(summary)
     }
@@ -912,6 +909,17 @@ fn or_ask_again<T>(lease: Result<T, RoleError>, wait: T) -> Result<T, RoleError>
         Err(RoleError::Task { .. }) => Ok(wait),
         other => other,
     }
+}
+
+async fn add_all_traffic(
+    summary: &mut Summary,
+    members: &[&String],
+    transport: &dyn Transport,
+) -> Result<(), RoleError> {
+    for address in members {
+        add_traffic(summary, &connect(transport, address)?).await?;
+    }
+    Ok(())
 }
 
 async fn add_traffic(summary: &mut Summary, member: &Channel) -> Result<(), RoleError> {

@@ -371,6 +371,9 @@ impl State {
                 Err(RoleError::Restarted { member: format!("{} {}", role_name(role), request.index) })
             }
             Joined::Again { same_address: true } => Ok(None),
+            Joined::Again { same_address: false } if role == v1::Role::Ps && all_had_joined => {
+                Err(RoleError::Restarted { member: format!("{} {}", role_name(role), request.index) })
+            }
             Joined::Again { same_address: false } => Err(unexpected_member(request, self.present(role))),
             Joined::Instead { of } => {
                 self.released.insert(of);
@@ -412,7 +415,7 @@ impl State {
     /// barrier it held dense parameters as well.
     fn server_may_go_on(&self) -> bool {
         let is_moving = matches!(self.resize, Resize::Moving { .. });
-        !is_moving && !self.training.restoring() && self.training.mode().has_barrier()
+        !is_moving && !self.training.restoring() && self.training.stays_with_a_barrier()
     }
 
     pub(super) fn server_restarts(&self) -> u64 {

@@ -13,7 +13,7 @@
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rectrain_embedding::{Reopened, Store, UpdateLog};
@@ -88,6 +88,7 @@ pub(super) struct Kept {
     gradients: Mutex<BTreeSet<(u64, u32)>>,
     /// Files begun, for names that no two have.
     begun: AtomicU64,
+    is_given_up: AtomicBool,
 }
 
 /// What a server that was killed has left behind.
@@ -152,6 +153,8 @@ impl Rows {
     }
 
     fn fresh(directory: &Path, plan: &JobPlan) -> Result<Self, RoleError> {
+        // First what makes the rest count: this process, too, may be killed before it has removed everything.
+        remove_standing(directory)?;
         // Its own mount point cannot be removed, only what is in it.
         for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
             let path = entry.path();
@@ -177,29 +180,63 @@ impl Kept {
             log: Mutex::new(log),
             gradients: Mutex::default(),
             begun: AtomicU64::new(0),
+            is_given_up: AtomicBool::new(false),
         }
     }
 
     /// A mode with a barrier begins: from here on there is something to go on from.
-    pub(super) fn begin(&self, standing: &Standing) -> Result<(), RoleError> {
-        self.end()?;
+    pub(super) fn begin(&self, standing: &Standing) {
+        self.end();
         self.log().restart(0);
-        self.stand(standing)
+        self.or_give_up(|| self.stand(standing));
     }
 
     /// Nothing that is here can be gone on from any more.
-    pub(super) fn end(&self) -> Result<(), RoleError> {
-        let path = self.directory.join(STANDING);
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(failed("remove", &path, error)),
-            _ => self.forget(u64::MAX),
-        }
+    pub(super) fn end(&self) {
+        self.or_give_up(|| self.withdraw());
     }
 
     /// The same under another slot map.
-    pub(super) fn move_to(&self, map: &SlotMap) -> Result<(), RoleError> {
-        let Some(standing) = read_standing(&self.directory) else { return Ok(()) };
-        self.stand(&Standing::new(&standing.begin(), &standing.address, map))
+    pub(super) fn move_to(&self, map: &SlotMap) {
+        self.or_give_up(|| match read_standing(&self.directory) {
+            Some(standing) => self.stand(&Standing::new(&standing.begin(), &standing.address, map)),
+            None => Ok(()),
+        });
+    }
+
+    /// Keeps gradients until their step is applied; those that come again, perhaps after that, until the next one is.
+    pub(super) fn keep(&self, step: u64, piece: u32, contribution: &Contribution) {
+        self.or_give_up(|| self.write_gradients(step, piece, contribution));
+    }
+
+    /// Steps before `next` are applied.
+    pub(super) fn forget(&self, next: u64) {
+        self.or_give_up(|| self.remove_gradients(next));
+    }
+
+    /// Whoever takes this server's place finds nothing from here on: for good, and told once.
+    pub(super) fn give_up(&self, reason: &dyn std::fmt::Display) {
+        if self.is_given_up.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        tracing::warn!(%reason, directory = %self.directory.display(), "shared memory cannot be used any more: a server that dies takes its rows with it");
+        // Without its standing nothing else of the directory counts.
+        if let Err(error) = self.withdraw() {
+            tracing::warn!(%error, "memory stays taken");
+        }
+    }
+
+    fn or_give_up(&self, work: impl FnOnce() -> Result<(), RoleError>) {
+        if !self.is_given_up.load(Ordering::Acquire)
+            && let Err(error) = work()
+        {
+            self.give_up(&error);
+        }
+    }
+
+    fn withdraw(&self) -> Result<(), RoleError> {
+        remove_standing(&self.directory)?;
+        self.remove_gradients(u64::MAX)
     }
 
     fn stand(&self, standing: &Standing) -> Result<(), RoleError> {
@@ -213,8 +250,7 @@ impl Kept {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps gradients until their step is applied; those that come again, perhaps after that, until the next one is.
-    pub(super) fn keep(&self, step: u64, piece: u32, contribution: &Contribution) -> Result<(), RoleError> {
+    fn write_gradients(&self, step: u64, piece: u32, contribution: &Contribution) -> Result<(), RoleError> {
         let name = gradients_name(step, piece);
         let written = self.write(&name, |file| {
             for SparseGradients { keys, values } in contribution {
@@ -234,8 +270,7 @@ impl Kept {
         Ok(())
     }
 
-    /// Steps before `next` are applied.
-    pub(super) fn forget(&self, next: u64) -> Result<(), RoleError> {
+    fn remove_gradients(&self, next: u64) -> Result<(), RoleError> {
         let mut gradients = self.lock_gradients();
         while let Some(&(step, piece)) = gradients.first().filter(|(step, _)| *step < next) {
             let path = self.directory.join(gradients_name(step, piece));
@@ -270,6 +305,14 @@ impl Kept {
 
     fn lock_gradients(&self) -> MutexGuard<'_, BTreeSet<(u64, u32)>> {
         self.gradients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn remove_standing(directory: &Path) -> Result<(), RoleError> {
+    let path = directory.join(STANDING);
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(failed("remove", &path, error)),
+        _ => Ok(()),
     }
 }
 
@@ -357,17 +400,17 @@ mod tests {
     fn gradients_are_there_until_their_step_is_applied_and_come_back_as_they_were() {
         let folder = tempfile::tempdir().unwrap();
         let kept = kept(folder.path());
-        kept.keep(7, 0, &gradients(1)).unwrap();
-        kept.keep(8, 1, &gradients(5)).unwrap();
-        kept.forget(8).unwrap();
+        kept.keep(7, 0, &gradients(1));
+        kept.keep(8, 1, &gradients(5));
+        kept.forget(8);
         let bytes = std::fs::read(folder.path().join(gradients_name(8, 1))).unwrap();
         assert_eq!((files(folder.path()), decode(&bytes, &[2])), (1, Some(gradients(5))));
         for wrong in [&bytes[..bytes.len() - 1], &[&bytes[..], &[0]].concat(), &[0xff; 8]] {
             assert_eq!(decode(wrong, &[2]), None);
         }
         // A piece whose sender has not heard that it was taken in.
-        kept.keep(7, 0, &gradients(1)).unwrap();
-        kept.forget(9).unwrap();
+        kept.keep(7, 0, &gradients(1));
+        kept.forget(9);
         assert_eq!(files(folder.path()), 0);
     }
 
@@ -377,12 +420,27 @@ mod tests {
         let kept = kept(folder.path());
         std::thread::scope(|scope| {
             for _sender in 0..3 {
-                scope.spawn(|| (0..300).for_each(|step| kept.keep(step, 0, &gradients(step)).unwrap()));
+                scope.spawn(|| (0..300).for_each(|step| kept.keep(step, 0, &gradients(step))));
             }
-            scope.spawn(|| (0..3000).for_each(|_| kept.forget(300).unwrap()));
+            scope.spawn(|| (0..3000).for_each(|_| kept.forget(300)));
         });
-        kept.forget(300).unwrap();
+        kept.forget(300);
         assert_eq!(files(folder.path()), 0);
+        assert!(!kept.is_given_up.load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn where_gradients_cannot_be_kept_nothing_is_gone_on_from_and_training_does_not_mind() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = kept(folder.path());
+        let begin = v1::BeginMode { mode: "sync".to_owned(), attempt: 9, ..v1::BeginMode::default() };
+        kept.begin(&Standing::new(&begin, "tcp://127.0.0.1:7000", &SlotMap::even(4, 1)));
+        kept.keep(1, 0, &gradients(1));
+        std::fs::remove_dir_all(folder.path().join(GRADIENTS)).unwrap();
+        kept.keep(1, 1, &gradients(1));
+        assert_eq!(read_standing(folder.path()), None);
+        kept.begin(&Standing::new(&begin, "tcp://127.0.0.1:7000", &SlotMap::even(4, 1)));
+        assert_eq!(read_standing(folder.path()), None, "for good");
     }
 
     #[test]
@@ -392,14 +450,14 @@ mod tests {
         assert_eq!(read_standing(folder.path()), None);
         let begin = v1::BeginMode { mode: "sync".to_owned(), step: 3, attempt: 9, ..v1::BeginMode::default() };
         let standing = Standing::new(&begin, "tcp://127.0.0.1:7000", &SlotMap::even(4, 2));
-        kept.begin(&standing).unwrap();
+        kept.begin(&standing);
         assert_eq!(read_standing(folder.path()), Some(standing.clone()));
         assert_eq!((standing.begin(), standing.map().unwrap()), (begin, SlotMap::even(4, 2)));
         let moved = SlotMap::even(4, 1);
-        kept.move_to(&moved).unwrap();
+        kept.move_to(&moved);
         assert_eq!(read_standing(folder.path()).unwrap().map().unwrap(), moved);
-        kept.keep(3, 0, &gradients(1)).unwrap();
-        kept.end().unwrap();
+        kept.keep(3, 0, &gradients(1));
+        kept.end();
         assert_eq!((read_standing(folder.path()), files(folder.path())), (None, 0));
         std::fs::write(folder.path().join(STANDING), "{\"attempt\": 9}").unwrap();
         assert_eq!(read_standing(folder.path()), None, "of another version");

@@ -8,10 +8,11 @@ mod kept;
 mod slots;
 mod tokens;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use rectrain_embedding::{FeatureKey, GroupId, LookupCounts, Missing, Store, UpdateCounts, UpdateLog};
+use rectrain_embedding::{FeatureKey, GroupId, LookupCounts, Missing, Slot, Store, UpdateCounts, UpdateLog};
 use rectrain_modes::gba::Boundary;
 use rectrain_modes::{GateError, GlobalStep, Rank, SparseGradients, StepGate, sum_by_key};
 use rectrain_proto::v1;
@@ -84,6 +85,8 @@ pub struct ParameterServer {
     kept: Option<Arc<Kept>>,
     /// Where others reach it.
     address: OnceLock<String>,
+    /// Whether no mode has begun here and nothing was restored: the rows may be another's, who has died.
+    is_new: AtomicBool,
     group_dims: Vec<usize>,
     order: Mutex<Order>,
     /// The mode and where it began, to know a repeated message by.
@@ -116,6 +119,7 @@ impl ParameterServer {
             slots,
             kept: kept.map(Arc::new),
             address: OnceLock::new(),
+            is_new: AtomicBool::new(true),
             group_dims: plan.layout.group_dims.clone(),
             order: Mutex::new(Order::None),
             began: Mutex::new(None),
@@ -148,8 +152,13 @@ impl ParameterServer {
         for (step, piece, contribution) in left.gradients {
             gate.push(GlobalStep(step), Rank(piece), contribution)?;
         }
+        // Of slots that had left, and were not dropped yet.
+        let own = self.slots.own();
+        let others = (0..self.store.config().slots).map(Slot).filter(|slot| !own.contains(*slot));
+        others.into_iter().try_for_each(|slot| self.store.clear_slot(slot).map(drop))?;
         *self.began.lock().unwrap_or_else(PoisonError::into_inner) = Some((mode, at));
         *self.lock_order() = Order::Barrier(gate);
+        self.is_new.store(false, Ordering::Release);
         self.metrics.kept_rows.set(left.reopened.rows as i64);
         self.metrics.repaired_rows.set(left.reopened.repaired_rows as i64);
         self.count_store();
@@ -190,22 +199,17 @@ impl ParameterServer {
         };
         if let Some(kept) = &self.kept {
             match &order {
-                Order::Barrier(_) => kept.begin(&self.standing(begin))?,
-                Order::Tokens(_) | Order::None => kept.end()?,
+                // What was applied without a barrier is counted here, and the count is not kept.
+                Order::Barrier(_) if self.lock_partition().applied() == v1::Applied::default() => {
+                    kept.begin(&self.standing(begin));
+                }
+                _ => kept.end(),
             }
         }
+        self.is_new.store(false, Ordering::Release);
         *self.lock_order() = order;
         *began = Some((mode, at));
         Ok(message::done::<v1::BeginMode>())
-    }
-
-    /// Under another slot map than before.
-    fn stand(&self) -> Result<(), RoleError> {
-        let began = *self.began.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(kept) = self.kept.as_ref().filter(|_| began.is_some_and(|(mode, _)| mode.has_barrier())) else {
-            return Ok(());
-        };
-        kept.move_to(&self.slots.map())
     }
 
     fn standing(&self, begin: &v1::BeginMode) -> Standing {
@@ -226,7 +230,7 @@ impl ParameterServer {
         let step = match &*self.lock_order() {
             Order::Tokens(tokens) => tokens.embedding_step(),
             Order::Barrier(_) => 0,
-            // One that has taken another's place without its rows must not answer as if there were none.
+            // As in `refuse_if_new`.
             Order::None => return Err(not_this_mode("lookup", "has not begun")),
         };
         let missing = if request.train { Missing::Insert } else { Missing::ReadInitial };
@@ -259,23 +263,36 @@ impl ParameterServer {
         }
         let piece = Rank(request.piece);
         let contribution = self.keep(request.step, piece, contribution).await?;
-        self.with_gate("update", |gate| {
-            match gate.push(GlobalStep(request.step), piece, contribution) {
-                // An embedding worker has died that had pushed them, and its successor does it again.
-                Err(GateError::Repeated { .. }) => self.metrics.repeated_gradients.inc(),
-                pushed => pushed?,
+        let step = GlobalStep(request.step);
+        let applied = self.with_gate("update", |gate| {
+            match gate.push(step, piece, contribution) {
+                // An embedding worker has died that had pushed them, and its successor does it again; or this server has, before it answered.
+                Err(GateError::Repeated { .. }) => {
+                    self.metrics.repeated_gradients.inc();
+                    let (answer, applied) = oneshot::channel();
+                    Ok(gate.pushed_again(step, answer).is_none().then_some(applied))
+                }
+                pushed => Ok(pushed.map(|()| None)?),
             }
-            Ok(())
         })?;
         let total = self.apply_ready().await?;
+        if let Some(applied) = applied {
+            applied.await.map_err(|_| RoleError::Stopped)?;
+        }
         Ok(message::reply::<v1::Update>(&total, Vec::new()))
     }
 
     /// Gradients are not lost from here on, should this process be killed: whoever sent them is told so when they are in the gate.
     async fn keep(&self, step: u64, piece: Rank, contribution: Contribution) -> Result<Contribution, RoleError> {
         let Some(kept) = self.kept.clone() else { return Ok(contribution) };
-        let keep = move || kept.keep(step, piece.0, &contribution).map(|()| contribution);
-        blocking("keeping of gradients", keep).await?
+        if self.store.is_shared_memory_full() {
+            kept.give_up(&"it is full");
+        }
+        let keep = move || {
+            kept.keep(step, piece.0, &contribution);
+            contribution
+        };
+        blocking("keeping of gradients", keep).await
     }
 
     /// Applies the steps whose gradients are all there.
@@ -360,7 +377,7 @@ impl ParameterServer {
             log.begin();
             let reply = apply_groups(&store, step, pieces, &dims, Some(&mut log))?;
             log.finish();
-            kept.forget(step.0 + 1)?;
+            kept.forget(step.0 + 1);
             Ok(reply)
         };
         let reply = blocking("update", apply).await??;
@@ -440,6 +457,11 @@ impl ParameterServer {
         self.tokens().ok_or_else(|| not_this_mode(message, "has a barrier, or none has begun"))
     }
 
+    /// One that has taken another's place without its rows must not answer as if there were none.
+    fn refuse_if_new(&self, message: &'static str) -> Result<(), RoleError> {
+        if self.is_new.load(Ordering::Acquire) { Err(not_this_mode(message, "has not begun")) } else { Ok(()) }
+    }
+
     fn lock_order(&self) -> MutexGuard<'_, Order> {
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -479,11 +501,13 @@ impl Service for ParameterServer {
                 v1::RestoreRows::KIND => {
                     let (request, _) = message::read::<v1::RestoreRows>(frame)?;
                     let restored = self.saving.restore(request, &self.store).await?;
+                    self.is_new.store(false, Ordering::Release);
                     self.count_store();
                     Ok(message::reply::<v1::RestoreRows>(&restored, Vec::new()))
                 }
                 v1::Freeze::KIND => {
                     let (request, _) = message::read::<v1::Freeze>(frame)?;
+                    self.refuse_if_new("freeze")?;
                     let frozen = self.saving.freeze(request, &self.store, &self.lock_partition())?;
                     Ok(message::reply::<v1::Freeze>(&frozen, Vec::new()))
                 }
@@ -495,7 +519,10 @@ impl Service for ParameterServer {
                     self.saving.thaw(message::read::<v1::Thaw>(frame)?.0)?;
                     Ok(message::done::<v1::Thaw>())
                 }
-                v1::StoreDigestRequest::KIND => Ok(self.digest().await?),
+                v1::StoreDigestRequest::KIND => {
+                    self.refuse_if_new("store_digest")?;
+                    Ok(self.digest().await?)
+                }
                 kind => self.move_slots(kind, frame).await,
             }
         })
@@ -531,7 +558,9 @@ impl ParameterServer {
             v1::AdoptMap::KIND => {
                 let (mut adopted, is_new) = self.slots.adopt(message::read::<v1::AdoptMap>(frame)?.0).await?;
                 if is_new {
-                    self.stand()?;
+                    if let Some(kept) = &self.kept {
+                        kept.move_to(&self.slots.map());
+                    }
                     adopted.applied = Some(self.lock_partition().take_applied());
                 }
                 self.count_store();
