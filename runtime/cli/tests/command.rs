@@ -216,6 +216,18 @@ const WITHOUT_ROWS: [(&str, usize); 6] = [
 const WITH_ROWS: [(&str, usize); 8] =
     [("ps", 0), ("ps", 1), ("embedding-worker", 0), ("ps", 1), ("ps", 0), ("loader", 1), ("ps", 0), ("ps", 1)];
 
+/// Dense workers' parameters are with the others, or on the parameter servers.
+const WITH_PARAMETERS: [(&str, usize); 8] = [
+    ("dense-worker", 0),
+    ("dense-worker", 1),
+    ("loader", 0),
+    ("dense-worker", 1),
+    ("dense-worker", 0),
+    ("embedding-worker", 1),
+    ("dense-worker", 0),
+    ("dense-worker", 1),
+];
+
 /// A job without checkpoints goes on without the `victims`, by role and number, and trains as many samples as alone. Gives the summaries of
 /// the run with kills and of the one left alone.
 fn run_with_kills(sets: &str, victims: &[(&str, usize)]) -> (Value, Value) {
@@ -275,6 +287,25 @@ fn parameter_servers_that_are_killed_find_their_rows_and_the_same_model_is_train
 fn in_hybrid_no_row_is_lost_with_parameter_servers_that_are_killed() {
     let (last, alone) = run_with_kills("spec.training.mode=hybrid", &WITH_ROWS);
     assert_eq!((&last["trainedRows"], &last["rows"]), (&alone["trainedRows"], &alone["rows"]), "{last}");
+}
+
+#[test]
+fn dense_workers_that_are_killed_take_the_others_parameters_and_the_same_model_is_trained() {
+    let (last, alone) = run_with_kills("spec.training.mode=sync,spec.model.dropout=0.2", &WITH_PARAMETERS);
+    assert_eq!(last["parametersSha256"], alone["parametersSha256"]);
+    assert_eq!(last["test"], alone["test"]);
+}
+
+#[test]
+fn in_hybrid_no_batch_is_lost_with_dense_workers_that_are_killed() {
+    let (last, alone) = run_with_kills("spec.training.mode=hybrid", &WITH_PARAMETERS);
+    assert_eq!(last["trainedRows"], alone["trainedRows"], "{last}");
+}
+
+#[test]
+fn without_a_barrier_every_row_is_trained_with_dense_workers_that_are_killed() {
+    let (last, alone) = run_with_kills("spec.training.mode=gba", &WITH_PARAMETERS);
+    assert_eq!((&last["trainedRows"], &last["droppedBatches"]), (&alone["trainedRows"], &Value::from(0)), "{last}");
 }
 
 #[test]
@@ -339,10 +370,10 @@ fn a_killed_parameter_server_ends_the_job_with_a_sentence_and_nobody_waits_for_e
     assert!(message.contains("ps 0 was killed"), "{message}");
 }
 
-/// Two roles of each kind, a checkpoint every five of 94 steps.
+/// One dense worker, which nobody can take the place of; a checkpoint every five of 94 steps.
 const SAVED: &[&str] = &[
     "--set",
-    "spec.data.synthetic.rows=6000,spec.training.epochs=2,spec.roles.ps.replicas=2,spec.roles.denseWorker.replicas=2",
+    "spec.data.synthetic.rows=6000,spec.training.epochs=2,spec.roles.ps.replicas=2",
     "--set",
     "spec.faultTolerance.backoffSeconds=1",
 ];

@@ -134,6 +134,13 @@ impl<L, P> StepGate<L, P> {
         if is_complete { self.look_up(GlobalStep(step.0 + 1 + self.staleness), waiting) } else { Some(waiting) }
     }
 
+    /// In `sync`: whether the rows have more in them than a look-up for `step` may read. No dense worker asks for that but one that has taken
+    /// another's place, after the embedding worker has died as well that knew what the other one got.
+    #[must_use]
+    pub fn has_passed(&self, step: GlobalStep) -> bool {
+        self.staleness == 0 && step < self.applied
+    }
+
     fn may_read(&self, step: GlobalStep) -> bool {
         step.0 <= self.applied.0 + self.staleness
     }
@@ -162,6 +169,20 @@ mod tests {
         assert_eq!(gate.next_update(), Some((GlobalStep(0), vec![(0, 0), (1, 0)])));
         assert_eq!(gate.look_up(GlobalStep(1), 2), None, "the update is under way, not in the rows");
         assert_eq!(gate.finish_update(), [1, 2]);
+    }
+
+    #[test]
+    fn sync_says_when_the_rows_of_a_step_are_gone() {
+        let mut sync = gate(1, 0);
+        let mut hybrid = gate(1, 1);
+        for gate in [&mut sync, &mut hybrid] {
+            assert!(!gate.has_passed(GlobalStep(0)));
+            gate.push(GlobalStep(0), Rank(0), (0, 0)).unwrap();
+            assert!(gate.next_update().is_some());
+            gate.finish_update();
+        }
+        assert!(sync.has_passed(GlobalStep(0)) && !sync.has_passed(GlobalStep(1)));
+        assert!(!hybrid.has_passed(GlobalStep(0)), "rows may be newer");
     }
 
     #[test]

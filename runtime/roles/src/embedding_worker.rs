@@ -4,7 +4,7 @@
 //! coordinator where there is none.
 
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -92,6 +92,38 @@ impl Answered {
     }
 }
 
+/// Pooled embeddings of the last batches: a dense worker that takes a dead one's place gets what that one got.
+struct Pools {
+    /// Batches behind the last one that was asked for. 0: none are kept.
+    keep: u64,
+    replies: BTreeMap<(u64, u32), (v1::Forwarded, Vec<Tensor>)>,
+}
+
+impl Pools {
+    fn of(plan: &JobPlan) -> Self {
+        let staleness = plan.modes.iter().map(|mode| mode.staleness()).max().unwrap_or(0);
+        // Dense workers fetch so many batches ahead of the one that they train, which may be one ahead of the one that is trained again.
+        let keep = if plan.replicas.dense_workers > 1 { staleness.max(1) + 3 } else { 0 };
+        Self { keep, replies: BTreeMap::new() }
+    }
+
+    fn insert(&mut self, key: BatchKey, reply: &v1::Forwarded, tensors: &[Tensor]) {
+        let BatchPosition::Train(number) = key.position else { return };
+        if self.keep == 0 {
+            return;
+        }
+        self.replies.insert((number, key.piece), (reply.clone(), tensors.to_vec()));
+        if let Some((newest, _)) = self.replies.keys().next_back() {
+            self.replies = self.replies.split_off(&((newest + 1).saturating_sub(self.keep), 0));
+        }
+    }
+
+    fn get(&self, key: BatchKey) -> Option<(v1::Forwarded, Vec<Tensor>)> {
+        let BatchPosition::Train(number) = key.position else { return None };
+        self.replies.get(&(number, key.piece)).cloned()
+    }
+}
+
 /// See the module's text.
 pub struct EmbeddingWorker {
     layout: Arc<FeatureLayout>,
@@ -102,6 +134,7 @@ pub struct EmbeddingWorker {
     placement: Mutex<Option<Arc<Placement>>>,
     batches: Mutex<HashMap<BatchKey, Arc<Held>>>,
     answered: Mutex<Answered>,
+    pools: Mutex<Pools>,
     positions: Mutex<Positions>,
     changed: Notify,
     /// One permit a core: work beyond that waits its turn, and how long it does tells whether there are enough embedding workers.
@@ -121,6 +154,7 @@ impl EmbeddingWorker {
             placement: Mutex::default(),
             batches: Mutex::new(HashMap::new()),
             answered: Mutex::default(),
+            pools: Mutex::new(Pools::of(plan)),
             positions: Mutex::default(),
             changed: Notify::new(),
             cores: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
@@ -164,6 +198,9 @@ impl EmbeddingWorker {
 
     async fn forward(&self, request: v1::Forward) -> Result<Frame, RoleError> {
         let key = BatchKey::read("forward", request.batch)?;
+        if let Some(again) = self.forwarded_before(key) {
+            return Ok(again);
+        }
         let held = self.held("forward", key).await?;
         let started = Instant::now();
         let (rows, steps) = self.look_up_anywhere(&key, request.step, &held.prepared).await?;
@@ -180,8 +217,21 @@ impl EmbeddingWorker {
         // The batch stays until its gradients are here: another worker may have to fetch it again.
         tensors.extend(held.rest.iter().cloned());
         let samples = held.prepared.samples() as u32;
-        let reply = v1::Forwarded { samples, global_samples: held.global_samples, steps };
+        let reply = v1::Forwarded { samples, global_samples: held.global_samples, steps, answered: false };
+        self.lock_pools().insert(key, &reply, &tensors);
         Ok(message::reply::<v1::Forward>(&reply, tensors))
+    }
+
+    /// What a dense worker got that has died since; or that its gradients are here, though what it got is not any more.
+    fn forwarded_before(&self, key: BatchKey) -> Option<Frame> {
+        let answered = self.lock_answered().replies.contains_key(&key);
+        let kept = self.lock_pools().get(key);
+        let (reply, tensors) = match kept {
+            Some((reply, tensors)) => (v1::Forwarded { answered, ..reply }, tensors),
+            None if answered => (v1::Forwarded { answered, ..v1::Forwarded::default() }, Vec::new()),
+            None => return None,
+        };
+        Some(message::reply::<v1::Forward>(&reply, tensors))
     }
 
     async fn backward(&self, request: v1::Backward, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
@@ -409,6 +459,10 @@ impl EmbeddingWorker {
 
     fn lock_answered(&self) -> MutexGuard<'_, Answered> {
         self.answered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_pools(&self) -> MutexGuard<'_, Pools> {
+        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_placement(&self) -> MutexGuard<'_, Option<Arc<Placement>>> {

@@ -61,7 +61,7 @@ impl Role {
         plan.replicas.of(self)
     }
 
-    /// Whether another can take its place while the job goes on: one that holds nothing which cannot be had again.
+    /// Whether another can always take its place while the job goes on: one that holds nothing which cannot be had again.
     #[must_use]
     pub fn has_successors(self) -> bool {
         matches!(self, Self::EmbeddingWorker | Self::Loader)

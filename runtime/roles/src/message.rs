@@ -63,6 +63,8 @@ requests! {
     17 "repeat" RepeatRequest => v1::RepeatReply;
     18 "farewell" Farewell => Done;
     19 "attempt" AttemptRequest => v1::Attempt;
+    48 "ring" RingRequest => v1::Ring;
+    49 "mend" MendRequest => v1::Mended;
     20 "put_batch" PutBatch => Done;
     22 "forward" Forward => v1::Forwarded;
     23 "backward" Backward => v1::BackwardReply;
@@ -71,6 +73,7 @@ requests! {
     26 "store_digest" StoreDigestRequest => v1::StoreDigests;
     27 "ring_chunk" RingChunk => Done;
     28 "traffic" TrafficRequest => v1::Traffic;
+    29 "dense_state" DenseStateRequest => v1::DenseState;
     30 "begin_mode" BeginMode => Done;
     31 "flush" FlushRequest => v1::Flushed;
     32 "put_partition" PutPartition => Done;

@@ -134,7 +134,7 @@ metrics! {
         embedding_workers: gauge = "rectrain_coordinator_embedding_workers", "Embedding workers that hold batches.";
         dense_workers: gauge = "rectrain_coordinator_dense_workers", "Dense workers that train.";
         loaders: gauge = "rectrain_coordinator_loaders", "Loaders that are given data, or whose data is not trained yet.";
-        rejoins: counter = "rectrain_coordinator_rejoins_total", "Members that died and were replaced while the others went on: embedding workers, loaders, and parameter servers that kept their rows.";
+        rejoins: counter = "rectrain_coordinator_rejoins_total", "Members that died and were replaced while the others went on: embedding workers, loaders, dense workers whose parameters others had, and parameter servers that kept their rows.";
         migrations: counter = "rectrain_coordinator_migrations_total", "Times that slots were spread anew over the parameter servers.";
         moved_slots: counter = "rectrain_coordinator_moved_slots_total", "Slots that moved to another parameter server.";
         migrated_bytes: counter = "rectrain_coordinator_moved_bytes_total", "Bytes of rows sent between parameter servers for that.";

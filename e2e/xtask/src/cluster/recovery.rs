@@ -31,8 +31,8 @@ pub(super) fn goes_on(paths: &Paths) -> Result<(), String> {
 fn killed(paths: &Paths, rows: &Value, undisturbed: &Value) -> Result<(), String> {
     let name = "killed-often";
     submit(paths, name, &saved(rows, name, EVERY))?;
-    ["embedding-worker", "loader"].into_iter().try_for_each(|role| replaced(paths, name, role))?;
-    for (kills, role) in (1..).zip(["ps", "coordinator", "dense-worker"]) {
+    ["embedding-worker", "loader", "dense-worker"].into_iter().try_for_each(|role| replaced(paths, name, role))?;
+    for (kills, role) in (1..).zip(["ps", "coordinator"]) {
         let step = until_step_after(paths, name, reached(paths, name)? + EVERY)?;
         within(paths, NAMESPACE, &["delete", "pod", &format!("{name}-{role}-0"), "--grace-period=0", "--force"])?;
         eventually(FORWARD, &format!("restart {kills} of {name}"), || {

@@ -1,10 +1,11 @@
 //! `rectrain run --processes`: every replica of every role a process of its own on loopback, watched by this one. An embedding worker or
-//! a loader that is killed is replaced while the others go on, and so is a parameter server, whose rows are in shared memory. When any
-//! other crashes, all end and begin again from the last checkpoint. Both as often as `spec.faultTolerance` allows.
+//! a loader that is killed is replaced while the others go on, and so are a parameter server, whose rows are in shared memory, and a
+//! dense worker, whose parameters others have. When any other crashes, all end and begin again from the last checkpoint. Both as often as
+//! `spec.faultTolerance` allows.
 
 mod memory;
 mod restarts;
-mod servers;
+mod succession;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -27,7 +28,7 @@ use tokio::time::timeout;
 use crate::args::RunArgs;
 use crate::processes::memory::SharedMemory;
 use crate::processes::restarts::{Account, Restarts};
-use crate::processes::servers::Servers;
+use crate::processes::succession::Succession;
 use crate::role::CoordinatorAddresses;
 use crate::run::{interrupted, new_run, save};
 use crate::running::Running;
@@ -79,7 +80,7 @@ pub(crate) async fn run(args: &RunArgs, plan: &JobPlan, mut display: Display) ->
         slow: slow::factors(&args.slow, plan.replicas.dense_workers)?,
         cores: slow::cores(&args.cpus, plan.replicas.dense_workers)?,
         memory: plan.shared_memory.then(SharedMemory::of_run).flatten(),
-        servers: Servers::default(),
+        succession: Succession::default(),
     };
     let mut restarts = Restarts::new(plan.max_restarts, plan.backoff);
     let mut account = Account::default();
@@ -115,7 +116,7 @@ struct Job<'a> {
     cores: BTreeMap<u32, f64>,
     /// Where parameter servers keep their rows, if not in memory of their own.
     memory: Option<SharedMemory>,
-    servers: Servers,
+    succession: Succession,
 }
 
 impl Job<'_> {
@@ -127,7 +128,7 @@ impl Job<'_> {
         restarts: &mut Restarts,
     ) -> Result<(), Failure> {
         self.replicas.set(self.next_replicas.get());
-        self.servers.begin(self.plan.mode.has_barrier());
+        self.succession.begin(self.plan.mode.has_barrier());
         let (coordinator, addresses) = self.start_coordinator().await?;
         let _running = Running::note(&self.plan.name, &addresses.control);
         let page = addresses.metrics.trim_end_matches("metrics");
@@ -170,7 +171,7 @@ impl Job<'_> {
             }
         };
         if outcome.is_err() {
-            restarts.replaced_in_vain(self.servers.away());
+            restarts.replaced_in_vain(self.succession.away());
         }
         let outcome = match outcome {
             Err(Failure::Failed(message)) => Err(name_the_killed(message, &mut children).await),
@@ -186,10 +187,8 @@ impl Job<'_> {
         outcome
     }
 
-    /// Whether another can take the place of one that has died. A parameter server's can as far as this process knows; whether it found
-    /// what it needs, it tells the coordinator, who ends the attempt if not.
     fn has_successor(&self, role: Role, index: u32) -> bool {
-        role.has_successors() || (role == Role::Ps && self.memory.is_some() && self.servers.died(index))
+        self.succession.died(role, index, self.next_replicas.get().of(role), self.memory.is_some())
     }
 
     /// Shows the job's events until the last, and tells which members are to join. Without any for as long as the plan's `stall` the job counts as stalled.
@@ -213,7 +212,7 @@ impl Job<'_> {
                 return Err(lost(&"the stream of events ended"));
             };
             let event: JobEvent = serde_json::from_str(&event.json).map_err(|error| lost(&error))?;
-            self.servers.take(&event, |mode| self.plan.mode_named(mode).is_some_and(TrainingMode::has_barrier));
+            self.succession.take(&event, |mode| self.plan.mode_named(mode).is_some_and(TrainingMode::has_barrier));
             match account.take(event) {
                 summary @ JobEvent::Summary(_) => {
                     display.show(&summary);

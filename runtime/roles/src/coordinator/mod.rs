@@ -10,6 +10,7 @@ mod digest;
 mod migrations;
 mod outstanding;
 mod page;
+mod ring;
 mod saved;
 mod speeds;
 mod state;
@@ -35,7 +36,7 @@ use self::outstanding::{Given, Repeat};
 pub use self::page::LivePage;
 use self::state::{Repeated, ResizeRefused, Share, State};
 pub(crate) use self::training::TokenCounts;
-use self::training::{Pulled, ServerCall, SwitchRefused};
+use self::training::{Mended, Pulled, ServerCall, SwitchRefused};
 use crate::error::RoleError;
 use crate::events::{EventFollower, EventLog, JobEvent, Summary};
 use crate::member::{Role, connect};
@@ -476,6 +477,13 @@ impl Coordinator {
         Ok(())
     }
 
+    /// Dense worker 0 has died, who may have been writing its file.
+    fn dense_parameters_lost(&self) {
+        if let Some((_, written)) = self.lock_saves().dense.take() {
+            let _given_up = written.send(Err("dense worker 0 died while it wrote the dense parameters".to_owned()));
+        }
+    }
+
     /// Asks for another number of a role's members, or for the slots to be spread anew over as many parameter servers; gives how many there
     /// are.
     fn scale(&self, role: Role, members: u32, reason: String) -> Result<u32, ResizeRefused> {
@@ -636,6 +644,9 @@ impl Coordinator {
                 if let Some(rejoined) = self.change(|state| state.join(&request))? {
                     self.metrics.rejoins.inc();
                     self.events.push(rejoined);
+                    if request.role() == v1::Role::DenseWorker && request.index == 0 {
+                        self.dense_parameters_lost();
+                    }
                 }
                 self.until(WHOLE_JOB, State::roster).await
             };
@@ -702,9 +713,51 @@ impl Coordinator {
 
     async fn order(&self, request: v1::OrderRequest) -> Result<Frame, RoleError> {
         let (rank, done) = (Rank(request.rank), request.done);
-        let order = self.until_changed(LEASE_HOLD, |state| state.training().next_order(rank, done)).await;
         let wait = v1::Order { order: Some(v1::order::Order::Wait(v1::Wait {})), ..v1::Order::default() };
+        let order = self.until_replaced(rank, wait.clone(), |state| state.training().next_order(rank, done)).await;
         Ok(message::reply::<v1::OrderRequest>(&or_ask_again(order, wait)?, Vec::new()))
+    }
+
+    /// What `ready` has for dense worker `rank`; `nothing`, as soon as another has taken its place: what a dead one has done counts for
+    /// nothing, and what it is given nobody trains.
+    async fn until_replaced<T: Clone>(
+        &self,
+        rank: Rank,
+        nothing: T,
+        mut ready: impl FnMut(&mut State) -> Result<Option<T>, RoleError>,
+    ) -> Result<T, RoleError> {
+        let successions = self.lock().training().successions(rank);
+        self.until_changed(LEASE_HOLD, |state| {
+            let is_there = state.training().successions(rank) == successions;
+            if is_there { ready(state) } else { Ok(Some(nothing.clone())) }
+        })
+        .await
+    }
+
+    async fn ring(&self, request: v1::RingRequest) -> Result<Frame, RoleError> {
+        let ring = self.until(LEASE_HOLD, |state| Ok(state.training().ring_after(request.ring)));
+        let ring = or_ask_again(ring.await, request.ring)?;
+        Ok(message::reply::<v1::RingRequest>(&v1::Ring { ring }, Vec::new()))
+    }
+
+    async fn mend(&self, request: v1::MendRequest) -> Result<Frame, RoleError> {
+        let v1::MendRequest { rank, ring, step } = request;
+        let mended = self.until_changed(LEASE_HOLD, |state| {
+            let mended = state.training().mend(Rank(rank), ring, step.map(GlobalStep))?;
+            if let (Some(Mended::GoesOn { batch, .. }), None) = (mended, step) {
+                let share = self.plan.share(Rank(rank), state.training().barrier_workers());
+                state.goes_on_from(Rank(rank), batch, &share);
+            }
+            Ok(mended.map(|mended| match mended {
+                Mended::Superseded { by } => v1::Mended { ring: by, ..v1::Mended::default() },
+                Mended::GoesOn { step, donor, .. } => {
+                    let (_, dense_workers) = state.workers();
+                    v1::Mended { ring, waits: false, step: step.0, donor: donor.0, dense_workers }
+                }
+            }))
+        });
+        let wait = v1::Mended { ring, waits: true, ..v1::Mended::default() };
+        Ok(message::reply::<v1::MendRequest>(&or_ask_again(mended.await, wait)?, Vec::new()))
     }
 
     async fn horizon(&self, request: v1::HorizonRequest) -> Result<Frame, RoleError> {
@@ -720,7 +773,7 @@ impl Coordinator {
     async fn pull(&self, request: v1::PullRequest) -> Result<Frame, RoleError> {
         use v1::pull_reply::Reply;
         let (rank, order) = (Rank(request.rank), request.order);
-        let pulled = self.until_changed(LEASE_HOLD, |state| {
+        let pulled = self.until_replaced(rank, Reply::Wait(v1::Wait {}), |state| {
             let pulled = state.training().pull(rank, order)?;
             let turns = state.turns(None);
             Ok(pulled.map(|pulled| match pulled {
@@ -802,10 +855,12 @@ impl Service for Coordinator {
                 }
                 v1::OrderRequest::KIND => Ok(self.order(message::read::<v1::OrderRequest>(frame)?.0).await?),
                 v1::HorizonRequest::KIND => Ok(self.horizon(message::read::<v1::HorizonRequest>(frame)?.0).await?),
+                v1::RingRequest::KIND => Ok(self.ring(message::read::<v1::RingRequest>(frame)?.0).await?),
+                v1::MendRequest::KIND => Ok(self.mend(message::read::<v1::MendRequest>(frame)?.0).await?),
                 v1::PullRequest::KIND => Ok(self.pull(message::read::<v1::PullRequest>(frame)?.0).await?),
                 v1::BatchReport::KIND => {
                     let (report, _) = message::read::<v1::BatchReport>(frame)?;
-                    self.change(|state| state.training().batch_report(&report))?;
+                    self.change(|state| state.batch_report(&report))?;
                     Ok(message::done::<v1::BatchReport>())
                 }
                 v1::EvaluationLeaseRequest::KIND => {

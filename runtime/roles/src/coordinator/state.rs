@@ -1,6 +1,7 @@
 //! What the coordinator knows, and how each message changes it. No waiting and no sending happens here.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use rectrain_dense::metrics;
@@ -363,6 +364,13 @@ impl State {
             Joined::Again { .. } if Role::of(role).is_some_and(Role::has_successors) => {
                 Ok(Some(self.rejoined(role, request.index)))
             }
+            Joined::Again { .. }
+                if role == v1::Role::DenseWorker
+                    && all_had_joined
+                    && self.training.replace_worker(Rank(request.index)) =>
+            {
+                Ok(Some(JobEvent::Rejoined { member: format!("{} {}", role_name(role), request.index), chunks: 0 }))
+            }
             Joined::Again { same_address: true } if request.attempt != 0 && self.server_may_go_on() => {
                 self.server_restarts += 1;
                 Ok(Some(JobEvent::ServerKeptRows { member: format!("{} {}", role_name(role), request.index) }))
@@ -371,7 +379,7 @@ impl State {
                 Err(RoleError::Restarted { member: format!("{} {}", role_name(role), request.index) })
             }
             Joined::Again { same_address: true } => Ok(None),
-            Joined::Again { same_address: false } if role == v1::Role::Ps && all_had_joined => {
+            Joined::Again { same_address: false } if all_had_joined => {
                 Err(RoleError::Restarted { member: format!("{} {}", role_name(role), request.index) })
             }
             Joined::Again { same_address: false } => Err(unexpected_member(request, self.present(role))),
@@ -425,6 +433,15 @@ impl State {
     /// How often this loader took another's place: who asked before it did is dead.
     pub(super) fn loader_successions(&self, index: u32) -> u32 {
         self.loader_successions.get(&index).copied().unwrap_or(0)
+    }
+
+    /// Dense worker `rank`, whose ring was mended, goes on before `batch` where the one before it had told of less: what that one had trained
+    /// since is counted, its loss is not known.
+    pub(super) fn goes_on_from(&mut self, rank: Rank, batch: u64, share: &Range<u32>) {
+        let Some(worker) = self.ranks.get_mut(rank.0 as usize) else { return };
+        let first = worker.steps_done.max(self.training.current_batch());
+        worker.steps_done = worker.steps_done.max(batch);
+        self.samples += (first..batch).map(|batch| self.training.rows_of_share(batch, share.clone())).sum::<u64>();
     }
 
     /// What `loader` has to read and send again.
@@ -898,7 +915,10 @@ impl State {
         rank.running_auc = report.running_auc;
         rank.training_seconds = report.training_seconds;
         self.speeds.take(report);
-        self.samples += report.samples;
+        // Without a barrier each batch is reported by itself.
+        if self.training.mode().has_barrier() {
+            self.samples += report.samples;
+        }
         self.loss_since_event.0 += report.loss_sum;
         self.loss_since_event.1 += report.samples;
         self.note_throughput(Instant::now());
@@ -916,6 +936,12 @@ impl State {
             loss: self.last_loss,
             running_auc: self.running_auc(),
         }))
+    }
+
+    /// What became of a batch without a barrier.
+    pub(super) fn batch_report(&mut self, report: &v1::BatchReport) -> Result<(), RoleError> {
+        self.samples += u64::from(report.rows);
+        self.training.batch_report(report)
     }
 
     pub(super) fn training_done(&mut self, done: v1::TrainingDone) -> Result<(), RoleError> {

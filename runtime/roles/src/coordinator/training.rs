@@ -15,6 +15,7 @@ use rectrain_proto::v1::order::Order as Kind;
 use serde::{Deserialize, Serialize};
 
 use super::announced::Announced;
+use super::ring::{Mending, Ring};
 use super::saved::{SavedState, SavedTraining};
 use crate::batch::{BatchKey, BatchPosition};
 use crate::error::RoleError;
@@ -131,6 +132,9 @@ pub(super) struct Training {
     restored_at: (u64, u32),
     /// By rank: the last order carried out.
     done: Vec<u64>,
+    /// By rank: how often a dense worker took another's place.
+    successions: BTreeMap<Rank, u32>,
+    ring: Ring,
     asked: BTreeSet<Rank>,
     answers: BTreeMap<Rank, Reply>,
     calls: Vec<ServerCall>,
@@ -185,6 +189,15 @@ struct Facts {
     evaluation: EvaluationPoints,
     evaluates: bool,
     tests_on_the_next_slice: bool,
+}
+
+/// A ring of dense workers after one of them was replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mended {
+    /// Another ring is in force.
+    Superseded { by: u64 },
+    /// All go on before `step`, which trains `batch`, with the donor's parameters.
+    GoesOn { step: GlobalStep, donor: Rank, batch: u64 },
 }
 
 /// What a command to switch is answered.
@@ -248,6 +261,8 @@ impl Training {
             order: v1::Order::default(),
             restored_at: (saved.batch, 0),
             done: vec![0; facts.workers as usize],
+            successions: BTreeMap::new(),
+            ring: Ring::default(),
             asked: BTreeSet::new(),
             answers: BTreeMap::new(),
             calls: Vec::new(),
@@ -433,10 +448,73 @@ impl Training {
     pub(super) fn next_order(&mut self, rank: Rank, done: u64) -> Result<Option<v1::Order>, RoleError> {
         let Some(place) = self.done.get_mut(rank.0 as usize) else { return Ok(None) };
         *place = (*place).max(done);
+        if done >= self.order.number {
+            self.ring.has_joined(rank);
+        }
         self.advance()?;
         // One that has joined carries out no order from before, one that leaves none any more.
         let done = self.done.get(rank.0 as usize).copied().unwrap_or(u64::MAX);
-        Ok((self.order.number > done).then(|| self.order.clone()))
+        let joins = self.ring.joins(rank);
+        Ok((self.order.number > done).then(|| v1::Order { joins, ..self.order.clone() }))
+    }
+
+    /// Worker `rank` has died while it trained, and another is in its place. Says whether training goes on with it: without a barrier it
+    /// needs nothing, because the parameters are on the servers; with one it gets them from another worker.
+    pub(super) fn replace_worker(&mut self, rank: Rank) -> bool {
+        let has_barrier = self.mode.has_barrier();
+        let has_peers = self.barrier_workers() > 1 && rank.0 < self.barrier_workers();
+        let Some(done) = self.done.get_mut(rank.0 as usize) else { return false };
+        if self.stage != Stage::Training || (has_barrier && !has_peers) {
+            return false;
+        }
+        // Training comes to no rest before the order was carried out by this one.
+        *done = (*done).min(self.order.number - 1);
+        *self.successions.entry(rank).or_default() += 1;
+        if has_barrier {
+            self.ring.replaced(rank);
+            return true;
+        }
+        self.asked.remove(&rank);
+        self.answers.remove(&rank);
+        let answers = self.run.dispatcher().map(|dispatcher| dispatcher.join(rank));
+        self.take(answers.unwrap_or_default());
+        true
+    }
+
+    /// How often this worker took another's place: who asked before it did is dead.
+    pub(super) fn successions(&self, rank: Rank) -> u32 {
+        self.successions.get(&rank).copied().unwrap_or(0)
+    }
+
+    /// The number of the ring, if it is another than `known`.
+    pub(super) fn ring_after(&self, known: u64) -> Option<u64> {
+        (self.ring.number() > known).then_some(self.ring.number())
+    }
+
+    /// Worker `rank` tells before which step its parameters stand, if it has any; `None`: not all have told yet. The batch is the one that is
+    /// trained by this step.
+    pub(super) fn mend(
+        &mut self,
+        rank: Rank,
+        ring: u64,
+        step: Option<GlobalStep>,
+    ) -> Result<Option<Mended>, RoleError> {
+        let number = self.ring.number();
+        match self.ring.tell(rank, ring, step, self.barrier_workers()) {
+            Mending::Waits => Ok(None),
+            Mending::Superseded => Ok(Some(Mended::Superseded { by: number })),
+            Mending::Mended { step, donor } => {
+                let batch = self.order.batch + step.0.saturating_sub(self.order.step);
+                Ok(Some(Mended::GoesOn { step, donor, batch }))
+            }
+            Mending::Lost => Err(RoleError::Restarted { member: "every dense worker".to_owned() }),
+        }
+    }
+
+    /// The rows that worker `rank` trains of a batch where each step has a barrier.
+    pub(super) fn rows_of_share(&self, batch: u64, share: std::ops::Range<u32>) -> u64 {
+        let (rows, local) = (self.data.rows_of(batch), self.plan.local_rows);
+        (u64::from(share.end) * local).min(rows) - (u64::from(share.start) * local).min(rows)
     }
 
     /// Before which batch a worker stops that has fetched up to `from` and trains `at`, and whether the order ends there; `None`: it may
@@ -865,6 +943,8 @@ impl Training {
             piece: (place / self.plan.local_rows) as u32,
             map_epoch: self.map_epoch,
             barrier_workers: self.barrier_workers(),
+            ring: self.ring.number(),
+            joins: false,
             order: Some(order),
         };
     }

@@ -15,25 +15,45 @@ use crate::plan::CALL_DEADLINE;
 /// Chunks that the previous rank has sent. Bounded by the ring: it is at most one step's rounds ahead of this rank.
 #[derive(Debug, Default)]
 pub(crate) struct RingMailbox {
-    chunks: Mutex<BTreeMap<(u64, u32), Vec<f32>>>,
+    received: Mutex<Received>,
     arrived: Notify,
 }
 
+#[derive(Debug, Default)]
+struct Received {
+    /// The number of the ring that this rank is part of: chunks of earlier ones were meant for a sum that is not made any more.
+    ring: u64,
+    /// By ring, step and round.
+    chunks: BTreeMap<(u64, u64, u32), Vec<f32>>,
+}
+
 impl RingMailbox {
-    pub(crate) fn put(&self, step: GlobalStep, round: u32, chunk: Vec<f32>) -> Result<(), RoleError> {
-        if self.lock().insert((step.0, round), chunk).is_some() {
+    pub(crate) fn put(&self, ring: u64, step: GlobalStep, round: u32, chunk: Vec<f32>) -> Result<(), RoleError> {
+        let mut received = self.lock();
+        if ring < received.ring {
+            return Ok(());
+        }
+        if received.chunks.insert((ring, step.0, round), chunk).is_some() {
             let reason = format!("round {round} of step {step} was sent twice");
             return Err(RoleError::Inconsistent { message: "ring_chunk", reason });
         }
+        drop(received);
         self.arrived.notify_waiters();
         Ok(())
     }
 
-    async fn take(&self, step: GlobalStep, round: u32) -> Result<Vec<f32>, RoleError> {
+    /// This rank is part of ring number `ring` from now on.
+    pub(crate) fn begin(&self, ring: u64) {
+        let mut received = self.lock();
+        received.ring = ring;
+        received.chunks = received.chunks.split_off(&(ring, 0, 0));
+    }
+
+    async fn take(&self, ring: u64, step: GlobalStep, round: u32) -> Result<Vec<f32>, RoleError> {
         let waiting = async {
             loop {
                 let arrived = self.arrived.notified();
-                if let Some(chunk) = self.lock().remove(&(step.0, round)) {
+                if let Some(chunk) = self.lock().chunks.remove(&(ring, step.0, round)) {
                     return chunk;
                 }
                 arrived.await;
@@ -45,27 +65,35 @@ impl RingMailbox {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(u64, u32), Vec<f32>>> {
-        self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Received> {
+        self.received.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Sums `buffer` over all ranks, in place; every rank ends with the same bits.
-pub(crate) async fn all_reduce(
+/// A rank's place in the ring.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RingPart {
+    /// Which ring: another each time that one of its dense workers is replaced.
+    pub(super) number: u64,
+    pub(super) rank: Rank,
+    pub(super) ranks: u32,
+}
+
+/// Sums `buffer` over all ranks, in place; every rank ends with the same bits. Given up, it leaves a part of the sum there.
+pub(super) async fn all_reduce(
     step: GlobalStep,
-    rank: Rank,
-    ranks: u32,
+    part: RingPart,
     buffer: &mut [f32],
     next: &Channel,
     mailbox: &RingMailbox,
 ) -> Result<(), RoleError> {
-    let mut ring = RingAllReduce::new(rank, ranks, buffer.len());
+    let mut ring = RingAllReduce::new(part.rank, part.ranks, buffer.len());
     for round in 0..ring.rounds() {
         let Some(send) = ring.send() else { break };
         let chunk = Tensor::from(buffer[send.range].to_vec());
-        let message = v1::RingChunk { step: step.0, round: send.round };
+        let message = v1::RingChunk { step: step.0, round: send.round, ring: part.number };
         let sent = message::call(next, message, vec![chunk], CALL_DEADLINE);
-        let (_done, received) = futures::future::try_join(sent, mailbox.take(step, round)).await?;
+        let (_done, received) = futures::future::try_join(sent, mailbox.take(part.number, step, round)).await?;
         ring.receive(round, &received, buffer)?;
     }
     Ok(())

@@ -3,6 +3,7 @@
 //! the mode's staleness allows it.
 
 use std::collections::VecDeque;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,17 +11,19 @@ use rectrain_dense::StepOutput;
 use rectrain_modes::GlobalStep;
 use rectrain_proto::v1;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use super::Trainer;
-use super::all_reduce::all_reduce;
+use super::all_reduce::{RingPart, all_reduce};
 use super::horizon::Horizon;
-use super::local_batch::Fetching;
+use super::local_batch::{Fetching, LocalBatch};
 use crate::batch::{BatchKey, BatchPosition};
-use crate::error::RoleError;
+use crate::error::{RoleError, is_gone};
+use crate::plan::CALL_DEADLINE;
 use crate::pooling::Pooled;
 
 /// Gradients on their way to the embedding workers, oldest first.
-type Pushes = VecDeque<JoinHandle<Result<v1::BackwardReply, RoleError>>>;
+pub(super) type Pushes = VecDeque<JoinHandle<Result<v1::BackwardReply, RoleError>>>;
 
 impl Trainer {
     /// Trains from the order's step and batch on until it ends, if this worker takes part in that. At most τ + 1 steps' gradients are on their way.
@@ -34,7 +37,16 @@ impl Trainer {
         let mut horizon = Horizon::new(order.number, order.batch);
         let mut ahead: VecDeque<Fetching> = VecDeque::new();
         let mut pushes = Pushes::new();
-        let (mut batch, mut fetched) = (order.batch, order.batch);
+        if order.joins {
+            self.mend()?;
+            self.push_again(order, staleness, &mut horizon, &mut pushes)?;
+        } else {
+            self.applied = Some(order.step);
+            self.previous.clear();
+        }
+        let mut batch = order.batch + self.applied.unwrap_or(order.step).saturating_sub(order.step);
+        let mut fetched = batch;
+        self.stands_at(batch);
         loop {
             horizon.keep_ahead(self, batch)?;
             while ahead.len() < steps_ahead && fetched < horizon.until() {
@@ -52,7 +64,7 @@ impl Trainer {
                 self.metrics.batch_wait.observe(waited.elapsed().as_secs_f64());
                 continue;
             };
-            self.step(order, batch, next, &mut pushes)?;
+            self.step(order, staleness, batch, next, &mut pushes)?;
             self.drain(&mut pushes, pushes_ahead)?;
             batch += 1;
         }
@@ -60,7 +72,7 @@ impl Trainer {
     }
 
     /// This worker's pieces of a batch. An earlier mode may have trained the first pieces of the order's first batch.
-    fn fetch_share(&self, order: &v1::Order, batch: u64, horizon: &Horizon) -> Fetching {
+    pub(super) fn fetch_share(&self, order: &v1::Order, batch: u64, horizon: &Horizon) -> Fetching {
         let first = if batch == order.batch { order.piece } else { 0 };
         let keys = self.share().filter(|piece| *piece >= first);
         let keys = keys.map(|piece| BatchKey { position: BatchPosition::Train(batch), piece });
@@ -68,33 +80,76 @@ impl Trainer {
         self.fetch(horizon.place(keys, self.plan.pieces()), Some(step))
     }
 
-    fn step(&mut self, order: &v1::Order, batch: u64, next: Fetching, pushes: &mut Pushes) -> Result<(), RoleError> {
+    fn step(
+        &mut self,
+        order: &v1::Order,
+        staleness: u64,
+        batch: u64,
+        next: Fetching,
+        pushes: &mut Pushes,
+    ) -> Result<(), RoleError> {
         let started = Instant::now();
         let step = order.step + (batch - order.batch);
         let own = self.fetched(next)?;
+        own.expect_all("forward")?;
         self.metrics.embedding_wait.observe(started.elapsed().as_secs_f64());
 
-        let trained_before = if batch == order.batch { u64::from(order.piece) * self.plan.local_batch_rows } else { 0 };
-        let global_samples = own.global_samples.saturating_sub(trained_before as usize);
-        let output = self.compute(&own, 1.0 / global_samples.max(1) as f32, step)?;
+        let scale = 1.0 / self.samples_to_train(order, batch, &own).max(1) as f32;
+        let output = self.compute(&own, scale, step)?;
         let StepOutput { loss_sum, predictions, embedding_gradients, linear_gradients } = output;
         for (piece, gradients) in own.by_piece(Pooled { embeddings: embedding_gradients, linear: linear_gradients }) {
             pushes.push_back(self.send_gradients(piece, gradients, Some(step), None));
         }
-        self.sum_over_workers(GlobalStep(step))?;
+        while !self.sum_over_workers(GlobalStep(step))? {
+            self.mend()?;
+            if self.applied == Some(step + 1) {
+                return self.count(&own, loss_sum, &predictions, batch + 1, started);
+            }
+            // The sum of some is in the gradients' place.
+            self.compute(&own, scale, step)?;
+        }
+        self.offer.withdraw();
+        if staleness == 0 && self.peers.next.is_some() {
+            self.previous.clear();
+            self.previous.extend_from_slice(self.tower.parameters()?);
+        }
         self.tower.apply(step + 1)?;
+        self.applied = Some(step + 1);
         self.count(&own, loss_sum, &predictions, batch + 1, started)
     }
 
-    fn sum_over_workers(&mut self, step: GlobalStep) -> Result<(), RoleError> {
-        let Some(next) = self.peers.next.clone() else { return Ok(()) };
+    /// Samples of a global batch that this order trains: an earlier mode may have trained the first pieces of its first batch.
+    pub(super) fn samples_to_train(&self, order: &v1::Order, batch: u64, own: &LocalBatch) -> usize {
+        let trained_before = if batch == order.batch { u64::from(order.piece) * self.plan.local_batch_rows } else { 0 };
+        own.global_samples.saturating_sub(trained_before as usize)
+    }
+
+    /// Says whether the gradients are summed; not, if a dense worker was replaced meanwhile.
+    fn sum_over_workers(&mut self, step: GlobalStep) -> Result<bool, RoleError> {
+        let Some(next) = self.peers.next.clone() else { return Ok(true) };
         let reducing = Instant::now();
-        let (rank, ranks, ring) = (self.rank, self.barrier_workers, Arc::clone(&self.ring));
+        let mut replaced = pin!(self.replaced());
+        let part = RingPart { number: self.ring_number, rank: self.rank, ranks: self.barrier_workers };
+        let ring = Arc::clone(&self.ring);
         let (waits, tower) = (&self.waits, &mut self.tower);
-        waits.wait(all_reduce(step, rank, ranks, tower.gradients_mut()?, &next, &ring))?;
+        let gradients = tower.gradients_mut()?;
+        let summed = waits.wait(async {
+            let reduced = tokio::select! {
+                biased;
+                reduced = all_reduce(step, part, gradients, &next, &ring) => reduced,
+                () = &mut replaced => return Ok(false),
+            };
+            match reduced {
+                // Its successor is on the way.
+                Err(RoleError::Wire(gone)) if is_gone(&gone) => {
+                    timeout(CALL_DEADLINE, replaced).await.map(|()| false).map_err(|_| gone.into())
+                }
+                reduced => reduced.map(|()| true),
+            }
+        })?;
         self.metrics.all_reduce.observe(reducing.elapsed().as_secs_f64());
         self.pace.reduced(reducing.elapsed());
-        Ok(())
+        Ok(summed)
     }
 
     fn drain(&mut self, pushes: &mut Pushes, leave: usize) -> Result<(), RoleError> {

@@ -45,7 +45,7 @@ impl Horizon {
     }
 
     /// Takes an answer in if one is here, and asks for more if less than enough lies ahead of `at`.
-    pub(super) fn keep_ahead(&mut self, trainer: &Trainer, at: u64) -> Result<(), RoleError> {
+    pub(super) fn keep_ahead(&mut self, trainer: &mut Trainer, at: u64) -> Result<(), RoleError> {
         if self.asked.as_ref().is_some_and(JoinHandle::is_finished) {
             self.take(trainer)?;
         }
@@ -59,7 +59,7 @@ impl Horizon {
     }
 
     /// Waits for the answer to what was asked.
-    pub(super) fn take(&mut self, trainer: &Trainer) -> Result<(), RoleError> {
+    pub(super) fn take(&mut self, trainer: &mut Trainer) -> Result<(), RoleError> {
         if let Some(asked) = self.asked.take() {
             let horizon = trainer.join("horizon", asked)?;
             self.until = self.until.max(horizon.until);

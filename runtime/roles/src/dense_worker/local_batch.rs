@@ -29,6 +29,9 @@ pub(super) struct LocalBatch {
     pub(super) steps: Vec<u64>,
     /// Samples of each piece, in order.
     pub(super) pieces: Vec<(Piece, usize)>,
+    /// Pieces whose gradients a dense worker that has died brought in, and those of them that are not here.
+    pub(super) answered: usize,
+    pub(super) missing: usize,
 }
 
 impl LocalBatch {
@@ -43,8 +46,13 @@ impl LocalBatch {
 
     /// This batch with the rows of `other` after its own.
     fn append(mut self, other: Self) -> Self {
+        self.answered += other.answered;
+        self.missing += other.missing;
         if self.pieces.is_empty() {
-            return other;
+            return Self { answered: self.answered, missing: self.missing, ..other };
+        }
+        if other.pieces.is_empty() {
+            return self;
         }
         self.samples += other.samples;
         self.pooled.embeddings.extend(other.pooled.embeddings);
@@ -54,6 +62,24 @@ impl LocalBatch {
         self.groups.extend(other.groups);
         self.pieces.extend(other.pieces);
         self
+    }
+
+    /// Pieces, those that are not here among them.
+    pub(super) fn all_pieces(&self) -> usize {
+        self.pieces.len() + self.missing
+    }
+
+    /// Refuses a batch of which pieces are missing.
+    pub(super) fn expect_all(&self, message: &'static str) -> Result<(), RoleError> {
+        if self.missing == 0 {
+            return Ok(());
+        }
+        let reason = format!(
+            "the gradients of {} of {} pieces were taken in from a dense worker that has died, and their embeddings are not kept any more",
+            self.missing,
+            self.all_pieces()
+        );
+        Err(RoleError::Inconsistent { message, reason })
     }
 
     /// The gradients of the pooled embeddings by piece.
@@ -94,7 +120,7 @@ impl Trainer {
     }
 
     /// Waits for the pieces and puts them together.
-    pub(super) fn fetched(&self, fetching: Fetching) -> Result<LocalBatch, RoleError> {
+    pub(super) fn fetched(&mut self, fetching: Fetching) -> Result<LocalBatch, RoleError> {
         fetching
             .0
             .into_iter()
@@ -119,6 +145,10 @@ impl Trainer {
 }
 
 fn read(piece: Piece, reply: v1::Forwarded, tensors: Vec<Tensor>, plan: &JobPlan) -> Result<LocalBatch, RoleError> {
+    let answered = usize::from(reply.answered);
+    if reply.answered && tensors.is_empty() {
+        return Ok(LocalBatch { answered, missing: 1, ..LocalBatch::default() });
+    }
     let samples = reply.samples as usize;
     let mut tensors = tensors.into_iter();
     let pooled = decode_pooled("forward", &mut tensors, samples, &plan.layout, plan.compression)?;
@@ -144,5 +174,7 @@ fn read(piece: Piece, reply: v1::Forwarded, tensors: Vec<Tensor>, plan: &JobPlan
         groups,
         steps: reply.steps,
         pieces: vec![(piece, samples)],
+        answered,
+        missing: 0,
     })
 }

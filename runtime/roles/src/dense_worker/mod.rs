@@ -2,7 +2,7 @@
 //! half takes ring chunks from its neighbour; its training half ([`Trainer`]) is a loop on a thread of its own that carries out
 //! the coordinator's orders, one after the other:
 //!
-//! - [`barrier`]: train with a barrier in each step (`sync`, `hybrid`),
+//! - [`barrier`]: train with a barrier in each step (`sync`, `hybrid`), and [`mend`] their ring when one of them was replaced,
 //! - [`tokens`]: train without one (`gba`, `async`, …),
 //! - [`partitions`]: publish the dense parameters to the parameter servers, or read them back,
 //! - [`evaluate`]: predict the test part,
@@ -14,6 +14,7 @@ mod checkpoint;
 mod evaluate;
 mod horizon;
 mod local_batch;
+mod mend;
 mod partitions;
 mod tokens;
 mod trainer;
@@ -26,6 +27,7 @@ use rectrain_wire::{BoxFuture, Channel, Frame, Peer, Refusal, Service, Tensor};
 use tokio_util::sync::CancellationToken;
 
 use self::all_reduce::RingMailbox;
+use self::mend::Offer;
 pub(crate) use self::trainer::Trainer;
 use crate::embedding_workers::EmbeddingWorkers;
 use crate::error::RoleError;
@@ -49,6 +51,7 @@ pub struct DenseWorker {
     rank: Rank,
     slow: f64,
     ring: Arc<RingMailbox>,
+    offer: Arc<Offer>,
     stop: CancellationToken,
     metrics: DenseWorkerMetrics,
 }
@@ -57,13 +60,14 @@ impl DenseWorker {
     /// Dense worker number `rank`, before the first order. It takes `slow` (at least 1) times as long to compute as it does.
     #[must_use]
     pub fn new(rank: Rank, slow: f64, metrics: DenseWorkerMetrics) -> Self {
-        Self { rank, slow: slow.max(1.0), ring: Arc::default(), stop: CancellationToken::new(), metrics }
+        let (ring, offer) = (Arc::default(), Arc::default());
+        Self { rank, slow: slow.max(1.0), ring, offer, stop: CancellationToken::new(), metrics }
     }
 
     /// The training half.
     pub(crate) fn trainer(&self, plan: &Arc<JobPlan>, peers: DensePeers) -> Result<Trainer, RoleError> {
-        let (ring, stop) = (Arc::clone(&self.ring), self.stop.clone());
-        Trainer::new(Arc::clone(plan), self.rank, self.slow, ring, peers, stop, self.metrics.clone())
+        let (shared, stop) = ((Arc::clone(&self.ring), Arc::clone(&self.offer)), self.stop.clone());
+        Trainer::new(Arc::clone(plan), self.rank, self.slow, shared, peers, stop, self.metrics.clone())
     }
 
     /// Ends the training half's waits.
@@ -73,7 +77,7 @@ impl DenseWorker {
 
     fn ring_chunk(&self, request: v1::RingChunk, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
         let [chunk] = message::take("ring_chunk", tensors)?;
-        self.ring.put(GlobalStep(request.step), request.round, chunk.expect_f32("chunk")?)?;
+        self.ring.put(request.ring, GlobalStep(request.step), request.round, chunk.expect_f32("chunk")?)?;
         Ok(message::done::<v1::RingChunk>())
     }
 }
@@ -85,6 +89,11 @@ impl Service for DenseWorker {
                 v1::RingChunk::KIND => {
                     let (request, tensors) = message::read::<v1::RingChunk>(frame)?;
                     Ok(self.ring_chunk(request, tensors)?)
+                }
+                v1::DenseStateRequest::KIND => {
+                    let (request, _) = message::read::<v1::DenseStateRequest>(frame)?;
+                    let (state, tensors) = self.offer.of_ring(request.ring).await?;
+                    Ok(message::reply::<v1::DenseStateRequest>(&state, tensors))
                 }
                 kind => Err(message::refuse_kind("dense worker", kind)),
             }

@@ -165,6 +165,7 @@ impl Run<'_> {
         let fetching = trainer.fetch(std::iter::once(piece), None);
         let dense_pulled_at = trainer.pull_parameters()?;
         let own = trainer.fetched(fetching)?;
+        own.expect_all("forward")?;
         trainer.metrics.embedding_wait.observe(started.elapsed().as_secs_f64());
         // The mean over a whole buffer is then the mean over its samples, also where the last batches of the data are smaller.
         let pieces = (own.global_samples as u64).div_ceil(trainer.plan.local_batch_rows);

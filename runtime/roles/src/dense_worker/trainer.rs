@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use super::DensePeers;
 use super::all_reduce::RingMailbox;
 use super::local_batch::LocalBatch;
+use super::mend::{Offer, RingWatch};
 use crate::error::RoleError;
 use crate::member::connect;
 use crate::message;
@@ -46,6 +47,14 @@ pub(crate) struct Trainer {
     pub(super) waits: Waits,
     /// Dense workers, from rank 0, that train where each step has a barrier, as the last order says.
     pub(super) barrier_workers: u32,
+    /// Which ring they make: another each time that one of them is replaced.
+    pub(super) ring_number: u64,
+    pub(super) ring_watch: Option<RingWatch>,
+    /// With a barrier: the step before which the parameters stand; none, if this worker has taken another's place and has none.
+    pub(super) applied: Option<u64>,
+    /// In `sync` with several dense workers: the parameters one step before. Empty otherwise, and before the first step of an order.
+    pub(super) previous: Vec<f32>,
+    pub(super) offer: Arc<Offer>,
     slow: f64,
     progress: v1::Progress,
     pub(super) pace: Pace,
@@ -59,7 +68,7 @@ impl Trainer {
         plan: Arc<JobPlan>,
         rank: Rank,
         slow: f64,
-        ring: Arc<RingMailbox>,
+        (ring, offer): (Arc<RingMailbox>, Arc<Offer>),
         peers: DensePeers,
         stop: CancellationToken,
         metrics: DenseWorkerMetrics,
@@ -73,6 +82,11 @@ impl Trainer {
             peers,
             metrics,
             barrier_workers: 0,
+            ring_number: 0,
+            ring_watch: None,
+            applied: None,
+            previous: Vec::new(),
+            offer,
             waits: Waits { runtime: Handle::current(), stop },
             slow,
             progress: v1::Progress { rank: rank.0, ..v1::Progress::default() },
@@ -111,8 +125,11 @@ impl Trainer {
         }
     }
 
-    fn next_order(&self, done: u64) -> Result<v1::Order, RoleError> {
-        self.tell(v1::OrderRequest { rank: self.rank.0, done }, Vec::new())
+    fn next_order(&mut self, done: u64) -> Result<v1::Order, RoleError> {
+        let (coordinator, request) = (self.peers.coordinator.clone(), v1::OrderRequest { rank: self.rank.0, done });
+        let asking = async move { Ok(message::call(&coordinator, request, Vec::new(), CALL_DEADLINE).await?.0) };
+        let asking = self.spawn(asking);
+        self.join("order", asking)
     }
 
     /// Orders that concern parameter servers say under which slot map.
@@ -126,23 +143,41 @@ impl Trainer {
 
     /// Orders say with how many dense workers a step's gradients are summed.
     fn join_the_ring(&mut self, order: &v1::Order) -> Result<(), RoleError> {
-        let ring = order.barrier_workers;
-        if ring == self.barrier_workers || matches!(order.order, Some(Kind::Wait(_))) {
+        if order.barrier_workers == self.barrier_workers || matches!(order.order, Some(Kind::Wait(_))) {
             return Ok(());
         }
-        self.barrier_workers = ring;
+        self.barrier_workers = order.barrier_workers;
+        // Who was replaced before, all know who are in it.
+        self.ring_number = self.ring_number.max(order.ring);
+        self.ring.begin(self.ring_number);
+        let directory = self.peers.directory.clone();
+        let workers = self.wait(async { directory.ask().await })?.dense_workers;
+        self.connect_to_next(&workers)?;
+        self.ring_watch = self.peers.next.as_ref().map(|_| {
+            let (runtime, coordinator) = (&self.waits.runtime, self.peers.coordinator.clone());
+            RingWatch::start(runtime, coordinator, self.rank.0, self.ring_number)
+        });
+        Ok(())
+    }
+
+    /// The next dense worker around the ring, if there is more than one.
+    pub(super) fn connect_to_next(&mut self, dense_workers: &[String]) -> Result<(), RoleError> {
         self.peers.next = None;
+        let ring = self.barrier_workers;
         if ring > 1 && self.rank.0 < ring {
-            let directory = self.peers.directory.clone();
-            let workers = self.wait(async { directory.ask().await })?.dense_workers;
             let next = ((self.rank.0 + 1) % ring) as usize;
-            let address = workers.get(next).ok_or_else(|| RoleError::Inconsistent {
+            let address = dense_workers.get(next).ok_or_else(|| RoleError::Inconsistent {
                 message: "map",
                 reason: format!("dense worker {next} of {ring} is missing"),
             })?;
             self.peers.next = Some(connect(&*self.peers.directory.transport, address)?);
         }
         Ok(())
+    }
+
+    /// With a barrier: the next report tells this batch, or a later one.
+    pub(super) fn stands_at(&mut self, batch: u64) {
+        self.progress.steps_done = self.progress.steps_done.max(batch);
     }
 
     /// The pieces of a global batch that are this worker's where each step has a barrier.
@@ -209,10 +244,6 @@ impl Trainer {
     pub(super) fn tell<R: message::Request>(&self, request: R, tensors: Vec<Tensor>) -> Result<R::Reply, RoleError> {
         let call = message::call(&self.peers.coordinator, request, tensors, CALL_DEADLINE);
         self.wait(call).map(|(reply, _tensors)| reply)
-    }
-
-    pub(super) fn join<T>(&self, what: &'static str, task: JoinHandle<Result<T, RoleError>>) -> Result<T, RoleError> {
-        self.wait(async { task.await.map_err(|error| RoleError::Task { what, reason: error.to_string() })? })
     }
 
     /// Waits for others, unless told to stop.

@@ -222,7 +222,15 @@ impl ParameterServer {
         let arrived = Instant::now();
         if let Some(step) = request.step {
             let (answer, answered) = oneshot::channel();
-            if self.with_gate("lookup", |gate| Ok(gate.look_up(GlobalStep(step), answer).is_none()))? {
+            let waits = |gate: &mut Gate| {
+                if gate.has_passed(GlobalStep(step)) {
+                    let reason =
+                        format!("the rows are {} steps further than this look-up may read", gate.applied().0 - step);
+                    return Err(RoleError::Inconsistent { message: "lookup", reason });
+                }
+                Ok(gate.look_up(GlobalStep(step), answer).is_none())
+            };
+            if self.with_gate("lookup", waits)? {
                 answered.await.map_err(|_| RoleError::Stopped)?;
             }
         }

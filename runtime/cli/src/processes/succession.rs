@@ -1,0 +1,106 @@
+//! Whether another may take the place of a member that has died: of an embedding worker or a loader always, of a parameter server where
+//! each step waits for all, of a dense worker where others have its parameters or the parameter servers do.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+
+use rectrain_roles::events::JobEvent;
+use rectrain_roles::member::Role;
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(super) struct Succession {
+    has_barrier: Cell<bool>,
+    /// Parameter servers and dense workers that have died in this attempt and are not back, as events name them.
+    away: RefCell<BTreeSet<String>>,
+}
+
+impl Succession {
+    /// An attempt begins, in a mode with a barrier or without.
+    pub(super) fn begin(&self, has_barrier: bool) {
+        self.has_barrier.set(has_barrier);
+        self.away.borrow_mut().clear();
+    }
+
+    /// A member has died, of a role that has so many; `keeps_rows`: parameter servers have theirs in shared memory. Whether another may take
+    /// its place, as far as is known here: whether it found what it needs, it tells the coordinator, who ends the attempt if not. One that
+    /// dies before it is back does not get a third.
+    pub(super) fn died(&self, role: Role, index: u32, members: u32, keeps_rows: bool) -> bool {
+        let has_what_it_needs = match role {
+            Role::EmbeddingWorker | Role::Loader => return true,
+            Role::Ps => keeps_rows && self.has_barrier.get(),
+            Role::DenseWorker => members > 1 || !self.has_barrier.get(),
+        };
+        has_what_it_needs && self.away.borrow_mut().insert(format!("{} {index}", role.name()))
+    }
+
+    /// Those that died and are not back.
+    pub(super) fn away(&self) -> u32 {
+        self.away.borrow().len() as u32
+    }
+
+    /// Notes what an event says; `has_barrier` tells which modes, by name, have one.
+    pub(super) fn take(&self, event: &JobEvent, has_barrier: impl Fn(&str) -> bool) {
+        match event {
+            JobEvent::Started { mode, .. } | JobEvent::ModeSwitched { to: mode, .. } => {
+                self.has_barrier.set(has_barrier(mode));
+            }
+            JobEvent::ServerKeptRows { member } | JobEvent::Rejoined { member, .. } => {
+                self.away.borrow_mut().remove(member);
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn back(member: &str) -> JobEvent {
+        JobEvent::ServerKeptRows { member: member.to_owned() }
+    }
+
+    fn switched(to: &str) -> JobEvent {
+        JobEvent::ModeSwitched { step: 1, from: String::new(), to: to.to_owned() }
+    }
+
+    #[test]
+    fn a_server_is_replaced_where_there_is_a_barrier_and_once_before_it_is_back() {
+        let has_barrier = |mode: &str| mode == "sync";
+        let succession = Succession::default();
+        let died = |index| succession.died(Role::Ps, index, 2, true);
+        succession.begin(true);
+        assert!(died(0) && died(1) && !died(0));
+        assert!(!succession.died(Role::Ps, 7, 8, false), "its rows have died with it");
+        succession.take(&back("ps 0"), has_barrier);
+        assert_eq!((succession.away(), died(0), succession.away()), (1, true, 2));
+        succession.begin(true);
+        succession.take(&switched("gba"), has_barrier);
+        assert_eq!((died(0), succession.away()), (false, 0));
+        succession.take(&switched("sync"), has_barrier);
+        assert!(died(0));
+    }
+
+    #[test]
+    fn a_dense_worker_is_replaced_where_its_parameters_are_elsewhere_too() {
+        let succession = Succession::default();
+        succession.begin(true);
+        assert!(!succession.died(Role::DenseWorker, 0, 1, true), "nobody else has them");
+        assert!(succession.died(Role::DenseWorker, 1, 2, true));
+        assert!(!succession.died(Role::DenseWorker, 1, 2, true), "it is not back");
+        succession.take(&JobEvent::Rejoined { member: "dense-worker 1".to_owned(), chunks: 0 }, |_| true);
+        assert_eq!(succession.away(), 0);
+        succession.take(&switched("gba"), |_| false);
+        assert!(succession.died(Role::DenseWorker, 0, 1, true), "the servers have them");
+    }
+
+    #[test]
+    fn who_holds_nothing_is_always_replaced() {
+        let succession = Succession::default();
+        for role in [Role::EmbeddingWorker, Role::Loader] {
+            assert!(succession.died(role, 0, 1, false) && succession.died(role, 0, 1, false));
+        }
+        assert_eq!(succession.away(), 0);
+    }
+}
