@@ -25,6 +25,25 @@ const DASHBOARDS: [&str; 3] = ["job", "operator", "capacity"];
 pub(super) const EVERY: u64 = 100;
 /// The job that is looked at.
 const JOB: &str = "shown";
+/// Jobs beside the one that is looked at, without which some metrics have no data.
+const OTHERS: [&str; 2] = ["automatic", "waits"];
+
+/// One job that chooses its mode itself, and one that no node takes.
+pub(super) fn submit_others(paths: &Paths) -> Result<(), String> {
+    let [automatic, waits] = OTHERS;
+    let mode = json!({"training": {"mode": "auto", "auto": {"windowSeconds": 15, "dwellSeconds": 30}}});
+    submit(paths, automatic, &merged(endless(), mode))?;
+    submit(paths, waits, &json!({"roles": {"loader": {"template": no_node()}}}))
+}
+
+pub(super) fn delete_others(paths: &Paths) -> Result<(), String> {
+    OTHERS.into_iter().try_for_each(|job| delete_job(paths, job))
+}
+
+/// How long data of a metric, or of a query that names it, may take to be there.
+pub(super) fn patience_for(metric: &str) -> Duration {
+    if metric.contains("prediction_error") { PREDICTED } else { PATIENCE }
+}
 
 /// Prometheus, what it reads, and what belongs to it.
 pub(super) struct Monitoring {
@@ -116,20 +135,17 @@ pub(super) fn dashboards(paths: &Paths) -> Result<(), String> {
     promtool(paths)?;
     object_store(paths, NAMESPACE)?;
     upload(paths, NAMESPACE, &crate::workspace(), &[])?;
-    // In a mode without a barrier after one with, with checkpoints; one that chooses its mode itself; and one that waits.
+    // In a mode without a barrier after one with, with checkpoints.
     let training = json!({"switchAt": [{"step": 20, "mode": "gba"}], "evaluation": {"every": "steps", "steps": 300}});
     let limits = json!({"ps": {"template": {"resources": {"limits": {"memory": "2Gi"}}}}});
     submit(paths, JOB, &merged(saved(&endless(), JOB, EVERY), json!({"training": training, "roles": limits})))?;
-    let automatic = json!({"mode": "auto", "auto": {"windowSeconds": 15, "dwellSeconds": 30}});
-    submit(paths, "automatic", &merged(endless(), json!({"training": automatic})))?;
-    submit(paths, "waits", &json!({"roles": {"loader": {"template": no_node()}}}))?;
+    submit_others(paths)?;
     until_phase(paths, JOB, "Training")?;
     monitoring.look_again(paths, |_| true)?;
     let mut panels = 0;
     for name in DASHBOARDS {
         for panel in queries(&dashboard(name)?)? {
-            let patience = if panel.expression.contains("prediction_error") { PREDICTED } else { PATIENCE };
-            eventually(patience, &format!("data of `{}` of {name}.json", panel.title), || {
+            eventually(patience_for(&panel.expression), &format!("data of `{}` of {name}.json", panel.title), || {
                 monitoring.look_again(paths, |_| true)?;
                 panel.has_data(&monitoring, &replaced(&panel.expression, name == "operator"))
             })?;
@@ -138,7 +154,8 @@ pub(super) fn dashboards(paths: &Paths) -> Result<(), String> {
     }
     println!("{panels} queries of {} dashboards answered with data", DASHBOARDS.len());
     monitoring.end()?;
-    ["waits", "automatic", JOB].into_iter().try_for_each(|job| delete_job(paths, job))
+    delete_others(paths)?;
+    delete_job(paths, JOB)
 }
 
 /// What no node is.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::dashboards::{delete_others, patience_for, submit_others};
 use super::foreign_kubeconfig;
 use super::install::Running;
 use super::install::within;
@@ -34,6 +35,7 @@ pub(super) fn scrapes(paths: &Paths) -> Result<(), String> {
     let name = "scraped";
     // Both kinds of modes, so that what only one of them counts is there.
     submit(paths, name, &merged(endless(), json!({"training": {"switchAt": [{"step": 20, "mode": "gba"}]}})))?;
+    submit_others(paths)?;
     until_phase(paths, name, "Training")?;
     let folder = paths.run().join("prometheus");
     let scrape = json!({"job_name": "pods", "static_configs": served(paths)?});
@@ -41,7 +43,7 @@ pub(super) fn scrapes(paths: &Paths) -> Result<(), String> {
     let roles = ["coordinator", "ps", "embedding-worker", "dense-worker", "loader", "operator"];
     let targets = eventually(PATIENCE, "the targets of Prometheus", || prometheus.targets(&roles))?;
     for family in documented()? {
-        eventually(PATIENCE, &format!("data of {family}"), || prometheus.has(&family))?;
+        eventually(patience_for(&family), &format!("data of {family}"), || prometheus.has(&family))?;
     }
     for (role, url) in &targets {
         check(&programs, role, url)?;
@@ -53,6 +55,7 @@ pub(super) fn scrapes(paths: &Paths) -> Result<(), String> {
     );
     drop(prometheus);
     remove_folder(&folder)?;
+    delete_others(paths)?;
     delete_job(paths, name)
 }
 
