@@ -304,7 +304,10 @@ fn in_hybrid_no_batch_is_lost_with_dense_workers_that_are_killed() {
 
 #[test]
 fn without_a_barrier_every_row_is_trained_with_dense_workers_that_are_killed() {
-    let (last, alone) = run_with_kills("spec.training.mode=gba", &WITH_PARAMETERS);
+    // In the end those that took the others' places sum their gradients.
+    let sets = "spec.training.mode=gba,spec.training.switchAt[0].step=670,spec.training.switchAt[0].mode=sync";
+    let (last, alone) = run_with_kills(sets, &WITH_PARAMETERS);
+    assert_eq!((&last["mode"], &last["modeSwitches"]), (&Value::from("sync"), &Value::from(1)));
     assert_eq!((&last["trainedRows"], &last["droppedBatches"]), (&alone["trainedRows"], &Value::from(0)), "{last}");
 }
 

@@ -174,7 +174,7 @@ impl Trial<'_> {
                 "coordinator": {"template": on_the_calm_node["template"]},
                 "denseWorker": {"replicas": 4, "template": {
                     "affinity": apart,
-                    "resources": {"requests": {"cpu": "150m", "memory": "64Mi"}, "limits": {"cpu": "200m"}},
+                    "resources": {"requests": {"cpu": "150m", "memory": "64Mi"}, "limits": {"cpu": "150m"}},
                 }},
             },
         });
@@ -368,7 +368,7 @@ impl Trial<'_> {
 }
 
 /// Rows of the job: enough for neighbours to come and go while it trains.
-const ROWS: u64 = 7_000_000;
+const ROWS: u64 = 12_000_000;
 
 /// With the defaults, but for the time that a mode stays.
 fn auto() -> Value {

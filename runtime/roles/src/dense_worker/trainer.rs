@@ -141,9 +141,11 @@ impl Trainer {
         Ok(())
     }
 
-    /// Orders say with how many dense workers a step's gradients are summed.
+    /// Orders say with how many dense workers a step's gradients are summed. Who they are may have changed in a mode without a barrier.
     fn join_the_ring(&mut self, order: &v1::Order) -> Result<(), RoleError> {
-        if order.barrier_workers == self.barrier_workers || matches!(order.order, Some(Kind::Wait(_))) {
+        let sums = matches!(order.order, Some(Kind::Barrier(_)));
+        let is_same = order.barrier_workers == self.barrier_workers;
+        if matches!(order.order, Some(Kind::Wait(_))) || (is_same && !sums) {
             return Ok(());
         }
         self.barrier_workers = order.barrier_workers;
