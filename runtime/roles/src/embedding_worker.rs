@@ -3,8 +3,8 @@
 //! any dense worker may fetch one: which one does is decided only when it does, by rank where there is a barrier and by the
 //! coordinator where there is none.
 
+use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -20,6 +20,7 @@ use tokio::sync::{Notify, OnceCell, Semaphore};
 use crate::batch::{BatchKey, BatchPosition};
 use crate::compression::Compression;
 use crate::error::{RoleError, is_gone};
+use crate::finished::Finished;
 use crate::message::{self, Request};
 use crate::metrics::EmbeddingWorkerMetrics;
 use crate::parameter_server::blocking;
@@ -30,9 +31,6 @@ use crate::pooling::{FeatureLayout, Pooled, PreparedIds};
 /// How often a look-up fetches the slot map again, and the pause if the coordinator has no newer one yet.
 const MAP_ATTEMPTS: usize = 100;
 const MAP_PAUSE: Duration = Duration::from_millis(20);
-
-/// Answers to gradients that are kept.
-const ANSWERS: usize = 1024;
 
 /// A piece of a batch, with its ids prepared.
 struct Held {
@@ -72,56 +70,11 @@ impl Positions {
     }
 }
 
-/// The answers to the last gradients: who asks again, because the first answer was lost, gets the same.
-#[derive(Default)]
-struct Answered {
-    replies: HashMap<BatchKey, v1::BackwardReply>,
-    order: VecDeque<BatchKey>,
-}
-
-impl Answered {
-    fn insert(&mut self, key: BatchKey, reply: v1::BackwardReply) {
-        if self.replies.insert(key, reply).is_none() {
-            self.order.push_back(key);
-        }
-        if self.order.len() > ANSWERS
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.replies.remove(&oldest);
-        }
-    }
-}
-
-/// Pooled embeddings of the last batches: a dense worker that takes a dead one's place gets what that one got.
-struct Pools {
-    /// Batches behind the last one that was asked for. 0: none are kept.
-    keep: u64,
-    replies: BTreeMap<(u64, u32), (v1::Forwarded, Vec<Tensor>)>,
-}
-
-impl Pools {
-    fn of(plan: &JobPlan) -> Self {
-        let staleness = plan.modes.iter().map(|mode| mode.staleness()).max().unwrap_or(0);
-        // Dense workers fetch so many batches ahead of the one that they train, which may be one ahead of the one that is trained again.
-        let keep = if plan.replicas.dense_workers > 1 { staleness.max(1) + 3 } else { 0 };
-        Self { keep, replies: BTreeMap::new() }
-    }
-
-    fn insert(&mut self, key: BatchKey, reply: &v1::Forwarded, tensors: &[Tensor]) {
-        let BatchPosition::Train(number) = key.position else { return };
-        if self.keep == 0 {
-            return;
-        }
-        self.replies.insert((number, key.piece), (reply.clone(), tensors.to_vec()));
-        if let Some((newest, _)) = self.replies.keys().next_back() {
-            self.replies = self.replies.split_off(&((newest + 1).saturating_sub(self.keep), 0));
-        }
-    }
-
-    fn get(&self, key: BatchKey) -> Option<(v1::Forwarded, Vec<Tensor>)> {
-        let BatchPosition::Train(number) = key.position else { return None };
-        self.replies.get(&(number, key.piece)).cloned()
-    }
+/// What there is of a piece.
+enum Piece {
+    Here(Arc<Held>),
+    /// Its gradients are taken in.
+    Answered(v1::BackwardReply),
 }
 
 /// See the module's text.
@@ -133,8 +86,7 @@ pub struct EmbeddingWorker {
     /// Where the slots are, as far as this worker knows.
     placement: Mutex<Option<Arc<Placement>>>,
     batches: Mutex<HashMap<BatchKey, Arc<Held>>>,
-    answered: Mutex<Answered>,
-    pools: Mutex<Pools>,
+    finished: Mutex<Finished>,
     positions: Mutex<Positions>,
     changed: Notify,
     /// One permit a core: work beyond that waits its turn, and how long it does tells whether there are enough embedding workers.
@@ -153,8 +105,7 @@ impl EmbeddingWorker {
             directory: OnceCell::new(),
             placement: Mutex::default(),
             batches: Mutex::new(HashMap::new()),
-            answered: Mutex::default(),
-            pools: Mutex::new(Pools::of(plan)),
+            finished: Mutex::new(Finished::of(plan)),
             positions: Mutex::default(),
             changed: Notify::new(),
             cores: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
@@ -186,7 +137,7 @@ impl EmbeddingWorker {
         self.metrics.unique_ids.inc_by(prepared.keys().iter().map(Vec::len).sum::<usize>() as u64);
         let held = Held { prepared, global_samples: request.global_samples, rest };
         // It comes twice if a loader has died, or another embedding worker's answer to one was lost.
-        if !self.lock_answered().replies.contains_key(&key)
+        if self.lock_finished().answer_to(key).is_none()
             && let Entry::Vacant(place) = self.lock_batches().entry(key)
         {
             place.insert(Arc::new(held));
@@ -198,10 +149,12 @@ impl EmbeddingWorker {
 
     async fn forward(&self, request: v1::Forward) -> Result<Frame, RoleError> {
         let key = BatchKey::read("forward", request.batch)?;
-        if let Some(again) = self.forwarded_before(key) {
+        if let Some(again) = self.given_before(key) {
             return Ok(again);
         }
-        let held = self.held("forward", key).await?;
+        let Piece::Here(held) = self.piece("forward", key).await? else {
+            return self.given_before(key).ok_or(RoleError::Stopped);
+        };
         let started = Instant::now();
         let (rows, steps) = self.look_up_anywhere(&key, request.step, &held.prepared).await?;
         self.metrics.look_up.observe(started.elapsed().as_secs_f64());
@@ -218,30 +171,22 @@ impl EmbeddingWorker {
         tensors.extend(held.rest.iter().cloned());
         let samples = held.prepared.samples() as u32;
         let reply = v1::Forwarded { samples, global_samples: held.global_samples, steps, answered: false };
-        self.lock_pools().insert(key, &reply, &tensors);
+        self.lock_finished().give(key, request.step.is_some(), &reply, &tensors);
         Ok(message::reply::<v1::Forward>(&reply, tensors))
     }
 
-    /// What a dense worker got that has died since; or that its gradients are here, though what it got is not any more.
-    fn forwarded_before(&self, key: BatchKey) -> Option<Frame> {
-        let answered = self.lock_answered().replies.contains_key(&key);
-        let kept = self.lock_pools().get(key);
-        let (reply, tensors) = match kept {
-            Some((reply, tensors)) => (v1::Forwarded { answered, ..reply }, tensors),
-            None if answered => (v1::Forwarded { answered, ..v1::Forwarded::default() }, Vec::new()),
-            None => return None,
-        };
+    fn given_before(&self, key: BatchKey) -> Option<Frame> {
+        let (reply, tensors) = self.lock_finished().given(key)?;
         Some(message::reply::<v1::Forward>(&reply, tensors))
     }
 
     async fn backward(&self, request: v1::Backward, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
         let key = BatchKey::read("backward", request.batch)?;
-        let answered = self.lock_answered().replies.get(&key).cloned();
-        if let Some(reply) = answered {
-            return Ok(message::reply::<v1::Backward>(&reply, Vec::new()));
-        }
         // Its predecessor may have answered the look-up: then the batch comes again.
-        let held = self.held("backward", key).await?;
+        let held = match self.piece("backward", key).await? {
+            Piece::Here(held) => held,
+            Piece::Answered(reply) => return Ok(message::reply::<v1::Backward>(&reply, Vec::new())),
+        };
         let samples = held.prepared.samples();
         let mut tensors = tensors.into_iter();
         let gradients = decode_pooled("backward", &mut tensors, samples, &self.layout, self.compression)?;
@@ -251,7 +196,9 @@ impl EmbeddingWorker {
         let reply = self.update(&key, &request, &held.prepared, rows).await?;
         self.metrics.update.observe(started.elapsed().as_secs_f64());
         // First the answer, so that the batch is not taken in again in between.
-        self.lock_answered().insert(key, reply.clone());
+        let rank = request.push.as_ref().map(|push| push.rank);
+        self.lock_finished().answer(key, rank, reply.clone());
+        self.changed.notify_waiters();
         self.forget(key);
         Ok(message::reply::<v1::Backward>(&reply, Vec::new()))
     }
@@ -271,12 +218,15 @@ impl EmbeddingWorker {
         Ok(done)
     }
 
-    /// The batch; waits for it, and lets those up to it in.
-    async fn held(&self, message: &'static str, key: BatchKey) -> Result<Arc<Held>, RoleError> {
+    /// The piece; waits for it, and lets those up to it in. Another dense worker, which has died since, may have been faster.
+    async fn piece(&self, message: &'static str, key: BatchKey) -> Result<Piece, RoleError> {
         self.lock_positions().move_to(key.position);
         self.changed.notify_waiters();
-        let held = self.until("the batch", || self.lock_batches().get(&key).cloned()).await;
-        held.map_err(|_| {
+        let piece = self.until("the batch", || {
+            let answer = self.lock_finished().answer_to(key).cloned().map(Piece::Answered);
+            answer.or_else(|| self.lock_batches().get(&key).cloned().map(Piece::Here))
+        });
+        piece.await.map_err(|_| {
             let reason = format!("{key} did not arrive within {CALL_DEADLINE:?}");
             RoleError::Inconsistent { message, reason }
         })
@@ -457,12 +407,8 @@ impl EmbeddingWorker {
         self.batches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock_answered(&self) -> MutexGuard<'_, Answered> {
-        self.answered.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock_pools(&self) -> MutexGuard<'_, Pools> {
-        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_finished(&self) -> MutexGuard<'_, Finished> {
+        self.finished.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_placement(&self) -> MutexGuard<'_, Option<Arc<Placement>>> {

@@ -12,6 +12,7 @@ mod embedding_worker;
 mod embedding_workers;
 mod error;
 pub mod events;
+mod finished;
 pub mod http;
 mod loader;
 pub mod local;

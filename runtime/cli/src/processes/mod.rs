@@ -154,6 +154,7 @@ impl Job<'_> {
                 outcome = &mut following => break outcome,
                 death = first_death(&mut children) => match death.process {
                     Some(Process::Member(role, index)) if self.has_successor(role, index) && restarts.replaces() => {
+                        self.succession.is_replaced(role, index);
                         tracing::warn!("{}; another takes its place", death.message);
                         let child = self.start_member(role, index, &addresses, &mut limits)?;
                         watch_child(&mut children, Process::Member(role, index), child, stop.subscribe());
@@ -188,7 +189,8 @@ impl Job<'_> {
     }
 
     fn has_successor(&self, role: Role, index: u32) -> bool {
-        self.succession.died(role, index, self.next_replicas.get().of(role), self.memory.is_some())
+        let members = self.replicas.get().of(role).min(self.next_replicas.get().of(role));
+        self.succession.may_be_replaced(role, index, members, self.memory.is_some())
     }
 
     /// Shows the job's events until the last, and tells which members are to join. Without any for as long as the plan's `stall` the job counts as stalled.

@@ -1,5 +1,5 @@
 //! Whether another may take the place of a member that has died: of an embedding worker or a loader always, of a parameter server where
-//! each step waits for all, of a dense worker where others have its parameters or the parameter servers do.
+//! each step waits for all, of a dense worker where there are others.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -22,16 +22,23 @@ impl Succession {
         self.away.borrow_mut().clear();
     }
 
-    /// A member has died, of a role that has so many; `keeps_rows`: parameter servers have theirs in shared memory. Whether another may take
-    /// its place, as far as is known here: whether it found what it needs, it tells the coordinator, who ends the attempt if not. One that
+    /// Whether another may take the place of a member that has died, of a role that has so many, as far as is known here: whether it found what
+    /// it needs, it tells the coordinator, who ends the attempt if not. `keeps_rows`: parameter servers have theirs in shared memory. One that
     /// dies before it is back does not get a third.
-    pub(super) fn died(&self, role: Role, index: u32, members: u32, keeps_rows: bool) -> bool {
+    pub(super) fn may_be_replaced(&self, role: Role, index: u32, members: u32, keeps_rows: bool) -> bool {
         let has_what_it_needs = match role {
             Role::EmbeddingWorker | Role::Loader => return true,
             Role::Ps => keeps_rows && self.has_barrier.get(),
-            Role::DenseWorker => members > 1 || !self.has_barrier.get(),
+            Role::DenseWorker => members > 1,
         };
-        has_what_it_needs && self.away.borrow_mut().insert(format!("{} {index}", role.name()))
+        has_what_it_needs && !self.away.borrow().contains(&name(role, index))
+    }
+
+    /// Another is on the way.
+    pub(super) fn is_replaced(&self, role: Role, index: u32) {
+        if !role.has_successors() {
+            self.away.borrow_mut().insert(name(role, index));
+        }
     }
 
     /// Those that died and are not back.
@@ -53,6 +60,10 @@ impl Succession {
     }
 }
 
+fn name(role: Role, index: u32) -> String {
+    format!("{} {index}", role.name())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -63,6 +74,16 @@ mod tests {
 
     fn switched(to: &str) -> JobEvent {
         JobEvent::ModeSwitched { step: 1, from: String::new(), to: to.to_owned() }
+    }
+
+    impl Succession {
+        fn died(&self, role: Role, index: u32, members: u32, keeps_rows: bool) -> bool {
+            let is_replaced = self.may_be_replaced(role, index, members, keeps_rows);
+            if is_replaced {
+                self.is_replaced(role, index);
+            }
+            is_replaced
+        }
     }
 
     #[test]
@@ -83,16 +104,14 @@ mod tests {
     }
 
     #[test]
-    fn a_dense_worker_is_replaced_where_its_parameters_are_elsewhere_too() {
+    fn a_dense_worker_is_replaced_where_there_are_others() {
         let succession = Succession::default();
         succession.begin(true);
-        assert!(!succession.died(Role::DenseWorker, 0, 1, true), "nobody else has them");
+        assert!(!succession.died(Role::DenseWorker, 0, 1, true), "nobody else has its parameters");
         assert!(succession.died(Role::DenseWorker, 1, 2, true));
         assert!(!succession.died(Role::DenseWorker, 1, 2, true), "it is not back");
         succession.take(&JobEvent::Rejoined { member: "dense-worker 1".to_owned(), chunks: 0 }, |_| true);
         assert_eq!(succession.away(), 0);
-        succession.take(&switched("gba"), |_| false);
-        assert!(succession.died(Role::DenseWorker, 0, 1, true), "the servers have them");
     }
 
     #[test]
@@ -101,6 +120,14 @@ mod tests {
         for role in [Role::EmbeddingWorker, Role::Loader] {
             assert!(succession.died(role, 0, 1, false) && succession.died(role, 0, 1, false));
         }
+        assert_eq!(succession.away(), 0);
+    }
+
+    #[test]
+    fn one_that_is_not_replaced_after_all_is_not_away() {
+        let succession = Succession::default();
+        succession.begin(true);
+        assert!(succession.may_be_replaced(Role::Ps, 0, 1, true));
         assert_eq!(succession.away(), 0);
     }
 }

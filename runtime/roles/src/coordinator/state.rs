@@ -435,13 +435,16 @@ impl State {
         self.loader_successions.get(&index).copied().unwrap_or(0)
     }
 
-    /// Dense worker `rank`, whose ring was mended, goes on before `batch` where the one before it had told of less: what that one had trained
-    /// since is counted, its loss is not known.
+    /// Dense worker `rank`, which has taken another's place, goes on before `batch`: what the one before had trained and not told is counted
+    /// (its loss is not known), what it had told and is trained again is not counted twice.
     pub(super) fn goes_on_from(&mut self, rank: Rank, batch: u64, share: &Range<u32>) {
+        let first = self.training.current_batch();
         let Some(worker) = self.ranks.get_mut(rank.0 as usize) else { return };
-        let first = worker.steps_done.max(self.training.current_batch());
-        worker.steps_done = worker.steps_done.max(batch);
-        self.samples += (first..batch).map(|batch| self.training.rows_of_share(batch, share.clone())).sum::<u64>();
+        let told = std::mem::replace(&mut worker.steps_done, batch).max(first);
+        let rows = |batches: Range<u64>| -> u64 {
+            batches.map(|batch| self.training.rows_of_share(batch, share.clone())).sum()
+        };
+        self.samples = (self.samples + rows(told..batch)).saturating_sub(rows(batch..told));
     }
 
     /// What `loader` has to read and send again.

@@ -19,6 +19,7 @@ use super::ring::{Mending, Ring};
 use super::saved::{SavedState, SavedTraining};
 use crate::batch::{BatchKey, BatchPosition};
 use crate::error::RoleError;
+use crate::finished::UNREPORTED;
 use crate::outcome;
 use crate::plan::{JobPlan, TrainingMode};
 
@@ -28,8 +29,6 @@ const GRANTED_SECONDS: f64 = 1.0;
 /// Global batches that are, at least and at most.
 const LEAST_GRANTED: u64 = 2;
 const MOST_GRANTED: u64 = 64;
-/// Batches of one worker that the coordinator has no report of.
-const IN_FLIGHT: usize = 8;
 
 /// A call to every parameter server.
 #[derive(Debug, Clone, PartialEq)]
@@ -217,7 +216,7 @@ impl Training {
             global_rows: facts.global_rows as u32,
             // A server's dense partition and its rows each have a gradient buffer and a step of their own.
             servers: 2 * facts.servers,
-            in_flight_limit: IN_FLIGHT,
+            in_flight_limit: UNREPORTED,
         };
         let nothing = SavedTraining::nothing(plan.mode);
         let saved = resume.map_or(&nothing, |(saved, _)| &saved.training);
@@ -459,12 +458,14 @@ impl Training {
     }
 
     /// Worker `rank` has died while it trained, and another is in its place. Says whether training goes on with it: without a barrier it
-    /// needs nothing, because the parameters are on the servers; with one it gets them from another worker.
+    /// needs nothing, because the parameters are on the servers; with one it gets them from another worker. Embedding workers keep what it
+    /// has to be given where there were several from the first.
     pub(super) fn replace_worker(&mut self, rank: Rank) -> bool {
         let has_barrier = self.mode.has_barrier();
         let has_peers = self.barrier_workers() > 1 && rank.0 < self.barrier_workers();
         let Some(done) = self.done.get_mut(rank.0 as usize) else { return false };
-        if self.stage != Stage::Training || (has_barrier && !has_peers) {
+        let is_kept = self.plan.started_workers > 1;
+        if self.stage != Stage::Training || !is_kept || (has_barrier && !has_peers) {
             return false;
         }
         // Training comes to no rest before the order was carried out by this one.
@@ -500,6 +501,11 @@ impl Training {
         step: Option<GlobalStep>,
     ) -> Result<Option<Mended>, RoleError> {
         let number = self.ring.number();
+        let last = GlobalStep(self.order.step + self.granted.saturating_sub(self.order.batch));
+        if let Some(step) = step.filter(|step| ring == number && *step > last) {
+            let reason = format!("dense worker {rank} says it is before step {step}, and no one may be beyond {last}");
+            return Err(RoleError::Inconsistent { message: "mend", reason });
+        }
         match self.ring.tell(rank, ring, step, self.barrier_workers()) {
             Mending::Waits => Ok(None),
             Mending::Superseded => Ok(Some(Mended::Superseded { by: number })),

@@ -12,6 +12,9 @@ use crate::error::RoleError;
 use crate::message;
 use crate::plan::CALL_DEADLINE;
 
+/// Far beyond a step's rounds.
+const MOST_CHUNKS: usize = 65_536;
+
 /// Chunks that the previous rank has sent. Bounded by the ring: it is at most one step's rounds ahead of this rank.
 #[derive(Debug, Default)]
 pub(crate) struct RingMailbox {
@@ -32,6 +35,10 @@ impl RingMailbox {
         let mut received = self.lock();
         if ring < received.ring {
             return Ok(());
+        }
+        if received.chunks.len() >= MOST_CHUNKS {
+            let reason = format!("{MOST_CHUNKS} chunks have been sent that nobody waits for");
+            return Err(RoleError::Inconsistent { message: "ring_chunk", reason });
         }
         if received.chunks.insert((ring, step.0, round), chunk).is_some() {
             let reason = format!("round {round} of step {step} was sent twice");

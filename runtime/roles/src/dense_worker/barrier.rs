@@ -44,7 +44,7 @@ impl Trainer {
             self.applied = Some(order.step);
             self.previous.clear();
         }
-        let mut batch = order.batch + self.applied.unwrap_or(order.step).saturating_sub(order.step);
+        let mut batch = order.batch + (self.stands_before(order) - order.step);
         let mut fetched = batch;
         self.stands_at(batch);
         loop {
@@ -69,6 +69,11 @@ impl Trainer {
             batch += 1;
         }
         self.drain(&mut pushes, 0)
+    }
+
+    /// The step of the order that is the next one for the parameters.
+    pub(super) fn stands_before(&self, order: &v1::Order) -> u64 {
+        self.applied.unwrap_or_default().max(order.step)
     }
 
     /// This worker's pieces of a batch. An earlier mode may have trained the first pieces of the order's first batch.

@@ -8,6 +8,7 @@
 //! bit. Who has them already takes in nothing twice.
 
 use std::collections::VecDeque;
+use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use rectrain_wire::{Channel, Tensor};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use super::Trainer;
 use super::barrier::Pushes;
@@ -66,7 +68,7 @@ impl Offer {
                 changed.await;
             }
         };
-        tokio::time::timeout(CALL_DEADLINE, waiting).await.map_err(|_| RoleError::Task {
+        timeout(CALL_DEADLINE, waiting).await.map_err(|_| RoleError::Task {
             what: "a wait for dense parameters",
             reason: format!("there were none of ring {ring} within {CALL_DEADLINE:?}"),
         })
@@ -165,29 +167,16 @@ impl Trainer {
             self.ring_number = ring;
             self.ring.begin(ring);
             self.connect_to_next(&mended.dense_workers)?;
+            let has_them = self.applied == Some(mended.step);
             if mended.donor == self.rank.0 {
-                return self.offer_parameters();
+                return if has_them { self.offer_parameters() } else { Err(not_its_own(&mended)) };
             }
-            if self.applied == Some(mended.step) {
+            if has_them || self.take_parameters(&mended)? {
                 return Ok(());
             }
-            match self.take_parameters(&mended) {
-                Err(RoleError::Wire(gone)) if is_gone(&gone) => ring = self.next_ring()?,
-                taken => return taken,
-            }
+            // The donor has died as well.
+            ring = self.ring_watch.as_ref().map_or(ring, |watch| *watch.newest.borrow());
         }
-    }
-
-    /// The donor has died as well: there will be another ring.
-    fn next_ring(&self) -> Result<u64, RoleError> {
-        let replaced = self.replaced();
-        self.wait(async {
-            tokio::time::timeout(CALL_DEADLINE, replaced).await.map_err(|_| RoleError::Task {
-                what: "a wait for dense parameters",
-                reason: format!("who had them died, and nobody took its place within {CALL_DEADLINE:?}"),
-            })
-        })?;
-        Ok(self.ring_watch.as_ref().map_or(self.ring_number, |watch| *watch.newest.borrow()))
     }
 
     fn offer_parameters(&mut self) -> Result<(), RoleError> {
@@ -199,17 +188,30 @@ impl Trainer {
         Ok(())
     }
 
-    fn take_parameters(&mut self, mended: &v1::Mended) -> Result<(), RoleError> {
+    /// Says whether there were any before another ring was in force.
+    fn take_parameters(&mut self, mended: &v1::Mended) -> Result<bool, RoleError> {
         let address = mended.dense_workers.get(mended.donor as usize).ok_or_else(|| RoleError::Inconsistent {
             message: "mend",
             reason: format!("dense worker {} is missing", mended.donor),
         })?;
         let donor = connect(&*self.peers.directory.transport, address)?;
         let ring = self.ring_number;
-        let (state, tensors) = self.wait(async move {
-            donor.ready(CALL_DEADLINE).await?;
-            message::call(&donor, v1::DenseStateRequest { ring }, Vec::new(), CALL_DEADLINE).await
+        let mut replaced = pin!(self.replaced());
+        let taken = self.wait(async {
+            let taken = tokio::select! {
+                biased;
+                () = &mut replaced => return Ok(None),
+                taken = message::call(&donor, v1::DenseStateRequest { ring }, Vec::new(), CALL_DEADLINE) => taken,
+            };
+            match taken {
+                // Its successor is on the way.
+                Err(RoleError::Wire(gone)) if is_gone(&gone) => {
+                    timeout(CALL_DEADLINE, replaced).await.map(|()| None).map_err(|_| gone.into())
+                }
+                taken => taken.map(Some),
+            }
         })?;
+        let Some((state, tensors)) = taken else { return Ok(false) };
         let [parameters, optimizer_state, previous] = message::take("dense_state", tensors)?;
         if state.step != mended.step {
             let reason =
@@ -221,7 +223,7 @@ impl Trainer {
         self.tower.restore(&parameters, &state.optimizer, &optimizer_state)?;
         self.previous = previous.expect_f32("previous")?;
         self.applied = Some(mended.step);
-        Ok(())
+        Ok(true)
     }
 
     /// Sends the gradients of rows that the one before may not have brought to the parameter servers: in `sync` those of the last step, with
@@ -233,7 +235,7 @@ impl Trainer {
         horizon: &mut Horizon,
         pushes: &mut Pushes,
     ) -> Result<(), RoleError> {
-        let step = self.applied.unwrap_or(order.step);
+        let step = self.stands_before(order);
         let unsettled = if staleness == 0 { 1 } else { staleness + 2 };
         let first = order.step.max(step.saturating_sub(unsettled));
         let batch_of = |step: u64| order.batch + (step - order.step);
@@ -272,4 +274,12 @@ impl Trainer {
         }
         Ok(())
     }
+}
+
+fn not_its_own(mended: &v1::Mended) -> RoleError {
+    let reason = format!(
+        "dense worker {} is to give parameters before step {}, which it does not have",
+        mended.donor, mended.step
+    );
+    RoleError::Inconsistent { message: "mend", reason }
 }
