@@ -237,8 +237,10 @@ fn children_of(parent: u32) -> Vec<(u32, String)> {
             && state != Some("Z")
             && let Ok(line) = std::fs::read(entry.path().join("cmdline"))
         {
-            let role = line.split(|byte| *byte == 0).nth(1).unwrap_or_default();
-            children.push((process, String::from_utf8_lossy(role).into_owned()));
+            // One that has no words yet is about to become what it was started as.
+            if let Some(role) = line.split(|byte| *byte == 0).nth(1) {
+                children.push((process, String::from_utf8_lossy(role).into_owned()));
+            }
         }
     }
     children.sort_unstable();
@@ -288,7 +290,11 @@ mod tests {
     #[test]
     fn a_processes_children_are_found_with_their_role() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let children = children_of(std::process::id());
+        let begun = Instant::now();
+        let mut children = Vec::new();
+        while !children.contains(&(child.id(), "60".to_owned())) && begun.elapsed() < Duration::from_secs(10) {
+            children = children_of(std::process::id());
+        }
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(children.contains(&(child.id(), "60".to_owned())), "{children:?}");
