@@ -317,7 +317,7 @@ struct Test {
 }
 
 async fn ending(client: &mut ControlClient<Channel>) -> Result<CoordinatorView, AskError> {
-    let mut events = client.watch(v1::WatchRequest {}).await?.into_inner();
+    let mut events = client.watch(v1::WatchRequest::default()).await?.into_inner();
     for _ in 0..MAX_EVENTS {
         let Some(event) = events.message().await? else { break };
         if let Some(view) = last_event(&event.json)? {

@@ -319,6 +319,10 @@ pub(crate) struct CoordinatorArgs {
     /// checkpoints only
     #[arg(long, value_name = "NAME", default_value = "")]
     pub(crate) run: String,
+    /// Keep all that is known in this folder, which outlives the process: started again with it, the coordinator goes on where it
+    /// was killed, and so do the members. Without it the job begins anew from its last checkpoint
+    #[arg(long, value_name = "FOLDER", env = "RECTRAIN_JOURNAL")]
+    pub(crate) journal: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
     /// Print one JSON object an event to standard output after the line with the addresses, the summary last

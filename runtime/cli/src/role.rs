@@ -36,6 +36,8 @@ pub(crate) struct CoordinatorAddresses {
     pub(crate) control: String,
     /// Prometheus metrics.
     pub(crate) metrics: String,
+    /// Whether it goes on where one was that had been killed.
+    pub(crate) taken_up: bool,
 }
 
 /// `rectrain coordinator`
@@ -47,7 +49,8 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
         let (metrics_address, _metrics) = serve_metrics_and_page(args.metrics, metrics.clone(), page.clone()).await?;
         let events = EventLog::default();
         let coordinator_metrics = CoordinatorMetrics::of(&metrics, 0);
-        let coordinator = Coordinator::start(plan, &args.run, events.clone(), coordinator_metrics).await;
+        let journal = args.journal.as_deref();
+        let coordinator = Coordinator::start(plan, &args.run, journal, events.clone(), coordinator_metrics).await;
         let coordinator = Arc::new(coordinator?);
         page.show(Arc::clone(&coordinator));
         let service = Arc::clone(&coordinator) as Arc<dyn Service>;
@@ -58,6 +61,7 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
             members: serving.address().to_string(),
             control: format!("http://{control_address}"),
             metrics: format!("http://{metrics_address}/metrics"),
+            taken_up: coordinator.is_taken_up(),
         };
         println!("{}", serde_json::to_string(&addresses).map_err(|error| Failure::Failed(error.to_string()))?);
         let mut told_to_stop = pin!(signal::interrupted());

@@ -32,7 +32,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
         display.note(&format!("synthetic clicks: the best possible test AUC is {auc:.4}"));
     }
     crate::runtime()?.block_on(async {
-        if args.processes { processes::run(args, &plan, display).await } else { in_process(args, plan, display).await }
+        if args.processes {
+            processes::run(args, &plan, display).await
+        } else {
+            Box::pin(in_process(args, plan, display)).await
+        }
     })
 }
 
@@ -46,7 +50,7 @@ async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) ->
     let mut follower = events.follow();
     let name = plan.name.clone();
     let coordinator_metrics = CoordinatorMetrics::of(&metrics, 0);
-    let coordinator = Coordinator::start(Arc::clone(&plan), &new_run(), events, coordinator_metrics).await?;
+    let coordinator = Coordinator::start(Arc::clone(&plan), &new_run(), None, events, coordinator_metrics).await?;
     let coordinator = Arc::new(coordinator);
     page.show(Arc::clone(&coordinator));
     let (control, _control) = serve_control(args.control, Arc::clone(&coordinator), None).await?;

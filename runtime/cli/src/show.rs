@@ -112,6 +112,9 @@ impl Display {
             JobEvent::ServerKeptRows { member } => {
                 self.note(&format!("{member} was killed and started again; its rows were still in memory"));
             }
+            JobEvent::CoordinatorTakenUp { step } => {
+                self.note(&format!("the coordinator was killed and started again; it goes on at step {step} with all that it knew"));
+            }
             JobEvent::Warning { message } => self.note(&format!("warning: {message}")),
             JobEvent::Summary(summary) => {
                 self.bar.finish_and_clear();

@@ -178,7 +178,7 @@ fn whoever_is_killed_while_slots_move_the_job_goes_on_and_trains_the_same_model(
     let alone = digest_of_the_job_without_scaling();
     // A server that has joined for nothing yet is replaced; slots on their way are lost with either end of it.
     for (role, milliseconds, restarts) in
-        [("ps", 0, 0..=1), ("coordinator", 40, 1..=1), ("ps", 80, 0..=1), ("embedding-worker", 120, 0..=0)]
+        [("ps", 0, 0..=1), ("coordinator", 40, 0..=1), ("ps", 80, 0..=1), ("embedding-worker", 120, 0..=0)]
     {
         let folder = folder_with(JOB);
         let name = format!("killed-{}-{milliseconds}", std::process::id());
@@ -228,6 +228,18 @@ const WITH_PARAMETERS: [(&str, usize); 8] = [
     ("dense-worker", 1),
 ];
 
+/// The coordinator has written down what it knew, also of whom it saw die.
+const WITH_THE_COORDINATOR: [(&str, usize); 8] = [
+    ("coordinator", 0),
+    ("coordinator", 0),
+    ("embedding-worker", 0),
+    ("coordinator", 0),
+    ("coordinator", 0),
+    ("loader", 1),
+    ("coordinator", 0),
+    ("coordinator", 0),
+];
+
 /// A job without checkpoints goes on without the `victims`, by role and number, and trains as many samples as alone. Gives the summaries of
 /// the run with kills and of the one left alone.
 fn run_with_kills(sets: &str, victims: &[(&str, usize)]) -> (Value, Value) {
@@ -240,7 +252,8 @@ fn run_with_kills(sets: &str, victims: &[(&str, usize)]) -> (Value, Value) {
     let arguments =
         [&common[..], &["--processes", "--slow", "denseWorker-0=8x", "--slow", "denseWorker-1=8x"]].concat();
     let (mut child, lines) = training(folder.path(), &arguments);
-    let is_back = |event: &Value| event["event"] == "rejoined" || event["event"] == "serverKeptRows";
+    let is_back =
+        |event: &Value| ["rejoined", "serverKeptRows", "coordinatorTakenUp"].iter().any(|back| event["event"] == *back);
     let (kills, mut victims, mut events) = (victims.len(), victims.iter(), Vec::<Value>::new());
     let mut all_are_there = true;
     for line in lines {
@@ -294,6 +307,27 @@ fn dense_workers_that_are_killed_take_the_others_parameters_and_the_same_model_i
     let (last, alone) = run_with_kills("spec.training.mode=sync,spec.model.dropout=0.2", &WITH_PARAMETERS);
     assert_eq!(last["parametersSha256"], alone["parametersSha256"]);
     assert_eq!(last["test"], alone["test"]);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_coordinator_that_is_killed_goes_on_with_what_it_knew_and_the_same_model_is_trained() {
+    // At rest for an evaluation it is killed as well: 30 steps are less than what lies between two reports of progress.
+    let sets = "spec.training.mode=sync,spec.training.evaluation.every=steps,spec.training.evaluation.steps=30";
+    let (last, alone) = run_with_kills(sets, &WITH_THE_COORDINATOR);
+    for field in ["parametersSha256", "test", "rows", "trainedRows", "skippedRows"] {
+        assert_eq!(last[field], alone[field], "{field}");
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn without_a_barrier_no_batch_is_lost_with_a_coordinator_that_is_killed() {
+    let sets = "spec.training.mode=gba,spec.training.switchAt[0].step=300,spec.training.switchAt[0].mode=sync,\
+                spec.training.switchAt[1].step=500,spec.training.switchAt[1].mode=gba";
+    let (last, alone) = run_with_kills(sets, &WITH_THE_COORDINATOR);
+    assert_eq!((&last["mode"], &last["modeSwitches"]), (&Value::from("gba"), &Value::from(2)));
+    assert_eq!((&last["trainedRows"], &last["droppedBatches"]), (&alone["trainedRows"], &Value::from(0)), "{last}");
 }
 
 #[test]
@@ -394,11 +428,12 @@ fn a_run_whose_processes_are_killed_goes_on_by_itself_and_trains_the_same_model(
         .spawn()
         .unwrap();
     let (mut to_kill, mut resumed, mut last) = (vec!["coordinator", "dense-worker", "ps"], 0, Value::Null);
-    let mut kept = 0;
+    let (mut kept, mut taken_up) = (0, 0);
     for line in BufReader::new(child.stdout.take().unwrap()).lines() {
         last = serde_json::from_str(&line.unwrap()).unwrap();
         resumed += usize::from(last["event"] == "resumed");
         kept += usize::from(last["event"] == "serverKeptRows");
+        taken_up += usize::from(last["event"] == "coordinatorTakenUp");
         if last["event"] == "checkpointSaved"
             && let Some(role) = to_kill.pop()
         {
@@ -411,8 +446,8 @@ fn a_run_whose_processes_are_killed_goes_on_by_itself_and_trains_the_same_model(
     for field in ["parametersSha256", "samples", "trainedRows", "steps", "test"] {
         assert_eq!(last[field], alone[field], "{field}");
     }
-    // The parameter server's successor found the rows.
-    assert_eq!((resumed, kept, &last["restarts"]), (2, 1, &2.into()));
+    // The parameter server's successor found the rows, and the coordinator's what it had known.
+    assert_eq!((resumed, kept, taken_up, &last["restarts"]), (1, 1, 1, &1.into()));
 }
 
 #[test]

@@ -6,10 +6,12 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::GlobalStep;
 
 /// How long to train.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TrainingLength {
     /// This many passes over the training part.
     Epochs(u32),
@@ -18,7 +20,7 @@ pub enum TrainingLength {
 }
 
 /// What a ledger hands out.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct DataPlan {
     /// Rows of a global batch; the last batch of an epoch may have fewer.
     pub global_batch_rows: u64,
@@ -29,7 +31,7 @@ pub struct DataPlan {
 }
 
 /// A chunk on its way through a loader.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkLease {
     /// Pass over the data, from 0.
     pub epoch: u32,
@@ -86,7 +88,7 @@ pub enum LedgerError {
 }
 
 /// See the module's text.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct DataLedger {
     plan: DataPlan,
     epoch: u32,

@@ -1,7 +1,9 @@
 //! Before which global batches the model is evaluated. Pure; called by the coordinator.
 
+use serde::{Deserialize, Serialize};
+
 /// When to evaluate; training's end always counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EvaluationPoints {
     /// Only when training has ended.
     End,

@@ -18,6 +18,8 @@ mod ring;
 mod sparse_sum;
 mod step_gate;
 
+use serde::{Deserialize, Serialize};
+
 pub use data_ledger::{ChunkLease, DataLedger, DataPlan, DataPosition, Lease, LedgerError, TrainingLength};
 pub use evaluation::EvaluationPoints;
 pub use ring::{RingAllReduce, RingError, RingSend};
@@ -25,7 +27,7 @@ pub use sparse_sum::{SparseGradients, sum_by_key};
 pub use step_gate::{GateError, StepGate};
 
 /// Counts optimizer steps over the global batch, from 0.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct GlobalStep(pub u64);
 
 impl GlobalStep {
@@ -43,7 +45,7 @@ impl std::fmt::Display for GlobalStep {
 }
 
 /// A dense worker's number among the dense workers, from 0.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Rank(pub u32);
 
 impl std::fmt::Display for Rank {

@@ -50,7 +50,7 @@ async fn measure(rows: u64, mode: &str) -> Result<(), Failure> {
     let metrics = RoleMetrics::new(Registry::new())?;
     let events = EventLog::default();
     let coordinator =
-        Coordinator::start(Arc::clone(&plan), "run", events.clone(), CoordinatorMetrics::of(&metrics, 0)).await?;
+        Coordinator::start(Arc::clone(&plan), "run", None, events.clone(), CoordinatorMetrics::of(&metrics, 0)).await?;
     let coordinator = Arc::new(coordinator);
     let slow = BTreeMap::new();
     let running = run_with(plan, &slow, Arc::clone(&coordinator), metrics.clone());

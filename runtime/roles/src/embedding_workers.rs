@@ -15,8 +15,10 @@ use crate::plan::CALL_DEADLINE;
 
 /// How often a call that waits looks whether its embedding worker is still there.
 const LOOK: Duration = Duration::from_secs(1);
-/// One that cannot be connected to within this time is not there.
+/// One that cannot be connected to within this time is not there. When it has just died its successor may be somewhere else in a moment:
+/// at first it has less time, and twice as much with each time.
 const REACHED: Duration = Duration::from_secs(2);
+const REACHED_AT_FIRST: Duration = Duration::from_millis(50);
 /// Between two questions where its successor is.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -58,6 +60,7 @@ impl EmbeddingWorkers {
         tensors: Vec<Tensor>,
     ) -> Result<Option<(R::Reply, Vec<Tensor>)>, RoleError> {
         let until = Instant::now() + CALL_DEADLINE;
+        let mut reached = REACHED_AT_FIRST;
         loop {
             let Some(channel) = self.channel(index) else {
                 // It may have joined since.
@@ -73,12 +76,13 @@ impl EmbeddingWorkers {
                     Err(gone) => gone,
                 }
             } else {
-                match answer(&channel, request.clone(), tensors.clone()).await {
+                match answer(&channel, request.clone(), tensors.clone(), reached).await {
                     Err(RoleError::Wire(gone)) if is_gone(&gone) && Instant::now() < until => gone,
                     answered => return answered.map(Some),
                 }
             };
             tracing::debug!(%gone, index, "an embedding worker is gone");
+            reached = (2 * reached).min(REACHED);
             tokio::time::sleep(PAUSE).await;
             if !self.look_for(index).await? {
                 return Ok(None);
@@ -118,12 +122,15 @@ async fn answer<R: Request>(
     channel: &Channel,
     request: R,
     tensors: Vec<Tensor>,
+    reached: Duration,
 ) -> Result<(R::Reply, Vec<Tensor>), RoleError> {
     let gone = async {
+        let mut reached = reached;
         loop {
-            if let Err(gone) = channel.ready(REACHED).await {
+            if let Err(gone) = channel.ready(reached).await {
                 return gone;
             }
+            reached = REACHED;
             tokio::time::sleep(LOOK).await;
         }
     };

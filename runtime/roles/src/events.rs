@@ -1,7 +1,10 @@
 //! What a job tells whoever follows it: one JSON object an event, the last being the summary or the failure.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
@@ -150,6 +153,11 @@ pub enum JobEvent {
         /// Chunks of data that are read and sent again for it.
         chunks: u64,
     },
+    /// A coordinator that was killed is back, with all that it knew.
+    CoordinatorTakenUp {
+        /// Global batches that are trained.
+        step: u64,
+    },
     /// A parameter server that had died was started again, with the rows that it had held, and the others went on.
     ServerKeptRows {
         /// Its role and index.
@@ -244,7 +252,7 @@ impl JobEvent {
 }
 
 /// An event of a log.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Logged {
     /// Counted from 1; superseded ones leave gaps.
     pub number: u64,
@@ -254,11 +262,24 @@ pub struct Logged {
     pub event: JobEvent,
 }
 
+/// A log that goes on in another process leaves so many numbers out: more than the one before can have given to progress, which is in no
+/// file.
+const NUMBERS_LEFT_OUT: u64 = 1 << 32;
+
 /// Events so far, for followers who may come late or be slow: all but superseded progress is kept.
 #[derive(Debug, Clone)]
 pub struct EventLog {
-    events: Arc<Mutex<Vec<Logged>>>,
+    events: Arc<Mutex<Events>>,
     latest: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Events {
+    kept: Vec<Logged>,
+    /// Of the last one.
+    number: u64,
+    /// Where all but progress is written too.
+    file: Option<File>,
 }
 
 impl Default for EventLog {
@@ -267,46 +288,98 @@ impl Default for EventLog {
     }
 }
 
+impl Events {
+    fn write(&mut self, logged: &Logged) {
+        let Some(file) = &mut self.file else { return };
+        let written = serde_json::to_vec(logged).map_err(std::io::Error::other).and_then(|mut line| {
+            line.push(b'\n');
+            file.write_all(&line)
+        });
+        if let Err(error) = written {
+            // What is read again must not be whole where it is not.
+            self.file = None;
+            tracing::warn!(%error, "events are not kept any more");
+        }
+    }
+}
+
 impl EventLog {
     /// Adds an event; a progress event replaces the one before it.
     pub fn push(&self, event: JobEvent) {
         let number = {
             let mut events = self.lock();
-            let number = events.last().map_or(1, |last| last.number + 1);
-            let supersedes = |last: &Logged| {
-                matches!(last.event, JobEvent::Progress { .. }) && matches!(event, JobEvent::Progress { .. })
-            };
-            if events.last().is_some_and(supersedes) {
-                events.pop();
+            events.number += 1;
+            let is_progress = matches!(event, JobEvent::Progress { .. });
+            let supersedes = |last: &Logged| is_progress && matches!(last.event, JobEvent::Progress { .. });
+            if events.kept.last().is_some_and(supersedes) {
+                events.kept.pop();
             }
             let at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-            events.push(Logged { number, at, event });
-            number
+            let logged = Logged { number: events.number, at, event };
+            if !is_progress {
+                events.write(&logged);
+            }
+            events.kept.push(logged);
+            events.number
         };
         self.latest.send_replace(number);
+    }
+
+    /// Goes on with the log that is kept in this file, and keeps this one there; `anew`: with none of it.
+    ///
+    /// # Errors
+    /// A file that cannot be read or written.
+    pub fn keep_in(&self, path: &Path, anew: bool) -> std::io::Result<()> {
+        let mut file = OpenOptions::new().create(true).truncate(anew).read(true).write(true).open(path)?;
+        let mut text = String::new();
+        file.read_to_string(&mut text)?;
+        // The last line may have been cut off with the process that wrote it.
+        let whole = text.rfind('\n').map_or(0, |end| end + 1);
+        file.set_len(whole as u64)?;
+        file.seek(SeekFrom::End(0))?;
+        let kept: Vec<Logged> =
+            text[..whole].lines().map(serde_json::from_str).collect::<Result<_, _>>().map_err(std::io::Error::other)?;
+        let mut events = self.lock();
+        let number = kept.last().map_or(0, |last| last.number + NUMBERS_LEFT_OUT);
+        *events = Events { kept, number, file: Some(file) };
+        drop(events);
+        self.latest.send_replace(number);
+        Ok(())
+    }
+
+    /// How the job has ended, if it has.
+    #[must_use]
+    pub fn last(&self) -> Option<JobEvent> {
+        self.lock().kept.last().map(|last| last.event.clone()).filter(JobEvent::is_last)
     }
 
     /// A follower that sees every event that is kept, from the first.
     #[must_use]
     pub fn follow(&self) -> EventFollower {
-        EventFollower { log: self.clone(), latest: self.latest.subscribe(), seen: 0, ended: false }
+        self.follow_after(0)
+    }
+
+    /// A follower that has seen the event with this number, and all before it.
+    #[must_use]
+    pub fn follow_after(&self, seen: u64) -> EventFollower {
+        EventFollower { log: self.clone(), latest: self.latest.subscribe(), seen, ended: false }
     }
 
     /// The latest `most` events that are kept after the one with this number.
     #[must_use]
     pub fn after(&self, number: u64, most: usize) -> Vec<Logged> {
-        let events = self.lock();
+        let events = &self.lock().kept;
         let next = events.partition_point(|event| event.number <= number);
         events[next.max(events.len().saturating_sub(most))..].to_vec()
     }
 
     fn next_after(&self, number: u64) -> Option<Logged> {
-        let events = self.lock();
+        let events = &self.lock().kept;
         let next = events.partition_point(|event| event.number <= number);
         events.get(next).cloned()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Logged>> {
+    fn lock(&self) -> MutexGuard<'_, Events> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -323,14 +396,19 @@ pub struct EventFollower {
 impl EventFollower {
     /// The next event; `None` after the last.
     pub async fn next(&mut self) -> Option<JobEvent> {
+        self.next_logged().await.map(|logged| logged.event)
+    }
+
+    /// As [`Self::next`], with its number.
+    pub async fn next_logged(&mut self) -> Option<Logged> {
         loop {
             if self.ended {
                 return None;
             }
-            if let Some(Logged { number, event, .. }) = self.log.next_after(self.seen) {
-                self.seen = number;
-                self.ended = event.is_last();
-                return Some(event);
+            if let Some(logged) = self.log.next_after(self.seen) {
+                self.seen = logged.number;
+                self.ended = logged.event.is_last();
+                return Some(logged);
             }
             self.latest.changed().await.ok()?;
         }
@@ -370,6 +448,35 @@ mod tests {
         let numbers = |after, most| log.after(after, most).iter().map(|logged| logged.number).collect::<Vec<_>>();
         assert_eq!((numbers(0, 9), numbers(3, 9), numbers(0, 2)), (vec![2, 3, 4, 5], vec![4, 5], vec![4, 5]));
         assert!(numbers(5, 9).is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_log_that_is_kept_goes_on_where_it_was_cut_off() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("events.jsonl");
+        let warning = |text: &str| JobEvent::Warning { message: text.to_owned() };
+        let log = EventLog::default();
+        log.keep_in(&path, false).unwrap();
+        log.push(warning("first"));
+        log.push(progress(1));
+        let mut follower = log.follow();
+        let seen = [follower.next_logged().await.unwrap(), follower.next_logged().await.unwrap()];
+        std::fs::write(&path, [&*std::fs::read(&path).unwrap(), br#"{"number": 3, "at"#].concat()).unwrap();
+
+        let log = EventLog::default();
+        log.keep_in(&path, false).unwrap();
+        log.push(warning("second"));
+        let mut late = log.follow_after(seen[1].number);
+        assert_eq!(late.next().await, Some(warning("second")), "and not the first again");
+        let mut from_the_first = log.follow();
+        assert_eq!((from_the_first.next().await, log.last()), (Some(warning("first")), None));
+
+        let log = EventLog::default();
+        log.keep_in(&path, true).unwrap();
+        log.push(JobEvent::Failed { message: "f".to_owned(), user_error: false });
+        assert_eq!((log.after(0, 9).len(), log.last().is_some()), (1, true));
+        std::fs::write(&path, "no JSON\n").unwrap();
+        assert!(EventLog::default().keep_in(&path, false).is_err());
     }
 
     #[test]

@@ -7,6 +7,7 @@
 mod batch;
 mod compression;
 pub mod coordinator;
+mod coordinator_channel;
 mod dense_worker;
 mod embedding_worker;
 mod embedding_workers;

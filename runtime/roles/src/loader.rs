@@ -13,14 +13,14 @@ use rectrain_data::{Batch, ChunkReader, Dataset, ReadPlan, SourceConfig};
 use rectrain_modes::GlobalStep;
 use rectrain_proto::v1;
 use rectrain_proto::v1::repeat_reply::Repeat;
+use rectrain_wire::Tensor;
 use rectrain_wire::ids::{Scratch, UniqueIds};
-use rectrain_wire::{Channel, Tensor};
 use tokio::sync::mpsc;
 
 use crate::batch::{BatchKey, BatchPosition};
+use crate::coordinator_channel::CoordinatorChannel;
 use crate::embedding_workers::EmbeddingWorkers;
 use crate::error::RoleError;
-use crate::message;
 use crate::metrics::LoaderMetrics;
 use crate::parameter_server::blocking;
 use crate::plan::{CALL_DEADLINE, JobPlan};
@@ -32,7 +32,7 @@ const CHUNKS_AHEAD: usize = 1;
 /// Whom a loader calls.
 #[derive(Clone)]
 pub(crate) struct LoaderPeers {
-    pub(crate) coordinator: Channel,
+    pub(crate) coordinator: CoordinatorChannel,
     pub(crate) embedding_workers: Arc<EmbeddingWorkers>,
 }
 
@@ -149,7 +149,7 @@ impl Loader {
             label_sum: rows.map_or(0.0, Batch::label_sum),
             skipped_rows,
         };
-        message::call(&self.peers.coordinator, report, Vec::new(), CALL_DEADLINE).await.map(drop)
+        self.peers.coordinator.call(report, Vec::new(), CALL_DEADLINE).await.map(drop)
     }
 
     async fn report_for_evaluation(
@@ -165,7 +165,7 @@ impl Loader {
             rows: rows.map_or(0, |rows| rows.samples as u64),
             skipped_rows,
         };
-        message::call(&self.peers.coordinator, report, Vec::new(), CALL_DEADLINE).await.map(drop)
+        self.peers.coordinator.call(report, Vec::new(), CALL_DEADLINE).await.map(drop)
     }
 
     /// Reads and sends again what embedding workers or loaders that have died held. None waits for another: what one waits for may be
@@ -193,7 +193,7 @@ impl Loader {
     async fn ask_what_was_lost(&self) -> Result<Option<v1::RepeatReply>, RoleError> {
         loop {
             let request = v1::RepeatRequest { loader: self.index };
-            let (reply, _) = message::call(&self.peers.coordinator, request, Vec::new(), CALL_DEADLINE).await?;
+            let (reply, _) = self.peers.coordinator.call(request, Vec::new(), CALL_DEADLINE).await?;
             match reply.repeat {
                 Some(Repeat::Finished(_)) => return Ok(None),
                 Some(Repeat::Chunk(_) | Repeat::Evaluation(_)) => return Ok(Some(reply)),
@@ -257,7 +257,7 @@ impl Loader {
     async fn lease(&self) -> Result<Option<v1::ChunkLease>, RoleError> {
         loop {
             let request = v1::LeaseRequest { loader: self.index };
-            let (reply, _) = message::call(&self.peers.coordinator, request, Vec::new(), CALL_DEADLINE).await?;
+            let (reply, _) = self.peers.coordinator.call(request, Vec::new(), CALL_DEADLINE).await?;
             match reply.lease {
                 Some(v1::lease_reply::Lease::Chunk(lease)) => return Ok(Some(lease)),
                 Some(v1::lease_reply::Lease::Finished(_)) => return Ok(None),
@@ -270,7 +270,7 @@ impl Loader {
     async fn evaluation_lease(&self) -> Result<Option<v1::EvaluationChunk>, RoleError> {
         loop {
             let request = v1::EvaluationLeaseRequest { loader: self.index };
-            let (reply, _) = message::call(&self.peers.coordinator, request, Vec::new(), CALL_DEADLINE).await?;
+            let (reply, _) = self.peers.coordinator.call(request, Vec::new(), CALL_DEADLINE).await?;
             match reply.lease {
                 Some(v1::evaluation_lease_reply::Lease::Chunk(lease)) => return Ok(Some(lease)),
                 Some(v1::evaluation_lease_reply::Lease::Finished(_)) => return Ok(None),

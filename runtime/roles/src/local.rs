@@ -24,7 +24,8 @@ pub async fn run_in_process(
     events: EventLog,
     metrics: RoleMetrics,
 ) -> Result<Summary, RoleError> {
-    let coordinator = Coordinator::start(Arc::clone(&plan), run, events, CoordinatorMetrics::of(&metrics, 0)).await?;
+    let coordinator =
+        Coordinator::start(Arc::clone(&plan), run, None, events, CoordinatorMetrics::of(&metrics, 0)).await?;
     run_with(plan, slow, Arc::new(coordinator), metrics).await
 }
 

@@ -12,6 +12,7 @@ use rectrain_wire::{Address, BoxFuture, Channel, Frame, Peer, Refusal, Service, 
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
+use crate::coordinator_channel::CoordinatorChannel;
 use crate::dense_worker::{DensePeers, DenseWorker, Trainer};
 use crate::embedding_worker::EmbeddingWorker;
 use crate::embedding_workers::EmbeddingWorkers;
@@ -144,7 +145,7 @@ enum Work {
 impl Member {
     /// Takes part in the job until it has ended. An error of this member ends the job for all.
     pub async fn run(self) -> Result<(), RoleError> {
-        let coordinator = self.transport.connect(&self.coordinator)?;
+        let coordinator = CoordinatorChannel::new(self.transport.connect(&self.coordinator)?);
         match Box::pin(self.take_part(&coordinator)).await {
             Ok(()) => Ok(()),
             Err(error @ RoleError::JobFailed { .. }) => Err(error),
@@ -161,9 +162,9 @@ impl Member {
     /// Whatever keeps it from existing; see [`Coordinator::save_now`](crate::coordinator::Coordinator::save_now).
     pub fn save_now(&self) -> impl Future<Output = Result<String, RoleError>> + Send + use<> {
         let request = v1::SaveNow { role: self.role.proto().into(), index: self.index };
-        let coordinator = self.transport.connect(&self.coordinator);
+        let coordinator = self.transport.connect(&self.coordinator).map(CoordinatorChannel::new);
         async move {
-            let (saved, _) = message::call(&coordinator?, request, Vec::new(), CALL_DEADLINE).await?;
+            let (saved, _) = coordinator?.call(request, Vec::new(), CALL_DEADLINE).await?;
             if saved.checkpoint.is_empty() {
                 return Err(RoleError::Task { what: "saving of a checkpoint", reason: saved.reason });
             }
@@ -171,7 +172,7 @@ impl Member {
         }
     }
 
-    async fn take_part(&self, coordinator: &Channel) -> Result<(), RoleError> {
+    async fn take_part(&self, coordinator: &CoordinatorChannel) -> Result<(), RoleError> {
         let rows = self.rows(coordinator).await?;
         let (place, attempt) = rows.as_ref().and_then(Rows::place).unwrap_or_default();
         let bind = self.bind_in_place_of(place)?;
@@ -188,7 +189,8 @@ impl Member {
         }
         let join = v1::Join { role: self.role.proto().into(), index: self.index, address: address.clone(), attempt };
         let working = async {
-            let (roster, _) = message::call(coordinator, join, Vec::new(), WHOLE_JOB).await?;
+            let (roster, _) = coordinator.call(join, Vec::new(), WHOLE_JOB).await?;
+            coordinator.takes_part_in(roster.attempt);
             self.work(work, &roster, coordinator).await
         };
         tokio::select! {
@@ -199,7 +201,7 @@ impl Member {
     }
 
     /// A parameter server's rows.
-    async fn rows(&self, coordinator: &Channel) -> Result<Option<Rows>, RoleError> {
+    async fn rows(&self, coordinator: &CoordinatorChannel) -> Result<Option<Rows>, RoleError> {
         if self.role != Role::Ps {
             return Ok(None);
         }
@@ -236,7 +238,7 @@ impl Member {
         })
     }
 
-    async fn work(&self, work: Work, roster: &v1::Roster, coordinator: &Channel) -> Result<(), RoleError> {
+    async fn work(&self, work: Work, roster: &v1::Roster, coordinator: &CoordinatorChannel) -> Result<(), RoleError> {
         match work {
             Work::Ps(_) => Ok(()),
             Work::EmbeddingWorker(worker) => {
@@ -272,19 +274,19 @@ impl Member {
     fn embedding_workers(
         &self,
         roster: &v1::Roster,
-        coordinator: &Channel,
+        coordinator: &CoordinatorChannel,
     ) -> Result<Arc<EmbeddingWorkers>, RoleError> {
         Ok(Arc::new(EmbeddingWorkers::new(&roster.embedding_workers, self.directory(coordinator))?))
     }
 
-    fn directory(&self, coordinator: &Channel) -> Directory {
+    fn directory(&self, coordinator: &CoordinatorChannel) -> Directory {
         Directory { coordinator: coordinator.clone(), transport: Arc::clone(&self.transport) }
     }
 
-    async fn job_end(&self, coordinator: &Channel, address: &str) -> Result<(), RoleError> {
+    async fn job_end(&self, coordinator: &CoordinatorChannel, address: &str) -> Result<(), RoleError> {
         let request =
             v1::JobEndRequest { role: self.role.proto().into(), index: self.index, address: address.to_owned() };
-        let (end, _) = message::call(coordinator, request, Vec::new(), WHOLE_JOB).await?;
+        let (end, _) = coordinator.call(request, Vec::new(), WHOLE_JOB).await?;
         if end.failed {
             return Err(RoleError::JobFailed { message: end.message, user_error: end.user_error });
         }
@@ -296,20 +298,20 @@ impl Member {
     }
 
     /// What this member has sent is part of the job's summary.
-    async fn say_farewell(&self, coordinator: &Channel, address: &str) {
+    async fn say_farewell(&self, coordinator: &CoordinatorChannel, address: &str) {
         let farewell = v1::Farewell { address: address.to_owned(), traffic: Some(traffic(&self.counters)) };
-        if let Err(error) = message::call(coordinator, farewell, Vec::new(), FAREWELL).await {
+        if let Err(error) = coordinator.call(farewell, Vec::new(), FAREWELL).await {
             tracing::warn!(%error, "what this member has sent is missing in the summary");
         }
     }
 
     /// The coordinator may be what failed: then there is nobody to tell.
-    async fn report_failure(&self, coordinator: &Channel, error: &RoleError) {
+    async fn report_failure(&self, coordinator: &CoordinatorChannel, error: &RoleError) {
         let user_error = error.is_user_error();
         let message =
             if user_error { error.to_string() } else { format!("{} {}: {error}", self.role.name(), self.index) };
         let failure = v1::Failure { role: self.role.proto().into(), index: self.index, message, user_error };
-        if let Err(unreported) = message::call(coordinator, failure, Vec::new(), CALL_DEADLINE).await {
+        if let Err(unreported) = coordinator.call(failure, Vec::new(), CALL_DEADLINE).await {
             tracing::warn!(%error, %unreported, "a failure could not be reported to the coordinator");
         }
     }

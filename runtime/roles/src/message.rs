@@ -100,7 +100,17 @@ pub(crate) async fn call<R: Request>(
     tensors: Vec<Tensor>,
     deadline: Duration,
 ) -> Result<(R::Reply, Vec<Tensor>), RoleError> {
-    let frame = Frame { kind: R::KIND, meta: request.encode_to_vec().into(), tensors };
+    call_with::<R>(channel, request.encode_to_vec(), tensors, deadline).await
+}
+
+/// As [`call`] with a request that is encoded already.
+pub(crate) async fn call_with<R: Request>(
+    channel: &Channel,
+    request: Vec<u8>,
+    tensors: Vec<Tensor>,
+    deadline: Duration,
+) -> Result<(R::Reply, Vec<Tensor>), RoleError> {
+    let frame = Frame { kind: R::KIND, meta: request.into(), tensors };
     let reply = channel.call(frame, deadline).await?;
     let meta =
         R::Reply::decode(reply.meta).map_err(|source| RoleError::Reply { message: kind_name(R::KIND), source })?;
@@ -136,6 +146,12 @@ pub(crate) fn read<R: Request>(frame: Frame) -> Result<(R, Vec<Tensor>), Refusal
         Ok(request) => Ok((request, frame.tensors)),
         Err(error) => Err(refuse_malformed(format!("{}: {error}", kind_name(R::KIND)))),
     }
+}
+
+/// Who asks the coordinator.
+pub(crate) fn caller(frame: &Frame) -> Result<v1::Caller, Refusal> {
+    v1::Caller::decode(frame.meta.clone())
+        .map_err(|error| refuse_malformed(format!("{}: {error}", kind_name(frame.kind))))
 }
 
 /// The answer to an `R`.

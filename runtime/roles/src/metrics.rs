@@ -128,6 +128,7 @@ metrics! {
         checkpoint_bytes: counter = "rectrain_coordinator_checkpoint_bytes_total", "Bytes of the checkpoints written.";
         checkpoint_step: gauge = "rectrain_coordinator_checkpoint_step", "Global step of the last checkpoint; what is trained since is repeated after a crash.";
         failed_checkpoints: counter = "rectrain_coordinator_checkpoints_failed_total", "Checkpoints given up because a part could not be written.";
+        journal_writes: counter = "rectrain_coordinator_journal_writes_total", "Writings of the journal, from which a coordinator that is killed goes on.";
         skipped_checkpoints: counter = "rectrain_coordinator_checkpoints_skipped_total", "Checkpoints left out because the one before was still being written.";
         map_epoch: gauge = "rectrain_coordinator_map_epoch", "The slot map in force; it rises with every migration.";
         parameter_servers: gauge = "rectrain_coordinator_parameter_servers", "Parameter servers in the slot map.";

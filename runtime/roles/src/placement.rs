@@ -7,9 +7,9 @@ use rectrain_modes::migration::{Epoch, SlotMap};
 use rectrain_proto::v1;
 use rectrain_wire::{Channel, RefusalCode, Transport};
 
+use crate::coordinator_channel::CoordinatorChannel;
 use crate::error::RoleError;
 use crate::member::connect;
-use crate::message;
 use crate::plan::CALL_DEADLINE;
 
 /// See the module's text. Servers are in the order of the map.
@@ -43,7 +43,7 @@ impl Placement {
 /// Asks the coordinator.
 #[derive(Clone)]
 pub(crate) struct Directory {
-    pub(crate) coordinator: Channel,
+    pub(crate) coordinator: CoordinatorChannel,
     pub(crate) transport: Arc<dyn Transport>,
 }
 
@@ -56,7 +56,7 @@ impl Directory {
 
     /// The placement as a message: also where the embedding workers and the dense workers are.
     pub(crate) async fn ask(&self) -> Result<v1::Placement, RoleError> {
-        Ok(message::call(&self.coordinator, v1::MapRequest {}, Vec::new(), CALL_DEADLINE).await?.0)
+        Ok(self.coordinator.call(v1::MapRequest {}, Vec::new(), CALL_DEADLINE).await?.0)
     }
 }
 

@@ -2,6 +2,7 @@
 //! which whoever puts, fetches or sends back a piece is told before it comes to that batch.
 
 use rectrain_proto::v1;
+use serde::{Deserialize, Serialize};
 
 use crate::batch::BatchKey;
 use crate::error::RoleError;
@@ -14,7 +15,7 @@ pub(crate) struct Piece {
 }
 
 /// Ascending batches, and how many embedding workers there are from each on. Never empty; the first counts for all batches before it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Turns(Vec<(u64, u32)>);
 
 impl Turns {

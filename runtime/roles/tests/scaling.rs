@@ -94,7 +94,7 @@ fn train_with(run: &str, changes: &[&str], sizes: &[(Role, u32)], crash: Option<
         let plan = Arc::new(plan(&[&LONG[..], changes].concat()));
         let slow: BTreeMap<u32, f64> = (0..plan.replicas.dense_workers).map(|rank| (rank, 6.0)).collect();
         let coordinator_metrics = CoordinatorMetrics::of(&metrics, 0);
-        let coordinator = Coordinator::start(Arc::clone(&plan), run, events.clone(), coordinator_metrics).await?;
+        let coordinator = Coordinator::start(Arc::clone(&plan), run, None, events.clone(), coordinator_metrics).await?;
         let coordinator = Arc::new(coordinator);
         let crashing = async {
             let mut follower = events.follow();
@@ -305,7 +305,8 @@ fn what_cannot_be_is_refused_with_a_sentence() {
     runtime.block_on(async {
         let metrics = RoleMetrics::new(Registry::new()).unwrap();
         let metrics = CoordinatorMetrics::of(&metrics, 0);
-        let coordinator = Coordinator::start(Arc::new(plan(&[])), "run", EventLog::default(), metrics).await.unwrap();
+        let coordinator =
+            Coordinator::start(Arc::new(plan(&[])), "run", None, EventLog::default(), metrics).await.unwrap();
         for impossible in [0, 1025] {
             let refused = coordinator.request_scale(Role::Ps, impossible).unwrap_err();
             assert!(refused.contains("1 to 1024") && refused.ends_with(&format!("not {impossible}")), "{refused}");

@@ -396,7 +396,7 @@ fn the_coordinator_knows_how_fast_each_dense_worker_computes() {
         let metrics = RoleMetrics::new(Registry::new()).unwrap();
         let plan = Arc::new(plan(&["spec.roles.denseWorker.replicas=2"]));
         let own = CoordinatorMetrics::of(&metrics, 0);
-        let coordinator = Coordinator::start(Arc::clone(&plan), "test", EventLog::default(), own).await.unwrap();
+        let coordinator = Coordinator::start(Arc::clone(&plan), "test", None, EventLog::default(), own).await.unwrap();
         let coordinator = Arc::new(coordinator);
         assert!(coordinator.status().workers.is_empty(), "nobody has computed yet");
         run_with(plan, &BTreeMap::from([(1, 4.0)]), Arc::clone(&coordinator), metrics).await.unwrap();
@@ -425,7 +425,7 @@ fn auto_leaves_sync_when_one_worker_is_slow_and_says_why() {
         let events = EventLog::default();
         let mut follower = events.follow();
         let own = CoordinatorMetrics::of(&metrics, 0);
-        let coordinator = Arc::new(Coordinator::start(Arc::clone(&plan), "test", events, own).await.unwrap());
+        let coordinator = Arc::new(Coordinator::start(Arc::clone(&plan), "test", None, events, own).await.unwrap());
         let slow = BTreeMap::from([(1, 20.0)]);
         let training = run_with(plan, &slow, coordinator, metrics);
         let switched = async {

@@ -78,30 +78,38 @@ fn replaced(paths: &Paths, name: &str, role: &str) -> Result<(), String> {
     }
 }
 
-/// A container of a parameter server is killed, and the next one in its pod goes on with the rows; without a checkpoint.
+/// A container of a parameter server is killed, and the next one in its pod goes on with the rows; then the coordinator's, and the next one
+/// knows what it knew. Without a checkpoint.
 pub(super) fn keeps_rows(paths: &Paths) -> Result<(), String> {
     if super::foreign_kubeconfig(paths).is_some() {
         eprintln!("xtask: SKIPPED the death of a container, because the cluster is not of this machine");
         return Ok(());
     }
-    let (name, server) = ("keeps-rows", "ps 1");
+    let name = "keeps-rows";
     let rows = json!({"data": {"synthetic": {"rows": 400_000}}});
     let undisturbed = outside(&manifest(name, &rows))?;
     submit(paths, name, &rows)?;
-    let step = until_step_after(paths, name, EVERY)?;
-    let process = process_of_pod(paths, &format!("{name}-ps-1"))?;
-    output(&mut command("kill", ["-KILL", &process.to_string()]))?;
-    let killed = Instant::now();
-    eventually(FORWARD, &format!("{server} of {name}"), || {
-        let log = within(paths, NAMESPACE, &["logs", &format!("{name}-coordinator-0")])?;
-        let mut events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let is_back = events.any(|event| event["event"] == "serverKeptRows" && event["member"] == server);
-        if is_back { Ok(()) } else { Err("it is not back".to_owned()) }
-    })?;
-    println!("{server} killed after step {step}: back with its rows within {:.1} s", killed.elapsed().as_secs_f64());
+    comes_back(paths, name, "ps-1", |event| event["event"] == "serverKeptRows" && event["member"] == "ps 1")?;
+    comes_back(paths, name, "coordinator-0", |event| event["event"] == "coordinatorTakenUp")?;
     let attempt = status(paths, name)?["attempt"]["number"].clone();
     same_digest(paths, name, &undisturbed)?;
     if attempt == 1 { Ok(()) } else { Err(format!("it is attempt {attempt}: the others began anew")) }
+}
+
+/// The container of a pod is killed, and an event says that the next one is there.
+fn comes_back(paths: &Paths, name: &str, pod: &str, is_back: impl Fn(&Value) -> bool) -> Result<(), String> {
+    let step = until_step_after(paths, name, reached(paths, name)? + EVERY)?;
+    let process = process_of_pod(paths, &format!("{name}-{pod}"))?;
+    output(&mut command("kill", ["-KILL", &process.to_string()]))?;
+    let killed = Instant::now();
+    eventually(FORWARD, &format!("{pod} of {name}"), || {
+        let log = within(paths, NAMESPACE, &["logs", &format!("{name}-coordinator-0")])?;
+        let mut events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        if events.any(|event| is_back(&event)) { Ok(()) } else { Err("it is not back".to_owned()) }
+    })?;
+    let seconds = killed.elapsed().as_secs_f64();
+    println!("{pod} killed after step {step}: back with what it held within {seconds:.1} s");
+    Ok(())
 }
 
 /// The job is deleted in order, which saves a checkpoint, and applied again.

@@ -29,6 +29,8 @@ const FOLDER: &str = "/etc/rectrain";
 const CERTIFICATE_FOLDER: &str = "/etc/rectrain-certificate";
 /// Where the rows of a parameter server outlive its container.
 const ROWS_FOLDER: &str = "/var/lib/rectrain/rows";
+/// Where the coordinator keeps its journal.
+const JOURNAL_FOLDER: &str = "/var/lib/rectrain/journal";
 /// Nobody in particular; the runtime's image has the same.
 const USER: i64 = 65532;
 
@@ -144,24 +146,44 @@ fn volumes(plan: &Plan<'_>, role: Role) -> Vec<Volume> {
         }),
         ..Volume::default()
     });
-    let rows = keeps_rows(plan, role).then(|| Volume {
-        name: "rows".to_owned(),
-        // It counts as the container's memory, and may be as large as that.
-        empty_dir: Some(EmptyDirVolumeSource { medium: Some("Memory".to_owned()), ..EmptyDirVolumeSource::default() }),
+    let kept = kept(plan, role).map(|Kept { volume, is_memory, .. }| Volume {
+        name: volume.to_owned(),
+        empty_dir: Some(EmptyDirVolumeSource {
+            medium: is_memory.then(|| "Memory".to_owned()),
+            ..EmptyDirVolumeSource::default()
+        }),
         ..Volume::default()
     });
-    [manifest, tmp].into_iter().chain(certificate).chain(rows).collect()
+    [manifest, tmp].into_iter().chain(certificate).chain(kept).collect()
 }
 
-/// Whether what a container of this role holds outlives it.
-fn keeps_rows(plan: &Plan<'_>, role: Role) -> bool {
-    role == Role::Ps && plan.resolved.fault_tolerance.shared_memory
+/// What of a container's knowledge outlives it.
+struct Kept {
+    volume: &'static str,
+    folder: &'static str,
+    /// Tells the container where. A variable, which a runtime of a version that does not know it passes over.
+    variable: &'static str,
+    /// It counts as the container's memory, and may be as large as that.
+    is_memory: bool,
+}
+
+/// A parameter server's rows and the coordinator's journal are kept.
+fn kept(plan: &Plan<'_>, role: Role) -> Option<Kept> {
+    match role {
+        Role::Ps if plan.resolved.fault_tolerance.shared_memory => {
+            Some(Kept { volume: "rows", folder: ROWS_FOLDER, variable: "RECTRAIN_SHARED_MEMORY", is_memory: true })
+        }
+        Role::Coordinator => {
+            Some(Kept { volume: "journal", folder: JOURNAL_FOLDER, variable: "RECTRAIN_JOURNAL", is_memory: false })
+        }
+        _ => None,
+    }
 }
 
 fn mounts(plan: &Plan<'_>, role: Role) -> Vec<VolumeMount> {
     let certificate = plan.certificate.as_ref().map(|_| mount("certificate", CERTIFICATE_FOLDER, true));
-    let rows = keeps_rows(plan, role).then(|| mount("rows", ROWS_FOLDER, false));
-    [mount("manifest", FOLDER, true), mount("tmp", "/tmp", false)].into_iter().chain(certificate).chain(rows).collect()
+    let kept = kept(plan, role).map(|kept| mount(kept.volume, kept.folder, false));
+    [mount("manifest", FOLDER, true), mount("tmp", "/tmp", false)].into_iter().chain(certificate).chain(kept).collect()
 }
 
 fn container(plan: &Plan<'_>, role: Role) -> Container {
@@ -234,9 +256,8 @@ fn environment(plan: &Plan<'_>, role: Role) -> Vec<EnvVar> {
         field("RECTRAIN_INDEX", "metadata.labels['apps.kubernetes.io/pod-index']"),
         value("RECTRAIN_LOG", "info"),
     ];
-    if keeps_rows(plan, role) {
-        // A variable, which a runtime of a version that does not know it passes over.
-        environment.push(value("RECTRAIN_SHARED_MEMORY", ROWS_FOLDER));
+    if let Some(kept) = kept(plan, role) {
+        environment.push(value(kept.variable, kept.folder));
     }
     if gpus(plan, role) > 0 {
         // Where compiled kernels are kept: the image's own folders cannot be written.

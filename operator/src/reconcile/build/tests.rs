@@ -259,6 +259,25 @@ fn what_the_user_wants_of_pods_is_laid_over_what_the_operator_makes() {
 
 /// The volume outlives a container, and the container is told where it is.
 #[test]
+fn the_coordinator_keeps_its_journal_in_a_volume_and_nobody_else_has_one() {
+    let objects = Fixture::new(MANIFEST).objects();
+    for role in Role::ALL {
+        let set = body(&objects, Kind::StatefulSet, &names::of_role("clicks", role));
+        let pod = &set["spec"]["template"]["spec"];
+        let named =
+            |list: &Value, name: &str| list.as_array().into_iter().flatten().find(|item| item["name"] == name).cloned();
+        let kept = named(&pod["volumes"], "journal");
+        assert_eq!(kept.is_some(), role == Role::Coordinator, "{role:?}");
+        let Some(volume) = kept else { continue };
+        assert_eq!(volume["emptyDir"], serde_json::json!({}), "on the node's disk");
+        let container = &pod["containers"][0];
+        let variable = named(&container["env"], "RECTRAIN_JOURNAL").expect("it is told where the volume is");
+        let mount = named(&container["volumeMounts"], "journal").expect("the volume is mounted");
+        assert_eq!(mount["mountPath"], variable["value"]);
+    }
+}
+
+#[test]
 fn parameter_servers_keep_their_rows_in_a_volume_in_memory_unless_told_otherwise() {
     for keeps in [true, false] {
         let manifest = MANIFEST.replace("{maxRestarts: 2}", &format!("{{maxRestarts: 2, sharedMemory: {keeps}}}"));

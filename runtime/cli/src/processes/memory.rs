@@ -1,5 +1,5 @@
-//! Where the parameter servers of `rectrain run --processes` keep their rows: a directory in `/dev/shm`, which outlives them and is removed
-//! with the run.
+//! Where the parameter servers of `rectrain run --processes` keep their rows, and the coordinator its journal: a directory in `/dev/shm`,
+//! which outlives them and is removed with the run.
 
 use std::fs::{DirBuilder, File};
 use std::os::unix::fs::DirBuilderExt;
@@ -37,6 +37,19 @@ impl SharedMemory {
                 tracing::warn!(%error, "a parameter server that dies takes its rows with it: cannot use {}", directory.display());
                 None
             }
+        }
+    }
+
+    /// The coordinator's part of it.
+    pub(super) fn of_coordinator(&self) -> PathBuf {
+        self.directory.join("coordinator")
+    }
+
+    /// Forgets what the coordinator of an attempt that is over knew.
+    pub(super) fn forget_coordinator(&self) -> std::io::Result<()> {
+        match std::fs::remove_dir_all(self.of_coordinator()) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
         }
     }
 

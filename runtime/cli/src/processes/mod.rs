@@ -1,6 +1,6 @@
 //! `rectrain run --processes`: every replica of every role a process of its own on loopback, watched by this one. An embedding worker or
 //! a loader that is killed is replaced while the others go on, and so are a parameter server, whose rows are in shared memory, and a
-//! dense worker, whose parameters others have. When any other crashes, all end and begin again from the last checkpoint. Both as often as
+//! dense worker, whose parameters others have, and the coordinator, which has written down what it knew. When any other crashes, all end and begin again from the last checkpoint. Both as often as
 //! `spec.faultTolerance` allows.
 
 mod memory;
@@ -24,6 +24,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
+use tonic::Streaming;
 
 use crate::args::RunArgs;
 use crate::processes::memory::SharedMemory;
@@ -38,6 +39,8 @@ use crate::{Failure, signal, slow};
 
 /// How long the coordinator has to say where it is.
 const START: Duration = Duration::from_secs(30);
+/// The pause before events are asked for again.
+const WATCH_AGAIN: Duration = Duration::from_millis(50);
 /// How long processes have to end by themselves after the job has.
 const END: Duration = Duration::from_secs(10);
 /// Any free port of this machine.
@@ -129,7 +132,12 @@ impl Job<'_> {
     ) -> Result<(), Failure> {
         self.replicas.set(self.next_replicas.get());
         self.succession.begin(self.plan.mode.has_barrier());
-        let (coordinator, addresses) = self.start_coordinator().await?;
+        if let Some(memory) = &self.memory {
+            let cannot =
+                |error| Failure::Failed(format!("cannot begin anew: the coordinator's journal stays: {error}"));
+            memory.forget_coordinator().map_err(cannot)?;
+        }
+        let (coordinator, addresses) = self.start_coordinator(None).await?;
         let _running = Running::note(&self.plan.name, &addresses.control);
         let page = addresses.metrics.trim_end_matches("metrics");
         display.note(&format!(
@@ -158,6 +166,19 @@ impl Job<'_> {
                         tracing::warn!("{}; another takes its place", death.message);
                         let child = self.start_member(role, index, &addresses, &mut limits)?;
                         watch_child(&mut children, Process::Member(role, index), child, stop.subscribe());
+                    }
+                    Some(Process::Coordinator) if self.memory.is_some() && restarts.replaces() => {
+                        tracing::warn!("{}; it is started again", death.message);
+                        match self.start_coordinator_again(&addresses, restarts).await {
+                            Ok(Some(coordinator)) => {
+                                watch_child(&mut children, Process::Coordinator, coordinator, stop.subscribe());
+                            }
+                            Ok(None) => {
+                                restarts.replaced_in_vain(1);
+                                break Err(Failure::Failed(death.message));
+                            }
+                            Err(failure) => break Err(failure),
+                        }
                     }
                     _ => break Err(Failure::Failed(death.message)),
                 },
@@ -204,15 +225,17 @@ impl Job<'_> {
         let stall = self.plan.stall;
         let lost =
             |error: &dyn fmt::Display| Failure::Failed(format!("the coordinator at {control} was lost: {error}"));
-        let mut client = ControlClient::connect(control.to_owned()).await.map_err(|error| lost(&error))?;
-        let mut events = client.watch(v1::WatchRequest {}).await.map_err(|error| lost(&error))?.into_inner();
+        let (mut events, mut seen) = (watch_events(control, 0).await.map_err(|error| lost(&error))?, 0);
         loop {
             let event = timeout(stall, events.message())
                 .await
                 .map_err(|_| Failure::Failed(format!("training has stalled: no progress for {} s", stall.as_secs())))?;
-            let Some(event) = event.map_err(|error| lost(&error))? else {
-                return Err(lost(&"the stream of events ended"));
+            let Ok(Some(event)) = event else {
+                // One that was killed may be back soon; whether it is, whoever waits for its process knows first.
+                events = watch_again(control, seen).await.map_err(|error| lost(&error))?;
+                continue;
             };
+            seen = event.number;
             let event: JobEvent = serde_json::from_str(&event.json).map_err(|error| lost(&error))?;
             self.succession.take(&event, |mode| self.plan.mode_named(mode).is_some_and(TrainingMode::has_barrier));
             match account.take(event) {
@@ -259,10 +282,23 @@ impl Job<'_> {
         Ok(child)
     }
 
-    async fn start_coordinator(&self) -> Result<(Child, CoordinatorAddresses), Failure> {
+    /// Starts the coordinator: in the place of one that was killed, where that one was.
+    async fn start_coordinator(
+        &self,
+        killed: Option<&CoordinatorAddresses>,
+    ) -> Result<(Child, CoordinatorAddresses), Failure> {
         let mut command = self.this_program("coordinator")?;
-        command.args(["--bind", "tcp://127.0.0.1:0", "--control"]).arg(self.args.control.to_string());
-        command.arg("--metrics").arg(self.args.metrics.to_string()).args(["--run", &self.run]);
+        let (members, control, metrics) = match killed {
+            Some(CoordinatorAddresses { members, control, metrics, .. }) => {
+                let socket = |url: &str| url.trim_start_matches("http://").trim_end_matches("/metrics").to_owned();
+                (members.clone(), socket(control), socket(metrics))
+            }
+            None => ("tcp://127.0.0.1:0".to_owned(), self.args.control.to_string(), self.args.metrics.to_string()),
+        };
+        command.args(["--bind", &members, "--control", &control, "--metrics", &metrics, "--run", &self.run]);
+        if let Some(memory) = &self.memory {
+            command.arg("--journal").arg(memory.of_coordinator());
+        }
         let spawned = command.stdout(Stdio::piped()).spawn();
         let mut child = spawned.map_err(|error| cannot_start("the coordinator", &error))?;
         let output = child.stdout.take().ok_or_else(|| Failure::Failed("the coordinator has no output".to_owned()))?;
@@ -271,6 +307,24 @@ impl Job<'_> {
         match serde_json::from_str(&line) {
             Ok(addresses) => Ok((child, addresses)),
             Err(_) => Err(said_instead(child, &format!("it said {line:?}, {read:?}")).await),
+        }
+    }
+
+    /// Starts another in the place of a coordinator that was killed; `None` if that one has left nothing to go on from. One that dies before
+    /// it is there is started again as well.
+    async fn start_coordinator_again(
+        &self,
+        killed: &CoordinatorAddresses,
+        restarts: &mut Restarts,
+    ) -> Result<Option<Child>, Failure> {
+        loop {
+            match self.start_coordinator(Some(killed)).await {
+                Ok((coordinator, addresses)) => return Ok(addresses.taken_up.then_some(coordinator)),
+                Err(Failure::Failed(message)) if restarts.replaces() => {
+                    tracing::warn!("{message}; the coordinator is started again");
+                }
+                Err(failure) => return Err(failure),
+            }
         }
     }
 
@@ -303,6 +357,25 @@ impl Job<'_> {
         command.process_group(0);
         Ok(command)
     }
+}
+
+/// The job's events behind the one with this number.
+async fn watch_events(control: &str, after: u64) -> Result<Streaming<v1::JobEvent>, Box<dyn std::error::Error>> {
+    let mut client = ControlClient::connect(control.to_owned()).await?;
+    Ok(client.watch(v1::WatchRequest { after }).await?.into_inner())
+}
+
+/// As [`watch_events`], of a coordinator that has as long as one that starts to be there.
+async fn watch_again(control: &str, after: u64) -> Result<Streaming<v1::JobEvent>, Box<dyn std::error::Error>> {
+    let watching = async {
+        loop {
+            if let Ok(events) = watch_events(control, after).await {
+                return events;
+            }
+            tokio::time::sleep(WATCH_AGAIN).await;
+        }
+    };
+    Ok(timeout(START, watching).await?)
 }
 
 /// Why a coordinator has not said where it is. What the user can mend it says itself, and is not tried again.

@@ -4,6 +4,8 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use serde::{Deserialize, Serialize};
+
 use crate::gba::Batch;
 
 /// The answer to a request for a batch.
@@ -20,7 +22,7 @@ pub enum Next {
 }
 
 /// See the module's text.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DataList {
     batch_rows: u32,
     next_row: u64,

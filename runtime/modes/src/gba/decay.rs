@@ -1,6 +1,8 @@
 //! f(τ, k): the weight of a gradient by its staleness (§4.1, equation 1). Called by the [`crate::gba::GradientServer`] for dense
 //! gradients and by [`crate::gba::aggregate_embeddings`] for each key.
 
+use serde::{Deserialize, Serialize};
+
 use crate::GlobalStep;
 use crate::gba::Token;
 
@@ -11,7 +13,7 @@ pub fn staleness(token: Token, step: GlobalStep) -> i64 {
 }
 
 /// A staleness decay strategy. Weights are in [0, 1], 1 for what is not stale, and never rise with staleness.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Decay {
     /// 1, always (`async`, `bsp`, `hop-bs`).
     None,

@@ -15,6 +15,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use serde::{Deserialize, Serialize};
+
 use crate::gba::{
     Batch, BufferSize, DataList, Decay, LostTokens, Next, Outcome, RowLedger, RowLedgerError, Server, Settled, Token,
     TokenList,
@@ -22,7 +24,7 @@ use crate::gba::{
 use crate::{GlobalStep, Rank};
 
 /// A mode without a barrier, with its settings.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum TokenMode {
     /// Each gradient is applied as it comes.
     Async,
@@ -93,7 +95,7 @@ impl TokenMode {
 }
 
 /// A batch with its token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Assignment {
     /// What to train.
     pub batch: Batch,
@@ -102,7 +104,7 @@ pub struct Assignment {
 }
 
 /// The answer to a pull.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
     /// Train this.
     Work(Assignment),
@@ -137,7 +139,7 @@ pub enum DispatchError {
 }
 
 /// How a dispatcher begins.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct DispatcherSetup {
     /// The mode.
     pub mode: TokenMode,
@@ -151,7 +153,7 @@ pub struct DispatcherSetup {
     pub in_flight_limit: usize,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Member {
     in_flight: Vec<Assignment>,
     /// Batches reported: the version of the oldest it holds (`hop-bs`).
@@ -161,7 +163,7 @@ struct Member {
 }
 
 /// See the module's text.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Dispatcher {
     setup: DispatcherSetup,
     capacity: u64,
@@ -186,7 +188,7 @@ pub struct Dispatcher {
     flushed: BTreeSet<Server>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 enum Drain {
     /// So many fresh batches are handed out in all.
     Fresh(u64),

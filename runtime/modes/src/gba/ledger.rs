@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::gba::{Batch, Inserted, Outcome, RowSet};
 
 /// What the account says against a report or a boundary.
@@ -33,7 +35,7 @@ pub enum Settled {
 }
 
 /// What became of all rows before a boundary.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowCounts {
     /// Rows in gradient buffers or applied.
     pub trained_rows: u64,
@@ -44,7 +46,7 @@ pub struct RowCounts {
 }
 
 /// See the module's text.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct RowLedger {
     /// First row → batch.
     open: BTreeMap<u64, Batch>,

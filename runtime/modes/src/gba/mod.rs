@@ -46,9 +46,11 @@ pub use worker::{PushPullWorker, WorkerAction, WorkerError};
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// The global step that a batch was sent out for (τ): attached to the batch when a worker takes it and to its gradient when the
 /// worker pushes it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Token(pub u64);
 
 impl fmt::Display for Token {
@@ -58,7 +60,7 @@ impl fmt::Display for Token {
 }
 
 /// A parameter server's number among the parameter servers, from 0.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Server(pub u32);
 
 impl fmt::Display for Server {
@@ -68,7 +70,7 @@ impl fmt::Display for Server {
 }
 
 /// One worker's batch: consecutive rows of the run's row sequence (all epochs, one after the other). The rows are its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Batch {
     /// Number of its first row, from the beginning of the run.
     pub first_row: u64,

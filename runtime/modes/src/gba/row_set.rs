@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::gba::Batch;
 
 /// What inserting a batch's rows did.
@@ -18,7 +20,7 @@ pub enum Inserted {
 }
 
 /// See the module's text.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowSet {
     /// First row → row after the last; runs neither overlap nor touch.
     runs: BTreeMap<u64, u64>,

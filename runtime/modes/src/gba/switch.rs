@@ -11,6 +11,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
+
 use crate::GlobalStep;
 use crate::gba::{
     Answers, Batch, DataList, DispatchError, Dispatcher, DispatcherSetup, Next, Outcome, RowCounts, RowLedger,
@@ -18,7 +20,7 @@ use crate::gba::{
 };
 
 /// How training goes.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum RunMode {
     /// A barrier each step (`sync`, `hybrid`): dense parameters with the workers, all-reduced.
     Sync,
@@ -34,7 +36,7 @@ pub enum RunMode {
 }
 
 /// Where one mode ends and the next begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Boundary {
     /// All steps before it are applied, none from it on.
     pub step: GlobalStep,
@@ -81,7 +83,7 @@ pub enum SwitchError {
 }
 
 /// Where a run is.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum SwitchPhase {
     /// In its mode.
     Training,
@@ -102,7 +104,7 @@ pub enum SwitchPhase {
 }
 
 /// What a run is made of.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct RunPlan {
     /// G: rows of a global batch.
     pub global_rows: u32,
@@ -112,7 +114,7 @@ pub struct RunPlan {
     pub in_flight_limit: usize,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 enum Side {
     Sync { data: DataList, ledger: RowLedger, open: BTreeMap<GlobalStep, Batch> },
     Tokens(Box<Dispatcher>),
@@ -120,7 +122,7 @@ enum Side {
 }
 
 /// See the module's text.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TrainingRun {
     plan: RunPlan,
     mode: RunMode,

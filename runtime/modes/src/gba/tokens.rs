@@ -4,11 +4,13 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 use crate::GlobalStep;
 use crate::gba::{BufferSize, Token};
 
 /// What happens to the place of a token whose worker died.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LostTokens {
     /// Nothing (the paper). Tokens then run ahead of the global step by one value for every M lost, and the decay sees gradients
     /// as that much fresher than they are, until the next switch or restart sets the list to the global step again.
@@ -20,7 +22,7 @@ pub enum LostTokens {
 }
 
 /// See the module's text.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TokenList {
     repeats: BufferSize,
     lost_tokens: LostTokens,

@@ -107,6 +107,12 @@ impl Migration {
         }
     }
 
+    /// Nothing moves, after so many migrations.
+    #[must_use]
+    pub fn settled(map: SlotMap, begun: MigrationId) -> Self {
+        Self { begun, ..Self::new(map) }
+    }
+
     /// After a crash. What was not flipped is given up; what was is told again. Carry the orders out.
     #[must_use]
     pub fn restarted(journal: Journal) -> (Self, Vec<Order>) {

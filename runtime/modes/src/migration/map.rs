@@ -4,9 +4,10 @@ use std::fmt;
 use std::ops::Range;
 
 use rectrain_embedding::{FeatureKey, Slot, slot_of};
+use serde::{Deserialize, Serialize};
 
 /// Numbers the slot maps of a job, from 0.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Epoch(pub u64);
 
 impl Epoch {
@@ -24,7 +25,7 @@ impl fmt::Display for Epoch {
 }
 
 /// The owner of every slot. All members of a job that are at one epoch hold the same map.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotMap {
     epoch: Epoch,
     owners: Vec<u16>,

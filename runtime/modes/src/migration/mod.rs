@@ -30,9 +30,11 @@ pub use plan::{Move, SlotCost, imbalance, plan_moves};
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// Numbers the migrations of a job, from 1. Each is begun once, and no message of an earlier one means anything once a later has
 /// begun.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MigrationId(pub u64);
 
 impl fmt::Display for MigrationId {

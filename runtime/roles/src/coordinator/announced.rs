@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 
 use rectrain_modes::DataPosition;
+use serde::{Deserialize, Serialize};
 
 /// See the module's text.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Announced {
     global_rows: u64,
     /// Batches known without a gap from the first on.
@@ -21,14 +22,14 @@ pub(super) struct Announced {
     total: Option<u64>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Short {
     rows: u64,
     missing: u64,
 }
 
 /// A chunk of data as a loader found it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Chunk {
     pub(super) epoch: u32,
     pub(super) first_batch: u64,

@@ -72,12 +72,12 @@ impl Control for ControlService {
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::JobEvent, Status>> + Send>>;
 
-    async fn watch(&self, _request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        let events = self.coordinator.events.follow();
+    async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let events = self.coordinator.events.follow_after(request.into_inner().after);
         let stream = futures::stream::unfold(events, |mut events| async move {
-            let event = events.next().await?;
-            let json = serde_json::to_string(&event).map_err(|error| Status::internal(error.to_string()));
-            Some((json.map(|json| v1::JobEvent { json }), events))
+            let logged = events.next_logged().await?;
+            let json = serde_json::to_string(&logged.event).map_err(|error| Status::internal(error.to_string()));
+            Some((json.map(|json| v1::JobEvent { json, number: logged.number }), events))
         });
         Ok(Response::new(Box::pin(stream)))
     }

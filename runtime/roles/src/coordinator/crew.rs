@@ -3,8 +3,10 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 /// See the module's text.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Crew {
     /// Addresses of those who take part; none for whoever has not joined when the job begins.
     present: Vec<Option<String>>,

@@ -71,9 +71,10 @@ pub(super) enum Done {
 }
 
 impl Migrations {
-    pub(super) fn new(map: SlotMap) -> Self {
+    /// `begun`: the migration that was begun last, which is settled.
+    pub(super) fn new(map: SlotMap, begun: MigrationId) -> Self {
         Self {
-            machine: Migration::new(map),
+            machine: Migration::settled(map, begun),
             under_way: None,
             calls: JoinSet::new(),
             settled: None,
@@ -273,11 +274,13 @@ impl Coordinator {
             leaving: Vec::new(),
         };
         migrations.under_way = Some(under_way);
+        let (orders, progress) = migrations.machine.begin(&moves, servers)?;
+        let migration = migrations.machine.begun();
         self.change(|state| {
+            state.migration_begins(migration);
             state.training().slots_move(to);
             Ok(())
         })?;
-        let (orders, progress) = migrations.machine.begin(&moves, servers)?;
         migrations.begin_to_forward(moves.iter().map(|step| step.from).collect())?;
         migrations.carry_out(orders)?;
         self.after_progress(progress, migrations)
@@ -345,7 +348,11 @@ impl Coordinator {
         self.metrics.migration_time.observe(seconds);
         self.metrics.flip_time.observe(rest_seconds);
         self.change(|state| {
-            state.servers_changed(&placement.addresses, &applied[..before.servers.len().min(applied.len())]);
+            state.servers_changed(
+                placement.map.clone(),
+                &placement.addresses,
+                &applied[..before.servers.len().min(applied.len())],
+            );
             state.training().flipped(placement.epoch().0, count as u32)
         })
     }

@@ -2,14 +2,18 @@
 //! job ended. A single small service; members call it little and seldom, and it holds their questions until it can answer.
 
 mod announced;
+mod as_bytes;
 mod auto;
 mod checkpoints;
 mod control;
 mod crew;
 mod digest;
+mod journal;
 mod migrations;
 mod outstanding;
 mod page;
+mod places;
+mod replies;
 mod ring;
 mod saved;
 mod speeds;
@@ -17,6 +21,7 @@ mod state;
 mod training;
 
 use std::hash::{BuildHasher, RandomState};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,12 +30,13 @@ use rectrain_checkpoint::FileEntry;
 use rectrain_modes::gba::Boundary;
 use rectrain_modes::{ChunkLease, GlobalStep, Lease, Rank};
 use rectrain_proto::v1;
-use rectrain_wire::{BoxFuture, Channel, Frame, Peer, Refusal, Service, Tensor, Transport};
+use rectrain_wire::{BoxFuture, Channel, Frame, Peer, Refusal, RefusalCode, Service, Tensor, Transport};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::{JoinError, JoinSet};
 
 use self::checkpoints::{Begun, Checkpoints, Resumed, RowsRestored, Written};
 pub use self::control::{ControlService, Guard, serve_control};
+use self::journal::Journal;
 use self::migrations::Migrations;
 use self::outstanding::{Given, Repeat};
 pub use self::page::LivePage;
@@ -40,7 +46,7 @@ use self::training::{Mended, Pulled, ServerCall, SwitchRefused};
 use crate::error::RoleError;
 use crate::events::{EventFollower, EventLog, JobEvent, Summary};
 use crate::member::{Role, connect};
-use crate::message::{self, Request};
+use crate::message::{self, Done, Request};
 use crate::metrics::CoordinatorMetrics;
 use crate::placement::Placement;
 use crate::plan::{CALL_DEADLINE, JobPlan, WHOLE_JOB};
@@ -69,8 +75,10 @@ pub struct Coordinator {
     metrics: CoordinatorMetrics,
     /// Where the slots are; none before everybody has joined.
     placement: Mutex<Option<Placement>>,
-    /// Of members that have left: what they have sent.
-    left_traffic: Mutex<Summary>,
+    /// What is known outlives this process; none: it dies with it.
+    journal: Option<Arc<Journal>>,
+    /// Whether this goes on where a coordinator was that has died.
+    is_taken_up: bool,
     /// Taken by [`Coordinator::run`].
     checkpoints: Mutex<Option<(Checkpoints, Option<Resumed>)>>,
 }
@@ -88,17 +96,33 @@ struct Saves {
 
 impl Coordinator {
     /// For a job that nobody has joined yet; finds the checkpoint that it goes on from. `run` names this run of the job, in all its
-    /// attempts: without `spec.checkpoint.resume: latest` only its own checkpoints are gone on from.
+    /// attempts: without `spec.checkpoint.resume: latest` only its own checkpoints are gone on from. Where a coordinator of this run has
+    /// left all that it knew in the directory `journal`, this one goes on in its place, and `events` with what was told.
     ///
     /// # Errors
-    /// The user's, for a path that cannot be used or holds another run's or another job's checkpoints; those of the storage.
+    /// The user's, for a path that cannot be used or holds another run's or another job's checkpoints; those of the storage; a journal
+    /// that cannot be written.
     pub async fn start(
         plan: Arc<JobPlan>,
         run: &str,
+        journal: Option<&Path>,
         events: EventLog,
         metrics: CoordinatorMetrics,
     ) -> Result<Self, RoleError> {
+        let journal = journal.map(|directory| keep_journal_in(directory, &plan, run, &events)).transpose()?;
+        let (journal, left) = journal.unzip();
         let mut checkpoints = Checkpoints::open(&plan, run)?;
+        if let Some(left) = left.flatten() {
+            let step = left.state.step();
+            events.push(JobEvent::CoordinatorTakenUp { step });
+            return Ok(Self {
+                attempt: left.attempt,
+                state: Mutex::new(left.state),
+                is_taken_up: true,
+                checkpoints: Mutex::new(checkpoints.map(|checkpoints| (checkpoints, None))),
+                ..Self::new(plan, journal, events, metrics)?
+            });
+        }
         let mut resumed = None;
         if let Some(checkpoints) = &mut checkpoints {
             let (found, warnings) = checkpoints.find().await?;
@@ -106,8 +130,29 @@ impl Coordinator {
             resumed = found;
         }
         let state = State::new(&plan, resumed.as_ref().map(|resumed| &resumed.state))?;
-        Ok(Self {
+        let coordinator = Self {
             state: Mutex::new(state),
+            checkpoints: Mutex::new(checkpoints.map(|checkpoints| (checkpoints, resumed))),
+            ..Self::new(plan, journal, events, metrics)?
+        };
+        // Members may be told where it is: from now on it can be killed.
+        if let Some(journal) = &coordinator.journal {
+            let image = journal.image(coordinator.attempt, &coordinator.lock())?;
+            let cannot = |source| RoleError::System { attempt: "write the coordinator's journal".to_owned(), source };
+            journal.write(0, image).await.map_err(cannot)?;
+        }
+        Ok(coordinator)
+    }
+
+    /// Of a job that begins at its beginning and saves no checkpoints.
+    fn new(
+        plan: Arc<JobPlan>,
+        journal: Option<Arc<Journal>>,
+        events: EventLog,
+        metrics: CoordinatorMetrics,
+    ) -> Result<Self, RoleError> {
+        Ok(Self {
+            state: Mutex::new(State::new(&plan, None)?),
             plan,
             attempt: RandomState::new().hash_one("attempt").max(1),
             saves: Mutex::default(),
@@ -115,19 +160,37 @@ impl Coordinator {
             events,
             metrics,
             placement: Mutex::default(),
-            left_traffic: Mutex::default(),
-            checkpoints: Mutex::new(checkpoints.map(|checkpoints| (checkpoints, resumed))),
+            journal,
+            is_taken_up: false,
+            checkpoints: Mutex::default(),
         })
+    }
+
+    /// Whether this goes on where a coordinator was that has died, and its members with it.
+    #[must_use]
+    pub fn is_taken_up(&self) -> bool {
+        self.is_taken_up
     }
 
     /// Follows the job to its end: waits for training, collects the digest, and pushes the last event.
     pub async fn run(&self, transport: &dyn Transport) -> Result<Summary, RoleError> {
         // Once a member has failed, the others end, and calls to them fail: the first failure is what happened.
-        let result =
-            self.summarize(transport).await.map_err(|error| self.lock().check_failure().err().unwrap_or(error));
+        let summarizing = async {
+            match self.events.last() {
+                // The one before had told that, and died.
+                Some(JobEvent::Summary(summary)) => Ok(*summary),
+                _ => self.summarize(transport).await,
+            }
+        };
+        let result = tokio::select! {
+            result = summarizing => result.map_err(|error| self.lock().check_failure().err().unwrap_or(error)),
+            never = self.keep_journal() => never,
+        };
         match &result {
             Ok(summary) => {
-                self.events.push(JobEvent::Summary(Box::new(summary.clone())));
+                if !self.lock().has_ended() {
+                    self.events.push(JobEvent::Summary(Box::new(summary.clone())));
+                }
                 self.lock().end();
             }
             Err(error) => {
@@ -135,8 +198,50 @@ impl Coordinator {
                 self.events.push(JobEvent::Failed { message: error.to_string(), user_error: error.is_user_error() });
             }
         }
+        if let Some(journal) = &self.journal {
+            self.end_journal(journal).await;
+        }
         self.changed.notify_waiters();
         result
+    }
+
+    /// Writes the journal whenever somebody waits for that. Where it cannot be written, the job goes on without.
+    async fn keep_journal<T>(&self) -> T {
+        if let Some(journal) = &self.journal {
+            let failed = loop {
+                let number = journal.wanted().await;
+                let image = journal.image(self.attempt, &self.lock());
+                let written = match image {
+                    Ok(image) => journal.write(number, image).await.map_err(|error| error.to_string()),
+                    Err(error) => Err(error.to_string()),
+                };
+                match written {
+                    Ok(()) => self.metrics.journal_writes.inc(),
+                    Err(reason) => break reason,
+                }
+            };
+            let lost = "a coordinator that dies from now on has the job begin anew from its last checkpoint";
+            warn_all(&self.events, [format!("the coordinator's journal cannot be written, and {lost}: {failed}")]);
+            journal.end(false);
+        }
+        std::future::pending().await
+    }
+
+    /// The last image is of the job's end.
+    async fn end_journal(&self, journal: &Arc<Journal>) {
+        let image = journal.image(self.attempt, &self.lock());
+        let is_true = match image {
+            Ok(image) => journal.write(0, image).await.is_ok(),
+            Err(_) => false,
+        };
+        journal.end(is_true);
+    }
+
+    /// Waits until whoever takes this one's place would know what it knows now.
+    async fn remembered(&self) {
+        if let Some(journal) = &self.journal {
+            journal.written().await;
+        }
     }
 
     /// Ends the job with an error, as if a member had failed.
@@ -147,11 +252,19 @@ impl Coordinator {
 
     async fn summarize(&self, transport: &dyn Transport) -> Result<Summary, RoleError> {
         let roster = self.until(WHOLE_JOB, State::roster).await?;
-        self.events.push(self.plan.started()?);
-        for role in Role::ALL {
-            self.metrics.set_members(role, role.replicas(&self.plan));
+        let map = if self.is_taken_up { self.lock().map() } else { None };
+        if !self.events.after(0, usize::MAX).iter().any(|told| matches!(told.event, JobEvent::Started { .. })) {
+            self.events.push(self.plan.started()?);
         }
-        self.set_placement(Placement::new(self.plan.slot_map(), &roster.ps, transport)?);
+        for replicas in self.status().replicas {
+            if let Some(role) = Role::of(replicas.role()) {
+                self.metrics.set_members(role, replicas.present);
+            }
+        }
+        self.set_placement(Placement::new(map.unwrap_or_else(|| self.plan.slot_map()), &roster.ps, transport)?);
+        if self.is_taken_up {
+            self.change(State::take_up)?;
+        }
         let result = tokio::select! {
             result = self.until(WHOLE_JOB, State::trained) => result?,
             error = self.drive(transport) => return Err(error),
@@ -167,7 +280,7 @@ impl Coordinator {
         }
         // One that has died meanwhile is missed by nobody.
         let _late = self.until(FAREWELL, |state| Ok(state.all_have_left().then_some(()))).await;
-        summary.bytes_on_wire = std::mem::take(&mut self.lock_left_traffic().bytes_on_wire);
+        summary.bytes_on_wire = self.lock().left_traffic();
         let roster = self.until(WHOLE_JOB, State::roster).await?;
         let members = placement.addresses.iter().chain(&roster.embedding_workers);
         let members: Vec<&String> = members.chain(&roster.dense_workers).chain(&roster.loaders).collect();
@@ -188,7 +301,14 @@ impl Coordinator {
             saver.checkpoints = Some(checkpoints);
             saver.resumed = resumed;
         }
-        let mut migrations = Migrations::new(self.plan.slot_map());
+        if let Err(error) = self.give_up_what_was_written().await {
+            return error;
+        }
+        let (map, begun) = match self.placement() {
+            Ok(placement) => (placement.map, self.lock().migrations()),
+            Err(error) => return error,
+        };
+        let mut migrations = Migrations::new(map, begun);
         loop {
             let calls = self.until(WHOLE_JOB, |state| {
                 let calls = state.training().take_calls();
@@ -219,6 +339,20 @@ impl Coordinator {
                 return error;
             }
         }
+    }
+
+    /// Servers hold an instant for a checkpoint that a coordinator before this one was writing.
+    async fn give_up_what_was_written(&self) -> Result<(), RoleError> {
+        let Some(ticket) = self.lock().writing() else { return Ok(()) };
+        let step = ticket.step;
+        warn_all(
+            &self.events,
+            [format!("there is no checkpoint of step {step}: the coordinator that wrote it has died")],
+        );
+        self.metrics.failed_checkpoints.inc();
+        checkpoints::thaw(ticket, false, &self.placement()?.servers).await?;
+        self.lock().set_writing(None);
+        Ok(())
     }
 
     async fn call_servers(
@@ -330,7 +464,10 @@ impl Coordinator {
                 let writing = checkpoints.write(begun, state, dense, servers);
                 let kept = ticket.clone();
                 saver.writing.spawn(async move { SaveEnded { ticket: kept, last, result: writing.await } });
-                self.change(|state| state.training().frozen(Some(ticket)))
+                self.change(|state| {
+                    state.set_writing(Some(ticket.clone()));
+                    state.training().frozen(Some(ticket))
+                })
             }
             Err((ticket, error)) => {
                 let ended = SaveEnded { ticket: ticket.unwrap_or_default(), last, result: Err(error) };
@@ -373,6 +510,7 @@ impl Coordinator {
         let step = ticket.step;
         if !ticket.id.is_empty() {
             checkpoints::thaw(ticket, result.is_ok(), servers).await?;
+            self.lock().set_writing(None);
         }
         match result {
             Ok(written) => {
@@ -514,13 +652,6 @@ impl Coordinator {
         self.events.follow()
     }
 
-    /// A member that was released has left.
-    fn farewell(&self, farewell: v1::Farewell) {
-        add(&mut self.lock_left_traffic(), farewell.traffic.unwrap_or_default());
-        self.lock().has_left(&farewell.address);
-        self.changed.notify_waiters();
-    }
-
     /// Tells what has happened; metrics follow.
     fn tell(&self, events: Vec<JobEvent>) {
         for event in events {
@@ -547,10 +678,6 @@ impl Coordinator {
         self.metrics.set_members(Role::Ps, placement.servers.len() as u32);
         *self.placement.lock().unwrap_or_else(PoisonError::into_inner) = Some(placement);
         self.changed.notify_waiters();
-    }
-
-    fn lock_left_traffic(&self) -> MutexGuard<'_, Summary> {
-        self.left_traffic.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_saves(&self) -> MutexGuard<'_, Saves> {
@@ -634,14 +761,46 @@ impl Coordinator {
         result
     }
 
-    async fn join(&self, request: v1::Join) -> Result<Frame, RoleError> {
+    /// Takes in what a member tells, once, and answers that it is done.
+    fn hear<R: Request<Reply = Done>>(
+        &self,
+        caller: &v1::Caller,
+        change: impl FnOnce(&mut State) -> Result<(), RoleError>,
+    ) -> Result<Frame, RoleError> {
+        self.hear_news::<R>(caller, |state| change(state).map(|()| None))
+    }
+
+    /// As [`Self::hear`]; what is told may be an event.
+    fn hear_news<R: Request<Reply = Done>>(
+        &self,
+        caller: &v1::Caller,
+        change: impl FnOnce(&mut State) -> Result<Option<JobEvent>, RoleError>,
+    ) -> Result<Frame, RoleError> {
+        let done = message::done::<R>();
+        let news = self.change(|state| {
+            if state.replies.answered(caller).is_some() {
+                return Ok(None);
+            }
+            let news = change(state)?;
+            state.replies.answer(caller, &done);
+            Ok(news)
+        })?;
+        news.into_iter().for_each(|event| self.events.push(event));
+        Ok(done)
+    }
+
+    async fn join(&self, caller: &v1::Caller, request: v1::Join) -> Result<Frame, RoleError> {
         if self.lock().job_end().is_none() {
             let roster = async {
                 if request.attempt != 0 && request.attempt != self.attempt {
                     let reason = "the rows that it holds are of another attempt".to_owned();
                     return Err(RoleError::Inconsistent { message: "join", reason });
                 }
-                if let Some(rejoined) = self.change(|state| state.join(&request))? {
+                let joined =
+                    self.change(
+                        |state| if state.replies.hears(caller) { state.join(caller, &request) } else { Ok(None) },
+                    )?;
+                if let Some(rejoined) = joined {
                     self.metrics.rejoins.inc();
                     self.events.push(rejoined);
                     if request.role() == v1::Role::DenseWorker && request.index == 0 {
@@ -652,47 +811,55 @@ impl Coordinator {
             };
             match roster.await {
                 Err(RoleError::JobFailed { .. }) => {}
-                roster => return Ok(message::reply::<v1::Join>(&roster?, Vec::new())),
+                roster => {
+                    let roster = v1::Roster { attempt: self.attempt, ..roster? };
+                    return Ok(message::reply::<v1::Join>(&roster, Vec::new()));
+                }
             }
         }
         // Nobody joins a job that has ended; the answer to `job_end` tells how it did.
         std::future::pending().await
     }
 
-    async fn lease(&self, loader: u32) -> Result<Frame, RoleError> {
+    async fn lease(&self, caller: &v1::Caller, loader: u32) -> Result<Frame, RoleError> {
         use v1::lease_reply::Lease as Reply;
-        let lease = self.until_succeeded(loader, Reply::Finished(v1::Finished {}), |state| match state.lease(loader) {
-            (Lease::Chunk(lease), skip) => Ok(Some(Reply::Chunk(write_lease(lease, skip, state.turns(None))))),
-            (Lease::Finished, _) => Ok(Some(Reply::Finished(v1::Finished {}))),
+        let reply = |lease| v1::LeaseReply { lease: Some(lease) };
+        let lease = answered::<v1::LeaseRequest>(caller, |state| match state.lease(loader) {
+            (Lease::Chunk(lease), skip) => Ok(Some(reply(Reply::Chunk(write_lease(lease, skip, state.turns(None)))))),
+            (Lease::Finished, _) => Ok(Some(reply(Reply::Finished(v1::Finished {})))),
             (Lease::Wait, _) => Ok(None),
         });
-        let lease = or_ask_again(lease.await, Reply::Wait(v1::Wait {}))?;
+        let [nothing, wait] = [Reply::Finished(v1::Finished {}), Reply::Wait(v1::Wait {})]
+            .map(|lease| message::reply::<v1::LeaseRequest>(&reply(lease), Vec::new()));
+        let lease = or_ask_again(self.until_succeeded(loader, nothing, lease).await, wait)?;
         self.changed.notify_waiters();
-        Ok(message::reply::<v1::LeaseRequest>(&v1::LeaseReply { lease: Some(lease) }, Vec::new()))
+        Ok(lease)
     }
 
-    async fn evaluation_lease(&self, loader: u32) -> Result<Frame, RoleError> {
+    async fn evaluation_lease(&self, caller: &v1::Caller, loader: u32) -> Result<Frame, RoleError> {
         use v1::evaluation_lease_reply::Lease as Reply;
-        let lease = self.until_succeeded(loader, Reply::Finished(v1::Finished {}), |state| {
-            Ok(match state.evaluation_lease(loader) {
+        let reply = |lease| v1::EvaluationLeaseReply { lease: Some(lease) };
+        let lease = answered::<v1::EvaluationLeaseRequest>(caller, |state| {
+            let lease = match state.evaluation_lease(loader) {
                 state::EvaluationLease::Chunk { at_step, chunk, first_batch } => {
                     let turns = state.turns(Some(at_step)).write();
                     Some(Reply::Chunk(v1::EvaluationChunk { at_step: at_step.0, chunk, first_batch, turns }))
                 }
                 state::EvaluationLease::Finished => Some(Reply::Finished(v1::Finished {})),
                 state::EvaluationLease::Wait => None,
-            })
+            };
+            Ok(lease.map(reply))
         });
-        let lease = or_ask_again(lease.await, Reply::Wait(v1::Wait {}))?;
-        Ok(message::reply::<v1::EvaluationLeaseRequest>(&v1::EvaluationLeaseReply { lease: Some(lease) }, Vec::new()))
+        let [nothing, wait] = [Reply::Finished(v1::Finished {}), Reply::Wait(v1::Wait {})]
+            .map(|lease| message::reply::<v1::EvaluationLeaseRequest>(&reply(lease), Vec::new()));
+        or_ask_again(self.until_succeeded(loader, nothing, lease).await, wait)
     }
 
-    async fn repeat(&self, loader: u32) -> Result<Frame, RoleError> {
+    async fn repeat(&self, caller: &v1::Caller, loader: u32) -> Result<Frame, RoleError> {
         use v1::repeat_reply::Repeat as Reply;
-        let wait = v1::RepeatReply { repeat: Some(Reply::Wait(v1::Wait {})), ..v1::RepeatReply::default() };
         let finished =
             || v1::RepeatReply { repeat: Some(Reply::Finished(v1::Finished {})), ..v1::RepeatReply::default() };
-        let repeat = self.until_succeeded(loader, finished(), |state| {
+        let repeat = answered::<v1::RepeatRequest>(caller, |state| {
             Ok(match state.repeat(loader) {
                 Repeated::Repeat(Repeat { given, embedding_worker, report }) => {
                     let repeat = Some(match given {
@@ -708,14 +875,17 @@ impl Coordinator {
                 Repeated::Wait => None,
             })
         });
-        Ok(message::reply::<v1::RepeatRequest>(&or_ask_again(repeat.await, wait)?, Vec::new()))
+        let wait = v1::RepeatReply { repeat: Some(Reply::Wait(v1::Wait {})), ..v1::RepeatReply::default() };
+        let [nothing, wait] = [finished(), wait].map(|reply| message::reply::<v1::RepeatRequest>(&reply, Vec::new()));
+        or_ask_again(self.until_succeeded(loader, nothing, repeat).await, wait)
     }
 
-    async fn order(&self, request: v1::OrderRequest) -> Result<Frame, RoleError> {
+    async fn order(&self, caller: &v1::Caller, request: v1::OrderRequest) -> Result<Frame, RoleError> {
         let (rank, done) = (Rank(request.rank), request.done);
+        let order = answered::<v1::OrderRequest>(caller, |state| state.training().next_order(rank, done));
         let wait = v1::Order { order: Some(v1::order::Order::Wait(v1::Wait {})), ..v1::Order::default() };
-        let order = self.until_replaced(rank, wait.clone(), |state| state.training().next_order(rank, done)).await;
-        Ok(message::reply::<v1::OrderRequest>(&or_ask_again(order, wait)?, Vec::new()))
+        let wait = message::reply::<v1::OrderRequest>(&wait, Vec::new());
+        or_ask_again(self.until_replaced(rank, wait.clone(), order).await, wait)
     }
 
     /// What `ready` has for dense worker `rank`; `nothing`, as soon as another has taken its place: what a dead one has done counts for
@@ -740,9 +910,9 @@ impl Coordinator {
         Ok(message::reply::<v1::RingRequest>(&v1::Ring { ring }, Vec::new()))
     }
 
-    async fn mend(&self, request: v1::MendRequest) -> Result<Frame, RoleError> {
+    async fn mend(&self, caller: &v1::Caller, request: v1::MendRequest) -> Result<Frame, RoleError> {
         let v1::MendRequest { rank, ring, step } = request;
-        let mended = self.until_changed(LEASE_HOLD, |state| {
+        let mended = answered::<v1::MendRequest>(caller, |state| {
             let mended = state.training().mend(Rank(rank), ring, step.map(GlobalStep))?;
             if let (Some(Mended::GoesOn { batch, .. }), None) = (mended, step) {
                 let share = self.plan.share(Rank(rank), state.training().barrier_workers());
@@ -757,39 +927,44 @@ impl Coordinator {
             }))
         });
         let wait = v1::Mended { ring, waits: true, ..v1::Mended::default() };
-        Ok(message::reply::<v1::MendRequest>(&or_ask_again(mended.await, wait)?, Vec::new()))
+        let wait = message::reply::<v1::MendRequest>(&wait, Vec::new());
+        or_ask_again(self.until_changed(LEASE_HOLD, mended).await, wait)
     }
 
-    async fn horizon(&self, request: v1::HorizonRequest) -> Result<Frame, RoleError> {
+    async fn horizon(&self, caller: &v1::Caller, request: v1::HorizonRequest) -> Result<Frame, RoleError> {
         let v1::HorizonRequest { order, from, at, .. } = request;
-        let horizon = self.until_changed(LEASE_HOLD, |state| match state.training().evaluating() {
+        let horizon = answered::<v1::HorizonRequest>(caller, |state| match state.training().evaluating() {
             Some((number, at_step)) if number == order => state.evaluation_horizon(at_step, from),
             _ => state.horizon(order, from, at),
         });
         let wait = v1::Horizon { until: from, last: false, turns: Vec::new() };
-        Ok(message::reply::<v1::HorizonRequest>(&or_ask_again(horizon.await, wait)?, Vec::new()))
+        let wait = message::reply::<v1::HorizonRequest>(&wait, Vec::new());
+        or_ask_again(self.until_changed(LEASE_HOLD, horizon).await, wait)
     }
 
-    async fn pull(&self, request: v1::PullRequest) -> Result<Frame, RoleError> {
+    async fn pull(&self, caller: &v1::Caller, request: v1::PullRequest) -> Result<Frame, RoleError> {
         use v1::pull_reply::Reply;
         let (rank, order) = (Rank(request.rank), request.order);
-        let pulled = self.until_replaced(rank, Reply::Wait(v1::Wait {}), |state| {
+        let reply = |reply| v1::PullReply { reply: Some(reply) };
+        let pulled = answered::<v1::PullRequest>(caller, |state| {
             let pulled = state.training().pull(rank, order)?;
             let turns = state.turns(None);
-            Ok(pulled.map(|pulled| match pulled {
-                Pulled::Work { assignment, oldest_token, key } => Reply::Assignment(v1::Assignment {
-                    embedding_worker: turns.place(key, self.plan.pieces()).embedding_worker as u32,
-                    first_row: assignment.batch.first_row,
-                    rows: assignment.batch.rows,
-                    token: assignment.token.0,
-                    oldest_token,
-                    batch: Some(key.write()),
-                }),
-                Pulled::Rest => Reply::Rest(v1::Finished {}),
+            Ok(pulled.map(|pulled| {
+                reply(match pulled {
+                    Pulled::Work { assignment, oldest_token, key } => Reply::Assignment(v1::Assignment {
+                        embedding_worker: turns.place(key, self.plan.pieces()).embedding_worker as u32,
+                        first_row: assignment.batch.first_row,
+                        rows: assignment.batch.rows,
+                        token: assignment.token.0,
+                        oldest_token,
+                        batch: Some(key.write()),
+                    }),
+                    Pulled::Rest => Reply::Rest(v1::Finished {}),
+                })
             }))
         });
-        let reply = or_ask_again(pulled.await, Reply::Wait(v1::Wait {}))?;
-        Ok(message::reply::<v1::PullRequest>(&v1::PullReply { reply: Some(reply) }, Vec::new()))
+        let wait = message::reply::<v1::PullRequest>(&reply(Reply::Wait(v1::Wait {})), Vec::new());
+        or_ask_again(self.until_replaced(rank, wait.clone(), pulled).await, wait)
     }
 
     /// Switches the training mode by command, which may have a reason; gives the mode until then.
@@ -813,19 +988,25 @@ impl Coordinator {
         Ok(from.name())
     }
 
-    fn evaluation_share(&self, request: v1::EvaluationShare, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
+    fn evaluation_share(
+        &self,
+        caller: &v1::Caller,
+        request: v1::EvaluationShare,
+        tensors: Vec<Tensor>,
+    ) -> Result<Frame, RoleError> {
         let [predictions, labels, groups] = message::take("evaluation_share", tensors)?;
         let share = Share {
             predictions: predictions.expect_f32("predictions")?,
             labels: labels.expect_f32("labels")?,
             groups: groups.expect_u64("groups")?,
         };
-        let finished =
-            self.change(|state| state.evaluation_share(GlobalStep(request.at_step), Rank(request.rank), share))?;
-        for event in finished {
-            self.events.push(event);
-        }
-        Ok(message::done::<v1::EvaluationShare>())
+        let mut finished = Vec::new();
+        let done = self.hear::<v1::EvaluationShare>(caller, |state| {
+            finished = state.evaluation_share(GlobalStep(request.at_step), Rank(request.rank), share)?;
+            Ok(())
+        })?;
+        finished.into_iter().for_each(|event| self.events.push(event));
+        Ok(done)
     }
 
     async fn job_end(&self, request: v1::JobEndRequest) -> Result<Frame, RoleError> {
@@ -845,75 +1026,139 @@ impl Coordinator {
 impl Service for Coordinator {
     fn call<'a>(&'a self, _peer: &'a Peer, frame: Frame) -> BoxFuture<'a, Result<Frame, Refusal>> {
         Box::pin(async move {
-            match frame.kind {
-                v1::Join::KIND => Ok(self.join(message::read::<v1::Join>(frame)?.0).await?),
-                v1::LeaseRequest::KIND => Ok(self.lease(message::read::<v1::LeaseRequest>(frame)?.0.loader).await?),
-                v1::ChunkReport::KIND => {
-                    let (report, _) = message::read::<v1::ChunkReport>(frame)?;
-                    self.change(|state| state.chunk_report(&report))?;
-                    Ok(message::done::<v1::ChunkReport>())
-                }
-                v1::OrderRequest::KIND => Ok(self.order(message::read::<v1::OrderRequest>(frame)?.0).await?),
-                v1::HorizonRequest::KIND => Ok(self.horizon(message::read::<v1::HorizonRequest>(frame)?.0).await?),
-                v1::RingRequest::KIND => Ok(self.ring(message::read::<v1::RingRequest>(frame)?.0).await?),
-                v1::MendRequest::KIND => Ok(self.mend(message::read::<v1::MendRequest>(frame)?.0).await?),
-                v1::PullRequest::KIND => Ok(self.pull(message::read::<v1::PullRequest>(frame)?.0).await?),
-                v1::BatchReport::KIND => {
-                    let (report, _) = message::read::<v1::BatchReport>(frame)?;
-                    self.change(|state| state.batch_report(&report))?;
-                    Ok(message::done::<v1::BatchReport>())
-                }
-                v1::EvaluationLeaseRequest::KIND => {
-                    Ok(self.evaluation_lease(message::read::<v1::EvaluationLeaseRequest>(frame)?.0.loader).await?)
-                }
-                v1::RepeatRequest::KIND => Ok(self.repeat(message::read::<v1::RepeatRequest>(frame)?.0.loader).await?),
-                v1::EvaluationChunkReport::KIND => {
-                    let (report, _) = message::read::<v1::EvaluationChunkReport>(frame)?;
-                    self.change(|state| state.evaluation_chunk_report(&report))?;
-                    Ok(message::done::<v1::EvaluationChunkReport>())
-                }
-                v1::EvaluationShare::KIND => {
-                    let (share, tensors) = message::read::<v1::EvaluationShare>(frame)?;
-                    Ok(self.evaluation_share(share, tensors)?)
-                }
-                v1::Progress::KIND => {
-                    let (report, _) = message::read::<v1::Progress>(frame)?;
-                    if let Some(event) = self.change(|state| state.progress(&report))? {
-                        self.events.push(event);
-                    }
-                    Ok(message::done::<v1::Progress>())
-                }
-                v1::TrainingDone::KIND => {
-                    let (done, _) = message::read::<v1::TrainingDone>(frame)?;
-                    self.change(|state| state.training_done(done))?;
-                    Ok(message::done::<v1::TrainingDone>())
-                }
-                v1::DenseSaved::KIND => {
-                    self.dense_saved(message::read::<v1::DenseSaved>(frame)?.0)?;
-                    Ok(message::done::<v1::DenseSaved>())
-                }
-                v1::SaveNow::KIND => Ok(self.save_now_for_member(&message::read::<v1::SaveNow>(frame)?.0).await),
-                v1::Farewell::KIND => {
-                    self.farewell(message::read::<v1::Farewell>(frame)?.0);
-                    Ok(message::done::<v1::Farewell>())
-                }
-                v1::JobEndRequest::KIND => Ok(self.job_end(message::read::<v1::JobEndRequest>(frame)?.0).await?),
-                v1::AttemptRequest::KIND => {
-                    message::read::<v1::AttemptRequest>(frame)?;
-                    Ok(message::reply::<v1::AttemptRequest>(&v1::Attempt { attempt: self.attempt }, Vec::new()))
-                }
-                v1::MapRequest::KIND => {
-                    message::read::<v1::MapRequest>(frame)?;
-                    Ok(message::reply::<v1::MapRequest>(&self.directory().await?, Vec::new()))
-                }
-                v1::Failure::KIND => {
-                    let (failure, _) = message::read::<v1::Failure>(frame)?;
-                    self.fail(failure.message, failure.user_error);
-                    Ok(message::done::<v1::Failure>())
-                }
-                kind => Err(message::refuse_kind("coordinator", kind)),
+            let caller = message::caller(&frame)?;
+            if caller.attempt != 0 && caller.attempt != self.attempt {
+                return Err(refuse("the coordinator has begun another attempt of the job"));
             }
+            let (is_superseded, asked_before) = {
+                let state = self.lock();
+                (state.is_superseded(&caller), state.replies.answered(&caller))
+            };
+            if is_superseded {
+                return Err(refuse("another has taken this member's place"));
+            }
+            let ends = frame.kind == v1::JobEndRequest::KIND;
+            let reply = match asked_before {
+                Some(reply) => reply,
+                None => self.answer(&caller, frame).await?,
+            };
+            // How the job has ended is known when it has.
+            if !ends {
+                self.remembered().await;
+            }
+            Ok(reply)
         })
+    }
+}
+
+impl Coordinator {
+    async fn answer(&self, caller: &v1::Caller, frame: Frame) -> Result<Frame, Refusal> {
+        match frame.kind {
+            v1::Join::KIND => Ok(self.join(caller, message::read::<v1::Join>(frame)?.0).await?),
+            v1::LeaseRequest::KIND => {
+                Ok(self.lease(caller, message::read::<v1::LeaseRequest>(frame)?.0.loader).await?)
+            }
+            v1::ChunkReport::KIND => {
+                let (report, _) = message::read::<v1::ChunkReport>(frame)?;
+                Ok(self.hear::<v1::ChunkReport>(caller, |state| state.chunk_report(&report))?)
+            }
+            v1::OrderRequest::KIND => Ok(self.order(caller, message::read::<v1::OrderRequest>(frame)?.0).await?),
+            v1::HorizonRequest::KIND => Ok(self.horizon(caller, message::read::<v1::HorizonRequest>(frame)?.0).await?),
+            v1::RingRequest::KIND => Ok(self.ring(message::read::<v1::RingRequest>(frame)?.0).await?),
+            v1::MendRequest::KIND => Ok(self.mend(caller, message::read::<v1::MendRequest>(frame)?.0).await?),
+            v1::PullRequest::KIND => Ok(self.pull(caller, message::read::<v1::PullRequest>(frame)?.0).await?),
+            v1::BatchReport::KIND => {
+                let (report, _) = message::read::<v1::BatchReport>(frame)?;
+                Ok(self.hear::<v1::BatchReport>(caller, |state| state.batch_report(&report))?)
+            }
+            v1::EvaluationLeaseRequest::KIND => {
+                let (request, _) = message::read::<v1::EvaluationLeaseRequest>(frame)?;
+                Ok(self.evaluation_lease(caller, request.loader).await?)
+            }
+            v1::RepeatRequest::KIND => {
+                Ok(self.repeat(caller, message::read::<v1::RepeatRequest>(frame)?.0.loader).await?)
+            }
+            v1::EvaluationChunkReport::KIND => {
+                let (report, _) = message::read::<v1::EvaluationChunkReport>(frame)?;
+                Ok(self.hear::<v1::EvaluationChunkReport>(caller, |state| state.evaluation_chunk_report(&report))?)
+            }
+            v1::EvaluationShare::KIND => {
+                let (share, tensors) = message::read::<v1::EvaluationShare>(frame)?;
+                Ok(self.evaluation_share(caller, share, tensors)?)
+            }
+            v1::Progress::KIND => {
+                let (report, _) = message::read::<v1::Progress>(frame)?;
+                Ok(self.hear_news::<v1::Progress>(caller, |state| state.progress(&report))?)
+            }
+            v1::TrainingDone::KIND => {
+                let (done, _) = message::read::<v1::TrainingDone>(frame)?;
+                Ok(self.hear::<v1::TrainingDone>(caller, |state| state.training_done(done))?)
+            }
+            v1::DenseSaved::KIND => {
+                self.dense_saved(message::read::<v1::DenseSaved>(frame)?.0)?;
+                Ok(message::done::<v1::DenseSaved>())
+            }
+            v1::SaveNow::KIND => Ok(self.save_now_for_member(&message::read::<v1::SaveNow>(frame)?.0).await),
+            v1::Farewell::KIND => {
+                let (farewell, _) = message::read::<v1::Farewell>(frame)?;
+                Ok(self.hear::<v1::Farewell>(caller, |state| {
+                    state.farewell(farewell);
+                    Ok(())
+                })?)
+            }
+            v1::JobEndRequest::KIND => Ok(self.job_end(message::read::<v1::JobEndRequest>(frame)?.0).await?),
+            v1::AttemptRequest::KIND => {
+                message::read::<v1::AttemptRequest>(frame)?;
+                Ok(message::reply::<v1::AttemptRequest>(&v1::Attempt { attempt: self.attempt }, Vec::new()))
+            }
+            v1::MapRequest::KIND => {
+                message::read::<v1::MapRequest>(frame)?;
+                Ok(message::reply::<v1::MapRequest>(&self.directory().await?, Vec::new()))
+            }
+            v1::Failure::KIND => {
+                let (failure, _) = message::read::<v1::Failure>(frame)?;
+                self.fail(failure.message, failure.user_error);
+                Ok(message::done::<v1::Failure>())
+            }
+            kind => Err(message::refuse_kind("coordinator", kind)),
+        }
+    }
+}
+
+/// Whoever asks takes no part in the job any more.
+fn refuse(why: &str) -> Refusal {
+    Refusal { code: RefusalCode::NotFound, message: why.to_owned(), retryable: false }
+}
+
+/// The journal, and what a coordinator before has left in it, if that can be gone on from.
+fn keep_journal_in(
+    directory: &Path,
+    plan: &JobPlan,
+    run: &str,
+    events: &EventLog,
+) -> Result<(Arc<Journal>, Option<journal::Left>), RoleError> {
+    let (journal, left) = Journal::open(directory, plan, run)?;
+    let left = left.filter(|left| left.state.may_be_taken_up());
+    let path = directory.join(journal::EVENTS);
+    let attempt = || format!("keep events in {}", path.display());
+    events.keep_in(&path, left.is_none()).map_err(|source| RoleError::System { attempt: attempt(), source })?;
+    Ok((Arc::new(journal), left))
+}
+
+/// What `ready` answers to a question of `caller`, as a frame; the answer that was given before, if this was asked before.
+fn answered<R: Request>(
+    caller: &v1::Caller,
+    mut ready: impl FnMut(&mut State) -> Result<Option<R::Reply>, RoleError>,
+) -> impl FnMut(&mut State) -> Result<Option<Frame>, RoleError> {
+    move |state| {
+        if let Some(reply) = state.replies.answered(caller) {
+            return Ok(Some(reply));
+        }
+        let reply = ready(state)?.map(|reply| message::reply::<R>(&reply, Vec::new()));
+        if let Some(reply) = &reply {
+            state.replies.answer(caller, reply);
+        }
+        Ok(reply)
     }
 }
 

@@ -5,9 +5,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use rectrain_modes::{ChunkLease, GlobalStep};
+use serde::{Deserialize, Serialize};
 
 /// A chunk on its way from the data to the dense workers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Given {
     /// For training; `skip`: batches, and pieces of the batch after those, that an earlier run has trained.
     Train { lease: ChunkLease, skip: (u64, u32) },
@@ -15,7 +16,7 @@ pub(super) enum Given {
     Evaluation { at_step: GlobalStep, chunk: u64, first_batch: u64 },
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 enum Place {
     Train { epoch: u32, chunk: u64 },
     Evaluation { at_step: GlobalStep, chunk: u64 },
@@ -31,7 +32,7 @@ impl Given {
 }
 
 /// What is to be read and sent again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Repeat {
     pub(super) given: Given,
     /// Only the pieces of this embedding worker; none: all.
@@ -40,7 +41,7 @@ pub(super) struct Repeat {
     pub(super) report: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Chunk {
     given: Given,
     /// Loaders that may not have sent all of it.
@@ -49,7 +50,7 @@ struct Chunk {
 }
 
 /// See the module's text.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Outstanding {
     chunks: BTreeMap<Place, Chunk>,
     repeats: VecDeque<Repeat>,

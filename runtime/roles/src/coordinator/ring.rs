@@ -5,9 +5,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rectrain_modes::{GlobalStep, Rank};
+use serde::{Deserialize, Serialize};
 
 /// See the module's text.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Ring {
     /// Counts the replacements.
     number: u64,

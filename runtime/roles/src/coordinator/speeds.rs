@@ -3,15 +3,16 @@
 use std::collections::VecDeque;
 
 use rectrain_proto::v1;
+use serde::{Deserialize, Serialize};
 
 /// Batches of a worker that are remembered.
 const BATCHES: usize = 32;
 
 /// By rank.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Speeds(Vec<Speed>);
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Speed {
     compute_seconds: VecDeque<f32>,
     batch_rows: f64,

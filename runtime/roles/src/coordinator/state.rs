@@ -5,12 +5,17 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use rectrain_dense::metrics;
+use rectrain_modes::migration::{MigrationId, SlotMap};
 use rectrain_modes::{DataLedger, DataPlan, GlobalStep, Lease, LedgerError, Rank, TrainingLength};
 use rectrain_proto::v1;
+use serde::{Deserialize, Serialize};
 
 use super::announced::{Announced, Chunk};
+use super::as_bytes;
 use super::crew::{Crew, Joined};
 use super::outstanding::{Given, Outstanding, Repeat};
+use super::places::Places;
+use super::replies::Replies;
 use super::saved::{AppliedGradients, SavedState};
 use super::speeds::Speeds;
 use super::training::Training;
@@ -26,10 +31,13 @@ const MOST_MEMBERS: u32 = 10_000;
 const THROUGHPUT_WINDOW: Duration = Duration::from_secs(10);
 
 /// One dense worker's share of an evaluation.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Share {
+    #[serde(with = "as_bytes::f32s")]
     pub(super) predictions: Vec<f32>,
+    #[serde(with = "as_bytes::f32s")]
     pub(super) labels: Vec<f32>,
+    #[serde(with = "as_bytes::u64s")]
     pub(super) groups: Vec<u64>,
 }
 
@@ -55,7 +63,7 @@ pub(super) struct Trained {
     pub(super) summary: Summary,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Pass {
     source: PassSource,
     /// Its batches go to the embedding workers that there are when it begins.
@@ -65,7 +73,7 @@ struct Pass {
 }
 
 /// Where the rows of an evaluation are.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 enum PassSource {
     /// The test part, from its first chunk on.
     Test(DataLedger),
@@ -86,16 +94,17 @@ impl PassSource {
     }
 }
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct DenseWorkerState {
     steps_done: u64,
     running_auc: Option<f64>,
     training_seconds: f64,
+    #[serde(with = "as_bytes::optional_message")]
     done: Option<v1::TrainingDone>,
 }
 
 /// Whether another number of parameter servers is asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum Resize {
     No,
     /// So many; not all of them may be there.
@@ -116,14 +125,14 @@ pub(super) enum ResizeRefused {
     Now(String),
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct Labels {
     sum: f64,
     rows: u64,
 }
 
 /// What was found in a chunk that a later run may have to read again.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct ChunkRead {
     label_sum: f64,
     rows: u64,
@@ -131,7 +140,7 @@ struct ChunkRead {
 }
 
 /// See the module's text.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct State {
     job: JobFacts,
     /// Those in the slot map.
@@ -168,16 +177,27 @@ pub(super) struct State {
     samples: u64,
     loss_since_event: (f64, u64),
     last_loss: f64,
+    #[serde(skip)]
     throughput: VecDeque<(Instant, u64)>,
     speeds: Speeds,
     /// Name and step of the last one that this run has saved.
     last_checkpoint: Option<(String, u64)>,
+    /// Under which servers hold an instant for a checkpoint that is being written.
+    #[serde(with = "as_bytes::optional_message")]
+    writing: Option<v1::Ticket>,
+    /// The slot map in force if it is not the job's first, and how many migrations have begun.
+    map: Option<SlotMap>,
+    migrations: MigrationId,
+    /// What members that have left had sent, by kind of message.
+    left_traffic: BTreeMap<String, u64>,
+    pub(super) replies: Replies,
+    places: Places,
     failure: Option<(String, bool)>,
     ended: bool,
 }
 
 /// The few facts of a plan that the state needs.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct JobFacts {
     label: String,
     tests_on_the_next_slice: bool,
@@ -240,6 +260,12 @@ impl State {
             throughput: VecDeque::new(),
             speeds: Speeds::default(),
             last_checkpoint: None,
+            writing: None,
+            map: None,
+            migrations: MigrationId::default(),
+            left_traffic: BTreeMap::new(),
+            replies: Replies::default(),
+            places: Places::default(),
             failure: None,
             ended: false,
         })
@@ -258,6 +284,9 @@ impl State {
         self.loaders = old.loaders;
         self.loader_successions = old.loader_successions;
         self.released = old.released;
+        self.replies = old.replies;
+        self.places = old.places;
+        self.left_traffic = old.left_traffic;
         self.failure = old.failure;
         Ok(())
     }
@@ -312,6 +341,58 @@ impl State {
         self.ended = true;
     }
 
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Whether a coordinator that is started again can go on from what this one knew. What it knew of rows that are restored, and of slots
+    /// that move, is not all here.
+    pub(super) fn may_be_taken_up(&self) -> bool {
+        let is_moving = matches!(self.resize, Resize::Moving { .. }) || self.training.slots_are_moving();
+        self.failure.is_none() && !self.training.restoring() && !is_moving
+    }
+
+    /// A coordinator that was started again goes on from here. Calls to the servers that the one before has made, or has not, are made again.
+    pub(super) fn take_up(&mut self) -> Result<(), RoleError> {
+        self.training.call_again()
+    }
+
+    /// Servers hold an instant for a checkpoint that is being written (its ticket), or hold none any more.
+    pub(super) fn set_writing(&mut self, ticket: Option<v1::Ticket>) {
+        self.writing = ticket;
+    }
+
+    pub(super) fn writing(&self) -> Option<v1::Ticket> {
+        self.writing.clone()
+    }
+
+    /// The slot map in force, if it is not the job's first.
+    pub(super) fn map(&self) -> Option<SlotMap> {
+        self.map.clone()
+    }
+
+    /// The migration begun last.
+    pub(super) fn migrations(&self) -> MigrationId {
+        self.migrations
+    }
+
+    pub(super) fn migration_begins(&mut self, migration: MigrationId) {
+        self.migrations = migration;
+    }
+
+    /// A member that was released has left, after it had sent so much.
+    pub(super) fn farewell(&mut self, farewell: v1::Farewell) {
+        self.released.remove(&farewell.address);
+        for (kind, bytes) in farewell.traffic.unwrap_or_default().bytes_sent {
+            *self.left_traffic.entry(kind).or_default() += bytes;
+        }
+    }
+
+    /// What members that have left had sent.
+    pub(super) fn left_traffic(&self) -> BTreeMap<String, u64> {
+        self.left_traffic.clone()
+    }
+
     pub(super) fn check_failure(&self) -> Result<(), RoleError> {
         match &self.failure {
             Some((message, user_error)) => {
@@ -337,10 +418,18 @@ impl State {
         }
     }
 
+    /// Whether another has taken this caller's place: whatever it asks or tells counts for nothing, should it still live.
+    pub(super) fn is_superseded(&self, caller: &v1::Caller) -> bool {
+        self.places.is_superseded(caller.id)
+    }
+
     /// Gives an event if somebody takes the place of a member that had joined before.
-    pub(super) fn join(&mut self, request: &v1::Join) -> Result<Option<JobEvent>, RoleError> {
+    pub(super) fn join(&mut self, caller: &v1::Caller, request: &v1::Join) -> Result<Option<JobEvent>, RoleError> {
         let all_had_joined = self.roster()?.is_some();
         let role = request.role();
+        if let Some(before) = self.places.take(role, request.index, caller.id) {
+            self.replies.forget(before);
+        }
         if role == v1::Role::Ps && request.index as usize >= self.ps.len() {
             return self.spare_joins(request).map(|()| None);
         }
@@ -348,7 +437,13 @@ impl State {
         self.released.remove(&request.address);
         let joined = match role {
             v1::Role::Ps => match &mut self.ps[request.index as usize] {
-                Some(before) => Joined::Again { same_address: *before == request.address },
+                Some(before) => {
+                    let same_address = *before == request.address;
+                    if !all_had_joined {
+                        before.clone_from(&request.address);
+                    }
+                    Joined::Again { same_address }
+                }
                 place => {
                     *place = Some(request.address.clone());
                     Joined::Expected
@@ -375,14 +470,11 @@ impl State {
                 self.server_restarts += 1;
                 Ok(Some(JobEvent::ServerKeptRows { member: format!("{} {}", role_name(role), request.index) }))
             }
-            Joined::Again { same_address: true } if all_had_joined => {
+            Joined::Again { .. } if all_had_joined => {
                 Err(RoleError::Restarted { member: format!("{} {}", role_name(role), request.index) })
             }
-            Joined::Again { same_address: true } => Ok(None),
-            Joined::Again { same_address: false } if all_had_joined => {
-                Err(RoleError::Restarted { member: format!("{} {}", role_name(role), request.index) })
-            }
-            Joined::Again { same_address: false } => Err(unexpected_member(request, self.present(role))),
+            // Nobody has been given anything.
+            Joined::Again { .. } => Ok(None),
             Joined::Instead { of } => {
                 self.released.insert(of);
                 Ok(None)
@@ -599,7 +691,8 @@ impl State {
     }
 
     /// Slots are on just these servers; `applied` is what the servers before have applied since they were last asked.
-    pub(super) fn servers_changed(&mut self, addresses: &[String], applied: &[v1::Applied]) {
+    pub(super) fn servers_changed(&mut self, map: SlotMap, addresses: &[String], applied: &[v1::Applied]) {
+        self.map = Some(map);
         self.applied_before = AppliedGradients::of_servers(applied).after(self.applied_before);
         self.ps = addresses.iter().cloned().map(Some).collect();
         self.spare_ps.retain(|index, _| *index as usize >= addresses.len());
@@ -642,11 +735,6 @@ impl State {
         self.released.insert(address.to_owned());
     }
 
-    /// It has.
-    pub(super) fn has_left(&mut self, address: &str) {
-        self.released.remove(address);
-    }
-
     /// Whether all have that may.
     pub(super) fn all_have_left(&self) -> bool {
         self.released.is_empty()
@@ -660,6 +748,7 @@ impl State {
                 embedding_workers: self.embedding_workers.all()?,
                 dense_workers: self.dense_workers.all()?,
                 loaders: self.loaders.all()?,
+                ..v1::Roster::default()
             })
         })();
         Ok(roster)
@@ -849,6 +938,10 @@ impl State {
 
     pub(super) fn evaluation_chunk_report(&mut self, report: &v1::EvaluationChunkReport) -> Result<(), RoleError> {
         let at_step = GlobalStep(report.at_step);
+        if self.last_test.as_ref().is_some_and(|(last, _)| *last >= at_step) {
+            // A chunk behind the end of the data, which has none of the rows that everybody has predicted meanwhile.
+            return Ok(());
+        }
         let pass =
             self.passes.get_mut(&at_step).ok_or_else(|| unknown_evaluation("evaluation_chunk_report", at_step))?;
         let (first_batch, total) = match &mut pass.source {
@@ -1027,7 +1120,7 @@ impl State {
     }
 
     /// Global batches that are trained.
-    fn step(&self) -> u64 {
+    pub(super) fn step(&self) -> u64 {
         self.training.batches_done(self.batches_of_the_slowest())
     }
 

@@ -15,6 +15,7 @@ use rectrain_proto::v1::order::Order as Kind;
 use serde::{Deserialize, Serialize};
 
 use super::announced::Announced;
+use super::as_bytes;
 use super::ring::{Mending, Ring};
 use super::saved::{SavedState, SavedTraining};
 use crate::batch::{BatchKey, BatchPosition};
@@ -54,7 +55,7 @@ pub(super) enum Pulled {
     Rest,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum Stage {
     /// Rows and dense parameters are restored from a checkpoint.
     Restoring,
@@ -96,7 +97,7 @@ pub(crate) struct TokenCounts {
 }
 
 /// See the module's text.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Training {
     plan: Facts,
     run: TrainingRun,
@@ -126,6 +127,7 @@ pub(super) struct Training {
     /// The slot map in force.
     map_epoch: u64,
     stage: Stage,
+    #[serde(with = "as_bytes::message")]
     order: v1::Order,
     /// Where training began: the batch, and the first piece of it.
     restored_at: (u64, u32),
@@ -136,6 +138,8 @@ pub(super) struct Training {
     ring: Ring,
     asked: BTreeSet<Rank>,
     answers: BTreeMap<Rank, Reply>,
+    /// A coordinator that is started again finds out anew which there are to make.
+    #[serde(skip)]
     calls: Vec<ServerCall>,
     flushing: bool,
     evaluation_to_begin: Option<GlobalStep>,
@@ -144,7 +148,7 @@ pub(super) struct Training {
 }
 
 /// How far the checkpoint that training rests for is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum SaveStep {
     /// The servers have not all fixed the instant.
     Freezing,
@@ -155,7 +159,7 @@ enum SaveStep {
 }
 
 /// Whether slots move between parameter servers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum SlotsMove {
     No,
     /// So many servers are there to be.
@@ -170,7 +174,7 @@ enum SlotsMove {
     Flipped,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Facts {
     first_mode: TrainingMode,
     /// Whether there are checkpoints, and the global batches between two.
@@ -635,6 +639,35 @@ impl Training {
             let embeddings = dispatcher.flushed(Server(self.plan.servers + index), GlobalStep(reply.embedding_step))?;
             self.take(dense);
             self.take(embeddings);
+        }
+        self.advance()
+    }
+
+    /// Whether slots move between parameter servers, or are about to be given up.
+    pub(super) fn slots_are_moving(&self) -> bool {
+        self.slots != SlotsMove::No
+    }
+
+    /// The calls to the servers that were asked for, in the coordinator's life before: whether they were made is not known, and made twice
+    /// they do what they do once.
+    pub(super) fn call_again(&mut self) -> Result<(), RoleError> {
+        self.calls.clear();
+        match self.stage {
+            Stage::Beginning => {
+                let at = self.boundary().unwrap_or_else(|_| self.start_of_order());
+                self.begin_mode(at);
+            }
+            Stage::Training if self.flushing => self.calls.push(ServerCall::Flush),
+            Stage::Saving => {
+                let at = self.boundary()?;
+                let last = self.is_at_end(at);
+                // The one of the end has to exist, and who was writing it is dead.
+                if self.save == SaveStep::Freezing || (last && self.save == SaveStep::Frozen) {
+                    self.save = SaveStep::Freezing;
+                    self.calls.push(ServerCall::Save { at, last });
+                }
+            }
+            _ => {}
         }
         self.advance()
     }

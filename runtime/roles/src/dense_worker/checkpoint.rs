@@ -6,7 +6,6 @@ use rectrain_proto::v1;
 
 use super::Trainer;
 use crate::error::RoleError;
-use crate::message;
 use crate::parameter_server::{dense_part, no_checkpoints};
 use crate::plan::{CALL_DEADLINE, CheckpointPlan};
 use crate::ticket;
@@ -29,7 +28,7 @@ impl Trainer {
                 Err(error) => (None, error.to_string()),
             };
             let saved = v1::DenseSaved { id: ticket.id.to_string(), file, error };
-            if let Err(error) = message::call(&coordinator, saved, Vec::new(), CALL_DEADLINE).await {
+            if let Err(error) = coordinator.call(saved, Vec::new(), CALL_DEADLINE).await {
                 tracing::warn!(%error, "the coordinator could not be told of the saved dense parameters");
             }
         };

@@ -7,7 +7,6 @@ use tokio::task::JoinHandle;
 use super::Trainer;
 use crate::batch::BatchKey;
 use crate::error::RoleError;
-use crate::message;
 use crate::plan::CALL_DEADLINE;
 use crate::turns::{Piece, Turns};
 
@@ -52,7 +51,7 @@ impl Horizon {
         if self.asked.is_none() && !self.last && self.until < at + ASK_BELOW {
             let coordinator = trainer.peers.coordinator.clone();
             let request = v1::HorizonRequest { rank: trainer.rank.0, order: self.order, from: self.until, at };
-            let ask = async move { Ok(message::call(&coordinator, request, Vec::new(), CALL_DEADLINE).await?.0) };
+            let ask = async move { Ok(coordinator.call(request, Vec::new(), CALL_DEADLINE).await?.0) };
             self.asked = Some(trainer.spawn(ask));
         }
         Ok(())

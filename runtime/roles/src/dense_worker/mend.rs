@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use rectrain_dense::StepOutput;
 use rectrain_proto::v1;
-use rectrain_wire::{Channel, Tensor};
+use rectrain_wire::Tensor;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
@@ -23,6 +23,7 @@ use tokio::time::timeout;
 use super::Trainer;
 use super::barrier::Pushes;
 use super::horizon::Horizon;
+use crate::coordinator_channel::CoordinatorChannel;
 use crate::error::{RoleError, is_gone};
 use crate::member::connect;
 use crate::message;
@@ -86,12 +87,12 @@ pub(super) struct RingWatch {
 }
 
 impl RingWatch {
-    pub(super) fn start(runtime: &Handle, coordinator: Channel, rank: u32, known: u64) -> Self {
+    pub(super) fn start(runtime: &Handle, coordinator: CoordinatorChannel, rank: u32, known: u64) -> Self {
         let (tell, newest) = watch::channel(known);
         let asking = runtime.spawn(async move {
             while !tell.is_closed() {
                 let request = v1::RingRequest { rank, ring: *tell.borrow() };
-                match message::call(&coordinator, request, Vec::new(), CALL_DEADLINE).await {
+                match coordinator.call(request, Vec::new(), CALL_DEADLINE).await {
                     Ok((reply, _)) => {
                         tell.send_if_modified(|ring| std::mem::replace(ring, reply.ring.max(*ring)) < reply.ring);
                     }

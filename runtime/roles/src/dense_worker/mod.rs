@@ -29,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 use self::all_reduce::RingMailbox;
 use self::mend::Offer;
 pub(crate) use self::trainer::Trainer;
+use crate::coordinator_channel::CoordinatorChannel;
 use crate::embedding_workers::EmbeddingWorkers;
 use crate::error::RoleError;
 use crate::message::{self, Request};
@@ -38,7 +39,7 @@ use crate::plan::JobPlan;
 
 /// Whom a dense worker calls.
 pub(crate) struct DensePeers {
-    pub(crate) coordinator: Channel,
+    pub(crate) coordinator: CoordinatorChannel,
     pub(crate) placement: Placement,
     pub(crate) directory: Directory,
     pub(crate) embedding_workers: Arc<EmbeddingWorkers>,

@@ -149,7 +149,7 @@ impl Run<'_> {
         let request = v1::PullRequest { rank: self.trainer.rank.0, order: self.order };
         let events = self.events.clone();
         self.trainer.spawn(async move {
-            let event = match message::call(&coordinator, request, Vec::new(), CALL_DEADLINE).await {
+            let event = match coordinator.call(request, Vec::new(), CALL_DEADLINE).await {
                 Ok((reply, _)) => Event::Pulled(reply.reply.unwrap_or(PullReply::Wait(v1::Wait {}))),
                 Err(error) => Event::Failed(error),
             };
@@ -246,8 +246,7 @@ impl Run<'_> {
         };
         let coordinator = self.trainer.peers.coordinator.clone();
         self.reports.push_back(
-            self.trainer
-                .spawn(async move { message::call(&coordinator, report, Vec::new(), CALL_DEADLINE).await.map(drop) }),
+            self.trainer.spawn(async move { coordinator.call(report, Vec::new(), CALL_DEADLINE).await.map(drop) }),
         );
         while self.reports.front().is_some_and(JoinHandle::is_finished) {
             let Some(report) = self.reports.pop_front() else { break };

@@ -127,7 +127,7 @@ impl Trainer {
 
     fn next_order(&mut self, done: u64) -> Result<v1::Order, RoleError> {
         let (coordinator, request) = (self.peers.coordinator.clone(), v1::OrderRequest { rank: self.rank.0, done });
-        let asking = async move { Ok(message::call(&coordinator, request, Vec::new(), CALL_DEADLINE).await?.0) };
+        let asking = async move { Ok(coordinator.call(request, Vec::new(), CALL_DEADLINE).await?.0) };
         let asking = self.spawn(asking);
         self.join("order", asking)
     }
@@ -244,7 +244,7 @@ impl Trainer {
 
     /// Asks the coordinator and waits for its answer.
     pub(super) fn tell<R: message::Request>(&self, request: R, tensors: Vec<Tensor>) -> Result<R::Reply, RoleError> {
-        let call = message::call(&self.peers.coordinator, request, tensors, CALL_DEADLINE);
+        let call = self.peers.coordinator.call(request, tensors, CALL_DEADLINE);
         self.wait(call).map(|(reply, _tensors)| reply)
     }
 

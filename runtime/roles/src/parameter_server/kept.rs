@@ -20,12 +20,11 @@ use rectrain_embedding::{Reopened, Store, UpdateLog};
 use rectrain_modes::SparseGradients;
 use rectrain_modes::migration::SlotMap;
 use rectrain_proto::v1;
-use rectrain_wire::Channel;
 use serde::{Deserialize, Serialize};
 
 use super::Contribution;
+use crate::coordinator_channel::CoordinatorChannel;
 use crate::error::RoleError;
-use crate::message;
 use crate::placement::{read_map, write_map};
 use crate::plan::{CALL_DEADLINE, JobPlan};
 
@@ -123,10 +122,10 @@ impl Rows {
     pub async fn in_memory_that_outlives(
         directory: &Path,
         plan: &JobPlan,
-        coordinator: &Channel,
+        coordinator: &CoordinatorChannel,
     ) -> Result<Self, RoleError> {
         if let Some(standing) = read_standing(directory) {
-            let (attempt, _) = message::call(coordinator, v1::AttemptRequest {}, Vec::new(), CALL_DEADLINE).await?;
+            let (attempt, _) = coordinator.call(v1::AttemptRequest {}, Vec::new(), CALL_DEADLINE).await?;
             if attempt.attempt == standing.attempt {
                 match Self::left_in(directory, standing, plan) {
                     Ok(rows) => return Ok(rows),

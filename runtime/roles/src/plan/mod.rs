@@ -17,6 +17,7 @@ use rectrain_modes::gba::{KeyDivisor, TokenMode};
 use rectrain_modes::migration::SlotMap;
 use rectrain_modes::{EvaluationPoints, Rank, TrainingLength, share_of_batch};
 use rectrain_policy::ModePolicy;
+use serde::{Deserialize, Serialize};
 
 pub use self::checkpoint::CheckpointPlan;
 use crate::compression::Compression;
@@ -33,7 +34,7 @@ pub(crate) const WHOLE_JOB: Duration = Duration::from_secs(365 * 24 * 3600);
 const SLOTS: u32 = 1024;
 
 /// How embeddings and dense parameters are kept in step.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum TrainingMode {
     /// Every gradient is applied before the next look-up; repeatable to the bit.
     Sync,

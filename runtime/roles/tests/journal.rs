@@ -1,0 +1,98 @@
+//! The coordinator's journal: who takes it up, and who does not.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus::Registry;
+use rectrain_roles::RoleError;
+use rectrain_roles::coordinator::Coordinator;
+use rectrain_roles::events::{EventLog, JobEvent};
+use rectrain_roles::metrics::{CoordinatorMetrics, RoleMetrics};
+use rectrain_roles::plan::JobPlan;
+use rectrain_wire::{Address, Frame, InProcess, InProcessConfig, Service, Transport, WireCounters};
+
+use crate::common::plan;
+
+/// The kind of a question to which attempt of the job this is: any member asks it before it joins.
+const ATTEMPT: u16 = 19;
+
+fn transport() -> InProcess {
+    InProcess::new(InProcessConfig::default(), WireCounters::unregistered(|_| "test").unwrap())
+}
+
+async fn start(run: &str, plan: JobPlan, journal: &Path, events: &EventLog) -> Result<Arc<Coordinator>, RoleError> {
+    let metrics = CoordinatorMetrics::of(&RoleMetrics::new(Registry::new()).unwrap(), 0);
+    Coordinator::start(Arc::new(plan), run, Some(journal), events.clone(), metrics).await.map(Arc::new)
+}
+
+/// Leads the job until a question has been answered; gives the answer.
+async fn answers_and_dies(coordinator: &Arc<Coordinator>) -> Vec<u8> {
+    let transport = transport();
+    let address: Address = "local://coordinator".parse().unwrap();
+    let _serving = transport.serve(Arc::clone(coordinator) as Arc<dyn Service>, &address).unwrap();
+    let channel = transport.connect(&address).unwrap();
+    let asking = channel.call(Frame { kind: ATTEMPT, ..Frame::default() }, Duration::from_secs(20));
+    tokio::select! {
+        ended = coordinator.run(&transport) => panic!("the job has ended: {:?}", ended.map(|summary| summary.steps)),
+        answer = asking => answer.unwrap().meta.to_vec(),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_coordinator_of_the_same_run_and_plan_goes_on_as_the_one_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = folder.path().join("journal");
+    let first = start("a", plan(&[]), &journal, &EventLog::default()).await.unwrap();
+    assert!(!first.is_taken_up());
+    let attempt = answers_and_dies(&first).await;
+    drop(first);
+
+    let events = EventLog::default();
+    let second = start("a", plan(&[]), &journal, &events).await.unwrap();
+    assert!(second.is_taken_up());
+    assert_eq!(answers_and_dies(&second).await, attempt, "members hold what is of its attempt");
+    assert_eq!(events.after(0, 9).last().unwrap().event, JobEvent::CoordinatorTakenUp { step: 0 });
+
+    for (run, plan) in [("b", plan(&[])), ("a", plan(&["spec.training.seed=7"]))] {
+        let events = EventLog::default();
+        let other = start(run, plan, &journal, &events).await.unwrap();
+        assert!(!other.is_taken_up(), "it leads another job");
+        assert!(events.after(0, 9).is_empty(), "what was told of another job is not told of this one");
+        assert_ne!(answers_and_dies(&other).await, attempt);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_has_failed_begins_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = start("a", plan(&[]), folder.path(), &EventLog::default()).await.unwrap();
+    answers_and_dies(&first).await;
+    first.fail("it had to".to_owned(), false);
+    first.run(&transport()).await.unwrap_err();
+    let second = start("a", plan(&[]), folder.path(), &EventLog::default()).await.unwrap();
+    assert!(!second.is_taken_up());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_that_cannot_be_written_is_named_and_damage_is_no_journal() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let error = start("a", plan(&[]), &file, &EventLog::default()).await.err().unwrap();
+    assert!(error.to_string().contains(&file.display().to_string()), "{error}");
+
+    let first = start("a", plan(&[]), folder.path(), &EventLog::default()).await.unwrap();
+    answers_and_dies(&first).await;
+    for name in ["state-0", "state-1"] {
+        let mut bytes = std::fs::read(folder.path().join(name)).unwrap();
+        bytes.iter_mut().skip(100).step_by(7).for_each(|byte| *byte ^= 0x55);
+        std::fs::write(folder.path().join(name), bytes).unwrap();
+    }
+    let second = start("a", plan(&[]), folder.path(), &EventLog::default()).await.unwrap();
+    assert!(!second.is_taken_up());
+}
