@@ -28,12 +28,18 @@ struct Plan {
     sets: Vec<String>,
 }
 
-/// When a kill falls.
+/// When a kill falls: at the latest when so many batches are trained.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Moment {
-    /// As soon as so many batches are trained.
-    Batch(u64),
-    /// So long after the restart before it.
+struct Moment {
+    batch: u64,
+    before: Before,
+}
+
+/// What it may fall after before that.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Before {
+    Nothing,
+    /// So long after the one that was killed before is back.
     Startup(Duration),
     /// So long after a checkpoint was saved: with one every few steps, while the next one is being written.
     Checkpoint(Duration),
@@ -92,17 +98,17 @@ fn left_alone(plan: &Plan) -> Result<Value, String> {
     crate::last_event(&crate::output(job)?)
 }
 
-/// When the kills fall: most while it trains, spread over all steps.
+/// When the kills fall: most while it trains, spread over the steps but for the last fifth, in which those fall that had to wait.
 fn moments(plan: &Plan, steps: u64) -> Vec<Moment> {
     let mut random = Random(plan.seed);
-    let mut batches: Vec<u64> = (0..plan.kills).map(|_| random.below(steps.saturating_sub(20).max(1))).collect();
+    let mut batches: Vec<u64> = (0..plan.kills).map(|_| random.below((steps / 5 * 4).max(1))).collect();
     batches.sort_unstable();
-    let moment = |batch| match random.below(10) {
-        0 | 1 => Moment::Startup(STARTUP.mul_f64(random.fraction())),
-        2 | 3 => Moment::Checkpoint(Duration::from_millis(random.below(150))),
-        _ => Moment::Batch(batch),
+    let mut before = || match random.below(10) {
+        0 | 1 => Before::Startup(STARTUP.mul_f64(random.fraction())),
+        2 | 3 => Before::Checkpoint(Duration::from_millis(random.below(150))),
+        _ => Before::Nothing,
     };
-    batches.into_iter().map(moment).collect()
+    batches.into_iter().map(|batch| Moment { batch, before: before() }).collect()
 }
 
 /// The job with the kills; gives its summary.
@@ -163,30 +169,24 @@ fn kill_at(
             Some("summary") => return Ok((Some(event), kills)),
             // A member that had not joined yet is replaced without a word.
             Some("started") => down = false,
-            Some("restarting" | "rejoined" | "serverKeptRows") => {
+            Some("restarting" | "rejoined" | "serverKeptRows" | "coordinatorTakenUp") => {
                 down = false;
                 if let Some(killed) = kills.server.take().filter(|_| event["event"] == "serverKeptRows") {
                     kills.longest_server_restart = kills.longest_server_restart.max(killed.elapsed());
                 }
                 let pause = Duration::from_secs(event["seconds"].as_u64().unwrap_or(0));
-                if let Some(Moment::Startup(after)) = next {
+                if let Some(Before::Startup(after)) = next.map(|next| next.before) {
                     due = Some(Instant::now() + pause + after);
                 }
             }
             Some("checkpointSaved") if !down => {
-                if let Some(Moment::Checkpoint(after)) = next {
+                if let Some(Before::Checkpoint(after)) = next.map(|next| next.before) {
                     due = due.or(Some(Instant::now() + after));
                 }
             }
             Some("progress") if !down => {
                 let step = event["step"].as_u64().unwrap_or(0);
-                let is_due = match next {
-                    Some(Moment::Batch(batch)) => step >= batch,
-                    // Where nothing has crashed yet there is no restart to wait for.
-                    Some(Moment::Startup(_)) => kills.done == 0,
-                    _ => false,
-                };
-                if is_due {
+                if next.is_some_and(|next| step >= next.batch) {
                     due = Some(Instant::now());
                 }
             }
@@ -198,7 +198,8 @@ fn kill_at(
                 kills.done += 1;
                 kills.server = (killed == "ps").then(Instant::now);
                 down = true;
-                println!("kill {}: {killed} ({:?})", kills.done, next.unwrap_or(Moment::Batch(0)));
+                let Moment { batch, before } = next.unwrap_or(Moment { batch: 0, before: Before::Nothing });
+                println!("kill {}: {killed} (batch {batch}, before {before:?})", kills.done);
                 next = moments.next();
             } else {
                 due = Some(Instant::now() + Duration::from_millis(50));
@@ -282,9 +283,10 @@ mod tests {
         let all = moments(&plan(7), 1000);
         assert_eq!(all, moments(&plan(7), 1000));
         assert_ne!(all, moments(&plan(8), 1000));
-        let training = all.iter().filter(|moment| matches!(moment, Moment::Batch(_))).count();
+        let training = all.iter().filter(|moment| moment.before == Before::Nothing).count();
         assert!((80..180).contains(&training), "{training}");
-        assert!(all.iter().any(|moment| matches!(moment, Moment::Startup(_))));
+        assert!(all.iter().any(|moment| matches!(moment.before, Before::Startup(_))));
+        assert!(all.is_sorted_by_key(|moment| moment.batch));
     }
 
     #[test]

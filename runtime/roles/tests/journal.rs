@@ -9,17 +9,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::Registry;
+use prost::Message;
+use rectrain_proto::v1;
 use rectrain_roles::RoleError;
 use rectrain_roles::coordinator::Coordinator;
 use rectrain_roles::events::{EventLog, JobEvent};
 use rectrain_roles::metrics::{CoordinatorMetrics, RoleMetrics};
 use rectrain_roles::plan::JobPlan;
-use rectrain_wire::{Address, Frame, InProcess, InProcessConfig, Service, Transport, WireCounters};
+use rectrain_wire::{Address, Frame, InProcess, InProcessConfig, Service, Transport, WireCounters, WireError};
 
 use crate::common::plan;
 
 /// The kind of a question to which attempt of the job this is: any member asks it before it joins.
 const ATTEMPT: u16 = 19;
+/// Those by which a member joins, and asks what to do.
+const JOIN: u16 = 1;
+const ORDER: u16 = 4;
 
 fn transport() -> InProcess {
     InProcess::new(InProcessConfig::default(), WireCounters::unregistered(|_| "test").unwrap())
@@ -64,6 +69,41 @@ async fn a_coordinator_of_the_same_run_and_plan_goes_on_as_the_one_before() {
         assert!(!other.is_taken_up(), "it leads another job");
         assert!(events.after(0, 9).is_empty(), "what was told of another job is not told of this one");
         assert_ne!(answers_and_dies(&other).await, attempt);
+    }
+}
+
+/// It may live on behind a network that was cut.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_whose_place_another_has_is_answered_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let coordinator = start("a", plan(&[]), folder.path(), &EventLog::default()).await.unwrap();
+    let transport = transport();
+    let address: Address = "local://coordinator".parse().unwrap();
+    let _serving = transport.serve(Arc::clone(&coordinator) as Arc<dyn Service>, &address).unwrap();
+    let channel = transport.connect(&address).unwrap();
+    let ask = |id: u64, kind: u16, question: Vec<u8>, seconds: u64| {
+        let caller = v1::Caller { id, number: u64::from(kind), unanswered: vec![u64::from(kind)], attempt: 0 };
+        let meta = [question, caller.encode_to_vec()].concat().into();
+        channel.call(Frame { kind, meta, tensors: Vec::new() }, Duration::from_secs(seconds))
+    };
+    let join = |name: &str| {
+        let (role, address) = (v1::Role::DenseWorker.into(), format!("local://{name}"));
+        v1::Join { role, index: 0, address, attempt: 0 }.encode_to_vec()
+    };
+    let asking = async {
+        // Answered when all have joined.
+        for (id, name) in [(1, "first"), (2, "second")] {
+            assert!(matches!(ask(id, JOIN, join(name), 1).await, Err(WireError::Deadline { .. })), "{name}");
+        }
+        let order = v1::OrderRequest { rank: 0, done: 0 }.encode_to_vec();
+        let refused = ask(1, ORDER, order.clone(), 5).await.unwrap_err().to_string();
+        assert!(refused.contains("another has taken this member's place"), "{refused}");
+        let waits = ask(2, ORDER, order, 1).await;
+        assert!(matches!(waits, Err(WireError::Deadline { .. })), "{waits:?}");
+    };
+    tokio::select! {
+        ended = coordinator.run(&transport) => panic!("the job has ended: {:?}", ended.map(|summary| summary.steps)),
+        () = asking => {}
     }
 }
 

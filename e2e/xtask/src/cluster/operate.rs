@@ -341,7 +341,7 @@ pub(super) fn no_pods(paths: &Paths, name: &str) -> Result<(), String> {
 }
 
 /// Everything that belongs to a job but its pods: name and identity.
-fn belongings(paths: &Paths, name: &str) -> Result<BTreeMap<String, String>, String> {
+pub(super) fn belongings(paths: &Paths, name: &str) -> Result<BTreeMap<String, String>, String> {
     let kinds = "serviceaccounts,configmaps,secrets,services,networkpolicies,poddisruptionbudgets,statefulsets";
     let columns = "--output=jsonpath={range .items[*]}{.kind}/{.metadata.name} {.metadata.uid}{\"\\n\"}{end}";
     let text = within(paths, NAMESPACE, &["get", kinds, "--selector", &format!("rectrain.dev/job={name}"), columns])?;
@@ -371,11 +371,7 @@ fn repairs(paths: &Paths) -> Result<(), String> {
     for (object, uid) in &before {
         // Without its StatefulSet a role's pods go, and the job starts again: the last of the test.
         let orphan = if object.starts_with("StatefulSet") { "--cascade=orphan" } else { "--cascade=background" };
-        within(paths, NAMESPACE, &["label", object, "app.kubernetes.io/name=other", "--overwrite"])?;
-        slowest = slowest.max(repaired(&format!("the label of {object}"), || {
-            let label = get(paths, object)?["metadata"]["labels"]["app.kubernetes.io/name"].clone();
-            if label == "rectrain" { Ok(()) } else { Err(format!("it is {label}")) }
-        })?);
+        slowest = slowest.max(relabels(paths, object)?);
         within(paths, NAMESPACE, &["delete", object, orphan, "--wait=false"])?;
         slowest = slowest.max(repaired(object, || match belongings(paths, name)?.get(object) {
             Some(now) if now != uid => Ok(()),
@@ -389,6 +385,15 @@ fn repairs(paths: &Paths) -> Result<(), String> {
         if replicas == 1 { Ok(()) } else { Err(replicas.to_string()) }
     })?;
     delete_job(paths, name)
+}
+
+/// A label of an object of a job is changed, and the operator changes it back; gives how long that took.
+pub(super) fn relabels(paths: &Paths, object: &str) -> Result<Duration, String> {
+    within(paths, NAMESPACE, &["label", object, "app.kubernetes.io/name=other", "--overwrite"])?;
+    repaired(&format!("the label of {object}"), || {
+        let label = get(paths, object)?["metadata"]["labels"]["app.kubernetes.io/name"].clone();
+        if label == "rectrain" { Ok(()) } else { Err(format!("it is {label}")) }
+    })
 }
 
 fn repaired(what: &str, check: impl FnMut() -> Result<(), String>) -> Result<Duration, String> {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::foreign_kubeconfig;
 use super::install::within;
-use super::operate::{NAMESPACE, SYSTEM, delete_job, endless, patch, shows, submit, until_phase};
+use super::operate::{NAMESPACE, SYSTEM, belongings, delete_job, endless, patch, relabels, shows, submit, until_phase};
 use super::paths::Paths;
 use super::process::eventually;
 
@@ -51,11 +51,14 @@ fn ends_and_is_removed(paths: &Paths) -> Result<(), String> {
     })
 }
 
-/// The operator deletes what belongs to a job whose spec has become one that cannot be.
+/// The operator mends what belongs to a job, and deletes it when its spec has become one that cannot be.
 fn cannot_be_run_any_more(paths: &Paths) -> Result<(), String> {
     let name = "not-any-more";
     submit(paths, name, &endless())?;
     until_phase(paths, name, "Training")?;
+    for object in belongings(paths, name)?.keys() {
+        relabels(paths, object)?;
+    }
     // An event that has happened before is counted, not made.
     for _ in 0..2 {
         patch(paths, name, &json!({"spec": {"suspend": true}}))?;

@@ -100,7 +100,7 @@ fn out_by_decision(paths: &Paths) -> Result<(), String> {
         "data": {"synthetic": {"vocabulary": 100_000_000}},
         "training": {"globalBatchSize": 2_000},
         // A worker so slow that the operator has the time that it needs.
-        "roles": {"ps": with_limits(&json!({"memory": "1Gi"})), "denseWorker": with_limits(&json!({"cpu": "150m"}))},
+        "roles": {"ps": with_limits(&json!({"memory": "2Gi"})), "denseWorker": with_limits(&json!({"cpu": "100m"}))},
         "autoscaling": {"mode": "apply", "upWindowSeconds": 15, "coolDownSeconds": 30, "ps": {"max": 2}},
     });
     submit(paths, name, &merged(endless(), changes))?;

@@ -137,9 +137,7 @@ impl Coordinator {
         };
         // Members may be told where it is: from now on it can be killed.
         if let Some(journal) = &coordinator.journal {
-            let image = journal.image(coordinator.attempt, &coordinator.lock())?;
-            let cannot = |source| RoleError::System { attempt: "write the coordinator's journal".to_owned(), source };
-            journal.write(0, image).await.map_err(cannot)?;
+            coordinator.write_journal(journal, 0).await;
         }
         Ok(coordinator)
     }
@@ -199,7 +197,10 @@ impl Coordinator {
             }
         }
         if let Some(journal) = &self.journal {
-            self.end_journal(journal).await;
+            // The last image is of the job's end.
+            if self.write_journal(journal, 0).await {
+                journal.end(true);
+            }
         }
         self.changed.notify_waiters();
         result
@@ -208,33 +209,26 @@ impl Coordinator {
     /// Writes the journal whenever somebody waits for that. Where it cannot be written, the job goes on without.
     async fn keep_journal<T>(&self) -> T {
         if let Some(journal) = &self.journal {
-            let failed = loop {
-                let number = journal.wanted().await;
-                let image = journal.image(self.attempt, &self.lock());
-                let written = match image {
-                    Ok(image) => journal.write(number, image).await.map_err(|error| error.to_string()),
-                    Err(error) => Err(error.to_string()),
-                };
-                match written {
-                    Ok(()) => self.metrics.journal_writes.inc(),
-                    Err(reason) => break reason,
-                }
-            };
-            let lost = "a coordinator that dies from now on has the job begin anew from its last checkpoint";
-            warn_all(&self.events, [format!("the coordinator's journal cannot be written, and {lost}: {failed}")]);
-            journal.end(false);
+            while self.write_journal(journal, journal.wanted().await).await {}
         }
         std::future::pending().await
     }
 
-    /// The last image is of the job's end.
-    async fn end_journal(&self, journal: &Arc<Journal>) {
+    /// Writes what is known now, which includes what was asked for with this number; says whether that could be done. If not, there is no
+    /// journal from here on.
+    async fn write_journal(&self, journal: &Arc<Journal>, number: u64) -> bool {
         let image = journal.image(self.attempt, &self.lock());
-        let is_true = match image {
-            Ok(image) => journal.write(0, image).await.is_ok(),
-            Err(_) => false,
+        let written = match image {
+            Ok(image) => journal.write(number, image).await.map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
         };
-        journal.end(is_true);
+        if let Err(reason) = &written {
+            let lost = "a coordinator that dies from now on has the job begin anew from its last checkpoint";
+            warn_all(&self.events, [format!("the coordinator's journal cannot be written, and {lost}: {reason}")]);
+            journal.end(false);
+        }
+        self.metrics.journal_writes.inc_by(u64::from(written.is_ok()));
+        written.is_ok()
     }
 
     /// Waits until whoever takes this one's place would know what it knows now.
