@@ -13,6 +13,7 @@ use rectrain_wire::{Channel, Tensor, WireError};
 
 use crate::error::RoleError;
 use crate::message::{self, Request};
+use crate::plan::CALL_DEADLINE;
 
 /// The pause before a coordinator is asked again whose process has ended.
 const ASK_AGAIN: Duration = Duration::from_millis(10);
@@ -56,6 +57,9 @@ impl CoordinatorChannel {
     }
 
     /// Sends `request` with `tensors` and waits for the answer, also of a coordinator that is killed meanwhile and comes back.
+    ///
+    /// # Errors
+    /// A refusal; no answer within `deadline`; a coordinator that was there and does not come back within the deadline of a call.
     pub(crate) async fn call<R: Request>(
         &self,
         request: R,
@@ -71,6 +75,7 @@ impl CoordinatorChannel {
             match message::call_with::<R>(&self.channel, meta, tensors.clone(), left).await {
                 Err(RoleError::Wire(WireError::Closed { .. })) if began.elapsed() < deadline => {
                     tokio::time::sleep(ASK_AGAIN).await;
+                    self.channel.ready(CALL_DEADLINE).await?;
                 }
                 answered => return answered,
             }
