@@ -66,6 +66,10 @@ impl BlockHeader {
         unsafe { start.cast().as_ref() }
     }
 
+    fn is_uncut(&self) -> bool {
+        self.bytes.load(Ordering::Acquire) == 0
+    }
+
     /// Its bytes have just been cut off and are zero.
     pub(crate) fn cut(&self, bytes: usize) {
         self.bytes.store(bytes as u64, Ordering::Release);
@@ -147,7 +151,8 @@ impl BlockFile {
             kept: AtomicBool::new(true),
         };
         let header = file.header();
-        if length == 0 {
+        // Nothing is put into a file before it has its beginning: one without was being made when its process was killed.
+        if header.magic.load(Ordering::Acquire) == 0 && BlockHeader::at(file.first_block(), &file).is_uncut() {
             header.stride.store(stride as u32, Ordering::Relaxed);
             header.magic.store(MAGIC, Ordering::Release);
         }
@@ -234,6 +239,11 @@ impl BlockFile {
 
     pub(crate) fn damaged(&self, problem: &'static str) -> SharedMemoryError {
         SharedMemoryError::Damaged { path: self.path.clone(), problem }
+    }
+
+    fn first_block(&self) -> NonNull<u8> {
+        // SAFETY: a region has more bytes than a header.
+        unsafe { self.header.cast().add(HEADER_BYTES) }
     }
 
     fn header(&self) -> &FileHeader {

@@ -26,8 +26,9 @@ impl Region {
         Some(region)
     }
 
-    /// Bytes `from..from + bytes` of a file, both multiples of the page size. Bytes beyond the file's end are added to it as zeros,
-    /// with their memory or disk space, so that writing to them cannot fail later.
+    /// Bytes `from..from + bytes` of a file, both multiples of the page size. Bytes beyond the file's end are added to it as zeros.
+    /// All that are not there yet, also those that a process added which was killed before it had them, get their memory or
+    /// disk space, so that writing to them cannot fail later.
     pub(crate) fn of_file(file: &File, from: u64, bytes: usize) -> std::io::Result<Self> {
         use std::os::fd::AsRawFd;
         let offset = libc::off_t::try_from(from).map_err(std::io::Error::other)?;
@@ -46,9 +47,12 @@ impl Region {
         }
         region.advise_huge_pages();
         #[cfg(target_os = "linux")]
-        if length < end {
-            let old = usize::try_from(length.saturating_sub(from)).unwrap_or(bytes).min(bytes);
-            if let Err(error) = region.allocate(file, from, old) {
+        {
+            let there = first_hole(file, from)?.saturating_sub(from);
+            let old = usize::try_from(there).unwrap_or(bytes).min(bytes);
+            if old < bytes
+                && let Err(error) = region.allocate(file, from, old)
+            {
                 drop(region);
                 // What is mapped of a file must be there.
                 file.set_len(length)?;
@@ -61,7 +65,6 @@ impl Region {
     /// Takes memory for the pages from the byte `old` on, which are at `from` in the file: after the advice, so that they can be huge ones.
     #[cfg(target_os = "linux")]
     fn allocate(&self, file: &File, from: u64, old: usize) -> std::io::Result<()> {
-        use std::os::fd::AsRawFd;
         let (start, bytes) = (self.start.as_ptr().wrapping_add(old), self.bytes - old);
         loop {
             // SAFETY: the range is mapped and nothing refers to it; pages that cannot be had are an error here and not a signal.
@@ -71,18 +74,11 @@ impl Region {
             }
             let error = std::io::Error::last_os_error();
             match error.raw_os_error() {
-                Some(libc::EINVAL) => break,
+                // A kernel before 5.14.
+                Some(libc::EINVAL) => return allocate_in_file(file, from + old as u64, bytes),
                 Some(libc::EINTR) => {}
                 _ => return Err(error),
             }
-        }
-        // A kernel before 5.14.
-        let to_offset = |value: u64| libc::off_t::try_from(value).map_err(std::io::Error::other);
-        let (offset, length) = (to_offset(from + old as u64)?, to_offset(bytes as u64)?);
-        // SAFETY: the descriptor is open; nothing but the file is changed.
-        match unsafe { libc::posix_fallocate(file.as_raw_fd(), offset, length) } {
-            0 => Ok(()),
-            failed => Err(std::io::Error::from_raw_os_error(failed)),
         }
     }
 
@@ -114,6 +110,31 @@ impl Region {
             libc::madvise(self.start.as_ptr().cast(), self.bytes, libc::MADV_HUGEPAGE)
         };
     }
+}
+
+#[cfg(all(target_os = "linux", not(miri)))]
+fn offset_in_file(value: u64) -> std::io::Result<libc::off_t> {
+    libc::off_t::try_from(value).map_err(std::io::Error::other)
+}
+
+#[cfg(all(target_os = "linux", not(miri)))]
+fn allocate_in_file(file: &File, from: u64, bytes: usize) -> std::io::Result<()> {
+    use std::os::fd::AsRawFd;
+    let (offset, length) = (offset_in_file(from)?, offset_in_file(bytes as u64)?);
+    // SAFETY: the descriptor is open; nothing but the file is changed.
+    match unsafe { libc::posix_fallocate(file.as_raw_fd(), offset, length) } {
+        0 => Ok(()),
+        failed => Err(std::io::Error::from_raw_os_error(failed)),
+    }
+}
+
+/// Where the file's first bytes from `from` on are that take no memory; its length where all do.
+#[cfg(all(target_os = "linux", not(miri)))]
+fn first_hole(file: &File, from: u64) -> std::io::Result<u64> {
+    use std::os::fd::AsRawFd;
+    // SAFETY: the descriptor is open; nothing but its position changes, which nobody uses.
+    let hole = unsafe { libc::lseek(file.as_raw_fd(), offset_in_file(from)?, libc::SEEK_HOLE) };
+    u64::try_from(hole).map_err(|_| std::io::Error::last_os_error())
 }
 
 #[cfg(all(unix, not(miri)))]

@@ -196,6 +196,33 @@ fn a_process_killed_at_any_moment_loses_nothing_and_does_nothing_twice() {
     assert_eq!(store.digests(0..16).unwrap(), own.digests(0..16).unwrap());
 }
 
+/// What a process leaves that is killed while it makes its files: the length without memory, and no beginning.
+#[test]
+fn files_that_were_being_made_are_made_and_all_of_them_is_in_memory() {
+    use std::os::unix::fs::MetadataExt;
+    let directory = SharedDirectory::new("making");
+    std::fs::create_dir_all(&directory.0).unwrap();
+    let names = ["rows-0", "rows-1", "update"];
+    for (name, length) in names.into_iter().zip([2 << 20, 4096, 2 << 20]) {
+        std::fs::File::create(directory.0.join(name)).unwrap().set_len(length).unwrap();
+    }
+    let (store, mut log, reopened) = directory.open();
+    assert_eq!(reopened, Reopened::default());
+    train_logged(&store, &mut log, 0..1);
+    let rows = store.rows();
+    drop((store, log));
+    // One that was growing.
+    let growing = directory.0.join("rows-0");
+    let file = std::fs::OpenOptions::new().write(true).open(&growing).unwrap();
+    file.set_len(file.metadata().unwrap().len() + (4 << 20)).unwrap();
+    let (_store, log, reopened) = directory.open();
+    assert_eq!((log.update(), reopened.rows), (1, rows));
+    for name in names {
+        let file = std::fs::metadata(directory.0.join(name)).unwrap();
+        assert_eq!(file.blocks() * 512, file.len(), "{name}");
+    }
+}
+
 #[test]
 fn rows_of_another_shape_and_files_that_are_no_rows_are_refused_by_name() {
     let directory = SharedDirectory::new("refused");
