@@ -938,12 +938,13 @@ impl State {
 
     pub(super) fn evaluation_chunk_report(&mut self, report: &v1::EvaluationChunkReport) -> Result<(), RoleError> {
         let at_step = GlobalStep(report.at_step);
-        if self.last_test.as_ref().is_some_and(|(last, _)| *last >= at_step) {
+        let is_over = self.last_test.as_ref().is_some_and(|(last, _)| *last >= at_step);
+        let pass = match self.passes.get_mut(&at_step) {
+            Some(pass) => pass,
             // A chunk behind the end of the data, which has none of the rows that everybody has predicted meanwhile.
-            return Ok(());
-        }
-        let pass =
-            self.passes.get_mut(&at_step).ok_or_else(|| unknown_evaluation("evaluation_chunk_report", at_step))?;
+            None if is_over => return Ok(()),
+            None => return Err(unknown_evaluation("evaluation_chunk_report", at_step)),
+        };
         let (first_batch, total) = match &mut pass.source {
             PassSource::Test(ledger) => {
                 let lease = ledger.report(0, report.chunk, report.rows).map_err(no_rows("test"))?;
