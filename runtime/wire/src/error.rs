@@ -19,6 +19,9 @@ pub enum WireError {
     /// may or may not have done the work.
     #[error("{attempted} at {peer} failed because the connection closed: {reason}")]
     Closed { peer: String, attempted: String, reason: String },
+    /// The other side does not take this one for a member of the job, and closed the connection; nothing was done.
+    #[error("{attempted} at {peer} failed because it does not trust this process's certificate: {reason}")]
+    Distrusted { peer: String, attempted: String, reason: String },
     /// No connection could be made until the call's deadline; nothing was sent.
     #[error(
         "{attempted}: {peer} could not be reached within {after:?} ({attempts} attempts; the last \
@@ -80,6 +83,7 @@ impl WireError {
         match self {
             Self::Deadline { .. } => "deadline",
             Self::Closed { .. } => "closed",
+            Self::Distrusted { .. } => "distrusted",
             Self::Unreachable { .. } => "unreachable",
             Self::Refused { .. } => "refused",
             Self::Malformed { .. } => "malformed",

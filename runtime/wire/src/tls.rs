@@ -133,6 +133,24 @@ impl Credentials {
     }
 }
 
+/// Whether a connection has failed because the other side does not believe this one's certificate.
+pub(crate) fn is_distrust(error: &io::Error) -> bool {
+    use tokio_rustls::rustls::AlertDescription as Alert;
+    let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
+    let Some(Error::AlertReceived(alert)) = cause else { return false };
+    matches!(
+        alert,
+        Alert::BadCertificate
+            | Alert::UnsupportedCertificate
+            | Alert::CertificateRevoked
+            | Alert::CertificateExpired
+            | Alert::CertificateUnknown
+            | Alert::CertificateRequired
+            | Alert::UnknownCA
+            | Alert::AccessDenied
+    )
+}
+
 /// Somebody who connected and did not show the job's certificate.
 #[derive(Debug, thiserror::Error)]
 #[error("{said}")]

@@ -234,6 +234,14 @@ impl<'a> Progress<'a> {
         WireError::Closed { peer: self.address.to_string(), attempted: self.attempted(), reason: reason.to_string() }
     }
 
+    pub(crate) fn distrusted(&self, reason: impl fmt::Display) -> WireError {
+        WireError::Distrusted {
+            peer: self.address.to_string(),
+            attempted: self.attempted(),
+            reason: reason.to_string(),
+        }
+    }
+
     pub(crate) fn refused(&self, refusal: Refusal) -> WireError {
         WireError::Refused { peer: self.address.to_string(), attempted: self.attempted(), refusal }
     }

@@ -86,7 +86,7 @@ async fn a_stranger_is_refused_whatever_it_shows_and_reaches_no_handler() {
     let other = Authority::new();
     // A member of another job, which would take this one's members for its own.
     let error = call(&rig.channel(Some(other.credentials_for(MEMBER_NAME, &rig.job)))).await.unwrap_err();
-    assert!(matches!(error, WireError::Closed { .. }), "{error}");
+    assert!(matches!(error, WireError::Distrusted { .. }) && !error.is_retryable(), "{error}");
     rig.refused("certificate", 1).await;
     // One who does not believe the member's certificate.
     let error = call(&rig.channel(Some(other.credentials()))).await.unwrap_err();

@@ -17,6 +17,7 @@ use crate::address::Address;
 use crate::codec::{DecodedFrame, Frame, FrameRole, Malformed, Outgoing};
 use crate::error::{Refusal, WireError};
 use crate::metrics::WireCounters;
+use crate::tls::is_distrust;
 use crate::transport::{Progress, Stage, back_off};
 
 /// Frames that wait to be written on one connection; more wait in their calls.
@@ -28,6 +29,7 @@ enum Outcome {
     Refusal(Refusal),
     Malformed(Malformed),
     Lost(Arc<str>),
+    Distrusted(Arc<str>),
 }
 
 pub(crate) struct TcpChannel {
@@ -90,6 +92,7 @@ impl TcpChannel {
                 Outcome::Refusal(refusal) => Err(progress.refused(refusal)),
                 Outcome::Malformed(malformed) => Err(progress.malformed(malformed)),
                 Outcome::Lost(reason) => Err(progress.closed(reason)),
+                Outcome::Distrusted(reason) => Err(progress.distrusted(reason)),
             };
         }
     }
@@ -216,14 +219,23 @@ impl Drop for Connection {
 
 /// Why a connection ended.
 #[derive(Clone)]
-struct Ended {
-    reason: Arc<str>,
-    malformed: Option<Malformed>,
+enum Ended {
+    Lost(Arc<str>),
+    Distrusted(Arc<str>),
+    Malformed(Malformed),
 }
 
 impl Ended {
     fn lost(reason: impl Into<Arc<str>>) -> Self {
-        Self { reason: reason.into(), malformed: None }
+        Self::Lost(reason.into())
+    }
+
+    /// Who connects has done its part of the handshake before the other side judges its certificate, so that a refusal comes here.
+    fn reading_failed(error: &std::io::Error) -> Self {
+        if is_distrust(error) {
+            return Self::Distrusted(error.to_string().into());
+        }
+        Self::lost(format!("reading failed: {error}"))
     }
 }
 
@@ -262,9 +274,10 @@ impl PendingCalls {
             std::mem::take(&mut pending.calls)
         };
         for call in calls.into_values() {
-            let outcome = match &ended.malformed {
-                Some(malformed) => Outcome::Malformed(malformed.clone()),
-                None => Outcome::Lost(ended.reason.clone()),
+            let outcome = match &ended {
+                Ended::Malformed(malformed) => Outcome::Malformed(malformed.clone()),
+                Ended::Lost(reason) => Outcome::Lost(Arc::clone(reason)),
+                Ended::Distrusted(reason) => Outcome::Distrusted(Arc::clone(reason)),
             };
             // A call that has just been given up does not mind.
             let _ = call.send(outcome);
@@ -340,7 +353,7 @@ impl Replies {
             let taken = match self.reader.next().await {
                 Ok(reply) => self.take(reply),
                 Err(ReadError::Ended) => Err(Ended::lost("the other side closed it")),
-                Err(ReadError::Io(error)) => Err(Ended::lost(format!("reading failed: {error}"))),
+                Err(ReadError::Io(error)) => Err(Ended::reading_failed(&error)),
                 // A peer that dies while it sends is lost, not wrong.
                 Err(ReadError::Malformed(Malformed::Truncated)) => {
                     Err(Ended::lost("the other side closed it in the middle of a frame"))
@@ -383,7 +396,7 @@ impl Replies {
     fn refuse(&self, malformed: Malformed) -> Ended {
         self.counters.refused_frame(&malformed);
         tracing::warn!(peer = self.peer, reason = malformed.reason(), "closing a connection: {malformed}");
-        Ended { reason: malformed.to_string().into(), malformed: Some(malformed) }
+        Ended::Malformed(malformed)
     }
 }
 
