@@ -71,9 +71,9 @@ pub struct FaultToleranceSpec {
     #[schemars(range(min = 10, max = 86_400), extend("x-default" = defaults::STALL_SECONDS))]
     pub stall_seconds: Option<u32>,
 
-    /// Whether parameter servers keep their rows in shared memory, where a process that takes the place of one that died on the same machine
-    /// finds them: it goes on where the other stood, and nothing is read from a checkpoint. In `sync` and `hybrid`; in `rectrain run
-    /// --processes` and in a cluster, where a volume in memory, which counts as the container's memory, holds the rows.
+    /// Whether parameter servers keep what they hold in shared memory, where a process that takes the place of one that died on the same
+    /// machine finds it: it goes on where the other stood, and nothing is read from a checkpoint. In `rectrain run --processes` and in a
+    /// cluster, where a volume in memory, which counts as the container's memory, holds it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = defaults::SHARED_MEMORY))]
     pub shared_memory: Option<bool>,

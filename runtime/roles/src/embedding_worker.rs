@@ -312,13 +312,8 @@ impl EmbeddingWorker {
                 }
                 Ok(tensors)
             };
-            calls.push(async move {
-                // Gradients with a barrier are known by their step and piece, so that a server that has them already takes no harm.
-                match update.push {
-                    None => message::call_server(channel, update, tensors).await,
-                    Some(_) => message::call(channel, update, tensors()?, CALL_DEADLINE).await,
-                }
-            });
+            // Gradients are known by their step and piece, or by their batch and token, so that a server that has them already takes no harm.
+            calls.push(message::call_server(channel, update, tensors));
         }
         let mut all = v1::BackwardReply::default();
         for (reply, _tensors) in try_join_all(calls).await? {

@@ -179,7 +179,7 @@ impl Member {
         let (work, service) = self.service(rows)?;
         if let (Work::Ps(server), true) = (&work, attempt != 0) {
             // Before anybody is answered: a step whose gradients are all there counts as applied.
-            server.apply_ready().await?;
+            server.finish_taking_over().await?;
         }
         let service = Arc::new(MemberService { inner: service, counters: Arc::clone(&self.counters) });
         let serving = self.transport.serve(service, &bind)?;

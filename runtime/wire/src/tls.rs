@@ -148,6 +148,7 @@ pub(crate) fn is_distrust(error: &io::Error) -> bool {
             | Alert::CertificateRequired
             | Alert::UnknownCA
             | Alert::AccessDenied
+            | Alert::DecryptError
     )
 }
 

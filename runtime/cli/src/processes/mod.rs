@@ -18,7 +18,7 @@ use rectrain_proto::v1;
 use rectrain_proto::v1::control_client::ControlClient;
 use rectrain_roles::events::JobEvent;
 use rectrain_roles::member::Role;
-use rectrain_roles::plan::{JobPlan, Replicas, TrainingMode};
+use rectrain_roles::plan::{JobPlan, Replicas};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, watch};
@@ -131,7 +131,7 @@ impl Job<'_> {
         restarts: &mut Restarts,
     ) -> Result<(), Failure> {
         self.replicas.set(self.next_replicas.get());
-        self.succession.begin(self.plan.mode.has_barrier());
+        self.succession.begin();
         if let Some(memory) = &self.memory {
             let cannot =
                 |error| Failure::Failed(format!("cannot begin anew: the coordinator's journal stays: {error}"));
@@ -237,7 +237,7 @@ impl Job<'_> {
             };
             seen = event.number;
             let event: JobEvent = serde_json::from_str(&event.json).map_err(|error| lost(&error))?;
-            self.succession.take(&event, |mode| self.plan.mode_named(mode).is_some_and(TrainingMode::has_barrier));
+            self.succession.take(&event);
             match account.take(event) {
                 summary @ JobEvent::Summary(_) => {
                     display.show(&summary);

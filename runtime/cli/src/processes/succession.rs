@@ -1,7 +1,7 @@
 //! Whether another may take the place of a member that has died: of an embedding worker or a loader always, of a parameter server where
-//! each step waits for all, of a dense worker where there are others.
+//! it finds the rows, of a dense worker where there are others.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use rectrain_roles::events::JobEvent;
@@ -10,15 +10,13 @@ use rectrain_roles::member::Role;
 /// See the module's text.
 #[derive(Debug, Default)]
 pub(super) struct Succession {
-    has_barrier: Cell<bool>,
     /// Parameter servers and dense workers that have died in this attempt and are not back, as events name them.
     away: RefCell<BTreeSet<String>>,
 }
 
 impl Succession {
-    /// An attempt begins, in a mode with a barrier or without.
-    pub(super) fn begin(&self, has_barrier: bool) {
-        self.has_barrier.set(has_barrier);
+    /// An attempt begins.
+    pub(super) fn begin(&self) {
         self.away.borrow_mut().clear();
     }
 
@@ -28,7 +26,7 @@ impl Succession {
     pub(super) fn may_be_replaced(&self, role: Role, index: u32, members: u32, keeps_rows: bool) -> bool {
         let has_what_it_needs = match role {
             Role::EmbeddingWorker | Role::Loader => return true,
-            Role::Ps => keeps_rows && self.has_barrier.get(),
+            Role::Ps => keeps_rows,
             Role::DenseWorker => members > 1,
         };
         has_what_it_needs && !self.away.borrow().contains(&name(role, index))
@@ -46,16 +44,10 @@ impl Succession {
         self.away.borrow().len() as u32
     }
 
-    /// Notes what an event says; `has_barrier` tells which modes, by name, have one.
-    pub(super) fn take(&self, event: &JobEvent, has_barrier: impl Fn(&str) -> bool) {
-        match event {
-            JobEvent::Started { mode, .. } | JobEvent::ModeSwitched { to: mode, .. } => {
-                self.has_barrier.set(has_barrier(mode));
-            }
-            JobEvent::ServerKeptRows { member } | JobEvent::Rejoined { member, .. } => {
-                self.away.borrow_mut().remove(member);
-            }
-            _ => {}
+    /// Notes what an event says.
+    pub(super) fn take(&self, event: &JobEvent) {
+        if let JobEvent::ServerKeptRows { member } | JobEvent::Rejoined { member, .. } = event {
+            self.away.borrow_mut().remove(member);
         }
     }
 }
@@ -72,10 +64,6 @@ mod tests {
         JobEvent::ServerKeptRows { member: member.to_owned() }
     }
 
-    fn switched(to: &str) -> JobEvent {
-        JobEvent::ModeSwitched { step: 1, from: String::new(), to: to.to_owned() }
-    }
-
     impl Succession {
         fn died(&self, role: Role, index: u32, members: u32, keeps_rows: bool) -> bool {
             let is_replaced = self.may_be_replaced(role, index, members, keeps_rows);
@@ -87,30 +75,24 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_replaced_where_there_is_a_barrier_and_once_before_it_is_back() {
-        let has_barrier = |mode: &str| mode == "sync";
+    fn a_server_is_replaced_where_it_finds_its_rows_and_once_before_it_is_back() {
         let succession = Succession::default();
         let died = |index| succession.died(Role::Ps, index, 2, true);
-        succession.begin(true);
         assert!(died(0) && died(1) && !died(0));
         assert!(!succession.died(Role::Ps, 7, 8, false), "its rows have died with it");
-        succession.take(&back("ps 0"), has_barrier);
+        succession.take(&back("ps 0"));
         assert_eq!((succession.away(), died(0), succession.away()), (1, true, 2));
-        succession.begin(true);
-        succession.take(&switched("gba"), has_barrier);
-        assert_eq!((died(0), succession.away()), (false, 0));
-        succession.take(&switched("sync"), has_barrier);
-        assert!(died(0));
+        succession.begin();
+        assert_eq!((succession.away(), died(0)), (0, true));
     }
 
     #[test]
     fn a_dense_worker_is_replaced_where_there_are_others() {
         let succession = Succession::default();
-        succession.begin(true);
         assert!(!succession.died(Role::DenseWorker, 0, 1, true), "nobody else has its parameters");
         assert!(succession.died(Role::DenseWorker, 1, 2, true));
         assert!(!succession.died(Role::DenseWorker, 1, 2, true), "it is not back");
-        succession.take(&JobEvent::Rejoined { member: "dense-worker 1".to_owned(), chunks: 0 }, |_| true);
+        succession.take(&JobEvent::Rejoined { member: "dense-worker 1".to_owned(), chunks: 0 });
         assert_eq!(succession.away(), 0);
     }
 
@@ -126,7 +108,6 @@ mod tests {
     #[test]
     fn one_that_is_not_replaced_after_all_is_not_away() {
         let succession = Succession::default();
-        succession.begin(true);
         assert!(succession.may_be_replaced(Role::Ps, 0, 1, true));
         assert_eq!(succession.away(), 0);
     }

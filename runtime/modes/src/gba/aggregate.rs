@@ -80,7 +80,7 @@ pub struct LastUpdates {
 
 impl LastUpdates {
     /// Forgets keys whose gradients cannot be stale any more: those last changed at step `oldest` + `tolerance` or before, where
-    /// no gradient with a token below `oldest` is still to come. For [`Decay::Threshold`] this changes no weight.
+    /// no gradient with a token below `oldest` is still to come. With a decay's [`tolerance`](Decay::tolerance) this changes no weight.
     pub fn forget_settled(&mut self, oldest: Token, tolerance: u64) {
         let limit = GlobalStep(oldest.0.saturating_add(tolerance));
         self.by_key.retain(|_, changed| *changed > limit);

@@ -26,6 +26,16 @@ pub enum Decay {
 }
 
 impl Decay {
+    /// The staleness, in global steps, up to which f is 1.
+    #[must_use]
+    pub fn tolerance(self) -> u64 {
+        match self {
+            Self::None => u64::MAX,
+            Self::Threshold { tolerance } => tolerance,
+            Self::Exponential { .. } | Self::Reciprocal => 0,
+        }
+    }
+
     /// f(τ, k).
     #[must_use]
     pub fn weight(self, token: Token, step: GlobalStep) -> f32 {

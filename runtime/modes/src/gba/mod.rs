@@ -39,7 +39,9 @@ pub use decay::{Decay, staleness};
 pub use dispatcher::{Answers, Assignment, DispatchError, Dispatcher, DispatcherSetup, Reply, TokenMode};
 pub use ledger::{RowCounts, RowLedger, RowLedgerError, Settled};
 pub use row_set::{Inserted, RowSet};
-pub use server::{GradientServer, LateGradients, Pair, Push, PushError, Pushed, ServerCounts, StalenessRecord, Update};
+pub use server::{
+    GradientServer, LateGradients, Pair, Push, PushError, Pushed, ServerCounts, ServerStanding, StalenessRecord, Update,
+};
 pub use switch::{Boundary, Order, RunMode, RunPlan, SwitchError, SwitchPhase, TrainingRun};
 pub use tokens::{LostTokens, TokenList};
 pub use worker::{PushPullWorker, WorkerAction, WorkerError};
@@ -93,7 +95,7 @@ impl fmt::Display for Batch {
 }
 
 /// What became of a pushed batch on the parameter servers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Outcome {
     /// Every server turned it away: it came after its step was applied (`hop-bw`).
     Dropped,

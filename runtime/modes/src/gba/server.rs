@@ -8,6 +8,8 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 use crate::gba::{Batch, BufferSize, Decay, Inserted, RowSet, Token, TokenMode, staleness};
 use crate::{GlobalStep, Rank};
 
@@ -129,6 +131,13 @@ pub struct ServerCounts {
     pub gradient_staleness: StalenessRecord,
 }
 
+/// A server between two steps, for one that takes its place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerStanding {
+    step: GlobalStep,
+    taken: RowSet,
+}
+
 /// See the module's text. `G` is what the server keeps of a gradient: all of it, or nothing if it is summed as it comes
 /// ([`Self::weight`] is known on arrival, because what is buffered is applied in the step being filled).
 #[derive(Clone, Debug)]
@@ -158,6 +167,19 @@ impl<G> GradientServer<G> {
             taken: RowSet::up_to(first_row),
             counts: ServerCounts::default(),
         }
+    }
+
+    /// Goes on where another stood, its counts beginning anew.
+    #[must_use]
+    pub fn resume(mode: TokenMode, workers: u32, standing: ServerStanding) -> Self {
+        let ServerStanding { step, taken } = standing;
+        Self { taken, ..Self::new(mode, workers, step, 0) }
+    }
+
+    /// Where it stands; `None` while gradients are in the buffer.
+    #[must_use]
+    pub fn standing(&self) -> Option<ServerStanding> {
+        self.buffer.is_empty().then(|| ServerStanding { step: self.step, taken: self.taken.clone() })
     }
 
     /// The step being filled: what a pull is answered with, and what a worker returns as `pulled_at`.

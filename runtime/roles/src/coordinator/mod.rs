@@ -389,7 +389,7 @@ impl Coordinator {
             }
             ServerCall::Flush => {
                 let calls =
-                    servers.iter().map(|server| message::call(server, v1::FlushRequest {}, Vec::new(), CALL_DEADLINE));
+                    servers.iter().map(|server| message::call_server(server, v1::FlushRequest {}, || Ok(Vec::new())));
                 for (index, (reply, _)) in try_join_all(calls).await?.into_iter().enumerate() {
                     self.change(|state| state.training().flushed(index as u32, &reply))?;
                 }

@@ -511,11 +511,10 @@ impl State {
         JobEvent::Rejoined { member: format!("{} {index}", role_name(role)), chunks: chunks as u64 }
     }
 
-    /// Whether a parameter server that was restarted and kept its rows lacks nothing: what it knew of slots that move is gone, and without a
-    /// barrier it held dense parameters as well.
+    /// Whether a parameter server that was restarted and kept its rows lacks nothing: what it knew of slots that move is gone.
     fn server_may_go_on(&self) -> bool {
         let is_moving = matches!(self.resize, Resize::Moving { .. });
-        !is_moving && !self.training.restoring() && self.training.stays_with_a_barrier()
+        !is_moving && !self.training.restoring()
     }
 
     pub(super) fn server_restarts(&self) -> u64 {

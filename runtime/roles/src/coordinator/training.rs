@@ -702,11 +702,6 @@ impl Training {
         self.mode
     }
 
-    /// Whether each step waits for all workers, and does so after a switch that is under way.
-    pub(super) fn stays_with_a_barrier(&self) -> bool {
-        self.mode.has_barrier() && self.next_mode.has_barrier()
-    }
-
     /// Global batches whose rows are trained or dropped, workers with a barrier having done `batches`.
     pub(super) fn batches_done(&self, batches: u64) -> u64 {
         if self.mode.has_barrier() && self.stage == Stage::Training {

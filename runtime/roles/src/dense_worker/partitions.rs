@@ -8,7 +8,7 @@ use rectrain_wire::Tensor;
 use super::Trainer;
 use crate::error::RoleError;
 use crate::message;
-use crate::plan::{CALL_DEADLINE, dense_partition};
+use crate::plan::dense_partition;
 
 impl Trainer {
     /// Rank 0 sends every parameter server its partition; all ranks hold the same parameters.
@@ -26,7 +26,7 @@ impl Trainer {
             let state: Vec<f32> = slots.flat_map(|slot| slot[own.clone()].iter().copied()).collect();
             let tensors = vec![Tensor::from(parameters[own].to_vec()), Tensor::from(state)];
             let put = v1::PutPartition { optimizer: optimizer.to_owned() };
-            message::call(channel, put, tensors, CALL_DEADLINE)
+            message::call_server(channel, put, move || Ok(tensors.clone()))
         });
         self.waits.wait(try_join_all(calls)).map(drop)
     }
@@ -76,7 +76,7 @@ impl Trainer {
 
     fn get_partitions(&self, state: bool) -> Result<Vec<(v1::Partition, Vec<Tensor>)>, RoleError> {
         let calls = self.peers.placement.servers.iter();
-        let calls = calls.map(|server| message::call(server, v1::GetPartition { state }, Vec::new(), CALL_DEADLINE));
+        let calls = calls.map(|server| message::call_server(server, v1::GetPartition { state }, || Ok(Vec::new())));
         self.wait(try_join_all(calls))
     }
 }

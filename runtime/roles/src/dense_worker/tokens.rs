@@ -206,11 +206,12 @@ impl Run<'_> {
         let total = self.trainer.tower.layout().total();
         let servers = self.trainer.peers.placement.servers.len();
         for (index, pulled_at) in computed.dense_pulled_at.into_iter().enumerate() {
-            let gradient = self.trainer.tower.gradients()?[dense_partition(total, index, servers)].to_vec();
+            let own = dense_partition(total, index, servers);
+            let gradient = vec![Tensor::from(self.trainer.tower.gradients()?[own].to_vec())];
             let channel = self.trainer.peers.placement.servers[index].clone();
             let request = v1::PushDense { push: Some(v1::TokenPush { pulled_at: vec![pulled_at], ..push.clone() }) };
             self.acknowledge(Server(index as u32 + 1), batch, async move {
-                let (reply, _) = message::call(&channel, request, vec![Tensor::from(gradient)], CALL_DEADLINE).await?;
+                let (reply, _) = message::call_server(&channel, request, || Ok(gradient.clone())).await?;
                 Ok((reply.outcome(), vec![reply.step]))
             });
         }

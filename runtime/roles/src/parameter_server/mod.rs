@@ -3,13 +3,17 @@
 //! ([`tokens`]). Embedding workers call it, dense workers for its partition, and the coordinator to begin a mode, for checkpoints
 //! ([`checkpoint`]), to move slots to and from other servers ([`slots`]), and for the digest at the end.
 
+mod buffer;
 mod checkpoint;
 mod kept;
 mod slots;
+#[cfg(all(test, target_os = "linux"))]
+#[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+mod tests;
 mod tokens;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
 use rectrain_embedding::{FeatureKey, GroupId, LookupCounts, Missing, Slot, Store, UpdateCounts, UpdateLog};
@@ -24,7 +28,7 @@ pub(crate) use self::checkpoint::{dense_part, no_checkpoints};
 pub use self::kept::Rows;
 use self::kept::{Kept, Left, Standing};
 use self::slots::Slots;
-use self::tokens::{Partition, Tokens};
+use self::tokens::{Held, Partition, Tokens};
 use crate::compression::Compression;
 use crate::error::RoleError;
 use crate::message::{self, Request};
@@ -68,6 +72,22 @@ impl TrackedStore<'_> {
     }
 }
 
+/// What a call that takes its time has of the server.
+struct Handles {
+    store: Arc<Store>,
+    slots: Arc<Slots>,
+    partition: Arc<RwLock<Partition>>,
+    kept: Option<Arc<Kept>>,
+    metrics: PsMetrics,
+}
+
+impl Handles {
+    fn held(&self) -> Held<'_> {
+        let Self { store, slots, partition, kept, metrics } = self;
+        Held { store: TrackedStore { store, slots }, partition, kept: kept.as_deref(), metrics }
+    }
+}
+
 /// How updates are ordered.
 enum Order {
     /// No mode has begun.
@@ -91,7 +111,7 @@ pub struct ParameterServer {
     order: Mutex<Order>,
     /// The mode and where it began, to know a repeated message by.
     began: Mutex<Option<(TrainingMode, Boundary)>>,
-    partition: Arc<Mutex<Partition>>,
+    partition: Arc<RwLock<Partition>>,
     saving: Saving,
     compression: Compression,
     metrics: PsMetrics,
@@ -142,28 +162,50 @@ impl ParameterServer {
     /// Stands where the server stood whose rows these are.
     fn go_on(&self, left: Left) -> Result<(), RoleError> {
         let Some(kept) = &self.kept else { return Ok(()) };
-        let begin = left.standing.begin();
+        let Left { standing, reopened, gradients, tokens, partition } = left;
+        let begin = standing.begin();
         let (mode, at) = self.beginning(&begin)?;
-        let next = GlobalStep(at.step.0 + u64::from(kept.log().update()));
-        let mut gate = Gate::new(self.plan.pieces(), mode.staleness(), next);
-        if next == at.step {
-            self.begin_within(&mut gate, &begin)?;
-        }
-        for (step, piece, contribution) in left.gradients {
-            gate.push(GlobalStep(step), Rank(piece), contribution)?;
-        }
         // Of slots that had left, and were not dropped yet.
         let own = self.slots.own();
         let others = (0..self.store.config().slots).map(Slot).filter(|slot| !own.contains(*slot));
         others.into_iter().try_for_each(|slot| self.store.clear_slot(slot).map(drop))?;
+        *self.write_partition() = partition;
+        let next = GlobalStep(at.step.0 + u64::from(kept.log().update()));
+        let order = match mode {
+            TrainingMode::Tokens(mode) => {
+                let collected = Tokens::new(&self.plan, mode, at);
+                collected.go_on(&self.plan, mode, tokens, &self.handles().held())?;
+                Order::Tokens(Arc::new(collected))
+            }
+            TrainingMode::Sync | TrainingMode::Hybrid { .. } => {
+                let mut gate = Gate::new(self.plan.pieces(), mode.staleness(), next);
+                if next == at.step {
+                    self.begin_within(&mut gate, &begin)?;
+                }
+                for (step, piece, contribution) in gradients {
+                    gate.push(GlobalStep(step), Rank(piece), contribution)?;
+                }
+                Order::Barrier(gate)
+            }
+        };
         *self.began.lock().unwrap_or_else(PoisonError::into_inner) = Some((mode, at));
-        *self.lock_order() = Order::Barrier(gate);
+        *self.lock_order() = order;
         self.is_new.store(false, Ordering::Release);
-        self.metrics.kept_rows.set(left.reopened.rows as i64);
-        self.metrics.repaired_rows.set(left.reopened.repaired_rows as i64);
+        self.metrics.kept_rows.set(reopened.rows as i64);
+        self.metrics.repaired_rows.set(reopened.repaired_rows as i64);
         self.count_store();
-        tracing::info!(step = next.0, rows = left.reopened.rows, "going on with the rows of the server before");
+        tracing::info!(step = next.0, rows = reopened.rows, "going on with the rows of the server before");
         Ok(())
+    }
+
+    fn handles(&self) -> Handles {
+        Handles {
+            store: Arc::clone(&self.store),
+            slots: Arc::clone(&self.slots),
+            partition: Arc::clone(&self.partition),
+            kept: self.kept.clone(),
+            metrics: self.metrics.clone(),
+        }
     }
 
     fn beginning(&self, begin: &v1::BeginMode) -> Result<(TrainingMode, Boundary), RoleError> {
@@ -198,13 +240,8 @@ impl ParameterServer {
             }
         };
         if let Some(kept) = &self.kept {
-            match &order {
-                // What was applied without a barrier is counted here, and the count is not kept.
-                Order::Barrier(_) if self.lock_partition().applied() == v1::Applied::default() => {
-                    kept.begin(&self.standing(begin));
-                }
-                _ => kept.end(),
-            }
+            let buffer = if let Order::Tokens(tokens) = &order { tokens.dense_standing() } else { None };
+            kept.begin(&self.standing(begin), &self.read_partition(), buffer.as_ref());
         }
         self.is_new.store(false, Ordering::Release);
         *self.lock_order() = order;
@@ -260,11 +297,9 @@ impl ParameterServer {
         let contribution = self.gradients_of(tensors)?;
         self.slots.admit_update(request.map_epoch, contribution.iter().map(|group| &*group.keys))?;
         if let Some(push) = request.push {
-            let (tokens, store, slots) =
-                (self.tokens_or_refuse("update")?, Arc::clone(&self.store), Arc::clone(&self.slots));
-            let metrics = self.metrics.clone();
-            let pushed =
-                move || tokens.push_rows(&TrackedStore { store: &store, slots: &slots }, &push, contribution, &metrics);
+            let (tokens, handles) = (self.tokens_or_refuse("update")?, self.handles());
+            self.give_up_where_memory_is_full();
+            let pushed = move || tokens.push_rows(&push, contribution, &handles.held());
             let reply = blocking("update", pushed).await??;
             self.count_store();
             return Ok(message::reply::<v1::Update>(&reply, Vec::new()));
@@ -293,9 +328,7 @@ impl ParameterServer {
     /// Gradients are not lost from here on, should this process be killed: whoever sent them is told so when they are in the gate.
     async fn keep(&self, step: u64, piece: Rank, contribution: Contribution) -> Result<Contribution, RoleError> {
         let Some(kept) = self.kept.clone() else { return Ok(contribution) };
-        if self.store.is_shared_memory_full() {
-            kept.give_up(&"it is full");
-        }
+        self.give_up_where_memory_is_full();
         let keep = move || {
             kept.keep(step, piece.0, &contribution);
             contribution
@@ -303,8 +336,22 @@ impl ParameterServer {
         blocking("keeping of gradients", keep).await
     }
 
+    fn give_up_where_memory_is_full(&self) {
+        if let Some(kept) = &self.kept
+            && self.store.is_shared_memory_full()
+        {
+            kept.give_up(&"it is full");
+        }
+    }
+
+    /// What the server before was about to apply is applied. Without a barrier it is already: see [`Tokens::go_on`].
+    pub(crate) async fn finish_taking_over(&self) -> Result<(), RoleError> {
+        let has_barrier = matches!(&*self.lock_order(), Order::Barrier(_));
+        if has_barrier { self.apply_ready().await.map(drop) } else { Ok(()) }
+    }
+
     /// Applies the steps whose gradients are all there.
-    pub(crate) async fn apply_ready(&self) -> Result<v1::UpdateReply, RoleError> {
+    async fn apply_ready(&self) -> Result<v1::UpdateReply, RoleError> {
         let mut total = v1::UpdateReply::default();
         loop {
             let Some((step, contributions)) = self.with_gate("update", |gate| Ok(gate.next_update()))? else { break };
@@ -320,11 +367,8 @@ impl ParameterServer {
     }
 
     async fn flush(&self) -> Result<Frame, RoleError> {
-        let (tokens, store, slots) =
-            (self.tokens_or_refuse("flush")?, Arc::clone(&self.store), Arc::clone(&self.slots));
-        let (partition, metrics) = (Arc::clone(&self.partition), self.metrics.clone());
-        let flush = move || tokens.flush(&TrackedStore { store: &store, slots: &slots }, &partition, &metrics);
-        let flushed = blocking("flush", flush).await??;
+        let (tokens, handles) = (self.tokens_or_refuse("flush")?, self.handles());
+        let flushed = blocking("flush", move || tokens.flush(&handles.held())).await??;
         Ok(message::reply::<v1::FlushRequest>(&flushed, Vec::new()))
     }
 
@@ -342,15 +386,25 @@ impl ParameterServer {
             );
             return Err(RoleError::Inconsistent { message: "put_partition", reason });
         }
-        self.lock_partition().put(parameters, state);
+        self.write_partition().put(parameters, state);
+        self.keep_partition();
         Ok(message::done::<v1::PutPartition>())
     }
 
+    /// What it holds of the dense parameters has changed, and not by a step.
+    fn keep_partition(&self) {
+        if let Some(kept) = &self.kept {
+            let buffer = self.tokens().and_then(|tokens| tokens.dense_standing());
+            kept.keep_partition(&self.read_partition(), buffer.as_ref());
+        }
+    }
+
     async fn get_partition(&self, request: v1::GetPartition) -> Result<Frame, RoleError> {
+        self.refuse_if_new("get_partition")?;
         let partition = Arc::clone(&self.partition);
         // Behind an update that is under way.
         let (parameters, state) = blocking("reading of the partition", move || {
-            let partition = partition.lock().unwrap_or_else(PoisonError::into_inner);
+            let partition = partition.read().unwrap_or_else(PoisonError::into_inner);
             (partition.parameters(), request.state.then(|| partition.state().to_vec()))
         })
         .await?;
@@ -367,10 +421,8 @@ impl ParameterServer {
         let push = request
             .push
             .ok_or(RoleError::Inconsistent { message: "push_dense", reason: "the token is missing".to_owned() })?;
-        let (tokens, partition) = (self.tokens_or_refuse("push_dense")?, Arc::clone(&self.partition));
-        let metrics = self.metrics.clone();
-        let reply =
-            blocking("dense update", move || tokens.push_dense(&partition, &push, gradient, &metrics)).await??;
+        let (tokens, handles) = (self.tokens_or_refuse("push_dense")?, self.handles());
+        let reply = blocking("dense update", move || tokens.push_dense(&push, gradient, &handles.held())).await??;
         Ok(message::reply::<v1::PushDense>(&reply, Vec::new()))
     }
 
@@ -405,7 +457,7 @@ impl ParameterServer {
         let store = Arc::clone(&self.store);
         let digests = blocking("digest", move || store.digests(0..store.config().slots)).await??;
         let slots = digests.len();
-        let applied = Some(self.lock_partition().applied());
+        let applied = Some(self.read_partition().applied());
         let reply = v1::StoreDigests { rows: self.store.rows(), bytes: self.bytes(), applied };
         let digests: Vec<u8> = digests.into_iter().flatten().collect();
         let tensor = Tensor::new(&[slots, 32], digests)?;
@@ -474,8 +526,12 @@ impl ParameterServer {
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock_partition(&self) -> MutexGuard<'_, Partition> {
-        self.partition.lock().unwrap_or_else(PoisonError::into_inner)
+    fn read_partition(&self) -> RwLockReadGuard<'_, Partition> {
+        self.partition.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write_partition(&self) -> RwLockWriteGuard<'_, Partition> {
+        self.partition.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -516,7 +572,7 @@ impl Service for ParameterServer {
                 v1::Freeze::KIND => {
                     let (request, _) = message::read::<v1::Freeze>(frame)?;
                     self.refuse_if_new("freeze")?;
-                    let frozen = self.saving.freeze(request, &self.store, &self.lock_partition())?;
+                    let frozen = self.saving.freeze(request, &self.store, &self.read_partition())?;
                     Ok(message::reply::<v1::Freeze>(&frozen, Vec::new()))
                 }
                 v1::WriteFrozen::KIND => {
@@ -569,7 +625,8 @@ impl ParameterServer {
                     if let Some(kept) = &self.kept {
                         kept.move_to(&self.slots.map());
                     }
-                    adopted.applied = Some(self.lock_partition().take_applied());
+                    adopted.applied = Some(self.write_partition().take_applied());
+                    self.keep_partition();
                 }
                 self.count_store();
                 Ok(message::reply::<v1::AdoptMap>(&adopted, Vec::new()))

@@ -1,19 +1,23 @@
 //! A parameter server where there is no barrier: two gradient buffers ([`GradientServer`]), one for its rows and one for its
 //! partition of the dense parameters, each with a global step of its own. Whoever brings the gradient that fills a buffer
-//! applies the step before the next gradient is taken. Called on threads that may take their time.
+//! applies the step before the next gradient is taken. What it has taken outlives the process ([`super::kept`]). Called on threads
+//! that may take their time.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rectrain_dense::DenseOptimizer;
-use rectrain_embedding::{FeatureKey, GroupId};
+use rectrain_embedding::{FeatureKey, GroupId, UpdateLog};
 use rectrain_modes::gba::{
-    Batch, Boundary, Decay, EmbeddingPair, EmbeddingRule, GradientServer, KeyDivisor, KeySteps, LastUpdates, Outcome,
-    Push, Pushed, Token, TokenMode, Update, aggregate_dense, aggregate_embeddings, staleness,
+    Batch, Boundary, Decay, EmbeddingPair, EmbeddingRule, KeyDivisor, KeySteps, LastUpdates, Outcome, Push, Token,
+    TokenMode, Update, aggregate_dense, aggregate_embeddings, staleness,
 };
 use rectrain_modes::{GlobalStep, Rank};
 use rectrain_proto::v1;
 
+use super::buffer::{Buffer, BufferStanding};
+use super::kept::{Kept, LeftTokens, Pushes, RowsStanding, WrittenPush};
 use super::{Contribution, TrackedStore};
 use crate::error::RoleError;
 use crate::metrics::PsMetrics;
@@ -40,6 +44,16 @@ pub(super) struct Snapshot {
 }
 
 impl Partition {
+    /// As a server before this one held it.
+    pub(super) fn found(values: Vec<f32>, state: Vec<f32>, step: Option<GlobalStep>, applied: v1::Applied) -> Self {
+        Self { parameters: Snapshot { values: Arc::new(values), step }, state, applied }
+    }
+
+    /// The step that is being collected with these parameters in force; none before the first.
+    pub(super) fn step(&self) -> Option<GlobalStep> {
+        self.parameters.step
+    }
+
     pub(super) fn put(&mut self, parameters: Vec<f32>, state: Vec<f32>) {
         self.parameters = Snapshot { values: Arc::new(parameters), step: None };
         self.state = state;
@@ -62,6 +76,22 @@ impl Partition {
         std::mem::take(&mut self.applied)
     }
 
+    fn count(&mut self, update: &Update<Vec<f32>>, metrics: &PsMetrics) {
+        for pair in &update.pairs {
+            let stale = update.step.0.saturating_sub(pair.push.pulled_at.0);
+            self.applied.gradients += 1;
+            self.applied.staleness_sum += stale;
+            self.applied.staleness_max = self.applied.staleness_max.max(stale);
+            metrics.applied_gradients.inc();
+            metrics.dense_staleness.observe(stale as f64);
+            metrics.token_staleness.observe(staleness(pair.push.token, update.step).max(0) as f64);
+            if pair.weight == 0.0 {
+                self.applied.excluded += 1;
+                metrics.excluded_gradients.inc();
+            }
+        }
+    }
+
     fn apply(&mut self, optimizer: DenseOptimizer, gradient: &[f32], step: GlobalStep) -> Result<(), RoleError> {
         // Copies only while a worker's pull still holds the values of the step before.
         let values = Arc::make_mut(&mut self.parameters.values);
@@ -79,14 +109,38 @@ pub(super) struct Tokens {
     rows: Mutex<Rows>,
     /// The step that the rows' buffer is filling, to be read without waiting for an update.
     embedding_step: AtomicU64,
-    dense: Mutex<GradientServer<Vec<f32>>>,
+    dense: Mutex<Dense>,
 }
 
 struct Rows {
-    server: GradientServer<Contribution>,
+    buffer: Buffer<Contribution>,
     /// By group; none where no gradient is ever left out.
     last_updates: Option<Vec<LastUpdates>>,
     oldest: Token,
+    kept: KeptRows,
+}
+
+/// What is there for a server that takes this one's place.
+#[derive(Default)]
+struct KeptRows {
+    /// The first push that no applied step has.
+    first_push: u64,
+    /// Steps of which it is known which keys they changed; the last one's tells where the buffer stood, too.
+    steps: VecDeque<GlobalStep>,
+}
+
+struct Dense {
+    buffer: Buffer<Vec<f32>>,
+    /// The first push that no applied step has.
+    first_push: u64,
+}
+
+/// The rest of the server, which steps are applied to.
+pub(super) struct Held<'s> {
+    pub(super) store: TrackedStore<'s>,
+    pub(super) partition: &'s RwLock<Partition>,
+    pub(super) kept: Option<&'s Kept>,
+    pub(super) metrics: &'s PsMetrics,
 }
 
 impl Tokens {
@@ -102,13 +156,52 @@ impl Tokens {
             group_dims: plan.layout.group_dims.clone(),
             first_step: at.step,
             rows: Mutex::new(Rows {
-                server: GradientServer::new(mode, workers, at.step, at.next_row),
+                buffer: Buffer::new(mode, workers, at),
                 last_updates,
                 oldest: Token(at.step.0),
+                kept: KeptRows::default(),
             }),
             embedding_step: AtomicU64::new(at.step.0),
-            dense: Mutex::new(GradientServer::new(mode, workers, at.step, at.next_row)),
+            dense: Mutex::new(Dense { buffer: Buffer::new(mode, workers, at), first_push: 0 }),
         }
+    }
+
+    /// Stands where the server stood of which this was found: what was pushed since its last steps is taken in once more.
+    pub(super) fn go_on(
+        &self,
+        plan: &JobPlan,
+        mode: TokenMode,
+        left: LeftTokens,
+        held: &Held<'_>,
+    ) -> Result<(), RoleError> {
+        let workers = plan.replicas.dense_workers;
+        let LeftTokens { rows: standing, changed, row_pushes, dense: dense_standing, dense_pushes } = left;
+        let mut rows = self.lock_rows();
+        if let Some(RowsStanding { buffer, oldest }) = standing {
+            rows.kept.first_push = buffer.pushes;
+            rows.buffer = Buffer::resume(mode, workers, buffer);
+            rows.oldest = oldest;
+            self.embedding_step.store(rows.buffer.step().0, Ordering::Release);
+        }
+        for (step, keys) in changed {
+            if let Some(last_updates) = &mut rows.last_updates {
+                let all = last_updates.iter_mut().zip(&keys);
+                all.for_each(|(steps, keys)| keys.iter().for_each(|key| steps.set_changed(*key, step.next())));
+            }
+            rows.kept.steps.push_back(step);
+        }
+        for (push, contribution) in row_pushes {
+            self.take_rows(&mut rows, (&push, contribution), None, held)?;
+        }
+        let mut dense = self.lock_dense();
+        if let Some(standing) = dense_standing {
+            dense.first_push = standing.pushes;
+            dense.buffer = Buffer::resume(mode, workers, standing);
+        }
+        for (push, gradient) in dense_pushes {
+            self.take_dense(&mut dense, (&push, gradient), None, held)?;
+        }
+        Ok(())
     }
 
     /// The step that the rows' buffer is filling.
@@ -121,81 +214,107 @@ impl Tokens {
         parameters.step.unwrap_or(self.first_step).0.max(self.first_step.0)
     }
 
+    /// Where the dense partition's buffer stands; none while gradients are in it.
+    pub(super) fn dense_standing(&self) -> Option<BufferStanding> {
+        self.lock_dense().buffer.standing()
+    }
+
     /// Takes the gradients of a batch's rows.
     pub(super) fn push_rows(
         &self,
-        store: &TrackedStore<'_>,
         push: &v1::TokenPush,
         contribution: Contribution,
-        metrics: &PsMetrics,
+        held: &Held<'_>,
     ) -> Result<v1::UpdateReply, RoleError> {
-        let mut rows = self.lock_rows();
-        rows.oldest = rows.oldest.max(Token(push.oldest_token));
-        let pushed = rows.server.push(read(push, contribution)?)?;
-        let outcome = outcome_of(&pushed);
-        let mut reply = v1::UpdateReply { outcome: outcome::write(outcome).into(), ..v1::UpdateReply::default() };
-        if let Pushed::Full(update) = pushed {
-            self.apply_rows(store, &mut rows, &update, &mut reply, metrics)?;
-        }
-        reply.step = rows.server.step().0;
-        Ok(reply)
+        let written = held.kept.and_then(|kept| kept.write_row_push(push, &contribution));
+        self.take_rows(&mut self.lock_rows(), (push, contribution), written, held)
     }
 
     /// Takes the gradient of the dense partition.
     pub(super) fn push_dense(
         &self,
-        partition: &Mutex<Partition>,
         push: &v1::TokenPush,
         gradient: Vec<f32>,
-        metrics: &PsMetrics,
+        held: &Held<'_>,
     ) -> Result<v1::PushReply, RoleError> {
-        let expected = lock(partition).parameters.values.len();
+        let expected = read(held.partition).parameters.values.len();
         if gradient.len() != expected {
             let reason = format!("a gradient of {expected} values was expected, {} came", gradient.len());
             return Err(RoleError::Inconsistent { message: "push_dense", reason });
         }
-        let mut dense = self.lock_dense();
-        let pushed = dense.push(read(push, gradient)?)?;
-        let outcome = outcome_of(&pushed);
-        if outcome == Outcome::Dropped {
-            lock(partition).applied.late += 1;
-            metrics.late_gradients.inc();
-        }
-        if let Pushed::Full(update) = pushed {
-            self.apply_dense(partition, &update, metrics)?;
-        }
-        metrics.buffered_gradients.set(dense.fill() as i64);
-        Ok(v1::PushReply { outcome: outcome::write(outcome).into(), step: dense.step().0 })
+        let written = held.kept.and_then(|kept| kept.write_dense_push(push, &gradient));
+        self.take_dense(&mut self.lock_dense(), (push, gradient), written, held)
     }
 
     /// Applies what is left in the buffers: the data has ended.
-    pub(super) fn flush(
-        &self,
-        store: &TrackedStore<'_>,
-        partition: &Mutex<Partition>,
-        metrics: &PsMetrics,
-    ) -> Result<v1::Flushed, RoleError> {
+    pub(super) fn flush(&self, held: &Held<'_>) -> Result<v1::Flushed, RoleError> {
         let mut rows = self.lock_rows();
-        if let Some(update) = rows.server.flush() {
-            self.apply_rows(store, &mut rows, &update, &mut v1::UpdateReply::default(), metrics)?;
+        if let Some(update) = rows.buffer.flush() {
+            self.apply_rows(&mut rows, &update, &mut v1::UpdateReply::default(), held)?;
         }
         let mut dense = self.lock_dense();
-        if let Some(update) = dense.flush() {
-            self.apply_dense(partition, &update, metrics)?;
+        if let Some(update) = dense.buffer.flush() {
+            self.apply_dense(&mut dense, &update, held)?;
         }
-        metrics.buffered_gradients.set(0);
-        Ok(v1::Flushed { dense_step: dense.step().0, embedding_step: rows.server.step().0 })
+        held.metrics.buffered_gradients.set(0);
+        Ok(v1::Flushed { dense_step: dense.buffer.step().0, embedding_step: rows.buffer.step().0 })
+    }
+
+    fn take_rows(
+        &self,
+        rows: &mut Rows,
+        (push, contribution): (&v1::TokenPush, Contribution),
+        written: Option<WrittenPush>,
+        held: &Held<'_>,
+    ) -> Result<v1::UpdateReply, RoleError> {
+        rows.oldest = rows.oldest.max(Token(push.oldest_token));
+        let taken = rows.buffer.take(push_of(push, contribution)?)?;
+        if let (Some(kept), Some(number)) = (held.kept, taken.number) {
+            kept.keep_push(Pushes::Rows, number, written);
+        }
+        let mut reply = v1::UpdateReply { outcome: outcome::write(taken.outcome).into(), ..v1::UpdateReply::default() };
+        if let Some(update) = taken.update {
+            self.apply_rows(rows, &update, &mut reply, held)?;
+        }
+        reply.step = rows.buffer.step().0;
+        Ok(reply)
+    }
+
+    fn take_dense(
+        &self,
+        dense: &mut Dense,
+        (push, gradient): (&v1::TokenPush, Vec<f32>),
+        written: Option<WrittenPush>,
+        held: &Held<'_>,
+    ) -> Result<v1::PushReply, RoleError> {
+        let taken = dense.buffer.take(push_of(push, gradient)?)?;
+        if let (Some(kept), Some(number)) = (held.kept, taken.number) {
+            kept.keep_push(Pushes::Dense, number, written);
+        }
+        if taken.outcome == Outcome::Dropped && taken.number.is_some() {
+            write(held.partition).applied.late += 1;
+            held.metrics.late_gradients.inc();
+        }
+        if let Some(update) = taken.update {
+            self.apply_dense(dense, &update, held)?;
+        }
+        held.metrics.buffered_gradients.set(dense.buffer.fill() as i64);
+        Ok(v1::PushReply { outcome: outcome::write(taken.outcome).into(), step: dense.buffer.step().0 })
     }
 
     fn apply_rows(
         &self,
-        store: &TrackedStore<'_>,
         rows: &mut Rows,
         update: &Update<Contribution>,
         reply: &mut v1::UpdateReply,
-        metrics: &PsMetrics,
+        held: &Held<'_>,
     ) -> Result<(), RoleError> {
         let started = std::time::Instant::now();
+        let mut log = held.kept.map(Kept::log);
+        if let Some(log) = &mut log {
+            log.begin();
+        }
+        let mut changed = Vec::with_capacity(self.group_dims.len());
         for (group, dim) in self.group_dims.iter().enumerate() {
             let rule = EmbeddingRule { dim: *dim, decay: self.decay, divisor: self.divisor, buffer: update.divisor };
             let pairs: Vec<EmbeddingPair<'_>> = update
@@ -212,48 +331,73 @@ impl Tokens {
                 None => aggregate_embeddings(&pairs, rule, update.step, &mut NeverStale),
             };
             let keys: Vec<FeatureKey> = gradients.keys.into_iter().map(FeatureKey).collect();
-            let counts = store.update(GroupId(group as u16), &keys, &gradients.values, update.step, None)?;
+            let (group, log) = (GroupId(group as u16), log.as_deref_mut());
+            let counts = held.store.update(group, &keys, &gradients.values, update.step, log)?;
             reply.missing_rows += counts.missing;
             reply.non_finite_rows += counts.non_finite;
+            changed.push(keys);
         }
-        if let (Some(steps), Decay::Threshold { tolerance }) = (&mut rows.last_updates, self.decay)
+        if let (Some(kept), Some(log)) = (held.kept, log) {
+            self.finish_kept_step(rows, update.step, changed, (kept, log))?;
+        }
+        if let Some(steps) = &mut rows.last_updates
             && update.step.0.is_multiple_of(FORGET_EVERY)
         {
-            steps.iter_mut().for_each(|steps| steps.forget_settled(rows.oldest, tolerance));
+            steps.iter_mut().for_each(|steps| steps.forget_settled(rows.oldest, self.decay.tolerance()));
         }
-        metrics.lost_rows.inc_by(reply.missing_rows);
-        metrics.non_finite_rows.inc_by(reply.non_finite_rows);
-        metrics.update_time.observe(started.elapsed().as_secs_f64());
+        held.metrics.lost_rows.inc_by(reply.missing_rows);
+        held.metrics.non_finite_rows.inc_by(reply.non_finite_rows);
+        held.metrics.update_time.observe(started.elapsed().as_secs_f64());
         self.embedding_step.store(update.step.next().0, Ordering::Release);
         Ok(())
     }
 
-    fn apply_dense(
+    /// The step's rows are changed: from here on it is applied for whoever takes this server's place, too.
+    fn finish_kept_step(
         &self,
-        partition: &Mutex<Partition>,
-        update: &Update<Vec<f32>>,
-        metrics: &PsMetrics,
+        rows: &mut Rows,
+        step: GlobalStep,
+        changed: Vec<Vec<FeatureKey>>,
+        (kept, mut log): (&Kept, MutexGuard<'_, UpdateLog>),
     ) -> Result<(), RoleError> {
+        let buffer = rows.buffer.standing().ok_or_else(|| left_in_buffer("update"))?;
+        let pushes = buffer.pushes;
+        let asked = rows.last_updates.is_some();
+        let keys = changed
+            .into_iter()
+            .map(|keys| if asked { keys.into_iter().map(|key| key.0).collect() } else { Vec::new() });
+        kept.keep_row_step(step, &RowsStanding { buffer, oldest: rows.oldest }, &keys.collect::<Vec<_>>());
+        log.finish();
+        drop(log);
+        kept.forget_pushes(Pushes::Rows, rows.kept.first_push..pushes);
+        rows.kept.first_push = pushes;
+        rows.kept.steps.push_back(step);
+        let settled = rows.oldest.0.saturating_add(self.decay.tolerance());
+        while rows.kept.steps.len() > 1
+            && let Some(oldest) = rows.kept.steps.pop_front_if(|step| step.next().0 <= settled)
+        {
+            kept.forget_row_step(oldest);
+        }
+        Ok(())
+    }
+
+    fn apply_dense(&self, dense: &mut Dense, update: &Update<Vec<f32>>, held: &Held<'_>) -> Result<(), RoleError> {
         let pairs = update.pairs.iter().map(|pair| (pair.weight, pair.push.gradient.as_slice()));
         let gradient = aggregate_dense(pairs, update.divisor);
-        let mut partition = lock(partition);
-        if let Some(gradient) = gradient {
-            partition.apply(self.optimizer, &gradient, update.step)?;
-        }
-        partition.parameters.step = Some(update.step.next());
-        for pair in &update.pairs {
-            let stale = update.step.0.saturating_sub(pair.push.pulled_at.0);
-            let applied = &mut partition.applied;
-            applied.gradients += 1;
-            applied.staleness_sum += stale;
-            applied.staleness_max = applied.staleness_max.max(stale);
-            metrics.applied_gradients.inc();
-            metrics.dense_staleness.observe(stale as f64);
-            metrics.token_staleness.observe(staleness(pair.push.token, update.step).max(0) as f64);
-            if pair.weight == 0.0 {
-                applied.excluded += 1;
-                metrics.excluded_gradients.inc();
+        {
+            let mut partition = write(held.partition);
+            if let Some(gradient) = gradient {
+                partition.apply(self.optimizer, &gradient, update.step)?;
             }
+            partition.count(update, held.metrics);
+            partition.parameters.step = Some(update.step.next());
+        }
+        if let Some(kept) = held.kept {
+            let buffer = dense.buffer.standing().ok_or_else(|| left_in_buffer("push_dense"))?;
+            // Nobody changes it meanwhile, and who only reads does not wait.
+            kept.keep_partition(&read(held.partition), Some(&buffer));
+            kept.forget_pushes(Pushes::Dense, dense.first_push..buffer.pushes);
+            dense.first_push = buffer.pushes;
         }
         Ok(())
     }
@@ -262,7 +406,7 @@ impl Tokens {
         self.rows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock_dense(&self) -> MutexGuard<'_, GradientServer<Vec<f32>>> {
+    fn lock_dense(&self) -> MutexGuard<'_, Dense> {
         self.dense.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -278,11 +422,20 @@ impl KeySteps for NeverStale {
     fn set_changed(&mut self, _key: u64, _step: GlobalStep) {}
 }
 
-fn lock(partition: &Mutex<Partition>) -> MutexGuard<'_, Partition> {
-    partition.lock().unwrap_or_else(PoisonError::into_inner)
+fn read(partition: &RwLock<Partition>) -> RwLockReadGuard<'_, Partition> {
+    partition.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn read<G>(push: &v1::TokenPush, gradient: G) -> Result<Push<G>, RoleError> {
+fn write(partition: &RwLock<Partition>) -> RwLockWriteGuard<'_, Partition> {
+    partition.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn left_in_buffer(message: &'static str) -> RoleError {
+    let reason = "gradients are left in a buffer whose step was applied".to_owned();
+    RoleError::Inconsistent { message, reason }
+}
+
+fn push_of<G>(push: &v1::TokenPush, gradient: G) -> Result<Push<G>, RoleError> {
     let [pulled_at] = push.pulled_at[..] else {
         let reason = format!("it came with {} steps of one server", push.pulled_at.len());
         return Err(RoleError::Inconsistent { message: "push", reason });
@@ -294,12 +447,4 @@ fn read<G>(push: &v1::TokenPush, gradient: G) -> Result<Push<G>, RoleError> {
         pulled_at: GlobalStep(pulled_at),
         gradient,
     })
-}
-
-fn outcome_of<G>(pushed: &Pushed<G>) -> Outcome {
-    match pushed {
-        Pushed::Buffered | Pushed::Full(_) => Outcome::Trained,
-        Pushed::Late => Outcome::Dropped,
-        Pushed::Repeated => Outcome::Repeated,
-    }
 }

@@ -23,6 +23,9 @@ use crate::transport::{Progress, Stage, back_off};
 /// Frames that wait to be written on one connection; more wait in their calls.
 const QUEUE_FRAMES: usize = 64;
 
+/// How long the other side's reason for closing is waited for when writing has failed.
+const LAST_WORD: Duration = Duration::from_millis(50);
+
 /// What a waiting call gets.
 enum Outcome {
     Reply(Frame),
@@ -188,16 +191,28 @@ impl Connection {
         tasks.spawn(async move {
             match write_all(requests, write, &counters).await {
                 Ok(()) => Ended::lost("it was closed on this side"),
-                Err(error) => Ended::lost(format!("writing failed: {error}")),
+                Err(error) => Ended::WritingFailed(format!("writing failed: {error}").into()),
             }
         });
         let failing = FailOnDrop(calls.clone());
         let supervisor = tokio::spawn(async move {
             if let Some(Ok(ended)) = tasks.join_next().await {
+                let ended = match ended {
+                    Ended::WritingFailed(reason) => why(reason, &mut tasks).await,
+                    ended => ended,
+                };
                 failing.0.fail(ended);
             }
         });
         Self { calls, queue, supervisor: supervisor.abort_handle() }
+    }
+}
+
+/// Whoever closes a connection may have said why, which is there to be read.
+async fn why(writing_failed: Arc<str>, tasks: &mut JoinSet<Ended>) -> Ended {
+    match tokio::time::timeout(LAST_WORD, tasks.join_next()).await {
+        Ok(Some(Ok(said @ (Ended::Distrusted(_) | Ended::Malformed(_))))) => said,
+        _ => Ended::Lost(writing_failed),
     }
 }
 
@@ -221,6 +236,8 @@ impl Drop for Connection {
 #[derive(Clone)]
 enum Ended {
     Lost(Arc<str>),
+    /// The other side is gone, or does not read.
+    WritingFailed(Arc<str>),
     Distrusted(Arc<str>),
     Malformed(Malformed),
 }
@@ -276,7 +293,7 @@ impl PendingCalls {
         for call in calls.into_values() {
             let outcome = match &ended {
                 Ended::Malformed(malformed) => Outcome::Malformed(malformed.clone()),
-                Ended::Lost(reason) => Outcome::Lost(Arc::clone(reason)),
+                Ended::Lost(reason) | Ended::WritingFailed(reason) => Outcome::Lost(Arc::clone(reason)),
                 Ended::Distrusted(reason) => Outcome::Distrusted(Arc::clone(reason)),
             };
             // A call that has just been given up does not mind.

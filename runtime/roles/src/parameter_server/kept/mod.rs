@@ -1,14 +1,18 @@
 //! What of a parameter server outlives its process, in a directory in memory: its rows, how far the update under way has come, the
 //! gradients that it has said it has and has not applied, and where it stood. A server that is killed and started again on the same
-//! machine goes on from there as if it had only been slow. Modes with a barrier only.
+//! machine goes on from there as if it had only been slow.
 //!
 //! ```text
 //! directory ─┬─ rows-0 …, update      the store: rectrain_embedding::Store::in_shared_memory
-//!            ├─ gradients/STEP-PIECE   one file each, until the step is applied
+//!            ├─ gradients/STEP-PIECE   where there is a barrier: one file each, until the step is applied
+//!            ├─ …                      where there is none: see [`tokens`]
 //!            └─ standing.json          attempt, mode, first step, slot map; without it there is nothing to go on from
 //! ```
 //!
 //! Files appear under their names when they are whole. What is written here is never synced: it is to outlive a process, not a machine.
+
+mod contents;
+mod tokens;
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -17,12 +21,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rectrain_embedding::{Reopened, Store, UpdateLog};
-use rectrain_modes::SparseGradients;
 use rectrain_modes::migration::SlotMap;
 use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
 
+use self::contents::{Reader, Writer, write_contribution};
+pub(super) use self::tokens::{LeftTokens, Pushes, RowsStanding, WrittenPush};
 use super::Contribution;
+use super::buffer::BufferStanding;
+use super::tokens::Partition;
 use crate::coordinator_channel::CoordinatorChannel;
 use crate::error::RoleError;
 use crate::placement::{read_map, write_map};
@@ -30,6 +37,8 @@ use crate::plan::{CALL_DEADLINE, JobPlan};
 
 const STANDING: &str = "standing.json";
 const GRADIENTS: &str = "gradients";
+/// The extension of a file that has not got its name yet.
+const UNFINISHED: &str = "part";
 
 /// Where a server stood when its mode began.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -96,6 +105,9 @@ pub(super) struct Left {
     pub(super) reopened: Reopened,
     /// Of steps that are not applied, by step and piece.
     pub(super) gradients: Vec<(u64, u32, Contribution)>,
+    pub(super) tokens: LeftTokens,
+    /// What it held of the dense parameters.
+    pub(super) partition: Partition,
 }
 
 /// A parameter server's rows: in memory that outlives the process, or not.
@@ -124,13 +136,22 @@ impl Rows {
         plan: &JobPlan,
         coordinator: &CoordinatorChannel,
     ) -> Result<Self, RoleError> {
-        if let Some(standing) = read_standing(directory) {
-            let (attempt, _) = coordinator.call(v1::AttemptRequest {}, Vec::new(), CALL_DEADLINE).await?;
-            if attempt.attempt == standing.attempt {
-                match Self::left_in(directory, standing, plan) {
-                    Ok(rows) => return Ok(rows),
-                    Err(error) => tracing::warn!(%error, "what the server before has left cannot be used"),
-                }
+        let attempt = match read_standing(directory) {
+            None => None,
+            Some(_) => {
+                let (attempt, _) = coordinator.call(v1::AttemptRequest {}, Vec::new(), CALL_DEADLINE).await?;
+                Some(attempt.attempt)
+            }
+        };
+        Self::of_attempt(directory, plan, attempt)
+    }
+
+    /// As [`Self::in_memory_that_outlives`], where the coordinator is in this attempt.
+    pub(super) fn of_attempt(directory: &Path, plan: &JobPlan, attempt: Option<u64>) -> Result<Self, RoleError> {
+        if let Some(standing) = read_standing(directory).filter(|standing| Some(standing.attempt) == attempt) {
+            match Self::left_in(directory, standing, plan) {
+                Ok(rows) => return Ok(rows),
+                Err(error) => tracing::warn!(%error, "what the server before has left cannot be used"),
             }
         }
         match Self::fresh(directory, plan) {
@@ -144,11 +165,18 @@ impl Rows {
 
     fn left_in(directory: &Path, standing: Standing, plan: &JobPlan) -> Result<Self, RoleError> {
         let (store, log, reopened) = Store::in_shared_memory(plan.store.clone(), directory)?;
-        let next = standing.step + u64::from(log.update());
-        let gradients = read_gradients(&directory.join(GRADIENTS), plan, next)?;
+        remove_unfinished(directory)?;
+        let (next, dims) = (standing.step + u64::from(log.update()), &plan.layout.group_dims);
+        let gradients = read_gradients(&directory.join(GRADIENTS), dims, next)?;
+        let (partition, buffer) = tokens::read_partition(directory)?;
+        if buffer.is_none() && plan.mode_named(&standing.mode).is_none_or(|mode| !mode.has_barrier()) {
+            let reason = "where the buffer of the dense partition stood is not known".to_owned();
+            return Err(RoleError::Inconsistent { message: "standing", reason });
+        }
+        let tokens = tokens::read_tokens(directory, dims, next, buffer)?;
         let kept = Kept::new(directory, log);
         *kept.lock_gradients() = gradients.iter().map(|(step, piece, _)| (*step, *piece)).collect();
-        Ok(Self { store, kept: Some(kept), left: Some(Left { standing, reopened, gradients }) })
+        Ok(Self { store, kept: Some(kept), left: Some(Left { standing, reopened, gradients, tokens, partition }) })
     }
 
     fn fresh(directory: &Path, plan: &JobPlan) -> Result<Self, RoleError> {
@@ -161,8 +189,7 @@ impl Rows {
             removed.map_err(|source| failed("remove", &path, source))?;
         }
         let (store, log, _) = Store::in_shared_memory(plan.store.clone(), directory)?;
-        let gradients = directory.join(GRADIENTS);
-        std::fs::create_dir(&gradients).map_err(|source| failed("make", &gradients, source))?;
+        make_folders(directory)?;
         Ok(Self { store, kept: Some(Kept::new(directory, log)), left: None })
     }
 
@@ -183,10 +210,11 @@ impl Kept {
         }
     }
 
-    /// A mode with a barrier begins: from here on there is something to go on from.
-    pub(super) fn begin(&self, standing: &Standing) {
+    /// A mode begins: from here on there is something to go on from. `buffer` is that of the dense partition, where there is no barrier.
+    pub(super) fn begin(&self, standing: &Standing, partition: &Partition, buffer: Option<&BufferStanding>) {
         self.end();
         self.log().restart(0);
+        self.keep_partition(partition, buffer);
         self.or_give_up(|| self.stand(standing));
     }
 
@@ -225,17 +253,18 @@ impl Kept {
         }
     }
 
-    fn or_give_up(&self, work: impl FnOnce() -> Result<(), RoleError>) {
-        if !self.is_given_up.load(Ordering::Acquire)
-            && let Err(error) = work()
-        {
-            self.give_up(&error);
+    /// None where it is given up.
+    fn or_give_up<T>(&self, work: impl FnOnce() -> Result<T, RoleError>) -> Option<T> {
+        if self.is_given_up.load(Ordering::Acquire) {
+            return None;
         }
+        work().map_err(|error| self.give_up(&error)).ok()
     }
 
     fn withdraw(&self) -> Result<(), RoleError> {
         remove_standing(&self.directory)?;
-        self.remove_gradients(u64::MAX)
+        self.remove_gradients(u64::MAX)?;
+        self.remove_tokens()
     }
 
     fn stand(&self, standing: &Standing) -> Result<(), RoleError> {
@@ -251,18 +280,7 @@ impl Kept {
 
     fn write_gradients(&self, step: u64, piece: u32, contribution: &Contribution) -> Result<(), RoleError> {
         let name = gradients_name(step, piece);
-        let written = self.write(&name, |file| {
-            for SparseGradients { keys, values } in contribution {
-                file.write_all(&(keys.len() as u64).to_le_bytes())?;
-                for key in keys {
-                    file.write_all(&key.to_le_bytes())?;
-                }
-                for value in values {
-                    file.write_all(&value.to_le_bytes())?;
-                }
-            }
-            Ok(())
-        })?;
+        let written = self.write(&name, |file| write_contribution(file, contribution))?;
         let mut gradients = self.lock_gradients();
         self.name(&written, &name)?;
         gradients.insert((step, piece));
@@ -272,8 +290,7 @@ impl Kept {
     fn remove_gradients(&self, next: u64) -> Result<(), RoleError> {
         let mut gradients = self.lock_gradients();
         while let Some(&(step, piece)) = gradients.first().filter(|(step, _)| *step < next) {
-            let path = self.directory.join(gradients_name(step, piece));
-            std::fs::remove_file(&path).map_err(|source| failed("remove", &path, source))?;
+            remove_file(&self.directory.join(gradients_name(step, piece)))?;
             gradients.pop_first();
         }
         Ok(())
@@ -283,12 +300,12 @@ impl Kept {
     fn write(
         &self,
         name: &str,
-        content: impl FnOnce(&mut std::io::BufWriter<std::fs::File>) -> std::io::Result<()>,
+        content: impl FnOnce(&mut Writer) -> std::io::Result<()>,
     ) -> Result<PathBuf, RoleError> {
         let number = self.begun.fetch_add(1, Ordering::Relaxed);
-        let path = self.directory.join(format!("{name}.{number}.part"));
+        let path = self.directory.join(format!("{name}.{number}.{UNFINISHED}"));
         let write = || {
-            let mut file = std::io::BufWriter::with_capacity(1 << 16, std::fs::File::create(&path)?);
+            let mut file = Writer::with_capacity(1 << 16, std::fs::File::create(&path)?);
             content(&mut file)?;
             file.into_inner().map(drop).map_err(std::io::IntoInnerError::into_error)
         };
@@ -308,11 +325,33 @@ impl Kept {
 }
 
 fn remove_standing(directory: &Path) -> Result<(), RoleError> {
-    let path = directory.join(STANDING);
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(failed("remove", &path, error)),
+    remove_file(&directory.join(STANDING))
+}
+
+/// One that is not there is removed.
+fn remove_file(path: &Path) -> Result<(), RoleError> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(failed("remove", path, error)),
         _ => Ok(()),
     }
+}
+
+fn make_folders(directory: &Path) -> Result<(), RoleError> {
+    [GRADIENTS].into_iter().chain(tokens::FOLDERS).try_for_each(|folder| {
+        let folder = directory.join(folder);
+        std::fs::create_dir(&folder).map_err(|source| failed("make", &folder, source))
+    })
+}
+
+/// What was being written when its process was killed; in folders, who reads them removes it.
+fn remove_unfinished(directory: &Path) -> Result<(), RoleError> {
+    for entry in std::fs::read_dir(directory).map_err(|source| failed("read", directory, source))? {
+        let path = entry.map_err(|source| failed("read", directory, source))?.path();
+        if path.extension().is_some_and(|extension| extension == UNFINISHED) {
+            remove_file(&path)?;
+        }
+    }
+    Ok(())
 }
 
 fn gradients_name(step: u64, piece: u32) -> String {
@@ -325,7 +364,7 @@ fn read_standing(directory: &Path) -> Option<Standing> {
 }
 
 /// Those of steps from `next` on; others, and what was never finished, are removed.
-fn read_gradients(directory: &Path, plan: &JobPlan, next: u64) -> Result<Vec<(u64, u32, Contribution)>, RoleError> {
+fn read_gradients(directory: &Path, dims: &[usize], next: u64) -> Result<Vec<(u64, u32, Contribution)>, RoleError> {
     let mut found = Vec::new();
     let entries = std::fs::read_dir(directory).map_err(|source| failed("read", directory, source))?;
     for entry in entries {
@@ -335,30 +374,16 @@ fn read_gradients(directory: &Path, plan: &JobPlan, next: u64) -> Result<Vec<(u6
         match number {
             Some((step, piece)) if step >= next => {
                 let bytes = std::fs::read(&path).map_err(|source| failed("read", &path, source))?;
+                let mut reader = Reader(&bytes);
+                let contribution = reader.contribution(dims).filter(|_| reader.end().is_some());
                 let short = || failed("read", &path, std::io::ErrorKind::UnexpectedEof.into());
-                found.push((step, piece, decode(&bytes, &plan.layout.group_dims).ok_or_else(short)?));
+                found.push((step, piece, contribution.ok_or_else(short)?));
             }
-            _ => std::fs::remove_file(&path).map_err(|source| failed("remove", &path, source))?,
+            _ => remove_file(&path)?,
         }
     }
     found.sort_unstable_by_key(|(step, piece, _)| (*step, *piece));
     Ok(found)
-}
-
-fn decode(mut bytes: &[u8], dims: &[usize]) -> Option<Contribution> {
-    let mut contribution = Vec::with_capacity(dims.len());
-    for dim in dims {
-        let (count, rest) = bytes.split_first_chunk()?;
-        let count = usize::try_from(u64::from_le_bytes(*count)).ok()?;
-        let (keys, rest) = rest.split_at_checked(count.checked_mul(8)?)?;
-        let (values, rest) = rest.split_at_checked(count.checked_mul(dim * 4)?)?;
-        bytes = rest;
-        contribution.push(SparseGradients {
-            keys: keys.as_chunks().0.iter().map(|key| u64::from_le_bytes(*key)).collect(),
-            values: values.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect(),
-        });
-    }
-    bytes.is_empty().then_some(contribution)
 }
 
 fn failed(attempt: &str, path: &Path, source: std::io::Error) -> RoleError {
@@ -370,6 +395,7 @@ fn failed(attempt: &str, path: &Path, source: std::io::Error) -> RoleError {
 #[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 mod tests {
     use rectrain_embedding::{Initializer, RowSpec, SparseOptimizer, StoreConfig, ValueType};
+    use rectrain_modes::SparseGradients;
 
     use super::*;
 
@@ -383,7 +409,7 @@ mod tests {
         };
         let config = StoreConfig { slots: 2, seed: 1, groups: vec![group] };
         let (_store, log, _) = Store::in_shared_memory(config, directory).unwrap();
-        std::fs::create_dir(directory.join(GRADIENTS)).unwrap();
+        make_folders(directory).unwrap();
         Kept::new(directory, log)
     }
 
@@ -402,11 +428,14 @@ mod tests {
         kept.keep(7, 0, &gradients(1));
         kept.keep(8, 1, &gradients(5));
         kept.forget(8);
-        let bytes = std::fs::read(folder.path().join(gradients_name(8, 1))).unwrap();
-        assert_eq!((files(folder.path()), decode(&bytes, &[2])), (1, Some(gradients(5))));
-        for wrong in [&bytes[..bytes.len() - 1], &[&bytes[..], &[0]].concat(), &[0xff; 8]] {
-            assert_eq!(decode(wrong, &[2]), None);
-        }
+        assert_eq!(files(folder.path()), 1);
+        let read = || read_gradients(&folder.path().join(GRADIENTS), &[2], 8);
+        assert_eq!(read().unwrap(), [(8, 1, gradients(5))]);
+        let path = folder.path().join(gradients_name(8, 1));
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+        assert!(read().is_err());
+        std::fs::write(&path, &bytes).unwrap();
         // A piece whose sender has not heard that it was taken in.
         kept.keep(7, 0, &gradients(1));
         kept.forget(9);
@@ -433,12 +462,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let kept = kept(folder.path());
         let begin = v1::BeginMode { mode: "sync".to_owned(), attempt: 9, ..v1::BeginMode::default() };
-        kept.begin(&Standing::new(&begin, "tcp://127.0.0.1:7000", &SlotMap::even(4, 1)));
+        let standing = Standing::new(&begin, "tcp://127.0.0.1:7000", &SlotMap::even(4, 1));
+        kept.begin(&standing, &Partition::default(), None);
         kept.keep(1, 0, &gradients(1));
         std::fs::remove_dir_all(folder.path().join(GRADIENTS)).unwrap();
         kept.keep(1, 1, &gradients(1));
         assert_eq!(read_standing(folder.path()), None);
-        kept.begin(&Standing::new(&begin, "tcp://127.0.0.1:7000", &SlotMap::even(4, 1)));
+        kept.begin(&standing, &Partition::default(), None);
         assert_eq!(read_standing(folder.path()), None, "for good");
     }
 
@@ -449,7 +479,7 @@ mod tests {
         assert_eq!(read_standing(folder.path()), None);
         let begin = v1::BeginMode { mode: "sync".to_owned(), step: 3, attempt: 9, ..v1::BeginMode::default() };
         let standing = Standing::new(&begin, "tcp://127.0.0.1:7000", &SlotMap::even(4, 2));
-        kept.begin(&standing);
+        kept.begin(&standing, &Partition::default(), None);
         assert_eq!(read_standing(folder.path()), Some(standing.clone()));
         assert_eq!((standing.begin(), standing.map().unwrap()), (begin, SlotMap::even(4, 2)));
         let moved = SlotMap::even(4, 1);

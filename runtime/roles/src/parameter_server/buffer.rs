@@ -1,0 +1,152 @@
+//! A gradient buffer that may be asked twice: a [`GradientServer`] that remembers what it answered each worker last, so that a push
+//! which is sent again, because nobody heard the answer, gets the same one and is no second push.
+
+use std::collections::BTreeMap;
+
+use rectrain_modes::gba::{
+    Batch, Boundary, GradientServer, Outcome, Push, PushError, Pushed, ServerStanding, Token, TokenMode, Update,
+};
+use rectrain_modes::{GlobalStep, Rank};
+use serde::{Deserialize, Serialize};
+
+/// See the module's text.
+pub(super) struct Buffer<G> {
+    server: GradientServer<G>,
+    /// Pushes that were taken in, or dropped for coming late.
+    pushes: u64,
+    answered: BTreeMap<Rank, Answered>,
+}
+
+/// A worker's last push. It waits for the answer before it sends the next.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Answered {
+    batch: Batch,
+    token: Token,
+    outcome: Outcome,
+}
+
+/// Where a buffer stands between two steps, for a server that takes this one's place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct BufferStanding {
+    server: ServerStanding,
+    /// The number of the next push.
+    pub(super) pushes: u64,
+    answered: BTreeMap<Rank, Answered>,
+}
+
+/// What became of a push.
+pub(super) struct Taken<G> {
+    pub(super) outcome: Outcome,
+    /// Which push it is, counted from 0; none if its rows were there.
+    pub(super) number: Option<u64>,
+    /// A full buffer: to be applied now.
+    pub(super) update: Option<Update<G>>,
+}
+
+impl<G> Buffer<G> {
+    pub(super) fn new(mode: TokenMode, workers: u32, at: Boundary) -> Self {
+        let server = GradientServer::new(mode, workers, at.step, at.next_row);
+        Self { server, pushes: 0, answered: BTreeMap::new() }
+    }
+
+    pub(super) fn resume(mode: TokenMode, workers: u32, standing: BufferStanding) -> Self {
+        let BufferStanding { server, pushes, answered } = standing;
+        Self { server: GradientServer::resume(mode, workers, server), pushes, answered }
+    }
+
+    /// None while gradients are in it.
+    pub(super) fn standing(&self) -> Option<BufferStanding> {
+        let server = self.server.standing()?;
+        Some(BufferStanding { server, pushes: self.pushes, answered: self.answered.clone() })
+    }
+
+    /// The step that is being filled.
+    pub(super) fn step(&self) -> GlobalStep {
+        self.server.step()
+    }
+
+    pub(super) fn fill(&self) -> usize {
+        self.server.fill()
+    }
+
+    pub(super) fn take(&mut self, push: Push<G>) -> Result<Taken<G>, PushError> {
+        let (rank, batch, token) = (push.rank, push.batch, push.token);
+        let (outcome, update) = match self.server.push(push)? {
+            Pushed::Buffered => (Outcome::Trained, None),
+            Pushed::Full(update) => (Outcome::Trained, Some(update)),
+            Pushed::Late => (Outcome::Dropped, None),
+            Pushed::Repeated => {
+                let again = self.answered.get(&rank).filter(|last| (last.batch, last.token) == (batch, token));
+                let outcome = again.map_or(Outcome::Repeated, |again| again.outcome);
+                return Ok(Taken { outcome, number: None, update: None });
+            }
+        };
+        self.answered.insert(rank, Answered { batch, token, outcome });
+        self.pushes += 1;
+        Ok(Taken { outcome, number: Some(self.pushes - 1), update })
+    }
+
+    /// What is left, as the last step.
+    pub(super) fn flush(&mut self) -> Option<Update<G>> {
+        self.server.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rectrain_modes::gba::BufferSize;
+
+    use super::*;
+
+    fn push(rank: u32, first_row: u64, token: u64) -> Push<u64> {
+        let batch = Batch { first_row, rows: 4 };
+        Push { rank: Rank(rank), batch, token: Token(token), pulled_at: GlobalStep(0), gradient: first_row }
+    }
+
+    fn buffer(mode: TokenMode, workers: u32) -> Buffer<u64> {
+        Buffer::new(mode, workers, Boundary { step: GlobalStep(0), next_row: 0 })
+    }
+
+    fn outcome(buffer: &mut Buffer<u64>, push: Push<u64>) -> (Outcome, Option<u64>) {
+        let taken = buffer.take(push).unwrap();
+        (taken.outcome, taken.number)
+    }
+
+    #[test]
+    fn a_push_that_is_sent_again_is_answered_the_same_and_one_of_another_worker_is_repeated() {
+        // Two of three workers make a step, and who comes later is dropped.
+        let mut buffer = buffer(TokenMode::HopBw { backups: 1 }, 3);
+        assert_eq!(outcome(&mut buffer, push(0, 0, 0)), (Outcome::Trained, Some(0)));
+        assert_eq!(outcome(&mut buffer, push(0, 0, 0)), (Outcome::Trained, None));
+        assert_eq!(outcome(&mut buffer, push(1, 0, 0)), (Outcome::Repeated, None));
+        assert_eq!(outcome(&mut buffer, push(0, 0, 1)), (Outcome::Repeated, None), "handed out again");
+        assert!(buffer.standing().is_none());
+        assert_eq!(outcome(&mut buffer, push(1, 4, 0)), (Outcome::Trained, Some(1)));
+        assert_eq!(outcome(&mut buffer, push(2, 8, 0)), (Outcome::Dropped, Some(2)));
+        let standing = buffer.standing().unwrap();
+        assert_eq!(standing.pushes, 3);
+        let bytes = rmp_serde::to_vec(&standing).unwrap();
+        let mut resumed: Buffer<u64> =
+            Buffer::resume(TokenMode::HopBw { backups: 1 }, 3, rmp_serde::from_slice(&bytes).unwrap());
+        assert_eq!(resumed.standing(), Some(standing));
+        for buffer in [&mut buffer, &mut resumed] {
+            assert_eq!(outcome(buffer, push(2, 8, 0)), (Outcome::Dropped, None), "and not trained");
+            assert_eq!(outcome(buffer, push(1, 4, 0)), (Outcome::Trained, None));
+            assert_eq!(outcome(buffer, push(0, 12, 1)), (Outcome::Trained, Some(3)));
+        }
+    }
+
+    #[test]
+    fn a_buffer_that_goes_on_hands_out_the_same_steps() {
+        let mode = TokenMode::Bsp { aggregate: BufferSize::new(3).unwrap() };
+        let (mut one, mut other) = (buffer(mode, 4), buffer(mode, 4));
+        for number in 0..20 {
+            let push = push(number as u32 % 4, 4 * number, number / 3);
+            if let Some(standing) = other.standing() {
+                other = Buffer::resume(mode, 4, standing);
+            }
+            assert_eq!(one.take(push.clone()).unwrap().update, other.take(push).unwrap().update);
+        }
+        assert_eq!((one.step(), one.fill(), one.flush()), (GlobalStep(6), 2, other.flush()));
+    }
+}

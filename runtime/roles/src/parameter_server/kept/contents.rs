@@ -1,0 +1,136 @@
+//! What the files of a kept server hold: numbers as this machine has them in memory, because nobody else reads them.
+
+use std::io::{self, BufWriter, Write};
+
+use bytemuck::Pod;
+use prost::Message;
+use rectrain_modes::SparseGradients;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::super::Contribution;
+
+/// A file being written.
+pub(super) type Writer = BufWriter<std::fs::File>;
+
+/// A header, and how long it is before it.
+fn write_header(file: &mut Writer, header: &[u8]) -> io::Result<()> {
+    file.write_all(&(header.len() as u64).to_ne_bytes())?;
+    file.write_all(header)
+}
+
+pub(super) fn write_message(file: &mut Writer, message: &impl Message) -> io::Result<()> {
+    write_header(file, &message.encode_to_vec())
+}
+
+pub(super) fn write_value(file: &mut Writer, value: &impl Serialize) -> io::Result<()> {
+    write_header(file, &rmp_serde::to_vec(value).map_err(io::Error::other)?)
+}
+
+pub(super) fn write_numbers<N: Pod>(file: &mut Writer, numbers: &[N]) -> io::Result<()> {
+    file.write_all(&(numbers.len() as u64).to_ne_bytes())?;
+    file.write_all(bytemuck::cast_slice(numbers))
+}
+
+pub(super) fn write_contribution(file: &mut Writer, contribution: &Contribution) -> io::Result<()> {
+    for SparseGradients { keys, values } in contribution {
+        write_numbers(file, keys)?;
+        write_numbers(file, values)?;
+    }
+    Ok(())
+}
+
+/// What is left of a file that is being read; `None` where it says nothing that was written.
+pub(super) struct Reader<'b>(pub(super) &'b [u8]);
+
+impl<'b> Reader<'b> {
+    fn length(&mut self) -> Option<usize> {
+        let (length, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        usize::try_from(u64::from_ne_bytes(*length)).ok()
+    }
+
+    fn bytes(&mut self, length: usize) -> Option<&'b [u8]> {
+        let (bytes, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+
+    fn header(&mut self) -> Option<&'b [u8]> {
+        let length = self.length()?;
+        self.bytes(length)
+    }
+
+    pub(super) fn message<M: Message + Default>(&mut self) -> Option<M> {
+        M::decode(self.header()?).ok()
+    }
+
+    pub(super) fn value<V: DeserializeOwned>(&mut self) -> Option<V> {
+        rmp_serde::from_slice(self.header()?).ok()
+    }
+
+    pub(super) fn numbers<N: Pod>(&mut self) -> Option<Vec<N>> {
+        let length = self.length()?.checked_mul(size_of::<N>())?;
+        Some(bytemuck::pod_collect_to_vec(self.bytes(length)?))
+    }
+
+    /// Gradients of row groups with so many values a row.
+    pub(super) fn contribution(&mut self, dims: &[usize]) -> Option<Contribution> {
+        let group = |dim: &usize| {
+            let (keys, values) = (self.numbers()?, self.numbers()?);
+            (values.len() == keys.len() * dim).then_some(SparseGradients { keys, values })
+        };
+        dims.iter().map(group).collect()
+    }
+
+    /// Nothing is left.
+    pub(super) fn end(&self) -> Option<()> {
+        self.0.is_empty().then_some(())
+    }
+}
+
+#[cfg(test)]
+// Helpers outside the test functions unwrap too.
+#[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+mod tests {
+    use rectrain_proto::v1;
+
+    use super::*;
+
+    fn written(write: impl FnOnce(&mut Writer) -> io::Result<()>) -> Vec<u8> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut writer = BufWriter::new(file.reopen().unwrap());
+        write(&mut writer).unwrap();
+        writer.flush().unwrap();
+        std::fs::read(file.path()).unwrap()
+    }
+
+    #[test]
+    fn what_was_written_is_read_and_what_was_cut_short_is_not() {
+        let contribution = vec![
+            SparseGradients { keys: vec![3, 9], values: vec![0.5, -0.25, f32::MIN_POSITIVE, 4.0] },
+            SparseGradients::default(),
+        ];
+        let push = v1::TokenPush { rank: 3, pulled_at: vec![7], ..v1::TokenPush::default() };
+        let bytes = written(|file| {
+            write_message(file, &push)?;
+            write_value(file, &(1_u64, "two"))?;
+            write_numbers(file, &[1.5_f32])?;
+            write_contribution(file, &contribution)
+        });
+        let read = |bytes| {
+            let mut reader = Reader(bytes);
+            let read = (
+                reader.message::<v1::TokenPush>()?,
+                reader.value::<(u64, String)>()?,
+                reader.numbers::<f32>()?,
+                reader.contribution(&[2, 4])?,
+            );
+            reader.end().map(|()| read)
+        };
+        assert_eq!(read(&bytes), Some((push, (1, "two".to_owned()), vec![1.5], contribution)));
+        assert!((0..bytes.len()).all(|length| read(&bytes[..length]).is_none()));
+        assert!(read(&[&bytes[..], &[0]].concat()).is_none());
+        assert!(Reader(&[0xff; 16]).numbers::<u64>().is_none());
+    }
+}
