@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,10 @@ use crate::plan::CALL_DEADLINE;
 /// The pause before a coordinator is asked again whose process has ended.
 const ASK_AGAIN: Duration = Duration::from_millis(10);
 
+/// Who was never answered, and whose connection is closed so often in a row as soon as it asks, does not speak as members do: with TLS, or without.
+const UNHEARD: u32 = 5;
+const AS_SOON_AS_ASKED: Duration = Duration::from_secs(1);
+
 /// See the module's text. Cheap to clone: clones count their questions together.
 #[derive(Debug, Clone)]
 pub(crate) struct CoordinatorChannel {
@@ -31,6 +35,7 @@ struct Caller {
     id: u64,
     /// That it takes part in; 0: none yet.
     attempt: AtomicU64,
+    was_answered: AtomicBool,
     questions: Mutex<Questions>,
 }
 
@@ -46,6 +51,7 @@ impl CoordinatorChannel {
         let caller = Caller {
             id: RandomState::new().hash_one("caller").max(1),
             attempt: AtomicU64::new(0),
+            was_answered: AtomicBool::new(false),
             questions: Mutex::default(),
         };
         Self { channel, caller: Arc::new(caller) }
@@ -59,7 +65,8 @@ impl CoordinatorChannel {
     /// Sends `request` with `tensors` and waits for the answer, also of a coordinator that is killed meanwhile and comes back.
     ///
     /// # Errors
-    /// A refusal; no answer within `deadline`; a coordinator that was there and does not come back within the deadline of a call.
+    /// A refusal; no answer within `deadline`; a coordinator that was there and does not come back within the deadline of a call; one that
+    /// closes the connection whenever this process asks, and never answered it.
     pub(crate) async fn call<R: Request>(
         &self,
         request: R,
@@ -68,16 +75,22 @@ impl CoordinatorChannel {
     ) -> Result<(R::Reply, Vec<Tensor>), RoleError> {
         let question = Question::new(&self.caller);
         let request = request.encode_to_vec();
-        let began = Instant::now();
+        let (began, mut unheard) = (Instant::now(), 0);
         loop {
             let meta = [&*request, &question.caller().encode_to_vec()].concat();
+            let asked = Instant::now();
             let left = deadline.saturating_sub(began.elapsed());
             match message::call_with::<R>(&self.channel, meta, tensors.clone(), left).await {
-                Err(RoleError::Wire(WireError::Closed { .. })) if began.elapsed() < deadline => {
+                Err(RoleError::Wire(WireError::Closed { .. })) if began.elapsed() < deadline && unheard < UNHEARD => {
+                    let was_answered = self.caller.was_answered.load(Ordering::Acquire);
+                    unheard = if was_answered || asked.elapsed() > AS_SOON_AS_ASKED { 0 } else { unheard + 1 };
                     tokio::time::sleep(ASK_AGAIN).await;
                     self.channel.ready(CALL_DEADLINE).await?;
                 }
-                answered => return answered,
+                answered => {
+                    self.caller.was_answered.fetch_or(answered.is_ok(), Ordering::AcqRel);
+                    return answered;
+                }
             }
         }
     }
@@ -119,6 +132,9 @@ impl Caller {
 
 #[cfg(test)]
 mod tests {
+    use rectrain_wire::{Address, TcpConfig, TcpTransport, Transport, WireCounters};
+    use tokio::io::AsyncReadExt;
+
     use super::*;
 
     #[test]
@@ -131,9 +147,33 @@ mod tests {
         assert_eq!(v1::Caller::decode(&*request.encode_to_vec()).unwrap(), v1::Caller::default());
     }
 
+    /// A member with a certificate answers so who has none.
+    #[tokio::test]
+    async fn one_who_closes_whenever_it_is_asked_is_not_asked_for_ever() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = Address::tcp("127.0.0.1", listener.local_addr().unwrap().port());
+        let counters = WireCounters::unregistered(|_| "any").unwrap();
+        let channel = TcpTransport::new(TcpConfig::default(), counters).connect(&address).unwrap();
+        let closing = async {
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                stream.read_u8().await.unwrap();
+            }
+        };
+        let coordinator = CoordinatorChannel::new(channel);
+        let asking = coordinator.call(v1::AttemptRequest {}, Vec::new(), Duration::from_secs(600));
+        let answer = tokio::select! {
+            answer = asking => answer,
+            () = closing => return,
+            () = tokio::time::sleep(Duration::from_secs(20)) => panic!("it is asked for ever"),
+        };
+        assert!(matches!(answer, Err(RoleError::Wire(WireError::Closed { .. }))), "{answer:?}");
+    }
+
     #[test]
     fn questions_are_numbered_and_what_is_answered_is_told() {
-        let caller = Caller { id: 7, attempt: AtomicU64::new(9), questions: Mutex::default() };
+        let (attempt, was_answered) = (AtomicU64::new(9), AtomicBool::new(false));
+        let caller = Caller { id: 7, attempt, was_answered, questions: Mutex::default() };
         let (first, second, third) = (Question::new(&caller), Question::new(&caller), Question::new(&caller));
         let expected =
             |number, unanswered: &[u64]| v1::Caller { id: 7, number, unanswered: unanswered.to_vec(), attempt: 9 };

@@ -78,17 +78,22 @@ fn replaced(paths: &Paths, name: &str, role: &str) -> Result<(), String> {
     }
 }
 
-/// A container of a parameter server is killed, and the next one in its pod goes on with the rows; then the coordinator's, and the next one
-/// knows what it knew. Without a checkpoint.
+/// A container of a parameter server is killed, and the next one in its pod goes on with what it held; then the coordinator's, and the next one
+/// knows what it knew. Without a checkpoint; with a barrier and without one, where a single dense worker trains the same every time.
 pub(super) fn keeps_rows(paths: &Paths) -> Result<(), String> {
     if super::foreign_kubeconfig(paths).is_some() {
         eprintln!("xtask: SKIPPED the death of a container, because the cluster is not of this machine");
         return Ok(());
     }
-    let name = "keeps-rows";
     let rows = json!({"data": {"synthetic": {"rows": 400_000}}});
-    let undisturbed = outside(&manifest(name, &rows))?;
-    submit(paths, name, &rows)?;
+    let gba = json!({"training": {"mode": "gba", "localBatchSize": 125}, "roles": {"denseWorker": {"replicas": 1}}});
+    keeps_rows_in(paths, "keeps-rows", &rows)?;
+    keeps_rows_in(paths, "keeps-rows-gba", &merged(rows, gba))
+}
+
+fn keeps_rows_in(paths: &Paths, name: &str, rows: &Value) -> Result<(), String> {
+    let undisturbed = outside(&manifest(name, rows))?;
+    submit(paths, name, rows)?;
     comes_back(paths, name, "ps-1", |event| event["event"] == "serverKeptRows" && event["member"] == "ps 1")?;
     comes_back(paths, name, "coordinator-0", |event| event["event"] == "coordinatorTakenUp")?;
     let attempt = status(paths, name)?["attempt"]["number"].clone();
