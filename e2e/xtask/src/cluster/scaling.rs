@@ -28,7 +28,7 @@ pub(super) fn scales(paths: &Paths) -> Result<(), String> {
 fn by_manifest(paths: &Paths) -> Result<(), String> {
     let name = "scaled";
     let changes = json!({
-        "data": {"synthetic": {"rows": 2_000_000, "vocabulary": 100_000}},
+        "data": {"synthetic": {"rows": 4_000_000, "vocabulary": 100_000}},
         "training": {"globalBatchSize": 2_000},
         "roles": {"ps": {"replicas": 1}, "embeddingWorker": {"replicas": 1}, "loader": {"replicas": 1}},
     });
