@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,9 +14,14 @@ use rectrain_proto::v1;
 use rectrain_roles::RoleError;
 use rectrain_roles::coordinator::Coordinator;
 use rectrain_roles::events::{EventLog, JobEvent};
+use rectrain_roles::member::Role;
 use rectrain_roles::metrics::{CoordinatorMetrics, RoleMetrics};
 use rectrain_roles::plan::JobPlan;
-use rectrain_wire::{Address, Frame, InProcess, InProcessConfig, Service, Transport, WireCounters, WireError};
+use rectrain_wire::{
+    Address, BoxFuture, Frame, InProcess, InProcessConfig, Peer, Refusal, Service, Tensor, Transport, WireCounters,
+    WireError,
+};
+use tokio::sync::mpsc;
 
 use crate::common::plan;
 
@@ -25,6 +30,9 @@ const ATTEMPT: u16 = 19;
 /// Those by which a member joins, and asks what to do.
 const JOIN: u16 = 1;
 const ORDER: u16 = 4;
+/// Those by which slots are measured, and sent elsewhere.
+const MEASURE_SLOTS: u16 = 41;
+const COPY_SLOT: u16 = 42;
 
 fn transport() -> InProcess {
     InProcess::new(InProcessConfig::default(), WireCounters::unregistered(|_| "test").unwrap())
@@ -105,6 +113,68 @@ async fn a_member_whose_place_another_has_is_answered_nothing() {
         ended = coordinator.run(&transport) => panic!("the job has ended: {:?}", ended.map(|summary| summary.steps)),
         () = asking => {}
     }
+}
+
+/// A parameter server that says that it has done what it is told, and looks into the coordinator's journal when it is told to send a slot.
+struct Server {
+    slots: usize,
+    journal: PathBuf,
+    found: mpsc::UnboundedSender<bool>,
+}
+
+impl Service for Server {
+    fn call<'a>(&'a self, _peer: &'a Peer, frame: Frame) -> BoxFuture<'a, Result<Frame, Refusal>> {
+        Box::pin(async move {
+            let one_each = || Tensor::from(vec![1u64; self.slots]);
+            let tensors = if frame.kind == MEASURE_SLOTS { vec![one_each(), one_each()] } else { Vec::new() };
+            if frame.kind == COPY_SLOT {
+                let left = tempfile::tempdir().unwrap();
+                for file in std::fs::read_dir(&self.journal).unwrap().map(Result::unwrap) {
+                    std::fs::copy(file.path(), left.path().join(file.file_name())).unwrap();
+                }
+                let next = start("a", plan(&[]), left.path(), &EventLog::default()).await.unwrap();
+                self.found.send(next.is_taken_up()).unwrap();
+            }
+            Ok(Frame { kind: frame.kind, tensors, ..Frame::default() })
+        })
+    }
+}
+
+/// It would begin another migration of the same number, and rows that changed would be taken for rows that come twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn as_soon_as_a_server_hears_of_slots_that_move_no_coordinator_goes_on_that_does_not_know_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let coordinator = start("a", plan(&[]), folder.path(), &EventLog::default()).await.unwrap();
+    let transport = transport();
+    let (found, mut looked) = mpsc::unbounded_channel();
+    let slots = plan(&[]).store.slots as usize;
+    let server = Arc::new(Server { slots, journal: folder.path().to_owned(), found });
+    let serve = |service: Arc<dyn Service>, name: &str| {
+        let address: Address = format!("local://{name}").parse().unwrap();
+        (transport.serve(service, &address).unwrap(), address)
+    };
+    let (_serving, address) = serve(Arc::clone(&coordinator) as Arc<dyn Service>, "coordinator");
+    let _servers = ["Ps-0", "Ps-1"].map(|name| serve(Arc::clone(&server) as Arc<dyn Service>, name));
+    let channel = transport.connect(&address).unwrap();
+    let join = |role: v1::Role, index: u32| {
+        let question = v1::Join { role: role.into(), index, address: format!("local://{role:?}-{index}"), attempt: 0 };
+        let caller =
+            v1::Caller { id: 10 * (role as u64) + u64::from(index), number: 1, unanswered: vec![1], attempt: 0 };
+        let meta = [question.encode_to_vec(), caller.encode_to_vec()].concat().into();
+        channel.call(Frame { kind: JOIN, meta, tensors: Vec::new() }, Duration::from_secs(20))
+    };
+    let resizing = async {
+        let others = [v1::Role::Ps, v1::Role::EmbeddingWorker, v1::Role::DenseWorker, v1::Role::Loader];
+        futures::future::try_join_all(others.map(|role| join(role, 0))).await.unwrap();
+        coordinator.request_scale(Role::Ps, 2).unwrap();
+        join(v1::Role::Ps, 1).await.unwrap();
+        looked.recv().await.unwrap()
+    };
+    let is_taken_up = tokio::select! {
+        ended = coordinator.run(&transport) => panic!("the job has ended: {:?}", ended.map(|summary| summary.steps)),
+        is_taken_up = resizing => is_taken_up,
+    };
+    assert!(!is_taken_up);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -281,6 +281,9 @@ impl Coordinator {
             state.training().slots_move(to);
             Ok(())
         })?;
+        // Before a server hears of it: a coordinator that did not know would give its own migration the same number, and rows of that one would
+        // be taken for rows of this one that come twice.
+        self.remembered().await;
         migrations.begin_to_forward(moves.iter().map(|step| step.from).collect())?;
         migrations.carry_out(orders)?;
         self.after_progress(progress, migrations)
