@@ -247,7 +247,8 @@ fn run_with_kills(sets: &str, victims: &[(&str, usize)]) -> (Value, Value) {
     let replicas = "spec.roles.embeddingWorker.replicas=2,spec.roles.loader.replicas=2,spec.roles.denseWorker.replicas=2,\
                     spec.roles.ps.replicas=2,spec.data.synthetic.rows=90000";
     let common = ["run", "job.yaml", "--json", "--set", replicas, "--set", sets];
-    let alone = events(&rectrain(folder.path(), &common)).pop().unwrap();
+    let no_checkpoints = [&common[..], &["--set", "spec.checkpoint=null"]].concat();
+    let alone = events(&rectrain(folder.path(), &no_checkpoints)).pop().unwrap();
     // Without a barrier a worker that is not slow would train everything before all are killed.
     let slow: &[&str] = match sets.contains("denseWorker.replicas=1") {
         true => &["--slow", "denseWorker-0=8x"],
@@ -310,6 +311,27 @@ fn dense_workers_that_are_killed_take_the_others_parameters_and_the_same_model_i
     let (last, alone) = run_with_kills("spec.training.mode=sync,spec.model.dropout=0.2", &WITH_PARAMETERS);
     assert_eq!(last["parametersSha256"], alone["parametersSha256"]);
     assert_eq!(last["test"], alone["test"]);
+}
+
+/// A job's rests: most of the time it predicts, and after each rest it saves a checkpoint.
+const RESTING: &str = "spec.training.evaluation.every=steps,spec.training.evaluation.steps=100,spec.data.synthetic.testRows=10000,\
+                       spec.checkpoint.path=checkpoints,spec.checkpoint.everySteps=100";
+
+#[test]
+fn dense_workers_that_are_killed_while_training_rests_are_replaced_and_the_same_model_is_trained() {
+    let (last, alone) = run_with_kills(&format!("spec.training.mode=sync,{RESTING}"), &WITH_PARAMETERS);
+    for field in ["parametersSha256", "test", "rows", "trainedRows", "skippedRows"] {
+        assert_eq!(last[field], alone[field], "{field}");
+    }
+}
+
+#[test]
+fn without_a_barrier_and_through_switches_dense_workers_that_are_killed_while_training_rests_are_replaced() {
+    let sets = "spec.training.mode=gba,spec.training.switchAt[0].step=300,spec.training.switchAt[0].mode=sync,\
+                spec.training.switchAt[1].step=500,spec.training.switchAt[1].mode=gba";
+    let (last, alone) = run_with_kills(&format!("{sets},{RESTING}"), &WITH_PARAMETERS);
+    assert_eq!((&last["mode"], &last["modeSwitches"]), (&Value::from("gba"), &Value::from(2)));
+    assert_eq!((&last["trainedRows"], &last["droppedBatches"]), (&alone["trainedRows"], &Value::from(0)), "{last}");
 }
 
 #[test]

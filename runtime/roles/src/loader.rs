@@ -50,21 +50,40 @@ struct ReadChunk {
     max_batches: u64,
     /// Trained before, and not sent: batches, and pieces of the batch after those.
     skip: (u64, u32),
-    /// Only this embedding worker's pieces are sent; none: all.
-    only: Option<u32>,
+    only: Only,
     turns: Turns,
     rows: Batch,
 }
 
+/// The pieces of a chunk that are sent.
+#[derive(Clone, Default)]
+struct Only {
+    /// This embedding worker's; none: all.
+    embedding_worker: Option<u32>,
+    /// These of each global batch; none: all.
+    pieces: Option<Range<u32>>,
+}
+
+impl Only {
+    fn of(reply: &v1::RepeatReply) -> Self {
+        Self { embedding_worker: reply.embedding_worker, pieces: reply.pieces.map(|pieces| pieces.start..pieces.end) }
+    }
+
+    fn has(&self, piece: &Piece) -> bool {
+        self.embedding_worker.is_none_or(|only| piece.embedding_worker == only as usize)
+            && self.pieces.as_ref().is_none_or(|only| only.contains(&piece.key.piece))
+    }
+}
+
 impl ReadChunk {
-    fn of(lease: &v1::ChunkLease, only: Option<u32>, rows: Batch) -> Result<Self, RoleError> {
+    fn of(lease: &v1::ChunkLease, only: Only, rows: Batch) -> Result<Self, RoleError> {
         let first = BatchPosition::Train(lease.first_step);
         let skip = (lease.skip_batches, lease.skip_pieces);
         let turns = Turns::read("lease", &lease.turns)?;
         Ok(Self { first, max_batches: lease.max_batches, skip, only, turns, rows })
     }
 
-    fn for_evaluation(lease: &v1::EvaluationChunk, only: Option<u32>, rows: Batch) -> Result<Self, RoleError> {
+    fn for_evaluation(lease: &v1::EvaluationChunk, only: Only, rows: Batch) -> Result<Self, RoleError> {
         let first = BatchPosition::Evaluation { at_step: GlobalStep(lease.at_step), number: lease.first_batch };
         let turns = Turns::read("evaluation_lease", &lease.turns)?;
         Ok(Self { first, max_batches: u64::MAX, skip: (0, 0), only, turns, rows })
@@ -110,7 +129,7 @@ impl Loader {
             reader = Some((epoch, current));
             self.report(&lease, rows.as_ref(), skipped).await?;
             let Some(rows) = rows else { continue };
-            if chunks.send(ReadChunk::of(&lease, None, rows)?).await.is_err() {
+            if chunks.send(ReadChunk::of(&lease, Only::default(), rows)?).await.is_err() {
                 break;
             }
         }
@@ -133,7 +152,7 @@ impl Loader {
             reader = Some(current);
             self.report_for_evaluation(&lease, rows.as_ref(), skipped).await?;
             let Some(rows) = rows else { continue };
-            if chunks.send(ReadChunk::for_evaluation(&lease, None, rows)?).await.is_err() {
+            if chunks.send(ReadChunk::for_evaluation(&lease, Only::default(), rows)?).await.is_err() {
                 break;
             }
         }
@@ -203,7 +222,7 @@ impl Loader {
     }
 
     async fn repeat(&self, reply: v1::RepeatReply) -> Result<(), RoleError> {
-        let (only, is_reported) = (reply.embedding_worker, !reply.report);
+        let (only, is_reported) = (Only::of(&reply), !reply.report);
         let chunk = match reply.repeat {
             Some(Repeat::Chunk(lease)) => {
                 let dataset = self.open(&self.plan.train).await?;
@@ -298,7 +317,7 @@ impl Loader {
             let keys =
                 (skip_pieces..self.plan.pieces()).map(|piece| BatchKey { position: position.after(number), piece });
             let pieces = keys.map(|key| turns.place(key, self.plan.pieces()));
-            let pieces = pieces.filter(|piece| only.is_none_or(|only| piece.embedding_worker == only as usize));
+            let pieces = pieces.filter(|piece| only.has(piece));
             self.send_batch(pieces, &rows, range).await?;
         }
         Ok(())

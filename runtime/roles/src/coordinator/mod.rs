@@ -21,6 +21,7 @@ mod state;
 mod training;
 
 use std::hash::{BuildHasher, RandomState};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -797,7 +798,8 @@ impl Coordinator {
                 if let Some(rejoined) = joined {
                     self.metrics.rejoins.inc();
                     self.events.push(rejoined);
-                    if request.role() == v1::Role::DenseWorker && request.index == 0 {
+                    let is_writer = request.role() == v1::Role::DenseWorker && request.index == 0;
+                    if is_writer && !self.lock().training().saves_dense() {
                         self.dense_parameters_lost();
                     }
                 }
@@ -855,7 +857,8 @@ impl Coordinator {
             || v1::RepeatReply { repeat: Some(Reply::Finished(v1::Finished {})), ..v1::RepeatReply::default() };
         let repeat = answered::<v1::RepeatRequest>(caller, |state| {
             Ok(match state.repeat(loader) {
-                Repeated::Repeat(Repeat { given, embedding_worker, report }) => {
+                Repeated::Repeat(Repeat { given, embedding_worker, pieces, report }) => {
+                    let pieces = pieces.map(|Range { start, end }| v1::PieceRange { start, end });
                     let repeat = Some(match given {
                         Given::Train { lease, skip } => Reply::Chunk(write_lease(lease, skip, state.turns(None))),
                         Given::Evaluation { at_step, chunk, first_batch } => {
@@ -863,7 +866,7 @@ impl Coordinator {
                             Reply::Evaluation(v1::EvaluationChunk { at_step: at_step.0, chunk, first_batch, turns })
                         }
                     });
-                    Some(v1::RepeatReply { repeat, embedding_worker, report })
+                    Some(v1::RepeatReply { repeat, embedding_worker, pieces, report })
                 }
                 Repeated::Finished => Some(finished()),
                 Repeated::Wait => None,

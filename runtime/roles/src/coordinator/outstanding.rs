@@ -1,8 +1,9 @@
 //! Chunks of data that loaders were given and whose batches are not all trained: what a loader or an embedding worker that has died
-//! held of them is read and sent again, by any loader. Reading a chunk again gives the same rows, and batches keep their places, so
+//! held of them is read and sent again, by any loader; so is what a dense worker has predicted and not told. Reading a chunk again gives the same rows, and batches keep their places, so
 //! that nobody who trains can tell.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 
 use rectrain_modes::{ChunkLease, GlobalStep};
 use serde::{Deserialize, Serialize};
@@ -32,11 +33,13 @@ impl Given {
 }
 
 /// What is to be read and sent again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Repeat {
     pub(super) given: Given,
     /// Only the pieces of this embedding worker; none: all.
     pub(super) embedding_worker: Option<u32>,
+    /// Only these pieces of each global batch; none: all.
+    pub(super) pieces: Option<Range<u32>>,
     /// The loader that was to report it has not.
     pub(super) report: bool,
 }
@@ -105,6 +108,21 @@ impl Outstanding {
         self.repeats.extend(lost.map(|chunk| Repeat {
             given: chunk.given,
             embedding_worker: Some(index),
+            pieces: None,
+            report: false,
+        }));
+        self.repeats.len() - before
+    }
+
+    /// A successor of a dense worker is there, which predicts these pieces again. What is not read yet will be sent anyway.
+    pub(super) fn predictions_lost(&mut self, at_step: GlobalStep, pieces: &Range<u32>) -> usize {
+        let before = self.repeats.len();
+        let is_of = |given: &Given| matches!(given, Given::Evaluation { at_step: at, .. } if *at == at_step);
+        let lost = self.chunks.values().filter(|chunk| chunk.reported && is_of(&chunk.given));
+        self.repeats.extend(lost.map(|chunk| Repeat {
+            given: chunk.given,
+            embedding_worker: None,
+            pieces: Some(pieces.clone()),
             report: false,
         }));
         self.repeats.len() - before
@@ -115,7 +133,7 @@ impl Outstanding {
         let before = self.repeats.len();
         for chunk in self.chunks.values_mut().filter(|chunk| chunk.loaders.contains(&index)) {
             chunk.loaders.remove(&index);
-            let repeat = Repeat { given: chunk.given, embedding_worker: None, report: !chunk.reported };
+            let repeat = Repeat { given: chunk.given, embedding_worker: None, pieces: None, report: !chunk.reported };
             self.repeats.push_back(repeat);
         }
         self.repeats.len() - before
@@ -189,6 +207,23 @@ mod tests {
         assert!(found.iter().all(|repeat| repeat.embedding_worker.is_none()));
         // Now they are the other one's.
         assert_eq!((outstanding.loader_lost(0), outstanding.loader_lost(1)), (0, 3));
+    }
+
+    #[test]
+    fn what_a_dense_worker_had_to_predict_is_sent_again_as_far_as_it_was_read() {
+        let mut outstanding = Outstanding::default();
+        let [before, at_step] = [GlobalStep(4), GlobalStep(5)];
+        outstanding.give(train(0), 0);
+        outstanding.read(0, 0);
+        for (at_step, chunk) in [(before, 0), (at_step, 0), (at_step, 1)] {
+            outstanding.give(Given::Evaluation { at_step, chunk, first_batch: 10 * chunk }, 0);
+        }
+        outstanding.read_for_evaluation(before, 0);
+        outstanding.read_for_evaluation(at_step, 0);
+        assert_eq!(outstanding.predictions_lost(at_step, &(2..4)), 1);
+        let found = repeats(&mut outstanding, 1, 0);
+        let given = Given::Evaluation { at_step, chunk: 0, first_batch: 0 };
+        assert_eq!(found, [Repeat { given, embedding_worker: None, pieces: Some(2..4), report: false }]);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub(super) struct Ring {
     /// Counts the replacements.
     number: u64,
-    /// Those that have taken a dead one's place, until they have carried out an order.
+    /// Those that have taken the place of one that died while the parameters were with the workers, until they have carried out an order.
     joining: BTreeSet<Rank>,
     /// Before which step the parameters stand of those who have told, in this ring; none: it has no parameters.
     told: BTreeMap<Rank, Option<GlobalStep>>,
@@ -44,9 +44,19 @@ impl Ring {
         self.told.clear();
     }
 
-    /// Whether this worker has taken a dead one's place within the order under way.
+    /// Whether this worker has taken a dead one's place and has carried out no order since.
     pub(super) fn joins(&self, rank: Rank) -> bool {
         self.joining.contains(&rank)
+    }
+
+    /// Whether somebody may have no parameters.
+    pub(super) fn is_incomplete(&self) -> bool {
+        !self.joining.is_empty()
+    }
+
+    /// Whether this worker has told, in this ring, before which step its parameters stand.
+    pub(super) fn has_told(&self, rank: Rank) -> bool {
+        self.told.contains_key(&rank)
     }
 
     /// It has carried an order out: it has what all have.
@@ -79,15 +89,17 @@ mod tests {
     fn all_go_on_with_the_parameters_of_whoever_is_furthest() {
         let mut ring = Ring::default();
         ring.replaced(Rank(1));
-        assert!(ring.joins(Rank(1)) && !ring.joins(Rank(0)));
+        assert!(ring.joins(Rank(1)) && !ring.joins(Rank(0)) && ring.is_incomplete());
         assert_eq!(ring.tell(Rank(0), 1, Some(GlobalStep(7)), 3), Mending::Waits);
         assert_eq!(ring.tell(Rank(0), 1, Some(GlobalStep(7)), 3), Mending::Waits, "asked again");
+        assert!(!ring.has_told(Rank(1)));
         assert_eq!(ring.tell(Rank(1), 1, None, 3), Mending::Waits);
+        assert!(ring.has_told(Rank(1)));
         let mended = Mending::Mended { step: GlobalStep(8), donor: Rank(2) };
         assert_eq!(ring.tell(Rank(2), 1, Some(GlobalStep(8)), 3), mended);
         assert_eq!(ring.tell(Rank(0), 1, Some(GlobalStep(7)), 3), mended);
         ring.has_joined(Rank(1));
-        assert!(!ring.joins(Rank(1)));
+        assert!(!ring.joins(Rank(1)) && !ring.is_incomplete());
     }
 
     #[test]

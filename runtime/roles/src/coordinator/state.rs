@@ -460,11 +460,9 @@ impl State {
                 Ok(Some(self.rejoined(role, request.index)))
             }
             Joined::Again { .. }
-                if role == v1::Role::DenseWorker
-                    && all_had_joined
-                    && self.training.replace_worker(Rank(request.index)) =>
+                if role == v1::Role::DenseWorker && all_had_joined && self.replace_dense_worker(request.index) =>
             {
-                Ok(Some(JobEvent::Rejoined { member: format!("{} {}", role_name(role), request.index), chunks: 0 }))
+                Ok(Some(self.rejoined(role, request.index)))
             }
             Joined::Again { same_address: true } if request.attempt != 0 && self.server_may_go_on() => {
                 self.server_restarts += 1;
@@ -498,11 +496,31 @@ impl State {
         }
     }
 
-    /// An embedding worker or a loader has died, and its successor is there: what it held is read and sent again.
+    /// A dense worker has died, and its successor is there; says whether the job goes on with it.
+    fn replace_dense_worker(&mut self, index: u32) -> bool {
+        let has_done = match self.training.evaluating() {
+            Some((_, at_step)) => self.has_predicted(at_step, index),
+            None => self.ranks.get(index as usize).is_some_and(|rank| rank.done.is_some()),
+        };
+        self.training.replace_worker(Rank(index), has_done)
+    }
+
+    fn has_predicted(&self, at_step: GlobalStep, rank: u32) -> bool {
+        let shares = self.passes.get(&at_step).map(|pass| &pass.shares);
+        shares.and_then(|shares| shares.get(rank as usize)).is_none_or(Option::is_some)
+    }
+
+    /// A member has died, and its successor is there: what it held is read and sent again.
     fn rejoined(&mut self, role: v1::Role, index: u32) -> JobEvent {
         self.outstanding.trained_before(self.settled_batches());
         let chunks = match role {
             v1::Role::EmbeddingWorker => self.outstanding.embedding_worker_lost(index),
+            v1::Role::DenseWorker => match self.training.evaluating() {
+                Some((_, at_step)) if !self.has_predicted(at_step, index) => {
+                    self.outstanding.predictions_lost(at_step, &self.training.share(Rank(index)))
+                }
+                _ => 0,
+            },
             _ => {
                 *self.loader_successions.entry(index).or_default() += 1;
                 self.outstanding.loader_lost(index)

@@ -22,7 +22,7 @@ use crate::batch::{BatchKey, BatchPosition};
 use crate::error::RoleError;
 use crate::finished::UNREPORTED;
 use crate::outcome;
-use crate::plan::{JobPlan, TrainingMode};
+use crate::plan::{JobPlan, TrainingMode, share};
 
 /// For so long dense workers may fetch, at their present pace, beyond the global batch that they train. A switch by command, a flip of the
 /// slot map and a checkpoint before a member leaves take place behind what has been granted.
@@ -201,6 +201,14 @@ pub(super) enum Mended {
     Superseded { by: u64 },
     /// All go on before `step`, which trains `batch`, with the donor's parameters.
     GoesOn { step: GlobalStep, donor: Rank, batch: u64 },
+}
+
+/// How a dense worker takes a dead one's place.
+struct Succession {
+    /// It carries out the order under way.
+    repeats: bool,
+    /// Its ring has what it needs for that, or for the next one.
+    lacks_parameters: bool,
 }
 
 /// What a command to switch is answered.
@@ -458,32 +466,71 @@ impl Training {
         // One that has joined carries out no order from before, one that leaves none any more.
         let done = self.done.get(rank.0 as usize).copied().unwrap_or(u64::MAX);
         let joins = self.ring.joins(rank);
-        Ok((self.order.number > done).then(|| v1::Order { joins, ..self.order.clone() }))
+        if self.order.number > done {
+            return Ok(Some(v1::Order { joins, ..self.order.clone() }));
+        }
+        // Others wait for what it has to tell, and may not have carried out their order.
+        let tells = joins && !self.ring.has_told(rank);
+        Ok(tells.then(|| v1::Order { joins, order: Some(Kind::Wait(v1::Wait {})), ..self.order.clone() }))
     }
 
-    /// Worker `rank` has died while it trained, and another is in its place. Says whether training goes on with it: without a barrier it
-    /// needs nothing, because the parameters are on the servers; with one it gets them from another worker. Embedding workers keep what it
-    /// has to be given where there were several from the first.
-    pub(super) fn replace_worker(&mut self, rank: Rank) -> bool {
-        let has_barrier = self.mode.has_barrier();
-        let has_peers = self.barrier_workers() > 1 && rank.0 < self.barrier_workers();
+    /// Worker `rank` has died, and another is in its place; `has_done`: it has told what the order under way was for. Says whether the job goes
+    /// on with the other: where the parameters are on the servers it needs nothing, and where each worker has them it gets them from one of
+    /// its ring. While it trains, embedding workers keep what it has to be given where there were several from the first.
+    pub(super) fn replace_worker(&mut self, rank: Rank, has_done: bool) -> bool {
+        let in_ring = rank.0 < self.barrier_workers();
+        let Some(Succession { repeats, lacks_parameters }) = self.succession(has_done) else { return false };
+        let lacks_parameters = lacks_parameters && in_ring;
         let Some(done) = self.done.get_mut(rank.0 as usize) else { return false };
-        let is_kept = self.plan.started_workers > 1;
-        if self.stage != Stage::Training || !is_kept || (has_barrier && !has_peers) {
+        if lacks_parameters && self.plan.barrier_workers() < 2 {
             return false;
         }
-        // Training comes to no rest before the order was carried out by this one.
-        *done = (*done).min(self.order.number - 1);
+        // Training comes to no rest, and leaves none, before the order was carried out by this one.
+        *done = if repeats { self.order.number.saturating_sub(1).min(*done) } else { self.order.number };
         *self.successions.entry(rank).or_default() += 1;
-        if has_barrier {
+        if lacks_parameters {
             self.ring.replaced(rank);
-            return true;
         }
-        self.asked.remove(&rank);
-        self.answers.remove(&rank);
-        let answers = self.run.dispatcher().map(|dispatcher| dispatcher.join(rank));
-        self.take(answers.unwrap_or_default());
+        if self.stage == Stage::Training && !self.mode.has_barrier() {
+            self.asked.remove(&rank);
+            self.answers.remove(&rank);
+            let answers = self.run.dispatcher().map(|dispatcher| dispatcher.join(rank));
+            self.take(answers.unwrap_or_default());
+        }
         true
+    }
+
+    /// What is to be done by a dense worker that takes a dead one's place now; none: the job begins anew.
+    fn succession(&self, has_done: bool) -> Option<Succession> {
+        let order = self.order.order.as_ref();
+        let reads = matches!(order, Some(Kind::ReadBack(_)));
+        let publishes = matches!(order, Some(Kind::Publish(_)));
+        // Everybody has the same before the first order, and a first publication is of just that.
+        let is_pristine = self.order.number == 0 || (self.order.number == 1 && publishes);
+        let (repeats, on_workers) = match self.stage {
+            // Another dense worker's batches are asked for again of embedding workers, which keep none where there was a single one.
+            Stage::Training if self.plan.started_workers < 2 => return None,
+            Stage::Training => (true, self.mode.has_barrier()),
+            Stage::Restoring => (self.order.number > 0, false),
+            Stage::Evaluating => (!has_done, self.mode.has_barrier()),
+            Stage::Saving => (matches!(order, Some(Kind::Save(_))), self.mode.has_barrier()),
+            Stage::Sharing => (true, true),
+            Stage::Joining | Stage::Gathering => (true, false),
+            Stage::Moving => (true, publishes),
+            Stage::Resting | Stage::Settling => (false, self.mode.has_barrier()),
+            Stage::Flipping => (false, self.mode.has_barrier() || reads),
+            Stage::Beginning => (false, self.next_mode.has_barrier()),
+            Stage::Ended if has_done => (false, false),
+            // The others may have told their parameters' digest, and be past giving them.
+            Stage::Ended if self.mode.has_barrier() => return None,
+            Stage::Ended => (true, false),
+        };
+        Some(Succession { repeats, lacks_parameters: on_workers && !is_pristine })
+    }
+
+    /// Whether dense worker 0 is to save its parameters, and may not have.
+    pub(super) fn saves_dense(&self) -> bool {
+        self.stage == Stage::Saving && matches!(self.order.order, Some(Kind::Save(_)))
     }
 
     /// How often this worker took another's place: who asked before it did is dead.
@@ -519,6 +566,11 @@ impl Training {
             }
             Mending::Lost => Err(RoleError::Restarted { member: "every dense worker".to_owned() }),
         }
+    }
+
+    /// The pieces of a global batch that are worker `rank`'s where each step has a barrier, and in evaluations.
+    pub(super) fn share(&self, rank: Rank) -> std::ops::Range<u32> {
+        share(self.plan.pieces, rank, self.barrier_workers())
     }
 
     /// The rows that worker `rank` trains of a batch where each step has a barrier.
@@ -979,6 +1031,7 @@ impl Training {
             barrier_workers: self.barrier_workers(),
             ring: self.ring.number(),
             joins: false,
+            mends: self.ring.is_incomplete(),
             order: Some(order),
         };
     }

@@ -38,7 +38,6 @@ impl Trainer {
         let mut ahead: VecDeque<Fetching> = VecDeque::new();
         let mut pushes = Pushes::new();
         if order.joins {
-            self.mend()?;
             self.push_again(order, staleness, &mut horizon, &mut pushes)?;
         } else {
             self.applied = Some(order.step);

@@ -50,7 +50,7 @@ pub(crate) struct Trainer {
     /// Which ring they make: another each time that one of them is replaced.
     pub(super) ring_number: u64,
     pub(super) ring_watch: Option<RingWatch>,
-    /// With a barrier: the step before which the parameters stand; none, if this worker has taken another's place and has none.
+    /// The step before which the parameters stand, where each worker has them; none, if this one has taken another's place and has none.
     pub(super) applied: Option<u64>,
     /// In `sync` with several dense workers: the parameters one step before. Empty otherwise, and before the first step of an order.
     pub(super) previous: Vec<f32>,
@@ -105,15 +105,24 @@ impl Trainer {
             let Some(kind) = &order.order else { continue };
             self.follow_the_map(&order)?;
             self.join_the_ring(&order)?;
+            if order.joins || order.mends {
+                self.mend()?;
+            }
             let started = Instant::now();
             match kind {
                 Kind::Wait(_) => continue,
-                Kind::Restore(restore) => self.restore(&restore.checkpoint)?,
+                Kind::Restore(restore) => {
+                    self.restore(&restore.checkpoint)?;
+                    self.applied = Some(order.step);
+                }
                 Kind::Save(save) => self.save(&order, save.ticket.clone())?,
                 Kind::Barrier(barrier) => self.train_with_barrier(&order, barrier.staleness)?,
                 Kind::Tokens(_) => self.train_with_tokens(&order)?,
                 Kind::Publish(_) => self.publish()?,
-                Kind::ReadBack(_) => self.read_back()?,
+                Kind::ReadBack(_) => {
+                    self.read_back()?;
+                    self.applied = Some(order.step);
+                }
                 Kind::Evaluate(evaluate) => self.evaluate(&order, evaluate.read)?,
                 Kind::End(end) => return self.end(&order, end.read),
             }
@@ -145,7 +154,8 @@ impl Trainer {
     fn join_the_ring(&mut self, order: &v1::Order) -> Result<(), RoleError> {
         let sums = matches!(order.order, Some(Kind::Barrier(_)));
         let is_same = order.barrier_workers == self.barrier_workers;
-        if matches!(order.order, Some(Kind::Wait(_))) || (is_same && !sums) {
+        let waits = matches!(order.order, Some(Kind::Wait(_))) && !order.joins;
+        if waits || (is_same && !sums) {
             return Ok(());
         }
         self.barrier_workers = order.barrier_workers;

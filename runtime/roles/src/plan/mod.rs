@@ -202,11 +202,7 @@ impl JobPlan {
 
     /// The pieces of a global batch that are this dense worker's where each step has a barrier, with so many workers taking part.
     pub(crate) fn share(&self, rank: Rank, workers: u32) -> Range<u32> {
-        if rank.0 >= workers {
-            return 0..0;
-        }
-        let share = share_of_batch(self.pieces() as usize, rank, workers);
-        share.start as u32..share.end as u32
+        share(self.pieces(), rank, workers)
     }
 
     /// The rows of piece `piece` of a global batch of `samples` rows.
@@ -260,6 +256,15 @@ fn compute_device(wanted: DeviceKind, precision: Precision, rank: Rank) -> Resul
         // Opening it says what is missing.
         None => ComputeDevice::Cuda(0),
     })
+}
+
+/// Of `pieces` of a global batch, those that are dense worker `rank`'s where each step has a barrier, with so many workers taking part.
+pub(crate) fn share(pieces: u32, rank: Rank, workers: u32) -> Range<u32> {
+    if rank.0 >= workers {
+        return 0..0;
+    }
+    let share = share_of_batch(pieces as usize, rank, workers);
+    share.start as u32..share.end as u32
 }
 
 /// Of `parameters` dense parameters, those that parameter server `server` of `servers` holds where there is no barrier.
