@@ -297,7 +297,7 @@ enum LastEvent {
 struct Summary {
     test: Option<Test>,
     steps: u64,
-    samples: u64,
+    trained_rows: u64,
     seconds: f64,
     samples_per_second: f64,
     rows: u64,
@@ -345,7 +345,7 @@ fn job_summary(summary: Summary) -> JobSummary {
         normalized_entropy: test.normalized_entropy,
         calibration: test.calibration,
         steps: summary.steps,
-        samples: summary.samples,
+        samples: summary.trained_rows,
         seconds: summary.seconds,
         samples_per_second: summary.samples_per_second,
         rows: summary.rows,

@@ -13,8 +13,9 @@ use crate::random::Random;
 
 const USAGE: &str = "usage: cargo xtask chaos [--manifest FILE] [--mode sync] [--kills 20] [--seed 7] [--set PATH=VALUE]
   the run gets a folder of its own as spec.checkpoint.path, which is deleted in the end
-  prints each kill, and last one line of JSON: kills, whether the trained models are equal, rows lost, batches trained again,
-  the difference of the test AUC, and the longest time until a killed parameter server was back with its rows; fails where rows are lost, or where `sync` trains another model";
+  prints each kill, and last one line of JSON: kills, whether the trained models are equal, rows lost, gradients that parameter servers
+  lack or have twice, batches trained again, the difference of the test AUC, and the longest time until a killed parameter server was
+  back with its rows; fails where rows or gradients are lost or twice, or where `sync` trains another model";
 /// Nothing said for so long means that the run hangs.
 const SILENCE: Duration = Duration::from_secs(180);
 /// Startup, in which a kill meets processes that start, join or restore.
@@ -254,10 +255,12 @@ fn report(plan: &Plan, alone: &Value, killed: &Value, kills: &Kills) -> Result<(
     let rows = |summary: &Value| number(summary, "trainedRows");
     let lost = rows(alone)?.saturating_sub(rows(killed)?);
     let twice = rows(killed)?.saturating_sub(rows(alone)?);
+    let (missing, doubled) = gradients(killed)?;
     let auc = |summary: &Value| summary["test"]["auc"].as_f64().ok_or("the summary has no test AUC");
     println!(
         "{}",
-        json!({ "kills": kills.done, "digestEqual": equal, "rowsLost": lost, "rowsTwice": twice, "batchesRepeated": number(killed, "repeatedBatches")?,
+        json!({ "kills": kills.done, "digestEqual": equal, "rowsLost": lost, "rowsTwice": twice, "gradientsMissing": missing, "gradientsTwice": doubled,
+            "tokensLost": number(killed, "tokensLost")?, "batchesRepeated": number(killed, "repeatedBatches")?,
             "aucDifference": auc(killed)? - auc(alone)?, "restarts": number(killed, "restarts")?,
             "longestServerRestartSeconds": kills.longest_server_restart.as_secs_f64(), "mode": plan.mode, "seed": plan.seed })
     );
@@ -267,10 +270,24 @@ fn report(plan: &Plan, alone: &Value, killed: &Value, kills: &Kills) -> Result<(
     if lost > 0 || twice > 0 {
         return Err(format!("{lost} rows were lost and {twice} are in the model twice"));
     }
+    if missing > 0 || doubled > 0 {
+        return Err(format!(
+            "servers lack {missing} gradients that the coordinator has as applied, or have {doubled} twice"
+        ));
+    }
     if plan.mode == "sync" && !equal {
         return Err("sync trained another model after the kills".to_owned());
     }
     Ok(())
+}
+
+/// What the parameter servers have applied without a barrier, against the coordinator's ledger: tokens that it handed out and does not
+/// count as lost. Gradients that a server lacks, and that one has beyond that.
+fn gradients(summary: &Value) -> Result<(u64, u64), String> {
+    let number = |name: &str| summary[name].as_u64().ok_or(format!("the summary has no {name}"));
+    let expected = number("tokensIssued")?.saturating_sub(number("tokensLost")?);
+    let (fewest, most) = (number("fewestAppliedGradients")?, number("mostAppliedGradients")?);
+    Ok((expected.saturating_sub(fewest), most.saturating_sub(expected)))
 }
 
 #[cfg(test)]
@@ -287,6 +304,14 @@ mod tests {
         assert!((80..180).contains(&training), "{training}");
         assert!(all.iter().any(|moment| matches!(moment.before, Before::Startup(_))));
         assert!(all.is_sorted_by_key(|moment| moment.batch));
+    }
+
+    #[test]
+    fn a_gradient_that_one_server_lacks_and_one_that_another_has_twice_are_both_found() {
+        let summary =
+            json!({"tokensIssued": 105, "tokensLost": 5, "fewestAppliedGradients": 99, "mostAppliedGradients": 101});
+        assert_eq!(gradients(&summary), Ok((1, 1)));
+        assert!(gradients(&json!({"tokensIssued": 1})).is_err());
     }
 
     #[test]

@@ -225,6 +225,13 @@ pub struct Summary {
     pub tokens_lost: u64,
     /// Local batches that `hopBw` dropped.
     pub dropped_batches: u64,
+    /// Gradients of dense parameters that the parameter servers have taken into a step without a barrier, those left out for their
+    /// staleness included: by the server with the fewest and the one with the most. All are `tokensIssued` less `tokensLost`.
+    #[serde(default)]
+    pub fewest_applied_gradients: u64,
+    /// See `fewest_applied_gradients`.
+    #[serde(default)]
+    pub most_applied_gradients: u64,
     /// Gradients of dense parameters that were left out for their staleness.
     pub excluded_gradients: u64,
     /// Mean staleness of the dense gradients applied without a barrier, in global steps.

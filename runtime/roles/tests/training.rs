@@ -204,6 +204,13 @@ fn every_mode_trains_every_row_once_with_several_workers_servers_and_evaluations
         assert!(summary.trained_rows + dropped_rows >= 4000 && summary.trained_rows <= 4000, "{mode}: {summary:?}");
         assert!(mode == "hopBw" || summary.trained_rows == 4000, "{mode}: {summary:?}");
         assert_eq!(summary.tokens_lost, 0, "{mode}");
+        if mode != "hopBw" {
+            let applied = [summary.fewest_applied_gradients, summary.most_applied_gradients];
+            assert_eq!(
+                applied, [summary.tokens_issued; 2],
+                "{mode}: what was handed out is what every server has applied"
+            );
+        }
         let evaluations = events.iter().filter(|event| matches!(event, JobEvent::Evaluation { .. })).count();
         assert_eq!(evaluations, 2, "{mode}");
         assert_eq!(summary.mode, mode);

@@ -52,6 +52,7 @@ pub(super) async fn of_model(
     }
     summary.parameters_sha256 = hex(&hash.finalize());
     let applied = AppliedGradients::of_servers(&applied).after(applied_before);
+    (summary.fewest_applied_gradients, summary.most_applied_gradients) = (applied.fewest, applied.most);
     summary.excluded_gradients = applied.excluded;
     summary.mean_staleness = applied.mean_staleness();
     summary.max_staleness = applied.staleness_max;

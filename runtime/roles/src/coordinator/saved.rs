@@ -67,6 +67,11 @@ pub(super) struct SavedTraining {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct AppliedGradients {
     gradients: u64,
+    /// By the servers that have applied the fewest and the most: all apply the same, or some were lost on the way or came twice.
+    #[serde(default)]
+    pub(super) fewest: u64,
+    #[serde(default)]
+    pub(super) most: u64,
     /// Of those, left out for their staleness.
     pub(super) excluded: u64,
     /// In global steps.
@@ -162,8 +167,11 @@ impl AppliedGradients {
     pub(super) fn of_servers(servers: &[v1::Applied]) -> Self {
         let count = servers.len().max(1) as u64;
         let sum = |of: fn(&v1::Applied) -> u64| servers.iter().map(of).sum::<u64>();
+        let gradients = || servers.iter().map(|applied| applied.gradients);
         Self {
             gradients: sum(|applied| applied.gradients) / count,
+            fewest: gradients().min().unwrap_or(0),
+            most: gradients().max().unwrap_or(0),
             excluded: sum(|applied| applied.excluded) / count,
             staleness_sum: sum(|applied| applied.staleness_sum) as f64 / count as f64,
             staleness_max: servers.iter().map(|applied| applied.staleness_max).max().unwrap_or(0),
@@ -174,6 +182,8 @@ impl AppliedGradients {
     pub(super) fn after(self, earlier: Self) -> Self {
         Self {
             gradients: self.gradients + earlier.gradients,
+            fewest: self.fewest + earlier.fewest,
+            most: self.most + earlier.most,
             excluded: self.excluded + earlier.excluded,
             staleness_sum: self.staleness_sum + earlier.staleness_sum,
             staleness_max: self.staleness_max.max(earlier.staleness_max),
