@@ -4,6 +4,7 @@
 
 mod alerts;
 mod cgroups;
+mod chaos;
 mod components;
 mod contention;
 mod dashboards;
@@ -53,6 +54,7 @@ const USAGE: &str = "usage: cargo xtask cluster COMMAND
   demo             MovieLens 100k from an object store in the cluster, trained by a RecTrainingJob and watched to its end
   operate [STEPS]  the operator put to the test: all STEPS (completes, switches, refuses, leaves-nothing, scrapes, dashboards,
                    alerts, repairs, takes-over, survives, outlives-a-node, scales, follows-the-load, fails, thousand), the first four (--quick), or those that are named
+  chaos            kills containers, pods and nodes of a job at random; --mode, --kills, --seed
   programs         builds the programs that the cluster is made of and that are not there yet
   test             brings a cluster up, looks at its nodes, and takes it down
   suite            the cluster's part of `cargo xtask test`
@@ -92,6 +94,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
         ["smoke"] => install::smoke(&paths),
         ["demo"] => install::demo(&paths),
         ["operate", wanted @ ..] => operate::operate(&paths, wanted),
+        ["chaos", rest @ ..] => chaos::chaos(&paths, rest),
         ["programs"] => programs(&paths),
         ["test"] => test(&paths),
         ["suite"] => suite(Instant::now()),

@@ -477,8 +477,7 @@ fn survives(paths: &Paths) -> Result<(), String> {
     }
 }
 
-/// A node goes as in a power cut, with the operator that may be on it. Kubernetes deletes the pods of such a node only when somebody
-/// says that it is out of service; a cloud's controller does that by deleting the node.
+/// A node goes as in a power cut, with the operator that may be on it.
 fn outlives_a_node(paths: &Paths) -> Result<(), String> {
     if super::foreign_kubeconfig(paths).is_some() {
         eprintln!("xtask: SKIPPED the loss of a node, because the cluster is not of this machine");
@@ -489,18 +488,32 @@ fn outlives_a_node(paths: &Paths) -> Result<(), String> {
     submit(paths, name, &hybrid)?;
     until_phase(paths, name, "Training")?;
     let node = get(paths, &format!("pod/{name}-ps-1"))?["spec"]["nodeName"].as_str().unwrap_or_default().to_owned();
-    super::stop_node(paths, &node)?;
-    let lived = without_node(paths, name, &node);
-    super::up(paths)?;
-    within(paths, NAMESPACE, &["taint", "node", &node, &format!("{OUT_OF_SERVICE}-")])?;
-    lived?;
-    delete_job(paths, name)
+    let started = Instant::now();
+    let job = without_power(paths, &node, || until_phase(paths, name, "Complete"))?;
+    println!("complete {:.0} s after the node was lost: {}", started.elapsed().as_secs_f64(), job["status"]["attempt"]);
+    match job["status"]["restarts"].as_u64() {
+        Some(restarts) if restarts >= 1 => delete_job(paths, name),
+        other => Err(format!("{other:?} restarts were counted")),
+    }
 }
 
-/// What pods of a node are given up by.
+/// By which the controllers know that pods of a node run no more, and delete them. In a cloud its controller does that, by deleting the node.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute";
 
-fn without_node(paths: &Paths, name: &str, node: &str) -> Result<(), String> {
+/// Does something while a node is without power, with all pods that were on it.
+pub(super) fn without_power<T>(
+    paths: &Paths,
+    node: &str,
+    meanwhile: impl FnOnce() -> Result<T, String>,
+) -> Result<T, String> {
+    super::stop_node(paths, node)?;
+    let done = given_up(paths, node).and_then(|()| meanwhile());
+    super::up(paths)?;
+    let taken_back = within(paths, NAMESPACE, &["taint", "node", node, &format!("{OUT_OF_SERVICE}-")]);
+    done.and_then(|done| taken_back.map(|_| done))
+}
+
+fn given_up(paths: &Paths, node: &str) -> Result<(), String> {
     let started = Instant::now();
     eventually(SHOW, &format!("that {node} is not ready"), || {
         let condition = r#"--output=jsonpath={.status.conditions[?(@.type=="Ready")].status}"#;
@@ -510,13 +523,7 @@ fn without_node(paths: &Paths, name: &str, node: &str) -> Result<(), String> {
         }
     })?;
     println!("{node} was not ready after {:.0} s", started.elapsed().as_secs_f64());
-    within(paths, NAMESPACE, &["taint", "node", node, OUT_OF_SERVICE])?;
-    let job = until_phase(paths, name, "Complete")?;
-    println!("complete {:.0} s after the node was lost: {}", started.elapsed().as_secs_f64(), job["status"]["attempt"]);
-    match job["status"]["restarts"].as_u64() {
-        Some(restarts) if restarts >= 1 => Ok(()),
-        other => Err(format!("{other:?} restarts were counted")),
-    }
+    within(paths, NAMESPACE, &["taint", "node", node, OUT_OF_SERVICE]).map(drop)
 }
 
 /// What is wrong with the job, the condition that it gets, its reason, and what its message says.
