@@ -1,4 +1,4 @@
-//! `rectrain bench` without the rest of `rectrain`, which takes long to build:
+//! `rectrain bench` without the rest of `rectrain`, which takes long to build (and without `job`, which needs it):
 //! `cargo run --release -p rectrain-bench --example bench -- store --dim 16 --rows 5000000 --json`
 
 use clap::Parser;

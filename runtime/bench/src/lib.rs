@@ -4,12 +4,14 @@
 //! Figures are medians of many short rounds, because machines are seldom quiet, and what is compared
 //! takes turns within one run.
 
+mod job;
 mod step;
 mod store;
 mod unique;
 mod wire;
 mod zipf;
 
+pub use job::{JobArgs, JobFigures, RunFigures, bench_job};
 pub use step::{BenchedPrecision, BenchedTower, StepArgs, StepFigures, bench_step};
 pub use store::{StoreArgs, StoreFigures, bench_store};
 pub use wire::{WireArgs, WireFigures, bench_wire};
@@ -20,7 +22,7 @@ use rectrain_embedding::StoreError;
 use rectrain_wire::WireError;
 use serde::Serialize;
 
-/// Measure a part of the runtime on this machine
+/// Measure the runtime on this machine, in parts or as a whole
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum Bench {
     /// The embedding store: look-up and update, memory, growth
@@ -29,6 +31,8 @@ pub enum Bench {
     Step(StepArgs),
     /// The data plane beside bare TCP, on loopback
     Wire(WireArgs),
+    /// Whole jobs: a manifest with fields varied, in turns
+    Job(JobArgs),
 }
 
 /// Why a benchmark has no figures.
@@ -74,6 +78,10 @@ pub fn run(bench: &Bench) -> Result<(), BenchError> {
         }
         Bench::Wire(args) => {
             let figures = bench_wire(args)?;
+            print(&figures.table(), args.json.then_some(&figures))
+        }
+        Bench::Job(args) => {
+            let figures = bench_job(args)?;
             print(&figures.table(), args.json.then_some(&figures))
         }
     }

@@ -54,7 +54,7 @@ pub(crate) enum Command {
     Mode(ModeArgs),
     /// Change how many parameter servers a running job has, or spread its rows anew over as many
     Scale(ScaleArgs),
-    /// Measure a part of the runtime on this machine
+    /// Measure the runtime on this machine, in parts or as a whole
     Bench {
         #[command(subcommand)]
         bench: rectrain_bench::Bench,

@@ -1,0 +1,209 @@
+//! Whole jobs: a manifest, varied, in turns. Each run is a process of its own (`rectrain run`), so that none finds memory, rows or
+//! threads of another.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use comfy_table::Table;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::{BenchError, median, table};
+
+/// Runs that one command may ask for: far beyond what anybody waits for.
+const MOST_RUNS: usize = 10_000;
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct JobArgs {
+    /// The manifest (a RecTrainingJob)
+    pub manifest: PathBuf,
+    /// Runs with each of these values, and with each combination where it is given several times: `spec.roles.ps.replicas=1,2,4`
+    #[arg(long, value_name = "PATH=VALUE,…")]
+    pub vary: Vec<String>,
+    /// Override a field in all runs
+    #[arg(long, value_name = "PATH=VALUE")]
+    pub set: Vec<String>,
+    /// Every role in processes of its own
+    #[arg(long)]
+    pub processes: bool,
+    /// Rounds, in each of which every combination runs once
+    #[arg(long, default_value_t = 3)]
+    pub rounds: usize,
+    /// Print a line of JSON as well
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What [`bench_job`] measured.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct JobFigures {
+    pub rounds: usize,
+    pub runs: Vec<RunFigures>,
+}
+
+/// Of one combination: the median of its rounds, and their range.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RunFigures {
+    /// What was varied.
+    pub settings: BTreeMap<String, String>,
+    /// As the job's summary has it: evaluations left out.
+    pub samples_per_second: f64,
+    pub lowest: f64,
+    pub highest: f64,
+    /// Embedding rows that there are at the end.
+    pub rows: u64,
+    /// Of the last round.
+    pub test_auc: Option<f64>,
+}
+
+type Settings = Vec<(String, String)>;
+
+/// Runs every combination once a round.
+///
+/// # Errors
+/// Arguments that cannot be; a run that fails, with what it said.
+pub fn bench_job(args: &JobArgs) -> Result<JobFigures, BenchError> {
+    let combinations = combinations(&args.vary)?;
+    if args.rounds == 0 {
+        return Err(BenchError::Argument { argument: "rounds", found: "0".to_owned(), expected: "at least 1" });
+    }
+    let mut summaries: Vec<Vec<Value>> = vec![Vec::new(); combinations.len()];
+    for round in 1..=args.rounds {
+        for (settings, summaries) in combinations.iter().zip(&mut summaries) {
+            let summary = run(args, settings)?;
+            let speed = summary["samplesPerSecond"].as_f64().unwrap_or_default();
+            // Who asks for figures alone reads them from stdout.
+            let _unseen = writeln!(std::io::stderr(), "round {round}: {} {speed:.0} samples/s", shown(settings));
+            summaries.push(summary);
+        }
+    }
+    let runs = combinations.into_iter().zip(&summaries).map(|(settings, summaries)| figures(settings, summaries));
+    Ok(JobFigures { rounds: args.rounds, runs: runs.collect() })
+}
+
+fn figures(settings: Settings, summaries: &[Value]) -> RunFigures {
+    let speeds: Vec<f64> = summaries.iter().filter_map(|summary| summary["samplesPerSecond"].as_f64()).collect();
+    let last = summaries.last().unwrap_or(&Value::Null);
+    RunFigures {
+        settings: settings.into_iter().collect(),
+        lowest: speeds.iter().copied().fold(f64::INFINITY, f64::min),
+        highest: speeds.iter().copied().fold(0.0, f64::max),
+        samples_per_second: median(speeds),
+        rows: last["rows"].as_u64().unwrap_or_default(),
+        test_auc: last["test"]["auc"].as_f64(),
+    }
+}
+
+/// One run; its summary.
+fn run(args: &JobArgs, settings: &Settings) -> Result<Value, BenchError> {
+    let mut rectrain = Command::new(std::env::current_exe()?);
+    rectrain.arg("run").arg(&args.manifest).arg("--json").stdin(Stdio::null()).stderr(Stdio::piped());
+    let varied = settings.iter().map(|(path, value)| format!("{path}={value}"));
+    for set in args.set.iter().cloned().chain(varied) {
+        rectrain.args(["--set", &set]);
+    }
+    if args.processes {
+        rectrain.arg("--processes");
+    }
+    let output = rectrain.output()?;
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let last = printed.lines().last().and_then(|line| serde_json::from_str::<Value>(line).ok());
+    match last.filter(|last| output.status.success() && last["event"] == "summary") {
+        Some(summary) => Ok(summary),
+        None => {
+            let complaint = String::from_utf8_lossy(&output.stderr);
+            Err(BenchError::Ended(format!("a job with {}: {}", shown(settings), complaint.trim())))
+        }
+    }
+}
+
+/// All combinations of what is varied; of nothing, the manifest as it is.
+fn combinations(varied: &[String]) -> Result<Vec<Settings>, BenchError> {
+    let mut all: Vec<Settings> = vec![Vec::new()];
+    for one in varied {
+        let wrong =
+            || BenchError::Argument { argument: "vary", found: one.clone(), expected: "PATH=VALUE,VALUE and so on" };
+        let (path, values) = one.split_once('=').ok_or_else(wrong)?;
+        let values: Vec<&str> = values.split(',').map(str::trim).collect();
+        if path.is_empty() || values.iter().any(|value| value.is_empty()) {
+            return Err(wrong());
+        }
+        let with = |settings: &Settings, value: &str| {
+            let mut settings = settings.clone();
+            settings.push((path.to_owned(), value.to_owned()));
+            settings
+        };
+        all = all.iter().flat_map(|settings| values.iter().map(|value| with(settings, value))).collect();
+        if all.len() > MOST_RUNS {
+            return Err(wrong());
+        }
+    }
+    Ok(all)
+}
+
+fn shown(settings: &Settings) -> String {
+    if settings.is_empty() {
+        return "the manifest as it is".to_owned();
+    }
+    settings.iter().map(|(path, value)| format!("{path}={value}")).collect::<Vec<_>>().join(" ")
+}
+
+impl JobFigures {
+    /// For people.
+    #[must_use]
+    pub fn table(&self) -> Table {
+        let mut table = table(&["job", "samples/s", "lowest", "highest", "rows", "test AUC"]);
+        for run in &self.runs {
+            let RunFigures { settings, samples_per_second, lowest, highest, rows, test_auc } = run;
+            let settings: Settings = settings.iter().map(|(path, value)| (path.clone(), value.clone())).collect();
+            table.add_row([
+                shown(&settings),
+                format!("{samples_per_second:.0}"),
+                format!("{lowest:.0}"),
+                format!("{highest:.0}"),
+                rows.to_string(),
+                test_auc.map_or_else(String::new, |auc| format!("{auc:.4}")),
+            ]);
+        }
+        table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(varied: &[&str]) -> Result<Vec<String>, BenchError> {
+        let varied: Vec<String> = varied.iter().map(|&one| one.to_owned()).collect();
+        Ok(combinations(&varied)?.iter().map(shown).collect())
+    }
+
+    #[test]
+    fn every_value_of_one_field_is_combined_with_every_value_of_another() {
+        assert_eq!(of(&[]).unwrap(), ["the manifest as it is"]);
+        assert_eq!(of(&["a=1,2", "b=x,y"]).unwrap(), ["a=1 b=x", "a=1 b=y", "a=2 b=x", "a=2 b=y"]);
+    }
+
+    #[test]
+    fn what_cannot_be_varied_is_refused() {
+        for wrong in ["a", "=1", "a=", "a=1,,2"] {
+            let error = of(&[wrong]).unwrap_err();
+            assert!(error.is_user_error() && error.to_string().contains(wrong), "{error}");
+        }
+        let many = (0..101).map(|value| value.to_string()).collect::<Vec<_>>().join(",");
+        let [a, b] = ["a", "b"].map(|path| format!("{path}={many}"));
+        assert!(of(&[&a, &b]).is_err());
+    }
+
+    #[test]
+    fn figures_are_the_median_of_the_rounds_and_their_range() {
+        let round = |speed: f64| serde_json::json!({"samplesPerSecond": speed, "rows": 7, "test": {"auc": 0.75}});
+        let figures = figures(Vec::new(), &[round(30.0), round(10.0), round(20.0)]);
+        assert_eq!((figures.lowest, figures.samples_per_second, figures.highest), (10.0, 20.0, 30.0));
+        assert_eq!((figures.rows, figures.test_auc), (7, Some(0.75)));
+    }
+}
