@@ -8,13 +8,22 @@ use serde_json::{Value, json};
 
 use crate::{cache, cargo, last_event, median, range, workspace};
 
-const USAGE: &str = "usage: cargo xtask peers [--rounds 5] [--work a,b,dlrm,job] [--threads 2]
+const USAGE: &str = "usage: cargo xtask peers [--rounds 5] [--work a,b,dlrm,job,loader] [--threads 2]
   installs the peers from PyPI (once; they are large), runs each work by turns, and prints a table and a line of JSON of ratios:
   Rectrain's samples a second by the peer's, the median of the rounds and their range; Rectrain computes in bf16 beside peers that do,
   and in fp32 beside the others. Leave the machine alone meanwhile.
-  a, b: MLPs of 12.9 M and 0.4 M parameters, dlrm: the dense part of the DLRM, job: all of it with embeddings (e2e/peers)";
+  a, b: MLPs of 12.9 M and 0.4 M parameters, dlrm: the dense part of the DLRM, job: all of it with embeddings, loader: rows in
+  Criteo's layout from text, gzip, zstd and Parquet (e2e/peers)";
 
 const FOLDER: &str = "e2e/peers";
+
+/// What reads each format of the loader's files besides Rectrain, by the end of the file's name.
+const LOADERS: [(&str, &[&str]); 4] = [
+    ("tsv", &["pandas", "polars", "torch"]),
+    ("tsv.gz", &["pandas", "polars", "torch"]),
+    ("tsv.zst", &["pandas", "polars"]),
+    ("parquet", &["pandas", "polars"]),
+];
 
 struct Plan {
     rounds: usize,
@@ -24,18 +33,21 @@ struct Plan {
 
 pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
     let plan = parse(arguments)?;
-    cargo(&["build", "--release", "--workspace", "--bins", "--tests"], "the build failed")?;
+    cargo(&["build", "--release", "--workspace", "--bins", "--tests", "--examples"], "the build failed")?;
     let python = install()?;
     let mut report = Vec::new();
     for work in &plan.work {
-        report.extend(compare(work, &plan, &python)?);
+        report.extend(match &**work {
+            "loader" => compare_loaders(&plan, &python)?,
+            work => compare(work, &plan, &python)?,
+        });
     }
     println!("{}", json!({ "rounds": plan.rounds, "threads": plan.threads.parse::<u32>().ok(), "ratios": report }));
     Ok(())
 }
 
 fn parse(arguments: &[&str]) -> Result<Plan, String> {
-    let mut plan = Plan { rounds: 5, work: crate::list("a,b,dlrm,job"), threads: "2".to_owned() };
+    let mut plan = Plan { rounds: 5, work: crate::list("a,b,dlrm,job,loader"), threads: "2".to_owned() };
     for pair in arguments.chunks(2) {
         match pair {
             ["--rounds", rounds] => plan.rounds = rounds.parse().map_err(|_| USAGE.to_owned())?,
@@ -46,7 +58,7 @@ fn parse(arguments: &[&str]) -> Result<Plan, String> {
             _ => return Err(USAGE.to_owned()),
         }
     }
-    let known = ["a", "b", "dlrm", "job"];
+    let known = ["a", "b", "dlrm", "job", "loader"];
     if plan.rounds == 0 || plan.work.iter().any(|work| !known.contains(&work.as_str())) {
         return Err(USAGE.to_owned());
     }
@@ -109,17 +121,55 @@ fn compare(work: &str, plan: &Plan, python: &Path) -> Result<Vec<Value>, String>
         eprintln!("xtask: {work}, round {round} of {}", plan.rounds);
     }
     let report = peers.iter().zip(&others).map(|(peer, rates)| {
-        let (precision, own) = (PRECISIONS[precision_of(peer)], &own[precision_of(peer)]);
-        let ratios: Vec<f64> = own.iter().zip(rates).map(|(own, other)| own / other).collect();
-        let ((low, high), middle) = (range(&ratios), median(ratios));
-        let (own, other) = (median(own.clone()), median(rates.clone()));
-        eprintln!(
-            "{work:5} {peer:14} rectrain {precision} {own:9.0}   peer {other:9.0} samples/s   ratio {middle:.2} ({low:.2} to {high:.2})"
-        );
-        json!({"work": work, "peer": peer, "precision": precision, "ratio": middle, "low": low, "high": high,
-            "samplesPerSecond": own, "peerSamplesPerSecond": other})
+        let precision = PRECISIONS[precision_of(peer)];
+        let mut report = ratio(&format!("{work} {precision}"), peer, &own[precision_of(peer)], rates);
+        report["work"] = json!(work);
+        report["precision"] = json!(precision);
+        report
     });
     Ok(report.collect())
+}
+
+/// Rows in Criteo's layout, read from each format by all that read it, by turns.
+fn compare_loaders(plan: &Plan, python: &Path) -> Result<Vec<Value>, String> {
+    let reader = crate::built("examples/read_speed")?;
+    let text = cache()?.join("peers/rows.tsv");
+    let script = workspace().join(FOLDER).join("loaders.py").display().to_string();
+    if !text.with_extension("parquet").exists() {
+        let text = text.display().to_string();
+        execute(&reader.display().to_string(), &["--write", &text])?;
+        execute(&python.display().to_string(), &[&script, "--prepare", &text])?;
+    }
+    let mut report = Vec::new();
+    for (format, peers) in LOADERS {
+        let file = text.with_extension(format);
+        let mut own = Vec::new();
+        let mut others = vec![Vec::new(); peers.len()];
+        for round in 1..=plan.rounds {
+            own.push(rate(Command::new(&reader).arg("--json").arg(&file))?);
+            for (peer, rates) in peers.iter().zip(&mut others) {
+                let mut command = Command::new(python);
+                rates.push(rate(command.arg(&script).arg(&file).args(["--peer", peer, "--threads", &plan.threads]))?);
+            }
+            eprintln!("xtask: loader, {format}, round {round} of {}", plan.rounds);
+        }
+        let ratios =
+            peers.iter().zip(&others).map(|(peer, rates)| ratio(&format!("loader {format}"), peer, &own, rates));
+        report.extend(ratios);
+    }
+    Ok(report)
+}
+
+/// What came of Rectrain's rates and a peer's, which were taken by turns.
+fn ratio(work: &str, peer: &str, own: &[f64], rates: &[f64]) -> Value {
+    let ratios: Vec<f64> = own.iter().zip(rates).map(|(own, other)| own / other).collect();
+    let ((low, high), middle) = (range(&ratios), median(ratios));
+    let (own, other) = (median(own.to_vec()), median(rates.to_vec()));
+    eprintln!(
+        "{work:14} {peer:14} rectrain {own:9.0}   peer {other:9.0} samples/s   ratio {middle:.2} ({low:.2} to {high:.2})"
+    );
+    json!({"work": work, "peer": peer, "ratio": middle, "low": low, "high": high, "samplesPerSecond": own,
+        "peerSamplesPerSecond": other})
 }
 
 fn ours(work: &str, precision: &str, plan: &Plan) -> Result<Command, String> {

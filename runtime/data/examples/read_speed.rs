@@ -1,7 +1,8 @@
 //! Rows per second of a file in Criteo's layout (label, 13 counts, 26 ids; tabs; no header).
 //!
 //! `cargo run --release -p rectrain-data --example read_speed -- FILE [FILE …]`; without a file, for
-//! 300,000 synthetic rows, drawn, and written to a temporary file and read.
+//! 300,000 synthetic rows, drawn, and written to a temporary file and read. `--write FILE` writes that many
+//! rows; `--json FILE` reads every chunk once and prints rows a second as JSON, of text (.gz, .zst) or Parquet.
 
 use rectrain_data::synthetic::Teacher;
 use rectrain_data::{
@@ -56,8 +57,49 @@ fn measure(what: &str, paths: Vec<String>, format: Format) -> Result<(), rectrai
     Ok(())
 }
 
+/// Every chunk once, in the order of the file.
+fn read_once(file: &str) -> Result<(), Box<dyn std::error::Error>> {
+    let format = match file.ends_with(".parquet") {
+        true => Format::Parquet,
+        false => Format::Csv(CsvFormat::criteo()),
+    };
+    let config = SourceConfig {
+        paths: vec![file.to_owned()],
+        format,
+        bad_rows: BadRows::Fail,
+        split: None,
+        part: Part::All,
+        storage_options: Default::default(),
+    };
+    let dataset = Dataset::open(config, criteo_schema())?;
+    let mut reader = dataset.reader(ReadPlan { chunk_rows: 8192, shuffle: None, epoch: 0, read_ahead_chunks: 2 })?;
+    let (start, mut rows, mut positives, mut chunk) = (Instant::now(), 0, 0.0, 0);
+    while let Some(batch) = reader.read(chunk)? {
+        rows += batch.samples;
+        positives += batch.label_sum();
+        chunk += 1;
+    }
+    let speed = rows as f64 / start.elapsed().as_secs_f64();
+    println!(r#"{{"samplesPerSecond":{speed:.0},"rows":{rows},"positive":{positives}}}"#);
+    Ok(())
+}
+
+fn write_rows(file: &str) -> Result<(), Box<dyn std::error::Error>> {
+    let config = SyntheticConfig { rows: WRITTEN, ..SyntheticConfig::default() };
+    let written = std::io::BufWriter::new(std::fs::File::create(file)?);
+    Ok(Teacher::new(config)?.write_text(0..WRITTEN, written)?)
+}
+
+/// Rows that `--write` writes.
+const WRITTEN: u64 = 500_000;
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files: Vec<String> = std::env::args().skip(1).collect();
+    match &files[..] {
+        [flag, file] if flag == "--json" => return read_once(file),
+        [flag, file] if flag == "--write" => return write_rows(file),
+        _ => {}
+    }
     if !files.is_empty() {
         for file in files {
             measure(&file.clone(), vec![file], Format::Csv(CsvFormat::criteo()))?;
