@@ -4,19 +4,25 @@
 //! orders, and the next one only when all have carried out the one before. No waiting and no sending happens here: the
 //! coordinator carries questions and answers to and fro, and makes the calls to the parameter servers that are asked for.
 
+mod facts;
+mod replacement;
+mod rest;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use rectrain_modes::gba::{
-    Answers, Assignment, Batch, Boundary, Outcome, Reply, RunMode, RunPlan, Server, SwitchPhase, TokenMode, TrainingRun,
+    Answers, Assignment, Batch, Boundary, Outcome, Reply, RunPlan, Server, SwitchPhase, TrainingRun,
 };
-use rectrain_modes::{EvaluationPoints, GlobalStep, Rank};
+use rectrain_modes::{GlobalStep, Rank};
 use rectrain_proto::v1;
 use rectrain_proto::v1::order::Order as Kind;
 use serde::{Deserialize, Serialize};
 
+use self::facts::Facts;
+pub(super) use self::replacement::Mended;
 use super::announced::Announced;
 use super::as_bytes;
-use super::ring::{Mending, Ring};
+use super::ring::Ring;
 use super::saved::{SavedState, SavedTraining};
 use crate::batch::{BatchKey, BatchPosition};
 use crate::error::RoleError;
@@ -174,43 +180,6 @@ enum SlotsMove {
     Flipped,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-struct Facts {
-    first_mode: TrainingMode,
-    /// Whether there are checkpoints, and the global batches between two.
-    saves: bool,
-    save_every: Option<u64>,
-    global_rows: u64,
-    local_rows: u64,
-    pieces: u32,
-    workers: u32,
-    /// When this attempt began.
-    started_workers: u32,
-    /// Of those, so many train where each step has a barrier; none: all.
-    some_with_barrier: Option<u32>,
-    servers: u32,
-    evaluation: EvaluationPoints,
-    evaluates: bool,
-    tests_on_the_next_slice: bool,
-}
-
-/// A ring of dense workers after one of them was replaced.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Mended {
-    /// Another ring is in force.
-    Superseded { by: u64 },
-    /// All go on before `step`, which trains `batch`, with the donor's parameters.
-    GoesOn { step: GlobalStep, donor: Rank, batch: u64 },
-}
-
-/// How a dense worker takes a dead one's place.
-struct Succession {
-    /// It carries out the order under way.
-    repeats: bool,
-    /// Its ring has what it needs for that, or for the next one.
-    lacks_parameters: bool,
-}
-
 /// What a command to switch is answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum SwitchRefused {
@@ -291,17 +260,6 @@ impl Training {
         Ok(training)
     }
 
-    /// Dense parameters are where the mode has them: the first mode begins.
-    fn begin_first_mode(&mut self) {
-        let at = self.start_of_order();
-        if self.mode.has_barrier() {
-            self.begin_mode(at);
-        } else {
-            self.give(at, Kind::Publish(v1::Publish {}));
-            self.stage = Stage::Moving;
-        }
-    }
-
     /// The piece of the global batch at hand that is the first to be trained.
     fn first_piece(&self) -> Result<u32, RoleError> {
         let place = self.run.next_row().saturating_sub(self.data.row_of(self.fed));
@@ -324,12 +282,6 @@ impl Training {
         }
     }
 
-    /// Every parameter server has restored its rows; dense workers take their parameters from `checkpoint`.
-    pub(super) fn rows_restored(&mut self, checkpoint: String) {
-        let at = self.start_of_order();
-        self.give(at, Kind::Restore(v1::Restore { checkpoint }));
-    }
-
     /// Whether it is not known yet where training goes on.
     pub(super) fn restoring(&self) -> bool {
         self.stage == Stage::Restoring
@@ -338,30 +290,6 @@ impl Training {
     /// Saves a checkpoint at the next boundary.
     pub(super) fn request_save(&mut self) {
         self.save_wanted = true;
-    }
-
-    /// The servers have fixed the instant. Dense worker 0 writes its parameters under the `ticket`; without one there is no
-    /// checkpoint of this boundary.
-    pub(super) fn frozen(&mut self, ticket: Option<v1::Ticket>) -> Result<(), RoleError> {
-        let at = self.boundary()?;
-        self.save = SaveStep::Frozen;
-        if self.mode.has_barrier()
-            && let Some(ticket) = ticket
-        {
-            self.give(at, Kind::Save(v1::Save { ticket: Some(ticket) }));
-        }
-        self.advance()
-    }
-
-    /// The checkpoint of the end exists, or has to be written again.
-    pub(super) fn last_saved(&mut self, exists: bool) -> Result<(), RoleError> {
-        if exists {
-            self.save = SaveStep::Written;
-            return self.advance();
-        }
-        self.save = SaveStep::Freezing;
-        self.calls.push(ServerCall::Save { at: self.boundary()?, last: true });
-        Ok(())
     }
 
     /// At rest: what a run that goes on from here has to know.
@@ -393,32 +321,6 @@ impl Training {
         if let SlotsMove::Copying { servers } = self.slots {
             self.slots = SlotsMove::Copied { servers };
         }
-    }
-
-    /// The servers are at another map.
-    pub(super) fn flipped(&mut self, map_epoch: u64, servers: u32) -> Result<(), RoleError> {
-        let at = self.boundary()?;
-        let gathered = self.gathers(servers);
-        self.map_epoch = map_epoch;
-        self.plan.servers = servers;
-        self.run.set_servers(2 * servers);
-        self.slots = SlotsMove::Flipped;
-        self.move_dense(at, self.mode.has_barrier() || gathered)?;
-        self.advance()
-    }
-
-    /// No slot moves any more.
-    pub(super) fn slots_settled(&mut self) -> Result<(), RoleError> {
-        self.slots = SlotsMove::No;
-        if self.stage == Stage::Settling {
-            self.leave_rest()?;
-        }
-        Ok(())
-    }
-
-    /// Whether the dense parameters, which are on the servers, have to be cut anew for so many servers.
-    fn gathers(&self, servers: u32) -> bool {
-        !self.mode.has_barrier() && servers != self.plan.servers
     }
 
     /// Whether so many dense workers can train; a sentence, if not.
@@ -472,100 +374,6 @@ impl Training {
         // Others wait for what it has to tell, and may not have carried out their order.
         let tells = joins && !self.ring.has_told(rank);
         Ok(tells.then(|| v1::Order { joins, order: Some(Kind::Wait(v1::Wait {})), ..self.order.clone() }))
-    }
-
-    /// Worker `rank` has died, and another is in its place; `has_done`: it has told what the order under way was for. Says whether the job goes
-    /// on with the other: where the parameters are on the servers it needs nothing, and where each worker has them it gets them from one of
-    /// its ring. While it trains, embedding workers keep what it has to be given where there were several from the first.
-    pub(super) fn replace_worker(&mut self, rank: Rank, has_done: bool) -> bool {
-        let in_ring = rank.0 < self.barrier_workers();
-        let Some(Succession { repeats, lacks_parameters }) = self.succession(has_done) else { return false };
-        let lacks_parameters = lacks_parameters && in_ring;
-        let Some(done) = self.done.get_mut(rank.0 as usize) else { return false };
-        if lacks_parameters && self.plan.barrier_workers() < 2 {
-            return false;
-        }
-        // Training comes to no rest, and leaves none, before the order was carried out by this one.
-        *done = if repeats { self.order.number.saturating_sub(1).min(*done) } else { self.order.number };
-        *self.successions.entry(rank).or_default() += 1;
-        if lacks_parameters {
-            self.ring.replaced(rank);
-        }
-        if self.stage == Stage::Training && !self.mode.has_barrier() {
-            self.asked.remove(&rank);
-            self.answers.remove(&rank);
-            let answers = self.run.dispatcher().map(|dispatcher| dispatcher.join(rank));
-            self.take(answers.unwrap_or_default());
-        }
-        true
-    }
-
-    /// What is to be done by a dense worker that takes a dead one's place now; none: the job begins anew.
-    fn succession(&self, has_done: bool) -> Option<Succession> {
-        let order = self.order.order.as_ref();
-        let reads = matches!(order, Some(Kind::ReadBack(_)));
-        let publishes = matches!(order, Some(Kind::Publish(_)));
-        // Everybody has the same before the first order, and a first publication is of just that.
-        let is_pristine = self.order.number == 0 || (self.order.number == 1 && publishes);
-        let (repeats, on_workers) = match self.stage {
-            // Another dense worker's batches are asked for again of embedding workers, which keep none where there was a single one.
-            Stage::Training if self.plan.started_workers < 2 => return None,
-            Stage::Training => (true, self.mode.has_barrier()),
-            Stage::Restoring => (self.order.number > 0, false),
-            Stage::Evaluating => (!has_done, self.mode.has_barrier()),
-            Stage::Saving => (matches!(order, Some(Kind::Save(_))), self.mode.has_barrier()),
-            Stage::Sharing => (true, true),
-            Stage::Joining | Stage::Gathering => (true, false),
-            Stage::Moving => (true, publishes),
-            Stage::Resting | Stage::Settling => (false, self.mode.has_barrier()),
-            Stage::Flipping => (false, self.mode.has_barrier() || reads),
-            Stage::Beginning => (false, self.next_mode.has_barrier()),
-            Stage::Ended if has_done => (false, false),
-            // The others may have told their parameters' digest, and be past giving them.
-            Stage::Ended if self.mode.has_barrier() => return None,
-            Stage::Ended => (true, false),
-        };
-        Some(Succession { repeats, lacks_parameters: on_workers && !is_pristine })
-    }
-
-    /// Whether dense worker 0 is to save its parameters, and may not have.
-    pub(super) fn saves_dense(&self) -> bool {
-        self.stage == Stage::Saving && matches!(self.order.order, Some(Kind::Save(_)))
-    }
-
-    /// How often this worker took another's place: who asked before it did is dead.
-    pub(super) fn successions(&self, rank: Rank) -> u32 {
-        self.successions.get(&rank).copied().unwrap_or(0)
-    }
-
-    /// The number of the ring, if it is another than `known`.
-    pub(super) fn ring_after(&self, known: u64) -> Option<u64> {
-        (self.ring.number() > known).then_some(self.ring.number())
-    }
-
-    /// Worker `rank` tells before which step its parameters stand, if it has any; `None`: not all have told yet. The batch is the one that is
-    /// trained by this step.
-    pub(super) fn mend(
-        &mut self,
-        rank: Rank,
-        ring: u64,
-        step: Option<GlobalStep>,
-    ) -> Result<Option<Mended>, RoleError> {
-        let number = self.ring.number();
-        let last = GlobalStep(self.order.step + self.granted.saturating_sub(self.order.batch));
-        if let Some(step) = step.filter(|step| ring == number && *step > last) {
-            let reason = format!("dense worker {rank} says it is before step {step}, and no one may be beyond {last}");
-            return Err(RoleError::Inconsistent { message: "mend", reason });
-        }
-        match self.ring.tell(rank, ring, step, self.barrier_workers()) {
-            Mending::Waits => Ok(None),
-            Mending::Superseded => Ok(Some(Mended::Superseded { by: number })),
-            Mending::Mended { step, donor } => {
-                let batch = self.order.batch + step.0.saturating_sub(self.order.step);
-                Ok(Some(Mended::GoesOn { step, donor, batch }))
-            }
-            Mending::Lost => Err(RoleError::Restarted { member: "every dense worker".to_owned() }),
-        }
     }
 
     /// The pieces of a global batch that are worker `rank`'s where each step has a barrier, and in evaluations.
@@ -675,15 +483,6 @@ impl Training {
         std::mem::take(&mut self.calls)
     }
 
-    /// Every parameter server has begun the mode.
-    pub(super) fn begun(&mut self) -> Result<(), RoleError> {
-        for server in 0..2 * self.plan.servers {
-            self.run.moved(Server(server))?;
-        }
-        self.start();
-        self.advance()
-    }
-
     /// Server `index` has applied what was left.
     pub(super) fn flushed(&mut self, index: u32, reply: &v1::Flushed) -> Result<(), RoleError> {
         if let Some(dispatcher) = self.run.dispatcher() {
@@ -698,30 +497,6 @@ impl Training {
     /// Whether slots move between parameter servers, or are about to be given up.
     pub(super) fn slots_are_moving(&self) -> bool {
         self.slots != SlotsMove::No
-    }
-
-    /// The calls to the servers that were asked for, in the coordinator's life before: whether they were made is not known, and made twice
-    /// they do what they do once.
-    pub(super) fn call_again(&mut self) -> Result<(), RoleError> {
-        self.calls.clear();
-        match self.stage {
-            Stage::Beginning => {
-                let at = self.boundary().unwrap_or_else(|_| self.start_of_order());
-                self.begin_mode(at);
-            }
-            Stage::Training if self.flushing => self.calls.push(ServerCall::Flush),
-            Stage::Saving => {
-                let at = self.boundary()?;
-                let last = self.is_at_end(at);
-                // The one of the end has to exist, and who was writing it is dead.
-                if self.save == SaveStep::Freezing || (last && self.save == SaveStep::Frozen) {
-                    self.save = SaveStep::Freezing;
-                    self.calls.push(ServerCall::Save { at, last });
-                }
-            }
-            _ => {}
-        }
-        self.advance()
     }
 
     /// The step before which an evaluation has just been ordered.
@@ -859,162 +634,6 @@ impl Training {
         Ok(true)
     }
 
-    fn enter_rest(&mut self) -> Result<(), RoleError> {
-        let at = self.boundary()?;
-        self.flushing = false;
-        self.asked.clear();
-        self.answers.clear();
-        self.granted = self.data.locate(at.next_row).0;
-        self.stage = Stage::Resting;
-        Ok(())
-    }
-
-    /// At rest: predict if that is due.
-    fn decide_at_rest(&mut self) -> Result<bool, RoleError> {
-        let at = self.boundary()?;
-        let due = self.evaluation_due().is_some_and(|due| due <= self.granted);
-        if due && self.plan.tests_on_the_next_slice && !self.data.complete() && self.data.batches() == self.granted {
-            // Whether there is a next slice is not known yet.
-            return Ok(false);
-        }
-        let evaluate = if self.is_at_end(at) { !self.plan.tests_on_the_next_slice } else { due };
-        if !(self.plan.evaluates && evaluate) {
-            return self.after_evaluation();
-        }
-        self.evaluated_through = self.granted;
-        self.evaluation_to_begin = Some(at.step);
-        self.give(at, Kind::Evaluate(v1::Evaluate { read: !self.mode.has_barrier() }));
-        self.stage = Stage::Evaluating;
-        Ok(true)
-    }
-
-    fn after_restore(&mut self) -> bool {
-        self.begin_first_mode();
-        true
-    }
-
-    /// At rest: save a checkpoint if that is due.
-    fn after_evaluation(&mut self) -> Result<bool, RoleError> {
-        let at = self.boundary()?;
-        let last = self.is_at_end(at);
-        let due = self.save_due().is_some_and(|due| due <= self.granted) && self.saved_through < self.granted;
-        if !self.plan.saves || !(last || due || self.save_wanted) {
-            return self.leave_rest();
-        }
-        self.saved_through = self.granted;
-        self.save_wanted = false;
-        self.save = SaveStep::Freezing;
-        self.calls.push(ServerCall::Save { at, last });
-        self.stage = Stage::Saving;
-        Ok(true)
-    }
-
-    fn is_saved(&self) -> Result<bool, RoleError> {
-        let last = self.is_at_end(self.boundary()?);
-        Ok(self.save == SaveStep::Written || (self.save == SaveStep::Frozen && !last))
-    }
-
-    fn leave_rest(&mut self) -> Result<bool, RoleError> {
-        let at = self.boundary()?;
-        if self.is_at_end(at) {
-            if self.slots != SlotsMove::No {
-                self.calls.push(ServerCall::SettleSlots);
-                self.stage = Stage::Settling;
-                return Ok(false);
-            }
-            self.give(at, Kind::End(v1::End { read: !self.mode.has_barrier() }));
-            self.stage = Stage::Ended;
-            return Ok(false);
-        }
-        if self.is_regrouping() {
-            if self.next_workers > self.plan.workers && self.mode.has_barrier() && self.next_mode.has_barrier() {
-                self.give(at, Kind::Publish(v1::Publish {}));
-                self.stage = Stage::Sharing;
-                return Ok(true);
-            }
-            self.regroup();
-        }
-        self.flip_or_move(at)
-    }
-
-    /// From here on there are so many dense workers. Those that join have carried out what was ordered so far.
-    fn regroup(&mut self) {
-        self.plan.workers = self.next_workers;
-        self.wanted_workers = None;
-        self.done.resize(self.next_workers as usize, self.order.number);
-    }
-
-    /// The dense parameters are on the servers: all workers, those that join among them, read them from there.
-    fn take_in_workers(&mut self) -> Result<bool, RoleError> {
-        let at = self.boundary()?;
-        self.regroup();
-        self.give(at, Kind::ReadBack(v1::ReadBack {}));
-        self.stage = Stage::Joining;
-        Ok(true)
-    }
-
-    fn flip_or_move(&mut self, at: Boundary) -> Result<bool, RoleError> {
-        if let SlotsMove::Copied { servers } = self.slots {
-            if !self.gathers(servers) {
-                return Ok(self.flip());
-            }
-            self.give(at, Kind::ReadBack(v1::ReadBack {}));
-            self.stage = Stage::Gathering;
-            return Ok(true);
-        }
-        self.move_dense(at, self.mode.has_barrier())
-    }
-
-    fn flip(&mut self) -> bool {
-        self.calls.push(ServerCall::Flip);
-        self.stage = Stage::Flipping;
-        true
-    }
-
-    /// Brings the dense parameters, which the workers hold or the servers, to where the next mode has them.
-    fn move_dense(&mut self, at: Boundary, on_workers: bool) -> Result<bool, RoleError> {
-        match (on_workers, self.next_mode.has_barrier()) {
-            (true, false) => self.give(at, Kind::Publish(v1::Publish {})),
-            (false, true) => self.give(at, Kind::ReadBack(v1::ReadBack {})),
-            _ => return self.begin_after_move(),
-        }
-        self.stage = Stage::Moving;
-        Ok(true)
-    }
-
-    fn begin_after_move(&mut self) -> Result<bool, RoleError> {
-        let at = self.boundary()?;
-        self.begin_mode(at);
-        Ok(false)
-    }
-
-    fn begin_mode(&mut self, at: Boundary) {
-        let (_, place) = self.data.locate(at.next_row);
-        let first_piece = (place / self.plan.local_rows) as u32;
-        self.calls.push(ServerCall::Begin { mode: self.next_mode, at, first_piece });
-        self.stage = Stage::Beginning;
-    }
-
-    /// All servers are in the mode: dense workers train.
-    fn start(&mut self) {
-        self.counts.switches += u64::from(self.mode != self.next_mode);
-        self.mode = self.next_mode;
-        self.stop_at = None;
-        let at = self.start_of_order();
-        if self.mode.has_barrier() {
-            self.give(at, Kind::Barrier(v1::Barrier { staleness: self.mode.staleness() }));
-        } else {
-            let workers = self.plan.workers;
-            let answers: Answers = self
-                .run
-                .dispatcher()
-                .map_or_else(Vec::new, |d| (0..workers).flat_map(|rank| d.join(Rank(rank))).collect());
-            self.take(answers);
-            self.give(at, Kind::Tokens(v1::Tokens {}));
-        }
-        self.stage = Stage::Training;
-    }
-
     fn start_of_order(&self) -> Boundary {
         let (step, next_row) = (self.run.next_step(), self.run.next_row());
         Boundary { step, next_row }
@@ -1036,53 +655,8 @@ impl Training {
         };
     }
 
-    fn boundary(&self) -> Result<Boundary, RoleError> {
-        match self.run.phase() {
-            SwitchPhase::Moving { at, .. } => Ok(*at),
-            _ => Err(RoleError::Inconsistent { message: "order", reason: "training is not at rest".to_owned() }),
-        }
-    }
-
-    fn is_at_end(&self, at: Boundary) -> bool {
-        self.data.complete() && at.next_row == self.data.row_of(self.data.batches())
-    }
-
     fn all_done(&self) -> bool {
         self.done.iter().all(|done| *done >= self.order.number)
-    }
-
-    /// The mode after this rest: a command's, else the schedule's. And the dense workers that there are to be.
-    fn choose_what_is_next(&mut self) {
-        self.next_workers = self.wanted_workers.take().unwrap_or(self.plan.workers);
-        let here = if self.mode.has_barrier() { self.granted } else { self.data.locate(self.run.next_row()).0 };
-        self.next_mode = self.mode;
-        while let Some((_, mode)) = self.switches.front().copied().filter(|(batch, _)| *batch <= here) {
-            self.switches.pop_front();
-            self.next_mode = mode;
-        }
-        if let Some(mode) = self.requested.take() {
-            self.next_mode = mode;
-        }
-    }
-
-    fn is_asked_to_rest(&self) -> bool {
-        let flips = matches!(self.slots, SlotsMove::Copied { .. });
-        flips || self.requested.is_some() || self.wanted_workers.is_some() || (self.save_wanted && self.plan.saves)
-    }
-
-    /// The next batch before which training rests, as far as that is known.
-    fn next_rest(&self) -> Option<u64> {
-        let switch = self.switches.front().map(|(batch, _)| *batch);
-        let evaluation = if self.plan.evaluates { self.evaluation_due() } else { None };
-        switch.into_iter().chain(evaluation).chain(self.save_due()).min()
-    }
-
-    fn save_due(&self) -> Option<u64> {
-        self.plan.save_every.map(|every| (self.saved_through / every + 1) * every)
-    }
-
-    fn evaluation_due(&self) -> Option<u64> {
-        self.plan.evaluation.next_after(self.evaluated_through, self.data.epoch_starts())
     }
 
     /// Gives the run what is known of the data, up to the next rest; while it drains also what lies behind it, of which it takes
@@ -1149,70 +723,5 @@ impl SavedTraining {
             evaluated_through: 0,
             counts: TokenCounts::default(),
         }
-    }
-}
-
-impl Facts {
-    fn of(plan: &JobPlan) -> Self {
-        Self {
-            first_mode: plan.mode,
-            saves: plan.checkpoint.is_some(),
-            save_every: plan.checkpoint.as_ref().and_then(|checkpoint| checkpoint.every_steps),
-            global_rows: plan.global_batch_rows,
-            local_rows: plan.local_batch_rows,
-            pieces: plan.pieces(),
-            workers: plan.replicas.dense_workers,
-            started_workers: plan.replicas.dense_workers,
-            some_with_barrier: plan.some_with_barrier,
-            servers: plan.replicas.ps,
-            evaluation: plan.evaluation,
-            evaluates: plan.test.is_some(),
-            tests_on_the_next_slice: plan.tests_on_the_next_slice,
-        }
-    }
-
-    fn barrier_workers(&self) -> u32 {
-        self.some_with_barrier.map_or(self.workers, |some| some.min(self.workers))
-    }
-
-    fn run_mode(&self, mode: TrainingMode, workers: u32) -> RunMode {
-        match mode {
-            TrainingMode::Sync | TrainingMode::Hybrid { .. } => RunMode::Sync,
-            TrainingMode::Tokens(mode) => RunMode::Tokens { mode, workers, local_rows: self.local_rows as u32 },
-        }
-    }
-
-    fn check_workers(&self, mode: TrainingMode, workers: u32) -> Result<(), String> {
-        if mode.has_barrier() && workers > self.pieces {
-            return Err(format!(
-                "with a barrier each of {workers} dense workers needs a local batch of its own, and a global batch has {}: set spec.training.localBatchSize to {} or less",
-                self.pieces,
-                self.global_rows / u64::from(workers),
-            ));
-        }
-        if let Some(some) = self.some_with_barrier.filter(|some| workers < *some) {
-            return Err(format!(
-                "{some} dense workers train with a barrier (spec.training.barrierWorkers): expected no fewer, found {workers}"
-            ));
-        }
-        self.check(mode, workers)
-    }
-
-    fn check(&self, mode: TrainingMode, workers: u32) -> Result<(), String> {
-        let TrainingMode::Tokens(tokens) = mode else { return Ok(()) };
-        if matches!(tokens, TokenMode::HopBw { .. }) && workers != self.started_workers {
-            return Err(format!(
-                "in mode hopBw a global step has as many gradients as there were dense workers at first, which is {}",
-                self.started_workers
-            ));
-        }
-        tokens.validate(workers).map_err(|error| error.to_string())?;
-        if u64::from(self.pieces) * self.local_rows != self.global_rows {
-            return Err(format!(
-                "a global batch of {} rows cannot be cut into local batches of {} rows: set spec.training.localBatchSize",
-                self.global_rows, self.local_rows
-            ));
-        }
-        Ok(())
     }
 }

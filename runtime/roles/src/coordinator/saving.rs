@@ -1,0 +1,293 @@
+//! Checkpoints of the job under way: the instant at which one is taken, the waiting for its parts while training goes on, and its end; and
+//! the restoring of rows from one.
+
+use std::sync::{MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rectrain_checkpoint::FileEntry;
+use rectrain_modes::gba::Boundary;
+use rectrain_proto::v1;
+use rectrain_wire::{Channel, Frame};
+use tokio::sync::oneshot;
+use tokio::task::{JoinError, JoinSet};
+
+use super::checkpoints::{self, Begun, Checkpoints, Resumed, RowsRestored, Written};
+use super::{Coordinator, warn_all};
+use crate::error::RoleError;
+use crate::events::JobEvent;
+use crate::message;
+use crate::plan::WHOLE_JOB;
+use crate::ticket;
+
+/// How often the checkpoint of the end is tried to be written, and how long is waited before the second time; doubled each time.
+const LAST_SAVE_ATTEMPTS: u32 = 5;
+const LAST_SAVE_PAUSE: Duration = Duration::from_secs(1);
+
+/// Checkpoints of this run.
+#[derive(Default)]
+pub(super) struct Saves {
+    pub(super) begun: u64,
+    pub(super) ended: u64,
+    /// The name of the last one that was to be written, or why there is none.
+    pub(super) last: Option<Result<String, String>>,
+    /// Where dense worker 0's file is waited for, and the checkpoint's id.
+    pub(super) dense: Option<(String, oneshot::Sender<Result<FileEntry, String>>)>,
+}
+
+/// What [`Coordinator::drive`] knows of checkpoints.
+pub(super) struct Saver {
+    /// None if the job has none.
+    pub(super) checkpoints: Option<Checkpoints>,
+    /// The one to be restored.
+    pub(super) resumed: Option<Resumed>,
+    /// At most one.
+    pub(super) writing: JoinSet<SaveEnded>,
+    /// In a row.
+    pub(super) failed_attempts: u32,
+    /// As many as were known at the last checkpoint.
+    pub(super) server_restarts: u64,
+}
+
+/// A checkpoint that exists or was given up.
+pub(super) struct SaveEnded {
+    pub(super) ticket: v1::Ticket,
+    pub(super) last: bool,
+    pub(super) result: Result<Written, RoleError>,
+}
+
+impl Coordinator {
+    /// Servers hold an instant for a checkpoint that a coordinator before this one was writing.
+    pub(super) async fn give_up_what_was_written(&self) -> Result<(), RoleError> {
+        let Some(ticket) = self.lock().writing() else { return Ok(()) };
+        let step = ticket.step;
+        warn_all(
+            &self.events,
+            [format!("there is no checkpoint of step {step}: the coordinator that wrote it has died")],
+        );
+        self.metrics.failed_checkpoints.inc();
+        checkpoints::thaw(ticket, false, &self.placement()?.servers).await?;
+        self.lock().set_writing(None);
+        Ok(())
+    }
+
+    /// Has the servers restore their rows; from an older checkpoint, or none, where this one turns out to be damaged.
+    pub(super) async fn restore(&self, servers: &[Channel], saver: &mut Saver) -> Result<(), RoleError> {
+        let Saver { checkpoints: Some(checkpoints), resumed, .. } = saver else { return Err(RoleError::Stopped) };
+        while let Some(from) = resumed.take() {
+            match checkpoints::restore_rows(&from.name, servers).await? {
+                RowsRestored::All { rows } => {
+                    checkpoints.restored(&from);
+                    let (step, batches) = (from.state.training.step, from.state.training.batch);
+                    self.events.push(JobEvent::Resumed { checkpoint: from.name.clone(), step, batches, rows });
+                    return self.change(|state| {
+                        state.training().rows_restored(from.name);
+                        Ok(())
+                    });
+                }
+                RowsRestored::Damaged(reason) => {
+                    warn_all(&self.events, [format!("checkpoint {} is passed over: {reason}", from.name)]);
+                    checkpoints.pass_over(&from.name);
+                    let (older, warnings) = checkpoints.find().await?;
+                    warn_all(&self.events, warnings);
+                    self.change(|state| state.go_on_from(&self.plan, older.as_ref().map(|older| &older.state)))?;
+                    *resumed = older;
+                    if resumed.is_some() {
+                        // What the state asks for is done here.
+                        self.lock().training().take_calls();
+                    } else {
+                        checkpoints::clear_rows(servers).await?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins a checkpoint of this boundary. One that is still being written is waited for only at the end of training; any other
+    /// time there is none of this boundary.
+    pub(super) async fn save(
+        &self,
+        servers: &[Channel],
+        at: Boundary,
+        last: bool,
+        saver: &mut Saver,
+    ) -> Result<(), RoleError> {
+        while last && let Some(ended) = saver.writing.join_next().await {
+            self.save_ended(servers, ended, saver).await?;
+        }
+        let Some(checkpoints) = &mut saver.checkpoints else { return Err(RoleError::Stopped) };
+        let server_restarts = self.lock().server_restarts();
+        if std::mem::replace(&mut saver.server_restarts, server_restarts) != server_restarts {
+            checkpoints.changes_unknown();
+        }
+        self.lock_saves().begun += 1;
+        if !saver.writing.is_empty() {
+            self.metrics.skipped_checkpoints.inc();
+            let step = at.step;
+            let reason = format!("there is no checkpoint of step {step}: the one before is still being written");
+            self.end_save(Err(reason));
+            return self.change(|state| state.training().frozen(None));
+        }
+        match self.freeze(servers, at, checkpoints).await {
+            Ok((begun, state, dense)) => {
+                let ticket = ticket::write(&begun.ticket);
+                let writing = checkpoints.write(begun, state, dense, servers);
+                let kept = ticket.clone();
+                saver.writing.spawn(async move { SaveEnded { ticket: kept, last, result: writing.await } });
+                self.change(|state| {
+                    state.set_writing(Some(ticket.clone()));
+                    state.training().frozen(Some(ticket))
+                })
+            }
+            Err((ticket, error)) => {
+                let ended = SaveEnded { ticket: ticket.unwrap_or_default(), last, result: Err(error) };
+                self.change(|state| state.training().frozen(None))?;
+                self.save_ended(servers, Ok(ended), saver).await
+            }
+        }
+    }
+
+    async fn freeze(
+        &self,
+        servers: &[Channel],
+        at: Boundary,
+        checkpoints: &Checkpoints,
+    ) -> Result<(Begun, Vec<u8>, Option<checkpoints::DenseFile>), (Option<v1::Ticket>, RoleError)> {
+        let mode = self.lock().training().mode();
+        let begun = checkpoints.begin(at, mode.name()).await.map_err(|error| (None, error.into()))?;
+        let failed = |error| (Some(ticket::write(&begun.ticket)), error);
+        let partition = !mode.has_barrier();
+        let applied = checkpoints::freeze(&begun.ticket, partition, servers).await.map_err(failed)?;
+        let state = self.lock().save(&self.plan, &applied).and_then(|saved| saved.encode()).map_err(failed)?;
+        let dense = (!partition).then(|| {
+            let (written, file) = oneshot::channel();
+            self.lock_saves().dense = Some((begun.ticket.id.to_string(), written));
+            file
+        });
+        Ok((begun, state, dense))
+    }
+
+    /// A checkpoint exists or has been given up. The one of the end is tried again; training goes on without any other.
+    pub(super) async fn save_ended(
+        &self,
+        servers: &[Channel],
+        ended: Result<SaveEnded, JoinError>,
+        saver: &mut Saver,
+    ) -> Result<(), RoleError> {
+        let Some(checkpoints) = &mut saver.checkpoints else { return Err(RoleError::Stopped) };
+        let SaveEnded { ticket, last, result } =
+            ended.map_err(|error| RoleError::Task { what: "writing of a checkpoint", reason: error.to_string() })?;
+        let step = ticket.step;
+        if !ticket.id.is_empty() {
+            checkpoints::thaw(ticket, result.is_ok(), servers).await?;
+            self.lock().set_writing(None);
+        }
+        match result {
+            Ok(written) => {
+                saver.failed_attempts = 0;
+                self.count_save(&written);
+                if let Err(error) = checkpoints.written(&written).await {
+                    warn_all(&self.events, [format!("checkpoints that are too old cannot be deleted: {error}")]);
+                }
+                self.end_save(Ok(written.name));
+            }
+            Err(error) => {
+                self.metrics.failed_checkpoints.inc();
+                checkpoints.given_up();
+                let reason = format!("the checkpoint of step {step} could not be written: {error}");
+                warn_all(&self.events, [reason.clone()]);
+                self.end_save(Err(reason));
+                saver.failed_attempts += 1;
+                if last && saver.failed_attempts >= LAST_SAVE_ATTEMPTS {
+                    return Err(error);
+                }
+                if last {
+                    tokio::time::sleep(LAST_SAVE_PAUSE * (1 << (saver.failed_attempts - 1))).await;
+                }
+            }
+        }
+        if last { self.change(|state| state.training().last_saved(saver.failed_attempts == 0)) } else { Ok(()) }
+    }
+
+    fn count_save(&self, written: &Written) {
+        let manifest = &written.manifest;
+        self.lock().saved(&written.name, manifest.step);
+        self.metrics.checkpoints.inc();
+        self.metrics.checkpoint_step.set(manifest.step as i64);
+        self.metrics.checkpoint_time.observe(written.seconds);
+        self.metrics.checkpoint_bytes.inc_by(manifest.bytes());
+        self.events.push(JobEvent::CheckpointSaved {
+            step: manifest.step,
+            checkpoint: written.name.clone(),
+            rows: manifest.rows,
+            bytes: manifest.bytes(),
+            seconds: written.seconds,
+        });
+    }
+
+    fn end_save(&self, result: Result<String, String>) {
+        let mut saves = self.lock_saves();
+        saves.ended = saves.begun;
+        saves.last = Some(result);
+        drop(saves);
+        self.changed.notify_waiters();
+    }
+
+    /// Saves a checkpoint at the next boundary and waits until it exists; gives its name.
+    ///
+    /// # Errors
+    /// A sentence, if there is none: no checkpoint path, a job that has ended, a storage that refuses.
+    pub async fn save_now(&self) -> Result<String, String> {
+        if self.plan.checkpoint.is_none() {
+            return Err("the job saves no checkpoints: spec.checkpoint.path is not set".to_owned());
+        }
+        let number = self.lock_saves().begun + 1;
+        let asked = self.change(|state| {
+            state.training().request_save();
+            state.training().advance()
+        });
+        asked.map_err(|error| error.to_string())?;
+        let saved = self.until(WHOLE_JOB, |state| {
+            let saves = self.lock_saves();
+            let ended = (saves.ended >= number).then(|| saves.last.clone()).flatten();
+            Ok(ended.or_else(|| state.training().ended().then(|| Err("training has ended".to_owned()))))
+        });
+        saved.await.map_err(|error| error.to_string())?
+    }
+
+    /// For a member that is about to leave. Nothing is saved for a server that holds nothing; it is not counted on any more.
+    pub(super) async fn save_now_for_member(&self, request: &v1::SaveNow) -> Frame {
+        let leaves = request.role() == v1::Role::Ps && self.lock().spare_leaves(request.index);
+        let saved = if leaves { Err("it holds no rows".to_owned()) } else { self.save_now().await };
+        let (checkpoint, reason) = match saved {
+            Ok(checkpoint) => (checkpoint, String::new()),
+            Err(reason) => (String::new(), reason),
+        };
+        message::reply::<v1::SaveNow>(&v1::SavedNow { checkpoint, reason }, Vec::new())
+    }
+
+    /// Dense worker 0 has written its file, or could not.
+    pub(super) fn dense_saved(&self, saved: v1::DenseSaved) -> Result<(), RoleError> {
+        let file = match (&saved.file, saved.error) {
+            (Some(file), error) if error.is_empty() => Ok(ticket::read_file("dense_saved", file)?),
+            (_, error) => Err(error),
+        };
+        let mut saves = self.lock_saves();
+        // That of a checkpoint that was given up is waited for by nobody.
+        if let Some((_, written)) = saves.dense.take_if(|(id, _)| *id == saved.id) {
+            let _given_up = written.send(file);
+        }
+        Ok(())
+    }
+
+    /// Dense worker 0 has died, who may have been writing its file.
+    pub(super) fn dense_parameters_lost(&self) {
+        if let Some((_, written)) = self.lock_saves().dense.take() {
+            let _given_up = written.send(Err("dense worker 0 died while it wrote the dense parameters".to_owned()));
+        }
+    }
+
+    fn lock_saves(&self) -> MutexGuard<'_, Saves> {
+        self.saves.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

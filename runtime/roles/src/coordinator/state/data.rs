@@ -1,0 +1,136 @@
+//! The data for training: which chunks are leased to whom, what was found in them, and what is read again.
+
+use rectrain_modes::{GlobalStep, Lease, LedgerError};
+use rectrain_proto::v1;
+use serde::{Deserialize, Serialize};
+
+use super::State;
+use crate::coordinator::announced::Chunk;
+use crate::coordinator::outstanding::{Given, Repeat};
+use crate::error::RoleError;
+use crate::turns::Turns;
+
+/// An answer to a loader that asks what it has to send again.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::coordinator) enum Repeated {
+    Repeat(Repeat),
+    Wait,
+    Finished,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Labels {
+    pub(super) sum: f64,
+    pub(super) rows: u64,
+}
+
+/// What was found in a chunk that a later run may have to read again.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct ChunkRead {
+    pub(super) label_sum: f64,
+    pub(super) rows: u64,
+    pub(super) skipped_rows: u64,
+}
+
+impl State {
+    /// What `loader` has to read and send again.
+    pub(in crate::coordinator) fn repeat(&mut self, loader: u32) -> Repeated {
+        if self.leaves(loader) {
+            return Repeated::Finished;
+        }
+        let repeat = if self.outstanding.has_repeats() && self.takes_part(loader) {
+            let trained = self.settled_batches();
+            self.outstanding.repeat(loader, trained)
+        } else {
+            None
+        };
+        match repeat {
+            Some(repeat) => Repeated::Repeat(repeat),
+            None if self.all_trained() => Repeated::Finished,
+            None => Repeated::Wait,
+        }
+    }
+
+    /// The next chunk, and what loaders leave out at its beginning: batches, and pieces of the batch after those.
+    pub(in crate::coordinator) fn lease(&mut self, loader: u32) -> (Lease, (u64, u32)) {
+        if self.leaves(loader) {
+            return (Lease::Finished, (0, 0));
+        }
+        if self.training.restoring() || !self.takes_part(loader) {
+            return (Lease::Wait, (0, 0));
+        }
+        let lease = self.ledger.lease();
+        let Lease::Chunk(chunk) = lease else { return (lease, (0, 0)) };
+        let skip = self.training.trained_before(chunk.first_step.0);
+        self.outstanding.trained_before(self.settled_batches());
+        self.outstanding.give(Given::Train { lease: chunk, skip }, loader);
+        (lease, skip)
+    }
+
+    /// Whose turn it is among the embedding workers, in training and in the evaluation at a step.
+    pub(in crate::coordinator) fn turns(&self, evaluation: Option<GlobalStep>) -> &Turns {
+        let pass = evaluation.and_then(|at_step| self.passes.get(&at_step));
+        pass.map_or(&self.turns, |pass| &pass.turns)
+    }
+
+    pub(in crate::coordinator) fn chunk_report(&mut self, report: &v1::ChunkReport) -> Result<(), RoleError> {
+        if self.outstanding.was_read(report.epoch, report.chunk) {
+            // By a loader that has died since, or by its successor.
+            return Ok(());
+        }
+        let resumes = self.job.resumes;
+        let lease = self.ledger.report(report.epoch, report.chunk, report.rows).map_err(|error| match error {
+            LedgerError::DataChanged { .. } if resumes => data_changed(error),
+            error => no_rows("train")(error),
+        })?;
+        self.outstanding.read(report.epoch, report.chunk);
+        let rows = report.rows.min(lease.max_batches * self.job.data.global_batch_rows);
+        if rows > 0 {
+            self.training.data_mut().add(Chunk { epoch: lease.epoch, first_batch: lease.first_step.0, rows });
+        }
+        if let Some(total) = self.ledger.total_steps() {
+            self.training.data_mut().end(total.0);
+        }
+        self.training.advance()?;
+        if self.job.has_checkpoints {
+            let v1::ChunkReport { label_sum, rows, skipped_rows, .. } = *report;
+            self.reads.insert(lease.first_step.0, ChunkRead { label_sum, rows, skipped_rows });
+        }
+        self.skipped_rows += report.skipped_rows;
+        self.labels.sum += report.label_sum;
+        self.labels.rows += report.rows;
+        let first_epoch_read = self.ledger.epoch_rows().is_some() && self.ledger.on_lease() == 0;
+        if first_epoch_read { self.check_labels() } else { Ok(()) }
+    }
+
+    /// A label that never varies cannot be learned: most likely the wrong column.
+    pub(super) fn check_labels(&self) -> Result<(), RoleError> {
+        let Labels { sum, rows } = self.labels;
+        let value = match rows {
+            0 => return Ok(()),
+            _ if sum <= 0.0 => 0,
+            rows if sum >= rows as f64 => 1,
+            _ => return Ok(()),
+        };
+        Err(RoleError::Input(format!(
+            "the label `{}` is {value} in all {rows} rows of training data that were read, so there is nothing to learn: is spec.features.label the right column?",
+            self.job.label
+        )))
+    }
+
+    pub(in crate::coordinator) fn total_steps(&self) -> Option<GlobalStep> {
+        self.ledger.total_steps()
+    }
+}
+
+pub(super) fn no_rows(part: &'static str) -> impl Fn(LedgerError) -> RoleError {
+    move |error| match error {
+        LedgerError::NoRows => RoleError::Input(format!("the {part} data has no rows: check spec.data")),
+        other => RoleError::Ledger(other),
+    }
+}
+
+/// The data is not what it was when the checkpoint was written.
+pub(super) fn data_changed(error: LedgerError) -> RoleError {
+    RoleError::Input(format!("spec.data: {error}: is it the data that the checkpoint was trained on?"))
+}

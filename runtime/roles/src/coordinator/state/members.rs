@@ -1,0 +1,460 @@
+//! Who takes part in the job and where: who joins, takes a dead one's place, comes or goes because other numbers are asked for.
+
+use rectrain_modes::Rank;
+use rectrain_modes::migration::SlotMap;
+use rectrain_proto::v1;
+use serde::{Deserialize, Serialize};
+
+use super::progress::DenseWorkerState;
+use super::{MOST_MEMBERS, State};
+use crate::coordinator::crew::{Crew, Joined};
+use crate::coordinator::saved::AppliedGradients;
+use crate::error::RoleError;
+use crate::events::JobEvent;
+use crate::member::Role;
+
+/// Whether another number of parameter servers is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Resize {
+    No,
+    /// So many; not all of them may be there.
+    Wanted(u32),
+    /// Slots move from so many to so many.
+    Moving {
+        from: u32,
+        to: u32,
+    },
+}
+
+/// What a command to scale is answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::coordinator) enum ResizeRefused {
+    /// There cannot be so many.
+    Number(String),
+    /// Not now.
+    Now(String),
+}
+
+impl State {
+    /// Whether another has taken this caller's place: whatever it asks or tells counts for nothing, should it still live.
+    pub(in crate::coordinator) fn is_superseded(&self, caller: &v1::Caller) -> bool {
+        self.places.is_superseded(caller.id)
+    }
+
+    /// Gives an event if somebody takes the place of a member that had joined before.
+    pub(in crate::coordinator) fn join(
+        &mut self,
+        caller: &v1::Caller,
+        request: &v1::Join,
+    ) -> Result<Option<JobEvent>, RoleError> {
+        let all_had_joined = self.roster()?.is_some();
+        let role = request.role();
+        if let Some(before) = self.places.take(role, request.index, caller.id) {
+            self.replies.forget(before);
+        }
+        if role == v1::Role::Ps && request.index as usize >= self.ps.len() {
+            return self.spare_joins(request).map(|()| None);
+        }
+        // In a cluster a successor has the address of the one before, which is gone.
+        self.released.remove(&request.address);
+        let joined = match role {
+            v1::Role::Ps => match &mut self.ps[request.index as usize] {
+                Some(before) => {
+                    let same_address = *before == request.address;
+                    if !all_had_joined {
+                        before.clone_from(&request.address);
+                    }
+                    Joined::Again { same_address }
+                }
+                place => {
+                    *place = Some(request.address.clone());
+                    Joined::Expected
+                }
+            },
+            v1::Role::EmbeddingWorker => self.embedding_workers.join(request.index, &request.address),
+            v1::Role::DenseWorker => self.dense_workers.join(request.index, &request.address),
+            v1::Role::Loader => self.loaders.join(request.index, &request.address),
+            v1::Role::Unspecified | v1::Role::Coordinator => return Err(unexpected_member(request, 0)),
+        };
+        match joined {
+            Joined::Expected => Ok(None),
+            Joined::Again { .. } if Role::of(role).is_some_and(Role::has_successors) => {
+                Ok(Some(self.rejoined(role, request.index)))
+            }
+            Joined::Again { .. }
+                if role == v1::Role::DenseWorker && all_had_joined && self.replace_dense_worker(request.index) =>
+            {
+                Ok(Some(self.rejoined(role, request.index)))
+            }
+            Joined::Again { same_address: true } if request.attempt != 0 && self.server_may_go_on() => {
+                self.server_restarts += 1;
+                Ok(Some(JobEvent::ServerKeptRows { member: format!("{} {}", role_name(role), request.index) }))
+            }
+            Joined::Again { .. } if all_had_joined => {
+                Err(RoleError::Restarted { member: format!("{} {}", role_name(role), request.index) })
+            }
+            // Nobody has been given anything.
+            Joined::Again { .. } => Ok(None),
+            Joined::Instead { of } => {
+                self.released.insert(of);
+                Ok(None)
+            }
+            Joined::Unexpected => {
+                // It was asked for, and given up before it came.
+                self.released.insert(request.address.clone());
+                Ok(None)
+            }
+        }
+    }
+
+    /// How many members of a role take part.
+    fn present(&self, role: v1::Role) -> u32 {
+        match role {
+            v1::Role::Ps => self.ps.len() as u32,
+            v1::Role::EmbeddingWorker => self.embedding_workers.present(),
+            v1::Role::DenseWorker => self.dense_workers.present(),
+            v1::Role::Loader => self.loaders.present(),
+            v1::Role::Unspecified | v1::Role::Coordinator => 0,
+        }
+    }
+
+    /// A dense worker has died, and its successor is there; says whether the job goes on with it.
+    fn replace_dense_worker(&mut self, index: u32) -> bool {
+        let has_done = match self.training.evaluating() {
+            Some((_, at_step)) => self.has_predicted(at_step, index),
+            None => self.ranks.get(index as usize).is_some_and(|rank| rank.done.is_some()),
+        };
+        self.training.replace_worker(Rank(index), has_done)
+    }
+
+    /// A member has died, and its successor is there: what it held is read and sent again.
+    fn rejoined(&mut self, role: v1::Role, index: u32) -> JobEvent {
+        self.outstanding.trained_before(self.settled_batches());
+        let chunks = match role {
+            v1::Role::EmbeddingWorker => self.outstanding.embedding_worker_lost(index),
+            v1::Role::DenseWorker => match self.training.evaluating() {
+                Some((_, at_step)) if !self.has_predicted(at_step, index) => {
+                    self.outstanding.predictions_lost(at_step, &self.training.share(Rank(index)))
+                }
+                _ => 0,
+            },
+            _ => {
+                *self.loader_successions.entry(index).or_default() += 1;
+                self.outstanding.loader_lost(index)
+            }
+        };
+        JobEvent::Rejoined { member: format!("{} {index}", role_name(role)), chunks: chunks as u64 }
+    }
+
+    /// Whether a parameter server that was restarted and kept its rows lacks nothing: what it knew of slots that move is gone.
+    fn server_may_go_on(&self) -> bool {
+        let is_moving = matches!(self.resize, Resize::Moving { .. });
+        !is_moving && !self.training.restoring()
+    }
+
+    pub(in crate::coordinator) fn server_restarts(&self) -> u64 {
+        self.server_restarts
+    }
+
+    /// How often this loader took another's place: who asked before it did is dead.
+    pub(in crate::coordinator) fn loader_successions(&self, index: u32) -> u32 {
+        self.loader_successions.get(&index).copied().unwrap_or(0)
+    }
+
+    /// Whether this loader is given nothing any more: it ends when everything it was given is trained.
+    pub(super) fn leaves(&self, loader: u32) -> bool {
+        loader >= self.loaders.wanted()
+    }
+
+    /// One that is still to take part may be given up, and is given nothing until then.
+    pub(super) fn takes_part(&self, loader: u32) -> bool {
+        loader < self.loaders.present()
+    }
+
+    /// Where the embedding workers and the dense workers are, once all have joined.
+    pub(in crate::coordinator) fn workers(&self) -> (Vec<String>, Vec<String>) {
+        (self.embedding_workers.all().unwrap_or_default(), self.dense_workers.all().unwrap_or_default())
+    }
+
+    /// A parameter server that is in no map yet.
+    fn spare_joins(&mut self, request: &v1::Join) -> Result<(), RoleError> {
+        if request.index >= u32::from(u16::MAX) {
+            return Err(unexpected_member(request, self.ps.len() as u32));
+        }
+        let before = self.spare_ps.insert(request.index, request.address.clone());
+        if before.is_some() && matches!(self.resize, Resize::Moving { .. }) {
+            return Err(RoleError::Restarted { member: format!("ps {}", request.index) });
+        }
+        self.released.remove(&request.address);
+        Ok(())
+    }
+
+    /// There are to be so many members of a role; gives how many there are, and whether that was not asked for before.
+    pub(in crate::coordinator) fn request_members(
+        &mut self,
+        role: Role,
+        members: u32,
+    ) -> Result<(u32, bool), ResizeRefused> {
+        if role == Role::Ps {
+            return self.request_servers(members);
+        }
+        if members == 0 || members > MOST_MEMBERS {
+            return Err(ResizeRefused::Number(format!(
+                "a job has 1 to {MOST_MEMBERS} members of a role, not {members}"
+            )));
+        }
+        self.check_scalable()?;
+        if role == Role::DenseWorker {
+            self.training.check_workers(members).map_err(ResizeRefused::Number)?;
+            if self.training.is_regrouping() {
+                return Err(ResizeRefused::Now("training is about to go on with other dense workers".to_owned()));
+            }
+        }
+        let name = role.plural();
+        let crew = self.crew_mut(role);
+        let present = crew.present();
+        if crew.wanted() == members {
+            return Ok((present, false));
+        }
+        if crew.wanted() > present && members > present {
+            return Err(ResizeRefused::Now(format!(
+                "{} of {} {name} have not joined yet: ask again when they have, or for {present} to give that up",
+                crew.missing(),
+                crew.wanted(),
+            )));
+        }
+        if crew.wanted() < present && members > crew.wanted() {
+            return Err(ResizeRefused::Now(format!(
+                "{} {name} are leaving: ask again when they have left",
+                present - crew.wanted()
+            )));
+        }
+        let given_up = crew.want(members);
+        self.released.extend(given_up);
+        if role == Role::DenseWorker {
+            self.training.want_workers(None);
+        }
+        Ok((present, true))
+    }
+
+    fn crew_mut(&mut self, role: Role) -> &mut Crew {
+        match role {
+            Role::DenseWorker => &mut self.dense_workers,
+            Role::Loader => &mut self.loaders,
+            Role::EmbeddingWorker | Role::Ps => &mut self.embedding_workers,
+        }
+    }
+
+    fn check_scalable(&self) -> Result<(), ResizeRefused> {
+        self.check_failure().map_err(|failure| ResizeRefused::Now(failure.to_string()))?;
+        if self.training.ended() {
+            return Err(ResizeRefused::Now("training has ended".to_owned()));
+        }
+        Ok(())
+    }
+
+    fn request_servers(&mut self, servers: u32) -> Result<(u32, bool), ResizeRefused> {
+        let slots = self.job.slots;
+        if servers == 0 || servers > slots {
+            return Err(ResizeRefused::Number(format!(
+                "a job has 1 to {slots} parameter servers, because that is how many slots its rows are divided into, not {servers}"
+            )));
+        }
+        self.check_scalable()?;
+        let from = self.ps.len() as u32;
+        match self.resize {
+            Resize::Moving { .. } => {
+                return Err(ResizeRefused::Now(
+                    "slots are moving already: ask again when they have settled".to_owned(),
+                ));
+            }
+            Resize::Wanted(before) if before == servers => return Ok((from, false)),
+            Resize::Wanted(before) if before > from && servers > from => {
+                return Err(ResizeRefused::Now(format!(
+                    "{} of {before} parameter servers have not joined yet: ask again when they have, or for {from} to give that up",
+                    (from..before).filter(|index| !self.spare_ps.contains_key(index)).count()
+                )));
+            }
+            Resize::No | Resize::Wanted(_) => self.resize = Resize::Wanted(servers),
+        }
+        Ok((from, true))
+    }
+
+    /// How many servers there are to be and where all of them are, as soon as they are there.
+    pub(in crate::coordinator) fn resize_to_begin(&mut self) -> Result<Option<(u32, Vec<String>)>, RoleError> {
+        let Resize::Wanted(servers) = self.resize else { return Ok(None) };
+        if self.training.restoring() || self.training.ended() {
+            return Ok(None);
+        }
+        let joining = (self.ps.len() as u32..servers).map(|index| self.spare_ps.get(&index).cloned());
+        let addresses: Option<Vec<String>> = self.ps.iter().cloned().chain(joining).collect();
+        if addresses.is_some() {
+            self.resize = Resize::Moving { from: self.ps.len() as u32, to: servers };
+        }
+        Ok(addresses.map(|addresses| (servers, addresses)))
+    }
+
+    /// Slots are on just these servers; `applied` is what the servers before have applied since they were last asked.
+    pub(in crate::coordinator) fn servers_changed(
+        &mut self,
+        map: SlotMap,
+        addresses: &[String],
+        applied: &[v1::Applied],
+    ) {
+        self.map = Some(map);
+        self.applied_before = AppliedGradients::of_servers(applied).after(self.applied_before);
+        self.ps = addresses.iter().cloned().map(Some).collect();
+        self.spare_ps.retain(|index, _| *index as usize >= addresses.len());
+    }
+
+    pub(in crate::coordinator) fn resize_ended(&mut self) {
+        self.resize = Resize::No;
+    }
+
+    /// How many members of a role there are, there are to be, and there have to be until then.
+    pub(super) fn replicas(&self, role: Role) -> v1::RoleReplicas {
+        let present = self.present(role.proto());
+        let crew = match role {
+            Role::Ps => {
+                let (wanted, needed) = match self.resize {
+                    Resize::No => (present, present),
+                    Resize::Wanted(wanted) => (wanted, present.max(wanted)),
+                    Resize::Moving { from, to } => (to, from.max(to)),
+                };
+                return v1::RoleReplicas { role: role.proto().into(), present, wanted, needed };
+            }
+            Role::EmbeddingWorker => &self.embedding_workers,
+            Role::DenseWorker => &self.dense_workers,
+            Role::Loader => &self.loaders,
+        };
+        v1::RoleReplicas { role: role.proto().into(), present, wanted: crew.wanted(), needed: crew.needed() }
+    }
+
+    /// A server ends that no slot was given to yet; gives whether that is what it was.
+    pub(in crate::coordinator) fn spare_leaves(&mut self, index: u32) -> bool {
+        let holds_nothing = index as usize >= self.ps.len() && !matches!(self.resize, Resize::Moving { .. });
+        if holds_nothing {
+            self.spare_ps.remove(&index);
+        }
+        holds_nothing
+    }
+
+    /// A member that holds nothing any more may end.
+    pub(in crate::coordinator) fn release(&mut self, address: &str) {
+        self.released.insert(address.to_owned());
+    }
+
+    /// Whether all have that may.
+    pub(in crate::coordinator) fn all_have_left(&self) -> bool {
+        self.released.is_empty()
+    }
+
+    /// Everybody's address, once all have joined.
+    pub(in crate::coordinator) fn roster(&mut self) -> Result<Option<v1::Roster>, RoleError> {
+        let roster = (|| {
+            Some(v1::Roster {
+                ps: self.ps.iter().cloned().collect::<Option<_>>()?,
+                embedding_workers: self.embedding_workers.all()?,
+                dense_workers: self.dense_workers.all()?,
+                loaders: self.loaders.all()?,
+                ..v1::Roster::default()
+            })
+        })();
+        Ok(roster)
+    }
+
+    /// After every change: what follows from where training stands. Gives what there is to tell.
+    pub(in crate::coordinator) fn follow_training(&mut self) -> Vec<JobEvent> {
+        self.regroup_dense_workers();
+        self.begin_ordered_evaluation();
+        if self.embedding_workers.is_settled() && self.loaders.is_settled() && self.dense_workers.is_settled() {
+            return std::mem::take(&mut self.news);
+        }
+        if !self.training.restoring() && matches!(self.roster(), Ok(Some(_))) {
+            self.change_embedding_workers();
+            self.change_loaders();
+            if self.dense_workers.can_grow() || self.dense_workers.wanted() < self.dense_workers.present() {
+                self.training.want_workers(Some(self.dense_workers.wanted()));
+                if let Err(error) = self.training.advance() {
+                    self.fail(error.to_string(), error.is_user_error());
+                }
+            }
+        }
+        std::mem::take(&mut self.news)
+    }
+
+    /// Batches that no loader has been given yet go to as many embedding workers as there are to be. Those that leave hold what they
+    /// were given until it is trained.
+    fn change_embedding_workers(&mut self) {
+        let from = self.embedding_workers.present();
+        if self.embedding_workers.can_grow() {
+            self.embedding_workers.grow();
+        }
+        let to = self.embedding_workers.wanted();
+        if to <= self.embedding_workers.present() && to != self.turns.last() {
+            self.turns.change(self.ledger.next_batch(), to);
+        }
+        let settled = self.settled_batches();
+        let evaluated = self.passes.values().map(|pass| pass.turns.last()).max().unwrap_or(0);
+        let held = self.turns.most_from(settled).max(evaluated);
+        if held < self.embedding_workers.present() && to < self.embedding_workers.present() {
+            let left = self.embedding_workers.shrink(held.max(to));
+            self.released.extend(left);
+        }
+        self.tell_scaled(Role::EmbeddingWorker, from);
+    }
+
+    /// Loaders that leave are given nothing, and end when everything they have sent is trained.
+    fn change_loaders(&mut self) {
+        let from = self.loaders.present();
+        if self.loaders.can_grow() {
+            self.loaders.grow();
+        }
+        if self.loaders.wanted() < self.loaders.present() {
+            self.outstanding.trained_before(self.settled_batches());
+            let needed = self.outstanding.loaders_needed().max(self.loaders.wanted());
+            let left = self.loaders.shrink(needed);
+            self.released.extend(left);
+        }
+        self.tell_scaled(Role::Loader, from);
+    }
+
+    /// Training has taken dense workers in, or goes on without some.
+    fn regroup_dense_workers(&mut self) {
+        let (from, to) = (self.dense_workers.present(), self.training.workers());
+        if from == to {
+            return;
+        }
+        if to > from {
+            self.dense_workers.grow();
+        } else {
+            let left = self.dense_workers.shrink(to);
+            self.released.extend(left);
+        }
+        self.ranks.resize_with(to as usize, DenseWorkerState::default);
+        self.speeds.keep(to as usize);
+        self.tell_scaled(Role::DenseWorker, from);
+    }
+
+    fn tell_scaled(&mut self, role: Role, from: u32) {
+        let to = self.present(role.proto());
+        if from != to {
+            self.news.push(JobEvent::Scaled { role, from, to });
+        }
+    }
+}
+
+fn unexpected_member(request: &v1::Join, replicas: u32) -> RoleError {
+    let reason = format!(
+        "{:?} {} at {} is not expected: the job has {replicas} of them, each at one address",
+        request.role(),
+        request.index,
+        request.address
+    );
+    RoleError::Inconsistent { message: "join", reason }
+}
+
+/// As commands, metrics and pods call it.
+fn role_name(role: v1::Role) -> &'static str {
+    Role::of(role).map_or("coordinator", Role::name)
+}

@@ -1,0 +1,214 @@
+//! How far dense workers are, and what the job says of itself.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use rectrain_modes::Rank;
+use rectrain_proto::v1;
+use serde::{Deserialize, Serialize};
+
+use super::{State, THROUGHPUT_WINDOW};
+use crate::coordinator::as_bytes;
+use crate::error::RoleError;
+use crate::events::{JobEvent, Summary};
+use crate::member::Role;
+
+/// What is known when training has ended.
+pub(in crate::coordinator) struct Trained {
+    pub(in crate::coordinator) dense_digest: Vec<u8>,
+    pub(in crate::coordinator) summary: Summary,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(super) struct DenseWorkerState {
+    pub(super) steps_done: u64,
+    pub(super) running_auc: Option<f64>,
+    pub(super) training_seconds: f64,
+    #[serde(with = "as_bytes::optional_message")]
+    pub(super) done: Option<v1::TrainingDone>,
+}
+
+impl State {
+    /// Dense worker `rank`, which has taken another's place, goes on before `batch`: what the one before had trained and not told is counted
+    /// (its loss is not known), what it had told and is trained again is not counted twice.
+    pub(in crate::coordinator) fn goes_on_from(&mut self, rank: Rank, batch: u64, share: &Range<u32>) {
+        let first = self.training.current_batch();
+        let Some(worker) = self.ranks.get_mut(rank.0 as usize) else { return };
+        let told = std::mem::replace(&mut worker.steps_done, batch).max(first);
+        let rows = |batches: Range<u64>| -> u64 {
+            batches.map(|batch| self.training.rows_of_share(batch, share.clone())).sum()
+        };
+        self.samples = (self.samples + rows(told..batch)).saturating_sub(rows(batch..told));
+    }
+
+    pub(super) fn all_trained(&self) -> bool {
+        self.ranks.iter().all(|rank| rank.done.is_some())
+    }
+
+    /// Takes one worker's progress; gives an event for whoever follows the job.
+    pub(in crate::coordinator) fn progress(&mut self, report: &v1::Progress) -> Result<Option<JobEvent>, RoleError> {
+        let rank = self.rank_mut("progress", report.rank)?;
+        rank.steps_done = rank.steps_done.max(report.steps_done);
+        rank.running_auc = report.running_auc;
+        rank.training_seconds = report.training_seconds;
+        self.speeds.take(report);
+        // Without a barrier each batch is reported by itself.
+        if self.training.mode().has_barrier() {
+            self.samples += report.samples;
+        }
+        self.loss_since_event.0 += report.loss_sum;
+        self.loss_since_event.1 += report.samples;
+        self.note_throughput(Instant::now());
+        self.training.keep_pace(self.samples_per_second() / self.job.data.global_batch_rows.max(1) as f64);
+        if report.rank != 0 || self.loss_since_event.1 == 0 {
+            return Ok(None);
+        }
+        let (loss, samples) = std::mem::take(&mut self.loss_since_event);
+        self.last_loss = loss / samples as f64;
+        Ok(Some(JobEvent::Progress {
+            step: self.step(),
+            total_steps: self.total_steps().map(|steps| steps.0),
+            samples: self.samples,
+            samples_per_second: self.samples_per_second(),
+            loss: self.last_loss,
+            running_auc: self.running_auc(),
+        }))
+    }
+
+    /// What became of a batch without a barrier.
+    pub(in crate::coordinator) fn batch_report(&mut self, report: &v1::BatchReport) -> Result<(), RoleError> {
+        self.samples += u64::from(report.rows);
+        self.training.batch_report(report)
+    }
+
+    pub(in crate::coordinator) fn training_done(&mut self, done: v1::TrainingDone) -> Result<(), RoleError> {
+        if !self.training.ended() {
+            let reason = format!("dense worker {} has ended before training has", done.rank);
+            return Err(RoleError::Inconsistent { message: "training_done", reason });
+        }
+        let rank = self.rank_mut("training_done", done.rank)?;
+        rank.done = Some(done);
+        Ok(())
+    }
+
+    /// The result, once every dense worker is done.
+    pub(in crate::coordinator) fn trained(&mut self) -> Result<Option<Trained>, RoleError> {
+        let Some(done) = self.ranks.iter().map(|rank| rank.done.as_ref()).collect::<Option<Vec<_>>>() else {
+            return Ok(None);
+        };
+        self.check_labels()?;
+        let first = done.first().ok_or(RoleError::Stopped)?;
+        // The others have waited for a mode without a barrier.
+        let mut in_step = done.iter().take(self.training.barrier_workers() as usize);
+        if let Some(other) = in_step.find(|other| other.parameters_sha256 != first.parameters_sha256) {
+            return Err(RoleError::Diverged { rank: other.rank });
+        }
+        let seconds = self.training_seconds();
+        let summary = Summary {
+            test: self.last_test.as_ref().map(|(_, test)| test.clone()),
+            steps: first.steps,
+            samples: self.samples,
+            seconds,
+            samples_per_second: if seconds > 0.0 { self.samples as f64 / seconds } else { 0.0 },
+            mode: self.training.mode().name().to_owned(),
+            mode_switches: self.training.counts().switches,
+            trained_rows: self.training.trained_rows(),
+            dropped_batches: self.training.counts().dropped_batches,
+            tokens_issued: self.training.counts().issued,
+            tokens_lost: self.training.counts().lost,
+            skipped_rows: self.skipped_rows,
+            ..Summary::default()
+        };
+        Ok(Some(Trained { dense_digest: first.parameters_sha256.clone(), summary }))
+    }
+
+    pub(in crate::coordinator) fn status(&mut self) -> v1::JobStatus {
+        let joined = matches!(self.roster(), Ok(Some(_)));
+        let phase = match (&self.failure, self.ended, joined) {
+            (Some(_), _, _) => v1::Phase::Failed,
+            (None, true, _) => v1::Phase::Complete,
+            (None, false, false) => v1::Phase::Starting,
+            (None, false, true) if !self.passes.is_empty() => v1::Phase::Evaluating,
+            (None, false, true) => v1::Phase::Training,
+        };
+        let replicas = Role::ALL.map(|role| self.replicas(role)).to_vec();
+        v1::JobStatus {
+            phase: phase.into(),
+            mode: self.training.mode().name().to_owned(),
+            step: self.step(),
+            total_steps: self.total_steps().map_or(0, |steps| steps.0),
+            samples: self.samples,
+            samples_per_second: self.samples_per_second(),
+            loss: self.last_loss,
+            auc: match &self.last_test {
+                Some((_, test)) => test.auc,
+                None => self.running_auc(),
+            },
+            message: self.failure.as_ref().map(|(message, _)| message.clone()).unwrap_or_default(),
+            ps: self.ps.len() as u32,
+            map_epoch: self.training.map_epoch(),
+            replicas,
+            workers: self.speeds.workers(),
+            all_reduce_seconds: self.speeds.all_reduce_seconds().unwrap_or(0.0),
+            last_checkpoint: self.last_checkpoint.as_ref().map(|(name, _)| name.clone()).unwrap_or_default(),
+            last_checkpoint_step: self.last_checkpoint.as_ref().map_or(0, |(_, step)| *step),
+        }
+    }
+
+    /// A checkpoint exists.
+    pub(in crate::coordinator) fn saved(&mut self, checkpoint: &str, step: u64) {
+        self.last_checkpoint = Some((checkpoint.to_owned(), step));
+    }
+
+    /// Global batches that are trained.
+    pub(in crate::coordinator) fn step(&self) -> u64 {
+        self.training.batches_done(self.batches_of_the_slowest())
+    }
+
+    /// All global batches before this one are trained, and their gradients applied.
+    pub(super) fn settled_batches(&self) -> u64 {
+        self.training.settled_batches(self.batches_of_the_slowest())
+    }
+
+    /// Of the workers with a barrier.
+    pub(super) fn batches_of_the_slowest(&self) -> u64 {
+        self.ranks.iter().take(self.training.barrier_workers() as usize).map(|rank| rank.steps_done).min().unwrap_or(0)
+    }
+
+    /// Mean over the dense workers that have one.
+    fn running_auc(&self) -> Option<f64> {
+        let known: Vec<f64> = self.ranks.iter().filter_map(|rank| rank.running_auc).collect();
+        (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64)
+    }
+
+    fn note_throughput(&mut self, now: Instant) {
+        self.throughput.push_back((now, self.samples));
+        while self.throughput.len() > 2
+            && self.throughput.front().is_some_and(|(then, _)| now.duration_since(*then) > THROUGHPUT_WINDOW)
+        {
+            self.throughput.pop_front();
+        }
+    }
+
+    fn samples_per_second(&self) -> f64 {
+        match (self.throughput.front(), self.throughput.back()) {
+            (Some((from, before)), Some((to, after))) if to > from => {
+                (after - before) as f64 / to.duration_since(*from).as_secs_f64()
+            }
+            _ => 0.0,
+        }
+    }
+
+    fn rank_mut(&mut self, what: &'static str, rank: u32) -> Result<&mut DenseWorkerState, RoleError> {
+        let ranks = self.ranks.len();
+        self.ranks.get_mut(rank as usize).ok_or_else(|| RoleError::Inconsistent {
+            message: what,
+            reason: format!("dense worker {rank} is not one of {ranks}"),
+        })
+    }
+
+    /// Wall-clock time in training, that of earlier runs included.
+    pub(super) fn training_seconds(&self) -> f64 {
+        self.seconds_before + self.ranks.iter().map(|rank| rank.training_seconds).fold(0.0, f64::max)
+    }
+}
