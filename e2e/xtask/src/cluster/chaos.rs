@@ -24,10 +24,9 @@ pub(super) const USAGE: &str = "usage: cargo xtask cluster chaos [--mode sync] [
   twice, the difference of the test AUC, restarts; fails where rows are lost or twice, where `sync` trains another model, and where
   the AUC differs by more than 0.001";
 const NAME: &str = "chaos";
-/// Of each five hundred kills so many fall on a container and on a pod; the others on a node.
-const CONTAINERS: u64 = 225;
-const PODS: u64 = 200;
-const ALL: u64 = 500;
+/// Of twenty kills so many fall on a node, and on a pod; the others on a container.
+const NODES_OF_TWENTY: u64 = 3;
+const PODS_OF_TWENTY: u64 = 8;
 /// One of so many kills falls while the job may still recover from the one before, so many seconds after that.
 const HASTY: u64 = 3;
 const HASTE: f64 = 8.0;
@@ -92,7 +91,8 @@ pub(super) fn chaos(paths: &Paths, arguments: &[&str]) -> Result<(), String> {
     submit(paths, NAME, &job)?;
     until_phase(paths, NAME, "Training")?;
     println!("seed {}: {} kills over {} steps", plan.seed, plan.kills, ROWS / BATCH);
-    let kills = Killer { paths, random: Random(plan.seed ^ 0x5eed), kills: Kills::default() }.kill(&moments(&plan))?;
+    let killer = Killer { paths, random: Random(plan.seed ^ 0x5eed), kills: Kills::default() };
+    let kills = killer.kill(&moments(&plan), &levels(&plan))?;
     let job = until_phase(paths, NAME, "Complete")?;
     report(&plan, &alone, &job["status"], kills)?;
     delete_job(paths, NAME)?;
@@ -132,12 +132,21 @@ fn moments(plan: &Plan) -> Vec<Moment> {
     at.into_iter().map(&mut moment).collect()
 }
 
-fn level(random: &mut Random) -> Level {
-    match random.below(ALL) {
-        number if number < CONTAINERS => Level::Container,
-        number if number < CONTAINERS + PODS => Level::Pod,
-        _ => Level::Node,
+/// What each kill falls on, in an order that the seed decides.
+fn levels(plan: &Plan) -> Vec<Level> {
+    let of_twenty = |share: u64| (plan.kills * share).div_ceil(20);
+    let (nodes, pods) = (of_twenty(NODES_OF_TWENTY), of_twenty(PODS_OF_TWENTY));
+    let level = |kill| match kill {
+        kill if kill < nodes => Level::Node,
+        kill if kill < nodes + pods => Level::Pod,
+        _ => Level::Container,
+    };
+    let mut levels: Vec<_> = (0..plan.kills).map(level).collect();
+    let mut random = Random(plan.seed ^ 0x1e7e1);
+    for last in (1..levels.len()).rev() {
+        levels.swap(last, random.below(last as u64 + 1) as usize);
     }
+    levels
 }
 
 struct Killer<'a> {
@@ -147,16 +156,15 @@ struct Killer<'a> {
 }
 
 impl Killer<'_> {
-    fn kill(mut self, moments: &[Moment]) -> Result<Kills, String> {
+    fn kill(mut self, moments: &[Moment], levels: &[Level]) -> Result<Kills, String> {
         let mut last = Instant::now();
-        for (number, moment) in (1..).zip(moments) {
+        for (number, (moment, level)) in (1..).zip(moments.iter().zip(levels)) {
             match *moment {
                 Moment::After(pause) => std::thread::sleep(pause.saturating_sub(last.elapsed())),
                 Moment::Step(step) => self.until_step(step)?,
             }
-            let level = level(&mut self.random);
             last = Instant::now();
-            let killed = self.kill_one(level)?;
+            let killed = self.kill_one(*level)?;
             println!("kill {number}: {level:?} {killed} ({moment:?})");
         }
         Ok(self.kills)
@@ -344,12 +352,11 @@ mod tests {
         let plan = |seed| Plan { kills: 200, seed, ..parse(&[]).unwrap() };
         assert_eq!(moments(&plan(7)), moments(&plan(7)));
         assert_ne!(moments(&plan(7)), moments(&plan(8)));
-        let mut random = Random(7);
-        let levels: Vec<_> = (0..200).map(|_| level(&mut random)).collect();
-        for (of, expected) in [(Level::Container, 60..120), (Level::Pod, 50..110), (Level::Node, 10..60)] {
-            let found = levels.iter().filter(|level| **level == of).count();
-            assert!(expected.contains(&found), "{of:?}: {found} of 200");
+        let levels = levels(&plan(7));
+        for (of, expected) in [(Level::Container, 90), (Level::Pod, 80), (Level::Node, 30)] {
+            assert_eq!(levels.iter().filter(|level| **level == of).count(), expected, "{of:?}");
         }
+        assert!(!levels.is_sorted_by_key(|level| *level as u8));
     }
 
     #[test]
