@@ -388,7 +388,7 @@ pub struct ResolvedAutoMode {
     pub dwell_seconds: u32,
     /// Switches an hour at most.
     pub switches_per_hour: u32,
-    /// Share of the nodes' CPU in use from which on the cluster counts as crowded.
+    /// Share of the nodes' CPU, less what the job requests, from which on the cluster counts as crowded if others use it.
     pub crowded_cpu: f64,
 }
 

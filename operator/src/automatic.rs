@@ -232,7 +232,7 @@ fn of_policy(mode: TrainingMode) -> Mode {
 /// What a job's processes did since they were last asked, by role and index.
 pub type Changes = BTreeMap<(Role, u32), Change>;
 
-/// What is known of a job that trains, of which its coordinator gives this report.
+/// What is known of a job that trains, of which its coordinator gives this report; `nodes`: what is known of the nodes of its pods.
 #[must_use]
 pub fn observations(
     job: &RecTrainingJob,
@@ -241,6 +241,7 @@ pub fn observations(
     report: &Report,
     pods: &[PodFacts],
     changes: &Changes,
+    nodes: ClusterLoad,
 ) -> Observations {
     let training = &resolved.training;
     let present = |role: Role| report.members.get(&role).map_or_else(|| role.replicas(resolved), |told| told.present);
@@ -302,10 +303,9 @@ pub fn observations(
         resizes_in_place: false,
         embedding_workers: embedding_worker_load(of(Role::EmbeddingWorker)),
         cluster: ClusterLoad {
-            node_cpu: None,
-            nodes_under_pressure: 0,
             pending_pods: u32::try_from(pending).unwrap_or(u32::MAX),
             preemptions: u32::try_from(evicted).unwrap_or(u32::MAX),
+            ..nodes
         },
         replicas: Replicas {
             ps: count(Role::Ps),
@@ -490,7 +490,7 @@ spec:
         ]);
         let now = Timestamp::from_second(1000).expect("a time");
         let report = |mode| Report { mode: Some(mode), ..Report::default() };
-        let seen = observations(&job, &resolved, now, &report(Mode::Sync), &[], &changes);
+        let seen = observations(&job, &resolved, now, &report(Mode::Sync), &[], &changes, ClusterLoad::default());
         assert_eq!(seen.check(), Ok(()));
         let seconds: Vec<_> =
             seen.workers.iter().map(|worker| (worker.batch_rows, worker.compute_seconds[0])).collect();
@@ -500,7 +500,7 @@ spec:
         let expected = PsLoad { bytes: 1000, limit_bytes: Some(2 << 30), busy: Some(0.5), oom_kills: 0 };
         assert_eq!(seen.ps, [expected]);
         changes.remove(&(Role::DenseWorker, 1));
-        let without_one = observations(&job, &resolved, now, &report(Mode::Gba), &[], &changes);
+        let without_one = observations(&job, &resolved, now, &report(Mode::Gba), &[], &changes, ClusterLoad::default());
         assert_eq!(without_one.workers, [], "the slow one may be missing");
     }
 

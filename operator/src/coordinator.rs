@@ -370,11 +370,12 @@ mod tests {
     #[test]
     fn the_last_event_is_the_summary_or_the_failure() {
         let summary = r#"{"event":"summary","test":{"auc":0.79,"logLoss":0.5,"normalizedEntropy":0.9,"calibration":1.0,"samples":9},
-            "steps":5,"samples":40,"seconds":2.0,"samplesPerSecond":20.0,"rows":7,"storeBytes":1,"skippedRows":0,"bytesOnWire":{},
+            "steps":5,"samples":41,"trainedRows":40,"seconds":2.0,"samplesPerSecond":20.0,"rows":7,"storeBytes":1,"skippedRows":0,"bytesOnWire":{},
             "parametersSha256":"ab"}"#;
         match last_event(summary).expect("it is read") {
             Some(CoordinatorView::Complete(summary)) => {
                 assert_eq!((summary.auc, summary.steps, summary.parameters_sha256.as_str()), (Some(0.79), 5, "ab"));
+                assert_eq!(summary.samples, 40, "those of the ledger");
             }
             other => panic!("{other:?}"),
         }

@@ -232,6 +232,8 @@ mod tests {
             is_leaving: false,
             is_ready: false,
             ip: None,
+            node: None,
+            requested_millicores: 0,
             is_running: false,
             restarts: 0,
             unschedulable: None,

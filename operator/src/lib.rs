@@ -29,6 +29,7 @@ pub mod measure;
 pub mod members;
 pub mod metrics;
 pub mod names;
+pub mod nodes;
 pub mod phase;
 pub mod pods;
 pub mod reconcile;

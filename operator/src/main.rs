@@ -20,6 +20,7 @@ use rectrain_operator::events::Announcer;
 use rectrain_operator::leader::Candidate;
 use rectrain_operator::measure::HttpMetrics;
 use rectrain_operator::metrics::OperatorMetrics;
+use rectrain_operator::nodes::{ClusterNodes, NoNodes, ReadNodes};
 use rectrain_operator::reconcile::Context;
 use rectrain_operator::reconcile::apply::Settled;
 use tokio::signal::unix::{SignalKind, signal};
@@ -202,6 +203,11 @@ async fn lead(
         concurrency: cli.concurrency,
     };
     let watches = Watches::new(&client, cli.watch_namespace.as_deref());
+    // Whose rights end with its namespace may not look at nodes.
+    let read_nodes: Arc<dyn ReadNodes> = match cli.watch_namespace {
+        None => Arc::new(ClusterNodes::new(client.clone())),
+        Some(_) => Arc::new(NoNodes),
+    };
     let context = Context {
         reader: controller::reader(&watches),
         announcer: Announcer::new(client.clone(), Some(cli.identity.clone())),
@@ -214,6 +220,7 @@ async fn lead(
         settled: Settled::default(),
         obstacles: Mutex::new(HashMap::new()),
         read_metrics: Arc::new(HttpMetrics),
+        read_nodes,
         watched: Mutex::new(HashMap::new()),
     };
     controller::run(watches, Arc::new(context), stop).await;

@@ -1,9 +1,10 @@
 //! What the operator wants to know of a pod, taken out of the pod's status. Pure; [`crate::failure`] and [`crate::phase`] judge it.
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodSpec};
 
 use crate::names::{ATTEMPT_LABEL, ROLE_LABEL, Role};
+use crate::nodes::cores_of;
 
 /// A pod of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +23,10 @@ pub struct PodFacts {
     pub is_ready: bool,
     /// Its address, once it has one.
     pub ip: Option<String>,
+    /// The node that it is on.
+    pub node: Option<String>,
+    /// Thousandths of a core that all its containers request.
+    pub requested_millicores: u64,
     /// Whether its container runs.
     pub is_running: bool,
     /// How often its container was started again.
@@ -78,6 +83,8 @@ impl PodFacts {
             is_leaving: pod.metadata.deletion_timestamp.is_some(),
             is_ready: condition("Ready").is_some_and(|c| c.status == "True"),
             ip: status.and_then(|s| s.pod_ip.clone()),
+            node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
+            requested_millicores: pod.spec.as_ref().map_or(0, requested_millicores),
             is_running: containers.iter().any(|c| c.state.as_ref().is_some_and(|state| state.running.is_some())),
             restarts: containers.iter().map(|c| u32::try_from(c.restart_count).unwrap_or(0)).sum(),
             unschedulable,
@@ -86,6 +93,11 @@ impl PodFacts {
             evicted,
         })
     }
+}
+
+fn requested_millicores(spec: &PodSpec) -> u64 {
+    let requests = spec.containers.iter().filter_map(|container| container.resources.as_ref()?.requests.as_ref());
+    requests.filter_map(|requests| cores_of(requests.get("cpu")?)).map(|cores| (cores * 1e3).round() as u64).sum()
 }
 
 fn waiting(container: &ContainerStatus) -> Option<(String, String)> {

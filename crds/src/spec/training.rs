@@ -182,7 +182,7 @@ pub struct AutoModeSpec {
     #[schemars(range(min = 1, max = 8), extend("x-default" = defaults::MODE_SWITCHES_PER_HOUR))]
     pub switches_per_hour: Option<u32>,
 
-    /// Share of the nodes' CPU in use from which on the cluster counts as crowded.
+    /// Share of the nodes' CPU, less what the job requests, from which on the cluster counts as crowded if others use it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1.0), extend("x-default" = defaults::MODE_CROWDED_CPU))]
     pub crowded_cpu: Option<f64>,

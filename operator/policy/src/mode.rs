@@ -85,7 +85,9 @@ fn needed(policy: &ModePolicy, to: TrainingMode, is_crowded: bool, has_used: boo
 fn crowd(policy: &ModePolicy, load: &ClusterLoad) -> Option<String> {
     let count = |count: u32, what: &str| (count > 0).then(|| format!("{count} {what}"));
     let signs = [
-        load.node_cpu.filter(|cpu| *cpu >= policy.crowded_cpu).map(|cpu| format!("{:.0} % of CPU in use", cpu * 100.0)),
+        load.node_cpu
+            .filter(|cpu| *cpu >= policy.crowded_cpu)
+            .map(|cpu| format!("{:.0} % of CPU in use by others", cpu * 100.0)),
         count(load.nodes_under_pressure, "nodes under pressure"),
         count(load.pending_pods, "pods pending"),
         count(load.preemptions, "pods preempted"),

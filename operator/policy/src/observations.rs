@@ -88,7 +88,7 @@ pub struct EmbeddingWorkerLoad {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ClusterLoad {
-    /// CPU in use over CPU there is, 0 to 1, mean over the nodes.
+    /// CPU that others use over CPU that the job has not requested, 0 to 1, mean over the nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_cpu: Option<f64>,
     /// Nodes under memory, disk or process pressure.

@@ -37,7 +37,7 @@ pub struct ModePolicy {
     pub switches_per_hour: u32,
     /// Seconds without training that a switch takes: it must be earned back within the dwell.
     pub switch_seconds: f64,
-    /// Share of the nodes' CPU in use from which on the cluster counts as crowded.
+    /// Share of the nodes' CPU, less what the job requests, from which on the cluster counts as crowded if others use it.
     pub crowded_cpu: f64,
 }
 

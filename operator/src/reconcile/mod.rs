@@ -31,6 +31,7 @@ use crate::failure::{Cause, Problem};
 use crate::measure::ReadMetrics;
 use crate::metrics::{OperatorMetrics, Seen};
 use crate::names::FIELD_MANAGER;
+use crate::nodes::ReadNodes;
 use crate::phase::{Decision, Facts, Run, decide, max_restarts};
 use crate::reconcile::apply::Settled;
 use crate::reconcile::build::Plan;
@@ -181,6 +182,8 @@ pub struct Context {
     pub obstacles: Mutex<HashMap<String, Problem>>,
     /// Who reads the metrics of a job's processes.
     pub read_metrics: Arc<dyn ReadMetrics>,
+    /// Who looks at the nodes that pods are on.
+    pub read_nodes: Arc<dyn ReadNodes>,
     /// What is remembered of jobs that are decided on automatically, by the job's uid. It goes with the job; lost, it is made again
     /// from the status.
     pub watched: Mutex<HashMap<String, Watched>>,

@@ -9,12 +9,13 @@ use std::sync::PoisonError;
 use futures::future::join_all;
 use kube::ResourceExt;
 use rectrain_crds::{Phase, RecTrainingJob, ResolvedJob};
-use rectrain_policy::{Decision, History};
+use rectrain_policy::{ClusterLoad, Decision, History};
 
 use crate::automatic::{self, Changes, Findings};
 use crate::coordinator::{CoordinatorView, Report, Stage};
 use crate::measure::Meter;
 use crate::names::{METRICS_PORT, Role};
+use crate::nodes::cluster_load;
 use crate::pods::PodFacts;
 use crate::reconcile::Context;
 
@@ -62,7 +63,12 @@ pub async fn look(
     watched.at_seconds = at_seconds;
     let pods: Vec<_> = pods.iter().filter(|pod| pod.attempt == attempt && !pod.is_leaving).cloned().collect();
     let changes = measure(context, &pods, &mut watched, at_seconds).await;
-    let observations = automatic::observations(job, resolved, now, report, &pods, &changes);
+    // Only the mode is decided by the load of nodes.
+    let nodes = match &policy.mode {
+        Some(_) => cluster_load(&*context.read_nodes, &job.namespace()?, &job.name_any(), &pods).await,
+        None => ClusterLoad::default(),
+    };
+    let observations = automatic::observations(job, resolved, now, report, &pods, &changes, nodes);
     watched.history.observe(&policy, &observations);
     let decisions = rectrain_policy::decide(&policy, &observations, &watched.history);
     for decision in &decisions {

@@ -6,6 +6,7 @@ mod chart;
 mod dashboards;
 mod life;
 mod members;
+mod nodes;
 mod phase;
 mod switch;
 mod world;

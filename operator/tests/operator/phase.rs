@@ -229,6 +229,8 @@ fn pod(role: Role, attempt: u32) -> PodFacts {
         is_leaving: false,
         is_ready: true,
         ip: None,
+        node: None,
+        requested_millicores: 0,
         is_running: true,
         restarts: 0,
         unschedulable: None,

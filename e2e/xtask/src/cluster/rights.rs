@@ -6,7 +6,9 @@ use serde_json::{Value, json};
 
 use super::foreign_kubeconfig;
 use super::install::within;
-use super::operate::{NAMESPACE, SYSTEM, belongings, delete_job, endless, patch, relabels, shows, submit, until_phase};
+use super::operate::{
+    NAMESPACE, SYSTEM, belongings, delete_job, endless, merged, patch, relabels, shows, submit, until_phase,
+};
 use super::paths::Paths;
 use super::process::eventually;
 
@@ -27,6 +29,9 @@ pub(super) fn needs_its_rights(paths: &Paths) -> Result<(), String> {
         );
         return Ok(());
     }
+    // While its mode is decided on, its nodes are looked at.
+    let decided_on = "decided-on";
+    submit(paths, decided_on, &merged(endless(), json!({"training": {"mode": "auto"}})))?;
     ends_and_is_removed(paths)?;
     cannot_be_run_any_more(paths)?;
     let granted = granted(paths)?;
@@ -36,7 +41,7 @@ pub(super) fn needs_its_rights(paths: &Paths) -> Result<(), String> {
         if unused.is_empty() { Ok(()) } else { Err(format!("not used: {unused:?}")) }
     })?;
     println!("{} rights, each of them used", granted.len());
-    Ok(())
+    delete_job(paths, decided_on)
 }
 
 /// The operator deletes a job whose time to live is over.

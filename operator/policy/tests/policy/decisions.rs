@@ -104,7 +104,7 @@ fn a_crowded_cluster_lowers_the_threshold_to_gba() {
     };
     assert_eq!(decided(ClusterLoad { node_cpu: Some(0.5), ..ClusterLoad::default() }), None);
     let crowded = decided(ClusterLoad { node_cpu: Some(0.93), pending_pods: 4, ..ClusterLoad::default() }).unwrap();
-    assert!(crowded.reason.contains("93 % of CPU in use, 4 pods pending"), "{}", crowded.reason);
+    assert!(crowded.reason.contains("93 % of CPU in use by others, 4 pods pending"), "{}", crowded.reason);
 }
 
 #[test]

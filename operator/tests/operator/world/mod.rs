@@ -23,6 +23,7 @@ use rectrain_operator::events::Announcer;
 use rectrain_operator::measure::ReadMetrics;
 use rectrain_operator::metrics::OperatorMetrics;
 use rectrain_operator::names::Role;
+use rectrain_operator::nodes::NoNodes;
 use rectrain_operator::reconcile::apply::Settled;
 use rectrain_operator::reconcile::dereference::Reader;
 use rectrain_operator::reconcile::{Context, ReconcileError, reconcile};
@@ -314,6 +315,7 @@ fn operator(api: &Arc<Mutex<ApiServer>>, scripts: &Arc<Mutex<Scripts>>) -> Arc<C
         settled: Settled::default(),
         obstacles: Mutex::default(),
         read_metrics: Arc::new(ScriptedMetrics(Arc::clone(scripts))),
+        read_nodes: Arc::new(NoNodes),
         watched: Mutex::default(),
     })
 }

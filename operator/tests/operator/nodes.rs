@@ -1,0 +1,97 @@
+//! What the operator finds out about nodes, by what the API server answers.
+
+use std::sync::{Arc, Mutex};
+
+use http::{Request, Response};
+use kube::Client;
+use kube::client::Body;
+use rectrain_operator::nodes::{ClusterNodes, NodeLoad, ReadNodes};
+use serde_json::{Value, json};
+
+const NODE: &str = "/api/v1/nodes/x";
+const NODE_METRICS: &str = "/apis/metrics.k8s.io/v1beta1/nodes/x";
+const POD_METRICS: &str = "/apis/metrics.k8s.io/v1beta1/namespaces/default/pods";
+
+/// Nodes of an API server that answers by this, and the paths that were asked for.
+fn nodes(answer: fn(&str) -> (u16, String)) -> (ClusterNodes, Arc<Mutex<Vec<String>>>) {
+    let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+    let log = Arc::clone(&asked);
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let path = request.uri().path().to_owned();
+        let (status, body) = answer(&path);
+        log.lock().unwrap().push(request.uri().to_string());
+        async move { Ok::<_, kube::Error>(Response::builder().status(status).body(Body::from(body.into_bytes())).unwrap()) }
+    });
+    (ClusterNodes::new(Client::new(service, "default")), asked)
+}
+
+fn node() -> Value {
+    let conditions = json!([{"type": "Ready", "status": "True"}, {"type": "MemoryPressure", "status": "True"}]);
+    json!({"metadata": {"name": "x"}, "status": {"allocatable": {"cpu": "4"}, "conditions": conditions}})
+}
+
+fn metrics(name: &str, more: &Value) -> Value {
+    let mut metrics = json!({"metadata": {"name": name}, "timestamp": "2026-01-01T00:00:00Z", "window": "15s"});
+    metrics.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    metrics
+}
+
+fn status(code: u16, reason: &str) -> (u16, String) {
+    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": reason});
+    (code, status.to_string())
+}
+
+#[tokio::test]
+async fn pressure_and_use_are_read_and_for_a_while_not_again() {
+    let (nodes, asked) = nodes(|path| match path {
+        NODE => (200, node().to_string()),
+        NODE_METRICS => (200, metrics("x", &json!({"usage": {"cpu": "2500000000n", "memory": "1Gi"}})).to_string()),
+        POD_METRICS => {
+            let containers = json!({"containers": [{"name": "rectrain", "usage": {"cpu": "1250m"}}]});
+            (200, json!({"metadata": {}, "items": [metrics("job-ps-0", &containers)]}).to_string())
+        }
+        path => panic!("{path}"),
+    });
+    for _ in 0..2 {
+        let load = NodeLoad { is_under_pressure: true, cores: Some(4.0), used_cores: Some(2.5) };
+        assert_eq!(nodes.node("x").await, Some(load));
+        assert_eq!(nodes.used_by_pods("default", "job").await, [("job-ps-0".to_owned(), 1.25)].into());
+    }
+    let asked = asked.lock().unwrap();
+    assert_eq!(asked.len(), 3, "{asked:?}");
+    assert!(asked[2].contains("labelSelector=rectrain.dev%2Fjob%3Djob"), "{asked:?}");
+}
+
+#[tokio::test]
+async fn a_cluster_that_measures_nothing_is_not_asked_for_measurements_again() {
+    let (nodes, asked) = nodes(|path| match path {
+        path if path.starts_with("/api/v1/nodes/") => (200, node().to_string()),
+        // As an API server answers about an API that nobody has registered.
+        _ => (404, "404 page not found\n".to_owned()),
+    });
+    let load = NodeLoad { is_under_pressure: true, cores: Some(4.0), used_cores: None };
+    assert_eq!((nodes.node("x").await, nodes.node("y").await), (Some(load), Some(load)));
+    assert!(nodes.used_by_pods("default", "job").await.is_empty());
+    let asked = asked.lock().unwrap();
+    let of_metrics = asked.iter().filter(|path| path.contains("metrics.k8s.io")).count();
+    assert_eq!(of_metrics, 1, "{asked:?}");
+}
+
+#[tokio::test]
+async fn a_node_that_is_too_new_to_be_measured_is_asked_about_again() {
+    let (nodes, asked) = nodes(|path| match path {
+        NODE => (200, node().to_string()),
+        POD_METRICS => (200, json!({"metadata": {}, "items": []}).to_string()),
+        _ => status(404, "NotFound"),
+    });
+    assert_eq!(nodes.node("x").await.unwrap().used_cores, None);
+    assert!(nodes.used_by_pods("default", "job").await.is_empty());
+    assert_eq!(asked.lock().unwrap().len(), 3, "measurements of pods are asked for as well");
+}
+
+#[tokio::test]
+async fn who_may_not_look_at_nodes_knows_nothing_of_them() {
+    let (nodes, _) = nodes(|_| status(403, "Forbidden"));
+    assert_eq!(nodes.node("x").await, None);
+    assert!(nodes.used_by_pods("default", "job").await.is_empty());
+}
