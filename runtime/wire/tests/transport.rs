@@ -469,6 +469,23 @@ async fn a_service_that_does_not_read_makes_the_sender_wait() {
     assert!(rig.counters.snapshot()["echo"].frames_sent < 2 * 200);
 }
 
+/// As one whose machine is gone while something is on its way to it.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_peer_that_takes_nothing_is_given_up_long_before_the_kernel_would() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address: Address = format!("tcp://{}", listener.local_addr().unwrap()).parse().unwrap();
+    let config = TcpConfig { keepalive: Duration::from_secs(1), ..TcpConfig::default() };
+    let transport = TcpTransport::new(config, WireCounters::unregistered(kind_name).unwrap());
+    let channel = transport.connect(&address).unwrap();
+    let started = Instant::now();
+    let request = Frame { kind: ECHO, tensors: vec![Tensor::from(vec![0u8; 64 << 20])], ..Frame::default() };
+    let error = channel.call(request, Duration::from_secs(120)).await.unwrap_err();
+    assert!(matches!(error, WireError::Closed { .. }), "{error}");
+    assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
+    drop(listener);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frame_over_the_limit_is_not_sent_and_a_reply_over_it_is_a_refusal() {
     let rig = Rig::tcp(WIDE);

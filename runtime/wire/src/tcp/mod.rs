@@ -37,7 +37,8 @@ pub struct TcpConfig {
     /// until the deadline of the call that needs the connection. 5 s by default.
     pub connect_timeout: Duration,
     /// After how long without traffic a peer is probed; it is given up after three probes, a
-    /// third of this apart. 30 s by default.
+    /// third of this apart. One that confirms nothing of what is sent to it, or has no room for
+    /// it, is given up after as long in all. 30 s by default.
     pub keepalive: Duration,
     /// What both sides of a connection have to show. By default nothing is asked and nothing is encrypted: for processes of one
     /// machine.
@@ -96,7 +97,8 @@ fn host_and_port(address: &Address) -> Result<(&str, u16), WireError> {
     }
 }
 
-/// No delay for small frames, and probes so that a peer whose machine died is noticed.
+/// No delay for small frames, and a peer whose machine died is noticed: by probes while nothing is sent to it, and by what it does not
+/// confirm while something is, for which the kernel would try on for a quarter of an hour.
 fn tune(stream: &TcpStream, config: &TcpConfig) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let third = (config.keepalive / 3).max(Duration::from_secs(1));
@@ -104,5 +106,9 @@ fn tune(stream: &TcpStream, config: &TcpConfig) -> std::io::Result<()> {
         .with_time(config.keepalive.max(Duration::from_secs(1)))
         .with_interval(third)
         .with_retries(3);
-    socket2::SockRef::from(stream).set_tcp_keepalive(&probes)
+    let socket = socket2::SockRef::from(stream);
+    socket.set_tcp_keepalive(&probes)?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(config.keepalive + 3 * third))?;
+    Ok(())
 }
