@@ -282,6 +282,10 @@ impl<'a> ObjectStore<'a> {
         eventually(FORWARD, "the object store", || {
             std::net::TcpStream::connect(&address).map(drop).map_err(|error| error.to_string())
         })?;
+        // What answers may be another that has the address.
+        if let Ok(Some(status)) = server.0.try_wait() {
+            return Err(format!("versitygw ended ({status}): does another program serve at {address}?"));
+        }
         Ok(Self { paths, _server: server })
     }
 
