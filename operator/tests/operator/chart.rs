@@ -12,18 +12,24 @@ fn chart() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/rectrain")
 }
 
-/// Verbs by resource, such as `services`: `get`.
+/// The group of what metrics-server measures of nodes and pods.
+const METRICS: &str = "metrics.k8s.io";
+
+/// Verbs by resource, such as `services`: `get`; those of the group of measurements by `pods.metrics.k8s.io`.
 type Rights = BTreeMap<String, BTreeSet<String>>;
 
-/// What the first rules of the chart's RBAC grant: those of the operator on jobs and what belongs to them.
+/// What the first rules of the chart's RBAC grant: those of the operator on jobs, what belongs to them and the nodes they are on.
 fn granted() -> Rights {
     let text = std::fs::read_to_string(chart().join("templates/rbac.yaml")).unwrap();
     let rules = text.split_once("\nrules:\n").unwrap().1.split_once("\n---").unwrap().0;
+    let rules = rules.lines().filter(|line| !line.trim_start().starts_with("{{")).collect::<Vec<_>>().join("\n");
     let rules: Value = serde_yaml::from_str(&format!("rules:\n{rules}")).unwrap();
     let mut rights = Rights::new();
     for rule in rules["rules"].as_array().unwrap() {
         let texts = |field: &str| rule[field].as_array().unwrap().iter().map(|text| text.as_str().unwrap().to_owned());
         for resource in texts("resources") {
+            let is_measured = rule["apiGroups"] == json!([METRICS]);
+            let resource = if is_measured { format!("{resource}.{METRICS}") } else { resource };
             rights.entry(resource).or_default().extend(texts("verbs"));
         }
     }
@@ -50,6 +56,19 @@ fn needed_by(call: &str, rights: &mut Rights) {
     rights.entry(resource).or_default().extend(verbs.iter().map(|verb| (*verb).to_owned()));
 }
 
+/// The rights to find out about a node and what pods use.
+async fn needed_for_nodes(rights: &mut Rights) {
+    for path in crate::nodes::asked_of_a_node().await {
+        let (right, verb) = match path.as_str() {
+            "/api/v1/nodes/x" => ("nodes".to_owned(), "get"),
+            "/apis/metrics.k8s.io/v1beta1/nodes/x" => (format!("nodes.{METRICS}"), "get"),
+            "/apis/metrics.k8s.io/v1beta1/namespaces/default/pods" => (format!("pods.{METRICS}"), "list"),
+            other => panic!("{other}"),
+        };
+        rights.entry(right).or_default().insert(verb.to_owned());
+    }
+}
+
 /// Each rule is needed by something that the operator does, and it does nothing that no rule grants.
 #[tokio::test]
 async fn the_operator_may_do_what_it_does_and_nothing_else() {
@@ -68,6 +87,7 @@ async fn the_operator_may_do_what_it_does_and_nothing_else() {
     assert_eq!(world.condition("Failed").unwrap().0, "InvalidSpec");
     assert!(world.api().made().is_empty());
     world.api().log.iter().for_each(|call| needed_by(call, &mut needed));
+    needed_for_nodes(&mut needed).await;
     // Jobs are watched; an event that happens again is patched.
     needed.get_mut("rectrainingjobs").unwrap().extend(["list".to_owned(), "watch".to_owned()]);
     needed.get_mut("events").unwrap().insert("patch".to_owned());

@@ -41,9 +41,9 @@ fn status(code: u16, reason: &str) -> (u16, String) {
     (code, status.to_string())
 }
 
-#[tokio::test]
-async fn pressure_and_use_are_read_and_for_a_while_not_again() {
-    let (nodes, asked) = nodes(|path| match path {
+/// Answers to all that is asked of one node and one pod.
+fn measured(path: &str) -> (u16, String) {
+    match path {
         NODE => (200, node().to_string()),
         NODE_METRICS => (200, metrics("x", &json!({"usage": {"cpu": "2500000000n", "memory": "1Gi"}})).to_string()),
         POD_METRICS => {
@@ -51,7 +51,21 @@ async fn pressure_and_use_are_read_and_for_a_while_not_again() {
             (200, json!({"metadata": {}, "items": [metrics("job-ps-0", &containers)]}).to_string())
         }
         path => panic!("{path}"),
-    });
+    }
+}
+
+/// The paths that are asked for to know all of a node.
+pub async fn asked_of_a_node() -> Vec<String> {
+    let (nodes, asked) = nodes(measured);
+    assert!(nodes.node("x").await.is_some());
+    assert!(!nodes.used_by_pods("default", "job").await.is_empty());
+    let asked = asked.lock().unwrap();
+    asked.iter().map(|uri| uri.split('?').next().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn pressure_and_use_are_read_and_for_a_while_not_again() {
+    let (nodes, asked) = nodes(measured);
     for _ in 0..2 {
         let load = NodeLoad { is_under_pressure: true, cores: Some(4.0), used_cores: Some(2.5) };
         assert_eq!(nodes.node("x").await, Some(load));
