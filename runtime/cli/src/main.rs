@@ -54,6 +54,9 @@ impl From<rectrain_bench::BenchError> for Failure {
     }
 }
 
+/// The exit code of what a signal has ended, as shells have it for Ctrl-C.
+const INTERRUPTED: u8 = 130;
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     log_to_stderr(cli.log);
@@ -61,7 +64,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::User(message)) => end(2, &message),
         Err(Failure::Failed(message)) => end(1, &message),
-        Err(Failure::Interrupted(message)) => end(130, &message),
+        Err(Failure::Interrupted(message)) => end(INTERRUPTED, &message),
     }
 }
 

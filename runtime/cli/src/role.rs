@@ -24,9 +24,6 @@ use crate::{Failure, job, signal};
 /// How long members and followers have to hear that the job has ended.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// How long the coordinator has to hear that a parameter server leaves.
-const LEAVE: Duration = Duration::from_secs(2);
-
 /// Where a coordinator can be reached: the first line it prints, as JSON.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct CoordinatorAddresses {
@@ -128,14 +125,10 @@ pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
         let result = tokio::select! {
             result = &mut running => result,
             () = &mut told_to_stop => {
-                let saving = async { saving.await.map_err(|error| error.to_string()) };
-                if !saves {
-                    if role == Role::Ps {
-                        // One that holds nothing is not to be counted on any more; whether that is heard changes nothing here.
-                        let _heard = tokio::time::timeout(LEAVE, saving).await;
-                    }
+                if !saves && role != Role::Ps {
                     return Err(interrupted(Err("the job saves no checkpoints".to_owned())));
                 }
+                let saving = async { saving.await.map_err(|error| error.to_string()) };
                 return Err(Box::pin(save_while(&mut running, saving)).await);
             }
         };

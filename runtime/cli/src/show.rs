@@ -109,6 +109,7 @@ impl Display {
             JobEvent::Rejoined { member, chunks } => {
                 self.note(&format!("{member} was replaced; {chunks} chunks of data are read again for it"));
             }
+            JobEvent::Leaving { member } => self.note(&format!("{member} was told to end: its rows go to the others first")),
             JobEvent::ServerKeptRows { member } => {
                 self.note(&format!("{member} was killed and started again; its rows were still in memory"));
             }

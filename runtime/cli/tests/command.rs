@@ -202,6 +202,56 @@ fn whoever_is_killed_while_slots_move_the_job_goes_on_and_trains_the_same_model(
     }
 }
 
+/// A job of three parameter servers two of which are told to end, as on nodes that are drained, one after the other has come back: each
+/// hands its rows over first. Gives the summaries of this run and of the one left alone.
+fn run_with_drained_servers(sets: &str) -> (Value, Value) {
+    let folder = folder_with(JOB);
+    let replicas = "spec.roles.ps.replicas=3,spec.data.synthetic.rows=90000,spec.checkpoint=null";
+    let common = ["run", "job.yaml", "--json", "--set", replicas, "--set", sets];
+    let alone = events(&rectrain(folder.path(), &common)).pop().unwrap();
+    let without_kept_rows =
+        ["--processes", "--slow", "denseWorker-0=8x", "--set", "spec.faultTolerance.sharedMemory=false"];
+    let (mut child, lines) = training(folder.path(), &[&common[..], &without_kept_rows].concat());
+    let (mut moved, mut events) = (Vec::new(), Vec::<Value>::new());
+    let (mut victims, mut all_are_there) = ([1, 0].into_iter(), true);
+    for line in lines {
+        let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        if event["event"] == "slotsMoved" {
+            moved.push((event["from"].as_u64().unwrap(), event["to"].as_u64().unwrap()));
+            all_are_there = moved.len() % 2 == 0;
+        }
+        let is_due = event["event"] == "progress" && all_are_there;
+        if is_due && let Some(index) = victims.next() {
+            all_are_there = false;
+            let mut servers: Vec<_> = children_of(child.id()).into_iter().filter(|(_, of)| of == "ps").collect();
+            servers.sort();
+            assert!(Command::new("kill").args(["-TERM", &servers[index].0.to_string()]).status().unwrap().success());
+        }
+        events.push(event);
+    }
+    assert!(child.wait().unwrap().success(), "{:?}", events.last());
+    assert!(children_of(child.id()).is_empty());
+    let of = |kind: &str| {
+        events.iter().filter(|event| event["event"] == kind).map(|event| &event["member"]).collect::<Vec<_>>()
+    };
+    assert_eq!((moved, of("leaving")), (vec![(3, 2), (2, 3), (3, 2), (2, 3)], of("rejoined")), "{events:?}");
+    assert_eq!((of("leaving")[0], of("leaving").len()), (&Value::from("ps 1"), 2));
+    let last = events.pop().unwrap();
+    assert_eq!((&last["restarts"], &last["samples"]), (&Value::from(0), &alone["samples"]), "{last}");
+    (last, alone)
+}
+
+#[test]
+fn parameter_servers_that_are_told_to_end_hand_their_rows_over_and_the_same_model_is_trained() {
+    // One dense worker that waits for its own gradients trains the same without a barrier every time.
+    for sets in ["spec.training.mode=sync", "spec.training.mode=gba,spec.training.localBatchSize=32"] {
+        let (last, alone) = run_with_drained_servers(sets);
+        for field in ["parametersSha256", "test", "rows", "trainedRows"] {
+            assert_eq!(last[field], alone[field], "{sets}: {field}");
+        }
+    }
+}
+
 /// Embedding workers and loaders hold nothing that cannot be had again.
 const WITHOUT_ROWS: [(&str, usize); 6] = [
     ("embedding-worker", 0),

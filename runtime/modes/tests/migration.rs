@@ -15,8 +15,8 @@ use rectrain_modes::migration::{
 const SLOTS: u32 = 8;
 const KEYS: u32 = 3;
 const WORKERS: usize = 2;
-/// Servers after each migration; 1 at first. The last two only rebalance.
-const SIZES: [u16; 5] = [3, 2, 3, 3, 1];
+/// Servers after each migration; server 0 at first. They grow, shrink and rebalance, and one in the midst of them goes and comes back.
+const STAGES: [&[u16]; 7] = [&[0, 1, 2], &[0, 1], &[0, 1, 2], &[0, 1, 2], &[0, 2], &[0, 1, 2], &[2]];
 const MOST_SERVERS: usize = 3;
 
 /// SplitMix64.
@@ -149,6 +149,11 @@ struct Crash {
     after: bool,
 }
 
+/// The number of a slot's owner.
+fn owner(map: &SlotMap, slot: Slot) -> u16 {
+    map.owners()[slot.0 as usize]
+}
+
 struct World {
     bug: Bug,
     random: Random,
@@ -159,7 +164,7 @@ struct World {
     migration: Migration,
     journal: Journal,
     /// Migrations that are done.
-    sizes_done: usize,
+    stages_done: usize,
     handled: usize,
     /// What was written, by slot and key.
     written: BTreeMap<(Slot, u32), Vec<u64>>,
@@ -201,7 +206,7 @@ impl World {
             workers,
             migration,
             journal,
-            sizes_done: 0,
+            stages_done: 0,
             handled: 0,
             written: BTreeMap::new(),
             taken_back: 0,
@@ -213,20 +218,20 @@ impl World {
         world
     }
 
-    /// Costs differ from migration to migration, so that the same size twice is a rebalance.
+    /// Costs differ from migration to migration, so that the same servers twice are a rebalance.
     fn costs(&self) -> Vec<SlotCost> {
-        let mut random = Random(self.sizes_done as u64);
+        let mut random = Random(self.stages_done as u64);
         (0..SLOTS).map(|_| SlotCost { look_ups: 1 + random.next() % 9, bytes: 1 + random.next() % 9 }).collect()
     }
 
     fn begin_next(&mut self) -> Vec<(Node, Message)> {
-        while let Some(size) = SIZES.get(self.sizes_done) {
-            let moves = plan_moves(self.migration.map(), &self.costs(), *size);
-            if moves.is_empty() && self.migration.map().servers() == usize::from(*size) {
-                self.sizes_done += 1;
+        while let Some(servers) = STAGES.get(self.stages_done) {
+            let moves = plan_moves(self.migration.map(), &self.costs(), servers);
+            if moves.is_empty() && self.migration.map().servers() == *servers {
+                self.stages_done += 1;
                 continue;
             }
-            let (orders, progress) = self.migration.begin(&moves, *size).unwrap();
+            let (orders, progress) = self.migration.begin(&moves, servers).unwrap();
             return self.orders(orders, progress);
         }
         Vec::new()
@@ -408,7 +413,7 @@ impl World {
     fn write(&mut self, worker: usize) {
         let own = &self.workers[worker];
         if let Some(write) = own.writes.front().copied() {
-            let (to, epoch) = (own.map.owner(write.slot) as u16, own.map.epoch());
+            let (to, epoch) = (owner(&own.map, write.slot), own.map.epoch());
             self.send(Node::Worker(worker), vec![(Node::Server(to), Message::Write { worker, write, epoch })]);
         }
     }
@@ -439,7 +444,7 @@ impl World {
             if self.bug == Bug::ServesBeforeItIsRegistered {
                 let owners =
                     (0..SLOTS).map(|slot| if own.rows.contains_key(&Slot(slot)) { index } else { u16::MAX - 1 });
-                let map = SlotMap::new(own.epoch, owners.collect(), u16::MAX).unwrap();
+                let map = SlotMap::new(own.epoch, owners.collect(), 0..u16::MAX).unwrap();
                 own.holder.adopt(&map, own.ended).unwrap();
             }
         }
@@ -556,24 +561,25 @@ impl World {
 
     fn check_end(&self) -> Result<(), String> {
         let waiting: usize = self.workers.iter().map(|worker| worker.writes.len()).sum();
-        if waiting > 0 || self.sizes_done < SIZES.len() || !self.migration.is_settled() {
+        if waiting > 0 || self.stages_done < STAGES.len() || !self.migration.is_settled() {
             return Err(format!(
                 "stuck: {waiting} writes and migration {} wait: {:?}",
-                self.sizes_done, self.migration
+                self.stages_done, self.migration
             ));
         }
         let map = self.migration.map();
         for slot in (0..SLOTS).map(Slot) {
-            if self.serving(slot) != [map.owner(slot) as u16] {
-                return Err(format!("slot {slot} is {}'s and served by {:?}", map.owner(slot), self.serving(slot)));
+            let owner = owner(map, slot);
+            if self.serving(slot) != [owner] {
+                return Err(format!("slot {slot} is {owner}'s and served by {:?}", self.serving(slot)));
             }
             let holding: Vec<usize> =
                 (0..self.servers.len()).filter(|server| self.servers[*server].rows.contains_key(&slot)).collect();
-            if holding != [map.owner(slot)] {
+            if holding != [usize::from(owner)] {
                 return Err(format!("rows of slot {slot} are on {holding:?}"));
             }
             for key in 0..KEYS {
-                let held = self.servers[map.owner(slot)].rows[&slot].get(&key).cloned().unwrap_or_default();
+                let held = self.servers[usize::from(owner)].rows[&slot].get(&key).cloned().unwrap_or_default();
                 let written = self.written.get(&(slot, key)).cloned().unwrap_or_default();
                 if held != written {
                     return Err(format!("slot {slot}, key {key}: {written:?} was written, {held:?} is there"));

@@ -153,6 +153,11 @@ pub enum JobEvent {
         /// Chunks of data that are read and sent again for it.
         chunks: u64,
     },
+    /// A member was told to end, as on a node that is drained: what it holds goes to others first.
+    Leaving {
+        /// Its role and index.
+        member: String,
+    },
     /// A coordinator that was killed is back, with all that it knew.
     CoordinatorTakenUp {
         /// Global batches that are trained.

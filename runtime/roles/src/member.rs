@@ -27,6 +27,9 @@ use crate::plan::{CALL_DEADLINE, JobPlan, WHOLE_JOB};
 /// How long a member that leaves tries to tell what it has sent.
 const FAREWELL: Duration = Duration::from_secs(5);
 
+/// How long a coordinator is looked for by a member that is about to end, of a job that saves no checkpoints.
+const LEAVE: Duration = Duration::from_secs(2);
+
 /// What a member does. The coordinator is not a member: members join it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -156,15 +159,24 @@ impl Member {
         }
     }
 
-    /// Has the coordinator save a checkpoint at the next boundary: before this member leaves. Gives the checkpoint's name.
+    /// Has the coordinator save a checkpoint at the next boundary: before this member leaves. Gives the checkpoint's name. What a parameter
+    /// server holds goes to the others meanwhile, if there are any: then [`Self::run`] ends first.
     ///
     /// # Errors
     /// Whatever keeps it from existing; see [`Coordinator::save_now`](crate::coordinator::Coordinator::save_now).
     pub fn save_now(&self) -> impl Future<Output = Result<String, RoleError>> + Send + use<> {
         let request = v1::SaveNow { role: self.role.proto().into(), index: self.index };
-        let coordinator = self.transport.connect(&self.coordinator).map(CoordinatorChannel::new);
+        let coordinator = self.transport.connect(&self.coordinator);
+        let saves = self.plan.checkpoint.is_some();
         async move {
-            let (saved, _) = coordinator?.call(request, Vec::new(), CALL_DEADLINE).await?;
+            let (saved, _) = if saves {
+                CoordinatorChannel::new(coordinator?).call(request, Vec::new(), CALL_DEADLINE).await?
+            } else {
+                // A coordinator that ends as well is not waited for.
+                let coordinator = coordinator?;
+                coordinator.ready(LEAVE).await?;
+                message::call(&coordinator, request, Vec::new(), CALL_DEADLINE).await?
+            };
             if saved.checkpoint.is_empty() {
                 return Err(RoleError::Task { what: "saving of a checkpoint", reason: saved.reason });
             }
@@ -292,6 +304,9 @@ impl Member {
         }
         if end.released {
             tracing::info!(role = self.role.name(), index = self.index, "the job goes on without this member");
+            if let Some(directory) = self.shared_memory.as_ref().filter(|_| self.role == Role::Ps) {
+                Rows::forget(directory)?;
+            }
             self.say_farewell(coordinator, address).await;
         }
         Ok(())

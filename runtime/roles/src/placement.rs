@@ -12,7 +12,7 @@ use crate::error::RoleError;
 use crate::member::connect;
 use crate::plan::CALL_DEADLINE;
 
-/// See the module's text. Servers are in the order of the map.
+/// See the module's text. Servers by their place in the map.
 #[derive(Clone)]
 pub(crate) struct Placement {
     pub(crate) map: SlotMap,
@@ -23,8 +23,9 @@ pub(crate) struct Placement {
 impl Placement {
     /// `addresses` may name servers that are in no map yet, behind those that are.
     pub(crate) fn new(map: SlotMap, addresses: &[String], transport: &dyn Transport) -> Result<Self, RoleError> {
-        let Some(addresses) = addresses.get(..map.servers()) else {
-            let reason = format!("{} parameter servers are known, {} are in the map", addresses.len(), map.servers());
+        let Some(addresses) = addresses.get(..map.servers().len()) else {
+            let (known, needed) = (addresses.len(), map.servers().len());
+            let reason = format!("{known} parameter servers are known, {needed} are in the map");
             return Err(RoleError::Inconsistent { message: "map", reason });
         };
         let servers = addresses.iter().map(|address| connect(transport, address)).collect::<Result<_, _>>()?;
@@ -70,7 +71,7 @@ pub(crate) fn write_map(map: &SlotMap) -> v1::SlotMap {
     v1::SlotMap {
         epoch: map.epoch().0,
         owners: map.owners().iter().map(|owner| u32::from(*owner)).collect(),
-        servers: map.servers() as u32,
+        servers: map.servers().iter().map(|server| u32::from(*server)).collect(),
     }
 }
 
@@ -78,9 +79,11 @@ pub(crate) fn write_map(map: &SlotMap) -> v1::SlotMap {
 pub(crate) fn read_map(message: &'static str, map: Option<v1::SlotMap>) -> Result<SlotMap, RoleError> {
     let wrong = |reason: &str| RoleError::Inconsistent { message, reason: reason.to_owned() };
     let v1::SlotMap { epoch, owners, servers } = map.ok_or_else(|| wrong("the slot map is missing"))?;
-    let owners: Option<Vec<u16>> = owners.into_iter().map(|owner| u16::try_from(owner).ok()).collect();
-    let map = owners.zip(u16::try_from(servers).ok());
-    map.and_then(|(owners, servers)| SlotMap::new(Epoch(epoch), owners, servers))
+    let numbers = |servers: Vec<u32>| servers.into_iter().map(|server| u16::try_from(server).ok()).collect();
+    let (owners, servers): (Option<Vec<u16>>, Option<Vec<u16>>) = (numbers(owners), numbers(servers));
+    owners
+        .zip(servers)
+        .and_then(|(owners, servers)| SlotMap::new(Epoch(epoch), owners, servers))
         .ok_or_else(|| wrong("the slot map names a parameter server that is not in it"))
 }
 
@@ -93,9 +96,9 @@ mod tests {
         let map = SlotMap::even(16, 3);
         assert_eq!(read_map("map", Some(write_map(&map))).unwrap(), map);
         assert!(read_map("map", None).is_err());
-        let wrong = v1::SlotMap { servers: 2, ..write_map(&map) };
+        let wrong = v1::SlotMap { servers: vec![0, 1], ..write_map(&map) };
         assert!(read_map("map", Some(wrong)).is_err());
-        let wrong = v1::SlotMap { servers: 1 << 20, ..write_map(&map) };
+        let wrong = v1::SlotMap { servers: vec![0, 1, 2, 1 << 20], ..write_map(&map) };
         assert!(read_map("map", Some(wrong)).is_err());
     }
 }

@@ -149,6 +149,16 @@ fn sync_trains_the_same_to_the_bit_while_servers_join_leave_and_rebalance() {
 }
 
 #[test]
+fn a_server_that_comes_in_the_place_of_one_that_has_gone_takes_nothing_for_its_own() {
+    for mode in ["sync", "gba"] {
+        let mode = format!("spec.training.mode={mode}");
+        let moved = train("moved", &[&mode, "spec.roles.ps.replicas=2"], &[1, 2, 3], None).unwrap();
+        assert_eq!(moved.moves().len(), 3, "{:?}", moved.events);
+        assert_eq!(moved.summary().parameters_sha256, digest_without(&[]), "{mode}");
+    }
+}
+
+#[test]
 fn sync_trains_the_same_to_the_bit_while_embedding_workers_and_loaders_join_and_leave() {
     use Role::{EmbeddingWorker, Loader, Ps};
     let workers = [

@@ -35,7 +35,7 @@ use crate::run::{interrupted, new_run, save};
 use crate::running::Running;
 use crate::show::Display;
 use crate::slow::CpuLimit;
-use crate::{Failure, signal, slow};
+use crate::{Failure, INTERRUPTED, signal, slow};
 
 /// How long the coordinator has to say where it is.
 const START: Duration = Duration::from_secs(30);
@@ -432,6 +432,9 @@ async fn first_death(children: &mut JoinSet<Ended>) -> Death {
         let (process, message) = match ended {
             Ok((process, Ok(status))) if !status.success() && status.code().is_none() => {
                 (Some(process), format!("{process} was killed ({status})"))
+            }
+            Ok((process, Ok(status))) if status.code() == Some(INTERRUPTED.into()) => {
+                (Some(process), format!("{process} was told to end"))
             }
             Ok((process, Err(error))) => (Some(process), format!("{process} cannot be waited for: {error}")),
             Ok((process, Ok(status))) => {

@@ -12,12 +12,15 @@ use rectrain_roles::member::Role;
 pub(super) struct Succession {
     /// Parameter servers and dense workers that have died in this attempt and are not back, as events name them.
     away: RefCell<BTreeSet<String>>,
+    /// Parameter servers that were told to end, and hold nothing any more when they have.
+    leaving: RefCell<BTreeSet<String>>,
 }
 
 impl Succession {
     /// An attempt begins.
     pub(super) fn begin(&self) {
         self.away.borrow_mut().clear();
+        self.leaving.borrow_mut().clear();
     }
 
     /// Whether another may take the place of a member that has died, of a role that has so many, as far as is known here: whether it found what
@@ -26,7 +29,7 @@ impl Succession {
     pub(super) fn may_be_replaced(&self, role: Role, index: u32, members: u32, keeps_rows: bool) -> bool {
         let has_what_it_needs = match role {
             Role::EmbeddingWorker | Role::Loader => return true,
-            Role::Ps => keeps_rows,
+            Role::Ps => keeps_rows || self.leaving.borrow().contains(&name(role, index)),
             Role::DenseWorker => members > 1,
         };
         has_what_it_needs && !self.away.borrow().contains(&name(role, index))
@@ -35,7 +38,9 @@ impl Succession {
     /// Another is on the way.
     pub(super) fn is_replaced(&self, role: Role, index: u32) {
         if !role.has_successors() {
-            self.away.borrow_mut().insert(name(role, index));
+            let name = name(role, index);
+            self.leaving.borrow_mut().remove(&name);
+            self.away.borrow_mut().insert(name);
         }
     }
 
@@ -48,6 +53,9 @@ impl Succession {
     pub(super) fn take(&self, event: &JobEvent) {
         if let JobEvent::ServerKeptRows { member } | JobEvent::Rejoined { member, .. } = event {
             self.away.borrow_mut().remove(member);
+        }
+        if let JobEvent::Leaving { member } = event {
+            self.leaving.borrow_mut().insert(member.clone());
         }
     }
 }
@@ -84,6 +92,16 @@ mod tests {
         assert_eq!((succession.away(), died(0), succession.away()), (1, true, 2));
         succession.begin();
         assert_eq!((succession.away(), died(0)), (0, true));
+    }
+
+    #[test]
+    fn a_server_that_was_told_to_end_is_replaced_wherever_its_rows_are() {
+        let succession = Succession::default();
+        succession.take(&JobEvent::Leaving { member: "ps 1".to_owned() });
+        assert!(!succession.died(Role::Ps, 0, 2, false) && succession.died(Role::Ps, 1, 2, false));
+        assert!(!succession.died(Role::Ps, 1, 2, false), "it is not back");
+        succession.take(&JobEvent::Rejoined { member: "ps 1".to_owned(), chunks: 0 });
+        assert_eq!(succession.away(), 0);
     }
 
     #[test]

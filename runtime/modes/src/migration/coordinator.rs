@@ -56,7 +56,7 @@ pub enum MigrationError {
 pub struct Journal {
     map: SlotMap,
     begun: MigrationId,
-    servers: u16,
+    servers: Vec<u16>,
     flipped: Vec<Flipped>,
 }
 
@@ -82,9 +82,9 @@ enum Phase {
 pub struct Migration {
     map: SlotMap,
     begun: MigrationId,
-    /// Servers in the job, those that join or leave included.
-    servers: u16,
-    servers_after: u16,
+    /// The numbers of the servers in the job, those that join or leave included; rising.
+    servers: Vec<u16>,
+    servers_after: Vec<u16>,
     moves: Vec<Move>,
     /// Not adopted by all.
     flipped: Vec<Flipped>,
@@ -95,12 +95,12 @@ impl Migration {
     /// Nothing moves.
     #[must_use]
     pub fn new(map: SlotMap) -> Self {
-        let servers = map.servers() as u16;
+        let servers = map.servers().to_vec();
         Self {
             map,
             begun: MigrationId(0),
+            servers_after: servers.clone(),
             servers,
-            servers_after: servers,
             moves: Vec::new(),
             flipped: Vec::new(),
             phase: Phase::Settled,
@@ -126,7 +126,7 @@ impl Migration {
     #[must_use]
     pub fn journal(&self) -> Journal {
         let (map, flipped) = (self.map.clone(), self.flipped.clone());
-        Journal { map, begun: self.begun, servers: self.servers, flipped }
+        Journal { map, begun: self.begun, servers: self.servers.clone(), flipped }
     }
 
     /// The map in force.
@@ -147,11 +147,11 @@ impl Migration {
         matches!(self.phase, Phase::Settled)
     }
 
-    /// Begins to carry out `moves`, after which just the servers 0 .. `servers` hold slots. Each source copies a few slots at a time.
+    /// Begins to carry out `moves`, after which just `servers` (their numbers) hold slots. Each source copies a few slots at a time.
     ///
     /// # Errors
     /// [`MigrationError::UnderWay`], [`MigrationError::Move`].
-    pub fn begin(&mut self, moves: &[Move], servers: u16) -> Result<(Vec<Order>, Progress), MigrationError> {
+    pub fn begin(&mut self, moves: &[Move], servers: &[u16]) -> Result<(Vec<Order>, Progress), MigrationError> {
         if !self.is_settled() {
             return Err(MigrationError::UnderWay);
         }
@@ -160,8 +160,9 @@ impl Migration {
             return Err(MigrationError::Move { slot: wrong.slot, from: wrong.from });
         }
         self.begun = MigrationId(self.begun.0 + 1);
-        self.servers = self.map.servers().max(usize::from(servers)) as u16;
-        self.servers_after = servers;
+        let all: BTreeSet<u16> = self.map.servers().iter().chain(servers).copied().collect();
+        self.servers = all.into_iter().collect();
+        self.servers_after = servers.to_vec();
         self.moves = moves.to_vec();
         let mut waiting: BTreeMap<u16, VecDeque<Move>> = BTreeMap::new();
         for step in moves {
@@ -243,9 +244,9 @@ impl Migration {
             return nothing();
         }
         self.flipped.clear();
-        self.phase = Phase::Releasing { missing: (0..self.servers).collect() };
-        let release = |server| Order::Release { server, epoch };
-        ((0..self.servers).map(release).collect(), Progress::None)
+        self.phase = Phase::Releasing { missing: self.servers.iter().copied().collect() };
+        let release = |server: &u16| Order::Release { server: *server, epoch };
+        (self.servers.iter().map(release).collect(), Progress::None)
     }
 
     /// A server has dropped what it handed over.
@@ -254,7 +255,7 @@ impl Migration {
         if epoch != self.map.epoch() || !missing.remove(&server) || !missing.is_empty() {
             return nothing();
         }
-        self.servers = self.map.servers() as u16;
+        self.servers = self.map.servers().to_vec();
         self.phase = Phase::Settled;
         (Vec::new(), Progress::Settled)
     }
@@ -296,7 +297,7 @@ impl Migration {
         for step in &self.moves {
             owners[step.slot.0 as usize] = step.to;
         }
-        self.map = self.map.successor(owners, self.servers_after);
+        self.map = self.map.successor(owners, &self.servers_after);
         let epoch = self.map.epoch();
         self.flipped = self.moves.drain(..).map(|step| Flipped { step, epoch }).collect();
         self.tell_the_map()
@@ -309,15 +310,15 @@ impl Migration {
             owners[step.slot.0 as usize] = step.from;
         }
         self.flipped.retain(|flipped| !flipped.is_lost(server, epoch));
-        self.map = self.map.successor(owners, self.servers_after);
+        self.map = self.map.successor(owners, &self.servers_after);
         self.tell_the_map()
     }
 
     /// Whatever was under way is over.
     fn tell_the_map(&mut self) -> Vec<Order> {
         self.moves.clear();
-        self.phase = Phase::Adopting { missing: (0..self.servers).collect() };
-        (0..self.servers).map(|server| self.adopt(server)).collect()
+        self.phase = Phase::Adopting { missing: self.servers.iter().copied().collect() };
+        self.servers.iter().map(|server| self.adopt(*server)).collect()
     }
 
     fn adopt(&self, server: u16) -> Order {

@@ -1,5 +1,6 @@
 //! Which parameter server holds which slot.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 
@@ -24,12 +25,15 @@ impl fmt::Display for Epoch {
     }
 }
 
-/// The owner of every slot. All members of a job that are at one epoch hold the same map.
+/// The owner of every slot. All members of a job that are at one epoch hold the same map. A parameter server keeps its number for as
+/// long as it lives; its *place* is where it stands among those in the map, from 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotMap {
     epoch: Epoch,
+    /// By slot: the number of a server.
     owners: Vec<u16>,
-    servers: u16,
+    /// Numbers, rising.
+    servers: Vec<u16>,
 }
 
 impl SlotMap {
@@ -38,20 +42,22 @@ impl SlotMap {
     pub fn even(slots: u32, servers: u16) -> Self {
         let servers = servers.max(1);
         let owner = |slot: u32| (u64::from(slot) * u64::from(servers) / u64::from(slots.max(1))) as u16;
-        Self { epoch: Epoch(0), owners: (0..slots).map(owner).collect(), servers }
+        Self { epoch: Epoch(0), owners: (0..slots).map(owner).collect(), servers: (0..servers).collect() }
     }
 
-    /// A map that was told. `None` if an owner is not one of the servers.
+    /// A map that was told, of these servers. `None` if there is none, or an owner is not one of them.
     #[must_use]
-    pub fn new(epoch: Epoch, owners: Vec<u16>, servers: u16) -> Option<Self> {
-        let is_known = owners.iter().all(|owner| *owner < servers);
-        (servers > 0 && is_known).then_some(Self { epoch, owners, servers })
+    pub fn new(epoch: Epoch, owners: Vec<u16>, servers: impl IntoIterator<Item = u16>) -> Option<Self> {
+        let servers: BTreeSet<u16> = servers.into_iter().collect();
+        let is_known = owners.iter().all(|owner| servers.contains(owner));
+        let servers: Vec<u16> = servers.into_iter().collect();
+        (!servers.is_empty() && is_known).then_some(Self { epoch, owners, servers })
     }
 
-    /// The map after this one.
-    pub(super) fn successor(&self, owners: Vec<u16>, servers: u16) -> Self {
-        let most = owners.iter().map(|owner| owner + 1).max().unwrap_or(1);
-        Self { epoch: self.epoch.next(), owners, servers: servers.max(most) }
+    /// The map after this one: of `servers`, and of whoever holds a slot besides.
+    pub(super) fn successor(&self, owners: Vec<u16>, servers: &[u16]) -> Self {
+        let servers: BTreeSet<u16> = servers.iter().chain(&owners).copied().collect();
+        Self { epoch: self.epoch.next(), owners, servers: servers.into_iter().collect() }
     }
 
     /// Which map it is.
@@ -60,16 +66,26 @@ impl SlotMap {
         self.epoch
     }
 
-    /// The owners, by slot.
+    /// The owners' numbers, by slot.
     #[must_use]
     pub fn owners(&self) -> &[u16] {
         &self.owners
     }
 
-    /// Parameter servers in the map.
+    /// The numbers of the parameter servers in the map, rising: by place.
     #[must_use]
-    pub fn servers(&self) -> usize {
-        self.servers as usize
+    pub fn servers(&self) -> &[u16] {
+        &self.servers
+    }
+
+    /// Where a server stands among those in the map; `None` if it is not in it.
+    #[must_use]
+    pub fn place(&self, server: u16) -> Option<usize> {
+        // Mostly all numbers from 0 on are there.
+        if self.servers.get(usize::from(server)) == Some(&server) {
+            return Some(usize::from(server));
+        }
+        self.servers.binary_search(&server).ok()
     }
 
     /// Slots in the map.
@@ -78,10 +94,11 @@ impl SlotMap {
         self.owners.len() as u32
     }
 
-    /// The parameter server that holds `slot`.
+    /// The place of the parameter server that holds `slot`.
     #[must_use]
     pub fn owner(&self, slot: Slot) -> usize {
-        self.owners[slot.0 as usize] as usize
+        // Every owner is in the map.
+        self.place(self.owners[slot.0 as usize]).unwrap_or(0)
     }
 
     /// The slots that parameter server `server` holds.
@@ -89,11 +106,11 @@ impl SlotMap {
         (0..).zip(&self.owners).filter(move |(_, owner)| **owner == server).map(|(slot, _)| Slot(slot))
     }
 
-    /// For each parameter server, the runs of `keys` (ascending) that are its own, in order.
+    /// For each parameter server, by place, the runs of `keys` (ascending) that are its own, in order.
     #[must_use]
     pub fn split(&self, keys: &[u64]) -> Vec<Vec<Range<usize>>> {
-        let mut runs: Vec<Vec<Range<usize>>> = vec![Vec::new(); self.servers()];
-        if self.servers == 1 {
+        let mut runs: Vec<Vec<Range<usize>>> = vec![Vec::new(); self.servers.len()];
+        if self.servers.len() == 1 {
             if !keys.is_empty() {
                 runs[0].push(0..keys.len());
             }
@@ -139,8 +156,19 @@ mod tests {
 
     #[test]
     fn a_map_with_an_unknown_owner_is_none() {
-        assert!(SlotMap::new(Epoch(3), vec![0, 2], 2).is_none());
-        assert!(SlotMap::new(Epoch(3), vec![], 0).is_none());
-        assert_eq!(SlotMap::new(Epoch(3), vec![0, 1], 2).unwrap().owner(Slot(1)), 1);
+        assert!(SlotMap::new(Epoch(3), vec![0, 2], [0, 1]).is_none());
+        assert!(SlotMap::new(Epoch(3), vec![], []).is_none());
+        assert_eq!(SlotMap::new(Epoch(3), vec![0, 1], [0, 1]).unwrap().owner(Slot(1)), 1);
+    }
+
+    #[test]
+    fn servers_have_the_places_of_their_numbers_whichever_are_missing() {
+        let map = SlotMap::new(Epoch(3), vec![0, 3, 3, 2], [3, 0, 2]).unwrap();
+        assert_eq!([0, 1, 2, 3, 4].map(|server| map.place(server)), [Some(0), None, Some(1), Some(2), None]);
+        assert_eq!([0, 1, 2, 3].map(|slot| map.owner(Slot(slot))), [0, 2, 2, 1]);
+        let keys: Vec<u64> = (0..1000u64).map(|i| i.wrapping_mul(u64::MAX / 1000)).collect();
+        let counts: Vec<usize> = map.split(&keys).into_iter().map(|runs| runs.into_iter().flatten().count()).collect();
+        assert_eq!((counts.len(), counts.iter().sum()), (3, 1000));
+        assert!(counts[2] > counts[1], "two slots of four: {counts:?}");
     }
 }

@@ -1,5 +1,5 @@
 //! Which slots move where: from what each slot costs its server (look-ups and bytes, as measured) and from how many servers there
-//! are to be. The same plan grows, shrinks and rebalances a job. Finding the fewest bytes that balance two costs at once is
+//! are to be. The same plan grows, shrinks and rebalances a job, and empties a server that is about to end. Finding the fewest bytes that balance two costs at once is
 //! bin packing; this is a greedy answer, the same for the same measurements.
 
 use std::cmp::Reverse;
@@ -34,24 +34,27 @@ pub struct Move {
     pub to: u16,
 }
 
-/// The slots that move so that just the servers 0 .. `servers` hold slots and none has many more look-ups or bytes than the mean, as
-/// far as whole slots allow. `costs` is by slot. In the order of slots.
+/// The slots that move so that just `servers` (their numbers, rising) hold slots and none has many more look-ups or bytes than the mean,
+/// as far as whole slots allow. `costs` is by slot. In the order of slots; none if there is no server.
 #[must_use]
-pub fn plan_moves(map: &SlotMap, costs: &[SlotCost], servers: u16) -> Vec<Move> {
-    let mut balance = Balance::new(map, costs, servers.max(1));
-    balance.place_homeless(map);
+pub fn plan_moves(map: &SlotMap, costs: &[SlotCost], servers: &[u16]) -> Vec<Move> {
+    if servers.is_empty() {
+        return Vec::new();
+    }
+    let mut balance = Balance::new(map, costs, servers);
+    balance.place_homeless();
     while balance.relieve_the_fullest() {}
-    let to = balance.owners.iter();
-    let moves = (0..).zip(map.owners()).zip(to).filter(|((_, from), to)| from != to);
-    moves.map(|((slot, from), to)| Move { slot: Slot(slot), from: *from, to: *to }).collect()
+    let to = balance.owners.iter().flatten().map(|place| servers[*place]);
+    let moves = (0..).zip(map.owners()).zip(to).filter(|((_, from), to)| *from != to);
+    moves.map(|((slot, from), to)| Move { slot: Slot(slot), from: *from, to }).collect()
 }
 
 /// The largest sum of a cost on one server, over the mean: 1 is even. 1 if nothing costs anything.
 #[must_use]
 pub fn imbalance(map: &SlotMap, costs: &[u64]) -> f64 {
-    let mut sums = vec![0u64; map.servers()];
-    for (owner, cost) in map.owners().iter().zip(costs) {
-        sums[*owner as usize] += cost;
+    let mut sums = vec![0u64; map.servers().len()];
+    for (slot, cost) in (0..map.slots()).zip(costs) {
+        sums[map.owner(Slot(slot))] += cost;
     }
     let total: u64 = sums.iter().sum();
     let most = sums.iter().max().copied().unwrap_or(0);
@@ -66,37 +69,38 @@ struct Balance {
     /// By slot.
     loads: Vec<Load>,
     bytes: Vec<u64>,
-    owners: Vec<u16>,
-    /// By server.
+    /// By slot: the owner's place among the servers that there are to be; none while it is not one of them.
+    owners: Vec<Option<usize>>,
+    /// By place.
     sums: Vec<Load>,
 }
 
 impl Balance {
-    fn new(map: &SlotMap, costs: &[SlotCost], servers: u16) -> Self {
+    fn new(map: &SlotMap, costs: &[SlotCost], servers: &[u16]) -> Self {
         let slots = map.owners().len();
         let costs: Vec<SlotCost> = (0..slots).map(|slot| costs.get(slot).copied().unwrap_or_default()).collect();
-        let look_ups = parts(costs.iter().map(|cost| cost.look_ups), servers);
-        let bytes = parts(costs.iter().map(|cost| cost.bytes), servers);
+        let look_ups = parts(costs.iter().map(|cost| cost.look_ups), servers.len());
+        let bytes = parts(costs.iter().map(|cost| cost.bytes), servers.len());
         let loads: Vec<Load> = look_ups.into_iter().zip(bytes).map(|(look_ups, bytes)| [look_ups, bytes]).collect();
-        let mut sums = vec![[0; 2]; servers as usize];
-        for (owner, load) in map.owners().iter().zip(&loads) {
-            if let Some(sum) = sums.get_mut(*owner as usize) {
-                *sum = with(*sum, *load);
+        let owners: Vec<_> = map.owners().iter().map(|owner| servers.binary_search(owner).ok()).collect();
+        let mut sums = vec![[0; 2]; servers.len()];
+        for (owner, load) in owners.iter().zip(&loads) {
+            if let Some(owner) = owner {
+                sums[*owner] = with(sums[*owner], *load);
             }
         }
         let bytes = costs.iter().map(|cost| cost.bytes).collect();
-        Self { loads, bytes, owners: map.owners().to_vec(), sums }
+        Self { loads, bytes, owners, sums }
     }
 
     /// Slots of servers that leave, the costliest first, each to the server that is least full with it.
-    fn place_homeless(&mut self, map: &SlotMap) {
-        let homeless = |slot: &usize| usize::from(map.owners()[*slot]) >= self.sums.len();
-        let mut slots: Vec<usize> = (0..self.owners.len()).filter(homeless).collect();
+    fn place_homeless(&mut self) {
+        let mut slots: Vec<usize> = (0..self.owners.len()).filter(|slot| self.owners[*slot].is_none()).collect();
         slots.sort_by_key(|slot| (Reverse(most(self.loads[*slot])), *slot));
         for slot in slots {
             let (to, _) = self.best_place(slot, None);
             self.sums[to] = with(self.sums[to], self.loads[slot]);
-            self.owners[slot] = to as u16;
+            self.owners[slot] = Some(to);
         }
     }
 
@@ -109,7 +113,7 @@ impl Balance {
             return false;
         }
         let mut best: Option<(bool, f64, usize, usize)> = None;
-        for slot in (0..self.owners.len()).filter(|slot| usize::from(self.owners[*slot]) == full) {
+        for slot in (0..self.owners.len()).filter(|slot| self.owners[*slot] == Some(full)) {
             let (to, there) = self.best_place(slot, Some(full));
             let here = without(before, self.loads[slot]);
             let relief: u64 = (0..2).map(|cost| excess(before[cost]) - excess(here[cost])).sum();
@@ -127,7 +131,7 @@ impl Balance {
         let Some((_, _, slot, to)) = best else { return false };
         self.sums[full] = without(before, self.loads[slot]);
         self.sums[to] = with(self.sums[to], self.loads[slot]);
-        self.owners[slot] = to as u16;
+        self.owners[slot] = Some(to);
         true
     }
 
@@ -140,9 +144,9 @@ impl Balance {
 }
 
 /// Each cost as a part of a server's mean; if nothing costs anything, all slots cost the same.
-fn parts(costs: impl ExactSizeIterator<Item = u64> + Clone, servers: u16) -> Vec<u64> {
+fn parts(costs: impl ExactSizeIterator<Item = u64> + Clone, servers: usize) -> Vec<u64> {
     let total: u128 = costs.clone().map(u128::from).sum();
-    let whole = u128::from(MEAN) * u128::from(servers);
+    let whole = u128::from(MEAN) * servers as u128;
     let even = whole / (costs.len().max(1) as u128);
     costs.map(|cost| (u128::from(cost) * whole).checked_div(total).unwrap_or(even) as u64).collect()
 }

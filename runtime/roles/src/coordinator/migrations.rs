@@ -1,7 +1,7 @@
 //! Slots on the move, as the coordinator leads it: carries out what [`Migration`] says by calls to the parameter servers while
 //! training goes on, has training rest for the flip of the map, and tells everybody. One migration at a time.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 
 use super::Coordinator;
+use super::servers::ResizeToBegin;
 use crate::error::RoleError;
 use crate::events::JobEvent;
 use crate::member::connect;
@@ -47,8 +48,9 @@ struct Settled {
 }
 
 struct UnderWay {
-    /// Those that join or leave included.
-    placement: Placement,
+    /// By number, those that join or leave included.
+    servers: BTreeMap<u16, Place>,
+    from: u32,
     to: u32,
     slots: usize,
     imbalance: f64,
@@ -61,6 +63,12 @@ struct UnderWay {
     flipped: Option<(f64, f64)>,
     /// Servers that hold nothing any more, by address.
     leaving: Vec<String>,
+}
+
+/// Where a server is.
+struct Place {
+    address: String,
+    channel: Channel,
 }
 
 /// What a call ended with.
@@ -100,11 +108,11 @@ impl Migrations {
     fn carry_out(&mut self, orders: Vec<Order>) -> Result<(), RoleError> {
         let Self { calls, under_way, .. } = self;
         for order in orders {
-            let placement = &under_way.as_ref().ok_or_else(nothing_moves)?.placement;
+            let under_way = under_way.as_ref().ok_or_else(nothing_moves)?;
             match order {
                 Order::Copy { server, migration, slot, to } => {
-                    let source = placement.servers[usize::from(server)].clone();
-                    let address = placement.addresses[usize::from(to)].clone();
+                    let source = under_way.place(server)?.channel.clone();
+                    let address = under_way.place(to)?.address.clone();
                     let copy = v1::CopySlot { migration: migration.0, slot: slot.0, to: u32::from(to), address };
                     calls.spawn(async move {
                         let (sent, _) = message::call(&source, copy, Vec::new(), CALL_DEADLINE).await?;
@@ -112,7 +120,7 @@ impl Migrations {
                     });
                 }
                 Order::Release { server, epoch } => {
-                    let channel = placement.servers[usize::from(server)].clone();
+                    let channel = under_way.place(server)?.channel.clone();
                     calls.spawn(async move {
                         let release = v1::ReleaseSlots { epoch: epoch.0 };
                         message::call(&channel, release, Vec::new(), CALL_DEADLINE).await?;
@@ -134,8 +142,7 @@ impl Migrations {
         let (migration, under_way) = (machine.begun(), under_way.as_mut().ok_or_else(nothing_moves)?);
         for source in sources {
             under_way.forwarders += 1;
-            let (channel, all_copied) =
-                (under_way.placement.servers[usize::from(source)].clone(), under_way.all_copied.subscribe());
+            let (channel, all_copied) = (under_way.place(source)?.channel.clone(), under_way.all_copied.subscribe());
             calls.spawn(async move { Ok(Done::Forwarded { bytes: forward(channel, migration, all_copied).await? }) });
         }
         Ok(())
@@ -143,25 +150,22 @@ impl Migrations {
 
     /// Seals what is copied; gives the orders of the flip.
     async fn seal(&mut self) -> Result<Vec<Order>, RoleError> {
-        let Self { machine, under_way, .. } = self;
-        let under_way = under_way.as_mut().ok_or_else(nothing_moves)?;
-        let (mut orders, mut progress) = machine.seal()?;
+        let (mut orders, mut progress) = self.machine.seal()?;
+        let under_way = self.under_way.as_ref().ok_or_else(nothing_moves)?;
         let seal = |order: &Order| {
             let Order::Seal { server, migration, slots } = order else { return None };
-            let slots = slots.iter().map(|slot| slot.0).collect();
-            let call = message::call(
-                &under_way.placement.servers[usize::from(*server)],
-                v1::SealSlots { migration: migration.0, slots },
-                Vec::new(),
-                CALL_DEADLINE,
-            );
-            let (server, migration) = (*server, *migration);
-            Some(async move { Ok::<_, RoleError>((server, migration, call.await?.0.bytes)) })
+            let request = v1::SealSlots { migration: migration.0, slots: slots.iter().map(|slot| slot.0).collect() };
+            let (place, server, migration) = (under_way.place(*server), *server, *migration);
+            Some(async move {
+                let (sent, _) = message::call(&place?.channel, request, Vec::new(), CALL_DEADLINE).await?;
+                Ok::<_, RoleError>((server, migration, sent.bytes))
+            })
         };
         let sealed = try_join_all(orders.iter().filter_map(seal)).await?;
-        under_way.bytes += sealed.iter().map(|(_, _, bytes)| bytes).sum::<u64>();
+        let bytes = sealed.iter().map(|(_, _, bytes)| bytes).sum::<u64>();
+        self.under_way()?.bytes += bytes;
         for (server, migration, _) in sealed {
-            (orders, progress) = machine.sealed(migration, server);
+            (orders, progress) = self.machine.sealed(migration, server);
         }
         match progress {
             Progress::Flipped => Ok(orders),
@@ -169,30 +173,59 @@ impl Migrations {
         }
     }
 
+    /// Has servers that are in no map yet know which one is in force: one that has the number of another that was there before takes nothing
+    /// for its own.
+    async fn tell_the_new(&self, new: &[u16]) -> Result<(), RoleError> {
+        let under_way = self.under_way.as_ref().ok_or_else(nothing_moves)?;
+        let map = self.machine.map();
+        let tell = |server: &u16| {
+            let place = under_way.place(*server);
+            async move { adopt(place?, map, self.machine.begun()).await.map(drop) }
+        };
+        try_join_all(new.iter().map(tell)).await.map(drop)
+    }
+
     /// Has every server adopt the map; gives what each has applied under the map before.
-    async fn adopt(&mut self, orders: Vec<Order>) -> Result<Vec<v1::Applied>, RoleError> {
-        let under_way = self.under_way()?;
+    async fn adopt(&mut self, orders: Vec<Order>) -> Result<BTreeMap<u16, v1::Applied>, RoleError> {
+        let under_way = self.under_way.as_ref().ok_or_else(nothing_moves)?;
         let adopt = |order: &Order| {
-            let Order::Adopt { server, map, ended } = order else { return None };
-            let call = message::call(
-                &under_way.placement.servers[usize::from(*server)],
-                v1::AdoptMap { map: Some(write_map(map)), ended: ended.0 },
-                Vec::new(),
-                CALL_DEADLINE,
-            );
-            let server = *server;
-            Some(async move { Ok::<_, RoleError>((server, call.await?.0)) })
+            let Order::Adopt { server, map, ended } = order.clone() else { return None };
+            let place = under_way.place(server);
+            Some(async move { Ok::<_, RoleError>((server, adopt(place?, &map, ended).await?)) })
         };
         let adopted = try_join_all(orders.iter().filter_map(adopt)).await?;
-        let mut applied = Vec::with_capacity(adopted.len());
+        let mut applied = BTreeMap::new();
         for (server, adopted) in adopted {
             let v1::AdoptedMap { epoch, ended, applied: own } = adopted;
             let (orders, _) = self.machine.adopted(server, Epoch(epoch), MigrationId(ended));
             self.carry_out(orders)?;
-            applied.push(own.unwrap_or_default());
+            applied.insert(server, own.unwrap_or_default());
         }
         Ok(applied)
     }
+}
+
+impl UnderWay {
+    fn place(&self, server: u16) -> Result<&Place, RoleError> {
+        let unknown = || RoleError::Inconsistent {
+            message: "map",
+            reason: format!("it is not known where parameter server {server} is"),
+        };
+        self.servers.get(&server).ok_or_else(unknown)
+    }
+
+    /// Where everybody is in the map that comes into force.
+    fn placement(&self, map: SlotMap) -> Result<Placement, RoleError> {
+        let places: Vec<&Place> = map.servers().iter().map(|server| self.place(*server)).collect::<Result<_, _>>()?;
+        let addresses = places.iter().map(|place| place.address.clone()).collect();
+        Ok(Placement { addresses, servers: places.iter().map(|place| place.channel.clone()).collect(), map })
+    }
+}
+
+/// Has a server adopt a map, and know that migrations up to `ended` are over.
+async fn adopt(place: &Place, map: &SlotMap, ended: MigrationId) -> Result<v1::AdoptedMap, RoleError> {
+    let request = v1::AdoptMap { map: Some(write_map(map)), ended: ended.0 };
+    Ok(message::call(&place.channel, request, Vec::new(), CALL_DEADLINE).await?.0)
 }
 
 fn nothing_moves() -> RoleError {
@@ -225,22 +258,22 @@ async fn forward(
 }
 
 impl Coordinator {
-    /// Plans how the slots are spread over `to` servers, and begins. `addresses` are those of all servers, as many as join included.
+    /// Plans how the slots are spread over the servers that are to hold them, and begins.
     pub(super) async fn begin_migration(
         &self,
-        to: u32,
-        addresses: &[String],
+        resize: ResizeToBegin,
         transport: &dyn Transport,
         migrations: &mut Migrations,
     ) -> Result<(), RoleError> {
+        let ResizeToBegin { servers, addresses } = resize;
         let placement = self.placement()?;
         let mut costs = measure(&placement.servers).await?;
         let look_ups: Vec<u64> = costs.iter().map(|cost| cost.look_ups).collect();
         let imbalance = imbalance(&placement.map, &look_ups);
         migrations.add_what_was_looked_up_before(&mut costs);
-        let servers = to as u16;
-        let moves = plan_moves(&placement.map, &costs, servers);
-        let is_settled = moves.is_empty() && placement.map.servers() == usize::from(servers);
+        let moves = plan_moves(&placement.map, &costs, &servers);
+        let (from, to) = (placement.map.servers().len() as u32, servers.len() as u32);
+        let is_settled = moves.is_empty() && placement.map.servers() == servers;
         if is_settled {
             self.events.push(JobEvent::SlotsMoved {
                 from: to,
@@ -256,12 +289,11 @@ impl Coordinator {
             return Ok(());
         }
         migrations.looked_up = costs.iter().map(|cost| cost.look_ups).collect();
-        let addresses: Vec<String> = addresses.to_vec();
-        let channels = addresses.iter().map(|address| connect(transport, address));
-        let placement =
-            Placement { map: placement.map.clone(), servers: channels.collect::<Result<_, _>>()?, addresses };
+        let place =
+            |(server, address): (u16, String)| Ok((server, Place { channel: connect(transport, &address)?, address }));
         let under_way = UnderWay {
-            placement,
+            servers: addresses.into_iter().map(place).collect::<Result<_, RoleError>>()?,
+            from,
             to,
             slots: moves.len(),
             imbalance,
@@ -274,7 +306,9 @@ impl Coordinator {
             leaving: Vec::new(),
         };
         migrations.under_way = Some(under_way);
-        let (orders, progress) = migrations.machine.begin(&moves, servers)?;
+        let new: Vec<u16> = servers.iter().copied().filter(|server| placement.map.place(*server).is_none()).collect();
+        migrations.tell_the_new(&new).await?;
+        let (orders, progress) = migrations.machine.begin(&moves, &servers)?;
         let migration = migrations.machine.begun();
         self.change(|state| {
             state.migration_begins(migration);
@@ -340,23 +374,21 @@ impl Coordinator {
         let under_way = migrations.under_way()?;
         let (seconds, rest_seconds) = (under_way.started.elapsed().as_secs_f64(), resting.elapsed().as_secs_f64());
         under_way.flipped = Some((seconds, rest_seconds));
-        let before = self.placement()?;
-        let count = map.servers();
-        let (servers, addresses) = (&under_way.placement.servers, &under_way.placement.addresses);
-        let placement = Placement { map, servers: servers[..count].to_vec(), addresses: addresses[..count].to_vec() };
-        under_way.leaving = addresses.iter().skip(count).cloned().collect();
+        let before = self.placement()?.map;
+        let placement = under_way.placement(map)?;
+        let leave = |(server, _): &(&u16, &Place)| placement.map.place(**server).is_none();
+        under_way.leaving = under_way.servers.iter().filter(leave).map(|(_, place)| place.address.clone()).collect();
         self.set_placement(placement.clone());
         self.metrics.migrations.inc();
         self.metrics.moved_slots.inc_by(migrations.under_way()?.slots as u64);
         self.metrics.migration_time.observe(seconds);
         self.metrics.flip_time.observe(rest_seconds);
+        // What a server that was in no map has applied was of another life.
+        let applied: Vec<v1::Applied> =
+            before.servers().iter().filter_map(|server| applied.get(server).cloned()).collect();
         self.change(|state| {
-            state.servers_changed(
-                placement.map.clone(),
-                &placement.addresses,
-                &applied[..before.servers.len().min(applied.len())],
-            );
-            state.training().flipped(placement.epoch().0, count as u32)
+            state.servers_changed(placement.map.clone(), &placement.addresses, &applied);
+            state.training().flipped(placement.epoch().0, placement.servers.len() as u32)
         })
     }
 
@@ -366,7 +398,7 @@ impl Coordinator {
         let moved = under_way.flipped.map(|(seconds, rest_seconds)| {
             self.metrics.migrated_bytes.inc_by(under_way.bytes);
             JobEvent::SlotsMoved {
-                from: under_way.placement.map.servers() as u32,
+                from: under_way.from,
                 to: under_way.to,
                 slots: under_way.slots as u64,
                 bytes: under_way.bytes,
@@ -400,8 +432,7 @@ impl Coordinator {
             under_way.all_copied.send_replace(true);
             let message = format!(
                 "training has ended before {} slots had moved: they stay where they were, on {} parameter servers",
-                under_way.slots,
-                under_way.placement.map.servers()
+                under_way.slots, under_way.from
             );
             super::warn_all(&self.events, [message]);
         }

@@ -18,6 +18,7 @@ mod replies;
 mod ring;
 mod saved;
 mod saving;
+mod servers;
 mod speeds;
 mod state;
 mod training;
@@ -297,8 +298,7 @@ impl Coordinator {
                         self.save_ended(&self.placement()?.servers, ended, &mut saver).await?;
                     }
                     resize = resize => {
-                        let (to, addresses) = resize?;
-                        self.begin_migration(to, &addresses, transport, &mut migrations).await?;
+                        self.begin_migration(resize?, transport, &mut migrations).await?;
                     }
                     Some(answer) = migrations.answer() => self.migration_answered(answer, &mut migrations)?,
                 }

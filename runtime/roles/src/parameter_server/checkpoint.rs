@@ -116,8 +116,12 @@ impl Saving {
 
     fn part(&self, partition: &Partition, step: u64) -> Result<DensePart, RoleError> {
         let parameters = partition.parameters().values;
-        let servers = self.slots.servers();
-        let own = dense_partition(self.plan.dense_parameters()?, self.index as usize, servers);
+        let in_no_map = || {
+            let reason = "a parameter server that is in no slot map holds no dense parameters".to_owned();
+            RoleError::Inconsistent { message: "freeze", reason }
+        };
+        let (place, servers) = self.slots.place().ok_or_else(in_no_map)?;
+        let own = dense_partition(self.plan.dense_parameters()?, place, servers);
         Ok(dense_part(&self.plan, own.start as u64, &parameters, partition.state(), step))
     }
 

@@ -27,6 +27,8 @@ type RowName = (GroupId, FeatureKey);
 
 /// See the module's text.
 pub(super) struct Slots {
+    /// This server's.
+    number: u16,
     store: Arc<Store>,
     holder: Mutex<SlotHolder<RowName>>,
     /// The map adopted last.
@@ -49,9 +51,11 @@ impl Slots {
         transport: Arc<dyn Transport>,
         metrics: PsMetrics,
     ) -> Self {
+        let number = index.min(u32::from(u16::MAX)) as u16;
         let slots = Self {
+            number,
             store: Arc::clone(store),
-            holder: Mutex::new(SlotHolder::new(index.min(u32::from(u16::MAX)) as u16, &map)),
+            holder: Mutex::new(SlotHolder::new(number, &map)),
             look_ups: (0..map.slots()).map(|_| AtomicU64::new(0)).collect(),
             map: Mutex::new(Arc::new(map)),
             moving: AtomicBool::new(false),
@@ -68,9 +72,10 @@ impl Slots {
         Arc::clone(&self.map.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Parameter servers in the map.
-    pub(super) fn servers(&self) -> usize {
-        self.map.lock().unwrap_or_else(PoisonError::into_inner).servers()
+    /// Where this server stands among those in the map, and how many those are. `None` while it is in no map.
+    pub(super) fn place(&self) -> Option<(usize, usize)> {
+        let map = self.map();
+        Some((map.place(self.number)?, map.servers().len()))
     }
 
     /// The slots whose rows are this server's.

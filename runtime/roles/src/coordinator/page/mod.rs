@@ -170,10 +170,9 @@ impl Coordinator {
     fn members(&self, workers: &[v1::WorkerSpeed]) -> Vec<Member> {
         let Ok(Some(roster)) = self.lock().roster() else { return Vec::new() };
         let placement = self.placement().ok();
-        let slots = |server: usize| {
-            let owners = placement.as_ref()?.map.owners();
-            Some(owners.iter().filter(|owner| usize::from(**owner) == server).count())
-        };
+        let map = placement.as_ref().map(|placement| &placement.map);
+        let number = |place: usize| map.and_then(|map| map.servers().get(place)).copied();
+        let slots = |place: usize| Some(map?.slots_of(number(place)?).count());
         let seconds = |rank: usize| {
             let worker = workers.iter().find(|worker| worker.rank as usize == rank)?;
             let batches = &worker.compute_seconds;
@@ -182,7 +181,7 @@ impl Coordinator {
         };
         let member = |role, (index, address): (usize, String)| Member {
             role,
-            index,
+            index: if role == "ps" { number(index).map_or(index, usize::from) } else { index },
             address,
             slots: (role == "ps").then(|| slots(index)).flatten(),
             compute_seconds: (role == "dense-worker").then(|| seconds(index)).flatten(),

@@ -3,28 +3,15 @@
 use rectrain_modes::Rank;
 use rectrain_modes::migration::SlotMap;
 use rectrain_proto::v1;
-use serde::{Deserialize, Serialize};
 
 use super::progress::DenseWorkerState;
 use super::{MOST_MEMBERS, State};
 use crate::coordinator::crew::{Crew, Joined};
 use crate::coordinator::saved::AppliedGradients;
+use crate::coordinator::servers::{self, ResizeToBegin};
 use crate::error::RoleError;
 use crate::events::JobEvent;
 use crate::member::Role;
-
-/// Whether another number of parameter servers is asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Resize {
-    No,
-    /// So many; not all of them may be there.
-    Wanted(u32),
-    /// Slots move from so many to so many.
-    Moving {
-        from: u32,
-        to: u32,
-    },
-}
 
 /// What a command to scale is answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,25 +39,10 @@ impl State {
         if let Some(before) = self.places.take(role, request.index, caller.id) {
             self.replies.forget(before);
         }
-        if role == v1::Role::Ps && request.index as usize >= self.ps.len() {
-            return self.spare_joins(request).map(|()| None);
-        }
         // In a cluster a successor has the address of the one before, which is gone.
         self.released.remove(&request.address);
         let joined = match role {
-            v1::Role::Ps => match &mut self.ps[request.index as usize] {
-                Some(before) => {
-                    let same_address = *before == request.address;
-                    if !all_had_joined {
-                        before.clone_from(&request.address);
-                    }
-                    Joined::Again { same_address }
-                }
-                place => {
-                    *place = Some(request.address.clone());
-                    Joined::Expected
-                }
-            },
+            v1::Role::Ps => return self.server_joins(request, all_had_joined),
             v1::Role::EmbeddingWorker => self.embedding_workers.join(request.index, &request.address),
             v1::Role::DenseWorker => self.dense_workers.join(request.index, &request.address),
             v1::Role::Loader => self.loaders.join(request.index, &request.address),
@@ -86,13 +58,7 @@ impl State {
             {
                 Ok(Some(self.rejoined(role, request.index)))
             }
-            Joined::Again { same_address: true } if request.attempt != 0 && self.server_may_go_on() => {
-                self.server_restarts += 1;
-                Ok(Some(JobEvent::ServerKeptRows { member: format!("{} {}", role_name(role), request.index) }))
-            }
-            Joined::Again { .. } if all_had_joined => {
-                Err(RoleError::Restarted { member: format!("{} {}", role_name(role), request.index) })
-            }
+            Joined::Again { .. } if all_had_joined => Err(restarted(request)),
             // Nobody has been given anything.
             Joined::Again { .. } => Ok(None),
             Joined::Instead { of } => {
@@ -107,10 +73,26 @@ impl State {
         }
     }
 
+    fn server_joins(&mut self, request: &v1::Join, all_had_joined: bool) -> Result<Option<JobEvent>, RoleError> {
+        let member = || format!("{} {}", Role::Ps.name(), request.index);
+        match self.servers.join(request.index, &request.address, all_had_joined) {
+            servers::Joined::Again { same_address: true } if request.attempt != 0 && self.server_may_go_on() => {
+                self.server_restarts += 1;
+                Ok(Some(JobEvent::ServerKeptRows { member: member() }))
+            }
+            servers::Joined::Again { .. } if all_had_joined => Err(restarted(request)),
+            servers::Joined::WhileSlotsMove => Err(restarted(request)),
+            servers::Joined::Spare { returns: true } => Ok(Some(JobEvent::Rejoined { member: member(), chunks: 0 })),
+            servers::Joined::Unexpected => Err(unexpected_member(request, self.servers.present())),
+            // Nobody has been given anything.
+            servers::Joined::Again { .. } | servers::Joined::Expected | servers::Joined::Spare { .. } => Ok(None),
+        }
+    }
+
     /// How many members of a role take part.
     fn present(&self, role: v1::Role) -> u32 {
         match role {
-            v1::Role::Ps => self.ps.len() as u32,
+            v1::Role::Ps => self.servers.present(),
             v1::Role::EmbeddingWorker => self.embedding_workers.present(),
             v1::Role::DenseWorker => self.dense_workers.present(),
             v1::Role::Loader => self.loaders.present(),
@@ -148,8 +130,7 @@ impl State {
 
     /// Whether a parameter server that was restarted and kept its rows lacks nothing: what it knew of slots that move is gone.
     fn server_may_go_on(&self) -> bool {
-        let is_moving = matches!(self.resize, Resize::Moving { .. });
-        !is_moving && !self.training.restoring()
+        !self.servers.is_moving() && !self.training.restoring()
     }
 
     pub(in crate::coordinator) fn server_restarts(&self) -> u64 {
@@ -174,19 +155,6 @@ impl State {
     /// Where the embedding workers and the dense workers are, once all have joined.
     pub(in crate::coordinator) fn workers(&self) -> (Vec<String>, Vec<String>) {
         (self.embedding_workers.all().unwrap_or_default(), self.dense_workers.all().unwrap_or_default())
-    }
-
-    /// A parameter server that is in no map yet.
-    fn spare_joins(&mut self, request: &v1::Join) -> Result<(), RoleError> {
-        if request.index >= u32::from(u16::MAX) {
-            return Err(unexpected_member(request, self.ps.len() as u32));
-        }
-        let before = self.spare_ps.insert(request.index, request.address.clone());
-        if before.is_some() && matches!(self.resize, Resize::Moving { .. }) {
-            return Err(RoleError::Restarted { member: format!("ps {}", request.index) });
-        }
-        self.released.remove(&request.address);
-        Ok(())
     }
 
     /// There are to be so many members of a role; gives how many there are, and whether that was not asked for before.
@@ -254,61 +222,56 @@ impl State {
     }
 
     fn request_servers(&mut self, servers: u32) -> Result<(u32, bool), ResizeRefused> {
-        let slots = self.job.slots;
-        if servers == 0 || servers > slots {
-            return Err(ResizeRefused::Number(format!(
-                "a job has 1 to {slots} parameter servers, because that is how many slots its rows are divided into, not {servers}"
-            )));
-        }
         self.check_scalable()?;
-        let from = self.ps.len() as u32;
-        match self.resize {
-            Resize::Moving { .. } => {
-                return Err(ResizeRefused::Now(
-                    "slots are moving already: ask again when they have settled".to_owned(),
-                ));
-            }
-            Resize::Wanted(before) if before == servers => return Ok((from, false)),
-            Resize::Wanted(before) if before > from && servers > from => {
-                return Err(ResizeRefused::Now(format!(
-                    "{} of {before} parameter servers have not joined yet: ask again when they have, or for {from} to give that up",
-                    (from..before).filter(|index| !self.spare_ps.contains_key(index)).count()
-                )));
-            }
-            Resize::No | Resize::Wanted(_) => self.resize = Resize::Wanted(servers),
-        }
-        Ok((from, true))
+        self.servers.want(servers).map_err(|refused| match refused {
+            servers::Refused::Number(reason) => ResizeRefused::Number(reason),
+            servers::Refused::Now(reason) => ResizeRefused::Now(reason),
+        })
     }
 
-    /// How many servers there are to be and where all of them are, as soon as they are there.
-    pub(in crate::coordinator) fn resize_to_begin(&mut self) -> Result<Option<(u32, Vec<String>)>, RoleError> {
-        let Resize::Wanted(servers) = self.resize else { return Ok(None) };
+    /// A parameter server is about to end: others are to take what it holds.
+    ///
+    /// # Errors
+    /// A sentence, if none can.
+    pub(in crate::coordinator) fn server_is_about_to_end(&mut self, index: u32) -> Result<(), String> {
+        if self.job_end().is_some() || self.training.ended() {
+            return Err("training has ended".to_owned());
+        }
+        if self.training.restoring() || self.servers.all().is_none() {
+            return Err("training has not begun".to_owned());
+        }
+        self.servers.about_to_end(index)
+    }
+
+    /// Whether others hold what a server held that is about to end; a sentence, if that was given up.
+    pub(in crate::coordinator) fn server_has_left(&self, index: u32) -> Result<bool, String> {
+        let left = self.servers.has_left(index)?;
+        if !left && self.training.ended() { Err("training has ended".to_owned()) } else { Ok(left) }
+    }
+
+    /// The servers that are to hold slots, and where all are that takes, as soon as they are there.
+    pub(in crate::coordinator) fn resize_to_begin(&mut self) -> Result<Option<ResizeToBegin>, RoleError> {
         if self.training.restoring() || self.training.ended() {
             return Ok(None);
         }
-        let joining = (self.ps.len() as u32..servers).map(|index| self.spare_ps.get(&index).cloned());
-        let addresses: Option<Vec<String>> = self.ps.iter().cloned().chain(joining).collect();
-        if addresses.is_some() {
-            self.resize = Resize::Moving { from: self.ps.len() as u32, to: servers };
-        }
-        Ok(addresses.map(|addresses| (servers, addresses)))
+        Ok(self.servers.resize_to_begin())
     }
 
-    /// Slots are on just these servers; `applied` is what the servers before have applied since they were last asked.
+    /// Slots are on just the servers of this map, by place at these addresses; `applied` is what the servers before have applied since they were
+    /// last asked.
     pub(in crate::coordinator) fn servers_changed(
         &mut self,
         map: SlotMap,
         addresses: &[String],
         applied: &[v1::Applied],
     ) {
-        self.map = Some(map);
         self.applied_before = AppliedGradients::of_servers(applied).after(self.applied_before);
-        self.ps = addresses.iter().cloned().map(Some).collect();
-        self.spare_ps.retain(|index, _| *index as usize >= addresses.len());
+        self.servers.changed(&map, addresses);
+        self.map = Some(map);
     }
 
     pub(in crate::coordinator) fn resize_ended(&mut self) {
-        self.resize = Resize::No;
+        self.servers.resize_ended(self.training.ended());
     }
 
     /// How many members of a role there are, there are to be, and there have to be until then.
@@ -316,11 +279,7 @@ impl State {
         let present = self.present(role.proto());
         let crew = match role {
             Role::Ps => {
-                let (wanted, needed) = match self.resize {
-                    Resize::No => (present, present),
-                    Resize::Wanted(wanted) => (wanted, present.max(wanted)),
-                    Resize::Moving { from, to } => (to, from.max(to)),
-                };
+                let (wanted, needed) = (self.servers.wanted(), self.servers.needed());
                 return v1::RoleReplicas { role: role.proto().into(), present, wanted, needed };
             }
             Role::EmbeddingWorker => &self.embedding_workers,
@@ -332,11 +291,7 @@ impl State {
 
     /// A server ends that no slot was given to yet; gives whether that is what it was.
     pub(in crate::coordinator) fn spare_leaves(&mut self, index: u32) -> bool {
-        let holds_nothing = index as usize >= self.ps.len() && !matches!(self.resize, Resize::Moving { .. });
-        if holds_nothing {
-            self.spare_ps.remove(&index);
-        }
-        holds_nothing
+        self.servers.spare_leaves(index)
     }
 
     /// A member that holds nothing any more may end.
@@ -353,7 +308,7 @@ impl State {
     pub(in crate::coordinator) fn roster(&mut self) -> Result<Option<v1::Roster>, RoleError> {
         let roster = (|| {
             Some(v1::Roster {
-                ps: self.ps.iter().cloned().collect::<Option<_>>()?,
+                ps: self.servers.all()?,
                 embedding_workers: self.embedding_workers.all()?,
                 dense_workers: self.dense_workers.all()?,
                 loaders: self.loaders.all()?,
@@ -442,6 +397,10 @@ impl State {
             self.news.push(JobEvent::Scaled { role, from, to });
         }
     }
+}
+
+fn restarted(request: &v1::Join) -> RoleError {
+    RoleError::Restarted { member: format!("{} {}", role_name(request.role()), request.index) }
 }
 
 fn unexpected_member(request: &v1::Join, replicas: u32) -> RoleError {

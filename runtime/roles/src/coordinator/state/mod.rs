@@ -17,7 +17,6 @@ pub(super) use self::data::Repeated;
 use self::data::{ChunkRead, Labels, data_changed};
 use self::evaluation::Pass;
 pub(super) use self::evaluation::{EvaluationLease, Share};
-use self::members::Resize;
 pub(super) use self::members::ResizeRefused;
 use self::progress::DenseWorkerState;
 use super::as_bytes;
@@ -26,6 +25,7 @@ use super::outstanding::Outstanding;
 use super::places::Places;
 use super::replies::Replies;
 use super::saved::{AppliedGradients, SavedState};
+use super::servers::Servers;
 use super::speeds::Speeds;
 use super::training::Training;
 use crate::error::RoleError;
@@ -42,11 +42,7 @@ const THROUGHPUT_WINDOW: Duration = Duration::from_secs(10);
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct State {
     job: JobFacts,
-    /// Those in the slot map.
-    ps: Vec<Option<String>>,
-    /// Those behind them: they hold nothing until slots move to them.
-    spare_ps: BTreeMap<u32, String>,
-    resize: Resize,
+    servers: Servers,
     embedding_workers: Crew,
     dense_workers: Crew,
     loaders: Crew,
@@ -132,9 +128,7 @@ impl State {
         Ok(Self {
             job,
             training: Training::new(plan, saved.map(|saved| (saved, ledger.total_steps())))?,
-            ps: vec![None; replicas.ps as usize],
-            spare_ps: BTreeMap::new(),
-            resize: Resize::No,
+            servers: Servers::new(replicas.ps, plan.store.slots),
             embedding_workers: Crew::new(replicas.embedding_workers),
             dense_workers: Crew::new(replicas.dense_workers),
             loaders: Crew::new(replicas.loaders),
@@ -175,9 +169,7 @@ impl State {
         let fresh = Self::new(plan, saved)?;
         let old = std::mem::replace(self, fresh);
         // Until training has begun nobody takes part who did not from the first.
-        self.ps = old.ps;
-        self.spare_ps = old.spare_ps;
-        self.resize = old.resize;
+        self.servers = old.servers;
         self.embedding_workers = old.embedding_workers;
         self.dense_workers = old.dense_workers;
         self.loaders = old.loaders;
@@ -242,7 +234,7 @@ impl State {
     /// Whether a coordinator that is started again can go on from what this one knew. What it knew of rows that are restored, and of slots
     /// that move, is not all here.
     pub(super) fn may_be_taken_up(&self) -> bool {
-        let is_moving = matches!(self.resize, Resize::Moving { .. }) || self.training.slots_are_moving();
+        let is_moving = self.servers.is_moving() || self.training.slots_are_moving();
         self.failure.is_none() && !self.training.restoring() && !is_moving
     }
 

@@ -145,7 +145,7 @@ impl State {
                 None => self.running_auc(),
             },
             message: self.failure.as_ref().map(|(message, _)| message.clone()).unwrap_or_default(),
-            ps: self.ps.len() as u32,
+            ps: self.servers.present(),
             map_epoch: self.training.map_epoch(),
             replicas,
             workers: self.speeds.workers(),

@@ -53,7 +53,7 @@ pub(super) struct Standing {
     pub(super) first_piece: u32,
     epoch: u64,
     owners: Vec<u32>,
-    servers: u32,
+    servers: Vec<u32>,
 }
 
 impl Standing {
@@ -83,7 +83,7 @@ impl Standing {
     }
 
     pub(super) fn map(&self) -> Result<SlotMap, RoleError> {
-        let (epoch, owners, servers) = (self.epoch, self.owners.clone(), self.servers);
+        let (epoch, owners, servers) = (self.epoch, self.owners.clone(), self.servers.clone());
         read_map("standing", Some(v1::SlotMap { epoch, owners, servers }))
     }
 }
@@ -191,6 +191,14 @@ impl Rows {
         let (store, log, _) = Store::in_shared_memory(plan.store.clone(), directory)?;
         make_folders(directory)?;
         Ok(Self { store, kept: Some(Kept::new(directory, log)), left: None })
+    }
+
+    /// Whoever comes here next finds nothing to go on from: a server that ends in order holds nothing.
+    ///
+    /// # Errors
+    /// A file that cannot be removed.
+    pub(crate) fn forget(directory: &Path) -> Result<(), RoleError> {
+        remove_standing(directory)
     }
 
     /// Where the server that was killed was reached, and the attempt that its rows are of.
