@@ -17,7 +17,7 @@ use rectrain_wire::{Service, TcpConfig, TcpTransport, Transport, WireCounters};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{CoordinatorArgs, MemberArgs, TlsArgs};
-use crate::run::{interrupted, save_while};
+use crate::run::save_while;
 use crate::show::Display;
 use crate::{Failure, job, signal};
 
@@ -65,7 +65,10 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
         let mut running = pin!(async { tokio::join!(coordinator.run(&transport), print(events, args.json)).0 });
         let result = tokio::select! {
             result = &mut running => result.map(drop).map_err(Failure::from),
-            () = &mut told_to_stop => Err(save_while(&mut running, coordinator.save_now()).await),
+            () = &mut told_to_stop => {
+                coordinator.let_all_leave();
+                Err(save_while(&mut running, coordinator.save_now()).await)
+            }
         };
         if args.stay && !matches!(result, Err(Failure::Interrupted(_))) {
             staying(&result);
@@ -101,7 +104,6 @@ fn staying(result: &Result<(), Failure>) {
 /// `rectrain ps`, `rectrain embedding-worker`, `rectrain dense-worker`, `rectrain loader`
 pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
     let plan = job::plan(&args.job)?;
-    let saves = plan.checkpoint.is_some();
     crate::runtime()?.block_on(async {
         let Network { metrics, counters, transport, .. } = Network::new(&args.tls)?;
         let (address, _metrics) = serve_metrics(args.metrics, metrics.clone()).await?;
@@ -120,16 +122,17 @@ pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
             counters,
         };
         let mut told_to_stop = pin!(signal::interrupted());
-        let saving = member.save_now();
+        let leaving = member.leave();
         let mut running = pin!(member.run());
         let result = tokio::select! {
             result = &mut running => result,
             () = &mut told_to_stop => {
-                if !saves && role != Role::Ps {
-                    return Err(interrupted(Err("the job saves no checkpoints".to_owned())));
-                }
-                let saving = async { saving.await.map_err(|error| error.to_string()) };
-                return Err(Box::pin(save_while(&mut running, saving)).await);
+                let saving = async { leaving.await.map_err(|error| error.to_string()) };
+                let mut released = false;
+                let running = async { released = running.await.is_ok() };
+                let ended = Box::pin(save_while(running, saving)).await;
+                let went_on = || Failure::Interrupted("interrupted; the job goes on with the rows on other servers".to_owned());
+                return Err(if released { went_on() } else { ended });
             }
         };
         // A member's own failure ends its process: restarted, it is told that the job has failed, and stays.

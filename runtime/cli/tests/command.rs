@@ -202,6 +202,38 @@ fn whoever_is_killed_while_slots_move_the_job_goes_on_and_trains_the_same_model(
     }
 }
 
+#[test]
+fn members_that_are_told_to_end_together_are_replaced_and_the_same_model_is_trained() {
+    let folder = folder_with(JOB);
+    let replicas = "spec.roles.embeddingWorker.replicas=2,spec.roles.loader.replicas=2,spec.roles.denseWorker.replicas=2,\
+                    spec.roles.ps.replicas=2,spec.data.synthetic.rows=90000,spec.checkpoint=null";
+    let common = ["run", "job.yaml", "--json", "--set", replicas];
+    let alone = events(&rectrain(folder.path(), &common)).pop().unwrap();
+    let slow = ["--processes", "--slow", "denseWorker-0=8x", "--slow", "denseWorker-1=8x"];
+    let (mut child, lines) = training(folder.path(), &[&common[..], &slow].concat());
+    let (mut events, mut rounds, mut missing) = (Vec::<Value>::new(), 0, 0);
+    for line in lines {
+        let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        let is_back = event["event"] == "rejoined" || event["event"] == "slotsMoved" && event["to"] == 2;
+        missing -= i32::from(is_back);
+        if event["event"] == "progress" && missing == 0 && rounds < 3 {
+            // Four come in others' places, and slots move to the server.
+            (rounds, missing) = (rounds + 1, 5);
+            for role in ["dense-worker", "embedding-worker", "loader", "ps"] {
+                let victim = children_of(child.id()).into_iter().rfind(|(_, of)| of == role).unwrap().0;
+                assert!(Command::new("kill").args(["-TERM", &victim.to_string()]).status().unwrap().success());
+            }
+        }
+        events.push(event);
+    }
+    assert!(child.wait().unwrap().success(), "{:?}", events.last());
+    let last = events.pop().unwrap();
+    assert_eq!((rounds, missing, &last["restarts"]), (3, 0, &Value::from(0)), "{last}");
+    for field in ["parametersSha256", "test", "rows", "trainedRows"] {
+        assert_eq!(last[field], alone[field], "{field}");
+    }
+}
+
 /// A job of three parameter servers two of which are told to end, as on nodes that are drained, one after the other has come back: each
 /// hands its rows over first. Gives the summaries of this run and of the one left alone.
 fn run_with_drained_servers(sets: &str) -> (Value, Value) {

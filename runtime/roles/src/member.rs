@@ -159,13 +159,13 @@ impl Member {
         }
     }
 
-    /// Has the coordinator save a checkpoint at the next boundary: before this member leaves. Gives the checkpoint's name. What a parameter
-    /// server holds goes to the others meanwhile, if there are any: then [`Self::run`] ends first.
+    /// Tells the coordinator that this member is told to end, and waits until it may. Gives the name of the checkpoint that was saved. What a
+    /// parameter server holds goes to the others meanwhile, if there are any: then [`Self::run`] ends first.
     ///
     /// # Errors
-    /// Whatever keeps it from existing; see [`Coordinator::save_now`](crate::coordinator::Coordinator::save_now).
-    pub fn save_now(&self) -> impl Future<Output = Result<String, RoleError>> + Send + use<> {
-        let request = v1::SaveNow { role: self.role.proto().into(), index: self.index };
+    /// Whatever keeps a checkpoint from existing; see [`Coordinator::save_now`](crate::coordinator::Coordinator::save_now).
+    pub fn leave(&self) -> impl Future<Output = Result<String, RoleError>> + Send + use<> {
+        let request = v1::Leave { role: self.role.proto().into(), index: self.index };
         let coordinator = self.transport.connect(&self.coordinator);
         let saves = self.plan.checkpoint.is_some();
         async move {

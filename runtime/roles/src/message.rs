@@ -59,7 +59,7 @@ requests! {
     13 "failure" Failure => Done;
     14 "batch_report" BatchReport => Done;
     15 "dense_saved" DenseSaved => Done;
-    16 "save_now" SaveNow => v1::SavedNow;
+    16 "leave" Leave => v1::MayLeave;
     17 "repeat" RepeatRequest => v1::RepeatReply;
     18 "farewell" Farewell => Done;
     19 "attempt" AttemptRequest => v1::Attempt;

@@ -18,7 +18,7 @@ use super::kubectl;
 use super::paths::Paths;
 use super::process::{command, eventually, output};
 use super::prometheus::scrapes;
-use super::recovery::{goes_on, keeps_rows};
+use super::recovery::{drained, goes_on, keeps_rows};
 use super::refusals::refuses;
 use super::rights::needs_its_rights;
 use super::scaling::scales;
@@ -58,7 +58,7 @@ const fn long(name: &'static str, run: fn(&Paths) -> Result<(), String>, shows: 
     Step { name, shows, run, is_quick: false }
 }
 
-const STEPS: [Step; 20] = [
+const STEPS: [Step; 21] = [
     quick("completes", completes, "a job completes with the digest of a run outside of the cluster"),
     quick("switches", switches, "a job under way goes on in another training mode without a restart"),
     quick("refuses", refuses, "the API server refuses what cannot be trained, and says why"),
@@ -84,6 +84,11 @@ const STEPS: [Step; 20] = [
     ),
     long("survives", survives, "a pod that is killed costs a restart and the job completes"),
     long("goes-on", goes_on, "killed and deleted jobs go on from their checkpoints, in sync to the bit"),
+    long(
+        "drained",
+        drained,
+        "a node that is drained costs nothing: rows go to other parameter servers before their pods do",
+    ),
     long("outlives-a-node", outlives_a_node, "a node that is lost costs restarts and the job completes on the others"),
     long("scales", scales, "parameter servers come and go under a job that trains on, by command and by decision"),
     long("follows-the-load", follows_the_load, "the training mode follows the load of the nodes"),

@@ -117,6 +117,71 @@ fn comes_back(paths: &Paths, name: &str, pod: &str, is_back: impl Fn(&Value) -> 
     Ok(())
 }
 
+/// A node is drained that has parameter servers and workers of a job without checkpoints: the servers' rows go to others before their pods
+/// do, and nothing begins anew. With a barrier, and without one where a single dense worker trains the same every time.
+pub(super) fn drained(paths: &Paths) -> Result<(), String> {
+    let roles = json!({"ps": {"replicas": 4}, "embeddingWorker": {"replicas": 2}, "loader": {"replicas": 2}});
+    let rows = json!({"data": {"synthetic": {"rows": 1_500_000}}, "roles": roles});
+    let sync = json!({"roles": {"denseWorker": {"replicas": 2}}});
+    let gba = json!({"training": {"mode": "gba", "localBatchSize": 125}, "roles": {"denseWorker": {"replicas": 1}}});
+    drained_in(paths, "drained", &merged(rows.clone(), sync))?;
+    drained_in(paths, "drained-gba", &merged(rows, gba))
+}
+
+fn drained_in(paths: &Paths, name: &str, job: &Value) -> Result<(), String> {
+    let undisturbed = outside(&manifest(name, job))?;
+    submit(paths, name, job)?;
+    let step = until_step_after(paths, name, EVERY)?;
+    let coordinator = node_of(paths, &format!("{name}-coordinator-0"))?;
+    let servers = (0..4).map(|server| Ok((node_of(paths, &format!("{name}-ps-{server}"))?, server)));
+    let away: Vec<(String, u32)> =
+        servers.collect::<Result<Vec<_>, String>>()?.into_iter().filter(|(node, _)| *node != coordinator).collect();
+    let Some((node, _)) = away.first() else {
+        return Err(format!("all parameter servers are on {coordinator}, as the coordinator is"));
+    };
+    let began = Instant::now();
+    let selector = format!("--pod-selector=rectrain.dev/job={name}");
+    let drain = within(paths, NAMESPACE, &["drain", node, &selector, "--delete-emptydir-data", "--timeout=170s"]);
+    let seconds = began.elapsed().as_secs_f64();
+    let servers: Vec<u32> = away.iter().filter(|(of, _)| of == node).map(|(_, server)| *server).collect();
+    println!("{node} was drained of parameter servers {servers:?} after step {step}, in {seconds:.1} s");
+    let ended = drain.and_then(|_| servers_are_back(paths, name, &servers)).and_then(|()| {
+        let attempt = status(paths, name)?["attempt"]["number"].clone();
+        same_digest(paths, name, &undisturbed)?;
+        if attempt == 1 { Ok(()) } else { Err(format!("it is attempt {attempt}: the others began anew")) }
+    });
+    within(paths, NAMESPACE, &["uncordon", node])?;
+    ended
+}
+
+fn node_of(paths: &Paths, pod: &str) -> Result<String, String> {
+    let node = get(paths, &format!("pod/{pod}"))?["spec"]["nodeName"].as_str().map(str::to_owned);
+    node.ok_or_else(|| format!("{pod} is on no node"))
+}
+
+/// Each has handed its rows over, and has rows again.
+fn servers_are_back(paths: &Paths, name: &str, servers: &[u32]) -> Result<(), String> {
+    eventually(FORWARD, "parameter servers in the place of those that were drained", || {
+        let log = within(paths, NAMESPACE, &["logs", &format!("{name}-coordinator-0")])?;
+        let events: Vec<Value> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let told = |kind: &str, server: &u32| {
+            let member = format!("ps {server}");
+            events.iter().any(|event| event["event"] == kind && event["member"] == *member)
+        };
+        if let Some(server) = servers.iter().find(|server| !told("leaving", server) || !told("rejoined", server)) {
+            return Err(format!("ps {server} has not left and come back"));
+        }
+        let moved: Vec<&Value> = events.iter().filter(|event| event["event"] == "slotsMoved").collect();
+        match moved.last() {
+            Some(last) if last["to"] == 4 && moved.len() >= 2 * servers.len() => {
+                moved.iter().for_each(|moved| println!("slots moved: {moved}"));
+                Ok(())
+            }
+            _ => Err(format!("slots have moved {} times", moved.len())),
+        }
+    })
+}
+
 /// The job is deleted in order, which saves a checkpoint, and applied again.
 fn applied_again(paths: &Paths, rows: &Value, undisturbed: &Value) -> Result<(), String> {
     let name = "applied-again";

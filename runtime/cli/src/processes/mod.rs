@@ -69,6 +69,8 @@ type Ended = (Process, std::io::Result<ExitStatus>);
 struct Death {
     /// None, if not even that is known.
     process: Option<Process>,
+    /// It was told to end, by somebody else.
+    was_told: bool,
     /// A sentence.
     message: String,
 }
@@ -161,7 +163,7 @@ impl Job<'_> {
             tokio::select! {
                 outcome = &mut following => break outcome,
                 death = first_death(&mut children) => match death.process {
-                    Some(Process::Member(role, index)) if self.has_successor(role, index) && restarts.replaces() => {
+                    Some(Process::Member(role, index)) if self.has_successor(role, index) && (death.was_told || restarts.replaces()) => {
                         self.succession.is_replaced(role, index);
                         tracing::warn!("{}; another takes its place", death.message);
                         let child = self.start_member(role, index, &addresses, &mut limits)?;
@@ -429,11 +431,13 @@ async fn ask_to_save(control: &str) -> Result<String, String> {
 /// A process that dies without a word; one that reports a failure does so through the coordinator first.
 async fn first_death(children: &mut JoinSet<Ended>) -> Death {
     while let Some(ended) = children.join_next().await {
+        let mut was_told = false;
         let (process, message) = match ended {
             Ok((process, Ok(status))) if !status.success() && status.code().is_none() => {
                 (Some(process), format!("{process} was killed ({status})"))
             }
             Ok((process, Ok(status))) if status.code() == Some(INTERRUPTED.into()) => {
+                was_told = true;
                 (Some(process), format!("{process} was told to end"))
             }
             Ok((process, Err(error))) => (Some(process), format!("{process} cannot be waited for: {error}")),
@@ -443,7 +447,7 @@ async fn first_death(children: &mut JoinSet<Ended>) -> Death {
             }
             Err(error) => (None, format!("a process's watcher failed: {error}")),
         };
-        return Death { process, message };
+        return Death { process, was_told, message };
     }
     std::future::pending().await
 }

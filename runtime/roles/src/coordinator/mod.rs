@@ -9,6 +9,7 @@ mod control;
 mod crew;
 mod digest;
 mod journal;
+mod leaving;
 mod migrations;
 mod outstanding;
 mod page;

@@ -25,6 +25,11 @@ impl Places {
         Some(before)
     }
 
+    /// Whether a process has taken this place, as far as is known: processes without an id are not told apart.
+    pub(super) fn has(&self, role: v1::Role, index: u32, id: u64) -> bool {
+        id == 0 || self.taken.get(&(role.into(), index)) == Some(&id)
+    }
+
     /// Whether another has the place that this process had.
     pub(super) fn is_superseded(&self, id: u64) -> bool {
         self.superseded.contains(&id)
@@ -47,5 +52,6 @@ mod tests {
         assert_eq!(places.take(loader, 0, 10), Some(7));
         assert_eq!([7, 8, 9, 10].map(|id| places.is_superseded(id)), [true, false, false, false]);
         assert_eq!((places.take(loader, 0, 0), places.is_superseded(0)), (None, false));
+        assert_eq!([7, 10, 0].map(|id| places.has(loader, 0, id)), [false, true, true]);
     }
 }

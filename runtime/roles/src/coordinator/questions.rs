@@ -95,7 +95,7 @@ impl Coordinator {
                 self.dense_saved(message::read::<v1::DenseSaved>(frame)?.0)?;
                 Ok(message::done::<v1::DenseSaved>())
             }
-            v1::SaveNow::KIND => Ok(self.save_now_for_member(&message::read::<v1::SaveNow>(frame)?.0).await),
+            v1::Leave::KIND => Ok(self.let_leave(&message::read::<v1::Leave>(frame)?.0).await),
             v1::Farewell::KIND => {
                 let (farewell, _) = message::read::<v1::Farewell>(frame)?;
                 Ok(self.hear::<v1::Farewell>(caller, |state| {
@@ -103,7 +103,7 @@ impl Coordinator {
                     Ok(())
                 })?)
             }
-            v1::JobEndRequest::KIND => Ok(self.job_end(message::read::<v1::JobEndRequest>(frame)?.0).await?),
+            v1::JobEndRequest::KIND => Ok(self.job_end(caller, message::read::<v1::JobEndRequest>(frame)?.0).await?),
             v1::AttemptRequest::KIND => {
                 message::read::<v1::AttemptRequest>(frame)?;
                 Ok(message::reply::<v1::AttemptRequest>(&v1::Attempt { attempt: self.attempt }, Vec::new()))
@@ -350,11 +350,11 @@ impl Coordinator {
         Ok(done)
     }
 
-    async fn job_end(&self, request: v1::JobEndRequest) -> Result<Frame, RoleError> {
+    async fn job_end(&self, caller: &v1::Caller, request: v1::JobEndRequest) -> Result<Frame, RoleError> {
         let waiting = async {
             loop {
                 let changed = self.changed.notified();
-                if let Some(end) = self.lock().member_end(&request) {
+                if let Some(end) = self.lock().member_end(caller, &request) {
                     return end;
                 }
                 changed.await;

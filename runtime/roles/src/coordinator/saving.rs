@@ -7,7 +7,7 @@ use std::time::Duration;
 use rectrain_checkpoint::FileEntry;
 use rectrain_modes::gba::Boundary;
 use rectrain_proto::v1;
-use rectrain_wire::{Channel, Frame};
+use rectrain_wire::Channel;
 use tokio::sync::oneshot;
 use tokio::task::{JoinError, JoinSet};
 
@@ -15,7 +15,6 @@ use super::checkpoints::{self, Begun, Checkpoints, Resumed, RowsRestored, Writte
 use super::{Coordinator, warn_all};
 use crate::error::RoleError;
 use crate::events::JobEvent;
-use crate::message;
 use crate::plan::WHOLE_JOB;
 use crate::ticket;
 
@@ -253,40 +252,6 @@ impl Coordinator {
             Ok(ended.or_else(|| state.training().ended().then(|| Err("training has ended".to_owned()))))
         });
         saved.await.map_err(|error| error.to_string())?
-    }
-
-    /// For a member that is about to end. Nothing is saved for a server that holds nothing; it is not counted on any more. What another holds
-    /// goes to the others, who wait for nobody then: it hears when that, too, is done or given up, and is told to end before that.
-    pub(super) async fn save_now_for_member(&self, request: &v1::SaveNow) -> Frame {
-        let is_server = request.role() == v1::Role::Ps;
-        let saved = if is_server && self.lock().spare_leaves(request.index) {
-            Err("it holds no rows".to_owned())
-        } else if is_server {
-            let (saved, moved) = tokio::join!(self.save_now(), self.move_rows_of(request.index));
-            if let Err(reason) = moved {
-                tracing::info!(ps = request.index, %reason, "a parameter server is about to end with its rows");
-            }
-            saved
-        } else {
-            self.save_now().await
-        };
-        let (checkpoint, reason) = match saved {
-            Ok(checkpoint) => (checkpoint, String::new()),
-            Err(reason) => (String::new(), reason),
-        };
-        message::reply::<v1::SaveNow>(&v1::SavedNow { checkpoint, reason }, Vec::new())
-    }
-
-    /// Has other servers take what this one holds; a sentence, if they cannot.
-    async fn move_rows_of(&self, server: u32) -> Result<(), String> {
-        self.lock().server_is_about_to_end(server)?;
-        self.events.push(JobEvent::Leaving { member: format!("ps {server}") });
-        self.changed.notify_waiters();
-        let left = self.until(WHOLE_JOB, |state| match state.server_has_left(server) {
-            Ok(false) => Ok(None),
-            left => Ok(Some(left.map(drop))),
-        });
-        left.await.map_err(|error| error.to_string())?
     }
 
     /// Dense worker 0 has written its file, or could not.

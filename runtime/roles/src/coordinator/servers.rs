@@ -17,8 +17,8 @@ pub(super) struct Servers {
     resize: Resize,
     /// Of those in the map: they are about to end.
     ending: BTreeSet<u32>,
-    /// Who has ended since, and may come back.
-    ended: BTreeSet<u32>,
+    /// Who has ended since, where it was, and may come back.
+    ended: BTreeMap<u32, String>,
     slots: u32,
 }
 
@@ -75,7 +75,7 @@ impl Servers {
             spare: BTreeMap::new(),
             resize: Resize::No,
             ending: BTreeSet::new(),
-            ended: BTreeSet::new(),
+            ended: BTreeMap::new(),
             slots,
         }
     }
@@ -102,7 +102,7 @@ impl Servers {
                 if before.is_some() && self.is_moving() {
                     return Joined::WhileSlotsMove;
                 }
-                Joined::Spare { returns: self.ended.remove(&number) }
+                Joined::Spare { returns: self.ended.remove(&number).is_some() }
             }
         }
     }
@@ -184,10 +184,10 @@ impl Servers {
         Ok(())
     }
 
-    /// Whether others hold what a server held that was about to end; a sentence, if that was given up.
+    /// Whether others hold what a server held that was about to end, and nothing more is asked of it; a sentence, if that was given up.
     pub(super) fn has_left(&self, number: u32) -> Result<bool, String> {
         if !self.in_map.contains_key(&number) {
-            return Ok(true);
+            return Ok(!self.is_moving());
         }
         if self.ending.contains(&number) { Ok(false) } else { Err("all parameter servers are about to end".to_owned()) }
     }
@@ -217,12 +217,20 @@ impl Servers {
 
     /// Slots are on just the servers of this map, which are there (by place).
     pub(super) fn changed(&mut self, map: &SlotMap, addresses: &[String]) {
-        let before: Vec<u32> = self.in_map.keys().copied().collect();
         let places = map.servers().iter().zip(addresses);
-        self.in_map = places.map(|(number, address)| (u32::from(*number), Some(address.clone()))).collect();
+        let places = places.map(|(number, address)| (u32::from(*number), Some(address.clone()))).collect();
+        let before = std::mem::replace(&mut self.in_map, places);
         self.spare.retain(|number, _| !self.in_map.contains_key(number));
-        let gone = before.into_iter().filter(|number| !self.in_map.contains_key(number));
-        self.ended.extend(gone.filter(|number| self.ending.remove(number)));
+        for (number, address) in before.into_iter().filter(|(number, _)| !self.in_map.contains_key(number)) {
+            if self.ending.remove(&number) {
+                self.ended.insert(number, address.unwrap_or_default());
+            }
+        }
+    }
+
+    /// Where a server was that has ended.
+    pub(super) fn ended_at(&self, number: u32) -> Option<&String> {
+        self.ended.get(&number)
     }
 
     /// Slots move no more. What is still to be done is: whoever is missing is waited for.
@@ -266,7 +274,9 @@ mod tests {
             let places: Vec<String> = servers.iter().map(|server| addresses[server].clone()).collect();
             assert_eq!(places, servers.iter().map(|server| at(u32::from(*server))).collect::<Vec<_>>());
             assert!(self.is_moving() && self.resize_to_begin().is_none());
+            let leaving: Vec<u32> = self.ending.iter().copied().collect();
             self.changed(&SlotMap::new(Epoch(1), servers.clone(), servers.clone()).unwrap(), &places);
+            leaving.iter().for_each(|number| assert_eq!(self.has_left(*number), Ok(false), "it is still asked"));
             self.resize_ended(false);
             Some(servers)
         }

@@ -18,6 +18,7 @@ use std::time::Instant;
 
 use rectrain_embedding::{FeatureKey, GroupId, LookupCounts, Missing, Slot, Store, UpdateCounts, UpdateLog};
 use rectrain_modes::gba::Boundary;
+use rectrain_modes::migration::NotServed;
 use rectrain_modes::{GateError, GlobalStep, Rank, SparseGradients, StepGate, sum_by_key};
 use rectrain_proto::v1;
 use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor, Transport};
@@ -255,6 +256,10 @@ impl ParameterServer {
 
     async fn look_up(&self, request: v1::Lookup, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
         let keys = self.keys_of("lookup", tensors)?;
+        if matches!(*self.lock_order(), Order::None) {
+            // It may be in the place of one whose slots have left, and the asker's map as old as the first, which this one begins with.
+            return Err(NotServed::Unregistered.into());
+        }
         self.slots.admit_epoch(request.map_epoch)?;
         let arrived = Instant::now();
         if let Some(step) = request.step {

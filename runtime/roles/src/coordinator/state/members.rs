@@ -44,7 +44,10 @@ impl State {
         let joined = match role {
             v1::Role::Ps => return self.server_joins(request, all_had_joined),
             v1::Role::EmbeddingWorker => self.embedding_workers.join(request.index, &request.address),
-            v1::Role::DenseWorker => self.dense_workers.join(request.index, &request.address),
+            v1::Role::DenseWorker => {
+                self.leaving_dense_workers.remove(&request.index);
+                self.dense_workers.join(request.index, &request.address)
+            }
             v1::Role::Loader => self.loaders.join(request.index, &request.address),
             v1::Role::Unspecified | v1::Role::Coordinator => return Err(unexpected_member(request, 0)),
         };
@@ -245,7 +248,12 @@ impl State {
 
     /// Whether others hold what a server held that is about to end; a sentence, if that was given up.
     pub(in crate::coordinator) fn server_has_left(&self, index: u32) -> Result<bool, String> {
-        let left = self.servers.has_left(index)?;
+        // A server ends the moment it is told to: it is told so, and says what it has sent, before it hears of this.
+        let is_told = self.servers.ended_at(index).is_none_or(|address| !self.released.contains(address));
+        let left = self.servers.has_left(index)? && is_told;
+        if !left && self.all_may_leave {
+            return Err("the coordinator is about to end as well".to_owned());
+        }
         if !left && self.training.ended() { Err("training has ended".to_owned()) } else { Ok(left) }
     }
 
@@ -268,6 +276,25 @@ impl State {
         self.applied_before = AppliedGradients::of_servers(applied).after(self.applied_before);
         self.servers.changed(&map, addresses);
         self.map = Some(map);
+    }
+
+    /// A dense worker is told to end.
+    pub(in crate::coordinator) fn dense_worker_leaves(&mut self, index: u32) {
+        if index < self.dense_workers.present() {
+            self.leaving_dense_workers.insert(index);
+        }
+    }
+
+    /// Whether no dense worker was told to end in whose place nobody is yet, or that need not be waited for.
+    pub(in crate::coordinator) fn no_dense_worker_is_missed(&self) -> bool {
+        let present = self.dense_workers.present();
+        let is_missed = self.leaving_dense_workers.iter().any(|index| *index < present);
+        !is_missed || self.all_may_leave || self.training.ended()
+    }
+
+    /// The coordinator ends: nobody is kept from it any more.
+    pub(in crate::coordinator) fn let_all_leave(&mut self) {
+        self.all_may_leave = true;
     }
 
     pub(in crate::coordinator) fn resize_ended(&mut self) {

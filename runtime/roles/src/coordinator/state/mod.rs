@@ -48,6 +48,10 @@ pub(super) struct State {
     loaders: Crew,
     /// The addresses of members of any role that the job goes on without: they are told to end.
     released: BTreeSet<String>,
+    /// Dense workers that were told to end, and whose places nobody has taken yet.
+    leaving_dense_workers: BTreeSet<u32>,
+    /// All members may end as they like, because the coordinator does.
+    all_may_leave: bool,
     /// Whose turn it is among the embedding workers.
     turns: Turns,
     /// Not told yet.
@@ -133,6 +137,8 @@ impl State {
             dense_workers: Crew::new(replicas.dense_workers),
             loaders: Crew::new(replicas.loaders),
             released: BTreeSet::new(),
+            leaving_dense_workers: BTreeSet::new(),
+            all_may_leave: false,
             turns: Turns::of(replicas.embedding_workers),
             news: Vec::new(),
             server_restarts: 0,
@@ -174,6 +180,8 @@ impl State {
         self.dense_workers = old.dense_workers;
         self.loaders = old.loaders;
         self.loader_successions = old.loader_successions;
+        self.leaving_dense_workers = old.leaving_dense_workers;
+        self.all_may_leave = old.all_may_leave;
         self.released = old.released;
         self.replies = old.replies;
         self.places = old.places;
@@ -288,9 +296,10 @@ impl State {
         }
     }
 
-    /// How the job ended for this member, if it has.
-    pub(super) fn member_end(&self, request: &v1::JobEndRequest) -> Option<v1::JobEnd> {
-        let is_released = self.released.contains(&request.address);
+    /// How the job ended for this member, if it has. Whoever is about to take the place of one that was told to end may ask before it joins.
+    pub(super) fn member_end(&self, caller: &v1::Caller, request: &v1::JobEndRequest) -> Option<v1::JobEnd> {
+        let has_place = self.places.has(request.role(), request.index, caller.id);
+        let is_released = has_place && self.released.contains(&request.address);
         self.job_end().or_else(|| is_released.then(|| v1::JobEnd { released: true, ..v1::JobEnd::default() }))
     }
 

@@ -1,4 +1,4 @@
-//! GFLOP/s of products and what packing costs, on one thread: `cargo run --release -p rectrain-bf16 --example speed`.
+//! GFLOP/s of products and what packing costs, on one thread: `cargo run --release -p rectrain-bf16 --example products`.
 
 use std::time::Instant;
 
