@@ -61,6 +61,12 @@ pub struct PodTemplate {
     #[schemars(schema_with = "list_as_kubernetes_has_it")]
     pub volume_mounts: Vec<VolumeMount>,
 
+    /// Seconds that a pod has to end in order: in which a checkpoint is saved, and a parameter server's rows go to others. 10 to 86400. A node
+    /// that is drained waits for it; some warnings of a cloud (spot nodes) give less.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 10, max = 86400), extend("x-default" = 30))]
+    pub termination_grace_period_seconds: Option<u32>,
+
     /// Name of the PriorityClass of the pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253), extend("x-default" = "the cluster's default class"))]

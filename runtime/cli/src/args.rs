@@ -8,6 +8,7 @@ use rectrain_crds::{Override, SetKind};
 use rectrain_roles::member::Role;
 use rectrain_wire::Address;
 
+use crate::run::GRACE_SECONDS;
 use crate::slow::{Cpus, Slow};
 
 /// Trains recommender models whose embedding tables are too large for one machine.
@@ -323,6 +324,9 @@ pub(crate) struct CoordinatorArgs {
     /// was killed, and so do the members. Without it the job begins anew from its last checkpoint
     #[arg(long, value_name = "FOLDER", env = "RECTRAIN_JOURNAL")]
     pub(crate) journal: Option<PathBuf>,
+    /// Seconds that this process has to end in order once it is told to, the last few of which it leaves
+    #[arg(long, value_name = "SECONDS", env = "RECTRAIN_GRACE_SECONDS", default_value_t = GRACE_SECONDS)]
+    pub(crate) grace_seconds: u32,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
     /// Print one JSON object an event to standard output after the line with the addresses, the summary last
@@ -364,6 +368,9 @@ pub(crate) struct MemberArgs {
     pub(crate) metrics: SocketAddr,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
+    /// Seconds that this process has to end in order once it is told to, the last few of which it leaves
+    #[arg(long, value_name = "SECONDS", env = "RECTRAIN_GRACE_SECONDS", default_value_t = GRACE_SECONDS)]
+    pub(crate) grace_seconds: u32,
     /// As a parameter server, keep the rows in this directory of a file system in memory, where a process that takes the place of this
     /// one finds them
     #[arg(long, value_name = "DIRECTORY", env = "RECTRAIN_SHARED_MEMORY")]

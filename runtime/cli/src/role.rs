@@ -67,7 +67,7 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
             result = &mut running => result.map(drop).map_err(Failure::from),
             () = &mut told_to_stop => {
                 coordinator.let_all_leave();
-                Err(save_while(&mut running, coordinator.save_now()).await)
+                Err(save_while(&mut running, coordinator.save_now(), args.grace_seconds).await)
             }
         };
         if args.stay && !matches!(result, Err(Failure::Interrupted(_))) {
@@ -130,7 +130,7 @@ pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
                 let saving = async { leaving.await.map_err(|error| error.to_string()) };
                 let mut released = false;
                 let running = async { released = running.await.is_ok() };
-                let ended = Box::pin(save_while(running, saving)).await;
+                let ended = Box::pin(save_while(running, saving, args.grace_seconds)).await;
                 let went_on = || Failure::Interrupted("interrupted; the job goes on with the rows on other servers".to_owned());
                 return Err(if released { went_on() } else { ended });
             }

@@ -17,9 +17,10 @@ use crate::running::Running;
 use crate::show::Display;
 use crate::{Failure, data, job, processes, signal, slow};
 
-/// How long a checkpoint may take that is saved because the process was told to end: well within the 30 s that Kubernetes gives a
-/// pod before it kills it.
-const SAVE_GRACE: Duration = Duration::from_secs(22);
+/// Seconds that a process has to end in order, unless told otherwise: as many as Kubernetes gives a pod.
+pub(crate) const GRACE_SECONDS: u32 = 30;
+/// The last of these, which are left to end in.
+const LEFT_SECONDS: u32 = 8;
 
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let plan = job::plan(&args.job)?;
@@ -64,7 +65,7 @@ async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) ->
     let result: Result<Summary, Failure> = tokio::select! {
         result = &mut running => result.map_err(Failure::from),
         () = signal::interrupted() => {
-            let interrupted = save_while(&mut running, coordinator.save_now()).await;
+            let interrupted = save_while(&mut running, coordinator.save_now(), GRACE_SECONDS).await;
             showing.abort();
             coordinator.fail("interrupted".to_owned(), false);
             // Its members end in order, or are stopped.
@@ -88,18 +89,20 @@ pub(crate) fn new_run() -> String {
 pub(crate) async fn save_while<T>(
     running: impl Future<Output = T>,
     saving: impl Future<Output = Result<String, String>>,
+    grace_seconds: u32,
 ) -> Failure {
     tokio::select! {
-        failure = save(saving) => failure,
+        failure = save(saving, grace_seconds) => failure,
         _ended = running => interrupted(Err("the job ended".to_owned())),
     }
 }
 
 /// As [`save_while`], of a job that runs elsewhere. A second signal ends the wait.
-pub(crate) async fn save(saving: impl Future<Output = Result<String, String>>) -> Failure {
+pub(crate) async fn save(saving: impl Future<Output = Result<String, String>>, grace_seconds: u32) -> Failure {
+    let seconds = u64::from(grace_seconds.saturating_sub(LEFT_SECONDS).max(1));
     interrupted(tokio::select! {
-        saved = tokio::time::timeout(SAVE_GRACE, saving) => {
-            saved.unwrap_or_else(|_| Err(format!("none could be saved within {} s", SAVE_GRACE.as_secs())))
+        saved = tokio::time::timeout(Duration::from_secs(seconds), saving) => {
+            saved.unwrap_or_else(|_| Err(format!("none could be saved within {seconds} s")))
         }
         () = signal::interrupted() => Err("interrupted again".to_owned()),
     })

@@ -31,6 +31,8 @@ const CERTIFICATE_FOLDER: &str = "/etc/rectrain-certificate";
 const ROWS_FOLDER: &str = "/var/lib/rectrain/rows";
 /// Where the coordinator keeps its journal.
 const JOURNAL_FOLDER: &str = "/var/lib/rectrain/journal";
+/// Seconds that a pod has to end in order, if the manifest does not say.
+const GRACE_SECONDS: u32 = 30;
 /// Nobody in particular; the runtime's image has the same.
 const USER: i64 = 65532;
 
@@ -105,7 +107,7 @@ fn pod(plan: &Plan<'_>, role: Role) -> PodSpec {
         service_account_name: Some(names::of_job(&name)),
         automount_service_account_token: Some(false),
         enable_service_links: Some(false),
-        termination_grace_period_seconds: Some(30),
+        termination_grace_period_seconds: Some(grace_seconds(plan, role).into()),
         image_pull_secrets: (!plan.config.image_pull_secrets.is_empty())
             .then(|| pull_secrets.map(|name| LocalObjectReference { name: name.clone() }).collect()),
         security_context: Some(PodSecurityContext {
@@ -255,6 +257,7 @@ fn environment(plan: &Plan<'_>, role: Role) -> Vec<EnvVar> {
         field("POD_NAME", "metadata.name"),
         field("RECTRAIN_INDEX", "metadata.labels['apps.kubernetes.io/pod-index']"),
         value("RECTRAIN_LOG", "info"),
+        value("RECTRAIN_GRACE_SECONDS", &grace_seconds(plan, role).to_string()),
     ];
     if let Some(kept) = kept(plan, role) {
         environment.push(value(kept.variable, kept.folder));
@@ -264,6 +267,12 @@ fn environment(plan: &Plan<'_>, role: Role) -> Vec<EnvVar> {
         environment.push(value("XDG_CACHE_HOME", "/tmp"));
     }
     environment
+}
+
+/// Seconds that a pod has to end in order.
+fn grace_seconds(plan: &Plan<'_>, role: Role) -> u32 {
+    let template = role.template(&plan.job.spec);
+    template.and_then(|template| template.termination_grace_period_seconds).unwrap_or(GRACE_SECONDS)
 }
 
 /// The credentials of the object store, for the roles that use it.

@@ -31,7 +31,7 @@ use crate::processes::memory::SharedMemory;
 use crate::processes::restarts::{Account, Restarts};
 use crate::processes::succession::Succession;
 use crate::role::CoordinatorAddresses;
-use crate::run::{interrupted, new_run, save};
+use crate::run::{GRACE_SECONDS, interrupted, new_run, save};
 use crate::running::Running;
 use crate::show::Display;
 use crate::slow::CpuLimit;
@@ -184,7 +184,7 @@ impl Job<'_> {
                     }
                     _ => break Err(Failure::Failed(death.message)),
                 },
-                () = signal::interrupted() => break Err(save(ask_to_save(&addresses.control)).await),
+                () = signal::interrupted() => break Err(save(ask_to_save(&addresses.control), GRACE_SECONDS).await),
                 Some((role, from, to)) = joins.recv() => {
                     self.next_replicas.set(self.next_replicas.get().with(role, to));
                     for index in from..to {

@@ -45,7 +45,7 @@ impl State {
             v1::Role::Ps => return self.server_joins(request, all_had_joined),
             v1::Role::EmbeddingWorker => self.embedding_workers.join(request.index, &request.address),
             v1::Role::DenseWorker => {
-                self.leaving_dense_workers.remove(&request.index);
+                self.leaving_dense_workers.entry(request.index).and_modify(|is_back| *is_back = true);
                 self.dense_workers.join(request.index, &request.address)
             }
             v1::Role::Loader => self.loaders.join(request.index, &request.address),
@@ -281,15 +281,15 @@ impl State {
     /// A dense worker is told to end.
     pub(in crate::coordinator) fn dense_worker_leaves(&mut self, index: u32) {
         if index < self.dense_workers.present() {
-            self.leaving_dense_workers.insert(index);
+            self.leaving_dense_workers.insert(index, false);
         }
     }
 
-    /// Whether no dense worker was told to end in whose place nobody is yet, or that need not be waited for.
-    pub(in crate::coordinator) fn no_dense_worker_is_missed(&self) -> bool {
+    /// Whether no dense worker was told to end in whose place nobody has trained yet, or that need not be waited for.
+    pub(in crate::coordinator) fn no_dense_worker_is_missed(&mut self) -> bool {
         let present = self.dense_workers.present();
-        let is_missed = self.leaving_dense_workers.iter().any(|index| *index < present);
-        !is_missed || self.all_may_leave || self.training.ended()
+        self.leaving_dense_workers.retain(|index, _| *index < present);
+        self.leaving_dense_workers.is_empty() || self.all_may_leave || self.training.ended()
     }
 
     /// The coordinator ends: nobody is kept from it any more.

@@ -48,8 +48,8 @@ pub(super) struct State {
     loaders: Crew,
     /// The addresses of members of any role that the job goes on without: they are told to end.
     released: BTreeSet<String>,
-    /// Dense workers that were told to end, and whose places nobody has taken yet.
-    leaving_dense_workers: BTreeSet<u32>,
+    /// Dense workers that were told to end, and in whose places nobody has trained yet; whether somebody is in it.
+    leaving_dense_workers: BTreeMap<u32, bool>,
     /// All members may end as they like, because the coordinator does.
     all_may_leave: bool,
     /// Whose turn it is among the embedding workers.
@@ -137,7 +137,7 @@ impl State {
             dense_workers: Crew::new(replicas.dense_workers),
             loaders: Crew::new(replicas.loaders),
             released: BTreeSet::new(),
-            leaving_dense_workers: BTreeSet::new(),
+            leaving_dense_workers: BTreeMap::new(),
             all_may_leave: false,
             turns: Turns::of(replicas.embedding_workers),
             news: Vec::new(),

@@ -51,6 +51,9 @@ impl State {
         rank.steps_done = rank.steps_done.max(report.steps_done);
         rank.running_auc = report.running_auc;
         rank.training_seconds = report.training_seconds;
+        if self.leaving_dense_workers.get(&report.rank) == Some(&true) {
+            self.leaving_dense_workers.remove(&report.rank);
+        }
         self.speeds.take(report);
         // Without a barrier each batch is reported by itself.
         if self.training.mode().has_barrier() {
