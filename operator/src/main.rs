@@ -1,6 +1,7 @@
 //! The `rectrain-operator` command: stands for election, and reconciles `RecTrainingJob`s while it leads.
 
 use std::collections::HashMap;
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -100,7 +101,8 @@ fn end(message: &str) -> ExitCode {
 
 fn log_to_stderr(format: LogFormat) {
     let filter = EnvFilter::try_from_env("RECTRAIN_LOG").unwrap_or_else(|_| EnvFilter::new("info,kube=warn"));
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let colours = std::io::stderr().is_terminal();
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
     match format {
         LogFormat::Text => logs.init(),
         LogFormat::Json => logs.json().init(),

@@ -20,6 +20,7 @@ mod signal;
 mod simulate;
 mod slow;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -100,7 +101,8 @@ fn end(code: u8, message: &str) -> ExitCode {
 
 fn log_to_stderr(format: LogFormat) {
     let filter = EnvFilter::try_from_env("RECTRAIN_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let colours = std::io::stderr().is_terminal();
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
     match format {
         LogFormat::Text => logs.init(),
         LogFormat::Json => logs.json().init(),

@@ -12,7 +12,7 @@ use object_store::memory::InMemory;
 use object_store::{ObjectStore, PutPayload};
 use parquet::arrow::ArrowWriter;
 use parquet::basic::Compression;
-use parquet::file::properties::WriterProperties;
+use parquet::file::properties::{WriterProperties, WriterPropertiesBuilder};
 use rectrain_data::key::TableSeed;
 use rectrain_data::synthetic::Teacher;
 use rectrain_data::{
@@ -150,11 +150,14 @@ fn parquet_of(columns: Vec<(&str, ArrayRef)>, group_rows: usize) -> Vec<u8> {
 }
 
 fn parquet_with(columns: Vec<(&str, ArrayRef)>, group_rows: usize, codec: Compression) -> Vec<u8> {
+    written(columns, group_rows, WriterProperties::builder().set_compression(codec))
+}
+
+fn written(columns: Vec<(&str, ArrayRef)>, group_rows: usize, properties: WriterPropertiesBuilder) -> Vec<u8> {
     let batch =
         RecordBatch::try_from_iter_with_nullable(columns.into_iter().map(|(name, values)| (name, values, true)))
             .unwrap();
-    let properties =
-        WriterProperties::builder().set_max_row_group_row_count(Some(group_rows)).set_compression(codec).build();
+    let properties = properties.set_max_row_group_row_count(Some(group_rows)).build();
     let mut bytes = Vec::new();
     let mut writer = ArrowWriter::try_new(&mut bytes, batch.schema(), Some(properties)).unwrap();
     writer.write(&batch).unwrap();
@@ -167,19 +170,25 @@ fn parquet(rows: &[Row], group_rows: usize) -> Vec<u8> {
 }
 
 fn parquet_by(rows: &[Row], group_rows: usize, codec: Compression) -> Vec<u8> {
+    parquet_with(columns_of(rows), group_rows, codec)
+}
+
+/// Texts a row each, as writers leave them where dictionaries would be too large: in no page, or in the later ones.
+fn parquet_of_plain_texts(rows: &[Row], dictionary_bytes: usize) -> Vec<u8> {
+    let properties = WriterProperties::builder().set_dictionary_page_size_limit(dictionary_bytes);
+    written(columns_of(rows), 1000, properties.set_data_page_row_count_limit(3).set_write_batch_size(2))
+}
+
+fn columns_of(rows: &[Row]) -> Vec<(&'static str, ArrayRef)> {
     let text = |value: &String| (!value.is_empty()).then(|| value.clone());
-    parquet_with(
-        vec![
-            ("unused", Arc::new(BooleanArray::from(vec![true; rows.len()]))),
-            ("when", Arc::new(TimestampMillisecondArray::from_iter_values(rows.iter().map(|r| r.when * 1000)))),
-            ("price", Arc::new(Float64Array::from_iter(rows.iter().map(|r| r.price.map(f64::from))))),
-            ("user", Arc::new(StringArray::from_iter(rows.iter().map(|r| text(&r.user))))),
-            ("tags", Arc::new(StringArray::from_iter(rows.iter().map(|r| text(&r.tags.join("|")))))),
-            ("y", Arc::new(Int32Array::from_iter(rows.iter().map(|r| Some(r.y as i32))))),
-        ],
-        group_rows,
-        codec,
-    )
+    vec![
+        ("unused", Arc::new(BooleanArray::from(vec![true; rows.len()]))),
+        ("when", Arc::new(TimestampMillisecondArray::from_iter_values(rows.iter().map(|r| r.when * 1000)))),
+        ("price", Arc::new(Float64Array::from_iter(rows.iter().map(|r| r.price.map(f64::from))))),
+        ("user", Arc::new(StringArray::from_iter(rows.iter().map(|r| text(&r.user))))),
+        ("tags", Arc::new(StringArray::from_iter(rows.iter().map(|r| text(&r.tags.join("|")))))),
+        ("y", Arc::new(Int32Array::from_iter(rows.iter().map(|r| Some(r.y as i32))))),
+    ]
 }
 
 /// The same rows in every kind of file, each as one file and in pieces.
@@ -217,6 +226,8 @@ fn every_kind(folder: &Folder, rows: &[Row]) -> Vec<(&'static str, SourceConfig)
         ("two files by a glob, one of them gzip", glob("pieces/?.csv*")),
         ("parquet", one("one.parquet", &parquet(rows, 1000))),
         ("parquet in row groups of 5", one("small.parquet", &parquet(rows, 5))),
+        ("parquet without dictionaries", one("plain.parquet", &parquet_of_plain_texts(rows, 0))),
+        ("parquet with some texts in dictionaries", one("some.parquet", &parquet_of_plain_texts(rows, 40))),
         ("two parquet files by a glob", glob("groups/*.parquet")),
     ]
 }

@@ -35,6 +35,7 @@ spec:
         nodeSelector: {cloud.google.com/gke-spot: "true"}
         tolerations: [{key: spot, operator: Exists}]
         priorityClassName: batch
+        terminationGracePeriodSeconds: 120
         serviceAccountName: reader
     denseWorker: {replicas: 2, device: cuda}
 "#;
@@ -246,7 +247,9 @@ fn what_the_user_wants_of_pods_is_laid_over_what_the_operator_makes() {
     assert_eq!(container["resources"]["requests"]["memory"], "2Gi");
     let env: Vec<_> =
         container["env"].as_array().into_iter().flatten().map(|variable| variable["name"].clone()).collect();
-    assert_eq!(env, ["POD_NAME", "RECTRAIN_INDEX", "RECTRAIN_LOG", "RECTRAIN_SHARED_MEMORY", "EXTRA"]);
+    let own = ["POD_NAME", "RECTRAIN_INDEX", "RECTRAIN_LOG", "RECTRAIN_GRACE_SECONDS", "RECTRAIN_SHARED_MEMORY"];
+    assert_eq!((&env[..5], &env[5]), (&own.map(|name| json!(name))[..], &json!("EXTRA")));
+    assert_eq!((&pod["terminationGracePeriodSeconds"], &container["env"][3]["value"]), (&json!(120), &json!("120")));
     assert_eq!(container["env"][2]["value"], "debug");
     let mounts: Vec<_> =
         container["volumeMounts"].as_array().into_iter().flatten().map(|m| m["mountPath"].clone()).collect();
@@ -254,6 +257,7 @@ fn what_the_user_wants_of_pods_is_laid_over_what_the_operator_makes() {
     // Other roles are as the operator makes them.
     let loader = &body(&objects, Kind::StatefulSet, "clicks-loader")["spec"]["template"];
     assert_eq!(loader["spec"]["serviceAccountName"], "clicks-rectrain");
+    assert_eq!(loader["spec"]["terminationGracePeriodSeconds"], 30);
     assert_eq!(loader["metadata"]["annotations"]["prometheus.io/scrape"], "true");
 }
 

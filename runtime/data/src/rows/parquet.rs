@@ -1,7 +1,8 @@
 //! Rows of Parquet files, row group by row group. Only the columns of the schema are read. A local file is
 //! read by the operating system as pages are wanted; of an object the columns of a row group are
 //! fetched at once, and those of the next while this one is decoded. Row groups that are passed over are
-//! not read at all (unless bad rows are skipped, or the part is one of time, which needs every row).
+//! not read at all (unless bad rows are skipped, or the part is one of time, which needs every row). Texts that
+//! the file has in dictionaries are hashed once a dictionary and not once a row.
 
 use super::{RowSource, Selection, Tally, locate, offset};
 use crate::batch::Batch;
@@ -10,9 +11,12 @@ use crate::config::{BadRows, TimeBound};
 use crate::error::{DataError, Place, shown};
 use crate::schema::{Encoder, Layout, Schema, SparseEncoder};
 use crate::storage::{FilePlace, Object, SourceFile};
-use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Float32Array, Float64Array, Int64Array, RecordBatch};
+use arrow::array::{
+    Array, ArrayData, ArrayRef, AsArray, BinaryArray, DictionaryArray, Float32Array, Float64Array, Int64Array,
+    RecordBatch,
+};
 use arrow::compute::cast;
-use arrow::datatypes::{DataType, Int64Type, TimeUnit, UInt64Type};
+use arrow::datatypes::{DataType, Field, Fields, Int32Type, Int64Type, TimeUnit, UInt64Type};
 use arrow::error::ArrowError;
 use arrow::util::display::array_value_to_string;
 use bytes::{Buf, Bytes};
@@ -20,10 +24,11 @@ use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
 };
-use parquet::basic::Compression;
+use parquet::basic::{Compression, Encoding};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
 use parquet::file::reader::{ChunkReader, Length};
+use std::collections::HashMap;
 use std::fs::File;
 use std::sync::Arc;
 
@@ -48,6 +53,7 @@ impl ParquetFile {
         let layout = Layout::bind(&file.name, names, schema, time.map(|(name, _)| name))?;
         let types: Vec<&DataType> = fields.iter().map(|field| field.data_type()).collect();
         check_types(&file.name, &layout, &types, schema, time.map(|(_, bound)| bound))?;
+        let metadata = keep_dictionaries(metadata, &layout, schema);
         let roots =
             layout.sparse.iter().chain(&layout.dense).chain([&layout.label]).chain(&layout.group).chain(&layout.time);
         let mask = ProjectionMask::roots(metadata.parquet_schema(), roots.copied());
@@ -89,6 +95,39 @@ impl ParquetFile {
 /// dictionaries and views, which would only be undone here.
 fn reader_options() -> ArrowReaderOptions {
     ArrowReaderOptions::new().with_skip_arrow_metadata(true)
+}
+
+/// The metadata by which single-valued sparse features that are in dictionaries throughout are read as those.
+fn keep_dictionaries(metadata: ArrowReaderMetadata, layout: &Layout, schema: &Schema) -> ArrowReaderMetadata {
+    let fields = metadata.schema().fields();
+    let wanted = |place: usize| {
+        let mut sparse = schema.sparse.iter().zip(&layout.sparse);
+        let is_single = sparse.any(|(field, &column)| column == place && !field.is_variable());
+        is_single && is_in_dictionaries(metadata.metadata(), fields[place].name())
+    };
+    let field = |(place, field): (usize, &Arc<Field>)| match field.data_type() {
+        found @ (DataType::Utf8 | DataType::Binary) if wanted(place) => {
+            let dictionary = DataType::Dictionary(Box::new(DataType::Int32), Box::new(found.clone()));
+            Arc::new(field.as_ref().clone().with_data_type(dictionary))
+        }
+        _ => Arc::clone(field),
+    };
+    let fields: Fields = fields.iter().enumerate().map(field).collect();
+    let options = ArrowReaderOptions::new().with_schema(Arc::new(arrow::datatypes::Schema::new(fields)));
+    ArrowReaderMetadata::try_new(Arc::clone(metadata.metadata()), options).unwrap_or(metadata)
+}
+
+/// Whether every page of a column is written by its row group's dictionary.
+fn is_in_dictionaries(metadata: &ParquetMetaData, column: &str) -> bool {
+    metadata.row_groups().iter().all(|group| {
+        let chunk = group.columns().iter().find(|chunk| chunk.column_path().parts() == [column]);
+        chunk.is_some_and(|chunk| {
+            let pages = chunk.page_encoding_stats_mask();
+            let only = |encoding| pages.is_some_and(|pages| pages.is_only(encoding));
+            chunk.dictionary_page_offset().is_some()
+                && (only(Encoding::RLE_DICTIONARY) || only(Encoding::PLAIN_DICTIONARY))
+        })
+    })
 }
 
 /// Runs a piece of the Parquet decoder, which panics on some damaged files, and makes an error of a panic.
@@ -234,6 +273,7 @@ pub(crate) struct ParquetRows {
     fetched: Option<Fetched>,
     next: Option<Fetching>,
     decoded: Decoded,
+    dictionaries: Dictionaries,
 }
 
 /// Rows that were decoded and not yet taken.
@@ -271,6 +311,7 @@ impl ParquetRows {
             fetched: None,
             next: None,
             decoded: Decoded::default(),
+            dictionaries: Dictionaries::default(),
         }
     }
 
@@ -331,7 +372,7 @@ impl ParquetRows {
         let rows = (batch.num_rows() as u64).min(self.left);
         let before: u64 = (0..self.group).map(|group| file.group_rows(group)).sum();
         let columns = Columns { file, batch: batch.slice(0, rows as usize), first_row: before + self.group_at };
-        self.decoded = columns.decode(&self.encoder, &self.selection)?;
+        self.decoded = columns.decode(&self.encoder, &self.selection, &mut self.dictionaries)?;
         self.group_at += rows;
         self.left -= rows.min(self.left);
         self.reader = Some(reader);
@@ -541,7 +582,12 @@ impl Columns<'_> {
         })
     }
 
-    fn decode(&self, encoder: &Encoder, selection: &Selection) -> Result<Decoded, DataError> {
+    fn decode(
+        &self,
+        encoder: &Encoder,
+        selection: &Selection,
+        dictionaries: &mut Dictionaries,
+    ) -> Result<Decoded, DataError> {
         let (layout, schema) = (&self.file.layout, &encoder.schema);
         let labels = self.floats(layout.label)?;
         let dense: Vec<Float32Array> =
@@ -584,7 +630,14 @@ impl Columns<'_> {
         }
         rows.samples = kept.len();
         for ((into, &column), sparse) in rows.sparse.iter_mut().zip(&layout.sparse).zip(&encoder.sparse) {
-            let values = Ids::of(self.column(column)?).map_err(|error| self.file.damaged(&error))?;
+            let values = self.column(column)?;
+            if let (Some(values), None) = (values.as_dictionary_opt::<Int32Type>(), &into.offsets) {
+                let keys = dictionaries.keys(column, values.values(), sparse);
+                let keys = keys.and_then(|keys| from_dictionary(values, keys, &kept, sparse, &mut into.keys));
+                keys.map_err(|error| self.file.damaged(&error))?;
+                continue;
+            }
+            let values = Ids::of(values).map_err(|error| self.file.damaged(&error))?;
             for &row in &kept {
                 values.push(row, sparse, &mut into.keys);
                 if let Some(offsets) = &mut into.offsets {
@@ -648,6 +701,43 @@ impl Columns<'_> {
         };
         Ok(values.as_primitive().clone())
     }
+}
+
+/// Keys of the texts of dictionaries, by column: many batches of rows share one.
+#[derive(Default)]
+struct Dictionaries(HashMap<usize, (ArrayData, Vec<u64>)>);
+
+impl Dictionaries {
+    /// The keys of these texts, in order.
+    fn keys(&mut self, column: usize, texts: &ArrayRef, sparse: &SparseEncoder) -> Result<&[u64], ArrowError> {
+        let data = texts.to_data();
+        if self.0.get(&column).is_none_or(|(known, _)| !known.ptr_eq(&data)) {
+            let values = Ids::of(texts)?;
+            let mut keys = Vec::with_capacity(texts.len());
+            (0..texts.len()).for_each(|text| values.push(text, sparse, &mut keys));
+            self.0.insert(column, (data, keys));
+        }
+        Ok(self.0.get(&column).map_or(&[], |(_, keys)| keys))
+    }
+}
+
+/// Appends the keys of `rows`, whose texts are in a dictionary that has these `keys`.
+fn from_dictionary(
+    values: &DictionaryArray<Int32Type>,
+    keys: &[u64],
+    rows: &[usize],
+    sparse: &SparseEncoder,
+    into: &mut Vec<u64>,
+) -> Result<(), ArrowError> {
+    for &row in rows {
+        let Some(text) = values.key(row) else {
+            into.extend(sparse.missing);
+            continue;
+        };
+        let beyond = || ArrowError::ParseError(format!("row {row} of a batch names text {text} of {}", keys.len()));
+        into.push(*keys.get(text).ok_or_else(beyond)?);
+    }
+    Ok(())
 }
 
 /// The values of a sparse column, in one of the few types that ids have.

@@ -3,8 +3,8 @@
 //! given back when its reply has been written: that bounds memory and makes the sender wait.
 
 use std::net::{TcpListener as StdListener, ToSocketAddrs};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
@@ -24,12 +24,29 @@ const LINGER: Duration = Duration::from_millis(250);
 /// The pause after accepting failed (out of file descriptors, most likely).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// How often the log tells of refused strangers at most: whoever reaches the port can make as many as it likes.
+const STRANGERS_TOLD_EVERY: Duration = Duration::from_secs(1);
+
 /// What all connections of one service share.
 struct Shared {
     service: Arc<dyn Service>,
     config: TcpConfig,
     counters: Arc<WireCounters>,
     stopping: watch::Receiver<bool>,
+    /// When a refused stranger was told of last.
+    told_of_a_stranger: Mutex<Option<Instant>>,
+}
+
+impl Shared {
+    /// Every stranger is counted; of many that come at once the log has one.
+    fn tells_of_a_stranger(&self) -> bool {
+        let mut told = self.told_of_a_stranger.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = told.is_none_or(|told| told.elapsed() >= STRANGERS_TOLD_EVERY);
+        if is_due {
+            *told = Some(Instant::now());
+        }
+        is_due
+    }
 }
 
 /// The accepting task, which owns all others: they end when it is dropped.
@@ -52,7 +69,7 @@ impl TcpServing {
         let (listener, port) =
             bind(endpoint).map_err(|source| WireError::Bind { address: address.to_string(), source })?;
         let (stop, stopping) = watch::channel(false);
-        let shared = Arc::new(Shared { service, config, counters, stopping });
+        let shared = Arc::new(Shared { service, config, counters, stopping, told_of_a_stranger: Mutex::default() });
         let accepting = runtime.spawn(accept(listener, shared));
         Ok((Self { stop, accepting }, port))
     }
@@ -192,7 +209,9 @@ async fn known(stream: TcpStream, peer: &Peer, shared: &Shared) -> Option<Stream
         Ok(stream) => Some(Stream::Tls(Box::new(stream.into()))),
         Err(stranger) => {
             shared.counters.refused_stranger(&stranger);
-            tracing::warn!(%peer, reason = stranger.reason, "refused a connection: {stranger}");
+            if shared.tells_of_a_stranger() {
+                tracing::warn!(%peer, reason = stranger.reason, "refused a connection: {stranger}");
+            }
             None
         }
     }
