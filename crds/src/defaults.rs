@@ -94,6 +94,8 @@ pub const FTRL_L2: f64 = 0.0;
 
 /// `spec.roles.*.replicas`
 pub const REPLICAS: u32 = 1;
+/// `spec.roles.*.template.terminationGracePeriodSeconds`
+pub const TERMINATION_GRACE_SECONDS: u32 = 30;
 /// `spec.checkpoint.fullEvery`
 pub const FULL_CHECKPOINT_EVERY: u32 = 10;
 /// `spec.checkpoint.keep`

@@ -5,7 +5,6 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use rectrain_crds::{
     AutoscalingMode, DecisionStatus, DecisionSubject, Mode, ModePrediction, ModeSpec, RecTrainingJob,
@@ -23,6 +22,7 @@ use crate::measure::Change;
 use crate::members;
 use crate::names::Role;
 use crate::pods::PodFacts;
+use crate::quantity::value_of;
 
 /// Decisions that a status keeps about each subject.
 const KEPT: usize = 8;
@@ -361,27 +361,7 @@ fn embedding_worker_load<'a>(changes: impl Iterator<Item = &'a Change> + Clone) 
 /// What the manifest gives a parameter server; none if it says nothing, or nothing that can be read.
 fn memory_limit(spec: &RecTrainingJobSpec) -> Option<u64> {
     let template = spec.roles.as_ref()?.ps.as_ref()?.template.as_ref()?;
-    bytes(template.resources.as_ref()?.limits.as_ref()?.get("memory")?)
-}
-
-/// Kubernetes' quantities: a number and a suffix.
-fn bytes(quantity: &Quantity) -> Option<u64> {
-    let text = quantity.0.trim();
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, suffix) = text.split_at(digits);
-    let factor = match suffix {
-        "" => 1.0,
-        "k" => 1e3,
-        "M" => 1e6,
-        "G" => 1e9,
-        "T" => 1e12,
-        "Ki" => 1024.0,
-        "Mi" => 1_048_576.0,
-        "Gi" => 1_073_741_824.0,
-        "Ti" => 1_099_511_627_776.0,
-        _ => return None,
-    };
-    number.parse::<f64>().ok().map(|number| (number * factor) as u64)
+    value_of(template.resources.as_ref()?.limits.as_ref()?.get("memory")?).map(|bytes| bytes as u64)
 }
 
 /// The prediction as a status shows it.
@@ -502,14 +482,5 @@ spec:
         changes.remove(&(Role::DenseWorker, 1));
         let without_one = observations(&job, &resolved, now, &report(Mode::Gba), &[], &changes, ClusterLoad::default());
         assert_eq!(without_one.workers, [], "the slow one may be missing");
-    }
-
-    #[test]
-    fn quantities_are_bytes() {
-        for (text, expected) in
-            [("16Gi", Some(16 << 30)), ("1.5G", Some(1_500_000_000)), ("7", Some(7)), ("1e9x", None)]
-        {
-            assert_eq!(bytes(&Quantity(text.to_owned())), expected, "{text}");
-        }
     }
 }

@@ -32,5 +32,6 @@ pub mod names;
 pub mod nodes;
 pub mod phase;
 pub mod pods;
+mod quantity;
 pub mod reconcile;
 pub mod switch;

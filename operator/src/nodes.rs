@@ -21,6 +21,7 @@ use serde_json::Value;
 
 use crate::names::JOB_LABEL;
 use crate::pods::PodFacts;
+use crate::quantity::value_of;
 
 /// What was read is good for so long: metrics-server measures every 15 s.
 const FRESH: Duration = Duration::from_secs(20);
@@ -214,7 +215,7 @@ fn node_load(node: &Node, used_cores: Option<f64>) -> NodeLoad {
     let allocatable = status.and_then(|status| status.allocatable.as_ref()?.get("cpu"));
     NodeLoad {
         is_under_pressure: conditions.iter().any(|one| presses(&one.type_) && one.status == "True"),
-        cores: allocatable.and_then(cores_of),
+        cores: allocatable.and_then(value_of),
         used_cores,
     }
 }
@@ -225,27 +226,7 @@ fn used_by_pod(metrics: &Value) -> Option<f64> {
 }
 
 fn cores(quantity: &Value) -> Option<f64> {
-    cores_of(&Quantity(quantity.as_str()?.to_owned()))
-}
-
-/// Cores in a quantity of Kubernetes': `2`, `250m`, `1234567n`.
-pub(crate) fn cores_of(quantity: &Quantity) -> Option<f64> {
-    let text = quantity.0.trim();
-    let (number, divisor) = match text.strip_suffix(['n', 'u', 'm']) {
-        Some(number) => (
-            number,
-            if text.ends_with('n') {
-                1e9
-            } else if text.ends_with('u') {
-                1e6
-            } else {
-                1e3
-            },
-        ),
-        None => (text, 1.0),
-    };
-    let number: f64 = number.parse().ok()?;
-    (number.is_finite() && number >= 0.0).then_some(number / divisor)
+    value_of(&Quantity(quantity.as_str()?.to_owned()))
 }
 
 #[cfg(test)]
@@ -321,13 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn quantities_of_cores_are_read_with_their_suffix() {
-        let cores = |text: &str| cores_of(&Quantity(text.to_owned()));
-        assert_eq!(
-            (cores("2"), cores("250m"), cores("500u"), cores("1500000000n")),
-            (Some(2.0), Some(0.25), Some(0.0005), Some(1.5))
-        );
-        assert_eq!((cores("-1"), cores("a lot"), cores("")), (None, None, None));
+    fn a_pod_uses_what_its_containers_do() {
         let pod = serde_json::json!({"containers": [{"usage": {"cpu": "100m"}}, {"usage": {"cpu": "1"}}]});
         assert_eq!(used_by_pod(&pod), Some(1.1));
         assert_eq!(used_by_pod(&serde_json::json!({"containers": [{}]})), None);

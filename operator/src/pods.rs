@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodSpec};
 
 use crate::names::{ATTEMPT_LABEL, ROLE_LABEL, Role};
-use crate::nodes::cores_of;
+use crate::quantity::value_of;
 
 /// A pod of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,7 +97,7 @@ impl PodFacts {
 
 fn requested_millicores(spec: &PodSpec) -> u64 {
     let requests = spec.containers.iter().filter_map(|container| container.resources.as_ref()?.requests.as_ref());
-    requests.filter_map(|requests| cores_of(requests.get("cpu")?)).map(|cores| (cores * 1e3).round() as u64).sum()
+    requests.filter_map(|requests| value_of(requests.get("cpu")?)).map(|cores| (cores * 1e3).round() as u64).sum()
 }
 
 fn waiting(container: &ContainerStatus) -> Option<(String, String)> {

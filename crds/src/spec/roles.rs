@@ -64,7 +64,7 @@ pub struct PodTemplate {
     /// Seconds that a pod has to end in order: in which a checkpoint is saved, and a parameter server's rows go to others. 10 to 86400. A node
     /// that is drained waits for it; some warnings of a cloud (spot nodes) give less.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 10, max = 86400), extend("x-default" = 30))]
+    #[schemars(range(min = 10, max = 86400), extend("x-default" = defaults::TERMINATION_GRACE_SECONDS))]
     pub termination_grace_period_seconds: Option<u32>,
 
     /// Name of the PriorityClass of the pods.

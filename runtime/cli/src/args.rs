@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use rectrain_crds::defaults::TERMINATION_GRACE_SECONDS;
 use rectrain_crds::{Override, SetKind};
 use rectrain_roles::member::Role;
 use rectrain_wire::Address;
 
-use crate::run::GRACE_SECONDS;
 use crate::slow::{Cpus, Slow};
 
 /// Trains recommender models whose embedding tables are too large for one machine.
@@ -325,7 +325,7 @@ pub(crate) struct CoordinatorArgs {
     #[arg(long, value_name = "FOLDER", env = "RECTRAIN_JOURNAL")]
     pub(crate) journal: Option<PathBuf>,
     /// Seconds that this process has to end in order once it is told to, the last few of which it leaves
-    #[arg(long, value_name = "SECONDS", env = "RECTRAIN_GRACE_SECONDS", default_value_t = GRACE_SECONDS)]
+    #[arg(long, value_name = "SECONDS", env = "RECTRAIN_GRACE_SECONDS", default_value_t = TERMINATION_GRACE_SECONDS)]
     pub(crate) grace_seconds: u32,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
@@ -369,7 +369,7 @@ pub(crate) struct MemberArgs {
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
     /// Seconds that this process has to end in order once it is told to, the last few of which it leaves
-    #[arg(long, value_name = "SECONDS", env = "RECTRAIN_GRACE_SECONDS", default_value_t = GRACE_SECONDS)]
+    #[arg(long, value_name = "SECONDS", env = "RECTRAIN_GRACE_SECONDS", default_value_t = TERMINATION_GRACE_SECONDS)]
     pub(crate) grace_seconds: u32,
     /// As a parameter server, keep the rows in this directory of a file system in memory, where a process that takes the place of this
     /// one finds them

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use prometheus::Registry;
 use rectrain_checkpoint::CheckpointId;
+use rectrain_crds::defaults::TERMINATION_GRACE_SECONDS;
 use rectrain_roles::coordinator::{Coordinator, LivePage, serve_control};
 use rectrain_roles::events::{EventLog, Summary};
 use rectrain_roles::http::serve_metrics_and_page;
@@ -17,9 +18,7 @@ use crate::running::Running;
 use crate::show::Display;
 use crate::{Failure, data, job, processes, signal, slow};
 
-/// Seconds that a process has to end in order, unless told otherwise: as many as Kubernetes gives a pod.
-pub(crate) const GRACE_SECONDS: u32 = 30;
-/// The last of these, which are left to end in.
+/// The last seconds of those that a process has to end in order, which are left to end in.
 const LEFT_SECONDS: u32 = 8;
 
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
@@ -65,7 +64,7 @@ async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) ->
     let result: Result<Summary, Failure> = tokio::select! {
         result = &mut running => result.map_err(Failure::from),
         () = signal::interrupted() => {
-            let interrupted = save_while(&mut running, coordinator.save_now(), GRACE_SECONDS).await;
+            let interrupted = save_while(&mut running, coordinator.save_now(), TERMINATION_GRACE_SECONDS).await;
             showing.abort();
             coordinator.fail("interrupted".to_owned(), false);
             // Its members end in order, or are stopped.

@@ -13,6 +13,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use rectrain_crds::PodTemplate;
+use rectrain_crds::defaults::TERMINATION_GRACE_SECONDS;
 use serde_json::{Value, json};
 
 use super::config_map::MANIFEST;
@@ -31,8 +32,6 @@ const CERTIFICATE_FOLDER: &str = "/etc/rectrain-certificate";
 const ROWS_FOLDER: &str = "/var/lib/rectrain/rows";
 /// Where the coordinator keeps its journal.
 const JOURNAL_FOLDER: &str = "/var/lib/rectrain/journal";
-/// Seconds that a pod has to end in order, if the manifest does not say.
-const GRACE_SECONDS: u32 = 30;
 /// Nobody in particular; the runtime's image has the same.
 const USER: i64 = 65532;
 
@@ -272,7 +271,7 @@ fn environment(plan: &Plan<'_>, role: Role) -> Vec<EnvVar> {
 /// Seconds that a pod has to end in order.
 fn grace_seconds(plan: &Plan<'_>, role: Role) -> u32 {
     let template = role.template(&plan.job.spec);
-    template.and_then(|template| template.termination_grace_period_seconds).unwrap_or(GRACE_SECONDS)
+    template.and_then(|template| template.termination_grace_period_seconds).unwrap_or(TERMINATION_GRACE_SECONDS)
 }
 
 /// The credentials of the object store, for the roles that use it.

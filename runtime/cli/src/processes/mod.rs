@@ -10,10 +10,11 @@ mod succession;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
+use rectrain_crds::defaults::TERMINATION_GRACE_SECONDS;
 use rectrain_proto::v1;
 use rectrain_proto::v1::control_client::ControlClient;
 use rectrain_roles::events::JobEvent;
@@ -31,7 +32,7 @@ use crate::processes::memory::SharedMemory;
 use crate::processes::restarts::{Account, Restarts};
 use crate::processes::succession::Succession;
 use crate::role::CoordinatorAddresses;
-use crate::run::{GRACE_SECONDS, interrupted, new_run, save};
+use crate::run::{interrupted, new_run, save};
 use crate::running::Running;
 use crate::show::Display;
 use crate::slow::CpuLimit;
@@ -89,9 +90,11 @@ pub(crate) async fn run(args: &RunArgs, plan: &JobPlan, mut display: Display) ->
     };
     let mut restarts = Restarts::new(plan.max_restarts, plan.backoff);
     let mut account = Account::default();
+    let mut told_to_end = pin!(signal::interrupted());
     loop {
         account.begin_attempt();
-        let message = match job.attempt(&mut display, &mut account, &mut restarts).await {
+        let attempt = job.attempt(&mut display, &mut account, &mut restarts, told_to_end.as_mut());
+        let message = match attempt.await {
             Err(Failure::Failed(message)) => message,
             ended => return ended,
         };
@@ -103,7 +106,7 @@ pub(crate) async fn run(args: &RunArgs, plan: &JobPlan, mut display: Display) ->
         display.show(&JobEvent::Restarting { restart: restarts.done(), message, seconds: pause.as_secs() });
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            () = signal::interrupted() => return Err(interrupted(Err("the job was about to restart".to_owned()))),
+            () = &mut told_to_end => return Err(interrupted(Err("the job was about to restart".to_owned()))),
         }
     }
 }
@@ -131,6 +134,7 @@ impl Job<'_> {
         display: &mut Display,
         account: &mut Account,
         restarts: &mut Restarts,
+        mut told_to_end: Pin<&mut impl Future<Output = ()>>,
     ) -> Result<(), Failure> {
         self.replicas.set(self.next_replicas.get());
         self.succession.begin();
@@ -184,7 +188,7 @@ impl Job<'_> {
                     }
                     _ => break Err(Failure::Failed(death.message)),
                 },
-                () = signal::interrupted() => break Err(save(ask_to_save(&addresses.control), GRACE_SECONDS).await),
+                () = &mut told_to_end => break Err(save(ask_to_save(&addresses.control), TERMINATION_GRACE_SECONDS).await),
                 Some((role, from, to)) = joins.recv() => {
                     self.next_replicas.set(self.next_replicas.get().with(role, to));
                     for index in from..to {

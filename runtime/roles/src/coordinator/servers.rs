@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use rectrain_modes::migration::SlotMap;
 use serde::{Deserialize, Serialize};
 
+use super::state::ResizeRefused;
+
 /// See the module's text.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Servers {
@@ -47,15 +49,6 @@ pub(super) enum Joined {
     WhileSlotsMove,
     /// There cannot be one of this number.
     Unexpected,
-}
-
-/// Why there cannot be so many servers.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Refused {
-    /// Never.
-    Number(String),
-    /// Not now.
-    Now(String),
 }
 
 /// Slots are to move so that just these servers hold them.
@@ -141,22 +134,24 @@ impl Servers {
     }
 
     /// There are to be so many; gives the number after the highest of those there are, and whether that was not asked for before.
-    pub(super) fn want(&mut self, servers: u32) -> Result<(u32, bool), Refused> {
+    pub(super) fn want(&mut self, servers: u32) -> Result<(u32, bool), ResizeRefused> {
         let slots = self.slots;
         if servers == 0 || servers > slots {
-            return Err(Refused::Number(format!(
+            return Err(ResizeRefused::Number(format!(
                 "a job has 1 to {slots} parameter servers, because that is how many slots its rows are divided into, not {servers}"
             )));
         }
         let from = self.above_all();
         match self.resize {
             Resize::Moving { .. } => {
-                return Err(Refused::Now("slots are moving already: ask again when they have settled".to_owned()));
+                return Err(ResizeRefused::Now(
+                    "slots are moving already: ask again when they have settled".to_owned(),
+                ));
             }
             Resize::Wanted(before) if before == servers => return Ok((from, false)),
             Resize::Wanted(before) if before > from && servers > from => {
                 let missing = (from..before).filter(|number| !self.spare.contains_key(number)).count();
-                return Err(Refused::Now(format!(
+                return Err(ResizeRefused::Now(format!(
                     "{missing} of {before} parameter servers have not joined yet: ask again when they have, or for {from} to give that up"
                 )));
             }
@@ -289,14 +284,15 @@ mod tests {
         assert_eq!((servers.present(), servers.wanted(), servers.needed()), (1, 3, 3));
         assert_eq!(servers.join(2, "a2", true), Joined::Spare { returns: false });
         assert_eq!(servers.moves(), None);
-        assert!(matches!(servers.want(4), Err(Refused::Now(reason)) if reason.starts_with("1 of 3 ")));
+        assert!(matches!(servers.want(4), Err(ResizeRefused::Now(reason)) if reason.starts_with("1 of 3 ")));
         servers.join(1, "a1", true);
         assert_eq!((servers.moves(), servers.moves()), (Some(vec![0, 1, 2]), None));
         assert_eq!((servers.want(3).unwrap(), servers.moves()), ((3, true), Some(vec![0, 1, 2])));
         assert_eq!((servers.want(2).unwrap(), servers.needed(), servers.moves()), ((3, true), 3, Some(vec![0, 1])));
         assert_eq!((servers.present(), servers.wanted(), servers.needed()), (2, 2, 2));
         assert!(
-            matches!(servers.want(0), Err(Refused::Number(_))) && matches!(servers.want(65), Err(Refused::Number(_)))
+            matches!(servers.want(0), Err(ResizeRefused::Number(_)))
+                && matches!(servers.want(65), Err(ResizeRefused::Number(_)))
         );
     }
 

@@ -226,10 +226,7 @@ impl State {
 
     fn request_servers(&mut self, servers: u32) -> Result<(u32, bool), ResizeRefused> {
         self.check_scalable()?;
-        self.servers.want(servers).map_err(|refused| match refused {
-            servers::Refused::Number(reason) => ResizeRefused::Number(reason),
-            servers::Refused::Now(reason) => ResizeRefused::Now(reason),
-        })
+        self.servers.want(servers)
     }
 
     /// A parameter server is about to end: others are to take what it holds.
