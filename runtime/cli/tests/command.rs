@@ -395,6 +395,35 @@ fn dense_workers_that_are_killed_take_the_others_parameters_and_the_same_model_i
     assert_eq!(last["test"], alone["test"]);
 }
 
+/// The embedding worker that knows what a dense worker was given dies with it. With one parameter server a step is applied or it is not.
+#[test]
+fn an_embedding_worker_and_a_dense_worker_that_are_killed_together_are_replaced_and_the_same_model_is_trained() {
+    let folder = folder_with(JOB);
+    let replicas = "spec.roles.embeddingWorker.replicas=2,spec.roles.loader.replicas=2,spec.roles.denseWorker.replicas=2,\
+                    spec.training.mode=sync,spec.data.synthetic.rows=90000";
+    let common = ["run", "job.yaml", "--json", "--set", replicas];
+    let alone = events(&rectrain(folder.path(), &common)).pop().unwrap();
+    let slow = ["--processes", "--slow", "denseWorker-0=8x", "--slow", "denseWorker-1=8x"];
+    let (mut child, lines) = training(folder.path(), &[&common[..], &slow].concat());
+    let (mut rounds, mut missing, mut last) = (0, 0, Value::Null);
+    for line in lines {
+        last = serde_json::from_str(&line.unwrap()).unwrap();
+        missing -= i32::from(last["event"] == "rejoined");
+        if last["event"] == "progress" && missing == 0 && rounds < 5 {
+            (rounds, missing) = (rounds + 1, 2);
+            let of =
+                |role: &str| children_of(child.id()).into_iter().rfind(|(_, of)| of == role).unwrap().0.to_string();
+            let victims = ["embedding-worker", "dense-worker"].map(of);
+            assert!(Command::new("kill").arg("-9").args(victims).status().unwrap().success());
+        }
+    }
+    assert!(child.wait().unwrap().success(), "{last}");
+    assert_eq!((rounds, missing, &last["restarts"]), (5, 0, &Value::from(0)), "{last}");
+    for field in ["parametersSha256", "test", "rows", "trainedRows"] {
+        assert_eq!(last[field], alone[field], "{field}");
+    }
+}
+
 /// A job's rests: most of the time it predicts, and after each rest it saves a checkpoint.
 const RESTING: &str = "spec.training.evaluation.every=steps,spec.training.evaluation.steps=100,spec.data.synthetic.testRows=10000,\
                        spec.checkpoint.path=checkpoints,spec.checkpoint.everySteps=100";
@@ -649,8 +678,13 @@ impl Pods {
     }
 
     fn member(&self, role: &str, bind: &str) -> Child {
-        let arguments = [role, "job.yaml", "--index", "0", "--stay", "--coordinator", &self.members, "--bind", bind];
-        Self::command(&self.folder).args(arguments).args(["--metrics", "127.0.0.1:0"]).spawn().unwrap()
+        self.member_number(0, role, bind, &[])
+    }
+
+    fn member_number(&self, index: u32, role: &str, bind: &str, more: &[&str]) -> Child {
+        let index = index.to_string();
+        let arguments = [role, "job.yaml", "--index", &index, "--stay", "--coordinator", &self.members, "--bind", bind];
+        Self::command(&self.folder).args(arguments).args(["--metrics", "127.0.0.1:0"]).args(more).spawn().unwrap()
     }
 
     /// The next event of this kind.
@@ -713,6 +747,50 @@ fn a_member_restarted_in_the_middle_ends_the_job_and_whoever_stays_learns_it() {
         // One that failed by itself has exited; one that was told stays.
         other.kill().unwrap();
         other.wait().unwrap();
+    }
+}
+
+/// As pods that are deleted by force: what runs in them is killed a while after others have their names.
+#[test]
+fn members_that_live_on_after_others_took_their_places_do_no_harm() {
+    let manifest = JOB
+        .replace("rows: 3000", "rows: 90000")
+        .replace("training: {", "roles: {embeddingWorker: {replicas: 2}, denseWorker: {replicas: 2}}\n  training: {");
+    for mode in ["sync", "hybrid"] {
+        let manifest = manifest.replace("globalBatchSize", &format!("mode: {mode}, globalBatchSize"));
+        let alone = events(&rectrain(folder_with(&manifest).path(), &["run", "job.yaml", "--json"])).pop().unwrap();
+        let mut pods = Pods::start(&manifest);
+        let start = |pods: &Pods, role: &str, index| {
+            let more: &[&str] = if role == "dense-worker" { &["--slow", "8"] } else { &[] };
+            pods.member_number(index, role, "tcp://127.0.0.1:0", more)
+        };
+        let members = [("ps", 0), ("embedding-worker", 0), ("dense-worker", 0), ("loader", 0)];
+        let mut others: Vec<Child> = members.iter().map(|(role, index)| start(&pods, role, *index)).collect();
+        let mut replaced = ["embedding-worker", "dense-worker"].map(|role| (role, start(&pods, role, 1)));
+        pods.event("progress");
+        for round in 0..4 {
+            for (role, before) in &mut replaced {
+                let successor = start(&pods, role, 1);
+                assert_eq!(pods.event("rejoined")["member"], format!("{role} 1"));
+                // It may have been told, and have ended; or be about to take in what is for its successor.
+                std::thread::sleep(Duration::from_millis(40 * round));
+                before.kill().unwrap();
+                before.wait().unwrap();
+                *before = successor;
+            }
+            pods.event("progress");
+        }
+        let last = pods.event("summary");
+        let exact: &[&str] = if mode == "sync" { &["parametersSha256", "test", "rows"] } else { &[] };
+        for field in exact.iter().chain(&["trainedRows", "steps"]) {
+            assert_eq!(last[field], alone[field], "{mode}: {field}");
+        }
+        others.extend(replaced.map(|(_, last)| last));
+        others.push(pods.coordinator);
+        for mut other in others {
+            other.kill().unwrap();
+            other.wait().unwrap();
+        }
     }
 }
 

@@ -57,6 +57,11 @@ impl CoordinatorChannel {
         Self { channel, caller: Arc::new(caller) }
     }
 
+    /// The number of this process, which no other has.
+    pub(crate) fn process(&self) -> u64 {
+        self.caller.id
+    }
+
     /// From here on a coordinator of another attempt answers nothing.
     pub(crate) fn takes_part_in(&self, attempt: u64) {
         self.caller.attempt.store(attempt, Ordering::Release);

@@ -70,6 +70,9 @@ impl Positions {
     }
 }
 
+/// Rows by group, and the servers' steps.
+type LookedUp = (Vec<Vec<f32>>, Vec<u64>);
+
 /// What there is of a piece.
 enum Piece {
     Here(Arc<Held>),
@@ -156,11 +159,14 @@ impl EmbeddingWorker {
             return self.given_before(key).ok_or(RoleError::Stopped);
         };
         let started = Instant::now();
-        let (rows, steps) = self.look_up_anywhere(&key, request.step, &held.prepared).await?;
+        let Some((rows, steps)) = self.look_up_anywhere(&key, request.step, &held.prepared).await? else {
+            let applied = v1::Forwarded { is_applied: true, ..v1::Forwarded::default() };
+            return Ok(message::reply::<v1::Forward>(&applied, Vec::new()));
+        };
         self.metrics.look_up.observe(started.elapsed().as_secs_f64());
         match key.position {
             BatchPosition::Evaluation { .. } => drop(self.forget(key)),
-            BatchPosition::Train(number) => self.forget_before(number),
+            BatchPosition::Train(number) => self.forget_before(number, request.step.is_some()),
         }
         let started = Instant::now();
         let (layout, by_ids) = (Arc::clone(&self.layout), Arc::clone(&held));
@@ -170,7 +176,7 @@ impl EmbeddingWorker {
         // The batch stays until its gradients are here: another worker may have to fetch it again.
         tensors.extend(held.rest.iter().cloned());
         let samples = held.prepared.samples() as u32;
-        let reply = v1::Forwarded { samples, global_samples: held.global_samples, steps, answered: false };
+        let reply = v1::Forwarded { samples, global_samples: held.global_samples, steps, ..v1::Forwarded::default() };
         self.lock_finished().give(key, request.step.is_some(), &reply, &tensors);
         Ok(message::reply::<v1::Forward>(&reply, tensors))
     }
@@ -238,7 +244,7 @@ impl EmbeddingWorker {
         key: &BatchKey,
         step: Option<u64>,
         prepared: &PreparedIds,
-    ) -> Result<(Vec<Vec<f32>>, Vec<u64>), RoleError> {
+    ) -> Result<Option<LookedUp>, RoleError> {
         let started = Instant::now();
         for _attempt in 0..MAP_ATTEMPTS {
             let placement = self.placement().await?;
@@ -258,14 +264,17 @@ impl EmbeddingWorker {
     }
 
     /// Asks every parameter server, also one that holds none of the keys: with a barrier each holds the look-up back until this
-    /// step may be read. Gives the rows by group and the servers' steps.
+    /// step may be read. `None`, if all have applied it: then nobody needs what would be computed from its rows.
+    ///
+    /// # Errors
+    /// Some have, and others have not: what those still need cannot be computed any more.
     async fn look_up(
         &self,
         placement: &Placement,
         key: &BatchKey,
         step: Option<u64>,
         prepared: &PreparedIds,
-    ) -> Result<(Vec<Vec<f32>>, Vec<u64>), RoleError> {
+    ) -> Result<Option<LookedUp>, RoleError> {
         let runs = runs(&placement.map, prepared);
         let train = matches!(key.position, BatchPosition::Train(_));
         let request = v1::Lookup { step, train, map_epoch: placement.epoch().0 };
@@ -274,8 +283,14 @@ impl EmbeddingWorker {
                 prepared.keys().iter().zip(&runs).map(|(keys, runs)| Tensor::from(gather(keys, &runs[server], 1)));
             message::call(channel, request, keys.collect(), CALL_DEADLINE)
         });
+        let looked_up = try_join_all(calls).await?;
+        match looked_up.iter().filter(|(reply, _)| reply.is_applied).count() {
+            0 => {}
+            all if all == looked_up.len() => return Ok(None),
+            some => return Err(applied_by_some(some, looked_up.len())),
+        }
         let (steps, mut replies): (Vec<_>, Vec<_>) =
-            try_join_all(calls).await?.into_iter().map(|(reply, tensors)| (reply.step, tensors.into_iter())).unzip();
+            looked_up.into_iter().map(|(reply, tensors)| (reply.step, tensors.into_iter())).unzip();
         let mut rows = Vec::with_capacity(runs.len());
         for (group, dim) in self.layout.group_dims.iter().enumerate() {
             let mut parts = Vec::with_capacity(replies.len());
@@ -284,7 +299,7 @@ impl EmbeddingWorker {
             }
             rows.push(merge(parts, &runs[group], prepared.keys()[group].len(), *dim)?);
         }
-        Ok((rows, steps))
+        Ok(Some((rows, steps)))
     }
 
     /// Gradients go where the rows were looked up. Should the map have changed since, a server refuses them, and the job goes on from its last
@@ -378,15 +393,12 @@ impl EmbeddingWorker {
         })
     }
 
-    /// Pieces without rows, which short batches have, are fetched only where there is a barrier; and what came again after an
-    /// evaluation was over is fetched by nobody.
-    fn forget_before(&self, number: u64) {
+    /// Batch `number` of training has been asked for: what nobody will ask for any more goes.
+    fn forget_before(&self, number: u64, has_barrier: bool) {
         let mut batches = self.lock_batches();
         let before = batches.len();
-        batches.retain(|key, held| match key.position {
-            BatchPosition::Train(of) => held.prepared.samples() > 0 || of + self.window >= number,
-            BatchPosition::Evaluation { .. } => false,
-        });
+        let has_rows = |held: &Held| held.prepared.samples() > 0;
+        batches.retain(|key, held| may_be_fetched(key.position, number, self.window, has_rows(held), has_barrier));
         self.metrics.batches_in_flight.sub((before - batches.len()) as i64);
     }
 
@@ -432,6 +444,26 @@ impl Service for EmbeddingWorker {
             }
         })
     }
+}
+
+/// Whether a piece may still be fetched when batch `number` of training has been. Pieces without rows, which short batches have, are fetched only
+/// where there is a barrier, and there none far behind the others: it came again because an embedding worker had died that its gradients were with.
+/// What came again after an evaluation was over is fetched by nobody.
+fn may_be_fetched(position: BatchPosition, number: u64, window: u64, has_rows: bool, has_barrier: bool) -> bool {
+    match position {
+        // A dense worker asks again for staleness + 2 batches, and another is staleness + 1 ahead: less than two windows.
+        BatchPosition::Train(of) if has_barrier => of + 2 * window >= number,
+        BatchPosition::Train(of) => has_rows || of + window >= number,
+        BatchPosition::Evaluation { .. } => false,
+    }
+}
+
+/// In `sync`, after an embedding worker and a dense worker have died together.
+fn applied_by_some(some: usize, servers: usize) -> RoleError {
+    let reason = format!(
+        "{some} of {servers} parameter servers have applied the step and the others lack gradients that cannot be computed again"
+    );
+    RoleError::Inconsistent { message: "lookup", reason }
 }
 
 /// `[group][server]` → runs of the group's keys.
@@ -548,6 +580,16 @@ mod tests {
             let parts = runs.iter().map(|runs| gather(&values, runs, 2)).collect();
             assert_eq!(merge(parts, &runs, keys.len(), 2).unwrap(), values);
         }
+    }
+
+    #[test]
+    fn what_came_again_and_was_trained_long_ago_is_not_kept_for_ever() {
+        let kept = |of, has_rows, has_barrier| may_be_fetched(BatchPosition::Train(of), 100, 8, has_rows, has_barrier);
+        assert_eq!([83, 84, 99, 120].map(|of| kept(of, true, true)), [false, true, true, true]);
+        assert_eq!([0, 99].map(|of| kept(of, true, false)), [true, true], "a batch may be handed out again late");
+        assert_eq!([91, 92, 120].map(|of| kept(of, false, false)), [false, true, true]);
+        let evaluation = BatchPosition::Evaluation { at_step: GlobalStep(7), number: 1 };
+        assert!(!may_be_fetched(evaluation, 100, 8, true, true));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use rectrain_wire::{Address, Channel, Tensor};
+use tokio::sync::Mutex;
 
 use crate::error::{RoleError, is_gone};
 use crate::member::connect;
@@ -26,6 +27,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub(crate) struct EmbeddingWorkers {
     directory: Directory,
     channels: RwLock<Vec<Channel>>,
+    /// Successions that `channels` go by. Held while the directory is asked, so that no answer is put over a newer one.
+    followed: Mutex<u64>,
 }
 
 impl EmbeddingWorkers {
@@ -33,7 +36,21 @@ impl EmbeddingWorkers {
     pub(crate) fn new(addresses: &[String], directory: Directory) -> Result<Self, RoleError> {
         let channels = addresses.iter().map(|address| connect(&*directory.transport, address));
         let channels = RwLock::new(channels.collect::<Result<_, _>>()?);
-        Ok(Self { directory, channels })
+        Ok(Self { directory, channels, followed: Mutex::default() })
+    }
+
+    /// Embedding workers have taken others' places so often: what is sent from here on comes to the last of them. One that they have replaced
+    /// may live on for a while, and what it took in would be lost.
+    ///
+    /// # Errors
+    /// The coordinator cannot be asked.
+    pub(crate) async fn follow(&self, successions: u64) -> Result<(), RoleError> {
+        let mut followed = self.followed.lock().await;
+        if *followed < successions {
+            self.connect_anew(0).await?;
+            *followed = successions;
+        }
+        Ok(())
     }
 
     /// Sends `request` to embedding worker number `index`, and again to its successor as often as it dies.
@@ -64,7 +81,7 @@ impl EmbeddingWorkers {
         loop {
             let Some(channel) = self.channel(index) else {
                 // It may have joined since.
-                if self.look_for(index).await? {
+                if self.look_for(index, None).await? {
                     continue;
                 }
                 return Ok(None);
@@ -84,7 +101,7 @@ impl EmbeddingWorkers {
             tracing::debug!(%gone, index, "an embedding worker is gone");
             reached = (2 * reached).min(REACHED);
             tokio::time::sleep(PAUSE).await;
-            if !self.look_for(index).await? {
+            if !self.look_for(index, Some(channel.address())).await? {
                 return Ok(None);
             }
         }
@@ -94,8 +111,17 @@ impl EmbeddingWorkers {
         self.channels.read().unwrap_or_else(PoisonError::into_inner).get(index).cloned()
     }
 
-    /// Connects to where it is now, and to all others that are not where they were; says whether it is anywhere.
-    async fn look_for(&self, index: usize) -> Result<bool, RoleError> {
+    /// Connects to where it is now, which is not where it is `gone` from; says whether it is anywhere.
+    async fn look_for(&self, index: usize, gone: Option<&Address>) -> Result<bool, RoleError> {
+        let _held = self.followed.lock().await;
+        if self.channel(index).is_some_and(|known| Some(known.address()) != gone) {
+            return Ok(true);
+        }
+        self.connect_anew(index).await
+    }
+
+    /// Connects to this one and to all others that are not where they were; says whether there is one of this number.
+    async fn connect_anew(&self, index: usize) -> Result<bool, RoleError> {
         let addresses = self.directory.ask().await?.embedding_workers;
         let is_known =
             |address: &String, index| self.channel(index).is_some_and(|known| known.address().to_string() == *address);

@@ -168,7 +168,8 @@ impl Loader {
             label_sum: rows.map_or(0.0, Batch::label_sum),
             skipped_rows,
         };
-        self.peers.coordinator.call(report, Vec::new(), CALL_DEADLINE).await.map(drop)
+        let (reported, _) = self.peers.coordinator.call(report, Vec::new(), CALL_DEADLINE).await?;
+        self.peers.embedding_workers.follow(reported.embedding_worker_successions).await
     }
 
     async fn report_for_evaluation(
@@ -184,7 +185,8 @@ impl Loader {
             rows: rows.map_or(0, |rows| rows.samples as u64),
             skipped_rows,
         };
-        self.peers.coordinator.call(report, Vec::new(), CALL_DEADLINE).await.map(drop)
+        let (reported, _) = self.peers.coordinator.call(report, Vec::new(), CALL_DEADLINE).await?;
+        self.peers.embedding_workers.follow(reported.embedding_worker_successions).await
     }
 
     /// Reads and sends again what embedding workers or loaders that have died held. None waits for another: what one waits for may be
@@ -222,6 +224,7 @@ impl Loader {
     }
 
     async fn repeat(&self, reply: v1::RepeatReply) -> Result<(), RoleError> {
+        self.peers.embedding_workers.follow(reply.embedding_worker_successions).await?;
         let (only, is_reported) = (Only::of(&reply), !reply.report);
         let chunk = match reply.repeat {
             Some(Repeat::Chunk(lease)) => {

@@ -187,7 +187,8 @@ impl Member {
     async fn take_part(&self, coordinator: &CoordinatorChannel) -> Result<(), RoleError> {
         let rows = self.rows(coordinator).await?;
         let (place, attempt) = rows.as_ref().and_then(Rows::place).unwrap_or_default();
-        let bind = self.bind_in_place_of(place)?;
+        let meant = self.who_is_meant(coordinator).await?;
+        let bind = self.bind_in_place_of(place)?.of_process(meant);
         let (work, service) = self.service(rows)?;
         if let (Work::Ps(server), true) = (&work, attempt != 0) {
             // Before anybody is answered: a step whose gradients are all there counts as applied.
@@ -195,7 +196,7 @@ impl Member {
         }
         let service = Arc::new(MemberService { inner: service, counters: Arc::clone(&self.counters) });
         let serving = self.transport.serve(service, &bind)?;
-        let address = self.advertise.as_ref().unwrap_or(serving.address()).to_string();
+        let address = self.advertise.as_ref().unwrap_or(serving.address()).clone().of_process(meant).to_string();
         if let Work::Ps(server) = &work {
             server.serves_at(&address);
         }
@@ -210,6 +211,15 @@ impl Member {
             end = self.job_end(coordinator, &address) => return end,
         }
         self.job_end(coordinator, &address).await
+    }
+
+    /// What others name to reach this process at its address and none that was there before or comes after: those hold other batches and other
+    /// parameters. A parameter server that is started again in the same attempt of the job has all that the one before had, which has ended.
+    async fn who_is_meant(&self, coordinator: &CoordinatorChannel) -> Result<u64, RoleError> {
+        Ok(match self.role {
+            Role::Ps => coordinator.call(v1::AttemptRequest {}, Vec::new(), CALL_DEADLINE).await?.0.attempt,
+            Role::EmbeddingWorker | Role::DenseWorker | Role::Loader => coordinator.process(),
+        })
     }
 
     /// A parameter server's rows.

@@ -46,11 +46,11 @@ macro_rules! requests {
 requests! {
     1 "join" Join => v1::Roster;
     2 "lease" LeaseRequest => v1::LeaseReply;
-    3 "chunk_report" ChunkReport => Done;
+    3 "chunk_report" ChunkReport => v1::Reported;
     4 "order" OrderRequest => v1::Order;
     5 "horizon" HorizonRequest => v1::Horizon;
     6 "evaluation_lease" EvaluationLeaseRequest => v1::EvaluationLeaseReply;
-    7 "evaluation_chunk_report" EvaluationChunkReport => Done;
+    7 "evaluation_chunk_report" EvaluationChunkReport => v1::Reported;
     8 "pull" PullRequest => v1::PullReply;
     9 "evaluation_share" EvaluationShare => Done;
     10 "progress" Progress => Done;

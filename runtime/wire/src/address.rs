@@ -7,11 +7,13 @@ use crate::error::WireError;
 
 /// The address of a service; its text form is what manifests and logs show.
 ///
-/// `tcp://127.0.0.1:4000`, `tcp://ps-0.job.svc:4000`, `tcp://[::1]:4000`, `local://ps-0`.
+/// `tcp://127.0.0.1:4000`, `tcp://ps-0.job.svc:4000`, `tcp://[::1]:4000`, `local://ps-0`; `tcp://ew-0.job.svc:4000#00000000000000a7` is one
+/// process there, and none that comes after it or was before it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Address {
-    /// A host (name, IPv4, or IPv6 without brackets) and a port; port 0 binds to any free port.
-    Tcp { host: String, port: u16 },
+    /// A host (name, IPv4, or IPv6 without brackets) and a port; port 0 binds to any free port. Another process may come to have both, and
+    /// a name may lead to the one before for a while: whoever names a `process` is connected to that one or to nobody.
+    Tcp { host: String, port: u16, process: Option<u64> },
     /// A name in the registry of one [`crate::InProcess`] transport.
     Local(String),
 }
@@ -19,7 +21,16 @@ pub enum Address {
 impl Address {
     /// `tcp://host:port`.
     pub fn tcp(host: impl Into<String>, port: u16) -> Self {
-        Self::Tcp { host: host.into(), port }
+        Self::Tcp { host: host.into(), port, process: None }
+    }
+
+    /// The same place, and there this process only. A name in one process has no other.
+    #[must_use]
+    pub fn of_process(mut self, number: u64) -> Self {
+        if let Self::Tcp { process, .. } = &mut self {
+            *process = Some(number);
+        }
+        self
     }
 
     /// `local://name`.
@@ -31,8 +42,13 @@ impl Address {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tcp { host, port } if host.contains(':') => write!(f, "tcp://[{host}]:{port}"),
-            Self::Tcp { host, port } => write!(f, "tcp://{host}:{port}"),
+            Self::Tcp { host, port, process } => {
+                match host.contains(':') {
+                    true => write!(f, "tcp://[{host}]:{port}")?,
+                    false => write!(f, "tcp://{host}:{port}")?,
+                }
+                process.map_or(Ok(()), |process| write!(f, "#{process:016x}"))
+            }
             Self::Local(name) => write!(f, "local://{name}"),
         }
     }
@@ -50,6 +66,14 @@ impl FromStr for Address {
             };
         }
         let rest = text.strip_prefix("tcp://").ok_or_else(|| wrong("it starts with neither tcp:// nor local://"))?;
+        let (rest, process) = match rest.split_once('#') {
+            Some((rest, process)) => {
+                let number = u64::from_str_radix(process, 16)
+                    .map_err(|_| wrong("the process after the # is no hexadecimal number"))?;
+                (rest, Some(number))
+            }
+            None => (rest, None),
+        };
         let (host, port) = rest.rsplit_once(':').ok_or_else(|| wrong("there is no port after the host"))?;
         let port = port.parse().map_err(|_| wrong("the port is not a number up to 65535"))?;
         let host = match host.strip_prefix('[') {
@@ -62,7 +86,7 @@ impl FromStr for Address {
         if host.is_empty() || host.contains(['/', '[', ']', '@', ' ']) {
             return Err(wrong("the host is not a host name or an IP address"));
         }
-        Ok(Self::Tcp { host: host.to_owned(), port })
+        Ok(Self::Tcp { host: host.to_owned(), port, process })
     }
 }
 
@@ -72,7 +96,13 @@ mod tests {
 
     #[test]
     fn an_address_survives_its_text_form() {
-        for text in ["tcp://127.0.0.1:4000", "tcp://ps-0.ps.ns.svc:1", "tcp://[::1]:65535", "local://ps-0"] {
+        for text in [
+            "tcp://127.0.0.1:4000",
+            "tcp://ps-0.ps.ns.svc:1",
+            "tcp://[::1]:65535",
+            "local://ps-0",
+            "tcp://a:1#00000000000000a7",
+        ] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
     }
@@ -90,6 +120,8 @@ mod tests {
             "tcp://[::1:4",
             "local://",
             "tcp://a/b:1",
+            "tcp://a:1#",
+            "tcp://a:1#x",
         ] {
             let message = text.parse::<Address>().unwrap_err().to_string();
             assert!(message.contains(&format!("{text:?}")), "{message}");

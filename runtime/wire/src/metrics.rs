@@ -33,6 +33,7 @@ pub struct WireCounters {
     refused_frames: IntCounterVec,
     refused_requests: IntCounterVec,
     refused_connections: IntCounterVec,
+    pub(crate) refused_greetings: IntCounter,
     failed_calls: IntCounterVec,
     pub(crate) calls_in_flight: IntGauge,
     pub(crate) requests_in_flight: IntGauge,
@@ -63,6 +64,7 @@ impl WireCounters {
         registry.register(Box::new(counters.refused_frames.clone()))?;
         registry.register(Box::new(counters.refused_requests.clone()))?;
         registry.register(Box::new(counters.refused_connections.clone()))?;
+        registry.register(Box::new(counters.refused_greetings.clone()))?;
         registry.register(Box::new(counters.failed_calls.clone()))?;
         registry.register(Box::new(counters.calls_in_flight.clone()))?;
         registry.register(Box::new(counters.requests_in_flight.clone()))?;
@@ -109,6 +111,10 @@ impl WireCounters {
                 &["code"],
             )?,
             refused_connections,
+            refused_greetings: counter(
+                "refused_greetings_total",
+                "Connections refused because they were meant for a process that was at this address before, or is to be.",
+            )?,
             failed_calls: by("failed_calls_total", "Calls that failed.", &["error"])?,
             calls_in_flight: gauge("calls_in_flight", "Calls waiting for their reply.")?,
             requests_in_flight: gauge("requests_in_flight", "Requests being served.")?,
@@ -145,6 +151,11 @@ impl WireCounters {
     /// Connections refused so far for one of the reasons of [`Stranger::reason`].
     pub fn refused_connections(&self, reason: &str) -> u64 {
         self.refused_connections.with_label_values(&[reason]).get()
+    }
+
+    /// Connections refused so far because they were meant for another process.
+    pub fn refused_greetings(&self) -> u64 {
+        self.refused_greetings.get()
     }
 
     /// Replies thrown away so far because their call had been given up.

@@ -53,7 +53,7 @@ impl Rig {
     }
 
     fn socket(&self) -> TcpStream {
-        let Address::Tcp { host, port } = self.serving.address() else { panic!("not TCP") };
+        let Address::Tcp { host, port, .. } = self.serving.address() else { panic!("not TCP") };
         TcpStream::connect((host.as_str(), *port)).unwrap()
     }
 

@@ -520,6 +520,52 @@ fn a_channel_outlives_the_runtime_that_carried_its_connection() {
     }
 }
 
+/// As in a cluster, where a pod has the name of the one before, which may lead to that one for a while.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_meant_for_one_process_comes_to_no_other_at_the_same_address() {
+    for rig in [Rig::tcp(WIDE), Rig::tls(WIDE)] {
+        let serve = |at: &Address| rig.transport.serve(rig.tester.clone(), at).unwrap();
+        let before = serve(&rig.bind.clone().of_process(1));
+        let Address::Tcp { host, port, process: Some(1) } = before.address() else { panic!("{}", before.address()) };
+        let here = Address::tcp(host, *port);
+        let [anyone, first, second] = [here.clone(), here.clone().of_process(1), here.clone().of_process(2)]
+            .map(|address| rig.transport.connect(&address).unwrap());
+        anyone.call(Frame::new(ECHO, ""), SOON).await.unwrap();
+        first.call(Frame::new(ECHO, ""), SOON).await.unwrap();
+        let waiting = tokio::spawn({
+            let second = second.clone();
+            async move { second.call(Frame::new(ECHO, &b"it"[..]), Duration::from_secs(60)).await }
+        });
+        while rig.counters.refused_greetings() < 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(rig.counters.snapshot()["echo"].frames_received, 4, "two calls and their answers");
+        drop(before);
+        let after = loop {
+            // The port is free when the connections to it are gone.
+            match rig.transport.serve(rig.tester.clone(), &here.clone().of_process(2)) {
+                Ok(serving) => break serving,
+                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        };
+        assert_eq!(waiting.await.unwrap().unwrap().meta, "it");
+        rig.transport.connect(&here).unwrap().call(Frame::new(ECHO, ""), SOON).await.unwrap();
+        let gone = first.ready(Duration::from_millis(300)).await.unwrap_err().to_string();
+        assert!(gone.contains("this is another process than the one meant"), "{gone}");
+        assert_eq!(rig.counters.snapshot().keys().copied().collect::<Vec<_>>(), ["echo"]);
+        drop(after);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_no_process_in_particular_is_not_the_one_meant() {
+    let rig = Rig::tcp(WIDE);
+    let serving = rig.serve();
+    let channel = rig.transport.connect(&serving.address().clone().of_process(7)).unwrap();
+    assert!(channel.ready(Duration::from_millis(300)).await.is_err());
+    assert!(rig.counters.refused_greetings() > 0);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_beyond_the_bound_wait_until_another_ends() {
     let counters = WireCounters::unregistered(kind_name).unwrap();
@@ -534,7 +580,7 @@ async fn connections_beyond_the_bound_wait_until_another_ends() {
 }
 
 fn raw(address: &Address) -> TcpStream {
-    let Address::Tcp { host, port } = address else { panic!("{address}") };
+    let Address::Tcp { host, port, .. } = address else { panic!("{address}") };
     let socket = TcpStream::connect((host.as_str(), *port)).unwrap();
     socket.set_read_timeout(Some(SOON)).unwrap();
     socket

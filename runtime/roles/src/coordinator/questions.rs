@@ -20,6 +20,8 @@ use crate::turns::Turns;
 /// How long a question for a lease is held before its asker is told to ask again.
 const LEASE_HOLD: Duration = Duration::from_secs(20);
 
+const SUPERSEDED: &str = "another has taken this member's place";
+
 impl Service for Coordinator {
     fn call<'a>(&'a self, _peer: &'a Peer, frame: Frame) -> BoxFuture<'a, Result<Frame, Refusal>> {
         Box::pin(async move {
@@ -32,7 +34,7 @@ impl Service for Coordinator {
                 (state.is_superseded(&caller), state.replies.answered(&caller))
             };
             if is_superseded {
-                return Err(refuse("another has taken this member's place"));
+                return Err(refuse(SUPERSEDED));
             }
             let ends = frame.kind == v1::JobEndRequest::KIND;
             let reply = match asked_before {
@@ -57,7 +59,10 @@ impl Coordinator {
             }
             v1::ChunkReport::KIND => {
                 let (report, _) = message::read::<v1::ChunkReport>(frame)?;
-                Ok(self.hear::<v1::ChunkReport>(caller, |state| state.chunk_report(&report))?)
+                Ok(self.hear_and_answer::<v1::ChunkReport>(caller, |state| {
+                    state.chunk_report(&report)?;
+                    Ok(reported(state))
+                })?)
             }
             v1::OrderRequest::KIND => Ok(self.order(caller, message::read::<v1::OrderRequest>(frame)?.0).await?),
             v1::HorizonRequest::KIND => Ok(self.horizon(caller, message::read::<v1::HorizonRequest>(frame)?.0).await?),
@@ -77,7 +82,10 @@ impl Coordinator {
             }
             v1::EvaluationChunkReport::KIND => {
                 let (report, _) = message::read::<v1::EvaluationChunkReport>(frame)?;
-                Ok(self.hear::<v1::EvaluationChunkReport>(caller, |state| state.evaluation_chunk_report(&report))?)
+                Ok(self.hear_and_answer::<v1::EvaluationChunkReport>(caller, |state| {
+                    state.evaluation_chunk_report(&report)?;
+                    Ok(reported(state))
+                })?)
             }
             v1::EvaluationShare::KIND => {
                 let (share, tensors) = message::read::<v1::EvaluationShare>(frame)?;
@@ -103,7 +111,7 @@ impl Coordinator {
                     Ok(())
                 })?)
             }
-            v1::JobEndRequest::KIND => Ok(self.job_end(caller, message::read::<v1::JobEndRequest>(frame)?.0).await?),
+            v1::JobEndRequest::KIND => self.job_end(caller, message::read::<v1::JobEndRequest>(frame)?.0).await,
             v1::AttemptRequest::KIND => {
                 message::read::<v1::AttemptRequest>(frame)?;
                 Ok(message::reply::<v1::AttemptRequest>(&v1::Attempt { attempt: self.attempt }, Vec::new()))
@@ -127,7 +135,7 @@ impl Coordinator {
         caller: &v1::Caller,
         change: impl FnOnce(&mut State) -> Result<(), RoleError>,
     ) -> Result<Frame, RoleError> {
-        self.hear_news::<R>(caller, |state| change(state).map(|()| None))
+        self.hear_and_answer::<R>(caller, |state| change(state).map(|()| Done {}))
     }
 
     /// As [`Self::hear`]; what is told may be an event.
@@ -136,17 +144,26 @@ impl Coordinator {
         caller: &v1::Caller,
         change: impl FnOnce(&mut State) -> Result<Option<JobEvent>, RoleError>,
     ) -> Result<Frame, RoleError> {
-        let done = message::done::<R>();
-        let news = self.change(|state| {
-            if state.replies.answered(caller).is_some() {
-                return Ok(None);
-            }
-            let news = change(state)?;
-            state.replies.answer(caller, &done);
-            Ok(news)
-        })?;
+        let mut news = None;
+        let done = self.hear::<R>(caller, |state| change(state).map(|event| news = event))?;
         news.into_iter().for_each(|event| self.events.push(event));
         Ok(done)
+    }
+
+    /// Takes in what a member tells, once, and answers it.
+    fn hear_and_answer<R: Request>(
+        &self,
+        caller: &v1::Caller,
+        change: impl FnOnce(&mut State) -> Result<R::Reply, RoleError>,
+    ) -> Result<Frame, RoleError> {
+        self.change(|state| {
+            if let Some(reply) = state.replies.answered(caller) {
+                return Ok(reply);
+            }
+            let reply = message::reply::<R>(&change(state)?, Vec::new());
+            state.replies.answer(caller, &reply);
+            Ok(reply)
+        })
     }
 
     pub(super) async fn join(&self, caller: &v1::Caller, request: v1::Join) -> Result<Frame, RoleError> {
@@ -221,6 +238,7 @@ impl Coordinator {
         let finished =
             || v1::RepeatReply { repeat: Some(Reply::Finished(v1::Finished {})), ..v1::RepeatReply::default() };
         let repeat = answered::<v1::RepeatRequest>(caller, |state| {
+            let embedding_worker_successions = state.embedding_worker_successions();
             Ok(match state.repeat(loader) {
                 Repeated::Repeat(Repeat { given, embedding_worker, pieces, report }) => {
                     let pieces = pieces.map(|Range { start, end }| v1::PieceRange { start, end });
@@ -231,7 +249,7 @@ impl Coordinator {
                             Reply::Evaluation(v1::EvaluationChunk { at_step: at_step.0, chunk, first_batch, turns })
                         }
                     });
-                    Some(v1::RepeatReply { repeat, embedding_worker, pieces, report })
+                    Some(v1::RepeatReply { repeat, embedding_worker, pieces, report, embedding_worker_successions })
                 }
                 Repeated::Finished => Some(finished()),
                 Repeated::Wait => None,
@@ -350,17 +368,21 @@ impl Coordinator {
         Ok(done)
     }
 
-    async fn job_end(&self, caller: &v1::Caller, request: v1::JobEndRequest) -> Result<Frame, RoleError> {
-        let waiting = async {
-            loop {
-                let changed = self.changed.notified();
-                if let Some(end) = self.lock().member_end(caller, &request) {
-                    return end;
+    /// Whoever another takes the place of while it lives hears of it here.
+    async fn job_end(&self, caller: &v1::Caller, request: v1::JobEndRequest) -> Result<Frame, Refusal> {
+        loop {
+            let changed = self.changed.notified();
+            {
+                let state = self.lock();
+                if state.is_superseded(caller) {
+                    return Err(refuse(SUPERSEDED));
                 }
-                changed.await;
+                if let Some(end) = state.member_end(caller, &request) {
+                    return Ok(message::reply::<v1::JobEndRequest>(&end, Vec::new()));
+                }
             }
-        };
-        Ok(message::reply::<v1::JobEndRequest>(&waiting.await, Vec::new()))
+            changed.await;
+        }
     }
 
     /// What `ready` has for `loader`; `nothing`, as soon as another has taken its place: what is given to a dead loader nobody reads.
@@ -398,6 +420,11 @@ fn answered<R: Request>(
         }
         Ok(reply)
     }
+}
+
+/// What the report of a chunk is answered once it counts.
+fn reported(state: &State) -> v1::Reported {
+    v1::Reported { embedding_worker_successions: state.embedding_worker_successions() }
 }
 
 fn write_lease(lease: ChunkLease, (skip_batches, skip_pieces): (u64, u32), turns: &Turns) -> v1::ChunkLease {

@@ -32,6 +32,8 @@ pub(super) struct LocalBatch {
     /// Pieces whose gradients a dense worker that has died brought in, and those of them that are not here.
     pub(super) answered: usize,
     pub(super) missing: usize,
+    /// The parameter servers have applied the step, and need nothing of it any more.
+    pub(super) is_applied: bool,
 }
 
 impl LocalBatch {
@@ -48,8 +50,10 @@ impl LocalBatch {
     fn append(mut self, other: Self) -> Self {
         self.answered += other.answered;
         self.missing += other.missing;
+        self.is_applied |= other.is_applied;
         if self.pieces.is_empty() {
-            return Self { answered: self.answered, missing: self.missing, ..other };
+            let Self { answered, missing, is_applied, .. } = self;
+            return Self { answered, missing, is_applied, ..other };
         }
         if other.pieces.is_empty() {
             return self;
@@ -146,6 +150,9 @@ impl Trainer {
 
 fn read(piece: Piece, reply: v1::Forwarded, tensors: Vec<Tensor>, plan: &JobPlan) -> Result<LocalBatch, RoleError> {
     let answered = usize::from(reply.answered);
+    if reply.is_applied {
+        return Ok(LocalBatch { missing: 1, is_applied: true, ..LocalBatch::default() });
+    }
     if reply.answered && tensors.is_empty() {
         return Ok(LocalBatch { answered, missing: 1, ..LocalBatch::default() });
     }
@@ -176,5 +183,6 @@ fn read(piece: Piece, reply: v1::Forwarded, tensors: Vec<Tensor>, plan: &JobPlan
         pieces: vec![(piece, samples)],
         answered,
         missing: 0,
+        is_applied: false,
     })
 }

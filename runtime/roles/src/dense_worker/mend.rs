@@ -248,7 +248,7 @@ impl Trainer {
             (first..step).map(|step| (step, self.fetch_share(order, batch_of(step), horizon))).collect();
         for (step, fetching) in fetching {
             let own = self.fetched(fetching)?;
-            if own.answered == own.all_pieces() {
+            if own.is_applied || own.answered == own.all_pieces() {
                 continue;
             }
             if staleness == 0 && (own.missing > 0 || self.previous.is_empty()) {

@@ -265,15 +265,16 @@ impl ParameterServer {
         if let Some(step) = request.step {
             let (answer, answered) = oneshot::channel();
             let waits = |gate: &mut Gate| {
-                if gate.has_passed(GlobalStep(step)) {
-                    let reason =
-                        format!("the rows are {} steps further than this look-up may read", gate.applied().0 - step);
-                    return Err(RoleError::Inconsistent { message: "lookup", reason });
-                }
-                Ok(gate.look_up(GlobalStep(step), answer).is_none())
+                let is_there = !gate.has_passed(GlobalStep(step));
+                Ok(is_there.then(|| gate.look_up(GlobalStep(step), answer).is_none()))
             };
-            if self.with_gate("lookup", waits)? {
-                answered.await.map_err(|_| RoleError::Stopped)?;
+            match self.with_gate("lookup", waits)? {
+                Some(true) => answered.await.map_err(|_| RoleError::Stopped)?,
+                Some(false) => {}
+                None => {
+                    let reply = v1::LookupReply { is_applied: true, ..v1::LookupReply::default() };
+                    return Ok(message::reply::<v1::Lookup>(&reply, Vec::new()));
+                }
             }
         }
         self.metrics.gate_wait.observe(arrived.elapsed().as_secs_f64());
@@ -295,7 +296,7 @@ impl ParameterServer {
         for (rows, dim) in rows.into_iter().zip(&self.group_dims) {
             tensors.extend(self.compression.encode(rows, *dim)?);
         }
-        Ok(message::reply::<v1::Lookup>(&v1::LookupReply { step }, tensors))
+        Ok(message::reply::<v1::Lookup>(&v1::LookupReply { step, is_applied: false }, tensors))
     }
 
     async fn update(&self, request: v1::Update, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {

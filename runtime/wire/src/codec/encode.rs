@@ -65,6 +65,27 @@ impl Outgoing {
         Self::with_header(header, frame)
     }
 
+    /// The first frame of a connection that is meant for one process, and what that process answers.
+    pub(crate) fn greeting(process: u64) -> Self {
+        let role = FrameRole::Greeting;
+        let header = Header { kind: 0, role, tensors: 0, meta_bytes: 0, request_id: process, body_bytes: 0 };
+        Self::with_header(header, Frame::default())
+    }
+
+    /// All of it in one vector.
+    pub(crate) fn into_bytes(mut self) -> Vec<u8> {
+        self.prepare(usize::MAX);
+        let mut bytes = Vec::with_capacity(self.frame_bytes() as usize);
+        for segment in 0..self.segments() {
+            bytes.extend_from_slice(segment_of(&self.head, &self.frame, &self.trailer, segment));
+        }
+        bytes
+    }
+
+    pub(crate) fn role(&self) -> FrameRole {
+        self.header.role
+    }
+
     pub(crate) fn kind(&self) -> u16 {
         self.header.kind
     }
@@ -176,11 +197,5 @@ fn header_of(role: FrameRole, request_id: u64, frame: &Frame, limits: &Limits) -
 
 /// The bytes of a frame in one vector: for tests and tools; connections write from the frame.
 pub fn encode_frame(role: FrameRole, request_id: u64, frame: Frame, limits: &Limits) -> Result<Vec<u8>, Malformed> {
-    let mut outgoing = Outgoing::new(role, request_id, frame, limits)?;
-    outgoing.prepare(usize::MAX);
-    let mut bytes = Vec::with_capacity(outgoing.frame_bytes() as usize);
-    for i in 0..outgoing.segments() {
-        bytes.extend_from_slice(segment_of(&outgoing.head, &outgoing.frame, &outgoing.trailer, i));
-    }
-    Ok(bytes)
+    Ok(Outgoing::new(role, request_id, frame, limits)?.into_bytes())
 }

@@ -25,11 +25,14 @@ pub enum FrameRole {
     Refusal = 3,
     /// The last frame before a side closes the connection for a reason, held as a refusal.
     Goodbye = 4,
+    /// The first frame of a connection that is meant for one process only, whose number is the request id; that process sends it back.
+    Greeting = 5,
 }
 
 impl FrameRole {
     fn from_number(number: u16) -> Option<Self> {
-        [Self::Request, Self::Reply, Self::Refusal, Self::Goodbye].into_iter().find(|role| *role as u16 == number)
+        let all = [Self::Request, Self::Reply, Self::Refusal, Self::Goodbye, Self::Greeting];
+        all.into_iter().find(|role| *role as u16 == number)
     }
 }
 

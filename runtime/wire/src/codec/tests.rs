@@ -172,7 +172,7 @@ fn each_wrong_field_has_its_own_reason() {
     assert_eq!(set(0, b"HTTP"), "magic");
     assert_eq!(set(4, &[2, 0]), "version");
     assert_eq!(set(8, &[0, 0]), "role");
-    assert_eq!(set(8, &[5, 0]), "role");
+    assert_eq!(set(8, &[6, 0]), "role");
     assert_eq!(set(24, &[0, 0, 0, 0, 0, 0, 0, 0x80]), "frame_length");
     assert_eq!(set(24, &[0xe9, 3]), "frame_length");
     assert_eq!(set(12, &[101]), "meta_length");

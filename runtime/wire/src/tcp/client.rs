@@ -7,12 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::Duration;
 
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::stream::{FrameReader, Queued, ReadError, Stream, write_all};
-use super::{TcpConfig, host_and_port, tune};
+use super::stream::{FrameReader, Queued, ReadError, Sink, Stream, write_all};
+use super::{TcpConfig, host_and_port, process, tune};
 use crate::address::Address;
 use crate::codec::{DecodedFrame, Frame, FrameRole, Malformed, Outgoing};
 use crate::error::{Refusal, WireError};
@@ -110,8 +111,8 @@ impl TcpChannel {
         if let Some(connection) = self.live() {
             return Ok(connection);
         }
-        let stream = self.dial(progress).await?;
-        let connection = Arc::new(Connection::start(stream, self));
+        let (replies, sink) = self.dial(progress).await?;
+        let connection = Arc::new(Connection::start(replies, sink, self));
         *self.current.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(connection.clone());
         if std::mem::replace(&mut *connected_before, true) {
             self.counters.reconnects.inc();
@@ -125,12 +126,12 @@ impl TcpChannel {
     }
 
     /// Connects, however often it takes until the call's deadline passes.
-    async fn dial(&self, progress: &Progress<'_>) -> Result<Stream, WireError> {
+    async fn dial(&self, progress: &Progress<'_>) -> Result<(FrameReader, Sink), WireError> {
         let endpoint = host_and_port(&self.address)?;
         let mut attempt = 0;
         loop {
             match tokio::time::timeout(self.config.connect_timeout, self.dial_once(endpoint)).await {
-                Ok(Ok(stream)) => return Ok(stream),
+                Ok(Ok(halves)) => return Ok(halves),
                 Ok(Err(error)) => progress.failed_attempt(error),
                 Err(_) => progress.failed_attempt(format_args!(
                     "no answer within connect_timeout = {:?}",
@@ -145,7 +146,7 @@ impl TcpChannel {
         }
     }
 
-    async fn dial_once(&self, endpoint: (&str, u16)) -> std::io::Result<Stream> {
+    async fn dial_once(&self, endpoint: (&str, u16)) -> std::io::Result<(FrameReader, Sink)> {
         let stream = TcpStream::connect(endpoint).await?;
         if is_connected_to_itself(&stream) {
             // Closed at once and with no wait, so that the service can have its port.
@@ -153,10 +154,32 @@ impl TcpChannel {
             return Err(std::io::Error::other("nothing listens there: the connection was to itself"));
         }
         tune(&stream, &self.config)?;
-        match &self.config.credentials {
-            Some(credentials) => Ok(Stream::Tls(Box::new(credentials.connect(stream).await?.into()))),
-            None => Ok(Stream::Plain(stream)),
+        let stream = match &self.config.credentials {
+            Some(credentials) => Stream::Tls(Box::new(credentials.connect(stream).await?.into())),
+            None => Stream::Plain(stream),
+        };
+        let (source, mut sink) = stream.into_halves();
+        let mut replies = FrameReader::new(source, self.config.limits);
+        if let Some(process) = process(&self.address) {
+            greet(process, &mut replies, &mut sink).await?;
         }
+        Ok((replies, sink))
+    }
+}
+
+/// Makes sure that the process meant is at the other end, before anything is sent that another would take for its own.
+async fn greet(process: u64, replies: &mut FrameReader, sink: &mut Sink) -> std::io::Result<()> {
+    sink.write_all(&Outgoing::greeting(process).into_bytes()).await?;
+    sink.flush().await?;
+    match replies.next().await {
+        Ok(DecodedFrame { role: FrameRole::Greeting, request_id, .. }) if request_id == process => Ok(()),
+        Ok(DecodedFrame { role: FrameRole::Goodbye, frame, .. }) => {
+            Err(std::io::Error::other(format!("the other side said: {}", Refusal::from_bytes(&frame.meta))))
+        }
+        Ok(_) => Err(std::io::Error::other("the other side did not return the greeting")),
+        Err(ReadError::Io(error)) => Err(error),
+        Err(ReadError::Ended) => Err(std::io::Error::other("the other side closed it instead of greeting")),
+        Err(ReadError::Malformed(malformed)) => Err(std::io::Error::other(malformed.to_string())),
     }
 }
 
@@ -174,12 +197,11 @@ struct Connection {
 }
 
 impl Connection {
-    fn start(stream: Stream, channel: &TcpChannel) -> Self {
-        let (read, write) = stream.into_halves();
+    fn start(reader: FrameReader, sink: Sink, channel: &TcpChannel) -> Self {
         let (queue, requests) = mpsc::channel(QUEUE_FRAMES);
         let calls = Arc::new(PendingCalls::default());
         let replies = Replies {
-            reader: FrameReader::new(read, channel.config.limits),
+            reader,
             calls: calls.clone(),
             counters: channel.counters.clone(),
             next_id: channel.next_id.clone(),
@@ -189,7 +211,7 @@ impl Connection {
         let mut tasks = JoinSet::new();
         tasks.spawn(replies.read());
         tasks.spawn(async move {
-            match write_all(requests, write, &counters).await {
+            match write_all(requests, sink, &counters).await {
                 Ok(()) => Ended::lost("it was closed on this side"),
                 Err(error) => Ended::WritingFailed(format!("writing failed: {error}").into()),
             }
@@ -393,7 +415,7 @@ impl Replies {
                 let goodbye = Refusal::from_bytes(&frame.meta);
                 return Err(Ended::lost(format!("the other side said: {goodbye}")));
             }
-            FrameRole::Request => {
+            FrameRole::Request | FrameRole::Greeting => {
                 return Err(self.refuse(Malformed::Unexpected { role, request_id }));
             }
         };

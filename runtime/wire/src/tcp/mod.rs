@@ -78,7 +78,8 @@ impl Transport for TcpTransport {
         let (host, port) = host_and_port(bind)?;
         let (serving, port) =
             TcpServing::start(service, (host, port), bind, self.config.clone(), self.counters.clone())?;
-        Ok(Serving::new(Address::tcp(host, port), ServingKind::Tcp(serving)))
+        let address = Address::Tcp { host: host.to_owned(), port, process: process(bind) };
+        Ok(Serving::new(address, ServingKind::Tcp(serving)))
     }
 
     fn connect(&self, address: &Address) -> Result<Channel, WireError> {
@@ -90,10 +91,17 @@ impl Transport for TcpTransport {
 
 fn host_and_port(address: &Address) -> Result<(&str, u16), WireError> {
     match address {
-        Address::Tcp { host, port } => Ok((host, *port)),
+        Address::Tcp { host, port, .. } => Ok((host, *port)),
         Address::Local(_) => {
             Err(WireError::WrongScheme { transport: "TCP", address: address.to_string(), expected: "tcp://HOST:PORT" })
         }
+    }
+}
+
+fn process(address: &Address) -> Option<u64> {
+    match address {
+        Address::Tcp { process, .. } => *process,
+        Address::Local(_) => None,
     }
 }
 

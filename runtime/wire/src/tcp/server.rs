@@ -12,7 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::stream::{FrameReader, Queued, ReadError, Stream, write_all};
-use super::{TcpConfig, tune};
+use super::{TcpConfig, process, tune};
 use crate::address::Address;
 use crate::codec::{DecodedFrame, Frame, FrameRole, Limits, Malformed, Outgoing};
 use crate::error::{Refusal, RefusalCode, WireError};
@@ -32,6 +32,8 @@ struct Shared {
     service: Arc<dyn Service>,
     config: TcpConfig,
     counters: Arc<WireCounters>,
+    /// The number of this process, if whoever connects may mean another.
+    process: Option<u64>,
     stopping: watch::Receiver<bool>,
     /// When a refused stranger was told of last.
     told_of_a_stranger: Mutex<Option<Instant>>,
@@ -69,7 +71,9 @@ impl TcpServing {
         let (listener, port) =
             bind(endpoint).map_err(|source| WireError::Bind { address: address.to_string(), source })?;
         let (stop, stopping) = watch::channel(false);
-        let shared = Arc::new(Shared { service, config, counters, stopping, told_of_a_stranger: Mutex::default() });
+        let told_of_a_stranger = Mutex::default();
+        let process = process(address);
+        let shared = Arc::new(Shared { service, config, counters, process, stopping, told_of_a_stranger });
         let accepting = runtime.spawn(accept(listener, shared));
         Ok((Self { stop, accepting }, port))
     }
@@ -180,15 +184,22 @@ async fn serve_connection(stream: TcpStream, peer: Peer, shared: Arc<Shared>) {
         _ = writer.join_next() => None,
         _ = stopping.wait_for(|stop| *stop) => None,
     };
-    if let Some(malformed) = &refused {
-        shared.counters.refused_frame(malformed);
-        tracing::warn!(%peer, reason = malformed.reason(), "closing a connection: {malformed}");
+    match &refused {
+        Some(Refused::Malformed(malformed)) => {
+            shared.counters.refused_frame(malformed);
+            tracing::warn!(%peer, reason = malformed.reason(), "closing a connection: {malformed}");
+        }
+        Some(Refused::Greeting) => {
+            shared.counters.refused_greetings.inc();
+            tracing::debug!(%peer, "closing a connection: it is meant for another process");
+        }
+        None => {}
     }
     let Requests { mut reader, mut handlers, queue: handlers_queue, .. } = requests;
     drop(handlers_queue);
     while handlers.join_next().await.is_some() {}
-    if let Some(malformed) = &refused {
-        let _ = queue.send(Reply { outgoing: goodbye(malformed), _place: None }).await;
+    if let Some(refused) = &refused {
+        let _ = queue.send(Reply { outgoing: goodbye(refused), _place: None }).await;
     }
     drop(queue);
     while writer.join_next().await.is_some() {}
@@ -217,8 +228,20 @@ async fn known(stream: TcpStream, peer: &Peer, shared: &Shared) -> Option<Stream
     }
 }
 
-fn goodbye(malformed: &Malformed) -> Outgoing {
-    let refusal = Refusal::new(RefusalCode::InvalidRequest, format!("a frame was refused: {malformed}"));
+/// Why a connection is closed on this side.
+enum Refused {
+    Malformed(Malformed),
+    /// It is meant for another process.
+    Greeting,
+}
+
+fn goodbye(refused: &Refused) -> Outgoing {
+    let refusal = match refused {
+        Refused::Malformed(malformed) => {
+            Refusal::new(RefusalCode::InvalidRequest, format!("a frame was refused: {malformed}"))
+        }
+        Refused::Greeting => Refusal::new(RefusalCode::NotFound, "this is another process than the one meant"),
+    };
     Outgoing::refusal(FrameRole::Goodbye, 0, 0, &refusal)
 }
 
@@ -235,21 +258,30 @@ struct Requests {
 impl Requests {
     /// Reads requests and starts their handlers until the peer ends the connection, or sends what
     /// must be refused.
-    async fn read(&mut self) -> Option<Malformed> {
+    async fn read(&mut self) -> Option<Refused> {
         loop {
             let place = self.places.clone().acquire_owned().await.ok()?;
             let DecodedFrame { role, request_id, frame, bytes } = match self.reader.next().await {
                 Ok(request) => request,
                 Err(ReadError::Ended) => return None,
-                Err(ReadError::Malformed(malformed)) => return Some(malformed),
+                Err(ReadError::Malformed(malformed)) => return Some(Refused::Malformed(malformed)),
                 Err(ReadError::Io(error)) => {
                     tracing::debug!(peer = %self.peer, "a connection was lost: {error}");
                     return None;
                 }
             };
-            self.shared.counters.received(frame.kind, bytes);
-            if role != FrameRole::Request {
-                return Some(Malformed::Unexpected { role, request_id });
+            if role != FrameRole::Greeting {
+                self.shared.counters.received(frame.kind, bytes);
+            }
+            match role {
+                FrameRole::Request => {}
+                FrameRole::Greeting if self.shared.process == Some(request_id) => {
+                    let _ =
+                        self.queue.send(Reply { outgoing: Outgoing::greeting(request_id), _place: Some(place) }).await;
+                    continue;
+                }
+                FrameRole::Greeting => return Some(Refused::Greeting),
+                _ => return Some(Refused::Malformed(Malformed::Unexpected { role, request_id })),
             }
             while self.handlers.try_join_next().is_some() {}
             let (shared, peer) = (self.shared.clone(), self.peer.clone());

@@ -15,7 +15,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio_rustls::TlsStream;
 
-use crate::codec::{DecodedFrame, FrameDecoder, Limits, Malformed, Outgoing};
+use crate::codec::{DecodedFrame, FrameDecoder, FrameRole, Limits, Malformed, Outgoing};
 use crate::metrics::WireCounters;
 
 /// Size of the read-ahead buffer; at most this much of a tensor is copied once more.
@@ -280,7 +280,10 @@ async fn write_some<Q: Queued>(batch: &mut VecDeque<Q>, socket: &mut Sink, count
             break;
         }
         let outgoing = first.as_outgoing();
-        counters.sent(outgoing.kind(), outgoing.frame_bytes());
+        // Greetings and goodbyes are their connection's, and of no kind.
+        if !matches!(outgoing.role(), FrameRole::Greeting | FrameRole::Goodbye) {
+            counters.sent(outgoing.kind(), outgoing.frame_bytes());
+        }
         batch.pop_front();
     }
     Ok(())

@@ -179,10 +179,12 @@ impl Coordinator {
             let sum: f32 = batches.iter().sum();
             (!batches.is_empty()).then(|| f64::from(sum) / batches.len() as f64)
         };
+        // Which process is there is for members.
+        let place = |address: String| address.split('#').next().unwrap_or_default().to_owned();
         let member = |role, (index, address): (usize, String)| Member {
             role,
             index: if role == "ps" { number(index).map_or(index, usize::from) } else { index },
-            address,
+            address: place(address),
             slots: (role == "ps").then(|| slots(index)).flatten(),
             compute_seconds: (role == "dense-worker").then(|| seconds(index)).flatten(),
         };

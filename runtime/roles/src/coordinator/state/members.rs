@@ -116,7 +116,10 @@ impl State {
     fn rejoined(&mut self, role: v1::Role, index: u32) -> JobEvent {
         self.outstanding.trained_before(self.settled_batches());
         let chunks = match role {
-            v1::Role::EmbeddingWorker => self.outstanding.embedding_worker_lost(index),
+            v1::Role::EmbeddingWorker => {
+                self.embedding_worker_successions += 1;
+                self.outstanding.embedding_worker_lost(index)
+            }
             v1::Role::DenseWorker => match self.training.evaluating() {
                 Some((_, at_step)) if !self.has_predicted(at_step, index) => {
                     self.outstanding.predictions_lost(at_step, &self.training.share(Rank(index)))
@@ -138,6 +141,11 @@ impl State {
 
     pub(in crate::coordinator) fn server_restarts(&self) -> u64 {
         self.server_restarts
+    }
+
+    /// How often embedding workers took others' places: what they are sent from here on is for the last ones.
+    pub(in crate::coordinator) fn embedding_worker_successions(&self) -> u64 {
+        self.embedding_worker_successions
     }
 
     /// How often this loader took another's place: who asked before it did is dead.

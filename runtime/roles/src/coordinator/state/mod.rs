@@ -60,6 +60,8 @@ pub(super) struct State {
     server_restarts: u64,
     /// By index: how often a loader took another's place.
     loader_successions: BTreeMap<u32, u32>,
+    /// How often any embedding worker did.
+    embedding_worker_successions: u64,
     ledger: DataLedger,
     outstanding: Outstanding,
     training: Training,
@@ -143,6 +145,7 @@ impl State {
             news: Vec::new(),
             server_restarts: 0,
             loader_successions: BTreeMap::new(),
+            embedding_worker_successions: 0,
             ledger,
             outstanding: Outstanding::default(),
             labels: Labels { sum: label_sum, rows: label_rows },
@@ -180,6 +183,7 @@ impl State {
         self.dense_workers = old.dense_workers;
         self.loaders = old.loaders;
         self.loader_successions = old.loader_successions;
+        self.embedding_worker_successions = old.embedding_worker_successions;
         self.leaving_dense_workers = old.leaving_dense_workers;
         self.all_may_leave = old.all_may_leave;
         self.released = old.released;
