@@ -7,17 +7,11 @@ The peers: `torch` (nn.EmbeddingBag with sparse gradients), `torch-bf16` (the sa
 `torchrec-bf16` (TorchRec's fused tables, FBGEMM's split table batched embeddings, on the CPU).
 """
 
-import argparse
-import json
-import statistics
-import time
-
-import numpy
 import torch
 from torch import nn
 
-FEATURES, DIM, DENSE, ROWS, ZIPF = 26, 16, 13, 2_000_000, 1.05
-TOWERS = {"a": [4096, 2048, 1024, 512, 256], "b": [512, 256, 128]}
+from work import BATCHES, DENSE, DIM, FEATURES, ROWS, TOWERS, arguments, id_batches, measure, tell
+
 
 
 def mlp(inputs, sizes, last_relu):
@@ -108,36 +102,11 @@ class Fused(nn.Module):
         pass
 
 
-def zipf_ids(count, rows, generator):
-    """The continuous Zipf distribution over ranks by its inverse, as in Rectrain's benchmarks."""
-    power = 1.0 - ZIPF
-    uniform = generator.random(count)
-    ranks = ((uniform * ((rows + 1.0) ** power - 1.0) + 1.0) ** (1.0 / power)) - 1.0
-    return numpy.minimum(ranks.astype(numpy.int64), rows - 1)
-
-
-def measure(step, batch, steps):
-    seconds = []
-    for count in range(steps + 3):
-        begin = time.perf_counter()
-        step(count)
-        if count >= 3:
-            seconds.append(time.perf_counter() - begin)
-    return {"samplesPerSecond": batch / statistics.median(seconds), "stepSeconds": statistics.median(seconds)}
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", choices=["a", "b", "dlrm", "job"], required=True)
-    parser.add_argument("--peer", choices=["torch", "torch-bf16", "torchrec", "torchrec-bf16"], required=True)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=15)
-    parser.add_argument("--batch", type=int)
-    args = parser.parse_args()
+    args = arguments(__doc__, ["torch", "torch-bf16", "torchrec", "torchrec-bf16"])
     torch.set_num_threads(args.threads)
     torch.manual_seed(1)
-    batch = args.batch or (1024 if args.work == "a" else 4096)
-    generator = numpy.random.default_rng(1)
+    batch = args.batch or BATCHES[args.work]
 
     model = Tower(TOWERS[args.work]) if args.work in TOWERS else Dlrm()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
@@ -155,10 +124,7 @@ def main():
 
     if args.work == "job":
         tables = Fused() if args.peer.startswith("torchrec") else Bags()
-        rows = ROWS // FEATURES
-        batches = [
-            torch.from_numpy(zipf_ids(FEATURES * batch, rows, generator)).view(FEATURES, batch) for _ in range(args.steps + 3)
-        ]
+        batches = [torch.from_numpy(ids) for ids in id_batches(batch, args.steps)]
 
         def step(count):
             dense_step(tables(batches[count]))
@@ -170,8 +136,7 @@ def main():
             embeddings.grad = None
             dense_step(embeddings)
 
-    figures = measure(step, batch, args.steps)
-    print(json.dumps({"work": args.work, "peer": args.peer, "threads": args.threads, "batch": batch, **figures}))
+    tell(args, batch, measure(step, batch, args.steps))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   stragglers [ARGS] trains in every mode with dense workers of unequal CPU time and prints throughput, staleness and drops
   chaos [ARGS]      kills processes of a job at random and compares what it trains with the job left alone; `chaos --help` lists ARGS
   migration [ARGS]  moves millions of rows between parameter servers of a job that trains, and prints how long its steps take meanwhile
-  peers [ARGS]      runs the same work by Rectrain and by PyTorch and TorchRec by turns and prints ratios; `peers --help` lists ARGS
+  peers [ARGS]      runs the same work by Rectrain and by PyTorch, TorchRec and TensorFlow by turns and prints ratios; `peers --help` lists ARGS
   cluster COMMAND   a real Kubernetes of two nodes on this machine; `cluster --help` lists COMMANDs";
 
 /// The README's example and what it promises.

@@ -25,6 +25,34 @@ const LOADERS: [(&str, &[&str]); 4] = [
     ("parquet", &["pandas", "polars"]),
 ];
 
+/// The peers that are installed together: their environment, the lists of what is installed in it (those after the first without what they
+/// ask for), and what runs them.
+struct Environment {
+    name: &'static str,
+    requirements: &'static [&'static str],
+    script: &'static str,
+}
+
+const TORCH: Environment =
+    Environment { name: "peers", requirements: &["requirements.txt", "requirements-alone.txt"], script: "peers.py" };
+const TENSORFLOW: Environment = Environment {
+    name: "peers-tensorflow",
+    requirements: &["requirements-tensorflow.txt"],
+    script: "peers_tensorflow.py",
+};
+
+/// What each work is done by besides Rectrain.
+fn peers_of(work: &str) -> &'static [&'static str] {
+    match work {
+        "job" => &["torch", "torchrec", "torchrec-bf16", "tensorflow", "tensorflow-xla"],
+        _ => &["torch", "torch-bf16", "tensorflow", "tensorflow-xla"],
+    }
+}
+
+fn environment_of(peer: &str) -> &'static Environment {
+    if peer.starts_with("tensorflow") { &TENSORFLOW } else { &TORCH }
+}
+
 struct Plan {
     rounds: usize,
     work: Vec<String>,
@@ -34,12 +62,11 @@ struct Plan {
 pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
     let plan = parse(arguments)?;
     cargo(&["build", "--release", "--workspace", "--bins", "--tests", "--examples"], "the build failed")?;
-    let python = install()?;
     let mut report = Vec::new();
     for work in &plan.work {
         report.extend(match &**work {
-            "loader" => compare_loaders(&plan, &python)?,
-            work => compare(work, &plan, &python)?,
+            "loader" => compare_loaders(&plan, &install(&TORCH)?)?,
+            work => compare(work, &plan)?,
         });
     }
     println!("{}", json!({ "rounds": plan.rounds, "threads": plan.threads.parse::<u32>().ok(), "ratios": report }));
@@ -65,12 +92,11 @@ fn parse(arguments: &[&str]) -> Result<Plan, String> {
     Ok(plan)
 }
 
-/// The peers in an environment of their own; its Python.
-fn install() -> Result<PathBuf, String> {
-    let environment = cache()?.join("peers");
+/// Has peers in their environment; its Python.
+fn install(peers: &Environment) -> Result<PathBuf, String> {
+    let environment = cache()?.join(peers.name);
     let python = environment.join("bin/python");
-    let of = |name: &str| workspace().join(FOLDER).join(name);
-    let lists = [of("requirements.txt"), of("requirements-alone.txt")];
+    let lists: Vec<PathBuf> = peers.requirements.iter().map(|name| workspace().join(FOLDER).join(name)).collect();
     let wanted = lists.iter().map(std::fs::read_to_string).collect::<Result<String, _>>();
     let wanted = wanted.map_err(|error| format!("cannot read {FOLDER}: {error}"))?;
     let stamp = environment.join("installed.txt");
@@ -81,8 +107,10 @@ fn install() -> Result<PathBuf, String> {
     let path = |path: &Path| path.display().to_string();
     execute("python3", &["-m", "venv", &path(&environment)])?;
     let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
-    execute(&path(&python), &[pip.as_slice(), &["-r", &path(&lists[0])]].concat())?;
-    execute(&path(&python), &[pip.as_slice(), &["--no-deps", "-r", &path(&lists[1])]].concat())?;
+    for (place, list) in lists.iter().enumerate() {
+        let alone: &[&str] = if place == 0 { &[] } else { &["--no-deps"] };
+        execute(&path(&python), &[pip.as_slice(), alone, &["-r", &path(list)]].concat())?;
+    }
     std::fs::write(&stamp, wanted).map_err(|error| format!("cannot write {}: {error}", stamp.display()))?;
     Ok(python)
 }
@@ -105,17 +133,22 @@ fn precision_of(peer: &str) -> usize {
 }
 
 /// All peers of a work and Rectrain by turns.
-fn compare(work: &str, plan: &Plan, python: &Path) -> Result<Vec<Value>, String> {
-    let peers: &[&str] = if work == "job" { &["torch", "torchrec", "torchrec-bf16"] } else { &["torch", "torch-bf16"] };
+fn compare(work: &str, plan: &Plan) -> Result<Vec<Value>, String> {
+    let peers = peers_of(work);
+    let run = |peer: &&str| {
+        let environment = environment_of(peer);
+        Ok((install(environment)?, workspace().join(FOLDER).join(environment.script)))
+    };
+    let runs = peers.iter().map(run).collect::<Result<Vec<_>, String>>()?;
     let mut own = [Vec::new(), Vec::new()];
     let mut others = vec![Vec::new(); peers.len()];
     for round in 1..=plan.rounds {
         for (precision, rates) in PRECISIONS.iter().zip(&mut own) {
             rates.push(rate(&mut ours(work, precision, plan)?)?);
         }
-        for (peer, rates) in peers.iter().zip(&mut others) {
+        for ((peer, (python, script)), rates) in peers.iter().zip(&runs).zip(&mut others) {
             let mut command = Command::new(python);
-            command.arg(workspace().join(FOLDER).join("peers.py"));
+            command.arg(script);
             rates.push(rate(command.args(["--work", work, "--peer", peer, "--threads", &plan.threads]))?);
         }
         eprintln!("xtask: {work}, round {round} of {}", plan.rounds);

@@ -93,6 +93,12 @@ pub struct StoreFigures {
     pub overhead_bytes_per_row: f64,
     /// Of the requests that filled the store, each of so many new keys.
     pub longest_request_seconds: f64,
+    /// What the longest one computed of that; the machine gave its processor to others for the rest. None where the kernel does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub longest_request_cpu_seconds: Option<f64>,
+    /// Of the longest computation among them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub longest_cpu_seconds: Option<f64>,
     pub median_request_seconds: f64,
     pub request_keys: usize,
     /// Ids by de-duplication, look-up, expansion, sum of gradients and update.
@@ -152,6 +158,10 @@ impl StoreFigures {
         row("filling, one thread", self.inserted_rows_per_second / 1e6, 2, "M rows/s");
         row("a request while filling: median", self.median_request_seconds * 1e3, 2, "ms");
         row("a request while filling: longest", self.longest_request_seconds * 1e3, 2, "ms");
+        if let (Some(of_longest), Some(longest)) = (self.longest_request_cpu_seconds, self.longest_cpu_seconds) {
+            row("  of which it computed", of_longest * 1e3, 2, "ms");
+            row("  the longest computation of one", longest * 1e3, 2, "ms");
+        }
         if let Some(seconds) = self.reopen_seconds {
             row("opening the rows again", seconds, 3, "s");
         }
@@ -205,12 +215,16 @@ pub fn bench_store(args: &StoreArgs) -> Result<StoreFigures, BenchError> {
     })?;
     let reopen_seconds =
         args.shared_memory.as_ref().map(|directory| reopen(store, log, config, directory)).transpose()?;
-    let longest = requests.iter().copied().fold(0.0, f64::max);
-    let filling: f64 = requests.iter().sum();
+    let (seconds, cpu_seconds): (Vec<f64>, Vec<Option<f64>>) = requests.into_iter().unzip();
+    let (longest, longest_cpu) =
+        seconds.iter().copied().zip(&cpu_seconds).max_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or((0.0, &None));
+    let filling: f64 = seconds.iter().sum();
     Ok(StoreFigures {
         overhead_bytes_per_row: bytes.overhead as f64 / args.rows as f64,
         longest_request_seconds: longest,
-        median_request_seconds: median(requests),
+        longest_request_cpu_seconds: *longest_cpu,
+        longest_cpu_seconds: cpu_seconds.iter().copied().flatten().reduce(f64::max),
+        median_request_seconds: median(seconds),
         request_keys: args.request,
         inserted_rows_per_second: args.rows as f64 / filling,
         reopen_seconds,
@@ -277,16 +291,24 @@ fn join<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Inserts every row and returns what each request took.
-fn fill(store: &Store, args: &StoreArgs) -> Result<Vec<f64>, StoreError> {
+/// Seconds that this thread has computed, and not waited for a processor or memory of others'; where the kernel says.
+fn cpu_seconds() -> Option<f64> {
+    let status = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    Some(status.split(' ').next()?.parse::<u64>().ok()? as f64 / 1e9)
+}
+
+/// Inserts every row and returns what each request took: by the clock, and of the processor.
+fn fill(store: &Store, args: &StoreArgs) -> Result<Vec<(f64, Option<f64>)>, StoreError> {
     let mut out = vec![0.0; args.request * args.dim];
     let mut requests = Vec::new();
     for start in (0..args.rows).step_by(args.request) {
         let mut keys: Vec<_> = (start..args.rows.min(start + args.request as u64)).map(key).collect();
         keys.sort_unstable();
+        let before = cpu_seconds();
         let begin = Instant::now();
         store.lookup(GROUP, &keys, Missing::Insert, &mut out[..keys.len() * args.dim])?;
-        requests.push(begin.elapsed().as_secs_f64());
+        let seconds = begin.elapsed().as_secs_f64();
+        requests.push((seconds, cpu_seconds().zip(before).map(|(after, before)| after - before)));
     }
     Ok(requests)
 }
@@ -381,6 +403,8 @@ fn rates(measured: &[Measured], ids: f64) -> StoreFigures {
         parts: Parts { deduplication: part(0), lookup: part(1), expansion: part(2), sum: part(3), update: part(4) },
         overhead_bytes_per_row: 0.0,
         longest_request_seconds: 0.0,
+        longest_request_cpu_seconds: None,
+        longest_cpu_seconds: None,
         median_request_seconds: 0.0,
         request_keys: 0,
         inserted_rows_per_second: 0.0,
