@@ -217,7 +217,7 @@ impl Member {
     /// parameters. A parameter server that is started again in the same attempt of the job has all that the one before had, which has ended.
     async fn who_is_meant(&self, coordinator: &CoordinatorChannel) -> Result<u64, RoleError> {
         Ok(match self.role {
-            Role::Ps => coordinator.call(v1::AttemptRequest {}, Vec::new(), CALL_DEADLINE).await?.0.attempt,
+            Role::Ps => coordinator.call(v1::AttemptRequest {}, Vec::new(), WHOLE_JOB).await?.0.attempt,
             Role::EmbeddingWorker | Role::DenseWorker | Role::Loader => coordinator.process(),
         })
     }

@@ -1,7 +1,7 @@
 //! How fast the store looks up and updates, and what a row costs: batches of Zipf-distributed ids,
 //! 26 features of 4,096 samples, unique and sorted by key as an embedding worker sends them.
 //!
-//! `cargo run --release -p rectrain-embedding --example throughput -- [DIM] [ROWS] [THREADS] [BATCHES]`
+//! `cargo run --release -p rectrain-embedding --example store_throughput -- [DIM] [ROWS] [THREADS] [BATCHES]`
 //! (16, 5,000,000, 2, 100)
 
 use rectrain_embedding::{

@@ -1,5 +1,5 @@
 //! How fast checkpoints are written and restored, beside what `fio` writes and reads on the same disk, and how long training stalls:
-//! `speed FOLDER [ROWS] [DIM] [ROUNDS]`. Prints one line of JSON a round and one of the medians. As root it empties the page cache
+//! `checkpoint_throughput FOLDER [ROWS] [DIM] [ROUNDS]`. Prints one line of JSON a round and one of the medians. As root it empties the page cache
 //! before each reading.
 
 use std::collections::BTreeMap;
