@@ -454,8 +454,8 @@ pub enum Precision {
     /// 32-bit floating point.
     #[default]
     Fp32,
-    /// Operands rounded to bfloat16 (8 bits of precision, the range of f32), sums in 32 bits: about twice the arithmetic a second on
-    /// CPUs with AVX512-BF16, correct and slower than `fp32` on others. Not built for GPUs.
+    /// Operands rounded to bfloat16 (8 bits of precision, the range of f32), sums in 32 bits: twice the arithmetic a second or more on
+    /// CPUs with AMX, or AMD's with AVX512-BF16, correct and slower than `fp32` on others. Not built for GPUs.
     Bf16,
 }
 

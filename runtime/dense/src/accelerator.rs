@@ -51,7 +51,7 @@ impl Accelerator {
         let parameters = self.parameters.on_device(during)?;
         let (device, name) = (&self.device, &self.name);
         let (leaves, read) = guarded(name, during, || {
-            let graph = pass.forward(&Parameters { tensors: parameters, rounded: None }, &(0..samples), device);
+            let graph = pass.forward(&Parameters { tensors: parameters, packed: None }, &(0..samples), device);
             let logits = graph.logits.clone().inner();
             let labels = matrix(pass.labels.to_vec(), [samples, 1], device);
             let derivative = (sigmoid(logits.clone()) - labels).mul_scalar(pass.scale);
@@ -100,7 +100,7 @@ impl Accelerator {
         let parameters = self.parameters.on_device(during)?;
         let logits = guarded(&self.name, during, || {
             let inputs = inputs(model, features, &(0..features.samples), &self.device);
-            let logits = model.forward(&Parameters { tensors: parameters, rounded: None }, inputs, Dropout::default());
+            let logits = model.forward(&Parameters { tensors: parameters, packed: None }, inputs, Dropout::default());
             logits.try_into_data().map_err(|error| error.to_string())
         })?;
         self.floats(logits, during)

@@ -6,9 +6,9 @@ use burn::backend::Flex;
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
 
 use crate::DenseError;
-use crate::bf16::{Bf16, Rounded};
 use crate::layers::{Dropout, Parameters, matrix};
 use crate::layout::ParameterEntry;
+use crate::linear::Linears;
 use crate::loss::binary_cross_entropy;
 use crate::model::Model;
 use crate::optimizer::Rule;
@@ -28,8 +28,7 @@ pub(crate) struct Host {
     parameters: Vec<f32>,
     pub(crate) gradients: Vec<f32>,
     pub(crate) optimizer_state: Vec<f32>,
-    /// What linear layers compute with in bf16; none in 32 bits.
-    bf16: Option<Bf16>,
+    linears: Linears,
 }
 
 impl Host {
@@ -40,8 +39,8 @@ impl Host {
         optimizer_state: Vec<f32>,
     ) -> Result<Self, DenseError> {
         let gradients = vec![0.0; parameters.len()];
-        let bf16 = (precision == Precision::Bf16).then(Bf16::new);
-        Ok(Self { workers: Workers::new(threads)?, parameters, gradients, optimizer_state, bf16 })
+        let linears = Linears::new(precision);
+        Ok(Self { workers: Workers::new(threads)?, parameters, gradients, optimizer_state, linears })
     }
 
     pub(crate) fn parameters(&self) -> &[f32] {
@@ -50,7 +49,7 @@ impl Host {
 
     /// The parameters, to be changed.
     pub(crate) fn parameters_mut(&mut self) -> &mut [f32] {
-        self.bf16.iter_mut().for_each(Bf16::forget);
+        self.linears.forget();
         &mut self.parameters
     }
 
@@ -65,22 +64,22 @@ impl Host {
         if features.samples == 0 {
             self.gradients.fill(0.0);
         }
-        let rounded = self.rounded(pass.model);
+        let packed = self.linears.weights(pass.model, &self.parameters, &self.workers);
         let tensors = self.parameter_tensors(pass.model);
         let mut rest = Targets {
             predictions: &mut output.predictions,
             embeddings: &mut output.embedding_gradients,
             linear: &mut output.linear_gradients,
         };
-        let wave = if rounded.is_some() { Bf16::wave(threads) } else { 2 * threads };
-        for wave in shards(features.samples).chunks(wave) {
-            let records = self.bf16.as_mut().map_or(&[][..], |bf16| bf16.records(wave.len()));
-            let mut records = records.iter();
-            let work =
-                wave.iter().map(|shard| (shard.clone(), records.next(), rest.split_off(shard.len(), pass.model)));
-            let results = self.workers.map(work.collect(), |(shard, record, targets)| {
-                let rounded = rounded.as_ref().zip(record).map(|(rounded, record)| rounded.recording(record));
-                differentiate(pass, &Parameters { tensors: &tensors, rounded: rounded.as_ref() }, shard, targets)
+        for wave in shards(features.samples).chunks(Linears::wave(threads)) {
+            let records = self.linears.records(wave.len());
+            let shards = wave.iter().zip(records);
+            let work = shards
+                .map(|(shard, record)| (shard.clone(), record, rest.split_off(shard.len(), pass.model)))
+                .collect();
+            let results = self.workers.map(work, |(shard, record, targets)| {
+                let packed = packed.recording(record);
+                differentiate(pass, &Parameters { tensors: &tensors, packed: Some(&packed) }, shard, targets)
             });
             self.accumulate(pass.model, &results, wave[0].start == 0);
             results.iter().for_each(|result| output.loss_sum += result.loss_sum);
@@ -105,22 +104,19 @@ impl Host {
 
     /// The logits, one a sample, of a pass that drops nothing and remembers nothing.
     pub(crate) fn logits(&mut self, model: &Model, features: &Features<'_>) -> Vec<f32> {
-        let rounded = self.rounded(model);
+        let packed = self.linears.weights(model, &self.parameters, &self.workers);
         let parameters = self.parameter_tensors(model);
         let results = self.workers.map(shards(features.samples), |shard| {
             let inputs = inputs(model, features, &shard, &Device::flex());
-            let logits = model.forward(
-                &Parameters { tensors: &parameters, rounded: rounded.as_ref() },
-                inputs,
-                Dropout::default(),
-            );
+            let logits =
+                model.forward(&Parameters { tensors: &parameters, packed: Some(&packed) }, inputs, Dropout::default());
             as_slice(&logits.into_data()).to_vec()
         });
         results.concat()
     }
 
     pub(crate) fn apply(&mut self, rule: Rule) {
-        self.bf16.iter_mut().for_each(Bf16::forget);
+        self.linears.forget();
         let total = self.parameters.len();
         let mut slots: Vec<_> =
             self.optimizer_state.chunks_exact_mut(total.max(1)).map(|slot| slot.chunks_mut(UPDATE_CHUNK)).collect();
@@ -138,21 +134,12 @@ impl Host {
         });
     }
 
-    /// What linear layers compute with in bf16.
-    fn rounded(&mut self, model: &Model) -> Option<Rounded> {
-        self.bf16.as_mut().map(|bf16| bf16.weights(model, &self.parameters, &self.workers))
-    }
-
-    /// The parameters as Burn tensors outside any graph: the one copy of a step. In bf16 those of linear layers are elsewhere, and
-    /// what stands for them is one value.
+    /// The parameters as Burn tensors outside any graph: the one copy of a step. Those of linear layers are elsewhere, and what stands
+    /// for them is one value.
     fn parameter_tensors(&self, model: &Model) -> Vec<Tensor<2>> {
         let mut tensors: Vec<Option<Tensor<2>>> = vec![None; model.layout().entries().len()];
-        if self.bf16.is_some() {
-            for linear in model.linears() {
-                for id in [linear.weight, linear.bias] {
-                    tensors[id.0] = Some(matrix(vec![0.0], [1, 1], &Device::flex()));
-                }
-            }
+        for id in model.linears().into_iter().flat_map(|linear| [linear.weight, linear.bias]) {
+            tensors[id.0] = Some(matrix(vec![0.0], [1, 1], &Device::flex()));
         }
         let copy =
             |entry: &ParameterEntry| matrix(self.parameters[entry.range()].to_vec(), entry.shape, &Device::flex());
@@ -162,12 +149,10 @@ impl Host {
 
     /// Adds the shards' gradients to the flat buffer, in the order of the shards; to 0 with the first wave.
     fn accumulate(&mut self, model: &Model, results: &[ShardGradients], first_wave: bool) {
-        // Those of linear layers in bf16 are no leaves of the shards' graphs.
+        // Those of linear layers are no leaves of the shards' graphs.
         let mut elsewhere = vec![false; model.layout().entries().len()];
-        if self.bf16.is_some() {
-            for linear in model.linears() {
-                [linear.weight, linear.bias].iter().for_each(|id| elsewhere[id.0] = true);
-            }
+        for id in model.linears().into_iter().flat_map(|linear| [linear.weight, linear.bias]) {
+            elsewhere[id.0] = true;
         }
         let mut rest = self.gradients.as_mut_slice();
         let mut targets = Vec::new();
@@ -188,9 +173,7 @@ impl Host {
                 }
             }
         });
-        if let Some(bf16) = &self.bf16 {
-            bf16.accumulate(model, results.len(), first_wave, &mut self.gradients, &self.workers);
-        }
+        self.linears.accumulate(model, results.len(), first_wave, &mut self.gradients, &self.workers);
     }
 }
 

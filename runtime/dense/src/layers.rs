@@ -3,16 +3,16 @@
 
 use burn::tensor::{Device, Int, Tensor, TensorData, activation::relu};
 
-use crate::bf16::Rounded;
 use crate::layout::{Initializer, ParameterId, ParameterLayout};
+use crate::linear::Packed;
 use crate::random::{Stream, name_key};
 
 /// The parameters of one forward pass.
 pub(crate) struct Parameters<'a> {
-    /// In layout order. With `rounded`, in the place of those of linear layers stands one value without meaning.
+    /// In layout order. With `packed`, in the place of those of linear layers stands one value without meaning.
     pub(crate) tensors: &'a [Tensor<2>],
-    /// What linear layers compute with in bf16.
-    pub(crate) rounded: Option<&'a Rounded>,
+    /// What linear layers compute with on the CPU; on a device with memory of its own, Burn's products do.
+    pub(crate) packed: Option<&'a Packed>,
 }
 
 impl Parameters<'_> {
@@ -76,17 +76,17 @@ impl Linear {
 
     /// `[B, inputs]` to `[B, outputs]`.
     pub(crate) fn forward(&self, parameters: &Parameters<'_>, input: Tensor<2>) -> Tensor<2> {
-        match parameters.rounded {
+        match parameters.packed {
             None => input.matmul(parameters.get(self.weight)) + parameters.get(self.bias),
-            Some(rounded) => rounded.linear(self, parameters.get(self.weight), input, false),
+            Some(packed) => packed.linear(self, parameters.get(self.weight), input, false),
         }
     }
 
     /// The same with ReLU after it.
     pub(crate) fn forward_relu(&self, parameters: &Parameters<'_>, input: Tensor<2>) -> Tensor<2> {
-        match parameters.rounded {
+        match parameters.packed {
             None => relu(self.forward(parameters, input)),
-            Some(rounded) => rounded.linear(self, parameters.get(self.weight), input, true),
+            Some(packed) => packed.linear(self, parameters.get(self.weight), input, true),
         }
     }
 }

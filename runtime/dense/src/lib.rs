@@ -6,12 +6,12 @@
 //! Start at [`Tower`]; a new model is a variant of [`ModelKind`] and a page in `model`.
 
 mod accelerator;
-mod bf16;
 mod device;
 mod error;
 mod host;
 mod layers;
 mod layout;
+mod linear;
 mod loss;
 pub mod metrics;
 mod model;

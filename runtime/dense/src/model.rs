@@ -165,7 +165,7 @@ impl Model {
         &self.architecture
     }
 
-    /// All linear layers: those whose products are in bf16 where that is asked for.
+    /// All linear layers: those whose products are in the precision that was asked for.
     pub(crate) fn linears(&self) -> Vec<&Linear> {
         let (mlps, others): (Vec<&Mlp>, Vec<&Linear>) = match &self.architecture {
             Architecture::Dlrm { bottom, top, logit } => {

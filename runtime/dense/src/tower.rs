@@ -2,14 +2,14 @@
 //! place where Burn's tensors meet them. A dense worker calls it once a step: `forward_backward`, then (after it has reduced the
 //! gradients with its peers, in place) `apply`; evaluation and inference call `predict`. It knows no other process and no clock.
 //!
-//! On the CPU (`host`), what is copied in a step: the parameters once, from the flat buffer into Burn tensors (Burn owns its buffers; all shards of the
-//! batch share this one copy); each shard's rows of the inputs; and the gradients, from Burn's buffers into the flat ones. Nothing
-//! else leaves or enters the graph. On a GPU (`accelerator`), all of these stay in its memory.
+//! On the CPU (`host`), what is copied in a step: the parameters, from the flat buffer into what linear layers compute with (`linear`) and, of the others,
+//! into Burn tensors (Burn owns its buffers), once for all shards of the batch; each shard's rows of the inputs; and the gradients of those others, from
+//! Burn's buffers into the flat ones. Nothing else leaves or enters the graph. On a GPU (`accelerator`), all of these stay in its memory.
 //!
 //! On the CPU, results are bit-equal from run to run and for any number of threads: shards depend on the batch's size only (see `workers`), each
 //! shard's graph runs on one thread, and sums over shards are taken in their order. They are not bit-equal between different
-//! processors: the matrix product picks its kernel by CPU features (AVX-512, FMA) and its blocking by cache sizes at run time, and
-//! `exp` comes from the C library. Initial parameters, dropout masks and the optimizer's constants are the same everywhere.
+//! processors: products in bf16, and Burn's of what is no linear layer, pick their kernel by CPU features at run time, and `exp` comes
+//! from the C library. Initial parameters, dropout masks and the optimizer's constants are the same everywhere.
 //!
 //! Calls block for the length of the computation: on an async runtime, call them from a blocking thread. Activations are allocated
 //! anew in every step, so a process that trains should tell glibc's malloc to keep freed memory (`M_MMAP_THRESHOLD`,
@@ -35,8 +35,8 @@ pub struct TowerOptions {
     pub seed: u64,
     /// Which replica this is: replicas drop different activations.
     pub rank: u32,
-    /// Threads to compute with, 0 for one a core. Results do not depend on it. Memory does: up to twice as many shards of at most
-    /// 1,024 samples are in work at a time, each with its activations and its gradients. A GPU takes the whole batch at once.
+    /// Threads to compute with, 0 for one a core. Results do not depend on it. Memory does: up to twice as many shards (and eight at
+    /// least) of at most 1,024 samples are in work at a time, each with its activations. A GPU takes the whole batch at once.
     pub threads: usize,
     /// What is computed on.
     pub device: ComputeDevice,

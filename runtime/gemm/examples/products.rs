@@ -1,8 +1,9 @@
-//! GFLOP/s of products and what packing costs, on one thread: `cargo run --release -p rectrain-bf16 --example products`.
+//! GFLOP/s of products and what packing costs, on one thread: `cargo run --release -p rectrain-gemm --example products`, and after `--` the
+//! name of a kernel or a part of it.
 
 use std::time::Instant;
 
-use rectrain_bf16::{Finish, Kernel, Left, Matrix, Right, Start, multiply};
+use rectrain_gemm::{Finish, Kernel, Left, Matrix, Right, Start, multiply};
 
 fn fastest(mut work: impl FnMut()) -> f64 {
     let once = || {
@@ -14,7 +15,11 @@ fn fastest(mut work: impl FnMut()) -> f64 {
 }
 
 fn main() {
-    let kernel = Kernel::best();
+    let named = std::env::args().nth(1).unwrap_or_default();
+    Kernel::all().filter(|kernel| kernel.name().contains(&named)).for_each(measure);
+}
+
+fn measure(kernel: Kernel) {
     println!("{}", kernel.name());
     for [rows, depth, columns] in [
         [512, 429, 512],
@@ -41,7 +46,7 @@ fn main() {
             let (mut left, mut right) = (Left::new(), Right::new());
             let (a, b) = (turn(&a, rows, depth, transposed[0]), turn(&b, depth, columns, transposed[1]));
             let packing = [fastest(|| left.pack(kernel, a)), fastest(|| right.pack(kernel, b))];
-            let seconds = fastest(|| multiply(kernel, &left, &right, &mut out, Start::Zero, Finish::Plain));
+            let seconds = fastest(|| multiply(&left, &right, &mut out, Start::Zero, Finish::Plain));
             println!(
                 "{rows:5} x {depth:5} x {columns:5} {transposed:?}: {:6.1} GFLOP/s, {:8.1} us; left {:7.1} us, {:5.2} G/s; right {:7.1} us, {:5.2} G/s",
                 flops / seconds * 1e-9,

@@ -1,6 +1,6 @@
-//! Plain Rust, which the compiler turns into vectors of whatever the build is for.
+//! bf16 in plain Rust, which the compiler turns into vectors of whatever the build is for.
 
-use super::{Begin, PANEL_LINES, TILE_COLUMNS, TILE_ROWS, Tile};
+use super::{PANEL_LINES, TILE_COLUMNS, Tile};
 use crate::lines::LINE;
 
 /// The nearest bf16, ties to even; see the crate's text for what is special.
@@ -39,31 +39,18 @@ fn high(word: u32) -> f32 {
     f32::from_bits(word & 0xFFFF_0000)
 }
 
-pub(super) fn tile(tile: Tile<'_>) {
-    let Tile { rows, columns, pairs, left, row_step, pair_step, right, out, stride, begin, relu, .. } = tile;
-    let mut sums = [[0.0_f32; TILE_COLUMNS]; TILE_ROWS];
-    for (row, sums) in sums[..rows].iter_mut().enumerate() {
-        match begin {
-            Begin::Zero => {}
-            Begin::Row(values) => sums[..columns].copy_from_slice(&values[..columns]),
-            Begin::Sum => sums[..columns].copy_from_slice(&out[row * stride..][..columns]),
-        }
-    }
-    for (pair, lines) in right[..pairs * PANEL_LINES].chunks_exact(PANEL_LINES).enumerate() {
-        for (row, sums) in sums[..rows].iter_mut().enumerate() {
-            let word = left[row * row_step + pair * pair_step];
-            let (low_left, high_left) = (low(word), high(word));
+pub(super) fn tile(mut tile: Tile<'_>) {
+    for row in 0..tile.rows {
+        let mut sums: [f32; TILE_COLUMNS] = tile.start(row, 0);
+        for (word, lines) in tile.right[..tile.words * PANEL_LINES].chunks_exact(PANEL_LINES).enumerate() {
+            let left = tile.left[row * tile.row_step + word * tile.word_step];
             for (line, sums) in lines.iter().zip(sums.chunks_exact_mut(LINE)) {
                 for (sum, &word) in sums.iter_mut().zip(&line.0) {
-                    *sum += high_left * high(word);
-                    *sum += low_left * low(word);
+                    *sum += high(left) * high(word);
+                    *sum += low(left) * low(word);
                 }
             }
         }
-    }
-    for (row, sums) in sums[..rows].iter().enumerate() {
-        for (value, &sum) in out[row * stride..][..columns].iter_mut().zip(sums) {
-            *value = if relu && sum < 0.0 { 0.0 } else { sum };
-        }
+        tile.finish(row, 0, sums);
     }
 }

@@ -3,7 +3,7 @@
 /// Words of a cache line.
 pub(crate) const LINE: usize = 16;
 
-/// Two bf16 a word, the one of the lower index in the lower half.
+/// A word is a 32-bit float or two bf16, the one of the lower index in the lower half.
 #[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
 pub(crate) struct Line(pub(crate) [u32; LINE]);

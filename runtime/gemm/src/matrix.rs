@@ -41,6 +41,11 @@ impl<'a> Matrix<'a> {
         &self.values[index * width..(index + 1) * width]
     }
 
+    /// Rows as they lie in memory.
+    pub(crate) fn lines(&self) -> usize {
+        self.stored[0]
+    }
+
     pub(crate) fn line_width(&self) -> usize {
         self.stored[1]
     }

@@ -1,6 +1,6 @@
 //! Products against a sum in 64 bits over operands that are rounded by definition.
 
-use crate::{Finish, Kernel, Left, Matrix, Right, RightPart, Start, multiply, multiply_rows};
+use crate::{Finish, Kernel, Left, Matrix, ROW_GRANULE, Right, RightPart, Start, multiply, multiply_rows};
 
 /// Rows, inner dimension and columns: none, one, odd, a tile, one more and one less than a tile, and more than a block of each.
 const SHAPES: [[usize; 3]; 16] = [
@@ -22,12 +22,15 @@ const SHAPES: [[usize; 3]; 16] = [
     [300, 1, 1],
 ];
 
+/// Those that this processor has; says which the tests do without.
 fn kernels() -> Vec<Kernel> {
-    let kernels: Vec<Kernel> = [Kernel::avx512_bf16(), Some(Kernel::portable())].into_iter().flatten().collect();
-    if kernels.len() == 1 {
-        println!("skipped: this processor has no AVX512-BF16");
-    }
+    let kernels: Vec<Kernel> = Kernel::all().collect();
+    println!("tested: {}", kernels.iter().map(|kernel| kernel.name()).collect::<Vec<_>>().join("; "));
     kernels
+}
+
+fn bf16_kernels() -> Vec<Kernel> {
+    kernels().into_iter().filter(|kernel| kernel.is_bf16()).collect()
 }
 
 /// Values from −1 to 1 that bf16 does not hold.
@@ -94,11 +97,11 @@ fn rounding_is_to_the_nearest_and_ties_are_even() {
     cases.extend(values(10_000, 3).iter().map(|value| value * 1e30));
     cases.extend([0.0, -0.0, f32::MIN_POSITIVE, 1e-40, -1e-40, f32::MAX, f32::MIN, f32::INFINITY, f32::NEG_INFINITY]);
     cases.extend([3.389e38, 3.3895314e38, 3.396e38, -3.396e38]);
-    for kernel in kernels() {
+    for kernel in bf16_kernels() {
         // A product with 1 and nothing to add shows an operand as it was rounded.
         let (left, right) = packed(kernel, Matrix::new(&cases, cases.len(), 1), Matrix::new(&[1.0], 1, 1));
         let mut rounded = vec![7.0; cases.len()];
-        multiply(kernel, &left, &right, &mut rounded, Start::Zero, Finish::Plain);
+        multiply(&left, &right, &mut rounded, Start::Zero, Finish::Plain);
         for (case, got) in cases.iter().zip(rounded) {
             assert_eq!(got, nearest(*case), "{}: {case:e}", kernel.name());
         }
@@ -111,7 +114,7 @@ fn operands_are_rounded_to_the_same_bits_by_every_kernel_and_whichever_way_they_
     cases.extend([f32::NAN, f32::from_bits(0xFF80_0001), f32::INFINITY, 1e-40, 3.3895314e38, -0.0]);
     let count = cases.len();
     let mut seen: Option<Vec<u32>> = None;
-    for kernel in kernels() {
+    for kernel in bf16_kernels() {
         for transposed in [false, true] {
             let unit = Matrix::new(&[1.0], 1, 1);
             let column = matrix(&cases, count, 1, transposed);
@@ -119,7 +122,7 @@ fn operands_are_rounded_to_the_same_bits_by_every_kernel_and_whichever_way_they_
             for (left, right) in [(column, unit), (unit, row)] {
                 let (left, right) = packed(kernel, left, right);
                 let mut rounded = vec![0.0; count];
-                multiply(kernel, &left, &right, &mut rounded, Start::Zero, Finish::Plain);
+                multiply(&left, &right, &mut rounded, Start::Zero, Finish::Plain);
                 let found =
                     rounded.iter().map(|value| if value.is_nan() { u32::MAX } else { value.to_bits() }).collect();
                 assert_eq!(seen.get_or_insert_with(|| Vec::clone(&found)), &found, "{} {transposed}", kernel.name());
@@ -146,13 +149,14 @@ fn check_product(kernel: Kernel, [rows, depth, columns]: [usize; 3], turn_left: 
         f64::from(values[if turned { column * rows + row } else { row * columns + column }])
     };
     let (left, right) = packed(kernel, matrix(&a, rows, depth, turn_left), matrix(&b, depth, columns, turn_right));
-    let round = |values: &[f32]| values.iter().copied().map(nearest).collect::<Vec<f32>>();
+    let rounded = |value: f32| if kernel.is_bf16() { nearest(value) } else { value };
+    let round = |values: &[f32]| values.iter().copied().map(rounded).collect::<Vec<f32>>();
     let (a, b) = (round(&a), round(&b));
     for (start, finish) in
         [(Start::Zero, Finish::Plain), (Start::Row(&bias), Finish::Relu), (Start::Sum, Finish::Plain)]
     {
         let mut out = before.clone();
-        multiply(kernel, &left, &right, &mut out, start, finish);
+        multiply(&left, &right, &mut out, start, finish);
         for (index, got) in out.iter().enumerate() {
             let (row, column) = (index / columns, index % columns);
             let begin = match start {
@@ -186,10 +190,38 @@ fn sums_that_32_bits_hold_are_exact_and_the_same_with_every_kernel() {
     for kernel in kernels() {
         let (left, right) = packed(kernel, Matrix::new(&a, rows, depth), Matrix::new(&b, depth, columns));
         let mut out = vec![0.0; rows * columns];
-        multiply(kernel, &left, &right, &mut out, Start::Zero, Finish::Plain);
+        multiply(&left, &right, &mut out, Start::Zero, Finish::Plain);
         for (index, &got) in out.iter().enumerate() {
             let sum: f32 = (0..depth).map(|k| a[index / columns * depth + k] * b[k * columns + index % columns]).sum();
             assert_eq!(got, sum, "{}", kernel.name());
+        }
+    }
+}
+
+#[test]
+fn products_of_32_bit_floats_have_the_bits_of_fused_additions_in_order() {
+    let [rows, depth, columns] = [37, 301, 45];
+    let (a, b) = (values(rows * depth, 1), values(depth * columns, 2));
+    for kernel in kernels().into_iter().filter(|kernel| !kernel.is_bf16()) {
+        let fused =
+            !cfg!(target_arch = "x86_64") || cfg!(target_feature = "fma") || !kernel.name().contains("portable");
+        for (turn_left, turn_right) in [(false, false), (false, true), (true, false), (true, true)] {
+            let turned = |values: &[f32], rows: usize, columns: usize, turn: bool| -> Vec<f32> {
+                let at = |index: usize| values[index % rows * columns + index / rows];
+                if turn { (0..values.len()).map(at).collect() } else { values.to_vec() }
+            };
+            let (left, right) = (turned(&a, rows, depth, turn_left), turned(&b, depth, columns, turn_right));
+            let (left, right) =
+                packed(kernel, matrix(&left, rows, depth, turn_left), matrix(&right, depth, columns, turn_right));
+            let mut out = vec![0.0; rows * columns];
+            multiply(&left, &right, &mut out, Start::Zero, Finish::Plain);
+            for (index, &got) in out.iter().enumerate() {
+                let sum = (0..depth).fold(0.0_f32, |sum, k| {
+                    let (left, right) = (a[index / columns * depth + k], b[k * columns + index % columns]);
+                    if fused { left.mul_add(right, sum) } else { left * right + sum }
+                });
+                assert_eq!(got.to_bits(), sum.to_bits(), "{} {turn_left} {turn_right}", kernel.name());
+            }
         }
     }
 }
@@ -205,7 +237,7 @@ fn a_value_that_is_no_number_reaches_its_row_and_no_other() {
             let (left, right) = packed(kernel, matrix(&a, rows, depth, turned), Matrix::new(&b, depth, columns));
             for finish in [Finish::Plain, Finish::Relu] {
                 let mut out = vec![0.0; rows * columns];
-                multiply(kernel, &left, &right, &mut out, Start::Zero, finish);
+                multiply(&left, &right, &mut out, Start::Zero, finish);
                 let (fine, row) = out.split_at(26 * columns);
                 assert!(fine.iter().all(|value| value.is_finite()));
                 assert!(row.iter().all(|value| !value.is_finite()), "{} {finish:?}: {row:?}", kernel.name());
@@ -230,7 +262,7 @@ fn an_operand_that_is_packed_again_forgets_what_it_was() {
                 let fresh = packed(kernel, left, right);
                 let product = |left, right| {
                     let mut out = vec![0.0; rows * columns];
-                    multiply(kernel, left, right, &mut out, Start::Zero, Finish::Plain);
+                    multiply(left, right, &mut out, Start::Zero, Finish::Plain);
                     bits(&out)
                 };
                 assert_eq!(product(&operands.0, &operands.1), product(&fresh.0, &fresh.1));
@@ -246,17 +278,17 @@ fn a_product_in_parts_has_the_bits_of_the_whole() {
     for kernel in kernels() {
         let (left, right) = packed(kernel, Matrix::new(&a, rows, depth), Matrix::new(&b, depth, columns));
         let mut whole = vec![0.0; rows * columns];
-        multiply(kernel, &left, &right, &mut whole, Start::Zero, Finish::Plain);
+        multiply(&left, &right, &mut whole, Start::Zero, Finish::Plain);
 
         let mut parts = vec![0.0; rows * columns];
-        for (block, out) in parts.chunks_mut(24 * columns).enumerate() {
-            let rows = block * 24..rows.min(block * 24 + 24);
-            multiply_rows(kernel, &left, rows, &right, out, Start::Zero, Finish::Plain);
+        for (block, out) in parts.chunks_mut(ROW_GRANULE * columns).enumerate() {
+            let rows = block * ROW_GRANULE..rows.min((block + 1) * ROW_GRANULE);
+            multiply_rows(&left, rows, &right, out, Start::Zero, Finish::Plain);
         }
         assert_eq!(bits(&whole), bits(&parts), "rows");
 
         let mut halves = vec![0.0; rows * columns];
-        for inner in [0..130, 130..400] {
+        for inner in [0..160, 160..400] {
             let columns_of = |row: usize| &a[row * depth..][inner.clone()];
             let part: Vec<f32> = (0..rows).flat_map(columns_of).copied().collect();
             let (left, right) = packed(
@@ -264,7 +296,7 @@ fn a_product_in_parts_has_the_bits_of_the_whole() {
                 Matrix::new(&part, rows, inner.len()),
                 Matrix::new(&b[inner.start * columns..inner.end * columns], inner.len(), columns),
             );
-            multiply(kernel, &left, &right, &mut halves, Start::Sum, Finish::Plain);
+            multiply(&left, &right, &mut halves, Start::Sum, Finish::Plain);
         }
         assert_eq!(bits(&whole), bits(&halves), "the inner dimension");
 
@@ -274,7 +306,7 @@ fn a_product_in_parts_has_the_bits_of_the_whole() {
             let (left, at_once) = packed(kernel, Matrix::new(&a, rows, depth), matrix(&b, depth, columns, turned));
             let product = |right| {
                 let mut out = vec![0.0; rows * columns];
-                multiply(kernel, &left, right, &mut out, Start::Zero, Finish::Plain);
+                multiply(&left, right, &mut out, Start::Zero, Finish::Plain);
                 bits(&out)
             };
             assert_eq!(product(&right), product(&at_once), "packed in parts");
@@ -285,6 +317,15 @@ fn a_product_in_parts_has_the_bits_of_the_whole() {
 #[test]
 #[should_panic(expected = "inner dimensions")]
 fn operands_that_do_not_fit_are_refused() {
-    let (left, right) = packed(Kernel::best(), Matrix::new(&[1.0; 6], 2, 3), Matrix::new(&[1.0; 4], 2, 2));
-    multiply(Kernel::best(), &left, &right, &mut [0.0; 4], Start::Zero, Finish::Plain);
+    let (left, right) = packed(Kernel::bf16(), Matrix::new(&[1.0; 6], 2, 3), Matrix::new(&[1.0; 4], 2, 2));
+    multiply(&left, &right, &mut [0.0; 4], Start::Zero, Finish::Plain);
+}
+
+#[test]
+#[should_panic(expected = "the kernels that the operands were packed for")]
+fn operands_for_different_kernels_are_refused() {
+    let mut operands = (Left::new(), Right::new());
+    operands.0.pack(Kernel::bf16(), Matrix::new(&[1.0; 4], 2, 2));
+    operands.1.pack(Kernel::fp32(), Matrix::new(&[1.0; 4], 2, 2));
+    multiply(&operands.0, &operands.1, &mut [0.0; 4], Start::Zero, Finish::Plain);
 }

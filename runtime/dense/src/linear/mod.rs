@@ -1,13 +1,13 @@
-//! Linear layers with products in bf16, on the CPU: what a tower keeps for them from step to step. Parameters, gradients and
-//! everything between layers stay 32-bit floats; only what the products of linear layers read is rounded (`rectrain_bf16` says how).
+//! Linear layers on the CPU: what a tower keeps for them from step to step. Parameters, gradients and everything between layers are
+//! 32-bit floats; in bf16, only what the products of linear layers read is rounded (`rectrain_gemm` says how).
 //!
-//! A step differs from one in 32 bits in more than the kernel:
+//! Burn's graph has them as operations of this crate's:
 //!
-//! - Weights are rounded once a step for all shards of the batch, straight from the flat buffer, and are no leaves of the graph: in
-//!   their place stands a value without meaning.
-//! - A shard's pass leaves what the gradients of the weights are made of, its inputs and the derivatives of its outputs, rounded
-//!   and laid out for that product, in a [`Record`]. The gradients are then summed over the shards of a wave within one
-//!   product a layer, straight into the flat buffer, on all threads.
+//! - Weights are laid out for the products once a step for all shards of the batch, straight from the flat buffer, and are no leaves of
+//!   the graph: in their place stands a value without meaning.
+//! - A shard's pass leaves what the gradients of the weights are made of, its inputs and the derivatives of its outputs, laid out for
+//!   that product, in a [`Record`]. The gradients are then summed over the shards of a wave within one product a layer, straight into
+//!   the flat buffer, on all threads.
 //!
 //! Sums over samples go through the shards in order, so results have the same bits for any number of threads.
 
@@ -16,24 +16,24 @@ mod operation;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rectrain_bf16::{Finish, Kernel, Left, Matrix, Right, Start, multiply_rows};
+use rectrain_gemm::{Finish, Kernel, Left, Matrix, ROW_GRANULE, Right, Start, multiply_rows};
 
 use crate::layers::Linear;
 use crate::model::Model;
+use crate::tower::Precision;
 use crate::workers::Workers;
 
-/// Columns of a weight that one thread rounds at a time.
+/// Columns of a weight that one thread lays out at a time.
 const PACKED_COLUMNS: usize = 512;
 /// Shards in work at a time, at least: each leaves 4 bytes an activation, and with more of them the gradients of the weights are
 /// summed in fewer passes.
 const WAVE_SHARDS: usize = 8;
-/// Rows of a weight whose gradient one thread computes at a time: a multiple of the kernel's tiles, few enough to keep all threads
-/// busy with small layers.
-const GRADIENT_ROWS: usize = 96;
+/// Rows of a weight whose gradient one thread computes at a time: few enough to keep all threads busy with small layers.
+const GRADIENT_ROWS: usize = ROW_GRANULE;
 
 /// See the module's text.
 #[derive(Debug)]
-pub(crate) struct Bf16 {
+pub(crate) struct Linears {
     kernel: Kernel,
     weights: Arc<Weights>,
     /// Whether `weights` are those of the present parameters.
@@ -74,15 +74,19 @@ struct Recorded {
 
 /// What a forward pass needs: the weights, and where to leave what the backward pass finds; nowhere without one.
 #[derive(Debug, Clone)]
-pub(crate) struct Rounded {
+pub(crate) struct Packed {
     kernel: Kernel,
     weights: Arc<Weights>,
     record: Option<Arc<Record>>,
 }
 
-impl Bf16 {
-    pub(crate) fn new() -> Self {
-        Self { kernel: Kernel::best(), weights: Arc::default(), fresh: false, records: Vec::new() }
+impl Linears {
+    pub(crate) fn new(precision: Precision) -> Self {
+        let kernel = match precision {
+            Precision::Fp32 => Kernel::fp32(),
+            Precision::Bf16 => Kernel::bf16(),
+        };
+        Self { kernel, weights: Arc::default(), fresh: false, records: Vec::new() }
     }
 
     /// Shards in work at a time with so many threads.
@@ -95,8 +99,8 @@ impl Bf16 {
         self.fresh = false;
     }
 
-    /// The weights of a pass, rounded anew if the parameters have changed.
-    pub(crate) fn weights(&mut self, model: &Model, parameters: &[f32], workers: &Workers) -> Rounded {
+    /// The weights of a pass, laid out anew if the parameters have changed.
+    pub(crate) fn weights(&mut self, model: &Model, parameters: &[f32], workers: &Workers) -> Packed {
         if !self.fresh {
             if Arc::get_mut(&mut self.weights).is_none() {
                 self.weights = Arc::default();
@@ -106,7 +110,7 @@ impl Bf16 {
             }
             self.fresh = true;
         }
-        Rounded { kernel: self.kernel, weights: Arc::clone(&self.weights), record: None }
+        Packed { kernel: self.kernel, weights: Arc::clone(&self.weights), record: None }
     }
 
     /// Records for the shards of a wave, which overwrite those of the wave before.
@@ -162,15 +166,15 @@ impl Bf16 {
                 target.fill(0.0);
             }
             let rows = first..first + target.len() / columns;
-            add_weight(self.kernel, target, rows, &recorded);
+            add_weight(target, rows, &recorded);
         });
     }
 }
 
 /// A copy computes at the same time as the original: it has buffers of its own.
-impl Clone for Bf16 {
+impl Clone for Linears {
     fn clone(&self) -> Self {
-        Self::new()
+        Self { kernel: self.kernel, weights: Arc::default(), fresh: false, records: Vec::new() }
     }
 }
 
@@ -190,11 +194,11 @@ impl Weights {
             parts.extend(layer.forward.parts(kernel, weight, PACKED_COLUMNS));
             parts.extend(layer.backward.parts(kernel, weight.transpose(), PACKED_COLUMNS));
         }
-        workers.map(parts, rectrain_bf16::RightPart::pack);
+        workers.map(parts, rectrain_gemm::RightPart::pack);
     }
 }
 
-impl Rounded {
+impl Packed {
     /// The same weights for a pass that leaves what gradients are made of.
     pub(crate) fn recording(&self, record: &Arc<Record>) -> Self {
         Self { record: Some(Arc::clone(record)), ..self.clone() }
@@ -220,11 +224,11 @@ fn add_bias(target: &mut [f32], shards: &[&Mutex<Recorded>]) {
 }
 
 /// `target += Σ over shards of Xᵀ·dY`, for some rows.
-fn add_weight(kernel: Kernel, target: &mut [f32], rows: Range<usize>, shards: &[&Mutex<Recorded>]) {
+fn add_weight(target: &mut [f32], rows: Range<usize>, shards: &[&Mutex<Recorded>]) {
     for shard in shards {
         let shard = lock(shard);
         if shard.complete {
-            multiply_rows(kernel, &shard.inputs, rows.clone(), &shard.derivatives, target, Start::Sum, Finish::Plain);
+            multiply_rows(&shard.inputs, rows.clone(), &shard.derivatives, target, Start::Sum, Finish::Plain);
         }
     }
 }

@@ -10,9 +10,9 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Autodiff, Flex, TensorMetadata};
 use burn::tensor::{Tensor, TensorData};
-use rectrain_bf16::{Finish, Left, Matrix, Start, multiply};
+use rectrain_gemm::{Finish, Left, Matrix, Start, multiply};
 
-use super::{Record, Rounded, lock};
+use super::{Packed, Record, lock};
 use crate::layers::Linear;
 
 thread_local! {
@@ -20,7 +20,7 @@ thread_local! {
     static LEFT: RefCell<Left> = RefCell::default();
 }
 
-impl Rounded {
+impl Packed {
     /// `x·W + b`, and ReLU of it if asked for: `[B, inputs]` to `[B, outputs]`. `anchor` is the leaf that stands for the weight, by
     /// which the layer belongs to the graph even where its input does not.
     pub(crate) fn linear(&self, linear: &Linear, anchor: Tensor<2>, input: Tensor<2>, relu: bool) -> Tensor<2> {
@@ -41,7 +41,7 @@ impl Rounded {
             match LinearBackward.prepare::<NoCheckpointing>([input_node, anchor_node]).compute_bound().stateful() {
                 OpsKind::Tracked(prepared) => {
                     let state = Pending {
-                        rounded: Self { record: None, ..self.clone() },
+                        packed: Self { record: None, ..self.clone() },
                         record: Arc::clone(record),
                         layer: linear.weight.0,
                         output: relu.then(|| output.clone()),
@@ -61,7 +61,7 @@ impl Rounded {
         let mut output = vec![0.0; rows * layer.bias.len()];
         LEFT.with_borrow_mut(|left| {
             left.pack(self.kernel, Matrix::new(floats(&input), rows, columns));
-            multiply(self.kernel, left, &layer.forward, &mut output, Start::Row(&layer.bias), finish);
+            multiply(left, &layer.forward, &mut output, Start::Row(&layer.bias), finish);
         });
         tensor(output, [rows, layer.bias.len()])
     }
@@ -73,7 +73,7 @@ struct LinearBackward;
 /// What the backward pass of a layer needs.
 #[derive(Debug, Clone)]
 struct Pending {
-    rounded: Rounded,
+    packed: Packed,
     record: Arc<Record>,
     layer: usize,
     /// Where ReLU let nothing through; none without it.
@@ -84,10 +84,10 @@ impl Backward<Flex, 2> for LinearBackward {
     type State = Pending;
 
     fn backward(self, ops: Ops<Pending, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
-        let Pending { rounded, record, layer, output } = ops.state;
+        let Pending { packed, record, layer, output } = ops.state;
         let mut derivatives = gradients.consume::<Flex>(&ops.node).to_contiguous();
         let [rows, columns] = shape(&derivatives);
-        let kernel = rounded.kernel;
+        let kernel = packed.kernel;
         let mut recorded = lock(&record.0[layer]);
         recorded.bias.clear();
         recorded.bias.resize(columns, 0.0);
@@ -98,11 +98,11 @@ impl Backward<Flex, 2> for LinearBackward {
         drop(recorded);
 
         let [input, _] = ops.parents;
-        if let (Some(input), Some(layer)) = (input, &rounded.weights.0[layer]) {
+        if let (Some(input), Some(layer)) = (input, &packed.weights.0[layer]) {
             let mut of_input = vec![0.0; rows * layer.backward.columns()];
             LEFT.with_borrow_mut(|left| {
                 left.pack(kernel, matrix);
-                multiply(kernel, left, &layer.backward, &mut of_input, Start::Zero, Finish::Plain);
+                multiply(left, &layer.backward, &mut of_input, Start::Zero, Finish::Plain);
             });
             gradients.register::<Flex>(input.id, tensor(of_input, [rows, layer.backward.columns()]));
         }

@@ -1,0 +1,221 @@
+//! The kernel for AMX: tiles of 16 × 16 sums, to which the processor adds products of 16 rows of 32 bf16 with as many columns at once. Only
+//! on Linux, which has to be asked for the registers.
+#![allow(unsafe_code)] // Instructions that have no safe form, and loads through pointers.
+
+use super::{PANEL_LINES, TILE_COLUMNS, Tile};
+
+/// Rows of a tile: of two by two of the processor's, beside which two of either operand fit into its eight registers.
+pub(super) const ROWS: usize = 32;
+
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+mod missing {
+    use super::Tile;
+
+    pub(in super::super) struct Configured(());
+
+    impl Configured {
+        pub(in super::super) fn new() -> Self {
+            Self(())
+        }
+    }
+
+    pub(in super::super) fn available() -> bool {
+        false
+    }
+
+    pub(in super::super) fn tile(_: Tile<'_>) {
+        unreachable!("nobody has this kernel here")
+    }
+}
+
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+pub(super) use missing::{Configured, available, tile};
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+pub(super) use x86::{Configured, available, tile};
+
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod x86 {
+    use std::arch::asm;
+    use std::arch::x86_64::{__cpuid_count, _MM_HINT_T1, _mm_prefetch};
+    use std::marker::PhantomData;
+    use std::mem::MaybeUninit;
+    use std::sync::LazyLock;
+
+    use super::super::Begin;
+    use super::{PANEL_LINES, ROWS, TILE_COLUMNS, Tile};
+    use crate::lines::{LINE, Line};
+
+    /// `arch_prctl`'s request for a feature that makes the saved state of a thread larger, and the number of the tiles' data.
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_long = 18;
+    /// Bytes of a row of either operand and of the sums, in one register.
+    const ROW_BYTES: usize = 64;
+
+    /// Whether the processor has it and the operating system lets this process use it.
+    pub(in super::super) fn available() -> bool {
+        static AVAILABLE: LazyLock<bool> = LazyLock::new(|| {
+            // Rows and columns are rounded and stored by AVX-512.
+            super::super::avx512::bf16_available() && processor_has() && is_permitted()
+        });
+        *AVAILABLE
+    }
+
+    /// CPUID leaf 7: AMX-TILE and AMX-BF16; leaf 1D: registers of 16 rows of 64 bytes, eight of them (Intel SDM, volume 1, 18.2).
+    fn processor_has() -> bool {
+        if __cpuid_count(0, 0).eax < 0x1D {
+            return false;
+        }
+        let (tile, bf16) = (1 << 24, 1 << 22);
+        let palette = __cpuid_count(0x1D, 1);
+        let (row_bytes, registers, rows) = (palette.ebx & 0xFFFF, palette.ebx >> 16, palette.ecx & 0xFFFF);
+        __cpuid_count(7, 0).edx & (tile | bf16) == tile | bf16 && row_bytes == 64 && registers == 8 && rows == 16
+    }
+
+    /// Permission is a process's: threads that exist and those to come have it.
+    fn is_permitted() -> bool {
+        // SAFETY: the call takes two numbers and changes nothing in this process's memory.
+        unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+    }
+
+    /// The tile registers of this thread, in use: eight of 16 rows of 64 bytes.
+    pub(in super::super) struct Configured(PhantomData<*const ()>);
+
+    /// What `ldtilecfg` reads (Intel SDM, volume 2, LDTILECFG).
+    #[repr(C, align(64))]
+    struct Configuration {
+        palette: u8,
+        start_row: u8,
+        reserved: [u8; 14],
+        row_bytes: [u16; 16],
+        rows: [u8; 16],
+    }
+
+    static CONFIGURATION: Configuration = Configuration {
+        palette: 1,
+        start_row: 0,
+        reserved: [0; 14],
+        row_bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+        rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
+    };
+
+    impl Configured {
+        pub(in super::super) fn new() -> Self {
+            assert!(available(), "a kernel of this kind exists only where the processor has it");
+            // SAFETY: the processor has the instruction and the process may use it; the configuration is of 64 bytes and one that the
+            // palette allows.
+            unsafe {
+                asm!("ldtilecfg [{}]", in(reg) &raw const CONFIGURATION, options(nostack, preserves_flags, readonly))
+            };
+            Self(PhantomData)
+        }
+    }
+
+    impl Drop for Configured {
+        fn drop(&mut self) {
+            // SAFETY: the processor has the instruction, and the process may use it.
+            unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) };
+        }
+    }
+
+    /// A thread that computes a tile holds a [`Configured`].
+    pub(in super::super) fn tile(tile: Tile<'_>) {
+        // SAFETY: a `Kernel` of this kind exists only where `available` is true, of which AVX-512 is a part.
+        unsafe { compute(tile) }
+    }
+
+    /// # Safety
+    /// The processor has what the function is compiled for, the thread's registers are configured, and `Tile::check` has passed.
+    #[target_feature(enable = "avx512f")]
+    unsafe fn compute(mut tile: Tile<'_>) {
+        for line in tile.soon {
+            _mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(line).cast());
+        }
+        let mut buffer = MaybeUninit::<[[f32; TILE_COLUMNS]; ROWS]>::uninit();
+        let buffered = buffer.as_mut_ptr().cast::<f32>();
+        let whole = tile.rows == ROWS && tile.columns == TILE_COLUMNS;
+        let row: [f32; TILE_COLUMNS] =
+            if matches!(tile.begin, Begin::Sum) { [0.0; TILE_COLUMNS] } else { tile.start(0, 0) };
+        let from = match tile.begin {
+            // The same row for all rows.
+            Begin::Zero | Begin::Row(_) => (row.as_ptr(), 0),
+            Begin::Sum if whole => (tile.out.as_ptr(), tile.stride),
+            Begin::Sum => {
+                buffer.write([[0.0; TILE_COLUMNS]; ROWS]);
+                // SAFETY: written just now.
+                let sums = unsafe { buffer.assume_init_mut() };
+                (0..tile.rows).for_each(|row| sums[row] = tile.start(row, 0));
+                (buffered.cast_const(), TILE_COLUMNS)
+            }
+        };
+        let direct = whole && !tile.relu;
+        let to = if direct { (tile.out.as_mut_ptr(), tile.stride) } else { (buffered, TILE_COLUMNS) };
+        // SAFETY: the thread's registers are configured; `Tile::check` has found both operands long enough for whole tiles of as many
+        // words as a multiple of 16; sums come from and go to 32 rows of 32 columns that are there.
+        unsafe {
+            let left = (tile.left.as_ptr(), tile.row_step);
+            sum(from, left, tile.right.as_ptr(), tile.words / LINE, to);
+        }
+        if !direct {
+            // SAFETY: all of it was written, by this or by the processor's tiles.
+            let sums = unsafe { buffer.assume_init_ref() };
+            (0..tile.rows).for_each(|row| tile.finish(row, 0, sums[row]));
+        }
+    }
+
+    /// `to = from + left · right`: 32 × 32 sums, in blocks of 16 words of the inner dimension. Beside a pointer stands the step from row to
+    /// row, in values or words.
+    ///
+    /// # Safety
+    /// As [`compute`].
+    unsafe fn sum(
+        (from, from_step): (*const f32, usize),
+        (left, left_step): (*const u32, usize),
+        right: *const Line,
+        blocks: usize,
+        (to, to_step): (*mut f32, usize),
+    ) {
+        // SAFETY: what is asked of the caller. Registers of tiles are nobody else's.
+        unsafe {
+            asm!(
+                "tileloadd tmm0, [{from} + {from_step}]",
+                "tileloadd tmm1, [{from} + {from_step} + 64]",
+                "tileloadd tmm2, [{from_below} + {from_step}]",
+                "tileloadd tmm3, [{from_below} + {from_step} + 64]",
+                "test {blocks}, {blocks}",
+                "jz 3f",
+                "2:",
+                "tileloadd tmm4, [{left} + {left_step}]",
+                "tileloadd tmm6, [{right} + {right_step}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{right} + {right_step} + 64]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloadd tmm5, [{left_below} + {left_step}]",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "add {left}, 64",
+                "add {left_below}, 64",
+                "add {right}, 2048",
+                "dec {blocks}",
+                "jnz 2b",
+                "3:",
+                "tilestored [{to} + {to_step}], tmm0",
+                "tilestored [{to} + {to_step} + 64], tmm1",
+                "tilestored [{to_below} + {to_step}], tmm2",
+                "tilestored [{to_below} + {to_step} + 64], tmm3",
+                from = in(reg) from,
+                from_below = in(reg) from.wrapping_add(LINE * from_step),
+                from_step = in(reg) from_step * size_of::<f32>(),
+                left = inout(reg) left => _,
+                left_below = inout(reg) left.wrapping_add(LINE * left_step) => _,
+                left_step = in(reg) left_step * size_of::<u32>(),
+                right = inout(reg) right => _,
+                right_step = in(reg) PANEL_LINES * ROW_BYTES,
+                blocks = inout(reg) blocks => _,
+                to = in(reg) to,
+                to_below = in(reg) to.wrapping_add(LINE * to_step),
+                to_step = in(reg) to_step * size_of::<f32>(),
+                options(nostack),
+            );
+        }
+    }
+}

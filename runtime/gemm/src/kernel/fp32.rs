@@ -1,0 +1,126 @@
+//! 32-bit floats in plain Rust, which the compiler turns into vectors: of whatever the build is for, and once more of AVX2.
+#![allow(unsafe_code)] // Calls of what is compiled for AVX2, and loads without bounds checks in the innermost loop.
+
+use super::{PANEL_LINES, Tile};
+use crate::lines::LINE;
+
+/// Rows whose sums are kept at a time, a line of columns of each: 12 of AVX2's 16 registers, 24 of NEON's 32.
+const ROWS: usize = 6;
+
+/// Copies a row: `WIDTH` values to the start of `words`, the next `WIDTH` a `step` further on, and so on.
+pub(super) fn spread<const WIDTH: usize>(values: &[f32], words: &mut [u32], step: usize) {
+    let values: &[u32] = bytemuck::cast_slice(values);
+    let (whole, rest) = values.as_chunks::<WIDTH>();
+    for (chunk, words) in whole.iter().zip(words.chunks_mut(step.max(1))) {
+        words[..WIDTH].copy_from_slice(chunk);
+    }
+    if !rest.is_empty() {
+        words[whole.len() * step..][..rest.len()].copy_from_slice(rest);
+    }
+}
+
+pub(super) fn tile(tile: Tile<'_>) {
+    // SAFETY: `Tile::check` has passed.
+    unsafe { sum_all(tile) }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) fn avx2_available() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn avx2_available() -> bool {
+    false
+}
+
+pub(super) fn avx2_tile(tile: Tile<'_>) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx2,fma")]
+        unsafe fn compiled(tile: Tile<'_>) {
+            // SAFETY: what is asked of the caller.
+            unsafe { sum_all_fused(tile) }
+        }
+        // SAFETY: a `Kernel` of this kind exists only where `avx2_available` is true; `Tile::check` has passed.
+        unsafe { compiled(tile) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = tile;
+        unreachable!("nobody has this kernel here")
+    }
+}
+
+/// # Safety
+/// `Tile::check` has passed.
+#[inline(always)]
+unsafe fn sum_all(tile: Tile<'_>) {
+    // SAFETY: what is asked of the caller.
+    unsafe {
+        if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
+            parts::<true>(tile);
+        } else {
+            parts::<false>(tile);
+        }
+    }
+}
+
+/// # Safety
+/// As [`sum_all`].
+#[inline(always)]
+unsafe fn sum_all_fused(tile: Tile<'_>) {
+    // SAFETY: what is asked of the caller.
+    unsafe { parts::<true>(tile) }
+}
+
+/// The tile in parts whose sums the registers hold.
+///
+/// # Safety
+/// As [`sum_all`].
+#[inline(always)]
+unsafe fn parts<const FUSED: bool>(mut tile: Tile<'_>) {
+    for half in 0..tile.columns.div_ceil(LINE) {
+        let mut row = 0;
+        while row < tile.rows {
+            let rows = (tile.rows - row).min(ROWS);
+            // SAFETY: what is asked of the caller; these rows are the tile's.
+            unsafe {
+                match rows {
+                    6 => part::<6, FUSED>(&mut tile, row, half),
+                    5 => part::<5, FUSED>(&mut tile, row, half),
+                    4 => part::<4, FUSED>(&mut tile, row, half),
+                    3 => part::<3, FUSED>(&mut tile, row, half),
+                    2 => part::<2, FUSED>(&mut tile, row, half),
+                    _ => part::<1, FUSED>(&mut tile, row, half),
+                }
+            }
+            row += rows;
+        }
+    }
+}
+
+/// # Safety
+/// `Tile::check` has passed, and the tile has `COUNT` rows from `first` on, and this half of its columns.
+#[inline(always)]
+unsafe fn part<const COUNT: usize, const FUSED: bool>(tile: &mut Tile<'_>, first: usize, half: usize) {
+    let mut sums: [[f32; LINE]; COUNT] = std::array::from_fn(|row| tile.start(first + row, half * LINE));
+    for word in 0..tile.words {
+        // SAFETY: word < words and first + row < rows, for which `Tile::check` has found both operands long enough.
+        let (right, left) = unsafe {
+            let right: &[u32; LINE] = &tile.right.get_unchecked(word * PANEL_LINES + half).0;
+            let left: [f32; COUNT] = std::array::from_fn(|row| {
+                f32::from_bits(*tile.left.get_unchecked((first + row) * tile.row_step + word * tile.word_step))
+            });
+            (right.map(f32::from_bits), left)
+        };
+        for (sums, left) in sums.iter_mut().zip(left) {
+            for (sum, right) in sums.iter_mut().zip(right) {
+                *sum = if FUSED { left.mul_add(right, *sum) } else { left * right + *sum };
+            }
+        }
+    }
+    for (row, sums) in sums.into_iter().enumerate() {
+        tile.finish(first + row, half * LINE, sums);
+    }
+}

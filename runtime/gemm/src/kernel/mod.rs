@@ -1,0 +1,274 @@
+//! What a processor has to do itself: rounding, laying values out and the innermost loops of a product. A kernel takes operands as they
+//! were packed; how a product is cut into tiles is up to `product`.
+
+mod amx;
+mod avx512;
+mod bf16;
+mod fp32;
+
+use std::ops::Range;
+
+use crate::lines::{LINE, Line};
+use crate::matrix::Matrix;
+
+/// Columns of a tile of the result: two vectors of 512 bits. With 12 rows, 24 of the 32 registers hold sums.
+pub(crate) const TILE_COLUMNS: usize = 32;
+/// Cache lines that a word of the inner dimension takes in a panel of the right operand.
+pub(crate) const PANEL_LINES: usize = 2;
+/// Rows of a tile of the kernels that hold its sums in vectors.
+pub(crate) const VECTOR_ROWS: usize = 12;
+/// Most columns that [`Kernel::words`] takes at a time.
+pub(crate) const MOST_COLUMNS: usize = 512;
+
+static ZEROS: [f32; MOST_COLUMNS] = [0.0; MOST_COLUMNS];
+
+/// What products are computed with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kernel(Kind);
+
+/// All but the portable ones are there only where the processor was found to have them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Bf16Amx,
+    Bf16Avx512,
+    Bf16Portable,
+    Fp32Avx512,
+    Fp32Avx2,
+    Fp32Portable,
+}
+
+impl Kernel {
+    /// Those that this processor has, the faster before the slower of either precision.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let bf16 = [
+            (Kind::Bf16Amx, amx::available()),
+            (Kind::Bf16Avx512, avx512::bf16_available()),
+            (Kind::Bf16Portable, true),
+        ];
+        let fp32 = [
+            (Kind::Fp32Avx512, avx512::fp32_available()),
+            (Kind::Fp32Avx2, fp32::avx2_available()),
+            (Kind::Fp32Portable, true),
+        ];
+        bf16.into_iter().chain(fp32).filter_map(|(kind, available)| available.then_some(Self(kind)))
+    }
+
+    /// The fastest that rounds operands to bf16.
+    pub fn bf16() -> Self {
+        Self::all().find(|kernel| kernel.is_bf16()).unwrap_or(Self(Kind::Bf16Portable))
+    }
+
+    /// The fastest that takes operands as they are.
+    pub fn fp32() -> Self {
+        Self::all().find(|kernel| !kernel.is_bf16()).unwrap_or(Self(Kind::Fp32Portable))
+    }
+
+    /// Whether it rounds operands to bf16.
+    pub fn is_bf16(self) -> bool {
+        matches!(self.0, Kind::Bf16Amx | Kind::Bf16Avx512 | Kind::Bf16Portable)
+    }
+
+    /// Its name in logs and reports.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Kind::Bf16Amx => "bf16 by AMX",
+            Kind::Bf16Avx512 => "bf16 by AVX-512",
+            Kind::Bf16Portable => "bf16, portable",
+            Kind::Fp32Avx512 => "fp32 by AVX-512",
+            Kind::Fp32Avx2 => "fp32 by AVX2",
+            Kind::Fp32Portable => "fp32, portable",
+        }
+    }
+
+    /// Rows of a tile, and of a panel of the left operand.
+    pub(crate) fn tile_rows(self) -> usize {
+        if self.0 == Kind::Bf16Amx { amx::ROWS } else { VECTOR_ROWS }
+    }
+
+    /// Whether a left operand has to lie row by row, and one that does not is turned when it is packed.
+    pub(crate) fn wants_rows(self) -> bool {
+        self.0 == Kind::Bf16Amx
+    }
+
+    /// Words that hold so many values of the inner dimension; what they hold beyond is 0.
+    pub(crate) fn words_of(self, depth: usize) -> usize {
+        match self.0 {
+            Kind::Bf16Amx => depth.div_ceil(2).next_multiple_of(self.word_granule()),
+            Kind::Bf16Avx512 | Kind::Bf16Portable => depth.div_ceil(2),
+            Kind::Fp32Avx512 | Kind::Fp32Avx2 | Kind::Fp32Portable => depth,
+        }
+    }
+
+    /// What the words of a tile are a multiple of.
+    pub(crate) fn word_granule(self) -> usize {
+        if self.0 == Kind::Bf16Amx { LINE } else { 1 }
+    }
+
+    /// Values in a word.
+    pub(crate) fn word_values(self) -> usize {
+        if self.is_bf16() { 2 } else { 1 }
+    }
+
+    /// The words of a row of values; those beyond them are 0.
+    pub(crate) fn row(self, values: &[f32], words: &mut [u32]) {
+        let (words, rest) = words.split_at_mut(values.len().div_ceil(self.word_values()));
+        rest.fill(0);
+        match self.0 {
+            Kind::Bf16Amx | Kind::Bf16Avx512 => avx512::round(values, words),
+            Kind::Bf16Portable => bf16::round(values, words),
+            Kind::Fp32Avx512 | Kind::Fp32Avx2 | Kind::Fp32Portable => {
+                words.copy_from_slice(bytemuck::cast_slice(values))
+            }
+        }
+    }
+
+    /// The word `word` of some columns of a matrix: `WIDTH` of them at the start of `words`, the next `WIDTH` a `step` further on, and so
+    /// on. 0 beyond the matrix.
+    ///
+    /// # Panics
+    /// If there are more than [`MOST_COLUMNS`], or not enough words.
+    pub(crate) fn words<const WIDTH: usize>(
+        self,
+        matrix: Matrix<'_>,
+        word: usize,
+        columns: Range<usize>,
+        words: &mut [u32],
+        step: usize,
+    ) {
+        let values = |line: usize| {
+            if line < matrix.lines() { &matrix.line(line)[columns.clone()] } else { &ZEROS[..columns.len()] }
+        };
+        let chunks = columns.len().div_ceil(WIDTH);
+        assert!(chunks == 0 || (chunks - 1) * step + columns.len() - (chunks - 1) * WIDTH <= words.len());
+        match self.0 {
+            Kind::Bf16Amx | Kind::Bf16Avx512 => {
+                avx512::pair::<WIDTH>(values(2 * word), values(2 * word + 1), words, step);
+            }
+            Kind::Bf16Portable => bf16::pair::<WIDTH>(values(2 * word), values(2 * word + 1), words, step),
+            Kind::Fp32Avx512 | Kind::Fp32Avx2 | Kind::Fp32Portable => {
+                fp32::spread::<WIDTH>(values(word), words, step);
+            }
+        }
+    }
+
+    /// Rows become columns: 16 rows of 16 words, `from_step` from one to the next, to 16 rows `to_step` from one to the next.
+    ///
+    /// # Panics
+    /// If there are not enough words.
+    pub(crate) fn turn(self, from: &[u32], from_step: usize, to: &mut [u32], to_step: usize) {
+        assert!((LINE - 1) * from_step + LINE <= from.len() && (LINE - 1) * to_step + LINE <= to.len());
+        match self.0 {
+            Kind::Bf16Amx | Kind::Bf16Avx512 | Kind::Fp32Avx512 => avx512::turn(from, from_step, to, to_step),
+            Kind::Bf16Portable | Kind::Fp32Avx2 | Kind::Fp32Portable => {
+                for (row, to) in to.chunks_mut(to_step).take(LINE).enumerate() {
+                    (0..LINE).for_each(|column| to[column] = from[column * from_step + row]);
+                }
+            }
+        }
+    }
+
+    /// Makes the processor ready for tiles on this thread.
+    pub(crate) fn start(self) -> Running {
+        Running { kernel: self, _tiles: (self.0 == Kind::Bf16Amx).then(amx::Configured::new) }
+    }
+}
+
+/// A kernel that computes on this thread.
+pub(crate) struct Running {
+    kernel: Kernel,
+    /// Keeps the thread's tile registers, and itself on the thread.
+    _tiles: Option<amx::Configured>,
+}
+
+impl Running {
+    /// One tile of a result.
+    pub(crate) fn tile(&self, tile: Tile<'_>) {
+        tile.check(self.kernel);
+        match self.kernel.0 {
+            Kind::Bf16Amx => amx::tile(tile),
+            Kind::Bf16Avx512 => avx512::bf16_tile(tile),
+            Kind::Bf16Portable => bf16::tile(tile),
+            Kind::Fp32Avx512 => avx512::fp32_tile(tile),
+            Kind::Fp32Avx2 => fp32::avx2_tile(tile),
+            Kind::Fp32Portable => fp32::tile(tile),
+        }
+    }
+}
+
+/// A tile and what it is computed from: `rows` × `columns` of the result, at most [`Kernel::tile_rows`] × [`TILE_COLUMNS`].
+pub(crate) struct Tile<'a> {
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    /// Words of the inner dimension.
+    pub(crate) words: usize,
+    /// Word `w` of row `r` is at `r · row_step + w · word_step`.
+    pub(crate) left: &'a [u32],
+    pub(crate) row_step: usize,
+    pub(crate) word_step: usize,
+    /// [`PANEL_LINES`] a word.
+    pub(crate) right: &'a [Line],
+    /// What will be read soon, to be fetched meanwhile.
+    pub(crate) soon: &'a [Line],
+    /// Row `r` begins at `r · stride`.
+    pub(crate) out: &'a mut [f32],
+    pub(crate) stride: usize,
+    pub(crate) begin: Begin<'a>,
+    pub(crate) relu: bool,
+}
+
+/// What a tile's sums start from.
+#[derive(Clone, Copy)]
+pub(crate) enum Begin<'a> {
+    Zero,
+    /// A row, the same for all rows of the tile.
+    Row(&'a [f32]),
+    /// What is in the result.
+    Sum,
+}
+
+impl Tile<'_> {
+    /// What a kernel relies on.
+    fn check(&self, kernel: Kernel) {
+        let last = |count: usize, step: usize| (count - 1) * step;
+        assert!((1..=kernel.tile_rows()).contains(&self.rows) && (1..=TILE_COLUMNS).contains(&self.columns));
+        // A kernel that reads rows by lines reads those that the tile lacks as well.
+        let rows = if kernel.wants_rows() { kernel.tile_rows() } else { self.rows };
+        assert!(self.words == 0 || last(rows, self.row_step) + last(self.words, self.word_step) < self.left.len());
+        assert!(self.words.is_multiple_of(kernel.word_granule()) && (self.word_step == 1 || !kernel.wants_rows()));
+        assert!(self.words * PANEL_LINES <= self.right.len());
+        assert!(last(self.rows, self.stride) + self.columns <= self.out.len());
+        if let Begin::Row(row) = self.begin {
+            assert!(self.columns <= row.len());
+        }
+    }
+
+    /// What the sums of some columns of a row start from; 0 beyond the tile's columns.
+    #[inline(always)]
+    fn start<const COLUMNS: usize>(&self, row: usize, first: usize) -> [f32; COLUMNS] {
+        let values = match self.begin {
+            Begin::Zero => return [0.0; COLUMNS],
+            Begin::Row(values) => &values[..self.columns],
+            Begin::Sum => &self.out[row * self.stride..][..self.columns],
+        };
+        let values = values.get(first..).unwrap_or_default();
+        values.first_chunk().copied().unwrap_or_else(|| {
+            let mut sums = [0.0; COLUMNS];
+            sums[..values.len()].copy_from_slice(values);
+            sums
+        })
+    }
+
+    /// Stores the sums of some columns of a row; those beyond the tile's columns are dropped.
+    #[inline(always)]
+    fn finish<const COLUMNS: usize>(&mut self, row: usize, first: usize, mut sums: [f32; COLUMNS]) {
+        if self.relu {
+            // NaN stays.
+            sums.iter_mut().for_each(|sum| *sum = if *sum < 0.0 { 0.0 } else { *sum });
+        }
+        let out = self.out[row * self.stride..][..self.columns].get_mut(first..).unwrap_or_default();
+        match out.first_chunk_mut() {
+            Some(out) => *out = sums,
+            None => out.copy_from_slice(&sums[..out.len()]),
+        }
+    }
+}
