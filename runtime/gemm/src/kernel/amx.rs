@@ -2,7 +2,7 @@
 //! on Linux, which has to be asked for the registers.
 #![allow(unsafe_code)] // Instructions that have no safe form, and loads through pointers.
 
-use super::{PANEL_LINES, TILE_COLUMNS, Tile};
+use super::Tile;
 
 /// Rows of a tile: of two by two of the processor's, beside which two of either operand fit into its eight registers.
 pub(super) const ROWS: usize = 32;
@@ -36,13 +36,13 @@ pub(super) use x86::{Configured, available, tile};
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod x86 {
     use std::arch::asm;
-    use std::arch::x86_64::{__cpuid_count, _MM_HINT_T1, _mm_prefetch};
+    use std::arch::x86_64::__cpuid_count;
     use std::marker::PhantomData;
     use std::mem::MaybeUninit;
     use std::sync::LazyLock;
 
-    use super::super::Begin;
-    use super::{PANEL_LINES, ROWS, TILE_COLUMNS, Tile};
+    use super::super::{Begin, PANEL_LINES, TILE_COLUMNS};
+    use super::{ROWS, Tile};
     use crate::lines::{LINE, Line};
 
     /// `arch_prctl`'s request for a feature that makes the saved state of a thread larger, and the number of the tiles' data.
@@ -127,9 +127,6 @@ mod x86 {
     /// The processor has what the function is compiled for, the thread's registers are configured, and `Tile::check` has passed.
     #[target_feature(enable = "avx512f")]
     unsafe fn compute(mut tile: Tile<'_>) {
-        for line in tile.soon {
-            _mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(line).cast());
-        }
         let mut buffer = MaybeUninit::<[[f32; TILE_COLUMNS]; ROWS]>::uninit();
         let buffered = buffer.as_mut_ptr().cast::<f32>();
         let whole = tile.rows == ROWS && tile.columns == TILE_COLUMNS;

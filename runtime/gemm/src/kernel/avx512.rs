@@ -275,9 +275,6 @@ mod x86 {
                             }
                         }
                     }
-                    for line in tile.soon {
-                        _mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(line).cast());
-                    }
                     let (left, right) = (tile.left.as_ptr(), tile.right.as_ptr());
                     for word in 0..tile.words {
                         // SAFETY: word < words and row < rows, for which `Tile::check` has found both operands long enough; lines are

@@ -20,8 +20,10 @@ pub(super) fn spread<const WIDTH: usize>(values: &[f32], words: &mut [u32], step
 }
 
 pub(super) fn tile(tile: Tile<'_>) {
+    /// Whether the build has the instruction: a call of a function in its place would take many times as long.
+    const FUSED: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
     // SAFETY: `Tile::check` has passed.
-    unsafe { sum_all(tile) }
+    unsafe { parts::<FUSED>(tile) }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -40,7 +42,7 @@ pub(super) fn avx2_tile(tile: Tile<'_>) {
         #[target_feature(enable = "avx2,fma")]
         unsafe fn compiled(tile: Tile<'_>) {
             // SAFETY: what is asked of the caller.
-            unsafe { sum_all_fused(tile) }
+            unsafe { parts::<true>(tile) }
         }
         // SAFETY: a `Kernel` of this kind exists only where `avx2_available` is true; `Tile::check` has passed.
         unsafe { compiled(tile) }
@@ -52,32 +54,10 @@ pub(super) fn avx2_tile(tile: Tile<'_>) {
     }
 }
 
-/// # Safety
-/// `Tile::check` has passed.
-#[inline(always)]
-unsafe fn sum_all(tile: Tile<'_>) {
-    // SAFETY: what is asked of the caller.
-    unsafe {
-        if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
-            parts::<true>(tile);
-        } else {
-            parts::<false>(tile);
-        }
-    }
-}
-
-/// # Safety
-/// As [`sum_all`].
-#[inline(always)]
-unsafe fn sum_all_fused(tile: Tile<'_>) {
-    // SAFETY: what is asked of the caller.
-    unsafe { parts::<true>(tile) }
-}
-
 /// The tile in parts whose sums the registers hold.
 ///
 /// # Safety
-/// As [`sum_all`].
+/// `Tile::check` has passed.
 #[inline(always)]
 unsafe fn parts<const FUSED: bool>(mut tile: Tile<'_>) {
     for half in 0..tile.columns.div_ceil(LINE) {

@@ -4,6 +4,7 @@
 mod amx;
 mod avx512;
 mod bf16;
+mod fetch;
 mod fp32;
 
 use std::ops::Range;
@@ -184,6 +185,7 @@ impl Running {
     /// One tile of a result.
     pub(crate) fn tile(&self, tile: Tile<'_>) {
         tile.check(self.kernel);
+        tile.soon.iter().for_each(fetch::line);
         match self.kernel.0 {
             Kind::Bf16Amx => amx::tile(tile),
             Kind::Bf16Avx512 => avx512::bf16_tile(tile),
