@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use crate::kernel::{Begin, Kernel, PANEL_LINES, Running, TILE_COLUMNS, Tile};
+use crate::kernel::{Begin, Kernel, PANEL_LINES, Running, TILE_COLUMNS, Tile, fetch};
 use crate::left::Left;
-use crate::lines::Line;
 use crate::right::Right;
 
 /// Words of the inner dimension that are summed before the next tile: a panel of the right operand of this depth, 16 KiB, stays in
@@ -106,12 +105,16 @@ struct Product<'a> {
 }
 
 impl Product<'_> {
+    fn panel_columns(&self, panel: usize) -> usize {
+        (self.right.columns() - panel * TILE_COLUMNS).min(TILE_COLUMNS)
+    }
+
     fn block(&self, rows: Range<usize>, panels: Range<usize>, out: &mut [f32]) {
         let steps = blocks(self.words, self.kernel.word_granule())
             .flat_map(|words| panels.clone().map(move |panel| (words.clone(), panel)));
         let mut steps = steps.peekable();
         while let Some((words, panel)) = steps.next() {
-            // Each tile asks for a part of what the next step reads.
+            // Each tile asks for a part of what the next step reads, and for where the next tile's sums go.
             let soon = steps
                 .peek()
                 .map_or(&[][..], |(words, panel)| &self.right.panel(*panel, words.start)[..words.len() * PANEL_LINES]);
@@ -119,13 +122,19 @@ impl Product<'_> {
             let share = soon.len().div_ceil(rows.len().div_ceil(tile_rows)).max(1);
             let mut soon = soon.chunks(share);
             for row in rows.clone().step_by(tile_rows) {
-                let soon = soon.next().unwrap_or_default();
-                self.tile(row..rows.end.min(row + tile_rows), panel, words.clone(), soon, out);
+                fetch::lines(soon.next().unwrap_or_default());
+                let next = row + tile_rows;
+                if words.start == 0 && next < rows.end {
+                    let first = &out[(next - self.first_row) * self.right.columns() + panel * TILE_COLUMNS..];
+                    let next = (rows.end - next).min(tile_rows);
+                    fetch::rows(first, next, self.right.columns(), self.panel_columns(panel));
+                }
+                self.tile(row..rows.end.min(row + tile_rows), panel, words.clone(), out);
             }
         }
     }
 
-    fn tile(&self, rows: Range<usize>, panel: usize, words: Range<usize>, soon: &[Line], out: &mut [f32]) {
+    fn tile(&self, rows: Range<usize>, panel: usize, words: Range<usize>, out: &mut [f32]) {
         let column = panel * TILE_COLUMNS;
         let (left, row_step, word_step) = self.left.tile(rows.start, words.start, self.words);
         let begin = match self.start {
@@ -135,15 +144,14 @@ impl Product<'_> {
             Start::Sum => Begin::Sum,
         };
         let stride = self.right.columns();
-        self.running.tile(Tile {
+        self.running.tile(&mut Tile {
             rows: rows.len(),
-            columns: (stride - column).min(TILE_COLUMNS),
+            columns: self.panel_columns(panel),
             words: words.len(),
             left,
             row_step,
             word_step,
             right: self.right.panel(panel, words.start),
-            soon,
             out: &mut out[(rows.start - self.first_row) * stride + column..],
             stride,
             begin,

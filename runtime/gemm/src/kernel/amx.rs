@@ -23,7 +23,7 @@ mod missing {
         false
     }
 
-    pub(in super::super) fn tile(_: Tile<'_>) {
+    pub(in super::super) fn tile(_: &mut Tile<'_>) {
         unreachable!("nobody has this kernel here")
     }
 }
@@ -118,7 +118,7 @@ mod x86 {
     }
 
     /// A thread that computes a tile holds a [`Configured`].
-    pub(in super::super) fn tile(tile: Tile<'_>) {
+    pub(in super::super) fn tile(tile: &mut Tile<'_>) {
         // SAFETY: a `Kernel` of this kind exists only where `available` is true, of which AVX-512 is a part.
         unsafe { compute(tile) }
     }
@@ -126,7 +126,7 @@ mod x86 {
     /// # Safety
     /// The processor has what the function is compiled for, the thread's registers are configured, and `Tile::check` has passed.
     #[target_feature(enable = "avx512f")]
-    unsafe fn compute(mut tile: Tile<'_>) {
+    unsafe fn compute(tile: &mut Tile<'_>) {
         let mut buffer = MaybeUninit::<[[f32; TILE_COLUMNS]; ROWS]>::uninit();
         let buffered = buffer.as_mut_ptr().cast::<f32>();
         let whole = tile.rows == ROWS && tile.columns == TILE_COLUMNS;

@@ -27,11 +27,11 @@ mod missing {
         unreachable!("nobody has this kernel here")
     }
 
-    pub(in super::super) fn bf16_tile(_: Tile<'_>) {
+    pub(in super::super) fn bf16_tile(_: &mut Tile<'_>) {
         unreachable!("nobody has this kernel here")
     }
 
-    pub(in super::super) fn fp32_tile(_: Tile<'_>) {
+    pub(in super::super) fn fp32_tile(_: &mut Tile<'_>) {
         unreachable!("nobody has this kernel here")
     }
 }
@@ -76,12 +76,12 @@ mod x86 {
         unsafe { turn_block(from.as_ptr(), from_step, to.as_mut_ptr(), to_step) }
     }
 
-    pub(in super::super) fn bf16_tile(tile: Tile<'_>) {
+    pub(in super::super) fn bf16_tile(tile: &mut Tile<'_>) {
         // SAFETY: a `Kernel` of this kind exists only where `bf16_available` is true; `Tile::check` has passed.
         unsafe { bf16::tile(tile) }
     }
 
-    pub(in super::super) fn fp32_tile(tile: Tile<'_>) {
+    pub(in super::super) fn fp32_tile(tile: &mut Tile<'_>) {
         // SAFETY: a `Kernel` of this kind exists only where `fp32_available` is true; `Tile::check` has passed.
         unsafe { fp32::tile(tile) }
     }
@@ -208,7 +208,7 @@ mod x86 {
                 /// # Safety
                 /// The processor has what the function is compiled for, and `Tile::check` has passed.
                 #[target_feature(enable = $features)]
-                pub(super) unsafe fn tile(tile: Tile<'_>) {
+                pub(super) unsafe fn tile(tile: &mut Tile<'_>) {
                     // SAFETY: what is asked of the caller.
                     unsafe {
                         match tile.word_step {
@@ -222,7 +222,7 @@ mod x86 {
                 /// # Safety
                 /// As [`sum`].
                 #[target_feature(enable = $features)]
-                unsafe fn dispatch<const WORD_STEP: usize>(tile: Tile<'_>) {
+                unsafe fn dispatch<const WORD_STEP: usize>(tile: &mut Tile<'_>) {
                     // SAFETY: what is asked of the caller.
                     unsafe {
                         match tile.rows {
@@ -248,7 +248,7 @@ mod x86 {
                 /// The processor has what the function is compiled for, `Tile::check` has passed, and the tile has `ROWS` rows and
                 /// this step from word to word.
                 #[target_feature(enable = $features)]
-                unsafe fn sum<const ROWS: usize, const WORD_STEP: usize>(tile: Tile<'_>) {
+                unsafe fn sum<const ROWS: usize, const WORD_STEP: usize>(tile: &mut Tile<'_>) {
                     // Rows lie side by side where words do not.
                     let row_step = if WORD_STEP == 1 { tile.row_step } else { 1 };
                     let masks = [lanes(tile.columns), lanes(tile.columns.saturating_sub(LINE))];

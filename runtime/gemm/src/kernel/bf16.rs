@@ -39,7 +39,7 @@ fn high(word: u32) -> f32 {
     f32::from_bits(word & 0xFFFF_0000)
 }
 
-pub(super) fn tile(mut tile: Tile<'_>) {
+pub(super) fn tile(tile: &mut Tile<'_>) {
     for row in 0..tile.rows {
         let mut sums: [f32; TILE_COLUMNS] = tile.start(row, 0);
         for (word, lines) in tile.right[..tile.words * PANEL_LINES].chunks_exact(PANEL_LINES).enumerate() {

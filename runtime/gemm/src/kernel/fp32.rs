@@ -19,7 +19,7 @@ pub(super) fn spread<const WIDTH: usize>(values: &[f32], words: &mut [u32], step
     }
 }
 
-pub(super) fn tile(tile: Tile<'_>) {
+pub(super) fn tile(tile: &mut Tile<'_>) {
     /// Whether the build has the instruction: a call of a function in its place would take many times as long.
     const FUSED: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
     // SAFETY: `Tile::check` has passed.
@@ -36,11 +36,11 @@ pub(super) fn avx2_available() -> bool {
     false
 }
 
-pub(super) fn avx2_tile(tile: Tile<'_>) {
+pub(super) fn avx2_tile(tile: &mut Tile<'_>) {
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx2,fma")]
-        unsafe fn compiled(tile: Tile<'_>) {
+        unsafe fn compiled(tile: &mut Tile<'_>) {
             // SAFETY: what is asked of the caller.
             unsafe { parts::<true>(tile) }
         }
@@ -59,7 +59,7 @@ pub(super) fn avx2_tile(tile: Tile<'_>) {
 /// # Safety
 /// `Tile::check` has passed.
 #[inline(always)]
-unsafe fn parts<const FUSED: bool>(mut tile: Tile<'_>) {
+unsafe fn parts<const FUSED: bool>(tile: &mut Tile<'_>) {
     for half in 0..tile.columns.div_ceil(LINE) {
         let mut row = 0;
         while row < tile.rows {
@@ -67,12 +67,12 @@ unsafe fn parts<const FUSED: bool>(mut tile: Tile<'_>) {
             // SAFETY: what is asked of the caller; these rows are the tile's.
             unsafe {
                 match rows {
-                    6 => part::<6, FUSED>(&mut tile, row, half),
-                    5 => part::<5, FUSED>(&mut tile, row, half),
-                    4 => part::<4, FUSED>(&mut tile, row, half),
-                    3 => part::<3, FUSED>(&mut tile, row, half),
-                    2 => part::<2, FUSED>(&mut tile, row, half),
-                    _ => part::<1, FUSED>(&mut tile, row, half),
+                    6 => part::<6, FUSED>(tile, row, half),
+                    5 => part::<5, FUSED>(tile, row, half),
+                    4 => part::<4, FUSED>(tile, row, half),
+                    3 => part::<3, FUSED>(tile, row, half),
+                    2 => part::<2, FUSED>(tile, row, half),
+                    _ => part::<1, FUSED>(tile, row, half),
                 }
             }
             row += rows;

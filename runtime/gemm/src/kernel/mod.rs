@@ -4,7 +4,7 @@
 mod amx;
 mod avx512;
 mod bf16;
-mod fetch;
+pub(crate) mod fetch;
 mod fp32;
 
 use std::ops::Range;
@@ -183,9 +183,8 @@ pub(crate) struct Running {
 
 impl Running {
     /// One tile of a result.
-    pub(crate) fn tile(&self, tile: Tile<'_>) {
+    pub(crate) fn tile(&self, tile: &mut Tile<'_>) {
         tile.check(self.kernel);
-        tile.soon.iter().for_each(fetch::line);
         match self.kernel.0 {
             Kind::Bf16Amx => amx::tile(tile),
             Kind::Bf16Avx512 => avx512::bf16_tile(tile),
@@ -209,8 +208,6 @@ pub(crate) struct Tile<'a> {
     pub(crate) word_step: usize,
     /// [`PANEL_LINES`] a word.
     pub(crate) right: &'a [Line],
-    /// What will be read soon, to be fetched meanwhile.
-    pub(crate) soon: &'a [Line],
     /// Row `r` begins at `r · stride`.
     pub(crate) out: &'a mut [f32],
     pub(crate) stride: usize,
