@@ -40,5 +40,5 @@ mod tests;
 pub use kernel::Kernel;
 pub use left::Left;
 pub use matrix::Matrix;
-pub use product::{Finish, ROW_GRANULE, Start, multiply, multiply_rows};
+pub use product::{Finish, ROW_GRANULE, Start, multiply, sum_products};
 pub use right::{Right, RightPart};

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::kernel::{Begin, Kernel, PANEL_LINES, Running, TILE_COLUMNS, Tile, fetch};
 use crate::left::Left;
+use crate::lines::Line;
 use crate::right::Right;
 
 /// Words of the inner dimension that are summed before the next tile: a panel of the right operand of this depth, 16 KiB, stays in
@@ -42,36 +43,42 @@ pub enum Finish {
 /// # Panics
 /// If the shapes do not fit, or the operands were packed for different kernels.
 pub fn multiply(left: &Left, right: &Right, out: &mut [f32], start: Start<'_>, finish: Finish) {
-    multiply_rows(left, 0..left.rows(), right, out, start, finish);
+    sum_products(&[(left, right)], 0..left.rows(), out, start, finish);
 }
 
-/// The same for some of the rows only: `out` holds these. Their first must be a multiple of [`ROW_GRANULE`].
+/// `out = start + Σ left · right` over some pairs of operands, one after another, and for some of the rows only: `out` holds these. Their
+/// first must be a multiple of [`ROW_GRANULE`].
 ///
 /// # Panics
-/// If the shapes do not fit, rows begin elsewhere, or the operands were packed for different kernels.
-pub fn multiply_rows(
-    left: &Left,
+/// If there are no operands, the shapes do not fit, rows begin elsewhere, or the operands were packed for different kernels.
+pub fn sum_products(
+    operands: &[(&Left, &Right)],
     rows: Range<usize>,
-    right: &Right,
     out: &mut [f32],
     start: Start<'_>,
     finish: Finish,
 ) {
+    let &[(first, right), ..] = operands else { panic!("a sum of no products") };
     let columns = right.columns();
-    assert_eq!(left.depth(), right.depth(), "the operands' inner dimensions");
-    assert!(rows.end <= left.rows() && rows.start.is_multiple_of(ROW_GRANULE), "rows of the left operand");
+    for (left, right) in operands {
+        assert_eq!(left.depth(), right.depth(), "the operands' inner dimensions");
+        assert!(rows.end <= left.rows() && rows.start.is_multiple_of(ROW_GRANULE), "rows of the left operand");
+        assert_eq!(columns, right.columns(), "the columns of the products");
+    }
     assert_eq!(out.len(), rows.len() * columns, "the result of {} rows and {columns} columns", rows.len());
     if let Start::Row(row) = start {
         assert_eq!(row.len(), columns, "the row that is added to every row");
     }
-    let (Some(kernel), false) = (left.kernel(), out.is_empty()) else { return };
-    assert_eq!(Some(kernel), right.kernel(), "the kernels that the operands were packed for");
+    let (Some(kernel), false) = (first.kernel(), out.is_empty()) else { return };
+    for (left, right) in operands {
+        let kernels = (left.kernel(), right.kernel());
+        assert_eq!(kernels, (Some(kernel), Some(kernel)), "the kernels that the operands were packed for");
+    }
     let product = Product {
         kernel,
         running: kernel.start(),
-        left,
-        right,
-        words: right.words(),
+        operands,
+        columns,
         first_row: rows.start,
         start,
         relu: finish == Finish::Relu,
@@ -95,67 +102,92 @@ fn blocks(words: usize, granule: usize) -> impl Iterator<Item = Range<usize>> {
 struct Product<'a> {
     kernel: Kernel,
     running: Running,
-    left: &'a Left,
-    right: &'a Right,
-    /// Of the inner dimension.
-    words: usize,
+    operands: &'a [(&'a Left, &'a Right)],
+    columns: usize,
     first_row: usize,
     start: Start<'a>,
     relu: bool,
 }
 
+/// A part of the inner dimension, of which rows of tiles are computed one after another.
+#[derive(Clone)]
+struct Step {
+    /// Which of the products.
+    product: usize,
+    words: Range<usize>,
+    panel: usize,
+}
+
 impl Product<'_> {
     fn panel_columns(&self, panel: usize) -> usize {
-        (self.right.columns() - panel * TILE_COLUMNS).min(TILE_COLUMNS)
+        (self.columns - panel * TILE_COLUMNS).min(TILE_COLUMNS)
+    }
+
+    /// The steps of a block, in order.
+    fn steps(&self, panels: Range<usize>) -> impl Iterator<Item = Step> {
+        self.operands.iter().enumerate().flat_map(move |(product, (_, right))| {
+            let panels = panels.clone();
+            blocks(right.words(), self.kernel.word_granule())
+                .flat_map(move |words| panels.clone().map(move |panel| Step { product, words: words.clone(), panel }))
+        })
     }
 
     fn block(&self, rows: Range<usize>, panels: Range<usize>, out: &mut [f32]) {
-        let steps = blocks(self.words, self.kernel.word_granule())
-            .flat_map(|words| panels.clone().map(move |panel| (words.clone(), panel)));
-        let mut steps = steps.peekable();
-        while let Some((words, panel)) = steps.next() {
+        let tile_rows = self.kernel.tile_rows();
+        let mut steps = self.steps(panels.clone()).peekable();
+        while let Some(step) = steps.next() {
             // Each tile asks for a part of what the next step reads, and for where the next tile's sums go.
-            let soon = steps
-                .peek()
-                .map_or(&[][..], |(words, panel)| &self.right.panel(*panel, words.start)[..words.len() * PANEL_LINES]);
-            let tile_rows = self.kernel.tile_rows();
+            let soon = steps.peek().map_or(&[][..], |step| self.panel(step));
             let share = soon.len().div_ceil(rows.len().div_ceil(tile_rows)).max(1);
             let mut soon = soon.chunks(share);
             for row in rows.clone().step_by(tile_rows) {
                 fetch::lines(soon.next().unwrap_or_default());
                 let next = row + tile_rows;
-                if words.start == 0 && next < rows.end {
-                    let first = &out[(next - self.first_row) * self.right.columns() + panel * TILE_COLUMNS..];
-                    let next = (rows.end - next).min(tile_rows);
-                    fetch::rows(first, next, self.right.columns(), self.panel_columns(panel));
+                if step.is_first() && next < rows.end {
+                    let first = &out[(next - self.first_row) * self.columns + step.panel * TILE_COLUMNS..];
+                    fetch::rows(first, (rows.end - next).min(tile_rows), self.columns, self.panel_columns(step.panel));
                 }
-                self.tile(row..rows.end.min(row + tile_rows), panel, words.clone(), out);
+                self.tile(row..rows.end.min(row + tile_rows), &step, out);
             }
         }
     }
 
-    fn tile(&self, rows: Range<usize>, panel: usize, words: Range<usize>, out: &mut [f32]) {
-        let column = panel * TILE_COLUMNS;
-        let (left, row_step, word_step) = self.left.tile(rows.start, words.start, self.words);
+    /// What a step reads of the right operand.
+    fn panel(&self, step: &Step) -> &[Line] {
+        let (_, right) = self.operands[step.product];
+        &right.panel(step.panel, step.words.start)[..step.words.len() * PANEL_LINES]
+    }
+
+    fn tile(&self, rows: Range<usize>, step: &Step, out: &mut [f32]) {
+        let column = step.panel * TILE_COLUMNS;
+        let (left, right) = self.operands[step.product];
+        let (left, row_step, word_step) = left.tile(rows.start, step.words.start, right.words());
         let begin = match self.start {
-            _ if words.start > 0 => Begin::Sum,
+            _ if !step.is_first() => Begin::Sum,
             Start::Zero => Begin::Zero,
             Start::Row(row) => Begin::Row(&row[column..]),
             Start::Sum => Begin::Sum,
         };
-        let stride = self.right.columns();
+        let last = step.product + 1 == self.operands.len() && step.words.end == right.words();
         self.running.tile(&mut Tile {
             rows: rows.len(),
-            columns: self.panel_columns(panel),
-            words: words.len(),
+            columns: self.panel_columns(step.panel),
+            words: step.words.len(),
             left,
             row_step,
             word_step,
-            right: self.right.panel(panel, words.start),
-            out: &mut out[(rows.start - self.first_row) * stride + column..],
-            stride,
+            right: self.panel(step),
+            out: &mut out[(rows.start - self.first_row) * self.columns + column..],
+            stride: self.columns,
             begin,
-            relu: self.relu && words.end == self.words,
+            relu: self.relu && last,
         });
+    }
+}
+
+impl Step {
+    /// Whether sums start with it.
+    fn is_first(&self) -> bool {
+        self.product == 0 && self.words.start == 0
     }
 }

@@ -1,6 +1,6 @@
 //! Products against a sum in 64 bits over operands that are rounded by definition.
 
-use crate::{Finish, Kernel, Left, Matrix, ROW_GRANULE, Right, RightPart, Start, multiply, multiply_rows};
+use crate::{Finish, Kernel, Left, Matrix, ROW_GRANULE, Right, RightPart, Start, multiply, sum_products};
 
 /// Rows, inner dimension and columns: none, one, odd, a tile, one more and one less than a tile, and more than a block of each.
 const SHAPES: [[usize; 3]; 16] = [
@@ -283,22 +283,31 @@ fn a_product_in_parts_has_the_bits_of_the_whole() {
         let mut parts = vec![0.0; rows * columns];
         for (block, out) in parts.chunks_mut(ROW_GRANULE * columns).enumerate() {
             let rows = block * ROW_GRANULE..rows.min((block + 1) * ROW_GRANULE);
-            multiply_rows(&left, rows, &right, out, Start::Zero, Finish::Plain);
+            sum_products(&[(&left, &right)], rows, out, Start::Zero, Finish::Plain);
         }
         assert_eq!(bits(&whole), bits(&parts), "rows");
 
-        let mut halves = vec![0.0; rows * columns];
-        for inner in [0..160, 160..400] {
-            let columns_of = |row: usize| &a[row * depth..][inner.clone()];
-            let part: Vec<f32> = (0..rows).flat_map(columns_of).copied().collect();
-            let (left, right) = packed(
-                kernel,
-                Matrix::new(&part, rows, inner.len()),
-                Matrix::new(&b[inner.start * columns..inner.end * columns], inner.len(), columns),
-            );
-            multiply(&left, &right, &mut halves, Start::Sum, Finish::Plain);
+        let halves: Vec<_> = [0..160, 160..400]
+            .into_iter()
+            .map(|inner| {
+                let part: Vec<f32> = (0..rows).flat_map(|row| &a[row * depth..][inner.clone()]).copied().collect();
+                packed(
+                    kernel,
+                    Matrix::new(&part, rows, inner.len()),
+                    Matrix::new(&b[inner.start * columns..inner.end * columns], inner.len(), columns),
+                )
+            })
+            .collect();
+        let mut sum = vec![0.0; rows * columns];
+        for (left, right) in &halves {
+            multiply(left, right, &mut sum, Start::Sum, Finish::Plain);
         }
-        assert_eq!(bits(&whole), bits(&halves), "the inner dimension");
+        assert_eq!(bits(&whole), bits(&sum), "the inner dimension");
+
+        let halves: Vec<_> = halves.iter().map(|(left, right)| (left, right)).collect();
+        sum_products(&halves, 0..rows, &mut sum, Start::Zero, Finish::Relu);
+        whole.iter_mut().for_each(|value| *value = value.max(0.0));
+        assert_eq!(bits(&whole), bits(&sum), "products that are added up");
 
         for turned in [false, true] {
             let mut right = Right::new();

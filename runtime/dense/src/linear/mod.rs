@@ -14,9 +14,9 @@
 mod operation;
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use rectrain_gemm::{Finish, Kernel, Left, Matrix, ROW_GRANULE, Right, Start, multiply_rows};
+use rectrain_gemm::{Finish, Kernel, Left, Matrix, ROW_GRANULE, Right, Start, sum_products};
 
 use crate::layers::Linear;
 use crate::model::Model;
@@ -28,8 +28,11 @@ const PACKED_COLUMNS: usize = 512;
 /// Shards in work at a time, at least: each leaves 4 bytes an activation, and with more of them the gradients of the weights are
 /// summed in fewer passes.
 const WAVE_SHARDS: usize = 8;
-/// Rows of a weight whose gradient one thread computes at a time: few enough to keep all threads busy with small layers.
-const GRADIENT_ROWS: usize = ROW_GRANULE;
+/// Rows of a weight whose gradient one thread computes at a time: all that the products of a block of it read again is in a core's own
+/// cache, and where a layer has few rows they are few enough to keep all threads busy.
+const GRADIENT_ROWS: [usize; 2] = [ROW_GRANULE, 2 * ROW_GRANULE];
+/// Parts that the gradient of a large layer's weight is computed in, at least.
+const GRADIENT_PARTS: usize = 16;
 
 /// See the module's text.
 #[derive(Debug)]
@@ -58,7 +61,7 @@ struct Layer {
 
 /// What the pass of one shard leaves for the gradients of the weights, by layer in layout order; empty for other parameters.
 #[derive(Debug, Default)]
-pub(crate) struct Record(Vec<Mutex<Recorded>>);
+pub(crate) struct Record(Vec<RwLock<Recorded>>);
 
 #[derive(Debug, Default)]
 struct Recorded {
@@ -124,8 +127,8 @@ impl Linears {
         self.records.resize_with(self.records.len().max(shards), Arc::default);
         for record in &mut self.records {
             if let Some(record) = Arc::get_mut(record) {
-                record.0.resize_with(layers, Mutex::default);
-                record.0.iter_mut().for_each(|layer| lock(layer).complete = false);
+                record.0.resize_with(layers, RwLock::default);
+                record.0.iter_mut().for_each(|layer| write(layer).complete = false);
             }
         }
         &self.records[..shards]
@@ -158,15 +161,15 @@ impl Linears {
                 }
                 add_bias(bias, &recorded);
             }
-            let blocks = weight.into_iter().flat_map(|weight| weight.chunks_mut(GRADIENT_ROWS * columns)).enumerate();
-            work.extend(blocks.map(|(block, target)| (recorded.clone(), columns, block * GRADIENT_ROWS, target)));
+            let Some(weight) = weight else { continue };
+            let large = weight.len() >= GRADIENT_PARTS * GRADIENT_ROWS[1] * columns;
+            let rows = GRADIENT_ROWS[usize::from(large)];
+            let blocks = weight.chunks_mut(rows * columns).enumerate();
+            work.extend(blocks.map(|(block, target)| (recorded.clone(), columns, block * rows, target)));
         }
         workers.map(work, |(recorded, columns, first, target)| {
-            if first_wave {
-                target.fill(0.0);
-            }
             let rows = first..first + target.len() / columns;
-            add_weight(target, rows, &recorded);
+            add_weight(target, rows, &recorded, if first_wave { Start::Zero } else { Start::Sum });
         });
     }
 }
@@ -210,25 +213,29 @@ impl Packed {
 }
 
 /// Nothing that panics holds it for longer than a copy takes.
-fn lock(recorded: &Mutex<Recorded>) -> MutexGuard<'_, Recorded> {
-    recorded.lock().unwrap_or_else(PoisonError::into_inner)
+fn write(recorded: &RwLock<Recorded>) -> RwLockWriteGuard<'_, Recorded> {
+    recorded.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn add_bias(target: &mut [f32], shards: &[&Mutex<Recorded>]) {
-    for shard in shards {
-        let shard = lock(shard);
-        if shard.complete {
-            target.iter_mut().zip(&shard.bias).for_each(|(sum, value)| *sum += value);
-        }
+/// What the backward passes of these shards have left.
+fn complete<'a>(shards: &[&'a RwLock<Recorded>]) -> Vec<RwLockReadGuard<'a, Recorded>> {
+    let read = shards.iter().map(|shard| shard.read().unwrap_or_else(PoisonError::into_inner));
+    read.filter(|shard| shard.complete).collect()
+}
+
+fn add_bias(target: &mut [f32], shards: &[&RwLock<Recorded>]) {
+    for shard in complete(shards) {
+        target.iter_mut().zip(&shard.bias).for_each(|(sum, value)| *sum += value);
     }
 }
 
-/// `target += Σ over shards of Xᵀ·dY`, for some rows.
-fn add_weight(target: &mut [f32], rows: Range<usize>, shards: &[&Mutex<Recorded>]) {
-    for shard in shards {
-        let shard = lock(shard);
-        if shard.complete {
-            multiply_rows(&shard.inputs, rows.clone(), &shard.derivatives, target, Start::Sum, Finish::Plain);
-        }
+/// `target = start + Σ over shards of Xᵀ·dY`, for some rows.
+fn add_weight(target: &mut [f32], rows: Range<usize>, shards: &[&RwLock<Recorded>], start: Start<'_>) {
+    let shards = complete(shards);
+    let operands: Vec<_> = shards.iter().map(|shard| (&shard.inputs, &shard.derivatives)).collect();
+    match (&operands[..], start) {
+        ([], Start::Zero) => target.fill(0.0),
+        ([], _) => {}
+        (operands, start) => sum_products(operands, rows, target, start, Finish::Plain),
     }
 }

@@ -12,7 +12,7 @@ use burn::backend::{Autodiff, Flex, TensorMetadata};
 use burn::tensor::{Tensor, TensorData};
 use rectrain_gemm::{Finish, Left, Matrix, Start, multiply};
 
-use super::{Packed, Record, lock};
+use super::{Packed, Record, write};
 use crate::layers::Linear;
 
 thread_local! {
@@ -36,7 +36,7 @@ impl Packed {
         let output = self.forward(linear, &input, relu);
         let [rows, columns] = shape(&input);
         let matrix = Matrix::new(floats(&input), rows, columns).transpose();
-        lock(&record.0[linear.weight.0]).inputs.pack(self.kernel, matrix);
+        write(&record.0[linear.weight.0]).inputs.pack(self.kernel, matrix);
         let output =
             match LinearBackward.prepare::<NoCheckpointing>([input_node, anchor_node]).compute_bound().stateful() {
                 OpsKind::Tracked(prepared) => {
@@ -88,7 +88,7 @@ impl Backward<Flex, 2> for LinearBackward {
         let mut derivatives = gradients.consume::<Flex>(&ops.node).to_contiguous();
         let [rows, columns] = shape(&derivatives);
         let kernel = packed.kernel;
-        let mut recorded = lock(&record.0[layer]);
+        let mut recorded = write(&record.0[layer]);
         recorded.bias.clear();
         recorded.bias.resize(columns, 0.0);
         through_relu(&mut derivatives, output.as_ref(), &mut recorded.bias);
