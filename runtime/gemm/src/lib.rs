@@ -4,7 +4,7 @@
 //!
 //! An operand is laid out for the kernel once, by [`Left::pack`] and [`Right::pack`], whichever way round it lies in memory, and may then
 //! take part in any number of products ([`multiply`]) with others that were packed for the same [`Kernel`]. Packed operands keep their
-//! memory when they are packed again, and a product allocates nothing.
+//! memory when they are packed again, and a product allocates nothing but its result.
 //!
 //! # What is computed
 //!
@@ -26,7 +26,7 @@
 //! AVX512-BF16 (`vdpbf16ps`), or else a portable one, which takes as long as a product of 32-bit floats or longer; for 32-bit floats
 //! AVX-512, AVX2 with FMA, or a portable one, which on AArch64 is NEON's.
 //!
-//! `unsafe` is in `kernel` only.
+//! `unsafe` is in `kernel`, and in `product` where a result is written that was not zeroed before.
 
 mod kernel;
 mod left;
@@ -40,5 +40,5 @@ mod tests;
 pub use kernel::Kernel;
 pub use left::Left;
 pub use matrix::Matrix;
-pub use product::{Finish, ROW_GRANULE, Start, multiply, sum_products};
+pub use product::{Finish, ROW_GRANULE, Start, multiply, product, sum_products};
 pub use right::{Right, RightPart};

@@ -1,5 +1,7 @@
 //! How a product is cut into tiles.
+#![allow(unsafe_code)] // Results need not be zeroed before they are written.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use crate::kernel::{Begin, Kernel, PANEL_LINES, Running, TILE_COLUMNS, Tile, fetch};
@@ -46,6 +48,20 @@ pub fn multiply(left: &Left, right: &Right, out: &mut [f32], start: Start<'_>, f
     sum_products(&[(left, right)], 0..left.rows(), out, start, finish);
 }
 
+/// The same in memory that it takes for the result; `start` is not [`Start::Sum`].
+///
+/// # Panics
+/// As [`multiply`], and if there is nothing to start from.
+pub fn product(left: &Left, right: &Right, start: Start<'_>, finish: Finish) -> Vec<f32> {
+    assert!(!matches!(start, Start::Sum), "a product that is new has nothing to be added to");
+    let values = left.rows() * right.columns();
+    let mut out = Vec::with_capacity(values);
+    compute(&[(left, right)], 0..left.rows(), &mut out.spare_capacity_mut()[..values], start, finish);
+    // SAFETY: every row and column of the result was written.
+    unsafe { out.set_len(values) };
+    out
+}
+
 /// `out = start + Σ left · right` over some pairs of operands, one after another, and for some of the rows only: `out` holds these. Their
 /// first must be a multiple of [`ROW_GRANULE`].
 ///
@@ -55,6 +71,19 @@ pub fn sum_products(
     operands: &[(&Left, &Right)],
     rows: Range<usize>,
     out: &mut [f32],
+    start: Start<'_>,
+    finish: Finish,
+) {
+    // SAFETY: of one layout, and nothing but numbers is written.
+    let out = unsafe { &mut *(std::ptr::from_mut(out) as *mut [MaybeUninit<f32>]) };
+    compute(operands, rows, out, start, finish);
+}
+
+/// [`sum_products`] into memory that has been written only where `start` says so.
+fn compute(
+    operands: &[(&Left, &Right)],
+    rows: Range<usize>,
+    out: &mut [MaybeUninit<f32>],
     start: Start<'_>,
     finish: Finish,
 ) {
@@ -132,7 +161,7 @@ impl Product<'_> {
         })
     }
 
-    fn block(&self, rows: Range<usize>, panels: Range<usize>, out: &mut [f32]) {
+    fn block(&self, rows: Range<usize>, panels: Range<usize>, out: &mut [MaybeUninit<f32>]) {
         let tile_rows = self.kernel.tile_rows();
         let mut steps = self.steps(panels.clone()).peekable();
         while let Some(step) = steps.next() {
@@ -158,7 +187,7 @@ impl Product<'_> {
         &right.panel(step.panel, step.words.start)[..step.words.len() * PANEL_LINES]
     }
 
-    fn tile(&self, rows: Range<usize>, step: &Step, out: &mut [f32]) {
+    fn tile(&self, rows: Range<usize>, step: &Step, out: &mut [MaybeUninit<f32>]) {
         let column = step.panel * TILE_COLUMNS;
         let (left, right) = self.operands[step.product];
         let (left, row_step, word_step) = left.tile(rows.start, step.words.start, right.words());

@@ -1,6 +1,6 @@
 //! Products against a sum in 64 bits over operands that are rounded by definition.
 
-use crate::{Finish, Kernel, Left, Matrix, ROW_GRANULE, Right, RightPart, Start, multiply, sum_products};
+use crate::{Finish, Kernel, Left, Matrix, ROW_GRANULE, Right, RightPart, Start, multiply, product, sum_products};
 
 /// Rows, inner dimension and columns: none, one, odd, a tile, one more and one less than a tile, and more than a block of each.
 const SHAPES: [[usize; 3]; 16] = [
@@ -157,6 +157,9 @@ fn check_product(kernel: Kernel, [rows, depth, columns]: [usize; 3], turn_left: 
     {
         let mut out = before.clone();
         multiply(&left, &right, &mut out, start, finish);
+        if !matches!(start, Start::Sum) {
+            assert_eq!(bits(&product(&left, &right, start, finish)), bits(&out), "in new memory");
+        }
         for (index, got) in out.iter().enumerate() {
             let (row, column) = (index / columns, index % columns);
             let begin = match start {

@@ -10,7 +10,7 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Autodiff, Flex, TensorMetadata};
 use burn::tensor::{Tensor, TensorData};
-use rectrain_gemm::{Finish, Left, Matrix, Start, multiply};
+use rectrain_gemm::{Finish, Left, Matrix, Start, product};
 
 use super::{Packed, Record, write};
 use crate::layers::Linear;
@@ -58,10 +58,9 @@ impl Packed {
         let input = input.to_contiguous();
         let [rows, columns] = shape(&input);
         let finish = if relu { Finish::Relu } else { Finish::Plain };
-        let mut output = vec![0.0; rows * layer.bias.len()];
-        LEFT.with_borrow_mut(|left| {
+        let output = LEFT.with_borrow_mut(|left| {
             left.pack(self.kernel, Matrix::new(floats(&input), rows, columns));
-            multiply(left, &layer.forward, &mut output, Start::Row(&layer.bias), finish);
+            product(left, &layer.forward, Start::Row(&layer.bias), finish)
         });
         tensor(output, [rows, layer.bias.len()])
     }
@@ -99,10 +98,9 @@ impl Backward<Flex, 2> for LinearBackward {
 
         let [input, _] = ops.parents;
         if let (Some(input), Some(layer)) = (input, &packed.weights.0[layer]) {
-            let mut of_input = vec![0.0; rows * layer.backward.columns()];
-            LEFT.with_borrow_mut(|left| {
+            let of_input = LEFT.with_borrow_mut(|left| {
                 left.pack(kernel, matrix);
-                multiply(left, &layer.backward, &mut of_input, Start::Zero, Finish::Plain);
+                product(left, &layer.backward, Start::Zero, Finish::Plain)
             });
             gradients.register::<Flex>(input.id, tensor(of_input, [rows, layer.backward.columns()]));
         }

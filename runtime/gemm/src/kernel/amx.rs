@@ -135,7 +135,7 @@ mod x86 {
         let from = match tile.begin {
             // The same row for all rows.
             Begin::Zero | Begin::Row(_) => (row.as_ptr(), 0),
-            Begin::Sum if whole => (tile.out.as_ptr(), tile.stride),
+            Begin::Sum if whole => (tile.out.as_ptr().cast(), tile.stride),
             Begin::Sum => {
                 buffer.write([[0.0; TILE_COLUMNS]; ROWS]);
                 // SAFETY: written just now.
@@ -145,7 +145,7 @@ mod x86 {
             }
         };
         let direct = whole && !tile.relu;
-        let to = if direct { (tile.out.as_mut_ptr(), tile.stride) } else { (buffered, TILE_COLUMNS) };
+        let to = if direct { (tile.out.as_mut_ptr().cast(), tile.stride) } else { (buffered, TILE_COLUMNS) };
         // SAFETY: the thread's registers are configured; `Tile::check` has found both operands long enough for whole tiles of as many
         // words as a multiple of 16; sums come from and go to 32 rows of 32 columns that are there.
         unsafe {
@@ -155,7 +155,7 @@ mod x86 {
         if !direct {
             // SAFETY: all of it was written, by this or by the processor's tiles.
             let sums = unsafe { buffer.assume_init_ref() };
-            (0..tile.rows).for_each(|row| tile.finish(row, 0, sums[row]));
+            (0..tile.rows).for_each(|row| tile.finish(row, 0, &sums[row]));
         }
     }
 

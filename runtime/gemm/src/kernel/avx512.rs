@@ -266,7 +266,7 @@ mod x86 {
                         }
                         Begin::Sum => {
                             for (row, sums) in sums.iter_mut().enumerate() {
-                                let from = tile.out.as_ptr().wrapping_add(row * tile.stride);
+                                let from = tile.out.as_ptr().wrapping_add(row * tile.stride).cast::<f32>();
                                 for half in 0..2 {
                                     // SAFETY: the result has the tile's rows and columns; lanes beyond them are masked and not read.
                                     sums[half] =
@@ -293,7 +293,7 @@ mod x86 {
                     }
                     let zero = _mm512_setzero_ps();
                     for (row, sums) in sums.into_iter().enumerate() {
-                        let to = tile.out.as_mut_ptr().wrapping_add(row * tile.stride);
+                        let to = tile.out.as_mut_ptr().wrapping_add(row * tile.stride).cast::<f32>();
                         for half in 0..2 {
                             // The second operand is what comes out if either is NaN.
                             let value = if tile.relu { _mm512_max_ps(zero, sums[half]) } else { sums[half] };

@@ -51,6 +51,6 @@ pub(super) fn tile(tile: &mut Tile<'_>) {
                 }
             }
         }
-        tile.finish(row, 0, sums);
+        tile.finish(row, 0, &sums);
     }
 }

@@ -2,6 +2,8 @@
 //! memory is.
 #![allow(unsafe_code)] // The instruction takes a pointer.
 
+use std::mem::MaybeUninit;
+
 use crate::lines::{LINE, Line};
 
 /// The lines of an operand.
@@ -10,7 +12,7 @@ pub(crate) fn lines(lines: &[Line]) {
 }
 
 /// As many columns, 32 at most, of some rows of a result, `stride` values from one to the next.
-pub(crate) fn rows(first: &[f32], rows: usize, stride: usize, columns: usize) {
+pub(crate) fn rows(first: &[MaybeUninit<f32>], rows: usize, stride: usize, columns: usize) {
     let mut row = first.as_ptr();
     for _ in 0..rows {
         // A row begins anywhere in a line.

@@ -100,7 +100,7 @@ unsafe fn part<const COUNT: usize, const FUSED: bool>(tile: &mut Tile<'_>, first
             }
         }
     }
-    for (row, sums) in sums.into_iter().enumerate() {
+    for (row, sums) in sums.iter().enumerate() {
         tile.finish(first + row, half * LINE, sums);
     }
 }

@@ -7,6 +7,7 @@ mod bf16;
 pub(crate) mod fetch;
 mod fp32;
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use crate::lines::{LINE, Line};
@@ -208,8 +209,8 @@ pub(crate) struct Tile<'a> {
     pub(crate) word_step: usize,
     /// [`PANEL_LINES`] a word.
     pub(crate) right: &'a [Line],
-    /// Row `r` begins at `r · stride`.
-    pub(crate) out: &'a mut [f32],
+    /// Row `r` begins at `r · stride`. All of the tile's rows and columns are written, and read before where they say so.
+    pub(crate) out: &'a mut [MaybeUninit<f32>],
     pub(crate) stride: usize,
     pub(crate) begin: Begin<'a>,
     pub(crate) relu: bool,
@@ -221,7 +222,7 @@ pub(crate) enum Begin<'a> {
     Zero,
     /// A row, the same for all rows of the tile.
     Row(&'a [f32]),
-    /// What is in the result.
+    /// What is in the result, which has been written before.
     Sum,
 }
 
@@ -243,11 +244,13 @@ impl Tile<'_> {
 
     /// What the sums of some columns of a row start from; 0 beyond the tile's columns.
     #[inline(always)]
+    #[expect(unsafe_code, reason = "results need not be zeroed before they are written")]
     fn start<const COLUMNS: usize>(&self, row: usize, first: usize) -> [f32; COLUMNS] {
         let values = match self.begin {
             Begin::Zero => return [0.0; COLUMNS],
             Begin::Row(values) => &values[..self.columns],
-            Begin::Sum => &self.out[row * self.stride..][..self.columns],
+            // SAFETY: what is added to has been written.
+            Begin::Sum => unsafe { self.out[row * self.stride..][..self.columns].assume_init_ref() },
         };
         let values = values.get(first..).unwrap_or_default();
         values.first_chunk().copied().unwrap_or_else(|| {
@@ -259,15 +262,17 @@ impl Tile<'_> {
 
     /// Stores the sums of some columns of a row; those beyond the tile's columns are dropped.
     #[inline(always)]
-    fn finish<const COLUMNS: usize>(&mut self, row: usize, first: usize, mut sums: [f32; COLUMNS]) {
-        if self.relu {
-            // NaN stays.
-            sums.iter_mut().for_each(|sum| *sum = if *sum < 0.0 { 0.0 } else { *sum });
-        }
+    fn finish<const COLUMNS: usize>(&mut self, row: usize, first: usize, sums: &[f32; COLUMNS]) {
+        // NaN stays.
+        let least = if self.relu { 0.0 } else { f32::NEG_INFINITY };
+        let finished = |sum: f32| MaybeUninit::new(if sum < least { least } else { sum });
         let out = self.out[row * self.stride..][..self.columns].get_mut(first..).unwrap_or_default();
         match out.first_chunk_mut() {
-            Some(out) => *out = sums,
-            None => out.copy_from_slice(&sums[..out.len()]),
+            Some(out) => {
+                let out: &mut [_; COLUMNS] = out;
+                out.iter_mut().zip(sums).for_each(|(out, &sum)| *out = finished(sum));
+            }
+            None => out.iter_mut().zip(sums).for_each(|(out, &sum)| *out = finished(sum)),
         }
     }
 }
