@@ -8,13 +8,12 @@ use crate::matrix::Matrix;
 const PANEL_BLOCK: usize = 16 * VECTOR_ROWS;
 /// Rows of a transposed operand that are turned at a time.
 const TURNED_BLOCK: usize = 128;
+/// Words of a row that are turned at a time.
+const TURNED_WORDS: usize = 256;
 const _: () = assert!(PANEL_BLOCK <= MOST_COLUMNS && TURNED_BLOCK <= MOST_COLUMNS);
 
-/// A packed left operand.
-///
-/// A matrix that lies in memory row by row stays that way, in words of a row's values: a kernel reads a word of every row of a tile. One
-/// that lies column by column is kept in panels of as many rows as a tile has, each word of its columns side by side for all of these
-/// rows; or it is turned, for a kernel that reads rows by lines.
+/// A packed left operand: panels of as many rows as a tile has, each word of a row beside those of the panel's other rows; or, for a kernel
+/// that reads rows by lines, row by row.
 #[derive(Clone, Debug, Default)]
 pub struct Left {
     /// None before an operand is packed.
@@ -22,7 +21,6 @@ pub struct Left {
     lines: Vec<Line>,
     rows: usize,
     depth: usize,
-    panels: bool,
 }
 
 /// Words from row to row: whole cache lines, and an odd number of them, so that the rows of a tile do not fall into one set of the
@@ -51,12 +49,12 @@ impl Left {
     pub fn pack(&mut self, kernel: Kernel, matrix: Matrix<'_>) {
         self.kernel = Some(kernel);
         (self.rows, self.depth) = (matrix.rows(), matrix.columns());
-        self.panels = matrix.transposed && !kernel.wants_rows();
         let words = kernel.words_of(self.depth);
-        match (matrix.transposed, self.panels) {
-            (_, true) => self.pack_panels(kernel, matrix, words),
-            (true, false) => self.pack_turned(kernel, matrix, words),
-            (false, _) => self.pack_rows(kernel, matrix, words),
+        match (kernel.wants_rows(), matrix.transposed) {
+            (true, false) => self.pack_rows(kernel, matrix, words),
+            (true, true) => self.pack_turned(kernel, matrix, words),
+            (false, false) => self.pack_panels_of_rows(kernel, matrix, words),
+            (false, true) => self.pack_panels(kernel, matrix, words),
         }
     }
 
@@ -68,13 +66,32 @@ impl Left {
     }
 
     fn pack_panels(&mut self, kernel: Kernel, matrix: Matrix<'_>, words: usize) {
-        let panel_words = words * VECTOR_ROWS;
-        let packed = self.room(self.rows.div_ceil(VECTOR_ROWS) * panel_words);
+        let packed = self.lay_panels(words);
         for first in (0..matrix.rows()).step_by(PANEL_BLOCK) {
             let block = first..matrix.rows().min(first + PANEL_BLOCK);
             for word in 0..words {
                 let to = &mut packed[first * words + word * VECTOR_ROWS..];
-                kernel.words::<VECTOR_ROWS>(matrix, word, block.clone(), to, panel_words);
+                kernel.words::<VECTOR_ROWS>(matrix, word, block.clone(), to, words * VECTOR_ROWS);
+            }
+        }
+    }
+
+    fn pack_panels_of_rows(&mut self, kernel: Kernel, matrix: Matrix<'_>, words: usize) {
+        let packed = self.lay_panels(words);
+        let mut rows = [[0_u32; TURNED_WORDS]; LINE];
+        for first in (0..matrix.rows()).step_by(VECTOR_ROWS) {
+            for word in (0..words).step_by(TURNED_WORDS) {
+                let values = kernel.word_values();
+                let values = word * values..matrix.columns().min((word + TURNED_WORDS) * values);
+                let panel = first..matrix.rows().min(first + VECTOR_ROWS);
+                for (row, to) in panel.zip(&mut rows) {
+                    kernel.row(&matrix.line(row)[values.clone()], to);
+                }
+                for column in (0..words.min(word + TURNED_WORDS) - word).step_by(LINE) {
+                    // Of each word 16 rows are written, of which the last four are where the next word, or panel, is written after them.
+                    let to = &mut packed[first * words + (word + column) * VECTOR_ROWS..];
+                    kernel.turn(&rows.as_flattened()[column..], TURNED_WORDS, to, VECTOR_ROWS);
+                }
             }
         }
     }
@@ -102,6 +119,11 @@ impl Left {
         (self.room(self.rows.next_multiple_of(kernel.tile_rows()) * step), step)
     }
 
+    /// Room for panels, and for a line of words and what is written beside them after the last.
+    fn lay_panels(&mut self, words: usize) -> &mut [u32] {
+        self.room(self.rows.div_ceil(VECTOR_ROWS) * words * VECTOR_ROWS + LINE * VECTOR_ROWS + LINE)
+    }
+
     fn room(&mut self, words: usize) -> &mut [u32] {
         self.lines.resize(words.div_ceil(LINE), Line::default());
         &mut bytemuck::cast_slice_mut(&mut self.lines)[..words]
@@ -112,15 +134,15 @@ impl Left {
         self.kernel
     }
 
-    /// The words of a tile from its first row, which is a multiple of a tile's, and a word on, of `words` in all; steps from row to row and
-    /// from word to word.
-    pub(crate) fn tile(&self, row: usize, word: usize, words: usize) -> (&[u32], usize, usize) {
+    /// The words of a tile from its first row, which is a multiple of a tile's, and a word on, of `words` in all; and how many there are from
+    /// row to row of a kernel that reads rows by lines. Others find word `w` of row `r` at `12 · w + r`.
+    pub(crate) fn tile(&self, kernel: Kernel, row: usize, word: usize, words: usize) -> (&[u32], usize) {
         let packed: &[u32] = bytemuck::cast_slice(&self.lines);
-        if self.panels {
-            (&packed[row * words + word * VECTOR_ROWS..], 1, VECTOR_ROWS)
-        } else {
+        if kernel.wants_rows() {
             let step = row_words(words);
-            (&packed[row * step + word..], step, 1)
+            (&packed[row * step + word..], step)
+        } else {
+            (&packed[row * words + word * VECTOR_ROWS..], 1)
         }
     }
 }

@@ -190,7 +190,7 @@ impl Product<'_> {
     fn tile(&self, rows: Range<usize>, step: &Step, out: &mut [MaybeUninit<f32>]) {
         let column = step.panel * TILE_COLUMNS;
         let (left, right) = self.operands[step.product];
-        let (left, row_step, word_step) = left.tile(rows.start, step.words.start, right.words());
+        let (left, row_step) = left.tile(self.kernel, rows.start, step.words.start, right.words());
         let begin = match self.start {
             _ if !step.is_first() => Begin::Sum,
             Start::Zero => Begin::Zero,
@@ -204,7 +204,6 @@ impl Product<'_> {
             words: step.words.len(),
             left,
             row_step,
-            word_step,
             right: self.panel(step),
             out: &mut out[(rows.start - self.first_row) * self.columns + column..],
             stride: self.columns,

@@ -211,33 +211,19 @@ mod x86 {
                 pub(super) unsafe fn tile(tile: &mut Tile<'_>) {
                     // SAFETY: what is asked of the caller.
                     unsafe {
-                        match tile.word_step {
-                            1 => dispatch::<1>(tile),
-                            VECTOR_ROWS => dispatch::<VECTOR_ROWS>(tile),
-                            _ => unreachable!("operands are packed in one of two ways"),
-                        }
-                    }
-                }
-
-                /// # Safety
-                /// As [`sum`].
-                #[target_feature(enable = $features)]
-                unsafe fn dispatch<const WORD_STEP: usize>(tile: &mut Tile<'_>) {
-                    // SAFETY: what is asked of the caller.
-                    unsafe {
                         match tile.rows {
-                            12 => sum::<12, WORD_STEP>(tile),
-                            11 => sum::<11, WORD_STEP>(tile),
-                            10 => sum::<10, WORD_STEP>(tile),
-                            9 => sum::<9, WORD_STEP>(tile),
-                            8 => sum::<8, WORD_STEP>(tile),
-                            7 => sum::<7, WORD_STEP>(tile),
-                            6 => sum::<6, WORD_STEP>(tile),
-                            5 => sum::<5, WORD_STEP>(tile),
-                            4 => sum::<4, WORD_STEP>(tile),
-                            3 => sum::<3, WORD_STEP>(tile),
-                            2 => sum::<2, WORD_STEP>(tile),
-                            _ => sum::<1, WORD_STEP>(tile),
+                            12 => sum::<12>(tile),
+                            11 => sum::<11>(tile),
+                            10 => sum::<10>(tile),
+                            9 => sum::<9>(tile),
+                            8 => sum::<8>(tile),
+                            7 => sum::<7>(tile),
+                            6 => sum::<6>(tile),
+                            5 => sum::<5>(tile),
+                            4 => sum::<4>(tile),
+                            3 => sum::<3>(tile),
+                            2 => sum::<2>(tile),
+                            _ => sum::<1>(tile),
                         }
                     }
                 }
@@ -245,12 +231,9 @@ mod x86 {
                 /// A tile of `ROWS` rows.
                 ///
                 /// # Safety
-                /// The processor has what the function is compiled for, `Tile::check` has passed, and the tile has `ROWS` rows and
-                /// this step from word to word.
+                /// The processor has what the function is compiled for, `Tile::check` has passed, and the tile has `ROWS` rows.
                 #[target_feature(enable = $features)]
-                unsafe fn sum<const ROWS: usize, const WORD_STEP: usize>(tile: &mut Tile<'_>) {
-                    // Rows lie side by side where words do not.
-                    let row_step = if WORD_STEP == 1 { tile.row_step } else { 1 };
+                unsafe fn sum<const ROWS: usize>(tile: &mut Tile<'_>) {
                     let masks = [lanes(tile.columns), lanes(tile.columns.saturating_sub(LINE))];
                     let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
                     match tile.begin {
@@ -283,7 +266,7 @@ mod x86 {
                             let right = right.add(word * PANEL_LINES);
                             let lines = [_mm512_load_si512(right.cast()), _mm512_load_si512(right.add(1).cast())];
                             for (row, sums) in sums.iter_mut().enumerate() {
-                                let $word = *left.add(row * row_step + word * WORD_STEP);
+                                let $word = *left.add(word * VECTOR_ROWS + row);
                                 let $word = _mm512_set1_epi32($word.cast_signed());
                                 for ($sum, $line) in sums.iter_mut().zip(lines) {
                                     *$sum = $add;

@@ -1,6 +1,6 @@
 //! bf16 in plain Rust, which the compiler turns into vectors of whatever the build is for.
 
-use super::{PANEL_LINES, TILE_COLUMNS, Tile};
+use super::{PANEL_LINES, TILE_COLUMNS, Tile, VECTOR_ROWS};
 use crate::lines::LINE;
 
 /// The nearest bf16, ties to even; see the crate's text for what is special.
@@ -43,7 +43,7 @@ pub(super) fn tile(tile: &mut Tile<'_>) {
     for row in 0..tile.rows {
         let mut sums: [f32; TILE_COLUMNS] = tile.start(row, 0);
         for (word, lines) in tile.right[..tile.words * PANEL_LINES].chunks_exact(PANEL_LINES).enumerate() {
-            let left = tile.left[row * tile.row_step + word * tile.word_step];
+            let left = tile.left[word * VECTOR_ROWS + row];
             for (line, sums) in lines.iter().zip(sums.chunks_exact_mut(LINE)) {
                 for (sum, &word) in sums.iter_mut().zip(&line.0) {
                     *sum += high(left) * high(word);

@@ -1,7 +1,7 @@
 //! 32-bit floats in plain Rust, which the compiler turns into vectors: of whatever the build is for, and once more of AVX2.
 #![allow(unsafe_code)] // Calls of what is compiled for AVX2, and loads without bounds checks in the innermost loop.
 
-use super::{PANEL_LINES, Tile};
+use super::{PANEL_LINES, Tile, VECTOR_ROWS};
 use crate::lines::LINE;
 
 /// Rows whose sums are kept at a time, a line of columns of each: 12 of AVX2's 16 registers, 24 of NEON's 32.
@@ -89,9 +89,8 @@ unsafe fn part<const COUNT: usize, const FUSED: bool>(tile: &mut Tile<'_>, first
         // SAFETY: word < words and first + row < rows, for which `Tile::check` has found both operands long enough.
         let (right, left) = unsafe {
             let right: &[u32; LINE] = &tile.right.get_unchecked(word * PANEL_LINES + half).0;
-            let left: [f32; COUNT] = std::array::from_fn(|row| {
-                f32::from_bits(*tile.left.get_unchecked((first + row) * tile.row_step + word * tile.word_step))
-            });
+            let left: [f32; COUNT] =
+                std::array::from_fn(|row| f32::from_bits(*tile.left.get_unchecked(word * VECTOR_ROWS + first + row)));
             (right.map(f32::from_bits), left)
         };
         for (sums, left) in sums.iter_mut().zip(left) {

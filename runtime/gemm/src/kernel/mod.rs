@@ -87,7 +87,7 @@ impl Kernel {
         if self.0 == Kind::Bf16Amx { amx::ROWS } else { VECTOR_ROWS }
     }
 
-    /// Whether a left operand has to lie row by row, and one that does not is turned when it is packed.
+    /// Whether a left operand has to lie row by row, and not in panels of rows.
     pub(crate) fn wants_rows(self) -> bool {
         self.0 == Kind::Bf16Amx
     }
@@ -153,7 +153,8 @@ impl Kernel {
         }
     }
 
-    /// Rows become columns: 16 rows of 16 words, `from_step` from one to the next, to 16 rows `to_step` from one to the next.
+    /// Rows become columns: 16 rows of 16 words, `from_step` from one to the next, to 16 rows `to_step` from one to the next, which are
+    /// written in order: where they overlap, the later stays.
     ///
     /// # Panics
     /// If there are not enough words.
@@ -162,8 +163,9 @@ impl Kernel {
         match self.0 {
             Kind::Bf16Amx | Kind::Bf16Avx512 | Kind::Fp32Avx512 => avx512::turn(from, from_step, to, to_step),
             Kind::Bf16Portable | Kind::Fp32Avx2 | Kind::Fp32Portable => {
-                for (row, to) in to.chunks_mut(to_step).take(LINE).enumerate() {
-                    (0..LINE).for_each(|column| to[column] = from[column * from_step + row]);
+                for row in 0..LINE {
+                    let to = &mut to[row * to_step..][..LINE];
+                    to.iter_mut().enumerate().for_each(|(column, to)| *to = from[column * from_step + row]);
                 }
             }
         }
@@ -203,10 +205,9 @@ pub(crate) struct Tile<'a> {
     pub(crate) columns: usize,
     /// Words of the inner dimension.
     pub(crate) words: usize,
-    /// Word `w` of row `r` is at `r · row_step + w · word_step`.
+    /// As [`Left::tile`](crate::left::Left::tile) has them.
     pub(crate) left: &'a [u32],
     pub(crate) row_step: usize,
-    pub(crate) word_step: usize,
     /// [`PANEL_LINES`] a word.
     pub(crate) right: &'a [Line],
     /// Row `r` begins at `r · stride`. All of the tile's rows and columns are written, and read before where they say so.
@@ -232,9 +233,10 @@ impl Tile<'_> {
         let last = |count: usize, step: usize| (count - 1) * step;
         assert!((1..=kernel.tile_rows()).contains(&self.rows) && (1..=TILE_COLUMNS).contains(&self.columns));
         // A kernel that reads rows by lines reads those that the tile lacks as well.
-        let rows = if kernel.wants_rows() { kernel.tile_rows() } else { self.rows };
-        assert!(self.words == 0 || last(rows, self.row_step) + last(self.words, self.word_step) < self.left.len());
-        assert!(self.words.is_multiple_of(kernel.word_granule()) && (self.word_step == 1 || !kernel.wants_rows()));
+        let (rows, word_step) = if kernel.wants_rows() { (kernel.tile_rows(), 1) } else { (self.rows, VECTOR_ROWS) };
+        assert!(self.row_step == 1 || kernel.wants_rows());
+        assert!(self.words == 0 || last(rows, self.row_step) + last(self.words, word_step) < self.left.len());
+        assert!(self.words.is_multiple_of(kernel.word_granule()));
         assert!(self.words * PANEL_LINES <= self.right.len());
         assert!(last(self.rows, self.stride) + self.columns <= self.out.len());
         if let Begin::Row(row) = self.begin {
