@@ -94,11 +94,7 @@ impl Kernel {
 
     /// Words that hold so many values of the inner dimension; what they hold beyond is 0.
     pub(crate) fn words_of(self, depth: usize) -> usize {
-        match self.0 {
-            Kind::Bf16Amx => depth.div_ceil(2).next_multiple_of(self.word_granule()),
-            Kind::Bf16Avx512 | Kind::Bf16Portable => depth.div_ceil(2),
-            Kind::Fp32Avx512 | Kind::Fp32Avx2 | Kind::Fp32Portable => depth,
-        }
+        depth.div_ceil(self.word_values()).next_multiple_of(self.word_granule())
     }
 
     /// What the words of a tile are a multiple of.
