@@ -60,6 +60,11 @@ pub const REFERENCE: &[(&str, &str, &str)] = &[
         "gauge",
         "By how much a job's measured speed is off what is predicted for its training mode (`auto`): 0.1 is a tenth faster.",
     ),
+    (
+        "rectrain_operator_cpu_used_by_others_ratio",
+        "gauge",
+        "CPU that pods of others use of what a job's own have not requested, as its automatic mode sees it: the mean over the nodes of its pods.",
+    ),
     ("rectrain_operator_is_leader", "gauge", "1 in the instance that reconciles, 0 in those that stand by."),
     ("process_resident_memory_bytes", "gauge", "Memory that the process holds."),
 ];
@@ -92,6 +97,7 @@ struct Inner {
     ages: GaugeVec,
     statuses: Statuses,
     prediction_errors: GaugeVec,
+    used_by_others: GaugeVec,
     leader: IntGauge,
     memory: IntGauge,
     /// By namespace and name: when the job was last seen and what its status was. One entry a job that exists.
@@ -248,6 +254,10 @@ impl OperatorMetrics {
                 opts("rectrain_operator_mode_prediction_error_ratio"),
                 &["job_namespace", "job_name"],
             )?,
+            used_by_others: GaugeVec::new(
+                opts("rectrain_operator_cpu_used_by_others_ratio"),
+                &["job_namespace", "job_name"],
+            )?,
             leader: IntGauge::with_opts(opts("rectrain_operator_is_leader"))?,
             memory: IntGauge::with_opts(opts("process_resident_memory_bytes"))?,
             seen: Mutex::default(),
@@ -268,6 +278,7 @@ impl OperatorMetrics {
             Box::new(inner.jobs.clone()),
             Box::new(inner.ages.clone()),
             Box::new(inner.prediction_errors.clone()),
+            Box::new(inner.used_by_others.clone()),
             Box::new(inner.leader.clone()),
             Box::new(inner.memory.clone()),
         ] {
@@ -321,12 +332,22 @@ impl OperatorMetrics {
         self.0.prediction_errors.with_label_values(&[namespace, name]).set(error);
     }
 
+    /// How much others use of the nodes of a job's pods, if that is known.
+    pub fn crowded(&self, namespace: &str, name: &str, used_by_others: Option<f64>) {
+        match used_by_others {
+            Some(share) => self.0.used_by_others.with_label_values(&[namespace, name]).set(share),
+            // What is not known was perhaps never known.
+            None => drop(self.0.used_by_others.remove_label_values(&[namespace, name])),
+        }
+    }
+
     /// The job is gone, or somebody else's.
     pub fn forget_job(&self, namespace: &str, name: &str) {
         let mut seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.remove(&(namespace.to_owned(), name.to_owned()));
         // It is not there for most jobs.
         let _ = self.0.prediction_errors.remove_label_values(&[namespace, name]);
+        self.crowded(namespace, name, None);
     }
 
     /// In Prometheus' text format.
@@ -379,6 +400,7 @@ mod tests {
         metrics.requests("GET");
         metrics.saw_job("n", "j", Seen::new(&training(), 10));
         metrics.predicted("n", "j", 0.25);
+        metrics.crowded("n", "j", Some(0.5));
         let text = metrics.encode().expect("they are served");
         for (name, kind, help) in REFERENCE {
             assert!(text.contains(&format!("# TYPE {name} {kind}")), "{name}");
@@ -393,10 +415,13 @@ mod tests {
             "job_max_restarts{job_name=\"j\",job_namespace=\"n\"} 10",
             "job_replicas{job_name=\"j\",job_namespace=\"n\",role=\"ps\"} 2",
             "job_ready_replicas{job_name=\"j\",job_namespace=\"n\",role=\"ps\"} 1",
+            "cpu_used_by_others_ratio{job_name=\"j\",job_namespace=\"n\"} 0.5",
         ] {
             assert!(text.contains(&format!("rectrain_operator_{line}\n")), "{line}: {text}");
         }
         assert!(!text.contains("condition=\"Ready\""), "{text}");
+        metrics.crowded("n", "j", None);
+        assert!(!metrics.encode().expect("they are served").contains("cpu_used_by_others_ratio{"));
         metrics.forget_job("n", "j");
         assert!(!metrics.encode().expect("they are served").contains("job_name=\"j\""));
     }

@@ -26,7 +26,7 @@ use crate::quantity::value_of;
 /// What was read is good for so long: metrics-server measures every 15 s.
 const FRESH: Duration = Duration::from_secs(20);
 /// The resource metrics API is looked for again after so long.
-const ABSENT: Duration = Duration::from_secs(600);
+const ABSENT: Duration = Duration::from_secs(60);
 /// How long an answer may take; decisions do without it.
 const DEADLINE: Duration = Duration::from_secs(3);
 /// Of the conditions of a node, those that are bad when they hold.

@@ -68,6 +68,7 @@ pub async fn look(
         Some(_) => cluster_load(&*context.read_nodes, &job.namespace()?, &job.name_any(), &pods).await,
         None => ClusterLoad::default(),
     };
+    context.metrics.crowded(&job.namespace()?, &job.name_any(), nodes.node_cpu);
     let observations = automatic::observations(job, resolved, now, report, &pods, &changes, nodes);
     watched.history.observe(&policy, &observations);
     let decisions = rectrain_policy::decide(&policy, &observations, &watched.history);

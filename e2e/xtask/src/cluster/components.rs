@@ -6,6 +6,7 @@ use super::cgroups;
 use super::namespaces::Daemon;
 use super::network::{CONTROL_PLANE, Node, PODS, SERVICES};
 use super::paths::Paths;
+use super::pki::AGGREGATOR;
 
 /// Folders where the standard CNI plugins are: Debian's, and everybody else's.
 pub(super) const CNI_FOLDERS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
@@ -49,6 +50,15 @@ pub(super) fn api(paths: &Paths) -> Vec<Daemon> {
             format!("--kubelet-certificate-authority={}", pki("ca.crt")),
             format!("--kubelet-client-certificate={}", pki("admin.crt")),
             format!("--kubelet-client-key={}", pki("admin.key")),
+            // To the servers of other groups (metrics-server) it says whom it asks for.
+            format!("--requestheader-client-ca-file={}", pki("ca.crt")),
+            format!("--requestheader-allowed-names={AGGREGATOR}"),
+            "--requestheader-username-headers=X-Remote-User".to_owned(),
+            "--requestheader-group-headers=X-Remote-Group".to_owned(),
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-".to_owned(),
+            format!("--proxy-client-cert-file={}", pki("aggregator.crt")),
+            format!("--proxy-client-key-file={}", pki("aggregator.key")),
+            "--enable-aggregator-routing=true".to_owned(),
             // A dead node's pods are given up in seconds, so that tests need not wait for minutes.
             "--default-not-ready-toleration-seconds=20".to_owned(),
             "--default-unreachable-toleration-seconds=20".to_owned(),

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::install::{Running, object_store, upload};
 use super::kubectl;
+use super::metrics_server::{MEASURED, MetricsServer, USED_BY_OTHERS};
 use super::network::NODES;
 use super::operate::{NAMESPACE, SYSTEM, delete_job, endless, merged, submit, until_phase};
 use super::paths::{Paths, remove_folder, write};
@@ -42,7 +43,11 @@ pub(super) fn delete_others(paths: &Paths) -> Result<(), String> {
 
 /// How long data of a metric, or of a query that names it, may take to be there.
 pub(super) fn patience_for(metric: &str) -> Duration {
-    if metric.contains("prediction_error") { PREDICTED } else { PATIENCE }
+    match metric {
+        metric if metric.contains("prediction_error") => PREDICTED,
+        metric if metric.contains(USED_BY_OTHERS) => MEASURED,
+        _ => PATIENCE,
+    }
 }
 
 /// Prometheus, what it reads, and what belongs to it.
@@ -132,6 +137,7 @@ fn promtool(paths: &Paths) -> Result<(), String> {
 /// A step of `cargo xtask cluster operate`.
 pub(super) fn dashboards(paths: &Paths) -> Result<(), String> {
     let Some(monitoring) = Monitoring::start(paths, None)? else { return Ok(()) };
+    let _measures = MetricsServer::start(paths)?;
     promtool(paths)?;
     object_store(paths, NAMESPACE)?;
     upload(paths, NAMESPACE, &crate::workspace(), &[])?;

@@ -15,6 +15,7 @@ use super::fakes::thousand_with_pods;
 use super::images::{self, Image, NEXT_TAG};
 use super::install::{apply, fresh_namespace, install, last_event, within};
 use super::kubectl;
+use super::metrics_server::measured;
 use super::paths::Paths;
 use super::process::{command, eventually, output};
 use super::prometheus::scrapes;
@@ -58,7 +59,7 @@ const fn long(name: &'static str, run: fn(&Paths) -> Result<(), String>, shows: 
     Step { name, shows, run, is_quick: false }
 }
 
-const STEPS: [Step; 21] = [
+const STEPS: [Step; 22] = [
     quick("completes", completes, "a job completes with the digest of a run outside of the cluster"),
     quick("switches", switches, "a job under way goes on in another training mode without a restart"),
     quick("refuses", refuses, "the API server refuses what cannot be trained, and says why"),
@@ -91,6 +92,11 @@ const STEPS: [Step; 21] = [
     ),
     long("outlives-a-node", outlives_a_node, "a node that is lost costs restarts and the job completes on the others"),
     long("scales", scales, "parameter servers come and go under a job that trains on, by command and by decision"),
+    long(
+        "measured",
+        measured,
+        "what metrics-server measures of nodes is seen, and dense workers are a HorizontalPodAutoscaler's to scale",
+    ),
     long("follows-the-load", follows_the_load, "the training mode follows the load of the nodes"),
     long("fails", fails, "every failure shows its condition"),
     long("thousand", thousand, "a thousand jobs"),

@@ -9,6 +9,9 @@ use serde_json::json;
 use super::network::{CONTROL_PLANE, KUBERNETES, NODES};
 use super::paths::{Paths, write};
 
+/// As whom the API server speaks to the servers of other groups, in the name of users.
+pub(super) const AGGREGATOR: &str = "aggregator";
+
 /// Whom a certificate names: the user and group that Kubernetes takes it for, and the names and addresses it serves.
 struct Identity {
     file: &'static str,
@@ -43,6 +46,13 @@ fn identities() -> Vec<Identity> {
         group: Some("system:nodes"),
         serves: vec![node.name, node.address],
     });
+    let metrics_server = Identity {
+        file: "metrics-server",
+        user: "metrics-server".to_owned(),
+        // In place of the few rights that its manifest gives it.
+        group: Some("system:masters"),
+        serves: vec!["metrics-server.kube-system.svc"],
+    };
     let server = Identity {
         file: "kube-apiserver",
         user: "kube-apiserver".to_owned(),
@@ -63,8 +73,9 @@ fn identities() -> Vec<Identity> {
         Identity::client("kube-controller-manager", "system:kube-controller-manager", None),
         Identity::client("kube-scheduler", "system:kube-scheduler", None),
         Identity::client("kube-proxy", "system:kube-proxy", None),
+        Identity::client(AGGREGATOR, AGGREGATOR, None),
     ];
-    nodes.chain([server]).chain(clients).collect()
+    nodes.chain([server, metrics_server]).chain(clients).collect()
 }
 
 fn authority() -> Result<CertifiedIssuer<'static, KeyPair>, rcgen::Error> {

@@ -14,6 +14,7 @@ use super::dashboards::{delete_others, patience_for, submit_others};
 use super::foreign_kubeconfig;
 use super::install::Running;
 use super::install::within;
+use super::metrics_server::MetricsServer;
 use super::operate::{NAMESPACE, SYSTEM, delete_job, endless, merged, submit, until_phase};
 use super::paths::{Paths, make_folder, remove_folder, write};
 use super::process::{command, eventually, output};
@@ -32,6 +33,7 @@ pub(super) struct Prometheus {
 /// A step of `cargo xtask cluster operate`.
 pub(super) fn scrapes(paths: &Paths) -> Result<(), String> {
     let Some(programs) = available(paths) else { return Ok(()) };
+    let _measures = MetricsServer::start(paths)?;
     let name = "scraped";
     // Both kinds of modes, so that what only one of them counts is there.
     submit(paths, name, &merged(endless(), json!({"training": {"switchAt": [{"step": 20, "mode": "gba"}]}})))?;

@@ -49,6 +49,9 @@ pub(super) const HELM: Program = Program::Module("helm", "helm.sh/helm/v4/cmd/he
 /// An object store that speaks S3.
 pub(super) const OBJECT_STORE: Program =
     Program::Module("versitygw", "github.com/versity/versitygw/cmd/versitygw@v1.8.0");
+/// Measures what nodes and pods use.
+pub(super) const METRICS_SERVER: Program =
+    Program::Module("metrics-server", "sigs.k8s.io/metrics-server/cmd/metrics-server@v0.9.0");
 /// Fakes nodes and the pods on them.
 pub(super) const KWOK: Program = Program::Module("kwok", "sigs.k8s.io/kwok/cmd/kwok@v0.8.0");
 
