@@ -395,12 +395,14 @@ fn dense_workers_that_are_killed_take_the_others_parameters_and_the_same_model_i
     assert_eq!(last["test"], alone["test"]);
 }
 
-/// The embedding worker that knows what a dense worker was given dies with it. With one parameter server a step is applied or it is not.
+/// The embedding worker that knows what a dense worker was given dies with it, wherever they are in a step: before its rows are updated, after it,
+/// and when one parameter server has done so and the other has not.
 #[test]
 fn an_embedding_worker_and_a_dense_worker_that_are_killed_together_are_replaced_and_the_same_model_is_trained() {
     let folder = folder_with(JOB);
     let replicas = "spec.roles.embeddingWorker.replicas=2,spec.roles.loader.replicas=2,spec.roles.denseWorker.replicas=2,\
-                    spec.training.mode=sync,spec.data.synthetic.rows=90000";
+                    spec.roles.ps.replicas=2,spec.training.mode=sync,spec.data.synthetic.rows=90000,\
+                    spec.faultTolerance.maxRestarts=20";
     let common = ["run", "job.yaml", "--json", "--set", replicas];
     let alone = events(&rectrain(folder.path(), &common)).pop().unwrap();
     let slow = ["--processes", "--slow", "denseWorker-0=8x", "--slow", "denseWorker-1=8x"];

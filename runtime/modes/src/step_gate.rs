@@ -62,6 +62,12 @@ impl<L, P> StepGate<L, P> {
         self.applied
     }
 
+    /// τ, in global steps.
+    #[must_use]
+    pub fn staleness(&self) -> u64 {
+        self.staleness
+    }
+
     /// How many look-ups wait for a step to be applied.
     #[must_use]
     pub fn waiting(&self) -> usize {
@@ -134,11 +140,12 @@ impl<L, P> StepGate<L, P> {
         if is_complete { self.look_up(GlobalStep(step.0 + 1 + self.staleness), waiting) } else { Some(waiting) }
     }
 
-    /// In `sync`: whether the rows have more in them than a look-up for `step` may read, because all of its gradients are applied. No dense worker
-    /// asks for that but one that has taken another's place, after the embedding worker has died as well that knew what the other one got.
+    /// In `sync`: whether the rows have more in them than a look-up for `step` may read, because all of its gradients are applied, or are being. No
+    /// dense worker asks for that but one that has taken another's place, after the embedding worker has died as well that knew what the other
+    /// one got.
     #[must_use]
     pub fn has_passed(&self, step: GlobalStep) -> bool {
-        self.staleness == 0 && step < self.applied
+        self.staleness == 0 && step.0 < self.applied.0 + u64::from(self.applying)
     }
 
     fn may_read(&self, step: GlobalStep) -> bool {

@@ -70,8 +70,15 @@ impl Positions {
     }
 }
 
-/// Rows by group, and the servers' steps.
-type LookedUp = (Vec<Vec<f32>>, Vec<u64>);
+/// What the parameter servers have answered.
+struct LookedUp {
+    /// By group; none where a server has applied the step and does not know any more what it answered before.
+    rows: Option<Vec<Vec<f32>>>,
+    /// The servers' steps.
+    steps: Vec<u64>,
+    /// In `sync`: all of them have applied the step.
+    is_applied: bool,
+}
 
 /// What there is of a piece.
 enum Piece {
@@ -159,8 +166,9 @@ impl EmbeddingWorker {
             return self.given_before(key).ok_or(RoleError::Stopped);
         };
         let started = Instant::now();
-        let Some((rows, steps)) = self.look_up_anywhere(&key, request.step, &held.prepared).await? else {
-            let applied = v1::Forwarded { is_applied: true, ..v1::Forwarded::default() };
+        let LookedUp { rows, steps, is_applied } = self.look_up_anywhere(&key, request.step, &held.prepared).await?;
+        let Some(rows) = rows else {
+            let applied = v1::Forwarded { is_applied, ..v1::Forwarded::default() };
             return Ok(message::reply::<v1::Forward>(&applied, Vec::new()));
         };
         self.metrics.look_up.observe(started.elapsed().as_secs_f64());
@@ -176,7 +184,8 @@ impl EmbeddingWorker {
         // The batch stays until its gradients are here: another worker may have to fetch it again.
         tensors.extend(held.rest.iter().cloned());
         let samples = held.prepared.samples() as u32;
-        let reply = v1::Forwarded { samples, global_samples: held.global_samples, steps, ..v1::Forwarded::default() };
+        let global_samples = held.global_samples;
+        let reply = v1::Forwarded { samples, global_samples, steps, is_applied, ..v1::Forwarded::default() };
         self.lock_finished().give(key, request.step.is_some(), &reply, &tensors);
         Ok(message::reply::<v1::Forward>(&reply, tensors))
     }
@@ -244,7 +253,7 @@ impl EmbeddingWorker {
         key: &BatchKey,
         step: Option<u64>,
         prepared: &PreparedIds,
-    ) -> Result<Option<LookedUp>, RoleError> {
+    ) -> Result<LookedUp, RoleError> {
         let started = Instant::now();
         for _attempt in 0..MAP_ATTEMPTS {
             let placement = self.placement().await?;
@@ -264,17 +273,18 @@ impl EmbeddingWorker {
     }
 
     /// Asks every parameter server, also one that holds none of the keys: with a barrier each holds the look-up back until this
-    /// step may be read. `None`, if all have applied it: then nobody needs what would be computed from its rows.
+    /// step may be read. One that has applied it answers as it did before.
     ///
     /// # Errors
-    /// Some have, and others have not: what those still need cannot be computed any more.
+    /// Some have applied it and others have not, and one of them does not know any more what it answered before: what the others still need cannot
+    /// be computed any more.
     async fn look_up(
         &self,
         placement: &Placement,
         key: &BatchKey,
         step: Option<u64>,
         prepared: &PreparedIds,
-    ) -> Result<Option<LookedUp>, RoleError> {
+    ) -> Result<LookedUp, RoleError> {
         let runs = runs(&placement.map, prepared);
         let train = matches!(key.position, BatchPosition::Train(_));
         let request = v1::Lookup { step, train, map_epoch: placement.epoch().0 };
@@ -284,10 +294,11 @@ impl EmbeddingWorker {
             message::call(channel, request, keys.collect(), CALL_DEADLINE)
         });
         let looked_up = try_join_all(calls).await?;
-        match looked_up.iter().filter(|(reply, _)| reply.is_applied).count() {
-            0 => {}
-            all if all == looked_up.len() => return Ok(None),
-            some => return Err(applied_by_some(some, looked_up.len())),
+        let applied = looked_up.iter().filter(|(reply, _)| reply.is_applied).count();
+        let is_applied = applied > 0 && applied == looked_up.len();
+        if looked_up.iter().any(|(reply, tensors)| reply.is_applied && tensors.is_empty()) {
+            let nothing = LookedUp { rows: None, steps: Vec::new(), is_applied };
+            return if is_applied { Ok(nothing) } else { Err(applied_by_some(applied, looked_up.len())) };
         }
         let (steps, mut replies): (Vec<_>, Vec<_>) =
             looked_up.into_iter().map(|(reply, tensors)| (reply.step, tensors.into_iter())).unzip();
@@ -299,7 +310,7 @@ impl EmbeddingWorker {
             }
             rows.push(merge(parts, &runs[group], prepared.keys()[group].len(), *dim)?);
         }
-        Ok(Some((rows, steps)))
+        Ok(LookedUp { rows: Some(rows), steps, is_applied })
     }
 
     /// Gradients go where the rows were looked up. Should the map have changed since, a server refuses them, and the job goes on from its last
@@ -458,7 +469,7 @@ fn may_be_fetched(position: BatchPosition, number: u64, window: u64, has_rows: b
     }
 }
 
-/// In `sync`, after an embedding worker and a dense worker have died together.
+/// In `sync`, after an embedding worker, a dense worker and a parameter server have died together.
 fn applied_by_some(some: usize, servers: usize) -> RoleError {
     let reason = format!(
         "{some} of {servers} parameter servers have applied the step and the others lack gradients that cannot be computed again"

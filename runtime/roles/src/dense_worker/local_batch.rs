@@ -150,11 +150,9 @@ impl Trainer {
 
 fn read(piece: Piece, reply: v1::Forwarded, tensors: Vec<Tensor>, plan: &JobPlan) -> Result<LocalBatch, RoleError> {
     let answered = usize::from(reply.answered);
-    if reply.is_applied {
-        return Ok(LocalBatch { missing: 1, is_applied: true, ..LocalBatch::default() });
-    }
-    if reply.answered && tensors.is_empty() {
-        return Ok(LocalBatch { answered, missing: 1, ..LocalBatch::default() });
+    let is_applied = reply.is_applied;
+    if (reply.answered || is_applied) && tensors.is_empty() {
+        return Ok(LocalBatch { answered, missing: 1, is_applied, ..LocalBatch::default() });
     }
     let samples = reply.samples as usize;
     let mut tensors = tensors.into_iter();
@@ -183,6 +181,6 @@ fn read(piece: Piece, reply: v1::Forwarded, tensors: Vec<Tensor>, plan: &JobPlan
         pieces: vec![(piece, samples)],
         answered,
         missing: 0,
-        is_applied: false,
+        is_applied,
     })
 }

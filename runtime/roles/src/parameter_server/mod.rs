@@ -3,6 +3,7 @@
 //! ([`tokens`]). Embedding workers call it, dense workers for its partition, and the coordinator to begin a mode, for checkpoints
 //! ([`checkpoint`]), to move slots to and from other servers ([`slots`]), and for the digest at the end.
 
+mod answered;
 mod buffer;
 mod checkpoint;
 mod kept;
@@ -24,6 +25,7 @@ use rectrain_proto::v1;
 use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor, Transport};
 use tokio::sync::oneshot;
 
+use self::answered::Answered;
 use self::checkpoint::Saving;
 pub(crate) use self::checkpoint::{dense_part, no_checkpoints};
 pub use self::kept::Rows;
@@ -113,6 +115,8 @@ pub struct ParameterServer {
     /// The mode and where it began, to know a repeated message by.
     began: Mutex<Option<(TrainingMode, Boundary)>>,
     partition: Arc<RwLock<Partition>>,
+    /// Locked for as long as it takes to copy one answer.
+    answered: Mutex<Answered>,
     saving: Saving,
     compression: Compression,
     metrics: PsMetrics,
@@ -145,6 +149,12 @@ impl ParameterServer {
             order: Mutex::new(Order::None),
             began: Mutex::new(None),
             partition: Arc::default(),
+            // A single dense worker has nobody who takes its place.
+            answered: Mutex::new(if plan.replicas.dense_workers > 1 {
+                Answered::of(plan.pieces())
+            } else {
+                Answered::default()
+            }),
             compression: plan.compression,
             metrics,
         };
@@ -245,6 +255,7 @@ impl ParameterServer {
             kept.begin(&self.standing(begin), &self.read_partition(), buffer.as_ref());
         }
         self.is_new.store(false, Ordering::Release);
+        self.lock_answered().forget_all();
         *self.lock_order() = order;
         *began = Some((mode, at));
         Ok(message::done::<v1::BeginMode>())
@@ -272,8 +283,9 @@ impl ParameterServer {
                 Some(true) => answered.await.map_err(|_| RoleError::Stopped)?,
                 Some(false) => {}
                 None => {
+                    let again = self.lock_answered().again(GlobalStep(step), &keys).unwrap_or_default();
                     let reply = v1::LookupReply { is_applied: true, ..v1::LookupReply::default() };
-                    return Ok(message::reply::<v1::Lookup>(&reply, Vec::new()));
+                    return Ok(message::reply::<v1::Lookup>(&reply, again));
                 }
             }
         }
@@ -288,15 +300,30 @@ impl ParameterServer {
         self.slots.admit_look_up(request.map_epoch, &keys)?;
         let started = Instant::now();
         let (store, slots, dims) = (Arc::clone(&self.store), Arc::clone(&self.slots), self.group_dims.clone());
-        let trained = move || look_up_groups(&TrackedStore { store: &store, slots: &slots }, &keys, &dims, missing);
-        let (rows, counts) = blocking("look-up", trained).await??;
+        let trained = move || {
+            let looked_up = look_up_groups(&TrackedStore { store: &store, slots: &slots }, &keys, &dims, missing)?;
+            Ok::<_, RoleError>((looked_up, keys))
+        };
+        let ((rows, counts), keys) = blocking("look-up", trained).await??;
         self.metrics.lookup.observe(started.elapsed().as_secs_f64());
         self.metrics.count_look_up(counts);
         let mut tensors = Vec::with_capacity(2 * rows.len());
         for (rows, dim) in rows.into_iter().zip(&self.group_dims) {
             tensors.extend(self.compression.encode(rows, *dim)?);
         }
+        if let Some(step) = request.step.filter(|_| request.train) {
+            self.keep_answer(GlobalStep(step), keys, &tensors);
+        }
         Ok(message::reply::<v1::Lookup>(&v1::LookupReply { step, is_applied: false }, tensors))
+    }
+
+    /// In `sync`, where rows are not what they were once the step is applied.
+    fn keep_answer(&self, step: GlobalStep, keys: Vec<Vec<FeatureKey>>, tensors: &[Tensor]) {
+        let is_sync = matches!(&*self.lock_order(), Order::Barrier(gate) if gate.staleness() == 0);
+        let mut answered = self.lock_answered();
+        if is_sync && answered.keeps_any() {
+            answered.keep(step, keys, tensors);
+        }
     }
 
     async fn update(&self, request: v1::Update, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
@@ -530,6 +557,10 @@ impl ParameterServer {
 
     fn lock_order(&self) -> MutexGuard<'_, Order> {
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_answered(&self) -> MutexGuard<'_, Answered> {
+        self.answered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn read_partition(&self) -> RwLockReadGuard<'_, Partition> {

@@ -1,4 +1,5 @@
-//! A server without a barrier that is killed between any two calls, and asked again what it had answered, ends as one that lives.
+//! A server without a barrier that is killed between any two calls, and asked again what it had answered, ends as one that lives. In `sync`
+//! what was answered for the last step is answered again after it was applied.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -229,6 +230,42 @@ async fn what_was_applied_and_the_parameters_outlive_a_switch_to_a_barrier_and_b
     }
     let (push, _) = batch(9);
     assert_eq!(server.push_dense(&push).await, v1::Outcome::Trained as i32);
+}
+
+/// An embedding worker that takes a dead one's place asks for the rows of a step that the dead one's had brought to an end here.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_sync_the_rows_of_the_last_step_are_answered_again_as_they_were() {
+    let folder = tempfile::tempdir().unwrap();
+    let Tried { server, plan, .. } = Tried::begin("sync", folder.path()).await;
+    let map_epoch = server.slots.map().epoch().0;
+    let (_, keys) = batch(1);
+    let look_up = async |step: u64, keys: &[u64]| {
+        let request = v1::Lookup { step: Some(step), train: true, map_epoch };
+        let reply = server.look_up(request, vec![Tensor::from(keys.to_vec()); server.group_dims.len()]).await.unwrap();
+        let told: v1::LookupReply = prost::Message::decode(reply.meta).unwrap();
+        (told.is_applied, reply.tensors)
+    };
+    let update = async |step: u64| {
+        for piece in 0..plan.pieces() {
+            let mut tensors = Vec::new();
+            for dim in &server.group_dims {
+                tensors.push(Tensor::from(keys.clone()));
+                tensors.push(Tensor::from(numbers(step + u64::from(piece), keys.len() * dim)));
+            }
+            server.update(v1::Update { step, piece, map_epoch, ..v1::Update::default() }, tensors).await.unwrap();
+        }
+    };
+    let (is_applied, first) = look_up(0, &keys).await;
+    assert!(!is_applied);
+    update(0).await;
+    assert_eq!(look_up(0, &keys).await, (true, first.clone()));
+    let (is_applied, second) = look_up(1, &keys).await;
+    assert!(!is_applied && second != first, "the rows were updated");
+    assert_eq!(look_up(0, &keys).await, (true, first), "the next step is asked for ahead");
+    assert_eq!(look_up(0, &keys[1..]).await, (true, Vec::new()), "nobody was answered that");
+    update(1).await;
+    look_up(2, &keys).await;
+    assert_eq!((look_up(1, &keys).await, look_up(0, &keys).await), ((true, second), (true, Vec::new())));
 }
 
 /// The files of a server whose process has died are trusted only where they are whole.
