@@ -184,6 +184,10 @@ pub struct AttemptStatus {
     /// Its members, whose numbers change while it trains.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replicas: Option<AttemptReplicas>,
+    /// The memory limit of its parameter servers in bytes, where that was raised above the manifest's after one of an earlier attempt was
+    /// killed for its memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ps_memory_bytes: Option<u64>,
 }
 
 /// The members of an attempt by role. Their numbers change while it trains, and nothing restarts.
@@ -276,7 +280,7 @@ pub struct DecisionStatus {
     /// What should be.
     #[schemars(length(max = 32))]
     pub to: String,
-    /// Index of the one replica whose memory it is about; none where it is about all.
+    /// Where it is about memory: index of the parameter server that was killed for it. None elsewhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replica: Option<u32>,
     /// Whether it is carried out, or only told.

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use rectrain_crds::{
     AutoscalingMode, DecisionStatus, DecisionSubject, Mode, ModePrediction, ModeSpec, RecTrainingJob,
-    RecTrainingJobSpec, RecTrainingJobStatus, ResolvedBounds, ResolvedJob,
+    RecTrainingJobStatus, ResolvedBounds, ResolvedJob,
 };
 use rectrain_policy::{
     Action, ClusterLoad, Decision, DenseWorkerPolicy, EmbeddingWorkerLoad, EmbeddingWorkerPolicy, History, ModePolicy,
@@ -116,22 +116,30 @@ pub fn replicas(status: Option<&RecTrainingJobStatus>, job: &ResolvedJob, role: 
     Some(decided.clamp(bounds.min, bounds.max))
 }
 
-/// What is decided when a parameter server was killed for its memory, which ends an attempt: the next one has more of them. None if
-/// somebody else decides, or there are as many as there may be.
+/// What is decided when the parameter server `killed`, one of `present`, was killed for its memory, which ends an attempt: in the next one
+/// they have more memory, or there are more of them. None if somebody else decides, or nothing more may be done.
 #[must_use]
-pub fn after_a_kill(job: &ResolvedJob, present: u32, killed: &str, now: Timestamp) -> Option<DecisionStatus> {
-    let given = job.autoscaling.as_ref()?;
-    let ResolvedBounds { min, max } = given.ps?.bounds;
-    let to = rectrain_policy::servers_after_a_kill(present, ReplicaBounds { min, max })?;
-    Some(DecisionStatus {
-        subject: DecisionSubject::Ps,
-        time: Time(now),
-        from: present.to_string(),
-        to: to.to_string(),
-        replica: None,
-        applied: given.mode == AutoscalingMode::Apply,
-        reason: format!("{killed} used up its memory and was killed: the rows are spread over more"),
-    })
+pub fn after_a_kill(
+    job: &RecTrainingJob,
+    resolved: &ResolvedJob,
+    present: u32,
+    killed: u32,
+    now: Timestamp,
+) -> Option<DecisionStatus> {
+    let policy = policy(resolved)?;
+    let (action, reason) =
+        rectrain_policy::after_a_kill(policy.ps.as_ref()?, killed, memory_limit(job), present).ok()?;
+    let at_seconds = u64::try_from(now.as_second()).ok()?;
+    write(&Decision { at_seconds, subject: Subject::Ps, action, reason }, policy.scaling.recommends_only)
+}
+
+/// The memory limit that the parameter servers of the next attempt have in place of the manifest's, by a decision that is carried out.
+#[must_use]
+pub fn raised_memory(decision: &DecisionStatus) -> Option<u64> {
+    match read(decision).filter(|_| decision.applied)?.action {
+        Action::RaiseMemory { to_bytes, .. } => Some(to_bytes),
+        _ => None,
+    }
 }
 
 /// Why `subject` is to become `to`: that of the newest decision, if that is what it says. Empty for what nobody decided.
@@ -260,7 +268,7 @@ pub fn observations(
     let is_sync = mode == Some(TrainingMode::Sync);
     // A worker that made no step may be the slow one: without it nothing can be said of the modes.
     let is_complete = measured.len() == workers || training.barrier_workers == Some(measured.len()) && is_sync;
-    let memory_limit = memory_limit(&job.spec);
+    let memory_limit = memory_limit(job);
     let ps_pods = |index: u32| pods.iter().find(|pod| pod.role == Role::Ps && pod.index() == Some(index));
     let ps = (0..).zip(of(Role::Ps)).map(|(index, change)| PsLoad {
         bytes: change.value("rectrain_ps_bytes") as u64,
@@ -300,7 +308,6 @@ pub fn observations(
         samples_per_second: (!measured.is_empty()).then(|| measured.iter().map(|m| m.samples_per_second).sum()),
         // Every server, or no word of their memory.
         ps: if u32::try_from(ps.len()) == Ok(wanted(Role::Ps)) { ps } else { Vec::new() },
-        resizes_in_place: false,
         embedding_workers: embedding_worker_load(of(Role::EmbeddingWorker)),
         cluster: ClusterLoad {
             pending_pods: u32::try_from(pending).unwrap_or(u32::MAX),
@@ -358,10 +365,12 @@ fn embedding_worker_load<'a>(changes: impl Iterator<Item = &'a Change> + Clone) 
     })
 }
 
-/// What the manifest gives a parameter server; none if it says nothing, or nothing that can be read.
-fn memory_limit(spec: &RecTrainingJobSpec) -> Option<u64> {
-    let template = spec.roles.as_ref()?.ps.as_ref()?.template.as_ref()?;
-    value_of(template.resources.as_ref()?.limits.as_ref()?.get("memory")?).map(|bytes| bytes as u64)
+/// What a parameter server of the job may use; none if its manifest says nothing, or nothing that can be read.
+fn memory_limit(job: &RecTrainingJob) -> Option<u64> {
+    let template = job.spec.roles.as_ref()?.ps.as_ref()?.template.as_ref()?;
+    let given = value_of(template.resources.as_ref()?.limits.as_ref()?.get("memory")?)? as u64;
+    let attempt = job.status.as_ref().and_then(|status| status.attempt.as_ref());
+    Some(attempt.and_then(|attempt| attempt.ps_memory_bytes).map_or(given, |raised| raised.max(given)))
 }
 
 /// The prediction as a status shows it.

@@ -104,12 +104,12 @@ pub fn transitions(before: Option<&RecTrainingJobStatus>, decision: &Decision) -
 /// A decision was made automatically.
 fn decided(decision: &DecisionStatus) -> Announcement {
     let DecisionStatus { subject, from, to, reason, applied, replica, .. } = decision;
-    let of = replica.map(|replica| format!(" of replica {replica}")).unwrap_or_default();
+    let (what, unit) = if replica.is_some() { (" memory", " bytes") } else { ("", "") };
     Announcement {
         is_warning: false,
         reason: if *applied { "Decided" } else { "Recommended" },
         action: format!("{}/{to}", subject.name()),
-        note: shorten(&format!("{}{of} from {from} to {to}: {reason}", subject.name()), MOST),
+        note: shorten(&format!("{}{what} from {from} to {to}{unit}: {reason}", subject.name()), MOST),
     }
 }
 

@@ -339,6 +339,7 @@ impl<'a> Draft<'a> {
             not_before: not_before.map(Time),
             mode: None,
             replicas: self.facts.verdict.ok().map(|resolved| members::starting(Some(&self.status), resolved)),
+            ps_memory_bytes: before.as_ref().and_then(|before| before.ps_memory_bytes),
         });
         self.start_in(before.and_then(|before| before.mode).as_ref());
         self.status.start_time = Some(Time(start));
@@ -500,9 +501,14 @@ impl<'a> Draft<'a> {
             |pod: &&&PodFacts| pod.role == Role::Ps && pod.ended.as_ref().is_some_and(|ended| ended.out_of_memory);
         let (Some(killed), Ok(resolved)) = (pods.iter().find(is_killed), self.facts.verdict) else { return };
         let present = members::wanted(Some(&self.status), resolved, Role::Ps);
-        if let Some(decision) = automatic::after_a_kill(resolved, present, &killed.name, self.facts.now) {
-            self.status.decisions = automatic::kept(&self.before.decisions, &[decision]);
+        let killed = killed.index().unwrap_or_default();
+        let Some(decision) = automatic::after_a_kill(self.facts.job, resolved, present, killed, self.facts.now) else {
+            return;
+        };
+        if let Some(attempt) = &mut self.status.attempt {
+            attempt.ps_memory_bytes = automatic::raised_memory(&decision).or(attempt.ps_memory_bytes);
         }
+        self.status.decisions = automatic::kept(&self.before.decisions, &[decision]);
     }
 
     fn mode_refused(&self) -> Option<Problem> {

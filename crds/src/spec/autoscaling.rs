@@ -13,7 +13,7 @@ pub enum AutoscalingMode {
     /// They are told in `status.decisions` and in events, and nothing is changed.
     #[default]
     Recommend,
-    /// They are carried out: of the parameter servers. About the other roles nothing is decided then.
+    /// They are carried out.
     Apply,
 }
 
@@ -62,7 +62,8 @@ pub struct PsScalingSpec {
     #[schemars(range(min = 0.1, max = 0.95), extend("x-default" = defaults::PS_BUSY_TARGET))]
     pub busy_target: Option<f64>,
 
-    /// Memory in GiB that one may be given at most if it is killed for its memory and the cluster can resize it in place.
+    /// Memory in GiB that one may be given at most: after one was killed for its memory all of them get half as much more, until they have
+    /// this. Only then are its slots spread over more servers.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65_536), extend("x-default" = "its slots are spread over more servers"))]
     pub max_memory_gib: Option<u32>,

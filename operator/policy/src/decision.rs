@@ -60,11 +60,11 @@ pub enum Action {
         /// How many should be.
         to: u32,
     },
-    /// Raise the memory limit of one parameter server, in place.
+    /// Raise the memory limit of the parameter servers, one of which was killed for its memory.
     RaiseMemory {
-        /// Its index.
+        /// The index of that one.
         replica: u32,
-        /// Its limit.
+        /// Their limit.
         #[serde(rename = "fromBytes")]
         from_bytes: u64,
         /// What it should be.

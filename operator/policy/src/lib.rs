@@ -33,4 +33,4 @@ pub use policy::{
 };
 pub use predict::{Prediction, predict};
 pub use replay::{Record, Replay, ReplayCause, ReplayError, Replayed, replay};
-pub use replicas::servers_after_a_kill;
+pub use replicas::after_a_kill;

@@ -160,8 +160,6 @@ pub struct Observations {
     pub samples_per_second: Option<f64>,
     /// Parameter servers, by index.
     pub ps: Vec<PsLoad>,
-    /// Whether the memory of a pod can be raised in place.
-    pub resizes_in_place: bool,
     /// Embedding workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub embedding_workers: Option<EmbeddingWorkerLoad>,

@@ -118,7 +118,7 @@ pub struct PsPolicy {
     /// Seconds ahead for which there must be memory: as long as it takes to have more of them at work.
     #[serde(default = "PsPolicy::default_growth_horizon")]
     pub growth_horizon_seconds: u64,
-    /// Memory that one may be given at most; without, memory is not raised.
+    /// Memory that one may be given at most after one was killed for its memory; without, memory is not raised.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_memory_bytes: Option<u64>,
 }

@@ -14,7 +14,7 @@ use crate::{
 
 /// A decision at most doubles or halves a role, so that what was measured still says something about what comes of it.
 const MOST_AT_ONCE: f64 = 2.0;
-/// How much more memory a parameter server gets that was killed for it.
+/// How much more memory parameter servers get after one was killed for it.
 const RAISED_MEMORY: f64 = 1.5;
 
 /// What a role needs, or why that is not known; and in words.
@@ -87,8 +87,9 @@ fn verdict(
     // What is only told changes nothing, so the next decision is compared with what was told.
     let told = history.decided_replicas(subject).filter(|_| scaling.recommends_only);
     let present = told.unwrap_or(count.wanted);
-    if let Some(killed) = history.killed_for_memory().filter(|_| subject == Subject::Ps) {
-        return after_a_kill(policy, observations, killed, present, bounds);
+    if let (Subject::Ps, Some(killed), Some(ps)) = (subject, history.killed_for_memory(), &policy.ps) {
+        let limit = observations.ps.get(killed as usize).and_then(|ps| ps.limit_bytes);
+        return after_a_kill(ps, killed, limit, present);
     }
     let within = bounds.clamp(present);
     if within != present {
@@ -119,37 +120,32 @@ fn verdict(
     Ok((Action::Scale { from: present, to }, facts))
 }
 
-/// Over how many parameter servers the rows are spread after one was killed for its memory: half as many more, and at least one. `None` if
-/// there may be no more.
-#[must_use]
-pub fn servers_after_a_kill(present: u32, bounds: ReplicaBounds) -> Option<u32> {
-    let to = bounds.clamp(present.saturating_add((present / 2).max(1)));
-    (to > present).then_some(to)
-}
-
-/// Its own memory is raised where that can be done in place, or its slots are spread over more.
-fn after_a_kill(
-    policy: &Policy,
-    observations: &Observations,
+/// What is done after the parameter server `killed`, one of `present`, was killed for its memory at `limit` bytes: all of them get
+/// half as much memory more where the policy allows it, or its slots are spread over half as many servers more, and at least one.
+///
+/// # Errors
+/// Why nothing can be done, and what to change.
+pub fn after_a_kill(
+    policy: &PsPolicy,
     killed: u32,
+    limit: Option<u64>,
     present: u32,
-    bounds: ReplicaBounds,
 ) -> Result<(Action, String), String> {
-    let limit = observations.ps.get(killed as usize).and_then(|ps| ps.limit_bytes);
-    let most = policy.ps.as_ref().and_then(|ps| ps.max_memory_bytes);
-    if let (Some(limit), Some(most), true) = (limit, most, observations.resizes_in_place)
+    if let (Some(limit), Some(most)) = (limit, policy.max_memory_bytes)
         && limit < most
     {
         let to_bytes = ((limit as f64 * RAISED_MEMORY) as u64).clamp(limit, most);
         let reason = format!("replica {killed} was killed for its memory at its limit of {limit} bytes");
         return Ok((Action::RaiseMemory { replica: killed, from_bytes: limit, to_bytes }, reason));
     }
-    if let Some(to) = servers_after_a_kill(present, bounds) {
+    let bounds = policy.bounds;
+    let to = bounds.clamp(present.saturating_add((present / 2).max(1)));
+    if to > present {
         let reason = format!("replica {killed} was killed for its memory: its slots are spread over more");
         return Ok((Action::Scale { from: present, to }, reason));
     }
     Err(format!(
-        "replica {killed} was killed for its memory, and there are {present} of at most {}: raise `max`",
+        "replica {killed} was killed for its memory, and there are {present} of at most {}: raise `max` or `maxMemoryGib`",
         bounds.max
     ))
 }

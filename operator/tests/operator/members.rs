@@ -7,7 +7,7 @@ use rectrain_crds::{Phase, RoleReplicas};
 use rectrain_operator::coordinator::Stage;
 use rectrain_operator::members;
 use rectrain_operator::names::Role;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::world::{MANIFEST, Script, World, failed, live, long};
 
@@ -18,8 +18,8 @@ fn scale(world: &World, role: Role, replicas: u32) {
 /// The pods of a role: name and uid.
 fn pods(world: &World, role: Role) -> BTreeMap<String, String> {
     let api = world.api();
-    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
-    let is_it = |pod: &&serde_json::Value| pod["metadata"]["labels"]["rectrain.dev/role"] == role.name();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let is_it = |pod: &&Value| pod["metadata"]["labels"]["rectrain.dev/role"] == role.name();
     let of_role = api.list("pods").into_iter().filter(is_it);
     of_role.map(|pod| (text(&pod["metadata"]["name"]), text(&pod["metadata"]["uid"]))).collect()
 }
@@ -188,11 +188,57 @@ async fn a_job_that_failed_for_an_impossible_manifest_starts_when_that_is_mended
     assert_eq!((world.phase(), members_of(&world, Role::Ps).started), (Some(Phase::Complete), 1));
 }
 
-/// It has lost its rows, so the job begins again; not with as many servers, for which the rows are too many.
+fn killed_for_its_memory() -> Value {
+    json!({"containerStatuses": [{"name": "rectrain", "restartCount": 1, "ready": true, "image": "", "imageID": "",
+        "state": {"running": {}}, "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2027-01-15T08:00:00Z"}}}]})
+}
+
+/// Its rows are too many for it, so the job begins again, with more memory as long as there may be more, and then with more servers.
+#[tokio::test]
+async fn servers_get_more_memory_after_one_was_killed_for_it_up_to_what_is_allowed() {
+    let manifest = MANIFEST
+        .replace("ps: {replicas: 2}", "ps: {replicas: 2, template: {resources: {limits: {memory: 2Gi}}}}")
+        + "  autoscaling: {mode: apply, ps: {maxMemoryGib: 4}}\n  faultTolerance: {backoffSeconds: 1}\n";
+    // What else ends an attempt is nothing of this.
+    let world = World::new(&manifest, vec![long(50), long(50), long(50), long(5)]);
+    world.api().pod_status = Some(killed_for_its_memory());
+    const GIB: u64 = 1 << 30;
+    for (attempt, from, to, memory, servers) in
+        [(2, 2 * GIB, 3 * GIB, 3 * GIB, 2), (3, 3 * GIB, 4 * GIB, 4 * GIB, 2), (4, 2, 3, 4 * GIB, 3)]
+    {
+        let begun = || world.job().status.and_then(|status| status.attempt).map_or(0, |begun| begun.number);
+        for _tick in 0..10 {
+            if begun() < attempt {
+                world.settle().await;
+                world.tick();
+            }
+        }
+        // Pods have the status that they are made with.
+        world.api().pod_status = (attempt < 4).then(killed_for_its_memory);
+        let status = world.job().status.unwrap();
+        let decision = status.decisions.last().unwrap();
+        assert_eq!((&decision.from, &decision.to), (&from.to_string(), &to.to_string()), "{}", decision.reason);
+        assert_eq!(status.attempt.unwrap().ps_memory_bytes, Some(memory));
+        assert_eq!(members_of(&world, Role::Ps).started, servers);
+        for _tick in 0..10 {
+            if world.phase() != Some(Phase::Starting) {
+                world.settle().await;
+                world.tick();
+            }
+        }
+        assert_eq!((world.phase(), begun()), (Some(Phase::Starting), attempt));
+        let set = world.api().get("statefulsets", "clicks-ps").unwrap().clone();
+        let limits = &set["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"];
+        assert_eq!(limits["memory"], memory.to_string());
+    }
+    world.live().await;
+    assert_eq!(world.phase(), Some(Phase::Complete));
+}
+
+/// Its rows are too many for it, so the job begins again, and not with as many servers.
 #[tokio::test]
 async fn one_that_was_killed_for_its_memory_gets_others_beside_it_where_the_operator_decides() {
-    let killed = json!({"containerStatuses": [{"name": "rectrain", "restartCount": 1, "ready": true, "image": "", "imageID": "",
-        "state": {"running": {}}, "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2027-01-15T08:00:00Z"}}}]});
+    let killed = killed_for_its_memory();
     for (mode, started) in [("apply", 3), ("recommend", 2)] {
         let manifest = format!("{MANIFEST}  autoscaling: {{mode: {mode}}}\n");
         let crashes = vec![live(Stage::Training, 1), failed("ps 0 is gone", false)];
@@ -207,7 +253,7 @@ async fn one_that_was_killed_for_its_memory_gets_others_beside_it_where_the_oper
         let status = world.job().status.unwrap();
         let decision = status.decisions.last().unwrap();
         assert_eq!((decision.from.as_str(), decision.to.as_str(), decision.applied), ("2", "3", mode == "apply"));
-        assert!(decision.reason.contains("clicks-ps-0 used up its memory"), "{}", decision.reason);
+        assert!(decision.reason.contains("replica 0 was killed for its memory"), "{}", decision.reason);
         assert_eq!(
             (members_of(&world, Role::Ps).started, status.phase, asked(&world)),
             (started, Some(Phase::Complete), vec![])

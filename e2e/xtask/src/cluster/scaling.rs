@@ -13,6 +13,10 @@ use super::process::eventually;
 
 /// New pods start, and slots move, within this time.
 const MOVES: Duration = Duration::from_secs(120);
+/// Something that is only to be looked up is there within this time.
+const SHORT: Duration = Duration::from_secs(30);
+/// Between two decisions about a role, in jobs whose decisions are to settle.
+const COOL_DOWN: Duration = Duration::from_secs(30);
 /// A table that grows into its limit is noticed, decided on and spread within this time.
 const DECIDES: Duration = Duration::from_secs(240);
 
@@ -20,6 +24,8 @@ pub(super) fn scales(paths: &Paths) -> Result<(), String> {
     by_manifest(paths)?;
     dense_workers_by_manifest(paths)?;
     out_by_decision(paths)?;
+    memory_by_decision(paths)?;
+    hot_by_decision(paths)?;
     queues_by_decision(paths)?;
     in_by_decision(paths)
 }
@@ -123,6 +129,93 @@ fn out_by_decision(paths: &Paths) -> Result<(), String> {
     delete_job(paths, name)
 }
 
+/// A server that was killed for its memory has more of it when the job begins again, as often as it takes.
+fn memory_by_decision(paths: &Paths) -> Result<(), String> {
+    let name = "raised";
+    let given: u64 = 256 << 20;
+    let changes = json!({
+        "data": {"synthetic": {"rows": 1_500_000, "vocabulary": 1_000_000}},
+        "training": {"globalBatchSize": 2_000},
+        "roles": {"ps": with_limits(&json!({"memory": given.to_string()}))},
+        "autoscaling": {"mode": "apply", "ps": {"max": 1, "maxMemoryGib": 1}},
+    });
+    submit(paths, name, &changes)?;
+    let job = until_phase(paths, name, "Complete")?;
+    let (attempt, restarts) = (&job["status"]["attempt"], &job["status"]["restarts"]);
+    let raised = attempt["psMemoryBytes"].as_u64().unwrap_or(0);
+    println!("complete with {} MiB after {restarts} kills: {}", raised >> 20, reason(&job["status"], "ps"));
+    let set = get(paths, &format!("statefulset/{name}-ps"))?;
+    let limit = &set["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"];
+    if raised <= given || attempt["number"].as_u64() < Some(2) || *limit != raised.to_string() {
+        return Err(format!("the limit is {limit} in {attempt}"));
+    }
+    delete_job(paths, name)
+}
+
+/// Two servers with more look-ups than they have time for, of ids of which few are most, get others beside them, and how many there are
+/// settles.
+fn hot_by_decision(paths: &Paths) -> Result<(), String> {
+    let name = "hot";
+    let mut servers = with_limits(&json!({"cpu": "100m"}));
+    servers["replicas"] = json!(2);
+    let changes = json!({
+        "data": {"synthetic": {"vocabulary": 100_000, "zipfExponent": 1.4}},
+        "training": {"mode": "hybrid", "globalBatchSize": 4_000},
+        "roles": {"ps": servers, "denseWorker": with_limits(&json!({"cpu": "300m"}))},
+        "autoscaling": {
+            "mode": "apply", "upWindowSeconds": 15, "downWindowSeconds": 60, "coolDownSeconds": COOL_DOWN.as_secs(),
+            "ps": {"max": 8}, "denseWorker": {"scaler": "external"}, "embeddingWorker": {"scaler": "external"},
+        },
+    });
+    submit(paths, name, &merged(endless(), changes))?;
+    until_phase(paths, name, "Training")?;
+    let before = eventually(SHORT, "a speed", || {
+        let status = status(paths, name)?;
+        status["samplesPerSecond"].as_u64().filter(|now| *now > 0).ok_or_else(|| status["phase"].to_string())
+    })?;
+    let first = first_decision(paths, name, "ps")?;
+    let after = settles(paths, name, "ps", first)?;
+    let servers = &after["attempt"]["replicas"]["ps"]["present"];
+    println!("{servers} servers: {} samples/s, {before} with two", after["samplesPerSecond"]);
+    if servers.as_u64() <= Some(2) || after["restarts"] != 0 || after["attempt"]["number"] != 1 {
+        return Err(format!("{after}"));
+    }
+    delete_job(paths, name)
+}
+
+/// What was decided about a role, oldest first.
+fn decided(status: &Value, role: &str) -> Vec<String> {
+    let decisions = status["decisions"].as_array().into_iter().flatten();
+    let of_role = decisions.filter(|decision| decision["subject"] == role);
+    of_role.map(|decision| format!("{} -> {}", decision["from"], decision["to"])).collect()
+}
+
+/// Waits for the first decision about a role.
+fn first_decision(paths: &Paths, name: &str, role: &str) -> Result<Instant, String> {
+    let started = Instant::now();
+    eventually(DECIDES, &format!("a decision about {role} of {name}"), || {
+        let status = status(paths, name)?;
+        if decided(&status, role).is_empty() { Err(status["phase"].to_string()) } else { Ok(()) }
+    })?;
+    println!("first decision about {role} after {:.0} s", started.elapsed().as_secs_f64());
+    Ok(Instant::now())
+}
+
+/// The status once the number of a role has settled: within three cool-downs of the first decision about it, after which one more passes
+/// with no other.
+fn settles(paths: &Paths, name: &str, role: &str, first: Instant) -> Result<Value, String> {
+    std::thread::sleep((first + 3 * COOL_DOWN).saturating_duration_since(Instant::now()));
+    let settled = decided(&status(paths, name)?, role);
+    std::thread::sleep(COOL_DOWN);
+    let after = status(paths, name)?;
+    println!("{role}: {}: {}", settled.join(", "), reason(&after, role));
+    let replicas = &after["attempt"]["replicas"][role];
+    if decided(&after, role) != settled || replicas["present"] != replicas["wanted"] {
+        return Err(format!("{role} is not settled after three cool-downs: {}, {replicas}", after["decisions"]));
+    }
+    Ok(after)
+}
+
 /// Embedding workers in which batches wait get others beside them, and training is the faster for it.
 fn queues_by_decision(paths: &Paths) -> Result<(), String> {
     let name = "queues";
@@ -139,8 +232,12 @@ fn queues_by_decision(paths: &Paths) -> Result<(), String> {
     until_phase(paths, name, "Training")?;
     let started = Instant::now();
     let mut alone = 0;
+    let mut first = None;
     let after = eventually(DECIDES, "a second embedding worker", || {
         let status = status(paths, name)?;
+        if !decided(&status, "embeddingWorker").is_empty() {
+            first.get_or_insert_with(Instant::now);
+        }
         let enough = is_at(&status, "embeddingWorker", 2).or_else(|_| is_at(&status, "embeddingWorker", 3));
         if enough.is_err() && status["attempt"]["replicas"]["embeddingWorker"]["present"] == 1 {
             alone = status["samplesPerSecond"].as_u64().unwrap_or(alone);
@@ -156,6 +253,7 @@ fn queues_by_decision(paths: &Paths) -> Result<(), String> {
         faster(&status).ok_or_else(|| format!("{} samples/s now, {alone} with one", status["samplesPerSecond"]))
     })?;
     println!("{now} samples/s with them, {alone} with one");
+    let after = settles(paths, name, "embeddingWorker", first.unwrap_or(started))?;
     if after["restarts"] != 0 || after["attempt"]["number"] != 1 {
         return Err(format!("{after}"));
     }

@@ -165,15 +165,14 @@ fn growth_alone_is_a_reason_while_there_is_still_room() {
 }
 
 #[test]
-fn a_killed_server_gets_memory_in_place_or_is_relieved_at_once() {
+fn servers_get_more_memory_after_a_kill_or_more_of_them_at_once() {
     let mut with_memory = policy(1, 8);
     with_memory.ps.as_mut().unwrap().max_memory_bytes = Some(10_000_000_000);
-    let after_kill = |policy: &Policy, resizes_in_place| {
+    let after_kill = |policy: &Policy| {
         let (mut world, mut history) = (World::new(1), History::default());
         world.run(policy, &mut history, INTERVAL);
         world.now += INTERVAL;
         let mut observations = world.observe();
-        observations.resizes_in_place = resizes_in_place;
         observations.ps[1].oom_kills = 1;
         let of_ps = |made: Vec<Decision>| made.into_iter().find(|made| made.subject == Subject::Ps).unwrap();
         let made = of_ps(history.advance(policy, &observations));
@@ -182,15 +181,17 @@ fn a_killed_server_gets_memory_in_place_or_is_relieved_at_once() {
         assert_eq!(again.action, Action::Keep, "one kill is answered once");
         made
     };
-    let raised = after_kill(&with_memory, true);
+    let raised = after_kill(&with_memory);
     let expected = Action::RaiseMemory { replica: 1, from_bytes: 8_000_000_000, to_bytes: 10_000_000_000 };
     assert_eq!(raised.action, expected, "{}", raised.reason);
-    for (policy, in_place) in [(&with_memory, false), (&policy(1, 8), true)] {
-        let spread = after_kill(policy, in_place);
+    let mut at_most = with_memory;
+    at_most.ps.as_mut().unwrap().max_memory_bytes = Some(8_000_000_000);
+    for policy in [&at_most, &policy(1, 8)] {
+        let spread = after_kill(policy);
         assert_eq!(spread.action, Action::Scale { from: 2, to: 3 }, "{}", spread.reason);
         assert!(spread.reason.contains("killed for its memory"), "{}", spread.reason);
     }
-    let stuck = after_kill(&policy(1, 2), false);
+    let stuck = after_kill(&policy(1, 2));
     assert_eq!(stuck.action, Action::Keep);
     assert!(stuck.reason.contains("raise `max`"), "{}", stuck.reason);
 }

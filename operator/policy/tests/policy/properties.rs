@@ -39,7 +39,6 @@ prop_compose! {
         queue in prop::option::of((number(), number())),
         cluster in (prop::option::of(number()), 0u32..3, 0u32..3, 0u32..3),
         counts in (replicas(), replicas(), replicas()),
-        resizes_in_place in any::<bool>(),
     ) -> (u64, Observations) {
         (step, Observations {
             at_seconds: 0,
@@ -54,7 +53,6 @@ prop_compose! {
             wait_seconds: times.2,
             samples_per_second: times.3,
             ps: ps.into_iter().map(|(bytes, limit_bytes, busy, oom_kills)| PsLoad { bytes: bytes / 8, limit_bytes, busy, oom_kills }).collect(),
-            resizes_in_place,
             embedding_workers: queue.map(|(queue_wait_seconds, service_seconds)| EmbeddingWorkerLoad { queue_wait_seconds, service_seconds }),
             cluster: ClusterLoad { node_cpu: cluster.0, nodes_under_pressure: cluster.1, pending_pods: cluster.2, preemptions: cluster.3 },
             replicas: Replicas { ps: counts.0, embedding_worker: counts.1, dense_worker: counts.2 },
@@ -101,7 +99,7 @@ proptest! {
                         }
                     }
                     Action::RaiseMemory { from_bytes, to_bytes, .. } => {
-                        prop_assert!(observations.resizes_in_place && from_bytes < to_bytes && to_bytes <= 1 << 40);
+                        prop_assert!(from_bytes < to_bytes && to_bytes <= 1 << 40);
                     }
                     Action::SwitchMode { from, to } => {
                         prop_assert!(observations.mode == Some(from) && to == from.other());

@@ -20,6 +20,7 @@ use super::config_map::MANIFEST;
 use super::service::ports;
 use super::{Plan, coordinator_host};
 use crate::names::{self, ATTEMPT_LABEL, CONTROL_PORT, MEMBER_PORT, METRICS_PORT, Role};
+use crate::quantity::value_of;
 use crate::reconcile::merge::strategic_merge;
 
 /// The container that does the work.
@@ -73,12 +74,34 @@ fn template(plan: &Plan<'_>, role: Role) -> Result<PodTemplateSpec, serde_json::
         strategic_merge(&mut labels, &json!(user.labels));
         strategic_merge(&mut annotations, &json!(user.annotations));
     }
+    if let Some(bytes) = plan.attempt.ps_memory_bytes.filter(|_| role == Role::Ps) {
+        raise_memory(&mut template, bytes);
+    }
     // The operator's labels win: everything is found by them.
     let mut own = names::role_labels(&plan.name(), role);
     own.insert(ATTEMPT_LABEL.to_owned(), plan.attempt.number.to_string());
     strategic_merge(&mut labels, &json!(own));
     let metadata: ObjectMeta = serde_json::from_value(json!({"labels": labels, "annotations": annotations}))?;
     Ok(PodTemplateSpec { metadata: Some(metadata), ..serde_json::from_value(template)? })
+}
+
+/// Raises the container's memory limit to `bytes`, and what it requests in the same proportion, so that one whose request is its limit
+/// stays so. A template that gives it as much already, or no limit, stays as it is.
+fn raise_memory(template: &mut Value, bytes: u64) {
+    let containers = template["spec"]["containers"].as_array_mut().into_iter().flatten();
+    for container in containers.filter(|container| container["name"] == CONTAINER) {
+        let memory = |resources: &Value, kind: &str| {
+            value_of(&Quantity(resources[kind]["memory"].as_str()?.to_owned())).filter(|bytes| *bytes > 0.0)
+        };
+        let resources = &mut container["resources"];
+        let Some(limit) = memory(resources, "limits").filter(|limit| *limit < bytes as f64) else { continue };
+        let request = memory(resources, "requests");
+        resources["limits"]["memory"] = json!(bytes.to_string());
+        if let Some(request) = request {
+            let raised = (request * (bytes as f64 / limit)).round() as u64;
+            resources["requests"]["memory"] = json!(raised.min(bytes).to_string());
+        }
+    }
 }
 
 /// A template of the manifest in the form of a pod's template.

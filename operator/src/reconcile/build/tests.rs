@@ -306,6 +306,29 @@ fn parameter_servers_keep_their_rows_in_a_volume_in_memory_unless_told_otherwise
 }
 
 #[test]
+fn raised_memory_is_the_servers_limit_and_what_they_request_grows_with_it() {
+    let resources = |given: &str, raised| {
+        let mut fixture = Fixture::new(&MANIFEST.replace("{requests: {memory: 2Gi}}", given));
+        fixture.attempt.ps_memory_bytes = Some(raised);
+        let objects = fixture.objects();
+        let worker = body(&objects, Kind::StatefulSet, "clicks-dense-worker");
+        assert_eq!(worker["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"], Value::Null);
+        let set = body(&objects, Kind::StatefulSet, "clicks-ps");
+        let resources = &set["spec"]["template"]["spec"]["containers"][0]["resources"];
+        (resources["requests"]["memory"].clone(), resources["limits"]["memory"].clone())
+    };
+    const GIB: u64 = 1 << 30;
+    let guaranteed = "{requests: {memory: 2Gi}, limits: {memory: 2Gi}}";
+    let raised = json!((3 * GIB).to_string());
+    assert_eq!(resources(guaranteed, 3 * GIB), (raised.clone(), raised.clone()));
+    let burstable = "{requests: {memory: 1Gi}, limits: {memory: 2Gi}}";
+    assert_eq!(resources(burstable, 3 * GIB), (json!((3 * GIB / 2).to_string()), raised.clone()));
+    assert_eq!(resources("{limits: {memory: 2Gi}}", 3 * GIB), (Value::Null, raised));
+    assert_eq!(resources(guaranteed, GIB), (json!("2Gi"), json!("2Gi")), "it has as much");
+    assert_eq!(resources("{requests: {memory: 2Gi}}", 3 * GIB), (json!("2Gi"), Value::Null), "it has no limit");
+}
+
+#[test]
 fn roles_that_use_the_object_store_and_no_others_get_its_credentials() {
     let objects = Fixture::new(MANIFEST).objects();
     for role in Role::ALL {
