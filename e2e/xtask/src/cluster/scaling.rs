@@ -145,9 +145,9 @@ fn memory_by_decision(paths: &Paths) -> Result<(), String> {
     let raised = attempt["psMemoryBytes"].as_u64().unwrap_or(0);
     println!("complete with {} MiB after {restarts} kills: {}", raised >> 20, reason(&job["status"], "ps"));
     let set = get(paths, &format!("statefulset/{name}-ps"))?;
-    let limit = &set["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"];
-    if raised <= given || attempt["number"].as_u64() < Some(2) || *limit != raised.to_string() {
-        return Err(format!("the limit is {limit} in {attempt}"));
+    let limit = set["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"].as_str();
+    if raised <= given || attempt["number"].as_u64() < Some(2) || limit != Some(raised.to_string().as_str()) {
+        return Err(format!("the limit is {limit:?} in {attempt}"));
     }
     delete_job(paths, name)
 }
