@@ -469,7 +469,7 @@ fn may_be_fetched(position: BatchPosition, number: u64, window: u64, has_rows: b
     }
 }
 
-/// In `sync`, after an embedding worker, a dense worker and a parameter server have died together.
+/// In `sync`, after an embedding worker and a dense worker have died together, and a parameter server that had answered their look-up as well.
 fn applied_by_some(some: usize, servers: usize) -> RoleError {
     let reason = format!(
         "{some} of {servers} parameter servers have applied the step and the others lack gradients that cannot be computed again"

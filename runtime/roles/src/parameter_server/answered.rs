@@ -13,12 +13,15 @@ use rectrain_wire::Tensor;
 /// The keys of a look-up, by group.
 type Keys = Vec<Vec<FeatureKey>>;
 
+/// The look-ups of a step, and what they were answered.
+type Answers = Vec<(Keys, Vec<Tensor>)>;
+
 /// See the module's text.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Answered {
-    /// Look-ups that are kept of a step at most: one a piece. 0: none, because no dense worker takes another's place.
+    /// Look-ups that are kept of a step at most: one a piece.
     most: usize,
-    steps: BTreeMap<GlobalStep, Vec<(Keys, Vec<Tensor>)>>,
+    steps: BTreeMap<GlobalStep, Answers>,
 }
 
 impl Answered {
@@ -27,17 +30,15 @@ impl Answered {
         Self { most: pieces as usize, steps: BTreeMap::new() }
     }
 
-    pub(super) fn keeps_any(&self) -> bool {
-        self.most > 0
-    }
-
-    /// A look-up for `step` is answered, before which all steps are applied.
-    pub(super) fn keep(&mut self, step: GlobalStep, keys: Keys, tensors: &[Tensor]) {
-        self.steps = self.steps.split_off(&GlobalStep(step.0.saturating_sub(1)));
+    /// A look-up for `step` is answered, before which all steps are applied. Gives what is not kept any more.
+    pub(super) fn keep(&mut self, step: GlobalStep, keys: Keys, tensors: Vec<Tensor>) -> BTreeMap<GlobalStep, Answers> {
+        let kept = self.steps.split_off(&GlobalStep(step.0.saturating_sub(1)));
+        let old = std::mem::replace(&mut self.steps, kept);
         let answers = self.steps.entry(step).or_default();
         if answers.len() < self.most && !answers.iter().any(|(known, _)| *known == keys) {
-            answers.push((keys, tensors.to_vec()));
+            answers.push((keys, tensors));
         }
+        old
     }
 
     /// What these keys were answered for `step`.
@@ -67,8 +68,9 @@ mod tests {
     fn the_last_applied_step_and_the_present_one_are_answered_again() {
         let mut answered = Answered::of(2);
         for step in 3..6 {
-            answered.keep(GlobalStep(step), keys(step), &tensors(step as f32));
-            answered.keep(GlobalStep(step), keys(100 + step), &tensors(100.0));
+            let old = answered.keep(GlobalStep(step), keys(step), tensors(step as f32));
+            assert_eq!(old.len(), usize::from(step == 5));
+            answered.keep(GlobalStep(step), keys(100 + step), tensors(100.0));
         }
         assert_eq!(answered.again(GlobalStep(3), &keys(3)), None, "nobody computes it any more");
         assert_eq!(answered.again(GlobalStep(4), &keys(4)), Some(tensors(4.0)));
@@ -81,13 +83,10 @@ mod tests {
     #[test]
     fn a_look_up_that_comes_again_is_kept_once_and_no_more_than_there_are_pieces() {
         let mut answered = Answered::of(1);
-        answered.keep(GlobalStep(0), keys(1), &tensors(1.0));
-        answered.keep(GlobalStep(0), keys(1), &tensors(2.0));
-        answered.keep(GlobalStep(0), keys(2), &tensors(3.0));
+        answered.keep(GlobalStep(0), keys(1), tensors(1.0));
+        answered.keep(GlobalStep(0), keys(1), tensors(2.0));
+        answered.keep(GlobalStep(0), keys(2), tensors(3.0));
         assert_eq!(answered.again(GlobalStep(0), &keys(1)), Some(tensors(1.0)), "as it was first");
         assert_eq!(answered.again(GlobalStep(0), &keys(2)), None);
-        let mut none = Answered::default();
-        none.keep(GlobalStep(0), keys(1), &tensors(1.0));
-        assert!(!none.keeps_any() && none.again(GlobalStep(0), &keys(1)).is_none());
     }
 }

@@ -115,7 +115,7 @@ pub struct ParameterServer {
     /// The mode and where it began, to know a repeated message by.
     began: Mutex<Option<(TrainingMode, Boundary)>>,
     partition: Arc<RwLock<Partition>>,
-    /// Locked for as long as it takes to copy one answer.
+    /// Locked for as long as it takes to add an answer, or to copy one that is asked for again.
     answered: Mutex<Answered>,
     saving: Saving,
     compression: Compression,
@@ -149,12 +149,7 @@ impl ParameterServer {
             order: Mutex::new(Order::None),
             began: Mutex::new(None),
             partition: Arc::default(),
-            // A single dense worker has nobody who takes its place.
-            answered: Mutex::new(if plan.replicas.dense_workers > 1 {
-                Answered::of(plan.pieces())
-            } else {
-                Answered::default()
-            }),
+            answered: Mutex::new(Answered::of(plan.pieces())),
             compression: plan.compression,
             metrics,
         };
@@ -282,11 +277,7 @@ impl ParameterServer {
             match self.with_gate("lookup", waits)? {
                 Some(true) => answered.await.map_err(|_| RoleError::Stopped)?,
                 Some(false) => {}
-                None => {
-                    let again = self.lock_answered().again(GlobalStep(step), &keys).unwrap_or_default();
-                    let reply = v1::LookupReply { is_applied: true, ..v1::LookupReply::default() };
-                    return Ok(message::reply::<v1::Lookup>(&reply, again));
-                }
+                None => return Ok(self.answered_before(GlobalStep(step), &keys)),
             }
         }
         self.metrics.gate_wait.observe(arrived.elapsed().as_secs_f64());
@@ -311,18 +302,33 @@ impl ParameterServer {
         for (rows, dim) in rows.into_iter().zip(&self.group_dims) {
             tensors.extend(self.compression.encode(rows, *dim)?);
         }
-        if let Some(step) = request.step.filter(|_| request.train) {
-            self.keep_answer(GlobalStep(step), keys, &tensors);
+        if let Some(step) = request.step.map(GlobalStep) {
+            let state = |gate: &mut Gate| Ok((gate.has_passed(step), gate.staleness() == 0));
+            let (has_passed, is_sync) = self.with_gate("lookup", state)?;
+            // Whoever asks had a predecessor, whose gradients were the step's last but for others': the rows may be those after it.
+            if has_passed {
+                return Ok(self.answered_before(step, &keys));
+            }
+            if is_sync && request.train {
+                self.keep_answer(step, keys, &tensors);
+            }
         }
         Ok(message::reply::<v1::Lookup>(&v1::LookupReply { step, is_applied: false }, tensors))
     }
 
-    /// In `sync`, where rows are not what they were once the step is applied.
+    /// The answer to a look-up for a step that is applied, or is being: what was answered before it, as far as that is kept.
+    fn answered_before(&self, step: GlobalStep, keys: &Vec<Vec<FeatureKey>>) -> Frame {
+        let again = self.lock_answered().again(step, keys).unwrap_or_default();
+        message::reply::<v1::Lookup>(&v1::LookupReply { is_applied: true, ..v1::LookupReply::default() }, again)
+    }
+
+    /// In `sync`, where rows are not what they were once the step is applied. A single dense worker has nobody who takes its place.
     fn keep_answer(&self, step: GlobalStep, keys: Vec<Vec<FeatureKey>>, tensors: &[Tensor]) {
-        let is_sync = matches!(&*self.lock_order(), Order::Barrier(gate) if gate.staleness() == 0);
-        let mut answered = self.lock_answered();
-        if is_sync && answered.keeps_any() {
-            answered.keep(step, keys, tensors);
+        if self.plan.replicas.dense_workers > 1 {
+            let copy = tensors.to_vec();
+            let old = self.lock_answered().keep(step, keys, copy);
+            // Given back without the lock.
+            drop(old);
         }
     }
 

@@ -268,6 +268,37 @@ async fn in_sync_the_rows_of_the_last_step_are_answered_again_as_they_were() {
     assert_eq!((look_up(1, &keys).await, look_up(0, &keys).await), ((true, second), (true, Vec::new())));
 }
 
+/// The last gradients of a step may come while whoever takes a dead one's place has its rows looked up.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_sync_nobody_is_answered_rows_that_the_step_has_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let Tried { server, plan, .. } = Tried::begin("sync", folder.path()).await;
+    let map_epoch = server.slots.map().epoch().0;
+    let keys: Vec<u64> = (1..20_000).map(|number| number << 49).collect();
+    let look_up = async |step: u64| {
+        let request = v1::Lookup { step: Some(step), train: true, map_epoch };
+        let reply = server.look_up(request, vec![Tensor::from(keys.clone()); server.group_dims.len()]).await.unwrap();
+        let told: v1::LookupReply = prost::Message::decode(reply.meta).unwrap();
+        (told.is_applied, reply.tensors)
+    };
+    let update = async |step: u64, piece: u32| {
+        let gradients = |dim: usize| numbers(step + u64::from(piece), keys.len() * dim);
+        let of_group = |dim: &usize| [Tensor::from(keys.clone()), Tensor::from(gradients(*dim))];
+        let tensors = server.group_dims.iter().flat_map(of_group).collect();
+        server.update(v1::Update { step, piece, map_epoch, ..v1::Update::default() }, tensors).await.unwrap();
+    };
+    for step in 0..100 {
+        let (_, first) = look_up(step).await;
+        // As in a server that has taken another's place since.
+        server.lock_answered().forget_all();
+        for piece in 1..plan.pieces() {
+            update(step, piece).await;
+        }
+        let ((), (is_applied, again)) = tokio::join!(update(step, 0), look_up(step));
+        assert!(if is_applied { again.is_empty() } else { again == first }, "step {step}: is_applied {is_applied}");
+    }
+}
+
 /// The files of a server whose process has died are trusted only where they are whole.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_whole_is_not_gone_on_from() {
