@@ -159,11 +159,17 @@ impl EmbeddingWorker {
 
     async fn forward(&self, request: v1::Forward) -> Result<Frame, RoleError> {
         let key = BatchKey::read("forward", request.batch)?;
-        if let Some(again) = self.given_before(key) {
-            return Ok(again);
-        }
-        let Piece::Here(held) = self.piece("forward", key).await? else {
-            return self.given_before(key).ok_or(RoleError::Stopped);
+        let held = match self.answered_not_given(key).filter(|_| request.step.is_some()) {
+            Some(held) => held,
+            None => {
+                if let Some(again) = self.given_before(key) {
+                    return Ok(again);
+                }
+                let Piece::Here(held) = self.piece("forward", key).await? else {
+                    return self.given_before(key).ok_or(RoleError::Stopped);
+                };
+                held
+            }
         };
         let started = Instant::now();
         let LookedUp { rows, steps, is_applied } = self.look_up_anywhere(&key, request.step, &held.prepared).await?;
@@ -185,9 +191,19 @@ impl EmbeddingWorker {
         tensors.extend(held.rest.iter().cloned());
         let samples = held.prepared.samples() as u32;
         let global_samples = held.global_samples;
-        let reply = v1::Forwarded { samples, global_samples, steps, is_applied, ..v1::Forwarded::default() };
+        let answered = self.lock_finished().answer_to(key).is_some();
+        let reply = v1::Forwarded { samples, global_samples, steps, answered, is_applied };
         self.lock_finished().give(key, request.step.is_some(), &reply, &tensors);
         Ok(message::reply::<v1::Forward>(&reply, tensors))
+    }
+
+    /// A piece whose gradients are here and that its dense worker got from this worker's predecessor: should the dense worker die as well, its
+    /// successor needs it once more.
+    fn answered_not_given(&self, key: BatchKey) -> Option<Arc<Held>> {
+        let finished = self.lock_finished();
+        let is_it = finished.answer_to(key).is_some() && !finished.was_given(key);
+        drop(finished);
+        self.lock_batches().get(&key).filter(|_| is_it).cloned()
     }
 
     fn given_before(&self, key: BatchKey) -> Option<Frame> {
@@ -214,7 +230,10 @@ impl EmbeddingWorker {
         let rank = request.push.as_ref().map(|push| push.rank);
         self.lock_finished().answer(key, rank, reply.clone());
         self.changed.notify_waiters();
-        self.forget(key);
+        let may_be_asked_for = request.step.is_some() && self.lock_finished().is_needed_again(key);
+        if !may_be_asked_for {
+            self.forget(key);
+        }
         Ok(message::reply::<v1::Backward>(&reply, Vec::new()))
     }
 

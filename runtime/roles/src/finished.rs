@@ -90,6 +90,16 @@ impl Finished {
         self.answers.get(&key).or_else(|| self.last_answers.get(&key))
     }
 
+    /// Whether a dense worker got this piece here, and what it got is kept.
+    pub(crate) fn was_given(&self, key: BatchKey) -> bool {
+        place(key).is_some_and(|place| self.given.contains_key(&place))
+    }
+
+    /// Whether a dense worker that takes another's place may ask for this piece, whose gradients are here, and what the other one got is not.
+    pub(crate) fn is_needed_again(&self, key: BatchKey) -> bool {
+        self.keep > 0 && !self.was_given(key)
+    }
+
     /// What a dense worker got that may have died since; without tensors, if its gradients are here and what it got is not any more.
     pub(crate) fn given(&self, key: BatchKey) -> Option<Given> {
         let answered = self.answer_to(key).is_some();
@@ -135,6 +145,7 @@ mod tests {
         assert_eq!((kept.samples, kept.answered, tensors.len()), (2, true, 1));
         let (gone, tensors) = finished.given(key(1)).unwrap();
         assert_eq!((gone.answered, tensors.len()), (true, 0), "its gradients are here");
+        assert_eq!([1, 2].map(|number| finished.is_needed_again(key(number))), [true, false]);
         assert!(finished.given(key(4)).is_none());
     }
 
@@ -162,5 +173,6 @@ mod tests {
         assert!(finished.given(key(0)).is_none());
         finished.answer(key(0), Some(0), v1::BackwardReply::default());
         assert!(finished.answer_to(key(0)).is_some() && finished.last_answers.is_empty());
+        assert!(!finished.is_needed_again(key(0)), "nobody takes its place");
     }
 }
