@@ -184,11 +184,15 @@ fn hot_by_decision(paths: &Paths) -> Result<(), String> {
     delete_job(paths, name)
 }
 
+/// The decisions about a role, oldest first.
+fn decisions<'a>(status: &'a Value, role: &str) -> impl DoubleEndedIterator<Item = &'a Value> {
+    let all = status["decisions"].as_array().into_iter().flatten();
+    all.filter(move |decision| decision["subject"] == role)
+}
+
 /// What was decided about a role, oldest first.
 fn decided(status: &Value, role: &str) -> Vec<String> {
-    let decisions = status["decisions"].as_array().into_iter().flatten();
-    let of_role = decisions.filter(|decision| decision["subject"] == role);
-    of_role.map(|decision| format!("{} -> {}", decision["from"], decision["to"])).collect()
+    decisions(status, role).map(|decision| format!("{} -> {}", decision["from"], decision["to"])).collect()
 }
 
 /// Waits for the first decision about a role.
@@ -296,9 +300,7 @@ fn with_limits(limits: &Value) -> Value {
 
 /// Why there are as many of a role as there are.
 fn reason(status: &Value, role: &str) -> String {
-    let decisions = status["decisions"].as_array().into_iter().flatten();
-    let decided = decisions.rev().find(|decision| decision["subject"] == role);
-    decided.map_or_else(String::new, |decision| decision["reason"].to_string())
+    decisions(status, role).next_back().map_or_else(String::new, |decision| decision["reason"].to_string())
 }
 
 /// The status, if so many of a role take part and no other is needed.
