@@ -85,6 +85,25 @@ impl Tried {
         self.server.look_up(request, vec![Tensor::from(keys.to_vec()); groups]).await.unwrap();
     }
 
+    /// With a barrier: what these keys are answered for `step`, and whether it is said to be applied.
+    async fn look_up_for(&self, step: u64, keys: &[u64]) -> (bool, Vec<Tensor>) {
+        let request = v1::Lookup { step: Some(step), train: true, map_epoch: self.server.slots.map().epoch().0 };
+        let groups = self.server.group_dims.len();
+        let reply = self.server.look_up(request, vec![Tensor::from(keys.to_vec()); groups]).await.unwrap();
+        let told: v1::LookupReply = prost::Message::decode(reply.meta).unwrap();
+        (told.is_applied, reply.tensors)
+    }
+
+    /// With a barrier: gradients of a piece of `step`.
+    async fn push_piece(&self, step: u64, piece: u32, keys: &[u64]) {
+        let gradients = |dim: usize| numbers(step + u64::from(piece), keys.len() * dim);
+        let of_group = |dim: &usize| [Tensor::from(keys.to_vec()), Tensor::from(gradients(*dim))];
+        let tensors = self.server.group_dims.iter().flat_map(of_group).collect();
+        let map_epoch = self.server.slots.map().epoch().0;
+        let update = v1::Update { step, piece, map_epoch, ..v1::Update::default() };
+        self.server.update(update, tensors).await.unwrap();
+    }
+
     async fn push_rows(&mut self, push: &v1::TokenPush, keys: &[u64]) -> i32 {
         let push = v1::TokenPush { pulled_at: vec![self.row_step.min(push.pulled_at[0])], ..push.clone() };
         let mut tensors = Vec::new();
@@ -236,23 +255,12 @@ async fn what_was_applied_and_the_parameters_outlive_a_switch_to_a_barrier_and_b
 #[tokio::test(flavor = "multi_thread")]
 async fn in_sync_the_rows_of_the_last_step_are_answered_again_as_they_were() {
     let folder = tempfile::tempdir().unwrap();
-    let Tried { server, plan, .. } = Tried::begin("sync", folder.path()).await;
-    let map_epoch = server.slots.map().epoch().0;
+    let tried = Tried::begin("sync", folder.path()).await;
     let (_, keys) = batch(1);
-    let look_up = async |step: u64, keys: &[u64]| {
-        let request = v1::Lookup { step: Some(step), train: true, map_epoch };
-        let reply = server.look_up(request, vec![Tensor::from(keys.to_vec()); server.group_dims.len()]).await.unwrap();
-        let told: v1::LookupReply = prost::Message::decode(reply.meta).unwrap();
-        (told.is_applied, reply.tensors)
-    };
+    let look_up = async |step: u64, keys: &[u64]| tried.look_up_for(step, keys).await;
     let update = async |step: u64| {
-        for piece in 0..plan.pieces() {
-            let mut tensors = Vec::new();
-            for dim in &server.group_dims {
-                tensors.push(Tensor::from(keys.clone()));
-                tensors.push(Tensor::from(numbers(step + u64::from(piece), keys.len() * dim)));
-            }
-            server.update(v1::Update { step, piece, map_epoch, ..v1::Update::default() }, tensors).await.unwrap();
+        for piece in 0..tried.plan.pieces() {
+            tried.push_piece(step, piece, &keys).await;
         }
     };
     let (is_applied, first) = look_up(0, &keys).await;
@@ -272,31 +280,20 @@ async fn in_sync_the_rows_of_the_last_step_are_answered_again_as_they_were() {
 #[tokio::test(flavor = "multi_thread")]
 async fn in_sync_nobody_is_answered_rows_that_the_step_has_changed() {
     let folder = tempfile::tempdir().unwrap();
-    let Tried { server, plan, .. } = Tried::begin("sync", folder.path()).await;
-    let map_epoch = server.slots.map().epoch().0;
+    let tried = Tried::begin("sync", folder.path()).await;
     let keys: Vec<u64> = (1..20_000).map(|number| number << 49).collect();
-    let look_up = async |step: u64| {
-        let request = v1::Lookup { step: Some(step), train: true, map_epoch };
-        let reply = server.look_up(request, vec![Tensor::from(keys.clone()); server.group_dims.len()]).await.unwrap();
-        let told: v1::LookupReply = prost::Message::decode(reply.meta).unwrap();
-        (told.is_applied, reply.tensors)
-    };
-    let update = async |step: u64, piece: u32| {
-        let gradients = |dim: usize| numbers(step + u64::from(piece), keys.len() * dim);
-        let of_group = |dim: &usize| [Tensor::from(keys.clone()), Tensor::from(gradients(*dim))];
-        let tensors = server.group_dims.iter().flat_map(of_group).collect();
-        server.update(v1::Update { step, piece, map_epoch, ..v1::Update::default() }, tensors).await.unwrap();
-    };
+    let look_up = async |step: u64| tried.look_up_for(step, &keys).await;
+    let update = async |step: u64, piece: u32| tried.push_piece(step, piece, &keys).await;
     for step in 0..30 {
         let (_, first) = look_up(step).await;
-        for piece in 1..plan.pieces() {
+        for piece in 1..tried.plan.pieces() {
             update(step, piece).await;
         }
         let asks = async {
             let mut answers = Vec::new();
             for _ in 0..8 {
                 // As in a server that has taken another's place since.
-                server.lock_answered().forget_all();
+                tried.server.lock_answered().forget_all();
                 answers.push(look_up(step).await);
             }
             answers
