@@ -294,7 +294,7 @@ fn in_by_decision(paths: &Paths) -> Result<(), String> {
 }
 
 /// One replica whose container has these limits.
-fn with_limits(limits: &Value) -> Value {
+pub(super) fn with_limits(limits: &Value) -> Value {
     json!({"replicas": 1, "template": {"resources": {"limits": limits}}})
 }
 
