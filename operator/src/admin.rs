@@ -1,16 +1,17 @@
-//! `/healthz`, `/readyz` and `/metrics` of the operator.
+//! `/healthz`, `/readyz`, `/metrics` and `/traces/NAMESPACE/JOB` of the operator.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
 use crate::metrics::OperatorMetrics;
+use crate::traces::Traces;
 
 /// What the endpoints tell of.
 #[derive(Clone)]
@@ -19,6 +20,8 @@ pub struct Admin {
     pub metrics: OperatorMetrics,
     /// Set once the API server was reached; an instance that stands by is ready too.
     pub is_ready: Arc<AtomicBool>,
+    /// What is served on `/traces`.
+    pub traces: Arc<Traces>,
 }
 
 /// Serves until the process ends; gives the address that was bound (port 0 takes any free one).
@@ -32,6 +35,7 @@ pub async fn serve(address: SocketAddr, admin: Admin) -> std::io::Result<SocketA
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
+        .route("/traces/{namespace}/{job}", get(trace))
         .with_state(admin);
     tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, router).await {
@@ -54,4 +58,15 @@ async fn metrics(State(admin): State<Admin>) -> Response {
         Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
+}
+
+async fn trace(State(admin): State<Admin>, Path((namespace, job)): Path<(String, String)>) -> Response {
+    let nothing = || {
+        let told = format!(
+            "nothing was observed of job {job} in {namespace}: it leaves nothing to decide, has not trained yet, or another instance leads\n"
+        );
+        (StatusCode::NOT_FOUND, told).into_response()
+    };
+    let lines = |text| ([(header::CONTENT_TYPE, "application/jsonl")], text).into_response();
+    admin.traces.of(&namespace, &job).map_or_else(nothing, lines)
 }

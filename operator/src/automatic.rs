@@ -289,7 +289,6 @@ pub fn observations(
         Some(ReplicaCount { wanted: wanted(role), ready })
     };
     let pending = pods.iter().filter(|pod| pod.unschedulable.is_some()).count();
-    let evicted = pods.iter().filter(|pod| pod.evicted.is_some()).count();
     Observations {
         at_seconds: u64::try_from(now.as_second()).unwrap_or(0),
         mode,
@@ -309,11 +308,7 @@ pub fn observations(
         // Every server, or no word of their memory.
         ps: if u32::try_from(ps.len()) == Ok(wanted(Role::Ps)) { ps } else { Vec::new() },
         embedding_workers: embedding_worker_load(of(Role::EmbeddingWorker)),
-        cluster: ClusterLoad {
-            pending_pods: u32::try_from(pending).unwrap_or(u32::MAX),
-            preemptions: u32::try_from(evicted).unwrap_or(u32::MAX),
-            ..nodes
-        },
+        cluster: ClusterLoad { pending_pods: u32::try_from(pending).unwrap_or(u32::MAX), ..nodes },
         replicas: Replicas {
             ps: count(Role::Ps),
             embedding_worker: count(Role::EmbeddingWorker),

@@ -64,6 +64,8 @@ pub struct Report {
     pub last_checkpoint: Option<CheckpointStatus>,
     /// The members of each role, if it says so.
     pub members: BTreeMap<Role, Members>,
+    /// Seconds since a step, or a part of an evaluation, was last done, if it says so.
+    pub idle_seconds: Option<f64>,
 }
 
 /// The members of a role of a job under way.
@@ -255,6 +257,7 @@ fn report(status: &v1::JobStatus) -> Report {
         last_checkpoint: (!status.last_checkpoint.is_empty())
             .then(|| CheckpointStatus { name: status.last_checkpoint.clone(), step: status.last_checkpoint_step }),
         members: members(status),
+        idle_seconds: status.idle_seconds,
     }
 }
 

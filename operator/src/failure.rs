@@ -230,6 +230,7 @@ mod tests {
             role,
             attempt: 1,
             is_leaving: false,
+            gone_by: None,
             is_ready: false,
             ip: None,
             node: None,
@@ -240,6 +241,7 @@ mod tests {
             waiting: None,
             ended: None,
             evicted: None,
+            is_put_out: false,
         }
     }
 

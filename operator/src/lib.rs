@@ -35,3 +35,4 @@ pub mod pods;
 mod quantity;
 pub mod reconcile;
 pub mod switch;
+pub mod traces;

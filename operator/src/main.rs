@@ -112,8 +112,8 @@ fn log_to_stderr(format: LogFormat) {
 async fn serve(cli: Cli) -> Result<(), String> {
     let metrics = OperatorMetrics::new().map_err(|error| format!("cannot register metrics: {error}"))?;
     let is_ready = Arc::new(AtomicBool::new(false));
-    let admin = Admin { metrics: metrics.clone(), is_ready: Arc::clone(&is_ready) };
-    let address = admin::serve(cli.address, admin)
+    let admin = Admin { metrics: metrics.clone(), is_ready: Arc::clone(&is_ready), traces: Arc::default() };
+    let address = admin::serve(cli.address, admin.clone())
         .await
         .map_err(|error| format!("cannot serve health and metrics on {}: {error}", cli.address))?;
     let client = client(&metrics)
@@ -125,7 +125,7 @@ async fn serve(cli: Cli) -> Result<(), String> {
     tracing::info!(kubernetes = version.git_version, %address, identity = cli.identity, "standing by");
     let Some(namespace) = cli.namespace.clone() else {
         metrics.leads(true);
-        lead(&cli, client, metrics, None, stopped()).await;
+        lead(&cli, client, admin, None, stopped()).await;
         return Ok(());
     };
     let root = Root::load(client.clone(), &namespace).await.map_err(|error| error.to_string())?;
@@ -143,7 +143,7 @@ async fn serve(cli: Cli) -> Result<(), String> {
     tracing::info!(identity = cli.identity, "leading");
     // Reconciles that are under way when the end comes get through before the lease is given back.
     let (stop, stopping) = tokio::sync::oneshot::channel::<()>();
-    let leading = lead(&cli, client, metrics.clone(), Some(root), async {
+    let leading = lead(&cli, client, admin, Some(root), async {
         // Whether told or dropped: stop.
         let _told = stopping.await;
     });
@@ -189,7 +189,7 @@ enum Ending {
 async fn lead(
     cli: &Cli,
     client: Client,
-    metrics: OperatorMetrics,
+    Admin { metrics, traces, .. }: Admin,
     root: Option<Root>,
     stop: impl Future<Output = ()> + Send + 'static,
 ) {
@@ -224,6 +224,7 @@ async fn lead(
         read_metrics: Arc::new(HttpMetrics),
         read_nodes,
         watched: Mutex::new(HashMap::new()),
+        traces,
     };
     controller::run(watches, Arc::new(context), stop).await;
 }

@@ -65,6 +65,11 @@ pub const REFERENCE: &[(&str, &str, &str)] = &[
         "gauge",
         "CPU that pods of others use of what a job's own have not requested, as its automatic mode sees it: the mean over the nodes of its pods.",
     ),
+    (
+        "rectrain_operator_lost_pods_total",
+        "counter",
+        "Pods that were taken for dead because their node was lost and their time to end was over.",
+    ),
     ("rectrain_operator_is_leader", "gauge", "1 in the instance that reconciles, 0 in those that stand by."),
     ("process_resident_memory_bytes", "gauge", "Memory that the process holds."),
 ];
@@ -98,6 +103,7 @@ struct Inner {
     statuses: Statuses,
     prediction_errors: GaugeVec,
     used_by_others: GaugeVec,
+    lost_pods: IntCounter,
     leader: IntGauge,
     memory: IntGauge,
     /// By namespace and name: when the job was last seen and what its status was. One entry a job that exists.
@@ -258,6 +264,7 @@ impl OperatorMetrics {
                 opts("rectrain_operator_cpu_used_by_others_ratio"),
                 &["job_namespace", "job_name"],
             )?,
+            lost_pods: IntCounter::with_opts(opts("rectrain_operator_lost_pods_total"))?,
             leader: IntGauge::with_opts(opts("rectrain_operator_is_leader"))?,
             memory: IntGauge::with_opts(opts("process_resident_memory_bytes"))?,
             seen: Mutex::default(),
@@ -279,6 +286,7 @@ impl OperatorMetrics {
             Box::new(inner.ages.clone()),
             Box::new(inner.prediction_errors.clone()),
             Box::new(inner.used_by_others.clone()),
+            Box::new(inner.lost_pods.clone()),
             Box::new(inner.leader.clone()),
             Box::new(inner.memory.clone()),
         ] {
@@ -330,6 +338,11 @@ impl OperatorMetrics {
     /// How far off the prediction of a job's speed was.
     pub fn predicted(&self, namespace: &str, name: &str, error: f64) {
         self.0.prediction_errors.with_label_values(&[namespace, name]).set(error);
+    }
+
+    /// So many pods of lost nodes were taken for dead.
+    pub fn lost_pods(&self, count: u64) {
+        self.0.lost_pods.inc_by(count);
     }
 
     /// How much others use of the nodes of a job's pods, if that is known.

@@ -35,6 +35,8 @@ const PRESSURES: [&str; 3] = ["MemoryPressure", "DiskPressure", "PIDPressure"];
 /// What is known of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct NodeLoad {
+    /// Whether nothing was heard of it for a while, or it says that it cannot run pods.
+    pub is_lost: bool,
     /// Whether it is short of memory, disk or process numbers.
     pub is_under_pressure: bool,
     /// Cores that pods can have.
@@ -214,6 +216,7 @@ fn node_load(node: &Node, used_cores: Option<f64>) -> NodeLoad {
     let presses = |of: &str| PRESSURES.contains(&of);
     let allocatable = status.and_then(|status| status.allocatable.as_ref()?.get("cpu"));
     NodeLoad {
+        is_lost: conditions.iter().any(|one| one.type_ == "Ready" && one.status != "True"),
         is_under_pressure: conditions.iter().any(|one| presses(&one.type_) && one.status == "True"),
         cores: allocatable.and_then(value_of),
         used_cores,
@@ -257,7 +260,7 @@ mod tests {
     }
 
     fn node(cores: f64, used_cores: f64) -> NodeLoad {
-        NodeLoad { is_under_pressure: false, cores: Some(cores), used_cores: Some(used_cores) }
+        NodeLoad { cores: Some(cores), used_cores: Some(used_cores), ..NodeLoad::default() }
     }
 
     fn load(nodes: Scripted, pods: &[PodFacts]) -> ClusterLoad {
@@ -296,7 +299,7 @@ mod tests {
             "conditions": [{"type": "Ready", "status": "True"}, {"type": "DiskPressure", "status": "True"}],
         }}))
         .unwrap();
-        let expected = NodeLoad { is_under_pressure: true, cores: Some(3.92), used_cores: Some(1.0) };
+        let expected = NodeLoad { is_lost: false, is_under_pressure: true, cores: Some(3.92), used_cores: Some(1.0) };
         assert_eq!(node_load(&node, Some(1.0)), expected);
         assert_eq!(node_load(&Node::default(), None), NodeLoad::default());
     }

@@ -422,16 +422,27 @@ impl<'a> Draft<'a> {
             && Role::ALL.iter().all(|role| self.facts.ready.get(role).copied().unwrap_or(0) >= self.pods_of(*role))
     }
 
+    /// When the job last made progress. What the coordinator says of it is rounded, and the status is not written anew for that.
+    fn progressed(&self, report: &Report) -> Timestamp {
+        let now = self.facts.now;
+        let Some(before) = &self.before.last_progress_time else { return now };
+        let Some(idle) = report.idle_seconds else {
+            // A coordinator of an earlier version.
+            let progresses = self.before.step != Some(report.step) || report.stage == Stage::Evaluating;
+            return if progresses { now } else { before.0 };
+        };
+        let idle = Duration::try_from_secs_f64(idle).unwrap_or_default();
+        let told = now.checked_sub(Duration::from_secs(idle.as_secs())).unwrap_or(now);
+        if told > before.0 + Duration::from_secs(1) { told } else { before.0 }
+    }
+
     /// Takes over what the coordinator reports.
     fn follow(&mut self, report: &Report) -> Phase {
         if let Some(replicas) = self.status.attempt.as_mut().and_then(|attempt| attempt.replicas.as_mut()) {
             members::follow(replicas, report);
         }
-        let stepped = self.before.step != Some(report.step);
         if report.stage != Stage::Starting {
-            if stepped || report.stage == Stage::Evaluating || self.before.last_progress_time.is_none() {
-                self.status.last_progress_time = Some(Time(self.facts.now));
-            }
+            self.status.last_progress_time = Some(Time(self.progressed(report)));
             self.status.step = Some(report.step);
             self.status.total_steps = report.total_steps;
             self.status.samples_per_second = Some(report.samples_per_second.max(0.0).round() as u64);

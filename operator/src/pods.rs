@@ -19,6 +19,8 @@ pub struct PodFacts {
     pub attempt: u32,
     /// Whether it is being deleted.
     pub is_leaving: bool,
+    /// By when it should be gone then: its grace period is over.
+    pub gone_by: Option<Timestamp>,
     /// Whether it is ready.
     pub is_ready: bool,
     /// Its address, once it has one.
@@ -39,6 +41,8 @@ pub struct PodFacts {
     pub ended: Option<Ended>,
     /// Why the node put it out: reason and message.
     pub evicted: Option<String>,
+    /// Whether it has to go for another pod or for the sake of its node (`DisruptionTarget`).
+    pub is_put_out: bool,
 }
 
 /// How a container ended.
@@ -81,6 +85,7 @@ impl PodFacts {
             role: Role::from_name(labels.get(ROLE_LABEL)?)?,
             attempt: labels.get(ATTEMPT_LABEL)?.parse().ok()?,
             is_leaving: pod.metadata.deletion_timestamp.is_some(),
+            gone_by: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
             is_ready: condition("Ready").is_some_and(|c| c.status == "True"),
             ip: status.and_then(|s| s.pod_ip.clone()),
             node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
@@ -91,6 +96,7 @@ impl PodFacts {
             waiting: containers.iter().find_map(waiting),
             ended: containers.iter().filter_map(ended).max_by_key(|ended| ended.at),
             evicted,
+            is_put_out: condition("DisruptionTarget").is_some_and(|c| c.status == "True"),
         })
     }
 }

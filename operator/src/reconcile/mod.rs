@@ -5,6 +5,7 @@ pub mod apply;
 pub mod build;
 pub mod dereference;
 pub mod kinds;
+pub mod lost;
 pub mod merge;
 pub mod observe;
 pub mod prune;
@@ -37,6 +38,7 @@ use crate::reconcile::apply::Settled;
 use crate::reconcile::build::Plan;
 use crate::reconcile::dereference::{Belongings, Reader};
 use crate::reconcile::observe::Watched;
+use crate::traces::Traces;
 
 /// Time after which a job is looked at even if nothing was heard of it.
 const AT_LEAST: Duration = Duration::from_secs(600);
@@ -187,6 +189,8 @@ pub struct Context {
     /// What is remembered of jobs that are decided on automatically, by the job's uid. It goes with the job; lost, it is made again
     /// from the status.
     pub watched: Mutex<HashMap<String, Watched>>,
+    /// What was observed and decided of them.
+    pub traces: Arc<Traces>,
 }
 
 impl Context {
@@ -235,6 +239,7 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
         // What belongs to a deleted job is the garbage collector's, and another controller's job is nobody's business.
         _ => {
             context.metrics.forget_job(&namespace, &name);
+            context.traces.forget(&namespace, &name);
             context.set_obstacle(&seen.uid().unwrap_or_default(), None);
             context.watched.lock().unwrap_or_else(PoisonError::into_inner).remove(&seen.uid().unwrap_or_default());
             return Ok(Action::await_change());
@@ -254,10 +259,11 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
         Some(coordinator) => context.ask.ask(coordinator).await,
         None => CoordinatorView::Silent,
     };
-    let looked = observe::look(&context, &job, verdict.manifest.as_ref().ok(), &view, &belongings.pods).await;
+    let looked = Box::pin(observe::look(&context, &job, verdict.manifest.as_ref().ok(), &view, &belongings.pods)).await;
     let obstacle = context.obstacle(&uid);
+    let now = whole_second((context.now)());
     let facts = Facts {
-        now: whole_second((context.now)()),
+        now,
         job: &job,
         verdict: verdict.manifest.as_ref().map_err(Vec::as_slice),
         impossible_mode: verdict.impossible_mode.as_deref(),
@@ -276,7 +282,7 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
     let job = Box::pin(write_status(&jobs, &context, job, &decision)).await?;
     if let Some(looked) = looked {
         // Only what is in the status was decided.
-        observe::remember(&context, uid.clone(), looked, decision.status.phase);
+        observe::remember(&context, &job, looked);
     }
     context.metrics.saw_job(&namespace, &name, Seen::new(&decision.status, max_restarts(&job)));
     ask_for_members(&context, coordinator.as_ref(), &decision, &name).await;
@@ -290,6 +296,8 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
         }
         _ => Vec::new(),
     };
+    let lost = lost::delete(&context.client, &*context.read_nodes, &namespace, &belongings.pods, now);
+    context.metrics.lost_pods(Box::pin(lost).await?);
     let result = carry_out(&context, &namespace, &uid, &belongings, &wanted).await;
     let found = result.as_ref().err().and_then(ReconcileError::obstacle);
     let is_news = context.set_obstacle(&uid, found.clone());

@@ -2,14 +2,14 @@
 //! leave something to decide. What is decided counts once it is in the status ([`remember`]), so that an operator that could not write
 //! it decides again.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::PoisonError;
 
 use futures::future::join_all;
 use kube::ResourceExt;
 use rectrain_crds::{Phase, RecTrainingJob, ResolvedJob};
-use rectrain_policy::{ClusterLoad, Decision, History};
+use rectrain_policy::{ClusterLoad, Decision, History, Observations, Policy};
 
 use crate::automatic::{self, Changes, Findings};
 use crate::coordinator::{CoordinatorView, Report, Stage};
@@ -29,6 +29,8 @@ pub struct Watched {
     history: History,
     /// By the pods' uids.
     meters: HashMap<String, Meter>,
+    /// The uids of pods that were put out and are still to be seen.
+    put_out: HashSet<String>,
 }
 
 /// A look at a job.
@@ -37,6 +39,8 @@ pub struct Looked {
     /// What came of it.
     pub findings: Findings,
     watched: Watched,
+    policy: Policy,
+    observations: Observations,
     decisions: Vec<Decision>,
 }
 
@@ -47,7 +51,7 @@ pub async fn look(
     resolved: Option<&ResolvedJob>,
     view: &CoordinatorView,
     pods: &[PodFacts],
-) -> Option<Looked> {
+) -> Option<Box<Looked>> {
     let resolved = resolved?;
     let policy = automatic::policy(resolved)?;
     let CoordinatorView::Live(report @ Report { stage: Stage::Training, .. }) = view else { return None };
@@ -61,6 +65,7 @@ pub async fn look(
         return None;
     }
     watched.at_seconds = at_seconds;
+    let preemptions = newly_put_out(pods, &mut watched.put_out);
     let pods: Vec<_> = pods.iter().filter(|pod| pod.attempt == attempt && !pod.is_leaving).cloned().collect();
     let changes = measure(context, &pods, &mut watched, at_seconds).await;
     // Only the mode is decided by the load of nodes.
@@ -68,6 +73,7 @@ pub async fn look(
         Some(_) => cluster_load(&*context.read_nodes, &job.namespace()?, &job.name_any(), &pods).await,
         None => ClusterLoad::default(),
     };
+    let nodes = ClusterLoad { preemptions, ..nodes };
     context.metrics.crowded(&job.namespace()?, &job.name_any(), nodes.node_cpu);
     let observations = automatic::observations(job, resolved, now, report, &pods, &changes, nodes);
     watched.history.observe(&policy, &observations);
@@ -81,16 +87,27 @@ pub async fn look(
     if let (Some(_), Some(error)) = (prediction, watched.history.prediction_error()) {
         context.metrics.predicted(&job.namespace().unwrap_or_default(), &job.name_any(), error);
     }
-    Some(Looked { findings, watched, decisions })
+    Some(Box::new(Looked { findings, watched, policy, observations, decisions }))
 }
 
 /// Remembers a look whose findings are in the status; they are there only of a job that trains.
-pub fn remember(context: &Context, uid: String, looked: Looked, phase: Option<Phase>) {
-    let Looked { mut watched, decisions, .. } = looked;
-    if phase == Some(Phase::Training) {
-        watched.history.record(&decisions);
-    }
-    context.watched.lock().unwrap_or_else(PoisonError::into_inner).insert(uid, watched);
+pub fn remember(context: &Context, job: &RecTrainingJob, looked: Box<Looked>) {
+    let Looked { mut watched, policy, observations, decisions, .. } = *looked;
+    let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
+    let trains = job.status.as_ref().and_then(|status| status.phase) == Some(Phase::Training);
+    let counts = if trains { decisions.as_slice() } else { &[] };
+    watched.history.record(counts);
+    context.traces.record((&namespace, &name), &policy, &observations, counts);
+    context.watched.lock().unwrap_or_else(PoisonError::into_inner).insert(job.uid().unwrap_or_default(), watched);
+}
+
+/// How many pods were put out that are not among `known` yet, which has them then.
+fn newly_put_out(pods: &[PodFacts], known: &mut HashSet<String>) -> u32 {
+    let now: HashSet<String> =
+        pods.iter().filter(|pod| pod.evicted.is_some() || pod.is_put_out).map(|pod| pod.uid.clone()).collect();
+    let new = now.difference(known).count();
+    *known = now;
+    u32::try_from(new).unwrap_or(u32::MAX)
 }
 
 /// Reads the metrics of all pods at the same time. Meters of pods that are gone go.
@@ -114,4 +131,32 @@ async fn measure(context: &Context, pods: &[PodFacts], watched: &mut Watched, at
     }
     watched.meters = meters;
     changes
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::names::{ATTEMPT_LABEL, ROLE_LABEL};
+
+    fn pod(uid: &str, status: &Value) -> PodFacts {
+        let labels = json!({ROLE_LABEL: "ps", ATTEMPT_LABEL: "1"});
+        let pod = json!({"metadata": {"name": "j-ps-0", "uid": uid, "labels": labels}, "status": status});
+        PodFacts::of(&serde_json::from_value(pod).expect("a pod")).expect("one of the operator's")
+    }
+
+    #[test]
+    fn a_pod_that_is_put_out_is_counted_once() {
+        let preempted = json!({"phase": "Running", "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]});
+        let evicted = json!({"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory"});
+        let well = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]});
+        let mut known = HashSet::new();
+        let mut pods = vec![pod("a", &well), pod("b", &preempted)];
+        assert_eq!(newly_put_out(&pods, &mut known), 1);
+        assert_eq!(newly_put_out(&pods, &mut known), 0, "it was counted");
+        pods = vec![pod("a", &evicted), pod("c", &preempted)];
+        assert_eq!(newly_put_out(&pods, &mut known), 2);
+        assert_eq!(known.len(), 2, "those that are gone are forgotten");
+    }
 }

@@ -67,6 +67,13 @@ async fn needed_for_nodes(rights: &mut Rights) {
         };
         rights.entry(right).or_default().insert(verb.to_owned());
     }
+    for call in crate::nodes::asked_when_a_node_is_lost().await {
+        match call.as_str() {
+            "GET /api/v1/nodes/x" => {}
+            "DELETE /api/v1/namespaces/default/pods/j-ps-0" => needed_by("DELETE pods j-ps-0", rights),
+            other => panic!("{other}"),
+        }
+    }
 }
 
 /// Each rule is needed by something that the operator does, and it does nothing that no rule grants.

@@ -8,7 +8,7 @@ use rectrain_operator::coordinator::{CoordinatorView, Stage};
 use serde_json::json;
 
 use crate::world::faults::Fault;
-use crate::world::{self, JOB, MANIFEST, Script, World, crashing, failed, good, live, passes};
+use crate::world::{self, JOB, MANIFEST, Script, World, complete, crashing, failed, good, idle, live, passes};
 
 /// The phases that a job goes through, each once as long as it stays.
 async fn phases(world: &World) -> Vec<Phase> {
@@ -250,6 +250,15 @@ async fn a_job_without_progress_starts_again_and_one_past_its_deadline_has_faile
     world.live().await;
     let status = world.job().status.unwrap();
     assert_eq!((status.phase, status.restarts), (Some(Phase::Complete), Some(1)));
+    // An evaluation that gets on is progress, and one that does not is none.
+    let world = World::new(&manifest, vec![vec![idle(Stage::Evaluating, 1, 1000.0)], good()]);
+    world.live().await;
+    assert_eq!(world.job().status.unwrap().restarts, Some(1));
+    let long = vec![idle(Stage::Evaluating, 1, 2.0); 40].into_iter().chain([complete()]).collect();
+    let world = World::new(&manifest, vec![long]);
+    world.live().await;
+    let status = world.job().status.unwrap();
+    assert_eq!((status.phase, status.restarts.unwrap_or(0)), (Some(Phase::Complete), 0));
     let world = World::new(&format!("{MANIFEST}  activeDeadlineSeconds: 40\n"), vec![vec![live(Stage::Evaluating, 1)]]);
     world.live().await;
     assert_eq!(world.condition("Failed").unwrap().0, "DeadlineExceeded");

@@ -6,6 +6,8 @@ use http::{Request, Response};
 use kube::Client;
 use kube::client::Body;
 use rectrain_operator::nodes::{ClusterNodes, NodeLoad, ReadNodes};
+use rectrain_operator::pods::PodFacts;
+use rectrain_operator::reconcile::lost;
 use serde_json::{Value, json};
 
 const NODE: &str = "/api/v1/nodes/x";
@@ -63,11 +65,47 @@ pub async fn asked_of_a_node() -> Vec<String> {
     asked.iter().map(|uri| uri.split('?').next().unwrap().to_owned()).collect()
 }
 
+/// What is asked for when a pod should be gone from a node that is not ready.
+pub async fn asked_when_a_node_is_lost() -> Vec<String> {
+    let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+    let log = Arc::clone(&asked);
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let path = request.uri().path().to_owned();
+        let (status, body) = match path.as_str() {
+            NODE => (
+                200,
+                json!({"metadata": {"name": "x"}, "status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}),
+            ),
+            path if path.contains("/pods/") => (200, json!({"metadata": {"name": "j-ps-0"}})),
+            _ => (404, json!({"kind": "Status", "code": 404, "reason": "", "message": "", "status": "Failure"})),
+        };
+        if status == 200 {
+            log.lock().unwrap().push(format!("{} {path}", request.method()));
+        }
+        let body = Body::from(body.to_string().into_bytes());
+        async move { Ok::<_, kube::Error>(Response::builder().status(status).body(body).unwrap()) }
+    });
+    let client = Client::new(service, "default");
+    let labels = json!({"rectrain.dev/role": "ps", "rectrain.dev/attempt": "1"});
+    let pod = json!({
+        "metadata": {"name": "j-ps-0", "uid": "u", "labels": labels, "deletionTimestamp": "2026-01-01T00:00:30Z"},
+        "spec": {"nodeName": "x", "containers": []},
+    });
+    let pods = [PodFacts::of(&serde_json::from_value(pod).unwrap()).unwrap()];
+    for (now, expected) in [("2026-01-01T00:00:35Z", 0), ("2026-01-01T00:01:00Z", 1)] {
+        let nodes = ClusterNodes::new(client.clone());
+        let deleted = lost::delete(&client, &nodes, "default", &pods, now.parse().unwrap()).await.unwrap();
+        assert_eq!(deleted, expected, "at {now}");
+    }
+    let asked = asked.lock().unwrap();
+    asked.clone()
+}
+
 #[tokio::test]
 async fn pressure_and_use_are_read_and_for_a_while_not_again() {
     let (nodes, asked) = nodes(measured);
     for _ in 0..2 {
-        let load = NodeLoad { is_under_pressure: true, cores: Some(4.0), used_cores: Some(2.5) };
+        let load = NodeLoad { is_lost: false, is_under_pressure: true, cores: Some(4.0), used_cores: Some(2.5) };
         assert_eq!(nodes.node("x").await, Some(load));
         assert_eq!(nodes.used_by_pods("default", "job").await, [("job-ps-0".to_owned(), 1.25)].into());
     }
@@ -83,7 +121,7 @@ async fn a_cluster_that_measures_nothing_is_not_asked_for_measurements_again() {
         // As an API server answers about an API that nobody has registered.
         _ => (404, "404 page not found\n".to_owned()),
     });
-    let load = NodeLoad { is_under_pressure: true, cores: Some(4.0), used_cores: None };
+    let load = NodeLoad { is_lost: false, is_under_pressure: true, cores: Some(4.0), used_cores: None };
     assert_eq!((nodes.node("x").await, nodes.node("y").await), (Some(load), Some(load)));
     assert!(nodes.used_by_pods("default", "job").await.is_empty());
     let asked = asked.lock().unwrap();

@@ -48,8 +48,11 @@ enum Happening {
 
 fn coordinator() -> impl Strategy<Value = CoordinatorView> {
     let stage = prop_oneof![Just(Stage::Starting), Just(Stage::Training), Just(Stage::Evaluating)];
-    let live = (stage, 0u64..5, member_role(), 1u32..4, 1u32..4).prop_map(|(stage, step, role, present, wanted)| {
+    let idle = proptest::option::of(0f64..1000.0);
+    let members = (member_role(), 1u32..4, 1u32..4);
+    let live = (stage, 0u64..5, members, idle).prop_map(|(stage, step, (role, present, wanted), idle_seconds)| {
         CoordinatorView::Live(Report {
+            idle_seconds,
             stage,
             mode: Some(Mode::Sync),
             step,
@@ -237,6 +240,8 @@ fn pod(role: Role, attempt: u32) -> PodFacts {
         waiting: None,
         ended: None,
         evicted: None,
+        gone_by: None,
+        is_put_out: false,
     }
 }
 

@@ -54,9 +54,17 @@ impl CheckpointWriter {
     /// `commit` replaces it.
     ///
     /// # Errors
-    /// [`CheckpointError::OtherJob`] if the place is taken by another job's checkpoint, [`CheckpointError::Base`] if the base
-    /// cannot be used, and those of the storage.
+    /// Those of [`Self::check`].
     pub async fn begin(directory: &Directory, begin: Begin) -> Result<Self, CheckpointError> {
+        let writer = Self::unchecked(directory, begin);
+        writer.check().await?;
+        Ok(writer)
+    }
+
+    /// As [`Self::begin`], without a look at the storage: for whoever holds training up until there is a ticket. [`Self::check`] has to
+    /// come before anything is written.
+    #[must_use]
+    pub fn unchecked(directory: &Directory, begin: Begin) -> Self {
         let ticket = Ticket {
             directory: directory_name(
                 begin.step,
@@ -66,6 +74,16 @@ impl CheckpointWriter {
             step: begin.step,
             base: begin.base.clone(),
         };
+        Self { directory: directory.clone(), ticket, begin }
+    }
+
+    /// Looks at what is there already.
+    ///
+    /// # Errors
+    /// [`CheckpointError::OtherJob`] if the place is taken by another job's checkpoint, [`CheckpointError::Base`] if the base
+    /// cannot be used, and those of the storage.
+    pub async fn check(&self) -> Result<(), CheckpointError> {
+        let Self { directory, ticket, begin } = self;
         if let Some(difference) = find_manifest(directory, &ticket.directory)
             .await
             .or_else(|error| if error.is_checkpoints_fault() { Ok(None) } else { Err(error) })?
@@ -73,10 +91,10 @@ impl CheckpointWriter {
         {
             return Err(CheckpointError::OtherJob { checkpoint: directory.name_of(&ticket.directory), difference });
         }
-        if let Some(base) = &begin.base {
-            check_base(directory, &ticket, base, &begin).await?;
+        match &begin.base {
+            Some(base) => check_base(directory, ticket, base, begin).await,
+            None => Ok(()),
         }
-        Ok(Self { directory: directory.clone(), ticket, begin })
     }
 
     /// What the processes need to write their parts.

@@ -125,6 +125,7 @@ metrics! {
         mode_switches: counter = "rectrain_coordinator_mode_switches_total", "Switches of the training mode.";
         checkpoints: counter = "rectrain_coordinator_checkpoints_total", "Checkpoints written.";
         checkpoint_time: seconds = "rectrain_coordinator_checkpoint_seconds", "Time from the instant a checkpoint is of until it existed; training goes on meanwhile.";
+        checkpoint_freeze: seconds = "rectrain_coordinator_checkpoint_freeze_seconds", "Time for which training rests until the instant that a checkpoint is of is fixed everywhere.";
         checkpoint_bytes: counter = "rectrain_coordinator_checkpoint_bytes_total", "Bytes of the checkpoints written.";
         checkpoint_step: gauge = "rectrain_coordinator_checkpoint_step", "Global step of the last checkpoint; what is trained since is repeated after a crash.";
         failed_checkpoints: counter = "rectrain_coordinator_checkpoints_failed_total", "Checkpoints given up because a part could not be written.";

@@ -61,13 +61,8 @@ struct Watch<'a> {
 impl Watch<'_> {
     /// Waits until the alert fires, about `job` where it is about one.
     fn fires(&mut self, alert: &str, job: Option<&str>) -> Result<(), String> {
-        self.fires_where(alert, job, |_| true)
-    }
-
-    /// As [`Self::fires`], while Prometheus reads only some targets.
-    fn fires_where(&mut self, alert: &str, job: Option<&str>, is_read: fn(&Value) -> bool) -> Result<(), String> {
         eventually(FIRES, &format!("the alert {alert}"), || {
-            self.monitoring.look_again(self.paths, is_read)?;
+            self.monitoring.look_again(self.paths)?;
             self.is_firing(alert, job)
         })?;
         println!("{alert} fires");
@@ -181,7 +176,7 @@ fn near_memory_limit(watch: &mut Watch<'_>) -> Result<(), String> {
     let used = format!("container_memory_working_set_bytes{{pod=\"{pod}\",container=\"rectrain\"}}[1m]");
     let settled = format!("max_over_time({used}) < 1.02 * min_over_time({used}) and count_over_time({used}) > 2");
     let used = eventually(FIRES, "a table that grows no more", || {
-        watch.monitoring.look_again(paths, |_| true)?;
+        watch.monitoring.look_again(paths)?;
         let found = watch.monitoring.query(&settled)?;
         found.first().map(|(_, bytes)| *bytes).ok_or_else(|| "it grows".to_owned())
     })?;
@@ -207,7 +202,7 @@ fn unpredicted(watch: &mut Watch<'_>) -> Result<(), String> {
     until_phase(paths, name, "Training")?;
     let error = "rectrain_operator_mode_prediction_error_ratio";
     eventually(patience_for(error), "a prediction of what is not met", || {
-        watch.monitoring.look_again(paths, |_| true)?;
+        watch.monitoring.look_again(paths)?;
         let found = watch.monitoring.query(&format!("{error}{{job_name=\"{name}\"}}"))?;
         if found.is_empty() { Err("there is none".to_owned()) } else { Ok(()) }
     })?;
@@ -223,7 +218,7 @@ fn suffers(watch: &mut Watch<'_>) -> Result<(), String> {
     submit(paths, JOB, &saved(&endless(), JOB, EVERY))?;
     until_phase(paths, JOB, "Training")?;
     eventually(FIRES, "checkpoints, and a rate to compare with", || {
-        watch.monitoring.look_again(paths, |_| true)?;
+        watch.monitoring.look_again(paths)?;
         let query = format!("rectrain_coordinator_checkpoints_total{{rectrain_dev_job=\"{JOB}\"}} > 2");
         if watch.monitoring.query(&query)?.is_empty() { Err("there are none".to_owned()) } else { watch.is_silent(JOB) }
     })?;
@@ -240,6 +235,7 @@ fn suffers(watch: &mut Watch<'_>) -> Result<(), String> {
     within(paths, NAMESPACE, &["scale", "deployment/object-store", "--replicas=0"])?;
     watch.fires("RectrainCheckpointFailed", Some(JOB))?;
     watch.fires("RectrainCheckpointTooOld", Some(JOB))?;
+    goes_on_without_store(paths)?;
     let stopped = Stopped::process_of(paths, &format!("{JOB}-dense-worker-0"))?;
     watch.fires("RectrainJobNotProgressing", Some(JOB))?;
     watch.fires("RectrainThroughputCollapsed", Some(JOB))?;
@@ -249,6 +245,16 @@ fn suffers(watch: &mut Watch<'_>) -> Result<(), String> {
     watch.fires("RectrainReconcileSlow", None)?;
     drop(stopped);
     delete_job(paths, JOB)
+}
+
+/// A checkpoint is due every second or so, and none can be written: nothing of training waits for that.
+fn goes_on_without_store(paths: &Paths) -> Result<(), String> {
+    let step = || Ok::<_, String>(status(paths, JOB)?["step"].as_u64().unwrap_or(0));
+    let (before, seconds) = (step()?, 10);
+    std::thread::sleep(Duration::from_secs(seconds));
+    let steps = step()?.saturating_sub(before);
+    println!("{steps} steps in {seconds} s without a store");
+    if steps > 3 * EVERY { Ok(()) } else { Err(format!("only {steps} steps in {seconds} s")) }
 }
 
 /// Somebody who speaks no TLS calls the parameter server.
@@ -271,8 +277,17 @@ fn operator(watch: &mut Watch<'_>) -> Result<(), String> {
     until_phase(paths, name, "Training")?;
     without_right(watch, name)?;
     without_leader(watch)?;
-    watch.fires_where("RectrainOperatorDown", None, |target| target["labels"]["namespace"] == NAMESPACE)?;
+    without_operator(watch)?;
     delete_job(paths, name)
+}
+
+/// There is none.
+fn without_operator(watch: &mut Watch<'_>) -> Result<(), String> {
+    have_operators(watch.paths, 0)?;
+    let fired = watch.fires("RectrainOperatorDown", None);
+    // Whatever came of it.
+    have_operators(watch.paths, 2)?;
+    fired
 }
 
 /// The operator may write no status.
@@ -305,6 +320,11 @@ fn without_leader(watch: &mut Watch<'_>) -> Result<(), String> {
         _ => Ok(()),
     })?;
     fired
+}
+
+fn have_operators(paths: &Paths, count: u32) -> Result<(), String> {
+    within(paths, SYSTEM, &["scale", "deployment/rectrain", &format!("--replicas={count}")])?;
+    within(paths, SYSTEM, &["rollout", "status", "deployment/rectrain", "--timeout=120s"]).map(drop)
 }
 
 /// A process that does nothing until this is dropped.

@@ -12,7 +12,7 @@ use super::foreign_kubeconfig;
 use super::install::{Running, apply, fresh_namespace, install, within};
 use super::network::MACHINE;
 use super::operate::{
-    NAMESPACE, delete_job, manifest, merged, outside, process_of_pod, status, submit, until_phase, without_power,
+    NAMESPACE, delete_job, manifest, merged, out_of_service, outside, process_of_pod, status, submit, until_phase,
 };
 use super::paths::{Paths, make_folder, remove_folder};
 use super::process::{command, eventually, output};
@@ -226,7 +226,7 @@ impl Killer<'_> {
             let lost: Vec<_> = lost.filter_map(|pod| pod["metadata"]["name"].as_str().map(str::to_owned)).collect();
             Ok((node, lost))
         })?;
-        without_power(paths, &node, || trains_without(paths, &node))?;
+        out_of_service(paths, &node, || trains_without(paths, &node))?;
         Ok(format!("{node} with {}", lost.join(", ")))
     }
 }

@@ -78,9 +78,9 @@ impl Monitoring {
         Ok(Some(Self { prometheus, folder, _proxy: proxy }))
     }
 
-    /// Tells Prometheus of the processes that are there now, and that `is_read`.
-    pub(super) fn look_again(&self, paths: &Paths, is_read: impl Fn(&Value) -> bool) -> Result<(), String> {
-        let targets: Vec<_> = served(paths)?.into_iter().filter(is_read).collect();
+    /// Tells Prometheus of the processes that are there now.
+    pub(super) fn look_again(&self, paths: &Paths) -> Result<(), String> {
+        let targets = served(paths)?;
         // Written aside and moved: half a file is no list.
         let (new, now) = (self.folder.join("targets.new"), self.folder.join("targets.json"));
         write(&new, Value::from(targets).to_string())?;
@@ -147,12 +147,12 @@ pub(super) fn dashboards(paths: &Paths) -> Result<(), String> {
     submit(paths, JOB, &merged(saved(&endless(), JOB, EVERY), json!({"training": training, "roles": limits})))?;
     submit_others(paths)?;
     until_phase(paths, JOB, "Training")?;
-    monitoring.look_again(paths, |_| true)?;
+    monitoring.look_again(paths)?;
     let mut panels = 0;
     for name in DASHBOARDS {
         for panel in queries(&dashboard(name)?)? {
             eventually(patience_for(&panel.expression), &format!("data of `{}` of {name}.json", panel.title), || {
-                monitoring.look_again(paths, |_| true)?;
+                monitoring.look_again(paths)?;
                 panel.has_data(&monitoring, &replaced(&panel.expression, name == "operator"))
             })?;
             panels += 1;

@@ -256,13 +256,20 @@ fn completes(paths: &Paths) -> Result<(), String> {
             return Err(format!("{field} is {} in the cluster and {expected} outside of it", there[field]));
         }
     }
-    let known = ["Pending", "Starting", "Training", "Evaluating", "Complete"];
-    if seen.iter().any(|phase| !known.contains(&phase.as_str())) || condition(&job, "Ready").is_none() {
+    // A watch may miss one that is short.
+    let mut documented = ["Pending", "Starting", "Training", "Evaluating", "Complete"].into_iter();
+    let are_documented = seen.iter().all(|phase| documented.any(|next| next == phase));
+    if !are_documented || seen.len() < 3 || condition(&job, "Ready").is_none() {
         return Err(format!("{seen:?}: {}", job["status"]["conditions"]));
     }
     eventually(SHOW, "the end of all pods", || no_pods(paths, name))?;
-    println!("{}", rectrain(paths, &["status", name])?);
-    Ok(())
+    let told = rectrain(paths, &["status", name])?;
+    println!("{told}");
+    if told.contains("Complete") {
+        Ok(())
+    } else {
+        Err("`rectrain status` does not say that it is complete".to_owned())
+    }
 }
 
 /// The summary of `rectrain run`, outside of the cluster.
@@ -329,7 +336,17 @@ fn switches(paths: &Paths) -> Result<(), String> {
         return Err(format!("no event tells of the switch: {reasons}"));
     }
     println!("{} pods, none restarted", before.len());
+    speaks_to_its_user(paths, name, "gba")?;
     delete_job(paths, name)
+}
+
+/// `rectrain mode` and `rectrain logs` of a job that trains in a mode.
+fn speaks_to_its_user(paths: &Paths, name: &str, mode: &str) -> Result<(), String> {
+    let told = rectrain(paths, &["mode", name])?;
+    let logs = rectrain(paths, &["logs", name, "--role", "ps", "--tail", "5"])?;
+    let lines = logs.lines().count();
+    println!("mode {}; {lines} lines of logs", told.trim());
+    if told.trim() == mode && (1..=10).contains(&lines) { Ok(()) } else { Err(format!("{told}; {logs}")) }
 }
 
 /// Changes the training mode with the command line; the time until the status has it, with the pods that there were.
@@ -488,7 +505,7 @@ fn survives(paths: &Paths) -> Result<(), String> {
     }
 }
 
-/// A node goes as in a power cut, with the operator that may be on it.
+/// A node goes as in a power cut, with the operator that may be on it, and nobody says or does anything about it.
 fn outlives_a_node(paths: &Paths) -> Result<(), String> {
     if super::foreign_kubeconfig(paths).is_some() {
         eprintln!("xtask: SKIPPED the loss of a node, because the cluster is not of this machine");
@@ -508,7 +525,7 @@ fn outlives_a_node(paths: &Paths) -> Result<(), String> {
     }
 }
 
-/// By which the controllers know that pods of a node run no more, and delete them. In a cloud its controller does that, by deleting the node.
+/// By which the controllers know that pods of a node run no more, and delete them at once.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute";
 
 /// Does something while a node is without power, with all pods that were on it.
@@ -518,13 +535,24 @@ pub(super) fn without_power<T>(
     meanwhile: impl FnOnce() -> Result<T, String>,
 ) -> Result<T, String> {
     super::stop_node(paths, node)?;
-    let done = given_up(paths, node).and_then(|()| meanwhile());
+    let done = not_ready(paths, node).and_then(|()| meanwhile());
     super::up(paths)?;
-    let taken_back = within(paths, NAMESPACE, &["taint", "node", node, &format!("{OUT_OF_SERVICE}-")]);
+    done
+}
+
+/// As [`without_power`], and somebody who knows of it says so.
+pub(super) fn out_of_service<T>(
+    paths: &Paths,
+    node: &str,
+    meanwhile: impl FnOnce() -> Result<T, String>,
+) -> Result<T, String> {
+    let taint = |change: &str| within(paths, NAMESPACE, &["taint", "node", node, &format!("{OUT_OF_SERVICE}{change}")]);
+    let done = without_power(paths, node, || taint("").and_then(|_| meanwhile()));
+    let taken_back = taint("-");
     done.and_then(|done| taken_back.map(|_| done))
 }
 
-fn given_up(paths: &Paths, node: &str) -> Result<(), String> {
+fn not_ready(paths: &Paths, node: &str) -> Result<(), String> {
     let started = Instant::now();
     eventually(SHOW, &format!("that {node} is not ready"), || {
         let condition = r#"--output=jsonpath={.status.conditions[?(@.type=="Ready")].status}"#;
@@ -534,7 +562,7 @@ fn given_up(paths: &Paths, node: &str) -> Result<(), String> {
         }
     })?;
     println!("{node} was not ready after {:.0} s", started.elapsed().as_secs_f64());
-    within(paths, NAMESPACE, &["taint", "node", node, OUT_OF_SERVICE]).map(drop)
+    Ok(())
 }
 
 /// What is wrong with the job, the condition that it gets, its reason, and what its message says.

@@ -18,7 +18,7 @@ const USER: &str = "system:serviceaccount:rectrain-system:rectrain";
 const ROLES: [&str; 2] = ["clusterrole/rectrain", "role/rectrain-election"];
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);
 
-/// A verb and a resource, as in `get pods`.
+/// A verb, and a resource with its group, as in `get pods` and `get nodes.metrics.k8s.io`.
 type Rights = BTreeSet<String>;
 
 /// A step of `cargo xtask cluster operate`: the last, because it reads what the others have had the operator do.
@@ -89,9 +89,9 @@ fn granted(paths: &Paths) -> Result<Rights, String> {
         let role = read(paths, role)?;
         for rule in role["rules"].as_array().into_iter().flatten() {
             let texts = |field: &str| rule[field].as_array().into_iter().flatten().filter_map(Value::as_str);
-            rights.extend(
-                texts("resources").flat_map(|resource| texts("verbs").map(move |verb| format!("{verb} {resource}"))),
-            );
+            for (group, resource) in texts("apiGroups").flat_map(|group| texts("resources").map(move |r| (group, r))) {
+                rights.extend(texts("verbs").map(|verb| named(verb, resource, group)));
+            }
         }
     }
     Ok(rights)
@@ -124,10 +124,16 @@ fn right(line: &str) -> Option<String> {
         "patch" if event["responseStatus"]["code"] == 201 => "create",
         verb => verb,
     };
-    Some(match object["subresource"].as_str() {
-        Some(subresource) => format!("{verb} {resource}/{subresource}"),
-        None => format!("{verb} {resource}"),
-    })
+    let resource = match object["subresource"].as_str() {
+        Some(subresource) => format!("{resource}/{subresource}"),
+        None => resource.to_owned(),
+    };
+    Some(named(verb, &resource, object["apiGroup"].as_str().unwrap_or_default()))
+}
+
+fn named(verb: &str, resource: &str, group: &str) -> String {
+    let dot = if group.is_empty() { "" } else { "." };
+    format!("{verb} {resource}{dot}{group}")
 }
 
 #[cfg(test)]
@@ -149,5 +155,7 @@ mod tests {
         assert_eq!(right(&line(USER, "update", 200, "status")).as_deref(), Some("update services/status"));
         assert_eq!(right(&line("admin", "patch", 200, "")), None);
         assert_eq!(right("not JSON"), None);
+        let of_group = line(USER, "get", 200, "").replace("\"services\"", "\"nodes\",\"apiGroup\":\"metrics.k8s.io\"");
+        assert_eq!(right(&of_group).as_deref(), Some("get nodes.metrics.k8s.io"));
     }
 }

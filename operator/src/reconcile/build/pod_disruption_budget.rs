@@ -1,5 +1,6 @@
 //! How many pods of a role a drain of nodes may take away at a time: one. A drain thus gets through, and a job loses no more at once
-//! than it can recover from.
+//! than it can recover from. Pods that are not ready hold up no drain: they take no part, and their successors may wait for the node that is
+//! drained.
 
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -18,6 +19,7 @@ pub(super) fn build(plan: &Plan<'_>, role: Role) -> PodDisruptionBudget {
                 match_labels: Some(names::pod_selector(&name, role)),
                 ..LabelSelector::default()
             }),
+            unhealthy_pod_eviction_policy: Some("AlwaysAllow".to_owned()),
             ..PodDisruptionBudgetSpec::default()
         }),
         status: None,

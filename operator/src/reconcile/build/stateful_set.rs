@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvFromSource, EnvVar,
     EnvVarSource, HTTPGetAction, LocalObjectReference, ObjectFieldSelector, PodSecurityContext, PodSpec,
     PodTemplateSpec, Probe, ResourceRequirements, SeccompProfile, SecretEnvSource, SecretVolumeSource, SecurityContext,
-    Volume, VolumeMount,
+    Toleration, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
@@ -33,6 +33,8 @@ const CERTIFICATE_FOLDER: &str = "/etc/rectrain-certificate";
 const ROWS_FOLDER: &str = "/var/lib/rectrain/rows";
 /// Where the coordinator keeps its journal.
 const JOURNAL_FOLDER: &str = "/var/lib/rectrain/journal";
+/// Seconds that pods stay on a node that is lost: some that are not heard of come back after a moment.
+const LOST_NODE_SECONDS: i64 = 30;
 /// Nobody in particular; the runtime's image has the same.
 const USER: i64 = 65532;
 
@@ -143,10 +145,23 @@ fn pod(plan: &Plan<'_>, role: Role) -> PodSpec {
         }),
         volumes: Some(volumes(plan, role)),
         node_selector: gpu_pods.and_then(|pods| pods.node_selector.clone()),
-        tolerations: gpu_pods.and_then(|pods| pods.tolerations.clone()),
+        tolerations: Some(tolerations(gpu_pods.and_then(|pods| pods.tolerations.as_deref()).unwrap_or_default())),
         containers: vec![container(plan, role)],
         ..PodSpec::default()
     }
+}
+
+/// Those of the installation, and for how long a node may be lost: training waits for its pods, and goes on as exactly without them.
+/// Kubernetes waits for five minutes.
+fn tolerations(installation: &[Toleration]) -> Vec<Toleration> {
+    let lost = ["not-ready", "unreachable"].map(|taint| Toleration {
+        key: Some(format!("node.kubernetes.io/{taint}")),
+        operator: Some("Exists".to_owned()),
+        effect: Some("NoExecute".to_owned()),
+        toleration_seconds: Some(LOST_NODE_SECONDS),
+        value: None,
+    });
+    installation.iter().cloned().chain(lost).collect()
 }
 
 fn volumes(plan: &Plan<'_>, role: Role) -> Vec<Volume> {

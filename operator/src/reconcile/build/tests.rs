@@ -239,7 +239,8 @@ fn what_the_user_wants_of_pods_is_laid_over_what_the_operator_makes() {
     assert_eq!(pod["priorityClassName"], "batch");
     assert_eq!(pod["serviceAccountName"], "reader");
     assert_eq!(pod["nodeSelector"]["cloud.google.com/gke-spot"], "true");
-    assert_eq!(pod["tolerations"][0]["key"], "spot");
+    let tolerated: Vec<_> = pod["tolerations"].as_array().into_iter().flatten().map(|one| one["key"].clone()).collect();
+    assert_eq!(tolerated, ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "spot"]);
     let names: Vec<_> = pod["volumes"].as_array().into_iter().flatten().map(|volume| volume["name"].clone()).collect();
     assert_eq!(names, ["manifest", "tmp", "certificate", "rows", "ckpt"]);
     assert_eq!(pod["volumes"][1]["emptyDir"]["medium"], "Memory");

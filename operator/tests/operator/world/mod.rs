@@ -317,6 +317,7 @@ fn operator(api: &Arc<Mutex<ApiServer>>, scripts: &Arc<Mutex<Scripts>>) -> Arc<C
         read_metrics: Arc::new(ScriptedMetrics(Arc::clone(scripts))),
         read_nodes: Arc::new(NoNodes),
         watched: Mutex::default(),
+        traces: Arc::default(),
     })
 }
 
@@ -387,7 +388,17 @@ impl AskCoordinator for ScriptedCoordinators {
 }
 
 pub fn live(stage: Stage, step: u64) -> CoordinatorView {
-    CoordinatorView::Live(Report {
+    CoordinatorView::Live(report(stage, step))
+}
+
+/// It says for how long it has made no progress.
+pub fn idle(stage: Stage, step: u64, seconds: f64) -> CoordinatorView {
+    CoordinatorView::Live(Report { idle_seconds: Some(seconds), ..report(stage, step) })
+}
+
+fn report(stage: Stage, step: u64) -> Report {
+    Report {
+        idle_seconds: None,
         stage,
         // Those of the coordinator's pod are put in their place.
         mode: None,
@@ -398,7 +409,7 @@ pub fn live(stage: Stage, step: u64) -> CoordinatorView {
         loss: 0.5,
         auc: Some(0.612_345_678),
         last_checkpoint: (step > 0).then(|| CheckpointStatus { name: format!("full-{step}"), step }),
-    })
+    }
 }
 
 /// Trains for so many ticks.

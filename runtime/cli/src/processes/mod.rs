@@ -42,6 +42,8 @@ use crate::{Failure, INTERRUPTED, signal, slow};
 const START: Duration = Duration::from_secs(30);
 /// The pause before events are asked for again.
 const WATCH_AGAIN: Duration = Duration::from_millis(50);
+/// How long a coordinator has to say how the job stands.
+const STATUS: Duration = Duration::from_secs(5);
 /// How long processes have to end by themselves after the job has.
 const END: Duration = Duration::from_secs(10);
 /// Any free port of this machine.
@@ -233,9 +235,13 @@ impl Job<'_> {
             |error: &dyn fmt::Display| Failure::Failed(format!("the coordinator at {control} was lost: {error}"));
         let (mut events, mut seen) = (watch_events(control, 0).await.map_err(|error| lost(&error))?, 0);
         loop {
-            let event = timeout(stall, events.message())
-                .await
-                .map_err(|_| Failure::Failed(format!("training has stalled: no progress for {} s", stall.as_secs())))?;
+            let Ok(event) = timeout(stall, events.message()).await else {
+                if idle(control).await.is_some_and(|idle| idle < stall) {
+                    // A long evaluation.
+                    continue;
+                }
+                return Err(Failure::Failed(format!("training has stalled: no progress for {} s", stall.as_secs())));
+            };
             let Ok(Some(event)) = event else {
                 // One that was killed may be back soon; whether it is, whoever waits for its process knows first.
                 events = watch_again(control, seen).await.map_err(|error| lost(&error))?;
@@ -369,6 +375,16 @@ impl Job<'_> {
 async fn watch_events(control: &str, after: u64) -> Result<Streaming<v1::JobEvent>, Box<dyn std::error::Error>> {
     let mut client = ControlClient::connect(control.to_owned()).await?;
     Ok(client.watch(v1::WatchRequest { after }).await?.into_inner())
+}
+
+/// For how long the job has made no progress, if its coordinator says so soon.
+async fn idle(control: &str) -> Option<Duration> {
+    let asking = async {
+        let mut client = ControlClient::connect(control.to_owned()).await.ok()?;
+        let status = client.get_status(v1::StatusRequest {}).await.ok()?.into_inner();
+        Duration::try_from_secs_f64(status.idle_seconds?).ok()
+    };
+    timeout(STATUS, asking).await.ok().flatten()
 }
 
 /// As [`watch_events`], of a coordinator that has as long as one that starts to be there.

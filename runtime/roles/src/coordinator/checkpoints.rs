@@ -153,8 +153,8 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Begins a checkpoint of the boundary `at`.
-    pub(super) async fn begin(&self, at: Boundary, mode: &str) -> Result<Begun, CheckpointError> {
+    /// Begins a checkpoint of the boundary `at`. Training waits for that, and so nothing is asked of the storage.
+    pub(super) fn begin(&self, at: Boundary, mode: &str) -> Begun {
         let full = self.deltas + 1 >= self.settings.full_every;
         let info = [(RUN, &*self.run), ("job", &*self.plan.name), ("mode", mode)];
         let begin = Begin {
@@ -164,8 +164,8 @@ impl Checkpoints {
             identity: self.identity.clone(),
             info: info.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect::<BTreeMap<_, _>>(),
         };
-        let writer = CheckpointWriter::begin(&self.directory, begin).await?;
-        Ok(Begun { ticket: writer.ticket().clone(), writer, started: Instant::now(), moves: self.moves })
+        let writer = CheckpointWriter::unchecked(&self.directory, begin);
+        Begun { ticket: writer.ticket().clone(), writer, started: Instant::now(), moves: self.moves }
     }
 
     /// Waits until every part is written and finishes the checkpoint, or gives it up. Needs nothing of `self` meanwhile.
@@ -179,6 +179,7 @@ impl Checkpoints {
         let (directory, servers) = (self.directory.clone(), servers.to_vec());
         async move {
             let Begun { writer, ticket, started, moves } = begun;
+            writer.check().await?;
             match files(&directory, &ticket, state, dense, &servers).await {
                 Ok(files) => {
                     let manifest = writer.commit(files).await?;

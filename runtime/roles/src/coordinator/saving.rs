@@ -2,7 +2,7 @@
 //! the restoring of rows from one.
 
 use std::sync::{MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rectrain_checkpoint::FileEntry;
 use rectrain_modes::gba::Boundary;
@@ -127,7 +127,10 @@ impl Coordinator {
             self.end_save(Err(reason));
             return self.change(|state| state.training().frozen(None));
         }
-        match self.freeze(servers, at, checkpoints).await {
+        let rests = Instant::now();
+        let frozen = self.freeze(servers, at, checkpoints).await;
+        self.metrics.checkpoint_freeze.observe(rests.elapsed().as_secs_f64());
+        match frozen {
             Ok((begun, state, dense)) => {
                 let ticket = ticket::write(&begun.ticket);
                 let writing = checkpoints.write(begun, state, dense, servers);
@@ -139,7 +142,7 @@ impl Coordinator {
                 })
             }
             Err((ticket, error)) => {
-                let ended = SaveEnded { ticket: ticket.unwrap_or_default(), last, result: Err(error) };
+                let ended = SaveEnded { ticket, last, result: Err(error) };
                 self.change(|state| state.training().frozen(None))?;
                 self.save_ended(servers, Ok(ended), saver).await
             }
@@ -151,10 +154,10 @@ impl Coordinator {
         servers: &[Channel],
         at: Boundary,
         checkpoints: &Checkpoints,
-    ) -> Result<(Begun, Vec<u8>, Option<checkpoints::DenseFile>), (Option<v1::Ticket>, RoleError)> {
+    ) -> Result<(Begun, Vec<u8>, Option<checkpoints::DenseFile>), (v1::Ticket, RoleError)> {
         let mode = self.lock().training().mode();
-        let begun = checkpoints.begin(at, mode.name()).await.map_err(|error| (None, error.into()))?;
-        let failed = |error| (Some(ticket::write(&begun.ticket)), error);
+        let begun = checkpoints.begin(at, mode.name());
+        let failed = |error| (ticket::write(&begun.ticket), error);
         let partition = !mode.has_barrier();
         let applied = checkpoints::freeze(&begun.ticket, partition, servers).await.map_err(failed)?;
         let state = self.lock().save(&self.plan, &applied).and_then(|saved| saved.encode()).map_err(failed)?;
@@ -177,10 +180,8 @@ impl Coordinator {
         let SaveEnded { ticket, last, result } =
             ended.map_err(|error| RoleError::Task { what: "writing of a checkpoint", reason: error.to_string() })?;
         let step = ticket.step;
-        if !ticket.id.is_empty() {
-            checkpoints::thaw(ticket, result.is_ok(), servers).await?;
-            self.lock().set_writing(None);
-        }
+        checkpoints::thaw(ticket, result.is_ok(), servers).await?;
+        self.lock().set_writing(None);
         match result {
             Ok(written) => {
                 saver.failed_attempts = 0;

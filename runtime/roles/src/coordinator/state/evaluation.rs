@@ -1,5 +1,7 @@
 //! Evaluations: their data, and the dense workers' predictions.
 
+use std::time::Instant;
+
 use rectrain_dense::metrics;
 use rectrain_modes::{DataLedger, DataPlan, GlobalStep, Lease, Rank, TrainingLength};
 use rectrain_proto::v1;
@@ -120,6 +122,7 @@ impl State {
             }
             PassSource::Slice { .. } => (0, Some(report.rows.div_ceil(self.job.data.global_batch_rows))),
         };
+        self.progressed = Instant::now();
         self.outstanding.read_for_evaluation(at_step, report.chunk);
         if report.rows > 0 {
             pass.data.add(Chunk { epoch: 0, first_batch, rows: report.rows });
@@ -160,6 +163,7 @@ impl State {
                 return Err(RoleError::Inconsistent { message: "evaluation_share", reason });
             }
         }
+        self.progressed = Instant::now();
         if pass.shares.iter().any(Option::is_none) {
             return Ok(Vec::new());
         }

@@ -80,6 +80,9 @@ pub(super) struct State {
     last_loss: f64,
     #[serde(skip)]
     throughput: VecDeque<(Instant, u64)>,
+    /// When a step, or a part of an evaluation, was last heard to be done.
+    #[serde(skip, default = "Instant::now")]
+    progressed: Instant,
     speeds: Speeds,
     /// Name and step of the last one that this run has saved.
     last_checkpoint: Option<(String, u64)>,
@@ -160,6 +163,7 @@ impl State {
             loss_since_event: (0.0, 0),
             last_loss: 0.0,
             throughput: VecDeque::new(),
+            progressed: Instant::now(),
             speeds: Speeds::default(),
             last_checkpoint: None,
             writing: None,

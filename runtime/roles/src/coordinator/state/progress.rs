@@ -48,9 +48,13 @@ impl State {
     /// Takes one worker's progress; gives an event for whoever follows the job.
     pub(in crate::coordinator) fn progress(&mut self, report: &v1::Progress) -> Result<Option<JobEvent>, RoleError> {
         let rank = self.rank_mut("progress", report.rank)?;
+        let has_trained = rank.steps_done < report.steps_done;
         rank.steps_done = rank.steps_done.max(report.steps_done);
         rank.running_auc = report.running_auc;
         rank.training_seconds = report.training_seconds;
+        if has_trained {
+            self.progressed = Instant::now();
+        }
         if self.leaving_dense_workers.get(&report.rank) == Some(&true) {
             self.leaving_dense_workers.remove(&report.rank);
         }
@@ -155,6 +159,7 @@ impl State {
             all_reduce_seconds: self.speeds.all_reduce_seconds().unwrap_or(0.0),
             last_checkpoint: self.last_checkpoint.as_ref().map(|(name, _)| name.clone()).unwrap_or_default(),
             last_checkpoint_step: self.last_checkpoint.as_ref().map_or(0, |(_, step)| *step),
+            idle_seconds: Some(self.progressed.elapsed().as_secs_f64()),
         }
     }
 
