@@ -54,7 +54,7 @@ const USAGE: &str = "usage: cargo xtask cluster COMMAND
   smoke            trains synthetic clicks in StatefulSets, without the operator
   demo             MovieLens 100k from an object store in the cluster, trained by a RecTrainingJob and watched to its end
   operate [STEPS]  the operator put to the test: all STEPS (completes, switches, refuses, leaves-nothing, scrapes, dashboards,
-                   alerts, repairs, takes-over, survives, outlives-a-node, scales, measured, follows-the-load, fails, thousand), the first four (--quick), or those that are named
+                   alerts, repairs, takes-over, survives, outlives-a-node, scales, grows, settles, measured, follows-the-load, fails, thousand), the first four (--quick), or those that are named
   chaos            kills containers, pods and nodes of a job at random; --mode, --kills, --seed
   programs         builds the programs that the cluster is made of and that are not there yet
   test             brings a cluster up, looks at its nodes, and takes it down

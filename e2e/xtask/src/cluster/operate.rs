@@ -22,7 +22,7 @@ use super::prometheus::scrapes;
 use super::recovery::{drained, goes_on, keeps_rows};
 use super::refusals::refuses;
 use super::rights::needs_its_rights;
-use super::scaling::scales;
+use super::scaling::{grows, scales, settles};
 use super::strangers::refuses_strangers;
 
 pub(super) const NAMESPACE: &str = "rectrain-operate";
@@ -59,7 +59,7 @@ const fn long(name: &'static str, run: fn(&Paths) -> Result<(), String>, shows: 
     Step { name, shows, run, is_quick: false }
 }
 
-const STEPS: [Step; 22] = [
+const STEPS: [Step; 24] = [
     quick("completes", completes, "a job completes with the digest of a run outside of the cluster"),
     quick("switches", switches, "a job under way goes on in another training mode without a restart"),
     quick("refuses", refuses, "the API server refuses what cannot be trained, and says why"),
@@ -91,7 +91,13 @@ const STEPS: [Step; 22] = [
         "a node that is drained costs nothing: rows go to other parameter servers before their pods do",
     ),
     long("outlives-a-node", outlives_a_node, "a node that is lost costs restarts and the job completes on the others"),
-    long("scales", scales, "parameter servers come and go under a job that trains on, by command and by decision"),
+    long("scales", scales, "members come and go under a job that trains on, by command and because they idle"),
+    long("grows", grows, "a table that grows gets more servers, and one that was killed for its memory more of it"),
+    long(
+        "settles",
+        settles,
+        "hot servers and embedding workers get others beside them, and how many there are settles",
+    ),
     long(
         "measured",
         measured,

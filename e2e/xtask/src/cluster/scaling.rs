@@ -23,11 +23,19 @@ const DECIDES: Duration = Duration::from_secs(240);
 pub(super) fn scales(paths: &Paths) -> Result<(), String> {
     by_manifest(paths)?;
     dense_workers_by_manifest(paths)?;
-    out_by_decision(paths)?;
-    memory_by_decision(paths)?;
-    hot_by_decision(paths)?;
-    queues_by_decision(paths)?;
     in_by_decision(paths)
+}
+
+/// A step of `cargo xtask cluster operate`.
+pub(super) fn grows(paths: &Paths) -> Result<(), String> {
+    out_by_decision(paths)?;
+    memory_by_decision(paths)
+}
+
+/// A step of `cargo xtask cluster operate`.
+pub(super) fn settles(paths: &Paths) -> Result<(), String> {
+    hot_by_decision(paths)?;
+    queues_by_decision(paths)
 }
 
 /// Other servers, embedding workers and loaders: the same model to the bit as without.
@@ -175,7 +183,7 @@ fn hot_by_decision(paths: &Paths) -> Result<(), String> {
         status["samplesPerSecond"].as_u64().filter(|now| *now > 0).ok_or_else(|| status["phase"].to_string())
     })?;
     let first = first_decision(paths, name, "ps")?;
-    let after = settles(paths, name, "ps", first)?;
+    let after = settled(paths, name, "ps", first)?;
     let servers = &after["attempt"]["replicas"]["ps"]["present"];
     println!("{servers} servers: {} samples/s, {before} with two", after["samplesPerSecond"]);
     if servers.as_u64() <= Some(2) || after["restarts"] != 0 || after["attempt"]["number"] != 1 {
@@ -244,14 +252,14 @@ fn first_decision(paths: &Paths, name: &str, role: &str) -> Result<Instant, Stri
 
 /// The status once the number of a role has settled: within three cool-downs of the first decision about it, after which one more passes
 /// with no other.
-fn settles(paths: &Paths, name: &str, role: &str, first: Instant) -> Result<Value, String> {
+fn settled(paths: &Paths, name: &str, role: &str, first: Instant) -> Result<Value, String> {
     std::thread::sleep((first + 3 * COOL_DOWN).saturating_duration_since(Instant::now()));
-    let settled = decided(&status(paths, name)?, role);
+    let decisions = decided(&status(paths, name)?, role);
     std::thread::sleep(COOL_DOWN);
     let after = status(paths, name)?;
-    println!("{role}: {}: {}", settled.join(", "), reason(&after, role));
+    println!("{role}: {}: {}", decisions.join(", "), reason(&after, role));
     let replicas = &after["attempt"]["replicas"][role];
-    if decided(&after, role) != settled || replicas["present"] != replicas["wanted"] {
+    if decided(&after, role) != decisions || replicas["present"] != replicas["wanted"] {
         return Err(format!("{role} is not settled after three cool-downs: {}, {replicas}", after["decisions"]));
     }
     Ok(after)
@@ -294,7 +302,7 @@ fn queues_by_decision(paths: &Paths) -> Result<(), String> {
         faster(&status).ok_or_else(|| format!("{} samples/s now, {alone} with one", status["samplesPerSecond"]))
     })?;
     println!("{now} samples/s with them, {alone} with one");
-    let after = settles(paths, name, "embeddingWorker", first.unwrap_or(started))?;
+    let after = settled(paths, name, "embeddingWorker", first.unwrap_or(started))?;
     if after["restarts"] != 0 || after["attempt"]["number"] != 1 {
         return Err(format!("{after}"));
     }
