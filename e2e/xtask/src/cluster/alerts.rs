@@ -236,9 +236,10 @@ fn suffers(watch: &mut Watch<'_>) -> Result<(), String> {
     watch.fires("RectrainCheckpointFailed", Some(JOB))?;
     watch.fires("RectrainCheckpointTooOld", Some(JOB))?;
     goes_on_without_store(paths)?;
-    let stopped = Stopped::process_of(paths, &format!("{JOB}-dense-worker-0"))?;
-    watch.fires("RectrainJobNotProgressing", Some(JOB))?;
+    // A dense worker that waits for rows still says how many it has trained.
+    let stopped = Stopped::process_of(paths, &format!("{JOB}-loader-0"))?;
     watch.fires("RectrainThroughputCollapsed", Some(JOB))?;
+    watch.fires("RectrainJobNotProgressing", Some(JOB))?;
     drop(stopped);
     until_phase(paths, JOB, "Training")?;
     let stopped = Stopped::process_of(paths, &format!("{JOB}-coordinator-0"))?;
