@@ -262,10 +262,10 @@ fn completes(paths: &Paths) -> Result<(), String> {
             return Err(format!("{field} is {} in the cluster and {expected} outside of it", there[field]));
         }
     }
-    // A watch may miss one that is short.
+    // A watch misses one that is short.
     let mut documented = ["Pending", "Starting", "Training", "Evaluating", "Complete"].into_iter();
     let are_documented = seen.iter().all(|phase| documented.any(|next| next == phase));
-    if !are_documented || seen.len() < 3 || condition(&job, "Ready").is_none() {
+    if !are_documented || seen.last().is_none_or(|last| last != "Complete") || condition(&job, "Ready").is_none() {
         return Err(format!("{seen:?}: {}", job["status"]["conditions"]));
     }
     eventually(SHOW, "the end of all pods", || no_pods(paths, name))?;
