@@ -277,7 +277,7 @@ pub struct DecisionStatus {
     /// What was: a mode, a number of replicas, or bytes of memory.
     #[schemars(length(max = 32))]
     pub from: String,
-    /// What should be.
+    /// What should be. As many parameter servers as there were: their slots are spread anew.
     #[schemars(length(max = 32))]
     pub to: String,
     /// Where it is about memory: index of the parameter server that was killed for it. None elsewhere.

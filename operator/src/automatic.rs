@@ -110,10 +110,22 @@ pub fn replicas(status: Option<&RecTrainingJobStatus>, job: &ResolvedJob, role: 
         Role::Coordinator | Role::Loader => return None,
     };
     let subject = subject(role)?;
-    let is_it =
-        |decision: &&DecisionStatus| decision.subject == subject && decision.applied && decision.replica.is_none();
+    let is_it = |decision: &&DecisionStatus| {
+        decision.subject == subject && decision.applied && decision.replica.is_none() && decision.from != decision.to
+    };
     let decided: u32 = status?.decisions.iter().rev().find(is_it)?.to.parse().ok()?;
     Some(decided.clamp(bounds.min, bounds.max))
+}
+
+/// When it was decided to spread the slots anew over the parameter servers that there are, if that is the newest decision about them, is
+/// carried out and still holds: after the cool-down it is decided anew.
+#[must_use]
+pub fn rebalance(status: &RecTrainingJobStatus, job: &ResolvedJob, now: Timestamp) -> Option<u64> {
+    let cool_down = job.autoscaling.as_ref()?.cool_down_seconds;
+    let decided = last(&status.decisions, DecisionSubject::Ps).filter(|decided| decided.applied)?;
+    let Action::Rebalance { .. } = read(decided)?.action else { return None };
+    let since = now.as_second().checked_sub(decided.time.0.as_second())?;
+    (0..=i64::from(cool_down)).contains(&since).then(|| u64::try_from(decided.time.0.as_second()).ok()).flatten()
 }
 
 /// What is decided when the parameter server `killed`, one of `present`, was killed for its memory, which ends an attempt: in the next one
@@ -184,6 +196,7 @@ pub fn write(decision: &Decision, recommends_only: bool) -> Option<DecisionStatu
         Action::Keep => return None,
         Action::SwitchMode { from, to } => (from.to_string(), to.to_string(), None),
         Action::Scale { from, to } => (from.to_string(), to.to_string(), None),
+        Action::Rebalance { replicas } => (replicas.to_string(), replicas.to_string(), None),
         Action::RaiseMemory { replica, from_bytes, to_bytes } => {
             (from_bytes.to_string(), to_bytes.to_string(), Some(replica))
         }
@@ -212,6 +225,7 @@ fn read(written: &DecisionStatus) -> Option<Decision> {
             let action = Action::RaiseMemory { replica, from_bytes: from.parse().ok()?, to_bytes: to.parse().ok()? };
             (Subject::Ps, action)
         }
+        (DecisionSubject::Ps, None) if from == to => (Subject::Ps, Action::Rebalance { replicas: to.parse().ok()? }),
         (subject, _) => {
             let action = Action::Scale { from: from.parse().ok()?, to: to.parse().ok()? };
             let subject = match subject {
@@ -276,6 +290,7 @@ pub fn observations(
         busy: change
             .seconds_of(&["rectrain_ps_lookup_seconds", "rectrain_ps_update_seconds"])
             .map(|busy| busy.min(1.0)),
+        look_ups_per_second: change.rate_of(&["rectrain_ps_found_rows_total", "rectrain_ps_inserted_rows_total"]),
         oom_kills: ps_pods(index)
             .filter(|pod| pod.ended.as_ref().is_some_and(|ended| ended.out_of_memory))
             .map_or(0, |pod| pod.restarts),
@@ -424,20 +439,21 @@ spec:
             decision(7, Subject::Mode, to_gba),
             decision(8, Subject::Ps, raised),
             decision(9, Subject::DenseWorker, Action::Scale { from: 2, to: 4 }),
+            decision(10, Subject::Ps, Action::Rebalance { replicas: 3 }),
         ];
         let written: Vec<_> = made.iter().filter_map(|decision| write(decision, true)).collect();
-        assert_eq!(written.iter().map(|written| written.applied).collect::<Vec<_>>(), [true, false, false]);
+        assert_eq!(written.iter().map(|written| written.applied).collect::<Vec<_>>(), [true, false, false, false]);
         let status = RecTrainingJobStatus { decisions: written.clone(), ..RecTrainingJobStatus::default() };
         assert_eq!(history(Some(&status)).decisions(), made);
         assert_eq!((mode(Some(&status)), mode(None)), (Mode::Gba, Mode::Sync));
         let mut all = Vec::new();
-        for at_seconds in 10..40 {
+        for at_seconds in 11..41 {
             let new = write(&decision(at_seconds, Subject::Mode, to_gba), true);
-            all = kept(if at_seconds == 10 { &written } else { &all }, new.as_slice());
+            all = kept(if at_seconds == 11 { &written } else { &all }, new.as_slice());
         }
         let count = |subject| all.iter().filter(|decision| decision.subject == subject).count();
-        assert_eq!((count(DecisionSubject::Mode), count(DecisionSubject::Ps)), (KEPT, 1));
-        assert_eq!(all.last().map(|last| last.time.0.as_second()), Some(39));
+        assert_eq!((count(DecisionSubject::Mode), count(DecisionSubject::Ps)), (KEPT, 2));
+        assert_eq!(all.last().map(|last| last.time.0.as_second()), Some(40));
     }
 
     fn change(samples: &[(&str, f64)]) -> Change {
@@ -466,6 +482,8 @@ spec:
             ("rectrain_ps_bytes{replica=\"0\"}", 500.0),
             ("rectrain_ps_lookup_seconds_sum{replica=\"0\"}", 2.0),
             ("rectrain_ps_update_seconds_sum{replica=\"0\"}", 3.0),
+            ("rectrain_ps_found_rows_total{replica=\"0\"}", 700.0),
+            ("rectrain_ps_inserted_rows_total{replica=\"0\"}", 50.0),
         ]);
         let mut changes = Changes::from([
             ((Role::DenseWorker, 0), worker(0.25)),
@@ -481,7 +499,13 @@ spec:
         assert_eq!(seconds, [(2048, 0.25), (2048, 0.5)]);
         assert_eq!((seen.all_reduce_seconds, seen.exchange_seconds, seen.wait_seconds), (Some(0.1), None, 0.2));
         assert_eq!((seen.samples_per_second, seen.local_batch_rows), (Some(4096.0), 2048));
-        let expected = PsLoad { bytes: 1000, limit_bytes: Some(2 << 30), busy: Some(0.5), oom_kills: 0 };
+        let expected = PsLoad {
+            bytes: 1000,
+            limit_bytes: Some(2 << 30),
+            busy: Some(0.5),
+            look_ups_per_second: Some(75.0),
+            oom_kills: 0,
+        };
         assert_eq!(seen.ps, [expected]);
         changes.remove(&(Role::DenseWorker, 1));
         let without_one = observations(&job, &resolved, now, &report(Mode::Gba), &[], &changes, ClusterLoad::default());

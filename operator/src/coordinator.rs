@@ -66,6 +66,8 @@ pub struct Report {
     pub members: BTreeMap<Role, Members>,
     /// Seconds since a step, or a part of an evaluation, was last done, if it says so.
     pub idle_seconds: Option<f64>,
+    /// When it was decided to spread its slots anew, in seconds since 1970, of the newest such decision that it has agreed to; 0 before.
+    pub slots_decided_seconds: u64,
 }
 
 /// The members of a role of a job under way.
@@ -119,6 +121,23 @@ pub trait AskCoordinator: Send + Sync {
         replicas: u32,
         reason: &'a str,
     ) -> BoxFuture<'a, Result<(), String>>;
+
+    /// Asks for slots to be spread anew; as [`Self::scale`].
+    fn rebalance<'a>(
+        &'a self,
+        coordinator: &'a Whereabouts,
+        rebalance: Rebalance,
+        reason: &'a str,
+    ) -> BoxFuture<'a, Result<(), String>>;
+}
+
+/// The slots are to be spread anew over the parameter servers that there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rebalance {
+    /// How many that is.
+    pub servers: u32,
+    /// When it was decided, in seconds since 1970: a coordinator does it once for each.
+    pub decided_seconds: u64,
 }
 
 /// Asks over gRPC.
@@ -165,18 +184,34 @@ impl AskCoordinator for GrpcCoordinators {
         replicas: u32,
         reason: &'a str,
     ) -> BoxFuture<'a, Result<(), String>> {
-        Box::pin(async move {
-            let asked = async {
-                let mut client = connect(coordinator).await?;
-                let (role, reason) = (proto(role).into(), reason.to_owned());
-                client.scale(v1::ScaleRequest { role, replicas, reason }).await?;
-                Ok::<_, AskError>(())
-            };
-            match tokio::time::timeout(DEADLINE, asked).await {
-                Ok(answer) => answer.map_err(|error| error.to_string()),
-                Err(_) => Err(format!("it did not answer within {DEADLINE:?}")),
-            }
-        })
+        let (role, reason) = (proto(role).into(), reason.to_owned());
+        Box::pin(ask_for_members(coordinator, v1::ScaleRequest { role, replicas, reason, decided_seconds: None }))
+    }
+
+    fn rebalance<'a>(
+        &'a self,
+        coordinator: &'a Whereabouts,
+        rebalance: Rebalance,
+        reason: &'a str,
+    ) -> BoxFuture<'a, Result<(), String>> {
+        let request = v1::ScaleRequest {
+            role: proto(Role::Ps).into(),
+            replicas: rebalance.servers,
+            reason: reason.to_owned(),
+            decided_seconds: Some(rebalance.decided_seconds),
+        };
+        Box::pin(ask_for_members(coordinator, request))
+    }
+}
+
+async fn ask_for_members(coordinator: &Whereabouts, request: v1::ScaleRequest) -> Result<(), String> {
+    let asked = async {
+        connect(coordinator).await?.scale(request).await?;
+        Ok::<_, AskError>(())
+    };
+    match tokio::time::timeout(DEADLINE, asked).await {
+        Ok(answer) => answer.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("it did not answer within {DEADLINE:?}")),
     }
 }
 
@@ -258,6 +293,7 @@ fn report(status: &v1::JobStatus) -> Report {
             .then(|| CheckpointStatus { name: status.last_checkpoint.clone(), step: status.last_checkpoint_step }),
         members: members(status),
         idle_seconds: status.idle_seconds,
+        slots_decided_seconds: status.slots_decided_seconds,
     }
 }
 

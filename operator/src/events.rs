@@ -105,11 +105,12 @@ pub fn transitions(before: Option<&RecTrainingJobStatus>, decision: &Decision) -
 fn decided(decision: &DecisionStatus) -> Announcement {
     let DecisionStatus { subject, from, to, reason, applied, replica, .. } = decision;
     let (what, unit) = if replica.is_some() { (" memory", " bytes") } else { ("", "") };
+    let change = if from == to { format!("spread anew over {to}") } else { format!("from {from} to {to}{unit}") };
     Announcement {
         is_warning: false,
         reason: if *applied { "Decided" } else { "Recommended" },
         action: format!("{}/{to}", subject.name()),
-        note: shorten(&format!("{}{what} from {from} to {to}{unit}: {reason}", subject.name()), MOST),
+        note: shorten(&format!("{}{what} {change}: {reason}", subject.name()), MOST),
     }
 }
 

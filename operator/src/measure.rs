@@ -100,6 +100,13 @@ impl Change {
         self.after.get(name).copied().unwrap_or(0.0)
     }
 
+    /// By how much counters of these names rose together, a second.
+    #[must_use]
+    pub fn rate_of(&self, names: &[&str]) -> Option<f64> {
+        let sums = names.iter().map(|name| self.difference(name));
+        sums.sum::<Option<f64>>().map(|sum| sum / self.seconds)
+    }
+
     /// The share of the time that histograms of these names counted.
     #[must_use]
     pub fn seconds_of(&self, names: &[&str]) -> Option<f64> {

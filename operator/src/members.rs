@@ -10,7 +10,7 @@
 use rectrain_crds::{AttemptReplicas, RecTrainingJobStatus, ResolvedJob, RoleReplicas};
 
 use crate::automatic;
-use crate::coordinator::{Report, Stage};
+use crate::coordinator::{Rebalance, Report, Stage};
 use crate::names::Role;
 use crate::pods::PodFacts;
 
@@ -112,6 +112,15 @@ fn to_ask_of(role: Role, replicas: &AttemptReplicas, report: &Report, pods: &[Po
     is_free.then_some(replicas.wanted)
 }
 
+/// Whether the coordinator has to be asked to spread the slots anew over as many servers, as was decided then.
+#[must_use]
+pub fn rebalance_to_ask(replicas: &AttemptReplicas, report: &Report, decided_seconds: u64) -> Option<Rebalance> {
+    let told = report.members.get(&Role::Ps)?;
+    let is_settled = [told.wanted, told.needed, replicas.ps.wanted].into_iter().all(|servers| servers == told.present);
+    let is_news = report.stage == Stage::Training && report.slots_decided_seconds < decided_seconds;
+    (is_settled && is_news).then_some(Rebalance { servers: told.present, decided_seconds })
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -158,6 +167,17 @@ mod tests {
         servers.ps.wanted = 3;
         assert_eq!(to_ask(&servers, &left, &three), [], "the third pod is that of before");
         assert_eq!(to_ask(&servers, &left, &three[..2]), [(Role::Ps, 3)]);
+    }
+
+    #[test]
+    fn slots_are_spread_once_a_decision_and_by_those_who_hold_them() {
+        let of = |wanted: u32| servers(2, wanted, 2);
+        let told = |slots_decided_seconds| Report { slots_decided_seconds, ..report(Stage::Training, 2, 2, 2) };
+        assert_eq!(rebalance_to_ask(&of(2), &told(0), 7), Some(Rebalance { servers: 2, decided_seconds: 7 }));
+        assert_eq!(rebalance_to_ask(&of(2), &told(7), 7), None, "it has been");
+        assert_eq!(rebalance_to_ask(&of(3), &told(0), 7), None, "others are wanted since");
+        assert_eq!(rebalance_to_ask(&of(2), &report(Stage::Training, 2, 2, 3), 7), None, "one is leaving");
+        assert_eq!(rebalance_to_ask(&of(2), &report(Stage::Evaluating, 2, 2, 2), 7), None, "training rests");
     }
 
     #[test]

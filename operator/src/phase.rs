@@ -23,7 +23,7 @@ use rectrain_crds::{
 };
 
 use crate::automatic::{self, Findings};
-use crate::coordinator::{CoordinatorView, Report, Stage};
+use crate::coordinator::{CoordinatorView, Rebalance, Report, Stage};
 use crate::failure::{self, Cause, Problem};
 use crate::members;
 use crate::names::{self, Role};
@@ -89,6 +89,8 @@ pub struct Decision {
     pub ask_mode: Option<Mode>,
     /// The roles and the numbers of their members that its coordinator is to be asked for.
     pub ask_members: Vec<(Role, u32)>,
+    /// Whether it is to be asked to spread its slots anew.
+    pub ask_rebalance: Option<Rebalance>,
     /// What keeps it from training, if anything does.
     pub problem: Option<Problem>,
     /// Whether the job's time to live is over.
@@ -404,12 +406,14 @@ impl<'a> Draft<'a> {
         let all_ready = self.all_ready();
         let ask_mode = self.switch(pods);
         let ask_members = self.scale();
+        let ask_rebalance = self.rebalance();
         let problem = self.facts.obstacle.cloned().or_else(|| failure::waiting(pods).filter(|_| !all_ready));
         let problem = problem.or_else(|| self.mode_refused());
         let poll = self.facts.poll;
         let mut decision = self.finish(phase, problem, Run::Go);
         decision.ask_mode = ask_mode;
         decision.ask_members = ask_members;
+        decision.ask_rebalance = ask_rebalance;
         decision.look_again = Some(at_most_ten_a_second(poll));
         decision
     }
@@ -484,6 +488,14 @@ impl<'a> Draft<'a> {
         let CoordinatorView::Live(report) = self.facts.coordinator else { return Vec::new() };
         let replicas = self.status.attempt.as_ref().and_then(|attempt| attempt.replicas.as_ref());
         replicas.map_or_else(Vec::new, |replicas| members::to_ask(replicas, report, self.facts.pods))
+    }
+
+    /// Whether its slots are to be spread anew.
+    fn rebalance(&self) -> Option<Rebalance> {
+        let CoordinatorView::Live(report) = self.facts.coordinator else { return None };
+        // Only what was written down before.
+        let decided = automatic::rebalance(&self.before, self.facts.verdict.ok()?, self.facts.now)?;
+        members::rebalance_to_ask(self.status.attempt.as_ref()?.replicas.as_ref()?, report, decided)
     }
 
     /// What was decided automatically is written down now and carried out from the next look on.
@@ -652,6 +664,7 @@ impl<'a> Draft<'a> {
             run,
             ask_mode: None,
             ask_members: Vec::new(),
+            ask_rebalance: None,
             problem,
             delete: false,
             look_again: None,

@@ -226,7 +226,7 @@ fn kill_one(run: u32, random: &mut Random) -> Result<Option<String>, String> {
 }
 
 /// Processes and their roles.
-fn children_of(parent: u32) -> Vec<(u32, String)> {
+pub(crate) fn children_of(parent: u32) -> Vec<(u32, String)> {
     let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
     let mut children = Vec::new();
     for entry in processes.flatten() {

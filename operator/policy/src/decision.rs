@@ -60,6 +60,11 @@ pub enum Action {
         /// How many should be.
         to: u32,
     },
+    /// Spread the slots anew over as many parameter servers as there are.
+    Rebalance {
+        /// How many that is.
+        replicas: u32,
+    },
     /// Raise the memory limit of the parameter servers, one of which was killed for its memory.
     RaiseMemory {
         /// The index of that one.
@@ -105,6 +110,7 @@ impl std::fmt::Display for Action {
             Self::Keep => f.write_str("keep"),
             Self::SwitchMode { from, to } => write!(f, "{from} -> {to}"),
             Self::Scale { from, to } => write!(f, "{from} -> {to}"),
+            Self::Rebalance { replicas } => write!(f, "spread anew over {replicas}"),
             Self::RaiseMemory { replica, from_bytes, to_bytes } => {
                 write!(f, "replica {replica}: {from_bytes} -> {to_bytes} bytes")
             }

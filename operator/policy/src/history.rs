@@ -220,6 +220,8 @@ pub struct History {
     pub(crate) advantage: Window<f64>,
     /// Replicas that each role was found to need.
     pub(crate) needed: BTreeMap<Subject, Window<u32>>,
+    /// How unevenly the parameter servers are used: the most of look-ups or bytes over the mean.
+    pub(crate) unevenness: Window<f64>,
     /// Bytes of all parameter servers together.
     pub(crate) table_bytes: Window<u64>,
     /// Kills for memory that were seen, by parameter server.
@@ -264,6 +266,9 @@ impl History {
         self.observe_memory(policy, observations);
         self.observe_trial(policy, observations);
         let longest = policy.scaling.up_window_seconds.max(policy.scaling.down_window_seconds);
+        if let Some(unevenness) = replicas::unevenness(observations) {
+            self.unevenness.push(now, unevenness, policy.scaling.up_window_seconds);
+        }
         for (subject, needed) in replicas::needed(policy, observations, self) {
             self.needed.entry(subject).or_default().push(now, needed, longest);
         }

@@ -69,6 +69,9 @@ pub struct PsLoad {
     /// Share of the time, 0 to 1, in which it looks up or updates rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy: Option<f64>,
+    /// Keys looked up a second since the observation before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub look_ups_per_second: Option<f64>,
     /// Times it was killed for its memory, since it was made.
     #[serde(default)]
     pub oom_kills: u32,
@@ -191,7 +194,9 @@ impl Observations {
     /// The first such number.
     pub fn check(&self) -> Result<(), ObservationError> {
         let refuse = |(field, value): Field, expected| Err(ObservationError { field, value, expected });
-        if let Some(wrong) = self.times().find(|(_, seconds)| !seconds.is_finite() || *seconds < 0.0) {
+        if let Some(wrong) =
+            self.times().chain(self.look_ups()).find(|(_, seconds)| !seconds.is_finite() || *seconds < 0.0)
+        {
             return refuse(wrong, "a finite number of at least 0");
         }
         if let Some(wrong) = self.shares().find(|(_, share)| !(0.0..=1.0).contains(share)) {
@@ -222,6 +227,10 @@ impl Observations {
         ]
         .into_iter()
         .filter_map(|(name, value)| Some((name, value?)))
+    }
+
+    fn look_ups(&self) -> impl Iterator<Item = Field> {
+        self.ps.iter().filter_map(|ps| Some(("ps[].lookUpsPerSecond", ps.look_ups_per_second?)))
     }
 
     fn shares(&self) -> impl Iterator<Item = Field> {

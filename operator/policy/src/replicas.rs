@@ -4,18 +4,30 @@
 //! Going up takes the least and going down the most that was needed in the window (the stabilisation of Kubernetes'
 //! HorizontalPodAutoscaler), so that a peak or a lull is followed only if it lasts. A role is left alone while a change of it is
 //! under way, and for its cool-down. A parameter server that was killed for its memory waits for neither.
+//!
+//! Parameter servers that are used unevenly have their slots spread anew, which costs less than one more of them; only what that does
+//! not help gets more.
 
 use crate::history::Window;
 use crate::predict::mean_of_the_slowest;
 use crate::{
-    Action, Decision, DenseWorkerPolicy, EmbeddingWorkerPolicy, History, Observations, Policy, PsPolicy, ReplicaBounds,
-    ReplicaCount, ScalingPolicy, Subject, TrainingMode,
+    Action, Decision, DenseWorkerPolicy, EmbeddingWorkerPolicy, History, Observations, Policy, PsLoad, PsPolicy,
+    ReplicaBounds, ReplicaCount, ScalingPolicy, Subject, TrainingMode,
 };
 
 /// A decision at most doubles or halves a role, so that what was measured still says something about what comes of it.
 const MOST_AT_ONCE: f64 = 2.0;
 /// How much more memory parameter servers get after one was killed for it.
 const RAISED_MEMORY: f64 = 1.5;
+
+/// Spread slots leave no server with more than so many times the mean of look-ups or bytes, as far as whole slots allow
+/// (`rectrain_modes::migration::plan_moves`).
+const EVEN: f64 = 1.1;
+/// Servers that do less than this share of what is aimed at are not worth moving rows for.
+const WORTH_SPREADING: f64 = 0.5;
+/// Cool-downs for which slots that were spread, over as many servers or over others, are not spread for their own sake: single slots
+/// may be larger than what is even.
+const SPREAD_COOL_DOWNS: u64 = 12;
 
 /// What a role needs, or why that is not known; and in words.
 type Finding = Result<(u32, String), String>;
@@ -108,7 +120,15 @@ fn verdict(
         (Some(up), _) if up > present => up,
         (_, Some(down)) if down < present => down,
         (None, _) => return Err(format!("less than {} s were measured", scaling.up_window_seconds)),
-        _ => return Err(format!("{facts}; {present} is right, or not wrong for long enough")),
+        _ => present,
+    };
+    let spread = (subject == Subject::Ps).then(|| spread(policy, observations, history, settled)).flatten();
+    let (action, facts) = match spread {
+        Some((enough, uneven)) if to == present || to > present && enough <= present => {
+            (Action::Rebalance { replicas: settled }, format!("{uneven}; {facts}"))
+        }
+        _ if to == present => return Err(format!("{facts}; {present} is right, or not wrong for long enough")),
+        _ => (Action::Scale { from: present, to }, facts),
     };
     if let Some(last) = history.last(subject)
         && observations.at_seconds < last.at_seconds.saturating_add(scaling.cool_down_seconds)
@@ -117,7 +137,38 @@ fn verdict(
         let cool_down = scaling.cool_down_seconds;
         return Err(format!("{facts}; the last decision was {since} s ago, and the cool-down is {cool_down} s"));
     }
-    Ok((Action::Scale { from: present, to }, facts))
+    Ok((action, facts))
+}
+
+/// If the slots of `count` parameter servers should be spread anew: how many servers would do then, and why, in words.
+fn spread(policy: &Policy, observations: &Observations, history: &History, count: u32) -> Option<(u32, String)> {
+    let scaling = &policy.scaling;
+    let again = SPREAD_COOL_DOWNS.saturating_mul(scaling.cool_down_seconds);
+    let is_spread = |last: &Decision| {
+        let spreads = matches!(last.action, Action::Rebalance { .. } | Action::Scale { .. });
+        spreads && observations.at_seconds < last.at_seconds.saturating_add(again)
+    };
+    if count < 2 || history.last(Subject::Ps).is_some_and(is_spread) {
+        return None;
+    }
+    let least = history.unevenness.over(scaling.up_window_seconds)?.into_iter().reduce(f64::min)?;
+    let load = PsLoads::of(policy.ps.as_ref()?, observations, history);
+    let is_uneven = least > EVEN * (1.0 + scaling.tolerance) && load.worst()? >= WORTH_SPREADING;
+    let uneven =
+        format!("one server has {least:.2} times the mean of look-ups or bytes, {EVEN:.2} at most are promised");
+    is_uneven.then(|| (scaled_up(count, load.mean().unwrap_or(1.0), scaling.tolerance), uneven))
+}
+
+/// The most look-ups or bytes of a parameter server over their mean; none if neither is known of all.
+pub(crate) fn unevenness(observations: &Observations) -> Option<f64> {
+    let ps = &observations.ps;
+    let of = |cost: &dyn Fn(&PsLoad) -> Option<f64>| {
+        let costs = ps.iter().map(cost).collect::<Option<Vec<f64>>>()?;
+        let mean = costs.iter().sum::<f64>() / costs.len() as f64;
+        (mean > 0.0).then(|| costs.iter().copied().fold(0.0, f64::max) / mean)
+    };
+    let all = [of(&|ps| ps.look_ups_per_second), of(&|ps| Some(ps.bytes as f64))];
+    all.into_iter().flatten().reduce(f64::max)
 }
 
 /// What is done after the parameter server `killed`, one of `present`, was killed for its memory at `limit` bytes: all of them get
@@ -183,32 +234,72 @@ fn whole(replicas: f64) -> u32 {
     replicas.clamp(1.0, f64::from(u32::MAX)) as u32
 }
 
-/// Measure over target, the worse of memory and look-up load. Memory is what there will be at the horizon.
+/// Measure over target, the worse of memory and look-up load.
 fn ps(policy: &PsPolicy, observations: &Observations, history: &History) -> Result<(f64, String), String> {
-    let growth = history.growth();
-    let ahead = policy.growth_horizon_seconds;
-    let total: u64 = observations.ps.iter().map(|ps| ps.bytes).sum();
-    let grown = 1.0 + growth.max(0.0) * ahead as f64 / (total as f64).max(1.0);
-    let fullest =
-        observations.ps.iter().filter_map(|ps| Some(ps.bytes as f64 / ps.limit_bytes.filter(|l| *l > 0)? as f64));
-    let fullest = fullest.fold(None, |most: Option<f64>, fill| Some(most.map_or(fill, |most| most.max(fill))));
-    let busiest = observations.ps.iter().filter_map(|ps| ps.busy).reduce(f64::max);
-    let memory = fullest.map(|fill| fill * grown / policy.memory_target);
-    let load = busiest.map(|busy| busy / policy.busy_target);
-    let ratio = memory.into_iter().chain(load).reduce(f64::max).ok_or("neither memory limits nor load are known")?;
-    let percent = |share: f64| (share * 100.0).round();
-    let memory = fullest.map(|fill| {
-        format!(
-            "the fullest uses {} % of its memory and will use {} % in {ahead} s, {} % are aimed at",
-            percent(fill),
-            percent(fill * grown),
-            percent(policy.memory_target)
-        )
-    });
-    let load = busiest.map(|busy| {
-        format!("the busiest works {} % of the time, {} % are aimed at", percent(busy), percent(policy.busy_target))
-    });
-    Ok((ratio, memory.into_iter().chain(load).collect::<Vec<_>>().join("; ")))
+    let load = PsLoads::of(policy, observations, history);
+    let ratio = load.worst().ok_or("neither memory limits nor load are known")?;
+    Ok((ratio, load.facts(policy)))
+}
+
+/// How much of what they may do the parameter servers do.
+struct PsLoads {
+    /// Shares of the memory limits, of those that have one.
+    fills: Vec<f64>,
+    /// Shares of the time, of those of which it is known.
+    busy: Vec<f64>,
+    /// By how many times the table will have grown at the horizon.
+    grown: f64,
+    memory_target: f64,
+    busy_target: f64,
+}
+
+impl PsLoads {
+    fn of(policy: &PsPolicy, observations: &Observations, history: &History) -> Self {
+        let total: u64 = observations.ps.iter().map(|ps| ps.bytes).sum();
+        let growth = history.growth().max(0.0) * policy.growth_horizon_seconds as f64;
+        let fill = |ps: &PsLoad| Some(ps.bytes as f64 / ps.limit_bytes.filter(|limit| *limit > 0)? as f64);
+        Self {
+            fills: observations.ps.iter().filter_map(fill).collect(),
+            busy: observations.ps.iter().filter_map(|ps| ps.busy).collect(),
+            grown: 1.0 + growth / (total as f64).max(1.0),
+            memory_target: policy.memory_target,
+            busy_target: policy.busy_target,
+        }
+    }
+
+    /// Measure over target of the fullest or the busiest, whichever is the worse.
+    fn worst(&self) -> Option<f64> {
+        self.ratio(|shares| shares.iter().copied().reduce(f64::max))
+    }
+
+    /// As [`Self::worst`] if all did the same.
+    fn mean(&self) -> Option<f64> {
+        self.ratio(|shares| (!shares.is_empty()).then(|| shares.iter().sum::<f64>() / shares.len() as f64))
+    }
+
+    fn ratio(&self, of: impl Fn(&[f64]) -> Option<f64>) -> Option<f64> {
+        let memory = of(&self.fills).map(|fill| fill * self.grown / self.memory_target);
+        let load = of(&self.busy).map(|busy| busy / self.busy_target);
+        memory.into_iter().chain(load).reduce(f64::max)
+    }
+
+    fn facts(&self, policy: &PsPolicy) -> String {
+        let percent = |share: f64| (share * 100.0).round();
+        let most = |shares: &[f64]| shares.iter().copied().reduce(f64::max);
+        let memory = most(&self.fills).map(|fill| {
+            format!(
+                "the fullest uses {} % of its memory and will use {} % in {} s, {} % are aimed at",
+                percent(fill),
+                percent(fill * self.grown),
+                policy.growth_horizon_seconds,
+                percent(self.memory_target)
+            )
+        });
+        let load = most(&self.busy).map(|busy| {
+            format!("the busiest works {} % of the time, {} % are aimed at", percent(busy), percent(self.busy_target))
+        });
+        memory.into_iter().chain(load).collect::<Vec<_>>().join("; ")
+    }
 }
 
 impl History {

@@ -347,6 +347,12 @@ async fn ask_for_members(context: &Context, coordinator: Option<&Whereabouts>, d
             "the coordinator was asked for another number of members"
         );
     }
+    if let Some(rebalance) = decision.ask_rebalance {
+        let servers = rebalance.servers.to_string();
+        let reason = automatic::reason(Some(&decision.status), DecisionSubject::Ps, &servers);
+        let answer = context.ask.rebalance(coordinator, rebalance, reason).await;
+        tracing::info!(job, servers, ?answer, "the coordinator was asked to spread its slots anew");
+    }
 }
 
 /// Writes the status if it has changed, and tells of transitions. Whoever wrote since the job was read is not overwritten: the API

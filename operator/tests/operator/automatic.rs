@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use rectrain_crds::{DecisionSubject, Mode, RecTrainingJobStatus};
-use rectrain_operator::coordinator::Stage;
+use rectrain_operator::coordinator::{Rebalance, Stage};
 use rectrain_operator::names::Role;
 
 use crate::world::{Script, World, live};
@@ -160,4 +160,52 @@ async fn a_full_table_and_waiting_batches_get_others_where_decisions_are_carried
     let reasons: Vec<_> = decided.map(|decision| decision.reason.clone()).collect();
     assert_eq!(world.scripts.lock().unwrap().reasons, reasons);
     assert_eq!(world.job().spec.roles.unwrap().ps.unwrap().replicas, Some(2), "the manifest is the user's");
+}
+
+/// As [`measured`], of servers that have room, are busy for half of the time, and of which every second one looks up a third of the others.
+fn measured_unevenly(address: IpAddr, now: i64) -> String {
+    let IpAddr::V4(of) = address else { return String::new() };
+    let (steps, share) = ((now - 1_700_000_000) as f64, if of.octets()[3] % 2 == 0 { 0.25 } else { 0.75 });
+    let rows = format!("rectrain_ps_found_rows_total {}\nrectrain_ps_inserted_rows_total 1\n", steps * share * 1e6);
+    let rest = measured(address, now).replace(&(0.9 * f64::from(1 << 30)).to_string(), "1000000");
+    let busy = |name: &str| format!("rectrain_ps_{name}_seconds_sum{{replica=\"0\"}} {}", steps * 0.1);
+    let busier = |text: String, name: &str| {
+        text.replace(&busy(name), &busy(name).replace(&(steps * 0.1).to_string(), &(steps * 0.25).to_string()))
+    };
+    busier(busier(rest, "lookup"), "update") + &rows
+}
+
+#[tokio::test]
+async fn slots_that_lie_unevenly_are_spread_anew_once_a_decision() {
+    let manifest = |mode: &str| {
+        MANIFEST.replace(
+            "autoscaling: {embeddingWorker: {scaler: external}, denseWorker: {scaler: external}}",
+            &format!("autoscaling: {{mode: {mode}, embeddingWorker: {{scaler: external}}, denseWorker: {{scaler: external}}}}"),
+        )
+    };
+    let mut world = World::new(&manifest("apply"), vec![long()]);
+    world.scripts.lock().unwrap().metrics = Some(measured_unevenly);
+    ticks(&world, 38).await;
+    assert_eq!(about(&world, DecisionSubject::Ps), [("2".to_owned(), "2".to_owned(), true)]);
+    let decided = |world: &World| {
+        let decisions = status(world).decisions.into_iter();
+        decisions
+            .filter(|decision| decision.subject == DecisionSubject::Ps)
+            .map(|decision| decision.time.0.as_second() as u64)
+            .collect::<Vec<_>>()
+    };
+    let asked = |world: &World| world.scripts.lock().unwrap().asked_rebalances.clone();
+    assert_eq!(asked(&world), [Rebalance { servers: 2, decided_seconds: decided(&world)[0] }]);
+    let note = notes(&world, "Decided").into_iter().find(|note| note.starts_with("ps")).unwrap();
+    assert!(note.contains("spread anew over 2: one server has 1.50 times the mean"), "{note}");
+    world.replace_operator();
+    ticks(&world, 20).await;
+    assert_eq!((asked(&world).len(), decided(&world).len()), (1, 1), "neither asked nor decided again");
+    assert_eq!((status(&world).attempt.unwrap().number, world.scripts.lock().unwrap().asked_members.len()), (1, 0));
+
+    let told = World::new(&manifest("recommend"), vec![long()]);
+    told.scripts.lock().unwrap().metrics = Some(measured_unevenly);
+    ticks(&told, 38).await;
+    assert_eq!(about(&told, DecisionSubject::Ps), [("2".to_owned(), "2".to_owned(), false)]);
+    assert_eq!(asked(&told), []);
 }

@@ -3,8 +3,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
-use rectrain_crds::{Mode, Phase, RecTrainingJob, RecTrainingJobStatus, ResolvedJob, TrainingSpec};
+use rectrain_crds::{
+    DecisionStatus, DecisionSubject, Mode, Phase, RecTrainingJob, RecTrainingJobStatus, ResolvedJob, TrainingSpec,
+};
+use rectrain_operator::automatic::{self, Findings};
 use rectrain_operator::coordinator::{CoordinatorView, Members, Report, Stage};
 use rectrain_operator::failure::{Cause, Problem};
 use rectrain_operator::members;
@@ -23,6 +27,20 @@ spec:
   features: {sparse: [{name: C1}]}
   data: {synthetic: {rows: 1000}}
   faultTolerance: {maxRestarts: 3, backoffSeconds: 10, stallSeconds: 60}
+"#;
+
+/// Where the operator's decisions about members are carried out.
+const DECIDED_ON: &str = r#"
+apiVersion: rectrain.dev/v1alpha1
+kind: RecTrainingJob
+metadata: {name: clicks, namespace: ads}
+spec:
+  model: {kind: lr}
+  features: {sparse: [{name: C1}]}
+  data: {synthetic: {rows: 1000}}
+  training: {mode: auto, localBatchSize: 512}
+  faultTolerance: {maxRestarts: 3, backoffSeconds: 10, stallSeconds: 60}
+  autoscaling: {mode: apply, ps: {max: 6}, embeddingWorker: {max: 6}, denseWorker: {max: 6}}
 "#;
 
 /// What happens between two reconciles.
@@ -44,6 +62,8 @@ enum Happening {
     Members(Role, u32),
     Deadline(Option<u32>),
     Obstacle(bool),
+    /// The operator finds that there should be so many.
+    Decided(DecisionSubject, u32),
 }
 
 fn coordinator() -> impl Strategy<Value = CoordinatorView> {
@@ -53,6 +73,7 @@ fn coordinator() -> impl Strategy<Value = CoordinatorView> {
     let live = (stage, 0u64..5, members, idle).prop_map(|(stage, step, (role, present, wanted), idle_seconds)| {
         CoordinatorView::Live(Report {
             idle_seconds,
+            slots_decided_seconds: 0,
             stage,
             mode: Some(Mode::Sync),
             step,
@@ -106,6 +127,17 @@ fn happening() -> impl Strategy<Value = Happening> {
     ]
 }
 
+/// As [`happening`], where decisions are made too and nobody else changes what they are about.
+fn happening_or_decision() -> impl Strategy<Value = Happening> {
+    let subjects = [DecisionSubject::Ps, DecisionSubject::EmbeddingWorker, DecisionSubject::DenseWorker];
+    let others = happening()
+        .prop_filter("somebody else's", |happening| !matches!(happening, Happening::Mode(_) | Happening::Members(..)));
+    prop_oneof![
+        4 => others,
+        1 => (prop::sample::select(subjects.to_vec()), 1u32..7).prop_map(|(of, to)| Happening::Decided(of, to)),
+    ]
+}
+
 struct History {
     job: RecTrainingJob,
     now: i64,
@@ -113,6 +145,8 @@ struct History {
     coordinator: CoordinatorView,
     answer: SwitchAnswer,
     obstacle: Option<Problem>,
+    /// What is found out at the next look.
+    findings: Option<Findings>,
     /// Of the manifest as it is: worked out when it changes.
     resolved: ResolvedJob,
     spec_hash: String,
@@ -120,12 +154,17 @@ struct History {
 
 impl History {
     fn new() -> Self {
-        let mut job = rectrain_crds::parse_manifest(MANIFEST, "job.yaml").unwrap();
+        Self::of(MANIFEST)
+    }
+
+    fn of(manifest: &str) -> Self {
+        let mut job = rectrain_crds::parse_manifest(manifest, "job.yaml").unwrap();
         job.metadata.generation = Some(1);
         let (resolved, spec_hash) = (validate::verdict(&job).unwrap(), validate::spec_hash(&job.spec));
         let coordinator = CoordinatorView::Silent;
         let answer = SwitchAnswer::Accepted;
-        Self { job, now: 1_800_000_000, pods: Vec::new(), coordinator, answer, obstacle: None, resolved, spec_hash }
+        let (now, pods, obstacle, findings) = (1_800_000_000, Vec::new(), None, None);
+        Self { job, now, pods, coordinator, answer, obstacle, findings, resolved, spec_hash }
     }
 
     fn attempt(&self) -> u32 {
@@ -164,6 +203,18 @@ impl History {
             Happening::Deadline(deadline) => self.edit(|job| job.spec.active_deadline_seconds = deadline),
             Happening::Obstacle(there) => {
                 self.obstacle = there.then(|| Problem::new(Cause::NameConflict, "taken"));
+            }
+            Happening::Decided(subject, to) => {
+                let decision = DecisionStatus {
+                    subject,
+                    time: Time(Timestamp::from_second(self.now).unwrap()),
+                    from: "0".to_owned(),
+                    to: to.to_string(),
+                    replica: None,
+                    applied: true,
+                    reason: "why".to_owned(),
+                };
+                self.findings = Some(Findings { decisions: vec![decision], prediction: None });
             }
         }
     }
@@ -216,7 +267,7 @@ impl History {
             ready: &ready,
             coordinator: if self.has_coordinator() { &self.coordinator } else { &CoordinatorView::Silent },
             answer,
-            automatic: None,
+            automatic: self.findings.as_ref(),
             obstacle: self.obstacle.as_ref(),
             poll: Duration::from_secs(3),
         })
@@ -339,6 +390,44 @@ proptest! {
             // An answer that is one is not asked for twice.
             let settled = !matches!(history.answer, SwitchAnswer::Again(_));
             prop_assert!(!(asked.is_some() && asked_again.is_some() && settled));
+        }
+    }
+
+    #[test]
+    fn no_reconcile_undoes_a_decision(happenings in prop::collection::vec(happening_or_decision(), 1..80)) {
+        let mut history = History::of(DECIDED_ON);
+        for happening in &happenings {
+            history.findings = None;
+            history.happens(happening);
+            let before = history.job.status.clone().unwrap_or_default();
+            let decision = history.decide().0;
+            let after = &decision.status;
+            // What was decided stays, in its order; what is found out while the job trains comes after it.
+            let found = history.findings.iter().flat_map(|findings| &findings.decisions);
+            let noted = after.decisions.len() > before.decisions.len() || after.decisions != before.decisions;
+            prop_assert!(!noted || after.phase == Some(Phase::Training) && found.clone().eq(after.decisions.last()));
+            let of = |role| {
+                let subject = automatic::subject(role)?;
+                let of = after.decisions.iter().rev().find(|decided| decided.subject == subject)?;
+                Some(of.to.parse::<u32>().unwrap())
+            };
+            for role in Role::MEMBERS {
+                // The manifest's number, until something is decided, and then that.
+                let wanted = of(role).unwrap_or_else(|| role.replicas(&history.resolved));
+                prop_assert_eq!(members::wanted(Some(after), &history.resolved, role), wanted);
+                let replicas = after.attempt.as_ref().and_then(|attempt| attempt.replicas);
+                // Written down first, and carried out from the next look on.
+                if let (Some(replicas), false, Run::Go) = (replicas, noted, decision.run) {
+                    prop_assert_eq!(members::of(&replicas, role).unwrap().wanted, wanted, "{:?}", happening);
+                }
+            }
+            for &(role, replicas) in &decision.ask_members {
+                let CoordinatorView::Live(Report { members: told, .. }) = &history.coordinator else { unreachable!() };
+                let gives_up = told[&role].wanted > told[&role].present && replicas == told[&role].present;
+                let wanted = members::wanted(Some(&before), &history.resolved, role);
+                prop_assert!(gives_up || replicas == wanted, "{:?} {}", role, replicas);
+            }
+            history.job.status = Some(after.clone());
         }
     }
 }

@@ -15,9 +15,9 @@ pub(crate) fn scale(args: &ScaleArgs) -> Result<(), Failure> {
             Some(job) => (job.clone(), running::connect(job).await?.ok_or_else(|| not_here(job))?),
             None => running::the_only_one().await?,
         };
-        let asked = client
-            .scale(v1::ScaleRequest { role: role.proto().into(), replicas: args.replicas, reason: String::new() })
-            .await;
+        let request =
+            v1::ScaleRequest { role: role.proto().into(), replicas: args.replicas, ..v1::ScaleRequest::default() };
+        let asked = client.scale(request).await;
         let from = asked.map_err(|status| refused(&name, &status))?.into_inner().from;
         let to = args.replicas;
         let members = role.plural();

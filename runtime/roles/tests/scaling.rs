@@ -11,13 +11,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::Registry;
+use rectrain_proto::v1;
+use rectrain_proto::v1::control_client::ControlClient;
 use rectrain_roles::RoleError;
-use rectrain_roles::coordinator::Coordinator;
+use rectrain_roles::coordinator::{Coordinator, serve_control};
 use rectrain_roles::events::{EventFollower, EventLog, JobEvent, Summary};
 use rectrain_roles::local::run_with;
-use rectrain_roles::metrics::{CoordinatorMetrics, RoleMetrics};
-
 use rectrain_roles::member::Role;
+use rectrain_roles::metrics::{CoordinatorMetrics, RoleMetrics};
+use tonic::Code;
 
 use crate::common::plan;
 
@@ -342,5 +344,38 @@ fn what_cannot_be_is_refused_with_a_sentence() {
         }
         let refused = coordinator.request_scale(Role::DenseWorker, 2).unwrap_err();
         assert!(refused.contains("has 1: set spec.training.localBatchSize to 48 or less"), "{refused}");
+    });
+}
+
+#[test]
+fn slots_are_spread_over_as_many_servers_once_for_each_decision() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let metrics = CoordinatorMetrics::of(&RoleMetrics::new(Registry::new()).unwrap(), 0);
+        let events = EventLog::default();
+        let coordinator = Coordinator::start(Arc::new(plan(&[])), "run", None, events.clone(), metrics).await.unwrap();
+        let any = "127.0.0.1:0".parse().unwrap();
+        let (address, serving) = serve_control(any, Arc::new(coordinator), None).await.unwrap();
+        let client = ControlClient::connect(format!("http://{address}")).await.unwrap();
+        let ask = async |replicas: u32, decided_seconds: u64| {
+            let role = v1::Role::Ps.into();
+            let reason = "uneven".to_owned();
+            let request = v1::ScaleRequest { role, replicas, reason, decided_seconds: Some(decided_seconds) };
+            client.clone().scale(request).await.map(|reply| reply.into_inner().from).map_err(|refused| refused.code())
+        };
+        let decided = async || {
+            let status = client.clone().get_status(v1::StatusRequest {}).await.unwrap();
+            status.into_inner().slots_decided_seconds
+        };
+        assert_eq!((decided().await, ask(2, 7).await), (0, Err(Code::FailedPrecondition)), "there is one");
+        assert_eq!((decided().await, ask(1, 7).await, decided().await), (0, Ok(1), 7));
+        let asked = || {
+            let seen = events.after(0, usize::MAX).into_iter();
+            seen.filter(|logged| matches!(logged.event, JobEvent::Scaling { from: 1, to: 1, .. })).count()
+        };
+        assert_eq!(asked(), 1);
+        assert_eq!((ask(1, 7).await, ask(1, 6).await, decided().await, asked()), (Ok(1), Ok(1), 7, 1), "it has been");
+        assert_eq!((ask(1, 8).await, decided().await), (Ok(1), 8));
+        serving.abort();
     });
 }

@@ -35,6 +35,7 @@ pub(super) fn grows(paths: &Paths) -> Result<(), String> {
 /// A step of `cargo xtask cluster operate`.
 pub(super) fn settles(paths: &Paths) -> Result<(), String> {
     hot_by_decision(paths)?;
+    even_by_decision(paths)?;
     queues_by_decision(paths)
 }
 
@@ -161,7 +162,8 @@ fn memory_by_decision(paths: &Paths) -> Result<(), String> {
 }
 
 /// Two servers with more look-ups than they have time for get others beside them, and how many there are settles. The ids are as skewed as those
-/// of clicks; a loader with a fifth of a core says how many rows there are a second.
+/// of clicks; two loaders with a tenth of a core each say how many rows there are a second. When one of them goes the load falls, and so does
+/// the number of servers.
 fn hot_by_decision(paths: &Paths) -> Result<(), String> {
     let name = "hot";
     let mut servers = with_limits(&json!({"cpu": "100m"}));
@@ -170,7 +172,7 @@ fn hot_by_decision(paths: &Paths) -> Result<(), String> {
         "model": {"hidden": [8], "embeddingDim": 64},
         "data": {"synthetic": {"vocabulary": 100_000, "zipfExponent": 1.05}},
         "training": {"mode": "hybrid", "globalBatchSize": 4_000},
-        "roles": {"ps": servers, "loader": with_limits(&json!({"cpu": "200m"}))},
+        "roles": {"ps": servers, "loader": merged(with_limits(&json!({"cpu": "100m"})), json!({"replicas": 2}))},
         "autoscaling": {
             "mode": "apply", "upWindowSeconds": 15, "downWindowSeconds": 20, "coolDownSeconds": COOL_DOWN.as_secs(),
             "ps": {"max": 8}, "denseWorker": {"scaler": "external"}, "embeddingWorker": {"scaler": "external"},
@@ -189,8 +191,83 @@ fn hot_by_decision(paths: &Paths) -> Result<(), String> {
     if servers.as_u64() <= Some(2) || after["restarts"] != 0 || after["attempt"]["number"] != 1 {
         return Err(format!("{after}"));
     }
+    let (most, decided_before) = (servers.as_u64(), decided(&after, "ps").len());
+    change(paths, name, "loader", 1)?;
+    let fallen = Instant::now();
+    let fewer = eventually(DECIDES, "fewer servers after the load has fallen", || {
+        let status = status(paths, name)?;
+        let fewer = status["attempt"]["replicas"]["ps"]["present"].as_u64() < most;
+        if fewer { Ok(Instant::now()) } else { Err(status["attempt"]["replicas"]["ps"].to_string()) }
+    })?;
+    println!("fewer servers {:.0} s after the load had fallen", (fewer - fallen).as_secs_f64());
+    let after = settled(paths, name, "ps", fewer)?;
+    if decided(&after, "ps").len() <= decided_before || after["restarts"] != 0 || after["attempt"]["number"] != 1 {
+        return Err(format!("{after}"));
+    }
     is_decided_again(paths, name)?;
     delete_job(paths, name)
+}
+
+/// Three servers, no more of which are allowed, that look up few keys in each batch and those unevenly have their slots spread anew, and the
+/// model is that of the job left alone.
+fn even_by_decision(paths: &Paths) -> Result<(), String> {
+    let name = "uneven";
+    let mut servers = with_limits(&json!({"cpu": "100m"}));
+    servers["replicas"] = json!(3);
+    let changes = json!({
+        "model": {"hidden": [8], "embeddingDim": 64},
+        "features": {"sparse": [{"name": "C{1..12}"}]},
+        "data": {"synthetic": {"rows": 1_500_000, "vocabulary": 1}},
+        "training": {"globalBatchSize": 50},
+        "roles": {"ps": servers, "embeddingWorker": {"replicas": 1}, "denseWorker": {"replicas": 1}},
+        "autoscaling": {
+            "mode": "apply", "upWindowSeconds": 15, "coolDownSeconds": COOL_DOWN.as_secs(),
+            "ps": {"max": 3, "busyTarget": 0.1}, "denseWorker": {"scaler": "external"}, "embeddingWorker": {"scaler": "external"},
+        },
+    });
+    let here = outside(&manifest(name, &changes))?;
+    submit(paths, name, &changes)?;
+    until_phase(paths, name, "Training")?;
+    let before = unevenness(paths, name, 3)?;
+    let first = first_decision(paths, name, "ps")?;
+    eventually(SHORT, "slots that have moved", || {
+        let page = within(paths, NAMESPACE, &["get", "--raw", &metrics_of(&format!("{name}-coordinator-0"))])?;
+        if page.lines().any(|line| line.starts_with("rectrain_coordinator_migrations_total") && line.ends_with(" 1")) {
+            return Ok(());
+        }
+        Err("none has".to_owned())
+    })?;
+    let after = unevenness(paths, name, 3)?;
+    println!("the server with the most look-ups had {before:.2} times the mean, and has {after:.2}");
+    let seen = settled(paths, name, "ps", first)?;
+    let job = until_phase(paths, name, "Complete")?;
+    let (digest, expected) = (&job["status"]["summary"]["parametersSha256"], &here["parametersSha256"]);
+    let is_spread = decided(&seen, "ps") == ["\"3\" -> \"3\""] && before > 1.2 && after <= 1.1;
+    if !is_spread || digest != expected || job["status"]["restarts"] != 0 {
+        return Err(format!("digest {digest}, left alone {expected}: {seen}"));
+    }
+    delete_job(paths, name)
+}
+
+/// The most rows that one of the job's servers looked up over their mean, measured for some seconds.
+fn unevenness(paths: &Paths, name: &str, servers: u32) -> Result<f64, String> {
+    let looked_up = || {
+        let of = |index| {
+            let page = within(paths, NAMESPACE, &["get", "--raw", &metrics_of(&format!("{name}-ps-{index}"))])?;
+            let value = |line: &str| line.rsplit_once(' ')?.1.parse::<f64>().ok();
+            let found = page.lines().filter(|line| line.starts_with("rectrain_ps_found_rows_total"));
+            Ok::<f64, String>(found.filter_map(value).sum())
+        };
+        (0..servers).map(of).collect::<Result<Vec<f64>, String>>()
+    };
+    let before = looked_up()?;
+    std::thread::sleep(Duration::from_secs(8));
+    let rows: Vec<f64> = looked_up()?.iter().zip(&before).map(|(after, before)| after - before).collect();
+    Ok(rows.iter().copied().fold(0.0, f64::max) * f64::from(servers) / rows.iter().sum::<f64>())
+}
+
+fn metrics_of(pod: &str) -> String {
+    format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}:9090/proxy/metrics")
 }
 
 /// What the operator has recorded of the job is decided again as it was.

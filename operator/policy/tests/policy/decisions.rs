@@ -197,6 +197,40 @@ fn servers_get_more_memory_after_a_kill_or_more_of_them_at_once() {
 }
 
 #[test]
+fn servers_that_are_used_unevenly_have_their_slots_spread_and_get_no_other_beside_them() {
+    let policy = policy(1, 8);
+    // The first is busy for 0.95 of the time; all alike would be for 0.63, which is within the target.
+    let uneven = || World { look_up_load: 1.9, ps: 3, unevenness: 1.5, ..World::new(1) };
+    let (mut world, mut history) = (uneven(), History::default());
+    world.run(&policy, &mut history, 3600);
+    let made: Vec<_> = world.log.iter().filter(|decision| decision.subject == Subject::Ps).collect();
+    assert_eq!(
+        made.iter().map(|made| made.action).collect::<Vec<_>>(),
+        [Action::Rebalance { replicas: 3 }],
+        "{made:?}"
+    );
+    assert!(made[0].reason.contains("1.50 times the mean"), "{}", made[0].reason);
+    assert!(made[0].at_seconds <= 1_000_000 + 70, "it waits for the window only");
+
+    // Single slots as large as that: what does not help is followed by what does, and not tried again for an hour.
+    let (mut world, mut history) = (World { is_stuck: true, ..uneven() }, History::default());
+    world.run(&policy, &mut history, 3600);
+    let made = world.log.iter().filter(|decision| decision.subject == Subject::Ps);
+    let actions: Vec<_> = made.map(|made| made.action).collect();
+    assert_eq!(actions[0], Action::Rebalance { replicas: 3 });
+    assert!(matches!(actions[1], Action::Scale { from: 3, .. }), "{actions:?}");
+    assert_eq!(actions.iter().filter(|action| matches!(action, Action::Rebalance { .. })).count(), 1, "{actions:?}");
+
+    // Little to do, and as good as even: no row is moved for that.
+    for world in [World { look_up_load: 0.5, table_bytes: 1e9, ..uneven() }, World { unevenness: 1.15, ..uneven() }] {
+        let (mut world, mut history) = (world, History::default());
+        world.run(&policy, &mut history, 3600);
+        let is_rebalance = |decision: &Decision| matches!(decision.action, Action::Rebalance { .. });
+        assert!(!world.log.iter().any(is_rebalance), "{:?}", world.log);
+    }
+}
+
+#[test]
 fn dense_workers_are_added_until_one_more_adds_what_is_aimed_at() {
     let policy = policy(1, 64);
     let (mut world, mut history) = (World { work: 4.0, overhead: 0.1, ..World::new(1) }, History::default());

@@ -35,7 +35,7 @@ prop_compose! {
         workers in vec((0u32..600, vec(number(), 0..4)), 0..6),
         barrier_workers in prop::option::of(0u32..9),
         times in (prop::option::of(number()), prop::option::of(number()), number(), prop::option::of(number())),
-        ps in vec((any::<u64>(), prop::option::of(any::<u64>()), prop::option::of(number()), 0u32..5), 0..5),
+        ps in vec((any::<u64>(), prop::option::of(any::<u64>()), prop::option::of(number()), prop::option::of(number()), 0u32..5), 0..5),
         queue in prop::option::of((number(), number())),
         cluster in (prop::option::of(number()), 0u32..3, 0u32..3, 0u32..3),
         counts in (replicas(), replicas(), replicas()),
@@ -52,7 +52,9 @@ prop_compose! {
             exchange_seconds: times.1,
             wait_seconds: times.2,
             samples_per_second: times.3,
-            ps: ps.into_iter().map(|(bytes, limit_bytes, busy, oom_kills)| PsLoad { bytes: bytes / 8, limit_bytes, busy, oom_kills }).collect(),
+            ps: ps.into_iter().map(|(bytes, limit_bytes, busy, look_ups_per_second, oom_kills)| {
+                PsLoad { bytes: bytes / 8, limit_bytes, busy, look_ups_per_second, oom_kills }
+            }).collect(),
             embedding_workers: queue.map(|(queue_wait_seconds, service_seconds)| EmbeddingWorkerLoad { queue_wait_seconds, service_seconds }),
             cluster: ClusterLoad { node_cpu: cluster.0, nodes_under_pressure: cluster.1, pending_pods: cluster.2, preemptions: cluster.3 },
             replicas: Replicas { ps: counts.0, embedding_worker: counts.1, dense_worker: counts.2 },
@@ -97,6 +99,11 @@ proptest! {
                         if let Some(last) = before.last(decision.subject).filter(|_| !kill && !outside) {
                             prop_assert!(now >= last.at_seconds + policy.scaling.cool_down_seconds, "{:?}", decision);
                         }
+                    }
+                    Action::Rebalance { replicas } => {
+                        prop_assert!(decision.subject == Subject::Ps && replicas > 1, "{:?}", decision);
+                        let last = before.last(Subject::Ps);
+                        prop_assert!(last.is_none_or(|last| now >= last.at_seconds + policy.scaling.cool_down_seconds));
                     }
                     Action::RaiseMemory { from_bytes, to_bytes, .. } => {
                         prop_assert!(from_bytes < to_bytes && to_bytes <= 1 << 40);

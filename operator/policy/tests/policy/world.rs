@@ -54,6 +54,10 @@ pub struct World {
     pub limit_bytes: u64,
     /// Parameter servers' worth of work.
     pub look_up_load: f64,
+    /// What of it the first of several parameter servers has, over the mean; slots that are spread even it out.
+    pub unevenness: f64,
+    /// Whether single slots are so large that spreading helps nothing.
+    pub is_stuck: bool,
     /// Embedding workers' worth of work.
     pub embedding_load: f64,
     /// Worker-seconds of computation in a step.
@@ -83,6 +87,8 @@ impl World {
             bytes_a_second: 0.0,
             limit_bytes: 8_000_000_000,
             look_up_load: 1.0,
+            unevenness: 1.0,
+            is_stuck: false,
             embedding_load: 1.5,
             work: 4.0,
             overhead: 0.25,
@@ -122,11 +128,20 @@ impl World {
     }
 
     pub fn observe(&mut self) -> Observations {
-        let ps = (0..self.ps).map(|_| PsLoad {
-            bytes: (self.table_bytes / f64::from(self.ps)) as u64,
-            limit_bytes: Some(self.limit_bytes),
-            busy: Some((self.look_up_load / f64::from(self.ps)).min(1.0)),
-            oom_kills: 0,
+        let mean = self.look_up_load / f64::from(self.ps);
+        let ps = (0..self.ps).map(|index| {
+            let load = match (index, self.ps) {
+                (_, 1) => mean,
+                (0, _) => mean * self.unevenness,
+                (_, ps) => mean * (f64::from(ps) - self.unevenness) / f64::from(ps - 1),
+            };
+            PsLoad {
+                bytes: (self.table_bytes / f64::from(self.ps)) as u64,
+                limit_bytes: Some(self.limit_bytes),
+                busy: Some(load.clamp(0.0, 1.0)),
+                look_ups_per_second: Some(1e6 * load.max(0.0)),
+                oom_kills: 0,
+            }
         });
         let mut ps: Vec<_> = ps.collect();
         ps.iter_mut().for_each(|ps| ps.busy = ps.busy.map(|busy| self.noisy(busy).min(1.0)));
@@ -182,7 +197,10 @@ impl World {
             self.changes.retain(|(at, ..)| *at > self.now);
             for (_, subject, to) in due {
                 match subject {
-                    Subject::Ps => self.ps = to,
+                    Subject::Ps => {
+                        self.ps = to;
+                        self.unevenness = if self.is_stuck { self.unevenness } else { 1.0 };
+                    }
                     Subject::EmbeddingWorker => self.embedding_worker = to,
                     _ => self.dense_worker = to,
                 }
@@ -192,6 +210,9 @@ impl World {
                 match decision.action {
                     Action::SwitchMode { to, .. } => self.mode = to,
                     Action::Scale { to, .. } => self.changes.push((self.now + START, decision.subject, to)),
+                    Action::Rebalance { replicas } => {
+                        self.changes.push((self.now + INTERVAL, decision.subject, replicas));
+                    }
                     Action::RaiseMemory { .. } | Action::Keep => {}
                 }
                 self.log.push(decision);

@@ -70,6 +70,7 @@ impl Fixture {
             run: if has_pods { Run::Go } else { Run::Hold },
             ask_mode: None,
             ask_members: Vec::new(),
+            ask_rebalance: None,
             problem: None,
             delete: false,
             look_again: None,

@@ -18,7 +18,7 @@ use kube::runtime::controller::Action;
 use rectrain_crds::{CheckpointStatus, JobSummary, Mode, Phase, RecTrainingJob};
 use rectrain_operator::certificates::{JobCertificate, Root};
 use rectrain_operator::config::OperatorConfig;
-use rectrain_operator::coordinator::{AskCoordinator, CoordinatorView, Members, Report, Stage, Whereabouts};
+use rectrain_operator::coordinator::{AskCoordinator, CoordinatorView, Members, Rebalance, Report, Stage, Whereabouts};
 use rectrain_operator::events::Announcer;
 use rectrain_operator::measure::ReadMetrics;
 use rectrain_operator::metrics::OperatorMetrics;
@@ -89,6 +89,10 @@ pub struct Scripts {
     members: HashMap<String, BTreeMap<Role, Members>>,
     /// What they were asked for.
     pub asked_members: Vec<(Role, u32)>,
+    /// What they were asked to spread anew, whether or not they had already.
+    pub asked_rebalances: Vec<Rebalance>,
+    /// By pod and its restarts, what that was decided at last.
+    slots_decided: HashMap<String, u64>,
     /// And why.
     pub reasons: Vec<String>,
     /// What each coordinator asks to be shown.
@@ -119,6 +123,13 @@ impl Scripts {
         }
         *members = Members { wanted, needed: wanted.max(members.present), ..*members };
         self.asked_members.push((role, wanted));
+        Ok(())
+    }
+
+    fn rebalance(&mut self, ip: IpAddr, rebalance: Rebalance) -> Result<(), String> {
+        let run = self.runs.get(&ip).ok_or("nobody is there")?;
+        self.slots_decided.insert(run.clone(), rebalance.decided_seconds);
+        self.asked_rebalances.push(rebalance);
         Ok(())
     }
 
@@ -346,8 +357,12 @@ impl AskCoordinator for ScriptedCoordinators {
         });
         let mode = scripts.runs.get(&ip).and_then(|run| scripts.modes.get(run)).copied();
         let members = scripts.runs.get(&ip).and_then(|run| scripts.members.get(run)).cloned().unwrap_or_default();
+        let run = scripts.runs.get(&ip);
+        let slots_decided_seconds = run.and_then(|run| scripts.slots_decided.get(run)).copied().unwrap_or(0);
         let view = match view.unwrap_or(CoordinatorView::Silent) {
-            CoordinatorView::Live(report) => CoordinatorView::Live(Report { mode, members, ..report }),
+            CoordinatorView::Live(report) => {
+                CoordinatorView::Live(Report { mode, members, slots_decided_seconds, ..report })
+            }
             other => other,
         };
         Box::pin(std::future::ready(view))
@@ -385,6 +400,18 @@ impl AskCoordinator for ScriptedCoordinators {
         let answer = scripts.scale(at.address.ip(), role, replicas);
         Box::pin(std::future::ready(answer))
     }
+
+    fn rebalance<'a>(
+        &'a self,
+        at: &'a Whereabouts,
+        rebalance: Rebalance,
+        reason: &'a str,
+    ) -> BoxFuture<'a, Result<(), String>> {
+        let mut scripts = self.0.lock().unwrap();
+        scripts.reasons.push(reason.to_owned());
+        let answer = scripts.rebalance(at.address.ip(), rebalance);
+        Box::pin(std::future::ready(answer))
+    }
 }
 
 pub fn live(stage: Stage, step: u64) -> CoordinatorView {
@@ -399,6 +426,7 @@ pub fn idle(stage: Stage, step: u64, seconds: f64) -> CoordinatorView {
 fn report(stage: Stage, step: u64) -> Report {
     Report {
         idle_seconds: None,
+        slots_decided_seconds: 0,
         stage,
         // Those of the coordinator's pod are put in their place.
         mode: None,

@@ -63,7 +63,7 @@ impl Control for ControlService {
         let request = request.into_inner();
         let role = Role::of(request.role())
             .ok_or_else(|| Status::invalid_argument("the role to be scaled is missing, or is not one of members"))?;
-        match self.coordinator.scale(role, request.replicas, request.reason) {
+        match self.coordinator.scale(role, request.replicas, request.reason, request.decided_seconds) {
             Ok(from) => Ok(Response::new(v1::ScaleReply { from })),
             Err(ResizeRefused::Number(reason)) => Err(Status::invalid_argument(reason)),
             Err(ResizeRefused::Now(reason)) => Err(Status::failed_precondition(reason)),

@@ -373,8 +373,17 @@ impl Coordinator {
 
     /// Asks for another number of a role's members, or for the slots to be spread anew over as many parameter servers; gives how many there
     /// are.
-    fn scale(&self, role: Role, members: u32, reason: String) -> Result<u32, ResizeRefused> {
-        let (from, is_new) = self.lock().request_members(role, members)?;
+    fn scale(
+        &self,
+        role: Role,
+        members: u32,
+        reason: String,
+        decided_seconds: Option<u64>,
+    ) -> Result<u32, ResizeRefused> {
+        let (from, is_new) = match decided_seconds {
+            Some(decided) if role == Role::Ps => self.lock().request_rebalance(members, decided)?,
+            _ => self.lock().request_members(role, members)?,
+        };
         if is_new {
             let reason = Some(reason).filter(|reason| !reason.is_empty());
             self.events.push(JobEvent::Scaling { role, from, to: members, reason });
@@ -390,7 +399,7 @@ impl Coordinator {
     /// # Errors
     /// A sentence, if it cannot be.
     pub fn request_scale(&self, role: Role, members: u32) -> Result<u32, String> {
-        self.scale(role, members, String::new()).map_err(|refused| match refused {
+        self.scale(role, members, String::new(), None).map_err(|refused| match refused {
             ResizeRefused::Number(reason) | ResizeRefused::Now(reason) => reason,
         })
     }

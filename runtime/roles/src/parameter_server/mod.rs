@@ -639,6 +639,7 @@ impl Service for ParameterServer {
 impl ParameterServer {
     /// What concerns the slots and not their rows' training.
     async fn move_slots(&self, kind: u16, frame: Frame) -> Result<Frame, Refusal> {
+        tracing::debug!(kind = message::kind_name(kind), "a message about slots");
         match kind {
             v1::MeasureSlots::KIND => {
                 message::read::<v1::MeasureSlots>(frame)?;

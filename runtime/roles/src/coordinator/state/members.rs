@@ -232,6 +232,24 @@ impl State {
         Ok(())
     }
 
+    /// The slots are to be spread anew over the parameter servers there are, as was decided then; as [`Self::request_members`].
+    pub(in crate::coordinator) fn request_rebalance(
+        &mut self,
+        servers: u32,
+        decided_seconds: u64,
+    ) -> Result<(u32, bool), ResizeRefused> {
+        let present = self.servers.present();
+        if decided_seconds <= self.slots_decided_seconds {
+            return Ok((present, false));
+        }
+        if servers != present || self.servers.wanted() != present {
+            return Err(ResizeRefused::Now(format!("there are {present} parameter servers, or are to be others")));
+        }
+        let answer = self.request_servers(servers)?;
+        self.slots_decided_seconds = decided_seconds;
+        Ok(answer)
+    }
+
     fn request_servers(&mut self, servers: u32) -> Result<(u32, bool), ResizeRefused> {
         self.check_scalable()?;
         self.servers.want(servers)

@@ -43,6 +43,8 @@ const THROUGHPUT_WINDOW: Duration = Duration::from_secs(10);
 pub(super) struct State {
     job: JobFacts,
     servers: Servers,
+    /// When the newest decision to spread the slots over as many servers was made that was agreed to, in seconds since 1970.
+    slots_decided_seconds: u64,
     embedding_workers: Crew,
     dense_workers: Crew,
     loaders: Crew,
@@ -138,6 +140,7 @@ impl State {
             job,
             training: Training::new(plan, saved.map(|saved| (saved, ledger.total_steps())))?,
             servers: Servers::new(replicas.ps, plan.store.slots),
+            slots_decided_seconds: 0,
             embedding_workers: Crew::new(replicas.embedding_workers),
             dense_workers: Crew::new(replicas.dense_workers),
             loaders: Crew::new(replicas.loaders),

@@ -160,6 +160,7 @@ impl State {
             last_checkpoint: self.last_checkpoint.as_ref().map(|(name, _)| name.clone()).unwrap_or_default(),
             last_checkpoint_step: self.last_checkpoint.as_ref().map_or(0, |(_, step)| *step),
             idle_seconds: Some(self.progressed.elapsed().as_secs_f64()),
+            slots_decided_seconds: self.slots_decided_seconds,
         }
     }
 

@@ -1,6 +1,8 @@
 //! `cargo xtask migration`: how long a step takes while many rows move between parameter servers. A job trains in processes of its own
 //! until its servers hold the rows, another server joins, and its steps are watched meanwhile.
 
+mod kills;
+
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
@@ -13,7 +15,9 @@ use crate::{http, median};
 
 const USAGE: &str = "usage: cargo xtask migration [--rows 10000000] [--servers 2] [--to 3]
   prints one line of JSON: rows held, the median and the longest step before and while slots move, and what moved in what time;
-  fails if the longest step while slots move is a second or more above the median";
+  fails if the longest step while slots move is a second or more above the median
+usage: cargo xtask migration kills
+  kills a member of each role at each message of a migration, one at a time, and fails unless the same model is trained each time";
 /// Time between two looks at the step.
 const LOOK: Duration = Duration::from_millis(20);
 /// Steps that are watched before slots move.
@@ -39,6 +43,9 @@ struct Steps {
 }
 
 pub(crate) fn run(arguments: &[&str]) -> Result<(), String> {
+    if arguments == ["kills"] {
+        return kills::run();
+    }
     let plan = parse(arguments)?;
     crate::cargo(&["build", "--release", "--workspace", "--bins", "--tests"], "the build failed")?;
     let folder = std::env::temp_dir().join(format!("rectrain-migration-{}", std::process::id()));
@@ -154,7 +161,7 @@ fn measure(plan: &Plan, job: &Job) -> Result<Value, String> {
     }
     let before = steps(job, |_, elapsed| elapsed >= BEFORE)?;
     let rows = job.rows();
-    scale(plan.to)?;
+    scale(plan.to, NAME)?;
     let mut moved = Value::Null;
     let meanwhile = steps(job, |job, _| {
         let events = job["events"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -204,9 +211,9 @@ fn steps(job: &Job, mut is_enough: impl FnMut(&Value, Duration) -> bool) -> Resu
     }
 }
 
-fn scale(to: u32) -> Result<(), String> {
+fn scale(to: u32, job: &str) -> Result<(), String> {
     let mut scale = Command::new(crate::built("rectrain")?);
-    let status = scale.args(["scale", "ps", &to.to_string(), "--job", NAME]).status();
+    let status = scale.args(["scale", "ps", &to.to_string(), "--job", job]).status();
     match status {
         Ok(status) if status.success() => Ok(()),
         other => Err(format!("the job cannot be scaled: {other:?}")),
