@@ -111,7 +111,7 @@ pub fn replicas(status: Option<&RecTrainingJobStatus>, job: &ResolvedJob, role: 
     };
     let subject = subject(role)?;
     let is_it = |decision: &&DecisionStatus| {
-        decision.subject == subject && decision.applied && decision.replica.is_none() && decision.from != decision.to
+        decision.subject == subject && decision.applied && decision.replica.is_none() && !is_rebalance(decision)
     };
     let decided: u32 = status?.decisions.iter().rev().find(is_it)?.to.parse().ok()?;
     Some(decided.clamp(bounds.min, bounds.max))
@@ -122,10 +122,16 @@ pub fn replicas(status: Option<&RecTrainingJobStatus>, job: &ResolvedJob, role: 
 #[must_use]
 pub fn rebalance(status: &RecTrainingJobStatus, job: &ResolvedJob, now: Timestamp) -> Option<u64> {
     let cool_down = job.autoscaling.as_ref()?.cool_down_seconds;
-    let decided = last(&status.decisions, DecisionSubject::Ps).filter(|decided| decided.applied)?;
-    let Action::Rebalance { .. } = read(decided)?.action else { return None };
-    let since = now.as_second().checked_sub(decided.time.0.as_second())?;
-    (0..=i64::from(cool_down)).contains(&since).then(|| u64::try_from(decided.time.0.as_second()).ok()).flatten()
+    let decided = read(last(&status.decisions, DecisionSubject::Ps).filter(|decided| decided.applied)?)?;
+    let Action::Rebalance { .. } = decided.action else { return None };
+    let since = u64::try_from(now.as_second()).ok()?.checked_sub(decided.at_seconds)?;
+    (since <= u64::from(cool_down)).then_some(decided.at_seconds)
+}
+
+/// Whether what was decided is to spread slots anew: over as many parameter servers as there were.
+#[must_use]
+pub fn is_rebalance(decided: &DecisionStatus) -> bool {
+    decided.subject == DecisionSubject::Ps && decided.replica.is_none() && decided.from == decided.to
 }
 
 /// What is decided when the parameter server `killed`, one of `present`, was killed for its memory, which ends an attempt: in the next one
@@ -225,7 +231,7 @@ fn read(written: &DecisionStatus) -> Option<Decision> {
             let action = Action::RaiseMemory { replica, from_bytes: from.parse().ok()?, to_bytes: to.parse().ok()? };
             (Subject::Ps, action)
         }
-        (DecisionSubject::Ps, None) if from == to => (Subject::Ps, Action::Rebalance { replicas: to.parse().ok()? }),
+        _ if is_rebalance(written) => (Subject::Ps, Action::Rebalance { replicas: to.parse().ok()? }),
         (subject, _) => {
             let action = Action::Scale { from: from.parse().ok()?, to: to.parse().ok()? };
             let subject = match subject {

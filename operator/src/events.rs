@@ -5,6 +5,7 @@ use kube::Resource;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use rectrain_crds::{DecisionStatus, Phase, RecTrainingJob, RecTrainingJobStatus};
 
+use crate::automatic;
 use crate::failure::shorten;
 use crate::members;
 use crate::names::{FIELD_MANAGER, Role};
@@ -105,7 +106,11 @@ pub fn transitions(before: Option<&RecTrainingJobStatus>, decision: &Decision) -
 fn decided(decision: &DecisionStatus) -> Announcement {
     let DecisionStatus { subject, from, to, reason, applied, replica, .. } = decision;
     let (what, unit) = if replica.is_some() { (" memory", " bytes") } else { ("", "") };
-    let change = if from == to { format!("spread anew over {to}") } else { format!("from {from} to {to}{unit}") };
+    let change = if automatic::is_rebalance(decision) {
+        format!("spread anew over {to}")
+    } else {
+        format!("from {from} to {to}{unit}")
+    };
     Announcement {
         is_warning: false,
         reason: if *applied { "Decided" } else { "Recommended" },

@@ -103,15 +103,17 @@ impl Change {
     /// By how much counters of these names rose together, a second.
     #[must_use]
     pub fn rate_of(&self, names: &[&str]) -> Option<f64> {
-        let sums = names.iter().map(|name| self.difference(name));
-        sums.sum::<Option<f64>>().map(|sum| sum / self.seconds)
+        self.rate(names.iter().map(|name| self.difference(name)))
+    }
+
+    fn rate(&self, differences: impl Iterator<Item = Option<f64>>) -> Option<f64> {
+        differences.sum::<Option<f64>>().map(|sum| sum / self.seconds)
     }
 
     /// The share of the time that histograms of these names counted.
     #[must_use]
     pub fn seconds_of(&self, names: &[&str]) -> Option<f64> {
-        let sums = names.iter().map(|name| self.difference(&format!("{name}_sum")));
-        sums.sum::<Option<f64>>().map(|sum| sum / self.seconds)
+        self.rate(names.iter().map(|name| self.difference(&format!("{name}_sum"))))
     }
 }
 

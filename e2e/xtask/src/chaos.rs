@@ -2,7 +2,6 @@
 //! then compares with the same job left alone. Kills fall on any role, while it trains, while it starts and restores, and while it
 //! saves; after each one the run has to begin again by itself.
 
-use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -10,6 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::random::Random;
+use crate::run_processes::{self, children_of};
 
 const USAGE: &str = "usage: cargo xtask chaos [--manifest FILE] [--mode sync] [--kills 20] [--seed 7] [--set PATH=VALUE]
   the run gets a folder of its own as spec.checkpoint.path, which is deleted in the end
@@ -121,31 +121,13 @@ fn killed(plan: &Plan, moments: &[Moment], folder: &str) -> Result<(Value, Kills
     let mut job = crate::job(&plan.manifest, plan.sets.iter().chain([&own]))?;
     job.arg("--processes").stdout(Stdio::piped());
     let mut run = job.spawn().map_err(|error| format!("cannot run rectrain: {error}"))?;
-    let events = lines(&mut run)?;
+    let (sender, events) = channel();
+    run_processes::tell(run.stdout.take(), sender, |line| serde_json::from_str(line).ok())?;
     let result = kill_at(&mut run, &events, moments, Random(plan.seed ^ 0x5eed));
-    if result.is_err() {
-        // It is ended already, or ends here.
-        let _ended = run.kill();
-    }
-    let status = run.wait().map_err(|error| format!("cannot wait for rectrain: {error}"))?;
+    let status = run_processes::end(&mut run, &result)?;
     let (summary, kills) = result?;
     let summary = summary.ok_or(format!("the run ended with {status} and no summary after {} kills", kills.done))?;
     Ok((summary, kills))
-}
-
-fn lines(run: &mut Child) -> Result<Receiver<Value>, String> {
-    let output = run.stdout.take().ok_or("rectrain has no output")?;
-    let (sender, receiver) = channel();
-    std::thread::spawn(move || {
-        for line in BufReader::new(output).lines().map_while(Result::ok) {
-            if let Ok(event) = serde_json::from_str(&line)
-                && sender.send(event).is_err()
-            {
-                return;
-            }
-        }
-    });
-    Ok(receiver)
 }
 
 fn kill_at(
@@ -216,37 +198,7 @@ fn kill_one(run: u32, random: &mut Random) -> Result<Option<String>, String> {
         return Ok(None);
     }
     let (process, role) = &children[random.below(children.len() as u64) as usize];
-    let status = std::process::Command::new("kill").args(["-9", &process.to_string()]).status();
-    match status {
-        Ok(status) if status.success() => Ok(Some(role.clone())),
-        // It has ended by itself in this moment.
-        Ok(_) => Ok(None),
-        Err(error) => Err(format!("cannot run kill: {error}")),
-    }
-}
-
-/// Processes and their roles.
-pub(crate) fn children_of(parent: u32) -> Vec<(u32, String)> {
-    let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
-    let mut children = Vec::new();
-    for entry in processes.flatten() {
-        let Some(process) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
-        // After the name in brackets: state, parent.
-        let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-        let (state, parent_of) = (fields.next(), fields.next().and_then(|parent| parent.parse::<u32>().ok()));
-        if parent_of == Some(parent)
-            && state != Some("Z")
-            && let Ok(line) = std::fs::read(entry.path().join("cmdline"))
-        {
-            // One that has no words yet is about to become what it was started as.
-            if let Some(role) = line.split(|byte| *byte == 0).nth(1) {
-                children.push((process, String::from_utf8_lossy(role).into_owned()));
-            }
-        }
-    }
-    children.sort_unstable();
-    children
+    Ok(run_processes::kill(*process)?.then(|| role.clone()))
 }
 
 fn report(plan: &Plan, alone: &Value, killed: &Value, kills: &Kills) -> Result<(), String> {

@@ -10,6 +10,7 @@ mod migration;
 mod peers;
 mod quality;
 mod random;
+mod run_processes;
 mod stragglers;
 
 use std::path::{Path, PathBuf};

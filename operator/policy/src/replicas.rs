@@ -238,38 +238,36 @@ fn whole(replicas: f64) -> u32 {
 fn ps(policy: &PsPolicy, observations: &Observations, history: &History) -> Result<(f64, String), String> {
     let load = PsLoads::of(policy, observations, history);
     let ratio = load.worst().ok_or("neither memory limits nor load are known")?;
-    Ok((ratio, load.facts(policy)))
+    Ok((ratio, load.facts()))
 }
 
 /// How much of what they may do the parameter servers do.
-struct PsLoads {
+struct PsLoads<'a> {
+    policy: &'a PsPolicy,
     /// Shares of the memory limits, of those that have one.
     fills: Vec<f64>,
     /// Shares of the time, of those of which it is known.
     busy: Vec<f64>,
     /// By how many times the table will have grown at the horizon.
     grown: f64,
-    memory_target: f64,
-    busy_target: f64,
 }
 
-impl PsLoads {
-    fn of(policy: &PsPolicy, observations: &Observations, history: &History) -> Self {
+impl<'a> PsLoads<'a> {
+    fn of(policy: &'a PsPolicy, observations: &Observations, history: &History) -> Self {
         let total: u64 = observations.ps.iter().map(|ps| ps.bytes).sum();
         let growth = history.growth().max(0.0) * policy.growth_horizon_seconds as f64;
         let fill = |ps: &PsLoad| Some(ps.bytes as f64 / ps.limit_bytes.filter(|limit| *limit > 0)? as f64);
         Self {
+            policy,
             fills: observations.ps.iter().filter_map(fill).collect(),
             busy: observations.ps.iter().filter_map(|ps| ps.busy).collect(),
             grown: 1.0 + growth / (total as f64).max(1.0),
-            memory_target: policy.memory_target,
-            busy_target: policy.busy_target,
         }
     }
 
     /// Measure over target of the fullest or the busiest, whichever is the worse.
     fn worst(&self) -> Option<f64> {
-        self.ratio(|shares| shares.iter().copied().reduce(f64::max))
+        self.ratio(most)
     }
 
     /// As [`Self::worst`] if all did the same.
@@ -278,28 +276,35 @@ impl PsLoads {
     }
 
     fn ratio(&self, of: impl Fn(&[f64]) -> Option<f64>) -> Option<f64> {
-        let memory = of(&self.fills).map(|fill| fill * self.grown / self.memory_target);
-        let load = of(&self.busy).map(|busy| busy / self.busy_target);
+        let memory = of(&self.fills).map(|fill| fill * self.grown / self.policy.memory_target);
+        let load = of(&self.busy).map(|busy| busy / self.policy.busy_target);
         memory.into_iter().chain(load).reduce(f64::max)
     }
 
-    fn facts(&self, policy: &PsPolicy) -> String {
+    fn facts(&self) -> String {
         let percent = |share: f64| (share * 100.0).round();
-        let most = |shares: &[f64]| shares.iter().copied().reduce(f64::max);
         let memory = most(&self.fills).map(|fill| {
             format!(
                 "the fullest uses {} % of its memory and will use {} % in {} s, {} % are aimed at",
                 percent(fill),
                 percent(fill * self.grown),
-                policy.growth_horizon_seconds,
-                percent(self.memory_target)
+                self.policy.growth_horizon_seconds,
+                percent(self.policy.memory_target)
             )
         });
         let load = most(&self.busy).map(|busy| {
-            format!("the busiest works {} % of the time, {} % are aimed at", percent(busy), percent(self.busy_target))
+            format!(
+                "the busiest works {} % of the time, {} % are aimed at",
+                percent(busy),
+                percent(self.policy.busy_target)
+            )
         });
         memory.into_iter().chain(load).collect::<Vec<_>>().join("; ")
     }
+}
+
+fn most(shares: &[f64]) -> Option<f64> {
+    shares.iter().copied().reduce(f64::max)
 }
 
 impl History {

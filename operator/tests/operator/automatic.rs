@@ -25,6 +25,11 @@ spec:
 /// A batch a second of every process; every second dense worker computes four times as long. Tables of nine tenths of a GiB, and
 /// batches that wait ten times as long for an embedding worker as it works on them.
 fn measured(address: IpAddr, now: i64) -> String {
+    measured_of_servers(address, now, 0.9 * f64::from(1 << 30), 0.2)
+}
+
+/// As [`measured`], with tables of so many bytes, on which servers work for that share of the time.
+fn measured_of_servers(address: IpAddr, now: i64, bytes: f64, busy: f64) -> String {
     let IpAddr::V4(address) = address else { return String::new() };
     let compute = if address.octets()[3] % 2 == 0 { 0.1 } else { 0.4 };
     let steps = (now - 1_700_000_000) as f64;
@@ -39,9 +44,9 @@ fn measured(address: IpAddr, now: i64) -> String {
         ("embedding_worker_queue_seconds_sum", steps * 0.1),
         ("embedding_worker_service_seconds_sum", steps * 0.01),
         ("embedding_worker_service_seconds_count", steps),
-        ("ps_bytes", 0.9 * f64::from(1 << 30)),
-        ("ps_lookup_seconds_sum", steps * 0.1),
-        ("ps_update_seconds_sum", steps * 0.1),
+        ("ps_bytes", bytes),
+        ("ps_lookup_seconds_sum", steps * busy / 2.0),
+        ("ps_update_seconds_sum", steps * busy / 2.0),
     ]
     .map(|(name, value)| format!("rectrain_{name}{{replica=\"0\"}} {value}\n"))
     .concat()
@@ -167,12 +172,7 @@ fn measured_unevenly(address: IpAddr, now: i64) -> String {
     let IpAddr::V4(of) = address else { return String::new() };
     let (steps, share) = ((now - 1_700_000_000) as f64, if of.octets()[3] % 2 == 0 { 0.25 } else { 0.75 });
     let rows = format!("rectrain_ps_found_rows_total {}\nrectrain_ps_inserted_rows_total 1\n", steps * share * 1e6);
-    let rest = measured(address, now).replace(&(0.9 * f64::from(1 << 30)).to_string(), "1000000");
-    let busy = |name: &str| format!("rectrain_ps_{name}_seconds_sum{{replica=\"0\"}} {}", steps * 0.1);
-    let busier = |text: String, name: &str| {
-        text.replace(&busy(name), &busy(name).replace(&(steps * 0.1).to_string(), &(steps * 0.25).to_string()))
-    };
-    busier(busier(rest, "lookup"), "update") + &rows
+    measured_of_servers(address, now, 1e6, 0.5) + &rows
 }
 
 #[tokio::test]

@@ -29,19 +29,10 @@ spec:
   faultTolerance: {maxRestarts: 3, backoffSeconds: 10, stallSeconds: 60}
 "#;
 
-/// Where the operator's decisions about members are carried out.
-const DECIDED_ON: &str = r#"
-apiVersion: rectrain.dev/v1alpha1
-kind: RecTrainingJob
-metadata: {name: clicks, namespace: ads}
-spec:
-  model: {kind: lr}
-  features: {sparse: [{name: C1}]}
-  data: {synthetic: {rows: 1000}}
-  training: {mode: auto, localBatchSize: 512}
-  faultTolerance: {maxRestarts: 3, backoffSeconds: 10, stallSeconds: 60}
+/// What [`MANIFEST`] goes on with where the operator's decisions about members are carried out.
+const DECIDED_ON: &str = "  training: {mode: auto, localBatchSize: 512}
   autoscaling: {mode: apply, ps: {max: 6}, embeddingWorker: {max: 6}, denseWorker: {max: 6}}
-"#;
+";
 
 /// What happens between two reconciles.
 #[derive(Clone, Debug)]
@@ -395,7 +386,7 @@ proptest! {
 
     #[test]
     fn no_reconcile_undoes_a_decision(happenings in prop::collection::vec(happening_or_decision(), 1..80)) {
-        let mut history = History::of(DECIDED_ON);
+        let mut history = History::of(&format!("{MANIFEST}{DECIDED_ON}"));
         for happening in &happenings {
             history.findings = None;
             history.happens(happening);

@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use super::dashboards::{EVERY, Monitoring, no_node, patience_for};
 use super::install::{Running, install, object_store, upload, within};
 use super::operate::{
-    NAMESPACE, SYSTEM, delete_job, endless, get, leader, merged, patch, process_of_pod, status, submit, until_phase,
+    NAMESPACE, SYSTEM, delete_job, endless, get, kill_pod, leader, merged, patch, process_of_pod, status, submit,
+    until_phase,
 };
 use super::paths::{Paths, remove_folder, write};
 use super::process::{command, eventually, output};
@@ -116,7 +117,7 @@ fn drops_gradients(watch: &mut Watch<'_>) -> Result<(), String> {
     submit(paths, name, &merged(endless(), changes))?;
     until_phase(paths, name, "Training")?;
     watch.fires("RectrainGradientsDropped", Some(name))?;
-    within(paths, NAMESPACE, &["delete", "pod", &format!("{name}-ps-0"), "--grace-period=0", "--force"])?;
+    kill_pod(paths, NAMESPACE, &format!("{name}-ps-0"))?;
     watch.fires("RectrainRestartsNearBudget", Some(name))?;
     delete_job(paths, name)
 }
@@ -329,11 +330,11 @@ fn have_operators(paths: &Paths, count: u32) -> Result<(), String> {
 }
 
 /// A process that does nothing until this is dropped.
-struct Stopped(String);
+pub(super) struct Stopped(String);
 
 impl Stopped {
     /// The one of the pod's container.
-    fn process_of(paths: &Paths, pod: &str) -> Result<Self, String> {
+    pub(super) fn process_of(paths: &Paths, pod: &str) -> Result<Self, String> {
         let stopped = Self(process_of_pod(paths, pod)?.to_string());
         output(&mut command("kill", ["-STOP", &stopped.0]))?;
         Ok(stopped)

@@ -12,7 +12,8 @@ use super::foreign_kubeconfig;
 use super::install::{Running, apply, fresh_namespace, install, within};
 use super::network::MACHINE;
 use super::operate::{
-    NAMESPACE, delete_job, manifest, merged, out_of_service, outside, process_of_pod, status, submit, until_phase,
+    NAMESPACE, delete_job, kill_pod, manifest, merged, out_of_service, outside, process_of_pod, status, submit,
+    until_phase,
 };
 use super::paths::{Paths, make_folder, remove_folder};
 use super::process::{command, eventually, output};
@@ -190,9 +191,7 @@ impl Killer<'_> {
                 Ok(killed)
             }
             Level::Pod => {
-                let killed = self.tried(|paths, pod| {
-                    within(paths, NAMESPACE, &["delete", "pod", pod, "--grace-period=0", "--force"]).map(drop)
-                })?;
+                let killed = self.tried(|paths, pod| kill_pod(paths, NAMESPACE, pod))?;
                 self.kills.pods += 1;
                 Ok(killed)
             }

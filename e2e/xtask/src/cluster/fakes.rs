@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::foreign_kubeconfig;
 use super::install::{Running, apply, within};
-use super::operate::{Costs, NAMESPACE, SYSTEM, leader, manifest};
+use super::operate::{Costs, NAMESPACE, SYSTEM, kill_pod, leader, manifest};
 use super::paths::Paths;
 use super::process::{command, eventually};
 use super::rights::calls;
@@ -100,7 +100,7 @@ fn filled(paths: &Paths) -> Result<(), String> {
 fn restarted(paths: &Paths) -> Result<(), String> {
     let old = leader(paths)?;
     let calls_before = calls(paths)?;
-    within(paths, SYSTEM, &["delete", "pod", &old, "--grace-period=0", "--force"])?;
+    kill_pod(paths, SYSTEM, &old)?;
     let started = Instant::now();
     eventually(PATIENCE, "another leader that has looked at every job", || {
         let now = leader(paths)?;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::foreign_kubeconfig;
 use super::install::{Running, apply, within};
 use super::network::{MACHINE, NODES};
-use super::operate::{NAMESPACE, SYSTEM, delete_job, endless, leader, merged, status, submit, until_phase};
+use super::operate::{NAMESPACE, SYSTEM, delete_job, endless, leader, merged, metrics, status, submit, until_phase};
 use super::paths::Paths;
 use super::process::{command, eventually, output};
 use super::tools::{self, METRICS_SERVER};
@@ -207,8 +207,7 @@ fn autoscaler_says(paths: &Paths, job: &str) -> Result<String, String> {
 
 /// As the leader tells it.
 fn used_by_others(paths: &Paths, job: &str) -> Result<f64, String> {
-    let metrics = format!("/api/v1/namespaces/{SYSTEM}/pods/{}:8080/proxy/metrics", leader(paths)?);
-    let text = within(paths, SYSTEM, &["get", "--raw", &metrics])?;
+    let text = metrics(paths, SYSTEM, &leader(paths)?, 8080)?;
     let of_job = format!("job_name=\"{job}\"");
     let line = text.lines().find(|line| line.starts_with(USED_BY_OTHERS) && line.contains(&of_job));
     let value = line.and_then(|line| line.rsplit_once(' ')?.1.parse().ok());

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::alerts::alerts;
+use super::alerts::{Stopped, alerts};
 use super::contention::follows_the_load;
 use super::dashboards::{dashboards, no_node};
 use super::fakes::thousand_with_pods;
@@ -386,6 +386,17 @@ pub(super) fn belongings(paths: &Paths, name: &str) -> Result<BTreeMap<String, S
         .collect())
 }
 
+/// What a pod measures, on that port.
+pub(super) fn metrics(paths: &Paths, namespace: &str, pod: &str, port: u16) -> Result<String, String> {
+    let page = format!("/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/metrics");
+    within(paths, namespace, &["get", "--raw", &page])
+}
+
+/// Deletes a pod at once: what runs in it is killed.
+pub(super) fn kill_pod(paths: &Paths, namespace: &str, pod: &str) -> Result<(), String> {
+    within(paths, namespace, &["delete", "pod", pod, "--grace-period=0", "--force"]).map(drop)
+}
+
 fn pods(paths: &Paths, name: &str) -> Result<BTreeMap<String, String>, String> {
     let columns = "--output=jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}{\"\\n\"}{end}";
     let text = within(paths, NAMESPACE, &["get", "pods", "--selector", &format!("rectrain.dev/job={name}"), columns])?;
@@ -447,7 +458,7 @@ fn takes_over(paths: &Paths) -> Result<(), String> {
     until_phase(paths, name, "Training")?;
     let before = pods(paths, name)?;
     let old = leader(paths)?;
-    within(paths, SYSTEM, &["delete", "pod", &old, "--grace-period=0", "--force"])?;
+    kill_pod(paths, SYSTEM, &old)?;
     let started = Instant::now();
     eventually(TAKEOVER, "another leader", || match leader(paths)? {
         now if now != old && !now.is_empty() => Ok(()),
@@ -471,7 +482,7 @@ fn takes_over(paths: &Paths) -> Result<(), String> {
         return Err("pods were restarted".to_owned());
     }
     if has_new_image {
-        within(paths, NAMESPACE, &["delete", "pod", &format!("{name}-ps-0"), "--grace-period=0", "--force"])?;
+        kill_pod(paths, NAMESPACE, &format!("{name}-ps-0"))?;
         eventually(SHOW, "the new image in an attempt that begins later", || match attempt_image(paths, name)? {
             now if now != old => Ok(()),
             now => Err(now),
@@ -507,7 +518,7 @@ fn survives(paths: &Paths) -> Result<(), String> {
     for role in ["loader", "embedding-worker", "dense-worker", "ps", "coordinator"] {
         let pod = format!("{name}-{role}-0");
         let uid = pods(paths, name)?.get(&pod).cloned();
-        within(paths, NAMESPACE, &["delete", "pod", &pod, "--grace-period=0", "--force"])?;
+        kill_pod(paths, NAMESPACE, &pod)?;
         let killed = Instant::now();
         let mut at = None;
         let restarts = eventually(SHOW, &format!("steps of {name} after {role} was killed"), || {
@@ -602,7 +613,10 @@ fn fails(paths: &Paths) -> Result<(), String> {
     let quick = json!({"activeDeadlineSeconds": 1, "data": {"synthetic": {"rows": 1_000_000_000}}});
     // Rows come until they are more than that.
     let little = template("ps", json!({"resources": {"limits": {"memory": "64Mi"}, "requests": {"memory": "64Mi"}}}));
-    let no_memory = merged(merged(endless(), little), json!({"faultTolerance": {"maxRestarts": 0}}));
+    let little =
+        |fault_tolerance: Value| merged(merged(endless(), little.clone()), json!({"faultTolerance": fault_tolerance}));
+    // The next attempt says so while it waits.
+    let (no_memory, next) = (little(json!({"maxRestarts": 0})), little(json!({"backoffSeconds": 15})));
     let no_node = template("loader", no_node());
     let no_source = template("loader", json!({"volumeMounts": [{"name": "nothing", "mountPath": "/x"}]}));
     for (name, changes, kind, reason, says) in [
@@ -612,6 +626,7 @@ fn fails(paths: &Paths) -> Result<(), String> {
         ("refused", no_source, "Stalled", "ObjectRefused", "StatefulSet"),
         ("too-late", quick, "Failed", "DeadlineExceeded", "activeDeadlineSeconds"),
         ("no-memory", no_memory, "Failed", "RestartsExhausted", "memory"),
+        ("out-of-memory", next, "Reconciling", "OutOfMemory", "memory"),
     ] {
         submit(paths, name, &changes)?;
         let message = shows(paths, name, kind, reason)?;
@@ -622,7 +637,6 @@ fn fails(paths: &Paths) -> Result<(), String> {
         delete_job(paths, name)?;
     }
     crashes(paths)?;
-    runs_out_of_memory(paths)?;
     stands_still(paths)?;
     taken(paths)?;
     no_image(paths)
@@ -635,20 +649,9 @@ fn crashes(paths: &Paths) -> Result<(), String> {
     submit(paths, name, &merged(endless(), once))?;
     for (kind, reason) in [("Reconciling", "Crash"), ("Failed", "RestartsExhausted")] {
         until_phase(paths, name, "Training")?;
-        within(paths, NAMESPACE, &["delete", "pod", &format!("{name}-ps-0"), "--grace-period=0", "--force"])?;
+        kill_pod(paths, NAMESPACE, &format!("{name}-ps-0"))?;
         println!("{reason}: {}", shows(paths, name, kind, reason)?);
     }
-    delete_job(paths, name)
-}
-
-/// A server whose table does not fit is killed for its memory, and the next attempt says so while it waits.
-fn runs_out_of_memory(paths: &Paths) -> Result<(), String> {
-    let name = "out-of-memory";
-    let little = json!({"memory": "64Mi"});
-    let ps = json!({"template": {"resources": {"limits": little, "requests": little}}});
-    let later = json!({"roles": {"ps": ps}, "faultTolerance": {"backoffSeconds": 15}});
-    submit(paths, name, &merged(endless(), later))?;
-    println!("OutOfMemory: {}", shows(paths, name, "Reconciling", "OutOfMemory")?);
     delete_job(paths, name)
 }
 
@@ -661,12 +664,9 @@ fn stands_still(paths: &Paths) -> Result<(), String> {
     let name = "stands-still";
     submit(paths, name, &merged(endless(), json!({"faultTolerance": {"stallSeconds": 10, "backoffSeconds": 15}})))?;
     until_phase(paths, name, "Training")?;
-    let process = process_of_pod(paths, &format!("{name}-dense-worker-0"))?.to_string();
-    output(&mut command("kill", ["-STOP", &process]))?;
-    let shown = shows(paths, name, "Reconciling", "NoProgress");
-    // So that it can end; it may have been ended.
-    let _told = output(&mut command("kill", ["-CONT", &process]));
-    println!("NoProgress: {}", shown?);
+    let stopped = Stopped::process_of(paths, &format!("{name}-dense-worker-0"))?;
+    println!("NoProgress: {}", shows(paths, name, "Reconciling", "NoProgress")?);
+    drop(stopped);
     delete_job(paths, name)
 }
 
@@ -761,11 +761,7 @@ impl Costs {
             nobody if nobody.is_empty() => Err("the lease is nobody's".to_owned()),
             leader => Ok(leader),
         })?;
-        let text = within(
-            paths,
-            SYSTEM,
-            &["get", "--raw", &format!("/api/v1/namespaces/{SYSTEM}/pods/{leader}:8080/proxy/metrics")],
-        )?;
+        let text = metrics(paths, SYSTEM, &leader, 8080)?;
         let value = |name: &str| -> Result<f64, String> {
             let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
             line.and_then(|value| value.parse().ok())

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::install::{object_store, upload, within};
 use super::operate::{
-    NAMESPACE, delete_job, get, manifest, merge, merged, outside, process_of_pod, status, submit, until_phase,
+    NAMESPACE, delete_job, get, kill_pod, manifest, merge, merged, outside, process_of_pod, status, submit, until_phase,
 };
 use super::paths::Paths;
 use super::process::{command, eventually, output};
@@ -34,7 +34,7 @@ fn killed(paths: &Paths, rows: &Value, undisturbed: &Value) -> Result<(), String
     ["embedding-worker", "loader", "dense-worker"].into_iter().try_for_each(|role| replaced(paths, name, role))?;
     for (kills, role) in (1..).zip(["ps", "coordinator"]) {
         let step = until_step_after(paths, name, reached(paths, name)? + EVERY)?;
-        within(paths, NAMESPACE, &["delete", "pod", &format!("{name}-{role}-0"), "--grace-period=0", "--force"])?;
+        kill_pod(paths, NAMESPACE, &format!("{name}-{role}-0"))?;
         eventually(FORWARD, &format!("restart {kills} of {name}"), || {
             match status(paths, name)?["restarts"].as_u64() {
                 Some(restarts) if restarts >= kills => Ok(()),
@@ -62,7 +62,7 @@ fn killed(paths: &Paths, rows: &Value, undisturbed: &Value) -> Result<(), String
 fn replaced(paths: &Paths, name: &str, role: &str) -> Result<(), String> {
     let step = until_step_after(paths, name, reached(paths, name)? + EVERY)?;
     let restarts = status(paths, name)?["restarts"].clone();
-    within(paths, NAMESPACE, &["delete", "pod", &format!("{name}-{role}-0"), "--grace-period=0", "--force"])?;
+    kill_pod(paths, NAMESPACE, &format!("{name}-{role}-0"))?;
     eventually(FORWARD, &format!("another {role} of {name}"), || {
         let log = within(paths, NAMESPACE, &["logs", &format!("{name}-coordinator-0")])?;
         let mut events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());

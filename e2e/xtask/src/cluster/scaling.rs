@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use super::install::within;
 use super::operate::{
-    NAMESPACE, SYSTEM, delete_job, endless, get, leader, manifest, merged, outside, patch, status, submit, until_phase,
+    NAMESPACE, SYSTEM, delete_job, endless, get, leader, manifest, merged, metrics, outside, patch, status, submit,
+    until_phase,
 };
 use super::paths::{Paths, write};
 use super::process::{command, eventually, output};
@@ -166,8 +167,7 @@ fn memory_by_decision(paths: &Paths) -> Result<(), String> {
 /// of clicks; a loader with a fifth of a core says how many rows there are a second.
 fn hot_by_decision(paths: &Paths) -> Result<(), String> {
     let name = "hot";
-    let mut servers = with_limits(&json!({"cpu": "100m"}));
-    servers["replicas"] = json!(2);
+    let servers = several_with_limits(2, &json!({"cpu": "100m"}));
     let changes = json!({
         "model": {"hidden": [8], "embeddingDim": 64},
         "data": {"synthetic": {"vocabulary": 100_000, "zipfExponent": 1.05}},
@@ -199,12 +199,12 @@ fn hot_by_decision(paths: &Paths) -> Result<(), String> {
 /// number of servers.
 fn back_by_decision(paths: &Paths) -> Result<(), String> {
     let name = "back";
-    let three = |limits: Value| merged(with_limits(&limits), json!({"replicas": 3}));
+    let workers = several_with_limits(3, &json!({"cpu": "200m"}));
     let changes = json!({
         "model": {"hidden": [8], "embeddingDim": 64},
         "data": {"synthetic": {"vocabulary": 100_000, "zipfExponent": 1.05}},
         "training": {"mode": "hybrid", "globalBatchSize": 4_000, "localBatchSize": 1_000},
-        "roles": {"ps": with_limits(&json!({"cpu": "300m"})), "denseWorker": three(json!({"cpu": "200m"}))},
+        "roles": {"ps": with_limits(&json!({"cpu": "300m"})), "denseWorker": workers},
         "autoscaling": {
             "mode": "apply", "upWindowSeconds": 15, "downWindowSeconds": 20, "coolDownSeconds": COOL_DOWN.as_secs(),
             "denseWorker": {"scaler": "external"}, "embeddingWorker": {"scaler": "external"},
@@ -234,8 +234,7 @@ fn back_by_decision(paths: &Paths) -> Result<(), String> {
 /// model is that of the job left alone.
 fn even_by_decision(paths: &Paths) -> Result<(), String> {
     let name = "uneven";
-    let mut servers = with_limits(&json!({"cpu": "100m"}));
-    servers["replicas"] = json!(3);
+    let servers = several_with_limits(3, &json!({"cpu": "100m"}));
     let changes = json!({
         "model": {"hidden": [8], "embeddingDim": 64},
         "features": {"sparse": [{"name": "C{1..10}"}]},
@@ -253,7 +252,7 @@ fn even_by_decision(paths: &Paths) -> Result<(), String> {
     let before = unevenness(paths, name, 3)?;
     let first = first_decision(paths, name, "ps")?;
     eventually(SHORT, "slots that have moved", || {
-        let page = within(paths, NAMESPACE, &["get", "--raw", &metrics_of(&format!("{name}-coordinator-0"))])?;
+        let page = metrics(paths, NAMESPACE, &format!("{name}-coordinator-0"), 9090)?;
         if page.lines().any(|line| line.starts_with("rectrain_coordinator_migrations_total") && line.ends_with(" 1")) {
             return Ok(());
         }
@@ -276,7 +275,7 @@ fn even_by_decision(paths: &Paths) -> Result<(), String> {
 fn unevenness(paths: &Paths, name: &str, servers: u32) -> Result<f64, String> {
     let looked_up = || {
         let of = |index| {
-            let page = within(paths, NAMESPACE, &["get", "--raw", &metrics_of(&format!("{name}-ps-{index}"))])?;
+            let page = metrics(paths, NAMESPACE, &format!("{name}-ps-{index}"), 9090)?;
             let value = |line: &str| line.rsplit_once(' ')?.1.parse::<f64>().ok();
             let found = page.lines().filter(|line| line.starts_with("rectrain_ps_found_rows_total"));
             Ok::<f64, String>(found.filter_map(value).sum())
@@ -287,10 +286,6 @@ fn unevenness(paths: &Paths, name: &str, servers: u32) -> Result<f64, String> {
     std::thread::sleep(Duration::from_secs(8));
     let rows: Vec<f64> = looked_up()?.iter().zip(&before).map(|(after, before)| after - before).collect();
     Ok(rows.iter().copied().fold(0.0, f64::max) * f64::from(servers) / rows.iter().sum::<f64>())
-}
-
-fn metrics_of(pod: &str) -> String {
-    format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}:9090/proxy/metrics")
 }
 
 /// What the operator has recorded of the job is decided again as it was.
@@ -419,7 +414,12 @@ fn in_by_decision(paths: &Paths) -> Result<(), String> {
 
 /// One replica whose container has these limits.
 pub(super) fn with_limits(limits: &Value) -> Value {
-    json!({"replicas": 1, "template": {"resources": {"limits": limits}}})
+    several_with_limits(1, limits)
+}
+
+/// As [`with_limits`], so many of them.
+fn several_with_limits(replicas: u32, limits: &Value) -> Value {
+    json!({"replicas": replicas, "template": {"resources": {"limits": limits}}})
 }
 
 /// Why there are as many of a role as there are.

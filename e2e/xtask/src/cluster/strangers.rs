@@ -7,7 +7,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 use serde_json::{Value, json};
 
 use super::install::{apply, within};
-use super::operate::{NAMESPACE, delete_job, endless, get, status, submit, until_phase};
+use super::operate::{NAMESPACE, delete_job, endless, get, kill_pod, metrics, status, submit, until_phase};
 use super::paths::Paths;
 use super::process::eventually;
 
@@ -55,7 +55,7 @@ pub(super) fn refuses_strangers(paths: &Paths) -> Result<(), String> {
     }
     println!("{} strangers refused and counted, training undisturbed", STRANGERS.len());
     for number in 0..STRANGERS.len() {
-        within(paths, NAMESPACE, &["delete", "pod", &name(number), "--grace-period=0", "--force"])?;
+        kill_pod(paths, NAMESPACE, &name(number))?;
     }
     within(paths, NAMESPACE, &["delete", "secret", FOREIGN])?;
     delete_job(paths, JOB)
@@ -129,8 +129,7 @@ fn pod(name: &str, member: &Value, stranger: &Stranger) -> Result<Value, String>
 /// Whether the process that the stranger has called says so.
 fn counted(paths: &Paths, stranger: &Stranger) -> Result<(), String> {
     let pod = format!("{JOB}-{}-0", stranger.calls);
-    let metrics = format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}:9090/proxy/metrics");
-    let text = within(paths, NAMESPACE, &["get", "--raw", &metrics])?;
+    let text = metrics(paths, NAMESPACE, &pod, 9090)?;
     let series = format!("rectrain_wire_refused_connections_total{{reason=\"{}\"}} ", stranger.reason);
     match text.lines().find_map(|line| line.strip_prefix(series.as_str())?.parse::<f64>().ok()) {
         Some(count) if count > 0.0 => Ok(()),

@@ -3,15 +3,14 @@
 //! log, so a kill falls while it is answered, or just after.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::chaos::children_of;
+use crate::run_processes::{self, children_of};
 
 const MANIFEST: &str = "docs/examples/chaos.yaml";
 const NAME: &str = "migration-kills";
@@ -54,6 +53,7 @@ pub(super) fn run() -> Result<(), String> {
     check("nobody", &alone, &moved.summary)?;
     let moments = moments(&moved.messages);
     println!("{}", json!({"messages": moved.messages.iter().cloned().collect::<BTreeMap<_, _>>()}));
+    // That each model is the same is what it has come to the end for.
     let (mut kills, mut restarts, mut batches_again) = (0u64, 0, 0);
     for moment in &moments {
         for victim in VICTIMS {
@@ -74,10 +74,7 @@ pub(super) fn run() -> Result<(), String> {
     }
     // Left by a run that was stopped, at worst, in the folder for such things.
     let _removed = std::fs::remove_dir_all(&folder);
-    println!(
-        "{}",
-        json!({"kills": kills, "restarts": restarts, "batchesRepeated": batches_again, "digestsEqual": true, "rowsLost": 0})
-    );
+    println!("{}", json!({"kills": kills, "restarts": restarts, "batchesRepeated": batches_again}));
     Ok(())
 }
 
@@ -118,16 +115,9 @@ fn train(checkpoints: &Path, moves: bool, kill: Option<(&Moment, (&str, u32))>) 
         .stderr(Stdio::piped());
     let mut child = job.spawn().map_err(|error| format!("cannot run rectrain: {error}"))?;
     let followed = follow(&mut child, moves, kill);
-    if followed.is_err() {
-        // It has ended already, or ends here.
-        let _ended = child.kill();
-    }
-    let status = child.wait().map_err(|error| format!("cannot wait for rectrain: {error}"))?;
-    match followed {
-        Ok(run) if status.success() => Ok(run),
-        Ok(_) => Err(format!("rectrain ended with {status}")),
-        Err(error) => Err(error),
-    }
+    let status = run_processes::end(&mut child, &followed)?;
+    let run = followed?;
+    if status.success() { Ok(run) } else { Err(format!("rectrain ended with {status}")) }
 }
 
 fn follow(child: &mut Child, moves: bool, kill: Option<(&Moment, (&str, u32))>) -> Result<Run, String> {
@@ -179,31 +169,17 @@ fn kill_member(run: u32, (role, index): (&str, u32)) -> Result<bool, String> {
     let Some((process, _)) = children_of(run).into_iter().find(|(process, of)| of == role && is_it(*process)) else {
         return Ok(false);
     };
-    let killed = Command::new("kill").args(["-9", &process.to_string()]).status();
-    Ok(killed.map_err(|error| format!("cannot run kill: {error}"))?.success())
+    run_processes::kill(process)
 }
 
 /// What it prints, as it comes.
 fn listen(child: &mut Child) -> Result<Receiver<Said>, String> {
-    let (output, log) = (child.stdout.take().ok_or("rectrain has no output")?, child.stderr.take());
     let (sender, receiver) = channel();
-    let events = sender.clone();
-    std::thread::spawn(move || {
-        tell(output, &events, |line| Some(Said::Event(serde_json::from_str(line).ok()?)));
-    });
-    let log = log.ok_or("rectrain has no log")?;
-    std::thread::spawn(move || tell(log, &sender, |line| Some(Said::Message(message(line)?.to_owned()))));
+    run_processes::tell(child.stdout.take(), sender.clone(), |line| {
+        Some(Said::Event(serde_json::from_str(line).ok()?))
+    })?;
+    run_processes::tell(child.stderr.take(), sender, |line| Some(Said::Message(message(line)?.to_owned())))?;
     Ok(receiver)
-}
-
-fn tell(from: impl std::io::Read, to: &Sender<Said>, read: impl Fn(&str) -> Option<Said>) {
-    for line in BufReader::new(from).lines().map_while(Result::ok) {
-        if let Some(said) = read(&line)
-            && to.send(said).is_err()
-        {
-            return;
-        }
-    }
 }
 
 /// The kind of message that a line of the log tells of.
