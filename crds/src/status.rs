@@ -369,7 +369,7 @@ pub struct RecTrainingJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auc: Option<f64>,
 
-    /// The last checkpoint that this job's attempts have written: where the next attempt goes on.
+    /// The last checkpoint that this job's attempts have written or restored: where the next attempt goes on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_checkpoint: Option<CheckpointStatus>,
 

@@ -33,7 +33,12 @@ pub enum CoordinatorView {
     /// The job is under way.
     Live(Report),
     /// The job is done.
-    Complete(Box<JobSummary>),
+    Complete {
+        /// What came of it.
+        summary: Box<JobSummary>,
+        /// The last checkpoint that it saved, or went on from.
+        last_checkpoint: Option<CheckpointStatus>,
+    },
     /// The job ended without being done.
     Failed {
         /// One sentence.
@@ -270,7 +275,7 @@ async fn question(coordinator: &Whereabouts) -> Result<CoordinatorView, AskError
     let mut client = connect(coordinator).await?;
     let status = client.get_status(v1::StatusRequest {}).await?.into_inner();
     match status.phase() {
-        v1::Phase::Complete | v1::Phase::Failed => ending(&mut client).await,
+        v1::Phase::Complete | v1::Phase::Failed => ending(&mut client, last_checkpoint(&status)).await,
         _ => Ok(CoordinatorView::Live(report(&status))),
     }
 }
@@ -289,12 +294,16 @@ fn report(status: &v1::JobStatus) -> Report {
         samples_per_second: status.samples_per_second,
         loss: status.loss,
         auc: status.auc,
-        last_checkpoint: (!status.last_checkpoint.is_empty())
-            .then(|| CheckpointStatus { name: status.last_checkpoint.clone(), step: status.last_checkpoint_step }),
+        last_checkpoint: last_checkpoint(status),
         members: members(status),
         idle_seconds: status.idle_seconds,
         slots_decided_seconds: status.slots_decided_seconds,
     }
+}
+
+fn last_checkpoint(status: &v1::JobStatus) -> Option<CheckpointStatus> {
+    let (name, step) = (&status.last_checkpoint, status.last_checkpoint_step);
+    (!name.is_empty()).then(|| CheckpointStatus { name: name.clone(), step })
 }
 
 /// Of each role that it speaks of.
@@ -355,11 +364,14 @@ struct Test {
     calibration: Option<f64>,
 }
 
-async fn ending(client: &mut ControlClient<Channel>) -> Result<CoordinatorView, AskError> {
+async fn ending(
+    client: &mut ControlClient<Channel>,
+    last_checkpoint: Option<CheckpointStatus>,
+) -> Result<CoordinatorView, AskError> {
     let mut events = client.watch(v1::WatchRequest::default()).await?.into_inner();
     for _ in 0..MAX_EVENTS {
         let Some(event) = events.message().await? else { break };
-        if let Some(view) = last_event(&event.json)? {
+        if let Some(view) = end(serde_json::from_str(&event.json)?, last_checkpoint.as_ref()) {
             return Ok(view);
         }
     }
@@ -367,12 +379,15 @@ async fn ending(client: &mut ControlClient<Channel>) -> Result<CoordinatorView, 
 }
 
 /// The end that an event tells, if it tells one.
-fn last_event(json: &str) -> Result<Option<CoordinatorView>, serde_json::Error> {
-    Ok(match serde_json::from_str(json)? {
-        LastEvent::Summary(summary) => Some(CoordinatorView::Complete(Box::new(job_summary(*summary)))),
+fn end(event: LastEvent, last_checkpoint: Option<&CheckpointStatus>) -> Option<CoordinatorView> {
+    match event {
+        LastEvent::Summary(summary) => Some(CoordinatorView::Complete {
+            summary: Box::new(job_summary(*summary)),
+            last_checkpoint: last_checkpoint.cloned(),
+        }),
         LastEvent::Failed { message, user_error } => Some(CoordinatorView::Failed { message, user_error }),
         LastEvent::Other => None,
-    })
+    }
 }
 
 fn job_summary(summary: Summary) -> JobSummary {
@@ -408,19 +423,22 @@ mod tests {
 
     #[test]
     fn the_last_event_is_the_summary_or_the_failure() {
+        let saved = CheckpointStatus { name: "full-5".to_owned(), step: 5 };
+        let end = |json| end(serde_json::from_str(json).expect("it is read"), Some(&saved));
         let summary = r#"{"event":"summary","test":{"auc":0.79,"logLoss":0.5,"normalizedEntropy":0.9,"calibration":1.0,"samples":9},
             "steps":5,"samples":41,"trainedRows":40,"seconds":2.0,"samplesPerSecond":20.0,"rows":7,"storeBytes":1,"skippedRows":0,"bytesOnWire":{},
             "parametersSha256":"ab"}"#;
-        match last_event(summary).expect("it is read") {
-            Some(CoordinatorView::Complete(summary)) => {
+        match end(summary) {
+            Some(CoordinatorView::Complete { summary, last_checkpoint }) => {
+                assert_eq!(last_checkpoint.as_ref(), Some(&saved));
                 assert_eq!((summary.auc, summary.steps, summary.parameters_sha256.as_str()), (Some(0.79), 5, "ab"));
                 assert_eq!(summary.samples, 40, "those of the ledger");
             }
             other => panic!("{other:?}"),
         }
-        let failed = last_event(r#"{"event":"failed","message":"m","userError":true}"#).expect("it is read");
+        let failed = end(r#"{"event":"failed","message":"m","userError":true}"#);
         assert_eq!(failed, Some(CoordinatorView::Failed { message: "m".to_owned(), user_error: true }));
         let progress = r#"{"event":"progress","step":1,"totalSteps":null,"samples":1,"samplesPerSecond":1.0,"loss":0.1,"runningAuc":null}"#;
-        assert_eq!(last_event(progress).expect("it is read"), None);
+        assert_eq!(end(progress), None);
     }
 }

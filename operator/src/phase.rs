@@ -18,7 +18,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use rectrain_crds::{
-    AttemptMode, AttemptStatus, DecisionSubject, FieldError, Mode, ModeSpec, Phase, RecTrainingJob,
+    AttemptMode, AttemptStatus, CheckpointStatus, DecisionSubject, FieldError, Mode, ModeSpec, Phase, RecTrainingJob,
     RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, ResolvedJob, defaults,
 };
 
@@ -378,7 +378,8 @@ impl<'a> Draft<'a> {
         if let Some(problem) = failure::bad_input(pods, self.facts.coordinator) {
             return self.fail(problem, Run::Hold);
         }
-        if let CoordinatorView::Complete(summary) = self.facts.coordinator {
+        if let CoordinatorView::Complete { summary, last_checkpoint } = self.facts.coordinator {
+            self.note_checkpoint(last_checkpoint.as_ref());
             self.status.step = Some(summary.steps);
             self.status.total_steps = Some(summary.steps);
             self.status.auc = summary.auc.map(|auc| rounded(auc, 5)).or(self.status.auc);
@@ -454,13 +455,18 @@ impl<'a> Draft<'a> {
             self.status.auc = report.auc.map(|auc| rounded(auc, 5)).or(self.status.auc);
         }
         self.status.mode = report.mode.or(self.status.mode);
-        if report.last_checkpoint.is_some() {
-            self.status.last_checkpoint.clone_from(&report.last_checkpoint);
-        }
+        self.note_checkpoint(report.last_checkpoint.as_ref());
         match report.stage {
             Stage::Starting => Phase::Starting,
             Stage::Training => Phase::Training,
             Stage::Evaluating => Phase::Evaluating,
+        }
+    }
+
+    /// A coordinator that has just begun knows of none.
+    fn note_checkpoint(&mut self, told: Option<&CheckpointStatus>) {
+        if told.is_some() {
+            self.status.last_checkpoint = told.cloned();
         }
     }
 

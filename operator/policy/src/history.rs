@@ -26,8 +26,10 @@ const MOST_CORRECTION: f64 = 2.0;
 const CHANCE: f64 = 3.0;
 /// ln 3: by more than that no single look speaks for a mode, so that a moment in which a worker stands still is no reason to switch.
 const MOST_ADVANTAGE: f64 = 1.1;
-/// Cool-downs for which a number of dense workers that did not pay is not tried again.
-const CEILING_COOL_DOWNS: u64 = 12;
+/// Cool-downs for which a number of dense workers that did not pay, or of any role that was too few, is not tried again.
+const TRIED_COOL_DOWNS: u64 = 12;
+/// A role that is scaled out within so many cool-downs of having been scaled in was made too small: its load has not changed so soon.
+const REGRET_COOL_DOWNS: u64 = 3;
 
 /// A value at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -317,6 +319,28 @@ impl History {
         })
     }
 
+    /// The most replicas that were tried not long ago and were too few: the role was scaled in to that many, and soon out again. What
+    /// fewer of them would do is predicted from what the present ones do, and that fails where, say, a limit on a processor's time makes
+    /// each of them slower than its share of the work would.
+    pub(crate) fn too_few(&self, subject: Subject, cool_down_seconds: u64, now: u64) -> Option<u32> {
+        let scaled = |decision: &Decision| match decision.action {
+            Action::Scale { from, to } if decision.subject == subject => Some((decision.at_seconds, from, to)),
+            _ => None,
+        };
+        let scaled: Vec<_> = self.decisions.iter().filter_map(scaled).collect();
+        let too_few = |pair: &[(u64, u32, u32)]| {
+            let [(in_at, before, fewer), (out_at, ..)] = *pair else { return None };
+            let (_, from, to) = pair[1];
+            let is_regretted = fewer < before
+                && from == fewer
+                && to > from
+                && out_at <= in_at.saturating_add(REGRET_COOL_DOWNS.saturating_mul(cool_down_seconds))
+                && now < out_at.saturating_add(TRIED_COOL_DOWNS.saturating_mul(cool_down_seconds));
+            is_regretted.then_some(fewer)
+        };
+        scaled.windows(2).filter_map(too_few).max()
+    }
+
     /// What the modes would make, corrected by what was learned.
     #[must_use]
     pub fn predict(&self, observations: &Observations) -> Option<Prediction> {
@@ -474,7 +498,7 @@ impl History {
         }
         let elasticity = after.most_gained_over(&trial.before) / (f64::from(trial.to) / f64::from(trial.from)).ln();
         if elasticity < 0.5 * dense.marginal_throughput {
-            let until_seconds = now + CEILING_COOL_DOWNS * scaling.cool_down_seconds;
+            let until_seconds = now + TRIED_COOL_DOWNS * scaling.cool_down_seconds;
             self.ceiling = Some(Ceiling { replicas: trial.from, until_seconds });
         }
     }

@@ -5,6 +5,9 @@
 //! HorizontalPodAutoscaler), so that a peak or a lull is followed only if it lasts. A role is left alone while a change of it is
 //! under way, and for its cool-down. A parameter server that was killed for its memory waits for neither.
 //!
+//! A number that turned out to be too few is not tried again for a while ([`History::too_few`]): a measurement of those there are says
+//! only so much of what fewer would do.
+//!
 //! Parameter servers that are used unevenly have their slots spread anew, which costs less than one more of them; only what that does
 //! not help gets more.
 
@@ -111,11 +114,19 @@ fn verdict(
     let settled = role
         .settled()
         .ok_or_else(|| format!("{} of {} are ready: a change is under way", count.ready, count.wanted))?;
-    let (_, facts) = finding(policy, observations, history, subject, settled)?;
+    let (_, mut facts) = finding(policy, observations, history, subject, settled)?;
     let window = history.needed.get(&subject);
     let over = |seconds| window.and_then(|window: &Window<u32>| window.over(seconds));
     let up = over(scaling.up_window_seconds).and_then(|needed| needed.into_iter().min());
-    let down = over(scaling.down_window_seconds).and_then(|needed| needed.into_iter().max());
+    let too_few = history.too_few(subject, scaling.cool_down_seconds, observations.at_seconds);
+    let down =
+        over(scaling.down_window_seconds).and_then(|needed| needed.into_iter().max()).map(|down| match too_few {
+            Some(too_few) if down <= too_few => {
+                facts += &format!("; {too_few} were too few when tried");
+                too_few.saturating_add(1)
+            }
+            _ => down,
+        });
     let to = match (up.map(|up| bounds.clamp(up)), down.map(|down| bounds.clamp(down))) {
         (Some(up), _) if up > present => up,
         (_, Some(down)) if down < present => down,

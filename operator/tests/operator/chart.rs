@@ -102,7 +102,9 @@ async fn the_operator_may_do_what_it_does_and_nothing_else() {
 }
 
 fn helm() -> Option<PathBuf> {
-    let cached = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache/rectrain/cluster/bin/helm"));
+    let folder = |name| std::env::var_os(name).filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    let caches = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
+    let cached = caches.map(|caches| caches.join("rectrain/cluster/bin/helm"));
     let candidates =
         std::env::var_os("HELM").map(PathBuf::from).into_iter().chain([PathBuf::from("helm")]).chain(cached);
     let found = candidates

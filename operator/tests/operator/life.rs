@@ -39,6 +39,8 @@ async fn a_job_starts_trains_evaluates_and_is_complete() {
     assert_eq!((status.step, status.restarts, status.samples_per_second), (Some(4), Some(0), None));
     assert!(status.completion_time.is_some() && status.start_time < status.completion_time);
     assert_eq!(status.observed_generation, Some(1));
+    // Saved after the last look at it while it trained.
+    assert_eq!(status.last_checkpoint.as_ref().map(|last| last.step), Some(4));
     assert!(world.condition("Complete").is_some() && world.condition("Ready").is_some());
     assert!(world.condition("Failed").is_none() && world.condition("Reconciling").is_none());
     let sets =

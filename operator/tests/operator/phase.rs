@@ -80,7 +80,7 @@ fn coordinator() -> impl Strategy<Value = CoordinatorView> {
     prop_oneof![
         2 => Just(CoordinatorView::Silent),
         6 => live,
-        1 => Just(CoordinatorView::Complete(Box::default())),
+        1 => Just(CoordinatorView::Complete { summary: Box::default(), last_checkpoint: None }),
         1 => Just(failed(true)),
         3 => Just(failed(false)),
     ]

@@ -58,6 +58,8 @@ fn start(paths: &Paths) -> Result<Running, String> {
     kwok.arg(format!("--kubeconfig={}", paths.kubeconfig().display()));
     kwok.arg(format!("--manage-nodes-with-annotation-selector={FAKE}=fake"));
     kwok.arg(format!("--cidr={ADDRESSES}"));
+    // Without a lease that is renewed the controllers take the nodes for lost.
+    kwok.arg("--node-lease-duration-seconds=40");
     kwok.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
     Ok(Running(kwok.spawn().map_err(|error| format!("cannot run KWOK: {error}"))?))
 }

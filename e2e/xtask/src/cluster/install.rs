@@ -70,6 +70,12 @@ pub(super) fn install(paths: &Paths, more: &[&str]) -> Result<(), String> {
     visible(helm.args(more).env("KUBECONFIG", kubeconfig(paths)?))
 }
 
+/// Takes away what [`install`] has installed.
+pub(super) fn uninstall(paths: &Paths) -> Result<(), String> {
+    let mut helm = command(paths.program("helm"), ["uninstall", RELEASE, "--namespace", SYSTEM, "--wait"]);
+    visible(helm.env("KUBECONFIG", kubeconfig(paths)?))
+}
+
 /// `cargo xtask cluster smoke`: the runtime's image, the network and the names of pods, with no operator. Trains in `sync`, where
 /// the model must be bit for bit the one that `rectrain run` trains with as many replicas.
 pub(super) fn smoke(paths: &Paths) -> Result<(), String> {

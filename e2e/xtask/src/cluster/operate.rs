@@ -13,7 +13,7 @@ use super::contention::follows_the_load;
 use super::dashboards::{dashboards, no_node};
 use super::fakes::thousand_with_pods;
 use super::images::{self, Image, NEXT_TAG};
-use super::install::{apply, fresh_namespace, install, last_event, within};
+use super::install::{apply, fresh_namespace, install, last_event, uninstall, within};
 use super::kubectl;
 use super::metrics_server::measured;
 use super::paths::Paths;
@@ -27,6 +27,7 @@ use super::strangers::refuses_strangers;
 
 pub(super) const NAMESPACE: &str = "rectrain-operate";
 pub(super) const SYSTEM: &str = "rectrain-system";
+const CRD: &str = "customresourcedefinition/rectrainingjobs.rectrain.dev";
 /// How long a small job may take on a slow machine.
 const JOB: Duration = Duration::from_secs(900);
 /// How long a condition may take to show.
@@ -59,7 +60,7 @@ const fn long(name: &'static str, run: fn(&Paths) -> Result<(), String>, shows: 
     Step { name, shows, run, is_quick: false }
 }
 
-const STEPS: [Step; 24] = [
+const STEPS: [Step; 25] = [
     quick("completes", completes, "a job completes with the digest of a run outside of the cluster"),
     quick("switches", switches, "a job under way goes on in another training mode without a restart"),
     quick("refuses", refuses, "the API server refuses what cannot be trained, and says why"),
@@ -82,6 +83,11 @@ const STEPS: [Step; 24] = [
         "takes-over",
         takes_over,
         "another instance takes over from the leader, and a chart is upgraded, under a running job",
+    ),
+    long(
+        "outlives-the-chart",
+        outlives_the_chart,
+        "a chart that is uninstalled takes no job with it, and the next one goes on with it",
     ),
     long("survives", survives, "a pod of each role is killed, in hybrid, and the job completes"),
     long("goes-on", goes_on, "killed and deleted jobs go on from their checkpoints, in sync to the bit"),
@@ -397,7 +403,7 @@ pub(super) fn kill_pod(paths: &Paths, namespace: &str, pod: &str) -> Result<(), 
     within(paths, namespace, &["delete", "pod", pod, "--grace-period=0", "--force"]).map(drop)
 }
 
-fn pods(paths: &Paths, name: &str) -> Result<BTreeMap<String, String>, String> {
+pub(super) fn pods(paths: &Paths, name: &str) -> Result<BTreeMap<String, String>, String> {
     let columns = "--output=jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}{\"\\n\"}{end}";
     let text = within(paths, NAMESPACE, &["get", "pods", "--selector", &format!("rectrain.dev/job={name}"), columns])?;
     Ok(text
@@ -503,6 +509,37 @@ fn upgrade(paths: &Paths) -> Result<bool, String> {
     }
     install(paths, &["--set=pollSeconds=1", &format!("--set=image.tag={NEXT_TAG},runtimeImage.tag={NEXT_TAG}")])?;
     Ok(true)
+}
+
+/// The chart is uninstalled under a job, which stays as it is, and installed again: what had become of the job's kind meanwhile is brought up
+/// to date, and the operator goes on where it was.
+fn outlives_the_chart(paths: &Paths) -> Result<(), String> {
+    let name = "kept";
+    submit(paths, name, &endless())?;
+    until_phase(paths, name, "Training")?;
+    let before = pods(paths, name)?;
+    uninstall(paths)?;
+    let columns = || Ok::<_, String>(get(paths, CRD)?["spec"]["versions"][0]["additionalPrinterColumns"].clone());
+    let all = columns()?;
+    let fewer = r#"[{"op": "remove", "path": "/spec/versions/0/additionalPrinterColumns/0"}]"#;
+    within(paths, NAMESPACE, &["patch", CRD, "--type=json", "--patch", fewer])?;
+    if columns()? == all {
+        return Err("the kind was not changed".to_owned());
+    }
+    let at = job(paths, name)?["status"]["step"].as_u64();
+    install(paths, &["--set=pollSeconds=1"])?;
+    eventually(SHOW, "progress after the chart was installed again", || {
+        match job(paths, name)?["status"]["step"].as_u64() {
+            now if now > at => Ok(()),
+            now => Err(format!("step {now:?}")),
+        }
+    })?;
+    println!("no operator from step {at:?} on, and then one that went on");
+    match (columns()? == all, pods(paths, name)? == before) {
+        (true, true) => delete_job(paths, name),
+        (false, _) => Err("the kind is not what the chart says".to_owned()),
+        (_, false) => Err("pods were restarted".to_owned()),
+    }
 }
 
 fn attempt_image(paths: &Paths, name: &str) -> Result<String, String> {

@@ -157,7 +157,7 @@ fn drained_in(paths: &Paths, name: &str, job: &Value, compare: Compare) -> Resul
     ended
 }
 
-fn node_of(paths: &Paths, pod: &str) -> Result<String, String> {
+pub(super) fn node_of(paths: &Paths, pod: &str) -> Result<String, String> {
     let node = get(paths, &format!("pod/{pod}"))?["spec"]["nodeName"].as_str().map(str::to_owned);
     node.ok_or_else(|| format!("{pod} is on no node"))
 }

@@ -7,10 +7,12 @@ use serde_json::{Value, json};
 use super::foreign_kubeconfig;
 use super::install::within;
 use super::operate::{
-    NAMESPACE, SYSTEM, belongings, delete_job, endless, merged, patch, relabels, shows, submit, until_phase,
+    NAMESPACE, SYSTEM, belongings, delete_job, endless, merged, patch, pods, relabels, shows, submit, until_phase,
+    without_power,
 };
 use super::paths::Paths;
 use super::process::eventually;
+use super::recovery::node_of;
 
 /// The user that the operator is for the API server.
 const USER: &str = "system:serviceaccount:rectrain-system:rectrain";
@@ -33,6 +35,7 @@ pub(super) fn needs_its_rights(paths: &Paths) -> Result<(), String> {
     let decided_on = "decided-on";
     submit(paths, decided_on, &merged(endless(), json!({"training": {"mode": "auto"}})))?;
     ends_and_is_removed(paths)?;
+    loses_a_node(paths, decided_on)?;
     cannot_be_run_any_more(paths)?;
     let granted = granted(paths)?;
     eventually(PATIENCE, "the use of each right", || {
@@ -53,6 +56,19 @@ fn ends_and_is_removed(paths: &Paths) -> Result<(), String> {
             nothing if nothing.trim().is_empty() => Ok(()),
             found => Err(found),
         }
+    })
+}
+
+/// The operator takes pods of a lost node for dead.
+fn loses_a_node(paths: &Paths, name: &str) -> Result<(), String> {
+    until_phase(paths, name, "Training")?;
+    let pod = format!("{name}-ps-0");
+    let lost = pods(paths, name)?.get(&pod).cloned();
+    without_power(paths, &node_of(paths, &pod)?, || {
+        eventually(PATIENCE, &format!("another {pod}"), || match pods(paths, name)?.get(&pod) {
+            Some(now) if Some(now) != lost.as_ref() => Ok(()),
+            _ => Err("the lost one is still there".to_owned()),
+        })
     })
 }
 

@@ -195,11 +195,11 @@ fn hot_by_decision(paths: &Paths) -> Result<(), String> {
     delete_job(paths, name)
 }
 
-/// One server with more look-ups than it has time for gets another beside it; when two of three dense workers go the load falls, and so does the
-/// number of servers.
+/// One server with more look-ups than it has time for gets another beside it; when three of four dense workers go the load falls, and so does
+/// the number of servers.
 fn back_by_decision(paths: &Paths) -> Result<(), String> {
     let name = "back";
-    let workers = several_with_limits(3, &json!({"cpu": "200m"}));
+    let workers = several_with_limits(4, &json!({"cpu": "150m"}));
     let changes = json!({
         "model": {"hidden": [8], "embeddingDim": 64},
         "data": {"synthetic": {"vocabulary": 100_000, "zipfExponent": 1.05}},
@@ -207,7 +207,7 @@ fn back_by_decision(paths: &Paths) -> Result<(), String> {
         "roles": {"ps": with_limits(&json!({"cpu": "300m"})), "denseWorker": workers},
         "autoscaling": {
             "mode": "apply", "upWindowSeconds": 15, "downWindowSeconds": 20, "coolDownSeconds": COOL_DOWN.as_secs(),
-            "denseWorker": {"scaler": "external"}, "embeddingWorker": {"scaler": "external"},
+            "ps": {"busyTarget": 0.5}, "denseWorker": {"scaler": "external"}, "embeddingWorker": {"scaler": "external"},
         },
     });
     submit(paths, name, &merged(endless(), changes))?;

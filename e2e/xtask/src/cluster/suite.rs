@@ -61,7 +61,7 @@ pub(crate) fn suite(begun: Instant) -> Result<(), String> {
     let was_there = foreign || Namespaces::find(&paths, CONTROL_PLANE_NAME).is_some();
     let mut guard = Guard::new(was_there)?;
     let tested = programs(&paths, &mut guard, begun).and_then(|there| match there {
-        true => in_cluster(&paths, &mut guard, foreign),
+        true => rendered_charts().and_then(|()| in_cluster(&paths, &mut guard, foreign)),
         false => Ok(()),
     });
     let taken_down = if was_there { Ok(()) } else { take_down(&paths, &mut guard) };
@@ -82,6 +82,11 @@ fn programs(paths: &Paths, guard: &mut Guard, begun: Instant) -> Result<bool, St
             Ok(false)
         }
     }
+}
+
+/// The tests of the chart once more: before, there may have been no helm to render it with.
+fn rendered_charts() -> Result<(), String> {
+    crate::cargo(&["test", "--release", "--workspace", "--test", "operator", "chart::"], "its output is above")
 }
 
 fn in_cluster(paths: &Paths, guard: &mut Guard, foreign: bool) -> Result<(), String> {

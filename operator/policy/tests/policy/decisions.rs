@@ -231,6 +231,38 @@ fn servers_that_are_used_unevenly_have_their_slots_spread_and_get_no_other_besid
 }
 
 #[test]
+fn a_number_that_was_too_few_is_not_tried_again_for_a_while() {
+    let policy = policy(1, 8);
+    // One is busy for 0.9 of the time and two for 0.22 each, of which nothing is seen to speak against one.
+    let world = World { look_up_load: 0.9, seen_of_several: 0.5, table_bytes: 1e9, ps: 1, ..World::new(1) };
+    let (mut world, mut history) = (world, History::default());
+    let (out, back) = (Action::Scale { from: 1, to: 2 }, Action::Scale { from: 2, to: 1 });
+    let of_ps = |world: &World| -> Vec<Action> {
+        world.log.iter().filter(|decision| decision.subject == Subject::Ps).map(|decision| decision.action).collect()
+    };
+    // Twelve cool-downs are an hour.
+    world.run(&policy, &mut history, 3000);
+    assert_eq!(of_ps(&world), [out, back, out]);
+    let keeps = rectrain_policy::decide(&policy, &world.observe(), &history);
+    let reason = &keeps.iter().find(|decision| decision.subject == Subject::Ps).unwrap().reason;
+    assert!(reason.contains("1 were too few when tried"), "{reason}");
+    // A history that is made again of the decisions knows it as well.
+    let mut again = History::from_decisions(history.decisions().iter().cloned());
+    world.run(&policy, &mut again, 600);
+    assert_eq!(of_ps(&world), [out, back, out]);
+    // Then it may be tried once more, as may what was out-grown by a load that changed later.
+    world.seen_of_several = 1.0;
+    world.look_up_load = 0.5;
+    world.run(&policy, &mut again, 3600);
+    assert_eq!(of_ps(&world), [out, back, out, back]);
+    world.look_up_load = 0.9;
+    world.run(&policy, &mut again, 600);
+    world.look_up_load = 0.5;
+    world.run(&policy, &mut again, 1200);
+    assert_eq!(of_ps(&world)[4..], [out, back], "the load had changed");
+}
+
+#[test]
 fn dense_workers_are_added_until_one_more_adds_what_is_aimed_at() {
     let policy = policy(1, 64);
     let (mut world, mut history) = (World { work: 4.0, overhead: 0.1, ..World::new(1) }, History::default());

@@ -54,6 +54,8 @@ pub struct World {
     pub limit_bytes: u64,
     /// Parameter servers' worth of work.
     pub look_up_load: f64,
+    /// What of it is seen in servers that are more than one: their waits for each other are no work.
+    pub seen_of_several: f64,
     /// What of it the first of several parameter servers has, over the mean; slots that are spread even it out.
     pub unevenness: f64,
     /// Whether single slots are so large that spreading helps nothing.
@@ -87,6 +89,7 @@ impl World {
             bytes_a_second: 0.0,
             limit_bytes: 8_000_000_000,
             look_up_load: 1.0,
+            seen_of_several: 1.0,
             unevenness: 1.0,
             is_stuck: false,
             embedding_load: 1.5,
@@ -128,7 +131,8 @@ impl World {
     }
 
     pub fn observe(&mut self) -> Observations {
-        let mean = self.look_up_load / f64::from(self.ps);
+        let seen = if self.ps > 1 { self.seen_of_several } else { 1.0 };
+        let mean = seen * self.look_up_load / f64::from(self.ps);
         let ps = (0..self.ps).map(|index| {
             let load = match (index, self.ps) {
                 (_, 1) => mean,

@@ -436,8 +436,12 @@ fn report(stage: Stage, step: u64) -> Report {
         samples_per_second: 1000.4,
         loss: 0.5,
         auc: Some(0.612_345_678),
-        last_checkpoint: (step > 0).then(|| CheckpointStatus { name: format!("full-{step}"), step }),
+        last_checkpoint: (step > 0).then(|| checkpoint(step)),
     }
+}
+
+fn checkpoint(step: u64) -> CheckpointStatus {
+    CheckpointStatus { name: format!("full-{step}"), step }
 }
 
 /// Trains for so many ticks.
@@ -449,13 +453,14 @@ pub fn long(steps: u64) -> Script {
 }
 
 pub fn complete() -> CoordinatorView {
-    CoordinatorView::Complete(Box::new(JobSummary {
+    let summary = JobSummary {
         auc: Some(0.7),
         steps: 4,
         samples: 4000,
         parameters_sha256: "ab".repeat(32),
         ..JobSummary::default()
-    }))
+    };
+    CoordinatorView::Complete { summary: Box::new(summary), last_checkpoint: Some(checkpoint(4)) }
 }
 
 pub fn failed(message: &str, user_error: bool) -> CoordinatorView {

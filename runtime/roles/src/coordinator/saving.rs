@@ -79,6 +79,7 @@ impl Coordinator {
                     let (step, batches) = (from.state.training.step, from.state.training.batch);
                     self.events.push(JobEvent::Resumed { checkpoint: from.name.clone(), step, batches, rows });
                     return self.change(|state| {
+                        state.has_checkpoint(&from.name, step);
                         state.training().rows_restored(from.name);
                         Ok(())
                     });
@@ -211,7 +212,7 @@ impl Coordinator {
 
     fn count_save(&self, written: &Written) {
         let manifest = &written.manifest;
-        self.lock().saved(&written.name, manifest.step);
+        self.lock().has_checkpoint(&written.name, manifest.step);
         self.metrics.checkpoints.inc();
         self.metrics.checkpoint_step.set(manifest.step as i64);
         self.metrics.checkpoint_time.observe(written.seconds);

@@ -164,8 +164,8 @@ impl State {
         }
     }
 
-    /// A checkpoint exists.
-    pub(in crate::coordinator) fn saved(&mut self, checkpoint: &str, step: u64) {
+    /// There is a checkpoint, which was saved or restored, to go on from.
+    pub(in crate::coordinator) fn has_checkpoint(&mut self, checkpoint: &str, step: u64) {
         self.last_checkpoint = Some((checkpoint.to_owned(), step));
     }
 
