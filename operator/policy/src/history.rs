@@ -323,20 +323,19 @@ impl History {
     /// fewer of them would do is predicted from what the present ones do, and that fails where, say, a limit on a processor's time makes
     /// each of them slower than its share of the work would.
     pub(crate) fn too_few(&self, subject: Subject, cool_down_seconds: u64, now: u64) -> Option<u32> {
-        let scaled = |decision: &Decision| match decision.action {
-            Action::Scale { from, to } if decision.subject == subject => Some((decision.at_seconds, from, to)),
+        let scaled = self.decisions.iter().filter(|decision| decision.subject == subject);
+        let scaled = scaled.filter_map(|decision| match decision.action {
+            Action::Scale { from, to } => Some((decision.at_seconds, from, to)),
             _ => None,
-        };
-        let scaled: Vec<_> = self.decisions.iter().filter_map(scaled).collect();
+        });
+        let scaled: Vec<_> = scaled.collect();
+        let is_within =
+            |cool_downs: u64, of: u64, at: u64| at <= of.saturating_add(cool_downs.saturating_mul(cool_down_seconds));
         let too_few = |pair: &[(u64, u32, u32)]| {
-            let [(in_at, before, fewer), (out_at, ..)] = *pair else { return None };
-            let (_, from, to) = pair[1];
-            let is_regretted = fewer < before
-                && from == fewer
-                && to > from
-                && out_at <= in_at.saturating_add(REGRET_COOL_DOWNS.saturating_mul(cool_down_seconds))
-                && now < out_at.saturating_add(TRIED_COOL_DOWNS.saturating_mul(cool_down_seconds));
-            is_regretted.then_some(fewer)
+            let &[(in_at, before, fewer), (out_at, from, to)] = pair else { return None };
+            let is_reversed = fewer < before && from == fewer && to > from;
+            let counts = is_within(REGRET_COOL_DOWNS, in_at, out_at) && is_within(TRIED_COOL_DOWNS, out_at, now);
+            (is_reversed && counts).then_some(fewer)
         };
         scaled.windows(2).filter_map(too_few).max()
     }

@@ -118,15 +118,13 @@ fn verdict(
     let window = history.needed.get(&subject);
     let over = |seconds| window.and_then(|window: &Window<u32>| window.over(seconds));
     let up = over(scaling.up_window_seconds).and_then(|needed| needed.into_iter().min());
+    let down = over(scaling.down_window_seconds).and_then(|needed| needed.into_iter().max());
     let too_few = history.too_few(subject, scaling.cool_down_seconds, observations.at_seconds);
-    let down =
-        over(scaling.down_window_seconds).and_then(|needed| needed.into_iter().max()).map(|down| match too_few {
-            Some(too_few) if down <= too_few => {
-                facts += &format!("; {too_few} were too few when tried");
-                too_few.saturating_add(1)
-            }
-            _ => down,
-        });
+    let too_few = too_few.filter(|too_few| down.is_some_and(|down| down <= *too_few));
+    if let Some(too_few) = too_few {
+        facts += &format!("; {too_few} were too few when tried");
+    }
+    let down = down.max(too_few.map(|too_few| too_few.saturating_add(1)));
     let to = match (up.map(|up| bounds.clamp(up)), down.map(|down| bounds.clamp(down))) {
         (Some(up), _) if up > present => up,
         (_, Some(down)) if down < present => down,

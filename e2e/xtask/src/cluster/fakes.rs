@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::foreign_kubeconfig;
 use super::install::{Running, apply, within};
 use super::operate::{Costs, NAMESPACE, SYSTEM, kill_pod, leader, manifest};
-use super::paths::Paths;
+use super::paths::{Paths, sources};
 use super::process::{command, eventually};
 use super::rights::calls;
 use super::tools::{self, KWOK};
@@ -55,11 +55,11 @@ fn start(paths: &Paths) -> Result<Running, String> {
     let mut kwok = command(paths.program("kwok"), ["--manage-all-nodes=false".to_owned()]);
     let stages = tools::sources_of(&KWOK)?.join("kustomize/stage");
     kwok.args(STAGES.map(|stage| format!("--config={}", stages.join(stage).display())));
+    kwok.arg(format!("--config={}", sources().join("config/kwok-heartbeat.yaml").display()));
     kwok.arg(format!("--kubeconfig={}", paths.kubeconfig().display()));
     kwok.arg(format!("--manage-nodes-with-annotation-selector={FAKE}=fake"));
     kwok.arg(format!("--cidr={ADDRESSES}"));
-    // Without a lease that is renewed the controllers take the nodes for lost.
-    kwok.arg("--node-lease-duration-seconds=40");
+    kwok.arg("--node-lease-duration-seconds=0");
     kwok.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
     Ok(Running(kwok.spawn().map_err(|error| format!("cannot run KWOK: {error}"))?))
 }

@@ -8,13 +8,14 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 
 use super::images::{self, Image, TAG};
-use super::paths::{Paths, sources};
+use super::paths::{Paths, sources, write};
 use super::process::{command, eventually, output, visible};
 use super::{foreign_kubeconfig, kubeconfig, kubectl, tools};
 
 /// The operator's namespace, and the release.
 const SYSTEM: &str = "rectrain-system";
 const RELEASE: &str = "rectrain";
+const CHART: &str = "charts/rectrain";
 /// How long a small job may take on a slow machine.
 const JOB: Duration = Duration::from_secs(1200);
 /// How long pods have to start or to go.
@@ -55,10 +56,26 @@ fn provide(paths: &Paths, wanted: &[Image]) -> Result<(), String> {
 
 /// `cargo xtask cluster install`
 pub(super) fn install(paths: &Paths, more: &[&str]) -> Result<(), String> {
+    install_chart(paths, &crate::workspace().join(CHART), more)
+}
+
+/// Installs a chart whose definition of jobs lacks their age, as an earlier one may.
+pub(super) fn install_earlier(paths: &Paths, more: &[&str]) -> Result<(), String> {
+    let chart = paths.run().join("earlier-chart");
+    output(command("cp", ["--recursive", "--no-target-directory"]).arg(crate::workspace().join(CHART)).arg(&chart))?;
+    let file = chart.join("files/rectrainingjobs.yaml");
+    let definition = read(&file)?;
+    let (columns, rest) = definition.split_once("    - description: Time since the job was made.").ok_or("no age")?;
+    let (_, rest) = rest.split_once("type: date\n").ok_or("no end of the age")?;
+    write(&file, [columns, rest].concat())?;
+    install_chart(paths, &chart, more)
+}
+
+fn install_chart(paths: &Paths, chart: &Path, more: &[&str]) -> Result<(), String> {
     images(paths)?;
     tools::build(paths, &[tools::HELM, tools::KUBE])?;
     let mut helm = command(paths.program("helm"), ["upgrade", "--install", RELEASE]);
-    helm.arg(crate::workspace().join("charts/rectrain")).args(["--namespace", SYSTEM, "--create-namespace", "--wait"]);
+    helm.arg(chart).args(["--namespace", SYSTEM, "--create-namespace", "--wait"]);
     for (value, image) in [("image", Image::Operator), ("runtimeImage", Image::Runtime)] {
         helm.args(["--set", &format!("{value}.repository={},{value}.tag={TAG}", image.repository())]);
     }

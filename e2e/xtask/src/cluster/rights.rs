@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::foreign_kubeconfig;
 use super::install::within;
+use super::metrics_server::MetricsServer;
 use super::operate::{
     NAMESPACE, SYSTEM, belongings, delete_job, endless, merged, patch, pods, relabels, shows, submit, until_phase,
     without_power,
@@ -31,6 +32,7 @@ pub(super) fn needs_its_rights(paths: &Paths) -> Result<(), String> {
         );
         return Ok(());
     }
+    let _measures = MetricsServer::start(paths)?;
     // While its mode is decided on, its nodes are looked at.
     let decided_on = "decided-on";
     submit(paths, decided_on, &merged(endless(), json!({"training": {"mode": "auto"}})))?;

@@ -35,9 +35,7 @@ pub(super) fn grows(paths: &Paths) -> Result<(), String> {
 
 /// A step of `cargo xtask cluster operate`.
 pub(super) fn settles(paths: &Paths) -> Result<(), String> {
-    even_by_decision(paths)?;
     hot_by_decision(paths)?;
-    back_by_decision(paths)?;
     queues_by_decision(paths)
 }
 
@@ -195,19 +193,19 @@ fn hot_by_decision(paths: &Paths) -> Result<(), String> {
     delete_job(paths, name)
 }
 
-/// One server with more look-ups than it has time for gets another beside it; when three of four dense workers go the load falls, and so does
-/// the number of servers.
-fn back_by_decision(paths: &Paths) -> Result<(), String> {
+/// A step of `cargo xtask cluster operate`: one server with more look-ups than it has time for gets another beside it; when three of
+/// four dense workers go the load falls, and so does the number of servers.
+pub(super) fn falls_back(paths: &Paths) -> Result<(), String> {
     let name = "back";
-    let workers = several_with_limits(4, &json!({"cpu": "150m"}));
+    let workers = several_with_limits(4, &json!({"cpu": "100m"}));
     let changes = json!({
-        "model": {"hidden": [8], "embeddingDim": 64},
+        "model": {"hidden": [256], "embeddingDim": 64},
         "data": {"synthetic": {"vocabulary": 100_000, "zipfExponent": 1.05}},
-        "training": {"mode": "hybrid", "globalBatchSize": 4_000, "localBatchSize": 1_000},
-        "roles": {"ps": with_limits(&json!({"cpu": "300m"})), "denseWorker": workers},
+        "training": {"mode": "hybrid", "globalBatchSize": 2_000, "localBatchSize": 500},
+        "roles": {"ps": with_limits(&json!({"cpu": "200m"})), "denseWorker": workers},
         "autoscaling": {
             "mode": "apply", "upWindowSeconds": 15, "downWindowSeconds": 20, "coolDownSeconds": COOL_DOWN.as_secs(),
-            "ps": {"busyTarget": 0.5}, "denseWorker": {"scaler": "external"}, "embeddingWorker": {"scaler": "external"},
+            "ps": {"max": 2}, "denseWorker": {"scaler": "external"}, "embeddingWorker": {"scaler": "external"},
         },
     });
     submit(paths, name, &merged(endless(), changes))?;
@@ -223,6 +221,7 @@ fn back_by_decision(paths: &Paths) -> Result<(), String> {
     })?;
     println!("one server {:.0} s after the load had fallen", (fewer - fallen).as_secs_f64());
     let last = settled(paths, name, "ps", fewer)?;
+    println!("one server: {} samples/s", last["samplesPerSecond"]);
     let is_as_before = servers.as_u64() > Some(1) && is_at(&last, "ps", 1).is_ok() && last["restarts"] == 0;
     if !is_as_before || last["attempt"]["number"] != 1 {
         return Err(format!("{last}"));
@@ -230,9 +229,9 @@ fn back_by_decision(paths: &Paths) -> Result<(), String> {
     delete_job(paths, name)
 }
 
-/// Three servers, no more of which are allowed, that look up few keys in each batch and those unevenly have their slots spread anew, and the
-/// model is that of the job left alone.
-fn even_by_decision(paths: &Paths) -> Result<(), String> {
+/// A step of `cargo xtask cluster operate`: three servers, no more of which are allowed, that look up few keys in each batch and those
+/// unevenly have their slots spread anew, and the model is that of the job left alone.
+pub(super) fn evens_out(paths: &Paths) -> Result<(), String> {
     let name = "uneven";
     let servers = several_with_limits(3, &json!({"cpu": "100m"}));
     let changes = json!({
