@@ -19,7 +19,7 @@ use super::metrics_server::measured;
 use super::paths::Paths;
 use super::process::{command, eventually, output};
 use super::prometheus::scrapes;
-use super::recovery::{drained, goes_on, keeps_rows};
+use super::recovery::{drained, goes_on, keeps_rows, reached, until_step_after};
 use super::refusals::refuses;
 use super::rights::needs_its_rights;
 use super::scaling::{evens_out, falls_back, grows, scales, settles};
@@ -473,19 +473,10 @@ fn takes_over(paths: &Paths) -> Result<(), String> {
         now => Err(format!("the leader is {now:?}")),
     })?;
     println!("another instance led after {:.1} s", started.elapsed().as_secs_f64());
-    let step = |paths: &Paths| Ok::<_, String>(job(paths, name)?["status"]["step"].as_u64().unwrap_or(0));
-    let at = step(paths)?;
-    eventually(SHOW, "progress under the new leader", || match step(paths)? {
-        now if now > at => Ok(()),
-        now => Err(format!("step {now}")),
-    })?;
+    until_step_after(paths, name, reached(paths, name)?)?;
     let old = attempt_image(paths, name)?;
     let has_new_image = upgrade(paths)?;
-    let at = step(paths)?;
-    eventually(SHOW, "progress under the upgraded operator", || match step(paths)? {
-        now if now > at => Ok(()),
-        now => Err(format!("step {now}")),
-    })?;
+    until_step_after(paths, name, reached(paths, name)?)?;
     if pods(paths, name)? != before {
         return Err("pods were restarted".to_owned());
     }
@@ -521,7 +512,7 @@ fn outlives_the_chart(paths: &Paths) -> Result<(), String> {
     until_phase(paths, name, "Training")?;
     let before = pods(paths, name)?;
     uninstall(paths)?;
-    let at = job(paths, name)?["status"]["step"].as_u64();
+    let at = reached(paths, name)?;
     let columns = || Ok::<_, String>(get(paths, CRD)?["spec"]["versions"][0]["additionalPrinterColumns"].clone());
     let all = columns()?;
     install_earlier(paths, &["--set=pollSeconds=1"])?;
@@ -529,13 +520,8 @@ fn outlives_the_chart(paths: &Paths) -> Result<(), String> {
         return Err("the kind is not that of the earlier chart".to_owned());
     }
     install(paths, &["--set=pollSeconds=1"])?;
-    eventually(SHOW, "progress after the chart was installed again", || {
-        match job(paths, name)?["status"]["step"].as_u64() {
-            now if now > at => Ok(()),
-            now => Err(format!("step {now:?}")),
-        }
-    })?;
-    println!("no operator from step {at:?} on, and then one that went on");
+    let later = until_step_after(paths, name, at)?;
+    println!("no operator from step {at} on, and then one that went on: step {later}");
     match (columns()? == all, pods(paths, name)? == before) {
         (true, true) => delete_job(paths, name),
         (false, _) => Err("the kind is not what the chart says".to_owned()),

@@ -221,11 +221,11 @@ pub(super) fn saved(job: &Value, name: &str, every: u64) -> Value {
     )
 }
 
-fn reached(paths: &Paths, name: &str) -> Result<u64, String> {
+pub(super) fn reached(paths: &Paths, name: &str) -> Result<u64, String> {
     Ok(status(paths, name)?["step"].as_u64().unwrap_or(0))
 }
 
-fn until_step_after(paths: &Paths, name: &str, step: u64) -> Result<u64, String> {
+pub(super) fn until_step_after(paths: &Paths, name: &str, step: u64) -> Result<u64, String> {
     eventually(FORWARD, &format!("step {step} of {name}"), || match reached(paths, name)? {
         reached if reached > step => Ok(reached),
         reached => Err(format!("it is at step {reached}")),
