@@ -1,15 +1,15 @@
 //! The loop around `reconcile`: what is watched, what a change of it triggers, how failures are tried again. Watches select the
-//! operator's own label, and what only the API server needs (managed fields) is dropped on arrival, so memory grows with the jobs
-//! and not with the cluster.
+//! operator's own label, and what is not asked for is dropped on arrival ([`crate::cache`]), so memory grows with the jobs and not with the
+//! cluster.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::stream::{self, BoxStream};
-use futures::{FutureExt, Stream, StreamExt};
+use futures::{FutureExt, Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, DynamicObject, ObjectMeta};
+use kube::api::{Api, ApiResource, DynamicObject};
 use kube::runtime::controller::{Action, Config, ReconcileRequest, trigger_with};
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{self, ObjectRef, Store};
@@ -17,13 +17,17 @@ use kube::runtime::{PredicateConfig, WatchStreamExt, applier, predicates, watche
 use kube::{Client, Resource, ResourceExt};
 use rectrain_crds::RecTrainingJob;
 
-use crate::names::{JOB_LABEL, MANAGED_BY_SELECTOR};
-use crate::reconcile::dereference::{Caches, Reader};
-use crate::reconcile::kinds::Kind;
+use crate::cache::{self, Caches, Entry};
+use crate::names::MANAGED_BY_SELECTOR;
+use crate::pods::PodFacts;
+use crate::reconcile::dereference::Reader;
+use crate::reconcile::kinds::{Kind, ObjectText};
 use crate::reconcile::{Context, ReconcileError, reconcile};
 
 /// The longest time until a reconcile that failed is tried again.
 const MAX_BACK_OFF: Duration = Duration::from_secs(120);
+/// Objects that the API server is asked for at a time when a watch begins. They are trees before they are kept.
+const PAGE: u32 = 100;
 /// Changes of one job within this time are one.
 const DEBOUNCE: Duration = Duration::from_millis(100);
 
@@ -52,14 +56,19 @@ impl Watches {
             };
             let writer = Writer::new(resource);
             objects.insert(kind, writer.as_reader());
-            requests.push(watch_belongings(api, writer));
+            requests.push(watch_belongings(api, writer, move |object| {
+                // What only the API server needs.
+                object.metadata.managed_fields = None;
+                Entry::new(&object.metadata, ObjectText::of(kind, object))
+            }));
         }
-        let (pods, writer) = reflector::store();
+        let writer = Writer::new(ApiResource::erase::<Pod>(&()));
+        let pods = writer.as_reader();
         let api = match namespace {
             Some(namespace) => Api::namespaced(client.clone(), namespace),
             None => Api::all(client.clone()),
         };
-        requests.push(watch_belongings::<Pod>(api, writer));
+        requests.push(watch_belongings(api, writer, |pod: &mut Pod| Entry::new(&pod.metadata, PodFacts::of(pod))));
         Self { jobs, caches: Caches { objects, pods }, requests: stream::select_all(requests).boxed() }
     }
 }
@@ -72,7 +81,7 @@ fn watch_jobs(client: &Client, namespace: Option<&str>) -> (Store<RecTrainingJob
     let (store, writer) = reflector::store();
     let changes = watcher(api, watcher::Config::default())
         .default_backoff()
-        .modify(|job| forget_managed_fields(job.meta_mut()))
+        .modify(|job| job.metadata.managed_fields = None)
         .reflect(writer)
         .touched_objects()
         // The operator's own writing of the status is no news.
@@ -82,32 +91,23 @@ fn watch_jobs(client: &Client, namespace: Option<&str>) -> (Store<RecTrainingJob
 }
 
 /// Whatever changes about an object of a job asks for a reconcile of the job.
-fn watch_belongings<K>(api: Api<K>, writer: Writer<K>) -> Requests
+fn watch_belongings<K, T>(
+    api: Api<K>,
+    writer: Writer<Entry<T>>,
+    entry: impl Fn(&mut K) -> Entry<T> + Copy + Send + 'static,
+) -> Requests
 where
-    K: Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + Sync + 'static,
-    K::DynamicType: Eq + std::hash::Hash + Clone + Send + Sync + Unpin,
+    K: Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
+    T: Clone + Send + Sync + 'static,
 {
-    let changes = watcher(api, watcher::Config::default().labels(MANAGED_BY_SELECTOR))
-        .default_backoff()
-        .modify(|object| forget_managed_fields(object.meta_mut()))
-        .reflect(writer)
-        .touched_objects();
-    trigger_with(changes, |object: K| jobs_of(object.meta())).boxed()
-}
-
-fn forget_managed_fields(metadata: &mut ObjectMeta) {
-    metadata.managed_fields = None;
-}
-
-/// The job that owns an object, and the one that its label names: somebody may have changed either.
-fn jobs_of(metadata: &ObjectMeta) -> Vec<ObjectRef<RecTrainingJob>> {
-    let namespace = metadata.namespace.clone().unwrap_or_default();
-    let owners = metadata.owner_references.iter().flatten();
-    let owners = owners.filter(|owner| owner.kind == RecTrainingJob::kind(&())).map(|owner| owner.name.clone());
-    let label = metadata.labels.iter().flatten().filter(|(key, _)| *key == JOB_LABEL).map(|(_, job)| job.clone());
-    let mut names: Vec<String> = owners.chain(label).collect();
-    names.dedup();
-    names.into_iter().map(|name| ObjectRef::new(&name).within(&namespace)).collect()
+    let config = watcher::Config::default().labels(MANAGED_BY_SELECTOR).page_size(PAGE);
+    let kept = watcher(api, config).default_backoff().map_ok(move |event| cache::keep(event, entry));
+    let changes = reflector::reflector(writer, kept).touched_objects();
+    trigger_with(changes, |entry| {
+        let reference = |job: &String| ObjectRef::new(job).within(entry.namespace());
+        entry.jobs.iter().map(reference).collect::<Vec<_>>()
+    })
+    .boxed()
 }
 
 /// How often in a row each job's reconcile has failed. One entry a job that fails; it goes when one gets through.
@@ -219,16 +219,5 @@ mod tests {
         assert_eq!(back_off(1), Duration::from_millis(200));
         assert_eq!(back_off(2), Duration::from_millis(400));
         assert_eq!(back_off(40), MAX_BACK_OFF);
-    }
-
-    #[test]
-    fn a_change_asks_for_the_owner_and_for_the_job_that_the_label_names() {
-        let metadata: ObjectMeta = serde_json::from_value(serde_json::json!({
-            "namespace": "n", "labels": {JOB_LABEL: "b"},
-            "ownerReferences": [{"apiVersion": "rectrain.dev/v1alpha1", "kind": "RecTrainingJob", "name": "a", "uid": "1"}],
-        }))
-        .expect("metadata");
-        let names: Vec<String> = jobs_of(&metadata).into_iter().map(|job| job.name).collect();
-        assert_eq!(names, ["a", "b"]);
     }
 }

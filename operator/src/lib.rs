@@ -18,6 +18,7 @@
 
 pub mod admin;
 pub mod automatic;
+pub mod cache;
 pub mod certificates;
 pub mod config;
 pub mod controller;

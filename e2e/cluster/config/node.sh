@@ -8,6 +8,7 @@ ip address add "$ADDRESS/24" dev eth0
 ip link set eth0 up
 ip route add default via "$CONTROL_PLANE"
 for route in $ROUTES; do ip route add "${route%=*}" via "${route#*=}"; done
-# Pods of nodes that are faked are nowhere, and whoever calls one is told so at once.
-ip route add unreachable 198.19.0.0/16
+# Pods of nodes that are faked have no processes: the node refuses whoever calls one, at once. (An unreachable route would tell each caller
+# once a second only, and all others would wait.)
+ip route add local 198.19.0.0/16 dev lo
 echo 1 >/proc/sys/net/ipv4/ip_forward

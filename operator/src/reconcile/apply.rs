@@ -26,6 +26,9 @@ impl Settled {
 
     fn note(&self, wanted: &Wanted, stored: &DynamicObject) {
         if let (Some(uid), Ok(body)) = (stored.uid(), serde_json::to_value(stored)) {
+            if says(&body, &wanted.body) {
+                return;
+            }
             let mut settled = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             settled.insert(uid, (wanted.hash().to_owned(), content(&body)));
         }

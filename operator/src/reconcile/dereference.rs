@@ -7,23 +7,14 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DynamicObject, ListParams};
-use kube::runtime::reflector::Store;
 use kube::{Client, ResourceExt};
 use rectrain_crds::RecTrainingJob;
 
+use crate::cache::Caches;
 use crate::names::{CONTROL_PORT, JOB_LABEL, Role, of_role};
 use crate::pods::PodFacts;
 use crate::reconcile::ReconcileError;
 use crate::reconcile::kinds::{Kind, Owned};
-
-/// What the operator's watches have seen.
-#[derive(Clone)]
-pub struct Caches {
-    /// Objects by kind.
-    pub objects: BTreeMap<Kind, Store<DynamicObject>>,
-    /// Pods.
-    pub pods: Store<Pod>,
-}
 
 /// Where objects and pods are read from.
 #[derive(Clone)]
@@ -104,16 +95,14 @@ async fn listed(client: &Client, namespace: &str, job: &str, uid: &str) -> Resul
 }
 
 fn watched(caches: &Caches, namespace: &str, job: &str, uid: &str) -> Belongings {
-    let is_here = |metadata: &kube::api::ObjectMeta| metadata.namespace.as_deref() == Some(namespace);
     let mut all = Belongings::default();
     for (kind, store) in &caches.objects {
-        let here = store.state().into_iter().filter(|object| is_here(&object.metadata));
-        all.objects.extend(here.filter_map(|object| Owned::of(*kind, &object, uid)));
+        let seen = store.state();
+        let of_job = seen.iter().filter_map(|entry| entry.of_job(namespace, job));
+        all.objects.extend(of_job.filter_map(|text| text.owned(*kind, uid)));
     }
-    let of_job =
-        |pod: &Pod| pod.metadata.labels.as_ref().and_then(|l| l.get(JOB_LABEL)).is_some_and(|name| name == job);
-    let pods = caches.pods.state().into_iter().filter(|pod| is_here(&pod.metadata) && of_job(pod));
-    all.pods.extend(pods.filter_map(|pod| PodFacts::of(&pod)));
+    let seen = caches.pods.state();
+    all.pods.extend(seen.iter().filter_map(|entry| entry.of_job(namespace, job)).cloned());
     all
 }
 

@@ -4,7 +4,8 @@ use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::api::{ApiResource, DynamicObject};
+use kube::api::{ApiResource, DynamicObject, ObjectMeta};
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::names::APPLIED_ANNOTATION;
@@ -103,21 +104,83 @@ pub struct Owned {
     pub body: Value,
 }
 
+/// An object as the operator's watches keep it: as text, until a reconcile of its job looks at it.
+#[derive(Clone, Debug)]
+pub struct ObjectText {
+    name: String,
+    uid: String,
+    /// The uid of its controller.
+    controller: String,
+    is_leaving: bool,
+    text: Box<str>,
+}
+
+/// An object as it is applied. The API server leaves out what kind the items of a list are.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Typed<'a> {
+    api_version: String,
+    kind: &'static str,
+    metadata: &'a ObjectMeta,
+    #[serde(flatten)]
+    data: &'a Value,
+}
+
+impl ObjectText {
+    /// Of an object that has a controller.
+    #[must_use]
+    pub fn of(kind: Kind, object: &DynamicObject) -> Option<Self> {
+        let metadata = &object.metadata;
+        let owners = metadata.owner_references.as_deref().unwrap_or_default();
+        let controller = owners.iter().find(|owner| owner.controller == Some(true))?;
+        let (api_version, data) = (kind.resource().api_version, &object.data);
+        let typed = Typed { api_version, kind: kind.name(), metadata, data };
+        Some(Self {
+            name: metadata.name.clone()?,
+            uid: metadata.uid.clone()?,
+            controller: controller.uid.clone(),
+            is_leaving: metadata.deletion_timestamp.is_some(),
+            text: serde_json::to_string(&typed).ok()?.into_boxed_str(),
+        })
+    }
+
+    /// The object, if the job with `job_uid` is its controller.
+    #[must_use]
+    pub fn owned(&self, kind: Kind, job_uid: &str) -> Option<Owned> {
+        if self.controller != job_uid {
+            return None;
+        }
+        Some(Owned {
+            kind,
+            name: self.name.clone(),
+            uid: self.uid.clone(),
+            is_leaving: self.is_leaving,
+            body: serde_json::from_str(&self.text).ok()?,
+        })
+    }
+}
+
 impl Owned {
     /// Of an object whose controller is the job with `job_uid`.
     #[must_use]
     pub fn of(kind: Kind, object: &DynamicObject, job_uid: &str) -> Option<Self> {
-        let metadata = &object.metadata;
-        let owners = metadata.owner_references.as_deref().unwrap_or_default();
-        if !owners.iter().any(|owner| owner.uid == job_uid && owner.controller == Some(true)) {
-            return None;
-        }
-        Some(Self {
-            kind,
-            name: metadata.name.clone()?,
-            uid: metadata.uid.clone()?,
-            is_leaving: metadata.deletion_timestamp.is_some(),
-            body: serde_json::to_value(object).ok()?,
-        })
+        ObjectText::of(kind, object)?.owned(kind, job_uid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn an_item_of_a_list_says_what_kind_it_is_although_the_api_server_does_not() {
+        let owner = json!({"apiVersion": "rectrain.dev/v1alpha1", "kind": "RecTrainingJob", "name": "a", "uid": "1", "controller": true});
+        let item = json!({"metadata": {"name": "x", "uid": "2", "ownerReferences": [owner]}, "spec": {"replicas": 1}});
+        let item: DynamicObject = serde_json::from_value(item).expect("an item");
+        let owned = Owned::of(Kind::StatefulSet, &item, "1").expect("an object of the job");
+        assert_eq!((&owned.body["apiVersion"], &owned.body["kind"]), (&json!("apps/v1"), &json!("StatefulSet")));
+        assert_eq!((&owned.body["spec"], &owned.body["metadata"]["name"]), (&json!({"replicas": 1}), &json!("x")));
+        assert!(Owned::of(Kind::StatefulSet, &item, "3").is_none());
     }
 }

@@ -257,7 +257,7 @@ fn resumed_at(paths: &Paths, name: &str) -> Result<u64, String> {
 }
 
 /// Without a barrier: every row is trained once, and the model is as good.
-fn same_rows(paths: &Paths, name: &str, undisturbed: &Value) -> Result<(), String> {
+pub(super) fn same_rows(paths: &Paths, name: &str, undisturbed: &Value) -> Result<(), String> {
     let job = until_phase(paths, name, "Complete")?;
     let summary = &job["status"]["summary"];
     let auc = |of: &Value| of.as_f64().ok_or_else(|| format!("{name} has no AUC: {summary}"));

@@ -117,17 +117,9 @@ fn granted(paths: &Paths) -> Result<Rights, String> {
 
 /// What the audit log has.
 fn used(paths: &Paths) -> Result<Rights, String> {
-    Ok(audit(paths)?.lines().filter_map(right).collect())
-}
-
-/// The operator's calls to the API server so far.
-pub(super) fn calls(paths: &Paths) -> Result<usize, String> {
-    Ok(audit(paths)?.lines().filter_map(right).count())
-}
-
-fn audit(paths: &Paths) -> Result<String, String> {
     let file = paths.log("audit");
-    std::fs::read_to_string(&file).map_err(|error| format!("cannot read {}: {error}", file.display()))
+    let text = std::fs::read_to_string(&file).map_err(|error| format!("cannot read {}: {error}", file.display()))?;
+    Ok(text.lines().filter_map(right).collect())
 }
 
 fn right(line: &str) -> Option<String> {
