@@ -177,6 +177,29 @@ fn a_switched_job_goes_on_in_the_mode_it_was_in() {
 }
 
 #[test]
+fn a_checkpoint_is_gone_on_from_in_the_mode_that_the_manifest_names_by_then() {
+    for (saved_in, goes_on_in) in [("sync", "gba"), ("gba", "sync"), ("hybrid", "async"), ("bsp", "hybrid")] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = path_of(folder.path());
+        let job = [
+            &*path,
+            "spec.checkpoint.everySteps=6",
+            "spec.training.localBatchSize=32",
+            "spec.roles.denseWorker.replicas=3",
+            "spec.roles.ps.replicas=2",
+        ];
+        let in_mode = |mode: &str| format!("spec.training.mode={mode}");
+        train("crashed", &[&job[..], &[&in_mode(saved_in)]].concat(), Some(2)).unwrap();
+        let (after, events) = train("crashed", &[&job[..], &[&in_mode(goes_on_in)]].concat(), None).unwrap();
+        let after = after.unwrap();
+        assert!(resumed(&events) >= Some(12), "{saved_in} to {goes_on_in}: {events:?}");
+        assert_eq!(after.mode, goes_on_in, "{saved_in}");
+        assert_eq!((after.samples, after.trained_rows), (4000, 4000), "{saved_in} to {goes_on_in}");
+        assert!(after.test.unwrap().auc.unwrap() > 0.5, "{saved_in} to {goes_on_in}");
+    }
+}
+
+#[test]
 fn a_damaged_checkpoint_is_passed_over_by_name_and_the_one_before_is_used() {
     let alone = summary("alone", &[]);
     let folder = tempfile::tempdir().unwrap();
