@@ -126,10 +126,12 @@ pub(super) fn measured(paths: &Paths) -> Result<(), String> {
     })?;
     println!("others use {:.0} % of the nodes' CPU, and used {:.0} %", 100.0 * beside, 100.0 * alone);
     autoscales(paths, hungry)?;
+    // What was seen first is a mean over some seconds in which the neighbour was still starting.
+    let beside = beside.max(used_by_others(paths, watches)?);
     delete_job(paths, hungry)?;
     let after = eventually(MEASURED, "less that others use", || match used_by_others(paths, watches)? {
-        share if share <= beside - MORE => Ok(share),
-        share => Err(format!("others use {share}, and used {beside}")),
+        share if share < f64::midpoint(alone, beside) => Ok(share),
+        share => Err(format!("others use {share}, used {beside} beside {hungry} and {alone} before")),
     })?;
     println!("others use {:.0} % again", 100.0 * after);
     let status = status(paths, watches)?;
@@ -139,11 +141,15 @@ pub(super) fn measured(paths: &Paths) -> Result<(), String> {
     delete_job(paths, watches)
 }
 
-/// A job whose mode is chosen and that leaves nearly all of the machine to others.
+/// A job whose mode is chosen and that leaves nearly all of the machine to others. It has all of its pods on one node: nodes that share a
+/// machine tell of what the job uses on the other one as well, and that is not known to be its own.
 fn modest() -> Value {
-    let little = json!({"resources": {"requests": {"cpu": "10m"}, "limits": {"cpu": "50m"}}});
-    let roles =
-        ["ps", "embeddingWorker", "denseWorker", "loader"].map(|role| (role.to_owned(), json!({"template": little})));
+    let little = json!({
+        "nodeSelector": {"kubernetes.io/hostname": NODES[0].name},
+        "resources": {"requests": {"cpu": "10m"}, "limits": {"cpu": "50m"}},
+    });
+    let roles = ["coordinator", "ps", "embeddingWorker", "denseWorker", "loader"]
+        .map(|role| (role.to_owned(), json!({"template": little})));
     let roles: serde_json::Map<_, _> = roles.into_iter().collect();
     merged(endless(), json!({"training": {"mode": "auto"}, "roles": roles}))
 }
