@@ -9,15 +9,14 @@ use std::time::{Duration, Instant};
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, ApiResource, DynamicObject};
+use kube::api::{Api, DynamicObject};
 use kube::runtime::controller::{Action, Config, ReconcileRequest, trigger_with};
-use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{PredicateConfig, WatchStreamExt, applier, predicates, watcher};
 use kube::{Client, Resource, ResourceExt};
 use rectrain_crds::RecTrainingJob;
 
-use crate::cache::{self, Caches, Entry};
+use crate::cache::{self, Caches, Entry, Notes};
 use crate::names::MANAGED_BY_SELECTOR;
 use crate::pods::PodFacts;
 use crate::reconcile::dereference::Reader;
@@ -54,21 +53,20 @@ impl Watches {
                 Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
                 None => Api::all_with(client.clone(), &resource),
             };
-            let writer = Writer::new(resource);
-            objects.insert(kind, writer.as_reader());
-            requests.push(watch_belongings(api, writer, move |object| {
+            let (notes, seen) = cache::empty();
+            objects.insert(kind, seen);
+            requests.push(watch_belongings(api, notes, move |object| {
                 // What only the API server needs.
                 object.metadata.managed_fields = None;
                 Entry::new(&object.metadata, ObjectText::of(kind, object))
             }));
         }
-        let writer = Writer::new(ApiResource::erase::<Pod>(&()));
-        let pods = writer.as_reader();
+        let (notes, pods) = cache::empty();
         let api = match namespace {
             Some(namespace) => Api::namespaced(client.clone(), namespace),
             None => Api::all(client.clone()),
         };
-        requests.push(watch_belongings(api, writer, |pod: &mut Pod| Entry::new(&pod.metadata, PodFacts::of(pod))));
+        requests.push(watch_belongings(api, notes, |pod: &mut Pod| Entry::new(&pod.metadata, PodFacts::of(pod))));
         Self { jobs, caches: Caches { objects, pods }, requests: stream::select_all(requests).boxed() }
     }
 }
@@ -93,19 +91,19 @@ fn watch_jobs(client: &Client, namespace: Option<&str>) -> (Store<RecTrainingJob
 /// Whatever changes about an object of a job asks for a reconcile of the job.
 fn watch_belongings<K, T>(
     api: Api<K>,
-    writer: Writer<Entry<T>>,
+    notes: Notes<T>,
     entry: impl Fn(&mut K) -> Entry<T> + Copy + Send + 'static,
 ) -> Requests
 where
     K: Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
-    T: Clone + Send + Sync + 'static,
+    T: Send + Sync + 'static,
 {
     let config = watcher::Config::default().labels(MANAGED_BY_SELECTOR).page_size(PAGE);
     let kept = watcher(api, config).default_backoff().map_ok(move |event| cache::keep(event, entry));
-    let changes = reflector::reflector(writer, kept).touched_objects();
-    trigger_with(changes, |entry| {
+    let changes = kept.inspect_ok(move |event| notes.take(event)).touched_objects();
+    trigger_with(changes, |entry: Entry<T>| {
         let reference = |job: &String| ObjectRef::new(job).within(entry.namespace());
-        entry.jobs.iter().map(reference).collect::<Vec<_>>()
+        entry.jobs().iter().map(reference).collect::<Vec<_>>()
     })
     .boxed()
 }
@@ -134,18 +132,20 @@ fn back_off(failure: u32) -> Duration {
 
 /// Reconciles until `stop`, and then until what is under way has got through.
 pub async fn run(watches: Watches, context: Arc<Context>, stop: impl Future<Output = ()> + Send + 'static) {
-    let metrics = context.metrics.clone();
-    results(watches, context, stop)
+    results(watches, Arc::clone(&context), stop)
         .for_each(|result| {
             if let Err(applier_error) = result {
                 use kube::runtime::controller::Error;
                 match applier_error {
                     Error::QueueError(error) => {
-                        metrics.watch_broke();
+                        context.metrics.watch_broke();
                         tracing::warn!(%error, "a watch broke off and is begun again");
                     }
-                    // A job that was deleted while its reconcile waited.
-                    Error::ObjectNotFound(job) => tracing::debug!(%job, "gone"),
+                    // What belonged to a job that was deleted goes, or its reconcile still waited.
+                    Error::ObjectNotFound(job) => {
+                        context.forget(job.namespace.as_deref().unwrap_or_default(), &job.name);
+                        tracing::debug!(%job, "gone");
+                    }
                     // Logged with the job's name where it happened.
                     Error::ReconcilerFailed(..) => {}
                     Error::RunnerError(error) => tracing::error!(%error, "the job store ended"),

@@ -225,6 +225,7 @@ async fn lead(
         read_nodes,
         watched: Mutex::new(HashMap::new()),
         traces,
+        known: Mutex::default(),
     };
     controller::run(watches, Arc::new(context), stop).await;
 }

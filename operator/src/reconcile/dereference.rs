@@ -60,10 +60,11 @@ impl Reader {
     /// If the watches have ended.
     pub async fn ready(&self) -> Result<(), ReconcileError> {
         let Self::Watched(caches) = self else { return Ok(()) };
-        for store in caches.objects.values() {
-            store.wait_until_ready().await.map_err(|_| ReconcileError::Stopped)?;
+        let mut are_whole = caches.pods.is_whole().await;
+        for objects in caches.objects.values() {
+            are_whole &= objects.is_whole().await;
         }
-        caches.pods.wait_until_ready().await.map_err(|_| ReconcileError::Stopped)
+        if are_whole { Ok(()) } else { Err(ReconcileError::Stopped) }
     }
 
     /// Reads what belongs to `job`.
@@ -96,13 +97,10 @@ async fn listed(client: &Client, namespace: &str, job: &str, uid: &str) -> Resul
 
 fn watched(caches: &Caches, namespace: &str, job: &str, uid: &str) -> Belongings {
     let mut all = Belongings::default();
-    for (kind, store) in &caches.objects {
-        let seen = store.state();
-        let of_job = seen.iter().filter_map(|entry| entry.of_job(namespace, job));
-        all.objects.extend(of_job.filter_map(|text| text.owned(*kind, uid)));
+    for (kind, seen) in &caches.objects {
+        all.objects.extend(seen.of_job(namespace, job).iter().filter_map(|text| text.owned(*kind, uid)));
     }
-    let seen = caches.pods.state();
-    all.pods.extend(seen.iter().filter_map(|entry| entry.of_job(namespace, job)).cloned());
+    all.pods.extend(caches.pods.of_job(namespace, job).iter().map(|pod| PodFacts::clone(pod)));
     all
 }
 

@@ -42,6 +42,8 @@ use crate::traces::Traces;
 
 /// Time after which a job is looked at even if nothing was heard of it.
 const AT_LEAST: Duration = Duration::from_secs(600);
+/// Time after which the next reconcile finds what this one has learned.
+const AGAIN: Duration = Duration::from_millis(100);
 /// Time after which an object that was refused is tried again.
 const REFUSED: Duration = Duration::from_secs(15);
 /// Jobs under way that are looked at in a second, so that many of them leave the API server and the operator time for what changes.
@@ -191,6 +193,21 @@ pub struct Context {
     pub watched: Mutex<HashMap<String, Watched>>,
     /// What was observed and decided of them.
     pub traces: Arc<Traces>,
+    /// The jobs that this operator knows, by namespace and name. An entry goes with its job.
+    pub known: Mutex<HashMap<[String; 2], Known>>,
+}
+
+/// A job as this operator last read or wrote it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Known {
+    uid: String,
+    version: String,
+}
+
+impl Known {
+    fn of(job: &RecTrainingJob) -> Option<Self> {
+        Some(Self { uid: job.uid()?, version: job.resource_version()? })
+    }
 }
 
 impl Context {
@@ -212,6 +229,47 @@ impl Context {
         self.config.poll.max(Duration::from_secs_f64(all))
     }
 
+    /// Whether the API server had the job like this when this operator last read or wrote it.
+    fn knows(&self, job: &RecTrainingJob) -> bool {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = known.get(&[job.namespace().unwrap_or_default(), job.name_any()]);
+        last.is_some() && last == Known::of(job).as_ref()
+    }
+
+    fn know(&self, job: &RecTrainingJob) {
+        let Some(now) = Known::of(job) else { return };
+        let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
+        let uid = now.uid.clone();
+        let before = self.known.lock().unwrap_or_else(PoisonError::into_inner).insert([namespace, name], now);
+        if let Some(before) = before.filter(|before| before.uid != uid) {
+            self.forget_uid(&before.uid);
+        }
+    }
+
+    /// The job is not as it was known: the next reconcile reads it afresh.
+    fn doubt(&self, namespace: &str, name: &str) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = known.get_mut(&[namespace.to_owned(), name.to_owned()]) {
+            known.version.clear();
+        }
+    }
+
+    /// Forgets a job that is gone, or somebody else's.
+    pub fn forget(&self, namespace: &str, name: &str) {
+        self.metrics.forget_job(namespace, name);
+        self.traces.forget(namespace, name);
+        let key = [namespace.to_owned(), name.to_owned()];
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        if let Some(known) = known {
+            self.forget_uid(&known.uid);
+        }
+    }
+
+    fn forget_uid(&self, uid: &str) {
+        self.set_obstacle(uid, None);
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+    }
+
     fn obstacle(&self, uid: &str) -> Option<Problem> {
         self.obstacles.lock().unwrap_or_else(PoisonError::into_inner).get(uid).cloned()
     }
@@ -226,7 +284,9 @@ impl Context {
     }
 }
 
-/// Reconciles one job. `seen` is the job as the watch has it; what is decided on is read afresh.
+/// Reconciles one job. `seen` is the job as the watch has it. It is what is decided on if it is what this operator last read or wrote;
+/// otherwise the watch may be behind the operator's own status, and the job is read afresh. Whatever changes something has the API
+/// server's word that the job is still the one that was decided on.
 ///
 /// # Errors
 /// Whatever kept it from getting through; nothing is half done that the next reconcile does not find and finish.
@@ -234,17 +294,17 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
     context.reader.ready().await?;
     let (namespace, name) = (seen.namespace().unwrap_or_default(), seen.name_any());
     let jobs: Api<RecTrainingJob> = Api::namespaced(context.client.clone(), &namespace);
-    let job = match jobs.get_opt(&name).await.map_err(ReconcileError::Get)? {
+    let is_known = context.knows(&seen);
+    let job = if is_known { Some((*seen).clone()) } else { Box::pin(read(&jobs, &name)).await? };
+    let job = match job {
         Some(job) if job.metadata.deletion_timestamp.is_none() && validate::is_ours(&job) => job,
         // What belongs to a deleted job is the garbage collector's, and another controller's job is nobody's business.
         _ => {
-            context.metrics.forget_job(&namespace, &name);
-            context.traces.forget(&namespace, &name);
-            context.set_obstacle(&seen.uid().unwrap_or_default(), None);
-            context.watched.lock().unwrap_or_else(PoisonError::into_inner).remove(&seen.uid().unwrap_or_default());
+            context.forget(&namespace, &name);
             return Ok(Action::await_change());
         }
     };
+    context.know(&job);
     let uid = job.uid().unwrap_or_default();
     let verdict = validate::judge(&job);
     let spec_hash = validate::spec_hash(&job.spec);
@@ -279,7 +339,15 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
         poll: context.poll(),
     };
     let decision = decide_and_ask(&context, coordinator.as_ref(), &facts).await;
-    let job = Box::pin(write_status(&jobs, &context, job, &decision)).await?;
+    let version = job.resource_version();
+    let job = match Box::pin(write_status(&jobs, &context, job, &decision)).await {
+        Err(ReconcileError::Status(kube::Error::Api(refusal))) if is_known && matches!(refusal.code, 404 | 409) => {
+            context.doubt(&namespace, &name);
+            return Ok(Action::requeue(AGAIN));
+        }
+        written => written?,
+    };
+    context.know(&job);
     if let Some(looked) = looked {
         // Only what is in the status was decided.
         observe::remember(&context, &job, looked);
@@ -298,13 +366,19 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
     };
     let lost = lost::delete(&context.client, &*context.read_nodes, &namespace, &belongings.pods, now);
     context.metrics.lost_pods(Box::pin(lost).await?);
-    let result = carry_out(&context, &namespace, &uid, &belongings, &wanted).await;
+    let work = Work::new(&wanted, &belongings, &context.settled);
+    let is_confirmed = !is_known || job.resource_version() != version;
+    if !work.is_none() && !is_confirmed && !Box::pin(is_still(&jobs, &job)).await? {
+        context.doubt(&namespace, &name);
+        return Ok(Action::requeue(AGAIN));
+    }
+    let result = Box::pin(carry_out(&context, &namespace, &uid, &work)).await;
     let found = result.as_ref().err().and_then(ReconcileError::obstacle);
     let is_news = context.set_obstacle(&uid, found.clone());
     match (result, found) {
         (Err(error), None) => Err(error),
         // The next reconcile puts it into the status.
-        (_, _) if is_news => Ok(Action::requeue(Duration::from_millis(100))),
+        (_, _) if is_news => Ok(Action::requeue(AGAIN)),
         (_, Some(_)) => Ok(Action::requeue(REFUSED)),
         (Ok(()), None) => Ok(Action::requeue(decision.look_again.unwrap_or(AT_LEAST).min(AT_LEAST))),
     }
@@ -387,29 +461,52 @@ async fn delete_job(jobs: &Api<RecTrainingJob>, job: &RecTrainingJob) -> Result<
     }
 }
 
+/// The job as the API server has it.
+async fn read(jobs: &Api<RecTrainingJob>, name: &str) -> Result<Option<RecTrainingJob>, ReconcileError> {
+    jobs.get_opt(name).await.map_err(ReconcileError::Get)
+}
+
+/// Whether nobody has changed or deleted the job.
+async fn is_still(jobs: &Api<RecTrainingJob>, job: &RecTrainingJob) -> Result<bool, ReconcileError> {
+    let now = read(jobs, &job.name_any()).await?;
+    Ok(now.is_some_and(|now| now.uid() == job.uid() && now.resource_version() == job.resource_version()))
+}
+
+/// What the cluster lacks of what is wanted, and has too much.
+struct Work<'a> {
+    apply: Vec<(&'a kinds::Wanted, Option<&'a kinds::Owned>)>,
+    delete: Vec<&'a kinds::Owned>,
+}
+
+impl<'a> Work<'a> {
+    fn new(wanted: &'a [kinds::Wanted], belongings: &'a Belongings, settled: &Settled) -> Self {
+        let with_owned = wanted.iter().map(|object| (object, belongings.find(object.kind, &object.name)));
+        // One that is leaving comes back when it is gone.
+        let is_in_order = |object, owned: Option<&kinds::Owned>| {
+            owned.is_some_and(|o| o.is_leaving || apply::is_in_order(object, o, settled))
+        };
+        Self {
+            apply: with_owned.filter(|(object, owned)| !is_in_order(object, *owned)).collect(),
+            delete: prune::superfluous(&belongings.objects, wanted),
+        }
+    }
+
+    fn is_none(&self) -> bool {
+        self.apply.is_empty() && self.delete.is_empty()
+    }
+}
+
 /// Makes the cluster as wanted. An object that is refused does not keep the others from being made.
-async fn carry_out(
-    context: &Context,
-    namespace: &str,
-    job_uid: &str,
-    belongings: &Belongings,
-    wanted: &[kinds::Wanted],
-) -> Result<(), ReconcileError> {
+async fn carry_out(context: &Context, namespace: &str, job_uid: &str, work: &Work<'_>) -> Result<(), ReconcileError> {
     context.settled.trim(MOST_SETTLED);
     let mut refused = None;
-    for object in wanted {
-        let owned = belongings.find(object.kind, &object.name);
-        // One that is leaving comes back when it is gone.
-        let in_order = owned.is_some_and(|o| o.is_leaving || apply::is_in_order(object, o, &context.settled));
-        if in_order {
-            continue;
-        }
-        match apply::apply(&context.client, namespace, object, owned, job_uid, &context.settled).await {
+    for (object, owned) in &work.apply {
+        match apply::apply(&context.client, namespace, object, *owned, job_uid, &context.settled).await {
             Err(error) if error.obstacle().is_some() => refused = refused.or(Some(error)),
             other => other?,
         }
     }
-    for object in prune::superfluous(&belongings.objects, wanted) {
+    for object in &work.delete {
         prune::delete(&context.client, namespace, object).await?;
         context.settled.forget(&object.uid);
     }

@@ -1,9 +1,10 @@
 //! The life of a job in a cluster that a test holds in its hand: every phase, every failure, every repair, and every call to the API
 //! server failing in every way.
+use std::sync::Arc;
 use std::time::Duration;
 
 use kube::runtime::controller::Action;
-use rectrain_crds::Phase;
+use rectrain_crds::{Phase, RecTrainingJob};
 use rectrain_operator::coordinator::{CoordinatorView, Stage};
 use serde_json::json;
 
@@ -77,7 +78,60 @@ async fn a_job_at_rest_costs_no_writes_and_no_gets_of_its_objects() {
     world.reconcile().await.unwrap();
     let log = world.api().log.clone();
     let reads = log.iter().filter(|call| call.starts_with("GET")).count();
-    assert_eq!((reads, log.len()), (9, 9), "one get of the job and a list a kind: {log:?}");
+    assert_eq!((reads, log.len()), (8, 8), "a list a kind, and the watch's job: {log:?}");
+}
+
+#[tokio::test]
+async fn a_watch_that_is_behind_the_operators_own_status_is_not_believed() {
+    let world = World::new(MANIFEST, vec![crashing(), good()]);
+    let old = Arc::new(world.job());
+    world.settle().await;
+    for _ in 0..6 {
+        world.tick();
+        world.settle().await;
+    }
+    let (status, revision) = (world.job().status, world.api().revision());
+    assert!(status.is_some() && old.status.is_none());
+    world.reconcile_as_seen(&old).await.unwrap();
+    assert_eq!((world.job().status, world.api().revision()), (status, revision), "nothing was begun anew");
+}
+
+#[tokio::test]
+async fn nothing_is_made_for_a_job_that_is_no_longer_as_it_was_seen() {
+    let world = World::new(MANIFEST, vec![vec![live(Stage::Training, 1)]]);
+    world.settle().await;
+    world.tick();
+    world.settle().await;
+    let seen = Arc::new(world.job());
+    world.edit(|spec| spec["suspend"] = json!(true));
+    world.api().remove("poddisruptionbudgets", "clicks-ps");
+    assert_eq!(written_for(&world, &seen).await, Action::requeue(Duration::from_millis(100)), "a changed one");
+    let seen = Arc::new(world.job());
+    // It is deleted, and the garbage collector is faster than the watch.
+    world.api().remove("rectrainingjobs", JOB);
+    assert_eq!(written_for(&world, &seen).await, Action::await_change(), "a deleted one");
+}
+
+/// What a reconcile of a job that is not as it was seen gives; it writes nothing.
+async fn written_for(world: &World, seen: &Arc<RecTrainingJob>) -> Action {
+    world.api().log.clear();
+    let action = world.reconcile_as_seen(seen).await.unwrap();
+    let log = world.api().log.clone();
+    assert!(log.iter().all(|call| call.starts_with("GET")), "{log:?}");
+    action
+}
+
+#[tokio::test]
+async fn a_status_of_a_job_that_is_gone_is_no_failure() {
+    let world = World::new(MANIFEST, vec![vec![live(Stage::Training, 1)]]);
+    world.settle().await;
+    world.tick();
+    world.settle().await;
+    let seen = Arc::new(world.job());
+    world.api().remove("rectrainingjobs", JOB);
+    assert_eq!(world.reconcile_as_seen(&seen).await.unwrap(), Action::requeue(Duration::from_millis(100)));
+    assert_eq!(world.reconcile_as_seen(&seen).await.unwrap(), Action::await_change());
+    assert!(world.api().made().is_empty());
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@
 //! takes turns within one run.
 
 mod job;
+mod memory;
 mod step;
 mod store;
 mod unique;
@@ -12,6 +13,7 @@ mod wire;
 mod zipf;
 
 pub use job::{JobArgs, JobFigures, RunFigures, bench_job};
+pub use memory::{MemoryFigures, bench_memory};
 pub use step::{BenchedPrecision, BenchedTower, StepArgs, StepFigures, bench_step};
 pub use store::{StoreArgs, StoreFigures, bench_store};
 pub use wire::{WireArgs, WireFigures, bench_wire};
@@ -27,6 +29,8 @@ use serde::Serialize;
 pub enum Bench {
     /// The embedding store: look-up and update, memory, growth
     Store(StoreArgs),
+    /// The memory that a store is in, without the store: what `store` cannot be faster than on this machine
+    Memory(StoreArgs),
     /// The dense part of a training step: a tower and its optimizer
     Step(StepArgs),
     /// The data plane beside bare TCP, on loopback
@@ -70,6 +74,10 @@ pub fn run(bench: &Bench) -> Result<(), BenchError> {
     match bench {
         Bench::Store(args) => {
             let figures = bench_store(args)?;
+            print(&figures.table(), args.json.then_some(&figures))
+        }
+        Bench::Memory(args) => {
+            let figures = bench_memory(args)?;
             print(&figures.table(), args.json.then_some(&figures))
         }
         Bench::Step(args) => {

@@ -174,8 +174,7 @@ impl StoreFigures {
 /// # Errors
 /// [`BenchError::Argument`], or what the store refuses.
 pub fn bench_store(args: &StoreArgs) -> Result<StoreFigures, BenchError> {
-    let ids = args.ids.unwrap_or(args.rows);
-    check(args, ids)?;
+    let ids = check(args)?;
     let config = StoreConfig {
         slots: args.slots,
         seed: 1,
@@ -235,7 +234,9 @@ pub fn bench_store(args: &StoreArgs) -> Result<StoreFigures, BenchError> {
     })
 }
 
-fn check(args: &StoreArgs, ids: u64) -> Result<(), BenchError> {
+/// The ids that batches are drawn from.
+pub(crate) fn check(args: &StoreArgs) -> Result<u64, BenchError> {
+    let ids = args.ids.unwrap_or(args.rows);
     let refuse = |argument, found: String, expected| Err(BenchError::Argument { argument, found, expected });
     for (argument, found) in [
         ("threads", args.threads),
@@ -257,7 +258,7 @@ fn check(args: &StoreArgs, ids: u64) -> Result<(), BenchError> {
     if !args.zipf.is_finite() || args.zipf == 1.0 {
         return refuse("zipf", args.zipf.to_string(), "a number other than 1");
     }
-    Ok(())
+    Ok(ids)
 }
 
 /// The rows of a store that is no more, as the next process finds them; the directory is removed.
@@ -287,12 +288,12 @@ fn reopen(
     Ok(seconds)
 }
 
-fn join<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
+pub(crate) fn join<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Seconds that this thread has computed, and not waited for a processor or memory of others'; where the kernel says.
-fn cpu_seconds() -> Option<f64> {
+pub(crate) fn cpu_seconds() -> Option<f64> {
     let status = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     Some(status.split(' ').next()?.parse::<u64>().ok()? as f64 / 1e9)
 }
@@ -370,11 +371,11 @@ fn train(
     Ok(measured)
 }
 
-struct Clock(Instant);
+pub(crate) struct Clock(pub(crate) Instant);
 
 impl Clock {
     /// The time since the last call.
-    fn lap(&mut self) -> Duration {
+    pub(crate) fn lap(&mut self) -> Duration {
         let now = Instant::now();
         now - std::mem::replace(&mut self.0, now)
     }
@@ -416,10 +417,10 @@ fn rates(measured: &[Measured], ids: f64) -> StoreFigures {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn args() -> StoreArgs {
+    pub(crate) fn args() -> StoreArgs {
         StoreArgs {
             dim: 4,
             rows: 3_000,

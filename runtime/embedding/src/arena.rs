@@ -7,8 +7,13 @@
 //!
 //! A block of [`LEAST_BYTES`] or more lies in a region, a smaller one in the heap, so that a store of
 //! a few rows maps nothing. A block that is dropped is kept for the next one of its size; regions are
-//! unmapped when the arena and all its blocks are gone. What of a region has never been handed out has
-//! never been touched and takes no memory, but for the rest of one huge page.
+//! unmapped when the arena and all its blocks are gone. What of the first region has never been handed
+//! out has never been touched and takes no memory, but for the rest of one huge page.
+//!
+//! Memory that is touched for the first time has to be found and zeroed by the kernel, and on a virtual
+//! machine by its host, which can take longer than all else that a request for rows waits for. So a store
+//! that fills its first region has each further one made [ready](Region::populate) by another thread while
+//! the last one is used up: up to a quarter of what it has, and never more than [`REGION_BYTES`].
 //!
 //! The regions of an arena [on a file](Arena::on_file) are that file's pages, which outlive the process.
 //! There all blocks lie in regions, each behind a [header](crate::block_file) that says whose it is.
@@ -26,6 +31,7 @@ use std::ops::{Index, IndexMut};
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
 
 /// Blocks smaller than this come from the heap.
 const LEAST_BYTES: usize = 4_096;
@@ -33,6 +39,8 @@ const LEAST_BYTES: usize = 4_096;
 const LINE_BYTES: usize = 64;
 /// Address space mapped at a time; memory is taken as it is touched.
 const REGION_BYTES: usize = 32 * HUGE_PAGE_BYTES;
+/// Mapped where the region that was to be ready is not yet: its pages come as they are touched.
+const LATE_REGION_BYTES: usize = 2 * HUGE_PAGE_BYTES;
 /// As much of a file is taken at a time: the file has it then, touched or not, and zeroing it takes time.
 const FILE_REGION_BYTES: usize = 2 * HUGE_PAGE_BYTES;
 
@@ -52,8 +60,12 @@ impl fmt::Debug for Arena {
 #[derive(Default)]
 struct Space {
     regions: Vec<Region>,
+    /// Bytes of all regions.
+    mapped: usize,
     /// Bytes of the last region that have been handed out.
     used: usize,
+    /// The region after the last one, which another thread makes ready; none if it can not.
+    next: Option<JoinHandle<Option<Region>>>,
     /// Blocks that came back, by their bytes.
     free: BTreeMap<usize, Vec<NonNull<u8>>>,
     free_bytes: usize,
@@ -71,7 +83,7 @@ impl Arena {
     pub(crate) fn on_file(path: &Path, stride: usize) -> Result<(Arc<Self>, Vec<FoundBlock>), SharedMemoryError> {
         let (file, region) = BlockFile::open(path, stride, FILE_REGION_BYTES)?;
         let (found, free, used) = file.walk(&region)?;
-        let mut space = Space { used, regions: vec![region], ..Space::default() };
+        let mut space = Space { used, mapped: region.bytes, regions: vec![region], ..Space::default() };
         for (start, bytes) in free {
             space.give_back(start, bytes);
         }
@@ -116,8 +128,8 @@ impl Arena {
     }
 
     fn cut(&self, bytes: usize) -> Option<NonNull<u8>> {
-        let Some(file) = &self.file else { return self.space().cut(bytes, Region::of_memory, REGION_BYTES) };
         let mut space = self.space();
+        let Some(file) = &self.file else { return space.cut_memory(bytes) };
         let rest = space.rest();
         if rest < bytes.next_multiple_of(LINE_BYTES) && rest > 0 {
             let filler = space.cut(rest, |_| None, 0)?;
@@ -175,6 +187,25 @@ impl Space {
         self.regions.last().map_or(0, |region| region.bytes - self.used)
     }
 
+    /// The next `bytes` of memory of the process.
+    fn cut_memory(&mut self, bytes: usize) -> Option<NonNull<u8>> {
+        let ready = if self.rest() < bytes.next_multiple_of(LINE_BYTES) { self.take_ready(bytes) } else { None };
+        let region_bytes = if self.regions.is_empty() { REGION_BYTES } else { LATE_REGION_BYTES };
+        let start = self.cut(bytes, |bytes| ready.or_else(|| Region::of_memory(bytes)), region_bytes);
+        let is_half_used = self.regions.last().is_some_and(|last| self.used > last.bytes / 2);
+        if is_half_used && self.next.is_none() {
+            self.next = prepare((self.mapped / 4).min(REGION_BYTES).next_multiple_of(HUGE_PAGE_BYTES));
+        }
+        start
+    }
+
+    /// The region that was made ready, if it is and has room for a block of `bytes`.
+    fn take_ready(&mut self, bytes: usize) -> Option<Region> {
+        let next = self.next.take_if(|next| next.is_finished())?;
+        // A thread that panicked had nothing but a mapping of its own.
+        next.join().ok().flatten().filter(|region| region.bytes >= bytes.next_multiple_of(LINE_BYTES))
+    }
+
     /// The next `bytes` of the last region, or of a new one that `map` makes of `region_bytes` or as many as are needed.
     fn cut(
         &mut self,
@@ -184,7 +215,9 @@ impl Space {
     ) -> Option<NonNull<u8>> {
         let bytes = bytes.next_multiple_of(LINE_BYTES);
         if self.rest() < bytes {
-            self.regions.push(map(bytes.max(region_bytes).next_multiple_of(HUGE_PAGE_BYTES))?);
+            let region = map(bytes.max(region_bytes).next_multiple_of(HUGE_PAGE_BYTES))?;
+            self.mapped += region.bytes;
+            self.regions.push(region);
             self.used = 0;
         }
         let region = self.regions.last()?;
@@ -193,6 +226,16 @@ impl Space {
         self.used += bytes;
         Some(start)
     }
+}
+
+/// A region whose memory is there before it is used, in a while. None where there is no thread for it.
+fn prepare(bytes: usize) -> Option<JoinHandle<Option<Region>>> {
+    let ready = move || {
+        let region = Region::of_memory(bytes)?;
+        region.populate();
+        Some(region)
+    };
+    thread::Builder::new().name("arena".to_owned()).spawn(ready).ok()
 }
 
 /// Blocks in a row, each of so many items, zeroed when it was added, at an address that does not change.
@@ -421,6 +464,40 @@ mod tests {
         let mut blocks: Blocks<u32> = Blocks::new(&arena, 0);
         blocks.push(LEAST_BYTES / 4 - 1);
         assert!(arena.space().regions.is_empty());
+    }
+
+    #[test]
+    fn a_store_that_grows_finds_its_next_region_ready() {
+        const BLOCK: usize = HUGE_PAGE_BYTES / 4;
+        let arena = Arc::new(Arena::default());
+        let mut blocks: Blocks<u32> = Blocks::new(&arena, 0);
+        while arena.space().used <= REGION_BYTES / 2 {
+            assert!(arena.space().next.is_none(), "a small store takes no more than it uses");
+            blocks.push(BLOCK);
+        }
+        while !arena.space().next.as_ref().is_some_and(JoinHandle::is_finished) {
+            thread::yield_now();
+        }
+        while arena.space().regions.len() == 1 {
+            blocks.push(BLOCK);
+        }
+        let space = arena.space();
+        assert_eq!((space.regions[1].bytes, space.mapped), (REGION_BYTES / 4, REGION_BYTES / 4 * 5));
+        #[cfg(all(target_os = "linux", not(miri)))]
+        assert!(space.regions[1].is_resident(), "all of it has its memory");
+        drop(space);
+        let blocks: Vec<_> = (0..blocks.len()).map(|block| &blocks[block]).collect();
+        assert!(blocks.iter().all(|block| block.iter().all(|&word| word == 0)));
+    }
+
+    #[test]
+    fn a_block_that_the_next_region_is_too_small_for_gets_one_of_its_own() {
+        let arena = Arc::new(Arena::default());
+        let mut blocks: Blocks<u64> = Blocks::new(&arena, 0);
+        blocks.push(REGION_BYTES / 8 / 2 + 1);
+        blocks.push(REGION_BYTES / 8);
+        blocks[1][REGION_BYTES / 8 - 1] = 7;
+        assert_eq!((blocks[0][0], blocks[1][REGION_BYTES / 8 - 1]), (0, 7));
     }
 
     #[test]

@@ -17,6 +17,9 @@ pub(crate) struct Region {
     pub(crate) bytes: usize,
 }
 
+// SAFETY: a region owns its bytes, which no thread has an affinity to.
+unsafe impl Send for Region {}
+
 #[cfg(all(unix, not(miri)))]
 impl Region {
     /// Zeroed memory of this process. Nothing of it takes memory before it is touched.
@@ -80,6 +83,31 @@ impl Region {
                 _ => return Err(error),
             }
         }
+    }
+
+    /// Has the kernel find memory for all of it, a huge page at a time, so that whoever faults a page in elsewhere does not wait for all.
+    /// Where it cannot (before Linux 5.14, or short of memory) pages come when they are touched.
+    pub(crate) fn populate(&self) {
+        #[cfg(target_os = "linux")]
+        for from in (0..self.bytes).step_by(HUGE_PAGE_BYTES) {
+            let start = self.start.as_ptr().wrapping_add(from);
+            // SAFETY: these bytes are mapped (regions have whole huge pages); what is in them stays.
+            if unsafe { libc::madvise(start.cast(), HUGE_PAGE_BYTES, libc::MADV_POPULATE_WRITE) } != 0 {
+                return;
+            }
+        }
+    }
+
+    /// Whether memory is there for all of it.
+    #[cfg(all(test, target_os = "linux"))]
+    pub(crate) fn is_resident(&self) -> bool {
+        const LEAST_PAGE_BYTES: usize = 4_096;
+        let mut pages = vec![0_u8; self.bytes / LEAST_PAGE_BYTES];
+        // SAFETY: the range is mapped, and there is a byte for each of its pages, which are no smaller.
+        let told = unsafe { libc::mincore(self.start.as_ptr().cast(), self.bytes, pages.as_mut_ptr()) };
+        // SAFETY: asks for a constant of the system.
+        let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+        told == 0 && pages[..self.bytes / page_bytes].iter().all(|page| page & 1 == 1)
     }
 
     /// A private mapping, aligned.
@@ -156,6 +184,8 @@ impl Region {
     pub(crate) fn of_file(_file: &File, _from: u64, _bytes: usize) -> std::io::Result<Self> {
         Err(std::io::ErrorKind::Unsupported.into())
     }
+
+    pub(crate) fn populate(&self) {}
 
     pub(crate) fn of_memory(bytes: usize) -> Option<Self> {
         // SAFETY: `bytes` is not 0.

@@ -204,6 +204,11 @@ impl World {
         reconcile(seen, Arc::clone(&self.operator)).await
     }
 
+    /// One reconcile of the job as the watch has it, late or not.
+    pub async fn reconcile_as_seen(&self, seen: &Arc<RecTrainingJob>) -> Result<Action, ReconcileError> {
+        reconcile(Arc::clone(seen), Arc::clone(&self.operator)).await
+    }
+
     /// Reconciles until a reconcile changes nothing.
     pub async fn settle(&self) {
         for _ in 0..20 {
@@ -329,6 +334,7 @@ fn operator(api: &Arc<Mutex<ApiServer>>, scripts: &Arc<Mutex<Scripts>>) -> Arc<C
         read_nodes: Arc::new(NoNodes),
         watched: Mutex::default(),
         traces: Arc::default(),
+        known: Mutex::default(),
     })
 }
 

@@ -1,0 +1,223 @@
+//! What memory alone lets through of the [store's benchmark](crate::store): the same batches on as much memory, without hashing,
+//! comparing, locks, growth or arithmetic. A key reads the line of an index that it falls on, copies the row that the line leads to, and
+//! later writes that row again. What a store takes longer is its own; what this takes as well is the machine's.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use comfy_table::Table;
+use serde::Serialize;
+
+use crate::store::{Clock, StoreArgs, check, cpu_seconds, join};
+use crate::zipf::{Random, Zipf, key};
+use crate::{BenchError, median, table};
+
+/// Of the store's index, on average.
+const INDEX_BYTES_PER_ROW: f64 = 7.4;
+/// Of a row that is neither value nor state: its key and the step of its last change.
+const HEADER_BYTES: usize = 12;
+/// Lines of index that are asked for before the first of their rows.
+const AHEAD: usize = 64;
+
+/// What [`bench_memory`] measured. Rates are of all threads together.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MemoryFigures {
+    /// Ids by look-up and update: the keys come unique and sorted.
+    pub store_ids_per_second: f64,
+    /// Median seconds of a batch, mean of the threads.
+    pub lookup_seconds: f64,
+    pub update_seconds: f64,
+    /// To write as much fresh memory as the rows of so many new keys take.
+    pub longest_request_seconds: f64,
+    /// What the longest one computed of that, or the kernel for it. None where the kernel does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub longest_request_cpu_seconds: Option<f64>,
+    pub median_request_seconds: f64,
+    pub request_keys: usize,
+    pub dim: usize,
+    pub rows: u64,
+    pub threads: usize,
+}
+
+impl MemoryFigures {
+    pub(crate) fn table(&self) -> Table {
+        let mut table = table(&["", "", "unit"]);
+        let mut row = |name: &str, value: f64, unit: &str| {
+            table.add_row([name.to_owned(), format!("{value:.2}"), unit.to_owned()]);
+        };
+        row("look-up + update", self.store_ids_per_second / 1e6, "M ids/s");
+        row("a batch: look-up", self.lookup_seconds * 1e3, "ms");
+        row("a batch: update", self.update_seconds * 1e3, "ms");
+        row("a request's fresh memory: median", self.median_request_seconds * 1e3, "ms");
+        row("a request's fresh memory: longest", self.longest_request_seconds * 1e3, "ms");
+        if let Some(seconds) = self.longest_request_cpu_seconds {
+            row("  of which it computed", seconds * 1e3, "ms");
+        }
+        table
+    }
+}
+
+/// Writes as much memory as a store of AdaGrad's rows has, and reads and writes what its batches would.
+///
+/// # Errors
+/// [`BenchError::Argument`].
+pub fn bench_memory(args: &StoreArgs) -> Result<MemoryFigures, BenchError> {
+    let ids = check(args)?;
+    if let Some(directory) = &args.shared_memory {
+        let found = directory.display().to_string();
+        return Err(BenchError::Argument { argument: "shared-memory", found, expected: "the process's own memory" });
+    }
+    let (memory, requests) = Memory::fill(args);
+    let zipf = Zipf::new(ids, args.zipf);
+    let batches: Vec<Vec<Vec<Unique>>> = (0..args.threads)
+        .map(|thread| {
+            let mut random = Random::new(thread as u64 + 1);
+            (0..args.batches).map(|_| unique(&zipf, &mut random, args.samples * args.features)).collect()
+        })
+        .collect();
+    let start = Barrier::new(args.threads);
+    let seconds: Vec<[f64; 2]> = std::thread::scope(|scope| {
+        let (memory, start) = (&memory, &start);
+        let mut running = Vec::with_capacity(args.threads);
+        for batches in &batches {
+            running.push(scope.spawn(move || memory.train(batches, start)));
+        }
+        running.into_iter().map(join).collect()
+    });
+    let (ids, threads) = ((args.samples * args.features) as f64, args.threads as f64);
+    let mean = |part: usize| seconds.iter().map(|thread| thread[part]).sum::<f64>() / threads;
+    let longest = requests.iter().copied().max_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or_default();
+    Ok(MemoryFigures {
+        store_ids_per_second: seconds.iter().map(|[lookup, update]| ids / (lookup + update)).sum(),
+        lookup_seconds: mean(0),
+        update_seconds: mean(1),
+        longest_request_seconds: longest.0,
+        longest_request_cpu_seconds: longest.1,
+        median_request_seconds: median(requests.into_iter().map(|request| request.0).collect()),
+        request_keys: args.request,
+        dim: args.dim,
+        rows: args.rows,
+        threads: args.threads,
+    })
+}
+
+/// A key of a batch, and the row that is its.
+struct Unique {
+    key: u64,
+    row: u64,
+}
+
+/// A batch's unique keys in order.
+fn unique(zipf: &Zipf, random: &mut Random, ids: usize) -> Vec<Unique> {
+    let drawn = (0..ids).map(|_| zipf.rank(random));
+    let mut keys: Vec<Unique> = drawn.map(|row| Unique { key: key(row).0, row }).collect();
+    keys.sort_unstable_by_key(|unique| unique.key);
+    keys.dedup_by_key(|unique| unique.key);
+    keys
+}
+
+#[derive(Clone)]
+#[repr(align(64))]
+struct Line(u64);
+
+struct Memory {
+    index: Vec<Line>,
+    rows: Vec<AtomicU64>,
+    row_words: usize,
+}
+
+impl Memory {
+    /// With what it took to write each request's rows for the first time: by the clock, and of the processor.
+    fn fill(args: &StoreArgs) -> (Self, Vec<(f64, Option<f64>)>) {
+        let row_words = (2 * args.dim * size_of::<f32>() + HEADER_BYTES).div_ceil(size_of::<u64>());
+        let lines = (args.rows as f64 * INDEX_BYTES_PER_ROW) as usize / size_of::<Line>() + 1;
+        let mut rows: Vec<AtomicU64> = Vec::with_capacity(args.rows as usize * row_words);
+        let mut requests = Vec::new();
+        while rows.len() < rows.capacity() {
+            let words = (args.request * row_words).min(rows.capacity() - rows.len()) as u64;
+            let before = cpu_seconds();
+            let begin = Instant::now();
+            rows.extend((0..words).map(AtomicU64::new));
+            let seconds = begin.elapsed().as_secs_f64();
+            requests.push((seconds, cpu_seconds().zip(before).map(|(after, before)| after - before)));
+        }
+        // All lines are written, or they would be one page of zeros; that each says 0 is for the processor to find out.
+        let index = vec![Line(std::hint::black_box(0)); lines];
+        (Self { index, rows, row_words }, requests)
+    }
+
+    /// The median seconds of a batch's look-up and update.
+    fn train(&self, batches: &[Vec<Unique>], start: &Barrier) -> [f64; 2] {
+        let most = batches.iter().map(Vec::len).max().unwrap_or_default();
+        let mut out = vec![0; most * self.row_words];
+        let (mut lookups, mut updates) = (Vec::new(), Vec::new());
+        start.wait();
+        for batch in batches {
+            let mut clock = Clock(Instant::now());
+            self.lookup(batch, &mut out);
+            lookups.push(clock.lap().as_secs_f64());
+            self.update(batch);
+            updates.push(clock.lap().as_secs_f64());
+            std::hint::black_box(&mut out);
+        }
+        [median(lookups), median(updates)]
+    }
+
+    fn lookup(&self, batch: &[Unique], out: &mut [u64]) {
+        let mut found = [0; AHEAD];
+        for (keys, out) in batch.chunks(AHEAD).zip(out.chunks_mut(AHEAD * self.row_words)) {
+            for (unique, found) in keys.iter().zip(&mut found) {
+                let line = (u128::from(unique.key) * self.index.len() as u128) >> u64::BITS;
+                *found = unique.row + self.index[line as usize].0;
+            }
+            for (&row, out) in found[..keys.len()].iter().zip(out.chunks_exact_mut(self.row_words)) {
+                out.iter_mut().zip(self.row(row)).for_each(|(out, word)| *out = word.load(Ordering::Relaxed));
+            }
+        }
+    }
+
+    fn update(&self, batch: &[Unique]) {
+        for unique in batch {
+            for word in self.row(unique.row) {
+                word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn row(&self, row: u64) -> &[AtomicU64] {
+        &self.rows[row as usize * self.row_words..][..self.row_words]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::tests::args;
+
+    #[test]
+    fn every_row_of_a_batch_is_read_and_written_once() {
+        let (memory, requests) = Memory::fill(&args());
+        assert_eq!(requests.len(), 30);
+        let sum = |memory: &Memory| memory.rows.iter().map(|word| word.load(Ordering::Relaxed)).sum::<u64>();
+        let before = sum(&memory);
+        let batch = unique(&Zipf::new(3_000, 1.05), &mut Random::new(1), 192);
+        let mut out = vec![0; batch.len() * memory.row_words];
+        memory.lookup(&batch, &mut out);
+        let words = |unique: &Unique| memory.row(unique.row).iter().map(|word| word.load(Ordering::Relaxed));
+        assert!(out.iter().copied().eq(batch.iter().flat_map(words)));
+        memory.update(&batch);
+        assert_eq!(sum(&memory) - before, (batch.len() * memory.row_words) as u64);
+    }
+
+    #[test]
+    fn figures_are_of_memory_of_this_process() {
+        let figures = bench_memory(&args()).unwrap();
+        assert!(figures.store_ids_per_second > 0.0);
+        assert!(figures.longest_request_seconds >= figures.median_request_seconds);
+        let shared = StoreArgs { threads: 1, shared_memory: Some("rows".into()), ..args() };
+        let error = bench_memory(&shared).unwrap_err();
+        assert!(error.is_user_error() && error.to_string().contains("shared-memory"), "{error}");
+    }
+}
