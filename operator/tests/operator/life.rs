@@ -362,7 +362,7 @@ async fn a_new_version_of_the_operator_restarts_nothing() {
     let pods = |world: &World| -> Vec<_> { world.api().list("pods").into_iter().cloned().collect() };
     let before = pods(&world);
     world.replace_operator();
-    std::sync::Arc::get_mut(&mut world.operator).unwrap().config.runtime_image = "runtime:2".to_owned();
+    Arc::get_mut(&mut world.operator).unwrap().config.runtime_image = "runtime:2".to_owned();
     world.settle().await;
     world.tick();
     world.settle().await;

@@ -231,7 +231,7 @@ impl Space {
 /// A region whose memory is there before it is used, in a while. None where there is no thread for it.
 fn prepare(bytes: usize) -> Option<JoinHandle<Option<Region>>> {
     let ready = move || {
-        let region = Region::of_memory(bytes)?;
+        let mut region = Region::of_memory(bytes)?;
         region.populate();
         Some(region)
     };

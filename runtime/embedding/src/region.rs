@@ -11,6 +11,10 @@ use std::ptr::NonNull;
 /// What the kernel backs a region with, where it can; a region begins at a multiple of it.
 pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
+/// Every page is a multiple of it.
+#[cfg(all(unix, not(miri)))]
+const LEAST_PAGE_BYTES: usize = 4_096;
+
 /// Mapped memory that begins at a multiple of [`HUGE_PAGE_BYTES`].
 pub(crate) struct Region {
     pub(crate) start: NonNull<u8>,
@@ -85,23 +89,18 @@ impl Region {
         }
     }
 
-    /// Has the kernel find memory for all of it, a huge page at a time, so that whoever faults a page in elsewhere does not wait for all.
-    /// Where it cannot (before Linux 5.14, or short of memory) pages come when they are touched.
-    pub(crate) fn populate(&self) {
-        #[cfg(target_os = "linux")]
-        for from in (0..self.bytes).step_by(HUGE_PAGE_BYTES) {
-            let start = self.start.as_ptr().wrapping_add(from);
-            // SAFETY: these bytes are mapped (regions have whole huge pages); what is in them stays.
-            if unsafe { libc::madvise(start.cast(), HUGE_PAGE_BYTES, libc::MADV_POPULATE_WRITE) } != 0 {
-                return;
-            }
+    /// Has the kernel find memory for all of it, which nothing has been written to yet. By touching every page, and not by
+    /// `MADV_POPULATE_WRITE`: while a host looks for memory, that would keep others from mapping any.
+    pub(crate) fn populate(&mut self) {
+        for from in (0..self.bytes).step_by(LEAST_PAGE_BYTES) {
+            // SAFETY: within the region, which is mapped, zeroed and nobody else's.
+            unsafe { self.start.add(from).write_volatile(0) };
         }
     }
 
     /// Whether memory is there for all of it.
     #[cfg(all(test, target_os = "linux"))]
     pub(crate) fn is_resident(&self) -> bool {
-        const LEAST_PAGE_BYTES: usize = 4_096;
         let mut pages = vec![0_u8; self.bytes / LEAST_PAGE_BYTES];
         // SAFETY: the range is mapped, and there is a byte for each of its pages, which are no smaller.
         let told = unsafe { libc::mincore(self.start.as_ptr().cast(), self.bytes, pages.as_mut_ptr()) };
@@ -185,7 +184,7 @@ impl Region {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 
-    pub(crate) fn populate(&self) {}
+    pub(crate) fn populate(&mut self) {}
 
     pub(crate) fn of_memory(bytes: usize) -> Option<Self> {
         // SAFETY: `bytes` is not 0.

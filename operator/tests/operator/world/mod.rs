@@ -201,12 +201,12 @@ impl World {
             Some(job) => serde_json::from_value(job.clone()).unwrap(),
             None => return Ok(Action::await_change()),
         });
-        reconcile(seen, Arc::clone(&self.operator)).await
+        Box::pin(reconcile(seen, Arc::clone(&self.operator))).await
     }
 
     /// One reconcile of the job as the watch has it, late or not.
     pub async fn reconcile_as_seen(&self, seen: &Arc<RecTrainingJob>) -> Result<Action, ReconcileError> {
-        reconcile(Arc::clone(seen), Arc::clone(&self.operator)).await
+        Box::pin(reconcile(Arc::clone(seen), Arc::clone(&self.operator))).await
     }
 
     /// Reconciles until a reconcile changes nothing.
