@@ -68,12 +68,18 @@ async fn status_follows_training_and_counts_ready_pods() {
     assert_eq!(status.selector.as_deref(), Some("rectrain.dev/job=clicks,rectrain.dev/role=dense-worker"));
 }
 
-#[tokio::test]
-async fn a_job_at_rest_costs_no_writes_and_no_gets_of_its_objects() {
+/// A job that trains on and on.
+async fn training() -> World {
     let world = World::new(MANIFEST, vec![vec![live(Stage::Training, 1)]]);
     world.settle().await;
     world.tick();
     world.settle().await;
+    world
+}
+
+#[tokio::test]
+async fn a_job_at_rest_costs_no_writes_and_no_gets_of_its_objects() {
+    let world = training().await;
     world.api().log.clear();
     world.reconcile().await.unwrap();
     let log = world.api().log.clone();
@@ -98,10 +104,7 @@ async fn a_watch_that_is_behind_the_operators_own_status_is_not_believed() {
 
 #[tokio::test]
 async fn nothing_is_made_for_a_job_that_is_no_longer_as_it_was_seen() {
-    let world = World::new(MANIFEST, vec![vec![live(Stage::Training, 1)]]);
-    world.settle().await;
-    world.tick();
-    world.settle().await;
+    let world = training().await;
     let seen = Arc::new(world.job());
     world.edit(|spec| spec["suspend"] = json!(true));
     world.api().remove("poddisruptionbudgets", "clicks-ps");
@@ -123,10 +126,7 @@ async fn written_for(world: &World, seen: &Arc<RecTrainingJob>) -> Action {
 
 #[tokio::test]
 async fn a_status_of_a_job_that_is_gone_is_no_failure() {
-    let world = World::new(MANIFEST, vec![vec![live(Stage::Training, 1)]]);
-    world.settle().await;
-    world.tick();
-    world.settle().await;
+    let world = training().await;
     let seen = Arc::new(world.job());
     world.api().remove("rectrainingjobs", JOB);
     assert_eq!(world.reconcile_as_seen(&seen).await.unwrap(), Action::requeue(Duration::from_millis(100)));
