@@ -1,5 +1,6 @@
 //! What the operator's watches keep of what they see: of an object its text, of a pod its facts. As a tree, a StatefulSet takes some
-//! twenty times the memory of its text, and a thousand jobs have five thousand of them. It is found by job, so that a reconcile does not look through what belongs to others.
+//! twenty times the memory of its text, and a thousand jobs have five thousand of them. It is found by job, so that a reconcile does
+//! not look through what belongs to others.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError, RwLock};

@@ -29,7 +29,7 @@ use serde::Serialize;
 pub enum Bench {
     /// The embedding store: look-up and update, memory, growth
     Store(StoreArgs),
-    /// The memory that a store is in, without the store: what `store` cannot be faster than on this machine
+    /// The memory that a store is in, without the store: the same rows read and written, unasked for ahead, and fresh memory
     Memory(StoreArgs),
     /// The dense part of a training step: a tower and its optimizer
     Step(StepArgs),

@@ -201,7 +201,7 @@ impl World {
             Some(job) => serde_json::from_value(job.clone()).unwrap(),
             None => return Ok(Action::await_change()),
         });
-        Box::pin(reconcile(seen, Arc::clone(&self.operator))).await
+        self.reconcile_as_seen(&seen).await
     }
 
     /// One reconcile of the job as the watch has it, late or not.
