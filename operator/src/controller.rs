@@ -183,15 +183,20 @@ fn key(job: &RecTrainingJob) -> String {
     format!("{}/{}", job.namespace().unwrap_or_default(), job.name_any())
 }
 
-/// One reconcile, measured and logged with the job's name.
+/// One reconcile, as soon as everything that is there has been seen once; measured, and logged with the job's name.
 async fn timed(
     job: Arc<RecTrainingJob>,
     context: Arc<Context>,
     failures: Arc<Failures>,
 ) -> Result<Action, ReconcileError> {
     let key = key(&job);
+    // The first reconciles of a leader wait for its watches, which is none of their own time.
+    let ready = context.reader.ready().await;
     let begun = Instant::now();
-    let result = Box::pin(reconcile(job, Arc::clone(&context))).await;
+    let result = match ready {
+        Ok(()) => Box::pin(reconcile(job, Arc::clone(&context))).await,
+        Err(stopped) => Err(stopped),
+    };
     let failed = result.as_ref().err();
     context.metrics.reconciled(begun.elapsed(), failed.map(ReconcileError::step));
     match failed {

@@ -19,7 +19,11 @@ const SECONDS: &[f64] = &[1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5
 /// Name, kind and meaning of every metric, for the reference.
 pub const REFERENCE: &[(&str, &str, &str)] = &[
     ("rectrain_operator_reconciles_total", "counter", "Reconciles by outcome: `ok` or `error`."),
-    ("rectrain_operator_reconcile_seconds", "histogram", "Time of a reconcile."),
+    (
+        "rectrain_operator_reconcile_seconds",
+        "histogram",
+        "Time of a reconcile, without the wait of the first ones until the watches have seen everything once.",
+    ),
     ("rectrain_operator_reconcile_errors_total", "counter", "Reconciles that failed, by the step that failed."),
     ("rectrain_operator_watch_errors_total", "counter", "Watches that broke off and were begun again."),
     (

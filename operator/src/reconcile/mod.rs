@@ -17,6 +17,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures::{FutureExt, StreamExt, stream};
 use jiff::Timestamp;
 use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 use kube::runtime::controller::Action;
@@ -37,6 +38,7 @@ use crate::phase::{Decision, Facts, Run, decide, max_restarts};
 use crate::reconcile::apply::Settled;
 use crate::reconcile::build::Plan;
 use crate::reconcile::dereference::{Belongings, Reader};
+use crate::reconcile::kinds::{Kind, Owned, Wanted};
 use crate::reconcile::observe::Watched;
 use crate::traces::Traces;
 
@@ -48,6 +50,8 @@ const AGAIN: Duration = Duration::from_millis(100);
 const REFUSED: Duration = Duration::from_secs(15);
 /// Jobs under way that are looked at in a second, so that many of them leave the API server and the operator time for what changes.
 const LOOKS_A_SECOND: f64 = 50.0;
+/// Objects of a job that are applied at the same time.
+const SIDE_BY_SIDE: usize = 8;
 /// Objects whose stored form is remembered.
 const MOST_SETTLED: usize = 100_000;
 
@@ -284,14 +288,13 @@ impl Context {
     }
 }
 
-/// Reconciles one job. `seen` is the job as the watch has it. It is what is decided on if it is what this operator last read or wrote;
+/// Reconciles one job, when the context's reader is ready. `seen` is the job as the watch has it. It is what is decided on if it is what this operator last read or wrote;
 /// otherwise the watch may be behind the operator's own status, and the job is read afresh. Whatever changes something has the API
 /// server's word that the job is still the one that was decided on.
 ///
 /// # Errors
 /// Whatever kept it from getting through; nothing is half done that the next reconcile does not find and finish.
 pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Result<Action, ReconcileError> {
-    context.reader.ready().await?;
     let (namespace, name) = (seen.namespace().unwrap_or_default(), seen.name_any());
     let jobs: Api<RecTrainingJob> = Api::namespaced(context.client.clone(), &namespace);
     let is_known = context.knows(&seen);
@@ -474,15 +477,15 @@ async fn is_still(jobs: &Api<RecTrainingJob>, job: &RecTrainingJob) -> Result<bo
 
 /// What the cluster lacks of what is wanted, and has too much.
 struct Work<'a> {
-    apply: Vec<(&'a kinds::Wanted, Option<&'a kinds::Owned>)>,
-    delete: Vec<&'a kinds::Owned>,
+    apply: Vec<(&'a Wanted, Option<&'a Owned>)>,
+    delete: Vec<&'a Owned>,
 }
 
 impl<'a> Work<'a> {
-    fn new(wanted: &'a [kinds::Wanted], belongings: &'a Belongings, settled: &Settled) -> Self {
+    fn new(wanted: &'a [Wanted], belongings: &'a Belongings, settled: &Settled) -> Self {
         let with_owned = wanted.iter().map(|object| (object, belongings.find(object.kind, &object.name)));
         // One that is leaving comes back when it is gone.
-        let is_in_order = |object, owned: Option<&kinds::Owned>| {
+        let is_in_order = |object, owned: Option<&Owned>| {
             owned.is_some_and(|o| o.is_leaving || apply::is_in_order(object, o, settled))
         };
         Self {
@@ -496,21 +499,43 @@ impl<'a> Work<'a> {
     }
 }
 
-/// Makes the cluster as wanted. An object that is refused does not keep the others from being made.
+/// Makes the cluster as wanted: first what pods need, then the pods. An object that is refused does not keep the others from being
+/// made.
 async fn carry_out(context: &Context, namespace: &str, job_uid: &str, work: &Work<'_>) -> Result<(), ReconcileError> {
     context.settled.trim(MOST_SETTLED);
+    let (of_pods, needed) = work.apply.iter().partition::<Vec<_>, _>(|(object, _)| object.kind == Kind::StatefulSet);
     let mut refused = None;
-    for (object, owned) in &work.apply {
-        match apply::apply(&context.client, namespace, object, *owned, job_uid, &context.settled).await {
-            Err(error) if error.obstacle().is_some() => refused = refused.or(Some(error)),
-            other => other?,
-        }
+    for objects in [needed, of_pods] {
+        refused = refused.or(apply_side_by_side(context, namespace, job_uid, objects).await?);
     }
     for object in &work.delete {
         prune::delete(&context.client, namespace, object).await?;
         context.settled.forget(&object.uid);
     }
     refused.map_or(Ok(()), Err)
+}
+
+/// Applies objects that do not wait for each other. Gives the first that was refused, if any.
+async fn apply_side_by_side(
+    context: &Context,
+    namespace: &str,
+    job_uid: &str,
+    objects: Vec<(&Wanted, Option<&Owned>)>,
+) -> Result<Option<ReconcileError>, ReconcileError> {
+    let apply = |(object, owned)| {
+        // Boxed, since the compiler cannot tell that a stream of futures that borrow is `Send`.
+        apply::apply(&context.client, namespace, object, owned, job_uid, &context.settled).boxed()
+    };
+    let applying: Vec<_> = objects.into_iter().map(apply).collect();
+    let results: Vec<_> = stream::iter(applying).buffered(SIDE_BY_SIDE).collect().await;
+    let mut refused = None;
+    for error in results.into_iter().filter_map(Result::err) {
+        if error.obstacle().is_none() {
+            return Err(error);
+        }
+        refused = refused.or(Some(error));
+    }
+    Ok(refused)
 }
 
 /// Kubernetes' times are in whole seconds.

@@ -476,6 +476,18 @@ async fn an_object_that_the_api_server_refuses_is_a_condition_and_tried_again() 
 }
 
 #[tokio::test]
+async fn objects_are_made_side_by_side_and_pods_after_what_they_need() {
+    let world = World::new(MANIFEST, vec![good()]);
+    world.settle().await;
+    let api = world.api();
+    let is_of_pods = |call: &&String| call.contains("PATCH statefulsets");
+    let first = api.log.iter().position(|call| is_of_pods(&call)).expect("StatefulSets are applied");
+    let made = |calls: &[String]| calls.iter().filter(|call| call.starts_with("PATCH") && !is_of_pods(call)).count();
+    assert!(made(&api.log[..first]) > 10 && made(&api.log[first..]) == 0, "{:#?}", api.log);
+    assert_eq!(api.most_under_way, 8);
+}
+
+#[tokio::test]
 async fn each_transition_has_one_event_and_nothing_that_goes_on_has_any() {
     let world = World::new(MANIFEST, vec![crashing(), good()]);
     world.live().await;

@@ -8,6 +8,7 @@ mod job;
 mod memory;
 mod step;
 mod store;
+mod timing;
 mod unique;
 mod wire;
 mod zipf;

@@ -1,15 +1,16 @@
 //! What memory alone takes of the [store's benchmark](crate::store): the same batches on as much memory, without hashing,
 //! comparing, locks, growth or arithmetic, and without asking for lines ahead, by which a store can be the faster of the two. A key
-//! reads the line of an index that it falls on, copies the row that the line leads to, and later writes that row again. What a store takes longer is its own; what this takes as well is the machine's.
+//! reads the line of an index that it falls on, copies the row that the line leads to, and later writes that row again. What a store
+//! takes longer is its own; what this takes as well is the machine's.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
 use comfy_table::Table;
 use serde::Serialize;
 
-use crate::store::{Clock, StoreArgs, check, cpu_seconds, join};
+use crate::store::{StoreArgs, check, join};
+use crate::timing::{Clock, Took, longest, timed};
 use crate::zipf::{Random, Zipf, key};
 use crate::{BenchError, median, table};
 
@@ -88,14 +89,14 @@ pub fn bench_memory(args: &StoreArgs) -> Result<MemoryFigures, BenchError> {
     });
     let (ids, threads) = ((args.samples * args.features) as f64, args.threads as f64);
     let mean = |part: usize| seconds.iter().map(|thread| thread[part]).sum::<f64>() / threads;
-    let longest = requests.iter().copied().max_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or_default();
+    let longest = longest(&requests);
     Ok(MemoryFigures {
         store_ids_per_second: seconds.iter().map(|[lookup, update]| ids / (lookup + update)).sum(),
         lookup_seconds: mean(0),
         update_seconds: mean(1),
-        longest_request_seconds: longest.0,
-        longest_request_cpu_seconds: longest.1,
-        median_request_seconds: median(requests.into_iter().map(|request| request.0).collect()),
+        longest_request_seconds: longest.seconds,
+        longest_request_cpu_seconds: longest.cpu_seconds,
+        median_request_seconds: median(requests.into_iter().map(|took| took.seconds).collect()),
         request_keys: args.request,
         dim: args.dim,
         rows: args.rows,
@@ -129,19 +130,16 @@ struct Memory {
 }
 
 impl Memory {
-    /// With what it took to write each request's rows for the first time: by the clock, and of the processor.
-    fn fill(args: &StoreArgs) -> (Self, Vec<(f64, Option<f64>)>) {
+    /// With what it took to write each request's rows for the first time.
+    fn fill(args: &StoreArgs) -> (Self, Vec<Took>) {
         let row_words = (2 * args.dim * size_of::<f32>() + HEADER_BYTES).div_ceil(size_of::<u64>());
         let lines = (args.rows as f64 * INDEX_BYTES_PER_ROW) as usize / size_of::<Line>() + 1;
         let mut rows: Vec<AtomicU64> = Vec::with_capacity(args.rows as usize * row_words);
         let mut requests = Vec::new();
         while rows.len() < rows.capacity() {
             let words = (args.request * row_words).min(rows.capacity() - rows.len()) as u64;
-            let before = cpu_seconds();
-            let begin = Instant::now();
-            rows.extend((0..words).map(AtomicU64::new));
-            let seconds = begin.elapsed().as_secs_f64();
-            requests.push((seconds, cpu_seconds().zip(before).map(|(after, before)| after - before)));
+            let ((), took) = timed(|| rows.extend((0..words).map(AtomicU64::new)));
+            requests.push(took);
         }
         // All lines are written, or they would be one page of zeros; that each says 0 is for the processor to find out.
         let index = vec![Line(std::hint::black_box(0)); lines];
@@ -155,7 +153,7 @@ impl Memory {
         let (mut lookups, mut updates) = (Vec::new(), Vec::new());
         start.wait();
         for batch in batches {
-            let mut clock = Clock(Instant::now());
+            let mut clock = Clock::start();
             self.lookup(batch, &mut out);
             lookups.push(clock.lap().as_secs_f64());
             self.update(batch);

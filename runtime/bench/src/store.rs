@@ -26,7 +26,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Barrier, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use comfy_table::Table;
 use rectrain_embedding::{
@@ -35,6 +35,7 @@ use rectrain_embedding::{
 };
 use serde::Serialize;
 
+use crate::timing::{Clock, Took, longest, timed};
 use crate::unique::Unique;
 use crate::zipf::{Random, Zipf, key};
 use crate::{BenchError, median, table};
@@ -214,15 +215,15 @@ pub fn bench_store(args: &StoreArgs) -> Result<StoreFigures, BenchError> {
     })?;
     let reopen_seconds =
         args.shared_memory.as_ref().map(|directory| reopen(store, log, config, directory)).transpose()?;
-    let (seconds, cpu_seconds): (Vec<f64>, Vec<Option<f64>>) = requests.into_iter().unzip();
-    let (longest, longest_cpu) =
-        seconds.iter().copied().zip(&cpu_seconds).max_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or((0.0, &None));
+    let longest = longest(&requests);
+    let longest_cpu_seconds = requests.iter().filter_map(|took| took.cpu_seconds).reduce(f64::max);
+    let seconds: Vec<f64> = requests.into_iter().map(|took| took.seconds).collect();
     let filling: f64 = seconds.iter().sum();
     Ok(StoreFigures {
         overhead_bytes_per_row: bytes.overhead as f64 / args.rows as f64,
-        longest_request_seconds: longest,
-        longest_request_cpu_seconds: *longest_cpu,
-        longest_cpu_seconds: cpu_seconds.iter().copied().flatten().reduce(f64::max),
+        longest_request_seconds: longest.seconds,
+        longest_request_cpu_seconds: longest.cpu_seconds,
+        longest_cpu_seconds,
         median_request_seconds: median(seconds),
         request_keys: args.request,
         inserted_rows_per_second: args.rows as f64 / filling,
@@ -292,24 +293,16 @@ pub(crate) fn join<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Seconds that this thread has computed, and not waited for a processor or memory of others'; where the kernel says.
-pub(crate) fn cpu_seconds() -> Option<f64> {
-    let status = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
-    Some(status.split(' ').next()?.parse::<u64>().ok()? as f64 / 1e9)
-}
-
-/// Inserts every row and returns what each request took: by the clock, and of the processor.
-fn fill(store: &Store, args: &StoreArgs) -> Result<Vec<(f64, Option<f64>)>, StoreError> {
+/// Inserts every row and returns what each request took.
+fn fill(store: &Store, args: &StoreArgs) -> Result<Vec<Took>, StoreError> {
     let mut out = vec![0.0; args.request * args.dim];
     let mut requests = Vec::new();
     for start in (0..args.rows).step_by(args.request) {
         let mut keys: Vec<_> = (start..args.rows.min(start + args.request as u64)).map(key).collect();
         keys.sort_unstable();
-        let before = cpu_seconds();
-        let begin = Instant::now();
-        store.lookup(GROUP, &keys, Missing::Insert, &mut out[..keys.len() * args.dim])?;
-        let seconds = begin.elapsed().as_secs_f64();
-        requests.push((seconds, cpu_seconds().zip(before).map(|(after, before)| after - before)));
+        let (done, took) = timed(|| store.lookup(GROUP, &keys, Missing::Insert, &mut out[..keys.len() * args.dim]));
+        done?;
+        requests.push(took);
     }
     Ok(requests)
 }
@@ -336,7 +329,7 @@ fn train(
     let mut measured = Measured::default();
     start.wait();
     for (batch, count) in batches.iter().zip(1..) {
-        let mut clock = Clock(Instant::now());
+        let mut clock = Clock::start();
         unique.take(batch);
         let deduplication = clock.lap();
         let (keys, values) = (&unique.keys, unique.keys.len() * dim);
@@ -369,16 +362,6 @@ fn train(
         }
     }
     Ok(measured)
-}
-
-pub(crate) struct Clock(pub(crate) Instant);
-
-impl Clock {
-    /// The time since the last call.
-    pub(crate) fn lap(&mut self) -> Duration {
-        let now = Instant::now();
-        now - std::mem::replace(&mut self.0, now)
-    }
 }
 
 /// The rates, and nothing else.

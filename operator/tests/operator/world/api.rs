@@ -21,6 +21,9 @@ pub struct ApiServer {
     identity: u64,
     /// Calls so far.
     pub calls: usize,
+    /// Calls that wait for their answer, and the most at a time.
+    under_way: usize,
+    pub most_under_way: usize,
     /// Every call: method, plural, name.
     pub log: Vec<String>,
     /// The call that fails, counted from 1, and how.
@@ -41,6 +44,9 @@ pub fn client(api: &Arc<Mutex<ApiServer>>) -> Client {
         async move {
             let (parts, body) = request.into_parts();
             let body = body.collect_bytes().await?;
+            api.lock().unwrap().arrive();
+            // Whoever else calls at the same time is next.
+            tokio::task::yield_now().await;
             let (answer, killed) = api.lock().unwrap().serve(&parts.method, &parts.uri.to_string(), &body);
             if let Some(killed) = killed {
                 killed.notify_one();
@@ -119,7 +125,13 @@ impl ApiServer {
         }
     }
 
+    fn arrive(&mut self) {
+        self.under_way += 1;
+        self.most_under_way = self.most_under_way.max(self.under_way);
+    }
+
     fn serve(&mut self, method: &Method, uri: &str, body: &[u8]) -> (Answer, Option<Arc<tokio::sync::Notify>>) {
+        self.under_way -= 1;
         self.calls += 1;
         let fault = self.fault.filter(|(at, _)| *at == self.calls).map(|(_, fault)| fault);
         let answer = match fault {
