@@ -13,7 +13,8 @@
 //! 4. The status is written, before anything is done about it: whoever is killed in between is taken over where it was.
 //! 5. [`reconcile::build`] (pure): the objects that should be there.
 //!    The coordinator is asked for another number of a role's members, if there is to be one ([`members`]).
-//! 6. [`reconcile::apply`] and [`reconcile::prune`]: server-side apply of what differs, deletion of what is not wanted any more.
+//! 6. [`reconcile::apply`] and [`reconcile::prune`]: server-side apply of what differs, side by side and what has pods last; deletion of
+//!    what is not wanted any more.
 //!
 //! Everything is computed from what is there now; nothing is counted from events that could be missed.
 

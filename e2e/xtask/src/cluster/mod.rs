@@ -53,8 +53,8 @@ const USAGE: &str = "usage: cargo xtask cluster COMMAND
   object-store NS  runs an object store that speaks S3 in the namespace NS, which must be there
   smoke            trains synthetic clicks in StatefulSets, without the operator
   demo             MovieLens 100k from an object store in the cluster, trained by a RecTrainingJob and watched to its end
-  operate [STEPS]  the operator put to the test: all STEPS (completes, switches, refuses, leaves-nothing, scrapes, dashboards,
-                   alerts, repairs, takes-over, survives, outlives-a-node, scales, grows, settles, measured, follows-the-load, fails, thousand), the first four (--quick), or those that are named
+  operate [STEPS]  the operator put to the test: all STEPS, those of `cargo xtask test` (--quick), or those that are named; a name that
+                   is none lists them
   chaos            kills containers, pods and nodes of a job at random; --mode, --kills, --seed
   programs         builds the programs that the cluster is made of and that are not there yet
   test             brings a cluster up, looks at its nodes, and takes it down

@@ -18,6 +18,7 @@ use super::metrics_server::MetricsServer;
 use super::operate::{NAMESPACE, SYSTEM, delete_job, endless, merged, submit, until_phase};
 use super::paths::{Paths, make_folder, remove_folder, write};
 use super::process::{command, eventually, output};
+use super::tools::by_apt;
 
 /// Targets are found and read, and families have data, within this time.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -80,7 +81,7 @@ pub(super) fn programs(paths: &Paths) -> Result<PathBuf, String> {
     let download = folder.join("download");
     remove_folder(&folder)?;
     make_folder(&download)?;
-    output(command("apt-get", ["download", "prometheus"]).current_dir(&download))?;
+    by_apt(|| output(command("apt-get", ["download", "prometheus"]).current_dir(&download)))?;
     let package = std::fs::read_dir(&download).map_err(|error| error.to_string())?.flatten().next();
     let package = package.ok_or("apt-get downloaded nothing")?.path();
     output(command("dpkg-deb", ["--extract"]).arg(package).arg(&folder))?;

@@ -16,7 +16,7 @@ use super::{CONTROL_PLANE_NAME, available, foreign_kubeconfig, nothing_is_left, 
 /// Building the cluster's programs, once, may take so long.
 const PROGRAMS: Duration = Duration::from_secs(15 * 60);
 /// Nor may it begin, or go on, so late in `cargo xtask test` that all of that takes more than an hour.
-const PROGRAMS_END: Duration = Duration::from_secs(48 * 60);
+const PROGRAMS_END: Duration = Duration::from_secs(42 * 60);
 /// Lines of a log that are shown of a step that failed.
 const LAST_LINES: usize = 40;
 
@@ -36,7 +36,7 @@ const INSTALL: Step = step(&["install"], 600);
 const DEMO: Step = step(&["demo"], 600);
 /// The demonstration leaves its job to be looked at.
 const DEMO_OVER: Step = step(&["kubectl", "delete", "namespace", "rectrain-demo"], 120);
-const OPERATE: Step = step(&["operate", "--quick"], 600);
+const OPERATE: Step = step(&["operate", "--quick"], 1200);
 const DOWN: Step = step(&["down"], 60);
 
 /// How a step did not get through.

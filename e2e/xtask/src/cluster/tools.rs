@@ -88,13 +88,17 @@ pub(super) fn install_packages() -> Result<(), String> {
     if missing.is_empty() {
         return Ok(());
     }
-    let install = || {
+    by_apt(|| {
         let mut install = command("apt-get", ["install", "--yes", "--no-install-recommends"]);
         visible(install.args(&missing).env("DEBIAN_FRONTEND", "noninteractive"))
-    };
-    install().or_else(|_| {
+    })
+}
+
+/// Asks apt for something, and once more with new lists if it fails: it may have none, or look for what is there no more.
+pub(super) fn by_apt<T>(ask: impl Fn() -> Result<T, String>) -> Result<T, String> {
+    ask().or_else(|_| {
         visible(&mut command("apt-get", ["update"]))?;
-        install()
+        ask()
     })
 }
 
