@@ -256,7 +256,7 @@ fn modes_are_switched_between_migrations() {
 #[test]
 fn after_it_has_settled_no_server_has_many_more_look_ups_than_the_mean() {
     // As many look-ups a step as make chance small.
-    let large = ["spec.training.globalBatchSize=480", "spec.data.synthetic.rows=100000"];
+    let large = ["spec.training.globalBatchSize=1440", "spec.data.synthetic.rows=300000"];
     let skewed = ["spec.data.synthetic.vocabulary=20000", "spec.data.synthetic.zipfExponent=1.2"];
     let moved = train("moved", &[large, skewed].concat(), &[3, 3, 3], None).unwrap();
     let last = moved.moves().last().unwrap().3;
