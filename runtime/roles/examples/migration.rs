@@ -38,7 +38,7 @@ fn plan(rows: u64, mode: &str) -> Result<JobPlan, Failure> {
         "{{apiVersion: rectrain.dev/v1alpha1, kind: RecTrainingJob, metadata: {{name: migration}}, spec: {{
          model: {{kind: deepfm, embeddingDim: 16, hidden: [64, 32]}},
          features: {{sparse: [{{name: 'C{{1..{FEATURES}}}'}}]}},
-         data: {{synthetic: {{rows: {}, testRows: 0, vocabulary: {vocabulary}, zipfExponent: 0.01}}}},
+         data: {{synthetic: {{rows: {}, testRows: 1, vocabulary: {vocabulary}, zipfExponent: 0.01}}}},
          training: {{mode: {mode}, globalBatchSize: {BATCH}, epochs: 1}}}}}}",
         BATCH * 100_000
     );
