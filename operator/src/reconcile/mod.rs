@@ -288,9 +288,9 @@ impl Context {
     }
 }
 
-/// Reconciles one job, when the context's reader is ready. `seen` is the job as the watch has it. It is what is decided on if it is what this operator last read or wrote;
-/// otherwise the watch may be behind the operator's own status, and the job is read afresh. Whatever changes something has the API
-/// server's word that the job is still the one that was decided on.
+/// Reconciles one job, when the context's reader is ready. `seen` is the job as the watch has it. It is what is decided on if it is what
+/// this operator last read or wrote; otherwise the watch may be behind the operator's own status, and the job is read afresh. Whatever
+/// changes something has the API server's word that the job is still the one that was decided on.
 ///
 /// # Errors
 /// Whatever kept it from getting through; nothing is half done that the next reconcile does not find and finish.

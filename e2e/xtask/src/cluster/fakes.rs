@@ -121,8 +121,7 @@ fn restarted(paths: &Paths) -> Result<(), String> {
     if costs.calls > MOST_CALLS_TO_TAKE_OVER * JOBS as f64 {
         return Err(format!("more than {MOST_CALLS_TO_TAKE_OVER} calls a job, though nothing had to be made"));
     }
-    // How long a reconcile takes is told and not bounded: its calls wait for an API server that makes pods for all on the same processors.
-    costs.within_memory()
+    costs.within_bounds(&Costs::default())
 }
 
 fn all_ready(paths: &Paths) -> Result<(), String> {

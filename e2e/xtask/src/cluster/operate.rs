@@ -821,14 +821,10 @@ impl Costs {
 
     /// Whether what there was after `before` is what a thousand jobs may cost.
     pub(super) fn within_bounds(&self, before: &Self) -> Result<(), String> {
-        if self.p99(before) > 1.0 {
-            return Err("more than one reconcile in a hundred took over a second".to_owned());
+        if self.p99(before) > 1.0 || self.memory > 200e6 {
+            return Err("more than one reconcile in a hundred took over a second, or memory is above 200 MB".to_owned());
         }
-        self.within_memory()
-    }
-
-    pub(super) fn within_memory(&self) -> Result<(), String> {
-        if self.memory > 200e6 { Err("the operator's memory is above 200 MB".to_owned()) } else { Ok(()) }
+        Ok(())
     }
 
     /// In words, what there was after `before`.
