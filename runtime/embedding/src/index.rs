@@ -27,17 +27,17 @@
 //! The home bucket comes from the whole key, mixed again: keys of one slot share their top bits.
 
 use crate::{FeatureKey, prefetch};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 const WAYS: usize = 12;
 /// Entries a bucket may hold on average before the table grows.
 const FULL: usize = 10;
 const BUCKET_BYTES: usize = size_of::<Bucket>();
 
-/// The two things a search needs of a key: where it starts and what it looks for.
-#[derive(Clone, Copy, Debug)]
+/// The two things a search needs of a key: where it starts and, in the lowest bits, what it looks for.
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Hash {
     position: u64,
-    tag: u8,
 }
 
 impl Hash {
@@ -45,8 +45,16 @@ impl Hash {
         const MULTIPLIER: u64 = 0x9fb2_1c65_1e98_df25;
         const OFFSET: u64 = 0xd6e8_feb8_6659_fd93;
         let product = u128::from(key.0 ^ OFFSET) * u128::from(MULTIPLIER);
-        let position = (product >> 64) as u64 ^ product as u64;
-        Self { position, tag: (position as u8).max(1) }
+        Self { position: (product >> 64) as u64 ^ product as u64 }
+    }
+
+    fn tag(self) -> u8 {
+        (self.position as u8).max(1)
+    }
+
+    /// Its home among so many buckets.
+    pub(crate) fn home(self, buckets: usize) -> usize {
+        ((u128::from(self.position) * buckets as u128) >> 64) as usize
     }
 }
 
@@ -122,24 +130,17 @@ impl Index {
     }
 
     fn home(&self, hash: Hash) -> usize {
-        ((u128::from(hash.position) * self.buckets.len() as u128) >> 64) as usize
+        hash.home(self.buckets.len())
     }
 
     fn after(&self, bucket: usize) -> usize {
         if bucket + 1 == self.buckets.len() { 0 } else { bucket + 1 }
     }
 
-    /// Asks for the home bucket to be brought near.
-    pub(crate) fn prefetch(&self, hash: Hash) {
-        if let Some(bucket) = self.buckets.get(self.home(hash)) {
-            prefetch::value(bucket);
-        }
-    }
-
     /// A row that is probably the key's: the first with its tag in its home bucket.
     pub(crate) fn candidate(&self, hash: Hash) -> Option<u32> {
         let bucket = self.buckets.get(self.home(hash))?;
-        bucket.matches(hash.tag).next().map(|entry| bucket.rows[entry])
+        bucket.matches(hash.tag()).next().map(|entry| bucket.rows[entry])
     }
 
     /// The row of a key: the one with its tag of which `is_it` is true.
@@ -147,7 +148,7 @@ impl Index {
         let mut position = self.home(hash);
         for _ in 0..self.buckets.len() {
             let bucket = &self.buckets[position];
-            for entry in bucket.matches(hash.tag) {
+            for entry in bucket.matches(hash.tag()) {
                 if is_it(bucket.rows[entry]) {
                     return Some(bucket.rows[entry]);
                 }
@@ -168,7 +169,7 @@ impl Index {
             let next = self.after(position);
             let bucket = &mut self.buckets[position];
             if let Some(entry) = bucket.matches(0).next() {
-                bucket.tags[entry] = hash.tag;
+                bucket.tags[entry] = hash.tag();
                 bucket.rows[entry] = row;
                 self.entries += 1;
                 return;
@@ -184,7 +185,7 @@ impl Index {
         for _ in 0..self.buckets.len() {
             let next = self.after(position);
             let bucket = &mut self.buckets[position];
-            let found = bucket.matches(hash.tag).find(|&entry| bucket.rows[entry] == row);
+            let found = bucket.matches(hash.tag()).find(|&entry| bucket.rows[entry] == row);
             if let Some(entry) = found {
                 bucket.tags[entry] = 0;
                 self.entries -= 1;
@@ -194,6 +195,37 @@ impl Index {
             position = next;
         }
         debug_assert!(false, "only present entries are removed");
+    }
+}
+
+/// Where an index lies, for whoever asks for its lines without the lock that guards it. It may be out of date: then the wrong lines are
+/// asked for, which costs time and nothing else.
+#[derive(Debug, Default)]
+pub(crate) struct Whereabouts {
+    first: AtomicPtr<Bucket>,
+    buckets: AtomicUsize,
+}
+
+impl Whereabouts {
+    /// Notes where the index is now. Written only if that is news, since others read it all the time.
+    pub(crate) fn note(&self, index: &Index) {
+        let first = index.buckets.as_ptr().cast_mut();
+        if self.first.load(Ordering::Relaxed) != first || self.buckets.load(Ordering::Relaxed) != index.buckets.len() {
+            self.first.store(first, Ordering::Relaxed);
+            self.buckets.store(index.buckets.len(), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether nothing has been noted yet.
+    #[cfg(test)]
+    pub(crate) fn is_unknown(&self) -> bool {
+        self.first.load(Ordering::Relaxed).is_null()
+    }
+
+    /// Asks for a key's home bucket to be brought near.
+    pub(crate) fn prefetch(&self, hash: Hash) {
+        let home = hash.home(self.buckets.load(Ordering::Relaxed));
+        prefetch::at(self.first.load(Ordering::Relaxed).wrapping_add(home));
     }
 }
 
@@ -262,7 +294,14 @@ mod tests {
         assert!(index.is_full());
         assert_eq!(find(&index, &[], 1), None);
         assert_eq!(index.candidate(Hash::of(FeatureKey(1))), None);
-        index.prefetch(Hash::of(FeatureKey(1)));
+    }
+
+    #[test]
+    fn an_index_that_is_not_where_it_was_is_asked_for_in_vain() {
+        let whereabouts = Whereabouts::default();
+        whereabouts.prefetch(Hash::of(FeatureKey(1)));
+        whereabouts.note(&filled(&[1, 2, 3]));
+        whereabouts.prefetch(Hash::of(FeatureKey(1)));
     }
 
     #[test]
@@ -270,7 +309,7 @@ mod tests {
         let mut index = Index::for_rows(1_000);
         for _ in 0..10 {
             let before = index.capacity();
-            index = Index::for_rows(index.next_capacity(Hash { position: 16, tag: 1 }));
+            index = Index::for_rows(index.next_capacity(Hash { position: 16 }));
             let bytes_an_entry = index.bytes() as f64 / before as f64;
             assert!(bytes_an_entry < 9.7, "{bytes_an_entry}");
         }

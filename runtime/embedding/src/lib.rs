@@ -18,8 +18,8 @@
 //! ```
 //!
 //! What a batch costs: one lock a run of keys of equal slot (sort the keys and it is one lock a
-//! slot), no allocation a key, and memory reads that overlap, because a block of keys is hashed and
-//! prefetched before its rows are touched.
+//! slot), no allocation a key, and memory reads that overlap, because what the keys ahead need is
+//! asked for while others are worked on.
 //!
 //! Everything a row goes through is defined to the bit: initial values are a pure function of
 //! (seed, key, column), optimizers use IEEE operations in a fixed order, and so equal calls give
@@ -39,6 +39,7 @@ mod key;
 mod layout;
 mod moving;
 mod optimizer;
+mod pieces;
 mod prefetch;
 mod region;
 mod shared;

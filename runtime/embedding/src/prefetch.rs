@@ -20,10 +20,10 @@ pub(crate) fn words(words: &[u32]) {
     }
 }
 
-/// Asks for the cache line of one value to be brought near.
+/// Asks for the cache line at an address to be brought near, whatever is there.
 #[inline]
-pub(crate) fn value<T>(value: &T) {
-    line(std::ptr::from_ref(value).cast());
+pub(crate) fn at<T>(address: *const T) {
+    line(address.cast());
 }
 
 #[cfg(target_arch = "x86_64")]

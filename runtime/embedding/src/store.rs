@@ -1,8 +1,10 @@
-//! The [`Store`]: slots behind locks, and the calls on them. It cuts a batch into runs of keys of
-//! one slot and gives each run to that slot's table; what happens to a row is the table's business.
+//! The [`Store`]: slots behind locks, and the calls on them. It gives a batch in [pieces](crate::pieces) to
+//! its slots' tables; what happens to a row is the table's business.
 
 use crate::frozen::{FrozenSlot, Saves};
+use crate::index::Whereabouts;
 use crate::layout::RowLayout;
+use crate::pieces::Piece;
 use crate::shared::{NoLog, RowLog, UpdateLog};
 use crate::snapshot::{self, RestoredSlot, SlotRows, SlotSnapshot};
 use crate::table::{Group, LookupCounts, Missing, Table, UpdateCounts};
@@ -10,7 +12,7 @@ use crate::{FeatureKey, GroupId, RowSpec, Slot, SlotContent, SnapshotError, Stor
 use sha2::{Digest as _, Sha256};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// A SHA-256 of rows.
 pub type Digest = [u8; 32];
@@ -26,13 +28,15 @@ pub struct StoreBytes {
 }
 
 /// See the crate's text. All methods take `&self` and may be called from any number of threads; a
-/// call locks one slot at a time, so it sees and leaves every slot whole, and no call waits for
-/// another while holding a lock. ([`Store::freeze`] alone holds all locks, for an instant.)
+/// call locks each slot for as long as it works on it, so it sees and leaves every slot whole, and no call waits for
+/// another while holding a lock. ([`Store::freeze`] alone waits for all locks, to hold them for an instant.)
 pub struct Store {
     pub(crate) config: StoreConfig,
     pub(crate) groups: Vec<Group>,
     pub(crate) layouts: Vec<RowLayout>,
     pub(crate) slots: Box<[SlotCell]>,
+    /// Of the tables' indexes, by slot and then group.
+    pub(crate) indexes: Box<[Whereabouts]>,
     pub(crate) saves: Mutex<Saves>,
     /// Whether removals are remembered; see [`Store::track_changes`].
     pub(crate) tracking: AtomicBool,
@@ -77,6 +81,15 @@ impl SlotCell {
     pub(crate) fn lock(&self) -> MutexGuard<'_, SlotState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// The lock, if nobody has it.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, SlotState>> {
+        match self.0.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
 }
 
 impl Store {
@@ -97,6 +110,7 @@ impl Store {
         let slot = |tables| SlotCell(Mutex::new(SlotState { tables, replaced: false, frozen: None }));
         Self {
             layouts: groups.iter().map(|group| group.layout).collect(),
+            indexes: (0..tables.len() * groups.len()).map(|_| Whereabouts::default()).collect(),
             config,
             groups,
             slots: tables.into_iter().map(slot).collect(),
@@ -140,12 +154,10 @@ impl Store {
         let group = self.group_for("a look-up", id, keys.len(), out.len())?;
         let dim = group.layout.dim();
         let mut counts = LookupCounts::default();
-        for (slot, run) in self.runs(keys) {
+        self.each_piece(id, keys, group.layout.look_up_words(), |table, Piece { keys: run, hashes, .. }| {
             let out = &mut out[run.start * dim..run.end * dim];
-            let mut state = self.slots[slot.0 as usize].lock();
-            let table = &mut state.tables[usize::from(id.0)];
-            counts += table.lookup(group, &keys[run], missing, out);
-        }
+            counts += table.lookup(group, &keys[run], hashes, missing, out);
+        });
         Ok(counts)
     }
 
@@ -202,13 +214,11 @@ impl Store {
         let step = group.spec.optimizer.step(update_count);
         let mut scratch = vec![0.0; group.layout.scratch_len()];
         let mut counts = UpdateCounts::default();
-        for (slot, run) in self.runs(keys) {
+        self.each_piece(id, keys, group.layout.stride(), |table, Piece { slot, keys: run, hashes }| {
             let gradients = &gradients[run.start * dim..run.end * dim];
-            let mut state = self.slots[slot.0 as usize].lock();
-            let table = &mut state.tables[usize::from(id.0)];
             enter(log, slot);
-            counts += table.update(group, &keys[run], gradients, step, &mut scratch, log);
-        }
+            counts += table.update(group, (&keys[run], hashes), gradients, step, &mut scratch, log);
+        });
         Ok(counts)
     }
 
@@ -389,7 +399,7 @@ impl Store {
     /// Memory held.
     #[must_use]
     pub fn bytes(&self) -> StoreBytes {
-        let table_bytes = self.groups.len() * size_of::<Table>() + size_of::<SlotCell>();
+        let table_bytes = self.groups.len() * (size_of::<Table>() + size_of::<Whereabouts>()) + size_of::<SlotCell>();
         let (mut payload, mut allocated) = (0, 0);
         for cell in &self.slots {
             allocated += table_bytes;
@@ -434,20 +444,6 @@ impl Store {
     fn copy_slot(&self, slot: Slot) -> Result<SlotRows, StoreError> {
         let state = self.cell(slot)?.lock();
         Ok(SlotRows { groups: state.tables.iter().map(Table::copy_rows).collect(), removed: None })
-    }
-
-    /// Cuts keys into runs of equal slot, in order.
-    fn runs(&self, keys: &[FeatureKey]) -> impl Iterator<Item = (Slot, Range<usize>)> {
-        let mut start = 0;
-        std::iter::from_fn(move || {
-            let slot = self.slot_of(*keys.get(start)?);
-            let rest = &keys[start..];
-            let others = rest.iter().position(|&key| self.slot_of(key) != slot);
-            let end = others.map_or(keys.len(), |others| start + others);
-            let run = start..end;
-            start = end;
-            Some((slot, run))
-        })
     }
 }
 

@@ -1,13 +1,14 @@
 //! The table of one (slot, group): an [`Index`] from keys to the rows of a [`Slab`]. It is called
 //! under its slot's lock with keys that belong to the slot, and does not check that they do.
 //!
-//! A batch is worked through in blocks of keys, each in three passes: ask for the index buckets, ask
-//! for the rows they probably name, then do the work. The first two are hints only; the third
-//! searches properly, so keys may repeat and rows may be added in the middle of a block.
+//! A piece of a batch is worked through in two passes, with another piece's work in between: ask for the rows
+//! that its keys' buckets probably name, and do the work. The first is a hint only; the second searches
+//! properly, so keys may repeat and rows may be added in between. That the buckets are there in time is
+//! up to the caller ([`crate::pieces`]).
 
 use crate::arena::Arena;
 use crate::block_file::FoundBlock;
-use crate::index::{Hash, Index};
+use crate::index::{Hash, Index, Whereabouts};
 use crate::layout::{RowLayout, key_of, key_of_bytes};
 use crate::optimizer::Step;
 use crate::shared::RowLog;
@@ -16,10 +17,6 @@ use crate::slab::Slab;
 use crate::{FeatureKey, RowSpec, Slot, prefetch};
 use std::ops::AddAssign;
 use std::sync::Arc;
-
-/// Keys whose memory is asked for at once: enough to hide a memory read behind the others, few
-/// enough that what was asked for is still there when it is used.
-const BLOCK: usize = 32;
 
 /// What a look-up does with a key that has no row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,42 +171,52 @@ impl Table {
         self.find(Hash::of(key), key).is_some()
     }
 
-    /// Reads the values of `keys` into `out`, keys × dim.
+    /// Where its index is.
+    pub(crate) fn note(&self, whereabouts: &Whereabouts) {
+        whereabouts.note(&self.index);
+    }
+
+    /// Asks for the first `words` words of the rows of the keys that hash so.
+    pub(crate) fn prefetch(&self, hashes: &[Hash], words: usize) {
+        for &hash in hashes {
+            if let Some(row) = self.index.candidate(hash) {
+                prefetch::words(&self.slab.row(row)[..words]);
+            }
+        }
+    }
+
+    /// Reads the values of `keys`, which hash to `hashes`, into `out`, keys × dim.
     pub(crate) fn lookup(
         &mut self,
         group: &Group,
         keys: &[FeatureKey],
+        hashes: &[Hash],
         missing: Missing,
         out: &mut [f32],
     ) -> LookupCounts {
         let mut counts = LookupCounts::default();
-        let dim = group.layout.dim();
-        let reads = group.layout.look_up_words();
-        for (keys, out) in keys.chunks(BLOCK).zip(out.chunks_mut(BLOCK * dim)) {
-            let hashes = self.prefetch(keys, reads);
-            for ((&key, &hash), out) in keys.iter().zip(&hashes).zip(out.chunks_exact_mut(dim)) {
-                if let Some(row) = self.find(hash, key) {
-                    group.layout.read_values(self.slab.row(row), out);
-                    counts.found += 1;
-                    continue;
-                }
-                group.read_initial(key, out);
-                if missing == Missing::Insert && self.insert(group, hash, key, out) {
-                    counts.inserted += 1;
-                } else {
-                    counts.missing += 1;
-                }
+        for ((&key, &hash), out) in keys.iter().zip(hashes).zip(out.chunks_exact_mut(group.layout.dim())) {
+            if let Some(row) = self.find(hash, key) {
+                group.layout.read_values(self.slab.row(row), out);
+                counts.found += 1;
+                continue;
+            }
+            group.read_initial(key, out);
+            if missing == Missing::Insert && self.insert(group, hash, key, out) {
+                counts.inserted += 1;
+            } else {
+                counts.missing += 1;
             }
         }
         counts
     }
 
-    /// Applies `gradients`, keys × dim, in order. A key's gradient is found by the key's position in
-    /// the batch and by nothing else, so a key that is skipped moves no other. `log` is told of every change before and after.
+    /// Applies `gradients`, keys × dim, in order, to the rows of `keys`, which hash to `hashes`. A key's gradient is found by the key's
+    /// position and by nothing else, so a key that is skipped moves no other. `log` is told of every change before and after.
     pub(crate) fn update(
         &mut self,
         group: &Group,
-        keys: &[FeatureKey],
+        (keys, hashes): (&[FeatureKey], &[Hash]),
         gradients: &[f32],
         step: Step,
         scratch: &mut [f32],
@@ -217,31 +224,26 @@ impl Table {
     ) -> UpdateCounts {
         let mut counts = UpdateCounts::default();
         let (layout, simd) = (group.layout, group.simd);
-        let dim = layout.dim();
-        for (keys, gradients) in keys.chunks(BLOCK).zip(gradients.chunks(BLOCK * dim)) {
-            let hashes = self.prefetch(keys, layout.stride());
-            let each = keys.iter().zip(&hashes).zip(gradients.chunks_exact(dim));
-            for ((&key, &hash), gradient) in each {
-                let is_to_do = log.is_to_do();
-                let Some(row) = self.find(hash, key) else {
-                    counts.missing += 1;
-                    continue;
-                };
-                if !simd.all_finite(gradient) {
-                    counts.non_finite += 1;
-                    continue;
-                }
-                counts.applied += 1;
-                if !is_to_do {
-                    continue;
-                }
-                let words = self.slab.row_mut(row);
-                log.changing(row, words);
-                layout.modify(words, scratch, |values, state| {
-                    step.apply(simd, values, state, gradient);
-                });
-                log.changed();
+        for ((&key, &hash), gradient) in keys.iter().zip(hashes).zip(gradients.chunks_exact(layout.dim())) {
+            let is_to_do = log.is_to_do();
+            let Some(row) = self.find(hash, key) else {
+                counts.missing += 1;
+                continue;
+            };
+            if !simd.all_finite(gradient) {
+                counts.non_finite += 1;
+                continue;
             }
+            counts.applied += 1;
+            if !is_to_do {
+                continue;
+            }
+            let words = self.slab.row_mut(row);
+            log.changing(row, words);
+            layout.modify(words, scratch, |values, state| {
+                step.apply(simd, values, state, gradient);
+            });
+            log.changed();
         }
         counts
     }
@@ -306,22 +308,6 @@ impl Table {
         }
     }
 
-    /// Hashes at most [`BLOCK`] keys and asks for their buckets and for the first `words` words of
-    /// their rows.
-    fn prefetch(&self, keys: &[FeatureKey], words: usize) -> [Hash; BLOCK] {
-        let mut hashes = [Hash::of(FeatureKey(0)); BLOCK];
-        for (hash, &key) in hashes.iter_mut().zip(keys) {
-            *hash = Hash::of(key);
-            self.index.prefetch(*hash);
-        }
-        for &hash in &hashes[..keys.len()] {
-            if let Some(row) = self.index.candidate(hash) {
-                prefetch::words(&self.slab.row(row)[..words]);
-            }
-        }
-        hashes
-    }
-
     fn find(&self, hash: Hash, key: FeatureKey) -> Option<u32> {
         self.index.find(hash, |row| key_of(self.slab.row(row)) == key)
     }
@@ -379,15 +365,19 @@ mod tests {
         Group::new(spec, 1, Arc::default())
     }
 
+    fn hashes(keys: &[FeatureKey]) -> Vec<Hash> {
+        keys.iter().copied().map(Hash::of).collect()
+    }
+
     fn lookup(table: &mut Table, keys: &[u64], missing: Missing) -> (LookupCounts, Vec<f32>) {
         let keys: Vec<_> = keys.iter().copied().map(FeatureKey).collect();
         let mut out = vec![f32::NAN; keys.len() * 2];
-        let counts = table.lookup(&group(), &keys, missing, &mut out);
+        let counts = table.lookup(&group(), &keys, &hashes(&keys), missing, &mut out);
         (counts, out)
     }
 
     #[test]
-    fn a_key_repeated_within_a_block_is_inserted_once() {
+    fn a_key_repeated_within_a_piece_is_inserted_once() {
         let mut table = Table::new(&group(), Slot(0));
         let (counts, out) = lookup(&mut table, &[7, 7, 8, 7], Missing::Insert);
         assert_eq!((counts.inserted, counts.found, counts.missing), (2, 2, 0));
@@ -403,7 +393,8 @@ mod tests {
         for key in 0..rows {
             lookup(&mut table, &[key], Missing::Insert);
             let gradient = [0.5 - key as f32, 0.0];
-            table.update(&group(), &[FeatureKey(key)], &gradient, step, &mut [], &mut NoLog);
+            let keys = [FeatureKey(key)];
+            table.update(&group(), (&keys, &hashes(&keys)), &gradient, step, &mut [], &mut NoLog);
         }
         let keys: Vec<u64> = (0..rows + 5).collect();
         let (counts, out) = lookup(&mut table, &keys, Missing::ReadInitial);
