@@ -19,6 +19,7 @@ use rectrain_crds::RecTrainingJob;
 use crate::cache::{self, Caches, Entry, Notes};
 use crate::names::MANAGED_BY_SELECTOR;
 use crate::pods::PodFacts;
+use crate::questions::LateAnswers;
 use crate::reconcile::dereference::Reader;
 use crate::reconcile::kinds::{Kind, ObjectText};
 use crate::reconcile::{Context, ReconcileError, reconcile};
@@ -131,8 +132,13 @@ fn back_off(failure: u32) -> Duration {
 }
 
 /// Reconciles until `stop`, and then until what is under way has got through.
-pub async fn run(watches: Watches, context: Arc<Context>, stop: impl Future<Output = ()> + Send + 'static) {
-    results(watches, Arc::clone(&context), stop)
+pub async fn run(
+    watches: Watches,
+    late: LateAnswers,
+    context: Arc<Context>,
+    stop: impl Future<Output = ()> + Send + 'static,
+) {
+    results(watches, late, Arc::clone(&context), stop)
         .for_each(|result| {
             if let Err(applier_error) = result {
                 use kube::runtime::controller::Error;
@@ -161,12 +167,14 @@ type Outcome =
 
 fn results(
     watches: Watches,
+    late: LateAnswers,
     context: Arc<Context>,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> impl Stream<Item = Outcome> {
     let failures = Arc::new(Failures::default());
     let config = Config::default().debounce(DEBOUNCE).concurrency(context.config.concurrency);
     let policy_failures = Arc::clone(&failures);
+    let requests = stream::select(watches.requests, late.map(|job| Ok(ReconcileRequest::from(job))));
     applier(
         move |job, context| timed(job, context, Arc::clone(&failures)).boxed(),
         move |job: Arc<RecTrainingJob>, _: &ReconcileError, _| {
@@ -174,7 +182,7 @@ fn results(
         },
         context,
         watches.jobs,
-        watches.requests.take_until(stop.boxed()),
+        requests.take_until(stop.boxed()),
         config,
     )
 }

@@ -4,8 +4,8 @@
 //!
 //! The path of one reconcile, in [`reconcile`]:
 //!
-//! 1. [`reconcile::dereference`] reads: the objects that belong to the job, its pods, its coordinator's report. The job is the watch's where
-//!    that has what the operator last read or wrote, and else the API server's.
+//! 1. [`reconcile::dereference`] reads: the objects that belong to the job, its pods, its coordinator's report. The job is the watch's, unless
+//!    that has another state of it than the operator last read or wrote. A coordinator that takes long puts the job aside ([`questions`]).
 //! 2. [`reconcile::validate`] (pure): the manifest with every default filled in, or what is wrong with it.
 //!    What is decided automatically ([`automatic`]) is read off the metrics of its processes ([`measure`]) as well.
 //! 3. [`phase::decide`] (pure): the job's new status, and whether its pods should be there. Where the training mode is to be
@@ -36,6 +36,7 @@ pub mod nodes;
 pub mod phase;
 pub mod pods;
 mod quantity;
+pub mod questions;
 pub mod reconcile;
 pub mod switch;
 pub mod traces;

@@ -22,6 +22,7 @@ use rectrain_operator::leader::Candidate;
 use rectrain_operator::measure::HttpMetrics;
 use rectrain_operator::metrics::OperatorMetrics;
 use rectrain_operator::nodes::{ClusterNodes, NoNodes, ReadNodes};
+use rectrain_operator::questions::Questions;
 use rectrain_operator::reconcile::Context;
 use rectrain_operator::reconcile::apply::Settled;
 use tokio::signal::unix::{SignalKind, signal};
@@ -210,13 +211,14 @@ async fn lead(
         None => Arc::new(ClusterNodes::new(client.clone())),
         Some(_) => Arc::new(NoNodes),
     };
+    let (questions, late) = Questions::new(Arc::new(GrpcCoordinators), metrics.clone());
     let context = Context {
         reader: controller::reader(&watches),
         announcer: Announcer::new(client.clone(), Some(cli.identity.clone())),
         client,
         config,
         root,
-        ask: Arc::new(GrpcCoordinators),
+        questions,
         now: jiff::Timestamp::now,
         metrics,
         settled: Settled::default(),
@@ -227,7 +229,7 @@ async fn lead(
         traces,
         known: Mutex::default(),
     };
-    controller::run(watches, Arc::new(context), stop).await;
+    controller::run(watches, late, Arc::new(context), stop).await;
 }
 
 /// Ctrl-C, or the signal with which a supervisor ends a process.

@@ -27,6 +27,11 @@ pub const REFERENCE: &[(&str, &str, &str)] = &[
     ("rectrain_operator_reconcile_errors_total", "counter", "Reconciles that failed, by the step that failed."),
     ("rectrain_operator_watch_errors_total", "counter", "Watches that broke off and were begun again."),
     (
+        "rectrain_operator_late_answers_total",
+        "counter",
+        "Questions to coordinators that had no answer within the moment that a reconcile waits; the answer, or the silence, asks for another one.",
+    ),
+    (
         "rectrain_operator_api_requests_total",
         "counter",
         "Requests to the API server, by HTTP method; a watch is one `GET`.",
@@ -101,6 +106,7 @@ struct Inner {
     seconds: Histogram,
     errors: IntCounterVec,
     watch_errors: IntCounter,
+    late_answers: IntCounter,
     requests: IntCounterVec,
     jobs: IntGaugeVec,
     ages: GaugeVec,
@@ -256,6 +262,7 @@ impl OperatorMetrics {
             seconds: Histogram::with_opts(HistogramOpts::new(seconds, help(seconds)).buckets(SECONDS.to_vec()))?,
             errors: IntCounterVec::new(opts("rectrain_operator_reconcile_errors_total"), &["step"])?,
             watch_errors: IntCounter::with_opts(opts("rectrain_operator_watch_errors_total"))?,
+            late_answers: IntCounter::with_opts(opts("rectrain_operator_late_answers_total"))?,
             requests: IntCounterVec::new(opts("rectrain_operator_api_requests_total"), &["method"])?,
             jobs: IntGaugeVec::new(opts("rectrain_operator_jobs"), &["phase"])?,
             ages: GaugeVec::new(opts("rectrain_operator_job_status_age_seconds"), &["job_namespace", "job_name"])?,
@@ -285,6 +292,7 @@ impl OperatorMetrics {
             Box::new(inner.seconds.clone()),
             Box::new(inner.errors.clone()),
             Box::new(inner.watch_errors.clone()),
+            Box::new(inner.late_answers.clone()),
             Box::new(inner.requests.clone()),
             Box::new(inner.jobs.clone()),
             Box::new(inner.ages.clone()),
@@ -314,6 +322,11 @@ impl OperatorMetrics {
     /// A watch broke off.
     pub fn watch_broke(&self) {
         self.0.watch_errors.inc();
+    }
+
+    /// A coordinator has not answered at once.
+    pub fn answer_is_late(&self) {
+        self.0.late_answers.inc();
     }
 
     /// The API server is asked for something.
@@ -414,6 +427,7 @@ mod tests {
         metrics.reconciled(Duration::from_millis(2), None);
         metrics.reconciled(Duration::from_millis(2), Some("apply"));
         metrics.watch_broke();
+        metrics.answer_is_late();
         metrics.requests("GET");
         metrics.saw_job("n", "j", Seen::new(&training(), 10));
         metrics.predicted("n", "j", 0.25);

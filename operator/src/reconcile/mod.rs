@@ -21,13 +21,14 @@ use futures::{FutureExt, StreamExt, stream};
 use jiff::Timestamp;
 use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
 use kube::{Client, ResourceExt};
 use rectrain_crds::{AttemptStatus, DecisionSubject, Phase, RecTrainingJob};
 
 use crate::automatic;
 use crate::certificates::{CertificateError, JobCertificate, Root};
 use crate::config::OperatorConfig;
-use crate::coordinator::{AskCoordinator, CoordinatorView, Whereabouts};
+use crate::coordinator::{CoordinatorView, Whereabouts};
 use crate::events::Announcer;
 use crate::failure::{Cause, Problem};
 use crate::measure::ReadMetrics;
@@ -35,6 +36,7 @@ use crate::metrics::{OperatorMetrics, Seen};
 use crate::names::FIELD_MANAGER;
 use crate::nodes::ReadNodes;
 use crate::phase::{Decision, Facts, Run, decide, max_restarts};
+use crate::questions::Questions;
 use crate::reconcile::apply::Settled;
 use crate::reconcile::build::Plan;
 use crate::reconcile::dereference::{Belongings, Reader};
@@ -46,6 +48,8 @@ use crate::traces::Traces;
 const AT_LEAST: Duration = Duration::from_secs(600);
 /// Time after which the next reconcile finds what this one has learned.
 const AGAIN: Duration = Duration::from_millis(100);
+/// Time after which a job whose coordinator's answer is late is looked at if that answer has not asked for it.
+const LATE: Duration = Duration::from_secs(10);
 /// Time after which an object that was refused is tried again.
 const REFUSED: Duration = Duration::from_secs(15);
 /// Jobs under way that are looked at in a second, so that many of them leave the API server and the operator time for what changes.
@@ -176,8 +180,8 @@ pub struct Context {
     pub root: Option<Root>,
     /// Where objects are read from.
     pub reader: Reader,
-    /// Who asks coordinators.
-    pub ask: Arc<dyn AskCoordinator>,
+    /// What coordinators are asked.
+    pub questions: Questions,
     /// The clock.
     pub now: fn() -> Timestamp,
     /// Who tells of transitions.
@@ -202,7 +206,7 @@ pub struct Context {
 }
 
 /// A job as this operator last read or wrote it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Known {
     uid: String,
     version: String,
@@ -233,11 +237,12 @@ impl Context {
         self.config.poll.max(Duration::from_secs_f64(all))
     }
 
-    /// Whether the API server had the job like this when this operator last read or wrote it.
+    /// Whether the watch is not behind this operator: it has the job as the operator last read or wrote it, or the operator has done
+    /// neither yet, as one that has just begun to lead.
     fn knows(&self, job: &RecTrainingJob) -> bool {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let last = known.get(&[job.namespace().unwrap_or_default(), job.name_any()]);
-        last.is_some() && last == Known::of(job).as_ref()
+        last.is_none() || last == Known::of(job).as_ref()
     }
 
     fn know(&self, job: &RecTrainingJob) {
@@ -253,15 +258,14 @@ impl Context {
     /// The job is not as it was known: the next reconcile reads it afresh.
     fn doubt(&self, namespace: &str, name: &str) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = known.get_mut(&[namespace.to_owned(), name.to_owned()]) {
-            known.version.clear();
-        }
+        known.entry([namespace.to_owned(), name.to_owned()]).or_default().version.clear();
     }
 
     /// Forgets a job that is gone, or somebody else's.
     pub fn forget(&self, namespace: &str, name: &str) {
         self.metrics.forget_job(namespace, name);
         self.traces.forget(namespace, name);
+        self.questions.forget(&ObjectRef::new(name).within(namespace));
         let key = [namespace.to_owned(), name.to_owned()];
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
         if let Some(known) = known {
@@ -288,9 +292,9 @@ impl Context {
     }
 }
 
-/// Reconciles one job, when the context's reader is ready. `seen` is the job as the watch has it. It is what is decided on if it is what
-/// this operator last read or wrote; otherwise the watch may be behind the operator's own status, and the job is read afresh. Whatever
-/// changes something has the API server's word that the job is still the one that was decided on.
+/// Reconciles one job, when the context's reader is ready. `seen` is the job as the watch has it. It is what is decided on unless this
+/// operator last read or wrote another state of it: then the watch may be behind the operator's own status, and the job is read afresh.
+/// Whatever changes something has the API server's word that the job is still the one that was decided on.
 ///
 /// # Errors
 /// Whatever kept it from getting through; nothing is half done that the next reconcile does not find and finish.
@@ -318,9 +322,16 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
         }
         None => None,
     };
+    let reference = ObjectRef::from_obj(&job);
     let view = match &coordinator {
-        Some(coordinator) => context.ask.ask(coordinator).await,
-        None => CoordinatorView::Silent,
+        Some(coordinator) => match context.questions.ask(&reference, coordinator).await {
+            Some(view) => view,
+            None => return Ok(Action::requeue(LATE)),
+        },
+        None => {
+            context.questions.forget(&reference);
+            CoordinatorView::Silent
+        }
     };
     let looked = Box::pin(observe::look(&context, &job, verdict.manifest.as_ref().ok(), &view, &belongings.pods)).await;
     let obstacle = context.obstacle(&uid);
@@ -402,7 +413,7 @@ async fn decide_and_ask(context: &Context, coordinator: Option<&Whereabouts>, fa
     let decision = decide(facts);
     let (Some(mode), Some(coordinator)) = (decision.ask_mode, coordinator) else { return decision };
     let reason = automatic::reason(facts.job.status.as_ref(), DecisionSubject::Mode, mode.name());
-    let answer = context.ask.set_mode(coordinator, mode, reason).await;
+    let answer = context.questions.asking().set_mode(coordinator, mode, reason).await;
     tracing::info!(job = facts.job.name_any(), %mode, ?answer, "the coordinator was asked for another training mode");
     decide(&Facts { answer: Some(&answer), ..*facts })
 }
@@ -415,7 +426,7 @@ async fn ask_for_members(context: &Context, coordinator: Option<&Whereabouts>, d
         let subject = automatic::subject(role);
         let reason =
             subject.map_or("", |subject| automatic::reason(Some(&decision.status), subject, &replicas.to_string()));
-        let answer = context.ask.scale(coordinator, role, replicas, reason).await;
+        let answer = context.questions.asking().scale(coordinator, role, replicas, reason).await;
         tracing::info!(
             job,
             role = role.name(),
@@ -427,7 +438,7 @@ async fn ask_for_members(context: &Context, coordinator: Option<&Whereabouts>, d
     if let Some(rebalance) = decision.ask_rebalance {
         let servers = rebalance.servers.to_string();
         let reason = automatic::reason(Some(&decision.status), DecisionSubject::Ps, &servers);
-        let answer = context.ask.rebalance(coordinator, rebalance, reason).await;
+        let answer = context.questions.asking().rebalance(coordinator, rebalance, reason).await;
         tracing::info!(job, servers, ?answer, "the coordinator was asked to spread its slots anew");
     }
 }

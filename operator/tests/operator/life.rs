@@ -7,9 +7,10 @@ use kube::runtime::controller::Action;
 use rectrain_crds::{Phase, RecTrainingJob};
 use rectrain_operator::coordinator::{CoordinatorView, Stage};
 use serde_json::json;
+use tokio::sync::Notify;
 
 use crate::world::faults::Fault;
-use crate::world::{self, JOB, MANIFEST, Script, World, complete, crashing, failed, good, idle, live, passes};
+use crate::world::{self, JOB, MANIFEST, Script, World, complete, crashing, failed, good, idle, live, long, passes};
 
 /// The phases that a job goes through, each once as long as it stays.
 async fn phases(world: &World) -> Vec<Phase> {
@@ -85,6 +86,35 @@ async fn a_job_at_rest_costs_no_writes_and_no_gets_of_its_objects() {
     let log = world.api().log.clone();
     let reads = log.iter().filter(|call| call.starts_with("GET")).count();
     assert_eq!((reads, log.len()), (8, 8), "a list a kind, and the watch's job: {log:?}");
+}
+
+#[tokio::test]
+async fn an_operator_that_begins_to_lead_takes_jobs_as_its_watch_has_them() {
+    let mut world = training().await;
+    world.replace_operator();
+    world.api().log.clear();
+    world.reconcile().await.unwrap();
+    let log = world.api().log.clone();
+    assert!(log.len() == 8 && log.iter().all(|call| call.starts_with("GET")), "a list a kind: {log:?}");
+}
+
+#[tokio::test]
+async fn a_job_whose_coordinator_is_slow_is_put_aside_until_it_answers() {
+    let world = World::new(MANIFEST, vec![long(3)]);
+    world.settle().await;
+    world.tick();
+    let slow = Arc::new(Notify::new());
+    world.scripts.lock().unwrap().slow = Some(Arc::clone(&slow));
+    let before = world.job().status;
+    for _ in 0..2 {
+        assert_eq!(world.reconcile().await.unwrap(), Action::requeue(Duration::from_secs(10)), "it is put aside");
+    }
+    assert_eq!(world.job().status, before, "and nothing is decided without its answer");
+    slow.notify_one();
+    while world.reconcile().await.unwrap() == Action::requeue(Duration::from_secs(10)) {
+        tokio::task::yield_now().await;
+    }
+    assert_ne!(world.job().status, before, "the answer counts when it has come");
 }
 
 #[tokio::test]

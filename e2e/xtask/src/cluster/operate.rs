@@ -96,7 +96,7 @@ const STEPS: [Step; 27] = [
         drained,
         "a node that is drained costs nothing: rows go to other parameter servers before their pods do",
     ),
-    long("outlives-a-node", outlives_a_node, "a node that is lost costs restarts and the job completes on the others"),
+    quick("outlives-a-node", outlives_a_node, "a node that is lost costs restarts and the job completes on the others"),
     long("scales", scales, "members come and go under a job that trains on, by command and because they idle"),
     long("grows", grows, "a table that grows gets more servers, and one that was killed for its memory more of it"),
     long(

@@ -24,6 +24,7 @@ use rectrain_operator::measure::ReadMetrics;
 use rectrain_operator::metrics::OperatorMetrics;
 use rectrain_operator::names::Role;
 use rectrain_operator::nodes::NoNodes;
+use rectrain_operator::questions::Questions;
 use rectrain_operator::reconcile::apply::Settled;
 use rectrain_operator::reconcile::dereference::Reader;
 use rectrain_operator::reconcile::{Context, ReconcileError, reconcile};
@@ -77,6 +78,8 @@ pub struct Scripts {
     pub answers: VecDeque<SwitchAnswer>,
     /// What becomes of the operator when a coordinator is asked for a mode, once.
     pub fault: Option<Fault>,
+    /// Coordinators answer how their jobs stand only after this.
+    pub slow: Option<Arc<Notify>>,
     /// What the process at an address measures at a time, in Prometheus' text format.
     pub metrics: Option<fn(IpAddr, i64) -> String>,
     killed: Arc<Notify>,
@@ -319,15 +322,17 @@ pub fn passes(seconds: i64) {
 
 fn operator(api: &Arc<Mutex<ApiServer>>, scripts: &Arc<Mutex<Scripts>>) -> Arc<Context> {
     let client: Client = api::client(api);
+    let metrics = OperatorMetrics::new().unwrap();
+    let (questions, _late) = Questions::new(Arc::new(ScriptedCoordinators(Arc::clone(scripts))), metrics.clone());
     Arc::new(Context {
         announcer: Announcer::new(client.clone(), Some("test".to_owned())),
         client,
         config: OperatorConfig { runtime_image: "runtime:1".to_owned(), tls: true, ..OperatorConfig::default() },
         root: Some(Root::from_bytes([7; 32])),
         reader: Reader::Listed,
-        ask: Arc::new(ScriptedCoordinators(Arc::clone(scripts))),
+        questions,
         now,
-        metrics: OperatorMetrics::new().unwrap(),
+        metrics,
         settled: Settled::default(),
         obstacles: Mutex::default(),
         read_metrics: Arc::new(ScriptedMetrics(Arc::clone(scripts))),
@@ -371,7 +376,13 @@ impl AskCoordinator for ScriptedCoordinators {
             }
             other => other,
         };
-        Box::pin(std::future::ready(view))
+        let slow = scripts.slow.clone();
+        Box::pin(async move {
+            if let Some(slow) = slow {
+                slow.notified().await;
+            }
+            view
+        })
     }
 
     fn set_mode<'a>(&'a self, coordinator: &'a Whereabouts, mode: Mode, _: &'a str) -> BoxFuture<'a, SwitchAnswer> {

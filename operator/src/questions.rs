@@ -1,0 +1,196 @@
+//! Questions to coordinators, which a reconcile waits for only a moment. One that does not answer in time, because its node hangs or its
+//! network is cut, is put aside with its question: the answer asks for a reconcile when it has come, or has not within its deadline.
+//! A thousand silent coordinators so hold no place among the reconciles that other jobs need.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::stream::{self, BoxStream};
+use futures::{FutureExt, StreamExt};
+use kube::runtime::reflector::ObjectRef;
+use rectrain_crds::RecTrainingJob;
+use tokio::sync::mpsc;
+
+use crate::coordinator::{AskCoordinator, CoordinatorView, Whereabouts};
+use crate::metrics::OperatorMetrics;
+
+/// How long a reconcile waits for an answer. A coordinator of the same cluster has some milliseconds of work.
+const A_MOMENT: Duration = Duration::from_millis(100);
+/// Late answers whose reconciles have not been asked for yet; the next ones wait.
+const MOST_CAME: usize = 1024;
+
+/// The job that a question is about.
+pub type Job = ObjectRef<RecTrainingJob>;
+
+/// Jobs whose late answers have come.
+pub type LateAnswers = BoxStream<'static, Job>;
+
+/// See the module's text. At most one question of a job is under way, and it goes with the job.
+pub struct Questions {
+    ask: Arc<dyn AskCoordinator>,
+    metrics: OperatorMetrics,
+    late: Arc<Mutex<HashMap<Job, Late>>>,
+    came: mpsc::Sender<Job>,
+}
+
+/// A question that no reconcile waits for any more.
+struct Late {
+    asked: Whereabouts,
+    answer: Option<CoordinatorView>,
+}
+
+impl Questions {
+    /// That are put to coordinators by `ask`.
+    #[must_use]
+    pub fn new(ask: Arc<dyn AskCoordinator>, metrics: OperatorMetrics) -> (Self, LateAnswers) {
+        let (came, jobs) = mpsc::channel(MOST_CAME);
+        let jobs = stream::unfold(jobs, |mut jobs| async { Some((jobs.recv().await?, jobs)) }).boxed();
+        (Self { ask, metrics, late: Arc::default(), came }, jobs)
+    }
+
+    /// Whoever puts the other questions: those follow an answer, and are waited for.
+    #[must_use]
+    pub fn asking(&self) -> &dyn AskCoordinator {
+        &*self.ask
+    }
+
+    /// How the job stands, as its coordinator says, which may be silent. `None` while the answer is late: it asks for a reconcile, which
+    /// finds it here.
+    pub async fn ask(&self, job: &Job, coordinator: &Whereabouts) -> Option<CoordinatorView> {
+        if let Some(late) = self.take(job, coordinator) {
+            return late;
+        }
+        let (ask, asked) = (Arc::clone(&self.ask), coordinator.clone());
+        let mut question = async move { ask.ask(&asked).await }.boxed();
+        if let Ok(view) = tokio::time::timeout(A_MOMENT, &mut question).await {
+            return Some(view);
+        }
+        self.metrics.answer_is_late();
+        lock(&self.late).insert(job.clone(), Late { asked: coordinator.clone(), answer: None });
+        let (late, came, job, asked) = (Arc::clone(&self.late), self.came.clone(), job.clone(), coordinator.clone());
+        tokio::spawn(async move {
+            let view = question.await;
+            if let Some(late) = lock(&late).get_mut(&job).filter(|late| late.asked == asked) {
+                late.answer = Some(view);
+            }
+            // That nobody hears of it is no loss: the operator is about to end.
+            let _ended = came.send(job).await;
+        });
+        None
+    }
+
+    /// The answer to a question that was put to the same coordinator before, if it has come; none if there was no such question.
+    fn take(&self, job: &Job, coordinator: &Whereabouts) -> Option<Option<CoordinatorView>> {
+        let mut all = lock(&self.late);
+        let late = all.get(job).filter(|late| late.asked == *coordinator)?;
+        let answer = late.answer.clone();
+        if answer.is_some() {
+            all.remove(job);
+        }
+        Some(answer)
+    }
+
+    /// Forgets the question of a job that has no coordinator to ask; its answer does not count.
+    pub fn forget(&self, job: &Job) {
+        lock(&self.late).remove(job);
+    }
+}
+
+fn lock(late: &Mutex<HashMap<Job, Late>>) -> MutexGuard<'_, HashMap<Job, Late>> {
+    late.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::future::BoxFuture;
+    use rectrain_crds::Mode;
+    use tokio::sync::Semaphore;
+
+    use super::*;
+    use crate::coordinator::Rebalance;
+    use crate::names::Role;
+    use crate::switch::SwitchAnswer;
+
+    /// Of which each answer takes a permit.
+    struct Slow(Arc<Semaphore>);
+
+    impl AskCoordinator for Slow {
+        fn ask<'a>(&'a self, _: &'a Whereabouts) -> BoxFuture<'a, CoordinatorView> {
+            Box::pin(async {
+                self.0.acquire().await.expect("open").forget();
+                CoordinatorView::Failed { message: "no such data".to_owned(), user_error: true }
+            })
+        }
+
+        fn set_mode<'a>(&'a self, _: &'a Whereabouts, _: Mode, _: &'a str) -> BoxFuture<'a, SwitchAnswer> {
+            unreachable!("nobody switches")
+        }
+
+        fn scale<'a>(&'a self, _: &'a Whereabouts, _: Role, _: u32, _: &'a str) -> BoxFuture<'a, Result<(), String>> {
+            unreachable!("nobody scales")
+        }
+
+        fn rebalance<'a>(&'a self, _: &'a Whereabouts, _: Rebalance, _: &'a str) -> BoxFuture<'a, Result<(), String>> {
+            unreachable!("nobody moves slots")
+        }
+    }
+
+    fn slow(answers: usize) -> (Arc<Semaphore>, Questions, LateAnswers) {
+        let permits = Arc::new(Semaphore::new(answers));
+        let metrics = OperatorMetrics::new().expect("metrics");
+        let (questions, late) = Questions::new(Arc::new(Slow(Arc::clone(&permits))), metrics);
+        (permits, questions, late)
+    }
+
+    fn job() -> Job {
+        ObjectRef::new("clicks").within("ads")
+    }
+
+    fn at(port: u16) -> Whereabouts {
+        Whereabouts { address: ([10, 0, 0, 1], port).into(), certificate: None }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_comes_at_once_is_given_at_once() {
+        let (_, questions, _late) = slow(1);
+        assert!(matches!(questions.ask(&job(), &at(1)).await, Some(CoordinatorView::Failed { .. })));
+        assert!(lock(&questions.late).is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_late_answer_asks_for_a_reconcile_that_finds_it_once() {
+        let (permits, questions, mut late) = slow(0);
+        assert_eq!(questions.ask(&job(), &at(1)).await, None, "it is put aside");
+        assert_eq!(questions.ask(&job(), &at(1)).await, None, "and not put again");
+        permits.add_permits(1);
+        assert_eq!(late.next().await, Some(job()));
+        assert!(questions.ask(&job(), &at(1)).await.is_some());
+        assert_eq!(permits.available_permits(), 0, "one question was put");
+        assert!(lock(&questions.late).is_empty());
+        assert_eq!(questions.ask(&job(), &at(1)).await, None, "the next one is another question");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_late_answer_of_another_coordinator_does_not_count() {
+        let (permits, questions, mut late) = slow(0);
+        assert_eq!(questions.ask(&job(), &at(1)).await, None);
+        assert_eq!(questions.ask(&job(), &at(2)).await, None, "a later attempt's");
+        permits.add_permits(1);
+        late.next().await;
+        assert_eq!(questions.ask(&job(), &at(2)).await, None, "the first one's answer has come");
+        permits.add_permits(1);
+        late.next().await;
+        assert!(questions.ask(&job(), &at(2)).await.is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_asked_of_a_job_that_is_gone_is_forgotten() {
+        let (permits, questions, mut late) = slow(0);
+        assert_eq!(questions.ask(&job(), &at(1)).await, None);
+        questions.forget(&job());
+        permits.add_permits(1);
+        late.next().await;
+        assert!(lock(&questions.late).is_empty());
+    }
+}
