@@ -6,7 +6,7 @@
 //! by ordinary ones.
 //!
 //! A block of [`LEAST_BYTES`] or more lies in a region, a smaller one in the heap, so that a store of
-//! a few rows maps nothing. A block that is dropped is kept for the next one of its size; regions are
+//! a few rows maps nothing. The memory of a block that is dropped is kept for others; regions are
 //! unmapped when the arena and all its blocks are gone. What of the first region has never been handed
 //! out has never been touched and takes no memory, but for the rest of one huge page.
 //!
@@ -16,18 +16,20 @@
 //! the last one is used up: up to a quarter of what it has, and never more than [`REGION_BYTES`].
 //!
 //! The regions of an arena [on a file](Arena::on_file) are that file's pages, which outlive the process.
-//! There all blocks lie in regions, each behind a [header](crate::block_file) that says whose it is.
+//! There all blocks lie in regions, each behind a [header](crate::block_file) that says whose it is, and is used again as it is by one
+//! of its size.
 
 #![allow(unsafe_code)]
 
 use crate::SharedMemoryError;
 use crate::block_file::{BlockFile, BlockHeader, FoundBlock, HEADER_BYTES};
 use crate::region::{HUGE_PAGE_BYTES, Region};
+use crate::runs::FreeRuns;
 use bytemuck::Pod;
 use std::alloc::{self, Layout};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::ops::{Index, IndexMut};
+use std::ops::{Deref, DerefMut, Index, IndexMut};
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -66,9 +68,24 @@ struct Space {
     used: usize,
     /// The region after the last one, which another thread makes ready; none if it can not.
     next: Option<JoinHandle<Option<Region>>>,
-    /// Blocks that came back, by their bytes.
-    free: BTreeMap<usize, Vec<NonNull<u8>>>,
-    free_bytes: usize,
+    /// What came back.
+    free: Free,
+}
+
+/// Memory that came back.
+enum Free {
+    Runs(FreeRuns),
+    /// Blocks of a file, whose headers say how long they are, by that.
+    Blocks {
+        by_bytes: BTreeMap<usize, Vec<NonNull<u8>>>,
+        bytes: usize,
+    },
+}
+
+impl Default for Free {
+    fn default() -> Self {
+        Self::Runs(FreeRuns::default())
+    }
 }
 
 // SAFETY: the pointers are to memory that this arena owns and that no thread has an affinity to; they
@@ -83,16 +100,20 @@ impl Arena {
     pub(crate) fn on_file(path: &Path, stride: usize) -> Result<(Arc<Self>, Vec<FoundBlock>), SharedMemoryError> {
         let (file, region) = BlockFile::open(path, stride, FILE_REGION_BYTES)?;
         let (found, free, used) = file.walk(&region)?;
-        let mut space = Space { used, mapped: region.bytes, regions: vec![region], ..Space::default() };
+        let blocks = Free::Blocks { by_bytes: BTreeMap::new(), bytes: 0 };
+        let mut space = Space { used, mapped: region.bytes, regions: vec![region], free: blocks, next: None };
         for (start, bytes) in free {
-            space.give_back(start, bytes);
+            space.free.give_back(start, bytes);
         }
         Ok((Arc::new(Self { space: Mutex::new(space), file: Some(file) }), found))
     }
 
-    /// Bytes of blocks that came back and are kept.
+    /// Bytes that came back and are kept.
     pub(crate) fn free_bytes(&self) -> usize {
-        self.space().free_bytes
+        match &self.space().free {
+            Free::Runs(runs) => runs.bytes(),
+            Free::Blocks { bytes, .. } => *bytes,
+        }
     }
 
     /// Whether everything in the file is left as it is: what is dropped then is dropped by this process only. So it is at first.
@@ -114,10 +135,10 @@ impl Arena {
     /// Zeroed memory of so many bytes, and at least [`LEAST_BYTES`] unless on a file. `None` if none can be mapped.
     fn take(&self, bytes: usize) -> Option<NonNull<u8>> {
         let lead = if self.file.is_some() { HEADER_BYTES } else { 0 };
-        let returned = self.space().take_returned(lead + bytes);
+        let returned = self.space().free.take(lead + bytes);
         let start = match returned {
             Some(start) => {
-                // SAFETY: the block was handed out with this size before and belongs to nobody now.
+                // SAFETY: the block was handed out before and belongs to nobody now.
                 unsafe { start.add(lead).write_bytes(0, bytes) };
                 start
             }
@@ -152,14 +173,14 @@ impl Arena {
 
     fn give_back(&self, start: NonNull<u8>, bytes: usize) {
         match self.header(start) {
-            None => self.space().give_back(start, bytes),
+            None => self.space().free.give_back(start, bytes),
             Some(header) => {
                 if self.file.as_ref().is_some_and(BlockFile::is_kept) {
                     return;
                 }
                 header.release();
                 // SAFETY: as in `header`.
-                self.space().give_back(unsafe { start.sub(HEADER_BYTES) }, HEADER_BYTES + bytes);
+                self.space().free.give_back(unsafe { start.sub(HEADER_BYTES) }, HEADER_BYTES + bytes);
             }
         }
     }
@@ -170,33 +191,52 @@ impl Arena {
     }
 }
 
-impl Space {
-    fn take_returned(&mut self, bytes: usize) -> Option<NonNull<u8>> {
-        let start = self.free.get_mut(&bytes)?.pop()?;
-        self.free_bytes -= bytes;
-        Some(start)
+impl Free {
+    fn take(&mut self, bytes: usize) -> Option<NonNull<u8>> {
+        match self {
+            Self::Runs(runs) => runs.take(bytes.next_multiple_of(LINE_BYTES)),
+            Self::Blocks { by_bytes, bytes: all } => {
+                let start = by_bytes.get_mut(&bytes)?.pop()?;
+                *all -= bytes;
+                Some(start)
+            }
+        }
     }
 
     fn give_back(&mut self, start: NonNull<u8>, bytes: usize) {
-        self.free.entry(bytes).or_default().push(start);
-        self.free_bytes += bytes;
+        match self {
+            Self::Runs(runs) => runs.give_back(start, bytes.next_multiple_of(LINE_BYTES)),
+            Self::Blocks { by_bytes, bytes: all } => {
+                by_bytes.entry(bytes).or_default().push(start);
+                *all += bytes;
+            }
+        }
     }
+}
 
+impl Space {
     /// Bytes of the last region that have not been handed out.
     fn rest(&self) -> usize {
         self.regions.last().map_or(0, |region| region.bytes - self.used)
     }
 
-    /// The next `bytes` of memory of the process.
+    /// The next `bytes` of memory of the process. What is left of a region that they do not fit into is free.
     fn cut_memory(&mut self, bytes: usize) -> Option<NonNull<u8>> {
-        let ready = if self.rest() < bytes.next_multiple_of(LINE_BYTES) { self.take_ready(bytes) } else { None };
+        let is_too_little = self.rest() < bytes.next_multiple_of(LINE_BYTES);
+        let left = self.regions.last().filter(|last| is_too_little && self.used < last.bytes);
+        // SAFETY: within the region.
+        let left = left.map(|last| (unsafe { last.start.add(self.used) }, self.rest()));
+        let ready = if is_too_little { self.take_ready(bytes) } else { None };
         let region_bytes = if self.regions.is_empty() { REGION_BYTES } else { LATE_REGION_BYTES };
-        let start = self.cut(bytes, |bytes| ready.or_else(|| Region::of_memory(bytes)), region_bytes);
+        let start = self.cut(bytes, |bytes| ready.or_else(|| Region::of_memory(bytes)), region_bytes)?;
+        if let Some((start, bytes)) = left {
+            self.free.give_back(start, bytes);
+        }
         let is_half_used = self.regions.last().is_some_and(|last| self.used > last.bytes / 2);
         if is_half_used && self.next.is_none() {
             self.next = prepare((self.mapped / 4).min(REGION_BYTES).next_multiple_of(HUGE_PAGE_BYTES));
         }
-        start
+        Some(start)
     }
 
     /// The region that was made ready, if it is and has room for a block of `bytes`.
@@ -344,30 +384,40 @@ impl<T: Pod> Blocks<T> {
         self.release(&smaller);
     }
 
+    fn zeroed(&self, items: usize) -> Block<T> {
+        Block::zeroed(&self.arena, items)
+    }
+
+    fn release(&self, block: &Block<T>) {
+        block.release(&self.arena);
+    }
+}
+
+impl<T: Pod> Block<T> {
     /// # Panics
     /// If there is no memory, as every allocation does.
-    fn zeroed(&self, items: usize) -> Block<T> {
+    fn zeroed(arena: &Arena, items: usize) -> Self {
         let layout = Self::heap_layout(items);
         let items = items as u32;
-        if (layout.size() >= LEAST_BYTES || self.arena.file.is_some())
-            && let Some(start) = self.arena.take(layout.size())
+        if (layout.size() >= LEAST_BYTES || arena.file.is_some())
+            && let Some(start) = arena.take(layout.size())
         {
-            return Block { start: start.cast(), items, in_arena: true };
+            return Self { start: start.cast(), items, in_arena: true };
         }
         // SAFETY: neither `items` nor the size of one is 0.
         let start = unsafe { alloc::alloc_zeroed(layout) };
         let start = NonNull::new(start).unwrap_or_else(|| alloc::handle_alloc_error(layout));
-        Block { start: start.cast(), items, in_arena: false }
+        Self { start: start.cast(), items, in_arena: false }
     }
 
-    /// Ends a block, which is not used any more.
-    fn release(&self, block: &Block<T>) {
-        let layout = Self::heap_layout(block.items as usize);
-        if block.in_arena {
-            self.arena.give_back(block.start.cast(), layout.size());
+    /// Ends the block, which is of this arena and not used any more.
+    fn release(&self, arena: &Arena) {
+        let layout = Self::heap_layout(self.items as usize);
+        if self.in_arena {
+            arena.give_back(self.start.cast(), layout.size());
         } else {
             // SAFETY: allocated with this layout by `zeroed`.
-            unsafe { alloc::dealloc(block.start.as_ptr().cast(), layout) };
+            unsafe { alloc::dealloc(self.start.as_ptr().cast(), layout) };
         }
     }
 
@@ -378,6 +428,61 @@ impl<T: Pod> Blocks<T> {
             Ok(layout) => layout,
             Err(error) => panic!("a block of {items} items: {error}"),
         }
+    }
+
+    fn as_slice(&self) -> &[T] {
+        // SAFETY: `items` items of plain data, initialized when the block was made, and owned.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.items as usize) }
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [T] {
+        // SAFETY: as above, and the block is borrowed for writing.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.items as usize) }
+    }
+}
+
+/// One block of an arena, zeroed when it was made; without items it takes no memory.
+pub(crate) struct Array<T: Pod> {
+    arena: Arc<Arena>,
+    block: Block<T>,
+}
+
+// SAFETY: the array owns its items as a boxed slice does.
+unsafe impl<T: Pod + Send> Send for Array<T> {}
+// SAFETY: as above; shared access gives shared references only.
+unsafe impl<T: Pod + Sync> Sync for Array<T> {}
+
+impl<T: Pod> Array<T> {
+    /// Of so many items, at most 2³² − 1.
+    pub(crate) fn new(arena: &Arc<Arena>, items: usize) -> Self {
+        const { assert!(align_of::<T>() <= LINE_BYTES && size_of::<T>() > 0) };
+        let none = Block { start: NonNull::dangling(), items: 0, in_arena: false };
+        let block = if items > 0 { Block::zeroed(arena, items) } else { none };
+        Self { arena: Arc::clone(arena), block }
+    }
+}
+
+impl<T: Pod> Drop for Array<T> {
+    fn drop(&mut self) {
+        if self.block.items > 0 {
+            self.block.release(&self.arena);
+        }
+    }
+}
+
+impl<T: Pod> Deref for Array<T> {
+    type Target = [T];
+
+    #[inline]
+    fn deref(&self) -> &[T] {
+        self.block.as_slice()
+    }
+}
+
+impl<T: Pod> DerefMut for Array<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [T] {
+        self.block.as_mut_slice()
     }
 }
 
@@ -392,18 +497,14 @@ impl<T: Pod> Index<usize> for Blocks<T> {
 
     #[inline]
     fn index(&self, block: usize) -> &[T] {
-        let block = &self.blocks[block];
-        // SAFETY: `items` items of plain data, initialized when the block was added, and owned.
-        unsafe { std::slice::from_raw_parts(block.start.as_ptr(), block.items as usize) }
+        self.blocks[block].as_slice()
     }
 }
 
 impl<T: Pod> IndexMut<usize> for Blocks<T> {
     #[inline]
     fn index_mut(&mut self, block: usize) -> &mut [T] {
-        let block = &mut self.blocks[block];
-        // SAFETY: as above, and the blocks are borrowed for writing.
-        unsafe { std::slice::from_raw_parts_mut(block.start.as_ptr(), block.items as usize) }
+        self.blocks[block].as_mut_slice()
     }
 }
 
@@ -434,16 +535,31 @@ mod tests {
             block.fill(number as u32);
         }
         assert!((0..200).all(|number| blocks[number].iter().all(|&word| word == number as u32)));
-        let addresses: Vec<usize> = (0..200).map(|number| blocks[number].as_ptr().addr()).collect();
+        let first = blocks[0].as_ptr().addr();
         drop(blocks);
-        assert_eq!(arena.free_bytes(), 200 * WORDS * 4);
+        let bytes = |words: usize| (words * 4).next_multiple_of(LINE_BYTES);
+        assert_eq!(arena.free_bytes(), 200 * bytes(WORDS));
         let mut others: Blocks<u32> = Blocks::new(&arena, 0);
-        others.push(WORDS + 1);
+        others.push(2 * WORDS);
         others.push(WORDS);
-        assert!(!addresses.contains(&others[0].as_ptr().addr()), "a block of another size");
-        assert!(addresses.contains(&others[1].as_ptr().addr()));
-        assert!(others[1].iter().all(|&word| word == 0));
-        assert_eq!(arena.free_bytes(), 199 * WORDS * 4);
+        assert_eq!(others[0].as_ptr().addr(), first, "two lie together where one did not have the room");
+        assert_eq!(others[1].as_ptr().addr(), first + bytes(2 * WORDS));
+        assert!([0, 1].iter().all(|&block| others[block].iter().all(|&word| word == 0)));
+        assert_eq!(arena.free_bytes(), 200 * bytes(WORDS) - bytes(2 * WORDS) - bytes(WORDS));
+    }
+
+    #[test]
+    fn an_array_is_zeroed_and_gives_its_memory_back() {
+        let arena = Arc::new(Arena::default());
+        let mut array: Array<u32> = Array::new(&arena, WORDS);
+        assert!(array.len() == WORDS && array.iter().all(|&word| word == 0));
+        array.fill(7);
+        let address = array.as_ptr();
+        drop(array);
+        let array: Array<u32> = Array::new(&arena, WORDS);
+        assert!(array.as_ptr() == address && array.iter().all(|&word| word == 0));
+        assert!(Array::<u32>::new(&arena, 0).is_empty());
+        assert_eq!(Array::<u32>::new(&arena, 3)[..], [0; 3], "on the heap");
     }
 
     #[test]

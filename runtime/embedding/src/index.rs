@@ -26,7 +26,10 @@
 //!
 //! The home bucket comes from the whole key, mixed again: keys of one slot share their top bits.
 
+use crate::arena::{Arena, Array};
 use crate::{FeatureKey, prefetch};
+use bytemuck::{Pod, Zeroable};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 const WAYS: usize = 12;
@@ -58,7 +61,7 @@ impl Hash {
     }
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Zeroable, Pod)]
 #[repr(C, align(64))]
 struct Bucket {
     tags: [u8; WAYS],
@@ -67,8 +70,6 @@ struct Bucket {
 }
 
 impl Bucket {
-    const EMPTY: Self = Self { tags: [0; WAYS], overflow: 0, rows: [0; WAYS] };
-
     /// The entries with this tag, lowest first.
     fn matches(&self, tag: u8) -> Matches {
         const LOW: u128 = 0x7f7f_7f7f_7f7f_7f7f_7f7f_7f7f;
@@ -98,17 +99,16 @@ impl Iterator for Matches {
     }
 }
 
-/// See the module's text.
-#[derive(Default)]
+/// See the module's text. Its buckets begin as zeros, which are free entries.
 pub(crate) struct Index {
-    buckets: Vec<Bucket>,
+    buckets: Array<Bucket>,
     entries: usize,
 }
 
 impl Index {
-    /// An index that takes `rows` entries without growing.
-    pub(crate) fn for_rows(rows: usize) -> Self {
-        Self { buckets: vec![Bucket::EMPTY; rows.div_ceil(FULL)], entries: 0 }
+    /// An index in this memory that takes `rows` entries without growing.
+    pub(crate) fn for_rows(memory: &Arc<Arena>, rows: usize) -> Self {
+        Self { buckets: Array::new(memory, rows.div_ceil(FULL)), entries: 0 }
     }
 
     /// Entries after which it must grow.
@@ -126,7 +126,7 @@ impl Index {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.buckets.capacity() * BUCKET_BYTES
+        self.buckets.len() * BUCKET_BYTES
     }
 
     fn home(&self, hash: Hash) -> usize {
@@ -247,7 +247,7 @@ mod tests {
     }
 
     fn filled(keys: &[u64]) -> Index {
-        let mut index = Index::for_rows(keys.len());
+        let mut index = Index::for_rows(&Arc::default(), keys.len());
         for (row, &key) in keys.iter().enumerate() {
             index.insert(Hash::of(FeatureKey(key)), row as u32);
         }
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn matches_are_exact_for_every_tag() {
-        let mut bucket = Bucket::EMPTY;
+        let mut bucket = Bucket::zeroed();
         for base in 0..=255_u8 {
             bucket.tags = std::array::from_fn(|i| base.wrapping_add((i / 2) as u8));
             for tag in 0..=255_u8 {
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn an_empty_index_finds_nothing() {
-        let index = Index::default();
+        let index = Index::for_rows(&Arc::default(), 0);
         assert!(index.is_full());
         assert_eq!(find(&index, &[], 1), None);
         assert_eq!(index.candidate(Hash::of(FeatureKey(1))), None);
@@ -306,10 +306,10 @@ mod tests {
 
     #[test]
     fn an_index_costs_less_than_10_bytes_an_entry_after_it_has_grown() {
-        let mut index = Index::for_rows(1_000);
+        let mut index = Index::for_rows(&Arc::default(), 1_000);
         for _ in 0..10 {
             let before = index.capacity();
-            index = Index::for_rows(index.next_capacity(Hash { position: 16 }));
+            index = Index::for_rows(&Arc::default(), index.next_capacity(Hash { position: 16 }));
             let bytes_an_entry = index.bytes() as f64 / before as f64;
             assert!(bytes_an_entry < 9.7, "{bytes_an_entry}");
         }
@@ -346,7 +346,7 @@ mod tests {
         fn an_index_behaves_as_a_map(
             operations in prop::collection::vec((any::<bool>(), 0_u64..60), 1..400)
         ) {
-            let mut index = Index::for_rows(60);
+            let mut index = Index::for_rows(&Arc::default(), 60);
             let mut model = HashMap::new();
             let keys: Vec<u64> = (0..60).collect();
             for (insert, key) in operations {

@@ -42,6 +42,7 @@ mod optimizer;
 mod pieces;
 mod prefetch;
 mod region;
+mod runs;
 mod shared;
 mod simd;
 mod slab;

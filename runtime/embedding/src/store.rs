@@ -304,7 +304,9 @@ impl Store {
                         table.remove(key, record);
                     }
                     for row in snapshot.groups[position].chunks_exact(row_bytes(&self.layouts[position])) {
-                        table.put(row).ok_or(SnapshotError::TooManyRows { rows: table.rows() })?;
+                        table
+                            .put(&self.groups[position], row)
+                            .ok_or(SnapshotError::TooManyRows { rows: table.rows() })?;
                     }
                 }
                 restored.rows = added().sum::<usize>() as u64;
@@ -408,7 +410,8 @@ impl Store {
                 allocated += table.bytes();
             }
         }
-        allocated += self.groups.iter().map(|group| group.memory.free_bytes()).sum::<usize>();
+        allocated +=
+            self.groups.iter().map(|group| group.memory.free_bytes() + group.indexes.free_bytes()).sum::<usize>();
         StoreBytes { payload: payload as u64, overhead: (allocated - payload) as u64 }
     }
 
