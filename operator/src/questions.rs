@@ -151,14 +151,14 @@ mod tests {
         Whereabouts { address: ([10, 0, 0, 1], port).into(), certificate: None }
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn an_answer_that_comes_at_once_is_given_at_once() {
         let (_, questions, _late) = slow(1);
         assert!(matches!(questions.ask(&job(), &at(1)).await, Some(CoordinatorView::Failed { .. })));
         assert!(lock(&questions.late).is_empty());
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_late_answer_asks_for_a_reconcile_that_finds_it_once() {
         let (permits, questions, mut late) = slow(0);
         assert_eq!(questions.ask(&job(), &at(1)).await, None, "it is put aside");
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(questions.ask(&job(), &at(1)).await, None, "the next one is another question");
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_late_answer_of_another_coordinator_does_not_count() {
         let (permits, questions, mut late) = slow(0);
         assert_eq!(questions.ask(&job(), &at(1)).await, None);
@@ -184,7 +184,7 @@ mod tests {
         assert!(questions.ask(&job(), &at(2)).await.is_some());
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn what_was_asked_of_a_job_that_is_gone_is_forgotten() {
         let (permits, questions, mut late) = slow(0);
         assert_eq!(questions.ask(&job(), &at(1)).await, None);

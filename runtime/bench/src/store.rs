@@ -26,7 +26,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Barrier, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use comfy_table::Table;
 use rectrain_embedding::{
@@ -74,6 +74,9 @@ pub struct StoreArgs {
     /// New keys in each of the requests that fill the store
     #[arg(long, default_value_t = 8_192)]
     pub request: usize,
+    /// Milliseconds from one of these requests to the next, as of a job that meets so many new keys a second; 0: one after another
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 0)]
+    pub request_every: u64,
     /// Keep the rows in this directory, of a file system in memory, as parameter servers of several processes do: with one thread, since
     /// a server applies one update at a time
     #[arg(long, value_name = "DIRECTORY")]
@@ -297,7 +300,10 @@ pub(crate) fn join<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
 fn fill(store: &Store, args: &StoreArgs) -> Result<Vec<Took>, StoreError> {
     let mut out = vec![0.0; args.request * args.dim];
     let mut requests = Vec::new();
+    let mut next = Instant::now();
     for start in (0..args.rows).step_by(args.request) {
+        std::thread::sleep(next.saturating_duration_since(Instant::now()));
+        next += Duration::from_millis(args.request_every);
         let mut keys: Vec<_> = (start..args.rows.min(start + args.request as u64)).map(key).collect();
         keys.sort_unstable();
         let (done, took) = timed(|| store.lookup(GROUP, &keys, Missing::Insert, &mut out[..keys.len() * args.dim]));
@@ -415,6 +421,7 @@ pub(crate) mod tests {
             zipf: 1.05,
             slots: 16,
             request: 100,
+            request_every: 0,
             shared_memory: None,
             json: false,
         }

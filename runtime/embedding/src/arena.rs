@@ -13,7 +13,7 @@
 //! Memory that is touched for the first time has to be found and zeroed by the kernel, and on a virtual
 //! machine by its host, which can take longer than all else that a request for rows waits for. So a store
 //! that fills its first region has each further one made [ready](Region::populate) by another thread while
-//! the last one is used up: up to a quarter of what it has, and never more than [`REGION_BYTES`].
+//! the last one is used up: as much as it has, and never more than [`REGION_BYTES`].
 //!
 //! The regions of an arena [on a file](Arena::on_file) are that file's pages, which outlive the process.
 //! There all blocks lie in regions, each behind a [header](crate::block_file) that says whose it is, and is used again as it is by one
@@ -39,10 +39,10 @@ use std::thread::{self, JoinHandle};
 const LEAST_BYTES: usize = 4_096;
 /// Every block begins a cache line.
 const LINE_BYTES: usize = 64;
-/// Address space mapped at a time; memory is taken as it is touched.
+/// The most that is made ready at a time.
 const REGION_BYTES: usize = 32 * HUGE_PAGE_BYTES;
-/// Mapped where the region that was to be ready is not yet: its pages come as they are touched.
-const LATE_REGION_BYTES: usize = 2 * HUGE_PAGE_BYTES;
+/// The first region, and one where that which was to be ready is not yet: their pages come as they are touched.
+const UNREADY_REGION_BYTES: usize = 2 * HUGE_PAGE_BYTES;
 /// As much of a file is taken at a time: the file has it then, touched or not, and zeroing it takes time.
 const FILE_REGION_BYTES: usize = 2 * HUGE_PAGE_BYTES;
 
@@ -227,14 +227,13 @@ impl Space {
         // SAFETY: within the region.
         let left = left.map(|last| (unsafe { last.start.add(self.used) }, self.rest()));
         let ready = if is_too_little { self.take_ready(bytes) } else { None };
-        let region_bytes = if self.regions.is_empty() { REGION_BYTES } else { LATE_REGION_BYTES };
-        let start = self.cut(bytes, |bytes| ready.or_else(|| Region::of_memory(bytes)), region_bytes)?;
+        let start = self.cut(bytes, |bytes| ready.or_else(|| Region::of_memory(bytes)), UNREADY_REGION_BYTES)?;
         if let Some((start, bytes)) = left {
             self.free.give_back(start, bytes);
         }
         let is_half_used = self.regions.last().is_some_and(|last| self.used > last.bytes / 2);
         if is_half_used && self.next.is_none() {
-            self.next = prepare((self.mapped / 4).min(REGION_BYTES).next_multiple_of(HUGE_PAGE_BYTES));
+            self.next = prepare(self.mapped.min(REGION_BYTES));
         }
         Some(start)
     }
@@ -587,20 +586,26 @@ mod tests {
         const BLOCK: usize = HUGE_PAGE_BYTES / 4;
         let arena = Arc::new(Arena::default());
         let mut blocks: Blocks<u32> = Blocks::new(&arena, 0);
-        while arena.space().used <= REGION_BYTES / 2 {
+        while arena.space().used <= UNREADY_REGION_BYTES / 2 {
             assert!(arena.space().next.is_none(), "a small store takes no more than it uses");
             blocks.push(BLOCK);
         }
-        while !arena.space().next.as_ref().is_some_and(JoinHandle::is_finished) {
-            thread::yield_now();
-        }
-        while arena.space().regions.len() == 1 {
-            blocks.push(BLOCK);
+        for regions in 1..4 {
+            while arena.space().next.is_none() {
+                blocks.push(BLOCK);
+            }
+            while !arena.space().next.as_ref().is_some_and(JoinHandle::is_finished) {
+                thread::yield_now();
+            }
+            while arena.space().regions.len() == regions {
+                blocks.push(BLOCK);
+            }
         }
         let space = arena.space();
-        assert_eq!((space.regions[1].bytes, space.mapped), (REGION_BYTES / 4, REGION_BYTES / 4 * 5));
+        let bytes: Vec<usize> = space.regions.iter().map(|region| region.bytes).collect();
+        assert_eq!(bytes, [1, 1, 2, 4].map(|times| times * UNREADY_REGION_BYTES), "as much as it has");
         #[cfg(all(target_os = "linux", not(miri)))]
-        assert!(space.regions[1].is_resident(), "all of it has its memory");
+        assert!(space.regions[1..].iter().all(Region::is_resident), "all of it has its memory");
         drop(space);
         let blocks: Vec<_> = (0..blocks.len()).map(|block| &blocks[block]).collect();
         assert!(blocks.iter().all(|block| block.iter().all(|&word| word == 0)));
@@ -610,7 +615,7 @@ mod tests {
     fn a_block_that_the_next_region_is_too_small_for_gets_one_of_its_own() {
         let arena = Arc::new(Arena::default());
         let mut blocks: Blocks<u64> = Blocks::new(&arena, 0);
-        blocks.push(REGION_BYTES / 8 / 2 + 1);
+        blocks.push(UNREADY_REGION_BYTES / 8 / 2 + 1);
         blocks.push(REGION_BYTES / 8);
         blocks[1][REGION_BYTES / 8 - 1] = 7;
         assert_eq!((blocks[0][0], blocks[1][REGION_BYTES / 8 - 1]), (0, 7));
