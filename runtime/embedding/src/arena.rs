@@ -13,7 +13,8 @@
 //! Memory that is touched for the first time has to be found and zeroed by the kernel, and on a virtual
 //! machine by its host, which can take longer than all else that a request for rows waits for. So a store
 //! that fills its first region has each further one made [ready](Region::populate) by another thread while
-//! the last one is used up: as much as it has, and never more than [`REGION_BYTES`].
+//! the last one is used up: as much as it has, and never more than [`REGION_BYTES`]. One that is large begins with the next
+//! region as soon as it needs one, since a machine that is asked for 64 MiB may take a third of a second.
 //!
 //! The regions of an arena [on a file](Arena::on_file) are that file's pages, which outlive the process.
 //! There all blocks lie in regions, each behind a [header](crate::block_file) that says whose it is, and is used again as it is by one
@@ -41,6 +42,8 @@ const LEAST_BYTES: usize = 4_096;
 const LINE_BYTES: usize = 64;
 /// The most that is made ready at a time.
 const REGION_BYTES: usize = 32 * HUGE_PAGE_BYTES;
+/// A store that has so much does not wait until half of its last region is used.
+const LARGE_BYTES: usize = 8 * REGION_BYTES;
 /// The first region, and one where that which was to be ready is not yet: their pages come as they are touched.
 const UNREADY_REGION_BYTES: usize = 2 * HUGE_PAGE_BYTES;
 /// As much of a file is taken at a time: the file has it then, touched or not, and zeroing it takes time.
@@ -232,7 +235,7 @@ impl Space {
             self.free.give_back(start, bytes);
         }
         let is_half_used = self.regions.last().is_some_and(|last| self.used > last.bytes / 2);
-        if is_half_used && self.next.is_none() {
+        if (is_half_used || self.mapped >= LARGE_BYTES) && self.next.is_none() {
             self.next = prepare(self.mapped.min(REGION_BYTES));
         }
         Some(start)
