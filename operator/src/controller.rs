@@ -28,6 +28,8 @@ use crate::reconcile::{Context, ReconcileError, reconcile};
 const MAX_BACK_OFF: Duration = Duration::from_secs(120);
 /// Objects that the API server is asked for at a time when a watch begins. They are trees before they are kept.
 const PAGE: u32 = 100;
+/// Time after which a job that was put aside is looked at if its coordinator's answer has not asked for it.
+const LATE: Duration = Duration::from_secs(10);
 /// Changes of one job within this time are one.
 const DEBOUNCE: Duration = Duration::from_millis(100);
 
@@ -191,7 +193,7 @@ fn key(job: &RecTrainingJob) -> String {
     format!("{}/{}", job.namespace().unwrap_or_default(), job.name_any())
 }
 
-/// One reconcile, as soon as everything that is there has been seen once; measured, and logged with the job's name.
+/// One reconcile, as soon as everything that is there has been seen once; measured unless it is put aside, and logged with the job's name.
 async fn timed(
     job: Arc<RecTrainingJob>,
     context: Arc<Context>,
@@ -204,6 +206,12 @@ async fn timed(
     let result = match ready {
         Ok(()) => Box::pin(reconcile(job, Arc::clone(&context))).await,
         Err(stopped) => Err(stopped),
+    };
+    let result = match result {
+        Ok(Some(action)) => Ok(action),
+        // Another one, which has the answer, is counted.
+        Ok(None) => return Ok(Action::requeue(LATE)),
+        Err(error) => Err(error),
     };
     let failed = result.as_ref().err();
     context.metrics.reconciled(begun.elapsed(), failed.map(ReconcileError::step));

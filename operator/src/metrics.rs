@@ -29,7 +29,7 @@ pub const REFERENCE: &[(&str, &str, &str)] = &[
     (
         "rectrain_operator_late_answers_total",
         "counter",
-        "Questions to coordinators that had no answer within the moment that a reconcile waits; the answer, or the silence, asks for another one.",
+        "Reconciles that were put aside, and are not counted as such, because the coordinator had not answered within a tenth of a second; the answer, or the silence, asks for another one.",
     ),
     (
         "rectrain_operator_api_requests_total",

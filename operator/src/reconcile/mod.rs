@@ -48,14 +48,12 @@ use crate::traces::Traces;
 const AT_LEAST: Duration = Duration::from_secs(600);
 /// Time after which the next reconcile finds what this one has learned.
 const AGAIN: Duration = Duration::from_millis(100);
-/// Time after which a job whose coordinator's answer is late is looked at if that answer has not asked for it.
-const LATE: Duration = Duration::from_secs(10);
 /// Time after which an object that was refused is tried again.
 const REFUSED: Duration = Duration::from_secs(15);
 /// Jobs under way that are looked at in a second, so that many of them leave the API server and the operator time for what changes.
 const LOOKS_A_SECOND: f64 = 50.0;
 /// Objects of a job that are applied at the same time.
-const SIDE_BY_SIDE: usize = 8;
+const SIDE_BY_SIDE: usize = 16;
 /// Objects whose stored form is remembered.
 const MOST_SETTLED: usize = 100_000;
 
@@ -294,11 +292,12 @@ impl Context {
 
 /// Reconciles one job, when the context's reader is ready. `seen` is the job as the watch has it. It is what is decided on unless this
 /// operator last read or wrote another state of it: then the watch may be behind the operator's own status, and the job is read afresh.
-/// Whatever changes something has the API server's word that the job is still the one that was decided on.
+/// Whatever changes something has the API server's word that the job is still the one that was decided on. `None` if it is put aside,
+/// because its coordinator's answer is late: then nothing was done, and the answer asks for another reconcile.
 ///
 /// # Errors
 /// Whatever kept it from getting through; nothing is half done that the next reconcile does not find and finish.
-pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Result<Action, ReconcileError> {
+pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Result<Option<Action>, ReconcileError> {
     let (namespace, name) = (seen.namespace().unwrap_or_default(), seen.name_any());
     let jobs: Api<RecTrainingJob> = Api::namespaced(context.client.clone(), &namespace);
     let is_known = context.knows(&seen);
@@ -308,7 +307,7 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
         // What belongs to a deleted job is the garbage collector's, and another controller's job is nobody's business.
         _ => {
             context.forget(&namespace, &name);
-            return Ok(Action::await_change());
+            return Ok(Some(Action::await_change()));
         }
     };
     context.know(&job);
@@ -326,7 +325,7 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
     let view = match &coordinator {
         Some(coordinator) => match context.questions.ask(&reference, coordinator).await {
             Some(view) => view,
-            None => return Ok(Action::requeue(LATE)),
+            None => return Ok(None),
         },
         None => {
             context.questions.forget(&reference);
@@ -357,7 +356,7 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
     let job = match Box::pin(write_status(&jobs, &context, job, &decision)).await {
         Err(ReconcileError::Status(kube::Error::Api(refusal))) if is_known && matches!(refusal.code, 404 | 409) => {
             context.doubt(&namespace, &name);
-            return Ok(Action::requeue(AGAIN));
+            return Ok(Some(Action::requeue(AGAIN)));
         }
         written => written?,
     };
@@ -369,7 +368,7 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
     context.metrics.saw_job(&namespace, &name, Seen::new(&decision.status, max_restarts(&job)));
     ask_for_members(&context, coordinator.as_ref(), &decision, &name).await;
     if decision.delete {
-        return delete_job(&jobs, &job).await;
+        return delete_job(&jobs, &job).await.map(Some);
     }
     let wanted = match (&verdict.manifest, decision.run) {
         (Ok(resolved), Run::Hold | Run::Go) => {
@@ -384,7 +383,7 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
     let is_confirmed = !is_known || job.resource_version() != version;
     if !work.is_none() && !is_confirmed && !Box::pin(is_still(&jobs, &job)).await? {
         context.doubt(&namespace, &name);
-        return Ok(Action::requeue(AGAIN));
+        return Ok(Some(Action::requeue(AGAIN)));
     }
     let result = Box::pin(carry_out(&context, &namespace, &uid, &work)).await;
     let found = result.as_ref().err().and_then(ReconcileError::obstacle);
@@ -392,9 +391,9 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
     match (result, found) {
         (Err(error), None) => Err(error),
         // The next reconcile puts it into the status.
-        (_, _) if is_news => Ok(Action::requeue(AGAIN)),
-        (_, Some(_)) => Ok(Action::requeue(REFUSED)),
-        (Ok(()), None) => Ok(Action::requeue(decision.look_again.unwrap_or(AT_LEAST).min(AT_LEAST))),
+        (_, _) if is_news => Ok(Some(Action::requeue(AGAIN))),
+        (_, Some(_)) => Ok(Some(Action::requeue(REFUSED))),
+        (Ok(()), None) => Ok(Some(Action::requeue(decision.look_again.unwrap_or(AT_LEAST).min(AT_LEAST)))),
     }
 }
 

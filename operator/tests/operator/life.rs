@@ -10,7 +10,9 @@ use serde_json::json;
 use tokio::sync::Notify;
 
 use crate::world::faults::Fault;
-use crate::world::{self, JOB, MANIFEST, Script, World, complete, crashing, failed, good, idle, live, long, passes};
+use crate::world::{
+    self, JOB, MANIFEST, PUT_ASIDE, Script, World, complete, crashing, failed, good, idle, live, long, passes,
+};
 
 /// The phases that a job goes through, each once as long as it stays.
 async fn phases(world: &World) -> Vec<Phase> {
@@ -107,11 +109,11 @@ async fn a_job_whose_coordinator_is_slow_is_put_aside_until_it_answers() {
     world.scripts.lock().unwrap().slow = Some(Arc::clone(&slow));
     let before = world.job().status;
     for _ in 0..2 {
-        assert_eq!(world.reconcile().await.unwrap(), Action::requeue(Duration::from_secs(10)), "it is put aside");
+        assert_eq!(world.reconcile().await.unwrap(), PUT_ASIDE);
     }
     assert_eq!(world.job().status, before, "and nothing is decided without its answer");
     slow.notify_one();
-    while world.reconcile().await.unwrap() == Action::requeue(Duration::from_secs(10)) {
+    while world.reconcile().await.unwrap() == PUT_ASIDE {
         tokio::task::yield_now().await;
     }
     assert_ne!(world.job().status, before, "the answer counts when it has come");
@@ -514,7 +516,7 @@ async fn objects_are_made_side_by_side_and_pods_after_what_they_need() {
     let first = api.log.iter().position(|call| is_of_pods(&call)).expect("StatefulSets are applied");
     let made = |calls: &[String]| calls.iter().filter(|call| call.starts_with("PATCH") && !is_of_pods(call)).count();
     assert!(made(&api.log[..first]) > 10 && made(&api.log[first..]) == 0, "{:#?}", api.log);
-    assert_eq!(api.most_under_way, 8);
+    assert_eq!(api.most_under_way, 14, "all that pods need");
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use jiff::Timestamp;
@@ -35,6 +36,8 @@ use tokio::sync::Notify;
 use self::api::ApiServer;
 use self::faults::Fault;
 
+/// What a reconcile gives here of a job that it has put aside: no other gives it.
+pub const PUT_ASIDE: Action = Action::requeue(Duration::MAX);
 pub const NAMESPACE: &str = "ads";
 pub const JOB: &str = "clicks";
 
@@ -209,7 +212,8 @@ impl World {
 
     /// One reconcile of the job as the watch has it, late or not.
     pub async fn reconcile_as_seen(&self, seen: &Arc<RecTrainingJob>) -> Result<Action, ReconcileError> {
-        Box::pin(reconcile(Arc::clone(seen), Arc::clone(&self.operator))).await
+        let action = Box::pin(reconcile(Arc::clone(seen), Arc::clone(&self.operator))).await?;
+        Ok(action.unwrap_or(PUT_ASIDE))
     }
 
     /// Reconciles until a reconcile changes nothing.
