@@ -207,12 +207,8 @@ async fn timed(
         Ok(()) => Box::pin(reconcile(job, Arc::clone(&context))).await,
         Err(stopped) => Err(stopped),
     };
-    let result = match result {
-        Ok(Some(action)) => Ok(action),
-        // Another one, which has the answer, is counted.
-        Ok(None) => return Ok(Action::requeue(LATE)),
-        Err(error) => Err(error),
-    };
+    // Of a job that is put aside the reconcile that has the answer is counted.
+    let Some(result) = result.transpose() else { return Ok(Action::requeue(LATE)) };
     let failed = result.as_ref().err();
     context.metrics.reconciled(begun.elapsed(), failed.map(ReconcileError::step));
     match failed {

@@ -4,6 +4,7 @@
 //! Figures are medians of many short rounds, because machines are seldom quiet, and what is compared
 //! takes turns within one run.
 
+mod flat;
 mod job;
 mod memory;
 mod step;
@@ -13,6 +14,7 @@ mod unique;
 mod wire;
 mod zipf;
 
+pub use flat::{FlatArgs, FlatFigures, bench_flat};
 pub use job::{JobArgs, JobFigures, RunFigures, bench_job};
 pub use memory::{MemoryFigures, bench_memory};
 pub use step::{BenchedPrecision, BenchedTower, StepArgs, StepFigures, bench_step};
@@ -30,6 +32,8 @@ use serde::Serialize;
 pub enum Bench {
     /// The embedding store: look-up and update, memory, growth
     Store(StoreArgs),
+    /// Stores of several sizes by turns, with batches of the same ids
+    Flat(FlatArgs),
     /// The memory that a store is in, without the store: the same rows read and written, unasked for ahead, and fresh memory
     Memory(StoreArgs),
     /// The dense part of a training step: a tower and its optimizer
@@ -76,6 +80,10 @@ pub fn run(bench: &Bench) -> Result<(), BenchError> {
         Bench::Store(args) => {
             let figures = bench_store(args)?;
             print(&figures.table(), args.json.then_some(&figures))
+        }
+        Bench::Flat(args) => {
+            let figures = bench_flat(args)?;
+            print(&flat::figures_table(&figures), args.store.json.then_some(&figures))
         }
         Bench::Memory(args) => {
             let figures = bench_memory(args)?;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use comfy_table::Table;
 use serde::Serialize;
 
-use crate::store::{StoreArgs, check, join};
+use crate::store::{StoreArgs, check, join, refuse_shared_memory};
 use crate::timing::{Clock, Took, longest, timed};
 use crate::zipf::{Random, Zipf, key};
 use crate::{BenchError, median, table};
@@ -66,10 +66,7 @@ impl MemoryFigures {
 /// [`BenchError::Argument`].
 pub fn bench_memory(args: &StoreArgs) -> Result<MemoryFigures, BenchError> {
     let ids = check(args)?;
-    if let Some(directory) = &args.shared_memory {
-        let found = directory.display().to_string();
-        return Err(BenchError::Argument { argument: "shared-memory", found, expected: "the process's own memory" });
-    }
+    refuse_shared_memory(args)?;
     let (memory, requests) = Memory::fill(args);
     let zipf = Zipf::new(ids, args.zipf);
     let batches: Vec<Vec<Vec<Unique>>> = (0..args.threads)

@@ -40,7 +40,7 @@ use crate::unique::Unique;
 use crate::zipf::{Random, Zipf, key};
 use crate::{BenchError, median, table};
 
-const GROUP: GroupId = GroupId(0);
+pub(crate) const GROUP: GroupId = GroupId(0);
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct StoreArgs {
@@ -179,17 +179,7 @@ impl StoreFigures {
 /// [`BenchError::Argument`], or what the store refuses.
 pub fn bench_store(args: &StoreArgs) -> Result<StoreFigures, BenchError> {
     let ids = check(args)?;
-    let config = StoreConfig {
-        slots: args.slots,
-        seed: 1,
-        groups: vec![RowSpec {
-            dim: args.dim,
-            value_type: ValueType::F32,
-            optimizer: SparseOptimizer::AdaGrad { learning_rate: 0.05, initial_accumulator: 0.1, epsilon: 1e-10 },
-            initializer: Initializer::Uniform { low: -0.01, high: 0.01 },
-            zero_columns: 0,
-        }],
-    };
+    let config = config(args);
     let (store, log) = match &args.shared_memory {
         None => (Store::new(config.clone())?, None),
         Some(directory) => {
@@ -203,8 +193,7 @@ pub fn bench_store(args: &StoreArgs) -> Result<StoreFigures, BenchError> {
     let batches: Vec<Vec<Vec<FeatureKey>>> = (0..args.threads)
         .map(|thread| {
             let mut random = Random::new(thread as u64 + 1);
-            let mut batch = || (0..args.samples * args.features).map(|_| key(zipf.rank(&mut random))).collect();
-            (0..args.batches).map(|_| batch()).collect()
+            (0..args.batches).map(|_| draw(args, &zipf, &mut random)).collect()
         })
         .collect();
     let start = Barrier::new(args.threads);
@@ -238,6 +227,26 @@ pub fn bench_store(args: &StoreArgs) -> Result<StoreFigures, BenchError> {
     })
 }
 
+/// Of a store of AdaGrad's rows.
+pub(crate) fn config(args: &StoreArgs) -> StoreConfig {
+    StoreConfig {
+        slots: args.slots,
+        seed: 1,
+        groups: vec![RowSpec {
+            dim: args.dim,
+            value_type: ValueType::F32,
+            optimizer: SparseOptimizer::AdaGrad { learning_rate: 0.05, initial_accumulator: 0.1, epsilon: 1e-10 },
+            initializer: Initializer::Uniform { low: -0.01, high: 0.01 },
+            zero_columns: 0,
+        }],
+    }
+}
+
+/// The keys of a batch, as its ids come.
+pub(crate) fn draw(args: &StoreArgs, zipf: &Zipf, random: &mut Random) -> Vec<FeatureKey> {
+    (0..args.samples * args.features).map(|_| key(zipf.rank(random))).collect()
+}
+
 /// The ids that batches are drawn from.
 pub(crate) fn check(args: &StoreArgs) -> Result<u64, BenchError> {
     let ids = args.ids.unwrap_or(args.rows);
@@ -263,6 +272,13 @@ pub(crate) fn check(args: &StoreArgs) -> Result<u64, BenchError> {
         return refuse("zipf", args.zipf.to_string(), "a number other than 1");
     }
     Ok(ids)
+}
+
+/// For what is measured in the process's own memory only.
+pub(crate) fn refuse_shared_memory(args: &StoreArgs) -> Result<(), BenchError> {
+    let Some(directory) = &args.shared_memory else { return Ok(()) };
+    let found = directory.display().to_string();
+    Err(BenchError::Argument { argument: "shared-memory", found, expected: "the process's own memory" })
 }
 
 /// The rows of a store that is no more, as the next process finds them; the directory is removed.
@@ -297,7 +313,7 @@ pub(crate) fn join<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
 }
 
 /// Inserts every row and returns what each request took.
-fn fill(store: &Store, args: &StoreArgs) -> Result<Vec<Took>, StoreError> {
+pub(crate) fn fill(store: &Store, args: &StoreArgs) -> Result<Vec<Took>, StoreError> {
     let mut out = vec![0.0; args.request * args.dim];
     let mut requests = Vec::new();
     let mut next = Instant::now();

@@ -13,7 +13,7 @@
 //! Memory that is touched for the first time has to be found and zeroed by the kernel, and on a virtual
 //! machine by its host, which can take longer than all else that a request for rows waits for. So a store
 //! that fills its first region has each further one made [ready](Region::populate) by another thread while
-//! the last one is used up: as much as it has, and never more than [`REGION_BYTES`]. One that is large begins with the next
+//! the last one is used up: as much as it has, and never more than [`MOST_READY_BYTES`]. One that is large begins with the next
 //! region as soon as it needs one, since a machine that is asked for 64 MiB may take a third of a second.
 //!
 //! The regions of an arena [on a file](Arena::on_file) are that file's pages, which outlive the process.
@@ -41,9 +41,9 @@ const LEAST_BYTES: usize = 4_096;
 /// Every block begins a cache line.
 const LINE_BYTES: usize = 64;
 /// The most that is made ready at a time.
-const REGION_BYTES: usize = 32 * HUGE_PAGE_BYTES;
+const MOST_READY_BYTES: usize = 32 * HUGE_PAGE_BYTES;
 /// A store that has so much does not wait until half of its last region is used.
-const LARGE_BYTES: usize = 8 * REGION_BYTES;
+const LARGE_BYTES: usize = 8 * MOST_READY_BYTES;
 /// The first region, and one where that which was to be ready is not yet: their pages come as they are touched.
 const UNREADY_REGION_BYTES: usize = 2 * HUGE_PAGE_BYTES;
 /// As much of a file is taken at a time: the file has it then, touched or not, and zeroing it takes time.
@@ -236,7 +236,7 @@ impl Space {
         }
         let is_half_used = self.regions.last().is_some_and(|last| self.used > last.bytes / 2);
         if (is_half_used || self.mapped >= LARGE_BYTES) && self.next.is_none() {
-            self.next = prepare(self.mapped.min(REGION_BYTES));
+            self.next = prepare(self.mapped.min(MOST_READY_BYTES));
         }
         Some(start)
     }
@@ -361,7 +361,7 @@ impl<T: Pod> Blocks<T> {
 
     /// Adds a block of `items` zeros, at least one.
     pub(crate) fn push(&mut self, items: usize) {
-        let block = self.zeroed(items);
+        let block = Block::zeroed(&self.arena, items);
         self.commit(&block, self.len(), 0);
         push_sparingly(&mut self.blocks, block);
     }
@@ -378,20 +378,12 @@ impl<T: Pod> Blocks<T> {
     /// Puts a block of `items` in the place of the only one, whose items it begins with.
     pub(crate) fn replace_only(&mut self, items: usize) {
         debug_assert!(self.len() == 1 && self[0].len() <= items);
-        let larger = self.zeroed(items);
+        let larger = Block::zeroed(&self.arena, items);
         let smaller = std::mem::replace(&mut self.blocks[0], larger);
         // SAFETY: both blocks have that many items, and do not overlap.
         unsafe { self.blocks[0].start.copy_from_nonoverlapping(smaller.start, smaller.items as usize) };
         self.commit(&self.blocks[0], 0, self.noted_of(&smaller));
-        self.release(&smaller);
-    }
-
-    fn zeroed(&self, items: usize) -> Block<T> {
-        Block::zeroed(&self.arena, items)
-    }
-
-    fn release(&self, block: &Block<T>) {
-        block.release(&self.arena);
+        smaller.release(&self.arena);
     }
 }
 
@@ -490,7 +482,7 @@ impl<T: Pod> DerefMut for Array<T> {
 
 impl<T: Pod> Drop for Blocks<T> {
     fn drop(&mut self) {
-        self.blocks.iter().for_each(|block| self.release(block));
+        self.blocks.iter().for_each(|block| block.release(&self.arena));
     }
 }
 
@@ -619,17 +611,17 @@ mod tests {
         let arena = Arc::new(Arena::default());
         let mut blocks: Blocks<u64> = Blocks::new(&arena, 0);
         blocks.push(UNREADY_REGION_BYTES / 8 / 2 + 1);
-        blocks.push(REGION_BYTES / 8);
-        blocks[1][REGION_BYTES / 8 - 1] = 7;
-        assert_eq!((blocks[0][0], blocks[1][REGION_BYTES / 8 - 1]), (0, 7));
+        blocks.push(MOST_READY_BYTES / 8);
+        blocks[1][MOST_READY_BYTES / 8 - 1] = 7;
+        assert_eq!((blocks[0][0], blocks[1][MOST_READY_BYTES / 8 - 1]), (0, 7));
     }
 
     #[test]
     fn a_block_larger_than_a_region_gets_one_of_its_own() {
         let mut blocks: Blocks<u64> = Blocks::new(&Arc::default(), 0);
-        blocks.push(REGION_BYTES / 8 + 1);
-        blocks[0][REGION_BYTES / 8] = 7;
+        blocks.push(MOST_READY_BYTES / 8 + 1);
+        blocks[0][MOST_READY_BYTES / 8] = 7;
         blocks.push(LEAST_BYTES);
-        assert_eq!((blocks[0][0], blocks[0][REGION_BYTES / 8], blocks[1][0]), (0, 7, 0));
+        assert_eq!((blocks[0][0], blocks[0][MOST_READY_BYTES / 8], blocks[1][0]), (0, 7, 0));
     }
 }

@@ -122,17 +122,10 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Initializer, Missing, RowSpec, SparseOptimizer, StoreConfig, ValueType};
+    use crate::{Missing, RowSpec, StoreConfig};
 
     fn store(slots: u32) -> Store {
-        let spec = RowSpec {
-            dim: 1,
-            value_type: ValueType::F32,
-            optimizer: SparseOptimizer::Sgd { learning_rate: 1.0 },
-            initializer: Initializer::Constant(0.5),
-            zero_columns: 0,
-        };
-        Store::new(StoreConfig { slots, seed: 1, groups: vec![spec] }).unwrap()
+        Store::new(StoreConfig { slots, seed: 1, groups: vec![RowSpec::plain(1)] }).unwrap()
     }
 
     fn keys(count: u64) -> Vec<FeatureKey> {

@@ -101,6 +101,20 @@ impl StoreConfig {
 }
 
 #[cfg(test)]
+impl RowSpec {
+    /// For tests that are about something else: rows that begin at .5 and learn by plain SGD with a rate of 1.
+    pub(crate) fn plain(dim: usize) -> Self {
+        Self {
+            dim,
+            value_type: ValueType::F32,
+            optimizer: SparseOptimizer::Sgd { learning_rate: 1.0 },
+            initializer: Initializer::Constant(0.5),
+            zero_columns: 0,
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

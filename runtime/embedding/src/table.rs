@@ -359,19 +359,12 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::SparseOptimizer;
     use crate::shared::NoLog;
-    use crate::{Initializer, SparseOptimizer, ValueType};
     use proptest::prelude::*;
 
     fn group() -> Group {
-        let spec = RowSpec {
-            dim: 2,
-            value_type: ValueType::F32,
-            optimizer: SparseOptimizer::Sgd { learning_rate: 1.0 },
-            initializer: Initializer::Constant(0.5),
-            zero_columns: 0,
-        };
-        Group::new(spec, 1, Arc::default())
+        Group::new(RowSpec::plain(2), 1, Arc::default())
     }
 
     fn hashes(keys: &[FeatureKey]) -> Vec<Hash> {
