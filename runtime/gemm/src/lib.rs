@@ -4,7 +4,8 @@
 //!
 //! An operand is laid out for the kernel once, by [`Left::pack`] and [`Right::pack`], whichever way round it lies in memory, and may then
 //! take part in any number of products ([`multiply`]) with others that were packed for the same [`Kernel`]. Packed operands keep their
-//! memory when they are packed again, and a product allocates nothing but its result.
+//! memory when they are packed again, and a product allocates nothing but its result (and 264 KiB once on each thread, where sums of wide
+//! results are kept until they are complete).
 //!
 //! # What is computed
 //!

@@ -1,6 +1,7 @@
 //! How a product is cut into tiles.
 #![allow(unsafe_code)] // Results need not be zeroed before they are written.
 
+use std::cell::RefCell;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -9,13 +10,14 @@ use crate::left::Left;
 use crate::lines::Line;
 use crate::right::Right;
 
-/// Words of the inner dimension that are summed before the next tile: a panel of the right operand of this depth, 16 KiB, stays in
-/// the nearest cache while all rows of a block are multiplied by it.
-const BLOCK_WORDS: usize = 128;
-/// Rows and panels of a block of the result, about 264 KiB: with what it is computed from at a time, 132 and 128 KiB, it stays in a core's
-/// own cache until it is complete.
+/// Rows and panels of a block of the result, about 264 KiB of sums: with what they are computed from at a time, at most 264 and 256 KiB, they
+/// stay in a core's own cache until they are complete.
 const BLOCK_ROWS: usize = 264;
 const BLOCK_PANELS: usize = 8;
+
+/// The rows of a wide result are so far apart that those of a block fall into a few sets of the caches and drive each other out: from so many
+/// columns on, sums lie elsewhere until they are complete.
+const KEPT_FROM_COLUMNS: usize = 1024;
 
 /// Rows of the left operand that a product may begin with are multiples of this: of every kernel's tiles.
 pub const ROW_GRANULE: usize = 96;
@@ -74,9 +76,7 @@ pub fn sum_products(
     start: Start<'_>,
     finish: Finish,
 ) {
-    // SAFETY: of one layout, and nothing but numbers is written.
-    let out = unsafe { &mut *(std::ptr::from_mut(out) as *mut [MaybeUninit<f32>]) };
-    compute(operands, rows, out, start, finish);
+    compute(operands, rows, uninit(out), start, finish);
 }
 
 /// [`sum_products`] into memory that has been written only where `start` says so.
@@ -111,20 +111,36 @@ fn compute(
         first_row: rows.start,
         start,
         relu: finish == Finish::Relu,
+        keeps_sums: columns >= KEPT_FROM_COLUMNS,
     };
     let block = BLOCK_ROWS / kernel.tile_rows() * kernel.tile_rows();
-    for first in rows.clone().step_by(block) {
-        let rows = first..rows.end.min(first + block);
-        for first in (0..right.panels()).step_by(BLOCK_PANELS) {
-            product.block(rows.clone(), first..right.panels().min(first + BLOCK_PANELS), out);
+    KEPT.with_borrow_mut(|kept| {
+        kept.resize(BLOCK_ROWS * BLOCK_PANELS * PANEL_LINES, Line::default());
+        let kept = uninit(bytemuck::cast_slice_mut(kept));
+        for first in rows.clone().step_by(block) {
+            let rows = first..rows.end.min(first + block);
+            for first in (0..right.panels()).step_by(BLOCK_PANELS) {
+                product.block(rows.clone(), first..right.panels().min(first + BLOCK_PANELS), kept, out);
+            }
         }
-    }
+    });
+}
+
+thread_local! {
+    /// Sums of a block until they are complete, tile by tile.
+    static KEPT: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Memory that kernels write numbers to.
+fn uninit(values: &mut [f32]) -> &mut [MaybeUninit<f32>] {
+    // SAFETY: of one layout, and nothing but numbers is written.
+    unsafe { &mut *(std::ptr::from_mut(values) as *mut [MaybeUninit<f32>]) }
 }
 
 /// The inner dimension in blocks of about one size; one block of nothing where it is 0, for what the sums start from.
-fn blocks(words: usize, granule: usize) -> impl Iterator<Item = Range<usize>> {
-    let count = words.div_ceil(BLOCK_WORDS).max(1);
-    let size = words.div_ceil(count).next_multiple_of(granule);
+fn blocks(words: usize, kernel: Kernel) -> impl Iterator<Item = Range<usize>> {
+    let count = words.div_ceil(kernel.block_words()).max(1);
+    let size = words.div_ceil(count).next_multiple_of(kernel.word_granule());
     (0..count).map(move |block| (block * size).min(words)..words.min((block + 1) * size))
 }
 
@@ -136,6 +152,8 @@ struct Product<'a> {
     first_row: usize,
     start: Start<'a>,
     relu: bool,
+    /// Whether the sums of a block lie elsewhere until they are complete.
+    keeps_sums: bool,
 }
 
 /// A part of the inner dimension, of which rows of tiles are computed one after another.
@@ -156,29 +174,48 @@ impl Product<'_> {
     fn steps(&self, panels: Range<usize>) -> impl Iterator<Item = Step> {
         self.operands.iter().enumerate().flat_map(move |(product, (_, right))| {
             let panels = panels.clone();
-            blocks(right.words(), self.kernel.word_granule())
+            blocks(right.words(), self.kernel)
                 .flat_map(move |words| panels.clone().map(move |panel| Step { product, words: words.clone(), panel }))
         })
     }
 
-    fn block(&self, rows: Range<usize>, panels: Range<usize>, out: &mut [MaybeUninit<f32>]) {
+    fn block(
+        &self,
+        rows: Range<usize>,
+        panels: Range<usize>,
+        kept: &mut [MaybeUninit<f32>],
+        out: &mut [MaybeUninit<f32>],
+    ) {
         let tile_rows = self.kernel.tile_rows();
+        let tile_sums = tile_rows * TILE_COLUMNS;
         let mut steps = self.steps(panels.clone()).peekable();
         while let Some(step) = steps.next() {
             // Each tile asks for a part of what the next step reads, and for where the next tile's sums go.
             let soon = steps.peek().map_or(&[][..], |step| self.panel(step));
             let share = soon.len().div_ceil(rows.len().div_ceil(tile_rows)).max(1);
             let mut soon = soon.chunks(share);
+            let kept = kept.chunks_exact_mut(tile_sums * rows.len().div_ceil(tile_rows)).nth(step.panel - panels.start);
+            let mut kept = kept.unwrap_or_default().chunks_exact_mut(tile_sums);
+            let uses_result = match self.keeps_sums {
+                true => self.is_last(&step) || (step.is_first() && matches!(self.start, Start::Sum)),
+                false => step.is_first(),
+            };
             for row in rows.clone().step_by(tile_rows) {
                 fetch::lines(soon.next().unwrap_or_default());
                 let next = row + tile_rows;
-                if step.is_first() && next < rows.end {
+                if uses_result && next < rows.end {
                     let first = &out[(next - self.first_row) * self.columns + step.panel * TILE_COLUMNS..];
                     fetch::rows(first, (rows.end - next).min(tile_rows), self.columns, self.panel_columns(step.panel));
                 }
-                self.tile(row..rows.end.min(row + tile_rows), &step, out);
+                self.tile(row..rows.end.min(row + tile_rows), &step, kept.next().unwrap_or_default(), out);
             }
         }
+    }
+
+    /// Whether sums are complete with it.
+    fn is_last(&self, step: &Step) -> bool {
+        let (_, right) = self.operands[step.product];
+        step.product + 1 == self.operands.len() && step.words.end == right.words()
     }
 
     /// What a step reads of the right operand.
@@ -187,17 +224,29 @@ impl Product<'_> {
         &right.panel(step.panel, step.words.start)[..step.words.len() * PANEL_LINES]
     }
 
-    fn tile(&self, rows: Range<usize>, step: &Step, out: &mut [MaybeUninit<f32>]) {
+    fn tile(&self, rows: Range<usize>, step: &Step, kept: &mut [MaybeUninit<f32>], out: &mut [MaybeUninit<f32>]) {
         let column = step.panel * TILE_COLUMNS;
         let (left, right) = self.operands[step.product];
         let (left, row_step) = left.tile(self.kernel, rows.start, step.words.start, right.words());
-        let begin = match self.start {
-            _ if !step.is_first() => Begin::Sum,
-            Start::Zero => Begin::Zero,
-            Start::Row(row) => Begin::Row(&row[column..]),
-            Start::Sum => Begin::Sum,
+        let out = &mut out[(rows.start - self.first_row) * self.columns + column..];
+        let first = match self.start {
+            Start::Zero => Some(Begin::Zero),
+            Start::Row(row) => Some(Begin::Row(&row[column..])),
+            Start::Sum => None,
         };
-        let last = step.product + 1 == self.operands.len() && step.words.end == right.words();
+        let is_last = self.is_last(step);
+        let (begin, out, stride) = match (step.is_first(), is_last) {
+            (true, false) if self.keeps_sums => {
+                let result = Begin::Elsewhere { sums: out, stride: self.columns };
+                (first.unwrap_or(result), kept, TILE_COLUMNS)
+            }
+            (false, false) if self.keeps_sums => (Begin::Sum, kept, TILE_COLUMNS),
+            (false, true) if self.keeps_sums => {
+                (Begin::Elsewhere { sums: kept, stride: TILE_COLUMNS }, out, self.columns)
+            }
+            (true, _) => (first.unwrap_or(Begin::Sum), out, self.columns),
+            (false, _) => (Begin::Sum, out, self.columns),
+        };
         self.running.tile(&mut Tile {
             rows: rows.len(),
             columns: self.panel_columns(step.panel),
@@ -205,10 +254,10 @@ impl Product<'_> {
             left,
             row_step,
             right: self.panel(step),
-            out: &mut out[(rows.start - self.first_row) * self.columns + column..],
-            stride: self.columns,
+            out,
+            stride,
             begin,
-            relu: self.relu && last,
+            relu: self.relu && is_last,
         });
     }
 }

@@ -2,8 +2,9 @@
 
 use crate::{Finish, Kernel, Left, Matrix, ROW_GRANULE, Right, RightPart, Start, multiply, product, sum_products};
 
-/// Rows, inner dimension and columns: none, one, odd, a tile, one more and one less than a tile, and more than a block of each.
-const SHAPES: [[usize; 3]; 16] = [
+/// Rows, inner dimension and columns: none, one, odd, a tile, one more and one less than a tile, more than a block of each, and a result so
+/// wide that sums are kept elsewhere.
+const SHAPES: [[usize; 3]; 17] = [
     [0, 3, 5],
     [3, 0, 5],
     [3, 5, 0],
@@ -20,6 +21,7 @@ const SHAPES: [[usize; 3]; 16] = [
     [270, 260, 270],
     [1, 600, 300],
     [300, 1, 1],
+    [26, 560, 1025],
 ];
 
 /// Those that this processor has; says which the tests do without.
@@ -276,7 +278,12 @@ fn an_operand_that_is_packed_again_forgets_what_it_was() {
 
 #[test]
 fn a_product_in_parts_has_the_bits_of_the_whole() {
-    let [rows, depth, columns] = [300, 400, 270];
+    for columns in [270, 1050] {
+        check_parts([300, 400, columns]);
+    }
+}
+
+fn check_parts([rows, depth, columns]: [usize; 3]) {
     let (a, b) = (values(rows * depth, 1), values(depth * columns, 2));
     for kernel in kernels() {
         let (left, right) = packed(kernel, Matrix::new(&a, rows, depth), Matrix::new(&b, depth, columns));

@@ -41,7 +41,7 @@ mod x86 {
     use std::mem::MaybeUninit;
     use std::sync::LazyLock;
 
-    use super::super::{Begin, PANEL_LINES, TILE_COLUMNS};
+    use super::super::{PANEL_LINES, TILE_COLUMNS};
     use super::{ROWS, Tile};
     use crate::lines::{LINE, Line};
 
@@ -130,13 +130,12 @@ mod x86 {
         let mut buffer = MaybeUninit::<[[f32; TILE_COLUMNS]; ROWS]>::uninit();
         let buffered = buffer.as_mut_ptr().cast::<f32>();
         let whole = tile.rows == ROWS && tile.columns == TILE_COLUMNS;
-        let row: [f32; TILE_COLUMNS] =
-            if matches!(tile.begin, Begin::Sum) { [0.0; TILE_COLUMNS] } else { tile.start(0, 0) };
-        let from = match tile.begin {
+        let row: [f32; TILE_COLUMNS] = if tile.sums().is_some() { [0.0; TILE_COLUMNS] } else { tile.start(0, 0) };
+        let from = match tile.sums() {
             // The same row for all rows.
-            Begin::Zero | Begin::Row(_) => (row.as_ptr(), 0),
-            Begin::Sum if whole => (tile.out.as_ptr().cast(), tile.stride),
-            Begin::Sum => {
+            None => (row.as_ptr(), 0),
+            Some((sums, stride)) if whole => (sums.as_ptr().cast(), stride),
+            Some(_) => {
                 buffer.write([[0.0; TILE_COLUMNS]; ROWS]);
                 // SAFETY: written just now.
                 let sums = unsafe { buffer.assume_init_mut() };

@@ -236,9 +236,8 @@ mod x86 {
                 unsafe fn sum<const ROWS: usize>(tile: &mut Tile<'_>) {
                     let masks = [lanes(tile.columns), lanes(tile.columns.saturating_sub(LINE))];
                     let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
-                    match tile.begin {
-                        Begin::Zero => {}
-                        Begin::Row(row) => {
+                    match (tile.begin, tile.sums()) {
+                        (Begin::Row(row), _) => {
                             for half in 0..2 {
                                 // SAFETY: the row has the tile's columns; lanes beyond them are masked and not read.
                                 let start = unsafe {
@@ -247,16 +246,17 @@ mod x86 {
                                 sums.iter_mut().for_each(|sums| sums[half] = start);
                             }
                         }
-                        Begin::Sum => {
+                        (_, Some((begun, stride))) => {
                             for (row, sums) in sums.iter_mut().enumerate() {
-                                let from = tile.out.as_ptr().wrapping_add(row * tile.stride).cast::<f32>();
+                                let from = begun.as_ptr().wrapping_add(row * stride).cast::<f32>();
                                 for half in 0..2 {
-                                    // SAFETY: the result has the tile's rows and columns; lanes beyond them are masked and not read.
+                                    // SAFETY: they have the tile's rows and columns; lanes beyond them are masked and not read.
                                     sums[half] =
                                         unsafe { _mm512_maskz_loadu_ps(masks[half], from.wrapping_add(half * LINE)) };
                                 }
                             }
                         }
+                        (_, None) => {}
                     }
                     let (left, right) = (tile.left.as_ptr(), tile.right.as_ptr());
                     for word in 0..tile.words {

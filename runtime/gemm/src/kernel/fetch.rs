@@ -4,22 +4,21 @@
 
 use std::mem::MaybeUninit;
 
-use crate::lines::{LINE, Line};
+use crate::lines::Line;
 
 /// The lines of an operand.
 pub(crate) fn lines(lines: &[Line]) {
     lines.iter().for_each(|line| fetch(std::ptr::from_ref(line).cast()));
 }
 
-/// As many columns, 32 at most, of some rows of a result, `stride` values from one to the next.
+/// Some columns of some rows of a result, `stride` values from one row to the next.
 pub(crate) fn rows(first: &[MaybeUninit<f32>], rows: usize, stride: usize, columns: usize) {
-    let mut row = first.as_ptr();
-    for _ in 0..rows {
+    const BYTES: usize = size_of::<Line>();
+    for row in 0..rows {
+        let row = first.as_ptr().wrapping_add(row * stride).cast::<i8>();
         // A row begins anywhere in a line.
-        for column in [0, LINE.min(columns.saturating_sub(1)), columns.saturating_sub(1)] {
-            fetch(row.wrapping_add(column).cast());
-        }
-        row = row.wrapping_add(stride);
+        let lines = (row.addr() % BYTES + columns * size_of::<f32>()).div_ceil(BYTES);
+        (0..lines).for_each(|line| fetch(row.wrapping_add(line * BYTES)));
     }
 }
 

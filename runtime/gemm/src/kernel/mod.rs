@@ -97,6 +97,12 @@ impl Kernel {
         depth.div_ceil(self.word_values()).next_multiple_of(self.word_granule())
     }
 
+    /// Words of the inner dimension that are summed before the next tile. A panel of the right operand of this depth stays in the nearest
+    /// cache, or close to it, while all rows of a block are multiplied by it; the deeper, the less often sums are loaded and stored.
+    pub(crate) fn block_words(self) -> usize {
+        if self.is_bf16() { 128 } else { 256 }
+    }
+
     /// What the words of a tile are a multiple of.
     pub(crate) fn word_granule(self) -> usize {
         if self.0 == Kind::Bf16Amx { LINE } else { 1 }
@@ -221,6 +227,11 @@ pub(crate) enum Begin<'a> {
     Row(&'a [f32]),
     /// What is in the result, which has been written before.
     Sum,
+    /// Sums elsewhere, which have been written; row `r` begins at `r · stride`.
+    Elsewhere {
+        sums: &'a [MaybeUninit<f32>],
+        stride: usize,
+    },
 }
 
 impl Tile<'_> {
@@ -235,8 +246,20 @@ impl Tile<'_> {
         assert!(self.words.is_multiple_of(kernel.word_granule()));
         assert!(self.words * PANEL_LINES <= self.right.len());
         assert!(last(self.rows, self.stride) + self.columns <= self.out.len());
-        if let Begin::Row(row) = self.begin {
-            assert!(self.columns <= row.len());
+        match self.begin {
+            Begin::Row(row) => assert!(self.columns <= row.len()),
+            Begin::Elsewhere { sums, stride } => assert!(last(self.rows, stride) + self.columns <= sums.len()),
+            Begin::Zero | Begin::Sum => {}
+        }
+    }
+
+    /// The sums that the tile's are added to, and the step from row to row, if there are any.
+    #[inline(always)]
+    fn sums(&self) -> Option<(&[MaybeUninit<f32>], usize)> {
+        match self.begin {
+            Begin::Zero | Begin::Row(_) => None,
+            Begin::Sum => Some((self.out, self.stride)),
+            Begin::Elsewhere { sums, stride } => Some((sums, stride)),
         }
     }
 
@@ -244,11 +267,11 @@ impl Tile<'_> {
     #[inline(always)]
     #[expect(unsafe_code, reason = "results need not be zeroed before they are written")]
     fn start<const COLUMNS: usize>(&self, row: usize, first: usize) -> [f32; COLUMNS] {
-        let values = match self.begin {
-            Begin::Zero => return [0.0; COLUMNS],
-            Begin::Row(values) => &values[..self.columns],
+        let values = match (self.begin, self.sums()) {
             // SAFETY: what is added to has been written.
-            Begin::Sum => unsafe { self.out[row * self.stride..][..self.columns].assume_init_ref() },
+            (_, Some((sums, stride))) => unsafe { sums[row * stride..][..self.columns].assume_init_ref() },
+            (Begin::Row(values), None) => &values[..self.columns],
+            (_, None) => return [0.0; COLUMNS],
         };
         let values = values.get(first..).unwrap_or_default();
         values.first_chunk().copied().unwrap_or_else(|| {
