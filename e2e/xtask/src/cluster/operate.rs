@@ -17,7 +17,7 @@ use super::install::{apply, fresh_namespace, install, install_earlier, last_even
 use super::kubectl;
 use super::metrics_server::measured;
 use super::paths::Paths;
-use super::process::{command, eventually, output};
+use super::process::{Trial, command, eventually, output, side_by_side};
 use super::prometheus::scrapes;
 use super::recovery::{drained, goes_on, keeps_rows, reached, same_rows, until_step_after};
 use super::refusals::refuses;
@@ -139,7 +139,7 @@ pub(super) fn operate(paths: &Paths, wanted: &[&str]) -> Result<(), String> {
         (step.run)(paths).map_err(|error| format!("{}: {error}", step.shows))?;
         println!("{}: {:.0} s", step.shows, started.elapsed().as_secs_f64());
     }
-    within(paths, NAMESPACE, &["delete", "namespace", NAMESPACE, "--timeout=180s"]).map(drop)
+    within(paths, NAMESPACE, &["delete", "namespace", NAMESPACE, "--timeout=600s"]).map(drop)
 }
 
 /// A job over made-up rows; `changes` are laid over it.
@@ -646,7 +646,7 @@ fn fails(paths: &Paths) -> Result<(), String> {
     let (no_memory, next) = (little(json!({"maxRestarts": 0})), little(json!({"backoffSeconds": 15})));
     let no_node = template("loader", no_node());
     let no_source = template("loader", json!({"volumeMounts": [{"name": "nothing", "mountPath": "/x"}]}));
-    for (name, changes, kind, reason, says) in [
+    let conditions = [
         ("bad-input", missing, "Failed", "BadInput", "missing.csv"),
         ("no-secret", secret, "Stalled", "ContainerConfigError", "nobody-made-it"),
         ("no-node", no_node, "Stalled", "Unschedulable", "nodeSelector"),
@@ -654,18 +654,20 @@ fn fails(paths: &Paths) -> Result<(), String> {
         ("too-late", quick, "Failed", "DeadlineExceeded", "activeDeadlineSeconds"),
         ("no-memory", no_memory, "Failed", "RestartsExhausted", "memory"),
         ("out-of-memory", next, "Reconciling", "OutOfMemory", "memory"),
-    ] {
-        submit(paths, name, &changes)?;
-        let message = shows(paths, name, kind, reason)?;
-        if !message.contains(says) {
-            return Err(format!("{name}: the message does not say `{says}`: {message}"));
-        }
-        println!("{reason}: {message}");
-        delete_job(paths, name)?;
-    }
-    crashes(paths)?;
-    stands_still(paths)?;
-    taken(paths)?;
+    ];
+    let shown = conditions.into_iter().map(|(name, changes, kind, reason, says)| -> Trial<'_> {
+        Box::new(move || {
+            submit(paths, name, &changes)?;
+            let message = shows(paths, name, kind, reason)?;
+            if !message.contains(says) {
+                return Err(format!("{name}: the message does not say `{says}`: {message}"));
+            }
+            println!("{reason}: {message}");
+            delete_job(paths, name)
+        })
+    });
+    let others = [crashes, stands_still, taken].map(|trial| -> Trial<'_> { Box::new(move || trial(paths)) });
+    side_by_side(shown.chain(others).collect())?;
     no_image(paths)
 }
 

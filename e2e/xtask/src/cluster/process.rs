@@ -55,6 +55,19 @@ pub(super) fn eventually<T>(
     }
 }
 
+/// Something that is tried, and what is wrong if it does not work.
+pub(super) type Trial<'a> = Box<dyn FnOnce() -> Result<(), String> + Send + 'a>;
+
+/// Tries all at the same time, each to its end; what is wrong with each of those that do not work.
+pub(super) fn side_by_side(trials: Vec<Trial<'_>>) -> Result<(), String> {
+    let wrong: Vec<String> = std::thread::scope(|scope| {
+        let started: Vec<_> = trials.into_iter().map(|trial| scope.spawn(trial)).collect();
+        let ended = started.into_iter().map(|trial| trial.join().unwrap_or_else(|_| Err("it panicked".to_owned())));
+        ended.filter_map(Result::err).collect()
+    });
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("; ")) }
+}
+
 /// The processes of this machine, those in other namespaces included, and the words they were started with.
 pub(super) fn all() -> impl Iterator<Item = (u32, Vec<String>)> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -76,4 +89,24 @@ pub(super) fn resident_bytes(process: u32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_tried_side_by_side_runs_at_the_same_time_and_all_failures_are_told() {
+        let both = std::sync::Barrier::new(2);
+        let meets = |result: Result<(), String>| -> Trial<'_> {
+            let both = &both;
+            Box::new(move || {
+                both.wait();
+                result
+            })
+        };
+        assert_eq!(side_by_side(vec![meets(Ok(())), meets(Ok(()))]), Ok(()));
+        let failures = vec![meets(Err("one".to_owned())), meets(Err("two".to_owned()))];
+        assert_eq!(side_by_side(failures), Err("one; two".to_owned()));
+    }
 }
