@@ -1,5 +1,6 @@
 //! Whether a store's speed depends on how many rows it holds: stores of several sizes in one process, trained by turns with batches of
-//! the same ids, so that whatever else the machine does is the same for all.
+//! the same ids, so that whatever else the machine does is the same for all. Memory alone can take the stores' places, which shows how
+//! much of that is the machine's: it has more lines of index to find the same keys' in, and fewer of them in a cache.
 
 use std::sync::Barrier;
 
@@ -7,6 +8,7 @@ use comfy_table::Table;
 use rectrain_embedding::{FeatureKey, Missing, Store, StoreError};
 use serde::Serialize;
 
+use crate::memory::{self, Memory};
 use crate::store::{GROUP, StoreArgs, check, config, draw, fill, join, refuse_shared_memory};
 use crate::timing::Clock;
 use crate::unique::Unique;
@@ -20,9 +22,12 @@ pub struct FlatArgs {
     /// Rows of the stores that take turns with the one of --rows, each at least as many as ids
     #[arg(long, value_delimiter = ',', required = true)]
     pub beside: Vec<u64>,
+    /// Memory alone takes turns in place of stores: the same lines are read and written, and nothing is looked for in them
+    #[arg(long)]
+    pub memory: bool,
 }
 
-/// What one of the stores did. Medians over all threads and batches.
+/// What one of the stores did, or memory in its place. Medians over all threads and batches.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FlatFigures {
@@ -58,19 +63,11 @@ pub fn bench_flat(args: &FlatArgs) -> Result<Vec<FlatFigures>, BenchError> {
         return Err(BenchError::Argument { argument: "beside", found, expected });
     }
     let sizes: Vec<u64> = [args.store.rows].into_iter().chain(args.beside.iter().copied()).collect();
-    let mut stores = Vec::with_capacity(sizes.len());
-    for &rows in &sizes {
-        let store = Store::new(config(&args.store))?;
-        fill(&store, &StoreArgs { rows, ..args.store.clone() })?;
-        stores.push(store);
-    }
-    let (zipf, turn) = (Zipf::new(ids, args.store.zipf), Barrier::new(args.store.threads));
-    let took = std::thread::scope(|scope| {
-        let (stores, zipf, turn) = (&stores, &zipf, &turn);
-        let start = |thread| scope.spawn(move || train(stores, &args.store, zipf, thread, turn));
-        let running: Vec<_> = (0..args.store.threads).map(start).collect();
-        running.into_iter().map(join).collect::<Result<Vec<_>, _>>()
-    })?;
+    let zipf = Zipf::new(ids, args.store.zipf);
+    let took = match args.memory {
+        false => by_turns::<Store>(&sizes, &args.store, &zipf)?,
+        true => by_turns::<Memory>(&sizes, &args.store, &zipf)?,
+    };
     let figures = |(position, &rows): (usize, &u64)| {
         let part =
             |part: usize| took.iter().flat_map(move |t| t[position].iter().map(move |took| took[part])).collect();
@@ -81,31 +78,131 @@ pub fn bench_flat(args: &FlatArgs) -> Result<Vec<FlatFigures>, BenchError> {
     Ok(sizes.iter().enumerate().map(figures).collect())
 }
 
-/// Trains each store with a batch in each round, all threads the same store at a time; the seconds of look-up and update, by store and
-/// round. Batches are drawn between the turns.
-fn train(
-    stores: &[Store],
+/// What can take turns: a store, or memory alone.
+trait Trained: Sync + Sized {
+    /// Holds the rows of `args`, each written once.
+    fn filled(args: &StoreArgs) -> Result<Self, StoreError>;
+    /// What a thread needs to train it.
+    type Trainer;
+    fn trainer(args: &StoreArgs, random: &mut Random) -> Self::Trainer;
+    /// The next batch of ids is drawn, and its unique keys found.
+    fn draw(trainer: &mut Self::Trainer, args: &StoreArgs, zipf: &Zipf, random: &mut Random);
+    fn lookup(&self, trainer: &mut Self::Trainer) -> Result<(), StoreError>;
+    fn update(&self, trainer: &mut Self::Trainer, round: u64) -> Result<(), StoreError>;
+}
+
+struct StoreTrainer {
+    unique: Unique,
+    gradients: Vec<f32>,
+    rows: Vec<f32>,
+    dim: usize,
+}
+
+impl StoreTrainer {
+    /// Values of the batch's rows.
+    fn values(&self) -> usize {
+        self.unique.keys.len() * self.dim
+    }
+}
+
+impl Trained for Store {
+    fn filled(args: &StoreArgs) -> Result<Self, StoreError> {
+        let store = Self::new(config(args))?;
+        fill(&store, args).map(|_| store)
+    }
+
+    type Trainer = StoreTrainer;
+
+    fn trainer(args: &StoreArgs, random: &mut Random) -> StoreTrainer {
+        let most = args.samples * args.features * args.dim;
+        let gradients = (0..most).map(|_| random.unit() as f32 - 0.5).collect();
+        StoreTrainer { unique: Unique::default(), gradients, rows: vec![0.0; most], dim: args.dim }
+    }
+
+    fn draw(trainer: &mut StoreTrainer, args: &StoreArgs, zipf: &Zipf, random: &mut Random) {
+        let batch: Vec<FeatureKey> = draw(args, zipf, random);
+        trainer.unique.take(&batch);
+    }
+
+    fn lookup(&self, trainer: &mut StoreTrainer) -> Result<(), StoreError> {
+        let values = trainer.values();
+        self.lookup(GROUP, &trainer.unique.keys, Missing::Insert, &mut trainer.rows[..values]).map(drop)
+    }
+
+    fn update(&self, trainer: &mut StoreTrainer, round: u64) -> Result<(), StoreError> {
+        let values = trainer.values();
+        self.update(GROUP, &trainer.unique.keys, &trainer.gradients[..values], round).map(drop)
+    }
+}
+
+#[derive(Default)]
+struct MemoryTrainer {
+    batch: Vec<memory::Unique>,
+    rows: Vec<u64>,
+}
+
+impl Trained for Memory {
+    fn filled(args: &StoreArgs) -> Result<Self, StoreError> {
+        Ok(Self::fill(args).0)
+    }
+
+    type Trainer = MemoryTrainer;
+
+    fn trainer(_: &StoreArgs, _: &mut Random) -> MemoryTrainer {
+        MemoryTrainer::default()
+    }
+
+    fn draw(trainer: &mut MemoryTrainer, args: &StoreArgs, zipf: &Zipf, random: &mut Random) {
+        trainer.batch = memory::unique(zipf, random, args.samples * args.features);
+        trainer.rows.resize(trainer.batch.len() * memory::row_words(args), 0);
+    }
+
+    fn lookup(&self, trainer: &mut MemoryTrainer) -> Result<(), StoreError> {
+        self.lookup(&trainer.batch, &mut trainer.rows);
+        Ok(())
+    }
+
+    fn update(&self, trainer: &mut MemoryTrainer, _: u64) -> Result<(), StoreError> {
+        self.update(&trainer.batch);
+        Ok(())
+    }
+}
+
+/// Seconds of look-up and update, by store and round.
+type TookByStore = Vec<Vec<[f64; 2]>>;
+
+/// Fills one of each size and trains them by turns; what it took each thread.
+fn by_turns<T: Trained>(sizes: &[u64], args: &StoreArgs, zipf: &Zipf) -> Result<Vec<TookByStore>, StoreError> {
+    let filled = |&rows: &u64| T::filled(&StoreArgs { rows, ..args.clone() });
+    let stores = sizes.iter().map(filled).collect::<Result<Vec<T>, _>>()?;
+    let turn = Barrier::new(args.threads);
+    std::thread::scope(|scope| {
+        let (stores, turn) = (&stores, &turn);
+        let start = |thread| scope.spawn(move || train(stores, args, zipf, thread, turn));
+        let running: Vec<_> = (0..args.threads).map(start).collect();
+        running.into_iter().map(join).collect()
+    })
+}
+
+/// Trains each store with a batch in each round, all threads the same store at a time. Batches are drawn between the turns.
+fn train<T: Trained>(
+    stores: &[T],
     args: &StoreArgs,
     zipf: &Zipf,
     thread: usize,
     turn: &Barrier,
-) -> Result<Vec<Vec<[f64; 2]>>, StoreError> {
+) -> Result<TookByStore, StoreError> {
     let mut random = Random::new(thread as u64 + 1);
-    let most = args.samples * args.features * args.dim;
-    let gradients: Vec<f32> = (0..most).map(|_| random.unit() as f32 - 0.5).collect();
-    let mut rows = vec![0.0; most];
-    let mut unique = Unique::default();
+    let mut trainer = T::trainer(args, &mut random);
     let mut took = vec![Vec::new(); stores.len()];
     for round in 1..=args.batches as u64 {
         for (store, took) in stores.iter().zip(&mut took) {
-            let batch: Vec<FeatureKey> = draw(args, zipf, &mut random);
-            unique.take(&batch);
-            let (keys, values) = (&unique.keys, unique.keys.len() * args.dim);
+            T::draw(&mut trainer, args, zipf, &mut random);
             turn.wait();
             let mut clock = Clock::start();
-            store.lookup(GROUP, keys, Missing::Insert, &mut rows[..values])?;
+            store.lookup(&mut trainer)?;
             let lookup = clock.lap();
-            store.update(GROUP, keys, &gradients[..values], round)?;
+            store.update(&mut trainer, round)?;
             took.push([lookup, clock.lap()].map(|time| time.as_secs_f64()));
         }
     }
@@ -119,15 +216,17 @@ mod tests {
 
     #[test]
     fn every_store_has_its_figures_and_the_first_is_as_fast_as_itself() {
-        let figures = bench_flat(&FlatArgs { store: args(), beside: vec![4_000, 6_000] }).unwrap();
-        assert_eq!(figures.iter().map(|of_store| of_store.rows).collect::<Vec<_>>(), [3_000, 4_000, 6_000]);
-        assert_eq!(figures[0].speed, 1.0);
-        assert!(figures.iter().all(|f| f.lookup_seconds > 0.0 && f.update_seconds > 0.0 && f.speed > 0.0));
+        for memory in [false, true] {
+            let figures = bench_flat(&FlatArgs { store: args(), beside: vec![4_000, 6_000], memory }).unwrap();
+            assert_eq!(figures.iter().map(|of_store| of_store.rows).collect::<Vec<_>>(), [3_000, 4_000, 6_000]);
+            assert_eq!(figures[0].speed, 1.0);
+            assert!(figures.iter().all(|f| f.lookup_seconds > 0.0 && f.update_seconds > 0.0 && f.speed > 0.0));
+        }
     }
 
     #[test]
     fn a_store_without_a_row_for_each_id_is_refused_by_name() {
-        let error = bench_flat(&FlatArgs { store: args(), beside: vec![4_000, 2_999] }).unwrap_err();
+        let error = bench_flat(&FlatArgs { store: args(), beside: vec![4_000, 2_999], memory: false }).unwrap_err();
         assert!(error.is_user_error() && error.to_string().contains("--beside 2999"), "{error}");
     }
 }

@@ -1,7 +1,7 @@
 //! What memory alone takes of the [store's benchmark](crate::store): the same batches on as much memory, without hashing,
 //! comparing, locks, growth or arithmetic, and without asking for lines ahead, by which a store can be the faster of the two. A key
-//! reads the line of an index that it falls on, copies the row that the line leads to, and later writes that row again. What a store
-//! takes longer is its own; what this takes as well is the machine's.
+//! reads the line of an index that it falls on and copies the row that the line leads to; for the update it reads that line again
+//! and writes the row. What a store takes longer is its own; what this takes as well is the machine's.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -102,13 +102,13 @@ pub fn bench_memory(args: &StoreArgs) -> Result<MemoryFigures, BenchError> {
 }
 
 /// A key of a batch, and the row that is its.
-struct Unique {
+pub(crate) struct Unique {
     key: u64,
     row: u64,
 }
 
 /// A batch's unique keys in order.
-fn unique(zipf: &Zipf, random: &mut Random, ids: usize) -> Vec<Unique> {
+pub(crate) fn unique(zipf: &Zipf, random: &mut Random, ids: usize) -> Vec<Unique> {
     let drawn = (0..ids).map(|_| zipf.rank(random));
     let mut keys: Vec<Unique> = drawn.map(|row| Unique { key: key(row).0, row }).collect();
     keys.sort_unstable_by_key(|unique| unique.key);
@@ -120,7 +120,12 @@ fn unique(zipf: &Zipf, random: &mut Random, ids: usize) -> Vec<Unique> {
 #[repr(align(64))]
 struct Line(u64);
 
-struct Memory {
+/// 64-bit words of a row of the store's, rounded up.
+pub(crate) fn row_words(args: &StoreArgs) -> usize {
+    (2 * args.dim * size_of::<f32>() + HEADER_BYTES).div_ceil(size_of::<u64>())
+}
+
+pub(crate) struct Memory {
     index: Vec<Line>,
     rows: Vec<AtomicU64>,
     row_words: usize,
@@ -128,8 +133,8 @@ struct Memory {
 
 impl Memory {
     /// With what it took to write each request's rows for the first time.
-    fn fill(args: &StoreArgs) -> (Self, Vec<Took>) {
-        let row_words = (2 * args.dim * size_of::<f32>() + HEADER_BYTES).div_ceil(size_of::<u64>());
+    pub(crate) fn fill(args: &StoreArgs) -> (Self, Vec<Took>) {
+        let row_words = row_words(args);
         let lines = (args.rows as f64 * INDEX_BYTES_PER_ROW) as usize / size_of::<Line>() + 1;
         let mut rows: Vec<AtomicU64> = Vec::with_capacity(args.rows as usize * row_words);
         let mut requests = Vec::new();
@@ -160,25 +165,32 @@ impl Memory {
         [median(lookups), median(updates)]
     }
 
-    fn lookup(&self, batch: &[Unique], out: &mut [u64]) {
-        let mut found = [0; AHEAD];
+    pub(crate) fn lookup(&self, batch: &[Unique], out: &mut [u64]) {
         for (keys, out) in batch.chunks(AHEAD).zip(out.chunks_mut(AHEAD * self.row_words)) {
-            for (unique, found) in keys.iter().zip(&mut found) {
-                let line = (u128::from(unique.key) * self.index.len() as u128) >> u64::BITS;
-                *found = unique.row + self.index[line as usize].0;
-            }
-            for (&row, out) in found[..keys.len()].iter().zip(out.chunks_exact_mut(self.row_words)) {
+            for (&row, out) in self.find(keys)[..keys.len()].iter().zip(out.chunks_exact_mut(self.row_words)) {
                 out.iter_mut().zip(self.row(row)).for_each(|(out, word)| *out = word.load(Ordering::Relaxed));
             }
         }
     }
 
-    fn update(&self, batch: &[Unique]) {
-        for unique in batch {
-            for word in self.row(unique.row) {
-                word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    pub(crate) fn update(&self, batch: &[Unique]) {
+        for keys in batch.chunks(AHEAD) {
+            for &row in &self.find(keys)[..keys.len()] {
+                for word in self.row(row) {
+                    word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                }
             }
         }
+    }
+
+    /// The rows that the lines of index of some keys lead to.
+    fn find(&self, keys: &[Unique]) -> [u64; AHEAD] {
+        let mut found = [0; AHEAD];
+        for (unique, found) in keys.iter().zip(&mut found) {
+            let line = (u128::from(unique.key) * self.index.len() as u128) >> u64::BITS;
+            *found = unique.row + self.index[line as usize].0;
+        }
+        found
     }
 
     fn row(&self, row: u64) -> &[AtomicU64] {

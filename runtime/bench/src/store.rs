@@ -181,7 +181,11 @@ pub fn bench_store(args: &StoreArgs) -> Result<StoreFigures, BenchError> {
     let ids = check(args)?;
     let config = config(args);
     let (store, log) = match &args.shared_memory {
-        None => (Store::new(config.clone())?, None),
+        None => {
+            let store = Store::new(config.clone())?;
+            store.make_ready();
+            (store, None)
+        }
         Some(directory) => {
             let (store, log, _) = Store::in_shared_memory(config.clone(), directory)?;
             (store, Some(Mutex::new(log)))
@@ -316,10 +320,11 @@ pub(crate) fn join<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
 pub(crate) fn fill(store: &Store, args: &StoreArgs) -> Result<Vec<Took>, StoreError> {
     let mut out = vec![0.0; args.request * args.dim];
     let mut requests = Vec::new();
-    let mut next = Instant::now();
+    let every = Duration::from_millis(args.request_every);
+    let mut next = Instant::now() + every;
     for start in (0..args.rows).step_by(args.request) {
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
-        next += Duration::from_millis(args.request_every);
+        next += every;
         let mut keys: Vec<_> = (start..args.rows.min(start + args.request as u64)).map(key).collect();
         keys.sort_unstable();
         let (done, took) = timed(|| store.lookup(GROUP, &keys, Missing::Insert, &mut out[..keys.len() * args.dim]));

@@ -14,7 +14,8 @@
 //! machine by its host, which can take longer than all else that a request for rows waits for. So a store
 //! that fills its first region has each further one made [ready](Region::populate) by another thread while
 //! the last one is used up: as much as it has, and never more than [`MOST_READY_BYTES`]. One that is large begins with the next
-//! region as soon as it needs one, since a machine that is asked for 64 MiB may take a third of a second.
+//! region as soon as it needs one, since a machine that is asked for 64 MiB may take a third of a second. The first region is made ready
+//! where that is [asked for](Arena::make_ready).
 //!
 //! The regions of an arena [on a file](Arena::on_file) are that file's pages, which outlive the process.
 //! There all blocks lie in regions, each behind a [header](crate::block_file) that says whose it is, and is used again as it is by one
@@ -44,7 +45,9 @@ const LINE_BYTES: usize = 64;
 const MOST_READY_BYTES: usize = 32 * HUGE_PAGE_BYTES;
 /// A store that has so much does not wait until half of its last region is used.
 const LARGE_BYTES: usize = 8 * MOST_READY_BYTES;
-/// The first region, and one where that which was to be ready is not yet: their pages come as they are touched.
+/// What is made ready of a store without rows, if that is asked for.
+const FIRST_READY_BYTES: usize = 4 * HUGE_PAGE_BYTES;
+/// The first region, if nothing was asked for, and one where that which was to be ready is not yet: their pages come as they are touched.
 const UNREADY_REGION_BYTES: usize = 2 * HUGE_PAGE_BYTES;
 /// As much of a file is taken at a time: the file has it then, touched or not, and zeroing it takes time.
 const FILE_REGION_BYTES: usize = 2 * HUGE_PAGE_BYTES;
@@ -109,6 +112,14 @@ impl Arena {
             space.free.give_back(start, bytes);
         }
         Ok((Arc::new(Self { space: Mutex::new(space), file: Some(file) }), found))
+    }
+
+    /// Has another thread make a first region ready. Nothing where there are regions, or on a file.
+    pub(crate) fn make_ready(&self) {
+        let mut space = self.space();
+        if self.file.is_none() && space.regions.is_empty() && space.next.is_none() {
+            space.next = prepare(FIRST_READY_BYTES);
+        }
     }
 
     /// Bytes that came back and are kept.
@@ -604,6 +615,23 @@ mod tests {
         drop(space);
         let blocks: Vec<_> = (0..blocks.len()).map(|block| &blocks[block]).collect();
         assert!(blocks.iter().all(|block| block.iter().all(|&word| word == 0)));
+    }
+
+    #[test]
+    fn a_first_region_that_was_asked_for_is_ready() {
+        let arena = Arc::new(Arena::default());
+        arena.make_ready();
+        while !arena.space().next.as_ref().is_some_and(JoinHandle::is_finished) {
+            thread::yield_now();
+        }
+        let mut blocks: Blocks<u32> = Blocks::new(&arena, 0);
+        blocks.push(LEAST_BYTES);
+        arena.make_ready();
+        let space = arena.space();
+        assert_eq!(space.regions.iter().map(|region| region.bytes).collect::<Vec<_>>(), [FIRST_READY_BYTES]);
+        assert!(space.next.is_none(), "there is a region");
+        #[cfg(all(target_os = "linux", not(miri)))]
+        assert!(space.regions[0].is_resident());
     }
 
     #[test]

@@ -105,6 +105,16 @@ impl Store {
         Ok(Self::of_tables(config, groups, tables))
     }
 
+    /// Has the memory of the first rows of each group, 8 MiB and as much for their indexes, made ready by other threads, so that the first
+    /// requests do not wait for the kernel, which may take milliseconds a page. For a store that will soon be filled and is in the
+    /// process's own memory; with any other nothing happens.
+    pub fn make_ready(&self) {
+        for group in &self.groups {
+            group.memory.make_ready();
+            group.indexes.make_ready();
+        }
+    }
+
     /// A store of these tables, by slot and group.
     pub(crate) fn of_tables(config: StoreConfig, groups: Vec<Group>, tables: Vec<Box<[Table]>>) -> Self {
         let slot = |tables| SlotCell(Mutex::new(SlotState { tables, replaced: false, frozen: None }));

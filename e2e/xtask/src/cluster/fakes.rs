@@ -1,4 +1,4 @@
-//! A thousand jobs whose pods run on nodes that KWOK fakes: real objects, real controllers, no containers. What the operator costs
+//! A hundred or a thousand jobs whose pods run on nodes that KWOK fakes: real objects, real controllers, no containers. What the operator costs
 //! when a cluster is full. Its coordinators answer nobody, so the jobs stay in the phase Starting, with all pods ready.
 
 use std::process::Stdio;
@@ -13,7 +13,6 @@ use super::paths::{Paths, sources};
 use super::process::{command, eventually};
 use super::tools::{self, KWOK};
 
-const JOBS: usize = 1000;
 const NODES: usize = 25;
 /// Pods of a job.
 const PODS: u64 = 5;
@@ -30,7 +29,16 @@ const ADDRESSES: &str = "198.19.0.1/16";
 const FAKE: &str = "kwok.x-k8s.io/node";
 
 /// A step of `cargo xtask cluster operate`.
+pub(super) fn hundred_with_pods(paths: &Paths) -> Result<(), String> {
+    with_pods(paths, 100)
+}
+
+/// A step of `cargo xtask cluster operate`: twenty-five minutes on two cores.
 pub(super) fn thousand_with_pods(paths: &Paths) -> Result<(), String> {
+    with_pods(paths, 1000)
+}
+
+fn with_pods(paths: &Paths, jobs: usize) -> Result<(), String> {
     if foreign_kubeconfig(paths).is_some() {
         eprintln!("xtask: SKIPPED the nodes that are faked, because the cluster is not of this machine");
         return Ok(());
@@ -39,7 +47,7 @@ pub(super) fn thousand_with_pods(paths: &Paths) -> Result<(), String> {
     let _kwok = start(paths)?;
     let nodes: Vec<Value> = (0..NODES).map(node).collect();
     apply(paths, NAMESPACE, &list(nodes).to_string())?;
-    let result = nodes_ready(paths).and_then(|()| filled(paths));
+    let result = nodes_ready(paths).and_then(|()| filled(paths, jobs));
     // Nodes outlive a namespace.
     let names: Vec<String> = (0..NODES).map(node_name).collect();
     let words: Vec<&str> = ["delete", "nodes"].into_iter().chain(names.iter().map(String::as_str)).collect();
@@ -75,30 +83,30 @@ fn nodes_ready(paths: &Paths) -> Result<(), String> {
     })
 }
 
-fn filled(paths: &Paths) -> Result<(), String> {
+fn filled(paths: &Paths, jobs: usize) -> Result<(), String> {
     let before = Costs::of(paths)?;
     let started = Instant::now();
-    let jobs: Vec<Value> = (0..JOBS).map(job).collect();
-    for some in jobs.chunks(AT_A_TIME) {
+    let manifests: Vec<Value> = (0..jobs).map(job).collect();
+    for some in manifests.chunks(AT_A_TIME) {
         apply(paths, NAMESPACE, &list(some.to_vec()).to_string())?;
     }
     let applied = started.elapsed();
-    all_ready(paths)?;
+    all_ready(paths, jobs)?;
     let ready = started.elapsed();
     let after = Costs::of(paths)?;
     println!(
-        "{JOBS} jobs with {} pods: applied in {:.0} s, all pods ready and seen after {:.0} s",
-        JOBS as u64 * PODS,
+        "{jobs} jobs with {} pods: applied in {:.0} s, all pods ready and seen after {:.0} s",
+        jobs as u64 * PODS,
         applied.as_secs_f64(),
         ready.as_secs_f64(),
     );
     println!("meanwhile {}", after.since(&before));
-    println!("{:.1} calls to the API server a job", (after.calls - before.calls) / JOBS as f64);
-    restarted(paths)
+    println!("{:.1} calls to the API server a job", (after.calls - before.calls) / jobs as f64);
+    restarted(paths, jobs)
 }
 
 /// The leader is killed: how long until the other one has looked at every job, and what that costs.
-fn restarted(paths: &Paths) -> Result<(), String> {
+fn restarted(paths: &Paths, jobs: usize) -> Result<(), String> {
     let old = leader(paths)?;
     kill_pod(paths, SYSTEM, &old)?;
     let started = Instant::now();
@@ -108,28 +116,28 @@ fn restarted(paths: &Paths) -> Result<(), String> {
             return Err(format!("the leader is {now:?}"));
         }
         let looked = Costs::of(paths)?;
-        if looked.reconciles >= JOBS as f64 { Ok(()) } else { Err(format!("{} reconciles", looked.reconciles)) }
+        if looked.reconciles >= jobs as f64 { Ok(()) } else { Err(format!("{} reconciles", looked.reconciles)) }
     })?;
     let took = started.elapsed();
     let costs = Costs::of(paths)?;
     println!(
         "after the leader was killed another one had looked at all jobs after {:.1} s, with {:.2} calls a job: {}",
         took.as_secs_f64(),
-        costs.calls / JOBS as f64,
+        costs.calls / jobs as f64,
         costs.since(&Costs::default()),
     );
-    if costs.calls > MOST_CALLS_TO_TAKE_OVER * JOBS as f64 {
+    if costs.calls > MOST_CALLS_TO_TAKE_OVER * jobs as f64 {
         return Err(format!("more than {MOST_CALLS_TO_TAKE_OVER} calls a job, though nothing had to be made"));
     }
     costs.within_bounds(&Costs::default())
 }
 
-fn all_ready(paths: &Paths) -> Result<(), String> {
+fn all_ready(paths: &Paths, jobs: usize) -> Result<(), String> {
     eventually(PATIENCE, "the pods of all jobs", || {
         let columns = "--output=jsonpath={range .items[*]}{.status.replicaStatuses}{\"\\n\"}{end}";
         let text = within(paths, NAMESPACE, &["get", "rectrainingjobs", columns])?;
         let ready = text.lines().filter(|statuses| is_ready(statuses)).count();
-        if ready == JOBS { Ok(()) } else { Err(format!("{ready} jobs have all their pods")) }
+        if ready == jobs { Ok(()) } else { Err(format!("{ready} jobs have all their pods")) }
     })
 }
 

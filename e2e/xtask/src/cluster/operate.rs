@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::alerts::{Stopped, alerts};
 use super::contention::follows_the_load;
 use super::dashboards::{dashboards, no_node};
-use super::fakes::thousand_with_pods;
+use super::fakes::{hundred_with_pods, thousand_with_pods};
 use super::images::{self, Image, NEXT_TAG};
 use super::install::{apply, fresh_namespace, install, install_earlier, last_event, uninstall, within};
 use super::kubectl;
@@ -60,7 +60,7 @@ const fn long(name: &'static str, run: fn(&Paths) -> Result<(), String>, shows: 
     Step { name, shows, run, is_quick: false }
 }
 
-const STEPS: [Step; 27] = [
+const STEPS: [Step; 28] = [
     quick("completes", completes, "a job completes with the digest of a run outside of the cluster"),
     quick("switches", switches, "a job under way goes on in another training mode without a restart"),
     quick("refuses", refuses, "the API server refuses what cannot be trained, and says why"),
@@ -113,9 +113,10 @@ const STEPS: [Step; 27] = [
     ),
     long("follows-the-load", follows_the_load, "the training mode follows the load of the nodes"),
     quick("fails", fails, "every failure shows its condition"),
-    long("thousand", thousand, "a thousand jobs"),
+    quick("needs-its-rights", needs_its_rights, "the operator needs each right that the chart gives it"),
+    quick("thousand", thousand, "a thousand jobs"),
+    quick("hundred-with-pods", hundred_with_pods, "a hundred jobs with pods on nodes that are faked"),
     long("thousand-with-pods", thousand_with_pods, "a thousand jobs with pods on nodes that are faked"),
-    long("needs-its-rights", needs_its_rights, "the operator needs each right that the chart gives it"),
 ];
 
 /// All steps, those of `--quick`, or those that are named.
@@ -745,19 +746,20 @@ fn leaves_nothing(paths: &Paths) -> Result<(), String> {
     })
 }
 
-/// A thousand jobs that hold: how long the operator takes to see them all, and what they cost.
+/// A thousand jobs that hold: how long the operator takes to see them all, and what they cost. Nobody waits for their end.
 fn thousand(paths: &Paths) -> Result<(), String> {
     const JOBS: usize = 1000;
+    const HELD: &str = "rectrain-held";
+    fresh_namespace(paths, HELD)?;
     let jobs: Vec<Value> =
         (0..JOBS).map(|index| manifest(&format!("held-{index}"), &json!({"suspend": true}))).collect();
     let list = json!({"apiVersion": "v1", "kind": "List", "items": jobs});
     let before = Costs::of(paths)?;
     let started = Instant::now();
-    apply(paths, NAMESPACE, &list.to_string())?;
+    apply(paths, HELD, &list.to_string())?;
     let applied = started.elapsed();
     eventually(JOB, "the phases of all jobs", || {
-        let phases =
-            within(paths, NAMESPACE, &["get", "rectrainingjobs", "--output=jsonpath={.items[*].status.phase}"])?;
+        let phases = within(paths, HELD, &["get", "rectrainingjobs", "--output=jsonpath={.items[*].status.phase}"])?;
         let held = phases.split_whitespace().filter(|phase| *phase == "Suspended").count();
         if held >= JOBS { Ok(()) } else { Err(format!("{held} are held")) }
     })?;
@@ -770,7 +772,7 @@ fn thousand(paths: &Paths) -> Result<(), String> {
         after.since(&before),
     );
     after.within_bounds(&before)?;
-    within(paths, NAMESPACE, &["delete", "rectrainingjobs", "--all", "--timeout=300s"]).map(drop)
+    within(paths, HELD, &["delete", "namespace", HELD, "--wait=false"]).map(drop)
 }
 
 /// What the leader's metrics say.

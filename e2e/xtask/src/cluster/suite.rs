@@ -36,7 +36,7 @@ const INSTALL: Step = step(&["install"], 600);
 const DEMO: Step = step(&["demo"], 600);
 /// The demonstration leaves its job to be looked at.
 const DEMO_OVER: Step = step(&["kubectl", "delete", "namespace", "rectrain-demo"], 120);
-const OPERATE: Step = step(&["operate", "--quick"], 1200);
+const OPERATE: Step = step(&["operate", "--quick"], 1800);
 const DOWN: Step = step(&["down"], 60);
 
 /// How a step did not get through.

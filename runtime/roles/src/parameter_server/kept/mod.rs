@@ -123,7 +123,9 @@ impl Rows {
     /// # Errors
     /// [`RoleError::Store`], for a plan whose rows cannot be.
     pub fn none(plan: &JobPlan) -> Result<Self, RoleError> {
-        Ok(Self { store: Store::new(plan.store.clone())?, kept: None, left: None })
+        let store = Store::new(plan.store.clone())?;
+        store.make_ready();
+        Ok(Self { store, kept: None, left: None })
     }
 
     /// The rows in `directory` if they are of the attempt that the coordinator is in, and no rows there otherwise. If memory cannot be had
