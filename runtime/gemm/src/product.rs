@@ -115,7 +115,9 @@ fn compute(
     };
     let block = BLOCK_ROWS / kernel.tile_rows() * kernel.tile_rows();
     KEPT.with_borrow_mut(|kept| {
-        kept.resize(BLOCK_ROWS * BLOCK_PANELS * PANEL_LINES, Line::default());
+        if product.keeps_sums {
+            kept.resize(BLOCK_ROWS * BLOCK_PANELS * PANEL_LINES, Line::default());
+        }
         let kept = uninit(bytemuck::cast_slice_mut(kept));
         for first in rows.clone().step_by(block) {
             let rows = first..rows.end.min(first + block);
@@ -229,23 +231,19 @@ impl Product<'_> {
         let (left, right) = self.operands[step.product];
         let (left, row_step) = left.tile(self.kernel, rows.start, step.words.start, right.words());
         let out = &mut out[(rows.start - self.first_row) * self.columns + column..];
-        let first = match self.start {
-            Start::Zero => Some(Begin::Zero),
-            Start::Row(row) => Some(Begin::Row(&row[column..])),
-            Start::Sum => None,
+        let (is_first, is_last) = (step.is_first(), self.is_last(step));
+        // Sums are in the result before the first step and after the last; in between they may be kept.
+        let begin_in_result = is_first || !self.keeps_sums;
+        let end_in_result = is_last || !self.keeps_sums;
+        let (out, stride, other, other_stride): (&mut [_], _, &[_], _) = match end_in_result {
+            true => (out, self.columns, kept, TILE_COLUMNS),
+            false => (kept, TILE_COLUMNS, out, self.columns),
         };
-        let is_last = self.is_last(step);
-        let (begin, out, stride) = match (step.is_first(), is_last) {
-            (true, false) if self.keeps_sums => {
-                let result = Begin::Elsewhere { sums: out, stride: self.columns };
-                (first.unwrap_or(result), kept, TILE_COLUMNS)
-            }
-            (false, false) if self.keeps_sums => (Begin::Sum, kept, TILE_COLUMNS),
-            (false, true) if self.keeps_sums => {
-                (Begin::Elsewhere { sums: kept, stride: TILE_COLUMNS }, out, self.columns)
-            }
-            (true, _) => (first.unwrap_or(Begin::Sum), out, self.columns),
-            (false, _) => (Begin::Sum, out, self.columns),
+        let begin = match self.start {
+            Start::Zero if is_first => Begin::Zero,
+            Start::Row(row) if is_first => Begin::Row(&row[column..]),
+            _ if begin_in_result == end_in_result => Begin::Sum,
+            _ => Begin::Elsewhere { sums: other, stride: other_stride },
         };
         self.running.tile(&mut Tile {
             rows: rows.len(),

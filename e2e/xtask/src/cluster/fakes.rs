@@ -1,5 +1,5 @@
-//! A hundred or a thousand jobs whose pods run on nodes that KWOK fakes: real objects, real controllers, no containers. What the operator costs
-//! when a cluster is full. Its coordinators answer nobody, so the jobs stay in the phase Starting, with all pods ready.
+//! A hundred or a thousand jobs whose pods run on nodes that KWOK fakes: real objects, real controllers, no containers. What the
+//! operator costs when a cluster is full. Its coordinators answer nobody, so the jobs stay in the phase Starting, with all pods ready.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};

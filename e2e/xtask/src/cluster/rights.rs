@@ -24,7 +24,7 @@ const PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);
 /// A verb, and a resource with its group, as in `get pods` and `get nodes.metrics.k8s.io`.
 type Rights = BTreeSet<String>;
 
-/// A step of `cargo xtask cluster operate`: the last, because it reads what the others have had the operator do.
+/// A step of `cargo xtask cluster operate`: after those that show the operator at work, because it reads what they have had it do.
 pub(super) fn needs_its_rights(paths: &Paths) -> Result<(), String> {
     if foreign_kubeconfig(paths).is_some() {
         eprintln!(
