@@ -24,9 +24,10 @@ pub struct Retained {
 }
 
 /// Keeps the newest `keep` full checkpoints of the job with this identity and the deltas that build on them, and deletes its
-/// others. Never touched are: `writing`, the directories that are being written now; the base of a checkpoint that is kept;
-/// checkpoints of another job or of a newer format; and what is damaged but newer than the oldest that is kept, for a person to
-/// look at. There is one coordinator a job, and it calls this: nobody else may be writing.
+/// others. Checkpoints in `passed_over` were found damaged: neither they nor deltas that build on them are among the `keep`. Never
+/// touched are: `writing`, the directories that are being written now; the base of a checkpoint that is kept; checkpoints of
+/// another job or of a newer format; and what is damaged but not older than the oldest that is kept, for a person to look at. There
+/// is one coordinator a job, and it calls this: nobody else may be writing.
 ///
 /// # Errors
 /// Those of the storage. What was deleted stays deleted; call it again.
@@ -34,10 +35,11 @@ pub async fn retain(
     directory: &Directory,
     identity: &Identity,
     keep: NonZeroUsize,
+    passed_over: &[String],
     writing: &[String],
 ) -> Result<Retained, CheckpointError> {
     let listed = list(directory).await?;
-    let plan = plan(&listed, identity, keep, writing);
+    let plan = plan(&listed, identity, keep, passed_over, writing);
     let mut retained = Retained::default();
     for name in &plan.delete {
         directory.delete_folder(name, MANIFEST).await?;
@@ -74,8 +76,17 @@ struct Plan {
     keep: Vec<String>,
 }
 
-fn plan(listed: &[Listed], identity: &Identity, keep: NonZeroUsize, writing: &[String]) -> Plan {
-    let own: BTreeMap<CheckpointId, (&Listed, &Manifest)> = listed
+/// The complete checkpoints of the job.
+type Own<'l> = BTreeMap<CheckpointId, (&'l Listed, &'l Manifest)>;
+
+fn plan(
+    listed: &[Listed],
+    identity: &Identity,
+    keep: NonZeroUsize,
+    passed_over: &[String],
+    writing: &[String],
+) -> Plan {
+    let own: Own<'_> = listed
         .iter()
         .filter_map(|listed| match &listed.state {
             ListedState::Complete(manifest) if manifest.identity.difference(identity).is_none() => {
@@ -84,8 +95,9 @@ fn plan(listed: &[Listed], identity: &Identity, keep: NonZeroUsize, writing: &[S
             _ => None,
         })
         .collect();
+    let is_good_full = |listed: &Listed| listed.kind == Kind::Full && !passed_over.contains(&listed.name);
     let mut full: Vec<(u64, CheckpointId)> =
-        own.values().filter(|(listed, _)| listed.kind == Kind::Full).map(|(listed, m)| (listed.step, m.id)).collect();
+        own.values().filter(|(listed, _)| is_good_full(listed)).map(|(listed, m)| (listed.step, m.id)).collect();
     full.sort_unstable_by_key(|&(step, _)| std::cmp::Reverse(step));
     full.truncate(keep.get());
     let oldest = full.last().map_or(0, |&(step, _)| step);
@@ -94,11 +106,14 @@ fn plan(listed: &[Listed], identity: &Identity, keep: NonZeroUsize, writing: &[S
     // The newest first, so that no delta outlives its base.
     for listed in listed.iter().rev().filter(|listed| !writing.contains(&listed.name)) {
         match &listed.state {
-            ListedState::Complete(manifest) if own.contains_key(&manifest.id) => match root(manifest, &own) {
-                Some(root) if kept.contains(&root) => plan.keep.push(listed.name.clone()),
-                _ if is_base_of_what_is_written(manifest, &own, writing) => {}
-                _ => plan.delete.push(listed.name.clone()),
-            },
+            ListedState::Complete(manifest) if own.contains_key(&manifest.id) => {
+                match root(manifest, &own, passed_over) {
+                    Root::Full(root) if kept.contains(&root) => plan.keep.push(listed.name.clone()),
+                    _ if is_base_of_what_is_written(manifest, &own, writing) => {}
+                    Root::PassedOver if listed.step >= oldest => {}
+                    _ => plan.delete.push(listed.name.clone()),
+                }
+            }
             ListedState::Unfinished => plan.unfinished.push(listed.name.clone()),
             ListedState::Refused(CheckpointError::FutureVersion { .. }) | ListedState::Complete(_) => {}
             ListedState::Refused(_) if listed.step < oldest => plan.delete.push(listed.name.clone()),
@@ -108,24 +123,32 @@ fn plan(listed: &[Listed], identity: &Identity, keep: NonZeroUsize, writing: &[S
     plan
 }
 
-/// The full checkpoint that one starts from; none if a base is gone.
-fn root(manifest: &Manifest, own: &BTreeMap<CheckpointId, (&Listed, &Manifest)>) -> Option<CheckpointId> {
-    let mut at = manifest;
+/// What a checkpoint starts from.
+enum Root {
+    Full(CheckpointId),
+    /// It, or one that it builds on, was found damaged.
+    PassedOver,
+    /// A base is gone.
+    None,
+}
+
+fn root(manifest: &Manifest, own: &Own<'_>, passed_over: &[String]) -> Root {
+    let mut at = manifest.id;
     for _ in 0..=own.len() {
-        match &at.base {
-            None => return Some(at.id),
-            Some(base) => at = own.get(&base.id)?.1,
+        match own.get(&at) {
+            None => return Root::None,
+            Some((listed, _)) if passed_over.contains(&listed.name) => return Root::PassedOver,
+            Some((_, manifest)) => match &manifest.base {
+                None => return Root::Full(at),
+                Some(base) => at = base.id,
+            },
         }
     }
-    None
+    Root::None
 }
 
 /// Whether a checkpoint that is being written again, and is there already, starts from this one.
-fn is_base_of_what_is_written(
-    manifest: &Manifest,
-    own: &BTreeMap<CheckpointId, (&Listed, &Manifest)>,
-    writing: &[String],
-) -> bool {
+fn is_base_of_what_is_written(manifest: &Manifest, own: &Own<'_>, writing: &[String]) -> bool {
     let written = own.values().filter(|(listed, _)| writing.contains(&listed.name));
     let mut bases: Vec<CheckpointId> = written.filter_map(|(_, m)| m.base.as_ref()).map(|base| base.id).collect();
     let mut seen = BTreeSet::new();
@@ -179,8 +202,13 @@ mod tests {
     }
 
     fn planned(listed: &[Listed], keep: usize, writing: &[&str]) -> Plan {
-        let writing: Vec<String> = writing.iter().map(|&name| name.to_owned()).collect();
-        plan(listed, &identity("dnn"), NonZeroUsize::new(keep).unwrap(), &writing)
+        planned_without(listed, keep, &[], writing)
+    }
+
+    fn planned_without(listed: &[Listed], keep: usize, passed_over: &[&str], writing: &[&str]) -> Plan {
+        let [passed_over, writing] =
+            [passed_over, writing].map(|names| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>());
+        plan(listed, &identity("dnn"), NonZeroUsize::new(keep).unwrap(), &passed_over, &writing)
     }
 
     #[test]
@@ -219,6 +247,35 @@ mod tests {
         assert_eq!(plan.delete, [listed[2].name.clone()], "damaged and older than what is kept");
         assert_eq!(plan.unfinished, [listed[3].name.clone()]);
         assert_eq!(plan.keep, [listed[4].name.clone()]);
+    }
+
+    #[test]
+    fn what_was_passed_over_takes_no_place_and_goes_when_it_is_the_oldest() {
+        let damaged = directory_name(30, Kind::Full);
+        let listed = |step: u64| {
+            [
+                complete(1, 20, None, "dnn"),
+                complete(2, 30, None, "dnn"),
+                complete(3, 32, Some((2, &damaged)), "dnn"),
+                complete(4, step, None, "dnn"),
+            ]
+        };
+        // Training has gone on from step 20 and is not as far again as it was.
+        let before = listed(24);
+        let plan = planned_without(&before, 1, &[&damaged], &[]);
+        assert_eq!((plan.keep, plan.delete), (vec![before[3].name.clone()], vec![before[0].name.clone()]));
+        assert_eq!(
+            planned_without(&before, 2, &[&damaged], &[]).keep,
+            [&before[3], &before[0]].map(|l| l.name.clone())
+        );
+        let delta = before[2].name.clone();
+        let after = listed(31);
+        let plan = planned_without(&after, 1, &[&damaged, &delta], &[]);
+        assert_eq!(plan.keep, [after[3].name.clone()]);
+        assert_eq!(plan.delete, [damaged.clone(), after[0].name.clone()], "the delta is newer than what is kept");
+        let after = listed(40);
+        let plan = planned_without(&after, 1, &[&damaged], &[]);
+        assert_eq!(plan.delete, [delta, damaged, after[0].name.clone()]);
     }
 
     #[test]

@@ -32,7 +32,7 @@ async fn walk(directory: &Directory) {
     directory.put("step-000000000001/rows-00000-12345678.bin", vec![1]).await.unwrap();
     job.train(1);
     let second = job.save(directory, None).await.unwrap();
-    let retained = retain(directory, &identity("dnn"), NonZeroUsize::MIN, &[]).await.unwrap();
+    let retained = retain(directory, &identity("dnn"), NonZeroUsize::MIN, &[], &[]).await.unwrap();
     assert_eq!((retained.deleted.len(), retained.unfinished.len()), (2, 1));
     let left: Vec<String> = list(directory).await.unwrap().into_iter().map(|listed| listed.name).collect();
     assert_eq!(left, [second.directory()]);
@@ -81,7 +81,7 @@ fn checkpoints_that_lie_in_a_bucket_of_google_are_restored() {
         assert_eq!(found.checkpoint.unwrap().manifest().id, full.id);
         let reason = found.skipped[0].reason.to_string();
         assert!(reason.contains(&delta.files[0].name) && reason.contains("is missing"), "{reason}");
-        retain(&directory, &identity("dnn"), NonZeroUsize::MIN, &[]).await.unwrap();
+        retain(&directory, &identity("dnn"), NonZeroUsize::MIN, &[], &[]).await.unwrap();
         assert_eq!(Job::restore(&latest(&directory).await, 1).await.unwrap().steps, 20);
     });
 }
@@ -147,7 +147,7 @@ fn a_server_that_dies_in_mid_upload_costs_the_attempt_and_nothing_else() {
         assert!(skipped.reason.to_string().contains("never finished"), "{}", skipped.reason);
         job.train(1);
         let delta = job.save(&directory, Some(&base)).await.unwrap();
-        retain(&directory, &identity("dnn"), NonZeroUsize::MIN, &[]).await.unwrap();
+        retain(&directory, &identity("dnn"), NonZeroUsize::MIN, &[], &[]).await.unwrap();
         let checkpoint = latest(&directory).await;
         assert_eq!(checkpoint.manifest().id, delta.id);
         assert_eq!(Job::restore(&checkpoint, 1).await.unwrap().digests(), job.digests());

@@ -292,7 +292,7 @@ fn a_checkpoint_of_another_job_is_refused_and_neither_used_nor_replaced_nor_dele
         assert!(matches!(CheckpointWriter::begin(&directory, begin).await, Err(CheckpointError::OtherJob { .. })));
         let begin = rectrain_checkpoint::Begin { identity: wanted.clone(), step: 6, ..job.begin(Some(&first)) };
         assert!(matches!(CheckpointWriter::begin(&directory, begin).await, Err(CheckpointError::OtherJob { .. })));
-        retain(&directory, &wanted, NonZeroUsize::MIN, &[]).await.unwrap();
+        retain(&directory, &wanted, NonZeroUsize::MIN, &[], &[]).await.unwrap();
         assert!(latest(&directory).await.checkpoint.is_some());
     });
 }
@@ -312,7 +312,7 @@ fn a_step_can_be_saved_again_and_the_old_files_are_cleared() {
         assert_eq!(latest(&directory).await.checkpoint.unwrap().manifest().id, first.id);
         let second = writer.commit(files).await.unwrap();
         assert_eq!(latest(&directory).await.checkpoint.unwrap().manifest().id, second.id);
-        let retained = retain(&directory, &identity("dnn"), NonZeroUsize::MIN, &[]).await.unwrap();
+        let retained = retain(&directory, &identity("dnn"), NonZeroUsize::MIN, &[], &[]).await.unwrap();
         assert_eq!(retained.leftovers.len(), first.files.len());
         assert!(files_of(&folder, &first).iter().all(|file| !file.exists()));
         assert_eq!(latest(&directory).await.checkpoint.unwrap().manifest().id, second.id);
@@ -391,7 +391,7 @@ fn retention_keeps_the_newest_and_clears_what_was_never_finished() {
         std::fs::create_dir(folder.path().join("something-else")).unwrap();
         let writing = ["step-000000000101-delta".to_owned()];
         let keep = NonZeroUsize::new(2).unwrap();
-        let retained = retain(&directory, &identity("dnn"), keep, &writing).await.unwrap();
+        let retained = retain(&directory, &identity("dnn"), keep, &[], &writing).await.unwrap();
         assert_eq!(retained.deleted.len(), 4);
         assert_eq!(retained.unfinished, ["step-000000000100"]);
         let left: Vec<String> = list(&directory).await.unwrap().into_iter().map(|listed| listed.name).collect();

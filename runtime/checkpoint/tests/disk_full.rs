@@ -99,7 +99,7 @@ fn a_full_disk_costs_the_attempt_and_nothing_else() {
             assert_eq!(checkpoint.manifest().id, base.id);
             assert_eq!(Job::restore(&checkpoint, 1).await.unwrap().digests(), job.digests());
         }
-        let kept = retain(&directory, &identity("dnn"), NonZeroUsize::MIN, &[]).await.unwrap();
+        let kept = retain(&directory, &identity("dnn"), NonZeroUsize::MIN, &[], &[]).await.unwrap();
         assert!(kept.unfinished.len() > 1, "{kept:?}");
     });
 }

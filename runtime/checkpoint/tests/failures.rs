@@ -167,7 +167,7 @@ fn wherever_the_space_runs_out_nothing_is_lost() {
             assert_eq!(found.checkpoint.unwrap().manifest().id, base.id);
             storage.left.store(u64::MAX, Ordering::SeqCst);
             let keep = NonZeroUsize::MIN;
-            retain(&storage.directory, &identity("dnn"), keep, &[]).await.unwrap();
+            retain(&storage.directory, &identity("dnn"), keep, &[], &[]).await.unwrap();
             job.train(1);
             let delta = job.save(&storage.directory, Some(&base)).await.unwrap();
             let found = latest_good(&storage.directory, None, Depth::Checksums, &[]).await.unwrap();

@@ -53,7 +53,7 @@ pub(crate) enum Command {
     },
     /// Show the training mode of a running job, or switch it
     Mode(ModeArgs),
-    /// Change how many parameter servers a running job has, or spread its rows anew over as many
+    /// Change how many parameter servers, embedding workers, dense workers or loaders a running job has, or spread its rows anew
     Scale(ScaleArgs),
     /// Measure the runtime on this machine, in parts or as a whole
     Bench {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rectrain_crds::{Capability, Manifest};
+use rectrain_crds::{Capability, FieldError, Manifest};
 use rectrain_dense::GPU_SUPPORT;
 use rectrain_roles::plan::JobPlan;
 
@@ -16,34 +16,45 @@ const CAPABILITIES: &[Capability] = if GPU_SUPPORT {
     &[Capability::Checkpoint, Capability::Resume, Capability::AutoMode]
 };
 
-/// Reads and checks a manifest.
-pub(crate) fn load(args: &JobArgs) -> Result<Manifest, Failure> {
+/// Reads and checks a manifest, wherever its job is to run.
+fn load(args: &JobArgs) -> Result<Manifest, Failure> {
     let file = args.manifest.display().to_string();
     let text = std::fs::read_to_string(&args.manifest)
         .map_err(|error| Failure::User(format!("{file}: the manifest cannot be read: {error}")))?;
-    let manifest =
-        rectrain_crds::load(&text, &file, &args.overrides()).map_err(|error| Failure::User(error.to_string()))?;
-    rectrain_crds::refuse_missing(&manifest.job, CAPABILITIES).map_err(|errors| {
-        let errors: Vec<String> = errors.iter().map(|error| format!("{file}: {error}")).collect();
-        Failure::User(errors.join("\n"))
-    })?;
-    Ok(manifest)
+    rectrain_crds::load(&text, &file, &args.overrides()).map_err(|error| Failure::User(error.to_string()))
+}
+
+/// Everything that the manifest asks for and this build cannot do without a cluster.
+fn missing(manifest: &Manifest) -> Vec<FieldError> {
+    rectrain_crds::refuse_missing(&manifest.job, CAPABILITIES).err().unwrap_or_default()
+}
+
+fn plan_of(args: &JobArgs, manifest: &Manifest) -> Result<JobPlan, Failure> {
+    JobPlan::new(&manifest.resolved).map_err(|error| match Failure::from(error) {
+        Failure::User(message) => Failure::User(format!("{}: {message}", args.manifest.display())),
+        other => other,
+    })
 }
 
 /// Reads a manifest and makes the plan that all members share.
 pub(crate) fn plan(args: &JobArgs) -> Result<Arc<JobPlan>, Failure> {
     let manifest = load(args)?;
-    let plan = JobPlan::new(&manifest.resolved).map_err(|error| match Failure::from(error) {
-        Failure::User(message) => Failure::User(format!("{}: {message}", args.manifest.display())),
-        other => other,
-    })?;
-    Ok(Arc::new(plan))
+    let missing = missing(&manifest);
+    if !missing.is_empty() {
+        let errors: Vec<String> = missing.iter().map(|error| format!("{}: {error}", args.manifest.display())).collect();
+        return Err(Failure::User(errors.join("\n")));
+    }
+    plan_of(args, &manifest).map(Arc::new)
 }
 
-/// `rectrain validate`
+/// `rectrain validate`: of a job that may be one for a cluster.
 pub(crate) fn validate(args: &JobArgs) -> Result<(), Failure> {
-    let plan = plan(args)?;
+    let manifest = load(args)?;
+    let plan = plan_of(args, &manifest)?;
     println!("{}: valid ({} in mode {})", args.manifest.display(), plan.model.kind.name(), plan.mode.name());
+    for error in missing(&manifest) {
+        println!("note: `rectrain run` would refuse it here: {error}");
+    }
     Ok(())
 }
 

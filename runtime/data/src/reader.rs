@@ -42,7 +42,13 @@ pub struct ChunkReader {
 /// What the parsing thread has to say about a chunk.
 struct Parsed {
     chunk: u64,
-    batch: Result<Option<Batch>, DataError>,
+    rows: Result<Option<Rows>, DataError>,
+}
+
+/// The rows of a chunk.
+struct Rows {
+    batch: Batch,
+    /// See [`ChunkReader::skipped`].
     skipped: u64,
 }
 
@@ -72,6 +78,7 @@ impl ChunkReader {
     /// A bad row, a damaged file, a failing disk or network; a part without any rows.
     pub fn read(&mut self, chunk: u64) -> Result<Option<Batch>, DataError> {
         self.announced.retain(|&announced| announced > chunk);
+        self.skipped = 0;
         if self.end.is_some_and(|end| chunk >= end) {
             return Ok(None);
         }
@@ -84,8 +91,7 @@ impl ChunkReader {
             }
         };
         self.last = Some(chunk);
-        self.skipped = parsed.skipped;
-        match parsed.batch {
+        match parsed.rows {
             Ok(None) => {
                 self.end = Some(chunk);
                 self.pipeline = None;
@@ -94,7 +100,10 @@ impl ChunkReader {
                     _ => Ok(None),
                 }
             }
-            Ok(batch) => Ok(batch),
+            Ok(Some(Rows { batch, skipped })) => {
+                self.skipped = skipped;
+                Ok(Some(batch))
+            }
             Err(error) => {
                 self.pipeline = None;
                 Err(error)
@@ -112,8 +121,9 @@ impl ChunkReader {
         }
     }
 
-    /// Bad rows left out from the beginning of the part to the end of the chunk read last, those of chunks
-    /// that were passed over included. 0 unless `BadRows::Skip` is set.
+    /// Bad rows left out of the chunk read last: those from its first row to the first row of the next chunk, or
+    /// to the end of the part; in chunk 0 also those before its first row. So each bad row of the part counts with
+    /// one chunk, and with the same one whoever reads it. 0 unless `BadRows::Skip` is set.
     pub fn skipped(&self) -> u64 {
         self.skipped
     }
@@ -256,12 +266,12 @@ impl Parser {
     fn run(mut self, wanted: &Receiver<u64>, parsed: &SyncSender<Parsed>) {
         while let Ok(chunk) = wanted.recv() {
             let unwanted = self.ended || chunk < self.floor.load(Ordering::Relaxed);
-            let batch = match unwanted {
+            let rows = match unwanted {
                 true => Ok(None),
                 false => self.parse(chunk),
             };
-            let result = Parsed { chunk, skipped: self.rows.as_ref().map_or(0, |rows| rows.skipped()), batch };
-            if result.batch.is_err() {
+            let result = Parsed { chunk, rows };
+            if result.rows.is_err() {
                 // Nobody may have asked for this chunk in earnest; the next one starts from the top.
                 self.rows = None;
                 self.at = 0;
@@ -272,7 +282,7 @@ impl Parser {
         }
     }
 
-    fn parse(&mut self, chunk: u64) -> Result<Option<Batch>, DataError> {
+    fn parse(&mut self, chunk: u64) -> Result<Option<Rows>, DataError> {
         let rows = match &mut self.rows {
             Some(rows) => rows,
             none => none.insert(self.dataset.cursor(&self.stop)?),
@@ -283,6 +293,11 @@ impl Parser {
             self.ended = true;
             return Ok(None);
         }
+        if before > 0 {
+            // They count with the chunk before.
+            rows.pass_over_bad()?;
+        }
+        let skipped_before = rows.skipped();
         let mut batch = self.dataset.empty_batch();
         batch.reserve(chunk_rows.min(1 << 16) as usize);
         self.at = chunk + 1;
@@ -290,12 +305,15 @@ impl Parser {
             self.ended = true;
             return Ok(None);
         }
-        Ok(Some(match self.plan.shuffle {
+        rows.pass_over_bad()?;
+        let skipped = rows.skipped() - skipped_before;
+        let batch = match self.plan.shuffle {
             Some(seed) => {
                 let order = chunk_permutation(seed, self.plan.epoch, chunk, batch.samples as u32);
                 batch.permute(&order)
             }
             None => batch,
-        }))
+        };
+        Ok(Some(Rows { batch, skipped }))
     }
 }

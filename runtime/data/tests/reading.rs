@@ -365,7 +365,8 @@ fn skipped_bad_rows_leave_no_gap_and_are_counted_the_same_by_everyone() {
             assert_eq!(fresh.read(chunk as u64).unwrap().unwrap(), expected(rows));
             assert_eq!(fresh.skipped(), reader.skipped());
         }
-        assert_eq!(skipped, [1, 3, 4, 4, 4, 5]);
+        assert_eq!(skipped, [1, 2, 1, 0, 0, 1]);
+        assert_eq!((reader.read(6).unwrap(), reader.skipped()), (None, 0));
         assert_eq!(dataset.count_rows().unwrap(), 60);
 
         let limited = SourceConfig { bad_rows: BadRows::Skip { limit: 3 }, ..config };
@@ -374,6 +375,37 @@ fn skipped_bad_rows_leave_no_gap_and_are_counted_the_same_by_everyone() {
         let message = reader.read(2).unwrap_err().to_string();
         assert!(message.starts_with("more than 3 bad rows were skipped; the last: "), "{message}");
         assert!(message.contains(" 31, column `y`") || message.contains(" 32, column `y`"), "{message}");
+    }
+}
+
+/// Chunks that end before bad rows, at the end of the part, and anywhere else.
+#[test]
+fn every_bad_row_counts_with_one_chunk_whoever_reads_it() {
+    let folder = Folder::new();
+    let (configs, good) = with_bad_rows(&folder);
+    let split = Split::Time { column: "when".into(), test_from: TimeBound::Number(1030.0) };
+    let skip = |config: SourceConfig| SourceConfig { bad_rows: BadRows::Skip { limit: 9 }, ..config };
+    for config in configs.into_iter().map(skip) {
+        let whole = Dataset::open(config.clone(), schema()).unwrap();
+        let train = SourceConfig { split: Some(split.clone()), part: Part::Train, ..config };
+        let train = Dataset::open(train, schema()).unwrap();
+        let test = train.part(Part::Test).unwrap();
+        for (dataset, bad) in [(&whole, 5), (&train, 3), (&test, 2)] {
+            for chunk_rows in 1..=good.len() as u64 + 1 {
+                let mut alone = dataset.reader(plan(chunk_rows)).unwrap();
+                let counts: Vec<u64> = (0..).map_while(|c| alone.read(c).unwrap().map(|_| alone.skipped())).collect();
+                assert_eq!(counts.iter().sum::<u64>(), bad, "chunks of {chunk_rows}");
+                for loaders in [2, 3] {
+                    for first in 0..loaders {
+                        let mut loader = dataset.reader(plan(chunk_rows)).unwrap();
+                        for (chunk, count) in counts.iter().enumerate().skip(first).step_by(loaders) {
+                            loader.read(chunk as u64).unwrap().unwrap();
+                            assert_eq!(loader.skipped(), *count, "chunk {chunk} of {chunk_rows} rows");
+                        }
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -225,7 +225,9 @@ impl FrozenStore {
                 FrozenRows::Saved => return Err(StoreError::SavedAlready { slot }),
             }
         };
-        Ok(snapshot::write(&self.store.config, slot, &rows))
+        let snapshot = snapshot::write(&self.store.config, slot, &rows);
+        self.store.has_worked();
+        Ok(snapshot)
     }
 
     /// The save is complete everywhere: later changes are counted from its instant.

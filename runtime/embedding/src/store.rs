@@ -11,7 +11,7 @@ use crate::table::{Group, LookupCounts, Missing, Table, UpdateCounts};
 use crate::{FeatureKey, GroupId, RowSpec, Slot, SlotContent, SnapshotError, StoreConfig, StoreError, slot_of};
 use sha2::{Digest as _, Sha256};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// A SHA-256 of rows.
@@ -40,6 +40,8 @@ pub struct Store {
     pub(crate) saves: Mutex<Saves>,
     /// Whether removals are remembered; see [`Store::track_changes`].
     pub(crate) tracking: AtomicBool,
+    /// See [`Store::work_done`].
+    work: AtomicU64,
 }
 
 /// One slot, on cache lines of its own.
@@ -126,6 +128,7 @@ impl Store {
             slots: tables.into_iter().map(slot).collect(),
             saves: Mutex::default(),
             tracking: AtomicBool::new(false),
+            work: AtomicU64::new(0),
         }
     }
 
@@ -261,6 +264,7 @@ impl Store {
     pub fn clear_slot(&self, slot: Slot) -> Result<u64, StoreError> {
         let empty = empty_tables(&self.groups, slot);
         let old = self.cell(slot)?.lock().replace(empty);
+        self.has_worked();
         Ok(rows_of(&old))
     }
 
@@ -323,6 +327,7 @@ impl Store {
                 restored.removed = snapshot.removed.iter().map(|keys| keys.len() as u64).sum();
             }
         }
+        self.has_worked();
         Ok(restored)
     }
 
@@ -351,6 +356,7 @@ impl Store {
             hasher.update(layout.value_bytes(row));
             hasher.update(bytemuck::cast_slice::<f32, u8>(layout.state(row)));
         }
+        self.has_worked();
         Ok(hasher.finalize().into())
     }
 
@@ -382,6 +388,18 @@ impl Store {
             visit(group, key, values, layout.state(row));
         }
         Ok(())
+    }
+
+    /// Rises with every slot that is cleared, restored, saved or digested. To go through all slots takes long where there are many rows:
+    /// by this number whoever waits for it knows that it goes on.
+    #[must_use]
+    pub fn work_done(&self) -> u64 {
+        self.work.load(Ordering::Relaxed)
+    }
+
+    /// A slot was gone through.
+    pub(crate) fn has_worked(&self) {
+        self.work.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Rows in the whole store.
@@ -454,7 +472,7 @@ impl Store {
         &self.layouts
     }
 
-    fn copy_slot(&self, slot: Slot) -> Result<SlotRows, StoreError> {
+    pub(crate) fn copy_slot(&self, slot: Slot) -> Result<SlotRows, StoreError> {
         let state = self.cell(slot)?.lock();
         Ok(SlotRows { groups: state.tables.iter().map(Table::copy_rows).collect(), removed: None })
     }

@@ -305,3 +305,28 @@ fn what_is_saved_is_one_instant_however_busy_the_store_is() {
         stop.store(true, Ordering::Relaxed);
     });
 }
+
+/// Whoever waits for a restore, a save or the digest of many rows sees that it goes on; training does not count.
+#[test]
+fn every_slot_that_is_gone_through_counts_as_work() {
+    let store = store();
+    let mut before = store.work_done();
+    let mut slots_since = || store.work_done() - std::mem::replace(&mut before, store.work_done());
+    insert(&store, GroupId(0), key(1));
+    update(&store, GroupId(0), key(1), 1);
+    assert_eq!(slots_since(), 0);
+    digests(&store);
+    assert_eq!(slots_since(), u64::from(SLOTS));
+    let frozen = store.freeze(SaveId(1), SaveScope::Everything).unwrap();
+    let snapshots = save_all(&frozen);
+    frozen.complete();
+    assert_eq!(slots_since(), u64::from(SLOTS));
+    store.clear_slot(Slot(0)).unwrap();
+    assert_eq!(slots_since(), 1);
+    for snapshot in &snapshots {
+        store.restore_slot(snapshot.as_bytes()).unwrap();
+    }
+    assert_eq!(slots_since(), u64::from(SLOTS));
+    assert!(store.restore_slot(&[]).is_err());
+    assert_eq!(slots_since(), 0);
+}

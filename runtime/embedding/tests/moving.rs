@@ -42,6 +42,36 @@ fn whole_and_then_changes_bring_a_slot_to_the_state_of_its_source() {
 }
 
 #[test]
+fn a_slot_in_parts_of_any_size_comes_to_the_state_of_its_source() {
+    let source = store();
+    train(&source, 0, &(1..=23).collect::<Vec<_>>(), 1);
+    train(&source, 1, &(5..=17).collect::<Vec<_>>(), 1);
+    let whole = source.snapshot_slot(Slot(0)).unwrap();
+    let empty = store().snapshot_slot(Slot(0)).unwrap().as_bytes().len();
+    let mut numbers = Vec::new();
+    for most in [0, 1, 50, 100, 333, 1_000, 100_000] {
+        let parts = source.snapshot_slot_in_parts(Slot(0), most).unwrap();
+        let target = store();
+        // What a slot had before it came, as when an earlier migration was given up.
+        train(&target, 0, &[2, 99], 1);
+        for (number, part) in parts.iter().enumerate() {
+            let expected = if number == 0 { SlotContent::Whole } else { SlotContent::Changes };
+            assert_eq!((part.content(), part.removed()), (expected, 0));
+            assert!(part.rows() == 1 || part.as_bytes().len() <= most + empty, "{most}: {}", part.as_bytes().len());
+            target.restore_slot(part.as_bytes()).unwrap();
+        }
+        assert_eq!(target.snapshot_slot(Slot(0)).unwrap(), whole, "{most}");
+        assert!(most > 0 || source.rows_within(most) == 1);
+        numbers.push(parts.len());
+    }
+    assert_eq!((numbers[0], numbers[1], numbers[6]), (36, 36, 1));
+    assert!(numbers.is_sorted_by(|more, fewer| more >= fewer), "{numbers:?}");
+    let empty = store().snapshot_slot_in_parts(Slot(0), 0).unwrap();
+    assert_eq!(empty, [store().snapshot_slot(Slot(0)).unwrap()]);
+    assert!(source.snapshot_slot_in_parts(Slot(2), 100).is_err());
+}
+
+#[test]
 fn a_slot_weighs_its_rows_and_unknown_names_are_refused() {
     let store = store();
     train(&store, 0, &[1, 2, 3], 1);

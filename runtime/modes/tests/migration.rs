@@ -125,14 +125,46 @@ struct Write {
     key: u32,
 }
 
+/// Packages of a slot that are sent one after the other, each when the one before has arrived.
+struct Packages {
+    migration: MigrationId,
+    to: u16,
+    /// The next one's number.
+    next: u64,
+    rows: VecDeque<Rows>,
+    /// Of the slot's first packages, not of changes.
+    copies: bool,
+}
+
 struct Server {
     holder: SlotHolder<u32>,
+    sending: BTreeMap<Slot, Packages>,
     sealing: Option<MigrationId>,
     staged: BTreeMap<Slot, Rows>,
     /// Outlive a crash.
     rows: BTreeMap<Slot, Rows>,
     epoch: Epoch,
     ended: MigrationId,
+}
+
+impl Server {
+    fn send_next(&mut self, index: u16, slot: Slot) -> Option<(Node, Message)> {
+        let packages = self.sending.get_mut(&slot)?;
+        let rows = packages.rows.pop_front()?;
+        let (migration, sequence) = (packages.migration, packages.next);
+        packages.next += 1;
+        Some((Node::Server(packages.to), Message::Put { from: index, migration, slot, sequence, rows }))
+    }
+}
+
+/// Of at most so many keys each; one without any, if there are none.
+fn in_parts(rows: Rows, most: usize) -> VecDeque<Rows> {
+    let mut rows = rows.into_iter().peekable();
+    let mut parts = VecDeque::new();
+    while parts.is_empty() || rows.peek().is_some() {
+        parts.push_back(rows.by_ref().take(most).collect());
+    }
+    parts
 }
 
 struct Worker {
@@ -178,6 +210,7 @@ impl World {
         let servers = (0..MOST_SERVERS as u16)
             .map(|server| Server {
                 holder: SlotHolder::new(server, &map),
+                sending: BTreeMap::new(),
                 sealing: None,
                 staged: BTreeMap::new(),
                 rows: map.slots_of(server).map(|slot| (slot, Rows::new())).collect(),
@@ -295,6 +328,7 @@ impl World {
         let forgets = bug == Bug::ForgetsAChange && self.random.below(8) == 0;
         let loses = bug == Bug::AcknowledgesWhatItLost && self.random.below(4) == 0;
         let pumps = self.random.below(2) == 0;
+        let most = 1 + self.random.below(KEYS as usize);
         let own = &mut self.servers[usize::from(index)];
         let mut out = Vec::new();
         match message {
@@ -302,8 +336,10 @@ impl World {
                 if own.holder.begin_copy(migration, slot, to).is_err() {
                     return vec![(Node::Coordinator, Message::Refused { migration })];
                 }
-                let rows = own.rows[&slot].clone();
-                out.push((Node::Server(to), Message::Put { from: index, migration, slot, sequence: 0, rows }));
+                let rows = in_parts(own.rows[&slot].clone(), most);
+                own.holder.cut(migration, slot, rows.len() as u64);
+                own.sending.insert(slot, Packages { migration, to, next: 0, rows, copies: true });
+                out.extend(own.send_next(index, slot));
             }
             Message::Order(Order::Seal { migration, slots, .. }) => {
                 if bug == Bug::ServesOnAfterSealing {
@@ -354,8 +390,12 @@ impl World {
             }
             Message::PutAnswer { migration, slot, sequence, .. } => {
                 own.holder.acknowledged(migration, slot, sequence);
-                if sequence == 0 {
-                    out.push((Node::Coordinator, Message::Copied { migration, slot }));
+                let under_way = own.sending.get(&slot);
+                if let Some(sent) = under_way.filter(|sent| (sent.migration, sent.next) == (migration, sequence + 1)) {
+                    if sent.copies && sent.rows.is_empty() {
+                        out.push((Node::Coordinator, Message::Copied { migration, slot }));
+                    }
+                    out.extend(own.send_next(index, slot));
                 }
             }
             Message::Write { worker, write, epoch } => {
@@ -378,11 +418,17 @@ impl World {
             other => panic!("a server got {other:?}"),
         }
         if pumps || own.sealing.is_some() {
-            for Changes { migration, slot, to, sequence, keys } in own.holder.take_changes() {
+            let mut slots = BTreeSet::new();
+            for Changes { migration, slot, to, sequence, keys } in own.holder.take_changes(most) {
                 let row = |key: u32| own.rows[&slot].get(&key).map(|row| (key, row.clone()));
                 let rows = keys.into_iter().filter_map(row).collect();
-                out.push((Node::Server(to), Message::Put { from: index, migration, slot, sequence, rows }));
+                if slots.insert(slot) {
+                    let packages = Packages { migration, to, next: sequence, rows: VecDeque::new(), copies: false };
+                    own.sending.insert(slot, packages);
+                }
+                own.sending.get_mut(&slot).unwrap().rows.push_back(rows);
             }
+            out.extend(slots.into_iter().filter_map(|slot| own.send_next(index, slot)));
         }
         if let Some(migration) = own.sealing.take_if(|migration| own.holder.is_drained(*migration)) {
             out.push((Node::Coordinator, Message::Sealed { migration, server: index }));
@@ -439,6 +485,7 @@ impl World {
         if let Node::Server(index) = node {
             let own = &mut self.servers[usize::from(index)];
             own.staged.clear();
+            own.sending.clear();
             own.sealing = None;
             own.holder = SlotHolder::restarted(index, SLOTS, own.epoch, own.rows.keys().copied());
             if self.bug == Bug::ServesBeforeItIsRegistered {

@@ -139,8 +139,9 @@ impl EmbeddingWorker {
         if !(ids + 2..=ids + 3).contains(&tensors.len()) {
             return Err(RoleError::Tensors { message: "put_batch", expected: ids + 2, found: tensors.len() });
         }
-        self.until("a place for a batch", || self.lock_positions().admits(key.position, self.window).then_some(()))
-            .await?;
+        // As long as training rests, be it for an evaluation of hours or for a worker whose node is still to come. Whether it
+        // rests for too long is for those to say who watch the job's progress.
+        self.wait(|| self.lock_positions().admits(key.position, self.window).then_some(())).await;
         let rest = tensors.split_off(ids);
         let layout = Arc::clone(&self.layout);
         let prepared = self.work("preparation of ids", move || prepare(samples, tensors, &layout)).await??;
@@ -407,17 +408,19 @@ impl EmbeddingWorker {
     }
 
     /// Waits until `ready` gives something; asked again at every change.
-    async fn until<T>(&self, what: &'static str, ready: impl Fn() -> Option<T>) -> Result<T, RoleError> {
-        let waiting = async {
-            loop {
-                let changed = self.changed.notified();
-                if let Some(value) = ready() {
-                    return value;
-                }
-                changed.await;
+    async fn wait<T>(&self, ready: impl Fn() -> Option<T>) -> T {
+        loop {
+            let changed = self.changed.notified();
+            if let Some(value) = ready() {
+                return value;
             }
-        };
-        tokio::time::timeout(CALL_DEADLINE, waiting).await.map_err(|_| RoleError::Task {
+            changed.await;
+        }
+    }
+
+    /// As [`Self::wait`], for as long as a call may take.
+    async fn until<T>(&self, what: &'static str, ready: impl Fn() -> Option<T>) -> Result<T, RoleError> {
+        tokio::time::timeout(CALL_DEADLINE, self.wait(ready)).await.map_err(|_| RoleError::Task {
             what: "an embedding worker's wait",
             reason: format!("{what} did not come within {CALL_DEADLINE:?}"),
         })

@@ -63,20 +63,22 @@ impl EmbeddingWorkers {
         request: R,
         tensors: Vec<Tensor>,
     ) -> Result<(R::Reply, Vec<Tensor>), RoleError> {
-        self.call_if_there(index, request, tensors).await?.ok_or_else(|| {
+        self.call_if_there(index, request, tensors, CALL_DEADLINE).await?.ok_or_else(|| {
             let reason = format!("there is no embedding worker {index}");
             RoleError::Inconsistent { message: "map", reason }
         })
     }
 
-    /// As [`Self::call`]; `None`, if the job goes on without an embedding worker of this number: what it was to be given is trained.
+    /// As [`Self::call`], and for as long as `patience` allows; `None`, if the job goes on without an embedding worker of this number:
+    /// what it was to be given is trained.
     pub(crate) async fn call_if_there<R: Request + Clone>(
         &self,
         index: usize,
         request: R,
         tensors: Vec<Tensor>,
+        patience: Duration,
     ) -> Result<Option<(R::Reply, Vec<Tensor>)>, RoleError> {
-        let until = Instant::now() + CALL_DEADLINE;
+        let until = Instant::now() + patience;
         let mut reached = REACHED_AT_FIRST;
         loop {
             let Some(channel) = self.channel(index) else {
@@ -89,11 +91,11 @@ impl EmbeddingWorkers {
             let gone = if let Address::Local(_) = channel.address() {
                 // It lives and dies with this process, unless it is one that has left: nothing is copied to be sent again.
                 match channel.ready(REACHED).await {
-                    Ok(()) => return message::call(&channel, request, tensors, CALL_DEADLINE).await.map(Some),
+                    Ok(()) => return message::call(&channel, request, tensors, patience).await.map(Some),
                     Err(gone) => gone,
                 }
             } else {
-                match answer(&channel, request.clone(), tensors.clone(), reached).await {
+                match answer(&channel, request.clone(), tensors.clone(), (reached, patience)).await {
                     Err(RoleError::Wire(gone)) if is_gone(&gone) && Instant::now() < until => gone,
                     answered => return answered.map(Some),
                 }
@@ -148,7 +150,7 @@ async fn answer<R: Request>(
     channel: &Channel,
     request: R,
     tensors: Vec<Tensor>,
-    reached: Duration,
+    (reached, patience): (Duration, Duration),
 ) -> Result<(R::Reply, Vec<Tensor>), RoleError> {
     let gone = async {
         let mut reached = reached;
@@ -161,7 +163,7 @@ async fn answer<R: Request>(
         }
     };
     tokio::select! {
-        answered = message::call(channel, request, tensors, CALL_DEADLINE) => answered,
+        answered = message::call(channel, request, tensors, patience) => answered,
         gone = gone => Err(gone.into()),
     }
 }

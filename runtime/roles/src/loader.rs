@@ -23,7 +23,7 @@ use crate::embedding_workers::EmbeddingWorkers;
 use crate::error::RoleError;
 use crate::metrics::LoaderMetrics;
 use crate::parameter_server::blocking;
-use crate::plan::{CALL_DEADLINE, JobPlan};
+use crate::plan::{CALL_DEADLINE, JobPlan, WHOLE_JOB};
 use crate::turns::{Piece, Turns};
 
 /// Chunks read and not yet sent.
@@ -259,13 +259,12 @@ impl Loader {
         Ok(blocking("opening of the data", move || Dataset::open(source, schema)).await??)
     }
 
-    /// The rows of a chunk (`None` past the end), and how many bad rows were skipped on the way.
+    /// The rows of a chunk (`None` past the end), and how many bad rows were left out of it.
     async fn read(&self, mut reader: ChunkReader, chunk: u64) -> Result<(ChunkReader, Option<Batch>, u64), RoleError> {
         let started = Instant::now();
         let (reader, rows, skipped) = blocking("reading of data", move || {
-            let before = reader.skipped();
             let rows = reader.read(chunk);
-            let skipped = reader.skipped() - before;
+            let skipped = reader.skipped();
             (reader, rows, skipped)
         })
         .await?;
@@ -356,8 +355,8 @@ impl Loader {
         let samples = rows.samples as u32;
         let tensors = blocking("removal of duplicate ids", move || cut(rows)).await??;
         let put = v1::PutBatch { batch: Some(key.write()), samples, global_samples: global_samples as u32 };
-        // One that has left needs no pieces any more, which may be sent twice.
-        self.peers.embedding_workers.call_if_there(embedding_worker, put, tensors).await.map(drop)
+        // One that has left needs no pieces any more, which may be sent twice. It takes this one in when training gets there.
+        self.peers.embedding_workers.call_if_there(embedding_worker, put, tensors, WHOLE_JOB).await.map(drop)
     }
 }
 

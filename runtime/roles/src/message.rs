@@ -52,7 +52,7 @@ requests! {
     6 "evaluation_lease" EvaluationLeaseRequest => v1::EvaluationLeaseReply;
     7 "evaluation_chunk_report" EvaluationChunkReport => v1::Reported;
     8 "pull" PullRequest => v1::PullReply;
-    9 "evaluation_share" EvaluationShare => Done;
+    9 "evaluation_share" EvaluationShare => v1::EvaluationRows;
     10 "progress" Progress => Done;
     11 "training_done" TrainingDone => Done;
     12 "job_end" JobEndRequest => v1::JobEnd;
@@ -91,6 +91,8 @@ requests! {
     45 "put_slots" PutSlots => Done;
     46 "adopt_map" AdoptMap => v1::AdoptedMap;
     47 "release_slots" ReleaseSlots => Done;
+    50 "work" WorkRequest => v1::Work;
+    51 "evaluation_part" EvaluationPart => v1::EvaluationRows;
 }
 
 /// Sends `request` with `tensors` and waits for the answer.
@@ -122,22 +124,30 @@ pub(crate) async fn call_with<R: Request>(
 pub(crate) async fn call_server<R: Request + Clone>(
     server: &Channel,
     request: R,
+    tensors: impl FnMut() -> Result<Vec<Tensor>, RoleError>,
+) -> Result<(R::Reply, Vec<Tensor>), RoleError> {
+    call_server_within(server, request, tensors, CALL_DEADLINE).await
+}
+
+/// As [`call_server`], for as long as `patience` allows.
+pub(crate) async fn call_server_within<R: Request + Clone>(
+    server: &Channel,
+    request: R,
     mut tensors: impl FnMut() -> Result<Vec<Tensor>, RoleError>,
+    patience: Duration,
 ) -> Result<(R::Reply, Vec<Tensor>), RoleError> {
     let asking = async {
         loop {
-            match call(server, request.clone(), tensors()?, CALL_DEADLINE).await {
+            match call(server, request.clone(), tensors()?, patience).await {
                 // The next call finds the one who has taken its place, or waits for it.
                 Err(RoleError::Wire(WireError::Closed { .. })) => tokio::time::sleep(ASK_AGAIN).await,
                 answered => return answered,
             }
         }
     };
-    let silent = || RoleError::Task {
-        what: "a call of a parameter server",
-        reason: format!("no answer within {CALL_DEADLINE:?}"),
-    };
-    tokio::time::timeout(CALL_DEADLINE, asking).await.map_err(|_| silent())?
+    let silent =
+        || RoleError::Task { what: "a call of a parameter server", reason: format!("no answer within {patience:?}") };
+    tokio::time::timeout(patience, asking).await.map_err(|_| silent())?
 }
 
 /// Reads the request in `frame`; a malformed one is refused.

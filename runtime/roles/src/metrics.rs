@@ -206,14 +206,23 @@ impl PsMetrics {
 pub fn reference_markdown() -> String {
     let mut text = String::from(
         "# Metrics\n\nServed on `/metrics` by every process. Times are histograms in seconds, staleness in global steps; every metric of a role has the label \
-         `replica`. The wire's own metrics (`rectrain_wire_*`: bytes and frames by kind of message, times of calls, refusals by reason, \
-         calls in flight) come with them.\n\n| metric | kind | meaning |\n|---|---|---|\n",
+         `replica`.\n",
     );
-    for (name, kind, help) in REFERENCE {
+    tabulate(&mut text, REFERENCE);
+    text.push_str(
+        "\n## The wire\n\nWhat the process says to others of the job, and they to it. Who makes a call counts it as a call, who serves it as a request. \
+         Between roles of one process nothing is serialized: such frames have 0 bytes.\n",
+    );
+    tabulate(&mut text, rectrain_wire::METRICS_REFERENCE);
+    text
+}
+
+fn tabulate(text: &mut String, metrics: &[(&str, &str, &str)]) {
+    text.push_str("\n| metric | kind | meaning |\n|---|---|---|\n");
+    for (name, kind, help) in metrics {
         let kind = if matches!(*kind, "seconds" | "steps") { "histogram" } else { kind };
         text.push_str(&format!("| `{name}` | {kind} | {help} |\n"));
     }
-    text
 }
 
 fn metrics_error(error: prometheus::Error) -> RoleError {

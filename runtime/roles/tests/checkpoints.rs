@@ -5,14 +5,16 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use prometheus::Registry;
 use rectrain_roles::RoleError;
+use rectrain_roles::coordinator::Coordinator;
 use rectrain_roles::events::{EventLog, JobEvent, Summary};
-use rectrain_roles::local::run_in_process;
-use rectrain_roles::metrics::RoleMetrics;
+use rectrain_roles::local::{run_in_process, run_with};
+use rectrain_roles::metrics::{CoordinatorMetrics, RoleMetrics};
 
 use crate::common::plan;
 
@@ -38,9 +40,12 @@ fn train(
                 std::future::pending::<()>().await;
             }
         };
-        let slow = BTreeMap::new();
+        let plan = Arc::new(plan(changes));
+        // Checkpoints are left out where training is faster than the disk, and it must not end before the crash.
+        let workers = if crash_after.is_some() { plan.replicas.dense_workers } else { 0 };
+        let slow = (0..workers).map(|rank| (rank, 6.0)).collect();
         tokio::select! {
-            summary = run_in_process(Arc::new(plan(changes)), run, &slow, events.clone(), metrics) => summary.map(Some),
+            summary = run_in_process(plan, run, &slow, events.clone(), metrics) => summary.map(Some),
             () = crash => Ok(None),
         }
     });
@@ -65,6 +70,33 @@ fn resumed(events: &[JobEvent]) -> Option<u64> {
 
 fn path_of(folder: &Path) -> String {
     format!("spec.checkpoint.path={}", folder.join("checkpoints").display())
+}
+
+/// The checkpoints that exist, by rising step. On a busy machine some may be left out because the one before is still being written.
+fn finished(folder: &Path) -> Vec<PathBuf> {
+    let steps = std::fs::read_dir(folder.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path());
+    let mut steps: Vec<_> = steps.filter(|step| step.join("manifest.json").exists()).collect();
+    steps.sort();
+    steps
+}
+
+fn name(checkpoint: &Path) -> String {
+    checkpoint.file_name().unwrap().to_str().unwrap().to_owned()
+}
+
+/// Of a full one.
+fn step_of(checkpoint: &Path) -> Option<u64> {
+    name(checkpoint).trim_start_matches("step-").parse().ok()
+}
+
+/// Changes a bit in the middle of a checkpoint's file of this name.
+fn damage(checkpoint: &Path, file: &str) {
+    let files = std::fs::read_dir(checkpoint).unwrap().map(|entry| entry.unwrap().path());
+    let file = files.into_iter().find(|path| path.display().to_string().contains(file)).unwrap();
+    let mut bytes = std::fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
 }
 
 /// 2 epochs of 2000 rows in batches of 96: 42 steps, the 21st and the last of 80 rows; chunks of 5 batches.
@@ -206,23 +238,78 @@ fn a_damaged_checkpoint_is_passed_over_by_name_and_the_one_before_is_used() {
     let path = path_of(folder.path());
     let job = [&*path, "spec.checkpoint.everySteps=10", "spec.checkpoint.fullEvery=1", "spec.roles.ps.replicas=2"];
     train("crashed", &job, Some(3)).unwrap();
-    // On a busy machine a checkpoint may be left out because the one before is still being written.
-    let steps = std::fs::read_dir(folder.path().join("checkpoints")).unwrap().map(|entry| entry.unwrap().path());
-    let mut steps: Vec<_> = steps.filter(|step| step.join("manifest.json").exists()).collect();
-    steps.sort();
+    let steps = finished(folder.path());
     let [before, newest] = &steps[steps.len() - 2..] else { panic!("{steps:?}") };
-    let name = |step: &Path| step.file_name().unwrap().to_str().unwrap().to_owned();
-    let rows = std::fs::read_dir(newest).unwrap().map(|entry| entry.unwrap().path());
-    let rows = rows.into_iter().find(|file| file.display().to_string().contains("rows-00001")).unwrap();
-    let mut bytes = std::fs::read(&rows).unwrap();
-    let middle = bytes.len() / 2;
-    bytes[middle] ^= 1;
-    std::fs::write(&rows, bytes).unwrap();
+    damage(newest, "rows-00001");
     let (after, events) = train("crashed", &job, None).unwrap();
     let warned = |event: &JobEvent| matches!(event, JobEvent::Warning { message } if message.contains("rows-00001") && message.contains(&name(newest)));
     assert!(events.iter().any(warned), "{events:?}");
-    assert_eq!(resumed(&events), name(before).trim_start_matches("step-").parse().ok());
+    assert_eq!(resumed(&events), step_of(before));
     assert_eq!(after.unwrap().parameters_sha256, alone.parameters_sha256);
+}
+
+/// With `keep: 1` the damaged one would be the only one that is kept until training is as far again as it was.
+#[test]
+fn a_damaged_checkpoint_does_not_cost_the_ones_that_are_written_after_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = path_of(folder.path());
+    let job = [&*path, "spec.checkpoint.fullEvery=1"];
+    train("crashed", &[&job[..], &["spec.checkpoint.everySteps=10"]].concat(), Some(3)).unwrap();
+    let steps = finished(folder.path());
+    let [before, newest] = &steps[steps.len() - 2..] else { panic!("{steps:?}") };
+    damage(newest, "rows-00000");
+    let often = [&job[..], &["spec.checkpoint.everySteps=3", "spec.checkpoint.keep=1"]].concat();
+    let (_, events) = train("crashed", &often, Some(2)).unwrap();
+    assert_eq!(resumed(&events), step_of(before));
+    let (_, again) = train("crashed", &often, None).unwrap();
+    assert!(resumed(&again) >= saved_steps(&events).first().copied(), "{again:?}");
+    assert!(resumed(&again) > step_of(before), "{again:?}");
+}
+
+/// As a drained node asks for them: each is told of a checkpoint that begins after it has asked, and none is refused because another is
+/// being written.
+#[test]
+fn whoever_asks_for_a_checkpoint_gets_one_however_many_ask() {
+    let folder = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let metrics = RoleMetrics::new(Registry::new()).unwrap();
+        let plan = Arc::new(plan(&[
+            &path_of(folder.path()),
+            "spec.checkpoint.everySteps=7",
+            "spec.data.synthetic.rows=100000000",
+            "spec.roles.ps.replicas=2",
+        ]));
+        let own = CoordinatorMetrics::of(&metrics, 0);
+        let coordinator = Coordinator::start(Arc::clone(&plan), "test", None, EventLog::default(), own).await.unwrap();
+        let coordinator = Arc::new(coordinator);
+        let slow = BTreeMap::new();
+        let training = run_with(plan, &slow, Arc::clone(&coordinator), metrics);
+        let ask = |number: u32| {
+            let coordinator = &coordinator;
+            async move {
+                tokio::time::sleep(Duration::from_millis(u64::from(number) * 7)).await;
+                let since = coordinator.status().step;
+                (since, coordinator.save_now().await)
+            }
+        };
+        let asking = async {
+            while coordinator.status().samples == 0 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            futures::future::join_all((0..12).map(ask)).await
+        };
+        let told = tokio::select! {
+            ended = training => panic!("training has ended: {:?}", ended.map(|summary| summary.steps)),
+            told = tokio::time::timeout(Duration::from_secs(120), asking) => told.expect("checkpoints in time"),
+        };
+        for (since, saved) in told {
+            let saved = saved.expect("none is refused");
+            let step = saved.trim_start_matches("step-").trim_end_matches("-delta").parse::<u64>().unwrap();
+            assert!(step >= since, "{saved} was given to one that asked at step {since}");
+        }
+    });
+    runtime.shutdown_background();
 }
 
 #[test]

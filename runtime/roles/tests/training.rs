@@ -419,6 +419,59 @@ fn the_coordinator_knows_how_fast_each_dense_worker_computes() {
     });
 }
 
+/// Without a barrier no worker counts steps, and batches are the progress.
+#[test]
+fn a_job_without_a_barrier_is_not_idle_while_it_trains() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let metrics = RoleMetrics::new(Registry::new()).unwrap();
+        let plan = Arc::new(plan(&[
+            "spec.training.mode=gba",
+            "spec.roles.denseWorker.replicas=2",
+            "spec.data.synthetic.rows=100000000",
+        ]));
+        let own = CoordinatorMetrics::of(&metrics, 0);
+        let coordinator = Coordinator::start(Arc::clone(&plan), "test", None, EventLog::default(), own).await.unwrap();
+        let coordinator = Arc::new(coordinator);
+        let slow = BTreeMap::from([(1, 2.0)]);
+        let training = run_with(plan, &slow, Arc::clone(&coordinator), metrics);
+        let watching = async {
+            while coordinator.status().samples == 0 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            coordinator.status().idle_seconds.unwrap()
+        };
+        let idle = tokio::select! {
+            ended = training => panic!("training has ended: {:?}", ended.map(|summary| summary.steps)),
+            idle = tokio::time::timeout(Duration::from_secs(120), watching) => idle.expect("it trains"),
+        };
+        assert!(idle < 1.5, "idle for {idle} s");
+    });
+}
+
+/// Each bad row counts once an epoch, whichever loader reads its chunk, and however many there are.
+#[test]
+fn bad_rows_that_are_skipped_count_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rows.csv");
+    // Bad are every 50th row and the last.
+    let row = |row: u64| if row.is_multiple_of(50) { "?,1\n".to_owned() } else { format!("{},{}\n", row % 2, row % 7) };
+    std::fs::write(&file, format!("label,user\n{}", (0..=1000).map(row).collect::<String>())).unwrap();
+    for (loaders, epochs) in [(1, 1), (3, 1), (2, 3)] {
+        let manifest = format!(
+            "{{apiVersion: rectrain.dev/v1alpha1, kind: RecTrainingJob, metadata: {{name: t}}, spec: {{model: {{kind: lr}},
+             features: {{sparse: [{{name: user}}]}}, data: {{train: {{paths: [{}]}}, badRows: {{action: skip, limit: 30}}}},
+             roles: {{loader: {{replicas: {loaders}}}}}, training: {{globalBatchSize: 20, epochs: {epochs}}}}}}}",
+            file.display()
+        );
+        let manifest = rectrain_crds::load(&manifest, "t.yaml", &[]).unwrap();
+        let (summary, _) = train(JobPlan::new(&manifest.resolved).unwrap()).unwrap();
+        let counts = (summary.samples, summary.skipped_rows);
+        assert_eq!(counts, (980 * epochs, 21 * epochs), "{loaders} loaders, {epochs} epochs");
+    }
+}
+
 /// `mode: auto`: with one worker much slower than the other nobody waits for it any more, and the reason is told.
 #[test]
 fn auto_leaves_sync_when_one_worker_is_slow_and_says_why() {

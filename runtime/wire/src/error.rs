@@ -78,6 +78,10 @@ impl WireError {
         }
     }
 
+    /// What [`Self::label`] gives of calls.
+    pub(crate) const LABELS: [&str; 8] =
+        ["deadline", "closed", "distrusted", "unreachable", "refused", "malformed", "unsendable", "other"];
+
     /// A short label for metrics.
     pub(crate) fn label(&self) -> &'static str {
         match self {
@@ -128,6 +132,19 @@ impl RefusalCode {
         (7, Self::Exhausted),
         (8, Self::Cancelled),
     ];
+
+    /// All that [`Self::label`] gives.
+    pub(crate) fn labels() -> impl Iterator<Item = String> {
+        Self::TABLE.into_iter().map(|(_, code)| code).chain([Self::Application(256)]).map(Self::label)
+    }
+
+    /// A short label for metrics.
+    pub(crate) fn label(self) -> String {
+        match self {
+            Self::Application(_) => "Application".to_owned(),
+            code => format!("{code:?}"),
+        }
+    }
 
     /// The number that travels.
     pub fn number(self) -> u16 {

@@ -15,6 +15,51 @@ use crate::codec::Malformed;
 use crate::error::{RefusalCode, WireError};
 use crate::tls::{self, Stranger};
 
+/// Name, kind and meaning of every metric of the wire, for the reference.
+pub const REFERENCE: &[(&str, &str, &str)] = &[
+    (
+        "rectrain_wire_bytes_total",
+        "counter",
+        "Bytes of frames moved, by `direction` (`in`, `out`) and `kind` of message.",
+    ),
+    ("rectrain_wire_frames_total", "counter", "Frames moved, by `direction` and `kind`."),
+    (
+        "rectrain_wire_call_seconds",
+        "histogram",
+        "Time from a call to its reply, by `kind` of request; failed calls included.",
+    ),
+    ("rectrain_wire_calls_in_flight", "gauge", "Calls waiting for their reply."),
+    (
+        "rectrain_wire_failed_calls_total",
+        "counter",
+        "Calls that failed, by `error`: `deadline`, `closed`, `distrusted`, `unreachable`, `refused`, `malformed`, `unsendable` or `other`.",
+    ),
+    ("rectrain_wire_late_replies_total", "counter", "Replies thrown away because their call had been given up."),
+    ("rectrain_wire_reconnects_total", "counter", "Connections made anew after one was lost."),
+    ("rectrain_wire_requests_in_flight", "gauge", "Requests being served."),
+    (
+        "rectrain_wire_refused_requests_total",
+        "counter",
+        "Requests that a service of this process refused, by `code`: `StaleEpoch`, `NotReady`, …",
+    ),
+    ("rectrain_wire_handler_panics_total", "counter", "Requests whose handler panicked."),
+    (
+        "rectrain_wire_refused_frames_total",
+        "counter",
+        "Frames refused because they are malformed, by `reason`; each closed its connection.",
+    ),
+    (
+        "rectrain_wire_refused_connections_total",
+        "counter",
+        "Connections refused because whoever made them did not show the job's certificate, by `reason`: `certificate`, `protocol` or `silent`.",
+    ),
+    (
+        "rectrain_wire_refused_greetings_total",
+        "counter",
+        "Connections refused because they were meant for a process that was at this address before, or is to be.",
+    ),
+];
+
 /// Bytes and frames of one kind, since the process started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KindTraffic {
@@ -76,53 +121,42 @@ impl WireCounters {
 
     /// Counters that no registry shows.
     pub fn unregistered(kind_name: fn(u16) -> &'static str) -> Result<Arc<Self>, WireError> {
-        let counter = |name: &str, help: &str| IntCounter::new(format!("rectrain_wire_{name}"), help);
-        let gauge = |name: &str, help: &str| IntGauge::new(format!("rectrain_wire_{name}"), help);
-        let by = |name: &str, help: &str, labels: &[&str]| {
-            IntCounterVec::new(Opts::new(format!("rectrain_wire_{name}"), help), labels)
+        let opts = |name: &str| {
+            let name = format!("rectrain_wire_{name}");
+            let help = REFERENCE.iter().find(|(known, _, _)| *known == name).map_or("", |(_, _, help)| help);
+            Opts::new(name, help)
         };
-        let seconds = HistogramOpts::new(
-            "rectrain_wire_call_seconds",
-            "Time from a call to its reply, by kind of request; failed calls included.",
-        )
-        .buckets(prometheus::exponential_buckets(20e-6, 2.5, 15)?);
-        let refused_connections = by(
-            "refused_connections_total",
-            "Connections refused because whoever made them did not show the job's certificate.",
-            &["reason"],
-        )?;
-        // Shown before there is a stranger, so that the first one is an increase.
-        for reason in tls::REASONS {
-            refused_connections.with_label_values(&[reason]);
-        }
-        Ok(Arc::new(Self {
+        let counter = |name: &str| IntCounter::with_opts(opts(name));
+        let gauge = |name: &str| IntGauge::with_opts(opts(name));
+        let by = |name: &str, labels: &[&str]| IntCounterVec::new(opts(name), labels);
+        let seconds = HistogramOpts {
+            common_opts: opts("call_seconds"),
+            buckets: prometheus::exponential_buckets(20e-6, 2.5, 15)?,
+        };
+        let counters = Self {
             kind_name,
-            bytes: by("bytes_total", "Bytes of frames moved.", &["direction", "kind"])?,
-            frames: by("frames_total", "Frames moved.", &["direction", "kind"])?,
+            bytes: by("bytes_total", &["direction", "kind"])?,
+            frames: by("frames_total", &["direction", "kind"])?,
             seconds: HistogramVec::new(seconds, &["kind"])?,
-            refused_frames: by(
-                "refused_frames_total",
-                "Frames refused because they are malformed; each closed its connection.",
-                &["reason"],
-            )?,
-            refused_requests: by(
-                "refused_requests_total",
-                "Requests that a service of this process refused.",
-                &["code"],
-            )?,
-            refused_connections,
-            refused_greetings: counter(
-                "refused_greetings_total",
-                "Connections refused because they were meant for a process that was at this address before, or is to be.",
-            )?,
-            failed_calls: by("failed_calls_total", "Calls that failed.", &["error"])?,
-            calls_in_flight: gauge("calls_in_flight", "Calls waiting for their reply.")?,
-            requests_in_flight: gauge("requests_in_flight", "Requests being served.")?,
-            late_replies: counter("late_replies_total", "Replies thrown away because their call had been given up.")?,
-            reconnects: counter("reconnects_total", "Connections made anew after one was lost.")?,
-            handler_panics: counter("handler_panics_total", "Requests whose handler panicked.")?,
+            refused_frames: by("refused_frames_total", &["reason"])?,
+            refused_requests: by("refused_requests_total", &["code"])?,
+            refused_connections: by("refused_connections_total", &["reason"])?,
+            refused_greetings: counter("refused_greetings_total")?,
+            failed_calls: by("failed_calls_total", &["error"])?,
+            calls_in_flight: gauge("calls_in_flight")?,
+            requests_in_flight: gauge("requests_in_flight")?,
+            late_replies: counter("late_replies_total")?,
+            reconnects: counter("reconnects_total")?,
+            handler_panics: counter("handler_panics_total")?,
             kinds: RwLock::default(),
-        }))
+        };
+        // Shown before there is one to count, so that the first is an increase.
+        let show = |counter: &IntCounterVec, label: &str| drop(counter.with_label_values(&[label]));
+        tls::REASONS.iter().for_each(|reason| show(&counters.refused_connections, reason));
+        Malformed::REASONS.iter().for_each(|reason| show(&counters.refused_frames, reason));
+        RefusalCode::labels().for_each(|code| show(&counters.refused_requests, &code));
+        WireError::LABELS.iter().for_each(|error| show(&counters.failed_calls, error));
+        Ok(Arc::new(counters))
     }
 
     /// The name of a kind.
@@ -213,11 +247,7 @@ impl WireCounters {
     }
 
     pub(crate) fn refused_request(&self, code: RefusalCode) {
-        let label = match code {
-            RefusalCode::Application(_) => "Application".to_owned(),
-            code => format!("{code:?}"),
-        };
-        self.refused_requests.with_label_values(&[&label]).inc();
+        self.refused_requests.with_label_values(&[&code.label()]).inc();
     }
 
     fn of_kind(&self, kind: u16) -> Arc<KindCounters> {
@@ -253,5 +283,26 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.dec();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_metric_of_the_reference_is_shown_from_the_start_and_no_other() {
+        let registry = Registry::new();
+        let counters = WireCounters::register(&registry, |_| "any").unwrap();
+        counters.sent(1, 10);
+        let shown = registry.gather();
+        let shown: BTreeMap<_, _> = shown.iter().map(|family| (family.name(), family.help())).collect();
+        let documented: BTreeMap<_, _> = REFERENCE.iter().map(|(name, _, help)| (*name, *help)).collect();
+        assert_eq!(shown, documented);
+        for (name, kind, help) in REFERENCE {
+            assert!(help.ends_with(['.', '…']), "{name}");
+            assert_eq!(*kind == "counter", name.ends_with("_total"), "{name}");
+            assert_eq!(*kind == "histogram", name.ends_with("_seconds"), "{name}");
+        }
     }
 }

@@ -237,7 +237,7 @@ impl Job<'_> {
         loop {
             let Ok(event) = timeout(stall, events.message()).await else {
                 if idle(control).await.is_some_and(|idle| idle < stall) {
-                    // A long evaluation.
+                    // A long evaluation, or servers that restore, save or digest many rows.
                     continue;
                 }
                 return Err(Failure::Failed(format!("training has stalled: no progress for {} s", stall.as_secs())));

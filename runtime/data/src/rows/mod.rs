@@ -15,6 +15,9 @@ pub(crate) trait RowSource: Send {
     /// many. Fewer than `rows` means that the part has ended. After an error the cursor is of no use.
     fn advance(&mut self, rows: u64, into: Option<&mut Batch>) -> Result<u64, DataError>;
 
+    /// Moves over bad rows up to the next good one, or to the end of the part, if bad rows are skipped.
+    fn pass_over_bad(&mut self) -> Result<(), DataError>;
+
     /// Bad rows left out so far.
     fn skipped(&self) -> u64;
 }

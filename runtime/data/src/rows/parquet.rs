@@ -476,6 +476,18 @@ impl RowSource for ParquetRows {
         Ok(passed)
     }
 
+    fn pass_over_bad(&mut self) -> Result<(), DataError> {
+        while self.tally.skips() {
+            let decoded = &mut self.decoded;
+            if let Some((_, error)) = decoded.bad.pop_front_if(|(before, _)| *before <= decoded.at) {
+                self.tally.note(error)?;
+            } else if decoded.at < decoded.rows.samples || !self.decode()? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     fn skipped(&self) -> u64 {
         self.tally.skipped
     }

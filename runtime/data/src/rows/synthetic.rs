@@ -76,6 +76,10 @@ impl RowSource for SyntheticRows {
         Ok(passed)
     }
 
+    fn pass_over_bad(&mut self) -> Result<(), DataError> {
+        Ok(())
+    }
+
     fn skipped(&self) -> u64 {
         0
     }

@@ -363,6 +363,26 @@ impl RowSource for TextRows {
         Ok(passed)
     }
 
+    fn pass_over_bad(&mut self) -> Result<(), DataError> {
+        while self.tally.skips() && self.left > 0 {
+            let Some(span) = self.next_record()? else { break };
+            let mut scratch = std::mem::take(&mut self.scratch);
+            scratch.truncate(0);
+            let taken = self.take(span, &mut scratch);
+            self.scratch = scratch;
+            match taken {
+                // It is still to come.
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(error @ DataError::BadRow { .. }) => self.tally.note(error)?,
+                Err(error) => return Err(error),
+            }
+            self.consume(span);
+            self.left -= u64::from(self.left != u64::MAX);
+        }
+        Ok(())
+    }
+
     fn skipped(&self) -> u64 {
         self.tally.skipped
     }

@@ -79,8 +79,9 @@ struct Leaving<K> {
     migration: MigrationId,
     to: u16,
     changed: Vec<K>,
+    /// Of the last package that is sent, or is to be before any of what changes next.
     sequence: u64,
-    /// A package is on its way.
+    /// It has not arrived.
     unacknowledged: bool,
     sealed: bool,
 }
@@ -178,8 +179,8 @@ impl<K: Ord> SlotHolder<K> {
         }
     }
 
-    /// Begins to move a slot to server `to`: from here on changes are noted. The caller then sends the slot whole, as package 0.
-    /// Said twice, the slot is sent anew.
+    /// Begins to move a slot to server `to`: from here on changes are noted. The caller then sends the slot whole, as package 0, or as
+    /// [several](Self::cut). Said twice, the slot is sent anew.
     ///
     /// # Errors
     /// [`HolderError::Over`], [`HolderError::NotHeld`].
@@ -192,6 +193,17 @@ impl<K: Ord> SlotHolder<K> {
         let before = std::mem::replace(&mut self.slots[slot.0 as usize], Held::Leaving(leaving));
         self.leaving += usize::from(!matches!(before, Held::Leaving(_)));
         Ok(())
+    }
+
+    /// The slot that is about to be sent whole is sent as so many packages, package 0 and those that follow it.
+    pub fn cut(&mut self, migration: MigrationId, slot: Slot, packages: u64) {
+        if let Some(Held::Leaving(leaving)) = self.slots.get_mut(slot.0 as usize)
+            && leaving.migration == migration
+            && leaving.sequence == 0
+            && leaving.unacknowledged
+        {
+            leaving.sequence = packages.saturating_sub(1);
+        }
     }
 
     /// Notes keys of a slot whose rows were made, changed or removed; to be called after that, and before whoever asked for it is
@@ -213,8 +225,8 @@ impl<K: Ord> SlotHolder<K> {
     }
 
     /// What is to be sent now: for each slot that moves, whose last package has arrived and in which something has changed since, its
-    /// next package.
-    pub fn take_changes(&mut self) -> Vec<Changes<K>> {
+    /// next packages, each of at most `most` keys, to be sent one after the other.
+    pub fn take_changes(&mut self, most: usize) -> Vec<Changes<K>> {
         let mut all = Vec::new();
         for (slot, held) in (0..).zip(&mut self.slots) {
             let Held::Leaving(leaving) = held else { continue };
@@ -224,10 +236,14 @@ impl<K: Ord> SlotHolder<K> {
             let mut keys = std::mem::take(&mut leaving.changed);
             keys.sort_unstable();
             keys.dedup();
-            leaving.sequence += 1;
             leaving.unacknowledged = true;
-            let Leaving { migration, to, sequence, .. } = *leaving;
-            all.push(Changes { migration, slot: Slot(slot), to, sequence, keys });
+            let mut keys = keys.into_iter().peekable();
+            while keys.peek().is_some() {
+                leaving.sequence += 1;
+                let Leaving { migration, to, sequence, .. } = *leaving;
+                let keys = keys.by_ref().take(most.max(1)).collect();
+                all.push(Changes { migration, slot: Slot(slot), to, sequence, keys });
+            }
         }
         all
     }
@@ -270,7 +286,7 @@ impl<K: Ord> SlotHolder<K> {
         })
     }
 
-    /// A package of a slot that comes here; package 0 is the whole slot.
+    /// A package of a slot that comes here; package 0 is the whole slot, or the first of its rows.
     ///
     /// # Errors
     /// [`HolderError::Over`], [`HolderError::Gap`]; [`HolderError::NotHeld`] for a slot that is this server's own.

@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use futures::future::try_join_all;
 use rectrain_checkpoint::{
-    Base, Begin, Checkpoint, CheckpointError, CheckpointWriter, Depth, FileEntry, Identity, ListedState, Manifest,
-    Ticket, latest_good, list, retain, save_state,
+    Base, Begin, Checkpoint, CheckpointError, CheckpointWriter, Depth, FileEntry, Identity, Kind, ListedState,
+    Manifest, Ticket, directory_name, latest_good, list, retain, save_state,
 };
 use rectrain_modes::gba::Boundary;
 use rectrain_proto::v1;
@@ -26,6 +26,9 @@ use crate::ticket;
 /// The name under which a manifest says which run has written it.
 const RUN: &str = "run";
 
+/// Where training rests, and the mode that it comes from.
+type Rest = (Boundary, &'static str);
+
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct Checkpoints {
@@ -34,11 +37,13 @@ pub(super) struct Checkpoints {
     directory: Directory,
     identity: Identity,
     run: String,
-    /// Found damaged.
+    /// Found damaged, and not written anew since.
     exclude: Vec<String>,
     /// What the next delta starts from, and how many deltas there are since the last full one.
     base: Option<Base>,
     deltas: u32,
+    /// The one written last, and of which rest it is.
+    last: Option<(Rest, String)>,
     /// How often servers have come to not know what changed: a delta starts from a checkpoint before which they did.
     moves: u64,
 }
@@ -61,6 +66,7 @@ pub(super) struct Begun {
     writer: CheckpointWriter,
     pub(super) ticket: Ticket,
     started: Instant,
+    rest: Rest,
     moves: u64,
 }
 
@@ -70,6 +76,7 @@ pub(super) struct Written {
     pub(super) name: String,
     pub(super) manifest: Manifest,
     pub(super) seconds: f64,
+    rest: Rest,
     moves: u64,
 }
 
@@ -86,6 +93,7 @@ impl Checkpoints {
             exclude: Vec::new(),
             base: None,
             deltas: 0,
+            last: None,
             moves: 0,
         }))
     }
@@ -118,6 +126,11 @@ impl Checkpoints {
     /// A checkpoint has turned out to be damaged.
     pub(super) fn pass_over(&mut self, name: &str) {
         self.exclude.push(name.to_owned());
+    }
+
+    /// Those that have, and were not written anew.
+    pub(super) fn passed_over(&self) -> &[String] {
+        &self.exclude
     }
 
     /// The parameter servers hold just what is in this checkpoint.
@@ -154,18 +167,26 @@ impl Checkpoints {
     }
 
     /// Begins a checkpoint of the boundary `at`. Training waits for that, and so nothing is asked of the storage.
-    pub(super) fn begin(&self, at: Boundary, mode: &str) -> Begun {
+    pub(super) fn begin(&self, at: Boundary, mode: &'static str) -> Begun {
+        // One that would have the base's place.
+        let is_again = |base: &Base| base.directory == directory_name(at.step.0, Kind::Delta);
         let full = self.deltas + 1 >= self.settings.full_every;
         let info = [(RUN, &*self.run), ("job", &*self.plan.name), ("mode", mode)];
         let begin = Begin {
             step: at.step.0,
-            base: self.base.clone().filter(|_| !full),
+            base: self.base.clone().filter(|base| !full && !is_again(base)),
             slots: self.plan.store.slots,
             identity: self.identity.clone(),
             info: info.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect::<BTreeMap<_, _>>(),
         };
         let writer = CheckpointWriter::unchecked(&self.directory, begin);
-        Begun { ticket: writer.ticket().clone(), writer, started: Instant::now(), moves: self.moves }
+        let ticket = writer.ticket().clone();
+        Begun { ticket, writer, started: Instant::now(), rest: (at, mode), moves: self.moves }
+    }
+
+    /// The name of the checkpoint written last, if nothing was trained since.
+    pub(super) fn of(&self, at: Boundary, mode: &'static str) -> Option<String> {
+        self.last.as_ref().filter(|(rest, _)| *rest == (at, mode)).map(|(_, name)| name.clone())
     }
 
     /// Waits until every part is written and finishes the checkpoint, or gives it up. Needs nothing of `self` meanwhile.
@@ -178,13 +199,13 @@ impl Checkpoints {
     ) -> impl Future<Output = Result<Written, RoleError>> + Send + use<> {
         let (directory, servers) = (self.directory.clone(), servers.to_vec());
         async move {
-            let Begun { writer, ticket, started, moves } = begun;
+            let Begun { writer, ticket, started, rest, moves } = begun;
             writer.check().await?;
             match files(&directory, &ticket, state, dense, &servers).await {
                 Ok(files) => {
                     let manifest = writer.commit(files).await?;
                     let seconds = started.elapsed().as_secs_f64();
-                    Ok(Written { name: ticket.directory, manifest, seconds, moves })
+                    Ok(Written { name: ticket.directory, manifest, seconds, rest, moves })
                 }
                 Err(error) => {
                     if let Err(left) = writer.abort().await {
@@ -201,7 +222,9 @@ impl Checkpoints {
         self.deltas = if written.manifest.base.is_some() { self.deltas + 1 } else { 0 };
         let base = Base { directory: written.name.clone(), id: written.manifest.id };
         self.base = (written.moves == self.moves).then_some(base);
-        retain(&self.directory, &self.identity, self.settings.keep, &[]).await.map(drop)
+        self.last = Some((written.rest, written.name.clone()));
+        self.exclude.retain(|name| *name != written.name);
+        retain(&self.directory, &self.identity, self.settings.keep, &self.exclude, &[]).await.map(drop)
     }
 
     /// Slots have other owners now, or owners that were restarted, who do not know what changed in them: the next checkpoint is full.

@@ -11,7 +11,7 @@ use crate::error::RoleError;
 use crate::events::Summary;
 use crate::message;
 use crate::placement::Placement;
-use crate::plan::JobPlan;
+use crate::plan::{JobPlan, WHOLE_JOB};
 
 /// Bytes of a SHA-256.
 const LENGTH: usize = 32;
@@ -25,10 +25,11 @@ pub(super) async fn of_model(
     applied_before: AppliedGradients,
     summary: &mut Summary,
 ) -> Result<(), RoleError> {
+    // However many rows they have: see `watching`.
     let calls = placement
         .servers
         .iter()
-        .map(|server| message::call_server(server, v1::StoreDigestRequest {}, || Ok(Vec::new())));
+        .map(|server| message::call_server_within(server, v1::StoreDigestRequest {}, || Ok(Vec::new()), WHOLE_JOB));
     let mut by_server = Vec::with_capacity(placement.servers.len());
     let mut applied = Vec::with_capacity(placement.servers.len());
     for (reply, tensors) in try_join_all(calls).await? {

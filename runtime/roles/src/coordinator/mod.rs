@@ -23,6 +23,7 @@ mod servers;
 mod speeds;
 mod state;
 mod training;
+mod watching;
 
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
@@ -94,6 +95,9 @@ impl Coordinator {
         let (journal, left) = journal.unzip();
         let mut checkpoints = Checkpoints::open(&plan, run)?;
         if let Some(left) = left.flatten() {
+            if let Some(checkpoints) = &mut checkpoints {
+                left.state.passed_over().iter().for_each(|name| checkpoints.pass_over(name));
+            }
             let step = left.state.step();
             events.push(JobEvent::CoordinatorTakenUp { step });
             return Ok(Self {
@@ -110,7 +114,10 @@ impl Coordinator {
             warn_all(&events, warnings);
             resumed = found;
         }
-        let state = State::new(&plan, resumed.as_ref().map(|resumed| &resumed.state))?;
+        let mut state = State::new(&plan, resumed.as_ref().map(|resumed| &resumed.state))?;
+        if let Some(checkpoints) = &checkpoints {
+            state.set_passed_over(checkpoints.passed_over());
+        }
         let coordinator = Self {
             state: Mutex::new(state),
             checkpoints: Mutex::new(checkpoints.map(|checkpoints| (checkpoints, resumed))),
@@ -164,6 +171,7 @@ impl Coordinator {
         let result = tokio::select! {
             result = summarizing => result.map_err(|error| self.lock().check_failure().err().unwrap_or(error)),
             never = self.keep_journal() => never,
+            never = self.watch_servers() => never,
         };
         match &result {
             Ok(summary) => {

@@ -9,7 +9,7 @@ use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, RefusalCode, Service, Tenso
 
 use super::Coordinator;
 use super::outstanding::{Given, Repeat};
-use super::state::{EvaluationLease, Repeated, Share, State};
+use super::state::{EvaluationLease, Part, Repeated, State};
 use super::training::{Mended, Pulled};
 use crate::error::RoleError;
 use crate::events::JobEvent;
@@ -36,13 +36,13 @@ impl Service for Coordinator {
             if is_superseded {
                 return Err(refuse(SUPERSEDED));
             }
-            let ends = frame.kind == v1::JobEndRequest::KIND;
+            let is_remembered = ![v1::JobEndRequest::KIND, v1::EvaluationPart::KIND].contains(&frame.kind);
             let reply = match asked_before {
                 Some(reply) => reply,
                 None => self.answer(&caller, frame).await?,
             };
-            // How the job has ended is known when it has.
-            if !ends {
+            // How the job has ended is known when it has; and parts of a share are asked for again.
+            if is_remembered {
                 self.remembered().await;
             }
             Ok(reply)
@@ -87,9 +87,12 @@ impl Coordinator {
                     Ok(reported(state))
                 })?)
             }
+            v1::EvaluationPart::KIND => {
+                let (part, tensors) = message::read::<v1::EvaluationPart>(frame)?;
+                Ok(self.evaluation_part(part, tensors)?)
+            }
             v1::EvaluationShare::KIND => {
-                let (share, tensors) = message::read::<v1::EvaluationShare>(frame)?;
-                Ok(self.evaluation_share(caller, share, tensors)?)
+                Ok(self.evaluation_share(caller, message::read::<v1::EvaluationShare>(frame)?.0)?)
             }
             v1::Progress::KIND => {
                 let (report, _) = message::read::<v1::Progress>(frame)?;
@@ -347,25 +350,25 @@ impl Coordinator {
         or_ask_again(self.until_replaced(rank, wait.clone(), pulled).await, wait)
     }
 
-    fn evaluation_share(
-        &self,
-        caller: &v1::Caller,
-        request: v1::EvaluationShare,
-        tensors: Vec<Tensor>,
-    ) -> Result<Frame, RoleError> {
-        let [predictions, labels, groups] = message::take("evaluation_share", tensors)?;
-        let share = Share {
-            predictions: predictions.expect_f32("predictions")?,
-            labels: labels.expect_f32("labels")?,
-            groups: groups.expect_u64("groups")?,
-        };
+    fn evaluation_part(&self, request: v1::EvaluationPart, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
+        let v1::EvaluationPart { rank, at_step, first } = request;
+        let [predictions, labels, groups] = message::take("evaluation_part", tensors)?;
+        let (predictions, labels) = (predictions.expect_f32("predictions")?, labels.expect_f32("labels")?);
+        let part = Part::new(predictions, labels, groups.expect_u64("groups")?)?;
+        let rows = self.change(|state| state.evaluation_part(GlobalStep(at_step), Rank(rank), first, part))?;
+        Ok(message::reply::<v1::EvaluationPart>(&v1::EvaluationRows { rows }, Vec::new()))
+    }
+
+    fn evaluation_share(&self, caller: &v1::Caller, request: v1::EvaluationShare) -> Result<Frame, RoleError> {
+        let v1::EvaluationShare { rank, at_step, rows } = request;
         let mut finished = Vec::new();
-        let done = self.hear::<v1::EvaluationShare>(caller, |state| {
-            finished = state.evaluation_share(GlobalStep(request.at_step), Rank(request.rank), share)?;
-            Ok(())
+        let reply = self.hear_and_answer::<v1::EvaluationShare>(caller, |state| {
+            let (rows, events) = state.evaluation_share(GlobalStep(at_step), Rank(rank), rows)?;
+            finished = events;
+            Ok(v1::EvaluationRows { rows })
         })?;
         finished.into_iter().for_each(|event| self.events.push(event));
-        Ok(done)
+        Ok(reply)
     }
 
     /// Whoever another takes the place of while it lives hears of it here.

@@ -22,15 +22,40 @@ use crate::ticket;
 const LAST_SAVE_ATTEMPTS: u32 = 5;
 const LAST_SAVE_PAUSE: Duration = Duration::from_secs(1);
 
+/// The name of a checkpoint that exists, or why there is none.
+type Saved = Result<String, String>;
+
 /// Checkpoints of this run.
 #[derive(Default)]
 pub(super) struct Saves {
-    pub(super) begun: u64,
-    pub(super) ended: u64,
-    /// The name of the last one that was to be written, or why there is none.
-    pub(super) last: Option<Result<String, String>>,
+    begun: u64,
+    /// Who has asked for one, and from which on it will do.
+    waiting: Vec<(u64, oneshot::Sender<Saved>)>,
     /// Where dense worker 0's file is waited for, and the checkpoint's id.
-    pub(super) dense: Option<(String, oneshot::Sender<Result<FileEntry, String>>)>,
+    dense: Option<(String, oneshot::Sender<Result<FileEntry, String>>)>,
+}
+
+impl Saves {
+    /// Asks for a checkpoint that begins from now on.
+    fn ask(&mut self) -> oneshot::Receiver<Saved> {
+        let (saved, asked) = oneshot::channel();
+        self.waiting.retain(|(_, saved)| !saved.is_closed());
+        self.waiting.push((self.begun + 1, saved));
+        asked
+    }
+
+    /// Whether somebody waits for one that has not begun.
+    fn is_asked_for(&self) -> bool {
+        self.waiting.iter().any(|(number, saved)| *number > self.begun && !saved.is_closed())
+    }
+
+    /// Tells those who wait for the one that was begun last, or for one before it, what became of it.
+    fn tell(&mut self, result: &Saved) {
+        for (_, saved) in self.waiting.extract_if(.., |(number, _)| *number <= self.begun) {
+            // Whoever does not wait any more need not know.
+            let _gone = saved.send(result.clone());
+        }
+    }
 }
 
 /// What [`Coordinator::drive`] knows of checkpoints.
@@ -41,7 +66,7 @@ pub(super) struct Saver {
     pub(super) resumed: Option<Resumed>,
     /// At most one.
     pub(super) writing: JoinSet<SaveEnded>,
-    /// In a row.
+    /// To write the one of the end.
     pub(super) failed_attempts: u32,
     /// As many as were known at the last checkpoint.
     pub(super) server_restarts: u64,
@@ -89,7 +114,11 @@ impl Coordinator {
                     checkpoints.pass_over(&from.name);
                     let (older, warnings) = checkpoints.find().await?;
                     warn_all(&self.events, warnings);
-                    self.change(|state| state.go_on_from(&self.plan, older.as_ref().map(|older| &older.state)))?;
+                    self.change(|state| {
+                        state.go_on_from(&self.plan, older.as_ref().map(|older| &older.state))?;
+                        state.set_passed_over(checkpoints.passed_over());
+                        Ok(())
+                    })?;
                     *resumed = older;
                     if resumed.is_some() {
                         // What the state asks for is done here.
@@ -103,8 +132,8 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Begins a checkpoint of this boundary. One that is still being written is waited for only at the end of training; any other
-    /// time there is none of this boundary.
+    /// Begins a checkpoint of this boundary. One that is still being written is waited for only at the end of training and if somebody has
+    /// asked for this one, who may be about to end; any other time there is none of this boundary.
     pub(super) async fn save(
         &self,
         servers: &[Channel],
@@ -112,7 +141,8 @@ impl Coordinator {
         last: bool,
         saver: &mut Saver,
     ) -> Result<(), RoleError> {
-        while last && let Some(ended) = saver.writing.join_next().await {
+        let is_needed = last || self.lock_saves().is_asked_for();
+        while is_needed && let Some(ended) = saver.writing.join_next().await {
             self.save_ended(servers, ended, saver).await?;
         }
         let Some(checkpoints) = &mut saver.checkpoints else { return Err(RoleError::Stopped) };
@@ -120,12 +150,15 @@ impl Coordinator {
         if std::mem::replace(&mut saver.server_restarts, server_restarts) != server_restarts {
             checkpoints.changes_unknown();
         }
-        self.lock_saves().begun += 1;
         if !saver.writing.is_empty() {
             self.metrics.skipped_checkpoints.inc();
-            let step = at.step;
-            let reason = format!("there is no checkpoint of step {step}: the one before is still being written");
-            self.end_save(Err(reason));
+            return self.change(|state| state.training().frozen(None));
+        }
+        self.lock_saves().begun += 1;
+        let mode = self.lock().training().mode().name();
+        if !last && let Some(exists) = checkpoints.of(at, mode) {
+            // Somebody has asked for one when that was being written.
+            self.lock_saves().tell(&Ok(exists));
             return self.change(|state| state.training().frozen(None));
         }
         let rests = Instant::now();
@@ -190,19 +223,20 @@ impl Coordinator {
                 if let Err(error) = checkpoints.written(&written).await {
                     warn_all(&self.events, [format!("checkpoints that are too old cannot be deleted: {error}")]);
                 }
-                self.end_save(Ok(written.name));
+                self.lock().set_passed_over(checkpoints.passed_over());
+                self.lock_saves().tell(&Ok(written.name));
             }
             Err(error) => {
                 self.metrics.failed_checkpoints.inc();
                 checkpoints.given_up();
                 let reason = format!("the checkpoint of step {step} could not be written: {error}");
                 warn_all(&self.events, [reason.clone()]);
-                self.end_save(Err(reason));
-                saver.failed_attempts += 1;
-                if last && saver.failed_attempts >= LAST_SAVE_ATTEMPTS {
-                    return Err(error);
-                }
+                self.lock_saves().tell(&Err(reason));
                 if last {
+                    saver.failed_attempts += 1;
+                    if saver.failed_attempts >= LAST_SAVE_ATTEMPTS {
+                        return Err(error);
+                    }
                     tokio::time::sleep(LAST_SAVE_PAUSE * (1 << (saver.failed_attempts - 1))).await;
                 }
             }
@@ -226,14 +260,6 @@ impl Coordinator {
         });
     }
 
-    fn end_save(&self, result: Result<String, String>) {
-        let mut saves = self.lock_saves();
-        saves.ended = saves.begun;
-        saves.last = Some(result);
-        drop(saves);
-        self.changed.notify_waiters();
-    }
-
     /// Saves a checkpoint at the next boundary and waits until it exists; gives its name.
     ///
     /// # Errors
@@ -242,18 +268,18 @@ impl Coordinator {
         if self.plan.checkpoint.is_none() {
             return Err("the job saves no checkpoints: spec.checkpoint.path is not set".to_owned());
         }
-        let number = self.lock_saves().begun + 1;
+        let saved = self.lock_saves().ask();
         let asked = self.change(|state| {
             state.training().request_save();
             state.training().advance()
         });
         asked.map_err(|error| error.to_string())?;
-        let saved = self.until(WHOLE_JOB, |state| {
-            let saves = self.lock_saves();
-            let ended = (saves.ended >= number).then(|| saves.last.clone()).flatten();
-            Ok(ended.or_else(|| state.training().ended().then(|| Err("training has ended".to_owned()))))
-        });
-        saved.await.map_err(|error| error.to_string())?
+        let ended = self.until(WHOLE_JOB, |state| Ok(state.training().ended().then_some(())));
+        tokio::select! {
+            biased;
+            Ok(saved) = saved => saved,
+            ended = ended => Err(ended.err().map_or_else(|| "training has ended".to_owned(), |error| error.to_string())),
+        }
     }
 
     /// Dense worker 0 has written its file, or could not.

@@ -3,7 +3,6 @@
 //! the mode's staleness allows it.
 
 use std::collections::VecDeque;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -11,15 +10,13 @@ use rectrain_dense::StepOutput;
 use rectrain_modes::GlobalStep;
 use rectrain_proto::v1;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
 
 use super::Trainer;
 use super::all_reduce::{RingPart, all_reduce};
 use super::horizon::Horizon;
 use super::local_batch::{Fetching, LocalBatch};
 use crate::batch::{BatchKey, BatchPosition};
-use crate::error::{RoleError, is_gone};
-use crate::plan::CALL_DEADLINE;
+use crate::error::RoleError;
 use crate::pooling::Pooled;
 
 /// Gradients on their way to the embedding workers, oldest first.
@@ -132,23 +129,16 @@ impl Trainer {
     fn sum_over_workers(&mut self, step: GlobalStep) -> Result<bool, RoleError> {
         let Some(next) = self.peers.next.clone() else { return Ok(true) };
         let reducing = Instant::now();
-        let mut replaced = pin!(self.replaced());
+        let replaced = self.replaced();
         let part = RingPart { number: self.ring_number, rank: self.rank, ranks: self.barrier_workers };
         let ring = Arc::clone(&self.ring);
         let (waits, tower) = (&self.waits, &mut self.tower);
         let gradients = tower.gradients_mut()?;
         let summed = waits.wait(async {
-            let reduced = tokio::select! {
+            tokio::select! {
                 biased;
-                reduced = all_reduce(step, part, gradients, &next, &ring) => reduced,
-                () = &mut replaced => return Ok(false),
-            };
-            match reduced {
-                // Its successor is on the way.
-                Err(RoleError::Wire(gone)) if is_gone(&gone) => {
-                    timeout(CALL_DEADLINE, replaced).await.map(|()| false).map_err(|_| gone.into())
-                }
-                reduced => reduced.map(|()| true),
+                reduced = all_reduce(step, part, gradients, &next, &ring) => reduced.map(|()| true),
+                () = replaced => Ok(false),
             }
         })?;
         self.metrics.all_reduce.observe(reducing.elapsed().as_secs_f64());

@@ -8,7 +8,6 @@
 //! bit. Who has them already takes in nothing twice.
 
 use std::collections::VecDeque;
-use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -21,10 +20,11 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::Trainer;
+use super::all_reduce::call_peer;
 use super::barrier::Pushes;
 use super::horizon::Horizon;
 use crate::coordinator_channel::CoordinatorChannel;
-use crate::error::{RoleError, is_gone};
+use crate::error::RoleError;
 use crate::member::connect;
 use crate::message;
 use crate::plan::CALL_DEADLINE;
@@ -197,19 +197,12 @@ impl Trainer {
         })?;
         let donor = connect(&*self.peers.directory.transport, address)?;
         let ring = self.ring_number;
-        let mut replaced = pin!(self.replaced());
+        let replaced = self.replaced();
         let taken = self.wait(async {
-            let taken = tokio::select! {
+            tokio::select! {
                 biased;
-                () = &mut replaced => return Ok(None),
-                taken = message::call(&donor, v1::DenseStateRequest { ring }, Vec::new(), CALL_DEADLINE) => taken,
-            };
-            match taken {
-                // Its successor is on the way.
-                Err(RoleError::Wire(gone)) if is_gone(&gone) => {
-                    timeout(CALL_DEADLINE, replaced).await.map(|()| None).map_err(|_| gone.into())
-                }
-                taken => taken.map(Some),
+                () = replaced => Ok(None),
+                taken = call_peer(&donor, v1::DenseStateRequest { ring }, Vec::new) => taken.map(Some),
             }
         })?;
         let Some((state, tensors)) = taken else { return Ok(false) };

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
+use futures::{StreamExt, TryStreamExt};
 use rectrain_embedding::{FeatureKey, GroupId, LookupCounts, Missing, Slot, Store, UpdateCounts, UpdateLog};
 use rectrain_modes::gba::Boundary;
 use rectrain_modes::migration::NotServed;
@@ -37,6 +38,9 @@ use crate::error::RoleError;
 use crate::message::{self, Request};
 use crate::metrics::PsMetrics;
 use crate::plan::{JobPlan, TrainingMode};
+
+/// Slots that are digested at a time, of each of which the rows are copied.
+const DIGESTS: usize = 4;
 
 /// The gradients of one piece of a batch: a part for each row group.
 type Contribution = Vec<SparseGradients>;
@@ -493,8 +497,11 @@ impl ParameterServer {
     }
 
     async fn digest(&self) -> Result<Frame, RoleError> {
-        let store = Arc::clone(&self.store);
-        let digests = blocking("digest", move || store.digests(0..store.config().slots)).await??;
+        let digests = (0..self.store.config().slots).map(|slot| {
+            let store = Arc::clone(&self.store);
+            async move { Ok::<_, RoleError>(blocking("digest", move || store.slot_digest(Slot(slot))).await??) }
+        });
+        let digests: Vec<_> = futures::stream::iter(digests).buffered(DIGESTS).try_collect().await?;
         let slots = digests.len();
         let applied = Some(self.read_partition().applied());
         let reply = v1::StoreDigests { rows: self.store.rows(), bytes: self.bytes(), applied };
@@ -629,6 +636,10 @@ impl Service for ParameterServer {
                 v1::StoreDigestRequest::KIND => {
                     self.refuse_if_new("store_digest")?;
                     Ok(self.digest().await?)
+                }
+                v1::WorkRequest::KIND => {
+                    message::read::<v1::WorkRequest>(frame)?;
+                    Ok(message::reply::<v1::WorkRequest>(&v1::Work { done: self.store.work_done() }, Vec::new()))
                 }
                 kind => self.move_slots(kind, frame).await,
             }

@@ -19,8 +19,10 @@ use crate::parameter_server::blocking;
 use crate::placement::read_map;
 use crate::plan::CALL_DEADLINE;
 
-/// Bytes of rows in one message, or one slot's if those are more.
+/// Bytes of rows in one message, or one package's if those are more.
 const MESSAGE_BYTES: usize = 4 << 20;
+/// Bytes of rows in one package: what a slot has more comes in further ones, so that a message may hold each however large the slot is.
+const PACKAGE_BYTES: usize = 64 << 20;
 
 /// A row's name within a slot.
 type RowName = (GroupId, FeatureKey);
@@ -40,6 +42,8 @@ pub(super) struct Slots {
     /// Where other servers are.
     targets: Mutex<BTreeMap<u16, Channel>>,
     transport: Arc<dyn Transport>,
+    /// See [`PACKAGE_BYTES`].
+    package_bytes: usize,
     metrics: PsMetrics,
 }
 
@@ -61,6 +65,7 @@ impl Slots {
             moving: AtomicBool::new(false),
             targets: Mutex::default(),
             transport,
+            package_bytes: PACKAGE_BYTES,
             metrics,
         };
         slots.count();
@@ -133,7 +138,7 @@ impl Slots {
         Ok(vec![Tensor::from(look_ups), Tensor::from(bytes)])
     }
 
-    /// Sends a slot whole, and notes from then on what changes in it.
+    /// Sends all of a slot, and notes from then on what changes in it.
     pub(super) async fn copy(&self, request: v1::CopySlot) -> Result<v1::SentRows, RoleError> {
         let v1::CopySlot { migration, slot, to, address } = request;
         let (migration, slot) = (MigrationId(migration), Slot(slot));
@@ -143,9 +148,10 @@ impl Slots {
         self.lock().begin_copy(migration, slot, to).map_err(|error| refused("copy_slot", error))?;
         // Before the rows are copied: an update that takes the slot's lock after the copy sees this after it.
         self.moving.store(true, Ordering::Release);
-        let store = Arc::clone(&self.store);
-        let snapshot = blocking("copying of a slot", move || store.snapshot_slot(slot)).await??;
-        self.send(to, migration, vec![(0, snapshot)]).await
+        let (store, most) = (Arc::clone(&self.store), self.package_bytes);
+        let parts = blocking("copying of a slot", move || store.snapshot_slot_in_parts(slot, most)).await??;
+        self.lock().cut(migration, slot, parts.len() as u64);
+        self.send(to, migration, (0..).zip(parts).collect()).await
     }
 
     /// Serves these slots no more and sends what changed last.
@@ -230,7 +236,8 @@ impl Slots {
     /// has arrived.
     pub(super) async fn forward(&self) -> Result<v1::SentRows, RoleError> {
         let mut by_target: BTreeMap<(u16, MigrationId), Vec<Changes<RowName>>> = BTreeMap::new();
-        for changes in self.lock().take_changes() {
+        let most = self.store.rows_within(self.package_bytes);
+        for changes in self.lock().take_changes(most) {
             by_target.entry((changes.to, changes.migration)).or_default().push(changes);
         }
         let mut total = v1::SentRows::default();
@@ -260,12 +267,13 @@ impl Slots {
         let unknown = || inconsistent("put_slots", format!("it is not known where parameter server {to} is"));
         let channel = self.lock_targets().get(&to).cloned().ok_or_else(unknown)?;
         let mut sent = v1::SentRows::default();
+        let most = MESSAGE_BYTES.min(self.package_bytes);
         let mut packages = packages.into_iter().peekable();
         while packages.peek().is_some() {
             let mut request = v1::PutSlots { migration: migration.0, packages: Vec::new() };
             let mut bytes: Vec<u8> = Vec::new();
             while let Some((sequence, snapshot)) =
-                packages.next_if(|(_, next)| bytes.is_empty() || bytes.len() + next.as_bytes().len() <= MESSAGE_BYTES)
+                packages.next_if(|(_, next)| bytes.is_empty() || bytes.len() + next.as_bytes().len() <= most)
             {
                 let length = snapshot.as_bytes().len() as u64;
                 request.packages.push(v1::SlotPackage { slot: snapshot.slot().0, sequence, bytes: length });
@@ -319,4 +327,91 @@ fn refused(message: &'static str, error: HolderError) -> RoleError {
 
 fn inconsistent(message: &'static str, reason: String) -> RoleError {
     RoleError::Inconsistent { message, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::Registry;
+    use rectrain_embedding::{Initializer, Missing, RowSpec, SparseOptimizer, StoreConfig, ValueType};
+    use rectrain_wire::{
+        Address, BoxFuture, Frame, Limits, Peer, Refusal, Service, TcpConfig, TcpTransport, WireCounters,
+    };
+
+    use super::*;
+    use crate::message::Request;
+    use crate::metrics::RoleMetrics;
+
+    const MIGRATION: u64 = 3;
+    const SLOT: Slot = Slot(0);
+    /// Of messages of this size the slot needs many.
+    const FRAME_BYTES: u64 = 4_000;
+
+    fn transport() -> Arc<dyn Transport> {
+        let limits = Limits { max_frame_bytes: FRAME_BYTES, ..Limits::default() };
+        let counters = WireCounters::unregistered(|_| "test").unwrap();
+        Arc::new(TcpTransport::new(TcpConfig { limits, ..TcpConfig::default() }, counters))
+    }
+
+    fn server(index: u32) -> Slots {
+        let optimizer = SparseOptimizer::AdaGrad { learning_rate: 0.1, initial_accumulator: 0.0, epsilon: 1e-10 };
+        let initializer = Initializer::Normal { standard_deviation: 0.01 };
+        let group = |dim| RowSpec { dim, value_type: ValueType::F32, optimizer, initializer, zero_columns: 1 };
+        let config = StoreConfig { slots: 2, seed: 3, groups: vec![group(4), group(2)] };
+        let store = Arc::new(Store::new(config).unwrap());
+        let metrics = PsMetrics::of(&RoleMetrics::new(Registry::new()).unwrap(), index);
+        let slots = Slots::new(index, SlotMap::even(2, 1), &store, transport(), metrics);
+        Slots { package_bytes: 1_000, ..slots }
+    }
+
+    fn train(slots: &Slots, keys: std::ops::Range<u64>, step: u64) {
+        let keys: Vec<FeatureKey> = keys.map(FeatureKey).collect();
+        for group in [GroupId(0), GroupId(1)] {
+            let mut rows = vec![0.0; keys.len() * slots.store.spec(group).unwrap().dim];
+            slots.store.lookup(group, &keys, Missing::Insert, &mut rows).unwrap();
+            slots.store.update(group, &keys, &vec![0.5; rows.len()], step).unwrap();
+            slots.changed(group, &keys);
+        }
+    }
+
+    /// A server that slots come to, and how many packages did.
+    struct Target {
+        slots: Slots,
+        packages: Mutex<Vec<u64>>,
+    }
+
+    impl Service for Target {
+        fn call<'a>(&'a self, _peer: &'a Peer, frame: Frame) -> BoxFuture<'a, Result<Frame, Refusal>> {
+            Box::pin(async move {
+                let (request, tensors) = message::read::<v1::PutSlots>(frame)?;
+                self.packages.lock().unwrap().extend(request.packages.iter().map(|package| package.sequence));
+                self.slots.put(request, tensors).await?;
+                Ok(Frame { kind: v1::PutSlots::KIND, ..Frame::default() })
+            })
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_slot_that_no_message_holds_moves_in_packages_and_so_does_what_changes_in_it() {
+        let source = server(0);
+        train(&source, 1..400, 1);
+        let whole = source.store.snapshot_slot(SLOT).unwrap();
+        assert!(whole.as_bytes().len() as u64 > 5 * FRAME_BYTES);
+        let target = Arc::new(Target { slots: server(1), packages: Mutex::default() });
+        let serving = transport().serve(target.clone(), &Address::tcp("127.0.0.1", 0)).unwrap();
+        let address = serving.address().to_string();
+        let copy = v1::CopySlot { migration: MIGRATION, slot: SLOT.0, to: 1, address };
+        let mut sent = vec![source.copy(copy).await.unwrap()];
+        assert_eq!(target.slots.store.snapshot_slot(SLOT).unwrap(), whole);
+        train(&source, 100..450, 2);
+        source.store.remove(GroupId(0), FeatureKey(120)).unwrap();
+        sent.push(source.forward().await.unwrap());
+        assert_eq!(source.forward().await.unwrap(), v1::SentRows::default(), "all of it has arrived");
+        train(&source, 1..300, 3);
+        sent.push(source.seal(v1::SealSlots { migration: MIGRATION, slots: vec![SLOT.0] }).await.unwrap());
+        let digest = |slots: &Slots| slots.store.slot_digest(SLOT).unwrap();
+        assert_eq!(digest(&target.slots), digest(&source));
+        assert_eq!(sent.iter().map(|sent| sent.rows).collect::<Vec<_>>(), [2 * 399, 2 * 350 - 1, 2 * 299]);
+        let packages = target.packages.lock().unwrap();
+        assert!(packages.len() > 50 && packages.iter().copied().eq(0..packages.len() as u64), "{packages:?}");
+    }
 }

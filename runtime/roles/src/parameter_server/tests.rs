@@ -7,13 +7,13 @@ use std::sync::Arc;
 use prometheus::Registry;
 use rectrain_embedding::FeatureKey;
 use rectrain_proto::v1;
-use rectrain_wire::{InProcess, InProcessConfig, Tensor, WireCounters};
+use rectrain_wire::{Address, InProcess, InProcessConfig, Service, Tensor, Transport, WireCounters};
 use sha2::{Digest, Sha256};
 
 use super::{ParameterServer, Rows};
 use crate::message;
 use crate::metrics::{PsMetrics, RoleMetrics};
-use crate::plan::JobPlan;
+use crate::plan::{CALL_DEADLINE, JobPlan};
 
 const PARAMETERS: usize = 40;
 const BATCHES: u64 = 70;
@@ -333,4 +333,23 @@ async fn what_is_not_whole_is_not_gone_on_from() {
         begin().await;
     }
     assert!(Rows::of_attempt(directory, &plan, Some(6)).unwrap().place().is_none(), "of another attempt");
+}
+
+/// While the digest is waited for, or anything else that goes through all slots, the server says how far it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_tells_how_much_it_has_done() {
+    let folder = tempfile::tempdir().unwrap();
+    let Tried { plan, server, .. } = Tried::begin("sync", folder.path()).await;
+    let (server, slots) = (Arc::new(server), plan.store.slots);
+    let transport = InProcess::new(InProcessConfig::default(), WireCounters::unregistered(|_| "test").unwrap());
+    let address = Address::local("ps-0");
+    let _serving = transport.serve(Arc::clone(&server) as Arc<dyn Service>, &address).unwrap();
+    let channel = transport.connect(&address).unwrap();
+    let done = async || message::call(&channel, v1::WorkRequest {}, Vec::new(), CALL_DEADLINE).await.unwrap().0.done;
+    let before = done().await;
+    let digest = message::call(&channel, v1::StoreDigestRequest {}, Vec::new(), CALL_DEADLINE).await.unwrap();
+    assert_eq!(done().await - before, u64::from(slots));
+    let [digests] = message::take("store_digest", digest.1).unwrap();
+    let expected = server.store.digests(0..slots).unwrap().concat();
+    assert_eq!(digests.expect_u8("digests").unwrap(), expected, "in the order of the slots");
 }

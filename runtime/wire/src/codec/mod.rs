@@ -131,6 +131,24 @@ pub enum Malformed {
 }
 
 impl Malformed {
+    /// All that [`Self::reason`] gives.
+    pub const REASONS: [&str; 14] = [
+        "magic",
+        "version",
+        "header_checksum",
+        "role",
+        "frame_length",
+        "meta_length",
+        "tensor_count",
+        "body_length",
+        "dtype",
+        "descriptor",
+        "tensor_length",
+        "body_checksum",
+        "truncated",
+        "unexpected",
+    ];
+
     /// A short label for metrics.
     pub fn reason(&self) -> &'static str {
         match self {

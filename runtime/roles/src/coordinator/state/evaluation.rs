@@ -1,5 +1,6 @@
 //! Evaluations: their data, and the dense workers' predictions.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use rectrain_dense::metrics;
@@ -16,15 +17,39 @@ use crate::error::RoleError;
 use crate::events::{JobEvent, TestMetrics};
 use crate::turns::Turns;
 
-/// One dense worker's share of an evaluation.
+/// Some rows of one dense worker's share of an evaluation.
 #[derive(Debug, Serialize, Deserialize)]
-pub(in crate::coordinator) struct Share {
+pub(in crate::coordinator) struct Part {
     #[serde(with = "as_bytes::f32s")]
-    pub(in crate::coordinator) predictions: Vec<f32>,
+    predictions: Vec<f32>,
     #[serde(with = "as_bytes::f32s")]
-    pub(in crate::coordinator) labels: Vec<f32>,
+    labels: Vec<f32>,
+    /// None, or one a row.
     #[serde(with = "as_bytes::u64s")]
-    pub(in crate::coordinator) groups: Vec<u64>,
+    groups: Vec<u64>,
+}
+
+impl Part {
+    pub(in crate::coordinator) fn new(
+        predictions: Vec<f32>,
+        labels: Vec<f32>,
+        groups: Vec<u64>,
+    ) -> Result<Self, RoleError> {
+        let rows = predictions.len();
+        if labels.len() == rows && [0, rows].contains(&groups.len()) {
+            return Ok(Self { predictions, labels, groups });
+        }
+        let reason = format!("{rows} predictions came with {} labels and {} groups", labels.len(), groups.len());
+        Err(RoleError::Inconsistent { message: "evaluation_part", reason })
+    }
+
+    fn rows(&self) -> u64 {
+        self.predictions.len() as u64
+    }
+}
+
+fn rows_of(parts: &[Part]) -> u64 {
+    parts.iter().map(Part::rows).sum()
 }
 
 /// An answer to a loader that asks for test data.
@@ -41,7 +66,12 @@ pub(super) struct Pass {
     /// Its batches go to the embedding workers that there are when it begins.
     pub(super) turns: Turns,
     data: Announced,
-    pub(super) shares: Vec<Option<Share>>,
+    /// By rank, of those that have sent theirs.
+    shares: Vec<Option<Vec<Part>>>,
+    /// By rank, of those that are sending theirs. A coordinator that is started again has them sent again: to write them with each answer
+    /// would take longer with each.
+    #[serde(skip)]
+    parts: BTreeMap<u32, Vec<Part>>,
 }
 
 /// Where the rows of an evaluation are.
@@ -84,7 +114,8 @@ impl State {
         };
         let shares = (0..self.ranks.len()).map(|_| None).collect();
         let turns = Turns::of(self.turns.last());
-        self.passes.insert(at_step, Pass { source, turns, data: Announced::new(plan.global_batch_rows), shares });
+        let (data, parts) = (Announced::new(plan.global_batch_rows), BTreeMap::new());
+        self.passes.insert(at_step, Pass { source, turns, data, shares, parts });
     }
 
     pub(in crate::coordinator) fn evaluation_lease(&mut self, loader: u32) -> EvaluationLease {
@@ -108,7 +139,7 @@ impl State {
         report: &v1::EvaluationChunkReport,
     ) -> Result<(), RoleError> {
         let at_step = GlobalStep(report.at_step);
-        let is_over = self.last_test.as_ref().is_some_and(|(last, _)| *last >= at_step);
+        let is_over = self.has_evaluated(at_step);
         let pass = match self.passes.get_mut(&at_step) {
             Some(pass) => pass,
             // A chunk behind the end of the data, which has none of the rows that everybody has predicted meanwhile.
@@ -148,28 +179,82 @@ impl State {
         Ok((horizon.until > from || horizon.last).then_some(horizon))
     }
 
-    /// Takes one worker's predictions; the last share gives the evaluation's event.
+    fn has_evaluated(&self, at_step: GlobalStep) -> bool {
+        self.last_test.as_ref().is_some_and(|(last, _)| *last >= at_step)
+    }
+
+    /// Where dense worker `rank` has its share of the evaluation under way; none, if it has sent all of it: what comes then was sent twice.
+    fn share_of(&mut self, at_step: GlobalStep, rank: Rank) -> Result<Option<&mut Pass>, RoleError> {
+        let is_over = self.has_evaluated(at_step);
+        let pass = match self.passes.get_mut(&at_step) {
+            Some(pass) => pass,
+            None if is_over => return Ok(None),
+            None => return Err(unknown_evaluation("evaluation_share", at_step)),
+        };
+        match pass.shares.get(rank.0 as usize) {
+            Some(share) => Ok(share.is_none().then_some(pass)),
+            None => {
+                let reason = format!("dense worker {rank} has no share of the evaluation at step {at_step}");
+                Err(RoleError::Inconsistent { message: "evaluation_share", reason })
+            }
+        }
+    }
+
+    /// Takes the rows from `first` on of one worker's share, if they are the next ones; gives how many there are then.
+    pub(in crate::coordinator) fn evaluation_part(
+        &mut self,
+        at_step: GlobalStep,
+        rank: Rank,
+        first: u64,
+        part: Part,
+    ) -> Result<u64, RoleError> {
+        self.progressed = Instant::now();
+        let Some(pass) = self.share_of(at_step, rank)? else { return Ok(first.saturating_add(part.rows())) };
+        let parts = pass.parts.entry(rank.0).or_default();
+        if first == 0 {
+            parts.clear();
+        }
+        if first == rows_of(parts) {
+            parts.push(part);
+        }
+        Ok(rows_of(parts))
+    }
+
+    /// One worker has sent its share, of so many rows; gives how many of them are here. The last share that is all here gives the
+    /// evaluation's event.
     pub(in crate::coordinator) fn evaluation_share(
         &mut self,
         at_step: GlobalStep,
         rank: Rank,
-        share: Share,
-    ) -> Result<Vec<JobEvent>, RoleError> {
-        let pass = self.passes.get_mut(&at_step).ok_or_else(|| unknown_evaluation("evaluation_share", at_step))?;
-        match pass.shares.get_mut(rank.0 as usize) {
-            Some(place) if place.is_none() => *place = Some(share),
-            _ => {
-                let reason = format!("dense worker {rank} is unknown or has sent its share of step {at_step} before");
-                return Err(RoleError::Inconsistent { message: "evaluation_share", reason });
+        rows: u64,
+    ) -> Result<(u64, Vec<JobEvent>), RoleError> {
+        let Some(pass) = self.share_of(at_step, rank)? else { return Ok((rows, Vec::new())) };
+        let mut parts = pass.parts.remove(&rank.0).unwrap_or_default();
+        let here = rows_of(&parts);
+        if here < rows {
+            pass.parts.insert(rank.0, parts);
+            return Ok((here, Vec::new()));
+        }
+        if here > rows {
+            // Of another that was in this one's place.
+            parts.clear();
+            if rows > 0 {
+                return Ok((0, Vec::new()));
             }
         }
-        self.progressed = Instant::now();
-        if pass.shares.iter().any(Option::is_none) {
-            return Ok(Vec::new());
+        if let Some(place) = pass.shares.get_mut(rank.0 as usize) {
+            *place = Some(parts);
         }
-        let shares = self.passes.remove(&at_step).into_iter().flat_map(|pass| pass.shares).flatten().collect();
-        self.outstanding.evaluated(at_step);
+        let is_last = pass.shares.iter().all(Option::is_some);
+        self.progressed = Instant::now();
+        Ok((rows, if is_last { self.evaluated(at_step) } else { Vec::new() }))
+    }
+
+    /// All shares are here.
+    fn evaluated(&mut self, at_step: GlobalStep) -> Vec<JobEvent> {
+        let shares = self.passes.remove(&at_step).into_iter().flat_map(|pass| pass.shares).flatten().flatten();
         let test = test_metrics(shares);
+        self.outstanding.evaluated(at_step);
         let mut events = Vec::new();
         if test.auc.is_none() {
             events.push(JobEvent::Warning {
@@ -178,19 +263,19 @@ impl State {
         }
         events.push(JobEvent::Evaluation { step: at_step.0, test: test.clone() });
         self.last_test = Some((at_step, test));
-        Ok(events)
+        events
     }
 }
 
-fn test_metrics(shares: Vec<Share>) -> TestMetrics {
+fn test_metrics(parts: impl Iterator<Item = Part>) -> TestMetrics {
     let mut all = metrics::Evaluation::default();
     let (mut predictions, mut labels, mut groups) = (Vec::new(), Vec::new(), Vec::new());
-    for share in shares {
-        all.push(&share.predictions, &share.labels);
-        if !share.groups.is_empty() {
-            predictions.extend(share.predictions);
-            labels.extend(share.labels);
-            groups.extend(share.groups);
+    for part in parts {
+        all.push(&part.predictions, &part.labels);
+        if !part.groups.is_empty() {
+            predictions.extend(part.predictions);
+            labels.extend(part.labels);
+            groups.extend(part.groups);
         }
     }
     let summary = all.finish();
@@ -206,4 +291,111 @@ fn test_metrics(shares: Vec<Share>) -> TestMetrics {
 
 fn unknown_evaluation(what: &'static str, at_step: GlobalStep) -> RoleError {
     RoleError::Inconsistent { message: what, reason: format!("no evaluation stands at step {at_step}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::JobPlan;
+
+    const AT: GlobalStep = GlobalStep(4);
+
+    /// Two dense workers predict.
+    fn evaluating() -> State {
+        let manifest = "
+apiVersion: rectrain.dev/v1alpha1
+kind: RecTrainingJob
+metadata: {name: test}
+spec:
+  model: {kind: deepfm, embeddingDim: 4, hidden: [8]}
+  features: {sparse: [{name: C1}], dense: [{name: I1}]}
+  data: {synthetic: {rows: 2000, testRows: 500, vocabulary: 1000}}
+  roles: {denseWorker: {replicas: 2}}
+  training: {globalBatchSize: 24}
+";
+        let plan = JobPlan::new(&rectrain_crds::load(manifest, "test.yaml", &[]).unwrap().resolved).unwrap();
+        let mut state = State::new(&plan, None).unwrap();
+        let source = PassSource::Slice { chunk: 0, leased: true };
+        let (data, parts) = (Announced::new(24), BTreeMap::new());
+        let pass = Pass { source, turns: Turns::of(1), data, shares: vec![None, None], parts };
+        state.passes.insert(AT, pass);
+        state
+    }
+
+    /// Of rows that belong to three users.
+    fn part(rows: std::ops::Range<u64>) -> Part {
+        let predictions = rows.clone().map(|row| (row * 37 % 101) as f32 / 101.0).collect();
+        let labels = rows.clone().map(|row| f32::from(u8::from(row * 7 % 5 < 2))).collect();
+        Part::new(predictions, labels, rows.map(|row| row % 3).collect()).unwrap()
+    }
+
+    fn send(state: &mut State, rank: u32, rows: std::ops::Range<u64>) -> u64 {
+        state.evaluation_part(AT, Rank(rank), rows.start, part(rows)).unwrap()
+    }
+
+    fn tell(state: &mut State, rank: u32, rows: u64) -> (u64, usize) {
+        let (here, events) = state.evaluation_share(AT, Rank(rank), rows).unwrap();
+        (here, events.len())
+    }
+
+    /// What the next process reads of what this one has written.
+    fn restarted(state: &State) -> State {
+        rmp_serde::from_slice(&rmp_serde::to_vec_named(state).unwrap()).unwrap()
+    }
+
+    fn image(state: &State) -> usize {
+        rmp_serde::to_vec_named(state).unwrap().len()
+    }
+
+    #[test]
+    fn shares_in_parts_are_as_whole_ones_however_often_they_come_and_who_asks_for_them() {
+        let mut whole = evaluating();
+        send(&mut whole, 0, 0..100);
+        assert_eq!(tell(&mut whole, 0, 100), (100, 0));
+        send(&mut whole, 1, 0..40);
+        assert_eq!(tell(&mut whole, 1, 40), (40, 1));
+
+        let mut state = evaluating();
+        let empty = image(&state);
+        assert_eq!(send(&mut state, 0, 0..30), 30);
+        assert_eq!(send(&mut state, 0, 60..90), 30, "rows are missing between them");
+        assert_eq!(send(&mut state, 0, 30..60), 60);
+        assert_eq!(send(&mut state, 0, 30..60), 60, "it came again");
+        assert_eq!(image(&state), empty, "parts make no answer dearer");
+        assert_eq!(tell(&mut state, 0, 100), (60, 0));
+        // Another process goes on, and is told that the share is all.
+        let mut state = restarted(&state);
+        assert_eq!((tell(&mut state, 0, 100), state.has_predicted(AT, 0)), ((0, 0), false));
+        for first in [0, 50] {
+            send(&mut state, 0, first..first + 50);
+        }
+        assert_eq!((tell(&mut state, 0, 100), state.has_predicted(AT, 0)), ((100, 0), true));
+        assert_eq!((send(&mut state, 0, 0..50), tell(&mut state, 0, 100)), (50, (100, 0)), "they came again, late");
+        // A share that is all there is with the next process as well.
+        let mut state = restarted(&state);
+        assert!(state.has_predicted(AT, 0));
+        // Whoever takes a worker's place begins anew.
+        send(&mut state, 1, 0..20);
+        send(&mut state, 1, 20..40);
+        assert_eq!(send(&mut state, 1, 0..25), 25);
+        send(&mut state, 1, 25..40);
+        assert_eq!(tell(&mut state, 1, 40), (40, 1));
+        assert_eq!(state.last_test, whole.last_test);
+        assert!(state.last_test.as_ref().is_some_and(|(_, test)| test.samples == 140 && test.gauc.is_some()));
+        assert_eq!((send(&mut state, 1, 0..40), tell(&mut state, 1, 40)), (40, (40, 0)), "it is over");
+    }
+
+    #[test]
+    fn a_worker_may_have_no_rows_and_what_does_not_fit_together_is_refused() {
+        let mut state = evaluating();
+        send(&mut state, 0, 0..20);
+        assert_eq!(tell(&mut state, 0, 10), (0, 0), "those were another's");
+        send(&mut state, 0, 0..20);
+        assert_eq!(tell(&mut state, 0, 0), (0, 0));
+        assert!(state.has_predicted(AT, 0));
+        assert!(state.evaluation_share(AT, Rank(2), 0).is_err());
+        assert!(state.evaluation_share(GlobalStep(5), Rank(1), 0).is_err());
+        assert!(Part::new(vec![0.5], vec![], vec![]).is_err());
+        assert!(Part::new(vec![0.5, 0.5], vec![0.0, 1.0], vec![1]).is_err());
+    }
 }

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 pub(super) use self::data::Repeated;
 use self::data::{ChunkRead, Labels, data_changed};
 use self::evaluation::Pass;
-pub(super) use self::evaluation::{EvaluationLease, Share};
+pub(super) use self::evaluation::{EvaluationLease, Part};
 pub(super) use self::members::ResizeRefused;
 use self::progress::DenseWorkerState;
 use super::as_bytes;
@@ -82,7 +82,7 @@ pub(super) struct State {
     last_loss: f64,
     #[serde(skip)]
     throughput: VecDeque<(Instant, u64)>,
-    /// When a step, or a part of an evaluation, was last heard to be done.
+    /// When a step, a batch without a barrier, a part of an evaluation, or a part of what servers are waited for was last heard to be done.
     #[serde(skip, default = "Instant::now")]
     progressed: Instant,
     speeds: Speeds,
@@ -94,6 +94,8 @@ pub(super) struct State {
     /// The slot map in force if it is not the job's first, and how many migrations have begun.
     map: Option<SlotMap>,
     migrations: MigrationId,
+    /// Checkpoints that were found damaged, by name.
+    passed_over: Vec<String>,
     /// What members that have left had sent, by kind of message.
     left_traffic: BTreeMap<String, u64>,
     pub(super) replies: Replies,
@@ -172,6 +174,7 @@ impl State {
             writing: None,
             map: None,
             migrations: MigrationId::default(),
+            passed_over: Vec::new(),
             left_traffic: BTreeMap::new(),
             replies: Replies::default(),
             places: Places::default(),
@@ -269,6 +272,15 @@ impl State {
 
     pub(super) fn writing(&self) -> Option<v1::Ticket> {
         self.writing.clone()
+    }
+
+    /// Whoever takes the coordinator's place has to know which checkpoints are damaged.
+    pub(super) fn set_passed_over(&mut self, checkpoints: &[String]) {
+        self.passed_over = checkpoints.to_vec();
+    }
+
+    pub(super) fn passed_over(&self) -> &[String] {
+        &self.passed_over
     }
 
     /// The slot map in force, if it is not the job's first.

@@ -82,10 +82,21 @@ impl State {
         }))
     }
 
-    /// What became of a batch without a barrier.
+    /// What became of a batch without a barrier. It is the progress of such modes: no worker counts steps there.
     pub(in crate::coordinator) fn batch_report(&mut self, report: &v1::BatchReport) -> Result<(), RoleError> {
+        self.progressed = Instant::now();
         self.samples += u64::from(report.rows);
         self.training.batch_report(report)
+    }
+
+    /// Whether all wait for parameter servers, who restore rows, write a checkpoint that training rests for, or compute the digest at the end.
+    pub(in crate::coordinator) fn waits_for_servers(&self) -> bool {
+        self.training.restoring() || self.training.rests_for_a_checkpoint() || self.all_trained()
+    }
+
+    /// While all wait for them.
+    pub(in crate::coordinator) fn servers_have_worked(&mut self) {
+        self.progressed = Instant::now();
     }
 
     pub(in crate::coordinator) fn training_done(&mut self, done: v1::TrainingDone) -> Result<(), RoleError> {

@@ -287,6 +287,11 @@ impl Training {
         self.stage == Stage::Restoring
     }
 
+    /// Whether training goes on, or ends, only when a checkpoint is fixed, or written.
+    pub(super) fn rests_for_a_checkpoint(&self) -> bool {
+        self.stage == Stage::Saving
+    }
+
     /// Saves a checkpoint at the next boundary.
     pub(super) fn request_save(&mut self) {
         self.save_wanted = true;
