@@ -80,7 +80,7 @@ pub struct RecTrainingJobSpec {
     pub roles: Option<RolesSpec>,
 
     /// How many replicas the roles should have, decided from what is measured of them. `autoscaling: {}` takes every default. Only a
-    /// cluster can carry it out.
+    /// cluster can carry it out; `rectrain run` refuses it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "roles have as many replicas as spec.roles says"))]
     pub autoscaling: Option<AutoscalingSpec>,
@@ -90,7 +90,8 @@ pub struct RecTrainingJobSpec {
     #[schemars(extend("x-default" = "no checkpoints"))]
     pub checkpoint: Option<CheckpointSpec>,
 
-    /// Whether the job holds: its pods are removed and come back, from the last checkpoint, when this is false again.
+    /// Whether the job holds: its pods are removed and come back, from the last checkpoint, when this is false again. Only a cluster can
+    /// carry it out; `rectrain run` refuses it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = false))]
     pub suspend: Option<bool>,
@@ -100,7 +101,8 @@ pub struct RecTrainingJobSpec {
     #[schemars(range(min = 0, max = 315_360_000), extend("x-default" = "it stays"))]
     pub ttl_seconds_after_finished: Option<u32>,
 
-    /// Seconds after its start at which a job that has not ended is stopped and has failed.
+    /// Seconds after its start at which a job that has not ended is stopped and has failed. Only a cluster can carry it out; `rectrain run`
+    /// refuses it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 315_360_000), extend("x-default" = "no deadline"))]
     pub active_deadline_seconds: Option<u32>,

@@ -12,6 +12,7 @@ use serde_yaml::Value as Yaml;
 use crate::locate::locate;
 use crate::schema::annotated;
 use crate::suggest::nearest;
+use crate::validate::template_errors;
 use crate::{FieldError, FieldPath, RecTrainingJob, ResolvedJob, SetError, SetKind, apply_set, check, validate};
 
 /// One `--set` or `--set-string` of the command line.
@@ -144,8 +145,11 @@ fn read<'a>(
     overrides: &'a [Override],
 ) -> Result<(RecTrainingJob, Sources<'a>), ManifestError> {
     let (manifest, sources) = read_document(&JOB, text, file, overrides)?;
-    let job = typed(manifest).map_err(|errors| sources.locate(errors))?;
-    Ok((job, sources))
+    let job = typed(manifest, &FieldPath::parse("spec")).map_err(|errors| sources.locate(errors))?;
+    match template_errors(&job) {
+        errors if errors.is_empty() => Ok((job, sources)),
+        errors => Err(sources.locate(errors)),
+    }
 }
 
 /// A kind of document: what its text is checked against.
@@ -376,8 +380,9 @@ fn unknown_names(fields: &Map<String, Value>, known: &[&str], path: &FieldPath) 
     errors.collect()
 }
 
-/// The value as the Rust type, which knows Kubernetes' own types (pod templates, conditions) where the schema leaves them open.
-pub(crate) fn typed<T: DeserializeOwned>(manifest: Value) -> Result<T, Vec<FieldError>> {
+/// The value as the Rust type, which knows Kubernetes' own types (pod templates, conditions) where the schema leaves them open. Fields `within` this
+/// path that it does not know are errors.
+pub(crate) fn typed<T: DeserializeOwned>(manifest: Value, within: &FieldPath) -> Result<T, Vec<FieldError>> {
     let mut unknown = Vec::new();
     let mut track = serde_path_to_error::Track::new();
     let mut note = |path: serde_ignored::Path<'_>| unknown.push(path.to_string());
@@ -388,7 +393,7 @@ pub(crate) fn typed<T: DeserializeOwned>(manifest: Value) -> Result<T, Vec<Field
     let errors: Vec<_> = unknown
         .iter()
         .map(|path| ignored_path(path))
-        .filter(|path| FieldPath::parse("spec").contains(path))
+        .filter(|path| within.contains(path))
         .map(|path| FieldError::new(path, "unknown field"))
         .collect();
     if errors.is_empty() { Ok(document) } else { Err(errors) }

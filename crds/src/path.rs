@@ -31,6 +31,11 @@ impl FieldPath {
         self.with(Segment::Index(index))
     }
 
+    /// This path, and `rest` from there.
+    pub fn join(&self, rest: &FieldPath) -> Self {
+        Self(self.0.iter().chain(&rest.0).cloned().collect())
+    }
+
     fn with(&self, segment: Segment) -> Self {
         let mut segments = self.0.clone();
         segments.push(segment);

@@ -371,7 +371,7 @@ pub fn load_simulation<'a>(
         spec: SimulationSpec,
     }
     let (document, sources) = read_document(&SIMULATION, text, file, overrides)?;
-    let root: Root = typed(document).map_err(|errors| sources.locate(errors))?;
+    let root: Root = typed(document, &FieldPath::parse("spec")).map_err(|errors| sources.locate(errors))?;
     let errors = contradictions(&root.spec);
     if errors.is_empty() { Ok(SimulationDocument { spec: root.spec, sources }) } else { Err(sources.locate(errors)) }
 }

@@ -21,8 +21,8 @@ pub enum Phase {
     Training,
     /// The test rows are being predicted.
     Evaluating,
-    /// A crash, or a change of the manifest other than of the training mode, ended all its roles; they start again, from the last
-    /// checkpoint if there is one.
+    /// A crash, or a change of the manifest that needs a new attempt, ended all its roles; they start again, from the last checkpoint if
+    /// there is one.
     Restarting,
     /// Held by `spec.suspend`.
     Suspended,
@@ -153,8 +153,7 @@ pub struct CheckpointStatus {
 }
 
 /// The pods that a job has, or is about to get: all of them are of one attempt, and an attempt never changes what its pods run.
-/// A restart, a resumption and a change of the manifest each begin a new one, but a change of the training mode or of the number of
-/// parameter servers does not.
+/// A restart, a resumption and a change of what `specHash` is a digest of each begin a new one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AttemptStatus {
@@ -162,8 +161,10 @@ pub struct AttemptStatus {
     pub number: u32,
     /// Generation of the spec that its pods run.
     pub generation: i64,
-    /// Digest of the parts of the spec that its pods depend on. The training mode and the number of parameter servers are none of it:
-    /// they change without a restart.
+    /// Digest of the parts of the spec that its pods depend on. Not among them is what changes while they run (the training mode,
+    /// `training.auto`, and the `replicas` of the roles; those of dense workers only if `localBatchSize` gives each of them a part of a
+    /// batch), and what the operator itself carries out (`autoscaling`, `faultTolerance`, `suspend`, `activeDeadlineSeconds`,
+    /// `ttlSecondsAfterFinished`).
     #[schemars(length(max = 64))]
     pub spec_hash: String,
     /// Image that its pods run.

@@ -2,11 +2,14 @@
 //! contradicts within the object) and what only Rust can say ([`crate::resolve`]). The first two are what the API server does,
 //! evaluated here from the same schema.
 
+use k8s_openapi::api::core::v1::{Affinity, EnvVar, Toleration, Volume, VolumeMount};
 use kube::core::cel::{CompiledSchema, Validator, compile_schema};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::manifest::typed;
 use crate::resolve::resolve;
-use crate::{FieldError, FieldPath, RecTrainingJob, ResolvedJob, check, schema};
+use crate::{FieldError, FieldPath, PodTemplate, RecTrainingJob, ResolvedJob, check, schema};
 
 /// Checks a job and fills in what it leaves open.
 ///
@@ -16,6 +19,7 @@ pub fn validate(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldError>> {
     let object = as_value(job)?;
     let mut errors = name_errors(job);
     errors.extend(check::check_spec(&object));
+    errors.extend(template_errors(job));
     if !errors.is_empty() {
         return Err(errors);
     }
@@ -64,6 +68,43 @@ fn name_errors(job: &RecTrainingJob) -> Vec<FieldError> {
         return Vec::new();
     }
     vec![FieldError::new(FieldPath::parse("metadata.name"), "missing: expected the job's name, such as `name: my-job`")]
+}
+
+/// What is wrong with the parts of pod templates that are in Kubernetes' own form: types and misspellings.
+pub(crate) fn template_errors(job: &RecTrainingJob) -> Vec<FieldError> {
+    let Some(roles) = &job.spec.roles else { return Vec::new() };
+    let templates = [
+        ("coordinator", roles.coordinator.as_ref().and_then(|role| role.template.as_ref())),
+        ("ps", roles.ps.as_ref().and_then(|role| role.template.as_ref())),
+        ("embeddingWorker", roles.embedding_worker.as_ref().and_then(|role| role.template.as_ref())),
+        ("denseWorker", roles.dense_worker.as_ref().and_then(|role| role.template.as_ref())),
+        ("loader", roles.loader.as_ref().and_then(|role| role.template.as_ref())),
+    ];
+    let errors = templates.into_iter().filter_map(|(role, template)| {
+        Some(errors_of_template(template?, &FieldPath::parse(&format!("spec.roles.{role}.template"))))
+    });
+    errors.flatten().take(check::MAX_ERRORS).collect()
+}
+
+fn errors_of_template(template: &PodTemplate, at: &FieldPath) -> Vec<FieldError> {
+    let mut errors = each_as_kubernetes_has_it::<Toleration>(&template.tolerations, &at.key("tolerations"));
+    errors.extend(
+        template.affinity.iter().flat_map(|value| as_kubernetes_has_it::<Affinity>(value, &at.key("affinity"))),
+    );
+    errors.extend(each_as_kubernetes_has_it::<EnvVar>(&template.env, &at.key("env")));
+    errors.extend(each_as_kubernetes_has_it::<Volume>(&template.volumes, &at.key("volumes")));
+    errors.extend(each_as_kubernetes_has_it::<VolumeMount>(&template.volume_mounts, &at.key("volumeMounts")));
+    errors
+}
+
+fn each_as_kubernetes_has_it<T: DeserializeOwned>(values: &[Value], at: &FieldPath) -> Vec<FieldError> {
+    let each = values.iter().enumerate().flat_map(|(index, value)| as_kubernetes_has_it::<T>(value, &at.index(index)));
+    each.collect()
+}
+
+fn as_kubernetes_has_it<T: DeserializeOwned>(value: &Value, at: &FieldPath) -> Vec<FieldError> {
+    let errors = typed::<T>(value.clone(), &FieldPath::root()).err().unwrap_or_default();
+    errors.into_iter().map(|error| FieldError { path: at.join(&error.path), ..error }).collect()
 }
 
 /// The CEL rules that the object breaks; rules about a change are evaluated when there is an `old` one.

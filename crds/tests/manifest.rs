@@ -306,7 +306,7 @@ fn a_pod_template_is_kubernetes_own_and_its_misspellings_are_found() {
     ]);
     validate(&job).unwrap();
     let template = job.spec.roles.unwrap().ps.unwrap().template.unwrap();
-    assert_eq!(template.volumes[0].name, "data");
+    assert_eq!(template.volumes[0]["name"], "data");
     let error = parse_manifest_with(
         BASE,
         "x",
@@ -314,6 +314,23 @@ fn a_pod_template_is_kubernetes_own_and_its_misspellings_are_found() {
     );
     let error = error.unwrap_err().to_string();
     assert!(error.contains("spec.roles.ps.template.volumes[0].hostPth: unknown field"), "{error}");
+}
+
+/// The API server takes in whatever stands in a template's lists: what is wrong there is an error of the job, and never one of reading it.
+#[test]
+fn a_job_with_a_wrong_template_can_be_read_and_is_refused_by_its_field() {
+    let mut value = serde_json::to_value(job(&[])).unwrap();
+    value["spec"]["roles"] = json!({
+        "ps": {"template": {"env": [{"name": "DEBUG", "value": 1}]}},
+        "loader": {"template": {"tolerations": [{"key": "spot"}, {"key": "gpu", "value": true}]}},
+        "denseWorker": {"template": {"affinity": {"nodeAffinty": {}}}},
+    });
+    let job: RecTrainingJob = serde_json::from_value(value).unwrap();
+    let errors: Vec<String> = validate(&job).unwrap_err().iter().map(ToString::to_string).collect();
+    assert_eq!(errors.len(), 3, "{errors:?}");
+    assert!(errors[0].starts_with("spec.roles.ps.template.env[0].value: invalid type: integer `1`"), "{errors:?}");
+    assert_eq!(errors[1], "spec.roles.denseWorker.template.affinity.nodeAffinty: unknown field");
+    assert!(errors[2].starts_with("spec.roles.loader.template.tolerations[1].value: invalid type"), "{errors:?}");
 }
 
 #[test]

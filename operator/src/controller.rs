@@ -10,6 +10,7 @@ use futures::stream::{self, BoxStream};
 use futures::{FutureExt, Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DynamicObject};
+use kube::core::DeserializeGuard;
 use kube::runtime::controller::{Action, Config, ReconcileRequest, trigger_with};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{PredicateConfig, WatchStreamExt, applier, predicates, watcher};
@@ -17,6 +18,7 @@ use kube::{Client, Resource, ResourceExt};
 use rectrain_crds::RecTrainingJob;
 
 use crate::cache::{self, Caches, Entry, Notes};
+use crate::metrics::OperatorMetrics;
 use crate::names::MANAGED_BY_SELECTOR;
 use crate::pods::PodFacts;
 use crate::questions::LateAnswers;
@@ -46,8 +48,8 @@ pub struct Watches {
 impl Watches {
     /// In one namespace, or in all.
     #[must_use]
-    pub fn new(client: &Client, namespace: Option<&str>) -> Self {
-        let (jobs, job_requests) = watch_jobs(client, namespace);
+    pub fn new(client: &Client, namespace: Option<&str>, metrics: &OperatorMetrics) -> Self {
+        let (jobs, job_requests) = watch_jobs(client, namespace, metrics.clone());
         let mut requests = vec![job_requests];
         let mut objects = BTreeMap::new();
         for kind in Kind::ALL {
@@ -74,14 +76,15 @@ impl Watches {
     }
 }
 
-fn watch_jobs(client: &Client, namespace: Option<&str>) -> (Store<RecTrainingJob>, Requests) {
-    let api: Api<RecTrainingJob> = match namespace {
+fn watch_jobs(client: &Client, namespace: Option<&str>, metrics: OperatorMetrics) -> (Store<RecTrainingJob>, Requests) {
+    let api: Api<DeserializeGuard<RecTrainingJob>> = match namespace {
         Some(namespace) => Api::namespaced(client.clone(), namespace),
         None => Api::all(client.clone()),
     };
     let (store, writer) = reflector::store();
     let changes = watcher(api, watcher::Config::default())
         .default_backoff()
+        .try_filter_map(move |event| futures::future::ready(Ok(readable(event, &metrics))))
         .modify(|job| job.metadata.managed_fields = None)
         .reflect(writer)
         .touched_objects()
@@ -89,6 +92,31 @@ fn watch_jobs(client: &Client, namespace: Option<&str>) -> (Store<RecTrainingJob
         .predicate_filter(predicates::generation, PredicateConfig::default());
     let requests = trigger_with(changes, |job: RecTrainingJob| [ObjectRef::from_obj(&job)]);
     (store, requests.boxed())
+}
+
+/// The event of a job that this version can read. One that it cannot, because a later version has written its status, stays as it was last
+/// seen, and keeps no other job from being looked after.
+fn readable(
+    event: watcher::Event<DeserializeGuard<RecTrainingJob>>,
+    metrics: &OperatorMetrics,
+) -> Option<watcher::Event<RecTrainingJob>> {
+    use watcher::Event;
+    let read = |job: DeserializeGuard<RecTrainingJob>| match job.0 {
+        Ok(job) => Some(job),
+        Err(unreadable) => {
+            let (namespace, job) = (unreadable.metadata.namespace.as_deref(), unreadable.metadata.name.as_deref());
+            tracing::error!(namespace, job, error = unreadable.error, "a job cannot be read and is left alone");
+            metrics.job_was_unreadable();
+            None
+        }
+    };
+    match event {
+        Event::Apply(job) => read(job).map(Event::Apply),
+        Event::InitApply(job) => read(job).map(Event::InitApply),
+        Event::Delete(job) => read(job).map(Event::Delete),
+        Event::Init => Some(Event::Init),
+        Event::InitDone => Some(Event::InitDone),
+    }
 }
 
 /// Whatever changes about an object of a job asks for a reconcile of the job.
@@ -230,6 +258,25 @@ pub fn reader(watches: &Watches) -> Reader {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// One that cannot be read is left out, and the others come.
+    #[test]
+    fn a_job_that_cannot_be_read_hides_no_other() {
+        let metrics = OperatorMetrics::new().expect("they register");
+        let job = |phase: &str| -> DeserializeGuard<RecTrainingJob> {
+            let manifest = serde_json::json!({
+                "apiVersion": "rectrain.dev/v1alpha1", "kind": "RecTrainingJob", "metadata": {"name": "a"},
+                "spec": {"model": {"kind": "dnn"}, "features": {"sparse": [{"name": "user"}]}, "data": {}},
+                "status": {"phase": phase},
+            });
+            serde_json::from_value(manifest).expect("its metadata can be read")
+        };
+        assert!(readable(watcher::Event::InitApply(job("Dreaming")), &metrics).is_none());
+        assert!(matches!(readable(watcher::Event::Init, &metrics), Some(watcher::Event::Init)));
+        let read = readable(watcher::Event::InitApply(job("Training")), &metrics);
+        assert!(matches!(read, Some(watcher::Event::InitApply(job)) if job.metadata.name.as_deref() == Some("a")));
+        assert!(metrics.encode().expect("they are served").contains("rectrain_operator_unreadable_jobs_total 1"));
+    }
 
     #[test]
     fn back_off_doubles_up_to_two_minutes() {

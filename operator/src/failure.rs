@@ -33,7 +33,9 @@ pub enum Cause {
     Unschedulable,
     /// A Secret, ConfigMap or volume that a pod wants is not there.
     ContainerConfig,
-    /// The API server or a quota refuses an object of the job.
+    /// The cluster does not make a pod: a quota, a limit, an account that is not there.
+    PodsRefused,
+    /// The API server refuses an object of the job.
     ObjectRefused,
     /// Something that is not the job's has a name that the job needs.
     NameConflict,
@@ -43,7 +45,7 @@ pub enum Cause {
 
 impl Cause {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::InvalidSpec,
         Self::BadInput,
         Self::Crash,
@@ -54,6 +56,7 @@ impl Cause {
         Self::ImagePull,
         Self::Unschedulable,
         Self::ContainerConfig,
+        Self::PodsRefused,
         Self::ObjectRefused,
         Self::NameConflict,
         Self::ModeRefused,
@@ -73,6 +76,7 @@ impl Cause {
             Self::ImagePull => "ImagePullFailed",
             Self::Unschedulable => "Unschedulable",
             Self::ContainerConfig => "ContainerConfigError",
+            Self::PodsRefused => "PodsRefused",
             Self::ObjectRefused => "ObjectRefused",
             Self::NameConflict => "NameConflict",
             Self::ModeRefused => "ModeRefused",
@@ -229,6 +233,7 @@ mod tests {
             uid: "uid".to_owned(),
             role,
             attempt: 1,
+            job_uid: None,
             is_leaving: false,
             gone_by: None,
             is_ready: false,

@@ -33,6 +33,7 @@ pub mod members;
 pub mod metrics;
 pub mod names;
 pub mod nodes;
+pub mod notice;
 pub mod phase;
 pub mod pods;
 mod quantity;

@@ -66,7 +66,7 @@ struct Cli {
     /// This instance's name in the election; its pod's name
     #[arg(long, default_value = "rectrain-operator")]
     identity: String,
-    /// Where to serve /healthz, /readyz and /metrics
+    /// Where to serve /healthz, /readyz, /metrics and /traces/NAMESPACE/JOB
     #[arg(long, default_value = "0.0.0.0:8080")]
     address: SocketAddr,
     /// How logs are written to standard error (what is logged: RECTRAIN_LOG)
@@ -110,6 +110,11 @@ fn log_to_stderr(format: LogFormat) {
     }
 }
 
+/// The longest silence of the API server in a call.
+const CALL_TIMEOUT: Duration = Duration::from_secs(20);
+/// In a question about the lease: several of them fit into the time for which it holds.
+const ELECTION_TIMEOUT: Duration = Duration::from_secs(3);
+
 async fn serve(cli: Cli) -> Result<(), String> {
     let metrics = OperatorMetrics::new().map_err(|error| format!("cannot register metrics: {error}"))?;
     let is_ready = Arc::new(AtomicBool::new(false));
@@ -117,20 +122,21 @@ async fn serve(cli: Cli) -> Result<(), String> {
     let address = admin::serve(cli.address, admin.clone())
         .await
         .map_err(|error| format!("cannot serve health and metrics on {}: {error}", cli.address))?;
-    let client = client(&metrics)
-        .await
-        .map_err(|error| format!("no cluster: neither a kubeconfig nor a ServiceAccount could be used: {error}"))?;
+    let no_cluster = |error| format!("no cluster: neither a kubeconfig nor a ServiceAccount could be used: {error}");
+    let watching = client(&metrics, None).await.map_err(no_cluster)?;
+    let elections = client(&metrics, Some(ELECTION_TIMEOUT)).await.map_err(no_cluster)?;
+    let client = client(&metrics, Some(CALL_TIMEOUT)).await.map_err(no_cluster)?;
     let version =
         client.apiserver_version().await.map_err(|error| format!("the API server does not answer: {error}"))?;
     is_ready.store(true, Ordering::Relaxed);
     tracing::info!(kubernetes = version.git_version, %address, identity = cli.identity, "standing by");
     let Some(namespace) = cli.namespace.clone() else {
         metrics.leads(true);
-        lead(&cli, client, admin, None, stopped()).await;
+        lead(&cli, (client, watching), admin, None, stopped()).await;
         return Ok(());
     };
     let root = Root::load(client.clone(), &namespace).await.map_err(|error| error.to_string())?;
-    let mut candidate = Candidate::new(client.clone(), &namespace, &cli.identity)
+    let mut candidate = Candidate::new(elections, &namespace, &cli.identity)
         .await
         .map_err(|error| format!("cannot stand for election in namespace {namespace}: {error}"))?;
     tokio::select! {
@@ -144,7 +150,7 @@ async fn serve(cli: Cli) -> Result<(), String> {
     tracing::info!(identity = cli.identity, "leading");
     // Reconciles that are under way when the end comes get through before the lease is given back.
     let (stop, stopping) = tokio::sync::oneshot::channel::<()>();
-    let leading = lead(&cli, client, admin, Some(root), async {
+    let leading = lead(&cli, (client, watching), admin, Some(root), async {
         // Whether told or dropped: stop.
         let _told = stopping.await;
     });
@@ -166,9 +172,13 @@ async fn serve(cli: Cli) -> Result<(), String> {
     Ok(())
 }
 
-/// A client of the API server whose requests are counted.
-async fn client(metrics: &OperatorMetrics) -> Result<Client, kube::Error> {
-    let config = Config::infer().await.map_err(kube::Error::InferConfig)?;
+/// A client of the API server whose requests are counted. A request that is answered nothing for as long as `silence` has failed: a
+/// connection that was cut without a word would be waited on for as long as the kernel does, a quarter of an hour. Watches, which may be
+/// silent, look after themselves.
+async fn client(metrics: &OperatorMetrics, silence: Option<Duration>) -> Result<Client, kube::Error> {
+    let mut config = Config::infer().await.map_err(kube::Error::InferConfig)?;
+    config.read_timeout = silence;
+    config.reset_reader_on_write = true;
     let metrics = metrics.clone();
     let counting = MapRequestLayer::new(move |request: Request<Body>| {
         metrics.requests(request.method().as_str());
@@ -189,7 +199,7 @@ enum Ending {
 
 async fn lead(
     cli: &Cli,
-    client: Client,
+    (client, watching): (Client, Client),
     Admin { metrics, traces, .. }: Admin,
     root: Option<Root>,
     stop: impl Future<Output = ()> + Send + 'static,
@@ -205,7 +215,7 @@ async fn lead(
         tls: cli.pod_tls,
         concurrency: cli.concurrency,
     };
-    let watches = Watches::new(&client, cli.watch_namespace.as_deref());
+    let watches = Watches::new(&watching, cli.watch_namespace.as_deref(), &metrics);
     // Whose rights end with its namespace may not look at nodes.
     let read_nodes: Arc<dyn ReadNodes> = match cli.watch_namespace {
         None => Arc::new(ClusterNodes::new(client.clone())),
@@ -227,6 +237,7 @@ async fn lead(
         read_nodes,
         watched: Mutex::new(HashMap::new()),
         traces,
+        memories: Mutex::default(),
         known: Mutex::default(),
     };
     controller::run(watches, late, Arc::new(context), stop).await;

@@ -27,6 +27,11 @@ pub const REFERENCE: &[(&str, &str, &str)] = &[
     ("rectrain_operator_reconcile_errors_total", "counter", "Reconciles that failed, by the step that failed."),
     ("rectrain_operator_watch_errors_total", "counter", "Watches that broke off and were begun again."),
     (
+        "rectrain_operator_unreadable_jobs_total",
+        "counter",
+        "How often a job was met that this version cannot read, since a later one has written its status; it is left alone.",
+    ),
+    (
         "rectrain_operator_late_answers_total",
         "counter",
         "Reconciles that were put aside, and are not counted as such, because the coordinator had not answered within a tenth of a second; the answer, or the silence, asks for another one.",
@@ -106,6 +111,7 @@ struct Inner {
     seconds: Histogram,
     errors: IntCounterVec,
     watch_errors: IntCounter,
+    unreadable_jobs: IntCounter,
     late_answers: IntCounter,
     requests: IntCounterVec,
     jobs: IntGaugeVec,
@@ -262,6 +268,7 @@ impl OperatorMetrics {
             seconds: Histogram::with_opts(HistogramOpts::new(seconds, help(seconds)).buckets(SECONDS.to_vec()))?,
             errors: IntCounterVec::new(opts("rectrain_operator_reconcile_errors_total"), &["step"])?,
             watch_errors: IntCounter::with_opts(opts("rectrain_operator_watch_errors_total"))?,
+            unreadable_jobs: IntCounter::with_opts(opts("rectrain_operator_unreadable_jobs_total"))?,
             late_answers: IntCounter::with_opts(opts("rectrain_operator_late_answers_total"))?,
             requests: IntCounterVec::new(opts("rectrain_operator_api_requests_total"), &["method"])?,
             jobs: IntGaugeVec::new(opts("rectrain_operator_jobs"), &["phase"])?,
@@ -292,6 +299,7 @@ impl OperatorMetrics {
             Box::new(inner.seconds.clone()),
             Box::new(inner.errors.clone()),
             Box::new(inner.watch_errors.clone()),
+            Box::new(inner.unreadable_jobs.clone()),
             Box::new(inner.late_answers.clone()),
             Box::new(inner.requests.clone()),
             Box::new(inner.jobs.clone()),
@@ -324,6 +332,11 @@ impl OperatorMetrics {
         self.0.watch_errors.inc();
     }
 
+    /// A job could not be read.
+    pub fn job_was_unreadable(&self) {
+        self.0.unreadable_jobs.inc();
+    }
+
     /// A coordinator has not answered at once.
     pub fn answer_is_late(&self) {
         self.0.late_answers.inc();
@@ -352,9 +365,9 @@ impl OperatorMetrics {
         seen.values().filter(|(_, seen)| is_under_way(seen.phase)).count()
     }
 
-    /// How far off the prediction of a job's speed was.
-    pub fn predicted(&self, namespace: &str, name: &str, error: f64) {
-        self.0.prediction_errors.with_label_values(&[namespace, name]).set(error);
+    /// How far off the prediction of a job's speed was, if its mode is chosen automatically and its speed was measured.
+    pub fn predicted(&self, namespace: &str, name: &str, error: Option<f64>) {
+        set_or_remove(&self.0.prediction_errors, [namespace, name], error);
     }
 
     /// So many pods of lost nodes were taken for dead.
@@ -364,20 +377,20 @@ impl OperatorMetrics {
 
     /// How much others use of the nodes of a job's pods, if that is known.
     pub fn crowded(&self, namespace: &str, name: &str, used_by_others: Option<f64>) {
-        match used_by_others {
-            Some(share) => self.0.used_by_others.with_label_values(&[namespace, name]).set(share),
-            // What is not known was perhaps never known.
-            None => drop(self.0.used_by_others.remove_label_values(&[namespace, name])),
-        }
+        set_or_remove(&self.0.used_by_others, [namespace, name], used_by_others);
+    }
+
+    /// There is nothing to decide about the job at present: what was last seen of it holds no more.
+    pub fn forget_look(&self, namespace: &str, name: &str) {
+        self.predicted(namespace, name, None);
+        self.crowded(namespace, name, None);
     }
 
     /// The job is gone, or somebody else's.
     pub fn forget_job(&self, namespace: &str, name: &str) {
         let mut seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.remove(&(namespace.to_owned(), name.to_owned()));
-        // It is not there for most jobs.
-        let _ = self.0.prediction_errors.remove_label_values(&[namespace, name]);
-        self.crowded(namespace, name, None);
+        self.forget_look(namespace, name);
     }
 
     /// In Prometheus' text format.
@@ -401,6 +414,14 @@ impl OperatorMetrics {
             self.0.jobs.with_label_values(&[job.phase.name()]).inc();
             self.0.statuses.show(namespace, name, job);
         }
+    }
+}
+
+fn set_or_remove(gauge: &GaugeVec, job: [&str; 2], value: Option<f64>) {
+    match value {
+        Some(value) => gauge.with_label_values(&job).set(value),
+        // What is not known was perhaps never known: most jobs leave nothing to decide.
+        None => drop(gauge.remove_label_values(&job)),
     }
 }
 
@@ -430,7 +451,7 @@ mod tests {
         metrics.answer_is_late();
         metrics.requests("GET");
         metrics.saw_job("n", "j", Seen::new(&training(), 10));
-        metrics.predicted("n", "j", 0.25);
+        metrics.predicted("n", "j", Some(0.25));
         metrics.crowded("n", "j", Some(0.5));
         let text = metrics.encode().expect("they are served");
         for (name, kind, help) in REFERENCE {
@@ -452,7 +473,11 @@ mod tests {
         }
         assert!(!text.contains("condition=\"Ready\""), "{text}");
         metrics.crowded("n", "j", None);
-        assert!(!metrics.encode().expect("they are served").contains("cpu_used_by_others_ratio{"));
+        let text = metrics.encode().expect("they are served");
+        assert!(!text.contains("cpu_used_by_others_ratio{") && text.contains("mode_prediction_error_ratio{"), "{text}");
+        metrics.forget_look("n", "j");
+        let text = metrics.encode().expect("they are served");
+        assert!(!text.contains("mode_prediction_error_ratio{") && text.contains("job_step{"), "{text}");
         metrics.forget_job("n", "j");
         assert!(!metrics.encode().expect("they are served").contains("job_name=\"j\""));
     }

@@ -14,6 +14,10 @@ pub const JOB_LABEL: &str = "rectrain.dev/job";
 pub const ROLE_LABEL: &str = "rectrain.dev/role";
 /// Label of pods: the attempt they are of.
 pub const ATTEMPT_LABEL: &str = "rectrain.dev/attempt";
+/// Label of pods: the uid of the job they are of, which tells them from those of a deleted job of the same name.
+pub const JOB_UID_LABEL: &str = "rectrain.dev/job-uid";
+/// The container of a pod that does the role's work; whoever else is in the pod says nothing of the job.
+pub const CONTAINER: &str = "rectrain";
 /// Annotation: digest of the object as it was applied.
 pub const APPLIED_ANNOTATION: &str = "rectrain.dev/applied-hash";
 

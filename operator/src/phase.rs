@@ -27,6 +27,7 @@ use crate::coordinator::{CoordinatorView, Rebalance, Report, Stage};
 use crate::failure::{self, Cause, Problem};
 use crate::members;
 use crate::names::{self, Role};
+use crate::notice::Noticed;
 use crate::pods::PodFacts;
 use crate::reconcile::status::conditions;
 use crate::switch::{self, SwitchAnswer};
@@ -63,6 +64,8 @@ pub struct Facts<'a> {
     pub automatic: Option<&'a Findings>,
     /// What keeps the operator from making an object of the job.
     pub obstacle: Option<&'a Problem>,
+    /// What this operator has noticed lately.
+    pub noticed: &'a Noticed,
     /// Time between two questions to a coordinator.
     pub poll: Duration,
 }
@@ -74,6 +77,8 @@ pub enum Run {
     Nothing,
     /// Its objects should, its pods should not.
     Hold,
+    /// Whatever is there should stay as it is.
+    AsIs,
     /// Both should.
     Go,
 }
@@ -163,11 +168,14 @@ impl<'a> Draft<'a> {
         if self.is_mended() {
             self.start_afresh();
         }
-        if let Err(errors) = self.facts.verdict {
-            return self.fail_invalid(errors);
-        }
-        if let Err(errors) = self.note_wanted_mode() {
-            return self.fail_invalid(errors);
+        let impossible = self.impossible_change();
+        if impossible.is_none() {
+            if let Err(errors) = self.facts.verdict {
+                return self.fail_invalid(errors);
+            }
+            if let Err(errors) = self.note_wanted_mode() {
+                return self.fail_invalid(errors);
+            }
         }
         if self.is_suspended() {
             return self.suspend();
@@ -181,17 +189,35 @@ impl<'a> Draft<'a> {
             );
             return self.fail(problem, Run::Hold);
         }
-        let phase = self.settle_attempt();
+        let phase = match (&impossible, self.before.phase) {
+            (Some(_), Some(phase)) => phase,
+            _ => self.settle_attempt(),
+        };
         let Some(attempt) = self.status.attempt.clone() else { return self.fail_invalid(&[]) };
         let (present, stale): (Vec<_>, Vec<_>) = self.facts.pods.iter().partition(|pod| pod.attempt == attempt.number);
         let back_off = attempt.not_before.as_ref().map_or(Duration::ZERO, |time| left(self.facts.now, time.0, 0));
-        if !stale.is_empty() || !back_off.is_zero() {
+        if impossible.is_none() && (!stale.is_empty() || !back_off.is_zero()) {
             return self.hold(phase, back_off);
         }
         // Somebody may have scaled a StatefulSet; what becomes of pods that the job does not have says nothing about it.
         let members: Vec<_> =
             present.into_iter().filter(|pod| pod.index().is_none_or(|index| index < self.pods_of(pod.role))).collect();
-        self.go(&attempt, &members, phase)
+        self.go(&attempt, &members, phase, impossible)
+    }
+
+    /// Why the manifest cannot be carried out, if pods are there that were made of an earlier one: nobody means to end a job by a number
+    /// that does not divide another. They train on as they are, for as long as they need nothing new.
+    fn impossible_change(&self) -> Option<Problem> {
+        if !matches!(self.before.phase, Some(Phase::Starting | Phase::Training | Phase::Evaluating)) {
+            return None;
+        }
+        let needs_another = self.status.attempt.as_ref()?.spec_hash != self.facts.spec_hash;
+        let errors = self.facts.verdict.err().or_else(|| self.facts.impossible_mode.filter(|_| needs_another));
+        let invalid = |errors: &[FieldError]| {
+            let what = "Training goes on as the manifest was before: mend it and apply it again";
+            Problem::new(Cause::InvalidSpec, format!("{}. {what}", sentences(errors)))
+        };
+        errors.map(invalid).or_else(|| self.facts.noticed.change_refused.clone())
     }
 
     /// Forgets all but how many attempts there were: pods of the attempt that failed must not be taken for those of the next one.
@@ -325,7 +351,7 @@ impl<'a> Draft<'a> {
         let replicas = self.status.attempt.as_ref().and_then(|attempt| attempt.replicas.as_ref());
         match replicas.and_then(|replicas| members::of(replicas, role)) {
             Some(of_role) => of_role.needed,
-            None => self.facts.verdict.map_or(0, |resolved| role.replicas(resolved)),
+            None => self.facts.verdict.map_or(u32::from(role == Role::Coordinator), |resolved| role.replicas(resolved)),
         }
     }
 
@@ -363,13 +389,20 @@ impl<'a> Draft<'a> {
     fn hold(mut self, phase: Phase, back_off: Duration) -> Decision {
         self.count_replicas(false);
         let poll = self.facts.poll;
-        let problem = if phase == Phase::Restarting { told(&self.before, "Reconciling") } else { None };
+        let obstacle = self.facts.obstacle.cloned();
+        let problem = obstacle.or_else(|| told(&self.before, "Reconciling").filter(|_| phase == Phase::Restarting));
         let mut decision = self.finish(phase, problem, Run::Hold);
         decision.look_again = Some(if back_off.is_zero() { at_most_ten_a_second(poll) } else { back_off });
         decision
     }
 
-    fn go(mut self, attempt: &AttemptStatus, pods: &[&PodFacts], phase: Phase) -> Decision {
+    fn go(
+        mut self,
+        attempt: &AttemptStatus,
+        pods: &[&PodFacts],
+        phase: Phase,
+        impossible: Option<Problem>,
+    ) -> Decision {
         // One crash often takes other containers with it, so the most restarted pod counts, not the sum.
         let container_restarts = pods.iter().map(|pod| pod.restarts).max().unwrap_or(0);
         let restarts = (attempt.restarts_before + container_restarts).max(self.status.restarts.unwrap_or(0));
@@ -408,10 +441,12 @@ impl<'a> Draft<'a> {
         let ask_mode = self.switch(pods);
         let ask_members = self.scale();
         let ask_rebalance = self.rebalance();
-        let problem = self.facts.obstacle.cloned().or_else(|| failure::waiting(pods).filter(|_| !all_ready));
-        let problem = problem.or_else(|| self.mode_refused());
+        let run = if impossible.is_some() { Run::AsIs } else { Run::Go };
+        let problem = impossible.or_else(|| self.facts.obstacle.cloned());
+        let problem = problem.or_else(|| failure::waiting(pods).filter(|_| !all_ready));
+        let problem = problem.or_else(|| self.facts.noticed.pods_refused.clone()).or_else(|| self.mode_refused());
         let poll = self.facts.poll;
-        let mut decision = self.finish(phase, problem, Run::Go);
+        let mut decision = self.finish(phase, problem, run);
         decision.ask_mode = ask_mode;
         decision.ask_members = ask_members;
         decision.ask_rebalance = ask_rebalance;
@@ -551,8 +586,10 @@ impl<'a> Draft<'a> {
             return None;
         }
         let seconds = self.fault_tolerance().stall_seconds.unwrap_or(defaults::STALL_SECONDS);
-        let last = self.status.last_progress_time.as_ref()?;
-        left(self.facts.now, last.0, u64::from(seconds)).is_zero().then(|| {
+        let told = self.status.last_progress_time.as_ref()?.0;
+        // Who begins to look does not know what was done before a coordinator fell silent.
+        let last = self.facts.noticed.silent_since.map_or(told, |silent| silent.max(told));
+        left(self.facts.now, last, u64::from(seconds)).is_zero().then(|| {
             Problem::new(
                 Cause::NoProgress,
                 format!("no step was completed for {seconds} seconds: look at the logs of its pods; if a step takes that long, raise spec.faultTolerance.stallSeconds"),
@@ -570,13 +607,16 @@ impl<'a> Draft<'a> {
 
     /// All roles start again after a back-off, or the job has failed.
     fn crash(mut self, attempt: &AttemptStatus, container_restarts: u32, problem: Problem) -> Decision {
-        let used = (attempt.restarts_before + container_restarts.max(1)).max(self.status.restarts.unwrap_or(0));
+        // A node that is drained or taken back is no fault of the job's, however often that happens in its life.
+        let is_put_out = problem.cause == Cause::Crash && self.facts.noticed.was_put_out;
+        let counted = container_restarts.max(u32::from(!is_put_out));
+        let used = (attempt.restarts_before + counted).max(self.status.restarts.unwrap_or(0));
         self.status.restarts = Some(used);
         if used > self.max_restarts() {
             return self.exhausted(Some(&problem));
         }
         let first = u64::from(self.fault_tolerance().backoff_seconds.unwrap_or(defaults::BACKOFF_SECONDS));
-        let wait = back_off_seconds(first, used);
+        let wait = back_off_seconds(first, if is_put_out { 1 } else { used });
         let start = self.status.start_time.as_ref().map_or(self.facts.now, |time| time.0);
         let not_before = self.facts.now + SignedDuration::from_secs(i64::try_from(wait).unwrap_or(0));
         self.begin_attempt(attempt.number + 1, used, Some(not_before), start);
@@ -630,7 +670,7 @@ impl<'a> Draft<'a> {
     /// Ready pods as they are counted by the StatefulSets, and how many there should be now.
     fn count_replicas(&mut self, should_be: bool) {
         let Ok(resolved) = self.facts.verdict else {
-            self.status.replica_statuses = None;
+            self.status.replica_statuses.take_if(|_| !should_be);
             return;
         };
         let count = |role: Role| {

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodSpec};
 
-use crate::names::{ATTEMPT_LABEL, ROLE_LABEL, Role};
+use crate::names::{ATTEMPT_LABEL, CONTAINER, JOB_UID_LABEL, ROLE_LABEL, Role};
 use crate::quantity::value_of;
 
 /// A pod of a job.
@@ -15,8 +15,10 @@ pub struct PodFacts {
     pub uid: String,
     /// What it does.
     pub role: Role,
-    /// The attempt it is of.
+    /// The attempt it is of; 0 for none of the job's.
     pub attempt: u32,
+    /// The uid of the job it is of; earlier versions did not write it down.
+    pub job_uid: Option<String>,
     /// Whether it is being deleted.
     pub is_leaving: bool,
     /// By when it should be gone then: its grace period is over.
@@ -29,15 +31,15 @@ pub struct PodFacts {
     pub node: Option<String>,
     /// Thousandths of a core that all its containers request.
     pub requested_millicores: u64,
-    /// Whether its container runs.
+    /// Whether the role's container runs.
     pub is_running: bool,
-    /// How often its container was started again.
+    /// How often that was started again.
     pub restarts: u32,
     /// Why no node takes it.
     pub unschedulable: Option<String>,
-    /// Why its container does not start: reason and message.
+    /// Why a container does not start: reason and message.
     pub waiting: Option<(String, String)>,
-    /// How its container last ended, if it has.
+    /// How the role's container last ended, if it has.
     pub ended: Option<Ended>,
     /// Why the node put it out: reason and message.
     pub evicted: Option<String>,
@@ -65,12 +67,23 @@ impl PodFacts {
         self.name.rsplit_once('-')?.1.parse().ok()
     }
 
+    /// As the job with this uid has it: a pod of a deleted job of the same name is of no attempt of its own.
+    #[must_use]
+    pub fn of_job(mut self, job_uid: &str) -> Self {
+        if self.job_uid.as_deref().is_some_and(|uid| uid != job_uid) {
+            self.attempt = 0;
+        }
+        self
+    }
+
     /// Of a pod of the operator's; none for a pod that lacks its labels.
     #[must_use]
     pub fn of(pod: &Pod) -> Option<Self> {
         let labels = pod.metadata.labels.as_ref()?;
         let status = pod.status.as_ref();
         let containers = status.and_then(|s| s.container_statuses.as_deref()).unwrap_or_default();
+        // What a cluster puts beside it (a mesh's proxy, an agent) ends and starts again by itself.
+        let own = containers.iter().find(|container| container.name == CONTAINER);
         let conditions = status.and_then(|s| s.conditions.as_deref()).unwrap_or_default();
         let condition = |kind: &str| conditions.iter().find(|condition| condition.type_ == kind);
         let unschedulable = condition("PodScheduled")
@@ -84,17 +97,18 @@ impl PodFacts {
             uid: pod.metadata.uid.clone().unwrap_or_default(),
             role: Role::from_name(labels.get(ROLE_LABEL)?)?,
             attempt: labels.get(ATTEMPT_LABEL)?.parse().ok()?,
+            job_uid: labels.get(JOB_UID_LABEL).cloned(),
             is_leaving: pod.metadata.deletion_timestamp.is_some(),
             gone_by: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
             is_ready: condition("Ready").is_some_and(|c| c.status == "True"),
             ip: status.and_then(|s| s.pod_ip.clone()),
             node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
             requested_millicores: pod.spec.as_ref().map_or(0, requested_millicores),
-            is_running: containers.iter().any(|c| c.state.as_ref().is_some_and(|state| state.running.is_some())),
-            restarts: containers.iter().map(|c| u32::try_from(c.restart_count).unwrap_or(0)).sum(),
+            is_running: own.is_some_and(|c| c.state.as_ref().is_some_and(|state| state.running.is_some())),
+            restarts: own.map_or(0, |c| u32::try_from(c.restart_count).unwrap_or(0)),
             unschedulable,
             waiting: containers.iter().find_map(waiting),
-            ended: containers.iter().filter_map(ended).max_by_key(|ended| ended.at),
+            ended: own.and_then(ended),
             evicted,
             is_put_out: condition("DisruptionTarget").is_some_and(|c| c.status == "True"),
         })

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Affinity, EnvVar, ResourceRequirements, Toleration, Volume, VolumeMount};
+use k8s_openapi::api::core::v1::ResourceRequirements;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::defaults;
 
@@ -37,29 +38,29 @@ pub struct PodTemplate {
     /// Taints of nodes that the pods tolerate, in Kubernetes' form (`kubectl explain pod.spec.tolerations`). At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "list_as_kubernetes_has_it")]
-    pub tolerations: Vec<Toleration>,
+    pub tolerations: Vec<Value>,
 
     /// Where the pods may and should run, in Kubernetes' form (`kubectl explain pod.spec.affinity`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "as_kubernetes_has_it")]
-    pub affinity: Option<Affinity>,
+    pub affinity: Option<Value>,
 
     /// Environment variables of the role's container, in Kubernetes' form
     /// (`kubectl explain pod.spec.containers.env`). At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "list_as_kubernetes_has_it")]
-    pub env: Vec<EnvVar>,
+    pub env: Vec<Value>,
 
     /// Volumes added to the pods, in Kubernetes' form (`kubectl explain pod.spec.volumes`): data, checkpoints. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "list_as_kubernetes_has_it")]
-    pub volumes: Vec<Volume>,
+    pub volumes: Vec<Value>,
 
     /// Where the volumes are mounted in the role's container, in Kubernetes' form
     /// (`kubectl explain pod.spec.containers.volumeMounts`). At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "list_as_kubernetes_has_it")]
-    pub volume_mounts: Vec<VolumeMount>,
+    pub volume_mounts: Vec<Value>,
 
     /// Seconds that a pod has to end in order: in which a checkpoint is saved, and a parameter server's rows go to others. 10 to 86400. A node
     /// that is drained waits for it; some warnings of a cloud (spot nodes) give less.
@@ -78,8 +79,10 @@ pub struct PodTemplate {
     pub service_account_name: Option<String>,
 }
 
-/// Kubernetes' own types are checked by the Rust types and by the API server when it makes the pod. Their whole schemas, five
-/// times, would be larger than what `kubectl apply` can carry in its annotation (256 KiB).
+/// Kubernetes' own types are checked by [`crate::validate`] and by the API server when it makes the pod. Their whole schemas, five
+/// times, would be larger than what `kubectl apply` can carry in its annotation (256 KiB). They are kept as they were written: a
+/// manifest that the API server has taken in can be read whatever stands there, so that one that is wrong is its own job's
+/// trouble and no other's.
 fn as_kubernetes_has_it(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true})
 }

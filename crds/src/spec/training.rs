@@ -161,8 +161,10 @@ impl JsonSchema for ModeSpec {
     validation = Rule::new("(has(self.dwellSeconds) ? self.dwellSeconds : 300) >= (has(self.windowSeconds) ? self.windowSeconds : 60)").message("a mode stays at least as long as is measured before it is left: expected a `dwellSeconds` (300 if not given) of at least `windowSeconds` (60 if not given)").field_path(".dwellSeconds")
 )]
 pub struct AutoModeSpec {
-    /// How much faster the other mode must be predicted to be, as a share: 0.1 is a tenth. In a crowded cluster half of it leads to
-    /// `gba`, and twice of it back.
+    /// How much faster than `sync` the mode `gba` must be predicted to be for a switch to it, as a share: 0.1 is a tenth. At least what
+    /// earns the switch back within `dwellSeconds` counts, and twice as much until `gba` was used for the first time. Training goes back
+    /// to `sync` as soon as `gba` is not faster by half of it any more. In a crowded cluster half of it leads to `gba`, which is left only
+    /// where `sync` is the faster by all of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 10.0), extend("x-default" = defaults::MODE_MARGIN))]
     pub margin: Option<f64>,
@@ -544,7 +546,7 @@ pub struct TrainingSpec {
     #[schemars(range(min = 1, max = 1_000_000_000_000u64), extend("x-default" = "epochs decides"))]
     pub steps: Option<u64>,
 
-    /// Seed of everything random: initial values, dropout, shuffling, split by lot. Cannot be changed once the job exists.
+    /// Seed of everything random in training: initial values, dropout, shuffling. Cannot be changed once the job exists.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 9_007_199_254_740_991u64), extend("x-default" = defaults::SEED))]
     pub seed: Option<u64>,

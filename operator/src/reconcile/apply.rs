@@ -95,6 +95,16 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
+/// An object that is immutable stays as it was made: where a later version of the operator would write something else into it for
+/// people to read, nothing is to be applied.
+pub fn keep_what_cannot_change(wanted: &mut Wanted, owned: &Owned) {
+    if owned.body["immutable"] == Value::Bool(true) {
+        let mut body = wanted.body.clone();
+        body["data"] = owned.body["data"].clone();
+        *wanted = Wanted::new(wanted.kind, body);
+    }
+}
+
 /// Applies an object. One that somebody else made under the same name is never touched: `is_new` asks first.
 ///
 /// # Errors

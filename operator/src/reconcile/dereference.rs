@@ -91,7 +91,7 @@ async fn listed(client: &Client, namespace: &str, job: &str, uid: &str) -> Resul
     }
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let list = pods.list(&of_job).await.map_err(|source| ReconcileError::List { kind: "Pod", source })?;
-    all.pods.extend(list.items.iter().filter_map(PodFacts::of));
+    all.pods.extend(list.items.iter().filter_map(PodFacts::of).map(|pod| pod.of_job(uid)));
     Ok(all)
 }
 
@@ -100,7 +100,7 @@ fn watched(caches: &Caches, namespace: &str, job: &str, uid: &str) -> Belongings
     for (kind, seen) in &caches.objects {
         all.objects.extend(seen.of_job(namespace, job).iter().filter_map(|text| text.owned(*kind, uid)));
     }
-    all.pods.extend(caches.pods.of_job(namespace, job).iter().map(|pod| PodFacts::clone(pod)));
+    all.pods.extend(caches.pods.of_job(namespace, job).iter().map(|pod| PodFacts::clone(pod).of_job(uid)));
     all
 }
 

@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::names::APPLIED_ANNOTATION;
+use crate::reconcile::validate::digest;
 
 /// What the operator makes for a job, in the order in which it is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -82,6 +83,29 @@ pub struct Wanted {
 }
 
 impl Wanted {
+    /// An object as it is applied: with the digest of all that it says besides.
+    #[must_use]
+    pub fn new(kind: Kind, mut body: Value) -> Self {
+        let name = body["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        if let Some(metadata) = body["metadata"].as_object_mut() {
+            let annotations = metadata.remove("annotations");
+            let mut annotations = annotations.and_then(|given| given.as_object().cloned()).unwrap_or_default();
+            annotations.remove(APPLIED_ANNOTATION);
+            if !annotations.is_empty() {
+                metadata.insert("annotations".to_owned(), Value::Object(annotations));
+            }
+        }
+        let hash = digest(&body);
+        body["metadata"]["annotations"][APPLIED_ANNOTATION] = Value::String(hash);
+        Self { kind, name, body }
+    }
+
+    /// Whether it is a StatefulSet that is to have none.
+    #[must_use]
+    pub fn has_no_pods(&self) -> bool {
+        self.kind == Kind::StatefulSet && self.body["spec"]["replicas"] == 0
+    }
+
     /// The digest that the object carries.
     #[must_use]
     pub fn hash(&self) -> &str {

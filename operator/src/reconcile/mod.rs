@@ -9,6 +9,8 @@ pub mod lost;
 pub mod merge;
 pub mod observe;
 pub mod prune;
+pub mod refused_pods;
+pub mod rehearse;
 pub mod status;
 pub mod validate;
 
@@ -23,7 +25,7 @@ use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Client, ResourceExt};
-use rectrain_crds::{AttemptStatus, DecisionSubject, Phase, RecTrainingJob};
+use rectrain_crds::{AttemptStatus, DecisionSubject, Phase, RecTrainingJob, ResolvedJob};
 
 use crate::automatic;
 use crate::certificates::{CertificateError, JobCertificate, Root};
@@ -35,13 +37,15 @@ use crate::measure::ReadMetrics;
 use crate::metrics::{OperatorMetrics, Seen};
 use crate::names::FIELD_MANAGER;
 use crate::nodes::ReadNodes;
-use crate::phase::{Decision, Facts, Run, decide, max_restarts};
+use crate::notice::{Memory, Noticed};
+use crate::phase::{Decision, Facts, Run, decide, is_under_way, max_restarts};
 use crate::questions::Questions;
 use crate::reconcile::apply::Settled;
 use crate::reconcile::build::Plan;
 use crate::reconcile::dereference::{Belongings, Reader};
 use crate::reconcile::kinds::{Kind, Owned, Wanted};
 use crate::reconcile::observe::Watched;
+use crate::reconcile::validate::Verdict;
 use crate::traces::Traces;
 
 /// Time after which a job is looked at even if nothing was heard of it.
@@ -199,6 +203,8 @@ pub struct Context {
     pub watched: Mutex<HashMap<String, Watched>>,
     /// What was observed and decided of them.
     pub traces: Arc<Traces>,
+    /// What was noticed of jobs, by the job's uid. It goes with the job.
+    pub memories: Mutex<HashMap<String, Memory>>,
     /// The jobs that this operator knows, by namespace and name. An entry goes with its job.
     pub known: Mutex<HashMap<[String; 2], Known>>,
 }
@@ -273,7 +279,14 @@ impl Context {
 
     fn forget_uid(&self, uid: &str) {
         self.set_obstacle(uid, None);
+        self.memories.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
         self.watched.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+    }
+
+    /// Reads or changes what is remembered of a job.
+    fn remember<T>(&self, uid: &str, change: impl FnOnce(&mut Memory) -> T) -> T {
+        let mut memories = self.memories.lock().unwrap_or_else(PoisonError::into_inner);
+        change(memories.entry(uid.to_owned()).or_default())
     }
 
     fn obstacle(&self, uid: &str) -> Option<Problem> {
@@ -335,6 +348,7 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
     let looked = Box::pin(observe::look(&context, &job, verdict.manifest.as_ref().ok(), &view, &belongings.pods)).await;
     let obstacle = context.obstacle(&uid);
     let now = whole_second((context.now)());
+    let noticed = notice(&context, &job, &view, &belongings, now).await;
     let facts = Facts {
         now,
         job: &job,
@@ -349,9 +363,14 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
         answer: None,
         automatic: looked.as_ref().map(|looked| &looked.findings),
         obstacle: obstacle.as_ref(),
+        noticed: &noticed,
         poll: context.poll(),
     };
-    let decision = decide_and_ask(&context, coordinator.as_ref(), &facts).await;
+    let mut decision = decide_and_ask(&context, coordinator.as_ref(), &facts).await;
+    if let Some(refused) = Box::pin(refused_change(&context, &job, &verdict, &decision, now)).await? {
+        let noticed = Noticed { change_refused: Some(refused), ..noticed.clone() };
+        decision = decide_and_ask(&context, coordinator.as_ref(), &Facts { noticed: &noticed, ..facts }).await;
+    }
     let version = job.resource_version();
     let job = match Box::pin(write_status(&jobs, &context, job, &decision)).await {
         Err(ReconcileError::Status(kube::Error::Api(refusal))) if is_known && matches!(refusal.code, 404 | 409) => {
@@ -370,16 +389,21 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
     if decision.delete {
         return delete_job(&jobs, &job).await.map(Some);
     }
-    let wanted = match (&verdict.manifest, decision.run) {
-        (Ok(resolved), Run::Hold | Run::Go) => {
-            let certificate = context.certificate(decision.status.attempt.as_ref(), &uid)?;
-            build::objects(&Plan::new(&job, resolved, &decision, certificate, &context.config))?
-        }
+    let mut wanted = match (&verdict.manifest, decision.run) {
+        (Ok(resolved), Run::Hold | Run::Go) => objects(&context, &job, resolved, &decision)?,
         _ => Vec::new(),
     };
+    for object in &mut wanted {
+        if let Some(owned) = belongings.find(object.kind, &object.name) {
+            apply::keep_what_cannot_change(object, owned);
+        }
+    }
     let lost = lost::delete(&context.client, &*context.read_nodes, &namespace, &belongings.pods, now);
     context.metrics.lost_pods(Box::pin(lost).await?);
-    let work = Work::new(&wanted, &belongings, &context.settled);
+    let work = match decision.run {
+        Run::AsIs => Work::default(),
+        _ => Work::new(&wanted, &belongings, &context.settled),
+    };
     let is_confirmed = !is_known || job.resource_version() != version;
     if !work.is_none() && !is_confirmed && !Box::pin(is_still(&jobs, &job)).await? {
         context.doubt(&namespace, &name);
@@ -395,6 +419,60 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
         (_, Some(_)) => Ok(Some(Action::requeue(REFUSED))),
         (Ok(()), None) => Ok(Some(Action::requeue(decision.look_again.unwrap_or(AT_LEAST).min(AT_LEAST)))),
     }
+}
+
+/// All objects that the job should have by this decision.
+fn objects(
+    context: &Context,
+    job: &RecTrainingJob,
+    resolved: &ResolvedJob,
+    decision: &Decision,
+) -> Result<Vec<Wanted>, ReconcileError> {
+    let certificate = context.certificate(decision.status.attempt.as_ref(), &job.uid().unwrap_or_default())?;
+    Ok(build::objects(&Plan::new(job, resolved, decision, certificate, &context.config))?)
+}
+
+/// What is noticed of a job that has pods, or should have.
+async fn notice(
+    context: &Context,
+    job: &RecTrainingJob,
+    view: &CoordinatorView,
+    belongings: &Belongings,
+    now: Timestamp,
+) -> Noticed {
+    let status = job.status.as_ref().filter(|status| status.phase.is_some_and(is_under_way));
+    let Some(attempt) = status.and_then(|status| status.attempt.as_ref()) else { return Noticed::default() };
+    let (uid, names) = (job.uid().unwrap_or_default(), (job.namespace().unwrap_or_default(), job.name_any()));
+    let (mut noticed, lacking) = context
+        .remember(&uid, |memory| (memory.look(attempt.number, view, &belongings.pods, now), memory.lacking.take()));
+    let lacking = refused_pods::look(&context.client, (&names.0, &names.1), belongings, lacking, now).await;
+    noticed.pods_refused = lacking.as_ref().and_then(|lacking| lacking.problem().cloned());
+    context.remember(&uid, |memory| memory.lacking = lacking);
+    noticed
+}
+
+/// Why the API server would not take what the decision changes, if it ends an attempt for that.
+async fn refused_change(
+    context: &Context,
+    job: &RecTrainingJob,
+    verdict: &Verdict,
+    decision: &Decision,
+    now: Timestamp,
+) -> Result<Option<Problem>, ReconcileError> {
+    let Ok(resolved) = &verdict.manifest else { return Ok(None) };
+    if !rehearse::is_needed(job, decision) {
+        return Ok(None);
+    }
+    let uid = job.uid().unwrap_or_default();
+    if let Some(known) = context.remember(&uid, |memory| memory.rehearsal.clone()).filter(|known| known.is_of(job, now))
+    {
+        return Ok(known.refused().cloned());
+    }
+    let next = objects(context, job, resolved, &Decision { run: Run::Go, ..decision.clone() })?;
+    let rehearsal = rehearse::rehearse(&context.client, job, &next, now).await?;
+    let refused = rehearsal.refused().cloned();
+    context.remember(&uid, |memory| memory.rehearsal = Some(rehearsal));
+    Ok(refused)
 }
 
 /// Where the job's coordinator is; one that has no business to talk is not asked.
@@ -486,6 +564,7 @@ async fn is_still(jobs: &Api<RecTrainingJob>, job: &RecTrainingJob) -> Result<bo
 }
 
 /// What the cluster lacks of what is wanted, and has too much.
+#[derive(Default)]
 struct Work<'a> {
     apply: Vec<(&'a Wanted, Option<&'a Owned>)>,
     delete: Vec<&'a Owned>,
@@ -526,15 +605,26 @@ async fn carry_out(context: &Context, namespace: &str, job_uid: &str, work: &Wor
 }
 
 /// Applies objects that do not wait for each other. Gives the first that was refused, if any.
-async fn apply_side_by_side(
-    context: &Context,
-    namespace: &str,
-    job_uid: &str,
-    objects: Vec<(&Wanted, Option<&Owned>)>,
+async fn apply_side_by_side<'a>(
+    context: &'a Context,
+    namespace: &'a str,
+    job_uid: &'a str,
+    objects: Vec<(&'a Wanted, Option<&'a Owned>)>,
 ) -> Result<Option<ReconcileError>, ReconcileError> {
-    let apply = |(object, owned)| {
+    let apply = |(object, owned): (&'a Wanted, Option<&'a Owned>)| {
         // Boxed, since the compiler cannot tell that a stream of futures that borrow is `Send`.
-        apply::apply(&context.client, namespace, object, owned, job_uid, &context.settled).boxed()
+        async move {
+            let applied = apply::apply(&context.client, namespace, object, owned, job_uid, &context.settled).await;
+            match (applied, owned) {
+                // A set that has to go down goes, also where its new template is refused.
+                (Err(error), Some(owned)) if error.obstacle().is_some() && object.has_no_pods() => {
+                    prune::delete(&context.client, namespace, owned).await?;
+                    Err(error)
+                }
+                (applied, _) => applied,
+            }
+        }
+        .boxed()
     };
     let applying: Vec<_> = objects.into_iter().map(apply).collect();
     let results: Vec<_> = stream::iter(applying).buffered(SIDE_BY_SIDE).collect().await;

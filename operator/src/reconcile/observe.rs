@@ -44,6 +44,19 @@ pub struct Looked {
     decisions: Vec<Decision>,
 }
 
+/// What there is to look at: nothing, if the job leaves nothing to decide or does not train.
+fn decidable<'a>(
+    job: &RecTrainingJob,
+    resolved: Option<&'a ResolvedJob>,
+    view: &'a CoordinatorView,
+) -> Option<(&'a ResolvedJob, Policy, &'a Report, u32)> {
+    let resolved = resolved?;
+    let policy = automatic::policy(resolved)?;
+    let CoordinatorView::Live(report @ Report { stage: Stage::Training, .. }) = view else { return None };
+    let attempt = job.status.as_ref()?.attempt.as_ref()?.number;
+    Some((resolved, policy, report, attempt))
+}
+
 /// Looks at the job, if it leaves something to decide, trains, and was not looked at just now.
 pub async fn look(
     context: &Context,
@@ -52,10 +65,11 @@ pub async fn look(
     view: &CoordinatorView,
     pods: &[PodFacts],
 ) -> Option<Box<Looked>> {
-    let resolved = resolved?;
-    let policy = automatic::policy(resolved)?;
-    let CoordinatorView::Live(report @ Report { stage: Stage::Training, .. }) = view else { return None };
-    let attempt = job.status.as_ref()?.attempt.as_ref()?.number;
+    let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
+    let Some((resolved, policy, report, attempt)) = decidable(job, resolved, view) else {
+        context.metrics.forget_look(&namespace, &name);
+        return None;
+    };
     let now = (context.now)();
     let at_seconds = u64::try_from(now.as_second()).ok()?;
     let known = context.watched.lock().unwrap_or_else(PoisonError::into_inner).get(&job.uid()?).cloned();
@@ -70,23 +84,22 @@ pub async fn look(
     let changes = measure(context, &pods, &mut watched, at_seconds).await;
     // Only the mode is decided by the load of nodes.
     let nodes = match &policy.mode {
-        Some(_) => cluster_load(&*context.read_nodes, &job.namespace()?, &job.name_any(), &pods).await,
+        Some(_) => cluster_load(&*context.read_nodes, &namespace, &name, &pods).await,
         None => ClusterLoad::default(),
     };
     let nodes = ClusterLoad { preemptions, ..nodes };
-    context.metrics.crowded(&job.namespace()?, &job.name_any(), nodes.node_cpu);
+    context.metrics.crowded(&namespace, &name, nodes.node_cpu);
     let observations = automatic::observations(job, resolved, now, report, &pods, &changes, nodes);
     watched.history.observe(&policy, &observations);
     let decisions = rectrain_policy::decide(&policy, &observations, &watched.history);
     for decision in &decisions {
-        tracing::debug!(job = job.name_any(), subject = %decision.subject, action = %decision.action, reason = decision.reason, "decided");
+        tracing::debug!(job = name, subject = %decision.subject, action = %decision.action, reason = decision.reason, "decided");
     }
     let written = decisions.iter().filter_map(|decision| automatic::write(decision, policy.scaling.recommends_only));
     let prediction = policy.mode.as_ref().and_then(|_| automatic::prediction(&watched.history, &observations));
     let findings = Findings { decisions: written.collect(), prediction };
-    if let (Some(_), Some(error)) = (prediction, watched.history.prediction_error()) {
-        context.metrics.predicted(&job.namespace().unwrap_or_default(), &job.name_any(), error);
-    }
+    let error = prediction.and_then(|_| watched.history.prediction_error());
+    context.metrics.predicted(&namespace, &name, error);
     Some(Box::new(Looked { findings, watched, policy, observations, decisions }))
 }
 

@@ -32,7 +32,7 @@ pub fn conditions(
     let is_live = matches!(phase, Phase::Training | Phase::Evaluating);
     let has_ended = matches!(phase, Phase::Complete | Phase::Failed);
     // A crash is being recovered from; whatever else is wrong waits for somebody.
-    let stalled = phase == Phase::Failed || (phase != Phase::Restarting && problem.is_some_and(|p| !is_crash(p.cause)));
+    let stalled = phase == Phase::Failed || problem.is_some_and(|problem| !is_crash(problem.cause));
     let ready = phase == Phase::Complete || (is_live && all_ready && problem.is_none());
     let reconciling = !has_ended && phase != Phase::Suspended && !ready && !stalled;
     [

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use rectrain_crds::{DecisionSubject, Mode, RecTrainingJobStatus};
+use rectrain_crds::{DecisionSubject, Mode, Phase, RecTrainingJobStatus};
 use rectrain_operator::coordinator::{Rebalance, Stage};
 use rectrain_operator::names::Role;
 
@@ -137,6 +137,53 @@ async fn the_mode_of_the_manifest_ends_the_automatic_one() {
     assert_eq!((after.mode, after.mode_reason), (Some(Mode::Sync), None));
     assert_eq!(about(&world, DecisionSubject::Mode).len(), 1, "what was decided stays on record");
     assert_eq!(after.attempt.unwrap().number, 1, "no pod was restarted");
+}
+
+/// Of the metrics that a look gives, those that are shown of the job.
+fn shown(world: &World) -> Vec<&'static str> {
+    let text = world.operator.metrics.encode().unwrap();
+    let looked = ["mode_prediction_error_ratio", "cpu_used_by_others_ratio"];
+    looked.into_iter().filter(|name| text.contains(&format!("rectrain_operator_{name}{{"))).collect()
+}
+
+#[tokio::test]
+async fn what_was_seen_of_a_job_is_shown_as_long_as_there_is_something_to_decide() {
+    let both = ["mode_prediction_error_ratio", "cpu_used_by_others_ratio"];
+    let looked_at = || async {
+        let world = world();
+        ticks(&world, 20).await;
+        assert_eq!(shown(&world), both[..1]);
+        // The nodes of this world tell nothing.
+        world.operator.metrics.crowded("ads", "clicks", Some(0.5));
+        world.reconcile().await.unwrap();
+        assert_eq!(shown(&world), both, "a reconcile that follows at once changes nothing");
+        world
+    };
+    let world = looked_at().await;
+    world.edit(|spec| spec["suspend"] = true.into());
+    ticks(&world, 2).await;
+    assert_eq!(shown(&world), [""; 0]);
+    world.edit(|spec| spec["suspend"] = false.into());
+    ticks(&world, 20).await;
+    assert_eq!(shown(&world), both[..1]);
+
+    let world = looked_at().await;
+    world.edit(|spec| spec["training"]["mode"] = "sync".into());
+    ticks(&world, 2).await;
+    assert_eq!(shown(&world), [""; 0], "replicas are still decided on");
+
+    let world = looked_at().await;
+    world.edit(|spec| {
+        spec["training"]["mode"] = "sync".into();
+        spec.as_object_mut().unwrap().remove("autoscaling");
+    });
+    ticks(&world, 2).await;
+    assert_eq!(shown(&world), [""; 0]);
+
+    let world = looked_at().await;
+    world.edit(|spec| spec["activeDeadlineSeconds"] = 1.into());
+    ticks(&world, 2).await;
+    assert_eq!((world.phase(), shown(&world)), (Some(Phase::Failed), vec![]));
 }
 
 #[tokio::test]

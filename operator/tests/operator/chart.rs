@@ -86,14 +86,21 @@ async fn the_operator_may_do_what_it_does_and_nothing_else() {
     passes(60);
     world.reconcile().await.unwrap();
     world.api().log.iter().for_each(|call| needed_by(call, &mut needed));
-    // A job that cannot be run any more, whose objects are removed.
+    // A job that cannot be run any more, and is held: its objects are removed.
     let world = World::new(MANIFEST, vec![good()]);
     world.settle().await;
     world.edit(|spec| spec["features"]["sparse"] = json!([{"name": "C1"}, {"name": "C1"}]));
     world.settle().await;
-    assert_eq!(world.condition("Failed").unwrap().0, "InvalidSpec");
+    assert_eq!(world.condition("Stalled").unwrap().0, "InvalidSpec");
+    world.edit(|spec| spec["suspend"] = json!(true));
+    world.settle().await;
     assert!(world.api().made().is_empty());
     world.api().log.iter().for_each(|call| needed_by(call, &mut needed));
+    // A job whose pods are not made.
+    let world = crate::trouble::whose_pods_are_refused().await;
+    let asked = world.api().log.iter().filter(|call| *call == "GET events").count();
+    assert!(asked > 0, "the events were not asked for");
+    needed.get_mut("events").unwrap().insert("list".to_owned());
     needed_for_nodes(&mut needed).await;
     // Jobs are watched; an event that happens again is patched.
     needed.get_mut("rectrainingjobs").unwrap().extend(["list".to_owned(), "watch".to_owned()]);

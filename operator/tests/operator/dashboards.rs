@@ -71,7 +71,7 @@ fn metrics(expression: &str) -> BTreeSet<String> {
     words.filter(is_metric).map(str::to_owned).collect()
 }
 
-/// First columns of the tables of the references, the kubelet's metrics of the page on dashboards, the wire's, and what rules record.
+/// First columns of the tables of the references, the kubelet's metrics of the page on dashboards, and what rules record.
 fn known() -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     for page in ["docs/reference/metrics.md", "docs/reference/operator-metrics.md", "docs/dashboards.md"] {
@@ -86,12 +86,6 @@ fn known() -> BTreeSet<String> {
     assert!(all.len() > 100, "{all:?}");
     all.extend(rules().iter().filter_map(|rule| Some(rule["record"].as_str()?.to_owned())));
     all
-}
-
-/// The reference names the wire's metrics together; each is a word of their source.
-fn is_of_the_wire(name: &str) -> bool {
-    let source = read("runtime/wire/src/metrics.rs");
-    name.strip_prefix("rectrain_wire_").is_some_and(|name| source.contains(&format!("\"{name}\"")))
 }
 
 #[test]
@@ -112,7 +106,7 @@ fn dashboards_and_alerts_ask_for_documented_metrics_only() {
         let asked = metrics(&expression);
         assert!(!asked.is_empty(), "{file}: {expression}");
         for name in asked {
-            assert!(known.contains(&name) || is_of_the_wire(&name), "{file} asks for {name}, which no reference has");
+            assert!(known.contains(&name), "{file} asks for {name}, which no reference has");
         }
     }
 }

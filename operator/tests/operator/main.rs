@@ -9,4 +9,5 @@ mod members;
 mod nodes;
 mod phase;
 mod switch;
+mod trouble;
 mod world;

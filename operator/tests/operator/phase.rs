@@ -13,6 +13,7 @@ use rectrain_operator::coordinator::{CoordinatorView, Members, Report, Stage};
 use rectrain_operator::failure::{Cause, Problem};
 use rectrain_operator::members;
 use rectrain_operator::names::Role;
+use rectrain_operator::notice::Noticed;
 use rectrain_operator::phase::{Decision, Facts, Run, decide, wanted_mode};
 use rectrain_operator::pods::{Ended, PodFacts};
 use rectrain_operator::reconcile::validate;
@@ -260,6 +261,7 @@ impl History {
             answer,
             automatic: self.findings.as_ref(),
             obstacle: self.obstacle.as_ref(),
+            noticed: &Noticed::default(),
             poll: Duration::from_secs(3),
         })
     }
@@ -271,6 +273,7 @@ fn pod(role: Role, attempt: u32) -> PodFacts {
         uid: format!("uid-of-attempt-{attempt}"),
         role,
         attempt,
+        job_uid: None,
         is_leaving: false,
         is_ready: true,
         ip: None,

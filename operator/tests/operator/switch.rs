@@ -156,7 +156,8 @@ async fn a_mode_that_the_manifest_rules_out_stops_no_job_under_way() {
     // A change that begins another attempt asks for all of the manifest.
     world.edit(|spec| spec["data"]["synthetic"]["rows"] = json!(3000));
     ticks(&world, 2).await;
-    assert_eq!(world.condition("Failed").unwrap().0, "InvalidSpec");
+    assert_eq!((world.condition("Stalled").unwrap().0.as_str(), attempt(&world)), ("InvalidSpec", 2));
+    assert_eq!((world.phase(), world.condition("Failed")), (Some(Phase::Training), None));
     set_mode(&world, Mode::Gba);
     world.live().await;
     assert_eq!((world.phase(), mode(&world).started), (Some(Phase::Complete), Mode::Gba));

@@ -647,7 +647,12 @@ fn fails(paths: &Paths) -> Result<(), String> {
     let (no_memory, next) = (little(json!({"maxRestarts": 0})), little(json!({"backoffSeconds": 15})));
     let no_node = template("loader", no_node());
     let no_source = template("loader", json!({"volumeMounts": [{"name": "nothing", "mountPath": "/x"}]}));
+    let no_account = template("loader", json!({"serviceAccountName": "nobody-made-it"}));
+    // The API server does not look into these lists.
+    let no_text = template("ps", json!({"env": [{"name": "DEBUG", "value": 1}]}));
     let conditions = [
+        ("no-account", no_account, "Stalled", "PodsRefused", "nobody-made-it"),
+        ("no-text", no_text, "Failed", "InvalidSpec", "env[0].value"),
         ("bad-input", missing, "Failed", "BadInput", "missing.csv"),
         ("no-secret", secret, "Stalled", "ContainerConfigError", "nobody-made-it"),
         ("no-node", no_node, "Stalled", "Unschedulable", "nodeSelector"),
@@ -667,7 +672,7 @@ fn fails(paths: &Paths) -> Result<(), String> {
             delete_job(paths, name)
         })
     });
-    let others = [crashes, stands_still, taken].map(|trial| -> Trial<'_> { Box::new(move || trial(paths)) });
+    let others = [crashes, stands_still, gets_on, taken].map(|trial| -> Trial<'_> { Box::new(move || trial(paths)) });
     side_by_side(shown.chain(others).collect())?;
     no_image(paths)
 }
@@ -697,6 +702,22 @@ fn stands_still(paths: &Paths) -> Result<(), String> {
     let stopped = Stopped::process_of(paths, &format!("{name}-dense-worker-0"))?;
     println!("NoProgress: {}", shows(paths, name, "Reconciling", "NoProgress")?);
     drop(stopped);
+    delete_job(paths, name)
+}
+
+/// Without a barrier no worker counts steps, and a job gets on all the same: for longer than it may stand still.
+fn gets_on(paths: &Paths) -> Result<(), String> {
+    let name = "gets-on";
+    let without_barrier = json!({"training": {"mode": "gba"}, "faultTolerance": {"stallSeconds": 10}});
+    submit(paths, name, &merged(endless(), without_barrier))?;
+    until_phase(paths, name, "Training")?;
+    std::thread::sleep(Duration::from_secs(25));
+    let job = job(paths, name)?;
+    let (phase, restarts) = (&job["status"]["phase"], job["status"]["restarts"].as_u64().unwrap_or(0));
+    if phase != "Training" || restarts > 0 {
+        return Err(format!("{name} is in phase {phase} after {restarts} restarts: {}", job["status"]["conditions"]));
+    }
+    println!("{name}: at step {} after 25 s in gba with stallSeconds: 10", job["status"]["step"]);
     delete_job(paths, name)
 }
 

@@ -41,6 +41,9 @@ pub(super) fn needs_its_rights(paths: &Paths) -> Result<(), String> {
     if !used(paths)?.contains("delete pods") {
         loses_a_node(paths, decided_on)?;
     }
+    if !used(paths)?.contains("list events") {
+        gets_no_pods(paths)?;
+    }
     cannot_be_run_any_more(paths)?;
     let granted = granted(paths)?;
     eventually(PATIENCE, "the use of each right", || {
@@ -64,6 +67,15 @@ fn ends_and_is_removed(paths: &Paths) -> Result<(), String> {
     })
 }
 
+/// The operator finds out why pods are not made.
+fn gets_no_pods(paths: &Paths) -> Result<(), String> {
+    let name = "gets-no-pods";
+    let no_account = json!({"roles": {"loader": {"template": {"serviceAccountName": "nobody-made-it"}}}});
+    submit(paths, name, &merged(endless(), no_account))?;
+    println!("PodsRefused: {}", shows(paths, name, "Stalled", "PodsRefused")?);
+    delete_job(paths, name)
+}
+
 /// The operator takes pods of a lost node for dead.
 fn loses_a_node(paths: &Paths, name: &str) -> Result<(), String> {
     until_phase(paths, name, "Training")?;
@@ -77,7 +89,7 @@ fn loses_a_node(paths: &Paths, name: &str) -> Result<(), String> {
     })
 }
 
-/// The operator mends what belongs to a job, and deletes it when its spec has become one that cannot be.
+/// The operator mends what belongs to a job, and deletes it when its spec has become one that cannot be and it is held.
 fn cannot_be_run_any_more(paths: &Paths) -> Result<(), String> {
     let name = "not-any-more";
     submit(paths, name, &endless())?;
@@ -95,7 +107,12 @@ fn cannot_be_run_any_more(paths: &Paths) -> Result<(), String> {
     // No rule of the API server's sees the order of switches.
     let switches = [json!({"step": 20, "mode": "gba"}), json!({"step": 10, "mode": "sync"})];
     patch(paths, name, &json!({"spec": {"training": {"switchAt": switches}}}))?;
-    println!("InvalidSpec: {}", shows(paths, name, "Failed", "InvalidSpec")?);
+    println!("InvalidSpec: {}", shows(paths, name, "Stalled", "InvalidSpec")?);
+    patch(paths, name, &json!({"spec": {"suspend": true}}))?;
+    eventually(PATIENCE, "nothing to be left of a job that cannot go on", || match belongings(paths, name)?.len() {
+        0 => Ok(()),
+        left => Err(format!("{left} objects are")),
+    })?;
     delete_job(paths, name)
 }
 

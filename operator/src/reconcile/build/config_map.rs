@@ -32,6 +32,7 @@ pub(super) fn build(plan: &Plan<'_>) -> Result<ConfigMap, serde_json::Error> {
     let mut resolved = serde_json::to_value(&plan.resolved)?;
     if let Some(fields) = resolved.as_object_mut() {
         fields.remove("faultTolerance");
+        fields.remove("suspend");
     }
     let resolved = serde_json::to_string_pretty(&resolved)?;
     if resolved.len() <= MOST_FOR_PEOPLE {

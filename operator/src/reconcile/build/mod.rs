@@ -13,15 +13,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use kube::{Resource, ResourceExt};
 use rectrain_crds::{AttemptReplicas, AttemptStatus, RecTrainingJob, RecTrainingJobSpec, ResolvedJob};
 use serde::Serialize;
-use serde_json::{Value, json};
 
 use crate::certificates::JobCertificate;
 use crate::config::OperatorConfig;
 use crate::members;
-use crate::names::{self, APPLIED_ANNOTATION, Role};
+use crate::names::{self, Role};
 use crate::phase::{Decision, Run, wanted_mode};
 use crate::reconcile::kinds::{Kind, Wanted};
-use crate::reconcile::validate::{digest, in_mode, manifest_hash, with_replicas};
+use crate::reconcile::validate::{in_mode, manifest_hash, with_replicas};
 
 /// Everything that builders read.
 #[derive(Clone, Debug)]
@@ -131,18 +130,8 @@ pub fn objects(plan: &Plan<'_>) -> Result<Vec<Wanted>, serde_json::Error> {
     Ok(all)
 }
 
-/// The object as it is applied, with the digest of all that it says.
 fn wanted<T: Serialize>(kind: Kind, object: &T) -> Result<Wanted, serde_json::Error> {
-    let mut body = serde_json::to_value(object)?;
-    let hash = digest(&body);
-    let name = body["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-    if let Some(metadata) = body["metadata"].as_object_mut() {
-        let annotations = metadata.entry("annotations").or_insert_with(|| json!({}));
-        if let Some(annotations) = annotations.as_object_mut() {
-            annotations.insert(APPLIED_ANNOTATION.to_owned(), Value::String(hash));
-        }
-    }
-    Ok(Wanted { kind, name, body })
+    Ok(Wanted::new(kind, serde_json::to_value(object)?))
 }
 
 /// The host name of the coordinator's pod, which its headless Service gives it.

@@ -19,12 +19,10 @@ use serde_json::{Value, json};
 use super::config_map::MANIFEST;
 use super::service::ports;
 use super::{Plan, coordinator_host};
-use crate::names::{self, ATTEMPT_LABEL, CONTROL_PORT, MEMBER_PORT, METRICS_PORT, Role};
+use crate::names::{self, ATTEMPT_LABEL, CONTAINER, CONTROL_PORT, JOB_UID_LABEL, MEMBER_PORT, METRICS_PORT, Role};
 use crate::quantity::value_of;
 use crate::reconcile::merge::strategic_merge;
 
-/// The container that does the work.
-const CONTAINER: &str = "rectrain";
 /// Where the manifest is.
 const FOLDER: &str = "/etc/rectrain";
 /// Where the job's certificate is.
@@ -82,6 +80,7 @@ fn template(plan: &Plan<'_>, role: Role) -> Result<PodTemplateSpec, serde_json::
     // The operator's labels win: everything is found by them.
     let mut own = names::role_labels(&plan.name(), role);
     own.insert(ATTEMPT_LABEL.to_owned(), plan.attempt.number.to_string());
+    own.extend(plan.job.metadata.uid.clone().map(|uid| (JOB_UID_LABEL.to_owned(), uid)));
     strategic_merge(&mut labels, &json!(own));
     let metadata: ObjectMeta = serde_json::from_value(json!({"labels": labels, "annotations": annotations}))?;
     Ok(PodTemplateSpec { metadata: Some(metadata), ..serde_json::from_value(template)? })

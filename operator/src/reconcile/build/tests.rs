@@ -2,6 +2,8 @@
 
 use rectrain_crds::{AttemptMode, Mode, RecTrainingJobStatus, TrainingSpec, parse_manifest};
 
+use serde_json::{Value, json};
+
 use super::*;
 use crate::certificates::Root;
 use crate::reconcile::validate;

@@ -32,6 +32,10 @@ pub struct ApiServer {
     pub killed: Arc<tokio::sync::Notify>,
     /// Plurals whose writing is refused, with a code and a message.
     pub refused: BTreeMap<String, (u16, String)>,
+    /// Why StatefulSets make no pods, as their events say.
+    pub pods_refused: Option<String>,
+    /// Why a StatefulSet is refused with this text in it, also where nothing is to be carried out.
+    pub refused_text: Option<String>,
     /// The reason why StatefulSets make no pods that run: a patch of the status of their pods.
     pub pod_status: Option<Value>,
 }
@@ -161,6 +165,7 @@ impl ApiServer {
             return error(*code, message);
         }
         match (method.as_str(), name, subresource) {
+            ("GET", "", _) if plural == "events" => self.answer_events(query),
             ("GET", "", _) => self.answer_list(plural, query),
             ("GET", name, "") => self.get(plural, name).map_or_else(|| error(404, "not found"), |o| (200, o.clone())),
             ("POST", "", _) => {
@@ -175,6 +180,12 @@ impl ApiServer {
             }
             ("PATCH", name, "") => {
                 assert!(query.contains("fieldManager=rectrain-operator"), "applied by another owner: {query}");
+                if self.refused_text.as_ref().is_some_and(|text| body.to_string().contains(text)) {
+                    return error(422, "is invalid");
+                }
+                if query.contains("dryRun=All") {
+                    return (200, body);
+                }
                 self.apply(plural, name, body)
             }
             ("PUT", name, "status") => self.replace_status(plural, name, body),
@@ -191,6 +202,17 @@ impl ApiServer {
             self.list(plural).into_iter().filter(|o| o["metadata"]["labels"][label] == value).cloned().collect();
         let list = json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": "1"}, "items": items});
         (200, list)
+    }
+
+    /// Those about one object, of one reason.
+    fn answer_events(&self, query: &str) -> Answer {
+        let selector = query.split('&').find_map(|part| part.strip_prefix("fieldSelector=")).unwrap_or_default();
+        let selector = selector.replace("%3D", "=").replace("%2C", ",");
+        let (uid, reason) = selector.split_once(",reason=").expect("events are selected by object and reason");
+        let uid = uid.strip_prefix("involvedObject.uid=").unwrap();
+        let is_it = |event: &&Value| event["involvedObject"]["uid"] == uid && event["reason"] == reason;
+        let items: Vec<Value> = self.list("events").into_iter().filter(is_it).cloned().collect();
+        (200, json!({"apiVersion": "v1", "kind": "EventList", "metadata": {"resourceVersion": "1"}, "items": items}))
     }
 
     fn apply(&mut self, plural: &str, name: &str, wanted: Value) -> Answer {
@@ -275,6 +297,10 @@ impl ApiServer {
                 self.remove("pods", pod);
             }
         }
+        if let Some(why) = self.pods_refused.clone() {
+            self.refuse_pods(&name, set, &why);
+            return;
+        }
         for index in 0..replicas {
             let pod_name = format!("{name}-{index}");
             if self.get("pods", &pod_name).is_none() {
@@ -288,6 +314,17 @@ impl ApiServer {
         {
             set["status"] = status;
             self.touch("statefulsets", &name);
+        }
+    }
+
+    fn refuse_pods(&mut self, name: &str, set: &Value, why: &str) {
+        let status = json!({"observedGeneration": set["metadata"]["generation"], "replicas": 0});
+        if set["status"] != status && set["spec"]["replicas"] != 0 {
+            self.get_mut("statefulsets", name).unwrap()["status"] = status;
+            self.touch("statefulsets", name);
+            let event = json!({"metadata": {"name": format!("{name}.1"), "namespace": NAMESPACE}, "reason": "FailedCreate",
+                "involvedObject": {"uid": set["metadata"]["uid"]}, "message": why});
+            self.create("events", event);
         }
     }
 

@@ -343,6 +343,7 @@ fn operator(api: &Arc<Mutex<ApiServer>>, scripts: &Arc<Mutex<Scripts>>) -> Arc<C
         read_nodes: Arc::new(NoNodes),
         watched: Mutex::default(),
         traces: Arc::default(),
+        memories: Mutex::default(),
         known: Mutex::default(),
     })
 }

@@ -1,0 +1,223 @@
+//! Trouble that must not cost a job that trains: changes that cannot be, pods that are refused, coordinators that are silent for a
+//! moment, drained nodes, other containers in its pods, pods of a namesake.
+use rectrain_crds::Phase;
+use rectrain_operator::coordinator::{CoordinatorView, Stage};
+use serde_json::{Value, json};
+
+use crate::world::{MANIFEST, NAMESPACE, Script, World, complete, failed, good, live, passes};
+
+/// A job whose StatefulSets may make no pods, looked at for as long as it takes to say so.
+pub async fn whose_pods_are_refused() -> World {
+    let world = World::new(MANIFEST, vec![good()]);
+    world.api().pods_refused = Some("pods \"clicks-ps-0\" is forbidden: exceeded quota: cpu".to_owned());
+    for _ in 0..5 {
+        world.settle().await;
+        world.tick();
+    }
+    world.settle().await;
+    world
+}
+
+#[tokio::test]
+async fn pods_that_the_cluster_does_not_make_are_a_condition_that_says_why() {
+    let world = whose_pods_are_refused().await;
+    let (reason, message) = world.condition("Stalled").unwrap();
+    assert!(reason == "PodsRefused" && message.contains("exceeded quota: cpu. Look at"), "{message}");
+    assert!(message.contains("StatefulSet clicks-coordinator"), "{message}");
+    world.api().pods_refused = None;
+    world.live().await;
+    assert_eq!((world.phase(), world.condition("Stalled")), (Some(Phase::Complete), None));
+}
+
+/// Neither a number that does not fit nor a template that cannot be ends a job that trains; mended, it never happened.
+#[tokio::test]
+async fn a_change_that_cannot_be_ends_no_job_under_way() {
+    let long = || vec![vec![live(Stage::Training, 1); 12].into_iter().chain([complete()]).collect::<Script>()];
+    let impossible: [fn(&mut Value); 3] = [
+        |spec| spec["features"]["sparse"] = json!([{"name": "C1"}, {"name": "C1"}]),
+        |spec| spec["roles"]["ps"]["template"] = json!({"env": [{"name": "DEBUG", "value": 1}]}),
+        |spec| spec["autoscaling"] = json!({"ps": {"max": 1}}),
+    ];
+    for change in impossible {
+        let world = World::new(MANIFEST, long());
+        ticks(&world, 3).await;
+        let (pods, objects) = (names_of_pods(&world), world.api().made());
+        let good = world.job().spec;
+        world.edit(change);
+        ticks(&world, 2).await;
+        assert_eq!(world.condition("Stalled").unwrap().0, "InvalidSpec");
+        assert_eq!((world.phase(), names_of_pods(&world), world.api().made()), (Some(Phase::Training), pods, objects));
+        world.edit(|spec| *spec = serde_json::to_value(&good).unwrap());
+        world.live().await;
+        let status = world.job().status.unwrap();
+        assert_eq!((status.phase, status.attempt.unwrap().number), (Some(Phase::Complete), 1));
+    }
+    // One that is never mended is complete all the same.
+    let world = World::new(MANIFEST, long());
+    ticks(&world, 3).await;
+    world.edit(impossible[0]);
+    world.live().await;
+    assert_eq!((world.phase(), world.condition("Failed")), (Some(Phase::Complete), None));
+}
+
+#[tokio::test]
+async fn a_template_that_the_api_server_refuses_is_found_before_it_costs_an_attempt() {
+    let world = World::new(MANIFEST, vec![vec![live(Stage::Training, 1)], good()]);
+    ticks(&world, 3).await;
+    let pods = names_of_pods(&world);
+    world.api().refused_text = Some("no-such-class".to_owned());
+    world.edit(|spec| spec["roles"]["denseWorker"]["template"] = json!({"priorityClassName": "no-such-class"}));
+    ticks(&world, 5).await;
+    let (reason, message) = world.condition("Stalled").unwrap();
+    assert!(reason == "ObjectRefused" && message.contains("training goes on"), "{message}");
+    assert_eq!((world.phase(), names_of_pods(&world)), (Some(Phase::Training), pods));
+    // Once it would be taken the change is carried out.
+    world.api().refused_text = None;
+    world.live().await;
+    let status = world.job().status.unwrap();
+    assert_eq!((status.phase, status.attempt.unwrap().number), (Some(Phase::Complete), 2));
+}
+
+/// A set that has to go down goes, whatever the API server thinks of its new template.
+#[tokio::test]
+async fn a_held_job_has_no_pods_although_its_sets_are_refused() {
+    let world = World::new(MANIFEST, vec![vec![live(Stage::Training, 1)]]);
+    ticks(&world, 3).await;
+    world.api().refused_text = Some("no-such-class".to_owned());
+    world.edit(|spec| {
+        spec["roles"]["denseWorker"]["template"] = json!({"priorityClassName": "no-such-class"});
+        spec["suspend"] = json!(true);
+    });
+    ticks(&world, 3).await;
+    assert_eq!((world.phase(), names_of_pods(&world)), (Some(Phase::Suspended), vec![]));
+}
+
+/// An operator that begins to look does not take its own ignorance for a job that stands still.
+#[tokio::test]
+async fn a_coordinator_that_does_not_answer_a_new_operator_at_once_has_its_time() {
+    let manifest = format!("{MANIFEST}  faultTolerance: {{stallSeconds: 30, backoffSeconds: 1}}\n");
+    let mut script = vec![live(Stage::Training, 1), CoordinatorView::Silent, CoordinatorView::Silent];
+    script.extend([live(Stage::Training, 2), complete()]);
+    let mut world = World::new(&manifest, vec![script]);
+    ticks(&world, 2).await;
+    passes(3600);
+    world.replace_operator();
+    world.live().await;
+    let status = world.job().status.unwrap();
+    assert_eq!((status.phase, status.restarts.unwrap_or(0)), (Some(Phase::Complete), 0));
+    // One that stays silent is given up after that time.
+    let silent = vec![live(Stage::Training, 1), CoordinatorView::Silent];
+    let world = World::new(&manifest, vec![silent, good()]);
+    world.live().await;
+    assert_eq!(world.job().status.unwrap().restarts, Some(1));
+}
+
+/// A drained node costs an attempt where nobody can take a pod's place, and is no fault of the job's.
+#[tokio::test]
+async fn drains_are_not_counted_among_the_crashes() {
+    let manifest = format!("{MANIFEST}  faultTolerance: {{maxRestarts: 1, backoffSeconds: 1}}\n");
+    let crash = || vec![live(Stage::Training, 1), live(Stage::Training, 1), failed("ps 0 is gone", false)];
+    let world = World::new(&manifest, vec![crash(), crash(), crash(), good()]);
+    for _ in 0..60 {
+        world.settle().await;
+        if world.phase() == Some(Phase::Complete) {
+            break;
+        }
+        world.tick();
+        put_out(&world);
+    }
+    let status = world.job().status.unwrap();
+    assert_eq!((status.phase, status.restarts, status.attempt.unwrap().number), (Some(Phase::Complete), Some(0), 4));
+}
+
+fn put_out(world: &World) {
+    let mut api = world.api();
+    if let Some(pod) = api.get_mut("pods", "clicks-ps-0") {
+        let conditions = pod["status"]["conditions"].as_array_mut().unwrap();
+        conditions.push(json!({"type": "DisruptionTarget", "status": "True"}));
+        api.touch("pods", "clicks-ps-0");
+    }
+}
+
+/// What a mesh or an agent puts into a pod ends as it likes.
+#[tokio::test]
+async fn containers_that_are_not_the_jobs_say_nothing_of_it() {
+    let beside = json!([
+        {"name": "proxy", "restartCount": 30, "ready": true, "image": "", "imageID": "",
+            "state": {"terminated": {"exitCode": 2, "reason": "OOMKilled"}}},
+        {"name": "rectrain", "restartCount": 0, "ready": true, "image": "", "imageID": "",
+            "state": {"running": {"startedAt": "2027-01-15T08:00:00Z"}}},
+    ]);
+    let world = World::new(MANIFEST, vec![good()]);
+    for _ in 0..40 {
+        world.settle().await;
+        world.tick();
+        let pods: Vec<String> = names_of_pods(&world);
+        for pod in &pods {
+            let mut api = world.api();
+            api.get_mut("pods", pod).unwrap()["status"]["containerStatuses"] = beside.clone();
+            api.touch("pods", pod);
+        }
+    }
+    world.live().await;
+    let status = world.job().status.unwrap();
+    assert_eq!((status.phase, status.restarts.unwrap_or(0)), (Some(Phase::Complete), 0));
+}
+
+/// Pods of a deleted job of the same name, still ending, are not this job's: it waits for them, and counts nothing of theirs.
+#[tokio::test]
+async fn pods_of_a_deleted_namesake_are_waited_for() {
+    let world = World::new(MANIFEST, vec![good()]);
+    let other = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "clicks-ps-7", "namespace": NAMESPACE, "labels": {
+            "app.kubernetes.io/managed-by": "rectrain-operator", "rectrain.dev/job": "clicks", "rectrain.dev/role": "ps",
+            "rectrain.dev/attempt": "1", "rectrain.dev/job-uid": "another"}},
+        "spec": {"containers": []},
+        "status": {"containerStatuses": [{"name": "rectrain", "restartCount": 9, "ready": false, "image": "", "imageID": "",
+            "state": {"terminated": {"exitCode": 2}}}]}});
+    world.api().create("pods", other);
+    for _ in 0..3 {
+        world.settle().await;
+    }
+    assert_eq!((world.condition("Failed"), world.phase()), (None, Some(Phase::Pending)));
+    world.api().remove("pods", "clicks-ps-7");
+    world.live().await;
+    let status = world.job().status.unwrap();
+    assert_eq!((status.phase, status.restarts.unwrap_or(0)), (Some(Phase::Complete), 0));
+}
+
+/// An object that cannot be changed is not: what a later version would write into it waits for the next attempt.
+#[tokio::test]
+async fn a_manifest_that_pods_read_stays_as_it_is_whatever_would_be_written_into_it_now() {
+    let world = World::new(MANIFEST, vec![vec![live(Stage::Training, 1)]]);
+    ticks(&world, 3).await;
+    let name = world.api().made().into_iter().find(|(plural, _)| plural == "configmaps").unwrap().1;
+    world.api().get_mut("configmaps", &name).unwrap()["data"]["resolved.json"] = json!("of an earlier version");
+    ticks(&world, 3).await;
+    assert_eq!((world.condition("Stalled"), world.phase()), (None, Some(Phase::Training)));
+    // It has its digest again, and held it is not written anew either.
+    let applied = |world: &World| world.api().log.iter().filter(|call| call.starts_with("PATCH configmaps")).count();
+    let before = applied(&world);
+    world.edit(|spec| spec["suspend"] = json!(true));
+    ticks(&world, 3).await;
+    assert_eq!((world.phase(), applied(&world)), (Some(Phase::Suspended), before));
+}
+
+/// If it did, an upgrade of the operator would end every attempt under way. A field that is new must not be in the digest of manifests without it.
+#[test]
+fn the_digest_of_what_pods_depend_on_stays_from_version_to_version() {
+    let job = rectrain_crds::parse_manifest(MANIFEST, "job.yaml").unwrap();
+    assert_eq!(rectrain_operator::reconcile::validate::spec_hash(&job.spec), "7bd7f6602c21b040481245b88c00a3a4");
+}
+
+async fn ticks(world: &World, count: usize) {
+    for _ in 0..count {
+        world.settle().await;
+        world.tick();
+    }
+    world.settle().await;
+}
+
+fn names_of_pods(world: &World) -> Vec<String> {
+    let api = world.api();
+    api.list("pods").iter().map(|pod| pod["metadata"]["name"].as_str().unwrap().to_owned()).collect()
+}
