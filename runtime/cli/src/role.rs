@@ -91,6 +91,12 @@ async fn print(events: EventLog, json: bool) {
     }
 }
 
+/// How long a member of a failed job waits for being told to stop, which takes an operator seconds. If the coordinator has died before anybody
+/// had asked it how the job stands, nobody knows that it has failed, and the coordinator's successor waits for members: a process that is
+/// started again joins it.
+const FAILED_STAY: Duration = Duration::from_secs(300);
+const WHOLE_LIFE: Duration = Duration::MAX;
+
 /// Says how the job ended in the logs of a process that stays.
 fn staying(result: &Result<(), Failure>) {
     match result {
@@ -136,11 +142,12 @@ pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
             }
         };
         // A member's own failure ends its process: restarted, it is told that the job has failed, and stays.
-        let job_has_ended = matches!(result, Ok(()) | Err(RoleError::JobFailed { .. }));
+        let has_failed = matches!(result, Err(RoleError::JobFailed { .. }));
         let result = result.map_err(Failure::from);
-        if args.stay && job_has_ended {
+        if args.stay && (has_failed || result.is_ok()) {
             staying(&result);
-            told_to_stop.await;
+            let patience = if has_failed { FAILED_STAY } else { WHOLE_LIFE };
+            let _told = tokio::time::timeout(patience, told_to_stop).await;
         }
         result
     })

@@ -543,6 +543,9 @@ fn survives(paths: &Paths) -> Result<(), String> {
     for role in ["loader", "embedding-worker", "dense-worker", "ps", "coordinator"] {
         let pod = format!("{name}-{role}-0");
         let uid = pods(paths, name)?.get(&pod).cloned();
+        let before = status(paths, name)?["restarts"].as_u64().unwrap_or(0);
+        // What only these held is gone with their pods.
+        let ends_the_attempt = ["ps", "coordinator"].contains(&role);
         kill_pod(paths, NAMESPACE, &pod)?;
         let killed = Instant::now();
         let mut at = None;
@@ -550,8 +553,9 @@ fn survives(paths: &Paths) -> Result<(), String> {
             let status = status(paths, name)?;
             let is_another = pods(paths, name)?.get(&pod).is_some_and(|now| Some(now) != uid.as_ref());
             let step = status["step"].as_u64().unwrap_or(0);
+            let is_known = !ends_the_attempt || status["restarts"].as_u64().unwrap_or(0) > before;
             match at {
-                None if is_another && status["phase"] == "Training" => at = Some(step),
+                None if is_another && is_known && status["phase"] == "Training" => at = Some(step),
                 Some(at) if step > at => return Ok(status["restarts"].clone()),
                 _ => {}
             }
