@@ -247,6 +247,7 @@ mod tests {
             ended: None,
             evicted: None,
             is_put_out: false,
+            makes_way: false,
         }
     }
 

@@ -16,7 +16,7 @@ const PUT_OUT: SignedDuration = SignedDuration::from_mins(10);
 pub struct Noticed {
     /// Since when the coordinator of the attempt has not answered this operator.
     pub silent_since: Option<Timestamp>,
-    /// Whether a pod of the attempt had to go for the sake of its node lately, or for another pod.
+    /// Whether a pod of the attempt had to make way lately: its node was drained or shut down, or another pod was more important.
     pub was_put_out: bool,
     /// What keeps the cluster from making pods of the job.
     pub pods_refused: Option<Problem>,
@@ -45,7 +45,7 @@ impl Memory {
         self.silent = is_silent.then_some((attempt, since));
         // One that its node evicts for what it uses is not: it would end again and again.
         let is_evicted = |pod: &PodFacts| pod.evicted.as_ref().is_some_and(|why| why.starts_with("Evicted"));
-        let is_put_out = |pod: &PodFacts| pod.attempt == attempt && pod.is_put_out && !is_evicted(pod);
+        let is_put_out = |pod: &PodFacts| pod.attempt == attempt && pod.makes_way && !is_evicted(pod);
         if pods.iter().any(is_put_out) {
             self.put_out = Some((attempt, now));
         }

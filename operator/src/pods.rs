@@ -45,7 +45,13 @@ pub struct PodFacts {
     pub evicted: Option<String>,
     /// Whether it has to go for another pod or for the sake of its node (`DisruptionTarget`).
     pub is_put_out: bool,
+    /// Whether somebody means it to go for that: its node is drained or shut down, or another pod is more important. A node that is lost is
+    /// nobody's intention.
+    pub makes_way: bool,
 }
+
+/// Reasons of `DisruptionTarget` that somebody stands behind.
+const INTENDED: [&str; 3] = ["EvictionByEvictionAPI", "PreemptionByScheduler", "TerminationByKubelet"];
 
 /// How a container ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,6 +117,9 @@ impl PodFacts {
             ended: own.and_then(ended),
             evicted,
             is_put_out: condition("DisruptionTarget").is_some_and(|c| c.status == "True"),
+            makes_way: condition("DisruptionTarget").is_some_and(|c| {
+                c.status == "True" && c.reason.as_deref().is_some_and(|reason| INTENDED.contains(&reason))
+            }),
         })
     }
 }

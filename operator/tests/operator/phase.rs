@@ -287,6 +287,7 @@ fn pod(role: Role, attempt: u32) -> PodFacts {
         evicted: None,
         gone_by: None,
         is_put_out: false,
+        makes_way: false,
     }
 }
 

@@ -134,7 +134,7 @@ fn put_out(world: &World) {
     let mut api = world.api();
     if let Some(pod) = api.get_mut("pods", "clicks-ps-0") {
         let conditions = pod["status"]["conditions"].as_array_mut().unwrap();
-        conditions.push(json!({"type": "DisruptionTarget", "status": "True"}));
+        conditions.push(json!({"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}));
         api.touch("pods", "clicks-ps-0");
     }
 }
