@@ -557,7 +557,8 @@ pub struct ResolvedFaultTolerance {
     pub max_restarts: u32,
     /// Seconds before the first restart, at least 1.
     pub backoff_seconds: u32,
-    /// Seconds without a completed step after which training counts as stalled.
+    /// Seconds without progress after which training counts as stalled: in which no batch was
+    /// trained, nothing was restored or saved, and no evaluation got on.
     pub stall_seconds: u32,
     /// Whether rows of a parameter server outlive its process.
     pub shared_memory: bool,

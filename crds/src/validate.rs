@@ -73,14 +73,7 @@ fn name_errors(job: &RecTrainingJob) -> Vec<FieldError> {
 /// What is wrong with the parts of pod templates that are in Kubernetes' own form: types and misspellings.
 pub(crate) fn template_errors(job: &RecTrainingJob) -> Vec<FieldError> {
     let Some(roles) = &job.spec.roles else { return Vec::new() };
-    let templates = [
-        ("coordinator", roles.coordinator.as_ref().and_then(|role| role.template.as_ref())),
-        ("ps", roles.ps.as_ref().and_then(|role| role.template.as_ref())),
-        ("embeddingWorker", roles.embedding_worker.as_ref().and_then(|role| role.template.as_ref())),
-        ("denseWorker", roles.dense_worker.as_ref().and_then(|role| role.template.as_ref())),
-        ("loader", roles.loader.as_ref().and_then(|role| role.template.as_ref())),
-    ];
-    let errors = templates.into_iter().filter_map(|(role, template)| {
+    let errors = roles.templates().into_iter().filter_map(|(role, template)| {
         Some(errors_of_template(template?, &FieldPath::parse(&format!("spec.roles.{role}.template"))))
     });
     errors.flatten().take(check::MAX_ERRORS).collect()

@@ -26,7 +26,7 @@ pub struct OperatorConfig {
     pub namespace: Option<String>,
     /// Whether the pods of attempts that begin now speak with members of their job only. Needs the installation's root.
     pub tls: bool,
-    /// Objects that are reconciled at the same time.
+    /// Jobs that are reconciled at the same time, at least 1.
     pub concurrency: u16,
 }
 
@@ -68,7 +68,7 @@ impl Default for OperatorConfig {
             poll: Duration::from_secs(3),
             namespace: None,
             tls: false,
-            concurrency: 16,
+            concurrency: 4,
         }
     }
 }

@@ -20,6 +20,7 @@ use rectrain_crds::RecTrainingJob;
 use crate::cache::{self, Caches, Entry, Notes};
 use crate::metrics::OperatorMetrics;
 use crate::names::MANAGED_BY_SELECTOR;
+use crate::places::Places;
 use crate::pods::PodFacts;
 use crate::questions::LateAnswers;
 use crate::reconcile::dereference::Reader;
@@ -202,11 +203,16 @@ fn results(
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> impl Stream<Item = Outcome> {
     let failures = Arc::new(Failures::default());
-    let config = Config::default().debounce(DEBOUNCE).concurrency(context.config.concurrency);
+    let places = Arc::new(Places::new(context.config.concurrency));
+    let to_close = Arc::clone(&places);
+    let stop = stop.map(move |()| to_close.close());
+    // How many are reconciled at a time is for the places to say.
+    let config = Config::default().debounce(DEBOUNCE).concurrency(0);
     let policy_failures = Arc::clone(&failures);
     let requests = stream::select(watches.requests, late.map(|job| Ok(ReconcileRequest::from(job))));
+    let jobs = watches.jobs.clone();
     applier(
-        move |job, context| timed(job, context, Arc::clone(&failures)).boxed(),
+        move |job, context| in_turn(job, context, Arc::clone(&failures), Arc::clone(&places), jobs.clone()).boxed(),
         move |job: Arc<RecTrainingJob>, _: &ReconcileError, _| {
             Action::requeue(back_off(policy_failures.count(&key(&job))))
         },
@@ -221,15 +227,35 @@ fn key(job: &RecTrainingJob) -> String {
     format!("{}/{}", job.namespace().unwrap_or_default(), job.name_any())
 }
 
-/// One reconcile, as soon as everything that is there has been seen once; measured unless it is put aside, and logged with the job's name.
+/// One reconcile, as soon as everything that is there has been seen once and there is a place for it, of the job as it is then.
+async fn in_turn(
+    job: Arc<RecTrainingJob>,
+    context: Arc<Context>,
+    failures: Arc<Failures>,
+    places: Arc<Places>,
+    jobs: Store<RecTrainingJob>,
+) -> Result<Action, ReconcileError> {
+    // The first reconciles of a leader wait for its watches, which is none of their own time.
+    let ready = context.reader.ready().await;
+    // None is given any more when the operator is about to end.
+    let Some(_place) = places.take(&context.metrics).await else { return Ok(Action::await_change()) };
+    match jobs.get(&ObjectRef::from_obj(&*job)) {
+        Some(job) => timed(job, context, failures, ready).await,
+        None => {
+            context.forget(&job.namespace().unwrap_or_default(), &job.name_any());
+            Ok(Action::await_change())
+        }
+    }
+}
+
+/// One reconcile: measured unless it is put aside, and logged with the job's name.
 async fn timed(
     job: Arc<RecTrainingJob>,
     context: Arc<Context>,
     failures: Arc<Failures>,
+    ready: Result<(), ReconcileError>,
 ) -> Result<Action, ReconcileError> {
     let key = key(&job);
-    // The first reconciles of a leader wait for its watches, which is none of their own time.
-    let ready = context.reader.ready().await;
     let begun = Instant::now();
     let result = match ready {
         Ok(()) => Box::pin(reconcile(job, Arc::clone(&context))).await,

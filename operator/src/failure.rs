@@ -246,8 +246,7 @@ mod tests {
             waiting: None,
             ended: None,
             evicted: None,
-            is_put_out: false,
-            makes_way: false,
+            put_out: None,
         }
     }
 

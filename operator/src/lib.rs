@@ -35,6 +35,7 @@ pub mod names;
 pub mod nodes;
 pub mod notice;
 pub mod phase;
+pub mod places;
 pub mod pods;
 mod quantity;
 pub mod questions;

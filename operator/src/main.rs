@@ -51,8 +51,8 @@ struct Cli {
     /// Seconds between two questions to a coordinator; longer where there are more jobs than can be asked so often
     #[arg(long, default_value_t = 3)]
     poll_seconds: u64,
-    /// Jobs that are reconciled at the same time
-    #[arg(long, default_value_t = 16)]
+    /// Jobs that are reconciled at the same time; the others wait in the order in which they came
+    #[arg(long, default_value_t = 4)]
     concurrency: u16,
     /// Namespace whose jobs it runs; all namespaces if not given
     #[arg(long)]
@@ -163,8 +163,10 @@ async fn serve(cli: Cli) -> Result<(), String> {
     drop(stop);
     metrics.leads(false);
     match ending {
-        // Another instance reconciles already: nothing is finished, and a fresh process stands for election again.
-        Ending::Deposed => return Err("another instance has taken the lease".to_owned()),
+        // Another instance may reconcile already: nothing is finished, and a fresh process stands for election again.
+        Ending::Deposed => {
+            return Err("another instance has taken the lease, or it could not be renewed in time".to_owned());
+        }
         Ending::Ended => {}
         Ending::Stopped => leading.await,
     }

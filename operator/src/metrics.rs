@@ -24,6 +24,11 @@ pub const REFERENCE: &[(&str, &str, &str)] = &[
         "histogram",
         "Time of a reconcile, without the wait of the first ones until the watches have seen everything once.",
     ),
+    (
+        "rectrain_operator_reconcile_wait_seconds",
+        "histogram",
+        "Time for which a job that was to be reconciled waited because as many others were as may be at a time.",
+    ),
     ("rectrain_operator_reconcile_errors_total", "counter", "Reconciles that failed, by the step that failed."),
     ("rectrain_operator_watch_errors_total", "counter", "Watches that broke off and were begun again."),
     (
@@ -34,7 +39,7 @@ pub const REFERENCE: &[(&str, &str, &str)] = &[
     (
         "rectrain_operator_late_answers_total",
         "counter",
-        "Reconciles that were put aside, and are not counted as such, because the coordinator had not answered within a tenth of a second; the answer, or the silence, asks for another one.",
+        "Reconciles that were put aside, and are not counted as such, because the coordinator had not answered within a tenth of a second, or had not the last time; the answer, or the silence, asks for another one.",
     ),
     (
         "rectrain_operator_api_requests_total",
@@ -109,6 +114,7 @@ struct Inner {
     registry: Registry,
     outcomes: IntCounterVec,
     seconds: Histogram,
+    waits: Histogram,
     errors: IntCounterVec,
     watch_errors: IntCounter,
     unreadable_jobs: IntCounter,
@@ -261,11 +267,13 @@ impl OperatorMetrics {
                 .unwrap_or_default()
         };
         let opts = |name: &str| Opts::new(name, help(name));
-        let seconds = "rectrain_operator_reconcile_seconds";
+        let histogram =
+            |name: &str| Histogram::with_opts(HistogramOpts::new(name, help(name)).buckets(SECONDS.to_vec()));
         let inner = Inner {
             registry: Registry::new(),
             outcomes: IntCounterVec::new(opts("rectrain_operator_reconciles_total"), &["outcome"])?,
-            seconds: Histogram::with_opts(HistogramOpts::new(seconds, help(seconds)).buckets(SECONDS.to_vec()))?,
+            seconds: histogram("rectrain_operator_reconcile_seconds")?,
+            waits: histogram("rectrain_operator_reconcile_wait_seconds")?,
             errors: IntCounterVec::new(opts("rectrain_operator_reconcile_errors_total"), &["step"])?,
             watch_errors: IntCounter::with_opts(opts("rectrain_operator_watch_errors_total"))?,
             unreadable_jobs: IntCounter::with_opts(opts("rectrain_operator_unreadable_jobs_total"))?,
@@ -297,6 +305,7 @@ impl OperatorMetrics {
         for collector in [
             Box::new(inner.outcomes.clone()) as Box<dyn prometheus::core::Collector>,
             Box::new(inner.seconds.clone()),
+            Box::new(inner.waits.clone()),
             Box::new(inner.errors.clone()),
             Box::new(inner.watch_errors.clone()),
             Box::new(inner.unreadable_jobs.clone()),
@@ -325,6 +334,11 @@ impl OperatorMetrics {
         if let Some(step) = failed_step {
             self.0.errors.with_label_values(&[step]).inc();
         }
+    }
+
+    /// A job has its turn.
+    pub fn waited(&self, time: Duration) {
+        self.0.waits.observe(time.as_secs_f64());
     }
 
     /// A watch broke off.

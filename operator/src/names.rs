@@ -96,14 +96,11 @@ impl Role {
     /// What the user wants its pods to look like.
     #[must_use]
     pub fn template(self, spec: &RecTrainingJobSpec) -> Option<&PodTemplate> {
-        let roles = spec.roles.as_ref()?;
-        match self {
-            Self::Coordinator => roles.coordinator.as_ref()?.template.as_ref(),
-            Self::Ps => roles.ps.as_ref()?.template.as_ref(),
-            Self::EmbeddingWorker => roles.embedding_worker.as_ref()?.template.as_ref(),
-            Self::DenseWorker => roles.dense_worker.as_ref()?.template.as_ref(),
-            Self::Loader => roles.loader.as_ref()?.template.as_ref(),
-        }
+        spec.roles
+            .as_ref()?
+            .templates()
+            .into_iter()
+            .find_map(|(role, template)| (role == self.field()).then_some(template))?
     }
 
     /// Whether it reads data or writes checkpoints, and so needs the object store's credentials.

@@ -8,8 +8,8 @@ use crate::pods::PodFacts;
 use crate::reconcile::refused_pods::Lacking;
 use crate::reconcile::rehearse::Rehearsal;
 
-/// How long after a pod was put out the end of its attempt is laid to that: pods have their grace period to end in.
-const PUT_OUT: SignedDuration = SignedDuration::from_mins(10);
+/// How long after a pod had to make way the end of its attempt is laid to that: pods have their grace period to end in.
+const MADE_WAY: SignedDuration = SignedDuration::from_mins(10);
 
 /// What decisions read of it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -17,7 +17,7 @@ pub struct Noticed {
     /// Since when the coordinator of the attempt has not answered this operator.
     pub silent_since: Option<Timestamp>,
     /// Whether a pod of the attempt had to make way lately: its node was drained or shut down, or another pod was more important.
-    pub was_put_out: bool,
+    pub made_way: bool,
     /// What keeps the cluster from making pods of the job.
     pub pods_refused: Option<Problem>,
     /// What keeps a changed manifest from being carried out.
@@ -29,8 +29,8 @@ pub struct Noticed {
 pub struct Memory {
     /// The attempt whose coordinator is silent, and since when.
     silent: Option<(u32, Timestamp)>,
-    /// The attempt of which a pod was put out, and when that was last seen.
-    put_out: Option<(u32, Timestamp)>,
+    /// The attempt of which a pod had to make way, and when that was last seen.
+    made_way: Option<(u32, Timestamp)>,
     /// Pods that are not made.
     pub(crate) lacking: Option<Lacking>,
     /// The last change of the manifest that was tried out.
@@ -43,13 +43,10 @@ impl Memory {
         let is_silent = matches!(view, CoordinatorView::Silent);
         let since = self.silent.filter(|(of, _)| *of == attempt).map_or(now, |(_, since)| since);
         self.silent = is_silent.then_some((attempt, since));
-        // One that its node evicts for what it uses is not: it would end again and again.
-        let is_evicted = |pod: &PodFacts| pod.evicted.as_ref().is_some_and(|why| why.starts_with("Evicted"));
-        let is_put_out = |pod: &PodFacts| pod.attempt == attempt && pod.makes_way && !is_evicted(pod);
-        if pods.iter().any(is_put_out) {
-            self.put_out = Some((attempt, now));
+        if pods.iter().any(|pod| pod.attempt == attempt && pod.makes_way()) {
+            self.made_way = Some((attempt, now));
         }
-        let was_put_out = self.put_out.is_some_and(|(of, at)| of == attempt && now.duration_since(at) <= PUT_OUT);
-        Noticed { silent_since: is_silent.then_some(since), was_put_out, ..Noticed::default() }
+        let made_way = self.made_way.is_some_and(|(of, at)| of == attempt && now.duration_since(at) <= MADE_WAY);
+        Noticed { silent_since: is_silent.then_some(since), made_way, ..Noticed::default() }
     }
 }

@@ -608,15 +608,15 @@ impl<'a> Draft<'a> {
     /// All roles start again after a back-off, or the job has failed.
     fn crash(mut self, attempt: &AttemptStatus, container_restarts: u32, problem: Problem) -> Decision {
         // A node that is drained or taken back is no fault of the job's, however often that happens in its life.
-        let is_put_out = problem.cause == Cause::Crash && self.facts.noticed.was_put_out;
-        let counted = container_restarts.max(u32::from(!is_put_out));
+        let made_way = problem.cause == Cause::Crash && self.facts.noticed.made_way;
+        let counted = container_restarts.max(u32::from(!made_way));
         let used = (attempt.restarts_before + counted).max(self.status.restarts.unwrap_or(0));
         self.status.restarts = Some(used);
         if used > self.max_restarts() {
             return self.exhausted(Some(&problem));
         }
         let first = u64::from(self.fault_tolerance().backoff_seconds.unwrap_or(defaults::BACKOFF_SECONDS));
-        let wait = back_off_seconds(first, if is_put_out { 1 } else { used });
+        let wait = back_off_seconds(first, if made_way { 1 } else { used });
         let start = self.status.start_time.as_ref().map_or(self.facts.now, |time| time.0);
         let not_before = self.facts.now + SignedDuration::from_secs(i64::try_from(wait).unwrap_or(0));
         self.begin_attempt(attempt.number + 1, used, Some(not_before), start);

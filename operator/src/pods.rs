@@ -43,11 +43,8 @@ pub struct PodFacts {
     pub ended: Option<Ended>,
     /// Why the node put it out: reason and message.
     pub evicted: Option<String>,
-    /// Whether it has to go for another pod or for the sake of its node (`DisruptionTarget`).
-    pub is_put_out: bool,
-    /// Whether somebody means it to go for that: its node is drained or shut down, or another pod is more important. A node that is lost is
-    /// nobody's intention.
-    pub makes_way: bool,
+    /// Why it has to go for another pod or for the sake of its node, if it has to: the reason of its condition `DisruptionTarget`.
+    pub put_out: Option<String>,
 }
 
 /// Reasons of `DisruptionTarget` that somebody stands behind.
@@ -71,6 +68,14 @@ impl PodFacts {
     #[must_use]
     pub fn index(&self) -> Option<u32> {
         self.name.rsplit_once('-')?.1.parse().ok()
+    }
+
+    /// Whether somebody means it to go: its node is drained or shut down, or another pod is more important. A node that is lost is
+    /// nobody's intention, and what a node evicts for what it uses would end again and again.
+    #[must_use]
+    pub fn makes_way(&self) -> bool {
+        let is_meant = self.put_out.as_deref().is_some_and(|reason| INTENDED.contains(&reason));
+        is_meant && !self.evicted.as_ref().is_some_and(|why| why.starts_with("Evicted"))
     }
 
     /// As the job with this uid has it: a pod of a deleted job of the same name is of no attempt of its own.
@@ -116,10 +121,9 @@ impl PodFacts {
             waiting: containers.iter().find_map(waiting),
             ended: own.and_then(ended),
             evicted,
-            is_put_out: condition("DisruptionTarget").is_some_and(|c| c.status == "True"),
-            makes_way: condition("DisruptionTarget").is_some_and(|c| {
-                c.status == "True" && c.reason.as_deref().is_some_and(|reason| INTENDED.contains(&reason))
-            }),
+            put_out: condition("DisruptionTarget")
+                .filter(|c| c.status == "True")
+                .map(|c| c.reason.clone().unwrap_or_default()),
         })
     }
 }

@@ -1,10 +1,11 @@
 //! Questions to coordinators, which a reconcile waits for only a moment. One that does not answer in time, because its node hangs or its
 //! network is cut, is put aside with its question: the answer asks for a reconcile when it has come, or has not within its deadline.
-//! A thousand silent coordinators so hold no place among the reconciles that other jobs need.
+//! The next one is put aside at once, until an answer has come in time again. A thousand silent coordinators so hold no place among the
+//! reconciles that other jobs need.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
@@ -34,10 +35,22 @@ pub struct Questions {
     came: mpsc::Sender<Job>,
 }
 
-/// A question that no reconcile waits for any more.
+/// A question that no reconcile waits for any more, or an answer that was late.
 struct Late {
     asked: Whereabouts,
-    answer: Option<CoordinatorView>,
+    answer: Answer,
+}
+
+enum Answer {
+    Awaited,
+    Came {
+        view: CoordinatorView,
+        /// Within the moment that a reconcile waits.
+        at_once: bool,
+    },
+    /// It was given, and had been late. The next one is not waited for at all: a job whose coordinator is silent holds no place among the
+    /// reconciles for that.
+    Given,
 }
 
 impl Questions {
@@ -58,21 +71,26 @@ impl Questions {
     /// How the job stands, as its coordinator says, which may be silent. `None` while the answer is late: it asks for a reconcile, which
     /// finds it here.
     pub async fn ask(&self, job: &Job, coordinator: &Whereabouts) -> Option<CoordinatorView> {
-        if let Some(late) = self.take(job, coordinator) {
-            return late;
-        }
+        let was_late = match self.take(job, coordinator) {
+            Some(Answer::Awaited) => return None,
+            Some(Answer::Came { view, .. }) => return Some(view),
+            Some(Answer::Given) => true,
+            None => false,
+        };
         let (ask, asked) = (Arc::clone(&self.ask), coordinator.clone());
         let mut question = async move { ask.ask(&asked).await }.boxed();
-        if let Ok(view) = tokio::time::timeout(A_MOMENT, &mut question).await {
+        if !was_late && let Ok(view) = tokio::time::timeout(A_MOMENT, &mut question).await {
             return Some(view);
         }
         self.metrics.answer_is_late();
-        lock(&self.late).insert(job.clone(), Late { asked: coordinator.clone(), answer: None });
+        lock(&self.late).insert(job.clone(), Late { asked: coordinator.clone(), answer: Answer::Awaited });
         let (late, came, job, asked) = (Arc::clone(&self.late), self.came.clone(), job.clone(), coordinator.clone());
         tokio::spawn(async move {
+            let begun = Instant::now();
             let view = question.await;
+            let at_once = was_late && begun.elapsed() <= A_MOMENT;
             if let Some(late) = lock(&late).get_mut(&job).filter(|late| late.asked == asked) {
-                late.answer = Some(view);
+                late.answer = Answer::Came { view, at_once };
             }
             // That nobody hears of it is no loss: the operator is about to end.
             let _ended = came.send(job).await;
@@ -80,15 +98,17 @@ impl Questions {
         None
     }
 
-    /// The answer to a question that was put to the same coordinator before, if it has come; none if there was no such question.
-    fn take(&self, job: &Job, coordinator: &Whereabouts) -> Option<Option<CoordinatorView>> {
+    /// How the question stands that was put to the same coordinator before; none if its answers are waited for. An answer that has come
+    /// is given once.
+    fn take(&self, job: &Job, coordinator: &Whereabouts) -> Option<Answer> {
         let mut all = lock(&self.late);
-        let late = all.get(job).filter(|late| late.asked == *coordinator)?;
-        let answer = late.answer.clone();
-        if answer.is_some() {
-            all.remove(job);
+        let late = all.get_mut(job).filter(|late| late.asked == *coordinator)?;
+        match &mut late.answer {
+            Answer::Awaited => Some(Answer::Awaited),
+            Answer::Given => Some(Answer::Given),
+            Answer::Came { at_once: true, .. } => all.remove(job).map(|late| late.answer),
+            came => Some(std::mem::replace(came, Answer::Given)),
         }
-        Some(answer)
     }
 
     /// Forgets the question of a job that has no coordinator to ask; its answer does not count.
@@ -167,8 +187,22 @@ mod tests {
         assert_eq!(late.next().await, Some(job()));
         assert!(questions.ask(&job(), &at(1)).await.is_some());
         assert_eq!(permits.available_permits(), 0, "one question was put");
-        assert!(lock(&questions.late).is_empty());
         assert_eq!(questions.ask(&job(), &at(1)).await, None, "the next one is another question");
+    }
+
+    #[tokio::test]
+    async fn who_was_late_is_not_waited_for_until_an_answer_comes_in_time() {
+        let (permits, questions, mut late) = slow(0);
+        assert_eq!(questions.ask(&job(), &at(1)).await, None);
+        permits.add_permits(1);
+        assert_eq!(late.next().await, Some(job()));
+        assert!(questions.ask(&job(), &at(1)).await.is_some());
+        permits.add_permits(2);
+        assert_eq!(questions.ask(&job(), &at(1)).now_or_never(), Some(None), "it is put aside at once");
+        assert_eq!(late.next().await, Some(job()));
+        assert!(questions.ask(&job(), &at(1)).await.is_some());
+        assert!(lock(&questions.late).is_empty(), "it came in time");
+        assert!(questions.ask(&job(), &at(1)).await.is_some(), "so this one is waited for");
     }
 
     #[tokio::test]

@@ -66,7 +66,8 @@ pub struct FaultToleranceSpec {
     #[schemars(range(min = 1, max = 300), extend("x-default" = defaults::BACKOFF_SECONDS))]
     pub backoff_seconds: Option<u32>,
 
-    /// Seconds without a completed step after which training counts as stalled.
+    /// Seconds without progress after which training counts as stalled: in which no batch was
+    /// trained, nothing was restored or saved, and no evaluation got on.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 10, max = 86_400), extend("x-default" = defaults::STALL_SECONDS))]
     pub stall_seconds: Option<u32>,

@@ -234,3 +234,20 @@ pub struct RolesSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loader: Option<RoleSpec>,
 }
+
+impl RolesSpec {
+    /// What the user wants the pods of each role to look like, by the role's name below `spec.roles`.
+    #[must_use]
+    pub fn templates(&self) -> [(&'static str, Option<&PodTemplate>); 5] {
+        fn of(role: &Option<RoleSpec>) -> Option<&PodTemplate> {
+            role.as_ref()?.template.as_ref()
+        }
+        [
+            ("coordinator", self.coordinator.as_ref().and_then(|role| role.template.as_ref())),
+            ("ps", of(&self.ps)),
+            ("embeddingWorker", of(&self.embedding_worker)),
+            ("denseWorker", self.dense_worker.as_ref().and_then(|role| role.template.as_ref())),
+            ("loader", of(&self.loader)),
+        ]
+    }
+}

@@ -117,7 +117,7 @@ pub fn remember(context: &Context, job: &RecTrainingJob, looked: Box<Looked>) {
 /// How many pods were put out that are not among `known` yet, which has them then.
 fn newly_put_out(pods: &[PodFacts], known: &mut HashSet<String>) -> u32 {
     let now: HashSet<String> =
-        pods.iter().filter(|pod| pod.evicted.is_some() || pod.is_put_out).map(|pod| pod.uid.clone()).collect();
+        pods.iter().filter(|pod| pod.evicted.is_some() || pod.put_out.is_some()).map(|pod| pod.uid.clone()).collect();
     let new = now.difference(known).count();
     *known = now;
     u32::try_from(new).unwrap_or(u32::MAX)

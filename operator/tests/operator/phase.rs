@@ -286,8 +286,7 @@ fn pod(role: Role, attempt: u32) -> PodFacts {
         ended: None,
         evicted: None,
         gone_by: None,
-        is_put_out: false,
-        makes_way: false,
+        put_out: None,
     }
 }
 

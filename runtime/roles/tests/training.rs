@@ -472,6 +472,24 @@ fn bad_rows_that_are_skipped_count_once() {
     }
 }
 
+/// The rows of a slice are read twice, to test and to train on them, and a bad one among them counts once.
+#[test]
+fn bad_rows_of_slices_count_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rows.csv");
+    let row = |row: u64| if row.is_multiple_of(50) { "?,1\n".to_owned() } else { format!("{},{}\n", row % 2, row % 7) };
+    std::fs::write(&file, format!("label,user\n{}", (1..=1000).map(row).collect::<String>())).unwrap();
+    let manifest = format!(
+        "{{apiVersion: rectrain.dev/v1alpha1, kind: RecTrainingJob, metadata: {{name: t}}, spec: {{model: {{kind: lr}},
+         features: {{sparse: [{{name: user}}]}}, training: {{globalBatchSize: 49}},
+         data: {{source: {{paths: [{}]}}, split: {{slices: {{rows: 196}}}}, badRows: {{action: skip, limit: 30}}}}}}}}",
+        file.display()
+    );
+    let manifest = rectrain_crds::load(&manifest, "t.yaml", &[]).unwrap();
+    let (summary, _) = train(JobPlan::new(&manifest.resolved).unwrap()).unwrap();
+    assert_eq!((summary.trained_rows, summary.skipped_rows), (980, 20));
+}
+
 /// `mode: auto`: with one worker much slower than the other nobody waits for it any more, and the reason is told.
 #[test]
 fn auto_leaves_sync_when_one_worker_is_slow_and_says_why() {

@@ -146,6 +146,8 @@ impl State {
             None if is_over => return Ok(()),
             None => return Err(unknown_evaluation("evaluation_chunk_report", at_step)),
         };
+        // The rows of a slice are read again when they are trained, and those of the test part by every later evaluation.
+        let counts = matches!(pass.source, PassSource::Test(_)) && self.last_test.is_none();
         let (first_batch, total) = match &mut pass.source {
             PassSource::Test(ledger) => {
                 let lease = ledger.report(0, report.chunk, report.rows).map_err(no_rows("test"))?;
@@ -161,7 +163,7 @@ impl State {
         if let Some(total) = total {
             pass.data.end(total);
         }
-        if self.last_test.is_none() {
+        if counts {
             self.skipped_rows += report.skipped_rows;
         }
         Ok(())
