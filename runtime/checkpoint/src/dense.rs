@@ -123,6 +123,10 @@ fn decode(bytes: &[u8]) -> Result<(DensePart, CheckpointId), String> {
 /// Puts parts together, which must lie side by side and be of one optimizer.
 pub(crate) fn assemble(mut parts: Vec<DensePart>) -> Result<DenseState, String> {
     parts.sort_by_key(|part| part.offset);
+    // A server that has no parameters says nothing of them; there are files of such that do not name the optimizer's state.
+    if parts.iter().any(|part| !part.parameters.is_empty()) {
+        parts.retain(|part| !part.parameters.is_empty());
+    }
     let first = parts.first().ok_or("there are no parts")?;
     let optimizer = first.optimizer.clone();
     let state_names: Vec<String> = first.state.iter().map(|(name, _)| name.clone()).collect();
@@ -197,5 +201,17 @@ mod tests {
         let mut other = part(1, &[1.0]);
         other.optimizer = "sgd".into();
         assert!(assemble(vec![part(0, &[1.0]), other]).unwrap_err().contains("`sgd`"));
+    }
+
+    #[test]
+    fn parts_without_parameters_change_nothing_whether_they_name_the_state_or_not() {
+        let whole = assemble(vec![part(0, &[1.0]), part(1, &[2.0])]).unwrap();
+        let unnamed = |offset| DensePart { state: vec![], ..part(offset, &[]) };
+        for empty in [part(0, &[]), unnamed(0), unnamed(1), unnamed(2)] {
+            assert_eq!(assemble(vec![empty.clone(), part(1, &[2.0]), part(0, &[1.0])]).unwrap(), whole);
+            assert_eq!(assemble(vec![part(1, &[2.0]), part(0, &[1.0]), empty]).unwrap(), whole);
+        }
+        let nothing = assemble(vec![part(0, &[]), part(0, &[])]).unwrap();
+        assert_eq!((nothing.parameters.len(), nothing.state_names.len()), (0, 2));
     }
 }

@@ -80,15 +80,17 @@ impl CheckpointWriter {
     /// Looks at what is there already.
     ///
     /// # Errors
-    /// [`CheckpointError::OtherJob`] if the place is taken by another job's checkpoint, [`CheckpointError::Base`] if the base
-    /// cannot be used, and those of the storage.
+    /// [`CheckpointError::OtherJob`] if the place is taken by another job's checkpoint, [`CheckpointError::FutureVersion`] if it is
+    /// taken by one of a newer format, [`CheckpointError::Base`] if the base cannot be used, and those of the storage.
     pub async fn check(&self) -> Result<(), CheckpointError> {
         let Self { directory, ticket, begin } = self;
-        if let Some(difference) = find_manifest(directory, &ticket.directory)
-            .await
-            .or_else(|error| if error.is_checkpoints_fault() { Ok(None) } else { Err(error) })?
-            .and_then(|present| present.identity.difference(&begin.identity))
-        {
+        let present = match find_manifest(directory, &ticket.directory).await {
+            // Good for all that is known, and whose it is cannot be read.
+            Err(error @ CheckpointError::FutureVersion { .. }) => return Err(error),
+            Err(error) if error.is_checkpoints_fault() => None,
+            found => found?,
+        };
+        if let Some(difference) = present.and_then(|present| present.identity.difference(&begin.identity)) {
             return Err(CheckpointError::OtherJob { checkpoint: directory.name_of(&ticket.directory), difference });
         }
         match &begin.base {

@@ -298,6 +298,29 @@ fn a_checkpoint_of_another_job_is_refused_and_neither_used_nor_replaced_nor_dele
 }
 
 #[test]
+fn a_checkpoint_of_a_newer_format_is_not_replaced() {
+    runtime().block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = local(&folder);
+        let mut job = Job::new(1);
+        job.train(5);
+        let first = job.save(&directory, None).await.unwrap();
+        let manifest = folder.path().join(first.directory()).join(MANIFEST);
+        let good = std::fs::read_to_string(&manifest).unwrap();
+        let newer = good.replace("\"version\": 1", "\"version\": 2");
+        std::fs::write(&manifest, &newer).unwrap();
+        let refused = CheckpointWriter::begin(&directory, job.begin(None)).await;
+        assert!(matches!(refused, Err(CheckpointError::FutureVersion { found: 2, .. })), "{refused:?}");
+        retain(&directory, &identity("dnn"), NonZeroUsize::MIN, &[], &[]).await.unwrap();
+        assert_eq!(std::fs::read_to_string(&manifest).unwrap(), newer);
+        assert!(files_of(&folder, &first).iter().all(|file| file.exists()));
+        // A damaged one gives its place up.
+        std::fs::write(&manifest, &good[1..]).unwrap();
+        assert!(CheckpointWriter::begin(&directory, job.begin(None)).await.is_ok());
+    });
+}
+
+#[test]
 fn a_step_can_be_saved_again_and_the_old_files_are_cleared() {
     runtime().block_on(async {
         let folder = tempfile::tempdir().unwrap();

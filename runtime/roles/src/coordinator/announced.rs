@@ -92,9 +92,10 @@ impl Announced {
         }
     }
 
-    /// The data has this many batches in all.
+    /// The data has this many batches in all. A run that goes on may have been given fewer epochs or steps than the one before has trained:
+    /// then it ends where that stood.
     pub(super) fn end(&mut self, total: u64) {
-        self.total = Some(total);
+        self.total = Some(total.max(self.batches));
     }
 
     /// Batches known without a gap.
@@ -188,5 +189,14 @@ mod tests {
         }
         let unknown_end = Announced::resume(10, DataPosition { batch: 3, epoch: 0, epoch_rows: None });
         assert_eq!((unknown_end.batches(), unknown_end.row_of(3)), (3, 30));
+    }
+
+    #[test]
+    fn data_that_ends_before_where_an_earlier_run_stood_ends_there() {
+        for (total, is_complete) in [(2, true), (7, true), (8, false)] {
+            let mut data = Announced::resume(10, DataPosition { batch: 7, epoch: 0, epoch_rows: None });
+            data.end(total);
+            assert_eq!((data.complete(), data.batches()), (is_complete, 7), "{total}");
+        }
     }
 }

@@ -76,6 +76,8 @@ pub(super) struct Written {
     pub(super) name: String,
     pub(super) manifest: Manifest,
     pub(super) seconds: f64,
+    /// Why those that are too old are not all deleted.
+    pub(super) not_deleted: Option<CheckpointError>,
     rest: Rest,
     moves: u64,
 }
@@ -189,7 +191,8 @@ impl Checkpoints {
         self.last.as_ref().filter(|(rest, _)| *rest == (at, mode)).map(|(_, name)| name.clone())
     }
 
-    /// Waits until every part is written and finishes the checkpoint, or gives it up. Needs nothing of `self` meanwhile.
+    /// Waits until every part is written and finishes the checkpoint, or gives it up; then deletes what is too old, which may take as long as
+    /// the writing. Needs nothing of `self` meanwhile.
     pub(super) fn write(
         &self,
         begun: Begun,
@@ -198,6 +201,8 @@ impl Checkpoints {
         servers: &[Channel],
     ) -> impl Future<Output = Result<Written, RoleError>> + Send + use<> {
         let (directory, servers) = (self.directory.clone(), servers.to_vec());
+        let (identity, keep) = (self.identity.clone(), self.settings.keep);
+        let exclude = self.exclude_but(&begun.ticket.directory);
         async move {
             let Begun { writer, ticket, started, rest, moves } = begun;
             writer.check().await?;
@@ -205,7 +210,8 @@ impl Checkpoints {
                 Ok(files) => {
                     let manifest = writer.commit(files).await?;
                     let seconds = started.elapsed().as_secs_f64();
-                    Ok(Written { name: ticket.directory, manifest, seconds, rest, moves })
+                    let not_deleted = retain(&directory, &identity, keep, &exclude, &[]).await.err();
+                    Ok(Written { name: ticket.directory, manifest, seconds, not_deleted, rest, moves })
                 }
                 Err(error) => {
                     if let Err(left) = writer.abort().await {
@@ -217,14 +223,18 @@ impl Checkpoints {
         }
     }
 
-    /// The next delta starts from this one; what is too old is deleted.
-    pub(super) async fn written(&mut self, written: &Written) -> Result<(), CheckpointError> {
+    /// The next delta starts from this one.
+    pub(super) fn written(&mut self, written: &Written) {
         self.deltas = if written.manifest.base.is_some() { self.deltas + 1 } else { 0 };
         let base = Base { directory: written.name.clone(), id: written.manifest.id };
         self.base = (written.moves == self.moves).then_some(base);
         self.last = Some((written.rest, written.name.clone()));
-        self.exclude.retain(|name| *name != written.name);
-        retain(&self.directory, &self.identity, self.settings.keep, &self.exclude, &[]).await.map(drop)
+        self.exclude = self.exclude_but(&written.name);
+    }
+
+    /// Those that were found damaged, when this one was written anew.
+    fn exclude_but(&self, written: &str) -> Vec<String> {
+        self.exclude.iter().filter(|name| *name != written).cloned().collect()
     }
 
     /// Slots have other owners now, or owners that were restarted, who do not know what changed in them: the next checkpoint is full.
@@ -303,4 +313,50 @@ pub(super) async fn restore_rows(checkpoint: &str, servers: &[Channel]) -> Resul
 /// Has every parameter server forget what it has restored.
 pub(super) async fn clear_rows(servers: &[Channel]) -> Result<(), RoleError> {
     restore_rows("", servers).await.map(drop)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+mod tests {
+    use std::path::Path;
+
+    use rectrain_modes::GlobalStep;
+
+    use super::*;
+
+    fn checkpoints(path: &Path) -> Checkpoints {
+        let manifest = format!(
+            "
+apiVersion: rectrain.dev/v1alpha1
+kind: RecTrainingJob
+metadata: {{name: test}}
+spec:
+  model: {{kind: lr}}
+  features: {{sparse: [{{name: C1}}], dense: [{{name: I1}}]}}
+  data: {{synthetic: {{rows: 2000, testRows: 500}}}}
+  checkpoint: {{path: '{}', fullEvery: 1, keep: 1}}
+",
+            path.display()
+        );
+        let plan = JobPlan::new(&rectrain_crds::load(&manifest, "test.yaml", &[]).unwrap().resolved).unwrap();
+        Checkpoints::open(&Arc::new(plan), "run").unwrap().unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_is_too_old_is_deleted_by_whoever_writes_and_not_by_whoever_hears_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut checkpoints = checkpoints(folder.path());
+        // The second is written anew.
+        checkpoints.pass_over(&directory_name(2, Kind::Full));
+        for step in 1..=3 {
+            let begun = checkpoints.begin(Boundary { step: GlobalStep(step), next_row: 0 }, "sync");
+            let written = checkpoints.write(begun, b"state".to_vec(), None, &[]).await.unwrap();
+            assert!(written.not_deleted.is_none());
+            let there = list(&checkpoints.directory).await.unwrap();
+            let there: Vec<&str> = there.iter().map(|listed| &*listed.name).collect();
+            assert_eq!(there, [&*written.name], "after step {step}");
+            checkpoints.written(&written);
+        }
+        assert!(checkpoints.passed_over().is_empty());
+    }
 }

@@ -220,7 +220,8 @@ impl Coordinator {
             Ok(written) => {
                 saver.failed_attempts = 0;
                 self.count_save(&written);
-                if let Err(error) = checkpoints.written(&written).await {
+                checkpoints.written(&written);
+                if let Some(error) = &written.not_deleted {
                     warn_all(&self.events, [format!("checkpoints that are too old cannot be deleted: {error}")]);
                 }
                 self.lock().set_passed_over(checkpoints.passed_over());

@@ -1,6 +1,6 @@
 //! The data for training: which chunks are leased to whom, what was found in them, and what is read again.
 
-use rectrain_modes::{GlobalStep, Lease, LedgerError};
+use rectrain_modes::{DataLedger, DataPosition, GlobalStep, Lease, LedgerError};
 use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
 
@@ -95,12 +95,23 @@ impl State {
         if self.job.has_checkpoints {
             let v1::ChunkReport { label_sum, rows, skipped_rows, .. } = *report;
             self.reads.insert(lease.first_step.0, ChunkRead { label_sum, rows, skipped_rows });
+            self.forget_reads();
         }
         self.skipped_rows += report.skipped_rows;
         self.labels.sum += report.label_sum;
         self.labels.rows += report.rows;
         let first_epoch_read = self.ledger.epoch_rows().is_some() && self.ledger.on_lease() == 0;
         if first_epoch_read { self.check_labels() } else { Ok(()) }
+    }
+
+    /// What lies before the chunk of the first batch that is not settled is read again by no later run: training rests nowhere before that batch.
+    fn forget_reads(&mut self) {
+        let batch = self.settled_batches();
+        let epoch = self.training.data_mut().epoch_of(batch);
+        let position = DataPosition { batch, epoch, epoch_rows: self.ledger.epoch_rows() };
+        if let Ok(again) = DataLedger::resume(self.job.data, position) {
+            self.reads = self.reads.split_off(&again.next_batch());
+        }
     }
 
     /// A label that never varies cannot be learned: most likely the wrong column.
@@ -133,4 +144,63 @@ pub(super) fn no_rows(part: &'static str) -> impl Fn(LedgerError) -> RoleError {
 /// The data is not what it was when the checkpoint was written.
 pub(super) fn data_changed(error: LedgerError) -> RoleError {
     RoleError::Input(format!("spec.data: {error}: is it the data that the checkpoint was trained on?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use rectrain_modes::Rank;
+
+    use super::*;
+    use crate::plan::JobPlan;
+
+    const CHUNK: u64 = 5;
+
+    /// Chunks of [`CHUNK`] global batches of 24 rows.
+    fn plan() -> JobPlan {
+        let manifest = "
+apiVersion: rectrain.dev/v1alpha1
+kind: RecTrainingJob
+metadata: {name: test}
+spec:
+  model: {kind: deepfm, embeddingDim: 4, hidden: [8]}
+  features: {sparse: [{name: C1}], dense: [{name: I1}]}
+  data: {synthetic: {rows: 2000, testRows: 500, vocabulary: 1000}, shuffle: {windowRows: 120}}
+  training: {globalBatchSize: 24}
+  checkpoint: {path: /nowhere}
+";
+        JobPlan::new(&rectrain_crds::load(manifest, "test.yaml", &[]).unwrap().resolved).unwrap()
+    }
+
+    /// Rare checkpoints make the coordinator's state no larger, and say of the labels what they would if nothing had been forgotten.
+    #[test]
+    fn what_was_read_is_known_only_as_long_as_it_may_be_read_again() {
+        let plan = plan();
+        let mut state = State::new(&plan, None).unwrap();
+        state.training.take_calls();
+        state.training.begun().unwrap();
+        // No further ahead than two batches.
+        state.training.keep_pace(0.0);
+        let mut trained = 0;
+        for chunk in 0..10_u32 {
+            let Lease::Chunk(lease) = state.ledger.lease() else { panic!("there is more") };
+            assert_eq!(lease.first_step.0, u64::from(chunk) * CHUNK);
+            let (label_sum, rows) = (f64::from(chunk) + 1.0, CHUNK * 24);
+            let report = v1::ChunkReport { loader: 0, epoch: 0, chunk: lease.chunk, rows, label_sum, skipped_rows: 1 };
+            state.chunk_report(&report).unwrap();
+            assert!(state.reads.len() <= 2, "{}", state.reads.len());
+            // The last one only in part.
+            let until = lease.first_step.0 + if chunk == 9 { 2 } else { CHUNK };
+            while trained < until {
+                (trained, _) = state.training.horizon(1, trained, trained).unwrap().unwrap();
+                state.ranks[0].steps_done = trained;
+            }
+        }
+        assert!((46..50).contains(&trained), "{trained}");
+        state.training.request_save();
+        state.training.advance().unwrap();
+        state.training.next_order(Rank(0), 1).unwrap();
+        let saved = state.save(&plan, &[]).unwrap();
+        assert_eq!((saved.position().batch, saved.skipped_rows), (trained, 9));
+        assert_eq!(saved.labels, ((1..10).sum::<u64>() as f64, 9 * CHUNK * 24));
+    }
 }

@@ -69,7 +69,7 @@ pub(super) struct State {
     training: Training,
     labels: Labels,
     skipped_rows: u64,
-    /// By first batch, from the one on that the last checkpoint stood in. Empty without checkpoints.
+    /// By first batch, from the one on in which a checkpoint may still stand. Empty without checkpoints.
     reads: BTreeMap<u64, ChunkRead>,
     /// Of the run that this one goes on from.
     applied_before: AppliedGradients,

@@ -689,7 +689,7 @@ impl Training {
         let row = self.run.next_row();
         let rest = self.next_rest().filter(|rest| *rest <= self.data.batches());
         rest.is_some_and(|rest| row >= self.data.row_of(rest))
-            || (self.fed_all && row == self.data.row_of(self.data.batches()))
+            || (self.fed_all && row >= self.data.row_of(self.data.batches()))
     }
 
     fn grant(&mut self, until: u64) -> Result<(), RoleError> {
@@ -727,6 +727,64 @@ impl SavedTraining {
             first_mode: mode.name().to_owned(),
             evaluated_through: 0,
             counts: TokenCounts::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Three dense workers, and global batches of three local batches of 8 rows.
+    fn plan(mode: &str) -> JobPlan {
+        let manifest = format!(
+            "
+apiVersion: rectrain.dev/v1alpha1
+kind: RecTrainingJob
+metadata: {{name: test}}
+spec:
+  model: {{kind: deepfm, embeddingDim: 4, hidden: [8]}}
+  features: {{sparse: [{{name: C1}}, {{name: C2}}], dense: [{{name: I1}}]}}
+  data: {{synthetic: {{rows: 2000, testRows: 500, vocabulary: 1000}}}}
+  roles: {{denseWorker: {{replicas: 3}}}}
+  training: {{mode: {mode}, globalBatchSize: 24, localBatchSize: 8}}
+"
+        );
+        JobPlan::new(&rectrain_crds::load(&manifest, "test.yaml", &[]).unwrap().resolved).unwrap()
+    }
+
+    /// Whether training ends that goes on where a run has trained so many rows, 8 global batches and maybe a piece of the next, with data of
+    /// `total` batches in all. Nobody brings more data.
+    fn ends_at_once(mode: &str, trained_rows: u64, total: u64) -> bool {
+        let plan = plan(mode);
+        let trained = SavedTraining { step: 8, trained_rows, batch: 8, ..SavedTraining::nothing(plan.mode) };
+        let saved = SavedState::new(&plan, trained);
+        let mut training = Training::new(&plan, Some((&saved, Some(GlobalStep(total))))).unwrap();
+        assert_eq!(training.take_calls(), [ServerCall::Restore]);
+        training.rows_restored("step-000000000008".to_owned());
+        let mut done = [0; 3];
+        // More rounds than there are orders until the end.
+        for _ in 0..20 {
+            for (rank, done) in (0..).map(Rank).zip(&mut done) {
+                if let Some(order) = training.next_order(rank, *done).unwrap() {
+                    *done = order.number;
+                }
+            }
+            for call in training.take_calls() {
+                assert!(matches!(call, ServerCall::Begin { .. }), "{call:?}");
+                training.begun().unwrap();
+            }
+        }
+        training.ended()
+    }
+
+    #[test]
+    fn a_run_that_is_to_train_less_than_an_earlier_one_has_ends_where_that_stood() {
+        for mode in ["sync", "hybrid", "async", "gba", "hopBs", "hopBw", "bsp"] {
+            for (pieces, total) in [(24, 8), (24, 5), (24, 1), (25, 8), (25, 5)] {
+                assert!(ends_at_once(mode, pieces * 8, total), "{mode}: {pieces} pieces, and {total} batches in all");
+            }
+            assert!(!ends_at_once(mode, 24 * 8, 9), "{mode}: there is more to train");
         }
     }
 }

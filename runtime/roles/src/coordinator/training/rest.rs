@@ -273,8 +273,9 @@ impl Training {
         }
     }
 
+    /// An earlier run may have stood within the global batch after the last, if it was to train longer than this one.
     fn is_at_end(&self, at: Boundary) -> bool {
-        self.data.complete() && at.next_row == self.data.row_of(self.data.batches())
+        self.data.complete() && at.next_row >= self.data.row_of(self.data.batches())
     }
 
     /// The mode after this rest: a command's, else the schedule's. And the dense workers that there are to be.
