@@ -558,7 +558,7 @@ pub struct ResolvedFaultTolerance {
     /// Seconds before the first restart, at least 1.
     pub backoff_seconds: u32,
     /// Seconds without progress after which training counts as stalled: in which no batch was
-    /// trained, nothing was restored or saved, and no evaluation got on.
+    /// trained, nothing was restored or saved, no evaluation got on and no file was read.
     pub stall_seconds: u32,
     /// Whether rows of a parameter server outlive its process.
     pub shared_memory: bool,

@@ -879,6 +879,10 @@ const RULES: &[(&[&str], &[&str])] = &[
     (&["spec.training.optimizer.sparse.beta1=1"], &["spec.training.optimizer.sparse.beta1=0"]),
     (&["spec.training.optimizer.sparse.epsilon=0"], &["spec.training.optimizer.sparse.epsilon=1e-6"]),
     (
+        &["spec.training.optimizer.sparse.kind=ftrl,spec.training.optimizer.sparse.beta=0"],
+        &["spec.training.optimizer.sparse.kind=ftrl,spec.training.optimizer.sparse.beta=0.5"],
+    ),
+    (
         &["spec.training.optimizer.sparse.epsilon=0.1,spec.training.optimizer.sparse.kind=ftrl"],
         &["spec.training.optimizer.sparse.epsilon=0.1,spec.training.optimizer.sparse.kind=rowWiseAdaGrad"],
     ),

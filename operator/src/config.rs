@@ -68,7 +68,7 @@ impl Default for OperatorConfig {
             poll: Duration::from_secs(3),
             namespace: None,
             tls: false,
-            concurrency: 4,
+            concurrency: 16,
         }
     }
 }

@@ -52,7 +52,7 @@ struct Cli {
     #[arg(long, default_value_t = 3)]
     poll_seconds: u64,
     /// Jobs that are reconciled at the same time; the others wait in the order in which they came
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 16)]
     concurrency: u16,
     /// Namespace whose jobs it runs; all namespaces if not given
     #[arg(long)]

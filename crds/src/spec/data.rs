@@ -28,8 +28,8 @@ pub enum DataFormat {
 #[serde(rename_all = "camelCase")]
 pub struct PathsSpec {
     /// Files, in the order in which they are read: local paths (relative to where `rectrain` runs), or gs:// and s3:// URLs.
-    /// Globs (`*`, `?`, `[…]`, `**`) are read in the order of the names they match. At least one, at most 1,024.
-    /// Required.
+    /// Globs (`*`, `?`, `[…]`, `**`) are read in the order of the names they match. No file may be found twice, nor both to
+    /// train and to test on. At least one, at most 1,024. Required.
     #[schemars(length(min = 1, max = 1024), inner(length(min = 1, max = 1024)))]
     pub paths: Vec<String>,
 }
@@ -121,7 +121,8 @@ pub struct TimeSplit {
 
     /// First moment that belongs to the test: an integer in the column's own unit, such as Unix seconds, or text. Text that
     /// reads as a number is one; other text is compared with the column letter by letter, which is right for dates such as
-    /// "2026-11-03". Required.
+    /// "2026-11-03". For timestamp and date columns of Parquet it is a number of seconds since 1970, whatever their unit.
+    /// Required.
     #[schemars(schema_with = "time_bound_schema")]
     pub test_from: TimeBound,
 }
@@ -131,7 +132,8 @@ pub struct TimeSplit {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SliceSplit {
-    /// Rows of a slice: a multiple of `spec.training.globalBatchSize`. Required.
+    /// Rows of a slice: a multiple of `spec.training.globalBatchSize`. A loader holds about four slices in memory to train on,
+    /// and up to two more to test on. Required.
     #[schemars(range(min = 1, max = 1_000_000_000_000u64))]
     pub rows: u64,
 }
@@ -204,7 +206,8 @@ pub struct SyntheticSpec {
 #[serde(rename_all = "camelCase")]
 pub struct ShuffleSpec {
     /// Rows of a window. The training rows are read window by window, and those of a window in an order that the seed, the
-    /// epoch and the window decide. A window as large as the data shuffles it completely; a window is held in memory.
+    /// epoch and the window decide. A window as large as the data shuffles it completely. A loader holds about four windows in
+    /// memory, and as many rows again while the model is tested.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 1_000_000_000u64), extend("x-default" = defaults::SHUFFLE_WINDOW_ROWS))]
     pub window_rows: Option<u64>,
@@ -216,7 +219,8 @@ pub struct ShuffleSpec {
 pub enum BadRowAction {
     /// Training ends with an error that names the file, the line, the column and the value.
     Fail,
-    /// The row is counted and left out, up to `limit` of them.
+    /// The row is counted and left out, up to `limit` of them. A quote that is never closed is an error all the same: nobody
+    /// knows how many rows are lost by it.
     Skip,
 }
 
@@ -231,7 +235,8 @@ pub struct BadRowsSpec {
     /// What is done with such a row. Required.
     pub action: BadRowAction,
 
-    /// Rows that may be skipped in one run before it ends with an error.
+    /// Rows that may be skipped in one pass over the training rows, or over those of the test, before the run ends with an
+    /// error. The next pass counts anew.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000_000_000u64), extend("x-default" = defaults::BAD_ROWS_LIMIT))]
     pub limit: Option<u64>,

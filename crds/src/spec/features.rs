@@ -105,7 +105,7 @@ pub struct SparseFeature {
     #[schemars(length(min = 1, max = 128), extend("x-default" = "the feature's name"))]
     pub table: Option<String>,
 
-    /// What an empty value becomes.
+    /// What an empty value becomes. A feature with `multiValue` has no id where its cell has no values, whatever is said here.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = MissingSparse::Token))]
     pub missing: Option<MissingSparse>,
@@ -152,7 +152,8 @@ pub struct DenseFeature {
     )]
     pub name: String,
 
-    /// What is done to the number before the model sees it.
+    /// What is done to the number before the model sees it. It is rounded to a 32-bit float first, which has about seven
+    /// digits: Unix seconds become multiples of 128.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = Transform::Identity))]
     pub transform: Option<Transform>,

@@ -64,13 +64,13 @@ pub struct ModelSpec {
     pub embedding_dim: Option<u32>,
 
     /// Widths of the hidden layers of the (top) MLP, in units, first layer first; each is followed by a ReLU. The output
-    /// layer of one unit is added to them. An empty list leaves only the output layer. Not for `fm` and `lr`.
+    /// layer of one unit is added to them, unless it is the last of them. An empty list leaves only the output layer. Not for `fm` and `lr`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16), inner(range(min = 1, max = 65536)), extend("x-default" = defaults::HIDDEN))]
     pub hidden: Option<Vec<u32>>,
 
     /// Widths of the layers of `dlrm`'s bottom MLP over the dense features, in units, first layer first. A last layer as
-    /// wide as `embeddingDim` is added to them, because its output takes part in the dot products. Only for `dlrm`, which has
+    /// wide as `embeddingDim` is added to them unless it is there, because its output takes part in the dot products. Only for `dlrm`, which has
     /// no bottom MLP when there are no dense features.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16), inner(range(min = 1, max = 65536)), extend("x-default" = defaults::BOTTOM))]

@@ -67,7 +67,7 @@ pub struct FaultToleranceSpec {
     pub backoff_seconds: Option<u32>,
 
     /// Seconds without progress after which training counts as stalled: in which no batch was
-    /// trained, nothing was restored or saved, and no evaluation got on.
+    /// trained, nothing was restored or saved, no evaluation got on and no file was read.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 10, max = 86_400), extend("x-default" = defaults::STALL_SECONDS))]
     pub stall_seconds: Option<u32>,

@@ -370,6 +370,7 @@ pub enum SparseOptimizerKind {
     validation = Rule::new("!(has(self.beta1) || has(self.beta2)) || !has(self.kind) || self.kind == 'adam'").message("`beta1` and `beta2` belong to adam: remove them, or set kind: adam"),
     validation = Rule::new("!(has(self.beta1) && self.beta1 >= 1.0) && !(has(self.beta2) && self.beta2 >= 1.0)").message("`beta1` and `beta2` are decay rates: expected at least 0 and below 1"),
     validation = Rule::new("!has(self.epsilon) || self.epsilon > 0.0").message("epsilon keeps a divisor from being 0: expected a number above 0").field_path(".epsilon"),
+    validation = Rule::new("!has(self.beta) || self.beta > 0.0").message("beta keeps ftrl's first step finite: expected a number above 0").field_path(".beta"),
     validation = Rule::new("!has(self.epsilon) || !has(self.kind) || !(self.kind in ['sgd', 'ftrl'])").message("sgd and ftrl have no epsilon: remove `epsilon`, or choose another kind").field_path(".epsilon"),
     validation = Rule::new("!has(self.initialAccumulator) || (has(self.kind) && self.kind in ['adaGrad', 'rowWiseAdaGrad'])").message("`initialAccumulator` belongs to adaGrad and rowWiseAdaGrad: remove it, or choose one of these").field_path(".initialAccumulator"),
     validation = Rule::new("!(has(self.beta) || has(self.l1) || has(self.l2)) || (has(self.kind) && self.kind == 'ftrl')").message("`beta`, `l1` and `l2` belong to ftrl: remove them, or set kind: ftrl")
@@ -405,7 +406,7 @@ pub struct SparseOptimizerSpec {
     #[schemars(range(min = 0.0, max = 1000.0), extend("x-default" = defaults::ADA_GRAD_INITIAL_ACCUMULATOR))]
     pub initial_accumulator: Option<f64>,
 
-    /// β of ftrl's step size α / (β + √n).
+    /// β of ftrl's step size α / (β + √n), above 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1000.0), extend("x-default" = defaults::FTRL_BETA))]
     pub beta: Option<f64>,
@@ -525,7 +526,8 @@ pub struct TrainingSpec {
     pub global_batch_size: Option<u32>,
 
     /// Rows that a dense worker computes at a time without a barrier; M = globalBatchSize / localBatchSize of them make a step of
-    /// `gba`. In the other modes a dense worker computes its share of the step at once, which is made of such local batches.
+    /// `gba`. In the other modes a dense worker computes its share of the step at once, which is made of such local batches. In processes of
+    /// their own, as in a cluster, roles send the numbers of a local batch in one message, which holds 1 GiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16_777_216), extend("x-default" = "globalBatchSize / dense workers"))]
     pub local_batch_size: Option<u32>,

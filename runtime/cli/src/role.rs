@@ -11,12 +11,13 @@ use rectrain_roles::events::EventLog;
 use rectrain_roles::http::{serve_metrics, serve_metrics_and_page};
 use rectrain_roles::member::{Member, Role};
 use rectrain_roles::metrics::{CoordinatorMetrics, RoleMetrics};
+use rectrain_roles::plan::JobPlan;
 use rectrain_roles::{RoleError, kind_name};
 use rectrain_wire::tls::Credentials;
 use rectrain_wire::{Service, TcpConfig, TcpTransport, Transport, WireCounters};
 use serde::{Deserialize, Serialize};
 
-use crate::args::{CoordinatorArgs, MemberArgs, TlsArgs};
+use crate::args::{CoordinatorArgs, JobArgs, MemberArgs, TlsArgs};
 use crate::run::save_while;
 use crate::show::Display;
 use crate::{Failure, job, signal};
@@ -37,9 +38,16 @@ pub(crate) struct CoordinatorAddresses {
     pub(crate) taken_up: bool,
 }
 
+/// The plan of a job of which this process is one of several.
+fn plan_of_process(args: &JobArgs) -> Result<Arc<JobPlan>, Failure> {
+    let plan = job::plan(args)?;
+    plan.fits_messages(TcpConfig::default().limits.max_frame_bytes)?;
+    Ok(plan)
+}
+
 /// `rectrain coordinator`
 pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
-    let plan = job::plan(&args.job)?;
+    let plan = plan_of_process(&args.job)?;
     crate::runtime()?.block_on(async {
         let Network { metrics, counters, transport, credentials } = Network::new(&args.tls)?;
         let page = LivePage::default();
@@ -109,7 +117,7 @@ fn staying(result: &Result<(), Failure>) {
 
 /// `rectrain ps`, `rectrain embedding-worker`, `rectrain dense-worker`, `rectrain loader`
 pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
-    let plan = job::plan(&args.job)?;
+    let plan = plan_of_process(&args.job)?;
     crate::runtime()?.block_on(async {
         let Network { metrics, counters, transport, .. } = Network::new(&args.tls)?;
         let (address, _metrics) = serve_metrics(args.metrics, metrics.clone()).await?;

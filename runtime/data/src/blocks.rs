@@ -4,6 +4,7 @@
 
 use crate::blocking::Stop;
 use crate::error::DataError;
+use crate::pace;
 use crate::storage::SourceFile;
 use std::io::{self, BufReader, Cursor, Read};
 use std::sync::Arc;
@@ -50,6 +51,7 @@ impl<R: Read> Read for Counted<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let read = self.reader.read(into)?;
         self.count.fetch_add(read as u64, Ordering::Relaxed);
+        pace::pass(read as u64);
         Ok(read)
     }
 }

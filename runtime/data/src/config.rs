@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 pub struct SourceConfig {
     /// Local paths, `file://`, `s3://` and `gs://` URLs, each also as a glob (`*`, `?`, `[…]`; `**` for
     /// folders of any depth). Files are read in the order of this list, those of one glob sorted by
-    /// name. Empty for [`Format::Synthetic`].
+    /// name; no file may be found twice. Empty for [`Format::Synthetic`].
     pub paths: Vec<String>,
     /// What the files are.
     pub format: Format,

@@ -109,10 +109,26 @@ impl Dataset {
 
     /// Names of the files, in reading order; empty for the synthetic source.
     pub fn files(&self) -> Vec<String> {
+        self.source_files().into_iter().map(|file| file.name.clone()).collect()
+    }
+
+    fn source_files(&self) -> Vec<&SourceFile> {
         match &self.shared.source {
-            Source::Text(files) => files.iter().map(|f| f.file.name.clone()).collect(),
-            Source::Parquet(files) => files.iter().map(|f| f.file.name.clone()).collect(),
+            Source::Text(files) => files.iter().map(|f| &f.file).collect(),
+            Source::Parquet(files) => files.iter().map(|f| &f.file).collect(),
             Source::Synthetic(..) => Vec::new(),
+        }
+    }
+
+    /// Refuses files, as those of a test, that `train` is trained on. Where both have the same paths they are parts of one
+    /// source, which a split (or whoever hands out the chunks) divides by rows. Blocks.
+    ///
+    /// # Errors
+    /// Names the first file that both have.
+    pub fn refuse_files_of(&self, train: &Self) -> Result<(), DataError> {
+        match self.shared.config.paths == train.shared.config.paths {
+            true => Ok(()),
+            false => storage::refuse_common(&train.source_files(), &self.source_files()),
         }
     }
 

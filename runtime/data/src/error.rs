@@ -171,6 +171,18 @@ pub enum DataError {
         /// The bad row that went beyond it.
         last: Box<DataError>,
     },
+    /// A quoted cell that is never closed: all rows after it would be taken for its content. Never skipped as a bad row,
+    /// since how many rows are lost by it is not known.
+    #[error(
+        "{file}, line {line}: expected a closing quote, but a quoted cell of this row goes on to the end of the file; close \
+         it, or turn quoting off if quotes are ordinary characters here"
+    )]
+    UnclosedQuote {
+        /// The file.
+        file: String,
+        /// The line on which the row begins.
+        line: u64,
+    },
     /// A text row that does not end, usually because of a quote that is never closed.
     #[error(
         "{file}, line {line}: the row is longer than {limit} bytes; is a quote not closed, or is \

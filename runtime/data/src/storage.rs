@@ -9,7 +9,8 @@ use futures::TryStreamExt;
 use object_store::path::Path as ObjectPath;
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
 use rectrain_storage::Place;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
@@ -74,6 +75,17 @@ impl SourceFile {
                 stop: stop.clone(),
             }),
         })
+    }
+
+    /// What is equal for two names of one file: its path with links followed, or its URL in one spelling.
+    fn identity(&self) -> Result<OsString, DataError> {
+        match &self.place {
+            FilePlace::Local(path) => match std::fs::canonicalize(path) {
+                Ok(path) => Ok(path.into_os_string()),
+                Err(source) => Err(DataError::Io { action: "look at", file: self.name.clone(), source }),
+            },
+            FilePlace::Object(_) => Ok(one_spelling(&self.name).into()),
+        }
     }
 
     /// The error for a read that failed with `source`.
@@ -146,20 +158,63 @@ pub(crate) fn resolve(config: &SourceConfig) -> Result<Vec<SourceFile>, DataErro
     if config.paths.is_empty() {
         return Err(DataError::config("paths", "a source needs at least one path"));
     }
-    let mut files = Vec::new();
-    for path in &config.paths {
-        files.extend(resolve_one(path, &config.storage_options)?);
-    }
-    refuse_empty(files)
+    let found = config.paths.iter().map(|path| resolve_one(path, &config.storage_options));
+    in_order(&config.paths, found.collect::<Result<_, _>>()?)
 }
 
 /// All objects of `store` that `paths` (keys or globs of keys) name, in reading order.
 pub(crate) fn resolve_in(store: &Arc<dyn ObjectStore>, paths: &[String]) -> Result<Vec<SourceFile>, DataError> {
-    let mut files = Vec::new();
-    for path in paths {
-        files.extend(objects(store, "", path)?);
+    let found = paths.iter().map(|path| objects(store, "", path));
+    in_order(paths, found.collect::<Result<_, _>>()?)
+}
+
+/// The files that each of `paths` has found, one after the other.
+fn in_order(paths: &[String], found: Vec<Vec<SourceFile>>) -> Result<Vec<SourceFile>, DataError> {
+    refuse_repeated(paths, &found)?;
+    refuse_empty(found.into_iter().flatten().collect())
+}
+
+/// Refuses a file that is found twice, whose rows would count twice.
+fn refuse_repeated(paths: &[String], found: &[Vec<SourceFile>]) -> Result<(), DataError> {
+    let mut found_by: HashMap<OsString, &str> = HashMap::new();
+    for (path, files) in paths.iter().zip(found) {
+        for file in files {
+            if let Some(first) = found_by.insert(file.identity()?, path) {
+                let name = &file.name;
+                let problem = format!(
+                    "{name} is found twice, by `{first}` and by `{path}`: its rows would be read twice; name it once"
+                );
+                return Err(DataError::config("paths", problem));
+            }
+        }
     }
-    refuse_empty(files)
+    Ok(())
+}
+
+/// Refuses a file of the test that is also one of the training.
+pub(crate) fn refuse_common(train: &[&SourceFile], test: &[&SourceFile]) -> Result<(), DataError> {
+    let trained = train.iter().map(|file| file.identity()).collect::<Result<HashSet<OsString>, _>>()?;
+    for file in test {
+        if trained.contains(&file.identity()?) {
+            let problem = format!(
+                "{} is found by the training paths too: the test would be of rows that the model has seen; narrow the \
+                 training paths, or divide one source by a split",
+                file.name
+            );
+            return Err(DataError::config("test paths", problem));
+        }
+    }
+    Ok(())
+}
+
+/// A URL with its scheme in small letters, and `s3` for its other name `s3a`.
+fn one_spelling(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return url.to_owned();
+    };
+    let scheme = scheme.to_ascii_lowercase();
+    let scheme = if scheme == "s3a" { "s3" } else { scheme.as_str() };
+    format!("{scheme}://{rest}")
 }
 
 fn refuse_empty(files: Vec<SourceFile>) -> Result<Vec<SourceFile>, DataError> {
@@ -286,4 +341,17 @@ fn matching_objects(store: &Arc<dyn ObjectStore>, name: &str, key: &str) -> Resu
         return Err(DataError::NoMatch { pattern: name.to_owned() });
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_is_one_by_whichever_scheme() {
+        assert_eq!(one_spelling("s3a://b/k"), one_spelling("S3://b/k"));
+        assert_ne!(one_spelling("s3://b/k"), one_spelling("gs://b/k"));
+        assert_ne!(one_spelling("s3://b/k"), one_spelling("s3://b/K"));
+        assert_eq!(one_spelling("a/s3a.csv"), "a/s3a.csv");
+    }
 }

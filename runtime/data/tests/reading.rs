@@ -488,6 +488,12 @@ fn what_cannot_be_opened_is_refused_in_one_clear_sentence() {
         ("text.csv.zst", text.as_bytes(), "does not begin as Zstandard"),
         ("really.csv", &good, "it is a Parquet file"),
         ("zip.csv", b"PK\x03\x04abcd", "ZIP archive"),
+        (
+            "open.csv",
+            b"y,user,tags,price,when\n1,u,x,1,1\n\n0,\"u,x,1,1\n1,u,x,1,1\n",
+            "open.csv, line 4: expected a closing quote",
+        ),
+        ("head.csv", b"y,user,tags,price,\"when\n1,u,x,1,1\n", "head.csv, line 1: expected a closing quote"),
         ("text.parquet", text.as_bytes(), "is not a readable Parquet file"),
         ("tiny.parquet", b"PAR1", "is not a readable Parquet file"),
         ("cut.parquet", &good[..good.len() - 30], "is not a readable Parquet file"),
@@ -517,6 +523,76 @@ fn what_cannot_be_opened_is_refused_in_one_clear_sentence() {
         let message = Dataset::open(source, schema()).unwrap_err().to_string();
         assert!(message.starts_with("cannot use the path"), "{message}");
     }
+}
+
+#[test]
+fn a_quote_that_is_never_closed_is_an_error_when_it_is_reached_and_no_bad_row_to_skip() {
+    let (folder, rows) = (Folder::new(), rows(6000));
+    let (first, second) = rows.split_at(5000);
+    let second = csv(second);
+    let text = csv(first) + "1,\"u,x,1,1\n" + second.split_once('\n').unwrap().1;
+    let path = folder.put("open.csv", text);
+    for bad_rows in [BadRows::Fail, BadRows::Skip { limit: 1_000_000 }] {
+        let dataset = Dataset::open(SourceConfig { bad_rows, ..config(&[&path]) }, schema()).unwrap();
+        assert_eq!(dataset.reader(plan(1000)).unwrap().read(3).unwrap(), Some(expected(&first[3000..4000])));
+        let told = |error: &DataError| {
+            error.is_users_input()
+                && matches!(error, DataError::UnclosedQuote { file, line: 5002 } if path.ends_with(file))
+        };
+        // Chunk 5 begins with it; chunks 6 and 60 are reached by passing over it.
+        for chunk in [5, 6, 60] {
+            let error = dataset.reader(plan(1000)).unwrap().read(chunk).unwrap_err();
+            assert!(told(&error), "{bad_rows:?}, chunk {chunk}: {error}");
+        }
+        assert!(told(&dataset.count_rows().unwrap_err()));
+    }
+}
+
+#[test]
+fn a_file_that_is_found_twice_is_refused() {
+    let folder = Folder::new();
+    let path = folder.put("data/a.csv", csv(&rows(3)));
+    folder.put("data/deep/b.csv", csv(&rows(3)));
+    let [flat, deep] = ["data/*.csv", "data/**/*.csv"].map(|pattern| folder.0.path().join(pattern));
+    assert_eq!(Dataset::open(config(&[&deep]), schema()).unwrap().files().len(), 2);
+    let error = Dataset::open(config(&[&flat, &deep]), schema()).unwrap_err();
+    assert!(error.is_users_input());
+    let [path_shown, flat_shown, deep_shown] = [&path, &flat, &deep].map(|path| path.display().to_string());
+    let sentence = format!("paths: {path_shown} is found twice, by `{flat_shown}` and by `{deep_shown}`");
+    assert!(error.to_string().starts_with(&sentence), "{error}");
+    let around = folder.0.path().join("data/deep/../a.csv");
+    let message = Dataset::open(config(&[&path, &around]), schema()).unwrap_err().to_string();
+    assert!(message.contains("is found twice"), "{message}");
+}
+
+#[test]
+#[cfg(unix)]
+fn a_link_to_a_file_is_that_file() {
+    let folder = Folder::new();
+    let path = folder.put("a.csv", csv(&rows(3)));
+    let link = folder.0.path().join("link.csv");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    let message = Dataset::open(config(&[&folder.0.path().join("*.csv")]), schema()).unwrap_err().to_string();
+    assert!(message.contains("link.csv is found twice"), "{message}");
+    let [file, link] = [&path, &link].map(|path| Dataset::open(config(&[path]), schema()).unwrap());
+    assert!(link.refuse_files_of(&file).is_err());
+}
+
+#[test]
+fn a_test_of_files_that_are_trained_on_is_refused() {
+    let folder = Folder::new();
+    let test = folder.put("data/test.csv", csv(&rows(4)));
+    folder.put("data/train.csv", csv(&rows(4)));
+    let other = folder.put("other.csv", csv(&rows(4)));
+    let open = |config: SourceConfig| Dataset::open(config, schema()).unwrap();
+    let train = open(config(&[&folder.0.path().join("data/*.csv")]));
+    let error = open(config(&[&other, &test])).refuse_files_of(&train).unwrap_err();
+    let sentence = format!("test paths: {} is found by the training paths too", test.display());
+    assert!(error.is_users_input() && error.to_string().starts_with(&sentence), "{error}");
+    open(config(&[&other])).refuse_files_of(&train).unwrap();
+    let split = Some(Split::Fraction { train: 0.5 });
+    let half = open(SourceConfig { split, part: Part::Train, ..config(&[&test]) });
+    half.part(Part::Test).unwrap().refuse_files_of(&half).unwrap();
 }
 
 #[test]
@@ -685,6 +761,10 @@ fn objects_are_read_like_files_from_any_thread() {
         let error = open(&[path]).unwrap_err();
         assert!(error.to_string().contains(sentence) && error.is_users_input(), "{error}");
     }
+    let message = open(&["day=*/part-*", "day=1/part-1.csv"]).unwrap_err().to_string();
+    assert!(message.contains("day=1/part-1.csv is found twice"), "{message}");
+    let [one, both] = [&["day=1/part-1.csv"], &["day=*/part-*"]].map(|paths| open(paths).unwrap());
+    assert!(one.refuse_files_of(&both).is_err());
     drop(folder);
 }
 
@@ -810,7 +890,9 @@ fn storage_options_are_checked_by_name() {
     };
     for url in ["s3", "gs"] {
         let error = Dataset::open(source(url, "endpiont"), schema()).unwrap_err();
-        assert!(error.to_string().contains("`endpiont`") && error.is_users_input(), "{error}");
+        let message = error.to_string();
+        assert!(message.contains("`endpiont`") && error.is_users_input(), "{error}");
+        assert!(message.contains(&format!("{url}://bucket")), "{error}");
     }
 }
 

@@ -83,7 +83,10 @@ impl DenseOptimizer {
     /// Refuses settings outside their ranges.
     pub fn validate(&self) -> Result<(), DenseError> {
         let check = |setting, value: f64, valid: bool, expected| {
-            if valid && value.is_finite() {
+            // One that becomes infinite or 0 as f32 is another one in the formulas.
+            let fits = (value as f32).is_finite() && (value == 0.0 || value as f32 != 0.0);
+            let expected = if valid { "a number that f32 can hold" } else { expected };
+            if valid && fits {
                 return Ok(());
             }
             Err(DenseError::InvalidOptimizer { optimizer: self.kind(), setting, value, expected })
@@ -404,5 +407,9 @@ mod tests {
         let adagrad = DenseOptimizer::AdaGrad { learning_rate: f64::NAN, initial_accumulator: 0.0, epsilon: 1e-10 };
         assert!(adagrad.validate().is_err());
         assert!(DenseOptimizer::adam(1e-3).validate().is_ok());
+        for epsilon in [1e-50, 1e40] {
+            let lost = DenseOptimizer::AdaGrad { learning_rate: 0.1, initial_accumulator: 0.0, epsilon };
+            assert!(lost.validate().unwrap_err().to_string().contains("f32"));
+        }
     }
 }

@@ -142,6 +142,7 @@ fn within(name: &'static str, found: f64, expected: &'static str, holds: bool) -
     if holds && representable {
         return Ok(());
     }
+    let expected = if holds { "a number that f32 can hold" } else { expected };
     Err(SpecError::Optimizer { name, found, expected })
 }
 

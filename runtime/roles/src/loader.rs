@@ -3,8 +3,9 @@
 //! calls others.
 
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::future::try_join_all;
@@ -15,7 +16,7 @@ use rectrain_proto::v1;
 use rectrain_proto::v1::repeat_reply::Repeat;
 use rectrain_wire::Tensor;
 use rectrain_wire::ids::{Scratch, UniqueIds};
-use tokio::sync::mpsc;
+use tokio::sync::{OnceCell, mpsc};
 
 use crate::batch::{BatchKey, BatchPosition};
 use crate::coordinator_channel::CoordinatorChannel;
@@ -26,6 +27,8 @@ use crate::parameter_server::blocking;
 use crate::plan::{CALL_DEADLINE, JobPlan, WHOLE_JOB};
 use crate::turns::{Piece, Turns};
 
+/// How often the coordinator is told that a chunk is being read that takes longer than this.
+const TELL_EVERY: Duration = Duration::from_secs(5);
 /// Chunks read and not yet sent.
 const CHUNKS_AHEAD: usize = 1;
 
@@ -42,6 +45,60 @@ pub(crate) struct Loader {
     index: u32,
     peers: LoaderPeers,
     metrics: LoaderMetrics,
+    datasets: Datasets,
+}
+
+/// The data set of each part, opened when it is first wanted and kept: what one reader has counted, the others know.
+#[derive(Default)]
+struct Datasets {
+    train: OnceCell<Dataset>,
+    test: OnceCell<Dataset>,
+}
+
+impl Datasets {
+    async fn train(&self, plan: &JobPlan) -> Result<Dataset, RoleError> {
+        let dataset = self.train.get_or_try_init(|| open(plan, &plan.train)).await?;
+        Ok(dataset.clone())
+    }
+
+    /// `test` is the plan's.
+    async fn test(&self, plan: &JobPlan, test: &SourceConfig) -> Result<Dataset, RoleError> {
+        let dataset = self.test.get_or_try_init(|| self.open_test(plan, test)).await?;
+        Ok(dataset.clone())
+    }
+
+    /// Which files the paths of either part find is known only here, and so whether a file is in both.
+    async fn open_test(&self, plan: &JobPlan, test: &SourceConfig) -> Result<Dataset, RoleError> {
+        let (train, test) = (self.train(plan).await?, open(plan, test).await?);
+        Ok(blocking("comparison of the files", move || test.refuse_files_of(&train).map(|()| test)).await??)
+    }
+}
+
+/// Opening reads headers and lists objects, so it may wait for disks and networks.
+async fn open(plan: &JobPlan, source: &SourceConfig) -> Result<Dataset, RoleError> {
+    let (source, schema) = (source.clone(), plan.schema.clone());
+    Ok(blocking("opening of the data", move || Dataset::open(source, schema)).await??)
+}
+
+/// What `reading` gives. Meanwhile it is told now and then, if it gets on: if `passed` has risen.
+async fn telling<T, Telling: Future<Output = Result<(), RoleError>>>(
+    reading: impl Future<Output = T>,
+    every: Duration,
+    passed: impl Fn() -> u64,
+    tell: impl Fn() -> Telling,
+) -> Result<T, RoleError> {
+    let mut reading = pin!(reading);
+    let mut before = passed();
+    loop {
+        if let Ok(read) = tokio::time::timeout(every, &mut reading).await {
+            return Ok(read);
+        }
+        let now = passed();
+        if now > before {
+            tell().await?;
+        }
+        before = now;
+    }
 }
 
 /// Rows on their way to the embedding workers: batch `n` of them is the one at `first.after(n)`.
@@ -92,7 +149,7 @@ impl ReadChunk {
 
 impl Loader {
     pub(crate) fn new(plan: Arc<JobPlan>, index: u32, peers: LoaderPeers, metrics: LoaderMetrics) -> Self {
-        Self { plan, index, peers, metrics }
+        Self { plan, index, peers, metrics, datasets: Datasets::default() }
     }
 
     /// Loads until the coordinator has no more leases, for training and for evaluation.
@@ -118,7 +175,7 @@ impl Loader {
     }
 
     async fn read_training_chunks(&self, chunks: mpsc::Sender<ReadChunk>) -> Result<(), RoleError> {
-        let dataset = self.open(&self.plan.train).await?;
+        let dataset = self.datasets.train(&self.plan).await?;
         let mut reader: Option<(u32, ChunkReader)> = None;
         while let Some(lease) = self.lease().await? {
             let (epoch, current) = match reader.take() {
@@ -141,7 +198,7 @@ impl Loader {
         test: &SourceConfig,
         chunks: mpsc::Sender<ReadChunk>,
     ) -> Result<(), RoleError> {
-        let dataset = self.open(test).await?;
+        let dataset = self.datasets.test(&self.plan, test).await?;
         let mut reader: Option<ChunkReader> = None;
         while let Some(lease) = self.evaluation_lease().await? {
             let current = match reader.take() {
@@ -228,7 +285,7 @@ impl Loader {
         let (only, is_reported) = (Only::of(&reply), !reply.report);
         let chunk = match reply.repeat {
             Some(Repeat::Chunk(lease)) => {
-                let dataset = self.open(&self.plan.train).await?;
+                let dataset = self.datasets.train(&self.plan).await?;
                 let reader = dataset.reader(self.plan.read_plan(self.plan.shuffle, lease.epoch))?;
                 let (_, rows, skipped) = self.read(reader, lease.chunk).await?;
                 if !is_reported {
@@ -238,7 +295,8 @@ impl Loader {
             }
             Some(Repeat::Evaluation(lease)) => {
                 let Some(test) = &self.plan.test else { return Ok(()) };
-                let reader = self.open(test).await?.reader(self.plan.read_plan(None, 0))?;
+                let dataset = self.datasets.test(&self.plan, test).await?;
+                let reader = dataset.reader(self.plan.read_plan(None, 0))?;
                 let (_, rows, skipped) = self.read(reader, lease.chunk).await?;
                 if !is_reported {
                     self.report_for_evaluation(&lease, rows.as_ref(), skipped).await?;
@@ -253,21 +311,19 @@ impl Loader {
         }
     }
 
-    /// Opening reads headers and lists objects, so it may wait for disks and networks.
-    async fn open(&self, source: &SourceConfig) -> Result<Dataset, RoleError> {
-        let (source, schema) = (source.clone(), self.plan.schema.clone());
-        Ok(blocking("opening of the data", move || Dataset::open(source, schema)).await??)
-    }
-
     /// The rows of a chunk (`None` past the end), and how many bad rows were left out of it.
     async fn read(&self, mut reader: ChunkReader, chunk: u64) -> Result<(ChunkReader, Option<Batch>, u64), RoleError> {
         let started = Instant::now();
-        let (reader, rows, skipped) = blocking("reading of data", move || {
+        let reading = blocking("reading of data", move || {
             let rows = reader.read(chunk);
             let skipped = reader.skipped();
             (reader, rows, skipped)
-        })
-        .await?;
+        });
+        let tell = || async {
+            let reading = v1::Reading { loader: self.index };
+            self.peers.coordinator.call(reading, Vec::new(), CALL_DEADLINE).await.map(drop)
+        };
+        let (reader, rows, skipped) = telling(reading, TELL_EVERY, rectrain_data::passed, tell).await??;
         let rows = rows?;
         self.metrics.read.observe(started.elapsed().as_secs_f64());
         self.metrics.rows.inc_by(rows.as_ref().map_or(0, |rows| rows.samples as u64));
@@ -382,4 +438,72 @@ fn cut(piece: Batch) -> Result<Vec<Tensor>, RoleError> {
     tensors.extend([Tensor::from(piece.dense), Tensor::from(piece.labels)]);
     tensors.extend(piece.groups.map(Tensor::from));
     Ok(tensors)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::path::Path;
+
+    use super::*;
+
+    /// Trains on the `.csv` files of `folder`, and tests on the files of it that `test` names.
+    fn plan(folder: &Path, test: &str) -> JobPlan {
+        let folder = folder.display();
+        let manifest = format!(
+            "{{apiVersion: rectrain.dev/v1alpha1, kind: RecTrainingJob, metadata: {{name: t}}, spec: {{model: {{kind: lr}},
+             features: {{sparse: [{{name: user}}]}},
+             data: {{train: {{paths: ['{folder}/*.csv']}}, test: {{paths: ['{folder}/{test}']}}}}}}}}"
+        );
+        let manifest = rectrain_crds::load(&manifest, "t.yaml", &[]).unwrap();
+        JobPlan::new(&manifest.resolved).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_part_is_opened_once_and_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("test")).unwrap();
+        let files = ["train.csv", "test/test.csv"].map(|name| folder.path().join(name));
+        files.iter().for_each(|file| std::fs::write(file, "label,user\n1,a\n0,b\n").unwrap());
+        let (plan, datasets) = (plan(folder.path(), "test/test.csv"), Datasets::default());
+        let test = plan.test.as_ref().unwrap();
+        assert_eq!(datasets.test(&plan, test).await.unwrap().files().len(), 1);
+        // To open it again would fail.
+        files.iter().for_each(|file| std::fs::remove_file(file).unwrap());
+        assert_eq!(datasets.train(&plan).await.unwrap().files().len(), 1);
+        assert_eq!(datasets.test(&plan, test).await.unwrap().files().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_trained_on_is_no_test() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["train.csv", "test.csv"] {
+            std::fs::write(folder.path().join(name), "label,user\n1,a\n0,b\n").unwrap();
+        }
+        let plan = plan(folder.path(), "test.csv");
+        let error = Datasets::default().test(&plan, plan.test.as_ref().unwrap()).await.unwrap_err();
+        assert!(error.to_string().contains("test.csv is found by the training paths too"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn long_reading_is_told_as_long_as_it_gets_on() {
+        let every = Duration::from_millis(1);
+        let (passed, told) = (Cell::new(0), Cell::new(0));
+        let tell = || async {
+            told.set(told.get() + 1);
+            Ok(())
+        };
+        let gets_on = async {
+            while told.get() < 3 {
+                passed.set(passed.get() + 1);
+                tokio::time::sleep(every).await;
+            }
+            "rows"
+        };
+        assert_eq!(telling(gets_on, every, || passed.get(), tell).await.unwrap(), "rows");
+        told.set(0);
+        let hangs = tokio::time::sleep(every * 20);
+        telling(hangs, every, || passed.get(), tell).await.unwrap();
+        assert_eq!(told.get(), 0, "nothing was passed");
+    }
 }

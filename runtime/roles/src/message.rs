@@ -93,6 +93,7 @@ requests! {
     47 "release_slots" ReleaseSlots => Done;
     50 "work" WorkRequest => v1::Work;
     51 "evaluation_part" EvaluationPart => v1::EvaluationRows;
+    52 "reading" Reading => Done;
 }
 
 /// Sends `request` with `tensors` and waits for the answer.

@@ -146,6 +146,10 @@ fn gba_alone_with_a_buffer_of_one_equals_sync_to_the_bit() {
     assert_eq!(sync, digest_of(&["spec.training.mode=gba"]));
     assert_eq!(sync, digest_of(&["spec.training.mode=gba", "spec.roles.ps.replicas=3"]));
     assert_eq!(sync, digest_of(&["spec.training.mode=async", "spec.roles.embeddingWorker.replicas=2"]));
+    // What is dropped depends on the batch, also behind the last one of an epoch, which is smaller.
+    let dropout = "spec.model.dropout=0.3";
+    assert_ne!(digest_of(&[dropout]), sync);
+    assert_eq!(digest_of(&[dropout]), digest_of(&[dropout, "spec.training.mode=gba"]));
 }
 
 #[test]
@@ -448,6 +452,15 @@ fn a_job_without_a_barrier_is_not_idle_while_it_trains() {
         };
         assert!(idle < 1.5, "idle for {idle} s");
     });
+}
+
+/// Rows that no message can carry are refused before anybody trains, with the number that can be.
+#[test]
+fn a_local_batch_that_fits_into_no_message_is_refused_by_its_field() {
+    let plan = plan(&[]);
+    plan.fits_messages(1 << 30).unwrap();
+    let error = plan.fits_messages(2 << 10).unwrap_err();
+    assert!(error.is_user_error() && error.to_string().contains("spec.training.localBatchSize: 96 rows"), "{error}");
 }
 
 /// Each bad row counts once an epoch, whichever loader reads its chunk, and however many there are.

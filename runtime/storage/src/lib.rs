@@ -14,13 +14,14 @@ pub use place::{Bucket, Place, place_of};
 #[non_exhaustive]
 pub enum StorageError {
     /// An option that the object store does not have.
-    #[error(
-        "the object store has no option `{name}`; the usual ones are endpoint, access_key_id, secret_access_key, region, \
-         allow_http, skip_signature and service_account"
-    )]
+    #[error("cannot reach {url}: its store has no option `{name}`; the usual ones there are {usual}")]
     UnknownOption {
+        /// The bucket.
+        url: String,
         /// The option as it was given.
         name: String,
+        /// Options that stores of this kind have.
+        usual: &'static str,
     },
     /// A path or URL cannot be understood.
     #[error("cannot use the path {path}: {problem}")]

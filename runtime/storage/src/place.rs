@@ -66,10 +66,16 @@ impl Bucket {
 
 type Built = object_store::Result<Arc<dyn ObjectStore>>;
 
+/// Options of each kind of store, for who has misspelt one or taken another kind's.
+const USUAL_OF_AMAZON: &str =
+    "endpoint, region, access_key_id, secret_access_key, session_token, skip_signature and allow_http";
+const USUAL_OF_GOOGLE: &str =
+    "endpoint, service_account, service_account_key, application_credentials, skip_signature and allow_http";
+
 fn amazon(root: &str, options: &BTreeMap<String, String>) -> Result<Built, StorageError> {
     let mut builder = AmazonS3Builder::from_env().with_url(root.replacen("s3a://", "s3://", 1)).with_retry(retries());
     for (name, value) in options {
-        builder = builder.with_config(option::<AmazonS3ConfigKey>(name)?, value);
+        builder = builder.with_config(option::<AmazonS3ConfigKey>(root, name, USUAL_OF_AMAZON)?, value);
     }
     Ok(builder.build().map(|store| Arc::new(store) as _))
 }
@@ -77,7 +83,10 @@ fn amazon(root: &str, options: &BTreeMap<String, String>) -> Result<Built, Stora
 fn google(root: &str, options: &BTreeMap<String, String>) -> Result<Built, StorageError> {
     let mut builder = GoogleCloudStorageBuilder::from_env().with_url(root).with_retry(retries());
     for (name, value) in options {
-        let known = if name.eq_ignore_ascii_case("endpoint") { GoogleConfigKey::BaseUrl } else { option(name)? };
+        let known = match name.eq_ignore_ascii_case("endpoint") {
+            true => GoogleConfigKey::BaseUrl,
+            false => option(root, name, USUAL_OF_GOOGLE)?,
+        };
         builder = builder.with_config(known, value);
     }
     Ok(builder.build().map(|store| Arc::new(store) as _))
@@ -88,8 +97,9 @@ fn retries() -> RetryConfig {
     RetryConfig { max_retries: 8, retry_timeout: Duration::from_secs(60), ..RetryConfig::default() }
 }
 
-fn option<K: FromStr>(name: &str) -> Result<K, StorageError> {
-    name.to_ascii_lowercase().parse().map_err(|_| StorageError::UnknownOption { name: name.to_owned() })
+fn option<K: FromStr>(url: &str, name: &str, usual: &'static str) -> Result<K, StorageError> {
+    let unknown = |_| StorageError::UnknownOption { url: url.to_owned(), name: name.to_owned(), usual };
+    name.to_ascii_lowercase().parse().map_err(unknown)
 }
 
 fn bad_path(path: &str, problem: impl Into<String>) -> StorageError {
@@ -125,9 +135,29 @@ mod tests {
 
     #[test]
     fn an_unknown_option_is_refused_by_name() {
-        let Place::Bucket(bucket) = place_of("s3://bucket/key").unwrap() else { panic!("not a bucket") };
-        let options = BTreeMap::from([("endpiont".to_owned(), "x".to_owned())]);
-        assert!(bucket.store(&options).unwrap_err().to_string().contains("`endpiont`"));
-        assert!(bucket.store(&BTreeMap::new()).is_ok());
+        let store = |url: &str, options: &[&str]| match place_of(url).unwrap() {
+            Place::Bucket(bucket) => {
+                bucket.store(&options.iter().map(|name| ((*name).into(), "true".into())).collect())
+            }
+            Place::Local(path) => panic!("{path}"),
+        };
+        for (url, name) in [("s3://bucket", "endpiont"), ("s3://bucket", "service_account"), ("gs://bucket", "region")]
+        {
+            let message = store(&format!("{url}/key"), &[name]).unwrap_err().to_string();
+            let (refused, usual) = message.split_once("; the usual ones there are ").unwrap();
+            assert!(refused.contains(url) && refused.contains(&format!("`{name}`")), "{message}");
+            assert!(usual.contains("endpoint") && !usual.contains(name), "{message}");
+        }
+        assert!(store("s3://bucket/key", &[]).is_ok());
+    }
+
+    #[test]
+    fn the_usual_options_of_a_store_are_known_to_it() {
+        for name in USUAL_OF_AMAZON.replace(" and ", ", ").split(", ") {
+            assert!(option::<AmazonS3ConfigKey>("s3://bucket", name, USUAL_OF_AMAZON).is_ok(), "{name}");
+        }
+        for name in USUAL_OF_GOOGLE.replace(" and ", ", ").split(", ").filter(|name| *name != "endpoint") {
+            assert!(option::<GoogleConfigKey>("gs://bucket", name, USUAL_OF_GOOGLE).is_ok(), "{name}");
+        }
     }
 }

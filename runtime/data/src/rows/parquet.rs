@@ -9,6 +9,7 @@ use crate::batch::Batch;
 use crate::blocking::{Pending, Stop};
 use crate::config::{BadRows, TimeBound};
 use crate::error::{DataError, Place, shown};
+use crate::pace;
 use crate::schema::{Encoder, Layout, Schema, SparseEncoder};
 use crate::storage::{FilePlace, Object, SourceFile};
 use arrow::array::{
@@ -369,6 +370,7 @@ impl ParquetRows {
             });
         };
         let batch = batch.map_err(|error| file.damaged(&error))?;
+        pace::pass(1);
         let rows = (batch.num_rows() as u64).min(self.left);
         let before: u64 = (0..self.group).map(|group| file.group_rows(group)).sum();
         let columns = Columns { file, batch: batch.slice(0, rows as usize), first_row: before + self.group_at };

@@ -73,7 +73,8 @@ impl Head {
             let read = decoded.fill(&mut buffer[length..])?;
             let whole = length + read < buffer.len();
             buffer.truncate(length + read);
-            let head = Self::of(&buffer, format, whole, decoded.consumed() as f64 / file.size as f64);
+            let share = decoded.consumed() as f64 / file.size as f64;
+            let head = Self::of(&buffer, format, whole, share).map_err(|line| unclosed_quote(file, line))?;
             if head.records >= wanted {
                 return Ok(head);
             }
@@ -89,11 +90,15 @@ impl Head {
         }
     }
 
-    fn of(buffer: &[u8], format: &CsvFormat, whole: bool, share: f64) -> Self {
+    /// Fails with the line of a record that has a quote which is never closed.
+    fn of(buffer: &[u8], format: &CsvFormat, whole: bool, share: f64) -> Result<Self, u64> {
         let mut head = Self { whole, ..Self::default() };
-        let mut at = mark_length(buffer);
+        let (mut at, mut line) = (mark_length(buffer), 1);
         let mut cells = Cells::default();
         while let Some(span) = find_record(buffer, at, format, whole) {
+            if span.unclosed {
+                return Err(line);
+            }
             if span.end > at {
                 if head.records == 0 {
                     let record = &buffer[at..span.end];
@@ -105,9 +110,10 @@ impl Head {
                 head.records += 1;
             }
             at = span.next;
+            line += span.lines;
         }
         head.share = share * at as f64 / buffer.len().max(1) as f64;
-        head
+        Ok(head)
     }
 
     fn names(&self, file: &SourceFile, format: &CsvFormat) -> Result<Vec<String>, DataError> {
@@ -136,6 +142,11 @@ impl Head {
             false => (rows / self.share.clamp(1e-12, 1.0)).round() as u64,
         }
     }
+}
+
+/// The error for a record that begins on line `line` and does not end because of a quote.
+fn unclosed_quote(file: &SourceFile, line: u64) -> DataError {
+    DataError::UnclosedQuote { file: file.name.clone(), line }
 }
 
 fn mark_length(buffer: &[u8]) -> usize {
@@ -263,6 +274,7 @@ impl TextRows {
         loop {
             let format = &self.files[self.file].format;
             match find_record(&self.buffer, self.at, format, self.whole) {
+                Some(span) if span.unclosed => return Err(unclosed_quote(&self.files[self.file].file, self.line)),
                 Some(span) if span.end > self.at => return Ok(Some(span)),
                 Some(empty) => self.consume(empty),
                 None if self.whole => return Ok(None),

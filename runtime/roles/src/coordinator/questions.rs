@@ -64,6 +64,11 @@ impl Coordinator {
                     Ok(reported(state))
                 })?)
             }
+            v1::Reading::KIND => {
+                message::read::<v1::Reading>(frame)?;
+                self.lock().loader_has_read();
+                Ok(message::done::<v1::Reading>())
+            }
             v1::OrderRequest::KIND => Ok(self.order(caller, message::read::<v1::OrderRequest>(frame)?.0).await?),
             v1::HorizonRequest::KIND => Ok(self.horizon(caller, message::read::<v1::HorizonRequest>(frame)?.0).await?),
             v1::RingRequest::KIND => Ok(self.ring(message::read::<v1::RingRequest>(frame)?.0).await?),

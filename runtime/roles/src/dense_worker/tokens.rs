@@ -170,7 +170,8 @@ impl Run<'_> {
         // The mean over a whole buffer is then the mean over its samples, also where the last batches of the data are smaller.
         let pieces = (own.global_samples as u64).div_ceil(trainer.plan.local_batch_rows);
         let scale = pieces as f32 / own.global_samples.max(1) as f32;
-        let number = assignment.batch.first_row / trainer.plan.global_batch_rows;
+        // With one piece a batch this is the batch's number, as it is with a barrier, and no two pieces drop the same.
+        let number = piece.key.position.number() * u64::from(trainer.plan.pieces()) + u64::from(piece.key.piece);
         let output = trainer.compute(&own, scale, number)?;
         let StepOutput { loss_sum, predictions, embedding_gradients, linear_gradients } = output;
         trainer.count(&own, loss_sum, &predictions, 0, started)?;

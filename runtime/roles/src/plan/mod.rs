@@ -211,6 +211,24 @@ impl JobPlan {
         (piece as usize * rows).min(samples)..((piece as usize + 1) * rows).min(samples)
     }
 
+    /// Checks that a local batch fits into a message of so many bytes, as it has to where members are processes of their own.
+    ///
+    /// # Errors
+    /// [`RoleError::Input`] if it does not, with the largest one that does.
+    pub fn fits_messages(&self, bytes: u64) -> Result<(), RoleError> {
+        let linear = if self.layout.linear { self.layout.features.len() } else { 0 };
+        // Pooled embeddings, first-order weights, dense features, label and group of a row, and a few bytes beside them all.
+        let row = 4 * (self.layout.embedding_width + linear + self.model.dense_features + 3) as u64;
+        let most = bytes.saturating_sub(1 << 10) / row;
+        if self.local_batch_rows <= most {
+            return Ok(());
+        }
+        Err(RoleError::Input(format!(
+            "spec.training.localBatchSize: {} rows of {row} bytes do not fit into one message between processes, which holds {bytes} bytes: expected at most {most} rows, or more dense workers",
+            self.local_batch_rows
+        )))
+    }
+
     /// Dense parameters of the model.
     pub(crate) fn dense_parameters(&self) -> Result<usize, RoleError> {
         Ok(Model::new(self.model.clone())?.layout().total())

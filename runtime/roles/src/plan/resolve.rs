@@ -41,6 +41,14 @@ impl JobPlan {
         let slice_rows = slice_rows(job);
         let chunk_rows = slice_rows.or(job.data.shuffle_window_rows).unwrap_or(CHUNK_ROWS);
         let (train, test) = sources(job);
+        let store = StoreConfig { slots: SLOTS, seed: training.seed, groups };
+        store
+            .validate()
+            .map_err(|error| RoleError::Input(format!("spec.model, spec.training.optimizer.sparse: {error}")))?;
+        let dense_optimizer = dense_optimizer(training.dense_optimizer);
+        dense_optimizer
+            .validate()
+            .map_err(|error| RoleError::Input(format!("spec.training.optimizer.dense: {error}")))?;
         Ok(Self {
             name: job.name.clone(),
             mode: mode(training.mode)?,
@@ -76,9 +84,9 @@ impl JobPlan {
             train,
             test,
             layout,
-            store: StoreConfig { slots: SLOTS, seed: training.seed, groups },
+            store,
             model,
-            dense_optimizer: dense_optimizer(training.dense_optimizer),
+            dense_optimizer,
             dense_threads: job.roles.dense_worker.threads.unwrap_or(0),
             dense_device: job.roles.device,
             precision: match training.precision {

@@ -99,6 +99,11 @@ impl State {
         self.progressed = Instant::now();
     }
 
+    /// A loader gets on with its files, though no rows may have come of it yet: it may have to pass over much.
+    pub(in crate::coordinator) fn loader_has_read(&mut self) {
+        self.progressed = Instant::now();
+    }
+
     pub(in crate::coordinator) fn training_done(&mut self, done: v1::TrainingDone) -> Result<(), RoleError> {
         if !self.training.ended() {
             let reason = format!("dense worker {} has ended before training has", done.rank);
