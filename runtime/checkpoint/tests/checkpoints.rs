@@ -207,9 +207,7 @@ fn a_rows_file_of_another_checkpoint_is_told_by_its_header_without_reading_all_o
     runtime().block_on(async {
         let folder = tempfile::tempdir().unwrap();
         let directory = local(&folder);
-        let mut job = Job::new(1);
-        job.train(5);
-        let first = job.save(&directory, None).await.unwrap();
+        let (_, first) = Job::saved(&directory).await;
         let rows = files_of(&folder, &first).swap_remove(0);
         let mut other = std::fs::read(&rows).unwrap();
         other[16] ^= 1;
@@ -233,9 +231,7 @@ fn damage_that_a_look_at_sizes_misses_stops_the_restore() {
     runtime().block_on(async {
         let folder = tempfile::tempdir().unwrap();
         let directory = local(&folder);
-        let mut job = Job::new(1);
-        job.train(5);
-        let first = job.save(&directory, None).await.unwrap();
+        let (_, first) = Job::saved(&directory).await;
         let rows = files_of(&folder, &first).swap_remove(0);
         let mut bytes = std::fs::read(&rows).unwrap();
         bytes[300] ^= 1;
@@ -282,9 +278,7 @@ fn a_checkpoint_of_another_job_is_refused_and_neither_used_nor_replaced_nor_dele
     runtime().block_on(async {
         let folder = tempfile::tempdir().unwrap();
         let directory = local(&folder);
-        let mut job = Job::new(1);
-        job.train(5);
-        let first = job.save(&directory, None).await.unwrap();
+        let (job, first) = Job::saved(&directory).await;
         let wanted = identity("deepfm");
         let refused = latest_good(&directory, Some(&wanted), Depth::Sizes, &[]).await.unwrap_err().to_string();
         assert!(refused.contains("model.kind is `\"dnn\"` in the checkpoint and `\"deepfm\"` in the job"), "{refused}");
@@ -302,9 +296,7 @@ fn a_checkpoint_of_a_newer_format_is_not_replaced() {
     runtime().block_on(async {
         let folder = tempfile::tempdir().unwrap();
         let directory = local(&folder);
-        let mut job = Job::new(1);
-        job.train(5);
-        let first = job.save(&directory, None).await.unwrap();
+        let (job, first) = Job::saved(&directory).await;
         let manifest = folder.path().join(first.directory()).join(MANIFEST);
         let good = std::fs::read_to_string(&manifest).unwrap();
         let newer = good.replace("\"version\": 1", "\"version\": 2");
@@ -325,9 +317,7 @@ fn a_step_can_be_saved_again_and_the_old_files_are_cleared() {
     runtime().block_on(async {
         let folder = tempfile::tempdir().unwrap();
         let directory = local(&folder);
-        let mut job = Job::new(1);
-        job.train(5);
-        let first = job.save(&directory, None).await.unwrap();
+        let (job, first) = Job::saved(&directory).await;
         // Another attempt at the same step: until it is finished the first stays good.
         let writer = CheckpointWriter::begin(&directory, job.begin(None)).await.unwrap();
         let frozen = job.freeze(writer.ticket());
@@ -347,9 +337,7 @@ fn an_attempt_that_is_given_up_leaves_nothing() {
     runtime().block_on(async {
         let folder = tempfile::tempdir().unwrap();
         let directory = local(&folder);
-        let mut job = Job::new(1);
-        job.train(5);
-        let first = job.save(&directory, None).await.unwrap();
+        let (job, first) = Job::saved(&directory).await;
         let writer = CheckpointWriter::begin(&directory, job.begin(None)).await.unwrap();
         let frozen = job.freeze(writer.ticket());
         job.write_files(&directory, writer.ticket(), &frozen).await.unwrap();

@@ -61,6 +61,14 @@ impl Job {
         Self { stores: (0..servers).map(|_| store()).collect(), parameters: vec![0.5; 10], steps: 0 }
     }
 
+    /// One that has trained five steps on one server, and its first checkpoint.
+    pub async fn saved(directory: &Directory) -> (Self, Manifest) {
+        let mut job = Self::new(1);
+        job.train(5);
+        let first = job.save(directory, None).await.unwrap();
+        (job, first)
+    }
+
     /// The slots of a parameter server: every n-th, so that sets have gaps.
     pub fn slots_of(&self, server: usize) -> SlotSet {
         let servers = self.stores.len();

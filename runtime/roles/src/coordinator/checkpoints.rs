@@ -323,22 +323,11 @@ mod tests {
     use rectrain_modes::GlobalStep;
 
     use super::*;
+    use crate::plan::small_plan;
 
     fn checkpoints(path: &Path) -> Checkpoints {
-        let manifest = format!(
-            "
-apiVersion: rectrain.dev/v1alpha1
-kind: RecTrainingJob
-metadata: {{name: test}}
-spec:
-  model: {{kind: lr}}
-  features: {{sparse: [{{name: C1}}], dense: [{{name: I1}}]}}
-  data: {{synthetic: {{rows: 2000, testRows: 500}}}}
-  checkpoint: {{path: '{}', fullEvery: 1, keep: 1}}
-",
-            path.display()
-        );
-        let plan = JobPlan::new(&rectrain_crds::load(&manifest, "test.yaml", &[]).unwrap().resolved).unwrap();
+        let path = format!("spec.checkpoint.path={}", path.display());
+        let plan = small_plan(&[&path, "spec.checkpoint.fullEvery=1", "spec.checkpoint.keep=1"]);
         Checkpoints::open(&Arc::new(plan), "run").unwrap().unwrap()
     }
 

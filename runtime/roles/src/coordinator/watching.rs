@@ -63,17 +63,7 @@ mod tests {
     use crate::events::EventLog;
     use crate::message::Request;
     use crate::metrics::{CoordinatorMetrics, RoleMetrics};
-    use crate::plan::JobPlan;
-
-    const MANIFEST: &str = "
-apiVersion: rectrain.dev/v1alpha1
-kind: RecTrainingJob
-metadata: {name: test}
-spec:
-  model: {kind: lr}
-  features: {sparse: [{name: C1}], dense: [{name: I1}]}
-  data: {synthetic: {rows: 2000, testRows: 500}}
-";
+    use crate::plan::small_plan;
 
     /// A server that has done so much, and does not answer any more when that is [`HANGS`].
     struct Server(AtomicU64);
@@ -95,8 +85,7 @@ spec:
 
     #[tokio::test]
     async fn servers_that_have_done_more_are_progress_and_others_are_none() {
-        let plan = rectrain_crds::load(MANIFEST, "test.yaml", &[]).unwrap();
-        let plan = Arc::new(JobPlan::new(&plan.resolved).unwrap());
+        let plan = Arc::new(small_plan(&[]));
         let metrics = CoordinatorMetrics::of(&RoleMetrics::new(Registry::new()).unwrap(), 0);
         let coordinator = Coordinator::start(plan, "test", None, EventLog::default(), metrics).await.unwrap();
         let transport = InProcess::new(InProcessConfig::default(), WireCounters::unregistered(|_| "test").unwrap());

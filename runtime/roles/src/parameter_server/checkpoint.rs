@@ -192,23 +192,10 @@ mod tests {
     use super::*;
     use crate::metrics::{PsMetrics, RoleMetrics};
     use crate::parameter_server::{ParameterServer, Rows};
+    use crate::plan::small_plan;
 
     fn plan(checkpoints: &Path) -> Arc<JobPlan> {
-        let manifest = format!(
-            "
-apiVersion: rectrain.dev/v1alpha1
-kind: RecTrainingJob
-metadata: {{name: test}}
-spec:
-  model: {{kind: deepfm, embeddingDim: 4, hidden: [8]}}
-  features: {{sparse: [{{name: C1}}, {{name: C2}}], dense: [{{name: I1}}]}}
-  data: {{synthetic: {{rows: 2000, testRows: 500, vocabulary: 1000}}}}
-  training: {{globalBatchSize: 24}}
-  checkpoint: {{path: '{}'}}
-",
-            checkpoints.display()
-        );
-        Arc::new(JobPlan::new(&rectrain_crds::load(&manifest, "test.yaml", &[]).unwrap().resolved).unwrap())
+        Arc::new(small_plan(&[&format!("spec.checkpoint.path={}", checkpoints.display())]))
     }
 
     #[test]

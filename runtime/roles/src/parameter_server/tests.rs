@@ -13,27 +13,18 @@ use sha2::{Digest, Sha256};
 use super::{ParameterServer, Rows};
 use crate::message;
 use crate::metrics::{PsMetrics, RoleMetrics};
-use crate::plan::{CALL_DEADLINE, JobPlan};
+use crate::plan::{CALL_DEADLINE, JobPlan, small_plan};
 
 const PARAMETERS: usize = 40;
 const BATCHES: u64 = 70;
 const ROWS: u32 = 8;
 
 fn plan(mode: &str) -> Arc<JobPlan> {
-    let manifest = format!(
-        "
-apiVersion: rectrain.dev/v1alpha1
-kind: RecTrainingJob
-metadata: {{name: test}}
-spec:
-  model: {{kind: deepfm, embeddingDim: 4, hidden: [8]}}
-  features: {{sparse: [{{name: C1}}, {{name: C2}}], dense: [{{name: I1}}]}}
-  data: {{synthetic: {{rows: 2000, testRows: 500, vocabulary: 1000}}}}
-  roles: {{denseWorker: {{replicas: 3}}}}
-  training: {{mode: {mode}, globalBatchSize: 24, localBatchSize: 8}}
-"
-    );
-    Arc::new(JobPlan::new(&rectrain_crds::load(&manifest, "test.yaml", &[]).unwrap().resolved).unwrap())
+    Arc::new(small_plan(&[
+        &format!("spec.training.mode={mode}"),
+        "spec.training.localBatchSize=8",
+        "spec.roles.denseWorker.replicas=3",
+    ]))
 }
 
 /// A server, and what is known where its answers arrive.

@@ -4,6 +4,8 @@
 mod checkpoint;
 mod identity;
 mod resolve;
+#[cfg(test)]
+mod small;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,6 +22,8 @@ use rectrain_policy::ModePolicy;
 use serde::{Deserialize, Serialize};
 
 pub use self::checkpoint::CheckpointPlan;
+#[cfg(test)]
+pub(crate) use self::small::small_plan;
 use crate::compression::Compression;
 use crate::error::RoleError;
 use crate::events::JobEvent;

@@ -95,7 +95,7 @@ impl State {
         if self.job.has_checkpoints {
             let v1::ChunkReport { label_sum, rows, skipped_rows, .. } = *report;
             self.reads.insert(lease.first_step.0, ChunkRead { label_sum, rows, skipped_rows });
-            self.forget_reads();
+            self.forget_settled_reads();
         }
         self.skipped_rows += report.skipped_rows;
         self.labels.sum += report.label_sum;
@@ -105,13 +105,19 @@ impl State {
     }
 
     /// What lies before the chunk of the first batch that is not settled is read again by no later run: training rests nowhere before that batch.
-    fn forget_reads(&mut self) {
+    fn forget_settled_reads(&mut self) {
         let batch = self.settled_batches();
         let epoch = self.training.data_mut().epoch_of(batch);
         let position = DataPosition { batch, epoch, epoch_rows: self.ledger.epoch_rows() };
-        if let Ok(again) = DataLedger::resume(self.job.data, position) {
-            self.reads = self.reads.split_off(&again.next_batch());
-        }
+        // A position that the data does not have forgets nothing.
+        let _forgotten = self.forget_reads_before(position);
+    }
+
+    /// Forgets what a run that goes on from `position` does not read again.
+    pub(super) fn forget_reads_before(&mut self, position: DataPosition) -> Result<(), LedgerError> {
+        let read_again = DataLedger::resume(self.job.data, position)?.next_batch();
+        self.reads = self.reads.split_off(&read_again);
+        Ok(())
     }
 
     /// A label that never varies cannot be learned: most likely the wrong column.
@@ -151,24 +157,13 @@ mod tests {
     use rectrain_modes::Rank;
 
     use super::*;
-    use crate::plan::JobPlan;
+    use crate::plan::{JobPlan, small_plan};
 
     const CHUNK: u64 = 5;
 
     /// Chunks of [`CHUNK`] global batches of 24 rows.
     fn plan() -> JobPlan {
-        let manifest = "
-apiVersion: rectrain.dev/v1alpha1
-kind: RecTrainingJob
-metadata: {name: test}
-spec:
-  model: {kind: deepfm, embeddingDim: 4, hidden: [8]}
-  features: {sparse: [{name: C1}], dense: [{name: I1}]}
-  data: {synthetic: {rows: 2000, testRows: 500, vocabulary: 1000}, shuffle: {windowRows: 120}}
-  training: {globalBatchSize: 24}
-  checkpoint: {path: /nowhere}
-";
-        JobPlan::new(&rectrain_crds::load(manifest, "test.yaml", &[]).unwrap().resolved).unwrap()
+        small_plan(&["spec.data.shuffle.windowRows=120", "spec.checkpoint.path=/nowhere"])
     }
 
     /// Rare checkpoints make the coordinator's state no larger, and say of the labels what they would if nothing had been forgotten.

@@ -298,24 +298,13 @@ fn unknown_evaluation(what: &'static str, at_step: GlobalStep) -> RoleError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::JobPlan;
+    use crate::plan::small_plan;
 
     const AT: GlobalStep = GlobalStep(4);
 
     /// Two dense workers predict.
     fn evaluating() -> State {
-        let manifest = "
-apiVersion: rectrain.dev/v1alpha1
-kind: RecTrainingJob
-metadata: {name: test}
-spec:
-  model: {kind: deepfm, embeddingDim: 4, hidden: [8]}
-  features: {sparse: [{name: C1}], dense: [{name: I1}]}
-  data: {synthetic: {rows: 2000, testRows: 500, vocabulary: 1000}}
-  roles: {denseWorker: {replicas: 2}}
-  training: {globalBatchSize: 24}
-";
-        let plan = JobPlan::new(&rectrain_crds::load(manifest, "test.yaml", &[]).unwrap().resolved).unwrap();
+        let plan = small_plan(&["spec.roles.denseWorker.replicas=2"]);
         let mut state = State::new(&plan, None).unwrap();
         let source = PassSource::Slice { chunk: 0, leased: true };
         let (data, parts) = (Announced::new(24), BTreeMap::new());

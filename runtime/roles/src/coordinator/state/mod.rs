@@ -208,8 +208,7 @@ impl State {
     pub(super) fn save(&mut self, plan: &JobPlan, applied: &[v1::Applied]) -> Result<SavedState, RoleError> {
         let mut saved = SavedState::new(plan, self.training.save()?);
         saved.epoch_rows = self.ledger.epoch_rows();
-        let read_again = DataLedger::resume(self.job.data, saved.position())?.next_batch();
-        self.reads = self.reads.split_off(&read_again);
+        self.forget_reads_before(saved.position())?;
         let again = self.reads.values();
         saved.labels = again
             .clone()

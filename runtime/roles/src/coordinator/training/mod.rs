@@ -734,23 +734,15 @@ impl SavedTraining {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::small_plan;
 
     /// Three dense workers, and global batches of three local batches of 8 rows.
     fn plan(mode: &str) -> JobPlan {
-        let manifest = format!(
-            "
-apiVersion: rectrain.dev/v1alpha1
-kind: RecTrainingJob
-metadata: {{name: test}}
-spec:
-  model: {{kind: deepfm, embeddingDim: 4, hidden: [8]}}
-  features: {{sparse: [{{name: C1}}, {{name: C2}}], dense: [{{name: I1}}]}}
-  data: {{synthetic: {{rows: 2000, testRows: 500, vocabulary: 1000}}}}
-  roles: {{denseWorker: {{replicas: 3}}}}
-  training: {{mode: {mode}, globalBatchSize: 24, localBatchSize: 8}}
-"
-        );
-        JobPlan::new(&rectrain_crds::load(&manifest, "test.yaml", &[]).unwrap().resolved).unwrap()
+        small_plan(&[
+            &format!("spec.training.mode={mode}"),
+            "spec.training.localBatchSize=8",
+            "spec.roles.denseWorker.replicas=3",
+        ])
     }
 
     /// Whether training ends that goes on where a run has trained so many rows, 8 global batches and maybe a piece of the next, with data of
