@@ -17,15 +17,15 @@
 //! - 32-bit floats are multiplied and added at once (a fused multiply-add), one after another in the order of the inner dimension,
 //!   starting from what [`Start`] says; so AVX-512, AVX2 and NEON make the same bits. (A processor of x86 without AVX2 rounds products
 //!   as well.)
-//! - Products of two bf16 are exact in 32 bits. AVX512-BF16 and the portable kernel add them one after another, of each pair the second
-//!   first. AMX adds those at even and those at odd places of 32, each from 0, and then both to the sum. The instructions take subnormal
-//!   numbers for zero, in what they read and in what they write; the portable kernel does not.
+//! - Products of two bf16 are exact in 32 bits. AVX512-BF16 adds them one after another, of each pair the second first. AMX adds those at
+//!   even and those at odd places of 32, each from 0, and then both to the sum. These instructions take subnormal numbers for zero, in what
+//!   they read and in what they write. A processor without them adds the products of rounded operands as it does those of 32-bit floats.
 //!
 //! # Kernels
 //!
-//! [`Kernel::bf16`] and [`Kernel::fp32`] find at run time the fastest that the processor has: for bf16 AMX (`tdpbf16ps`, on Linux),
-//! AVX512-BF16 (`vdpbf16ps`), or else a portable one, which takes as long as a product of 32-bit floats or longer; for 32-bit floats
-//! AVX-512, AVX2 with FMA, or a portable one, which on AArch64 is NEON's.
+//! [`Kernel::bf16`] and [`Kernel::fp32`] find at run time the fastest that the processor has: for 32-bit floats AVX-512, AVX2 with FMA, or
+//! else plain Rust, which on AArch64 becomes NEON; for bf16 AMX (`tdpbf16ps`, on Linux), AVX512-BF16 (`vdpbf16ps`), or else that of 32-bit
+//! floats, as fast over operands that were rounded when they were packed.
 //!
 //! `unsafe` is in `kernel`, and in `product` where a result is written that was not zeroed before.
 

@@ -61,7 +61,9 @@ const STAGES: [&str; 3] = ["node/fast/node-initialize.yaml", "pod/fast/pod-ready
 
 fn start(paths: &Paths) -> Result<Running, String> {
     let log = std::fs::File::create(paths.log("kwok")).map_err(|error| format!("cannot write KWOK's log: {error}"))?;
-    let mut kwok = command(paths.program("kwok"), ["--manage-all-nodes=false".to_owned()]);
+    // Ended by the kernel if this process is killed.
+    let mut kwok = command("setpriv", ["--pdeathsig=KILL", "--"]);
+    kwok.arg(paths.program("kwok")).arg("--manage-all-nodes=false");
     let stages = tools::sources_of(&KWOK)?.join("kustomize/stage");
     kwok.args(STAGES.map(|stage| format!("--config={}", stages.join(stage).display())));
     kwok.arg(format!("--config={}", sources().join("config/kwok-heartbeat.yaml").display()));

@@ -168,6 +168,20 @@ fn end(child: &mut Child) {
     let _waited = child.wait();
 }
 
+/// What may tell why a step failed, and how kubectl is asked for it.
+const WITNESSES: [(&str, &str); 3] = [
+    ("the operator", "logs --namespace=rectrain-system --selector=app.kubernetes.io/name=rectrain-operator --tail=15"),
+    (
+        "the operator before it was started again",
+        "logs --namespace=rectrain-system --selector=app.kubernetes.io/name=rectrain-operator --tail=15 --previous --ignore-errors",
+    ),
+    (
+        "what happened to jobs",
+        "get events --all-namespaces --field-selector=involvedObject.kind=RecTrainingJob --sort-by=.metadata.creationTimestamp \
+         --output=custom-columns=:.metadata.creationTimestamp,:.involvedObject.name,:.reason,:.message",
+    ),
+];
+
 /// The end of a step's log, and of what the cluster itself says of it.
 fn last_lines(paths: &Paths, step: &Step, log: &PathBuf) -> String {
     let mut text = format!("; the last lines of {}:\n{}", log.display(), tail(log, LAST_LINES));
@@ -175,11 +189,14 @@ fn last_lines(paths: &Paths, step: &Step, log: &PathBuf) -> String {
         for entry in std::fs::read_dir(paths.run().join("log")).into_iter().flatten().flatten() {
             text.push_str(&format!("\n{}:\n{}", entry.path().display(), tail(&entry.path(), 3)));
         }
-    } else if let Ok(mut kubectl) = super::kubectl(paths) {
-        let words =
-            ["--namespace=rectrain-system", "logs", "--selector=app.kubernetes.io/name=rectrain-operator", "--tail=15"];
-        if let Ok(lines) = output(kubectl.args(words).arg("--request-timeout=5s").stdin(Stdio::null())) {
-            text.push_str(&format!("\nthe operator:\n{lines}"));
+    } else {
+        for (title, words) in WITNESSES {
+            let said = super::kubectl(paths).and_then(|mut kubectl| {
+                output(kubectl.args(words.split_whitespace()).arg("--request-timeout=5s").stdin(Stdio::null()))
+            });
+            if let Ok(said) = said {
+                text.push_str(&format!("\n{title}:\n{}", last(&said, LAST_LINES)));
+            }
         }
     }
     text
@@ -187,7 +204,10 @@ fn last_lines(paths: &Paths, step: &Step, log: &PathBuf) -> String {
 
 fn tail(file: &PathBuf, lines: usize) -> String {
     let text = std::fs::read(file).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
+    last(&String::from_utf8_lossy(&text), lines)
+}
+
+fn last(text: &str, lines: usize) -> String {
     let all: Vec<&str> = text.lines().collect();
     all[all.len().saturating_sub(lines)..].join("\n")
 }

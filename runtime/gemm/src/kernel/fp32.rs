@@ -1,21 +1,27 @@
-//! 32-bit floats in plain Rust, which the compiler turns into vectors: of whatever the build is for, and once more of AVX2.
-#![allow(unsafe_code)] // Calls of what is compiled for AVX2, and loads without bounds checks in the innermost loop.
+//! 32-bit floats in plain Rust, which the compiler turns into vectors of whatever the build is for.
+#![allow(unsafe_code)] // Loads without bounds checks in the innermost loop.
 
+use super::bf16::rounded;
 use super::{PANEL_LINES, Tile, VECTOR_ROWS};
 use crate::lines::LINE;
 
 /// Rows whose sums are kept at a time, a line of columns of each: 12 of AVX2's 16 registers, 24 of NEON's 32.
 const ROWS: usize = 6;
 
-/// Copies a row: `WIDTH` values to the start of `words`, the next `WIDTH` a `step` further on, and so on.
-pub(super) fn spread<const WIDTH: usize>(values: &[f32], words: &mut [u32], step: usize) {
+/// Copies a row, rounded to bf16 if asked: `WIDTH` values to the start of `words`, the next `WIDTH` a `step` further on, and so on.
+#[inline(always)]
+pub(super) fn spread<const WIDTH: usize, const ROUNDED: bool>(values: &[f32], words: &mut [u32], step: usize) {
+    let put = |values: &[u32], words: &mut [u32]| {
+        let word = |value: u32| if ROUNDED { rounded(value) } else { value };
+        words.iter_mut().zip(values).for_each(|(to, &value)| *to = word(value));
+    };
     let values: &[u32] = bytemuck::cast_slice(values);
     let (whole, rest) = values.as_chunks::<WIDTH>();
     for (chunk, words) in whole.iter().zip(words.chunks_mut(step.max(1))) {
-        words[..WIDTH].copy_from_slice(chunk);
+        put(chunk, &mut words[..WIDTH]);
     }
     if !rest.is_empty() {
-        words[whole.len() * step..][..rest.len()].copy_from_slice(rest);
+        put(rest, &mut words[whole.len() * step..][..rest.len()]);
     }
 }
 
@@ -24,34 +30,6 @@ pub(super) fn tile(tile: &mut Tile<'_>) {
     const FUSED: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
     // SAFETY: `Tile::check` has passed.
     unsafe { parts::<FUSED>(tile) }
-}
-
-#[cfg(target_arch = "x86_64")]
-pub(super) fn avx2_available() -> bool {
-    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-pub(super) fn avx2_available() -> bool {
-    false
-}
-
-pub(super) fn avx2_tile(tile: &mut Tile<'_>) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx2,fma")]
-        unsafe fn compiled(tile: &mut Tile<'_>) {
-            // SAFETY: what is asked of the caller.
-            unsafe { parts::<true>(tile) }
-        }
-        // SAFETY: a `Kernel` of this kind exists only where `avx2_available` is true; `Tile::check` has passed.
-        unsafe { compiled(tile) }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        let _ = tile;
-        unreachable!("nobody has this kernel here")
-    }
 }
 
 /// The tile in parts whose sums the registers hold.
@@ -84,7 +62,9 @@ unsafe fn parts<const FUSED: bool>(tile: &mut Tile<'_>) {
 /// `Tile::check` has passed, and the tile has `COUNT` rows from `first` on, and this half of its columns.
 #[inline(always)]
 unsafe fn part<const COUNT: usize, const FUSED: bool>(tile: &mut Tile<'_>, first: usize, half: usize) {
-    let mut sums: [[f32; LINE]; COUNT] = std::array::from_fn(|row| tile.start(first + row, half * LINE));
+    let start: [[f32; LINE]; COUNT] = std::array::from_fn(|row| tile.start(first + row, half * LINE));
+    // Nothing has its address, so it can be in registers.
+    let mut sums = start;
     for word in 0..tile.words {
         // SAFETY: word < words and first + row < rows, for which `Tile::check` has found both operands long enough.
         let (right, left) = unsafe {
@@ -99,6 +79,7 @@ unsafe fn part<const COUNT: usize, const FUSED: bool>(tile: &mut Tile<'_>, first
             }
         }
     }
+    let sums = sums.map(|sums| sums);
     for (row, sums) in sums.iter().enumerate() {
         tile.finish(first + row, half * LINE, sums);
     }

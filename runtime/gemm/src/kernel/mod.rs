@@ -2,6 +2,7 @@
 //! were packed; how a product is cut into tiles is up to `product`.
 
 mod amx;
+mod avx2;
 mod avx512;
 mod bf16;
 pub(crate) mod fetch;
@@ -33,52 +34,78 @@ pub struct Kernel(Kind);
 enum Kind {
     Bf16Amx,
     Bf16Avx512,
-    Bf16Portable,
-    Fp32Avx512,
-    Fp32Avx2,
-    Fp32Portable,
+    /// 32-bit floats, of which a kernel of bf16 rounds the operands.
+    Floats {
+        by: Vectors,
+        rounded: bool,
+    },
+}
+
+/// What 32-bit floats are multiplied with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Vectors {
+    Avx512,
+    Avx2,
+    Portable,
+}
+
+impl Vectors {
+    /// Those that this processor has, the faster before the slower.
+    fn all() -> impl Iterator<Item = Self> {
+        let all = [(Self::Avx512, avx512::fp32_available()), (Self::Avx2, avx2::available()), (Self::Portable, true)];
+        all.into_iter().filter_map(|(vectors, available)| available.then_some(vectors))
+    }
+
+    /// A row's words: `WIDTH` at the start of `words`, the next `WIDTH` a `step` further on, and so on.
+    fn spread<const WIDTH: usize>(self, rounded: bool, values: &[f32], words: &mut [u32], step: usize) {
+        match (rounded, self) {
+            (false, _) => fp32::spread::<WIDTH, false>(values, words, step),
+            (true, Self::Avx512 | Self::Avx2) => avx2::spread_rounded::<WIDTH>(values, words, step),
+            (true, Self::Portable) => fp32::spread::<WIDTH, true>(values, words, step),
+        }
+    }
 }
 
 impl Kernel {
     /// Those that this processor has, the faster before the slower of either precision.
     pub fn all() -> impl Iterator<Item = Self> {
-        let bf16 = [
-            (Kind::Bf16Amx, amx::available()),
-            (Kind::Bf16Avx512, avx512::bf16_available()),
-            (Kind::Bf16Portable, true),
-        ];
-        let fp32 = [
-            (Kind::Fp32Avx512, avx512::fp32_available()),
-            (Kind::Fp32Avx2, fp32::avx2_available()),
-            (Kind::Fp32Portable, true),
-        ];
-        bf16.into_iter().chain(fp32).filter_map(|(kind, available)| available.then_some(Self(kind)))
+        let bf16 = [(Kind::Bf16Amx, amx::available()), (Kind::Bf16Avx512, avx512::bf16_available())];
+        let bf16 = bf16.into_iter().filter_map(|(kind, available)| available.then_some(kind));
+        let floats = |rounded| Vectors::all().map(move |by| Kind::Floats { by, rounded });
+        bf16.chain(floats(true)).chain(floats(false)).map(Self)
     }
 
     /// The fastest that rounds operands to bf16.
     pub fn bf16() -> Self {
-        Self::all().find(|kernel| kernel.is_bf16()).unwrap_or(Self(Kind::Bf16Portable))
+        Self::fastest(true)
     }
 
     /// The fastest that takes operands as they are.
     pub fn fp32() -> Self {
-        Self::all().find(|kernel| !kernel.is_bf16()).unwrap_or(Self(Kind::Fp32Portable))
+        Self::fastest(false)
+    }
+
+    fn fastest(rounded: bool) -> Self {
+        let portable = Self(Kind::Floats { by: Vectors::Portable, rounded });
+        Self::all().find(|kernel| kernel.is_bf16() == rounded).unwrap_or(portable)
     }
 
     /// Whether it rounds operands to bf16.
     pub fn is_bf16(self) -> bool {
-        matches!(self.0, Kind::Bf16Amx | Kind::Bf16Avx512 | Kind::Bf16Portable)
+        !matches!(self.0, Kind::Floats { rounded: false, .. })
     }
 
     /// Its name in logs and reports.
     pub fn name(self) -> &'static str {
         match self.0 {
             Kind::Bf16Amx => "bf16 by AMX",
-            Kind::Bf16Avx512 => "bf16 by AVX-512",
-            Kind::Bf16Portable => "bf16, portable",
-            Kind::Fp32Avx512 => "fp32 by AVX-512",
-            Kind::Fp32Avx2 => "fp32 by AVX2",
-            Kind::Fp32Portable => "fp32, portable",
+            Kind::Bf16Avx512 => "bf16 by AVX512-BF16",
+            Kind::Floats { by: Vectors::Avx512, rounded: true } => "bf16 as fp32 by AVX-512",
+            Kind::Floats { by: Vectors::Avx2, rounded: true } => "bf16 as fp32 by AVX2",
+            Kind::Floats { by: Vectors::Portable, rounded: true } => "bf16 as fp32, portable",
+            Kind::Floats { by: Vectors::Avx512, rounded: false } => "fp32 by AVX-512",
+            Kind::Floats { by: Vectors::Avx2, rounded: false } => "fp32 by AVX2",
+            Kind::Floats { by: Vectors::Portable, rounded: false } => "fp32, portable",
         }
     }
 
@@ -100,7 +127,7 @@ impl Kernel {
     /// Words of the inner dimension that are summed before the next tile. A panel of the right operand of this depth stays in the nearest
     /// cache, or close to it, while all rows of a block are multiplied by it; the deeper, the less often sums are loaded and stored.
     pub(crate) fn block_words(self) -> usize {
-        if self.is_bf16() { 128 } else { 256 }
+        256 / self.word_values()
     }
 
     /// What the words of a tile are a multiple of.
@@ -110,7 +137,7 @@ impl Kernel {
 
     /// Values in a word.
     pub(crate) fn word_values(self) -> usize {
-        if self.is_bf16() { 2 } else { 1 }
+        if matches!(self.0, Kind::Floats { .. }) { 1 } else { 2 }
     }
 
     /// The words of a row of values; those beyond them are 0.
@@ -119,10 +146,7 @@ impl Kernel {
         rest.fill(0);
         match self.0 {
             Kind::Bf16Amx | Kind::Bf16Avx512 => avx512::round(values, words),
-            Kind::Bf16Portable => bf16::round(values, words),
-            Kind::Fp32Avx512 | Kind::Fp32Avx2 | Kind::Fp32Portable => {
-                words.copy_from_slice(bytemuck::cast_slice(values))
-            }
+            Kind::Floats { by, rounded } => by.spread::<LINE>(rounded, values, words, LINE),
         }
     }
 
@@ -148,10 +172,7 @@ impl Kernel {
             Kind::Bf16Amx | Kind::Bf16Avx512 => {
                 avx512::pair::<WIDTH>(values(2 * word), values(2 * word + 1), words, step);
             }
-            Kind::Bf16Portable => bf16::pair::<WIDTH>(values(2 * word), values(2 * word + 1), words, step),
-            Kind::Fp32Avx512 | Kind::Fp32Avx2 | Kind::Fp32Portable => {
-                fp32::spread::<WIDTH>(values(word), words, step);
-            }
+            Kind::Floats { by, rounded } => by.spread::<WIDTH>(rounded, values(word), words, step),
         }
     }
 
@@ -163,8 +184,11 @@ impl Kernel {
     pub(crate) fn turn(self, from: &[u32], from_step: usize, to: &mut [u32], to_step: usize) {
         assert!((LINE - 1) * from_step + LINE <= from.len() && (LINE - 1) * to_step + LINE <= to.len());
         match self.0 {
-            Kind::Bf16Amx | Kind::Bf16Avx512 | Kind::Fp32Avx512 => avx512::turn(from, from_step, to, to_step),
-            Kind::Bf16Portable | Kind::Fp32Avx2 | Kind::Fp32Portable => {
+            Kind::Bf16Amx | Kind::Bf16Avx512 | Kind::Floats { by: Vectors::Avx512, .. } => {
+                avx512::turn(from, from_step, to, to_step);
+            }
+            Kind::Floats { by: Vectors::Avx2, .. } => avx2::turn(from, from_step, to, to_step),
+            Kind::Floats { by: Vectors::Portable, .. } => {
                 for row in 0..LINE {
                     let to = &mut to[row * to_step..][..LINE];
                     to.iter_mut().enumerate().for_each(|(column, to)| *to = from[column * from_step + row]);
@@ -193,10 +217,9 @@ impl Running {
         match self.kernel.0 {
             Kind::Bf16Amx => amx::tile(tile),
             Kind::Bf16Avx512 => avx512::bf16_tile(tile),
-            Kind::Bf16Portable => bf16::tile(tile),
-            Kind::Fp32Avx512 => avx512::fp32_tile(tile),
-            Kind::Fp32Avx2 => fp32::avx2_tile(tile),
-            Kind::Fp32Portable => fp32::tile(tile),
+            Kind::Floats { by: Vectors::Avx512, .. } => avx512::fp32_tile(tile),
+            Kind::Floats { by: Vectors::Avx2, .. } => avx2::tile(tile),
+            Kind::Floats { by: Vectors::Portable, .. } => fp32::tile(tile),
         }
     }
 }
