@@ -13,8 +13,8 @@ use tokio::time::Instant;
 pub const LEASE: &str = "rectrain-operator";
 /// The first third of a lease is at rest.
 const TIMES: Times = Times { holds: 12, grace: 8 };
-/// Between two looks of a leader at its own lease.
-const LOOK: Duration = Duration::from_secs(3);
+/// Looks of a leader at its own lease while that holds.
+const LOOKS: u32 = 4;
 /// After a call for the lease that has failed. Not longer with each: a lease runs out meanwhile.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -77,7 +77,7 @@ impl Candidate {
         let look = || renewed(&lease, &identity);
         tokio::select! {
             () = self.until(false) => {}
-            () = runs_out(look, LOOK, holds) => {}
+            () = runs_out(look, holds / LOOKS, holds) => {}
         }
     }
 
