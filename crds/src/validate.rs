@@ -2,7 +2,9 @@
 //! contradicts within the object) and what only Rust can say ([`crate::resolve`]). The first two are what the API server does,
 //! evaluated here from the same schema.
 
-use k8s_openapi::api::core::v1::{Affinity, EnvVar, Toleration, Volume, VolumeMount};
+use k8s_openapi::api::core::v1::{
+    Affinity, EnvVar, LocalObjectReference, Toleration, TopologySpreadConstraint, Volume, VolumeMount,
+};
 use kube::core::cel::{CompiledSchema, Validator, compile_schema};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -84,6 +86,10 @@ fn errors_of_template(template: &PodTemplate, at: &FieldPath) -> Vec<FieldError>
     errors.extend(
         template.affinity.iter().flat_map(|value| as_kubernetes_has_it::<Affinity>(value, &at.key("affinity"))),
     );
+    let spread = &template.topology_spread_constraints;
+    errors.extend(each_as_kubernetes_has_it::<TopologySpreadConstraint>(spread, &at.key("topologySpreadConstraints")));
+    let secrets = &template.image_pull_secrets;
+    errors.extend(each_as_kubernetes_has_it::<LocalObjectReference>(secrets, &at.key("imagePullSecrets")));
     errors.extend(each_as_kubernetes_has_it::<EnvVar>(&template.env, &at.key("env")));
     errors.extend(each_as_kubernetes_has_it::<Volume>(&template.volumes, &at.key("volumes")));
     errors.extend(each_as_kubernetes_has_it::<VolumeMount>(&template.volume_mounts, &at.key("volumeMounts")));

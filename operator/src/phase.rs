@@ -444,6 +444,9 @@ impl<'a> Draft<'a> {
         let run = if impossible.is_some() { Run::AsIs } else { Run::Go };
         let problem = impossible.or_else(|| self.facts.obstacle.cloned());
         let problem = problem.or_else(|| failure::waiting(pods).filter(|_| !all_ready));
+        // Before there is a coordinator to ask, containers that end are all that is known.
+        let ends = phase == Phase::Starting && container_restarts > 0 && !all_ready;
+        let problem = problem.or_else(|| failure::last_crash(pods).filter(|_| ends));
         let problem = problem.or_else(|| self.facts.noticed.pods_refused.clone()).or_else(|| self.mode_refused());
         let poll = self.facts.poll;
         let mut decision = self.finish(phase, problem, run);

@@ -45,6 +45,12 @@ pub struct PodTemplate {
     #[schemars(schema_with = "as_kubernetes_has_it")]
     pub affinity: Option<Value>,
 
+    /// How the pods are spread over nodes and zones, in Kubernetes' form (`kubectl explain pod.spec.topologySpreadConstraints`); a role's pods
+    /// have the labels `rectrain.dev/job` and `rectrain.dev/role`. At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "list_as_kubernetes_has_it")]
+    pub topology_spread_constraints: Vec<Value>,
+
     /// Environment variables of the role's container, in Kubernetes' form
     /// (`kubectl explain pod.spec.containers.env`). At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -72,6 +78,11 @@ pub struct PodTemplate {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253), extend("x-default" = "the cluster's default class"))]
     pub priority_class_name: Option<String>,
+
+    /// Secrets of the job's namespace with which the pods' image is pulled, besides the chart's: `[{name: registry}]`. At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "list_as_kubernetes_has_it")]
+    pub image_pull_secrets: Vec<Value>,
 
     /// Name of the ServiceAccount of the pods, for Workload Identity and the like. Its token is not mounted.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -331,6 +331,23 @@ async fn memory_that_is_used_up_is_named_and_a_container_that_exits_with_2_is_ba
     assert!(reason == "BadInput" && message.contains("rectrain: the file is missing"), "{message}");
 }
 
+/// A coordinator that cannot begin answers nobody: all there is to tell is how its container ended.
+#[tokio::test]
+async fn a_container_that_ends_again_and_again_before_training_is_told_with_its_last_words() {
+    let world = World::new(MANIFEST, vec![vec![CoordinatorView::Silent]]);
+    world.api().pod_status = Some(json!({"conditions": [{"type": "Ready", "status": "False"}], "containerStatuses": [
+        {"name": "rectrain", "restartCount": 1, "ready": false, "image": "", "imageID": "",
+            "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
+            "lastState": {"terminated": {"exitCode": 1, "reason": "Error", "message": "rectrain: cannot list gs://bucket\n",
+                "finishedAt": "2027-01-15T08:00:00Z"}}}]}));
+    world.settle().await;
+    world.tick();
+    world.settle().await;
+    let (reason, message) = world.condition("Reconciling").unwrap();
+    assert!(reason == "Crash" && message.contains("cannot list gs://bucket"), "{reason}: {message}");
+    assert_eq!((world.phase(), world.condition("Stalled")), (Some(Phase::Starting), None));
+}
+
 #[tokio::test]
 async fn a_job_without_progress_starts_again_and_one_past_its_deadline_has_failed() {
     let manifest = format!("{MANIFEST}  faultTolerance: {{stallSeconds: 30, backoffSeconds: 1}}\n");

@@ -216,7 +216,7 @@ pub fn bench_store(args: &StoreArgs) -> Result<StoreFigures, BenchError> {
     let seconds: Vec<f64> = requests.into_iter().map(|took| took.seconds).collect();
     let filling: f64 = seconds.iter().sum();
     Ok(StoreFigures {
-        overhead_bytes_per_row: bytes.overhead as f64 / args.rows as f64,
+        overhead_bytes_per_row: (bytes.overhead + bytes.free) as f64 / args.rows as f64,
         longest_request_seconds: longest.seconds,
         longest_request_cpu_seconds: longest.cpu_seconds,
         longest_cpu_seconds,

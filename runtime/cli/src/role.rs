@@ -49,7 +49,7 @@ fn plan_of_process(args: &JobArgs) -> Result<Arc<JobPlan>, Failure> {
 pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
     let plan = plan_of_process(&args.job)?;
     crate::runtime()?.block_on(async {
-        let Network { metrics, counters, transport, credentials } = Network::new(&args.tls)?;
+        let Network { metrics, counters, transport, credentials } = Network::new(&args.tls, &plan)?;
         let page = LivePage::default();
         let (metrics_address, _metrics) = serve_metrics_and_page(args.metrics, metrics.clone(), page.clone()).await?;
         let events = EventLog::default();
@@ -119,7 +119,7 @@ fn staying(result: &Result<(), Failure>) {
 pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
     let plan = plan_of_process(&args.job)?;
     crate::runtime()?.block_on(async {
-        let Network { metrics, counters, transport, .. } = Network::new(&args.tls)?;
+        let Network { metrics, counters, transport, .. } = Network::new(&args.tls, &plan)?;
         let (address, _metrics) = serve_metrics(args.metrics, metrics.clone()).await?;
         tracing::info!(role = role.name(), index = args.index, metrics = %address, "joining");
         let member = Member {
@@ -170,12 +170,18 @@ struct Network {
 }
 
 impl Network {
-    fn new(tls: &TlsArgs) -> Result<Self, Failure> {
+    fn new(tls: &TlsArgs, plan: &JobPlan) -> Result<Self, Failure> {
         let metrics = RoleMetrics::new(Registry::new())?;
         let counters = WireCounters::register(metrics.registry(), kind_name).map_err(RoleError::from)?;
         let credentials = tls.tls.as_deref().map(Credentials::read).transpose();
         let credentials = credentials.map_err(|error| Failure::User(format!("--tls: {error}")))?;
-        let config = TcpConfig { credentials: credentials.clone(), ..TcpConfig::default() };
+        let places = plan.calls_at_a_time();
+        let config = TcpConfig {
+            credentials: credentials.clone(),
+            max_in_flight: places,
+            max_concurrent: places,
+            ..TcpConfig::default()
+        };
         let transport = TcpTransport::new(config, Arc::clone(&counters));
         Ok(Self { metrics, counters, transport, credentials })
     }

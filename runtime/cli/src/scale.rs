@@ -43,6 +43,7 @@ fn refused(job: &str, status: &tonic::Status) -> Failure {
 
 fn not_here(job: &str) -> Failure {
     Failure::User(format!(
-        "no job `{job}` runs on this machine: give the name of one, or the address of its coordinator such as http://127.0.0.1:7001"
+        "no job `{job}` runs on this machine: give the name of one, or the address of its coordinator such as http://127.0.0.1:7001; \
+         of a job in a cluster change spec.roles.ROLE.replicas (kubectl patch rtj {job})"
     ))
 }

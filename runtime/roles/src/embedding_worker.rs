@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,7 +26,7 @@ use crate::message::{self, Request};
 use crate::metrics::EmbeddingWorkerMetrics;
 use crate::parameter_server::blocking;
 use crate::placement::{Directory, Placement, is_stale};
-use crate::plan::{CALL_DEADLINE, JobPlan};
+use crate::plan::JobPlan;
 use crate::pooling::{FeatureLayout, Pooled, PreparedIds};
 
 /// How often a look-up fetches the slot map again, and the pause if the coordinator has no newer one yet.
@@ -38,6 +39,8 @@ struct Held {
     global_samples: u32,
     /// Dense features, labels, and groups if there are any.
     rest: Vec<Tensor>,
+    /// Of an evaluation: whether it has been fetched. Should the answer be lost with its connection it is fetched again.
+    is_evaluated: AtomicBool,
 }
 
 /// How far the dense workers are. Bounds what is held: a loader waits while its batch is more than a window ahead.
@@ -92,6 +95,8 @@ pub struct EmbeddingWorker {
     layout: Arc<FeatureLayout>,
     compression: Compression,
     window: u64,
+    /// How long a call waits for what others have to do first.
+    patience: Duration,
     directory: OnceCell<Directory>,
     /// Where the slots are, as far as this worker knows.
     placement: Mutex<Option<Arc<Placement>>>,
@@ -112,6 +117,7 @@ impl EmbeddingWorker {
             layout: Arc::new(plan.layout.clone()),
             compression: plan.compression,
             window: plan.batches_ahead.max(1),
+            patience: plan.patience(),
             directory: OnceCell::new(),
             placement: Mutex::default(),
             batches: Mutex::new(HashMap::new()),
@@ -146,7 +152,8 @@ impl EmbeddingWorker {
         let layout = Arc::clone(&self.layout);
         let prepared = self.work("preparation of ids", move || prepare(samples, tensors, &layout)).await??;
         self.metrics.unique_ids.inc_by(prepared.keys().iter().map(Vec::len).sum::<usize>() as u64);
-        let held = Held { prepared, global_samples: request.global_samples, rest };
+        let held =
+            Held { prepared, global_samples: request.global_samples, rest, is_evaluated: AtomicBool::new(false) };
         // It comes twice if a loader has died, or another embedding worker's answer to one was lost.
         if self.lock_finished().answer_to(key).is_none()
             && let Entry::Vacant(place) = self.lock_batches().entry(key)
@@ -180,14 +187,17 @@ impl EmbeddingWorker {
         };
         self.metrics.look_up.observe(started.elapsed().as_secs_f64());
         match key.position {
-            BatchPosition::Evaluation { .. } => drop(self.forget(key)),
+            BatchPosition::Evaluation { at_step, number } => {
+                held.is_evaluated.store(true, Ordering::Relaxed);
+                self.forget_evaluated(at_step, number);
+            }
             BatchPosition::Train(number) => self.forget_before(number, request.step.is_some()),
         }
         let started = Instant::now();
         let (layout, by_ids) = (Arc::clone(&self.layout), Arc::clone(&held));
         let pooled = self.work("pooling", move || by_ids.prepared.pool(&rows, &layout)).await?;
         self.metrics.pool.observe(started.elapsed().as_secs_f64());
-        let mut tensors = encode_pooled(pooled, &self.layout, self.compression)?;
+        let mut tensors = encode_pooled(pooled, &self.layout, |values, dim| self.compression.encode(values, dim))?;
         // The batch stays until its gradients are here: another worker may have to fetch it again.
         tensors.extend(held.rest.iter().cloned());
         let samples = held.prepared.samples() as u32;
@@ -262,7 +272,7 @@ impl EmbeddingWorker {
             answer.or_else(|| self.lock_batches().get(&key).cloned().map(Piece::Here))
         });
         piece.await.map_err(|_| {
-            let reason = format!("{key} did not arrive within {CALL_DEADLINE:?}");
+            let reason = format!("{key} did not arrive within {:?}", self.patience);
             RoleError::Inconsistent { message, reason }
         })
     }
@@ -282,7 +292,7 @@ impl EmbeddingWorker {
                 // A server ends when its slots have left, which this worker may not have heard of.
                 Err(RoleError::Wire(error)) if is_gone(&error) && self.is_superseded(&placement).await => {}
                 // It was killed, and may come back with its rows: the next call waits for it.
-                Err(RoleError::Wire(WireError::Closed { .. })) if started.elapsed() < CALL_DEADLINE => {
+                Err(RoleError::Wire(WireError::Closed { .. })) if started.elapsed() < self.patience => {
                     tokio::time::sleep(MAP_PAUSE).await;
                 }
                 looked_up => return looked_up,
@@ -311,7 +321,7 @@ impl EmbeddingWorker {
         let calls = placement.servers.iter().enumerate().map(|(server, channel)| {
             let keys =
                 prepared.keys().iter().zip(&runs).map(|(keys, runs)| Tensor::from(gather(keys, &runs[server], 1)));
-            message::call(channel, request, keys.collect(), CALL_DEADLINE)
+            message::call(channel, request, keys.collect(), self.patience)
         });
         let looked_up = try_join_all(calls).await?;
         let applied = looked_up.iter().filter(|(reply, _)| reply.is_applied).count();
@@ -354,7 +364,7 @@ impl EmbeddingWorker {
                 for (group, dim) in self.layout.group_dims.iter().enumerate() {
                     let own = &runs[group][server];
                     tensors.push(Tensor::from(gather(&prepared.keys()[group], own, 1)));
-                    tensors.extend(self.compression.encode(gather(&rows[group], own, *dim), *dim)?);
+                    tensors.extend(self.compression.encode_gradients(gather(&rows[group], own, *dim), *dim)?);
                 }
                 Ok(tensors)
             };
@@ -420,9 +430,9 @@ impl EmbeddingWorker {
 
     /// As [`Self::wait`], for as long as a call may take.
     async fn until<T>(&self, what: &'static str, ready: impl Fn() -> Option<T>) -> Result<T, RoleError> {
-        tokio::time::timeout(CALL_DEADLINE, self.wait(ready)).await.map_err(|_| RoleError::Task {
+        tokio::time::timeout(self.patience, self.wait(ready)).await.map_err(|_| RoleError::Task {
             what: "an embedding worker's wait",
-            reason: format!("{what} did not come within {CALL_DEADLINE:?}"),
+            reason: format!("{what} did not come within {:?}", self.patience),
         })
     }
 
@@ -432,6 +442,20 @@ impl EmbeddingWorker {
         let before = batches.len();
         let has_rows = |held: &Held| held.prepared.samples() > 0;
         batches.retain(|key, held| may_be_fetched(key.position, number, self.window, has_rows(held), has_barrier));
+        self.metrics.batches_in_flight.sub((before - batches.len()) as i64);
+    }
+
+    /// Batch `number` of an evaluation has been fetched: those that were fetched long before it go, and those of earlier evaluations. Others
+    /// stay: another dense worker may be far behind.
+    fn forget_evaluated(&self, at_step: GlobalStep, number: u64) {
+        let mut batches = self.lock_batches();
+        let before = batches.len();
+        batches.retain(|key, held| match key.position {
+            BatchPosition::Train(_) => true,
+            BatchPosition::Evaluation { at_step: of, number: fetched } => {
+                !held.is_evaluated.load(Ordering::Relaxed) || (of == at_step && fetched + 2 * self.window >= number)
+            }
+        });
         self.metrics.batches_in_flight.sub((before - batches.len()) as i64);
     }
 
@@ -564,14 +588,14 @@ fn merge(mut parts: Vec<Vec<f32>>, runs: &[Vec<Range<usize>>], keys: usize, dim:
 pub(crate) fn encode_pooled(
     pooled: Pooled,
     layout: &FeatureLayout,
-    compression: Compression,
+    encode: impl Fn(Vec<f32>, usize) -> Result<Vec<Tensor>, RoleError>,
 ) -> Result<Vec<Tensor>, RoleError> {
     let mut tensors = Vec::with_capacity(4);
     if layout.embedding_width > 0 {
-        tensors.extend(compression.encode(pooled.embeddings, layout.embedding_width)?);
+        tensors.extend(encode(pooled.embeddings, layout.embedding_width)?);
     }
     if layout.linear {
-        tensors.extend(compression.encode(pooled.linear, layout.features.len())?);
+        tensors.extend(encode(pooled.linear, layout.features.len())?);
     }
     Ok(tensors)
 }

@@ -12,7 +12,6 @@ use crate::error::{RoleError, is_gone};
 use crate::member::connect;
 use crate::message::{self, Request};
 use crate::placement::Directory;
-use crate::plan::CALL_DEADLINE;
 
 /// How often a call that waits looks whether its embedding worker is still there.
 const LOOK: Duration = Duration::from_secs(1);
@@ -26,17 +25,18 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// See the module's text.
 pub(crate) struct EmbeddingWorkers {
     directory: Directory,
+    patience: Duration,
     channels: RwLock<Vec<Channel>>,
     /// Successions that `channels` go by. Held while the directory is asked, so that no answer is put over a newer one.
     followed: Mutex<u64>,
 }
 
 impl EmbeddingWorkers {
-    /// At these addresses, by index; `directory` knows others if they change.
-    pub(crate) fn new(addresses: &[String], directory: Directory) -> Result<Self, RoleError> {
+    /// At these addresses, by index; `directory` knows others if they change. A call may take as long as `patience`.
+    pub(crate) fn new(addresses: &[String], directory: Directory, patience: Duration) -> Result<Self, RoleError> {
         let channels = addresses.iter().map(|address| connect(&*directory.transport, address));
         let channels = RwLock::new(channels.collect::<Result<_, _>>()?);
-        Ok(Self { directory, channels, followed: Mutex::default() })
+        Ok(Self { directory, patience, channels, followed: Mutex::default() })
     }
 
     /// Embedding workers have taken others' places so often: what is sent from here on comes to the last of them. One that they have replaced
@@ -63,7 +63,7 @@ impl EmbeddingWorkers {
         request: R,
         tensors: Vec<Tensor>,
     ) -> Result<(R::Reply, Vec<Tensor>), RoleError> {
-        self.call_if_there(index, request, tensors, CALL_DEADLINE).await?.ok_or_else(|| {
+        self.call_if_there(index, request, tensors, self.patience).await?.ok_or_else(|| {
             let reason = format!("there is no embedding worker {index}");
             RoleError::Inconsistent { message: "map", reason }
         })

@@ -37,7 +37,9 @@ pub async fn run_with(
     metrics: RoleMetrics,
 ) -> Result<Summary, RoleError> {
     let counters = WireCounters::register(metrics.registry(), kind_name)?;
-    let transport: Arc<dyn Transport> = Arc::new(InProcess::new(InProcessConfig::default(), Arc::clone(&counters)));
+    let places = plan.calls_at_a_time();
+    let config = InProcessConfig { max_in_flight: places, max_concurrent: places };
+    let transport: Arc<dyn Transport> = Arc::new(InProcess::new(config, Arc::clone(&counters)));
     let address = Address::local("coordinator");
     let _serving = transport.serve(Arc::clone(&coordinator) as Arc<dyn rectrain_wire::Service>, &address)?;
     let mut members = JoinSet::new();

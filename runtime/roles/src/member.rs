@@ -298,7 +298,11 @@ impl Member {
         roster: &v1::Roster,
         coordinator: &CoordinatorChannel,
     ) -> Result<Arc<EmbeddingWorkers>, RoleError> {
-        Ok(Arc::new(EmbeddingWorkers::new(&roster.embedding_workers, self.directory(coordinator))?))
+        Ok(Arc::new(EmbeddingWorkers::new(
+            &roster.embedding_workers,
+            self.directory(coordinator),
+            self.plan.patience(),
+        )?))
     }
 
     fn directory(&self, coordinator: &CoordinatorChannel) -> Directory {

@@ -109,7 +109,7 @@ metrics! {
         late_gradients: counter = "rectrain_ps_late_gradients_total", "Dense gradients dropped because their step was applied (hopBw).";
         repeated_gradients: counter = "rectrain_ps_repeated_gradients_total", "Gradients with a barrier that came twice, because an embedding worker died, and were taken in once.";
         rows_held: gauge = "rectrain_ps_rows", "Rows held.";
-        bytes: gauge = "rectrain_ps_bytes", "Bytes of the embedding store.";
+        bytes: gauge = "rectrain_ps_bytes", "Bytes that rows of the embedding store use, with all that belongs to them.";
         slots: gauge = "rectrain_ps_slots", "Slots whose rows are this server's.";
         kept_rows: gauge = "rectrain_ps_kept_rows", "Rows that this process found in shared memory when it took the place of one that had died; 0 otherwise.";
         repaired_rows: gauge = "rectrain_ps_repaired_rows", "Of those, rows that were being changed at the moment of death and were put back, to be changed again.";

@@ -70,3 +70,25 @@ pub enum StorageError {
         source: object_store::Error,
     },
 }
+
+impl StorageError {
+    /// Whether what the user gave (a path, options, rights) is at fault, rather than a disk, a network or a defect.
+    #[must_use]
+    pub fn is_users_input(&self) -> bool {
+        use std::io::ErrorKind;
+        match self {
+            Self::UnknownOption { .. } | Self::BadPath { .. } => true,
+            Self::Unreachable { .. } | Self::TooLarge { .. } => false,
+            Self::Io { source, .. } => matches!(
+                source.kind(),
+                ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem
+            ),
+            Self::Store { source, .. } => matches!(
+                source,
+                object_store::Error::NotFound { .. }
+                    | object_store::Error::PermissionDenied { .. }
+                    | object_store::Error::Unauthenticated { .. }
+            ),
+        }
+    }
+}

@@ -43,7 +43,33 @@ pub enum CompressError {
 
 /// Compresses `values` in blocks of `block` elements (the last may be shorter); gives as many fp16
 /// values, and the scale of each block.
+///
+/// # Errors
+/// Blocks of no elements, and values that are not finite.
 pub fn compress(values: &[f32], block: usize) -> Result<(Vec<f16>, Vec<f32>), CompressError> {
+    scaled(values, block, |block, first| {
+        scale_of(block).map_err(|at| CompressError::NotFinite { index: first + at, value: block[at] })
+    })
+}
+
+/// As [`compress`], and what is not finite comes back as that, and the rest of its block within the same bound: for gradients, which whoever
+/// applies them has to leave out and count.
+///
+/// # Errors
+/// Blocks of no elements.
+pub fn compress_gradients(values: &[f32], block: usize) -> Result<(Vec<f16>, Vec<f32>), CompressError> {
+    scaled(values, block, |block, _| {
+        let finite = || block.iter().map(|value| if value.is_finite() { *value } else { 0.0 }).collect::<Vec<f32>>();
+        Ok(scale_of(block).or_else(|_| scale_of(&finite())).unwrap_or(1.0))
+    })
+}
+
+/// `scale` gives that of a block; the second is the place of its first value.
+fn scaled(
+    values: &[f32],
+    block: usize,
+    scale: impl Fn(&[f32], usize) -> Result<f32, CompressError>,
+) -> Result<(Vec<f16>, Vec<f32>), CompressError> {
     let mut compressed = vec![f16::ZERO; values.len()];
     let mut scales = Vec::with_capacity(values.len().div_ceil(block.max(1)));
     let chunk = chunk_of(block)?;
@@ -51,8 +77,7 @@ pub fn compress(values: &[f32], block: usize) -> Result<(Vec<f16>, Vec<f32>), Co
     for (i, (from, to)) in values.chunks(chunk).zip(compressed.chunks_mut(chunk)).enumerate() {
         let scaled = &mut scaled[..from.len()];
         for (j, (v, s)) in from.chunks(block).zip(scaled.chunks_mut(block)).enumerate() {
-            let scale = scale_of(v)
-                .map_err(|at| CompressError::NotFinite { index: i * chunk + j * block + at, value: v[at] })?;
+            let scale = scale(v, i * chunk + j * block)?;
             s.iter_mut().zip(v).for_each(|(s, v)| *s = v * scale);
             scales.push(scale);
         }
@@ -221,6 +246,22 @@ mod tests {
                 other => panic!("{other}"),
             }
         }
+    }
+
+    #[test]
+    fn of_gradients_what_is_not_finite_comes_back_and_spoils_nothing_else() {
+        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut values: Vec<f32> = (0..48).map(|index| index as f32 * 1e-7).collect();
+            values[20] = value;
+            let (halves, scales) = compress_gradients(&values, 16).unwrap();
+            let back = decompress(&halves, &scales, 16).unwrap();
+            for (index, (value, back)) in values.iter().zip(back).enumerate() {
+                let is_kept = if index == 20 { !back.is_finite() } else { (value - back).abs() <= 5e-9 };
+                assert!(is_kept, "{value} at {index} came back as {back}");
+            }
+        }
+        let finite = [1.0, -3.0, 0.5];
+        assert_eq!(compress_gradients(&finite, 3).unwrap(), compress(&finite, 3).unwrap());
     }
 
     #[test]

@@ -36,6 +36,9 @@ spec:
         volumeMounts: [{name: ckpt, mountPath: /ckpt}]
         nodeSelector: {cloud.google.com/gke-spot: "true"}
         tolerations: [{key: spot, operator: Exists}]
+        topologySpreadConstraints:
+        - {topologyKey: topology.kubernetes.io/zone, maxSkew: 1, whenUnsatisfiable: ScheduleAnyway}
+        imagePullSecrets: [{name: registry}]
         priorityClassName: batch
         terminationGracePeriodSeconds: 120
         serviceAccountName: reader
@@ -241,6 +244,8 @@ fn what_the_user_wants_of_pods_is_laid_over_what_the_operator_makes() {
     let pod = &template["spec"];
     assert_eq!(pod["priorityClassName"], "batch");
     assert_eq!(pod["serviceAccountName"], "reader");
+    assert_eq!(pod["imagePullSecrets"], json!([{"name": "registry"}]));
+    assert_eq!(pod["topologySpreadConstraints"][0]["topologyKey"], "topology.kubernetes.io/zone");
     assert_eq!(pod["nodeSelector"]["cloud.google.com/gke-spot"], "true");
     let tolerated: Vec<_> = pod["tolerations"].as_array().into_iter().flatten().map(|one| one["key"].clone()).collect();
     assert_eq!(tolerated, ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "spot"]);

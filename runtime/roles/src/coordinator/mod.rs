@@ -51,7 +51,7 @@ use crate::member::{Role, connect};
 use crate::message;
 use crate::metrics::CoordinatorMetrics;
 use crate::placement::Placement;
-use crate::plan::{CALL_DEADLINE, JobPlan, WHOLE_JOB};
+use crate::plan::{CALL_DEADLINE, CheckpointPlan, JobPlan, WHOLE_JOB};
 
 /// How long members that were released shortly before the end have to tell what they have sent.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -110,7 +110,7 @@ impl Coordinator {
         }
         let mut resumed = None;
         if let Some(checkpoints) = &mut checkpoints {
-            let (found, warnings) = checkpoints.find().await?;
+            let (found, warnings) = checkpoints.find().await.map_err(CheckpointPlan::at_start)?;
             warn_all(&events, warnings);
             resumed = found;
         }

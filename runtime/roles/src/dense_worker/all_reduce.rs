@@ -11,7 +11,6 @@ use tokio::sync::Notify;
 
 use crate::error::RoleError;
 use crate::message::{self, Request};
-use crate::plan::CALL_DEADLINE;
 
 /// Far beyond a step's rounds.
 const MOST_CHUNKS: usize = 65_536;
@@ -64,7 +63,7 @@ impl RingMailbox {
         received.chunks = received.chunks.split_off(&(ring, 0, 0));
     }
 
-    async fn take(&self, ring: u64, step: GlobalStep, round: u32) -> Result<Vec<f32>, RoleError> {
+    async fn take(&self, ring: u64, step: GlobalStep, round: u32, patience: Duration) -> Result<Vec<f32>, RoleError> {
         let place = (ring, step.0, round);
         let waiting = async {
             loop {
@@ -75,9 +74,9 @@ impl RingMailbox {
                 arrived.await;
             }
         };
-        tokio::time::timeout(CALL_DEADLINE, waiting).await.map_err(|_| RoleError::Task {
+        tokio::time::timeout(patience, waiting).await.map_err(|_| RoleError::Task {
             what: "all-reduce",
-            reason: format!("round {round} of step {step} did not come within {CALL_DEADLINE:?}"),
+            reason: format!("round {round} of step {step} did not come within {patience:?}"),
         })
     }
 
@@ -101,6 +100,8 @@ pub(super) struct RingPart {
     pub(super) number: u64,
     pub(super) rank: Rank,
     pub(super) ranks: u32,
+    /// How long each round waits for the others.
+    pub(super) patience: Duration,
 }
 
 /// Sums `buffer` over all ranks, in place; every rank ends with the same bits. Given up, it leaves a part of the sum there.
@@ -116,8 +117,9 @@ pub(super) async fn all_reduce(
         let Some(send) = ring.send() else { break };
         let chunk = || vec![Tensor::from(buffer[send.range.clone()].to_vec())];
         let message = v1::RingChunk { step: step.0, round: send.round, ring: part.number };
-        let sent = call_peer(next, message, chunk);
-        let (_done, received) = futures::future::try_join(sent, mailbox.take(part.number, step, round)).await?;
+        let sent = call_peer(next, message, chunk, part.patience);
+        let (_done, received) =
+            futures::future::try_join(sent, mailbox.take(part.number, step, round, part.patience)).await?;
         ring.receive(round, &received, buffer)?;
     }
     Ok(())
@@ -129,8 +131,9 @@ pub(super) async fn call_peer<R: Request + Clone>(
     peer: &Channel,
     request: R,
     tensors: impl Fn() -> Vec<Tensor>,
+    patience: Duration,
 ) -> Result<(R::Reply, Vec<Tensor>), RoleError> {
-    let until = Instant::now() + CALL_DEADLINE;
+    let until = Instant::now() + patience;
     loop {
         let left = until.saturating_duration_since(Instant::now());
         match message::call(peer, request.clone(), tensors(), left).await {
@@ -155,6 +158,7 @@ mod tests {
     use super::*;
     use crate::metrics::{DenseWorkerMetrics, RoleMetrics};
 
+    const PATIENCE: Duration = Duration::from_secs(600);
     const RANKS: u32 = 3;
     const STEPS: u64 = 40;
 
@@ -216,7 +220,7 @@ mod tests {
             let next = transport().connect(&addresses[((rank + 1) % RANKS) as usize]).unwrap();
             let mailbox = &workers[rank as usize].ring;
             async move {
-                let part = RingPart { number: 2, rank: Rank(rank), ranks: RANKS };
+                let part = RingPart { number: 2, rank: Rank(rank), ranks: RANKS, patience: PATIENCE };
                 mailbox.begin(part.number);
                 let mut sums = Vec::new();
                 for step in 0..STEPS {
@@ -248,10 +252,10 @@ mod tests {
         let put = |ring, round, value: f32| mailbox.put(ring, step, round, vec![value]).unwrap();
         put(1, 0, 0.5);
         put(1, 0, 0.75);
-        assert_eq!(mailbox.take(1, step, 0).await.unwrap(), [0.5]);
+        assert_eq!(mailbox.take(1, step, 0, PATIENCE).await.unwrap(), [0.5]);
         put(1, 0, 0.5);
         put(1, 1, 1.5);
-        assert_eq!(mailbox.take(1, step, 1).await.unwrap(), [1.5]);
+        assert_eq!(mailbox.take(1, step, 1, PATIENCE).await.unwrap(), [1.5]);
         put(1, 0, 0.5);
         put(1, 1, 1.5);
         assert!(mailbox.lock().chunks.is_empty());
@@ -259,7 +263,7 @@ mod tests {
         put(2, 0, 2.5);
         mailbox.begin(2);
         put(1, 2, 3.5);
-        assert_eq!(mailbox.take(2, step, 0).await.unwrap(), [2.5]);
+        assert_eq!(mailbox.take(2, step, 0, PATIENCE).await.unwrap(), [2.5]);
         assert!(mailbox.lock().chunks.is_empty());
     }
 }

@@ -130,7 +130,12 @@ impl Trainer {
         let Some(next) = self.peers.next.clone() else { return Ok(true) };
         let reducing = Instant::now();
         let replaced = self.replaced();
-        let part = RingPart { number: self.ring_number, rank: self.rank, ranks: self.barrier_workers };
+        let part = RingPart {
+            number: self.ring_number,
+            rank: self.rank,
+            ranks: self.barrier_workers,
+            patience: self.plan.patience(),
+        };
         let ring = Arc::clone(&self.ring);
         let (waits, tower) = (&self.waits, &mut self.tower);
         let gradients = tower.gradients_mut()?;

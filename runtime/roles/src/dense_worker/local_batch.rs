@@ -141,7 +141,8 @@ impl Trainer {
     ) -> JoinHandle<Result<v1::BackwardReply, RoleError>> {
         let (workers, plan) = (Arc::clone(&self.peers.embedding_workers), Arc::clone(&self.plan));
         self.spawn(async move {
-            let tensors = encode_pooled(gradients, &plan.layout, plan.compression)?;
+            let tensors =
+                encode_pooled(gradients, &plan.layout, |values, dim| plan.compression.encode_gradients(values, dim))?;
             let request = v1::Backward { batch: Some(key.write()), step, push };
             Ok(workers.call(embedding_worker, request, tensors).await?.0)
         })

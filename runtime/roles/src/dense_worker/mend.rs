@@ -202,7 +202,7 @@ impl Trainer {
             tokio::select! {
                 biased;
                 () = replaced => Ok(None),
-                taken = call_peer(&donor, v1::DenseStateRequest { ring }, Vec::new) => taken.map(Some),
+                taken = call_peer(&donor, v1::DenseStateRequest { ring }, Vec::new, self.plan.patience()) => taken.map(Some),
             }
         })?;
         let Some((state, tensors)) = taken else { return Ok(false) };

@@ -510,7 +510,7 @@ impl ParameterServer {
         Ok(message::reply::<v1::StoreDigestRequest>(&reply, vec![tensor]))
     }
 
-    /// Bytes of the store, payload and overhead.
+    /// Bytes that the store uses, payload and overhead: not what rows that have left gave back, which others use before there are more.
     fn bytes(&self) -> u64 {
         let bytes = self.store.bytes();
         bytes.payload + bytes.overhead

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 
+use rectrain_checkpoint::CheckpointError;
 use rectrain_crds as crds;
-use rectrain_storage::{Directory, StorageError};
+use rectrain_storage::Directory;
 
 use crate::error::RoleError;
 
@@ -37,13 +38,47 @@ impl CheckpointPlan {
         }
     }
 
-    /// The directory, made if it is one of this machine's and not there. A path that cannot be is the user's error.
+    /// The directory, made if it is one of this machine's and not there. A path that cannot be, or be used, is the user's error.
     pub(crate) fn directory(&self) -> Result<Directory, RoleError> {
-        Directory::open(&self.path, &self.storage_options, true).map_err(|error| match error {
-            StorageError::BadPath { .. } | StorageError::UnknownOption { .. } => {
-                RoleError::Input(format!("spec.checkpoint.path: {error}"))
-            }
-            other => RoleError::Checkpoint(Box::new(other.into())),
-        })
+        Directory::open(&self.path, &self.storage_options, true)
+            .map_err(|error| Self::at_start(RoleError::Checkpoint(Box::new(error.into()))))
+    }
+
+    /// What stands in the way of checkpoints when a job begins. A folder that cannot be made or a bucket that may not be read is then the
+    /// user's error: trying again would not mend it.
+    pub(crate) fn at_start(error: RoleError) -> RoleError {
+        let reason = match &error {
+            RoleError::Checkpoint(reason) => match &**reason {
+                CheckpointError::Storage(reason) if reason.is_users_input() => reason.to_string(),
+                _ => return error,
+            },
+            _ => return error,
+        };
+        RoleError::Input(format!(
+            "spec.checkpoint.path: {reason}; it is a folder that can be written to, in a cluster one of a volume that coordinator, ps and \
+             denseWorker mount, or a gs:// or s3:// URL that they have the right to use"
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_the_users_error() {
+        let plan = |path: &str| CheckpointPlan {
+            path: path.to_owned(),
+            storage_options: BTreeMap::new(),
+            every_steps: None,
+            full_every: 1,
+            keep: NonZeroUsize::MIN,
+            resume_latest: true,
+        };
+        let error = plan("/proc/nobody-can-make-it").directory().expect_err("/proc takes no folder");
+        assert!(error.is_user_error(), "{error}");
+        assert!(error.to_string().contains("spec.checkpoint.path: cannot"), "{error}");
+        let folder = tempfile::tempdir().expect("a folder");
+        assert!(plan(&folder.path().join("checkpoints").display().to_string()).directory().is_ok());
     }
 }

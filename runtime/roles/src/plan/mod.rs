@@ -198,6 +198,19 @@ impl JobPlan {
         SlotMap::even(self.store.slots, self.replicas.ps.min(u32::from(u16::MAX)) as u16)
     }
 
+    /// The longest that a call may take which waits for another member to do its part: as long as nobody says that training stands still.
+    #[must_use]
+    pub(crate) fn patience(&self) -> Duration {
+        CALL_DEADLINE.max(self.stall)
+    }
+
+    /// Calls that may be under way on one connection: all pieces of two batches wait at a parameter server in `sync`, and what lets them
+    /// through has to find a place beside them.
+    #[must_use]
+    pub fn calls_at_a_time(&self) -> usize {
+        1024 + 2 * self.pieces() as usize
+    }
+
     /// Local batches in a global batch.
     #[must_use]
     pub fn pieces(&self) -> u32 {
