@@ -2,6 +2,7 @@
 //! κ/‖v‖∞ (Persia §4.2.3), one block for each row.
 
 use rectrain_wire::Tensor;
+use rectrain_wire::compress::{self, CompressError};
 
 use crate::error::RoleError;
 use crate::message;
@@ -19,22 +20,28 @@ pub enum Compression {
 impl Compression {
     /// `values` [rows, dim] as the tensors that travel: one (f32) or two (fp16 and scales).
     pub(crate) fn encode(self, values: Vec<f32>, dim: usize) -> Result<Vec<Tensor>, RoleError> {
-        match self {
-            Self::None => Ok(vec![Tensor::from(values)]),
-            Self::Fp16 => {
-                let (halves, scales) = rectrain_wire::compress::compress(&values, dim.max(1))?;
-                Ok(vec![Tensor::from(halves), Tensor::from(scales)])
-            }
-        }
+        self.encode_by(compress::compress, values, dim)
     }
 
     /// As [`Self::encode`], and gradients that are not finite travel as well: the parameter server that they come to counts them.
     pub(crate) fn encode_gradients(self, values: Vec<f32>, dim: usize) -> Result<Vec<Tensor>, RoleError> {
+        self.encode_by(compress::compress_gradients, values, dim)
+    }
+
+    fn encode_by<Half>(
+        self,
+        compress: impl FnOnce(&[f32], usize) -> Result<(Vec<Half>, Vec<f32>), CompressError>,
+        values: Vec<f32>,
+        dim: usize,
+    ) -> Result<Vec<Tensor>, RoleError>
+    where
+        Vec<Half>: Into<Tensor>,
+    {
         match self {
-            Self::None => self.encode(values, dim),
+            Self::None => Ok(vec![Tensor::from(values)]),
             Self::Fp16 => {
-                let (halves, scales) = rectrain_wire::compress::compress_gradients(&values, dim.max(1))?;
-                Ok(vec![Tensor::from(halves), Tensor::from(scales)])
+                let (halves, scales) = compress(&values, dim.max(1))?;
+                Ok(vec![halves.into(), Tensor::from(scales)])
             }
         }
     }
@@ -51,7 +58,7 @@ impl Compression {
             Self::None => Ok(values.expect_f32("values")?),
             Self::Fp16 => {
                 let scales = message::next(what, tensors)?.expect_f32("scales")?;
-                Ok(rectrain_wire::compress::decompress(&values.expect_f16("values")?, &scales, dim.max(1))?)
+                Ok(compress::decompress(&values.expect_f16("values")?, &scales, dim.max(1))?)
             }
         }
     }

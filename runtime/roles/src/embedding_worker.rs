@@ -438,33 +438,32 @@ impl EmbeddingWorker {
 
     /// Batch `number` of training has been asked for: what nobody will ask for any more goes.
     fn forget_before(&self, number: u64, has_barrier: bool) {
-        let mut batches = self.lock_batches();
-        let before = batches.len();
         let has_rows = |held: &Held| held.prepared.samples() > 0;
-        batches.retain(|key, held| may_be_fetched(key.position, number, self.window, has_rows(held), has_barrier));
-        self.metrics.batches_in_flight.sub((before - batches.len()) as i64);
+        self.retain(|position, held| may_be_fetched(position, number, self.window, has_rows(held), has_barrier));
     }
 
     /// Batch `number` of an evaluation has been fetched: those that were fetched long before it go, and those of earlier evaluations. Others
     /// stay: another dense worker may be far behind.
     fn forget_evaluated(&self, at_step: GlobalStep, number: u64) {
-        let mut batches = self.lock_batches();
-        let before = batches.len();
-        batches.retain(|key, held| match key.position {
+        self.retain(|position, held| match position {
             BatchPosition::Train(_) => true,
             BatchPosition::Evaluation { at_step: of, number: fetched } => {
                 !held.is_evaluated.load(Ordering::Relaxed) || (of == at_step && fetched + 2 * self.window >= number)
             }
         });
+    }
+
+    fn retain(&self, stays: impl Fn(BatchPosition, &Held) -> bool) {
+        let mut batches = self.lock_batches();
+        let before = batches.len();
+        batches.retain(|key, held| stays(key.position, held));
         self.metrics.batches_in_flight.sub((before - batches.len()) as i64);
     }
 
-    fn forget(&self, key: BatchKey) -> Option<Arc<Held>> {
-        let removed = self.lock_batches().remove(&key);
-        if removed.is_some() {
+    fn forget(&self, key: BatchKey) {
+        if self.lock_batches().remove(&key).is_some() {
             self.metrics.batches_in_flight.dec();
         }
-        removed
     }
 
     fn lock_batches(&self) -> MutexGuard<'_, HashMap<BatchKey, Arc<Held>>> {

@@ -83,12 +83,14 @@ impl StorageError {
                 source.kind(),
                 ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem
             ),
-            Self::Store { source, .. } => matches!(
-                source,
-                object_store::Error::NotFound { .. }
-                    | object_store::Error::PermissionDenied { .. }
-                    | object_store::Error::Unauthenticated { .. }
-            ),
+            Self::Store { source, .. } => is_refusal(source),
         }
     }
+}
+
+/// Whether a store has not what is asked of it, or denies it: what asking again does not mend.
+#[must_use]
+pub fn is_refusal(error: &object_store::Error) -> bool {
+    use object_store::Error;
+    matches!(error, Error::NotFound { .. } | Error::PermissionDenied { .. } | Error::Unauthenticated { .. })
 }

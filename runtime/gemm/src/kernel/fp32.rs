@@ -25,35 +25,24 @@ pub(super) fn spread<const WIDTH: usize, const ROUNDED: bool>(values: &[f32], wo
     }
 }
 
-pub(super) fn tile(tile: &mut Tile<'_>) {
-    /// Whether the build has the instruction: a call of a function in its place would take many times as long.
-    const FUSED: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
-    // SAFETY: `Tile::check` has passed.
-    unsafe { parts::<FUSED>(tile) }
-}
+/// Whether the build has the instruction that multiplies and adds: a call of a function in its place would take many times as long.
+const FUSED: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
 
 /// The tile in parts whose sums the registers hold.
-///
-/// # Safety
-/// `Tile::check` has passed.
-#[inline(always)]
-unsafe fn parts<const FUSED: bool>(tile: &mut Tile<'_>) {
+pub(super) fn tile(tile: &mut Tile<'_>) {
     for half in 0..tile.columns.div_ceil(LINE) {
-        let mut row = 0;
-        while row < tile.rows {
-            let rows = (tile.rows - row).min(ROWS);
-            // SAFETY: what is asked of the caller; these rows are the tile's.
+        for first in (0..tile.rows).step_by(ROWS) {
+            // SAFETY: `Tile::check` has passed; these rows are the tile's.
             unsafe {
-                match rows {
-                    6 => part::<6, FUSED>(tile, row, half),
-                    5 => part::<5, FUSED>(tile, row, half),
-                    4 => part::<4, FUSED>(tile, row, half),
-                    3 => part::<3, FUSED>(tile, row, half),
-                    2 => part::<2, FUSED>(tile, row, half),
-                    _ => part::<1, FUSED>(tile, row, half),
+                match tile.rows - first {
+                    1 => part::<1>(tile, first, half),
+                    2 => part::<2>(tile, first, half),
+                    3 => part::<3>(tile, first, half),
+                    4 => part::<4>(tile, first, half),
+                    5 => part::<5>(tile, first, half),
+                    _ => part::<ROWS>(tile, first, half),
                 }
             }
-            row += rows;
         }
     }
 }
@@ -61,9 +50,9 @@ unsafe fn parts<const FUSED: bool>(tile: &mut Tile<'_>) {
 /// # Safety
 /// `Tile::check` has passed, and the tile has `COUNT` rows from `first` on, and this half of its columns.
 #[inline(always)]
-unsafe fn part<const COUNT: usize, const FUSED: bool>(tile: &mut Tile<'_>, first: usize, half: usize) {
+unsafe fn part<const COUNT: usize>(tile: &mut Tile<'_>, first: usize, half: usize) {
     let start: [[f32; LINE]; COUNT] = std::array::from_fn(|row| tile.start(first + row, half * LINE));
-    // Nothing has its address, so it can be in registers.
+    // Nobody is given the address of what the loop adds to, so it can be in registers.
     let mut sums = start;
     for word in 0..tile.words {
         // SAFETY: word < words and first + row < rows, for which `Tile::check` has found both operands long enough.
@@ -79,8 +68,8 @@ unsafe fn part<const COUNT: usize, const FUSED: bool>(tile: &mut Tile<'_>, first
             }
         }
     }
-    let sums = sums.map(|sums| sums);
-    for (row, sums) in sums.iter().enumerate() {
+    let complete = sums;
+    for (row, sums) in complete.iter().enumerate() {
         tile.finish(first + row, half * LINE, sums);
     }
 }
