@@ -3,6 +3,7 @@
 //! what was decided into the status before [`crate::switch`] carries it out: an operator that dies in between goes on from there.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -26,6 +27,8 @@ use crate::quantity::value_of;
 
 /// Decisions that a status keeps about each subject.
 const KEPT: usize = 8;
+/// Three measurements are enough to speak of.
+const LOOKS_A_WINDOW: u64 = 4;
 /// Bytes of a reason that are kept.
 const MOST: usize = 1000;
 
@@ -81,6 +84,16 @@ pub fn policy(job: &ResolvedJob) -> Option<Policy> {
     })
 }
 
+/// How often a job that leaves something to decide has to be looked at: a few times in the shortest window that decisions are made over.
+#[must_use]
+pub fn look_every(job: Option<&ResolvedJob>) -> Option<Duration> {
+    let policy = policy(job?)?;
+    let mode = policy.mode.iter().map(|mode| mode.window_seconds);
+    let scales = policy.ps.is_some() || policy.embedding_worker.is_some() || policy.dense_worker.is_some();
+    let up = scales.then_some(policy.scaling.up_window_seconds);
+    mode.chain(up).min().map(|seconds| Duration::from_secs((seconds / LOOKS_A_WINDOW).max(1)))
+}
+
 /// The mode that the automatic mode is to be in: that of its last decision, or the one that training starts in.
 #[must_use]
 pub fn mode(status: Option<&RecTrainingJobStatus>) -> Mode {
@@ -99,10 +112,10 @@ pub fn subject(role: Role) -> Option<DecisionSubject> {
     }
 }
 
-/// How many members of a role were last decided on, where that is carried out.
+/// How many members of a role were last decided on, as far as that was to be carried out: it holds as well where further decisions are only told.
 #[must_use]
 pub fn replicas(status: Option<&RecTrainingJobStatus>, job: &ResolvedJob, role: Role) -> Option<u32> {
-    let given = job.autoscaling.as_ref().filter(|given| given.mode == AutoscalingMode::Apply)?;
+    let given = job.autoscaling.as_ref()?;
     let bounds = match role {
         Role::Ps => given.ps?.bounds,
         Role::EmbeddingWorker => given.embedding_worker?.bounds,
@@ -110,11 +123,29 @@ pub fn replicas(status: Option<&RecTrainingJobStatus>, job: &ResolvedJob, role: 
         Role::Coordinator | Role::Loader => return None,
     };
     let subject = subject(role)?;
-    let is_it = |decision: &&DecisionStatus| {
-        decision.subject == subject && decision.applied && decision.replica.is_none() && !is_rebalance(decision)
-    };
+    let is_it = |decision: &&DecisionStatus| decision.subject == subject && says_how_many(decision);
     let decided: u32 = status?.decisions.iter().rev().find(is_it)?.to.parse().ok()?;
     Some(decided.clamp(bounds.min, bounds.max))
+}
+
+/// Whether a decision says how many members of a role there are to be, and is carried out.
+fn says_how_many(decided: &DecisionStatus) -> bool {
+    decided.subject != DecisionSubject::Mode && decided.applied && decided.replica.is_none() && !is_rebalance(decided)
+}
+
+/// The memory limit of parameter servers that all decisions to raise it began with, if any has been carried out: that of the manifest then.
+#[must_use]
+pub fn memory_before_raises(status: &RecTrainingJobStatus) -> Option<u64> {
+    let raises = status.decisions.iter().rev().filter(|decided| decided.applied).filter_map(read);
+    let raises = raises.filter_map(|decision| match decision.action {
+        Action::RaiseMemory { from_bytes, to_bytes, .. } => Some((from_bytes, to_bytes)),
+        _ => None,
+    });
+    // One that does not go on from the one before went on from another manifest.
+    raises.fold(None, |first, (from, to)| match first {
+        Some(first) if first != to => Some(first),
+        _ => Some(from),
+    })
 }
 
 /// When it was decided to spread the slots anew over the parameter servers that there are, if that is the newest decision about them, is
@@ -176,15 +207,23 @@ pub fn last(decisions: &[DecisionStatus], subject: DecisionSubject) -> Option<&D
 /// The history of a job whose operator has just started.
 #[must_use]
 pub fn history(status: Option<&RecTrainingJobStatus>) -> History {
-    History::from_decisions(status.iter().flat_map(|status| &status.decisions).filter_map(read))
+    History::from_decisions(decided(status))
 }
 
-/// All decisions that the status keeps, the new ones last.
+/// What was decided about a job, as far as its status keeps it.
+pub fn decided(status: Option<&RecTrainingJobStatus>) -> impl Iterator<Item = Decision> {
+    status.into_iter().flat_map(|status| &status.decisions).filter_map(read)
+}
+
+/// All decisions that the status keeps, the new ones last: the newest of each subject, and the one that says how many members there are to be.
 #[must_use]
 pub fn kept(before: &[DecisionStatus], new: &[DecisionStatus]) -> Vec<DecisionStatus> {
     let all: Vec<_> = before.iter().chain(new).collect();
     let is_kept = |(place, decision): &(usize, &&DecisionStatus)| {
-        all[place + 1..].iter().filter(|later| later.subject == decision.subject).count() < KEPT
+        let mut later = all[place + 1..].iter().filter(|later| later.subject == decision.subject);
+        // How many members there are to be is not forgotten over decisions about something else.
+        let holds = says_how_many(decision) && !later.clone().any(|later| says_how_many(later));
+        holds || later.nth(KEPT - 1).is_none()
     };
     all.iter().enumerate().filter(is_kept).map(|(_, decision)| (**decision).clone()).collect()
 }
@@ -317,7 +356,7 @@ pub fn observations(
         local_batch_rows: u32::try_from(local).unwrap_or(u32::MAX),
         staleness_tolerance: training.gba_staleness,
         workers: if is_complete {
-            measured.iter().map(|measured| measured.worker.clone()).collect()
+            rectrain_policy::with_idle(measured.iter().map(|measured| measured.worker.clone()).collect(), workers)
         } else {
             Vec::new()
         },
@@ -335,6 +374,7 @@ pub fn observations(
             embedding_worker: count(Role::EmbeddingWorker),
             dense_worker: count(Role::DenseWorker),
         },
+        ..Observations::default()
     }
 }
 
@@ -383,10 +423,16 @@ fn embedding_worker_load<'a>(changes: impl Iterator<Item = &'a Change> + Clone) 
 
 /// What a parameter server of the job may use; none if its manifest says nothing, or nothing that can be read.
 fn memory_limit(job: &RecTrainingJob) -> Option<u64> {
-    let template = job.spec.roles.as_ref()?.ps.as_ref()?.template.as_ref()?;
-    let given = value_of(template.resources.as_ref()?.limits.as_ref()?.get("memory")?)? as u64;
+    let given = given_memory_limit(job)?;
     let attempt = job.status.as_ref().and_then(|status| status.attempt.as_ref());
     Some(attempt.and_then(|attempt| attempt.ps_memory_bytes).map_or(given, |raised| raised.max(given)))
+}
+
+/// What the manifest says that a parameter server may use.
+#[must_use]
+pub fn given_memory_limit(job: &RecTrainingJob) -> Option<u64> {
+    let template = job.spec.roles.as_ref()?.ps.as_ref()?.template.as_ref()?;
+    Some(value_of(template.resources.as_ref()?.limits.as_ref()?.get("memory")?)? as u64)
 }
 
 /// The prediction as a status shows it.
@@ -459,7 +505,29 @@ spec:
         }
         let count = |subject| all.iter().filter(|decision| decision.subject == subject).count();
         assert_eq!((count(DecisionSubject::Mode), count(DecisionSubject::Ps)), (KEPT, 2));
+        let scaled = write(&decision(50, Subject::Ps, Action::Scale { from: 3, to: 4 }), false);
+        let mut told = kept(&all, scaled.as_slice());
+        for at_seconds in 51..80 {
+            let new = write(&decision(at_seconds, Subject::Ps, Action::Rebalance { replicas: 4 }), true);
+            told = kept(&told, new.as_slice());
+        }
+        let of_servers: Vec<_> = told.iter().filter(|decision| decision.subject == DecisionSubject::Ps).collect();
+        assert_eq!((of_servers.len(), of_servers[0].to.as_str()), (KEPT + 1, "4"), "how many there are to be is kept");
         assert_eq!(all.last().map(|last| last.time.0.as_second()), Some(40));
+    }
+
+    #[test]
+    fn the_limit_that_raises_began_with_is_that_of_the_manifest_they_were_made_for() {
+        let raise = |at: u64, from_bytes: u64, to_bytes: u64| {
+            write(&decision(at, Subject::Ps, Action::RaiseMemory { replica: 0, from_bytes, to_bytes }), false)
+        };
+        let before = |raises: &[Option<DecisionStatus>]| {
+            let decisions = raises.iter().flatten().cloned().collect();
+            memory_before_raises(&RecTrainingJobStatus { decisions, ..RecTrainingJobStatus::default() })
+        };
+        assert_eq!(before(&[]), None);
+        assert_eq!(before(&[raise(1, 4, 6), raise(2, 6, 9)]), Some(4));
+        assert_eq!(before(&[raise(1, 4, 6), raise(2, 8, 12), raise(3, 12, 18)]), Some(8), "it was written anew");
     }
 
     fn change(samples: &[(&str, f64)]) -> Change {

@@ -20,14 +20,22 @@ pub fn wanted(status: Option<&RecTrainingJobStatus>, resolved: &ResolvedJob, rol
     automatic::replicas(status, resolved, role).unwrap_or_else(|| role.replicas(resolved))
 }
 
-/// Those of an attempt that is about to start.
+/// Those of an attempt that is about to start, after the one `before`. Members that were decided on while that one trained and had not come when it
+/// ended are asked for when training has begun: no node may have taken them, and an attempt begins only with all that it starts with.
 #[must_use]
-pub fn starting(status: Option<&RecTrainingJobStatus>, resolved: &ResolvedJob) -> AttemptReplicas {
+pub fn starting(
+    status: Option<&RecTrainingJobStatus>,
+    resolved: &ResolvedJob,
+    before: Option<&AttemptReplicas>,
+) -> AttemptReplicas {
     let mut replicas = AttemptReplicas::default();
     for role in Role::MEMBERS {
-        let wanted = wanted(status, resolved, role);
+        let decided = automatic::replicas(status, resolved, role);
+        let wanted = decided.unwrap_or_else(|| role.replicas(resolved));
+        let before = before.and_then(|before| of(before, role)).filter(|before| Some(before.wanted) == decided);
+        let started = before.map_or(wanted, |before| before.present.clamp(1, wanted.max(1)));
         if let Some(of_role) = of_mut(&mut replicas, role) {
-            *of_role = RoleReplicas { started: wanted, wanted, present: wanted, needed: wanted };
+            *of_role = RoleReplicas { started, wanted, present: started, needed: started };
         }
     }
     replicas
@@ -143,6 +151,43 @@ mod tests {
         let labels = json!({ROLE_LABEL: Role::Ps.name(), ATTEMPT_LABEL: "1"});
         let pod = serde_json::from_value(json!({"metadata": {"name": name, "labels": labels}})).expect("a pod");
         PodFacts::of(&pod).expect("one of the operator's")
+    }
+
+    /// A job whose parameter servers are decided on, and its status after a decision for four of them.
+    fn decided(mode: &str) -> (ResolvedJob, RecTrainingJobStatus) {
+        let manifest = format!(
+            "{{apiVersion: rectrain.dev/v1alpha1, kind: RecTrainingJob, metadata: {{name: j}}, spec: {{model: {{kind: lr}},
+             features: {{sparse: [{{name: C1}}]}}, data: {{synthetic: {{rows: 1000}}}}, autoscaling: {{mode: {mode}}},
+             roles: {{ps: {{replicas: 2}}}}}}}}"
+        );
+        let resolved = rectrain_crds::load(&manifest, "j.yaml", &[]).expect("it is right").resolved;
+        let decision = json!({"subject": "ps", "time": "2026-01-01T00:00:00Z", "from": "2", "to": "4", "applied": true, "reason": "r"});
+        let status = serde_json::from_value(json!({"decisions": [decision]})).expect("a status");
+        (resolved, status)
+    }
+
+    #[test]
+    fn an_attempt_starts_with_those_that_had_come_and_asks_for_the_others() {
+        let (resolved, status) = decided("apply");
+        let ps = |before: Option<AttemptReplicas>| {
+            let RoleReplicas { started, wanted, .. } = starting(Some(&status), &resolved, before.as_ref()).ps;
+            (started, wanted)
+        };
+        let before = |wanted: u32, present: u32| {
+            let ps = RoleReplicas { started: 2, wanted, present, needed: wanted };
+            Some(AttemptReplicas { ps, ..AttemptReplicas::default() })
+        };
+        assert_eq!(ps(None), (4, 4));
+        assert_eq!(ps(before(4, 2)), (2, 4), "no node took the others");
+        assert_eq!(ps(before(4, 4)), (4, 4));
+        assert_eq!(ps(before(2, 2)), (4, 4), "decided at its end: with fewer it would end again");
+        assert_eq!(ps(before(4, 9)), (4, 4), "some were leaving");
+    }
+
+    #[test]
+    fn what_was_carried_out_holds_where_decisions_are_only_told_from_then_on() {
+        let (resolved, status) = decided("recommend");
+        assert_eq!((wanted(Some(&status), &resolved, Role::Ps), wanted(None, &resolved, Role::Ps)), (4, 2));
     }
 
     #[test]

@@ -337,7 +337,7 @@ impl<'a> Draft<'a> {
 
     fn want_members(&mut self) {
         let Ok(resolved) = self.facts.verdict else { return };
-        let starting = members::starting(Some(&self.status), resolved);
+        let starting = members::starting(Some(&self.status), resolved, None);
         let Some(attempt) = &self.status.attempt else { return };
         let mut replicas = attempt.replicas.unwrap_or(starting);
         members::want(&mut replicas, Some(&self.status), resolved);
@@ -356,7 +356,14 @@ impl<'a> Draft<'a> {
     }
 
     fn begin_attempt(&mut self, number: u32, restarts_before: u32, not_before: Option<Timestamp>, start: Timestamp) {
-        let before = self.status.attempt.take().filter(|before| before.spec_hash == self.facts.spec_hash);
+        let before = self.status.attempt.take();
+        let replicas = before.as_ref().and_then(|before| before.replicas.as_ref());
+        let replicas =
+            self.facts.verdict.ok().map(|resolved| members::starting(Some(&self.status), resolved, replicas));
+        let raised = before.as_ref().and_then(|before| before.ps_memory_bytes);
+        let is_as_given =
+            automatic::memory_before_raises(&self.status) == automatic::given_memory_limit(self.facts.job);
+        let before = before.filter(|before| before.spec_hash == self.facts.spec_hash);
         self.status.attempt = Some(AttemptStatus {
             number,
             generation: self.facts.job.metadata.generation.unwrap_or_default(),
@@ -366,8 +373,9 @@ impl<'a> Draft<'a> {
             restarts_before,
             not_before: not_before.map(Time),
             mode: None,
-            replicas: self.facts.verdict.ok().map(|resolved| members::starting(Some(&self.status), resolved)),
-            ps_memory_bytes: before.as_ref().and_then(|before| before.ps_memory_bytes),
+            replicas,
+            // Another memory limit of the manifest counts as it is written.
+            ps_memory_bytes: raised.filter(|_| before.is_some() || is_as_given),
         });
         self.start_in(before.and_then(|before| before.mode).as_ref());
         self.status.start_time = Some(Time(start));
@@ -446,7 +454,7 @@ impl<'a> Draft<'a> {
         let problem = problem.or_else(|| failure::waiting(pods).filter(|_| !all_ready));
         // Before there is a coordinator to ask, containers that end are all that is known.
         let ends = phase == Phase::Starting && container_restarts > 0 && !all_ready;
-        let problem = problem.or_else(|| failure::last_crash(pods).filter(|_| ends));
+        let problem = problem.or_else(|| ends.then(|| failure::last_crash(pods)).flatten());
         let problem = problem.or_else(|| self.facts.noticed.pods_refused.clone()).or_else(|| self.mode_refused());
         let poll = self.facts.poll;
         let mut decision = self.finish(phase, problem, run);

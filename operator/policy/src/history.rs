@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
+use crate::mode::most_needed;
 use crate::predict::{Overheads, seconds_a_row, with_overheads};
 use crate::replicas;
 use crate::{Action, Decision, Observations, Policy, Prediction, Subject, TrainingMode, decide};
@@ -59,14 +60,8 @@ impl<T: Copy> Window<T> {
         }
     }
 
-    /// The values of the last `seconds`, if there are enough of them to speak of: three, over at least half that time.
+    /// The values of the last `seconds`, if they are from all of that time and enough to speak of: three.
     pub(crate) fn over(&self, seconds: u64) -> Option<Vec<T>> {
-        let (span, values) = self.within(seconds)?;
-        (values.len() >= 3 && 2 * span >= seconds).then_some(values)
-    }
-
-    /// As [`Self::over`], where they are from all of that time.
-    pub(crate) fn over_all(&self, seconds: u64) -> Option<Vec<T>> {
         let (span, values) = self.within(seconds)?;
         let count = values.len() as u64;
         // Each sample stands for the time since the one before it.
@@ -205,6 +200,7 @@ impl MeanThroughput {
 #[serde(rename_all = "camelCase", default)]
 pub struct History {
     seen_seconds: Option<u64>,
+    attempt: Option<u32>,
     mode: Option<TrainingMode>,
     decisions: Vec<Decision>,
     pub(crate) corrections: Corrections,
@@ -246,6 +242,29 @@ impl History {
         history
     }
 
+    /// Those of `decisions` that are newer than all that is remembered of their subject.
+    #[must_use]
+    pub fn unknown(&self, decisions: impl IntoIterator<Item = Decision>) -> Vec<Decision> {
+        let is_new = |decision: &Decision| {
+            decision.acts() && self.last(decision.subject).is_none_or(|last| last.at_seconds < decision.at_seconds)
+        };
+        decisions.into_iter().filter(is_new).collect()
+    }
+
+    /// All processes have begun anew: what windows hold is of others, whose tables were restored meanwhile. What was decided and learned stays.
+    fn begin_attempt(&mut self) {
+        self.mode = None;
+        self.advantage = Window::default();
+        self.needed.clear();
+        self.unevenness = Window::default();
+        self.table_bytes = Window::default();
+        self.throughput = Window::default();
+        self.trial = None;
+        self.killed.clear();
+        // Kills of these processes are all news.
+        self.oom_kills = Some(Vec::new());
+    }
+
     /// Observes, decides and records; gives one decision a subject of the policy.
     pub fn advance(&mut self, policy: &Policy, observations: &Observations) -> Vec<Decision> {
         self.observe(policy, observations);
@@ -261,6 +280,10 @@ impl History {
             return;
         }
         let seconds = self.seen_seconds.replace(now).map_or(0, |seen| now - seen);
+        if self.attempt.replace(observations.attempt).is_some_and(|before| before != observations.attempt) {
+            self.begin_attempt();
+        }
+        self.record(&observations.decided_elsewhere);
         self.all_reduce_seconds = observations.all_reduce_seconds.or(self.all_reduce_seconds);
         self.exchange_seconds = observations.exchange_seconds.or(self.exchange_seconds);
         self.observe_overheads(observations, seconds);
@@ -425,7 +448,9 @@ impl History {
         }
         let corrected = self.corrected(raw);
         let advantage = (corrected.gba.max(f64::MIN_POSITIVE) / corrected.sync).ln();
-        let advantage = advantage.clamp(-MOST_ADVANTAGE, MOST_ADVANTAGE);
+        // A mean that is to pass a threshold can only be made of what may be beyond it.
+        let most = policy.mode.as_ref().map_or(0.0, |mode| 2.0 * most_needed(mode)).max(MOST_ADVANTAGE);
+        let advantage = advantage.clamp(-most, most);
         let window = policy.mode.as_ref().map_or(0, |mode| mode.window_seconds);
         self.advantage.push(observations.at_seconds, advantage, window);
     }
@@ -436,7 +461,10 @@ impl History {
         }
         let bytes = observations.ps.iter().map(|ps| ps.bytes).sum();
         let window = policy.ps.as_ref().map_or(0, |ps| ps.growth_window_seconds);
-        self.table_bytes.push(observations.at_seconds, bytes, window);
+        // One that has nothing restores its rows: what comes then is no growth.
+        if observations.ps.iter().all(|ps| ps.bytes > 0) {
+            self.table_bytes.push(observations.at_seconds, bytes, window);
+        }
         // Those before the first observation are somebody else's.
         if let Some(seen) = &self.oom_kills {
             let killed = (0..)

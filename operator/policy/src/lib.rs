@@ -26,7 +26,7 @@ pub use decision::{Action, Decision, Subject};
 pub use history::History;
 pub use observations::{
     ClusterLoad, EmbeddingWorkerLoad, ObservationError, Observations, PsLoad, ReplicaCount, Replicas, TrainingMode,
-    Worker,
+    Worker, with_idle,
 };
 pub use policy::{
     DenseWorkerPolicy, EmbeddingWorkerPolicy, ModePolicy, Policy, PolicyError, PsPolicy, ReplicaBounds, ScalingPolicy,

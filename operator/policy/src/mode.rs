@@ -23,7 +23,7 @@ fn verdict(
     let present = observations.mode.ok_or("no steps are made, or in a mode that is not switched automatically")?;
     let predicted = history.predict(observations).ok_or("no batch of every dense worker was measured yet")?;
     let window = policy.window_seconds;
-    let advantages = history.advantage.over_all(window).ok_or_else(|| format!("less than {window} s were measured"))?;
+    let advantages = history.advantage.over(window).ok_or_else(|| format!("less than {window} s were measured"))?;
     let gba_over_sync = advantages.iter().sum::<f64>() / advantages.len() as f64;
     let gain = match present {
         TrainingMode::Sync => gba_over_sync,
@@ -79,6 +79,11 @@ fn needed(policy: &ModePolicy, to: TrainingMode, is_crowded: bool, has_used: boo
         (TrainingMode::Gba, true) => at_least(0.5 * policy.margin),
         (TrainingMode::Sync, false) => -0.5 * at_least(policy.margin),
     }
+}
+
+/// The largest advantage that a switch of this policy may take.
+pub(crate) fn most_needed(policy: &ModePolicy) -> f64 {
+    needed(policy, TrainingMode::Gba, false, false)
 }
 
 /// What of the cluster's load warns of slow workers.

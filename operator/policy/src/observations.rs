@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::Decision;
+
 /// The two training modes that automatic switching chooses between: they share hyper-parameters and the optimizer's state
 /// (GBA, §4.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -55,6 +57,18 @@ impl Worker {
         let mean = self.compute_seconds.iter().sum::<f64>() / self.compute_seconds.len().max(1) as f64;
         mean * rows / f64::from(self.batch_rows)
     }
+}
+
+/// As many as `count` workers where fewer were measured: those that idle in `sync` are taken to be as fast as the others on average.
+#[must_use]
+pub fn with_idle(mut measured: Vec<Worker>, count: usize) -> Vec<Worker> {
+    let rows = measured.iter().map(|worker| f64::from(worker.batch_rows)).sum::<f64>() / measured.len().max(1) as f64;
+    let seconds = measured.iter().map(|worker| worker.mean_seconds(rows)).sum::<f64>() / measured.len().max(1) as f64;
+    if !measured.is_empty() {
+        let idle = Worker { batch_rows: (rows.round() as u32).max(1), compute_seconds: vec![seconds] };
+        measured.resize(count.max(measured.len()), idle);
+    }
+    measured
 }
 
 /// A parameter server.
@@ -136,6 +150,12 @@ pub struct Replicas {
 pub struct Observations {
     /// When, in seconds since any fixed moment.
     pub at_seconds: u64,
+    /// Which attempt of the job it is: in another, all processes have begun anew.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub attempt: u32,
+    /// What was decided since the observation before by somebody else, as after a kill that ended an attempt.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub decided_elsewhere: Vec<Decision>,
     /// The mode in use; none while no steps are made, or in a mode that is not switched automatically.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<TrainingMode>,
@@ -170,6 +190,11 @@ pub struct Observations {
     pub cluster: ClusterLoad,
     /// Replicas of the roles.
     pub replicas: Replicas,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks by reference")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// A measurement that cannot be one.

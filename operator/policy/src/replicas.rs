@@ -364,6 +364,9 @@ fn dense_worker(
     count: u32,
 ) -> Finding {
     let mode = observations.mode.ok_or("no steps are made, or in a mode that is not scaled")?;
+    if mode == TrainingMode::Sync && observations.barrier_workers.is_some() {
+        return Err("in `sync` with `barrierWorkers` more of them would idle".to_owned());
+    }
     let predicted = history.predict(observations).ok_or("no batch of every dense worker was measured yet")?;
     let (shrinks, stays, rows) = parts_of_a_step(observations, history, mode);
     let theta = policy.marginal_throughput;

@@ -222,6 +222,11 @@ impl Known {
     }
 }
 
+/// The shorter of a time and another one, if there is one.
+fn at_most(time: Duration, most: Option<Duration>) -> Duration {
+    most.map_or(time, |most| time.min(most))
+}
+
 impl Context {
     /// The certificate of the attempt's pods, if they have one.
     fn certificate(
@@ -364,7 +369,7 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
         automatic: looked.as_ref().map(|looked| &looked.findings),
         obstacle: obstacle.as_ref(),
         noticed: &noticed,
-        poll: context.poll(),
+        poll: at_most(context.poll(), automatic::look_every(verdict.manifest.as_ref().ok())),
     };
     let mut decision = decide_and_ask(&context, coordinator.as_ref(), &facts).await;
     if let Some(refused) = Box::pin(refused_change(&context, &job, &verdict, &decision, now)).await? {

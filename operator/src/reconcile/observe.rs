@@ -68,6 +68,7 @@ pub async fn look(
     let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
     let Some((resolved, policy, report, attempt)) = decidable(job, resolved, view) else {
         context.metrics.forget_look(&namespace, &name);
+        rest(context, job);
         return None;
     };
     let now = (context.now)();
@@ -89,7 +90,12 @@ pub async fn look(
     };
     let nodes = ClusterLoad { preemptions, ..nodes };
     context.metrics.crowded(&namespace, &name, nodes.node_cpu);
-    let observations = automatic::observations(job, resolved, now, report, &pods, &changes, nodes);
+    let observations = Observations {
+        attempt,
+        // What was decided about a server that was killed is in the status alone.
+        decided_elsewhere: watched.history.unknown(automatic::decided(job.status.as_ref())),
+        ..automatic::observations(job, resolved, now, report, &pods, &changes, nodes)
+    };
     watched.history.observe(&policy, &observations);
     let decisions = rectrain_policy::decide(&policy, &observations, &watched.history);
     for decision in &decisions {
@@ -101,6 +107,14 @@ pub async fn look(
     let error = prediction.and_then(|_| watched.history.prediction_error());
     context.metrics.predicted(&namespace, &name, error);
     Some(Box::new(Looked { findings, watched, policy, observations, decisions }))
+}
+
+/// A job that does not train is not measured: whoever looks again must not take the rest for slow training.
+fn rest(context: &Context, job: &RecTrainingJob) {
+    let mut all = context.watched.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(watched) = job.uid().and_then(|uid| all.get_mut(&uid)) {
+        watched.meters.clear();
+    }
 }
 
 /// Remembers a look whose findings are in the status; they are there only of a job that trains.

@@ -1,7 +1,9 @@
 //! Single decisions: what is decided in which situation, and what is said of it.
 
 use crate::world::{INTERVAL, World, policy};
-use rectrain_policy::{Action, ClusterLoad, Decision, History, Policy, Subject, TrainingMode};
+use rectrain_policy::{
+    Action, ClusterLoad, Decision, History, Observations, Policy, Subject, TrainingMode, Worker, with_idle,
+};
 
 fn last(world: &World, subject: Subject) -> Option<&Decision> {
     world.log.iter().rev().find(|decision| decision.subject == subject)
@@ -340,4 +342,76 @@ fn a_history_made_of_what_a_status_holds_keeps_dwell_limit_and_decision() {
     world.log.clear();
     world.run(&policy, &mut again, 100);
     assert_eq!(world.log, [], "nothing is decided within the cool-down");
+}
+
+#[test]
+fn a_margin_is_passed_however_large_it_is() {
+    let mut policy = policy(8, 8);
+    policy.mode.as_mut().unwrap().margin = 1.5;
+    let (mut world, mut history) = (World { slowdown: 4.0, ..World::new(1) }, History::default());
+    world.run(&policy, &mut history, 300);
+    assert_eq!(world.mode, TrainingMode::Sync, "it is not enough");
+    world.slowdown = 30.0;
+    world.run(&policy, &mut history, 300);
+    assert_eq!(world.mode, TrainingMode::Gba, "{:?}", world.log);
+}
+
+#[test]
+fn what_was_decided_elsewhere_is_known_and_cools_down() {
+    let policy = policy(1, 8);
+    let mut world = World { look_up_load: 3.0, ..World::new(1) };
+    let mut history = History::default();
+    let mut look = |elsewhere: &[Decision]| {
+        world.now += INTERVAL;
+        let mut observations = world.observe();
+        observations.decided_elsewhere = elsewhere.to_vec();
+        history.advance(&policy, &observations);
+        history.decisions().iter().filter(|made| made.subject == Subject::Ps).count()
+    };
+    assert!((0..4).all(|_| look(&[]) == 0));
+    let killed = Decision {
+        at_seconds: 1_000_000 + 4 * INTERVAL,
+        subject: Subject::Ps,
+        action: Action::Scale { from: 1, to: 2 },
+        reason: String::new(),
+    };
+    assert_eq!(look(std::slice::from_ref(&killed)), 1);
+    assert!((0..20).all(|_| look(&[]) == 1), "the cool-down of that one");
+    assert_eq!(history.unknown([killed]), []);
+}
+
+#[test]
+fn a_table_that_is_restored_does_not_grow() {
+    let policy = policy(1, 8);
+    let (mut world, mut history) = (World { look_up_load: 0.9, ..World::new(1) }, History::default());
+    world.run(&policy, &mut history, 120);
+    assert!(last(&world, Subject::Ps).is_none(), "{:?}", world.log);
+    for look in 0..40 {
+        world.now += INTERVAL;
+        let mut observations = world.observe();
+        observations.attempt = 2;
+        // One after the other has its rows again.
+        observations.ps[0].bytes *= u64::from(look > 3);
+        observations.ps[1].bytes *= u64::from(look > 6);
+        let decided = history.advance(&policy, &observations);
+        assert!(decided.iter().all(|decision| decision.subject != Subject::Ps || !decision.acts()), "{decided:?}");
+    }
+}
+
+#[test]
+fn workers_that_idle_in_sync_count_for_gba_and_more_of_them_for_nothing() {
+    let worker = |seconds: f64| Worker { batch_rows: 512, compute_seconds: vec![seconds] };
+    let all = with_idle(vec![worker(0.2), worker(0.4)], 4);
+    let mean = |worker: &Worker| worker.compute_seconds.iter().sum::<f64>() / worker.compute_seconds.len() as f64;
+    assert_eq!(all.iter().map(mean).map(|mean| (mean * 1e6).round()).collect::<Vec<_>>(), [2e5, 4e5, 3e5, 3e5]);
+    assert_eq!(with_idle(Vec::new(), 4), [], "nothing is known");
+    let policy = policy(1, 16);
+    let (mut world, mut history) = (World::new(1), History::default());
+    for _ in 0..40 {
+        world.now += INTERVAL;
+        let observations = Observations { barrier_workers: Some(4), ..world.observe() };
+        let decided = history.advance(&policy, &observations);
+        let of_workers = decided.iter().find(|decision| decision.subject == Subject::DenseWorker).unwrap();
+        assert!(!of_workers.acts() && of_workers.reason.contains("would idle"), "{of_workers:?}");
+    }
 }

@@ -34,6 +34,7 @@ prop_compose! {
         rows in (0u32..5000, 0u32..5000, 0u32..8),
         workers in vec((0u32..600, vec(number(), 0..4)), 0..6),
         barrier_workers in prop::option::of(0u32..9),
+        attempt in prop_oneof![19 => Just(1u32), 1 => 2u32..4],
         times in (prop::option::of(number()), prop::option::of(number()), number(), prop::option::of(number())),
         ps in vec((any::<u64>(), prop::option::of(any::<u64>()), prop::option::of(number()), prop::option::of(number()), 0u32..5), 0..5),
         queue in prop::option::of((number(), number())),
@@ -42,6 +43,8 @@ prop_compose! {
     ) -> (u64, Observations) {
         (step, Observations {
             at_seconds: 0,
+            attempt,
+            decided_elsewhere: Vec::new(),
             mode,
             global_batch_rows: rows.0,
             local_batch_rows: rows.1,

@@ -59,7 +59,7 @@ impl<'a> Plan<'a> {
     ) -> Self {
         let attempt = decision.status.attempt.clone().unwrap_or_default();
         let mode = attempt.mode.as_ref().map_or_else(|| wanted_mode(job), |mode| mode.started);
-        let replicas = attempt.replicas.unwrap_or_else(|| members::starting(job.status.as_ref(), resolved));
+        let replicas = attempt.replicas.unwrap_or_else(|| members::starting(job.status.as_ref(), resolved, None));
         let spec = with_replicas(in_mode(&job.spec, mode), |role| members::of(&replicas, role).map(|r| r.started));
         // Nothing else that a manifest means depends on these.
         let mut resolved = resolved.clone();

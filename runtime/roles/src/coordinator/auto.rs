@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use rectrain_modes::gba::{Decay, TokenMode};
-use rectrain_policy::{Action, History, ModePolicy, Observations, Policy, TrainingMode as Choice, Worker};
+use rectrain_policy::{Action, History, ModePolicy, Observations, Policy, TrainingMode as Choice, Worker, with_idle};
 use rectrain_proto::v1;
 
 use super::Coordinator;
@@ -86,15 +86,18 @@ fn observations(plan: &JobPlan, status: &v1::JobStatus) -> Observations {
         batch_rows: (worker.batch_rows.round() as u32).max(1),
         compute_seconds: worker.compute_seconds.iter().map(|seconds| f64::from(*seconds)).collect(),
     });
-    // Before all have reported nothing is known of a step.
+    // Before all have reported nothing is known of a step; those that a barrier leaves out do not report.
     let dense_workers = status.replicas.iter().find(|replicas| replicas.role() == v1::Role::DenseWorker);
-    let all_have_reported = dense_workers.is_some_and(|there| status.workers.len() == there.present as usize);
+    let present = dense_workers.map_or(0, |there| there.present as usize);
+    let step_workers =
+        plan.some_with_barrier.filter(|_| mode == Some(Choice::Sync)).map_or(present, |some| some as usize);
+    let all_have_reported = present > 0 && status.workers.len() >= step_workers;
     Observations {
         mode,
         global_batch_rows: u32::try_from(plan.global_batch_rows).unwrap_or(u32::MAX),
         local_batch_rows: u32::try_from(plan.local_batch_rows).unwrap_or(u32::MAX),
         staleness_tolerance: staleness_tolerance(plan),
-        workers: if all_have_reported { workers.collect() } else { Vec::new() },
+        workers: if all_have_reported { with_idle(workers.collect(), present) } else { Vec::new() },
         barrier_workers: plan.some_with_barrier,
         all_reduce_seconds: Some(status.all_reduce_seconds).filter(|seconds| *seconds > 0.0),
         ..Observations::default()
