@@ -1,10 +1,11 @@
 //! Dense parameters with their optimizer state, as safetensors: `parameters` and one tensor `optimizer.NAME` a state vector, all
 //! flat f32. One process may write them all, or each its partition. Pure functions between values and bytes.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
+use serde_json::Value;
 
 use crate::name::CheckpointId;
 
@@ -82,7 +83,25 @@ fn encode(part: &DensePart, id: CheckpointId) -> Result<Vec<u8>, String> {
         ("stateNames".to_owned(), names.join(",")),
         ("updateCount".to_owned(), part.update_count.to_string()),
     ]);
-    safetensors::serialize(tensors.map_err(failed)?, Some(metadata)).map_err(failed)
+    in_order(safetensors::serialize(tensors.map_err(failed)?, Some(metadata)).map_err(failed)?)
+        .ok_or_else(|| "the header of dense parameters cannot be put in order".to_owned())
+}
+
+/// The file with the entries of its metadata by name: as they come from a hash map, each process would write the same content as another file,
+/// and a worker that takes another's place writes over its file after the file's hash was told.
+fn in_order(mut file: Vec<u8>) -> Option<Vec<u8>> {
+    const METADATA: &str = "__metadata__";
+    let (length, rest) = file.split_first_chunk_mut::<8>()?;
+    let header = rest.get_mut(..usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
+    let mut entries: BTreeMap<String, Value> = serde_json::from_slice(header).ok()?;
+    let metadata: BTreeMap<String, Value> = serde_json::from_value(entries.remove(METADATA)?).ok()?;
+    entries.insert(METADATA.to_owned(), serde_json::to_value(metadata).ok()?);
+    let ordered = serde_json::to_vec(&entries).ok()?;
+    // Headers end with spaces, so that what follows is aligned.
+    let (text, padding) = header.split_at_mut_checked(ordered.len())?;
+    text.copy_from_slice(&ordered);
+    padding.fill(b' ');
+    Some(file)
 }
 
 fn decode(bytes: &[u8]) -> Result<(DensePart, CheckpointId), String> {
@@ -186,6 +205,14 @@ mod tests {
         let mut uneven = part(0, &[1.0]);
         uneven.state[0].1.push(1.0);
         assert!(encode(&uneven, id).is_err());
+    }
+
+    #[test]
+    fn a_part_is_written_as_the_same_bytes_each_time() {
+        let (part, id) = (part(5, &[1.5, -0.0]), CheckpointId(3));
+        let first = encode(&part, id).unwrap();
+        // Each hash map has another order.
+        assert!((0..50).all(|_| encode(&part, id).unwrap() == first));
     }
 
     #[test]

@@ -42,7 +42,9 @@ impl Control for ControlService {
 
     async fn set_mode(&self, request: Request<v1::SetModeRequest>) -> Result<Response<v1::SetModeReply>, Status> {
         let v1::SetModeRequest { mode, reason } = request.into_inner();
-        match self.coordinator.set_mode(&mode, reason) {
+        let asked = self.coordinator.set_mode(&mode, reason);
+        self.coordinator.remembered().await;
+        match asked {
             Ok(from) => Ok(Response::new(v1::SetModeReply { from: from.to_owned() })),
             Err(SwitchRefused::Mode(reason)) => Err(Status::invalid_argument(reason)),
             Err(SwitchRefused::Now(reason)) => Err(Status::failed_precondition(reason)),
@@ -63,7 +65,9 @@ impl Control for ControlService {
         let request = request.into_inner();
         let role = Role::of(request.role())
             .ok_or_else(|| Status::invalid_argument("the role to be scaled is missing, or is not one of members"))?;
-        match self.coordinator.scale(role, request.replicas, request.reason, request.decided_seconds) {
+        let asked = self.coordinator.scale(role, request.replicas, request.reason, request.decided_seconds);
+        self.coordinator.remembered().await;
+        match asked {
             Ok(from) => Ok(Response::new(v1::ScaleReply { from })),
             Err(ResizeRefused::Number(reason)) => Err(Status::invalid_argument(reason)),
             Err(ResizeRefused::Now(reason)) => Err(Status::failed_precondition(reason)),
