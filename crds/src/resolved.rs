@@ -539,7 +539,7 @@ pub struct ResolvedRole {
 pub struct ResolvedCheckpoint {
     /// Directory or URL.
     pub path: String,
-    /// Global steps between two; `None` means one at the end.
+    /// Global batches between two; `None` means one at the end.
     pub every_steps: Option<u64>,
     /// Every how many a full one is written, at least 1.
     pub full_every: u32,
@@ -558,7 +558,8 @@ pub struct ResolvedFaultTolerance {
     /// Seconds before the first restart, at least 1.
     pub backoff_seconds: u32,
     /// Seconds without progress after which training counts as stalled: in which no batch was
-    /// trained, nothing was restored or saved, no evaluation got on and no file was read.
+    /// trained, nothing was restored or saved, no evaluation got on and no file was read. A dense worker
+    /// that has been at one batch for as long ends, and another takes its place.
     pub stall_seconds: u32,
     /// Whether rows of a parameter server outlive its process.
     pub shared_memory: bool,

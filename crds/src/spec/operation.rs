@@ -30,7 +30,7 @@ pub struct CheckpointSpec {
     #[schemars(length(min = 1, max = 1024), extend("x-default" = "no checkpoints"))]
     pub path: Option<String>,
 
-    /// Global steps between two checkpoints; there is one at the end in any case.
+    /// Global batches between two checkpoints (with a barrier, steps); there is one at the end in any case.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000_000_000u64), extend("x-default" = "one checkpoint, at the end"))]
     pub every_steps: Option<u64>,
@@ -67,7 +67,8 @@ pub struct FaultToleranceSpec {
     pub backoff_seconds: Option<u32>,
 
     /// Seconds without progress after which training counts as stalled: in which no batch was
-    /// trained, nothing was restored or saved, no evaluation got on and no file was read.
+    /// trained, nothing was restored or saved, no evaluation got on and no file was read. A dense worker
+    /// that has been at one batch for as long ends, and another takes its place.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 10, max = 86_400), extend("x-default" = defaults::STALL_SECONDS))]
     pub stall_seconds: Option<u32>,

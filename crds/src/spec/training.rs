@@ -498,7 +498,7 @@ pub struct EvaluationSpec {
     #[schemars(extend("x-default" = EvaluationTime::End))]
     pub every: Option<EvaluationTime>,
 
-    /// Steps between two evaluations. Required by every: steps, refused without it.
+    /// Steps between two evaluations, counted in global batches in every mode. Required by every: steps, refused without it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000_000_000u64))]
     pub steps: Option<u64>,
@@ -542,7 +542,7 @@ pub struct TrainingSpec {
     #[schemars(range(min = 1, max = 100_000), extend("x-default" = defaults::EPOCHS))]
     pub epochs: Option<u32>,
 
-    /// Steps after which training ends; the data is read again from its start as often as that needs. Not together with
+    /// Steps after which training ends, counted in global batches in every mode; the data is read again from its start as often as that needs. Not together with
     /// `epochs`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000_000_000u64), extend("x-default" = "epochs decides"))]

@@ -94,6 +94,12 @@ fn execute(command: Command) -> Result<(), Failure> {
     }
 }
 
+/// Ends a process some thread of which hangs and cannot be waited for: to others it is one that was killed.
+pub(crate) fn abort(message: &str) -> ! {
+    eprintln!("rectrain: {message}");
+    std::process::abort()
+}
+
 fn end(code: u8, message: &str) -> ExitCode {
     eprintln!("rectrain: {message}");
     ExitCode::from(code)

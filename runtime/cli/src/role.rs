@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::Registry;
+use rectrain_roles::computing::Computing;
 use rectrain_roles::coordinator::{Coordinator, Guard, LivePage, serve_control};
 use rectrain_roles::events::EventLog;
 use rectrain_roles::http::{serve_metrics, serve_metrics_and_page};
@@ -119,6 +120,7 @@ fn staying(result: &Result<(), Failure>) {
 pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
     let plan = plan_of_process(&args.job)?;
     crate::runtime()?.block_on(async {
+        let (stall, computing) = (plan.stall, Computing::default());
         let Network { metrics, counters, transport, .. } = Network::new(&args.tls, &plan)?;
         let (address, _metrics) = serve_metrics(args.metrics, metrics.clone()).await?;
         tracing::info!(role = role.name(), index = args.index, metrics = %address, "joining");
@@ -132,6 +134,7 @@ pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
             advertise: args.advertise.clone(),
             shared_memory: args.shared_memory.clone(),
             slow: args.slow,
+            computing: computing.clone(),
             metrics,
             counters,
         };
@@ -140,6 +143,12 @@ pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
         let mut running = pin!(member.run());
         let result = tokio::select! {
             result = &mut running => result,
+            () = computing.lasts(stall) => crate::abort(&format!(
+                "{} {} has computed one batch for {} s, as long as a job may be without progress (spec.faultTolerance.stallSeconds)",
+                role.name(),
+                args.index,
+                stall.as_secs(),
+            )),
             () = &mut told_to_stop => {
                 let saving = async { leaving.await.map_err(|error| error.to_string()) };
                 let mut released = false;

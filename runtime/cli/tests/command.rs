@@ -100,6 +100,52 @@ fn gba_and_switches_train_in_processes_with_a_slow_worker() {
 }
 
 #[test]
+fn what_is_wrong_with_test_data_is_told_before_training_and_not_after_it() {
+    let rows = "1,5\n0,6\n";
+    for (test, said) in [("label,user\nyes,5\n".to_owned(), "yes"), ("label,user\n".to_owned(), "has no rows")] {
+        let folder = folder_with(
+            "{apiVersion: rectrain.dev/v1alpha1, kind: RecTrainingJob, metadata: {name: t}, spec: {model: {kind: lr},
+             features: {sparse: [{name: user}]}, training: {epochs: 100000, globalBatchSize: 64},
+             data: {train: {paths: [train.csv]}, test: {paths: [test.csv]}}}}",
+        );
+        std::fs::write(folder.path().join("train.csv"), "label,user\n".to_owned() + &rows.repeat(5000)).unwrap();
+        std::fs::write(folder.path().join("test.csv"), test).unwrap();
+        let output = rectrain(folder.path(), &["run", "job.yaml"]);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        assert!(message.contains("test.csv") && message.contains(said), "{message}");
+    }
+}
+
+#[test]
+fn a_run_that_goes_on_where_nothing_is_left_to_train_says_so() {
+    let folder = folder_with(JOB);
+    let sets = "spec.checkpoint.path=checkpoints,spec.checkpoint.resume=latest";
+    let run = || rectrain(folder.path(), &["run", "job.yaml", "--json", "--set", sets]);
+    let said = |events: &[Value]| events.iter().any(|event| event.to_string().contains("nothing is left to train"));
+    let (first, again) = (events(&run()), events(&run()));
+    assert_eq!((said(&first), said(&again)), (false, true), "{again:?}");
+    let digest = |events: &[Value]| events.last().unwrap()["parametersSha256"].clone();
+    assert_eq!(digest(&first), digest(&again));
+}
+
+/// In a mode without a barrier nobody waits for it, so only its own process can tell.
+#[test]
+fn a_dense_worker_that_hangs_in_a_batch_ends_and_another_takes_its_place() {
+    let folder = folder_with(JOB);
+    let sets = "spec.training.mode=gba,spec.roles.denseWorker.replicas=2,spec.data.synthetic.rows=10000000,\
+                spec.faultTolerance.stallSeconds=10";
+    let hangs = ["run", "job.yaml", "--json", "--processes", "--slow", "denseWorker-1=1000000x", "--set", sets];
+    let (mut child, mut lines) = training(folder.path(), &hangs);
+    let rejoined = lines.find(|line| line.as_ref().unwrap().contains("rejoined")).unwrap().unwrap();
+    let rejoined: Value = serde_json::from_str(&rejoined).unwrap();
+    assert_eq!(rejoined["member"], "dense-worker 1");
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(children_of(child.id()).is_empty());
+}
+
+#[test]
 fn a_running_job_is_switched_by_its_name() {
     let folder = folder_with(JOB);
     let name = format!("switched-{}", std::process::id());

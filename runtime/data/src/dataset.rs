@@ -5,6 +5,7 @@ use crate::batch::Batch;
 use crate::blocking::Stop;
 use crate::config::{CsvFormat, Format, Part, ReadPlan, SourceConfig, Split, TimeBound};
 use crate::error::DataError;
+use crate::pace;
 use crate::reader::ChunkReader;
 use crate::rows::parquet::{ParquetFile, ParquetRows};
 use crate::rows::synthetic::SyntheticRows;
@@ -14,6 +15,7 @@ use crate::schema::{Encoder, Layout, Schema};
 use crate::storage::{self, SourceFile};
 use crate::synthetic::Teacher;
 use object_store::ObjectStore;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The rows of one part of a source. Cheap to clone.
@@ -110,6 +112,15 @@ impl Dataset {
     /// Names of the files, in reading order; empty for the synthetic source.
     pub fn files(&self) -> Vec<String> {
         self.source_files().into_iter().map(|file| file.name.clone()).collect()
+    }
+
+    /// A number that differs for other files, or the same in another order: of their names and sizes, as this build computes it.
+    pub fn files_digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for file in self.source_files() {
+            (&file.name, file.size).hash(&mut hasher);
+        }
+        hasher.finish()
     }
 
     fn source_files(&self) -> Vec<&SourceFile> {
@@ -366,12 +377,13 @@ fn open_files(
     schema: &Schema,
     time: Option<(&str, &TimeBound)>,
 ) -> Result<Source, DataError> {
-    let opened = in_parallel(files, |file| match format_of(&file, format)? {
-        FileFormat::Text(format) => {
-            let file = TextFile::open(file, format, schema, time.map(|(name, _)| name))?;
-            Ok(Opened::Text(file))
-        }
-        FileFormat::Parquet => Ok(Opened::Parquet(ParquetFile::open(file, schema, time)?)),
+    let opened = in_parallel(files, |file| {
+        let opened = match format_of(&file, format)? {
+            FileFormat::Text(format) => Opened::Text(TextFile::open(file, format, schema, time.map(|(name, _)| name))?),
+            FileFormat::Parquet => Opened::Parquet(ParquetFile::open(file, schema, time)?),
+        };
+        pace::pass(1);
+        Ok(opened)
     })?;
     let (mut texts, mut parquets) = (Vec::new(), Vec::new());
     for file in opened {
@@ -385,7 +397,11 @@ fn open_files(
             "paths",
             format!("{} is text and {} is Parquet; use a source for each", texts[0].file.name, parquets[0].file.name),
         )),
-        (true, _) => Ok(Source::Parquet(Arc::new(parquets))),
+        // Writers of partitions leave files without rows for those that are empty.
+        (true, _) => match parquets.first().filter(|_| parquets.iter().all(|file| file.rows == 0)) {
+            Some(first) => Err(DataError::NoRows { file: first.file.name.clone() }),
+            None => Ok(Source::Parquet(Arc::new(parquets))),
+        },
         (false, true) => Ok(Source::Text(Arc::new(texts))),
     }
 }

@@ -85,8 +85,8 @@ pub enum DataError {
         /// The file.
         file: String,
     },
-    /// A file with a header and nothing else.
-    #[error("{file} has a header but no rows")]
+    /// A text file with nothing but a header, or Parquet without rows in any file.
+    #[error("{file} has no rows")]
     NoRows {
         /// The file.
         file: String,
@@ -217,13 +217,9 @@ impl DataError {
             Self::Io { source, .. } => {
                 matches!(source.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::PermissionDenied)
             }
-            Self::ObjectStore { source, .. } => matches!(
-                source,
-                object_store::Error::NotFound { .. }
-                    | object_store::Error::PermissionDenied { .. }
-                    | object_store::Error::Unauthenticated { .. }
-                    | object_store::Error::InvalidPath { .. }
-            ),
+            Self::ObjectStore { source, .. } => {
+                rectrain_storage::is_refusal(source) || matches!(source, object_store::Error::InvalidPath { .. })
+            }
             Self::Prepare { .. } | Self::Stopped => false,
             _ => true,
         }

@@ -4,7 +4,8 @@
 //! A record without a quote in it (nearly all there are) is found by one search for `\n` and cut by one
 //! pass over its bytes, and its cells are slices of the input. A record with quotes is unquoted into a
 //! scratch buffer first. The dialect is RFC 4180's, read as leniently as usual: a quote opens a quoted
-//! cell only as the first byte of it, and bytes after its closing quote belong to the cell.
+//! cell only as the first byte of it, and bytes after its closing quote belong to the cell, unless it spans lines: then the quote is taken
+//! for one that opens another cell, and the cell for one whose quote is never closed.
 
 use crate::config::CsvFormat;
 
@@ -22,7 +23,7 @@ pub(crate) struct Span {
     pub(crate) lines: u64,
     /// Whether it must be unquoted.
     pub(crate) quoted: bool,
-    /// Whether a quote of it is not closed before the buffer's end, so that all that is left is taken for it.
+    /// Whether a quote of it is not closed: before the buffer's end, so that all that is left is taken for it, or before another cell's.
     pub(crate) unclosed: bool,
 }
 
@@ -54,7 +55,12 @@ fn find_quoted(buffer: &[u8], from: usize, delimiter: u8, last: bool) -> Option<
     let (mut at, mut lines) = (from, 0);
     loop {
         if buffer.get(at) == Some(&b'"') {
+            let before = lines;
             at = match quoted_end(buffer, at + 1, &mut lines) {
+                // The cell goes on behind a quote lines further: that one opens another cell, and this one's was never closed.
+                Some(after) if lines > before && !ends_cell(buffer, after, delimiter) => {
+                    return Some(Span { unclosed: true, ..span(buffer, from, after, lines, true) });
+                }
                 Some(after) => after,
                 None if last => {
                     let rest = span(buffer, from, buffer.len(), lines, true);
@@ -71,6 +77,14 @@ fn find_quoted(buffer: &[u8], from: usize, delimiter: u8, last: bool) -> Option<
             }
             None => return None,
         }
+    }
+}
+
+/// Whether no byte of a cell is at `at`, as far as the buffer tells.
+fn ends_cell(buffer: &[u8], at: usize, delimiter: u8) -> bool {
+    match &buffer[at..] {
+        [] | [b'\r'] | [b'\n', ..] | [b'\r', b'\n', ..] => true,
+        [byte, ..] => *byte == delimiter,
     }
 }
 
@@ -244,7 +258,11 @@ mod tests {
             let span = find_record(text, 0, &format, true).unwrap();
             assert_eq!((span.unclosed, span.next), (true, text.len()), "{text:?}");
         }
-        for text in [&b"\"a\""[..], b"a,\"b\"", b"a\"b", b"\"a\"b\n", b"\"a\"\"\""] {
+        // Rows lie between two quotes that open cells.
+        let swallowed = b"1,\"Love,5\n0,b,3\n0,\"New York\",3\n";
+        assert!(find_record(swallowed, 0, &format, false).unwrap().unclosed);
+        for text in [&b"\"a\""[..], b"a,\"b\"", b"a\"b", b"\"a\"b\n", b"\"a\"\"\"", b"\"a\nb\",c\r\n", b"\"a\nb\"\r\n"]
+        {
             assert!(is_closed(text, &format), "{text:?}");
         }
         assert!(is_closed(b"\"a", &CsvFormat { quoting: false, ..format }));

@@ -211,6 +211,9 @@ fn every_kind(folder: &Folder, rows: &[Row]) -> Vec<(&'static str, SourceConfig)
     folder.put("pieces/not-this.txt", "hello");
     folder.put("groups/1.parquet", parquet(first, 4));
     folder.put("groups/2.parquet", parquet(second, 1000));
+    for empty in ["0", "1a", "3"] {
+        folder.put(&format!("groups/{empty}.parquet"), parquet(&[], 10));
+    }
     let glob = |pattern: &str| config(&[&folder.0.path().join(pattern)]);
     let url = format!("file://{}/one.csv", folder.0.path().display());
     let members = [gzip(&text.as_bytes()[..200]), gzip(&text.as_bytes()[200..])].concat();
@@ -228,7 +231,7 @@ fn every_kind(folder: &Folder, rows: &[Row]) -> Vec<(&'static str, SourceConfig)
         ("parquet in row groups of 5", one("small.parquet", &parquet(rows, 5))),
         ("parquet without dictionaries", one("plain.parquet", &parquet_of_plain_texts(rows, 0))),
         ("parquet with some texts in dictionaries", one("some.parquet", &parquet_of_plain_texts(rows, 40))),
-        ("two parquet files by a glob", glob("groups/*.parquet")),
+        ("two parquet files by a glob, and some without rows", glob("groups/*.parquet")),
     ]
 }
 
@@ -470,12 +473,13 @@ fn bad_bytes_in_an_id_and_nan_in_a_number_are_no_errors() {
 fn what_cannot_be_opened_is_refused_in_one_clear_sentence() {
     let folder = Folder::new();
     let text = csv(&rows(40));
-    let good = parquet(&rows(40), 10);
+    let (good, none) = (parquet(&rows(40), 10), parquet(&[], 10));
     let long = "y,user,tags,price,when\n1,\"".to_owned() + &"x".repeat(17 << 20);
     let cases: Vec<(&str, &[u8], &str)> = vec![
         ("empty.csv", b"", "is empty"),
         ("newlines.csv", b"\n\n\n", "is empty"),
-        ("header.csv", b"y,user,tags,price,when\n", "has a header but no rows"),
+        ("header.csv", b"y,user,tags,price,when\n", "has no rows"),
+        ("none.parquet", &none, "has no rows"),
         (
             "label.csv",
             b"Y,user,tags,price,when\n1,1,1,1,1\n",
@@ -1062,4 +1066,17 @@ fn readers_that_are_dropped_early_leave_no_thread_behind() {
     }
     // Other tests of this process have readers too; none of ours may pile up.
     assert!(threads() < 15, "{}", threads());
+}
+
+#[test]
+fn other_files_have_another_digest() {
+    let folder = Folder::new();
+    let [one, two] = ["1.csv", "2.csv"].map(|name| folder.put(name, csv(&rows(5))));
+    let (one, two) = (one.as_path(), two.as_path());
+    let digest = |paths: &[&Path]| Dataset::open(config(paths), schema()).unwrap().files_digest();
+    let both = digest(&[one, two]);
+    assert_eq!(both, digest(&[one, two]));
+    assert!(both != digest(&[two, one]) && both != digest(&[one]));
+    folder.put("2.csv", csv(&rows(6)));
+    assert_ne!(both, digest(&[one, two]), "it has grown");
 }

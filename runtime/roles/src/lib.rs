@@ -6,6 +6,7 @@
 
 mod batch;
 mod compression;
+pub mod computing;
 pub mod coordinator;
 mod coordinator_channel;
 mod dense_worker;

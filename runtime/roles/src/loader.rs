@@ -46,6 +46,8 @@ pub(crate) struct Loader {
     peers: LoaderPeers,
     metrics: LoaderMetrics,
     datasets: Datasets,
+    /// The coordinator knows what files were found, and has refused none.
+    has_told_files: OnceCell<()>,
 }
 
 /// The data set of each part, opened when it is first wanted and kept: what one reader has counted, the others know.
@@ -149,7 +151,7 @@ impl ReadChunk {
 
 impl Loader {
     pub(crate) fn new(plan: Arc<JobPlan>, index: u32, peers: LoaderPeers, metrics: LoaderMetrics) -> Self {
-        Self { plan, index, peers, metrics, datasets: Datasets::default() }
+        Self { plan, index, peers, metrics, datasets: Datasets::default(), has_told_files: OnceCell::new() }
     }
 
     /// Loads until the coordinator has no more leases, for training and for evaluation.
@@ -158,7 +160,9 @@ impl Loader {
         let training = loader.train();
         let evaluating = loader.evaluate();
         let repeating = loader.repeat_what_was_lost();
-        futures::future::try_join3(training, evaluating, repeating).await.map(|_| ())
+        let looking = Box::pin(loader.look_at_test_data());
+        let repeating = Box::pin(repeating);
+        futures::future::try_join4(training, evaluating, repeating, looking).await.map(|_| ())
     }
 
     async fn train(&self) -> Result<(), RoleError> {
@@ -175,7 +179,7 @@ impl Loader {
     }
 
     async fn read_training_chunks(&self, chunks: mpsc::Sender<ReadChunk>) -> Result<(), RoleError> {
-        let dataset = self.datasets.train(&self.plan).await?;
+        let dataset = self.train_data().await?;
         let mut reader: Option<(u32, ChunkReader)> = None;
         while let Some(lease) = self.lease().await? {
             let (epoch, current) = match reader.take() {
@@ -198,7 +202,7 @@ impl Loader {
         test: &SourceConfig,
         chunks: mpsc::Sender<ReadChunk>,
     ) -> Result<(), RoleError> {
-        let dataset = self.datasets.test(&self.plan, test).await?;
+        let dataset = self.test_data(test).await?;
         let mut reader: Option<ChunkReader> = None;
         while let Some(lease) = self.evaluation_lease().await? {
             let current = match reader.take() {
@@ -285,8 +289,8 @@ impl Loader {
         let (only, is_reported) = (Only::of(&reply), !reply.report);
         let chunk = match reply.repeat {
             Some(Repeat::Chunk(lease)) => {
-                let dataset = self.datasets.train(&self.plan).await?;
-                let reader = dataset.reader(self.plan.read_plan(self.plan.shuffle, lease.epoch))?;
+                let dataset = self.train_data().await?;
+                let reader = dataset.reader(self.plan.read_one(self.plan.shuffle, lease.epoch))?;
                 let (_, rows, skipped) = self.read(reader, lease.chunk).await?;
                 if !is_reported {
                     self.report(&lease, rows.as_ref(), skipped).await?;
@@ -295,8 +299,8 @@ impl Loader {
             }
             Some(Repeat::Evaluation(lease)) => {
                 let Some(test) = &self.plan.test else { return Ok(()) };
-                let dataset = self.datasets.test(&self.plan, test).await?;
-                let reader = dataset.reader(self.plan.read_plan(None, 0))?;
+                let dataset = self.test_data(test).await?;
+                let reader = dataset.reader(self.plan.read_one(None, 0))?;
                 let (_, rows, skipped) = self.read(reader, lease.chunk).await?;
                 if !is_reported {
                     self.report_for_evaluation(&lease, rows.as_ref(), skipped).await?;
@@ -311,6 +315,42 @@ impl Loader {
         }
     }
 
+    /// What is trained on. A part of many files takes long to open.
+    async fn train_data(&self) -> Result<Dataset, RoleError> {
+        let dataset = self.telling(self.datasets.train(&self.plan)).await??;
+        let found =
+            v1::FilesFound { loader: self.index, files: dataset.files().len() as u64, digest: dataset.files_digest() };
+        let tell = || async { self.peers.coordinator.call(found, Vec::new(), CALL_DEADLINE).await.map(drop) };
+        self.has_told_files.get_or_try_init(tell).await?;
+        Ok(dataset)
+    }
+
+    /// What the model is tested on: the plan's `test`.
+    async fn test_data(&self, test: &SourceConfig) -> Result<Dataset, RoleError> {
+        self.telling(self.datasets.test(&self.plan, test)).await?
+    }
+
+    /// What `reading` gives. The coordinator is told now and then that it gets on, if it does.
+    async fn telling<T>(&self, reading: impl Future<Output = T>) -> Result<T, RoleError> {
+        let tell = || async {
+            let reading = v1::Reading { loader: self.index };
+            self.peers.coordinator.call(reading, Vec::new(), CALL_DEADLINE).await.map(drop)
+        };
+        telling(reading, TELL_EVERY, rectrain_data::passed, tell).await
+    }
+
+    /// Reads the beginning of test data of its own, so that what is wrong there is told before hours of training and not after them. Test data that
+    /// is a part of the same files is not looked for.
+    async fn look_at_test_data(&self) -> Result<(), RoleError> {
+        let test = self.plan.test.as_ref().filter(|test| test.paths != self.plan.train.paths);
+        let Some(test) = test.filter(|_| self.index == 0 && !self.plan.tests_on_the_next_slice) else {
+            return Ok(());
+        };
+        let mut reader = self.test_data(test).await?.reader(self.plan.read_one(None, 0))?;
+        let reading = blocking("reading of test data", move || reader.read(0).map(drop));
+        Ok(self.telling(reading).await???)
+    }
+
     /// The rows of a chunk (`None` past the end), and how many bad rows were left out of it.
     async fn read(&self, mut reader: ChunkReader, chunk: u64) -> Result<(ChunkReader, Option<Batch>, u64), RoleError> {
         let started = Instant::now();
@@ -319,11 +359,7 @@ impl Loader {
             let skipped = reader.skipped();
             (reader, rows, skipped)
         });
-        let tell = || async {
-            let reading = v1::Reading { loader: self.index };
-            self.peers.coordinator.call(reading, Vec::new(), CALL_DEADLINE).await.map(drop)
-        };
-        let (reader, rows, skipped) = telling(reading, TELL_EVERY, rectrain_data::passed, tell).await??;
+        let (reader, rows, skipped) = self.telling(reading).await??;
         let rows = rows?;
         self.metrics.read.observe(started.elapsed().as_secs_f64());
         self.metrics.rows.inc_by(rows.as_ref().map_or(0, |rows| rows.samples as u64));
@@ -417,6 +453,11 @@ impl Loader {
 }
 
 impl JobPlan {
+    /// For a single chunk: as [`Self::read_plan`], and nothing is read ahead of what is asked for.
+    fn read_one(&self, shuffle: Option<u64>, epoch: u32) -> ReadPlan {
+        ReadPlan { read_ahead_chunks: 0, ..self.read_plan(shuffle, epoch) }
+    }
+
     fn read_plan(&self, shuffle: Option<u64>, epoch: u32) -> ReadPlan {
         ReadPlan {
             chunk_rows: self.global_batch_rows * self.batches_per_chunk,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use rectrain_wire::{Address, InProcess, InProcessConfig, Transport, WireCounters};
 use tokio::task::JoinSet;
 
+use crate::computing::Computing;
 use crate::coordinator::Coordinator;
 use crate::error::RoleError;
 use crate::events::{EventLog, JobEvent, Summary};
@@ -58,6 +59,7 @@ pub async fn run_with(
             // Nobody outlives this process.
             shared_memory: None,
             slow: if role == Role::DenseWorker { slow.get(&index).copied().unwrap_or(1.0) } else { 1.0 },
+            computing: Computing::default(),
             metrics: metrics.clone(),
             counters: Arc::clone(&counters),
         };

@@ -12,6 +12,7 @@ use rectrain_wire::{Address, BoxFuture, Channel, Frame, Peer, Refusal, Service, 
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
+use crate::computing::Computing;
 use crate::coordinator_channel::CoordinatorChannel;
 use crate::dense_worker::{DensePeers, DenseWorker, Trainer};
 use crate::embedding_worker::EmbeddingWorker;
@@ -131,6 +132,8 @@ pub struct Member {
     pub shared_memory: Option<PathBuf>,
     /// A dense worker takes this many times as long to compute as it does: 1, or more to try how a mode bears slow workers.
     pub slow: f64,
+    /// What a dense worker is at: whoever owns its process ends one that hangs.
+    pub computing: Computing,
     /// Its metrics.
     pub metrics: RoleMetrics,
     /// What it sends and receives.
@@ -253,7 +256,7 @@ impl Member {
             }
             Role::DenseWorker => {
                 let metrics = DenseWorkerMetrics::of(&self.metrics, self.index);
-                let worker = Arc::new(DenseWorker::new(Rank(self.index), self.slow, metrics));
+                let worker = Arc::new(DenseWorker::new(Rank(self.index), self.slow, self.computing.clone(), metrics));
                 (Work::DenseWorker(Arc::clone(&worker)), worker)
             }
             Role::Loader => (Work::Loader, Arc::new(NoRequests)),

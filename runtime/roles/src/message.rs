@@ -94,6 +94,7 @@ requests! {
     50 "work" WorkRequest => v1::Work;
     51 "evaluation_part" EvaluationPart => v1::EvaluationRows;
     52 "reading" Reading => Done;
+    53 "files_found" FilesFound => Done;
 }
 
 /// Sends `request` with `tensors` and waits for the answer.

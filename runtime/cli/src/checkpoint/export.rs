@@ -81,6 +81,7 @@ fn write_description(checkpoint: &Checkpoint, output: &Path) -> Result<(), Failu
         "step": manifest.step,
         "model": manifest.identity.section("model"),
         "features": manifest.identity.section("features"),
+        "denseFeatures": manifest.identity.section("denseFeatures"),
     });
     let path = output.join("model.json");
     std::fs::write(&path, format!("{description:#}\n")).map_err(|error| failed("write", &path, error))?;

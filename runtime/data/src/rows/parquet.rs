@@ -61,9 +61,6 @@ impl ParquetFile {
         check_compression(&file, metadata.metadata())?;
         let rows = metadata.metadata().file_metadata().num_rows();
         let rows = u64::try_from(rows).unwrap_or(0);
-        if rows == 0 {
-            return Err(DataError::NoRows { file: file.name });
-        }
         Ok(Self { file, layout, rows, metadata, mask })
     }
 

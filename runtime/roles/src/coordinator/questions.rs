@@ -64,6 +64,11 @@ impl Coordinator {
                     Ok(reported(state))
                 })?)
             }
+            v1::FilesFound::KIND => {
+                let (found, _) = message::read::<v1::FilesFound>(frame)?;
+                Ok(self
+                    .hear_and_answer::<v1::FilesFound>(caller, |state| state.files_found(&found).map(|()| Done {}))?)
+            }
             v1::Reading::KIND => {
                 message::read::<v1::Reading>(frame)?;
                 self.lock().loader_has_read();

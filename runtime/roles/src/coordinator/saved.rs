@@ -1,8 +1,8 @@
 //! What the coordinator puts into a checkpoint, and what it takes from one: where training and its data stood at a global-step
 //! boundary, and the counts of the job's whole life. JSON, under the name [`NAME`].
 
-use rectrain_modes::DataPosition;
 use rectrain_modes::gba::RowCounts;
+use rectrain_modes::{DataPosition, TrainingLength};
 use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
 
@@ -122,6 +122,16 @@ impl SavedState {
         }
         saved.cut.check(DataCut::of(plan), name)?;
         Ok(saved)
+    }
+
+    /// Whether a job with this plan would have nothing to train that this has not.
+    pub(super) fn leaves_nothing(&self, plan: &JobPlan) -> bool {
+        let epoch_batches = self.epoch_rows.map(|rows| rows.div_ceil(plan.global_batch_rows.max(1)));
+        let all = match plan.length {
+            TrainingLength::Steps(steps) => Some(steps),
+            TrainingLength::Epochs(epochs) => epoch_batches.map(|batches| batches.saturating_mul(u64::from(epochs))),
+        };
+        all.is_some_and(|all| self.training.batch >= all)
     }
 
     pub(super) fn position(&self) -> DataPosition {

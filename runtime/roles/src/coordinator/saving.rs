@@ -103,6 +103,13 @@ impl Coordinator {
                     checkpoints.restored(&from);
                     let (step, batches) = (from.state.training.step, from.state.training.batch);
                     self.events.push(JobEvent::Resumed { checkpoint: from.name.clone(), step, batches, rows });
+                    if from.state.leaves_nothing(&self.plan) {
+                        let name = &from.name;
+                        let nothing = format!(
+                            "checkpoint {name} has trained all of its data: nothing is left to train (for more of it raise spec.training.epochs or steps; for other data give another spec.checkpoint.path)"
+                        );
+                        warn_all(&self.events, [nothing]);
+                    }
                     return self.change(|state| {
                         state.has_checkpoint(&from.name, step);
                         state.training().rows_restored(from.name);

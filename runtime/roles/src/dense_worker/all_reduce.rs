@@ -156,6 +156,7 @@ mod tests {
 
     use super::super::DenseWorker;
     use super::*;
+    use crate::computing::Computing;
     use crate::metrics::{DenseWorkerMetrics, RoleMetrics};
 
     const PATIENCE: Duration = Duration::from_secs(600);
@@ -201,7 +202,8 @@ mod tests {
     /// What each rank has after each step; `loses`: connections are lost all the time.
     async fn sums(loses: bool) -> Vec<Vec<Vec<f32>>> {
         let metrics = RoleMetrics::new(Registry::new()).unwrap();
-        let of_rank = |rank| Arc::new(DenseWorker::new(Rank(rank), 1.0, DenseWorkerMetrics::of(&metrics, rank)));
+        let metrics_of = |rank| DenseWorkerMetrics::of(&metrics, rank);
+        let of_rank = |rank| Arc::new(DenseWorker::new(Rank(rank), 1.0, Computing::default(), metrics_of(rank)));
         let workers: Vec<Arc<DenseWorker>> = (0..RANKS).map(of_rank).collect();
         let (mut servings, mut addresses, mut network) = (Vec::new(), Vec::new(), tokio::task::JoinSet::new());
         for worker in &workers {

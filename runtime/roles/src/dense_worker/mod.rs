@@ -29,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 use self::all_reduce::RingMailbox;
 use self::mend::Offer;
 pub(crate) use self::trainer::Trainer;
+use crate::computing::Computing;
 use crate::coordinator_channel::CoordinatorChannel;
 use crate::embedding_workers::EmbeddingWorkers;
 use crate::error::RoleError;
@@ -51,6 +52,7 @@ pub(crate) struct DensePeers {
 pub struct DenseWorker {
     rank: Rank,
     slow: f64,
+    computing: Computing,
     ring: Arc<RingMailbox>,
     offer: Arc<Offer>,
     stop: CancellationToken,
@@ -58,17 +60,19 @@ pub struct DenseWorker {
 }
 
 impl DenseWorker {
-    /// Dense worker number `rank`, before the first order. It takes `slow` (at least 1) times as long to compute as it does.
+    /// Dense worker number `rank`, before the first order. It takes `slow` (at least 1) times as long to compute as it does, and notes in
+    /// `computing` while it does.
     #[must_use]
-    pub fn new(rank: Rank, slow: f64, metrics: DenseWorkerMetrics) -> Self {
+    pub fn new(rank: Rank, slow: f64, computing: Computing, metrics: DenseWorkerMetrics) -> Self {
         let (ring, offer) = (Arc::default(), Arc::default());
-        Self { rank, slow: slow.max(1.0), ring, offer, stop: CancellationToken::new(), metrics }
+        Self { rank, slow: slow.max(1.0), computing, ring, offer, stop: CancellationToken::new(), metrics }
     }
 
     /// The training half.
     pub(crate) fn trainer(&self, plan: &Arc<JobPlan>, peers: DensePeers) -> Result<Trainer, RoleError> {
         let (shared, stop) = ((Arc::clone(&self.ring), Arc::clone(&self.offer)), self.stop.clone());
-        Trainer::new(Arc::clone(plan), self.rank, self.slow, shared, peers, stop, self.metrics.clone())
+        let speed = (self.slow, self.computing.clone());
+        Trainer::new(Arc::clone(plan), self.rank, speed, shared, peers, stop, self.metrics.clone())
     }
 
     /// Ends the training half's waits.

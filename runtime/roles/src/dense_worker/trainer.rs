@@ -22,6 +22,7 @@ use super::DensePeers;
 use super::all_reduce::RingMailbox;
 use super::local_batch::LocalBatch;
 use super::mend::{Offer, RingWatch};
+use crate::computing::Computing;
 use crate::error::RoleError;
 use crate::member::connect;
 use crate::message;
@@ -56,6 +57,7 @@ pub(crate) struct Trainer {
     pub(super) previous: Vec<f32>,
     pub(super) offer: Arc<Offer>,
     slow: f64,
+    computing: Computing,
     progress: v1::Progress,
     pub(super) pace: Pace,
     running_auc: RunningAuc,
@@ -67,7 +69,7 @@ impl Trainer {
     pub(super) fn new(
         plan: Arc<JobPlan>,
         rank: Rank,
-        slow: f64,
+        (slow, computing): (f64, Computing),
         (ring, offer): (Arc<RingMailbox>, Arc<Offer>),
         peers: DensePeers,
         stop: CancellationToken,
@@ -89,6 +91,7 @@ impl Trainer {
             offer,
             waits: Waits { runtime: Handle::current(), stop },
             slow,
+            computing,
             progress: v1::Progress { rank: rank.0, ..v1::Progress::default() },
             pace: Pace::default(),
             running_auc: RunningAuc::new(RUNNING_AUC_SAMPLES),
@@ -209,8 +212,11 @@ impl Trainer {
     /// Forward and backward pass. `scale` times a sample's gradient is its part of the step's; `number` is what dropout depends on.
     pub(super) fn compute(&mut self, batch: &LocalBatch, scale: f32, number: u64) -> Result<StepOutput, RoleError> {
         let computing = Instant::now();
-        let output = self.tower.forward_backward(batch.features(), &batch.labels, scale, number)?;
-        std::thread::sleep(computing.elapsed().mul_f64(self.slow - 1.0));
+        let output = self.computing.during(|| {
+            let output = self.tower.forward_backward(batch.features(), &batch.labels, scale, number);
+            std::thread::sleep(computing.elapsed().mul_f64(self.slow - 1.0));
+            output
+        })?;
         self.metrics.compute.observe(computing.elapsed().as_secs_f64());
         self.pace.computed(batch.samples, computing.elapsed());
         Ok(output)

@@ -67,6 +67,18 @@ impl State {
         (lease, skip)
     }
 
+    /// A loader has listed what there is to train on. Chunks are counted through all files: with others, rows would be trained twice, or never.
+    pub(in crate::coordinator) fn files_found(&mut self, found: &v1::FilesFound) -> Result<(), RoleError> {
+        let v1::FilesFound { loader, files, digest } = *found;
+        let (first_files, first_digest) = *self.files.get_or_insert((files, digest));
+        if first_digest == digest {
+            return Ok(());
+        }
+        Err(RoleError::Input(format!(
+            "spec.data.train.paths: loader {loader} finds {files} files to train on that are not the {first_files} that training began with, by name, size or order: files must not come, go or change below a glob while a job trains"
+        )))
+    }
+
     /// Whose turn it is among the embedding workers, in training and in the evaluation at a step.
     pub(in crate::coordinator) fn turns(&self, evaluation: Option<GlobalStep>) -> &Turns {
         let pass = evaluation.and_then(|at_step| self.passes.get(&at_step));
@@ -164,6 +176,18 @@ mod tests {
     /// Chunks of [`CHUNK`] global batches of 24 rows.
     fn plan() -> JobPlan {
         small_plan(&["spec.data.shuffle.windowRows=120", "spec.checkpoint.path=/nowhere"])
+    }
+
+    #[test]
+    fn loaders_that_find_other_files_end_the_job() {
+        let mut state = State::new(&plan(), None).unwrap();
+        let found = |loader, files, digest| v1::FilesFound { loader, files, digest };
+        state.files_found(&found(0, 12, 7)).unwrap();
+        state.files_found(&found(1, 12, 7)).unwrap();
+        let error = state.files_found(&found(1, 13, 8)).unwrap_err();
+        assert!(error.is_user_error() && error.to_string().contains("loader 1 finds 13 files"), "{error}");
+        state.go_on_from(&plan(), None).unwrap();
+        assert!(state.files_found(&found(0, 12, 9)).is_err(), "from whichever checkpoint it goes on");
     }
 
     /// Rare checkpoints make the coordinator's state no larger, and say of the labels what they would if nothing had been forgotten.

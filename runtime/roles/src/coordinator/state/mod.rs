@@ -65,6 +65,8 @@ pub(super) struct State {
     /// How often any embedding worker did.
     embedding_worker_successions: u64,
     ledger: DataLedger,
+    /// How many files the first loader has found to train on, and their digest.
+    files: Option<(u64, u64)>,
     outstanding: Outstanding,
     training: Training,
     labels: Labels,
@@ -155,6 +157,7 @@ impl State {
             loader_successions: BTreeMap::new(),
             embedding_worker_successions: 0,
             ledger,
+            files: None,
             outstanding: Outstanding::default(),
             labels: Labels { sum: label_sum, rows: label_rows },
             skipped_rows: saved.map_or(0, |saved| saved.skipped_rows),
@@ -200,6 +203,7 @@ impl State {
         self.replies = old.replies;
         self.places = old.places;
         self.left_traffic = old.left_traffic;
+        self.files = old.files;
         self.failure = old.failure;
         Ok(())
     }
