@@ -30,9 +30,9 @@ pub fn starting(
 ) -> AttemptReplicas {
     let mut replicas = AttemptReplicas::default();
     for role in Role::MEMBERS {
-        let decided = automatic::replicas(status, resolved, role);
-        let wanted = decided.unwrap_or_else(|| role.replicas(resolved));
-        let before = before.and_then(|before| of(before, role)).filter(|before| Some(before.wanted) == decided);
+        let wanted = wanted(status, resolved, role);
+        let is_decided = automatic::replicas(status, resolved, role).is_some();
+        let before = before.and_then(|before| of(before, role)).filter(|before| is_decided && before.wanted == wanted);
         let started = before.map_or(wanted, |before| before.present.clamp(1, wanted.max(1)));
         if let Some(of_role) = of_mut(&mut replicas, role) {
             *of_role = RoleReplicas { started, wanted, present: started, needed: started };

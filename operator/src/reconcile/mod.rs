@@ -222,11 +222,6 @@ impl Known {
     }
 }
 
-/// The shorter of a time and another one, if there is one.
-fn at_most(time: Duration, most: Option<Duration>) -> Duration {
-    most.map_or(time, |most| time.min(most))
-}
-
 impl Context {
     /// The certificate of the attempt's pods, if they have one.
     fn certificate(
@@ -240,10 +235,11 @@ impl Context {
         Ok(Some(self.root.as_ref().ok_or(ReconcileError::NoRoot)?.of_job(uid)?))
     }
 
-    /// The time until a job under way is looked at again.
-    fn poll(&self) -> Duration {
+    /// The time until a job under way is looked at again: no longer than decisions about it allow.
+    fn poll(&self, job: Option<&ResolvedJob>) -> Duration {
         let all = self.metrics.jobs_under_way() as f64 / LOOKS_A_SECOND;
-        self.config.poll.max(Duration::from_secs_f64(all))
+        let poll = self.config.poll.max(Duration::from_secs_f64(all));
+        automatic::look_every(job).map_or(poll, |most| poll.min(most))
     }
 
     /// Whether the watch is not behind this operator: it has the job as the operator last read or wrote it, or the operator has done
@@ -369,7 +365,7 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
         automatic: looked.as_ref().map(|looked| &looked.findings),
         obstacle: obstacle.as_ref(),
         noticed: &noticed,
-        poll: at_most(context.poll(), automatic::look_every(verdict.manifest.as_ref().ok())),
+        poll: context.poll(verdict.manifest.as_ref().ok()),
     };
     let mut decision = decide_and_ask(&context, coordinator.as_ref(), &facts).await;
     if let Some(refused) = Box::pin(refused_change(&context, &job, &verdict, &decision, now)).await? {

@@ -318,11 +318,14 @@ impl Loader {
     /// What is trained on. A part of many files takes long to open.
     async fn train_data(&self) -> Result<Dataset, RoleError> {
         let dataset = self.telling(self.datasets.train(&self.plan)).await??;
-        let found =
-            v1::FilesFound { loader: self.index, files: dataset.files().len() as u64, digest: dataset.files_digest() };
-        let tell = || async { self.peers.coordinator.call(found, Vec::new(), CALL_DEADLINE).await.map(drop) };
-        self.has_told_files.get_or_try_init(tell).await?;
+        self.has_told_files.get_or_try_init(|| self.tell_files(&dataset)).await?;
         Ok(dataset)
+    }
+
+    async fn tell_files(&self, dataset: &Dataset) -> Result<(), RoleError> {
+        let (files, digest) = (dataset.files().len() as u64, dataset.files_digest());
+        let found = v1::FilesFound { loader: self.index, files, digest };
+        self.peers.coordinator.call(found, Vec::new(), CALL_DEADLINE).await.map(drop)
     }
 
     /// What the model is tested on: the plan's `test`.

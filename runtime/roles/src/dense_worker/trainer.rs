@@ -211,14 +211,14 @@ impl Trainer {
 
     /// Forward and backward pass. `scale` times a sample's gradient is its part of the step's; `number` is what dropout depends on.
     pub(super) fn compute(&mut self, batch: &LocalBatch, scale: f32, number: u64) -> Result<StepOutput, RoleError> {
-        let computing = Instant::now();
+        let begun = Instant::now();
         let output = self.computing.during(|| {
             let output = self.tower.forward_backward(batch.features(), &batch.labels, scale, number);
-            std::thread::sleep(computing.elapsed().mul_f64(self.slow - 1.0));
+            std::thread::sleep(begun.elapsed().mul_f64(self.slow - 1.0));
             output
         })?;
-        self.metrics.compute.observe(computing.elapsed().as_secs_f64());
-        self.pace.computed(batch.samples, computing.elapsed());
+        self.metrics.compute.observe(begun.elapsed().as_secs_f64());
+        self.pace.computed(batch.samples, begun.elapsed());
         Ok(output)
     }
 
