@@ -18,8 +18,8 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use rectrain_crds::{
-    AttemptMode, AttemptStatus, CheckpointStatus, DecisionSubject, FieldError, Mode, ModeSpec, Phase, RecTrainingJob,
-    RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, ResolvedJob, defaults,
+    AttemptMode, AttemptReplicas, AttemptStatus, CheckpointStatus, DecisionSubject, FieldError, JobSummary, Mode,
+    ModeSpec, Phase, RecTrainingJob, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, ResolvedJob, defaults,
 };
 
 use crate::automatic::{self, Findings};
@@ -168,6 +168,10 @@ impl<'a> Draft<'a> {
         if self.is_mended() {
             self.start_afresh();
         }
+        // Before all that would end it otherwise: a model that is there is not lost to a deadline that has passed since.
+        if let CoordinatorView::Complete { summary, last_checkpoint } = self.facts.coordinator {
+            return self.complete(summary, last_checkpoint.as_ref());
+        }
         let impossible = self.impossible_change();
         if impossible.is_none() {
             if let Err(errors) = self.facts.verdict {
@@ -203,6 +207,20 @@ impl<'a> Draft<'a> {
         let members: Vec<_> =
             present.into_iter().filter(|pod| pod.index().is_none_or(|index| index < self.pods_of(pod.role))).collect();
         self.go(&attempt, &members, phase, impossible)
+    }
+
+    /// The coordinator has the model.
+    fn complete(mut self, summary: &JobSummary, last_checkpoint: Option<&CheckpointStatus>) -> Decision {
+        if let Some(attempt) = self.status.attempt.clone() {
+            let pods: Vec<_> = self.facts.pods.iter().filter(|pod| pod.attempt == attempt.number).collect();
+            self.count_restarts(&attempt, &pods);
+        }
+        self.note_checkpoint(last_checkpoint);
+        self.status.step = Some(summary.steps);
+        self.status.total_steps = Some(summary.steps);
+        self.status.auc = summary.auc.map(|auc| rounded(auc, 5)).or(self.status.auc);
+        self.status.summary = Some(summary.clone());
+        self.end(Phase::Complete, None, Run::Hold)
     }
 
     /// Why the manifest cannot be carried out, if pods are there that were made of an earlier one: nobody means to end a job by a number
@@ -282,9 +300,7 @@ impl<'a> Draft<'a> {
                 // Before its pods are made the status says that they are starting.
                 if matches!(phase, Phase::Pending | Phase::Restarting) {
                     self.start_in(attempt.mode.as_ref());
-                    if let Some(attempt) = &mut self.status.attempt {
-                        attempt.replicas = None;
-                    }
+                    self.start_with(attempt.replicas.as_ref());
                 }
                 self.want_members();
                 phase
@@ -326,6 +342,15 @@ impl<'a> Draft<'a> {
         self.status.mode = Some(mode.started);
         if let Some(attempt) = &mut self.status.attempt {
             attempt.mode = Some(mode);
+        }
+    }
+
+    /// Decides with how many members the attempt, whose pods are still to be made, starts. What was decided on before them still holds.
+    fn start_with(&mut self, before: Option<&AttemptReplicas>) {
+        let Ok(resolved) = self.facts.verdict else { return };
+        let replicas = members::starting(Some(&self.status), resolved, before);
+        if let Some(attempt) = &mut self.status.attempt {
+            attempt.replicas = Some(replicas);
         }
     }
 
@@ -411,21 +436,10 @@ impl<'a> Draft<'a> {
         phase: Phase,
         impossible: Option<Problem>,
     ) -> Decision {
-        // One crash often takes other containers with it, so the most restarted pod counts, not the sum.
-        let container_restarts = pods.iter().map(|pod| pod.restarts).max().unwrap_or(0);
-        let restarts = (attempt.restarts_before + container_restarts).max(self.status.restarts.unwrap_or(0));
-        self.status.restarts = Some(restarts);
+        let (restarts, container_restarts) = self.count_restarts(attempt, pods);
         self.count_replicas(true);
         if let Some(problem) = failure::bad_input(pods, self.facts.coordinator) {
             return self.fail(problem, Run::Hold);
-        }
-        if let CoordinatorView::Complete { summary, last_checkpoint } = self.facts.coordinator {
-            self.note_checkpoint(last_checkpoint.as_ref());
-            self.status.step = Some(summary.steps);
-            self.status.total_steps = Some(summary.steps);
-            self.status.auc = summary.auc.map(|auc| rounded(auc, 5)).or(self.status.auc);
-            self.status.summary = Some((**summary).clone());
-            return self.end(Phase::Complete, None, Run::Hold);
         }
         if let Some(problem) = failure::crash(pods, self.facts.coordinator) {
             self.decide_after_a_kill(pods);
@@ -463,6 +477,15 @@ impl<'a> Draft<'a> {
         decision.ask_rebalance = ask_rebalance;
         decision.look_again = Some(at_most_ten_a_second(poll));
         decision
+    }
+
+    /// Gives the restarts of the job's life, and those of the attempt's containers.
+    fn count_restarts(&mut self, attempt: &AttemptStatus, pods: &[&PodFacts]) -> (u32, u32) {
+        // One crash often takes other containers with it, so the most restarted pod counts, not the sum.
+        let container_restarts = pods.iter().map(|pod| pod.restarts).max().unwrap_or(0);
+        let restarts = (attempt.restarts_before + container_restarts).max(self.status.restarts.unwrap_or(0));
+        self.status.restarts = Some(restarts);
+        (restarts, container_restarts)
     }
 
     /// Whether each role has all the pods that it has to have, and will keep them.
@@ -649,8 +672,13 @@ impl<'a> Draft<'a> {
         self.fail(problem, Run::Hold)
     }
 
-    /// The job starts afresh when its manifest changes again.
-    fn fail_invalid(mut self, errors: &[FieldError]) -> Decision {
+    fn fail_invalid(self, errors: &[FieldError]) -> Decision {
+        self.fail(invalid(errors), Run::Nothing)
+    }
+
+    /// The job starts afresh when its manifest changes again, and for no change that was there when it failed: not for one that could not be
+    /// carried out, and not for a number decided on just before.
+    fn fail(mut self, problem: Problem, run: Run) -> Decision {
         let wanted = self.wanted_mode();
         if let Some(attempt) = &mut self.status.attempt {
             self.facts.spec_hash.clone_into(&mut attempt.spec_hash);
@@ -658,11 +686,6 @@ impl<'a> Draft<'a> {
                 switch::want(mode, wanted);
             }
         }
-        self.fail(invalid(errors), Run::Nothing)
-    }
-
-    fn fail(mut self, problem: Problem, run: Run) -> Decision {
-        // A number decided on just before is no reason to begin again.
         self.want_members();
         let run = if self.status.attempt.is_none() { Run::Nothing } else { run };
         self.end(Phase::Failed, Some(problem), run)

@@ -70,6 +70,14 @@ impl PodFacts {
         self.name.rsplit_once('-')?.1.parse().ok()
     }
 
+    /// Whether its node is about to begin its containers: it mounts volumes, and gives it an address.
+    #[must_use]
+    pub fn is_being_created(&self) -> bool {
+        let is_created =
+            |(reason, _): &(String, String)| matches!(reason.as_str(), "ContainerCreating" | "PodInitializing");
+        !self.is_leaving && self.waiting.as_ref().is_some_and(is_created)
+    }
+
     /// Whether somebody means it to go: its node is drained or shut down, or another pod is more important. A node that is lost is
     /// nobody's intention, and what a node evicts for what it uses would end again and again.
     #[must_use]

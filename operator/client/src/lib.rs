@@ -19,6 +19,9 @@ const JOB_LABEL: &str = "rectrain.dev/job";
 /// The label of a pod's role.
 const ROLE_LABEL: &str = "rectrain.dev/role";
 
+/// The container in which a pod of a job does its work.
+const CONTAINER: &str = "rectrain";
+
 /// Why a job in a cluster could not be looked at.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {

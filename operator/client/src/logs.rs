@@ -4,12 +4,12 @@ use std::future::poll_fn;
 use std::io::Write;
 use std::pin::pin;
 
-use futures::AsyncBufRead;
-use futures::future::try_join_all;
+use futures::future::join_all;
+use futures::{AsyncBufRead, StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, ListParams, LogParams};
 
-use crate::{ClientError, Cluster, JOB_LABEL, ROLE_LABEL, api_error};
+use crate::{CONTAINER, ClientError, Cluster, JOB_LABEL, ROLE_LABEL, api_error};
 
 /// Which logs.
 #[derive(Clone, Debug, Default)]
@@ -46,24 +46,39 @@ pub async fn logs(cluster: &Cluster, job: &str, request: &LogRequest) -> Result<
     }
     let is_alone = names.len() == 1;
     let each = names.iter().map(|name| print(&pods, name, request, (!is_alone).then_some(name.as_str())));
-    if request.follow {
-        try_join_all(each).await?;
-    } else {
-        for pod in each {
-            pod.await?;
-        }
+    let ends: Vec<_> =
+        if request.follow { join_all(each).await } else { stream::iter(each).then(|pod| pod).collect().await };
+    // One that has no such logs, as it has not begun or was never started again, keeps nobody from the others'.
+    let (some, none): (Vec<_>, Vec<_>) =
+        ends.into_iter().partition(|end| !matches!(end, Err(error) if is_no_log(error)));
+    if some.is_empty() {
+        return none.into_iter().collect();
     }
-    Ok(())
+    for error in none.into_iter().filter_map(Result::err) {
+        writeln!(std::io::stderr(), "{error}")?;
+    }
+    some.into_iter().collect()
 }
 
-async fn print(pods: &Api<Pod>, name: &str, request: &LogRequest, prefix: Option<&str>) -> Result<(), ClientError> {
-    let parameters = LogParams {
+/// Whether the API server has no such logs, and may have another pod's.
+fn is_no_log(error: &ClientError) -> bool {
+    let ClientError::Api { source, .. } = error else { return false };
+    matches!(&**source, kube::Error::Api(status) if matches!(status.code, 400 | 404))
+}
+
+fn parameters(request: &LogRequest) -> LogParams {
+    LogParams {
+        // A cluster may put others beside it, and then has to be told which.
+        container: Some(CONTAINER.to_owned()),
         follow: request.follow,
         previous: request.previous,
         tail_lines: request.tail,
         ..LogParams::default()
-    };
-    let stream = pods.log_stream(name, &parameters).await;
+    }
+}
+
+async fn print(pods: &Api<Pod>, name: &str, request: &LogRequest, prefix: Option<&str>) -> Result<(), ClientError> {
+    let stream = pods.log_stream(name, &parameters(request)).await;
     let mut stream = pin!(stream.map_err(|source| api_error(format!("read the logs of {name}"), source))?);
     let mut rest = Vec::new();
     loop {

@@ -158,18 +158,21 @@ impl ReconcileError {
                     "there is a {kind} `{name}` that does not belong to this job, and it is left alone: delete it, or give the job another name"
                 ),
             )),
-            Self::Apply { kind, name, source: kube::Error::Api(status) } if matches!(status.code, 400 | 403 | 422) => {
-                Some(Problem::new(
-                    Cause::ObjectRefused,
-                    format!(
-                        "the API server refuses {kind} `{name}`: {}. Check spec.roles.*.template, the namespace's quota and its admission policies",
-                        status.message
-                    ),
-                ))
-            }
+            Self::Apply { kind, name, source: kube::Error::Api(status) } if is_refusal(status) => Some(Problem::new(
+                Cause::ObjectRefused,
+                format!(
+                    "the API server refuses {kind} `{name}`: {}. Check spec.roles.*.template, the namespace's quota and its admission policies",
+                    status.message
+                ),
+            )),
             _ => None,
         }
     }
+}
+
+/// Whether the API server takes no such object, however often it is asked. A list with two entries of the same key it refuses as an error of its own.
+fn is_refusal(status: &kube::core::Status) -> bool {
+    matches!(status.code, 400 | 403 | 422) || status.message.starts_with("failed to create typed patch object")
 }
 
 /// What all reconciles share.
@@ -446,7 +449,8 @@ async fn notice(
     let (uid, names) = (job.uid().unwrap_or_default(), (job.namespace().unwrap_or_default(), job.name_any()));
     let (mut noticed, lacking) = context
         .remember(&uid, |memory| (memory.look(attempt.number, view, &belongings.pods, now), memory.lacking.take()));
-    let lacking = refused_pods::look(&context.client, (&names.0, &names.1), belongings, lacking, now).await;
+    let lacking =
+        refused_pods::look(&context.client, (&names.0, &names.1, attempt.number), belongings, lacking, now).await;
     noticed.pods_refused = lacking.as_ref().and_then(|lacking| lacking.problem().cloned());
     context.remember(&uid, |memory| memory.lacking = lacking);
     noticed
@@ -470,7 +474,7 @@ async fn refused_change(
         return Ok(known.refused().cloned());
     }
     let next = objects(context, job, resolved, &Decision { run: Run::Go, ..decision.clone() })?;
-    let rehearsal = rehearse::rehearse(&context.client, job, &next, now).await?;
+    let rehearsal = rehearse::rehearse(&context.client, job, &next, now).await;
     let refused = rehearsal.refused().cloned();
     context.remember(&uid, |memory| memory.rehearsal = Some(rehearsal));
     Ok(refused)

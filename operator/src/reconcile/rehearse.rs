@@ -47,38 +47,23 @@ pub fn is_needed(job: &RecTrainingJob, decision: &Decision) -> bool {
     is_live && next.number > present.number && next.spec_hash != present.spec_hash
 }
 
-/// Tries out the StatefulSets among `next`.
-///
-/// # Errors
-/// If the API server does not say whether it would take them.
-pub async fn rehearse(
-    client: &Client,
-    job: &RecTrainingJob,
-    next: &[Wanted],
-    now: Timestamp,
-) -> Result<Rehearsal, ReconcileError> {
+/// Tries out the StatefulSets among `next`. As long as the API server does not say whether it would take them, it does not.
+pub async fn rehearse(client: &Client, job: &RecTrainingJob, next: &[Wanted], now: Timestamp) -> Rehearsal {
     let namespace = job.namespace().unwrap_or_default();
     let sets = next.iter().filter(|object| object.kind == Kind::StatefulSet);
     let trying: Vec<_> = sets.map(|set| would_take(client, &namespace, set)).collect();
     let answers: Vec<_> = stream::iter(trying).buffered(5).collect().await;
-    let mut refused = None;
-    for answer in answers {
-        refused = refused.or(answer?);
-    }
-    Ok(Rehearsal { generation: job.metadata.generation, at: now, refused })
+    Rehearsal { generation: job.metadata.generation, at: now, refused: answers.into_iter().flatten().next() }
 }
 
-async fn would_take(client: &Client, namespace: &str, set: &Wanted) -> Result<Option<Problem>, ReconcileError> {
+async fn would_take(client: &Client, namespace: &str, set: &Wanted) -> Option<Problem> {
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &set.kind.resource());
     let parameters = PatchParams::apply(FIELD_MANAGER).force().dry_run();
     let answer = api.patch(&set.name, &parameters, &Patch::Apply(&set.body)).await;
-    let Err(source) = answer else { return Ok(None) };
+    let source = answer.err()?;
     let error = ReconcileError::Apply { kind: set.kind.name(), name: set.name.clone(), source };
-    match error.obstacle() {
-        Some(problem) => Ok(Some(Problem::new(
-            Cause::ObjectRefused,
-            format!("{}. Until then training goes on as the manifest was before", problem.message),
-        ))),
-        None => Err(error),
-    }
+    let what = error
+        .obstacle()
+        .map_or_else(|| format!("whether the change can be carried out is not known: {error}"), |it| it.message);
+    Some(Problem::new(Cause::ObjectRefused, format!("{what}. Until then training goes on as the manifest was before")))
 }

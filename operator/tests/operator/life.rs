@@ -369,6 +369,29 @@ async fn a_job_without_progress_starts_again_and_one_past_its_deadline_has_faile
     assert_eq!(world.condition("Failed").unwrap().0, "DeadlineExceeded");
 }
 
+/// Nobody looked for a while, and meanwhile it was done.
+#[tokio::test]
+async fn a_model_that_is_there_is_not_lost_to_what_came_after_it() {
+    let later: [fn(&World); 3] = [
+        |_| passes(3600),
+        |world| world.edit(|spec| spec["suspend"] = json!(true)),
+        |world| world.edit(|spec| spec["data"]["synthetic"]["rows"] = json!(2000)),
+    ];
+    for comes in later {
+        let manifest = format!("{MANIFEST}  activeDeadlineSeconds: 1000\n");
+        let world = World::new(&manifest, vec![vec![live(Stage::Training, 1), complete()]]);
+        while world.phase() != Some(Phase::Training) {
+            world.settle().await;
+            world.tick();
+        }
+        comes(&world);
+        world.settle().await;
+        let status = world.job().status.unwrap();
+        assert_eq!((status.phase, status.attempt.unwrap().number), (Some(Phase::Complete), 1));
+        assert!(status.summary.is_some() && world.condition("Failed").is_none());
+    }
+}
+
 #[tokio::test]
 async fn an_ended_job_is_deleted_with_everything_when_its_time_is_over() {
     let world = World::new(&format!("{MANIFEST}  ttlSecondsAfterFinished: 100\n"), vec![good()]);

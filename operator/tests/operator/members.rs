@@ -260,3 +260,29 @@ async fn one_that_was_killed_for_its_memory_gets_others_beside_it_where_the_oper
         );
     }
 }
+
+/// What the operator decided is asked for when all that there were train again: until then a node that does not come would hold them up.
+#[tokio::test]
+async fn an_attempt_after_a_crash_waits_for_nobody_who_had_not_come_before_it() {
+    let manifest = format!("{MANIFEST}  autoscaling: {{mode: apply}}\n");
+    let world = World::new(&manifest, vec![vec![live(Stage::Training, 1), failed("ps 0 is gone", false)], long(8)]);
+    while world.phase() != Some(Phase::Training) {
+        world.settle().await;
+        world.tick();
+    }
+    {
+        let mut api = world.api();
+        let status = &mut api.get_mut("rectrainingjobs", "clicks").unwrap()["status"];
+        status["decisions"] = json!([{"subject": "ps", "time": "2027-01-15T08:00:00Z", "from": "2", "to": "4", "applied": true, "reason": "memory"}]);
+        status["attempt"]["replicas"]["ps"] = json!({"started": 2, "wanted": 4, "present": 2, "needed": 4});
+        api.touch("rectrainingjobs", "clicks");
+    }
+    while attempt(&world) == 1 || world.phase() == Some(Phase::Restarting) {
+        world.settle().await;
+        world.tick();
+    }
+    let RoleReplicas { started, wanted, .. } = members_of(&world, Role::Ps);
+    assert_eq!((started, wanted), (2, 4));
+    world.live().await;
+    assert_eq!((world.phase(), members_of(&world, Role::Ps).present), (Some(Phase::Complete), 4));
+}

@@ -60,22 +60,92 @@ async fn a_change_that_cannot_be_ends_no_job_under_way() {
     assert_eq!((world.phase(), world.condition("Failed")), (Some(Phase::Complete), None));
 }
 
+fn refused(text: &str) -> Option<(String, u16, String)> {
+    Some((text.to_owned(), 422, "is invalid".to_owned()))
+}
+
+const CLASS: &str = "no-such-class";
+
+fn with_class(spec: &mut Value) {
+    spec["roles"]["denseWorker"]["template"] = json!({"priorityClassName": CLASS});
+}
+
 #[tokio::test]
 async fn a_template_that_the_api_server_refuses_is_found_before_it_costs_an_attempt() {
-    let world = World::new(MANIFEST, vec![vec![live(Stage::Training, 1)], good()]);
+    let twice = "failed to create typed patch object: duplicate entries for key";
+    for (code, why) in [(422, "is invalid"), (500, twice), (500, "a webhook is down"), (504, "timeout")] {
+        let world = World::new(MANIFEST, vec![vec![live(Stage::Training, 1)], good()]);
+        ticks(&world, 3).await;
+        let pods = names_of_pods(&world);
+        world.api().refused_text = Some((CLASS.to_owned(), code, why.to_owned()));
+        world.edit(with_class);
+        ticks(&world, 5).await;
+        let (reason, message) = world.condition("Stalled").unwrap();
+        assert!(reason == "ObjectRefused" && message.contains("training goes on"), "{message}");
+        assert!(message.contains(why), "{message}");
+        assert_eq!((world.phase(), names_of_pods(&world)), (Some(Phase::Training), pods));
+        // Once it would be taken the change is carried out.
+        world.api().refused_text = None;
+        world.live().await;
+        let status = world.job().status.unwrap();
+        assert_eq!((status.phase, status.attempt.unwrap().number), (Some(Phase::Complete), 2));
+    }
+}
+
+/// A list with two entries of one key is refused as an error of the API server's own, which asking again does not mend.
+#[tokio::test]
+async fn what_cannot_be_merged_is_told_to_whoever_wrote_it() {
+    let world = World::new(MANIFEST, vec![good()]);
+    let why = "failed to create typed patch object (ads/clicks-dense-worker; apps/v1, Kind=StatefulSet): duplicate entries for key";
+    world.api().refused_text = Some((CLASS.to_owned(), 500, why.to_owned()));
+    world.edit(with_class);
+    ticks(&world, 2).await;
+    let (reason, message) = world.condition("Stalled").unwrap();
+    assert!(reason == "ObjectRefused" && message.contains("duplicate entries"), "{message}");
+}
+
+/// It would have its time and its restarts once more.
+#[tokio::test]
+async fn a_change_that_was_refused_does_not_begin_a_job_anew_that_failed_since() {
+    let world =
+        World::new(&format!("{MANIFEST}  activeDeadlineSeconds: 40\n"), vec![vec![live(Stage::Training, 1)], good()]);
     ticks(&world, 3).await;
-    let pods = names_of_pods(&world);
-    world.api().refused_text = Some("no-such-class".to_owned());
-    world.edit(|spec| spec["roles"]["denseWorker"]["template"] = json!({"priorityClassName": "no-such-class"}));
+    world.api().refused_text = refused(CLASS);
+    world.edit(with_class);
+    ticks(&world, 2).await;
+    assert_eq!(world.phase(), Some(Phase::Training));
+    passes(40);
+    ticks(&world, 5).await;
+    let status = world.job().status.unwrap();
+    assert_eq!((status.phase, status.attempt.unwrap().number), (Some(Phase::Failed), 1));
+    assert_eq!(world.condition("Failed").unwrap().0, "DeadlineExceeded");
+    // Another change does.
+    world.edit(|spec| spec["roles"]["denseWorker"]["template"] = json!({"priorityClassName": "batch"}));
+    world.live().await;
+    assert_eq!(world.phase(), Some(Phase::Complete));
+}
+
+/// Its node says so in events alone; of those some are about the time before it had a node.
+#[tokio::test]
+async fn a_pod_whose_volumes_cannot_be_mounted_is_a_condition_that_says_why() {
+    let world = World::new(MANIFEST, vec![good()]);
+    let creating = json!({"reason": "ContainerCreating"});
+    world.api().pod_status = Some(json!({"conditions": [{"type": "Ready", "status": "False"}], "containerStatuses": [
+        {"name": "rectrain", "restartCount": 0, "ready": false, "image": "", "imageID": "", "state": {"waiting": creating}}]}));
+    ticks(&world, 2).await;
+    let pod = world.api().get("pods", "clicks-coordinator-0").unwrap().clone();
+    let event = |name: &str, reason: &str, message: &str| {
+        json!({"metadata": {"name": name, "namespace": NAMESPACE}, "type": "Warning", "reason": reason, "message": message,
+            "involvedObject": {"uid": pod["metadata"]["uid"]}})
+    };
+    world.api().create("events", event("a", "FailedScheduling", "0/2 nodes are available"));
+    passes(60);
+    ticks(&world, 1).await;
+    assert_eq!((world.condition("Stalled"), world.phase()), (None, Some(Phase::Starting)));
+    world.api().create("events", event("b", "FailedMount", "MountVolume.SetUp failed: secret \"keys\" not found"));
     ticks(&world, 5).await;
     let (reason, message) = world.condition("Stalled").unwrap();
-    assert!(reason == "ObjectRefused" && message.contains("training goes on"), "{message}");
-    assert_eq!((world.phase(), names_of_pods(&world)), (Some(Phase::Training), pods));
-    // Once it would be taken the change is carried out.
-    world.api().refused_text = None;
-    world.live().await;
-    let status = world.job().status.unwrap();
-    assert_eq!((status.phase, status.attempt.unwrap().number), (Some(Phase::Complete), 2));
+    assert!(reason == "ContainerConfigError" && message.contains("secret \"keys\" not found"), "{message}");
 }
 
 /// A set that has to go down goes, whatever the API server thinks of its new template.
@@ -83,9 +153,9 @@ async fn a_template_that_the_api_server_refuses_is_found_before_it_costs_an_atte
 async fn a_held_job_has_no_pods_although_its_sets_are_refused() {
     let world = World::new(MANIFEST, vec![vec![live(Stage::Training, 1)]]);
     ticks(&world, 3).await;
-    world.api().refused_text = Some("no-such-class".to_owned());
+    world.api().refused_text = refused(CLASS);
     world.edit(|spec| {
-        spec["roles"]["denseWorker"]["template"] = json!({"priorityClassName": "no-such-class"});
+        with_class(spec);
         spec["suspend"] = json!(true);
     });
     ticks(&world, 3).await;

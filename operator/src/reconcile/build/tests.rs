@@ -256,8 +256,9 @@ fn what_the_user_wants_of_pods_is_laid_over_what_the_operator_makes() {
     assert_eq!(container["resources"]["requests"]["memory"], "2Gi");
     let env: Vec<_> =
         container["env"].as_array().into_iter().flatten().map(|variable| variable["name"].clone()).collect();
-    let own = ["POD_NAME", "RECTRAIN_INDEX", "RECTRAIN_LOG", "RECTRAIN_GRACE_SECONDS", "RECTRAIN_SHARED_MEMORY"];
-    assert_eq!((&env[..5], &env[5]), (&own.map(|name| json!(name))[..], &json!("EXTRA")));
+    let own = ["POD_NAME", "INDEX", "LOG", "GRACE_SECONDS", "STALL_SECONDS", "SHARED_MEMORY"];
+    let own = own.map(|name| if name == "POD_NAME" { json!(name) } else { json!(format!("RECTRAIN_{name}")) });
+    assert_eq!((&env[..6], &env[6]), (&own[..], &json!("EXTRA")));
     assert_eq!((&pod["terminationGracePeriodSeconds"], &container["env"][3]["value"]), (&json!(120), &json!("120")));
     assert_eq!(container["env"][2]["value"], "debug");
     let mounts: Vec<_> =

@@ -34,8 +34,8 @@ pub struct ApiServer {
     pub refused: BTreeMap<String, (u16, String)>,
     /// Why StatefulSets make no pods, as their events say.
     pub pods_refused: Option<String>,
-    /// Why a StatefulSet is refused with this text in it, also where nothing is to be carried out.
-    pub refused_text: Option<String>,
+    /// A StatefulSet with this text in it is refused, also where nothing is to be carried out: the text, and the code and message of the answer.
+    pub refused_text: Option<(String, u16, String)>,
     /// The reason why StatefulSets make no pods that run: a patch of the status of their pods.
     pub pod_status: Option<Value>,
 }
@@ -180,8 +180,10 @@ impl ApiServer {
             }
             ("PATCH", name, "") => {
                 assert!(query.contains("fieldManager=rectrain-operator"), "applied by another owner: {query}");
-                if self.refused_text.as_ref().is_some_and(|text| body.to_string().contains(text)) {
-                    return error(422, "is invalid");
+                if let Some((text, code, why)) = &self.refused_text
+                    && body.to_string().contains(text)
+                {
+                    return error(*code, why);
                 }
                 if query.contains("dryRun=All") {
                     return (200, body);
@@ -204,13 +206,14 @@ impl ApiServer {
         (200, list)
     }
 
-    /// Those about one object, of one reason.
+    /// Those about one object, of one reason or type.
     fn answer_events(&self, query: &str) -> Answer {
         let selector = query.split('&').find_map(|part| part.strip_prefix("fieldSelector=")).unwrap_or_default();
         let selector = selector.replace("%3D", "=").replace("%2C", ",");
-        let (uid, reason) = selector.split_once(",reason=").expect("events are selected by object and reason");
+        let (uid, field) = selector.split_once(',').expect("events are selected by object and another field");
         let uid = uid.strip_prefix("involvedObject.uid=").unwrap();
-        let is_it = |event: &&Value| event["involvedObject"]["uid"] == uid && event["reason"] == reason;
+        let (field, value) = field.split_once('=').unwrap();
+        let is_it = |event: &&Value| event["involvedObject"]["uid"] == uid && event[field] == value;
         let items: Vec<Value> = self.list("events").into_iter().filter(is_it).cloned().collect();
         (200, json!({"apiVersion": "v1", "kind": "EventList", "metadata": {"resourceVersion": "1"}, "items": items}))
     }
