@@ -1,7 +1,7 @@
 //! The command line.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rectrain_crds::defaults::TERMINATION_GRACE_SECONDS;
@@ -108,9 +108,9 @@ impl JobArgs {
         overrides(&self.set, &self.set_string)
     }
 
-    /// The same arguments for another process.
-    pub(crate) fn repeat(&self) -> Vec<std::ffi::OsString> {
-        let mut arguments = vec![self.manifest.clone().into_os_string()];
+    /// The same arguments for another process, which reads the manifest elsewhere.
+    pub(crate) fn repeat(&self, manifest: &Path) -> Vec<std::ffi::OsString> {
+        let mut arguments = vec![manifest.into()];
         for (flag, expressions) in [("--set", &self.set), ("--set-string", &self.set_string)] {
             for expression in expressions {
                 arguments.extend([flag.into(), expression.into()]);
@@ -327,6 +327,9 @@ pub(crate) struct CoordinatorArgs {
     /// Seconds that this process has to end in order once it is told to, the last few of which it leaves
     #[arg(long, value_name = "SECONDS", env = "RECTRAIN_GRACE_SECONDS", default_value_t = TERMINATION_GRACE_SECONDS)]
     pub(crate) grace_seconds: u32,
+    /// Seconds that the job may be without progress, if not as the manifest says (`spec.faultTolerance.stallSeconds`)
+    #[arg(long, value_name = "SECONDS", env = "RECTRAIN_STALL_SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) stall_seconds: Option<u32>,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
     /// Print one JSON object an event to standard output after the line with the addresses, the summary last
@@ -371,6 +374,9 @@ pub(crate) struct MemberArgs {
     /// Seconds that this process has to end in order once it is told to, the last few of which it leaves
     #[arg(long, value_name = "SECONDS", env = "RECTRAIN_GRACE_SECONDS", default_value_t = TERMINATION_GRACE_SECONDS)]
     pub(crate) grace_seconds: u32,
+    /// Seconds that the job may be without progress, if not as the manifest says (`spec.faultTolerance.stallSeconds`)
+    #[arg(long, value_name = "SECONDS", env = "RECTRAIN_STALL_SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) stall_seconds: Option<u32>,
     /// As a parameter server, keep the rows in this directory of a file system in memory, where a process that takes the place of this
     /// one finds them
     #[arg(long, value_name = "DIRECTORY", env = "RECTRAIN_SHARED_MEMORY")]

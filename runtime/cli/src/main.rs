@@ -96,12 +96,12 @@ fn execute(command: Command) -> Result<(), Failure> {
 
 /// Ends a process some thread of which hangs and cannot be waited for: to others it is one that was killed.
 pub(crate) fn abort(message: &str) -> ! {
-    eprintln!("rectrain: {message}");
+    show::say(&format!("rectrain: {message}"));
     std::process::abort()
 }
 
 fn end(code: u8, message: &str) -> ExitCode {
-    eprintln!("rectrain: {message}");
+    show::say(&format!("rectrain: {message}"));
     ExitCode::from(code)
 }
 
@@ -109,6 +109,8 @@ fn log_to_stderr(format: LogFormat) {
     let filter = EnvFilter::try_from_env("RECTRAIN_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     let colours = std::io::stderr().is_terminal();
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
+    // Telling that a line cannot be written fails as that line does.
+    let logs = logs.log_internal_errors(false);
     match format {
         LogFormat::Text => logs.init(),
         LogFormat::Json => logs.json().init(),

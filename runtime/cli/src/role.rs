@@ -40,15 +40,18 @@ pub(crate) struct CoordinatorAddresses {
 }
 
 /// The plan of a job of which this process is one of several.
-fn plan_of_process(args: &JobArgs) -> Result<Arc<JobPlan>, Failure> {
-    let plan = job::plan(args)?;
+fn plan_of_process(args: &JobArgs, stall_seconds: Option<u32>) -> Result<Arc<JobPlan>, Failure> {
+    let mut plan = job::plan(args)?;
+    if let Some(seconds) = stall_seconds {
+        Arc::make_mut(&mut plan).stall = Duration::from_secs(u64::from(seconds));
+    }
     plan.fits_messages(TcpConfig::default().limits.max_frame_bytes)?;
     Ok(plan)
 }
 
 /// `rectrain coordinator`
 pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
-    let plan = plan_of_process(&args.job)?;
+    let plan = plan_of_process(&args.job, args.stall_seconds)?;
     crate::runtime()?.block_on(async {
         let Network { metrics, counters, transport, credentials } = Network::new(&args.tls, &plan)?;
         let page = LivePage::default();
@@ -118,7 +121,7 @@ fn staying(result: &Result<(), Failure>) {
 
 /// `rectrain ps`, `rectrain embedding-worker`, `rectrain dense-worker`, `rectrain loader`
 pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
-    let plan = plan_of_process(&args.job)?;
+    let plan = plan_of_process(&args.job, args.stall_seconds)?;
     crate::runtime()?.block_on(async {
         let (stall, computing) = (plan.stall, Computing::default());
         let Network { metrics, counters, transport, .. } = Network::new(&args.tls, &plan)?;

@@ -2,7 +2,7 @@
 //! error, results to standard output.
 
 use std::io::{IsTerminal, Write};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
@@ -15,11 +15,18 @@ pub(crate) struct Display {
     bar: ProgressBar,
     /// Progress as lines, where there is no terminal to draw a bar on.
     lines: bool,
-    last_line: Option<std::time::Instant>,
+    last_line: Option<Instant>,
+    /// The first step that was shown since training began or went on, and when.
+    begun: Option<(u64, Instant)>,
 }
 
 /// Between two lines of progress.
 const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// A line for whoever reads standard error. If nobody does any more, or its file's disk is full, the job goes on and its exit code tells.
+pub(crate) fn say(text: &str) {
+    let _reader_gone = writeln!(std::io::stderr(), "{text}");
+}
 
 impl Display {
     pub(crate) fn new(json: bool) -> Self {
@@ -29,13 +36,13 @@ impl Display {
         if let Ok(style) = ProgressStyle::with_template(style) {
             bar.set_style(style);
         }
-        Self { json, bar, lines: !json && !terminal, last_line: None }
+        Self { json, bar, lines: !json && !terminal, last_line: None, begun: None }
     }
 
     /// One line for the person, nothing for the program.
     pub(crate) fn note(&self, text: &str) {
         if !self.json {
-            self.bar.suspend(|| eprintln!("{text}"));
+            self.bar.suspend(|| say(text));
         }
     }
 
@@ -62,17 +69,18 @@ impl Display {
                 self.note(&format!("{job}: {model} in mode {mode}, {dense_parameters} dense parameters"));
             }
             JobEvent::Progress { step, total_steps, samples_per_second, loss, running_auc, .. } => {
-                let text =
-                    progress_text(*step, *total_steps, *samples_per_second, *loss, *running_auc, self.bar.elapsed());
+                let (first, at) = *self.begun.get_or_insert_with(|| (*step, Instant::now()));
+                let made = (step.saturating_sub(first), at.elapsed());
+                let text = progress_text(*step, *total_steps, *samples_per_second, *loss, *running_auc, made);
                 if let Some(total) = total_steps {
                     self.bar.set_length(*total);
                 }
                 self.bar.set_position(*step);
                 self.bar.set_message(text.clone());
                 if self.lines && self.last_line.is_none_or(|last| last.elapsed() >= LINE_EVERY) {
-                    self.last_line = Some(std::time::Instant::now());
+                    self.last_line = Some(Instant::now());
                     let total = total_steps.map_or(String::new(), |total| format!("/{total}"));
-                    eprintln!("step {step}{total}  {text}");
+                    say(&format!("step {step}{total}  {text}"));
                 }
             }
             JobEvent::Evaluation { step, test } => {
@@ -97,6 +105,7 @@ impl Display {
                 thousands(*bytes)
             )),
             JobEvent::Resumed { checkpoint, step, rows, .. } => {
+                self.begun = None;
                 self.note(&format!("going on at step {step} from checkpoint {checkpoint} ({} rows)", thousands(*rows)));
             }
             JobEvent::CheckpointSaved { step, checkpoint, bytes, seconds, .. } => self.note(&format!(
@@ -104,6 +113,7 @@ impl Display {
                 thousands(*bytes)
             )),
             JobEvent::Restarting { restart, message, seconds } => {
+                self.begun = None;
                 self.note(&format!("{message}; restart {restart} in {seconds} s"));
             }
             JobEvent::Rejoined { member, chunks } => {
@@ -119,7 +129,7 @@ impl Display {
             JobEvent::Warning { message } => self.note(&format!("warning: {message}")),
             JobEvent::Summary(summary) => {
                 self.bar.finish_and_clear();
-                println!("{}", summary_table(summary));
+                let _reader_gone = writeln!(std::io::stdout(), "{}", summary_table(summary));
             }
             // The command's own error says it.
             JobEvent::Failed { .. } => self.bar.finish_and_clear(),
@@ -133,11 +143,11 @@ fn progress_text(
     samples_per_second: f64,
     loss: f64,
     running_auc: Option<f64>,
-    elapsed: Duration,
+    (made, elapsed): (u64, Duration),
 ) -> String {
     let left = match total_steps {
-        Some(total) if step > 0 && total > step => {
-            let left = elapsed.mul_f64((total - step) as f64 / step as f64);
+        Some(total) if made > 0 && total > step => {
+            let left = elapsed.mul_f64((total - step) as f64 / made as f64);
             format!(", {} left", HumanDuration(left))
         }
         _ => String::new(),
@@ -229,5 +239,16 @@ mod tests {
         let summary = Summary { steps: 1234, parameters_sha256: "abc".to_owned(), ..Summary::default() };
         let table = summary_table(&summary).to_string();
         assert!(table.contains("1,234") && table.contains("abc") && !table.contains("AUC"), "{table}");
+    }
+
+    #[test]
+    fn the_time_left_goes_by_what_this_run_has_made() {
+        let text = |made| progress_text(900_100, Some(1_000_000), 1.0, 0.5, None, made);
+        assert!(
+            text((100, Duration::from_secs(10))).ends_with("3 hours left"),
+            "{}",
+            text((100, Duration::from_secs(10)))
+        );
+        assert!(!text((0, Duration::ZERO)).contains("left"));
     }
 }

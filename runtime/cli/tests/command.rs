@@ -30,8 +30,17 @@ fn rectrain(folder: &Path, arguments: &[&str]) -> Output {
 
 /// A run that has begun to train, and the rest of what it prints.
 fn training(folder: &Path, arguments: &[&str]) -> (Child, Lines<BufReader<ChildStdout>>) {
+    training_with(folder, arguments, None)
+}
+
+fn training_with(
+    folder: &Path,
+    arguments: &[&str],
+    variable: Option<(&str, &str)>,
+) -> (Child, Lines<BufReader<ChildStdout>>) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_rectrain"))
         .args(arguments)
+        .envs(variable)
         .current_dir(folder)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -132,17 +141,48 @@ fn a_run_that_goes_on_where_nothing_is_left_to_train_says_so() {
 /// In a mode without a barrier nobody waits for it, so only its own process can tell.
 #[test]
 fn a_dense_worker_that_hangs_in_a_batch_ends_and_another_takes_its_place() {
-    let folder = folder_with(JOB);
-    let sets = "spec.training.mode=gba,spec.roles.denseWorker.replicas=2,spec.data.synthetic.rows=10000000,\
-                spec.faultTolerance.stallSeconds=10";
-    let hangs = ["run", "job.yaml", "--json", "--processes", "--slow", "denseWorker-1=1000000x", "--set", sets];
-    let (mut child, mut lines) = training(folder.path(), &hangs);
-    let rejoined = lines.find(|line| line.as_ref().unwrap().contains("rejoined")).unwrap().unwrap();
-    let rejoined: Value = serde_json::from_str(&rejoined).unwrap();
-    assert_eq!(rejoined["member"], "dense-worker 1");
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
-    assert_eq!(child.wait().unwrap().code(), Some(130));
-    assert!(children_of(child.id()).is_empty());
+    // By its manifest, and as pods are told, whose manifest says nothing of it.
+    let told = [(",spec.faultTolerance.stallSeconds=10", None), ("", Some(("RECTRAIN_STALL_SECONDS", "10")))];
+    std::thread::scope(|scope| {
+        for (set, variable) in told {
+            scope.spawn(move || {
+                let folder = folder_with(JOB);
+                let sets = format!(
+                    "metadata.name=hangs-{},spec.training.mode=gba,spec.roles.denseWorker.replicas=2,spec.data.synthetic.rows=10000000{set}",
+                    set.len()
+                );
+                let hangs =
+                    ["run", "job.yaml", "--json", "--processes", "--slow", "denseWorker-1=1000000x", "--set", &sets];
+                let (mut child, mut lines) = training_with(folder.path(), &hangs, variable);
+                let rejoined = lines.find(|line| line.as_ref().unwrap().contains("rejoined")).unwrap().unwrap();
+                let rejoined: Value = serde_json::from_str(&rejoined).unwrap();
+                assert_eq!(rejoined["member"], "dense-worker 1");
+                assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+                assert_eq!(child.wait().unwrap().code(), Some(130));
+                assert!(children_of(child.id()).is_empty());
+            });
+        }
+    });
+}
+
+/// As with a disk that is full, or a reader that has gone.
+#[test]
+fn a_run_whose_words_cannot_be_written_goes_on_to_its_end() {
+    for processes in [&[][..], &["--processes"]] {
+        let folder = folder_with(JOB);
+        let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let status = Command::new(env!("CARGO_BIN_EXE_rectrain"))
+            .args(["run", "job.yaml", "--set", "spec.checkpoint.path=saved"])
+            .args(processes)
+            .env("RECTRAIN_LOG", "info")
+            .current_dir(folder.path())
+            .stdout(full())
+            .stderr(full())
+            .status()
+            .unwrap();
+        assert!(status.success(), "{processes:?}: {status}");
+        assert!(folder.path().join("saved").exists());
+    }
 }
 
 #[test]
@@ -386,6 +426,8 @@ fn run_with_kills(sets: &str, victims: &[(&str, usize)]) -> (Value, Value) {
     let (mut child, lines) = training(folder.path(), &arguments);
     let is_back =
         |event: &Value| ["rejoined", "serverKeptRows", "coordinatorTakenUp"].iter().any(|back| event["event"] == *back);
+    // Whoever comes later goes by the manifest of the run's beginning.
+    std::fs::write(folder.path().join("job.yaml"), "the next experiment").unwrap();
     let (kills, mut victims, mut events) = (victims.len(), victims.iter(), Vec::<Value>::new());
     let mut all_are_there = true;
     for line in lines {

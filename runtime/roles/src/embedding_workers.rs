@@ -15,8 +15,8 @@ use crate::placement::Directory;
 
 /// How often a call that waits looks whether its embedding worker is still there.
 const LOOK: Duration = Duration::from_secs(1);
-/// One that cannot be connected to within this time is not there. When it has just died its successor may be somewhere else in a moment:
-/// at first it has less time, and twice as much with each time.
+/// Of one that cannot be connected to within this time it is asked whether it is somewhere else now. When it has just died its successor may be there in
+/// a moment: at first it has less time, and twice as much with each time.
 const REACHED: Duration = Duration::from_secs(2);
 const REACHED_AT_FIRST: Duration = Duration::from_millis(50);
 /// Between two questions where its successor is.
@@ -79,7 +79,6 @@ impl EmbeddingWorkers {
         patience: Duration,
     ) -> Result<Option<(R::Reply, Vec<Tensor>)>, RoleError> {
         let until = Instant::now() + patience;
-        let mut reached = REACHED_AT_FIRST;
         loop {
             let Some(channel) = self.channel(index) else {
                 // It may have joined since.
@@ -95,18 +94,56 @@ impl EmbeddingWorkers {
                     Err(gone) => gone,
                 }
             } else {
-                match answer(&channel, request.clone(), tensors.clone(), (reached, patience)).await {
+                match self.answer((index, &channel), request.clone(), tensors.clone(), patience).await {
                     Err(RoleError::Wire(gone)) if is_gone(&gone) && Instant::now() < until => gone,
                     answered => return answered.map(Some),
                 }
             };
             tracing::debug!(%gone, index, "an embedding worker is gone");
-            reached = (2 * reached).min(REACHED);
             tokio::time::sleep(PAUSE).await;
             if !self.look_for(index, Some(channel.address())).await? {
                 return Ok(None);
             }
         }
+    }
+
+    /// The answer; or that nobody is there to give one, which a call by itself finds out only at its deadline if it has to connect. To take long for
+    /// that is not to be gone: names, handshakes and busy machines take their time, and begun anew it would never come to an end.
+    async fn answer<R: Request>(
+        &self,
+        (index, channel): (usize, &Channel),
+        request: R,
+        tensors: Vec<Tensor>,
+        patience: Duration,
+    ) -> Result<(R::Reply, Vec<Tensor>), RoleError> {
+        let gone = async {
+            let mut reached = REACHED_AT_FIRST;
+            loop {
+                let Err(gone) = channel.ready(reached).await else {
+                    reached = REACHED;
+                    tokio::time::sleep(LOOK).await;
+                    continue;
+                };
+                tokio::time::sleep(PAUSE).await;
+                match self.is_still_at(index, channel.address()).await {
+                    Ok(true) => reached = (2 * reached).min(REACHED),
+                    Ok(false) => return gone.into(),
+                    Err(error) => return error,
+                }
+            }
+        };
+        tokio::select! {
+            // First, so that what connects is the call and not the look, which gives up.
+            biased;
+            answered = message::call(channel, request, tensors, patience) => answered,
+            gone = gone => Err(gone),
+        }
+    }
+
+    /// Whether the directory knows of no other place for it.
+    async fn is_still_at(&self, index: usize, address: &Address) -> Result<bool, RoleError> {
+        let is_anywhere = self.look_for(index, Some(address)).await?;
+        Ok(is_anywhere && self.channel(index).is_some_and(|channel| channel.address() == address))
     }
 
     fn channel(&self, index: usize) -> Option<Channel> {
@@ -145,25 +182,67 @@ impl EmbeddingWorkers {
     }
 }
 
-/// The answer; or that nobody is there to give one, which a call by itself finds out only at its deadline if it has to connect.
-async fn answer<R: Request>(
-    channel: &Channel,
-    request: R,
-    tensors: Vec<Tensor>,
-    (reached, patience): (Duration, Duration),
-) -> Result<(R::Reply, Vec<Tensor>), RoleError> {
-    let gone = async {
-        let mut reached = reached;
-        loop {
-            if let Err(gone) = channel.ready(reached).await {
-                return gone;
-            }
-            reached = REACHED;
-            tokio::time::sleep(LOOK).await;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+mod tests {
+    use std::collections::HashMap;
+    use std::sync::Arc;
+
+    use rectrain_proto::v1;
+    use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, TcpConfig, TcpTransport, Transport, WireCounters};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::coordinator_channel::CoordinatorChannel;
+    use crate::plan::CALL_DEADLINE;
+
+    /// An embedding worker, and a coordinator that knows where it is.
+    struct Both(String);
+
+    impl Service for Both {
+        fn call<'a>(&'a self, _peer: &'a Peer, frame: Frame) -> BoxFuture<'a, Result<Frame, Refusal>> {
+            Box::pin(async move {
+                if frame.kind == v1::MapRequest::KIND {
+                    let placement =
+                        v1::Placement { embedding_workers: vec![self.0.clone()], ..v1::Placement::default() };
+                    return Ok(message::reply::<v1::MapRequest>(&placement, Vec::new()));
+                }
+                let traffic = v1::Traffic { bytes_sent: HashMap::from([("rows".to_owned(), 7)]) };
+                Ok(message::reply::<v1::TrafficRequest>(&traffic, Vec::new()))
+            })
         }
-    };
-    tokio::select! {
-        answered = message::call(channel, request, tensors, patience) => answered,
-        gone = gone => Err(gone.into()),
+    }
+
+    /// Passes bytes on, and begins to only after a while.
+    async fn hesitate(listener: TcpListener, to: (String, u16), pause: Duration) {
+        while let Ok((mut caller, _)) = listener.accept().await {
+            let to = to.clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(pause).await;
+                let mut server = TcpStream::connect(to).await.unwrap();
+                tokio::io::copy_bidirectional(&mut caller, &mut server).await
+            });
+        }
+    }
+
+    /// Longer than anybody is waited for before it is asked whether it is somewhere else.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn one_that_is_slow_to_connect_to_is_connected_to() {
+        let transport = TcpTransport::new(TcpConfig::default(), WireCounters::unregistered(|_| "any").unwrap());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("tcp://{}", listener.local_addr().unwrap());
+        let both = Arc::new(Both(address.clone()));
+        let serving = transport.serve(both, &Address::tcp("127.0.0.1", 0)).unwrap();
+        let Address::Tcp { host, port, .. } = serving.address().clone() else { panic!("not TCP") };
+        let hesitating = tokio::spawn(hesitate(listener, (host, port), REACHED + REACHED / 4));
+        let coordinator = CoordinatorChannel::new(transport.connect(serving.address()).unwrap());
+        let directory = Directory { coordinator, transport: Arc::new(transport) };
+        let workers = EmbeddingWorkers::new(&[address], directory, CALL_DEADLINE).unwrap();
+        let began = Instant::now();
+        let answer = tokio::time::timeout(CALL_DEADLINE / 20, workers.call(0, v1::TrafficRequest {}, Vec::new())).await;
+        let (traffic, _) = answer.expect("it is never connected to").unwrap();
+        assert_eq!(traffic.bytes_sent["rows"], 7);
+        assert!(began.elapsed() > REACHED);
+        hesitating.abort();
     }
 }

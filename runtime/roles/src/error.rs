@@ -1,6 +1,7 @@
 //! What can go wrong in a role, and whose fault it is: the user's input ends a run with exit code 2 and is never retried,
 //! everything else ends it with 1.
 
+use rectrain_dense::{DenseError, GPU_SUPPORT};
 use rectrain_wire::{Refusal, RefusalCode, WireError};
 
 /// A role cannot go on.
@@ -11,7 +12,7 @@ pub enum RoleError {
     Data(Box<rectrain_data::DataError>),
     /// The model cannot be built, or its numbers left the range of floats.
     #[error(transparent)]
-    Dense(#[from] rectrain_dense::DenseError),
+    Dense(#[from] DenseError),
     /// The embedding store refused.
     #[error(transparent)]
     Store(#[from] rectrain_embedding::StoreError),
@@ -96,9 +97,11 @@ impl RoleError {
             Self::Input(_) | Self::Ledger(rectrain_modes::LedgerError::NoRows) => true,
             Self::Checkpoint(error) => matches!(**error, rectrain_checkpoint::CheckpointError::OtherJob { .. }),
             Self::JobFailed { user_error, .. } => *user_error,
-            Self::Dense(error) => {
-                matches!(error, rectrain_dense::DenseError::NoGpu { .. } | rectrain_dense::DenseError::Bf16OnGpu)
-            }
+            Self::Dense(error) => match error {
+                // A program that can use GPUs and sees none may be on a node that has lost its own: another node may have one.
+                DenseError::NoGpu { .. } => !GPU_SUPPORT,
+                error => matches!(error, DenseError::Bf16OnGpu),
+            },
             _ => false,
         }
     }

@@ -171,14 +171,16 @@ impl RoleMetrics {
 }
 
 impl CoordinatorMetrics {
-    /// Counters follow the coordinator's own account.
-    pub(crate) fn set(&self, counts: &TokenCounts) {
-        let follow = |counter: &IntCounter, value: u64| counter.inc_by(value.saturating_sub(counter.get()));
-        follow(&self.tokens_issued, counts.issued);
-        follow(&self.tokens_lost, counts.lost);
-        follow(&self.dropped_batches, counts.dropped_batches);
-        follow(&self.repeated_batches, counts.repeated_batches);
-        follow(&self.mode_switches, counts.switches);
+    /// Counters follow the coordinator's own account, from what it was when this process began: what others have counted was counted.
+    pub(crate) fn set(&self, counts: &TokenCounts, before: &TokenCounts) {
+        let follow = |counter: &IntCounter, value: u64, before: u64| {
+            counter.inc_by(value.saturating_sub(before).saturating_sub(counter.get()));
+        };
+        follow(&self.tokens_issued, counts.issued, before.issued);
+        follow(&self.tokens_lost, counts.lost, before.lost);
+        follow(&self.dropped_batches, counts.dropped_batches, before.dropped_batches);
+        follow(&self.repeated_batches, counts.repeated_batches, before.repeated_batches);
+        follow(&self.mode_switches, counts.switches, before.switches);
     }
 
     /// So many members of a role take part.
@@ -250,5 +252,15 @@ mod tests {
             assert_eq!(*kind == "seconds", name.ends_with("_seconds"), "{name}");
             assert_eq!(*kind == "steps", name.ends_with("_steps"), "{name}");
         }
+    }
+
+    #[test]
+    fn what_was_counted_before_this_process_is_not_counted_again() {
+        let metrics = CoordinatorMetrics::of(&RoleMetrics::new(Registry::new()).unwrap(), 0);
+        let before = TokenCounts { switches: 9, ..TokenCounts::default() };
+        metrics.set(&before, &before);
+        assert_eq!(metrics.mode_switches.get(), 0);
+        metrics.set(&TokenCounts { switches: 11, ..before }, &before);
+        assert_eq!(metrics.mode_switches.get(), 2);
     }
 }

@@ -72,7 +72,7 @@ pub enum StorageError {
 }
 
 impl StorageError {
-    /// Whether what the user gave (a path, options, rights) is at fault, rather than a disk, a network or a defect.
+    /// Whether what the user gave (a path, options, rights of files) is at fault, rather than a disk, a network or a defect.
     #[must_use]
     pub fn is_users_input(&self) -> bool {
         use std::io::ErrorKind;
@@ -88,9 +88,9 @@ impl StorageError {
     }
 }
 
-/// Whether a store has not what is asked of it, or denies it: what asking again does not mend.
+/// Whether a store has not what is asked of it, which asking again does not mend. One that denies it may give it in a minute: rights that were
+/// just granted take a while to be known, and a key that was changed is read anew by whoever starts again.
 #[must_use]
 pub fn is_refusal(error: &object_store::Error) -> bool {
-    use object_store::Error;
-    matches!(error, Error::NotFound { .. } | Error::PermissionDenied { .. } | Error::Unauthenticated { .. })
+    matches!(error, object_store::Error::NotFound { .. })
 }

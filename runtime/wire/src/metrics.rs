@@ -51,7 +51,7 @@ pub const REFERENCE: &[(&str, &str, &str)] = &[
     (
         "rectrain_wire_refused_connections_total",
         "counter",
-        "Connections refused because whoever made them did not show the job's certificate, by `reason`: `certificate`, `protocol` or `silent`.",
+        "Connections refused because whoever made them did not show the job's certificate, by `reason`: `certificate`, `protocol`, `silent`, or `ended` before anything was shown.",
     ),
     (
         "rectrain_wire_refused_greetings_total",

@@ -38,8 +38,13 @@ const CERTIFICATE: &str = "certificate";
 const PROTOCOL: &str = "protocol";
 /// A peer that shows nothing for too long.
 const SILENT: &str = "silent";
+/// A peer that is gone before it has shown anything: a member that was killed, or nobody in particular.
+const ENDED: &str = "ended";
+/// How that is seen.
+const HUNG_UP: [io::ErrorKind; 3] =
+    [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe];
 /// All reasons for which a connection is refused: [`Stranger::reason`].
-pub const REASONS: [&str; 3] = [CERTIFICATE, PROTOCOL, SILENT];
+pub const REASONS: [&str; 4] = [CERTIFICATE, PROTOCOL, SILENT, ENDED];
 
 /// Why a job's certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -169,6 +174,7 @@ impl From<io::Error> for Stranger {
             Some(Error::NoCertificatesPresented | Error::InvalidCertificate(_) | Error::AlertReceived(_)) => {
                 CERTIFICATE
             }
+            None if HUNG_UP.contains(&error.kind()) => ENDED,
             _ => PROTOCOL,
         };
         Self { reason, said: error.to_string() }

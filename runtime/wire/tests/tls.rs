@@ -113,6 +113,16 @@ async fn bytes_that_are_no_handshake_get_an_alert_and_no_frame() {
     assert_eq!(rig.guarded.0.load(SeqCst), 0);
 }
 
+/// One that was killed while it connected.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn somebody_who_hangs_up_in_the_handshake_is_taken_for_no_stranger() {
+    let rig = Rig::start();
+    // The header of a handshake record, and half of what it announces.
+    rig.socket().write_all(&[22, 3, 1, 0, 200, 1, 0, 0, 196]).unwrap();
+    rig.refused("ended", 1).await;
+    assert_eq!(rig.counters.refused_connections("protocol"), 0);
+}
+
 /// A member does not take just anybody for a member either: its own calls go nowhere else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_member_calls_members_only() {

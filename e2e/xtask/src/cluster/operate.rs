@@ -702,7 +702,7 @@ fn stands_still(paths: &Paths) -> Result<(), String> {
     }
     let name = "stands-still";
     submit(paths, name, &merged(endless(), json!({"faultTolerance": {"stallSeconds": 10, "backoffSeconds": 15}})))?;
-    until_phase(paths, name, "Training")?;
+    until_step_after(paths, name, 0)?;
     let stopped = Stopped::process_of(paths, &format!("{name}-dense-worker-0"))?;
     println!("NoProgress: {}", shows(paths, name, "Reconciling", "NoProgress")?);
     drop(stopped);
@@ -712,9 +712,12 @@ fn stands_still(paths: &Paths) -> Result<(), String> {
 /// Without a barrier no worker counts steps, and a job gets on all the same: for longer than it may stand still.
 fn gets_on(paths: &Paths) -> Result<(), String> {
     let name = "gets-on";
-    // Longer than two cores that start all these jobs at once keep a pod waiting.
-    let without_barrier = json!({"training": {"mode": "gba"}, "faultTolerance": {"stallSeconds": 20}});
-    submit(paths, name, &merged(endless(), without_barrier))?;
+    let mut changes = json!({"training": {"mode": "gba"}, "faultTolerance": {"stallSeconds": 20}});
+    // Two cores start all these jobs at once, and pods that request nothing get next to nothing of them: not one step in 20 s was seen.
+    for role in ["coordinator", "ps", "embeddingWorker", "denseWorker", "loader"] {
+        changes["roles"][role]["template"]["resources"]["requests"]["cpu"] = json!("250m");
+    }
+    submit(paths, name, &merged(endless(), changes))?;
     until_phase(paths, name, "Training")?;
     std::thread::sleep(Duration::from_secs(35));
     let job = job(paths, name)?;

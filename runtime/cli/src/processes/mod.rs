@@ -10,6 +10,7 @@ mod succession;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::Path;
 use std::pin::{Pin, pin};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -20,6 +21,7 @@ use rectrain_proto::v1::control_client::ControlClient;
 use rectrain_roles::events::JobEvent;
 use rectrain_roles::member::Role;
 use rectrain_roles::plan::{JobPlan, Replicas};
+use tempfile::NamedTempFile;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, watch};
@@ -46,6 +48,8 @@ const WATCH_AGAIN: Duration = Duration::from_millis(50);
 const STATUS: Duration = Duration::from_secs(5);
 /// How long processes have to end by themselves after the job has.
 const END: Duration = Duration::from_secs(10);
+/// How long a process that ends with an error is given to have told the coordinator why, and its last words to be read.
+const SAYS_WHY: Duration = Duration::from_secs(1);
 /// Any free port of this machine.
 const LOOPBACK: &str = "127.0.0.1:0";
 
@@ -65,8 +69,8 @@ impl fmt::Display for Process {
     }
 }
 
-/// A process that ended, and how.
-type Ended = (Process, std::io::Result<ExitStatus>);
+/// A process that ended, how, and its last words.
+type Ended = (Process, std::io::Result<ExitStatus>, String);
 
 /// A process that died without a word.
 struct Death {
@@ -81,6 +85,7 @@ struct Death {
 pub(crate) async fn run(args: &RunArgs, plan: &JobPlan, mut display: Display) -> Result<(), Failure> {
     let job = Job {
         args,
+        manifest: frozen(&args.job.manifest)?,
         plan,
         run: new_run(),
         replicas: Cell::new(plan.replicas),
@@ -113,9 +118,18 @@ pub(crate) async fn run(args: &RunArgs, plan: &JobPlan, mut display: Display) ->
     }
 }
 
+fn frozen(manifest: &Path) -> Result<NamedTempFile, Failure> {
+    let copied = NamedTempFile::with_suffix(".yaml").and_then(|copy| std::fs::copy(manifest, &copy).map(|_| copy));
+    copied.map_err(|error| {
+        Failure::Failed(format!("cannot copy {} for the job's processes: {error}", manifest.display()))
+    })
+}
+
 /// What all attempts of a run share.
 struct Job<'a> {
     args: &'a RunArgs,
+    /// The manifest as it was when the run began, whatever becomes of the user's file: all processes go by one plan.
+    manifest: NamedTempFile,
     plan: &'a JobPlan,
     run: String,
     /// Members that this attempt began with: those that join later go by the same plan, such as the first slot map.
@@ -352,7 +366,7 @@ impl Job<'_> {
         let program = std::env::current_exe()
             .map_err(|error| Failure::Failed(format!("cannot find this program to start it again: {error}")))?;
         let mut command = Command::new(program);
-        command.arg(role).args(self.args.job.repeat());
+        command.arg(role).args(self.args.job.repeat(self.manifest.path()));
         for role in Role::ALL {
             let replicas = self.replicas.get().of(role);
             if replicas != role.replicas(self.plan) {
@@ -406,25 +420,40 @@ async fn said_instead(coordinator: Child, seen: &str) -> Failure {
     // Dropped, it is killed.
     let Ok(Ok(output)) = timeout(END, coordinator.wait_with_output()).await else { return silent() };
     let words = String::from_utf8_lossy(&output.stderr);
-    match words.trim().rsplit_once("rectrain: ").map_or(words.trim(), |(_, sentence)| sentence) {
+    match sentence_of(&words) {
         "" => silent(),
         sentence if output.status.code() == Some(2) => Failure::User(sentence.to_owned()),
         sentence => Failure::Failed(sentence.to_owned()),
     }
 }
 
+/// What a process says of its end.
+fn sentence_of(words: &str) -> &str {
+    words.trim().rsplit_once("rectrain: ").map_or(words.trim(), |(_, sentence)| sentence)
+}
+
 fn watch_child(children: &mut JoinSet<Ended>, process: Process, mut child: Child, mut stop: watch::Receiver<()>) {
-    if let Some(stderr) = child.stderr.take() {
-        tokio::spawn(async move {
-            let mut lines = BufReader::new(stderr).lines();
-            while let Ok(Some(line)) = lines.next_line().await {
-                tracing::info!(%process, "{line}");
-            }
-        });
-    }
+    let stderr = child.stderr.take();
+    let words = tokio::spawn(async move {
+        let mut last = String::new();
+        let Some(stderr) = stderr else { return last };
+        let mut lines = BufReader::new(stderr).lines();
+        while let Ok(Some(line)) = lines.next_line().await {
+            tracing::info!(%process, "{line}");
+            last = line;
+        }
+        last
+    });
     children.spawn(async move {
         let ended = tokio::select! {
-            status = child.wait() => return (process, status),
+            status = child.wait() => {
+                if status.as_ref().is_ok_and(|status| status.code().is_some_and(|code| code != 0)) {
+                    // What it has told the coordinator says more, and comes first.
+                    tokio::time::sleep(SAYS_WHY).await;
+                }
+                let words = timeout(SAYS_WHY, words).await.ok().and_then(Result::ok).unwrap_or_default();
+                return (process, status, words);
+            }
             stopped = stop.changed() => stopped,
         };
         // Told to stop, or the teller is gone: either way this process must not outlive the run.
@@ -433,7 +462,7 @@ fn watch_child(children: &mut JoinSet<Ended>, process: Process, mut child: Child
             Ok(()) => child.wait().await,
             Err(error) => Err(error),
         };
-        (process, status)
+        (process, status, String::new())
     });
 }
 
@@ -448,23 +477,26 @@ async fn ask_to_save(control: &str) -> Result<String, String> {
     saved.map(|saved| saved.into_inner().checkpoint).map_err(|status| status.message().to_owned())
 }
 
-/// A process that dies without a word; one that reports a failure does so through the coordinator first.
+/// A process that dies; what one reports through the coordinator comes before that.
 async fn first_death(children: &mut JoinSet<Ended>) -> Death {
     while let Some(ended) = children.join_next().await {
         let mut was_told = false;
         let (process, message) = match ended {
-            Ok((process, Ok(status))) if !status.success() && status.code().is_none() => {
-                (Some(process), format!("{process} was killed ({status})"))
-            }
-            Ok((process, Ok(status))) if status.code() == Some(INTERRUPTED.into()) => {
-                was_told = true;
-                (Some(process), format!("{process} was told to end"))
-            }
-            Ok((process, Err(error))) => (Some(process), format!("{process} cannot be waited for: {error}")),
-            Ok((process, Ok(status))) => {
-                tracing::info!(%process, %status, "ended");
+            Ok((process, Ok(status), _)) if status.success() => {
+                tracing::info!(%process, "ended");
                 continue;
             }
+            Ok((process, Ok(status), words)) => match status.code() {
+                None => (Some(process), format!("{process} was killed ({status})")),
+                Some(code) if code == i32::from(INTERRUPTED) => {
+                    was_told = true;
+                    (Some(process), format!("{process} was told to end"))
+                }
+                Some(code) => {
+                    (Some(process), format!("{process} ended with exit code {code}: {}", sentence_of(&words)))
+                }
+            },
+            Ok((process, Err(error), _)) => (Some(process), format!("{process} cannot be waited for: {error}")),
             Err(error) => (None, format!("a process's watcher failed: {error}")),
         };
         return Death { process, was_told, message };
@@ -482,4 +514,27 @@ async fn name_the_killed(message: String, children: &mut JoinSet<Ended>) -> Fail
 
 fn cannot_start(what: &str, error: &std::io::Error) -> Failure {
     Failure::Failed(format!("cannot start {what}: {error}"))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+mod tests {
+    use super::*;
+
+    /// With what it said last, as nobody else may have heard it.
+    #[tokio::test]
+    async fn a_process_that_gives_up_is_missed() {
+        let mut children = JoinSet::new();
+        let stop = watch::Sender::new(());
+        let ends = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]).stderr(Stdio::piped());
+            command.spawn().unwrap()
+        };
+        for (index, script) in ["exit 0", "echo rectrain: no sockets >&2; exit 1"].into_iter().enumerate() {
+            watch_child(&mut children, Process::Member(Role::Loader, index as u32), ends(script), stop.subscribe());
+        }
+        let death = first_death(&mut children).await;
+        assert_eq!((death.message.as_str(), death.was_told), ("loader 1 ended with exit code 1: no sockets", false));
+    }
 }

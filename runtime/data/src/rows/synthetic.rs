@@ -71,6 +71,7 @@ impl RowSource for SyntheticRows {
                 self.drawn = drawn;
                 self.append(batch)?;
             }
+            crate::pace::pass(passed);
         }
         self.row += passed;
         Ok(passed)

@@ -30,9 +30,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures::future::try_join_all;
+use futures::future::{join_all, try_join_all};
 use rectrain_proto::v1;
-use rectrain_wire::{Channel, Transport};
+use rectrain_wire::Transport;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
@@ -51,10 +51,12 @@ use crate::member::{Role, connect};
 use crate::message;
 use crate::metrics::CoordinatorMetrics;
 use crate::placement::Placement;
-use crate::plan::{CALL_DEADLINE, CheckpointPlan, JobPlan, WHOLE_JOB};
+use crate::plan::{CheckpointPlan, JobPlan, WHOLE_JOB};
 
 /// How long members that were released shortly before the end have to tell what they have sent.
 const FAREWELL: Duration = Duration::from_secs(2);
+/// How long members have to say what they have sent.
+const TRAFFIC: Duration = Duration::from_secs(10);
 
 /// See the module's text.
 pub struct Coordinator {
@@ -72,6 +74,8 @@ pub struct Coordinator {
     journal: Option<Arc<Journal>>,
     /// Whether this goes on where a coordinator was that has died.
     is_taken_up: bool,
+    /// What was counted before this process, in the job's life.
+    counts_before: TokenCounts,
     /// Taken by [`Coordinator::run`].
     checkpoints: Mutex<Option<(Checkpoints, Option<Resumed>)>>,
 }
@@ -94,14 +98,18 @@ impl Coordinator {
         let journal = journal.map(|directory| keep_journal_in(directory, &plan, run, &events)).transpose()?;
         let (journal, left) = journal.unzip();
         let mut checkpoints = Checkpoints::open(&plan, run)?;
-        if let Some(left) = left.flatten() {
+        if let Some(mut left) = left.flatten() {
             if let Some(checkpoints) = &mut checkpoints {
                 left.state.passed_over().iter().for_each(|name| checkpoints.pass_over(name));
             }
             let step = left.state.step();
             events.push(JobEvent::CoordinatorTakenUp { step });
+            if let Some(saved) = left.state.last_checkpoint_step() {
+                metrics.checkpoint_step.set(saved as i64);
+            }
             return Ok(Self {
                 attempt: left.attempt,
+                counts_before: left.state.training().counts(),
                 state: Mutex::new(left.state),
                 is_taken_up: true,
                 checkpoints: Mutex::new(checkpoints.map(|checkpoints| (checkpoints, None))),
@@ -119,6 +127,7 @@ impl Coordinator {
             state.set_passed_over(checkpoints.passed_over());
         }
         let coordinator = Self {
+            counts_before: state.training().counts(),
             state: Mutex::new(state),
             checkpoints: Mutex::new(checkpoints.map(|checkpoints| (checkpoints, resumed))),
             ..Self::new(plan, journal, events, metrics)?
@@ -148,6 +157,7 @@ impl Coordinator {
             placement: Mutex::default(),
             journal,
             is_taken_up: false,
+            counts_before: TokenCounts::default(),
             checkpoints: Mutex::default(),
         })
     }
@@ -264,13 +274,17 @@ impl Coordinator {
         // One that has died meanwhile is missed by nobody.
         let _late = self.until(FAREWELL, |state| Ok(state.all_have_left().then_some(()))).await;
         summary.bytes_on_wire = self.lock().left_traffic();
-        let roster = self.until(WHOLE_JOB, State::roster).await?;
+        // Nobody waits for those of them who have died since: the model is there.
+        let roster = self.until(TRAFFIC, State::roster).await.unwrap_or_default();
         let members = placement.addresses.iter().chain(&roster.embedding_workers);
-        let members: Vec<&String> = members.chain(&roster.dense_workers).chain(&roster.loaders).collect();
-        tokio::select! {
-            added = add_all_traffic(&mut summary, &members, transport) => added?,
-            failed = self.until(WHOLE_JOB, |_| Ok(None::<()>)) => failed?,
+        let members = members.chain(&roster.dense_workers).chain(&roster.loaders);
+        for told in join_all(members.map(|address| traffic_of(address, transport))).await {
+            match told {
+                Ok(traffic) => add(&mut summary, traffic),
+                Err(error) => tracing::warn!(%error, "what one member has sent is not in the summary"),
+            }
         }
+        self.lock().check_failure()?;
         Ok(summary)
     }
 
@@ -498,7 +512,7 @@ impl Coordinator {
             state.check_failure()?;
             let result = change(&mut state);
             news = state.follow_training();
-            self.metrics.set(&state.training().counts());
+            self.metrics.set(&state.training().counts(), &self.counts_before);
             if let Err(error) = &result {
                 state.fail(error.to_string(), error.is_user_error());
             }
@@ -553,21 +567,9 @@ fn warn_all(events: &EventLog, warnings: impl IntoIterator<Item = String>) {
     }
 }
 
-async fn add_all_traffic(
-    summary: &mut Summary,
-    members: &[&String],
-    transport: &dyn Transport,
-) -> Result<(), RoleError> {
-    for address in members {
-        add_traffic(summary, &connect(transport, address)?).await?;
-    }
-    Ok(())
-}
-
-async fn add_traffic(summary: &mut Summary, member: &Channel) -> Result<(), RoleError> {
-    let (traffic, _) = message::call(member, v1::TrafficRequest {}, Vec::new(), CALL_DEADLINE).await?;
-    add(summary, traffic);
-    Ok(())
+async fn traffic_of(address: &str, transport: &dyn Transport) -> Result<v1::Traffic, RoleError> {
+    let (traffic, _) = message::call(&connect(transport, address)?, v1::TrafficRequest {}, Vec::new(), TRAFFIC).await?;
+    Ok(traffic)
 }
 
 fn add(summary: &mut Summary, traffic: v1::Traffic) {

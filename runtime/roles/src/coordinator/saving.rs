@@ -110,6 +110,7 @@ impl Coordinator {
                         );
                         warn_all(&self.events, [nothing]);
                     }
+                    self.metrics.checkpoint_step.set(step as i64);
                     return self.change(|state| {
                         state.has_checkpoint(&from.name, step);
                         state.training().rows_restored(from.name);
@@ -277,6 +278,9 @@ impl Coordinator {
             return Err("the job saves no checkpoints: spec.checkpoint.path is not set".to_owned());
         }
         let saved = self.lock_saves().ask();
+        if let Some(last) = self.lock().last_of_all() {
+            return Ok(last);
+        }
         let asked = self.change(|state| {
             state.training().request_save();
             state.training().advance()
@@ -286,7 +290,11 @@ impl Coordinator {
         tokio::select! {
             biased;
             Ok(saved) = saved => saved,
-            ended = ended => Err(ended.err().map_or_else(|| "training has ended".to_owned(), |error| error.to_string())),
+            ended = ended => match ended {
+                // The checkpoint of the end was written before it.
+                Ok(()) => self.lock().last_of_all().ok_or_else(|| "training has ended".to_owned()),
+                Err(error) => Err(error.to_string()),
+            },
         }
     }
 

@@ -130,13 +130,12 @@ impl TcpChannel {
         let endpoint = host_and_port(&self.address)?;
         let mut attempt = 0;
         loop {
-            match tokio::time::timeout(self.config.connect_timeout, self.dial_once(endpoint)).await {
+            // One that was given up begins at its beginning: where names and handshakes take long, the next has longer.
+            let allowed = self.config.connect_timeout * (1 << attempt.min(2));
+            match tokio::time::timeout(allowed, self.dial_once(endpoint)).await {
                 Ok(Ok(halves)) => return Ok(halves),
                 Ok(Err(error)) => progress.failed_attempt(error),
-                Err(_) => progress.failed_attempt(format_args!(
-                    "no answer within connect_timeout = {:?}",
-                    self.config.connect_timeout
-                )),
+                Err(_) => progress.failed_attempt(format_args!("no answer within {allowed:?}")),
             }
             let pause = back_off(attempt);
             attempt += 1;

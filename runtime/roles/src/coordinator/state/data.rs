@@ -1,5 +1,7 @@
 //! The data for training: which chunks are leased to whom, what was found in them, and what is read again.
 
+use std::time::Instant;
+
 use rectrain_modes::{DataLedger, DataPosition, GlobalStep, Lease, LedgerError};
 use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
@@ -103,6 +105,8 @@ impl State {
         if let Some(total) = self.ledger.total_steps() {
             self.training.data_mut().end(total.0);
         }
+        // Before the first batch is trained much else has to be done; how far loaders read ahead is bounded.
+        self.progressed = Instant::now();
         self.training.advance()?;
         if self.job.has_checkpoints {
             let v1::ChunkReport { label_sum, rows, skipped_rows, .. } = *report;

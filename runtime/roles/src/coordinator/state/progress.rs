@@ -52,7 +52,8 @@ impl State {
         rank.steps_done = rank.steps_done.max(report.steps_done);
         rank.running_auc = report.running_auc;
         rank.training_seconds = report.training_seconds;
-        if has_trained {
+        // Without a barrier workers count no steps.
+        if has_trained || report.samples > 0 {
             self.progressed = Instant::now();
         }
         if self.leaving_dense_workers.get(&report.rank) == Some(&true) {
@@ -174,7 +175,7 @@ impl State {
             workers: self.speeds.workers(),
             all_reduce_seconds: self.speeds.all_reduce_seconds().unwrap_or(0.0),
             last_checkpoint: self.last_checkpoint.as_ref().map(|(name, _)| name.clone()).unwrap_or_default(),
-            last_checkpoint_step: self.last_checkpoint.as_ref().map_or(0, |(_, step)| *step),
+            last_checkpoint_step: self.last_checkpoint_step().unwrap_or(0),
             idle_seconds: Some(self.progressed.elapsed().as_secs_f64()),
             slots_decided_seconds: self.slots_decided_seconds,
         }
@@ -183,6 +184,16 @@ impl State {
     /// There is a checkpoint, which was saved or restored, to go on from.
     pub(in crate::coordinator) fn has_checkpoint(&mut self, checkpoint: &str, step: u64) {
         self.last_checkpoint = Some((checkpoint.to_owned(), step));
+    }
+
+    /// The step of that checkpoint.
+    pub(in crate::coordinator) fn last_checkpoint_step(&self) -> Option<u64> {
+        self.last_checkpoint.as_ref().map(|(_, step)| *step)
+    }
+
+    /// The name of the checkpoint of the end, once training has ended.
+    pub(in crate::coordinator) fn last_of_all(&self) -> Option<String> {
+        self.last_checkpoint.as_ref().filter(|_| self.training.ended()).map(|(name, _)| name.clone())
     }
 
     /// Global batches that are trained.
