@@ -18,7 +18,7 @@ pub struct Noticed {
     pub silent_since: Option<Timestamp>,
     /// Whether a pod of the attempt had to make way lately: its node was drained or shut down, or another pod was more important.
     pub made_way: bool,
-    /// What keeps the cluster from making pods of the job.
+    /// What keeps the cluster from making pods of the job, or from beginning their containers.
     pub pods_refused: Option<Problem>,
     /// What keeps a changed manifest from being carried out.
     pub change_refused: Option<Problem>,
@@ -31,7 +31,7 @@ pub struct Memory {
     silent: Option<(u32, Timestamp)>,
     /// The attempt of which a pod had to make way, and when that was last seen.
     made_way: Option<(u32, Timestamp)>,
-    /// Pods that are not made.
+    /// Pods that are not made, or whose containers are not begun.
     pub(crate) lacking: Option<Lacking>,
     /// The last change of the manifest that was tried out.
     pub(crate) rehearsal: Option<Rehearsal>,

@@ -677,10 +677,11 @@ impl<'a> Draft<'a> {
     }
 
     /// The job starts afresh when its manifest changes again, and for no change that was there when it failed: not for one that could not be
-    /// carried out, and not for a number decided on just before.
+    /// carried out, and not for a number decided on just before. But one that was not carried out yet may mend what was wrong.
     fn fail(mut self, problem: Problem, run: Run) -> Decision {
         let wanted = self.wanted_mode();
-        if let Some(attempt) = &mut self.status.attempt {
+        let may_be_mended = problem.cause == Cause::BadInput && self.facts.verdict.is_ok();
+        if let Some(attempt) = self.status.attempt.as_mut().filter(|_| !may_be_mended) {
             self.facts.spec_hash.clone_into(&mut attempt.spec_hash);
             if let Some(mode) = &mut attempt.mode {
                 switch::want(mode, wanted);

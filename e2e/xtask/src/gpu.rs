@@ -110,7 +110,7 @@ impl Program {
             let output = self.attempt(&[insisting])?;
             let message = String::from_utf8_lossy(&output.stderr).into_owned();
             let last = message.lines().last().unwrap_or_default();
-            if output.status.code() != Some(2)
+            if output.status.code() != Some(1)
                 || !last.contains("no NVIDIA GPU or no driver")
                 || message.contains("panicked")
             {

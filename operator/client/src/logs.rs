@@ -4,8 +4,8 @@ use std::future::poll_fn;
 use std::io::Write;
 use std::pin::pin;
 
-use futures::future::join_all;
-use futures::{AsyncBufRead, StreamExt, stream};
+use futures::future::try_join_all;
+use futures::{AsyncBufRead, StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, ListParams, LogParams};
 
@@ -45,19 +45,35 @@ pub async fn logs(cluster: &Cluster, job: &str, request: &LogRequest) -> Result<
         return Err(ClientError::NoPods { job: job.to_owned(), role: request.role.clone(), phase });
     }
     let is_alone = names.len() == 1;
-    let each = names.iter().map(|name| print(&pods, name, request, (!is_alone).then_some(name.as_str())));
-    let ends: Vec<_> =
-        if request.follow { join_all(each).await } else { stream::iter(each).then(|pod| pod).collect().await };
-    // One that has no such logs, as it has not begun or was never started again, keeps nobody from the others'.
-    let (some, none): (Vec<_>, Vec<_>) =
-        ends.into_iter().partition(|end| !matches!(end, Err(error) if is_no_log(error)));
-    if some.is_empty() {
-        return none.into_iter().collect();
+    let each = names.iter().map(|name| print_if_any(&pods, name, request, (!is_alone).then_some(name.as_str())));
+    let missing = if request.follow {
+        try_join_all(each).await?
+    } else {
+        stream::iter(each).then(|pod| pod).try_collect().await?
+    };
+    let (some, mut none): (Vec<_>, Vec<_>) = missing.into_iter().partition(Option::is_none);
+    match none.pop().flatten() {
+        Some(error) if some.is_empty() => Err(error),
+        _ => Ok(()),
     }
-    for error in none.into_iter().filter_map(Result::err) {
-        writeln!(std::io::stderr(), "{error}")?;
+}
+
+/// One that has no such logs, as it has not begun or was never started again, keeps nobody from the others': the error is given when all is done.
+async fn print_if_any(
+    pods: &Api<Pod>,
+    name: &str,
+    request: &LogRequest,
+    prefix: Option<&str>,
+) -> Result<Option<ClientError>, ClientError> {
+    match print(pods, name, request, prefix).await {
+        Err(error) if is_no_log(&error) => {
+            if prefix.is_some() {
+                writeln!(std::io::stderr(), "{error}")?;
+            }
+            Ok(Some(error))
+        }
+        printed => printed.map(|()| None),
     }
-    some.into_iter().collect()
 }
 
 /// Whether the API server has no such logs, and may have another pod's.

@@ -64,18 +64,19 @@ impl<'a> Needy<'a> {
         }
     }
 
-    /// What selects the events that tell of it.
-    fn events(&self) -> &'static str {
+    /// What selects the events that may tell of it.
+    fn events(&self) -> String {
         match self {
-            Self::Set { .. } => "reason=FailedCreate",
-            Self::Pod(_) => "type=Warning",
+            Self::Set { uid, .. } => format!("involvedObject.uid={uid},reason=FailedCreate"),
+            Self::Pod(pod) => format!("involvedObject.uid={}", pod.uid),
         }
     }
 
-    /// A pod that is being created has a node by now, and an image that is pulled for long is no failure.
-    fn is_told_by(&self, event: &Event) -> bool {
-        let reason = event.reason.as_deref().unwrap_or_default();
-        matches!(self, Self::Set { .. }) || reason.starts_with("Failed") && reason != "FailedScheduling"
+    /// Whether the newest of them tells of a failure. A pod that is being created has a node by now, and an image that is pulled for long is none.
+    fn is_told_by(&self, newest: &Event) -> bool {
+        let reason = newest.reason.as_deref().unwrap_or_default();
+        let is_harmless = ["FailedScheduling", "FailedToRetrieveImagePullSecret"].contains(&reason);
+        matches!(self, Self::Set { .. }) || reason.starts_with("Failed") && !is_harmless
     }
 
     fn problem(&self, why: &str) -> Problem {
@@ -134,11 +135,15 @@ impl Lacking {
     }
 }
 
-/// What the newest of the events says.
+/// What the newest of the events says, if it tells of it.
 async fn why(client: &Client, namespace: &str, needy: &Needy<'_>) -> Result<Option<String>, kube::Error> {
     let events: Api<Event> = Api::namespaced(client.clone(), namespace);
-    let selected = ListParams::default().fields(&format!("involvedObject.uid={},{}", needy.uid(), needy.events()));
-    let told = events.list(&selected).await?.items.into_iter().filter(|event| needy.is_told_by(event));
-    let newest = told.max_by_key(|event| event.last_timestamp.as_ref().map(|time| time.0));
-    Ok(newest.and_then(|event| event.message))
+    let events = events.list(&ListParams::default().fields(&needy.events())).await?;
+    let newest = events.items.into_iter().max_by_key(last_seen);
+    Ok(newest.filter(|event| needy.is_told_by(event)).and_then(|event| event.message))
+}
+
+fn last_seen(event: &Event) -> Option<Timestamp> {
+    let last = event.last_timestamp.as_ref().map(|time| time.0);
+    last.or_else(|| event.event_time.as_ref().map(|time| time.0))
 }

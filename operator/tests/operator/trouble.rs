@@ -125,6 +125,24 @@ async fn a_change_that_was_refused_does_not_begin_a_job_anew_that_failed_since()
     assert_eq!(world.phase(), Some(Phase::Complete));
 }
 
+#[tokio::test]
+async fn a_change_that_was_not_carried_out_yet_mends_a_job_whose_input_was_bad() {
+    let wrong = vec![live(Stage::Training, 1), live(Stage::Training, 1), failed("train.csv:7: the label is `x`", true)];
+    let world = World::new(MANIFEST, vec![wrong, good()]);
+    while world.phase() != Some(Phase::Training) {
+        ticks(&world, 1).await;
+    }
+    world.api().refused_text = Some((CLASS.to_owned(), 500, "a webhook is down".to_owned()));
+    world.edit(with_class);
+    while world.phase() == Some(Phase::Training) {
+        ticks(&world, 1).await;
+    }
+    world.api().refused_text = None;
+    world.live().await;
+    let status = world.job().status.unwrap();
+    assert_eq!((status.phase, status.attempt.unwrap().number), (Some(Phase::Complete), 2));
+}
+
 /// Its node says so in events alone; of those some are about the time before it had a node.
 #[tokio::test]
 async fn a_pod_whose_volumes_cannot_be_mounted_is_a_condition_that_says_why() {
@@ -134,15 +152,18 @@ async fn a_pod_whose_volumes_cannot_be_mounted_is_a_condition_that_says_why() {
         {"name": "rectrain", "restartCount": 0, "ready": false, "image": "", "imageID": "", "state": {"waiting": creating}}]}));
     ticks(&world, 2).await;
     let pod = world.api().get("pods", "clicks-coordinator-0").unwrap().clone();
-    let event = |name: &str, reason: &str, message: &str| {
-        json!({"metadata": {"name": name, "namespace": NAMESPACE}, "type": "Warning", "reason": reason, "message": message,
-            "involvedObject": {"uid": pod["metadata"]["uid"]}})
+    let event = |minute: u32, reason: &str, message: &str| {
+        json!({"metadata": {"name": format!("event-{minute}"), "namespace": NAMESPACE}, "reason": reason, "message": message,
+            "involvedObject": {"uid": pod["metadata"]["uid"]}, "lastTimestamp": format!("2027-01-15T08:{minute:02}:00Z")})
     };
-    world.api().create("events", event("a", "FailedScheduling", "0/2 nodes are available"));
+    // A mount that failed at first and an image that is being pulled: all is well.
+    for (minute, reason) in [(2, "FailedMount"), (1, "FailedScheduling"), (3, "Pulling")] {
+        world.api().create("events", event(minute, reason, "for a moment"));
+    }
     passes(60);
-    ticks(&world, 1).await;
+    ticks(&world, 5).await;
     assert_eq!((world.condition("Stalled"), world.phase()), (None, Some(Phase::Starting)));
-    world.api().create("events", event("b", "FailedMount", "MountVolume.SetUp failed: secret \"keys\" not found"));
+    world.api().create("events", event(4, "FailedMount", "MountVolume.SetUp failed: secret \"keys\" not found"));
     ticks(&world, 5).await;
     let (reason, message) = world.condition("Stalled").unwrap();
     assert!(reason == "ContainerConfigError" && message.contains("secret \"keys\" not found"), "{message}");

@@ -6,8 +6,8 @@ use rectrain_data::movielens::{PreparedReport, find_or_download_movielens};
 use rectrain_data::{Dataset, Format};
 use rectrain_roles::plan::JobPlan;
 
-use crate::Failure;
 use crate::args::DataSet;
+use crate::{Failure, show};
 
 /// A folder of this name that a manifest points into is filled before the run if it is not there.
 const MOVIELENS_100K: &str = "movielens-100k";
@@ -32,7 +32,7 @@ pub(crate) fn prepare(set: &DataSet) -> Result<(), Failure> {
 pub(crate) fn provide(plan: &JobPlan) -> Result<(), Failure> {
     let paths = plan.train.paths.iter().chain(plan.test.iter().flat_map(|test| &test.paths));
     for folder in paths.filter_map(|path| missing_movielens(path)) {
-        eprintln!("getting MovieLens 100k into {}", folder.display());
+        show::say(&format!("getting MovieLens 100k into {}", folder.display()));
         movielens(None, folder)?;
     }
     Ok(())

@@ -23,6 +23,8 @@ const LEFT_SECONDS: u32 = 8;
 
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let plan = job::plan(&args.job)?;
+    // Before anything that takes time, in which the user may turn to the next experiment.
+    let manifest = args.processes.then(|| processes::frozen(&args.job.manifest)).transpose()?;
     data::provide(&plan)?;
     let display = Display::new(args.json);
     // Drawing the whole test part takes time, and a program that reads JSON is not told.
@@ -32,10 +34,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
         display.note(&format!("synthetic clicks: the best possible test AUC is {auc:.4}"));
     }
     crate::runtime()?.block_on(async {
-        if args.processes {
-            processes::run(args, &plan, display).await
-        } else {
-            Box::pin(in_process(args, plan, display)).await
+        match manifest {
+            Some(manifest) => processes::run(args, &plan, manifest, display).await,
+            None => Box::pin(in_process(args, plan, display)).await,
         }
     })
 }

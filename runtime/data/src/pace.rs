@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 static PASSED: AtomicU64 = AtomicU64::new(0);
 
-/// A number that rises while any reader of this process gets on: files that are opened, bytes of text files and batches of Parquet's rows,
-/// whether wanted or not.
+/// A number that rises while any reader of this process gets on: files that are opened, bytes of text files, batches of Parquet's rows and
+/// rows that are drawn, whether wanted or not.
 #[must_use]
 pub fn passed() -> u64 {
     PASSED.load(Ordering::Relaxed)

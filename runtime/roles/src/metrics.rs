@@ -171,16 +171,14 @@ impl RoleMetrics {
 }
 
 impl CoordinatorMetrics {
-    /// Counters follow the coordinator's own account, from what it was when this process began: what others have counted was counted.
-    pub(crate) fn set(&self, counts: &TokenCounts, before: &TokenCounts) {
-        let follow = |counter: &IntCounter, value: u64, before: u64| {
-            counter.inc_by(value.saturating_sub(before).saturating_sub(counter.get()));
-        };
-        follow(&self.tokens_issued, counts.issued, before.issued);
-        follow(&self.tokens_lost, counts.lost, before.lost);
-        follow(&self.dropped_batches, counts.dropped_batches, before.dropped_batches);
-        follow(&self.repeated_batches, counts.repeated_batches, before.repeated_batches);
-        follow(&self.mode_switches, counts.switches, before.switches);
+    /// Counts what the coordinator's own account has more than `before`: what others have counted in the job's life was counted.
+    pub(crate) fn count(&self, counts: &TokenCounts, before: &TokenCounts) {
+        let add = |counter: &IntCounter, value: u64, before: u64| counter.inc_by(value.saturating_sub(before));
+        add(&self.tokens_issued, counts.issued, before.issued);
+        add(&self.tokens_lost, counts.lost, before.lost);
+        add(&self.dropped_batches, counts.dropped_batches, before.dropped_batches);
+        add(&self.repeated_batches, counts.repeated_batches, before.repeated_batches);
+        add(&self.mode_switches, counts.switches, before.switches);
     }
 
     /// So many members of a role take part.
@@ -255,12 +253,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_counted_before_this_process_is_not_counted_again() {
+    fn what_is_counted_is_what_is_new() {
         let metrics = CoordinatorMetrics::of(&RoleMetrics::new(Registry::new()).unwrap(), 0);
         let before = TokenCounts { switches: 9, ..TokenCounts::default() };
-        metrics.set(&before, &before);
-        assert_eq!(metrics.mode_switches.get(), 0);
-        metrics.set(&TokenCounts { switches: 11, ..before }, &before);
+        let later = TokenCounts { switches: 11, ..before };
+        metrics.count(&later, &before);
+        assert_eq!(metrics.mode_switches.get(), 2);
+        // Another checkpoint was gone on from.
+        metrics.count(&before, &later);
         assert_eq!(metrics.mode_switches.get(), 2);
     }
 }

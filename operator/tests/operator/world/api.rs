@@ -206,14 +206,16 @@ impl ApiServer {
         (200, list)
     }
 
-    /// Those about one object, of one reason or type.
+    /// Those about one object, and of one reason if that is asked for.
     fn answer_events(&self, query: &str) -> Answer {
         let selector = query.split('&').find_map(|part| part.strip_prefix("fieldSelector=")).unwrap_or_default();
         let selector = selector.replace("%3D", "=").replace("%2C", ",");
-        let (uid, field) = selector.split_once(',').expect("events are selected by object and another field");
-        let uid = uid.strip_prefix("involvedObject.uid=").unwrap();
-        let (field, value) = field.split_once('=').unwrap();
-        let is_it = |event: &&Value| event["involvedObject"]["uid"] == uid && event[field] == value;
+        let (uid, reason) =
+            selector.split_once(",reason=").map_or((&*selector, None), |(uid, reason)| (uid, Some(reason)));
+        let uid = uid.strip_prefix("involvedObject.uid=").expect("events are selected by object");
+        let is_it = |event: &&Value| {
+            event["involvedObject"]["uid"] == uid && reason.is_none_or(|reason| event["reason"] == reason)
+        };
         let items: Vec<Value> = self.list("events").into_iter().filter(is_it).cloned().collect();
         (200, json!({"apiVersion": "v1", "kind": "EventList", "metadata": {"resourceVersion": "1"}, "items": items}))
     }

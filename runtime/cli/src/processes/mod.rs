@@ -72,20 +72,27 @@ impl fmt::Display for Process {
 /// A process that ended, how, and its last words.
 type Ended = (Process, std::io::Result<ExitStatus>, String);
 
-/// A process that died without a word.
+/// A process that died.
 struct Death {
     /// None, if not even that is known.
     process: Option<Process>,
     /// It was told to end, by somebody else.
     was_told: bool,
+    /// It was killed, and could not say so.
+    was_killed: bool,
     /// A sentence.
     message: String,
 }
 
-pub(crate) async fn run(args: &RunArgs, plan: &JobPlan, mut display: Display) -> Result<(), Failure> {
+pub(crate) async fn run(
+    args: &RunArgs,
+    plan: &JobPlan,
+    manifest: NamedTempFile,
+    mut display: Display,
+) -> Result<(), Failure> {
     let job = Job {
         args,
-        manifest: frozen(&args.job.manifest)?,
+        manifest,
         plan,
         run: new_run(),
         replicas: Cell::new(plan.replicas),
@@ -118,7 +125,8 @@ pub(crate) async fn run(args: &RunArgs, plan: &JobPlan, mut display: Display) ->
     }
 }
 
-fn frozen(manifest: &Path) -> Result<NamedTempFile, Failure> {
+/// A copy of the manifest that only this run knows.
+pub(crate) fn frozen(manifest: &Path) -> Result<NamedTempFile, Failure> {
     let copied = NamedTempFile::with_suffix(".yaml").and_then(|copy| std::fs::copy(manifest, &copy).map(|_| copy));
     copied.map_err(|error| {
         Failure::Failed(format!("cannot copy {} for the job's processes: {error}", manifest.display()))
@@ -432,6 +440,11 @@ fn sentence_of(words: &str) -> &str {
     words.trim().rsplit_once("rectrain: ").map_or(words.trim(), |(_, sentence)| sentence)
 }
 
+/// Whether a process ended by itself and not well.
+fn is_failure(status: &ExitStatus) -> bool {
+    status.code().is_some_and(|code| code != 0 && code != i32::from(INTERRUPTED))
+}
+
 fn watch_child(children: &mut JoinSet<Ended>, process: Process, mut child: Child, mut stop: watch::Receiver<()>) {
     let stderr = child.stderr.take();
     let words = tokio::spawn(async move {
@@ -447,7 +460,7 @@ fn watch_child(children: &mut JoinSet<Ended>, process: Process, mut child: Child
     children.spawn(async move {
         let ended = tokio::select! {
             status = child.wait() => {
-                if status.as_ref().is_ok_and(|status| status.code().is_some_and(|code| code != 0)) {
+                if status.as_ref().is_ok_and(is_failure) {
                     // What it has told the coordinator says more, and comes first.
                     tokio::time::sleep(SAYS_WHY).await;
                 }
@@ -480,14 +493,17 @@ async fn ask_to_save(control: &str) -> Result<String, String> {
 /// A process that dies; what one reports through the coordinator comes before that.
 async fn first_death(children: &mut JoinSet<Ended>) -> Death {
     while let Some(ended) = children.join_next().await {
-        let mut was_told = false;
+        let (mut was_told, mut was_killed) = (false, false);
         let (process, message) = match ended {
             Ok((process, Ok(status), _)) if status.success() => {
                 tracing::info!(%process, "ended");
                 continue;
             }
             Ok((process, Ok(status), words)) => match status.code() {
-                None => (Some(process), format!("{process} was killed ({status})")),
+                None => {
+                    was_killed = true;
+                    (Some(process), format!("{process} was killed ({status})"))
+                }
                 Some(code) if code == i32::from(INTERRUPTED) => {
                     was_told = true;
                     (Some(process), format!("{process} was told to end"))
@@ -499,7 +515,7 @@ async fn first_death(children: &mut JoinSet<Ended>) -> Death {
             Ok((process, Err(error), _)) => (Some(process), format!("{process} cannot be waited for: {error}")),
             Err(error) => (None, format!("a process's watcher failed: {error}")),
         };
-        return Death { process, was_told, message };
+        return Death { process, was_told, was_killed, message };
     }
     std::future::pending().await
 }
@@ -507,7 +523,9 @@ async fn first_death(children: &mut JoinSet<Ended>) -> Death {
 /// A process that was killed could not say so: the others' complaints are about it.
 async fn name_the_killed(message: String, children: &mut JoinSet<Ended>) -> Failure {
     match timeout(Duration::from_secs(1), first_death(children)).await {
-        Ok(Death { message: killed, .. }) if killed != message => Failure::Failed(format!("{killed}; {message}")),
+        Ok(Death { message: killed, was_killed: true, .. }) if killed != message => {
+            Failure::Failed(format!("{killed}; {message}"))
+        }
         _ => Failure::Failed(message),
     }
 }

@@ -74,8 +74,8 @@ pub struct Coordinator {
     journal: Option<Arc<Journal>>,
     /// Whether this goes on where a coordinator was that has died.
     is_taken_up: bool,
-    /// What was counted before this process, in the job's life.
-    counts_before: TokenCounts,
+    /// What the metrics have counted, and in the job's life others before this process.
+    counted: Mutex<TokenCounts>,
     /// Taken by [`Coordinator::run`].
     checkpoints: Mutex<Option<(Checkpoints, Option<Resumed>)>>,
 }
@@ -109,7 +109,7 @@ impl Coordinator {
             }
             return Ok(Self {
                 attempt: left.attempt,
-                counts_before: left.state.training().counts(),
+                counted: Mutex::new(left.state.training().counts()),
                 state: Mutex::new(left.state),
                 is_taken_up: true,
                 checkpoints: Mutex::new(checkpoints.map(|checkpoints| (checkpoints, None))),
@@ -127,7 +127,7 @@ impl Coordinator {
             state.set_passed_over(checkpoints.passed_over());
         }
         let coordinator = Self {
-            counts_before: state.training().counts(),
+            counted: Mutex::new(state.training().counts()),
             state: Mutex::new(state),
             checkpoints: Mutex::new(checkpoints.map(|checkpoints| (checkpoints, resumed))),
             ..Self::new(plan, journal, events, metrics)?
@@ -157,7 +157,7 @@ impl Coordinator {
             placement: Mutex::default(),
             journal,
             is_taken_up: false,
-            counts_before: TokenCounts::default(),
+            counted: Mutex::default(),
             checkpoints: Mutex::default(),
         })
     }
@@ -512,7 +512,9 @@ impl Coordinator {
             state.check_failure()?;
             let result = change(&mut state);
             news = state.follow_training();
-            self.metrics.set(&state.training().counts(), &self.counts_before);
+            let counts = state.training().counts();
+            let before = std::mem::replace(&mut *self.counted.lock().unwrap_or_else(PoisonError::into_inner), counts);
+            self.metrics.count(&counts, &before);
             if let Err(error) = &result {
                 state.fail(error.to_string(), error.is_user_error());
             }

@@ -44,7 +44,7 @@ impl CheckpointPlan {
             .map_err(|error| Self::at_start(RoleError::Checkpoint(Box::new(error.into()))))
     }
 
-    /// What stands in the way of checkpoints when a job begins. A folder that cannot be made or a bucket that may not be read is then the
+    /// What stands in the way of checkpoints when a job begins. A folder that cannot be made or a bucket that is not there is then the
     /// user's error: trying again would not mend it.
     pub(crate) fn at_start(error: RoleError) -> RoleError {
         let reason = match &error {

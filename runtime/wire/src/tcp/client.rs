@@ -130,12 +130,12 @@ impl TcpChannel {
         let endpoint = host_and_port(&self.address)?;
         let mut attempt = 0;
         loop {
-            // One that was given up begins at its beginning: where names and handshakes take long, the next has longer.
-            let allowed = self.config.connect_timeout * (1 << attempt.min(2));
-            match tokio::time::timeout(allowed, self.dial_once(endpoint)).await {
-                Ok(Ok(halves)) => return Ok(halves),
-                Ok(Err(error)) => progress.failed_attempt(error),
-                Err(_) => progress.failed_attempt(format_args!("no answer within {allowed:?}")),
+            // One that was given up begins at its beginning: where handshakes take long, the next has longer. Where nobody answers there
+            // may be another address by then.
+            let shaking = self.config.connect_timeout * (1 << attempt.min(2));
+            match self.dial_once(endpoint, shaking).await {
+                Ok(halves) => return Ok(halves),
+                Err(error) => progress.failed_attempt(error),
             }
             let pause = back_off(attempt);
             attempt += 1;
@@ -145,14 +145,18 @@ impl TcpChannel {
         }
     }
 
-    async fn dial_once(&self, endpoint: (&str, u16)) -> std::io::Result<(FrameReader, Sink)> {
-        let stream = TcpStream::connect(endpoint).await?;
+    async fn dial_once(&self, endpoint: (&str, u16), shaking: Duration) -> std::io::Result<(FrameReader, Sink)> {
+        let stream = within(self.config.connect_timeout, TcpStream::connect(endpoint)).await?;
         if is_connected_to_itself(&stream) {
             // Closed at once and with no wait, so that the service can have its port.
             let _ = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
             return Err(std::io::Error::other("nothing listens there: the connection was to itself"));
         }
         tune(&stream, &self.config)?;
+        within(shaking, Box::pin(self.shake_hands(stream))).await
+    }
+
+    async fn shake_hands(&self, stream: TcpStream) -> std::io::Result<(FrameReader, Sink)> {
         let stream = match &self.config.credentials {
             Some(credentials) => Stream::Tls(Box::new(credentials.connect(stream).await?.into())),
             None => Stream::Plain(stream),
@@ -164,6 +168,11 @@ impl TcpChannel {
         }
         Ok((replies, sink))
     }
+}
+
+async fn within<T>(time: Duration, attempt: impl Future<Output = std::io::Result<T>>) -> std::io::Result<T> {
+    let no_answer = |_| std::io::Error::new(std::io::ErrorKind::TimedOut, format!("no answer within {time:?}"));
+    tokio::time::timeout(time, attempt).await.unwrap_or_else(|late| Err(no_answer(late)))
 }
 
 /// Makes sure that the process meant is at the other end, before anything is sent that another would take for its own.

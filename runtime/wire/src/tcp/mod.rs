@@ -33,9 +33,9 @@ pub struct TcpConfig {
     /// The most connections a service has at a time; further ones wait to be accepted. 4,096 by
     /// default.
     pub max_connections: usize,
-    /// The longest the first attempt to connect may take; the second may take twice, and all others four times as
-    /// long. Attempts are repeated, with a growing pause, until the deadline of the call that needs the connection.
-    /// 5 s by default.
+    /// The longest that connecting may take in one attempt, and that the handshakes may take in the first; in the
+    /// second they may take twice, and in all others four times as long. Attempts are repeated, with a growing
+    /// pause, until the deadline of the call that needs the connection. 5 s by default.
     pub connect_timeout: Duration,
     /// After how long without traffic a peer is probed; it is given up after three probes, a
     /// third of this apart. One that confirms nothing of what is sent to it, or has no room for
