@@ -132,7 +132,7 @@ async fn a_change_that_was_not_carried_out_yet_mends_a_job_whose_input_was_bad()
     while world.phase() != Some(Phase::Training) {
         ticks(&world, 1).await;
     }
-    world.api().refused_text = Some((CLASS.to_owned(), 500, "a webhook is down".to_owned()));
+    world.api().refused_text = refused(CLASS);
     world.edit(with_class);
     while world.phase() == Some(Phase::Training) {
         ticks(&world, 1).await;
