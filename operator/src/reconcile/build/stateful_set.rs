@@ -13,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use rectrain_crds::PodTemplate;
-use rectrain_crds::defaults::{STALL_SECONDS, TERMINATION_GRACE_SECONDS};
+use rectrain_crds::defaults::TERMINATION_GRACE_SECONDS;
 use serde_json::{Value, json};
 
 use super::config_map::MANIFEST;
@@ -294,7 +294,8 @@ fn environment(plan: &Plan<'_>, role: Role) -> Vec<EnvVar> {
         field("RECTRAIN_INDEX", "metadata.labels['apps.kubernetes.io/pod-index']"),
         value("RECTRAIN_LOG", "info"),
         value("RECTRAIN_GRACE_SECONDS", &grace_seconds(plan, role).to_string()),
-        value("RECTRAIN_STALL_SECONDS", &stall_seconds(plan).to_string()),
+        // Not in the manifest of the pods: they need not be made anew for another number.
+        value("RECTRAIN_STALL_SECONDS", &plan.resolved.fault_tolerance.stall_seconds.to_string()),
     ];
     if let Some(kept) = kept(plan, role) {
         environment.push(value(kept.variable, kept.folder));
@@ -304,12 +305,6 @@ fn environment(plan: &Plan<'_>, role: Role) -> Vec<EnvVar> {
         environment.push(value("XDG_CACHE_HOME", "/tmp"));
     }
     environment
-}
-
-/// Seconds for which the job may be without progress. Not in the manifest of the pods: they need not be made anew for another number.
-fn stall_seconds(plan: &Plan<'_>) -> u32 {
-    let given = plan.job.spec.fault_tolerance.as_ref().and_then(|given| given.stall_seconds);
-    given.unwrap_or(STALL_SECONDS)
 }
 
 /// Seconds that a pod has to end in order.
