@@ -1,6 +1,6 @@
 //! `/healthz`, `/readyz`, `/metrics` and `/traces/NAMESPACE/JOB` of the operator.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -29,7 +29,11 @@ pub struct Admin {
 /// # Errors
 /// If the address cannot be bound.
 pub async fn serve(address: SocketAddr, admin: Admin) -> std::io::Result<SocketAddr> {
-    let listener = tokio::net::TcpListener::bind(address).await?;
+    // A kernel without version 6 has all of version 4 only.
+    let version_4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port()));
+    let is_all = address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+    let addresses = [address, if is_all { version_4 } else { address }];
+    let listener = tokio::net::TcpListener::bind(&addresses[..]).await?;
     let bound = listener.local_addr()?;
     let router = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))

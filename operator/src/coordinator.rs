@@ -69,6 +69,8 @@ pub struct Report {
     pub last_checkpoint: Option<CheckpointStatus>,
     /// The members of each role, if it says so.
     pub members: BTreeMap<Role, Members>,
+    /// Members that have not joined yet.
+    pub missing: Vec<String>,
     /// Seconds since a step, or a part of an evaluation, was last done, if it says so.
     pub idle_seconds: Option<f64>,
     /// When it was decided to spread its slots anew, in seconds since 1970, of the newest such decision that it has agreed to; 0 before.
@@ -126,6 +128,10 @@ pub trait AskCoordinator: Send + Sync {
         replicas: u32,
         reason: &'a str,
     ) -> BoxFuture<'a, Result<(), String>>;
+
+    /// Asks for a checkpoint at the next boundary, and waits until it exists, however long that takes: its name, or why there is none, in a
+    /// sentence.
+    fn save<'a>(&'a self, coordinator: &'a Whereabouts) -> BoxFuture<'a, Result<String, String>>;
 
     /// Asks for slots to be spread anew; as [`Self::scale`].
     fn rebalance<'a>(
@@ -193,6 +199,10 @@ impl AskCoordinator for GrpcCoordinators {
         Box::pin(ask_for_members(coordinator, v1::ScaleRequest { role, replicas, reason, decided_seconds: None }))
     }
 
+    fn save<'a>(&'a self, coordinator: &'a Whereabouts) -> BoxFuture<'a, Result<String, String>> {
+        Box::pin(async move { save(coordinator).await.map_err(|error| error.to_string()) })
+    }
+
     fn rebalance<'a>(
         &'a self,
         coordinator: &'a Whereabouts,
@@ -255,6 +265,11 @@ fn tls(certificate: &JobCertificate) -> ClientTlsConfig {
         .domain_name(MEMBER_NAME)
 }
 
+async fn save(coordinator: &Whereabouts) -> Result<String, AskError> {
+    let mut client = connect(coordinator).await?;
+    Ok(client.save_checkpoint(v1::SaveCheckpointRequest {}).await?.into_inner().checkpoint)
+}
+
 async fn switch(coordinator: &Whereabouts, mode: Mode, reason: &str) -> Result<(), AskError> {
     let mut client = connect(coordinator).await?;
     client.set_mode(v1::SetModeRequest { mode: mode.name().to_owned(), reason: reason.to_owned() }).await?;
@@ -296,6 +311,7 @@ fn report(status: &v1::JobStatus) -> Report {
         auc: status.auc,
         last_checkpoint: last_checkpoint(status),
         members: members(status),
+        missing: status.missing.clone(),
         idle_seconds: status.idle_seconds,
         slots_decided_seconds: status.slots_decided_seconds,
     }

@@ -1,11 +1,15 @@
 //! Why a job does not train: one [`Problem`] with a cause of a fixed list and a message that says what to do. Pure: pods and the
 //! coordinator's answer go in, a problem comes out. docs/failures has a page for every cause.
 
+use jiff::{SignedDuration, Timestamp};
 use rectrain_crds::Mode;
 
 use crate::coordinator::CoordinatorView;
 use crate::names::Role;
 use crate::pods::{Ended, PodFacts};
+
+/// For so long a node may be on its way for a pod that none takes, as long as the autoscaler of clusters waits for one.
+const NODES_COME: SignedDuration = SignedDuration::from_mins(15);
 
 /// Exit code of a role that found the manifest or the data wrong.
 const BAD_INPUT: i32 = 2;
@@ -91,13 +95,15 @@ pub struct Problem {
     pub cause: Cause,
     /// What happened, where, and what to do: one or two sentences.
     pub message: String,
+    /// Whether it may well pass without anybody's doing: nobody is called for it yet.
+    pub may_pass: bool,
 }
 
 impl Problem {
     /// With a message of at most 2,000 bytes, which conditions and events can hold.
     #[must_use]
     pub fn new(cause: Cause, message: impl Into<String>) -> Self {
-        Self { cause, message: shorten(&message.into(), 2000) }
+        Self { cause, message: shorten(&message.into(), 2000), may_pass: false }
     }
 }
 
@@ -188,16 +194,15 @@ pub fn mode_refused(wanted: Mode, present: Mode, why: &str) -> Problem {
     )
 }
 
-/// What a pod waits for that only somebody outside can give.
+/// What a pod waits for that only somebody outside can give; one that no node takes perhaps a cluster's autoscaler, who has its time for that.
 #[must_use]
-pub fn waiting(pods: &[&PodFacts]) -> Option<Problem> {
+pub fn waiting(pods: &[&PodFacts], now: Timestamp) -> Option<Problem> {
     pods.iter().find_map(|pod| {
         let role = pod.role.field();
         if let Some(why) = &pod.unschedulable {
-            return Some(Problem::new(
-                Cause::Unschedulable,
-                format!("no node takes {}: {why}. Add nodes, or change spec.roles.{role}.template (resources, nodeSelector, tolerations, affinity)", pod.name),
-            ));
+            let message = format!("no node takes {}: {why}. Add nodes (a cluster that does so by itself takes some minutes), or change spec.roles.{role}.template (resources, nodeSelector, tolerations, affinity)", pod.name);
+            let may_pass = pod.unschedulable_since.is_some_and(|since| now.duration_since(since) < NODES_COME);
+            return Some(Problem { may_pass, ..Problem::new(Cause::Unschedulable, message) });
         }
         let (reason, message) = pod.waiting.as_ref()?;
         match reason.as_str() {
@@ -243,6 +248,7 @@ mod tests {
             is_running: false,
             restarts: 0,
             unschedulable: None,
+            unschedulable_since: None,
             waiting: None,
             ended: None,
             evicted: None,
@@ -302,7 +308,8 @@ mod tests {
             waiting: Some((reason.to_owned(), "secret \"s3\" not found".to_owned())),
             ..pod("j-loader-0", Role::Loader)
         };
-        let cause = |pod: &PodFacts| waiting(&[pod]).map(|problem| problem.cause);
+        let now = Timestamp::from_second(1_800_000_000).unwrap();
+        let cause = |pod: &PodFacts| waiting(&[pod], now).map(|problem| problem.cause);
         assert_eq!(cause(&waiting_for("ImagePullBackOff")), Some(Cause::ImagePull));
         assert_eq!(cause(&waiting_for("CreateContainerConfigError")), Some(Cause::ContainerConfig));
         assert_eq!(cause(&waiting_for("ContainerCreating")), None);
@@ -311,8 +318,14 @@ mod tests {
             unschedulable: Some("0/2 nodes are available".to_owned()),
             ..pod("j-dense-worker-0", Role::DenseWorker)
         };
-        let problem = waiting(&[&homeless]).expect("a problem");
+        let problem = waiting(&[&homeless], now).expect("a problem");
         assert!(problem.cause == Cause::Unschedulable && problem.message.contains("spec.roles.denseWorker.template"));
+        // A node may be on its way, for a while.
+        for (minutes, may_pass) in [(14, true), (15, false)] {
+            let since = Some(now - SignedDuration::from_mins(minutes));
+            let homeless = PodFacts { unschedulable_since: since, ..homeless.clone() };
+            assert_eq!(waiting(&[&homeless], now).map(|problem| problem.may_pass), Some(may_pass));
+        }
     }
 
     #[test]

@@ -67,7 +67,7 @@ struct Cli {
     #[arg(long, default_value = "rectrain-operator")]
     identity: String,
     /// Where to serve /healthz, /readyz, /metrics and /traces/NAMESPACE/JOB
-    #[arg(long, default_value = "0.0.0.0:8080")]
+    #[arg(long, default_value = "[::]:8080")]
     address: SocketAddr,
     /// How logs are written to standard error (what is logged: RECTRAIN_LOG)
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
@@ -181,6 +181,8 @@ async fn client(metrics: &OperatorMetrics, silence: Option<Duration>) -> Result<
     let mut config = Config::infer().await.map_err(kube::Error::InferConfig)?;
     config.read_timeout = silence;
     config.reset_reader_on_write = true;
+    // Whoever asks has a back-off of its own. Beneath that, an API server that was away would be asked again minutes after it is back.
+    config.default_retry = false;
     let metrics = metrics.clone();
     let counting = MapRequestLayer::new(move |request: Request<Body>| {
         metrics.requests(request.method().as_str());

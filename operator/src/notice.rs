@@ -1,9 +1,14 @@
 //! What the operator notices of a job and no status has: it is about the last minutes, and an operator that takes over notices it anew.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use jiff::{SignedDuration, Timestamp};
+use rectrain_crds::RecTrainingJob;
 
 use crate::coordinator::CoordinatorView;
 use crate::failure::Problem;
+use crate::names::Role;
 use crate::pods::PodFacts;
 use crate::reconcile::refused_pods::Lacking;
 use crate::reconcile::rehearse::Rehearsal;
@@ -16,6 +21,12 @@ const MADE_WAY: SignedDuration = SignedDuration::from_mins(10);
 pub struct Noticed {
     /// Since when the coordinator of the attempt has not answered this operator.
     pub silent_since: Option<Timestamp>,
+    /// Since when as many of the attempt's pods run as do.
+    pub unchanged_since: Option<Timestamp>,
+    /// The checkpoint that its coordinator was asked for because the manifest as it is now ends the attempt.
+    pub saving: Saving,
+    /// Whether another pod has just taken the place of the attempt's coordinator, which had to make way.
+    pub coordinator_made_way: bool,
     /// Whether a pod of the attempt had to make way lately: its node was drained or shut down, or another pod was more important.
     pub made_way: bool,
     /// What keeps the cluster from making pods of the job, or from beginning their containers.
@@ -24,11 +35,29 @@ pub struct Noticed {
     pub change_refused: Option<Problem>,
 }
 
+/// How a checkpoint stands that an attempt is to leave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Saving {
+    /// It was not asked for.
+    #[default]
+    No,
+    /// It was, and does not exist yet.
+    UnderWay,
+    /// It exists, or there is none to be had.
+    Over,
+}
+
 /// What is remembered of a job from look to look. It goes with the job.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     /// The attempt whose coordinator is silent, and since when.
     silent: Option<(u32, Timestamp)>,
+    /// The attempt of which so many pods run, and since when.
+    running: Option<(u32, usize, Timestamp)>,
+    /// The attempt and the pod of its coordinator.
+    coordinator: Option<(u32, String)>,
+    /// The attempt and the generation of the manifest for which a checkpoint was asked for, and whether it has ended.
+    saving: Option<(u32, Option<i64>, Arc<AtomicBool>)>,
     /// The attempt of which a pod had to make way, and when that was last seen.
     made_way: Option<(u32, Timestamp)>,
     /// Pods that are not made, or whose containers are not begun.
@@ -43,10 +72,48 @@ impl Memory {
         let is_silent = matches!(view, CoordinatorView::Silent);
         let since = self.silent.filter(|(of, _)| *of == attempt).map_or(now, |(_, since)| since);
         self.silent = is_silent.then_some((attempt, since));
+        let running = pods.iter().filter(|pod| pod.attempt == attempt && pod.is_running).count();
+        let before = self.running.filter(|(of, count, _)| (*of, *count) == (attempt, running));
+        let unchanged_since = before.map_or(now, |(_, _, since)| since);
+        self.running = Some((attempt, running, unchanged_since));
         if pods.iter().any(|pod| pod.attempt == attempt && pod.makes_way()) {
             self.made_way = Some((attempt, now));
         }
         let made_way = self.made_way.is_some_and(|(of, at)| of == attempt && now.duration_since(at) <= MADE_WAY);
-        Noticed { silent_since: is_silent.then_some(since), made_way, ..Noticed::default() }
+        Noticed {
+            silent_since: is_silent.then_some(since),
+            unchanged_since: Some(unchanged_since),
+            made_way,
+            coordinator_made_way: self.is_another_coordinator(attempt, pods) && made_way,
+            ..Noticed::default()
+        }
+    }
+
+    /// Whether the attempt's coordinator has another pod than when it was looked at before. The one that it has is told once.
+    fn is_another_coordinator(&mut self, attempt: u32, pods: &[PodFacts]) -> bool {
+        let is_its = |pod: &&PodFacts| pod.attempt == attempt && pod.role == Role::Coordinator && !pod.is_leaving;
+        let Some(pod) = pods.iter().find(is_its) else { return false };
+        let before = self.coordinator.replace((attempt, pod.uid.clone()));
+        before.is_some_and(|(of, uid)| of == attempt && uid != pod.uid)
+    }
+
+    /// A checkpoint was asked for, because the job as it is ends this attempt.
+    pub fn saves(&mut self, attempt: u32, job: &RecTrainingJob, has_ended: Arc<AtomicBool>) {
+        self.saving = Some((attempt, job.metadata.generation, has_ended));
+    }
+
+    /// How the checkpoint stands that was asked for because the job as it is ends this attempt.
+    #[must_use]
+    pub fn saving(&self, attempt: u32, job: &RecTrainingJob) -> Saving {
+        match &self.saving {
+            Some((of, generation, has_ended)) if (*of, *generation) == (attempt, job.metadata.generation) => {
+                if has_ended.load(Ordering::Acquire) {
+                    Saving::Over
+                } else {
+                    Saving::UnderWay
+                }
+            }
+            _ => Saving::No,
+        }
     }
 }

@@ -27,7 +27,7 @@ use crate::coordinator::{CoordinatorView, Rebalance, Report, Stage};
 use crate::failure::{self, Cause, Problem};
 use crate::members;
 use crate::names::{self, Role};
-use crate::notice::Noticed;
+use crate::notice::{Noticed, Saving};
 use crate::pods::PodFacts;
 use crate::reconcile::status::conditions;
 use crate::switch::{self, SwitchAnswer};
@@ -96,6 +96,8 @@ pub struct Decision {
     pub ask_members: Vec<(Role, u32)>,
     /// Whether it is to be asked to spread its slots anew.
     pub ask_rebalance: Option<Rebalance>,
+    /// Whether it is to be asked for a checkpoint, before its attempt ends.
+    pub ask_save: bool,
     /// What keeps it from training, if anything does.
     pub problem: Option<Problem>,
     /// Whether the job's time to live is over.
@@ -111,6 +113,23 @@ pub fn decide(facts: &Facts<'_>) -> Decision {
     match draft.before.phase {
         Some(Phase::Complete | Phase::Failed) if !draft.is_mended() => draft.stay_ended(),
         _ => draft.live(),
+    }
+}
+
+/// Why the pods that there are stay as they are, though the manifest has changed.
+enum Stays {
+    /// It cannot be carried out.
+    UntilMended(Problem),
+    /// They save a checkpoint first.
+    UntilSaved,
+}
+
+impl Stays {
+    fn problem(self) -> Option<Problem> {
+        match self {
+            Self::UntilMended(problem) => Some(problem),
+            Self::UntilSaved => None,
+        }
     }
 }
 
@@ -181,7 +200,8 @@ impl<'a> Draft<'a> {
                 return self.fail_invalid(errors);
             }
         }
-        if self.is_suspended() {
+        let saves_first = self.saves_first(impossible.as_ref());
+        if self.is_suspended() && !saves_first {
             return self.suspend();
         }
         if let Some(seconds) = self.deadline_passed() {
@@ -193,20 +213,35 @@ impl<'a> Draft<'a> {
             );
             return self.fail(problem, Run::Hold);
         }
-        let phase = match (&impossible, self.before.phase) {
+        let stays = if saves_first { Some(Stays::UntilSaved) } else { impossible.map(Stays::UntilMended) };
+        let phase = match (&stays, self.before.phase) {
             (Some(_), Some(phase)) => phase,
             _ => self.settle_attempt(),
         };
         let Some(attempt) = self.status.attempt.clone() else { return self.fail_invalid(&[]) };
         let (present, stale): (Vec<_>, Vec<_>) = self.facts.pods.iter().partition(|pod| pod.attempt == attempt.number);
         let back_off = attempt.not_before.as_ref().map_or(Duration::ZERO, |time| left(self.facts.now, time.0, 0));
-        if impossible.is_none() && (!stale.is_empty() || !back_off.is_zero()) {
+        if stays.is_none() && (!stale.is_empty() || !back_off.is_zero()) {
             return self.hold(phase, back_off);
         }
         // Somebody may have scaled a StatefulSet; what becomes of pods that the job does not have says nothing about it.
         let members: Vec<_> =
             present.into_iter().filter(|pod| pod.index().is_none_or(|index| index < self.pods_of(pod.role))).collect();
-        self.go(&attempt, &members, phase, impossible)
+        self.go(&attempt, &members, phase, stays)
+    }
+
+    /// Whether a checkpoint is waited for because the user's will ends the attempt: the grace period of its pods may not do for one.
+    fn saves_first(&self, impossible: Option<&Problem>) -> bool {
+        let is_changed = || {
+            let attempt = self.status.attempt.as_ref();
+            impossible.is_none() && attempt.is_some_and(|attempt| attempt.spec_hash != self.facts.spec_hash)
+        };
+        let saves = self.facts.job.spec.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.path.is_some());
+        saves
+            && matches!(self.before.phase, Some(Phase::Training | Phase::Evaluating))
+            && matches!(self.facts.coordinator, CoordinatorView::Live(_))
+            && self.facts.noticed.saving != Saving::Over
+            && (self.is_suspended() || is_changed())
     }
 
     /// The coordinator has the model.
@@ -429,13 +464,11 @@ impl<'a> Draft<'a> {
         decision
     }
 
-    fn go(
-        mut self,
-        attempt: &AttemptStatus,
-        pods: &[&PodFacts],
-        phase: Phase,
-        impossible: Option<Problem>,
-    ) -> Decision {
+    fn go(mut self, attempt: &AttemptStatus, pods: &[&PodFacts], phase: Phase, stays: Option<Stays>) -> Decision {
+        if self.facts.noticed.coordinator_made_way {
+            let what = "the coordinator's pod had to make way, and with it what it knew of the attempt";
+            return self.crash(attempt, 0, Problem::new(Cause::Crash, what));
+        }
         let (restarts, container_restarts) = self.count_restarts(attempt, pods);
         self.count_replicas(true);
         if let Some(problem) = failure::bad_input(pods, self.facts.coordinator) {
@@ -460,12 +493,18 @@ impl<'a> Draft<'a> {
         }
         self.note_automatic(phase);
         let all_ready = self.all_ready();
+        if let Some(Stays::UntilSaved) = stays {
+            let poll = self.facts.poll;
+            let ask_save = self.facts.noticed.saving == Saving::No;
+            let decision = self.finish(phase, None, Run::AsIs);
+            return Decision { ask_save, look_again: Some(at_most_ten_a_second(poll)), ..decision };
+        }
         let ask_mode = self.switch(pods);
         let ask_members = self.scale();
         let ask_rebalance = self.rebalance();
-        let run = if impossible.is_some() { Run::AsIs } else { Run::Go };
-        let problem = impossible.or_else(|| self.facts.obstacle.cloned());
-        let problem = problem.or_else(|| failure::waiting(pods).filter(|_| !all_ready));
+        let run = if stays.is_some() { Run::AsIs } else { Run::Go };
+        let problem = stays.and_then(Stays::problem).or_else(|| self.facts.obstacle.cloned());
+        let problem = problem.or_else(|| failure::waiting(pods, self.facts.now).filter(|_| !all_ready));
         // Before there is a coordinator to ask, containers that end are all that is known.
         let ends = phase == Phase::Starting && container_restarts > 0 && !all_ready;
         let problem = problem.or_else(|| ends.then(|| failure::last_crash(pods)).flatten());
@@ -616,10 +655,10 @@ impl<'a> Draft<'a> {
     }
 
     fn no_progress(&self, phase: Phase) -> Option<Problem> {
+        let seconds = stall_seconds(self.facts.job);
         if !matches!(phase, Phase::Training | Phase::Evaluating) {
-            return None;
+            return self.does_not_begin(seconds);
         }
-        let seconds = self.fault_tolerance().stall_seconds.unwrap_or(defaults::STALL_SECONDS);
         let told = self.status.last_progress_time.as_ref()?.0;
         // Who begins to look does not know what was done before a coordinator fell silent.
         let last = self.facts.noticed.silent_since.map_or(told, |silent| silent.max(told));
@@ -628,6 +667,32 @@ impl<'a> Draft<'a> {
                 Cause::NoProgress,
                 format!("no step was completed for {seconds} seconds: look at the logs of its pods; if a step takes that long, raise spec.faultTolerance.stallSeconds"),
             )
+        })
+    }
+
+    /// Whether each role has all the pods that it has to have, and their containers run.
+    fn all_run(&self) -> bool {
+        let attempt = self.status.attempt.as_ref().map_or(0, |attempt| attempt.number);
+        let runs = |role: Role| move |pod: &&PodFacts| pod.role == role && pod.attempt == attempt && pod.is_running;
+        Role::ALL.into_iter().all(|role| {
+            let running = self.facts.pods.iter().filter(runs(role)).count();
+            running >= self.pods_of(role) as usize
+        })
+    }
+
+    /// All pods run, and training does not begin.
+    fn does_not_begin(&self, seconds: u32) -> Option<Problem> {
+        let since = self.facts.noticed.unchanged_since.filter(|_| self.all_run())?;
+        let why = match self.facts.coordinator {
+            CoordinatorView::Live(report) if !report.missing.is_empty() => {
+                format!("{} have not joined: look at their logs, and whether they reach the coordinator's pod (cluster DNS, NetworkPolicies)", report.missing.join(", "))
+            }
+            CoordinatorView::Live(_) => "look at the logs of its pods".to_owned(),
+            _ => "its coordinator does not answer the operator: look at its log, and whether the operator reaches its pod (NetworkPolicies)".to_owned(),
+        };
+        left(self.facts.now, since, u64::from(seconds)).is_zero().then(|| {
+            let what = format!("all pods have run for {seconds} seconds and training has not begun; {why}");
+            Problem::new(Cause::NoProgress, what)
         })
     }
 
@@ -746,6 +811,7 @@ impl<'a> Draft<'a> {
             ask_mode: None,
             ask_members: Vec::new(),
             ask_rebalance: None,
+            ask_save: false,
             problem,
             delete: false,
             look_again: None,
@@ -791,6 +857,12 @@ pub fn max_restarts(job: &RecTrainingJob) -> u32 {
     job.spec.fault_tolerance.as_ref().and_then(|given| given.max_restarts).unwrap_or(defaults::MAX_RESTARTS)
 }
 
+/// For how long it may make no progress.
+#[must_use]
+pub fn stall_seconds(job: &RecTrainingJob) -> u32 {
+    job.spec.fault_tolerance.as_ref().and_then(|given| given.stall_seconds).unwrap_or(defaults::STALL_SECONDS)
+}
+
 /// What is left of `seconds` after `since`; zero when they are over.
 fn left(now: Timestamp, since: Timestamp, seconds: u64) -> Duration {
     let end = since + SignedDuration::from_secs(i64::try_from(seconds).unwrap_or(i64::MAX / 4));
@@ -812,5 +884,5 @@ fn rounded(value: f64, decimals: i32) -> f64 {
 fn told(status: &RecTrainingJobStatus, kind: &str) -> Option<Problem> {
     let condition = status.conditions.iter().find(|c| c.type_ == kind && c.status == "True")?;
     let cause = Cause::ALL.into_iter().find(|cause| cause.reason() == condition.reason)?;
-    Some(Problem { cause, message: condition.message.clone() })
+    Some(Problem::new(cause, condition.message.clone()))
 }

@@ -37,6 +37,8 @@ pub struct PodFacts {
     pub restarts: u32,
     /// Why no node takes it.
     pub unschedulable: Option<String>,
+    /// Since when none does.
+    pub unschedulable_since: Option<Timestamp>,
     /// Why a container does not start: reason and message.
     pub waiting: Option<(String, String)>,
     /// How the role's container last ended, if it has.
@@ -105,9 +107,8 @@ impl PodFacts {
         let own = containers.iter().find(|container| container.name == CONTAINER);
         let conditions = status.and_then(|s| s.conditions.as_deref()).unwrap_or_default();
         let condition = |kind: &str| conditions.iter().find(|condition| condition.type_ == kind);
-        let unschedulable = condition("PodScheduled")
-            .filter(|c| c.status == "False" && c.reason.as_deref() == Some("Unschedulable"))
-            .map(|c| c.message.clone().unwrap_or_default());
+        let unschedulable =
+            condition("PodScheduled").filter(|c| c.status == "False" && c.reason.as_deref() == Some("Unschedulable"));
         let evicted = status.filter(|s| s.phase.as_deref() == Some("Failed") && s.reason.is_some()).map(|s| {
             format!("{}: {}", s.reason.as_deref().unwrap_or_default(), s.message.as_deref().unwrap_or_default())
         });
@@ -125,7 +126,8 @@ impl PodFacts {
             requested_millicores: pod.spec.as_ref().map_or(0, requested_millicores),
             is_running: own.is_some_and(|c| c.state.as_ref().is_some_and(|state| state.running.is_some())),
             restarts: own.map_or(0, |c| u32::try_from(c.restart_count).unwrap_or(0)),
-            unschedulable,
+            unschedulable: unschedulable.map(|c| c.message.clone().unwrap_or_default()),
+            unschedulable_since: unschedulable.and_then(|c| Some(c.last_transition_time.as_ref()?.0)),
             waiting: containers.iter().find_map(waiting),
             ended: own.and_then(ended),
             evicted,

@@ -18,11 +18,20 @@ pub(crate) fn value_of(quantity: &Quantity) -> Option<f64> {
         "M" => number * 1e6,
         "G" => number * 1e9,
         "T" => number * 1e12,
+        "P" => number * 1e15,
+        "E" => number * 1e18,
         "Ki" => number * 1024.0,
         "Mi" => number * 1_048_576.0,
         "Gi" => number * 1_073_741_824.0,
         "Ti" => number * 1_099_511_627_776.0,
-        _ => return None,
+        "Pi" => number * 1_125_899_906_842_624.0,
+        "Ei" => number * 1_152_921_504_606_846_976.0,
+        exponent => {
+            let exponent = exponent.strip_prefix(['e', 'E'])?;
+            // A digit at least, and no word such as `inf`.
+            let is_number = exponent.trim_start_matches(['+', '-']).bytes().all(|byte| byte.is_ascii_digit());
+            is_number.then(|| format!("{number}e{exponent}").parse().ok())??
+        }
     };
     value.is_finite().then_some(value)
 }
@@ -40,11 +49,18 @@ mod tests {
             ("250m", 0.25),
             ("500u", 0.0005),
             ("1500000000n", 1.5),
+            ("64e9", 64e9),
+            ("1.5E3", 1500.0),
+            ("25e-1", 2.5),
+            ("2P", 2e15),
+            ("1E", 1e18),
+            ("1Pi", 1_125_899_906_842_624.0),
+            ("2Ei", 2_305_843_009_213_693_952.0),
         ];
         for (text, expected) in known {
             assert_eq!(value_of(&Quantity(text.to_owned())), Some(expected), "{text}");
         }
-        for text in ["1e9x", "-1", "a lot", "", ".", "Gi"] {
+        for text in ["1e9x", "-1", "a lot", "", ".", "Gi", "1e", "1einf", "1e999", "1Zi"] {
             assert_eq!(value_of(&Quantity(text.to_owned())), None, "{text}");
         }
     }

@@ -4,6 +4,7 @@
 //! reconciles that other jobs need.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -111,6 +112,25 @@ impl Questions {
         }
     }
 
+    /// Asks a coordinator for a checkpoint and waits for it for so long at most, while reconciles go on. Whether it has ended is in what this
+    /// gives; then a reconcile is asked for.
+    pub fn save(&self, job: &Job, coordinator: &Whereabouts, patience: Duration) -> Arc<AtomicBool> {
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let (ask, asked, ended) = (Arc::clone(&self.ask), coordinator.clone(), Arc::clone(&has_ended));
+        let (came, job) = (self.came.clone(), job.clone());
+        tokio::spawn(async move {
+            match tokio::time::timeout(patience, ask.save(&asked)).await {
+                Ok(Ok(checkpoint)) => tracing::info!(%job, checkpoint, "the coordinator has saved a checkpoint"),
+                Ok(Err(reason)) => tracing::warn!(%job, reason, "the coordinator has saved no checkpoint"),
+                Err(_) => tracing::warn!(%job, "the coordinator has saved no checkpoint within {patience:?}"),
+            }
+            ended.store(true, Ordering::Release);
+            // As above.
+            let _ended = came.send(job).await;
+        });
+        has_ended
+    }
+
     /// Forgets the question of a job that has no coordinator to ask; its answer does not count.
     pub fn forget(&self, job: &Job) {
         lock(&self.late).remove(job);
@@ -149,6 +169,13 @@ mod tests {
 
         fn scale<'a>(&'a self, _: &'a Whereabouts, _: Role, _: u32, _: &'a str) -> BoxFuture<'a, Result<(), String>> {
             unreachable!("nobody scales")
+        }
+
+        fn save<'a>(&'a self, _: &'a Whereabouts) -> BoxFuture<'a, Result<String, String>> {
+            Box::pin(async {
+                self.0.acquire().await.expect("open").forget();
+                Ok("full-7".to_owned())
+            })
         }
 
         fn rebalance<'a>(&'a self, _: &'a Whereabouts, _: Rebalance, _: &'a str) -> BoxFuture<'a, Result<(), String>> {
@@ -216,6 +243,18 @@ mod tests {
         permits.add_permits(1);
         late.next().await;
         assert!(questions.ask(&job(), &at(2)).await.is_some());
+    }
+
+    #[tokio::test]
+    async fn a_checkpoint_is_waited_for_while_reconciles_go_on_and_not_for_ever() {
+        let (permits, questions, mut late) = slow(0);
+        let has_ended = questions.save(&job(), &at(1), Duration::from_secs(600));
+        tokio::task::yield_now().await;
+        assert!(!has_ended.load(Ordering::Acquire));
+        permits.add_permits(1);
+        assert_eq!((late.next().await, has_ended.load(Ordering::Acquire)), (Some(job()), true));
+        let has_ended = questions.save(&job(), &at(1), Duration::from_millis(20));
+        assert_eq!((late.next().await, has_ended.load(Ordering::Acquire)), (Some(job()), true), "there is none");
     }
 
     #[tokio::test]

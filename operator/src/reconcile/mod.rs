@@ -38,7 +38,7 @@ use crate::metrics::{OperatorMetrics, Seen};
 use crate::names::FIELD_MANAGER;
 use crate::nodes::ReadNodes;
 use crate::notice::{Memory, Noticed};
-use crate::phase::{Decision, Facts, Run, decide, is_under_way, max_restarts};
+use crate::phase::{Decision, Facts, Run, decide, is_under_way, max_restarts, stall_seconds};
 use crate::questions::Questions;
 use crate::reconcile::apply::Settled;
 use crate::reconcile::build::Plan;
@@ -390,6 +390,9 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
     }
     context.metrics.saw_job(&namespace, &name, Seen::new(&decision.status, max_restarts(&job)));
     ask_for_members(&context, coordinator.as_ref(), &decision, &name).await;
+    if decision.ask_save {
+        ask_to_save(&context, coordinator.as_ref(), &job, &uid);
+    }
     if decision.delete {
         return delete_job(&jobs, &job).await.map(Some);
     }
@@ -447,8 +450,10 @@ async fn notice(
     let status = job.status.as_ref().filter(|status| status.phase.is_some_and(is_under_way));
     let Some(attempt) = status.and_then(|status| status.attempt.as_ref()) else { return Noticed::default() };
     let (uid, names) = (job.uid().unwrap_or_default(), (job.namespace().unwrap_or_default(), job.name_any()));
-    let (mut noticed, lacking) = context
-        .remember(&uid, |memory| (memory.look(attempt.number, view, &belongings.pods, now), memory.lacking.take()));
+    let (mut noticed, lacking) = context.remember(&uid, |memory| {
+        let noticed = memory.look(attempt.number, view, &belongings.pods, now);
+        (Noticed { saving: memory.saving(attempt.number, job), ..noticed }, memory.lacking.take())
+    });
     let lacking =
         refused_pods::look(&context.client, (&names.0, &names.1, attempt.number), belongings, lacking, now).await;
     noticed.pods_refused = lacking.as_ref().and_then(|lacking| lacking.problem().cloned());
@@ -523,6 +528,15 @@ async fn ask_for_members(context: &Context, coordinator: Option<&Whereabouts>, d
         let answer = context.questions.asking().rebalance(coordinator, rebalance, reason).await;
         tracing::info!(job, servers, ?answer, "the coordinator was asked to spread its slots anew");
     }
+}
+
+/// Asks the coordinator of an attempt that is about to end for a checkpoint, which is not waited for here.
+fn ask_to_save(context: &Context, coordinator: Option<&Whereabouts>, job: &RecTrainingJob, uid: &str) {
+    let attempt = job.status.as_ref().and_then(|status| status.attempt.as_ref());
+    let (Some(coordinator), Some(attempt)) = (coordinator, attempt) else { return };
+    let patience = Duration::from_secs(u64::from(stall_seconds(job)));
+    let has_ended = context.questions.save(&ObjectRef::from_obj(job), coordinator, patience);
+    context.remember(uid, |memory| memory.saves(attempt.number, job, has_ended));
 }
 
 /// Writes the status if it has changed, and tells of transitions. Whoever wrote since the job was read is not overwritten: the API

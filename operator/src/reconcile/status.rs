@@ -31,8 +31,9 @@ pub fn conditions(
     let message = problem.map_or_else(|| phase_message(phase).to_owned(), |problem| problem.message.clone());
     let is_live = matches!(phase, Phase::Training | Phase::Evaluating);
     let has_ended = matches!(phase, Phase::Complete | Phase::Failed);
-    // A crash is being recovered from; whatever else is wrong waits for somebody.
-    let stalled = phase == Phase::Failed || problem.is_some_and(|problem| !is_crash(problem.cause));
+    // A crash is being recovered from; whatever else is wrong waits for somebody, unless it may pass.
+    let waits = |problem: &Problem| !is_crash(problem.cause) && !problem.may_pass;
+    let stalled = phase == Phase::Failed || problem.is_some_and(waits);
     let ready = phase == Phase::Complete || (is_live && all_ready && problem.is_none());
     let reconciling = !has_ended && phase != Phase::Suspended && !ready && !stalled;
     [

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kube::runtime::controller::Action;
 use rectrain_crds::{Phase, RecTrainingJob};
-use rectrain_operator::coordinator::{CoordinatorView, Stage};
+use rectrain_operator::coordinator::{CoordinatorView, Report, Stage};
 use serde_json::json;
 use tokio::sync::Notify;
 
@@ -204,6 +204,115 @@ async fn a_suspended_job_has_no_objects_and_one_held_later_keeps_them_without_po
     assert_eq!(world.api().list("configmaps").len(), 1);
     world.live().await;
     assert_eq!(world.phase(), Some(Phase::Complete));
+}
+
+/// With checkpoints, training.
+async fn saving() -> World {
+    let manifest = format!(
+        "{MANIFEST}  checkpoint: {{path: \"gs://ads/clicks\"}}\n  faultTolerance: {{stallSeconds: 60, backoffSeconds: 1}}\n"
+    );
+    let world = World::new(&manifest, vec![vec![live(Stage::Training, 1); 100]]);
+    while world.phase() != Some(Phase::Training) {
+        world.settle().await;
+        world.tick();
+    }
+    world
+}
+
+/// The operator looks for a while; gives whether the attempt is still under way.
+async fn trains_on(world: &World) -> bool {
+    for _ in 0..3 {
+        world.tick();
+        world.settle().await;
+        // Whoever waits for an answer is no part of a reconcile.
+        tokio::task::yield_now().await;
+    }
+    let status = world.job().status.unwrap();
+    status.phase == Some(Phase::Training) && status.attempt.unwrap().number == 1
+}
+
+#[tokio::test]
+async fn an_attempt_that_is_to_end_saves_a_checkpoint_first() {
+    let ends: [fn(&World); 2] = [
+        |world| world.edit(|spec| spec["suspend"] = json!(true)),
+        |world| world.edit(|spec| spec["data"]["synthetic"]["rows"] = json!(2000)),
+    ];
+    for ends in ends {
+        for saved in [Ok("full-1".to_owned()), Err("the bucket is full".to_owned())] {
+            let world = saving().await;
+            world.scripts.lock().unwrap().saved = Some(saved);
+            ends(&world);
+            assert!(!trains_on(&world).await, "whether or not there is one");
+            assert_eq!(world.scripts.lock().unwrap().asked_saves, 1);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_checkpoint_that_is_written_is_waited_for_with_all_pods_as_they_are() {
+    let world = saving().await;
+    let before = world.api().list("pods").len();
+    world.edit(|spec| spec["suspend"] = json!(true));
+    assert!(trains_on(&world).await && world.api().list("pods").len() == before);
+    assert!(world.condition("Ready").is_none() && world.condition("Reconciling").is_some());
+    assert_eq!(world.scripts.lock().unwrap().asked_saves, 1, "it is asked once");
+    // It was not meant, and then it was.
+    world.edit(|spec| spec["suspend"] = json!(false));
+    assert!(trains_on(&world).await && world.condition("Ready").is_some());
+    world.scripts.lock().unwrap().saved = Some(Ok("full-2".to_owned()));
+    world.edit(|spec| spec["suspend"] = json!(true));
+    assert!(!trains_on(&world).await);
+    assert_eq!((world.phase(), world.scripts.lock().unwrap().asked_saves), (Some(Phase::Suspended), 2));
+}
+
+/// One whose coordinator crashes meanwhile, or who has no checkpoints, has nothing to wait for.
+#[tokio::test]
+async fn what_cannot_be_saved_is_not_waited_for() {
+    let world = training().await;
+    world.edit(|spec| spec["suspend"] = json!(true));
+    world.settle().await;
+    assert_eq!((world.phase(), world.scripts.lock().unwrap().asked_saves), (Some(Phase::Suspended), 0));
+    let world = saving().await;
+    world.edit(|spec| spec["suspend"] = json!(true));
+    world.settle().await;
+    world.scripts.lock().unwrap().by_attempt = vec![vec![failed("ps 1 is gone", false)]];
+    assert!(!trains_on(&world).await);
+    assert_eq!(world.phase(), Some(Phase::Suspended));
+}
+
+#[tokio::test]
+async fn a_job_whose_members_never_join_says_who_and_starts_again() {
+    let missing = |missing: &[&str]| {
+        let CoordinatorView::Live(report) = live(Stage::Starting, 0) else { unreachable!() };
+        let missing = missing.iter().map(|&member| member.to_owned()).collect();
+        CoordinatorView::Live(Report { missing, ..report })
+    };
+    let scripts = [
+        (vec![missing(&["dense-worker 1", "loader 0"])], "dense-worker 1, loader 0 have not joined"),
+        (vec![missing(&[])], "logs of its pods"),
+        (vec![CoordinatorView::Silent], "its coordinator does not answer the operator"),
+    ];
+    for (script, says) in scripts {
+        let manifest = format!("{MANIFEST}  faultTolerance: {{stallSeconds: 30, backoffSeconds: 100}}\n");
+        let world = World::new(&manifest, vec![script, good()]);
+        let mut ticks = 0;
+        world.settle().await;
+        while world.job().status.unwrap().restarts == Some(0) {
+            assert!(ticks < 20, "it waits for ever");
+            world.tick();
+            world.settle().await;
+            ticks += 1;
+        }
+        // Five seconds each, and in the first the pods come.
+        assert_eq!(ticks, 7);
+        let (reason, message) = world.condition("Reconciling").unwrap();
+        assert_eq!(reason, "NoProgress");
+        assert!(message.contains(says) && message.contains("30 seconds"), "{message}");
+        passes(100);
+        world.live().await;
+        let status = world.job().status.unwrap();
+        assert_eq!((status.phase, status.restarts), (Some(Phase::Complete), Some(1)));
+    }
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use rectrain_operator::coordinator::{CoordinatorView, Members, Report, Stage};
 use rectrain_operator::failure::{Cause, Problem};
 use rectrain_operator::members;
 use rectrain_operator::names::Role;
-use rectrain_operator::notice::Noticed;
+use rectrain_operator::notice::{Noticed, Saving};
 use rectrain_operator::phase::{Decision, Facts, Run, decide, wanted_mode};
 use rectrain_operator::pods::{Ended, PodFacts};
 use rectrain_operator::reconcile::validate;
@@ -27,6 +27,7 @@ spec:
   model: {kind: lr}
   features: {sparse: [{name: C1}]}
   data: {synthetic: {rows: 1000}}
+  checkpoint: {path: gs://ads/clicks}
   faultTolerance: {maxRestarts: 3, backoffSeconds: 10, stallSeconds: 60}
 "#;
 
@@ -54,6 +55,8 @@ enum Happening {
     Members(Role, u32),
     Deadline(Option<u32>),
     Obstacle(bool),
+    /// How a checkpoint stands that the coordinator was asked for.
+    Saving(Saving),
     /// The operator finds that there should be so many.
     Decided(DecisionSubject, u32),
 }
@@ -66,6 +69,7 @@ fn coordinator() -> impl Strategy<Value = CoordinatorView> {
         CoordinatorView::Live(Report {
             idle_seconds,
             slots_decided_seconds: 0,
+            missing: Vec::new(),
             stage,
             mode: Some(Mode::Sync),
             step,
@@ -116,6 +120,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => answer.prop_map(Answer),
         1 => prop::option::of(1u32..200).prop_map(Deadline),
         1 => any::<bool>().prop_map(Obstacle),
+        1 => prop_oneof![Just(self::Saving::No), Just(self::Saving::UnderWay), Just(self::Saving::Over)].prop_map(Saving),
     ]
 }
 
@@ -137,6 +142,7 @@ struct History {
     coordinator: CoordinatorView,
     answer: SwitchAnswer,
     obstacle: Option<Problem>,
+    saving: Saving,
     /// What is found out at the next look.
     findings: Option<Findings>,
     /// Of the manifest as it is: worked out when it changes.
@@ -156,7 +162,8 @@ impl History {
         let coordinator = CoordinatorView::Silent;
         let answer = SwitchAnswer::Accepted;
         let (now, pods, obstacle, findings) = (1_800_000_000, Vec::new(), None, None);
-        Self { job, now, pods, coordinator, answer, obstacle, findings, resolved, spec_hash }
+        let saving = Saving::No;
+        Self { job, now, pods, coordinator, answer, obstacle, saving, findings, resolved, spec_hash }
     }
 
     fn attempt(&self) -> u32 {
@@ -196,6 +203,7 @@ impl History {
             Happening::Obstacle(there) => {
                 self.obstacle = there.then(|| Problem::new(Cause::NameConflict, "taken"));
             }
+            Happening::Saving(saving) => self.saving = saving,
             Happening::Decided(subject, to) => {
                 let decision = DecisionStatus {
                     subject,
@@ -218,6 +226,7 @@ impl History {
         other.edit(|job| job.spec.training.get_or_insert_default().mode = same_mode.map(Into::into));
         other.now = self.now;
         other.coordinator = self.coordinator.clone();
+        other.saving = self.saving;
         let after = other.decide().0.status;
         after.attempt.map(|attempt| attempt.number) != before.attempt.as_ref().map(|attempt| attempt.number)
     }
@@ -261,7 +270,7 @@ impl History {
             answer,
             automatic: self.findings.as_ref(),
             obstacle: self.obstacle.as_ref(),
-            noticed: &Noticed::default(),
+            noticed: &Noticed { saving: self.saving, ..Noticed::default() },
             poll: Duration::from_secs(3),
         })
     }
@@ -282,6 +291,7 @@ fn pod(role: Role, attempt: u32) -> PodFacts {
         is_running: true,
         restarts: 0,
         unschedulable: None,
+        unschedulable_since: None,
         waiting: None,
         ended: None,
         evicted: None,
@@ -324,6 +334,13 @@ proptest! {
                 prop_assert!(!matches!(phase, Phase::Complete | Phase::Failed | Phase::Suspended));
                 prop_assert!(history.job.spec.suspend != Some(true));
             }
+            // An attempt that could save a checkpoint is not ended for the user's will before it has, and is asked once.
+            let is_live = matches!(before.phase, Some(Phase::Training | Phase::Evaluating))
+                && history.has_coordinator() && matches!(history.coordinator, CoordinatorView::Live(_));
+            if is_live && history.saving != Saving::Over && phase == Phase::Suspended {
+                prop_assert!(false, "{:?}", decision);
+            }
+            prop_assert!(!decision.ask_save || is_live && history.saving == Saving::No && decision.run == Run::AsIs);
             prop_assert!(number >= before.attempt.as_ref().map_or(0, |attempt| attempt.number), "attempts are never reused");
 
             // A job that has ended stays ended, unless it failed and its manifest was changed.

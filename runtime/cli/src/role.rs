@@ -13,6 +13,7 @@ use rectrain_roles::http::{serve_metrics, serve_metrics_and_page};
 use rectrain_roles::member::{Member, Role};
 use rectrain_roles::metrics::{CoordinatorMetrics, RoleMetrics};
 use rectrain_roles::plan::JobPlan;
+use rectrain_roles::takes_part::TakesPart;
 use rectrain_roles::{RoleError, kind_name};
 use rectrain_wire::tls::Credentials;
 use rectrain_wire::{Service, TcpConfig, TcpTransport, Transport, WireCounters};
@@ -54,8 +55,9 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
     let plan = plan_of_process(&args.job, args.stall_seconds)?;
     crate::runtime()?.block_on(async {
         let Network { metrics, counters, transport, credentials } = Network::new(&args.tls, &plan)?;
-        let page = LivePage::default();
-        let (metrics_address, _metrics) = serve_metrics_and_page(args.metrics, metrics.clone(), page.clone()).await?;
+        let (page, takes_part) = (LivePage::default(), TakesPart::default());
+        let (metrics_address, _metrics) =
+            serve_metrics_and_page(args.metrics, metrics.clone(), takes_part.clone(), page.clone()).await?;
         let events = EventLog::default();
         let coordinator_metrics = CoordinatorMetrics::of(&metrics, 0);
         let journal = args.journal.as_deref();
@@ -66,6 +68,7 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
         let serving = transport.serve(service, &args.bind).map_err(RoleError::from)?;
         let guard = credentials.map(|credentials| Guard { credentials, counters: Arc::clone(&counters) });
         let (control_address, control) = serve_control(args.control, Arc::clone(&coordinator), guard).await?;
+        takes_part.begin();
         let addresses = CoordinatorAddresses {
             members: serving.address().to_string(),
             control: format!("http://{control_address}"),
@@ -125,7 +128,8 @@ pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
     crate::runtime()?.block_on(async {
         let (stall, computing) = (plan.stall, Computing::default());
         let Network { metrics, counters, transport, .. } = Network::new(&args.tls, &plan)?;
-        let (address, _metrics) = serve_metrics(args.metrics, metrics.clone()).await?;
+        let takes_part = TakesPart::default();
+        let (address, _metrics) = serve_metrics(args.metrics, metrics.clone(), takes_part.clone()).await?;
         tracing::info!(role = role.name(), index = args.index, metrics = %address, "joining");
         let member = Member {
             plan,
@@ -138,6 +142,7 @@ pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
             shared_memory: args.shared_memory.clone(),
             slow: args.slow,
             computing: computing.clone(),
+            takes_part,
             metrics,
             counters,
         };

@@ -12,6 +12,7 @@ use rectrain_roles::http::serve_metrics_and_page;
 use rectrain_roles::local::run_with;
 use rectrain_roles::metrics::{CoordinatorMetrics, RoleMetrics};
 use rectrain_roles::plan::JobPlan;
+use rectrain_roles::takes_part::TakesPart;
 
 use crate::args::RunArgs;
 use crate::running::Running;
@@ -43,8 +44,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
 
 async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) -> Result<(), Failure> {
     let metrics = RoleMetrics::new(Registry::new())?;
-    let page = LivePage::default();
-    let (address, _serving) = serve_metrics_and_page(args.metrics, metrics.clone(), page.clone()).await?;
+    let (page, takes_part) = (LivePage::default(), TakesPart::default());
+    let (address, _serving) =
+        serve_metrics_and_page(args.metrics, metrics.clone(), takes_part.clone(), page.clone()).await?;
     display.note(&format!("the job on http://{address}/, its metrics on http://{address}/metrics"));
     let slow = slow::factors(&args.slow, plan.replicas.dense_workers)?;
     let events = EventLog::default();
@@ -55,6 +57,7 @@ async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) ->
     let coordinator = Arc::new(coordinator);
     page.show(Arc::clone(&coordinator));
     let (control, _control) = serve_control(args.control, Arc::clone(&coordinator), None).await?;
+    takes_part.begin();
     let _running = Running::note(&name, &format!("http://{control}"));
     let showing = tokio::spawn(async move {
         while let Some(event) = follower.next().await {

@@ -127,6 +127,36 @@ fn what_is_wrong_with_test_data_is_told_before_training_and_not_after_it() {
 }
 
 #[test]
+fn a_bad_row_deep_in_test_data_costs_no_model() {
+    let rows = "1,5\n0,6\n".repeat(20_000);
+    let job = |mode: &str| {
+        format!(
+            "{{apiVersion: rectrain.dev/v1alpha1, kind: RecTrainingJob, metadata: {{name: t}}, spec: {{model: {{kind: lr}},
+             features: {{sparse: [{{name: user}}]}}, training: {{mode: {mode}, globalBatchSize: 64, localBatchSize: 64}},
+             checkpoint: {{path: checkpoints, resume: latest}},
+             data: {{train: {{paths: [train.csv]}}, test: {{paths: [test.csv]}}}}}}}}"
+        )
+    };
+    for mode in ["sync", "gba"] {
+        let folder = folder_with(&job(mode));
+        let write = |name: &str, last: &str| {
+            std::fs::write(folder.path().join(name), format!("label,user\n{rows}{last}")).unwrap();
+        };
+        write("train.csv", "");
+        write("test.csv", "yes,5\n");
+        let output = rectrain(folder.path(), &["run", "job.yaml"]);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        assert!(message.contains("test.csv, line 40002"), "{message}");
+        assert!(message.contains("the trained model is in checkpoint step-000000000625"), "{message}");
+        write("test.csv", "");
+        let events = events(&rectrain(folder.path(), &["run", "job.yaml", "--json"]));
+        assert!(events.iter().any(|event| event["event"] == "resumed" && event["step"] == 625), "{events:?}");
+        assert!(events.last().unwrap()["test"]["auc"].as_f64() > Some(0.99), "{events:?}");
+    }
+}
+
+#[test]
 fn a_run_that_goes_on_where_nothing_is_left_to_train_says_so() {
     let folder = folder_with(JOB);
     let sets = "spec.checkpoint.path=checkpoints,spec.checkpoint.resume=latest";

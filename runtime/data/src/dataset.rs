@@ -377,16 +377,20 @@ fn open_files(
     schema: &Schema,
     time: Option<(&str, &TimeBound)>,
 ) -> Result<Source, DataError> {
+    let first = files.first().map(|file| file.name.clone()).unwrap_or_default();
     let opened = in_parallel(files, |file| {
         let opened = match format_of(&file, format)? {
-            FileFormat::Text(format) => Opened::Text(TextFile::open(file, format, schema, time.map(|(name, _)| name))?),
-            FileFormat::Parquet => Opened::Parquet(ParquetFile::open(file, schema, time)?),
+            FileFormat::Text(format) => {
+                TextFile::open(file, format, schema, time.map(|(name, _)| name))?.map(Opened::Text)
+            }
+            FileFormat::Parquet if file.size == 0 => return Err(DataError::Empty { file: file.name }),
+            FileFormat::Parquet => Some(Opened::Parquet(ParquetFile::open(file, schema, time)?)),
         };
         pace::pass(1);
         Ok(opened)
     })?;
     let (mut texts, mut parquets) = (Vec::new(), Vec::new());
-    for file in opened {
+    for file in opened.into_iter().flatten() {
         match file {
             Opened::Text(file) => texts.push(file),
             Opened::Parquet(file) => parquets.push(file),
@@ -397,11 +401,11 @@ fn open_files(
             "paths",
             format!("{} is text and {} is Parquet; use a source for each", texts[0].file.name, parquets[0].file.name),
         )),
+        (true, true) => Err(DataError::Empty { file: first }),
         // Writers of partitions leave files without rows for those that are empty.
-        (true, _) => match parquets.first().filter(|_| parquets.iter().all(|file| file.rows == 0)) {
-            Some(first) => Err(DataError::NoRows { file: first.file.name.clone() }),
-            None => Ok(Source::Parquet(Arc::new(parquets))),
-        },
+        (true, false) if parquets.iter().all(|file| file.rows == 0) => Err(DataError::NoRows { file: first }),
+        (false, true) if texts.iter().all(|file| file.estimated_rows == 0) => Err(DataError::NoRows { file: first }),
+        (true, false) => Ok(Source::Parquet(Arc::new(parquets))),
         (false, true) => Ok(Source::Text(Arc::new(texts))),
     }
 }

@@ -79,13 +79,13 @@ pub enum DataError {
         /// Why it failed.
         source: object_store::Error,
     },
-    /// A file of no bytes.
+    /// A file of no bytes, the first of none with any.
     #[error("{file} is empty")]
     Empty {
         /// The file.
         file: String,
     },
-    /// A text file with nothing but a header, or Parquet without rows in any file.
+    /// The first of files none of which has a row: nothing but headers, or Parquet without rows.
     #[error("{file} has no rows")]
     NoRows {
         /// The file.

@@ -153,7 +153,7 @@ fn store_error(action: &'static str, url: &str, source: object_store::Error) -> 
     }
 }
 
-/// All files of a source, in reading order. Each exists and holds at least one byte.
+/// All files of a source, in reading order. Each exists, and one at least holds a byte.
 pub(crate) fn resolve(config: &SourceConfig) -> Result<Vec<SourceFile>, DataError> {
     if config.paths.is_empty() {
         return Err(DataError::config("paths", "a source needs at least one path"));
@@ -218,8 +218,8 @@ fn one_spelling(url: &str) -> String {
 }
 
 fn refuse_empty(files: Vec<SourceFile>) -> Result<Vec<SourceFile>, DataError> {
-    match files.iter().find(|file| file.size == 0) {
-        Some(file) => Err(DataError::Empty { file: file.name.clone() }),
+    match files.first().filter(|_| files.iter().all(|file| file.size == 0)) {
+        Some(first) => Err(DataError::Empty { file: first.name.clone() }),
         None => Ok(files),
     }
 }

@@ -209,6 +209,12 @@ fn every_kind(folder: &Folder, rows: &[Row]) -> Vec<(&'static str, SourceConfig)
     folder.put("pieces/b.csv", csv(second).trim_end());
     folder.put("pieces/a.csv.gz", gzip(csv(first).as_bytes()));
     folder.put("pieces/not-this.txt", "hello");
+    let header = text.lines().next().unwrap();
+    folder.put("pieces/0.csv", header);
+    folder.put("pieces/1.csv.gz", gzip(format!("{header}\n\n").as_bytes()));
+    folder.put("pieces/aa.csv", "");
+    folder.put("pieces/c.csv.gz", gzip(b""));
+    folder.put("pieces/d.csv", "");
     folder.put("groups/1.parquet", parquet(first, 4));
     folder.put("groups/2.parquet", parquet(second, 1000));
     for empty in ["0", "1a", "3"] {
@@ -226,7 +232,7 @@ fn every_kind(folder: &Folder, rows: &[Row]) -> Vec<(&'static str, SourceConfig)
         ("gzip of two members", one("two.csv.gz", &members)),
         ("gzip that does not say so", one("secret.csv", &gzip(text.as_bytes()))),
         ("zstandard", one("one.csv.zst", &zstd)),
-        ("two files by a glob, one of them gzip", glob("pieces/?.csv*")),
+        ("two files by a glob, one of them gzip, and some without rows", glob("pieces/*.csv*")),
         ("parquet", one("one.parquet", &parquet(rows, 1000))),
         ("parquet in row groups of 5", one("small.parquet", &parquet(rows, 5))),
         ("parquet without dictionaries", one("plain.parquet", &parquet_of_plain_texts(rows, 0))),
@@ -479,6 +485,7 @@ fn what_cannot_be_opened_is_refused_in_one_clear_sentence() {
         ("empty.csv", b"", "is empty"),
         ("newlines.csv", b"\n\n\n", "is empty"),
         ("header.csv", b"y,user,tags,price,when\n", "has no rows"),
+        ("empty.parquet", b"", "is empty"),
         ("none.parquet", &none, "has no rows"),
         (
             "label.csv",

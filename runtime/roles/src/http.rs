@@ -1,4 +1,4 @@
-//! What a process serves over HTTP: `/metrics` and `/healthz`, and a coordinator the page of its job as well.
+//! What a process serves over HTTP: `/metrics`, `/healthz` and `/readyz`, and a coordinator the page of its job as well.
 
 use std::net::SocketAddr;
 
@@ -7,22 +7,26 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use rectrain_wire::listening_at;
 use tokio::task::JoinHandle;
 
 use crate::coordinator::LivePage;
 use crate::error::RoleError;
 use crate::metrics::RoleMetrics;
+use crate::takes_part::TakesPart;
 
-/// Serves metrics until dropped or aborted; gives the address that was bound (port 0 takes any free one).
+/// Serves metrics and whether the process takes part in its job, until dropped or aborted; gives the address that was bound (port 0 takes any
+/// free one).
 ///
 /// # Errors
 /// If the address cannot be had.
 pub async fn serve_metrics(
     address: SocketAddr,
     metrics: RoleMetrics,
+    takes_part: TakesPart,
 ) -> Result<(SocketAddr, JoinHandle<()>), RoleError> {
     let (listener, bound) = listen(address).await?;
-    Ok((bound, tokio::spawn(serve(listener, routes(metrics)))))
+    Ok((bound, tokio::spawn(serve(listener, routes(metrics, takes_part)))))
 }
 
 /// As [`serve_metrics`], and the page.
@@ -32,10 +36,11 @@ pub async fn serve_metrics(
 pub async fn serve_metrics_and_page(
     address: SocketAddr,
     metrics: RoleMetrics,
+    takes_part: TakesPart,
     page: LivePage,
 ) -> Result<(SocketAddr, JoinHandle<()>), RoleError> {
     let (listener, bound) = listen(address).await?;
-    let router = routes(metrics).merge(page.router());
+    let router = routes(metrics, takes_part).merge(page.router());
     let serving = tokio::spawn(async move {
         tokio::select! {
             () = serve(listener, router) => {}
@@ -47,13 +52,27 @@ pub async fn serve_metrics_and_page(
 
 async fn listen(address: SocketAddr) -> Result<(tokio::net::TcpListener, SocketAddr), RoleError> {
     let cannot = |source| RoleError::System { attempt: format!("serve metrics on {address}"), source };
-    let listener = tokio::net::TcpListener::bind(address).await.map_err(cannot)?;
+    let listener = tokio::net::TcpListener::bind(&listening_at(address)[..]).await.map_err(cannot)?;
     let bound = listener.local_addr().map_err(cannot)?;
     Ok((listener, bound))
 }
 
-fn routes(metrics: RoleMetrics) -> Router {
-    Router::new().route("/metrics", get(encode)).route("/healthz", get(|| async { "ok\n" })).with_state(metrics)
+fn routes(metrics: RoleMetrics, takes_part: TakesPart) -> Router {
+    let ready = move || {
+        let has_begun = takes_part.has_begun();
+        async move {
+            if has_begun {
+                (StatusCode::OK, "ok\n")
+            } else {
+                (StatusCode::SERVICE_UNAVAILABLE, "this process does not take part in its job yet\n")
+            }
+        }
+    };
+    Router::new()
+        .route("/metrics", get(encode))
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready))
+        .with_state(metrics)
 }
 
 async fn serve(listener: tokio::net::TcpListener, router: Router) {

@@ -26,6 +26,7 @@ mod parameter_server;
 mod placement;
 pub mod plan;
 mod pooling;
+pub mod takes_part;
 mod ticket;
 mod turns;
 

@@ -15,6 +15,7 @@ use crate::member::{Member, Role};
 use crate::message::kind_name;
 use crate::metrics::{CoordinatorMetrics, RoleMetrics};
 use crate::plan::JobPlan;
+use crate::takes_part::TakesPart;
 
 /// Trains the job and returns its summary; `events` tells how it goes. Dense workers that are in `slow` take so many times as
 /// long to compute. `run` names this run in its checkpoints. Dropping the future stops it.
@@ -48,6 +49,7 @@ pub async fn run_with(
     let mut start = |members: &mut JoinSet<_>, role: Role, index: u32| {
         started += 1;
         let member = Member {
+            takes_part: TakesPart::default(),
             plan: Arc::clone(&plan),
             role,
             index,

@@ -24,6 +24,7 @@ use crate::metrics::{DenseWorkerMetrics, EmbeddingWorkerMetrics, LoaderMetrics, 
 use crate::parameter_server::{ParameterServer, Rows};
 use crate::placement::Directory;
 use crate::plan::{CALL_DEADLINE, JobPlan, WHOLE_JOB};
+use crate::takes_part::TakesPart;
 
 /// How long a member that leaves tries to tell what it has sent.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -134,6 +135,8 @@ pub struct Member {
     pub slow: f64,
     /// What a dense worker is at: whoever owns its process ends one that hangs.
     pub computing: Computing,
+    /// Told when it takes part in the job.
+    pub takes_part: TakesPart,
     /// Its metrics.
     pub metrics: RoleMetrics,
     /// What it sends and receives.
@@ -246,7 +249,8 @@ impl Member {
                 let metrics = PsMetrics::of(&self.metrics, self.index);
                 let rows = rows.map_or_else(|| Rows::none(&self.plan), Ok)?;
                 let transport = Arc::clone(&self.transport);
-                let server = Arc::new(ParameterServer::new(&self.plan, self.index, rows, transport, metrics)?);
+                let server = ParameterServer::new(&self.plan, self.index, rows, transport, metrics)?;
+                let server = Arc::new(server.telling(self.takes_part.clone()));
                 (Work::Ps(Arc::clone(&server)), server)
             }
             Role::EmbeddingWorker => {
@@ -270,6 +274,7 @@ impl Member {
                 // The slots may have moved before this worker took another's place.
                 let directory = self.directory(coordinator);
                 worker.connect(directory.fetch().await?, directory);
+                self.takes_part.begin();
                 Ok(())
             }
             Work::DenseWorker(worker) => {
@@ -281,6 +286,7 @@ impl Member {
                     directory,
                     embedding_workers: self.embedding_workers(roster, coordinator)?,
                     next: None,
+                    takes_part: self.takes_part.clone(),
                 };
                 let trainer = worker.trainer(&self.plan, peers)?;
                 train_on_a_thread(&worker, trainer, self.index).await
@@ -291,6 +297,7 @@ impl Member {
                     embedding_workers: self.embedding_workers(roster, coordinator)?,
                 };
                 let metrics = LoaderMetrics::of(&self.metrics, self.index);
+                self.takes_part.begin();
                 Loader::new(Arc::clone(&self.plan), self.index, peers, metrics).run().await
             }
         }

@@ -1,6 +1,7 @@
 //! Where a service is: a host and port for TCP, a name for a service of this process.
 
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
 use crate::error::WireError;
@@ -37,6 +38,15 @@ impl Address {
     pub fn local(name: impl Into<String>) -> Self {
         Self::Local(name.into())
     }
+}
+
+/// Where to listen who is told to at this address, what is possible first: all of a machine, `[::]`, is all of version 4 where its kernel has
+/// no version 6.
+#[must_use]
+pub fn listening_at(address: SocketAddr) -> Vec<SocketAddr> {
+    let is_all = address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+    let version_4 = is_all.then(|| SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port()));
+    std::iter::once(address).chain(version_4).collect()
 }
 
 impl fmt::Display for Address {
@@ -105,6 +115,13 @@ mod tests {
         ] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
+    }
+
+    #[test]
+    fn all_of_a_machine_is_all_of_version_4_where_there_is_no_other() {
+        let at = |text: &str| listening_at(text.parse().unwrap()).iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(at("[::]:7000"), ["[::]:7000", "0.0.0.0:7000"]);
+        assert_eq!((at("[::1]:1"), at("0.0.0.0:2")), (vec!["[::1]:1".to_owned()], vec!["0.0.0.0:2".to_owned()]));
     }
 
     #[test]

@@ -36,7 +36,7 @@ mod tensor;
 pub mod tls;
 pub mod transport;
 
-pub use address::Address;
+pub use address::{Address, listening_at};
 pub use codec::{
     DecodedFrame, Frame, FrameDecoder, FrameRole, HEADER_BYTES, Header, Limits, Malformed, PROTOCOL_VERSION,
     decode_frame, encode_frame,

@@ -567,6 +567,20 @@ async fn who_is_no_process_in_particular_is_not_the_one_meant() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_of_a_machine_is_reached_by_either_version_of_its_addresses() {
+    for rig in [Rig::tcp(WIDE), Rig::tls(WIDE)] {
+        let rig = Rig { bind: "tcp://[::]:0".parse().unwrap(), ..rig };
+        let serving = rig.serve();
+        let Address::Tcp { port, .. } = *serving.address() else { panic!("not over TCP") };
+        let has_version_6 = TcpListener::bind("[::1]:0").is_ok();
+        for host in ["127.0.0.1", "::1"].into_iter().take(1 + usize::from(has_version_6)) {
+            let channel = rig.transport.connect(&Address::tcp(host, port)).unwrap();
+            assert_eq!(channel.call(Frame::new(ECHO, "by"), SOON).await.unwrap(), Frame::new(ECHO, "by"), "{host}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_beyond_the_bound_wait_until_another_ends() {
     let counters = WireCounters::unregistered(kind_name).unwrap();
     let config = TcpConfig { max_connections: 1, ..TcpConfig::default() };

@@ -659,7 +659,7 @@ fn fails(paths: &Paths) -> Result<(), String> {
         ("no-text", no_text, "Failed", "InvalidSpec", "env[0].value"),
         ("bad-input", missing, "Failed", "BadInput", "missing.csv"),
         ("no-secret", secret, "Stalled", "ContainerConfigError", "nobody-made-it"),
-        ("no-node", no_node, "Stalled", "Unschedulable", "nodeSelector"),
+        ("no-node", no_node, "Reconciling", "Unschedulable", "nodeSelector"),
         ("refused", no_source, "Stalled", "ObjectRefused", "StatefulSet"),
         ("too-late", quick, "Failed", "DeadlineExceeded", "activeDeadlineSeconds"),
         ("no-memory", no_memory, "Failed", "RestartsExhausted", "memory"),

@@ -241,9 +241,10 @@ fn container(plan: &Plan<'_>, role: Role) -> Container {
             capabilities: Some(Capabilities { drop: Some(vec!["ALL".to_owned()]), add: None }),
             ..SecurityContext::default()
         }),
-        readiness_probe: Some(Probe { period_seconds: Some(5), failure_threshold: Some(3), ..healthy(3) }),
+        // While one of a role does not take part yet, a drain leaves the others alone.
+        readiness_probe: Some(Probe { period_seconds: Some(5), failure_threshold: Some(3), ..answers("/readyz", 3) }),
         // A process that computes on every core may be slow to answer; only one that is stuck is ended.
-        liveness_probe: Some(Probe { period_seconds: Some(20), failure_threshold: Some(9), ..healthy(10) }),
+        liveness_probe: Some(Probe { period_seconds: Some(20), failure_threshold: Some(9), ..answers("/healthz", 10) }),
         // A role that ends says why in its last lines, and they are the message that the operator shows.
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         ..Container::default()
@@ -257,7 +258,7 @@ fn arguments(plan: &Plan<'_>, role: Role) -> Vec<String> {
     match role {
         Role::Coordinator => arguments.extend([
             "--json".to_owned(),
-            format!("--control=0.0.0.0:{CONTROL_PORT}"),
+            format!("--control=[::]:{CONTROL_PORT}"),
             // All attempts of a job are one run, which goes on from its own checkpoints.
             format!("--run={}", plan.job.metadata.uid.as_deref().unwrap_or_default()),
         ]),
@@ -270,8 +271,8 @@ fn arguments(plan: &Plan<'_>, role: Role) -> Vec<String> {
             ]);
         }
     }
-    arguments.push(format!("--bind=tcp://0.0.0.0:{MEMBER_PORT}"));
-    arguments.push(format!("--metrics=0.0.0.0:{METRICS_PORT}"));
+    arguments.push(format!("--bind=tcp://[::]:{MEMBER_PORT}"));
+    arguments.push(format!("--metrics=[::]:{METRICS_PORT}"));
     if plan.certificate.is_some() {
         arguments.push(format!("--tls={CERTIFICATE_FOLDER}"));
     }
@@ -352,10 +353,10 @@ fn mount(name: &str, path: &str, read_only: bool) -> VolumeMount {
     }
 }
 
-fn healthy(timeout_seconds: i32) -> Probe {
+fn answers(path: &str, timeout_seconds: i32) -> Probe {
     Probe {
         http_get: Some(HTTPGetAction {
-            path: Some("/healthz".to_owned()),
+            path: Some(path.to_owned()),
             port: IntOrString::String("metrics".to_owned()),
             ..HTTPGetAction::default()
         }),

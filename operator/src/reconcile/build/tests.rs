@@ -76,6 +76,7 @@ impl Fixture {
             ask_mode: None,
             ask_members: Vec::new(),
             ask_rebalance: None,
+            ask_save: false,
             problem: None,
             delete: false,
             look_again: None,
@@ -206,8 +207,8 @@ fn a_role_is_told_who_it_is_and_where_the_coordinator_is() {
             "--index=$(RECTRAIN_INDEX)",
             "--coordinator=tcp://clicks-coordinator-0.clicks-coordinator.ads.svc:7000",
             "--advertise=tcp://$(POD_NAME).clicks-ps.ads.svc:7000",
-            "--bind=tcp://0.0.0.0:7000",
-            "--metrics=0.0.0.0:9090",
+            "--bind=tcp://[::]:7000",
+            "--metrics=[::]:9090",
             "--tls=/etc/rectrain-certificate",
         ])
     );
@@ -219,10 +220,10 @@ fn a_role_is_told_who_it_is_and_where_the_coordinator_is() {
             "--log=json",
             "--stay",
             "--json",
-            "--control=0.0.0.0:7001",
+            "--control=[::]:7001",
             "--run=job-uid",
-            "--bind=tcp://0.0.0.0:7000",
-            "--metrics=0.0.0.0:9090",
+            "--bind=tcp://[::]:7000",
+            "--metrics=[::]:9090",
             "--tls=/etc/rectrain-certificate",
         ])
     );

@@ -97,6 +97,10 @@ pub struct Scripts {
     pub asked_members: Vec<(Role, u32)>,
     /// What they were asked to spread anew, whether or not they had already.
     pub asked_rebalances: Vec<Rebalance>,
+    /// How often one was asked for a checkpoint.
+    pub asked_saves: usize,
+    /// What becomes of that; without one it never ends.
+    pub saved: Option<Result<String, String>>,
     /// By pod and its restarts, what that was decided at last.
     slots_decided: HashMap<String, u64>,
     /// And why.
@@ -423,6 +427,15 @@ impl AskCoordinator for ScriptedCoordinators {
         Box::pin(std::future::ready(answer))
     }
 
+    fn save<'a>(&'a self, _: &'a Whereabouts) -> BoxFuture<'a, Result<String, String>> {
+        let mut scripts = self.0.lock().unwrap();
+        scripts.asked_saves += 1;
+        match scripts.saved.clone() {
+            Some(saved) => Box::pin(std::future::ready(saved)),
+            None => Box::pin(std::future::pending()),
+        }
+    }
+
     fn rebalance<'a>(
         &'a self,
         at: &'a Whereabouts,
@@ -449,6 +462,7 @@ fn report(stage: Stage, step: u64) -> Report {
     Report {
         idle_seconds: None,
         slots_decided_seconds: 0,
+        missing: Vec::new(),
         stage,
         // Those of the coordinator's pod are put in their place.
         mode: None,

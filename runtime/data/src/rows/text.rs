@@ -27,18 +27,24 @@ pub(crate) struct TextFile {
 }
 
 impl TextFile {
-    /// Reads the beginning of the file and finds the columns in it.
+    /// Reads the beginning of the file and finds the columns in it; `None` where there is not even a header.
     pub(crate) fn open(
         file: SourceFile,
         format: CsvFormat,
         schema: &Schema,
         time: Option<&str>,
-    ) -> Result<Self, DataError> {
+    ) -> Result<Option<Self>, DataError> {
+        if file.size == 0 {
+            return Ok(None);
+        }
         let head = Head::read(&file, &format)?;
+        if head.records == 0 {
+            return Ok(None);
+        }
         let names = head.names(&file, &format)?;
         let layout = Layout::bind(&file.name, names, schema, time)?;
         let estimated_rows = head.estimate(&format);
-        Ok(Self { file, format, layout, estimated_rows })
+        Ok(Some(Self { file, format, layout, estimated_rows }))
     }
 }
 
@@ -75,18 +81,13 @@ impl Head {
             buffer.truncate(length + read);
             let share = decoded.consumed() as f64 / file.size as f64;
             let head = Self::of(&buffer, format, whole, share).map_err(|line| unclosed_quote(file, line))?;
-            if head.records >= wanted {
+            if whole || head.records >= wanted {
                 return Ok(head);
             }
-            let name = file.name.clone();
-            match (whole, head.records) {
-                (true, 0) => return Err(DataError::Empty { file: name }),
-                (true, _) => return Err(DataError::NoRows { file: name }),
-                (false, _) if buffer.len() >= MAX_RECORD_BYTES => {
-                    return Err(DataError::RowTooLong { file: name, line: 1, limit: MAX_RECORD_BYTES });
-                }
-                (false, _) => piece = buffer.len(),
+            if buffer.len() >= MAX_RECORD_BYTES {
+                return Err(DataError::RowTooLong { file: file.name.clone(), line: 1, limit: MAX_RECORD_BYTES });
             }
+            piece = buffer.len();
         }
     }
 

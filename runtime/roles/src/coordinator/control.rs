@@ -9,8 +9,8 @@ use std::time::Duration;
 use futures::{Stream, StreamExt};
 use rectrain_proto::v1;
 use rectrain_proto::v1::control_server::{Control, ControlServer};
-use rectrain_wire::WireCounters;
 use rectrain_wire::tls::Credentials;
+use rectrain_wire::{WireCounters, listening_at};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::server::TlsStream;
 use tonic::{Request, Response, Status};
@@ -109,7 +109,7 @@ pub async fn serve_control(
     guard: Option<Guard>,
 ) -> Result<(SocketAddr, tokio::task::JoinHandle<()>), RoleError> {
     let cannot = |source| RoleError::System { attempt: format!("serve the control interface on {address}"), source };
-    let listener = TcpListener::bind(address).await.map_err(cannot)?;
+    let listener = TcpListener::bind(&listening_at(address)[..]).await.map_err(cannot)?;
     let bound = listener.local_addr().map_err(cannot)?;
     let server = tonic::transport::Server::builder().add_service(ControlService::server(coordinator));
     let serving = tokio::spawn(async move {

@@ -54,6 +54,11 @@ impl Crew {
         self.present.iter().cloned().collect()
     }
 
+    /// Who has not joined since the job began.
+    pub(super) fn absent(&self) -> impl Iterator<Item = u32> {
+        (0..).zip(&self.present).filter_map(|(index, place)| place.is_none().then_some(index))
+    }
+
     /// Who takes part.
     pub(super) fn present(&self) -> u32 {
         self.present.len() as u32
@@ -110,7 +115,9 @@ mod tests {
     #[test]
     fn members_take_part_when_all_have_come() {
         let mut crew = Crew::new(1);
+        assert!(crew.absent().eq([0]));
         assert_eq!((crew.all(), crew.join(0, "a"), crew.join(1, "b")), (None, Joined::Expected, Joined::Unexpected));
+        assert_eq!(crew.absent().count(), 0);
         assert!(crew.want(3).is_empty());
         assert_eq!((crew.join(2, "c"), crew.can_grow(), crew.missing()), (Joined::Expected, false, 1));
         assert_eq!((crew.join(1, "b"), crew.can_grow()), (Joined::Expected, true));

@@ -105,6 +105,11 @@ impl Servers {
         self.in_map.values().cloned().collect()
     }
 
+    /// Who has not joined since the job began.
+    pub(super) fn absent(&self) -> impl Iterator<Item = u32> {
+        self.in_map.iter().filter_map(|(server, place)| place.is_none().then_some(*server))
+    }
+
     /// Those in the map.
     pub(super) fn present(&self) -> u32 {
         self.in_map.len() as u32

@@ -37,6 +37,7 @@ use crate::message::{self, Request};
 use crate::metrics::DenseWorkerMetrics;
 use crate::placement::{Directory, Placement};
 use crate::plan::JobPlan;
+use crate::takes_part::TakesPart;
 
 /// Whom a dense worker calls.
 pub(crate) struct DensePeers {
@@ -46,6 +47,8 @@ pub(crate) struct DensePeers {
     pub(crate) embedding_workers: Arc<EmbeddingWorkers>,
     /// The next dense worker around the ring; none if there is only one.
     pub(crate) next: Option<Channel>,
+    /// Told when this worker takes part.
+    pub(crate) takes_part: TakesPart,
 }
 
 /// The service half; see the module's text.

@@ -111,6 +111,10 @@ impl Trainer {
             if order.joins || order.mends {
                 self.mend()?;
             }
+            if !matches!(kind, Kind::Wait(_)) {
+                // It has the parameters, or is about to be told where they are.
+                self.peers.takes_part.begin();
+            }
             let started = Instant::now();
             match kind {
                 Kind::Wait(_) => continue,

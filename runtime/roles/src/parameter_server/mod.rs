@@ -38,6 +38,7 @@ use crate::error::RoleError;
 use crate::message::{self, Request};
 use crate::metrics::PsMetrics;
 use crate::plan::{JobPlan, TrainingMode};
+use crate::takes_part::TakesPart;
 
 /// Slots that are digested at a time, of each of which the rows are copied.
 const DIGESTS: usize = 4;
@@ -116,6 +117,8 @@ pub struct ParameterServer {
     is_new: AtomicBool,
     group_dims: Vec<usize>,
     order: Mutex<Order>,
+    /// From its first mode on.
+    takes_part: TakesPart,
     /// The mode and where it began, to know a repeated message by.
     began: Mutex<Option<(TrainingMode, Boundary)>>,
     partition: Arc<RwLock<Partition>>,
@@ -151,6 +154,7 @@ impl ParameterServer {
             is_new: AtomicBool::new(true),
             group_dims: plan.layout.group_dims.clone(),
             order: Mutex::new(Order::None),
+            takes_part: TakesPart::default(),
             began: Mutex::new(None),
             partition: Arc::default(),
             answered: Mutex::new(Answered::of(plan.pieces())),
@@ -161,6 +165,16 @@ impl ParameterServer {
             server.go_on(left)?;
         }
         Ok(server)
+    }
+
+    /// It is to tell when it takes part.
+    #[must_use]
+    pub(crate) fn telling(mut self, takes_part: TakesPart) -> Self {
+        if !self.is_new.load(Ordering::Acquire) {
+            takes_part.begin();
+        }
+        self.takes_part = takes_part;
+        self
     }
 
     /// Others reach this server at `address`.
@@ -257,6 +271,7 @@ impl ParameterServer {
         self.lock_answered().forget_all();
         *self.lock_order() = order;
         *began = Some((mode, at));
+        self.takes_part.begin();
         Ok(message::done::<v1::BeginMode>())
     }
 

@@ -13,7 +13,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use super::stream::{FrameReader, Queued, ReadError, Stream, write_all};
 use super::{TcpConfig, process, tune};
-use crate::address::Address;
+use crate::address::{Address, listening_at};
 use crate::codec::{DecodedFrame, Frame, FrameRole, Limits, Malformed, Outgoing};
 use crate::error::{Refusal, RefusalCode, WireError};
 use crate::metrics::WireCounters;
@@ -92,7 +92,7 @@ impl Drop for TcpServing {
 }
 
 fn bind(endpoint: (&str, u16)) -> std::io::Result<(TcpListener, u16)> {
-    let addresses: Vec<_> = endpoint.to_socket_addrs()?.collect();
+    let addresses: Vec<_> = endpoint.to_socket_addrs()?.flat_map(listening_at).collect();
     let listener = StdListener::bind(&addresses[..])?;
     listener.set_nonblocking(true)?;
     let port = listener.local_addr()?.port();

@@ -368,6 +368,16 @@ impl State {
         Ok(roster)
     }
 
+    /// Those who have not joined since the job began, `most` at most.
+    pub(super) fn missing(&self, most: usize) -> Vec<String> {
+        let of = |role: Role, index: u32| format!("{} {index}", role.name());
+        let servers = self.servers.absent().map(|index| of(Role::Ps, index));
+        let embedding_workers = self.embedding_workers.absent().map(|index| of(Role::EmbeddingWorker, index));
+        let dense_workers = self.dense_workers.absent().map(|index| of(Role::DenseWorker, index));
+        let loaders = self.loaders.absent().map(|index| of(Role::Loader, index));
+        servers.chain(embedding_workers).chain(dense_workers).chain(loaders).take(most).collect()
+    }
+
     /// After every change: what follows from where training stands. Gives what there is to tell.
     pub(in crate::coordinator) fn follow_training(&mut self) -> Vec<JobEvent> {
         self.regroup_dense_workers();

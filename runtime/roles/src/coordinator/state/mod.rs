@@ -243,9 +243,12 @@ impl State {
         Ok(horizon.map(|(until, last)| v1::Horizon { until, last, turns: self.turns.write() }))
     }
 
-    /// The first failure is the one that is told.
+    /// The first failure is the one that is told. What fails behind the last step has not cost the model.
     pub(super) fn fail(&mut self, message: String, user_error: bool) {
-        self.failure.get_or_insert((message, user_error));
+        if self.failure.is_none() {
+            let saved = self.last_of_all().map(|name| format!(" (the trained model is in checkpoint {name})"));
+            self.failure = Some((message + &saved.unwrap_or_default(), user_error));
+        }
     }
 
     pub(super) fn end(&mut self) {

@@ -13,6 +13,9 @@ use crate::error::RoleError;
 use crate::events::{JobEvent, Summary};
 use crate::member::Role;
 
+/// Members that have not joined of whom the status tells.
+const MOST_MISSING: usize = 10;
+
 /// What is known when training has ended.
 pub(in crate::coordinator) struct Trained {
     pub(in crate::coordinator) dense_digest: Vec<u8>,
@@ -178,6 +181,7 @@ impl State {
             last_checkpoint_step: self.last_checkpoint_step().unwrap_or(0),
             idle_seconds: Some(self.progressed.elapsed().as_secs_f64()),
             slots_decided_seconds: self.slots_decided_seconds,
+            missing: self.missing(MOST_MISSING),
         }
     }
 
@@ -191,9 +195,10 @@ impl State {
         self.last_checkpoint.as_ref().map(|(_, step)| *step)
     }
 
-    /// The name of the checkpoint of the end, once training has ended.
+    /// The name of the checkpoint of the end, once it exists.
     pub(in crate::coordinator) fn last_of_all(&self) -> Option<String> {
-        self.last_checkpoint.as_ref().filter(|_| self.training.ended()).map(|(name, _)| name.clone())
+        let has_all = self.training.ended() || self.training.end_is_saved();
+        self.last_checkpoint.as_ref().filter(|_| has_all).map(|(name, _)| name.clone())
     }
 
     /// Global batches that are trained.

@@ -160,7 +160,7 @@ enum SaveStep {
     Freezing,
     /// They have, or the checkpoint is given up.
     Frozen,
-    /// It exists.
+    /// The one of the end exists.
     Written,
 }
 
@@ -581,7 +581,7 @@ impl Training {
                 Stage::Resting => self.decide_at_rest()?,
                 Stage::Restoring => self.order.number > 0 && self.all_done() && self.after_restore(),
                 Stage::Evaluating => self.all_done() && self.after_evaluation()?,
-                Stage::Saving => self.is_saved()? && self.all_done() && self.leave_rest()?,
+                Stage::Saving => self.is_saved()? && self.all_done() && self.after_save()?,
                 Stage::Joining => self.all_done() && self.flip_or_move(self.boundary()?)?,
                 Stage::Sharing => self.all_done() && self.take_in_workers()?,
                 Stage::Gathering => self.all_done() && self.flip(),

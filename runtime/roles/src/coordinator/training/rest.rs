@@ -1,5 +1,6 @@
 //! Training at rest, at a global-step boundary: what is due there in its order (an evaluation, a checkpoint, dense workers that join or leave, a
-//! flip of the slot map), and the way into the mode in which it goes on.
+//! flip of the slot map), and the way into the mode in which it goes on. At the end the checkpoint comes first: what the test shows, or bad rows
+//! in its files, lose no model.
 
 use rectrain_modes::Rank;
 use rectrain_modes::gba::{Answers, Boundary, Server, SwitchPhase};
@@ -120,7 +121,7 @@ impl Training {
         Ok(())
     }
 
-    /// At rest: predict if that is due.
+    /// At rest: predict if that is due, or save the model of the end.
     pub(super) fn decide_at_rest(&mut self) -> Result<bool, RoleError> {
         let at = self.boundary()?;
         let due = self.evaluation_due().is_some_and(|due| due <= self.granted);
@@ -128,10 +129,24 @@ impl Training {
             // Whether there is a next slice is not known yet.
             return Ok(false);
         }
-        let evaluate = if self.is_at_end(at) { !self.plan.tests_on_the_next_slice } else { due };
-        if !(self.plan.evaluates && evaluate) {
-            return self.after_evaluation();
+        match (self.is_at_end(at), self.plan.saves) {
+            (true, true) => self.begin_save(at, true),
+            (true, false) => self.test_the_end(at),
+            (false, _) if due && self.plan.evaluates => self.begin_evaluation(at),
+            (false, _) => self.after_evaluation(),
         }
+    }
+
+    /// The last evaluation, if there is one behind the last row.
+    fn test_the_end(&mut self, at: Boundary) -> Result<bool, RoleError> {
+        if self.plan.evaluates && !self.plan.tests_on_the_next_slice {
+            self.begin_evaluation(at)
+        } else {
+            self.leave_rest()
+        }
+    }
+
+    fn begin_evaluation(&mut self, at: Boundary) -> Result<bool, RoleError> {
         self.evaluated_through = self.granted;
         self.evaluation_to_begin = Some(at.step);
         self.give(at, Kind::Evaluate(v1::Evaluate { read: !self.mode.has_barrier() }));
@@ -147,11 +162,26 @@ impl Training {
     /// At rest: save a checkpoint if that is due.
     pub(super) fn after_evaluation(&mut self) -> Result<bool, RoleError> {
         let at = self.boundary()?;
-        let last = self.is_at_end(at);
         let due = self.save_due().is_some_and(|due| due <= self.granted) && self.saved_through < self.granted;
-        if !self.plan.saves || !(last || due || self.save_wanted) {
-            return self.leave_rest();
+        if self.plan.saves && (due || self.save_wanted) && !self.is_at_end(at) {
+            self.begin_save(at, false)
+        } else {
+            self.leave_rest()
         }
+    }
+
+    /// At rest: a checkpoint is fixed, or exists.
+    pub(super) fn after_save(&mut self) -> Result<bool, RoleError> {
+        let at = self.boundary()?;
+        if self.is_at_end(at) { self.test_the_end(at) } else { self.leave_rest() }
+    }
+
+    /// Whether the checkpoint of the end exists.
+    pub(in crate::coordinator) fn end_is_saved(&self) -> bool {
+        self.save == SaveStep::Written
+    }
+
+    fn begin_save(&mut self, at: Boundary, last: bool) -> Result<bool, RoleError> {
         self.saved_through = self.granted;
         self.save_wanted = false;
         self.save = SaveStep::Freezing;
