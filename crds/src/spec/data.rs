@@ -28,8 +28,9 @@ pub enum DataFormat {
 #[serde(rename_all = "camelCase")]
 pub struct PathsSpec {
     /// Files, in the order in which they are read: local paths (relative to where `rectrain` runs), or gs:// and s3:// URLs.
-    /// Globs (`*`, `?`, `[…]`, `**`) are read in the order of the names they match. No file may be found twice, nor both to
-    /// train and to test on. Every loader lists them when it starts, and must find what the first has found, or the job ends; one
+    /// Globs (`*`, `?`, `[…]`, `**`) are read in the order of the names they match; hidden files, and what is in folders whose names
+    /// begin with `.` or `_`, only by a pattern that names such. Files without rows are passed over, if others have some. No file may be
+    /// found twice, nor both to train and to test on. Every loader lists them when it starts, and must find what the first has found, or the job ends; one
     /// that goes on from a checkpoint must find what it was trained on. So name the files of a day, not the folder that those of
     /// the next come into. At least one, at most 1,024. Required.
     #[schemars(length(min = 1, max = 1024), inner(length(min = 1, max = 1024)))]

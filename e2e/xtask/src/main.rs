@@ -177,8 +177,11 @@ fn built(name: &str) -> Result<PathBuf, String> {
 
 /// Runs cargo in the workspace; `hint` says what to do if it fails.
 fn cargo(arguments: &[&str], hint: &str) -> Result<(), String> {
-    let shown = format!("cargo {}", arguments.join(" "));
-    eprintln!("xtask: {shown}");
+    run_cargo(cargo_command(), arguments, hint)
+}
+
+/// In the workspace, without arguments.
+fn cargo_command() -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut cargo = Command::new(cargo);
     // What cargo says of this program when it runs it is not true of what is built: crates that look at it would be built anew each time.
@@ -187,9 +190,15 @@ fn cargo(arguments: &[&str], hint: &str) -> Result<(), String> {
             cargo.env_remove(&name);
         }
     }
+    cargo.current_dir(workspace());
+    cargo
+}
+
+fn run_cargo(mut cargo: Command, arguments: &[&str], hint: &str) -> Result<(), String> {
+    let shown = format!("cargo {}", arguments.join(" "));
+    eprintln!("xtask: {shown}");
     let status = cargo
         .args(arguments)
-        .current_dir(workspace())
         .status()
         .map_err(|error| format!("cannot run `{shown}`: {error}; install Rust with rustup"))?;
     if status.success() { Ok(()) } else { Err(format!("`{shown}` failed: {hint}")) }

@@ -222,11 +222,43 @@ async fn drains_are_not_counted_among_the_crashes() {
 }
 
 fn put_out(world: &World) {
+    put_out_pod(world, "clicks-ps-0");
+}
+
+fn put_out_pod(world: &World, name: &str) {
     let mut api = world.api();
-    if let Some(pod) = api.get_mut("pods", "clicks-ps-0") {
+    if let Some(pod) = api.get_mut("pods", name) {
         let conditions = pod["status"]["conditions"].as_array_mut().unwrap();
         conditions.push(json!({"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}));
-        api.touch("pods", "clicks-ps-0");
+        api.touch("pods", name);
+    }
+}
+
+/// Its successor knows nothing of the attempt, and refuses all members, whose containers start again: not for a fault of the job's.
+#[tokio::test]
+async fn a_coordinator_that_made_way_takes_the_attempt_with_it_and_no_restart() {
+    for makes_way in [true, false] {
+        let manifest = format!("{MANIFEST}  faultTolerance: {{maxRestarts: 1, backoffSeconds: 1}}\n");
+        let world = World::new(&manifest, vec![vec![live(Stage::Training, 1); 50]]);
+        while world.phase() != Some(Phase::Training) {
+            world.settle().await;
+            world.tick();
+        }
+        if makes_way {
+            put_out_pod(&world, "clicks-coordinator-0");
+        }
+        world.settle().await;
+        world.api().remove("pods", "clicks-coordinator-0");
+        world.settle().await;
+        world.tick();
+        world.settle().await;
+        for _ in 0..4 {
+            world.tick();
+            world.settle().await;
+        }
+        let status = world.job().status.unwrap();
+        assert_eq!((status.attempt.unwrap().number, status.restarts), (1 + u32::from(makes_way), Some(0)));
+        assert_eq!(world.phase(), Some(Phase::Training));
     }
 }
 

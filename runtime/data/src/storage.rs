@@ -65,7 +65,8 @@ impl SourceFile {
     /// The bytes of the file from its beginning.
     pub(crate) fn open(&self, stop: &Stop) -> io::Result<Box<dyn Read + Send>> {
         Ok(match &self.place {
-            FilePlace::Local(path) => Box::new(File::open(path)?),
+            // What is added meanwhile is another run's.
+            FilePlace::Local(path) => Box::new(File::open(path)?.take(self.size)),
             FilePlace::Object(object) => Box::new(ObjectReader {
                 object: object.clone(),
                 size: self.size,
@@ -239,6 +240,21 @@ fn is_glob(path: &str) -> bool {
     path.contains(['*', '?', '['])
 }
 
+/// Whether a path that a pattern matches is meant by it: not what is hidden, and not what a folder has whose name begins with `_`, where
+/// writers keep what is not finished, or is no data. Unless the pattern names such a one.
+fn is_meant(pattern: &str, path: &str) -> bool {
+    let mut names: Vec<&str> = path.split('/').collect();
+    let file = names.pop().unwrap_or_default();
+    let named = |name: &&str| pattern.split('/').any(|part| part == *name);
+    let names_such = |start: char| pattern.split('/').any(|part| part.starts_with(start) && is_glob(part));
+    let is_left_out = |name: &str, start: char| name.starts_with(start) && !names_such(start) && !named(&name);
+    let is_folder_left_out = |name: &&str| {
+        let is_relative = matches!(*name, "." | "..");
+        !is_relative && (is_left_out(name, '.') || is_left_out(name, '_'))
+    };
+    !is_left_out(file, '.') && !names.iter().any(is_folder_left_out)
+}
+
 fn local_files(path: &str) -> Result<Vec<SourceFile>, DataError> {
     if !is_glob(path) || Path::new(path).exists() {
         return Ok(vec![local_file(PathBuf::from(path))?]);
@@ -248,7 +264,7 @@ fn local_files(path: &str) -> Result<Vec<SourceFile>, DataError> {
     for entry in matches {
         let entry =
             entry.map_err(|error| DataError::Io { action: "list", file: path.to_owned(), source: error.into() })?;
-        if !entry.is_dir() {
+        if !entry.is_dir() && is_meant(path, &entry.to_string_lossy()) {
             found.push(entry);
         }
     }
@@ -335,7 +351,7 @@ fn matching_objects(store: &Arc<dyn ObjectStore>, name: &str, key: &str) -> Resu
     let first = key.find(['*', '?', '[']).unwrap_or(key.len());
     let folder = &key[..key[..first].rfind('/').map_or(0, |slash| slash + 1)];
     let mut found = list(store, name, object_path(name, folder.trim_end_matches('/'))?)?;
-    found.retain(|meta| pattern.matches_with(meta.location.as_ref(), options));
+    found.retain(|meta| pattern.matches_with(meta.location.as_ref(), options) && is_meant(key, meta.location.as_ref()));
     found.sort_by(|a, b| a.location.cmp(&b.location));
     if found.is_empty() {
         return Err(DataError::NoMatch { pattern: name.to_owned() });
@@ -346,6 +362,23 @@ fn matching_objects(store: &Arc<dyn ObjectStore>, name: &str, key: &str) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_hidden_or_not_finished_is_meant_by_no_pattern_that_does_not_name_it() {
+        for (pattern, path, is_it) in [
+            ("data/**/*.csv", "data/a/b.csv", true),
+            ("data/**/*.csv", "data/.ipynb_checkpoints/b.csv", false),
+            ("data/**/*.csv", "data/a/.b.csv", false),
+            ("data/**/*.parquet", "data/_temporary/0/part-1.parquet", false),
+            ("data/*.csv", "data/_rest.csv", true),
+            ("/root/.cache/_raw/*.csv", "/root/.cache/_raw/a.csv", true),
+            ("../data/*/a.csv", "../data/b/a.csv", true),
+            ("data/_day=*/a.csv", "data/_day=1/a.csv", true),
+            ("data/.*", "data/.a.csv", true),
+        ] {
+            assert_eq!(is_meant(pattern, path), is_it, "{pattern}: {path}");
+        }
+    }
 
     #[test]
     fn a_bucket_is_one_by_whichever_scheme() {

@@ -215,6 +215,7 @@ fn every_kind(folder: &Folder, rows: &[Row]) -> Vec<(&'static str, SourceConfig)
     folder.put("pieces/aa.csv", "");
     folder.put("pieces/c.csv.gz", gzip(b""));
     folder.put("pieces/d.csv", "");
+    folder.put("pieces/.b.csv", csv(second));
     folder.put("groups/1.parquet", parquet(first, 4));
     folder.put("groups/2.parquet", parquet(second, 1000));
     for empty in ["0", "1a", "3"] {

@@ -106,7 +106,8 @@ impl Accelerator {
         self.floats(logits, during)
     }
 
-    /// One update of all parameters. It is queued on the device; a failure of it shows at what is read next.
+    /// One update of all parameters. It is queued on the device, where nothing of it waits for the next step; a failure of it shows at what is read
+    /// next.
     pub(crate) fn apply(&mut self, rule: Rule, during: &str) -> Result<(), DenseError> {
         self.gradients.on_device(during)?;
         self.optimizer_state.on_device(during)?;
@@ -132,7 +133,7 @@ impl Accelerator {
         })?;
         self.parameters.set(updated);
         self.optimizer_state.set(state);
-        Ok(())
+        guarded(&self.name, during, || self.device.flush().map_err(|error| error.to_string()))
     }
 
     pub(crate) fn memory(&self) -> Option<DeviceMemory> {

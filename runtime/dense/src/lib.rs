@@ -24,7 +24,7 @@ mod reference;
 mod tower;
 mod workers;
 
-pub use device::{ComputeDevice, DeviceMemory, GPU_SUPPORT, Gpu, gpus};
+pub use device::{ComputeDevice, DeviceMemory, GPU_SUPPORT, Gpu, gpu_count, gpus};
 pub use error::DenseError;
 pub use layout::{Initializer, ParameterEntry, ParameterLayout};
 pub use model::{CrossStructure, Model, ModelConfig, ModelKind};

@@ -580,10 +580,12 @@ mod tests {
 
     /// Compares one training step, on the CPU and on a device, with finite differences of the reference.
     fn check_step(config: ModelConfig, samples: usize, dropout: DropoutKey) {
+        // A GPU's tensor cores round to TF32.
+        let is_exact = slack() <= 1.0;
         for (slack, tower) in [
             (1.0, tower(config.clone())),
             (BF16_SLACK, clear_of_kinks(bf16_tower(config.clone()))),
-            (slack(), on_device(config.clone())),
+            (slack(), if is_exact { on_device(config.clone()) } else { clear_of_kinks(on_device(config.clone())) }),
         ] {
             check_step_of(moved(tower), slack, config.clone(), samples, dropout);
         }

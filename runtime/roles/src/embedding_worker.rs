@@ -48,28 +48,44 @@ struct Held {
 struct Positions {
     train: u64,
     evaluation: Option<GlobalStep>,
-    evaluated: u64,
+    /// By piece of a batch: the batch that was asked for last. Each is one dense worker's, and they are not alike fast.
+    evaluated: HashMap<u32, u64>,
 }
 
 impl Positions {
-    fn admits(&self, position: BatchPosition, window: u64) -> bool {
-        match position {
+    fn admits(&self, key: BatchKey, window: u64) -> bool {
+        match key.position {
             BatchPosition::Train(number) => number < self.train + window,
+            // Nobody asks for it any more.
+            BatchPosition::Evaluation { at_step, .. } if self.evaluation > Some(at_step) => true,
             BatchPosition::Evaluation { at_step, number } => {
-                number < window + if self.evaluation == Some(at_step) { self.evaluated } else { 0 }
+                // Whoever has predicted its pieces asks for none of them of an embedding worker that has come since.
+                let evaluated = self.evaluated.get(&key.piece).or_else(|| self.evaluated.values().max());
+                number < window + evaluated.copied().filter(|_| self.evaluation == Some(at_step)).unwrap_or(0)
             }
         }
     }
 
-    fn move_to(&mut self, position: BatchPosition) {
-        match position {
+    /// This piece is asked for.
+    fn move_to(&mut self, key: BatchKey, window: u64) {
+        match key.position {
             BatchPosition::Train(number) => self.train = self.train.max(number),
             BatchPosition::Evaluation { at_step, number } => {
-                let evaluated = if self.evaluation == Some(at_step) { self.evaluated } else { 0 };
+                if self.evaluation != Some(at_step) {
+                    self.evaluated.clear();
+                }
                 self.evaluation = Some(at_step);
-                self.evaluated = evaluated.max(number);
+                let evaluated = self.evaluated.entry(key.piece).or_insert(number);
+                // Whoever has taken a dense worker's place begins at the beginning.
+                let begins_anew = number + 2 * window < *evaluated;
+                *evaluated = if begins_anew { number } else { number.max(*evaluated) };
             }
         }
+    }
+
+    /// Whether it is of an evaluation that another has followed.
+    fn is_over(&self, key: BatchKey) -> bool {
+        matches!(key.position, BatchPosition::Evaluation { at_step, .. } if self.evaluation > Some(at_step))
     }
 }
 
@@ -147,7 +163,7 @@ impl EmbeddingWorker {
         }
         // As long as training rests, be it for an evaluation of hours or for a worker whose node is still to come. Whether it
         // rests for too long is for those to say who watch the job's progress.
-        self.wait(|| self.lock_positions().admits(key.position, self.window).then_some(())).await;
+        self.wait(|| self.lock_positions().admits(key, self.window).then_some(())).await;
         let rest = tensors.split_off(ids);
         let layout = Arc::clone(&self.layout);
         let prepared = self.work("preparation of ids", move || prepare(samples, tensors, &layout)).await??;
@@ -156,6 +172,7 @@ impl EmbeddingWorker {
             Held { prepared, global_samples: request.global_samples, rest, is_evaluated: AtomicBool::new(false) };
         // It comes twice if a loader has died, or another embedding worker's answer to one was lost.
         if self.lock_finished().answer_to(key).is_none()
+            && !self.lock_positions().is_over(key)
             && let Entry::Vacant(place) = self.lock_batches().entry(key)
         {
             place.insert(Arc::new(held));
@@ -189,7 +206,7 @@ impl EmbeddingWorker {
         match key.position {
             BatchPosition::Evaluation { at_step, number } => {
                 held.is_evaluated.store(true, Ordering::Relaxed);
-                self.forget_evaluated(at_step, number);
+                self.forget_evaluated(at_step, number, key.piece);
             }
             BatchPosition::Train(number) => self.forget_before(number, request.step.is_some()),
         }
@@ -265,7 +282,7 @@ impl EmbeddingWorker {
 
     /// The piece; waits for it, and lets those up to it in. Another dense worker, which has died since, may have been faster.
     async fn piece(&self, message: &'static str, key: BatchKey) -> Result<Piece, RoleError> {
-        self.lock_positions().move_to(key.position);
+        self.lock_positions().move_to(key, self.window);
         self.changed.notify_waiters();
         let piece = self.until("the batch", || {
             let answer = self.lock_finished().answer_to(key).cloned().map(Piece::Answered);
@@ -439,24 +456,25 @@ impl EmbeddingWorker {
     /// Batch `number` of training has been asked for: what nobody will ask for any more goes.
     fn forget_before(&self, number: u64, has_barrier: bool) {
         let has_rows = |held: &Held| held.prepared.samples() > 0;
-        self.retain(|position, held| may_be_fetched(position, number, self.window, has_rows(held), has_barrier));
+        self.retain(|key, held| may_be_fetched(key.position, number, self.window, has_rows(held), has_barrier));
     }
 
-    /// Batch `number` of an evaluation has been fetched: those that were fetched long before it go, and those of earlier evaluations. Others
-    /// stay: another dense worker may be far behind.
-    fn forget_evaluated(&self, at_step: GlobalStep, number: u64) {
-        self.retain(|position, held| match position {
+    /// This piece of batch `number` of an evaluation has been fetched: those of it that were fetched long before go, and all of earlier evaluations.
+    /// Others stay: another dense worker may be far behind.
+    fn forget_evaluated(&self, at_step: GlobalStep, number: u64, piece: u32) {
+        self.retain(|key, held| match key.position {
             BatchPosition::Train(_) => true,
             BatchPosition::Evaluation { at_step: of, number: fetched } => {
-                !held.is_evaluated.load(Ordering::Relaxed) || (of == at_step && fetched + 2 * self.window >= number)
+                let is_gone = held.is_evaluated.load(Ordering::Relaxed) && fetched + 2 * self.window < number;
+                of == at_step && !(is_gone && key.piece == piece)
             }
         });
     }
 
-    fn retain(&self, stays: impl Fn(BatchPosition, &Held) -> bool) {
+    fn retain(&self, stays: impl Fn(BatchKey, &Held) -> bool) {
         let mut batches = self.lock_batches();
         let before = batches.len();
-        batches.retain(|key, held| stays(key.position, held));
+        batches.retain(|key, held| stays(*key, held));
         self.metrics.batches_in_flight.sub((before - batches.len()) as i64);
     }
 
@@ -646,6 +664,31 @@ mod tests {
         assert_eq!([91, 92, 120].map(|of| kept(of, false, false)), [false, true, true]);
         let evaluation = BatchPosition::Evaluation { at_step: GlobalStep(7), number: 1 };
         assert!(!may_be_fetched(evaluation, 100, 8, true, true));
+    }
+
+    #[test]
+    fn pieces_of_an_evaluation_come_as_far_as_their_own_dense_worker_is() {
+        let key = |at_step: u64, number: u64, piece: u32| BatchKey {
+            position: BatchPosition::Evaluation { at_step: GlobalStep(at_step), number },
+            piece,
+        };
+        let mut positions = Positions::default();
+        (0..1000).for_each(|number| positions.move_to(key(7, number, 0), 8));
+        positions.move_to(key(7, 5, 1), 8);
+        let admits = |positions: &Positions, number, piece| positions.admits(key(7, number, piece), 8);
+        // The last is asked for by nobody.
+        for (piece, most) in [(0, 1006), (1, 12), (2, 1006)] {
+            assert!(admits(&positions, most, piece) && !admits(&positions, most + 1, piece), "piece {piece}");
+        }
+        // A successor begins at the beginning, and what came late of the one before does no harm.
+        for number in [0, 999, 1, 2] {
+            positions.move_to(key(7, number, 0), 8);
+        }
+        assert_eq!([9, 10].map(|number| admits(&positions, number, 0)), [true, false]);
+        // Another evaluation: nobody asks for what was of this one, and whoever brings it is let go.
+        positions.move_to(key(9, 0, 0), 8);
+        assert!(positions.admits(key(7, 5000, 0), 8) && positions.is_over(key(7, 5000, 0)));
+        assert!(!positions.admits(key(9, 8, 0), 8) && !positions.is_over(key(9, 8, 0)));
     }
 
     #[test]

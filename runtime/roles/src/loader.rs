@@ -2,6 +2,7 @@
 //! pieces (local batches), and puts every piece with its ids, duplicates removed, at an embedding worker (Persia §4.1). It only
 //! calls others.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::pin::pin;
 use std::sync::Arc;
@@ -134,6 +135,51 @@ impl Only {
     }
 }
 
+/// Chunks of an evaluation that are to be read and sent again. All of the test data may be, so they are sent one at a time, in the order of the data;
+/// and besides, where the next one is not behind one that is being sent, that one: what that one waits for may be in it.
+#[derive(Default)]
+struct EvaluationRepeats {
+    /// By step of the evaluation, first batch, and a number of its own.
+    waiting: BTreeMap<(u64, u64, u64), v1::RepeatReply>,
+    /// The first batches of those that are being sent, by their numbers.
+    sending: BTreeMap<u64, u64>,
+    at_step: u64,
+    added: u64,
+    /// Behind a chunk that was sent.
+    reader: Option<ChunkReader>,
+}
+
+impl EvaluationRepeats {
+    /// Takes one in; says whether it is of another evaluation than those before, which are forgotten.
+    fn add(&mut self, (at_step, first_batch): (u64, u64), reply: v1::RepeatReply) -> bool {
+        let is_another = at_step > self.at_step;
+        if is_another {
+            self.waiting.clear();
+            self.sending.clear();
+            self.at_step = at_step;
+        }
+        self.added += 1;
+        self.waiting.insert((at_step, first_batch, self.added), reply);
+        is_another
+    }
+
+    /// The one to be sent now, if one is.
+    fn next(&mut self) -> Option<(u64, v1::RepeatReply, Option<ChunkReader>)> {
+        let (&(_, first_batch, number), _) = self.waiting.first_key_value()?;
+        if self.sending.values().any(|sent| *sent < first_batch) {
+            return None;
+        }
+        let (_, reply) = self.waiting.pop_first()?;
+        self.sending.insert(number, first_batch);
+        Some((number, reply, self.reader.take()))
+    }
+
+    fn ended(&mut self, number: u64, reader: Option<ChunkReader>) {
+        self.sending.remove(&number);
+        self.reader = reader;
+    }
+}
+
 impl ReadChunk {
     fn of(lease: &v1::ChunkLease, only: Only, rows: Batch) -> Result<Self, RoleError> {
         let first = BatchPosition::Train(lease.first_step);
@@ -250,22 +296,39 @@ impl Loader {
         self.peers.embedding_workers.follow(reported.embedding_worker_successions).await
     }
 
-    /// Reads and sends again what embedding workers or loaders that have died held. None waits for another: what one waits for may be
-    /// trained only after another has been sent.
+    /// Reads and sends again what embedding workers or loaders that have died held. None that is trained waits for another: what one waits for
+    /// may be trained only after another has been sent, and there are few. Test data is much: see [`EvaluationRepeats`].
     async fn repeat_what_was_lost(&self) -> Result<(), RoleError> {
-        let mut repeating = FuturesUnordered::new();
+        let (mut training, mut evaluating) = (FuturesUnordered::new(), FuturesUnordered::new());
+        let mut evaluation = EvaluationRepeats::default();
         let mut asking = Box::pin(self.ask_what_was_lost());
         loop {
             tokio::select! {
                 asked = &mut asking => {
                     let Some(reply) = asked? else { break };
-                    repeating.push(self.repeat(reply));
+                    match &reply.repeat {
+                        Some(Repeat::Evaluation(lease)) => {
+                            let place = (lease.at_step, lease.first_batch);
+                            if evaluation.add(place, reply) {
+                                // Nobody asks for anything of the evaluation before.
+                                evaluating.clear();
+                            }
+                        }
+                        _ => training.push(self.repeat(reply)),
+                    }
                     asking = Box::pin(self.ask_what_was_lost());
                 }
-                Some(repeated) = repeating.next() => repeated?,
+                Some(repeated) = training.next() => repeated?,
+                Some(repeated) = evaluating.next() => {
+                    let (number, reader) = repeated?;
+                    evaluation.ended(number, reader);
+                }
+            }
+            while let Some((number, reply, reader)) = evaluation.next() {
+                evaluating.push(self.repeat_for_evaluation(number, reply, reader));
             }
         }
-        while let Some(repeated) = repeating.next().await {
+        while let Some(repeated) = training.next().await {
             repeated?;
         }
         Ok(())
@@ -287,32 +350,41 @@ impl Loader {
     async fn repeat(&self, reply: v1::RepeatReply) -> Result<(), RoleError> {
         self.peers.embedding_workers.follow(reply.embedding_worker_successions).await?;
         let (only, is_reported) = (Only::of(&reply), !reply.report);
-        let chunk = match reply.repeat {
-            Some(Repeat::Chunk(lease)) => {
-                let dataset = self.train_data().await?;
-                let reader = dataset.reader(self.plan.read_one(self.plan.shuffle, lease.epoch))?;
-                let (_, rows, skipped) = self.read(reader, lease.chunk).await?;
-                if !is_reported {
-                    self.report(&lease, rows.as_ref(), skipped).await?;
-                }
-                rows.map(|rows| ReadChunk::of(&lease, only, rows)).transpose()?
-            }
-            Some(Repeat::Evaluation(lease)) => {
-                let Some(test) = &self.plan.test else { return Ok(()) };
-                let dataset = self.test_data(test).await?;
-                let reader = dataset.reader(self.plan.read_one(None, 0))?;
-                let (_, rows, skipped) = self.read(reader, lease.chunk).await?;
-                if !is_reported {
-                    self.report_for_evaluation(&lease, rows.as_ref(), skipped).await?;
-                }
-                rows.map(|rows| ReadChunk::for_evaluation(&lease, only, rows)).transpose()?
-            }
-            Some(Repeat::Finished(_) | Repeat::Wait(_)) | None => None,
-        };
-        match chunk {
-            Some(chunk) => self.send_chunk(chunk).await,
-            None => Ok(()),
+        let Some(Repeat::Chunk(lease)) = reply.repeat else { return Ok(()) };
+        let dataset = self.train_data().await?;
+        let reader = dataset.reader(self.plan.read_one(self.plan.shuffle, lease.epoch))?;
+        let (_, rows, skipped) = self.read(reader, lease.chunk).await?;
+        if !is_reported {
+            self.report(&lease, rows.as_ref(), skipped).await?;
         }
+        let Some(rows) = rows else { return Ok(()) };
+        self.send_chunk(ReadChunk::of(&lease, only, rows)?).await
+    }
+
+    /// With the reader of a chunk before it, if there is one. Gives the number back, and the reader.
+    async fn repeat_for_evaluation(
+        &self,
+        number: u64,
+        reply: v1::RepeatReply,
+        reader: Option<ChunkReader>,
+    ) -> Result<(u64, Option<ChunkReader>), RoleError> {
+        self.peers.embedding_workers.follow(reply.embedding_worker_successions).await?;
+        let (only, is_reported) = (Only::of(&reply), !reply.report);
+        let (Some(Repeat::Evaluation(lease)), Some(test)) = (reply.repeat, &self.plan.test) else {
+            return Ok((number, reader));
+        };
+        let reader = match reader {
+            Some(reader) => reader,
+            None => self.test_data(test).await?.reader(self.plan.read_one(None, 0))?,
+        };
+        let (reader, rows, skipped) = self.read(reader, lease.chunk).await?;
+        if !is_reported {
+            self.report_for_evaluation(&lease, rows.as_ref(), skipped).await?;
+        }
+        if let Some(rows) = rows {
+            self.send_chunk(ReadChunk::for_evaluation(&lease, only, rows)?).await?;
+        }
+        Ok((number, Some(reader)))
     }
 
     /// What is trained on. A part of many files takes long to open.
@@ -501,6 +573,31 @@ mod tests {
         );
         let manifest = rectrain_crds::load(&manifest, "t.yaml", &[]).unwrap();
         JobPlan::new(&manifest.resolved).unwrap()
+    }
+
+    #[test]
+    fn test_data_is_sent_again_one_chunk_at_a_time_and_what_is_before_it_besides() {
+        let mut repeats = EvaluationRepeats::default();
+        let add = |repeats: &mut EvaluationRepeats, place| repeats.add(place, v1::RepeatReply::default());
+        for first_batch in [0, 10, 20] {
+            assert_eq!(add(&mut repeats, (5, first_batch)), first_batch == 0);
+        }
+        let next = |repeats: &mut EvaluationRepeats| repeats.next().map(|(number, ..)| number);
+        assert_eq!((next(&mut repeats), next(&mut repeats)), (Some(1), None));
+        repeats.ended(1, None);
+        assert_eq!((next(&mut repeats), next(&mut repeats)), (Some(2), None));
+        // Of two embedding workers, each may lack what the other's dense workers wait for.
+        add(&mut repeats, (5, 10));
+        add(&mut repeats, (5, 0));
+        assert_eq!([(); 3].map(|()| next(&mut repeats)), [Some(5), None, None]);
+        repeats.ended(5, None);
+        assert_eq!((next(&mut repeats), next(&mut repeats)), (Some(4), None));
+        repeats.ended(4, None);
+        repeats.ended(2, None);
+        assert_eq!((next(&mut repeats), next(&mut repeats)), (Some(3), None));
+        // The next evaluation waits for nothing of this one.
+        assert!(add(&mut repeats, (9, 30)));
+        assert_eq!(next(&mut repeats), Some(6));
     }
 
     #[tokio::test]

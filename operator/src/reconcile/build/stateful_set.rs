@@ -302,7 +302,7 @@ fn environment(plan: &Plan<'_>, role: Role) -> Vec<EnvVar> {
         environment.push(value(kept.variable, kept.folder));
     }
     if gpus(plan, role) > 0 {
-        // Where compiled kernels are kept: the image's own folders cannot be written.
+        // Libraries of GPUs keep files in caches, and the image's own folders cannot be written.
         environment.push(value("XDG_CACHE_HOME", "/tmp"));
     }
     environment

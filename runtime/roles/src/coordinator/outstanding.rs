@@ -23,7 +23,20 @@ enum Place {
     Evaluation { at_step: GlobalStep, chunk: u64 },
 }
 
+/// How far all dense workers are with an evaluation: at which step, and the batch that one of them may still ask for.
+pub(super) type Predicted = BTreeMap<GlobalStep, u64>;
+
 impl Given {
+    /// Whether somebody may still ask for something of it; `batches`: those of a chunk, at most.
+    fn is_needed(&self, predicted: &Predicted, batches: u64) -> bool {
+        match self {
+            Self::Train { .. } => true,
+            Self::Evaluation { at_step, first_batch, .. } => {
+                predicted.get(at_step).is_none_or(|next| first_batch + batches > *next)
+            }
+        }
+    }
+
     fn place(&self) -> Place {
         match *self {
             Self::Train { lease: ChunkLease { epoch, chunk, .. }, .. } => Place::Train { epoch, chunk },
@@ -53,13 +66,20 @@ struct Chunk {
 }
 
 /// See the module's text.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Outstanding {
+    /// A chunk has so many at most.
+    batches: u64,
     chunks: BTreeMap<Place, Chunk>,
     repeats: VecDeque<Repeat>,
 }
 
 impl Outstanding {
+    /// Of chunks of so many batches at most.
+    pub(super) fn of_chunks(batches: u64) -> Self {
+        Self { batches, chunks: BTreeMap::new(), repeats: VecDeque::new() }
+    }
+
     /// `loader` reads and sends this chunk.
     pub(super) fn give(&mut self, given: Given, loader: u32) {
         let chunk = Chunk { given, loaders: BTreeSet::from([loader]), reported: false };
@@ -102,9 +122,9 @@ impl Outstanding {
     }
 
     /// A successor of this embedding worker is there, and holds nothing. What is not read yet will be sent to it anyway.
-    pub(super) fn embedding_worker_lost(&mut self, index: u32) -> usize {
-        let before = self.repeats.len();
-        let lost = self.chunks.values().filter(|chunk| chunk.reported);
+    pub(super) fn embedding_worker_lost(&mut self, index: u32, predicted: &Predicted) -> usize {
+        let (before, batches) = (self.repeats.len(), self.batches);
+        let lost = self.chunks.values().filter(|chunk| chunk.reported && chunk.given.is_needed(predicted, batches));
         self.repeats.extend(lost.map(|chunk| Repeat {
             given: chunk.given,
             embedding_worker: Some(index),
@@ -129,10 +149,13 @@ impl Outstanding {
     }
 
     /// A successor of this loader is there. Nobody knows how much of its chunks it had sent.
-    pub(super) fn loader_lost(&mut self, index: u32) -> usize {
-        let before = self.repeats.len();
+    pub(super) fn loader_lost(&mut self, index: u32, predicted: &Predicted) -> usize {
+        let (before, batches) = (self.repeats.len(), self.batches);
         for chunk in self.chunks.values_mut().filter(|chunk| chunk.loaders.contains(&index)) {
             chunk.loaders.remove(&index);
+            if chunk.reported && !chunk.given.is_needed(predicted, batches) {
+                continue;
+            }
             let repeat = Repeat { given: chunk.given, embedding_worker: None, pieces: None, report: !chunk.reported };
             self.repeats.push_back(repeat);
         }
@@ -180,10 +203,10 @@ mod tests {
 
     #[test]
     fn an_embedding_worker_gets_its_pieces_of_what_was_read_and_not_trained() {
-        let mut outstanding = Outstanding::default();
+        let mut outstanding = Outstanding::of_chunks(10);
         (0..4).for_each(|chunk| outstanding.give(train(chunk), 0));
         (0..3).for_each(|chunk| outstanding.read(0, chunk));
-        assert_eq!(outstanding.embedding_worker_lost(1), 3);
+        assert_eq!(outstanding.embedding_worker_lost(1, &Predicted::new()), 3);
         let found = repeats(&mut outstanding, 0, 14);
         let chunk = |repeat: &Repeat| match repeat.given {
             Given::Train { lease, skip } => (lease.chunk, skip),
@@ -196,22 +219,24 @@ mod tests {
 
     #[test]
     fn chunks_of_a_loader_that_died_are_sent_again_whole_and_reported_if_they_were_not() {
-        let mut outstanding = Outstanding::default();
+        let mut outstanding = Outstanding::of_chunks(10);
+        let predicted = Predicted::new();
         outstanding.give(train(0), 0);
         outstanding.give(train(1), 1);
         outstanding.give(train(2), 0);
         outstanding.read(0, 0);
-        assert_eq!(outstanding.loader_lost(0), 2);
+        assert_eq!(outstanding.loader_lost(0, &predicted), 2);
         let found = repeats(&mut outstanding, 1, 0);
         assert_eq!(found.iter().map(|repeat| repeat.report).collect::<Vec<_>>(), [false, true]);
         assert!(found.iter().all(|repeat| repeat.embedding_worker.is_none()));
         // Now they are the other one's.
-        assert_eq!((outstanding.loader_lost(0), outstanding.loader_lost(1)), (0, 3));
+        let lost = [0, 1].map(|loader| outstanding.loader_lost(loader, &predicted));
+        assert_eq!(lost, [0, 3]);
     }
 
     #[test]
     fn what_a_dense_worker_had_to_predict_is_sent_again_as_far_as_it_was_read() {
-        let mut outstanding = Outstanding::default();
+        let mut outstanding = Outstanding::of_chunks(10);
         let [before, at_step] = [GlobalStep(4), GlobalStep(5)];
         outstanding.give(train(0), 0);
         outstanding.read(0, 0);
@@ -228,13 +253,35 @@ mod tests {
 
     #[test]
     fn what_an_evaluation_needed_is_forgotten_with_it() {
-        let mut outstanding = Outstanding::default();
-        let at_step = GlobalStep(5);
+        let mut outstanding = Outstanding::of_chunks(10);
+        let (at_step, predicted) = (GlobalStep(5), Predicted::new());
         outstanding.give(Given::Evaluation { at_step, chunk: 0, first_batch: 0 }, 0);
         outstanding.read_for_evaluation(at_step, 0);
         outstanding.trained_before(u64::MAX);
-        assert_eq!(outstanding.embedding_worker_lost(0), 1);
+        assert_eq!(outstanding.embedding_worker_lost(0, &predicted), 1);
         outstanding.evaluated(at_step);
-        assert_eq!((outstanding.repeat(0, 0), outstanding.embedding_worker_lost(0)), (None, 0));
+        assert_eq!((outstanding.repeat(0, 0), outstanding.embedding_worker_lost(0, &predicted)), (None, 0));
+    }
+
+    #[test]
+    fn what_all_have_predicted_is_sent_to_nobodys_successor() {
+        let (at_step, chunks) = (GlobalStep(5), 100);
+        let given = || {
+            let mut outstanding = Outstanding::of_chunks(10);
+            for chunk in 0..chunks {
+                outstanding.give(Given::Evaluation { at_step, chunk, first_batch: 10 * chunk }, 0);
+                outstanding.read_for_evaluation(at_step, chunk);
+            }
+            outstanding
+        };
+        // Batch 969 is of chunk 96.
+        let predicted = Predicted::from([(at_step, 969)]);
+        let (mut of_worker, mut of_loader) = (given(), given());
+        assert_eq!((of_worker.embedding_worker_lost(0, &predicted), of_loader.loader_lost(0, &predicted)), (4, 4));
+        assert_eq!((of_loader.loaders_needed(), given().predictions_lost(at_step, &(0..1))), (0, chunks as usize));
+        // What was never reported has to be.
+        let mut outstanding = given();
+        outstanding.give(Given::Evaluation { at_step, chunk: 0, first_batch: 0 }, 0);
+        assert_eq!(outstanding.loader_lost(0, &predicted), 5);
     }
 }

@@ -170,6 +170,11 @@ impl Servers {
     /// # Errors
     /// A sentence: it holds nothing, or there is no other.
     pub(super) fn about_to_end(&mut self, number: u32) -> Result<(), String> {
+        if self.is_moving() && self.spare.contains_key(&number) {
+            // Slots may be on their way to it: when they are here they go on to others.
+            self.ending.insert(number);
+            return Ok(());
+        }
         if !self.in_map.contains_key(&number) {
             return Err("it holds no rows".to_owned());
         }
@@ -236,6 +241,8 @@ impl Servers {
     /// Slots move no more. What is still to be done is: whoever is missing is waited for.
     pub(super) fn resize_ended(&mut self, training_has_ended: bool) {
         let Resize::Moving { wanted } = self.resize else { return };
+        // One that nothing moved to after all.
+        self.ending.retain(|number| self.in_map.contains_key(number));
         let is_done = self.ending.is_empty() && self.in_map.keys().copied().eq(0..wanted);
         self.resize = if is_done || training_has_ended { Resize::No } else { Resize::Wanted(wanted) };
     }

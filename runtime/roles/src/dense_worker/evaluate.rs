@@ -16,7 +16,7 @@ use crate::error::RoleError;
 use crate::plan::CALL_DEADLINE;
 
 /// Batches whose embeddings are fetched ahead.
-const LOOK_AHEAD: usize = 4;
+pub(crate) const LOOK_AHEAD: usize = 4;
 
 /// Rows of a part of a share: with their groups 64 MiB.
 const PART_ROWS: u64 = 4 << 20;

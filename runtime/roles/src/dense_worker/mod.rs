@@ -27,6 +27,7 @@ use rectrain_wire::{BoxFuture, Channel, Frame, Peer, Refusal, Service, Tensor};
 use tokio_util::sync::CancellationToken;
 
 use self::all_reduce::RingMailbox;
+pub(crate) use self::evaluate::LOOK_AHEAD;
 use self::mend::Offer;
 pub(crate) use self::trainer::Trainer;
 use crate::computing::Computing;

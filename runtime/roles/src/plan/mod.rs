@@ -284,12 +284,11 @@ fn compute_device(wanted: DeviceKind, precision: Precision, rank: Rank) -> Resul
     if wanted == DeviceKind::Cpu || (wanted == DeviceKind::Auto && cpu_only) {
         return Ok(ComputeDevice::Cpu);
     }
-    let gpus = rectrain_dense::gpus()?;
-    Ok(match gpus.get(rank.0 as usize % gpus.len().max(1)) {
-        Some(gpu) => ComputeDevice::Cuda(gpu.index),
-        None if wanted == DeviceKind::Auto => ComputeDevice::Cpu,
+    Ok(match rectrain_dense::gpu_count()? {
+        0 if wanted == DeviceKind::Auto => ComputeDevice::Cpu,
         // Opening it says what is missing.
-        None => ComputeDevice::Cuda(0),
+        0 => ComputeDevice::Cuda(0),
+        gpus => ComputeDevice::Cuda(rank.0 as usize % gpus),
     })
 }
 

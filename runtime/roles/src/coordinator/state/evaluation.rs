@@ -12,7 +12,8 @@ use super::State;
 use super::data::no_rows;
 use crate::coordinator::announced::{Announced, Chunk};
 use crate::coordinator::as_bytes;
-use crate::coordinator::outstanding::Given;
+use crate::coordinator::outstanding::{Given, Predicted};
+use crate::dense_worker::LOOK_AHEAD;
 use crate::error::RoleError;
 use crate::events::{JobEvent, TestMetrics};
 use crate::turns::Turns;
@@ -66,6 +67,8 @@ pub(super) struct Pass {
     /// Its batches go to the embedding workers that there are when it begins.
     pub(super) turns: Turns,
     data: Announced,
+    /// By rank: the batches that it has asked for, as far as it has told.
+    asked: Vec<u64>,
     /// By rank, of those that have sent theirs.
     shares: Vec<Option<Vec<Part>>>,
     /// By rank, of those that are sending theirs. A coordinator that is started again has them sent again: to write them with each answer
@@ -112,10 +115,10 @@ impl State {
         } else {
             PassSource::Test(DataLedger::new(plan))
         };
-        let shares = (0..self.ranks.len()).map(|_| None).collect();
-        let turns = Turns::of(self.turns.last());
+        let shares: Vec<_> = (0..self.ranks.len()).map(|_| None).collect();
+        let (turns, asked) = (Turns::of(self.turns.last()), vec![0; shares.len()]);
         let (data, parts) = (Announced::new(plan.global_batch_rows), BTreeMap::new());
-        self.passes.insert(at_step, Pass { source, turns, data, shares, parts });
+        self.passes.insert(at_step, Pass { source, turns, data, asked, shares, parts });
     }
 
     pub(in crate::coordinator) fn evaluation_lease(&mut self, loader: u32) -> EvaluationLease {
@@ -169,13 +172,37 @@ impl State {
         Ok(())
     }
 
-    /// How many batches of the evaluation under way may be fetched, where `from` are known already; `None`: no more yet.
+    /// Batches of the evaluations under way before which nobody asks for any more, unless somebody takes a dense worker's place. Who has sent
+    /// its share asks for nothing.
+    pub(super) fn predicted(&self) -> Predicted {
+        let slowest = |pass: &Pass| {
+            let asking = pass.asked.iter().zip(&pass.shares).filter(|(_, share)| share.is_none());
+            asking.map(|(asked, _)| asked.saturating_sub(LOOK_AHEAD as u64)).min().unwrap_or(u64::MAX)
+        };
+        self.passes.iter().map(|(at_step, pass)| (*at_step, slowest(pass))).collect()
+    }
+
+    /// Another is in this worker's place, and asks for all of its pieces.
+    pub(super) fn predicts_anew(&mut self, at_step: GlobalStep, rank: Rank) {
+        let asked = self.passes.get_mut(&at_step).and_then(|pass| pass.asked.get_mut(rank.0 as usize));
+        if let Some(asked) = asked {
+            *asked = 0;
+        }
+    }
+
+    /// How many batches of the evaluation under way worker `rank`, which has asked for those before `at`, may fetch, where `from` are known already;
+    /// `None`: no more yet.
     pub(in crate::coordinator) fn evaluation_horizon(
-        &self,
+        &mut self,
         at_step: GlobalStep,
+        rank: Rank,
         from: u64,
+        at: u64,
     ) -> Result<Option<v1::Horizon>, RoleError> {
-        let pass = self.passes.get(&at_step).ok_or_else(|| unknown_evaluation("horizon", at_step))?;
+        let pass = self.passes.get_mut(&at_step).ok_or_else(|| unknown_evaluation("horizon", at_step))?;
+        if let Some(asked) = pass.asked.get_mut(rank.0 as usize) {
+            *asked = at.max(*asked);
+        }
         let Pass { data, turns, .. } = pass;
         let horizon = v1::Horizon { until: data.batches(), last: data.complete(), turns: turns.write() };
         Ok((horizon.until > from || horizon.last).then_some(horizon))
@@ -308,7 +335,8 @@ mod tests {
         let mut state = State::new(&plan, None).unwrap();
         let source = PassSource::Slice { chunk: 0, leased: true };
         let (data, parts) = (Announced::new(24), BTreeMap::new());
-        let pass = Pass { source, turns: Turns::of(1), data, shares: vec![None, None], parts };
+        let (asked, shares) = (vec![0, 0], vec![None, None]);
+        let pass = Pass { source, turns: Turns::of(1), data, asked, shares, parts };
         state.passes.insert(AT, pass);
         state
     }
@@ -374,6 +402,23 @@ mod tests {
         assert_eq!(state.last_test, whole.last_test);
         assert!(state.last_test.as_ref().is_some_and(|(_, test)| test.samples == 140 && test.gauc.is_some()));
         assert_eq!((send(&mut state, 1, 0..40), tell(&mut state, 1, 40)), (40, (40, 0)), "it is over");
+    }
+
+    #[test]
+    fn nobody_asks_for_what_the_slowest_has_behind_it() {
+        let mut state = evaluating();
+        let asks = |state: &mut State, rank, at| state.evaluation_horizon(AT, Rank(rank), 0, at).unwrap();
+        let predicted = |state: &State| state.predicted()[&AT];
+        assert_eq!(predicted(&state), 0);
+        for (rank, at, expected) in [(0, 100, 0), (1, 3, 0), (1, 40, 36), (1, 20, 36)] {
+            asks(&mut state, rank, at);
+            assert_eq!(predicted(&state), expected);
+        }
+        // Who is done asks for nothing, and who takes another's place for all.
+        assert_eq!(tell(&mut state, 1, 0), (0, 0));
+        assert_eq!(predicted(&state), 96);
+        state.predicts_anew(AT, Rank(0));
+        assert_eq!(predicted(&state), 0);
     }
 
     #[test]

@@ -109,7 +109,11 @@ impl State {
             Some((_, at_step)) => self.has_predicted(at_step, index),
             None => self.ranks.get(index as usize).is_some_and(|rank| rank.done.is_some()),
         };
-        self.training.replace_worker(Rank(index), has_done)
+        let goes_on = self.training.replace_worker(Rank(index), has_done);
+        if let Some(rank) = self.ranks.get_mut(index as usize).filter(|_| goes_on) {
+            rank.training_seconds_before += std::mem::take(&mut rank.training_seconds);
+        }
+        goes_on
     }
 
     /// A member has died, and its successor is there: what it held is read and sent again.
@@ -118,17 +122,18 @@ impl State {
         let chunks = match role {
             v1::Role::EmbeddingWorker => {
                 self.embedding_worker_successions += 1;
-                self.outstanding.embedding_worker_lost(index)
+                self.outstanding.embedding_worker_lost(index, &self.predicted())
             }
             v1::Role::DenseWorker => match self.training.evaluating() {
                 Some((_, at_step)) if !self.has_predicted(at_step, index) => {
+                    self.predicts_anew(at_step, Rank(index));
                     self.outstanding.predictions_lost(at_step, &self.training.share(Rank(index)))
                 }
                 _ => 0,
             },
             _ => {
                 *self.loader_successions.entry(index).or_default() += 1;
-                self.outstanding.loader_lost(index)
+                self.outstanding.loader_lost(index, &self.predicted())
             }
         };
         JobEvent::Rejoined { member: format!("{} {index}", role_name(role)), chunks: chunks as u64 }

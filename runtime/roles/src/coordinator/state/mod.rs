@@ -158,7 +158,7 @@ impl State {
             embedding_worker_successions: 0,
             ledger,
             files: None,
-            outstanding: Outstanding::default(),
+            outstanding: Outstanding::of_chunks(plan.batches_per_chunk),
             labels: Labels { sum: label_sum, rows: label_rows },
             skipped_rows: saved.map_or(0, |saved| saved.skipped_rows),
             reads: BTreeMap::new(),

@@ -27,6 +27,8 @@ pub(super) struct DenseWorkerState {
     pub(super) steps_done: u64,
     pub(super) running_auc: Option<f64>,
     pub(super) training_seconds: f64,
+    /// Of those who had this rank before.
+    pub(super) training_seconds_before: f64,
     #[serde(with = "as_bytes::optional_message")]
     pub(super) done: Option<v1::TrainingDone>,
 }
@@ -216,9 +218,11 @@ impl State {
         self.ranks.iter().take(self.training.barrier_workers() as usize).map(|rank| rank.steps_done).min().unwrap_or(0)
     }
 
-    /// Mean over the dense workers that have one.
+    /// Mean over the dense workers that train and have one.
     fn running_auc(&self) -> Option<f64> {
-        let known: Vec<f64> = self.ranks.iter().filter_map(|rank| rank.running_auc).collect();
+        // With a barrier the others have waited since, and tell what they told before.
+        let train = if self.training.mode().has_barrier() { self.training.barrier_workers() } else { u32::MAX };
+        let known: Vec<f64> = self.ranks.iter().take(train as usize).filter_map(|rank| rank.running_auc).collect();
         (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64)
     }
 
@@ -234,7 +238,10 @@ impl State {
     fn samples_per_second(&self) -> f64 {
         match (self.throughput.front(), self.throughput.back()) {
             (Some((from, before)), Some((to, after))) if to > from => {
-                (after - before) as f64 / to.duration_since(*from).as_secs_f64()
+                let told = to.duration_since(*from);
+                // Nobody tells that nothing is trained, as during an evaluation.
+                let is_over = to.elapsed() > THROUGHPUT_WINDOW.max(3 * told);
+                if is_over { 0.0 } else { (after - before) as f64 / told.as_secs_f64() }
             }
             _ => 0.0,
         }
@@ -250,6 +257,7 @@ impl State {
 
     /// Wall-clock time in training, that of earlier runs included.
     pub(super) fn training_seconds(&self) -> f64 {
-        self.seconds_before + self.ranks.iter().map(|rank| rank.training_seconds).fold(0.0, f64::max)
+        let of_rank = |rank: &DenseWorkerState| rank.training_seconds_before + rank.training_seconds;
+        self.seconds_before + self.ranks.iter().map(of_rank).fold(0.0, f64::max)
     }
 }

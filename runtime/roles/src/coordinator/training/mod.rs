@@ -126,6 +126,8 @@ pub(super) struct Training {
     /// With how many training goes on after this rest.
     next_workers: u32,
     evaluated_through: u64,
+    /// Before which batch this attempt has evaluated last.
+    tested_at: Option<u64>,
     saved_through: u64,
     save_wanted: bool,
     save: SaveStep,
@@ -232,6 +234,7 @@ impl Training {
             wanted_workers: None,
             next_workers: facts.workers,
             evaluated_through: saved.evaluated_through,
+            tested_at: None,
             saved_through: saved.batch,
             save_wanted: false,
             save: SaveStep::Freezing,
@@ -478,7 +481,7 @@ impl Training {
             return Ok(mode);
         }
         let workers = self.wanted_workers.unwrap_or(self.plan.workers);
-        self.plan.check(mode, workers).map_err(SwitchRefused::Mode)?;
+        self.plan.check_workers(mode, workers).map_err(SwitchRefused::Mode)?;
         self.requested = Some(mode);
         Ok(self.mode)
     }

@@ -139,7 +139,9 @@ impl Training {
 
     /// The last evaluation, if there is one behind the last row.
     fn test_the_end(&mut self, at: Boundary) -> Result<bool, RoleError> {
-        if self.plan.evaluates && !self.plan.tests_on_the_next_slice {
+        // That the data ends here may have been found out after an evaluation here.
+        let is_tested = self.tested_at == Some(self.granted);
+        if self.plan.evaluates && !self.plan.tests_on_the_next_slice && !is_tested {
             self.begin_evaluation(at)
         } else {
             self.leave_rest()
@@ -148,6 +150,7 @@ impl Training {
 
     fn begin_evaluation(&mut self, at: Boundary) -> Result<bool, RoleError> {
         self.evaluated_through = self.granted;
+        self.tested_at = Some(self.granted);
         self.evaluation_to_begin = Some(at.step);
         self.give(at, Kind::Evaluate(v1::Evaluate { read: !self.mode.has_barrier() }));
         self.stage = Stage::Evaluating;
