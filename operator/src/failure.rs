@@ -66,6 +66,12 @@ impl Cause {
         Self::ModeRefused,
     ];
 
+    /// Whether it is recovered from by another attempt.
+    #[must_use]
+    pub fn is_crash(self) -> bool {
+        matches!(self, Self::Crash | Self::OutOfMemory | Self::NoProgress)
+    }
+
     /// As a condition's reason.
     #[must_use]
     pub fn reason(self) -> &'static str {

@@ -25,7 +25,7 @@ pub const APPLIED_ANNOTATION: &str = "rectrain.dev/applied-hash";
 pub const MEMBER_PORT: u16 = 7000;
 /// Where the operator asks a coordinator (gRPC).
 pub const CONTROL_PORT: u16 = 7001;
-/// Where every process serves `/metrics` and `/healthz`.
+/// Where every process serves `/metrics`, `/healthz` and `/readyz`.
 pub const METRICS_PORT: u16 = 9090;
 
 /// The roles of a job, each a StatefulSet of its own.

@@ -84,17 +84,20 @@ impl Memory {
             silent_since: is_silent.then_some(since),
             unchanged_since: Some(unchanged_since),
             made_way,
-            coordinator_made_way: self.is_another_coordinator(attempt, pods) && made_way,
+            coordinator_made_way: self.is_another_coordinator(attempt, pods, made_way),
             ..Noticed::default()
         }
     }
 
-    /// Whether the attempt's coordinator has another pod than when it was looked at before. The one that it has is told once.
-    fn is_another_coordinator(&mut self, attempt: u32, pods: &[PodFacts]) -> bool {
+    /// Whether the attempt's coordinator has another pod than when it was looked at first, because that had to make way: until the attempt is over.
+    fn is_another_coordinator(&mut self, attempt: u32, pods: &[PodFacts], made_way: bool) -> bool {
         let is_its = |pod: &&PodFacts| pod.attempt == attempt && pod.role == Role::Coordinator && !pod.is_leaving;
         let Some(pod) = pods.iter().find(is_its) else { return false };
-        let before = self.coordinator.replace((attempt, pod.uid.clone()));
-        before.is_some_and(|(of, uid)| of == attempt && uid != pod.uid)
+        let is_another = self.coordinator.as_ref().is_some_and(|(of, uid)| *of == attempt && *uid != pod.uid);
+        if !(is_another && made_way) {
+            self.coordinator = Some((attempt, pod.uid.clone()));
+        }
+        is_another && made_way
     }
 
     /// A checkpoint was asked for, because the job as it is ends this attempt.

@@ -134,6 +134,7 @@ impl Stays {
 }
 
 /// A decision in the making.
+#[derive(Clone)]
 struct Draft<'a> {
     facts: &'a Facts<'a>,
     before: RecTrainingJobStatus,
@@ -205,6 +206,9 @@ impl<'a> Draft<'a> {
             return self.suspend();
         }
         if let Some(seconds) = self.deadline_passed() {
+            if self.is_suspended() {
+                return self.suspend();
+            }
             let problem = Problem::new(
                 Cause::DeadlineExceeded,
                 format!(
@@ -227,7 +231,13 @@ impl<'a> Draft<'a> {
         // Somebody may have scaled a StatefulSet; what becomes of pods that the job does not have says nothing about it.
         let members: Vec<_> =
             present.into_iter().filter(|pod| pod.index().is_none_or(|index| index < self.pods_of(pod.role))).collect();
-        self.go(&attempt, &members, phase, stays)
+        // An attempt that ends by itself while it saves is suspended, and nothing worse.
+        let suspended = (saves_first && self.is_suspended()).then(|| self.clone());
+        let decision = self.go(&attempt, &members, phase, stays);
+        match suspended {
+            Some(draft) if matches!(decision.status.phase, Some(Phase::Restarting | Phase::Failed)) => draft.suspend(),
+            _ => decision,
+        }
     }
 
     /// Whether a checkpoint is waited for because the user's will ends the attempt: the grace period of its pods may not do for one.
@@ -239,8 +249,13 @@ impl<'a> Draft<'a> {
         let saves = self.facts.job.spec.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.path.is_some());
         saves
             && matches!(self.before.phase, Some(Phase::Training | Phase::Evaluating))
-            && matches!(self.facts.coordinator, CoordinatorView::Live(_))
             && self.facts.noticed.saving != Saving::Over
+            // A question that is not answered is no news of what was asked for before.
+            && match self.facts.coordinator {
+                CoordinatorView::Live(_) => true,
+                CoordinatorView::Silent => self.facts.noticed.saving == Saving::UnderWay,
+                _ => false,
+            }
             && (self.is_suspended() || is_changed())
     }
 
@@ -458,7 +473,8 @@ impl<'a> Draft<'a> {
         self.count_replicas(false);
         let poll = self.facts.poll;
         let obstacle = self.facts.obstacle.cloned();
-        let problem = obstacle.or_else(|| told(&self.before, "Reconciling").filter(|_| phase == Phase::Restarting));
+        let crash = || told(&self.before, "Reconciling").filter(|problem| problem.cause.is_crash());
+        let problem = obstacle.or_else(|| crash().filter(|_| phase == Phase::Restarting));
         let mut decision = self.finish(phase, problem, Run::Hold);
         decision.look_again = Some(if back_off.is_zero() { at_most_ten_a_second(poll) } else { back_off });
         decision

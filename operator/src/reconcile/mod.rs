@@ -371,7 +371,7 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
         poll: context.poll(verdict.manifest.as_ref().ok()),
     };
     let mut decision = decide_and_ask(&context, coordinator.as_ref(), &facts).await;
-    if let Some(refused) = Box::pin(refused_change(&context, &job, &verdict, &decision, now)).await? {
+    if let Some(refused) = Box::pin(refused_change(&context, &job, (&verdict, &spec_hash), &decision, now)).await? {
         let noticed = Noticed { change_refused: Some(refused), ..noticed.clone() };
         decision = decide_and_ask(&context, coordinator.as_ref(), &Facts { noticed: &noticed, ..facts }).await;
     }
@@ -465,12 +465,12 @@ async fn notice(
 async fn refused_change(
     context: &Context,
     job: &RecTrainingJob,
-    verdict: &Verdict,
+    (verdict, spec_hash): (&Verdict, &str),
     decision: &Decision,
     now: Timestamp,
 ) -> Result<Option<Problem>, ReconcileError> {
     let Ok(resolved) = &verdict.manifest else { return Ok(None) };
-    if !rehearse::is_needed(job, decision) {
+    if !rehearse::is_needed(job, decision, spec_hash) {
         return Ok(None);
     }
     let uid = job.uid().unwrap_or_default();

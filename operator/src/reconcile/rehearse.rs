@@ -38,13 +38,14 @@ impl Rehearsal {
     }
 }
 
-/// Whether the decision ends an attempt that is under way for another manifest.
+/// Whether the decision ends an attempt that is under way for a manifest of this digest, or is about to, once there is a checkpoint.
 #[must_use]
-pub fn is_needed(job: &RecTrainingJob, decision: &Decision) -> bool {
+pub fn is_needed(job: &RecTrainingJob, decision: &Decision, spec_hash: &str) -> bool {
     let Some(before) = &job.status else { return false };
     let is_live = matches!(before.phase, Some(Phase::Starting | Phase::Training | Phase::Evaluating));
     let (Some(present), Some(next)) = (&before.attempt, &decision.status.attempt) else { return false };
-    is_live && next.number > present.number && next.spec_hash != present.spec_hash
+    let ends = next.number > present.number && next.spec_hash != present.spec_hash;
+    is_live && (ends || decision.ask_save && present.spec_hash != spec_hash)
 }
 
 /// Tries out the StatefulSets among `next`. As long as the API server does not say whether it would take them, it does not.

@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use rectrain_crds::Phase;
 
-use crate::failure::{Cause, Problem};
+use crate::failure::Problem;
 
 /// See the module's text. A condition keeps its time as long as it keeps its status.
 #[must_use]
@@ -32,7 +32,7 @@ pub fn conditions(
     let is_live = matches!(phase, Phase::Training | Phase::Evaluating);
     let has_ended = matches!(phase, Phase::Complete | Phase::Failed);
     // A crash is being recovered from; whatever else is wrong waits for somebody, unless it may pass.
-    let waits = |problem: &Problem| !is_crash(problem.cause) && !problem.may_pass;
+    let waits = |problem: &Problem| !problem.cause.is_crash() && !problem.may_pass;
     let stalled = phase == Phase::Failed || problem.is_some_and(waits);
     let ready = phase == Phase::Complete || (is_live && all_ready && problem.is_none());
     let reconciling = !has_ended && phase != Phase::Suspended && !ready && !stalled;
@@ -61,10 +61,6 @@ pub fn conditions(
         }
     })
     .collect()
-}
-
-fn is_crash(cause: Cause) -> bool {
-    matches!(cause, Cause::Crash | Cause::OutOfMemory | Cause::NoProgress)
 }
 
 fn phase_message(phase: Phase) -> &'static str {

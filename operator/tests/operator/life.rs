@@ -224,8 +224,6 @@ async fn trains_on(world: &World) -> bool {
     for _ in 0..3 {
         world.tick();
         world.settle().await;
-        // Whoever waits for an answer is no part of a reconcile.
-        tokio::task::yield_now().await;
     }
     let status = world.job().status.unwrap();
     status.phase == Some(Phase::Training) && status.attempt.unwrap().number == 1
@@ -263,6 +261,31 @@ async fn a_checkpoint_that_is_written_is_waited_for_with_all_pods_as_they_are() 
     world.edit(|spec| spec["suspend"] = json!(true));
     assert!(!trains_on(&world).await);
     assert_eq!((world.phase(), world.scripts.lock().unwrap().asked_saves), (Some(Phase::Suspended), 2));
+}
+
+/// A coordinator that does not answer for a moment is no reason to end its attempt, and neither a deadline nor a crash one to fail the job.
+#[tokio::test]
+async fn while_a_checkpoint_is_waited_for_nothing_worse_comes_of_a_suspension() {
+    let world = saving().await;
+    world.edit(|spec| {
+        spec["suspend"] = json!(true);
+        spec["activeDeadlineSeconds"] = json!(3600);
+    });
+    assert!(trains_on(&world).await);
+    world.scripts.lock().unwrap().by_attempt = vec![vec![CoordinatorView::Silent]];
+    assert!(trains_on(&world).await);
+    world.scripts.lock().unwrap().by_attempt = vec![vec![idle(Stage::Training, 1, 1.0)]];
+    assert!(trains_on(&world).await);
+    passes(3600);
+    world.settle().await;
+    assert_eq!((world.phase(), world.condition("Failed")), (Some(Phase::Suspended), None));
+    // No progress.
+    let world = saving().await;
+    world.edit(|spec| spec["suspend"] = json!(true));
+    assert!(trains_on(&world).await);
+    world.scripts.lock().unwrap().by_attempt = vec![vec![idle(Stage::Training, 1, 100.0)]];
+    assert!(!trains_on(&world).await);
+    assert_eq!((world.phase(), world.job().status.unwrap().restarts), (Some(Phase::Suspended), Some(0)));
 }
 
 /// One whose coordinator crashes meanwhile, or who has no checkpoints, has nothing to wait for.

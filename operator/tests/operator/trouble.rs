@@ -74,7 +74,9 @@ fn with_class(spec: &mut Value) {
 async fn a_template_that_the_api_server_refuses_is_found_before_it_costs_an_attempt() {
     let twice = "failed to create typed patch object: duplicate entries for key";
     for (code, why) in [(422, "is invalid"), (500, twice), (500, "a webhook is down"), (504, "timeout")] {
-        let world = World::new(MANIFEST, vec![vec![live(Stage::Training, 1)], good()]);
+        let manifest = format!("{MANIFEST}  checkpoint: {{path: \"gs://ads/clicks\"}}\n");
+        let world = World::new(&manifest, vec![vec![live(Stage::Training, 1)], good()]);
+        world.scripts.lock().unwrap().saved = Some(Ok("full-1".to_owned()));
         ticks(&world, 3).await;
         let pods = names_of_pods(&world);
         world.api().refused_text = Some((CLASS.to_owned(), code, why.to_owned()));
@@ -84,11 +86,13 @@ async fn a_template_that_the_api_server_refuses_is_found_before_it_costs_an_atte
         assert!(reason == "ObjectRefused" && message.contains("training goes on"), "{message}");
         assert!(message.contains(why), "{message}");
         assert_eq!((world.phase(), names_of_pods(&world)), (Some(Phase::Training), pods));
+        assert_eq!(world.scripts.lock().unwrap().asked_saves, 0, "no checkpoint is needed for it");
         // Once it would be taken the change is carried out.
         world.api().refused_text = None;
         world.live().await;
         let status = world.job().status.unwrap();
         assert_eq!((status.phase, status.attempt.unwrap().number), (Some(Phase::Complete), 2));
+        assert_eq!(world.scripts.lock().unwrap().asked_saves, 1);
     }
 }
 

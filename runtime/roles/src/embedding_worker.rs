@@ -284,11 +284,15 @@ impl EmbeddingWorker {
     async fn piece(&self, message: &'static str, key: BatchKey) -> Result<Piece, RoleError> {
         self.lock_positions().move_to(key, self.window);
         self.changed.notify_waiters();
-        let piece = self.until("the batch", || {
+        let there = || {
             let answer = self.lock_finished().answer_to(key).cloned().map(Piece::Answered);
             answer.or_else(|| self.lock_batches().get(&key).cloned().map(Piece::Here))
-        });
-        piece.await.map_err(|_| {
+        };
+        let piece = match key.position {
+            BatchPosition::Train(_) => self.until("the batch", there).await.ok(),
+            BatchPosition::Evaluation { .. } => self.while_others_get_on(there).await,
+        };
+        piece.ok_or_else(|| {
             let reason = format!("{key} did not arrive within {:?}", self.patience);
             RoleError::Inconsistent { message, reason }
         })
@@ -451,6 +455,18 @@ impl EmbeddingWorker {
             what: "an embedding worker's wait",
             reason: format!("{what} did not come within {:?}", self.patience),
         })
+    }
+
+    /// As [`Self::until`], for as long as anything comes or is asked for here: loaders bring the pieces of all, and a dense worker that has taken
+    /// another's place may be far behind.
+    async fn while_others_get_on<T>(&self, ready: impl Fn() -> Option<T>) -> Option<T> {
+        loop {
+            let changed = self.changed.notified();
+            if let Some(value) = ready() {
+                return Some(value);
+            }
+            tokio::time::timeout(self.patience, changed).await.ok()?;
+        }
     }
 
     /// Batch `number` of training has been asked for: what nobody will ask for any more goes.

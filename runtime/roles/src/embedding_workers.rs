@@ -63,7 +63,18 @@ impl EmbeddingWorkers {
         request: R,
         tensors: Vec<Tensor>,
     ) -> Result<(R::Reply, Vec<Tensor>), RoleError> {
-        self.call_if_there(index, request, tensors, self.patience).await?.ok_or_else(|| {
+        self.call_within(index, request, tensors, self.patience).await
+    }
+
+    /// As [`Self::call`], and for as long as `patience` allows.
+    pub(crate) async fn call_within<R: Request + Clone>(
+        &self,
+        index: usize,
+        request: R,
+        tensors: Vec<Tensor>,
+        patience: Duration,
+    ) -> Result<(R::Reply, Vec<Tensor>), RoleError> {
+        self.call_if_there(index, request, tensors, patience).await?.ok_or_else(|| {
             let reason = format!("there is no embedding worker {index}");
             RoleError::Inconsistent { message: "map", reason }
         })

@@ -87,3 +87,32 @@ async fn encode(State(metrics): State<RoleMetrics>) -> Response {
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+mod tests {
+    use prometheus::Registry;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+
+    use super::*;
+
+    async fn status(address: SocketAddr, page: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {page} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer.split(' ').nth(1).unwrap().to_owned()
+    }
+
+    #[tokio::test]
+    async fn a_process_is_healthy_from_the_first_and_ready_when_it_takes_part() {
+        let (metrics, takes_part) = (RoleMetrics::new(Registry::new()).unwrap(), TakesPart::default());
+        let (address, _serving) =
+            serve_metrics("127.0.0.1:0".parse().unwrap(), metrics, takes_part.clone()).await.unwrap();
+        assert_eq!([status(address, "/healthz").await, status(address, "/readyz").await], ["200", "503"]);
+        takes_part.begin();
+        assert_eq!([status(address, "/readyz").await, status(address, "/metrics").await], ["200", "200"]);
+    }
+}

@@ -121,28 +121,33 @@ struct Only {
     /// This embedding worker's; none: all.
     embedding_worker: Option<u32>,
     /// These of each global batch; none: all.
-    pieces: Option<Range<u32>>,
+    pieces: Vec<Range<u32>>,
 }
 
 impl Only {
     fn of(reply: &v1::RepeatReply) -> Self {
-        Self { embedding_worker: reply.embedding_worker, pieces: reply.pieces.map(|pieces| pieces.start..pieces.end) }
+        let pieces = reply.pieces.iter().map(|range| range.start..range.end).collect();
+        Self { embedding_worker: reply.embedding_worker, pieces }
     }
 
     fn has(&self, piece: &Piece) -> bool {
         self.embedding_worker.is_none_or(|only| piece.embedding_worker == only as usize)
-            && self.pieces.as_ref().is_none_or(|only| only.contains(&piece.key.piece))
+            && (self.pieces.is_empty() || self.pieces.iter().any(|only| only.contains(&piece.key.piece)))
     }
 }
 
-/// Chunks of an evaluation that are to be read and sent again. All of the test data may be, so they are sent one at a time, in the order of the data;
-/// and besides, where the next one is not behind one that is being sent, that one: what that one waits for may be in it.
+/// What was lost: the pieces of an embedding worker, or of dense workers.
+type Lost = (Option<u32>, Vec<(u32, u32)>);
+
+/// Chunks of an evaluation that are to be read and sent again. All of the test data may be, so those of one loss are sent one at a time, in the order
+/// of the data; and besides, where the next one is not behind one that is being sent, that one: what that one waits for may be in it. Those of another
+/// loss wait for none of them.
 #[derive(Default)]
 struct EvaluationRepeats {
-    /// By step of the evaluation, first batch, and a number of its own.
-    waiting: BTreeMap<(u64, u64, u64), v1::RepeatReply>,
-    /// The first batches of those that are being sent, by their numbers.
-    sending: BTreeMap<u64, u64>,
+    /// By loss, first batch, and a number of its own.
+    waiting: BTreeMap<(Lost, u64, u64), v1::RepeatReply>,
+    /// The loss and the first batch of those that are being sent, by their numbers.
+    sending: BTreeMap<u64, (Lost, u64)>,
     at_step: u64,
     added: u64,
     /// Behind a chunk that was sent.
@@ -159,18 +164,20 @@ impl EvaluationRepeats {
             self.at_step = at_step;
         }
         self.added += 1;
-        self.waiting.insert((at_step, first_batch, self.added), reply);
+        let pieces = reply.pieces.iter().map(|range| (range.start, range.end)).collect();
+        self.waiting.insert(((reply.embedding_worker, pieces), first_batch, self.added), reply);
         is_another
     }
 
     /// The one to be sent now, if one is.
     fn next(&mut self) -> Option<(u64, v1::RepeatReply, Option<ChunkReader>)> {
-        let (&(_, first_batch, number), _) = self.waiting.first_key_value()?;
-        if self.sending.values().any(|sent| *sent < first_batch) {
-            return None;
-        }
-        let (_, reply) = self.waiting.pop_first()?;
-        self.sending.insert(number, first_batch);
+        let is_behind =
+            |lost: &Lost, first_batch: u64| self.sending.values().any(|(of, sent)| of == lost && *sent < first_batch);
+        // Those of a loss stand together, the first one first.
+        let next = self.waiting.keys().find(|(lost, first_batch, _)| !is_behind(lost, *first_batch))?.clone();
+        let reply = self.waiting.remove(&next)?;
+        let (lost, first_batch, number) = next;
+        self.sending.insert(number, (lost, first_batch));
         Some((number, reply, self.reader.take()))
     }
 
@@ -328,10 +335,20 @@ impl Loader {
                 evaluating.push(self.repeat_for_evaluation(number, reply, reader));
             }
         }
-        while let Some(repeated) = training.next().await {
-            repeated?;
+        // As one that leaves: others wait for what it has taken over.
+        loop {
+            while let Some((number, reply, reader)) = evaluation.next() {
+                evaluating.push(self.repeat_for_evaluation(number, reply, reader));
+            }
+            tokio::select! {
+                Some(repeated) = training.next() => repeated?,
+                Some(repeated) = evaluating.next() => {
+                    let (number, reader) = repeated?;
+                    evaluation.ended(number, reader);
+                }
+                else => return Ok(()),
+            }
         }
-        Ok(())
     }
 
     /// None, once training has ended.
@@ -595,9 +612,15 @@ mod tests {
         repeats.ended(4, None);
         repeats.ended(2, None);
         assert_eq!((next(&mut repeats), next(&mut repeats)), (Some(3), None));
+        // Another loss waits for nothing of this one.
+        let of_a_worker = v1::RepeatReply { embedding_worker: Some(1), ..v1::RepeatReply::default() };
+        for first_batch in [40, 30] {
+            repeats.add((5, first_batch), of_a_worker.clone());
+        }
+        assert_eq!((next(&mut repeats), next(&mut repeats)), (Some(7), None));
         // The next evaluation waits for nothing of this one.
         assert!(add(&mut repeats, (9, 30)));
-        assert_eq!(next(&mut repeats), Some(6));
+        assert_eq!(next(&mut repeats), Some(8));
     }
 
     #[tokio::test]

@@ -10,6 +10,7 @@ use rectrain_modes::Rank;
 use rectrain_proto::v1;
 use rectrain_wire::{Address, BoxFuture, Channel, Frame, Peer, Refusal, Service, Transport, WireCounters};
 use serde::{Deserialize, Serialize};
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use crate::computing::Computing;
@@ -288,7 +289,9 @@ impl Member {
                     next: None,
                     takes_part: self.takes_part.clone(),
                 };
-                let trainer = worker.trainer(&self.plan, peers)?;
+                let (own, plan, computing) = (Arc::clone(&worker), Arc::clone(&self.plan), self.computing.clone());
+                // A GPU may hang when it is opened as when it computes.
+                let trainer = move || computing.during(|| own.trainer(&plan, peers));
                 train_on_a_thread(&worker, trainer, self.index).await
             }
             Work::Loader => {
@@ -361,9 +364,13 @@ pub(crate) fn connect(transport: &dyn Transport, address: &str) -> Result<Channe
     Ok(transport.connect(&address.parse()?)?)
 }
 
-/// Runs the training loop on a thread of its own. Dropping the future tells the thread to stop and waits until it has: it waits
+/// Makes the trainer and runs its loop on a thread of its own. Dropping the future tells the thread to stop and waits until it has: it waits
 /// for others through this runtime, which must outlive it.
-async fn train_on_a_thread(worker: &Arc<DenseWorker>, trainer: Trainer, index: u32) -> Result<(), RoleError> {
+async fn train_on_a_thread(
+    worker: &Arc<DenseWorker>,
+    trainer: impl FnOnce() -> Result<Trainer, RoleError> + Send + 'static,
+    index: u32,
+) -> Result<(), RoleError> {
     struct StopOnDrop<'a>(&'a DenseWorker, Option<JoinHandle<()>>);
     impl Drop for StopOnDrop<'_> {
         fn drop(&mut self) {
@@ -372,12 +379,16 @@ async fn train_on_a_thread(worker: &Arc<DenseWorker>, trainer: Trainer, index: u
             let _panicked = self.1.take().map(JoinHandle::join);
         }
     }
-    let (done, finished) = oneshot::channel();
+    let ((done, finished), runtime) = (oneshot::channel(), Handle::current());
     let thread = std::thread::Builder::new()
         .name(format!("dense-worker-{index}"))
         .spawn(move || {
+            let made = {
+                let _inside = runtime.enter();
+                trainer()
+            };
             // Nobody is there to be told if the job was stopped.
-            let _stopped = done.send(trainer.run());
+            let _stopped = done.send(made.and_then(Trainer::run));
         })
         .map_err(|source| RoleError::System { attempt: "start the training thread".to_owned(), source })?;
     let _stop = StopOnDrop(worker, Some(thread));

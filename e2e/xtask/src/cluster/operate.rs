@@ -335,10 +335,10 @@ fn switches(paths: &Paths) -> Result<(), String> {
     println!("ModeRefused: {}", shows(paths, name, "Stalled", "ModeRefused")?);
     switch_between("hybrid", "gba")?;
     let step = job(paths, name)?["status"]["step"].as_u64().unwrap_or(0);
-    let job = eventually(SHOW, "progress after the last switch, with nothing stalled", || {
+    let job = eventually(SHOW, "progress after the last switch, with all pods ready and nothing stalled", || {
         let job = job(paths, name)?;
         let goes_on =
-            job["status"]["step"].as_u64().is_some_and(|now| now > step) && condition(&job, "Stalled").is_none();
+            job["status"]["step"].as_u64().is_some_and(|now| now > step) && condition(&job, "Ready").is_some();
         if goes_on { Ok(job) } else { Err(job["status"].to_string()) }
     })?;
     let (phase, attempt, restarts) =

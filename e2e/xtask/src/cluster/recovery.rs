@@ -1,5 +1,5 @@
-//! Jobs in the cluster that go on from their checkpoints, in an object store of the cluster: after pods of each role are killed, and
-//! after the whole job was deleted and applied again. `sync` ends with the digest of a run that nobody disturbed.
+//! Jobs in the cluster that go on from their checkpoints, in an object store of the cluster: after pods of each role are killed,
+//! after the whole job was deleted and applied again, and after it was suspended. `sync` ends with the digest of a run that nobody disturbed.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use super::install::{object_store, upload, within};
 use super::operate::{
-    NAMESPACE, delete_job, get, kill_pod, manifest, merge, merged, outside, process_of_pod, status, submit, until_phase,
+    NAMESPACE, delete_job, get, kill_pod, manifest, merge, merged, outside, patch, process_of_pod, status, submit,
+    until_phase,
 };
 use super::paths::Paths;
 use super::process::{command, eventually, output};
@@ -24,7 +25,31 @@ pub(super) fn goes_on(paths: &Paths) -> Result<(), String> {
     let rows = json!({"data": {"synthetic": {"rows": 600_000}}});
     let undisturbed = outside(&manifest("undisturbed", &rows))?;
     killed(paths, &rows, &undisturbed)?;
-    applied_again(paths, &rows, &undisturbed)
+    applied_again(paths, &rows, &undisturbed)?;
+    held(paths, &rows, &undisturbed)
+}
+
+/// The job is suspended, for which a checkpoint is saved though its pods have no time for one when they end, and goes on from it.
+fn held(paths: &Paths, rows: &Value, undisturbed: &Value) -> Result<(), String> {
+    let name = "held";
+    let hurried = json!({"template": {"terminationGracePeriodSeconds": 10}});
+    let roles = json!({"coordinator": hurried, "ps": hurried, "embeddingWorker": hurried, "denseWorker": hurried, "loader": hurried});
+    submit(paths, name, &merged(saved(rows, name, 1_000_000), json!({"roles": roles})))?;
+    let step = until_step_after(paths, name, EVERY)?;
+    let began = Instant::now();
+    patch(paths, name, &json!({"spec": {"suspend": true}}))?;
+    let job = until_phase(paths, name, "Suspended")?;
+    let saved = job["status"]["lastCheckpoint"]["step"].as_u64().unwrap_or(0);
+    println!(
+        "suspended near step {step}: held after {:.1} s, with a checkpoint of step {saved}",
+        began.elapsed().as_secs_f64()
+    );
+    patch(paths, name, &json!({"spec": {"suspend": false}}))?;
+    let resumed = resumed_at(paths, name)?;
+    if saved < step || resumed < saved {
+        return Err(format!("it was at step {step}, and goes on from {resumed}"));
+    }
+    same_digest(paths, name, undisturbed)
 }
 
 /// Pods of every role are killed, one after the other.

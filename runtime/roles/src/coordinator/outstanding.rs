@@ -23,17 +23,34 @@ enum Place {
     Evaluation { at_step: GlobalStep, chunk: u64 },
 }
 
-/// How far all dense workers are with an evaluation: at which step, and the batch that one of them may still ask for.
-pub(super) type Predicted = BTreeMap<GlobalStep, u64>;
+/// How far dense workers are with an evaluation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Predicted {
+    /// Batches before this one are asked for by nobody.
+    pub(super) before: u64,
+    /// Of each batch, the pieces of those that have not predicted all of theirs.
+    pub(super) asked: Vec<Range<u32>>,
+}
+
+/// By the step of the evaluation; of those under way.
+pub(super) type AllPredicted = BTreeMap<GlobalStep, Predicted>;
 
 impl Given {
     /// Whether somebody may still ask for something of it; `batches`: those of a chunk, at most.
-    fn is_needed(&self, predicted: &Predicted, batches: u64) -> bool {
+    fn is_needed(&self, predicted: &AllPredicted, batches: u64) -> bool {
         match self {
             Self::Train { .. } => true,
             Self::Evaluation { at_step, first_batch, .. } => {
-                predicted.get(at_step).is_none_or(|next| first_batch + batches > *next)
+                predicted.get(at_step).is_none_or(|of| first_batch + batches > of.before)
             }
+        }
+    }
+
+    /// The pieces that are asked for; none: all. Whoever is sent others, and is asked for none of them, takes none of what follows.
+    fn pieces(&self, predicted: &AllPredicted) -> Option<Vec<Range<u32>>> {
+        match self {
+            Self::Train { .. } => None,
+            Self::Evaluation { at_step, .. } => predicted.get(at_step).map(|of| of.asked.clone()),
         }
     }
 
@@ -52,7 +69,7 @@ pub(super) struct Repeat {
     /// Only the pieces of this embedding worker; none: all.
     pub(super) embedding_worker: Option<u32>,
     /// Only these pieces of each global batch; none: all.
-    pub(super) pieces: Option<Range<u32>>,
+    pub(super) pieces: Option<Vec<Range<u32>>>,
     /// The loader that was to report it has not.
     pub(super) report: bool,
 }
@@ -122,13 +139,13 @@ impl Outstanding {
     }
 
     /// A successor of this embedding worker is there, and holds nothing. What is not read yet will be sent to it anyway.
-    pub(super) fn embedding_worker_lost(&mut self, index: u32, predicted: &Predicted) -> usize {
+    pub(super) fn embedding_worker_lost(&mut self, index: u32, predicted: &AllPredicted) -> usize {
         let (before, batches) = (self.repeats.len(), self.batches);
         let lost = self.chunks.values().filter(|chunk| chunk.reported && chunk.given.is_needed(predicted, batches));
         self.repeats.extend(lost.map(|chunk| Repeat {
             given: chunk.given,
             embedding_worker: Some(index),
-            pieces: None,
+            pieces: chunk.given.pieces(predicted),
             report: false,
         }));
         self.repeats.len() - before
@@ -142,21 +159,22 @@ impl Outstanding {
         self.repeats.extend(lost.map(|chunk| Repeat {
             given: chunk.given,
             embedding_worker: None,
-            pieces: Some(pieces.clone()),
+            pieces: Some(vec![pieces.clone()]),
             report: false,
         }));
         self.repeats.len() - before
     }
 
     /// A successor of this loader is there. Nobody knows how much of its chunks it had sent.
-    pub(super) fn loader_lost(&mut self, index: u32, predicted: &Predicted) -> usize {
+    pub(super) fn loader_lost(&mut self, index: u32, predicted: &AllPredicted) -> usize {
         let (before, batches) = (self.repeats.len(), self.batches);
         for chunk in self.chunks.values_mut().filter(|chunk| chunk.loaders.contains(&index)) {
             chunk.loaders.remove(&index);
             if chunk.reported && !chunk.given.is_needed(predicted, batches) {
                 continue;
             }
-            let repeat = Repeat { given: chunk.given, embedding_worker: None, pieces: None, report: !chunk.reported };
+            let pieces = chunk.given.pieces(predicted);
+            let repeat = Repeat { given: chunk.given, embedding_worker: None, pieces, report: !chunk.reported };
             self.repeats.push_back(repeat);
         }
         self.repeats.len() - before
@@ -206,7 +224,7 @@ mod tests {
         let mut outstanding = Outstanding::of_chunks(10);
         (0..4).for_each(|chunk| outstanding.give(train(chunk), 0));
         (0..3).for_each(|chunk| outstanding.read(0, chunk));
-        assert_eq!(outstanding.embedding_worker_lost(1, &Predicted::new()), 3);
+        assert_eq!(outstanding.embedding_worker_lost(1, &AllPredicted::new()), 3);
         let found = repeats(&mut outstanding, 0, 14);
         let chunk = |repeat: &Repeat| match repeat.given {
             Given::Train { lease, skip } => (lease.chunk, skip),
@@ -220,7 +238,7 @@ mod tests {
     #[test]
     fn chunks_of_a_loader_that_died_are_sent_again_whole_and_reported_if_they_were_not() {
         let mut outstanding = Outstanding::of_chunks(10);
-        let predicted = Predicted::new();
+        let predicted = AllPredicted::new();
         outstanding.give(train(0), 0);
         outstanding.give(train(1), 1);
         outstanding.give(train(2), 0);
@@ -248,13 +266,14 @@ mod tests {
         assert_eq!(outstanding.predictions_lost(at_step, &(2..4)), 1);
         let found = repeats(&mut outstanding, 1, 0);
         let given = Given::Evaluation { at_step, chunk: 0, first_batch: 0 };
-        assert_eq!(found, [Repeat { given, embedding_worker: None, pieces: Some(2..4), report: false }]);
+        let pieces = Some(Vec::from([Range { start: 2, end: 4 }]));
+        assert_eq!(found, [Repeat { given, embedding_worker: None, pieces, report: false }]);
     }
 
     #[test]
     fn what_an_evaluation_needed_is_forgotten_with_it() {
         let mut outstanding = Outstanding::of_chunks(10);
-        let (at_step, predicted) = (GlobalStep(5), Predicted::new());
+        let (at_step, predicted) = (GlobalStep(5), AllPredicted::new());
         outstanding.give(Given::Evaluation { at_step, chunk: 0, first_batch: 0 }, 0);
         outstanding.read_for_evaluation(at_step, 0);
         outstanding.trained_before(u64::MAX);
@@ -274,10 +293,14 @@ mod tests {
             }
             outstanding
         };
-        // Batch 969 is of chunk 96.
-        let predicted = Predicted::from([(at_step, 969)]);
+        // Batch 969 is of chunk 96, and one of three dense workers is done.
+        let predicted = AllPredicted::from([(at_step, Predicted { before: 969, asked: vec![0..2, 4..6] })]);
         let (mut of_worker, mut of_loader) = (given(), given());
         assert_eq!((of_worker.embedding_worker_lost(0, &predicted), of_loader.loader_lost(0, &predicted)), (4, 4));
+        let pieces = |outstanding: &mut Outstanding| outstanding.repeat(1, 0).and_then(|repeat| repeat.pieces);
+        assert_eq!([pieces(&mut of_worker), pieces(&mut of_loader)], [Some(vec![0..2, 4..6]), Some(vec![0..2, 4..6])]);
+        let mut of_loader = given();
+        of_loader.loader_lost(0, &predicted);
         assert_eq!((of_loader.loaders_needed(), given().predictions_lost(at_step, &(0..1))), (0, chunks as usize));
         // What was never reported has to be.
         let mut outstanding = given();

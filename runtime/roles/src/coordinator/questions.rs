@@ -256,7 +256,8 @@ impl Coordinator {
             let embedding_worker_successions = state.embedding_worker_successions();
             Ok(match state.repeat(loader) {
                 Repeated::Repeat(Repeat { given, embedding_worker, pieces, report }) => {
-                    let pieces = pieces.map(|Range { start, end }| v1::PieceRange { start, end });
+                    let range = |Range { start, end }| v1::PieceRange { start, end };
+                    let pieces = pieces.unwrap_or_default().into_iter().map(range).collect();
                     let repeat = Some(match given {
                         Given::Train { lease, skip } => Reply::Chunk(write_lease(lease, skip, state.turns(None))),
                         Given::Evaluation { at_step, chunk, first_batch } => {
@@ -328,8 +329,14 @@ impl Coordinator {
 
     async fn horizon(&self, caller: &v1::Caller, request: v1::HorizonRequest) -> Result<Frame, RoleError> {
         let v1::HorizonRequest { rank, order, from, at } = request;
+        {
+            let mut state = self.lock();
+            if let Some((_, at_step)) = state.training().evaluating().filter(|(number, _)| *number == order) {
+                state.predicts(at_step, Rank(rank), at);
+            }
+        }
         let horizon = answered::<v1::HorizonRequest>(caller, |state| match state.training().evaluating() {
-            Some((number, at_step)) if number == order => state.evaluation_horizon(at_step, Rank(rank), from, at),
+            Some((number, at_step)) if number == order => state.evaluation_horizon(at_step, from),
             _ => state.horizon(order, from, at),
         });
         let wait = v1::Horizon { until: from, last: false, turns: Vec::new() };

@@ -286,7 +286,10 @@ impl Coordinator {
             state.training().advance()
         });
         asked.map_err(|error| error.to_string())?;
-        let ended = self.until(WHOLE_JOB, |state| Ok(state.training().ended().then_some(())));
+        let ended = self.until(WHOLE_JOB, |state| {
+            let training = state.training();
+            Ok((training.ended() || training.end_is_saved()).then_some(()))
+        });
         tokio::select! {
             biased;
             Ok(saved) = saved => saved,

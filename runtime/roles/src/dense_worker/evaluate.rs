@@ -51,7 +51,7 @@ impl Trainer {
             self.pull_parameters()?;
         }
         let mut share = Share::default();
-        let mut horizon = Horizon::new(order.number, 0);
+        let mut horizon = Horizon::new(order.number, 0).telling();
         let mut ahead: VecDeque<Fetching> = VecDeque::new();
         let mut fetched = 0;
         loop {

@@ -19,13 +19,20 @@ pub(super) struct Horizon {
     until: u64,
     last: bool,
     turns: Option<Turns>,
+    /// In an evaluation: the coordinator has been told of the batches before this one, and is told whether or not more are to be known.
+    told: Option<u64>,
     asked: Option<JoinHandle<Result<v1::Horizon, RoleError>>>,
 }
 
 impl Horizon {
     /// Nothing is known but that order `order` begins before batch `from`.
     pub(super) fn new(order: u64, from: u64) -> Self {
-        Self { order, until: from, last: false, turns: None, asked: None }
+        Self { order, until: from, last: false, turns: None, told: None, asked: None }
+    }
+
+    /// The coordinator is to know how far this worker is, also when that knows all there is.
+    pub(super) fn telling(self) -> Self {
+        Self { told: Some(0), ..self }
     }
 
     /// Batches before this one may be fetched.
@@ -48,7 +55,9 @@ impl Horizon {
         if self.asked.as_ref().is_some_and(JoinHandle::is_finished) {
             self.take(trainer)?;
         }
-        if self.asked.is_none() && !self.last && self.until < at + ASK_BELOW {
+        let tells = self.told.is_some_and(|told| told + ASK_BELOW <= at);
+        if self.asked.is_none() && (tells || (!self.last && self.until < at + ASK_BELOW)) {
+            self.told = self.told.map(|_| at);
             let coordinator = trainer.peers.coordinator.clone();
             let request = v1::HorizonRequest { rank: trainer.rank.0, order: self.order, from: self.until, at };
             let ask = async move { Ok(coordinator.call(request, Vec::new(), CALL_DEADLINE).await?.0) };

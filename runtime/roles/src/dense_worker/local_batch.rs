@@ -8,10 +8,11 @@ use rectrain_wire::Tensor;
 use tokio::task::JoinHandle;
 
 use super::Trainer;
+use crate::batch::BatchPosition;
 use crate::embedding_worker::{decode_pooled, encode_pooled};
 use crate::error::RoleError;
 use crate::message;
-use crate::plan::JobPlan;
+use crate::plan::{JobPlan, WHOLE_JOB};
 use crate::pooling::Pooled;
 use crate::turns::Piece;
 
@@ -116,7 +117,12 @@ impl Trainer {
             let (workers, plan) = (Arc::clone(&self.peers.embedding_workers), Arc::clone(&self.plan));
             self.spawn(async move {
                 let request = v1::Forward { batch: Some(piece.key.write()), step };
-                let (reply, tensors) = workers.call(piece.embedding_worker, request, Vec::new()).await?;
+                // A dense worker that has taken another's place may have hours of an evaluation to predict again before this piece is let in:
+                // the embedding worker knows whether anything goes on.
+                let is_evaluated = matches!(piece.key.position, BatchPosition::Evaluation { .. });
+                let patience = if is_evaluated { WHOLE_JOB } else { plan.patience() };
+                let (reply, tensors) =
+                    workers.call_within(piece.embedding_worker, request, Vec::new(), patience).await?;
                 read(piece, reply, tensors, &plan)
             })
         };

@@ -12,7 +12,7 @@ use super::State;
 use super::data::no_rows;
 use crate::coordinator::announced::{Announced, Chunk};
 use crate::coordinator::as_bytes;
-use crate::coordinator::outstanding::{Given, Predicted};
+use crate::coordinator::outstanding::{AllPredicted, Given, Predicted};
 use crate::dense_worker::LOOK_AHEAD;
 use crate::error::RoleError;
 use crate::events::{JobEvent, TestMetrics};
@@ -172,14 +172,25 @@ impl State {
         Ok(())
     }
 
-    /// Batches of the evaluations under way before which nobody asks for any more, unless somebody takes a dense worker's place. Who has sent
-    /// its share asks for nothing.
-    pub(super) fn predicted(&self) -> Predicted {
-        let slowest = |pass: &Pass| {
-            let asking = pass.asked.iter().zip(&pass.shares).filter(|(_, share)| share.is_none());
-            asking.map(|(asked, _)| asked.saturating_sub(LOOK_AHEAD as u64)).min().unwrap_or(u64::MAX)
+    /// What nobody asks for any more of the evaluations under way, unless somebody takes a dense worker's place. Who has sent its share asks for
+    /// nothing.
+    pub(super) fn predicted(&self) -> AllPredicted {
+        let of = |pass: &Pass| {
+            let asking = || (0..).zip(pass.asked.iter().zip(&pass.shares)).filter(|(_, (_, share))| share.is_none());
+            let slowest = asking().map(|(_, (asked, _))| asked.saturating_sub(LOOK_AHEAD as u64)).min();
+            let asked = asking().map(|(rank, _)| self.training.share(Rank(rank))).filter(|share| !share.is_empty());
+            Predicted { before: slowest.unwrap_or(u64::MAX), asked: asked.collect() }
         };
-        self.passes.iter().map(|(at_step, pass)| (*at_step, slowest(pass))).collect()
+        self.passes.iter().map(|(at_step, pass)| (*at_step, of(pass))).collect()
+    }
+
+    /// Worker `rank` has asked for the batches before `at` of the evaluation under way, and so gets on.
+    pub(in crate::coordinator) fn predicts(&mut self, at_step: GlobalStep, rank: Rank, at: u64) {
+        let asked = self.passes.get_mut(&at_step).and_then(|pass| pass.asked.get_mut(rank.0 as usize));
+        if let Some(asked) = asked.filter(|asked| **asked < at) {
+            *asked = at;
+            self.progressed = Instant::now();
+        }
     }
 
     /// Another is in this worker's place, and asks for all of its pieces.
@@ -190,19 +201,13 @@ impl State {
         }
     }
 
-    /// How many batches of the evaluation under way worker `rank`, which has asked for those before `at`, may fetch, where `from` are known already;
-    /// `None`: no more yet.
+    /// How many batches of the evaluation under way may be fetched, where `from` are known already; `None`: no more yet.
     pub(in crate::coordinator) fn evaluation_horizon(
-        &mut self,
+        &self,
         at_step: GlobalStep,
-        rank: Rank,
         from: u64,
-        at: u64,
     ) -> Result<Option<v1::Horizon>, RoleError> {
-        let pass = self.passes.get_mut(&at_step).ok_or_else(|| unknown_evaluation("horizon", at_step))?;
-        if let Some(asked) = pass.asked.get_mut(rank.0 as usize) {
-            *asked = at.max(*asked);
-        }
+        let pass = self.passes.get(&at_step).ok_or_else(|| unknown_evaluation("horizon", at_step))?;
         let Pass { data, turns, .. } = pass;
         let horizon = v1::Horizon { until: data.batches(), last: data.complete(), turns: turns.write() };
         Ok((horizon.until > from || horizon.last).then_some(horizon))
@@ -407,18 +412,18 @@ mod tests {
     #[test]
     fn nobody_asks_for_what_the_slowest_has_behind_it() {
         let mut state = evaluating();
-        let asks = |state: &mut State, rank, at| state.evaluation_horizon(AT, Rank(rank), 0, at).unwrap();
-        let predicted = |state: &State| state.predicted()[&AT];
-        assert_eq!(predicted(&state), 0);
+        let shares = [0, 1].map(|rank| state.training.share(Rank(rank)));
+        let predicted = |state: &State| state.predicted()[&AT].clone();
+        assert_eq!(predicted(&state), Predicted { before: 0, asked: shares.to_vec() });
         for (rank, at, expected) in [(0, 100, 0), (1, 3, 0), (1, 40, 36), (1, 20, 36)] {
-            asks(&mut state, rank, at);
-            assert_eq!(predicted(&state), expected);
+            state.predicts(AT, Rank(rank), at);
+            assert_eq!(predicted(&state).before, expected);
         }
         // Who is done asks for nothing, and who takes another's place for all.
         assert_eq!(tell(&mut state, 1, 0), (0, 0));
-        assert_eq!(predicted(&state), 96);
+        assert_eq!(predicted(&state), Predicted { before: 96, asked: vec![shares[0].clone()] });
         state.predicts_anew(AT, Rank(0));
-        assert_eq!(predicted(&state), 0);
+        assert_eq!(predicted(&state).before, 0);
     }
 
     #[test]

@@ -131,6 +131,8 @@ pub(super) struct Training {
     saved_through: u64,
     save_wanted: bool,
     save: SaveStep,
+    /// Whether that is the one of the end.
+    saves_last: bool,
     slots: SlotsMove,
     /// The slot map in force.
     map_epoch: u64,
@@ -238,6 +240,7 @@ impl Training {
             saved_through: saved.batch,
             save_wanted: false,
             save: SaveStep::Freezing,
+            saves_last: false,
             slots: SlotsMove::No,
             map_epoch: 0,
             stage: Stage::Restoring,
@@ -584,7 +587,7 @@ impl Training {
                 Stage::Resting => self.decide_at_rest()?,
                 Stage::Restoring => self.order.number > 0 && self.all_done() && self.after_restore(),
                 Stage::Evaluating => self.all_done() && self.after_evaluation()?,
-                Stage::Saving => self.is_saved()? && self.all_done() && self.after_save()?,
+                Stage::Saving => self.is_saved() && self.all_done() && self.after_save()?,
                 Stage::Joining => self.all_done() && self.flip_or_move(self.boundary()?)?,
                 Stage::Sharing => self.all_done() && self.take_in_workers()?,
                 Stage::Gathering => self.all_done() && self.flip(),

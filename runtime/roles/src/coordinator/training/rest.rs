@@ -99,7 +99,7 @@ impl Training {
             Stage::Training if self.flushing => self.calls.push(ServerCall::Flush),
             Stage::Saving => {
                 let at = self.boundary()?;
-                let last = self.is_at_end(at);
+                let last = self.saves_last;
                 // The one of the end has to exist, and who was writing it is dead.
                 if self.save == SaveStep::Freezing || (last && self.save == SaveStep::Frozen) {
                     self.save = SaveStep::Freezing;
@@ -166,17 +166,22 @@ impl Training {
     pub(super) fn after_evaluation(&mut self) -> Result<bool, RoleError> {
         let at = self.boundary()?;
         let due = self.save_due().is_some_and(|due| due <= self.granted) && self.saved_through < self.granted;
-        if self.plan.saves && (due || self.save_wanted) && !self.is_at_end(at) {
-            self.begin_save(at, false)
-        } else {
-            self.leave_rest()
+        match self.is_at_end(at) {
+            // It may have become known only since training rests here.
+            true if self.plan.saves && !self.end_is_saved() => self.begin_save(at, true),
+            false if self.plan.saves && (due || self.save_wanted) => self.begin_save(at, false),
+            _ => self.leave_rest(),
         }
     }
 
     /// At rest: a checkpoint is fixed, or exists.
     pub(super) fn after_save(&mut self) -> Result<bool, RoleError> {
         let at = self.boundary()?;
-        if self.is_at_end(at) { self.test_the_end(at) } else { self.leave_rest() }
+        match self.is_at_end(at) {
+            true if !self.end_is_saved() => self.begin_save(at, true),
+            true => self.test_the_end(at),
+            false => self.leave_rest(),
+        }
     }
 
     /// Whether the checkpoint of the end exists.
@@ -185,6 +190,7 @@ impl Training {
     }
 
     fn begin_save(&mut self, at: Boundary, last: bool) -> Result<bool, RoleError> {
+        self.saves_last = last;
         self.saved_through = self.granted;
         self.save_wanted = false;
         self.save = SaveStep::Freezing;
@@ -193,9 +199,8 @@ impl Training {
         Ok(true)
     }
 
-    pub(super) fn is_saved(&self) -> Result<bool, RoleError> {
-        let last = self.is_at_end(self.boundary()?);
-        Ok(self.save == SaveStep::Written || (self.save == SaveStep::Frozen && !last))
+    pub(super) fn is_saved(&self) -> bool {
+        self.save == SaveStep::Written || (self.save == SaveStep::Frozen && !self.saves_last)
     }
 
     pub(super) fn leave_rest(&mut self) -> Result<bool, RoleError> {
