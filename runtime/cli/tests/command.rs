@@ -517,11 +517,24 @@ fn dense_workers_that_are_killed_take_the_others_parameters_and_the_same_model_i
 /// and when one parameter server has done so and the other has not.
 #[test]
 fn an_embedding_worker_and_a_dense_worker_that_are_killed_together_are_replaced_and_the_same_model_is_trained() {
+    killed_together("spec.training.mode=sync", |_| true);
+}
+
+/// What was predicted of the test data is predicted again, of pieces that are sent again, while the other dense worker is far ahead.
+#[test]
+fn an_embedding_worker_and_a_dense_worker_that_are_killed_together_are_replaced_while_they_predict() {
+    let sets = "spec.training.mode=sync,spec.training.evaluation.every=steps,spec.training.evaluation.steps=50,\
+                spec.data.synthetic.testRows=60000";
+    // What was reported last when training came to rest.
+    killed_together(sets, |step| step % 50 == 0);
+}
+
+/// Of two each, five times, when there is progress at a step that is meant.
+fn killed_together(sets: &str, is_meant: impl Fn(u64) -> bool) {
     let folder = folder_with(JOB);
     let replicas = "spec.roles.embeddingWorker.replicas=2,spec.roles.loader.replicas=2,spec.roles.denseWorker.replicas=2,\
-                    spec.roles.ps.replicas=2,spec.training.mode=sync,spec.data.synthetic.rows=90000,\
-                    spec.faultTolerance.maxRestarts=20";
-    let common = ["run", "job.yaml", "--json", "--set", replicas];
+                    spec.roles.ps.replicas=2,spec.data.synthetic.rows=90000,spec.faultTolerance.maxRestarts=20";
+    let common = ["run", "job.yaml", "--json", "--set", replicas, "--set", sets];
     let alone = events(&rectrain(folder.path(), &common)).pop().unwrap();
     let slow = ["--processes", "--slow", "denseWorker-0=8x", "--slow", "denseWorker-1=8x"];
     let (mut child, lines) = training(folder.path(), &[&common[..], &slow].concat());
@@ -529,7 +542,8 @@ fn an_embedding_worker_and_a_dense_worker_that_are_killed_together_are_replaced_
     for line in lines {
         last = serde_json::from_str(&line.unwrap()).unwrap();
         missing -= i32::from(last["event"] == "rejoined");
-        if last["event"] == "progress" && missing == 0 && rounds < 5 {
+        let is_due = last["event"] == "progress" && last["step"].as_u64().is_some_and(&is_meant);
+        if is_due && missing == 0 && rounds < 5 {
             (rounds, missing) = (rounds + 1, 2);
             let of =
                 |role: &str| children_of(child.id()).into_iter().rfind(|(_, of)| of == role).unwrap().0.to_string();
