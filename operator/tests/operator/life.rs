@@ -284,6 +284,7 @@ async fn while_a_checkpoint_is_waited_for_nothing_worse_comes_of_a_suspension() 
     world.edit(|spec| spec["suspend"] = json!(true));
     assert!(trains_on(&world).await);
     world.scripts.lock().unwrap().by_attempt = vec![vec![idle(Stage::Training, 1, 100.0)]];
+    passes(100);
     assert!(!trains_on(&world).await);
     assert_eq!((world.phase(), world.job().status.unwrap().restarts), (Some(Phase::Suspended), Some(0)));
 }
