@@ -25,7 +25,6 @@ mod state;
 mod training;
 mod watching;
 
-use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -67,8 +66,6 @@ pub struct Coordinator {
     state: Mutex<State>,
     saves: Mutex<Saves>,
     changed: Notify,
-    /// By caller, how often it has asked how the job ends.
-    ends_asked: Mutex<HashMap<u64, u64>>,
     events: EventLog,
     metrics: CoordinatorMetrics,
     /// Where the slots are; none before everybody has joined.
@@ -155,7 +152,6 @@ impl Coordinator {
             attempt: RandomState::new().hash_one("attempt").max(1),
             saves: Mutex::default(),
             changed: Notify::new(),
-            ends_asked: Mutex::default(),
             events,
             metrics,
             placement: Mutex::default(),

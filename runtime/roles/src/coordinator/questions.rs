@@ -1,8 +1,6 @@
 //! What members ask and tell the coordinator, and how they are answered: what cannot be answered yet is held until it can.
 
-use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rectrain_modes::{ChunkLease, GlobalStep, Lease, Rank};
@@ -390,16 +388,11 @@ impl Coordinator {
         Ok(reply)
     }
 
-    /// Whoever another takes the place of while it lives hears of it here. A question that was asked again, over another connection, is given up:
-    /// it would be held to the job's end.
+    /// Whoever another takes the place of while it lives hears of it here.
     async fn job_end(&self, caller: &v1::Caller, request: v1::JobEndRequest) -> Result<Frame, Refusal> {
-        let number = self.asks_for_the_end(caller.id);
         loop {
             let changed = self.changed.notified();
             {
-                if caller.id != 0 && self.ends_asked().get(&caller.id) != Some(&number) {
-                    return Err(refuse("this was asked again"));
-                }
                 let state = self.lock();
                 if state.is_superseded(caller) {
                     return Err(refuse(SUPERSEDED));
@@ -410,22 +403,6 @@ impl Coordinator {
             }
             changed.await;
         }
-    }
-
-    /// Of this caller, for the so-manieth time.
-    fn asks_for_the_end(&self, caller: u64) -> u64 {
-        let number = {
-            let mut asked = self.ends_asked();
-            let number = asked.entry(caller).or_default();
-            *number += 1;
-            *number
-        };
-        self.changed.notify_waiters();
-        number
-    }
-
-    fn ends_asked(&self) -> MutexGuard<'_, HashMap<u64, u64>> {
-        self.ends_asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What `ready` has for `loader`; `nothing`, as soon as another has taken its place: what is given to a dead loader nobody reads.
