@@ -32,6 +32,8 @@ use crate::pods::PodFacts;
 use crate::reconcile::status::conditions;
 use crate::switch::{self, SwitchAnswer};
 
+/// Processes have so long to begin, names, certificates and GPUs included, however short the steps of their job are.
+const LEAST_BEGIN_SECONDS: u32 = 120;
 /// The longest back-off after a crash.
 const MAX_BACKOFF_SECONDS: u64 = 300;
 
@@ -697,7 +699,8 @@ impl<'a> Draft<'a> {
     }
 
     /// All pods run, and training does not begin.
-    fn does_not_begin(&self, seconds: u32) -> Option<Problem> {
+    fn does_not_begin(&self, stall_seconds: u32) -> Option<Problem> {
+        let seconds = stall_seconds.max(LEAST_BEGIN_SECONDS);
         let since = self.facts.noticed.unchanged_since.filter(|_| self.all_run())?;
         let why = match self.facts.coordinator {
             CoordinatorView::Live(report) if !report.missing.is_empty() => {

@@ -371,7 +371,7 @@ mod tests {
             ("data/**/*.csv", "data/a/.b.csv", false),
             ("data/**/*.parquet", "data/_temporary/0/part-1.parquet", false),
             ("data/*.csv", "data/_rest.csv", true),
-            ("/root/.cache/_raw/*.csv", "/root/.cache/_raw/a.csv", true),
+            ("/data/.cache/_raw/*.csv", "/data/.cache/_raw/a.csv", true),
             ("../data/*/a.csv", "../data/b/a.csv", true),
             ("data/_day=*/a.csv", "data/_day=1/a.csv", true),
             ("data/.*", "data/.a.csv", true),
