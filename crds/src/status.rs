@@ -387,6 +387,14 @@ pub struct RecTrainingJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restarts: Option<u32>,
 
+    /// Those of `restarts` that count against `spec.faultTolerance.maxRestarts` no more, because the job has trained for a day without another since.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restarts_forgiven: Option<u32>,
+
+    /// When the last of `restarts` was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_restart_time: Option<Time>,
+
     /// The pods that the job has now, or is about to get.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempt: Option<AttemptStatus>,
@@ -402,4 +410,12 @@ pub struct RecTrainingJobStatus {
     /// What the finished job has to show.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub summary: Option<JobSummary>,
+}
+
+impl RecTrainingJobStatus {
+    /// The restarts that count against `spec.faultTolerance.maxRestarts`.
+    #[must_use]
+    pub fn counted_restarts(&self) -> u32 {
+        self.restarts.unwrap_or(0).saturating_sub(self.restarts_forgiven.unwrap_or(0))
+    }
 }

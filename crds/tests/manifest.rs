@@ -946,14 +946,6 @@ const RULES: &[(&[&str], &[&str])] = &[
         &["spec.roles.denseWorker.device=cpu,spec.roles.denseWorker.gpus=1"],
         &["spec.roles.denseWorker.device=cuda,spec.roles.denseWorker.gpus=1"],
     ),
-    (
-        &["spec.training.precision=bf16,spec.roles.denseWorker.gpus=1"],
-        &["spec.training.precision=bf16,spec.roles.denseWorker.device=auto,spec.roles.denseWorker.gpus=1"],
-    ),
-    (
-        &["spec.training.precision=bf16,spec.roles.denseWorker.device=cuda"],
-        &["spec.training.precision=fp32,spec.roles.denseWorker.device=cuda"],
-    ),
 ];
 
 /// A change that breaks a rule about changes, and one beside it that does not.

@@ -56,7 +56,8 @@ pub struct CheckpointSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FaultToleranceSpec {
-    /// Restarts of crashed roles, all roles together, after which the job has failed. 0 fails at the first crash.
+    /// Restarts of crashed roles, all roles together, after which the job has failed. They are counted anew once a day has gone by without one.
+    /// 0 fails at the first crash.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 100_000), extend("x-default" = defaults::MAX_RESTARTS))]
     pub max_restarts: Option<u32>,

@@ -458,7 +458,7 @@ pub enum Precision {
     #[default]
     Fp32,
     /// Operands rounded to bfloat16 (8 bits of precision, the range of f32), sums in 32 bits: twice the arithmetic a second or more on
-    /// CPUs with AMX, or AMD's with AVX512-BF16, correct and slower than `fp32` on others. Not built for GPUs.
+    /// CPUs with AMX, or AMD's with AVX512-BF16, correct and no faster than `fp32` on others. GPUs need compute capability 8.0 (Ampere).
     Bf16,
 }
 

@@ -24,6 +24,7 @@ const LIKE_AUC: f64 = 0.004;
 const NO_GPU: &str = "spec.roles.denseWorker.gpus=0";
 const ONE_GPU: &str = "spec.roles.denseWorker.gpus=1";
 const HYBRID: [&str; 1] = ["spec.training.mode=hybrid"];
+const BF16: [&str; 1] = ["spec.training.precision=bf16"];
 const GBA: [&str; 2] = ["spec.training.mode=gba", "spec.roles.denseWorker.replicas=2"];
 
 pub(crate) fn test() -> Result<(), String> {
@@ -142,18 +143,21 @@ impl Program {
         let (cpu, gpu) = both(&[])?;
         let again = on(ONE_GPU, &[])?;
         let ((hybrid_cpu, hybrid), (gba_cpu, gba)) = (both(&HYBRID)?, both(&GBA)?);
+        let bf16 = on(ONE_GPU, &BF16)?;
         let handed_over = self.through_checkpoints()?;
         let auc = |summary: &Value| summary["test"]["auc"].as_f64().unwrap_or(f64::NAN);
         let report = json!({
             "cpuAuc": auc(&cpu), "gpuAuc": auc(&gpu), "cpuGpuCpuAuc": auc(&handed_over),
-            "hybridCpuAuc": auc(&hybrid_cpu), "hybridAuc": auc(&hybrid), "gbaCpuAuc": auc(&gba_cpu), "gbaAuc": auc(&gba),
+            "hybridCpuAuc": auc(&hybrid_cpu), "hybridAuc": auc(&hybrid), "gbaCpuAuc": auc(&gba_cpu), "gbaAuc": auc(&gba), "bf16Auc": auc(&bf16),
             // The compilation of kernels, and the choice among them, included.
             "cpuSamplesPerSecond": cpu["samplesPerSecond"], "gpuSamplesPerSecond": gpu["samplesPerSecond"],
+            "bf16SamplesPerSecond": bf16["samplesPerSecond"],
             "syncRepeatsToTheBit": gpu["parametersSha256"] == again["parametersSha256"],
         });
         println!("{report}");
         for (what, on_cpu, other, within) in [
             ("sync on the GPU", &cpu, &gpu, SAME_AUC),
+            ("sync on the GPU in bf16", &cpu, &bf16, SAME_AUC),
             ("from CPU to GPU to CPU", &cpu, &handed_over, SAME_AUC),
             ("hybrid on the GPU", &hybrid_cpu, &hybrid, LIKE_AUC),
             ("gba on the GPU", &gba_cpu, &gba, LIKE_AUC),

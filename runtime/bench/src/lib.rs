@@ -67,7 +67,7 @@ impl BenchError {
     /// Whether other arguments would help.
     #[must_use]
     pub fn is_user_error(&self) -> bool {
-        matches!(self, Self::Argument { .. } | Self::Dense(DenseError::NoGpu { .. } | DenseError::Bf16OnGpu))
+        matches!(self, Self::Argument { .. } | Self::Dense(DenseError::NoGpu { .. } | DenseError::NoBf16 { .. }))
     }
 }
 

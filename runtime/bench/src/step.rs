@@ -205,11 +205,9 @@ mod tests {
                 .to_string()
                 .contains("--batch 0")
         );
-        for (precision, expected) in
-            [(BenchedPrecision::Fp32, "cannot compute on a GPU"), (BenchedPrecision::Bf16, "in bf16 on a GPU")]
-        {
+        for precision in [BenchedPrecision::Fp32, BenchedPrecision::Bf16] {
             let error = bench_step(&StepArgs { gpu: Some(99), ..args(BenchedTower::B, precision, 8) }).unwrap_err();
-            assert!(error.is_user_error() && error.to_string().contains(expected), "{error}");
+            assert!(error.is_user_error() && error.to_string().contains("cannot compute on a GPU"), "{error}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What checkpoints there are, and which is the last good one. Called when a job starts, when a role is lost, and by the
 //! command line.
 
+use futures::{StreamExt, TryStreamExt};
 use rectrain_storage::Directory;
 
 use crate::error::CheckpointError;
@@ -9,6 +10,9 @@ use crate::manifest::Manifest;
 use crate::name::{Kind, parse_directory_name};
 use crate::reader::{Checkpoint, Depth};
 use crate::writer::find_manifest;
+
+/// Manifests that are read at the same time.
+const SIDE_BY_SIDE: usize = 16;
 
 /// A checkpoint's directory and what is in it.
 #[derive(Debug)]
@@ -39,17 +43,18 @@ pub enum ListedState {
 /// # Errors
 /// Those of the storage.
 pub async fn list(directory: &Directory) -> Result<Vec<Listed>, CheckpointError> {
-    let mut found = Vec::new();
-    for name in directory.folders().await? {
-        let Some((step, kind)) = parse_directory_name(&name) else { continue };
+    let names = directory.folders().await?.into_iter();
+    let named = names.filter_map(|name| parse_directory_name(&name).map(|(step, kind)| (name, step, kind)));
+    let looks = named.map(|(name, step, kind)| async move {
         let state = match find_manifest(directory, &name).await {
             Ok(Some(manifest)) => ListedState::Complete(Box::new(manifest)),
             Ok(None) => ListedState::Unfinished,
             Err(error) if error.is_checkpoints_fault() => ListedState::Refused(error),
             Err(error) => return Err(error),
         };
-        found.push(Listed { name, step, kind, state });
-    }
+        Ok(Listed { name, step, kind, state })
+    });
+    let mut found: Vec<Listed> = futures::stream::iter(looks).buffered(SIDE_BY_SIDE).try_collect().await?;
     found.sort_by_key(|listed| (listed.step, listed.kind));
     Ok(found)
 }

@@ -12,6 +12,10 @@ use crate::identity::Identity;
 use crate::manifest::{MANIFEST, Manifest};
 use crate::name::{CheckpointId, Kind};
 
+/// The newest checkpoints are looked through for leftovers: the one just written, and the one before it in case that whoever wrote it died
+/// before it could look. No others can have any.
+const WITH_LEFTOVERS: usize = 2;
+
 /// What was deleted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Retained {
@@ -49,7 +53,7 @@ pub async fn retain(
         directory.delete_folder(name, MANIFEST).await?;
         retained.unfinished.push(name.clone());
     }
-    for name in &plan.keep {
+    for name in plan.keep.iter().take(WITH_LEFTOVERS) {
         let own = listed.iter().find(|listed| listed.name == *name);
         let Some(ListedState::Complete(manifest)) = own.map(|listed| &listed.state) else { continue };
         let strays = strays(directory, name, manifest).await?;
@@ -72,7 +76,7 @@ struct Plan {
     /// In this order: what builds on others before those.
     delete: Vec<String>,
     unfinished: Vec<String>,
-    /// Own checkpoints that stay and are not being written.
+    /// Own checkpoints that stay and are not being written, the newest first.
     keep: Vec<String>,
 }
 

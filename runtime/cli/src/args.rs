@@ -324,12 +324,8 @@ pub(crate) struct CoordinatorArgs {
     /// was killed, and so do the members. Without it the job begins anew from its last checkpoint
     #[arg(long, value_name = "FOLDER", env = "RECTRAIN_JOURNAL")]
     pub(crate) journal: Option<PathBuf>,
-    /// Seconds that this process has to end in order once it is told to, the last few of which it leaves
-    #[arg(long, value_name = "SECONDS", env = "RECTRAIN_GRACE_SECONDS", default_value_t = TERMINATION_GRACE_SECONDS)]
-    pub(crate) grace_seconds: u32,
-    /// Seconds that the job may be without progress, if not as the manifest says (`spec.faultTolerance.stallSeconds`)
-    #[arg(long, value_name = "SECONDS", env = "RECTRAIN_STALL_SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) stall_seconds: Option<u32>,
+    #[command(flatten)]
+    pub(crate) patience: PatienceArgs,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
     /// Print one JSON object an event to standard output after the line with the addresses, the summary last
@@ -339,6 +335,17 @@ pub(crate) struct CoordinatorArgs {
     /// when they exit
     #[arg(long)]
     pub(crate) stay: bool,
+}
+
+/// How long is waited for a process of a job.
+#[derive(Debug, Args)]
+pub(crate) struct PatienceArgs {
+    /// Seconds that this process has to end in order once it is told to, the last few of which it leaves
+    #[arg(long, value_name = "SECONDS", env = "RECTRAIN_GRACE_SECONDS", default_value_t = TERMINATION_GRACE_SECONDS)]
+    pub(crate) grace_seconds: u32,
+    /// Seconds that the job may be without progress, if not as the manifest says (`spec.faultTolerance.stallSeconds`)
+    #[arg(long, value_name = "SECONDS", env = "RECTRAIN_STALL_SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) stall_seconds: Option<u32>,
 }
 
 /// Whom a process of a job speaks with.
@@ -371,12 +378,8 @@ pub(crate) struct MemberArgs {
     pub(crate) metrics: SocketAddr,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
-    /// Seconds that this process has to end in order once it is told to, the last few of which it leaves
-    #[arg(long, value_name = "SECONDS", env = "RECTRAIN_GRACE_SECONDS", default_value_t = TERMINATION_GRACE_SECONDS)]
-    pub(crate) grace_seconds: u32,
-    /// Seconds that the job may be without progress, if not as the manifest says (`spec.faultTolerance.stallSeconds`)
-    #[arg(long, value_name = "SECONDS", env = "RECTRAIN_STALL_SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) stall_seconds: Option<u32>,
+    #[command(flatten)]
+    pub(crate) patience: PatienceArgs,
     /// As a parameter server, keep the rows in this directory of a file system in memory, where a process that takes the place of this
     /// one finds them
     #[arg(long, value_name = "DIRECTORY", env = "RECTRAIN_SHARED_MEMORY")]

@@ -52,7 +52,7 @@ fn plan_of_process(args: &JobArgs, stall_seconds: Option<u32>) -> Result<Arc<Job
 
 /// `rectrain coordinator`
 pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
-    let plan = plan_of_process(&args.job, args.stall_seconds)?;
+    let plan = plan_of_process(&args.job, args.patience.stall_seconds)?;
     crate::runtime()?.block_on(async {
         let Network { metrics, counters, transport, credentials } = Network::new(&args.tls, &plan)?;
         let (page, takes_part) = (LivePage::default(), TakesPart::default());
@@ -82,7 +82,7 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
             result = &mut running => result.map(drop).map_err(Failure::from),
             () = &mut told_to_stop => {
                 coordinator.let_all_leave();
-                Err(save_while(&mut running, coordinator.save_now(), args.grace_seconds).await)
+                Err(save_while(&mut running, coordinator.save_now(), args.patience.grace_seconds).await)
             }
         };
         if args.stay && !matches!(result, Err(Failure::Interrupted(_))) {
@@ -124,7 +124,7 @@ fn staying(result: &Result<(), Failure>) {
 
 /// `rectrain ps`, `rectrain embedding-worker`, `rectrain dense-worker`, `rectrain loader`
 pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
-    let plan = plan_of_process(&args.job, args.stall_seconds)?;
+    let plan = plan_of_process(&args.job, args.patience.stall_seconds)?;
     crate::runtime()?.block_on(async {
         let (stall, computing) = (plan.stall, Computing::default());
         let Network { metrics, counters, transport, .. } = Network::new(&args.tls, &plan)?;
@@ -151,17 +151,17 @@ pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
         let mut running = pin!(member.run());
         let result = tokio::select! {
             result = &mut running => result,
-            () = computing.lasts(stall) => crate::abort(&format!(
-                "{} {} has computed one batch for {} s, as long as a job may be without progress (spec.faultTolerance.stallSeconds)",
+            (what, limit) = computing.lasts(stall) => crate::abort(&format!(
+                "{} {} has {what} for {} s, as long as a job may be without progress (spec.faultTolerance.stallSeconds)",
                 role.name(),
                 args.index,
-                stall.as_secs(),
+                limit.as_secs(),
             )),
             () = &mut told_to_stop => {
                 let saving = async { leaving.await.map_err(|error| error.to_string()) };
                 let mut released = false;
                 let running = async { released = running.await.is_ok() };
-                let ended = Box::pin(save_while(running, saving, args.grace_seconds)).await;
+                let ended = Box::pin(save_while(running, saving, args.patience.grace_seconds)).await;
                 let went_on = || Failure::Interrupted("interrupted; the job goes on with the rows on other servers".to_owned());
                 return Err(if released { went_on() } else { ended });
             }

@@ -3,13 +3,13 @@
 
 use crate::batch::Batch;
 use crate::blocking::Stop;
-use crate::config::{CsvFormat, Format, Part, ReadPlan, SourceConfig, Split, TimeBound};
+use crate::config::{BadRows, CsvFormat, Format, Part, ReadPlan, SourceConfig, Split, TimeBound};
 use crate::error::DataError;
 use crate::pace;
 use crate::reader::ChunkReader;
 use crate::rows::parquet::{ParquetFile, ParquetRows};
 use crate::rows::synthetic::SyntheticRows;
-use crate::rows::text::{TextFile, TextRows};
+use crate::rows::text::{Passed, TextFile, TextRows};
 use crate::rows::{RowSource, Selection};
 use crate::schema::{Encoder, Layout, Schema};
 use crate::storage::{self, SourceFile};
@@ -32,6 +32,8 @@ struct Shared {
     source: Source,
     /// Rows of each file, once they were counted.
     counts: Mutex<Option<Arc<Vec<u64>>>>,
+    /// Rows of the first text files, which were read to their ends.
+    passed: Arc<Passed>,
 }
 
 #[derive(Debug)]
@@ -90,6 +92,7 @@ impl Dataset {
                 encoder: Arc::new(Encoder::new(schema)),
                 source,
                 counts: Mutex::new(None),
+                passed: Arc::default(),
             }),
             part,
         }
@@ -206,9 +209,15 @@ impl Dataset {
         Ok(ChunkReader::new(self.clone(), plan))
     }
 
-    /// A cursor at the first row of this part.
-    pub(crate) fn cursor(&self, stop: &Stop) -> Result<Box<dyn RowSource>, DataError> {
-        self.rows(self.selection(stop)?, stop)
+    /// A cursor at the first row of this part, or at the one after so many where that can be found without reading all that is before it; gives
+    /// how many it has passed.
+    pub(crate) fn cursor(&self, before: u64, stop: &Stop) -> Result<(Box<dyn RowSource>, u64), DataError> {
+        let selection = self.selection(stop)?;
+        let is_by_place = selection.is_by_place() && self.shared.config.bad_rows == BadRows::Fail;
+        match &self.shared.source {
+            Source::Text(_) if is_by_place => Ok((self.rows(selection.after(before), stop)?, before)),
+            _ => Ok((self.rows(selection, stop)?, 0)),
+        }
     }
 
     /// An error that says why this part has no rows.
@@ -237,8 +246,9 @@ impl Dataset {
         let (encoder, bad_rows) = (&shared.encoder, shared.config.bad_rows);
         Ok(match &shared.source {
             Source::Text(files) => {
-                let counts = self.known_counts().unwrap_or_default();
-                Box::new(TextRows::open(files, encoder, selection, bad_rows, &counts, stop)?)
+                let counts = self.known_counts().unwrap_or_else(|| Arc::new(shared.passed.counts()));
+                let rows = TextRows::open(files, encoder, selection, bad_rows, &counts, stop)?;
+                Box::new(rows.noting(Arc::clone(&shared.passed)))
             }
             Source::Parquet(files) => Box::new(ParquetRows::open(files, encoder, selection, bad_rows, stop)),
             Source::Synthetic(teacher, layout) => Box::new(SyntheticRows::new(teacher, layout, encoder, &selection)),

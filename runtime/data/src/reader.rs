@@ -283,12 +283,16 @@ impl Parser {
     }
 
     fn parse(&mut self, chunk: u64) -> Result<Option<Rows>, DataError> {
+        let chunk_rows = self.plan.chunk_rows;
+        let mut before = (chunk - self.at).saturating_mul(chunk_rows);
         let rows = match &mut self.rows {
             Some(rows) => rows,
-            none => none.insert(self.dataset.cursor(&self.stop)?),
+            none => {
+                let (rows, passed) = self.dataset.cursor(before, &self.stop)?;
+                before -= passed;
+                none.insert(rows)
+            }
         };
-        let chunk_rows = self.plan.chunk_rows;
-        let before = (chunk - self.at).saturating_mul(chunk_rows);
         if rows.advance(before, None)? < before {
             self.ended = true;
             return Ok(None);

@@ -290,6 +290,22 @@ fn a_chunk_is_the_same_whoever_reads_it_and_however_it_is_reached() {
 }
 
 #[test]
+fn text_files_that_were_read_to_their_ends_are_not_read_again_for_what_is_behind_them() {
+    let (folder, rows) = (Folder::new(), rows(60));
+    let paths = [0..20, 20..40, 40..60].map(|part| folder.put(&format!("{}.csv", part.start), csv(&rows[part])));
+    let dataset = Dataset::open(config(&[&paths[0], &paths[1], &paths[2]]), schema()).unwrap();
+    let before = chunks(&dataset, plan(7)).unwrap();
+    std::fs::remove_file(&paths[0]).unwrap();
+    std::fs::remove_file(&paths[1]).unwrap();
+    let mut reader = dataset.reader(plan(7)).unwrap();
+    for chunk in [6, 8] {
+        assert_eq!(reader.read(chunk).unwrap().as_ref(), before.get(chunk as usize));
+    }
+    assert_eq!(dataset.reader(plan(7)).unwrap().read(9).unwrap(), None);
+    assert!(dataset.reader(plan(7)).unwrap().read(5).is_err(), "it begins in a file that is gone");
+}
+
+#[test]
 fn a_shuffle_permutes_each_chunk_and_nothing_else() {
     let (folder, rows) = (Folder::new(), rows(48));
     let dataset = Dataset::open(config(&[&folder.put("a.csv", csv(&rows))]), schema()).unwrap();

@@ -4,17 +4,17 @@
 //! them to parameter servers), and what it changed goes back before it is used next.
 //!
 //! The formulas are those of the CPU; their bits are not: a device adds in another order, and `f32` products on tensor cores round
-//! their inputs to TF32.
+//! their inputs to TF32. In bf16, what products of linear layers read and give is rounded; all that stays from step to step is in 32 bits.
 
 use burn::tensor::{Device, Tensor, TensorData, Transaction, activation::sigmoid};
 
 use crate::device::{DeviceMemory, guarded};
-use crate::layers::{Dropout, Parameters, matrix};
+use crate::layers::{Dropout, Parameters, Products, matrix};
 use crate::loss::binary_cross_entropy;
 use crate::model::Model;
 use crate::optimizer::Rule;
 use crate::pass::{Pass, Passed, inputs};
-use crate::tower::{Features, StepOutput};
+use crate::tower::{Features, Precision, StepOutput};
 use crate::{DenseError, ParameterLayout};
 
 /// See the module's text.
@@ -22,6 +22,7 @@ use crate::{DenseError, ParameterLayout};
 pub(crate) struct Accelerator {
     device: Device,
     name: String,
+    precision: Precision,
     pub(crate) parameters: Mirrored,
     pub(crate) gradients: Mirrored,
     pub(crate) optimizer_state: Mirrored,
@@ -30,8 +31,8 @@ pub(crate) struct Accelerator {
 impl Accelerator {
     /// `name` is the device's in errors.
     pub(crate) fn new(
-        device: Device,
-        name: String,
+        (device, name): (Device, String),
+        precision: Precision,
         layout: &ParameterLayout,
         parameters: Vec<f32>,
         optimizer_state: Vec<f32>,
@@ -39,7 +40,7 @@ impl Accelerator {
         let mirrored = |host| Mirrored::new(layout, &device, &name, host);
         let gradients = mirrored(vec![0.0; parameters.len()]);
         let (parameters, optimizer_state) = (mirrored(parameters), mirrored(optimizer_state));
-        Self { device, name, parameters, gradients, optimizer_state }
+        Self { device, name, precision, parameters, gradients, optimizer_state }
     }
 
     pub(crate) fn forward_backward(&mut self, pass: &Pass<'_>, during: &str) -> Result<Passed, DenseError> {
@@ -49,9 +50,9 @@ impl Accelerator {
             return Ok(Passed { output: StepOutput::default(), broken: None });
         }
         let parameters = self.parameters.on_device(during)?;
-        let (device, name) = (&self.device, &self.name);
+        let (device, name, products) = (&self.device, &self.name, Products::Device(self.precision));
         let (leaves, read) = guarded(name, during, || {
-            let graph = pass.forward(&Parameters { tensors: parameters, packed: None }, &(0..samples), device);
+            let graph = pass.forward(&Parameters { tensors: parameters, products }, &(0..samples), device);
             let logits = graph.logits.clone().inner();
             let labels = matrix(pass.labels.to_vec(), [samples, 1], device);
             let derivative = (sigmoid(logits.clone()) - labels).mul_scalar(pass.scale);
@@ -98,9 +99,10 @@ impl Accelerator {
             return Ok(Vec::new());
         }
         let parameters = self.parameters.on_device(during)?;
+        let products = Products::Device(self.precision);
         let logits = guarded(&self.name, during, || {
             let inputs = inputs(model, features, &(0..features.samples), &self.device);
-            let logits = model.forward(&Parameters { tensors: parameters, packed: None }, inputs, Dropout::default());
+            let logits = model.forward(&Parameters { tensors: parameters, products }, inputs, Dropout::default());
             logits.try_into_data().map_err(|error| error.to_string())
         })?;
         self.floats(logits, during)

@@ -4,6 +4,7 @@
 use burn::tensor::Device;
 
 use crate::DenseError;
+use crate::tower::Precision;
 
 /// What a tower computes on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -69,8 +70,8 @@ pub fn gpus() -> Result<Vec<Gpu>, DenseError> {
 /// is missing, memory that others hold) is told before training begins. CubeCL tells of the first two in its logs only, and computes nonsense.
 ///
 /// # Errors
-/// [`DenseError::NoGpu`] and [`DenseError::Device`].
-pub(crate) fn open_cuda(index: usize) -> Result<Device, DenseError> {
+/// [`DenseError::NoGpu`], [`DenseError::NoBf16`] and [`DenseError::Device`].
+pub(crate) fn open_cuda(index: usize, precision: Precision) -> Result<Device, DenseError> {
     if !GPU_SUPPORT {
         return Err(DenseError::NoGpu { reason: "this build computes on the CPU only".into() });
     }
@@ -85,6 +86,8 @@ pub(crate) fn open_cuda(index: usize) -> Result<Device, DenseError> {
     let name = ComputeDevice::Cuda(index).to_string();
     guarded(&name, "trying the compiler of its kernels", cuda::try_compiler)?;
     let opened = guarded(&name, "opening it", || cuda::open(index))?;
+    let capability = guarded(&name, "asking what it can compute", || opened.capability())?;
+    check_precision(&name, precision, capability)?;
     guarded(&name, "a first computation", || {
         let device = opened.device();
         let ones = burn::tensor::Tensor::<2>::ones([32, 32], &device);
@@ -94,6 +97,14 @@ pub(crate) fn open_cuda(index: usize) -> Result<Device, DenseError> {
         let right = values.iter().all(|&value| value == 32.0);
         if right { Ok(device) } else { Err("a product of two matrices of ones came out wrong".into()) }
     })
+}
+
+/// Whether products of this precision are to be had on a GPU of this compute capability.
+fn check_precision(device: &str, precision: Precision, capability: (i32, i32)) -> Result<(), DenseError> {
+    if precision == Precision::Bf16 && capability < (8, 0) {
+        return Err(DenseError::NoBf16 { device: device.to_owned(), capability });
+    }
+    Ok(())
 }
 
 const NO_REASON: &str = "it gave no reason";
@@ -152,12 +163,16 @@ mod cuda {
     /// A GPU of which this process has a context.
     pub(super) struct Opened {
         index: usize,
-        _context: Arc<CudaContext>,
+        context: Arc<CudaContext>,
     }
 
     impl Opened {
         pub(super) fn device(&self) -> Device {
             Device::cuda(self.index)
+        }
+
+        pub(super) fn capability(&self) -> Result<(i32, i32), String> {
+            self.context.compute_capability().map_err(|error| told(&error))
         }
     }
 
@@ -179,8 +194,8 @@ mod cuda {
             let [found, needed] = [knows, DRIVER].map(|version| format!("{}.{}", version / 1000, version % 1000 / 10));
             return Err(format!("its driver knows CUDA {found}, and {needed} is needed: install driver 570 or newer"));
         }
-        let _context = CudaContext::new(index).map_err(|error| told(&error))?;
-        Ok(Opened { index, _context })
+        let context = CudaContext::new(index).map_err(|error| told(&error))?;
+        Ok(Opened { index, context })
     }
 
     fn driver_version() -> Result<i32, DriverError> {
@@ -233,6 +248,11 @@ mod cuda {
         pub(super) fn device(&self) -> Device {
             Device::flex()
         }
+
+        #[allow(clippy::unused_self, reason = "as with the feature")]
+        pub(super) fn capability(&self) -> Result<(i32, i32), String> {
+            Err(String::new())
+        }
     }
 
     pub(super) fn count() -> usize {
@@ -262,9 +282,17 @@ mod tests {
             println!("skipped: this machine has a GPU");
             return;
         }
-        let message = open_cuda(0).unwrap_err().to_string();
+        let message = open_cuda(0, Precision::Fp32).unwrap_err().to_string();
         let expected = if GPU_SUPPORT { "no NVIDIA GPU or no driver" } else { "this build computes on the CPU only" };
         assert!(message.contains(expected), "{message}");
+    }
+
+    #[test]
+    fn bf16_is_refused_in_a_sentence_on_a_gpu_that_has_no_products_of_it() {
+        let message = check_precision("cuda:1", Precision::Bf16, (7, 5)).unwrap_err().to_string();
+        assert!(message.starts_with("cannot compute in bf16 on cuda:1: its compute capability is 7.5"), "{message}");
+        assert!(check_precision("cuda:1", Precision::Bf16, (8, 0)).is_ok());
+        assert!(check_precision("cuda:1", Precision::Fp32, (7, 5)).is_ok());
     }
 
     /// `cargo xtask test gpu` brings both, also where there is no GPU.

@@ -105,11 +105,17 @@ pub enum DenseError {
         reason: String,
     },
 
-    /// bf16 was asked for on a GPU.
+    /// bf16 was asked for on a GPU that has no products of it.
     #[error(
-        "cannot compute in bf16 on a GPU: this is built for CPUs only; use fp32 (whose products run on the GPU's tensor cores), or the CPU"
+        "cannot compute in bf16 on {device}: its compute capability is {}.{}, and products of bf16 need 8.0 (Ampere) or newer; \
+         use fp32, or the CPU", capability.0, capability.1
     )]
-    Bf16OnGpu,
+    NoBf16 {
+        /// The device, such as `cuda:0`.
+        device: String,
+        /// Major and minor.
+        capability: (i32, i32),
+    },
 
     /// A GPU was asked for and cannot be had.
     #[error("cannot compute on a GPU: {reason}")]

@@ -6,7 +6,7 @@ use burn::backend::Flex;
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
 
 use crate::DenseError;
-use crate::layers::{Dropout, Parameters, matrix};
+use crate::layers::{Dropout, Parameters, Products, matrix};
 use crate::layout::ParameterEntry;
 use crate::linear::Linears;
 use crate::loss::binary_cross_entropy;
@@ -79,7 +79,8 @@ impl Host {
                 .collect();
             let results = self.workers.map(work, |(shard, record, targets)| {
                 let packed = packed.recording(record);
-                differentiate(pass, &Parameters { tensors: &tensors, packed: Some(&packed) }, shard, targets)
+                let products = Products::Packed(&packed);
+                differentiate(pass, &Parameters { tensors: &tensors, products }, shard, targets)
             });
             self.accumulate(pass.model, &results, wave[0].start == 0);
             results.iter().for_each(|result| output.loss_sum += result.loss_sum);
@@ -105,11 +106,10 @@ impl Host {
     /// The logits, one a sample, of a pass that drops nothing and remembers nothing.
     pub(crate) fn logits(&mut self, model: &Model, features: &Features<'_>) -> Vec<f32> {
         let packed = self.linears.weights(model, &self.parameters, &self.workers);
-        let parameters = self.parameter_tensors(model);
+        let (parameters, products) = (self.parameter_tensors(model), Products::Packed(&packed));
         let results = self.workers.map(shards(features.samples), |shard| {
             let inputs = inputs(model, features, &shard, &Device::flex());
-            let logits =
-                model.forward(&Parameters { tensors: &parameters, packed: Some(&packed) }, inputs, Dropout::default());
+            let logits = model.forward(&Parameters { tensors: &parameters, products }, inputs, Dropout::default());
             as_slice(&logits.into_data()).to_vec()
         });
         results.concat()

@@ -1,18 +1,27 @@
 //! The layers that models are made of: each knows which parameters of the flat buffer are its own and maps Burn tensors to Burn
 //! tensors. Whether gradients are recorded is a property of the tensors that come in, not of a layer.
 
-use burn::tensor::{Device, Int, Tensor, TensorData, activation::relu};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData, activation::relu};
 
 use crate::layout::{Initializer, ParameterId, ParameterLayout};
 use crate::linear::Packed;
 use crate::random::{Stream, name_key};
+use crate::tower::Precision;
 
 /// The parameters of one forward pass.
 pub(crate) struct Parameters<'a> {
-    /// In layout order. With `packed`, in the place of those of linear layers stands one value without meaning.
+    /// In layout order. With [`Products::Packed`], in the place of those of linear layers stands one value without meaning.
     pub(crate) tensors: &'a [Tensor<2>],
-    /// What linear layers compute with on the CPU; on a device with memory of its own, Burn's products do.
-    pub(crate) packed: Option<&'a Packed>,
+    pub(crate) products: Products<'a>,
+}
+
+/// What the products of linear layers are computed by.
+#[derive(Clone, Copy)]
+pub(crate) enum Products<'a> {
+    /// This crate's, on the CPU.
+    Packed(&'a Packed),
+    /// Burn's, on a device with memory of its own.
+    Device(Precision),
 }
 
 impl Parameters<'_> {
@@ -76,19 +85,31 @@ impl Linear {
 
     /// `[B, inputs]` to `[B, outputs]`.
     pub(crate) fn forward(&self, parameters: &Parameters<'_>, input: Tensor<2>) -> Tensor<2> {
-        match parameters.packed {
-            None => input.matmul(parameters.get(self.weight)) + parameters.get(self.bias),
-            Some(packed) => packed.linear(self, parameters.get(self.weight), input, false),
+        let weight = parameters.get(self.weight);
+        match parameters.products {
+            Products::Packed(packed) => packed.linear(self, weight, input, false),
+            Products::Device(precision) => product(input, weight, precision) + parameters.get(self.bias),
         }
     }
 
     /// The same with ReLU after it.
     pub(crate) fn forward_relu(&self, parameters: &Parameters<'_>, input: Tensor<2>) -> Tensor<2> {
-        match parameters.packed {
-            None => relu(self.forward(parameters, input)),
-            Some(packed) => packed.linear(self, parameters.get(self.weight), input, true),
+        match parameters.products {
+            Products::Packed(packed) => packed.linear(self, parameters.get(self.weight), input, true),
+            Products::Device(_) => relu(self.forward(parameters, input)),
         }
     }
+}
+
+/// `[B, inputs]` and `[inputs, outputs]` to `[B, outputs]`, on a device. In bf16 the operands are rounded, the device sums in 32 bits, and
+/// each sum is rounded as it leaves, forward and backward, as PyTorch's autocast has it on GPUs. A product with one column, a logit's,
+/// is as fast in 32 bits, and 8 bits of a logit would make ties of samples that differ.
+fn product(input: Tensor<2>, weight: Tensor<2>, precision: Precision) -> Tensor<2> {
+    if precision == Precision::Fp32 || weight.dims()[1] == 1 {
+        return input.matmul(weight);
+    }
+    let [input, weight] = [input, weight].map(|operand| operand.cast(FloatDType::BF16));
+    input.matmul(weight).cast(FloatDType::F32)
 }
 
 /// Linear layers, each followed by ReLU and dropout.

@@ -39,14 +39,14 @@ impl Pass<'_> {
     /// The forward pass of the samples in `shard`, in a graph of its own.
     pub(crate) fn forward(&self, parameters: &Parameters<'_>, shard: &Range<usize>, device: &Device) -> Graph {
         let leaf = |tensor: Tensor<2>| tensor.autodiff().require_grad();
-        let packed = parameters.packed;
+        let products = parameters.products;
         let parameters: Vec<Tensor<2>> = parameters.tensors.iter().cloned().map(leaf).collect();
         let inputs = inputs(self.model, &self.features, shard, device);
         let embeddings = inputs.embeddings.map(leaf);
         let linear = inputs.linear.map(leaf);
         let inputs = Inputs { dense: inputs.dense, embeddings: embeddings.clone(), linear: linear.clone() };
         let dropout = Dropout { first_sample: shard.start, ..self.dropout };
-        let logits = self.model.forward(&Parameters { tensors: &parameters, packed }, inputs, dropout);
+        let logits = self.model.forward(&Parameters { tensors: &parameters, products }, inputs, dropout);
         Graph { logits, parameters, embeddings, linear }
     }
 }

@@ -1,4 +1,4 @@
-//! How long a dense worker has been at one batch. A computation that never ends (a GPU that does not answer) holds its batch for ever, and in a mode
+//! How long a dense worker has been at one batch, or at opening what it computes on. A computation that never ends (a GPU that does not answer) holds its batch for ever, and in a mode
 //! without a barrier nobody else is held up by it or sees it: so whoever owns the process asks, and ends it. Others then do as when it is killed.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,35 +6,54 @@ use std::time::{Duration, Instant};
 
 /// Since when something is computed, if anything is. Clones are about the same worker.
 #[derive(Debug, Clone, Default)]
-pub struct Computing(Arc<Mutex<Option<Instant>>>);
+pub struct Computing(Arc<Mutex<Option<UnderWay>>>);
+
+/// The least that a device has to be opened in: its driver begins and its kernels are compiled.
+const LEAST_TO_OPEN: Duration = Duration::from_secs(120);
+
+#[derive(Debug, Clone, Copy)]
+struct UnderWay {
+    /// What it "has" done for too long.
+    what: &'static str,
+    begun: Instant,
+    /// It may take as long, however short steps are.
+    least: Duration,
+}
 
 impl Computing {
-    /// Does `work`, seen by [`Self::lasts`].
+    /// Does `work`, the computation of one batch, seen by [`Self::lasts`].
     pub(crate) fn during<T>(&self, work: impl FnOnce() -> T) -> T {
-        self.set(Some(Instant::now()));
+        self.see("computed one batch", Duration::ZERO, work)
+    }
+
+    /// Opens what is computed on, seen by [`Self::lasts`].
+    pub(crate) fn opening<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.see("been opening its device", LEAST_TO_OPEN, work)
+    }
+
+    fn see<T>(&self, what: &'static str, least: Duration, work: impl FnOnce() -> T) -> T {
+        self.set(Some(UnderWay { what, begun: Instant::now(), least }));
         let done = work();
         self.set(None);
         done
     }
 
-    /// Returns when one computation has been under way for `limit`.
-    pub async fn lasts(&self, limit: Duration) {
+    /// Returns when one computation has been under way for `limit`, with what it "has" done all the time, and for how long at least.
+    pub async fn lasts(&self, limit: Duration) -> (&'static str, Duration) {
         loop {
+            let under_way = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let limit = under_way.map_or(limit, |work| limit.max(work.least));
             // What begins meanwhile cannot be overdue before this has passed.
-            let left = self.begun().map_or(limit, |begun| limit.saturating_sub(begun.elapsed()));
-            if left.is_zero() {
-                return;
+            let left = under_way.map_or(limit, |work| limit.saturating_sub(work.begun.elapsed()));
+            match under_way {
+                Some(work) if left.is_zero() => return (work.what, limit),
+                _ => tokio::time::sleep(left).await,
             }
-            tokio::time::sleep(left).await;
         }
     }
 
-    fn begun(&self) -> Option<Instant> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn set(&self, begun: Option<Instant>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = begun;
+    fn set(&self, under_way: Option<UnderWay>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = under_way;
     }
 }
 
@@ -56,10 +75,20 @@ mod tests {
         assert!(seen.is_err(), "each of them was shorter");
         short.join().unwrap();
         let (long, begun) = (compute(4 * LIMIT, 1), Instant::now());
-        computing.lasts(LIMIT).await;
+        assert_eq!(computing.lasts(LIMIT).await, ("computed one batch", LIMIT));
         let seen = begun.elapsed();
         assert!((LIMIT..4 * LIMIT).contains(&seen), "{seen:?}");
         long.join().unwrap();
         assert!(tokio::time::timeout(2 * LIMIT, computing.lasts(LIMIT)).await.is_err(), "it has ended");
+    }
+
+    #[tokio::test]
+    async fn a_device_is_opened_for_two_minutes_at_least_before_that_is_too_long() {
+        const LIMIT: Duration = Duration::from_millis(50);
+        let computing = Computing::default();
+        let own = computing.clone();
+        let opening = std::thread::spawn(move || own.opening(|| std::thread::sleep(6 * LIMIT)));
+        assert!(tokio::time::timeout(4 * LIMIT, computing.lasts(LIMIT)).await.is_err());
+        opening.join().unwrap();
     }
 }

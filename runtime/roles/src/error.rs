@@ -100,7 +100,7 @@ impl RoleError {
             Self::Dense(error) => match error {
                 // A program that can use GPUs and sees none may be on a node that has lost its own: another node may have one.
                 DenseError::NoGpu { .. } => !GPU_SUPPORT,
-                error => matches!(error, DenseError::Bf16OnGpu),
+                error => matches!(error, DenseError::NoBf16 { .. }),
             },
             _ => false,
         }

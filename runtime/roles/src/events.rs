@@ -377,6 +377,13 @@ impl EventLog {
         EventFollower { log: self.clone(), latest: self.latest.subscribe(), seen, ended: false }
     }
 
+    /// A follower that has seen the event with this number, all before it, and of those that are kept after it all but the newest `most`.
+    #[must_use]
+    pub fn follow_newest(&self, seen: u64, most: usize) -> EventFollower {
+        let first = self.after(seen, most).first().map(|first| first.number);
+        self.follow_after(first.map_or(seen, |first| first - 1))
+    }
+
     /// The latest `most` events that are kept after the one with this number.
     #[must_use]
     pub fn after(&self, number: u64, most: usize) -> Vec<Logged> {
@@ -460,6 +467,11 @@ mod tests {
         let numbers = |after, most| log.after(after, most).iter().map(|logged| logged.number).collect::<Vec<_>>();
         assert_eq!((numbers(0, 9), numbers(3, 9), numbers(0, 2)), (vec![2, 3, 4, 5], vec![4, 5], vec![4, 5]));
         assert!(numbers(5, 9).is_empty());
+        let first = |seen, most| {
+            let mut follower = log.follow_newest(seen, most);
+            async move { follower.next_logged().await.map(|logged| logged.number) }
+        };
+        assert_eq!((first(0, 9).await, first(0, 2).await, first(4, 2).await), (Some(2), Some(4), Some(5)));
     }
 
     #[tokio::test]

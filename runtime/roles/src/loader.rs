@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use futures::future::try_join_all;
+use futures::future::{OptionFuture, try_join_all};
 use futures::stream::FuturesUnordered;
 use rectrain_data::{Batch, ChunkReader, Dataset, ReadPlan, SourceConfig};
 use rectrain_modes::GlobalStep;
@@ -308,11 +308,18 @@ impl Loader {
     async fn repeat_what_was_lost(&self) -> Result<(), RoleError> {
         let (mut training, mut evaluating) = (FuturesUnordered::new(), FuturesUnordered::new());
         let mut evaluation = EvaluationRepeats::default();
-        let mut asking = Box::pin(self.ask_what_was_lost());
+        let mut asking = Some(Box::pin(self.ask_what_was_lost()));
         loop {
+            while let Some((number, reply, reader)) = evaluation.next() {
+                evaluating.push(self.repeat_for_evaluation(number, reply, reader));
+            }
+            // Once nothing more will be lost it goes on as one that leaves: others wait for what it has taken over.
             tokio::select! {
-                asked = &mut asking => {
-                    let Some(reply) = asked? else { break };
+                Some(asked) = OptionFuture::from(asking.as_mut()) => {
+                    let Some(reply) = asked? else {
+                        asking = None;
+                        continue;
+                    };
                     match &reply.repeat {
                         Some(Repeat::Evaluation(lease)) => {
                             let place = (lease.at_step, lease.first_batch);
@@ -323,24 +330,8 @@ impl Loader {
                         }
                         _ => training.push(self.repeat(reply)),
                     }
-                    asking = Box::pin(self.ask_what_was_lost());
+                    asking = Some(Box::pin(self.ask_what_was_lost()));
                 }
-                Some(repeated) = training.next() => repeated?,
-                Some(repeated) = evaluating.next() => {
-                    let (number, reader) = repeated?;
-                    evaluation.ended(number, reader);
-                }
-            }
-            while let Some((number, reply, reader)) = evaluation.next() {
-                evaluating.push(self.repeat_for_evaluation(number, reply, reader));
-            }
-        }
-        // As one that leaves: others wait for what it has taken over.
-        loop {
-            while let Some((number, reply, reader)) = evaluation.next() {
-                evaluating.push(self.repeat_for_evaluation(number, reply, reader));
-            }
-            tokio::select! {
                 Some(repeated) = training.next() => repeated?,
                 Some(repeated) = evaluating.next() => {
                     let (number, reader) = repeated?;

@@ -291,7 +291,7 @@ impl Member {
                 };
                 let (own, plan, computing) = (Arc::clone(&worker), Arc::clone(&self.plan), self.computing.clone());
                 // A GPU may hang when it is opened as when it computes.
-                let trainer = move || computing.during(|| own.trainer(&plan, peers));
+                let trainer = move || computing.opening(|| own.trainer(&plan, peers));
                 train_on_a_thread(&worker, trainer, self.index).await
             }
             Work::Loader => {

@@ -13,7 +13,7 @@ use std::fmt;
 use std::path::Path;
 use std::pin::{Pin, pin};
 use std::process::{ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rectrain_crds::defaults::TERMINATION_GRACE_SECONDS;
 use rectrain_proto::v1;
@@ -112,7 +112,7 @@ pub(crate) async fn run(
             Err(Failure::Failed(message)) => message,
             ended => return ended,
         };
-        let Some(pause) = restarts.after_crash(account.saved_in_attempt()) else {
+        let Some(pause) = restarts.after_crash(account.saved_in_attempt(), Instant::now()) else {
             display.show(&JobEvent::Failed { message: message.clone(), user_error: false });
             return Err(Failure::Failed(restarts.exhausted(&message)));
         };
@@ -191,13 +191,13 @@ impl Job<'_> {
             tokio::select! {
                 outcome = &mut following => break outcome,
                 death = first_death(&mut children) => match death.process {
-                    Some(Process::Member(role, index)) if self.has_successor(role, index) && (death.was_told || restarts.replaces()) => {
+                    Some(Process::Member(role, index)) if self.has_successor(role, index) && (death.was_told || restarts.replaces(Instant::now())) => {
                         self.succession.is_replaced(role, index);
                         tracing::warn!("{}; another takes its place", death.message);
                         let child = self.start_member(role, index, &addresses, &mut limits)?;
                         watch_child(&mut children, Process::Member(role, index), child, stop.subscribe());
                     }
-                    Some(Process::Coordinator) if self.memory.is_some() && restarts.replaces() => {
+                    Some(Process::Coordinator) if self.memory.is_some() && restarts.replaces(Instant::now()) => {
                         tracing::warn!("{}; it is started again", death.message);
                         match self.start_coordinator_again(&addresses, restarts).await {
                             Ok(Some(coordinator)) => {
@@ -354,7 +354,7 @@ impl Job<'_> {
         loop {
             match self.start_coordinator(Some(killed)).await {
                 Ok((coordinator, addresses)) => return Ok(addresses.taken_up.then_some(coordinator)),
-                Err(Failure::Failed(message)) if restarts.replaces() => {
+                Err(Failure::Failed(message)) if restarts.replaces(Instant::now()) => {
                     tracing::warn!("{message}; the coordinator is started again");
                 }
                 Err(failure) => return Err(failure),
@@ -396,7 +396,7 @@ impl Job<'_> {
 /// The job's events behind the one with this number.
 async fn watch_events(control: &str, after: u64) -> Result<Streaming<v1::JobEvent>, Box<dyn std::error::Error>> {
     let mut client = ControlClient::connect(control.to_owned()).await?;
-    Ok(client.watch(v1::WatchRequest { after }).await?.into_inner())
+    Ok(client.watch(v1::WatchRequest { after, newest: 0 }).await?.into_inner())
 }
 
 /// For how long the job has made no progress, if its coordinator says so soon.

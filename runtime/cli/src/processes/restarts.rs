@@ -1,11 +1,13 @@
 //! When a run that crashed begins again, and what crashes cost it. Pure.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rectrain_roles::events::JobEvent;
 
 /// The longest pause before a restart.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+/// After so long without a restart they are counted anew: what happened long ago ends no job that has trained since.
+const FORGIVEN_AFTER: Duration = Duration::from_secs(24 * 3600);
 
 /// The budget of restarts and the pauses before them.
 #[derive(Debug)]
@@ -13,8 +15,9 @@ pub(super) struct Restarts {
     most: u32,
     first_pause: Duration,
     done: u32,
-    /// Members replaced while the others went on.
-    replaced: u32,
+    /// Those that count, with the members that were replaced while the others went on.
+    counted: u32,
+    last: Option<Instant>,
     /// Crashes with no checkpoint between them.
     in_a_row: u32,
 }
@@ -22,13 +25,13 @@ pub(super) struct Restarts {
 impl Restarts {
     /// At most `most` of them, the first after `first_pause`.
     pub(super) fn new(most: u32, first_pause: Duration) -> Self {
-        Self { most, first_pause, done: 0, replaced: 0, in_a_row: 0 }
+        Self { most, first_pause, done: 0, counted: 0, last: None, in_a_row: 0 }
     }
 
     /// How long to wait before the next restart; `None` if there is none left. The pause doubles with every crash before which no
     /// checkpoint was saved: a job that gets on is not held up by what happened long ago.
-    pub(super) fn after_crash(&mut self, saved: bool) -> Option<Duration> {
-        if !self.is_any_left() {
+    pub(super) fn after_crash(&mut self, saved: bool, now: Instant) -> Option<Duration> {
+        if !self.takes_one(now) {
             return None;
         }
         self.done += 1;
@@ -38,19 +41,26 @@ impl Restarts {
     }
 
     /// A member died whose place another can take: whether it may.
-    pub(super) fn replaces(&mut self) -> bool {
-        let is_any_left = self.is_any_left();
-        self.replaced += u32::from(is_any_left);
-        is_any_left
+    pub(super) fn replaces(&mut self, now: Instant) -> bool {
+        self.takes_one(now)
     }
 
     /// So many did not take the places after all: the attempt ended before they were there.
     pub(super) fn replaced_in_vain(&mut self, members: u32) {
-        self.replaced = self.replaced.saturating_sub(members);
+        self.counted = self.counted.saturating_sub(members);
     }
 
-    fn is_any_left(&self) -> bool {
-        self.done + self.replaced < self.most
+    /// Counts one, if one is left.
+    fn takes_one(&mut self, now: Instant) -> bool {
+        if self.last.is_some_and(|last| now.duration_since(last) >= FORGIVEN_AFTER) {
+            self.counted = 0;
+        }
+        let is_any_left = self.counted < self.most;
+        if is_any_left {
+            self.counted += 1;
+            self.last = Some(now);
+        }
+        is_any_left
     }
 
     /// Restarts of all so far.
@@ -126,20 +136,33 @@ mod tests {
     #[test]
     fn pauses_double_until_a_checkpoint_is_saved_and_end_with_the_budget() {
         let mut restarts = Restarts::new(5, Duration::from_secs(100));
-        let pauses = [false, false, false, true, false].map(|saved| restarts.after_crash(saved).map(|p| p.as_secs()));
+        let now = Instant::now();
+        let pauses =
+            [false, false, false, true, false].map(|saved| restarts.after_crash(saved, now).map(|p| p.as_secs()));
         assert_eq!(pauses, [Some(100), Some(200), Some(300), Some(100), Some(100)]);
-        assert_eq!(restarts.after_crash(true), None);
+        assert_eq!(restarts.after_crash(true, now), None);
         assert!(restarts.exhausted("ps 0 was killed").contains("restarted 5 times"));
-        assert_eq!(Restarts::new(0, Duration::ZERO).after_crash(true), None);
+        assert_eq!(Restarts::new(0, Duration::ZERO).after_crash(true, now), None);
     }
 
     #[test]
     fn members_that_are_replaced_are_of_the_same_budget() {
-        let mut restarts = Restarts::new(2, Duration::ZERO);
-        assert!(restarts.replaces());
-        assert!(restarts.after_crash(true).is_some());
-        assert!(!restarts.replaces());
-        assert_eq!((restarts.after_crash(true), restarts.done()), (None, 1));
+        let (mut restarts, now) = (Restarts::new(2, Duration::ZERO), Instant::now());
+        assert!(restarts.replaces(now));
+        assert!(restarts.after_crash(true, now).is_some());
+        assert!(!restarts.replaces(now));
+        assert_eq!((restarts.after_crash(true, now), restarts.done()), (None, 1));
+    }
+
+    #[test]
+    fn a_day_without_a_restart_gives_the_budget_back() {
+        let (mut restarts, mut now) = (Restarts::new(1, Duration::ZERO), Instant::now());
+        assert!(restarts.replaces(now) && !restarts.replaces(now + FORGIVEN_AFTER / 2));
+        for _ in 0..3 {
+            now += FORGIVEN_AFTER;
+            assert!(restarts.after_crash(true, now).is_some() && !restarts.replaces(now));
+        }
+        assert_eq!(restarts.done(), 3);
     }
 
     #[test]

@@ -41,6 +41,19 @@ impl Selection {
             Self::Time { .. } => (0, None),
         }
     }
+
+    /// Whether a row's place says whether it is meant.
+    pub(crate) fn is_by_place(&self) -> bool {
+        matches!(self, Self::Range { .. })
+    }
+
+    /// Without the first `rows` rows, where places say which those are.
+    pub(crate) fn after(self, rows: u64) -> Self {
+        match self {
+            Self::Range { from, to } => Self::Range { from: from.saturating_add(rows), to },
+            Self::Time { .. } => self,
+        }
+    }
 }
 
 /// Bad rows that are logged one by one; those after them are only counted.

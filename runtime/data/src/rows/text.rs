@@ -12,7 +12,7 @@ use crate::schema::{Encoder, Layout, Schema};
 use crate::storage::SourceFile;
 use crate::text::{Cells, MAX_RECORD_BYTES, Span, cell, find_record};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
@@ -157,6 +157,24 @@ fn mark_length(buffer: &[u8]) -> usize {
     }
 }
 
+/// How many rows the first files have, as far as cursors have come to their ends: what is behind them is found again without reading them.
+#[derive(Debug, Default)]
+pub(crate) struct Passed(Mutex<Vec<u64>>);
+
+impl Passed {
+    /// By file, from the first on.
+    pub(crate) fn counts(&self) -> Vec<u64> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note(&self, file: usize, rows: u64) {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if counts.len() == file {
+            counts.push(rows);
+        }
+    }
+}
+
 /// Cursor over the rows of text files.
 pub(crate) struct TextRows {
     files: Arc<Vec<TextFile>>,
@@ -175,6 +193,9 @@ pub(crate) struct TextRows {
     file: usize,
     end: usize,
     line: u64,
+    /// Rows of the current file that were read, where the ends of files are noted.
+    in_file: u64,
+    passed: Option<Arc<Passed>>,
     /// Rows to pass over before the part begins, and rows of it not yet seen.
     before: u64,
     left: u64,
@@ -225,10 +246,17 @@ impl TextRows {
             file: span.start,
             end: span.end,
             line: 0,
+            in_file: 0,
+            passed: None,
             before: 0,
             left: u64::MAX,
             cells: Cells::default(),
         })
+    }
+
+    /// Notes how many rows the files have that it comes to the ends of.
+    pub(crate) fn noting(self, passed: Arc<Passed>) -> Self {
+        Self { passed: Some(passed), ..self }
     }
 
     /// Counts the rows of one file without parsing them.
@@ -251,6 +279,9 @@ impl TextRows {
             if let Some(span) = self.next_in_file()? {
                 return Ok(Some(span));
             }
+            if let Some(passed) = &self.passed {
+                passed.note(self.file, self.in_file);
+            }
             self.file += 1;
             self.line = 0;
         }
@@ -258,7 +289,7 @@ impl TextRows {
     }
 
     fn begin_file(&mut self) -> Result<(), DataError> {
-        (self.whole, self.line, self.at) = (false, 1, 0);
+        (self.whole, self.line, self.at, self.in_file) = (false, 1, 0, 0);
         self.buffer.clear();
         self.refill()?;
         self.at = mark_length(&self.buffer);
@@ -290,6 +321,12 @@ impl TextRows {
         self.line += span.lines;
     }
 
+    #[inline]
+    fn consume_row(&mut self, span: Span) {
+        self.consume(span);
+        self.in_file += 1;
+    }
+
     fn refill(&mut self) -> Result<(), DataError> {
         if self.stop.is_set() {
             return Err(DataError::Stopped);
@@ -317,7 +354,7 @@ impl TextRows {
                 self.left = 0;
                 break;
             };
-            self.consume(span);
+            self.consume_row(span);
             self.before -= 1;
         }
         Ok(())
@@ -365,7 +402,7 @@ impl RowSource for TextRows {
                     self.take(span, &mut scratch)
                 }
             };
-            self.consume(span);
+            self.consume_row(span);
             match taken {
                 Ok(taken) => passed += u64::from(taken),
                 Err(error @ DataError::BadRow { .. }) => self.tally.note(error)?,
@@ -390,7 +427,7 @@ impl RowSource for TextRows {
                 Err(error @ DataError::BadRow { .. }) => self.tally.note(error)?,
                 Err(error) => return Err(error),
             }
-            self.consume(span);
+            self.consume_row(span);
             self.left -= u64::from(self.left != u64::MAX);
         }
         Ok(())

@@ -125,15 +125,14 @@ impl Announced {
 
     /// The batch that a row is in, and its place there. The row after a batch's last is the first of the next batch.
     pub(super) fn locate(&self, row: u64) -> (u64, u64) {
-        let mut missing = 0;
-        for (batch, short) in &self.short {
-            if row < self.row_of(*batch) + short.rows {
-                break;
-            }
-            missing = short.missing;
+        // It lies before as many missing rows as none to all: there may be a short batch for each of very many epochs.
+        let missing = self.short.values().next_back().map_or(0, |short| short.missing);
+        let (mut batch, mut latest) = (row / self.global_rows, (row + missing) / self.global_rows);
+        while batch < latest {
+            let middle = (batch + latest).div_ceil(2);
+            if self.row_of(middle) <= row { batch = middle } else { latest = middle - 1 }
         }
-        let place = row + missing;
-        (place / self.global_rows, place % self.global_rows)
+        (batch, row - self.row_of(batch))
     }
 
     fn missing_before(&self, batch: u64) -> u64 {

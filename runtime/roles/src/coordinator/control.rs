@@ -77,7 +77,9 @@ impl Control for ControlService {
     type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::JobEvent, Status>> + Send>>;
 
     async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        let events = self.coordinator.events.follow_after(request.into_inner().after);
+        let v1::WatchRequest { after, newest } = request.into_inner();
+        let log = &self.coordinator.events;
+        let events = if newest == 0 { log.follow_after(after) } else { log.follow_newest(after, newest as usize) };
         let stream = futures::stream::unfold(events, |mut events| async move {
             let logged = events.next_logged().await?;
             let json = serde_json::to_string(&logged.event).map_err(|error| Status::internal(error.to_string()));

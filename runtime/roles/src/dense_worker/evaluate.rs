@@ -63,10 +63,11 @@ impl Trainer {
                 fetched += 1;
             }
             let Some(next) = ahead.pop_front() else {
+                // Once the share is told the order is over, and nothing may be asked of it any more.
+                horizon.take(self)?;
                 if horizon.ends_at(fetched) {
                     break;
                 }
-                horizon.take(self)?;
                 continue;
             };
             let batch = self.fetched(next)?;

@@ -13,7 +13,9 @@ use std::time::Duration;
 
 use rectrain_crds::DeviceKind;
 use rectrain_data::{Schema, SourceConfig};
-use rectrain_dense::{ComputeDevice, DenseOptimizer, GPU_SUPPORT, Model, ModelConfig, Precision, Tower, TowerOptions};
+use rectrain_dense::{
+    ComputeDevice, DenseError, DenseOptimizer, GPU_SUPPORT, Model, ModelConfig, Precision, Tower, TowerOptions,
+};
 use rectrain_embedding::StoreConfig;
 use rectrain_modes::gba::{KeyDivisor, TokenMode};
 use rectrain_modes::migration::SlotMap;
@@ -33,7 +35,7 @@ use crate::pooling::FeatureLayout;
 /// The longest that a call may take which waits for training to advance.
 pub(crate) const CALL_DEADLINE: Duration = Duration::from_secs(600);
 /// The deadline of a call that is answered when something in the job's whole life happens.
-pub(crate) const WHOLE_JOB: Duration = Duration::from_secs(365 * 24 * 3600);
+pub(crate) const WHOLE_JOB: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
 /// Virtual shards of the embedding table.
 const SLOTS: u32 = 1024;
 
@@ -259,9 +261,18 @@ impl JobPlan {
 
     /// The tower as it stands before step 0, on the dense worker of this rank.
     pub(crate) fn tower(&self, rank: Rank) -> Result<Tower, RoleError> {
-        let (device, precision) = (compute_device(self.dense_device, self.precision, rank)?, self.precision);
-        let options = TowerOptions { seed: self.seed, rank: rank.0, threads: self.dense_threads, device, precision };
-        Ok(Tower::new(Model::new(self.model.clone())?, self.dense_optimizer, options)?)
+        let on = |device| {
+            let (seed, threads, precision) = (self.seed, self.dense_threads, self.precision);
+            let options = TowerOptions { seed, rank: rank.0, threads, device, precision };
+            Tower::new(Model::new(self.model.clone())?, self.dense_optimizer, options)
+        };
+        match on(compute_device(self.dense_device, rank)?) {
+            Err(error @ DenseError::NoBf16 { .. }) if self.dense_device == DeviceKind::Auto => {
+                tracing::warn!(%error, "going on on the CPU");
+                Ok(on(ComputeDevice::Cpu)?)
+            }
+            tower => Ok(tower?),
+        }
     }
 
     /// The first event of the job.
@@ -278,10 +289,8 @@ impl JobPlan {
 }
 
 /// What the dense worker of this rank computes on. Workers on one machine take its GPUs in turn; in a cluster each pod sees its own.
-/// bf16 is computed on CPUs only, so that is where `auto` computes it.
-fn compute_device(wanted: DeviceKind, precision: Precision, rank: Rank) -> Result<ComputeDevice, RoleError> {
-    let cpu_only = !GPU_SUPPORT || precision == Precision::Bf16;
-    if wanted == DeviceKind::Cpu || (wanted == DeviceKind::Auto && cpu_only) {
+fn compute_device(wanted: DeviceKind, rank: Rank) -> Result<ComputeDevice, RoleError> {
+    if wanted == DeviceKind::Cpu || (wanted == DeviceKind::Auto && !GPU_SUPPORT) {
         return Ok(ComputeDevice::Cpu);
     }
     Ok(match rectrain_dense::gpu_count()? {

@@ -241,7 +241,7 @@ impl State {
                 let told = to.duration_since(*from);
                 // Nobody tells that nothing is trained, as during an evaluation.
                 let is_over = to.elapsed() > THROUGHPUT_WINDOW.max(3 * told);
-                if is_over { 0.0 } else { (after - before) as f64 / told.as_secs_f64() }
+                if is_over { 0.0 } else { after.saturating_sub(*before) as f64 / told.as_secs_f64() }
             }
             _ => 0.0,
         }
