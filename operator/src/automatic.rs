@@ -27,6 +27,8 @@ use crate::quantity::value_of;
 
 /// Decisions that a status keeps about each subject.
 const KEPT: usize = 8;
+/// Decisions to raise the memory of parameter servers that it keeps.
+const RAISES_KEPT: usize = 16;
 /// Three measurements are enough to speak of.
 const LOOKS_A_WINDOW: u64 = 4;
 /// Bytes of a reason that are kept.
@@ -215,7 +217,8 @@ pub fn decided(status: Option<&RecTrainingJobStatus>) -> impl Iterator<Item = De
     status.into_iter().flat_map(|status| &status.decisions).filter_map(read)
 }
 
-/// All decisions that the status keeps, the new ones last: the newest of each subject, and the one that says how many members there are to be.
+/// All decisions that the status keeps, the new ones last: the newest of each subject, the one that says how many members there are to be, and
+/// those by which servers got more memory.
 #[must_use]
 pub fn kept(before: &[DecisionStatus], new: &[DecisionStatus]) -> Vec<DecisionStatus> {
     let all: Vec<_> = before.iter().chain(new).collect();
@@ -223,7 +226,10 @@ pub fn kept(before: &[DecisionStatus], new: &[DecisionStatus]) -> Vec<DecisionSt
         let mut later = all[place + 1..].iter().filter(|later| later.subject == decision.subject);
         // How many members there are to be is not forgotten over decisions about something else.
         let holds = says_how_many(decision) && !later.clone().any(|later| says_how_many(later));
-        holds || later.nth(KEPT - 1).is_none()
+        // Nor what their memory was raised from; a limit is raised by half at least, so it is not raised often.
+        let is_raise = |decision: &DecisionStatus| decision.replica.is_some() && decision.applied;
+        let raises = is_raise(decision) && later.clone().filter(|later| is_raise(later)).nth(RAISES_KEPT - 1).is_none();
+        holds || raises || later.nth(KEPT - 1).is_none()
     };
     all.iter().enumerate().filter(is_kept).map(|(_, decision)| (**decision).clone()).collect()
 }
@@ -528,6 +534,11 @@ spec:
         assert_eq!(before(&[]), None);
         assert_eq!(before(&[raise(1, 4, 6), raise(2, 6, 9)]), Some(4));
         assert_eq!(before(&[raise(1, 4, 6), raise(2, 8, 12), raise(3, 12, 18)]), Some(8), "it was written anew");
+        let mut told: Vec<DecisionStatus> = raise(1, 4, 6).into_iter().collect();
+        for at in 2..30 {
+            told = kept(&told, write(&decision(at, Subject::Ps, Action::Rebalance { replicas: 4 }), false).as_slice());
+        }
+        assert_eq!(before(&told.into_iter().map(Some).collect::<Vec<_>>()), Some(4), "whatever was decided since");
     }
 
     fn change(samples: &[(&str, f64)]) -> Change {

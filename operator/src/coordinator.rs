@@ -22,8 +22,8 @@ use crate::switch::SwitchAnswer;
 const DEADLINE: Duration = Duration::from_secs(3);
 /// Within it a coordinator that is there takes a connection.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(1);
-/// Events that are read to find the last one; a coordinator keeps fewer.
-const MAX_EVENTS: usize = 1_000_000;
+/// Events that are asked for to find the last one: a job that has trained for months has too many for [`DEADLINE`].
+const NEWEST_EVENTS: u32 = 8;
 
 /// What a coordinator says of its job.
 #[derive(Clone, Debug, PartialEq)]
@@ -384,9 +384,9 @@ async fn ending(
     client: &mut ControlClient<Channel>,
     last_checkpoint: Option<CheckpointStatus>,
 ) -> Result<CoordinatorView, AskError> {
-    let mut events = client.watch(v1::WatchRequest::default()).await?.into_inner();
-    for _ in 0..MAX_EVENTS {
-        let Some(event) = events.message().await? else { break };
+    let newest = v1::WatchRequest { newest: NEWEST_EVENTS, ..v1::WatchRequest::default() };
+    let mut events = client.watch(newest).await?.into_inner();
+    while let Some(event) = events.message().await? {
         if let Some(view) = end(serde_json::from_str(&event.json)?, last_checkpoint.as_ref()) {
             return Ok(view);
         }

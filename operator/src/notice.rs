@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use jiff::{SignedDuration, Timestamp};
-use rectrain_crds::RecTrainingJob;
 
 use crate::coordinator::CoordinatorView;
 use crate::failure::Problem;
@@ -21,7 +20,7 @@ const MADE_WAY: SignedDuration = SignedDuration::from_mins(10);
 pub struct Noticed {
     /// Since when the coordinator of the attempt has not answered this operator.
     pub silent_since: Option<Timestamp>,
-    /// Since when as many of the attempt's pods run as do.
+    /// Since when as many of the attempt's pods run as do, and no container of theirs was started again.
     pub unchanged_since: Option<Timestamp>,
     /// The checkpoint that its coordinator was asked for because the manifest as it is now ends the attempt.
     pub saving: Saving,
@@ -47,17 +46,28 @@ pub enum Saving {
     Over,
 }
 
+/// How a job's manifest ends an attempt: that it is suspended, or what its pods depend on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ending {
+    /// The attempt's number.
+    pub attempt: u32,
+    /// `spec.suspend`.
+    pub is_suspended: bool,
+    /// Digest of the parts of the spec that pods depend on.
+    pub spec_hash: String,
+}
+
 /// What is remembered of a job from look to look. It goes with the job.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     /// The attempt whose coordinator is silent, and since when.
     silent: Option<(u32, Timestamp)>,
-    /// The attempt of which so many pods run, and since when.
-    running: Option<(u32, usize, Timestamp)>,
+    /// The attempt of which so many pods run, how often their containers were started again, and since when that is so.
+    running: Option<((u32, usize, u32), Timestamp)>,
     /// The attempt and the pod of its coordinator.
     coordinator: Option<(u32, String)>,
-    /// The attempt and the generation of the manifest for which a checkpoint was asked for, and whether it has ended.
-    saving: Option<(u32, Option<i64>, Arc<AtomicBool>)>,
+    /// What a checkpoint was asked for, and whether that has ended.
+    saving: Option<(Ending, Arc<AtomicBool>)>,
     /// The attempt of which a pod had to make way, and when that was last seen.
     made_way: Option<(u32, Timestamp)>,
     /// Pods that are not made, or whose containers are not begun.
@@ -72,10 +82,10 @@ impl Memory {
         let is_silent = matches!(view, CoordinatorView::Silent);
         let since = self.silent.filter(|(of, _)| *of == attempt).map_or(now, |(_, since)| since);
         self.silent = is_silent.then_some((attempt, since));
-        let running = pods.iter().filter(|pod| pod.attempt == attempt && pod.is_running).count();
-        let before = self.running.filter(|(of, count, _)| (*of, *count) == (attempt, running));
-        let unchanged_since = before.map_or(now, |(_, _, since)| since);
-        self.running = Some((attempt, running, unchanged_since));
+        let own = || pods.iter().filter(|pod| pod.attempt == attempt);
+        let running = (attempt, own().filter(|pod| pod.is_running).count(), own().map(|pod| pod.restarts).sum());
+        let unchanged_since = self.running.filter(|(before, _)| *before == running).map_or(now, |(_, since)| since);
+        self.running = Some((running, unchanged_since));
         if pods.iter().any(|pod| pod.attempt == attempt && pod.makes_way()) {
             self.made_way = Some((attempt, now));
         }
@@ -100,16 +110,21 @@ impl Memory {
         is_another && made_way
     }
 
-    /// A checkpoint was asked for, because the job as it is ends this attempt.
-    pub fn saves(&mut self, attempt: u32, job: &RecTrainingJob, has_ended: Arc<AtomicBool>) {
-        self.saving = Some((attempt, job.metadata.generation, has_ended));
+    /// A checkpoint was asked for, because of this.
+    pub fn saves(&mut self, ending: Ending, has_ended: Arc<AtomicBool>) {
+        self.saving = Some((ending, has_ended));
     }
 
-    /// How the checkpoint stands that was asked for because the job as it is ends this attempt.
+    /// No checkpoint is waited for: training goes on, and the next that is asked for is another.
+    pub fn saves_nothing(&mut self) {
+        self.saving = None;
+    }
+
+    /// How the checkpoint stands that was asked for because of this.
     #[must_use]
-    pub fn saving(&self, attempt: u32, job: &RecTrainingJob) -> Saving {
+    pub fn saving(&self, ending: &Ending) -> Saving {
         match &self.saving {
-            Some((of, generation, has_ended)) if (*of, *generation) == (attempt, job.metadata.generation) => {
+            Some((of, has_ended)) if of == ending => {
                 if has_ended.load(Ordering::Acquire) {
                     Saving::Over
                 } else {

@@ -34,6 +34,8 @@ use crate::switch::{self, SwitchAnswer};
 
 /// Processes have so long to begin, names, certificates and GPUs included, however short the steps of their job are.
 const LEAST_BEGIN_SECONDS: u32 = 120;
+/// A job that has trained for so long without a restart has its restarts counted anew.
+const FORGIVEN_AFTER_SECONDS: u64 = 24 * 60 * 60;
 /// The longest back-off after a crash.
 const MAX_BACKOFF_SECONDS: u64 = 300;
 
@@ -100,6 +102,8 @@ pub struct Decision {
     pub ask_rebalance: Option<Rebalance>,
     /// Whether it is to be asked for a checkpoint, before its attempt ends.
     pub ask_save: bool,
+    /// Whether that checkpoint is waited for.
+    pub is_saving: bool,
     /// What keeps it from training, if anything does.
     pub problem: Option<Problem>,
     /// Whether the job's time to live is over.
@@ -194,6 +198,12 @@ impl<'a> Draft<'a> {
         if let CoordinatorView::Complete { summary, last_checkpoint } = self.facts.coordinator {
             return self.complete(summary, last_checkpoint.as_ref());
         }
+        // An attempt that is about to end for the user's will leaves the checkpoint that it was asked for.
+        if let (CoordinatorView::Live(report), Some(Phase::Training | Phase::Evaluating)) =
+            (self.facts.coordinator, self.before.phase)
+        {
+            self.note_checkpoint(report.last_checkpoint.as_ref());
+        }
         let impossible = self.impossible_change();
         if impossible.is_none() {
             if let Err(errors) = self.facts.verdict {
@@ -233,13 +243,27 @@ impl<'a> Draft<'a> {
         // Somebody may have scaled a StatefulSet; what becomes of pods that the job does not have says nothing about it.
         let members: Vec<_> =
             present.into_iter().filter(|pod| pod.index().is_none_or(|index| index < self.pods_of(pod.role))).collect();
-        // An attempt that ends by itself while it saves is suspended, and nothing worse.
-        let suspended = (saves_first && self.is_suspended()).then(|| self.clone());
+        let saving = saves_first.then(|| self.clone());
         let decision = self.go(&attempt, &members, phase, stays);
-        match suspended {
-            Some(draft) if matches!(decision.status.phase, Some(Phase::Restarting | Phase::Failed)) => draft.suspend(),
+        match saving {
+            Some(draft) if matches!(decision.status.phase, Some(Phase::Restarting | Phase::Failed)) => {
+                draft.instead_of(decision)
+            }
             _ => decision,
         }
+    }
+
+    /// An attempt that ends by itself while it saves ends as the user wants it to, and counts nothing: it is suspended, or the changed
+    /// manifest is carried out, which may be what mends it.
+    fn instead_of(mut self, ended: Decision) -> Decision {
+        if self.is_suspended() {
+            return self.suspend();
+        }
+        if ended.problem.as_ref().is_some_and(|problem| problem.cause == Cause::BadInput) {
+            return ended;
+        }
+        let phase = self.settle_attempt();
+        self.hold(phase, Duration::ZERO)
     }
 
     /// Whether a checkpoint is waited for because the user's will ends the attempt: the grace period of its pods may not do for one.
@@ -509,13 +533,14 @@ impl<'a> Draft<'a> {
         if let Some(problem) = self.no_progress(phase) {
             return self.crash(attempt, container_restarts, problem);
         }
+        self.forgive_restarts(phase);
         self.note_automatic(phase);
         let all_ready = self.all_ready();
         if let Some(Stays::UntilSaved) = stays {
             let poll = self.facts.poll;
             let ask_save = self.facts.noticed.saving == Saving::No;
             let decision = self.finish(phase, None, Run::AsIs);
-            return Decision { ask_save, look_again: Some(at_most_ten_a_second(poll)), ..decision };
+            return Decision { ask_save, is_saving: true, look_again: Some(at_most_ten_a_second(poll)), ..decision };
         }
         let ask_mode = self.switch(pods);
         let ask_members = self.scale();
@@ -536,13 +561,35 @@ impl<'a> Draft<'a> {
         decision
     }
 
-    /// Gives the restarts of the job's life, and those of the attempt's containers.
+    /// Gives the restarts that count, and those of the attempt's containers.
     fn count_restarts(&mut self, attempt: &AttemptStatus, pods: &[&PodFacts]) -> (u32, u32) {
         // One crash often takes other containers with it, so the most restarted pod counts, not the sum.
         let container_restarts = pods.iter().map(|pod| pod.restarts).max().unwrap_or(0);
-        let restarts = (attempt.restarts_before + container_restarts).max(self.status.restarts.unwrap_or(0));
-        self.status.restarts = Some(restarts);
-        (restarts, container_restarts)
+        self.note_restarts(attempt.restarts_before + container_restarts);
+        (self.counted_restarts(), container_restarts)
+    }
+
+    /// So many there are in the job's life; it has no fewer than before.
+    fn note_restarts(&mut self, restarts: u32) {
+        let before = self.status.restarts.unwrap_or(0);
+        self.status.restarts = Some(restarts.max(before));
+        if restarts > before {
+            self.status.last_restart_time = Some(Time(self.facts.now));
+        }
+    }
+
+    /// Those that count against `maxRestarts`.
+    fn counted_restarts(&self) -> u32 {
+        self.status.counted_restarts()
+    }
+
+    /// What happened long ago neither ends a job that has trained since, nor makes it wait.
+    fn forgive_restarts(&mut self, phase: Phase) {
+        let is_long_ago = |last: &Time| left(self.facts.now, last.0, FORGIVEN_AFTER_SECONDS).is_zero();
+        let trains = matches!(phase, Phase::Training | Phase::Evaluating);
+        if trains && self.status.last_restart_time.as_ref().is_some_and(is_long_ago) {
+            self.status.restarts_forgiven = self.status.restarts;
+        }
     }
 
     /// Whether each role has all the pods that it has to have, and will keep them.
@@ -728,13 +775,13 @@ impl<'a> Draft<'a> {
         // A node that is drained or taken back is no fault of the job's, however often that happens in its life.
         let made_way = problem.cause == Cause::Crash && self.facts.noticed.made_way;
         let counted = container_restarts.max(u32::from(!made_way));
-        let used = (attempt.restarts_before + counted).max(self.status.restarts.unwrap_or(0));
-        self.status.restarts = Some(used);
-        if used > self.max_restarts() {
+        self.note_restarts(attempt.restarts_before + counted);
+        if self.counted_restarts() > self.max_restarts() {
             return self.exhausted(Some(&problem));
         }
+        let used = self.status.restarts.unwrap_or(0);
         let first = u64::from(self.fault_tolerance().backoff_seconds.unwrap_or(defaults::BACKOFF_SECONDS));
-        let wait = back_off_seconds(first, if made_way { 1 } else { used });
+        let wait = back_off_seconds(first, if made_way { 1 } else { self.counted_restarts() });
         let start = self.status.start_time.as_ref().map_or(self.facts.now, |time| time.0);
         let not_before = self.facts.now + SignedDuration::from_secs(i64::try_from(wait).unwrap_or(0));
         self.begin_attempt(attempt.number + 1, used, Some(not_before), start);
@@ -750,7 +797,7 @@ impl<'a> Draft<'a> {
         let problem = Problem::new(
             Cause::RestartsExhausted,
             format!(
-                "{last}. The job crashed more than {allowed} times (spec.faultTolerance.maxRestarts): look at the cause, then make the job anew"
+                "{last}. The job crashed more than {allowed} times without a day between them (spec.faultTolerance.maxRestarts): look at the cause, then make the job anew"
             ),
         );
         self.fail(problem, Run::Hold)
@@ -831,6 +878,7 @@ impl<'a> Draft<'a> {
             ask_members: Vec::new(),
             ask_rebalance: None,
             ask_save: false,
+            is_saving: false,
             problem,
             delete: false,
             look_again: None,

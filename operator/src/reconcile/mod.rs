@@ -37,7 +37,7 @@ use crate::measure::ReadMetrics;
 use crate::metrics::{OperatorMetrics, Seen};
 use crate::names::FIELD_MANAGER;
 use crate::nodes::ReadNodes;
-use crate::notice::{Memory, Noticed};
+use crate::notice::{Ending, Memory, Noticed};
 use crate::phase::{Decision, Facts, Run, decide, is_under_way, max_restarts, stall_seconds};
 use crate::questions::Questions;
 use crate::reconcile::apply::Settled;
@@ -293,6 +293,13 @@ impl Context {
         change(memories.entry(uid.to_owned()).or_default())
     }
 
+    fn saves_nothing(&self, uid: &str) {
+        let mut memories = self.memories.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(memory) = memories.get_mut(uid) {
+            memory.saves_nothing();
+        }
+    }
+
     fn obstacle(&self, uid: &str) -> Option<Problem> {
         self.obstacles.lock().unwrap_or_else(PoisonError::into_inner).get(uid).cloned()
     }
@@ -352,7 +359,7 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
     let looked = Box::pin(observe::look(&context, &job, verdict.manifest.as_ref().ok(), &view, &belongings.pods)).await;
     let obstacle = context.obstacle(&uid);
     let now = whole_second((context.now)());
-    let noticed = notice(&context, &job, &view, &belongings, now).await;
+    let noticed = notice(&context, (&job, &spec_hash), &view, &belongings, now).await;
     let facts = Facts {
         now,
         job: &job,
@@ -391,7 +398,9 @@ pub async fn reconcile(seen: Arc<RecTrainingJob>, context: Arc<Context>) -> Resu
     context.metrics.saw_job(&namespace, &name, Seen::new(&decision.status, max_restarts(&job)));
     ask_for_members(&context, coordinator.as_ref(), &decision, &name).await;
     if decision.ask_save {
-        ask_to_save(&context, coordinator.as_ref(), &job, &uid);
+        ask_to_save(&context, coordinator.as_ref(), (&job, &spec_hash), &uid);
+    } else if !decision.is_saving {
+        context.saves_nothing(&uid);
     }
     if decision.delete {
         return delete_job(&jobs, &job).await.map(Some);
@@ -442,7 +451,7 @@ fn objects(
 /// What is noticed of a job that has pods, or should have.
 async fn notice(
     context: &Context,
-    job: &RecTrainingJob,
+    (job, spec_hash): (&RecTrainingJob, &str),
     view: &CoordinatorView,
     belongings: &Belongings,
     now: Timestamp,
@@ -452,7 +461,7 @@ async fn notice(
     let (uid, names) = (job.uid().unwrap_or_default(), (job.namespace().unwrap_or_default(), job.name_any()));
     let (mut noticed, lacking) = context.remember(&uid, |memory| {
         let noticed = memory.look(attempt.number, view, &belongings.pods, now);
-        (Noticed { saving: memory.saving(attempt.number, job), ..noticed }, memory.lacking.take())
+        (Noticed { saving: memory.saving(&ending(attempt, job, spec_hash)), ..noticed }, memory.lacking.take())
     });
     let lacking =
         refused_pods::look(&context.client, (&names.0, &names.1, attempt.number), belongings, lacking, now).await;
@@ -531,12 +540,22 @@ async fn ask_for_members(context: &Context, coordinator: Option<&Whereabouts>, d
 }
 
 /// Asks the coordinator of an attempt that is about to end for a checkpoint, which is not waited for here.
-fn ask_to_save(context: &Context, coordinator: Option<&Whereabouts>, job: &RecTrainingJob, uid: &str) {
+fn ask_to_save(
+    context: &Context,
+    coordinator: Option<&Whereabouts>,
+    (job, spec_hash): (&RecTrainingJob, &str),
+    uid: &str,
+) {
     let attempt = job.status.as_ref().and_then(|status| status.attempt.as_ref());
     let (Some(coordinator), Some(attempt)) = (coordinator, attempt) else { return };
     let patience = Duration::from_secs(u64::from(stall_seconds(job)));
     let has_ended = context.questions.save(&ObjectRef::from_obj(job), coordinator, patience);
-    context.remember(uid, |memory| memory.saves(attempt.number, job, has_ended));
+    context.remember(uid, |memory| memory.saves(ending(attempt, job, spec_hash), has_ended));
+}
+
+fn ending(attempt: &AttemptStatus, job: &RecTrainingJob, spec_hash: &str) -> Ending {
+    let is_suspended = job.spec.suspend == Some(true);
+    Ending { attempt: attempt.number, is_suspended, spec_hash: spec_hash.to_owned() }
 }
 
 /// Writes the status if it has changed, and tells of transitions. Whoever wrote since the job was read is not overwritten: the API

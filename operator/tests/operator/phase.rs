@@ -6,7 +6,8 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
 use rectrain_crds::{
-    DecisionStatus, DecisionSubject, Mode, Phase, RecTrainingJob, RecTrainingJobStatus, ResolvedJob, TrainingSpec,
+    CheckpointStatus, DecisionStatus, DecisionSubject, Mode, Phase, RecTrainingJob, RecTrainingJobStatus, ResolvedJob,
+    TrainingSpec,
 };
 use rectrain_operator::automatic::{self, Findings};
 use rectrain_operator::coordinator::{CoordinatorView, Members, Report, Stage};
@@ -452,4 +453,99 @@ proptest! {
             history.job.status = Some(after.clone());
         }
     }
+}
+
+/// It trains, and says so all the time.
+fn training(step: u64) -> History {
+    let mut history = History::new();
+    history.happens(&Happening::Coordinator(CoordinatorView::Live(at(step))));
+    for happening in [Happening::PodsCome, Happening::Time(5)] {
+        history.goes_on();
+        history.happens(&happening);
+    }
+    assert_eq!(history.goes_on().phase, Some(Phase::Training));
+    history
+}
+
+/// A report from training after a checkpoint of the same step.
+fn at(step: u64) -> Report {
+    let last_checkpoint = Some(CheckpointStatus { name: format!("full-{step}"), step });
+    let (stage, idle_seconds) = (Stage::Training, Some(0.0));
+    Report {
+        idle_seconds,
+        slots_decided_seconds: 0,
+        missing: Vec::new(),
+        stage,
+        mode: Some(Mode::Sync),
+        step,
+        total_steps: None,
+        samples_per_second: 1.0,
+        loss: 0.5,
+        auc: None,
+        last_checkpoint,
+        members: BTreeMap::new(),
+    }
+}
+
+impl History {
+    fn goes_on(&mut self) -> RecTrainingJobStatus {
+        let status = self.decide().0.status;
+        self.job.status = Some(status.clone());
+        status
+    }
+}
+
+#[test]
+fn the_checkpoint_that_an_attempt_leaves_is_that_of_the_status() {
+    for ends in [Happening::Suspend(true), Happening::Rows(2000)] {
+        let mut history = training(7);
+        history.happens(&ends);
+        assert_eq!(history.goes_on().last_checkpoint.map(|checkpoint| checkpoint.step), Some(7));
+        // It is there when it is first heard that it is.
+        history.happens(&Happening::Saving(Saving::Over));
+        history.happens(&Happening::Coordinator(CoordinatorView::Live(at(9))));
+        let status = history.goes_on();
+        assert!(matches!(status.phase, Some(Phase::Suspended | Phase::Restarting)), "{:?}", status.phase);
+        assert_eq!(status.last_checkpoint.map(|checkpoint| checkpoint.step), Some(9), "{ends:?}");
+    }
+}
+
+#[test]
+fn a_change_that_may_mend_an_attempt_is_carried_out_though_that_ends_while_it_saves() {
+    let stalls = CoordinatorView::Live(Report { idle_seconds: Some(100.0), ..at(7) });
+    let crashes = CoordinatorView::Failed { message: "ps 0 is gone".to_owned(), user_error: false };
+    for (ends, seconds) in [(stalls, 100), (crashes, 0)] {
+        let mut history = training(7);
+        history.happens(&Happening::Restarts(3));
+        assert_eq!(history.goes_on().restarts, Some(3), "none is left");
+        history.happens(&Happening::Rows(2000));
+        assert!(history.decide().0.is_saving);
+        history.goes_on();
+        history.happens(&Happening::Saving(Saving::UnderWay));
+        history.happens(&Happening::Time(seconds));
+        history.happens(&Happening::Coordinator(ends));
+        let status = history.goes_on();
+        let attempt = status.attempt.unwrap();
+        assert_eq!((status.phase, attempt.number, status.restarts), (Some(Phase::Restarting), 2, Some(3)));
+        assert_eq!(attempt.spec_hash, history.spec_hash);
+    }
+}
+
+#[test]
+fn a_day_of_training_without_a_restart_gives_the_budget_back() {
+    let mut history = training(7);
+    history.happens(&Happening::Restarts(3));
+    assert_eq!(history.goes_on().counted_restarts(), 3);
+    for (seconds, counted) in [(60 * 60 * 24 - 1, 3), (1, 0)] {
+        history.happens(&Happening::Time(seconds));
+        assert_eq!(history.goes_on().counted_restarts(), counted);
+    }
+    // Two more, of which one ended it.
+    history.happens(&Happening::Restarts(5));
+    let status = history.goes_on();
+    assert_eq!((status.phase, status.restarts, status.counted_restarts()), (Some(Phase::Training), Some(5), 2));
+    history.happens(&Happening::Coordinator(CoordinatorView::Failed { message: "m".to_owned(), user_error: false }));
+    let status = history.goes_on();
+    let wait = status.attempt.unwrap().not_before.unwrap().0.as_second() - history.now;
+    assert_eq!((status.phase, status.restarts, wait), (Some(Phase::Restarting), Some(5), 20));
 }

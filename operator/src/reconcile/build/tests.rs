@@ -77,6 +77,7 @@ impl Fixture {
             ask_members: Vec::new(),
             ask_rebalance: None,
             ask_save: false,
+            is_saving: false,
             problem: None,
             delete: false,
             look_again: None,

@@ -375,6 +375,7 @@ impl ApiServer {
                     "startTime",
                     "completionTime",
                     "lastProgressTime",
+                    "lastRestartTime",
                     "notBefore",
                     "podIP",
                     "acceptedBy",
