@@ -16,6 +16,7 @@ use tokio::sync::{Notify, watch};
 
 use super::state::State;
 use crate::error::RoleError;
+use crate::parameter_server::done;
 use crate::plan::JobPlan;
 
 /// What files begin with: the form of the header and of the image.
@@ -119,7 +120,7 @@ impl Journal {
         let writing = tokio::task::spawn_blocking(move || {
             journal.files.lock().unwrap_or_else(PoisonError::into_inner).write(&image)
         });
-        writing.await.map_err(io::Error::other)??;
+        done("writing of the journal", writing).await.map_err(io::Error::other)??;
         self.written.send_replace(number);
         Ok(())
     }

@@ -25,6 +25,7 @@ use rectrain_modes::{GateError, GlobalStep, Rank, SparseGradients, StepGate, sum
 use rectrain_proto::v1;
 use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor, Transport};
 use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 
 use self::answered::Answered;
 use self::checkpoint::Saving;
@@ -716,7 +717,16 @@ pub(crate) async fn blocking<T: Send + 'static>(
     what: &'static str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, RoleError> {
-    tokio::task::spawn_blocking(work).await.map_err(|error| RoleError::Task { what, reason: error.to_string() })
+    done(what, tokio::task::spawn_blocking(work)).await
+}
+
+/// What came of work that nobody cancels. Only a process that ends does: whoever waits for the work learns of that end, and not of a failure,
+/// which would be the job's.
+pub(crate) async fn done<T>(what: &'static str, work: JoinHandle<T>) -> Result<T, RoleError> {
+    match work.await {
+        Err(error) if error.is_cancelled() => std::future::pending().await,
+        done => done.map_err(|error| RoleError::Task { what, reason: error.to_string() }),
+    }
 }
 
 /// The same memory under its proper name.

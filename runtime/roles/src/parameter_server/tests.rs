@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use prometheus::Registry;
 use rectrain_embedding::FeatureKey;
@@ -10,7 +11,7 @@ use rectrain_proto::v1;
 use rectrain_wire::{Address, InProcess, InProcessConfig, Service, Tensor, Transport, WireCounters};
 use sha2::{Digest, Sha256};
 
-use super::{ParameterServer, Rows};
+use super::{ParameterServer, Rows, blocking, done};
 use crate::message;
 use crate::metrics::{PsMetrics, RoleMetrics};
 use crate::plan::{CALL_DEADLINE, JobPlan, small_plan};
@@ -343,4 +344,21 @@ async fn a_server_tells_how_much_it_has_done() {
     let [digests] = message::take("store_digest", digest.1).unwrap();
     let expected = server.store.digests(0..slots).unwrap().concat();
     assert_eq!(digests.expect_u8("digests").unwrap(), expected, "in the order of the slots");
+}
+
+/// A caller that was answered would take the job down for a process that ends in order.
+#[test]
+fn work_that_ends_with_its_process_is_answered_by_nobody() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().max_blocking_threads(1).enable_time().build().unwrap();
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let _busy = runtime.spawn_blocking(move || held.recv());
+    let waits = runtime.spawn_blocking(|| ());
+    waits.abort();
+    runtime.block_on(async {
+        let answer = tokio::time::timeout(Duration::from_millis(200), done("preparation of ids", waits)).await;
+        assert!(answer.is_err(), "{answer:?}");
+    });
+    drop(release);
+    let panicked = runtime.block_on(blocking::<u8>("preparation of ids", || panic!("on purpose")));
+    assert!(panicked.unwrap_err().to_string().starts_with("preparation of ids ended unexpectedly"));
 }
