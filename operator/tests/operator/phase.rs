@@ -67,20 +67,9 @@ fn coordinator() -> impl Strategy<Value = CoordinatorView> {
     let idle = proptest::option::of(0f64..1000.0);
     let members = (member_role(), 1u32..4, 1u32..4);
     let live = (stage, 0u64..5, members, idle).prop_map(|(stage, step, (role, present, wanted), idle_seconds)| {
-        CoordinatorView::Live(Report {
-            idle_seconds,
-            slots_decided_seconds: 0,
-            missing: Vec::new(),
-            stage,
-            mode: Some(Mode::Sync),
-            step,
-            total_steps: None,
-            samples_per_second: step as f64,
-            loss: f64::NAN,
-            auc: None,
-            last_checkpoint: None,
-            members: [(role, Members { present, wanted, needed: present.max(wanted) })].into(),
-        })
+        let members = [(role, Members { present, wanted, needed: present.max(wanted) })].into();
+        let (loss, last_checkpoint) = (f64::NAN, None);
+        CoordinatorView::Live(Report { idle_seconds, stage, loss, last_checkpoint, members, ..at(step) })
     });
     let failed = |user_error| CoordinatorView::Failed { message: "m".to_owned(), user_error };
     prop_oneof![
