@@ -566,7 +566,7 @@ impl<'a> Draft<'a> {
         // One crash often takes other containers with it, so the most restarted pod counts, not the sum.
         let container_restarts = pods.iter().map(|pod| pod.restarts).max().unwrap_or(0);
         self.note_restarts(attempt.restarts_before + container_restarts);
-        (self.counted_restarts(), container_restarts)
+        (self.status.counted_restarts(), container_restarts)
     }
 
     /// So many there are in the job's life; it has no fewer than before.
@@ -576,11 +576,6 @@ impl<'a> Draft<'a> {
         if restarts > before {
             self.status.last_restart_time = Some(Time(self.facts.now));
         }
-    }
-
-    /// Those that count against `maxRestarts`.
-    fn counted_restarts(&self) -> u32 {
-        self.status.counted_restarts()
     }
 
     /// What happened long ago neither ends a job that has trained since, nor makes it wait.
@@ -776,12 +771,12 @@ impl<'a> Draft<'a> {
         let made_way = problem.cause == Cause::Crash && self.facts.noticed.made_way;
         let counted = container_restarts.max(u32::from(!made_way));
         self.note_restarts(attempt.restarts_before + counted);
-        if self.counted_restarts() > self.max_restarts() {
+        if self.status.counted_restarts() > self.max_restarts() {
             return self.exhausted(Some(&problem));
         }
         let used = self.status.restarts.unwrap_or(0);
         let first = u64::from(self.fault_tolerance().backoff_seconds.unwrap_or(defaults::BACKOFF_SECONDS));
-        let wait = back_off_seconds(first, if made_way { 1 } else { self.counted_restarts() });
+        let wait = back_off_seconds(first, if made_way { 1 } else { self.status.counted_restarts() });
         let start = self.status.start_time.as_ref().map_or(self.facts.now, |time| time.0);
         let not_before = self.facts.now + SignedDuration::from_secs(i64::try_from(wait).unwrap_or(0));
         self.begin_attempt(attempt.number + 1, used, Some(not_before), start);

@@ -1,5 +1,6 @@
-//! How long a dense worker has been at one batch, or at opening what it computes on. A computation that never ends (a GPU that does not answer) holds its batch for ever, and in a mode
-//! without a barrier nobody else is held up by it or sees it: so whoever owns the process asks, and ends it. Others then do as when it is killed.
+//! How long a dense worker has been at one batch, or at opening what it computes on. A computation that never ends (a GPU that does not
+//! answer) holds its batch for ever, and in a mode without a barrier nobody else is held up by it or sees it: so whoever owns the process
+//! asks, and ends it. Others then do as when it is killed.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};

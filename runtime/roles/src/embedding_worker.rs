@@ -19,12 +19,12 @@ use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor, WireError}
 use tokio::sync::{Notify, OnceCell, Semaphore};
 
 use crate::batch::{BatchKey, BatchPosition};
+use crate::blocking::blocking;
 use crate::compression::Compression;
 use crate::error::{RoleError, is_gone};
 use crate::finished::Finished;
 use crate::message::{self, Request};
 use crate::metrics::EmbeddingWorkerMetrics;
-use crate::parameter_server::blocking;
 use crate::placement::{Directory, Placement, is_stale};
 use crate::plan::JobPlan;
 use crate::pooling::{FeatureLayout, Pooled, PreparedIds};

@@ -5,6 +5,7 @@
 //! the way of a batch: [`loader`], [`embedding_worker`], [`parameter_server`], [`dense_worker`]; [`coordinator`] leads them.
 
 mod batch;
+mod blocking;
 mod compression;
 pub mod computing;
 pub mod coordinator;

@@ -20,11 +20,11 @@ use rectrain_wire::ids::{Scratch, UniqueIds};
 use tokio::sync::{OnceCell, mpsc};
 
 use crate::batch::{BatchKey, BatchPosition};
+use crate::blocking::blocking;
 use crate::coordinator_channel::CoordinatorChannel;
 use crate::embedding_workers::EmbeddingWorkers;
 use crate::error::RoleError;
 use crate::metrics::LoaderMetrics;
-use crate::parameter_server::blocking;
 use crate::plan::{CALL_DEADLINE, JobPlan, WHOLE_JOB};
 use crate::turns::{Piece, Turns};
 

@@ -15,8 +15,8 @@ use sha2::{Digest, Sha256};
 use tokio::sync::{Notify, watch};
 
 use super::state::State;
+use crate::blocking::done;
 use crate::error::RoleError;
-use crate::parameter_server::done;
 use crate::plan::JobPlan;
 
 /// What files begin with: the form of the header and of the image.

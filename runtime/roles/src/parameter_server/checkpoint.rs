@@ -10,8 +10,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::slots::Slots;
 use super::tokens::Partition;
+use crate::blocking::blocking;
 use crate::error::RoleError;
-use crate::parameter_server::blocking;
 use crate::plan::{CheckpointPlan, JobPlan, dense_partition};
 use crate::ticket;
 

@@ -25,7 +25,6 @@ use rectrain_modes::{GateError, GlobalStep, Rank, SparseGradients, StepGate, sum
 use rectrain_proto::v1;
 use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor, Transport};
 use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
 
 use self::answered::Answered;
 use self::checkpoint::Saving;
@@ -34,6 +33,7 @@ pub use self::kept::Rows;
 use self::kept::{Kept, Left, Standing};
 use self::slots::Slots;
 use self::tokens::{Held, Partition, Tokens};
+use crate::blocking::blocking;
 use crate::compression::Compression;
 use crate::error::RoleError;
 use crate::message::{self, Request};
@@ -709,23 +709,6 @@ impl ParameterServer {
             }
             kind => Err(message::refuse_kind("parameter server", kind)),
         }
-    }
-}
-
-/// Runs `work` where it may take its time.
-pub(crate) async fn blocking<T: Send + 'static>(
-    what: &'static str,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, RoleError> {
-    done(what, tokio::task::spawn_blocking(work)).await
-}
-
-/// What came of work that nobody cancels. Only a process that ends does: whoever waits for the work learns of that end, and not of a failure,
-/// which would be the job's.
-pub(crate) async fn done<T>(what: &'static str, work: JoinHandle<T>) -> Result<T, RoleError> {
-    match work.await {
-        Err(error) if error.is_cancelled() => std::future::pending().await,
-        done => done.map_err(|error| RoleError::Task { what, reason: error.to_string() }),
     }
 }
 

@@ -11,11 +11,11 @@ use rectrain_modes::migration::{Changes, Epoch, HolderError, MigrationId, Receip
 use rectrain_proto::v1;
 use rectrain_wire::{Channel, Tensor, Transport};
 
+use crate::blocking::blocking;
 use crate::error::RoleError;
 use crate::member::connect;
 use crate::message;
 use crate::metrics::PsMetrics;
-use crate::parameter_server::blocking;
 use crate::placement::read_map;
 use crate::plan::CALL_DEADLINE;
 

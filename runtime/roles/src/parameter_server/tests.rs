@@ -11,7 +11,8 @@ use rectrain_proto::v1;
 use rectrain_wire::{Address, InProcess, InProcessConfig, Service, Tensor, Transport, WireCounters};
 use sha2::{Digest, Sha256};
 
-use super::{ParameterServer, Rows, blocking, done};
+use super::{ParameterServer, Rows};
+use crate::blocking::{blocking, done};
 use crate::message;
 use crate::metrics::{PsMetrics, RoleMetrics};
 use crate::plan::{CALL_DEADLINE, JobPlan, small_plan};
