@@ -258,7 +258,7 @@ fn elsewhere(name: &str, document: &Value) -> Option<FieldPath> {
 
 fn not_one_of(text: &str, values: &[Value], path: &FieldPath) -> String {
     let is_mode = path.0.last() == Some(&Segment::Key("mode".to_string()));
-    if is_mode && Mode::REFUSED.contains(&text) {
+    if is_mode && crate::spec::REFUSED_MODES.contains(&text) {
         return format!("this version does not run the training mode `{text}`; it runs {}", one_of(values));
     }
     let is_switch = is_mode && values.iter().any(|value| value.as_str() == Some(Mode::Gba.name()));

@@ -49,7 +49,7 @@ pub fn explain_mode(mode: ModeSpec) -> String {
 }
 
 fn hint(topic: &str) -> String {
-    if Mode::REFUSED.contains(&topic) {
+    if crate::spec::REFUSED_MODES.contains(&topic) {
         return format!(
             ": this version does not run that training mode; it runs {}",
             Mode::ALL.map(Mode::name).join(" and ")

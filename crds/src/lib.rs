@@ -50,14 +50,14 @@ pub use manifest::{
 };
 pub use names::{ExpandError, expand};
 pub use path::{FieldPath, Segment};
+pub use rectrain_kinds::*;
 pub use reference::{reference_markdown, simulation_reference_markdown};
 pub use resolved::{
     DataSource, FileFormat, FilePlan, ResolvedAutoMode, ResolvedAutoscaling, ResolvedBadRows, ResolvedBounds,
-    ResolvedCheckpoint, ResolvedCsv, ResolvedData, ResolvedDense, ResolvedDenseOptimizer, ResolvedDenseWorkerScaling,
-    ResolvedEmbeddingWorkerScaling, ResolvedEvaluation, ResolvedFaultTolerance, ResolvedFeatures, ResolvedInitializer,
-    ResolvedJob, ResolvedLabel, ResolvedModel, ResolvedPsScaling, ResolvedRole, ResolvedRoles, ResolvedSparse,
-    ResolvedSparseOptimizer, ResolvedSplit, ResolvedStorage, ResolvedSynthetic, ResolvedTable, ResolvedTime,
-    ResolvedTraining, ResolvedTransform, TrainTest, TrainingLength,
+    ResolvedCheckpoint, ResolvedCsv, ResolvedData, ResolvedDense, ResolvedDenseWorkerScaling,
+    ResolvedEmbeddingWorkerScaling, ResolvedEvaluation, ResolvedFaultTolerance, ResolvedFeatures, ResolvedJob,
+    ResolvedLabel, ResolvedModel, ResolvedPsScaling, ResolvedRole, ResolvedRoles, ResolvedSparse, ResolvedSplit,
+    ResolvedStorage, ResolvedSynthetic, ResolvedTable, ResolvedTime, ResolvedTraining, TrainTest, TrainingLength,
 };
 pub use schema::{crd, crd_yaml};
 pub use set::{SetError, SetKind, apply_set};

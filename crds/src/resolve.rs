@@ -211,35 +211,39 @@ fn sparse_feature(name: String, given: &SparseFeature, table: usize, tables: &Ta
         pooling: given.pooling.unwrap_or(Pooling::Mean),
         separator: given.multi_value.as_ref().and_then(|multi| multi.separator.chars().next()),
         table,
-        missing: given.missing.unwrap_or(MissingSparse::Token),
+        missing: given.missing.unwrap_or(MissingValue::Token),
     }
 }
 
 fn dense_feature(name: String, given: &DenseFeature) -> ResolvedDense {
-    let number = |value: Option<f64>, otherwise: f64| value.unwrap_or(otherwise);
-    let transform = match given.transform.unwrap_or(Transform::Identity) {
-        Transform::Identity => ResolvedTransform::Identity,
-        Transform::Log1p => ResolvedTransform::Log1p,
-        Transform::SignedLog1p => ResolvedTransform::SignedLog1p,
-        // The rules of the types have made sure that these are given.
-        Transform::Standardize => {
-            ResolvedTransform::Standardize { mean: number(given.mean, 0.0), std: number(given.std, 1.0) }
+    // The model computes in 32 bits.
+    let number = |value: Option<f64>, otherwise: f64| value.unwrap_or(otherwise) as f32;
+    let transform = match given.transform.unwrap_or(TransformKind::Identity) {
+        TransformKind::Identity => Transform::Identity,
+        TransformKind::Log1p => Transform::Log1p,
+        TransformKind::SignedLog1p => Transform::SignedLog1p,
+        // The rules of the types require these settings.
+        TransformKind::Standardize => {
+            Transform::Standardize { mean: number(given.mean, 0.0), std: number(given.std, 1.0) }
         }
-        Transform::MinMax => ResolvedTransform::MinMax { min: number(given.min, 0.0), max: number(given.max, 1.0) },
+        TransformKind::MinMax => Transform::MinMax { min: number(given.min, 0.0), max: number(given.max, 1.0) },
     };
-    ResolvedDense { name, transform, missing: given.missing.unwrap_or(d::DENSE_MISSING) }
+    ResolvedDense { name, transform, missing: number(given.missing, d::DENSE_MISSING) }
 }
 
-fn initializer(given: Option<&InitializerSpec>) -> ResolvedInitializer {
-    let Some(given) = given else {
-        return ResolvedInitializer::Normal { standard_deviation: d::NORMAL_STD };
+fn initializer(given: Option<&InitializerSpec>) -> Initializer {
+    let normal = |scale: Option<f64>| Initializer::Normal {
+        // Rows are computed in 32 bits.
+        standard_deviation: scale.unwrap_or(d::NORMAL_STD) as f32,
     };
+    let Some(given) = given else { return normal(None) };
     match given.kind {
-        InitializerKind::Normal => {
-            ResolvedInitializer::Normal { standard_deviation: given.scale.unwrap_or(d::NORMAL_STD) }
+        InitializerKind::Normal => normal(given.scale),
+        InitializerKind::Uniform => {
+            let bound = given.scale.unwrap_or(d::UNIFORM_BOUND);
+            Initializer::Uniform { low: -bound as f32, high: bound as f32 }
         }
-        InitializerKind::Uniform => ResolvedInitializer::Uniform { bound: given.scale.unwrap_or(d::UNIFORM_BOUND) },
-        InitializerKind::Zeros => ResolvedInitializer::Zeros,
+        InitializerKind::Zeros => Initializer::Constant(0.0),
     }
 }
 
@@ -687,32 +691,32 @@ fn evaluation(given: Option<&EvaluationSpec>) -> ResolvedEvaluation {
     }
 }
 
-fn dense_optimizer(given: &DenseOptimizerSpec) -> ResolvedDenseOptimizer {
+fn dense_optimizer(given: &DenseOptimizerSpec) -> DenseOptimizer {
     let kind = given.kind.unwrap_or_default();
     let learning_rate = given.learning_rate;
     let beta1 = given.beta1.unwrap_or(d::ADAM_BETA1);
     let beta2 = given.beta2.unwrap_or(d::ADAM_BETA2);
     let epsilon = given.epsilon;
     match kind {
-        DenseOptimizerKind::Adam => ResolvedDenseOptimizer::Adam {
+        DenseOptimizerKind::Adam => DenseOptimizer::Adam {
             learning_rate: learning_rate.unwrap_or(d::ADAM_LEARNING_RATE),
             beta1,
             beta2,
             epsilon: epsilon.unwrap_or(d::ADAM_EPSILON),
             weight_decay: given.weight_decay.unwrap_or(0.0),
         },
-        DenseOptimizerKind::AdamW => ResolvedDenseOptimizer::AdamW {
+        DenseOptimizerKind::AdamW => DenseOptimizer::AdamW {
             learning_rate: learning_rate.unwrap_or(d::ADAM_LEARNING_RATE),
             beta1,
             beta2,
             epsilon: epsilon.unwrap_or(d::ADAM_EPSILON),
             weight_decay: given.weight_decay.unwrap_or(d::ADAM_W_WEIGHT_DECAY),
         },
-        DenseOptimizerKind::Sgd => ResolvedDenseOptimizer::Sgd {
+        DenseOptimizerKind::Sgd => DenseOptimizer::Sgd {
             learning_rate: learning_rate.unwrap_or(d::SGD_LEARNING_RATE),
             momentum: given.momentum.unwrap_or(d::SGD_MOMENTUM),
         },
-        DenseOptimizerKind::AdaGrad => ResolvedDenseOptimizer::AdaGrad {
+        DenseOptimizerKind::AdaGrad => DenseOptimizer::AdaGrad {
             learning_rate: learning_rate.unwrap_or(d::ADA_GRAD_LEARNING_RATE),
             initial_accumulator: given.initial_accumulator.unwrap_or(d::ADA_GRAD_INITIAL_ACCUMULATOR),
             epsilon: epsilon.unwrap_or(d::ADA_GRAD_EPSILON),
@@ -720,20 +724,20 @@ fn dense_optimizer(given: &DenseOptimizerSpec) -> ResolvedDenseOptimizer {
     }
 }
 
-fn sparse_optimizer(given: &SparseOptimizerSpec) -> ResolvedSparseOptimizer {
+fn sparse_optimizer(given: &SparseOptimizerSpec) -> SparseOptimizer {
     let learning_rate = given.learning_rate;
     let accumulated = |row_wise: bool| {
         let learning_rate = learning_rate.unwrap_or(d::ADA_GRAD_LEARNING_RATE);
         let initial_accumulator = given.initial_accumulator.unwrap_or(d::ADA_GRAD_INITIAL_ACCUMULATOR);
         let epsilon = given.epsilon.unwrap_or(d::ADA_GRAD_EPSILON);
         if row_wise {
-            ResolvedSparseOptimizer::RowWiseAdaGrad { learning_rate, initial_accumulator, epsilon }
+            SparseOptimizer::RowWiseAdaGrad { learning_rate, initial_accumulator, epsilon }
         } else {
-            ResolvedSparseOptimizer::AdaGrad { learning_rate, initial_accumulator, epsilon }
+            SparseOptimizer::AdaGrad { learning_rate, initial_accumulator, epsilon }
         }
     };
     match given.kind.unwrap_or_default() {
-        SparseOptimizerKind::Adam => ResolvedSparseOptimizer::Adam {
+        SparseOptimizerKind::Adam => SparseOptimizer::Adam {
             learning_rate: learning_rate.unwrap_or(d::ADAM_LEARNING_RATE),
             beta1: given.beta1.unwrap_or(d::ADAM_BETA1),
             beta2: given.beta2.unwrap_or(d::ADAM_BETA2),
@@ -742,9 +746,9 @@ fn sparse_optimizer(given: &SparseOptimizerSpec) -> ResolvedSparseOptimizer {
         SparseOptimizerKind::AdaGrad => accumulated(false),
         SparseOptimizerKind::RowWiseAdaGrad => accumulated(true),
         SparseOptimizerKind::Sgd => {
-            ResolvedSparseOptimizer::Sgd { learning_rate: learning_rate.unwrap_or(d::SGD_LEARNING_RATE) }
+            SparseOptimizer::Sgd { learning_rate: learning_rate.unwrap_or(d::SGD_LEARNING_RATE) }
         }
-        SparseOptimizerKind::Ftrl => ResolvedSparseOptimizer::Ftrl {
+        SparseOptimizerKind::Ftrl => SparseOptimizer::Ftrl {
             learning_rate: learning_rate.unwrap_or(d::FTRL_LEARNING_RATE),
             beta: given.beta.unwrap_or(d::FTRL_BETA),
             l1: given.l1.unwrap_or(d::FTRL_L1),

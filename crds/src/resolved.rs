@@ -6,12 +6,13 @@
 
 use std::collections::BTreeMap;
 
+use rectrain_kinds::{
+    Compression, CrossStructure, DenseOptimizer, DeviceKind, Initializer, KeyDivisor, MissingValue, Mode, ModelKind,
+    Pooling, Precision, SparseOptimizer, Transform, ValueType,
+};
 use serde::Serialize;
 
-use crate::{
-    AutoscalingMode, Compression, CrossStructure, DeviceKind, KeyDivisor, MissingSparse, Mode, ModelKind, Pooling,
-    Precision, Resume, SwitchSpec, ValueType,
-};
+use crate::{AutoscalingMode, Resume, SwitchSpec};
 
 /// A whole job.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -102,7 +103,7 @@ pub struct ResolvedSparse {
     /// Position of its table in [`ResolvedFeatures::tables`].
     pub table: usize,
     /// What an empty cell becomes.
-    pub missing: MissingSparse,
+    pub missing: MissingValue,
 }
 
 /// A table of embedding rows, shared by the features that name it.
@@ -114,25 +115,7 @@ pub struct ResolvedTable {
     /// Width of its rows, in values; 0 for `lr`.
     pub dim: usize,
     /// Where its rows start.
-    pub initializer: ResolvedInitializer,
-}
-
-/// The values a row starts from.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
-pub enum ResolvedInitializer {
-    /// Normal with mean 0.
-    Normal {
-        /// Standard deviation, at least 0.
-        standard_deviation: f64,
-    },
-    /// Uniform in [-bound, bound].
-    Uniform {
-        /// Half the width, at least 0.
-        bound: f64,
-    },
-    /// All 0.
-    Zeros,
+    pub initializer: Initializer,
 }
 
 /// A dense feature.
@@ -142,35 +125,9 @@ pub struct ResolvedDense {
     /// The column.
     pub name: String,
     /// What is done to the number.
-    pub transform: ResolvedTransform,
+    pub transform: Transform,
     /// What the model sees for an empty cell, after the transform.
-    pub missing: f64,
-}
-
-/// What is done to a number x.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
-pub enum ResolvedTransform {
-    /// x
-    Identity,
-    /// ln(1 + max(x, 0))
-    Log1p,
-    /// sign(x) · ln(1 + |x|)
-    SignedLog1p,
-    /// (x - mean) / std
-    Standardize {
-        /// What is subtracted.
-        mean: f64,
-        /// What divides, above 0.
-        std: f64,
-    },
-    /// (x - min) / (max - min)
-    MinMax {
-        /// What becomes 0.
-        min: f64,
-        /// What becomes 1, above `min`.
-        max: f64,
-    },
+    pub missing: f32,
 }
 
 /// Where the rows come from.
@@ -363,9 +320,9 @@ pub struct ResolvedTraining {
     /// Switches of the mode, steps ascending.
     pub switch_at: Vec<SwitchSpec>,
     /// Optimizer of the dense parameters.
-    pub dense_optimizer: ResolvedDenseOptimizer,
+    pub dense_optimizer: DenseOptimizer,
     /// Optimizer of the embedding rows.
-    pub sparse_optimizer: ResolvedSparseOptimizer,
+    pub sparse_optimizer: SparseOptimizer,
     /// How a value of a row is stored.
     pub embedding_value_type: ValueType,
     /// What the products of linear layers are computed in.
@@ -468,29 +425,6 @@ pub enum TrainingLength {
     Epochs(u32),
     /// After so many steps.
     Steps(u64),
-}
-
-/// Optimizer of the dense parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
-#[allow(missing_docs)]
-pub enum ResolvedDenseOptimizer {
-    Adam { learning_rate: f64, beta1: f64, beta2: f64, epsilon: f64, weight_decay: f64 },
-    AdamW { learning_rate: f64, beta1: f64, beta2: f64, epsilon: f64, weight_decay: f64 },
-    Sgd { learning_rate: f64, momentum: f64 },
-    AdaGrad { learning_rate: f64, initial_accumulator: f64, epsilon: f64 },
-}
-
-/// Optimizer of the embedding rows.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
-#[allow(missing_docs)]
-pub enum ResolvedSparseOptimizer {
-    Adam { learning_rate: f64, beta1: f64, beta2: f64, epsilon: f64 },
-    AdaGrad { learning_rate: f64, initial_accumulator: f64, epsilon: f64 },
-    RowWiseAdaGrad { learning_rate: f64, initial_accumulator: f64, epsilon: f64 },
-    Sgd { learning_rate: f64 },
-    Ftrl { learning_rate: f64, beta: f64, l1: f64, l2: f64 },
 }
 
 /// When the test rows are evaluated; the end of training always counts.

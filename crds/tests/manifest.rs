@@ -73,8 +73,8 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
             "dense": [],
             "group": null,
             "tables": [
-                {"name": "user_id", "dim": 16, "initializer": {"normal": {"standardDeviation": 0.01}}},
-                {"name": "item_id", "dim": 16, "initializer": {"normal": {"standardDeviation": 0.01}}},
+                {"name": "user_id", "dim": 16, "initializer": {"normal": {"standardDeviation": 0.01_f32}}},
+                {"name": "item_id", "dim": 16, "initializer": {"normal": {"standardDeviation": 0.01_f32}}},
             ],
         },
         "data": {
@@ -92,10 +92,10 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
             "mode": "sync", "auto": null, "globalBatchSize": 4096, "length": {"epochs": 1}, "seed": 42, "staleness": 4,
             "localBatchSize": null, "barrierWorkers": null, "gbaStaleness": 4, "gbaKeyDivisor": "buffer", "hopBsBound": 2, "hopBwBackups": 1,
             "bspAggregate": null, "switchAt": [],
-            "denseOptimizer": {"adam": {
-                "learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weightDecay": 0.0,
-            }},
-            "sparseOptimizer": {"adam": {"learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}},
+            "denseOptimizer": {
+                "kind": "adam", "learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weightDecay": 0.0,
+            },
+            "sparseOptimizer": {"kind": "adam", "learningRate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
             "embeddingValueType": "f32", "precision": "fp32", "compression": "none", "evaluation": "end",
         },
         "roles": {
@@ -135,9 +135,9 @@ fn the_defaults_of_the_manual_are_those_that_are_taken() {
         ("spec.training.gba.keyDivisor", "/training/gbaKeyDivisor"),
         ("spec.training.hopBs.bound", "/training/hopBsBound"),
         ("spec.training.hopBw.backups", "/training/hopBwBackups"),
-        ("spec.training.optimizer.dense.beta1", "/training/denseOptimizer/adam/beta1"),
-        ("spec.training.optimizer.dense.beta2", "/training/denseOptimizer/adam/beta2"),
-        ("spec.training.optimizer.sparse.beta1", "/training/sparseOptimizer/adam/beta1"),
+        ("spec.training.optimizer.dense.beta1", "/training/denseOptimizer/beta1"),
+        ("spec.training.optimizer.dense.beta2", "/training/denseOptimizer/beta2"),
+        ("spec.training.optimizer.sparse.beta1", "/training/sparseOptimizer/beta1"),
         ("spec.training.embeddingValueType", "/training/embeddingValueType"),
         ("spec.training.precision", "/training/precision"),
         ("spec.training.compression", "/training/compression"),
@@ -189,7 +189,7 @@ fn the_criteo_example_expands_its_ranges_and_runs_as_every_model_and_mode() {
     assert_eq!(resolved.features.sparse[25].name, "C26");
     assert_eq!(resolved.features.tables.len(), 26);
     assert_eq!(resolved.features.dense.len(), 13);
-    assert_eq!(resolved.features.dense[0].transform, ResolvedTransform::Log1p);
+    assert_eq!(resolved.features.dense[0].transform, Transform::Log1p);
     assert_eq!(resolved.model.bottom, [512, 256, 16], "the embedding dimension is appended");
     let DataSource::Files(files) = &resolved.data.source else { panic!("{:?}", resolved.data) };
     assert_eq!(

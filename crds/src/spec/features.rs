@@ -1,44 +1,11 @@
 //! `spec.features`: what the columns of the data mean to the model.
 
 use kube::KubeSchema;
+use rectrain_kinds::{InitializerKind, MissingValue, Pooling, TransformKind};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::defaults;
-
-/// How the rows of a feature with several values become one vector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum Pooling {
-    /// The sum of the rows.
-    Sum,
-    /// The sum divided by the number of values, as PyTorch's EmbeddingBag does unless told otherwise.
-    Mean,
-    /// The sum divided by the square root of the number of values.
-    SqrtN,
-}
-
-/// What an empty value of a sparse feature becomes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum MissingSparse {
-    /// An id of its own, with a row that is trained like any other.
-    Token,
-    /// No id at all: the feature contributes a vector of zeros.
-    Skip,
-}
-
-/// The distributions an embedding row can start from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum InitializerKind {
-    /// Normal with mean 0; `scale` is the standard deviation.
-    Normal,
-    /// Uniform from -`scale` to +`scale`.
-    Uniform,
-    /// All values 0.
-    Zeros,
-}
 
 /// Where the values of a row that is met for the first time come from: a pure function of the seed and the id, so that a
 /// row starts the same on any server, in any order, and again after it was lost.
@@ -107,29 +74,13 @@ pub struct SparseFeature {
 
     /// What an empty value becomes. A feature with `multiValue` has no id where its cell has no values, whatever is said here.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("x-default" = MissingSparse::Token))]
-    pub missing: Option<MissingSparse>,
+    #[schemars(extend("x-default" = MissingValue::Token))]
+    pub missing: Option<MissingValue>,
 
     /// Where this feature's rows start.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "spec.features.initializer"))]
     pub initializer: Option<InitializerSpec>,
-}
-
-/// What is done to a number before the model sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum Transform {
-    /// x
-    Identity,
-    /// ln(1 + max(x, 0)): counts. A negative number counts as 0.
-    Log1p,
-    /// sign(x) · ln(1 + |x|): amounts that may be negative.
-    SignedLog1p,
-    /// (x - mean) / std
-    Standardize,
-    /// (x - min) / (max - min), not clipped
-    MinMax,
 }
 
 /// A column of numbers.
@@ -155,8 +106,8 @@ pub struct DenseFeature {
     /// What is done to the number before the model sees it. It is rounded to a 32-bit float first, which has about seven
     /// digits: Unix seconds become multiples of 128.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("x-default" = Transform::Identity))]
-    pub transform: Option<Transform>,
+    #[schemars(extend("x-default" = TransformKind::Identity))]
+    pub transform: Option<TransformKind>,
 
     /// Mean that `standardize` subtracts. Required by it, refused without it.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -19,4 +19,5 @@ pub use features::*;
 pub use model::*;
 pub use operation::*;
 pub use roles::*;
+pub(crate) use training::REFUSED_MODES;
 pub use training::*;

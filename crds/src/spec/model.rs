@@ -1,44 +1,10 @@
 //! `spec.model`: the tower on top of the embeddings.
 
 use kube::KubeSchema;
-use schemars::JsonSchema;
+use rectrain_kinds::{CrossStructure, ModelKind};
 use serde::{Deserialize, Serialize};
 
 use crate::defaults;
-
-/// The kinds of model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum ModelKind {
-    /// Deep learning recommendation model (Naumov et al. 2019): a bottom MLP over the dense features, dot products of
-    /// all pairs of vectors, and a top MLP. Needs the same dimension for every sparse feature.
-    Dlrm,
-    /// Factorization machine and MLP over the same embeddings, their logits added (Guo et al. 2017). Needs the same
-    /// dimension for every sparse feature.
-    #[serde(rename = "deepfm")]
-    DeepFm,
-    /// MLP over the concatenated embeddings and dense features: Persia's feed-forward network.
-    Dnn,
-    /// Linear model and MLP side by side, their logits added (Cheng et al. 2016).
-    WideDeep,
-    /// Deep and cross network, version 2: explicit crosses of the features and an MLP (Wang et al. 2021).
-    DcnV2,
-    /// Factorization machine of second order (Rendle 2010). Needs the same dimension for every sparse feature.
-    Fm,
-    /// Logistic regression: one weight per id and per dense feature, and no embeddings.
-    Lr,
-}
-
-/// How `dcnV2` combines its cross layers and its MLP.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum CrossStructure {
-    /// Both see the features, and the output layer sees both.
-    #[default]
-    Parallel,
-    /// The MLP sees what the cross layers put out.
-    Stacked,
-}
 
 /// The model: its kind and its sizes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::ResourceRequirements;
+use rectrain_kinds::DeviceKind;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -157,19 +158,6 @@ pub struct RoleSpec {
     /// cluster reads it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<PodTemplate>,
-}
-
-/// What a dense worker computes on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum DeviceKind {
-    /// A GPU if there is one and this build can use it, the CPU otherwise.
-    Auto,
-    /// The CPU.
-    #[default]
-    Cpu,
-    /// An NVIDIA GPU; training ends with an error if there is none.
-    Cuda,
 }
 
 /// The dense workers: how many, how large, and what they compute on.

@@ -1,76 +1,14 @@
 //! `spec.training`: the algorithm and its hyper-parameters.
 
 use kube::KubeSchema;
+use rectrain_kinds::{Compression, DenseOptimizerKind, KeyDivisor, Mode, Precision, SparseOptimizerKind, ValueType};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
 use crate::defaults;
 
-/// The training modes this version runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum Mode {
-    /// Fully synchronous. Each step looks up the rows it needs, computes, averages the dense gradients over all dense
-    /// workers (all-reduce) and applies both gradients before the next look-up, so no gradient is ever stale. For a given
-    /// seed and data the trained model is the same bit for bit in every run, whatever the number of parameter servers,
-    /// embedding workers and threads. It is as fast as its slowest worker.
-    #[default]
-    Sync,
-    /// Persia's hybrid: the dense part is synchronous (all-reduce in each step), while embedding rows are looked up ahead
-    /// of time and their gradients applied when they arrive. At most τ batches (`spec.training.hybrid.staleness`) are
-    /// between look-up and update, so a row may miss the last τ updates. Look-ups, network and computation overlap,
-    /// which makes it faster than `sync`; runs are not repeatable bit for bit.
-    Hybrid,
-    /// Asynchronous: dense parameters live on the parameter servers, each dense worker pulls them, computes a local batch and
-    /// pushes, waiting for nobody, and every gradient is a step of its own. The fastest where workers are unequal; staleness is
-    /// not bounded, and hyper-parameters tuned for `sync` do not fit.
-    Async,
-    /// Global-batch gradient aggregation (GBA): as `async`, but gradients carry tokens and are applied M at a time, so that
-    /// every step sees the global batch of `sync`; those too stale (`spec.training.gba.staleness`) are left out. As fast as
-    /// `async`, with the hyper-parameters of `sync`: training may be switched between the two at any step.
-    Gba,
-    /// Bounded staleness, a baseline: as `async`, but a dense worker waits while it is more than `spec.training.hopBs.bound`
-    /// batches ahead of the slowest.
-    HopBs,
-    /// Backup workers, a baseline: a step takes the first gradients and drops those of the slowest
-    /// `spec.training.hopBw.backups` dense workers, whose batches are lost.
-    HopBw,
-    /// Asynchronous bulk synchronous parallel, a baseline: as `async`, but `spec.training.bsp.aggregate` gradients, however
-    /// stale, are applied as one step.
-    Bsp,
-}
-
-impl Mode {
-    /// Every mode this version runs.
-    pub const ALL: [Mode; 7] = [Mode::Sync, Mode::Hybrid, Mode::Async, Mode::Gba, Mode::HopBs, Mode::HopBw, Mode::Bsp];
-
-    /// The name in a manifest.
-    pub fn name(self) -> &'static str {
-        match self {
-            Mode::Sync => "sync",
-            Mode::Hybrid => "hybrid",
-            Mode::Async => "async",
-            Mode::Gba => "gba",
-            Mode::HopBs => "hopBs",
-            Mode::HopBw => "hopBw",
-            Mode::Bsp => "bsp",
-        }
-    }
-
-    /// Whether every step waits for all dense workers, which keep the dense parameters themselves.
-    pub fn has_barrier(self) -> bool {
-        matches!(self, Mode::Sync | Mode::Hybrid)
-    }
-
-    /// Names of published modes that this version refuses.
-    pub(crate) const REFUSED: [&'static str; 5] = ["des", "shadow", "easgd", "ma", "bmuf"];
-}
-
-impl std::fmt::Display for Mode {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
-}
+/// Names of published modes that this version refuses.
+pub(crate) const REFUSED_MODES: [&str; 5] = ["des", "shadow", "easgd", "ma", "bmuf"];
 
 /// What `spec.training.mode` may say: a mode to train in, or that it be chosen while training goes on. What is trained in at any time
 /// is a [`Mode`].
@@ -201,19 +139,6 @@ pub struct HybridSpec {
     pub staleness: Option<u32>,
 }
 
-/// What the sum of a key's gradients is divided by in the mode `gba`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum KeyDivisor {
-    /// M, the number of local batches in a step, as for the dense parameters: the gradient of the mean loss over the global
-    /// batch, which `sync` applies.
-    #[default]
-    Buffer,
-    /// The number of dense workers that met the key (algorithm 2 of the paper). Keys that few workers meet learn faster than in
-    /// `sync`.
-    Workers,
-}
-
 /// Settings of the mode `gba`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -272,21 +197,6 @@ pub struct SwitchSpec {
     pub mode: Mode,
 }
 
-/// Optimizers of the dense parameters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum DenseOptimizerKind {
-    /// Adam (Kingma and Ba 2015); `weightDecay` is added to the gradient.
-    #[default]
-    Adam,
-    /// Adam with decoupled weight decay (Loshchilov and Hutter 2019).
-    AdamW,
-    /// Stochastic gradient descent, with momentum if given.
-    Sgd,
-    /// AdaGrad (Duchi et al. 2011).
-    AdaGrad,
-}
-
 /// The optimizer of the dense parameters. Defaults are PyTorch's where PyTorch has them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
@@ -342,24 +252,6 @@ pub struct DenseOptimizerSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1.0), extend("x-default" = defaults::SGD_MOMENTUM))]
     pub momentum: Option<f64>,
-}
-
-/// Optimizers of the embedding rows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum SparseOptimizerKind {
-    /// Adam on the rows that a batch touches, as PyTorch's SparseAdam. Two values of state per value.
-    #[default]
-    Adam,
-    /// AdaGrad. One value of state per value.
-    AdaGrad,
-    /// Row-wise AdaGrad (Kraken's rAdaGrad): one accumulator per row, the mean of the squared gradients of its values. The
-    /// least memory of the adaptive ones.
-    RowWiseAdaGrad,
-    /// Stochastic gradient descent. No state.
-    Sgd,
-    /// FTRL-proximal (McMahan et al. 2013): sparse weights through `l1`. Two values of state per value.
-    Ftrl,
 }
 
 /// The optimizer of the embedding rows.
@@ -435,42 +327,6 @@ pub struct OptimizerSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "adam"))]
     pub sparse: Option<SparseOptimizerSpec>,
-}
-
-/// How a value of an embedding row is stored.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum ValueType {
-    /// 32-bit floating point.
-    #[default]
-    F32,
-    /// IEEE half precision: half the memory, magnitudes up to 65,504.
-    F16,
-    /// bfloat16: half the memory, the range of f32 and 8 bits of precision.
-    Bf16,
-}
-
-/// What the products of linear layers are computed in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum Precision {
-    /// 32-bit floating point.
-    #[default]
-    Fp32,
-    /// Operands rounded to bfloat16 (8 bits of precision, the range of f32), sums in 32 bits: twice the arithmetic a second or more on
-    /// CPUs with AMX, or AMD's with AVX512-BF16, correct and no faster than `fp32` on others. GPUs need compute capability 8.0 (Ampere).
-    Bf16,
-}
-
-/// How embedding values and their gradients travel between roles.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum Compression {
-    /// As 32-bit floating point: exact.
-    #[default]
-    None,
-    /// As blocks of half-precision values scaled by κ/‖v‖∞ (Persia §4.2.3): half the bytes, not exact.
-    Fp16,
 }
 
 /// When the test rows are evaluated.

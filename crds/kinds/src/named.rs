@@ -1,0 +1,105 @@
+//! Declares an enum whose values have names.
+
+/// A text that names no value of a kind.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("there is no {kind} `{found}`: expected one of {}", expected.join(", "))]
+pub struct UnknownKind {
+    /// The kind, for people: "training mode".
+    pub kind: &'static str,
+    /// The text.
+    pub found: String,
+    /// The names of all values.
+    pub expected: Vec<&'static str>,
+}
+
+/// Declares an enum with one name a value, used by serde, `Display` and `FromStr` alike, and lists its
+/// values. `as "…"` is how errors call the kind.
+macro_rules! named {
+    (
+        $(#[$meta:meta])*
+        pub enum $Kind:ident as $title:literal { $($(#[$value_meta:meta])* $Value:ident = $name:literal,)+ }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+        pub enum $Kind { $($(#[$value_meta])* #[serde(rename = $name)] $Value,)+ }
+
+        impl $Kind {
+            /// Every value, in the order in which the documentation lists them.
+            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$Value),+];
+
+            /// The name, everywhere.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$Value => $name,)+ }
+            }
+        }
+
+        impl std::fmt::Display for $Kind {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+
+        impl std::str::FromStr for $Kind {
+            type Err = $crate::UnknownKind;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                Self::ALL.into_iter().find(|kind| kind.name() == text).ok_or_else(|| $crate::UnknownKind {
+                    kind: $title,
+                    found: text.to_owned(),
+                    expected: Self::ALL.map(Self::name).to_vec(),
+                })
+            }
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+    use std::str::FromStr;
+
+    use serde::Serialize;
+    use serde::de::DeserializeOwned;
+
+    use crate::*;
+
+    fn has_one_spelling<K>(all: &[K], name: impl Fn(K) -> &'static str)
+    where
+        K: Copy + Debug + PartialEq + Serialize + DeserializeOwned + ToString + FromStr<Err = UnknownKind>,
+    {
+        for kind in all {
+            assert_eq!(serde_json::to_value(kind).unwrap(), name(*kind));
+            assert_eq!(serde_json::from_value::<K>(name(*kind).into()).unwrap(), *kind);
+            assert_eq!((kind.to_string(), name(*kind).parse::<K>()), (name(*kind).to_owned(), Ok(*kind)));
+        }
+    }
+
+    #[test]
+    fn every_kind_has_one_spelling() {
+        has_one_spelling(&Mode::ALL, Mode::name);
+        has_one_spelling(&KeyDivisor::ALL, KeyDivisor::name);
+        has_one_spelling(&ModelKind::ALL, ModelKind::name);
+        has_one_spelling(&CrossStructure::ALL, CrossStructure::name);
+        has_one_spelling(&DenseOptimizerKind::ALL, DenseOptimizerKind::name);
+        has_one_spelling(&SparseOptimizerKind::ALL, SparseOptimizerKind::name);
+        has_one_spelling(&Pooling::ALL, Pooling::name);
+        has_one_spelling(&Compression::ALL, Compression::name);
+        has_one_spelling(&Precision::ALL, Precision::name);
+        has_one_spelling(&ValueType::ALL, ValueType::name);
+        has_one_spelling(&MissingValue::ALL, MissingValue::name);
+        has_one_spelling(&TransformKind::ALL, TransformKind::name);
+        has_one_spelling(&InitializerKind::ALL, InitializerKind::name);
+        has_one_spelling(&DeviceKind::ALL, DeviceKind::name);
+    }
+
+    #[test]
+    fn an_unknown_name_is_answered_with_those_that_exist() {
+        let error = "hop-bs".parse::<Mode>().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "there is no training mode `hop-bs`: expected one of sync, hybrid, async, gba, hopBs, hopBw, bsp"
+        );
+    }
+}

@@ -1,0 +1,157 @@
+//! Kinds of values: how they are pooled, stored, computed, sent, transformed and initialised.
+
+use serde::{Deserialize, Serialize};
+
+named! {
+    /// How the rows of a feature with several values become one vector.
+    pub enum Pooling as "pooling" {
+        /// The sum of the rows.
+        Sum = "sum",
+        /// The sum divided by the number of values, as PyTorch's EmbeddingBag does unless told otherwise.
+        Mean = "mean",
+        /// The sum divided by the square root of the number of values.
+        SqrtN = "sqrtN",
+    }
+}
+
+named! {
+    /// How a value of an embedding row is stored.
+    #[derive(Default)]
+    pub enum ValueType as "type of stored values" {
+        /// 32-bit floating point.
+        #[default]
+        F32 = "f32",
+        /// IEEE half precision: half the memory, magnitudes up to 65,504.
+        F16 = "f16",
+        /// bfloat16: half the memory, the range of f32 and 8 bits of precision.
+        Bf16 = "bf16",
+    }
+}
+
+named! {
+    /// What the products of linear layers are computed in.
+    #[derive(Default)]
+    pub enum Precision as "precision" {
+        /// 32-bit floating point.
+        #[default]
+        Fp32 = "fp32",
+        /// Operands rounded to bfloat16 (8 bits of precision, the range of f32), sums in 32 bits: twice the arithmetic a second or more on
+        /// CPUs with AMX, or AMD's with AVX512-BF16, correct and no faster than `fp32` on others. GPUs need compute capability 8.0 (Ampere).
+        Bf16 = "bf16",
+    }
+}
+
+named! {
+    /// How embedding values and their gradients travel between roles.
+    #[derive(Default)]
+    pub enum Compression as "compression" {
+        /// As 32-bit floating point: exact.
+        #[default]
+        None = "none",
+        /// As blocks of half-precision values scaled by κ/‖v‖∞ (Persia §4.2.3): half the bytes, not exact.
+        Fp16 = "fp16",
+    }
+}
+
+named! {
+    /// What a dense worker computes on.
+    #[derive(Default)]
+    pub enum DeviceKind as "device" {
+        /// A GPU if there is one and this build can use it, the CPU otherwise.
+        Auto = "auto",
+        /// The CPU.
+        #[default]
+        Cpu = "cpu",
+        /// An NVIDIA GPU; training ends with an error if there is none.
+        Cuda = "cuda",
+    }
+}
+
+named! {
+    /// What an empty value of a sparse feature becomes.
+    #[derive(Default)]
+    pub enum MissingValue as "treatment of missing values" {
+        /// An id of its own, with a row that is trained like any other.
+        #[default]
+        Token = "token",
+        /// No id at all: the feature contributes a vector of zeros.
+        Skip = "skip",
+    }
+}
+
+named! {
+    /// What is done to a number before the model sees it.
+    #[derive(Default)]
+    pub enum TransformKind as "transform" {
+        /// x
+        #[default]
+        Identity = "identity",
+        /// ln(1 + max(x, 0)): counts. A negative number counts as 0.
+        Log1p = "log1p",
+        /// sign(x) · ln(1 + |x|): amounts that may be negative.
+        SignedLog1p = "signedLog1p",
+        /// (x - mean) / std
+        Standardize = "standardize",
+        /// (x - min) / (max - min), not clipped
+        MinMax = "minMax",
+    }
+}
+
+/// A transform with its settings: what is done to a number x before the model sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Transform {
+    /// x
+    #[default]
+    Identity,
+    /// ln(1 + max(x, 0)): for counts.
+    Log1p,
+    /// sign(x) · ln(1 + |x|): for amounts that may be negative.
+    SignedLog1p,
+    /// (x − mean) / std
+    Standardize {
+        /// Finite.
+        mean: f32,
+        /// Finite, above 0.
+        std: f32,
+    },
+    /// (x − min) / (max − min), not clipped.
+    MinMax {
+        /// The number that becomes 0.
+        min: f32,
+        /// The number that becomes 1, above `min`.
+        max: f32,
+    },
+}
+
+named! {
+    /// The distributions an embedding row can start from.
+    pub enum InitializerKind as "initializer" {
+        /// Normal with mean 0; `scale` is the standard deviation.
+        Normal = "normal",
+        /// Uniform from -`scale` to +`scale`.
+        Uniform = "uniform",
+        /// All values 0.
+        Zeros = "zeros",
+    }
+}
+
+/// The values that the columns of a new row start from.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Initializer {
+    /// Uniform in `[low, high]`.
+    Uniform {
+        /// Finite.
+        low: f32,
+        /// Finite, at least `low`.
+        high: f32,
+    },
+    /// Normal with mean 0. Not truncated: the largest value that can occur is 8.3 standard deviations.
+    Normal {
+        /// Finite, at least 0.
+        standard_deviation: f32,
+    },
+    /// The same value everywhere.
+    Constant(f32),
+}
