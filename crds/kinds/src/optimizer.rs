@@ -102,6 +102,18 @@ impl DenseOptimizer {
         }
     }
 
+    /// Names of the state vectors, each as long as the parameters. The flat state holds them one after
+    /// another in this order.
+    #[must_use]
+    pub fn slots(&self) -> &'static [&'static str] {
+        match self {
+            Self::Sgd { momentum, .. } if *momentum == 0.0 => &[],
+            Self::Sgd { .. } => &["momentum"],
+            Self::AdaGrad { .. } => &["sum"],
+            Self::Adam { .. } | Self::AdamW { .. } => &["m", "v"],
+        }
+    }
+
     /// Adam with PyTorch's defaults and this learning rate.
     #[must_use]
     pub const fn adam(learning_rate: f64) -> Self {
@@ -175,6 +187,17 @@ impl SparseOptimizer {
             Self::RowWiseAdaGrad { .. } => SparseOptimizerKind::RowWiseAdaGrad,
             Self::Adam { .. } => SparseOptimizerKind::Adam,
             Self::Ftrl { .. } => SparseOptimizerKind::Ftrl,
+        }
+    }
+
+    /// Floats of optimizer state in a row of `dim` columns.
+    #[must_use]
+    pub const fn state_len(&self, dim: usize) -> usize {
+        match self {
+            Self::Sgd { .. } => 0,
+            Self::AdaGrad { .. } => dim,
+            Self::RowWiseAdaGrad { .. } => 1,
+            Self::Adam { .. } | Self::Ftrl { .. } => 2 * dim,
         }
     }
 

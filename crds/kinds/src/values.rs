@@ -28,6 +28,17 @@ named! {
     }
 }
 
+impl ValueType {
+    /// Bytes of one stored value.
+    #[must_use]
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+}
+
 named! {
     /// What the products of linear layers are computed in.
     #[derive(Default)]
@@ -122,6 +133,21 @@ pub enum Transform {
         /// The number that becomes 1, above `min`.
         max: f32,
     },
+}
+
+impl Transform {
+    /// The transformed number.
+    #[inline]
+    #[must_use]
+    pub fn apply(self, x: f32) -> f32 {
+        match self {
+            Self::Identity => x,
+            Self::Log1p => x.max(0.0).ln_1p(),
+            Self::SignedLog1p => x.abs().ln_1p().copysign(x),
+            Self::Standardize { mean, std } => (x - mean) / std,
+            Self::MinMax { min, max } => (x - min) / (max - min),
+        }
+    }
 }
 
 named! {

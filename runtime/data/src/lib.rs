@@ -48,5 +48,6 @@ pub use error::{DataError, Place};
 pub use pace::passed;
 pub use random::chunk_permutation;
 pub use reader::ChunkReader;
-pub use schema::{DenseField, LabelField, MissingValue, Schema, SparseField, Transform};
+pub use rectrain_kinds::{MissingValue, Transform};
+pub use schema::{DenseField, LabelField, Schema, SparseField};
 pub use synthetic::SyntheticConfig;

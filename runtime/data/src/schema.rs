@@ -1,6 +1,8 @@
 //! What the columns of a data set mean: ids, numbers, the label, the group. Plain values; which column
 //! stands where in which file is found out by [`Layout::bind`] when a file is opened.
 
+use rectrain_kinds::{MissingValue, Transform};
+
 use crate::error::DataError;
 use crate::key::TableSeed;
 
@@ -39,16 +41,6 @@ impl SparseField {
     }
 }
 
-/// What an empty cell or a null of a single-valued sparse feature is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum MissingValue {
-    /// A value like any other, with a key (and an embedding) of its own: that of the empty text.
-    #[default]
-    Token,
-    /// No id at all.
-    Skip,
-}
-
 /// A feature that is a number.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DenseField {
@@ -58,46 +50,6 @@ pub struct DenseField {
     pub transform: Transform,
     /// The value of the feature (after the transform) where the cell is empty, null or NaN.
     pub missing: f32,
-}
-
-/// What is done to a dense value x.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub enum Transform {
-    /// x
-    #[default]
-    Identity,
-    /// ln(1 + max(x, 0)): for counts, as usual for Criteo.
-    Log1p,
-    /// sign(x) · ln(1 + |x|)
-    SignedLog1p,
-    /// (x − mean) / std, std > 0
-    Standardize {
-        /// The mean to subtract.
-        mean: f32,
-        /// The standard deviation to divide by.
-        std: f32,
-    },
-    /// (x − min) / (max − min), max > min; not clamped.
-    MinMax {
-        /// What becomes 0.
-        min: f32,
-        /// What becomes 1.
-        max: f32,
-    },
-}
-
-impl Transform {
-    /// The transformed value.
-    #[inline]
-    pub fn apply(self, x: f32) -> f32 {
-        match self {
-            Self::Identity => x,
-            Self::Log1p => x.max(0.0).ln_1p(),
-            Self::SignedLog1p => x.abs().ln_1p().copysign(x),
-            Self::Standardize { mean, std } => (x - mean) / std,
-            Self::MinMax { min, max } => (x - min) / (max - min),
-        }
-    }
 }
 
 /// The column to be predicted.

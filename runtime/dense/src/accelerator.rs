@@ -8,13 +8,14 @@
 
 use burn::tensor::{Device, Tensor, TensorData, Transaction, activation::sigmoid};
 
+use crate::Precision;
 use crate::device::{DeviceMemory, guarded};
 use crate::layers::{Dropout, Parameters, Products, matrix};
 use crate::loss::binary_cross_entropy;
 use crate::model::Model;
 use crate::optimizer::Rule;
 use crate::pass::{Pass, Passed, inputs};
-use crate::tower::{Features, Precision, StepOutput};
+use crate::tower::{Features, StepOutput};
 use crate::{DenseError, ParameterLayout};
 
 /// See the module's text.

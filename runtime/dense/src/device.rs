@@ -4,7 +4,7 @@
 use burn::tensor::Device;
 
 use crate::DenseError;
-use crate::tower::Precision;
+use crate::Precision;
 
 /// What a tower computes on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

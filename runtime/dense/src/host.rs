@@ -6,6 +6,7 @@ use burn::backend::Flex;
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
 
 use crate::DenseError;
+use crate::Precision;
 use crate::layers::{Dropout, Parameters, Products, matrix};
 use crate::layout::ParameterEntry;
 use crate::linear::Linears;
@@ -13,7 +14,7 @@ use crate::loss::binary_cross_entropy;
 use crate::model::Model;
 use crate::optimizer::Rule;
 use crate::pass::{Pass, Passed, inputs};
-use crate::tower::{Features, Precision, StepOutput, first_not_finite};
+use crate::tower::{Features, StepOutput, first_not_finite};
 use crate::workers::{Workers, shards};
 
 /// Values that one thread updates at a time.

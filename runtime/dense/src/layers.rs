@@ -3,10 +3,10 @@
 
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData, activation::relu};
 
+use crate::Precision;
 use crate::layout::{Initializer, ParameterId, ParameterLayout};
 use crate::linear::Packed;
 use crate::random::{Stream, name_key};
-use crate::tower::Precision;
 
 /// The parameters of one forward pass.
 pub(crate) struct Parameters<'a> {

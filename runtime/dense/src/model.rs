@@ -2,6 +2,7 @@
 //! layout of its parameters and what it computes from them. The tower calls it, in training and in prediction alike.
 
 use burn::tensor::Tensor;
+use rectrain_kinds::CrossStructure;
 use serde::{Deserialize, Serialize};
 
 use crate::DenseError;
@@ -55,17 +56,6 @@ pub enum ModelKind {
     Fm,
     /// Logistic regression. The sparse features have first-order weights and no embeddings: their dimensions are 0.
     Lr,
-}
-
-/// How DCN-V2 combines crosses and MLP (Wang et al. 2021, figure 1).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum CrossStructure {
-    /// Both see the inputs; the logit sees both outputs.
-    #[default]
-    Parallel,
-    /// The MLP sees the crosses' output; the logit sees the MLP's.
-    Stacked,
 }
 
 impl ModelKind {

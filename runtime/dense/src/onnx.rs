@@ -4,10 +4,11 @@
 
 use prost::Message;
 
+use crate::CrossStructure;
 use crate::DenseError;
 use crate::layers::{Cross, FirstOrder, Linear, Mlp, lower_triangle_indices};
 use crate::layout::ParameterId;
-use crate::model::{Architecture, CrossStructure, Model};
+use crate::model::{Architecture, Model};
 
 const IR_VERSION: i64 = 8;
 const OPSET: i64 = 17;

@@ -3,85 +3,37 @@
 //! restored with the parameters restores Adam. The tower applies them to its buffer; a parameter server to its partition.
 
 use burn::tensor::Tensor;
+use rectrain_kinds::DenseOptimizer;
 
 use crate::DenseError;
 
-/// A dense optimizer and its settings. Defaults in the docs are PyTorch's.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum DenseOptimizer {
-    /// `b ← momentum·b + g; p ← p − lr·b` (`torch.optim.SGD`, no dampening, not Nesterov).
-    Sgd {
-        /// Above 0.
-        learning_rate: f64,
-        /// From 0 up to, not including, 1; 0 keeps no state.
-        momentum: f64,
-    },
-    /// `s ← s + g²; p ← p − lr·g / (√s + ε)` (`torch.optim.Adagrad`, no learning-rate decay).
-    AdaGrad {
-        /// Above 0.
-        learning_rate: f64,
-        /// `s` at the start, from 0 (PyTorch 0, TensorFlow 0.1).
-        initial_accumulator: f64,
-        /// Above 0 (1e-10).
-        epsilon: f64,
-    },
-    /// `torch.optim.Adam`: `g ← g + λp; m ← m + (1−β₁)(g − m); v ← β₂v + (1−β₂)g²;
-    /// p ← p − lr/(1−β₁ᵗ) · m / (√v/√(1−β₂ᵗ) + ε)`.
-    Adam {
-        /// Above 0 (1e-3).
-        learning_rate: f64,
-        /// β₁, from 0 up to, not including, 1 (0.9).
-        beta1: f64,
-        /// β₂, from 0 up to, not including, 1 (0.999).
-        beta2: f64,
-        /// ε, above 0 (1e-8).
-        epsilon: f64,
-        /// λ, from 0 (0): added to the gradient.
-        weight_decay: f64,
-    },
-    /// `torch.optim.AdamW`: `p ← (1 − lr·λ)p` first, then Adam without λ.
-    AdamW {
-        /// Above 0 (1e-3).
-        learning_rate: f64,
-        /// β₁, from 0 up to, not including, 1 (0.9).
-        beta1: f64,
-        /// β₂, from 0 up to, not including, 1 (0.999).
-        beta2: f64,
-        /// ε, above 0 (1e-8).
-        epsilon: f64,
-        /// λ, from 0 (1e-2): decoupled.
-        weight_decay: f64,
-    },
+/// The computation of a [`DenseOptimizer`] over flat slices.
+pub trait FlatOptimizer {
+    /// Refuses settings outside their ranges.
+    fn validate(&self) -> Result<(), DenseError>;
+
+    /// The flat state before the first update, for this many parameters.
+    fn initial_state(&self, parameters: usize) -> Vec<f32>;
+
+    /// One update, in place. `state` is flat: `slots().len()` vectors of `parameters.len()` values. `update_count` counts the
+    /// updates that these parameters have had including this one, from 1.
+    ///
+    /// # Errors
+    /// [`DenseError::UpdateCount`] for count 0.
+    ///
+    /// # Panics
+    /// When the slices' lengths do not fit each other.
+    fn update(
+        &self,
+        parameters: &mut [f32],
+        state: &mut [f32],
+        gradients: &[f32],
+        update_count: u64,
+    ) -> Result<(), DenseError>;
 }
 
-impl DenseOptimizer {
-    /// Adam with PyTorch's defaults and this learning rate.
-    pub fn adam(learning_rate: f64) -> Self {
-        Self::Adam { learning_rate, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 }
-    }
-
-    /// The kind's name as a checkpoint records it. State of one kind means nothing to another.
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::Sgd { .. } => "sgd",
-            Self::AdaGrad { .. } => "adaGrad",
-            Self::Adam { .. } => "adam",
-            Self::AdamW { .. } => "adamW",
-        }
-    }
-
-    /// Names of the state vectors, each as long as the parameters. The flat state holds them one after another in this order.
-    pub fn slots(&self) -> &'static [&'static str] {
-        match self {
-            Self::Sgd { momentum, .. } if *momentum == 0.0 => &[],
-            Self::Sgd { .. } => &["momentum"],
-            Self::AdaGrad { .. } => &["sum"],
-            Self::Adam { .. } | Self::AdamW { .. } => &["m", "v"],
-        }
-    }
-
-    /// Refuses settings outside their ranges.
-    pub fn validate(&self) -> Result<(), DenseError> {
+impl FlatOptimizer for DenseOptimizer {
+    fn validate(&self) -> Result<(), DenseError> {
         let check = |setting, value: f64, valid: bool, expected| {
             // One that becomes infinite or 0 as f32 is another one in the formulas.
             let fits = (value as f32).is_finite() && (value == 0.0 || value as f32 != 0.0);
@@ -89,7 +41,7 @@ impl DenseOptimizer {
             if valid && fits {
                 return Ok(());
             }
-            Err(DenseError::InvalidOptimizer { optimizer: self.kind(), setting, value, expected })
+            Err(DenseError::InvalidOptimizer { optimizer: self.kind().name(), setting, value, expected })
         };
         let positive = |setting, value: f64| check(setting, value, value > 0.0, "a number above 0");
         let not_negative = |setting, value: f64| check(setting, value, value >= 0.0, "a number from 0");
@@ -117,8 +69,7 @@ impl DenseOptimizer {
         }
     }
 
-    /// The flat state before the first update, for this many parameters.
-    pub fn initial_state(&self, parameters: usize) -> Vec<f32> {
+    fn initial_state(&self, parameters: usize) -> Vec<f32> {
         let start = match *self {
             Self::AdaGrad { initial_accumulator, .. } => initial_accumulator as f32,
             _ => 0.0,
@@ -126,22 +77,14 @@ impl DenseOptimizer {
         vec![start; parameters * self.slots().len()]
     }
 
-    /// One update, in place. `state` is flat: `slots().len()` vectors of `parameters.len()` values. `update_count` counts the
-    /// updates that these parameters have had including this one, from 1.
-    ///
-    /// # Errors
-    /// [`DenseError::UpdateCount`] for count 0.
-    ///
-    /// # Panics
-    /// When the slices' lengths do not fit each other.
-    pub fn update(
+    fn update(
         &self,
         parameters: &mut [f32],
         state: &mut [f32],
         gradients: &[f32],
         update_count: u64,
     ) -> Result<(), DenseError> {
-        let rule = self.rule(update_count)?;
+        let rule = rule(*self, update_count)?;
         let count = parameters.len();
         assert_eq!(gradients.len(), count, "one gradient a parameter");
         assert_eq!(state.len(), count * self.slots().len(), "one value a slot and parameter");
@@ -149,39 +92,39 @@ impl DenseOptimizer {
         rule.apply(parameters, slots, gradients);
         Ok(())
     }
+}
 
-    /// The formula of this update with its constants computed.
-    pub(crate) fn rule(&self, update_count: u64) -> Result<Rule, DenseError> {
-        if update_count == 0 {
-            return Err(DenseError::UpdateCount);
-        }
-        let adam = |learning_rate: f64, beta1, beta2, epsilon: f64| AdamConstants {
-            gain1: (1.0 - beta1) as f32,
-            beta2: beta2 as f32,
-            gain2: (1.0 - beta2) as f32,
-            step_size: (learning_rate / (1.0 - power(beta1, update_count))) as f32,
-            root_correction2: (1.0 - power(beta2, update_count)).sqrt() as f32,
-            epsilon: epsilon as f32,
-            l2: 0.0,
-            keep: 1.0,
-        };
-        Ok(match *self {
-            Self::Sgd { learning_rate, momentum: 0.0 } => Rule::Sgd { learning_rate: learning_rate as f32 },
-            Self::Sgd { learning_rate, momentum } => {
-                Rule::Momentum { learning_rate: learning_rate as f32, momentum: momentum as f32 }
-            }
-            Self::AdaGrad { learning_rate, epsilon, .. } => {
-                Rule::AdaGrad { learning_rate: learning_rate as f32, epsilon: epsilon as f32 }
-            }
-            Self::Adam { learning_rate, beta1, beta2, epsilon, weight_decay } => {
-                Rule::Adam(AdamConstants { l2: weight_decay as f32, ..adam(learning_rate, beta1, beta2, epsilon) })
-            }
-            Self::AdamW { learning_rate, beta1, beta2, epsilon, weight_decay } => Rule::Adam(AdamConstants {
-                keep: (1.0 - learning_rate * weight_decay) as f32,
-                ..adam(learning_rate, beta1, beta2, epsilon)
-            }),
-        })
+/// The formula of this update with its constants computed.
+pub(crate) fn rule(optimizer: DenseOptimizer, update_count: u64) -> Result<Rule, DenseError> {
+    if update_count == 0 {
+        return Err(DenseError::UpdateCount);
     }
+    let adam = |learning_rate: f64, beta1, beta2, epsilon: f64| AdamConstants {
+        gain1: (1.0 - beta1) as f32,
+        beta2: beta2 as f32,
+        gain2: (1.0 - beta2) as f32,
+        step_size: (learning_rate / (1.0 - power(beta1, update_count))) as f32,
+        root_correction2: (1.0 - power(beta2, update_count)).sqrt() as f32,
+        epsilon: epsilon as f32,
+        l2: 0.0,
+        keep: 1.0,
+    };
+    Ok(match optimizer {
+        DenseOptimizer::Sgd { learning_rate, momentum: 0.0 } => Rule::Sgd { learning_rate: learning_rate as f32 },
+        DenseOptimizer::Sgd { learning_rate, momentum } => {
+            Rule::Momentum { learning_rate: learning_rate as f32, momentum: momentum as f32 }
+        }
+        DenseOptimizer::AdaGrad { learning_rate, epsilon, .. } => {
+            Rule::AdaGrad { learning_rate: learning_rate as f32, epsilon: epsilon as f32 }
+        }
+        DenseOptimizer::Adam { learning_rate, beta1, beta2, epsilon, weight_decay } => {
+            Rule::Adam(AdamConstants { l2: weight_decay as f32, ..adam(learning_rate, beta1, beta2, epsilon) })
+        }
+        DenseOptimizer::AdamW { learning_rate, beta1, beta2, epsilon, weight_decay } => Rule::Adam(AdamConstants {
+            keep: (1.0 - learning_rate * weight_decay) as f32,
+            ..adam(learning_rate, beta1, beta2, epsilon)
+        }),
+    })
 }
 
 /// `base^exponent` by squaring: only multiplications, so that every machine computes the same bits, which `powf` does not promise.

@@ -1,8 +1,9 @@
 //! An independent definition of every model for the tests: scalar loops in f64, one sample at a time, with parameters found by name.
 //! It shares with the models only the parameter layout and the random stream of the dropout masks.
 
+use crate::CrossStructure;
 use crate::layout::ParameterLayout;
-use crate::model::{CrossStructure, ModelConfig, ModelKind};
+use crate::model::{ModelConfig, ModelKind};
 use crate::random::{Stream, name_key};
 
 /// Dropout in training: seed, step, rank.

@@ -15,13 +15,15 @@
 //! anew in every step, so a process that trains should tell glibc's malloc to keep freed memory (`M_MMAP_THRESHOLD`,
 //! `M_TRIM_THRESHOLD`); that is up to the program, not to this crate.
 
+use rectrain_kinds::{DenseOptimizer, Precision};
+
 use crate::accelerator::Accelerator;
 use crate::device::{ComputeDevice, DeviceMemory, open_cuda};
 use crate::host::Host;
 use crate::layers::Dropout;
 use crate::loss::sigmoid;
 use crate::model::Model;
-use crate::optimizer::DenseOptimizer;
+use crate::optimizer::{FlatOptimizer, rule};
 use crate::pass::{Pass, Passed};
 use crate::{DenseError, ParameterLayout};
 
@@ -42,17 +44,6 @@ pub struct TowerOptions {
     pub device: ComputeDevice,
     /// What the products of linear layers are computed in.
     pub precision: Precision,
-}
-
-/// What the products of linear layers are computed in. Parameters, gradients, the optimizer's state and all other computation are
-/// 32-bit floats in either, so a checkpoint of one is one of the other.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Precision {
-    /// 32-bit floats.
-    #[default]
-    Fp32,
-    /// Operands rounded to bf16, sums in 32-bit floats; a GPU rounds the sums as well.
-    Bf16,
 }
 
 /// The inputs of a batch, row-major. An input that the model does not take is empty.
@@ -206,8 +197,11 @@ impl Tower {
     /// # Errors
     /// [`DenseError::OptimizerChanged`] and [`DenseError::RestoreLength`], after which the tower is as it was; [`DenseError::Device`].
     pub fn restore(&mut self, parameters: &[f32], saved_kind: &str, optimizer_state: &[f32]) -> Result<(), DenseError> {
-        if saved_kind != self.optimizer.kind() {
-            return Err(DenseError::OptimizerChanged { saved: saved_kind.into(), configured: self.optimizer.kind() });
+        if saved_kind != self.optimizer.kind().name() {
+            return Err(DenseError::OptimizerChanged {
+                saved: saved_kind.into(),
+                configured: self.optimizer.kind().name(),
+            });
         }
         let total = self.layout().total();
         for (what, expected, got) in [
@@ -281,7 +275,7 @@ impl Tower {
     /// # Errors
     /// [`DenseError::UpdateCount`] for count 0, and [`DenseError::Device`]; a device may tell of a failed update later.
     pub fn apply(&mut self, update_count: u64) -> Result<(), DenseError> {
-        let rule = self.optimizer.rule(update_count)?;
+        let rule = rule(self.optimizer, update_count)?;
         match &mut self.compute {
             Compute::Host(host) => host.apply(rule),
             Compute::Accelerator(device) => device.apply(rule, &format!("update {update_count}"))?,
@@ -380,9 +374,10 @@ mod tests {
     use burn::tensor::Device;
 
     use super::*;
+    use crate::CrossStructure;
     use crate::device::gpus;
     use crate::layers::matrix;
-    use crate::model::{CrossStructure, ModelConfig, ModelKind};
+    use crate::model::{ModelConfig, ModelKind};
     use crate::random::Stream;
     use crate::reference::{Batch, DropoutKey, Reference};
     use crate::workers::shards;
@@ -1002,7 +997,7 @@ mod tests {
                         6 => {
                             let (parameters, state) = tower.state().map(|(p, s)| (p.to_vec(), s.to_vec())).unwrap();
                             steps(tower, 20..22);
-                            tower.restore(&parameters, optimizer.kind(), &state).unwrap();
+                            tower.restore(&parameters, optimizer.kind().name(), &state).unwrap();
                         }
                         _ => {}
                     }

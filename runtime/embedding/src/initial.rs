@@ -7,21 +7,22 @@
 //! additions, multiplications, divisions and square roots are used, never the platform's `ln` or
 //! `cos`, so the bits are equal on every machine.
 
+use rectrain_kinds::Initializer;
+
 use crate::{FeatureKey, SpecError};
 
-/// What the columns of a new row start from.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Initializer {
-    /// Uniform in `[low, high]`.
-    Uniform { low: f32, high: f32 },
-    /// Normal with mean 0. Not truncated: the largest value that can occur is 8.3 standard deviations.
-    Normal { standard_deviation: f32 },
-    /// The same value everywhere.
-    Constant(f32),
+/// An [`Initializer`] as the table calls it.
+pub(crate) trait InitialValues {
+    /// Checks every setting against its range.
+    fn validate(&self) -> Result<(), SpecError>;
+
+    /// Writes the initial values of a row: `out` is its `dim` columns, the first `zero_columns` of
+    /// which get 0. A column's value does not depend on how many columns there are.
+    fn fill(self, seed: u64, key: FeatureKey, zero_columns: usize, out: &mut [f32]);
 }
 
-impl Initializer {
-    pub(crate) fn validate(&self) -> Result<(), SpecError> {
+impl InitialValues for Initializer {
+    fn validate(&self) -> Result<(), SpecError> {
         let finite = |name, found: f32| {
             let expected = "a finite number";
             let error = SpecError::Initializer { name, found, expected };
@@ -49,25 +50,23 @@ impl Initializer {
         }
     }
 
-    /// Writes the initial values of a row: `out` is its `dim` columns, the first `zero_columns` of
-    /// which get 0. A column's value does not depend on how many columns there are.
-    pub(crate) fn fill(self, seed: u64, key: FeatureKey, zero_columns: usize, out: &mut [f32]) {
+    fn fill(self, seed: u64, key: FeatureKey, zero_columns: usize, out: &mut [f32]) {
         let stream = Stream::new(seed, key);
         for (column, value) in out.iter_mut().enumerate() {
-            *value = if column < zero_columns { 0.0 } else { self.value(stream, column) };
+            *value = if column < zero_columns { 0.0 } else { initial_value(self, stream, column) };
         }
     }
+}
 
-    fn value(self, stream: Stream, column: usize) -> f32 {
-        match self {
-            Self::Constant(value) => value,
-            Self::Uniform { low, high } => {
-                let (low, high) = (f64::from(low), f64::from(high));
-                (low + (high - low) * stream.unit(column)) as f32
-            }
-            Self::Normal { standard_deviation } => {
-                (f64::from(standard_deviation) * normal_quantile(stream.unit(column))) as f32
-            }
+fn initial_value(initializer: Initializer, stream: Stream, column: usize) -> f32 {
+    match initializer {
+        Initializer::Constant(value) => value,
+        Initializer::Uniform { low, high } => {
+            let (low, high) = (f64::from(low), f64::from(high));
+            (low + (high - low) * stream.unit(column)) as f32
+        }
+        Initializer::Normal { standard_deviation } => {
+            (f64::from(standard_deviation) * normal_quantile(stream.unit(column))) as f32
         }
     }
 }

@@ -19,6 +19,7 @@
 //! row whatever the policy. A policy that wants exact recency keeps its links in an array beside
 //! the slab, by row number. Both halves of the meta word are 0 in a new row.
 
+use crate::optimizer::RowOptimizer;
 use crate::{FeatureKey, RowSpec, SparseOptimizer, ValueType};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};

@@ -53,11 +53,10 @@ mod table;
 
 pub use error::{SharedMemoryError, SnapshotError, SpecError, StoreError};
 pub use frozen::{FrozenStore, SaveId, SaveScope};
-pub use initial::Initializer;
 pub use key::{FeatureKey, GroupId, Slot, slot_of};
-pub use optimizer::SparseOptimizer;
+pub use rectrain_kinds::{Initializer, SparseOptimizer, ValueType};
 pub use shared::{Reopened, UpdateLog};
 pub use snapshot::{RestoredSlot, SlotContent, SlotSnapshot};
-pub use spec::{MAX_DIM, MAX_GROUPS, MAX_SLOTS, RowSpec, StoreConfig, ValueType};
+pub use spec::{MAX_DIM, MAX_GROUPS, MAX_SLOTS, RowSpec, StoreConfig};
 pub use store::{Digest, Store, StoreBytes};
 pub use table::{LookupCounts, Missing, UpdateCounts};

@@ -13,44 +13,30 @@
 //! | Adam (lazy) | m\[d\], v\[d\] | m ← m + (1−β₁)(g − m); v ← v + (1−β₂)(g² − v); w ← w − η √(1−β₂ᵗ)/(1−β₁ᵗ) · m / (√v + ε) |
 //! | FTRL | z\[d\], n\[d\] | σ = (√(n+g²) − √n)/α; z ← z + g − σ w; n ← n + g²; w ← 0 if abs z ≤ λ₁, else −(z − sgn(z) λ₁) / ((β + √n)/α + λ₂) |
 
+use rectrain_kinds::SparseOptimizer;
+
 use crate::SpecError;
 use crate::simd::Simd;
 
-/// How a gradient changes a row. Hyper-parameters are f64 so that 1 − β₂ keeps its digits; rows are
-/// computed in f32.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum SparseOptimizer {
-    /// Plain stochastic gradient descent.
-    Sgd { learning_rate: f64 },
-    /// Duchi, Hazan, Singer, JMLR 2011, as `torch.optim.Adagrad` computes it for sparse gradients.
-    AdaGrad { learning_rate: f64, initial_accumulator: f64, epsilon: f64 },
-    /// Kraken §III-B, "rAdaGrad": AdaGrad with the mean of g² over the columns, one accumulator a
-    /// row.
-    RowWiseAdaGrad { learning_rate: f64, initial_accumulator: f64, epsilon: f64 },
-    /// Kingma, Ba, ICLR 2015, lazily: a row's moments move only when the row has a gradient, and the
-    /// bias correction uses the global update count, exactly as `torch.optim.SparseAdam` does. The
-    /// powers of β are computed from the count and live nowhere.
-    Adam { learning_rate: f64, beta1: f64, beta2: f64, epsilon: f64 },
-    /// McMahan et al., "Ad click prediction", KDD 2013, algorithm 1; `learning_rate` is its α. There
-    /// all weights start at 0. A row that starts elsewhere gets the z for which the paper's
-    /// closed form gives just its initial value, so that a gradient of 0 leaves it where it is.
-    Ftrl { learning_rate: f64, beta: f64, l1: f64, l2: f64 },
+/// A [`SparseOptimizer`] as the table calls it.
+pub(crate) trait RowOptimizer: Copy {
+    /// Writes the state of a row that starts from `values` (as stored, so after rounding).
+    fn initial_state(&self, values: &[f32], state: &mut [f32]);
+
+    /// The step of update number `count`, 1-based, with everything that does not depend on the row
+    /// computed once.
+    fn step(&self, count: u64) -> Step;
+
+    /// This optimizer with a learning rate of 0 where later runs may change the rate; see
+    /// [`RowSpec::continues`](crate::RowSpec::continues).
+    fn without_learning_rate(self) -> Self;
+
+    /// Checks every setting against its range.
+    fn validate(&self) -> Result<(), SpecError>;
 }
 
-impl SparseOptimizer {
-    /// Floats of optimizer state in a row of `dim` columns.
-    #[must_use]
-    pub fn state_len(&self, dim: usize) -> usize {
-        match self {
-            Self::Sgd { .. } => 0,
-            Self::AdaGrad { .. } => dim,
-            Self::RowWiseAdaGrad { .. } => 1,
-            Self::Adam { .. } | Self::Ftrl { .. } => 2 * dim,
-        }
-    }
-
-    /// The state of a row that starts from `values` (as stored, so after rounding).
-    pub(crate) fn initial_state(&self, values: &[f32], state: &mut [f32]) {
+impl RowOptimizer for SparseOptimizer {
+    fn initial_state(&self, values: &[f32], state: &mut [f32]) {
         match *self {
             Self::Sgd { .. } => {}
             Self::Adam { .. } => state.fill(0.0),
@@ -68,9 +54,7 @@ impl SparseOptimizer {
         }
     }
 
-    /// The step of update number `count`, 1-based, with everything that does not depend on the row
-    /// computed once.
-    pub(crate) fn step(&self, count: u64) -> Step {
+    fn step(&self, count: u64) -> Step {
         match *self {
             Self::Sgd { learning_rate } => Step::Sgd { rate: learning_rate as f32 },
             Self::AdaGrad { learning_rate, epsilon, .. } => {
@@ -98,9 +82,7 @@ impl SparseOptimizer {
         }
     }
 
-    /// This optimizer with the learning rate taken out of the comparison, where it may change
-    /// between runs; see [`RowSpec::continues`](crate::RowSpec::continues).
-    pub(crate) fn without_learning_rate(mut self) -> Self {
+    fn without_learning_rate(mut self) -> Self {
         match &mut self {
             Self::Sgd { learning_rate }
             | Self::AdaGrad { learning_rate, .. }
@@ -111,7 +93,7 @@ impl SparseOptimizer {
         self
     }
 
-    pub(crate) fn validate(&self) -> Result<(), SpecError> {
+    fn validate(&self) -> Result<(), SpecError> {
         match *self {
             Self::Sgd { learning_rate } => positive("learning_rate", learning_rate),
             Self::AdaGrad { learning_rate, initial_accumulator, epsilon }

@@ -98,6 +98,7 @@ fn all_finite_avx2(gradient: &[f32]) -> bool {
 mod tests {
     use super::*;
     use crate::SparseOptimizer;
+    use crate::optimizer::RowOptimizer;
 
     /// Values of all sizes, subnormal and 0 among them.
     fn floats(seed: u64, count: usize) -> Vec<f32> {

@@ -1,7 +1,11 @@
 //! What a store is configured with: how many slots, which seed, and for every row group the shape
 //! of its rows. Validated once, in [`StoreConfig::validate`]; everything behind it relies on that.
 
-use crate::{GroupId, Initializer, SparseOptimizer, SpecError};
+use rectrain_kinds::{Initializer, SparseOptimizer, ValueType};
+
+use crate::initial::InitialValues;
+use crate::optimizer::RowOptimizer;
+use crate::{GroupId, SpecError};
 
 /// The most slots a store may be divided into.
 pub const MAX_SLOTS: u32 = 1 << 20;
@@ -9,26 +13,6 @@ pub const MAX_SLOTS: u32 = 1 << 20;
 pub const MAX_DIM: usize = 1 << 16;
 /// The most row groups of a store.
 pub const MAX_GROUPS: usize = 1 << 16;
-
-/// How embedding values are stored. They are always computed in f32; f16 and bf16 are rounded to
-/// nearest, ties to even, each time a row is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ValueType {
-    F32,
-    F16,
-    Bf16,
-}
-
-impl ValueType {
-    /// Bytes of one stored value.
-    #[must_use]
-    pub fn bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-        }
-    }
-}
 
 /// The shape of the rows of one group, and what happens to them.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -4,6 +4,7 @@
 use crate::frozen::{FrozenSlot, Saves};
 use crate::index::Whereabouts;
 use crate::layout::RowLayout;
+use crate::optimizer::RowOptimizer;
 use crate::pieces::Piece;
 use crate::shared::{NoLog, RowLog, UpdateLog};
 use crate::snapshot::{self, RestoredSlot, SlotRows, SlotSnapshot};

@@ -9,6 +9,7 @@
 use crate::arena::Arena;
 use crate::block_file::FoundBlock;
 use crate::index::{Hash, Index, Whereabouts};
+use crate::initial::InitialValues;
 use crate::layout::{RowLayout, key_of, key_of_bytes};
 use crate::optimizer::Step;
 use crate::shared::RowLog;
@@ -360,6 +361,7 @@ impl Table {
 mod tests {
     use super::*;
     use crate::SparseOptimizer;
+    use crate::optimizer::RowOptimizer;
     use crate::shared::NoLog;
     use proptest::prelude::*;
 

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
+use rectrain_kinds::Compression;
 use rectrain_modes::GlobalStep;
 use rectrain_modes::migration::SlotMap;
 use rectrain_proto::v1;
@@ -20,7 +21,7 @@ use tokio::sync::{Notify, OnceCell, Semaphore};
 
 use crate::batch::{BatchKey, BatchPosition};
 use crate::blocking::blocking;
-use crate::compression::Compression;
+use crate::compression::TensorCodec;
 use crate::error::{RoleError, is_gone};
 use crate::finished::Finished;
 use crate::message::{self, Request};

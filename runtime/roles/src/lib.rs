@@ -31,6 +31,5 @@ pub mod takes_part;
 mod ticket;
 mod turns;
 
-pub use compression::Compression;
 pub use error::RoleError;
 pub use message::kind_name;

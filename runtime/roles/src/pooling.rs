@@ -5,18 +5,8 @@
 //! pools. Additions happen in the order of a feature's unique ids, which the batch alone fixes: results do not depend on how
 //! many embedding workers, parameter servers or threads there are.
 
+use rectrain_kinds::Pooling;
 use rectrain_wire::ids::{SampleIndices, UniqueIds};
-
-/// How the embeddings of a sample's several values become one (PyTorch's `EmbeddingBag`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pooling {
-    /// Σ v
-    Sum,
-    /// Σ v / n
-    Mean,
-    /// Σ v / √n
-    SqrtN,
-}
 
 /// Where a sparse feature's rows live and where its pooled embedding goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -211,6 +201,7 @@ fn weights(unique: &UniqueIds, samples: usize, pooling: Pooling) -> Option<Vec<f
 
 #[cfg(test)]
 mod tests {
+    use rectrain_kinds::Pooling;
     use rectrain_wire::ids::Scratch;
 
     use super::*;

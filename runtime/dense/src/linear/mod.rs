@@ -18,9 +18,9 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rectrain_gemm::{Finish, Kernel, Left, Matrix, ROW_GRANULE, Right, Start, sum_products};
 
+use crate::Precision;
 use crate::layers::Linear;
 use crate::model::Model;
-use crate::tower::Precision;
 use crate::workers::Workers;
 
 /// Columns of a weight that one thread lays out at a time.

@@ -4,6 +4,8 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use rectrain_kinds::KeyDivisor;
+
 use crate::gba::{Decay, Token};
 use crate::{GlobalStep, Rank, SparseGradients};
 
@@ -46,21 +48,6 @@ pub fn aggregate_dense<'a>(pairs: impl IntoIterator<Item = (f32, &'a [f32])>, di
     let mut sum = DenseSum::default();
     pairs.into_iter().for_each(|(weight, gradient)| sum.add(weight, gradient));
     sum.take_mean(divisor)
-}
-
-/// What a key's weighted sum is divided by. Gradients left out for their staleness count too, as they do among the M of the
-/// dense parameters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum KeyDivisor {
-    /// The number of workers that met the key (algorithm 2).
-    #[default]
-    Workers,
-    /// The number of batches that met the key. The same while each worker has one batch in the buffer; where a fast worker has
-    /// several, a key that all of them met keeps the scale it has in synchronous training.
-    Batches,
-    /// M, as for the dense parameters: the gradient of the mean loss over the global batch, which synchronous training applies
-    /// when it sums the workers' shares of that mean.
-    Buffer,
 }
 
 /// At which step a key changed last. Implemented by what stores the rows.

@@ -31,13 +31,14 @@ mod switch;
 mod tokens;
 mod worker;
 
-pub use aggregate::{DenseSum, EmbeddingPair, EmbeddingRule, KeyDivisor, KeySteps, LastUpdates};
+pub use aggregate::{DenseSum, EmbeddingPair, EmbeddingRule, KeySteps, LastUpdates};
 pub use aggregate::{aggregate_dense, aggregate_embeddings};
 pub use buffer_size::{BufferSize, BufferSizeError};
 pub use data_list::{DataList, Next};
 pub use decay::{Decay, staleness};
 pub use dispatcher::{Answers, Assignment, DispatchError, Dispatcher, DispatcherSetup, Reply, TokenMode};
 pub use ledger::{RowCounts, RowLedger, RowLedgerError, Settled};
+pub use rectrain_kinds::KeyDivisor;
 pub use row_set::{Inserted, RowSet};
 pub use server::{
     GradientServer, LateGradients, Pair, Push, PushError, Pushed, ServerCounts, ServerStanding, StalenessRecord, Update,

@@ -9,6 +9,7 @@ use tokio::task::JoinHandle;
 
 use super::Trainer;
 use crate::batch::BatchPosition;
+use crate::compression::TensorCodec;
 use crate::embedding_worker::{decode_pooled, encode_pooled};
 use crate::error::RoleError;
 use crate::message;

@@ -181,7 +181,7 @@ impl Trainer {
     }
 
     fn offer_parameters(&mut self) -> Result<(), RoleError> {
-        let optimizer = self.tower.optimizer().kind().to_owned();
+        let optimizer = self.tower.optimizer().kind().name().to_owned();
         let (parameters, state) = self.tower.state()?;
         let tensors = [parameters, state, &self.previous].map(|values| Tensor::from(values.to_vec())).into();
         let state = v1::DenseState { step: self.applied.unwrap_or_default(), optimizer };

@@ -17,7 +17,7 @@ impl Trainer {
             return Ok(());
         }
         let total = self.tower.layout().total();
-        let optimizer = self.tower.optimizer().kind();
+        let optimizer = self.tower.optimizer().kind().name();
         let (parameters, state) = self.tower.state()?;
         let servers = &self.peers.placement.servers;
         let calls = servers.iter().enumerate().map(|(server, channel)| {
@@ -37,7 +37,7 @@ impl Trainer {
         let total = self.tower.layout().total();
         let mut parameters = Vec::with_capacity(total);
         let mut slots = vec![Vec::with_capacity(total); self.tower.optimizer().slots().len()];
-        let mut kind = self.tower.optimizer().kind().to_owned();
+        let mut kind = self.tower.optimizer().kind().name().to_owned();
         let servers = partitions.len();
         for (server, (reply, tensors)) in partitions.into_iter().enumerate() {
             let expected = dense_partition(total, server, servers).len();

@@ -164,7 +164,7 @@ pub(crate) fn dense_part(plan: &JobPlan, offset: u64, parameters: &[f32], state:
     DensePart {
         offset,
         parameters: parameters.to_vec(),
-        optimizer: plan.dense_optimizer.kind().to_owned(),
+        optimizer: plan.dense_optimizer.kind().name().to_owned(),
         state: named.collect(),
         update_count: step,
     }

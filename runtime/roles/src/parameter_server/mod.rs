@@ -19,6 +19,7 @@ use std::time::Instant;
 
 use futures::{StreamExt, TryStreamExt};
 use rectrain_embedding::{FeatureKey, GroupId, LookupCounts, Missing, Slot, Store, UpdateCounts, UpdateLog};
+use rectrain_kinds::Compression;
 use rectrain_modes::gba::Boundary;
 use rectrain_modes::migration::NotServed;
 use rectrain_modes::{GateError, GlobalStep, Rank, SparseGradients, StepGate, sum_by_key};
@@ -34,7 +35,7 @@ use self::kept::{Kept, Left, Standing};
 use self::slots::Slots;
 use self::tokens::{Held, Partition, Tokens};
 use crate::blocking::blocking;
-use crate::compression::Compression;
+use crate::compression::TensorCodec;
 use crate::error::RoleError;
 use crate::message::{self, Request};
 use crate::metrics::PsMetrics;
@@ -435,7 +436,7 @@ impl ParameterServer {
         let [parameters, state] = message::take("put_partition", tensors)?;
         let (parameters, state) = (parameters.expect_f32("parameters")?, state.expect_f32("state")?);
         let optimizer = self.plan.dense_optimizer;
-        if request.optimizer != optimizer.kind() || state.len() != parameters.len() * optimizer.slots().len() {
+        if request.optimizer != optimizer.kind().name() || state.len() != parameters.len() * optimizer.slots().len() {
             let reason = format!(
                 "{} parameters came with {} values of the state of {}, where the job's optimizer is {}",
                 parameters.len(),
@@ -470,7 +471,7 @@ impl ParameterServer {
         let step = self.tokens().map_or(0, |tokens| tokens.dense_step_of(&parameters));
         let mut tensors = vec![Tensor::from(parameters.values.to_vec())];
         tensors.extend(state.map(Tensor::from));
-        let reply = v1::Partition { step, optimizer: self.plan.dense_optimizer.kind().to_owned() };
+        let reply = v1::Partition { step, optimizer: self.plan.dense_optimizer.kind().name().to_owned() };
         Ok(message::reply::<v1::GetPartition>(&reply, tensors))
     }
 

@@ -53,7 +53,7 @@ impl Tried {
         let optimizer = plan.dense_optimizer;
         let parameters: Vec<f32> = (0..PARAMETERS).map(|value| value as f32 / 8.0).collect();
         let state = vec![0.0; PARAMETERS * optimizer.slots().len()];
-        let put = v1::PutPartition { optimizer: optimizer.kind().to_owned() };
+        let put = v1::PutPartition { optimizer: optimizer.kind().name().to_owned() };
         server.put_partition(&put, vec![Tensor::from(parameters), Tensor::from(state)]).unwrap();
         server.begin_mode(&v1::BeginMode { mode: mode.to_owned(), attempt: 5, ..v1::BeginMode::default() }).unwrap();
         Self { plan, server, row_step: 0, dense_step: 0 }

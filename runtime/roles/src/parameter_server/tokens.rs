@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use rectrain_dense::DenseOptimizer;
+use rectrain_dense::{DenseOptimizer, FlatOptimizer};
 use rectrain_embedding::{FeatureKey, GroupId, UpdateLog};
 use rectrain_modes::gba::{
     Batch, Boundary, Decay, EmbeddingPair, EmbeddingRule, KeyDivisor, KeySteps, LastUpdates, Outcome, Push, Token,

@@ -2,13 +2,11 @@
 //! weight decay, dropout, batch sizes, training mode and replicas may change between two runs and are left out.
 
 use rectrain_checkpoint::{FeatureIdentity, Identity};
-use rectrain_data::Transform;
-use rectrain_dense::DenseOptimizer;
-use rectrain_embedding::{Initializer, RowSpec, SparseOptimizer, ValueType};
+use rectrain_embedding::RowSpec;
+use rectrain_kinds::DenseOptimizer;
 use serde_json::{Value, json};
 
 use super::JobPlan;
-use crate::pooling::Pooling;
 
 impl JobPlan {
     /// See the module's text. Sections `model`, `features` and `rows` describe the trained model to a reader that has no manifest.
@@ -26,13 +24,13 @@ impl JobPlan {
                     .map(|field| {
                         json!({
                             "name": field.name,
-                            "transform": transform(&field.transform),
+                            "transform": field.transform,
                             "missing": field.missing,
                         })
                     })
                     .collect(),
             ),
-            ("denseOptimizer", dense_optimizer(&self.dense_optimizer)),
+            ("denseOptimizer", without(json!(self.dense_optimizer), &DenseOptimizer::CHANGEABLE)),
             (
                 "rows",
                 json!({
@@ -53,38 +51,10 @@ impl JobPlan {
                 table: field.table.clone(),
                 group: place.group as u16,
                 dim: place.dim,
-                pooling: match place.pooling {
-                    Pooling::Sum => "sum",
-                    Pooling::Mean => "mean",
-                    Pooling::SqrtN => "sqrtN",
-                }
-                .to_owned(),
+                pooling: place.pooling.name().to_owned(),
                 linear: self.layout.linear,
             })
             .collect()
-    }
-}
-
-fn transform(transform: &Transform) -> Value {
-    match *transform {
-        Transform::Identity => json!("identity"),
-        Transform::Log1p => json!("log1p"),
-        Transform::SignedLog1p => json!("signedLog1p"),
-        Transform::Standardize { mean, std } => json!({ "standardize": { "mean": mean, "std": std } }),
-        Transform::MinMax { min, max } => json!({ "minMax": { "min": min, "max": max } }),
-    }
-}
-
-fn dense_optimizer(optimizer: &DenseOptimizer) -> Value {
-    let kind = optimizer.kind();
-    match *optimizer {
-        DenseOptimizer::Sgd { momentum, .. } => json!({ "kind": kind, "momentum": momentum }),
-        DenseOptimizer::AdaGrad { initial_accumulator, epsilon, .. } => {
-            json!({ "kind": kind, "initialAccumulator": initial_accumulator, "epsilon": epsilon })
-        }
-        DenseOptimizer::Adam { beta1, beta2, epsilon, .. } | DenseOptimizer::AdamW { beta1, beta2, epsilon, .. } => {
-            json!({ "kind": kind, "beta1": beta1, "beta2": beta2, "epsilon": epsilon })
-        }
     }
 }
 
@@ -92,37 +62,18 @@ fn row_group(spec: &RowSpec) -> Value {
     json!({
         "dim": spec.dim,
         "zeroColumns": spec.zero_columns,
-        "valueType": match spec.value_type {
-            ValueType::F32 => "f32",
-            ValueType::F16 => "f16",
-            ValueType::Bf16 => "bf16",
-        },
-        "initializer": match spec.initializer {
-            Initializer::Constant(value) => json!({ "constant": value }),
-            Initializer::Uniform { low, high } => json!({ "uniform": { "low": low, "high": high } }),
-            Initializer::Normal { standard_deviation } => json!({ "normal": { "standardDeviation": standard_deviation } }),
-        },
-        "optimizer": sparse_optimizer(&spec.optimizer),
+        "valueType": spec.value_type,
+        "initializer": spec.initializer,
+        "optimizer": without(json!(spec.optimizer), spec.optimizer.changeable()),
     })
 }
 
-/// FTRL's weights are a function of its state and its learning rate, so there the rate is part of what is trained.
-fn sparse_optimizer(optimizer: &SparseOptimizer) -> Value {
-    match *optimizer {
-        SparseOptimizer::Sgd { .. } => json!({ "kind": "sgd" }),
-        SparseOptimizer::AdaGrad { initial_accumulator, epsilon, .. } => {
-            json!({ "kind": "adaGrad", "initialAccumulator": initial_accumulator, "epsilon": epsilon })
-        }
-        SparseOptimizer::RowWiseAdaGrad { initial_accumulator, epsilon, .. } => {
-            json!({ "kind": "rowWiseAdaGrad", "initialAccumulator": initial_accumulator, "epsilon": epsilon })
-        }
-        SparseOptimizer::Adam { beta1, beta2, epsilon, .. } => {
-            json!({ "kind": "adam", "beta1": beta1, "beta2": beta2, "epsilon": epsilon })
-        }
-        SparseOptimizer::Ftrl { learning_rate, beta, l1, l2 } => {
-            json!({ "kind": "ftrl", "learningRate": learning_rate, "beta": beta, "l1": l1, "l2": l2 })
-        }
+/// `settings` without those that a later run may change.
+fn without(mut settings: Value, changeable: &[&str]) -> Value {
+    if let Value::Object(settings) = &mut settings {
+        settings.retain(|name, _| !changeable.contains(&name.as_str()));
     }
+    settings
 }
 
 #[cfg(test)]

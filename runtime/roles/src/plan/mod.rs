@@ -17,7 +17,8 @@ use rectrain_dense::{
     ComputeDevice, DenseError, DenseOptimizer, GPU_SUPPORT, Model, ModelConfig, Precision, Tower, TowerOptions,
 };
 use rectrain_embedding::StoreConfig;
-use rectrain_modes::gba::{KeyDivisor, TokenMode};
+use rectrain_kinds::{Compression, KeyDivisor};
+use rectrain_modes::gba::TokenMode;
 use rectrain_modes::migration::SlotMap;
 use rectrain_modes::{EvaluationPoints, Rank, TrainingLength, share_of_batch};
 use rectrain_policy::ModePolicy;
@@ -26,7 +27,6 @@ use serde::{Deserialize, Serialize};
 pub use self::checkpoint::CheckpointPlan;
 #[cfg(test)]
 pub(crate) use self::small::small_plan;
-use crate::compression::Compression;
 use crate::error::RoleError;
 use crate::events::JobEvent;
 use crate::member::Role;

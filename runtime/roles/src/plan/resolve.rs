@@ -5,19 +5,18 @@ use std::time::Duration;
 use rectrain_crds as crds;
 use rectrain_crds::ResolvedJob;
 use rectrain_data::{
-    BadRows, CsvFormat, DenseField, Format, LabelField, MissingValue, Part, Schema, SourceConfig, SparseField, Split,
-    SyntheticConfig, TimeBound, Transform,
+    BadRows, CsvFormat, DenseField, Format, LabelField, Part, Schema, SourceConfig, SparseField, Split,
+    SyntheticConfig, TimeBound,
 };
-use rectrain_dense::{CrossStructure, DenseOptimizer, Model, ModelConfig, ModelKind, Precision};
-use rectrain_embedding::{Initializer, RowSpec, SparseOptimizer, StoreConfig, ValueType};
-use rectrain_modes::gba::{BufferSize, Decay, KeyDivisor, LostTokens, TokenMode};
+use rectrain_dense::{FlatOptimizer, Model, ModelConfig, ModelKind};
+use rectrain_embedding::{RowSpec, StoreConfig};
+use rectrain_modes::gba::{BufferSize, Decay, LostTokens, TokenMode};
 use rectrain_modes::{EvaluationPoints, TrainingLength};
 use rectrain_policy::ModePolicy;
 
 use super::{CheckpointPlan, JobPlan, Replicas, SLOTS, TrainingMode};
-use crate::compression::Compression;
 use crate::error::RoleError;
-use crate::pooling::{FeatureLayout, FeaturePlace, Pooling};
+use crate::pooling::{FeatureLayout, FeaturePlace};
 
 /// Rows of a chunk when data is not shuffled: enough that a lease is little work beside reading it.
 const CHUNK_ROWS: u64 = 16_384;
@@ -45,7 +44,7 @@ impl JobPlan {
         store
             .validate()
             .map_err(|error| RoleError::Input(format!("spec.model, spec.training.optimizer.sparse: {error}")))?;
-        let dense_optimizer = dense_optimizer(training.dense_optimizer);
+        let dense_optimizer = training.dense_optimizer;
         dense_optimizer
             .validate()
             .map_err(|error| RoleError::Input(format!("spec.training.optimizer.dense: {error}")))?;
@@ -59,10 +58,7 @@ impl JobPlan {
                 .map(|switch| Ok((switch.step, mode(switch.mode)?)))
                 .collect::<Result<_, RoleError>>()?,
             auto: training.auto.as_ref().map(mode_policy),
-            key_divisor: match training.gba_key_divisor {
-                crds::KeyDivisor::Buffer => KeyDivisor::Buffer,
-                crds::KeyDivisor::Workers => KeyDivisor::Workers,
-            },
+            key_divisor: training.gba_key_divisor,
             seed: training.seed,
             global_batch_rows,
             local_batch_rows,
@@ -89,14 +85,8 @@ impl JobPlan {
             dense_optimizer,
             dense_threads: job.roles.dense_worker.threads.unwrap_or(0),
             dense_device: job.roles.device,
-            precision: match training.precision {
-                crds::Precision::Fp32 => Precision::Fp32,
-                crds::Precision::Bf16 => Precision::Bf16,
-            },
-            compression: match training.compression {
-                crds::Compression::None => Compression::None,
-                crds::Compression::Fp16 => Compression::Fp16,
-            },
+            precision: training.precision,
+            compression: training.compression,
             checkpoint: job
                 .checkpoint
                 .as_ref()
@@ -167,10 +157,7 @@ fn model(job: &ResolvedJob) -> ModelConfig {
         crds::ModelKind::Dnn => ModelKind::Dnn { hidden },
         crds::ModelKind::WideDeep => ModelKind::WideDeep { hidden },
         crds::ModelKind::DcnV2 => ModelKind::DcnV2 {
-            structure: match spec.cross_structure {
-                crds::CrossStructure::Parallel => CrossStructure::Parallel,
-                crds::CrossStructure::Stacked => CrossStructure::Stacked,
-            },
+            structure: spec.cross_structure,
             cross_layers: spec.cross_layers,
             low_rank: spec.low_rank,
             hidden,
@@ -198,33 +185,16 @@ fn layout(job: &ResolvedJob, model: &Model) -> (FeatureLayout, Vec<RowSpec>) {
         let dim = if embeddings { table.dim } else { 0 };
         let spec = RowSpec {
             dim: dim + usize::from(linear),
-            value_type: match job.training.embedding_value_type {
-                crds::ValueType::F32 => ValueType::F32,
-                crds::ValueType::F16 => ValueType::F16,
-                crds::ValueType::Bf16 => ValueType::Bf16,
-            },
-            optimizer: sparse_optimizer(job.training.sparse_optimizer),
-            initializer: match table.initializer {
-                crds::ResolvedInitializer::Normal { standard_deviation } => {
-                    Initializer::Normal { standard_deviation: standard_deviation as f32 }
-                }
-                crds::ResolvedInitializer::Uniform { bound } => {
-                    Initializer::Uniform { low: -bound as f32, high: bound as f32 }
-                }
-                crds::ResolvedInitializer::Zeros => Initializer::Constant(0.0),
-            },
+            value_type: job.training.embedding_value_type,
+            optimizer: job.training.sparse_optimizer,
+            initializer: table.initializer,
             zero_columns: usize::from(linear),
         };
         let group = groups.iter().position(|group| *group == spec).unwrap_or_else(|| {
             groups.push(spec);
             groups.len() - 1
         });
-        let pooling = match feature.pooling {
-            crds::Pooling::Sum => Pooling::Sum,
-            crds::Pooling::Mean => Pooling::Mean,
-            crds::Pooling::SqrtN => Pooling::SqrtN,
-        };
-        features.push(FeaturePlace { group, dim, offset, pooling });
+        features.push(FeaturePlace { group, dim, offset, pooling: feature.pooling });
         offset += dim;
     }
     let group_dims = groups.iter().map(|group| group.dim).collect();
@@ -237,23 +207,12 @@ fn schema(job: &ResolvedJob) -> Schema {
         name: feature.name.clone(),
         table: features.tables[feature.table].name.clone(),
         multi_value: feature.separator,
-        missing: match feature.missing {
-            crds::MissingSparse::Token => MissingValue::Token,
-            crds::MissingSparse::Skip => MissingValue::Skip,
-        },
+        missing: feature.missing,
     });
     let dense = features.dense.iter().map(|feature| DenseField {
         name: feature.name.clone(),
-        transform: match feature.transform {
-            crds::ResolvedTransform::Identity => Transform::Identity,
-            crds::ResolvedTransform::Log1p => Transform::Log1p,
-            crds::ResolvedTransform::SignedLog1p => Transform::SignedLog1p,
-            crds::ResolvedTransform::Standardize { mean, std } => {
-                Transform::Standardize { mean: mean as f32, std: std as f32 }
-            }
-            crds::ResolvedTransform::MinMax { min, max } => Transform::MinMax { min: min as f32, max: max as f32 },
-        },
-        missing: feature.missing as f32,
+        transform: feature.transform,
+        missing: feature.missing,
     });
     Schema {
         sparse: sparse.collect(),
@@ -339,37 +298,4 @@ fn synthetic_sources(synthetic: &crds::ResolvedSynthetic) -> (SourceConfig, Opti
 fn divided(source: SourceConfig) -> (SourceConfig, Option<SourceConfig>) {
     let train = SourceConfig { part: Part::Train, ..source.clone() };
     (train, Some(SourceConfig { part: Part::Test, ..source }))
-}
-
-fn dense_optimizer(optimizer: crds::ResolvedDenseOptimizer) -> DenseOptimizer {
-    use crds::ResolvedDenseOptimizer as Resolved;
-    match optimizer {
-        Resolved::Adam { learning_rate, beta1, beta2, epsilon, weight_decay } => {
-            DenseOptimizer::Adam { learning_rate, beta1, beta2, epsilon, weight_decay }
-        }
-        Resolved::AdamW { learning_rate, beta1, beta2, epsilon, weight_decay } => {
-            DenseOptimizer::AdamW { learning_rate, beta1, beta2, epsilon, weight_decay }
-        }
-        Resolved::Sgd { learning_rate, momentum } => DenseOptimizer::Sgd { learning_rate, momentum },
-        Resolved::AdaGrad { learning_rate, initial_accumulator, epsilon } => {
-            DenseOptimizer::AdaGrad { learning_rate, initial_accumulator, epsilon }
-        }
-    }
-}
-
-fn sparse_optimizer(optimizer: crds::ResolvedSparseOptimizer) -> SparseOptimizer {
-    use crds::ResolvedSparseOptimizer as Resolved;
-    match optimizer {
-        Resolved::Adam { learning_rate, beta1, beta2, epsilon } => {
-            SparseOptimizer::Adam { learning_rate, beta1, beta2, epsilon }
-        }
-        Resolved::AdaGrad { learning_rate, initial_accumulator, epsilon } => {
-            SparseOptimizer::AdaGrad { learning_rate, initial_accumulator, epsilon }
-        }
-        Resolved::RowWiseAdaGrad { learning_rate, initial_accumulator, epsilon } => {
-            SparseOptimizer::RowWiseAdaGrad { learning_rate, initial_accumulator, epsilon }
-        }
-        Resolved::Sgd { learning_rate } => SparseOptimizer::Sgd { learning_rate },
-        Resolved::Ftrl { learning_rate, beta, l1, l2 } => SparseOptimizer::Ftrl { learning_rate, beta, l1, l2 },
-    }
 }
