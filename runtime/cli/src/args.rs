@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rectrain_crds::defaults::TERMINATION_GRACE_SECONDS;
 use rectrain_crds::{Override, SetKind};
-use rectrain_roles::member::Role;
+use rectrain_kinds::Role;
 use rectrain_wire::Address;
 
 use crate::slow::{Cpus, Slow};
@@ -15,7 +15,7 @@ use crate::slow::{Cpus, Slow};
 #[derive(Debug, Parser)]
 #[command(name = "rectrain", version, about, max_term_width = 100)]
 pub(crate) struct Cli {
-    /// How logs are written to standard error (what is logged: RECTRAIN_LOG, as in `info` or `rectrain_roles=debug`)
+    /// How logs are written to standard error (what is logged: RECTRAIN_LOG, as in `info` or `rectrain_protocol=debug`)
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
     pub(crate) log: LogFormat,
     #[command(subcommand)]

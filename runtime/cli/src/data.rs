@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rectrain_data::movielens::{PreparedReport, find_or_download_movielens};
 use rectrain_data::{Dataset, Format};
-use rectrain_roles::plan::JobPlan;
+use rectrain_protocol::plan::JobPlan;
 
 use crate::args::DataSet;
 use crate::{Failure, show};
@@ -54,12 +54,12 @@ pub(crate) fn best_possible_auc(plan: &JobPlan) -> Result<Option<f64>, Failure> 
     let Some(test) = plan.test.as_ref().filter(|test| matches!(test.format, Format::Synthetic(_))) else {
         return Ok(None);
     };
-    let test = Dataset::open(test.clone(), plan.schema.clone()).map_err(rectrain_roles::RoleError::from)?;
+    let test = Dataset::open(test.clone(), plan.schema.clone()).map_err(rectrain_protocol::RoleError::from)?;
     Ok(test.best_possible_auc())
 }
 
 fn movielens(from: Option<&Path>, output: &Path) -> Result<PreparedReport, Failure> {
-    find_or_download_movielens(from, output).map_err(|error| Failure::from(rectrain_roles::RoleError::from(error)))
+    find_or_download_movielens(from, output).map_err(|error| Failure::from(rectrain_protocol::RoleError::from(error)))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rectrain_crds::{Capability, FieldError, Manifest};
 use rectrain_dense::GPU_SUPPORT;
-use rectrain_roles::plan::JobPlan;
+use rectrain_protocol::plan::JobPlan;
 
 use crate::Failure;
 use crate::args::JobArgs;

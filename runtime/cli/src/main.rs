@@ -43,8 +43,8 @@ pub(crate) enum Failure {
     Interrupted(String),
 }
 
-impl From<rectrain_roles::RoleError> for Failure {
-    fn from(error: rectrain_roles::RoleError) -> Self {
+impl From<rectrain_protocol::RoleError> for Failure {
+    fn from(error: rectrain_protocol::RoleError) -> Self {
         if error.is_user_error() { Self::User(error.to_string()) } else { Self::Failed(error.to_string()) }
     }
 }
@@ -83,10 +83,10 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Checkpoint { command } => checkpoint::run(&command),
         Command::Devices { json } => devices::show(json),
         Command::Coordinator(args) => role::coordinate(&args),
-        Command::Ps(args) => role::take_part(rectrain_roles::member::Role::Ps, &args),
-        Command::EmbeddingWorker(args) => role::take_part(rectrain_roles::member::Role::EmbeddingWorker, &args),
-        Command::DenseWorker(args) => role::take_part(rectrain_roles::member::Role::DenseWorker, &args),
-        Command::Loader(args) => role::take_part(rectrain_roles::member::Role::Loader, &args),
+        Command::Ps(args) => role::take_part(rectrain_kinds::Role::Ps, &args),
+        Command::EmbeddingWorker(args) => role::take_part(rectrain_kinds::Role::EmbeddingWorker, &args),
+        Command::DenseWorker(args) => role::take_part(rectrain_kinds::Role::DenseWorker, &args),
+        Command::Loader(args) => role::take_part(rectrain_kinds::Role::Loader, &args),
         #[cfg(feature = "cluster")]
         Command::Status(job) => cluster::status(&job),
         #[cfg(feature = "cluster")]

@@ -6,15 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::Registry;
-use rectrain_roles::computing::Computing;
-use rectrain_roles::coordinator::{Coordinator, Guard, LivePage, serve_control};
-use rectrain_roles::events::EventLog;
-use rectrain_roles::http::{serve_metrics, serve_metrics_and_page};
-use rectrain_roles::member::{Member, Role};
-use rectrain_roles::metrics::{CoordinatorMetrics, RoleMetrics};
-use rectrain_roles::plan::JobPlan;
-use rectrain_roles::takes_part::TakesPart;
-use rectrain_roles::{RoleError, kind_name};
+use rectrain_coordinator::{Coordinator, Guard, LivePage, serve_control};
+use rectrain_kinds::Role;
+use rectrain_member::http::{serve_metrics, serve_metrics_and_page};
+use rectrain_member::member::Member;
+use rectrain_protocol::events::EventLog;
+use rectrain_protocol::metrics::{CoordinatorMetrics, RoleMetrics};
+use rectrain_protocol::plan::JobPlan;
+use rectrain_protocol::readiness::Readiness;
+use rectrain_protocol::watchdog::Watchdog;
+use rectrain_protocol::{RoleError, kind_name};
 use rectrain_wire::tls::Credentials;
 use rectrain_wire::{Service, TcpConfig, TcpTransport, Transport, WireCounters};
 use serde::{Deserialize, Serialize};
@@ -55,7 +56,7 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
     let plan = plan_of_process(&args.job, args.patience.stall_seconds)?;
     crate::runtime()?.block_on(async {
         let Network { metrics, counters, transport, credentials } = Network::new(&args.tls, &plan)?;
-        let (page, takes_part) = (LivePage::default(), TakesPart::default());
+        let (page, takes_part) = (LivePage::default(), Readiness::default());
         let (metrics_address, _metrics) =
             serve_metrics_and_page(args.metrics, metrics.clone(), takes_part.clone(), page.clone()).await?;
         let events = EventLog::default();
@@ -126,9 +127,9 @@ fn staying(result: &Result<(), Failure>) {
 pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
     let plan = plan_of_process(&args.job, args.patience.stall_seconds)?;
     crate::runtime()?.block_on(async {
-        let (stall, computing) = (plan.stall, Computing::default());
+        let (stall, computing) = (plan.stall, Watchdog::default());
         let Network { metrics, counters, transport, .. } = Network::new(&args.tls, &plan)?;
-        let takes_part = TakesPart::default();
+        let takes_part = Readiness::default();
         let (address, _metrics) = serve_metrics(args.metrics, metrics.clone(), takes_part.clone()).await?;
         tracing::info!(role = role.name(), index = args.index, metrics = %address, "joining");
         let member = Member {

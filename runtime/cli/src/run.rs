@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use prometheus::Registry;
 use rectrain_checkpoint::CheckpointId;
+use rectrain_coordinator::{Coordinator, LivePage, serve_control};
 use rectrain_crds::defaults::TERMINATION_GRACE_SECONDS;
-use rectrain_roles::coordinator::{Coordinator, LivePage, serve_control};
-use rectrain_roles::events::{EventLog, Summary};
-use rectrain_roles::http::serve_metrics_and_page;
-use rectrain_roles::local::run_with;
-use rectrain_roles::metrics::{CoordinatorMetrics, RoleMetrics};
-use rectrain_roles::plan::JobPlan;
-use rectrain_roles::takes_part::TakesPart;
+use rectrain_member::http::serve_metrics_and_page;
+use rectrain_member::local::run_with;
+use rectrain_protocol::events::{EventLog, Summary};
+use rectrain_protocol::metrics::{CoordinatorMetrics, RoleMetrics};
+use rectrain_protocol::plan::JobPlan;
+use rectrain_protocol::readiness::Readiness;
 
 use crate::args::RunArgs;
 use crate::running::Running;
@@ -44,7 +44,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
 
 async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) -> Result<(), Failure> {
     let metrics = RoleMetrics::new(Registry::new())?;
-    let (page, takes_part) = (LivePage::default(), TakesPart::default());
+    let (page, takes_part) = (LivePage::default(), Readiness::default());
     let (address, _serving) =
         serve_metrics_and_page(args.metrics, metrics.clone(), takes_part.clone(), page.clone()).await?;
     display.note(&format!("the job on http://{address}/, its metrics on http://{address}/metrics"));

@@ -1,8 +1,9 @@
 //! `rectrain scale`: a job that runs on this machine trains on with another number of a role's members, or with its slots spread anew
 //! over as many parameter servers.
 
+use rectrain_kinds::Role;
 use rectrain_proto::v1;
-use rectrain_roles::member::Role;
+use rectrain_protocol::role::RoleExt;
 use tonic::Code;
 
 use crate::args::ScaleArgs;

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
-use rectrain_roles::events::{JobEvent, Summary, TestMetrics};
-use rectrain_roles::member::Role;
+use rectrain_kinds::Role;
+use rectrain_protocol::events::{JobEvent, Summary, TestMetrics};
 
 /// See the module's text.
 pub(crate) struct Display {

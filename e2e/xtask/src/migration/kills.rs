@@ -110,7 +110,7 @@ fn train(checkpoints: &Path, moves: bool, kill: Option<(&Moment, (&str, u32))>) 
     ];
     let mut job = crate::job(MANIFEST, &sets)?;
     job.args(["--processes", "--slow", "denseWorker-0=6x"]);
-    job.env("RECTRAIN_LOG", "info,rectrain_roles::parameter_server=debug")
+    job.env("RECTRAIN_LOG", "info,rectrain_parameter_server=debug")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     let mut child = job.spawn().map_err(|error| format!("cannot run rectrain: {error}"))?;
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn messages_are_found_in_a_log() {
-        let line = "INFO rectrain::processes: DEBUG rectrain_roles::parameter_server: a message about slots kind=\"copy_slot\" process=ps 0";
+        let line = "INFO rectrain::processes: DEBUG rectrain_parameter_server: a message about slots kind=\"copy_slot\" process=ps 0";
         assert_eq!(message(line), Some("copy_slot"));
         assert_eq!(message("INFO joining"), None);
     }

@@ -16,11 +16,12 @@ use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rectrain_crds::defaults::TERMINATION_GRACE_SECONDS;
+use rectrain_kinds::Role;
 use rectrain_proto::v1;
 use rectrain_proto::v1::control_client::ControlClient;
-use rectrain_roles::events::JobEvent;
-use rectrain_roles::member::Role;
-use rectrain_roles::plan::{JobPlan, Replicas};
+use rectrain_protocol::events::JobEvent;
+use rectrain_protocol::plan::{JobPlan, Replicas};
+use rectrain_protocol::role::RoleExt;
 use tempfile::NamedTempFile;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
@@ -179,7 +180,7 @@ impl Job<'_> {
         let mut limits = Vec::new();
         let mut children = JoinSet::new();
         watch_child(&mut children, Process::Coordinator, coordinator, stop.subscribe());
-        for role in Role::ALL {
+        for role in Role::MEMBERS {
             for index in 0..self.replicas.get().of(role) {
                 let child = self.start_member(role, index, &addresses, &mut limits)?;
                 watch_child(&mut children, Process::Member(role, index), child, stop.subscribe());
@@ -375,7 +376,7 @@ impl Job<'_> {
             .map_err(|error| Failure::Failed(format!("cannot find this program to start it again: {error}")))?;
         let mut command = Command::new(program);
         command.arg(role).args(self.args.job.repeat(self.manifest.path()));
-        for role in Role::ALL {
+        for role in Role::MEMBERS {
             let replicas = self.replicas.get().of(role);
             if replicas != role.replicas(self.plan) {
                 command.arg("--set").arg(format!("spec.roles.{}.replicas={replicas}", role.section()));

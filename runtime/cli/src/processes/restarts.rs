@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rectrain_roles::events::JobEvent;
+use rectrain_protocol::events::JobEvent;
 
 /// The longest pause before a restart.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);

@@ -4,8 +4,9 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-use rectrain_roles::events::JobEvent;
-use rectrain_roles::member::Role;
+use rectrain_kinds::Role;
+use rectrain_protocol::events::JobEvent;
+use rectrain_protocol::role::RoleExt;
 
 /// See the module's text.
 #[derive(Debug, Default)]
@@ -28,6 +29,7 @@ impl Succession {
     /// dies before it is back does not get a third.
     pub(super) fn may_be_replaced(&self, role: Role, index: u32, members: u32, keeps_rows: bool) -> bool {
         let has_what_it_needs = match role {
+            Role::Coordinator => false,
             Role::EmbeddingWorker | Role::Loader => return true,
             Role::Ps => keeps_rows || self.leaving.borrow().contains(&name(role, index)),
             Role::DenseWorker => members > 1,
@@ -37,7 +39,7 @@ impl Succession {
 
     /// Another is on the way.
     pub(super) fn is_replaced(&self, role: Role, index: u32) {
-        if !role.has_successors() {
+        if !role.is_replaceable() {
             let name = name(role, index);
             self.leaving.borrow_mut().remove(&name);
             self.away.borrow_mut().insert(name);

@@ -1,0 +1,66 @@
+//! The digest of a trained model: SHA-256 over the dense parameters' digest and then every slot's digest, in slot order. Slots in
+//! order are keys in order, so it does not depend on how slots are spread over parameter servers.
+
+use futures::future::try_join_all;
+use rectrain_embedding::Slot;
+use rectrain_proto::v1;
+use sha2::{Digest, Sha256};
+
+use super::saved::AppliedGradients;
+use rectrain_protocol::deadline::WHOLE_JOB;
+use rectrain_protocol::error::RoleError;
+use rectrain_protocol::events::Summary;
+use rectrain_protocol::message;
+use rectrain_protocol::placement::Placement;
+use rectrain_protocol::plan::JobPlan;
+
+/// Bytes of a SHA-256.
+const LENGTH: usize = 32;
+
+/// Puts the model's digest, the rows and bytes of all servers, and what was applied without a barrier (`applied_before`: by the run
+/// that this one goes on from) into the summary.
+pub(super) async fn of_model(
+    plan: &JobPlan,
+    dense_digest: &[u8],
+    placement: &Placement,
+    applied_before: AppliedGradients,
+    summary: &mut Summary,
+) -> Result<(), RoleError> {
+    // However many rows they have: see `watching`.
+    let calls = placement
+        .servers
+        .iter()
+        .map(|server| message::call_server_within(server, v1::StoreDigestRequest {}, || Ok(Vec::new()), WHOLE_JOB));
+    let mut by_server = Vec::with_capacity(placement.servers.len());
+    let mut applied = Vec::with_capacity(placement.servers.len());
+    for (reply, tensors) in try_join_all(calls).await? {
+        let [digests] = message::take("store_digest", tensors)?;
+        let digests = digests.expect_u8("digests")?;
+        let expected = plan.store.slots as usize * LENGTH;
+        if digests.len() != expected {
+            let reason = format!("{expected} bytes were expected, {} came", digests.len());
+            return Err(RoleError::Inconsistent { message: "store_digest", reason });
+        }
+        by_server.push(digests);
+        summary.rows += reply.rows;
+        summary.store_bytes += reply.bytes;
+        applied.push(reply.applied.unwrap_or_default());
+    }
+    let mut hash = Sha256::new();
+    hash.update(dense_digest);
+    for slot in 0..plan.store.slots {
+        let start = slot as usize * LENGTH;
+        hash.update(&by_server[placement.map.owner(Slot(slot))][start..start + LENGTH]);
+    }
+    summary.parameters_sha256 = hex(&hash.finalize());
+    let applied = AppliedGradients::of_servers(&applied).after(applied_before);
+    (summary.fewest_applied_gradients, summary.most_applied_gradients) = (applied.fewest, applied.most);
+    summary.excluded_gradients = applied.excluded;
+    summary.mean_staleness = applied.mean_staleness();
+    summary.max_staleness = applied.staleness_max;
+    Ok(())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,202 @@
+//! The page of a live job, on the port of its metrics: `/` for people, and `/job.json`, which the page asks every second. It shows what
+//! metrics and events tell anyway and changes nothing.
+
+mod curve;
+
+use rectrain_protocol::role::role_of;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::extract::{RawQuery, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use rectrain_proto::v1;
+use serde::Serialize;
+
+use self::curve::{Curve, Point};
+use super::Coordinator;
+use rectrain_protocol::Role;
+use rectrain_protocol::events::Logged;
+
+/// The time between two points of the curves.
+const EVERY: Duration = Duration::from_secs(1);
+/// Events that one answer has at most: the latest.
+const MOST_EVENTS: usize = 200;
+const HTML: &str = include_str!("page.html");
+/// Nothing but the page itself, which asks nobody but the coordinator.
+const POLICY: &str =
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:";
+
+/// See the module's text. It is there before the coordinator is, which may have a checkpoint to find first.
+#[derive(Clone, Default)]
+pub struct LivePage(Arc<OnceLock<Shown>>);
+
+struct Shown {
+    coordinator: Arc<Coordinator>,
+    since: Instant,
+    curve: Mutex<Curve>,
+}
+
+impl LivePage {
+    /// Shows the job of `coordinator`, from now on. A page shows one job.
+    pub fn show(&self, coordinator: Arc<Coordinator>) {
+        let _shows_one = self.0.set(Shown { coordinator, since: Instant::now(), curve: Mutex::default() });
+    }
+
+    pub fn router(&self) -> Router {
+        let page = || async {
+            ([(header::CONTENT_TYPE, "text/html; charset=utf-8"), (header::CONTENT_SECURITY_POLICY, POLICY)], HTML)
+        };
+        Router::new().route("/", get(page)).route("/job.json", get(job)).with_state(self.clone())
+    }
+
+    /// Notes a point of the curves every second, for as long as it is asked to.
+    pub async fn follow(&self) {
+        loop {
+            tokio::time::sleep(EVERY).await;
+            if let Some(shown) = self.0.get() {
+                shown.note();
+            }
+        }
+    }
+}
+
+impl Shown {
+    fn note(&self) {
+        let status = self.coordinator.status();
+        if status.phase() == v1::Phase::Training {
+            let point = Point {
+                seconds: self.since.elapsed().as_secs_f64(),
+                step: status.step,
+                samples_per_second: status.samples_per_second,
+                loss: Some(status.loss).filter(|loss| loss.is_finite() && status.step > 0),
+                auc: status.auc,
+                mode: status.mode,
+            };
+            self.curve.lock().unwrap_or_else(PoisonError::into_inner).push(point);
+        }
+    }
+}
+
+/// A job as it stands.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Job<'a> {
+    name: &'a str,
+    phase: &'static str,
+    message: String,
+    mode: String,
+    step: u64,
+    total_steps: Option<u64>,
+    samples: u64,
+    samples_per_second: f64,
+    loss: Option<f64>,
+    auc: Option<f64>,
+    map_epoch: u64,
+    /// How many members of each role there are to be.
+    wanted: BTreeMap<Role, u32>,
+    last_checkpoint: Option<String>,
+    all_reduce_seconds: Option<f64>,
+    members: Vec<Member>,
+    curve: &'a [Point],
+    events: Vec<Logged>,
+}
+
+/// Who is in the job.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Member {
+    role: &'static str,
+    index: usize,
+    address: String,
+    /// Of a parameter server: the slots that it holds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    slots: Option<usize>,
+    /// Of a dense worker: the mean time of a batch, lately.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compute_seconds: Option<f64>,
+}
+
+/// With `?after=N` of the events only those after the N-th.
+async fn job(State(page): State<LivePage>, RawQuery(query): RawQuery) -> Response {
+    let Some(shown) = page.0.get() else {
+        return (StatusCode::SERVICE_UNAVAILABLE, "the coordinator is starting\n").into_response();
+    };
+    let coordinator = &shown.coordinator;
+    let status = coordinator.status();
+    let after = query.as_deref().and_then(|query| query.strip_prefix("after=")?.parse().ok());
+    let events = coordinator.events.after(after.unwrap_or(0), MOST_EVENTS);
+    let curve = shown.curve.lock().unwrap_or_else(PoisonError::into_inner);
+    let some = |text: String| Some(text).filter(|text| !text.is_empty());
+    let job = serde_json::to_vec(&Job {
+        name: &coordinator.plan.name,
+        phase: phase_name(status.phase()),
+        members: coordinator.members(&status.workers),
+        message: status.message,
+        mode: status.mode,
+        step: status.step,
+        total_steps: Some(status.total_steps).filter(|steps| *steps > 0),
+        samples: status.samples,
+        samples_per_second: status.samples_per_second,
+        loss: Some(status.loss).filter(|loss| loss.is_finite() && status.step > 0),
+        auc: status.auc,
+        map_epoch: status.map_epoch,
+        wanted: status.replicas.iter().filter_map(|role| Some((role_of(role.role())?, role.wanted))).collect(),
+        last_checkpoint: some(status.last_checkpoint),
+        all_reduce_seconds: Some(status.all_reduce_seconds).filter(|seconds| *seconds > 0.0),
+        curve: curve.points(),
+        events,
+    });
+    match job {
+        Ok(job) => ([(header::CONTENT_TYPE, "application/json")], job).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+fn phase_name(phase: v1::Phase) -> &'static str {
+    match phase {
+        v1::Phase::Unspecified | v1::Phase::Starting => "Starting",
+        v1::Phase::Training => "Training",
+        v1::Phase::Evaluating => "Evaluating",
+        v1::Phase::Complete => "Complete",
+        v1::Phase::Failed => "Failed",
+    }
+}
+
+impl Coordinator {
+    /// Who is in the job, once everybody has joined.
+    fn members(&self, workers: &[v1::WorkerSpeed]) -> Vec<Member> {
+        let Ok(Some(roster)) = self.lock().roster() else { return Vec::new() };
+        let placement = self.placement().ok();
+        let map = placement.as_ref().map(|placement| &placement.map);
+        let number = |place: usize| map.and_then(|map| map.servers().get(place)).copied();
+        let slots = |place: usize| Some(map?.slots_of(number(place)?).count());
+        let seconds = |rank: usize| {
+            let worker = workers.iter().find(|worker| worker.rank as usize == rank)?;
+            let batches = &worker.compute_seconds;
+            let sum: f32 = batches.iter().sum();
+            (!batches.is_empty()).then(|| f64::from(sum) / batches.len() as f64)
+        };
+        // Which process is there is for members.
+        let place = |address: String| address.split('#').next().unwrap_or_default().to_owned();
+        let member = |role, (index, address): (usize, String)| Member {
+            role,
+            index: if role == "ps" { number(index).map_or(index, usize::from) } else { index },
+            address: place(address),
+            slots: (role == "ps").then(|| slots(index)).flatten(),
+            compute_seconds: (role == "dense-worker").then(|| seconds(index)).flatten(),
+        };
+        [
+            ("ps", roster.ps),
+            ("embedding-worker", roster.embedding_workers),
+            ("dense-worker", roster.dense_workers),
+            ("loader", roster.loaders),
+        ]
+        .into_iter()
+        .flat_map(|(role, addresses)| addresses.into_iter().enumerate().map(move |address| member(role, address)))
+        .collect()
+    }
+}

@@ -1,0 +1,206 @@
+//! What the coordinator puts into a checkpoint, and what it takes from one: where training and its data stood at a global-step
+//! boundary, and the counts of the job's whole life. JSON, under the name [`NAME`].
+
+use rectrain_modes::gba::RowCounts;
+use rectrain_modes::{DataPosition, TrainingLength};
+use rectrain_proto::v1;
+use serde::{Deserialize, Serialize};
+
+use rectrain_protocol::error::RoleError;
+use rectrain_protocol::events::TestMetrics;
+use rectrain_protocol::plan::JobPlan;
+use rectrain_protocol::token_counts::TokenCounts;
+
+/// The state's name in a checkpoint.
+pub(super) const NAME: &str = "coordinator";
+/// Version of this state's form.
+const VERSION: u32 = 1;
+
+/// See the module's text.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct SavedState {
+    version: u32,
+    cut: DataCut,
+    pub(super) training: SavedTraining,
+    /// Rows of one epoch, if they were known.
+    pub(super) epoch_rows: Option<u64>,
+    pub(super) samples: u64,
+    pub(super) training_seconds: f64,
+    /// Sum of the labels, and rows, of chunks that are trained to their end.
+    pub(super) labels: (f64, u64),
+    pub(super) skipped_rows: u64,
+    pub(super) last_test: Option<(u64, TestMetrics)>,
+    pub(super) applied: AppliedGradients,
+}
+
+/// How the data is cut into batches and chunks: what a place in it is counted in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct DataCut {
+    global_batch_size: u64,
+    chunk_batches: u64,
+    shuffle_seed: Option<u64>,
+}
+
+/// Where [`Training`](super::training::Training) stood.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct SavedTraining {
+    pub(super) step: u64,
+    pub(super) trained_rows: u64,
+    pub(super) dropped_rows: u64,
+    pub(super) dropped_batches: u64,
+    /// Global batches that are trained.
+    pub(super) batch: u64,
+    /// The pass over the data that the next one is in.
+    pub(super) epoch: u32,
+    /// The mode that comes next, and the manifest's when it was saved.
+    pub(super) mode: String,
+    pub(super) first_mode: String,
+    pub(super) evaluated_through: u64,
+    pub(super) counts: TokenCounts,
+}
+
+/// Gradients of the dense parameters applied without a barrier.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct AppliedGradients {
+    gradients: u64,
+    /// By the servers that have applied the fewest and the most: all apply the same, or some were lost on the way or came twice.
+    #[serde(default)]
+    pub(super) fewest: u64,
+    #[serde(default)]
+    pub(super) most: u64,
+    /// Of those, left out for their staleness.
+    pub(super) excluded: u64,
+    /// In global steps.
+    staleness_sum: f64,
+    pub(super) staleness_max: u64,
+}
+
+impl SavedTraining {
+    pub(super) fn rows(&self) -> RowCounts {
+        let Self { trained_rows, dropped_rows, dropped_batches, .. } = *self;
+        RowCounts { trained_rows, dropped_rows, dropped_batches }
+    }
+}
+
+impl SavedState {
+    pub(super) fn new(plan: &JobPlan, training: SavedTraining) -> Self {
+        Self {
+            version: VERSION,
+            cut: DataCut::of(plan),
+            training,
+            epoch_rows: None,
+            samples: 0,
+            training_seconds: 0.0,
+            labels: (0.0, 0),
+            skipped_rows: 0,
+            last_test: None,
+            applied: AppliedGradients::default(),
+        }
+    }
+
+    pub(super) fn encode(&self) -> Result<Vec<u8>, RoleError> {
+        serde_json::to_vec(self)
+            .map_err(|error| RoleError::Task { what: "writing of the coordinator's state", reason: error.to_string() })
+    }
+
+    /// The state in `bytes` of checkpoint `name`, for a job with this plan.
+    pub(super) fn decode(plan: &JobPlan, name: &str, bytes: &[u8]) -> Result<Self, RoleError> {
+        let saved: Self = serde_json::from_slice(bytes).map_err(|error| {
+            RoleError::Input(format!(
+                "the coordinator's state in checkpoint {name} cannot be read by this version: {error}"
+            ))
+        })?;
+        if saved.version != VERSION {
+            let found = saved.version;
+            return Err(RoleError::Input(format!(
+                "the coordinator's state in checkpoint {name} has version {found}; this program reads version {VERSION}"
+            )));
+        }
+        saved.cut.check(DataCut::of(plan), name)?;
+        Ok(saved)
+    }
+
+    /// Whether a job with this plan would have nothing to train that this has not.
+    pub(super) fn leaves_nothing(&self, plan: &JobPlan) -> bool {
+        let epoch_batches = self.epoch_rows.map(|rows| rows.div_ceil(plan.global_batch_rows.max(1)));
+        let all = match plan.length {
+            TrainingLength::Steps(steps) => Some(steps),
+            TrainingLength::Epochs(epochs) => epoch_batches.map(|batches| batches.saturating_mul(u64::from(epochs))),
+        };
+        all.is_some_and(|all| self.training.batch >= all)
+    }
+
+    pub(super) fn position(&self) -> DataPosition {
+        DataPosition { batch: self.training.batch, epoch: self.training.epoch, epoch_rows: self.epoch_rows }
+    }
+}
+
+impl DataCut {
+    fn of(plan: &JobPlan) -> Self {
+        Self {
+            global_batch_size: plan.global_batch_rows,
+            chunk_batches: plan.batches_per_chunk,
+            shuffle_seed: plan.shuffle,
+        }
+    }
+
+    /// A place in the data means the same in both only if it is cut alike.
+    fn check(self, own: Self, name: &str) -> Result<(), RoleError> {
+        let differs = |field: &str, was: String, is: String| {
+            Err(RoleError::Input(format!(
+                "{field} is {is}, but checkpoint {name} was written with {was}, and its place in the data is counted in that: change it back, or train from the start with another spec.checkpoint.path"
+            )))
+        };
+        if self.global_batch_size != own.global_batch_size {
+            let (was, is) = (self.global_batch_size, own.global_batch_size);
+            return differs("spec.training.globalBatchSize", was.to_string(), is.to_string());
+        }
+        if self.chunk_batches != own.chunk_batches {
+            let rows = |cut: Self| format!("{} rows", cut.chunk_batches * cut.global_batch_size);
+            return differs("the window of spec.data.shuffle (or the slice of spec.data.split)", rows(self), rows(own));
+        }
+        if self.shuffle_seed != own.shuffle_seed {
+            let text =
+                |seed: Option<u64>| seed.map_or("no shuffle".to_owned(), |seed| format!("a shuffle with seed {seed}"));
+            return differs("the order of the rows", text(self.shuffle_seed), text(own.shuffle_seed));
+        }
+        Ok(())
+    }
+}
+
+impl AppliedGradients {
+    /// Each server has applied its part of every gradient.
+    pub(super) fn of_servers(servers: &[v1::Applied]) -> Self {
+        let count = servers.len().max(1) as u64;
+        let sum = |of: fn(&v1::Applied) -> u64| servers.iter().map(of).sum::<u64>();
+        let gradients = || servers.iter().map(|applied| applied.gradients);
+        Self {
+            gradients: sum(|applied| applied.gradients) / count,
+            fewest: gradients().min().unwrap_or(0),
+            most: gradients().max().unwrap_or(0),
+            excluded: sum(|applied| applied.excluded) / count,
+            staleness_sum: sum(|applied| applied.staleness_sum) as f64 / count as f64,
+            staleness_max: servers.iter().map(|applied| applied.staleness_max).max().unwrap_or(0),
+        }
+    }
+
+    /// With those of an earlier run.
+    pub(super) fn after(self, earlier: Self) -> Self {
+        Self {
+            gradients: self.gradients + earlier.gradients,
+            fewest: self.fewest + earlier.fewest,
+            most: self.most + earlier.most,
+            excluded: self.excluded + earlier.excluded,
+            staleness_sum: self.staleness_sum + earlier.staleness_sum,
+            staleness_max: self.staleness_max.max(earlier.staleness_max),
+        }
+    }
+
+    pub(super) fn mean_staleness(self) -> f64 {
+        self.staleness_sum / self.gradients.max(1) as f64
+    }
+}

@@ -1,0 +1,229 @@
+//! The data for training: which chunks are leased to whom, what was found in them, and what is read again.
+
+use std::time::Instant;
+
+use rectrain_modes::{DataLedger, DataPosition, GlobalStep, Lease, LedgerError};
+use rectrain_proto::v1;
+use serde::{Deserialize, Serialize};
+
+use super::State;
+use crate::announced::Chunk;
+use crate::outstanding::{Given, Repeat};
+use rectrain_protocol::error::RoleError;
+use rectrain_protocol::round_robin::Turns;
+
+/// An answer to a loader that asks what it has to send again.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Repeated {
+    Repeat(Repeat),
+    Wait,
+    Finished,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Labels {
+    pub(super) sum: f64,
+    pub(super) rows: u64,
+}
+
+/// What was found in a chunk that a later run may have to read again.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct ChunkRead {
+    pub(super) label_sum: f64,
+    pub(super) rows: u64,
+    pub(super) skipped_rows: u64,
+}
+
+impl State {
+    /// What `loader` has to read and send again.
+    pub(crate) fn repeat(&mut self, loader: u32) -> Repeated {
+        if self.leaves(loader) {
+            return Repeated::Finished;
+        }
+        let repeat = if self.outstanding.has_repeats() && self.takes_part(loader) {
+            let trained = self.settled_batches();
+            self.outstanding.repeat(loader, trained)
+        } else {
+            None
+        };
+        match repeat {
+            Some(repeat) => Repeated::Repeat(repeat),
+            None if self.all_trained() => Repeated::Finished,
+            None => Repeated::Wait,
+        }
+    }
+
+    /// The next chunk, and what loaders leave out at its beginning: batches, and pieces of the batch after those.
+    pub(crate) fn lease(&mut self, loader: u32) -> (Lease, (u64, u32)) {
+        if self.leaves(loader) {
+            return (Lease::Finished, (0, 0));
+        }
+        if self.training.restoring() || !self.takes_part(loader) {
+            return (Lease::Wait, (0, 0));
+        }
+        let lease = self.ledger.lease();
+        let Lease::Chunk(chunk) = lease else { return (lease, (0, 0)) };
+        let skip = self.training.trained_before(chunk.first_step.0);
+        self.outstanding.trained_before(self.settled_batches());
+        self.outstanding.give(Given::Train { lease: chunk, skip }, loader);
+        (lease, skip)
+    }
+
+    /// A loader has listed what there is to train on. Chunks are counted through all files: with others, rows would be trained twice, or never.
+    pub(crate) fn files_found(&mut self, found: &v1::FilesFound) -> Result<(), RoleError> {
+        let v1::FilesFound { loader, files, digest } = *found;
+        let (first_files, first_digest) = *self.files.get_or_insert((files, digest));
+        if first_digest == digest {
+            return Ok(());
+        }
+        Err(RoleError::Input(format!(
+            "spec.data.train.paths: loader {loader} finds {files} files to train on that are not the {first_files} that training began with, by name, size or order: files must not come, go or change below a glob while a job trains"
+        )))
+    }
+
+    /// Whose turn it is among the embedding workers, in training and in the evaluation at a step.
+    pub(crate) fn turns(&self, evaluation: Option<GlobalStep>) -> &Turns {
+        let pass = evaluation.and_then(|at_step| self.passes.get(&at_step));
+        pass.map_or(&self.turns, |pass| &pass.turns)
+    }
+
+    pub(crate) fn chunk_report(&mut self, report: &v1::ChunkReport) -> Result<(), RoleError> {
+        if self.outstanding.was_read(report.epoch, report.chunk) {
+            // By a loader that has died since, or by its successor.
+            return Ok(());
+        }
+        let resumes = self.job.resumes;
+        let lease = self.ledger.report(report.epoch, report.chunk, report.rows).map_err(|error| match error {
+            LedgerError::DataChanged { .. } if resumes => data_changed(error),
+            error => no_rows("train")(error),
+        })?;
+        self.outstanding.read(report.epoch, report.chunk);
+        let rows = report.rows.min(lease.max_batches * self.job.data.global_batch_rows);
+        if rows > 0 {
+            self.training.data_mut().add(Chunk { epoch: lease.epoch, first_batch: lease.first_step.0, rows });
+        }
+        if let Some(total) = self.ledger.total_steps() {
+            self.training.data_mut().end(total.0);
+        }
+        // Before the first batch is trained much else has to be done; how far loaders read ahead is bounded.
+        self.progressed = Instant::now();
+        self.training.advance()?;
+        if self.job.has_checkpoints {
+            let v1::ChunkReport { label_sum, rows, skipped_rows, .. } = *report;
+            self.reads.insert(lease.first_step.0, ChunkRead { label_sum, rows, skipped_rows });
+            self.forget_settled_reads();
+        }
+        self.skipped_rows += report.skipped_rows;
+        self.labels.sum += report.label_sum;
+        self.labels.rows += report.rows;
+        let first_epoch_read = self.ledger.epoch_rows().is_some() && self.ledger.on_lease() == 0;
+        if first_epoch_read { self.check_labels() } else { Ok(()) }
+    }
+
+    /// What lies before the chunk of the first batch that is not settled is read again by no later run: training rests nowhere before that batch.
+    fn forget_settled_reads(&mut self) {
+        let batch = self.settled_batches();
+        let epoch = self.training.data_mut().epoch_of(batch);
+        let position = DataPosition { batch, epoch, epoch_rows: self.ledger.epoch_rows() };
+        // A position that the data does not have forgets nothing.
+        let _forgotten = self.forget_reads_before(position);
+    }
+
+    /// Forgets what a run that goes on from `position` does not read again.
+    pub(super) fn forget_reads_before(&mut self, position: DataPosition) -> Result<(), LedgerError> {
+        let read_again = DataLedger::resume(self.job.data, position)?.next_batch();
+        self.reads = self.reads.split_off(&read_again);
+        Ok(())
+    }
+
+    /// A label that never varies cannot be learned: most likely the wrong column.
+    pub(super) fn check_labels(&self) -> Result<(), RoleError> {
+        let Labels { sum, rows } = self.labels;
+        let value = match rows {
+            0 => return Ok(()),
+            _ if sum <= 0.0 => 0,
+            rows if sum >= rows as f64 => 1,
+            _ => return Ok(()),
+        };
+        Err(RoleError::Input(format!(
+            "the label `{}` is {value} in all {rows} rows of training data that were read, so there is nothing to learn: is spec.features.label the right column?",
+            self.job.label
+        )))
+    }
+
+    pub(crate) fn total_steps(&self) -> Option<GlobalStep> {
+        self.ledger.total_steps()
+    }
+}
+
+pub(super) fn no_rows(part: &'static str) -> impl Fn(LedgerError) -> RoleError {
+    move |error| match error {
+        LedgerError::NoRows => RoleError::Input(format!("the {part} data has no rows: check spec.data")),
+        other => RoleError::Ledger(other),
+    }
+}
+
+/// The data is not what it was when the checkpoint was written.
+pub(super) fn data_changed(error: LedgerError) -> RoleError {
+    RoleError::Input(format!("spec.data: {error}: is it the data that the checkpoint was trained on?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use rectrain_modes::Rank;
+
+    use super::*;
+    use rectrain_protocol::plan::{JobPlan, small_plan};
+
+    const CHUNK: u64 = 5;
+
+    /// Chunks of [`CHUNK`] global batches of 24 rows.
+    fn plan() -> JobPlan {
+        small_plan(&["spec.data.shuffle.windowRows=120", "spec.checkpoint.path=/nowhere"])
+    }
+
+    #[test]
+    fn loaders_that_find_other_files_end_the_job() {
+        let mut state = State::new(&plan(), None).unwrap();
+        let found = |loader, files, digest| v1::FilesFound { loader, files, digest };
+        state.files_found(&found(0, 12, 7)).unwrap();
+        state.files_found(&found(1, 12, 7)).unwrap();
+        let error = state.files_found(&found(1, 13, 8)).unwrap_err();
+        assert!(error.is_user_error() && error.to_string().contains("loader 1 finds 13 files"), "{error}");
+        state.go_on_from(&plan(), None).unwrap();
+        assert!(state.files_found(&found(0, 12, 9)).is_err(), "from whichever checkpoint it goes on");
+    }
+
+    /// Rare checkpoints make the coordinator's state no larger, and say of the labels what they would if nothing had been forgotten.
+    #[test]
+    fn what_was_read_is_known_only_as_long_as_it_may_be_read_again() {
+        let plan = plan();
+        let mut state = State::new(&plan, None).unwrap();
+        state.training.take_calls();
+        state.training.begun().unwrap();
+        // No further ahead than two batches.
+        state.training.keep_pace(0.0);
+        let mut trained = 0;
+        for chunk in 0..10_u32 {
+            let Lease::Chunk(lease) = state.ledger.lease() else { panic!("there is more") };
+            assert_eq!(lease.first_step.0, u64::from(chunk) * CHUNK);
+            let (label_sum, rows) = (f64::from(chunk) + 1.0, CHUNK * 24);
+            let report = v1::ChunkReport { loader: 0, epoch: 0, chunk: lease.chunk, rows, label_sum, skipped_rows: 1 };
+            state.chunk_report(&report).unwrap();
+            assert!(state.reads.len() <= 2, "{}", state.reads.len());
+            // The last one only in part.
+            let until = lease.first_step.0 + if chunk == 9 { 2 } else { CHUNK };
+            while trained < until {
+                (trained, _) = state.training.horizon(1, trained, trained).unwrap().unwrap();
+                state.ranks[0].steps_done = trained;
+            }
+        }
+        assert!((46..50).contains(&trained), "{trained}");
+        state.training.request_save();
+        state.training.advance().unwrap();
+        state.training.next_order(Rank(0), 1).unwrap();
+        let saved = state.save(&plan, &[]).unwrap();
+        assert_eq!((saved.position().batch, saved.skipped_rows), (trained, 9));
+        assert_eq!(saved.labels, ((1..10).sum::<u64>() as f64, 9 * CHUNK * 24));
+    }
+}

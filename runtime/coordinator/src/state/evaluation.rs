@@ -1,0 +1,431 @@
+//! Evaluations: their data, and the dense workers' predictions.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use rectrain_dense::metrics;
+use rectrain_modes::{DataLedger, DataPlan, GlobalStep, Lease, Rank, TrainingLength};
+use rectrain_proto::v1;
+use serde::{Deserialize, Serialize};
+
+use super::State;
+use super::data::no_rows;
+use crate::announced::{Announced, Chunk};
+use crate::as_bytes;
+use crate::outstanding::{AllPredicted, Given, Predicted};
+use rectrain_protocol::error::RoleError;
+use rectrain_protocol::events::{JobEvent, TestMetrics};
+use rectrain_protocol::limits::LOOK_AHEAD;
+use rectrain_protocol::round_robin::Turns;
+
+/// Some rows of one dense worker's share of an evaluation.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Part {
+    #[serde(with = "as_bytes::f32s")]
+    predictions: Vec<f32>,
+    #[serde(with = "as_bytes::f32s")]
+    labels: Vec<f32>,
+    /// None, or one a row.
+    #[serde(with = "as_bytes::u64s")]
+    groups: Vec<u64>,
+}
+
+impl Part {
+    pub(crate) fn new(predictions: Vec<f32>, labels: Vec<f32>, groups: Vec<u64>) -> Result<Self, RoleError> {
+        let rows = predictions.len();
+        if labels.len() == rows && [0, rows].contains(&groups.len()) {
+            return Ok(Self { predictions, labels, groups });
+        }
+        let reason = format!("{rows} predictions came with {} labels and {} groups", labels.len(), groups.len());
+        Err(RoleError::Inconsistent { message: "evaluation_part", reason })
+    }
+
+    fn rows(&self) -> u64 {
+        self.predictions.len() as u64
+    }
+}
+
+fn rows_of(parts: &[Part]) -> u64 {
+    parts.iter().map(Part::rows).sum()
+}
+
+/// An answer to a loader that asks for test data.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum EvaluationLease {
+    Chunk { at_step: GlobalStep, chunk: u64, first_batch: u64 },
+    Wait,
+    Finished,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Pass {
+    source: PassSource,
+    /// Its batches go to the embedding workers that there are when it begins.
+    pub(super) turns: Turns,
+    data: Announced,
+    /// By rank: the batches that it has asked for, as far as it has told.
+    asked: Vec<u64>,
+    /// By rank, of those that have sent theirs.
+    shares: Vec<Option<Vec<Part>>>,
+    /// By rank, of those that are sending theirs. A coordinator that is started again has them sent again: to write them with each answer
+    /// would take longer with each.
+    #[serde(skip)]
+    parts: BTreeMap<u32, Vec<Part>>,
+}
+
+/// Where the rows of an evaluation are.
+#[derive(Debug, Serialize, Deserialize)]
+enum PassSource {
+    /// The test part, from its first chunk on.
+    Test(DataLedger),
+    /// One chunk of the training part.
+    Slice { chunk: u64, leased: bool },
+}
+
+impl PassSource {
+    /// The next chunk and its first batch.
+    fn lease(&mut self) -> Option<(u64, u64)> {
+        match self {
+            Self::Test(ledger) => match ledger.lease() {
+                Lease::Chunk(lease) => Some((lease.chunk, lease.first_step.0)),
+                Lease::Wait | Lease::Finished => None,
+            },
+            Self::Slice { chunk, leased } => (!std::mem::replace(leased, true)).then_some((*chunk, 0)),
+        }
+    }
+}
+
+impl State {
+    pub(super) fn has_predicted(&self, at_step: GlobalStep, rank: u32) -> bool {
+        let shares = self.passes.get(&at_step).map(|pass| &pass.shares);
+        shares.and_then(|shares| shares.get(rank as usize)).is_none_or(Option::is_some)
+    }
+
+    /// Opens the data of an evaluation that has just been ordered, if one has.
+    pub(super) fn begin_ordered_evaluation(&mut self) {
+        let Some(at_step) = self.training.evaluation_to_begin() else { return };
+        let plan = DataPlan { length: TrainingLength::Epochs(1), ..self.job.data };
+        let source = if self.job.tests_on_the_next_slice {
+            let chunk = self.training.current_batch() / plan.batches_per_chunk;
+            PassSource::Slice { chunk, leased: false }
+        } else {
+            PassSource::Test(DataLedger::new(plan))
+        };
+        let shares: Vec<_> = (0..self.ranks.len()).map(|_| None).collect();
+        let (turns, asked) = (Turns::of(self.turns.last()), vec![0; shares.len()]);
+        let (data, parts) = (Announced::new(plan.global_batch_rows), BTreeMap::new());
+        self.passes.insert(at_step, Pass { source, turns, data, asked, shares, parts });
+    }
+
+    pub(crate) fn evaluation_lease(&mut self, loader: u32) -> EvaluationLease {
+        if self.leaves(loader) {
+            return EvaluationLease::Finished;
+        }
+        if !self.takes_part(loader) {
+            return EvaluationLease::Wait;
+        }
+        for (at_step, pass) in &mut self.passes {
+            let Some((chunk, first_batch)) = pass.source.lease() else { continue };
+            let at_step = *at_step;
+            self.outstanding.give(Given::Evaluation { at_step, chunk, first_batch }, loader);
+            return EvaluationLease::Chunk { at_step, chunk, first_batch };
+        }
+        if self.all_trained() { EvaluationLease::Finished } else { EvaluationLease::Wait }
+    }
+
+    pub(crate) fn evaluation_chunk_report(&mut self, report: &v1::EvaluationChunkReport) -> Result<(), RoleError> {
+        let at_step = GlobalStep(report.at_step);
+        let is_over = self.has_evaluated(at_step);
+        let pass = match self.passes.get_mut(&at_step) {
+            Some(pass) => pass,
+            // A chunk behind the end of the data, which has none of the rows that everybody has predicted meanwhile.
+            None if is_over => return Ok(()),
+            None => return Err(unknown_evaluation("evaluation_chunk_report", at_step)),
+        };
+        // The rows of a slice are read again when they are trained, and those of the test part by every later evaluation.
+        let counts = matches!(pass.source, PassSource::Test(_)) && self.last_test.is_none();
+        let (first_batch, total) = match &mut pass.source {
+            PassSource::Test(ledger) => {
+                let lease = ledger.report(0, report.chunk, report.rows).map_err(no_rows("test"))?;
+                (lease.first_step.0, ledger.total_steps().map(|steps| steps.0))
+            }
+            PassSource::Slice { .. } => (0, Some(report.rows.div_ceil(self.job.data.global_batch_rows))),
+        };
+        self.progressed = Instant::now();
+        self.outstanding.read_for_evaluation(at_step, report.chunk);
+        if report.rows > 0 {
+            pass.data.add(Chunk { epoch: 0, first_batch, rows: report.rows });
+        }
+        if let Some(total) = total {
+            pass.data.end(total);
+        }
+        if counts {
+            self.skipped_rows += report.skipped_rows;
+        }
+        Ok(())
+    }
+
+    /// What nobody asks for any more of the evaluations under way, unless somebody takes a dense worker's place. Who has sent its share asks for
+    /// nothing.
+    pub(super) fn predicted(&self) -> AllPredicted {
+        let of = |pass: &Pass| {
+            let asking = || (0..).zip(pass.asked.iter().zip(&pass.shares)).filter(|(_, (_, share))| share.is_none());
+            let slowest = asking().map(|(_, (asked, _))| asked.saturating_sub(LOOK_AHEAD as u64)).min();
+            let asked = asking().map(|(rank, _)| self.training.share(Rank(rank))).filter(|share| !share.is_empty());
+            Predicted { before: slowest.unwrap_or(u64::MAX), asked: asked.collect() }
+        };
+        self.passes.iter().map(|(at_step, pass)| (*at_step, of(pass))).collect()
+    }
+
+    /// Worker `rank` has asked for the batches before `at` of the evaluation under way, and so gets on.
+    pub(crate) fn predicts(&mut self, at_step: GlobalStep, rank: Rank, at: u64) {
+        let asked = self.passes.get_mut(&at_step).and_then(|pass| pass.asked.get_mut(rank.0 as usize));
+        if let Some(asked) = asked.filter(|asked| **asked < at) {
+            *asked = at;
+            self.progressed = Instant::now();
+        }
+    }
+
+    /// Another is in this worker's place, and asks for all of its pieces.
+    pub(super) fn predicts_anew(&mut self, at_step: GlobalStep, rank: Rank) {
+        let asked = self.passes.get_mut(&at_step).and_then(|pass| pass.asked.get_mut(rank.0 as usize));
+        if let Some(asked) = asked {
+            *asked = 0;
+        }
+    }
+
+    /// How many batches of the evaluation under way may be fetched, where `from` are known already; `None`: no more yet.
+    pub(crate) fn evaluation_horizon(&self, at_step: GlobalStep, from: u64) -> Result<Option<v1::Horizon>, RoleError> {
+        let pass = self.passes.get(&at_step).ok_or_else(|| unknown_evaluation("horizon", at_step))?;
+        let Pass { data, turns, .. } = pass;
+        let horizon = v1::Horizon { until: data.batches(), last: data.complete(), turns: turns.write() };
+        Ok((horizon.until > from || horizon.last).then_some(horizon))
+    }
+
+    fn has_evaluated(&self, at_step: GlobalStep) -> bool {
+        self.last_test.as_ref().is_some_and(|(last, _)| *last >= at_step)
+    }
+
+    /// Where dense worker `rank` has its share of the evaluation under way; none, if it has sent all of it: what comes then was sent twice.
+    fn share_of(&mut self, at_step: GlobalStep, rank: Rank) -> Result<Option<&mut Pass>, RoleError> {
+        let is_over = self.has_evaluated(at_step);
+        let pass = match self.passes.get_mut(&at_step) {
+            Some(pass) => pass,
+            None if is_over => return Ok(None),
+            None => return Err(unknown_evaluation("evaluation_share", at_step)),
+        };
+        match pass.shares.get(rank.0 as usize) {
+            Some(share) => Ok(share.is_none().then_some(pass)),
+            None => {
+                let reason = format!("dense worker {rank} has no share of the evaluation at step {at_step}");
+                Err(RoleError::Inconsistent { message: "evaluation_share", reason })
+            }
+        }
+    }
+
+    /// Takes the rows from `first` on of one worker's share, if they are the next ones; gives how many there are then.
+    pub(crate) fn evaluation_part(
+        &mut self,
+        at_step: GlobalStep,
+        rank: Rank,
+        first: u64,
+        part: Part,
+    ) -> Result<u64, RoleError> {
+        self.progressed = Instant::now();
+        let Some(pass) = self.share_of(at_step, rank)? else { return Ok(first.saturating_add(part.rows())) };
+        let parts = pass.parts.entry(rank.0).or_default();
+        if first == 0 {
+            parts.clear();
+        }
+        if first == rows_of(parts) {
+            parts.push(part);
+        }
+        Ok(rows_of(parts))
+    }
+
+    /// One worker has sent its share, of so many rows; gives how many of them are here. The last share that is all here gives the
+    /// evaluation's event.
+    pub(crate) fn evaluation_share(
+        &mut self,
+        at_step: GlobalStep,
+        rank: Rank,
+        rows: u64,
+    ) -> Result<(u64, Vec<JobEvent>), RoleError> {
+        let Some(pass) = self.share_of(at_step, rank)? else { return Ok((rows, Vec::new())) };
+        let mut parts = pass.parts.remove(&rank.0).unwrap_or_default();
+        let here = rows_of(&parts);
+        if here < rows {
+            pass.parts.insert(rank.0, parts);
+            return Ok((here, Vec::new()));
+        }
+        if here > rows {
+            // Of another that was in this one's place.
+            parts.clear();
+            if rows > 0 {
+                return Ok((0, Vec::new()));
+            }
+        }
+        if let Some(place) = pass.shares.get_mut(rank.0 as usize) {
+            *place = Some(parts);
+        }
+        let is_last = pass.shares.iter().all(Option::is_some);
+        self.progressed = Instant::now();
+        Ok((rows, if is_last { self.evaluated(at_step) } else { Vec::new() }))
+    }
+
+    /// All shares are here.
+    fn evaluated(&mut self, at_step: GlobalStep) -> Vec<JobEvent> {
+        let shares = self.passes.remove(&at_step).into_iter().flat_map(|pass| pass.shares).flatten().flatten();
+        let test = test_metrics(shares);
+        self.outstanding.evaluated(at_step);
+        let mut events = Vec::new();
+        if test.auc.is_none() {
+            events.push(JobEvent::Warning {
+                message: format!("the test AUC is undefined: all {} test rows have the same label", test.samples),
+            });
+        }
+        events.push(JobEvent::Evaluation { step: at_step.0, test: test.clone() });
+        self.last_test = Some((at_step, test));
+        events
+    }
+}
+
+fn test_metrics(parts: impl Iterator<Item = Part>) -> TestMetrics {
+    let mut all = metrics::Evaluation::default();
+    let (mut predictions, mut labels, mut groups) = (Vec::new(), Vec::new(), Vec::new());
+    for part in parts {
+        all.push(&part.predictions, &part.labels);
+        if !part.groups.is_empty() {
+            predictions.extend(part.predictions);
+            labels.extend(part.labels);
+            groups.extend(part.groups);
+        }
+    }
+    let summary = all.finish();
+    TestMetrics {
+        auc: summary.auc,
+        gauc: if groups.is_empty() { None } else { metrics::gauc(&predictions, &labels, &groups) },
+        log_loss: summary.log_loss,
+        normalized_entropy: summary.normalized_entropy,
+        calibration: summary.calibration,
+        samples: summary.samples,
+    }
+}
+
+fn unknown_evaluation(what: &'static str, at_step: GlobalStep) -> RoleError {
+    RoleError::Inconsistent { message: what, reason: format!("no evaluation stands at step {at_step}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rectrain_protocol::plan::small_plan;
+
+    const AT: GlobalStep = GlobalStep(4);
+
+    /// Two dense workers predict.
+    fn evaluating() -> State {
+        let plan = small_plan(&["spec.roles.denseWorker.replicas=2"]);
+        let mut state = State::new(&plan, None).unwrap();
+        let source = PassSource::Slice { chunk: 0, leased: true };
+        let (data, parts) = (Announced::new(24), BTreeMap::new());
+        let (asked, shares) = (vec![0, 0], vec![None, None]);
+        let pass = Pass { source, turns: Turns::of(1), data, asked, shares, parts };
+        state.passes.insert(AT, pass);
+        state
+    }
+
+    /// Of rows that belong to three users.
+    fn part(rows: std::ops::Range<u64>) -> Part {
+        let predictions = rows.clone().map(|row| (row * 37 % 101) as f32 / 101.0).collect();
+        let labels = rows.clone().map(|row| f32::from(u8::from(row * 7 % 5 < 2))).collect();
+        Part::new(predictions, labels, rows.map(|row| row % 3).collect()).unwrap()
+    }
+
+    fn send(state: &mut State, rank: u32, rows: std::ops::Range<u64>) -> u64 {
+        state.evaluation_part(AT, Rank(rank), rows.start, part(rows)).unwrap()
+    }
+
+    fn tell(state: &mut State, rank: u32, rows: u64) -> (u64, usize) {
+        let (here, events) = state.evaluation_share(AT, Rank(rank), rows).unwrap();
+        (here, events.len())
+    }
+
+    /// What the next process reads of what this one has written.
+    fn restarted(state: &State) -> State {
+        rmp_serde::from_slice(&rmp_serde::to_vec_named(state).unwrap()).unwrap()
+    }
+
+    fn image(state: &State) -> usize {
+        rmp_serde::to_vec_named(state).unwrap().len()
+    }
+
+    #[test]
+    fn shares_in_parts_are_as_whole_ones_however_often_they_come_and_who_asks_for_them() {
+        let mut whole = evaluating();
+        send(&mut whole, 0, 0..100);
+        assert_eq!(tell(&mut whole, 0, 100), (100, 0));
+        send(&mut whole, 1, 0..40);
+        assert_eq!(tell(&mut whole, 1, 40), (40, 1));
+
+        let mut state = evaluating();
+        let empty = image(&state);
+        assert_eq!(send(&mut state, 0, 0..30), 30);
+        assert_eq!(send(&mut state, 0, 60..90), 30, "rows are missing between them");
+        assert_eq!(send(&mut state, 0, 30..60), 60);
+        assert_eq!(send(&mut state, 0, 30..60), 60, "it came again");
+        assert_eq!(image(&state), empty, "parts make no answer dearer");
+        assert_eq!(tell(&mut state, 0, 100), (60, 0));
+        // Another process goes on, and is told that the share is all.
+        let mut state = restarted(&state);
+        assert_eq!((tell(&mut state, 0, 100), state.has_predicted(AT, 0)), ((0, 0), false));
+        for first in [0, 50] {
+            send(&mut state, 0, first..first + 50);
+        }
+        assert_eq!((tell(&mut state, 0, 100), state.has_predicted(AT, 0)), ((100, 0), true));
+        assert_eq!((send(&mut state, 0, 0..50), tell(&mut state, 0, 100)), (50, (100, 0)), "they came again, late");
+        // A share that is all there is with the next process as well.
+        let mut state = restarted(&state);
+        assert!(state.has_predicted(AT, 0));
+        // Whoever takes a worker's place begins anew.
+        send(&mut state, 1, 0..20);
+        send(&mut state, 1, 20..40);
+        assert_eq!(send(&mut state, 1, 0..25), 25);
+        send(&mut state, 1, 25..40);
+        assert_eq!(tell(&mut state, 1, 40), (40, 1));
+        assert_eq!(state.last_test, whole.last_test);
+        assert!(state.last_test.as_ref().is_some_and(|(_, test)| test.samples == 140 && test.gauc.is_some()));
+        assert_eq!((send(&mut state, 1, 0..40), tell(&mut state, 1, 40)), (40, (40, 0)), "it is over");
+    }
+
+    #[test]
+    fn nobody_asks_for_what_the_slowest_has_behind_it() {
+        let mut state = evaluating();
+        let shares = [0, 1].map(|rank| state.training.share(Rank(rank)));
+        let predicted = |state: &State| state.predicted()[&AT].clone();
+        assert_eq!(predicted(&state), Predicted { before: 0, asked: shares.to_vec() });
+        for (rank, at, expected) in [(0, 100, 0), (1, 3, 0), (1, 40, 36), (1, 20, 36)] {
+            state.predicts(AT, Rank(rank), at);
+            assert_eq!(predicted(&state).before, expected);
+        }
+        // Who is done asks for nothing, and who takes another's place for all.
+        assert_eq!(tell(&mut state, 1, 0), (0, 0));
+        assert_eq!(predicted(&state), Predicted { before: 96, asked: vec![shares[0].clone()] });
+        state.predicts_anew(AT, Rank(0));
+        assert_eq!(predicted(&state).before, 0);
+    }
+
+    #[test]
+    fn a_worker_may_have_no_rows_and_what_does_not_fit_together_is_refused() {
+        let mut state = evaluating();
+        send(&mut state, 0, 0..20);
+        assert_eq!(tell(&mut state, 0, 10), (0, 0), "those were another's");
+        send(&mut state, 0, 0..20);
+        assert_eq!(tell(&mut state, 0, 0), (0, 0));
+        assert!(state.has_predicted(AT, 0));
+        assert!(state.evaluation_share(AT, Rank(2), 0).is_err());
+        assert!(state.evaluation_share(GlobalStep(5), Rank(1), 0).is_err());
+        assert!(Part::new(vec![0.5], vec![], vec![]).is_err());
+        assert!(Part::new(vec![0.5, 0.5], vec![0.0, 1.0], vec![1]).is_err());
+    }
+}

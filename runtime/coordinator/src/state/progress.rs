@@ -1,0 +1,263 @@
+//! How far dense workers are, and what the job says of itself.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use rectrain_modes::Rank;
+use rectrain_proto::v1;
+use serde::{Deserialize, Serialize};
+
+use super::{State, THROUGHPUT_WINDOW};
+use crate::as_bytes;
+use rectrain_protocol::Role;
+use rectrain_protocol::error::RoleError;
+use rectrain_protocol::events::{JobEvent, Summary};
+
+/// Members that have not joined of whom the status tells.
+const MOST_MISSING: usize = 10;
+
+/// What is known when training has ended.
+pub(crate) struct Trained {
+    pub(crate) dense_digest: Vec<u8>,
+    pub(crate) summary: Summary,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(super) struct DenseWorkerState {
+    pub(super) steps_done: u64,
+    pub(super) running_auc: Option<f64>,
+    pub(super) training_seconds: f64,
+    /// Of those who had this rank before.
+    pub(super) training_seconds_before: f64,
+    #[serde(with = "as_bytes::optional_message")]
+    pub(super) done: Option<v1::TrainingDone>,
+}
+
+impl State {
+    /// Dense worker `rank`, which has taken another's place, goes on before `batch`: what the one before had trained and not told is counted
+    /// (its loss is not known), what it had told and is trained again is not counted twice.
+    pub(crate) fn goes_on_from(&mut self, rank: Rank, batch: u64, share: &Range<u32>) {
+        let first = self.training.current_batch();
+        let Some(worker) = self.ranks.get_mut(rank.0 as usize) else { return };
+        let told = std::mem::replace(&mut worker.steps_done, batch).max(first);
+        let rows = |batches: Range<u64>| -> u64 {
+            batches.map(|batch| self.training.rows_of_share(batch, share.clone())).sum()
+        };
+        self.samples = (self.samples + rows(told..batch)).saturating_sub(rows(batch..told));
+    }
+
+    pub(super) fn all_trained(&self) -> bool {
+        self.ranks.iter().all(|rank| rank.done.is_some())
+    }
+
+    /// Takes one worker's progress; gives an event for whoever follows the job.
+    pub(crate) fn progress(&mut self, report: &v1::Progress) -> Result<Option<JobEvent>, RoleError> {
+        let rank = self.rank_mut("progress", report.rank)?;
+        let has_trained = rank.steps_done < report.steps_done;
+        rank.steps_done = rank.steps_done.max(report.steps_done);
+        rank.running_auc = report.running_auc;
+        rank.training_seconds = report.training_seconds;
+        // Without a barrier workers count no steps.
+        if has_trained || report.samples > 0 {
+            self.progressed = Instant::now();
+        }
+        if self.leaving_dense_workers.get(&report.rank) == Some(&true) {
+            self.leaving_dense_workers.remove(&report.rank);
+        }
+        self.speeds.take(report);
+        // Without a barrier each batch is reported by itself.
+        if self.training.mode().has_barrier() {
+            self.samples += report.samples;
+        }
+        self.loss_since_event.0 += report.loss_sum;
+        self.loss_since_event.1 += report.samples;
+        self.note_throughput(Instant::now());
+        self.training.keep_pace(self.samples_per_second() / self.job.data.global_batch_rows.max(1) as f64);
+        if report.rank != 0 || self.loss_since_event.1 == 0 {
+            return Ok(None);
+        }
+        let (loss, samples) = std::mem::take(&mut self.loss_since_event);
+        self.last_loss = loss / samples as f64;
+        Ok(Some(JobEvent::Progress {
+            step: self.step(),
+            total_steps: self.total_steps().map(|steps| steps.0),
+            samples: self.samples,
+            samples_per_second: self.samples_per_second(),
+            loss: self.last_loss,
+            running_auc: self.running_auc(),
+        }))
+    }
+
+    /// What became of a batch without a barrier. It is the progress of such modes: no worker counts steps there.
+    pub(crate) fn batch_report(&mut self, report: &v1::BatchReport) -> Result<(), RoleError> {
+        self.progressed = Instant::now();
+        self.samples += u64::from(report.rows);
+        self.training.batch_report(report)
+    }
+
+    /// Whether all wait for parameter servers, who restore rows, write a checkpoint that training rests for, or compute the digest at the end.
+    pub(crate) fn waits_for_servers(&self) -> bool {
+        self.training.restoring() || self.training.rests_for_a_checkpoint() || self.all_trained()
+    }
+
+    /// While all wait for them.
+    pub(crate) fn servers_have_worked(&mut self) {
+        self.progressed = Instant::now();
+    }
+
+    /// A loader gets on with its files, though no rows may have come of it yet: it may have to pass over much.
+    pub(crate) fn loader_has_read(&mut self) {
+        self.progressed = Instant::now();
+    }
+
+    pub(crate) fn training_done(&mut self, done: v1::TrainingDone) -> Result<(), RoleError> {
+        if !self.training.ended() {
+            let reason = format!("dense worker {} has ended before training has", done.rank);
+            return Err(RoleError::Inconsistent { message: "training_done", reason });
+        }
+        let rank = self.rank_mut("training_done", done.rank)?;
+        rank.done = Some(done);
+        Ok(())
+    }
+
+    /// The result, once every dense worker is done.
+    pub(crate) fn trained(&mut self) -> Result<Option<Trained>, RoleError> {
+        let Some(done) = self.ranks.iter().map(|rank| rank.done.as_ref()).collect::<Option<Vec<_>>>() else {
+            return Ok(None);
+        };
+        self.check_labels()?;
+        let first = done.first().ok_or(RoleError::Stopped)?;
+        // The others have waited for a mode without a barrier.
+        let mut in_step = done.iter().take(self.training.barrier_workers() as usize);
+        if let Some(other) = in_step.find(|other| other.parameters_sha256 != first.parameters_sha256) {
+            return Err(RoleError::Diverged { rank: other.rank });
+        }
+        let seconds = self.training_seconds();
+        let summary = Summary {
+            test: self.last_test.as_ref().map(|(_, test)| test.clone()),
+            steps: first.steps,
+            samples: self.samples,
+            seconds,
+            samples_per_second: if seconds > 0.0 { self.samples as f64 / seconds } else { 0.0 },
+            mode: self.training.mode().name().to_owned(),
+            mode_switches: self.training.counts().switches,
+            trained_rows: self.training.trained_rows(),
+            dropped_batches: self.training.counts().dropped_batches,
+            tokens_issued: self.training.counts().issued,
+            tokens_lost: self.training.counts().lost,
+            skipped_rows: self.skipped_rows,
+            ..Summary::default()
+        };
+        Ok(Some(Trained { dense_digest: first.parameters_sha256.clone(), summary }))
+    }
+
+    pub(crate) fn status(&mut self) -> v1::JobStatus {
+        let joined = matches!(self.roster(), Ok(Some(_)));
+        let phase = match (&self.failure, self.ended, joined) {
+            (Some(_), _, _) => v1::Phase::Failed,
+            (None, true, _) => v1::Phase::Complete,
+            (None, false, false) => v1::Phase::Starting,
+            (None, false, true) if !self.passes.is_empty() => v1::Phase::Evaluating,
+            (None, false, true) => v1::Phase::Training,
+        };
+        let replicas = Role::MEMBERS.map(|role| self.replicas(role)).to_vec();
+        v1::JobStatus {
+            phase: phase.into(),
+            mode: self.training.mode().name().to_owned(),
+            step: self.step(),
+            total_steps: self.total_steps().map_or(0, |steps| steps.0),
+            samples: self.samples,
+            samples_per_second: self.samples_per_second(),
+            loss: self.last_loss,
+            auc: match &self.last_test {
+                Some((_, test)) => test.auc,
+                None => self.running_auc(),
+            },
+            message: self.failure.as_ref().map(|(message, _)| message.clone()).unwrap_or_default(),
+            ps: self.servers.present(),
+            map_epoch: self.training.map_epoch(),
+            replicas,
+            workers: self.speeds.workers(),
+            all_reduce_seconds: self.speeds.all_reduce_seconds().unwrap_or(0.0),
+            last_checkpoint: self.last_checkpoint.as_ref().map(|(name, _)| name.clone()).unwrap_or_default(),
+            last_checkpoint_step: self.last_checkpoint_step().unwrap_or(0),
+            idle_seconds: Some(self.progressed.elapsed().as_secs_f64()),
+            slots_decided_seconds: self.slots_decided_seconds,
+            missing: self.missing(MOST_MISSING),
+        }
+    }
+
+    /// There is a checkpoint, which was saved or restored, to go on from.
+    pub(crate) fn has_checkpoint(&mut self, checkpoint: &str, step: u64) {
+        self.last_checkpoint = Some((checkpoint.to_owned(), step));
+    }
+
+    /// The step of that checkpoint.
+    pub(crate) fn last_checkpoint_step(&self) -> Option<u64> {
+        self.last_checkpoint.as_ref().map(|(_, step)| *step)
+    }
+
+    /// The name of the checkpoint of the end, once it exists.
+    pub(crate) fn last_of_all(&self) -> Option<String> {
+        let has_all = self.training.ended() || self.training.end_is_saved();
+        self.last_checkpoint.as_ref().filter(|_| has_all).map(|(name, _)| name.clone())
+    }
+
+    /// Global batches that are trained.
+    pub(crate) fn step(&self) -> u64 {
+        self.training.batches_done(self.batches_of_the_slowest())
+    }
+
+    /// All global batches before this one are trained, and their gradients applied.
+    pub(super) fn settled_batches(&self) -> u64 {
+        self.training.settled_batches(self.batches_of_the_slowest())
+    }
+
+    /// Of the workers with a barrier.
+    pub(super) fn batches_of_the_slowest(&self) -> u64 {
+        self.ranks.iter().take(self.training.barrier_workers() as usize).map(|rank| rank.steps_done).min().unwrap_or(0)
+    }
+
+    /// Mean over the dense workers that train and have one.
+    fn running_auc(&self) -> Option<f64> {
+        // With a barrier the others have waited since, and tell what they told before.
+        let train = if self.training.mode().has_barrier() { self.training.barrier_workers() } else { u32::MAX };
+        let known: Vec<f64> = self.ranks.iter().take(train as usize).filter_map(|rank| rank.running_auc).collect();
+        (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64)
+    }
+
+    fn note_throughput(&mut self, now: Instant) {
+        self.throughput.push_back((now, self.samples));
+        while self.throughput.len() > 2
+            && self.throughput.front().is_some_and(|(then, _)| now.duration_since(*then) > THROUGHPUT_WINDOW)
+        {
+            self.throughput.pop_front();
+        }
+    }
+
+    fn samples_per_second(&self) -> f64 {
+        match (self.throughput.front(), self.throughput.back()) {
+            (Some((from, before)), Some((to, after))) if to > from => {
+                let told = to.duration_since(*from);
+                // Nobody tells that nothing is trained, as during an evaluation.
+                let is_over = to.elapsed() > THROUGHPUT_WINDOW.max(3 * told);
+                if is_over { 0.0 } else { after.saturating_sub(*before) as f64 / told.as_secs_f64() }
+            }
+            _ => 0.0,
+        }
+    }
+
+    fn rank_mut(&mut self, what: &'static str, rank: u32) -> Result<&mut DenseWorkerState, RoleError> {
+        let ranks = self.ranks.len();
+        self.ranks.get_mut(rank as usize).ok_or_else(|| RoleError::Inconsistent {
+            message: what,
+            reason: format!("dense worker {rank} is not one of {ranks}"),
+        })
+    }
+
+    /// Wall-clock time in training, that of earlier runs included.
+    pub(super) fn training_seconds(&self) -> f64 {
+        let of_rank = |rank: &DenseWorkerState| rank.training_seconds_before + rank.training_seconds;
+        self.seconds_before + self.ranks.iter().map(of_rank).fold(0.0, f64::max)
+    }
+}

@@ -1,0 +1,352 @@
+//! Training at rest, at a global-step boundary: what is due there in its order (an evaluation, a checkpoint, dense workers that join or leave, a
+//! flip of the slot map), and the way into the mode in which it goes on. At the end the checkpoint comes first: what the test shows, or bad rows
+//! in its files, lose no model.
+
+use rectrain_modes::Rank;
+use rectrain_modes::gba::{Answers, Boundary, Server, SwitchPhase};
+use rectrain_proto::v1;
+use rectrain_proto::v1::order::Order as Kind;
+
+use super::{SaveStep, ServerCall, SlotsMove, Stage, Training};
+use rectrain_protocol::error::RoleError;
+
+impl Training {
+    /// Dense parameters are where the mode has them: the first mode begins.
+    pub(super) fn begin_first_mode(&mut self) {
+        let at = self.start_of_order();
+        if self.mode.has_barrier() {
+            self.begin_mode(at);
+        } else {
+            self.give(at, Kind::Publish(v1::Publish {}));
+            self.stage = Stage::Moving;
+        }
+    }
+
+    /// Every parameter server has restored its rows; dense workers take their parameters from `checkpoint`.
+    pub(crate) fn rows_restored(&mut self, checkpoint: String) {
+        let at = self.start_of_order();
+        self.give(at, Kind::Restore(v1::Restore { checkpoint }));
+    }
+
+    /// The servers have fixed the instant. Dense worker 0 writes its parameters under the `ticket`; without one there is no
+    /// checkpoint of this boundary.
+    pub(crate) fn frozen(&mut self, ticket: Option<v1::Ticket>) -> Result<(), RoleError> {
+        let at = self.boundary()?;
+        self.save = SaveStep::Frozen;
+        if self.mode.has_barrier()
+            && let Some(ticket) = ticket
+        {
+            self.give(at, Kind::Save(v1::Save { ticket: Some(ticket) }));
+        }
+        self.advance()
+    }
+
+    /// The checkpoint of the end exists, or has to be written again.
+    pub(crate) fn last_saved(&mut self, exists: bool) -> Result<(), RoleError> {
+        if exists {
+            self.save = SaveStep::Written;
+            return self.advance();
+        }
+        self.save = SaveStep::Freezing;
+        self.calls.push(ServerCall::Save { at: self.boundary()?, last: true });
+        Ok(())
+    }
+
+    /// The servers are at another map.
+    pub(crate) fn flipped(&mut self, map_epoch: u64, servers: u32) -> Result<(), RoleError> {
+        let at = self.boundary()?;
+        let gathered = self.gathers(servers);
+        self.map_epoch = map_epoch;
+        self.plan.servers = servers;
+        self.run.set_servers(2 * servers);
+        self.slots = SlotsMove::Flipped;
+        self.move_dense(at, self.mode.has_barrier() || gathered)?;
+        self.advance()
+    }
+
+    /// No slot moves any more.
+    pub(crate) fn slots_settled(&mut self) -> Result<(), RoleError> {
+        self.slots = SlotsMove::No;
+        if self.stage == Stage::Settling {
+            self.leave_rest()?;
+        }
+        Ok(())
+    }
+
+    /// Whether the dense parameters, which are on the servers, have to be cut anew for so many servers.
+    fn gathers(&self, servers: u32) -> bool {
+        !self.mode.has_barrier() && servers != self.plan.servers
+    }
+
+    /// Every parameter server has begun the mode.
+    pub(crate) fn begun(&mut self) -> Result<(), RoleError> {
+        for server in 0..2 * self.plan.servers {
+            self.run.moved(Server(server))?;
+        }
+        self.start();
+        self.advance()
+    }
+
+    /// The calls to the servers that were asked for, in the coordinator's life before: whether they were made is not known, and made twice
+    /// they do what they do once.
+    pub(crate) fn call_again(&mut self) -> Result<(), RoleError> {
+        self.calls.clear();
+        match self.stage {
+            Stage::Beginning => {
+                let at = self.boundary().unwrap_or_else(|_| self.start_of_order());
+                self.begin_mode(at);
+            }
+            Stage::Training if self.flushing => self.calls.push(ServerCall::Flush),
+            Stage::Saving => {
+                let at = self.boundary()?;
+                let last = self.saves_last;
+                // The one of the end has to exist, and who was writing it is dead.
+                if self.save == SaveStep::Freezing || (last && self.save == SaveStep::Frozen) {
+                    self.save = SaveStep::Freezing;
+                    self.calls.push(ServerCall::Save { at, last });
+                }
+            }
+            _ => {}
+        }
+        self.advance()
+    }
+
+    pub(super) fn enter_rest(&mut self) -> Result<(), RoleError> {
+        let at = self.boundary()?;
+        self.flushing = false;
+        self.asked.clear();
+        self.answers.clear();
+        self.granted = self.data.locate(at.next_row).0;
+        self.stage = Stage::Resting;
+        Ok(())
+    }
+
+    /// At rest: predict if that is due, or save the model of the end.
+    pub(super) fn decide_at_rest(&mut self) -> Result<bool, RoleError> {
+        let at = self.boundary()?;
+        let due = self.evaluation_due().is_some_and(|due| due <= self.granted);
+        if due && self.plan.tests_on_the_next_slice && !self.data.complete() && self.data.batches() == self.granted {
+            // Whether there is a next slice is not known yet.
+            return Ok(false);
+        }
+        match (self.is_at_end(at), self.plan.saves) {
+            (true, true) => self.begin_save(at, true),
+            (true, false) => self.test_the_end(at),
+            (false, _) if due && self.plan.evaluates => self.begin_evaluation(at),
+            (false, _) => self.after_evaluation(),
+        }
+    }
+
+    /// The last evaluation, if there is one behind the last row.
+    fn test_the_end(&mut self, at: Boundary) -> Result<bool, RoleError> {
+        // That the data ends here may have been found out after an evaluation here.
+        let is_tested = self.tested_at == Some(self.granted);
+        if self.plan.evaluates && !self.plan.tests_on_the_next_slice && !is_tested {
+            self.begin_evaluation(at)
+        } else {
+            self.leave_rest()
+        }
+    }
+
+    fn begin_evaluation(&mut self, at: Boundary) -> Result<bool, RoleError> {
+        self.evaluated_through = self.granted;
+        self.tested_at = Some(self.granted);
+        self.evaluation_to_begin = Some(at.step);
+        self.give(at, Kind::Evaluate(v1::Evaluate { read: !self.mode.has_barrier() }));
+        self.stage = Stage::Evaluating;
+        Ok(true)
+    }
+
+    pub(super) fn after_restore(&mut self) -> bool {
+        self.begin_first_mode();
+        true
+    }
+
+    /// At rest: save a checkpoint if that is due.
+    pub(super) fn after_evaluation(&mut self) -> Result<bool, RoleError> {
+        let at = self.boundary()?;
+        let due = self.save_due().is_some_and(|due| due <= self.granted) && self.saved_through < self.granted;
+        match self.is_at_end(at) {
+            // It may have become known only since training rests here.
+            true if self.plan.saves && !self.end_is_saved() => self.begin_save(at, true),
+            false if self.plan.saves && (due || self.save_wanted) => self.begin_save(at, false),
+            _ => self.leave_rest(),
+        }
+    }
+
+    /// At rest: a checkpoint is fixed, or exists.
+    pub(super) fn after_save(&mut self) -> Result<bool, RoleError> {
+        let at = self.boundary()?;
+        match self.is_at_end(at) {
+            true if !self.end_is_saved() => self.begin_save(at, true),
+            true => self.test_the_end(at),
+            false => self.leave_rest(),
+        }
+    }
+
+    /// Whether the checkpoint of the end exists.
+    pub(crate) fn end_is_saved(&self) -> bool {
+        self.save == SaveStep::Written
+    }
+
+    fn begin_save(&mut self, at: Boundary, last: bool) -> Result<bool, RoleError> {
+        self.saves_last = last;
+        self.saved_through = self.granted;
+        self.save_wanted = false;
+        self.save = SaveStep::Freezing;
+        self.calls.push(ServerCall::Save { at, last });
+        self.stage = Stage::Saving;
+        Ok(true)
+    }
+
+    pub(super) fn is_saved(&self) -> bool {
+        self.save == SaveStep::Written || (self.save == SaveStep::Frozen && !self.saves_last)
+    }
+
+    pub(super) fn leave_rest(&mut self) -> Result<bool, RoleError> {
+        let at = self.boundary()?;
+        if self.is_at_end(at) {
+            if self.slots != SlotsMove::No {
+                self.calls.push(ServerCall::SettleSlots);
+                self.stage = Stage::Settling;
+                return Ok(false);
+            }
+            self.give(at, Kind::End(v1::End { read: !self.mode.has_barrier() }));
+            self.stage = Stage::Ended;
+            return Ok(false);
+        }
+        if self.is_regrouping() {
+            if self.next_workers > self.plan.workers && self.mode.has_barrier() && self.next_mode.has_barrier() {
+                self.give(at, Kind::Publish(v1::Publish {}));
+                self.stage = Stage::Sharing;
+                return Ok(true);
+            }
+            self.regroup();
+        }
+        self.flip_or_move(at)
+    }
+
+    /// From here on there are so many dense workers. Those that join have carried out what was ordered so far.
+    fn regroup(&mut self) {
+        self.plan.workers = self.next_workers;
+        self.wanted_workers = None;
+        self.done.resize(self.next_workers as usize, self.order.number);
+    }
+
+    /// The dense parameters are on the servers: all workers, those that join among them, read them from there.
+    pub(super) fn take_in_workers(&mut self) -> Result<bool, RoleError> {
+        let at = self.boundary()?;
+        self.regroup();
+        self.give(at, Kind::ReadBack(v1::ReadBack {}));
+        self.stage = Stage::Joining;
+        Ok(true)
+    }
+
+    pub(super) fn flip_or_move(&mut self, at: Boundary) -> Result<bool, RoleError> {
+        if let SlotsMove::Copied { servers } = self.slots {
+            if !self.gathers(servers) {
+                return Ok(self.flip());
+            }
+            self.give(at, Kind::ReadBack(v1::ReadBack {}));
+            self.stage = Stage::Gathering;
+            return Ok(true);
+        }
+        self.move_dense(at, self.mode.has_barrier())
+    }
+
+    pub(super) fn flip(&mut self) -> bool {
+        self.calls.push(ServerCall::Flip);
+        self.stage = Stage::Flipping;
+        true
+    }
+
+    /// Brings the dense parameters, which the workers hold or the servers, to where the next mode has them.
+    fn move_dense(&mut self, at: Boundary, on_workers: bool) -> Result<bool, RoleError> {
+        match (on_workers, self.next_mode.has_barrier()) {
+            (true, false) => self.give(at, Kind::Publish(v1::Publish {})),
+            (false, true) => self.give(at, Kind::ReadBack(v1::ReadBack {})),
+            _ => return self.begin_after_move(),
+        }
+        self.stage = Stage::Moving;
+        Ok(true)
+    }
+
+    pub(super) fn begin_after_move(&mut self) -> Result<bool, RoleError> {
+        let at = self.boundary()?;
+        self.begin_mode(at);
+        Ok(false)
+    }
+
+    fn begin_mode(&mut self, at: Boundary) {
+        let (_, place) = self.data.locate(at.next_row);
+        let first_piece = (place / self.plan.local_rows) as u32;
+        self.calls.push(ServerCall::Begin { mode: self.next_mode, at, first_piece });
+        self.stage = Stage::Beginning;
+    }
+
+    /// All servers are in the mode: dense workers train.
+    fn start(&mut self) {
+        self.counts.switches += u64::from(self.mode != self.next_mode);
+        self.mode = self.next_mode;
+        self.stop_at = None;
+        let at = self.start_of_order();
+        if self.mode.has_barrier() {
+            self.give(at, Kind::Barrier(v1::Barrier { staleness: self.mode.staleness() }));
+        } else {
+            let workers = self.plan.workers;
+            let answers: Answers = self
+                .run
+                .dispatcher()
+                .map_or_else(Vec::new, |d| (0..workers).flat_map(|rank| d.join(Rank(rank))).collect());
+            self.take(answers);
+            self.give(at, Kind::Tokens(v1::Tokens {}));
+        }
+        self.stage = Stage::Training;
+    }
+
+    pub(super) fn boundary(&self) -> Result<Boundary, RoleError> {
+        match self.run.phase() {
+            SwitchPhase::Moving { at, .. } => Ok(*at),
+            _ => Err(RoleError::Inconsistent { message: "order", reason: "training is not at rest".to_owned() }),
+        }
+    }
+
+    /// An earlier run may have stood within the global batch after the last, if it was to train longer than this one.
+    fn is_at_end(&self, at: Boundary) -> bool {
+        self.data.complete() && at.next_row >= self.data.row_of(self.data.batches())
+    }
+
+    /// The mode after this rest: a command's, else the schedule's. And the dense workers that there are to be.
+    pub(super) fn choose_what_is_next(&mut self) {
+        self.next_workers = self.wanted_workers.take().unwrap_or(self.plan.workers);
+        let here = if self.mode.has_barrier() { self.granted } else { self.data.locate(self.run.next_row()).0 };
+        self.next_mode = self.mode;
+        while let Some((_, mode)) = self.switches.front().copied().filter(|(batch, _)| *batch <= here) {
+            self.switches.pop_front();
+            self.next_mode = mode;
+        }
+        if let Some(mode) = self.requested.take() {
+            self.next_mode = mode;
+        }
+    }
+
+    pub(super) fn is_asked_to_rest(&self) -> bool {
+        let flips = matches!(self.slots, SlotsMove::Copied { .. });
+        flips || self.requested.is_some() || self.wanted_workers.is_some() || (self.save_wanted && self.plan.saves)
+    }
+
+    /// The next batch before which training rests, as far as that is known.
+    pub(super) fn next_rest(&self) -> Option<u64> {
+        let switch = self.switches.front().map(|(batch, _)| *batch);
+        let evaluation = if self.plan.evaluates { self.evaluation_due() } else { None };
+        switch.into_iter().chain(evaluation).chain(self.save_due()).min()
+    }
+
+    fn save_due(&self) -> Option<u64> {
+        self.plan.save_every.map(|every| (self.saved_through / every + 1) * every)
+    }
+
+    fn evaluation_due(&self) -> Option<u64> {
+        self.plan.evaluation.next_after(self.evaluated_through, self.data.epoch_starts())
+    }
+}

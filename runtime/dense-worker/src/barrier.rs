@@ -1,0 +1,161 @@
+//! Training with a barrier in each step (`sync`, `hybrid`): embeddings in, gradients out, dense gradients summed over all dense
+//! workers, one update. Embeddings of the steps ahead are asked for before they are needed; the parameter servers answer when
+//! the mode's staleness allows it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rectrain_dense::StepOutput;
+use rectrain_modes::GlobalStep;
+use rectrain_proto::v1;
+use tokio::task::JoinHandle;
+
+use super::Trainer;
+use super::all_reduce::{RingPart, all_reduce};
+use super::horizon::Horizon;
+use super::local_batch::{Fetching, LocalBatch};
+use rectrain_protocol::batch::{BatchKey, BatchPosition};
+use rectrain_protocol::error::RoleError;
+use rectrain_protocol::layout::Pooled;
+
+/// Gradients on their way to the embedding workers, oldest first.
+pub(super) type Pushes = VecDeque<JoinHandle<Result<v1::BackwardReply, RoleError>>>;
+
+impl Trainer {
+    /// Trains from the order's step and batch on until it ends, if this worker takes part in that. At most τ + 1 steps' gradients are on their way.
+    pub(super) fn train_with_barrier(&mut self, order: &v1::Order, staleness: u64) -> Result<(), RoleError> {
+        if self.rank.0 >= self.barrier_workers {
+            return Ok(());
+        }
+        // The step it trains, those that may be in flight beside it, and in `sync` the next one, which waits at the servers.
+        let steps_ahead = staleness.max(1) as usize + 1;
+        let pushes_ahead = (staleness as usize + 1) * self.share().len();
+        let mut horizon = Horizon::new(order.number, order.batch);
+        let mut ahead: VecDeque<Fetching> = VecDeque::new();
+        let mut pushes = Pushes::new();
+        if order.joins {
+            self.push_again(order, staleness, &mut horizon, &mut pushes)?;
+        } else {
+            self.applied = Some(order.step);
+            self.previous.clear();
+        }
+        let mut batch = order.batch + (self.stands_before(order) - order.step);
+        let mut fetched = batch;
+        self.stands_at(batch);
+        loop {
+            horizon.keep_ahead(self, batch)?;
+            while ahead.len() < steps_ahead && fetched < horizon.until() {
+                ahead.push_back(self.fetch_share(order, fetched, &horizon));
+                fetched += 1;
+            }
+            let Some(next) = ahead.pop_front() else {
+                if horizon.ends_at(fetched) {
+                    break;
+                }
+                let waited = Instant::now();
+                // More is granted to whoever has told that it has trained what was.
+                self.report_progress()?;
+                horizon.take(self)?;
+                self.metrics.batch_wait.observe(waited.elapsed().as_secs_f64());
+                continue;
+            };
+            self.step(order, staleness, batch, next, &mut pushes)?;
+            self.drain(&mut pushes, pushes_ahead)?;
+            batch += 1;
+        }
+        self.drain(&mut pushes, 0)
+    }
+
+    /// The step of the order that is the next one for the parameters.
+    pub(super) fn stands_before(&self, order: &v1::Order) -> u64 {
+        self.applied.unwrap_or_default().max(order.step)
+    }
+
+    /// This worker's pieces of a batch. An earlier mode may have trained the first pieces of the order's first batch.
+    pub(super) fn fetch_share(&self, order: &v1::Order, batch: u64, horizon: &Horizon) -> Fetching {
+        let first = if batch == order.batch { order.piece } else { 0 };
+        let keys = self.share().filter(|piece| *piece >= first);
+        let keys = keys.map(|piece| BatchKey { position: BatchPosition::Train(batch), piece });
+        let step = order.step + (batch - order.batch);
+        self.fetch(horizon.place(keys, self.plan.pieces()), Some(step))
+    }
+
+    fn step(
+        &mut self,
+        order: &v1::Order,
+        staleness: u64,
+        batch: u64,
+        next: Fetching,
+        pushes: &mut Pushes,
+    ) -> Result<(), RoleError> {
+        let started = Instant::now();
+        let step = order.step + (batch - order.batch);
+        let own = self.fetched(next)?;
+        own.expect_all("forward")?;
+        self.metrics.embedding_wait.observe(started.elapsed().as_secs_f64());
+
+        let scale = 1.0 / self.samples_to_train(order, batch, &own).max(1) as f32;
+        let output = self.compute(&own, scale, step)?;
+        let StepOutput { loss_sum, predictions, embedding_gradients, linear_gradients } = output;
+        for (piece, gradients) in own.by_piece(Pooled { embeddings: embedding_gradients, linear: linear_gradients }) {
+            pushes.push_back(self.send_gradients(piece, gradients, Some(step), None));
+        }
+        while !self.sum_over_workers(GlobalStep(step))? {
+            self.mend()?;
+            if self.applied == Some(step + 1) {
+                return self.count(&own, loss_sum, &predictions, batch + 1, started);
+            }
+            // The sum of some is in the gradients' place.
+            self.compute(&own, scale, step)?;
+        }
+        self.offer.withdraw();
+        if staleness == 0 && self.peers.next.is_some() {
+            self.previous.clear();
+            self.previous.extend_from_slice(self.tower.parameters()?);
+        }
+        self.tower.apply(step + 1)?;
+        self.applied = Some(step + 1);
+        self.count(&own, loss_sum, &predictions, batch + 1, started)
+    }
+
+    /// Samples of a global batch that this order trains: an earlier mode may have trained the first pieces of its first batch.
+    pub(super) fn samples_to_train(&self, order: &v1::Order, batch: u64, own: &LocalBatch) -> usize {
+        let trained_before = if batch == order.batch { u64::from(order.piece) * self.plan.local_batch_rows } else { 0 };
+        own.global_samples.saturating_sub(trained_before as usize)
+    }
+
+    /// Says whether the gradients are summed; not, if a dense worker was replaced meanwhile.
+    fn sum_over_workers(&mut self, step: GlobalStep) -> Result<bool, RoleError> {
+        let Some(next) = self.peers.next.clone() else { return Ok(true) };
+        let reducing = Instant::now();
+        let replaced = self.replaced();
+        let part = RingPart {
+            number: self.ring_number,
+            rank: self.rank,
+            ranks: self.barrier_workers,
+            patience: self.plan.patience(),
+        };
+        let ring = Arc::clone(&self.ring);
+        let (waits, tower) = (&self.waits, &mut self.tower);
+        let gradients = tower.gradients_mut()?;
+        let summed = waits.wait(async {
+            tokio::select! {
+                biased;
+                reduced = all_reduce(step, part, gradients, &next, &ring) => reduced.map(|()| true),
+                () = replaced => Ok(false),
+            }
+        })?;
+        self.metrics.all_reduce.observe(reducing.elapsed().as_secs_f64());
+        self.pace.reduced(reducing.elapsed());
+        Ok(summed)
+    }
+
+    fn drain(&mut self, pushes: &mut Pushes, leave: usize) -> Result<(), RoleError> {
+        while pushes.len() > leave || pushes.front().is_some_and(JoinHandle::is_finished) {
+            let Some(push) = pushes.pop_front() else { break };
+            self.join("backward", push)?;
+        }
+        Ok(())
+    }
+}

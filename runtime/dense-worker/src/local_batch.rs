@@ -1,0 +1,195 @@
+//! A batch as it is computed: pieces fetched from embedding workers, put together, and their gradients taken apart again.
+
+use std::sync::Arc;
+
+use rectrain_dense::Features;
+use rectrain_proto::v1;
+use rectrain_wire::Tensor;
+use tokio::task::JoinHandle;
+
+use super::Trainer;
+use rectrain_protocol::batch::BatchPosition;
+use rectrain_protocol::compression::TensorCodec;
+use rectrain_protocol::deadline::WHOLE_JOB;
+use rectrain_protocol::error::RoleError;
+use rectrain_protocol::layout::Pooled;
+use rectrain_protocol::layout::{decode_pooled, encode_pooled};
+use rectrain_protocol::message;
+use rectrain_protocol::plan::JobPlan;
+use rectrain_protocol::round_robin::Piece;
+
+/// A piece with its pooled embeddings, or pieces put together. Rows of `pooled`, `dense`, `labels` and `groups` go together.
+#[derive(Default)]
+pub(super) struct LocalBatch {
+    pub(super) samples: usize,
+    /// Of the global batch; 0 if there is no piece.
+    pub(super) global_samples: usize,
+    pub(super) pooled: Pooled,
+    pub(super) dense: Vec<f32>,
+    pub(super) labels: Vec<f32>,
+    pub(super) groups: Vec<u64>,
+    /// The step of each parameter server when it was asked (without a barrier).
+    pub(super) steps: Vec<u64>,
+    /// Samples of each piece, in order.
+    pub(super) pieces: Vec<(Piece, usize)>,
+    /// Pieces whose gradients a dense worker that has died brought in, and those of them that are not here.
+    pub(super) answered: usize,
+    pub(super) missing: usize,
+    /// The parameter servers have applied the step, and need nothing of it any more.
+    pub(super) is_applied: bool,
+}
+
+impl LocalBatch {
+    pub(super) fn features(&self) -> Features<'_> {
+        Features {
+            samples: self.samples,
+            dense: &self.dense,
+            embeddings: &self.pooled.embeddings,
+            linear: &self.pooled.linear,
+        }
+    }
+
+    /// This batch with the rows of `other` after its own.
+    fn append(mut self, other: Self) -> Self {
+        self.answered += other.answered;
+        self.missing += other.missing;
+        self.is_applied |= other.is_applied;
+        if self.pieces.is_empty() {
+            let Self { answered, missing, is_applied, .. } = self;
+            return Self { answered, missing, is_applied, ..other };
+        }
+        if other.pieces.is_empty() {
+            return self;
+        }
+        self.samples += other.samples;
+        self.pooled.embeddings.extend(other.pooled.embeddings);
+        self.pooled.linear.extend(other.pooled.linear);
+        self.dense.extend(other.dense);
+        self.labels.extend(other.labels);
+        self.groups.extend(other.groups);
+        self.pieces.extend(other.pieces);
+        self
+    }
+
+    /// Pieces, those that are not here among them.
+    pub(super) fn all_pieces(&self) -> usize {
+        self.pieces.len() + self.missing
+    }
+
+    /// Refuses a batch of which pieces are missing.
+    pub(super) fn expect_all(&self, message: &'static str) -> Result<(), RoleError> {
+        if self.missing == 0 {
+            return Ok(());
+        }
+        let reason = format!(
+            "the gradients of {} of {} pieces were taken in from a dense worker that has died, and their embeddings are not kept any more",
+            self.missing,
+            self.all_pieces()
+        );
+        Err(RoleError::Inconsistent { message, reason })
+    }
+
+    /// The gradients of the pooled embeddings by piece.
+    pub(super) fn by_piece(&self, mut gradients: Pooled) -> Vec<(Piece, Pooled)> {
+        if let [(piece, _)] = self.pieces[..] {
+            return vec![(piece, gradients)];
+        }
+        let width = |values: &[f32]| values.len() / self.samples.max(1);
+        let (embeddings, linear) = (width(&gradients.embeddings), width(&gradients.linear));
+        self.pieces
+            .iter()
+            .map(|(piece, samples)| {
+                let own = Pooled {
+                    embeddings: gradients.embeddings.drain(..samples * embeddings).collect(),
+                    linear: gradients.linear.drain(..samples * linear).collect(),
+                };
+                (*piece, own)
+            })
+            .collect()
+    }
+}
+
+/// Pieces on their way.
+pub(super) struct Fetching(Vec<JoinHandle<Result<LocalBatch, RoleError>>>);
+
+impl Trainer {
+    /// Asks the pieces' embedding workers for them, without waiting. With a barrier, `step` is the global step that trains them.
+    pub(super) fn fetch(&self, pieces: impl Iterator<Item = Piece>, step: Option<u64>) -> Fetching {
+        let fetch = |piece: Piece| {
+            let (workers, plan) = (Arc::clone(&self.peers.embedding_workers), Arc::clone(&self.plan));
+            self.spawn(async move {
+                let request = v1::Forward { batch: Some(piece.key.write()), step };
+                // A dense worker that has taken another's place may have hours of an evaluation to predict again before this piece is let in:
+                // the embedding worker knows whether anything goes on.
+                let is_evaluated = matches!(piece.key.position, BatchPosition::Evaluation { .. });
+                let patience = if is_evaluated { WHOLE_JOB } else { plan.patience() };
+                let (reply, tensors) =
+                    workers.call_within(piece.embedding_worker, request, Vec::new(), patience).await?;
+                read(piece, reply, tensors, &plan)
+            })
+        };
+        Fetching(pieces.map(fetch).collect())
+    }
+
+    /// Waits for the pieces and puts them together.
+    pub(super) fn fetched(&mut self, fetching: Fetching) -> Result<LocalBatch, RoleError> {
+        fetching
+            .0
+            .into_iter()
+            .try_fold(LocalBatch::default(), |batch, piece| Ok(batch.append(self.join("forward", piece)?)))
+    }
+
+    /// Sends a piece's gradients to its embedding worker, without waiting.
+    pub(super) fn send_gradients(
+        &self,
+        Piece { key, embedding_worker }: Piece,
+        gradients: Pooled,
+        step: Option<u64>,
+        push: Option<v1::TokenPush>,
+    ) -> JoinHandle<Result<v1::BackwardReply, RoleError>> {
+        let (workers, plan) = (Arc::clone(&self.peers.embedding_workers), Arc::clone(&self.plan));
+        self.spawn(async move {
+            let tensors =
+                encode_pooled(gradients, &plan.layout, |values, dim| plan.compression.encode_gradients(values, dim))?;
+            let request = v1::Backward { batch: Some(key.write()), step, push };
+            Ok(workers.call(embedding_worker, request, tensors).await?.0)
+        })
+    }
+}
+
+fn read(piece: Piece, reply: v1::Forwarded, tensors: Vec<Tensor>, plan: &JobPlan) -> Result<LocalBatch, RoleError> {
+    let answered = usize::from(reply.answered);
+    let is_applied = reply.is_applied;
+    if (reply.answered || is_applied) && tensors.is_empty() {
+        return Ok(LocalBatch { answered, missing: 1, is_applied, ..LocalBatch::default() });
+    }
+    let samples = reply.samples as usize;
+    let mut tensors = tensors.into_iter();
+    let pooled = decode_pooled("forward", &mut tensors, samples, &plan.layout, plan.compression)?;
+    let dense = message::next("forward", &mut tensors)?.expect_f32("dense")?;
+    let labels = message::next("forward", &mut tensors)?.expect_f32("labels")?;
+    let groups = tensors.next().map(|groups| groups.expect_u64("groups")).transpose()?.unwrap_or_default();
+    let width = plan.schema.dense.len();
+    if dense.len() != samples * width || labels.len() != samples || !(groups.is_empty() || groups.len() == samples) {
+        let reason = format!(
+            "{} has {samples} samples and came with {} dense values and {} labels",
+            piece.key,
+            dense.len(),
+            labels.len()
+        );
+        return Err(RoleError::Inconsistent { message: "forward", reason });
+    }
+    Ok(LocalBatch {
+        samples,
+        global_samples: reply.global_samples as usize,
+        pooled,
+        dense,
+        labels,
+        groups,
+        steps: reply.steps,
+        pieces: vec![(piece, samples)],
+        answered,
+        missing: 0,
+        is_applied,
+    })
+}

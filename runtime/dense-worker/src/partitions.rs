@@ -1,0 +1,87 @@
+//! The dense parameters between this worker's flat buffers and the parameter servers' partitions. A switch of the mode moves
+//! these and the optimizer's state, and nothing else.
+
+use futures::future::try_join_all;
+use rectrain_proto::v1;
+use rectrain_wire::Tensor;
+
+use super::Trainer;
+use rectrain_protocol::error::RoleError;
+use rectrain_protocol::message;
+use rectrain_protocol::plan::dense_partition;
+
+impl Trainer {
+    /// Rank 0 sends every parameter server its partition; all ranks hold the same parameters.
+    pub(super) fn publish(&mut self) -> Result<(), RoleError> {
+        if self.rank.0 != 0 {
+            return Ok(());
+        }
+        let total = self.tower.layout().total();
+        let optimizer = self.tower.optimizer().kind().name();
+        let (parameters, state) = self.tower.state()?;
+        let servers = &self.peers.placement.servers;
+        let calls = servers.iter().enumerate().map(|(server, channel)| {
+            let own = dense_partition(total, server, servers.len());
+            let slots = state.chunks_exact(total.max(1));
+            let state: Vec<f32> = slots.flat_map(|slot| slot[own.clone()].iter().copied()).collect();
+            let tensors = vec![Tensor::from(parameters[own].to_vec()), Tensor::from(state)];
+            let put = v1::PutPartition { optimizer: optimizer.to_owned() };
+            message::call_server(channel, put, move || Ok(tensors.clone()))
+        });
+        self.waits.wait(try_join_all(calls)).map(drop)
+    }
+
+    /// Takes parameters and optimizer state back from the parameter servers.
+    pub(super) fn read_back(&mut self) -> Result<(), RoleError> {
+        let partitions = self.get_partitions(true)?;
+        let total = self.tower.layout().total();
+        let mut parameters = Vec::with_capacity(total);
+        let mut slots = vec![Vec::with_capacity(total); self.tower.optimizer().slots().len()];
+        let mut kind = self.tower.optimizer().kind().name().to_owned();
+        let servers = partitions.len();
+        for (server, (reply, tensors)) in partitions.into_iter().enumerate() {
+            let expected = dense_partition(total, server, servers).len();
+            let [own, state] = message::take("get_partition", tensors)?;
+            let (own, state) = (own.expect_f32("parameters")?, state.expect_f32("state")?);
+            if own.len() != expected || state.len() != expected * slots.len() {
+                return Err(wrong_size(server, expected, own.len()));
+            }
+            parameters.extend(own);
+            for (slot, own) in slots.iter_mut().zip(state.chunks_exact(expected.max(1))) {
+                slot.extend_from_slice(own);
+            }
+            kind = reply.optimizer;
+        }
+        Ok(self.tower.restore(&parameters, &kind, &slots.concat())?)
+    }
+
+    /// Takes the parameter servers' parameters over; gives the step of each.
+    pub(super) fn pull_parameters(&mut self) -> Result<Vec<u64>, RoleError> {
+        let partitions = self.get_partitions(false)?;
+        let total = self.tower.layout().total();
+        let mut steps = Vec::with_capacity(partitions.len());
+        let servers = partitions.len();
+        for (server, (reply, tensors)) in partitions.into_iter().enumerate() {
+            let place = dense_partition(total, server, servers);
+            let [own] = message::take("get_partition", tensors)?;
+            let own = own.expect_f32("parameters")?;
+            if own.len() != place.len() {
+                return Err(wrong_size(server, place.len(), own.len()));
+            }
+            self.tower.parameters_mut()?[place].copy_from_slice(&own);
+            steps.push(reply.step);
+        }
+        Ok(steps)
+    }
+
+    fn get_partitions(&self, state: bool) -> Result<Vec<(v1::Partition, Vec<Tensor>)>, RoleError> {
+        let calls = self.peers.placement.servers.iter();
+        let calls = calls.map(|server| message::call_server(server, v1::GetPartition { state }, || Ok(Vec::new())));
+        self.wait(try_join_all(calls))
+    }
+}
+
+fn wrong_size(server: usize, expected: usize, found: usize) -> RoleError {
+    let reason = format!("parameter server {server} holds {found} dense parameters where {expected} are its partition");
+    RoleError::Inconsistent { message: "get_partition", reason }
+}

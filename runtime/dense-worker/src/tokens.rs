@@ -1,0 +1,272 @@
+//! Training without a barrier (GBA, appendix B, algorithm 1): pull a batch with its token and the parameters, compute, push the
+//! gradients with the token, and go on without waiting for anybody. Which of these is next is [`PushPullWorker`]'s to say; this
+//! carries it out.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
+
+use rectrain_dense::StepOutput;
+use rectrain_modes::gba::{Assignment, Batch, Outcome, PushPullWorker, Reply, Server, Token, WorkerAction};
+use rectrain_proto::v1;
+use rectrain_proto::v1::pull_reply::Reply as PullReply;
+use rectrain_wire::Tensor;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use super::Trainer;
+use rectrain_protocol::batch::BatchKey;
+use rectrain_protocol::deadline::CALL_DEADLINE;
+use rectrain_protocol::error::RoleError;
+use rectrain_protocol::layout::Pooled;
+use rectrain_protocol::message;
+use rectrain_protocol::outcome;
+use rectrain_protocol::plan::dense_partition;
+use rectrain_protocol::round_robin::Piece;
+
+/// Batches pushed whose acknowledgements are not all here. With one, a worker waits for nobody but for its own gradient to be in
+/// the buffers, so that it reads what it wrote: alone and with M = 1 it trains as in `sync`, to the bit.
+const UNACKNOWLEDGED: usize = 1;
+/// Things that happen and are not dealt with; there are at most as many as calls under way.
+const EVENTS: usize = 256;
+/// The embedding worker answers for all rows' servers; the dense partitions follow.
+const ROWS: Server = Server(0);
+
+/// What a call under way ended with.
+enum Event {
+    Pulled(PullReply),
+    Acknowledged { server: Server, batch: Batch, outcome: v1::Outcome, steps: Vec<u64> },
+    Failed(RoleError),
+}
+
+/// What is known of a batch between its pull and its report.
+struct InHand {
+    piece: Piece,
+    oldest_token: u64,
+    dense_steps: Vec<u64>,
+    embedding_steps: Vec<u64>,
+}
+
+/// Gradients that have been computed and are to be pushed.
+struct Computed {
+    pooled: Pooled,
+    dense_pulled_at: Vec<u64>,
+    rows_pulled_at: Vec<u64>,
+}
+
+/// The state of one order.
+struct Run<'a> {
+    trainer: &'a mut Trainer,
+    order: u64,
+    machine: PushPullWorker,
+    in_hand: HashMap<Batch, InHand>,
+    computed: Option<Computed>,
+    events: mpsc::Sender<Event>,
+    happened: mpsc::Receiver<Event>,
+    reports: VecDeque<JoinHandle<Result<(), RoleError>>>,
+}
+
+impl Trainer {
+    /// Trains until the coordinator hands out no more batches in this order.
+    pub(super) fn train_with_tokens(&mut self, order: &v1::Order) -> Result<(), RoleError> {
+        let (events, happened) = mpsc::channel(EVENTS);
+        let servers = self.peers.placement.servers.len() as u32;
+        Run {
+            trainer: self,
+            order: order.number,
+            machine: PushPullWorker::new(1 + servers, UNACKNOWLEDGED),
+            in_hand: HashMap::new(),
+            computed: None,
+            events,
+            happened,
+            reports: VecDeque::new(),
+        }
+        .go()
+    }
+}
+
+impl Run<'_> {
+    fn go(mut self) -> Result<(), RoleError> {
+        let mut actions: VecDeque<WorkerAction> = self.machine.start().into();
+        loop {
+            while let Some(action) = actions.pop_front() {
+                match action {
+                    WorkerAction::Pull => self.pull(),
+                    WorkerAction::Compute(assignment) => {
+                        self.compute(assignment)?;
+                        actions.extend(self.machine.computed()?);
+                    }
+                    WorkerAction::Push(assignment) => self.push(assignment)?,
+                    WorkerAction::Report(batch, outcome) => self.report(batch, outcome)?,
+                    WorkerAction::Stop => return self.finish_reports(),
+                }
+            }
+            actions.extend(self.next_event()?);
+        }
+    }
+
+    fn next_event(&mut self) -> Result<Vec<WorkerAction>, RoleError> {
+        let waited = Instant::now();
+        let happened = &mut self.happened;
+        let event = self.trainer.wait(async { happened.recv().await.ok_or(RoleError::Stopped) })?;
+        self.trainer.metrics.batch_wait.observe(waited.elapsed().as_secs_f64());
+        match event {
+            Event::Failed(error) => Err(error),
+            Event::Pulled(PullReply::Wait(_)) => {
+                self.pull();
+                Ok(Vec::new())
+            }
+            Event::Pulled(PullReply::Rest(_)) => Ok(self.machine.answered(Reply::Finished)?),
+            Event::Pulled(PullReply::Assignment(assigned)) => {
+                let batch = Batch { first_row: assigned.first_row, rows: assigned.rows };
+                let in_hand = InHand {
+                    piece: Piece {
+                        key: BatchKey::read("pull", assigned.batch)?,
+                        embedding_worker: assigned.embedding_worker as usize,
+                    },
+                    oldest_token: assigned.oldest_token,
+                    dense_steps: vec![0; self.trainer.peers.placement.servers.len()],
+                    embedding_steps: Vec::new(),
+                };
+                self.in_hand.insert(batch, in_hand);
+                Ok(self.machine.answered(Reply::Work(Assignment { batch, token: Token(assigned.token) }))?)
+            }
+            Event::Acknowledged { server, batch, outcome, steps } => {
+                if let Some(in_hand) = self.in_hand.get_mut(&batch) {
+                    if server == ROWS {
+                        in_hand.embedding_steps = steps;
+                    } else if let (Some(place), Some(step)) =
+                        (in_hand.dense_steps.get_mut(server.0 as usize - 1), steps.first())
+                    {
+                        *place = *step;
+                    }
+                }
+                Ok(self.machine.acknowledged(server, batch, outcome::read("push", outcome)?)?)
+            }
+        }
+    }
+
+    fn pull(&self) {
+        let coordinator = self.trainer.peers.coordinator.clone();
+        let request = v1::PullRequest { rank: self.trainer.rank.0, order: self.order };
+        let events = self.events.clone();
+        self.trainer.spawn(async move {
+            let event = match coordinator.call(request, Vec::new(), CALL_DEADLINE).await {
+                Ok((reply, _)) => Event::Pulled(reply.reply.unwrap_or(PullReply::Wait(v1::Wait {}))),
+                Err(error) => Event::Failed(error),
+            };
+            // A worker that was told to stop listens no more.
+            let _stopped = events.send(event).await;
+        });
+    }
+
+    fn compute(&mut self, assignment: Assignment) -> Result<(), RoleError> {
+        let started = Instant::now();
+        let piece = self.in_hand(assignment.batch)?.piece;
+        let trainer = &mut *self.trainer;
+        let fetching = trainer.fetch(std::iter::once(piece), None);
+        let dense_pulled_at = trainer.pull_parameters()?;
+        let own = trainer.fetched(fetching)?;
+        own.expect_all("forward")?;
+        trainer.metrics.embedding_wait.observe(started.elapsed().as_secs_f64());
+        // The mean over a whole buffer is then the mean over its samples, also where the last batches of the data are smaller.
+        let pieces = (own.global_samples as u64).div_ceil(trainer.plan.local_batch_rows);
+        let scale = pieces as f32 / own.global_samples.max(1) as f32;
+        // With one piece a batch this is the batch's number, as it is with a barrier, and no two pieces drop the same.
+        let number = piece.key.position.number() * u64::from(trainer.plan.pieces()) + u64::from(piece.key.piece);
+        let output = trainer.compute(&own, scale, number)?;
+        let StepOutput { loss_sum, predictions, embedding_gradients, linear_gradients } = output;
+        trainer.count(&own, loss_sum, &predictions, 0, started)?;
+        self.computed = Some(Computed {
+            pooled: Pooled { embeddings: embedding_gradients, linear: linear_gradients },
+            dense_pulled_at,
+            rows_pulled_at: own.steps,
+        });
+        Ok(())
+    }
+
+    /// Sends rows' gradients to the embedding worker and dense gradients to every parameter server, without waiting.
+    fn push(&mut self, assignment: Assignment) -> Result<(), RoleError> {
+        let Some(computed) = self.computed.take() else {
+            return Err(rectrain_modes::gba::WorkerError::NothingComputed.into());
+        };
+        let in_hand = self.in_hand(assignment.batch)?;
+        let batch = assignment.batch;
+        let push = v1::TokenPush {
+            rank: self.trainer.rank.0,
+            first_row: batch.first_row,
+            rows: batch.rows,
+            token: assignment.token.0,
+            oldest_token: in_hand.oldest_token,
+            pulled_at: computed.rows_pulled_at,
+        };
+        let rows = self.trainer.send_gradients(in_hand.piece, computed.pooled, None, Some(push.clone()));
+        self.acknowledge(ROWS, batch, async {
+            let reply =
+                rows.await.map_err(|error| RoleError::Task { what: "backward", reason: error.to_string() })??;
+            Ok((reply.outcome(), reply.steps.clone()))
+        });
+        let total = self.trainer.tower.layout().total();
+        let servers = self.trainer.peers.placement.servers.len();
+        for (index, pulled_at) in computed.dense_pulled_at.into_iter().enumerate() {
+            let own = dense_partition(total, index, servers);
+            let gradient = vec![Tensor::from(self.trainer.tower.gradients()?[own].to_vec())];
+            let channel = self.trainer.peers.placement.servers[index].clone();
+            let request = v1::PushDense { push: Some(v1::TokenPush { pulled_at: vec![pulled_at], ..push.clone() }) };
+            self.acknowledge(Server(index as u32 + 1), batch, async move {
+                let (reply, _) = message::call_server(&channel, request, || Ok(gradient.clone())).await?;
+                Ok((reply.outcome(), vec![reply.step]))
+            });
+        }
+        Ok(())
+    }
+
+    fn acknowledge(
+        &self,
+        server: Server,
+        batch: Batch,
+        pushed: impl Future<Output = Result<(v1::Outcome, Vec<u64>), RoleError>> + Send + 'static,
+    ) {
+        let events = self.events.clone();
+        self.trainer.spawn(async move {
+            let event = match pushed.await {
+                Ok((outcome, steps)) => Event::Acknowledged { server, batch, outcome, steps },
+                Err(error) => Event::Failed(error),
+            };
+            let _stopped = events.send(event).await;
+        });
+    }
+
+    /// Tells the coordinator, without waiting.
+    fn report(&mut self, batch: Batch, outcome: Outcome) -> Result<(), RoleError> {
+        let in_hand = self.in_hand.remove(&batch).ok_or_else(|| unknown(batch))?;
+        let report = v1::BatchReport {
+            rank: self.trainer.rank.0,
+            first_row: batch.first_row,
+            rows: batch.rows,
+            outcome: outcome::write(outcome).into(),
+            dense_steps: in_hand.dense_steps,
+            embedding_steps: in_hand.embedding_steps,
+        };
+        let coordinator = self.trainer.peers.coordinator.clone();
+        self.reports.push_back(
+            self.trainer.spawn(async move { coordinator.call(report, Vec::new(), CALL_DEADLINE).await.map(drop) }),
+        );
+        while self.reports.front().is_some_and(JoinHandle::is_finished) {
+            let Some(report) = self.reports.pop_front() else { break };
+            self.trainer.join("batch_report", report)?;
+        }
+        Ok(())
+    }
+
+    fn finish_reports(self) -> Result<(), RoleError> {
+        self.reports.into_iter().try_for_each(|report| self.trainer.join("batch_report", report))
+    }
+
+    fn in_hand(&self, batch: Batch) -> Result<&InHand, RoleError> {
+        self.in_hand.get(&batch).ok_or_else(|| unknown(batch))
+    }
+}
+
+fn unknown(batch: Batch) -> RoleError {
+    RoleError::Inconsistent { message: "pull", reason: format!("{batch} were never pulled") }
+}

@@ -1,0 +1,264 @@
+//! From the ids of a batch to pooled embeddings and back: pure arithmetic, called by the embedding worker.
+//!
+//! [`PreparedIds`] holds one piece of a batch: per row group the keys to look up, ascending and without duplicates (ascending
+//! keys are ascending slots, so that a parameter server's share is a run), and per feature which of those rows each sample
+//! pools. Additions happen in the order of a feature's unique ids, which the batch alone fixes: results do not depend on how
+//! many embedding workers, parameter servers or threads there are.
+
+use rectrain_kinds::Pooling;
+use rectrain_protocol::layout::{FeatureLayout, Pooled};
+use rectrain_wire::ids::{SampleIndices, UniqueIds};
+
+#[derive(Debug)]
+struct FeatureIds {
+    unique: UniqueIds,
+    /// For each unique id: its row among the group's keys.
+    rows: Vec<u32>,
+    /// For each sample the weight of its rows; none if it is 1.
+    weights: Option<Vec<f32>>,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct PreparedIds {
+    samples: usize,
+    keys: Vec<Vec<u64>>,
+    features: Vec<FeatureIds>,
+}
+
+impl PreparedIds {
+    /// `unique` in the order of `layout.features`, each over `samples` samples.
+    #[must_use]
+    pub fn new(samples: usize, unique: Vec<UniqueIds>, layout: &FeatureLayout) -> Self {
+        let mut order: Vec<Vec<(u64, u32, u32)>> = vec![Vec::new(); layout.group_dims.len()];
+        for (index, (ids, place)) in unique.iter().zip(&layout.features).enumerate() {
+            let group = &mut order[place.group];
+            group.extend(ids.keys().iter().enumerate().map(|(i, key)| (*key, index as u32, i as u32)));
+        }
+        let mut features: Vec<FeatureIds> = unique
+            .into_iter()
+            .zip(&layout.features)
+            .map(|(unique, place)| FeatureIds {
+                rows: vec![0; unique.keys().len()],
+                weights: weights(&unique, samples, place.pooling),
+                unique,
+            })
+            .collect();
+        let keys = order.into_iter().map(|group| rank_keys(group, &mut features)).collect();
+        Self { samples, keys, features }
+    }
+
+    /// Samples of the piece.
+    #[must_use]
+    pub fn samples(&self) -> usize {
+        self.samples
+    }
+
+    /// For each group the keys to look up: ascending, no duplicates.
+    #[must_use]
+    pub fn keys(&self) -> &[Vec<u64>] {
+        &self.keys
+    }
+
+    /// Pools looked-up rows: `rows[g]` is [keys of group g, row dim of g].
+    #[must_use]
+    pub fn pool(&self, rows: &[Vec<f32>], layout: &FeatureLayout) -> Pooled {
+        let width = layout.embedding_width;
+        let count = layout.features.len();
+        let mut embeddings = vec![0.0; self.samples * width];
+        let mut linear = vec![0.0; if layout.linear { self.samples * count } else { 0 }];
+        for (index, (feature, place)) in self.features.iter().zip(&layout.features).enumerate() {
+            let (row_dim, first) = (layout.group_dims[place.group], layout.first_embedding_column());
+            feature.for_each(|row, sample, weight| {
+                let row = &rows[place.group][row * row_dim..(row + 1) * row_dim];
+                let out = &mut embeddings[sample * width + place.offset..][..place.dim];
+                out.iter_mut().zip(&row[first..]).for_each(|(out, value)| *out += weight * value);
+                if layout.linear {
+                    linear[sample * count + index] += weight * row[0];
+                }
+            });
+        }
+        Pooled { embeddings, linear }
+    }
+
+    /// The way back: gradients of what [`Self::pool`] gave become gradients of the rows, per group [keys, row dim].
+    #[must_use]
+    pub fn scatter(&self, gradients: &Pooled, layout: &FeatureLayout) -> Vec<Vec<f32>> {
+        let width = layout.embedding_width;
+        let count = layout.features.len();
+        let mut rows: Vec<Vec<f32>> =
+            self.keys.iter().zip(&layout.group_dims).map(|(keys, dim)| vec![0.0; keys.len() * dim]).collect();
+        for (index, (feature, place)) in self.features.iter().zip(&layout.features).enumerate() {
+            let (row_dim, first) = (layout.group_dims[place.group], layout.first_embedding_column());
+            let group = &mut rows[place.group];
+            feature.for_each(|row, sample, weight| {
+                let row = &mut group[row * row_dim..(row + 1) * row_dim];
+                let gradient = &gradients.embeddings[sample * width + place.offset..][..place.dim];
+                row[first..].iter_mut().zip(gradient).for_each(|(row, value)| *row += weight * value);
+                if layout.linear {
+                    row[0] += weight * gradients.linear[sample * count + index];
+                }
+            });
+        }
+        rows
+    }
+}
+
+impl FeatureIds {
+    /// Calls `f(row, sample, weight)` for every occurrence, unique id by unique id.
+    #[inline]
+    fn for_each(&self, f: impl FnMut(usize, usize, f32)) {
+        match self.unique.samples() {
+            SampleIndices::U16(samples) => self.for_each_in(samples, f),
+            SampleIndices::U32(samples) => self.for_each_in(samples, f),
+        }
+    }
+
+    #[inline]
+    fn for_each_in<I: Copy + Into<u32>>(&self, samples: &[I], mut f: impl FnMut(usize, usize, f32)) {
+        for (bounds, row) in self.unique.starts().windows(2).zip(&self.rows) {
+            for sample in &samples[bounds[0] as usize..bounds[1] as usize] {
+                let sample = (*sample).into() as usize;
+                f(*row as usize, sample, self.weights.as_ref().map_or(1.0, |weights| weights[sample]));
+            }
+        }
+    }
+}
+
+/// Sorts a group's (key, feature, unique id) by key, tells each feature the rows of its ids, and returns the distinct keys.
+fn rank_keys(mut group: Vec<(u64, u32, u32)>, features: &mut [FeatureIds]) -> Vec<u64> {
+    group.sort_unstable();
+    let mut keys: Vec<u64> = Vec::with_capacity(group.len());
+    for (key, feature, id) in group {
+        if keys.last() != Some(&key) {
+            keys.push(key);
+        }
+        features[feature as usize].rows[id as usize] = (keys.len() - 1) as u32;
+    }
+    keys
+}
+
+/// 1/n or 1/√n for a sample with n values; `None` if every weight is 1.
+fn weights(unique: &UniqueIds, samples: usize, pooling: Pooling) -> Option<Vec<f32>> {
+    if pooling == Pooling::Sum {
+        return None;
+    }
+    let mut counts = vec![0u32; samples];
+    match unique.samples() {
+        SampleIndices::U16(indices) => indices.iter().for_each(|s| counts[*s as usize] += 1),
+        SampleIndices::U32(indices) => indices.iter().for_each(|s| counts[*s as usize] += 1),
+    }
+    if counts.iter().all(|count| *count <= 1) {
+        return None;
+    }
+    let weight = |count: u32| match pooling {
+        Pooling::Sum => 1.0,
+        Pooling::Mean => 1.0 / count.max(1) as f32,
+        Pooling::SqrtN => 1.0 / (count.max(1) as f32).sqrt(),
+    };
+    Some(counts.into_iter().map(weight).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use rectrain_kinds::Pooling;
+    use rectrain_protocol::layout::{FeatureLayout, Pooled};
+    use rectrain_wire::ids::Scratch;
+
+    use rectrain_protocol::layout::FeaturePlace;
+
+    use super::*;
+
+    /// Three features over four samples: two of one group, one with several values; the first two share a key.
+    fn example() -> (FeatureLayout, Vec<Vec<Vec<u64>>>) {
+        let place = |group, dim, offset, pooling| FeaturePlace { group, dim, offset, pooling };
+        let layout = FeatureLayout {
+            features: vec![place(0, 2, 0, Pooling::Sum), place(0, 2, 2, Pooling::Mean), place(1, 3, 4, Pooling::SqrtN)],
+            group_dims: vec![3, 4],
+            linear: true,
+            embedding_width: 7,
+        };
+        let values = vec![
+            vec![vec![50], vec![7], vec![50], vec![9]],
+            vec![vec![7, 50, 7], vec![], vec![3], vec![9, 3]],
+            vec![vec![1], vec![2, 1], vec![], vec![8, 2, 1, 4]],
+        ];
+        (layout, values)
+    }
+
+    fn prepare(layout: &FeatureLayout, values: &[Vec<Vec<u64>>]) -> PreparedIds {
+        let unique = values
+            .iter()
+            .map(|samples| {
+                let keys: Vec<u64> = samples.concat();
+                let offsets: Vec<u32> =
+                    (0..=samples.len()).map(|n| samples[..n].iter().map(Vec::len).sum::<usize>() as u32).collect();
+                UniqueIds::from_column(&keys, Some(&offsets), samples.len(), &mut Scratch::default()).unwrap()
+            })
+            .collect();
+        PreparedIds::new(values[0].len(), unique, layout)
+    }
+
+    fn scale(pooling: Pooling, n: usize) -> f32 {
+        match pooling {
+            Pooling::Sum => 1.0,
+            Pooling::Mean => 1.0 / n as f32,
+            Pooling::SqrtN => 1.0 / (n as f32).sqrt(),
+        }
+    }
+
+    /// A row's value as a function of its key, exact in f32.
+    fn value(key: u64, column: usize) -> f32 {
+        (key * 8 + column as u64) as f32
+    }
+
+    #[test]
+    fn pooling_equals_the_definition_sample_by_sample() {
+        let (layout, values) = example();
+        let prepared = prepare(&layout, &values);
+        assert_eq!(prepared.keys(), &[vec![3, 7, 9, 50], vec![1, 2, 4, 8]]);
+        let rows: Vec<Vec<f32>> = prepared
+            .keys()
+            .iter()
+            .zip(&layout.group_dims)
+            .map(|(keys, dim)| keys.iter().flat_map(|key| (0..*dim).map(|c| value(*key, c))).collect())
+            .collect();
+        let pooled = prepared.pool(&rows, &layout);
+        for (f, (place, values)) in layout.features.iter().zip(&values).enumerate() {
+            for (sample, ids) in values.iter().enumerate() {
+                let scale = scale(place.pooling, ids.len().max(1));
+                let sum = |column| ids.iter().map(|key| value(*key, column)).sum::<f32>() * scale;
+                for column in 0..place.dim {
+                    let found = pooled.embeddings[sample * 7 + place.offset + column];
+                    assert!((found - sum(column + 1)).abs() <= 1e-5 * found.abs());
+                }
+                let found = pooled.linear[sample * 3 + f];
+                assert!((found - sum(0)).abs() <= 1e-5 * found.abs());
+            }
+        }
+    }
+
+    /// ⟨pool(rows), gradient⟩ = ⟨rows, scatter(gradient)⟩: scatter is the transpose of pool.
+    #[test]
+    fn scatter_is_the_transpose_of_pool() {
+        let (layout, values) = example();
+        let prepared = prepare(&layout, &values);
+        let wave = |i: usize| ((i * 37 % 17) as f32 - 8.0) / 8.0;
+        let rows: Vec<Vec<f32>> = prepared
+            .keys()
+            .iter()
+            .zip(&layout.group_dims)
+            .map(|(keys, dim)| (0..keys.len() * dim).map(wave).collect())
+            .collect();
+        let pooled = prepared.pool(&rows, &layout);
+        let gradients = Pooled {
+            embeddings: (0..pooled.embeddings.len()).map(|i| wave(i + 5)).collect(),
+            linear: (0..pooled.linear.len()).map(|i| wave(i + 11)).collect(),
+        };
+        let scattered = prepared.scatter(&gradients, &layout);
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+        let forward = dot(&pooled.embeddings, &gradients.embeddings) + dot(&pooled.linear, &gradients.linear);
+        let backward: f64 = rows.iter().zip(&scattered).map(|(a, b)| dot(a, b)).sum();
+        assert!((forward - backward).abs() < 1e-4, "{forward} {backward}");
+    }
+}

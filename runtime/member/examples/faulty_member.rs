@@ -1,0 +1,92 @@
+//! A member of a job that is not well: it has the job's certificate, and sends its only parameter server gradients of rows that are not
+//! there, or that are no numbers, until it is ended. For trials of what is said of that; the job's mode must be `async`.
+//!
+//!     cargo run --release -p rectrain-member --example faulty_member -- tcp://HOST:7000 CERTIFICATES missing|not-finite
+
+use std::path::Path;
+use std::time::Duration;
+
+use prost::Message;
+use rectrain_proto::v1;
+use rectrain_protocol::kind_name;
+use rectrain_wire::tls::Credentials;
+use rectrain_wire::{Address, Channel, Frame, TcpConfig, TcpTransport, Tensor, Transport, WireCounters};
+
+const DEADLINE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(100);
+/// Groups of rows of equal width that a model is tried to have.
+const MOST_GROUPS: usize = 16;
+/// Rows of each group that a push has gradients of.
+const ROWS: u64 = 20_000;
+/// A rank that no dense worker has.
+const RANK: u32 = 1 << 20;
+/// Batches begin where no data does.
+const FIRST_ROW: u64 = 1 << 40;
+
+type Failure = Box<dyn std::error::Error>;
+
+fn main() -> Result<(), Failure> {
+    let [server, certificates, fault] = std::env::args().skip(1).collect::<Vec<_>>().try_into().map_err(|_| USAGE)?;
+    let is_missing = match fault.as_str() {
+        "missing" => true,
+        "not-finite" => false,
+        _ => return Err(USAGE.into()),
+    };
+    let config = TcpConfig { credentials: Some(Credentials::read(Path::new(&certificates))?), ..TcpConfig::default() };
+    let transport = TcpTransport::new(config, WireCounters::unregistered(kind_name)?);
+    let address: Address = server.parse()?;
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+        let server = transport.connect(&address)?;
+        let widths = widths(&server).await?;
+        println!("groups of rows of {widths:?} values");
+        for number in 0.. {
+            let keys: Vec<u64> = (0..ROWS).map(|row| (number * ROWS + row + 1) << 20).collect();
+            if !is_missing {
+                look_up(&server, &keys, widths.len()).await?;
+            }
+            let gradient = if is_missing { 1.0 } else { f32::NAN };
+            push(&server, number, &keys, &widths, gradient).await?;
+            tokio::time::sleep(PAUSE).await;
+        }
+        Ok(())
+    })
+}
+
+const USAGE: &str = "expected: tcp://HOST:PORT CERTIFICATES missing|not-finite";
+
+/// Values of a row of each group.
+async fn widths(server: &Channel) -> Result<Vec<usize>, Failure> {
+    let mut last = None;
+    for groups in 1..=MOST_GROUPS {
+        match look_up(server, &[1], groups).await {
+            Ok(rows) => return Ok(rows.iter().map(|row| row.data().len()).collect()),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| "the model has no rows".into()))
+}
+
+/// The rows of these keys in each group, which are made.
+async fn look_up(server: &Channel, keys: &[u64], groups: usize) -> Result<Vec<Tensor>, Failure> {
+    let request = v1::Lookup { step: None, train: true, map_epoch: 0 };
+    call(server, "lookup", &request, vec![Tensor::from(keys.to_vec()); groups]).await
+}
+
+async fn push(server: &Channel, number: u64, keys: &[u64], widths: &[usize], gradient: f32) -> Result<(), Failure> {
+    let push =
+        v1::TokenPush { rank: RANK, first_row: FIRST_ROW + number, rows: 1, pulled_at: vec![0], ..Default::default() };
+    let request = v1::Update { push: Some(push), ..v1::Update::default() };
+    let of_group = |width: &usize| [Tensor::from(keys.to_vec()), Tensor::from(vec![gradient; keys.len() * width])];
+    call(server, "update", &request, widths.iter().flat_map(of_group).collect()).await.map(drop)
+}
+
+async fn call(
+    server: &Channel,
+    name: &str,
+    request: &impl Message,
+    tensors: Vec<Tensor>,
+) -> Result<Vec<Tensor>, Failure> {
+    let kind = (0..u16::MAX).find(|kind| kind_name(*kind) == name).ok_or_else(|| format!("there is no `{name}`"))?;
+    let frame = Frame { kind, meta: request.encode_to_vec().into(), tensors };
+    Ok(server.call(frame, DEADLINE).await?.tensors)
+}

@@ -1,0 +1,5 @@
+//! Prints docs/reference/metrics.md: `cargo xtask docs` writes it.
+
+fn main() {
+    print!("{}", rectrain_protocol::metrics::reference_markdown());
+}

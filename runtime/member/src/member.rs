@@ -1,0 +1,345 @@
+//! The life of a member of a job, whatever its role: serve, join, learn where the others are, do the work, stay until the job has
+//! ended. In one process or in many, this is the same code over another transport.
+
+use rectrain_protocol::role::RoleExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rectrain_kinds::Role;
+use rectrain_modes::Rank;
+use rectrain_proto::v1;
+use rectrain_wire::{Address, BoxFuture, Frame, Peer, Refusal, Service, Transport, WireCounters};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use rectrain_dense_worker::{DensePeers, DenseWorker, Trainer};
+use rectrain_embedding_worker::EmbeddingWorker;
+use rectrain_loader::{Loader, LoaderPeers};
+use rectrain_parameter_server::{ParameterServer, Rows};
+use rectrain_protocol::coordinator_channel::CoordinatorChannel;
+use rectrain_protocol::deadline::{CALL_DEADLINE, WHOLE_JOB};
+use rectrain_protocol::embedding_workers::EmbeddingWorkers;
+use rectrain_protocol::error::RoleError;
+use rectrain_protocol::message::{self, Request};
+use rectrain_protocol::metrics::{DenseWorkerMetrics, EmbeddingWorkerMetrics, LoaderMetrics, PsMetrics, RoleMetrics};
+use rectrain_protocol::placement::Directory;
+use rectrain_protocol::plan::JobPlan;
+use rectrain_protocol::readiness::Readiness;
+use rectrain_protocol::watchdog::Watchdog;
+
+/// How long a member that leaves tries to tell what it has sent.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// How long a coordinator is looked for by a member that is about to end, of a job that saves no checkpoints.
+const LEAVE: Duration = Duration::from_secs(2);
+
+/// One member of a job.
+pub struct Member {
+    /// The job.
+    pub plan: Arc<JobPlan>,
+    /// What it does.
+    pub role: Role,
+    /// Which of its kind it is, from 0.
+    pub index: u32,
+    /// How it talks.
+    pub transport: Arc<dyn Transport>,
+    /// Where the coordinator is.
+    pub coordinator: Address,
+    /// Where it serves.
+    pub bind: Address,
+    /// Where others reach it, if that is not where it serves.
+    pub advertise: Option<Address>,
+    /// A parameter server keeps its rows in this directory, in memory that outlives the process. None: they end with it.
+    pub shared_memory: Option<PathBuf>,
+    /// A dense worker takes this many times as long to compute as it does: 1, or more to try how a mode bears slow workers.
+    pub slow: f64,
+    /// What a dense worker is at: whoever owns its process ends one that hangs.
+    pub computing: Watchdog,
+    /// Told when it takes part in the job.
+    pub takes_part: Readiness,
+    /// Its metrics.
+    pub metrics: RoleMetrics,
+    /// What it sends and receives.
+    pub counters: Arc<WireCounters>,
+}
+
+/// A role's service and what it does once everybody is known.
+enum Work {
+    Ps(Arc<ParameterServer>),
+    EmbeddingWorker(Arc<EmbeddingWorker>),
+    DenseWorker(Arc<DenseWorker>),
+    Loader,
+}
+
+impl Member {
+    /// Takes part in the job until it has ended. An error of this member ends the job for all.
+    pub async fn run(self) -> Result<(), RoleError> {
+        let coordinator = CoordinatorChannel::new(self.transport.connect(&self.coordinator)?);
+        match Box::pin(self.take_part(&coordinator)).await {
+            Ok(()) => Ok(()),
+            Err(error @ RoleError::JobFailed { .. }) => Err(error),
+            Err(error) => {
+                self.report_failure(&coordinator, &error).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Tells the coordinator that this member is told to end, and waits until it may. Gives the name of the checkpoint that was saved. What a
+    /// parameter server holds goes to the others meanwhile, if there are any: then [`Self::run`] ends first.
+    ///
+    /// # Errors
+    /// Whatever keeps a checkpoint from existing; see [`Coordinator::save_now`](rectrain_coordinator::Coordinator::save_now).
+    pub fn leave(&self) -> impl Future<Output = Result<String, RoleError>> + Send + use<> {
+        let request = v1::Leave { role: self.role.proto().into(), index: self.index };
+        let coordinator = self.transport.connect(&self.coordinator);
+        let saves = self.plan.checkpoint.is_some();
+        async move {
+            let (saved, _) = if saves {
+                CoordinatorChannel::new(coordinator?).call(request, Vec::new(), CALL_DEADLINE).await?
+            } else {
+                // A coordinator that ends as well is not waited for.
+                let coordinator = coordinator?;
+                coordinator.ready(LEAVE).await?;
+                message::call(&coordinator, request, Vec::new(), CALL_DEADLINE).await?
+            };
+            if saved.checkpoint.is_empty() {
+                return Err(RoleError::Task { what: "saving of a checkpoint", reason: saved.reason });
+            }
+            Ok(saved.checkpoint)
+        }
+    }
+
+    async fn take_part(&self, coordinator: &CoordinatorChannel) -> Result<(), RoleError> {
+        let rows = self.rows(coordinator).await?;
+        let (place, attempt) = rows.as_ref().and_then(Rows::place).unwrap_or_default();
+        let meant = self.who_is_meant(coordinator).await?;
+        let bind = self.bind_in_place_of(place)?.of_process(meant);
+        let (work, service) = self.service(rows)?;
+        if let (Work::Ps(server), true) = (&work, attempt != 0) {
+            // Before anybody is answered: a step whose gradients are all there counts as applied.
+            server.finish_taking_over().await?;
+        }
+        let service = Arc::new(MemberService { inner: service, counters: Arc::clone(&self.counters) });
+        let serving = self.transport.serve(service, &bind)?;
+        let address = self.advertise.as_ref().unwrap_or(serving.address()).clone().of_process(meant).to_string();
+        if let Work::Ps(server) = &work {
+            server.serves_at(&address);
+        }
+        let join = v1::Join { role: self.role.proto().into(), index: self.index, address: address.clone(), attempt };
+        let working = async {
+            let (roster, _) = coordinator.call(join, Vec::new(), WHOLE_JOB).await?;
+            coordinator.takes_part_in(roster.attempt);
+            self.work(work, &roster, coordinator).await
+        };
+        tokio::select! {
+            done = working => done?,
+            end = self.job_end(coordinator, &address) => return end,
+        }
+        self.job_end(coordinator, &address).await
+    }
+
+    /// What others name to reach this process at its address and none that was there before or comes after: those hold other batches and other
+    /// parameters. A parameter server that is started again in the same attempt of the job has all that the one before had, which has ended.
+    async fn who_is_meant(&self, coordinator: &CoordinatorChannel) -> Result<u64, RoleError> {
+        Ok(match self.role {
+            Role::Ps => coordinator.call(v1::AttemptRequest {}, Vec::new(), WHOLE_JOB).await?.0.attempt,
+            Role::Coordinator | Role::EmbeddingWorker | Role::DenseWorker | Role::Loader => coordinator.process(),
+        })
+    }
+
+    /// A parameter server's rows.
+    async fn rows(&self, coordinator: &CoordinatorChannel) -> Result<Option<Rows>, RoleError> {
+        if self.role != Role::Ps {
+            return Ok(None);
+        }
+        let Some(directory) = &self.shared_memory else { return Rows::none(&self.plan).map(Some) };
+        Rows::in_memory_that_outlives(directory, &self.plan, coordinator).await.map(Some)
+    }
+
+    /// Where to serve: for one that takes another's place, where that one was reached, unless its port was given.
+    fn bind_in_place_of(&self, place: &str) -> Result<Address, RoleError> {
+        let any_port = self.bind.to_string().ends_with(":0") && self.advertise.is_none();
+        Ok(if any_port && !place.is_empty() { place.parse()? } else { self.bind.clone() })
+    }
+
+    fn service(&self, rows: Option<Rows>) -> Result<(Work, Arc<dyn Service>), RoleError> {
+        Ok(match self.role {
+            Role::Ps => {
+                let metrics = PsMetrics::of(&self.metrics, self.index);
+                let rows = rows.map_or_else(|| Rows::none(&self.plan), Ok)?;
+                let transport = Arc::clone(&self.transport);
+                let server = ParameterServer::new(&self.plan, self.index, rows, transport, metrics)?;
+                let server = Arc::new(server.telling(self.takes_part.clone()));
+                (Work::Ps(Arc::clone(&server)), server)
+            }
+            Role::EmbeddingWorker => {
+                let metrics = EmbeddingWorkerMetrics::of(&self.metrics, self.index);
+                let worker = Arc::new(EmbeddingWorker::new(&self.plan, metrics));
+                (Work::EmbeddingWorker(Arc::clone(&worker)), worker)
+            }
+            Role::DenseWorker => {
+                let metrics = DenseWorkerMetrics::of(&self.metrics, self.index);
+                let worker = Arc::new(DenseWorker::new(Rank(self.index), self.slow, self.computing.clone(), metrics));
+                (Work::DenseWorker(Arc::clone(&worker)), worker)
+            }
+            Role::Loader => (Work::Loader, Arc::new(NoRequests)),
+            Role::Coordinator => {
+                let reason = "members join the coordinator, which is none itself".to_owned();
+                return Err(RoleError::Inconsistent { message: "join", reason });
+            }
+        })
+    }
+
+    async fn work(&self, work: Work, roster: &v1::Roster, coordinator: &CoordinatorChannel) -> Result<(), RoleError> {
+        match work {
+            Work::Ps(_) => Ok(()),
+            Work::EmbeddingWorker(worker) => {
+                // The slots may have moved before this worker took another's place.
+                let directory = self.directory(coordinator);
+                worker.connect(directory.fetch().await?, directory);
+                self.takes_part.begin();
+                Ok(())
+            }
+            Work::DenseWorker(worker) => {
+                let directory = self.directory(coordinator);
+                let peers = DensePeers {
+                    coordinator: coordinator.clone(),
+                    // The slots may have moved before this worker joined.
+                    placement: directory.fetch().await?,
+                    directory,
+                    embedding_workers: self.embedding_workers(roster, coordinator)?,
+                    next: None,
+                    takes_part: self.takes_part.clone(),
+                };
+                let (own, plan, computing) = (Arc::clone(&worker), Arc::clone(&self.plan), self.computing.clone());
+                // A GPU may hang when it is opened as when it computes.
+                let trainer = move || computing.opening(|| own.trainer(&plan, peers));
+                train_on_a_thread(&worker, trainer, self.index).await
+            }
+            Work::Loader => {
+                let peers = LoaderPeers {
+                    coordinator: coordinator.clone(),
+                    embedding_workers: self.embedding_workers(roster, coordinator)?,
+                };
+                let metrics = LoaderMetrics::of(&self.metrics, self.index);
+                self.takes_part.begin();
+                Loader::new(Arc::clone(&self.plan), self.index, peers, metrics).run().await
+            }
+        }
+    }
+
+    fn embedding_workers(
+        &self,
+        roster: &v1::Roster,
+        coordinator: &CoordinatorChannel,
+    ) -> Result<Arc<EmbeddingWorkers>, RoleError> {
+        Ok(Arc::new(EmbeddingWorkers::new(
+            &roster.embedding_workers,
+            self.directory(coordinator),
+            self.plan.patience(),
+        )?))
+    }
+
+    fn directory(&self, coordinator: &CoordinatorChannel) -> Directory {
+        Directory { coordinator: coordinator.clone(), transport: Arc::clone(&self.transport) }
+    }
+
+    async fn job_end(&self, coordinator: &CoordinatorChannel, address: &str) -> Result<(), RoleError> {
+        let request =
+            v1::JobEndRequest { role: self.role.proto().into(), index: self.index, address: address.to_owned() };
+        let (end, _) = coordinator.call(request, Vec::new(), WHOLE_JOB).await?;
+        if end.failed {
+            return Err(RoleError::JobFailed { message: end.message, user_error: end.user_error });
+        }
+        if end.released {
+            tracing::info!(role = self.role.name(), index = self.index, "the job goes on without this member");
+            if let Some(directory) = self.shared_memory.as_ref().filter(|_| self.role == Role::Ps) {
+                Rows::forget(directory)?;
+            }
+            self.say_farewell(coordinator, address).await;
+        }
+        Ok(())
+    }
+
+    /// What this member has sent is part of the job's summary.
+    async fn say_farewell(&self, coordinator: &CoordinatorChannel, address: &str) {
+        let farewell = v1::Farewell { address: address.to_owned(), traffic: Some(traffic(&self.counters)) };
+        if let Err(error) = coordinator.call(farewell, Vec::new(), FAREWELL).await {
+            tracing::warn!(%error, "what this member has sent is missing in the summary");
+        }
+    }
+
+    /// The coordinator may be what failed: then there is nobody to tell.
+    async fn report_failure(&self, coordinator: &CoordinatorChannel, error: &RoleError) {
+        let user_error = error.is_user_error();
+        let message =
+            if user_error { error.to_string() } else { format!("{} {}: {error}", self.role.name(), self.index) };
+        let failure = v1::Failure { role: self.role.proto().into(), index: self.index, message, user_error };
+        if let Err(unreported) = coordinator.call(failure, Vec::new(), CALL_DEADLINE).await {
+            tracing::warn!(%error, %unreported, "a failure could not be reported to the coordinator");
+        }
+    }
+}
+
+/// Makes the trainer and runs its loop on a thread of its own. Dropping the future tells the thread to stop and waits until it has: it waits
+/// for others through this runtime, which must outlive it.
+async fn train_on_a_thread(
+    worker: &Arc<DenseWorker>,
+    trainer: impl FnOnce() -> Result<Trainer, RoleError> + Send + 'static,
+    index: u32,
+) -> Result<(), RoleError> {
+    struct StopOnDrop<'a>(&'a DenseWorker, Option<JoinHandle<()>>);
+    impl Drop for StopOnDrop<'_> {
+        fn drop(&mut self) {
+            self.0.close();
+            // A panic of the thread has been reported as its result.
+            let _panicked = self.1.take().map(JoinHandle::join);
+        }
+    }
+    let ((done, finished), runtime) = (oneshot::channel(), Handle::current());
+    let thread = std::thread::Builder::new()
+        .name(format!("dense-worker-{index}"))
+        .spawn(move || {
+            let made = {
+                let _inside = runtime.enter();
+                trainer()
+            };
+            // Nobody is there to be told if the job was stopped.
+            let _stopped = done.send(made.and_then(Trainer::run));
+        })
+        .map_err(|source| RoleError::System { attempt: "start the training thread".to_owned(), source })?;
+    let _stop = StopOnDrop(worker, Some(thread));
+    finished.await.map_err(|_| RoleError::Task { what: "the training thread", reason: "it panicked".to_owned() })?
+}
+
+/// Answers what every member answers and leaves the rest to its role.
+struct MemberService {
+    inner: Arc<dyn Service>,
+    counters: Arc<WireCounters>,
+}
+
+impl Service for MemberService {
+    fn call<'a>(&'a self, peer: &'a Peer, frame: Frame) -> BoxFuture<'a, Result<Frame, Refusal>> {
+        if frame.kind != v1::TrafficRequest::KIND {
+            return self.inner.call(peer, frame);
+        }
+        Box::pin(async move { Ok(message::reply::<v1::TrafficRequest>(&traffic(&self.counters), Vec::new())) })
+    }
+}
+
+fn traffic(counters: &WireCounters) -> v1::Traffic {
+    let sent = counters.snapshot().into_iter().filter(|(_, traffic)| traffic.bytes_sent > 0);
+    v1::Traffic { bytes_sent: sent.map(|(kind, traffic)| (kind.to_owned(), traffic.bytes_sent)).collect() }
+}
+
+/// A loader is asked for nothing.
+struct NoRequests;
+
+impl Service for NoRequests {
+    fn call<'a>(&'a self, _peer: &'a Peer, frame: Frame) -> BoxFuture<'a, Result<Frame, Refusal>> {
+        Box::pin(async move { Err(message::refuse_kind("loader", frame.kind)) })
+    }
+}

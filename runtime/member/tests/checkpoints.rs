@@ -1,0 +1,372 @@
+//! Runs that end anywhere and go on from their last checkpoint: in `sync` to the bit, in every mode with every row trained once.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus::Registry;
+use rectrain_coordinator::Coordinator;
+use rectrain_member::local::{run_in_process, run_with};
+use rectrain_protocol::RoleError;
+use rectrain_protocol::events::{EventLog, JobEvent, Summary};
+use rectrain_protocol::metrics::{CoordinatorMetrics, RoleMetrics};
+
+use crate::common::plan;
+
+/// Trains as run `run`. With `crash_after`, everything is dropped as soon as so many checkpoints were saved.
+fn train(
+    run: &str,
+    changes: &[&str],
+    crash_after: Option<usize>,
+) -> Result<(Option<Summary>, Vec<JobEvent>), RoleError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
+    let events = EventLog::default();
+    let result = runtime.block_on(async {
+        let metrics = RoleMetrics::new(Registry::new()).unwrap();
+        let mut follower = events.follow();
+        let crash = async {
+            let mut left = crash_after.unwrap_or(usize::MAX);
+            while left > 0
+                && let Some(event) = follower.next().await
+            {
+                left -= usize::from(matches!(event, JobEvent::CheckpointSaved { .. }));
+            }
+            if left > 0 {
+                std::future::pending::<()>().await;
+            }
+        };
+        let plan = Arc::new(plan(changes));
+        // Checkpoints are left out where training is faster than the disk, and it must not end before the crash.
+        let workers = if crash_after.is_some() { plan.replicas.dense_workers } else { 0 };
+        let slow = (0..workers).map(|rank| (rank, 6.0)).collect();
+        tokio::select! {
+            summary = run_in_process(plan, run, &slow, events.clone(), metrics) => summary.map(Some),
+            () = crash => Ok(None),
+        }
+    });
+    runtime.shutdown_background();
+    let summary = result?;
+    let seen = events.after(0, usize::MAX).into_iter().map(|logged| logged.event).collect();
+    Ok((summary, seen))
+}
+
+fn summary(run: &str, changes: &[&str]) -> Summary {
+    train(run, changes, None).unwrap().0.unwrap()
+}
+
+fn saved_steps(events: &[JobEvent]) -> Vec<u64> {
+    let step = |event: &JobEvent| if let JobEvent::CheckpointSaved { step, .. } = event { Some(*step) } else { None };
+    events.iter().filter_map(step).collect()
+}
+
+fn resumed(events: &[JobEvent]) -> Option<u64> {
+    events.iter().find_map(|event| if let JobEvent::Resumed { step, .. } = event { Some(*step) } else { None })
+}
+
+fn path_of(folder: &Path) -> String {
+    format!("spec.checkpoint.path={}", folder.join("checkpoints").display())
+}
+
+/// The checkpoints that exist, by rising step. On a busy machine some may be left out because the one before is still being written.
+fn finished(folder: &Path) -> Vec<PathBuf> {
+    let steps = std::fs::read_dir(folder.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path());
+    let mut steps: Vec<_> = steps.filter(|step| step.join("manifest.json").exists()).collect();
+    steps.sort();
+    steps
+}
+
+fn name(checkpoint: &Path) -> String {
+    checkpoint.file_name().unwrap().to_str().unwrap().to_owned()
+}
+
+/// Of a full one.
+fn step_of(checkpoint: &Path) -> Option<u64> {
+    name(checkpoint).trim_start_matches("step-").parse().ok()
+}
+
+/// Changes a bit in the middle of a checkpoint's file of this name.
+fn damage(checkpoint: &Path, file: &str) {
+    let files = std::fs::read_dir(checkpoint).unwrap().map(|entry| entry.unwrap().path());
+    let file = files.into_iter().find(|path| path.display().to_string().contains(file)).unwrap();
+    let mut bytes = std::fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+}
+
+/// 2 epochs of 2000 rows in batches of 96: 42 steps, the 21st and the last of 80 rows; chunks of 5 batches.
+const WINDOW: &str = "spec.data.shuffle.windowRows=480";
+
+#[test]
+fn sync_goes_on_to_the_bit_wherever_it_ended_and_whoever_goes_on() {
+    let alone = summary("alone", &[WINDOW]);
+    let others = [
+        &["spec.roles.ps.replicas=3"][..],
+        &["spec.roles.ps.replicas=2", "spec.roles.embeddingWorker.replicas=2", "spec.roles.loader.replicas=2"],
+        &[],
+    ];
+    // A third of the checkpoints stand alone, the others hold changes. Step 21 is the first epoch's end.
+    let crashes = [(4, 1), (4, 2), (5, 3), (7, 2), (20, 1), (21, 1)];
+    for ((every, crash_after), others) in crashes.into_iter().zip(others.into_iter().cycle()) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = path_of(folder.path());
+        let every = format!("spec.checkpoint.everySteps={every}");
+        let job = [WINDOW, &path, &every, "spec.checkpoint.fullEvery=3"];
+        let (nothing, before) = train("crashed", &job, Some(crash_after)).unwrap();
+        assert!(nothing.is_none(), "it was to crash after {crash_after} checkpoints");
+        let (after, events) = train("crashed", &[&job[..], others].concat(), None).unwrap();
+        let after = after.unwrap();
+        assert!(resumed(&events) >= saved_steps(&before).last().copied(), "{events:?}");
+        assert_eq!(after.parameters_sha256, alone.parameters_sha256, "{every}, after {crash_after}: {others:?}");
+        assert_eq!((after.samples, after.steps, after.trained_rows), (alone.samples, alone.steps, alone.trained_rows));
+        assert_eq!(after.test, alone.test);
+    }
+}
+
+#[test]
+fn several_dense_workers_go_on_to_the_bit() {
+    let workers = "spec.roles.denseWorker.replicas=3";
+    let alone = summary("alone", &[workers]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = path_of(folder.path());
+    let job = [workers, &path, "spec.checkpoint.everySteps=10"];
+    train("crashed", &job, Some(2)).unwrap();
+    let (after, events) = train("crashed", &job, None).unwrap();
+    assert!(resumed(&events) >= Some(20));
+    assert_eq!(after.unwrap().parameters_sha256, alone.parameters_sha256);
+}
+
+#[test]
+fn checkpoints_do_not_change_what_is_trained_and_a_finished_run_ends_as_it_did() {
+    let alone = summary("alone", &[]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = path_of(folder.path());
+    let (saved, events) = train("saved", &[&path, "spec.checkpoint.everySteps=5"], None).unwrap();
+    assert_eq!(saved.unwrap().parameters_sha256, alone.parameters_sha256);
+    assert_eq!(saved_steps(&events).last(), Some(&42), "{events:?}");
+    let (again, events) = train("another", &[&path, "spec.checkpoint.resume=latest"], None).unwrap();
+    let again = again.unwrap();
+    assert_eq!(resumed(&events), Some(42));
+    assert_eq!(
+        (again.parameters_sha256, again.test, again.samples),
+        (alone.parameters_sha256, alone.test, alone.samples)
+    );
+}
+
+#[test]
+fn more_epochs_go_on_from_where_the_first_ones_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = path_of(folder.path());
+    summary("first", &[&path, "spec.training.epochs=1"]);
+    let both = summary("second", &[&path, "spec.checkpoint.resume=latest"]);
+    assert_eq!(both.parameters_sha256, summary("alone", &[]).parameters_sha256);
+}
+
+#[test]
+fn every_mode_goes_on_with_every_row_trained_once() {
+    for mode in ["hybrid", "async", "gba", "hopBs", "hopBw", "bsp"] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = path_of(folder.path());
+        let mode_is = format!("spec.training.mode={mode}");
+        let job = [
+            &*mode_is,
+            &path,
+            "spec.checkpoint.everySteps=6",
+            "spec.training.localBatchSize=32",
+            "spec.roles.denseWorker.replicas=3",
+            "spec.roles.ps.replicas=2",
+        ];
+        train("crashed", &job, Some(2)).unwrap();
+        let (after, events) = train("crashed", &[&job[..5], &["spec.roles.ps.replicas=3"]].concat(), None).unwrap();
+        let after = after.unwrap();
+        assert!(resumed(&events) >= Some(12), "{mode}: {events:?}");
+        let dropped = after.dropped_batches;
+        assert_eq!(after.samples, 4000, "{mode}");
+        assert!(after.trained_rows + dropped * 32 >= 4000 && after.trained_rows <= 4000, "{mode}: {after:?}");
+        assert!(mode == "hopBw" || dropped == 0, "{mode}");
+        assert!(after.test.unwrap().auc.unwrap() > 0.5, "{mode}");
+    }
+}
+
+#[test]
+fn a_switched_job_goes_on_in_the_mode_it_was_in() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = path_of(folder.path());
+    let job = [
+        &*path,
+        "spec.training.switchAt[0].step=8",
+        "spec.training.switchAt[0].mode=gba",
+        "spec.checkpoint.everySteps=6",
+    ];
+    train("crashed", &job, Some(3)).unwrap();
+    let after = summary("crashed", &job);
+    assert_eq!((after.mode.as_str(), after.mode_switches, after.trained_rows), ("gba", 1, 4000));
+}
+
+#[test]
+fn a_checkpoint_is_gone_on_from_in_the_mode_that_the_manifest_names_by_then() {
+    for (saved_in, goes_on_in) in [("sync", "gba"), ("gba", "sync"), ("hybrid", "async"), ("bsp", "hybrid")] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = path_of(folder.path());
+        let job = [
+            &*path,
+            "spec.checkpoint.everySteps=6",
+            "spec.training.localBatchSize=32",
+            "spec.roles.denseWorker.replicas=3",
+            "spec.roles.ps.replicas=2",
+        ];
+        let in_mode = |mode: &str| format!("spec.training.mode={mode}");
+        train("crashed", &[&job[..], &[&in_mode(saved_in)]].concat(), Some(2)).unwrap();
+        let (after, events) = train("crashed", &[&job[..], &[&in_mode(goes_on_in)]].concat(), None).unwrap();
+        let after = after.unwrap();
+        assert!(resumed(&events) >= Some(12), "{saved_in} to {goes_on_in}: {events:?}");
+        assert_eq!(after.mode, goes_on_in, "{saved_in}");
+        assert_eq!((after.samples, after.trained_rows), (4000, 4000), "{saved_in} to {goes_on_in}");
+        assert!(after.test.unwrap().auc.unwrap() > 0.5, "{saved_in} to {goes_on_in}");
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_passed_over_by_name_and_the_one_before_is_used() {
+    let alone = summary("alone", &[]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = path_of(folder.path());
+    let job = [&*path, "spec.checkpoint.everySteps=10", "spec.checkpoint.fullEvery=1", "spec.roles.ps.replicas=2"];
+    train("crashed", &job, Some(3)).unwrap();
+    let steps = finished(folder.path());
+    let [before, newest] = &steps[steps.len() - 2..] else { panic!("{steps:?}") };
+    damage(newest, "rows-00001");
+    let (after, events) = train("crashed", &job, None).unwrap();
+    let warned = |event: &JobEvent| matches!(event, JobEvent::Warning { message } if message.contains("rows-00001") && message.contains(&name(newest)));
+    assert!(events.iter().any(warned), "{events:?}");
+    assert_eq!(resumed(&events), step_of(before));
+    assert_eq!(after.unwrap().parameters_sha256, alone.parameters_sha256);
+}
+
+/// With `keep: 1` the damaged one would be the only one that is kept until training is as far again as it was.
+#[test]
+fn a_damaged_checkpoint_does_not_cost_the_ones_that_are_written_after_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = path_of(folder.path());
+    let job = [&*path, "spec.checkpoint.fullEvery=1"];
+    train("crashed", &[&job[..], &["spec.checkpoint.everySteps=10"]].concat(), Some(3)).unwrap();
+    let steps = finished(folder.path());
+    let [before, newest] = &steps[steps.len() - 2..] else { panic!("{steps:?}") };
+    damage(newest, "rows-00000");
+    let often = [&job[..], &["spec.checkpoint.everySteps=3", "spec.checkpoint.keep=1"]].concat();
+    let (_, events) = train("crashed", &often, Some(2)).unwrap();
+    assert_eq!(resumed(&events), step_of(before));
+    let (_, again) = train("crashed", &often, None).unwrap();
+    assert!(resumed(&again) >= saved_steps(&events).first().copied(), "{again:?}");
+    assert!(resumed(&again) > step_of(before), "{again:?}");
+}
+
+/// As a drained node asks for them: each is told of a checkpoint that begins after it has asked, and none is refused because another is
+/// being written.
+#[test]
+fn whoever_asks_for_a_checkpoint_gets_one_however_many_ask() {
+    let folder = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let metrics = RoleMetrics::new(Registry::new()).unwrap();
+        let plan = Arc::new(plan(&[
+            &path_of(folder.path()),
+            "spec.checkpoint.everySteps=7",
+            "spec.data.synthetic.rows=100000000",
+            "spec.roles.ps.replicas=2",
+        ]));
+        let own = CoordinatorMetrics::of(&metrics, 0);
+        let coordinator = Coordinator::start(Arc::clone(&plan), "test", None, EventLog::default(), own).await.unwrap();
+        let coordinator = Arc::new(coordinator);
+        let slow = BTreeMap::new();
+        let training = run_with(plan, &slow, Arc::clone(&coordinator), metrics);
+        let ask = |number: u32| {
+            let coordinator = &coordinator;
+            async move {
+                tokio::time::sleep(Duration::from_millis(u64::from(number) * 7)).await;
+                let since = coordinator.status().step;
+                (since, coordinator.save_now().await)
+            }
+        };
+        let asking = async {
+            while coordinator.status().samples == 0 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            futures::future::join_all((0..12).map(ask)).await
+        };
+        let told = tokio::select! {
+            ended = training => panic!("training has ended: {:?}", ended.map(|summary| summary.steps)),
+            told = tokio::time::timeout(Duration::from_secs(120), asking) => told.expect("checkpoints in time"),
+        };
+        for (since, saved) in told {
+            let saved = saved.expect("none is refused");
+            let step = saved.trim_start_matches("step-").trim_end_matches("-delta").parse::<u64>().unwrap();
+            assert!(step >= since, "{saved} was given to one that asked at step {since}");
+        }
+    });
+    runtime.shutdown_background();
+}
+
+#[test]
+fn where_every_checkpoint_is_damaged_training_begins_anew_and_says_so() {
+    let alone = summary("alone", &[]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = path_of(folder.path());
+    let job = [&*path, "spec.checkpoint.everySteps=10", "spec.checkpoint.fullEvery=1"];
+    train("crashed", &job, Some(1)).unwrap();
+    for step in std::fs::read_dir(folder.path().join("checkpoints")).unwrap() {
+        for file in std::fs::read_dir(step.unwrap().path()).unwrap().map(|file| file.unwrap().path()) {
+            if file.display().to_string().contains("rows-") {
+                let mut bytes = std::fs::read(&file).unwrap();
+                bytes[200] ^= 1;
+                std::fs::write(&file, bytes).unwrap();
+            }
+        }
+    }
+    let (after, events) = train("crashed", &job, None).unwrap();
+    assert!(events.iter().any(|event| matches!(event, JobEvent::Warning { .. })), "{events:?}");
+    assert_eq!((resumed(&events), after.unwrap().parameters_sha256), (None, alone.parameters_sha256));
+}
+
+#[test]
+fn what_cannot_be_gone_on_from_is_refused_with_a_sentence_and_stays_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = path_of(folder.path());
+    summary("first", &[&path, "spec.training.epochs=1"]);
+    let refused = |run: &str, changes: &[&str]| {
+        let error = train(run, &[&[&*path], changes].concat(), None).unwrap_err();
+        assert!(error.is_user_error(), "{error}");
+        error.to_string()
+    };
+    assert!(refused("second", &[]).contains("resume"));
+    let latest = "spec.checkpoint.resume=latest";
+    let message = refused("second", &[latest, "spec.training.globalBatchSize=48"]);
+    assert!(message.contains("globalBatchSize is 48") && message.contains("with 96"), "{message}");
+    let message = refused("second", &[latest, "spec.model.hidden={16,4}"]);
+    assert!(message.contains("model.hidden.1"), "{message}");
+    let message = refused("second", &[latest, "spec.data.synthetic.rows=100"]);
+    assert!(message.contains("spec.data"), "{message}");
+    let left = std::fs::read_dir(folder.path().join("checkpoints")).unwrap().count();
+    assert_eq!(left, 1);
+}
+
+#[test]
+fn only_as_many_checkpoints_are_kept_as_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = path_of(folder.path());
+    let settings = ["spec.checkpoint.everySteps=3", "spec.checkpoint.fullEvery=1", "spec.checkpoint.keep=2"];
+    let (_, events) = train("run", &[&[&*path], &settings[..]].concat(), None).unwrap();
+    let steps = saved_steps(&events);
+    let mut names: Vec<String> = std::fs::read_dir(folder.path().join("checkpoints"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    let kept: Vec<String> = steps.iter().skip(steps.len() - 2).map(|step| format!("step-{step:012}")).collect();
+    assert_eq!(names, kept);
+}

@@ -1,0 +1,208 @@
+//! The coordinator's journal: who takes it up, and who does not.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus::Registry;
+use prost::Message;
+use rectrain_coordinator::Coordinator;
+use rectrain_kinds::Role;
+use rectrain_proto::v1;
+use rectrain_protocol::RoleError;
+use rectrain_protocol::events::{EventLog, JobEvent};
+use rectrain_protocol::metrics::{CoordinatorMetrics, RoleMetrics};
+use rectrain_protocol::plan::JobPlan;
+use rectrain_wire::{
+    Address, BoxFuture, Frame, InProcess, InProcessConfig, Peer, Refusal, Service, Tensor, Transport, WireCounters,
+    WireError,
+};
+use tokio::sync::mpsc;
+
+use crate::common::plan;
+
+/// The kind of a question to which attempt of the job this is: any member asks it before it joins.
+const ATTEMPT: u16 = 19;
+/// Those by which a member joins, and asks what to do.
+const JOIN: u16 = 1;
+const ORDER: u16 = 4;
+/// Those by which slots are measured, and sent elsewhere.
+const MEASURE_SLOTS: u16 = 41;
+const COPY_SLOT: u16 = 42;
+
+fn transport() -> InProcess {
+    InProcess::new(InProcessConfig::default(), WireCounters::unregistered(|_| "test").unwrap())
+}
+
+async fn start(run: &str, plan: JobPlan, journal: &Path, events: &EventLog) -> Result<Arc<Coordinator>, RoleError> {
+    let metrics = CoordinatorMetrics::of(&RoleMetrics::new(Registry::new()).unwrap(), 0);
+    Coordinator::start(Arc::new(plan), run, Some(journal), events.clone(), metrics).await.map(Arc::new)
+}
+
+/// Leads the job until a question has been answered; gives the answer.
+async fn answers_and_dies(coordinator: &Arc<Coordinator>) -> Vec<u8> {
+    let transport = transport();
+    let address: Address = "local://coordinator".parse().unwrap();
+    let _serving = transport.serve(Arc::clone(coordinator) as Arc<dyn Service>, &address).unwrap();
+    let channel = transport.connect(&address).unwrap();
+    let asking = channel.call(Frame { kind: ATTEMPT, ..Frame::default() }, Duration::from_secs(20));
+    tokio::select! {
+        ended = coordinator.run(&transport) => panic!("the job has ended: {:?}", ended.map(|summary| summary.steps)),
+        answer = asking => answer.unwrap().meta.to_vec(),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_coordinator_of_the_same_run_and_plan_goes_on_as_the_one_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = folder.path().join("journal");
+    let first = start("a", plan(&[]), &journal, &EventLog::default()).await.unwrap();
+    assert!(!first.is_taken_up());
+    let attempt = answers_and_dies(&first).await;
+    drop(first);
+
+    let events = EventLog::default();
+    let second = start("a", plan(&[]), &journal, &events).await.unwrap();
+    assert!(second.is_taken_up());
+    assert_eq!(answers_and_dies(&second).await, attempt, "members hold what is of its attempt");
+    assert_eq!(events.after(0, 9).last().unwrap().event, JobEvent::CoordinatorTakenUp { step: 0 });
+
+    for (run, plan) in [("b", plan(&[])), ("a", plan(&["spec.training.seed=7"]))] {
+        let events = EventLog::default();
+        let other = start(run, plan, &journal, &events).await.unwrap();
+        assert!(!other.is_taken_up(), "it leads another job");
+        assert!(events.after(0, 9).is_empty(), "what was told of another job is not told of this one");
+        assert_ne!(answers_and_dies(&other).await, attempt);
+    }
+}
+
+/// It may live on behind a network that was cut.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_whose_place_another_has_is_answered_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let coordinator = start("a", plan(&[]), folder.path(), &EventLog::default()).await.unwrap();
+    let transport = transport();
+    let address: Address = "local://coordinator".parse().unwrap();
+    let _serving = transport.serve(Arc::clone(&coordinator) as Arc<dyn Service>, &address).unwrap();
+    let channel = transport.connect(&address).unwrap();
+    let ask = |id: u64, kind: u16, question: Vec<u8>, seconds: u64| {
+        let caller = v1::Caller { id, number: u64::from(kind), unanswered: vec![u64::from(kind)], attempt: 0 };
+        let meta = [question, caller.encode_to_vec()].concat().into();
+        channel.call(Frame { kind, meta, tensors: Vec::new() }, Duration::from_secs(seconds))
+    };
+    let join = |name: &str| {
+        let (role, address) = (v1::Role::DenseWorker.into(), format!("local://{name}"));
+        v1::Join { role, index: 0, address, attempt: 0 }.encode_to_vec()
+    };
+    let asking = async {
+        // Answered when all have joined.
+        for (id, name) in [(1, "first"), (2, "second")] {
+            assert!(matches!(ask(id, JOIN, join(name), 1).await, Err(WireError::Deadline { .. })), "{name}");
+        }
+        let order = v1::OrderRequest { rank: 0, done: 0 }.encode_to_vec();
+        let refused = ask(1, ORDER, order.clone(), 5).await.unwrap_err().to_string();
+        assert!(refused.contains("another has taken this member's place"), "{refused}");
+        let waits = ask(2, ORDER, order, 1).await;
+        assert!(matches!(waits, Err(WireError::Deadline { .. })), "{waits:?}");
+    };
+    tokio::select! {
+        ended = coordinator.run(&transport) => panic!("the job has ended: {:?}", ended.map(|summary| summary.steps)),
+        () = asking => {}
+    }
+}
+
+/// A parameter server that says that it has done what it is told, and looks into the coordinator's journal when it is told to send a slot.
+struct Server {
+    slots: usize,
+    journal: PathBuf,
+    found: mpsc::UnboundedSender<bool>,
+}
+
+impl Service for Server {
+    fn call<'a>(&'a self, _peer: &'a Peer, frame: Frame) -> BoxFuture<'a, Result<Frame, Refusal>> {
+        Box::pin(async move {
+            let one_each = || Tensor::from(vec![1u64; self.slots]);
+            let tensors = if frame.kind == MEASURE_SLOTS { vec![one_each(), one_each()] } else { Vec::new() };
+            if frame.kind == COPY_SLOT {
+                let left = tempfile::tempdir().unwrap();
+                for file in std::fs::read_dir(&self.journal).unwrap().map(Result::unwrap) {
+                    std::fs::copy(file.path(), left.path().join(file.file_name())).unwrap();
+                }
+                let next = start("a", plan(&[]), left.path(), &EventLog::default()).await.unwrap();
+                self.found.send(next.is_taken_up()).unwrap();
+            }
+            Ok(Frame { kind: frame.kind, tensors, ..Frame::default() })
+        })
+    }
+}
+
+/// It would begin another migration of the same number, and rows that changed would be taken for rows that come twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn as_soon_as_a_server_hears_of_slots_that_move_no_coordinator_goes_on_that_does_not_know_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let coordinator = start("a", plan(&[]), folder.path(), &EventLog::default()).await.unwrap();
+    let transport = transport();
+    let (found, mut looked) = mpsc::unbounded_channel();
+    let slots = plan(&[]).store.slots as usize;
+    let server = Arc::new(Server { slots, journal: folder.path().to_owned(), found });
+    let serve = |service: Arc<dyn Service>, name: &str| {
+        let address: Address = format!("local://{name}").parse().unwrap();
+        (transport.serve(service, &address).unwrap(), address)
+    };
+    let (_serving, address) = serve(Arc::clone(&coordinator) as Arc<dyn Service>, "coordinator");
+    let _servers = ["Ps-0", "Ps-1"].map(|name| serve(Arc::clone(&server) as Arc<dyn Service>, name));
+    let channel = transport.connect(&address).unwrap();
+    let join = |role: v1::Role, index: u32| {
+        let question = v1::Join { role: role.into(), index, address: format!("local://{role:?}-{index}"), attempt: 0 };
+        let caller =
+            v1::Caller { id: 10 * (role as u64) + u64::from(index), number: 1, unanswered: vec![1], attempt: 0 };
+        let meta = [question.encode_to_vec(), caller.encode_to_vec()].concat().into();
+        channel.call(Frame { kind: JOIN, meta, tensors: Vec::new() }, Duration::from_secs(20))
+    };
+    let resizing = async {
+        let others = [v1::Role::Ps, v1::Role::EmbeddingWorker, v1::Role::DenseWorker, v1::Role::Loader];
+        futures::future::try_join_all(others.map(|role| join(role, 0))).await.unwrap();
+        coordinator.request_scale(Role::Ps, 2).unwrap();
+        join(v1::Role::Ps, 1).await.unwrap();
+        looked.recv().await.unwrap()
+    };
+    let is_taken_up = tokio::select! {
+        ended = coordinator.run(&transport) => panic!("the job has ended: {:?}", ended.map(|summary| summary.steps)),
+        is_taken_up = resizing => is_taken_up,
+    };
+    assert!(!is_taken_up);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_has_failed_begins_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = start("a", plan(&[]), folder.path(), &EventLog::default()).await.unwrap();
+    answers_and_dies(&first).await;
+    first.fail("it had to".to_owned(), false);
+    first.run(&transport()).await.unwrap_err();
+    let second = start("a", plan(&[]), folder.path(), &EventLog::default()).await.unwrap();
+    assert!(!second.is_taken_up());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_that_cannot_be_written_is_named_and_damage_is_no_journal() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let error = start("a", plan(&[]), &file, &EventLog::default()).await.err().unwrap();
+    assert!(error.to_string().contains(&file.display().to_string()), "{error}");
+
+    let first = start("a", plan(&[]), folder.path(), &EventLog::default()).await.unwrap();
+    answers_and_dies(&first).await;
+    for name in ["state-0", "state-1"] {
+        let mut bytes = std::fs::read(folder.path().join(name)).unwrap();
+        bytes.iter_mut().skip(100).step_by(7).for_each(|byte| *byte ^= 0x55);
+        std::fs::write(folder.path().join(name), bytes).unwrap();
+    }
+    let second = start("a", plan(&[]), folder.path(), &EventLog::default()).await.unwrap();
+    assert!(!second.is_taken_up());
+}

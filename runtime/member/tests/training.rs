@@ -1,0 +1,541 @@
+//! Whole jobs in one process, on synthetic data: what the modes promise, checked against one another and against a trainer written
+//! out here as a plain loop.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus::Registry;
+use rectrain_coordinator::Coordinator;
+use rectrain_data::{Dataset, ReadPlan};
+use rectrain_dense::{ComputeDevice, Features, Model, Tower, TowerOptions};
+use rectrain_embedding::{FeatureKey, GroupId, Missing, Store};
+use rectrain_member::local::{run_in_process, run_with};
+use rectrain_policy::ModePolicy;
+use rectrain_protocol::RoleError;
+use rectrain_protocol::events::{EventLog, JobEvent, Summary};
+use rectrain_protocol::metrics::{CoordinatorMetrics, RoleMetrics};
+use rectrain_protocol::plan::JobPlan;
+use sha2::{Digest, Sha256};
+
+use crate::common::plan;
+
+fn train(plan: JobPlan) -> Result<(Summary, Vec<JobEvent>), RoleError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let events = EventLog::default();
+        let mut follower = events.follow();
+        let metrics = RoleMetrics::new(Registry::new()).unwrap();
+        let summary = run_in_process(Arc::new(plan), "test", &BTreeMap::new(), events, metrics).await?;
+        let mut seen = Vec::new();
+        while let Some(event) = follower.next().await {
+            seen.push(event);
+        }
+        Ok((summary, seen))
+    })
+}
+
+fn digest_of(changes: &[&str]) -> String {
+    train(plan(changes)).unwrap().0.parameters_sha256
+}
+
+#[test]
+fn sync_repeats_to_the_bit_and_does_not_depend_on_servers_embedding_workers_loaders_or_threads() {
+    let first = digest_of(&[]);
+    assert_eq!(first, digest_of(&[]), "the same job twice");
+    for replicas in [
+        &["spec.roles.ps.replicas=3"][..],
+        &["spec.roles.embeddingWorker.replicas=2"],
+        &["spec.roles.loader.replicas=3"],
+        &["spec.roles.denseWorker.threads=1"],
+        &["spec.roles.ps.replicas=2", "spec.roles.embeddingWorker.replicas=3", "spec.roles.loader.replicas=2"],
+    ] {
+        assert_eq!(first, digest_of(replicas), "{replicas:?}");
+    }
+    assert_ne!(first, digest_of(&["spec.training.seed=7"]), "another seed is another model");
+}
+
+#[test]
+fn sync_with_several_dense_workers_repeats_to_the_bit() {
+    let workers = "spec.roles.denseWorker.replicas=3";
+    let first = digest_of(&[workers]);
+    assert_eq!(first, digest_of(&[workers, "spec.roles.ps.replicas=2", "spec.roles.embeddingWorker.replicas=2"]));
+}
+
+/// The definition of `sync` as one loop: no roles, no messages, one sample's embedding at a time.
+fn plain_loop(plan: &JobPlan) -> String {
+    let store = Store::new(plan.store.clone()).unwrap();
+    let options =
+        TowerOptions { seed: plan.seed, rank: 0, threads: 1, device: ComputeDevice::Cpu, precision: plan.precision };
+    let mut tower = Tower::new(Model::new(plan.model.clone()).unwrap(), plan.dense_optimizer, options).unwrap();
+    let dataset = Dataset::open(plan.train.clone(), plan.schema.clone()).unwrap();
+    let (dim, first) = (plan.store.groups[0].dim, plan.store.groups[0].zero_columns);
+    let count = plan.schema.sparse.len();
+    let mut step = 0;
+    for epoch in 0..2 {
+        let read = ReadPlan { chunk_rows: plan.global_batch_rows, shuffle: None, epoch, read_ahead_chunks: 1 };
+        let mut reader = dataset.reader(read).unwrap();
+        let mut chunk = 0;
+        while let Some(batch) = reader.read(chunk).unwrap() {
+            let (mut embeddings, mut linear) = (Vec::new(), Vec::new());
+            for sample in 0..batch.samples {
+                for column in &batch.sparse {
+                    let mut row = vec![0.0; dim];
+                    store.lookup(GroupId(0), &[FeatureKey(column.row(sample)[0])], Missing::Insert, &mut row).unwrap();
+                    linear.extend_from_slice(&row[..first]);
+                    embeddings.extend_from_slice(&row[first..]);
+                }
+            }
+            let features =
+                Features { samples: batch.samples, dense: &batch.dense, embeddings: &embeddings, linear: &linear };
+            let scale = 1.0 / batch.samples as f32;
+            let output = tower.forward_backward(features, &batch.labels, scale, step).unwrap();
+            let mut gradients: BTreeMap<u64, Vec<f32>> = BTreeMap::new();
+            for (index, column) in batch.sparse.iter().enumerate() {
+                for sample in 0..batch.samples {
+                    let sum = gradients.entry(column.row(sample)[0]).or_insert_with(|| vec![0.0; dim]);
+                    if first == 1 {
+                        sum[0] += output.linear_gradients[sample * count + index];
+                    }
+                    let width = dim - first;
+                    let own = &output.embedding_gradients[(sample * count + index) * width..][..width];
+                    sum[first..].iter_mut().zip(own).for_each(|(sum, g)| *sum += g);
+                }
+            }
+            step += 1;
+            for (key, gradient) in gradients {
+                store.update(GroupId(0), &[FeatureKey(key)], &gradient, step).unwrap();
+            }
+            tower.apply(step).unwrap();
+            chunk += 1;
+        }
+    }
+    let mut dense = Sha256::new();
+    tower.parameters().unwrap().iter().for_each(|value| dense.update(value.to_le_bytes()));
+    let mut all = Sha256::new();
+    all.update(dense.finalize());
+    store.digests(0..plan.store.slots).unwrap().iter().for_each(|digest| all.update(digest));
+    all.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn sync_equals_a_plain_loop_to_the_bit() {
+    for kind in ["deepfm", "dlrm"] {
+        let kind = format!("spec.model.kind={kind}");
+        assert_eq!(digest_of(&[&kind]), plain_loop(&plan(&[&kind])), "{kind}");
+    }
+}
+
+/// `spec.training.switchAt` as an override.
+fn switches(switches: &[(u32, &str)]) -> String {
+    let field = |(index, (step, mode)): (usize, &(u32, &str))| {
+        format!("spec.training.switchAt[{index}].step={step},spec.training.switchAt[{index}].mode={mode}")
+    };
+    switches.iter().enumerate().map(field).collect::<Vec<_>>().join(",")
+}
+
+const TOKEN_MODES: [&str; 5] = ["async", "gba", "hopBs", "hopBw", "bsp"];
+
+#[test]
+fn gba_alone_with_a_buffer_of_one_equals_sync_to_the_bit() {
+    let sync = digest_of(&[]);
+    assert_eq!(sync, digest_of(&["spec.training.mode=gba"]));
+    assert_eq!(sync, digest_of(&["spec.training.mode=gba", "spec.roles.ps.replicas=3"]));
+    assert_eq!(sync, digest_of(&["spec.training.mode=async", "spec.roles.embeddingWorker.replicas=2"]));
+    // What is dropped depends on the batch, also behind the last one of an epoch, which is smaller.
+    let dropout = "spec.model.dropout=0.3";
+    assert_ne!(digest_of(&[dropout]), sync);
+    assert_eq!(digest_of(&[dropout]), digest_of(&[dropout, "spec.training.mode=gba"]));
+}
+
+#[test]
+fn a_switch_there_and_back_changes_no_bit_and_loses_no_row() {
+    let sync = digest_of(&[]);
+    for mode in ["gba", "async", "bsp"] {
+        let switches = switches(&[(5, mode), (17, "sync"), (30, mode)]);
+        let (summary, events) = train(plan(&[&switches, "spec.roles.ps.replicas=2"])).unwrap();
+        assert_eq!(summary.parameters_sha256, sync, "{mode}");
+        assert_eq!((summary.trained_rows, summary.samples, summary.mode_switches), (4000, 4000, 3), "{mode}");
+        let switched: Vec<_> = events
+            .iter()
+            .filter_map(|event| match event {
+                JobEvent::ModeSwitched { step, from, to } => Some((*step, from.as_str(), to.as_str())),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(switched, [(5, "sync", mode), (17, mode, "sync"), (30, "sync", mode)]);
+    }
+}
+
+#[test]
+fn gba_with_equal_workers_and_a_buffer_of_all_learns_what_sync_learns() {
+    let auc = |mode: &str| {
+        let changes = [
+            mode,
+            "spec.training.globalBatchSize=96",
+            "spec.roles.denseWorker.replicas=3",
+            "spec.data.synthetic.rows=9600",
+            "spec.training.epochs=1",
+            "spec.training.optimizer.sparse.learningRate=0.01",
+            "spec.training.optimizer.dense.learningRate=0.003",
+        ];
+        let (summary, _) = train(plan(&changes)).unwrap();
+        assert_eq!(summary.trained_rows, 9600, "{mode}");
+        summary.test.unwrap().auc.unwrap()
+    };
+    let (sync, gba) = (auc("spec.training.mode=sync"), auc("spec.training.mode=gba"));
+    assert!(sync > 0.6 && gba > 0.57, "both learn: sync {sync}, gba {gba}");
+}
+
+#[test]
+fn every_mode_trains_every_row_once_with_several_workers_servers_and_evaluations() {
+    for mode in TOKEN_MODES {
+        let mode_set = format!("spec.training.mode={mode}");
+        let changes = [
+            mode_set.as_str(),
+            "spec.roles.denseWorker.replicas=3",
+            "spec.roles.ps.replicas=2",
+            "spec.roles.embeddingWorker.replicas=2",
+            "spec.roles.loader.replicas=2",
+            "spec.training.evaluation.every=epoch",
+        ];
+        let (summary, events) = train(plan(&changes)).unwrap();
+        let dropped_rows = summary.dropped_batches * 32;
+        assert!(summary.trained_rows + dropped_rows >= 4000 && summary.trained_rows <= 4000, "{mode}: {summary:?}");
+        assert!(mode == "hopBw" || summary.trained_rows == 4000, "{mode}: {summary:?}");
+        assert_eq!(summary.tokens_lost, 0, "{mode}");
+        if mode != "hopBw" {
+            let applied = [summary.fewest_applied_gradients, summary.most_applied_gradients];
+            assert_eq!(
+                applied, [summary.tokens_issued; 2],
+                "{mode}: what was handed out is what every server has applied"
+            );
+        }
+        let evaluations = events.iter().filter(|event| matches!(event, JobEvent::Evaluation { .. })).count();
+        assert_eq!(evaluations, 2, "{mode}");
+        assert_eq!(summary.mode, mode);
+    }
+}
+
+#[test]
+fn a_schedule_through_all_modes_loses_no_row() {
+    let modes = ["gba", "sync", "async", "hybrid", "hopBs", "gba", "bsp", "sync"];
+    let steps: Vec<_> = modes.iter().enumerate().map(|(i, mode)| (4 * i as u32 + 3, *mode)).collect();
+    let switches = switches(&steps);
+    let (summary, _) = train(plan(&[
+        &switches,
+        "spec.roles.denseWorker.replicas=3",
+        "spec.roles.ps.replicas=2",
+        "spec.training.evaluation.every=steps",
+        "spec.training.evaluation.steps=10",
+    ]))
+    .unwrap();
+    assert_eq!((summary.trained_rows, summary.samples, summary.mode_switches), (4000, 4000, 8));
+}
+
+#[test]
+fn fewer_workers_may_train_with_a_barrier_than_without_and_none_of_them_is_missed() {
+    let few =
+        ["spec.roles.denseWorker.replicas=3", "spec.training.barrierWorkers=1", "spec.training.localBatchSize=96"];
+    let sync = digest_of(&[]);
+    assert_eq!(sync, digest_of(&few), "one of three trains");
+    let switches = switches(&[(10, "gba"), (30, "sync")]);
+    let (summary, _) = train(plan(&[&few[..2], &["spec.training.localBatchSize=32", &switches]].concat())).unwrap();
+    assert_eq!((summary.trained_rows, summary.samples, summary.mode_switches), (4000, 4000, 2));
+}
+
+#[test]
+fn local_batches_may_be_smaller_than_a_workers_share_and_change_sync_by_rounding_only() {
+    let small = ["spec.training.localBatchSize=16", "spec.roles.denseWorker.replicas=2"];
+    let auc = |mode: &str| {
+        let summary = train(plan(&[&small[..], &[mode]].concat())).unwrap().0;
+        assert_eq!(summary.trained_rows, 4000);
+        summary.test.unwrap().auc.unwrap()
+    };
+    let whole = train(plan(&["spec.roles.denseWorker.replicas=2"])).unwrap().0.test.unwrap().auc.unwrap();
+    assert!((auc("spec.training.mode=sync") - whole).abs() < 1e-4);
+    assert!((auc("spec.training.mode=gba") - whole).abs() < 0.06);
+}
+
+#[test]
+fn slices_are_tested_on_before_they_are_trained_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rows.csv");
+    let rows: String = (0..1000).map(|i| format!("{},{}\n", u8::from(i % 7 < 3), i % 7)).collect();
+    std::fs::write(&file, format!("label,user\n{rows}")).unwrap();
+    let manifest = format!(
+        "{{apiVersion: rectrain.dev/v1alpha1, kind: RecTrainingJob, metadata: {{name: t}}, spec: {{model: {{kind: lr}},
+         features: {{sparse: [{{name: user}}]}}, training: {{globalBatchSize: 50, optimizer: {{sparse: {{learningRate: 0.1}}}}}},
+         data: {{source: {{paths: [{}]}}, split: {{slices: {{rows: 200}}}}}}}}}}",
+        file.display()
+    );
+    for mode in ["sync", "gba"] {
+        let set = rectrain_crds::Override {
+            kind: rectrain_crds::SetKind::Infer,
+            expression: format!("spec.training.mode={mode}"),
+        };
+        let manifest = rectrain_crds::load(&manifest, "t.yaml", &[set]).unwrap();
+        let (summary, events) = train(JobPlan::new(&manifest.resolved).unwrap()).unwrap();
+        let tests: Vec<_> = events
+            .iter()
+            .filter_map(|event| match event {
+                JobEvent::Evaluation { step, test } => Some((*step, test.samples, test.auc.unwrap())),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(
+            tests.iter().map(|(step, samples, _)| (*step, *samples)).collect::<Vec<_>>(),
+            [(4, 200), (8, 200), (12, 200), (16, 200)]
+        );
+        assert!(tests[3].2 > 0.95, "the rule is learned: {tests:?}");
+        assert_eq!(summary.trained_rows, 1000);
+    }
+}
+
+#[test]
+fn hybrid_with_nothing_in_flight_learns_the_same_and_with_some_learns_as_well() {
+    let learned = |changes: &[&str]| {
+        let job = [
+            "spec.data.synthetic.rows=12000",
+            "spec.training.epochs=1",
+            "spec.training.optimizer.sparse.learningRate=0.01",
+            "spec.training.optimizer.dense.learningRate=0.003",
+        ];
+        let changes = [&job[..], changes].concat();
+        let (summary, _) = train(plan(&changes)).unwrap();
+        summary.test.unwrap().auc.unwrap()
+    };
+    let sync = learned(&[]);
+    let hybrid = learned(&["spec.training.mode=hybrid"]);
+    assert!(sync > 0.6, "sync learns: AUC {sync}");
+    assert!((sync - hybrid).abs() < 0.02, "sync {sync}, hybrid {hybrid}");
+}
+
+#[test]
+fn every_model_trains_and_evaluates() {
+    for kind in ["dlrm", "deepfm", "dnn", "wideDeep", "dcnV2", "fm", "lr"] {
+        let kind_set = format!("spec.model.kind={kind}");
+        let shape: &[&str] = match kind {
+            "lr" => &["spec.model.hidden=null", "spec.model.embeddingDim=null"],
+            "fm" => &["spec.model.hidden=null"],
+            _ => &[],
+        };
+        let (summary, events) = train(plan(&[&[kind_set.as_str()], shape].concat())).unwrap();
+        assert_eq!(summary.steps, 2 * 2000u64.div_ceil(96), "{kind}");
+        assert_eq!(summary.samples, 4000, "{kind}");
+        assert_eq!(summary.test.unwrap().samples, 500, "{kind}");
+        assert!(matches!(events.first(), Some(JobEvent::Started { .. })), "{kind}");
+        assert!(matches!(events.last(), Some(JobEvent::Summary(_))), "{kind}");
+    }
+}
+
+#[test]
+fn evaluation_changes_nothing_and_falls_where_the_manifest_says() {
+    let (summary, events) =
+        train(plan(&["spec.training.evaluation.every=steps", "spec.training.evaluation.steps=10"])).unwrap();
+    let at: Vec<u64> = events
+        .iter()
+        .filter_map(|event| match event {
+            JobEvent::Evaluation { step, .. } => Some(*step),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(at, [10, 20, 30, 40, 42]);
+    assert_eq!(summary.parameters_sha256, digest_of(&[]));
+}
+
+#[test]
+fn a_limit_on_steps_ends_training_there_and_spans_epochs() {
+    let (summary, _) = train(plan(&["spec.training.epochs=null", "spec.training.steps=50"])).unwrap();
+    assert_eq!((summary.steps, summary.samples), (50, 2 * 2000 + 8 * 96));
+}
+
+#[test]
+fn a_batch_above_65535_samples_trains_every_sample() {
+    let changes = ["spec.training.globalBatchSize=70000", "spec.data.synthetic.rows=70000", "spec.training.epochs=1"];
+    let (summary, _) = train(plan(&changes)).unwrap();
+    assert_eq!((summary.steps, summary.samples), (1, 70_000));
+}
+
+#[test]
+fn values_travel_as_fp16_blocks_if_asked_and_cost_little() {
+    let auc = |changes: &[&str]| train(plan(changes)).unwrap().0.test.unwrap().auc.unwrap();
+    let (plain, compressed) = (auc(&[]), auc(&["spec.training.compression=fp16"]));
+    assert!((plain - compressed).abs() < 0.01, "{plain} {compressed}");
+}
+
+#[test]
+fn sync_in_bf16_repeats_to_the_bit_and_learns_what_fp32_learns() {
+    let bf16 = "spec.training.precision=bf16";
+    let first = digest_of(&[bf16]);
+    assert_eq!(first, digest_of(&[bf16, "spec.roles.denseWorker.threads=1", "spec.roles.ps.replicas=2"]));
+    assert_eq!(first, plain_loop(&plan(&[bf16])));
+    assert_ne!(first, digest_of(&[]), "bf16 was asked for and not taken");
+    let auc = |changes: &[&str]| train(plan(changes)).unwrap().0.test.unwrap().auc.unwrap();
+    for model in ["spec.model.kind=dnn", "spec.model.kind=deepfm", "spec.model.kind=dlrm"] {
+        let (fp32, bf16) = (auc(&[model]), auc(&[model, bf16]));
+        assert!((fp32 - bf16).abs() < 0.001, "{model}: AUC {fp32} in 32 bits, {bf16} in bf16");
+    }
+}
+
+#[test]
+fn a_label_that_never_varies_is_the_users_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("zeros.csv");
+    std::fs::write(&file, format!("label,user\n{}", "0,1\n".repeat(100))).unwrap();
+    let manifest = format!(
+        "{{apiVersion: rectrain.dev/v1alpha1, kind: RecTrainingJob, metadata: {{name: t}}, spec: {{model: {{kind: lr}},
+         features: {{sparse: [{{name: user}}]}}, data: {{train: {{paths: [{}]}}}}}}}}",
+        file.display()
+    );
+    let manifest = rectrain_crds::load(&manifest, "t.yaml", &[]).unwrap();
+    let error = train(JobPlan::new(&manifest.resolved).unwrap()).unwrap_err();
+    assert!(error.is_user_error(), "{error}");
+    assert!(error.to_string().contains("`label` is 0 in all 100 rows"), "{error}");
+}
+
+/// What a choice of the training mode rests on: a worker that is four times slower is seen to be, and the wait for it is not taken for
+/// a slow all-reduce.
+#[test]
+fn the_coordinator_knows_how_fast_each_dense_worker_computes() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let metrics = RoleMetrics::new(Registry::new()).unwrap();
+        let plan = Arc::new(plan(&["spec.roles.denseWorker.replicas=2"]));
+        let own = CoordinatorMetrics::of(&metrics, 0);
+        let coordinator = Coordinator::start(Arc::clone(&plan), "test", None, EventLog::default(), own).await.unwrap();
+        let coordinator = Arc::new(coordinator);
+        assert!(coordinator.status().workers.is_empty(), "nobody has computed yet");
+        run_with(plan, &BTreeMap::from([(1, 4.0)]), Arc::clone(&coordinator), metrics).await.unwrap();
+        let status = coordinator.status();
+        let mean = |rank: usize| {
+            let seconds = &status.workers[rank].compute_seconds;
+            seconds.iter().sum::<f32>() / seconds.len() as f32
+        };
+        assert_eq!(status.workers.iter().map(|worker| worker.rank).collect::<Vec<_>>(), [0, 1]);
+        assert!(mean(1) > 1.5 * mean(0), "{} and {} s", mean(0), mean(1));
+        assert!(status.workers.iter().all(|worker| worker.batch_rows > 0.0));
+        assert!(status.all_reduce_seconds > 0.0);
+    });
+}
+
+/// Without a barrier no worker counts steps, and batches are the progress.
+#[test]
+fn a_job_without_a_barrier_is_not_idle_while_it_trains() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let metrics = RoleMetrics::new(Registry::new()).unwrap();
+        let plan = Arc::new(plan(&[
+            "spec.training.mode=gba",
+            "spec.roles.denseWorker.replicas=2",
+            "spec.data.synthetic.rows=100000000",
+        ]));
+        let own = CoordinatorMetrics::of(&metrics, 0);
+        let coordinator = Coordinator::start(Arc::clone(&plan), "test", None, EventLog::default(), own).await.unwrap();
+        let coordinator = Arc::new(coordinator);
+        let slow = BTreeMap::from([(1, 2.0)]);
+        let training = run_with(plan, &slow, Arc::clone(&coordinator), metrics);
+        let watching = async {
+            while coordinator.status().samples == 0 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            coordinator.status().idle_seconds.unwrap()
+        };
+        let idle = tokio::select! {
+            ended = training => panic!("training has ended: {:?}", ended.map(|summary| summary.steps)),
+            idle = tokio::time::timeout(Duration::from_secs(120), watching) => idle.expect("it trains"),
+        };
+        assert!(idle < 1.5, "idle for {idle} s");
+    });
+}
+
+/// Rows that no message can carry are refused before anybody trains, with the number that can be.
+#[test]
+fn a_local_batch_that_fits_into_no_message_is_refused_by_its_field() {
+    let plan = plan(&[]);
+    plan.fits_messages(1 << 30).unwrap();
+    let error = plan.fits_messages(2 << 10).unwrap_err();
+    assert!(error.is_user_error() && error.to_string().contains("spec.training.localBatchSize: 96 rows"), "{error}");
+}
+
+/// Each bad row counts once an epoch, whichever loader reads its chunk, and however many there are.
+#[test]
+fn bad_rows_that_are_skipped_count_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rows.csv");
+    // Bad are every 50th row and the last.
+    let row = |row: u64| if row.is_multiple_of(50) { "?,1\n".to_owned() } else { format!("{},{}\n", row % 2, row % 7) };
+    std::fs::write(&file, format!("label,user\n{}", (0..=1000).map(row).collect::<String>())).unwrap();
+    for (loaders, epochs) in [(1, 1), (3, 1), (2, 3)] {
+        let manifest = format!(
+            "{{apiVersion: rectrain.dev/v1alpha1, kind: RecTrainingJob, metadata: {{name: t}}, spec: {{model: {{kind: lr}},
+             features: {{sparse: [{{name: user}}]}}, data: {{train: {{paths: [{}]}}, badRows: {{action: skip, limit: 30}}}},
+             roles: {{loader: {{replicas: {loaders}}}}}, training: {{globalBatchSize: 20, epochs: {epochs}}}}}}}",
+            file.display()
+        );
+        let manifest = rectrain_crds::load(&manifest, "t.yaml", &[]).unwrap();
+        let (summary, _) = train(JobPlan::new(&manifest.resolved).unwrap()).unwrap();
+        let counts = (summary.samples, summary.skipped_rows);
+        assert_eq!(counts, (980 * epochs, 21 * epochs), "{loaders} loaders, {epochs} epochs");
+    }
+}
+
+/// The rows of a slice are read twice, to test and to train on them, and a bad one among them counts once.
+#[test]
+fn bad_rows_of_slices_count_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rows.csv");
+    let row = |row: u64| if row.is_multiple_of(50) { "?,1\n".to_owned() } else { format!("{},{}\n", row % 2, row % 7) };
+    std::fs::write(&file, format!("label,user\n{}", (1..=1000).map(row).collect::<String>())).unwrap();
+    let manifest = format!(
+        "{{apiVersion: rectrain.dev/v1alpha1, kind: RecTrainingJob, metadata: {{name: t}}, spec: {{model: {{kind: lr}},
+         features: {{sparse: [{{name: user}}]}}, training: {{globalBatchSize: 49}},
+         data: {{source: {{paths: [{}]}}, split: {{slices: {{rows: 196}}}}, badRows: {{action: skip, limit: 30}}}}}}}}",
+        file.display()
+    );
+    let manifest = rectrain_crds::load(&manifest, "t.yaml", &[]).unwrap();
+    let (summary, _) = train(JobPlan::new(&manifest.resolved).unwrap()).unwrap();
+    assert_eq!((summary.trained_rows, summary.skipped_rows), (980, 20));
+}
+
+/// `mode: auto`: with one worker much slower than the other nobody waits for it any more, and the reason is told.
+#[test]
+fn auto_leaves_sync_when_one_worker_is_slow_and_says_why() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut plan = plan(&["spec.roles.denseWorker.replicas=2", "spec.training.epochs=100000"]);
+        plan.auto =
+            Some(ModePolicy { window_seconds: 3, dwell_seconds: 60, switch_seconds: 0.5, ..ModePolicy::default() });
+        let plan = Arc::new(plan);
+        let metrics = RoleMetrics::new(Registry::new()).unwrap();
+        let events = EventLog::default();
+        let mut follower = events.follow();
+        let own = CoordinatorMetrics::of(&metrics, 0);
+        let coordinator = Arc::new(Coordinator::start(Arc::clone(&plan), "test", None, events, own).await.unwrap());
+        let slow = BTreeMap::from([(1, 20.0)]);
+        let training = run_with(plan, &slow, coordinator, metrics);
+        let switched = async {
+            let mut chosen = None;
+            while let Some(event) = follower.next().await {
+                match event {
+                    JobEvent::ModeChosen { mode, reason } => chosen = Some((mode, reason)),
+                    JobEvent::ModeSwitched { from, to, .. } => return (chosen, from, to),
+                    _ => {}
+                }
+            }
+            panic!("training ended in sync");
+        };
+        let (chosen, from, to) = tokio::select! {
+            ended = training => panic!("training ended in sync: {:?}", ended.map(|summary| summary.steps)),
+            switched = tokio::time::timeout(Duration::from_secs(120), switched) => switched.expect("a switch in time"),
+        };
+        let (mode, reason) = chosen.expect("a switch is chosen before it is made");
+        assert_eq!((mode.as_str(), from.as_str(), to.as_str()), ("gba", "sync", "gba"));
+        assert!(reason.contains("worker 1"), "{reason}");
+    });
+}

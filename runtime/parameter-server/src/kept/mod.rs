@@ -1,0 +1,505 @@
+//! What of a parameter server outlives its process, in a directory in memory: its rows, how far the update under way has come, the
+//! gradients that it has said it has and has not applied, and where it stood. A server that is killed and started again on the same
+//! machine goes on from there as if it had only been slow.
+//!
+//! ```text
+//! directory ─┬─ rows-0 …, update      the store: rectrain_embedding::Store::in_shared_memory
+//!            ├─ gradients/STEP-PIECE   where there is a barrier: one file each, until the step is applied
+//!            ├─ …                      where there is none: see [`tokens`]
+//!            └─ standing.json          attempt, mode, first step, slot map; without it there is nothing to go on from
+//! ```
+//!
+//! Files appear under their names when they are whole. What is written here is never synced: it is to outlive a process, not a machine.
+
+mod contents;
+mod tokens;
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rectrain_embedding::{Reopened, Store, UpdateLog};
+use rectrain_modes::migration::SlotMap;
+use rectrain_proto::v1;
+use serde::{Deserialize, Serialize};
+
+use self::contents::{Reader, Writer, write_contribution};
+pub(super) use self::tokens::{LeftTokens, Pushes, RowsStanding, WrittenPush};
+use super::Contribution;
+use super::buffer::BufferStanding;
+use super::tokens::Partition;
+use rectrain_protocol::coordinator_channel::CoordinatorChannel;
+use rectrain_protocol::deadline::CALL_DEADLINE;
+use rectrain_protocol::error::RoleError;
+use rectrain_protocol::placement::{read_map, write_map};
+use rectrain_protocol::plan::JobPlan;
+
+const STANDING: &str = "standing.json";
+const GRADIENTS: &str = "gradients";
+/// The extension of a file that has not got its name yet.
+const UNFINISHED: &str = "part";
+
+/// Where a server stood when its mode began.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Standing {
+    pub(super) attempt: u64,
+    /// Where it was reached: whoever takes its place is asked for there.
+    pub(super) address: String,
+    pub(super) mode: String,
+    pub(super) step: u64,
+    pub(super) first_row: u64,
+    pub(super) first_piece: u32,
+    epoch: u64,
+    owners: Vec<u32>,
+    servers: Vec<u32>,
+}
+
+impl Standing {
+    pub(super) fn new(begin: &v1::BeginMode, address: &str, map: &SlotMap) -> Self {
+        let v1::SlotMap { epoch, owners, servers } = write_map(map);
+        Self {
+            attempt: begin.attempt,
+            address: address.to_owned(),
+            mode: begin.mode.clone(),
+            step: begin.step,
+            first_row: begin.first_row,
+            first_piece: begin.first_piece,
+            epoch,
+            owners,
+            servers,
+        }
+    }
+
+    pub(super) fn begin(&self) -> v1::BeginMode {
+        v1::BeginMode {
+            mode: self.mode.clone(),
+            step: self.step,
+            first_row: self.first_row,
+            first_piece: self.first_piece,
+            attempt: self.attempt,
+        }
+    }
+
+    pub(super) fn map(&self) -> Result<SlotMap, RoleError> {
+        let (epoch, owners, servers) = (self.epoch, self.owners.clone(), self.servers.clone());
+        read_map("standing", Some(v1::SlotMap { epoch, owners, servers }))
+    }
+}
+
+/// See the module's text.
+pub(super) struct Kept {
+    directory: PathBuf,
+    log: Mutex<UpdateLog>,
+    /// Step and piece of the gradients that have a file under their name; locked while one comes or goes.
+    gradients: Mutex<BTreeSet<(u64, u32)>>,
+    /// Files begun, for names that no two have.
+    begun: AtomicU64,
+    is_given_up: AtomicBool,
+}
+
+/// What a server that was killed has left behind.
+pub(super) struct Left {
+    pub(super) standing: Standing,
+    pub(super) reopened: Reopened,
+    /// Of steps that are not applied, by step and piece.
+    pub(super) gradients: Vec<(u64, u32, Contribution)>,
+    pub(super) tokens: LeftTokens,
+    /// What it held of the dense parameters.
+    pub(super) partition: Partition,
+}
+
+/// A parameter server's rows: in memory that outlives the process, or not.
+pub struct Rows {
+    pub(super) store: Store,
+    pub(super) kept: Option<Kept>,
+    pub(super) left: Option<Left>,
+}
+
+impl Rows {
+    /// No rows, which end with the process.
+    ///
+    /// # Errors
+    /// [`RoleError::Store`], for a plan whose rows cannot be.
+    pub fn none(plan: &JobPlan) -> Result<Self, RoleError> {
+        let store = Store::new(plan.store.clone())?;
+        store.make_ready();
+        Ok(Self { store, kept: None, left: None })
+    }
+
+    /// The rows in `directory` if they are of the attempt that the coordinator is in, and no rows there otherwise. If memory cannot be had
+    /// there at all, that is told in the log, and the rows end with the process.
+    ///
+    /// # Errors
+    /// A coordinator that does not answer; a plan whose rows cannot be.
+    pub async fn in_memory_that_outlives(
+        directory: &Path,
+        plan: &JobPlan,
+        coordinator: &CoordinatorChannel,
+    ) -> Result<Self, RoleError> {
+        let attempt = match read_standing(directory) {
+            None => None,
+            Some(_) => {
+                let (attempt, _) = coordinator.call(v1::AttemptRequest {}, Vec::new(), CALL_DEADLINE).await?;
+                Some(attempt.attempt)
+            }
+        };
+        Self::of_attempt(directory, plan, attempt)
+    }
+
+    /// As [`Self::in_memory_that_outlives`], where the coordinator is in this attempt.
+    pub(super) fn of_attempt(directory: &Path, plan: &JobPlan, attempt: Option<u64>) -> Result<Self, RoleError> {
+        if let Some(standing) = read_standing(directory).filter(|standing| Some(standing.attempt) == attempt) {
+            match Self::left_in(directory, standing, plan) {
+                Ok(rows) => return Ok(rows),
+                Err(error) => tracing::warn!(%error, "what the server before has left cannot be used"),
+            }
+        }
+        match Self::fresh(directory, plan) {
+            Ok(rows) => Ok(rows),
+            Err(error) => {
+                tracing::warn!(%error, "rows are not kept for a process that takes the place of this one");
+                Self::none(plan)
+            }
+        }
+    }
+
+    fn left_in(directory: &Path, standing: Standing, plan: &JobPlan) -> Result<Self, RoleError> {
+        let (store, log, reopened) = Store::in_shared_memory(plan.store.clone(), directory)?;
+        remove_unfinished(directory)?;
+        let (next, dims) = (standing.step + u64::from(log.update()), &plan.layout.group_dims);
+        let gradients = read_gradients(&directory.join(GRADIENTS), dims, next)?;
+        let (partition, buffer) = tokens::read_partition(directory)?;
+        if buffer.is_none() && plan.mode_named(&standing.mode).is_none_or(|mode| !mode.has_barrier()) {
+            let reason = "where the buffer of the dense partition stood is not known".to_owned();
+            return Err(RoleError::Inconsistent { message: "standing", reason });
+        }
+        let tokens = tokens::read_tokens(directory, dims, next, buffer)?;
+        let kept = Kept::new(directory, log);
+        *kept.lock_gradients() = gradients.iter().map(|(step, piece, _)| (*step, *piece)).collect();
+        Ok(Self { store, kept: Some(kept), left: Some(Left { standing, reopened, gradients, tokens, partition }) })
+    }
+
+    fn fresh(directory: &Path, plan: &JobPlan) -> Result<Self, RoleError> {
+        // First what makes the rest count: this process, too, may be killed before it has removed everything.
+        remove_standing(directory)?;
+        // Its own mount point cannot be removed, only what is in it.
+        for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            removed.map_err(|source| failed("remove", &path, source))?;
+        }
+        let (store, log, _) = Store::in_shared_memory(plan.store.clone(), directory)?;
+        make_folders(directory)?;
+        Ok(Self { store, kept: Some(Kept::new(directory, log)), left: None })
+    }
+
+    /// Whoever comes here next finds nothing to go on from: a server that ends in order holds nothing.
+    ///
+    /// # Errors
+    /// A file that cannot be removed.
+    pub fn forget(directory: &Path) -> Result<(), RoleError> {
+        remove_standing(directory)
+    }
+
+    /// Where the server that was killed was reached, and the attempt that its rows are of.
+    pub fn place(&self) -> Option<(&str, u64)> {
+        self.left.as_ref().map(|left| (&*left.standing.address, left.standing.attempt))
+    }
+}
+
+impl Kept {
+    fn new(directory: &Path, log: UpdateLog) -> Self {
+        Self {
+            directory: directory.to_owned(),
+            log: Mutex::new(log),
+            gradients: Mutex::default(),
+            begun: AtomicU64::new(0),
+            is_given_up: AtomicBool::new(false),
+        }
+    }
+
+    /// A mode begins: from here on there is something to go on from. `buffer` is that of the dense partition, where there is no barrier.
+    pub(super) fn begin(&self, standing: &Standing, partition: &Partition, buffer: Option<&BufferStanding>) {
+        self.end();
+        self.log().restart(0);
+        self.keep_partition(partition, buffer);
+        self.or_give_up(|| self.stand(standing));
+    }
+
+    /// Nothing that is here can be gone on from any more.
+    pub(super) fn end(&self) {
+        self.or_give_up(|| self.withdraw());
+    }
+
+    /// The same under another slot map.
+    pub(super) fn move_to(&self, map: &SlotMap) {
+        self.or_give_up(|| match read_standing(&self.directory) {
+            Some(standing) => self.stand(&Standing::new(&standing.begin(), &standing.address, map)),
+            None => Ok(()),
+        });
+    }
+
+    /// Keeps gradients until their step is applied; those that come again, perhaps after that, until the next one is.
+    pub(super) fn keep(&self, step: u64, piece: u32, contribution: &Contribution) {
+        self.or_give_up(|| self.write_gradients(step, piece, contribution));
+    }
+
+    /// Steps before `next` are applied.
+    pub(super) fn forget(&self, next: u64) {
+        self.or_give_up(|| self.remove_gradients(next));
+    }
+
+    /// Whoever takes this server's place finds nothing from here on: for good, and told once.
+    pub(super) fn give_up(&self, reason: &dyn std::fmt::Display) {
+        if self.is_given_up.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        tracing::warn!(%reason, directory = %self.directory.display(), "shared memory cannot be used any more: a server that dies takes its rows with it");
+        // Without its standing nothing else of the directory counts.
+        if let Err(error) = self.withdraw() {
+            tracing::warn!(%error, "memory stays taken");
+        }
+    }
+
+    /// None where it is given up.
+    fn or_give_up<T>(&self, work: impl FnOnce() -> Result<T, RoleError>) -> Option<T> {
+        if self.is_given_up.load(Ordering::Acquire) {
+            return None;
+        }
+        work().map_err(|error| self.give_up(&error)).ok()
+    }
+
+    fn withdraw(&self) -> Result<(), RoleError> {
+        remove_standing(&self.directory)?;
+        self.remove_gradients(u64::MAX)?;
+        self.remove_tokens()
+    }
+
+    fn stand(&self, standing: &Standing) -> Result<(), RoleError> {
+        let json = serde_json::to_vec(standing).map_err(|error| failed("write", &self.directory, error.into()))?;
+        let written = self.write(STANDING, |file| file.write_all(&json))?;
+        self.name(&written, STANDING)
+    }
+
+    /// How far the update under way has come.
+    pub(super) fn log(&self) -> MutexGuard<'_, UpdateLog> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write_gradients(&self, step: u64, piece: u32, contribution: &Contribution) -> Result<(), RoleError> {
+        let name = gradients_name(step, piece);
+        let written = self.write(&name, |file| write_contribution(file, contribution))?;
+        let mut gradients = self.lock_gradients();
+        self.name(&written, &name)?;
+        gradients.insert((step, piece));
+        Ok(())
+    }
+
+    fn remove_gradients(&self, next: u64) -> Result<(), RoleError> {
+        let mut gradients = self.lock_gradients();
+        while let Some(&(step, piece)) = gradients.first().filter(|(step, _)| *step < next) {
+            remove_file(&self.directory.join(gradients_name(step, piece)))?;
+            gradients.pop_first();
+        }
+        Ok(())
+    }
+
+    /// Writes a file that is to have this name; gives where it is until then.
+    fn write(
+        &self,
+        name: &str,
+        content: impl FnOnce(&mut Writer) -> std::io::Result<()>,
+    ) -> Result<PathBuf, RoleError> {
+        let number = self.begun.fetch_add(1, Ordering::Relaxed);
+        let path = self.directory.join(format!("{name}.{number}.{UNFINISHED}"));
+        let write = || {
+            let mut file = Writer::with_capacity(1 << 16, std::fs::File::create(&path)?);
+            content(&mut file)?;
+            file.into_inner().map(drop).map_err(std::io::IntoInnerError::into_error)
+        };
+        write().map_err(|source| failed("write", &path, source))?;
+        Ok(path)
+    }
+
+    /// From here on the file is there.
+    fn name(&self, written: &Path, name: &str) -> Result<(), RoleError> {
+        let path = self.directory.join(name);
+        std::fs::rename(written, &path).map_err(|source| failed("name", &path, source))
+    }
+
+    fn lock_gradients(&self) -> MutexGuard<'_, BTreeSet<(u64, u32)>> {
+        self.gradients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn remove_standing(directory: &Path) -> Result<(), RoleError> {
+    remove_file(&directory.join(STANDING))
+}
+
+/// One that is not there is removed.
+fn remove_file(path: &Path) -> Result<(), RoleError> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(failed("remove", path, error)),
+        _ => Ok(()),
+    }
+}
+
+fn make_folders(directory: &Path) -> Result<(), RoleError> {
+    [GRADIENTS].into_iter().chain(tokens::FOLDERS).try_for_each(|folder| {
+        let folder = directory.join(folder);
+        std::fs::create_dir(&folder).map_err(|source| failed("make", &folder, source))
+    })
+}
+
+/// What was being written when its process was killed; in folders, who reads them removes it.
+fn remove_unfinished(directory: &Path) -> Result<(), RoleError> {
+    for entry in std::fs::read_dir(directory).map_err(|source| failed("read", directory, source))? {
+        let path = entry.map_err(|source| failed("read", directory, source))?.path();
+        if path.extension().is_some_and(|extension| extension == UNFINISHED) {
+            remove_file(&path)?;
+        }
+    }
+    Ok(())
+}
+
+fn gradients_name(step: u64, piece: u32) -> String {
+    format!("{GRADIENTS}/{step}-{piece}")
+}
+
+fn read_standing(directory: &Path) -> Option<Standing> {
+    let bytes = std::fs::read(directory.join(STANDING)).ok()?;
+    serde_json::from_slice(&bytes).ok()
+}
+
+/// Those of steps from `next` on; others, and what was never finished, are removed.
+fn read_gradients(directory: &Path, dims: &[usize], next: u64) -> Result<Vec<(u64, u32, Contribution)>, RoleError> {
+    let mut found = Vec::new();
+    let entries = std::fs::read_dir(directory).map_err(|source| failed("read", directory, source))?;
+    for entry in entries {
+        let path = entry.map_err(|source| failed("read", directory, source))?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let number = name.split_once('-').and_then(|(step, piece)| Some((step.parse().ok()?, piece.parse().ok()?)));
+        match number {
+            Some((step, piece)) if step >= next => {
+                let bytes = std::fs::read(&path).map_err(|source| failed("read", &path, source))?;
+                let mut reader = Reader(&bytes);
+                let contribution = reader.contribution(dims).filter(|_| reader.end().is_some());
+                let short = || failed("read", &path, std::io::ErrorKind::UnexpectedEof.into());
+                found.push((step, piece, contribution.ok_or_else(short)?));
+            }
+            _ => remove_file(&path)?,
+        }
+    }
+    found.sort_unstable_by_key(|(step, piece, _)| (*step, *piece));
+    Ok(found)
+}
+
+fn failed(attempt: &str, path: &Path, source: std::io::Error) -> RoleError {
+    RoleError::System { attempt: format!("{attempt} {}", path.display()), source }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+// Helpers outside the test functions unwrap too.
+#[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+mod tests {
+    use rectrain_embedding::{Initializer, RowSpec, SparseOptimizer, StoreConfig, ValueType};
+    use rectrain_modes::SparseGradients;
+
+    use super::*;
+
+    fn kept(directory: &Path) -> Kept {
+        let group = RowSpec {
+            dim: 2,
+            value_type: ValueType::F32,
+            optimizer: SparseOptimizer::Sgd { learning_rate: 1.0 },
+            initializer: Initializer::Constant(0.5),
+            zero_columns: 0,
+        };
+        let config = StoreConfig { slots: 2, seed: 1, groups: vec![group] };
+        let (_store, log, _) = Store::in_shared_memory(config, directory).unwrap();
+        make_folders(directory).unwrap();
+        Kept::new(directory, log)
+    }
+
+    fn gradients(key: u64) -> Contribution {
+        vec![SparseGradients { keys: vec![key, key + 1], values: vec![0.5, -0.25, f32::MIN_POSITIVE, 4.0] }]
+    }
+
+    fn files(directory: &Path) -> usize {
+        std::fs::read_dir(directory.join(GRADIENTS)).unwrap().count()
+    }
+
+    #[test]
+    fn gradients_are_there_until_their_step_is_applied_and_come_back_as_they_were() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = kept(folder.path());
+        kept.keep(7, 0, &gradients(1));
+        kept.keep(8, 1, &gradients(5));
+        kept.forget(8);
+        assert_eq!(files(folder.path()), 1);
+        let read = || read_gradients(&folder.path().join(GRADIENTS), &[2], 8);
+        assert_eq!(read().unwrap(), [(8, 1, gradients(5))]);
+        let path = folder.path().join(gradients_name(8, 1));
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+        assert!(read().is_err());
+        std::fs::write(&path, &bytes).unwrap();
+        // A piece whose sender has not heard that it was taken in.
+        kept.keep(7, 0, &gradients(1));
+        kept.forget(9);
+        assert_eq!(files(folder.path()), 0);
+    }
+
+    #[test]
+    fn a_piece_that_comes_again_while_its_step_is_being_applied_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = kept(folder.path());
+        std::thread::scope(|scope| {
+            for _sender in 0..3 {
+                scope.spawn(|| (0..300).for_each(|step| kept.keep(step, 0, &gradients(step))));
+            }
+            scope.spawn(|| (0..3000).for_each(|_| kept.forget(300)));
+        });
+        kept.forget(300);
+        assert_eq!(files(folder.path()), 0);
+        assert!(!kept.is_given_up.load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn where_gradients_cannot_be_kept_nothing_is_gone_on_from_and_training_does_not_mind() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = kept(folder.path());
+        let begin = v1::BeginMode { mode: "sync".to_owned(), attempt: 9, ..v1::BeginMode::default() };
+        let standing = Standing::new(&begin, "tcp://127.0.0.1:7000", &SlotMap::even(4, 1));
+        kept.begin(&standing, &Partition::default(), None);
+        kept.keep(1, 0, &gradients(1));
+        std::fs::remove_dir_all(folder.path().join(GRADIENTS)).unwrap();
+        kept.keep(1, 1, &gradients(1));
+        assert_eq!(read_standing(folder.path()), None);
+        kept.begin(&standing, &Partition::default(), None);
+        assert_eq!(read_standing(folder.path()), None, "for good");
+    }
+
+    #[test]
+    fn where_nothing_was_begun_or_what_was_is_over_nothing_is_gone_on_from() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = kept(folder.path());
+        assert_eq!(read_standing(folder.path()), None);
+        let begin = v1::BeginMode { mode: "sync".to_owned(), step: 3, attempt: 9, ..v1::BeginMode::default() };
+        let standing = Standing::new(&begin, "tcp://127.0.0.1:7000", &SlotMap::even(4, 2));
+        kept.begin(&standing, &Partition::default(), None);
+        assert_eq!(read_standing(folder.path()), Some(standing.clone()));
+        assert_eq!((standing.begin(), standing.map().unwrap()), (begin, SlotMap::even(4, 2)));
+        let moved = SlotMap::even(4, 1);
+        kept.move_to(&moved);
+        assert_eq!(read_standing(folder.path()).unwrap().map().unwrap(), moved);
+        kept.keep(3, 0, &gradients(1));
+        kept.end();
+        assert_eq!((read_standing(folder.path()), files(folder.path())), (None, 0));
+        std::fs::write(folder.path().join(STANDING), "{\"attempt\": 9}").unwrap();
+        assert_eq!(read_standing(folder.path()), None, "of another version");
+    }
+}

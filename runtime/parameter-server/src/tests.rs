@@ -1,0 +1,366 @@
+//! A server without a barrier that is killed between any two calls, and asked again what it had answered, ends as one that lives. In `sync`
+//! what was answered for the last step is answered again after it was applied.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus::Registry;
+use rectrain_embedding::FeatureKey;
+use rectrain_proto::v1;
+use rectrain_wire::{Address, InProcess, InProcessConfig, Service, Tensor, Transport, WireCounters};
+use sha2::{Digest, Sha256};
+
+use super::{ParameterServer, Rows};
+use rectrain_protocol::blocking::{blocking, done};
+use rectrain_protocol::deadline::CALL_DEADLINE;
+use rectrain_protocol::message;
+use rectrain_protocol::metrics::{PsMetrics, RoleMetrics};
+use rectrain_protocol::plan::{JobPlan, small_plan};
+
+const PARAMETERS: usize = 40;
+const BATCHES: u64 = 70;
+const ROWS: u32 = 8;
+
+fn plan(mode: &str) -> Arc<JobPlan> {
+    Arc::new(small_plan(&[
+        &format!("spec.training.mode={mode}"),
+        "spec.training.localBatchSize=8",
+        "spec.roles.denseWorker.replicas=3",
+    ]))
+}
+
+/// A server, and what is known where its answers arrive.
+struct Tried {
+    plan: Arc<JobPlan>,
+    server: ParameterServer,
+    row_step: u64,
+    dense_step: u64,
+}
+
+impl Tried {
+    fn open(plan: &Arc<JobPlan>, directory: &Path, attempt: Option<u64>) -> ParameterServer {
+        let rows = Rows::of_attempt(directory, plan, attempt).unwrap();
+        assert_eq!(rows.place().is_some(), attempt.is_some(), "it goes on if it may");
+        let transport = InProcess::new(InProcessConfig::default(), WireCounters::unregistered(|_| "test").unwrap());
+        let metrics = PsMetrics::of(&RoleMetrics::new(Registry::new()).unwrap(), 0);
+        ParameterServer::new(plan, 0, rows, Arc::new(transport), metrics).unwrap()
+    }
+
+    async fn begin(mode: &str, directory: &Path) -> Self {
+        let plan = plan(mode);
+        let server = Self::open(&plan, directory, None);
+        server.serves_at("local://ps-0");
+        let optimizer = plan.dense_optimizer;
+        let parameters: Vec<f32> = (0..PARAMETERS).map(|value| value as f32 / 8.0).collect();
+        let state = vec![0.0; PARAMETERS * optimizer.slots().len()];
+        let put = v1::PutPartition { optimizer: optimizer.kind().name().to_owned() };
+        server.put_partition(&put, vec![Tensor::from(parameters), Tensor::from(state)]).unwrap();
+        server.begin_mode(&v1::BeginMode { mode: mode.to_owned(), attempt: 5, ..v1::BeginMode::default() }).unwrap();
+        Self { plan, server, row_step: 0, dense_step: 0 }
+    }
+
+    fn is_killed(&mut self, directory: &Path) {
+        // Its files are not open twice.
+        self.server = ParameterServer::new(
+            &self.plan,
+            0,
+            Rows::none(&self.plan).unwrap(),
+            Arc::new(InProcess::new(InProcessConfig::default(), WireCounters::unregistered(|_| "test").unwrap())),
+            PsMetrics::of(&RoleMetrics::new(Registry::new()).unwrap(), 0),
+        )
+        .unwrap();
+        self.server = Self::open(&self.plan, directory, Some(5));
+    }
+
+    async fn look_up(&self, keys: &[u64]) {
+        let request = v1::Lookup { step: None, train: true, map_epoch: self.server.slots.map().epoch().0 };
+        let groups = self.server.group_dims.len();
+        self.server.look_up(request, vec![Tensor::from(keys.to_vec()); groups]).await.unwrap();
+    }
+
+    /// With a barrier: what these keys are answered for `step`, and whether it is said to be applied.
+    async fn look_up_for(&self, step: u64, keys: &[u64]) -> (bool, Vec<Tensor>) {
+        let request = v1::Lookup { step: Some(step), train: true, map_epoch: self.server.slots.map().epoch().0 };
+        let groups = self.server.group_dims.len();
+        let reply = self.server.look_up(request, vec![Tensor::from(keys.to_vec()); groups]).await.unwrap();
+        let told: v1::LookupReply = prost::Message::decode(reply.meta).unwrap();
+        (told.is_applied, reply.tensors)
+    }
+
+    /// With a barrier: gradients of a piece of `step`.
+    async fn push_piece(&self, step: u64, piece: u32, keys: &[u64]) {
+        let gradients = |dim: usize| numbers(step + u64::from(piece), keys.len() * dim);
+        let of_group = |dim: &usize| [Tensor::from(keys.to_vec()), Tensor::from(gradients(*dim))];
+        let tensors = self.server.group_dims.iter().flat_map(of_group).collect();
+        let map_epoch = self.server.slots.map().epoch().0;
+        let update = v1::Update { step, piece, map_epoch, ..v1::Update::default() };
+        self.server.update(update, tensors).await.unwrap();
+    }
+
+    async fn push_rows(&mut self, push: &v1::TokenPush, keys: &[u64]) -> i32 {
+        let push = v1::TokenPush { pulled_at: vec![self.row_step.min(push.pulled_at[0])], ..push.clone() };
+        let mut tensors = Vec::new();
+        for dim in &self.server.group_dims {
+            tensors.push(Tensor::from(keys.to_vec()));
+            tensors.push(Tensor::from(numbers(push.first_row + *dim as u64, keys.len() * dim)));
+        }
+        let map_epoch = self.server.slots.map().epoch().0;
+        let update = v1::Update { push: Some(push), map_epoch, ..v1::Update::default() };
+        let reply = self.server.update(update, tensors).await.unwrap();
+        let reply: v1::UpdateReply = prost::Message::decode(reply.meta).unwrap();
+        self.row_step = reply.step;
+        reply.outcome
+    }
+
+    async fn push_dense(&mut self, push: &v1::TokenPush) -> i32 {
+        let push = v1::TokenPush { pulled_at: vec![self.dense_step.min(push.pulled_at[0])], ..push.clone() };
+        let gradient = Tensor::from(numbers(push.first_row, PARAMETERS));
+        let reply = self.server.push_dense(v1::PushDense { push: Some(push) }, vec![gradient]).await.unwrap();
+        let reply: v1::PushReply = prost::Message::decode(reply.meta).unwrap();
+        self.dense_step = reply.step;
+        reply.outcome
+    }
+
+    /// All that is to be seen of it, but for the memory that it takes: the slots' digests, parameters with their state, rows, what was applied.
+    async fn standing(&self) -> (Vec<u8>, Vec<u8>, u64, v1::Applied) {
+        let digest = self.server.digest().await.unwrap();
+        let partition = self.server.get_partition(v1::GetPartition { state: true }).await.unwrap();
+        let [parameters, state] = message::take("get_partition", partition.tensors).unwrap();
+        let [slots] = message::take("digest", digest.tensors).unwrap();
+        let digests: v1::StoreDigests = prost::Message::decode(digest.meta).unwrap();
+        let dense = [parameters, state].map(|numbers| numbers.expect_f32("numbers").unwrap()).concat();
+        let slots = Sha256::digest(slots.expect_u8("digests").unwrap());
+        let dense = Sha256::digest(bytemuck::cast_slice(&dense));
+        (slots.to_vec(), dense.to_vec(), digests.rows, digests.applied.unwrap())
+    }
+}
+
+/// Well mixed, and the same every time.
+fn numbers(seed: u64, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_add(7).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
+    };
+    std::iter::repeat_with(next).take(count).collect()
+}
+
+/// The keys and the token of a batch. Some workers are late by several steps.
+fn batch(number: u64) -> (v1::TokenPush, Vec<u64>) {
+    let draws = numbers(number, 14);
+    let mut keys: Vec<u64> = draws.iter().map(|draw| FeatureKey((draw.abs() * 60.0) as u64 + 1).0 << 52).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    let late = if draws[0] > 0.3 { 6 } else { 0 };
+    let token = (number / 3).saturating_sub(late);
+    let push = v1::TokenPush {
+        rank: (number % 3) as u32,
+        first_row: number * u64::from(ROWS),
+        rows: ROWS,
+        token,
+        oldest_token: (number / 3).saturating_sub(6),
+        pulled_at: vec![token],
+    };
+    (push, keys)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_killed_between_any_two_calls_ends_as_one_that_lives() {
+    for mode in ["gba", "hopBw", "async", "bsp", "hopBs"] {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let mut lives = Tried::begin(mode, folders[0].path()).await;
+        let mut dies = Tried::begin(mode, folders[1].path()).await;
+        let directory = folders[1].path();
+        let dice = numbers(3, 4 * BATCHES as usize);
+        for number in 0..BATCHES {
+            let dies_before = |call: usize| dice[4 * number as usize + call] > 0.2;
+            let (push, keys) = batch(number);
+            for server in [&lives, &dies] {
+                server.look_up(&keys).await;
+            }
+            if dies_before(0) {
+                dies.is_killed(directory);
+            }
+            let outcome = lives.push_rows(&push, &keys).await;
+            assert_eq!(dies.push_rows(&push, &keys).await, outcome, "{mode} {number}");
+            if dies_before(1) {
+                dies.is_killed(directory);
+                // Who had not heard the answer asks again.
+                assert_eq!(dies.push_rows(&push, &keys).await, outcome, "{mode} {number}");
+            }
+            if dies_before(2) {
+                dies.is_killed(directory);
+            }
+            let outcome = lives.push_dense(&push).await;
+            assert_eq!(dies.push_dense(&push).await, outcome, "{mode} {number}");
+            if dies_before(3) {
+                dies.is_killed(directory);
+                assert_eq!(dies.push_dense(&push).await, outcome, "{mode} {number}");
+            }
+            assert_eq!((lives.row_step, lives.dense_step), (dies.row_step, dies.dense_step));
+        }
+        assert_eq!(lives.standing().await, dies.standing().await, "{mode}");
+        dies.is_killed(directory);
+        for server in [&lives, &dies, &dies] {
+            server.server.flush().await.unwrap();
+        }
+        assert_eq!(lives.standing().await, dies.standing().await, "{mode}");
+        dies.is_killed(directory);
+        let (last, known) = (dies.standing().await, lives.standing().await);
+        assert_eq!(last, known, "{mode}");
+        let applied = last.3;
+        assert_eq!(applied.gradients + applied.late, BATCHES, "{mode}");
+        assert!(applied.staleness_max > 0 || mode == "hopBw" && applied.late > 0, "{mode}: {applied:?}");
+        // What is applied takes no memory.
+        for folder in ["row-pushes", "dense-pushes"] {
+            assert_eq!(std::fs::read_dir(directory.join(folder)).unwrap().count(), 0, "{mode}");
+        }
+        assert!(std::fs::read_dir(directory.join("row-steps")).unwrap().count() < 12, "{mode}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_applied_and_the_parameters_outlive_a_switch_to_a_barrier_and_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = Tried::begin("gba", folder.path()).await;
+    for number in 0..9 {
+        let (push, keys) = batch(number);
+        server.look_up(&keys).await;
+        server.push_rows(&push, &keys).await;
+        server.push_dense(&push).await;
+    }
+    server.server.flush().await.unwrap();
+    let before = server.standing().await;
+    for mode in ["sync", "gba"] {
+        let begin =
+            v1::BeginMode { mode: mode.to_owned(), step: 3, attempt: 5, first_row: 72, ..v1::BeginMode::default() };
+        server.server.begin_mode(&begin).unwrap();
+        server.is_killed(folder.path());
+        assert_eq!(server.standing().await, before, "{mode}");
+    }
+    let (push, _) = batch(9);
+    assert_eq!(server.push_dense(&push).await, v1::Outcome::Trained as i32);
+}
+
+/// An embedding worker that takes a dead one's place asks for the rows of a step that the dead one's had brought to an end here.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_sync_the_rows_of_the_last_step_are_answered_again_as_they_were() {
+    let folder = tempfile::tempdir().unwrap();
+    let tried = Tried::begin("sync", folder.path()).await;
+    let (_, keys) = batch(1);
+    let look_up = async |step: u64, keys: &[u64]| tried.look_up_for(step, keys).await;
+    let update = async |step: u64| {
+        for piece in 0..tried.plan.pieces() {
+            tried.push_piece(step, piece, &keys).await;
+        }
+    };
+    let (is_applied, first) = look_up(0, &keys).await;
+    assert!(!is_applied);
+    update(0).await;
+    assert_eq!(look_up(0, &keys).await, (true, first.clone()));
+    let (is_applied, second) = look_up(1, &keys).await;
+    assert!(!is_applied && second != first, "the rows were updated");
+    assert_eq!(look_up(0, &keys).await, (true, first), "the next step is asked for ahead");
+    assert_eq!(look_up(0, &keys[1..]).await, (true, Vec::new()), "nobody was answered that");
+    update(1).await;
+    look_up(2, &keys).await;
+    assert_eq!((look_up(1, &keys).await, look_up(0, &keys).await), ((true, second), (true, Vec::new())));
+}
+
+/// The last gradients of a step may come while whoever takes a dead one's place has its rows looked up.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_sync_nobody_is_answered_rows_that_the_step_has_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let tried = Tried::begin("sync", folder.path()).await;
+    let keys: Vec<u64> = (1..20_000).map(|number| number << 49).collect();
+    let look_up = async |step: u64| tried.look_up_for(step, &keys).await;
+    let update = async |step: u64, piece: u32| tried.push_piece(step, piece, &keys).await;
+    for step in 0..30 {
+        let (_, first) = look_up(step).await;
+        for piece in 1..tried.plan.pieces() {
+            update(step, piece).await;
+        }
+        let asks = async {
+            let mut answers = Vec::new();
+            for _ in 0..8 {
+                // As in a server that has taken another's place since.
+                tried.server.lock_answered().forget_all();
+                answers.push(look_up(step).await);
+            }
+            answers
+        };
+        let ((), answers) = tokio::join!(update(step, 0), asks);
+        for (is_applied, again) in answers {
+            assert!(if is_applied { again.is_empty() } else { again == first }, "step {step}: is_applied {is_applied}");
+        }
+    }
+}
+
+/// The files of a server whose process has died are trusted only where they are whole.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_whole_is_not_gone_on_from() {
+    let folder = tempfile::tempdir().unwrap();
+    let (directory, plan) = (folder.path(), plan("gba"));
+    let begin = async || {
+        let mut server = Tried::begin("gba", directory).await;
+        for number in 0..4 {
+            let (push, keys) = batch(number);
+            server.look_up(&keys).await;
+            server.push_rows(&push, &keys).await;
+            server.push_dense(&push).await;
+        }
+    };
+    let goes_on = || Rows::of_attempt(directory, &plan, Some(5)).unwrap().place().is_some();
+    begin().await;
+    assert!(goes_on());
+    std::fs::write(directory.join("row-pushes/push.7.part"), "being written").unwrap();
+    assert!(goes_on());
+    assert!(!directory.join("row-pushes/push.7.part").exists());
+    for damaged in ["partition", "row-pushes/3", "dense-pushes/3", "row-steps/0"] {
+        let bytes = std::fs::read(directory.join(damaged)).unwrap();
+        std::fs::write(directory.join(damaged), &bytes[..bytes.len() - 1]).unwrap();
+        assert!(!goes_on(), "{damaged}");
+        assert!(!goes_on(), "{damaged}: begun anew, and not begun");
+        begin().await;
+    }
+    assert!(Rows::of_attempt(directory, &plan, Some(6)).unwrap().place().is_none(), "of another attempt");
+}
+
+/// While the digest is waited for, or anything else that goes through all slots, the server says how far it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_tells_how_much_it_has_done() {
+    let folder = tempfile::tempdir().unwrap();
+    let Tried { plan, server, .. } = Tried::begin("sync", folder.path()).await;
+    let (server, slots) = (Arc::new(server), plan.store.slots);
+    let transport = InProcess::new(InProcessConfig::default(), WireCounters::unregistered(|_| "test").unwrap());
+    let address = Address::local("ps-0");
+    let _serving = transport.serve(Arc::clone(&server) as Arc<dyn Service>, &address).unwrap();
+    let channel = transport.connect(&address).unwrap();
+    let done = async || message::call(&channel, v1::WorkRequest {}, Vec::new(), CALL_DEADLINE).await.unwrap().0.done;
+    let before = done().await;
+    let digest = message::call(&channel, v1::StoreDigestRequest {}, Vec::new(), CALL_DEADLINE).await.unwrap();
+    assert_eq!(done().await - before, u64::from(slots));
+    let [digests] = message::take("store_digest", digest.1).unwrap();
+    let expected = server.store.digests(0..slots).unwrap().concat();
+    assert_eq!(digests.expect_u8("digests").unwrap(), expected, "in the order of the slots");
+}
+
+/// A caller that was answered would take the job down for a process that ends in order.
+#[test]
+fn work_that_ends_with_its_process_is_answered_by_nobody() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().max_blocking_threads(1).enable_time().build().unwrap();
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let _busy = runtime.spawn_blocking(move || held.recv());
+    let waits = runtime.spawn_blocking(|| ());
+    waits.abort();
+    runtime.block_on(async {
+        let answer = tokio::time::timeout(Duration::from_millis(200), done("preparation of ids", waits)).await;
+        assert!(answer.is_err(), "{answer:?}");
+    });
+    drop(release);
+    let panicked = runtime.block_on(blocking::<u8>("preparation of ids", || panic!("on purpose")));
+    assert!(panicked.unwrap_err().to_string().starts_with("preparation of ids ended unexpectedly"));
+}

@@ -1,0 +1,29 @@
+//! A part of the dense parameters, as a checkpoint holds it.
+
+use rectrain_checkpoint::{CheckpointError, DensePart};
+
+use crate::error::RoleError;
+use crate::plan::JobPlan;
+
+/// Some of the dense parameters, from `offset` on, and the state of their optimizer, its vectors one after another.
+pub fn dense_part(plan: &JobPlan, offset: u64, parameters: &[f32], state: &[f32], step: u64) -> DensePart {
+    let names = plan.dense_optimizer.slots();
+    // Of a server without parameters they are all empty, and there nevertheless.
+    let vector = |place: usize| state.get(place * parameters.len()..(place + 1) * parameters.len());
+    let named = names.iter().enumerate().map_while(|(place, name)| Some(((*name).to_owned(), vector(place)?.to_vec())));
+    DensePart {
+        offset,
+        parameters: parameters.to_vec(),
+        optimizer: plan.dense_optimizer.kind().name().to_owned(),
+        state: named.collect(),
+        update_count: step,
+    }
+}
+
+/// A message about checkpoints in a job that has none.
+pub fn no_checkpoints() -> RoleError {
+    RoleError::Checkpoint(Box::new(CheckpointError::Incomplete {
+        checkpoint: "-".to_owned(),
+        problem: "the job has no spec.checkpoint.path".to_owned(),
+    }))
+}

@@ -1,0 +1,90 @@
+//! Where the features of a job are: in rows, in pooled embeddings, and in messages of these.
+
+use rectrain_kinds::{Compression, Pooling};
+use rectrain_wire::Tensor;
+
+use crate::compression::TensorCodec;
+use crate::error::RoleError;
+
+/// Where a sparse feature's rows live and where its pooled embedding goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FeaturePlace {
+    /// The row group that its rows belong to.
+    pub group: usize,
+    /// Columns of its embedding (0 if the model only wants first-order weights).
+    pub dim: usize,
+    /// Its first column in the pooled embeddings.
+    pub offset: usize,
+    /// How several values are pooled.
+    pub pooling: Pooling,
+}
+
+/// The features of a job, as the embedding worker sees them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FeatureLayout {
+    /// In the order of the manifest.
+    pub features: Vec<FeaturePlace>,
+    /// Columns of a row of each group, with the first-order weight.
+    pub group_dims: Vec<usize>,
+    /// Whether column 0 of every row is a first-order weight.
+    pub linear: bool,
+    /// Columns of the pooled embeddings: the sum of the features' dims.
+    pub embedding_width: usize,
+}
+
+impl FeatureLayout {
+    /// The first column of a row that is an embedding: 1 behind a first-order weight, otherwise 0.
+    #[must_use]
+    pub fn first_embedding_column(&self) -> usize {
+        usize::from(self.linear)
+    }
+}
+
+/// Pooled embeddings of a piece of a batch, or the gradients of them.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Pooled {
+    /// [samples, Σ dims]
+    pub embeddings: Vec<f32>,
+    /// [samples, features]; empty if the model has no first-order weights.
+    pub linear: Vec<f32>,
+}
+
+/// Pooled embeddings, or gradients of them, as they travel between dense and embedding workers.
+pub fn encode_pooled(
+    pooled: Pooled,
+    layout: &FeatureLayout,
+    encode: impl Fn(Vec<f32>, usize) -> Result<Vec<Tensor>, RoleError>,
+) -> Result<Vec<Tensor>, RoleError> {
+    let mut tensors = Vec::with_capacity(4);
+    if layout.embedding_width > 0 {
+        tensors.extend(encode(pooled.embeddings, layout.embedding_width)?);
+    }
+    if layout.linear {
+        tensors.extend(encode(pooled.linear, layout.features.len())?);
+    }
+    Ok(tensors)
+}
+
+/// The inverse of [`encode_pooled`]; sizes are checked.
+pub fn decode_pooled(
+    what: &'static str,
+    tensors: &mut impl Iterator<Item = Tensor>,
+    samples: usize,
+    layout: &FeatureLayout,
+    compression: Compression,
+) -> Result<Pooled, RoleError> {
+    let mut part = |columns: usize| {
+        if columns == 0 {
+            return Ok(Vec::new());
+        }
+        let values = compression.decode(what, tensors, columns)?;
+        if values.len() == samples * columns {
+            return Ok(values);
+        }
+        let reason = format!("{samples} samples of {columns} columns were expected, {} values came", values.len());
+        Err(RoleError::Inconsistent { message: what, reason })
+    };
+    let embeddings = part(layout.embedding_width)?;
+    let linear = part(if layout.linear { layout.features.len() } else { 0 })?;
+    Ok(Pooled { embeddings, linear })
+}

@@ -1,0 +1,267 @@
+//! Every metric of the roles: durations as histograms, losses as counters, each with a `replica` label. One registry a process.
+
+use prometheus::{
+    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder,
+};
+use rectrain_kinds::Role;
+
+use crate::error::RoleError;
+use crate::token_counts::TokenCounts;
+
+/// 10 µs to 10 s, three buckets a decade.
+const SECONDS: &[f64] = &[
+    1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+];
+
+/// Global steps.
+const STEPS: &[f64] = &[0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0];
+
+macro_rules! metrics {
+    ($($(#[$doc:meta])* $owner:ident { $($field:ident: $kind:ident = $name:literal, $help:literal;)* })*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone)]
+            pub struct $owner { $(#[doc = $help] pub $field: metrics!(@single $kind),)* }
+        )*
+
+        /// All metrics of the roles, registered once in a process's registry.
+        #[derive(Clone)]
+        pub struct RoleMetrics { registry: Registry, $($($field: metrics!(@family $kind),)*)* }
+
+        impl RoleMetrics {
+            /// Registers every metric.
+            pub fn new(registry: Registry) -> Result<Self, RoleError> {
+                $($(
+                    let $field = metrics!(@new $kind, $name, $help).map_err(metrics_error)?;
+                    registry.register(Box::new($field.clone())).map_err(metrics_error)?;
+                )*)*
+                Ok(Self { registry, $($($field,)*)* })
+            }
+        }
+
+        $(
+            impl $owner {
+                /// Those of one replica.
+                #[must_use]
+                pub fn of(all: &RoleMetrics, replica: u32) -> Self {
+                    let replica = replica.to_string();
+                    Self { $($field: all.$field.with_label_values(&[replica.as_str()]),)* }
+                }
+            }
+        )*
+
+        /// Name, kind and help of every metric of the roles, for the reference.
+        pub const REFERENCE: &[(&str, &str, &str)] = &[$($(($name, stringify!($kind), $help),)*)*];
+    };
+    (@single seconds) => { Histogram };
+    (@single steps) => { Histogram };
+    (@single counter) => { IntCounter };
+    (@single gauge) => { IntGauge };
+    (@family seconds) => { HistogramVec };
+    (@family steps) => { HistogramVec };
+    (@family counter) => { IntCounterVec };
+    (@family gauge) => { IntGaugeVec };
+    (@new seconds, $name:literal, $help:literal) => {
+        HistogramVec::new(HistogramOpts::new($name, $help).buckets(SECONDS.to_vec()), &["replica"])
+    };
+    (@new steps, $name:literal, $help:literal) => {
+        HistogramVec::new(HistogramOpts::new($name, $help).buckets(STEPS.to_vec()), &["replica"])
+    };
+    (@new counter, $name:literal, $help:literal) => { IntCounterVec::new(Opts::new($name, $help), &["replica"]) };
+    (@new gauge, $name:literal, $help:literal) => { IntGaugeVec::new(Opts::new($name, $help), &["replica"]) };
+}
+
+metrics! {
+    /// Metrics of a loader.
+    LoaderMetrics {
+        read: seconds = "rectrain_loader_read_seconds", "Time to read and parse a chunk of data.";
+        send: seconds = "rectrain_loader_send_seconds", "Time until every dense worker has taken a global batch in; long means that training is the bottleneck.";
+        rows: counter = "rectrain_loader_rows_total", "Rows read, test data included.";
+        skipped_rows: counter = "rectrain_loader_skipped_rows_total", "Bad rows skipped because spec.data.badRows allows it.";
+    }
+    /// Metrics of an embedding worker.
+    EmbeddingWorkerMetrics {
+        look_up: seconds = "rectrain_embedding_worker_lookup_seconds", "Time until all parameter servers have answered a batch's look-up, waiting for earlier steps included.";
+        pool: seconds = "rectrain_embedding_worker_pool_seconds", "Time to pool a batch's rows.";
+        update: seconds = "rectrain_embedding_worker_update_seconds", "Time until all parameter servers have taken a batch's gradients in.";
+        queue: seconds = "rectrain_embedding_worker_queue_seconds", "Time that a piece of work on a batch (preparing its ids, pooling, scattering its gradients) waited for a free core; long means that there are too few embedding workers.";
+        service: seconds = "rectrain_embedding_worker_service_seconds", "Time that a core then worked on it.";
+        unique_ids: counter = "rectrain_embedding_worker_unique_ids_total", "Distinct ids of all batches.";
+        batches_in_flight: gauge = "rectrain_embedding_worker_batches_in_flight", "Batches whose ids are here and whose gradients are not.";
+        missing_rows: counter = "rectrain_embedding_worker_missing_rows_total", "Gradients for rows that were gone when they arrived.";
+    }
+    /// Metrics of a parameter server.
+    PsMetrics {
+        lookup: seconds = "rectrain_ps_lookup_seconds", "Time to look up a batch's rows.";
+        gate_wait: seconds = "rectrain_ps_gate_wait_seconds", "Time a look-up waited for earlier steps to be applied.";
+        update_time: seconds = "rectrain_ps_update_seconds", "Time to sum and apply the gradients of a step.";
+        found_rows: counter = "rectrain_ps_found_rows_total", "Rows looked up that were there.";
+        inserted_rows: counter = "rectrain_ps_inserted_rows_total", "Rows made because training met their key for the first time.";
+        initial_rows: counter = "rectrain_ps_initial_rows_total", "Rows read as their initial value and not made (evaluation).";
+        lost_rows: counter = "rectrain_ps_missing_rows_total", "Gradients dropped because their row was gone.";
+        non_finite_rows: counter = "rectrain_ps_non_finite_rows_total", "Gradients dropped because they were not finite.";
+        dense_staleness: steps = "rectrain_ps_dense_gradient_staleness_steps", "Staleness of dense gradients applied without a barrier: the step that applied one less the step its parameters were pulled at.";
+        token_staleness: steps = "rectrain_ps_token_staleness_steps", "Staleness of tokens: the step that applied a gradient less its token, which decides whether gba leaves it out.";
+        buffered_gradients: gauge = "rectrain_ps_buffered_gradients", "Gradients in the buffer, to be applied when it is full.";
+        applied_gradients: counter = "rectrain_ps_applied_gradients_total", "Dense gradients applied without a barrier, whatever their weight.";
+        excluded_gradients: counter = "rectrain_ps_excluded_gradients_total", "Of those, left out for their staleness.";
+        late_gradients: counter = "rectrain_ps_late_gradients_total", "Dense gradients dropped because their step was applied (hopBw).";
+        repeated_gradients: counter = "rectrain_ps_repeated_gradients_total", "Gradients with a barrier that came twice, because an embedding worker died, and were taken in once.";
+        rows_held: gauge = "rectrain_ps_rows", "Rows held.";
+        bytes: gauge = "rectrain_ps_bytes", "Bytes that rows of the embedding store use, with all that belongs to them.";
+        slots: gauge = "rectrain_ps_slots", "Slots whose rows are this server's.";
+        kept_rows: gauge = "rectrain_ps_kept_rows", "Rows that this process found in shared memory when it took the place of one that had died; 0 otherwise.";
+        repaired_rows: gauge = "rectrain_ps_repaired_rows", "Of those, rows that were being changed at the moment of death and were put back, to be changed again.";
+        moved_bytes: counter = "rectrain_ps_moved_bytes_total", "Bytes of rows sent to other parameter servers with slots that move.";
+        forwarded_rows: counter = "rectrain_ps_forwarded_rows_total", "Of those, rows sent again because they changed while their slot was on its way.";
+    }
+    /// Metrics of the coordinator.
+    CoordinatorMetrics {
+        tokens_issued: counter = "rectrain_coordinator_tokens_issued_total", "Batches handed out with a token (modes without a barrier), lost ones included.";
+        tokens_lost: counter = "rectrain_coordinator_tokens_lost_total", "Tokens lost with the dense worker that held them; their batches go out again.";
+        dropped_batches: counter = "rectrain_coordinator_batches_dropped_total", "Local batches whose gradients hopBw dropped.";
+        repeated_batches: counter = "rectrain_coordinator_batches_repeated_total", "Batches brought twice, of which the second was ignored.";
+        mode_switches: counter = "rectrain_coordinator_mode_switches_total", "Switches of the training mode.";
+        checkpoints: counter = "rectrain_coordinator_checkpoints_total", "Checkpoints written.";
+        checkpoint_time: seconds = "rectrain_coordinator_checkpoint_seconds", "Time from the instant a checkpoint is of until it existed; training goes on meanwhile.";
+        checkpoint_freeze: seconds = "rectrain_coordinator_checkpoint_freeze_seconds", "Time for which training rests until the instant that a checkpoint is of is fixed everywhere.";
+        checkpoint_bytes: counter = "rectrain_coordinator_checkpoint_bytes_total", "Bytes of the checkpoints written.";
+        checkpoint_step: gauge = "rectrain_coordinator_checkpoint_step", "Global step of the last checkpoint; what is trained since is repeated after a crash.";
+        failed_checkpoints: counter = "rectrain_coordinator_checkpoints_failed_total", "Checkpoints given up because a part could not be written.";
+        journal_writes: counter = "rectrain_coordinator_journal_writes_total", "Writings of the journal, from which a coordinator that is killed goes on.";
+        skipped_checkpoints: counter = "rectrain_coordinator_checkpoints_skipped_total", "Checkpoints left out because the one before was still being written.";
+        map_epoch: gauge = "rectrain_coordinator_map_epoch", "The slot map in force; it rises with every migration.";
+        parameter_servers: gauge = "rectrain_coordinator_parameter_servers", "Parameter servers in the slot map.";
+        embedding_workers: gauge = "rectrain_coordinator_embedding_workers", "Embedding workers that hold batches.";
+        dense_workers: gauge = "rectrain_coordinator_dense_workers", "Dense workers that train.";
+        loaders: gauge = "rectrain_coordinator_loaders", "Loaders that are given data, or whose data is not trained yet.";
+        rejoins: counter = "rectrain_coordinator_rejoins_total", "Members that died and were replaced while the others went on: embedding workers, loaders, dense workers whose parameters others had, and parameter servers that kept their rows.";
+        migrations: counter = "rectrain_coordinator_migrations_total", "Times that slots were spread anew over the parameter servers.";
+        moved_slots: counter = "rectrain_coordinator_moved_slots_total", "Slots that moved to another parameter server.";
+        migrated_bytes: counter = "rectrain_coordinator_moved_bytes_total", "Bytes of rows sent between parameter servers for that.";
+        migration_time: seconds = "rectrain_coordinator_migration_seconds", "Time from the plan of a migration until the new slot map was in force; training goes on meanwhile.";
+        flip_time: seconds = "rectrain_coordinator_flip_seconds", "Time that training rested for a new slot map.";
+    }
+    /// Metrics of a dense worker.
+    DenseWorkerMetrics {
+        step: seconds = "rectrain_dense_worker_step_seconds", "Time of a training step.";
+        batch_wait: seconds = "rectrain_dense_worker_batch_wait_seconds", "Time a dense worker waited for a loader; long means that loaders are the bottleneck.";
+        embedding_wait: seconds = "rectrain_dense_worker_embedding_wait_seconds", "Time a step waited for its embeddings.";
+        compute: seconds = "rectrain_dense_worker_compute_seconds", "Time of forward and backward pass.";
+        all_reduce: seconds = "rectrain_dense_worker_all_reduce_seconds", "Time to sum gradients over the dense workers.";
+        steps: counter = "rectrain_dense_worker_steps_total", "Steps trained.";
+        samples: counter = "rectrain_dense_worker_samples_total", "Samples trained.";
+        gpu_memory_used: gauge = "rectrain_dense_worker_gpu_memory_used_bytes", "GPU memory that the worker's buffers take; 0 on the CPU.";
+        gpu_memory_reserved: gauge = "rectrain_dense_worker_gpu_memory_reserved_bytes", "GPU memory that the worker has taken from the driver, what it keeps for reuse included; 0 on the CPU.";
+    }
+}
+
+impl RoleMetrics {
+    /// The registry that all of them are in.
+    #[must_use]
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// The registry in Prometheus' text format.
+    pub fn encode(&self) -> Result<String, RoleError> {
+        TextEncoder::new().encode_to_string(&self.registry.gather()).map_err(metrics_error)
+    }
+}
+
+impl CoordinatorMetrics {
+    /// Counts what the coordinator's own account has more than `before`: what others have counted in the job's life was counted.
+    pub fn count(&self, counts: &TokenCounts, before: &TokenCounts) {
+        let add = |counter: &IntCounter, value: u64, before: u64| counter.inc_by(value.saturating_sub(before));
+        add(&self.tokens_issued, counts.issued, before.issued);
+        add(&self.tokens_lost, counts.lost, before.lost);
+        add(&self.dropped_batches, counts.dropped_batches, before.dropped_batches);
+        add(&self.repeated_batches, counts.repeated_batches, before.repeated_batches);
+        add(&self.mode_switches, counts.switches, before.switches);
+    }
+
+    /// So many members of a role take part.
+    pub fn set_members(&self, role: Role, members: u32) {
+        let gauge = match role {
+            Role::Coordinator => return,
+            Role::Ps => &self.parameter_servers,
+            Role::EmbeddingWorker => &self.embedding_workers,
+            Role::DenseWorker => &self.dense_workers,
+            Role::Loader => &self.loaders,
+        };
+        gauge.set(i64::from(members));
+    }
+}
+
+impl PsMetrics {
+    pub fn count_look_up(&self, counts: rectrain_embedding::LookupCounts) {
+        self.found_rows.inc_by(counts.found);
+        self.inserted_rows.inc_by(counts.inserted);
+        self.initial_rows.inc_by(counts.missing);
+    }
+}
+
+/// docs/reference/metrics.md.
+#[must_use]
+pub fn reference_markdown() -> String {
+    let mut text = String::from(
+        "# Metrics\n\nServed on `/metrics` by every process. Times are histograms in seconds, staleness in global steps; every metric of a role has the label \
+         `replica`.\n",
+    );
+    tabulate(&mut text, REFERENCE);
+    text.push_str(
+        "\n## The wire\n\nWhat the process says to others of the job, and they to it. Who makes a call counts it as a call, who serves it as a request. \
+         Between roles of one process nothing is serialized: such frames have 0 bytes.\n",
+    );
+    tabulate(&mut text, rectrain_wire::METRICS_REFERENCE);
+    text
+}
+
+fn tabulate(text: &mut String, metrics: &[(&str, &str, &str)]) {
+    text.push_str("\n| metric | kind | meaning |\n|---|---|---|\n");
+    for (name, kind, help) in metrics {
+        let kind = if matches!(*kind, "seconds" | "steps") { "histogram" } else { kind };
+        text.push_str(&format!("| `{name}` | {kind} | {help} |\n"));
+    }
+}
+
+fn metrics_error(error: prometheus::Error) -> RoleError {
+    RoleError::Task { what: "registration of metrics", reason: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_is_up_to_date() {
+        let written = include_str!("../../../docs/reference/metrics.md");
+        assert_eq!(written, reference_markdown(), "write it anew with `cargo xtask docs`");
+    }
+
+    #[test]
+    fn metrics_register_once_and_are_named_alike() {
+        let all = RoleMetrics::new(Registry::new()).unwrap();
+        PsMetrics::of(&all, 3).rows_held.set(7);
+        assert!(all.encode().unwrap().contains("rectrain_ps_rows{replica=\"3\"} 7"));
+        for (name, kind, help) in REFERENCE {
+            assert!(name.starts_with("rectrain_") && help.ends_with('.'), "{name}");
+            assert_eq!(*kind == "counter", name.ends_with("_total"), "{name}");
+            assert_eq!(*kind == "seconds", name.ends_with("_seconds"), "{name}");
+            assert_eq!(*kind == "steps", name.ends_with("_steps"), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_counted_is_what_is_new() {
+        let metrics = CoordinatorMetrics::of(&RoleMetrics::new(Registry::new()).unwrap(), 0);
+        let before = TokenCounts { switches: 9, ..TokenCounts::default() };
+        let later = TokenCounts { switches: 11, ..before };
+        metrics.count(&later, &before);
+        assert_eq!(metrics.mode_switches.get(), 2);
+        // Another checkpoint was gone on from.
+        metrics.count(&before, &later);
+        assert_eq!(metrics.mode_switches.get(), 2);
+    }
+}
