@@ -36,7 +36,7 @@ const SIMULATION_HEAD: &str = "\
 
 A simulation is one YAML document of `apiVersion: rectrain.dev/v1alpha1` and `kind: Simulation`; `rectrain simulate` reads it, and
 nothing else does. `metadata.name` may name it. Where a list is expected, a single number stands for a list of one. `--set`
-and `--set-string` override fields as they do in manifests. docs/simulate.md is the guide.
+and `--set-string` override fields as they do in manifests. docs/guide/simulate.md is the guide.
 ";
 
 /// The reference of `kind: Simulation` as Markdown.

@@ -1,5 +1,5 @@
 //! Why a job does not train: one [`Problem`] with a cause of a fixed list and a message that says what to do. Pure: pods and the
-//! coordinator's answer go in, a problem comes out. docs/failures has a page for every cause.
+//! coordinator's answer go in, a problem comes out. docs/operations/failures has a page for every cause.
 
 use jiff::{SignedDuration, Timestamp};
 use rectrain_crds::Mode;
@@ -342,7 +342,7 @@ mod tests {
 
     #[test]
     fn every_cause_has_a_page() {
-        let pages = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/failures");
+        let pages = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operations/failures");
         for cause in Cause::ALL {
             let page = pages.join(format!("{}.md", cause.reason()));
             assert!(page.is_file(), "{} is missing", page.display());

@@ -1,6 +1,6 @@
 //! Continual training with switches between the training modes, as in GBA's §5.2: the rows are gone through slice by slice, the
 //! model is tested on each slice before it trains on it, and in the middle the mode is switched, from `sync` to each other mode
-//! and from each other mode to `sync`, with no hyper-parameter changed. Prints the figures of docs/benchmarks.md.
+//! and from each other mode to `sync`, with no hyper-parameter changed. Prints the figures of docs/development/benchmarks.md.
 
 use serde_json::Value;
 

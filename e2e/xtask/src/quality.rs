@@ -1,4 +1,4 @@
-//! Trains on real data for several models, modes and seeds and prints what was reached: the figures of docs/benchmarks.md.
+//! Trains on real data for several models, modes and seeds and prints what was reached: the figures of docs/development/benchmarks.md.
 
 use serde_json::Value;
 

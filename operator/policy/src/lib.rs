@@ -9,7 +9,7 @@
 //! 2. [`decide`] gives one [`Decision`] a subject, each with the reason in a sentence.
 //! 3. [`History::record`] remembers what was decided, which is what cool-downs and limits count from.
 //!
-//! Carrying a decision out is the caller's. What is decided from what, with all formulas: `docs/autoscaling.md`.
+//! Carrying a decision out is the caller's. What is decided from what, with all formulas: `docs/operations/autoscaling.md`.
 
 mod decide;
 mod decision;

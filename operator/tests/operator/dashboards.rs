@@ -74,7 +74,7 @@ fn metrics(expression: &str) -> BTreeSet<String> {
 /// First columns of the tables of the references, the kubelet's metrics of the page on dashboards, and what rules record.
 fn known() -> BTreeSet<String> {
     let mut all = BTreeSet::new();
-    for page in ["docs/reference/metrics.md", "docs/reference/operator-metrics.md", "docs/dashboards.md"] {
+    for page in ["docs/reference/metrics.md", "docs/reference/operator-metrics.md", "docs/operations/dashboards.md"] {
         let page = read(page);
         let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
         for (name, rest) in rows {
@@ -159,24 +159,24 @@ fn overlap(panels: &[Value]) -> bool {
 fn each_alert_says_how_bad_it_is_and_where_to_read_on_and_each_page_has_its_alert() {
     let alerts = alerts();
     assert!(alerts.len() > 15);
-    let index = read("docs/alerts/README.md");
+    let index = read("docs/operations/alerts/README.md");
     for (name, alert) in &alerts {
         let (labels, annotations) = (&alert["labels"], &alert["annotations"]);
         assert!(["info", "warning", "critical"].contains(&text(&labels["severity"])), "{name}");
         assert!(text(&annotations["description"]).contains("{{ $") || name == "RectrainOperatorDown", "{name}");
-        assert_eq!(text(&annotations["runbook_url"]), format!("docs/alerts/{name}.md"));
-        let page = read(&format!("docs/alerts/{name}.md"));
+        assert_eq!(text(&annotations["runbook_url"]), format!("docs/operations/alerts/{name}.md"));
+        let page = read(&format!("docs/operations/alerts/{name}.md"));
         assert!(
             page.starts_with(&format!("# {name}: {}\n", text(&annotations["summary"]))),
             "{name}: title of its page"
         );
         for part in ["\n## Meaning\n", "\n## Impact\n", "\n## Look at\n", "\n## Do\n", "```"] {
-            assert!(page.contains(part), "docs/alerts/{name}.md lacks {part:?}");
+            assert!(page.contains(part), "docs/operations/alerts/{name}.md lacks {part:?}");
         }
         let line = format!("| [{name}]({name}.md) | {} |", text(&labels["severity"]));
-        assert!(index.contains(&line), "docs/alerts/README.md lacks {line}");
+        assert!(index.contains(&line), "docs/operations/alerts/README.md lacks {line}");
     }
-    let files = std::fs::read_dir(root().join("docs/alerts")).unwrap().map(|file| file.unwrap().file_name());
+    let files = std::fs::read_dir(root().join("docs/operations/alerts")).unwrap().map(|file| file.unwrap().file_name());
     let pages: BTreeSet<_> = files.map(|name| name.into_string().unwrap().replace(".md", "")).collect();
     let expected: BTreeSet<_> = alerts.keys().cloned().chain(["README".to_owned()]).collect();
     assert_eq!(pages, expected);

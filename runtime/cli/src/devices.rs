@@ -21,7 +21,7 @@ pub(crate) fn show(as_json: bool) -> Result<(), Failure> {
     }
     match (GPU_SUPPORT, gpus.is_empty()) {
         (false, _) => {
-            println!("This build computes on the CPU only; the feature `cuda` adds NVIDIA GPUs (docs/gpu.md).")
+            println!("This build computes on the CPU only; the feature `cuda` adds NVIDIA GPUs (docs/guide/gpu.md).")
         }
         (true, true) => println!("This build can use NVIDIA GPUs, but found no GPU or no driver for one."),
         (true, false) => {}

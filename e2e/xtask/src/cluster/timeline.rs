@@ -1,5 +1,5 @@
 //! What a job did over time, beside what was done to it: samples a second, the training mode, and when neighbours took the processors of
-//! its nodes. Kept as JSON and drawn as SVG; both are pure. [`super::contention`] records them, `docs/timelines` has some.
+//! its nodes. Kept as JSON and drawn as SVG; both are pure. [`super::contention`] records them, `docs/development/timelines` has some.
 
 use std::fmt::Write;
 

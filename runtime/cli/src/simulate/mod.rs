@@ -1,5 +1,5 @@
 //! `rectrain simulate`: how fast each training mode would be with workers of unequal speed, and how stale its gradients. Reads a
-//! `kind: Simulation` (see docs/simulate.md), runs the training modes' own state machines under a virtual clock
+//! `kind: Simulation` (see docs/guide/simulate.md), runs the training modes' own state machines under a virtual clock
 //! ([`rectrain_modes::gba::simulate`]), and shows what came of it as a table, as JSON lines, and as a drawing.
 
 mod plan;
