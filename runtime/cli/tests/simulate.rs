@@ -43,7 +43,7 @@ fn with_2_of_8_workers_4_times_slower_gba_is_2_4_times_sync_and_as_fast_as_async
 fn json_has_a_line_a_mode_that_begins_with_the_figures_modes_are_compared_by() {
     let output = rectrain(&examples(), &["simulate", "straggler.yaml", "--json"]);
     let text = String::from_utf8(output.stdout).unwrap();
-    let modes = ["sync", "hybrid", "async", "gba", "hop-bs", "hop-bw", "bsp"];
+    let modes = ["sync", "hybrid", "async", "gba", "hopBs", "hopBw", "bsp"];
     assert_eq!(text.lines().count(), modes.len());
     for (line, mode) in text.lines().zip(modes) {
         let mut rest = line;
@@ -57,8 +57,8 @@ fn json_has_a_line_a_mode_that_begins_with_the_figures_modes_are_compared_by() {
         for key in keys.iter().chain(&["maxStaleness", "idleShare", "trainedSamplesPerSecond", "seed"]) {
             assert!(value[key].is_number(), "{key} in {line}");
         }
-        assert_eq!(value["droppedBatches"].as_u64().unwrap() > 0, mode == "hop-bw", "{line}");
-        assert_eq!(value["meanStaleness"].as_f64().unwrap() > 0.0, ["async", "gba", "hop-bs", "bsp"].contains(&mode));
+        assert_eq!(value["droppedBatches"].as_u64().unwrap() > 0, mode == "hopBw", "{line}");
+        assert_eq!(value["meanStaleness"].as_f64().unwrap() > 0.0, ["async", "gba", "hopBs", "bsp"].contains(&mode));
     }
 }
 
@@ -104,7 +104,7 @@ fn the_table_and_the_drawing_show_every_mode() {
     let text = String::from_utf8(output.stdout).unwrap();
     let table = text.split_once('\n').unwrap().1;
     let svg = std::fs::read_to_string(folder.path().join("plot.svg")).unwrap();
-    for mode in ["sync", "hybrid", "async", "gba", "hop-bs", "hop-bw", "bsp"] {
+    for mode in ["sync", "hybrid", "async", "gba", "hopBs", "hopBw", "bsp"] {
         assert_eq!(table.matches(&format!(" {mode} ")).count(), 2, "{mode} in {table}");
         assert_eq!(svg.matches(&format!(">{mode}</text>")).count(), 2, "{mode}");
         assert_eq!(svg.matches(&format!("<title>{mode}</title></polyline>")).count(), 2, "{mode}");

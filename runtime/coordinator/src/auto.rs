@@ -10,7 +10,8 @@ use rectrain_proto::v1;
 
 use super::Coordinator;
 use super::training::SwitchRefused;
-use rectrain_protocol::plan::{JobPlan, TrainingMode};
+use rectrain_modes::TrainingMode;
+use rectrain_protocol::plan::JobPlan;
 
 /// Time between two looks.
 const LOOK: Duration = Duration::from_secs(1);

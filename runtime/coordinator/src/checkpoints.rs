@@ -11,7 +11,7 @@ use rectrain_checkpoint::{
     Base, Begin, Checkpoint, CheckpointError, CheckpointWriter, Depth, FileEntry, Identity, Kind, ListedState,
     Manifest, Ticket, directory_name, latest_good, list, retain, save_state,
 };
-use rectrain_modes::gba::Boundary;
+use rectrain_modes::switch::Boundary;
 use rectrain_proto::v1;
 use rectrain_storage::Directory;
 use rectrain_wire::Channel;

@@ -1,7 +1,7 @@
 //! What the coordinator puts into a checkpoint, and what it takes from one: where training and its data stood at a global-step
 //! boundary, and the counts of the job's whole life. JSON, under the name [`NAME`].
 
-use rectrain_modes::gba::RowCounts;
+use rectrain_modes::RowCounts;
 use rectrain_modes::{DataPosition, TrainingLength};
 use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};

@@ -5,7 +5,8 @@ use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rectrain_checkpoint::FileEntry;
-use rectrain_modes::gba::Boundary;
+use rectrain_modes::DenseHome;
+use rectrain_modes::switch::Boundary;
 use rectrain_proto::v1;
 use rectrain_wire::Channel;
 use tokio::sync::oneshot;
@@ -200,7 +201,7 @@ impl Coordinator {
         let mode = self.lock().training().mode();
         let begun = checkpoints.begin(at, mode.name());
         let failed = |error| (ticket::write(&begun.ticket), error);
-        let partition = !mode.has_barrier();
+        let partition = mode.dense_home() == DenseHome::Servers;
         let applied = checkpoints::freeze(&begun.ticket, partition, servers).await.map_err(failed)?;
         let state = self.lock().save(&self.plan, &applied).and_then(|saved| saved.encode()).map_err(failed)?;
         let dense = (!partition).then(|| {

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rectrain_modes::{GlobalStep, Rank, RingAllReduce};
+use rectrain_modes::barrier::RingAllReduce;
+use rectrain_modes::{GlobalStep, Rank};
 use rectrain_proto::v1;
 use rectrain_wire::{Channel, Tensor, WireError};
 use tokio::sync::Notify;

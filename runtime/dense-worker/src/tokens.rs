@@ -6,7 +6,8 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
 use rectrain_dense::StepOutput;
-use rectrain_modes::gba::{Assignment, Batch, Outcome, PushPullWorker, Reply, Server, Token, WorkerAction};
+use rectrain_modes::gba::{PushPullWorker, WorkerAction};
+use rectrain_modes::{Assignment, Batch, Outcome, Reply, Server, Token};
 use rectrain_proto::v1;
 use rectrain_proto::v1::pull_reply::Reply as PullReply;
 use rectrain_wire::Tensor;

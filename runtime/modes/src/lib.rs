@@ -10,21 +10,26 @@
 //! - [`EvaluationPoints`]: before which batches the model is evaluated.
 //! - [`migration`]: which parameter server holds which slot, and how slots move between them while training goes on.
 
+mod assignment;
+pub mod barrier;
 mod data_ledger;
 mod evaluation;
 pub mod gba;
 pub mod migration;
-mod ring;
-mod sparse_sum;
-mod step_gate;
+mod mode;
+mod rows;
+pub mod simulate;
+pub mod switch;
+
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+pub use assignment::{Answers, Assignment, Reply, Token};
 pub use data_ledger::{ChunkLease, DataLedger, DataPlan, DataPosition, Lease, LedgerError, TrainingLength};
 pub use evaluation::EvaluationPoints;
-pub use ring::{RingAllReduce, RingError, RingSend};
-pub use sparse_sum::{SparseGradients, sum_by_key};
-pub use step_gate::{GateError, StepGate};
+pub use mode::{CoordinatorHalf, DenseHome, TrainingMode};
+pub use rows::{Batch, DataList, Inserted, Next, Outcome, RowCounts, RowLedger, RowLedgerError, RowSet, Settled};
 
 /// Counts optimizer steps over the global batch, from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -38,8 +43,18 @@ impl GlobalStep {
     }
 }
 
-impl std::fmt::Display for GlobalStep {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for GlobalStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A parameter server's number among the parameter servers, from 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Server(pub u32);
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
@@ -48,8 +63,8 @@ impl std::fmt::Display for GlobalStep {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Rank(pub u32);
 
-impl std::fmt::Display for Rank {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Rank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }

@@ -7,8 +7,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use rectrain_modes::barrier::SparseGradients;
 use rectrain_modes::gba::*;
-use rectrain_modes::{GlobalStep, Rank, SparseGradients};
+use rectrain_modes::switch::*;
+use rectrain_modes::*;
 
 fn size(m: u32) -> BufferSize {
     BufferSize::new(m).unwrap()
@@ -1125,7 +1127,7 @@ impl World {
             let at = self.servers[server].step();
             self.dispatcher.flushed(Server(server as u32), at).map_err(|e| e.to_string())?;
         }
-        ensure(self.dispatcher.at_rest().is_some(), || "not at rest after the end".to_owned())?;
+        ensure(self.dispatcher.paused_at().is_some(), || "not at rest after the end".to_owned())?;
         self.dispatcher.ledger().prove_boundary(rows).map_err(|e| e.to_string())?;
         for server in 0..self.servers.len() {
             self.check_account(server)?;
@@ -1197,6 +1199,9 @@ fn planted_bugs_in_the_token_list_the_buffer_and_the_decay_are_each_caught() {
 
 const G: u32 = 8;
 
+/// `sync`, with no dense worker that the test counts.
+const SYNC: RunMode = RunMode { mode: TrainingMode::Sync, workers: 0, local_rows: 1 };
+
 /// A job that switches: rows trained by `sync` and by each server, told from outside the machines.
 struct Switching {
     run: TrainingRun,
@@ -1214,7 +1219,7 @@ impl Switching {
     fn new(seed: u64, servers: u32) -> Self {
         let plan = RunPlan { global_rows: G, servers, in_flight_limit: 2 };
         let at = Boundary { step: GlobalStep(0), next_row: 0 };
-        let mut run = TrainingRun::new(plan, RunMode::Sync, at).unwrap();
+        let mut run = TrainingRun::new(plan, SYNC, at).unwrap();
         run.extend_data(u64::from(G) * 1200);
         Self {
             run,
@@ -1229,13 +1234,13 @@ impl Switching {
     }
 
     fn workers(&self) -> u32 {
-        if let RunMode::Tokens { workers, .. } = self.run.mode() { workers } else { 0 }
+        self.run.mode().workers
     }
 
     fn applied(&self) -> GlobalStep {
-        match self.run.mode() {
-            RunMode::Sync => self.last_step,
-            RunMode::Tokens { .. } => self.servers.iter().map(|s| s.step()).min().unwrap(),
+        match self.run.mode().mode.dense_home() {
+            DenseHome::Workers => self.last_step,
+            DenseHome::Servers => self.servers.iter().map(|s| s.step()).min().unwrap(),
         }
     }
 
@@ -1253,9 +1258,9 @@ impl Switching {
     }
 
     fn act(&mut self) {
-        match self.run.mode() {
-            RunMode::Sync => self.act_sync(),
-            RunMode::Tokens { .. } => self.act_tokens(),
+        match self.run.mode().mode.dense_home() {
+            DenseHome::Workers => self.act_sync(),
+            DenseHome::Servers => self.act_tokens(),
         }
         if self.random.below(50) == 0 {
             self.run = self.run.clone(); // The coordinator restarts from its journal.
@@ -1342,7 +1347,9 @@ impl Switching {
         match order {
             Order::Flush { .. } => panic!("the data does not end here"),
             Order::Publish { server, at, mode } => {
-                let RunMode::Tokens { mode, workers, .. } = mode else { panic!("{mode:?} is not on the servers") };
+                let RunMode { mode: TrainingMode::Tokens(mode), workers, .. } = mode else {
+                    panic!("{mode:?} is not on the servers")
+                };
                 self.arrive(server, at);
                 self.servers[server.0 as usize] = GradientServer::new(mode, workers, at.step, at.next_row);
             }
@@ -1390,7 +1397,7 @@ fn random_mode(random: &mut Random) -> RunMode {
             TokenMode::Gba { buffer, decay: Decay::Threshold { tolerance: 3 }, lost_tokens: LostTokens::Vanish }
         }
     };
-    RunMode::Tokens { mode, workers, local_rows }
+    RunMode { mode: TrainingMode::Tokens(mode), workers, local_rows }
 }
 
 #[test]
@@ -1406,14 +1413,14 @@ fn switching_every_50_steps_for_1000_steps_with_random_crashes_leaves_the_ledger
                 break;
             }
             if training && (job.applied().0 >= next_switch || job.run.ledger().trained_rows() > 8 * next_switch) {
-                let to = if job.run.mode() == RunMode::Sync { random_mode(&mut job.random) } else { RunMode::Sync };
+                let to = if job.run.mode() == SYNC { random_mode(&mut job.random) } else { SYNC };
                 job.run.switch_to(to).unwrap();
-                assert_eq!(job.run.switch_to(RunMode::Sync), Err(SwitchError::UnderWay));
+                assert_eq!(job.run.switch_to(SYNC), Err(SwitchError::UnderWay));
                 switches += 1;
                 next_switch += 50;
             }
         }
-        assert_eq!(job.run.mode(), RunMode::Sync);
+        assert_eq!(job.run.mode(), SYNC);
         let ledger = job.run.ledger();
         assert_eq!(ledger.trained_rows() + ledger.dropped_rows(), job.trained[0].len() as u64, "seed {seed}");
     }
@@ -1429,15 +1436,15 @@ fn gba_and_sync_count_the_same_steps_over_the_same_rows() {
             if *job.run.phase() != SwitchPhase::Training {
                 continue;
             }
-            if job.run.ledger().open() == 0 && job.run.mode() == RunMode::Sync {
+            if job.run.ledger().open() == 0 && job.run.mode() == SYNC {
                 assert_eq!(job.run.ledger().trained_rows(), job.last_step.0 * u64::from(G));
             }
             if turn % 500 == 499 {
                 let buffer = size(G / 2);
                 let decay = Decay::Threshold { tolerance: 3 };
                 let mode = TokenMode::Gba { buffer, decay, lost_tokens: LostTokens::Replace };
-                let gba = RunMode::Tokens { mode, workers: 3, local_rows: 2 };
-                job.run.switch_to(if job.run.mode() == RunMode::Sync { gba } else { RunMode::Sync }).unwrap();
+                let gba = RunMode { mode: TrainingMode::Tokens(mode), workers: 3, local_rows: 2 };
+                job.run.switch_to(if job.run.mode() == SYNC { gba } else { SYNC }).unwrap();
                 boundaries += 1;
             }
             if boundaries == 10 {
@@ -1452,8 +1459,8 @@ fn gba_and_sync_count_the_same_steps_over_the_same_rows() {
 fn a_switch_that_would_change_the_global_batch_is_refused() {
     let plan = RunPlan { global_rows: 100, servers: 1, in_flight_limit: 1 };
     let at = Boundary { step: GlobalStep(0), next_row: 0 };
-    let mut run = TrainingRun::new(plan, RunMode::Sync, at).unwrap();
-    let to = RunMode::Tokens { mode: gba(3, 3), workers: 3, local_rows: 33 };
+    let mut run = TrainingRun::new(plan, SYNC, at).unwrap();
+    let to = RunMode { mode: TrainingMode::Tokens(gba(3, 3)), workers: 3, local_rows: 33 };
     assert_eq!(
         run.switch_to(to),
         Err(SwitchError::GlobalBatch { gradients: 3, local_rows: 33, global_rows: 100 }),
@@ -1466,7 +1473,7 @@ fn a_switch_that_would_change_the_global_batch_is_refused() {
 fn a_switch_at_the_end_of_the_data_flushes_the_last_smaller_step() {
     let plan = RunPlan { global_rows: 4, servers: 2, in_flight_limit: 4 };
     let at = Boundary { step: GlobalStep(10), next_row: 40 };
-    let to = RunMode::Tokens { mode: gba(4, 3), workers: 1, local_rows: 1 };
+    let to = RunMode { mode: TrainingMode::Tokens(gba(4, 3)), workers: 1, local_rows: 1 };
     let mut run = TrainingRun::new(plan, to, at).unwrap();
     run.extend_data(6);
     run.close_data();
@@ -1480,7 +1487,7 @@ fn a_switch_at_the_end_of_the_data_flushes_the_last_smaller_step() {
         dispatcher.report(Rank(0), assignment.batch, Outcome::Trained).unwrap();
     }
     (0..2).for_each(|server| assert_eq!(dispatcher.server_at(Server(server), GlobalStep(11)).unwrap(), []));
-    run.switch_to(RunMode::Sync).unwrap();
+    run.switch_to(SYNC).unwrap();
     let flush = [0, 1].map(|server| Order::Flush { server: Server(server) });
     assert_eq!(run.advance().unwrap(), flush);
     for server in 0..2 {

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use rectrain_modes::gba::{
-    Batch, Boundary, GradientServer, Outcome, Push, PushError, Pushed, ServerStanding, Token, TokenMode, Update,
-};
+use rectrain_modes::gba::{GradientServer, Push, PushError, Pushed, ServerStanding, TokenMode, Update};
+use rectrain_modes::switch::Boundary;
+use rectrain_modes::{Batch, Outcome, Token};
 use rectrain_modes::{GlobalStep, Rank};
 use serde::{Deserialize, Serialize};
 

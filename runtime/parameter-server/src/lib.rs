@@ -20,9 +20,10 @@ use std::time::Instant;
 use futures::{StreamExt, TryStreamExt};
 use rectrain_embedding::{FeatureKey, GroupId, LookupCounts, Missing, Slot, Store, UpdateCounts, UpdateLog};
 use rectrain_kinds::Compression;
-use rectrain_modes::gba::Boundary;
+use rectrain_modes::barrier::{GateError, SparseGradients, StepGate, sum_by_key};
 use rectrain_modes::migration::NotServed;
-use rectrain_modes::{GateError, GlobalStep, Rank, SparseGradients, StepGate, sum_by_key};
+use rectrain_modes::switch::Boundary;
+use rectrain_modes::{GlobalStep, Rank};
 use rectrain_proto::v1;
 use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service, Tensor, Transport};
 use tokio::sync::oneshot;
@@ -33,12 +34,13 @@ pub use self::kept::Rows;
 use self::kept::{Kept, Left, Standing};
 use self::slots::Slots;
 use self::tokens::{Held, Partition, Tokens};
+use rectrain_modes::TrainingMode;
 use rectrain_protocol::blocking::blocking;
 use rectrain_protocol::compression::TensorCodec;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::message::{self, Request};
 use rectrain_protocol::metrics::PsMetrics;
-use rectrain_protocol::plan::{JobPlan, TrainingMode};
+use rectrain_protocol::plan::JobPlan;
 use rectrain_protocol::readiness::Readiness;
 
 /// Slots that are digested at a time, of each of which the rows are copied.

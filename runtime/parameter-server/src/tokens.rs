@@ -10,9 +10,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use rectrain_dense::{DenseOptimizer, FlatOptimizer};
 use rectrain_embedding::{FeatureKey, GroupId, UpdateLog};
 use rectrain_modes::gba::{
-    Batch, Boundary, Decay, EmbeddingPair, EmbeddingRule, KeyDivisor, KeySteps, LastUpdates, Outcome, Push, Token,
-    TokenMode, Update, aggregate_dense, aggregate_embeddings, staleness,
+    Decay, EmbeddingPair, EmbeddingRule, KeyDivisor, KeySteps, LastUpdates, Push, TokenMode, Update, aggregate_dense,
+    aggregate_embeddings, staleness,
 };
+use rectrain_modes::switch::Boundary;
+use rectrain_modes::{Batch, Outcome, Token};
 use rectrain_modes::{GlobalStep, Rank};
 use rectrain_proto::v1;
 

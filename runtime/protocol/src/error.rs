@@ -24,10 +24,10 @@ pub enum RoleError {
     Compress(#[from] rectrain_wire::compress::CompressError),
     /// A peer broke the protocol of a training mode.
     #[error(transparent)]
-    Gate(#[from] rectrain_modes::GateError),
+    Gate(#[from] rectrain_modes::barrier::GateError),
     /// A switch of the training mode that cannot be, or an account of rows that contradicts it.
     #[error(transparent)]
-    Switch(Box<rectrain_modes::gba::SwitchError>),
+    Switch(Box<rectrain_modes::switch::SwitchError>),
     /// A message without a barrier that no correct dense worker sends.
     #[error(transparent)]
     Dispatch(#[from] rectrain_modes::gba::DispatchError),
@@ -39,7 +39,7 @@ pub enum RoleError {
     Worker(#[from] rectrain_modes::gba::WorkerError),
     /// A peer broke the all-reduce.
     #[error(transparent)]
-    Ring(#[from] rectrain_modes::RingError),
+    Ring(#[from] rectrain_modes::barrier::RingError),
     /// The caller's slot map is not this server's.
     #[error(transparent)]
     NotServed(#[from] rectrain_modes::migration::NotServed),
@@ -107,8 +107,8 @@ impl RoleError {
     }
 }
 
-impl From<rectrain_modes::gba::SwitchError> for RoleError {
-    fn from(error: rectrain_modes::gba::SwitchError) -> Self {
+impl From<rectrain_modes::switch::SwitchError> for RoleError {
+    fn from(error: rectrain_modes::switch::SwitchError) -> Self {
         Self::Switch(Box::new(error))
     }
 }

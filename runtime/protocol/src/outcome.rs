@@ -1,6 +1,6 @@
 //! What became of a pushed batch, between the modes' word for it and the wire's.
 
-use rectrain_modes::gba::Outcome;
+use rectrain_modes::Outcome;
 use rectrain_proto::v1;
 
 use crate::error::RoleError;

@@ -110,9 +110,7 @@ fn train(checkpoints: &Path, moves: bool, kill: Option<(&Moment, (&str, u32))>) 
     ];
     let mut job = crate::job(MANIFEST, &sets)?;
     job.args(["--processes", "--slow", "denseWorker-0=6x"]);
-    job.env("RECTRAIN_LOG", "info,rectrain_parameter_server=debug")
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    job.env("RECTRAIN_LOG", "info,rectrain_parameter_server=debug").stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = job.spawn().map_err(|error| format!("cannot run rectrain: {error}"))?;
     let followed = follow(&mut child, moves, kill);
     let status = run_processes::end(&mut child, &followed)?;

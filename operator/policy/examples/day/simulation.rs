@@ -2,11 +2,12 @@
 //! state machines; the policy sees, interval after interval, what a job in the mode that it is in could measure, and chooses the mode
 //! of the next. A switch costs its seconds of training.
 
-use rectrain_modes::gba::simulate::{
-    Cause, ClusterSpec, LinkSpec, Report, ServerSpec, SimulatedMode, Simulation, SimulationError, Slowness, StepTime,
-    WorkerSpec, simulate,
-};
+use rectrain_modes::TrainingMode as SimulatedMode;
 use rectrain_modes::gba::{BufferSize, BufferSizeError, Decay, LostTokens, TokenMode};
+use rectrain_modes::simulate::{
+    Cause, ClusterSpec, LinkSpec, Report, ServerSpec, Simulation, SimulationError, Slowness, StepTime, WorkerSpec,
+    simulate,
+};
 use rectrain_policy::{Action, ClusterLoad, Decision, History, Observations, Policy, TrainingMode, Worker};
 
 use super::load::{DAY_SECONDS, Node, Random, nodes};

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use crate::world::Random;
-use rectrain_modes::gba::simulate::{
-    ClusterSpec, LinkSpec, Report, ServerSpec, SimulatedMode, Simulation, StepTime, WorkerSpec, simulate,
-};
+use rectrain_modes::TrainingMode as SimulatedMode;
 use rectrain_modes::gba::{BufferSize, Decay, LostTokens, TokenMode};
+use rectrain_modes::simulate::{ClusterSpec, LinkSpec, Report, ServerSpec, Simulation, StepTime, WorkerSpec, simulate};
 use rectrain_policy::{Observations, Prediction, Worker, predict};
 
 const ROWS: u32 = 512;

@@ -1,6 +1,6 @@
 //! `rectrain simulate`: how fast each training mode would be with workers of unequal speed, and how stale its gradients. Reads a
 //! `kind: Simulation` (see docs/guide/simulate.md), runs the training modes' own state machines under a virtual clock
-//! ([`rectrain_modes::gba::simulate`]), and shows what came of it as a table, as JSON lines, and as a drawing.
+//! ([`rectrain_modes::simulate`]), and shows what came of it as a table, as JSON lines, and as a drawing.
 
 mod plan;
 mod plot;
@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 
 use indicatif::ProgressBar;
 use rectrain_crds::simulation::load_simulation;
-use rectrain_modes::gba::simulate::{Report, Simulation, SimulationError, simulate};
+use rectrain_modes::simulate::{Report, Simulation, SimulationError, simulate};
 
 use self::trace::Trace;
 use crate::Failure;

@@ -2,10 +2,11 @@
 
 use rectrain_crds::simulation::{SimulatedLostTokens, SimulationDocument, SimulationSpec, StragglersSpec};
 use rectrain_crds::{ManifestError, Mode, defaults};
-use rectrain_modes::gba::simulate::{
-    Cause, ClusterSpec, Crashes, LinkSpec, ServerSpec, SimulatedMode, Simulation, Slowness, StepTime, WorkerSpec,
-};
+use rectrain_modes::TrainingMode;
 use rectrain_modes::gba::{BufferSize, BufferSizeError, Decay, LostTokens, TokenMode};
+use rectrain_modes::simulate::{
+    Cause, ClusterSpec, Crashes, LinkSpec, ServerSpec, Simulation, Slowness, StepTime, WorkerSpec,
+};
 
 use super::trace::Trace;
 
@@ -49,12 +50,12 @@ fn simulated_mode(
     mode: Mode,
     workers: u32,
     local_rows: u32,
-) -> Result<SimulatedMode, BufferSizeError> {
-    Ok(SimulatedMode::Tokens(match mode {
-        Mode::Sync => return Ok(SimulatedMode::Sync),
+) -> Result<TrainingMode, BufferSizeError> {
+    Ok(TrainingMode::Tokens(match mode {
+        Mode::Sync => return Ok(TrainingMode::Sync),
         Mode::Hybrid => {
             let staleness = spec.hybrid.staleness.unwrap_or(defaults::STALENESS);
-            return Ok(SimulatedMode::Hybrid { staleness: u64::from(staleness) });
+            return Ok(TrainingMode::Hybrid { staleness: u64::from(staleness) });
         }
         Mode::Async => TokenMode::Async,
         Mode::Gba => TokenMode::Gba {
@@ -197,7 +198,7 @@ mod tests {
             .iter()
             .map(|simulation| (simulation.cluster.workers.len(), simulation.mode.name()))
             .collect();
-        let modes = ["sync", "hybrid", "async", "gba", "hop-bs", "hop-bw", "bsp"];
+        let modes = ["sync", "hybrid", "async", "gba", "hopBs", "hopBw", "bsp"];
         assert_eq!(names, [4, 8].iter().flat_map(|n| modes.map(|mode| (*n, mode))).collect::<Vec<_>>());
     }
 
@@ -217,7 +218,7 @@ mod tests {
     #[test]
     fn a_local_batch_that_does_not_divide_the_global_one_is_refused_with_its_line() {
         let runs = plan("{modes: gba, workers: 8, localBatchSize: 400, gba: {localBatchSize: 100}}", None).unwrap();
-        let SimulatedMode::Tokens(TokenMode::Gba { buffer, .. }) = runs[0].mode else { panic!("{:?}", runs[0].mode) };
+        let TrainingMode::Tokens(TokenMode::Gba { buffer, .. }) = runs[0].mode else { panic!("{:?}", runs[0].mode) };
         assert_eq!((buffer.get(), runs[0].local_rows), (32, 100));
         let error = plan("{modes: gba, localBatchSize: 100, gba: {localBatchSize: 300}}", None).unwrap_err();
         assert!(error.starts_with("s.yaml:3:") && error.contains("spec.gba.localBatchSize: with 8 workers"), "{error}");

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use rectrain_modes::gba::simulate::{Report, Simulation};
+use rectrain_modes::simulate::{Report, Simulation};
 
 use crate::show::thousands;
 
@@ -24,8 +24,8 @@ fn colour(mode: &str) -> &'static str {
         "hybrid" => "#e69f00",
         "async" => "#56b4e9",
         "gba" => "#0072b2",
-        "hop-bs" => "#009e73",
-        "hop-bw" => "#cc79a7",
+        "hopBs" => "#009e73",
+        "hopBw" => "#cc79a7",
         _ => "#555555",
     }
 }

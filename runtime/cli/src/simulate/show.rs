@@ -1,7 +1,7 @@
 //! What came of simulations, as a table for a person and as JSON lines for a program.
 
 use comfy_table::{CellAlignment, Table, presets};
-use rectrain_modes::gba::simulate::{Report, Simulation};
+use rectrain_modes::simulate::{Report, Simulation};
 use serde::Serialize;
 
 use crate::show::thousands;

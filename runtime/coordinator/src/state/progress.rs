@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use rectrain_kinds::Family;
 use rectrain_modes::Rank;
 use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
@@ -66,7 +67,7 @@ impl State {
         }
         self.speeds.take(report);
         // Without a barrier each batch is reported by itself.
-        if self.training.mode().has_barrier() {
+        if self.training.mode().family() == Family::Barrier {
             self.samples += report.samples;
         }
         self.loss_since_event.0 += report.loss_sum;
@@ -221,7 +222,10 @@ impl State {
     /// Mean over the dense workers that train and have one.
     fn running_auc(&self) -> Option<f64> {
         // With a barrier the others have waited since, and tell what they told before.
-        let train = if self.training.mode().has_barrier() { self.training.barrier_workers() } else { u32::MAX };
+        let train = match self.training.mode().family() {
+            Family::Barrier => self.training.barrier_workers(),
+            Family::Tokens => u32::MAX,
+        };
         let known: Vec<f64> = self.ranks.iter().take(train as usize).filter_map(|rank| rank.running_auc).collect();
         (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64)
     }

@@ -1,10 +1,13 @@
 //! What training has to know of the job.
 
+use rectrain_kinds::Family;
 use rectrain_modes::EvaluationPoints;
-use rectrain_modes::gba::{RunMode, TokenMode};
+use rectrain_modes::gba::TokenMode;
+use rectrain_modes::switch::RunMode;
 use serde::{Deserialize, Serialize};
 
-use rectrain_protocol::plan::{JobPlan, TrainingMode};
+use rectrain_modes::TrainingMode;
+use rectrain_protocol::plan::JobPlan;
 
 /// See the module's text.
 #[derive(Debug, Serialize, Deserialize)]
@@ -51,14 +54,11 @@ impl Facts {
     }
 
     pub(super) fn run_mode(&self, mode: TrainingMode, workers: u32) -> RunMode {
-        match mode {
-            TrainingMode::Sync | TrainingMode::Hybrid { .. } => RunMode::Sync,
-            TrainingMode::Tokens(mode) => RunMode::Tokens { mode, workers, local_rows: self.local_rows as u32 },
-        }
+        RunMode { mode, workers, local_rows: self.local_rows as u32 }
     }
 
     pub(super) fn check_workers(&self, mode: TrainingMode, workers: u32) -> Result<(), String> {
-        if mode.has_barrier() && workers > self.pieces {
+        if mode.family() == Family::Barrier && workers > self.pieces {
             return Err(format!(
                 "with a barrier each of {workers} dense workers needs a local batch of its own, and a global batch has {}: set spec.training.localBatchSize to {} or less",
                 self.pieces,

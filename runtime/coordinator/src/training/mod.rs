@@ -4,31 +4,33 @@
 //! orders, and the next one only when all have carried out the one before. No waiting and no sending happens here: the
 //! coordinator carries questions and answers to and fro, and makes the calls to the parameter servers that are asked for.
 
+mod driver;
 mod facts;
 mod replacement;
 mod rest;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use rectrain_modes::gba::{
-    Answers, Assignment, Batch, Boundary, Outcome, Reply, RunPlan, Server, SwitchPhase, TrainingRun,
-};
+use rectrain_modes::switch::{Boundary, RunPlan, SwitchPhase, TrainingRun};
+use rectrain_modes::{Answers, Assignment, Batch, Outcome, Reply, Server};
 use rectrain_modes::{GlobalStep, Rank};
 use rectrain_proto::v1;
 use rectrain_proto::v1::order::Order as Kind;
 use serde::{Deserialize, Serialize};
 
+use self::driver::driver;
 use self::facts::Facts;
 pub(super) use self::replacement::Mended;
 use super::announced::Announced;
 use super::as_bytes;
 use super::ring::Ring;
 use super::saved::{SavedState, SavedTraining};
+use rectrain_modes::TrainingMode;
 use rectrain_protocol::batch::{BatchKey, BatchPosition};
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::limits::UNREPORTED;
 use rectrain_protocol::outcome;
-use rectrain_protocol::plan::{JobPlan, TrainingMode, share};
+use rectrain_protocol::plan::{JobPlan, share};
 use rectrain_protocol::token_counts::TokenCounts;
 
 /// For so long dense workers may fetch, at their present pace, beyond the global batch that they train. A switch by command, a flip of the
@@ -399,7 +401,7 @@ impl Training {
         if self.stop_at.is_none() {
             let ahead = self.granted_ahead.max(self.mode.staleness() + LEAST_GRANTED);
             let until = self.data.batches().min(at + ahead).min(self.next_rest().unwrap_or(u64::MAX));
-            self.grant(until)?;
+            driver::grant(self, until)?;
             self.advance()?;
         }
         let last = self.stop_at == Some(self.granted);
@@ -530,22 +532,21 @@ impl Training {
         self.mode
     }
 
-    /// Global batches whose rows are trained or dropped, workers with a barrier having done `batches`.
+    /// Global batches whose rows are trained or dropped. Dense workers have reported `batches` as done,
+    /// where their mode has them report batches.
     pub(super) fn batches_done(&self, batches: u64) -> u64 {
-        if self.mode.has_barrier() && self.stage == Stage::Training {
-            return batches.max(self.order.batch);
-        }
-        let ledger = self.run.ledger();
-        self.data.locate(ledger.trained_rows() + ledger.dropped_rows()).0
+        let reported = driver(self.mode).reported_batches(self, batches).filter(|_| self.stage == Stage::Training);
+        reported.unwrap_or_else(|| {
+            let ledger = self.run.ledger();
+            self.data.locate(ledger.trained_rows() + ledger.dropped_rows()).0
+        })
     }
 
-    /// All global batches before this one are trained and their gradients applied, workers with a barrier having computed `batches`:
-    /// the gradients of the last τ + 2 steps of those may still be on their way.
+    /// All global batches before this one are trained and their gradients applied. Dense workers have
+    /// reported `batches` as done, where their mode has them report batches.
     pub(super) fn settled_batches(&self, batches: u64) -> u64 {
-        if self.mode.has_barrier() && self.stage == Stage::Training {
-            return batches.saturating_sub(self.mode.staleness() + 2).max(self.order.batch);
-        }
-        self.data.locate(self.run.ledger().first_unsettled()).0
+        let settled = driver(self.mode).settled_batches(self, batches).filter(|_| self.stage == Stage::Training);
+        settled.unwrap_or_else(|| self.data.locate(self.run.ledger().first_unsettled()).0)
     }
 
     /// Counts over all modes so far.
@@ -572,8 +573,7 @@ impl Training {
     pub(super) fn advance(&mut self) -> Result<(), RoleError> {
         loop {
             let moved = match self.stage {
-                Stage::Training if self.mode.has_barrier() => self.advance_barrier()?,
-                Stage::Training => self.advance_tokens()?,
+                Stage::Training => driver(self.mode).advance(self)?,
                 Stage::Resting => self.decide_at_rest()?,
                 Stage::Restoring => self.order.number > 0 && self.all_done() && self.after_restore(),
                 Stage::Evaluating => self.all_done() && self.after_evaluation()?,
@@ -588,51 +588,6 @@ impl Training {
                 return Ok(());
             }
         }
-    }
-
-    fn advance_barrier(&mut self) -> Result<bool, RoleError> {
-        self.feed();
-        let rest = self.next_rest();
-        let ends = self.fed_all && self.granted == self.data.batches();
-        if self.stop_at.is_none() && (ends || rest == Some(self.granted) || self.is_asked_to_rest()) {
-            self.stop_at = Some(self.granted);
-        }
-        if self.stop_at != Some(self.granted) || !self.all_done() {
-            return Ok(false);
-        }
-        self.choose_what_is_next();
-        self.run.rest(self.plan.run_mode(self.next_mode, self.next_workers))?;
-        let steps = self.order.step..self.order.step + (self.granted - self.order.batch);
-        for step in steps {
-            self.run.sync_step_applied(GlobalStep(step))?;
-        }
-        self.run.advance()?;
-        self.enter_rest()?;
-        Ok(true)
-    }
-
-    fn advance_tokens(&mut self) -> Result<bool, RoleError> {
-        self.feed();
-        if *self.run.phase() == SwitchPhase::Training && (self.is_asked_to_rest() || self.is_exhausted()) {
-            self.choose_what_is_next();
-            self.run.rest(self.plan.run_mode(self.next_mode, self.next_workers))?;
-            self.feed();
-        }
-        if matches!(self.run.phase(), SwitchPhase::Draining { .. }) {
-            let counts = self.counts();
-            let flush = !self.run.advance()?.is_empty() && matches!(self.run.phase(), SwitchPhase::Draining { .. });
-            if flush && !std::mem::replace(&mut self.flushing, true) {
-                self.calls.push(ServerCall::Flush);
-            }
-            if matches!(self.run.phase(), SwitchPhase::Moving { .. }) {
-                self.counts = TokenCounts { dropped_batches: 0, ..counts };
-            }
-        }
-        if !matches!(self.run.phase(), SwitchPhase::Moving { .. }) || !self.all_done() {
-            return Ok(false);
-        }
-        self.enter_rest()?;
-        Ok(true)
     }
 
     fn start_of_order(&self) -> Boundary {
@@ -678,25 +633,6 @@ impl Training {
             let answers = self.run.close_data();
             self.take(answers);
         }
-    }
-
-    /// Without a barrier: all rows before the next rest, or all there are, have been handed out.
-    fn is_exhausted(&self) -> bool {
-        let row = self.run.next_row();
-        let rest = self.next_rest().filter(|rest| *rest <= self.data.batches());
-        rest.is_some_and(|rest| row >= self.data.row_of(rest))
-            || (self.fed_all && row >= self.data.row_of(self.data.batches()))
-    }
-
-    fn grant(&mut self, until: u64) -> Result<(), RoleError> {
-        self.feed();
-        while self.granted < until {
-            if self.run.next_sync_step()?.is_none() {
-                break;
-            }
-            self.granted += 1;
-        }
-        Ok(())
     }
 }
 

@@ -1,8 +1,9 @@
 //! Dense workers that take the place of others that have died: what they carry out, and where their parameters come from.
 
-use rectrain_modes::{GlobalStep, Rank};
+use rectrain_modes::{DenseHome, GlobalStep, Rank, TrainingMode};
 use rectrain_proto::v1::order::Order as Kind;
 
+use super::driver::driver;
 use super::{Stage, Training};
 use crate::ring::Mending;
 use rectrain_protocol::error::RoleError;
@@ -24,6 +25,11 @@ struct Succession {
     lacks_parameters: bool,
 }
 
+/// Whether each dense worker holds the dense parameters.
+fn on_workers(mode: TrainingMode) -> bool {
+    mode.dense_home() == DenseHome::Workers
+}
+
 impl Training {
     /// Worker `rank` has died, and another is in its place; `has_done`: it has told what the order under way was for. Says whether the job goes
     /// on with the other: where the parameters are on the servers it needs nothing, and where each worker has them it gets them from one of
@@ -42,11 +48,8 @@ impl Training {
         if lacks_parameters {
             self.ring.replaced(rank);
         }
-        if self.stage == Stage::Training && !self.mode.has_barrier() {
-            self.asked.remove(&rank);
-            self.answers.remove(&rank);
-            let answers = self.run.dispatcher().map(|dispatcher| dispatcher.join(rank));
-            self.take(answers.unwrap_or_default());
+        if self.stage == Stage::Training {
+            driver(self.mode).rejoin(self, rank);
         }
         true
     }
@@ -58,25 +61,25 @@ impl Training {
         let publishes = matches!(order, Some(Kind::Publish(_)));
         // Everybody has the same before the first order, and a first publication is of just that.
         let is_pristine = self.order.number == 0 || (self.order.number == 1 && publishes);
-        let (repeats, on_workers) = match self.stage {
+        let (repeats, lacks) = match self.stage {
             // Another dense worker's batches are asked for again of embedding workers, which keep none where there was a single one.
             Stage::Training if self.plan.started_workers < 2 => return None,
-            Stage::Training => (true, self.mode.has_barrier()),
+            Stage::Training => (true, on_workers(self.mode)),
             Stage::Restoring => (self.order.number > 0, false),
-            Stage::Evaluating => (!has_done, self.mode.has_barrier()),
-            Stage::Saving => (matches!(order, Some(Kind::Save(_))), self.mode.has_barrier()),
+            Stage::Evaluating => (!has_done, on_workers(self.mode)),
+            Stage::Saving => (matches!(order, Some(Kind::Save(_))), on_workers(self.mode)),
             Stage::Sharing => (true, true),
             Stage::Joining | Stage::Gathering => (true, false),
             Stage::Moving => (true, publishes),
-            Stage::Resting | Stage::Settling => (false, self.mode.has_barrier()),
-            Stage::Flipping => (false, self.mode.has_barrier() || reads),
-            Stage::Beginning => (false, self.next_mode.has_barrier()),
+            Stage::Resting | Stage::Settling => (false, on_workers(self.mode)),
+            Stage::Flipping => (false, on_workers(self.mode) || reads),
+            Stage::Beginning => (false, on_workers(self.next_mode)),
             Stage::Ended if has_done => (false, false),
             // The others may have told their parameters' digest, and be past giving them.
-            Stage::Ended if self.mode.has_barrier() => return None,
+            Stage::Ended if on_workers(self.mode) => return None,
             Stage::Ended => (true, false),
         };
-        Some(Succession { repeats, lacks_parameters: on_workers && !is_pristine })
+        Some(Succession { repeats, lacks_parameters: lacks && !is_pristine })
     }
 
     /// Whether dense worker 0 is to save its parameters, and may not have.

@@ -2,11 +2,12 @@
 //! flip of the slot map), and the way into the mode in which it goes on. At the end the checkpoint comes first: what the test shows, or bad rows
 //! in its files, lose no model.
 
-use rectrain_modes::Rank;
-use rectrain_modes::gba::{Answers, Boundary, Server, SwitchPhase};
+use rectrain_modes::switch::{Boundary, SwitchPhase};
+use rectrain_modes::{DenseHome, Server};
 use rectrain_proto::v1;
 use rectrain_proto::v1::order::Order as Kind;
 
+use super::driver::driver;
 use super::{SaveStep, ServerCall, SlotsMove, Stage, Training};
 use rectrain_protocol::error::RoleError;
 
@@ -14,11 +15,12 @@ impl Training {
     /// Dense parameters are where the mode has them: the first mode begins.
     pub(super) fn begin_first_mode(&mut self) {
         let at = self.start_of_order();
-        if self.mode.has_barrier() {
-            self.begin_mode(at);
-        } else {
-            self.give(at, Kind::Publish(v1::Publish {}));
-            self.stage = Stage::Moving;
+        match self.mode.dense_home() {
+            DenseHome::Workers => self.begin_mode(at),
+            DenseHome::Servers => {
+                self.give(at, Kind::Publish(v1::Publish {}));
+                self.stage = Stage::Moving;
+            }
         }
     }
 
@@ -33,7 +35,7 @@ impl Training {
     pub(crate) fn frozen(&mut self, ticket: Option<v1::Ticket>) -> Result<(), RoleError> {
         let at = self.boundary()?;
         self.save = SaveStep::Frozen;
-        if self.mode.has_barrier()
+        if self.is_dense_on_workers()
             && let Some(ticket) = ticket
         {
             self.give(at, Kind::Save(v1::Save { ticket: Some(ticket) }));
@@ -60,7 +62,7 @@ impl Training {
         self.plan.servers = servers;
         self.run.set_servers(2 * servers);
         self.slots = SlotsMove::Flipped;
-        self.move_dense(at, self.mode.has_barrier() || gathered)?;
+        self.move_dense(at, self.is_dense_on_workers() || gathered)?;
         self.advance()
     }
 
@@ -73,9 +75,19 @@ impl Training {
         Ok(())
     }
 
+    /// Whether each dense worker holds the dense parameters, in the mode in force.
+    fn is_dense_on_workers(&self) -> bool {
+        self.mode.dense_home() == DenseHome::Workers
+    }
+
+    /// Whether each dense worker holds the dense parameters, in this mode and in the next one.
+    fn stays_on_workers(&self) -> bool {
+        self.is_dense_on_workers() && self.next_mode.dense_home() == DenseHome::Workers
+    }
+
     /// Whether the dense parameters, which are on the servers, have to be cut anew for so many servers.
     fn gathers(&self, servers: u32) -> bool {
-        !self.mode.has_barrier() && servers != self.plan.servers
+        !self.is_dense_on_workers() && servers != self.plan.servers
     }
 
     /// Every parameter server has begun the mode.
@@ -152,7 +164,7 @@ impl Training {
         self.evaluated_through = self.granted;
         self.tested_at = Some(self.granted);
         self.evaluation_to_begin = Some(at.step);
-        self.give(at, Kind::Evaluate(v1::Evaluate { read: !self.mode.has_barrier() }));
+        self.give(at, Kind::Evaluate(v1::Evaluate { read: !self.is_dense_on_workers() }));
         self.stage = Stage::Evaluating;
         Ok(true)
     }
@@ -211,12 +223,12 @@ impl Training {
                 self.stage = Stage::Settling;
                 return Ok(false);
             }
-            self.give(at, Kind::End(v1::End { read: !self.mode.has_barrier() }));
+            self.give(at, Kind::End(v1::End { read: !self.is_dense_on_workers() }));
             self.stage = Stage::Ended;
             return Ok(false);
         }
         if self.is_regrouping() {
-            if self.next_workers > self.plan.workers && self.mode.has_barrier() && self.next_mode.has_barrier() {
+            if self.next_workers > self.plan.workers && self.stays_on_workers() {
                 self.give(at, Kind::Publish(v1::Publish {}));
                 self.stage = Stage::Sharing;
                 return Ok(true);
@@ -251,7 +263,7 @@ impl Training {
             self.stage = Stage::Gathering;
             return Ok(true);
         }
-        self.move_dense(at, self.mode.has_barrier())
+        self.move_dense(at, self.is_dense_on_workers())
     }
 
     pub(super) fn flip(&mut self) -> bool {
@@ -262,7 +274,7 @@ impl Training {
 
     /// Brings the dense parameters, which the workers hold or the servers, to where the next mode has them.
     fn move_dense(&mut self, at: Boundary, on_workers: bool) -> Result<bool, RoleError> {
-        match (on_workers, self.next_mode.has_barrier()) {
+        match (on_workers, self.next_mode.dense_home() == DenseHome::Workers) {
             (true, false) => self.give(at, Kind::Publish(v1::Publish {})),
             (false, true) => self.give(at, Kind::ReadBack(v1::ReadBack {})),
             _ => return self.begin_after_move(),
@@ -290,17 +302,8 @@ impl Training {
         self.mode = self.next_mode;
         self.stop_at = None;
         let at = self.start_of_order();
-        if self.mode.has_barrier() {
-            self.give(at, Kind::Barrier(v1::Barrier { staleness: self.mode.staleness() }));
-        } else {
-            let workers = self.plan.workers;
-            let answers: Answers = self
-                .run
-                .dispatcher()
-                .map_or_else(Vec::new, |d| (0..workers).flat_map(|rank| d.join(Rank(rank))).collect());
-            self.take(answers);
-            self.give(at, Kind::Tokens(v1::Tokens {}));
-        }
+        let order = driver(self.mode).begin(self);
+        self.give(at, order);
         self.stage = Stage::Training;
     }
 
@@ -319,7 +322,7 @@ impl Training {
     /// The mode after this rest: a command's, else the schedule's. And the dense workers that there are to be.
     pub(super) fn choose_what_is_next(&mut self) {
         self.next_workers = self.wanted_workers.take().unwrap_or(self.plan.workers);
-        let here = if self.mode.has_barrier() { self.granted } else { self.data.locate(self.run.next_row()).0 };
+        let here = driver(self.mode).next_batch(self);
         self.next_mode = self.mode;
         while let Some((_, mode)) = self.switches.front().copied().filter(|(batch, _)| *batch <= here) {
             self.switches.pop_front();

@@ -6,8 +6,10 @@ use std::collections::{BTreeSet, HashMap};
 
 use rectrain_kinds::KeyDivisor;
 
-use crate::gba::{Decay, Token};
-use crate::{GlobalStep, Rank, SparseGradients};
+use crate::Token;
+use crate::barrier::SparseGradients;
+use crate::gba::Decay;
+use crate::{GlobalStep, Rank};
 
 /// The dense weighted sum of a buffer, added up pair by pair, so that a server need not keep M gradients.
 #[derive(Clone, Debug, Default)]

@@ -43,7 +43,7 @@ pub enum BufferSizeError {
 }
 
 impl BufferSize {
-    /// One gradient a step, as `async` and `hop-bs` have it.
+    /// One gradient a step, as `async` and `hopBs` have it.
     pub const ONE: Self = Self(NonZeroU32::MIN);
 
     /// A buffer of `gradients`.

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::GlobalStep;
-use crate::gba::Token;
+use crate::Token;
 
 /// k − τ in global steps; negative where a token is ahead of the step it is applied in.
 #[must_use]
@@ -15,7 +15,7 @@ pub fn staleness(token: Token, step: GlobalStep) -> i64 {
 /// A staleness decay strategy. Weights are in [0, 1], 1 for what is not stale, and never rise with staleness.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Decay {
-    /// 1, always (`async`, `bsp`, `hop-bs`).
+    /// 1, always (`async`, `bsp`, `hopBs`).
     None,
     /// Equation 1: 1 if k − τ ≤ ι, else 0. `tolerance` is ι in global steps; the paper uses 3 and 4.
     Threshold { tolerance: u64 },

@@ -6,22 +6,21 @@
 //! | `async` | at once | one gradient |
 //! | `gba` | at once | M gradients, decayed by f(τ, k) |
 //! | `bsp` | at once | b2 gradients, whatever their versions |
-//! | `hop-bs` | while the worker is at most b1 batches ahead of the slowest | one gradient |
-//! | `hop-bw` | once the worker's last step is applied | the first N − b3 gradients of N workers; later ones are dropped |
+//! | `hopBs` | while the worker is at most b1 batches ahead of the slowest | one gradient |
+//! | `hopBw` | once the worker's last step is applied | the first N − b3 gradients of N workers; later ones are dropped |
 //!
 //! Tokens of `gba` come from the token list; in the other modes the token is the global step as the coordinator knows it.
 //! A worker that dies loses its tokens and nobody waits for it; its batches go out again with new tokens. (With fewer than
-//! N − b3 workers left, `hop-bw` cannot finish a step: it goes on when one returns.)
+//! N − b3 workers left, `hopBw` cannot finish a step: it goes on when one returns.)
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use rectrain_kinds::Mode;
 use serde::{Deserialize, Serialize};
 
-use crate::gba::{
-    Batch, BufferSize, DataList, Decay, LostTokens, Next, Outcome, RowLedger, RowLedgerError, Server, Settled, Token,
-    TokenList,
-};
-use crate::{GlobalStep, Rank};
+use crate::gba::{BufferSize, Decay, LostTokens, TokenList};
+use crate::{Answers, Assignment, CoordinatorHalf, GlobalStep, Rank, Reply};
+use crate::{Batch, DataList, Next, Outcome, RowLedger, RowLedgerError, Server, Settled, Token};
 
 /// A mode without a barrier, with its settings.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -72,15 +71,15 @@ impl TokenMode {
         if let Self::Gba { decay, .. } = self { decay } else { Decay::None }
     }
 
-    /// The name in manifests, metrics and reports.
+    /// The mode without its settings.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub const fn kind(self) -> Mode {
         match self {
-            Self::Async => "async",
-            Self::Gba { .. } => "gba",
-            Self::HopBs { .. } => "hop-bs",
-            Self::HopBw { .. } => "hop-bw",
-            Self::Bsp { .. } => "bsp",
+            Self::Async => Mode::Async,
+            Self::Gba { .. } => Mode::Gba,
+            Self::HopBs { .. } => Mode::HopBs,
+            Self::HopBw { .. } => Mode::HopBw,
+            Self::Bsp { .. } => Mode::Bsp,
         }
     }
 
@@ -94,32 +93,11 @@ impl TokenMode {
     }
 }
 
-/// A batch with its token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Assignment {
-    /// What to train.
-    pub batch: Batch,
-    /// What to return with its gradient.
-    pub token: Token,
-}
-
-/// The answer to a pull.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Reply {
-    /// Train this.
-    Work(Assignment),
-    /// All data is trained.
-    Finished,
-}
-
-/// Answers to pulls, in the order in which they were decided.
-pub type Answers = Vec<(Rank, Reply)>;
-
 /// Settings or messages that cannot be.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum DispatchError {
     /// Every gradient would be ignored.
-    #[error("hop-bw ignores {backups} gradients a step, but there are only {workers} workers: b3 must be smaller")]
+    #[error("hopBw ignores {backups} gradients a step, but there are only {workers} workers: b3 must be smaller")]
     NoQuorum { backups: u32, workers: u32 },
     /// Nobody to train.
     #[error("training without a barrier needs at least one dense worker")]
@@ -156,9 +134,9 @@ pub struct DispatcherSetup {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Member {
     in_flight: Vec<Assignment>,
-    /// Batches reported: the version of the oldest it holds (`hop-bs`).
+    /// Batches reported: the version of the oldest it holds (`hopBs`).
     version: u64,
-    /// The last step it took a batch for (`hop-bw`).
+    /// The last step it took a batch for (`hopBw`).
     last_step: Option<GlobalStep>,
 }
 
@@ -171,7 +149,7 @@ pub struct Dispatcher {
     data: DataList,
     ledger: RowLedger,
     members: BTreeMap<Rank, Member>,
-    /// How many members have each version (`hop-bs`).
+    /// How many members have each version (`hopBs`).
     versions: BTreeMap<u64, u32>,
     waiting: VecDeque<Rank>,
     in_flight: usize,
@@ -192,7 +170,7 @@ pub struct Dispatcher {
 enum Drain {
     /// So many fresh batches are handed out in all.
     Fresh(u64),
-    /// `hop-bw`: nothing is handed out for this step or a later one.
+    /// `hopBw`: nothing is handed out for this step or a later one.
     Step(GlobalStep),
 }
 
@@ -248,18 +226,6 @@ impl Dispatcher {
         self.serve()
     }
 
-    /// More rows to train: the next segment of the data.
-    pub fn extend_data(&mut self, rows: u64) -> Answers {
-        self.data.extend(rows);
-        self.serve()
-    }
-
-    /// No more rows will come.
-    pub fn close_data(&mut self) -> Answers {
-        self.data.close();
-        self.serve()
-    }
-
     /// A worker asks for a batch and a token. It is among the answers at once, or among those of a later call.
     pub fn pull(&mut self, rank: Rank) -> Result<Answers, DispatchError> {
         if !self.members.contains_key(&rank) {
@@ -283,7 +249,7 @@ impl Dispatcher {
         let slowest = self.slowest_version();
         let Some(member) = self.members.get_mut(&rank) else { return Ok(self.serve_if_ended()) };
         if outcome == Outcome::Repeated {
-            // It gave its step nothing (`hop-bw`): it may give it another batch.
+            // It gave its step nothing (`hopBw`): it may give it another batch.
             member.last_step = None;
         }
         let Some(place) = member.in_flight.iter().position(|a| a.batch == batch) else {
@@ -324,53 +290,10 @@ impl Dispatcher {
         self.server_steps.iter().min().copied().unwrap_or(self.setup.first_step)
     }
 
-    /// From now on only what completes the buffers is handed out: training comes to rest at a global-step boundary.
-    pub fn start_draining(&mut self) {
-        self.drain = Some(if self.hop_bw() {
-            let step = self.step();
-            Drain::Step(if self.begun == Some(step) { step.next() } else { step })
-        } else {
-            Drain::Fresh(self.fresh.div_ceil(self.capacity) * self.capacity)
-        });
-    }
-
-    /// The boundary at which training rests, once nothing is out and every buffer is empty. `None` before that, and if not
-    /// draining. Only where the data ends in an unfinished step is that step short, and flushed first ([`Self::needs_flush`]).
-    #[must_use]
-    pub fn at_rest(&self) -> Option<GlobalStep> {
-        let drain = self.drain?;
-        if self.in_flight > 0 || self.ledger.open() > 0 {
-            return None;
-        }
-        let target = match drain {
-            Drain::Fresh(limit) => {
-                (self.fresh == limit).then(|| GlobalStep(self.setup.first_step.0 + limit / self.capacity))
-            }
-            Drain::Step(limit) => Some(limit),
-        };
-        if let Some(target) = target.filter(|target| self.step() >= *target) {
-            return Some(target);
-        }
-        let flushed = self.data.finished() && self.flushed.len() == self.server_steps.len();
-        if flushed { self.server_steps.iter().max().copied() } else { None }
-    }
-
-    /// All data has been reported, and the last step may be short of gradients: every server must flush its buffer.
-    #[must_use]
-    pub fn needs_flush(&self) -> bool {
-        self.finished() && self.flushed.len() < self.server_steps.len()
-    }
-
     /// Whether all data is trained.
     #[must_use]
     pub fn finished(&self) -> bool {
         self.data.finished() && self.in_flight == 0
-    }
-
-    /// The account of rows.
-    #[must_use]
-    pub fn ledger(&self) -> &RowLedger {
-        &self.ledger
     }
 
     /// No gradient with a token below this is still to come.
@@ -392,12 +315,6 @@ impl Dispatcher {
         &self.tokens
     }
 
-    /// The data list.
-    #[must_use]
-    pub fn data(&self) -> &DataList {
-        &self.data
-    }
-
     /// Batches with workers.
     #[must_use]
     pub fn in_flight(&self) -> usize {
@@ -410,18 +327,12 @@ impl Dispatcher {
         self.waiting.len()
     }
 
-    /// The largest difference between the versions of two batches that are out (`hop-bs` keeps it ≤ b1).
+    /// The largest difference between the versions of two batches that are out (`hopBs` keeps it ≤ b1).
     #[must_use]
     pub fn version_spread(&self) -> u64 {
         let begun = self.members.values().filter(|m| !m.in_flight.is_empty());
         let newest = begun.map(|m| m.version + m.in_flight.len() as u64 - 1).max();
         newest.zip(self.slowest_version()).map_or(0, |(newest, slowest)| newest.saturating_sub(slowest))
-    }
-
-    /// Takes the data and the account along to the next mode.
-    #[must_use]
-    pub fn into_parts(self) -> (DataList, RowLedger) {
-        (self.data, self.ledger)
     }
 
     fn hop_bw(&self) -> bool {
@@ -455,7 +366,7 @@ impl Dispatcher {
         answers
     }
 
-    /// `hop-bw` trains the batches of dead workers in one more step if the last before the boundary had no room for them.
+    /// `hopBw` trains the batches of dead workers in one more step if the last before the boundary had no room for them.
     fn postpone_rest(&mut self) {
         if let Some(Drain::Step(limit)) = self.drain
             && self.step() >= limit
@@ -527,5 +438,67 @@ impl Dispatcher {
                     && member.last_step.is_none_or(|last| last < step)
             }
         }
+    }
+}
+
+impl CoordinatorHalf for Dispatcher {
+    fn extend_data(&mut self, rows: u64) -> Answers {
+        self.data.extend(rows);
+        self.serve()
+    }
+
+    fn close_data(&mut self) -> Answers {
+        self.data.close();
+        self.serve()
+    }
+
+    // Only what completes the buffers is handed out.
+    fn start_draining(&mut self) {
+        self.drain = Some(if self.hop_bw() {
+            let step = self.step();
+            Drain::Step(if self.begun == Some(step) { step.next() } else { step })
+        } else {
+            Drain::Fresh(self.fresh.div_ceil(self.capacity) * self.capacity)
+        });
+    }
+
+    // Nothing is out and every buffer is empty. Only where the data ends in an unfinished step is that step short;
+    // the servers flush it first.
+    fn paused_at(&self) -> Option<GlobalStep> {
+        let drain = self.drain?;
+        if self.in_flight > 0 || self.ledger.open() > 0 {
+            return None;
+        }
+        let target = match drain {
+            Drain::Fresh(limit) => {
+                (self.fresh == limit).then(|| GlobalStep(self.setup.first_step.0 + limit / self.capacity))
+            }
+            Drain::Step(limit) => Some(limit),
+        };
+        if let Some(target) = target.filter(|target| self.step() >= *target) {
+            return Some(target);
+        }
+        let flushed = self.data.finished() && self.flushed.len() == self.server_steps.len();
+        if flushed { self.server_steps.iter().max().copied() } else { None }
+    }
+
+    fn needs_flush(&self) -> bool {
+        self.finished() && self.flushed.len() < self.server_steps.len()
+    }
+
+    fn next_step(&self) -> GlobalStep {
+        self.step()
+    }
+
+    fn data(&self) -> &DataList {
+        &self.data
+    }
+
+    fn ledger(&self) -> &RowLedger {
+        &self.ledger
+    }
+
+    fn into_parts(self: Box<Self>) -> (DataList, RowLedger) {
+        (self.data, self.ledger)
     }
 }

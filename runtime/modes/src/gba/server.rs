@@ -1,7 +1,7 @@
 //! A parameter server's gradient buffer (§4.1, algorithm 2 lines 14–24): pairs (gradient, token) are put in as they come, and
 //! when M are in it they are handed out at once, each with its weight, as the update of one global step, and the buffer is
-//! empty. The baselines are the same buffer with another size and rule: `async` and `hop-bs` hold one gradient, `bsp` holds b2
-//! and does not decay, `hop-bw` holds N − b3 and drops what comes after its step. Rows that a server has taken it does not take
+//! empty. The baselines are the same buffer with another size and rule: `async` and `hopBs` hold one gradient, `bsp` holds b2
+//! and does not decay, `hopBw` holds N − b3 and drops what comes after its step. Rows that a server has taken it does not take
 //! again, so that a batch may be trained anew when nobody knows how far its dead worker came.
 //!
 //! Called by the parameter-server role, which owns one behind one lock: it aggregates and applies an update before the next push.
@@ -10,7 +10,8 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use crate::gba::{Batch, BufferSize, Decay, Inserted, RowSet, Token, TokenMode, staleness};
+use crate::gba::{BufferSize, Decay, TokenMode, staleness};
+use crate::{Batch, Inserted, RowSet, Token};
 use crate::{GlobalStep, Rank};
 
 /// What is done with a gradient whose token is below the step that is being filled.
@@ -18,7 +19,7 @@ use crate::{GlobalStep, Rank};
 pub enum LateGradients {
     /// It is buffered, with the weight that the decay gives it.
     Keep,
-    /// It is dropped (`hop-bw`).
+    /// It is dropped (`hopBw`).
     Drop,
 }
 
@@ -64,7 +65,7 @@ pub enum Pushed<G> {
     Buffered,
     /// In the buffer, which is full: apply this now.
     Full(Update<G>),
-    /// Dropped: its step is applied (`hop-bw`).
+    /// Dropped: its step is applied (`hopBw`).
     Late,
     /// Ignored: this server has these rows already.
     Repeated,

@@ -7,7 +7,8 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use crate::GlobalStep;
-use crate::gba::{BufferSize, Token};
+use crate::Token;
+use crate::gba::BufferSize;
 
 /// What happens to the place of a token whose worker died.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use crate::gba::{Assignment, Batch, Outcome, Reply, Server};
+use crate::{Assignment, Batch, Outcome, Reply, Server};
 
 /// What the role does next.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -157,7 +157,7 @@ impl PushPullWorker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gba::Token;
+    use crate::Token;
 
     fn assignment(first_row: u64) -> Assignment {
         Assignment { batch: Batch { first_row, rows: 1 }, token: Token(0) }

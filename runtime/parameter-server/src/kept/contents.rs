@@ -4,7 +4,7 @@ use std::io::{self, BufWriter, Write};
 
 use bytemuck::Pod;
 use prost::Message;
-use rectrain_modes::SparseGradients;
+use rectrain_modes::barrier::SparseGradients;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 

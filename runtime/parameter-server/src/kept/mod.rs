@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rectrain_embedding::{Reopened, Store, UpdateLog};
+use rectrain_modes::DenseHome;
 use rectrain_modes::migration::SlotMap;
 use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
@@ -172,7 +173,9 @@ impl Rows {
         let (next, dims) = (standing.step + u64::from(log.update()), &plan.layout.group_dims);
         let gradients = read_gradients(&directory.join(GRADIENTS), dims, next)?;
         let (partition, buffer) = tokens::read_partition(directory)?;
-        if buffer.is_none() && plan.mode_named(&standing.mode).is_none_or(|mode| !mode.has_barrier()) {
+        if buffer.is_none()
+            && plan.mode_named(&standing.mode).is_none_or(|mode| mode.dense_home() == DenseHome::Servers)
+        {
             let reason = "where the buffer of the dense partition stood is not known".to_owned();
             return Err(RoleError::Inconsistent { message: "standing", reason });
         }
@@ -406,7 +409,7 @@ fn failed(attempt: &str, path: &Path, source: std::io::Error) -> RoleError {
 #[allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 mod tests {
     use rectrain_embedding::{Initializer, RowSpec, SparseOptimizer, StoreConfig, ValueType};
-    use rectrain_modes::SparseGradients;
+    use rectrain_modes::barrier::SparseGradients;
 
     use super::*;
 

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use rectrain_modes::GlobalStep;
-use rectrain_modes::gba::Token;
+use rectrain_modes::Token;
 use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
 

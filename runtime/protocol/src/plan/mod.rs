@@ -17,11 +17,9 @@ use rectrain_dense::{
 };
 use rectrain_embedding::StoreConfig;
 use rectrain_kinds::{Compression, KeyDivisor};
-use rectrain_modes::gba::TokenMode;
 use rectrain_modes::migration::SlotMap;
-use rectrain_modes::{EvaluationPoints, Rank, TrainingLength, share_of_batch};
+use rectrain_modes::{EvaluationPoints, Rank, TrainingLength, TrainingMode, share_of_batch};
 use rectrain_policy::ModePolicy;
-use serde::{Deserialize, Serialize};
 
 pub use self::checkpoint::CheckpointPlan;
 pub use self::small::small_plan;
@@ -33,51 +31,6 @@ use rectrain_kinds::Role;
 
 /// Virtual shards of the embedding table.
 const SLOTS: u32 = 1024;
-
-/// How embeddings and dense parameters are kept in step.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub enum TrainingMode {
-    /// Every gradient is applied before the next look-up; repeatable to the bit.
-    Sync,
-    /// Embeddings are at most `staleness` global steps behind; dense parameters are in step.
-    Hybrid {
-        /// τ, in global steps.
-        staleness: u64,
-    },
-    /// No barrier: dense parameters on the parameter servers, gradients with tokens.
-    Tokens(TokenMode),
-}
-
-impl TrainingMode {
-    /// As in the manifest.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Sync => "sync",
-            Self::Hybrid { .. } => "hybrid",
-            Self::Tokens(TokenMode::Async) => "async",
-            Self::Tokens(TokenMode::Gba { .. }) => "gba",
-            Self::Tokens(TokenMode::HopBs { .. }) => "hopBs",
-            Self::Tokens(TokenMode::HopBw { .. }) => "hopBw",
-            Self::Tokens(TokenMode::Bsp { .. }) => "bsp",
-        }
-    }
-
-    /// Whether each step waits for all dense workers.
-    #[must_use]
-    pub fn has_barrier(self) -> bool {
-        !matches!(self, Self::Tokens(_))
-    }
-
-    /// τ: how many steps may be looked up and not yet applied; 0 without a barrier, where nothing bounds it.
-    #[must_use]
-    pub fn staleness(self) -> u64 {
-        match self {
-            Self::Hybrid { staleness } => staleness,
-            Self::Sync | Self::Tokens(_) => 0,
-        }
-    }
-}
 
 /// How many of each role there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

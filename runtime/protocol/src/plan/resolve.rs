@@ -11,10 +11,10 @@ use rectrain_data::{
 use rectrain_dense::{FlatOptimizer, Model, ModelConfig, ModelKind};
 use rectrain_embedding::{RowSpec, StoreConfig};
 use rectrain_modes::gba::{BufferSize, Decay, LostTokens, TokenMode};
-use rectrain_modes::{EvaluationPoints, TrainingLength};
+use rectrain_modes::{EvaluationPoints, TrainingLength, TrainingMode};
 use rectrain_policy::ModePolicy;
 
-use super::{CheckpointPlan, JobPlan, Replicas, SLOTS, TrainingMode};
+use super::{CheckpointPlan, JobPlan, Replicas, SLOTS};
 use crate::error::RoleError;
 use crate::layout::{FeatureLayout, FeaturePlace};
 

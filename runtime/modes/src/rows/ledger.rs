@@ -1,12 +1,12 @@
 //! The coordinator's account of rows: which are out with workers, which are trained, which were dropped. It outlives the switches
 //! between modes, and at every boundary it can prove that each row before it was settled once and none after it was touched.
-//! Called by the [`crate::gba::Dispatcher`] and the [`crate::gba::TrainingRun`].
+//! Called by the [`crate::gba::Dispatcher`] and the [`crate::switch::TrainingRun`].
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::gba::{Batch, Inserted, Outcome, RowSet};
+use crate::{Batch, Inserted, Outcome, RowSet};
 
 /// What the account says against a report or a boundary.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -39,9 +39,9 @@ pub enum Settled {
 pub struct RowCounts {
     /// Rows in gradient buffers or applied.
     pub trained_rows: u64,
-    /// Rows that the mode dropped (`hop-bw`).
+    /// Rows that the mode dropped (`hopBw`).
     pub dropped_rows: u64,
-    /// Batches that the mode dropped (`hop-bw`).
+    /// Batches that the mode dropped (`hopBw`).
     pub dropped_batches: u64,
 }
 
@@ -140,13 +140,13 @@ impl RowLedger {
         self.trained_rows
     }
 
-    /// Rows that the mode dropped (`hop-bw`).
+    /// Rows that the mode dropped (`hopBw`).
     #[must_use]
     pub fn dropped_rows(&self) -> u64 {
         self.dropped_rows
     }
 
-    /// Batches that the mode dropped (`hop-bw`).
+    /// Batches that the mode dropped (`hopBw`).
     #[must_use]
     pub fn dropped_batches(&self) -> u64 {
         self.dropped_batches

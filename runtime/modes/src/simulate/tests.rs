@@ -1,4 +1,5 @@
 use super::*;
+use crate::gba::TokenMode;
 use crate::gba::{BufferSize, Decay, LostTokens};
 
 const LOCAL_ROWS: u32 = 512;
@@ -51,27 +52,27 @@ fn stragglers(workers: usize) -> ClusterSpec {
     cluster((0..workers).map(|rank| worker((rank % 4 == 3).then_some(FOUR_TIMES))).collect())
 }
 
-fn gba(buffer: usize) -> SimulatedMode {
-    SimulatedMode::Tokens(TokenMode::Gba {
+fn gba(buffer: usize) -> TrainingMode {
+    TrainingMode::Tokens(TokenMode::Gba {
         buffer: BufferSize::new(buffer as u32).unwrap(),
         decay: Decay::Threshold { tolerance: 4 },
         lost_tokens: LostTokens::Vanish,
     })
 }
 
-fn all_modes(workers: usize) -> [SimulatedMode; 7] {
+fn all_modes(workers: usize) -> [TrainingMode; 7] {
     [
-        SimulatedMode::Sync,
-        SimulatedMode::Hybrid { staleness: 2 },
-        SimulatedMode::Tokens(TokenMode::Async),
+        TrainingMode::Sync,
+        TrainingMode::Hybrid { staleness: 2 },
+        TrainingMode::Tokens(TokenMode::Async),
         gba(workers),
-        SimulatedMode::Tokens(TokenMode::HopBs { bound: 2 }),
-        SimulatedMode::Tokens(TokenMode::HopBw { backups: workers as u32 / 4 }),
-        SimulatedMode::Tokens(TokenMode::Bsp { aggregate: BufferSize::new(workers.div_ceil(8) as u32).unwrap() }),
+        TrainingMode::Tokens(TokenMode::HopBs { bound: 2 }),
+        TrainingMode::Tokens(TokenMode::HopBw { backups: workers as u32 / 4 }),
+        TrainingMode::Tokens(TokenMode::Bsp { aggregate: BufferSize::new(workers.div_ceil(8) as u32).unwrap() }),
     ]
 }
 
-fn run(cluster: &ClusterSpec, mode: SimulatedMode, seconds: f64) -> Report {
+fn run(cluster: &ClusterSpec, mode: TrainingMode, seconds: f64) -> Report {
     let simulation =
         Simulation { cluster: cluster.clone(), mode, local_rows: LOCAL_ROWS, seconds, intervals: 0, seed: 7 };
     simulate(&simulation).unwrap()
@@ -88,7 +89,7 @@ fn with_a_quarter_of_the_workers_4_times_slower_gba_is_2_4_times_sync_and_as_fas
         // What the fleet can do: 6 of 8 at full speed, 2 at a quarter.
         let ideal = workers as f64 * 0.8125 * 1e4;
         assert!(rate("async") <= ideal * 1.02 && rate("async") >= ideal * 0.9, "{} of {ideal}", rate("async"));
-        assert!(rate("hop-bs") < 0.5 * rate("gba"), "hop-bs runs at the pace of the slowest");
+        assert!(rate("hopBs") < 0.5 * rate("gba"), "hopBs runs at the pace of the slowest");
     }
 }
 
@@ -145,7 +146,7 @@ fn every_kind_of_trouble_costs_sync_more_than_gba() {
     ];
     for (name, workers) in troubles {
         let cluster = cluster(workers);
-        let [sync, gba] = [SimulatedMode::Sync, gba(16)].map(|mode| run(&cluster, mode, 60.0));
+        let [sync, gba] = [TrainingMode::Sync, gba(16)].map(|mode| run(&cluster, mode, 60.0));
         let ratio = gba.global_samples_per_second / sync.global_samples_per_second;
         assert!(ratio > 1.2, "{name}: gba is {ratio} times sync");
         assert!(gba.idle < sync.idle, "{name}");
@@ -169,7 +170,7 @@ fn a_slow_server_slows_every_mode_and_its_gradients_grow_stale() {
 
 #[test]
 fn sync_has_no_staleness_and_gba_drops_what_is_older_than_its_tolerance() {
-    let sync = run(&stragglers(8), SimulatedMode::Sync, 20.0);
+    let sync = run(&stragglers(8), TrainingMode::Sync, 20.0);
     assert_eq!((sync.max_staleness, sync.dropped_batches), (0, 0));
     let mut cluster = cluster(vec![worker(None); 8]);
     cluster.workers[0] = worker([Cause::Constant { factor: 20.0 }]);
@@ -198,14 +199,14 @@ fn with_a_free_network_throughput_is_what_pencil_and_paper_say() {
     let pace_of_the_slowest = rows * 4.0 * 25.0;
     let cluster = free_network(unequal().into());
     for (mode, expected) in [
-        (SimulatedMode::Sync, pace_of_the_slowest),
-        (SimulatedMode::Hybrid { staleness: 2 }, pace_of_the_slowest),
-        (SimulatedMode::Tokens(TokenMode::Async), all_speeds),
+        (TrainingMode::Sync, pace_of_the_slowest),
+        (TrainingMode::Hybrid { staleness: 2 }, pace_of_the_slowest),
+        (TrainingMode::Tokens(TokenMode::Async), all_speeds),
         (gba(4), all_speeds),
-        (SimulatedMode::Tokens(TokenMode::Bsp { aggregate: BufferSize::new(3).unwrap() }), all_speeds),
-        (SimulatedMode::Tokens(TokenMode::HopBs { bound: 2 }), pace_of_the_slowest),
+        (TrainingMode::Tokens(TokenMode::Bsp { aggregate: BufferSize::new(3).unwrap() }), all_speeds),
+        (TrainingMode::Tokens(TokenMode::HopBs { bound: 2 }), pace_of_the_slowest),
         // Steps at the pace of the third of four.
-        (SimulatedMode::Tokens(TokenMode::HopBw { backups: 1 }), rows * (3.0 * 50.0 + 25.0)),
+        (TrainingMode::Tokens(TokenMode::HopBw { backups: 1 }), rows * (3.0 * 50.0 + 25.0)),
     ] {
         let rate = run(&cluster, mode, 40.0).global_samples_per_second;
         assert!((rate / expected - 1.0).abs() < 0.005, "{}: {rate}, not {expected}", mode.name());
@@ -217,7 +218,7 @@ fn an_asynchronous_gradient_is_stale_by_all_that_others_applied_meanwhile() {
     // Four batches are always under way, so that a batch meets three others on average, whatever their speeds; and while the
     // slowest computes one, the others apply 4 + 4 + 2. No speed is a multiple of another: ties would decide.
     let workers = [0.0101, 0.0103, 0.0211, 0.0397].map(|seconds| traced(&[seconds]));
-    let report = run(&free_network(workers.into()), SimulatedMode::Tokens(TokenMode::Async), 40.0);
+    let report = run(&free_network(workers.into()), TrainingMode::Tokens(TokenMode::Async), 40.0);
     assert!((report.mean_staleness - 3.0).abs() < 0.01, "{report:?}");
     assert_eq!(report.max_staleness, 10, "{report:?}");
 }
@@ -230,7 +231,7 @@ fn a_link_takes_its_latency_and_its_bytes_however_many_servers_share_it() {
         cluster.link.latency_seconds = 2e-3;
         cluster.link.bytes_per_second = 1e8;
         cluster.link.dense_bytes = 1e6;
-        let asynchronous = run(&cluster, SimulatedMode::Tokens(TokenMode::Async), 40.0);
+        let asynchronous = run(&cluster, TrainingMode::Tokens(TokenMode::Async), 40.0);
         // Four latencies (batch and parameters, there and back), the parameters, and the computation; gradients go beside.
         let expected = f64::from(LOCAL_ROWS) / (4.0 * 2e-3 + 1e-2 + 0.0512);
         let rate = asynchronous.global_samples_per_second;
@@ -246,7 +247,7 @@ fn all_slowness_of_a_moment_multiplies_and_ends_with_its_time() {
     let cluster = free_network(vec![slow, worker(None)]);
     assert_eq!([5.0, 10.0, 19.0, 20.0].map(|at| cluster.slowed_share(at)), [0.5; 4]);
     let simulation =
-        Simulation { cluster, mode: SimulatedMode::Sync, local_rows: LOCAL_ROWS, seconds: 30.0, intervals: 3, seed: 0 };
+        Simulation { cluster, mode: TrainingMode::Sync, local_rows: LOCAL_ROWS, seconds: 30.0, intervals: 3, seed: 0 };
     let rates = simulate(&simulation).unwrap().interval_samples_per_second;
     let full = 2.0 * f64::from(LOCAL_ROWS) / 0.0512;
     for (rate, slower) in rates.iter().zip([2.0, 10.0, 2.0]) {
@@ -258,13 +259,13 @@ fn all_slowness_of_a_moment_multiplies_and_ends_with_its_time() {
 fn half_the_time_of_a_worker_that_recovers_as_long_as_it_lives_is_lost() {
     let crashes = Some(Crashes { mean_seconds_between: 20.0, recovery_seconds: 20.0 });
     let one = free_network(vec![WorkerSpec { crashes, ..worker(None) }]);
-    for mode in [SimulatedMode::Sync, gba(1)] {
+    for mode in [TrainingMode::Sync, gba(1)] {
         let report = run(&one, mode, 20_000.0);
         assert!((report.idle - 0.5).abs() < 0.03, "{}: {}", mode.name(), report.idle);
     }
     // Of eight such workers the slowest decides in sync: it goes on only while none is down.
     let eight = free_network(vec![WorkerSpec { crashes, ..worker(None) }; 8]);
-    let [sync, gba] = [SimulatedMode::Sync, gba(8)].map(|mode| run(&eight, mode, 2_000.0));
+    let [sync, gba] = [TrainingMode::Sync, gba(8)].map(|mode| run(&eight, mode, 2_000.0));
     assert!(gba.global_samples_per_second > 3.0 * sync.global_samples_per_second, "{gba:?} {sync:?}");
 }
 
@@ -304,12 +305,12 @@ pub(super) fn random_simulation(seed: u64) -> Simulation {
     cluster.servers[0].seconds_per_request = [4e-6, 4e-3][below(2) as usize];
     // Sooner than some recoveries, later than others: both are met, a worker that is missed and one that is back unnoticed.
     cluster.detection_seconds = 0.1;
-    let tokens = |mode| SimulatedMode::Tokens(mode);
+    let tokens = |mode| TrainingMode::Tokens(mode);
     let m = BufferSize::new(1 + below(6) as u32).unwrap();
     let lost_tokens = if below(2) == 0 { LostTokens::Vanish } else { LostTokens::Replace };
     let mode = match below(8) {
-        0 => SimulatedMode::Sync,
-        1 => SimulatedMode::Hybrid { staleness: 1 + below(3) },
+        0 => TrainingMode::Sync,
+        1 => TrainingMode::Hybrid { staleness: 1 + below(3) },
         2 => tokens(TokenMode::Async),
         3 => tokens(TokenMode::HopBs { bound: below(4) }),
         4 => tokens(TokenMode::HopBw { backups: below(n as u64) as u32 }),
@@ -323,7 +324,7 @@ pub(super) fn random_simulation(seed: u64) -> Simulation {
 fn settings_that_cannot_be_are_explained() {
     let good = Simulation {
         cluster: stragglers(4),
-        mode: SimulatedMode::Sync,
+        mode: TrainingMode::Sync,
         local_rows: LOCAL_ROWS,
         seconds: 1.0,
         intervals: 0,
@@ -342,5 +343,5 @@ fn settings_that_cannot_be_are_explained() {
     assert!(explain(|s| s.cluster.workers[0] = traced(&[1.0, f64::NAN, 2.0])).contains("NaN"));
     assert!(explain(|s| s.cluster.workers[0] = traced(&[1.0, -1.0])).contains("-1"));
     assert!(explain(|s| s.cluster.servers[0].bytes_per_second = 0.0).contains("server's bandwidth"));
-    assert!(explain(|s| s.mode = SimulatedMode::Tokens(TokenMode::HopBw { backups: 4 })).contains("b3"));
+    assert!(explain(|s| s.mode = TrainingMode::Tokens(TokenMode::HopBw { backups: 4 })).contains("b3"));
 }

@@ -9,30 +9,26 @@
 //!
 //! Called by the coordinator. A copy of the state is what it journals.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::GlobalStep;
-use crate::gba::{
-    Answers, Batch, DataList, DispatchError, Dispatcher, DispatcherSetup, Next, Outcome, RowCounts, RowLedger,
-    RowLedgerError, Server, TokenMode,
+use crate::barrier::{BarrierCoordinator, BarrierError};
+use crate::gba::{DispatchError, Dispatcher, DispatcherSetup, TokenMode};
+use crate::{
+    Answers, Batch, CoordinatorHalf, DataList, DenseHome, GlobalStep, RowCounts, RowLedger, RowLedgerError, Server,
+    TrainingMode,
 };
 
-/// How training goes.
+/// A mode, and the dense workers that train in it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub enum RunMode {
-    /// A barrier each step (`sync`, `hybrid`): dense parameters with the workers, all-reduced.
-    Sync,
-    /// No barrier: dense parameters on the servers.
-    Tokens {
-        /// Which.
-        mode: TokenMode,
-        /// N_a: workers.
-        workers: u32,
-        /// B_a: rows of a local batch.
-        local_rows: u32,
-    },
+pub struct RunMode {
+    /// The mode with its settings.
+    pub mode: TrainingMode,
+    /// N_a: dense workers.
+    pub workers: u32,
+    /// B_a: rows of a local batch.
+    pub local_rows: u32,
 }
 
 /// Where one mode ends and the next begins.
@@ -77,9 +73,9 @@ pub enum SwitchError {
     /// The mode's settings cannot be.
     #[error("the training mode cannot be switched: {0}")]
     Mode(#[from] DispatchError),
-    /// A step that is not out.
-    #[error("step {step} was reported as applied, but is not out")]
-    StepNotOut { step: GlobalStep },
+    /// A message that contradicts what was handed out with a barrier.
+    #[error(transparent)]
+    Barrier(#[from] BarrierError),
 }
 
 /// Where a run is.
@@ -114,11 +110,38 @@ pub struct RunPlan {
     pub in_flight_limit: usize,
 }
 
+/// The coordinator half of the mode in force; while training is paused, the parts that outlive it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Side {
-    Sync { data: DataList, ledger: RowLedger, open: BTreeMap<GlobalStep, Batch> },
+    Barrier(Box<BarrierCoordinator>),
     Tokens(Box<Dispatcher>),
-    Resting { data: DataList, ledger: RowLedger },
+    Paused { step: GlobalStep, data: DataList, ledger: RowLedger },
+}
+
+impl Side {
+    fn half(&self) -> Option<&dyn CoordinatorHalf> {
+        match self {
+            Self::Barrier(half) => Some(&**half),
+            Self::Tokens(half) => Some(&**half),
+            Self::Paused { .. } => None,
+        }
+    }
+
+    fn half_mut(&mut self) -> Option<&mut dyn CoordinatorHalf> {
+        match self {
+            Self::Barrier(half) => Some(&mut **half),
+            Self::Tokens(half) => Some(&mut **half),
+            Self::Paused { .. } => None,
+        }
+    }
+
+    fn into_parts(self) -> (DataList, RowLedger) {
+        match self {
+            Self::Barrier(half) => half.into_parts(),
+            Self::Tokens(half) => half.into_parts(),
+            Self::Paused { data, ledger, .. } => (data, ledger),
+        }
+    }
 }
 
 /// See the module's text.
@@ -128,8 +151,6 @@ pub struct TrainingRun {
     mode: RunMode,
     phase: SwitchPhase,
     side: Side,
-    /// `sync`: the step to hand out next; else the step at which the mode began.
-    step: GlobalStep,
 }
 
 impl TrainingRun {
@@ -144,13 +165,14 @@ impl TrainingRun {
         let plan = RunPlan { servers: plan.servers.max(1), global_rows: plan.global_rows.max(1), ..plan };
         let data = DataList::new(plan.global_rows, at.next_row);
         let ledger = RowLedger::resume(rows);
-        let mut run =
-            Self { plan, mode, phase: SwitchPhase::Training, side: Side::Resting { data, ledger }, step: at.step };
+        let side = Side::Paused { step, data, ledger };
+        let mut run = Self { plan, mode, phase: SwitchPhase::Training, side };
         run.validate(mode)?;
-        if mode == RunMode::Sync {
-            run.begin(mode, at)?;
-        } else {
-            run.phase = SwitchPhase::Moving { to: mode, at, missing: run.servers().collect() };
+        match mode.mode.dense_home() {
+            DenseHome::Workers => run.begin(mode, at)?,
+            DenseHome::Servers => {
+                run.phase = SwitchPhase::Moving { to: mode, at, missing: run.servers().collect() };
+            }
         }
         Ok(run)
     }
@@ -158,8 +180,8 @@ impl TrainingRun {
     /// The next segment (epoch) of the data has `rows` rows.
     pub fn extend_data(&mut self, rows: u64) -> Answers {
         match &mut self.side {
-            Side::Sync { data, .. } | Side::Resting { data, .. } => data.extend(rows),
-            Side::Tokens(dispatcher) => return dispatcher.extend_data(rows),
+            Side::Paused { data, .. } => data.extend(rows),
+            side => return side.half_mut().map_or_else(Vec::new, |half| half.extend_data(rows)),
         }
         Vec::new()
     }
@@ -167,38 +189,27 @@ impl TrainingRun {
     /// No more data will come.
     pub fn close_data(&mut self) -> Answers {
         match &mut self.side {
-            Side::Sync { data, .. } | Side::Resting { data, .. } => data.close(),
-            Side::Tokens(dispatcher) => return dispatcher.close_data(),
+            Side::Paused { data, .. } => data.close(),
+            side => return side.half_mut().map_or_else(Vec::new, CoordinatorHalf::close_data),
         }
         Vec::new()
     }
 
-    /// `sync`: the next global batch and its step. `None` while there is no data, while draining, and in other modes. A step that
-    /// fails with its workers stays out until it has been trained again and is applied.
+    /// With a barrier: the next global batch and its step. `None` while there is no data, while draining,
+    /// and in other modes.
     pub fn next_sync_step(&mut self) -> Result<Option<(GlobalStep, Batch)>, SwitchError> {
-        if self.phase != SwitchPhase::Training {
-            return Ok(None);
+        match &mut self.side {
+            Side::Barrier(half) => Ok(half.next_step_to_train()?),
+            _ => Ok(None),
         }
-        let Side::Sync { data, ledger, open } = &mut self.side else { return Ok(None) };
-        let Next::Fresh(batch) = data.take(true) else { return Ok(None) };
-        ledger.hand_out(batch)?;
-        let step = self.step;
-        open.insert(step, batch);
-        self.step = step.next();
-        Ok(Some((step, batch)))
     }
 
-    /// `sync`: this step is applied everywhere. Said twice, it changes nothing.
+    /// With a barrier: this step is applied everywhere. Said twice, it changes nothing.
     pub fn sync_step_applied(&mut self, step: GlobalStep) -> Result<(), SwitchError> {
-        let Side::Sync { ledger, open, .. } = &mut self.side else {
-            return Err(SwitchError::StepNotOut { step });
-        };
-        if let Some(batch) = open.remove(&step) {
-            ledger.settle(batch, Outcome::Trained)?;
-        } else if step >= self.step {
-            return Err(SwitchError::StepNotOut { step });
+        match &mut self.side {
+            Side::Barrier(half) => Ok(half.step_applied(step)?),
+            _ => Err(BarrierError::StepNotOut { step }.into()),
         }
-        Ok(())
     }
 
     /// The dispatcher, in the modes without a barrier.
@@ -222,8 +233,8 @@ impl TrainingRun {
         }
         self.validate(to)?;
         self.phase = SwitchPhase::Draining { to };
-        if let Side::Tokens(dispatcher) = &mut self.side {
-            dispatcher.start_draining();
+        if let Some(half) = self.side.half_mut() {
+            half.start_draining();
         }
         Ok(())
     }
@@ -231,18 +242,13 @@ impl TrainingRun {
     /// Whether training has come to rest; if so, what moves now. An error means that the account cannot prove the boundary.
     pub fn advance(&mut self) -> Result<Vec<Order>, SwitchError> {
         let SwitchPhase::Draining { to } = self.phase else { return Ok(Vec::new()) };
-        let step = match &self.side {
-            Side::Sync { open, .. } if open.is_empty() => self.step,
-            Side::Tokens(dispatcher) => match dispatcher.at_rest() {
-                Some(step) => step,
-                None => return Ok(self.flush_orders()),
-            },
-            _ => return Ok(Vec::new()),
+        let Some(step) = self.side.half().and_then(CoordinatorHalf::paused_at) else {
+            return Ok(self.flush_orders());
         };
-        let (data, ledger) = self.take_parts();
+        let (data, ledger) = self.take_parts(step);
         let at = Boundary { step, next_row: data.next_row() };
         let proof = ledger.prove_boundary(at.next_row);
-        self.side = Side::Resting { data, ledger };
+        self.side = Side::Paused { step, data, ledger };
         proof?;
         self.phase = SwitchPhase::Moving { to, at, missing: self.servers().collect() };
         Ok(self.pending_orders())
@@ -267,9 +273,9 @@ impl TrainingRun {
             SwitchPhase::Training | SwitchPhase::Draining { .. } => self.flush_orders(),
             SwitchPhase::Moving { to, at, missing } => missing
                 .iter()
-                .map(|&server| match to {
-                    RunMode::Sync => Order::ReadBack { server, at: *at },
-                    RunMode::Tokens { .. } => Order::Publish { server, at: *at, mode: *to },
+                .map(|&server| match to.mode.dense_home() {
+                    DenseHome::Workers => Order::ReadBack { server, at: *at },
+                    DenseHome::Servers => Order::Publish { server, at: *at, mode: *to },
                 })
                 .collect(),
         }
@@ -304,15 +310,19 @@ impl TrainingRun {
     /// With a barrier the step to be handed out next, without one the step that the slowest server is filling.
     #[must_use]
     pub fn next_step(&self) -> GlobalStep {
-        if let Side::Tokens(dispatcher) = &self.side { dispatcher.step() } else { self.step }
+        match &self.side {
+            Side::Paused { step, .. } => *step,
+            side => side.half().map_or_else(GlobalStep::default, CoordinatorHalf::next_step),
+        }
     }
 
     /// The first row that was never handed out.
     #[must_use]
     pub fn next_row(&self) -> u64 {
         match &self.side {
-            Side::Sync { data, .. } | Side::Resting { data, .. } => data.next_row(),
-            Side::Tokens(dispatcher) => dispatcher.data().next_row(),
+            Side::Barrier(half) => half.data().next_row(),
+            Side::Tokens(half) => half.data().next_row(),
+            Side::Paused { data, .. } => data.next_row(),
         }
     }
 
@@ -320,8 +330,9 @@ impl TrainingRun {
     #[must_use]
     pub fn ledger(&self) -> &RowLedger {
         match &self.side {
-            Side::Sync { ledger, .. } | Side::Resting { ledger, .. } => ledger,
-            Side::Tokens(dispatcher) => dispatcher.ledger(),
+            Side::Barrier(half) => half.ledger(),
+            Side::Tokens(half) => half.ledger(),
+            Side::Paused { ledger, .. } => ledger,
         }
     }
 
@@ -330,19 +341,17 @@ impl TrainingRun {
     }
 
     fn flush_orders(&self) -> Vec<Order> {
-        match &self.side {
-            Side::Tokens(dispatcher) if dispatcher.needs_flush() => {
-                self.servers().map(|server| Order::Flush { server }).collect()
-            }
-            _ => Vec::new(),
+        if self.side.half().is_some_and(CoordinatorHalf::needs_flush) {
+            return self.servers().map(|server| Order::Flush { server }).collect();
         }
+        Vec::new()
     }
 
-    fn validate(&self, mode: RunMode) -> Result<(), SwitchError> {
-        let RunMode::Tokens { mode, workers, local_rows } = mode else { return Ok(()) };
+    fn validate(&self, to: RunMode) -> Result<(), SwitchError> {
+        let RunMode { mode, workers, local_rows } = to;
         mode.validate(workers)?;
         let global_rows = self.plan.global_rows;
-        if let TokenMode::Gba { buffer, .. } = mode
+        if let TrainingMode::Tokens(TokenMode::Gba { buffer, .. }) = mode
             && u64::from(buffer.get()) * u64::from(local_rows) != u64::from(global_rows)
         {
             return Err(SwitchError::GlobalBatch { gradients: buffer.get(), local_rows, global_rows });
@@ -350,27 +359,23 @@ impl TrainingRun {
         Ok(())
     }
 
-    /// Takes data and account out of the mode that ends.
-    fn take_parts(&mut self) -> (DataList, RowLedger) {
-        let nothing = Side::Resting { data: DataList::new(1, 0), ledger: RowLedger::default() };
-        match std::mem::replace(&mut self.side, nothing) {
-            Side::Sync { data, ledger, .. } | Side::Resting { data, ledger } => (data, ledger),
-            Side::Tokens(dispatcher) => dispatcher.into_parts(),
-        }
+    /// Takes data and account out of the mode that ends before `step`.
+    fn take_parts(&mut self, step: GlobalStep) -> (DataList, RowLedger) {
+        let nothing = Side::Paused { step, data: DataList::new(1, 0), ledger: RowLedger::default() };
+        std::mem::replace(&mut self.side, nothing).into_parts()
     }
 
-    fn begin(&mut self, mode: RunMode, at: Boundary) -> Result<(), SwitchError> {
-        let (mut data, ledger) = self.take_parts();
-        self.side = match mode {
-            RunMode::Sync => {
-                data.set_batch_rows(self.plan.global_rows);
-                Side::Sync { data, ledger, open: BTreeMap::new() }
+    fn begin(&mut self, to: RunMode, at: Boundary) -> Result<(), SwitchError> {
+        let (mut data, ledger) = self.take_parts(at.step);
+        self.side = match to.mode {
+            TrainingMode::Sync | TrainingMode::Hybrid { .. } => {
+                Side::Barrier(Box::new(BarrierCoordinator::new(at.step, self.plan.global_rows, data, ledger)))
             }
-            RunMode::Tokens { mode, workers, local_rows } => {
-                data.set_batch_rows(local_rows);
+            TrainingMode::Tokens(mode) => {
+                data.set_batch_rows(to.local_rows);
                 let setup = DispatcherSetup {
                     mode,
-                    workers,
+                    workers: to.workers,
                     servers: self.plan.servers,
                     first_step: at.step,
                     in_flight_limit: self.plan.in_flight_limit,
@@ -378,8 +383,7 @@ impl TrainingRun {
                 Side::Tokens(Box::new(Dispatcher::new(setup, data, ledger)?))
             }
         };
-        self.mode = mode;
-        self.step = at.step;
+        self.mode = to;
         self.phase = SwitchPhase::Training;
         Ok(())
     }

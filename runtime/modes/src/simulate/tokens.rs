@@ -2,10 +2,11 @@
 
 use super::timeline::{ServerQueue, Time, Timeline, WorkerSpeed, nanoseconds};
 use super::{Report, Simulation, SimulationError, Tally};
+use crate::CoordinatorHalf;
 use crate::gba::{
-    Answers, Assignment, Batch, DataList, DispatchError, Dispatcher, DispatcherSetup, GradientServer, Outcome, Push,
-    PushPullWorker, Pushed, Reply, RowLedger, Server, TokenMode, WorkerAction,
+    DispatchError, Dispatcher, DispatcherSetup, GradientServer, Push, PushPullWorker, Pushed, TokenMode, WorkerAction,
 };
+use crate::{Answers, Assignment, Batch, DataList, Outcome, Reply, RowLedger, Server};
 use crate::{GlobalStep, Rank};
 
 /// Pushes of one worker that may wait for acknowledgements.

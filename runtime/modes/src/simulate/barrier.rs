@@ -3,7 +3,8 @@
 
 use super::timeline::{ServerQueue, Time, Timeline, WorkerSpeed, nanoseconds};
 use super::{Report, Simulation, SimulationError, Tally};
-use crate::{GlobalStep, Rank, StepGate};
+use crate::barrier::StepGate;
+use crate::{GlobalStep, Rank};
 
 enum Event {
     /// At a server.

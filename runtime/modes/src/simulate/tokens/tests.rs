@@ -1,7 +1,7 @@
 //! Invariants of the machines under random clusters, looked at after every event and at the end.
 
 use super::super::tests::random_simulation;
-use super::super::{SimulatedMode, StepTime, WorkerSpec, barrier};
+use super::super::{StepTime, TrainingMode, WorkerSpec, barrier};
 use super::*;
 use crate::gba::Decay;
 
@@ -45,7 +45,7 @@ fn check_end(world: &World<'_>, mode: TokenMode) -> Result<(), String> {
                 ensure(counts.excluded == stale, "not what is stale was excluded")?;
             }
             TokenMode::HopBw { .. } => {
-                ensure(counts.gradient_staleness.max == 0, "hop-bw applied a stale gradient")?;
+                ensure(counts.gradient_staleness.max == 0, "hopBw applied a stale gradient")?;
             }
             _ => ensure(counts.excluded + counts.late == 0, "a mode without drops dropped a gradient")?,
         }
@@ -93,9 +93,9 @@ fn ten_thousand_random_clusters_violate_no_invariant() {
     for seed in 0..10_000 {
         let simulation = random_simulation(seed);
         let report = match simulation.mode {
-            SimulatedMode::Tokens(mode) => run_checked(&simulation, mode),
-            SimulatedMode::Sync => barrier::run(&simulation, 0).map_err(|e| e.to_string()),
-            SimulatedMode::Hybrid { staleness } => barrier::run(&simulation, staleness).map_err(|e| e.to_string()),
+            TrainingMode::Tokens(mode) => run_checked(&simulation, mode),
+            TrainingMode::Sync => barrier::run(&simulation, 0).map_err(|e| e.to_string()),
+            TrainingMode::Hybrid { staleness } => barrier::run(&simulation, staleness).map_err(|e| e.to_string()),
         };
         let checked = report.and_then(|report| {
             *modes.entry(report.mode).or_insert(0u64) += report.steps;

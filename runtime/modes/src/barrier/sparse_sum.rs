@@ -1,5 +1,5 @@
 //! The ranks' sparse gradients of one step, summed into one update, so that a key that several ranks met is updated once, as
-//! if one worker had trained the whole global batch. Called by the parameter server with what a [`crate::StepGate`] hands out.
+//! if one worker had trained the whole global batch. Called by the parameter server with what a [`crate::barrier::StepGate`] hands out.
 
 /// Gradients of some rows of one group.
 #[derive(Debug, Clone, Default, PartialEq)]

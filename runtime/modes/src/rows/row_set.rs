@@ -1,12 +1,12 @@
 //! A set of row numbers as runs of consecutive ones. Batches are trained nearly in order, so that a set of millions of rows has
 //! about as many runs as there are batches in flight. Used by the [`crate::gba::GradientServer`] (which rows it has taken) and
-//! the [`crate::gba::RowLedger`] (which rows are trained).
+//! the [`crate::RowLedger`] (which rows are trained).
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::gba::Batch;
+use crate::Batch;
 
 /// What inserting a batch's rows did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Discrete-event simulation: the state machines of this crate under a virtual clock, with workers, servers and links of unequal
 //! speed. Everything is a function of the settings and a seed: a run repeats to the bit. What is simulated is time; gradients
 //! have no values. The modes without a barrier run the [`crate::gba::Dispatcher`], [`crate::gba::PushPullWorker`] and
-//! [`crate::gba::GradientServer`]; `sync` and `hybrid` run the [`crate::StepGate`] and an all-reduce as a barrier.
+//! [`crate::gba::GradientServer`]; `sync` and `hybrid` run the [`crate::barrier::StepGate`] and an all-reduce as a barrier.
 //!
 //! Called by `rectrain simulate` and by tests. A batch takes its worker its [`StepTime`], times all [`Slowness`] of that moment; a
 //! server serves one request after the other; a message takes a latency and its bytes' time.
@@ -13,8 +13,10 @@ mod tokens;
 use std::sync::Arc;
 
 use self::timeline::{Time, nanoseconds};
-use crate::gba::{BufferSizeError, DispatchError, PushError, TokenMode, WorkerError};
-use crate::{GateError, Rank};
+use crate::Rank;
+use crate::TrainingMode;
+use crate::barrier::GateError;
+use crate::gba::{BufferSizeError, DispatchError, PushError, WorkerError};
 
 /// What a batch takes a worker that nothing slows down.
 #[derive(Clone, Debug, PartialEq)]
@@ -148,39 +150,13 @@ impl ClusterSpec {
     }
 }
 
-/// A training mode.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum SimulatedMode {
-    /// Look-up, computation, all-reduce and update one after the other, in step.
-    Sync,
-    /// All-reduce in step; look-ups and embedding updates beside it, at most `staleness` steps in flight.
-    Hybrid {
-        /// τ in global steps.
-        staleness: u64,
-    },
-    /// Without a barrier.
-    Tokens(TokenMode),
-}
-
-impl SimulatedMode {
-    /// The name in manifests, metrics and reports.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Sync => "sync",
-            Self::Hybrid { .. } => "hybrid",
-            Self::Tokens(mode) => mode.name(),
-        }
-    }
-}
-
 /// One run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Simulation {
     /// Where.
     pub cluster: ClusterSpec,
     /// How.
-    pub mode: SimulatedMode,
+    pub mode: TrainingMode,
     /// Rows of a local batch.
     pub local_rows: u32,
     /// Virtual seconds to run.
@@ -214,7 +190,7 @@ pub struct Report {
     pub max_staleness: u64,
     /// Mean staleness in rows that were applied meanwhile: comparable between modes whose steps differ in size.
     pub mean_staleness_rows: f64,
-    /// Batches dropped (`hop-bw`) or left out of the dense parameters (`gba`), on the first server.
+    /// Batches dropped (`hopBw`) or left out of the dense parameters (`gba`), on the first server.
     pub dropped_batches: u64,
     /// Tokens lost with their workers.
     pub lost_tokens: u64,
@@ -257,9 +233,9 @@ pub enum SimulationError {
 pub fn simulate(simulation: &Simulation) -> Result<Report, SimulationError> {
     validate(simulation)?;
     match simulation.mode {
-        SimulatedMode::Sync => barrier::run(simulation, 0),
-        SimulatedMode::Hybrid { staleness } => barrier::run(simulation, staleness),
-        SimulatedMode::Tokens(mode) => tokens::run(simulation, mode),
+        TrainingMode::Sync => barrier::run(simulation, 0),
+        TrainingMode::Hybrid { staleness } => barrier::run(simulation, staleness),
+        TrainingMode::Tokens(mode) => tokens::run(simulation, mode),
     }
 }
 

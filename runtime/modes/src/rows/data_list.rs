@@ -1,12 +1,12 @@
 //! The data list (§4.1): the batches of the run in order, each to be taken by one worker. It holds no data and no addresses, only
 //! where the next batch begins: a batch is a range of the run's row sequence. Batches of workers that died are taken first.
-//! Owned by the [`crate::gba::Dispatcher`], or by the [`crate::gba::TrainingRun`] while training is synchronous.
+//! Owned by the [`crate::gba::Dispatcher`], or by the [`crate::switch::TrainingRun`] while training is synchronous.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use crate::gba::Batch;
+use crate::Batch;
 
 /// The answer to a request for a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

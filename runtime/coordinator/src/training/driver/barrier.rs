@@ -1,0 +1,72 @@
+//! With a barrier: dense workers train the batches that the coordinator grants, one global batch a step,
+//! up to the batch at which the order ends.
+
+use rectrain_modes::{GlobalStep, Rank};
+use rectrain_proto::v1;
+use rectrain_proto::v1::order::Order as Kind;
+use rectrain_protocol::error::RoleError;
+
+use super::super::Training;
+use super::Driver;
+
+/// See the module's text.
+pub(super) struct Barrier;
+
+/// Steps whose gradients may still be on their way beyond those in flight: the one that was computed last
+/// and the one that is being computed.
+const ON_THEIR_WAY: u64 = 2;
+
+impl Driver for Barrier {
+    fn begin(&self, training: &mut Training) -> Kind {
+        Kind::Barrier(v1::Barrier { staleness: training.mode.staleness() })
+    }
+
+    fn advance(&self, training: &mut Training) -> Result<bool, RoleError> {
+        training.feed();
+        let ends = training.fed_all && training.granted == training.data.batches();
+        let pauses = ends || training.next_rest() == Some(training.granted) || training.is_asked_to_rest();
+        if training.stop_at.is_none() && pauses {
+            training.stop_at = Some(training.granted);
+        }
+        if training.stop_at != Some(training.granted) || !training.all_done() {
+            return Ok(false);
+        }
+        training.choose_what_is_next();
+        training.run.rest(training.plan.run_mode(training.next_mode, training.next_workers))?;
+        let first = training.order.step;
+        for step in first..first + (training.granted - training.order.batch) {
+            training.run.sync_step_applied(GlobalStep(step))?;
+        }
+        training.run.advance()?;
+        training.enter_rest()?;
+        Ok(true)
+    }
+
+    fn next_batch(&self, training: &Training) -> u64 {
+        training.granted
+    }
+
+    fn reported_batches(&self, training: &Training, batches: u64) -> Option<u64> {
+        Some(batches.max(training.order.batch))
+    }
+
+    fn settled_batches(&self, training: &Training, batches: u64) -> Option<u64> {
+        let unsettled = training.mode.staleness() + ON_THEIR_WAY;
+        Some(batches.saturating_sub(unsettled).max(training.order.batch))
+    }
+
+    // The other dense workers wait for it at the ring.
+    fn rejoin(&self, _training: &mut Training, _rank: Rank) {}
+}
+
+/// Grants the dense workers the batches before `until`, as far as the data and the order go.
+pub(in super::super) fn grant(training: &mut Training, until: u64) -> Result<(), RoleError> {
+    training.feed();
+    while training.granted < until {
+        if training.run.next_sync_step()?.is_none() {
+            break;
+        }
+        training.granted += 1;
+    }
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! Without a barrier: dense workers pull batches with tokens from the dispatcher, and report each.
+
+use rectrain_modes::switch::SwitchPhase;
+use rectrain_modes::{Answers, Rank};
+use rectrain_proto::v1;
+use rectrain_proto::v1::order::Order as Kind;
+use rectrain_protocol::error::RoleError;
+use rectrain_protocol::token_counts::TokenCounts;
+
+use super::super::{ServerCall, Training};
+use super::Driver;
+
+/// See the module's text.
+pub(super) struct Tokens;
+
+impl Driver for Tokens {
+    fn begin(&self, training: &mut Training) -> Kind {
+        let workers = training.plan.workers;
+        let answers: Answers = training
+            .run
+            .dispatcher()
+            .map_or_else(Vec::new, |dispatcher| (0..workers).flat_map(|rank| dispatcher.join(Rank(rank))).collect());
+        training.take(answers);
+        Kind::Tokens(v1::Tokens {})
+    }
+
+    fn advance(&self, training: &mut Training) -> Result<bool, RoleError> {
+        training.feed();
+        let trains = *training.run.phase() == SwitchPhase::Training;
+        if trains && (training.is_asked_to_rest() || is_exhausted(training)) {
+            training.choose_what_is_next();
+            training.run.rest(training.plan.run_mode(training.next_mode, training.next_workers))?;
+            training.feed();
+        }
+        if matches!(training.run.phase(), SwitchPhase::Draining { .. }) {
+            drain(training)?;
+        }
+        if !matches!(training.run.phase(), SwitchPhase::Moving { .. }) || !training.all_done() {
+            return Ok(false);
+        }
+        training.enter_rest()?;
+        Ok(true)
+    }
+
+    fn next_batch(&self, training: &Training) -> u64 {
+        training.data.locate(training.run.next_row()).0
+    }
+
+    fn reported_batches(&self, _training: &Training, _batches: u64) -> Option<u64> {
+        None
+    }
+
+    fn settled_batches(&self, _training: &Training, _batches: u64) -> Option<u64> {
+        None
+    }
+
+    fn rejoin(&self, training: &mut Training, rank: Rank) {
+        training.asked.remove(&rank);
+        training.answers.remove(&rank);
+        let answers = training.run.dispatcher().map(|dispatcher| dispatcher.join(rank));
+        training.take(answers.unwrap_or_default());
+    }
+}
+
+/// Has the servers flush their buffers, once, where the data ends in an incomplete step.
+fn drain(training: &mut Training) -> Result<(), RoleError> {
+    let counts = training.counts();
+    let has_orders = !training.run.advance()?.is_empty();
+    let is_draining = matches!(training.run.phase(), SwitchPhase::Draining { .. });
+    if has_orders && is_draining && !std::mem::replace(&mut training.flushing, true) {
+        training.calls.push(ServerCall::Flush);
+    }
+    if matches!(training.run.phase(), SwitchPhase::Moving { .. }) {
+        training.counts = TokenCounts { dropped_batches: 0, ..counts };
+    }
+    Ok(())
+}
+
+/// Whether all rows before the next pause, or all there are, have been handed out.
+fn is_exhausted(training: &Training) -> bool {
+    let row = training.run.next_row();
+    let pause = training.next_rest().filter(|pause| *pause <= training.data.batches());
+    pause.is_some_and(|pause| row >= training.data.row_of(pause))
+        || (training.fed_all && row >= training.data.row_of(training.data.batches()))
+}

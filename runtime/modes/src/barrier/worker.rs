@@ -1,0 +1,48 @@
+//! A dense worker's half of `sync` and `hybrid`: how far it fetches and pushes ahead of the step that it
+//! trains.
+
+/// See the module's text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepWindow {
+    staleness: u64,
+}
+
+impl StepWindow {
+    /// For τ = `staleness`, in global steps; 0 is `sync`.
+    #[must_use]
+    pub const fn new(staleness: u64) -> Self {
+        Self { staleness }
+    }
+
+    /// Steps whose embeddings are asked for: the one to train, those in flight beside it, and in `sync`
+    /// the next one, whose look-up waits at the servers.
+    #[must_use]
+    pub fn steps_ahead(self) -> usize {
+        self.staleness.max(1) as usize + 1
+    }
+
+    /// Pieces whose gradients may be on their way, with `pieces` of this worker in a step.
+    #[must_use]
+    pub fn pushes_ahead(self, pieces: usize) -> usize {
+        (self.staleness as usize + 1) * pieces
+    }
+
+    /// Whether every look-up waits for the update before it, so that a step's rows can be read again only
+    /// from a copy.
+    #[must_use]
+    pub const fn is_exact(self) -> bool {
+        self.staleness == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_fetches_one_step_ahead_in_sync_and_tau_in_hybrid() {
+        let (sync, hybrid) = (StepWindow::new(0), StepWindow::new(4));
+        assert_eq!((sync.steps_ahead(), sync.pushes_ahead(3), sync.is_exact()), (2, 3, true));
+        assert_eq!((hybrid.steps_ahead(), hybrid.pushes_ahead(3), hybrid.is_exact()), (5, 15, false));
+    }
+}
