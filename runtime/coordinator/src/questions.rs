@@ -106,7 +106,7 @@ impl Coordinator {
             }
             v1::Progress::KIND => {
                 let (report, _) = message::read::<v1::Progress>(frame)?;
-                Ok(self.hear_news::<v1::Progress>(caller, |state| state.progress(&report))?)
+                Ok(self.hear_news::<v1::Progress>(caller, |state| state.take_progress(&report))?)
             }
             v1::TrainingDone::KIND => {
                 let (done, _) = message::read::<v1::TrainingDone>(frame)?;

@@ -96,17 +96,17 @@ impl Received {
 
 /// A rank's place in the ring.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RingPart {
+pub(crate) struct RingPart {
     /// Which ring: another each time that one of its dense workers is replaced.
-    pub(super) number: u64,
-    pub(super) rank: Rank,
-    pub(super) ranks: u32,
+    pub(crate) number: u64,
+    pub(crate) rank: Rank,
+    pub(crate) ranks: u32,
     /// How long each round waits for the others.
-    pub(super) patience: Duration,
+    pub(crate) patience: Duration,
 }
 
 /// Sums `buffer` over all ranks, in place; every rank ends with the same bits. Given up, it leaves a part of the sum there.
-pub(super) async fn all_reduce(
+pub(crate) async fn all_reduce(
     step: GlobalStep,
     part: RingPart,
     buffer: &mut [f32],
@@ -128,7 +128,7 @@ pub(super) async fn all_reduce(
 
 /// Calls another dense worker, which takes in once what comes twice, and calls it again when the connection is lost: whoever is at its other
 /// end may live on. If it does not, whoever waits for this hears of a new ring besides. `tensors` gives the request's tensors each time.
-pub(super) async fn call_peer<R: Request + Clone>(
+pub(crate) async fn call_peer<R: Request + Clone>(
     peer: &Channel,
     request: R,
     tensors: impl Fn() -> Vec<Tensor>,

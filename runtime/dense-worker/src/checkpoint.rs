@@ -13,7 +13,7 @@ use rectrain_protocol::ticket;
 
 impl Trainer {
     /// Copies the parameters as they are now; they are written, and the coordinator is told, while training goes on.
-    pub(super) fn save(&mut self, order: &v1::Order, ticket: Option<v1::Ticket>) -> Result<(), RoleError> {
+    pub(crate) fn save(&mut self, order: &v1::Order, ticket: Option<v1::Ticket>) -> Result<(), RoleError> {
         if self.rank.0 != 0 {
             return Ok(());
         }
@@ -39,7 +39,7 @@ impl Trainer {
     }
 
     /// Takes parameters and optimizer state from a checkpoint.
-    pub(super) fn restore(&mut self, checkpoint: &str) -> Result<(), RoleError> {
+    pub(crate) fn restore(&mut self, checkpoint: &str) -> Result<(), RoleError> {
         let settings = self.plan.checkpoint.clone().ok_or_else(no_checkpoints)?;
         let name = checkpoint.to_owned();
         let dense = self.wait(async move {

@@ -44,7 +44,7 @@ impl Share {
 
 impl Trainer {
     /// Predicts with the parameters as they are, or with the parameter servers' if they must be read first.
-    pub(super) fn evaluate(&mut self, order: &v1::Order, read: bool) -> Result<(), RoleError> {
+    pub(crate) fn evaluate(&mut self, order: &v1::Order, read: bool) -> Result<(), RoleError> {
         if read {
             self.pull_parameters()?;
         }

@@ -14,7 +14,7 @@ use rectrain_protocol::round_robin::{Piece, Turns};
 const ASK_BELOW: u64 = 32;
 
 /// See the module's text.
-pub(super) struct Horizon {
+pub(crate) struct Horizon {
     order: u64,
     until: u64,
     last: bool,
@@ -26,32 +26,32 @@ pub(super) struct Horizon {
 
 impl Horizon {
     /// Nothing is known but that order `order` begins before batch `from`.
-    pub(super) fn new(order: u64, from: u64) -> Self {
+    pub(crate) fn new(order: u64, from: u64) -> Self {
         Self { order, until: from, last: false, turns: None, told: None, asked: None }
     }
 
     /// The coordinator is to know how far this worker is, also when that knows all there is.
-    pub(super) fn telling(self) -> Self {
+    pub(crate) fn telling(self) -> Self {
         Self { told: Some(0), ..self }
     }
 
     /// Batches before this one may be fetched.
-    pub(super) fn until(&self) -> u64 {
+    pub(crate) fn until(&self) -> u64 {
         self.until
     }
 
     /// Those of a batch's pieces before [`Self::until`], and where they are.
-    pub(super) fn place(&self, keys: impl Iterator<Item = BatchKey>, pieces: u32) -> impl Iterator<Item = Piece> {
+    pub(crate) fn place(&self, keys: impl Iterator<Item = BatchKey>, pieces: u32) -> impl Iterator<Item = Piece> {
         keys.filter_map(move |key| Some(self.turns.as_ref()?.place(key, pieces)))
     }
 
     /// Whether everything before `batch` is all there is.
-    pub(super) fn ends_at(&self, batch: u64) -> bool {
+    pub(crate) fn ends_at(&self, batch: u64) -> bool {
         self.last && batch >= self.until
     }
 
     /// Takes an answer in if one is here, and asks for more if less than enough lies ahead of `at`.
-    pub(super) fn keep_ahead(&mut self, trainer: &mut Trainer, at: u64) -> Result<(), RoleError> {
+    pub(crate) fn keep_ahead(&mut self, trainer: &mut Trainer, at: u64) -> Result<(), RoleError> {
         if self.asked.as_ref().is_some_and(JoinHandle::is_finished) {
             self.take(trainer)?;
         }
@@ -67,7 +67,7 @@ impl Horizon {
     }
 
     /// Waits for the answer to what was asked.
-    pub(super) fn take(&mut self, trainer: &mut Trainer) -> Result<(), RoleError> {
+    pub(crate) fn take(&mut self, trainer: &mut Trainer) -> Result<(), RoleError> {
         if let Some(asked) = self.asked.take() {
             let horizon = trainer.join("horizon", asked)?;
             self.until = self.until.max(horizon.until);

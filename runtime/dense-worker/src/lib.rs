@@ -9,14 +9,13 @@
 //! - [`checkpoint`]: save the dense parameters, or take them from a checkpoint.
 
 mod all_reduce;
-mod barrier;
 mod checkpoint;
 mod evaluate;
+mod half;
 mod horizon;
 mod local_batch;
-mod mend;
 mod partitions;
-mod tokens;
+mod ring_repair;
 mod trainer;
 
 use std::sync::Arc;
@@ -27,7 +26,7 @@ use rectrain_wire::{BoxFuture, Channel, Frame, Peer, Refusal, Service, Tensor};
 use tokio_util::sync::CancellationToken;
 
 use self::all_reduce::RingMailbox;
-use self::mend::Offer;
+use self::ring_repair::Offer;
 pub use self::trainer::Trainer;
 use rectrain_protocol::coordinator_channel::CoordinatorChannel;
 use rectrain_protocol::embedding_workers::EmbeddingWorkers;

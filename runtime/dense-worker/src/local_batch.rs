@@ -20,27 +20,27 @@ use rectrain_protocol::round_robin::Piece;
 
 /// A piece with its pooled embeddings, or pieces put together. Rows of `pooled`, `dense`, `labels` and `groups` go together.
 #[derive(Default)]
-pub(super) struct LocalBatch {
-    pub(super) samples: usize,
+pub(crate) struct LocalBatch {
+    pub(crate) samples: usize,
     /// Of the global batch; 0 if there is no piece.
-    pub(super) global_samples: usize,
-    pub(super) pooled: Pooled,
-    pub(super) dense: Vec<f32>,
-    pub(super) labels: Vec<f32>,
-    pub(super) groups: Vec<u64>,
+    pub(crate) global_samples: usize,
+    pub(crate) pooled: Pooled,
+    pub(crate) dense: Vec<f32>,
+    pub(crate) labels: Vec<f32>,
+    pub(crate) groups: Vec<u64>,
     /// The step of each parameter server when it was asked (without a barrier).
-    pub(super) steps: Vec<u64>,
+    pub(crate) steps: Vec<u64>,
     /// Samples of each piece, in order.
-    pub(super) pieces: Vec<(Piece, usize)>,
+    pub(crate) pieces: Vec<(Piece, usize)>,
     /// Pieces whose gradients a dense worker that has died brought in, and those of them that are not here.
-    pub(super) answered: usize,
-    pub(super) missing: usize,
+    pub(crate) answered: usize,
+    pub(crate) missing: usize,
     /// The parameter servers have applied the step, and need nothing of it any more.
-    pub(super) is_applied: bool,
+    pub(crate) is_applied: bool,
 }
 
 impl LocalBatch {
-    pub(super) fn features(&self) -> Features<'_> {
+    pub(crate) fn features(&self) -> Features<'_> {
         Features {
             samples: self.samples,
             dense: &self.dense,
@@ -72,12 +72,12 @@ impl LocalBatch {
     }
 
     /// Pieces, those that are not here among them.
-    pub(super) fn all_pieces(&self) -> usize {
+    pub(crate) fn all_pieces(&self) -> usize {
         self.pieces.len() + self.missing
     }
 
     /// Refuses a batch of which pieces are missing.
-    pub(super) fn expect_all(&self, message: &'static str) -> Result<(), RoleError> {
+    pub(crate) fn expect_all(&self, message: &'static str) -> Result<(), RoleError> {
         if self.missing == 0 {
             return Ok(());
         }
@@ -90,7 +90,7 @@ impl LocalBatch {
     }
 
     /// The gradients of the pooled embeddings by piece.
-    pub(super) fn by_piece(&self, mut gradients: Pooled) -> Vec<(Piece, Pooled)> {
+    pub(crate) fn by_piece(&self, mut gradients: Pooled) -> Vec<(Piece, Pooled)> {
         if let [(piece, _)] = self.pieces[..] {
             return vec![(piece, gradients)];
         }
@@ -110,11 +110,11 @@ impl LocalBatch {
 }
 
 /// Pieces on their way.
-pub(super) struct Fetching(Vec<JoinHandle<Result<LocalBatch, RoleError>>>);
+pub(crate) struct Fetching(Vec<JoinHandle<Result<LocalBatch, RoleError>>>);
 
 impl Trainer {
     /// Asks the pieces' embedding workers for them, without waiting. With a barrier, `step` is the global step that trains them.
-    pub(super) fn fetch(&self, pieces: impl Iterator<Item = Piece>, step: Option<u64>) -> Fetching {
+    pub(crate) fn fetch(&self, pieces: impl Iterator<Item = Piece>, step: Option<u64>) -> Fetching {
         let fetch = |piece: Piece| {
             let (workers, plan) = (Arc::clone(&self.peers.embedding_workers), Arc::clone(&self.plan));
             self.spawn(async move {
@@ -132,7 +132,7 @@ impl Trainer {
     }
 
     /// Waits for the pieces and puts them together.
-    pub(super) fn fetched(&mut self, fetching: Fetching) -> Result<LocalBatch, RoleError> {
+    pub(crate) fn fetched(&mut self, fetching: Fetching) -> Result<LocalBatch, RoleError> {
         fetching
             .0
             .into_iter()
@@ -140,7 +140,7 @@ impl Trainer {
     }
 
     /// Sends a piece's gradients to its embedding worker, without waiting.
-    pub(super) fn send_gradients(
+    pub(crate) fn send_gradients(
         &self,
         Piece { key, embedding_worker }: Piece,
         gradients: Pooled,

@@ -12,7 +12,7 @@ use rectrain_protocol::plan::dense_partition;
 
 impl Trainer {
     /// Rank 0 sends every parameter server its partition; all ranks hold the same parameters.
-    pub(super) fn publish(&mut self) -> Result<(), RoleError> {
+    pub(crate) fn publish(&mut self) -> Result<(), RoleError> {
         if self.rank.0 != 0 {
             return Ok(());
         }
@@ -32,7 +32,7 @@ impl Trainer {
     }
 
     /// Takes parameters and optimizer state back from the parameter servers.
-    pub(super) fn read_back(&mut self) -> Result<(), RoleError> {
+    pub(crate) fn read_back(&mut self) -> Result<(), RoleError> {
         let partitions = self.get_partitions(true)?;
         let total = self.tower.layout().total();
         let mut parameters = Vec::with_capacity(total);
@@ -56,7 +56,7 @@ impl Trainer {
     }
 
     /// Takes the parameter servers' parameters over; gives the step of each.
-    pub(super) fn pull_parameters(&mut self) -> Result<Vec<u64>, RoleError> {
+    pub(crate) fn pull_parameters(&mut self) -> Result<Vec<u64>, RoleError> {
         let partitions = self.get_partitions(false)?;
         let total = self.tower.layout().total();
         let mut steps = Vec::with_capacity(partitions.len());

@@ -20,8 +20,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::DensePeers;
 use super::all_reduce::RingMailbox;
+use super::half::half_of;
 use super::local_batch::LocalBatch;
-use super::mend::{Offer, RingWatch};
+use super::ring_repair::{Offer, RingWatch};
 use rectrain_protocol::connect;
 use rectrain_protocol::deadline::CALL_DEADLINE;
 use rectrain_protocol::error::RoleError;
@@ -40,34 +41,34 @@ const TOLD_BATCHES: usize = 32;
 
 /// See the module's text.
 pub struct Trainer {
-    pub(super) plan: Arc<JobPlan>,
-    pub(super) rank: Rank,
-    pub(super) tower: Tower,
-    pub(super) ring: Arc<RingMailbox>,
-    pub(super) peers: DensePeers,
-    pub(super) metrics: DenseWorkerMetrics,
-    pub(super) waits: Waits,
+    pub(crate) plan: Arc<JobPlan>,
+    pub(crate) rank: Rank,
+    pub(crate) tower: Tower,
+    pub(crate) ring: Arc<RingMailbox>,
+    pub(crate) peers: DensePeers,
+    pub(crate) metrics: DenseWorkerMetrics,
+    pub(crate) waits: Waits,
     /// Dense workers, from rank 0, that train where each step has a barrier, as the last order says.
-    pub(super) barrier_workers: u32,
+    pub(crate) barrier_workers: u32,
     /// Which ring they make: another each time that one of them is replaced.
-    pub(super) ring_number: u64,
-    pub(super) ring_watch: Option<RingWatch>,
+    pub(crate) ring_number: u64,
+    pub(crate) ring_watch: Option<RingWatch>,
     /// The step before which the parameters stand, where each worker has them; none, if this one has taken another's place and has none.
-    pub(super) applied: Option<u64>,
+    pub(crate) applied: Option<u64>,
     /// In `sync` with several dense workers: the parameters one step before. Empty otherwise, and before the first step of an order.
-    pub(super) previous: Vec<f32>,
-    pub(super) offer: Arc<Offer>,
+    pub(crate) previous: Vec<f32>,
+    pub(crate) offer: Arc<Offer>,
     slow: f64,
     computing: Watchdog,
     progress: v1::Progress,
-    pub(super) pace: Pace,
+    pub(crate) pace: Pace,
     running_auc: RunningAuc,
     reported: Instant,
     training: Duration,
 }
 
 impl Trainer {
-    pub(super) fn new(
+    pub(crate) fn new(
         plan: Arc<JobPlan>,
         rank: Rank,
         (slow, computing): (f64, Watchdog),
@@ -116,16 +117,21 @@ impl Trainer {
                 // It has the parameters, or is about to be told where they are.
                 self.peers.takes_part.begin();
             }
-            let started = Instant::now();
+            if let Some(half) = half_of(kind) {
+                let started = Instant::now();
+                half.train(&mut self, &order)?;
+                self.training += started.elapsed();
+                self.report_progress()?;
+                done = order.number;
+                continue;
+            }
             match kind {
-                Kind::Wait(_) => continue,
+                Kind::Wait(_) | Kind::Barrier(_) | Kind::Tokens(_) => continue,
                 Kind::Restore(restore) => {
                     self.restore(&restore.checkpoint)?;
                     self.applied = Some(order.step);
                 }
                 Kind::Save(save) => self.save(&order, save.ticket.clone())?,
-                Kind::Barrier(barrier) => self.train_with_barrier(&order, barrier.staleness)?,
-                Kind::Tokens(_) => self.train_with_tokens(&order)?,
                 Kind::Publish(_) => self.publish()?,
                 Kind::ReadBack(_) => {
                     self.read_back()?;
@@ -133,10 +139,6 @@ impl Trainer {
                 }
                 Kind::Evaluate(evaluate) => self.evaluate(&order, evaluate.read)?,
                 Kind::End(end) => return self.end(&order, end.read),
-            }
-            if matches!(kind, Kind::Barrier(_) | Kind::Tokens(_)) {
-                self.training += started.elapsed();
-                self.report_progress()?;
             }
             done = order.number;
         }
@@ -181,7 +183,7 @@ impl Trainer {
     }
 
     /// The next dense worker around the ring, if there is more than one.
-    pub(super) fn connect_to_next(&mut self, dense_workers: &[String]) -> Result<(), RoleError> {
+    pub(crate) fn connect_to_next(&mut self, dense_workers: &[String]) -> Result<(), RoleError> {
         self.peers.next = None;
         let ring = self.barrier_workers;
         if ring > 1 && self.rank.0 < ring {
@@ -196,12 +198,12 @@ impl Trainer {
     }
 
     /// With a barrier: the next report tells this batch, or a later one.
-    pub(super) fn stands_at(&mut self, batch: u64) {
+    pub(crate) fn stands_at(&mut self, batch: u64) {
         self.progress.steps_done = self.progress.steps_done.max(batch);
     }
 
     /// The pieces of a global batch that are this worker's where each step has a barrier.
-    pub(super) fn share(&self) -> Range<u32> {
+    pub(crate) fn share(&self) -> Range<u32> {
         self.plan.share(self.rank, self.barrier_workers)
     }
 
@@ -215,7 +217,7 @@ impl Trainer {
     }
 
     /// Forward and backward pass. `scale` times a sample's gradient is its part of the step's; `number` is what dropout depends on.
-    pub(super) fn compute(&mut self, batch: &LocalBatch, scale: f32, number: u64) -> Result<StepOutput, RoleError> {
+    pub(crate) fn compute(&mut self, batch: &LocalBatch, scale: f32, number: u64) -> Result<StepOutput, RoleError> {
         let begun = Instant::now();
         let output = self.computing.during(|| {
             let output = self.tower.forward_backward(batch.features(), &batch.labels, scale, number);
@@ -228,7 +230,7 @@ impl Trainer {
     }
 
     /// Counts a step of this worker, and tells the coordinator now and then. `at_batch` is where a job with a barrier is.
-    pub(super) fn count(
+    pub(crate) fn count(
         &mut self,
         batch: &LocalBatch,
         loss_sum: f64,
@@ -249,7 +251,7 @@ impl Trainer {
         Ok(())
     }
 
-    pub(super) fn report_progress(&mut self) -> Result<(), RoleError> {
+    pub(crate) fn report_progress(&mut self) -> Result<(), RoleError> {
         self.reported = Instant::now();
         self.progress.running_auc = self.running_auc.value();
         self.progress.training_seconds = self.training.as_secs_f64();
@@ -264,25 +266,25 @@ impl Trainer {
     }
 
     /// Asks the coordinator and waits for its answer.
-    pub(super) fn tell<R: message::Request>(&self, request: R, tensors: Vec<Tensor>) -> Result<R::Reply, RoleError> {
+    pub(crate) fn tell<R: message::Request>(&self, request: R, tensors: Vec<Tensor>) -> Result<R::Reply, RoleError> {
         let call = self.peers.coordinator.call(request, tensors, CALL_DEADLINE);
         self.wait(call).map(|(reply, _tensors)| reply)
     }
 
     /// Waits for others, unless told to stop.
-    pub(super) fn wait<T>(&self, work: impl Future<Output = Result<T, RoleError>>) -> Result<T, RoleError> {
+    pub(crate) fn wait<T>(&self, work: impl Future<Output = Result<T, RoleError>>) -> Result<T, RoleError> {
         self.waits.wait(work)
     }
 
     /// Begins something whose result is waited for later.
-    pub(super) fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+    pub(crate) fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
         self.waits.runtime.spawn(work)
     }
 }
 
 /// How long this worker took for what it did since its last report.
 #[derive(Default)]
-pub(super) struct Pace {
+pub(crate) struct Pace {
     compute_seconds: VecDeque<f32>,
     rows: usize,
     batches: usize,
@@ -300,7 +302,7 @@ impl Pace {
         self.batches += 1;
     }
 
-    pub(super) fn reduced(&mut self, took: Duration) {
+    pub(crate) fn reduced(&mut self, took: Duration) {
         self.all_reduce += took;
         self.all_reduces += 1;
     }
@@ -313,13 +315,13 @@ impl Pace {
 }
 
 /// Where the loop's thread waits for others.
-pub(super) struct Waits {
+pub(crate) struct Waits {
     runtime: Handle,
     stop: CancellationToken,
 }
 
 impl Waits {
-    pub(super) fn wait<T>(&self, work: impl Future<Output = Result<T, RoleError>>) -> Result<T, RoleError> {
+    pub(crate) fn wait<T>(&self, work: impl Future<Output = Result<T, RoleError>>) -> Result<T, RoleError> {
         self.runtime.block_on(async {
             tokio::select! {
                 result = work => result,

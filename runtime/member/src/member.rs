@@ -120,7 +120,7 @@ impl Member {
         let (work, service) = self.service(rows)?;
         if let (Work::Ps(server), true) = (&work, attempt != 0) {
             // Before anybody is answered: a step whose gradients are all there counts as applied.
-            server.finish_taking_over().await?;
+            server.finish_recovery().await?;
         }
         let service = Arc::new(MemberService { inner: service, counters: Arc::clone(&self.counters) });
         let serving = self.transport.serve(service, &bind)?;
@@ -172,13 +172,15 @@ impl Member {
                 let rows = rows.map_or_else(|| Rows::none(&self.plan), Ok)?;
                 let transport = Arc::clone(&self.transport);
                 let server = ParameterServer::new(&self.plan, self.index, rows, transport, metrics)?;
-                let server = Arc::new(server.telling(self.takes_part.clone()));
-                (Work::Ps(Arc::clone(&server)), server)
+                let server = Arc::new(server.reporting(self.takes_part.clone()));
+                let service = server.service();
+                (Work::Ps(server), service)
             }
             Role::EmbeddingWorker => {
                 let metrics = EmbeddingWorkerMetrics::of(&self.metrics, self.index);
                 let worker = Arc::new(EmbeddingWorker::new(&self.plan, metrics));
-                (Work::EmbeddingWorker(Arc::clone(&worker)), worker)
+                let service = worker.service();
+                (Work::EmbeddingWorker(worker), service)
             }
             Role::DenseWorker => {
                 let metrics = DenseWorkerMetrics::of(&self.metrics, self.index);

@@ -9,7 +9,7 @@ use rectrain_proto::v1;
 use tokio_util::sync::CancellationToken;
 
 use super::slots::Slots;
-use super::tokens::Partition;
+use crate::partition::Partition;
 use rectrain_protocol::blocking::blocking;
 use rectrain_protocol::dense_part::{dense_part, no_checkpoints};
 use rectrain_protocol::error::RoleError;
@@ -209,7 +209,7 @@ mod tests {
         let saving = &server.saving;
         let freeze = |step: u64| {
             let request = v1::Freeze { ticket: ticket(step), partition: false };
-            saving.freeze(request, &server.store, &Partition::default())
+            saving.freeze(request, &server.shared.store, &Partition::default())
         };
         for given_up_by_thaw in [true, false] {
             let step = 2 * u64::from(given_up_by_thaw);

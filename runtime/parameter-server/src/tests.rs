@@ -8,13 +8,13 @@ use std::time::Duration;
 use prometheus::Registry;
 use rectrain_embedding::FeatureKey;
 use rectrain_proto::v1;
-use rectrain_wire::{Address, InProcess, InProcessConfig, Service, Tensor, Transport, WireCounters};
+use rectrain_wire::{Address, Frame, InProcess, InProcessConfig, Peer, Service, Tensor, Transport, WireCounters};
 use sha2::{Digest, Sha256};
 
 use super::{ParameterServer, Rows};
 use rectrain_protocol::blocking::{blocking, done};
 use rectrain_protocol::deadline::CALL_DEADLINE;
-use rectrain_protocol::message;
+use rectrain_protocol::message::{self, Request};
 use rectrain_protocol::metrics::{PsMetrics, RoleMetrics};
 use rectrain_protocol::plan::{JobPlan, small_plan};
 
@@ -33,18 +33,18 @@ fn plan(mode: &str) -> Arc<JobPlan> {
 /// A server, and what is known where its answers arrive.
 struct Tried {
     plan: Arc<JobPlan>,
-    server: ParameterServer,
+    server: Arc<ParameterServer>,
     row_step: u64,
     dense_step: u64,
 }
 
 impl Tried {
-    fn open(plan: &Arc<JobPlan>, directory: &Path, attempt: Option<u64>) -> ParameterServer {
+    fn open(plan: &Arc<JobPlan>, directory: &Path, attempt: Option<u64>) -> Arc<ParameterServer> {
         let rows = Rows::of_attempt(directory, plan, attempt).unwrap();
         assert_eq!(rows.place().is_some(), attempt.is_some(), "it goes on if it may");
         let transport = InProcess::new(InProcessConfig::default(), WireCounters::unregistered(|_| "test").unwrap());
         let metrics = PsMetrics::of(&RoleMetrics::new(Registry::new()).unwrap(), 0);
-        ParameterServer::new(plan, 0, rows, Arc::new(transport), metrics).unwrap()
+        Arc::new(ParameterServer::new(plan, 0, rows, Arc::new(transport), metrics).unwrap())
     }
 
     async fn begin(mode: &str, directory: &Path) -> Self {
@@ -62,28 +62,26 @@ impl Tried {
 
     fn is_killed(&mut self, directory: &Path) {
         // Its files are not open twice.
-        self.server = ParameterServer::new(
-            &self.plan,
-            0,
-            Rows::none(&self.plan).unwrap(),
-            Arc::new(InProcess::new(InProcessConfig::default(), WireCounters::unregistered(|_| "test").unwrap())),
-            PsMetrics::of(&RoleMetrics::new(Registry::new()).unwrap(), 0),
-        )
-        .unwrap();
+        let transport = InProcess::new(InProcessConfig::default(), WireCounters::unregistered(|_| "test").unwrap());
+        let metrics = PsMetrics::of(&RoleMetrics::new(Registry::new()).unwrap(), 0);
+        let rows = Rows::none(&self.plan).unwrap();
+        self.server = Arc::new(ParameterServer::new(&self.plan, 0, rows, Arc::new(transport), metrics).unwrap());
         self.server = Self::open(&self.plan, directory, Some(5));
     }
 
     async fn look_up(&self, keys: &[u64]) {
-        let request = v1::Lookup { step: None, train: true, map_epoch: self.server.slots.map().epoch().0 };
-        let groups = self.server.group_dims.len();
+        let request = v1::Lookup { step: None, train: true, map_epoch: self.server.shared.slots.map().epoch().0 };
+        let groups = self.server.shared.group_dims().len();
         self.server.look_up(request, vec![Tensor::from(keys.to_vec()); groups]).await.unwrap();
     }
 
     /// With a barrier: what these keys are answered for `step`, and whether it is said to be applied.
     async fn look_up_for(&self, step: u64, keys: &[u64]) -> (bool, Vec<Tensor>) {
-        let request = v1::Lookup { step: Some(step), train: true, map_epoch: self.server.slots.map().epoch().0 };
-        let groups = self.server.group_dims.len();
-        let reply = self.server.look_up(request, vec![Tensor::from(keys.to_vec()); groups]).await.unwrap();
+        let request = v1::Lookup { step: Some(step), train: true, map_epoch: self.server.shared.slots.map().epoch().0 };
+        let groups = self.server.shared.group_dims().len();
+        let tensors = vec![Tensor::from(keys.to_vec()); groups];
+        let frame = Frame { kind: v1::Lookup::KIND, meta: prost::Message::encode_to_vec(&request).into(), tensors };
+        let reply = self.server.service().call(&Peer::new("test", 0), frame).await.unwrap();
         let told: v1::LookupReply = prost::Message::decode(reply.meta).unwrap();
         (told.is_applied, reply.tensors)
     }
@@ -92,8 +90,8 @@ impl Tried {
     async fn push_piece(&self, step: u64, piece: u32, keys: &[u64]) {
         let gradients = |dim: usize| numbers(step + u64::from(piece), keys.len() * dim);
         let of_group = |dim: &usize| [Tensor::from(keys.to_vec()), Tensor::from(gradients(*dim))];
-        let tensors = self.server.group_dims.iter().flat_map(of_group).collect();
-        let map_epoch = self.server.slots.map().epoch().0;
+        let tensors = self.server.shared.group_dims().iter().flat_map(of_group).collect();
+        let map_epoch = self.server.shared.slots.map().epoch().0;
         let update = v1::Update { step, piece, map_epoch, ..v1::Update::default() };
         self.server.update(update, tensors).await.unwrap();
     }
@@ -101,11 +99,11 @@ impl Tried {
     async fn push_rows(&mut self, push: &v1::TokenPush, keys: &[u64]) -> i32 {
         let push = v1::TokenPush { pulled_at: vec![self.row_step.min(push.pulled_at[0])], ..push.clone() };
         let mut tensors = Vec::new();
-        for dim in &self.server.group_dims {
+        for dim in self.server.shared.group_dims() {
             tensors.push(Tensor::from(keys.to_vec()));
             tensors.push(Tensor::from(numbers(push.first_row + *dim as u64, keys.len() * dim)));
         }
-        let map_epoch = self.server.slots.map().epoch().0;
+        let map_epoch = self.server.shared.slots.map().epoch().0;
         let update = v1::Update { push: Some(push), map_epoch, ..v1::Update::default() };
         let reply = self.server.update(update, tensors).await.unwrap();
         let reply: v1::UpdateReply = prost::Message::decode(reply.meta).unwrap();
@@ -287,7 +285,7 @@ async fn in_sync_nobody_is_answered_rows_that_the_step_has_changed() {
             let mut answers = Vec::new();
             for _ in 0..8 {
                 // As in a server that has taken another's place since.
-                tried.server.lock_answered().forget_all();
+                tried.server.replies.clear();
                 answers.push(look_up(step).await);
             }
             answers
@@ -334,7 +332,7 @@ async fn what_is_not_whole_is_not_gone_on_from() {
 async fn a_server_tells_how_much_it_has_done() {
     let folder = tempfile::tempdir().unwrap();
     let Tried { plan, server, .. } = Tried::begin("sync", folder.path()).await;
-    let (server, slots) = (Arc::new(server), plan.store.slots);
+    let slots = plan.store.slots;
     let transport = InProcess::new(InProcessConfig::default(), WireCounters::unregistered(|_| "test").unwrap());
     let address = Address::local("ps-0");
     let _serving = transport.serve(Arc::clone(&server) as Arc<dyn Service>, &address).unwrap();
@@ -344,7 +342,7 @@ async fn a_server_tells_how_much_it_has_done() {
     let digest = message::call(&channel, v1::StoreDigestRequest {}, Vec::new(), CALL_DEADLINE).await.unwrap();
     assert_eq!(done().await - before, u64::from(slots));
     let [digests] = message::take("store_digest", digest.1).unwrap();
-    let expected = server.store.digests(0..slots).unwrap().concat();
+    let expected = server.shared.store.digests(0..slots).unwrap().concat();
     assert_eq!(digests.expect_u8("digests").unwrap(), expected, "in the order of the slots");
 }
 

@@ -21,6 +21,7 @@ pub mod outcome;
 pub mod placement;
 pub mod plan;
 pub mod readiness;
+pub mod remember;
 pub mod role;
 pub mod round_robin;
 pub mod ticket;

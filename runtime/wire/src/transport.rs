@@ -49,7 +49,8 @@ pub struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn new(name: impl Into<Arc<str>>, connection: u64) -> Self {
+    /// A caller called `name`, on the connection of this number.
+    pub fn new(name: impl Into<Arc<str>>, connection: u64) -> Self {
         Self { name: name.into(), connection }
     }
 

@@ -1,5 +1,6 @@
 //! The data for training: which chunks are leased to whom, what was found in them, and what is read again.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use rectrain_modes::{DataLedger, DataPosition, GlobalStep, Lease, LedgerError};
@@ -8,8 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use super::State;
 use crate::announced::Chunk;
-use crate::outstanding::{Given, Repeat};
+use crate::outstanding::{Given, Outstanding, Repeat};
+use crate::saved::SavedState;
 use rectrain_protocol::error::RoleError;
+use rectrain_protocol::plan::JobPlan;
 use rectrain_protocol::round_robin::Turns;
 
 /// An answer to a loader that asks what it has to send again.
@@ -34,15 +37,46 @@ pub(super) struct ChunkRead {
     pub(super) skipped_rows: u64,
 }
 
+/// The training data: who reads which part of it, and what was found in it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Data {
+    pub(super) ledger: DataLedger,
+    /// How many files the first loader found to train on, and their digest.
+    pub(super) files: Option<(u64, u64)>,
+    pub(super) outstanding: Outstanding,
+    /// Which embedding worker gets which piece.
+    pub(super) turns: Turns,
+    pub(super) labels: Labels,
+    pub(super) skipped_rows: u64,
+    /// What was found in each chunk, by first batch, from the first chunk that a later run may read again.
+    /// Empty without checkpoints.
+    pub(super) reads: BTreeMap<u64, ChunkRead>,
+}
+
+impl Data {
+    pub(super) fn new(plan: &JobPlan, ledger: DataLedger, saved: Option<&SavedState>) -> Self {
+        let (sum, rows) = saved.map_or((0.0, 0), |saved| saved.labels);
+        Self {
+            ledger,
+            files: None,
+            outstanding: Outstanding::of_chunks(plan.batches_per_chunk),
+            turns: Turns::of(plan.replicas.embedding_workers),
+            labels: Labels { sum, rows },
+            skipped_rows: saved.map_or(0, |saved| saved.skipped_rows),
+            reads: BTreeMap::new(),
+        }
+    }
+}
+
 impl State {
     /// What `loader` has to read and send again.
     pub(crate) fn repeat(&mut self, loader: u32) -> Repeated {
         if self.leaves(loader) {
             return Repeated::Finished;
         }
-        let repeat = if self.outstanding.has_repeats() && self.takes_part(loader) {
+        let repeat = if self.data.outstanding.has_repeats() && self.takes_part(loader) {
             let trained = self.settled_batches();
-            self.outstanding.repeat(loader, trained)
+            self.data.outstanding.repeat(loader, trained)
         } else {
             None
         };
@@ -61,18 +95,18 @@ impl State {
         if self.training.restoring() || !self.takes_part(loader) {
             return (Lease::Wait, (0, 0));
         }
-        let lease = self.ledger.lease();
+        let lease = self.data.ledger.lease();
         let Lease::Chunk(chunk) = lease else { return (lease, (0, 0)) };
         let skip = self.training.trained_before(chunk.first_step.0);
-        self.outstanding.trained_before(self.settled_batches());
-        self.outstanding.give(Given::Train { lease: chunk, skip }, loader);
+        self.data.outstanding.trained_before(self.settled_batches());
+        self.data.outstanding.give(Given::Train { lease: chunk, skip }, loader);
         (lease, skip)
     }
 
     /// A loader has listed what there is to train on. Chunks are counted through all files: with others, rows would be trained twice, or never.
     pub(crate) fn files_found(&mut self, found: &v1::FilesFound) -> Result<(), RoleError> {
         let v1::FilesFound { loader, files, digest } = *found;
-        let (first_files, first_digest) = *self.files.get_or_insert((files, digest));
+        let (first_files, first_digest) = *self.data.files.get_or_insert((files, digest));
         if first_digest == digest {
             return Ok(());
         }
@@ -83,40 +117,40 @@ impl State {
 
     /// Whose turn it is among the embedding workers, in training and in the evaluation at a step.
     pub(crate) fn turns(&self, evaluation: Option<GlobalStep>) -> &Turns {
-        let pass = evaluation.and_then(|at_step| self.passes.get(&at_step));
-        pass.map_or(&self.turns, |pass| &pass.turns)
+        let pass = evaluation.and_then(|at_step| self.evaluation.passes.get(&at_step));
+        pass.map_or(&self.data.turns, |pass| &pass.turns)
     }
 
     pub(crate) fn chunk_report(&mut self, report: &v1::ChunkReport) -> Result<(), RoleError> {
-        if self.outstanding.was_read(report.epoch, report.chunk) {
+        if self.data.outstanding.was_read(report.epoch, report.chunk) {
             // By a loader that has died since, or by its successor.
             return Ok(());
         }
         let resumes = self.job.resumes;
-        let lease = self.ledger.report(report.epoch, report.chunk, report.rows).map_err(|error| match error {
+        let lease = self.data.ledger.report(report.epoch, report.chunk, report.rows).map_err(|error| match error {
             LedgerError::DataChanged { .. } if resumes => data_changed(error),
             error => no_rows("train")(error),
         })?;
-        self.outstanding.read(report.epoch, report.chunk);
+        self.data.outstanding.read(report.epoch, report.chunk);
         let rows = report.rows.min(lease.max_batches * self.job.data.global_batch_rows);
         if rows > 0 {
             self.training.data_mut().add(Chunk { epoch: lease.epoch, first_batch: lease.first_step.0, rows });
         }
-        if let Some(total) = self.ledger.total_steps() {
+        if let Some(total) = self.data.ledger.total_steps() {
             self.training.data_mut().end(total.0);
         }
         // Before the first batch is trained much else has to be done; how far loaders read ahead is bounded.
-        self.progressed = Instant::now();
+        self.progress.progressed = Instant::now();
         self.training.advance()?;
         if self.job.has_checkpoints {
             let v1::ChunkReport { label_sum, rows, skipped_rows, .. } = *report;
-            self.reads.insert(lease.first_step.0, ChunkRead { label_sum, rows, skipped_rows });
+            self.data.reads.insert(lease.first_step.0, ChunkRead { label_sum, rows, skipped_rows });
             self.forget_settled_reads();
         }
-        self.skipped_rows += report.skipped_rows;
-        self.labels.sum += report.label_sum;
-        self.labels.rows += report.rows;
-        let first_epoch_read = self.ledger.epoch_rows().is_some() && self.ledger.on_lease() == 0;
+        self.data.skipped_rows += report.skipped_rows;
+        self.data.labels.sum += report.label_sum;
+        self.data.labels.rows += report.rows;
+        let first_epoch_read = self.data.ledger.epoch_rows().is_some() && self.data.ledger.on_lease() == 0;
         if first_epoch_read { self.check_labels() } else { Ok(()) }
     }
 
@@ -124,7 +158,7 @@ impl State {
     fn forget_settled_reads(&mut self) {
         let batch = self.settled_batches();
         let epoch = self.training.data_mut().epoch_of(batch);
-        let position = DataPosition { batch, epoch, epoch_rows: self.ledger.epoch_rows() };
+        let position = DataPosition { batch, epoch, epoch_rows: self.data.ledger.epoch_rows() };
         // A position that the data does not have forgets nothing.
         let _forgotten = self.forget_reads_before(position);
     }
@@ -132,13 +166,13 @@ impl State {
     /// Forgets what a run that goes on from `position` does not read again.
     pub(super) fn forget_reads_before(&mut self, position: DataPosition) -> Result<(), LedgerError> {
         let read_again = DataLedger::resume(self.job.data, position)?.next_batch();
-        self.reads = self.reads.split_off(&read_again);
+        self.data.reads = self.data.reads.split_off(&read_again);
         Ok(())
     }
 
     /// A label that never varies cannot be learned: most likely the wrong column.
     pub(super) fn check_labels(&self) -> Result<(), RoleError> {
-        let Labels { sum, rows } = self.labels;
+        let Labels { sum, rows } = self.data.labels;
         let value = match rows {
             0 => return Ok(()),
             _ if sum <= 0.0 => 0,
@@ -152,7 +186,7 @@ impl State {
     }
 
     pub(crate) fn total_steps(&self) -> Option<GlobalStep> {
-        self.ledger.total_steps()
+        self.data.ledger.total_steps()
     }
 }
 
@@ -173,7 +207,7 @@ mod tests {
     use rectrain_modes::Rank;
 
     use super::*;
-    use rectrain_protocol::plan::{JobPlan, small_plan};
+    use rectrain_protocol::plan::small_plan;
 
     const CHUNK: u64 = 5;
 
@@ -205,17 +239,17 @@ mod tests {
         state.training.keep_pace(0.0);
         let mut trained = 0;
         for chunk in 0..10_u32 {
-            let Lease::Chunk(lease) = state.ledger.lease() else { panic!("there is more") };
+            let Lease::Chunk(lease) = state.data.ledger.lease() else { panic!("there is more") };
             assert_eq!(lease.first_step.0, u64::from(chunk) * CHUNK);
             let (label_sum, rows) = (f64::from(chunk) + 1.0, CHUNK * 24);
             let report = v1::ChunkReport { loader: 0, epoch: 0, chunk: lease.chunk, rows, label_sum, skipped_rows: 1 };
             state.chunk_report(&report).unwrap();
-            assert!(state.reads.len() <= 2, "{}", state.reads.len());
+            assert!(state.data.reads.len() <= 2, "{}", state.data.reads.len());
             // The last one only in part.
             let until = lease.first_step.0 + if chunk == 9 { 2 } else { CHUNK };
             while trained < until {
                 (trained, _) = state.training.horizon(1, trained, trained).unwrap().unwrap();
-                state.ranks[0].steps_done = trained;
+                state.progress.ranks[0].steps_done = trained;
             }
         }
         assert!((46..50).contains(&trained), "{trained}");

@@ -13,6 +13,7 @@ use super::data::no_rows;
 use crate::announced::{Announced, Chunk};
 use crate::as_bytes;
 use crate::outstanding::{AllPredicted, Given, Predicted};
+use crate::saved::SavedState;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{JobEvent, TestMetrics};
 use rectrain_protocol::limits::LOOK_AHEAD;
@@ -95,9 +96,23 @@ impl PassSource {
     }
 }
 
+/// Evaluations that are under way, by step, and the result of the last one.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Evaluations {
+    pub(super) passes: BTreeMap<GlobalStep, Pass>,
+    pub(super) last_test: Option<(GlobalStep, TestMetrics)>,
+}
+
+impl Evaluations {
+    pub(super) fn new(saved: Option<&SavedState>) -> Self {
+        let last_test = saved.and_then(|saved| saved.last_test.clone());
+        Self { passes: BTreeMap::new(), last_test: last_test.map(|(step, test)| (GlobalStep(step), test)) }
+    }
+}
+
 impl State {
     pub(super) fn has_predicted(&self, at_step: GlobalStep, rank: u32) -> bool {
-        let shares = self.passes.get(&at_step).map(|pass| &pass.shares);
+        let shares = self.evaluation.passes.get(&at_step).map(|pass| &pass.shares);
         shares.and_then(|shares| shares.get(rank as usize)).is_none_or(Option::is_some)
     }
 
@@ -111,10 +126,10 @@ impl State {
         } else {
             PassSource::Test(DataLedger::new(plan))
         };
-        let shares: Vec<_> = (0..self.ranks.len()).map(|_| None).collect();
-        let (turns, asked) = (Turns::of(self.turns.last()), vec![0; shares.len()]);
+        let shares: Vec<_> = (0..self.progress.ranks.len()).map(|_| None).collect();
+        let (turns, asked) = (Turns::of(self.data.turns.last()), vec![0; shares.len()]);
         let (data, parts) = (Announced::new(plan.global_batch_rows), BTreeMap::new());
-        self.passes.insert(at_step, Pass { source, turns, data, asked, shares, parts });
+        self.evaluation.passes.insert(at_step, Pass { source, turns, data, asked, shares, parts });
     }
 
     pub(crate) fn evaluation_lease(&mut self, loader: u32) -> EvaluationLease {
@@ -124,10 +139,10 @@ impl State {
         if !self.takes_part(loader) {
             return EvaluationLease::Wait;
         }
-        for (at_step, pass) in &mut self.passes {
+        for (at_step, pass) in &mut self.evaluation.passes {
             let Some((chunk, first_batch)) = pass.source.lease() else { continue };
             let at_step = *at_step;
-            self.outstanding.give(Given::Evaluation { at_step, chunk, first_batch }, loader);
+            self.data.outstanding.give(Given::Evaluation { at_step, chunk, first_batch }, loader);
             return EvaluationLease::Chunk { at_step, chunk, first_batch };
         }
         if self.all_trained() { EvaluationLease::Finished } else { EvaluationLease::Wait }
@@ -136,14 +151,14 @@ impl State {
     pub(crate) fn evaluation_chunk_report(&mut self, report: &v1::EvaluationChunkReport) -> Result<(), RoleError> {
         let at_step = GlobalStep(report.at_step);
         let is_over = self.has_evaluated(at_step);
-        let pass = match self.passes.get_mut(&at_step) {
+        let pass = match self.evaluation.passes.get_mut(&at_step) {
             Some(pass) => pass,
             // A chunk behind the end of the data, which has none of the rows that everybody has predicted meanwhile.
             None if is_over => return Ok(()),
             None => return Err(unknown_evaluation("evaluation_chunk_report", at_step)),
         };
         // The rows of a slice are read again when they are trained, and those of the test part by every later evaluation.
-        let counts = matches!(pass.source, PassSource::Test(_)) && self.last_test.is_none();
+        let counts = matches!(pass.source, PassSource::Test(_)) && self.evaluation.last_test.is_none();
         let (first_batch, total) = match &mut pass.source {
             PassSource::Test(ledger) => {
                 let lease = ledger.report(0, report.chunk, report.rows).map_err(no_rows("test"))?;
@@ -151,8 +166,8 @@ impl State {
             }
             PassSource::Slice { .. } => (0, Some(report.rows.div_ceil(self.job.data.global_batch_rows))),
         };
-        self.progressed = Instant::now();
-        self.outstanding.read_for_evaluation(at_step, report.chunk);
+        self.progress.progressed = Instant::now();
+        self.data.outstanding.read_for_evaluation(at_step, report.chunk);
         if report.rows > 0 {
             pass.data.add(Chunk { epoch: 0, first_batch, rows: report.rows });
         }
@@ -160,7 +175,7 @@ impl State {
             pass.data.end(total);
         }
         if counts {
-            self.skipped_rows += report.skipped_rows;
+            self.data.skipped_rows += report.skipped_rows;
         }
         Ok(())
     }
@@ -174,21 +189,21 @@ impl State {
             let asked = asking().map(|(rank, _)| self.training.share(Rank(rank))).filter(|share| !share.is_empty());
             Predicted { before: slowest.unwrap_or(u64::MAX), asked: asked.collect() }
         };
-        self.passes.iter().map(|(at_step, pass)| (*at_step, of(pass))).collect()
+        self.evaluation.passes.iter().map(|(at_step, pass)| (*at_step, of(pass))).collect()
     }
 
     /// Worker `rank` has asked for the batches before `at` of the evaluation under way, and so gets on.
     pub(crate) fn predicts(&mut self, at_step: GlobalStep, rank: Rank, at: u64) {
-        let asked = self.passes.get_mut(&at_step).and_then(|pass| pass.asked.get_mut(rank.0 as usize));
+        let asked = self.evaluation.passes.get_mut(&at_step).and_then(|pass| pass.asked.get_mut(rank.0 as usize));
         if let Some(asked) = asked.filter(|asked| **asked < at) {
             *asked = at;
-            self.progressed = Instant::now();
+            self.progress.progressed = Instant::now();
         }
     }
 
     /// Another is in this worker's place, and asks for all of its pieces.
     pub(super) fn predicts_anew(&mut self, at_step: GlobalStep, rank: Rank) {
-        let asked = self.passes.get_mut(&at_step).and_then(|pass| pass.asked.get_mut(rank.0 as usize));
+        let asked = self.evaluation.passes.get_mut(&at_step).and_then(|pass| pass.asked.get_mut(rank.0 as usize));
         if let Some(asked) = asked {
             *asked = 0;
         }
@@ -196,20 +211,20 @@ impl State {
 
     /// How many batches of the evaluation under way may be fetched, where `from` are known already; `None`: no more yet.
     pub(crate) fn evaluation_horizon(&self, at_step: GlobalStep, from: u64) -> Result<Option<v1::Horizon>, RoleError> {
-        let pass = self.passes.get(&at_step).ok_or_else(|| unknown_evaluation("horizon", at_step))?;
+        let pass = self.evaluation.passes.get(&at_step).ok_or_else(|| unknown_evaluation("horizon", at_step))?;
         let Pass { data, turns, .. } = pass;
         let horizon = v1::Horizon { until: data.batches(), last: data.complete(), turns: turns.write() };
         Ok((horizon.until > from || horizon.last).then_some(horizon))
     }
 
     fn has_evaluated(&self, at_step: GlobalStep) -> bool {
-        self.last_test.as_ref().is_some_and(|(last, _)| *last >= at_step)
+        self.evaluation.last_test.as_ref().is_some_and(|(last, _)| *last >= at_step)
     }
 
     /// Where dense worker `rank` has its share of the evaluation under way; none, if it has sent all of it: what comes then was sent twice.
     fn share_of(&mut self, at_step: GlobalStep, rank: Rank) -> Result<Option<&mut Pass>, RoleError> {
         let is_over = self.has_evaluated(at_step);
-        let pass = match self.passes.get_mut(&at_step) {
+        let pass = match self.evaluation.passes.get_mut(&at_step) {
             Some(pass) => pass,
             None if is_over => return Ok(None),
             None => return Err(unknown_evaluation("evaluation_share", at_step)),
@@ -231,7 +246,7 @@ impl State {
         first: u64,
         part: Part,
     ) -> Result<u64, RoleError> {
-        self.progressed = Instant::now();
+        self.progress.progressed = Instant::now();
         let Some(pass) = self.share_of(at_step, rank)? else { return Ok(first.saturating_add(part.rows())) };
         let parts = pass.parts.entry(rank.0).or_default();
         if first == 0 {
@@ -269,15 +284,16 @@ impl State {
             *place = Some(parts);
         }
         let is_last = pass.shares.iter().all(Option::is_some);
-        self.progressed = Instant::now();
+        self.progress.progressed = Instant::now();
         Ok((rows, if is_last { self.evaluated(at_step) } else { Vec::new() }))
     }
 
     /// All shares are here.
     fn evaluated(&mut self, at_step: GlobalStep) -> Vec<JobEvent> {
-        let shares = self.passes.remove(&at_step).into_iter().flat_map(|pass| pass.shares).flatten().flatten();
+        let shares =
+            self.evaluation.passes.remove(&at_step).into_iter().flat_map(|pass| pass.shares).flatten().flatten();
         let test = test_metrics(shares);
-        self.outstanding.evaluated(at_step);
+        self.data.outstanding.evaluated(at_step);
         let mut events = Vec::new();
         if test.auc.is_none() {
             events.push(JobEvent::Warning {
@@ -285,7 +301,7 @@ impl State {
             });
         }
         events.push(JobEvent::Evaluation { step: at_step.0, test: test.clone() });
-        self.last_test = Some((at_step, test));
+        self.evaluation.last_test = Some((at_step, test));
         events
     }
 }
@@ -331,7 +347,7 @@ mod tests {
         let (data, parts) = (Announced::new(24), BTreeMap::new());
         let (asked, shares) = (vec![0, 0], vec![None, None]);
         let pass = Pass { source, turns: Turns::of(1), data, asked, shares, parts };
-        state.passes.insert(AT, pass);
+        state.evaluation.passes.insert(AT, pass);
         state
     }
 
@@ -393,8 +409,10 @@ mod tests {
         assert_eq!(send(&mut state, 1, 0..25), 25);
         send(&mut state, 1, 25..40);
         assert_eq!(tell(&mut state, 1, 40), (40, 1));
-        assert_eq!(state.last_test, whole.last_test);
-        assert!(state.last_test.as_ref().is_some_and(|(_, test)| test.samples == 140 && test.gauc.is_some()));
+        assert_eq!(state.evaluation.last_test, whole.evaluation.last_test);
+        assert!(
+            state.evaluation.last_test.as_ref().is_some_and(|(_, test)| test.samples == 140 && test.gauc.is_some())
+        );
         assert_eq!((send(&mut state, 1, 0..40), tell(&mut state, 1, 40)), (40, (40, 0)), "it is over");
     }
 

@@ -1,5 +1,6 @@
 //! How far dense workers are, and what the job says of itself.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -10,6 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{State, THROUGHPUT_WINDOW};
 use crate::as_bytes;
+use crate::saved::{AppliedGradients, SavedState};
+use crate::speeds::Speeds;
 use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{JobEvent, Summary};
@@ -34,25 +37,63 @@ pub(super) struct DenseWorkerState {
     pub(super) done: Option<v1::TrainingDone>,
 }
 
+/// What dense workers have reported, and the counts of runs before this one.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Progress {
+    /// By rank.
+    pub(super) ranks: Vec<DenseWorkerState>,
+    pub(super) samples: u64,
+    /// Sum of losses, and samples, since the last event.
+    pub(super) loss_since_event: (f64, u64),
+    pub(super) last_loss: f64,
+    #[serde(skip)]
+    pub(super) throughput: VecDeque<(Instant, u64)>,
+    /// When a member last reported a step, a batch, a part of an evaluation, or work of parameter servers
+    /// that all others wait for.
+    #[serde(skip, default = "Instant::now")]
+    pub(super) progressed: Instant,
+    pub(super) speeds: Speeds,
+    /// Gradients that were applied before this run, and by servers that have left.
+    pub(super) applied_before: AppliedGradients,
+    /// Seconds of training before this run.
+    pub(super) seconds_before: f64,
+}
+
+impl Progress {
+    pub(super) fn new(dense_workers: u32, saved: Option<&SavedState>) -> Self {
+        Self {
+            ranks: vec![DenseWorkerState::default(); dense_workers as usize],
+            samples: saved.map_or(0, |saved| saved.samples),
+            loss_since_event: (0.0, 0),
+            last_loss: 0.0,
+            throughput: VecDeque::new(),
+            progressed: Instant::now(),
+            speeds: Speeds::default(),
+            applied_before: saved.map(|saved| saved.applied).unwrap_or_default(),
+            seconds_before: saved.map_or(0.0, |saved| saved.training_seconds),
+        }
+    }
+}
+
 impl State {
     /// Dense worker `rank`, which has taken another's place, goes on before `batch`: what the one before had trained and not told is counted
     /// (its loss is not known), what it had told and is trained again is not counted twice.
     pub(crate) fn goes_on_from(&mut self, rank: Rank, batch: u64, share: &Range<u32>) {
         let first = self.training.current_batch();
-        let Some(worker) = self.ranks.get_mut(rank.0 as usize) else { return };
+        let Some(worker) = self.progress.ranks.get_mut(rank.0 as usize) else { return };
         let told = std::mem::replace(&mut worker.steps_done, batch).max(first);
         let rows = |batches: Range<u64>| -> u64 {
             batches.map(|batch| self.training.rows_of_share(batch, share.clone())).sum()
         };
-        self.samples = (self.samples + rows(told..batch)).saturating_sub(rows(batch..told));
+        self.progress.samples = (self.progress.samples + rows(told..batch)).saturating_sub(rows(batch..told));
     }
 
     pub(super) fn all_trained(&self) -> bool {
-        self.ranks.iter().all(|rank| rank.done.is_some())
+        self.progress.ranks.iter().all(|rank| rank.done.is_some())
     }
 
     /// Takes one worker's progress; gives an event for whoever follows the job.
-    pub(crate) fn progress(&mut self, report: &v1::Progress) -> Result<Option<JobEvent>, RoleError> {
+    pub(crate) fn take_progress(&mut self, report: &v1::Progress) -> Result<Option<JobEvent>, RoleError> {
         let rank = self.rank_mut("progress", report.rank)?;
         let has_trained = rank.steps_done < report.steps_done;
         rank.steps_done = rank.steps_done.max(report.steps_done);
@@ -60,39 +101,39 @@ impl State {
         rank.training_seconds = report.training_seconds;
         // Without a barrier workers count no steps.
         if has_trained || report.samples > 0 {
-            self.progressed = Instant::now();
+            self.progress.progressed = Instant::now();
         }
-        if self.leaving_dense_workers.get(&report.rank) == Some(&true) {
-            self.leaving_dense_workers.remove(&report.rank);
+        if self.members.leaving_dense_workers.get(&report.rank) == Some(&true) {
+            self.members.leaving_dense_workers.remove(&report.rank);
         }
-        self.speeds.take(report);
+        self.progress.speeds.take(report);
         // Without a barrier each batch is reported by itself.
         if self.training.mode().family() == Family::Barrier {
-            self.samples += report.samples;
+            self.progress.samples += report.samples;
         }
-        self.loss_since_event.0 += report.loss_sum;
-        self.loss_since_event.1 += report.samples;
+        self.progress.loss_since_event.0 += report.loss_sum;
+        self.progress.loss_since_event.1 += report.samples;
         self.note_throughput(Instant::now());
         self.training.keep_pace(self.samples_per_second() / self.job.data.global_batch_rows.max(1) as f64);
-        if report.rank != 0 || self.loss_since_event.1 == 0 {
+        if report.rank != 0 || self.progress.loss_since_event.1 == 0 {
             return Ok(None);
         }
-        let (loss, samples) = std::mem::take(&mut self.loss_since_event);
-        self.last_loss = loss / samples as f64;
+        let (loss, samples) = std::mem::take(&mut self.progress.loss_since_event);
+        self.progress.last_loss = loss / samples as f64;
         Ok(Some(JobEvent::Progress {
             step: self.step(),
             total_steps: self.total_steps().map(|steps| steps.0),
-            samples: self.samples,
+            samples: self.progress.samples,
             samples_per_second: self.samples_per_second(),
-            loss: self.last_loss,
+            loss: self.progress.last_loss,
             running_auc: self.running_auc(),
         }))
     }
 
     /// What became of a batch without a barrier. It is the progress of such modes: no worker counts steps there.
     pub(crate) fn batch_report(&mut self, report: &v1::BatchReport) -> Result<(), RoleError> {
-        self.progressed = Instant::now();
-        self.samples += u64::from(report.rows);
+        self.progress.progressed = Instant::now();
+        self.progress.samples += u64::from(report.rows);
         self.training.batch_report(report)
     }
 
@@ -103,12 +144,12 @@ impl State {
 
     /// While all wait for them.
     pub(crate) fn servers_have_worked(&mut self) {
-        self.progressed = Instant::now();
+        self.progress.progressed = Instant::now();
     }
 
     /// A loader gets on with its files, though no rows may have come of it yet: it may have to pass over much.
     pub(crate) fn loader_has_read(&mut self) {
-        self.progressed = Instant::now();
+        self.progress.progressed = Instant::now();
     }
 
     pub(crate) fn training_done(&mut self, done: v1::TrainingDone) -> Result<(), RoleError> {
@@ -123,7 +164,7 @@ impl State {
 
     /// The result, once every dense worker is done.
     pub(crate) fn trained(&mut self) -> Result<Option<Trained>, RoleError> {
-        let Some(done) = self.ranks.iter().map(|rank| rank.done.as_ref()).collect::<Option<Vec<_>>>() else {
+        let Some(done) = self.progress.ranks.iter().map(|rank| rank.done.as_ref()).collect::<Option<Vec<_>>>() else {
             return Ok(None);
         };
         self.check_labels()?;
@@ -135,18 +176,18 @@ impl State {
         }
         let seconds = self.training_seconds();
         let summary = Summary {
-            test: self.last_test.as_ref().map(|(_, test)| test.clone()),
+            test: self.evaluation.last_test.as_ref().map(|(_, test)| test.clone()),
             steps: first.steps,
-            samples: self.samples,
+            samples: self.progress.samples,
             seconds,
-            samples_per_second: if seconds > 0.0 { self.samples as f64 / seconds } else { 0.0 },
+            samples_per_second: if seconds > 0.0 { self.progress.samples as f64 / seconds } else { 0.0 },
             mode: self.training.mode().name().to_owned(),
             mode_switches: self.training.counts().switches,
             trained_rows: self.training.trained_rows(),
             dropped_batches: self.training.counts().dropped_batches,
             tokens_issued: self.training.counts().issued,
             tokens_lost: self.training.counts().lost,
-            skipped_rows: self.skipped_rows,
+            skipped_rows: self.data.skipped_rows,
             ..Summary::default()
         };
         Ok(Some(Trained { dense_digest: first.parameters_sha256.clone(), summary }))
@@ -154,11 +195,11 @@ impl State {
 
     pub(crate) fn status(&mut self) -> v1::JobStatus {
         let joined = matches!(self.roster(), Ok(Some(_)));
-        let phase = match (&self.failure, self.ended, joined) {
+        let phase = match (&self.end.failure, self.end.has_ended, joined) {
             (Some(_), _, _) => v1::Phase::Failed,
             (None, true, _) => v1::Phase::Complete,
             (None, false, false) => v1::Phase::Starting,
-            (None, false, true) if !self.passes.is_empty() => v1::Phase::Evaluating,
+            (None, false, true) if !self.evaluation.passes.is_empty() => v1::Phase::Evaluating,
             (None, false, true) => v1::Phase::Training,
         };
         let replicas = Role::MEMBERS.map(|role| self.replicas(role)).to_vec();
@@ -167,41 +208,41 @@ impl State {
             mode: self.training.mode().name().to_owned(),
             step: self.step(),
             total_steps: self.total_steps().map_or(0, |steps| steps.0),
-            samples: self.samples,
+            samples: self.progress.samples,
             samples_per_second: self.samples_per_second(),
-            loss: self.last_loss,
-            auc: match &self.last_test {
+            loss: self.progress.last_loss,
+            auc: match &self.evaluation.last_test {
                 Some((_, test)) => test.auc,
                 None => self.running_auc(),
             },
-            message: self.failure.as_ref().map(|(message, _)| message.clone()).unwrap_or_default(),
-            ps: self.servers.present(),
+            message: self.end.failure.as_ref().map(|(message, _)| message.clone()).unwrap_or_default(),
+            ps: self.members.servers.present(),
             map_epoch: self.training.map_epoch(),
             replicas,
-            workers: self.speeds.workers(),
-            all_reduce_seconds: self.speeds.all_reduce_seconds().unwrap_or(0.0),
-            last_checkpoint: self.last_checkpoint.as_ref().map(|(name, _)| name.clone()).unwrap_or_default(),
+            workers: self.progress.speeds.workers(),
+            all_reduce_seconds: self.progress.speeds.all_reduce_seconds().unwrap_or(0.0),
+            last_checkpoint: self.checkpoints.last.as_ref().map(|(name, _)| name.clone()).unwrap_or_default(),
             last_checkpoint_step: self.last_checkpoint_step().unwrap_or(0),
-            idle_seconds: Some(self.progressed.elapsed().as_secs_f64()),
-            slots_decided_seconds: self.slots_decided_seconds,
+            idle_seconds: Some(self.progress.progressed.elapsed().as_secs_f64()),
+            slots_decided_seconds: self.members.slots_decided_seconds,
             missing: self.missing(MOST_MISSING),
         }
     }
 
     /// There is a checkpoint, which was saved or restored, to go on from.
     pub(crate) fn has_checkpoint(&mut self, checkpoint: &str, step: u64) {
-        self.last_checkpoint = Some((checkpoint.to_owned(), step));
+        self.checkpoints.last = Some((checkpoint.to_owned(), step));
     }
 
     /// The step of that checkpoint.
     pub(crate) fn last_checkpoint_step(&self) -> Option<u64> {
-        self.last_checkpoint.as_ref().map(|(_, step)| *step)
+        self.checkpoints.last.as_ref().map(|(_, step)| *step)
     }
 
     /// The name of the checkpoint of the end, once it exists.
     pub(crate) fn last_of_all(&self) -> Option<String> {
         let has_all = self.training.ended() || self.training.end_is_saved();
-        self.last_checkpoint.as_ref().filter(|_| has_all).map(|(name, _)| name.clone())
+        self.checkpoints.last.as_ref().filter(|_| has_all).map(|(name, _)| name.clone())
     }
 
     /// Global batches that are trained.
@@ -216,7 +257,13 @@ impl State {
 
     /// Of the workers with a barrier.
     pub(super) fn batches_of_the_slowest(&self) -> u64 {
-        self.ranks.iter().take(self.training.barrier_workers() as usize).map(|rank| rank.steps_done).min().unwrap_or(0)
+        self.progress
+            .ranks
+            .iter()
+            .take(self.training.barrier_workers() as usize)
+            .map(|rank| rank.steps_done)
+            .min()
+            .unwrap_or(0)
     }
 
     /// Mean over the dense workers that train and have one.
@@ -226,21 +273,22 @@ impl State {
             Family::Barrier => self.training.barrier_workers(),
             Family::Tokens => u32::MAX,
         };
-        let known: Vec<f64> = self.ranks.iter().take(train as usize).filter_map(|rank| rank.running_auc).collect();
+        let known: Vec<f64> =
+            self.progress.ranks.iter().take(train as usize).filter_map(|rank| rank.running_auc).collect();
         (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64)
     }
 
     fn note_throughput(&mut self, now: Instant) {
-        self.throughput.push_back((now, self.samples));
-        while self.throughput.len() > 2
-            && self.throughput.front().is_some_and(|(then, _)| now.duration_since(*then) > THROUGHPUT_WINDOW)
+        self.progress.throughput.push_back((now, self.progress.samples));
+        while self.progress.throughput.len() > 2
+            && self.progress.throughput.front().is_some_and(|(then, _)| now.duration_since(*then) > THROUGHPUT_WINDOW)
         {
-            self.throughput.pop_front();
+            self.progress.throughput.pop_front();
         }
     }
 
     fn samples_per_second(&self) -> f64 {
-        match (self.throughput.front(), self.throughput.back()) {
+        match (self.progress.throughput.front(), self.progress.throughput.back()) {
             (Some((from, before)), Some((to, after))) if to > from => {
                 let told = to.duration_since(*from);
                 // Nobody tells that nothing is trained, as during an evaluation.
@@ -252,8 +300,8 @@ impl State {
     }
 
     fn rank_mut(&mut self, what: &'static str, rank: u32) -> Result<&mut DenseWorkerState, RoleError> {
-        let ranks = self.ranks.len();
-        self.ranks.get_mut(rank as usize).ok_or_else(|| RoleError::Inconsistent {
+        let ranks = self.progress.ranks.len();
+        self.progress.ranks.get_mut(rank as usize).ok_or_else(|| RoleError::Inconsistent {
             message: what,
             reason: format!("dense worker {rank} is not one of {ranks}"),
         })
@@ -262,6 +310,6 @@ impl State {
     /// Wall-clock time in training, that of earlier runs included.
     pub(super) fn training_seconds(&self) -> f64 {
         let of_rank = |rank: &DenseWorkerState| rank.training_seconds_before + rank.training_seconds;
-        self.seconds_before + self.ranks.iter().map(of_rank).fold(0.0, f64::max)
+        self.progress.seconds_before + self.progress.ranks.iter().map(of_rank).fold(0.0, f64::max)
     }
 }

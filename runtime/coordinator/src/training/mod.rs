@@ -99,54 +99,92 @@ enum Stage {
 pub(super) struct Training {
     plan: Facts,
     run: TrainingRun,
-    mode: TrainingMode,
-    next_mode: TrainingMode,
+    modes: Modes,
+    feed: Feed,
+    workers: Workers,
+    due: Due,
+    slots: SlotMoves,
+    stage: Stage,
+    #[serde(with = "as_bytes::message")]
+    order: v1::Order,
+    /// Calls to the parameter servers that are to be made. A coordinator that is started again finds them
+    /// out anew.
+    #[serde(skip)]
+    calls: Vec<ServerCall>,
+    flushing: bool,
+    /// Counts of the modes that have ended.
+    counts: TokenCounts,
+}
+
+/// The mode in force and those to come.
+#[derive(Debug, Serialize, Deserialize)]
+struct Modes {
+    current: TrainingMode,
+    /// The mode after the pause that training is in or heads for.
+    next: TrainingMode,
+    /// Switches by schedule: the batch before which each takes place.
+    scheduled: VecDeque<(u64, TrainingMode)>,
+    /// A switch by command.
+    requested: Option<TrainingMode>,
+}
+
+/// The data that the run has been given, and the batches that dense workers may fetch of it.
+#[derive(Debug, Serialize, Deserialize)]
+struct Feed {
     data: Announced,
     /// Batches given to the run.
     fed: u64,
     fed_all: bool,
     /// With a barrier: batches that dense workers may fetch.
     granted: u64,
-    /// How many of them beyond the one that is trained.
+    /// With a barrier: how many of them may be ahead of the one that is trained.
     granted_ahead: u64,
     /// With a barrier: where the order ends, once that is known.
     stop_at: Option<u64>,
-    switches: VecDeque<(u64, TrainingMode)>,
-    requested: Option<TrainingMode>,
-    /// Dense workers that there are to be, once all of them are there.
-    wanted_workers: Option<u32>,
-    /// With how many training goes on after this rest.
-    next_workers: u32,
+    /// Where training began: the batch, and the first piece of it.
+    restored_at: (u64, u32),
+}
+
+/// The dense workers: how many, and what each is doing.
+#[derive(Debug, Serialize, Deserialize)]
+struct Workers {
+    /// Dense workers asked for, once all of them have joined.
+    wanted: Option<u32>,
+    /// Dense workers after the pause that training is in or heads for.
+    next: u32,
+    /// By rank: the last order carried out.
+    done: Vec<u64>,
+    /// By rank: how often a dense worker was replaced.
+    successions: BTreeMap<Rank, u32>,
+    ring: Ring,
+    /// Ranks whose pull waits for an answer.
+    asked: BTreeSet<Rank>,
+    answers: BTreeMap<Rank, Reply>,
+}
+
+/// What is due at pauses: evaluations and checkpoints.
+#[derive(Debug, Serialize, Deserialize)]
+struct Due {
+    /// Batches before which no further evaluation is due.
     evaluated_through: u64,
-    /// Before which batch this attempt has evaluated last.
+    /// The batch before which this attempt has evaluated last.
     tested_at: Option<u64>,
+    /// Batches before which no further checkpoint is due.
     saved_through: u64,
     save_wanted: bool,
     save: SaveStep,
-    /// Whether that is the one of the end.
+    /// Whether the checkpoint under way is the one of the end.
     saves_last: bool,
-    slots: SlotsMove,
-    /// The slot map in force.
-    map_epoch: u64,
-    stage: Stage,
-    #[serde(with = "as_bytes::message")]
-    order: v1::Order,
-    /// Where training began: the batch, and the first piece of it.
-    restored_at: (u64, u32),
-    /// By rank: the last order carried out.
-    done: Vec<u64>,
-    /// By rank: how often a dense worker took another's place.
-    successions: BTreeMap<Rank, u32>,
-    ring: Ring,
-    asked: BTreeSet<Rank>,
-    answers: BTreeMap<Rank, Reply>,
-    /// A coordinator that is started again finds out anew which there are to make.
-    #[serde(skip)]
-    calls: Vec<ServerCall>,
-    flushing: bool,
+    /// An evaluation that was just ordered.
     evaluation_to_begin: Option<GlobalStep>,
-    /// Of modes that have ended.
-    counts: TokenCounts,
+}
+
+/// Slots on their way between parameter servers.
+#[derive(Debug, Serialize, Deserialize)]
+struct SlotMoves {
+    moving: SlotsMove,
+    /// The epoch of the slot map in force.
+    map_epoch: u64,
 }
 
 /// How far the checkpoint that training rests for is.
@@ -215,42 +253,49 @@ impl Training {
                 GlobalStep(saved.step),
                 saved.rows(),
             )?,
-            mode,
-            next_mode: mode,
-            data,
-            fed: saved.batch,
-            fed_all: false,
-            granted: saved.batch,
-            granted_ahead: MOST_GRANTED,
-            stop_at: None,
-            switches: plan.switches.iter().copied().filter(|(batch, _)| *batch > saved.batch).collect(),
-            requested: None,
-            wanted_workers: None,
-            next_workers: facts.workers,
-            evaluated_through: saved.evaluated_through,
-            tested_at: None,
-            saved_through: saved.batch,
-            save_wanted: false,
-            save: SaveStep::Freezing,
-            saves_last: false,
-            slots: SlotsMove::No,
-            map_epoch: 0,
+            modes: Modes {
+                current: mode,
+                next: mode,
+                scheduled: plan.switches.iter().copied().filter(|(batch, _)| *batch > saved.batch).collect(),
+                requested: None,
+            },
+            feed: Feed {
+                data,
+                fed: saved.batch,
+                fed_all: false,
+                granted: saved.batch,
+                granted_ahead: MOST_GRANTED,
+                stop_at: None,
+                restored_at: (saved.batch, 0),
+            },
+            workers: Workers {
+                wanted: None,
+                next: facts.workers,
+                done: vec![0; facts.workers as usize],
+                successions: BTreeMap::new(),
+                ring: Ring::default(),
+                asked: BTreeSet::new(),
+                answers: BTreeMap::new(),
+            },
+            due: Due {
+                evaluated_through: saved.evaluated_through,
+                tested_at: None,
+                saved_through: saved.batch,
+                save_wanted: false,
+                save: SaveStep::Freezing,
+                saves_last: false,
+                evaluation_to_begin: None,
+            },
+            slots: SlotMoves { moving: SlotsMove::No, map_epoch: 0 },
             stage: Stage::Restoring,
             order: v1::Order::default(),
-            restored_at: (saved.batch, 0),
-            done: vec![0; facts.workers as usize],
-            successions: BTreeMap::new(),
-            ring: Ring::default(),
-            asked: BTreeSet::new(),
-            answers: BTreeMap::new(),
             calls: Vec::new(),
             flushing: false,
-            evaluation_to_begin: None,
             counts: saved.counts,
             plan: facts,
         };
         if resume.is_some() {
-            training.restored_at.1 = training.first_piece()?;
+            training.feed.restored_at.1 = training.first_piece()?;
             training.calls.push(ServerCall::Restore);
         } else {
             training.begin_first_mode();
@@ -260,7 +305,7 @@ impl Training {
 
     /// The piece of the global batch at hand that is the first to be trained.
     fn first_piece(&self) -> Result<u32, RoleError> {
-        let place = self.run.next_row().saturating_sub(self.data.row_of(self.fed));
+        let place = self.run.next_row().saturating_sub(self.feed.data.row_of(self.feed.fed));
         if place.is_multiple_of(self.plan.local_rows) {
             return Ok((place / self.plan.local_rows) as u32);
         }
@@ -273,7 +318,7 @@ impl Training {
     /// What loaders leave out of the chunk that begins with batch `first`: whole batches, and pieces of the batch after those. Only
     /// where an earlier run stood within the chunk.
     pub(super) fn trained_before(&self, first: u64) -> (u64, u32) {
-        let (batch, piece) = self.restored_at;
+        let (batch, piece) = self.feed.restored_at;
         match batch.checked_sub(first) {
             Some(batches) => (batches, piece),
             None => (0, 0),
@@ -292,44 +337,44 @@ impl Training {
 
     /// Saves a checkpoint at the next boundary.
     pub(super) fn request_save(&mut self) {
-        self.save_wanted = true;
+        self.due.save_wanted = true;
     }
 
     /// At rest: what a run that goes on from here has to know.
     pub(super) fn save(&self) -> Result<SavedTraining, RoleError> {
         let at = self.boundary()?;
         let rows = self.run.ledger().counts();
-        let (batch, _) = self.data.locate(at.next_row);
+        let (batch, _) = self.feed.data.locate(at.next_row);
         Ok(SavedTraining {
             step: at.step.0,
             trained_rows: rows.trained_rows,
             dropped_rows: rows.dropped_rows,
             dropped_batches: rows.dropped_batches,
             batch,
-            epoch: self.data.epoch_of(batch),
-            mode: self.next_mode.name().to_owned(),
+            epoch: self.feed.data.epoch_of(batch),
+            mode: self.modes.next.name().to_owned(),
             first_mode: self.plan.first_mode.name().to_owned(),
-            evaluated_through: self.evaluated_through,
+            evaluated_through: self.due.evaluated_through,
             counts: self.counts,
         })
     }
 
     /// Slots begin to move, so that so many parameter servers hold them.
     pub(super) fn slots_move(&mut self, servers: u32) {
-        self.slots = SlotsMove::Copying { servers };
+        self.slots.moving = SlotsMove::Copying { servers };
     }
 
     /// They are copied: the map is flipped at the next boundary.
     pub(super) fn request_flip(&mut self) {
-        if let SlotsMove::Copying { servers } = self.slots {
-            self.slots = SlotsMove::Copied { servers };
+        if let SlotsMove::Copying { servers } = self.slots.moving {
+            self.slots.moving = SlotsMove::Copied { servers };
         }
     }
 
     /// Whether so many dense workers can train; a sentence, if not.
     pub(super) fn check_workers(&self, workers: u32) -> Result<(), String> {
-        let later = self.switches.iter().map(|(_, mode)| *mode).chain(self.requested);
-        let modes = [self.mode, self.next_mode].into_iter().chain(later);
+        let later = self.modes.scheduled.iter().map(|(_, mode)| *mode).chain(self.modes.requested);
+        let modes = [self.modes.current, self.modes.next].into_iter().chain(later);
         modes.into_iter().try_for_each(|mode| self.plan.check_workers(mode, workers))
     }
 
@@ -337,12 +382,12 @@ impl Training {
     /// become impossible since it was asked for, by a switch of the mode, waits until it is possible again.
     pub(super) fn want_workers(&mut self, workers: Option<u32>) {
         let possible = workers.filter(|workers| *workers != self.plan.workers && self.check_workers(*workers).is_ok());
-        self.wanted_workers = possible;
+        self.workers.wanted = possible;
     }
 
     /// Whether it is decided with how many dense workers training goes on, and not yet done.
     pub(super) fn is_regrouping(&self) -> bool {
-        self.next_workers != self.plan.workers
+        self.workers.next != self.plan.workers
     }
 
     /// Dense workers.
@@ -357,25 +402,25 @@ impl Training {
 
     /// The data that is known.
     pub(super) fn data_mut(&mut self) -> &mut Announced {
-        &mut self.data
+        &mut self.feed.data
     }
 
     /// What worker `rank` does after order `done`; `None`: nothing yet.
     pub(super) fn next_order(&mut self, rank: Rank, done: u64) -> Result<Option<v1::Order>, RoleError> {
-        let Some(place) = self.done.get_mut(rank.0 as usize) else { return Ok(None) };
+        let Some(place) = self.workers.done.get_mut(rank.0 as usize) else { return Ok(None) };
         *place = (*place).max(done);
         if done >= self.order.number {
-            self.ring.has_joined(rank);
+            self.workers.ring.has_joined(rank);
         }
         self.advance()?;
         // One that has joined carries out no order from before, one that leaves none any more.
-        let done = self.done.get(rank.0 as usize).copied().unwrap_or(u64::MAX);
-        let joins = self.ring.joins(rank);
+        let done = self.workers.done.get(rank.0 as usize).copied().unwrap_or(u64::MAX);
+        let joins = self.workers.ring.joins(rank);
         if self.order.number > done {
             return Ok(Some(v1::Order { joins, ..self.order.clone() }));
         }
         // Others wait for what it has to tell, and may not have carried out their order.
-        let tells = joins && !self.ring.has_told(rank);
+        let tells = joins && !self.workers.ring.has_told(rank);
         Ok(tells.then(|| v1::Order { joins, order: Some(Kind::Wait(v1::Wait {})), ..self.order.clone() }))
     }
 
@@ -386,7 +431,7 @@ impl Training {
 
     /// The rows that worker `rank` trains of a batch where each step has a barrier.
     pub(super) fn rows_of_share(&self, batch: u64, share: std::ops::Range<u32>) -> u64 {
-        let (rows, local) = (self.data.rows_of(batch), self.plan.local_rows);
+        let (rows, local) = (self.feed.data.rows_of(batch), self.plan.local_rows);
         (u64::from(share.end) * local).min(rows) - (u64::from(share.start) * local).min(rows)
     }
 
@@ -398,19 +443,19 @@ impl Training {
             return Err(RoleError::Inconsistent { message: "horizon", reason });
         }
         self.advance()?;
-        if self.stop_at.is_none() {
-            let ahead = self.granted_ahead.max(self.mode.staleness() + LEAST_GRANTED);
-            let until = self.data.batches().min(at + ahead).min(self.next_rest().unwrap_or(u64::MAX));
+        if self.feed.stop_at.is_none() {
+            let ahead = self.feed.granted_ahead.max(self.modes.current.staleness() + LEAST_GRANTED);
+            let until = self.feed.data.batches().min(at + ahead).min(self.next_rest().unwrap_or(u64::MAX));
             driver::grant(self, until)?;
             self.advance()?;
         }
-        let last = self.stop_at == Some(self.granted);
-        Ok((self.granted > from || last).then_some((self.granted, last)))
+        let last = self.feed.stop_at == Some(self.feed.granted);
+        Ok((self.feed.granted > from || last).then_some((self.feed.granted, last)))
     }
 
     /// So many global batches are trained a second.
     pub(super) fn keep_pace(&mut self, batches_per_second: f64) {
-        self.granted_ahead = ((GRANTED_SECONDS * batches_per_second) as u64).clamp(LEAST_GRANTED, MOST_GRANTED);
+        self.feed.granted_ahead = ((GRANTED_SECONDS * batches_per_second) as u64).clamp(LEAST_GRANTED, MOST_GRANTED);
     }
 
     /// Worker `rank` asks for a batch; `None`: none yet.
@@ -418,8 +463,8 @@ impl Training {
         if self.stage != Stage::Training || order != self.order.number {
             return Ok((order <= self.order.number).then_some(Pulled::Rest));
         }
-        if !self.answers.contains_key(&rank)
-            && self.asked.insert(rank)
+        if !self.workers.answers.contains_key(&rank)
+            && self.workers.asked.insert(rank)
             && let Some(dispatcher) = self.run.dispatcher()
         {
             let answers = dispatcher.pull(rank)?;
@@ -427,15 +472,15 @@ impl Training {
         }
         self.advance()?;
         if matches!(self.run.phase(), SwitchPhase::Moving { .. }) {
-            self.asked.remove(&rank);
+            self.workers.asked.remove(&rank);
             return Ok(Some(Pulled::Rest));
         }
-        let Some(answer) = self.answers.remove(&rank) else { return Ok(None) };
-        self.asked.remove(&rank);
+        let Some(answer) = self.workers.answers.remove(&rank) else { return Ok(None) };
+        self.workers.asked.remove(&rank);
         Ok(Some(match answer {
             Reply::Finished => Pulled::Rest,
             Reply::Work(assignment) => {
-                let (batch, place) = self.data.locate(assignment.batch.first_row);
+                let (batch, place) = self.feed.data.locate(assignment.batch.first_row);
                 let piece = (place / self.plan.local_rows) as u32;
                 let key = BatchKey { position: BatchPosition::Train(batch), piece };
                 let oldest_token = self.run.dispatcher().map_or(0, |dispatcher| dispatcher.oldest_token().0);
@@ -448,7 +493,7 @@ impl Training {
     pub(super) fn batch_report(&mut self, report: &v1::BatchReport) -> Result<(), RoleError> {
         let outcome = outcome::read("batch_report", report.outcome())?;
         let Some(dispatcher) = self.run.dispatcher() else {
-            let reason = format!("training is in mode {}", self.mode.name());
+            let reason = format!("training is in mode {}", self.modes.current.name());
             return Err(RoleError::Inconsistent { message: "batch_report", reason });
         };
         let batch = Batch { first_row: report.first_row, rows: report.rows };
@@ -469,16 +514,16 @@ impl Training {
         if self.stage == Stage::Ended {
             return Err(SwitchRefused::Now("training has ended".to_owned()));
         }
-        if self.requested.is_some() || self.next_mode != self.mode {
+        if self.modes.requested.is_some() || self.modes.next != self.modes.current {
             return Err(SwitchRefused::Now("another switch of the training mode is under way".to_owned()));
         }
-        if mode == self.mode {
+        if mode == self.modes.current {
             return Ok(mode);
         }
-        let workers = self.wanted_workers.unwrap_or(self.plan.workers);
+        let workers = self.workers.wanted.unwrap_or(self.plan.workers);
         self.plan.check_workers(mode, workers).map_err(SwitchRefused::Mode)?;
-        self.requested = Some(mode);
-        Ok(self.mode)
+        self.modes.requested = Some(mode);
+        Ok(self.modes.current)
     }
 
     /// Calls that every parameter server must be made; each is given once.
@@ -499,12 +544,12 @@ impl Training {
 
     /// Whether slots move between parameter servers, or are about to be given up.
     pub(super) fn slots_are_moving(&self) -> bool {
-        self.slots != SlotsMove::No
+        self.slots.moving != SlotsMove::No
     }
 
     /// The step before which an evaluation has just been ordered.
     pub(super) fn evaluation_to_begin(&mut self) -> Option<GlobalStep> {
-        self.evaluation_to_begin.take()
+        self.due.evaluation_to_begin.take()
     }
 
     /// The number and the step of the evaluation under way.
@@ -519,7 +564,7 @@ impl Training {
 
     /// The slot map in force.
     pub(super) fn map_epoch(&self) -> u64 {
-        self.map_epoch
+        self.slots.map_epoch
     }
 
     /// Whether training has ended.
@@ -529,24 +574,26 @@ impl Training {
 
     /// The mode it is in, or was in until it came to rest.
     pub(super) fn mode(&self) -> TrainingMode {
-        self.mode
+        self.modes.current
     }
 
     /// Global batches whose rows are trained or dropped. Dense workers have reported `batches` as done,
     /// where their mode has them report batches.
     pub(super) fn batches_done(&self, batches: u64) -> u64 {
-        let reported = driver(self.mode).reported_batches(self, batches).filter(|_| self.stage == Stage::Training);
+        let reported =
+            driver(self.modes.current).reported_batches(self, batches).filter(|_| self.stage == Stage::Training);
         reported.unwrap_or_else(|| {
             let ledger = self.run.ledger();
-            self.data.locate(ledger.trained_rows() + ledger.dropped_rows()).0
+            self.feed.data.locate(ledger.trained_rows() + ledger.dropped_rows()).0
         })
     }
 
     /// All global batches before this one are trained and their gradients applied. Dense workers have
     /// reported `batches` as done, where their mode has them report batches.
     pub(super) fn settled_batches(&self, batches: u64) -> u64 {
-        let settled = driver(self.mode).settled_batches(self, batches).filter(|_| self.stage == Stage::Training);
-        settled.unwrap_or_else(|| self.data.locate(self.run.ledger().first_unsettled()).0)
+        let settled =
+            driver(self.modes.current).settled_batches(self, batches).filter(|_| self.stage == Stage::Training);
+        settled.unwrap_or_else(|| self.feed.data.locate(self.run.ledger().first_unsettled()).0)
     }
 
     /// Counts over all modes so far.
@@ -566,14 +613,14 @@ impl Training {
     }
 
     fn take(&mut self, answers: Answers) {
-        self.answers.extend(answers);
+        self.workers.answers.extend(answers);
     }
 
     /// Goes through the stages as far as possible.
     pub(super) fn advance(&mut self) -> Result<(), RoleError> {
         loop {
             let moved = match self.stage {
-                Stage::Training => driver(self.mode).advance(self)?,
+                Stage::Training => driver(self.modes.current).advance(self)?,
                 Stage::Resting => self.decide_at_rest()?,
                 Stage::Restoring => self.order.number > 0 && self.all_done() && self.after_restore(),
                 Stage::Evaluating => self.all_done() && self.after_evaluation()?,
@@ -596,23 +643,23 @@ impl Training {
     }
 
     fn give(&mut self, at: Boundary, order: Kind) {
-        let (batch, place) = self.data.locate(at.next_row);
+        let (batch, place) = self.feed.data.locate(at.next_row);
         self.order = v1::Order {
             number: self.order.number + 1,
             step: at.step.0,
             batch,
             piece: (place / self.plan.local_rows) as u32,
-            map_epoch: self.map_epoch,
+            map_epoch: self.slots.map_epoch,
             barrier_workers: self.barrier_workers(),
-            ring: self.ring.number(),
+            ring: self.workers.ring.number(),
             joins: false,
-            mends: self.ring.is_incomplete(),
+            mends: self.workers.ring.is_incomplete(),
             order: Some(order),
         };
     }
 
     fn all_done(&self) -> bool {
-        self.done.iter().all(|done| *done >= self.order.number)
+        self.workers.done.iter().all(|done| *done >= self.order.number)
     }
 
     /// Gives the run what is known of the data, up to the next rest; while it drains also what lies behind it, of which it takes
@@ -620,16 +667,16 @@ impl Training {
     fn feed(&mut self) {
         let draining = matches!(self.run.phase(), SwitchPhase::Draining { .. });
         let until = if draining { u64::MAX } else { self.next_rest().unwrap_or(u64::MAX) };
-        while self.fed < self.data.batches().min(until) {
+        while self.feed.fed < self.feed.data.batches().min(until) {
             // The first batch may have been trained in part by the run that this one goes on from.
-            let trained = self.run.next_row().saturating_sub(self.data.row_of(self.fed));
-            let trained = if self.fed == self.restored_at.0 { trained } else { 0 };
-            let answers = self.run.extend_data(self.data.rows_of(self.fed) - trained);
+            let trained = self.run.next_row().saturating_sub(self.feed.data.row_of(self.feed.fed));
+            let trained = if self.feed.fed == self.feed.restored_at.0 { trained } else { 0 };
+            let answers = self.run.extend_data(self.feed.data.rows_of(self.feed.fed) - trained);
             self.take(answers);
-            self.fed += 1;
+            self.feed.fed += 1;
         }
-        if self.data.complete() && self.fed == self.data.batches() && !self.fed_all {
-            self.fed_all = true;
+        if self.feed.data.complete() && self.feed.fed == self.feed.data.batches() && !self.feed.fed_all {
+            self.feed.fed_all = true;
             let answers = self.run.close_data();
             self.take(answers);
         }
@@ -671,7 +718,7 @@ mod tests {
     /// Three dense workers, and global batches of three local batches of 8 rows.
     fn plan(mode: &str) -> JobPlan {
         small_plan(&[
-            &format!("spec.training.mode={mode}"),
+            &format!("spec.training.modes.current={mode}"),
             "spec.training.localBatchSize=8",
             "spec.roles.denseWorker.replicas=3",
         ])

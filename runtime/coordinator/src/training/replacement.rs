@@ -38,18 +38,18 @@ impl Training {
         let in_ring = rank.0 < self.barrier_workers();
         let Some(Succession { repeats, lacks_parameters }) = self.succession(has_done) else { return false };
         let lacks_parameters = lacks_parameters && in_ring;
-        let Some(done) = self.done.get_mut(rank.0 as usize) else { return false };
+        let Some(done) = self.workers.done.get_mut(rank.0 as usize) else { return false };
         if lacks_parameters && self.plan.barrier_workers() < 2 {
             return false;
         }
         // Training comes to no rest, and leaves none, before the order was carried out by this one.
         *done = if repeats { self.order.number.saturating_sub(1).min(*done) } else { self.order.number };
-        *self.successions.entry(rank).or_default() += 1;
+        *self.workers.successions.entry(rank).or_default() += 1;
         if lacks_parameters {
-            self.ring.replaced(rank);
+            self.workers.ring.replaced(rank);
         }
         if self.stage == Stage::Training {
-            driver(self.mode).rejoin(self, rank);
+            driver(self.modes.current).rejoin(self, rank);
         }
         true
     }
@@ -64,19 +64,19 @@ impl Training {
         let (repeats, lacks) = match self.stage {
             // Another dense worker's batches are asked for again of embedding workers, which keep none where there was a single one.
             Stage::Training if self.plan.started_workers < 2 => return None,
-            Stage::Training => (true, on_workers(self.mode)),
+            Stage::Training => (true, on_workers(self.modes.current)),
             Stage::Restoring => (self.order.number > 0, false),
-            Stage::Evaluating => (!has_done, on_workers(self.mode)),
-            Stage::Saving => (matches!(order, Some(Kind::Save(_))), on_workers(self.mode)),
+            Stage::Evaluating => (!has_done, on_workers(self.modes.current)),
+            Stage::Saving => (matches!(order, Some(Kind::Save(_))), on_workers(self.modes.current)),
             Stage::Sharing => (true, true),
             Stage::Joining | Stage::Gathering => (true, false),
             Stage::Moving => (true, publishes),
-            Stage::Resting | Stage::Settling => (false, on_workers(self.mode)),
-            Stage::Flipping => (false, on_workers(self.mode) || reads),
-            Stage::Beginning => (false, on_workers(self.next_mode)),
+            Stage::Resting | Stage::Settling => (false, on_workers(self.modes.current)),
+            Stage::Flipping => (false, on_workers(self.modes.current) || reads),
+            Stage::Beginning => (false, on_workers(self.modes.next)),
             Stage::Ended if has_done => (false, false),
             // The others may have told their parameters' digest, and be past giving them.
-            Stage::Ended if on_workers(self.mode) => return None,
+            Stage::Ended if on_workers(self.modes.current) => return None,
             Stage::Ended => (true, false),
         };
         Some(Succession { repeats, lacks_parameters: lacks && !is_pristine })
@@ -89,12 +89,12 @@ impl Training {
 
     /// How often this worker took another's place: who asked before it did is dead.
     pub(crate) fn successions(&self, rank: Rank) -> u32 {
-        self.successions.get(&rank).copied().unwrap_or(0)
+        self.workers.successions.get(&rank).copied().unwrap_or(0)
     }
 
     /// The number of the ring, if it is another than `known`.
     pub(crate) fn ring_after(&self, known: u64) -> Option<u64> {
-        (self.ring.number() > known).then_some(self.ring.number())
+        (self.workers.ring.number() > known).then_some(self.workers.ring.number())
     }
 
     /// Worker `rank` tells before which step its parameters stand, if it has any; `None`: not all have told yet. The batch is the one that is
@@ -105,13 +105,13 @@ impl Training {
         ring: u64,
         step: Option<GlobalStep>,
     ) -> Result<Option<Mended>, RoleError> {
-        let number = self.ring.number();
-        let last = GlobalStep(self.order.step + self.granted.saturating_sub(self.order.batch));
+        let number = self.workers.ring.number();
+        let last = GlobalStep(self.order.step + self.feed.granted.saturating_sub(self.order.batch));
         if let Some(step) = step.filter(|step| ring == number && *step > last) {
             let reason = format!("dense worker {rank} says it is before step {step}, and no one may be beyond {last}");
             return Err(RoleError::Inconsistent { message: "mend", reason });
         }
-        match self.ring.tell(rank, ring, step, self.barrier_workers()) {
+        match self.workers.ring.tell(rank, ring, step, self.barrier_workers()) {
             Mending::Waits => Ok(None),
             Mending::Superseded => Ok(Some(Mended::Superseded { by: number })),
             Mending::Mended { step, donor } => {

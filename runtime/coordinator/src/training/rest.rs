@@ -15,7 +15,7 @@ impl Training {
     /// Dense parameters are where the mode has them: the first mode begins.
     pub(super) fn begin_first_mode(&mut self) {
         let at = self.start_of_order();
-        match self.mode.dense_home() {
+        match self.modes.current.dense_home() {
             DenseHome::Workers => self.begin_mode(at),
             DenseHome::Servers => {
                 self.give(at, Kind::Publish(v1::Publish {}));
@@ -34,7 +34,7 @@ impl Training {
     /// checkpoint of this boundary.
     pub(crate) fn frozen(&mut self, ticket: Option<v1::Ticket>) -> Result<(), RoleError> {
         let at = self.boundary()?;
-        self.save = SaveStep::Frozen;
+        self.due.save = SaveStep::Frozen;
         if self.is_dense_on_workers()
             && let Some(ticket) = ticket
         {
@@ -46,10 +46,10 @@ impl Training {
     /// The checkpoint of the end exists, or has to be written again.
     pub(crate) fn last_saved(&mut self, exists: bool) -> Result<(), RoleError> {
         if exists {
-            self.save = SaveStep::Written;
+            self.due.save = SaveStep::Written;
             return self.advance();
         }
-        self.save = SaveStep::Freezing;
+        self.due.save = SaveStep::Freezing;
         self.calls.push(ServerCall::Save { at: self.boundary()?, last: true });
         Ok(())
     }
@@ -58,17 +58,17 @@ impl Training {
     pub(crate) fn flipped(&mut self, map_epoch: u64, servers: u32) -> Result<(), RoleError> {
         let at = self.boundary()?;
         let gathered = self.gathers(servers);
-        self.map_epoch = map_epoch;
+        self.slots.map_epoch = map_epoch;
         self.plan.servers = servers;
         self.run.set_servers(2 * servers);
-        self.slots = SlotsMove::Flipped;
+        self.slots.moving = SlotsMove::Flipped;
         self.move_dense(at, self.is_dense_on_workers() || gathered)?;
         self.advance()
     }
 
     /// No slot moves any more.
     pub(crate) fn slots_settled(&mut self) -> Result<(), RoleError> {
-        self.slots = SlotsMove::No;
+        self.slots.moving = SlotsMove::No;
         if self.stage == Stage::Settling {
             self.leave_rest()?;
         }
@@ -77,12 +77,12 @@ impl Training {
 
     /// Whether each dense worker holds the dense parameters, in the mode in force.
     fn is_dense_on_workers(&self) -> bool {
-        self.mode.dense_home() == DenseHome::Workers
+        self.modes.current.dense_home() == DenseHome::Workers
     }
 
     /// Whether each dense worker holds the dense parameters, in this mode and in the next one.
     fn stays_on_workers(&self) -> bool {
-        self.is_dense_on_workers() && self.next_mode.dense_home() == DenseHome::Workers
+        self.is_dense_on_workers() && self.modes.next.dense_home() == DenseHome::Workers
     }
 
     /// Whether the dense parameters, which are on the servers, have to be cut anew for so many servers.
@@ -111,10 +111,10 @@ impl Training {
             Stage::Training if self.flushing => self.calls.push(ServerCall::Flush),
             Stage::Saving => {
                 let at = self.boundary()?;
-                let last = self.saves_last;
+                let last = self.due.saves_last;
                 // The one of the end has to exist, and who was writing it is dead.
-                if self.save == SaveStep::Freezing || (last && self.save == SaveStep::Frozen) {
-                    self.save = SaveStep::Freezing;
+                if self.due.save == SaveStep::Freezing || (last && self.due.save == SaveStep::Frozen) {
+                    self.due.save = SaveStep::Freezing;
                     self.calls.push(ServerCall::Save { at, last });
                 }
             }
@@ -126,9 +126,9 @@ impl Training {
     pub(super) fn enter_rest(&mut self) -> Result<(), RoleError> {
         let at = self.boundary()?;
         self.flushing = false;
-        self.asked.clear();
-        self.answers.clear();
-        self.granted = self.data.locate(at.next_row).0;
+        self.workers.asked.clear();
+        self.workers.answers.clear();
+        self.feed.granted = self.feed.data.locate(at.next_row).0;
         self.stage = Stage::Resting;
         Ok(())
     }
@@ -136,8 +136,12 @@ impl Training {
     /// At rest: predict if that is due, or save the model of the end.
     pub(super) fn decide_at_rest(&mut self) -> Result<bool, RoleError> {
         let at = self.boundary()?;
-        let due = self.evaluation_due().is_some_and(|due| due <= self.granted);
-        if due && self.plan.tests_on_the_next_slice && !self.data.complete() && self.data.batches() == self.granted {
+        let due = self.evaluation_due().is_some_and(|due| due <= self.feed.granted);
+        if due
+            && self.plan.tests_on_the_next_slice
+            && !self.feed.data.complete()
+            && self.feed.data.batches() == self.feed.granted
+        {
             // Whether there is a next slice is not known yet.
             return Ok(false);
         }
@@ -152,7 +156,7 @@ impl Training {
     /// The last evaluation, if there is one behind the last row.
     fn test_the_end(&mut self, at: Boundary) -> Result<bool, RoleError> {
         // That the data ends here may have been found out after an evaluation here.
-        let is_tested = self.tested_at == Some(self.granted);
+        let is_tested = self.due.tested_at == Some(self.feed.granted);
         if self.plan.evaluates && !self.plan.tests_on_the_next_slice && !is_tested {
             self.begin_evaluation(at)
         } else {
@@ -161,9 +165,9 @@ impl Training {
     }
 
     fn begin_evaluation(&mut self, at: Boundary) -> Result<bool, RoleError> {
-        self.evaluated_through = self.granted;
-        self.tested_at = Some(self.granted);
-        self.evaluation_to_begin = Some(at.step);
+        self.due.evaluated_through = self.feed.granted;
+        self.due.tested_at = Some(self.feed.granted);
+        self.due.evaluation_to_begin = Some(at.step);
         self.give(at, Kind::Evaluate(v1::Evaluate { read: !self.is_dense_on_workers() }));
         self.stage = Stage::Evaluating;
         Ok(true)
@@ -177,11 +181,12 @@ impl Training {
     /// At rest: save a checkpoint if that is due.
     pub(super) fn after_evaluation(&mut self) -> Result<bool, RoleError> {
         let at = self.boundary()?;
-        let due = self.save_due().is_some_and(|due| due <= self.granted) && self.saved_through < self.granted;
+        let due =
+            self.save_due().is_some_and(|due| due <= self.feed.granted) && self.due.saved_through < self.feed.granted;
         match self.is_at_end(at) {
             // It may have become known only since training rests here.
             true if self.plan.saves && !self.end_is_saved() => self.begin_save(at, true),
-            false if self.plan.saves && (due || self.save_wanted) => self.begin_save(at, false),
+            false if self.plan.saves && (due || self.due.save_wanted) => self.begin_save(at, false),
             _ => self.leave_rest(),
         }
     }
@@ -198,27 +203,27 @@ impl Training {
 
     /// Whether the checkpoint of the end exists.
     pub(crate) fn end_is_saved(&self) -> bool {
-        self.save == SaveStep::Written
+        self.due.save == SaveStep::Written
     }
 
     fn begin_save(&mut self, at: Boundary, last: bool) -> Result<bool, RoleError> {
-        self.saves_last = last;
-        self.saved_through = self.granted;
-        self.save_wanted = false;
-        self.save = SaveStep::Freezing;
+        self.due.saves_last = last;
+        self.due.saved_through = self.feed.granted;
+        self.due.save_wanted = false;
+        self.due.save = SaveStep::Freezing;
         self.calls.push(ServerCall::Save { at, last });
         self.stage = Stage::Saving;
         Ok(true)
     }
 
     pub(super) fn is_saved(&self) -> bool {
-        self.save == SaveStep::Written || (self.save == SaveStep::Frozen && !self.saves_last)
+        self.due.save == SaveStep::Written || (self.due.save == SaveStep::Frozen && !self.due.saves_last)
     }
 
     pub(super) fn leave_rest(&mut self) -> Result<bool, RoleError> {
         let at = self.boundary()?;
         if self.is_at_end(at) {
-            if self.slots != SlotsMove::No {
+            if self.slots.moving != SlotsMove::No {
                 self.calls.push(ServerCall::SettleSlots);
                 self.stage = Stage::Settling;
                 return Ok(false);
@@ -228,7 +233,7 @@ impl Training {
             return Ok(false);
         }
         if self.is_regrouping() {
-            if self.next_workers > self.plan.workers && self.stays_on_workers() {
+            if self.workers.next > self.plan.workers && self.stays_on_workers() {
                 self.give(at, Kind::Publish(v1::Publish {}));
                 self.stage = Stage::Sharing;
                 return Ok(true);
@@ -240,9 +245,9 @@ impl Training {
 
     /// From here on there are so many dense workers. Those that join have carried out what was ordered so far.
     fn regroup(&mut self) {
-        self.plan.workers = self.next_workers;
-        self.wanted_workers = None;
-        self.done.resize(self.next_workers as usize, self.order.number);
+        self.plan.workers = self.workers.next;
+        self.workers.wanted = None;
+        self.workers.done.resize(self.workers.next as usize, self.order.number);
     }
 
     /// The dense parameters are on the servers: all workers, those that join among them, read them from there.
@@ -255,7 +260,7 @@ impl Training {
     }
 
     pub(super) fn flip_or_move(&mut self, at: Boundary) -> Result<bool, RoleError> {
-        if let SlotsMove::Copied { servers } = self.slots {
+        if let SlotsMove::Copied { servers } = self.slots.moving {
             if !self.gathers(servers) {
                 return Ok(self.flip());
             }
@@ -274,7 +279,7 @@ impl Training {
 
     /// Brings the dense parameters, which the workers hold or the servers, to where the next mode has them.
     fn move_dense(&mut self, at: Boundary, on_workers: bool) -> Result<bool, RoleError> {
-        match (on_workers, self.next_mode.dense_home() == DenseHome::Workers) {
+        match (on_workers, self.modes.next.dense_home() == DenseHome::Workers) {
             (true, false) => self.give(at, Kind::Publish(v1::Publish {})),
             (false, true) => self.give(at, Kind::ReadBack(v1::ReadBack {})),
             _ => return self.begin_after_move(),
@@ -290,19 +295,19 @@ impl Training {
     }
 
     fn begin_mode(&mut self, at: Boundary) {
-        let (_, place) = self.data.locate(at.next_row);
+        let (_, place) = self.feed.data.locate(at.next_row);
         let first_piece = (place / self.plan.local_rows) as u32;
-        self.calls.push(ServerCall::Begin { mode: self.next_mode, at, first_piece });
+        self.calls.push(ServerCall::Begin { mode: self.modes.next, at, first_piece });
         self.stage = Stage::Beginning;
     }
 
     /// All servers are in the mode: dense workers train.
     fn start(&mut self) {
-        self.counts.switches += u64::from(self.mode != self.next_mode);
-        self.mode = self.next_mode;
-        self.stop_at = None;
+        self.counts.switches += u64::from(self.modes.current != self.modes.next);
+        self.modes.current = self.modes.next;
+        self.feed.stop_at = None;
         let at = self.start_of_order();
-        let order = driver(self.mode).begin(self);
+        let order = driver(self.modes.current).begin(self);
         self.give(at, order);
         self.stage = Stage::Training;
     }
@@ -316,40 +321,43 @@ impl Training {
 
     /// An earlier run may have stood within the global batch after the last, if it was to train longer than this one.
     fn is_at_end(&self, at: Boundary) -> bool {
-        self.data.complete() && at.next_row >= self.data.row_of(self.data.batches())
+        self.feed.data.complete() && at.next_row >= self.feed.data.row_of(self.feed.data.batches())
     }
 
     /// The mode after this rest: a command's, else the schedule's. And the dense workers that there are to be.
     pub(super) fn choose_what_is_next(&mut self) {
-        self.next_workers = self.wanted_workers.take().unwrap_or(self.plan.workers);
-        let here = driver(self.mode).next_batch(self);
-        self.next_mode = self.mode;
-        while let Some((_, mode)) = self.switches.front().copied().filter(|(batch, _)| *batch <= here) {
-            self.switches.pop_front();
-            self.next_mode = mode;
+        self.workers.next = self.workers.wanted.take().unwrap_or(self.plan.workers);
+        let here = driver(self.modes.current).next_batch(self);
+        self.modes.next = self.modes.current;
+        while let Some((_, mode)) = self.modes.scheduled.front().copied().filter(|(batch, _)| *batch <= here) {
+            self.modes.scheduled.pop_front();
+            self.modes.next = mode;
         }
-        if let Some(mode) = self.requested.take() {
-            self.next_mode = mode;
+        if let Some(mode) = self.modes.requested.take() {
+            self.modes.next = mode;
         }
     }
 
     pub(super) fn is_asked_to_rest(&self) -> bool {
-        let flips = matches!(self.slots, SlotsMove::Copied { .. });
-        flips || self.requested.is_some() || self.wanted_workers.is_some() || (self.save_wanted && self.plan.saves)
+        let flips = matches!(self.slots.moving, SlotsMove::Copied { .. });
+        flips
+            || self.modes.requested.is_some()
+            || self.workers.wanted.is_some()
+            || (self.due.save_wanted && self.plan.saves)
     }
 
     /// The next batch before which training rests, as far as that is known.
     pub(super) fn next_rest(&self) -> Option<u64> {
-        let switch = self.switches.front().map(|(batch, _)| *batch);
+        let switch = self.modes.scheduled.front().map(|(batch, _)| *batch);
         let evaluation = if self.plan.evaluates { self.evaluation_due() } else { None };
         switch.into_iter().chain(evaluation).chain(self.save_due()).min()
     }
 
     fn save_due(&self) -> Option<u64> {
-        self.plan.save_every.map(|every| (self.saved_through / every + 1) * every)
+        self.plan.save_every.map(|every| (self.due.saved_through / every + 1) * every)
     }
 
     fn evaluation_due(&self) -> Option<u64> {
-        self.plan.evaluation.next_after(self.evaluated_through, self.data.epoch_starts())
+        self.plan.evaluation.next_after(self.due.evaluated_through, self.feed.data.epoch_starts())
     }
 }

@@ -27,6 +27,13 @@ impl StepWindow {
         (self.staleness as usize + 1) * pieces
     }
 
+    /// Steps before the present one whose gradients of rows may not have reached every parameter server, so
+    /// that a replacement of a dense worker sends them again.
+    #[must_use]
+    pub const fn unsettled_steps(self) -> u64 {
+        if self.staleness == 0 { 1 } else { self.staleness + 2 }
+    }
+
     /// Whether every look-up waits for the update before it, so that a step's rows can be read again only
     /// from a copy.
     #[must_use]
@@ -43,6 +50,7 @@ mod tests {
     fn a_worker_fetches_one_step_ahead_in_sync_and_tau_in_hybrid() {
         let (sync, hybrid) = (StepWindow::new(0), StepWindow::new(4));
         assert_eq!((sync.steps_ahead(), sync.pushes_ahead(3), sync.is_exact()), (2, 3, true));
+        assert_eq!((sync.unsettled_steps(), hybrid.unsettled_steps()), (1, 6));
         assert_eq!((hybrid.steps_ahead(), hybrid.pushes_ahead(3), hybrid.is_exact()), (5, 15, false));
     }
 }

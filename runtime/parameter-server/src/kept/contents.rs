@@ -8,10 +8,10 @@ use rectrain_modes::barrier::SparseGradients;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::super::Contribution;
+use crate::shared::Contribution;
 
 /// A file being written.
-pub(super) type Writer = BufWriter<std::fs::File>;
+pub(crate) type Writer = BufWriter<std::fs::File>;
 
 /// A header, and how long it is before it.
 fn write_header(file: &mut Writer, header: &[u8]) -> io::Result<()> {
@@ -19,20 +19,20 @@ fn write_header(file: &mut Writer, header: &[u8]) -> io::Result<()> {
     file.write_all(header)
 }
 
-pub(super) fn write_message(file: &mut Writer, message: &impl Message) -> io::Result<()> {
+pub(crate) fn write_message(file: &mut Writer, message: &impl Message) -> io::Result<()> {
     write_header(file, &message.encode_to_vec())
 }
 
-pub(super) fn write_value(file: &mut Writer, value: &impl Serialize) -> io::Result<()> {
+pub(crate) fn write_value(file: &mut Writer, value: &impl Serialize) -> io::Result<()> {
     write_header(file, &rmp_serde::to_vec(value).map_err(io::Error::other)?)
 }
 
-pub(super) fn write_numbers<N: Pod>(file: &mut Writer, numbers: &[N]) -> io::Result<()> {
+pub(crate) fn write_numbers<N: Pod>(file: &mut Writer, numbers: &[N]) -> io::Result<()> {
     file.write_all(&(numbers.len() as u64).to_ne_bytes())?;
     file.write_all(bytemuck::cast_slice(numbers))
 }
 
-pub(super) fn write_contribution(file: &mut Writer, contribution: &Contribution) -> io::Result<()> {
+pub(crate) fn write_contribution(file: &mut Writer, contribution: &Contribution) -> io::Result<()> {
     for SparseGradients { keys, values } in contribution {
         write_numbers(file, keys)?;
         write_numbers(file, values)?;
@@ -41,7 +41,7 @@ pub(super) fn write_contribution(file: &mut Writer, contribution: &Contribution)
 }
 
 /// What is left of a file that is being read; `None` where it says nothing that was written.
-pub(super) struct Reader<'b>(pub(super) &'b [u8]);
+pub(crate) struct Reader<'b>(pub(crate) &'b [u8]);
 
 impl<'b> Reader<'b> {
     fn length(&mut self) -> Option<usize> {
@@ -61,21 +61,21 @@ impl<'b> Reader<'b> {
         self.bytes(length)
     }
 
-    pub(super) fn message<M: Message + Default>(&mut self) -> Option<M> {
+    pub(crate) fn message<M: Message + Default>(&mut self) -> Option<M> {
         M::decode(self.header()?).ok()
     }
 
-    pub(super) fn value<V: DeserializeOwned>(&mut self) -> Option<V> {
+    pub(crate) fn value<V: DeserializeOwned>(&mut self) -> Option<V> {
         rmp_serde::from_slice(self.header()?).ok()
     }
 
-    pub(super) fn numbers<N: Pod>(&mut self) -> Option<Vec<N>> {
+    pub(crate) fn numbers<N: Pod>(&mut self) -> Option<Vec<N>> {
         let length = self.length()?.checked_mul(size_of::<N>())?;
         Some(bytemuck::pod_collect_to_vec(self.bytes(length)?))
     }
 
     /// Gradients of row groups with so many values a row.
-    pub(super) fn contribution(&mut self, dims: &[usize]) -> Option<Contribution> {
+    pub(crate) fn contribution(&mut self, dims: &[usize]) -> Option<Contribution> {
         let group = |dim: &usize| {
             let (keys, values) = (self.numbers()?, self.numbers()?);
             (values.len() == keys.len() * dim).then_some(SparseGradients { keys, values })
@@ -84,7 +84,7 @@ impl<'b> Reader<'b> {
     }
 
     /// Nothing is left.
-    pub(super) fn end(&self) -> Option<()> {
+    pub(crate) fn end(&self) -> Option<()> {
         self.0.is_empty().then_some(())
     }
 }

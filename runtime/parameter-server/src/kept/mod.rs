@@ -27,10 +27,10 @@ use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
 
 use self::contents::{Reader, Writer, write_contribution};
-pub(super) use self::tokens::{LeftTokens, Pushes, RowsStanding, WrittenPush};
-use super::Contribution;
-use super::buffer::BufferStanding;
-use super::tokens::Partition;
+pub(crate) use self::tokens::{LeftTokens, Pushes, RowsStanding, WrittenPush};
+use crate::half::BufferStanding;
+use crate::partition::Partition;
+use crate::shared::Contribution;
 use rectrain_protocol::coordinator_channel::CoordinatorChannel;
 use rectrain_protocol::deadline::CALL_DEADLINE;
 use rectrain_protocol::error::RoleError;
@@ -45,21 +45,21 @@ const UNFINISHED: &str = "part";
 /// Where a server stood when its mode began.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Standing {
-    pub(super) attempt: u64,
+pub(crate) struct Standing {
+    pub(crate) attempt: u64,
     /// Where it was reached: whoever takes its place is asked for there.
-    pub(super) address: String,
-    pub(super) mode: String,
-    pub(super) step: u64,
-    pub(super) first_row: u64,
-    pub(super) first_piece: u32,
+    pub(crate) address: String,
+    pub(crate) mode: String,
+    pub(crate) step: u64,
+    pub(crate) first_row: u64,
+    pub(crate) first_piece: u32,
     epoch: u64,
     owners: Vec<u32>,
     servers: Vec<u32>,
 }
 
 impl Standing {
-    pub(super) fn new(begin: &v1::BeginMode, address: &str, map: &SlotMap) -> Self {
+    pub(crate) fn new(begin: &v1::BeginMode, address: &str, map: &SlotMap) -> Self {
         let v1::SlotMap { epoch, owners, servers } = write_map(map);
         Self {
             attempt: begin.attempt,
@@ -74,7 +74,7 @@ impl Standing {
         }
     }
 
-    pub(super) fn begin(&self) -> v1::BeginMode {
+    pub(crate) fn begin(&self) -> v1::BeginMode {
         v1::BeginMode {
             mode: self.mode.clone(),
             step: self.step,
@@ -84,14 +84,14 @@ impl Standing {
         }
     }
 
-    pub(super) fn map(&self) -> Result<SlotMap, RoleError> {
+    pub(crate) fn map(&self) -> Result<SlotMap, RoleError> {
         let (epoch, owners, servers) = (self.epoch, self.owners.clone(), self.servers.clone());
         read_map("standing", Some(v1::SlotMap { epoch, owners, servers }))
     }
 }
 
 /// See the module's text.
-pub(super) struct Kept {
+pub(crate) struct Kept {
     directory: PathBuf,
     log: Mutex<UpdateLog>,
     /// Step and piece of the gradients that have a file under their name; locked while one comes or goes.
@@ -102,21 +102,21 @@ pub(super) struct Kept {
 }
 
 /// What a server that was killed has left behind.
-pub(super) struct Left {
-    pub(super) standing: Standing,
-    pub(super) reopened: Reopened,
+pub(crate) struct Left {
+    pub(crate) standing: Standing,
+    pub(crate) reopened: Reopened,
     /// Of steps that are not applied, by step and piece.
-    pub(super) gradients: Vec<(u64, u32, Contribution)>,
-    pub(super) tokens: LeftTokens,
+    pub(crate) gradients: Vec<(u64, u32, Contribution)>,
+    pub(crate) tokens: LeftTokens,
     /// What it held of the dense parameters.
-    pub(super) partition: Partition,
+    pub(crate) partition: Partition,
 }
 
 /// A parameter server's rows: in memory that outlives the process, or not.
 pub struct Rows {
-    pub(super) store: Store,
-    pub(super) kept: Option<Kept>,
-    pub(super) left: Option<Left>,
+    pub(crate) store: Store,
+    pub(crate) kept: Option<Kept>,
+    pub(crate) left: Option<Left>,
 }
 
 impl Rows {
@@ -151,7 +151,7 @@ impl Rows {
     }
 
     /// As [`Self::in_memory_that_outlives`], where the coordinator is in this attempt.
-    pub(super) fn of_attempt(directory: &Path, plan: &JobPlan, attempt: Option<u64>) -> Result<Self, RoleError> {
+    pub(crate) fn of_attempt(directory: &Path, plan: &JobPlan, attempt: Option<u64>) -> Result<Self, RoleError> {
         if let Some(standing) = read_standing(directory).filter(|standing| Some(standing.attempt) == attempt) {
             match Self::left_in(directory, standing, plan) {
                 Ok(rows) => return Ok(rows),
@@ -225,7 +225,7 @@ impl Kept {
     }
 
     /// A mode begins: from here on there is something to go on from. `buffer` is that of the dense partition, where there is no barrier.
-    pub(super) fn begin(&self, standing: &Standing, partition: &Partition, buffer: Option<&BufferStanding>) {
+    pub(crate) fn begin(&self, standing: &Standing, partition: &Partition, buffer: Option<&BufferStanding>) {
         self.end();
         self.log().restart(0);
         self.keep_partition(partition, buffer);
@@ -233,12 +233,12 @@ impl Kept {
     }
 
     /// Nothing that is here can be gone on from any more.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.or_give_up(|| self.withdraw());
     }
 
     /// The same under another slot map.
-    pub(super) fn move_to(&self, map: &SlotMap) {
+    pub(crate) fn move_to(&self, map: &SlotMap) {
         self.or_give_up(|| match read_standing(&self.directory) {
             Some(standing) => self.stand(&Standing::new(&standing.begin(), &standing.address, map)),
             None => Ok(()),
@@ -246,17 +246,17 @@ impl Kept {
     }
 
     /// Keeps gradients until their step is applied; those that come again, perhaps after that, until the next one is.
-    pub(super) fn keep(&self, step: u64, piece: u32, contribution: &Contribution) {
+    pub(crate) fn keep(&self, step: u64, piece: u32, contribution: &Contribution) {
         self.or_give_up(|| self.write_gradients(step, piece, contribution));
     }
 
     /// Steps before `next` are applied.
-    pub(super) fn forget(&self, next: u64) {
+    pub(crate) fn forget(&self, next: u64) {
         self.or_give_up(|| self.remove_gradients(next));
     }
 
     /// Whoever takes this server's place finds nothing from here on: for good, and told once.
-    pub(super) fn give_up(&self, reason: &dyn std::fmt::Display) {
+    pub(crate) fn give_up(&self, reason: &dyn std::fmt::Display) {
         if self.is_given_up.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -288,7 +288,7 @@ impl Kept {
     }
 
     /// How far the update under way has come.
-    pub(super) fn log(&self) -> MutexGuard<'_, UpdateLog> {
+    pub(crate) fn log(&self) -> MutexGuard<'_, UpdateLog> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -18,21 +18,21 @@ use rectrain_modes::Token;
 use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
 
-use super::super::Contribution;
-use super::super::buffer::BufferStanding;
-use super::super::tokens::Partition;
 use super::contents::{Reader, Writer, write_contribution, write_message, write_numbers, write_value};
 use super::{Kept, failed, remove_file};
+use crate::half::BufferStanding;
+use crate::partition::Partition;
+use crate::shared::Contribution;
 use rectrain_protocol::error::RoleError;
 
 const PARTITION: &str = "partition";
 const ROW_STEPS: &str = "row-steps";
 /// The folders of this module.
-pub(super) const FOLDERS: [&str; 3] = [ROW_STEPS, Pushes::Rows.folder(), Pushes::Dense.folder()];
+pub(crate) const FOLDERS: [&str; 3] = [ROW_STEPS, Pushes::Rows.folder(), Pushes::Dense.folder()];
 
 /// Of which buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Pushes {
+pub(crate) enum Pushes {
     Rows,
     Dense,
 }
@@ -47,7 +47,7 @@ impl Pushes {
 }
 
 /// A push that is written and was not taken in yet: removed unless it is kept.
-pub(in super::super) struct WrittenPush(Option<PathBuf>);
+pub(crate) struct WrittenPush(Option<PathBuf>);
 
 impl Drop for WrittenPush {
     fn drop(&mut self) {
@@ -60,35 +60,31 @@ impl Drop for WrittenPush {
 
 /// Where the rows' buffer stands between two steps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in super::super) struct RowsStanding {
-    pub(in super::super) buffer: BufferStanding,
-    pub(in super::super) oldest: Token,
+pub(crate) struct RowsStanding {
+    pub(crate) buffer: BufferStanding,
+    pub(crate) oldest: Token,
 }
 
 /// What was found of a server that had no barrier.
 #[derive(Default)]
-pub(in super::super) struct LeftTokens {
+pub(crate) struct LeftTokens {
     /// None before the first step.
-    pub(in super::super) rows: Option<RowsStanding>,
+    pub(crate) rows: Option<RowsStanding>,
     /// The keys that steps changed, by group, the steps ascending.
-    pub(in super::super) changed: Vec<(GlobalStep, Vec<Vec<u64>>)>,
-    pub(in super::super) row_pushes: Vec<(v1::TokenPush, Contribution)>,
-    pub(in super::super) dense: Option<BufferStanding>,
-    pub(in super::super) dense_pushes: Vec<(v1::TokenPush, Vec<f32>)>,
+    pub(crate) changed: Vec<(GlobalStep, Vec<Vec<u64>>)>,
+    pub(crate) row_pushes: Vec<(v1::TokenPush, Contribution)>,
+    pub(crate) dense: Option<BufferStanding>,
+    pub(crate) dense_pushes: Vec<(v1::TokenPush, Vec<f32>)>,
 }
 
 impl Kept {
     /// Writes the gradients of a batch's rows, for [`Self::keep_push`].
-    pub(in super::super) fn write_row_push(
-        &self,
-        push: &v1::TokenPush,
-        contribution: &Contribution,
-    ) -> Option<WrittenPush> {
+    pub(crate) fn write_row_push(&self, push: &v1::TokenPush, contribution: &Contribution) -> Option<WrittenPush> {
         self.write_push(Pushes::Rows, push, |file| write_contribution(file, contribution))
     }
 
     /// Writes the gradient of the dense partition, for [`Self::keep_push`].
-    pub(in super::super) fn write_dense_push(&self, push: &v1::TokenPush, gradient: &[f32]) -> Option<WrittenPush> {
+    pub(crate) fn write_dense_push(&self, push: &v1::TokenPush, gradient: &[f32]) -> Option<WrittenPush> {
         self.write_push(Pushes::Dense, push, |file| write_numbers(file, gradient))
     }
 
@@ -105,14 +101,14 @@ impl Kept {
     }
 
     /// The push is the buffer's push of this number: whoever takes this server's place takes it in again.
-    pub(in super::super) fn keep_push(&self, of: Pushes, number: u64, written: Option<WrittenPush>) {
+    pub(crate) fn keep_push(&self, of: Pushes, number: u64, written: Option<WrittenPush>) {
         if let Some(path) = written.and_then(|mut written| written.0.take()) {
             self.or_give_up(|| self.name(&path, &format!("{}/{number}", of.folder())));
         }
     }
 
     /// Pushes whose step is applied.
-    pub(in super::super) fn forget_pushes(&self, of: Pushes, numbers: Range<u64>) {
+    pub(crate) fn forget_pushes(&self, of: Pushes, numbers: Range<u64>) {
         self.or_give_up(|| {
             for number in numbers {
                 self.remove(&format!("{}/{number}", of.folder()))?;
@@ -122,7 +118,7 @@ impl Kept {
     }
 
     /// A step of the rows is about to be applied: where the buffer stands after it, and the keys that it changes, by group.
-    pub(in super::super) fn keep_row_step(&self, step: GlobalStep, standing: &RowsStanding, keys: &[Vec<u64>]) {
+    pub(crate) fn keep_row_step(&self, step: GlobalStep, standing: &RowsStanding, keys: &[Vec<u64>]) {
         self.or_give_up(|| {
             let written = self.write(&row_step(step), |file| {
                 write_value(file, standing)?;
@@ -133,12 +129,12 @@ impl Kept {
     }
 
     /// Nobody asks any more which keys these steps changed.
-    pub(in super::super) fn forget_row_step(&self, step: GlobalStep) {
+    pub(crate) fn forget_row_step(&self, step: GlobalStep) {
         self.or_give_up(|| self.remove(&row_step(step)));
     }
 
     /// Keeps the dense partition, and where its buffer stands, if there is one.
-    pub(in super::super) fn keep_partition(&self, partition: &Partition, buffer: Option<&BufferStanding>) {
+    pub(crate) fn keep_partition(&self, partition: &Partition, buffer: Option<&BufferStanding>) {
         self.or_give_up(|| {
             let written = self.write(PARTITION, |file| {
                 write_value(file, &(partition.step(), buffer))?;
@@ -155,7 +151,7 @@ impl Kept {
     }
 
     /// All that this module keeps.
-    pub(super) fn remove_tokens(&self) -> Result<(), RoleError> {
+    pub(crate) fn remove_tokens(&self) -> Result<(), RoleError> {
         self.remove(PARTITION)?;
         for folder in FOLDERS {
             files(&self.directory.join(folder))?.iter().try_for_each(|(_, path)| remove_file(path))?;
@@ -169,7 +165,7 @@ fn row_step(step: GlobalStep) -> String {
 }
 
 /// The dense partition that was found, and where its buffer stood, if there was one.
-pub(super) fn read_partition(directory: &Path) -> Result<(Partition, Option<BufferStanding>), RoleError> {
+pub(crate) fn read_partition(directory: &Path) -> Result<(Partition, Option<BufferStanding>), RoleError> {
     let path = directory.join(PARTITION);
     let read = |mut reader: Reader<'_>| {
         let (step, buffer) = reader.value()?;
@@ -181,7 +177,7 @@ pub(super) fn read_partition(directory: &Path) -> Result<(Partition, Option<Buff
 }
 
 /// What was found of the buffers: steps before `next` are applied to the rows.
-pub(super) fn read_tokens(
+pub(crate) fn read_tokens(
     directory: &Path,
     dims: &[usize],
     next: u64,

@@ -18,23 +18,23 @@ const ON_THEIR_WAY: u64 = 2;
 
 impl Driver for Barrier {
     fn begin(&self, training: &mut Training) -> Kind {
-        Kind::Barrier(v1::Barrier { staleness: training.mode.staleness() })
+        Kind::Barrier(v1::Barrier { staleness: training.modes.current.staleness() })
     }
 
     fn advance(&self, training: &mut Training) -> Result<bool, RoleError> {
         training.feed();
-        let ends = training.fed_all && training.granted == training.data.batches();
-        let pauses = ends || training.next_rest() == Some(training.granted) || training.is_asked_to_rest();
-        if training.stop_at.is_none() && pauses {
-            training.stop_at = Some(training.granted);
+        let ends = training.feed.fed_all && training.feed.granted == training.feed.data.batches();
+        let pauses = ends || training.next_rest() == Some(training.feed.granted) || training.is_asked_to_rest();
+        if training.feed.stop_at.is_none() && pauses {
+            training.feed.stop_at = Some(training.feed.granted);
         }
-        if training.stop_at != Some(training.granted) || !training.all_done() {
+        if training.feed.stop_at != Some(training.feed.granted) || !training.all_done() {
             return Ok(false);
         }
         training.choose_what_is_next();
-        training.run.rest(training.plan.run_mode(training.next_mode, training.next_workers))?;
+        training.run.rest(training.plan.run_mode(training.modes.next, training.workers.next))?;
         let first = training.order.step;
-        for step in first..first + (training.granted - training.order.batch) {
+        for step in first..first + (training.feed.granted - training.order.batch) {
             training.run.sync_step_applied(GlobalStep(step))?;
         }
         training.run.advance()?;
@@ -43,7 +43,7 @@ impl Driver for Barrier {
     }
 
     fn next_batch(&self, training: &Training) -> u64 {
-        training.granted
+        training.feed.granted
     }
 
     fn reported_batches(&self, training: &Training, batches: u64) -> Option<u64> {
@@ -51,7 +51,7 @@ impl Driver for Barrier {
     }
 
     fn settled_batches(&self, training: &Training, batches: u64) -> Option<u64> {
-        let unsettled = training.mode.staleness() + ON_THEIR_WAY;
+        let unsettled = training.modes.current.staleness() + ON_THEIR_WAY;
         Some(batches.saturating_sub(unsettled).max(training.order.batch))
     }
 
@@ -62,11 +62,11 @@ impl Driver for Barrier {
 /// Grants the dense workers the batches before `until`, as far as the data and the order go.
 pub(in super::super) fn grant(training: &mut Training, until: u64) -> Result<(), RoleError> {
     training.feed();
-    while training.granted < until {
+    while training.feed.granted < until {
         if training.run.next_sync_step()?.is_none() {
             break;
         }
-        training.granted += 1;
+        training.feed.granted += 1;
     }
     Ok(())
 }

@@ -29,7 +29,7 @@ impl Driver for Tokens {
         let trains = *training.run.phase() == SwitchPhase::Training;
         if trains && (training.is_asked_to_rest() || is_exhausted(training)) {
             training.choose_what_is_next();
-            training.run.rest(training.plan.run_mode(training.next_mode, training.next_workers))?;
+            training.run.rest(training.plan.run_mode(training.modes.next, training.workers.next))?;
             training.feed();
         }
         if matches!(training.run.phase(), SwitchPhase::Draining { .. }) {
@@ -43,7 +43,7 @@ impl Driver for Tokens {
     }
 
     fn next_batch(&self, training: &Training) -> u64 {
-        training.data.locate(training.run.next_row()).0
+        training.feed.data.locate(training.run.next_row()).0
     }
 
     fn reported_batches(&self, _training: &Training, _batches: u64) -> Option<u64> {
@@ -55,8 +55,8 @@ impl Driver for Tokens {
     }
 
     fn rejoin(&self, training: &mut Training, rank: Rank) {
-        training.asked.remove(&rank);
-        training.answers.remove(&rank);
+        training.workers.asked.remove(&rank);
+        training.workers.answers.remove(&rank);
         let answers = training.run.dispatcher().map(|dispatcher| dispatcher.join(rank));
         training.take(answers.unwrap_or_default());
     }
@@ -79,7 +79,7 @@ fn drain(training: &mut Training) -> Result<(), RoleError> {
 /// Whether all rows before the next pause, or all there are, have been handed out.
 fn is_exhausted(training: &Training) -> bool {
     let row = training.run.next_row();
-    let pause = training.next_rest().filter(|pause| *pause <= training.data.batches());
-    pause.is_some_and(|pause| row >= training.data.row_of(pause))
-        || (training.fed_all && row >= training.data.row_of(training.data.batches()))
+    let pause = training.next_rest().filter(|pause| *pause <= training.feed.data.batches());
+    pause.is_some_and(|pause| row >= training.feed.data.row_of(pause))
+        || (training.feed.fed_all && row >= training.feed.data.row_of(training.feed.data.batches()))
 }

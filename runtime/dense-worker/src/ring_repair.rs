@@ -21,8 +21,9 @@ use tokio::time::timeout;
 
 use super::Trainer;
 use super::all_reduce::call_peer;
-use super::barrier::Pushes;
+use super::half::Pushes;
 use super::horizon::Horizon;
+use rectrain_modes::barrier::StepWindow;
 use rectrain_protocol::connect;
 use rectrain_protocol::coordinator_channel::CoordinatorChannel;
 use rectrain_protocol::deadline::CALL_DEADLINE;
@@ -35,7 +36,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// The parameters that a dense worker has for others, until the next step is made.
 #[derive(Default)]
-pub(super) struct Offer {
+pub(crate) struct Offer {
     offered: Mutex<Option<Offered>>,
     changed: Notify,
 }
@@ -54,12 +55,12 @@ impl Offer {
     }
 
     /// Made a step since, all have what they need.
-    pub(super) fn withdraw(&self) {
+    pub(crate) fn withdraw(&self) {
         *self.lock() = None;
     }
 
     /// What is offered to the members of this ring; waits for it.
-    pub(super) async fn of_ring(&self, ring: u64) -> Result<(v1::DenseState, Vec<Tensor>), RoleError> {
+    pub(crate) async fn of_ring(&self, ring: u64) -> Result<(v1::DenseState, Vec<Tensor>), RoleError> {
         let waiting = async {
             loop {
                 let changed = self.changed.notified();
@@ -81,13 +82,13 @@ impl Offer {
 }
 
 /// Hears of new rings for as long as it is there.
-pub(super) struct RingWatch {
+pub(crate) struct RingWatch {
     newest: watch::Receiver<u64>,
     asking: JoinHandle<()>,
 }
 
 impl RingWatch {
-    pub(super) fn start(runtime: &Handle, coordinator: CoordinatorChannel, rank: u32, known: u64) -> Self {
+    pub(crate) fn start(runtime: &Handle, coordinator: CoordinatorChannel, rank: u32, known: u64) -> Self {
         let (tell, newest) = watch::channel(known);
         let asking = runtime.spawn(async move {
             while !tell.is_closed() {
@@ -116,7 +117,7 @@ impl Drop for RingWatch {
 
 impl Trainer {
     /// Is there as soon as a ring after the present one is in force; never, where there is none.
-    pub(super) fn replaced(&self) -> impl Future<Output = ()> + Send + use<> {
+    pub(crate) fn replaced(&self) -> impl Future<Output = ()> + Send + use<> {
         let (newest, known) = (self.ring_watch.as_ref().map(|watch| watch.newest.clone()), self.ring_number);
         async move {
             let Some(mut newest) = newest else { return std::future::pending().await };
@@ -127,7 +128,7 @@ impl Trainer {
     }
 
     /// Waits for a task, and mends the ring meanwhile as often as a dense worker is replaced.
-    pub(super) fn join<T>(
+    pub(crate) fn join<T>(
         &mut self,
         what: &'static str,
         mut task: JoinHandle<Result<T, RoleError>>,
@@ -151,7 +152,7 @@ impl Trainer {
     }
 
     /// Agrees with all others of the newest ring on the step before which they go on, and takes over or offers parameters.
-    pub(super) fn mend(&mut self) -> Result<(), RoleError> {
+    pub(crate) fn mend(&mut self) -> Result<(), RoleError> {
         let newest = self.ring_watch.as_ref().map_or(0, |watch| *watch.newest.borrow());
         let mut ring = newest.max(self.ring_number);
         loop {
@@ -222,15 +223,15 @@ impl Trainer {
 
     /// Sends the gradients of rows that the one before may not have brought to the parameter servers: in `sync` those of the last step, with
     /// staleness τ of the last τ + 2, then with the parameters as they are now.
-    pub(super) fn push_again(
+    pub(crate) fn push_again(
         &mut self,
         order: &v1::Order,
-        staleness: u64,
+        window: StepWindow,
         horizon: &mut Horizon,
         pushes: &mut Pushes,
     ) -> Result<(), RoleError> {
         let step = self.stands_before(order);
-        let unsettled = if staleness == 0 { 1 } else { staleness + 2 };
+        let unsettled = window.unsettled_steps();
         let first = order.step.max(step.saturating_sub(unsettled));
         let batch_of = |step: u64| order.batch + (step - order.step);
         while horizon.until() < batch_of(step) {
@@ -244,14 +245,14 @@ impl Trainer {
             if own.is_applied || own.answered == own.all_pieces() {
                 continue;
             }
-            if staleness == 0 && (own.missing > 0 || self.previous.is_empty()) {
+            if window.is_exact() && (own.missing > 0 || self.previous.is_empty()) {
                 return Err(RoleError::Restarted { member: format!("dense worker {}", self.rank) });
             }
             let samples = self.samples_to_train(order, batch_of(step), &own);
             let scale = 1.0 / samples.max(1) as f32;
-            self.exchange_parameters(staleness)?;
+            self.exchange_parameters(window)?;
             let computed = self.tower.forward_backward(own.features(), &own.labels, scale, step);
-            self.exchange_parameters(staleness)?;
+            self.exchange_parameters(window)?;
             let StepOutput { embedding_gradients, linear_gradients, .. } = computed?;
             let gradients = Pooled { embeddings: embedding_gradients, linear: linear_gradients };
             for (piece, gradients) in own.by_piece(gradients) {
@@ -262,8 +263,8 @@ impl Trainer {
     }
 
     /// In `sync`: puts the parameters before the last step in the place of those after it, or back.
-    fn exchange_parameters(&mut self, staleness: u64) -> Result<(), RoleError> {
-        if staleness == 0 {
+    fn exchange_parameters(&mut self, window: StepWindow) -> Result<(), RoleError> {
+        if window.is_exact() {
             self.tower.parameters_mut()?.swap_with_slice(&mut self.previous);
         }
         Ok(())

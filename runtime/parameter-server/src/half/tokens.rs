@@ -5,13 +5,13 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rectrain_dense::{DenseOptimizer, FlatOptimizer};
+use rectrain_dense::DenseOptimizer;
 use rectrain_embedding::{FeatureKey, GroupId, UpdateLog};
 use rectrain_modes::gba::{
     Decay, EmbeddingPair, EmbeddingRule, KeyDivisor, KeySteps, LastUpdates, Push, TokenMode, Update, aggregate_dense,
-    aggregate_embeddings, staleness,
+    aggregate_embeddings,
 };
 use rectrain_modes::switch::Boundary;
 use rectrain_modes::{Batch, Outcome, Token};
@@ -19,90 +19,21 @@ use rectrain_modes::{GlobalStep, Rank};
 use rectrain_proto::v1;
 
 use super::buffer::{Buffer, BufferStanding};
-use super::kept::{Kept, LeftTokens, Pushes, RowsStanding, WrittenPush};
-use super::{Contribution, TrackedStore};
+use super::{ModeHalf, RowGradients, not_this_mode};
+use crate::kept::{Kept, LeftTokens, Pushes, RowsStanding, WrittenPush};
+use crate::partition::Snapshot;
+use crate::shared::{Contribution, Shared};
+use rectrain_protocol::blocking::blocking;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::metrics::PsMetrics;
 use rectrain_protocol::outcome;
 use rectrain_protocol::plan::JobPlan;
+use rectrain_wire::BoxFuture;
 
 /// Steps after which keys that can no longer be stale are forgotten.
 const FORGET_EVERY: u64 = 64;
 
-/// A server's partition of the dense parameters with its optimizer state. It outlives the modes.
-#[derive(Default)]
-pub(super) struct Partition {
-    parameters: Snapshot,
-    state: Vec<f32>,
-    applied: v1::Applied,
-}
-
-/// Parameters as they were when a step had been applied.
-#[derive(Clone, Default)]
-pub(super) struct Snapshot {
-    pub(super) values: Arc<Vec<f32>>,
-    /// The step that is being collected while these are in force; none before the first.
-    step: Option<GlobalStep>,
-}
-
-impl Partition {
-    /// As a server before this one held it.
-    pub(super) fn found(values: Vec<f32>, state: Vec<f32>, step: Option<GlobalStep>, applied: v1::Applied) -> Self {
-        Self { parameters: Snapshot { values: Arc::new(values), step }, state, applied }
-    }
-
-    /// The step that is being collected with these parameters in force; none before the first.
-    pub(super) fn step(&self) -> Option<GlobalStep> {
-        self.parameters.step
-    }
-
-    pub(super) fn put(&mut self, parameters: Vec<f32>, state: Vec<f32>) {
-        self.parameters = Snapshot { values: Arc::new(parameters), step: None };
-        self.state = state;
-    }
-
-    pub(super) fn parameters(&self) -> Snapshot {
-        self.parameters.clone()
-    }
-
-    pub(super) fn state(&self) -> &[f32] {
-        &self.state
-    }
-
-    pub(super) fn applied(&self) -> v1::Applied {
-        self.applied
-    }
-
-    /// Gives what was applied and counts anew.
-    pub(super) fn take_applied(&mut self) -> v1::Applied {
-        std::mem::take(&mut self.applied)
-    }
-
-    fn count(&mut self, update: &Update<Vec<f32>>, metrics: &PsMetrics) {
-        for pair in &update.pairs {
-            let stale = update.step.0.saturating_sub(pair.push.pulled_at.0);
-            self.applied.gradients += 1;
-            self.applied.staleness_sum += stale;
-            self.applied.staleness_max = self.applied.staleness_max.max(stale);
-            metrics.applied_gradients.inc();
-            metrics.dense_staleness.observe(stale as f64);
-            metrics.token_staleness.observe(staleness(pair.push.token, update.step).max(0) as f64);
-            if pair.weight == 0.0 {
-                self.applied.excluded += 1;
-                metrics.excluded_gradients.inc();
-            }
-        }
-    }
-
-    fn apply(&mut self, optimizer: DenseOptimizer, gradient: &[f32], step: GlobalStep) -> Result<(), RoleError> {
-        // Copies only while a worker's pull still holds the values of the step before.
-        let values = Arc::make_mut(&mut self.parameters.values);
-        Ok(optimizer.update(values, &mut self.state, gradient, step.0 + 1)?)
-    }
-}
-
 /// See the module's text.
-pub(super) struct Tokens {
+pub(crate) struct TokenBuffers {
     decay: Decay,
     divisor: KeyDivisor,
     optimizer: DenseOptimizer,
@@ -137,16 +68,8 @@ struct Dense {
     first_push: u64,
 }
 
-/// The rest of the server, which steps are applied to.
-pub(super) struct Held<'s> {
-    pub(super) store: TrackedStore<'s>,
-    pub(super) partition: &'s RwLock<Partition>,
-    pub(super) kept: Option<&'s Kept>,
-    pub(super) metrics: &'s PsMetrics,
-}
-
-impl Tokens {
-    pub(super) fn new(plan: &JobPlan, mode: TokenMode, at: Boundary) -> Self {
+impl TokenBuffers {
+    pub(crate) fn new(plan: &JobPlan, mode: TokenMode, at: Boundary) -> Self {
         let workers = plan.replicas.dense_workers;
         let decay = mode.decay();
         let last_updates =
@@ -169,12 +92,12 @@ impl Tokens {
     }
 
     /// Stands where the server stood of which this was found: what was pushed since its last steps is taken in once more.
-    pub(super) fn go_on(
+    pub(crate) fn go_on(
         &self,
         plan: &JobPlan,
         mode: TokenMode,
         left: LeftTokens,
-        held: &Held<'_>,
+        shared: &Shared,
     ) -> Result<(), RoleError> {
         let workers = plan.replicas.dense_workers;
         let LeftTokens { rows: standing, changed, row_pushes, dense: dense_standing, dense_pushes } = left;
@@ -193,7 +116,7 @@ impl Tokens {
             rows.kept.steps.push_back(step);
         }
         for (push, contribution) in row_pushes {
-            self.take_rows(&mut rows, (&push, contribution), None, held)?;
+            self.take_rows(&mut rows, (&push, contribution), None, shared)?;
         }
         let mut dense = self.lock_dense();
         if let Some(standing) = dense_standing {
@@ -201,64 +124,64 @@ impl Tokens {
             dense.buffer = Buffer::resume(mode, workers, standing);
         }
         for (push, gradient) in dense_pushes {
-            self.take_dense(&mut dense, (&push, gradient), None, held)?;
+            self.take_dense(&mut dense, (&push, gradient), None, shared)?;
         }
         Ok(())
     }
 
     /// The step that the rows' buffer is filling.
-    pub(super) fn embedding_step(&self) -> u64 {
+    pub(crate) fn embedding_step(&self) -> u64 {
         self.embedding_step.load(Ordering::Acquire)
     }
 
     /// The step that was being collected when these parameters were in force.
-    pub(super) fn dense_step_of(&self, parameters: &Snapshot) -> u64 {
-        parameters.step.unwrap_or(self.first_step).0.max(self.first_step.0)
+    pub(crate) fn dense_step_of(&self, parameters: &Snapshot) -> u64 {
+        parameters.step().unwrap_or(self.first_step).0.max(self.first_step.0)
     }
 
     /// Where the dense partition's buffer stands; none while gradients are in it.
-    pub(super) fn dense_standing(&self) -> Option<BufferStanding> {
+    pub(crate) fn dense_standing(&self) -> Option<BufferStanding> {
         self.lock_dense().buffer.standing()
     }
 
     /// Takes the gradients of a batch's rows.
-    pub(super) fn push_rows(
+    pub(crate) fn push_rows(
         &self,
         push: &v1::TokenPush,
         contribution: Contribution,
-        held: &Held<'_>,
+        shared: &Shared,
     ) -> Result<v1::UpdateReply, RoleError> {
-        let written = held.kept.and_then(|kept| kept.write_row_push(push, &contribution));
-        self.take_rows(&mut self.lock_rows(), (push, contribution), written, held)
+        let written = shared.kept.as_deref().and_then(|kept| kept.write_row_push(push, &contribution));
+        self.take_rows(&mut self.lock_rows(), (push, contribution), written, shared)
     }
 
     /// Takes the gradient of the dense partition.
-    pub(super) fn push_dense(
+    pub(crate) fn push_dense(
         &self,
         push: &v1::TokenPush,
         gradient: Vec<f32>,
-        held: &Held<'_>,
+        shared: &Shared,
     ) -> Result<v1::PushReply, RoleError> {
-        let expected = read(held.partition).parameters.values.len();
+        let expected = shared.read_partition().len();
         if gradient.len() != expected {
             let reason = format!("a gradient of {expected} values was expected, {} came", gradient.len());
             return Err(RoleError::Inconsistent { message: "push_dense", reason });
         }
-        let written = held.kept.and_then(|kept| kept.write_dense_push(push, &gradient));
-        self.take_dense(&mut self.lock_dense(), (push, gradient), written, held)
+        let written = shared.kept.as_deref().and_then(|kept| kept.write_dense_push(push, &gradient));
+        self.take_dense(&mut self.lock_dense(), (push, gradient), written, shared)
     }
 
     /// Applies what is left in the buffers: the data has ended.
-    pub(super) fn flush(&self, held: &Held<'_>) -> Result<v1::Flushed, RoleError> {
+    pub(crate) fn flush(&self, shared: &Shared) -> Result<v1::Flushed, RoleError> {
         let mut rows = self.lock_rows();
         if let Some(update) = rows.buffer.flush() {
-            self.apply_rows(&mut rows, &update, &mut v1::UpdateReply::default(), held)?;
+            self.apply_rows(&mut rows, &update, &mut v1::UpdateReply::default(), shared)?;
         }
         let mut dense = self.lock_dense();
         if let Some(update) = dense.buffer.flush() {
-            self.apply_dense(&mut dense, &update, held)?;
+            self.apply_dense(&mut dense, &update, shared)?;
         }
-        held.metrics.buffered_gradients.set(0);
+        shared.metrics.buffered_gradients.set(0);
         Ok(v1::Flushed { dense_step: dense.buffer.step().0, embedding_step: rows.buffer.step().0 })
     }
 
@@ -267,16 +190,16 @@ impl Tokens {
         rows: &mut Rows,
         (push, contribution): (&v1::TokenPush, Contribution),
         written: Option<WrittenPush>,
-        held: &Held<'_>,
+        shared: &Shared,
     ) -> Result<v1::UpdateReply, RoleError> {
         rows.oldest = rows.oldest.max(Token(push.oldest_token));
         let taken = rows.buffer.take(push_of(push, contribution)?)?;
-        if let (Some(kept), Some(number)) = (held.kept, taken.number) {
+        if let (Some(kept), Some(number)) = (shared.kept.as_deref(), taken.number) {
             kept.keep_push(Pushes::Rows, number, written);
         }
         let mut reply = v1::UpdateReply { outcome: outcome::write(taken.outcome).into(), ..v1::UpdateReply::default() };
         if let Some(update) = taken.update {
-            self.apply_rows(rows, &update, &mut reply, held)?;
+            self.apply_rows(rows, &update, &mut reply, shared)?;
         }
         reply.step = rows.buffer.step().0;
         Ok(reply)
@@ -287,20 +210,20 @@ impl Tokens {
         dense: &mut Dense,
         (push, gradient): (&v1::TokenPush, Vec<f32>),
         written: Option<WrittenPush>,
-        held: &Held<'_>,
+        shared: &Shared,
     ) -> Result<v1::PushReply, RoleError> {
         let taken = dense.buffer.take(push_of(push, gradient)?)?;
-        if let (Some(kept), Some(number)) = (held.kept, taken.number) {
+        if let (Some(kept), Some(number)) = (shared.kept.as_deref(), taken.number) {
             kept.keep_push(Pushes::Dense, number, written);
         }
         if taken.outcome == Outcome::Dropped && taken.number.is_some() {
-            write(held.partition).applied.late += 1;
-            held.metrics.late_gradients.inc();
+            shared.write_partition().count_late();
+            shared.metrics.late_gradients.inc();
         }
         if let Some(update) = taken.update {
-            self.apply_dense(dense, &update, held)?;
+            self.apply_dense(dense, &update, shared)?;
         }
-        held.metrics.buffered_gradients.set(dense.buffer.fill() as i64);
+        shared.metrics.buffered_gradients.set(dense.buffer.fill() as i64);
         Ok(v1::PushReply { outcome: outcome::write(taken.outcome).into(), step: dense.buffer.step().0 })
     }
 
@@ -309,10 +232,10 @@ impl Tokens {
         rows: &mut Rows,
         update: &Update<Contribution>,
         reply: &mut v1::UpdateReply,
-        held: &Held<'_>,
+        shared: &Shared,
     ) -> Result<(), RoleError> {
         let started = std::time::Instant::now();
-        let mut log = held.kept.map(Kept::log);
+        let mut log = shared.kept.as_deref().map(Kept::log);
         if let Some(log) = &mut log {
             log.begin();
         }
@@ -334,12 +257,12 @@ impl Tokens {
             };
             let keys: Vec<FeatureKey> = gradients.keys.into_iter().map(FeatureKey).collect();
             let (group, log) = (GroupId(group as u16), log.as_deref_mut());
-            let counts = held.store.update(group, &keys, &gradients.values, update.step, log)?;
+            let counts = shared.tracked_store().update(group, &keys, &gradients.values, update.step, log)?;
             reply.missing_rows += counts.missing;
             reply.non_finite_rows += counts.non_finite;
             changed.push(keys);
         }
-        if let (Some(kept), Some(log)) = (held.kept, log) {
+        if let (Some(kept), Some(log)) = (shared.kept.as_deref(), log) {
             self.finish_kept_step(rows, update.step, changed, (kept, log))?;
         }
         if let Some(steps) = &mut rows.last_updates
@@ -347,9 +270,9 @@ impl Tokens {
         {
             steps.iter_mut().for_each(|steps| steps.forget_settled(rows.oldest, self.decay.tolerance()));
         }
-        held.metrics.lost_rows.inc_by(reply.missing_rows);
-        held.metrics.non_finite_rows.inc_by(reply.non_finite_rows);
-        held.metrics.update_time.observe(started.elapsed().as_secs_f64());
+        shared.metrics.lost_rows.inc_by(reply.missing_rows);
+        shared.metrics.non_finite_rows.inc_by(reply.non_finite_rows);
+        shared.metrics.update_time.observe(started.elapsed().as_secs_f64());
         self.embedding_step.store(update.step.next().0, Ordering::Release);
         Ok(())
     }
@@ -383,21 +306,15 @@ impl Tokens {
         Ok(())
     }
 
-    fn apply_dense(&self, dense: &mut Dense, update: &Update<Vec<f32>>, held: &Held<'_>) -> Result<(), RoleError> {
+    fn apply_dense(&self, dense: &mut Dense, update: &Update<Vec<f32>>, shared: &Shared) -> Result<(), RoleError> {
         let pairs = update.pairs.iter().map(|pair| (pair.weight, pair.push.gradient.as_slice()));
         let gradient = aggregate_dense(pairs, update.divisor);
-        {
-            let mut partition = write(held.partition);
-            if let Some(gradient) = gradient {
-                partition.apply(self.optimizer, &gradient, update.step)?;
-            }
-            partition.count(update, held.metrics);
-            partition.parameters.step = Some(update.step.next());
-        }
-        if let Some(kept) = held.kept {
+        let metrics = &shared.metrics;
+        shared.write_partition().step_by(update, gradient.as_deref(), self.optimizer, metrics)?;
+        if let Some(kept) = shared.kept.as_deref() {
             let buffer = dense.buffer.standing().ok_or_else(|| left_in_buffer("push_dense"))?;
             // Nobody changes it meanwhile, and who only reads does not wait.
-            kept.keep_partition(&read(held.partition), Some(&buffer));
+            kept.keep_partition(&shared.read_partition(), Some(&buffer));
             kept.forget_pushes(Pushes::Dense, dense.first_push..buffer.pushes);
             dense.first_push = buffer.pushes;
         }
@@ -413,6 +330,95 @@ impl Tokens {
     }
 }
 
+/// The half as the server calls it: work that takes time runs on threads that may block.
+pub(crate) struct TokenHalf(Arc<TokenBuffers>);
+
+impl TokenHalf {
+    /// A mode begins at this boundary.
+    pub(crate) fn new(plan: &JobPlan, mode: TokenMode, at: Boundary) -> Self {
+        Self(Arc::new(TokenBuffers::new(plan, mode, at)))
+    }
+
+    /// Continues where a server before this one was.
+    pub(crate) fn recover(
+        plan: &JobPlan,
+        mode: TokenMode,
+        at: Boundary,
+        left: LeftTokens,
+        shared: &Shared,
+    ) -> Result<Self, RoleError> {
+        let buffers = TokenBuffers::new(plan, mode, at);
+        buffers.go_on(plan, mode, left, shared)?;
+        Ok(Self(Arc::new(buffers)))
+    }
+}
+
+impl ModeHalf for TokenHalf {
+    fn admit_look_up(&self, step: Option<GlobalStep>) -> BoxFuture<'_, Result<(), RoleError>> {
+        Box::pin(async move {
+            match step {
+                None => Ok(()),
+                Some(_) => Err(not_this_mode("lookup", "has no barrier")),
+            }
+        })
+    }
+
+    fn row_step(&self) -> u64 {
+        self.0.embedding_step()
+    }
+
+    fn has_passed(&self, _step: GlobalStep) -> bool {
+        false
+    }
+
+    fn keeps_look_ups(&self) -> bool {
+        false
+    }
+
+    fn update<'a>(
+        &'a self,
+        shared: &'a Arc<Shared>,
+        gradients: RowGradients,
+    ) -> BoxFuture<'a, Result<v1::UpdateReply, RoleError>> {
+        Box::pin(async move {
+            let Some(push) = gradients.push else { return Err(not_this_mode("update", "has no barrier")) };
+            shared.give_up_where_memory_is_full();
+            let (buffers, server) = (Arc::clone(&self.0), Arc::clone(shared));
+            let reply = blocking("update", move || buffers.push_rows(&push, gradients.contribution, &server)).await??;
+            shared.count_store();
+            Ok(reply)
+        })
+    }
+
+    fn push_dense<'a>(
+        &'a self,
+        shared: &'a Arc<Shared>,
+        push: v1::TokenPush,
+        gradient: Vec<f32>,
+    ) -> BoxFuture<'a, Result<v1::PushReply, RoleError>> {
+        let (buffers, server) = (Arc::clone(&self.0), Arc::clone(shared));
+        Box::pin(async move { blocking("dense update", move || buffers.push_dense(&push, gradient, &server)).await? })
+    }
+
+    fn flush<'a>(&'a self, shared: &'a Arc<Shared>) -> BoxFuture<'a, Result<v1::Flushed, RoleError>> {
+        let (buffers, server) = (Arc::clone(&self.0), Arc::clone(shared));
+        Box::pin(async move { blocking("flush", move || buffers.flush(&server)).await? })
+    }
+
+    // The buffers took in every push when they were recovered.
+    fn finish_recovery<'a>(&'a self, _shared: &'a Arc<Shared>) -> BoxFuture<'a, Result<(), RoleError>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn dense_standing(&self) -> Option<BufferStanding> {
+        self.0.dense_standing()
+    }
+
+    fn dense_step_of(&self, parameters: &Snapshot) -> u64 {
+        self.0.dense_step_of(parameters)
+    }
+}
+
 /// Where every gradient counts, nobody asks when a key changed.
 struct NeverStale;
 
@@ -422,14 +428,6 @@ impl KeySteps for NeverStale {
     }
 
     fn set_changed(&mut self, _key: u64, _step: GlobalStep) {}
-}
-
-fn read(partition: &RwLock<Partition>) -> RwLockReadGuard<'_, Partition> {
-    partition.read().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn write(partition: &RwLock<Partition>) -> RwLockWriteGuard<'_, Partition> {
-    partition.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn left_in_buffer(message: &'static str) -> RoleError {

@@ -10,7 +10,7 @@ use rectrain_modes::{GlobalStep, Rank};
 use serde::{Deserialize, Serialize};
 
 /// See the module's text.
-pub(super) struct Buffer<G> {
+pub(crate) struct Buffer<G> {
     server: GradientServer<G>,
     /// Pushes that were taken in, or dropped for coming late.
     pushes: u64,
@@ -27,49 +27,49 @@ struct Answered {
 
 /// Where a buffer stands between two steps, for a server that takes this one's place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct BufferStanding {
+pub(crate) struct BufferStanding {
     server: ServerStanding,
     /// The number of the next push.
-    pub(super) pushes: u64,
+    pub(crate) pushes: u64,
     answered: BTreeMap<Rank, Answered>,
 }
 
 /// What became of a push.
-pub(super) struct Taken<G> {
-    pub(super) outcome: Outcome,
+pub(crate) struct Taken<G> {
+    pub(crate) outcome: Outcome,
     /// Which push it is, counted from 0; none if its rows were there.
-    pub(super) number: Option<u64>,
+    pub(crate) number: Option<u64>,
     /// A full buffer: to be applied now.
-    pub(super) update: Option<Update<G>>,
+    pub(crate) update: Option<Update<G>>,
 }
 
 impl<G> Buffer<G> {
-    pub(super) fn new(mode: TokenMode, workers: u32, at: Boundary) -> Self {
+    pub(crate) fn new(mode: TokenMode, workers: u32, at: Boundary) -> Self {
         let server = GradientServer::new(mode, workers, at.step, at.next_row);
         Self { server, pushes: 0, answered: BTreeMap::new() }
     }
 
-    pub(super) fn resume(mode: TokenMode, workers: u32, standing: BufferStanding) -> Self {
+    pub(crate) fn resume(mode: TokenMode, workers: u32, standing: BufferStanding) -> Self {
         let BufferStanding { server, pushes, answered } = standing;
         Self { server: GradientServer::resume(mode, workers, server), pushes, answered }
     }
 
     /// None while gradients are in it.
-    pub(super) fn standing(&self) -> Option<BufferStanding> {
+    pub(crate) fn standing(&self) -> Option<BufferStanding> {
         let server = self.server.standing()?;
         Some(BufferStanding { server, pushes: self.pushes, answered: self.answered.clone() })
     }
 
     /// The step that is being filled.
-    pub(super) fn step(&self) -> GlobalStep {
+    pub(crate) fn step(&self) -> GlobalStep {
         self.server.step()
     }
 
-    pub(super) fn fill(&self) -> usize {
+    pub(crate) fn fill(&self) -> usize {
         self.server.fill()
     }
 
-    pub(super) fn take(&mut self, push: Push<G>) -> Result<Taken<G>, PushError> {
+    pub(crate) fn take(&mut self, push: Push<G>) -> Result<Taken<G>, PushError> {
         let (rank, batch, token) = (push.rank, push.batch, push.token);
         let (outcome, update) = match self.server.push(push)? {
             Pushed::Buffered => (Outcome::Trained, None),
@@ -87,7 +87,7 @@ impl<G> Buffer<G> {
     }
 
     /// What is left, as the last step.
-    pub(super) fn flush(&mut self) -> Option<Update<G>> {
+    pub(crate) fn flush(&mut self) -> Option<Update<G>> {
         self.server.flush()
     }
 }

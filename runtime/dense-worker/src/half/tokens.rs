@@ -14,7 +14,8 @@ use rectrain_wire::Tensor;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::Trainer;
+use super::WorkerHalf;
+use crate::trainer::Trainer;
 use rectrain_protocol::batch::BatchKey;
 use rectrain_protocol::deadline::CALL_DEADLINE;
 use rectrain_protocol::error::RoleError;
@@ -66,13 +67,16 @@ struct Run<'a> {
     reports: VecDeque<JoinHandle<Result<(), RoleError>>>,
 }
 
-impl Trainer {
+/// See the module's text.
+pub(super) struct Tokens;
+
+impl WorkerHalf for Tokens {
     /// Trains until the coordinator hands out no more batches in this order.
-    pub(super) fn train_with_tokens(&mut self, order: &v1::Order) -> Result<(), RoleError> {
+    fn train(&self, trainer: &mut Trainer, order: &v1::Order) -> Result<(), RoleError> {
         let (events, happened) = mpsc::channel(EVENTS);
-        let servers = self.peers.placement.servers.len() as u32;
+        let servers = trainer.peers.placement.servers.len() as u32;
         Run {
-            trainer: self,
+            trainer,
             order: order.number,
             machine: PushPullWorker::new(1 + servers, UNACKNOWLEDGED),
             in_hand: HashMap::new(),

@@ -8,34 +8,45 @@ use std::time::Instant;
 
 use rectrain_dense::StepOutput;
 use rectrain_modes::GlobalStep;
+use rectrain_modes::barrier::StepWindow;
 use rectrain_proto::v1;
 use tokio::task::JoinHandle;
 
-use super::Trainer;
-use super::all_reduce::{RingPart, all_reduce};
-use super::horizon::Horizon;
-use super::local_batch::{Fetching, LocalBatch};
+use super::WorkerHalf;
+use crate::all_reduce::{RingPart, all_reduce};
+use crate::horizon::Horizon;
+use crate::local_batch::{Fetching, LocalBatch};
+use crate::trainer::Trainer;
 use rectrain_protocol::batch::{BatchKey, BatchPosition};
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::layout::Pooled;
 
 /// Gradients on their way to the embedding workers, oldest first.
-pub(super) type Pushes = VecDeque<JoinHandle<Result<v1::BackwardReply, RoleError>>>;
+pub(crate) type Pushes = VecDeque<JoinHandle<Result<v1::BackwardReply, RoleError>>>;
+
+/// See the module's text.
+pub(super) struct Barrier {
+    pub(crate) window: StepWindow,
+}
+
+impl WorkerHalf for Barrier {
+    fn train(&self, trainer: &mut Trainer, order: &v1::Order) -> Result<(), RoleError> {
+        trainer.train_with_barrier(order, self.window)
+    }
+}
 
 impl Trainer {
     /// Trains from the order's step and batch on until it ends, if this worker takes part in that. At most τ + 1 steps' gradients are on their way.
-    pub(super) fn train_with_barrier(&mut self, order: &v1::Order, staleness: u64) -> Result<(), RoleError> {
+    fn train_with_barrier(&mut self, order: &v1::Order, window: StepWindow) -> Result<(), RoleError> {
         if self.rank.0 >= self.barrier_workers {
             return Ok(());
         }
-        // The step it trains, those that may be in flight beside it, and in `sync` the next one, which waits at the servers.
-        let steps_ahead = staleness.max(1) as usize + 1;
-        let pushes_ahead = (staleness as usize + 1) * self.share().len();
+        let (steps_ahead, pushes_ahead) = (window.steps_ahead(), window.pushes_ahead(self.share().len()));
         let mut horizon = Horizon::new(order.number, order.batch);
         let mut ahead: VecDeque<Fetching> = VecDeque::new();
         let mut pushes = Pushes::new();
         if order.joins {
-            self.push_again(order, staleness, &mut horizon, &mut pushes)?;
+            self.push_again(order, window, &mut horizon, &mut pushes)?;
         } else {
             self.applied = Some(order.step);
             self.previous.clear();
@@ -60,7 +71,7 @@ impl Trainer {
                 self.metrics.batch_wait.observe(waited.elapsed().as_secs_f64());
                 continue;
             };
-            self.step(order, staleness, batch, next, &mut pushes)?;
+            self.step(order, window, batch, next, &mut pushes)?;
             self.drain(&mut pushes, pushes_ahead)?;
             batch += 1;
         }
@@ -68,12 +79,12 @@ impl Trainer {
     }
 
     /// The step of the order that is the next one for the parameters.
-    pub(super) fn stands_before(&self, order: &v1::Order) -> u64 {
+    pub(crate) fn stands_before(&self, order: &v1::Order) -> u64 {
         self.applied.unwrap_or_default().max(order.step)
     }
 
     /// This worker's pieces of a batch. An earlier mode may have trained the first pieces of the order's first batch.
-    pub(super) fn fetch_share(&self, order: &v1::Order, batch: u64, horizon: &Horizon) -> Fetching {
+    pub(crate) fn fetch_share(&self, order: &v1::Order, batch: u64, horizon: &Horizon) -> Fetching {
         let first = if batch == order.batch { order.piece } else { 0 };
         let keys = self.share().filter(|piece| *piece >= first);
         let keys = keys.map(|piece| BatchKey { position: BatchPosition::Train(batch), piece });
@@ -84,7 +95,7 @@ impl Trainer {
     fn step(
         &mut self,
         order: &v1::Order,
-        staleness: u64,
+        window: StepWindow,
         batch: u64,
         next: Fetching,
         pushes: &mut Pushes,
@@ -110,7 +121,7 @@ impl Trainer {
             self.compute(&own, scale, step)?;
         }
         self.offer.withdraw();
-        if staleness == 0 && self.peers.next.is_some() {
+        if window.is_exact() && self.peers.next.is_some() {
             self.previous.clear();
             self.previous.extend_from_slice(self.tower.parameters()?);
         }
@@ -120,7 +131,7 @@ impl Trainer {
     }
 
     /// Samples of a global batch that this order trains: an earlier mode may have trained the first pieces of its first batch.
-    pub(super) fn samples_to_train(&self, order: &v1::Order, batch: u64, own: &LocalBatch) -> usize {
+    pub(crate) fn samples_to_train(&self, order: &v1::Order, batch: u64, own: &LocalBatch) -> usize {
         let trained_before = if batch == order.batch { u64::from(order.piece) * self.plan.local_batch_rows } else { 0 };
         own.global_samples.saturating_sub(trained_before as usize)
     }

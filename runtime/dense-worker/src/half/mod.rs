@@ -1,0 +1,34 @@
+//! A dense worker's half of a training mode: what it fetches, computes and sends in a training order. One
+//! file a family of modes.
+
+mod barrier;
+mod tokens;
+
+use rectrain_modes::barrier::StepWindow;
+use rectrain_proto::v1;
+use rectrain_proto::v1::order::Order as Kind;
+use rectrain_protocol::error::RoleError;
+
+use self::barrier::Barrier;
+pub(crate) use self::barrier::Pushes;
+use self::tokens::Tokens;
+use crate::trainer::Trainer;
+
+/// See the module's text.
+pub(crate) trait WorkerHalf {
+    /// Carries out a training order.
+    ///
+    /// # Errors
+    /// A peer cannot be reached or breaks the protocol; the numbers leave the range of floats; the worker is
+    /// told to stop.
+    fn train(&self, trainer: &mut Trainer, order: &v1::Order) -> Result<(), RoleError>;
+}
+
+/// The half that carries out an order, if the order is to train.
+pub(crate) fn half_of(order: &Kind) -> Option<Box<dyn WorkerHalf>> {
+    match order {
+        Kind::Barrier(barrier) => Some(Box::new(Barrier { window: StepWindow::new(barrier.staleness) })),
+        Kind::Tokens(_) => Some(Box::new(Tokens)),
+        _ => None,
+    }
+}

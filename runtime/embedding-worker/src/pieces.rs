@@ -1,0 +1,313 @@
+//! The pieces of batches that an embedding worker holds between a loader and a dense worker, and its
+//! memory of replies about them.
+//!
+//! A piece stays until its gradients are in: a replacement of a dense worker may fetch it again. It stays
+//! longer where the replacement could not get the piece as its predecessor received it.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use prost::Message;
+use rectrain_modes::GlobalStep;
+use rectrain_proto::v1;
+use rectrain_protocol::batch::{BatchKey, BatchPosition};
+use rectrain_protocol::error::RoleError;
+use rectrain_protocol::message::{self, Request};
+use rectrain_protocol::metrics::EmbeddingWorkerMetrics;
+use rectrain_protocol::plan::JobPlan;
+use rectrain_protocol::remember::Memory;
+use rectrain_wire::{BoxFuture, Frame, Refusal, Tensor};
+use tokio::sync::Notify;
+
+use crate::positions::Positions;
+use crate::prepared_ids::PreparedIds;
+use crate::replies::Replies;
+
+/// A piece of a batch, with its ids prepared.
+pub(crate) struct Piece {
+    pub(crate) prepared: PreparedIds,
+    pub(crate) global_samples: u32,
+    /// Dense features, labels, and groups if there are any.
+    pub(crate) rest: Vec<Tensor>,
+    /// Of an evaluation: whether a dense worker has fetched it. The dense worker fetches it again if the
+    /// reply is lost with its connection.
+    is_evaluated: AtomicBool,
+}
+
+impl Piece {
+    pub(crate) fn new(prepared: PreparedIds, global_samples: u32, rest: Vec<Tensor>) -> Self {
+        Self { prepared, global_samples, rest, is_evaluated: AtomicBool::new(false) }
+    }
+}
+
+/// See the module's text.
+pub(crate) struct Pieces {
+    window: u64,
+    /// How long a request waits for its piece.
+    patience: Duration,
+    held: Mutex<HashMap<BatchKey, Arc<Piece>>>,
+    replies: Mutex<Replies>,
+    positions: Mutex<Positions>,
+    /// Notified when a piece comes, a position moves, or gradients are in.
+    changed: Notify,
+    metrics: EmbeddingWorkerMetrics,
+}
+
+impl Pieces {
+    pub(crate) fn new(plan: &JobPlan, metrics: EmbeddingWorkerMetrics) -> Self {
+        Self {
+            window: plan.batches_ahead.max(1),
+            patience: plan.patience(),
+            held: Mutex::default(),
+            replies: Mutex::new(Replies::of(plan)),
+            positions: Mutex::default(),
+            changed: Notify::new(),
+            metrics,
+        }
+    }
+
+    /// Waits until a piece may come in. The wait lasts as long as training is paused, be it for an
+    /// evaluation of hours or for a worker without a node; the coordinator watches the job's progress.
+    pub(crate) async fn admitted(&self, key: BatchKey) {
+        self.wait(|| self.lock_positions().admits(key, self.window).then_some(())).await;
+    }
+
+    /// Takes a piece in. Loaders repeat a piece after a loader died or a connection was lost: repeats change
+    /// nothing.
+    pub(crate) fn put(&self, key: BatchKey, piece: Piece) {
+        if self.lock_replies().acknowledgement(key).is_some() || self.lock_positions().is_over(key) {
+            return;
+        }
+        if let Entry::Vacant(place) = self.lock_held().entry(key) {
+            place.insert(Arc::new(piece));
+            self.metrics.batches_in_flight.inc();
+            self.changed.notify_waiters();
+        }
+    }
+
+    /// The piece that a dense worker asks for. Waits for it, and lets the pieces up to it in.
+    ///
+    /// # Errors
+    /// The piece does not come in time. For training that is within the patience of a call. A piece of an
+    /// evaluation is waited for as long as others make progress: loaders bring the pieces of all dense
+    /// workers, and a replacement may be far behind.
+    pub(crate) async fn fetch(&self, message: &'static str, key: BatchKey) -> Result<Arc<Piece>, RoleError> {
+        self.lock_positions().move_to(key, self.window);
+        self.changed.notify_waiters();
+        let held = || self.lock_held().get(&key).cloned();
+        let piece = match key.position {
+            BatchPosition::Train(_) => tokio::time::timeout(self.patience, self.wait(held)).await.ok(),
+            BatchPosition::Evaluation { .. } => self.wait_while_others_progress(held).await,
+        };
+        piece.ok_or_else(|| {
+            let reason = format!("{key} did not arrive within {:?}", self.patience);
+            RoleError::Inconsistent { message, reason }
+        })
+    }
+
+    /// Whether the gradients of a piece are in.
+    pub(crate) fn is_acknowledged(&self, key: BatchKey) -> bool {
+        self.lock_replies().acknowledgement(key).is_some()
+    }
+
+    /// A dense worker fetched this piece: pieces that no dense worker will fetch any more are dropped.
+    pub(crate) fn fetched(&self, key: BatchKey, piece: &Piece, has_barrier: bool) {
+        match key.position {
+            BatchPosition::Evaluation { at_step, number } => {
+                piece.is_evaluated.store(true, Ordering::Relaxed);
+                self.drop_evaluated(at_step, number, key.piece);
+            }
+            BatchPosition::Train(number) => {
+                let has_rows = |piece: &Piece| piece.prepared.samples() > 0;
+                self.retain(|key, piece| {
+                    may_be_fetched(key.position, number, self.window, has_rows(piece), has_barrier)
+                });
+            }
+        }
+    }
+
+    /// Piece `piece` of batch `number` of an evaluation was fetched. Its earlier batches go if they were
+    /// fetched long before, and all pieces of earlier evaluations. Others stay: another dense worker may be
+    /// far behind.
+    fn drop_evaluated(&self, at_step: GlobalStep, number: u64, piece: u32) {
+        self.retain(|key, held| match key.position {
+            BatchPosition::Train(_) => true,
+            BatchPosition::Evaluation { at_step: other, number: fetched } => {
+                let is_past = held.is_evaluated.load(Ordering::Relaxed) && fetched + 2 * self.window < number;
+                other == at_step && !(is_past && key.piece == piece)
+            }
+        });
+    }
+
+    fn retain(&self, stays: impl Fn(BatchKey, &Piece) -> bool) {
+        let mut held = self.lock_held();
+        let before = held.len();
+        held.retain(|key, piece| stays(*key, piece));
+        self.metrics.batches_in_flight.sub((before - held.len()) as i64);
+    }
+
+    /// The piece's gradients are in. First the reply is kept, so that a repeated piece is not taken in again
+    /// in between.
+    fn acknowledge(&self, key: BatchKey, request: &v1::Backward, reply: v1::BackwardReply) {
+        let rank = request.push.as_ref().map(|push| push.rank);
+        let stays = {
+            let mut replies = self.lock_replies();
+            replies.acknowledge(key, rank, reply);
+            request.step.is_some() && replies.is_needed_again(key)
+        };
+        self.changed.notify_waiters();
+        if !stays && self.lock_held().remove(&key).is_some() {
+            self.metrics.batches_in_flight.dec();
+        }
+    }
+
+    /// The reply to a repeated fetch. Where the gradients are in and the piece is not kept as it was
+    /// delivered, it says so and has no tensors, unless the piece itself is here and can be looked up again.
+    fn recall_delivery(&self, key: BatchKey, has_barrier: bool) -> Option<Frame> {
+        let replies = self.lock_replies();
+        let answered = replies.acknowledgement(key).is_some();
+        let delivery = replies.delivery(key).cloned();
+        drop(replies);
+        let (forwarded, tensors) = match delivery {
+            Some((forwarded, tensors)) => (v1::Forwarded { answered, ..forwarded }, tensors),
+            None if !answered || (has_barrier && self.lock_held().contains_key(&key)) => return None,
+            None => (v1::Forwarded { answered, ..v1::Forwarded::default() }, Vec::new()),
+        };
+        Some(message::reply::<v1::Forward>(&forwarded, tensors))
+    }
+
+    /// Waits until `ready` gives something; checks again at every change.
+    async fn wait<T>(&self, ready: impl Fn() -> Option<T>) -> T {
+        loop {
+            let changed = self.changed.notified();
+            if let Some(value) = ready() {
+                return value;
+            }
+            changed.await;
+        }
+    }
+
+    /// As [`Self::wait`], until nothing has changed for as long as a call may take.
+    async fn wait_while_others_progress<T>(&self, ready: impl Fn() -> Option<T>) -> Option<T> {
+        loop {
+            let changed = self.changed.notified();
+            if let Some(value) = ready() {
+                return Some(value);
+            }
+            tokio::time::timeout(self.patience, changed).await.ok()?;
+        }
+    }
+
+    fn lock_held(&self) -> MutexGuard<'_, HashMap<BatchKey, Arc<Piece>>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_replies(&self) -> MutexGuard<'_, Replies> {
+        self.replies.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_positions(&self) -> MutexGuard<'_, Positions> {
+        self.positions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request about a piece whose reply is kept.
+pub(crate) enum PieceRequest {
+    Forward { key: BatchKey, has_barrier: bool },
+    Backward { key: BatchKey, request: v1::Backward },
+}
+
+impl Memory for Pieces {
+    type Key = PieceRequest;
+
+    fn key(&self, request: &Frame) -> Result<Option<PieceRequest>, Refusal> {
+        match request.kind {
+            v1::Forward::KIND => {
+                let request = decode::<v1::Forward>(request)?;
+                let key = BatchKey::read("forward", request.batch)?;
+                Ok(Some(PieceRequest::Forward { key, has_barrier: request.step.is_some() }))
+            }
+            v1::Backward::KIND => {
+                let request = decode::<v1::Backward>(request)?;
+                let key = BatchKey::read("backward", request.batch)?;
+                Ok(Some(PieceRequest::Backward { key, request }))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn recall(&self, key: &PieceRequest) -> Option<Frame> {
+        match key {
+            PieceRequest::Forward { key, has_barrier } => self.recall_delivery(*key, *has_barrier),
+            PieceRequest::Backward { key, .. } => {
+                let replies = self.lock_replies();
+                replies.acknowledgement(*key).map(|reply| message::reply::<v1::Backward>(reply, Vec::new()))
+            }
+        }
+    }
+
+    fn recalled<'a>(&'a self, key: &'a PieceRequest) -> BoxFuture<'a, Frame> {
+        Box::pin(self.wait(move || self.recall(key)))
+    }
+
+    fn settle(&self, key: PieceRequest, reply: Frame) -> Frame {
+        match key {
+            PieceRequest::Forward { key, has_barrier } => {
+                let mut replies = self.lock_replies();
+                // A reply without tensors delivers nothing.
+                if replies.keeps_deliveries()
+                    && !reply.tensors.is_empty()
+                    && let Ok(forwarded) = v1::Forwarded::decode(reply.meta.clone())
+                {
+                    replies.deliver(key, has_barrier, (forwarded, reply.tensors.clone()));
+                }
+            }
+            PieceRequest::Backward { key, request } => {
+                if let Ok(acknowledgement) = v1::BackwardReply::decode(reply.meta.clone()) {
+                    self.acknowledge(key, &request, acknowledgement);
+                }
+            }
+        }
+        reply
+    }
+}
+
+fn decode<R: Request>(frame: &Frame) -> Result<R, Refusal> {
+    let name = || message::kind_name(frame.kind);
+    R::decode(frame.meta.clone()).map_err(|error| message::refuse_malformed(format!("{}: {error}", name())))
+}
+
+/// Whether a dense worker may still fetch a piece when batch `number` of training has been fetched.
+///
+/// Short batches have pieces without rows, which dense workers fetch only where there is a barrier. With a
+/// barrier no dense worker is far behind the others: a piece behind them came again because an embedding
+/// worker died that its gradients were with. A piece of an evaluation that comes again after the evaluation
+/// is over is never fetched.
+fn may_be_fetched(position: BatchPosition, number: u64, window: u64, has_rows: bool, has_barrier: bool) -> bool {
+    match position {
+        // A replacement fetches the last staleness + 2 batches again, and another dense worker is
+        // staleness + 1 ahead: less than two windows.
+        BatchPosition::Train(batch) if has_barrier => batch + 2 * window >= number,
+        BatchPosition::Train(batch) => has_rows || batch + window >= number,
+        BatchPosition::Evaluation { .. } => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_that_came_again_late_are_dropped() {
+        let kept =
+            |batch, has_rows, has_barrier| may_be_fetched(BatchPosition::Train(batch), 100, 8, has_rows, has_barrier);
+        assert_eq!([83, 84, 99, 120].map(|batch| kept(batch, true, true)), [false, true, true, true]);
+        assert_eq!([0, 99].map(|batch| kept(batch, true, false)), [true, true], "batches may be handed out again late");
+        assert_eq!([91, 92, 120].map(|batch| kept(batch, false, false)), [false, true, true]);
+        let evaluation = BatchPosition::Evaluation { at_step: GlobalStep(7), number: 1 };
+        assert!(!may_be_fetched(evaluation, 100, 8, true, true));
+    }
+}

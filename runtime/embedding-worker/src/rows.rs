@@ -1,0 +1,313 @@
+//! The rows of a piece, looked up and updated on the parameter servers that hold them.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures::future::try_join_all;
+use rectrain_kinds::Compression;
+use rectrain_modes::migration::SlotMap;
+use rectrain_proto::v1;
+use rectrain_protocol::batch::{BatchKey, BatchPosition};
+use rectrain_protocol::compression::TensorCodec;
+use rectrain_protocol::error::{RoleError, is_gone};
+use rectrain_protocol::layout::FeatureLayout;
+use rectrain_protocol::message;
+use rectrain_protocol::metrics::EmbeddingWorkerMetrics;
+use rectrain_protocol::placement::{Directory, Placement, is_stale};
+use rectrain_protocol::plan::JobPlan;
+use rectrain_wire::{Tensor, WireError};
+use tokio::sync::{Notify, OnceCell};
+
+use crate::prepared_ids::PreparedIds;
+
+/// How often a look-up fetches the slot map again, and the pause if the coordinator has no newer one yet.
+const MAP_ATTEMPTS: usize = 100;
+const MAP_PAUSE: Duration = Duration::from_millis(20);
+
+/// The rows of a piece as the parameter servers have them.
+pub(crate) struct LookedUp {
+    /// By row group: `[keys, row dim]`. `None` where a server has applied the step and no longer has the
+    /// rows from before it.
+    pub(crate) rows: Option<Vec<Vec<f32>>>,
+    /// The step of each server, without a barrier.
+    pub(crate) steps: Vec<u64>,
+    /// In `sync`: every server has applied the step already.
+    pub(crate) is_applied: bool,
+}
+
+/// The parameter servers, as far as this embedding worker knows where the slots are.
+pub(crate) struct Rows {
+    layout: Arc<FeatureLayout>,
+    compression: Compression,
+    patience: Duration,
+    directory: OnceCell<Directory>,
+    placement: Mutex<Option<Arc<Placement>>>,
+    connected: Notify,
+    metrics: EmbeddingWorkerMetrics,
+}
+
+impl Rows {
+    pub(crate) fn new(plan: &JobPlan, layout: Arc<FeatureLayout>, metrics: EmbeddingWorkerMetrics) -> Self {
+        Self {
+            layout,
+            compression: plan.compression,
+            patience: plan.patience(),
+            directory: OnceCell::new(),
+            placement: Mutex::default(),
+            connected: Notify::new(),
+            metrics,
+        }
+    }
+
+    /// Sets where the parameter servers are, and where to ask when that has changed. Earlier look-ups wait
+    /// for this.
+    pub(crate) fn connect(&self, placement: Placement, directory: Directory) {
+        // A second roster of the same job is the same roster.
+        if self.directory.set(directory).is_ok() {
+            *self.lock_placement() = Some(Arc::new(placement));
+        }
+        self.connected.notify_waiters();
+    }
+
+    /// Looks up the rows of a piece. Fetches the slot map again as often as a server says that it is old.
+    /// With a barrier, `step` is the step that trains the piece.
+    pub(crate) async fn look_up(
+        &self,
+        key: BatchKey,
+        step: Option<u64>,
+        prepared: &PreparedIds,
+    ) -> Result<LookedUp, RoleError> {
+        let started = Instant::now();
+        for _attempt in 0..MAP_ATTEMPTS {
+            let placement = self.placement().await?;
+            match self.look_up_at(&placement, key, step, prepared).await {
+                Err(error) if is_stale(&error) => self.fetch_placement(&placement).await?,
+                // A server ends when its slots have left, perhaps before this worker hears of it.
+                Err(RoleError::Wire(error)) if is_gone(&error) && self.is_superseded(&placement).await => {}
+                // It was killed, and may return with its rows: the next call waits for it.
+                Err(RoleError::Wire(WireError::Closed { .. })) if started.elapsed() < self.patience => {
+                    tokio::time::sleep(MAP_PAUSE).await;
+                }
+                looked_up => return looked_up,
+            }
+        }
+        let placement = self.placement().await?;
+        self.look_up_at(&placement, key, step, prepared).await
+    }
+
+    /// Asks every parameter server, also one that holds none of the keys: with a barrier, each holds the
+    /// look-up back until this step may be read. A server that has applied the step gives its earlier reply
+    /// again.
+    ///
+    /// # Errors
+    /// Some servers have applied the step and others have not, and one of the former no longer has its
+    /// earlier reply. Gradients that the latter still need can then not be computed any more.
+    async fn look_up_at(
+        &self,
+        placement: &Placement,
+        key: BatchKey,
+        step: Option<u64>,
+        prepared: &PreparedIds,
+    ) -> Result<LookedUp, RoleError> {
+        let runs = runs(&placement.map, prepared);
+        let train = matches!(key.position, BatchPosition::Train(_));
+        let request = v1::Lookup { step, train, map_epoch: placement.epoch().0 };
+        let calls = placement.servers.iter().enumerate().map(|(server, channel)| {
+            let keys =
+                prepared.keys().iter().zip(&runs).map(|(keys, runs)| Tensor::from(gather(keys, &runs[server], 1)));
+            message::call(channel, request, keys.collect(), self.patience)
+        });
+        let replies = try_join_all(calls).await?;
+        let applied = replies.iter().filter(|(reply, _)| reply.is_applied).count();
+        let is_applied = applied > 0 && applied == replies.len();
+        if replies.iter().any(|(reply, tensors)| reply.is_applied && tensors.is_empty()) {
+            let nothing = LookedUp { rows: None, steps: Vec::new(), is_applied };
+            return if is_applied { Ok(nothing) } else { Err(applied_by_some(applied, replies.len())) };
+        }
+        let (steps, mut tensors): (Vec<_>, Vec<_>) =
+            replies.into_iter().map(|(reply, tensors)| (reply.step, tensors.into_iter())).unzip();
+        let mut rows = Vec::with_capacity(runs.len());
+        for (group, dim) in self.layout.group_dims.iter().enumerate() {
+            let mut parts = Vec::with_capacity(tensors.len());
+            for reply in &mut tensors {
+                parts.push(self.compression.decode("lookup", reply, *dim)?);
+            }
+            rows.push(merge(parts, &runs[group], prepared.keys()[group].len(), *dim)?);
+        }
+        Ok(LookedUp { rows: Some(rows), steps, is_applied })
+    }
+
+    /// Sends the rows' gradients to the servers that the rows were looked up on.
+    ///
+    /// # Errors
+    /// A server refuses the slot map. Another server may have taken its part already, so the job continues
+    /// from its last checkpoint. That does not happen while training is correct: the map changes only at a
+    /// step boundary.
+    pub(crate) async fn update(
+        &self,
+        key: BatchKey,
+        request: &v1::Backward,
+        prepared: &PreparedIds,
+        rows: Vec<Vec<f32>>,
+    ) -> Result<v1::BackwardReply, RoleError> {
+        let placement = self.placement().await?;
+        let (runs, map_epoch) = (runs(&placement.map, prepared), placement.epoch().0);
+        let mut calls = Vec::with_capacity(placement.servers.len());
+        for (server, channel) in placement.servers.iter().enumerate() {
+            let push = request.push.as_ref().map(|push| token_push_to(push, server)).transpose()?;
+            let update = v1::Update { step: request.step.unwrap_or_default(), piece: key.piece, push, map_epoch };
+            let (rows, runs) = (&rows, &runs);
+            let tensors = move || {
+                let mut tensors = Vec::with_capacity(3 * rows.len());
+                for (group, dim) in self.layout.group_dims.iter().enumerate() {
+                    let own = &runs[group][server];
+                    tensors.push(Tensor::from(gather(&prepared.keys()[group], own, 1)));
+                    tensors.extend(self.compression.encode_gradients(gather(&rows[group], own, *dim), *dim)?);
+                }
+                Ok(tensors)
+            };
+            // A server knows gradients by their step and piece, or by their batch and token, so a repeated
+            // call changes nothing.
+            calls.push(message::call_server(channel, update, tensors));
+        }
+        let mut all = v1::BackwardReply::default();
+        for (reply, _tensors) in try_join_all(calls).await? {
+            self.metrics.missing_rows.inc_by(reply.missing_rows);
+            all.outcome = all.outcome.max(reply.outcome);
+            all.steps.push(reply.step);
+        }
+        Ok(all)
+    }
+
+    async fn placement(&self) -> Result<Arc<Placement>, RoleError> {
+        let known = async {
+            loop {
+                let connected = self.connected.notified();
+                if let Some(placement) = self.lock_placement().clone() {
+                    return placement;
+                }
+                connected.await;
+            }
+        };
+        tokio::time::timeout(self.patience, known).await.map_err(|_| RoleError::Task {
+            what: "an embedding worker's wait",
+            reason: format!("the parameter servers did not come within {:?}", self.patience),
+        })
+    }
+
+    /// Gets a newer placement than `old`, which a server has refused; pauses if there is none yet.
+    async fn fetch_placement(&self, old: &Placement) -> Result<(), RoleError> {
+        let Some(directory) = self.directory.get() else { return Err(RoleError::Stopped) };
+        if self.placement().await?.epoch() > old.epoch() {
+            return Ok(());
+        }
+        let fetched = directory.fetch().await?;
+        if self.adopt(fetched) {
+            return Ok(());
+        }
+        tokio::time::sleep(MAP_PAUSE).await;
+        Ok(())
+    }
+
+    /// Whether a newer placement than `old` is in force; adopts it.
+    async fn is_superseded(&self, old: &Placement) -> bool {
+        let Some(directory) = self.directory.get() else { return false };
+        directory.fetch().await.is_ok_and(|fetched| {
+            self.adopt(fetched);
+            self.lock_placement().as_ref().is_some_and(|known| known.epoch() > old.epoch())
+        })
+    }
+
+    /// Says whether the placement is newer than the known one.
+    fn adopt(&self, fetched: Placement) -> bool {
+        let mut placement = self.lock_placement();
+        let is_newer = placement.as_ref().is_none_or(|known| known.epoch() < fetched.epoch());
+        if is_newer {
+            *placement = Some(Arc::new(fetched));
+        }
+        is_newer
+    }
+
+    fn lock_placement(&self) -> MutexGuard<'_, Option<Arc<Placement>>> {
+        self.placement.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// In `sync`, after an embedding worker and a dense worker died together, and a parameter server that had
+/// answered their look-up as well.
+fn applied_by_some(some: usize, servers: usize) -> RoleError {
+    let reason = format!(
+        "{some} of {servers} parameter servers have applied the step and the others lack gradients that cannot be computed again"
+    );
+    RoleError::Inconsistent { message: "lookup", reason }
+}
+
+/// `[group][server]` → runs of the group's keys.
+fn runs(map: &SlotMap, prepared: &PreparedIds) -> Vec<Vec<Vec<Range<usize>>>> {
+    prepared.keys().iter().map(|keys| map.split(keys)).collect()
+}
+
+/// The token on its way to one server.
+fn token_push_to(push: &v1::TokenPush, server: usize) -> Result<v1::TokenPush, RoleError> {
+    let pulled_at = push.pulled_at.get(server).copied().ok_or_else(|| RoleError::Inconsistent {
+        message: "backward",
+        reason: format!("the step of parameter server {server} is missing"),
+    })?;
+    Ok(v1::TokenPush { pulled_at: vec![pulled_at], ..push.clone() })
+}
+
+/// The runs of `values` ([n, dim]), one after the other.
+fn gather<T: Copy>(values: &[T], runs: &[Range<usize>], dim: usize) -> Vec<T> {
+    let mut gathered = Vec::with_capacity(runs.iter().map(Range::len).sum::<usize>() * dim);
+    for run in runs {
+        gathered.extend_from_slice(&values[run.start * dim..run.end * dim]);
+    }
+    gathered
+}
+
+/// The inverse of [`gather`] over all servers.
+fn merge(mut parts: Vec<Vec<f32>>, runs: &[Vec<Range<usize>>], keys: usize, dim: usize) -> Result<Vec<f32>, RoleError> {
+    for (part, runs) in parts.iter().zip(runs) {
+        let expected = runs.iter().map(Range::len).sum::<usize>() * dim;
+        if part.len() != expected {
+            let reason = format!("{expected} values were asked for, {} came", part.len());
+            return Err(RoleError::Inconsistent { message: "lookup", reason });
+        }
+    }
+    if parts.len() == 1 {
+        return Ok(parts.pop().unwrap_or_default());
+    }
+    let mut merged = vec![0.0; keys * dim];
+    for (part, runs) in parts.iter().zip(runs) {
+        let mut next = 0;
+        for run in runs {
+            let length = run.len() * dim;
+            merged[run.start * dim..run.end * dim].copy_from_slice(&part[next..next + length]);
+            next += length;
+        }
+    }
+    Ok(merged)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn merge_undoes_gather_for_any_slot_map() {
+        let keys: Vec<u64> = (0..500u64).map(|i| i * (u64::MAX / 500)).collect();
+        let values: Vec<f32> = (0..1000u16).map(f32::from).collect();
+        for servers in [1u16, 2, 5] {
+            let runs = SlotMap::even(64, servers).split(&keys);
+            let parts = runs.iter().map(|runs| gather(&values, runs, 2)).collect();
+            assert_eq!(merge(parts, &runs, keys.len(), 2).unwrap(), values);
+        }
+    }
+
+    #[test]
+    fn a_reply_of_another_size_is_refused() {
+        let runs = vec![vec![0..2], vec![2..3]];
+        assert!(merge(vec![vec![0.0; 4], vec![0.0; 1]], &runs, 3, 2).is_err());
+    }
+}

@@ -1,0 +1,153 @@
+//! Leases of chunks, for training and for evaluation alike.
+
+use rectrain_data::Batch;
+use rectrain_modes::GlobalStep;
+use rectrain_proto::v1;
+use rectrain_protocol::batch::BatchPosition;
+use rectrain_protocol::deadline::CALL_DEADLINE;
+use rectrain_protocol::error::RoleError;
+use rectrain_protocol::round_robin::Turns;
+
+use crate::Loader;
+
+/// A kind of pass over data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pass {
+    /// Over the training data, epoch by epoch.
+    Training,
+    /// Over the test data, once an evaluation.
+    Evaluation,
+}
+
+/// A chunk to read and send.
+#[derive(Debug, Clone)]
+pub(crate) enum Lease {
+    Training(v1::ChunkLease),
+    Evaluation(v1::EvaluationChunk),
+}
+
+impl Lease {
+    pub(crate) fn pass(&self) -> Pass {
+        match self {
+            Self::Training(_) => Pass::Training,
+            Self::Evaluation(_) => Pass::Evaluation,
+        }
+    }
+
+    pub(crate) fn chunk(&self) -> u64 {
+        match self {
+            Self::Training(lease) => lease.chunk,
+            Self::Evaluation(lease) => lease.chunk,
+        }
+    }
+
+    /// The epoch, from 0. Every evaluation reads the same rows in the same order.
+    pub(crate) fn epoch(&self) -> u32 {
+        match self {
+            Self::Training(lease) => lease.epoch,
+            Self::Evaluation(_) => 0,
+        }
+    }
+
+    /// The position of the chunk's first batch.
+    pub(crate) fn first(&self) -> BatchPosition {
+        match self {
+            Self::Training(lease) => BatchPosition::Train(lease.first_step),
+            Self::Evaluation(lease) => {
+                BatchPosition::Evaluation { at_step: GlobalStep(lease.at_step), number: lease.first_batch }
+            }
+        }
+    }
+
+    /// Batches of the chunk that are needed at most: training may end within a chunk.
+    pub(crate) fn max_batches(&self) -> u64 {
+        match self {
+            Self::Training(lease) => lease.max_batches,
+            Self::Evaluation(_) => u64::MAX,
+        }
+    }
+
+    /// Batches that were trained before, and pieces of the batch after those: they are not sent.
+    pub(crate) fn skip(&self) -> (u64, u32) {
+        match self {
+            Self::Training(lease) => (lease.skip_batches, lease.skip_pieces),
+            Self::Evaluation(_) => (0, 0),
+        }
+    }
+
+    /// Which embedding worker gets which piece.
+    pub(crate) fn turns(&self) -> Result<Turns, RoleError> {
+        match self {
+            Self::Training(lease) => Turns::read("lease", &lease.turns),
+            Self::Evaluation(lease) => Turns::read("evaluation_lease", &lease.turns),
+        }
+    }
+}
+
+impl Loader {
+    /// The next chunk of a pass; `None` at its end. The coordinator holds the request for a while when it
+    /// has no chunk yet, and then has the loader ask again.
+    pub(crate) async fn lease(&self, pass: Pass) -> Result<Option<Lease>, RoleError> {
+        loop {
+            let leased = match pass {
+                Pass::Training => self.training_lease().await?,
+                Pass::Evaluation => self.evaluation_lease().await?,
+            };
+            match leased {
+                Leased::Chunk(lease) => return Ok(Some(lease)),
+                Leased::Finished => return Ok(None),
+                Leased::Wait => {}
+            }
+        }
+    }
+
+    async fn training_lease(&self) -> Result<Leased, RoleError> {
+        use v1::lease_reply::Lease as Reply;
+        let request = v1::LeaseRequest { loader: self.index };
+        let (reply, _) = self.peers.coordinator.call(request, Vec::new(), CALL_DEADLINE).await?;
+        Ok(match reply.lease {
+            Some(Reply::Chunk(lease)) => Leased::Chunk(Lease::Training(lease)),
+            Some(Reply::Finished(_)) => Leased::Finished,
+            Some(Reply::Wait(_)) | None => Leased::Wait,
+        })
+    }
+
+    async fn evaluation_lease(&self) -> Result<Leased, RoleError> {
+        use v1::evaluation_lease_reply::Lease as Reply;
+        let request = v1::EvaluationLeaseRequest { loader: self.index };
+        let (reply, _) = self.peers.coordinator.call(request, Vec::new(), CALL_DEADLINE).await?;
+        Ok(match reply.lease {
+            Some(Reply::Chunk(lease)) => Leased::Chunk(Lease::Evaluation(lease)),
+            Some(Reply::Finished(_)) => Leased::Finished,
+            Some(Reply::Wait(_)) | None => Leased::Wait,
+        })
+    }
+
+    /// Reports what was found in a chunk, and drops connections to embedding workers that were replaced
+    /// since.
+    pub(crate) async fn report(&self, lease: &Lease, rows: Option<&Batch>, skipped_rows: u64) -> Result<(), RoleError> {
+        let loader = self.index;
+        let samples = rows.map_or(0, |rows| rows.samples as u64);
+        let reported = match lease {
+            Lease::Training(lease) => {
+                let label_sum = rows.map_or(0.0, Batch::label_sum);
+                let v1::ChunkLease { epoch, chunk, .. } = *lease;
+                let report = v1::ChunkReport { loader, epoch, chunk, rows: samples, label_sum, skipped_rows };
+                self.peers.coordinator.call(report, Vec::new(), CALL_DEADLINE).await?.0
+            }
+            Lease::Evaluation(lease) => {
+                let v1::EvaluationChunk { at_step, chunk, .. } = *lease;
+                let report = v1::EvaluationChunkReport { loader, at_step, chunk, rows: samples, skipped_rows };
+                self.peers.coordinator.call(report, Vec::new(), CALL_DEADLINE).await?.0
+            }
+        };
+        self.peers.embedding_workers.follow(reported.embedding_worker_successions).await
+    }
+}
+
+/// The coordinator's answer to a request for a lease.
+enum Leased {
+    Chunk(Lease),
+    Finished,
+    Wait,
+}

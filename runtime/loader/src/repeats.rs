@@ -1,0 +1,197 @@
+//! Pieces that dead members held, read and sent again.
+//!
+//! Repeats of training are sent side by side: a piece may wait for a piece of another repeat to be trained,
+//! and there are few. Repeats of an evaluation may be all of the test data: [`EvaluationRepeats`] orders
+//! them.
+
+use std::collections::BTreeMap;
+
+use futures::StreamExt;
+use futures::future::OptionFuture;
+use futures::stream::FuturesUnordered;
+use rectrain_data::ChunkReader;
+use rectrain_proto::v1;
+use rectrain_proto::v1::repeat_reply::Repeat;
+use rectrain_protocol::deadline::CALL_DEADLINE;
+use rectrain_protocol::error::RoleError;
+
+use crate::lease::{Lease, Pass};
+use crate::send::{ReadChunk, Selection};
+use crate::{Loader, Read};
+
+/// The pieces that were lost together: those of an embedding worker, or of dense workers.
+type Loss = (Option<u32>, Vec<(u32, u32)>);
+
+/// Chunks of an evaluation to read and send again.
+///
+/// Chunks of the same loss go one at a time in data order, except that an earlier chunk may overtake the one
+/// being sent: that one may wait for a piece of the earlier chunk. Different losses do not wait for each
+/// other.
+#[derive(Default)]
+struct EvaluationRepeats {
+    /// By loss, first batch, and a number of its own.
+    waiting: BTreeMap<(Loss, u64, u64), v1::RepeatReply>,
+    /// The loss and the first batch of chunks that are being sent, by their numbers.
+    sending: BTreeMap<u64, (Loss, u64)>,
+    at_step: u64,
+    added: u64,
+    /// The reader of the last chunk that was sent: the next one continues behind it.
+    reader: Option<ChunkReader>,
+}
+
+impl EvaluationRepeats {
+    /// Adds a chunk of the evaluation at a step. Says whether it belongs to a later evaluation than the
+    /// chunks before, which are then dropped.
+    fn add(&mut self, at_step: u64, first_batch: u64, reply: v1::RepeatReply) -> bool {
+        let is_later = at_step > self.at_step;
+        if is_later {
+            self.waiting.clear();
+            self.sending.clear();
+            self.at_step = at_step;
+        }
+        self.added += 1;
+        let pieces = reply.pieces.iter().map(|range| (range.start, range.end)).collect();
+        self.waiting.insert(((reply.embedding_worker, pieces), first_batch, self.added), reply);
+        is_later
+    }
+
+    /// A chunk that may be sent now, with its number.
+    fn next(&mut self) -> Option<(u64, v1::RepeatReply, Option<ChunkReader>)> {
+        let is_behind =
+            |loss: &Loss, first_batch: u64| self.sending.values().any(|(of, sent)| of == loss && *sent < first_batch);
+        // Chunks of a loss stand together, the first one first.
+        let next = self.waiting.keys().find(|(loss, first_batch, _)| !is_behind(loss, *first_batch))?.clone();
+        let reply = self.waiting.remove(&next)?;
+        let (loss, first_batch, number) = next;
+        self.sending.insert(number, (loss, first_batch));
+        Some((number, reply, self.reader.take()))
+    }
+
+    fn sent(&mut self, number: u64, reader: Option<ChunkReader>) {
+        self.sending.remove(&number);
+        self.reader = reader;
+    }
+}
+
+impl Loader {
+    /// Reads and sends again what dead embedding workers, dense workers or loaders held. Continues until
+    /// nothing more can be lost: others wait for the pieces that this loader has taken over.
+    pub(crate) async fn repeat_lost_pieces(&self) -> Result<(), RoleError> {
+        let (mut training, mut evaluating) = (FuturesUnordered::new(), FuturesUnordered::new());
+        let mut evaluation = EvaluationRepeats::default();
+        let mut asking = Some(Box::pin(self.next_repeat()));
+        loop {
+            while let Some((number, reply, reader)) = evaluation.next() {
+                evaluating.push(async move { Ok::<_, RoleError>((number, self.repeat(reply, reader).await?)) });
+            }
+            tokio::select! {
+                Some(asked) = OptionFuture::from(asking.as_mut()) => {
+                    let Some(reply) = asked? else {
+                        asking = None;
+                        continue;
+                    };
+                    match &reply.repeat {
+                        Some(Repeat::Evaluation(lease)) => {
+                            let (at_step, first_batch) = (lease.at_step, lease.first_batch);
+                            if evaluation.add(at_step, first_batch, reply) {
+                                // The evaluation before is over.
+                                evaluating.clear();
+                            }
+                        }
+                        _ => training.push(self.repeat(reply, None)),
+                    }
+                    asking = Some(Box::pin(self.next_repeat()));
+                }
+                Some(repeated) = training.next() => { repeated?; }
+                Some(repeated) = evaluating.next() => {
+                    let (number, reader) = repeated?;
+                    evaluation.sent(number, reader);
+                }
+                else => return Ok(()),
+            }
+        }
+    }
+
+    /// The next chunk to repeat; `None` when training has ended.
+    async fn next_repeat(&self) -> Result<Option<v1::RepeatReply>, RoleError> {
+        loop {
+            let request = v1::RepeatRequest { loader: self.index };
+            let (reply, _) = self.peers.coordinator.call(request, Vec::new(), CALL_DEADLINE).await?;
+            match reply.repeat {
+                Some(Repeat::Finished(_)) => return Ok(None),
+                Some(Repeat::Chunk(_) | Repeat::Evaluation(_)) => return Ok(Some(reply)),
+                Some(Repeat::Wait(_)) | None => {}
+            }
+        }
+    }
+
+    /// Reads a chunk and sends the lost pieces of it. `reader` is the reader of an earlier chunk, if there
+    /// is one; gives the reader back.
+    async fn repeat(
+        &self,
+        reply: v1::RepeatReply,
+        reader: Option<ChunkReader>,
+    ) -> Result<Option<ChunkReader>, RoleError> {
+        self.peers.embedding_workers.follow(reply.embedding_worker_successions).await?;
+        let (selection, is_unreported) = (Selection::lost(&reply), reply.report);
+        let lease = match reply.repeat {
+            Some(Repeat::Chunk(lease)) => Lease::Training(lease),
+            Some(Repeat::Evaluation(lease)) if self.plan.test.is_some() => Lease::Evaluation(lease),
+            _ => return Ok(reader),
+        };
+        let reader = match reader.filter(|_| lease.pass() == Pass::Evaluation) {
+            Some(reader) => reader,
+            None => self.dataset(lease.pass()).await?.reader(self.read_plan(lease.pass(), lease.epoch(), 0))?,
+        };
+        let Read { reader, rows, skipped } = self.read(reader, lease.chunk()).await?;
+        if is_unreported {
+            self.report(&lease, rows.as_ref(), skipped).await?;
+        }
+        if let Some(rows) = rows {
+            self.send_chunk(ReadChunk::new(&lease, selection, rows)?).await?;
+        }
+        Ok(Some(reader))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn add(repeats: &mut EvaluationRepeats, at_step: u64, first_batch: u64) -> bool {
+        repeats.add(at_step, first_batch, v1::RepeatReply::default())
+    }
+
+    fn next(repeats: &mut EvaluationRepeats) -> Option<u64> {
+        repeats.next().map(|(number, ..)| number)
+    }
+
+    #[test]
+    fn evaluation_chunks_go_in_order_and_an_earlier_one_overtakes() {
+        let mut repeats = EvaluationRepeats::default();
+        for first_batch in [0, 10, 20] {
+            assert_eq!(add(&mut repeats, 5, first_batch), first_batch == 0);
+        }
+        assert_eq!((next(&mut repeats), next(&mut repeats)), (Some(1), None));
+        repeats.sent(1, None);
+        assert_eq!((next(&mut repeats), next(&mut repeats)), (Some(2), None));
+        // Each of two embedding workers may lack a piece that the other's dense workers wait for.
+        add(&mut repeats, 5, 10);
+        add(&mut repeats, 5, 0);
+        assert_eq!([(); 3].map(|()| next(&mut repeats)), [Some(5), None, None]);
+        repeats.sent(5, None);
+        assert_eq!((next(&mut repeats), next(&mut repeats)), (Some(4), None));
+        repeats.sent(4, None);
+        repeats.sent(2, None);
+        assert_eq!((next(&mut repeats), next(&mut repeats)), (Some(3), None));
+        // Another loss does not wait for this one.
+        let of_a_worker = v1::RepeatReply { embedding_worker: Some(1), ..v1::RepeatReply::default() };
+        for first_batch in [40, 30] {
+            repeats.add(5, first_batch, of_a_worker.clone());
+        }
+        assert_eq!((next(&mut repeats), next(&mut repeats)), (Some(7), None));
+        // The next evaluation waits for nothing of this one.
+        assert!(add(&mut repeats, 9, 30));
+        assert_eq!(next(&mut repeats), Some(8));
+    }
+}

@@ -1,0 +1,131 @@
+//! Chunks on their way to the embedding workers: cut into global batches, and these into pieces.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures::future::try_join_all;
+use rectrain_data::Batch;
+use rectrain_proto::v1;
+use rectrain_protocol::batch::{BatchKey, BatchPosition};
+use rectrain_protocol::blocking::blocking;
+use rectrain_protocol::deadline::WHOLE_JOB;
+use rectrain_protocol::error::RoleError;
+use rectrain_protocol::round_robin::{Piece, Turns};
+use rectrain_wire::Tensor;
+use rectrain_wire::ids::{Scratch, UniqueIds};
+
+use crate::Loader;
+use crate::lease::Lease;
+
+/// The pieces of a chunk that are sent.
+#[derive(Clone, Default)]
+pub(crate) struct Selection {
+    /// Pieces of this embedding worker; `None` selects all.
+    embedding_worker: Option<u32>,
+    /// These pieces of each global batch; none selects all.
+    pieces: Vec<Range<u32>>,
+}
+
+impl Selection {
+    /// The pieces that a member lost.
+    pub(crate) fn lost(reply: &v1::RepeatReply) -> Self {
+        let pieces = reply.pieces.iter().map(|range| range.start..range.end).collect();
+        Self { embedding_worker: reply.embedding_worker, pieces }
+    }
+
+    fn has(&self, piece: &Piece) -> bool {
+        self.embedding_worker.is_none_or(|only| piece.embedding_worker == only as usize)
+            && (self.pieces.is_empty() || self.pieces.iter().any(|only| only.contains(&piece.key.piece)))
+    }
+}
+
+/// The rows of a chunk, and where its pieces go.
+pub(crate) struct ReadChunk {
+    first: BatchPosition,
+    max_batches: u64,
+    skip: (u64, u32),
+    selection: Selection,
+    turns: Turns,
+    rows: Batch,
+}
+
+impl ReadChunk {
+    pub(crate) fn new(lease: &Lease, selection: Selection, rows: Batch) -> Result<Self, RoleError> {
+        Ok(Self {
+            first: lease.first(),
+            max_batches: lease.max_batches(),
+            skip: lease.skip(),
+            selection,
+            turns: lease.turns()?,
+            rows,
+        })
+    }
+}
+
+impl Loader {
+    pub(crate) async fn send_chunk(&self, chunk: ReadChunk) -> Result<(), RoleError> {
+        let ReadChunk { first: position, max_batches, skip, selection, turns, rows } = chunk;
+        let rows = Arc::new(rows);
+        let size = self.plan.global_batch_rows as usize;
+        let (first, skip_pieces) = skip;
+        for number in first..(rows.samples.div_ceil(size) as u64).min(max_batches) {
+            let start = number as usize * size;
+            let range = start..rows.samples.min(start + size);
+            let first_piece = if number == first { skip_pieces } else { 0 };
+            let keys =
+                (first_piece..self.plan.pieces()).map(|piece| BatchKey { position: position.after(number), piece });
+            let pieces = keys.map(|key| turns.place(key, self.plan.pieces()));
+            self.send_batch(pieces.filter(|piece| selection.has(piece)), &rows, range).await?;
+        }
+        Ok(())
+    }
+
+    /// Sends pieces of one global batch. Waits until embedding workers have taken every piece in: that
+    /// bounds the batches in flight. A short batch has pieces without rows.
+    async fn send_batch(
+        &self,
+        pieces: impl Iterator<Item = Piece>,
+        rows: &Arc<Batch>,
+        range: Range<usize>,
+    ) -> Result<(), RoleError> {
+        let started = Instant::now();
+        let pieces = pieces.map(|piece| {
+            let own = self.plan.rows_of_piece(range.len(), piece.key.piece);
+            let own = range.start + own.start..range.start + own.end;
+            self.send_piece(piece, range.len(), Arc::clone(rows), own)
+        });
+        try_join_all(pieces).await?;
+        self.metrics.send.observe(started.elapsed().as_secs_f64());
+        Ok(())
+    }
+
+    async fn send_piece(
+        &self,
+        Piece { key, embedding_worker }: Piece,
+        global_samples: usize,
+        rows: Arc<Batch>,
+        own: Range<usize>,
+    ) -> Result<(), RoleError> {
+        let rows = rows.slice(own);
+        let samples = rows.samples as u32;
+        let tensors = blocking("removal of duplicate ids", move || tensors_of(rows)).await??;
+        let put = v1::PutBatch { batch: Some(key.write()), samples, global_samples: global_samples as u32 };
+        // An embedding worker that has left needs no pieces any more, though a piece may be sent twice. A
+        // present one takes the piece in when training gets there.
+        self.peers.embedding_workers.call_if_there(embedding_worker, put, tensors, WHOLE_JOB).await.map(drop)
+    }
+}
+
+/// The tensors of a piece: ids, then dense features, labels and groups.
+fn tensors_of(piece: Batch) -> Result<Vec<Tensor>, RoleError> {
+    let mut scratch = Scratch::default();
+    let mut tensors = Vec::with_capacity(3 * piece.sparse.len() + 3);
+    for column in &piece.sparse {
+        let unique = UniqueIds::from_column(&column.keys, column.offsets.as_deref(), piece.samples, &mut scratch)?;
+        tensors.extend(unique.into_tensors());
+    }
+    tensors.extend([Tensor::from(piece.dense), Tensor::from(piece.labels)]);
+    tensors.extend(piece.groups.map(Tensor::from));
+    Ok(tensors)
+}

@@ -1,0 +1,219 @@
+//! A parameter server with a barrier in each step: a gate holds look-ups back until the steps before are
+//! applied, and applies a step once the gradients of all its pieces are there.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use rectrain_embedding::{GroupId, UpdateLog};
+use rectrain_modes::barrier::{GateError, SparseGradients, StepGate, sum_by_key};
+use rectrain_modes::{GlobalStep, Rank};
+use rectrain_proto::v1;
+use rectrain_protocol::blocking::blocking;
+use rectrain_protocol::error::RoleError;
+use rectrain_wire::BoxFuture;
+use tokio::sync::oneshot;
+
+use super::{BufferStanding, ModeHalf, RowGradients, Snapshot, not_this_mode};
+use crate::shared::{Contribution, Shared, TrackedStore, as_keys};
+
+type Gate = StepGate<oneshot::Sender<()>, Contribution>;
+
+/// See the module's text.
+pub(crate) struct BarrierHalf {
+    gate: Mutex<Gate>,
+}
+
+impl BarrierHalf {
+    /// Before step `first`. Pieces of that step before `first_piece` were trained in the mode before: they
+    /// bring no gradients.
+    pub(crate) fn new(shared: &Shared, staleness: u64, first: GlobalStep, first_piece: u32) -> Result<Self, RoleError> {
+        let mut gate = Gate::new(shared.plan.pieces(), staleness, first);
+        for piece in 0..first_piece {
+            let nothing = shared.group_dims().iter().map(|_| SparseGradients::default()).collect();
+            gate.push(first, Rank(piece), nothing)?;
+        }
+        Ok(Self { gate: Mutex::new(gate) })
+    }
+
+    /// Takes in the gradients that a server before this one had and had not applied.
+    pub(crate) fn recover(&self, gradients: Vec<(u64, u32, Contribution)>) -> Result<(), RoleError> {
+        let mut gate = self.lock();
+        gradients
+            .into_iter()
+            .try_for_each(|(step, piece, contribution)| Ok(gate.push(GlobalStep(step), Rank(piece), contribution)?))
+    }
+
+    async fn take(&self, shared: &Arc<Shared>, gradients: RowGradients) -> Result<v1::UpdateReply, RoleError> {
+        let RowGradients { step, piece, contribution, .. } = gradients;
+        let contribution = store_durably(shared, step, piece, contribution).await?;
+        let applied = self.push(shared, GlobalStep(step), Rank(piece), contribution)?;
+        let total = self.apply_complete(shared).await?;
+        if let Some(applied) = applied {
+            applied.await.map_err(|_| RoleError::Stopped)?;
+        }
+        Ok(total)
+    }
+
+    /// Gives the gradients to the gate. For gradients that it has already, gives a signal that resolves when
+    /// their step is applied: the caller of a repeated push relies on that.
+    fn push(
+        &self,
+        shared: &Shared,
+        step: GlobalStep,
+        piece: Rank,
+        contribution: Contribution,
+    ) -> Result<Option<oneshot::Receiver<()>>, RoleError> {
+        let mut gate = self.lock();
+        match gate.push(step, piece, contribution) {
+            Err(GateError::Repeated { .. }) => {
+                shared.metrics.repeated_gradients.inc();
+                let (signal, applied) = oneshot::channel();
+                Ok(gate.pushed_again(step, signal).is_none().then_some(applied))
+            }
+            pushed => Ok(pushed.map(|()| None)?),
+        }
+    }
+
+    /// Applies the steps whose gradients are all there.
+    async fn apply_complete(&self, shared: &Arc<Shared>) -> Result<v1::UpdateReply, RoleError> {
+        let mut total = v1::UpdateReply::default();
+        loop {
+            let Some((step, contributions)) = self.lock().next_update() else { break };
+            let reply = apply(shared, step, contributions).await?;
+            total.missing_rows += reply.missing_rows;
+            total.non_finite_rows += reply.non_finite_rows;
+            for waiting in self.lock().finish_update() {
+                // A look-up whose caller has gone needs no answer.
+                let _gone = waiting.send(());
+            }
+        }
+        Ok(total)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Gate> {
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ModeHalf for BarrierHalf {
+    fn admit_look_up(&self, step: Option<GlobalStep>) -> BoxFuture<'_, Result<(), RoleError>> {
+        Box::pin(async move {
+            let Some(step) = step else { return Ok(()) };
+            let (signal, admitted) = oneshot::channel();
+            let waits = self.lock().look_up(step, signal).is_none();
+            if waits { admitted.await.map_err(|_| RoleError::Stopped) } else { Ok(()) }
+        })
+    }
+
+    fn row_step(&self) -> u64 {
+        0
+    }
+
+    fn has_passed(&self, step: GlobalStep) -> bool {
+        self.lock().has_passed(step)
+    }
+
+    fn keeps_look_ups(&self) -> bool {
+        self.lock().staleness() == 0
+    }
+
+    fn update<'a>(
+        &'a self,
+        shared: &'a Arc<Shared>,
+        gradients: RowGradients,
+    ) -> BoxFuture<'a, Result<v1::UpdateReply, RoleError>> {
+        Box::pin(async move {
+            if gradients.push.is_some() {
+                return Err(not_this_mode("update", "has a barrier"));
+            }
+            self.take(shared, gradients).await
+        })
+    }
+
+    fn push_dense<'a>(
+        &'a self,
+        _shared: &'a Arc<Shared>,
+        _push: v1::TokenPush,
+        _gradient: Vec<f32>,
+    ) -> BoxFuture<'a, Result<v1::PushReply, RoleError>> {
+        Box::pin(async { Err(not_this_mode("push_dense", "has a barrier")) })
+    }
+
+    fn flush<'a>(&'a self, _shared: &'a Arc<Shared>) -> BoxFuture<'a, Result<v1::Flushed, RoleError>> {
+        Box::pin(async { Err(not_this_mode("flush", "has a barrier")) })
+    }
+
+    fn finish_recovery<'a>(&'a self, shared: &'a Arc<Shared>) -> BoxFuture<'a, Result<(), RoleError>> {
+        Box::pin(async move { self.apply_complete(shared).await.map(drop) })
+    }
+
+    fn dense_standing(&self) -> Option<BufferStanding> {
+        None
+    }
+
+    fn dense_step_of(&self, _parameters: &Snapshot) -> u64 {
+        0
+    }
+}
+
+/// Writes the gradients where they outlive the process, before the sender hears that they are taken.
+async fn store_durably(
+    shared: &Arc<Shared>,
+    step: u64,
+    piece: u32,
+    contribution: Contribution,
+) -> Result<Contribution, RoleError> {
+    let Some(kept) = shared.kept.clone() else { return Ok(contribution) };
+    shared.give_up_where_memory_is_full();
+    let keep = move || {
+        kept.keep(step, piece, &contribution);
+        contribution
+    };
+    blocking("keeping of gradients", keep).await
+}
+
+async fn apply(
+    shared: &Arc<Shared>,
+    step: GlobalStep,
+    pieces: Vec<Contribution>,
+) -> Result<v1::UpdateReply, RoleError> {
+    let started = Instant::now();
+    let server = Arc::clone(shared);
+    let apply = move || {
+        let store = server.tracked_store();
+        let Some(kept) = &server.kept else {
+            return apply_groups(&store, step, pieces, server.group_dims(), None);
+        };
+        let mut log = kept.log();
+        log.begin();
+        let reply = apply_groups(&store, step, pieces, server.group_dims(), Some(&mut log))?;
+        log.finish();
+        kept.forget(step.0 + 1);
+        Ok(reply)
+    };
+    let reply = blocking("update", apply).await??;
+    shared.metrics.update_time.observe(started.elapsed().as_secs_f64());
+    shared.metrics.lost_rows.inc_by(reply.missing_rows);
+    shared.metrics.non_finite_rows.inc_by(reply.non_finite_rows);
+    shared.count_store();
+    Ok(reply)
+}
+
+/// Sums the pieces' gradients and applies them as one update.
+fn apply_groups(
+    store: &TrackedStore<'_>,
+    step: GlobalStep,
+    mut pieces: Vec<Contribution>,
+    dims: &[usize],
+    mut log: Option<&mut UpdateLog>,
+) -> Result<v1::UpdateReply, RoleError> {
+    let mut reply = v1::UpdateReply::default();
+    for (group, dim) in dims.iter().enumerate() {
+        let contributions = pieces.iter_mut().map(|piece| std::mem::take(&mut piece[group])).collect();
+        let sum = sum_by_key(contributions, *dim);
+        let counts = store.update(GroupId(group as u16), &as_keys(sum.keys), &sum.values, step, log.as_deref_mut())?;
+        reply.missing_rows += counts.missing;
+        reply.non_finite_rows += counts.non_finite;
+    }
+    Ok(reply)
+}

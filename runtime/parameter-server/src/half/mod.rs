@@ -1,0 +1,114 @@
+//! A parameter server's half of a training mode: when rows may be read and when gradients are applied. One
+//! file a family of modes.
+
+mod barrier;
+mod buffer;
+mod tokens;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rectrain_modes::switch::Boundary;
+use rectrain_modes::{GlobalStep, TrainingMode};
+use rectrain_proto::v1;
+use rectrain_protocol::error::RoleError;
+use rectrain_wire::BoxFuture;
+
+pub(crate) use self::barrier::BarrierHalf;
+pub(crate) use self::buffer::BufferStanding;
+pub(crate) use self::tokens::TokenHalf;
+use crate::partition::Snapshot;
+use crate::shared::{Contribution, Shared};
+
+/// The gradients of the rows of one piece.
+pub(crate) struct RowGradients {
+    /// The step that the piece belongs to, with a barrier.
+    pub(crate) step: u64,
+    /// The piece, with a barrier.
+    pub(crate) piece: u32,
+    /// The batch and its token, without a barrier.
+    pub(crate) push: Option<v1::TokenPush>,
+    /// By row group.
+    pub(crate) contribution: Contribution,
+}
+
+/// See the module's text. `shared` is the rest of the server.
+pub(crate) trait ModeHalf: Send + Sync {
+    /// Waits until a look-up for `step` may read the rows.
+    fn admit_look_up(&self, step: Option<GlobalStep>) -> BoxFuture<'_, Result<(), RoleError>>;
+
+    /// The step that updates of rows are in, for the staleness of gradients; 0 with a barrier.
+    fn row_step(&self) -> u64;
+
+    /// In `sync`: whether the rows have more in them than a look-up for `step` may read.
+    fn has_passed(&self, step: GlobalStep) -> bool;
+
+    /// Whether the replies to look-ups of the last steps are kept: a replacement of a dense worker reads
+    /// them again, to the bit.
+    fn keeps_look_ups(&self) -> bool;
+
+    /// Takes gradients of rows, and applies the steps that they complete.
+    fn update<'a>(
+        &'a self,
+        shared: &'a Arc<Shared>,
+        gradients: RowGradients,
+    ) -> BoxFuture<'a, Result<v1::UpdateReply, RoleError>>;
+
+    /// Takes a gradient of this server's partition of the dense parameters.
+    fn push_dense<'a>(
+        &'a self,
+        shared: &'a Arc<Shared>,
+        push: v1::TokenPush,
+        gradient: Vec<f32>,
+    ) -> BoxFuture<'a, Result<v1::PushReply, RoleError>>;
+
+    /// Applies gradients that wait for others: the data has ended.
+    fn flush<'a>(&'a self, shared: &'a Arc<Shared>) -> BoxFuture<'a, Result<v1::Flushed, RoleError>>;
+
+    /// Applies the steps that a server before this one was about to apply.
+    fn finish_recovery<'a>(&'a self, shared: &'a Arc<Shared>) -> BoxFuture<'a, Result<(), RoleError>>;
+
+    /// The position of the dense partition's buffer. `None` while gradients are in it, and with a barrier.
+    fn dense_standing(&self) -> Option<BufferStanding>;
+
+    /// The step that was being collected while these parameters were in force; 0 with a barrier.
+    fn dense_step_of(&self, parameters: &Snapshot) -> u64;
+}
+
+/// The half of the mode in force; none before the first mode.
+#[derive(Default)]
+pub(crate) struct CurrentHalf(Mutex<Option<Arc<dyn ModeHalf>>>);
+
+impl CurrentHalf {
+    pub(crate) fn set(&self, half: Arc<dyn ModeHalf>) {
+        *self.lock() = Some(half);
+    }
+
+    pub(crate) fn get(&self) -> Option<Arc<dyn ModeHalf>> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<dyn ModeHalf>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The half of a mode that begins at a boundary. With a barrier, pieces of the first step before
+/// `first_piece` were trained in the mode before.
+pub(crate) fn half_of(
+    shared: &Shared,
+    mode: TrainingMode,
+    at: Boundary,
+    first_piece: u32,
+) -> Result<Arc<dyn ModeHalf>, RoleError> {
+    Ok(match mode {
+        TrainingMode::Tokens(mode) => Arc::new(TokenHalf::new(&shared.plan, mode, at)),
+        TrainingMode::Sync | TrainingMode::Hybrid { .. } => {
+            Arc::new(BarrierHalf::new(shared, mode.staleness(), at.step, first_piece)?)
+        }
+    })
+}
+
+/// A message of another family of modes, or before the first mode.
+pub(crate) fn not_this_mode(message: &'static str, which: &str) -> RoleError {
+    RoleError::Inconsistent { message, reason: format!("the training mode {which}") }
+}

@@ -1,0 +1,115 @@
+//! A parameter server's partition of the dense parameters, where the mode keeps them on the servers.
+
+use std::sync::Arc;
+
+use rectrain_dense::{DenseOptimizer, FlatOptimizer};
+use rectrain_modes::GlobalStep;
+use rectrain_modes::gba::{Update, staleness};
+use rectrain_proto::v1;
+use rectrain_protocol::error::RoleError;
+use rectrain_protocol::metrics::PsMetrics;
+
+/// A server's partition of the dense parameters with its optimizer state. It outlives the modes.
+#[derive(Default)]
+pub(crate) struct Partition {
+    parameters: Snapshot,
+    state: Vec<f32>,
+    applied: v1::Applied,
+}
+
+/// Parameters as they were when a step had been applied.
+#[derive(Clone, Default)]
+pub(crate) struct Snapshot {
+    pub(crate) values: Arc<Vec<f32>>,
+    /// The step that is being collected while these are in force; none before the first.
+    step: Option<GlobalStep>,
+}
+
+impl Snapshot {
+    /// The step that is being collected while these are in force; none before the first.
+    pub(crate) fn step(&self) -> Option<GlobalStep> {
+        self.step
+    }
+}
+
+impl Partition {
+    /// As a server before this one held it.
+    pub(crate) fn found(values: Vec<f32>, state: Vec<f32>, step: Option<GlobalStep>, applied: v1::Applied) -> Self {
+        Self { parameters: Snapshot { values: Arc::new(values), step }, state, applied }
+    }
+
+    /// The step that is being collected with these parameters in force; none before the first.
+    pub(crate) fn step(&self) -> Option<GlobalStep> {
+        self.parameters.step
+    }
+
+    pub(crate) fn put(&mut self, parameters: Vec<f32>, state: Vec<f32>) {
+        self.parameters = Snapshot { values: Arc::new(parameters), step: None };
+        self.state = state;
+    }
+
+    pub(crate) fn parameters(&self) -> Snapshot {
+        self.parameters.clone()
+    }
+
+    pub(crate) fn state(&self) -> &[f32] {
+        &self.state
+    }
+
+    pub(crate) fn applied(&self) -> v1::Applied {
+        self.applied
+    }
+
+    /// Gives what was applied and counts anew.
+    pub(crate) fn take_applied(&mut self) -> v1::Applied {
+        std::mem::take(&mut self.applied)
+    }
+
+    /// Parameters held here.
+    pub(crate) fn len(&self) -> usize {
+        self.parameters.values.len()
+    }
+
+    /// A gradient was dropped because its step was applied.
+    pub(crate) fn count_late(&mut self) {
+        self.applied.late += 1;
+    }
+
+    /// Applies a step. `gradient` is `None` where every gradient of the step was left out.
+    pub(crate) fn step_by(
+        &mut self,
+        update: &Update<Vec<f32>>,
+        gradient: Option<&[f32]>,
+        optimizer: DenseOptimizer,
+        metrics: &PsMetrics,
+    ) -> Result<(), RoleError> {
+        if let Some(gradient) = gradient {
+            self.apply(optimizer, gradient, update.step)?;
+        }
+        self.count(update, metrics);
+        self.parameters.step = Some(update.step.next());
+        Ok(())
+    }
+
+    fn count(&mut self, update: &Update<Vec<f32>>, metrics: &PsMetrics) {
+        for pair in &update.pairs {
+            let stale = update.step.0.saturating_sub(pair.push.pulled_at.0);
+            self.applied.gradients += 1;
+            self.applied.staleness_sum += stale;
+            self.applied.staleness_max = self.applied.staleness_max.max(stale);
+            metrics.applied_gradients.inc();
+            metrics.dense_staleness.observe(stale as f64);
+            metrics.token_staleness.observe(staleness(pair.push.token, update.step).max(0) as f64);
+            if pair.weight == 0.0 {
+                self.applied.excluded += 1;
+                metrics.excluded_gradients.inc();
+            }
+        }
+    }
+
+    fn apply(&mut self, optimizer: DenseOptimizer, gradient: &[f32], step: GlobalStep) -> Result<(), RoleError> {
+        // Copies only while a worker's pull still holds the values of the step before.
+        let values = Arc::make_mut(&mut self.parameters.values);
+        Ok(optimizer.update(values, &mut self.state, gradient, step.0 + 1)?)
+    }
+}

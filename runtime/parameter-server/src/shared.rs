@@ -1,0 +1,114 @@
+//! The parts of a parameter server that every request needs: its rows, its partition of the dense
+//! parameters, and its durable state.
+
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use rectrain_embedding::{FeatureKey, GroupId, LookupCounts, Missing, Store, UpdateCounts, UpdateLog};
+use rectrain_modes::GlobalStep;
+use rectrain_modes::barrier::SparseGradients;
+use rectrain_protocol::error::RoleError;
+use rectrain_protocol::metrics::PsMetrics;
+use rectrain_protocol::plan::JobPlan;
+
+use crate::kept::Kept;
+use crate::partition::Partition;
+use crate::slots::Slots;
+
+/// The gradients of one piece of a batch: a part for each row group.
+pub(crate) type Contribution = Vec<SparseGradients>;
+
+/// See the module's text.
+pub(crate) struct Shared {
+    pub(crate) plan: Arc<JobPlan>,
+    pub(crate) store: Arc<Store>,
+    pub(crate) slots: Arc<Slots>,
+    pub(crate) partition: RwLock<Partition>,
+    /// `None` where rows end with the process.
+    pub(crate) kept: Option<Arc<Kept>>,
+    pub(crate) metrics: PsMetrics,
+}
+
+impl Shared {
+    /// Columns of the rows of each group.
+    pub(crate) fn group_dims(&self) -> &[usize] {
+        &self.plan.layout.group_dims
+    }
+
+    pub(crate) fn tracked_store(&self) -> TrackedStore<'_> {
+        TrackedStore { store: &self.store, slots: &self.slots }
+    }
+
+    pub(crate) fn read_partition(&self) -> RwLockReadGuard<'_, Partition> {
+        self.partition.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn write_partition(&self) -> RwLockWriteGuard<'_, Partition> {
+        self.partition.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Stops keeping durable state where shared memory is full.
+    pub(crate) fn give_up_where_memory_is_full(&self) {
+        if let Some(kept) = &self.kept
+            && self.store.is_shared_memory_full()
+        {
+            kept.give_up(&"it is full");
+        }
+    }
+
+    /// Bytes that the store uses, payload and overhead. Memory that rows gave back is not counted: new rows
+    /// take it before more is taken.
+    pub(crate) fn bytes(&self) -> u64 {
+        let bytes = self.store.bytes();
+        bytes.payload + bytes.overhead
+    }
+
+    pub(crate) fn count_store(&self) {
+        self.metrics.rows_held.set(self.store.rows() as i64);
+        self.metrics.bytes.set(self.bytes() as i64);
+    }
+}
+
+/// The rows; notes which of them change while their slot moves.
+pub(crate) struct TrackedStore<'s> {
+    store: &'s Store,
+    slots: &'s Slots,
+}
+
+impl TrackedStore<'_> {
+    pub(crate) fn look_up(
+        &self,
+        group: GroupId,
+        keys: &[FeatureKey],
+        missing: Missing,
+        out: &mut [f32],
+    ) -> Result<LookupCounts, RoleError> {
+        let counts = self.store.lookup(group, keys, missing, out)?;
+        if counts.inserted > 0 {
+            self.slots.changed(group, keys);
+        }
+        Ok(counts)
+    }
+
+    /// The optimizers count updates from 1. With a `log`, a replacement of this process continues behind the
+    /// last row.
+    pub(crate) fn update(
+        &self,
+        group: GroupId,
+        keys: &[FeatureKey],
+        gradients: &[f32],
+        step: GlobalStep,
+        log: Option<&mut UpdateLog>,
+    ) -> Result<UpdateCounts, RoleError> {
+        let counts = match log {
+            Some(log) => self.store.update_logged(group, keys, gradients, step.0 + 1, log)?,
+            None => self.store.update(group, keys, gradients, step.0 + 1)?,
+        };
+        self.slots.changed(group, keys);
+        Ok(counts)
+    }
+}
+
+/// The same memory under its proper name.
+pub(crate) fn as_keys(keys: Vec<u64>) -> Vec<FeatureKey> {
+    keys.into_iter().map(FeatureKey).collect()
+}

@@ -1,0 +1,195 @@
+//! One layer around a service that gives replies again. A caller repeats a request when a reply was lost
+//! with its connection, or when the caller replaces a process that died. The layer answers the repeated
+//! request as the first one was answered, so that handlers need not know of repeats.
+//!
+//! A [`Memory`] decides which requests it covers, for how long a reply is kept, and where. Each role has
+//! its own: embedding workers keep pieces and acknowledgements of gradients
+//! (`rectrain_embedding_worker`), parameter servers keep the look-ups of the last steps
+//! (`rectrain_parameter_server`).
+
+use std::sync::Arc;
+
+use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service};
+
+/// Replies by the key of their request.
+pub trait Memory: Send + Sync + 'static {
+    /// What makes two requests the same.
+    type Key: Send + Sync;
+
+    /// The key of a request that the memory covers; `None` for every other request.
+    ///
+    /// # Errors
+    /// A request that cannot be read.
+    fn key(&self, request: &Frame) -> Result<Option<Self::Key>, Refusal>;
+
+    /// The reply to give again now, if the request was answered before and the reply is kept.
+    fn recall(&self, key: &Self::Key) -> Option<Frame>;
+
+    /// Resolves to the reply to give again as soon as there is one: another caller may bring the same
+    /// request to its end while this one still waits.
+    fn recalled<'a>(&'a self, key: &'a Self::Key) -> BoxFuture<'a, Frame>;
+
+    /// Keeps the reply that the service just gave, before it is sent. Gives the reply to send: that one, or
+    /// an earlier one if another caller was faster.
+    fn settle(&self, key: Self::Key, reply: Frame) -> Frame;
+}
+
+/// See the module's text.
+pub struct Remembering<S, M> {
+    service: Arc<S>,
+    memory: Arc<M>,
+}
+
+impl<S, M> Remembering<S, M> {
+    /// The service with a memory.
+    pub const fn new(service: Arc<S>, memory: Arc<M>) -> Self {
+        Self { service, memory }
+    }
+}
+
+impl<S: Service, M: Memory> Service for Remembering<S, M> {
+    fn call<'a>(&'a self, peer: &'a Peer, request: Frame) -> BoxFuture<'a, Result<Frame, Refusal>> {
+        Box::pin(async move {
+            let Some(key) = self.memory.key(&request)? else { return self.service.call(peer, request).await };
+            if let Some(reply) = self.memory.recall(&key) {
+                return Ok(reply);
+            }
+            tokio::select! {
+                biased;
+                reply = self.service.call(peer, request) => Ok(self.memory.settle(key, reply?)),
+                reply = self.memory.recalled(&key) => Ok(reply),
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use rectrain_wire::RefusalCode;
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    /// Answers each request with a number that no other request gets, once `go` is notified.
+    struct Counting {
+        calls: AtomicU64,
+        go: Notify,
+    }
+
+    impl Service for Counting {
+        fn call<'a>(&'a self, _peer: &'a Peer, request: Frame) -> BoxFuture<'a, Result<Frame, Refusal>> {
+            Box::pin(async move {
+                self.go.notified().await;
+                let number = self.calls.fetch_add(1, Ordering::Relaxed);
+                Ok(Frame { meta: number.to_le_bytes().to_vec().into(), ..request })
+            })
+        }
+    }
+
+    /// Keeps the last `most` replies, by the first byte of the request; requests of kind 9 are not covered.
+    #[derive(Default)]
+    struct Last {
+        most: usize,
+        replies: Mutex<BTreeMap<u8, Frame>>,
+        changed: Notify,
+    }
+
+    impl Memory for Last {
+        type Key = u8;
+
+        fn key(&self, request: &Frame) -> Result<Option<u8>, Refusal> {
+            let empty = || Refusal::retryable(RefusalCode::InvalidRequest, "it is empty".to_owned());
+            let first = *request.meta.first().ok_or_else(empty)?;
+            Ok((request.kind != 9).then_some(first))
+        }
+
+        fn recall(&self, key: &u8) -> Option<Frame> {
+            self.replies.lock().unwrap().get(key).cloned()
+        }
+
+        fn recalled<'a>(&'a self, key: &'a u8) -> BoxFuture<'a, Frame> {
+            Box::pin(async move {
+                loop {
+                    let changed = self.changed.notified();
+                    if let Some(reply) = self.recall(key) {
+                        return reply;
+                    }
+                    changed.await;
+                }
+            })
+        }
+
+        fn settle(&self, key: u8, reply: Frame) -> Frame {
+            let mut replies = self.replies.lock().unwrap();
+            let kept = replies.entry(key).or_insert(reply).clone();
+            if replies.len() > self.most {
+                replies.pop_first();
+            }
+            drop(replies);
+            self.changed.notify_waiters();
+            kept
+        }
+    }
+
+    type Layer = (Arc<Counting>, Arc<Last>, Remembering<Counting, Last>);
+
+    fn layer(most: usize) -> Layer {
+        let service = Arc::new(Counting { calls: AtomicU64::new(0), go: Notify::new() });
+        let memory = Arc::new(Last { most, ..Last::default() });
+        (Arc::clone(&service), Arc::clone(&memory), Remembering::new(service, memory))
+    }
+
+    fn request(kind: u16, key: u8) -> Frame {
+        Frame { kind, meta: vec![key].into(), tensors: Vec::new() }
+    }
+
+    async fn answer((service, _, layer): &Layer, request: Frame) -> u64 {
+        service.go.notify_one();
+        let reply = layer.call(&Peer::new("test", 0), request).await.unwrap();
+        u64::from_le_bytes(reply.meta[..].try_into().unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_repeated_request_gets_the_first_reply() {
+        let layer = layer(8);
+        assert_eq!(answer(&layer, request(1, 5)).await, 0);
+        assert_eq!(answer(&layer, request(1, 5)).await, 0);
+        assert_eq!(answer(&layer, request(1, 6)).await, 1);
+    }
+
+    #[tokio::test]
+    async fn requests_outside_the_memory_are_served_each_time() {
+        let layer = layer(8);
+        assert_eq!(answer(&layer, request(9, 5)).await, 0);
+        assert_eq!(answer(&layer, request(9, 5)).await, 1);
+        layer.0.go.notify_one();
+        let refused = layer.2.call(&Peer::new("test", 0), Frame { meta: Vec::new().into(), ..request(1, 0) }).await;
+        assert!(refused.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_reply_beyond_the_bound_is_computed_again() {
+        let layer = layer(1);
+        assert_eq!(answer(&layer, request(1, 1)).await, 0);
+        assert_eq!(answer(&layer, request(1, 2)).await, 1);
+        assert_eq!(answer(&layer, request(1, 1)).await, 2);
+    }
+
+    #[tokio::test]
+    async fn a_waiting_request_takes_the_reply_of_a_faster_one() {
+        let layer = layer(8);
+        let peer = Peer::new("test", 0);
+        let waiting = layer.2.call(&peer, request(1, 5));
+        let settling = async {
+            tokio::task::yield_now().await;
+            layer.1.settle(5, Frame { meta: 77u64.to_le_bytes().to_vec().into(), ..request(1, 5) })
+        };
+        let (reply, _) = tokio::join!(waiting, settling);
+        assert_eq!(reply.unwrap().meta[..], 77u64.to_le_bytes());
+        assert_eq!(layer.0.calls.load(Ordering::Relaxed), 0, "the service never answered");
+    }
+}
