@@ -1,5 +1,5 @@
-//! What can go wrong in a role, and whose fault it is: the user's input ends a run with exit code 2 and is never retried,
-//! everything else ends it with 1.
+//! The errors of a role. An error of the user's input ends a run with exit code 2 and is never retried;
+//! every other error ends it with 1.
 
 use rectrain_dense::{DenseError, GPU_SUPPORT};
 use rectrain_wire::{Refusal, RefusalCode, WireError};
@@ -14,40 +14,40 @@ pub enum RoleError {
     #[error(transparent)]
     Dense(#[from] DenseError),
     /// The embedding store refused.
-    #[error(transparent)]
+    #[error("the embedding store refused: {0}")]
     Store(#[from] rectrain_embedding::StoreError),
     /// A peer could not be reached or refused.
     #[error(transparent)]
     Wire(#[from] WireError),
     /// Values that cannot travel as fp16.
-    #[error(transparent)]
+    #[error("values cannot be compressed for a message: {0}")]
     Compress(#[from] rectrain_wire::compress::CompressError),
-    /// A peer broke the protocol of a training mode.
-    #[error(transparent)]
+    /// A peer broke the protocol of a training mode with a barrier.
+    #[error("the step gate of a parameter server refused: {0}")]
     Gate(#[from] rectrain_modes::barrier::GateError),
     /// A switch of the training mode that cannot be, or an account of rows that contradicts it.
-    #[error(transparent)]
+    #[error("the coordinator cannot pause or switch training: {0}")]
     Switch(Box<rectrain_modes::switch::SwitchError>),
     /// A message without a barrier that no correct dense worker sends.
-    #[error(transparent)]
+    #[error("the coordinator cannot hand out a batch: {0}")]
     Dispatch(#[from] rectrain_modes::gba::DispatchError),
     /// A gradient that no correct dense worker pushes.
-    #[error(transparent)]
+    #[error("a gradient buffer refused a gradient: {0}")]
     Push(#[from] rectrain_modes::gba::PushError),
     /// An answer that no correct peer gives a dense worker.
-    #[error(transparent)]
+    #[error("a dense worker was answered against the protocol: {0}")]
     Worker(#[from] rectrain_modes::gba::WorkerError),
     /// A peer broke the all-reduce.
-    #[error(transparent)]
+    #[error("the all-reduce of dense gradients failed: {0}")]
     Ring(#[from] rectrain_modes::barrier::RingError),
     /// The caller's slot map is not this server's.
     #[error(transparent)]
     NotServed(#[from] rectrain_modes::migration::NotServed),
     /// Slots that cannot move now.
-    #[error(transparent)]
+    #[error("slots cannot move: {0}")]
     Migration(#[from] rectrain_modes::migration::MigrationError),
     /// A loader's account contradicts the coordinator's.
-    #[error(transparent)]
+    #[error("the account of the data is contradicted: {0}")]
     Ledger(#[from] rectrain_modes::LedgerError),
     /// A checkpoint that cannot be written or read.
     #[error(transparent)]

@@ -1,5 +1,8 @@
-//! Which message is which on the wire, and what answers it. A frame's `kind` is the number given here; its structured part is
-//! the message, its tensors are documented beside the message in `proto/rectrain/v1/roles.proto`.
+//! The messages between members: their numbers on the wire, their names, and their replies.
+//!
+//! A frame's `kind` is the number of its message. The structured part of the frame is the message; its
+//! tensors are documented beside the message in `proto/rectrain/v1/roles.proto`. A number is never given to
+//! another message: [`RETIRED`] lists the numbers of messages that are gone.
 
 use std::time::Duration;
 
@@ -63,8 +66,6 @@ requests! {
     17 "repeat" RepeatRequest => v1::RepeatReply;
     18 "farewell" Farewell => Done;
     19 "attempt" AttemptRequest => v1::Attempt;
-    48 "ring" RingRequest => v1::Ring;
-    49 "mend" MendRequest => v1::Mended;
     20 "put_batch" PutBatch => Done;
     22 "forward" Forward => v1::Forwarded;
     23 "backward" Backward => v1::BackwardReply;
@@ -91,11 +92,16 @@ requests! {
     45 "put_slots" PutSlots => Done;
     46 "adopt_map" AdoptMap => v1::AdoptedMap;
     47 "release_slots" ReleaseSlots => Done;
+    48 "ring" RingRequest => v1::Ring;
+    49 "mend" MendRequest => v1::Mended;
     50 "work" WorkRequest => v1::Work;
     51 "evaluation_part" EvaluationPart => v1::EvaluationRows;
     52 "reading" Reading => Done;
     53 "files_found" FilesFound => Done;
 }
+
+/// Numbers that no message may take again, with the name each one had.
+pub const RETIRED: [(u16, &str); 2] = [(21, "put_dense"), (39, "unassigned")];
 
 /// Sends `request` with `tensors` and waits for the answer.
 pub async fn call<R: Request>(
@@ -193,4 +199,18 @@ pub fn take<const N: usize>(what: &'static str, tensors: Vec<Tensor>) -> Result<
 /// The next tensor of a message that must have one.
 pub fn next(what: &'static str, tensors: &mut impl Iterator<Item = Tensor>) -> Result<Tensor, RoleError> {
     tensors.next().ok_or(RoleError::Inconsistent { message: what, reason: "a tensor is missing".to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retired_numbers_are_not_used_again() {
+        for (number, name) in RETIRED {
+            assert_eq!(kind_name(number), "unknown", "{number} was `{name}`");
+        }
+        let numbers: Vec<u16> = (1..=53).filter(|number| kind_name(*number) == "unknown").collect();
+        assert_eq!(numbers, RETIRED.map(|(number, _)| number), "every other number is a message");
+    }
 }
