@@ -1,4 +1,4 @@
-//! The checked-in `e2e/lint/baseline.toml`.
+//! The checked-in files of the lints: `e2e/lint/baseline.toml` and `e2e/lint/layers.toml`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,6 +13,8 @@ use crate::error::LintError;
 #[serde(deny_unknown_fields)]
 pub struct Baseline {
     pub prose: Prose,
+    #[serde(default)]
+    pub architecture: Architecture,
 }
 
 #[derive(Debug, Deserialize)]
@@ -34,10 +36,50 @@ pub struct Exempt {
     _reason: String,
 }
 
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Architecture {
+    /// Each entry allows one circle of modules that spans folders.
+    #[serde(default)]
+    pub circles: Vec<AllowedCircle>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AllowedCircle {
+    #[serde(rename = "crate")]
+    pub package: String,
+    /// The circle has at most this many modules.
+    pub modules: usize,
+    /// Why the circle is allowed. Reports print it.
+    pub reason: String,
+}
+
 impl Baseline {
     /// Reads `e2e/lint/baseline.toml`.
     pub fn read(root: &Path) -> Result<Self, LintError> {
         read(&root.join("e2e/lint/baseline.toml"))
+    }
+}
+
+/// The layers of the workspace, from the top down.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Layers {
+    pub layers: Vec<Layer>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Layer {
+    pub name: String,
+    pub crates: Vec<String>,
+}
+
+impl Layers {
+    /// Reads `e2e/lint/layers.toml`.
+    pub fn read(root: &Path) -> Result<Self, LintError> {
+        read(&root.join("e2e/lint/layers.toml"))
     }
 }
 
@@ -58,6 +100,6 @@ mod tests {
 
     #[test]
     fn unknown_keys_are_refused() {
-        assert!(toml::from_str::<Baseline>("[prose.allowed]\n[other]").is_err());
+        assert!(toml::from_str::<Layers>("[[layers]]\nname = 'a'\ncrates = []\ncrate = 'b'").is_err());
     }
 }

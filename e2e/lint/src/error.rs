@@ -12,6 +12,8 @@ pub enum LintError {
     Read { path: PathBuf, source: std::io::Error },
     /// A TOML file has a syntax error, or lacks a key.
     Parse { path: PathBuf, reason: String },
+    /// `mod NAME;` has no file.
+    MissingModule { declared_in: PathBuf, name: String },
     /// The lint ran and found problems, listed one a line.
     Failed { lint: &'static str, problems: Vec<String> },
 }
@@ -32,6 +34,9 @@ impl fmt::Display for LintError {
             Self::Usage(text) => out.write_str(text),
             Self::Read { path, source } => write!(out, "cannot read {}: {source}", path.display()),
             Self::Parse { path, reason } => write!(out, "{}: {reason}", path.display()),
+            Self::MissingModule { declared_in, name } => {
+                write!(out, "{} declares `mod {name};`, but the module has no file", declared_in.display())
+            }
             Self::Failed { lint, problems } => write!(out, "{lint} failed:\n  {}", problems.join("\n  ")),
         }
     }

@@ -23,6 +23,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   test gpu          builds the runtime with the feature `cuda` and tries it: on a machine with an NVIDIA GPU, that it trains as the
                     CPU does; on one without, that it says so
   prose [ARGS]      checks the English of comments, documents and error texts; `prose --help` lists ARGS
+  architecture      prints the layers of crates and the circles of modules, and checks them; `--list` adds the imports of circles
   docs              writes the files that are generated from the code (CRD, manifest reference)
   quality [ARGS]    trains on real data and prints AUC by model, mode and seed; `quality --help` lists ARGS
   continual [ARGS]  trains slice by slice, switches the mode in between, and prints AUC by slice; `continual --help` lists ARGS
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         ["test", "gpu"] => gpu::test(),
         ["docs"] => docs(),
         ["prose", rest @ ..] => rectrain_lint::prose::run(&workspace(), rest).map_err(String::from),
+        ["architecture", rest @ ..] => rectrain_lint::architecture::run(&workspace(), rest).map_err(String::from),
         ["quality", rest @ ..] => quality::run(rest),
         ["continual", rest @ ..] => continual::run(rest),
         ["stragglers", rest @ ..] => stragglers::run(rest),
