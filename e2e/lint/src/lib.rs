@@ -12,3 +12,21 @@ pub mod prose;
 mod tree;
 
 pub use error::LintError;
+
+use std::fmt::Display;
+use std::io::Write;
+use std::path::Path;
+
+/// Runs both lints on the checkout at `root`. Prints a line for each lint that passes.
+///
+/// # Errors
+/// The first lint that fails.
+pub fn check(root: &Path) -> Result<(), LintError> {
+    prose::check(root)?;
+    architecture::check(root)
+}
+
+/// Prints a report. A reader such as `head` may close the pipe early, which is no failure.
+fn print(report: impl Display) {
+    let _ = write!(std::io::stdout().lock(), "{report}");
+}

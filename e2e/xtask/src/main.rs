@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 const USAGE: &str = "usage: cargo xtask COMMAND
-  check             formatting and lints, for every save
+  check             formatting and lints, for every save; `prose` and `architecture` are two of them
   test              everything that must hold: formatting, lints, unit, integration and multi-process tests, MovieLens,
                     and a real Kubernetes where this machine can have one
   test gpu          builds the runtime with the feature `cuda` and tries it: on a machine with an NVIDIA GPU, that it trains as the
@@ -66,6 +66,7 @@ fn main() -> ExitCode {
 }
 
 fn check() -> Result<(), String> {
+    rectrain_lint::check(&workspace())?;
     cargo(&["fmt", "--all", "--check"], "run `cargo fmt --all`")?;
     cargo(
         &["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"],

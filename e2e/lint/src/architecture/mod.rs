@@ -36,9 +36,9 @@ pub fn run(root: &Path, arguments: &[&str]) -> Result<(), LintError> {
     };
     let report = inspect(root)?;
     if is_list {
-        print!("{}", report.list());
+        crate::print(report.list());
     }
-    print!("{report}");
+    crate::print(&report);
     report.verdict()
 }
 
@@ -49,7 +49,7 @@ pub fn run(root: &Path, arguments: &[&str]) -> Result<(), LintError> {
 pub fn check(root: &Path) -> Result<(), LintError> {
     let report = inspect(root)?;
     if report.verdict().is_err() {
-        print!("{report}");
+        crate::print(&report);
     }
     eprintln!("xtask: architecture: {}", report.summary());
     report.verdict()

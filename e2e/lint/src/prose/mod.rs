@@ -51,9 +51,9 @@ pub fn run(root: &Path, arguments: &[&str]) -> Result<(), LintError> {
     let options = Options::parse(arguments)?;
     let report = inspect(root, options.path.as_deref())?;
     if options.is_list {
-        print!("{}", report.list());
+        crate::print(report.list());
     }
-    print!("{report}");
+    crate::print(&report);
     report.verdict()
 }
 
@@ -64,7 +64,7 @@ pub fn run(root: &Path, arguments: &[&str]) -> Result<(), LintError> {
 pub fn check(root: &Path) -> Result<(), LintError> {
     let report = inspect(root, None)?;
     if report.verdict().is_err() {
-        print!("{report}");
+        crate::print(&report);
     }
     eprintln!("xtask: prose: {}", report.summary());
     report.verdict()
