@@ -7,9 +7,10 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::sync::{Notify, watch};
@@ -109,7 +110,7 @@ impl Journal {
 
     /// The state as bytes.
     pub(super) fn image(&self, attempt: u64, state: &State) -> Result<Vec<u8>, RoleError> {
-        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let files = self.files.lock();
         let image = rmp_serde::to_vec_named(&Image { job: &files.job, attempt, state });
         image.map_err(|error| RoleError::Inconsistent { message: "journal", reason: error.to_string() })
     }
@@ -117,9 +118,7 @@ impl Journal {
     /// Writes an image that was made after `number` was given.
     pub(super) async fn write(self: &Arc<Self>, number: u64, image: Vec<u8>) -> io::Result<()> {
         let journal = Arc::clone(self);
-        let writing = tokio::task::spawn_blocking(move || {
-            journal.files.lock().unwrap_or_else(PoisonError::into_inner).write(&image)
-        });
+        let writing = tokio::task::spawn_blocking(move || journal.files.lock().write(&image));
         done("writing of the journal", writing).await.map_err(io::Error::other)??;
         self.written.send_replace(number);
         Ok(())
@@ -128,7 +127,7 @@ impl Journal {
     /// Nobody waits any more: the job has ended, or the journal cannot be written; then what it holds is not true any more and is removed.
     pub(super) fn end(&self, is_true: bool) {
         if !is_true {
-            self.files.lock().unwrap_or_else(PoisonError::into_inner).remove();
+            self.files.lock().remove();
         }
         self.written.send_replace(ENDED);
     }

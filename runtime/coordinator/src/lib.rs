@@ -28,10 +28,11 @@ mod watching;
 use rectrain_protocol::role::role_of;
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::{join_all, try_join_all};
+use parking_lot::{Mutex, MutexGuard};
 use rectrain_proto::v1;
 use rectrain_wire::Transport;
 use tokio::sync::Notify;
@@ -293,7 +294,7 @@ impl Coordinator {
     /// Makes the calls to the parameter servers that restoring, switches, checkpoints, moving slots and the end of the data need, until
     /// one fails.
     async fn drive(&self, transport: &dyn Transport) -> RoleError {
-        let taken = self.checkpoints.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let taken = self.checkpoints.lock().take();
         let mut saver =
             Saver { resumed: None, checkpoints: None, writing: JoinSet::new(), failed_attempts: 0, server_restarts: 0 };
         if let Some((checkpoints, resumed)) = taken {
@@ -452,13 +453,13 @@ impl Coordinator {
     }
 
     fn placement(&self) -> Result<Placement, RoleError> {
-        self.placement.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or(RoleError::Stopped)
+        self.placement.lock().clone().ok_or(RoleError::Stopped)
     }
 
     fn set_placement(&self, placement: Placement) {
         self.metrics.map_epoch.set(placement.epoch().0 as i64);
         self.metrics.set_members(Role::Ps, placement.servers.len() as u32);
-        *self.placement.lock().unwrap_or_else(PoisonError::into_inner) = Some(placement);
+        *self.placement.lock() = Some(placement);
         self.changed.notify_waiters();
     }
 
@@ -503,7 +504,7 @@ impl Coordinator {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Changes the state; an error in it ends the job.
@@ -515,7 +516,7 @@ impl Coordinator {
             let result = change(&mut state);
             news = state.follow_training();
             let counts = state.training().counts();
-            let before = std::mem::replace(&mut *self.counted.lock().unwrap_or_else(PoisonError::into_inner), counts);
+            let before = std::mem::replace(&mut *self.counted.lock(), counts);
             self.metrics.count(&counts, &before);
             if let Err(error) = &result {
                 state.fail(error.to_string(), error.is_user_error());

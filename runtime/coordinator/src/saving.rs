@@ -1,9 +1,9 @@
 //! Checkpoints of the job under way: the instant at which one is taken, the waiting for its parts while training goes on, and its end; and
 //! the restoring of rows from one.
 
-use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::MutexGuard;
 use rectrain_checkpoint::FileEntry;
 use rectrain_modes::DenseHome;
 use rectrain_modes::switch::Boundary;
@@ -324,6 +324,6 @@ impl Coordinator {
     }
 
     fn lock_saves(&self) -> MutexGuard<'_, Saves> {
-        self.saves.lock().unwrap_or_else(PoisonError::into_inner)
+        self.saves.lock()
     }
 }

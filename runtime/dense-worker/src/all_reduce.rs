@@ -1,9 +1,9 @@
 //! Carries out a [`RingAllReduce`]: sends to the next dense worker, receives from the previous one's calls.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use rectrain_modes::barrier::RingAllReduce;
 use rectrain_modes::{GlobalStep, Rank};
 use rectrain_proto::v1;
@@ -82,7 +82,7 @@ impl RingMailbox {
     }
 
     fn lock(&self) -> MutexGuard<'_, Received> {
-        self.received.lock().unwrap_or_else(PoisonError::into_inner)
+        self.received.lock()
     }
 }
 

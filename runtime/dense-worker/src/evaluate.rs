@@ -102,8 +102,9 @@ async fn tell_share(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
 
+    use parking_lot::Mutex;
     use rectrain_wire::{
         BoxFuture, Frame, InProcess, InProcessConfig, Peer, Refusal, Service, Transport, WireCounters,
     };
@@ -127,7 +128,7 @@ mod tests {
     impl Service for Coordinator {
         fn call<'a>(&'a self, _peer: &'a Peer, frame: Frame) -> BoxFuture<'a, Result<Frame, Refusal>> {
             Box::pin(async move {
-                let mut had = self.had.lock().unwrap();
+                let mut had = self.had.lock();
                 had.asked += 1;
                 if had.asked == self.loses_at {
                     had.rows.clear();
@@ -164,7 +165,7 @@ mod tests {
                 let _serving = transport.serve(coordinator.clone(), &address).unwrap();
                 let channel = CoordinatorChannel::new(transport.connect(&address).unwrap());
                 tell_share(&channel, all, &share, 7).await.unwrap();
-                let had = coordinator.had.lock().unwrap();
+                let had = coordinator.had.lock();
                 assert_eq!(had.rows, of, "{rows} rows, lost at question {loses_at}");
                 assert!(had.largest < 7 * 16 + 64, "{}", had.largest);
             }

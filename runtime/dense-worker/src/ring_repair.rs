@@ -8,9 +8,9 @@
 //! bit. Who has them already takes in nothing twice.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use rectrain_dense::StepOutput;
 use rectrain_proto::v1;
 use rectrain_wire::Tensor;
@@ -77,7 +77,7 @@ impl Offer {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Offered>> {
-        self.offered.lock().unwrap_or_else(PoisonError::into_inner)
+        self.offered.lock()
     }
 }
 

@@ -6,10 +6,11 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use prost::Message;
 use rectrain_modes::GlobalStep;
 use rectrain_proto::v1;
@@ -202,15 +203,15 @@ impl Pieces {
     }
 
     fn lock_held(&self) -> MutexGuard<'_, HashMap<BatchKey, Arc<Piece>>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.held.lock()
     }
 
     fn lock_replies(&self) -> MutexGuard<'_, Replies> {
-        self.replies.lock().unwrap_or_else(PoisonError::into_inner)
+        self.replies.lock()
     }
 
     fn lock_positions(&self) -> MutexGuard<'_, Positions> {
-        self.positions.lock().unwrap_or_else(PoisonError::into_inner)
+        self.positions.lock()
     }
 }
 

@@ -1,10 +1,11 @@
 //! The rows of a piece, looked up and updated on the parameter servers that hold them.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
+use parking_lot::{Mutex, MutexGuard};
 use rectrain_kinds::Compression;
 use rectrain_modes::migration::SlotMap;
 use rectrain_proto::v1;
@@ -230,7 +231,7 @@ impl Rows {
     }
 
     fn lock_placement(&self) -> MutexGuard<'_, Option<Arc<Placement>>> {
-        self.placement.lock().unwrap_or_else(PoisonError::into_inner)
+        self.placement.lock()
     }
 }
 

@@ -1,8 +1,9 @@
 //! A parameter server's part in checkpoints: fixes an instant of its rows (and of its dense partition, where there is no barrier),
 //! writes it while training goes on, and restores the rows of its slots.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use rectrain_checkpoint::{Checkpoint, DensePart, FileEntry, SlotSet, Ticket, save_dense, save_rows};
 use rectrain_embedding::{FrozenStore, SaveScope, Store};
 use rectrain_proto::v1;
@@ -152,7 +153,7 @@ impl Saving {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Frozen>> {
-        self.frozen.lock().unwrap_or_else(PoisonError::into_inner)
+        self.frozen.lock()
     }
 }
 

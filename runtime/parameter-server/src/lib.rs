@@ -18,10 +18,11 @@ mod slots;
 mod tests;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use futures::{StreamExt, TryStreamExt};
+use parking_lot::Mutex;
 use rectrain_embedding::{FeatureKey, GroupId, LookupCounts, Missing, Slot};
 use rectrain_kinds::Compression;
 use rectrain_modes::barrier::SparseGradients;
@@ -98,7 +99,7 @@ impl ParameterServer {
                 plan: Arc::clone(plan),
                 store,
                 slots,
-                partition: std::sync::RwLock::default(),
+                partition: parking_lot::RwLock::default(),
                 kept: kept.map(Arc::new),
                 metrics,
             }),
@@ -152,7 +153,7 @@ impl ParameterServer {
             }
         };
         self.half.set(half);
-        *self.began.lock().unwrap_or_else(PoisonError::into_inner) = Some((mode, at));
+        *self.began.lock() = Some((mode, at));
         self.is_new.store(false, Ordering::Release);
         self.shared.metrics.kept_rows.set(reopened.rows as i64);
         self.shared.metrics.repaired_rows.set(reopened.repaired_rows as i64);
@@ -178,7 +179,7 @@ impl ParameterServer {
 
     fn begin_mode(&self, begin: &v1::BeginMode) -> Result<Frame, RoleError> {
         let (mode, at) = self.beginning(begin)?;
-        let mut began = self.began.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut began = self.began.lock();
         if *began == Some((mode, at)) {
             return Ok(message::done::<v1::BeginMode>());
         }

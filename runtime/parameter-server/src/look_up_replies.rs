@@ -8,8 +8,9 @@
 //! that have summed it.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use prost::Message;
 use rectrain_modes::GlobalStep;
 use rectrain_proto::v1;
@@ -78,7 +79,7 @@ impl LookUpReplies {
     }
 
     fn lock(&self) -> MutexGuard<'_, LastSteps> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+        self.last.lock()
     }
 }
 

@@ -1,8 +1,9 @@
 //! The parts of a parameter server that every request needs: its rows, its partition of the dense
 //! parameters, and its durable state.
 
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rectrain_embedding::{FeatureKey, GroupId, LookupCounts, Missing, Store, UpdateCounts, UpdateLog};
 use rectrain_modes::GlobalStep;
 use rectrain_modes::barrier::SparseGradients;
@@ -39,11 +40,11 @@ impl Shared {
     }
 
     pub(crate) fn read_partition(&self) -> RwLockReadGuard<'_, Partition> {
-        self.partition.read().unwrap_or_else(PoisonError::into_inner)
+        self.partition.read()
     }
 
     pub(crate) fn write_partition(&self) -> RwLockWriteGuard<'_, Partition> {
-        self.partition.write().unwrap_or_else(PoisonError::into_inner)
+        self.partition.write()
     }
 
     /// Stops keeping durable state where shared memory is full.

@@ -2,9 +2,10 @@
 //! other servers while training goes on. The coordinator says what moves; rows go from server to server.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use rectrain_checkpoint::SlotSet;
 use rectrain_embedding::{FeatureKey, GroupId, Slot, SlotSnapshot, Store, slot_of};
 use rectrain_modes::migration::{Changes, Epoch, HolderError, MigrationId, Receipt, SlotHolder, SlotMap};
@@ -74,7 +75,7 @@ impl Slots {
 
     /// The map in force.
     pub(super) fn map(&self) -> Arc<SlotMap> {
-        Arc::clone(&self.map.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.map.lock())
     }
 
     /// Where this server stands among those in the map, and how many those are. `None` while it is in no map.
@@ -210,7 +211,7 @@ impl Slots {
             (adopted, abandoned, holder.epoch() != before)
         };
         if is_new {
-            *self.map.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(map);
+            *self.map.lock() = Arc::new(map);
             self.look_ups.iter().for_each(|look_ups| look_ups.store(0, Ordering::Relaxed));
         }
         self.clear(abandoned).await?;
@@ -313,11 +314,11 @@ impl Slots {
     }
 
     fn lock_targets(&self) -> MutexGuard<'_, BTreeMap<u16, Channel>> {
-        self.targets.lock().unwrap_or_else(PoisonError::into_inner)
+        self.targets.lock()
     }
 
     fn lock(&self) -> MutexGuard<'_, SlotHolder<RowName>> {
-        self.holder.lock().unwrap_or_else(PoisonError::into_inner)
+        self.holder.lock()
     }
 }
 
@@ -383,7 +384,7 @@ mod tests {
         fn call<'a>(&'a self, _peer: &'a Peer, frame: Frame) -> BoxFuture<'a, Result<Frame, Refusal>> {
             Box::pin(async move {
                 let (request, tensors) = message::read::<v1::PutSlots>(frame)?;
-                self.packages.lock().unwrap().extend(request.packages.iter().map(|package| package.sequence));
+                self.packages.lock().extend(request.packages.iter().map(|package| package.sequence));
                 self.slots.put(request, tensors).await?;
                 Ok(Frame { kind: v1::PutSlots::KIND, ..Frame::default() })
             })
@@ -411,7 +412,7 @@ mod tests {
         let digest = |slots: &Slots| slots.store.slot_digest(SLOT).unwrap();
         assert_eq!(digest(&target.slots), digest(&source));
         assert_eq!(sent.iter().map(|sent| sent.rows).collect::<Vec<_>>(), [2 * 399, 2 * 350 - 1, 2 * 299]);
-        let packages = target.packages.lock().unwrap();
+        let packages = target.packages.lock();
         assert!(packages.len() > 50 && packages.iter().copied().eq(0..packages.len() as u64), "{packages:?}");
     }
 }

@@ -3,10 +3,11 @@
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use prost::Message;
 use rectrain_proto::v1;
 use rectrain_wire::{Channel, Tensor, WireError};
@@ -131,7 +132,7 @@ impl Drop for Question<'_> {
 
 impl Caller {
     fn lock(&self) -> MutexGuard<'_, Questions> {
-        self.questions.lock().unwrap_or_else(PoisonError::into_inner)
+        self.questions.lock()
     }
 }
 

@@ -2,9 +2,9 @@
 //! with it is made again, of its successor, wherever that is. Both of them, and the parameter servers behind, take in only once what comes
 //! twice.
 
-use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use parking_lot::RwLock;
 use rectrain_wire::{Address, Channel, Tensor};
 use tokio::sync::Mutex;
 
@@ -158,7 +158,7 @@ impl EmbeddingWorkers {
     }
 
     fn channel(&self, index: usize) -> Option<Channel> {
-        self.channels.read().unwrap_or_else(PoisonError::into_inner).get(index).cloned()
+        self.channels.read().get(index).cloned()
     }
 
     /// Connects to where it is now, which is not where it is `gone` from; says whether it is anywhere.
@@ -183,7 +183,7 @@ impl EmbeddingWorkers {
                 continue;
             }
             let channel = connect(&*self.directory.transport, address)?;
-            let mut channels = self.channels.write().unwrap_or_else(PoisonError::into_inner);
+            let mut channels = self.channels.write();
             match channels.get_mut(other) {
                 Some(place) => *place = channel,
                 None => channels.push(channel),

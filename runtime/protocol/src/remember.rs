@@ -66,9 +66,9 @@ impl<S: Service, M: Memory> Service for Remembering<S, M> {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-    use std::sync::Mutex;
     use std::sync::atomic::{AtomicU64, Ordering};
 
+    use parking_lot::Mutex;
     use rectrain_wire::RefusalCode;
     use tokio::sync::Notify;
 
@@ -108,7 +108,7 @@ mod tests {
         }
 
         fn recall(&self, key: &u8) -> Option<Frame> {
-            self.replies.lock().unwrap().get(key).cloned()
+            self.replies.lock().get(key).cloned()
         }
 
         fn recalled<'a>(&'a self, key: &'a u8) -> BoxFuture<'a, Frame> {
@@ -124,7 +124,7 @@ mod tests {
         }
 
         fn settle(&self, key: u8, reply: Frame) -> Frame {
-            let mut replies = self.replies.lock().unwrap();
+            let mut replies = self.replies.lock();
             let kept = replies.entry(key).or_insert(reply).clone();
             if replies.len() > self.most {
                 replies.pop_first();

@@ -2,9 +2,10 @@
 //! answer) holds its batch for ever, and in a mode without a barrier nobody else is held up by it or sees it: so whoever owns the process
 //! asks, and ends it. Others then do as when it is killed.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 /// Since when something is computed, if anything is. Clones are about the same worker.
 #[derive(Debug, Clone, Default)]
 pub struct Watchdog(Arc<Mutex<Option<UnderWay>>>);
@@ -42,7 +43,7 @@ impl Watchdog {
     /// Returns when one computation has been under way for `limit`, with what it "has" done all the time, and for how long at least.
     pub async fn lasts(&self, limit: Duration) -> (&'static str, Duration) {
         loop {
-            let under_way = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let under_way = *self.0.lock();
             let limit = under_way.map_or(limit, |work| limit.max(work.least));
             // What begins meanwhile cannot be overdue before this has passed.
             let left = under_way.map_or(limit, |work| limit.saturating_sub(work.begun.elapsed()));
@@ -54,7 +55,7 @@ impl Watchdog {
     }
 
     fn set(&self, under_way: Option<UnderWay>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = under_way;
+        *self.0.lock() = under_way;
     }
 }
 

@@ -5,7 +5,7 @@ mod curve;
 
 use rectrain_protocol::role::role_of;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use axum::Router;
@@ -13,6 +13,7 @@ use axum::extract::{RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use parking_lot::Mutex;
 use rectrain_proto::v1;
 use serde::Serialize;
 
@@ -76,7 +77,7 @@ impl Shown {
                 auc: status.auc,
                 mode: status.mode,
             };
-            self.curve.lock().unwrap_or_else(PoisonError::into_inner).push(point);
+            self.curve.lock().push(point);
         }
     }
 }
@@ -129,7 +130,7 @@ async fn job(State(page): State<LivePage>, RawQuery(query): RawQuery) -> Respons
     let status = coordinator.status();
     let after = query.as_deref().and_then(|query| query.strip_prefix("after=")?.parse().ok());
     let events = coordinator.events.after(after.unwrap_or(0), MOST_EVENTS);
-    let curve = shown.curve.lock().unwrap_or_else(PoisonError::into_inner);
+    let curve = shown.curve.lock();
     let some = |text: String| Some(text).filter(|text| !text.is_empty());
     let job = serde_json::to_vec(&Job {
         name: &coordinator.plan.name,

@@ -1,9 +1,10 @@
 //! A parameter server with a barrier in each step: a gate holds look-ups back until the steps before are
 //! applied, and applies a step once the gradients of all its pieces are there.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
+use parking_lot::{Mutex, MutexGuard};
 use rectrain_embedding::{GroupId, UpdateLog};
 use rectrain_modes::barrier::{GateError, SparseGradients, StepGate, sum_by_key};
 use rectrain_modes::{GlobalStep, Rank};
@@ -91,7 +92,7 @@ impl BarrierHalf {
     }
 
     fn lock(&self) -> MutexGuard<'_, Gate> {
-        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+        self.gate.lock()
     }
 }
 

@@ -5,8 +5,9 @@ mod barrier;
 mod buffer;
 mod tokens;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use rectrain_modes::switch::Boundary;
 use rectrain_modes::{GlobalStep, TrainingMode};
 use rectrain_proto::v1;
@@ -88,7 +89,7 @@ impl CurrentHalf {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Arc<dyn ModeHalf>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -4,9 +4,10 @@
 //! that may take their time.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use rectrain_dense::DenseOptimizer;
 use rectrain_embedding::{FeatureKey, GroupId, UpdateLog};
 use rectrain_modes::gba::{
@@ -322,11 +323,11 @@ impl TokenBuffers {
     }
 
     fn lock_rows(&self) -> MutexGuard<'_, Rows> {
-        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
+        self.rows.lock()
     }
 
     fn lock_dense(&self) -> MutexGuard<'_, Dense> {
-        self.dense.lock().unwrap_or_else(PoisonError::into_inner)
+        self.dense.lock()
     }
 }
 

@@ -18,8 +18,8 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use rectrain_embedding::{Reopened, Store, UpdateLog};
 use rectrain_modes::DenseHome;
 use rectrain_modes::migration::SlotMap;
@@ -289,7 +289,7 @@ impl Kept {
 
     /// How far the update under way has come.
     pub(crate) fn log(&self) -> MutexGuard<'_, UpdateLog> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+        self.log.lock()
     }
 
     fn write_gradients(&self, step: u64, piece: u32, contribution: &Contribution) -> Result<(), RoleError> {
@@ -334,7 +334,7 @@ impl Kept {
     }
 
     fn lock_gradients(&self) -> MutexGuard<'_, BTreeSet<(u64, u32)>> {
-        self.gradients.lock().unwrap_or_else(PoisonError::into_inner)
+        self.gradients.lock()
     }
 }
 
