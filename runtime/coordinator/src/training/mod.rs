@@ -718,7 +718,7 @@ mod tests {
     /// Three dense workers, and global batches of three local batches of 8 rows.
     fn plan(mode: &str) -> JobPlan {
         small_plan(&[
-            &format!("spec.training.modes.current={mode}"),
+            &format!("spec.training.mode={mode}"),
             "spec.training.localBatchSize=8",
             "spec.roles.denseWorker.replicas=3",
         ])
