@@ -1,5 +1,7 @@
-//! The messages of Rectrain: what roles say to one another (`roles.proto`) and how a job is followed from outside
-//! (`control.proto`). Generated types only; no behaviour lives here.
+//! The messages of Rectrain: between roles (`roles.proto`), and between a job and its observers
+//! (`control.proto`). Generated types and names only; no behaviour lives here.
+
+pub mod metric_names;
 
 /// Version 1 of the messages.
 pub mod v1 {

@@ -5,6 +5,7 @@ use prometheus::{
     TextEncoder,
 };
 use rectrain_kinds::Role;
+use rectrain_proto::metric_names;
 
 use crate::error::RoleError;
 use crate::token_counts::TokenCounts;
@@ -18,7 +19,7 @@ const SECONDS: &[f64] = &[
 const STEPS: &[f64] = &[0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0];
 
 macro_rules! metrics {
-    ($($(#[$doc:meta])* $owner:ident { $($field:ident: $kind:ident = $name:literal, $help:literal;)* })*) => {
+    ($($(#[$doc:meta])* $owner:ident { $($field:ident: $kind:ident = $name:expr, $help:literal;)* })*) => {
         $(
             $(#[$doc])*
             #[derive(Clone)]
@@ -62,14 +63,14 @@ macro_rules! metrics {
     (@family steps) => { HistogramVec };
     (@family counter) => { IntCounterVec };
     (@family gauge) => { IntGaugeVec };
-    (@new seconds, $name:literal, $help:literal) => {
+    (@new seconds, $name:expr, $help:literal) => {
         HistogramVec::new(HistogramOpts::new($name, $help).buckets(SECONDS.to_vec()), &["replica"])
     };
-    (@new steps, $name:literal, $help:literal) => {
+    (@new steps, $name:expr, $help:literal) => {
         HistogramVec::new(HistogramOpts::new($name, $help).buckets(STEPS.to_vec()), &["replica"])
     };
-    (@new counter, $name:literal, $help:literal) => { IntCounterVec::new(Opts::new($name, $help), &["replica"]) };
-    (@new gauge, $name:literal, $help:literal) => { IntGaugeVec::new(Opts::new($name, $help), &["replica"]) };
+    (@new counter, $name:expr, $help:literal) => { IntCounterVec::new(Opts::new($name, $help), &["replica"]) };
+    (@new gauge, $name:expr, $help:literal) => { IntGaugeVec::new(Opts::new($name, $help), &["replica"]) };
 }
 
 metrics! {
@@ -85,19 +86,19 @@ metrics! {
         look_up: seconds = "rectrain_embedding_worker_lookup_seconds", "Time until all parameter servers have answered a batch's look-up, waiting for earlier steps included.";
         pool: seconds = "rectrain_embedding_worker_pool_seconds", "Time to pool a batch's rows.";
         update: seconds = "rectrain_embedding_worker_update_seconds", "Time until all parameter servers have taken a batch's gradients in.";
-        queue: seconds = "rectrain_embedding_worker_queue_seconds", "Time that a piece of work on a batch (preparing its ids, pooling, scattering its gradients) waited for a free core; long means that there are too few embedding workers.";
-        service: seconds = "rectrain_embedding_worker_service_seconds", "Time that a core then worked on it.";
+        queue: seconds = metric_names::EMBEDDING_WORKER_QUEUE_SECONDS, "Time that a piece of work on a batch (preparing its ids, pooling, scattering its gradients) waited for a free core; long means that there are too few embedding workers.";
+        service: seconds = metric_names::EMBEDDING_WORKER_SERVICE_SECONDS, "Time that a core then worked on it.";
         unique_ids: counter = "rectrain_embedding_worker_unique_ids_total", "Distinct ids of all batches.";
         batches_in_flight: gauge = "rectrain_embedding_worker_batches_in_flight", "Batches whose ids are here and whose gradients are not.";
         missing_rows: counter = "rectrain_embedding_worker_missing_rows_total", "Gradients for rows that were gone when they arrived.";
     }
     /// Metrics of a parameter server.
     PsMetrics {
-        lookup: seconds = "rectrain_ps_lookup_seconds", "Time to look up a batch's rows.";
+        lookup: seconds = metric_names::PS_LOOKUP_SECONDS, "Time to look up a batch's rows.";
         gate_wait: seconds = "rectrain_ps_gate_wait_seconds", "Time a look-up waited for earlier steps to be applied.";
-        update_time: seconds = "rectrain_ps_update_seconds", "Time to sum and apply the gradients of a step.";
-        found_rows: counter = "rectrain_ps_found_rows_total", "Rows looked up that were there.";
-        inserted_rows: counter = "rectrain_ps_inserted_rows_total", "Rows made because training met their key for the first time.";
+        update_time: seconds = metric_names::PS_UPDATE_SECONDS, "Time to sum and apply the gradients of a step.";
+        found_rows: counter = metric_names::PS_FOUND_ROWS_TOTAL, "Rows looked up that were there.";
+        inserted_rows: counter = metric_names::PS_INSERTED_ROWS_TOTAL, "Rows made because training met their key for the first time.";
         initial_rows: counter = "rectrain_ps_initial_rows_total", "Rows read as their initial value and not made (evaluation).";
         lost_rows: counter = "rectrain_ps_missing_rows_total", "Gradients dropped because their row was gone.";
         non_finite_rows: counter = "rectrain_ps_non_finite_rows_total", "Gradients dropped because they were not finite.";
@@ -109,7 +110,7 @@ metrics! {
         late_gradients: counter = "rectrain_ps_late_gradients_total", "Dense gradients dropped because their step was applied (hopBw).";
         repeated_gradients: counter = "rectrain_ps_repeated_gradients_total", "Gradients with a barrier that came twice, because an embedding worker died, and were taken in once.";
         rows_held: gauge = "rectrain_ps_rows", "Rows held.";
-        bytes: gauge = "rectrain_ps_bytes", "Bytes that rows of the embedding store use, with all that belongs to them.";
+        bytes: gauge = metric_names::PS_BYTES, "Bytes that rows of the embedding store use, with all that belongs to them.";
         slots: gauge = "rectrain_ps_slots", "Slots whose rows are this server's.";
         kept_rows: gauge = "rectrain_ps_kept_rows", "Rows that this process found in shared memory when it took the place of one that had died; 0 otherwise.";
         repaired_rows: gauge = "rectrain_ps_repaired_rows", "Of those, rows that were being changed at the moment of death and were put back, to be changed again.";
@@ -145,13 +146,13 @@ metrics! {
     }
     /// Metrics of a dense worker.
     DenseWorkerMetrics {
-        step: seconds = "rectrain_dense_worker_step_seconds", "Time of a training step.";
-        batch_wait: seconds = "rectrain_dense_worker_batch_wait_seconds", "Time a dense worker waited for a loader; long means that loaders are the bottleneck.";
-        embedding_wait: seconds = "rectrain_dense_worker_embedding_wait_seconds", "Time a step waited for its embeddings.";
-        compute: seconds = "rectrain_dense_worker_compute_seconds", "Time of forward and backward pass.";
-        all_reduce: seconds = "rectrain_dense_worker_all_reduce_seconds", "Time to sum gradients over the dense workers.";
+        step: seconds = metric_names::DENSE_WORKER_STEP_SECONDS, "Time of a training step.";
+        batch_wait: seconds = metric_names::DENSE_WORKER_BATCH_WAIT_SECONDS, "Time a dense worker waited for a loader; long means that loaders are the bottleneck.";
+        embedding_wait: seconds = metric_names::DENSE_WORKER_EMBEDDING_WAIT_SECONDS, "Time a step waited for its embeddings.";
+        compute: seconds = metric_names::DENSE_WORKER_COMPUTE_SECONDS, "Time of forward and backward pass.";
+        all_reduce: seconds = metric_names::DENSE_WORKER_ALL_REDUCE_SECONDS, "Time to sum gradients over the dense workers.";
         steps: counter = "rectrain_dense_worker_steps_total", "Steps trained.";
-        samples: counter = "rectrain_dense_worker_samples_total", "Samples trained.";
+        samples: counter = metric_names::DENSE_WORKER_SAMPLES_TOTAL, "Samples trained.";
         gpu_memory_used: gauge = "rectrain_dense_worker_gpu_memory_used_bytes", "GPU memory that the worker's buffers take; 0 on the CPU.";
         gpu_memory_reserved: gauge = "rectrain_dense_worker_gpu_memory_reserved_bytes", "GPU memory that the worker has taken from the driver, what it keeps for reuse included; 0 on the CPU.";
     }
@@ -250,6 +251,16 @@ mod tests {
             assert_eq!(*kind == "counter", name.ends_with("_total"), "{name}");
             assert_eq!(*kind == "seconds", name.ends_with("_seconds"), "{name}");
             assert_eq!(*kind == "steps", name.ends_with("_steps"), "{name}");
+        }
+    }
+
+    /// The operator reads them from this process.
+    #[test]
+    fn every_shared_metric_name_is_registered() {
+        for name in metric_names::ALL {
+            let (_, kind, _) = REFERENCE.iter().find(|(known, ..)| *known == name).expect(name);
+            let (is_counter, is_histogram) = (name.ends_with("_total"), name.ends_with("_seconds"));
+            assert_eq!((*kind == "counter", *kind == "seconds"), (is_counter, is_histogram), "{name}");
         }
     }
 
