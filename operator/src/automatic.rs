@@ -12,9 +12,9 @@ use rectrain_crds::{
     RecTrainingJobStatus, ResolvedBounds, ResolvedJob,
 };
 use rectrain_policy::{
-    Action, ClusterLoad, Decision, DenseWorkerPolicy, EmbeddingWorkerLoad, EmbeddingWorkerPolicy, History, ModePolicy,
-    Observations, Policy, PsLoad, PsPolicy, ReplicaBounds, ReplicaCount, Replicas, ScalingPolicy, Subject,
-    TrainingMode, Worker,
+    Action, ClusterLoad, Decision, DenseWorkerPolicy, EmbeddingWorkerLoad, EmbeddingWorkerPolicy, History, Kill,
+    ModePolicy, Observations, Policy, PsLoad, PsPolicy, ReplicaBounds, ReplicaCount, Replicas, ScalingPolicy, Subject,
+    TrainingMode, Verdict, Worker,
 };
 
 use crate::coordinator::Report;
@@ -178,8 +178,10 @@ pub fn after_a_kill(
     now: Timestamp,
 ) -> Option<DecisionStatus> {
     let policy = policy(resolved)?;
-    let (action, reason) =
-        rectrain_policy::after_a_kill(policy.ps.as_ref()?, killed, memory_limit(job), present).ok()?;
+    let kill = Kill { replica: killed, limit_bytes: memory_limit(job), servers: present };
+    let Verdict::Act { action, reason } = rectrain_policy::after_a_kill(policy.ps.as_ref()?, kill) else {
+        return None;
+    };
     let at_seconds = u64::try_from(now.as_second()).ok()?;
     write(&Decision { at_seconds, subject: Subject::Ps, action, reason }, policy.scaling.recommends_only)
 }

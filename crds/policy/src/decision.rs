@@ -1,10 +1,10 @@
-//! What was decided, on what, and why.
+//! A decision: its subject, its action and its reason.
 
 use serde::{Deserialize, Serialize};
 
 use crate::TrainingMode;
 
-/// What a decision is about.
+/// The subject of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Subject {
@@ -19,7 +19,7 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// All of them.
+    /// Every subject, in the order of decisions.
     pub const ALL: [Subject; 4] = [Subject::Mode, Subject::Ps, Subject::EmbeddingWorker, Subject::DenseWorker];
 
     /// The name in a manifest.
@@ -40,55 +40,55 @@ impl std::fmt::Display for Subject {
     }
 }
 
-/// What is to be done.
+/// The action that a decision asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Action {
-    /// Nothing.
+    /// Change nothing.
     Keep,
-    /// Go on in another mode.
+    /// Switch the training mode.
     SwitchMode {
         /// The mode in use.
         from: TrainingMode,
-        /// The other one.
+        /// The other mode.
         to: TrainingMode,
     },
-    /// Have another number of replicas.
+    /// Change the number of replicas.
     Scale {
-        /// How many are wanted (or were recommended last, if nothing is carried out).
+        /// The present number. If decisions are only recommended: the number recommended last.
         from: u32,
-        /// How many should be.
+        /// The new number.
         to: u32,
     },
-    /// Spread the slots anew over as many parameter servers as there are.
+    /// Rebalance the slots over the present parameter servers.
     Rebalance {
-        /// How many that is.
+        /// The number of parameter servers.
         replicas: u32,
     },
-    /// Raise the memory limit of the parameter servers, one of which was killed for its memory.
+    /// Raise the memory limit of all parameter servers, because one was killed for its memory.
     RaiseMemory {
-        /// The index of that one.
+        /// The index of the parameter server that was killed.
         replica: u32,
-        /// Their limit.
+        /// The present limit.
         #[serde(rename = "fromBytes")]
         from_bytes: u64,
-        /// What it should be.
+        /// The new limit.
         #[serde(rename = "toBytes")]
         to_bytes: u64,
     },
 }
 
-/// See the module's text.
+/// A decision about one subject.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Decision {
-    /// The time of the observations it was made on.
+    /// The time of the observations that it was made on.
     pub at_seconds: u64,
-    /// What it is about.
+    /// The subject.
     pub subject: Subject,
-    /// What is to be done.
+    /// The action.
     pub action: Action,
-    /// A sentence.
+    /// Why, in a sentence.
     pub reason: String,
 }
 
@@ -97,7 +97,7 @@ impl Decision {
         Self { at_seconds, subject, action, reason: reason.into() }
     }
 
-    /// Whether anything is to be done.
+    /// Whether it changes anything.
     #[must_use]
     pub fn acts(&self) -> bool {
         self.action != Action::Keep
@@ -110,7 +110,7 @@ impl std::fmt::Display for Action {
             Self::Keep => f.write_str("keep"),
             Self::SwitchMode { from, to } => write!(f, "{from} -> {to}"),
             Self::Scale { from, to } => write!(f, "{from} -> {to}"),
-            Self::Rebalance { replicas } => write!(f, "spread anew over {replicas}"),
+            Self::Rebalance { replicas } => write!(f, "rebalance over {replicas}"),
             Self::RaiseMemory { replica, from_bytes, to_bytes } => {
                 write!(f, "replica {replica}: {from_bytes} -> {to_bytes} bytes")
             }

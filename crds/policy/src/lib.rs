@@ -1,36 +1,49 @@
-//! Decisions about a running job: how many replicas its roles should have, how much memory its parameter servers, and in which
-//! training mode it should go on. Pure functions of a [`Policy`], what was measured ([`Observations`], which carry the time) and a
-//! bounded [`History`]: no clock, no network, no Kubernetes, so that any recorded history can be repeated ([`replay`]). The operator
-//! decides with it for jobs in a cluster.
+//! Automatic decisions about a running job: how many replicas its roles should have, how much
+//! memory its parameter servers, and which training mode it should use.
 //!
-//! A look at a job is three steps, which [`History::advance`] takes at once:
+//! They are pure functions of a [`Policy`], measurements ([`Observations`], which carry the time)
+//! and a bounded [`History`]. There is no clock, no network and no Kubernetes, so any recorded
+//! history can be repeated ([`replay`]). The operator decides with them for jobs in a cluster, and
+//! the coordinator for the training mode of `rectrain run`.
 //!
-//! 1. [`History::observe`] takes the measurements into the windows that decisions are made over.
-//! 2. [`decide`] gives one [`Decision`] a subject, each with the reason in a sentence.
-//! 3. [`History::record`] remembers what was decided, which is what cool-downs and limits count from.
+//! A look at a job has three steps, which [`History::advance`] takes at once:
 //!
-//! Carrying a decision out is the caller's. What is decided from what, with all formulas: `docs/operations/autoscaling.md`.
+//! 1. [`History::observe`] adds the measurements to the windows that decisions are made over.
+//! 2. [`decide`] returns one [`Decision`] per subject, each with its reason in a sentence.
+//! 3. [`History::record`] remembers the decisions; cool-downs and limits count from them.
+//!
+//! The caller carries the decisions out. `docs/operations/autoscaling.md` has all formulas.
 
+mod correction;
 mod decide;
 mod decision;
 mod history;
+mod look;
+mod memory;
 mod mode;
+mod needs;
 mod observations;
+mod observe;
 mod policy;
 mod predict;
 mod replay;
 mod replicas;
+mod training_mode;
+mod trial;
+mod verdict;
+mod window;
 
 pub use decide::decide;
 pub use decision::{Action, Decision, Subject};
 pub use history::History;
+pub use memory::{Kill, after_a_kill};
 pub use observations::{
-    ClusterLoad, EmbeddingWorkerLoad, ObservationError, Observations, PsLoad, ReplicaCount, Replicas, TrainingMode,
-    Worker, with_idle,
+    ClusterLoad, EmbeddingWorkerLoad, ObservationError, Observations, PsLoad, ReplicaCount, Replicas, Worker, with_idle,
 };
 pub use policy::{
     DenseWorkerPolicy, EmbeddingWorkerPolicy, ModePolicy, Policy, PolicyError, PsPolicy, ReplicaBounds, ScalingPolicy,
 };
 pub use predict::{Prediction, predict};
 pub use replay::{Record, Replay, ReplayCause, ReplayError, Replayed, replay};
-pub use replicas::after_a_kill;
+pub use training_mode::TrainingMode;
+pub use verdict::Verdict;

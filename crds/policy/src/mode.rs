@@ -1,94 +1,110 @@
-//! The training mode: the one that is predicted to train more, if the difference is worth a switch.
+//! The training mode: the faster one by prediction, if the difference is worth a switch.
 
-use crate::{Action, ClusterLoad, Decision, History, ModePolicy, Observations, Subject, TrainingMode};
+use crate::look::Look;
+use crate::policy::SwitchCircumstances;
+use crate::{Action, ClusterLoad, Decision, ModePolicy, Prediction, Subject, TrainingMode, Verdict};
 
 const HOUR_SECONDS: u64 = 3600;
 
-pub(crate) fn decide(policy: &ModePolicy, observations: &Observations, history: &History) -> Decision {
-    let now = observations.at_seconds;
-    let (action, reason) = match verdict(policy, observations, history) {
-        Ok((from, reason)) => (Action::SwitchMode { from, to: from.other() }, reason),
-        Err(reason) => (Action::Keep, reason),
-    };
-    Decision::new(now, Subject::Mode, action, reason)
+pub(crate) fn decide(policy: &ModePolicy, look: Look<'_>) -> Decision {
+    verdict(policy, look).into_decision(look.observations.at_seconds, Subject::Mode)
 }
 
-/// The mode to leave, or why it stays.
-fn verdict(
-    policy: &ModePolicy,
-    observations: &Observations,
-    history: &History,
-) -> Result<(TrainingMode, String), String> {
-    let now = observations.at_seconds;
-    let present = observations.mode.ok_or("no steps are made, or in a mode that is not switched automatically")?;
-    let predicted = history.predict(observations).ok_or("no batch of every dense worker was measured yet")?;
-    let window = policy.window_seconds;
-    let advantages = history.advantage.over(window).ok_or_else(|| format!("less than {window} s were measured"))?;
-    let gba_over_sync = advantages.iter().sum::<f64>() / advantages.len() as f64;
-    let gain = match present {
-        TrainingMode::Sync => gba_over_sync,
-        TrainingMode::Gba => -gba_over_sync,
+fn verdict(policy: &ModePolicy, look: Look<'_>) -> Verdict {
+    let Look { observations, history, .. } = look;
+    let Some(present) = observations.mode else {
+        return Verdict::keep("the job trains no step, or is in a mode that is not switched automatically");
     };
-    let crowd = crowd(policy, &observations.cluster);
-    let needed = needed(policy, present.other(), crowd.is_some(), history.has_used(present.other()));
-    let facts = format!(
-        "predicted over {window} s: gba {} % {} than sync (now {:.0} against {:.0} samples/s; slowest of a step is worker {}, {:.3} s a step){}",
-        (gba_over_sync.abs().exp_m1() * 100.0).round(),
-        if gba_over_sync < 0.0 { "slower" } else { "faster" },
-        predicted.gba,
-        predicted.sync,
-        predicted.slowest,
-        predicted.sync_step_seconds,
-        crowd.map(|crowd| format!("; the cluster is crowded: {crowd}")).unwrap_or_default(),
-    );
-    let takes = match (present, (needed.abs().exp_m1() * 100.0).round()) {
-        (TrainingMode::Gba, percent) if needed < 0.0 => format!("gba stays while it is {percent} % faster"),
-        (present, percent) => format!("leaving {present} takes {percent} % more"),
+    let Some(predicted) = history.predict(observations) else {
+        return Verdict::keep("no batch of every dense worker was measured yet");
     };
-    if gain <= needed {
-        return Err(format!("{facts}; {takes}"));
+    let Some(advantages) = history.advantage.over(policy.window_seconds) else {
+        return Verdict::keep(format!("less than {} s were measured", policy.window_seconds));
+    };
+    let comparison = Comparison {
+        present,
+        gba_over_sync: advantages.iter().sum::<f64>() / advantages.len() as f64,
+        crowd: crowd(policy, &observations.cluster),
+    };
+    let to = present.other();
+    let threshold = policy.threshold(SwitchCircumstances {
+        to,
+        is_crowded: comparison.crowd.is_some(),
+        has_used: history.has_used(to),
+    });
+    let facts = format!("{}; {}", comparison.facts(policy, predicted), takes(present, threshold));
+    if comparison.gain() <= threshold {
+        return Verdict::keep(facts);
     }
-    if let Some(last) = history.last(Subject::Mode)
+    match limit(policy, look) {
+        Some(limit) => Verdict::keep(format!("{}; {limit}", comparison.facts(policy, predicted))),
+        None => Verdict::act(Action::SwitchMode { from: present, to }, facts),
+    }
+}
+
+/// Both modes over the window of decisions.
+struct Comparison {
+    present: TrainingMode,
+    /// Mean of ln(gba / sync).
+    gba_over_sync: f64,
+    crowd: Option<String>,
+}
+
+impl Comparison {
+    /// The other mode's advantage over the present one.
+    fn gain(&self) -> f64 {
+        match self.present {
+            TrainingMode::Sync => self.gba_over_sync,
+            TrainingMode::Gba => -self.gba_over_sync,
+        }
+    }
+
+    fn facts(&self, policy: &ModePolicy, predicted: Prediction) -> String {
+        format!(
+            "predicted over {} s: gba {} % {} than sync (now {:.0} against {:.0} samples/s; slowest of a step is worker {}, {:.3} s a step){}",
+            policy.window_seconds,
+            percent(self.gba_over_sync),
+            if self.gba_over_sync < 0.0 { "slower" } else { "faster" },
+            predicted.gba,
+            predicted.sync,
+            predicted.slowest,
+            predicted.sync_step_seconds,
+            self.crowd.as_ref().map(|crowd| format!("; the cluster is crowded: {crowd}")).unwrap_or_default(),
+        )
+    }
+}
+
+/// The size of a logarithmic advantage in percent.
+fn percent(advantage: f64) -> f64 {
+    (advantage.abs().exp_m1() * 100.0).round()
+}
+
+/// The threshold, in words.
+fn takes(present: TrainingMode, threshold: f64) -> String {
+    match present {
+        TrainingMode::Gba if threshold < 0.0 => format!("gba stays while it is {} % faster", percent(threshold)),
+        present => format!("leaving {present} takes {} % more", percent(threshold)),
+    }
+}
+
+/// The dwell or the hourly limit, if it forbids a switch now.
+fn limit(policy: &ModePolicy, look: Look<'_>) -> Option<String> {
+    let now = look.observations.at_seconds;
+    if let Some(last) = look.history.last(Subject::Mode)
         && now < last.at_seconds.saturating_add(policy.dwell_seconds)
     {
         let since = now.saturating_sub(last.at_seconds);
-        return Err(format!(
-            "{facts}; a switch was decided {since} s ago, and a mode stays {} s",
-            policy.dwell_seconds
-        ));
+        let dwell = policy.dwell_seconds;
+        return Some(format!("a switch was decided {since} s ago, and a mode stays {dwell} s"));
     }
-    let switches = history.switches_within(HOUR_SECONDS, now);
-    if switches >= policy.switches_per_hour as usize {
-        return Err(format!("{facts}; the last hour has had its {switches} switches"));
-    }
-    Ok((present, format!("{facts}; {takes}")))
+    let switches = look.history.switches_within(HOUR_SECONDS, now);
+    let is_used_up = switches >= policy.switches_per_hour as usize;
+    is_used_up.then(|| format!("all {switches} switches of the last hour are used up"))
 }
 
-/// The advantage of `to` (natural logarithm of a ratio) at which training goes over to it. To `gba`: the margin, but at least what
-/// earns the switch's time s back within the dwell d, d / (d − s). To `sync`, whose steps are exact and can be repeated: less than nothing,
-/// as soon as `gba` is not worth half its threshold any more. In a crowded cluster workers are about to become slow: half the margin
-/// leads to `gba`, and only where `sync` is the faster by the margin is it left. A `gba` that was never used is only what the models say
-/// of it, which know nothing of, say, processors that workers share: all of that is doubled until it has been.
-fn needed(policy: &ModePolicy, to: TrainingMode, is_crowded: bool, has_used: bool) -> f64 {
-    let dwell = policy.dwell_seconds as f64;
-    let earned_back = policy.switch_seconds / (dwell - policy.switch_seconds).max(1.0);
-    let unsure = if has_used || to == TrainingMode::Sync { 1.0 } else { 2.0 };
-    let at_least = |margin: f64| unsure * margin.max(earned_back).ln_1p();
-    match (to, is_crowded) {
-        (TrainingMode::Gba, false) | (TrainingMode::Sync, true) => at_least(policy.margin),
-        (TrainingMode::Gba, true) => at_least(0.5 * policy.margin),
-        (TrainingMode::Sync, false) => -0.5 * at_least(policy.margin),
-    }
-}
-
-/// The largest advantage that a switch of this policy may take.
-pub(crate) fn most_needed(policy: &ModePolicy) -> f64 {
-    needed(policy, TrainingMode::Gba, false, false)
-}
-
-/// What of the cluster's load warns of slow workers.
+/// Signs in the cluster's load that workers are about to become slow.
 fn crowd(policy: &ModePolicy, load: &ClusterLoad) -> Option<String> {
-    let count = |count: u32, what: &str| (count > 0).then(|| format!("{count} {what}"));
+    let count = |count: u32, things: &str| (count > 0).then(|| format!("{count} {things}"));
     let signs = [
         load.node_cpu
             .filter(|cpu| *cpu >= policy.crowded_cpu)

@@ -1,65 +1,30 @@
-//! What was measured of a job at one moment. All of it is optional but the time: what is not known is not decided on.
+//! Measurements of a job at one moment. Only the time is required; the policy makes no decision
+//! about an unknown quantity.
 
 use serde::{Deserialize, Serialize};
 
-use crate::Decision;
+use crate::{Decision, TrainingMode};
 
-/// The two training modes that automatic switching chooses between: they share hyper-parameters and the optimizer's state
-/// (GBA, §4.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum TrainingMode {
-    /// A barrier in every step.
-    Sync,
-    /// Global-batch gradient aggregation: nobody waits.
-    Gba,
-}
-
-impl TrainingMode {
-    /// The name in a manifest.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Sync => "sync",
-            Self::Gba => "gba",
-        }
-    }
-
-    /// The other one.
-    #[must_use]
-    pub fn other(self) -> Self {
-        match self {
-            Self::Sync => Self::Gba,
-            Self::Gba => Self::Sync,
-        }
-    }
-}
-
-impl std::fmt::Display for TrainingMode {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// A dense worker since the observation before.
+/// A dense worker since the previous observation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Worker {
-    /// Rows of the batches measured.
+    /// Rows of each measured batch.
     pub batch_rows: u32,
-    /// Seconds of computation of each of its last batches, waiting left out; or their mean alone.
+    /// Seconds of computation of each of its last batches, without waiting; or only their mean.
     pub compute_seconds: Vec<f64>,
 }
 
 impl Worker {
-    /// Mean seconds of computation of `rows` rows, in proportion to those measured.
+    /// Mean seconds of computation of `rows` rows, in proportion to the measured rows.
     pub(crate) fn mean_seconds(&self, rows: f64) -> f64 {
         let mean = self.compute_seconds.iter().sum::<f64>() / self.compute_seconds.len().max(1) as f64;
         mean * rows / f64::from(self.batch_rows)
     }
 }
 
-/// As many as `count` workers where fewer were measured: those that idle in `sync` are taken to be as fast as the others on average.
+/// Fills `measured` up to `count` workers. Workers that idle in `sync` report nothing: each is
+/// assumed to be as fast as the measured workers on average.
 #[must_use]
 pub fn with_idle(mut measured: Vec<Worker>, count: usize) -> Vec<Worker> {
     let rows = measured.iter().map(|worker| f64::from(worker.batch_rows)).sum::<f64>() / measured.len().max(1) as f64;
@@ -77,59 +42,61 @@ pub fn with_idle(mut measured: Vec<Worker>, count: usize) -> Vec<Worker> {
 pub struct PsLoad {
     /// Memory in use.
     pub bytes: u64,
-    /// Memory at which it is killed, if there is such a limit.
+    /// Its memory limit, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,
-    /// Share of the time, 0 to 1, in which it looks up or updates rows.
+    /// Share of the time, 0 to 1, that it spends in look-ups and updates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy: Option<f64>,
-    /// Keys looked up a second since the observation before.
+    /// Keys looked up per second since the previous observation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub look_ups_per_second: Option<f64>,
-    /// Times it was killed for its memory, since it was made.
+    /// How often it was killed for its memory since its pod was created.
     #[serde(default)]
     pub oom_kills: u32,
 }
 
-/// The embedding workers, all together.
+/// All embedding workers together.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EmbeddingWorkerLoad {
-    /// Mean seconds a batch waited until one began with it.
+    /// Mean seconds that a batch waits in the queue.
     pub queue_wait_seconds: f64,
-    /// Mean seconds one then took for it.
+    /// Mean seconds of work on a batch after its wait.
     pub service_seconds: f64,
 }
 
-/// The nodes that the job's pods are on, and their queue: the early warning of slow workers (GBA, §3.2, figure 1).
+/// The load of the nodes that run the job's pods: an early warning of slow workers (GBA, §3.2,
+/// figure 1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ClusterLoad {
-    /// CPU that others use over CPU that the job has not requested, 0 to 1, mean over the nodes.
+    /// CPU in use by other pods over the CPU that the job has not requested: 0 to 1, mean over
+    /// nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_cpu: Option<f64>,
     /// Nodes under memory, disk or process pressure.
     #[serde(default)]
     pub nodes_under_pressure: u32,
-    /// Pods that wait for a node.
+    /// Pods of the job that wait for a node.
     #[serde(default)]
     pub pending_pods: u32,
-    /// Pods preempted or evicted since the observation before.
+    /// Pods preempted or evicted since the previous observation.
     #[serde(default)]
     pub preemptions: u32,
 }
 
-/// How many replicas a role has.
+/// The number of replicas of a role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ReplicaCount {
-    /// That should be.
+    /// Replicas that the role should have.
     pub wanted: u32,
-    /// That are ready.
+    /// Replicas that are ready.
     pub ready: u32,
 }
 
-/// How many replicas the roles have that can be scaled.
+/// The numbers of replicas of all roles that can be scaled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Replicas {
@@ -144,41 +111,44 @@ pub struct Replicas {
     pub dense_worker: Option<ReplicaCount>,
 }
 
-/// See the module's text.
+/// Measurements of a job at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Observations {
-    /// When, in seconds since any fixed moment.
+    /// The time, in seconds since any fixed moment.
     pub at_seconds: u64,
-    /// Which attempt of the job it is: in another, all processes have begun anew.
+    /// The number of the job's attempt. In another attempt all processes have restarted.
     #[serde(skip_serializing_if = "is_zero")]
     pub attempt: u32,
-    /// What was decided since the observation before by somebody else, as after a kill that ended an attempt.
+    /// Decisions since the previous observation that [`crate::decide`] did not make, such as the
+    /// one after a kill that ended an attempt.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub decided_elsewhere: Vec<Decision>,
-    /// The mode in use; none while no steps are made, or in a mode that is not switched automatically.
+    /// The mode in use. Absent while the job trains no step, or in a mode that is not switched
+    /// automatically.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<TrainingMode>,
     /// Rows of a global step.
     pub global_batch_rows: u32,
-    /// Rows that a worker computes at a time in `gba`.
+    /// Rows of a worker's batch in `gba`.
     pub local_batch_rows: u32,
-    /// ι of `gba`: gradients staler than so many global steps are left out.
+    /// ι of `gba`: gradients that are staler than this many global steps are excluded.
     pub staleness_tolerance: u32,
     /// Dense workers, by rank.
     pub workers: Vec<Worker>,
-    /// How many of them, the first, train in `sync`; none: all.
+    /// The first this many workers train in `sync`. Absent: all of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub barrier_workers: Option<u32>,
     /// Mean seconds of an all-reduce; known in `sync`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub all_reduce_seconds: Option<f64>,
-    /// Mean seconds a worker waits for a token and parameters, a batch; known in `gba`.
+    /// Mean seconds per batch that a worker waits for a token and parameters; known in `gba`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exchange_seconds: Option<f64>,
-    /// Mean seconds a worker waits for data and embeddings, a batch.
+    /// Mean seconds per batch that a worker waits for data and embeddings.
     pub wait_seconds: f64,
-    /// Rows trained a second since the observation before, all workers together; none if training rested meanwhile.
+    /// Rows trained per second by all workers since the previous observation. Absent if training
+    /// was paused meanwhile.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub samples_per_second: Option<f64>,
     /// Parameter servers, by index.
@@ -186,26 +156,26 @@ pub struct Observations {
     /// Embedding workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub embedding_workers: Option<EmbeddingWorkerLoad>,
-    /// Nodes and their queue.
+    /// Nodes and pending pods.
     pub cluster: ClusterLoad,
     /// Replicas of the roles.
     pub replicas: Replicas,
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks by reference")]
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
-/// A measurement that cannot be one.
+/// A measurement outside its range.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{field} is {value}: expected {expected}")]
 pub struct ObservationError {
-    /// Its name in JSON.
+    /// The field's name in JSON.
     pub field: &'static str,
-    /// What was found.
+    /// The value found.
     pub value: f64,
-    /// In words.
+    /// The expected range, in words.
     pub expected: &'static str,
 }
 
@@ -213,10 +183,10 @@ pub struct ObservationError {
 type Field = (&'static str, f64);
 
 impl Observations {
-    /// Finds a number that is out of its range.
+    /// Checks every number against its range.
     ///
     /// # Errors
-    /// The first such number.
+    /// The first number outside its range.
     pub fn check(&self) -> Result<(), ObservationError> {
         let refuse = |(field, value): Field, expected| Err(ObservationError { field, value, expected });
         if let Some(wrong) =
@@ -238,6 +208,18 @@ impl Observations {
             }
         }
         Ok(())
+    }
+
+    /// The largest number of look-ups or bytes of a parameter server over their mean. Absent if
+    /// neither is known of all servers.
+    pub(crate) fn unevenness(&self) -> Option<f64> {
+        let of = |cost: &dyn Fn(&PsLoad) -> Option<f64>| {
+            let costs = self.ps.iter().map(cost).collect::<Option<Vec<f64>>>()?;
+            let mean = costs.iter().sum::<f64>() / costs.len() as f64;
+            (mean > 0.0).then(|| costs.iter().copied().fold(0.0, f64::max) / mean)
+        };
+        let all = [of(&|ps| ps.look_ups_per_second), of(&|ps| Some(ps.bytes as f64))];
+        all.into_iter().flatten().reduce(f64::max)
     }
 
     fn times(&self) -> impl Iterator<Item = Field> {

@@ -1,8 +1,10 @@
-//! What the user allows and aims at. Every default is here, once, with why it is what it is.
+//! The user's limits and targets. Every default is here, with its reason.
 
 use serde::{Deserialize, Serialize};
 
-/// See the module's text. What is absent is not decided.
+use crate::TrainingMode;
+
+/// The user's limits and targets. The policy makes no decision about an absent part.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Policy {
@@ -26,25 +28,27 @@ pub struct Policy {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ModePolicy {
-    /// How much faster the other mode must be predicted to be: 0.1 is a tenth. Between the two thresholds, one for each direction,
-    /// nothing is switched (hysteresis).
+    /// How much faster the other mode must be predicted to be: 0.1 is a tenth. Each direction has
+    /// its own threshold; between the two the mode stays (hysteresis).
     pub margin: f64,
-    /// Seconds that predictions are averaged over: single slow batches are no reason.
+    /// Seconds over which predictions are averaged, so that a single slow batch causes no switch.
     pub window_seconds: u64,
     /// Seconds that a mode stays at least (dwell).
     pub dwell_seconds: u64,
-    /// Switches an hour at most.
+    /// Switches per hour at most.
     pub switches_per_hour: u32,
-    /// Seconds without training that a switch takes: it must be earned back within the dwell.
+    /// Seconds of training that a switch costs: it must earn them back within the dwell.
     pub switch_seconds: f64,
-    /// Share of the nodes' CPU, less what the job requests, from which on the cluster counts as crowded if others use it.
+    /// A cluster is crowded if other pods use at least this share of the nodes' CPU, without the
+    /// CPU that the job requests.
     pub crowded_cpu: f64,
 }
 
 impl Default for ModePolicy {
     fn default() -> Self {
         Self {
-            // More than the prediction's error on equal workers (tests/throughput.rs), less than one slow worker costs.
+            // Above the prediction's error on equal workers (tests/throughput.rs), below the cost
+            // of one slow worker.
             margin: 0.1,
             window_seconds: 60,
             dwell_seconds: 300,
@@ -55,25 +59,68 @@ impl Default for ModePolicy {
     }
 }
 
+/// The circumstances that set the threshold of a switch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SwitchCircumstances {
+    /// The mode to switch to.
+    pub(crate) to: TrainingMode,
+    /// Whether the cluster is crowded.
+    pub(crate) is_crowded: bool,
+    /// Whether the job has trained in `to` before.
+    pub(crate) has_used: bool,
+}
+
+impl ModePolicy {
+    /// The advantage, as the natural logarithm of a ratio of speeds, above which training switches.
+    ///
+    /// - To `gba`: the margin, but at least d / (d − s), which earns the switch's s seconds back
+    ///   within the dwell d. A crowded cluster is about to slow workers down: half the margin.
+    /// - To `sync`, whose steps are exact and repeatable: below zero. `gba` is left as soon as it
+    ///   is not worth half its threshold. In a crowded cluster `sync` must be faster by the margin.
+    ///
+    /// The models do not know, say, that workers share a processor. So the threshold to a `gba`
+    /// that the job has never used is doubled.
+    pub(crate) fn threshold(&self, circumstances: SwitchCircumstances) -> f64 {
+        let SwitchCircumstances { to, is_crowded, has_used } = circumstances;
+        let dwell = self.dwell_seconds as f64;
+        let earned_back = self.switch_seconds / (dwell - self.switch_seconds).max(1.0);
+        let unsure = if has_used || to == TrainingMode::Sync { 1.0 } else { 2.0 };
+        let at_least = |margin: f64| unsure * margin.max(earned_back).ln_1p();
+        match (to, is_crowded) {
+            (TrainingMode::Gba, false) | (TrainingMode::Sync, true) => at_least(self.margin),
+            (TrainingMode::Gba, true) => at_least(0.5 * self.margin),
+            (TrainingMode::Sync, false) => -0.5 * at_least(self.margin),
+        }
+    }
+
+    /// The largest threshold of any switch.
+    pub(crate) fn largest_threshold(&self) -> f64 {
+        self.threshold(SwitchCircumstances { to: TrainingMode::Gba, is_crowded: false, has_used: false })
+    }
+}
+
 /// The pace of scaling.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ScalingPolicy {
-    /// Whether decisions are only told and not carried out: then they are compared with what was told last.
+    /// Whether decisions are only recommended. A new one is then compared with the last
+    /// recommendation, because nothing carries it out.
     pub recommends_only: bool,
-    /// Seconds between two decisions about a role. Longer than both windows, so that none sees a change half done.
+    /// Seconds between two decisions about a role. Longer than both windows, so that no window sees
+    /// a change that is half done.
     pub cool_down_seconds: u64,
-    /// Seconds for which more replicas must have been needed throughout.
+    /// A role scales out if it needed more replicas throughout this many seconds.
     pub up_window_seconds: u64,
-    /// Seconds for which fewer must have been enough throughout.
+    /// A role scales in if it needed fewer replicas throughout this many seconds.
     pub down_window_seconds: u64,
-    /// How far a measure may be from its target, as a share of it, before anything is done.
+    /// A measure within this share of its target needs no change.
     pub tolerance: f64,
 }
 
 impl Default for ScalingPolicy {
     fn default() -> Self {
-        // Tolerance and the longer window for going down are those of Kubernetes' HorizontalPodAutoscaler.
+        // Kubernetes' HorizontalPodAutoscaler has the same tolerance and the same longer window for
+        // scaling in.
         Self {
             recommends_only: false,
             cool_down_seconds: 300,
@@ -84,7 +131,7 @@ impl Default for ScalingPolicy {
     }
 }
 
-/// How many replicas a role may have.
+/// The range of a role's number of replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ReplicaBounds {
@@ -100,31 +147,31 @@ impl ReplicaBounds {
     }
 }
 
-/// Parameter servers: by memory and by look-up load.
+/// Parameter servers: scaled by memory and by look-up load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PsPolicy {
-    /// How many there may be.
+    /// The range of their number.
     pub bounds: ReplicaBounds,
-    /// Share of its memory limit that the fullest should use.
+    /// Share of its memory limit that the fullest server should use.
     #[serde(default = "PsPolicy::default_memory_target")]
     pub memory_target: f64,
-    /// Share of the time that the busiest should work.
+    /// Share of the time that the busiest server should work.
     #[serde(default = "PsPolicy::default_busy_target")]
     pub busy_target: f64,
     /// Seconds over which the growth of the table is measured.
     #[serde(default = "PsPolicy::default_growth_window")]
     pub growth_window_seconds: u64,
-    /// Seconds ahead for which there must be memory: as long as it takes to have more of them at work.
+    /// Seconds ahead for which the servers need memory: the time until more of them are at work.
     #[serde(default = "PsPolicy::default_growth_horizon")]
     pub growth_horizon_seconds: u64,
-    /// Memory that one may be given at most after one was killed for its memory; without, memory is not raised.
+    /// The highest memory limit of a server after a kill for memory. Absent: limits are not raised.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_memory_bytes: Option<u64>,
 }
 
 impl PsPolicy {
-    /// With every default.
+    /// A policy with every default.
     #[must_use]
     pub fn new(bounds: ReplicaBounds) -> Self {
         Self {
@@ -154,36 +201,37 @@ impl PsPolicy {
     }
 }
 
-/// Embedding workers: by queue wait.
+/// Embedding workers: scaled by queue wait.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EmbeddingWorkerPolicy {
-    /// How many there may be.
+    /// The range of their number.
     pub bounds: ReplicaBounds,
-    /// Mean seconds that a batch may wait; none: as long as it is worked on.
+    /// Mean seconds that a batch may wait. Absent: as long as the work on it takes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue_wait_seconds: Option<f64>,
 }
 
-/// Dense workers: by marginal throughput, and by cost per sample where a price is given.
+/// Dense workers: scaled by marginal throughput, and by cost per sample if a price is given.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DenseWorkerPolicy {
-    /// How many there may be.
+    /// The range of their number.
     pub bounds: ReplicaBounds,
-    /// What one more should add, as a share of what each adds on average; between 0 and 1.
+    /// Throughput that one more worker should add, as a share of the mean per worker; between 0 and
+    /// 1.
     #[serde(default = "DenseWorkerPolicy::default_marginal_throughput")]
     pub marginal_throughput: f64,
-    /// Price of one for an hour, in any currency.
+    /// Price of a worker per hour, in any currency.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub price_per_hour: Option<f64>,
-    /// What a million samples may cost, in the same currency.
+    /// Highest cost of a million samples, in the same currency.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_cost_per_million: Option<f64>,
 }
 
 impl DenseWorkerPolicy {
-    /// With every default.
+    /// A policy with every default.
     #[must_use]
     pub fn new(bounds: ReplicaBounds) -> Self {
         Self {
@@ -203,33 +251,45 @@ impl DenseWorkerPolicy {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{field}: expected {expected}")]
 pub struct PolicyError {
-    /// Its name in JSON.
+    /// The field's name in JSON.
     pub field: &'static str,
-    /// In words.
+    /// The expected range, in words.
     pub expected: &'static str,
 }
 
+/// A rule that a setting has to meet: whether it is broken, the setting's name and the expected
+/// range.
+type Rule = (bool, &'static str, &'static str);
+
 impl Policy {
-    /// Finds a setting that is out of its range.
+    /// Checks every setting against its range.
     ///
     /// # Errors
-    /// The first such setting.
+    /// The first setting outside its range.
     pub fn check(&self) -> Result<(), PolicyError> {
-        let bounds = [
-            ("ps.bounds", self.ps.as_ref().map(|role| role.bounds)),
-            ("embeddingWorker.bounds", self.embedding_worker.as_ref().map(|role| role.bounds)),
-            ("denseWorker.bounds", self.dense_worker.as_ref().map(|role| role.bounds)),
-        ];
-        if let Some((field, _)) = bounds.into_iter().find(|(_, b)| b.is_some_and(|b| b.min == 0 || b.min > b.max)) {
-            return Err(PolicyError { field, expected: "1 <= min <= max" });
+        let rules = self.bounds_rules().into_iter().chain(self.mode_rules()).chain(self.scaling_rules());
+        let mut rules = rules.chain(self.ps_rules()).chain(self.worker_rules());
+        match rules.find(|(is_broken, ..)| *is_broken) {
+            Some((_, field, expected)) => Err(PolicyError { field, expected }),
+            None => Ok(()),
         }
-        let wrong = |share: f64| !(share > 0.0 && share < 1.0);
-        let ps = |share: fn(&PsPolicy) -> f64| self.ps.as_ref().is_some_and(|ps| wrong(share(ps)));
+    }
+
+    fn bounds_rules(&self) -> [Rule; 3] {
+        let rule = |bounds: Option<ReplicaBounds>, field| {
+            let is_broken = bounds.is_some_and(|bounds| bounds.min == 0 || bounds.min > bounds.max);
+            (is_broken, field, "1 <= min <= max")
+        };
+        [
+            rule(self.ps.as_ref().map(|role| role.bounds), "ps.bounds"),
+            rule(self.embedding_worker.as_ref().map(|role| role.bounds), "embeddingWorker.bounds"),
+            rule(self.dense_worker.as_ref().map(|role| role.bounds), "denseWorker.bounds"),
+        ]
+    }
+
+    fn mode_rules(&self) -> [Rule; 4] {
         let mode = |is_wrong: fn(&ModePolicy) -> bool| self.mode.as_ref().is_some_and(is_wrong);
-        let above_0 = |number: Option<f64>| number.is_some_and(|number| !(number.is_finite() && number > 0.0));
-        let dense = self.dense_worker.as_ref();
-        let queue_wait = self.embedding_worker.as_ref().and_then(|role| role.queue_wait_seconds);
-        let checks = [
+        [
             (mode(|m| !(m.margin.is_finite() && m.margin >= 0.0)), "mode.margin", "a number of at least 0"),
             (mode(|m| m.window_seconds == 0), "mode.windowSeconds", "at least 1"),
             (mode(|m| m.dwell_seconds < m.window_seconds), "mode.dwellSeconds", "at least windowSeconds"),
@@ -238,28 +298,44 @@ impl Policy {
                 "mode.switchSeconds",
                 "a number of at least 0 and below half of dwellSeconds",
             ),
-            (self.scaling.up_window_seconds == 0, "scaling.upWindowSeconds", "at least 1"),
-            (self.scaling.down_window_seconds == 0, "scaling.downWindowSeconds", "at least 1"),
-            (!(0.0..1.0).contains(&self.scaling.tolerance), "scaling.tolerance", "a number from 0 to below 1"),
-            (ps(|p| p.memory_target), "ps.memoryTarget", "a share between 0 and 1"),
-            (ps(|p| p.busy_target), "ps.busyTarget", "a share between 0 and 1"),
-            (above_0(queue_wait), "embeddingWorker.queueWaitSeconds", "a number above 0"),
-            (
-                dense.is_some_and(|d| wrong(d.marginal_throughput)),
-                "denseWorker.marginalThroughput",
-                "a share between 0 and 1",
-            ),
-            (above_0(dense.and_then(|d| d.price_per_hour)), "denseWorker.pricePerHour", "a number above 0"),
-            (above_0(dense.and_then(|d| d.max_cost_per_million)), "denseWorker.maxCostPerMillion", "a number above 0"),
-            (
-                dense.is_some_and(|d| d.max_cost_per_million.is_some() && d.price_per_hour.is_none()),
-                "denseWorker.maxCostPerMillion",
-                "a pricePerHour with it",
-            ),
-        ];
-        match checks.into_iter().find(|(is_wrong, ..)| *is_wrong) {
-            Some((_, field, expected)) => Err(PolicyError { field, expected }),
-            None => Ok(()),
-        }
+        ]
     }
+
+    fn scaling_rules(&self) -> [Rule; 3] {
+        let scaling = &self.scaling;
+        [
+            (scaling.up_window_seconds == 0, "scaling.upWindowSeconds", "at least 1"),
+            (scaling.down_window_seconds == 0, "scaling.downWindowSeconds", "at least 1"),
+            (!(0.0..1.0).contains(&scaling.tolerance), "scaling.tolerance", "a number from 0 to below 1"),
+        ]
+    }
+
+    fn ps_rules(&self) -> [Rule; 2] {
+        let ps = |share: fn(&PsPolicy) -> f64| self.ps.as_ref().is_some_and(|ps| !is_inner_share(share(ps)));
+        [
+            (ps(|ps| ps.memory_target), "ps.memoryTarget", "a share between 0 and 1"),
+            (ps(|ps| ps.busy_target), "ps.busyTarget", "a share between 0 and 1"),
+        ]
+    }
+
+    fn worker_rules(&self) -> [Rule; 5] {
+        let not_positive = |number: Option<f64>| number.is_some_and(|number| !(number.is_finite() && number > 0.0));
+        let queue_wait = self.embedding_worker.as_ref().and_then(|role| role.queue_wait_seconds);
+        let dense = self.dense_worker.as_ref();
+        let marginal = dense.is_some_and(|dense| !is_inner_share(dense.marginal_throughput));
+        let price = dense.and_then(|dense| dense.price_per_hour);
+        let max_cost = dense.and_then(|dense| dense.max_cost_per_million);
+        [
+            (not_positive(queue_wait), "embeddingWorker.queueWaitSeconds", "a number above 0"),
+            (marginal, "denseWorker.marginalThroughput", "a share between 0 and 1"),
+            (not_positive(price), "denseWorker.pricePerHour", "a number above 0"),
+            (not_positive(max_cost), "denseWorker.maxCostPerMillion", "a number above 0"),
+            (max_cost.is_some() && price.is_none(), "denseWorker.maxCostPerMillion", "a pricePerHour with it"),
+        ]
+    }
+}
+
+/// Whether a number lies between 0 and 1, without either.
+fn is_inner_share(share: f64) -> bool {
+    share > 0.0 && share < 1.0
 }

@@ -1,32 +1,36 @@
-//! How fast either mode would be, from measured batch times. The models are those of the simulator that runs the modes' own state
-//! machines (`rectrain simulate`); `tests/throughput.rs` compares them.
+//! Predicted speed of either mode, from measured batch times. The models are the ones of the
+//! simulator that runs the modes' own state machines (`rectrain simulate`); `tests/throughput.rs`
+//! compares them.
 //!
-//! With c_i(b) the seconds that worker i computes b rows, G the global and B the local batch, N workers with a barrier, r an
-//! all-reduce, e the wait for token and parameters and w that for data and embeddings:
+//! c_i(b) is the time in which worker i computes b rows. G is the global batch, B the local batch,
+//! and N the number of workers with a barrier. r is an all-reduce, e the wait for token and
+//! parameters, and w the wait for data and embeddings. All times are in seconds.
 //!
-//! - `sync`: a step takes T = E[max_i c_i(G/N)] + r + w, so G/T samples a second: as fast as its slowest worker. The mean of the
-//!   largest is not the largest of the means: it is taken over the measured batches, the j-th of every worker together.
-//! - `gba`: worker i takes t_i = c_i(B) + e + w for a batch and waits for nobody, so Σ B/t_i. While it works on one, t_i·Σ 1/t_j
-//!   batches come in, of which M = G/B make a step; a gradient staler than ι steps is left out (GBA, §4.1, equation 1), and what is
-//!   left out is not counted as trained.
+//! - `sync`: a step takes T = E[max_i c_i(G/N)] + r + w, so the speed is G/T: the slowest worker
+//!   sets it. The mean of the maximum is not the maximum of the means. So the maximum is taken over
+//!   the j-th measured batches of all workers, and then averaged over j.
+//! - `gba`: worker i takes t_i = c_i(B) + e + w for a batch and waits for no other worker, so the
+//!   speed is Σ B/t_i. During its batch t_i·Σ 1/t_j batches arrive, and M = G/B batches make a
+//!   step. A gradient staler than ι steps is excluded (GBA, §4.1, equation 1) and does not count as
+//!   trained.
 
 use crate::{Observations, TrainingMode, Worker};
 
-/// Rows trained a second, all workers together.
+/// Predicted rows per second of all workers together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
     /// In `sync`.
     pub sync: f64,
-    /// In `gba`, gradients that would be left out not counted.
+    /// In `gba`, without gradients that would be excluded.
     pub gba: f64,
     /// Seconds of a step in `sync`.
     pub sync_step_seconds: f64,
-    /// Rank of the worker that is slowest on average, among those that train in `sync`.
+    /// Rank of the slowest worker on average, among the workers that train in `sync`.
     pub slowest: usize,
 }
 
 impl Prediction {
-    /// In `mode`.
+    /// The speed in `mode`.
     #[must_use]
     pub fn of(&self, mode: TrainingMode) -> f64 {
         match mode {
@@ -36,22 +40,29 @@ impl Prediction {
     }
 }
 
-/// Between the gradient's arrival and the application of the step that it is in, half a step passes on average.
+/// Steps that pass on average between a gradient's arrival and the application of its step.
 const IN_BUFFER_STEPS: f64 = 0.5;
 
-/// What of a step is not computing, in seconds, as last known. Where only one of all-reduce and exchange is, it stands for the other: a
-/// ring all-reduce moves the gradient and the sums over a worker's link, a push and a pull the gradient and the parameters.
+/// The parts of a step besides computation, in seconds, as last known.
+///
+/// If only one of all-reduce and exchange is known, it stands for the other. A ring all-reduce
+/// moves the gradient and the sums over a worker's link; a push and a pull move the gradient and
+/// the parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Overheads {
     pub(crate) all_reduce: Option<f64>,
     pub(crate) exchange: Option<f64>,
-    /// For data and embeddings, with a barrier and without one: they are measured apart, and what is not known is as it is now.
+    /// Wait for data and embeddings in `sync`. Absent: as measured now.
     pub(crate) sync_wait: Option<f64>,
+    /// Wait for data and embeddings in `gba`. Absent: as measured now.
     pub(crate) gba_wait: Option<f64>,
 }
 
-/// Predicts both modes; `None` where no batch was measured or the measurements cannot be ([`Observations::check`]).
-/// `all_reduce_seconds` and `exchange_seconds` are those last known; where only one is, it stands for the other.
+/// Predicts both modes.
+///
+/// `all_reduce_seconds` and `exchange_seconds` are the last known values; if only one is known, it
+/// stands for the other. Returns `None` if no batch was measured, or if a measurement is outside
+/// its range ([`Observations::check`]).
 #[must_use]
 pub fn predict(
     observations: &Observations,
@@ -62,17 +73,17 @@ pub fn predict(
     with_overheads(observations, overheads)
 }
 
+/// Predicts both modes with these overheads; see [`predict`].
 pub(crate) fn with_overheads(observations: &Observations, overheads: Overheads) -> Option<Prediction> {
     observations.check().ok()?;
     let workers = &observations.workers;
     if !is_measured(workers) || observations.global_batch_rows == 0 || observations.local_batch_rows == 0 {
         return None;
     }
-    let with_barrier = with_barrier(observations);
     let all_reduce = overheads.all_reduce.or(overheads.exchange).unwrap_or(0.0);
     let rows = f64::from(observations.local_batch_rows);
     let slowest_seconds = workers.iter().map(|worker| worker.mean_seconds(rows)).fold(f64::MIN_POSITIVE, f64::max);
-    // An all-reduce takes as long as its slowest worker; an exchange is a worker's own.
+    // The slowest worker sets the time of an all-reduce; every worker exchanges at its own speed.
     let exchange = |worker: &Worker| match overheads.exchange {
         Some(exchange) => exchange,
         None => all_reduce * worker.mean_seconds(rows) / slowest_seconds,
@@ -81,13 +92,11 @@ pub(crate) fn with_overheads(observations: &Observations, overheads: Overheads) 
     let gba_wait = overheads.gba_wait.unwrap_or(observations.wait_seconds);
     let global_rows = f64::from(observations.global_batch_rows);
     let sync_step_seconds = computing_seconds(observations)? + all_reduce + sync_wait;
-    let slowest = (0..with_barrier.len())
-        .max_by(|a, b| with_barrier[*a].mean_seconds(1.0).total_cmp(&with_barrier[*b].mean_seconds(1.0)))?;
     let prediction = Prediction {
         sync: global_rows / sync_step_seconds,
         gba: without_barrier(observations, |worker| exchange(worker) + gba_wait),
         sync_step_seconds,
-        slowest,
+        slowest: slowest(with_barrier(observations))?,
     };
     let is_speed = prediction.sync.is_normal() && prediction.gba.is_finite();
     is_speed.then_some(prediction)
@@ -104,13 +113,20 @@ fn with_barrier(observations: &Observations) -> &[Worker] {
     &workers[..count.max(1).min(workers.len())]
 }
 
-/// Seconds that the slowest worker of a step in `sync` computes a row; none if no batch of every worker was measured, or nothing can be.
+/// Rank of the slowest worker on average.
+fn slowest(workers: &[Worker]) -> Option<usize> {
+    let seconds = |rank: &usize| workers[*rank].mean_seconds(1.0);
+    (0..workers.len()).max_by(|a, b| seconds(a).total_cmp(&seconds(b)))
+}
+
+/// Seconds per row of the slowest worker of a step in `sync`. `None` if a worker has no measured
+/// batch, or if the result is no usable number.
 pub(crate) fn seconds_a_row(observations: &Observations) -> Option<f64> {
     let workers = with_barrier(observations);
     is_measured(workers).then(|| mean_of_the_slowest(workers, 1.0)).filter(|seconds| seconds.is_normal())
 }
 
-/// Seconds of a step in `sync` that its slowest worker computes.
+/// Seconds of computation of the slowest worker of a step in `sync`.
 fn computing_seconds(observations: &Observations) -> Option<f64> {
     let workers = with_barrier(observations);
     let rows = f64::from(observations.global_batch_rows) / workers.len().max(1) as f64;

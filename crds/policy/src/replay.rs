@@ -1,5 +1,8 @@
-//! A recorded history, decided again. A trace is JSON lines, each an object with one of three keys: `{"policy": …}` from there on,
-//! `{"observations": …}` to decide on, and `{"decision": …}`, what was decided then on the observations before it, to compare with.
+//! Repeats a recorded history. A trace is JSON lines, each an object with one of three keys:
+//!
+//! - `{"policy": …}` applies to all following lines.
+//! - `{"observations": …}` are decided on.
+//! - `{"decision": …}` is the recorded decision on the observations before it, for comparison.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,25 +12,25 @@ use crate::{Decision, History, ObservationError, Observations, Policy, PolicyErr
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Record {
-    /// Holds from here on.
+    /// The policy for all following records.
     Policy(Box<Policy>),
-    /// Is decided on.
+    /// Observations to decide on.
     Observations(Box<Observations>),
-    /// Was decided, and acted.
+    /// A recorded decision that changed something.
     Decision(Decision),
 }
 
-/// A line that is no record of a trace.
+/// A line that is no valid record.
 #[derive(Debug, thiserror::Error)]
 #[error("line {line}: {cause}")]
 pub struct ReplayError {
-    /// Counted from 1.
+    /// The line's number, from 1.
     pub line: usize,
-    /// Why.
+    /// The error in it.
     pub cause: ReplayCause,
 }
 
-/// What is wrong with a line.
+/// The error in a line.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayCause {
     /// It is no record.
@@ -40,14 +43,14 @@ pub enum ReplayCause {
     #[error("observations: {0}")]
     Observations(#[from] ObservationError),
     /// Time runs backwards.
-    #[error("observations: atSeconds is {now}: expected more than {before}, that of the observations before")]
+    #[error("observations: atSeconds is {now}: expected more than {before}, the time of the previous observations")]
     Order {
-        /// Found.
+        /// The time found.
         now: u64,
-        /// Before.
+        /// The time of the previous observations.
         before: u64,
     },
-    /// There is nothing to decide by.
+    /// No policy came before the observations.
     #[error("observations without a `policy` on an earlier line")]
     NoPolicy,
 }
@@ -58,30 +61,30 @@ pub enum ReplayCause {
 pub struct Replayed {
     /// The line of its observations.
     pub line: usize,
-    /// Of now.
+    /// The decision.
     #[serde(flatten)]
     pub decision: Decision,
-    /// Whether the trace has the same decision, or none to compare with.
+    /// Whether the trace has the same decision, or no decisions at all.
     pub agrees: bool,
 }
 
-/// What came of a replay.
+/// The result of a replay.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Replay {
-    /// Observations decided on.
+    /// The number of observations decided on.
     pub observations: usize,
-    /// Every decision that something was to be done, in order.
+    /// Every decision that changes something, in order.
     pub decisions: Vec<Replayed>,
-    /// Recorded decisions that are not made again, each with its line.
+    /// Recorded decisions that the replay did not repeat, each with its line.
     pub missing: Vec<(usize, Decision)>,
-    /// The last decision about each subject, those to do nothing included: how things stand at the end.
+    /// The last decision about each subject, including decisions to keep everything.
     pub standing: Vec<Decision>,
 }
 
 /// Decides again on all observations of the trace `text`. Empty lines are skipped.
 ///
 /// # Errors
-/// The first line that is no record, or a number in it that cannot be.
+/// The first line that is no record, or that has a number outside its range.
 pub fn replay(text: &str) -> Result<Replay, ReplayError> {
     let mut state = State::default();
     for (line, text) in (1..).zip(text.lines()).filter(|(_, text)| !text.trim().is_empty()) {

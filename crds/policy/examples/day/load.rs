@@ -1,11 +1,15 @@
-//! The load of a shared cluster over a day, made up in the manner of public clusters' traces: calm nights with a wave of batch jobs,
-//! crowded days, and neighbours whose stay is heavy-tailed. Everything is a function of the seed.
+//! The synthetic load of a shared cluster over a day, in the manner of public clusters' traces.
+//! Nights are calm with a wave of batch jobs, days are crowded, and neighbours' stays are
+//! heavy-tailed. The seed determines everything.
 //!
-//! Each worker has a node. Neighbours come to it as a Poisson process whose expected number present is ρ(t), stay for a log-normal
-//! time (median [`STAY_SECONDS`], σ = [`STAY_SIGMA`]) and want a Pareto-distributed share of the node's cores (from [`LEAST_DEMAND`],
-//! shape [`DEMAND_SHAPE`]). A worker whose neighbours want d together is 1 + d times slower, at most [`MOST_SLOWDOWN`] times. ρ(t) is
-//! [`CALM`] at night, rises from seven o'clock to [`CROWDED`] at two in the afternoon and falls until nine in the evening; from two
-//! to three at night it is [`BATCH_WAVE`]. What of this is load that the training job sees is the sum over its nodes.
+//! Each worker has a node. Neighbours arrive at it as a Poisson process; the expected number
+//! present is ρ(t). They stay for a log-normal time (median [`STAY_SECONDS`], σ = [`STAY_SIGMA`]).
+//! They demand a Pareto-distributed share of the node's cores (from [`LEAST_DEMAND`], shape
+//! [`DEMAND_SHAPE`]). If the demands add up to d, the worker is 1 + d times slower, at most
+//! [`MOST_SLOWDOWN`] times.
+//!
+//! ρ(t) is [`CALM`] at night, rises from 7:00 to [`CROWDED`] at 14:00 and falls until 21:00. From
+//! 2:00 to 3:00 it is [`BATCH_WAVE`]. The training job sees the sum over its nodes.
 
 pub const DAY_SECONDS: f64 = 86_400.0;
 const HOUR: f64 = 3600.0;
@@ -17,7 +21,7 @@ const MOST_SLOWDOWN: f64 = 6.0;
 const CALM: f64 = 0.003;
 const CROWDED: f64 = 0.35;
 const BATCH_WAVE: f64 = 0.08;
-/// Share of a node's CPU that a worker alone uses, and what a neighbour's demand of 1 adds.
+/// Share of a node's CPU that a worker alone uses. A neighbour's demand of 1 adds as much.
 const OWN_CPU: f64 = 0.45;
 
 /// SplitMix64.
@@ -46,7 +50,7 @@ impl Random {
     }
 }
 
-/// A time in which a worker is so many times slower.
+/// A time in which a worker is slower by `factor`.
 #[derive(Clone, Copy, Debug)]
 pub struct Slow {
     pub from_seconds: f64,
@@ -54,14 +58,14 @@ pub struct Slow {
     pub factor: f64,
 }
 
-/// The day of one worker: times of slowness, in order, none of them overlapping.
+/// The day of one worker: times of slowness, in order and without overlap.
 #[derive(Clone, Debug)]
 pub struct Node {
     pub slow: Vec<Slow>,
 }
 
 impl Node {
-    /// How many times slower its worker is at `seconds`.
+    /// Factor by which its worker is slower at `seconds`.
     pub fn factor(&self, seconds: f64) -> f64 {
         let place = self.slow.partition_point(|slow| slow.until_seconds <= seconds);
         self.slow.get(place).filter(|slow| slow.from_seconds <= seconds).map_or(1.0, |slow| slow.factor)
@@ -89,7 +93,7 @@ pub fn nodes(count: usize, seed: u64) -> Vec<Node> {
 fn one(random: &mut Random) -> Node {
     let mean_stay = STAY_SECONDS * (STAY_SIGMA * STAY_SIGMA / 2.0).exp();
     let most = CROWDED / mean_stay;
-    // Thinning: candidates at the highest rate, each kept with its share of it.
+    // Thinning: candidates arrive at the highest rate, and each stays with the present share of it.
     let (mut now, mut stays) = (0.0, Vec::new());
     loop {
         now -= random.uniform().ln() / most;
@@ -104,7 +108,7 @@ fn one(random: &mut Random) -> Node {
     }
 }
 
-/// Neighbours' demands, summed where they are there together.
+/// Neighbours' demands, summed where their stays overlap.
 fn slow_times(stays: &[(f64, f64, f64)]) -> Vec<Slow> {
     let mut times: Vec<f64> = stays.iter().flat_map(|(from, until, _)| [*from, *until]).collect();
     times.sort_by(f64::total_cmp);

@@ -1,7 +1,8 @@
-//! A day in a shared cluster: what automatic mode switching trains and what that costs, against either mode all day and an oracle that
-//! knows the day beforehand.
+//! A day in a shared cluster: the samples and the cost of automatic mode switching, against either
+//! mode all day and against an oracle that knows the day in advance.
 //!
-//! `cargo run --release -p rectrain-policy --example day -- [SEED] [--trace FILE]`; the trace is one for `rectrain policy replay`.
+//! `cargo run --release -p rectrain-policy --example day -- [SEED] [--trace FILE]`. The trace is
+//! input for `rectrain policy replay`.
 
 mod load;
 mod simulation;

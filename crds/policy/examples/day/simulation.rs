@@ -1,6 +1,7 @@
-//! A day's training under that load: what each mode would train in every interval comes from the simulator that runs the modes' own
-//! state machines; the policy sees, interval after interval, what a job in the mode that it is in could measure, and chooses the mode
-//! of the next. A switch costs its seconds of training.
+//! A day's training under that load. The simulator that runs the modes' own state machines gives
+//! the speed of each mode in every interval. In each interval the policy sees the measurements of a
+//! job in its present mode, and chooses the mode of the next interval. A switch costs its seconds
+//! of training.
 
 use rectrain_modes::TrainingMode as SimulatedMode;
 use rectrain_modes::gba::{BufferSize, BufferSizeError, Decay, LostTokens, TokenMode};
@@ -20,11 +21,11 @@ pub const PRICE: f64 = 1.0;
 const ROWS: u32 = 4096;
 const STEP_SECONDS: f64 = 1.0;
 const TOLERANCE: u32 = 4;
-/// Few enough that their links bound `gba` while all workers are fast, as they bound high concurrency in practice.
+/// So few that their links limit `gba` while all workers are fast, as in practice.
 const SERVERS: usize = 2;
 /// Batches of a worker that an observation holds.
 const MEASURED: usize = 8;
-/// All day, a batch in a thousand takes longer.
+/// One batch in a thousand takes longer, all day.
 const TAIL_SHARE: f64 = 1e-3;
 const TAIL_SHAPE: f64 = 1.5;
 const TAIL_LIMIT: f64 = 20.0;
@@ -41,7 +42,7 @@ pub enum DayError {
     Buffer(#[from] BufferSizeError),
 }
 
-/// What can be known of a day: its load, and the samples a second of both modes in each interval.
+/// A day: its load, and the samples per second of both modes in each interval.
 pub struct Day {
     nodes: Vec<Node>,
     sync: Vec<f64>,
@@ -49,7 +50,7 @@ pub struct Day {
     seed: u64,
 }
 
-/// What was trained in a day.
+/// The training of a day.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     pub samples: f64,
@@ -59,7 +60,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// What a million samples cost.
+    /// The cost of a million samples.
     pub fn cost_per_million(&self) -> f64 {
         WORKERS as f64 * DAY_SECONDS / 3600.0 * PRICE / self.samples * 1e6
     }
@@ -73,7 +74,7 @@ impl Day {
         let gba = SimulatedMode::Tokens(TokenMode::Gba { buffer, decay, lost_tokens: LostTokens::Vanish });
         let sync = train(&nodes, SimulatedMode::Sync, seed)?;
         let gba = train(&nodes, gba, seed)?;
-        // Gradients left out are not trained; the simulator counts them for the whole run.
+        // Excluded gradients do not count as trained; the simulator counts them over the whole run.
         let counted = gba.trained_samples_per_second / gba.global_samples_per_second;
         let gba = gba.interval_samples_per_second.iter().map(|samples| samples * counted).collect();
         Ok(Self { nodes, sync: sync.interval_samples_per_second, gba, seed })
@@ -92,8 +93,8 @@ impl Day {
         Outcome { samples, switches: 0, in_gba: f64::from(u8::from(mode == TrainingMode::Gba)) }
     }
 
-    /// The best there is for who knows the day beforehand: dynamic programming over intervals and modes; a switch costs
-    /// `switch_seconds` of training and is bound by nothing else.
+    /// The best result with knowledge of the whole day: dynamic programming over intervals and
+    /// modes. A switch costs `switch_seconds` of training and is otherwise free.
     pub fn oracle(&self, switch_seconds: f64) -> Outcome {
         use TrainingMode::{Gba, Sync};
         let mut best = [Sync, Gba].map(|mode| (0.0, 0usize, 0usize, mode));
@@ -113,7 +114,7 @@ impl Day {
         Outcome { samples, switches, in_gba: in_gba as f64 / self.sync.len() as f64 }
     }
 
-    /// The policy decides. `see` gets every observation with the decisions made on it.
+    /// The policy decides. `see` receives every observation with the decisions on it.
     pub fn automatic(&self, policy: &Policy, mut see: impl FnMut(&Observations, &[Decision])) -> Outcome {
         let switch_seconds = policy.mode.as_ref().map_or(0.0, |mode| mode.switch_seconds);
         let (mut history, mut mode) = (History::default(), TrainingMode::Sync);
@@ -137,7 +138,7 @@ impl Day {
         outcome
     }
 
-    /// What a job in `mode` measures in an interval.
+    /// The measurements of a job in `mode` in an interval.
     fn observe(&self, interval: usize, mode: TrainingMode, lost: f64, random: &mut Random) -> Observations {
         let begin = interval as f64 * INTERVAL;
         let batch = |node: &Node, index: usize, random: &mut Random| {
@@ -208,20 +209,22 @@ fn train(nodes: &[Node], mode: SimulatedMode, seed: u64) -> Result<Report, Simul
     })
 }
 
-/// What a worker measures of the simulator's ring.
+/// Seconds of an all-reduce over the simulator's ring.
 fn all_reduce_seconds() -> f64 {
     let n = WORKERS as f64;
     2.0 * n.log2().ceil() * LINK.latency_seconds + 2.0 * (n - 1.0) / n * LINK.dense_bytes / LINK.bytes_per_second
 }
 
-/// And of its look-ups: gradients of rows there, one request after the other at a server, rows back.
+/// Seconds of its look-ups: gradients of rows to the servers, which answer one request after the
+/// other, and rows back.
 fn wait_seconds() -> f64 {
     let rows = LINK.embedding_bytes_per_row * f64::from(ROWS);
     let served = WORKERS as f64 * (SERVER.seconds_per_request + rows / SERVERS as f64 / SERVER.bytes_per_second);
     2.0 * (LINK.latency_seconds + rows / LINK.bytes_per_second) + served
 }
 
-/// What the workers must have waited for token and parameters, a batch, to be as fast as they were; by bisection.
+/// Seconds per batch that the workers must have waited for token and parameters to reach `speed`;
+/// by bisection.
 fn exchange_seconds(workers: &[Worker], speed: f64) -> Option<f64> {
     let mean = |worker: &Worker| worker.compute_seconds.iter().sum::<f64>() / MEASURED as f64 + wait_seconds();
     let with = |wait: f64| workers.iter().map(|worker| f64::from(ROWS) / (mean(worker) + wait)).sum::<f64>();

@@ -1,4 +1,5 @@
-//! A day in a shared cluster: automatic switching against either mode all day, and against who knows the day beforehand.
+//! A day in a shared cluster: automatic switching against either mode all day, and against an
+//! oracle that knows the day in advance.
 
 #[path = "../../examples/day/load.rs"]
 mod load;
@@ -9,7 +10,7 @@ use self::simulation::Day;
 use rectrain_policy::{ModePolicy, Policy, TrainingMode};
 
 #[test]
-fn a_day_is_trained_at_nine_tenths_of_the_oracle_and_above_either_mode() {
+fn auto_reaches_nine_tenths_of_the_oracle_and_beats_either_mode() {
     let policy = Policy { mode: Some(ModePolicy::default()), ..Policy::default() };
     let mode = ModePolicy::default();
     let day = Day::new(1).unwrap();
@@ -21,7 +22,7 @@ fn a_day_is_trained_at_nine_tenths_of_the_oracle_and_above_either_mode() {
         }
     });
     let (sync, gba) = (day.fixed(TrainingMode::Sync), day.fixed(TrainingMode::Gba));
-    assert!(oracle.samples >= sync.samples.max(gba.samples), "the oracle can do what either does");
+    assert!(oracle.samples >= sync.samples.max(gba.samples), "the oracle can stay in either mode");
     assert!(oracle.samples > 1.05 * sync.samples.max(gba.samples), "a day on which switching pays");
     assert!(automatic.samples >= 0.9 * oracle.samples, "{automatic:?} {oracle:?}");
     assert!(automatic.samples > sync.samples.max(gba.samples), "{automatic:?} {sync:?} {gba:?}");

@@ -1,4 +1,4 @@
-//! Single decisions: what is decided in which situation, and what is said of it.
+//! Single decisions: each situation, its decision and its reason.
 
 use crate::world::{INTERVAL, World, policy};
 use rectrain_policy::{
@@ -18,7 +18,7 @@ fn a_slow_worker_leads_to_gba_and_back_when_it_is_fast_again() {
     let reason = &last(&world, Subject::Mode).unwrap().reason;
     assert!(reason.contains("faster than sync") && reason.contains("worker 0"), "{reason}");
     assert_eq!(history.decided_mode(), Some(TrainingMode::Gba));
-    // Equal workers are as fast in either mode, and at the same speed the exact one is the better.
+    // Equal workers are as fast in either mode. At the same speed the exact mode is better.
     world.slowdown = 1.0;
     world.run(&policy, &mut history, 600);
     assert_eq!(world.mode, TrainingMode::Sync);
@@ -30,17 +30,17 @@ fn a_slow_worker_leads_to_gba_and_back_when_it_is_fast_again() {
 }
 
 #[test]
-fn what_was_measured_beside_neighbours_does_not_keep_gba_once_they_have_gone() {
+fn waits_measured_beside_neighbours_do_not_keep_gba_after_they_left() {
     let policy = policy(8, 8);
     let (mut world, mut history) = (World::new(1), History::default());
     let mut look = |slowdown: f64| {
         world.now += INTERVAL;
         world.slowdown = slowdown;
         let mut observations = world.observe();
-        // Where processors are short, the all-reduce through the slow worker takes as much longer as its computing.
+        // Scarce processors slow the all-reduce through the slow worker as much as its computation.
         observations.all_reduce_seconds = observations.all_reduce_seconds.map(|seconds| seconds * slowdown);
         observations.samples_per_second = None;
-        // And who waits for embeddings beside them waits for a processor as well.
+        // A worker that waits for embeddings beside neighbours also waits for a processor.
         if world.mode == TrainingMode::Sync && slowdown > 1.0 {
             observations.wait_seconds = 0.1 * slowdown;
         }
@@ -60,14 +60,14 @@ fn what_was_measured_beside_neighbours_does_not_keep_gba_once_they_have_gone() {
     // Half a minute.
     assert!((0..6).any(|_| look(10.0) == TrainingMode::Gba), "it is slow");
     assert!((0..60).all(|_| look(10.0) == TrainingMode::Gba));
-    assert!((0..24).any(|_| look(1.0) == TrainingMode::Sync), "it is as fast as it was");
+    assert!((0..24).any(|_| look(1.0) == TrainingMode::Sync), "it is as fast as before");
 }
 
 #[test]
 fn gba_is_left_where_the_barrier_is_faster() {
     let policy = policy(8, 8);
     let (mut world, mut history) = (World { mode: TrainingMode::Gba, ..World::new(1) }, History::default());
-    // Less than is decided on.
+    // Shorter than the window.
     world.run(&policy, &mut history, 20);
     // Pulling parameters from the servers takes four times as long as the all-reduce did.
     let observe = |world: &mut World| {
@@ -92,7 +92,8 @@ fn gba_is_left_where_the_barrier_is_faster() {
 fn a_crowded_cluster_lowers_the_threshold_to_gba() {
     let policy = policy(8, 8);
     let decided = |cluster: ClusterLoad| {
-        // 14 % slower with the barrier: less than twice the margin, which a gba never used takes, more than the half of that.
+        // 14 % slower with the barrier. That is less than twice the margin, which a gba that was
+        // never used needs, and more than half of it.
         let (mut world, mut history) = (World { slowdown: 1.24, ..World::new(1) }, History::default());
         let mut decision = None;
         for _ in 0..40 {
@@ -110,14 +111,14 @@ fn a_crowded_cluster_lowers_the_threshold_to_gba() {
 }
 
 #[test]
-fn a_mode_that_turns_out_slower_than_predicted_is_left_and_not_tried_again() {
+fn a_mode_slower_than_predicted_is_left_and_not_retried() {
     let policy = policy(8, 8);
     let (mut world, mut history) = (World { slowdown: 1.6, ..World::new(1) }, History::default());
     let mut switches = Vec::new();
     for _ in 0..(4 * 3600 / INTERVAL) {
         world.now += INTERVAL;
         let mut observations = world.observe();
-        // The servers are slower than anybody knew: without the barrier half of what was predicted is reached.
+        // The servers are slower than the models know: `gba` reaches half of its prediction.
         if world.mode == TrainingMode::Gba {
             observations.samples_per_second = observations.samples_per_second.map(|samples| 0.5 * samples);
         }
@@ -141,7 +142,7 @@ fn a_growing_table_gets_more_servers_before_the_first_is_full() {
         world.run(&policy, &mut history, INTERVAL);
         fullest = fullest.max(world.fill());
     }
-    assert!(world.table_bytes > 8e9 * 7.0, "the table outgrew what there was several times: {}", world.table_bytes);
+    assert!(world.table_bytes > 8e9 * 7.0, "the table outgrew the first servers several times: {}", world.table_bytes);
     assert!(fullest < 0.9, "{fullest}");
     let reason = &last(&world, Subject::Ps).unwrap().reason;
     assert!(reason.contains("will use") && reason.contains("in 900 s"), "{reason}");
@@ -167,7 +168,7 @@ fn growth_alone_is_a_reason_while_there_is_still_room() {
 }
 
 #[test]
-fn servers_get_more_memory_after_a_kill_or_more_of_them_at_once() {
+fn a_kill_gives_the_servers_more_memory_or_more_servers_at_once() {
     let mut with_memory = policy(1, 8);
     with_memory.ps.as_mut().unwrap().max_memory_bytes = Some(10_000_000_000);
     let after_kill = |policy: &Policy| {
@@ -199,9 +200,10 @@ fn servers_get_more_memory_after_a_kill_or_more_of_them_at_once() {
 }
 
 #[test]
-fn servers_that_are_used_unevenly_have_their_slots_spread_and_get_no_other_beside_them() {
+fn uneven_servers_are_rebalanced_instead_of_scaled_out() {
     let policy = policy(1, 8);
-    // The first is busy for 0.95 of the time; all alike would be for 0.63, which is within the target.
+    // The first is busy for 0.95 of the time. With even slots all would be busy for 0.63, which is
+    // within the target.
     let uneven = || World { look_up_load: 1.9, ps: 3, unevenness: 1.5, ..World::new(1) };
     let (mut world, mut history) = (uneven(), History::default());
     world.run(&policy, &mut history, 3600);
@@ -214,7 +216,8 @@ fn servers_that_are_used_unevenly_have_their_slots_spread_and_get_no_other_besid
     assert!(made[0].reason.contains("1.50 times the mean"), "{}", made[0].reason);
     assert!(made[0].at_seconds <= 1_000_000 + 70, "it waits for the window only");
 
-    // Single slots as large as that: what does not help is followed by what does, and not tried again for an hour.
+    // Single slots are too large: the rebalance does not help, so a scale-out follows, and no other
+    // rebalance for an hour.
     let (mut world, mut history) = (World { is_stuck: true, ..uneven() }, History::default());
     world.run(&policy, &mut history, 3600);
     let made = world.log.iter().filter(|decision| decision.subject == Subject::Ps);
@@ -223,7 +226,7 @@ fn servers_that_are_used_unevenly_have_their_slots_spread_and_get_no_other_besid
     assert!(matches!(actions[1], Action::Scale { from: 3, .. }), "{actions:?}");
     assert_eq!(actions.iter().filter(|action| matches!(action, Action::Rebalance { .. })).count(), 1, "{actions:?}");
 
-    // Little to do, and as good as even: no row is moved for that.
+    // Servers with little load, and almost even servers, are not worth moving rows for.
     for world in [World { look_up_load: 0.5, table_bytes: 1e9, ..uneven() }, World { unevenness: 1.15, ..uneven() }] {
         let (mut world, mut history) = (world, History::default());
         world.run(&policy, &mut history, 3600);
@@ -233,9 +236,10 @@ fn servers_that_are_used_unevenly_have_their_slots_spread_and_get_no_other_besid
 }
 
 #[test]
-fn a_number_that_was_too_few_is_not_tried_again_for_a_while() {
+fn a_number_that_was_too_few_is_not_retried_for_a_while() {
     let policy = policy(1, 8);
-    // One is busy for 0.9 of the time and two for 0.22 each, of which nothing is seen to speak against one.
+    // One server is busy for 0.9 of the time, and two for 0.22 each, which looks as if one were
+    // enough.
     let world = World { look_up_load: 0.9, seen_of_several: 0.5, table_bytes: 1e9, ps: 1, ..World::new(1) };
     let (mut world, mut history) = (world, History::default());
     let (out, back) = (Action::Scale { from: 1, to: 2 }, Action::Scale { from: 2, to: 1 });
@@ -248,11 +252,11 @@ fn a_number_that_was_too_few_is_not_tried_again_for_a_while() {
     let keeps = rectrain_policy::decide(&policy, &world.observe(), &history);
     let reason = &keeps.iter().find(|decision| decision.subject == Subject::Ps).unwrap().reason;
     assert!(reason.contains("1 were too few when tried"), "{reason}");
-    // A history that is made again of the decisions knows it as well.
+    // A history restored from the decisions knows it as well.
     let mut again = History::from_decisions(history.decisions().iter().cloned());
     world.run(&policy, &mut again, 600);
     assert_eq!(of_ps(&world), [out, back, out]);
-    // Then it may be tried once more, as may what was out-grown by a load that changed later.
+    // Later it may be tried once more, and so may a number that was outgrown by a changed load.
     world.seen_of_several = 1.0;
     world.look_up_load = 0.5;
     world.run(&policy, &mut again, 3600);
@@ -265,7 +269,7 @@ fn a_number_that_was_too_few_is_not_tried_again_for_a_while() {
 }
 
 #[test]
-fn dense_workers_are_added_until_one_more_adds_what_is_aimed_at() {
+fn dense_workers_are_added_until_one_more_adds_the_target() {
     let policy = policy(1, 64);
     let (mut world, mut history) = (World { work: 4.0, overhead: 0.1, ..World::new(1) }, History::default());
     world.run(&policy, &mut history, 3600);
@@ -274,11 +278,12 @@ fn dense_workers_are_added_until_one_more_adds_what_is_aimed_at() {
 }
 
 #[test]
-fn a_price_and_what_samples_may_cost_bound_the_dense_workers() {
+fn a_price_and_a_cost_limit_bound_the_dense_workers() {
     let mut policy = policy(1, 64);
     let dense = policy.dense_worker.as_mut().unwrap();
     dense.price_per_hour = Some(3.6);
-    // A step of 65,536 rows may take 4.8 worker-seconds at 0.001 a second: 4 of work and 8 · 0.1 of overhead.
+    // A step of 65,536 rows may take 4.8 worker-seconds at 0.001 a second: 4 of work and 8 · 0.1 of
+    // overhead.
     dense.max_cost_per_million = Some(4.8e-3 / 0.065_536 + 1e-9);
     let (mut world, mut history) =
         (World { work: 4.0, overhead: 0.1, dense_worker: 4, ..World::new(1) }, History::default());
@@ -288,10 +293,10 @@ fn a_price_and_what_samples_may_cost_bound_the_dense_workers() {
 }
 
 #[test]
-fn workers_that_bring_nothing_are_taken_back_and_not_tried_again_for_a_while() {
+fn workers_without_gain_are_removed_and_not_retried_for_a_while() {
     let policy = policy(1, 64);
     let mut world = World { work: 8.0, overhead: 0.1, ..World::new(1) };
-    // The data comes no faster than eight workers train it.
+    // The data arrives no faster than eight workers train it.
     world.most_samples = 65_536.0 / 1.1;
     let mut history = History::default();
     world.run(&policy, &mut history, 3600);
@@ -300,7 +305,7 @@ fn workers_that_bring_nothing_are_taken_back_and_not_tried_again_for_a_while() {
 }
 
 #[test]
-fn a_recommendation_is_told_once_and_taken_back_when_it_no_longer_holds() {
+fn a_recommendation_is_made_once_and_reverted_when_it_is_outdated() {
     let mut policy = policy(1, 64);
     policy.scaling.recommends_only = true;
     policy.mode = None;
@@ -322,7 +327,7 @@ fn a_recommendation_is_told_once_and_taken_back_when_it_no_longer_holds() {
 }
 
 #[test]
-fn a_manifest_with_other_bounds_is_followed_at_once() {
+fn new_bounds_in_the_manifest_apply_at_once() {
     let (mut world, mut history) = (World::new(1), History::default());
     world.run(&policy(1, 64), &mut history, 600);
     let before = world.ps;
@@ -332,7 +337,7 @@ fn a_manifest_with_other_bounds_is_followed_at_once() {
 }
 
 #[test]
-fn a_history_made_of_what_a_status_holds_keeps_dwell_limit_and_decision() {
+fn a_history_restored_from_decisions_keeps_dwell_and_limits() {
     let policy = policy(8, 8);
     let (mut world, mut history) = (World { slowdown: 3.0, ..World::new(1) }, History::default());
     world.run(&policy, &mut history, 200);
@@ -341,11 +346,11 @@ fn a_history_made_of_what_a_status_holds_keeps_dwell_limit_and_decision() {
     assert_eq!(again.decided_mode(), Some(TrainingMode::Gba));
     world.log.clear();
     world.run(&policy, &mut again, 100);
-    assert_eq!(world.log, [], "nothing is decided within the cool-down");
+    assert_eq!(world.log, [], "no decision within the cool-down");
 }
 
 #[test]
-fn a_margin_is_passed_however_large_it_is() {
+fn a_large_margin_can_be_passed() {
     let mut policy = policy(8, 8);
     policy.mode.as_mut().unwrap().margin = 1.5;
     let (mut world, mut history) = (World { slowdown: 4.0, ..World::new(1) }, History::default());
@@ -357,7 +362,7 @@ fn a_margin_is_passed_however_large_it_is() {
 }
 
 #[test]
-fn what_was_decided_elsewhere_is_known_and_cools_down() {
+fn a_decision_made_elsewhere_starts_the_cool_down() {
     let policy = policy(1, 8);
     let mut world = World { look_up_load: 3.0, ..World::new(1) };
     let mut history = History::default();
@@ -390,7 +395,7 @@ fn a_table_that_is_restored_does_not_grow() {
         world.now += INTERVAL;
         let mut observations = world.observe();
         observations.attempt = 2;
-        // One after the other has its rows again.
+        // The servers restore their rows one after the other.
         observations.ps[0].bytes *= u64::from(look > 3);
         observations.ps[1].bytes *= u64::from(look > 6);
         let decided = history.advance(&policy, &observations);
@@ -399,7 +404,7 @@ fn a_table_that_is_restored_does_not_grow() {
 }
 
 #[test]
-fn workers_that_idle_in_sync_count_for_gba_and_more_of_them_for_nothing() {
+fn idle_workers_of_sync_count_for_gba_and_no_more_are_added() {
     let worker = |seconds: f64| Worker { batch_rows: 512, compute_seconds: vec![seconds] };
     let all = with_idle(vec![worker(0.2), worker(0.4)], 4);
     let mean = |worker: &Worker| worker.compute_seconds.iter().sum::<f64>() / worker.compute_seconds.len() as f64;

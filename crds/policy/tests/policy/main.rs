@@ -1,4 +1,4 @@
-//! The crate's promises, by subject.
+//! The crate's guarantees, by subject.
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 mod day;

@@ -1,4 +1,4 @@
-//! Traces: what was decided is decided again.
+//! Traces: a replay repeats the recorded decisions.
 
 use crate::world::{INTERVAL, World, policy};
 use rectrain_policy::{Decision, History, Record, replay};
@@ -24,7 +24,7 @@ fn recorded() -> (Vec<String>, Vec<Decision>) {
 }
 
 #[test]
-fn a_recorded_history_is_decided_again_to_the_letter() {
+fn a_replay_repeats_every_recorded_decision() {
     let (lines, decisions) = recorded();
     let replay = replay(&lines.join("\n")).unwrap();
     assert!(decisions.len() >= 2);
@@ -34,11 +34,11 @@ fn a_recorded_history_is_decided_again_to_the_letter() {
     assert_eq!(replay.standing.len(), 4);
     let of = &replay.decisions[0];
     let observed = format!("\"atSeconds\":{}", of.decision.at_seconds);
-    assert!(lines[of.line - 1].contains(&observed), "its line is that of its observations");
+    assert!(lines[of.line - 1].contains(&observed), "its line is the line of its observations");
 }
 
 #[test]
-fn a_decision_that_is_not_made_again_and_one_that_was_not_made_are_told() {
+fn a_replay_marks_missing_and_new_decisions() {
     let (mut lines, decisions) = recorded();
     let first = lines.iter().position(|line| line.starts_with("{\"decision\"")).unwrap();
     let changed = Decision { at_seconds: 5, ..decisions[0].clone() };

@@ -11,7 +11,7 @@ use rectrain_policy::{Observations, Prediction, Worker, predict};
 const ROWS: u32 = 512;
 const TOLERANCE: u32 = 4;
 
-/// Batches of `base` seconds, those in `share` of them a heavy-tailed multiple.
+/// Batches of `base` seconds; a share of `share` takes a heavy-tailed multiple.
 fn batches(base: f64, share: f64, random: &mut Random) -> Vec<f64> {
     let batch = |random: &mut Random| {
         let (hit, multiple) = (random.uniform() < share, (1.0 - random.uniform()).powf(-1.0 / 1.5).min(20.0));
@@ -56,7 +56,8 @@ fn predicted(workers: &[Vec<f64>], all_reduce: f64, exchange: f64) -> Prediction
     predict(&observations, Some(all_reduce), Some(exchange)).unwrap()
 }
 
-/// Equal workers, a quarter four times slower, one eight times slower, heavy tails, and all of it together.
+/// Equal workers, a quarter four times slower, one eight times slower, heavy tails, and all of it
+/// together.
 fn clusters() -> Vec<(&'static str, Vec<Vec<f64>>)> {
     let mut random = Random(3);
     let mut cluster = |speed: &dyn Fn(usize) -> f64, share: f64| {
@@ -76,7 +77,7 @@ fn off(predicted: f64, simulated: f64) -> f64 {
 }
 
 #[test]
-fn where_only_computing_takes_time_the_prediction_is_the_simulators_speed() {
+fn without_a_network_the_prediction_is_the_simulated_speed() {
     let free =
         LinkSpec { latency_seconds: 0.0, bytes_per_second: 1e18, dense_bytes: 0.0, embedding_bytes_per_row: 0.0 };
     for (name, workers) in clusters() {
@@ -89,10 +90,11 @@ fn where_only_computing_takes_time_the_prediction_is_the_simulators_speed() {
 }
 
 #[test]
-fn with_a_network_its_measured_times_are_added() {
+fn with_a_network_the_prediction_adds_its_measured_times() {
     let link =
         LinkSpec { latency_seconds: 1e-3, bytes_per_second: 1e9, dense_bytes: 8e6, embedding_bytes_per_row: 0.0 };
-    // As the simulator has them: a ring over 16 workers, and the question for a token, then for parameters, each there and back.
+    // The simulator's times: a ring over 16 workers, and two round trips, for a token and for
+    // parameters.
     let all_reduce = 2.0 * 4.0 * 1e-3 + 2.0 * 15.0 / 16.0 * 8e-3;
     let look_up = 2e-3;
     let exchange = 2.0 * 2e-3 + 8e-3;
@@ -106,7 +108,7 @@ fn with_a_network_its_measured_times_are_added() {
 }
 
 #[test]
-fn a_worker_whose_gradients_would_be_left_out_adds_nothing() {
+fn a_worker_whose_gradients_are_excluded_adds_nothing() {
     let mut workers = vec![vec![0.05]; 8];
     let all = predicted(&workers, 0.0, 0.0);
     workers.push(vec![0.05 * 9.0]);

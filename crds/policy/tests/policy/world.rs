@@ -1,5 +1,5 @@
-//! A job that behaves as the models say, with noise in all that is measured of it, and changes that take a while. A batch that takes
-//! longer does so for the barrier too.
+//! A job that behaves as the models say, with noise in all measurements and with slow changes. A
+//! slow batch is slow for the barrier too.
 
 use rectrain_policy::{
     Action, Decision, DenseWorkerPolicy, EmbeddingWorkerLoad, EmbeddingWorkerPolicy, History, ModePolicy, Observations,
@@ -33,7 +33,7 @@ impl Random {
     }
 }
 
-/// Everything is decided on, with every default.
+/// Decides about every subject, with every default.
 pub fn policy(min: u32, max: u32) -> Policy {
     let bounds = ReplicaBounds { min, max };
     Policy {
@@ -54,11 +54,11 @@ pub struct World {
     pub limit_bytes: u64,
     /// Parameter servers' worth of work.
     pub look_up_load: f64,
-    /// What of it is seen in servers that are more than one: their waits for each other are no work.
+    /// The share of it that several servers report: their waits for each other are no work.
     pub seen_of_several: f64,
-    /// What of it the first of several parameter servers has, over the mean; slots that are spread even it out.
+    /// The load of the first of several parameter servers over the mean. A rebalance evens it out.
     pub unevenness: f64,
-    /// Whether single slots are so large that spreading helps nothing.
+    /// Whether single slots are so large that a rebalance does not help.
     pub is_stuck: bool,
     /// Embedding workers' worth of work.
     pub embedding_load: f64,
@@ -66,11 +66,11 @@ pub struct World {
     pub work: f64,
     /// Seconds of a step that more workers do not shorten.
     pub overhead: f64,
-    /// Samples a second above which there is no more data, whatever the workers.
+    /// Samples per second that the data allows, whatever the workers.
     pub most_samples: f64,
-    /// By how much the first dense worker is slower.
+    /// Factor by which the first dense worker is slower.
     pub slowdown: f64,
-    /// Of every measurement, at most this share.
+    /// Largest relative error of a measurement.
     pub noise: f64,
     pub random: Random,
     pub ps: u32,
@@ -131,6 +131,34 @@ impl World {
     }
 
     pub fn observe(&mut self) -> Observations {
+        // The order of the draws is fixed, so that a seed gives the same measurements.
+        let ps = self.observe_servers();
+        let embedding_workers = self.observe_embedding_workers();
+        let workers = self.observe_workers();
+        let samples = self.samples_per_second(&workers);
+        let (mode, n) = (self.mode, self.dense_worker);
+        Observations {
+            at_seconds: self.now,
+            mode: Some(mode),
+            global_batch_rows: GLOBAL_ROWS,
+            local_batch_rows: GLOBAL_ROWS / n,
+            staleness_tolerance: 4,
+            workers,
+            all_reduce_seconds: (mode == TrainingMode::Sync).then_some(self.overhead),
+            exchange_seconds: (mode == TrainingMode::Gba).then_some(self.overhead),
+            samples_per_second: Some(self.noisy(samples).min(self.most_samples)),
+            ps,
+            embedding_workers: Some(embedding_workers),
+            replicas: Replicas {
+                ps: self.replicas(Subject::Ps),
+                embedding_worker: self.replicas(Subject::EmbeddingWorker),
+                dense_worker: self.replicas(Subject::DenseWorker),
+            },
+            ..Observations::default()
+        }
+    }
+
+    fn observe_servers(&mut self) -> Vec<PsLoad> {
         let seen = if self.ps > 1 { self.seen_of_several } else { 1.0 };
         let mean = seen * self.look_up_load / f64::from(self.ps);
         let ps = (0..self.ps).map(|index| {
@@ -149,49 +177,41 @@ impl World {
         });
         let mut ps: Vec<_> = ps.collect();
         ps.iter_mut().for_each(|ps| ps.busy = ps.busy.map(|busy| self.noisy(busy).min(1.0)));
+        ps
+    }
+
+    fn observe_embedding_workers(&mut self) -> EmbeddingWorkerLoad {
         let busy = (self.embedding_load / f64::from(self.embedding_worker)).min(0.98);
-        let service = 0.004;
-        let wait = self.noisy(service * busy / (1.0 - busy));
-        let (mode, slowdown, n) = (self.mode, self.slowdown, self.dense_worker);
+        let service_seconds = 0.004;
+        let queue_wait_seconds = self.noisy(service_seconds * busy / (1.0 - busy));
+        EmbeddingWorkerLoad { queue_wait_seconds, service_seconds }
+    }
+
+    fn observe_workers(&mut self) -> Vec<Worker> {
+        let (slowdown, n) = (self.slowdown, self.dense_worker);
         let share = self.work / f64::from(n);
         let workers = (0..n).map(|rank| {
             let seconds = share * if rank == 0 { slowdown } else { 1.0 };
             Worker { batch_rows: GLOBAL_ROWS / n, compute_seconds: (0..BATCHES).map(|_| self.noisy(seconds)).collect() }
         });
-        let workers: Vec<_> = workers.collect();
-        let samples = match mode {
+        workers.collect()
+    }
+
+    fn samples_per_second(&self, workers: &[Worker]) -> f64 {
+        match self.mode {
             TrainingMode::Sync => {
                 let slowest = |batch| workers.iter().map(|worker| worker.compute_seconds[batch]).fold(0.0, f64::max);
                 f64::from(GLOBAL_ROWS) / ((0..BATCHES).map(slowest).sum::<f64>() / BATCHES as f64 + self.overhead)
             }
             TrainingMode::Gba => {
                 let seconds = |worker: &Worker| worker.compute_seconds.iter().sum::<f64>() / BATCHES as f64;
-                let rows = f64::from(GLOBAL_ROWS / n);
+                let rows = f64::from(GLOBAL_ROWS / self.dense_worker);
                 workers.iter().map(|worker| rows / (seconds(worker) + self.overhead)).sum()
             }
-        };
-        Observations {
-            at_seconds: self.now,
-            mode: Some(mode),
-            global_batch_rows: GLOBAL_ROWS,
-            local_batch_rows: GLOBAL_ROWS / n,
-            staleness_tolerance: 4,
-            workers,
-            all_reduce_seconds: (mode == TrainingMode::Sync).then_some(self.overhead),
-            exchange_seconds: (mode == TrainingMode::Gba).then_some(self.overhead),
-            samples_per_second: Some(self.noisy(samples).min(self.most_samples)),
-            ps,
-            embedding_workers: Some(EmbeddingWorkerLoad { queue_wait_seconds: wait, service_seconds: service }),
-            replicas: Replicas {
-                ps: self.replicas(Subject::Ps),
-                embedding_worker: self.replicas(Subject::EmbeddingWorker),
-                dense_worker: self.replicas(Subject::DenseWorker),
-            },
-            ..Observations::default()
         }
     }
 
-    /// Lets `seconds` pass, with decisions carried out.
+    /// Lets `seconds` pass and carries decisions out.
     pub fn run(&mut self, policy: &Policy, history: &mut History, seconds: u64) {
         let end = self.now + seconds;
         while self.now < end {
