@@ -1,9 +1,11 @@
-//! The certificates by which a job's pods know each other and the operator. Each job has an authority of its own, which has signed
-//! one certificate: whoever has that is a member of the job, and nobody else is heard.
+//! The certificates with which a job's pods and the operator authenticate each other. Each job has
+//! an authority of its own, which signs one certificate. All members share it, and they refuse
+//! every peer without it.
 //!
-//! All of it is a function of the installation's root and the job's uid, to the byte (Ed25519 signs alike every time). So the Secret
-//! of a job is built like every other object, is the same again when somebody has deleted it, and the operator asks a coordinator
-//! without reading a Secret. The key of a job's authority is written nowhere.
+//! The installation's root and the job's uid determine everything to the byte (Ed25519 signatures
+//! are deterministic). So the Secret of a job is built like every other object, and a deleted one
+//! is restored unchanged. The operator needs no Secret to call a coordinator. The key of a job's
+//! authority is stored nowhere.
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -23,57 +25,58 @@ use crate::names::FIELD_MANAGER;
 pub const ROOT_SECRET: &str = "rectrain-operator-root";
 /// The root's field in it.
 const ROOT_FIELD: &str = "root";
-/// The name that the certificates of members are for.
+/// The name in the certificates of members.
 pub const MEMBER_NAME: &str = "member.rectrain.dev";
 /// Bytes of a root and of a key.
 const KEY_BYTES: usize = 32;
 /// An Ed25519 key as PKCS #8 (RFC 8410 §7) up to the key itself.
 const ED25519_PKCS8: [u8; 16] = [0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
 
-/// Why there are no certificates.
+/// Why there is no certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
-    /// The root's Secret could neither be read nor made.
-    #[error("cannot read or make the Secret {ROOT_SECRET} of namespace {namespace}: {source}")]
+    /// The root's Secret could neither be read nor created.
+    #[error("cannot read or create the Secret {ROOT_SECRET} of namespace {namespace}: {source}")]
     Root { namespace: String, source: Box<Error> },
-    /// The root's Secret is not what the operator has made.
+    /// The root's Secret was not created by the operator.
     #[error(
-        "the Secret {ROOT_SECRET} of namespace {namespace} has no field `{ROOT_FIELD}` of {KEY_BYTES} bytes: suspend the jobs that run, delete it, and start the operator again"
+        "the Secret {ROOT_SECRET} of namespace {namespace} has no field `{ROOT_FIELD}` of {KEY_BYTES} bytes: suspend the jobs that run, delete it, and restart the operator"
     )]
     Malformed { namespace: String },
-    /// No random numbers, or no room for a certificate: neither happens on a machine in order.
-    #[error("cannot make {what}")]
-    Make { what: &'static str },
+    /// The system has no random numbers, or a key could not be derived.
+    #[error("cannot create {thing}")]
+    Create { thing: &'static str },
     /// A certificate could not be written.
     #[error("cannot write a certificate: {0}")]
     Write(#[from] rcgen::Error),
 }
 
-/// What the certificates of all jobs of an installation come from.
+/// The secret from which all certificates of an installation are derived.
 pub struct Root([u8; KEY_BYTES]);
 
 /// A job's certificate, PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobCertificate {
-    /// That of the job's authority.
+    /// The certificate of the job's authority.
     pub authority: String,
-    /// That of its members.
+    /// The certificate of its members.
     pub certificate: String,
     /// The key of its members.
     pub key: String,
 }
 
 impl Root {
-    /// Of these bytes; for tests.
+    /// A root of these bytes, for tests.
     #[must_use]
     pub fn from_bytes(bytes: [u8; KEY_BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// The installation's root; made if there is none. Instances that come at the same time get the same.
+    /// The installation's root. It is created if it does not exist; instances that start at the
+    /// same time get the same one.
     ///
     /// # Errors
-    /// If the Secret can neither be read nor made, or is not what it should be.
+    /// If the Secret can neither be read nor created, or has no valid root.
     pub async fn load(client: Client, namespace: &str) -> Result<Self, CertificateError> {
         let secrets: Api<Secret> = Api::namespaced(client, namespace);
         let failed = |source| CertificateError::Root { namespace: namespace.to_owned(), source: Box::new(source) };
@@ -81,7 +84,7 @@ impl Root {
             return Self::of(&secret, namespace);
         }
         let mut bytes = [0; KEY_BYTES];
-        SystemRandom::new().fill(&mut bytes).map_err(|_| CertificateError::Make { what: "a random number" })?;
+        SystemRandom::new().fill(&mut bytes).map_err(|_| CertificateError::Create { thing: "a random number" })?;
         let secret = Secret {
             metadata: ObjectMeta {
                 name: Some(ROOT_SECRET.to_owned()),
@@ -112,7 +115,7 @@ impl Root {
     /// The certificate of the job with this uid.
     ///
     /// # Errors
-    /// Of the libraries that write keys and certificates.
+    /// If a key cannot be derived, or a certificate cannot be written.
     pub fn of_job(&self, uid: &str) -> Result<JobCertificate, CertificateError> {
         let authority = CertifiedIssuer::self_signed(authority(uid), self.key(uid, "authority")?)?;
         let key = self.key(uid, "member")?;
@@ -120,9 +123,10 @@ impl Root {
         Ok(JobCertificate { authority: authority.pem(), certificate: certificate.pem(), key: key.serialize_pem() })
     }
 
-    /// The key of one purpose of a job: HKDF-SHA-256 (RFC 5869) of the root, with uid and purpose as `info`.
+    /// The key of one purpose of a job: HKDF-SHA-256 (RFC 5869) of the root, with uid and purpose
+    /// as `info`.
     fn key(&self, uid: &str, purpose: &str) -> Result<KeyPair, CertificateError> {
-        let cannot = |_| CertificateError::Make { what: "a key" };
+        let cannot = |_| CertificateError::Create { thing: "a key" };
         let root = hkdf::Salt::new(hkdf::HKDF_SHA256, b"rectrain.dev/v1").extract(&self.0);
         let info = [uid.as_bytes(), b"/", purpose.as_bytes()];
         let mut pkcs8 = [0; ED25519_PKCS8.len() + KEY_BYTES];
@@ -161,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_has_the_same_certificate_every_time_and_no_two_jobs_have_the_same() {
+    fn a_certificate_is_a_function_of_the_root_and_the_job() {
         let root = Root::from_bytes([7; KEY_BYTES]);
         let [first, again, other] = ["a", "a", "b"].map(|uid| root.of_job(uid).expect("a certificate"));
         assert_eq!(first, again);

@@ -1,4 +1,4 @@
-//! Which of the operator's instances reconciles: the holder of a Lease. The others stand by with nothing but this question open.
+//! Leader election: the instance that holds a Lease reconciles, and the others stand by.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,23 +11,25 @@ use tokio::time::Instant;
 
 /// The Lease, in the operator's namespace.
 pub const LEASE: &str = "rectrain-operator";
-/// The first third of a lease is at rest.
+/// A lease is renewed after a third of its time.
 const TIMES: Times = Times { holds: 12, grace: 8 };
-/// Looks of a leader at its own lease while that holds.
+/// Checks of a leader's own lease per lease time.
 const LOOKS: u32 = 4;
-/// After a call for the lease that has failed. Not longer with each: a lease runs out meanwhile.
+/// Pause after a failed call. It does not grow, because the lease expires meanwhile.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// In seconds.
+/// Times of a lease in seconds.
 #[derive(Clone, Copy)]
 struct Times {
-    /// For which the lease of an instance that is gone still holds: the longest time without a leader.
+    /// Time for which a lease holds. After the death of a leader this is the longest time without
+    /// one.
     holds: u64,
-    /// Before its end at which a lease is renewed: what a leader has to get through with it.
+    /// Time before its expiry at which the leader renews it: the longest outage that a leader
+    /// survives.
     grace: u64,
 }
 
-/// A candidacy; dropped, the lease is given back at once.
+/// A candidate of the election. Dropping it releases the lease at once.
 pub struct Candidate {
     lease: Api<Lease>,
     identity: String,
@@ -37,10 +39,10 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Stands for election.
+    /// Joins the election.
     ///
     /// # Errors
-    /// If the Lease can neither be read nor made.
+    /// If the Lease can neither be read nor created.
     pub async fn new(client: Client, namespace: &str, identity: &str) -> Result<Self, LeaseManagerError> {
         Self::with(client, namespace, identity, TIMES).await
     }
@@ -70,38 +72,41 @@ impl Candidate {
         self.until(true).await;
     }
 
-    /// Returns once this instance does not lead any more: another one does, or may, because the lease could not be renewed for as long as
-    /// it holds. Who is cut off from the API server may still reach coordinators, and must not tell them what nobody else knows of.
+    /// Returns once this instance has stopped to lead: another one leads, or may lead, because the
+    /// lease was not renewed in time. An instance that is cut off from the API server may still
+    /// reach coordinators, and must not send them requests that no status records.
     pub async fn deposed(&mut self) {
         let (lease, identity, holds) = (self.lease.clone(), self.identity.clone(), self.holds);
         let look = || renewed(&lease, &identity);
         tokio::select! {
             () = self.until(false) => {}
-            () = runs_out(look, holds / LOOKS, holds) => {}
+            () = expires(look, holds / LOOKS, holds) => {}
         }
     }
 
     async fn until(&mut self, leads: bool) {
-        // The keeper ends only after this receiver.
+        // The sender lives longer than this receiver.
         if self.leads.wait_for(|now| *now == leads).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 
-    /// Gives the lease back, so that another instance takes over at once.
+    /// Releases the lease, so that another instance takes over at once.
     pub async fn resign(self) {
         drop(self.leads);
         match self.task.await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "the lease could not be given back"),
-            Err(error) => tracing::warn!(%error, "the lease's keeper ended unexpectedly"),
+            Ok(Err(error)) => tracing::warn!(%error, "the lease could not be released"),
+            Err(error) => tracing::warn!(%error, "the task that keeps the lease ended unexpectedly"),
         }
     }
 }
 
-/// Takes the lease whenever it can be had, renews it, and tells of both until nobody listens; then it gives the lease back. (The manager's
-/// own loop waits longer after each failed call, up to half a minute, and begins anew only with another leader: after a few in the months
-/// of a leader's life the next one would cost the lease.)
+/// Acquires and renews the lease, and reports whether this instance leads, until the candidate is
+/// dropped. Then it releases the lease.
+///
+/// The manager has a loop of its own, but its back-off grows after each failed call and is reset
+/// only by another leader. After a few failures in months the next one would cost the lease.
 async fn keep(manager: LeaseManager, tell: watch::Sender<bool>) -> Result<(), LeaseManagerError> {
     loop {
         let changed = tokio::select! {
@@ -122,24 +127,22 @@ async fn keep(manager: LeaseManager, tell: watch::Sender<bool>) -> Result<(), Le
     manager.release().await
 }
 
-/// When this instance last renewed the lease; none if that cannot be known, or somebody else has it.
+/// When this instance last renewed the lease. `None` if that is unknown, or if another instance
+/// holds it.
 async fn renewed(lease: &Api<Lease>, identity: &str) -> Option<SystemTime> {
     let spec = lease.get(LEASE).await.ok()?.spec?;
     let is_own = spec.holder_identity.as_deref() == Some(identity);
     spec.renew_time.filter(|_| is_own).map(|time| time.0.into())
 }
 
-/// Returns once the lease has run out as far as this instance knows: no look has found a renewal that still holds.
-async fn runs_out<Look: Future<Output = Option<SystemTime>>>(
-    look: impl Fn() -> Look,
-    every: Duration,
-    holds: Duration,
-) {
+/// Returns once the lease has expired to the knowledge of this instance: no look has found a
+/// renewal that still holds.
+async fn expires<Look: Future<Output = Option<SystemTime>>>(look: impl Fn() -> Look, every: Duration, holds: Duration) {
     let mut end = Instant::now() + holds;
     loop {
         tokio::time::sleep_until(end.min(Instant::now() + every)).await;
         match tokio::time::timeout_at(end, look()).await {
-            // Its age is by the clock that it was written by.
+            // This instance's own clock wrote the time.
             Ok(Some(renewed)) => {
                 let age = SystemTime::now().duration_since(renewed).unwrap_or_default();
                 end = end.max(Instant::now() + holds.saturating_sub(age));
@@ -167,39 +170,39 @@ mod tests {
 
     const HOLDS: Duration = Duration::from_secs(2);
 
-    async fn looks_until_it_runs_out(looks: impl Fn(u32) -> Option<SystemTime>) -> u32 {
+    async fn looks_until_it_expires(looks: impl Fn(u32) -> Option<SystemTime>) -> u32 {
         let count = AtomicU32::new(0);
         let look = || {
             let answer = looks(count.fetch_add(1, Ordering::Relaxed));
             async move { answer }
         };
-        let runs_out = runs_out(look, HOLDS / 10, HOLDS);
-        tokio::time::timeout(Duration::from_secs(20), runs_out).await.expect("it runs out");
+        let expires = expires(look, HOLDS / 10, HOLDS);
+        tokio::time::timeout(Duration::from_secs(20), expires).await.expect("it expires");
         count.into_inner()
     }
 
     #[tokio::test]
-    async fn a_lease_that_nobody_finds_renewed_runs_out() {
-        assert!(looks_until_it_runs_out(|_| None).await <= 11);
+    async fn a_lease_without_a_renewal_expires() {
+        assert!(looks_until_it_expires(|_| None).await <= 11);
         let begun = SystemTime::now();
-        assert!(looks_until_it_runs_out(|_| Some(begun)).await <= 11, "it is always the same renewal");
+        assert!(looks_until_it_expires(|_| Some(begun)).await <= 11, "it is always the same renewal");
     }
 
     #[tokio::test]
     async fn a_lease_that_is_renewed_holds() {
         let begun = Instant::now();
-        let looks = looks_until_it_runs_out(|look| (look < 8).then(SystemTime::now)).await;
+        let looks = looks_until_it_expires(|look| (look < 8).then(SystemTime::now)).await;
         assert!(looks > 8 && begun.elapsed() >= HOLDS / 10 * 8 + HOLDS / 2, "{looks} looks, {:?}", begun.elapsed());
     }
 
     #[tokio::test]
-    async fn a_look_that_gets_no_answer_keeps_nobody_in_the_lead() {
+    async fn a_look_without_an_answer_keeps_no_leader() {
         let begun = Instant::now();
-        runs_out(std::future::pending, HOLDS / 10, HOLDS).await;
+        expires(std::future::pending, HOLDS / 10, HOLDS).await;
         assert!(begun.elapsed() >= HOLDS);
     }
 
-    /// An API server that has one lease. Of its changes, each second one fails.
+    /// An API server with one lease. Every second change of it fails.
     fn server_with_hiccups() -> (Client, Arc<AtomicU32>) {
         let lease = Arc::new(Mutex::new(json!({"metadata": {"name": LEASE}, "spec": {}})));
         let changes = Arc::new(AtomicU32::new(0));
@@ -213,7 +216,7 @@ mod tests {
                     let failed = json!({"kind": "Status", "status": "Failure", "code": 500, "reason": "InternalError", "message": "hiccup"});
                     return Ok::<_, Infallible>(answer(500, &failed));
                 }
-                let mut lease = lease.lock().expect("nobody panics");
+                let mut lease = lease.lock().expect("no thread panics");
                 if is_change {
                     let patch: Value = serde_json::from_slice(&body).expect("JSON");
                     let changed = patch["spec"].as_object().expect("a spec").clone();
@@ -231,15 +234,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_leader_whose_calls_fail_now_and_then_leads_for_ever() {
+    async fn a_leader_survives_single_failed_calls() {
         let (client, changes) = server_with_hiccups();
         let times = Times { holds: 3, grace: 2 };
         let mut candidate = Candidate::with(client, "default", "it", times).await.expect("a candidate");
         tokio::time::timeout(Duration::from_secs(5), candidate.elected()).await.expect("it is elected");
         let before = changes.load(Ordering::Relaxed);
         let deposed = tokio::time::timeout(Duration::from_secs(9), candidate.deposed()).await;
-        assert!(deposed.is_err(), "it leads no more after {} changes", changes.load(Ordering::Relaxed) - before);
-        // Of which each second one failed.
+        assert!(deposed.is_err(), "it stopped to lead after {} changes", changes.load(Ordering::Relaxed) - before);
+        // Every second one failed.
         assert!(changes.load(Ordering::Relaxed) - before >= 8);
         candidate.resign().await;
     }

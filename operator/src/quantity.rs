@@ -1,9 +1,9 @@
-//! Kubernetes' quantities, as manifests, pods and the resource metrics API have them.
+//! Kubernetes' quantities, as in manifests, pods and the resource metrics API.
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// The number that a quantity stands for, in its unit (bytes, cores): `16Gi`, `1.5G`, `250m`, `1234567n`. None of a text that is none, or that
-/// stands for less than nothing.
+/// The value of a quantity in its unit (bytes, cores): `16Gi`, `1.5G`, `250m`, `1234567n`. `None`
+/// for a text that is no quantity, or that is negative.
 pub(crate) fn value_of(quantity: &Quantity) -> Option<f64> {
     let text = quantity.0.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -28,7 +28,7 @@ pub(crate) fn value_of(quantity: &Quantity) -> Option<f64> {
         "Ei" => number * 1_152_921_504_606_846_976.0,
         exponent => {
             let exponent = exponent.strip_prefix(['e', 'E'])?;
-            // A digit at least, and no word such as `inf`.
+            // Digits only, and no word such as `inf`.
             let is_number = exponent.trim_start_matches(['+', '-']).bytes().all(|byte| byte.is_ascii_digit());
             is_number.then(|| format!("{number}e{exponent}").parse().ok())??
         }

@@ -1,5 +1,6 @@
-//! Dashboards and alerts of the chart: they ask only for metrics that are documented, and each alert has a page, a test, and each page
-//! an alert. Prometheus' own tool is skipped, aloud, where there is none; `cargo xtask cluster operate dashboards` obtains it.
+//! Dashboards and alerts of the chart: they query only documented metrics. Each alert has a page
+//! and a test, and each page has an alert. Tests that need `promtool` print that they are skipped
+//! if there is none; `cargo xtask cluster operate dashboards` downloads it.
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,7 +27,7 @@ fn dashboards() -> BTreeMap<String, Value> {
     all
 }
 
-/// Panels that are not the title of a row.
+/// Panels without the titles of rows.
 fn panels(dashboard: &Value) -> impl Iterator<Item = &Value> {
     dashboard["panels"].as_array().unwrap().iter().filter(|panel| panel["type"] != "row")
 }
@@ -57,7 +58,7 @@ fn alerts() -> BTreeMap<String, Value> {
     alerts.map(|rule| (text(&rule["alert"]).to_owned(), rule)).collect()
 }
 
-/// What an expression asks for: names outside of quotation marks, that begin as metrics do.
+/// The metrics of an expression: names outside of quotation marks that begin like a metric.
 fn metrics(expression: &str) -> BTreeSet<String> {
     let outside: String = expression.split('"').step_by(2).collect::<Vec<_>>().join(" ");
     let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == ':';
@@ -71,7 +72,8 @@ fn metrics(expression: &str) -> BTreeSet<String> {
     words.filter(is_metric).map(str::to_owned).collect()
 }
 
-/// First columns of the tables of the references, the kubelet's metrics of the page on dashboards, and what rules record.
+/// The documented metrics: the first columns of the references' tables and of the page on
+/// dashboards, and recorded rules.
 fn known() -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     for page in ["docs/reference/metrics.md", "docs/reference/operator-metrics.md", "docs/operations/dashboards.md"] {
@@ -89,14 +91,14 @@ fn known() -> BTreeSet<String> {
 }
 
 #[test]
-fn metrics_of_an_expression_are_found_outside_of_its_texts() {
+fn metrics_are_found_outside_of_quotation_marks() {
     let expression =
         "sum by (rectrain_dev_job) (rate(rectrain_a_total{x=\"rectrain_no\"}[5m])) / rectrain:b:c > process_d";
     assert_eq!(metrics(expression).into_iter().collect::<Vec<_>>(), ["process_d", "rectrain:b:c", "rectrain_a_total"]);
 }
 
 #[test]
-fn dashboards_and_alerts_ask_for_documented_metrics_only() {
+fn dashboards_and_alerts_query_documented_metrics_only() {
     let known = known();
     let of_dashboards = dashboards().into_iter().flat_map(|(name, dashboard)| {
         queries(&dashboard).into_iter().map(move |query| (name.clone(), query)).collect::<Vec<_>>()
@@ -106,13 +108,13 @@ fn dashboards_and_alerts_ask_for_documented_metrics_only() {
         let asked = metrics(&expression);
         assert!(!asked.is_empty(), "{file}: {expression}");
         for name in asked {
-            assert!(known.contains(&name), "{file} asks for {name}, which no reference has");
+            assert!(known.contains(&name), "{file} queries {name}, which no reference has");
         }
     }
 }
 
 #[test]
-fn panels_have_a_place_a_unit_a_sentence_and_legends_of_their_own() {
+fn panels_have_a_place_a_unit_a_description_and_legends() {
     let mut uids = BTreeSet::new();
     for (name, dashboard) in dashboards() {
         assert!(uids.insert(text(&dashboard["uid"]).to_owned()), "{name}");
@@ -128,18 +130,21 @@ fn panels_have_a_place_a_unit_a_sentence_and_legends_of_their_own() {
         let titles: BTreeSet<_> = panels(&dashboard).map(|panel| text(&panel["title"])).collect();
         assert_eq!(titles.len(), panels(&dashboard).count(), "{name}: two panels have one title");
         for panel in panels(&dashboard) {
-            let what = format!("{name}: {}", panel["title"]);
-            assert!(text(&panel["description"]).ends_with('.'), "{what}");
-            assert!(!text(&panel["fieldConfig"]["defaults"]["unit"]).is_empty(), "{what}");
-            assert_eq!(panel["datasource"]["uid"], "${datasource}", "{what}");
+            let panel_name = format!("{name}: {}", panel["title"]);
+            assert!(text(&panel["description"]).ends_with('.'), "{panel_name}");
+            assert!(!text(&panel["fieldConfig"]["defaults"]["unit"]).is_empty(), "{panel_name}");
+            assert_eq!(panel["datasource"]["uid"], "${datasource}", "{panel_name}");
             let targets = panel["targets"].as_array().unwrap();
             let legends: BTreeSet<_> = targets.iter().map(|target| text(&target["legendFormat"])).collect();
-            assert_eq!(legends.len(), targets.len(), "{what}: two lines have one legend");
-            assert!(panel["type"] == "stat" || !legends.contains(""), "{what}: a line has no legend");
+            assert_eq!(legends.len(), targets.len(), "{panel_name}: two lines have one legend");
+            assert!(panel["type"] == "stat" || !legends.contains(""), "{panel_name}: a line has no legend");
             for used in targets.iter().flat_map(|target| text(&target["expr"]).split('$').skip(1)) {
                 let end =
                     used.find(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_').unwrap_or(used.len());
-                assert!(used[..end] == *"__rate_interval" || variables.contains(&&used[..end]), "{what}: ${used}");
+                assert!(
+                    used[..end] == *"__rate_interval" || variables.contains(&&used[..end]),
+                    "{panel_name}: ${used}"
+                );
             }
         }
         assert!(!overlap(all), "{name}: panels lie over each other");
@@ -156,7 +161,7 @@ fn overlap(panels: &[Value]) -> bool {
 }
 
 #[test]
-fn each_alert_says_how_bad_it_is_and_where_to_read_on_and_each_page_has_its_alert() {
+fn each_alert_has_a_severity_and_a_page_and_each_page_an_alert() {
     let alerts = alerts();
     assert!(alerts.len() > 15);
     let index = read("docs/operations/alerts/README.md");
@@ -182,7 +187,7 @@ fn each_alert_says_how_bad_it_is_and_where_to_read_on_and_each_page_has_its_aler
     assert_eq!(pages, expected);
 }
 
-/// In the file that `promtool` runs.
+/// The tests are in the file that `promtool` runs.
 #[test]
 fn each_alert_is_fired_by_a_test_and_silent_before() {
     let file: Value = serde_yaml::from_str(&read("e2e/cluster/alerts-test.yaml")).unwrap();
@@ -211,18 +216,18 @@ fn promtool() -> Option<PathBuf> {
         .find(|promtool| Command::new(promtool).arg("--version").output().is_ok_and(|o| o.status.success()));
     if found.is_none() {
         eprintln!(
-            "SKIPPED: there is no promtool, so alerts are not fired; `cargo xtask cluster operate dashboards` obtains one"
+            "SKIPPED: no promtool was found, so alerts are not fired; `cargo xtask cluster operate dashboards` downloads it"
         );
     }
     found
 }
 
 #[test]
-fn promtool_takes_the_rules_and_fires_each_alert() {
+fn promtool_accepts_the_rules_and_fires_each_alert() {
     let Some(promtool) = promtool() else { return };
-    for (what, file) in [("check", "charts/rectrain/alerts.yaml"), ("test", "e2e/cluster/alerts-test.yaml")] {
-        let said = Command::new(&promtool).args([what, "rules"]).arg(root().join(file)).output().unwrap();
+    for (action, file) in [("check", "charts/rectrain/alerts.yaml"), ("test", "e2e/cluster/alerts-test.yaml")] {
+        let said = Command::new(&promtool).args([action, "rules"]).arg(root().join(file)).output().unwrap();
         let (out, err) = (String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
-        assert!(said.status.success(), "promtool {what} rules {file}: {out}{err}");
+        assert!(said.status.success(), "promtool {action} rules {file}: {out}{err}");
     }
 }

@@ -1,5 +1,6 @@
-//! Who may call a job's pods: each other on the members' port, the operator on the coordinator's control port, anybody on the port
-//! of metrics. What pods may call is left open, because data and checkpoints are outside.
+//! The permitted callers of a job's pods: members on the members' port, the operator on the
+//! coordinator's control port, and everyone on the port of metrics. Calls from the pods are not
+//! restricted, because data and checkpoints are outside.
 
 use k8s_openapi::api::networking::v1::{
     NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort, NetworkPolicySpec,

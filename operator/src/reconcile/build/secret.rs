@@ -1,4 +1,4 @@
-//! The certificate by which a job's pods know each other.
+//! The certificate with which a job's pods authenticate each other.
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -9,7 +9,7 @@ use crate::names;
 
 pub(super) fn build(plan: &Plan<'_>, certificate: &JobCertificate) -> Secret {
     let name = plan.name();
-    // As in a Secret that cert-manager makes.
+    // The same files as in a Secret of cert-manager.
     let files =
         [("ca.crt", &certificate.authority), ("tls.crt", &certificate.certificate), ("tls.key", &certificate.key)];
     Secret {

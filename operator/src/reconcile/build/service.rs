@@ -1,5 +1,5 @@
-//! The headless Service of a role: it gives each pod a name of its own, also before the pod is ready, because a pod is ready only
-//! when it takes part in the job.
+//! The headless Service of a role. It gives each pod a DNS name, also before the pod is ready: a
+//! pod becomes ready only once it participates in the job.
 
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;

@@ -1,5 +1,5 @@
-//! Whom a job's pods run as: an account without rights and without a token. A role that needs an identity (Workload Identity)
-//! names an account of its own in its template.
+//! The ServiceAccount of a job's pods, without rights and without a token. A role that needs an
+//! identity (Workload Identity) names another account in its template.
 
 use k8s_openapi::api::core::v1::ServiceAccount;
 
