@@ -1,6 +1,7 @@
-//! What `rectrain status`, `rectrain logs` and `rectrain mode` do: look at a job in the cluster that the kubeconfig names. A crate of
-//! its own, which the command has behind the feature `cluster`, so that a runtime image can be built without a Kubernetes client.
-//! It reads what everybody may read with kubectl; nothing here talks to the job's pods.
+//! The commands `rectrain status`, `rectrain logs` and `rectrain mode`: they read or change a job
+//! in the kubeconfig's cluster. The command line uses this crate behind its feature `cluster`, so
+//! that runtime images build without a Kubernetes client. It needs only the permissions of a
+//! kubectl user and never connects to the job's pods.
 
 mod logs;
 mod show;
@@ -14,39 +15,39 @@ use serde_json::json;
 pub use logs::{LogRequest, logs};
 pub use show::render;
 
-/// The label of everything that belongs to a job.
+/// The label of all objects of a job.
 const JOB_LABEL: &str = "rectrain.dev/job";
 /// The label of a pod's role.
 const ROLE_LABEL: &str = "rectrain.dev/role";
 
-/// The container in which a pod of a job does its work.
+/// The container of a job's pods that runs the job's role.
 const CONTAINER: &str = "rectrain";
 
-/// Why a job in a cluster could not be looked at.
+/// Why a command on a job in a cluster failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// There is no kubeconfig, or it names no cluster.
-    #[error("no cluster: {0}; set KUBECONFIG, or give --context")]
+    /// There is no usable kubeconfig.
+    #[error("no cluster: {0}; set KUBECONFIG or pass --context")]
     Config(String),
-    /// The API server did not do as asked.
+    /// The API server refused or failed a request.
     #[error("cannot {attempt}: {source}")]
     Api {
-        /// What was asked.
+        /// The request, as "read job clicks".
         attempt: String,
-        /// Why not.
+        /// Its error.
         source: Box<kube::Error>,
     },
-    /// There is no such job.
+    /// The namespace has no such job.
     #[error("there is no RecTrainingJob `{job}` in namespace {namespace}{hint}")]
     NoSuchJob {
-        /// Its name.
+        /// The requested name.
         job: String,
-        /// Where.
+        /// The namespace.
         namespace: String,
-        /// Those that there are.
+        /// The names of some other jobs. Empty without any.
         hint: String,
     },
-    /// The job has no such pods now.
+    /// The job has no such pods at the moment.
     #[error("job `{job}` has no pods of role {role} now: its phase is {phase}")]
     NoPods {
         /// The job.
@@ -69,12 +70,14 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// The one that the kubeconfig (or the pod's ServiceAccount) names.
+    /// Connects to the cluster of the kubeconfig or of the pod's ServiceAccount. `context` and
+    /// `namespace` override theirs.
     ///
     /// # Errors
-    /// If there is none.
+    /// If neither names a usable cluster.
     pub async fn connect(context: Option<String>, namespace: Option<String>) -> Result<Self, ClientError> {
-        // Crates of one build may bring several, and then rustls has to be told; that one was chosen already is as good.
+        // A build may contain several TLS providers: rustls then needs an explicit default. An
+        // error means that the process already has one, which serves as well.
         let _chosen = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
         let config = match context {
             Some(context) => {
@@ -88,10 +91,10 @@ impl Cluster {
         Ok(Self { client, namespace })
     }
 
-    /// The job of this name.
+    /// Reads the job of this name.
     ///
     /// # Errors
-    /// If there is none, with the names of those that there are.
+    /// If there is none; the error names up to ten jobs of the namespace. If the API server fails.
     pub async fn job(&self, name: &str) -> Result<RecTrainingJob, ClientError> {
         let jobs: Api<RecTrainingJob> = Api::namespaced(self.client.clone(), &self.namespace);
         let failed = |source| api_error(format!("read job {name}"), source);
@@ -104,11 +107,12 @@ impl Cluster {
         Err(ClientError::NoSuchJob { job: name.to_owned(), namespace: self.namespace.clone(), hint })
     }
 
-    /// Sets the training mode in the job's manifest. The operator asks a job under way to go on in it from the next global-step
-    /// boundary on, and no pod is restarted; any other job starts in it. That a job under way cannot is in its condition `Stalled`.
+    /// Sets the training mode in the job's manifest. In a running job, the operator switches the
+    /// mode at the next global-step boundary, without restarting a pod. If the job cannot switch,
+    /// its condition `Stalled` says why. Any other job starts in the new mode.
     ///
     /// # Errors
-    /// If there is no such job, or the API server refuses the change.
+    /// If there is no such job, or if the API server refuses the change.
     pub async fn set_mode(&self, name: &str, mode: Mode) -> Result<(), ClientError> {
         self.job(name).await?;
         let jobs: Api<RecTrainingJob> = Api::namespaced(self.client.clone(), &self.namespace);

@@ -1,17 +1,17 @@
-//! A job's state as text. Pure.
+//! A job's state as text, for `rectrain status`.
 
 use std::fmt::Write;
 
 use rectrain_crds::{JobSummary, Phase, RecTrainingJob, RecTrainingJobStatus, ReplicaStatuses};
 
-/// What `rectrain status` prints.
+/// Renders a job's name, phase, progress, results and problem.
 #[must_use]
 pub fn render(job: &RecTrainingJob) -> String {
     let mut text = String::new();
     let name = job.metadata.name.as_deref().unwrap_or_default();
     let status = job.status.clone().unwrap_or_default();
     let phase = status.phase.map_or("not seen by an operator yet", Phase::name);
-    // Writing into a String cannot fail.
+    // Writing to a String cannot fail.
     let _ = writeln!(text, "{name}: {phase}");
     for (label, value) in lines(&status) {
         let _ = writeln!(text, "  {label:<12} {value}");
@@ -72,7 +72,7 @@ fn results(summary: &JobSummary) -> Vec<(&'static str, String)> {
     lines
 }
 
-/// What keeps the job from training, in the words of its conditions.
+/// The reason why the job does not train, from its conditions.
 fn explanation(status: &RecTrainingJobStatus) -> Option<String> {
     let holds = |kind: &str| status.conditions.iter().find(|c| c.type_ == kind && c.status == "True");
     let condition = holds("Failed")
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_under_way_shows_where_it_is_and_one_that_waits_shows_why() {
+    fn a_waiting_job_shows_its_step_and_the_reason() {
         let condition = json!({"type": "Stalled", "status": "True", "reason": "Unschedulable", "message": "no node takes clicks-ps-0",
             "lastTransitionTime": "2026-11-21T20:00:00Z"});
         let text = render(&job(
