@@ -23,6 +23,7 @@
 
 mod capability;
 mod check;
+mod decision;
 pub mod defaults;
 mod explain;
 mod job;
@@ -43,6 +44,7 @@ mod validate;
 
 pub use capability::{Capability, Requirement, capabilities, refuse_missing};
 pub use check::FieldError;
+pub use decision::{DecisionAction, DecisionStatus, DecisionSubject, UnknownAction};
 pub use explain::{ExplainError, explain, explain_mode};
 pub use job::{RecTrainingJob, RecTrainingJobSpec};
 pub use manifest::{
@@ -63,7 +65,7 @@ pub use schema::{crd, crd_yaml};
 pub use set::{SetError, SetKind, apply_set};
 pub use spec::*;
 pub use status::{
-    AttemptMode, AttemptReplicas, AttemptStatus, CheckpointStatus, DecisionStatus, DecisionSubject, JobSummary,
-    ModePrediction, Phase, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, RoleReplicas,
+    AttemptMode, AttemptReplicas, AttemptStatus, CheckpointStatus, JobSummary, ModePrediction, Phase,
+    RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, RoleReplicas,
 };
 pub use validate::{validate, validate_update};

@@ -8,7 +8,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::Mode;
+use crate::{DecisionStatus, Mode};
 
 /// Where a job is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -45,6 +45,12 @@ impl Phase {
             Phase::Complete => "Complete",
             Phase::Failed => "Failed",
         }
+    }
+
+    /// Whether the job has neither ended nor is suspended.
+    #[must_use]
+    pub fn is_under_way(self) -> bool {
+        !matches!(self, Phase::Complete | Phase::Failed | Phase::Suspended)
     }
 }
 
@@ -241,56 +247,6 @@ pub struct AttemptMode {
     pub refused: Option<String>,
 }
 
-/// What a decision is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum DecisionSubject {
-    /// The training mode.
-    Mode,
-    /// The parameter servers.
-    Ps,
-    /// The embedding workers.
-    EmbeddingWorker,
-    /// The dense workers.
-    DenseWorker,
-}
-
-impl DecisionSubject {
-    /// The name in a status.
-    pub fn name(self) -> &'static str {
-        match self {
-            DecisionSubject::Mode => "mode",
-            DecisionSubject::Ps => "ps",
-            DecisionSubject::EmbeddingWorker => "embeddingWorker",
-            DecisionSubject::DenseWorker => "denseWorker",
-        }
-    }
-}
-
-/// A decision of the automatic mode or of autoscaling.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct DecisionStatus {
-    /// What it is about.
-    pub subject: DecisionSubject,
-    /// When it was made.
-    pub time: Time,
-    /// What was: a mode, a number of replicas, or bytes of memory.
-    #[schemars(length(max = 32))]
-    pub from: String,
-    /// What should be. As many parameter servers as there were: their slots are spread anew.
-    #[schemars(length(max = 32))]
-    pub to: String,
-    /// Where it is about memory: index of the parameter server that was killed for it. None elsewhere.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub replica: Option<u32>,
-    /// Whether it is carried out, or only told.
-    pub applied: bool,
-    /// Why it was decided, in a sentence.
-    #[schemars(length(max = 1024))]
-    pub reason: String,
-}
-
 /// How fast the modes that `auto` chooses between would be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -341,9 +297,10 @@ pub struct RecTrainingJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode_prediction: Option<ModePrediction>,
 
-    /// The last decisions of the automatic mode and of autoscaling, oldest first, eight at most about each subject. At most 32.
+    /// The last decisions of the automatic mode and of autoscaling, oldest first: the newest eight
+    /// about each subject, and older ones that still apply. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 32))]
+    #[schemars(length(max = 64))]
     pub decisions: Vec<DecisionStatus>,
 
     /// Completed global steps.

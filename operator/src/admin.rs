@@ -1,4 +1,4 @@
-//! `/healthz`, `/readyz`, `/metrics` and `/traces/NAMESPACE/JOB` of the operator.
+//! The operator's HTTP endpoints: `/healthz`, `/readyz`, `/metrics` and `/traces/NAMESPACE/JOB`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -11,25 +11,26 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
 use crate::metrics::OperatorMetrics;
+use crate::names::JobName;
 use crate::traces::Traces;
 
-/// What the endpoints tell of.
+/// The sources of the endpoints.
 #[derive(Clone)]
 pub struct Admin {
-    /// What is served on `/metrics`.
+    /// Served on `/metrics`.
     pub metrics: OperatorMetrics,
-    /// Set once the API server was reached; an instance that stands by is ready too.
+    /// Set once the API server has answered. A standby instance is ready, too.
     pub is_ready: Arc<AtomicBool>,
-    /// What is served on `/traces`.
+    /// Served on `/traces`.
     pub traces: Arc<Traces>,
 }
 
-/// Serves until the process ends; gives the address that was bound (port 0 takes any free one).
+/// Serves until the process ends. Returns the bound address; port 0 binds any free port.
 ///
 /// # Errors
 /// If the address cannot be bound.
 pub async fn serve(address: SocketAddr, admin: Admin) -> std::io::Result<SocketAddr> {
-    // A kernel without version 6 has all of version 4 only.
+    // A kernel without IPv6 has only the IPv4 wildcard address.
     let version_4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port()));
     let is_all = address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
     let addresses = [address, if is_all { version_4 } else { address }];
@@ -53,7 +54,7 @@ async fn ready(State(admin): State<Admin>) -> Response {
     if admin.is_ready.load(Ordering::Relaxed) {
         "ok\n".into_response()
     } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "the API server was not reached yet\n").into_response()
+        (StatusCode::SERVICE_UNAVAILABLE, "the API server has not answered yet\n").into_response()
     }
 }
 
@@ -64,13 +65,16 @@ async fn metrics(State(admin): State<Admin>) -> Response {
     }
 }
 
-async fn trace(State(admin): State<Admin>, Path((namespace, job)): Path<(String, String)>) -> Response {
-    let nothing = || {
-        let told = format!(
-            "nothing was observed of job {job} in {namespace}: it leaves nothing to decide, has not trained yet, or another instance leads\n"
-        );
-        (StatusCode::NOT_FOUND, told).into_response()
-    };
-    let lines = |text| ([(header::CONTENT_TYPE, "application/jsonl")], text).into_response();
-    admin.traces.of(&namespace, &job).map_or_else(nothing, lines)
+async fn trace(State(admin): State<Admin>, Path((namespace, name)): Path<(String, String)>) -> Response {
+    let job = JobName { namespace, name };
+    match admin.traces.of(&job) {
+        Some(lines) => ([(header::CONTENT_TYPE, "application/jsonl")], lines).into_response(),
+        None => {
+            let JobName { namespace, name } = job;
+            let message = format!(
+                "no trace of job {name} in {namespace}: it has no automatic decisions, has not trained yet, or another instance leads\n"
+            );
+            (StatusCode::NOT_FOUND, message).into_response()
+        }
+    }
 }

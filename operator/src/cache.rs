@@ -1,6 +1,8 @@
-//! What the operator's watches keep of what they see: of an object its text, of a pod its facts. As a tree, a StatefulSet takes some
-//! twenty times the memory of its text, and a thousand jobs have five thousand of them. It is found by job, so that a reconcile does
-//! not look through what belongs to others.
+//! Caches of the operator's watches: the text of an object, the facts about a pod.
+//!
+//! A parsed StatefulSet takes some twenty times the memory of its text, and a thousand jobs have
+//! five thousand of them. Entries are found by job, so that a reconcile does not search the objects
+//! of other jobs.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -12,38 +14,39 @@ use rectrain_crds::RecTrainingJob;
 use tokio::sync::watch;
 
 use crate::names::JOB_LABEL;
+use crate::objects::{Kind, ObjectText};
 use crate::pods::PodFacts;
-use crate::reconcile::kinds::{Kind, ObjectText};
 
-/// What the watches have seen.
+/// The caches of all watches.
 #[derive(Clone)]
 pub struct Caches {
     /// Objects by kind.
-    pub objects: BTreeMap<Kind, Seen<ObjectText>>,
+    pub objects: BTreeMap<Kind, Cache<ObjectText>>,
     /// Pods.
-    pub pods: Seen<PodFacts>,
+    pub pods: Cache<PodFacts>,
 }
 
-/// One object that a watch has seen, and what is kept of it.
+/// An object from a watch, reduced to its cached value.
 #[derive(Clone, Debug)]
 pub struct Entry<T> {
     namespace: String,
     name: String,
-    /// The job that owns it, and the one that its label names: somebody may have changed either.
+    /// The job that owns it, and the job that its label names. Another client may have changed
+    /// either.
     jobs: Vec<String>,
-    /// None if it lacks what makes it a job's.
-    kept: Option<Arc<T>>,
+    /// `None` if the object cannot belong to a job.
+    value: Option<Arc<T>>,
 }
 
 impl<T> Entry<T> {
-    /// Of an object of which `kept` is kept.
+    /// An entry of an object with this value.
     #[must_use]
-    pub fn new(metadata: &ObjectMeta, kept: Option<T>) -> Self {
+    pub fn new(metadata: &ObjectMeta, value: Option<T>) -> Self {
         Self {
             namespace: metadata.namespace.clone().unwrap_or_default(),
             name: metadata.name.clone().unwrap_or_default(),
             jobs: jobs_of(metadata),
-            kept: kept.map(Arc::new),
+            value: value.map(Arc::new),
         }
     }
 
@@ -70,8 +73,8 @@ fn jobs_of(metadata: &ObjectMeta) -> Vec<String> {
     names
 }
 
-/// The event with what is kept of its object.
-pub fn keep<K, T>(event: Event<K>, entry: impl Fn(&mut K) -> Entry<T>) -> Event<Entry<T>> {
+/// The event with its object reduced to an entry.
+pub fn reduce<K, T>(event: Event<K>, entry: impl Fn(&mut K) -> Entry<T>) -> Event<Entry<T>> {
     match event {
         Event::Apply(mut object) => Event::Apply(entry(&mut object)),
         Event::Delete(mut object) => Event::Delete(entry(&mut object)),
@@ -81,24 +84,25 @@ pub fn keep<K, T>(event: Event<K>, entry: impl Fn(&mut K) -> Entry<T>) -> Event<
     }
 }
 
-/// What one watch has seen, for its readers.
+/// The cache of a watch, for readers.
 #[derive(Clone, Debug)]
-pub struct Seen<T> {
+pub struct Cache<T> {
     state: Arc<RwLock<State<T>>>,
-    is_whole: watch::Receiver<bool>,
+    is_complete: watch::Receiver<bool>,
 }
 
-/// The watch's own end of [`Seen`].
+/// The writing end of a [`Cache`], for its watch.
 #[derive(Debug)]
-pub struct Notes<T> {
+pub struct CacheWriter<T> {
     state: Arc<RwLock<State<T>>>,
-    is_whole: watch::Sender<bool>,
+    is_complete: watch::Sender<bool>,
 }
 
 #[derive(Debug)]
 struct State<T> {
     now: Objects<T>,
-    /// What a watch that begins again has listed so far; until it has listed all, what it saw before counts.
+    /// The list of a restarted watch so far. Readers see the objects from before until the list is
+    /// complete.
     listed: Objects<T>,
 }
 
@@ -110,17 +114,17 @@ struct Objects<T> {
     jobs: HashMap<[String; 2], Vec<String>>,
 }
 
-/// For a watch that has seen nothing yet.
+/// An empty cache.
 #[must_use]
-pub fn empty<T>() -> (Notes<T>, Seen<T>) {
+pub fn empty<T>() -> (CacheWriter<T>, Cache<T>) {
     let state = Arc::new(RwLock::new(State { now: Objects::default(), listed: Objects::default() }));
-    let (whole, is_whole) = watch::channel(false);
-    (Notes { state: Arc::clone(&state), is_whole: whole }, Seen { state, is_whole })
+    let (complete, is_complete) = watch::channel(false);
+    (CacheWriter { state: Arc::clone(&state), is_complete: complete }, Cache { state, is_complete })
 }
 
-impl<T> Notes<T> {
-    /// Takes note of what the watch says.
-    pub fn take(&self, event: &Event<Entry<T>>) {
+impl<T> CacheWriter<T> {
+    /// Applies an event of the watch.
+    pub fn apply(&self, event: &Event<Entry<T>>) {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         match event {
             Event::Apply(entry) => state.now.put(entry),
@@ -129,19 +133,19 @@ impl<T> Notes<T> {
             Event::InitApply(entry) => state.listed.put(entry),
             Event::InitDone => {
                 state.now = std::mem::take(&mut state.listed);
-                self.is_whole.send_replace(true);
+                self.is_complete.send_replace(true);
             }
         }
     }
 }
 
-impl<T> Seen<T> {
-    /// Waits until everything that is there has been seen once. Gives whether that can still be: false if the watch has ended before.
-    pub async fn is_whole(&self) -> bool {
-        self.is_whole.clone().wait_for(|is_whole| *is_whole).await.is_ok()
+impl<T> Cache<T> {
+    /// Waits for the first complete list. False if the watch ends before.
+    pub async fn is_complete(&self) -> bool {
+        self.is_complete.clone().wait_for(|is_complete| *is_complete).await.is_ok()
     }
 
-    /// What is kept of the objects that may belong to this job, in the order of their names.
+    /// The values of the objects that may belong to this job, in the order of their names.
     #[must_use]
     pub fn of_job(&self, namespace: &str, job: &str) -> Vec<Arc<T>> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
@@ -159,15 +163,15 @@ impl<T> Default for Objects<T> {
 impl<T> Objects<T> {
     fn put(&mut self, entry: &Entry<T>) {
         self.remove(entry);
-        let Some(kept) = &entry.kept else { return };
+        let Some(value) = &entry.value else { return };
         for job in &entry.jobs {
             let of_job = self.by_job.entry([entry.namespace.clone(), job.clone()]).or_default();
-            of_job.insert(entry.name.clone(), Arc::clone(kept));
+            of_job.insert(entry.name.clone(), Arc::clone(value));
         }
         self.jobs.insert([entry.namespace.clone(), entry.name.clone()], entry.jobs.clone());
     }
 
-    /// The jobs that it was of before it changed may be others.
+    /// Removes an object from all its jobs. They may differ from the jobs of the entry.
     fn remove(&mut self, entry: &Entry<T>) {
         for job in self.jobs.remove(&[entry.namespace.clone(), entry.name.clone()]).into_iter().flatten() {
             let key = [entry.namespace.clone(), job];
@@ -184,63 +188,63 @@ impl<T> Objects<T> {
 mod tests {
     use super::*;
 
-    fn entry(name: &str, owner: &str, label: &str, kept: u32) -> Entry<u32> {
+    fn entry(name: &str, owner: &str, label: &str, value: u32) -> Entry<u32> {
         let metadata: ObjectMeta = serde_json::from_value(serde_json::json!({
             "namespace": "n", "name": name, "labels": {JOB_LABEL: label},
             "ownerReferences": [{"apiVersion": "rectrain.dev/v1alpha1", "kind": "RecTrainingJob", "name": owner, "uid": "1"}],
         }))
         .expect("metadata");
-        Entry::new(&metadata, Some(kept))
+        Entry::new(&metadata, Some(value))
     }
 
-    fn of(seen: &Seen<u32>, job: &str) -> Vec<u32> {
-        seen.of_job("n", job).iter().map(|kept| **kept).collect()
-    }
-
-    #[test]
-    fn an_object_is_of_its_owner_and_of_the_job_that_its_label_names() {
-        let (notes, seen) = empty();
-        notes.take(&Event::Apply(entry("x", "a", "b", 1)));
-        assert_eq!((of(&seen, "a"), of(&seen, "b"), of(&seen, "c")), (vec![1], vec![1], vec![]));
-        assert!(seen.of_job("m", "a").is_empty());
+    fn of(cache: &Cache<u32>, job: &str) -> Vec<u32> {
+        cache.of_job("n", job).iter().map(|value| **value).collect()
     }
 
     #[test]
-    fn an_object_that_changes_hands_or_goes_is_its_jobs_no_more() {
-        let (notes, seen) = empty();
-        notes.take(&Event::Apply(entry("y", "a", "a", 2)));
-        notes.take(&Event::Apply(entry("x", "a", "a", 1)));
-        assert_eq!(of(&seen, "a"), [1, 2]);
-        notes.take(&Event::Apply(entry("x", "a", "b", 3)));
-        notes.take(&Event::Apply(entry("y", "c", "c", 4)));
-        assert_eq!((of(&seen, "a"), of(&seen, "b"), of(&seen, "c")), (vec![3], vec![3], vec![4]));
-        notes.take(&Event::Delete(entry("x", "d", "d", 3)));
-        assert_eq!((of(&seen, "a"), of(&seen, "b")), (vec![], vec![]));
-        notes.take(&Event::Apply(Entry { kept: None, ..entry("y", "c", "c", 5) }));
-        assert!(of(&seen, "c").is_empty());
-        let state = seen.state.read().unwrap();
-        assert!(state.now.by_job.is_empty() && state.now.jobs.is_empty(), "nothing is left of them");
+    fn an_object_belongs_to_its_owner_and_to_its_labels_job() {
+        let (writer, cache) = empty();
+        writer.apply(&Event::Apply(entry("x", "a", "b", 1)));
+        assert_eq!((of(&cache, "a"), of(&cache, "b"), of(&cache, "c")), (vec![1], vec![1], vec![]));
+        assert!(cache.of_job("m", "a").is_empty());
+    }
+
+    #[test]
+    fn a_moved_or_deleted_object_leaves_its_jobs() {
+        let (writer, cache) = empty();
+        writer.apply(&Event::Apply(entry("y", "a", "a", 2)));
+        writer.apply(&Event::Apply(entry("x", "a", "a", 1)));
+        assert_eq!(of(&cache, "a"), [1, 2]);
+        writer.apply(&Event::Apply(entry("x", "a", "b", 3)));
+        writer.apply(&Event::Apply(entry("y", "c", "c", 4)));
+        assert_eq!((of(&cache, "a"), of(&cache, "b"), of(&cache, "c")), (vec![3], vec![3], vec![4]));
+        writer.apply(&Event::Delete(entry("x", "d", "d", 3)));
+        assert_eq!((of(&cache, "a"), of(&cache, "b")), (vec![], vec![]));
+        writer.apply(&Event::Apply(Entry { value: None, ..entry("y", "c", "c", 5) }));
+        assert!(of(&cache, "c").is_empty());
+        let state = cache.state.read().unwrap();
+        assert!(state.now.by_job.is_empty() && state.now.jobs.is_empty(), "no entry is left");
     }
 
     #[tokio::test]
-    async fn a_watch_that_begins_again_takes_nothing_away_before_it_has_listed_all() {
-        let (notes, seen) = empty();
-        notes.take(&Event::Init);
-        notes.take(&Event::InitApply(entry("x", "a", "a", 1)));
-        assert!(of(&seen, "a").is_empty() && !*seen.is_whole.borrow());
-        notes.take(&Event::InitDone);
-        assert!(seen.is_whole().await);
-        notes.take(&Event::Init);
-        notes.take(&Event::InitApply(entry("y", "a", "a", 2)));
-        assert_eq!(of(&seen, "a"), [1]);
-        notes.take(&Event::InitDone);
-        assert_eq!(of(&seen, "a"), [2]);
+    async fn a_restarted_watch_removes_nothing_before_its_list_is_complete() {
+        let (writer, cache) = empty();
+        writer.apply(&Event::Init);
+        writer.apply(&Event::InitApply(entry("x", "a", "a", 1)));
+        assert!(of(&cache, "a").is_empty() && !*cache.is_complete.borrow());
+        writer.apply(&Event::InitDone);
+        assert!(cache.is_complete().await);
+        writer.apply(&Event::Init);
+        writer.apply(&Event::InitApply(entry("y", "a", "a", 2)));
+        assert_eq!(of(&cache, "a"), [1]);
+        writer.apply(&Event::InitDone);
+        assert_eq!(of(&cache, "a"), [2]);
     }
 
     #[tokio::test]
-    async fn a_watch_that_ends_before_it_has_listed_all_keeps_nobody_waiting() {
-        let (notes, seen) = empty::<u32>();
-        drop(notes);
-        assert!(!seen.is_whole().await);
+    async fn a_watch_that_ends_early_ends_the_wait_for_its_list() {
+        let (writer, cache) = empty::<u32>();
+        drop(writer);
+        assert!(!cache.is_complete().await);
     }
 }

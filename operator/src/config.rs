@@ -1,4 +1,5 @@
-//! What an installation of the operator decides for all its jobs. Values come from the command line, which the chart writes.
+//! The settings of an installation of the operator, for all its jobs. They come from the command
+//! line, which the chart writes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,25 +7,26 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Toleration;
 use serde::Deserialize;
 
-/// See the module's text.
+/// The settings of an installation.
 #[derive(Clone, Debug)]
 pub struct OperatorConfig {
     /// Image of the pods of jobs.
     pub runtime_image: String,
     /// Image of the pods of jobs whose dense workers compute on GPUs.
     pub gpu_runtime_image: String,
-    /// Where pods with a GPU go.
+    /// Placement of pods with a GPU.
     pub gpu_pods: GpuPods,
     /// `Always`, `IfNotPresent` or `Never`.
     pub image_pull_policy: String,
-    /// Secrets, in the job's namespace, with which the image is pulled.
+    /// Secrets, in the job's namespace, to pull the image with.
     pub image_pull_secrets: Vec<String>,
-    /// Time between two questions to a coordinator.
+    /// Time between two requests to a coordinator.
     pub poll: Duration,
-    /// The operator's own namespace, from where alone the coordinators' control port can be reached; `None` when it does not run
-    /// in a cluster, and then the port is open to all pods.
+    /// The operator's own namespace: only its pods may reach the coordinators' control port. `None`
+    /// if the operator does not run in a cluster; then all pods may reach it.
     pub namespace: Option<String>,
-    /// Whether the pods of attempts that begin now speak with members of their job only. Needs the installation's root.
+    /// Whether pods of new attempts accept only members of their job. Needs the installation's
+    /// root.
     pub tls: bool,
     /// Jobs that are reconciled at the same time, at least 1.
     pub concurrency: u16,
@@ -38,22 +40,26 @@ impl OperatorConfig {
     }
 }
 
-/// Where pods with a GPU go, in the form of a pod's fields.
+/// Placement of pods with a GPU, as fields of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct GpuPods {
     /// Labels that a node must have.
     pub node_selector: Option<BTreeMap<String, String>>,
-    /// Taints that do not keep them away.
+    /// Taints that the pods tolerate.
     pub tolerations: Option<Vec<Toleration>>,
 }
 
-impl std::str::FromStr for GpuPods {
-    type Err = String;
+/// A text that is no [`GpuPods`].
+#[derive(Debug, thiserror::Error)]
+#[error("expected {{\"nodeSelector\": …, \"tolerations\": …}} in JSON: {0}")]
+pub struct GpuPodsError(#[from] serde_json::Error);
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        serde_json::from_str(text)
-            .map_err(|error| format!("expected {{\"nodeSelector\": …, \"tolerations\": …}} in JSON: {error}"))
+impl std::str::FromStr for GpuPods {
+    type Err = GpuPodsError;
+
+    fn from_str(text: &str) -> Result<Self, GpuPodsError> {
+        Ok(serde_json::from_str(text)?)
     }
 }
 

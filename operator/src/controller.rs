@@ -1,6 +1,7 @@
-//! The loop around `reconcile`: what is watched, what a change of it triggers, how failures are tried again. Watches select the
-//! operator's own label, and what is not asked for is dropped on arrival ([`crate::cache`]), so memory grows with the jobs and not with the
-//! cluster.
+//! The loop around `reconcile`: watches, the reconciles that changes trigger, and retries.
+//!
+//! Watches select the operator's own label and cache only the needed fields ([`crate::cache`]), so
+//! memory grows with the jobs and not with the cluster.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,40 +15,42 @@ use kube::core::DeserializeGuard;
 use kube::runtime::controller::{Action, Config, ReconcileRequest, trigger_with};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{PredicateConfig, WatchStreamExt, applier, predicates, watcher};
-use kube::{Client, Resource, ResourceExt};
+use kube::{Client, Resource};
 use rectrain_crds::RecTrainingJob;
 
-use crate::cache::{self, Caches, Entry, Notes};
+use crate::cache::{self, CacheWriter, Caches, Entry};
+use crate::coordinator_poller::LateAnswers;
 use crate::metrics::OperatorMetrics;
-use crate::names::MANAGED_BY_SELECTOR;
-use crate::places::Places;
+use crate::names::{JobName, MANAGED_BY_SELECTOR};
+use crate::objects::{Kind, ObjectText};
+use crate::permits::Permits;
 use crate::pods::PodFacts;
-use crate::questions::LateAnswers;
+use crate::reconcile::context::Context;
 use crate::reconcile::dereference::Reader;
-use crate::reconcile::kinds::{Kind, ObjectText};
-use crate::reconcile::{Context, ReconcileError, reconcile};
+use crate::reconcile::error::ReconcileError;
+use crate::reconcile::reconcile;
 
-/// The longest time until a reconcile that failed is tried again.
+/// Longest back-off before a failed reconcile is retried.
 const MAX_BACK_OFF: Duration = Duration::from_secs(120);
-/// Objects that the API server is asked for at a time when a watch begins. They are trees before they are kept.
+/// Objects per page of a list. Their parsed form is large until it is reduced for the cache.
 const PAGE: u32 = 100;
-/// Time after which a job that was put aside is looked at if its coordinator's answer has not asked for it.
+/// Time after which a job that was put aside is reconciled, if no answer has triggered it.
 const LATE: Duration = Duration::from_secs(10);
-/// Changes of one job within this time are one.
+/// Changes of a job within this time trigger one reconcile.
 const DEBOUNCE: Duration = Duration::from_millis(100);
 
 type Requests = BoxStream<'static, Result<ReconcileRequest<RecTrainingJob>, watcher::Error>>;
 
-/// The watches of the operator: what they have seen, and the requests that they give.
+/// The watches of the operator: their caches, and the reconciles that they trigger.
 pub struct Watches {
     jobs: Store<RecTrainingJob>,
-    /// What belongs to jobs.
+    /// The objects of jobs.
     pub caches: Caches,
     requests: Requests,
 }
 
 impl Watches {
-    /// In one namespace, or in all.
+    /// Watches one namespace, or all.
     #[must_use]
     pub fn new(client: &Client, namespace: Option<&str>, metrics: &OperatorMetrics) -> Self {
         let (jobs, job_requests) = watch_jobs(client, namespace, metrics.clone());
@@ -59,20 +62,20 @@ impl Watches {
                 Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
                 None => Api::all_with(client.clone(), &resource),
             };
-            let (notes, seen) = cache::empty();
-            objects.insert(kind, seen);
-            requests.push(watch_belongings(api, notes, move |object| {
-                // What only the API server needs.
+            let (writer, cache) = cache::empty();
+            objects.insert(kind, cache);
+            requests.push(watch_belongings(api, writer, move |object| {
+                // Only the API server needs them.
                 object.metadata.managed_fields = None;
                 Entry::new(&object.metadata, ObjectText::of(kind, object))
             }));
         }
-        let (notes, pods) = cache::empty();
+        let (writer, pods) = cache::empty();
         let api = match namespace {
             Some(namespace) => Api::namespaced(client.clone(), namespace),
             None => Api::all(client.clone()),
         };
-        requests.push(watch_belongings(api, notes, |pod: &mut Pod| Entry::new(&pod.metadata, PodFacts::of(pod))));
+        requests.push(watch_belongings(api, writer, |pod: &mut Pod| Entry::new(&pod.metadata, PodFacts::of(pod))));
         Self { jobs, caches: Caches { objects, pods }, requests: stream::select_all(requests).boxed() }
     }
 }
@@ -89,14 +92,14 @@ fn watch_jobs(client: &Client, namespace: Option<&str>, metrics: OperatorMetrics
         .modify(|job| job.metadata.managed_fields = None)
         .reflect(writer)
         .touched_objects()
-        // The operator's own writing of the status is no news.
+        // The operator's own writes of the status trigger nothing.
         .predicate_filter(predicates::generation, PredicateConfig::default());
     let requests = trigger_with(changes, |job: RecTrainingJob| [ObjectRef::from_obj(&job)]);
     (store, requests.boxed())
 }
 
-/// The event of a job that this version can read. One that it cannot, because a later version has written its status, stays as it was last
-/// seen, and keeps no other job from being looked after.
+/// The event of a readable job. A job whose status a later version has written may be unreadable:
+/// it stays cached as it was, and other jobs are not affected.
 fn readable(
     event: watcher::Event<DeserializeGuard<RecTrainingJob>>,
     metrics: &OperatorMetrics,
@@ -106,7 +109,12 @@ fn readable(
         Ok(job) => Some(job),
         Err(unreadable) => {
             let (namespace, job) = (unreadable.metadata.namespace.as_deref(), unreadable.metadata.name.as_deref());
-            tracing::error!(namespace, job, error = unreadable.error, "a job cannot be read and is left alone");
+            tracing::error!(
+                namespace,
+                job,
+                error = unreadable.error,
+                "a job cannot be read; the operator does not touch it"
+            );
             metrics.job_was_unreadable();
             None
         }
@@ -120,10 +128,10 @@ fn readable(
     }
 }
 
-/// Whatever changes about an object of a job asks for a reconcile of the job.
+/// Watches objects of jobs. Each change of an object triggers a reconcile of its jobs.
 fn watch_belongings<K, T>(
     api: Api<K>,
-    notes: Notes<T>,
+    writer: CacheWriter<T>,
     entry: impl Fn(&mut K) -> Entry<T> + Copy + Send + 'static,
 ) -> Requests
 where
@@ -131,8 +139,8 @@ where
     T: Send + Sync + 'static,
 {
     let config = watcher::Config::default().labels(MANAGED_BY_SELECTOR).page_size(PAGE);
-    let kept = watcher(api, config).default_backoff().map_ok(move |event| cache::keep(event, entry));
-    let changes = kept.inspect_ok(move |event| notes.take(event)).touched_objects();
+    let entries = watcher(api, config).default_backoff().map_ok(move |event| cache::reduce(event, entry));
+    let changes = entries.inspect_ok(move |event| writer.apply(event)).touched_objects();
     trigger_with(changes, |entry: Entry<T>| {
         let reference = |job: &String| ObjectRef::new(job).within(entry.namespace());
         entry.jobs().iter().map(reference).collect::<Vec<_>>()
@@ -140,81 +148,87 @@ where
     .boxed()
 }
 
-/// How often in a row each job's reconcile has failed. One entry a job that fails; it goes when one gets through.
+/// Consecutive failures of each job's reconciles. An entry is dropped when a reconcile succeeds.
 #[derive(Debug, Default)]
-struct Failures(Mutex<HashMap<String, u32>>);
+struct Failures(Mutex<HashMap<JobName, u32>>);
 
 impl Failures {
-    fn count(&self, job: &str) -> u32 {
+    fn count(&self, job: &JobName) -> u32 {
         let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = failures.entry(job.to_owned()).or_default();
+        let count = failures.entry(job.clone()).or_default();
         *count += 1;
         *count
     }
 
-    fn clear(&self, job: &str) {
+    fn clear(&self, job: &JobName) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(job);
     }
 }
 
-/// Before the `failure`-th try in a row: 200 ms, doubled with each, up to two minutes.
+/// The back-off after the `failure`-th failure in a row: 200 ms, doubled with each, up to two
+/// minutes.
 fn back_off(failure: u32) -> Duration {
     Duration::from_millis(200).saturating_mul(1 << failure.saturating_sub(1).min(16)).min(MAX_BACK_OFF)
 }
 
-/// Reconciles until `stop`, and then until what is under way has got through.
+/// Reconciles until `stop`, and then until all reconciles under way have ended.
 pub async fn run(
     watches: Watches,
     late: LateAnswers,
     context: Arc<Context>,
     stop: impl Future<Output = ()> + Send + 'static,
 ) {
-    results(watches, late, Arc::clone(&context), stop)
-        .for_each(|result| {
-            if let Err(applier_error) = result {
-                use kube::runtime::controller::Error;
-                match applier_error {
-                    Error::QueueError(error) => {
-                        context.metrics.watch_broke();
-                        tracing::warn!(%error, "a watch broke off and is begun again");
-                    }
-                    // What belonged to a job that was deleted goes, or its reconcile still waited.
-                    Error::ObjectNotFound(job) => {
-                        context.forget(job.namespace.as_deref().unwrap_or_default(), &job.name);
-                        tracing::debug!(%job, "gone");
-                    }
-                    // Logged with the job's name where it happened.
-                    Error::ReconcilerFailed(..) => {}
-                    Error::RunnerError(error) => tracing::error!(%error, "the job store ended"),
-                }
+    outcomes(watches, late, Arc::clone(&context), stop)
+        .for_each(|outcome| {
+            if let Err(error) = outcome {
+                note_error(&context, error);
             }
             futures::future::ready(())
         })
         .await;
 }
 
-type Outcome =
-    Result<(ObjectRef<RecTrainingJob>, Action), kube::runtime::controller::Error<ReconcileError, watcher::Error>>;
+type Error = kube::runtime::controller::Error<ReconcileError, watcher::Error>;
+type Outcome = Result<(ObjectRef<RecTrainingJob>, Action), Error>;
 
-fn results(
+fn note_error(context: &Context, error: Error) {
+    match error {
+        Error::QueueError(error) => {
+            context.metrics.watch_broke();
+            tracing::warn!(%error, "a watch broke off and is restarted");
+        }
+        // An object of a deleted job changed, or the job was deleted while its reconcile waited.
+        Error::ObjectNotFound(job) => {
+            context.forget(&JobName::new(job.namespace.as_deref().unwrap_or_default(), &job.name));
+            tracing::debug!(%job, "gone");
+        }
+        // It was logged with the job's name.
+        Error::ReconcilerFailed(..) => {}
+        Error::RunnerError(error) => tracing::error!(%error, "the job store ended"),
+    }
+}
+
+fn outcomes(
     watches: Watches,
     late: LateAnswers,
     context: Arc<Context>,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> impl Stream<Item = Outcome> {
     let failures = Arc::new(Failures::default());
-    let places = Arc::new(Places::new(context.config.concurrency));
-    let to_close = Arc::clone(&places);
-    let stop = stop.map(move |()| to_close.close());
-    // How many are reconciled at a time is for the places to say.
+    let turns = Arc::new(Turns {
+        failures: Arc::clone(&failures),
+        permits: Permits::new(context.config.concurrency),
+        jobs: watches.jobs.clone(),
+    });
+    let to_close = Arc::clone(&turns);
+    let stop = stop.map(move |()| to_close.permits.close());
+    // The permits limit the concurrency.
     let config = Config::default().debounce(DEBOUNCE).concurrency(0);
-    let policy_failures = Arc::clone(&failures);
     let requests = stream::select(watches.requests, late.map(|job| Ok(ReconcileRequest::from(job))));
-    let jobs = watches.jobs.clone();
     applier(
-        move |job, context| in_turn(job, context, Arc::clone(&failures), Arc::clone(&places), jobs.clone()).boxed(),
+        move |job, context| in_turn(job, context, Arc::clone(&turns)).boxed(),
         move |job: Arc<RecTrainingJob>, _: &ReconcileError, _| {
-            Action::requeue(back_off(policy_failures.count(&key(&job))))
+            Action::requeue(back_off(failures.count(&JobName::of(&job))))
         },
         context,
         watches.jobs,
@@ -223,59 +237,58 @@ fn results(
     )
 }
 
-fn key(job: &RecTrainingJob) -> String {
-    format!("{}/{}", job.namespace().unwrap_or_default(), job.name_any())
+/// The state that all turns share.
+struct Turns {
+    failures: Arc<Failures>,
+    permits: Permits,
+    jobs: Store<RecTrainingJob>,
 }
 
-/// One reconcile, as soon as everything that is there has been seen once and there is a place for it, of the job as it is then.
-async fn in_turn(
-    job: Arc<RecTrainingJob>,
-    context: Arc<Context>,
-    failures: Arc<Failures>,
-    places: Arc<Places>,
-    jobs: Store<RecTrainingJob>,
-) -> Result<Action, ReconcileError> {
-    // The first reconciles of a leader wait for its watches, which is none of their own time.
+/// Reconciles the present version of a job, once every watch has its first complete list and there
+/// is a permit.
+async fn in_turn(job: Arc<RecTrainingJob>, context: Arc<Context>, turns: Arc<Turns>) -> Result<Action, ReconcileError> {
+    // The first reconciles of a leader wait for its watches, which does not count as their own
+    // time.
     let ready = context.reader.ready().await;
-    // None is given any more when the operator is about to end.
-    let Some(_place) = places.take(&context.metrics).await else { return Ok(Action::await_change()) };
-    match jobs.get(&ObjectRef::from_obj(&*job)) {
-        Some(job) => timed(job, context, failures, ready).await,
+    // There are no permits once the operator is about to end.
+    let Some(_permit) = turns.permits.acquire(&context.metrics).await else { return Ok(Action::await_change()) };
+    match turns.jobs.get(&ObjectRef::from_obj(&*job)) {
+        Some(job) => timed(job, context, &turns.failures, ready).await,
         None => {
-            context.forget(&job.namespace().unwrap_or_default(), &job.name_any());
+            context.forget(&JobName::of(&job));
             Ok(Action::await_change())
         }
     }
 }
 
-/// One reconcile: measured unless it is put aside, and logged with the job's name.
+/// One reconcile, logged with the job's name. It is measured unless the job is put aside.
 async fn timed(
     job: Arc<RecTrainingJob>,
     context: Arc<Context>,
-    failures: Arc<Failures>,
+    failures: &Failures,
     ready: Result<(), ReconcileError>,
 ) -> Result<Action, ReconcileError> {
-    let key = key(&job);
+    let name = JobName::of(&job);
     let begun = Instant::now();
     let result = match ready {
         Ok(()) => Box::pin(reconcile(job, Arc::clone(&context))).await,
         Err(stopped) => Err(stopped),
     };
-    // Of a job that is put aside the reconcile that has the answer is counted.
+    // If the job is put aside, the reconcile with the answer is counted.
     let Some(result) = result.transpose() else { return Ok(Action::requeue(LATE)) };
     let failed = result.as_ref().err();
     context.metrics.reconciled(begun.elapsed(), failed.map(ReconcileError::step));
     match failed {
-        Some(error) => tracing::warn!(job = key, %error, "a reconcile failed and is tried again"),
+        Some(error) => tracing::warn!(job = %name, %error, "a reconcile failed and is retried"),
         None => {
-            failures.clear(&key);
-            tracing::debug!(job = key, took = ?begun.elapsed(), "reconciled");
+            failures.clear(&name);
+            tracing::debug!(job = %name, took = ?begun.elapsed(), "reconciled");
         }
     }
     result
 }
 
-/// A context's reader for these watches.
+/// A reader of these watches' caches.
 #[must_use]
 pub fn reader(watches: &Watches) -> Reader {
     Reader::Watched(Arc::new(watches.caches.clone()))
@@ -285,7 +298,6 @@ pub fn reader(watches: &Watches) -> Reader {
 mod tests {
     use super::*;
 
-    /// One that cannot be read is left out, and the others come.
     #[test]
     fn a_job_that_cannot_be_read_hides_no_other() {
         let metrics = OperatorMetrics::new().expect("they register");

@@ -1,29 +1,31 @@
-//! Why a job does not train: one [`Problem`] with a cause of a fixed list and a message that says what to do. Pure: pods and the
-//! coordinator's answer go in, a problem comes out. docs/operations/failures has a page for every cause.
+//! Why a job does not train: a [`Problem`] with a cause from a fixed list, and a message with
+//! advice. Pure functions of pods and of the coordinator's report. docs/operations/failures has a
+//! page for every cause.
 
 use jiff::{SignedDuration, Timestamp};
 use rectrain_crds::Mode;
 
-use crate::coordinator::CoordinatorView;
+use crate::coordinator_view::CoordinatorView;
 use crate::names::Role;
 use crate::pods::{Ended, PodFacts};
+use crate::text::shorten;
 
-/// For so long a node may be on its way for a pod that none takes, as long as the autoscaler of clusters waits for one.
+/// Time in which a cluster autoscaler may still add a node for an unschedulable pod.
 const NODES_COME: SignedDuration = SignedDuration::from_mins(15);
 
 /// Exit code of a role that found the manifest or the data wrong.
 const BAD_INPUT: i32 = 2;
 
-/// What went wrong. The names are the reasons of conditions and events.
+/// The cause of a problem. The names are the reasons of conditions and events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cause {
     /// The manifest contradicts itself.
     InvalidSpec,
-    /// The manifest or the data cannot be trained on. Never retried.
+    /// The manifest or the data is wrong. Never retried.
     BadInput,
-    /// A role ended by itself or was ended.
+    /// A role ended unexpectedly.
     Crash,
-    /// A role used up its memory.
+    /// A role exceeded its memory limit.
     OutOfMemory,
     /// No step was completed for `spec.faultTolerance.stallSeconds`.
     NoProgress,
@@ -31,24 +33,24 @@ pub enum Cause {
     RestartsExhausted,
     /// `spec.activeDeadlineSeconds` is over.
     DeadlineExceeded,
-    /// A node cannot get the image.
+    /// A node cannot pull the image.
     ImagePull,
-    /// No node takes a pod.
+    /// The scheduler finds no node for a pod.
     Unschedulable,
-    /// A Secret, ConfigMap or volume that a pod wants is not there.
+    /// A Secret, ConfigMap or volume of a pod is missing.
     ContainerConfig,
-    /// The cluster does not make a pod: a quota, a limit, an account that is not there.
+    /// The cluster creates no pod: a quota, a limit, or a missing account.
     PodsRefused,
     /// The API server refuses an object of the job.
     ObjectRefused,
-    /// Something that is not the job's has a name that the job needs.
+    /// Another owner's object has a name that the job needs.
     NameConflict,
-    /// The training mode that a job under way is asked for cannot be.
+    /// The job cannot switch to the training mode of its manifest.
     ModeRefused,
 }
 
 impl Cause {
-    /// All of them.
+    /// All causes.
     pub const ALL: [Self; 14] = [
         Self::InvalidSpec,
         Self::BadInput,
@@ -66,13 +68,13 @@ impl Cause {
         Self::ModeRefused,
     ];
 
-    /// Whether it is recovered from by another attempt.
+    /// Whether another attempt recovers from it.
     #[must_use]
     pub fn is_crash(self) -> bool {
         matches!(self, Self::Crash | Self::OutOfMemory | Self::NoProgress)
     }
 
-    /// As a condition's reason.
+    /// The reason of a condition.
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
@@ -94,45 +96,47 @@ impl Cause {
     }
 }
 
-/// Something that keeps a job from training, and what to do about it.
+/// A reason why a job does not train, with advice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// What it is.
+    /// The cause.
     pub cause: Cause,
-    /// What happened, where, and what to do: one or two sentences.
+    /// The event, its place, and advice: one or two sentences.
     pub message: String,
-    /// Whether it may well pass without anybody's doing: nobody is called for it yet.
+    /// Whether it may pass by itself, so that the user need not act yet.
     pub may_pass: bool,
 }
 
 impl Problem {
-    /// With a message of at most 2,000 bytes, which conditions and events can hold.
+    /// A problem whose message is cut to 2,000 bytes, which conditions and events can hold.
     #[must_use]
     pub fn new(cause: Cause, message: impl Into<String>) -> Self {
         Self { cause, message: shorten(&message.into(), 2000), may_pass: false }
     }
 }
 
-/// The job cannot be trained on this input, whoever says so first.
+/// The coordinator or a container reports wrong input.
 #[must_use]
 pub fn bad_input(pods: &[&PodFacts], coordinator: &CoordinatorView) -> Option<Problem> {
-    let what = match coordinator {
+    let fault = match coordinator {
         CoordinatorView::Failed { message, user_error: true } => message.clone(),
         _ => pods.iter().find_map(|pod| {
             let ended = pod.ended.as_ref().filter(|ended| ended.exit_code == BAD_INPUT)?;
-            Some(format!("{}: {}", pod.name, last_words(ended)))
+            Some(format!("{}: {}", pod.name, last_line(ended)))
         })?,
     };
     Some(Problem::new(
         Cause::BadInput,
         format!(
-            "{what}. It is not tried again: mend the manifest or the data, and apply the manifest again or make a new job"
+            "{fault}. The job is not retried: correct the manifest or the data, and apply the manifest again or create a new job"
         ),
     ))
 }
 
-/// The job has crashed and all roles have to start again. So it has, whatever the coordinator says, when a parameter server has used up its
-/// memory: its rows outlive it, and the next container would be killed for them too.
+/// A crash after which all roles restart.
+///
+/// A parameter server that exceeded its memory limit is a crash whatever the coordinator reports:
+/// its rows outlive its container, and the kernel would kill the next container, too.
 #[must_use]
 pub fn crash(pods: &[&PodFacts], coordinator: &CoordinatorView) -> Option<Problem> {
     let servers: Vec<&PodFacts> = pods.iter().copied().filter(|pod| pod.role == Role::Ps).collect();
@@ -143,14 +147,14 @@ pub fn crash(pods: &[&PodFacts], coordinator: &CoordinatorView) -> Option<Proble
     Some(out_of_memory(pods).unwrap_or_else(|| Problem::new(Cause::Crash, crash_message(pods, message))))
 }
 
-/// How the last container ended that has ended, for a job that has used up its restarts.
+/// The last end of a container, for a job that has used up its restarts.
 #[must_use]
 pub fn last_crash(pods: &[&PodFacts]) -> Option<Problem> {
     out_of_memory(pods).or_else(|| {
         let (pod, ended) = last_ended(pods)?;
         Some(Problem::new(
             Cause::Crash,
-            format!("{} ended with exit code {}: {}", pod.name, ended.exit_code, last_words(ended)),
+            format!("{} ended with exit code {}: {}", pod.name, ended.exit_code, last_line(ended)),
         ))
     })
 }
@@ -172,7 +176,7 @@ fn out_of_memory(pods: &[&PodFacts]) -> Option<Problem> {
     Some(Problem::new(
         Cause::OutOfMemory,
         format!(
-            "{} used up its memory and was killed: raise spec.roles.{role}.template.resources.limits.memory{more}",
+            "{} exceeded its memory limit and was killed: raise spec.roles.{role}.template.resources.limits.memory{more}",
             pod.name
         ),
     ))
@@ -183,30 +187,31 @@ fn last_ended<'a>(pods: &[&'a PodFacts]) -> Option<(&'a PodFacts, &'a Ended)> {
     ended.max_by_key(|(_, ended)| ended.at)
 }
 
-fn last_words(ended: &Ended) -> String {
+fn last_line(ended: &Ended) -> String {
     let last = ended.message.lines().rev().map(str::trim).find(|line| !line.is_empty());
-    last.map_or_else(|| "it left no message".to_owned(), |line| line.trim_end_matches('.').to_owned())
+    last.map_or_else(|| "no message".to_owned(), |line| line.trim_end_matches('.').to_owned())
 }
 
-/// The job trains on in the mode `present`, because the one that its manifest asks for was refused.
+/// The job cannot switch to `wanted` and continues in the mode `present`.
 #[must_use]
 pub fn mode_refused(wanted: Mode, present: Mode, why: &str) -> Problem {
     Problem::new(
         Cause::ModeRefused,
         format!(
-            "mode {wanted} cannot be: {}. Training goes on in mode {present}: set spec.training.mode to another one, or mend what it needs",
+            "the job cannot train in mode {wanted}: {}. Training continues in mode {present}: set another spec.training.mode, or correct the settings that it needs",
             why.trim_end_matches('.')
         ),
     )
 }
 
-/// What a pod waits for that only somebody outside can give; one that no node takes perhaps a cluster's autoscaler, who has its time for that.
+/// Why a pod waits for something that only the user can fix. For a while a cluster autoscaler may
+/// still add a node for an unschedulable pod.
 #[must_use]
 pub fn waiting(pods: &[&PodFacts], now: Timestamp) -> Option<Problem> {
     pods.iter().find_map(|pod| {
         let role = pod.role.field();
         if let Some(why) = &pod.unschedulable {
-            let message = format!("no node takes {}: {why}. Add nodes (a cluster that does so by itself takes some minutes), or change spec.roles.{role}.template (resources, nodeSelector, tolerations, affinity)", pod.name);
+            let message = format!("no node takes {}: {why}. Add nodes (an autoscaler takes some minutes), or change spec.roles.{role}.template (resources, nodeSelector, tolerations, affinity)", pod.name);
             let may_pass = pod.unschedulable_since.is_some_and(|since| now.duration_since(since) < NODES_COME);
             return Some(Problem { may_pass, ..Problem::new(Cause::Unschedulable, message) });
         }
@@ -214,24 +219,15 @@ pub fn waiting(pods: &[&PodFacts], now: Timestamp) -> Option<Problem> {
         match reason.as_str() {
             "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" | "RegistryUnavailable" => Some(Problem::new(
                 Cause::ImagePull,
-                format!("{} cannot get its image: {message}. Check the chart's runtimeImage.repository, .tag and .pullSecrets, and that nodes reach the registry", pod.name),
+                format!("{} cannot pull its image: {message}. Check the chart's runtimeImage.repository, .tag and .pullSecrets, and that nodes reach the registry", pod.name),
             )),
             "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => Some(Problem::new(
                 Cause::ContainerConfig,
-                format!("the container of {} cannot be made: {message}. Check the Secret of spec.data.storage.secretName and what spec.roles.{role}.template names", pod.name),
+                format!("the container of {} cannot be created: {message}. Check the Secret of spec.data.storage.secretName and the objects that spec.roles.{role}.template names", pod.name),
             )),
             _ => None,
         }
     })
-}
-
-/// At most about so many bytes of a text.
-pub(crate) fn shorten(text: &str, bytes: usize) -> String {
-    if text.len() <= bytes {
-        return text.to_owned();
-    }
-    let end = (0..=bytes).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
-    format!("{} …", &text[..end])
 }
 
 #[cfg(test)]
@@ -239,27 +235,7 @@ mod tests {
     use super::*;
 
     fn pod(name: &str, role: Role) -> PodFacts {
-        PodFacts {
-            name: name.to_owned(),
-            uid: "uid".to_owned(),
-            role,
-            attempt: 1,
-            job_uid: None,
-            is_leaving: false,
-            gone_by: None,
-            is_ready: false,
-            ip: None,
-            node: None,
-            requested_millicores: 0,
-            is_running: false,
-            restarts: 0,
-            unschedulable: None,
-            unschedulable_since: None,
-            waiting: None,
-            ended: None,
-            evicted: None,
-            put_out: None,
-        }
+        PodFacts { is_ready: false, is_running: false, ..PodFacts::running(name, role, 1) }
     }
 
     fn ended(exit_code: i32, out_of_memory: bool, message: &str) -> Option<Ended> {
@@ -273,18 +249,18 @@ mod tests {
     }
 
     #[test]
-    fn bad_input_is_what_the_coordinator_or_an_exit_code_of_2_says_and_nothing_else() {
+    fn bad_input_comes_from_the_coordinator_or_exit_code_2_only() {
         let told = bad_input(&[], &failed("train.csv:7: the label is `x`", true)).expect("bad input");
         assert!(
             told.cause == Cause::BadInput
-                && told.message.starts_with("train.csv:7: the label is `x`. It is not tried again")
+                && told.message.starts_with("train.csv:7: the label is `x`. The job is not retried")
         );
         let exited = PodFacts {
             ended: ended(2, false, "starting\nrectrain: no such file.\n"),
             ..pod("j-loader-0", Role::Loader)
         };
         let told = bad_input(&[&exited], &SILENT).expect("bad input");
-        assert!(told.message.starts_with("j-loader-0: rectrain: no such file. It"), "{}", told.message);
+        assert!(told.message.starts_with("j-loader-0: rectrain: no such file. The job"), "{}", told.message);
         for code in [0, 1, 101, 137, 143] {
             let crashed = PodFacts { ended: ended(code, false, ""), ..pod("j-ps-0", Role::Ps) };
             assert_eq!(bad_input(&[&crashed], &failed("a member is gone", false)), None);
@@ -292,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crash_names_the_memory_that_was_too_small() {
+    fn a_crash_names_the_memory_limit_to_raise() {
         let killed = PodFacts { ended: ended(137, true, ""), ..pod("j-ps-1", Role::Ps) };
         let other = PodFacts { ended: ended(1, false, "peer gone"), ..pod("j-dense-worker-0", Role::DenseWorker) };
         let problem = crash(&[&other, &killed], &failed("ps 1 is gone", false)).expect("a crash");
@@ -302,14 +278,14 @@ mod tests {
                 && problem.message.contains("spec.roles.ps.template.resources.limits.memory")
         );
         assert_eq!(crash(&[&other], &failed("ps 1 is gone", false)), Some(Problem::new(Cause::Crash, "ps 1 is gone")));
-        // Its rows outlive it: the next container would be killed for them too.
+        // Its rows outlive it: the kernel would kill the next container, too.
         assert_eq!(crash(&[&killed], &SILENT).map(|problem| problem.cause), Some(Cause::OutOfMemory));
         let worker = PodFacts { role: Role::EmbeddingWorker, ..killed };
-        assert_eq!(crash(&[&worker], &SILENT), None, "another takes its place");
+        assert_eq!(crash(&[&worker], &SILENT), None, "a replacement joins");
     }
 
     #[test]
-    fn what_a_pod_waits_for_says_what_to_change() {
+    fn a_waiting_pod_names_the_setting_to_change() {
         let waiting_for = |reason: &str| PodFacts {
             waiting: Some((reason.to_owned(), "secret \"s3\" not found".to_owned())),
             ..pod("j-loader-0", Role::Loader)
@@ -326,7 +302,7 @@ mod tests {
         };
         let problem = waiting(&[&homeless], now).expect("a problem");
         assert!(problem.cause == Cause::Unschedulable && problem.message.contains("spec.roles.denseWorker.template"));
-        // A node may be on its way, for a while.
+        // An autoscaler may add a node, for a while.
         for (minutes, may_pass) in [(14, true), (15, false)] {
             let since = Some(now - SignedDuration::from_mins(minutes));
             let homeless = PodFacts { unschedulable_since: since, ..homeless.clone() };

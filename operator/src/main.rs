@@ -1,35 +1,37 @@
-//! The `rectrain-operator` command: stands for election, and reconciles `RecTrainingJob`s while it leads.
+//! The `rectrain-operator` command: joins the leader election, and reconciles `RecTrainingJob`s
+//! while it leads.
 
-use std::collections::HashMap;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use http::Request;
 use kube::client::{Body, ClientBuilder};
 use kube::{Client, Config};
+use kube_lease_manager::LeaseManagerError;
 use rectrain_operator::admin::{self, Admin};
-use rectrain_operator::certificates::Root;
+use rectrain_operator::certificates::{CertificateError, Root};
 use rectrain_operator::config::{GpuPods, OperatorConfig};
 use rectrain_operator::controller::{self, Watches};
-use rectrain_operator::coordinator::GrpcCoordinators;
+use rectrain_operator::coordinator_client::GrpcCoordinatorClient;
+use rectrain_operator::coordinator_poller::{CoordinatorPoller, LateAnswers};
 use rectrain_operator::events::Announcer;
 use rectrain_operator::leader::Candidate;
-use rectrain_operator::measure::HttpMetrics;
 use rectrain_operator::metrics::OperatorMetrics;
 use rectrain_operator::nodes::{ClusterNodes, NoNodes, ReadNodes};
-use rectrain_operator::questions::Questions;
-use rectrain_operator::reconcile::Context;
-use rectrain_operator::reconcile::apply::Settled;
+use rectrain_operator::reconcile::context::{Context, Measurements};
+use rectrain_operator::reconcile::memory::JobMemories;
+use rectrain_operator::reconcile::stored_forms::StoredForms;
+use rectrain_operator::scrape::HttpScraper;
 use tokio::signal::unix::{SignalKind, signal};
 use tower::util::MapRequestLayer;
 use tracing_subscriber::EnvFilter;
 
-/// Runs RecTrainingJobs in the cluster whose kubeconfig or ServiceAccount it finds.
+/// Runs the RecTrainingJobs of the cluster of its kubeconfig or ServiceAccount.
 #[derive(Debug, Parser)]
 #[command(name = "rectrain-operator", version, about, max_term_width = 100)]
 struct Cli {
@@ -39,37 +41,38 @@ struct Cli {
     /// Image of the pods of jobs with GPUs: the runtime with the feature `cuda`
     #[arg(long, default_value = "rectrain-cuda:latest")]
     gpu_runtime_image: String,
-    /// Node selector and tolerations of pods with a GPU, as JSON: `{"nodeSelector": {…}, "tolerations": […]}`
+    /// Node selector and tolerations of pods with a GPU, as JSON:
+    /// `{"nodeSelector": {…}, "tolerations": […]}`
     #[arg(long, default_value = "{}", value_name = "JSON")]
     gpu_pods: GpuPods,
-    /// When nodes pull it
+    /// Pull policy of both images
     #[arg(long, default_value = "IfNotPresent")]
     image_pull_policy: String,
-    /// Secret of the job's namespace with which it is pulled (may be given several times)
+    /// Secret in the job's namespace to pull the images with (may be given several times)
     #[arg(long = "image-pull-secret")]
     image_pull_secrets: Vec<String>,
-    /// Seconds between two questions to a coordinator; longer where there are more jobs than can be asked so often
+    /// Seconds between two requests to a coordinator; longer with very many jobs
     #[arg(long, default_value_t = 3)]
     poll_seconds: u64,
-    /// Jobs that are reconciled at the same time; the others wait in the order in which they came
+    /// Jobs that are reconciled at the same time; the others wait in the order of their arrival
     #[arg(long, default_value_t = 16)]
     concurrency: u16,
-    /// Namespace whose jobs it runs; all namespaces if not given
+    /// Namespace of the jobs; all namespaces if not given
     #[arg(long)]
     watch_namespace: Option<String>,
-    /// The operator's own namespace, where its Lease is; without it there is no election
+    /// The operator's own namespace, with its Lease; without it there is no leader election
     #[arg(long)]
     namespace: Option<String>,
-    /// Let the pods of jobs speak with members of their job only, by certificates (needs --namespace)
+    /// Let the pods of a job accept only members of the job, by certificates (needs --namespace)
     #[arg(long, requires = "namespace")]
     pod_tls: bool,
-    /// This instance's name in the election; its pod's name
+    /// Name of this instance in the election: the name of its pod
     #[arg(long, default_value = "rectrain-operator")]
     identity: String,
-    /// Where to serve /healthz, /readyz, /metrics and /traces/NAMESPACE/JOB
+    /// Address of /healthz, /readyz, /metrics and /traces/NAMESPACE/JOB
     #[arg(long, default_value = "[::]:8080")]
     address: SocketAddr,
-    /// How logs are written to standard error (what is logged: RECTRAIN_LOG)
+    /// Format of the logs on standard error (RECTRAIN_LOG sets the level)
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log: LogFormat,
 }
@@ -80,24 +83,44 @@ enum LogFormat {
     Json,
 }
 
+/// Why the operator ends.
+#[derive(Debug, thiserror::Error)]
+enum OperatorError {
+    #[error("cannot start the asynchronous runtime: {0}")]
+    Runtime(std::io::Error),
+    #[error("cannot register metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
+    #[error("cannot serve health and metrics on {address}: {source}")]
+    Admin { address: SocketAddr, source: std::io::Error },
+    #[error("no cluster: neither a kubeconfig nor a ServiceAccount could be used: {0}")]
+    NoCluster(Box<kube::Error>),
+    #[error("the API server does not answer: {0}")]
+    NoAnswer(Box<kube::Error>),
+    #[error(transparent)]
+    Root(#[from] CertificateError),
+    #[error("cannot join the election in namespace {namespace}: {source}")]
+    Election { namespace: String, source: LeaseManagerError },
+    #[error("another instance has taken the lease, or it could not be renewed in time")]
+    Deposed,
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     log_to_stderr(cli.log);
-    // Crates of one build may bring several, and then rustls has to be told; that one was chosen already is as good.
+    // rustls needs a choice if the build has several providers. A choice made before is as good.
     let _chosen = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return end(&format!("cannot start the asynchronous runtime: {error}")),
-    };
-    match runtime.block_on(serve(cli)) {
+    match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(message) => end(&message),
+        Err(error) => {
+            eprintln!("rectrain-operator: {error}");
+            ExitCode::FAILURE
+        }
     }
 }
 
-fn end(message: &str) -> ExitCode {
-    eprintln!("rectrain-operator: {message}");
-    ExitCode::FAILURE
+fn run(cli: Cli) -> Result<(), OperatorError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(OperatorError::Runtime)?;
+    runtime.block_on(serve(cli))
 }
 
 fn log_to_stderr(format: LogFormat) {
@@ -110,35 +133,57 @@ fn log_to_stderr(format: LogFormat) {
     }
 }
 
-/// The longest silence of the API server in a call.
+/// Longest silence of the API server during a call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
-/// In a question about the lease: several of them fit into the time for which it holds.
+/// The same for calls about the lease: several of them fit into its time.
 const ELECTION_TIMEOUT: Duration = Duration::from_secs(3);
 
-async fn serve(cli: Cli) -> Result<(), String> {
-    let metrics = OperatorMetrics::new().map_err(|error| format!("cannot register metrics: {error}"))?;
+/// Clients of the API server.
+#[derive(Clone)]
+struct Clients {
+    calls: Client,
+    watches: Client,
+    elections: Client,
+}
+
+impl Clients {
+    async fn new(metrics: &OperatorMetrics) -> Result<Self, OperatorError> {
+        let no_cluster = |error| OperatorError::NoCluster(Box::new(error));
+        Ok(Self {
+            calls: client(metrics, Some(CALL_TIMEOUT)).await.map_err(no_cluster)?,
+            watches: client(metrics, None).await.map_err(no_cluster)?,
+            elections: client(metrics, Some(ELECTION_TIMEOUT)).await.map_err(no_cluster)?,
+        })
+    }
+}
+
+async fn serve(cli: Cli) -> Result<(), OperatorError> {
+    let metrics = OperatorMetrics::new()?;
     let is_ready = Arc::new(AtomicBool::new(false));
     let admin = Admin { metrics: metrics.clone(), is_ready: Arc::clone(&is_ready), traces: Arc::default() };
     let address = admin::serve(cli.address, admin.clone())
         .await
-        .map_err(|error| format!("cannot serve health and metrics on {}: {error}", cli.address))?;
-    let no_cluster = |error| format!("no cluster: neither a kubeconfig nor a ServiceAccount could be used: {error}");
-    let watching = client(&metrics, None).await.map_err(no_cluster)?;
-    let elections = client(&metrics, Some(ELECTION_TIMEOUT)).await.map_err(no_cluster)?;
-    let client = client(&metrics, Some(CALL_TIMEOUT)).await.map_err(no_cluster)?;
-    let version =
-        client.apiserver_version().await.map_err(|error| format!("the API server does not answer: {error}"))?;
+        .map_err(|source| OperatorError::Admin { address: cli.address, source })?;
+    let clients = Clients::new(&metrics).await?;
+    let version = clients.calls.apiserver_version().await.map_err(|error| OperatorError::NoAnswer(Box::new(error)))?;
     is_ready.store(true, Ordering::Relaxed);
     tracing::info!(kubernetes = version.git_version, %address, identity = cli.identity, "standing by");
-    let Some(namespace) = cli.namespace.clone() else {
-        metrics.leads(true);
-        lead(&cli, (client, watching), admin, None, stopped()).await;
-        return Ok(());
-    };
-    let root = Root::load(client.clone(), &namespace).await.map_err(|error| error.to_string())?;
-    let mut candidate = Candidate::new(elections, &namespace, &cli.identity)
+    match cli.namespace.clone() {
+        Some(namespace) => stand(&cli, clients, admin, namespace).await,
+        None => {
+            metrics.leads(true);
+            lead(&cli, clients, admin, None, stopped()).await;
+            Ok(())
+        }
+    }
+}
+
+/// Joins the election, and leads once it is elected.
+async fn stand(cli: &Cli, clients: Clients, admin: Admin, namespace: String) -> Result<(), OperatorError> {
+    let root = Root::load(clients.calls.clone(), &namespace).await?;
+    let mut candidate = Candidate::new(clients.elections.clone(), &namespace, &cli.identity)
         .await
-        .map_err(|error| format!("cannot stand for election in namespace {namespace}: {error}"))?;
+        .map_err(|source| OperatorError::Election { namespace, source })?;
     tokio::select! {
         () = candidate.elected() => {}
         () = stopped() => {
@@ -146,13 +191,14 @@ async fn serve(cli: Cli) -> Result<(), String> {
             return Ok(());
         }
     }
+    let metrics = admin.metrics.clone();
     metrics.leads(true);
     tracing::info!(identity = cli.identity, "leading");
-    // Reconciles that are under way when the end comes get through before the lease is given back.
+    // Reconciles under way end before the lease is released.
     let (stop, stopping) = tokio::sync::oneshot::channel::<()>();
-    let leading = lead(&cli, (client, watching), admin, Some(root), async {
-        // Whether told or dropped: stop.
-        let _told = stopping.await;
+    let leading = lead(cli, clients, admin, Some(root), async {
+        // A dropped sender means stop as well.
+        let _stopped = stopping.await;
     });
     tokio::pin!(leading);
     let ending = tokio::select! {
@@ -163,10 +209,9 @@ async fn serve(cli: Cli) -> Result<(), String> {
     drop(stop);
     metrics.leads(false);
     match ending {
-        // Another instance may reconcile already: nothing is finished, and a fresh process stands for election again.
-        Ending::Deposed => {
-            return Err("another instance has taken the lease, or it could not be renewed in time".to_owned());
-        }
+        // Another instance may reconcile already, so nothing is finished. A new process joins the
+        // election.
+        Ending::Deposed => return Err(OperatorError::Deposed),
         Ending::Ended => {}
         Ending::Stopped => leading.await,
     }
@@ -174,14 +219,17 @@ async fn serve(cli: Cli) -> Result<(), String> {
     Ok(())
 }
 
-/// A client of the API server whose requests are counted. A request that is answered nothing for as long as `silence` has failed: a
-/// connection that was cut without a word would be waited on for as long as the kernel does, a quarter of an hour. Watches, which may be
-/// silent, look after themselves.
+/// A client of the API server that counts its requests.
+///
+/// A request fails after `silence` without an answer. Otherwise it would wait on a cut connection
+/// for a quarter of an hour, as the kernel does. Watches may be silent; they have timeouts of their
+/// own.
 async fn client(metrics: &OperatorMetrics, silence: Option<Duration>) -> Result<Client, kube::Error> {
     let mut config = Config::infer().await.map_err(kube::Error::InferConfig)?;
     config.read_timeout = silence;
     config.reset_reader_on_write = true;
-    // Whoever asks has a back-off of its own. Beneath that, an API server that was away would be asked again minutes after it is back.
+    // Every caller has a back-off of its own. Another one below it would delay the first request
+    // after an outage by minutes.
     config.default_retry = false;
     let metrics = metrics.clone();
     let counting = MapRequestLayer::new(move |request: Request<Body>| {
@@ -191,24 +239,56 @@ async fn client(metrics: &OperatorMetrics, silence: Option<Duration>) -> Result<
     Ok(ClientBuilder::try_from(config)?.with_layer(&counting).build())
 }
 
-/// Why this instance leads no more.
+/// Why this instance stops to lead.
 enum Ending {
-    /// The loop ended by itself.
+    /// The controller ended by itself.
     Ended,
     /// The lease was lost.
     Deposed,
-    /// The process was told to stop.
+    /// The process received a signal.
     Stopped,
 }
 
+/// Reconciles until `stop`.
 async fn lead(
     cli: &Cli,
-    (client, watching): (Client, Client),
-    Admin { metrics, traces, .. }: Admin,
+    clients: Clients,
+    admin: Admin,
     root: Option<Root>,
     stop: impl Future<Output = ()> + Send + 'static,
 ) {
-    let config = OperatorConfig {
+    let watches = Watches::new(&clients.watches, cli.watch_namespace.as_deref(), &admin.metrics);
+    let (context, late) = context(cli, clients.calls, admin, root, &watches);
+    controller::run(watches, late, Arc::new(context), stop).await;
+}
+
+fn context(cli: &Cli, client: Client, admin: Admin, root: Option<Root>, watches: &Watches) -> (Context, LateAnswers) {
+    let Admin { metrics, traces, .. } = admin;
+    let (coordinators, late) = CoordinatorPoller::new(Arc::new(GrpcCoordinatorClient), metrics.clone());
+    // An operator with rights in one namespace may not read nodes.
+    let nodes: Arc<dyn ReadNodes> = match cli.watch_namespace {
+        None => Arc::new(ClusterNodes::new(client.clone())),
+        Some(_) => Arc::new(NoNodes),
+    };
+    let context = Context {
+        reader: controller::reader(watches),
+        announcer: Announcer::new(client.clone(), Some(cli.identity.clone())),
+        client,
+        config: config(cli),
+        root,
+        coordinators,
+        now: jiff::Timestamp::now,
+        metrics,
+        stored_forms: StoredForms::default(),
+        memories: JobMemories::default(),
+        measurements: Measurements { processes: Arc::new(HttpScraper), nodes },
+        traces,
+    };
+    (context, late)
+}
+
+fn config(cli: &Cli) -> OperatorConfig {
+    OperatorConfig {
         runtime_image: cli.runtime_image.clone(),
         gpu_runtime_image: cli.gpu_runtime_image.clone(),
         gpu_pods: cli.gpu_pods.clone(),
@@ -218,33 +298,7 @@ async fn lead(
         namespace: cli.namespace.clone(),
         tls: cli.pod_tls,
         concurrency: cli.concurrency,
-    };
-    let watches = Watches::new(&watching, cli.watch_namespace.as_deref(), &metrics);
-    // Whose rights end with its namespace may not look at nodes.
-    let read_nodes: Arc<dyn ReadNodes> = match cli.watch_namespace {
-        None => Arc::new(ClusterNodes::new(client.clone())),
-        Some(_) => Arc::new(NoNodes),
-    };
-    let (questions, late) = Questions::new(Arc::new(GrpcCoordinators), metrics.clone());
-    let context = Context {
-        reader: controller::reader(&watches),
-        announcer: Announcer::new(client.clone(), Some(cli.identity.clone())),
-        client,
-        config,
-        root,
-        questions,
-        now: jiff::Timestamp::now,
-        metrics,
-        settled: Settled::default(),
-        obstacles: Mutex::new(HashMap::new()),
-        read_metrics: Arc::new(HttpMetrics),
-        read_nodes,
-        watched: Mutex::new(HashMap::new()),
-        traces,
-        memories: Mutex::default(),
-        known: Mutex::default(),
-    };
-    controller::run(watches, late, Arc::new(context), stop).await;
+    }
 }
 
 /// Ctrl-C, or the signal with which a supervisor ends a process.

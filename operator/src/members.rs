@@ -1,27 +1,32 @@
-//! How many members the roles of a job have while it trains, as far as it can be decided without asking: with how many an attempt
-//! starts, for how many its coordinator has to be asked, and how many pods there have to be meanwhile. Pure; [`crate::phase`] decides
-//! with it and `reconcile` asks.
+//! The numbers of members of a job's roles while it trains. Pure; [`crate::phase`] decides with it
+//! and `reconcile` sends the requests.
 //!
-//! What there is to be comes from the manifest, or from what was decided automatically. The coordinator moves slots, batches and
-//! pieces of them and tells how many processes it needs: new ones before anything is theirs, old ones until nothing is any more. The
-//! pods follow that word, so an operator that dies between any two of these steps finds the rest to do, and nobody goes who still
-//! holds a row.
+//! It decides how many members an attempt starts with, how many to ask the coordinator for, and how
+//! many pods the job needs meanwhile.
+//!
+//! The wanted numbers come from the manifest or from automatic decisions. The coordinator moves
+//! slots, batches and pieces, and reports how many processes it needs: new ones before they own
+//! anything, and old ones until they own nothing. The pods follow that report. So an operator that
+//! dies between two of these steps finds the rest to do, and no pod goes that still holds a row.
 
 use rectrain_crds::{AttemptReplicas, RecTrainingJobStatus, ResolvedJob, RoleReplicas};
 
-use crate::automatic;
-use crate::coordinator::{Rebalance, Report, Stage};
+use crate::coordinator_view::{Rebalance, Report, Stage};
+use crate::decisions;
 use crate::names::Role;
 use crate::pods::PodFacts;
 
-/// How many members of a role there are to be.
+/// The wanted number of members of a role.
 #[must_use]
 pub fn wanted(status: Option<&RecTrainingJobStatus>, resolved: &ResolvedJob, role: Role) -> u32 {
-    automatic::replicas(status, resolved, role).unwrap_or_else(|| role.replicas(resolved))
+    decisions::replicas(status, resolved, role).unwrap_or_else(|| role.replicas(resolved))
 }
 
-/// Those of an attempt that is about to start, after the one `before`. Members that were decided on while that one trained and had not come when it
-/// ended are asked for when training has begun: no node may have taken them, and an attempt begins only with all that it starts with.
+/// The members of an attempt that is about to start after the attempt `before`.
+///
+/// The attempt before may have ended while decided members were still joining, perhaps because no
+/// node takes their pods. Training starts only when all initial members have joined, so the new
+/// attempt starts without them and asks for them once it trains.
 #[must_use]
 pub fn starting(
     status: Option<&RecTrainingJobStatus>,
@@ -31,7 +36,7 @@ pub fn starting(
     let mut replicas = AttemptReplicas::default();
     for role in Role::MEMBERS {
         let wanted = wanted(status, resolved, role);
-        let is_decided = automatic::replicas(status, resolved, role).is_some();
+        let is_decided = decisions::replicas(status, resolved, role).is_some();
         let before = before.and_then(|before| of(before, role)).filter(|before| is_decided && before.wanted == wanted);
         let started = before.map_or(wanted, |before| before.present.clamp(1, wanted.max(1)));
         if let Some(of_role) = of_mut(&mut replicas, role) {
@@ -41,7 +46,7 @@ pub fn starting(
     replicas
 }
 
-/// Those of a role; the coordinator is always one.
+/// The members of a role. `None` for the coordinator, which is always one.
 #[must_use]
 pub fn of(replicas: &AttemptReplicas, role: Role) -> Option<&RoleReplicas> {
     match role {
@@ -63,7 +68,7 @@ fn of_mut(replicas: &mut AttemptReplicas, role: Role) -> Option<&mut RoleReplica
     }
 }
 
-/// Members are to be as many as are wanted now.
+/// Sets the wanted numbers to the present ones of the manifest and of decisions.
 pub fn want(replicas: &mut AttemptReplicas, status: Option<&RecTrainingJobStatus>, resolved: &ResolvedJob) {
     for role in Role::MEMBERS {
         if let Some(of_role) = of_mut(replicas, role) {
@@ -72,30 +77,30 @@ pub fn want(replicas: &mut AttemptReplicas, status: Option<&RecTrainingJobStatus
     }
 }
 
-/// Whether others are wanted now than when the attempt was looked at last.
+/// Whether the wanted numbers differ from the ones in `replicas`.
 #[must_use]
 pub fn are_others(replicas: &AttemptReplicas, status: Option<&RecTrainingJobStatus>, resolved: &ResolvedJob) -> bool {
     Role::MEMBERS.into_iter().any(|role| of(replicas, role).is_some_and(|r| r.wanted != wanted(status, resolved, role)))
 }
 
-/// Whether nobody is to come or to go.
+/// Whether no member has to join or to leave.
 #[must_use]
 pub fn are_settled(replicas: &AttemptReplicas) -> bool {
     let all = Role::MEMBERS.into_iter().filter_map(|role| of(replicas, role));
     all.into_iter().all(|r| r.wanted == r.present && r.wanted == r.needed)
 }
 
-/// The coordinator says how many take part, and how many it needs.
+/// Takes over the coordinator's report of present and needed members.
 pub fn follow(replicas: &mut AttemptReplicas, report: &Report) {
-    for (role, told) in &report.members {
+    for (role, reported) in &report.members {
         if let Some(of_role) = of_mut(replicas, *role) {
-            of_role.present = told.present;
-            of_role.needed = told.needed;
+            of_role.present = reported.present;
+            of_role.needed = reported.needed;
         }
     }
 }
 
-/// The roles and numbers to ask the coordinator for.
+/// The roles and numbers of members to ask the coordinator for.
 #[must_use]
 pub fn to_ask(replicas: &AttemptReplicas, report: &Report, pods: &[PodFacts]) -> Vec<(Role, u32)> {
     if !matches!(report.stage, Stage::Training | Stage::Evaluating) {
@@ -105,28 +110,34 @@ pub fn to_ask(replicas: &AttemptReplicas, report: &Report, pods: &[PodFacts]) ->
     Role::MEMBERS.into_iter().filter_map(to_ask).collect()
 }
 
-/// Members that have not all joined are given up before it is asked for another number of them, those that leave have to have left
-/// before others come, and a pod that is about to go must not be taken for the new one of its name.
+/// The number of members of one role to ask for.
+///
+/// - While members are joining, another number is asked for only after the coordinator has aborted
+///   the join: ask for the present number first.
+/// - Leaving members have to leave before new ones join. A pod that is about to be deleted must not
+///   be taken for the new pod of its name.
 fn to_ask_of(role: Role, replicas: &AttemptReplicas, report: &Report, pods: &[PodFacts]) -> Option<u32> {
-    let (replicas, told) = (of(replicas, role)?, report.members.get(&role)?);
-    if told.wanted == replicas.wanted {
+    let (replicas, reported) = (of(replicas, role)?, report.members.get(&role)?);
+    if reported.wanted == replicas.wanted {
         return None;
     }
-    if told.wanted > told.present && replicas.wanted > told.present {
-        return Some(told.present);
+    if reported.wanted > reported.present && replicas.wanted > reported.present {
+        return Some(reported.present);
     }
     let goes = |pod: &PodFacts| pod.role == role && pod.index().is_some_and(|index| index >= replicas.needed);
     let is_free = replicas.wanted <= replicas.needed || !pods.iter().any(goes);
     is_free.then_some(replicas.wanted)
 }
 
-/// Whether the coordinator has to be asked to spread the slots anew over as many servers, as was decided then.
+/// The rebalance to ask the coordinator for, if the decision at `decided_seconds` is news to it and
+/// no server is joining or leaving.
 #[must_use]
 pub fn rebalance_to_ask(replicas: &AttemptReplicas, report: &Report, decided_seconds: u64) -> Option<Rebalance> {
-    let told = report.members.get(&Role::Ps)?;
-    let is_settled = [told.wanted, told.needed, replicas.ps.wanted].into_iter().all(|servers| servers == told.present);
+    let reported = report.members.get(&Role::Ps)?;
+    let servers = [reported.wanted, reported.needed, replicas.ps.wanted];
+    let is_settled = servers.into_iter().all(|servers| servers == reported.present);
     let is_news = report.stage == Stage::Training && report.slots_decided_seconds < decided_seconds;
-    (is_settled && is_news).then_some(Rebalance { servers: told.present, decided_seconds })
+    (is_settled && is_news).then_some(Rebalance { servers: reported.present, decided_seconds })
 }
 
 #[cfg(test)]
@@ -134,7 +145,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::coordinator::Members;
+    use crate::coordinator_view::Members;
     use crate::names::{ATTEMPT_LABEL, ROLE_LABEL};
 
     fn report(stage: Stage, present: u32, wanted: u32, needed: u32) -> Report {
@@ -142,7 +153,7 @@ mod tests {
         Report { stage, members, ..Report::default() }
     }
 
-    /// So many parameter servers are wanted and needed, of which the attempt started with so many.
+    /// An attempt that started with `started` parameter servers.
     fn servers(started: u32, wanted: u32, needed: u32) -> AttemptReplicas {
         AttemptReplicas { ps: RoleReplicas { started, wanted, present: started, needed }, ..AttemptReplicas::default() }
     }
@@ -153,7 +164,8 @@ mod tests {
         PodFacts::of(&pod).expect("one of the operator's")
     }
 
-    /// A job whose parameter servers are decided on, and its status after a decision for four of them.
+    /// A job with automatic decisions about parameter servers, and its status after a decision for
+    /// four of them.
     fn decided(mode: &str) -> (ResolvedJob, RecTrainingJobStatus) {
         let manifest = format!(
             "{{apiVersion: rectrain.dev/v1alpha1, kind: RecTrainingJob, metadata: {{name: j}}, spec: {{model: {{kind: lr}},
@@ -167,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_starts_with_those_that_had_come_and_asks_for_the_others() {
+    fn an_attempt_starts_with_the_members_that_had_joined() {
         let (resolved, status) = decided("apply");
         let ps = |before: Option<AttemptReplicas>| {
             let RoleReplicas { started, wanted, .. } = starting(Some(&status), &resolved, before.as_ref()).ps;
@@ -185,13 +197,13 @@ mod tests {
     }
 
     #[test]
-    fn what_was_carried_out_holds_where_decisions_are_only_told_from_then_on() {
+    fn a_carried_out_decision_holds_when_later_ones_are_recommended() {
         let (resolved, status) = decided("recommend");
         assert_eq!((wanted(Some(&status), &resolved, Role::Ps), wanted(None, &resolved, Role::Ps)), (4, 2));
     }
 
     #[test]
-    fn servers_come_before_slots_and_go_after_them() {
+    fn servers_join_before_slots_move_and_leave_afterwards() {
         let mut servers = servers(1, 3, 1);
         let first = [pod("j-ps-0")];
         assert_eq!(to_ask(&servers, &report(Stage::Starting, 1, 1, 1), &first), [], "they are still joining");
@@ -210,23 +222,23 @@ mod tests {
         follow(&mut servers, &left);
         assert_eq!(servers.ps.needed, 2);
         servers.ps.wanted = 3;
-        assert_eq!(to_ask(&servers, &left, &three), [], "the third pod is that of before");
+        assert_eq!(to_ask(&servers, &left, &three), [], "the third pod is the old one");
         assert_eq!(to_ask(&servers, &left, &three[..2]), [(Role::Ps, 3)]);
     }
 
     #[test]
-    fn slots_are_spread_once_a_decision_and_by_those_who_hold_them() {
+    fn a_rebalance_is_asked_for_once_per_decision() {
         let of = |wanted: u32| servers(2, wanted, 2);
-        let told = |slots_decided_seconds| Report { slots_decided_seconds, ..report(Stage::Training, 2, 2, 2) };
-        assert_eq!(rebalance_to_ask(&of(2), &told(0), 7), Some(Rebalance { servers: 2, decided_seconds: 7 }));
-        assert_eq!(rebalance_to_ask(&of(2), &told(7), 7), None, "it has been");
-        assert_eq!(rebalance_to_ask(&of(3), &told(0), 7), None, "others are wanted since");
+        let reported = |slots_decided_seconds| Report { slots_decided_seconds, ..report(Stage::Training, 2, 2, 2) };
+        assert_eq!(rebalance_to_ask(&of(2), &reported(0), 7), Some(Rebalance { servers: 2, decided_seconds: 7 }));
+        assert_eq!(rebalance_to_ask(&of(2), &reported(7), 7), None, "the coordinator has accepted it");
+        assert_eq!(rebalance_to_ask(&of(3), &reported(0), 7), None, "another number is wanted since");
         assert_eq!(rebalance_to_ask(&of(2), &report(Stage::Training, 2, 2, 3), 7), None, "one is leaving");
-        assert_eq!(rebalance_to_ask(&of(2), &report(Stage::Evaluating, 2, 2, 2), 7), None, "training rests");
+        assert_eq!(rebalance_to_ask(&of(2), &report(Stage::Evaluating, 2, 2, 2), 7), None, "training is paused");
     }
 
     #[test]
-    fn a_coordinator_that_starts_again_has_as_many_as_at_first_and_is_asked_again() {
+    fn a_restarted_coordinator_has_its_first_members_and_is_asked_again() {
         let mut servers = servers(1, 3, 3);
         let again = report(Stage::Starting, 1, 1, 1);
         follow(&mut servers, &again);
@@ -235,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn more_that_have_not_come_are_given_up() {
+    fn members_that_have_not_joined_are_given_up_first() {
         let mut servers = servers(1, 1, 3);
         let pods = [pod("j-ps-0"), pod("j-ps-1")];
         assert_eq!(to_ask(&servers, &report(Stage::Training, 1, 3, 3), &pods), [(Role::Ps, 1)]);

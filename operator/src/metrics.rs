@@ -1,8 +1,8 @@
-//! The operator's own metrics: outcomes and durations of reconciles, calls of the API server, and what the statuses of jobs say, so that
-//! dashboards and alerts need no reader of Kubernetes objects.
+//! The operator's own metrics: reconciles, calls of the API server, and the statuses of jobs.
+//! Dashboards and alerts so need no reader of Kubernetes objects.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use prometheus::{
@@ -10,98 +10,106 @@ use prometheus::{
 };
 use rectrain_crds::{Phase, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses};
 
-use crate::phase::is_under_way;
-use crate::reconcile::ReconcileError;
+use crate::names::JobName;
 
 /// 1 ms to 30 s.
 const SECONDS: &[f64] = &[1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 
-/// Name, kind and meaning of every metric, for the reference.
-pub const REFERENCE: &[(&str, &str, &str)] = &[
-    ("rectrain_operator_reconciles_total", "counter", "Reconciles by outcome: `ok` or `error`."),
-    (
-        "rectrain_operator_reconcile_seconds",
-        "histogram",
-        "Time of a reconcile, without the wait of the first ones until the watches have seen everything once.",
-    ),
-    (
-        "rectrain_operator_reconcile_wait_seconds",
-        "histogram",
-        "Time for which a job that was to be reconciled waited because as many others were as may be at a time.",
-    ),
-    ("rectrain_operator_reconcile_errors_total", "counter", "Reconciles that failed, by the step that failed."),
-    ("rectrain_operator_watch_errors_total", "counter", "Watches that broke off and were begun again."),
-    (
-        "rectrain_operator_unreadable_jobs_total",
-        "counter",
-        "How often a job was met that this version cannot read, since a later one has written its status; it is left alone.",
-    ),
-    (
-        "rectrain_operator_late_answers_total",
-        "counter",
-        "Reconciles that were put aside, and are not counted as such, because the coordinator had not answered within a tenth of a second, or had not the last time; the answer, or the silence, asks for another one.",
-    ),
-    (
-        "rectrain_operator_api_requests_total",
-        "counter",
-        "Requests to the API server, by HTTP method; a watch is one `GET`.",
-    ),
-    ("rectrain_operator_jobs", "gauge", "Jobs by phase."),
-    ("rectrain_operator_job_phase", "gauge", "1 for the phase that a job is in."),
-    (
-        "rectrain_operator_job_condition",
-        "gauge",
-        "1 for each condition of a job that holds, with its reason. Of `Ready` and `Complete`, the good ones, nothing is shown.",
-    ),
-    ("rectrain_operator_job_mode", "gauge", "1 for the training mode that a job under way is in."),
-    ("rectrain_operator_job_step", "gauge", "Completed global steps of a job under way."),
-    (
-        "rectrain_operator_job_loss",
-        "gauge",
-        "Mean loss of a job under way: cross entropy, in nats, of the last report.",
-    ),
-    (
-        "rectrain_operator_job_auc",
-        "gauge",
-        "AUC of a job under way: of its latest evaluation, or of the training rows before the first.",
-    ),
-    (
-        "rectrain_operator_job_restarts",
-        "gauge",
-        "Restarts after crashes of a job under way, all roles together, that count against spec.faultTolerance.maxRestarts.",
-    ),
-    ("rectrain_operator_job_max_restarts", "gauge", "How many restarts spec.faultTolerance allows it."),
-    ("rectrain_operator_job_replicas", "gauge", "Pods that a job under way should have, by role."),
-    ("rectrain_operator_job_ready_replicas", "gauge", "Of those, the ones that are ready."),
-    (
-        "rectrain_operator_job_status_age_seconds",
-        "gauge",
-        "Time since the status of a job was last checked against what is there.",
-    ),
-    (
-        "rectrain_operator_mode_prediction_error_ratio",
-        "gauge",
-        "By how much a job's measured speed is off what is predicted for its training mode (`auto`): 0.1 is a tenth faster.",
-    ),
-    (
-        "rectrain_operator_cpu_used_by_others_ratio",
-        "gauge",
-        "CPU that pods of others use of what a job's own have not requested, as its automatic mode sees it: the mean over the nodes of its pods.",
-    ),
-    (
-        "rectrain_operator_lost_pods_total",
-        "counter",
-        "Pods that were taken for dead because their node was lost and their time to end was over.",
-    ),
-    ("rectrain_operator_is_leader", "gauge", "1 in the instance that reconciles, 0 in those that stand by."),
-    ("process_resident_memory_bytes", "gauge", "Memory that the process holds."),
-];
+/// Declares every metric once: its field, kind, name, further labels and help. The kinds:
+///
+/// - `seconds`: a histogram.
+/// - `counter` and `gauge`: a single value.
+/// - `counters` and `gauges`: one value per combination of labels.
+/// - `job`: a gauge of each job, with the labels `job_namespace` and `job_name`.
+/// - `status`: the same for a value of the job's status. It is set at each scrape.
+macro_rules! metrics {
+    ($($field:ident: $kind:ident = $name:literal $([$($label:literal),+])?, $help:literal;)*) => {
+        /// All metrics, registered.
+        struct Families { $($field: metrics!(@family $kind),)* }
+
+        impl Families {
+            fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+                $(
+                    let $field = metrics!(@new $kind, $name, $help, [$($($label),+)?])?;
+                    registry.register(Box::new($field.clone()))?;
+                )*
+                Ok(Self { $($field,)* })
+            }
+
+            /// Clears the gauges of statuses.
+            fn clear_statuses(&self) {
+                $(metrics!(@clear $kind, self.$field);)*
+            }
+        }
+
+        /// Name, kind and help of every metric, for the reference.
+        pub const REFERENCE: &[(&str, &str, &str)] = &[$(($name, metrics!(@kind $kind), $help),)*];
+    };
+    (@family seconds) => { Histogram };
+    (@family counter) => { IntCounter };
+    (@family counters) => { IntCounterVec };
+    (@family gauge) => { IntGauge };
+    (@family gauges) => { IntGaugeVec };
+    (@family job) => { GaugeVec };
+    (@family status) => { GaugeVec };
+    (@new seconds, $name:literal, $help:literal, []) => {
+        Histogram::with_opts(HistogramOpts::new($name, $help).buckets(SECONDS.to_vec()))
+    };
+    (@new counter, $name:literal, $help:literal, []) => { IntCounter::with_opts(Opts::new($name, $help)) };
+    (@new counters, $name:literal, $help:literal, [$($label:literal),+]) => {
+        IntCounterVec::new(Opts::new($name, $help), &[$($label),+])
+    };
+    (@new gauge, $name:literal, $help:literal, []) => { IntGauge::with_opts(Opts::new($name, $help)) };
+    (@new gauges, $name:literal, $help:literal, [$($label:literal),+]) => {
+        IntGaugeVec::new(Opts::new($name, $help), &[$($label),+])
+    };
+    (@new job, $name:literal, $help:literal, [$($label:literal),*]) => {
+        GaugeVec::new(Opts::new($name, $help), &["job_namespace", "job_name", $($label),*])
+    };
+    (@new status, $name:literal, $help:literal, [$($label:literal),*]) => {
+        metrics!(@new job, $name, $help, [$($label),*])
+    };
+    (@clear status, $family:expr) => { $family.reset() };
+    (@clear $kind:ident, $family:expr) => {};
+    (@kind seconds) => { "histogram" };
+    (@kind counter) => { "counter" };
+    (@kind counters) => { "counter" };
+    (@kind $gauge:ident) => { "gauge" };
+}
+
+metrics! {
+    outcomes: counters = "rectrain_operator_reconciles_total" ["outcome"], "Reconciles by outcome: `ok` or `error`.";
+    seconds: seconds = "rectrain_operator_reconcile_seconds", "Time of a reconcile. The first ones do not include the wait for the watches' first complete lists.";
+    waits: seconds = "rectrain_operator_reconcile_wait_seconds", "Time that a job waited for a reconcile, because as many others as allowed were under way.";
+    errors: counters = "rectrain_operator_reconcile_errors_total" ["step"], "Failed reconciles, by the step that failed.";
+    watch_errors: counter = "rectrain_operator_watch_errors_total", "Watches that broke off and were restarted.";
+    unreadable_jobs: counter = "rectrain_operator_unreadable_jobs_total", "Encounters with a job that this version cannot read, because a later one has written its status. The operator does not touch it.";
+    late_answers: counter = "rectrain_operator_late_answers_total", "Reconciles that were put aside and are not counted as such: the coordinator did not answer within a tenth of a second, or was late the last time. The answer, or its deadline, triggers another reconcile.";
+    requests: counters = "rectrain_operator_api_requests_total" ["method"], "Requests to the API server, by HTTP method; a watch is one `GET`.";
+    jobs: gauges = "rectrain_operator_jobs" ["phase"], "Jobs by phase.";
+    phases: status = "rectrain_operator_job_phase" ["phase"], "1 for the phase of a job.";
+    conditions: status = "rectrain_operator_job_condition" ["condition", "reason"], "1 for each condition of a job that is true, with its reason. The good conditions `Ready` and `Complete` are not shown.";
+    modes: status = "rectrain_operator_job_mode" ["mode"], "1 for the training mode of a job under way.";
+    steps: status = "rectrain_operator_job_step", "Completed global steps of a job under way.";
+    losses: status = "rectrain_operator_job_loss", "Mean loss of a job under way: cross entropy, in nats, of the last report.";
+    aucs: status = "rectrain_operator_job_auc", "AUC of a job under way: of its latest evaluation, or of the training rows before the first.";
+    restarts: status = "rectrain_operator_job_restarts", "Restarts after crashes of a job under way, all roles together, that count against spec.faultTolerance.maxRestarts.";
+    max_restarts: status = "rectrain_operator_job_max_restarts", "Restarts that spec.faultTolerance allows the job.";
+    replicas: status = "rectrain_operator_job_replicas" ["role"], "Pods that a job under way should have, by role.";
+    ready_replicas: status = "rectrain_operator_job_ready_replicas" ["role"], "Ready pods of a job under way, by role.";
+    ages: status = "rectrain_operator_job_status_age_seconds", "Time since the status of a job was last checked.";
+    prediction_errors: job = "rectrain_operator_mode_prediction_error_ratio", "Relative error of the speed predicted for the training mode of a job in `auto`: 0.1 means a tenth faster than predicted.";
+    used_by_others: job = "rectrain_operator_cpu_used_by_others_ratio", "CPU in use by other pods over the CPU that a job has not requested, as its automatic mode sees it: the mean over the nodes of its pods.";
+    lost_pods: counter = "rectrain_operator_lost_pods_total", "Pods that the operator deleted because their node was lost and their grace period was over.";
+    leader: gauge = "rectrain_operator_is_leader", "1 in the instance that reconciles, 0 in standby instances.";
+    memory: gauge = "process_resident_memory_bytes", "Resident memory of the process.";
+}
 
 /// docs/reference/operator-metrics.md.
 #[must_use]
 pub fn reference_markdown() -> String {
     let mut text = String::from(
-        "# Metrics of the operator\n\nServed on `/metrics`, port 8080. Those of a job's pods are in [metrics](metrics.md).\n\n\
+        "# Metrics of the operator\n\nThe operator serves them on `/metrics`, port 8080. Metrics of a job's pods are [on their own page](metrics.md).\n\n\
          | metric | kind | meaning |\n|---|---|---|\n",
     );
     for (name, kind, help) in REFERENCE {
@@ -110,39 +118,63 @@ pub fn reference_markdown() -> String {
     text
 }
 
-/// See the module's text. Cheap to clone.
+/// A step of a reconcile, as a label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Read the job.
+    Get,
+    /// Read its objects.
+    List,
+    /// Write its status.
+    Status,
+    /// Apply its objects.
+    Apply,
+    /// Delete objects.
+    Delete,
+    /// Build its objects.
+    Build,
+    /// The operator ends.
+    Stopped,
+}
+
+impl Step {
+    /// All steps.
+    pub const ALL: [Self; 7] =
+        [Self::Get, Self::List, Self::Status, Self::Apply, Self::Delete, Self::Build, Self::Stopped];
+
+    /// The value of the label.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Get => "get",
+            Self::List => "list",
+            Self::Status => "status",
+            Self::Apply => "apply",
+            Self::Delete => "delete",
+            Self::Build => "build",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+/// The operator's metrics. Cheap to clone.
 #[derive(Clone)]
 pub struct OperatorMetrics(Arc<Inner>);
 
 struct Inner {
     registry: Registry,
-    outcomes: IntCounterVec,
-    seconds: Histogram,
-    waits: Histogram,
-    errors: IntCounterVec,
-    watch_errors: IntCounter,
-    unreadable_jobs: IntCounter,
-    late_answers: IntCounter,
-    requests: IntCounterVec,
-    jobs: IntGaugeVec,
-    ages: GaugeVec,
-    statuses: Statuses,
-    prediction_errors: GaugeVec,
-    used_by_others: GaugeVec,
-    lost_pods: IntCounter,
-    leader: IntGauge,
-    memory: IntGauge,
-    /// By namespace and name: when the job was last seen and what its status was. One entry a job that exists.
-    seen: Mutex<HashMap<(String, String), (Instant, Seen)>>,
+    families: Families,
+    /// The last snapshot of each job and its time. One entry per existing job.
+    snapshots: Mutex<HashMap<JobName, (Instant, JobSnapshot)>>,
 }
 
-/// Of a job's status what is shown.
+/// The values of a job's status that metrics show.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Seen {
+pub struct JobSnapshot {
     phase: Phase,
-    /// Types and reasons of what holds and is not good.
+    /// Types and reasons of bad conditions that are true.
     conditions: Vec<(String, String)>,
-    /// Nothing of a job that is held or has ended: what it did is in its summary.
+    /// `None` for a job that is suspended or has ended: its summary has the results.
     progress: Option<Progress>,
 }
 
@@ -158,8 +190,8 @@ struct Progress {
     replicas: Vec<(&'static str, ReplicaCount)>,
 }
 
-impl Seen {
-    /// What `status` says of a job that may restart so often.
+impl JobSnapshot {
+    /// The values of `status`. The job may restart `max_restarts` times.
     #[must_use]
     pub fn new(status: &RecTrainingJobStatus, max_restarts: u32) -> Self {
         let phase = status.phase.unwrap_or(Phase::Pending);
@@ -169,7 +201,7 @@ impl Seen {
         Self {
             phase,
             conditions: holding.map(|condition| (condition.type_.clone(), condition.reason.clone())).collect(),
-            progress: is_under_way(phase).then(|| Progress {
+            progress: phase.is_under_way().then(|| Progress {
                 mode: status.mode.map(|mode| mode.name()),
                 step: status.step,
                 loss: status.loss,
@@ -182,68 +214,22 @@ impl Seen {
     }
 }
 
-/// What the statuses of jobs say. Empty until it is asked for.
-struct Statuses {
-    phase: GaugeVec,
-    condition: GaugeVec,
-    mode: GaugeVec,
-    step: GaugeVec,
-    loss: GaugeVec,
-    auc: GaugeVec,
-    restarts: GaugeVec,
-    max_restarts: GaugeVec,
-    replicas: GaugeVec,
-    ready_replicas: GaugeVec,
-}
-
-impl Statuses {
-    fn new(opts: impl Fn(&str) -> Opts) -> Result<Self, prometheus::Error> {
-        let by = |name: &str, more: &[&str]| {
-            let name = format!("rectrain_operator_job_{name}");
-            GaugeVec::new(opts(&name), &[&["job_namespace", "job_name"], more].concat())
-        };
-        Ok(Self {
-            phase: by("phase", &["phase"])?,
-            condition: by("condition", &["condition", "reason"])?,
-            mode: by("mode", &["mode"])?,
-            step: by("step", &[])?,
-            loss: by("loss", &[])?,
-            auc: by("auc", &[])?,
-            restarts: by("restarts", &[])?,
-            max_restarts: by("max_restarts", &[])?,
-            replicas: by("replicas", &["role"])?,
-            ready_replicas: by("ready_replicas", &["role"])?,
-        })
-    }
-
-    fn all(&self) -> [&GaugeVec; 10] {
-        [
-            &self.phase,
-            &self.condition,
-            &self.mode,
-            &self.step,
-            &self.loss,
-            &self.auc,
-            &self.restarts,
-            &self.max_restarts,
-            &self.replicas,
-            &self.ready_replicas,
-        ]
-    }
-
-    fn show(&self, namespace: &str, name: &str, seen: &Seen) {
-        self.phase.with_label_values(&[namespace, name, seen.phase.name()]).set(1.0);
-        for (kind, reason) in &seen.conditions {
-            self.condition.with_label_values(&[namespace, name, kind, reason]).set(1.0);
+impl Families {
+    /// Sets the gauges of a job's status.
+    fn show(&self, job: &JobName, snapshot: &JobSnapshot) {
+        let (namespace, name) = (job.namespace.as_str(), job.name.as_str());
+        self.phases.with_label_values(&[namespace, name, snapshot.phase.name()]).set(1.0);
+        for (kind, reason) in &snapshot.conditions {
+            self.conditions.with_label_values(&[namespace, name, kind, reason]).set(1.0);
         }
-        let Some(progress) = &seen.progress else { return };
+        let Some(progress) = &snapshot.progress else { return };
         if let Some(mode) = progress.mode {
-            self.mode.with_label_values(&[namespace, name, mode]).set(1.0);
+            self.modes.with_label_values(&[namespace, name, mode]).set(1.0);
         }
         let figures = [
-            (&self.step, progress.step.map(|step| step as f64)),
-            (&self.loss, progress.loss),
-            (&self.auc, progress.auc),
+            (&self.steps, progress.step.map(|step| step as f64)),
+            (&self.losses, progress.loss),
+            (&self.aucs, progress.auc),
             (&self.restarts, Some(f64::from(progress.restarts))),
             (&self.max_restarts, Some(f64::from(progress.max_restarts))),
         ];
@@ -263,155 +249,102 @@ impl OperatorMetrics {
     /// # Errors
     /// Never in practice: names are registered once.
     pub fn new() -> Result<Self, prometheus::Error> {
-        let help = |name: &str| {
-            REFERENCE
-                .iter()
-                .find(|(known, _, _)| *known == name)
-                .map(|(_, _, help)| (*help).to_owned())
-                .unwrap_or_default()
-        };
-        let opts = |name: &str| Opts::new(name, help(name));
-        let histogram =
-            |name: &str| Histogram::with_opts(HistogramOpts::new(name, help(name)).buckets(SECONDS.to_vec()));
-        let inner = Inner {
-            registry: Registry::new(),
-            outcomes: IntCounterVec::new(opts("rectrain_operator_reconciles_total"), &["outcome"])?,
-            seconds: histogram("rectrain_operator_reconcile_seconds")?,
-            waits: histogram("rectrain_operator_reconcile_wait_seconds")?,
-            errors: IntCounterVec::new(opts("rectrain_operator_reconcile_errors_total"), &["step"])?,
-            watch_errors: IntCounter::with_opts(opts("rectrain_operator_watch_errors_total"))?,
-            unreadable_jobs: IntCounter::with_opts(opts("rectrain_operator_unreadable_jobs_total"))?,
-            late_answers: IntCounter::with_opts(opts("rectrain_operator_late_answers_total"))?,
-            requests: IntCounterVec::new(opts("rectrain_operator_api_requests_total"), &["method"])?,
-            jobs: IntGaugeVec::new(opts("rectrain_operator_jobs"), &["phase"])?,
-            ages: GaugeVec::new(opts("rectrain_operator_job_status_age_seconds"), &["job_namespace", "job_name"])?,
-            statuses: Statuses::new(opts)?,
-            prediction_errors: GaugeVec::new(
-                opts("rectrain_operator_mode_prediction_error_ratio"),
-                &["job_namespace", "job_name"],
-            )?,
-            used_by_others: GaugeVec::new(
-                opts("rectrain_operator_cpu_used_by_others_ratio"),
-                &["job_namespace", "job_name"],
-            )?,
-            lost_pods: IntCounter::with_opts(opts("rectrain_operator_lost_pods_total"))?,
-            leader: IntGauge::with_opts(opts("rectrain_operator_is_leader"))?,
-            memory: IntGauge::with_opts(opts("process_resident_memory_bytes"))?,
-            seen: Mutex::default(),
-        };
-        // A counter that is not there yet hides its first increment from whoever asks for its rate.
+        let registry = Registry::new();
+        let families = Families::new(&registry)?;
+        // A counter that appears with its first increment has no rate for it.
         for outcome in ["ok", "error"] {
-            inner.outcomes.with_label_values(&[outcome]);
+            families.outcomes.with_label_values(&[outcome]);
         }
-        for step in ReconcileError::STEPS {
-            inner.errors.with_label_values(&[step]);
+        for step in Step::ALL {
+            families.errors.with_label_values(&[step.name()]);
         }
-        for collector in [
-            Box::new(inner.outcomes.clone()) as Box<dyn prometheus::core::Collector>,
-            Box::new(inner.seconds.clone()),
-            Box::new(inner.waits.clone()),
-            Box::new(inner.errors.clone()),
-            Box::new(inner.watch_errors.clone()),
-            Box::new(inner.unreadable_jobs.clone()),
-            Box::new(inner.late_answers.clone()),
-            Box::new(inner.requests.clone()),
-            Box::new(inner.jobs.clone()),
-            Box::new(inner.ages.clone()),
-            Box::new(inner.prediction_errors.clone()),
-            Box::new(inner.used_by_others.clone()),
-            Box::new(inner.lost_pods.clone()),
-            Box::new(inner.leader.clone()),
-            Box::new(inner.memory.clone()),
-        ] {
-            inner.registry.register(collector)?;
-        }
-        for gauge in inner.statuses.all() {
-            inner.registry.register(Box::new(gauge.clone()))?;
-        }
-        Ok(Self(Arc::new(inner)))
+        Ok(Self(Arc::new(Inner { registry, families, snapshots: Mutex::default() })))
     }
 
-    /// A reconcile got through (`None`) or failed in a step.
-    pub fn reconciled(&self, took: Duration, failed_step: Option<&str>) {
-        self.0.seconds.observe(took.as_secs_f64());
-        self.0.outcomes.with_label_values(&[if failed_step.is_some() { "error" } else { "ok" }]).inc();
-        if let Some(step) = failed_step {
-            self.0.errors.with_label_values(&[step]).inc();
+    fn families(&self) -> &Families {
+        &self.0.families
+    }
+
+    /// A reconcile succeeded (`None`), or failed in a step.
+    pub fn reconciled(&self, took: Duration, failed: Option<Step>) {
+        let families = self.families();
+        families.seconds.observe(took.as_secs_f64());
+        families.outcomes.with_label_values(&[if failed.is_some() { "error" } else { "ok" }]).inc();
+        if let Some(step) = failed {
+            families.errors.with_label_values(&[step.name()]).inc();
         }
     }
 
-    /// A job has its turn.
+    /// A job has waited for its reconcile.
     pub fn waited(&self, time: Duration) {
-        self.0.waits.observe(time.as_secs_f64());
+        self.families().waits.observe(time.as_secs_f64());
     }
 
     /// A watch broke off.
     pub fn watch_broke(&self) {
-        self.0.watch_errors.inc();
+        self.families().watch_errors.inc();
     }
 
     /// A job could not be read.
     pub fn job_was_unreadable(&self) {
-        self.0.unreadable_jobs.inc();
+        self.families().unreadable_jobs.inc();
     }
 
-    /// A coordinator has not answered at once.
+    /// A coordinator did not answer in time.
     pub fn answer_is_late(&self) {
-        self.0.late_answers.inc();
+        self.families().late_answers.inc();
     }
 
-    /// The API server is asked for something.
+    /// A request to the API server.
     pub fn requests(&self, method: &str) {
-        self.0.requests.with_label_values(&[method]).inc();
+        self.families().requests.with_label_values(&[method]).inc();
     }
 
     /// Whether this instance reconciles.
     pub fn leads(&self, leads: bool) {
-        self.0.leader.set(i64::from(leads));
+        self.families().leader.set(i64::from(leads));
     }
 
-    /// The job's status is that of now.
-    pub fn saw_job(&self, namespace: &str, name: &str, job: Seen) {
-        let mut seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.insert((namespace.to_owned(), name.to_owned()), (Instant::now(), job));
+    /// The job's status was checked just now.
+    pub fn saw_job(&self, job: &JobName, snapshot: JobSnapshot) {
+        self.snapshots().insert(job.clone(), (Instant::now(), snapshot));
     }
 
-    /// Jobs that have not come to an end or to rest.
+    /// Jobs that have neither ended nor are suspended.
     #[must_use]
     pub fn jobs_under_way(&self) -> usize {
-        let seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.values().filter(|(_, seen)| is_under_way(seen.phase)).count()
+        self.snapshots().values().filter(|(_, snapshot)| snapshot.phase.is_under_way()).count()
     }
 
-    /// How far off the prediction of a job's speed was, if its mode is chosen automatically and its speed was measured.
-    pub fn predicted(&self, namespace: &str, name: &str, error: Option<f64>) {
-        set_or_remove(&self.0.prediction_errors, [namespace, name], error);
+    /// The error of the predicted speed of a job, if its mode is automatic and its speed was
+    /// measured.
+    pub fn predicted(&self, job: &JobName, error: Option<f64>) {
+        set_or_remove(&self.families().prediction_errors, job, error);
     }
 
-    /// So many pods of lost nodes were taken for dead.
+    /// Pods of lost nodes were deleted.
     pub fn lost_pods(&self, count: u64) {
-        self.0.lost_pods.inc_by(count);
+        self.families().lost_pods.inc_by(count);
     }
 
-    /// How much others use of the nodes of a job's pods, if that is known.
-    pub fn crowded(&self, namespace: &str, name: &str, used_by_others: Option<f64>) {
-        set_or_remove(&self.0.used_by_others, [namespace, name], used_by_others);
+    /// The use of a job's nodes by other pods, if it is known.
+    pub fn crowded(&self, job: &JobName, used_by_others: Option<f64>) {
+        set_or_remove(&self.families().used_by_others, job, used_by_others);
     }
 
-    /// There is nothing to decide about the job at present: what was last seen of it holds no more.
-    pub fn forget_look(&self, namespace: &str, name: &str) {
-        self.predicted(namespace, name, None);
-        self.crowded(namespace, name, None);
+    /// Removes the results of the last look at a job without automatic decisions at present.
+    pub fn forget_look(&self, job: &JobName) {
+        self.predicted(job, None);
+        self.crowded(job, None);
     }
 
-    /// The job is gone, or somebody else's.
-    pub fn forget_job(&self, namespace: &str, name: &str) {
-        let mut seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.remove(&(namespace.to_owned(), name.to_owned()));
-        self.forget_look(namespace, name);
+    /// Forgets a job that is gone, or that another controller runs.
+    pub fn forget_job(&self, job: &JobName) {
+        self.snapshots().remove(job);
+        self.forget_look(job);
     }
 
-    /// In Prometheus' text format.
+    /// All metrics in Prometheus' text format.
     ///
     /// # Errors
     /// Never in practice.
@@ -420,30 +353,36 @@ impl OperatorMetrics {
         TextEncoder::new().encode_to_string(&self.0.registry.gather())
     }
 
-    /// Ages and counts are computed when they are asked for.
+    /// Computes ages and counts for a scrape.
     fn refresh(&self) {
-        self.0.memory.set(resident_bytes().unwrap_or(0));
-        let seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        self.0.ages.reset();
-        self.0.jobs.reset();
-        self.0.statuses.all().into_iter().for_each(GaugeVec::reset);
-        for ((namespace, name), (at, job)) in seen.iter() {
-            self.0.ages.with_label_values(&[namespace.as_str(), name.as_str()]).set(at.elapsed().as_secs_f64());
-            self.0.jobs.with_label_values(&[job.phase.name()]).inc();
-            self.0.statuses.show(namespace, name, job);
+        let families = self.families();
+        families.memory.set(resident_bytes().unwrap_or(0));
+        let snapshots = self.snapshots();
+        families.clear_statuses();
+        families.jobs.reset();
+        for (job, (at, snapshot)) in snapshots.iter() {
+            let age = at.elapsed().as_secs_f64();
+            families.ages.with_label_values(&[&job.namespace, &job.name]).set(age);
+            families.jobs.with_label_values(&[snapshot.phase.name()]).inc();
+            families.show(job, snapshot);
         }
+    }
+
+    fn snapshots(&self) -> MutexGuard<'_, HashMap<JobName, (Instant, JobSnapshot)>> {
+        self.0.snapshots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn set_or_remove(gauge: &GaugeVec, job: [&str; 2], value: Option<f64>) {
+fn set_or_remove(gauge: &GaugeVec, job: &JobName, value: Option<f64>) {
+    let job = [&job.namespace, &job.name];
     match value {
         Some(value) => gauge.with_label_values(&job).set(value),
-        // What is not known was perhaps never known: most jobs leave nothing to decide.
+        // It fails if the value was never set, as for most jobs.
         None => drop(gauge.remove_label_values(&job)),
     }
 }
 
-/// What Linux says of this process; nothing on other systems.
+/// The resident memory of this process on Linux; `None` on other systems.
 fn resident_bytes() -> Option<i64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
@@ -454,28 +393,41 @@ fn resident_bytes() -> Option<i64> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_reference_is_up_to_date() {
-        let written = include_str!("../../docs/reference/operator-metrics.md");
-        assert_eq!(written, reference_markdown(), "write it anew with `cargo xtask docs`");
+    fn j() -> JobName {
+        JobName::new("n", "j")
     }
 
     #[test]
-    fn every_metric_of_the_reference_is_served_and_named_alike() {
+    fn the_reference_is_up_to_date() {
+        let written = include_str!("../../docs/reference/operator-metrics.md");
+        assert_eq!(written, reference_markdown(), "generate it with `cargo xtask docs`");
+    }
+
+    #[test]
+    fn every_metric_of_the_reference_is_served() {
         let metrics = OperatorMetrics::new().expect("they register");
         metrics.reconciled(Duration::from_millis(2), None);
-        metrics.reconciled(Duration::from_millis(2), Some("apply"));
+        metrics.reconciled(Duration::from_millis(2), Some(Step::Apply));
         metrics.watch_broke();
         metrics.answer_is_late();
         metrics.requests("GET");
-        metrics.saw_job("n", "j", Seen::new(&training(), 10));
-        metrics.predicted("n", "j", Some(0.25));
-        metrics.crowded("n", "j", Some(0.5));
+        metrics.saw_job(&j(), JobSnapshot::new(&training(), 10));
+        metrics.predicted(&j(), Some(0.25));
+        metrics.crowded(&j(), Some(0.5));
         let text = metrics.encode().expect("they are served");
         for (name, kind, help) in REFERENCE {
             assert!(text.contains(&format!("# TYPE {name} {kind}")), "{name}");
             assert!(help.ends_with('.'), "{name}");
         }
+    }
+
+    #[test]
+    fn the_status_of_a_job_is_served_until_it_is_forgotten() {
+        let metrics = OperatorMetrics::new().expect("they register");
+        metrics.saw_job(&j(), JobSnapshot::new(&training(), 10));
+        metrics.predicted(&j(), Some(0.25));
+        metrics.crowded(&j(), Some(0.5));
+        let text = metrics.encode().expect("they are served");
         for line in [
             "jobs{phase=\"Training\"} 1",
             "job_phase{job_name=\"j\",job_namespace=\"n\",phase=\"Training\"} 1",
@@ -490,13 +442,13 @@ mod tests {
             assert!(text.contains(&format!("rectrain_operator_{line}\n")), "{line}: {text}");
         }
         assert!(!text.contains("condition=\"Ready\""), "{text}");
-        metrics.crowded("n", "j", None);
+        metrics.crowded(&j(), None);
         let text = metrics.encode().expect("they are served");
         assert!(!text.contains("cpu_used_by_others_ratio{") && text.contains("mode_prediction_error_ratio{"), "{text}");
-        metrics.forget_look("n", "j");
+        metrics.forget_look(&j());
         let text = metrics.encode().expect("they are served");
         assert!(!text.contains("mode_prediction_error_ratio{") && text.contains("job_step{"), "{text}");
-        metrics.forget_job("n", "j");
+        metrics.forget_job(&j());
         assert!(!metrics.encode().expect("they are served").contains("job_name=\"j\""));
     }
 
@@ -512,12 +464,12 @@ mod tests {
     }
 
     #[test]
-    fn of_a_job_that_has_ended_only_its_phase_and_conditions_are_shown() {
+    fn an_ended_job_shows_only_its_phase_and_conditions() {
         let metrics = OperatorMetrics::new().expect("they register");
-        metrics.saw_job("n", "j", Seen::new(&training(), 10));
+        metrics.saw_job(&j(), JobSnapshot::new(&training(), 10));
         let mut ended = training();
         ended.phase = Some(Phase::Failed);
-        metrics.saw_job("n", "j", Seen::new(&ended, 10));
+        metrics.saw_job(&j(), JobSnapshot::new(&ended, 10));
         let text = metrics.encode().expect("they are served");
         assert!(text.contains("rectrain_operator_job_phase{job_name=\"j\",job_namespace=\"n\",phase=\"Failed\"} 1"));
         assert!(!text.contains("phase=\"Training\"") && !text.contains("rectrain_operator_job_step{"), "{text}");

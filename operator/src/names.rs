@@ -1,34 +1,65 @@
-//! The names and labels of everything that belongs to a job, in one place: builders write them, readers select by them.
+//! Names and labels of everything that belongs to a job. Builders write them, and readers select by
+//! them.
 
 use std::collections::BTreeMap;
 
-use rectrain_crds::{PodTemplate, RecTrainingJobSpec, ResolvedJob};
+use kube::ResourceExt;
+use rectrain_crds::{PodTemplate, RecTrainingJob, RecTrainingJobSpec, ResolvedJob};
 
-/// The one field owner of all that the operator applies.
+/// The one field owner of everything that the operator applies.
 pub const FIELD_MANAGER: &str = "rectrain-operator";
-/// Selects everything that the operator has made.
+/// Selects everything that the operator has created.
 pub const MANAGED_BY_SELECTOR: &str = "app.kubernetes.io/managed-by=rectrain-operator";
 /// Label: the job that an object belongs to.
 pub const JOB_LABEL: &str = "rectrain.dev/job";
-/// Label: the role of a pod, or what an object is for.
+/// Label: the role of a pod or of another object.
 pub const ROLE_LABEL: &str = "rectrain.dev/role";
-/// Label of pods: the attempt they are of.
+/// Label of pods: the number of their attempt.
 pub const ATTEMPT_LABEL: &str = "rectrain.dev/attempt";
-/// Label of pods: the uid of the job they are of, which tells them from those of a deleted job of the same name.
+/// Label of pods: the uid of their job. It tells them from pods of a deleted job of the same name.
 pub const JOB_UID_LABEL: &str = "rectrain.dev/job-uid";
-/// The container of a pod that does the role's work; whoever else is in the pod says nothing of the job.
+/// The container of a pod that does the role's work. Other containers say nothing about the job.
 pub const CONTAINER: &str = "rectrain";
-/// Annotation: digest of the object as it was applied.
+/// Annotation: the digest of the applied object.
 pub const APPLIED_ANNOTATION: &str = "rectrain.dev/applied-hash";
 
-/// Where members of a job call each other.
+/// Port for calls between members of a job.
 pub const MEMBER_PORT: u16 = 7000;
-/// Where the operator asks a coordinator (gRPC).
+/// Port for the operator's requests to a coordinator (gRPC).
 pub const CONTROL_PORT: u16 = 7001;
-/// Where every process serves `/metrics`, `/healthz` and `/readyz`.
+/// Port of `/metrics`, `/healthz` and `/readyz` in every process.
 pub const METRICS_PORT: u16 = 9090;
 
-/// The roles of a job, each a StatefulSet of its own.
+/// Namespace and name of a job.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct JobName {
+    /// The namespace.
+    pub namespace: String,
+    /// The name.
+    pub name: String,
+}
+
+impl JobName {
+    /// The job `name` of `namespace`.
+    #[must_use]
+    pub fn new(namespace: &str, name: &str) -> Self {
+        Self { namespace: namespace.to_owned(), name: name.to_owned() }
+    }
+
+    /// The namespace and name of `job`.
+    #[must_use]
+    pub fn of(job: &RecTrainingJob) -> Self {
+        Self { namespace: job.namespace().unwrap_or_default(), name: job.name_any() }
+    }
+}
+
+impl std::fmt::Display for JobName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// The roles of a job. Each role is a StatefulSet of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// Keeps track of members, data and steps.
@@ -44,13 +75,13 @@ pub enum Role {
 }
 
 impl Role {
-    /// All of them; the coordinator first.
+    /// All roles, the coordinator first.
     pub const ALL: [Self; 5] = [Self::Coordinator, Self::Ps, Self::EmbeddingWorker, Self::DenseWorker, Self::Loader];
 
-    /// Those whose number may change while a job trains.
+    /// The roles whose number may change while a job trains.
     pub const MEMBERS: [Self; 4] = [Self::Ps, Self::EmbeddingWorker, Self::DenseWorker, Self::Loader];
 
-    /// As in commands, labels and metrics.
+    /// The name in commands, labels and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -62,7 +93,7 @@ impl Role {
         }
     }
 
-    /// As in manifests, below `spec.roles`.
+    /// The field in manifests, below `spec.roles`.
     #[must_use]
     pub fn field(self) -> &'static str {
         match self {
@@ -80,7 +111,7 @@ impl Role {
         Self::ALL.into_iter().find(|role| role.name() == name)
     }
 
-    /// How many of it the job has.
+    /// The number of its replicas in the manifest.
     #[must_use]
     pub fn replicas(self, job: &ResolvedJob) -> u32 {
         let replicas = match self {
@@ -93,7 +124,7 @@ impl Role {
         u32::try_from(replicas).unwrap_or(u32::MAX)
     }
 
-    /// What the user wants its pods to look like.
+    /// The user's template of its pods.
     #[must_use]
     pub fn template(self, spec: &RecTrainingJobSpec) -> Option<&PodTemplate> {
         spec.roles
@@ -103,7 +134,7 @@ impl Role {
             .find_map(|(role, template)| (role == self.field()).then_some(template))?
     }
 
-    /// Whether it reads data or writes checkpoints, and so needs the object store's credentials.
+    /// Whether it reads data or writes checkpoints, and so needs credentials of the object store.
     #[must_use]
     pub fn uses_storage(self) -> bool {
         self != Self::EmbeddingWorker
@@ -116,7 +147,8 @@ pub fn of_role(job: &str, role: Role) -> String {
     format!("{job}-{}", role.name())
 }
 
-/// The name of the ConfigMap that holds the manifest with this digest, its training mode included.
+/// The name of the ConfigMap of the manifest with this digest. The digest includes the training
+/// mode.
 #[must_use]
 pub fn config_map(job: &str, manifest_hash: &str) -> String {
     format!("{job}-{}", manifest_hash.get(..10).unwrap_or(manifest_hash))
@@ -145,7 +177,7 @@ pub fn job_labels(job: &str) -> BTreeMap<String, String> {
     ])
 }
 
-/// Labels of what belongs to one role of a job.
+/// Labels of everything that belongs to one role of a job.
 #[must_use]
 pub fn role_labels(job: &str, role: Role) -> BTreeMap<String, String> {
     let mut all = job_labels(job);
@@ -153,7 +185,7 @@ pub fn role_labels(job: &str, role: Role) -> BTreeMap<String, String> {
     all
 }
 
-/// What selects the pods of one role of a job.
+/// Labels that select the pods of one role of a job.
 #[must_use]
 pub fn pod_selector(job: &str, role: Role) -> BTreeMap<String, String> {
     labels(&[(JOB_LABEL, job), (ROLE_LABEL, role.name())])
@@ -167,7 +199,8 @@ fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
 mod tests {
     use super::*;
 
-    /// Pod names are labels too, and so is the name of a StatefulSet's revision: `NAME-` and ten characters.
+    /// Pod names are label values, and so are names of a StatefulSet's revisions: `NAME-` and ten
+    /// characters.
     #[test]
     fn the_longest_job_name_leaves_room_for_pod_names() {
         let job = "j".repeat(35);

@@ -1,9 +1,10 @@
-//! The nodes that a job's pods are on, as an early warning of slow workers (GBA, §3.2, figure 1): whether they are under pressure, and
-//! how much the pods of others use of what the job's own have not requested. The job's own use is no warning: dense workers use all that
-//! they are let.
+//! The load of the nodes with a job's pods, as an early warning of slow workers (GBA, §3.2, figure
+//! 1): pressure, and the CPU that other pods use of the part that the job has not requested. The
+//! job's own use is no warning, since dense workers use all CPU that they get.
 //!
-//! CPU in use comes from the resource metrics API (metrics-server; GKE has it), pressure from the nodes' conditions. An operator that may
-//! not look at nodes, or a cluster without that API, is told less and nothing fails.
+//! CPU in use comes from the resource metrics API (metrics-server; GKE has it), and pressure from
+//! the nodes' conditions. Without the API, or without the right to read nodes, less is known and
+//! nothing fails.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -23,37 +24,37 @@ use crate::names::JOB_LABEL;
 use crate::pods::PodFacts;
 use crate::quantity::value_of;
 
-/// What was read is good for so long: metrics-server measures every 15 s.
+/// Time for which a measurement is used: metrics-server measures every 15 s.
 const FRESH: Duration = Duration::from_secs(20);
-/// The resource metrics API is looked for again after so long.
+/// Time after which a missing resource metrics API is tried again.
 const ABSENT: Duration = Duration::from_secs(60);
-/// How long an answer may take; decisions do without it.
+/// Deadline of a request. Decisions do without a late answer.
 const DEADLINE: Duration = Duration::from_secs(3);
-/// Of the conditions of a node, those that are bad when they hold.
+/// Conditions of a node that report pressure while they are true.
 const PRESSURES: [&str; 3] = ["MemoryPressure", "DiskPressure", "PIDPressure"];
 
-/// What is known of a node.
+/// The state of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct NodeLoad {
-    /// Whether nothing was heard of it for a while, or it says that it cannot run pods.
+    /// Whether it is not ready: its heartbeats are missing, or it reports that it cannot run pods.
     pub is_lost: bool,
     /// Whether it is short of memory, disk or process numbers.
     pub is_under_pressure: bool,
-    /// Cores that pods can have.
+    /// Allocatable cores.
     pub cores: Option<f64>,
     /// Cores in use.
     pub used_cores: Option<f64>,
 }
 
-/// Whoever can look at nodes.
+/// A source of the state of nodes.
 pub trait ReadNodes: Send + Sync {
-    /// A node; none, if nothing is to be had.
+    /// A node. `None` if it cannot be read.
     fn node<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Option<NodeLoad>>;
     /// Cores in use by each pod of a job.
     fn used_by_pods<'a>(&'a self, namespace: &'a str, job: &'a str) -> BoxFuture<'a, BTreeMap<String, f64>>;
 }
 
-/// For an operator that may not look at nodes, because it is to see one namespace only.
+/// No nodes, for an operator with rights in a single namespace.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoNodes;
 
@@ -67,7 +68,7 @@ impl ReadNodes for NoNodes {
     }
 }
 
-/// The load of the nodes that these pods of a job are on.
+/// The load of the nodes with these pods of a job.
 pub async fn cluster_load(nodes: &dyn ReadNodes, namespace: &str, job: &str, pods: &[PodFacts]) -> ClusterLoad {
     let mut on_node: BTreeMap<&str, Vec<&PodFacts>> = BTreeMap::new();
     for pod in pods {
@@ -88,38 +89,39 @@ pub async fn cluster_load(nodes: &dyn ReadNodes, namespace: &str, job: &str, pod
     }
 }
 
-/// Cores that others use, of those that `pods` have not requested: 0 to 1. None where either is not known, or nothing is left for others.
+/// Cores in use by other pods over the cores that `pods` have not requested: 0 to 1. `None` if
+/// either is unknown, or if `pods` have requested all cores.
 fn use_by_others(load: &NodeLoad, pods: &[&PodFacts], used: &BTreeMap<String, f64>) -> Option<f64> {
-    // Their use is not told for the first seconds of their lives, in which it would be taken for others'.
+    // The use of a new pod is not measured yet, and would count as use by others.
     let own = pods.iter().map(|pod| used.get(&pod.name).copied()).sum::<Option<f64>>()?;
     let left = load.cores? - pods.iter().map(|pod| pod.requested_millicores).sum::<u64>() as f64 / 1e3;
     (left > 0.0).then_some(((load.used_cores? - own).max(0.0) / left).min(1.0))
 }
 
-/// Looks at the nodes of the cluster that the operator is in.
+/// Reads the nodes of the operator's cluster.
 pub struct ClusterNodes {
     client: Client,
     nodes: Fresh<String, Option<NodeLoad>>,
     pods: Fresh<(String, String), BTreeMap<String, f64>>,
-    /// When the resource metrics API was last found to be absent.
+    /// When the resource metrics API was last found missing.
     absent: Mutex<Option<Instant>>,
 }
 
 impl ClusterNodes {
-    /// Of this cluster.
+    /// A reader of the cluster of `client`.
     #[must_use]
     pub fn new(client: Client) -> Self {
         Self { client, nodes: Fresh::default(), pods: Fresh::default(), absent: Mutex::default() }
     }
 
-    async fn ask_for_node(&self, name: &str) -> Option<NodeLoad> {
+    async fn read_node(&self, name: &str) -> Option<NodeLoad> {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let node = answered(name, nodes.get(name)).await.ok()?;
         let used = match self.has_metrics() {
             true => {
                 let metrics: Api<DynamicObject> =
                     Api::all_with(self.client.clone(), &metrics_of("NodeMetrics", "nodes"));
-                self.noticed(answered(name, metrics.get(name)).await)
+                self.found(answered(name, metrics.get(name)).await)
                     .and_then(|metrics| cores(&metrics.data["usage"]["cpu"]))
             }
             false => None,
@@ -127,14 +129,14 @@ impl ClusterNodes {
         Some(node_load(&node, used))
     }
 
-    async fn ask_for_pods(&self, namespace: &str, job: &str) -> BTreeMap<String, f64> {
+    async fn read_pods(&self, namespace: &str, job: &str) -> BTreeMap<String, f64> {
         if !self.has_metrics() {
             return BTreeMap::new();
         }
         let metrics: Api<DynamicObject> =
             Api::namespaced_with(self.client.clone(), namespace, &metrics_of("PodMetrics", "pods"));
         let of_job = ListParams::default().labels(&format!("{JOB_LABEL}={job}"));
-        let found = self.noticed(answered(job, metrics.list(&of_job)).await);
+        let found = self.found(answered(job, metrics.list(&of_job)).await);
         let pods = found.into_iter().flatten();
         pods.filter_map(|pod| Some((pod.metadata.name.clone()?, used_by_pod(&pod.data)?))).collect()
     }
@@ -144,8 +146,9 @@ impl ClusterNodes {
         absent.is_none_or(|since| since.elapsed() > ABSENT)
     }
 
-    /// What was found; that the API is absent is remembered. An object that is too new to have been measured is absent as well.
-    fn noticed<T>(&self, found: Result<T, kube::Error>) -> Option<T> {
+    /// The answer of the resource metrics API. A missing API is remembered. An object that is too
+    /// new to be measured gives 404 as well, but with the reason `NotFound`.
+    fn found<T>(&self, found: Result<T, kube::Error>) -> Option<T> {
         if let Err(kube::Error::Api(status)) = &found
             && status.code == 404
             && status.reason != "NotFound"
@@ -158,15 +161,15 @@ impl ClusterNodes {
 
 impl ReadNodes for ClusterNodes {
     fn node<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Option<NodeLoad>> {
-        Box::pin(self.nodes.get(name.to_owned(), self.ask_for_node(name)))
+        Box::pin(self.nodes.get(name.to_owned(), self.read_node(name)))
     }
 
     fn used_by_pods<'a>(&'a self, namespace: &'a str, job: &'a str) -> BoxFuture<'a, BTreeMap<String, f64>> {
-        Box::pin(self.pods.get((namespace.to_owned(), job.to_owned()), self.ask_for_pods(namespace, job)))
+        Box::pin(self.pods.get((namespace.to_owned(), job.to_owned()), self.read_pods(namespace, job)))
     }
 }
 
-/// What was read just now, for all jobs. What is older goes.
+/// A cache of recent measurements, for all jobs. Older ones are dropped.
 struct Fresh<K, V>(Mutex<HashMap<K, (Instant, V)>>);
 
 impl<K, V> Default for Fresh<K, V> {
@@ -189,13 +192,13 @@ impl<K: Hash + Eq, V: Clone> Fresh<K, V> {
     }
 }
 
-async fn answered<T>(what: &str, asked: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
+async fn answered<T>(name: &str, asked: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
     let answer = match tokio::time::timeout(DEADLINE, asked).await {
         Ok(answer) => answer,
         Err(late) => Err(kube::Error::Service(late.into())),
     };
     if let Err(error) = &answer {
-        tracing::debug!(what, %error, "the load of nodes could not be read");
+        tracing::debug!(name, %error, "the load of nodes could not be read");
     }
     answer
 }
@@ -223,7 +226,7 @@ fn node_load(node: &Node, used_cores: Option<f64>) -> NodeLoad {
     }
 }
 
-/// All containers of a pod; none if one was not measured.
+/// The cores of all containers of a pod. `None` if one was not measured.
 fn used_by_pod(metrics: &Value) -> Option<f64> {
     metrics["containers"].as_array()?.iter().map(|container| cores(&container["usage"]["cpu"])).sum()
 }
@@ -273,21 +276,21 @@ mod tests {
     }
 
     #[test]
-    fn the_jobs_own_use_is_no_load_and_that_of_others_is_of_what_is_left_to_them() {
+    fn only_the_use_by_others_of_unrequested_cores_counts() {
         let pods = [pod("a", "x", 2000), pod("b", "x", 2000), pod("c", "y", 4000)];
         let nodes = BTreeMap::from([("x", node(8.0, 7.0)), ("y", node(8.0, 7.5))]);
         let own = used(&[("a", 4.0), ("b", 3.0), ("c", 3.5)]);
         let busy = load(Scripted(nodes.clone(), own), &pods);
-        // Nothing of the four cores that are left on x, all of the four on y.
+        // Others use none of the four cores left on x, and all four on y.
         assert_eq!((busy.node_cpu, busy.nodes_under_pressure), (Some(0.5), 0));
         let unknown = load(Scripted(nodes, used(&[("a", 4.0), ("b", 3.0)])), &pods);
-        assert_eq!(unknown.node_cpu, Some(0.0), "what is not measured of c is not taken for others'");
+        assert_eq!(unknown.node_cpu, Some(0.0), "the unmeasured use of c does not count as use by others");
     }
 
     #[test]
-    fn what_cannot_be_known_is_not_said() {
+    fn an_unknown_load_is_none() {
         let full = load(Scripted(BTreeMap::from([("x", node(4.0, 4.0))]), used(&[("a", 4.0)])), &[pod("a", "x", 4000)]);
-        assert_eq!(full.node_cpu, None, "nothing is left for others");
+        assert_eq!(full.node_cpu, None, "no core is left for others");
         let nothing = load(Scripted(BTreeMap::new(), BTreeMap::new()), &[pod("a", "x", 1000)]);
         assert_eq!(nothing, ClusterLoad::default());
     }
@@ -305,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_uses_what_its_containers_do() {
+    fn a_pod_uses_the_cores_of_all_its_containers() {
         let pod = serde_json::json!({"containers": [{"usage": {"cpu": "100m"}}, {"usage": {"cpu": "1"}}]});
         assert_eq!(used_by_pod(&pod), Some(1.1));
         assert_eq!(used_by_pod(&serde_json::json!({"containers": [{}]})), None);

@@ -1,4 +1,5 @@
-//! What the operator wants to know of a pod, taken out of the pod's status. Pure; [`crate::failure`] and [`crate::phase`] judge it.
+//! The facts about a pod that decisions need, taken from its status. Pure. [`crate::failure`] and
+//! [`crate::phase`] judge them.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodSpec};
@@ -11,84 +12,86 @@ use crate::quantity::value_of;
 pub struct PodFacts {
     /// Its name.
     pub name: String,
-    /// Tells it from other pods that had its name or will have it.
+    /// Its identity. Earlier and later pods may have the same name.
     pub uid: String,
-    /// What it does.
+    /// Its role.
     pub role: Role,
-    /// The attempt it is of; 0 for none of the job's.
+    /// The number of its attempt; 0 for a pod of another job.
     pub attempt: u32,
-    /// The uid of the job it is of; earlier versions did not write it down.
+    /// The uid of its job. Earlier versions of the operator did not write it.
     pub job_uid: Option<String>,
     /// Whether it is being deleted.
-    pub is_leaving: bool,
-    /// By when it should be gone then: its grace period is over.
-    pub gone_by: Option<Timestamp>,
+    pub is_terminating: bool,
+    /// The end of its grace period, if it is being deleted.
+    pub terminates_by: Option<Timestamp>,
     /// Whether it is ready.
     pub is_ready: bool,
     /// Its address, once it has one.
     pub ip: Option<String>,
-    /// The node that it is on.
+    /// Its node.
     pub node: Option<String>,
-    /// Thousandths of a core that all its containers request.
+    /// CPU requests of all its containers, in thousandths of a core.
     pub requested_millicores: u64,
     /// Whether the role's container runs.
     pub is_running: bool,
-    /// How often that was started again.
+    /// How often the role's container was restarted.
     pub restarts: u32,
-    /// Why no node takes it.
+    /// Why the scheduler finds no node for it.
     pub unschedulable: Option<String>,
-    /// Since when none does.
+    /// Since when the scheduler finds no node for it.
     pub unschedulable_since: Option<Timestamp>,
     /// Why a container does not start: reason and message.
     pub waiting: Option<(String, String)>,
-    /// How the role's container last ended, if it has.
+    /// The last end of the role's container.
     pub ended: Option<Ended>,
-    /// Why the node put it out: reason and message.
+    /// Why its node evicted it: reason and message.
     pub evicted: Option<String>,
-    /// Why it has to go for another pod or for the sake of its node, if it has to: the reason of its condition `DisruptionTarget`.
-    pub put_out: Option<String>,
+    /// Why the cluster is about to remove it: the reason of its condition `DisruptionTarget`.
+    pub disruption: Option<String>,
 }
 
-/// Reasons of `DisruptionTarget` that somebody stands behind.
+/// Reasons of `DisruptionTarget` that are intended: a drain, a preemption, or a node's shutdown.
 const INTENDED: [&str; 3] = ["EvictionByEvictionAPI", "PreemptionByScheduler", "TerminationByKubelet"];
 
-/// How a container ended.
+/// The end of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
     /// Its exit code.
     pub exit_code: i32,
-    /// Whether it had used up its memory.
+    /// Whether the kernel killed it at its memory limit.
     pub out_of_memory: bool,
-    /// Its last words.
+    /// Its termination message.
     pub message: String,
-    /// When.
+    /// The time.
     pub at: Option<Timestamp>,
 }
 
 impl PodFacts {
-    /// Which of its role's pods it is, from 0: the number that its StatefulSet gave it.
+    /// Its index in its StatefulSet, from 0.
     #[must_use]
     pub fn index(&self) -> Option<u32> {
         self.name.rsplit_once('-')?.1.parse().ok()
     }
 
-    /// Whether its node is about to begin its containers: it mounts volumes, and gives it an address.
+    /// Whether its node prepares its containers: it mounts volumes and assigns an address.
     #[must_use]
     pub fn is_being_created(&self) -> bool {
         let is_created =
             |(reason, _): &(String, String)| matches!(reason.as_str(), "ContainerCreating" | "PodInitializing");
-        !self.is_leaving && self.waiting.as_ref().is_some_and(is_created)
+        !self.is_terminating && self.waiting.as_ref().is_some_and(is_created)
     }
 
-    /// Whether somebody means it to go: its node is drained or shut down, or another pod is more important. A node that is lost is
-    /// nobody's intention, and what a node evicts for what it uses would end again and again.
+    /// Whether the cluster removes it on purpose: its node is drained or shut down, or a pod of
+    /// higher priority preempts it. The loss of a node is no purpose. Neither is an eviction for
+    /// the pod's own resource use, which would happen again and again.
     #[must_use]
-    pub fn makes_way(&self) -> bool {
-        let is_meant = self.put_out.as_deref().is_some_and(|reason| INTENDED.contains(&reason));
-        is_meant && !self.evicted.as_ref().is_some_and(|why| why.starts_with("Evicted"))
+    pub fn is_displaced(&self) -> bool {
+        let is_intended = self.disruption.as_deref().is_some_and(|reason| INTENDED.contains(&reason));
+        is_intended && !self.evicted.as_ref().is_some_and(|why| why.starts_with("Evicted"))
     }
 
-    /// As the job with this uid has it: a pod of a deleted job of the same name is of no attempt of its own.
+    /// The pod as the job with this uid sees it: a pod of a deleted job of the same name belongs to
+    /// no attempt of this job.
     #[must_use]
     pub fn of_job(mut self, job_uid: &str) -> Self {
         if self.job_uid.as_deref().is_some_and(|uid| uid != job_uid) {
@@ -97,13 +100,14 @@ impl PodFacts {
         self
     }
 
-    /// Of a pod of the operator's; none for a pod that lacks its labels.
+    /// The facts about a pod. `None` if it lacks the operator's labels.
     #[must_use]
     pub fn of(pod: &Pod) -> Option<Self> {
         let labels = pod.metadata.labels.as_ref()?;
         let status = pod.status.as_ref();
         let containers = status.and_then(|s| s.container_statuses.as_deref()).unwrap_or_default();
-        // What a cluster puts beside it (a mesh's proxy, an agent) ends and starts again by itself.
+        // Containers that the cluster injects (a mesh's proxy, an agent) end and restart by
+        // themselves.
         let own = containers.iter().find(|container| container.name == CONTAINER);
         let conditions = status.and_then(|s| s.conditions.as_deref()).unwrap_or_default();
         let condition = |kind: &str| conditions.iter().find(|condition| condition.type_ == kind);
@@ -118,8 +122,8 @@ impl PodFacts {
             role: Role::from_name(labels.get(ROLE_LABEL)?)?,
             attempt: labels.get(ATTEMPT_LABEL)?.parse().ok()?,
             job_uid: labels.get(JOB_UID_LABEL).cloned(),
-            is_leaving: pod.metadata.deletion_timestamp.is_some(),
-            gone_by: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
+            is_terminating: pod.metadata.deletion_timestamp.is_some(),
+            terminates_by: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
             is_ready: condition("Ready").is_some_and(|c| c.status == "True"),
             ip: status.and_then(|s| s.pod_ip.clone()),
             node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
@@ -131,7 +135,7 @@ impl PodFacts {
             waiting: containers.iter().find_map(waiting),
             ended: own.and_then(ended),
             evicted,
-            put_out: condition("DisruptionTarget")
+            disruption: condition("DisruptionTarget")
                 .filter(|c| c.status == "True")
                 .map(|c| c.reason.clone().unwrap_or_default()),
         })
@@ -148,7 +152,7 @@ fn waiting(container: &ContainerStatus) -> Option<(String, String)> {
     Some((waiting.reason.clone()?, waiting.message.clone().unwrap_or_default()))
 }
 
-/// The end that is shown is the present one, or else the last one before the present run.
+/// The end of the container's present run, or of the run before it.
 fn ended(container: &ContainerStatus) -> Option<Ended> {
     let of = |state: &Option<ContainerState>| {
         let terminated = state.as_ref()?.terminated.clone()?;
@@ -160,4 +164,32 @@ fn ended(container: &ContainerStatus) -> Option<Ended> {
         })
     };
     of(&container.state).or_else(|| of(&container.last_state))
+}
+
+#[cfg(test)]
+impl PodFacts {
+    /// A pod that runs and is ready, for tests.
+    pub(crate) fn running(name: &str, role: Role, attempt: u32) -> Self {
+        Self {
+            name: name.to_owned(),
+            uid: "uid".to_owned(),
+            role,
+            attempt,
+            job_uid: None,
+            is_terminating: false,
+            terminates_by: None,
+            is_ready: true,
+            ip: None,
+            node: None,
+            requested_millicores: 0,
+            is_running: true,
+            restarts: 0,
+            unschedulable: None,
+            unschedulable_since: None,
+            waiting: None,
+            ended: None,
+            evicted: None,
+            disruption: None,
+        }
+    }
 }

@@ -1,40 +1,37 @@
-//! What was observed and decided lately of jobs that are decided on automatically, in the form that `rectrain policy replay` reads
-//! ([`rectrain_policy::replay()`]): served on `/traces/NAMESPACE/JOB`. What an operator has observed goes with it.
+//! Traces of automatic decisions: recent observations and decisions about each job, in the format
+//! of `rectrain policy replay` ([`rectrain_policy::replay()`]). They are served on
+//! `/traces/NAMESPACE/JOB` and end with the operator's process.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rectrain_policy::{Decision, Observations, Policy, Record};
 
-/// Bytes of all traces together; beyond that the longest loses its beginning.
+use crate::names::JobName;
+
+/// Bytes of all traces together. Beyond that, the longest trace loses its beginning.
 const MOST_BYTES: usize = 32 << 20;
-/// Bytes of one: some hours of a job with a few members.
+/// Bytes of one trace: some hours of a job with a few members.
 const MOST_OF_ONE: usize = 4 << 20;
 
-/// See the module's text.
+/// The traces of all jobs with automatic decisions.
 #[derive(Debug, Default)]
-pub struct Traces(Mutex<HashMap<(String, String), Trace>>);
+pub struct Traces(Mutex<HashMap<JobName, Trace>>);
 
 #[derive(Debug, Default)]
 struct Trace {
     policy: Option<Policy>,
-    /// The policy's line that holds before the first of `lines`, if that is none itself.
+    /// The line of the policy in force before `lines`, if they do not begin with one.
     before: Option<String>,
     lines: VecDeque<String>,
     bytes: usize,
 }
 
 impl Traces {
-    /// A look at a job: what was observed, and what of the decisions counts.
-    pub fn record(
-        &self,
-        (namespace, job): (&str, &str),
-        policy: &Policy,
-        observations: &Observations,
-        decisions: &[Decision],
-    ) {
+    /// Records a look at a job: its observations, and the decisions in its status.
+    pub fn record(&self, job: &JobName, policy: &Policy, observations: &Observations, decisions: &[Decision]) {
         let mut all = self.lock();
-        let trace = all.entry((namespace.to_owned(), job.to_owned())).or_default();
+        let trace = all.entry(job.clone()).or_default();
         if trace.policy.as_ref() != Some(policy) {
             trace.push(&Record::Policy(Box::new(policy.clone())));
             trace.policy = Some(policy.clone());
@@ -50,34 +47,35 @@ impl Traces {
         }
     }
 
-    /// JSON lines; none of a job that is not decided on automatically, or not by this operator.
+    /// The trace of a job as JSON lines. `None` for a job without automatic decisions by this
+    /// operator.
     #[must_use]
-    pub fn of(&self, namespace: &str, job: &str) -> Option<String> {
+    pub fn of(&self, job: &JobName) -> Option<String> {
         let all = self.lock();
-        let trace = all.get(&(namespace.to_owned(), job.to_owned()))?;
+        let trace = all.get(job)?;
         Some(trace.before.iter().chain(&trace.lines).map(String::as_str).collect())
     }
 
-    /// The job is gone, or another one has its name.
-    pub fn forget(&self, namespace: &str, job: &str) {
-        self.lock().remove(&(namespace.to_owned(), job.to_owned()));
+    /// Forgets a job that is gone, or whose name another job has.
+    pub fn forget(&self, job: &JobName) {
+        self.lock().remove(job);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<(String, String), Trace>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<JobName, Trace>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Trace {
     fn push(&mut self, record: &Record) {
-        // Numbers, names and sentences are always JSON.
+        // A record consists of numbers and texts, so it never fails.
         let Ok(mut line) = serde_json::to_string(record) else { return };
         line.push('\n');
         self.bytes += line.len();
         self.lines.push_back(line);
     }
 
-    /// Forgets what is oldest, and begins with observations.
+    /// Drops the oldest lines. The rest begins with observations.
     fn shorten(&mut self, most: usize) {
         while self.bytes > most
             && let Some(line) = self.lines.pop_front()
@@ -87,7 +85,7 @@ impl Trace {
                 self.before = Some(line);
             }
         }
-        // A decision whose observations are forgotten.
+        // Decisions without their observations.
         if self.before.is_some() {
             while let Some(line) = self.lines.pop_front_if(|line| line.starts_with("{\"decision\"")) {
                 self.bytes -= line.len();
@@ -109,7 +107,11 @@ mod tests {
         }
     }
 
-    /// Two workers in `sync`, the second of which is so many times slower.
+    fn clicks() -> JobName {
+        JobName::new("ads", "clicks")
+    }
+
+    /// Two workers in `sync`; the second is slower by the factor `slower`.
     fn observations(at_seconds: u64, slower: f64) -> Observations {
         let worker = |seconds: f64| Worker { batch_rows: 500, compute_seconds: vec![seconds] };
         Observations {
@@ -124,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recorded_is_decided_again() {
+    fn a_recorded_trace_can_be_replayed() {
         let traces = Traces::default();
         let mut history = rectrain_policy::History::default();
         let mut decided = 0;
@@ -132,27 +134,27 @@ mod tests {
             let observations = observations(look * 5, if look < 20 { 1.0 } else { 10.0 });
             let decisions = history.advance(&policy(), &observations);
             decided += decisions.iter().filter(|decision| decision.acts()).count();
-            traces.record(("ads", "clicks"), &policy(), &observations, &decisions);
+            traces.record(&clicks(), &policy(), &observations, &decisions);
         }
-        let replayed = replay(&traces.of("ads", "clicks").unwrap()).unwrap();
+        let replayed = replay(&traces.of(&clicks()).unwrap()).unwrap();
         assert!(decided > 0);
         assert_eq!((replayed.observations, replayed.decisions.len(), replayed.missing.len()), (59, decided, 0));
         assert!(replayed.decisions.iter().all(|made| made.agrees));
-        assert_eq!(traces.of("ads", "others"), None);
-        traces.forget("ads", "clicks");
-        assert_eq!(traces.of("ads", "clicks"), None);
+        assert_eq!(traces.of(&JobName::new("ads", "others")), None);
+        traces.forget(&clicks());
+        assert_eq!(traces.of(&clicks()), None);
     }
 
     #[test]
-    fn the_beginning_of_a_long_trace_is_forgotten_and_its_policy_is_not() {
+    fn a_long_trace_loses_its_beginning_but_not_its_policy() {
         let traces = Traces::default();
         let mut policies = [policy(), policy()];
         policies[1].scaling.cool_down_seconds += 1;
         for look in 1..=40_000 {
             let policy = &policies[usize::from(look > 39_900)];
-            traces.record(("ads", "clicks"), policy, &observations(look, 1.0), &[]);
+            traces.record(&clicks(), policy, &observations(look, 1.0), &[]);
         }
-        let text = traces.of("ads", "clicks").unwrap();
+        let text = traces.of(&clicks()).unwrap();
         assert!((MOST_OF_ONE * 9 / 10..=MOST_OF_ONE + 1000).contains(&text.len()), "{}", text.len());
         assert_eq!(text.lines().filter(|line| line.contains("\"policy\"")).count(), 2);
         let replayed = replay(&text).unwrap();
@@ -160,17 +162,16 @@ mod tests {
     }
 
     #[test]
-    fn all_together_are_bounded() {
+    fn all_traces_together_are_bounded() {
         let traces = Traces::default();
+        let job_name = |job: u32| JobName::new("ads", &job.to_string());
         for look in 1..2000 {
             for job in 0..20 {
-                traces.record(("ads", &job.to_string()), &policy(), &observations(look * 5, 1.0), &[]);
+                traces.record(&job_name(job), &policy(), &observations(look * 5, 1.0), &[]);
             }
         }
-        let bytes: usize = (0..20).filter_map(|job| traces.of("ads", &job.to_string())).map(|text| text.len()).sum();
-        assert!(
-            bytes <= MOST_BYTES + 20_000 && (0..20).all(|job| traces.of("ads", &job.to_string()).is_some()),
-            "{bytes}"
-        );
+        let texts: Vec<_> = (0..20).filter_map(|job| traces.of(&job_name(job))).collect();
+        let bytes: usize = texts.iter().map(String::len).sum();
+        assert!(bytes <= MOST_BYTES + 20_000 && texts.len() == 20, "{bytes}");
     }
 }

@@ -1,5 +1,5 @@
-//! The certificates that the operator makes, used as the runtime uses them: members of a job and the operator are heard, members of
-//! another job are not.
+//! The operator's certificates, used as the runtime uses them: peers accept members of the job and
+//! the operator, and refuse members of another job.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -11,8 +11,8 @@ use std::time::Duration;
 use futures::Stream;
 use rectrain_crds::Mode;
 use rectrain_operator::certificates::{JobCertificate, MEMBER_NAME, Root};
-use rectrain_operator::coordinator::{AskCoordinator, CoordinatorView, GrpcCoordinators, Whereabouts};
-use rectrain_operator::switch::SwitchAnswer;
+use rectrain_operator::coordinator_client::{CoordinatorClient, CoordinatorEndpoint, GrpcCoordinatorClient};
+use rectrain_operator::coordinator_view::{CoordinatorView, SwitchAnswer};
 use rectrain_proto::v1;
 use rectrain_proto::v1::control_server::{Control, ControlServer};
 use rectrain_wire::tls::{self, Credentials};
@@ -26,7 +26,7 @@ fn certificate(uid: &str) -> JobCertificate {
     Root::from_bytes([7; 32]).of_job(uid).unwrap()
 }
 
-/// As a pod reads them.
+/// The credentials as a pod reads them.
 fn credentials(certificate: &JobCertificate) -> Credentials {
     let folder = tempfile::tempdir().unwrap();
     for (file, pem) in [
@@ -53,7 +53,7 @@ fn transport(uid: &str, counters: &Arc<WireCounters>) -> TcpTransport {
 }
 
 #[tokio::test]
-async fn members_of_one_job_hear_each_other_and_no_member_of_another_job() {
+async fn members_accept_their_own_job_and_refuse_another_one() {
     assert_eq!(MEMBER_NAME, tls::MEMBER_NAME);
     let counters = WireCounters::unregistered(|_| "any").unwrap();
     let serving = transport("a", &counters).serve(Arc::new(Echo), &Address::tcp("127.0.0.1", 0)).unwrap();
@@ -85,17 +85,17 @@ impl Control for AtStep7 {
         &self,
         _: Request<v1::SaveCheckpointRequest>,
     ) -> Result<Response<v1::SaveCheckpointReply>, Status> {
-        Err(Status::unimplemented("not asked for"))
+        Err(Status::unimplemented("not tested"))
     }
 
     async fn scale(&self, _: Request<v1::ScaleRequest>) -> Result<Response<v1::ScaleReply>, Status> {
-        Err(Status::unimplemented("not asked for"))
+        Err(Status::unimplemented("not tested"))
     }
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::JobEvent, Status>> + Send>>;
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        Err(Status::unimplemented("not asked for"))
+        Err(Status::unimplemented("not tested"))
     }
 }
 
@@ -117,16 +117,16 @@ async fn coordinator(uid: &str) -> SocketAddr {
 }
 
 #[tokio::test]
-async fn the_operator_asks_a_coordinator_with_the_certificate_of_its_job_and_with_no_other() {
+async fn a_coordinator_accepts_only_the_certificate_of_its_job() {
     let address = coordinator("a").await;
-    let of = |certificate| Whereabouts { address, certificate };
+    let of = |certificate| CoordinatorEndpoint { address, certificate };
     for stranger in [of(None), of(Some(certificate("b")))] {
-        assert_eq!(GrpcCoordinators.ask(&stranger).await, CoordinatorView::Silent, "{stranger:?}");
-        assert!(matches!(GrpcCoordinators.set_mode(&stranger, Mode::Gba, "").await, SwitchAnswer::Again(_)));
+        assert_eq!(GrpcCoordinatorClient.view(&stranger).await, CoordinatorView::Silent, "{stranger:?}");
+        assert!(matches!(GrpcCoordinatorClient.set_mode(&stranger, Mode::Gba, "").await, SwitchAnswer::Again(_)));
     }
     let member = of(Some(certificate("a")));
-    assert_eq!(GrpcCoordinators.set_mode(&member, Mode::Gba, "").await, SwitchAnswer::Accepted);
-    match GrpcCoordinators.ask(&member).await {
+    assert_eq!(GrpcCoordinatorClient.set_mode(&member, Mode::Gba, "").await, SwitchAnswer::Accepted);
+    match GrpcCoordinatorClient.view(&member).await {
         CoordinatorView::Live(report) => assert_eq!((report.step, report.mode), (7, Some(Mode::Sync))),
         other => panic!("{other:?}"),
     }

@@ -1,5 +1,5 @@
-//! The first step of a reconcile: everything that has to be read, read. The objects and pods of a job come from watches that select
-//! the operator's label, so that a reconcile costs the API server next to nothing; a test lists them instead.
+//! Reads the objects and pods of a job. They come from watches that select the operator's label, so
+//! that a reconcile costs the API server next to nothing. Tests list them instead.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -10,22 +10,22 @@ use kube::api::{Api, DynamicObject, ListParams};
 use kube::{Client, ResourceExt};
 use rectrain_crds::RecTrainingJob;
 
+use super::error::ReconcileError;
 use crate::cache::Caches;
-use crate::names::{CONTROL_PORT, JOB_LABEL, Role, of_role};
+use crate::names::{CONTROL_PORT, JOB_LABEL, JobName, Role, of_role};
+use crate::objects::{Kind, Owned};
 use crate::pods::PodFacts;
-use crate::reconcile::ReconcileError;
-use crate::reconcile::kinds::{Kind, Owned};
 
-/// Where objects and pods are read from.
+/// A source of objects and pods.
 #[derive(Clone)]
 pub enum Reader {
-    /// From the API server, one list a kind.
+    /// The API server, with one list per kind.
     Listed,
-    /// From the operator's watches.
+    /// The operator's watches.
     Watched(Arc<Caches>),
 }
 
-/// What belongs to a job.
+/// The objects and pods of a job.
 #[derive(Clone, Debug, Default)]
 pub struct Belongings {
     /// Its objects.
@@ -54,35 +54,35 @@ impl Belongings {
 }
 
 impl Reader {
-    /// Waits until everything that is there has been seen once.
+    /// Waits until every watch has its first complete list.
     ///
     /// # Errors
     /// If the watches have ended.
     pub async fn ready(&self) -> Result<(), ReconcileError> {
         let Self::Watched(caches) = self else { return Ok(()) };
-        let mut are_whole = caches.pods.is_whole().await;
+        let mut are_complete = caches.pods.is_complete().await;
         for objects in caches.objects.values() {
-            are_whole &= objects.is_whole().await;
+            are_complete &= objects.is_complete().await;
         }
-        if are_whole { Ok(()) } else { Err(ReconcileError::Stopped) }
+        if are_complete { Ok(()) } else { Err(ReconcileError::Stopped) }
     }
 
-    /// Reads what belongs to `job`.
+    /// Reads the objects and pods of `job`.
     ///
     /// # Errors
-    /// If the API server does not answer a list.
+    /// If the API server refuses a list.
     pub async fn belongings(&self, client: &Client, job: &RecTrainingJob) -> Result<Belongings, ReconcileError> {
-        let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
-        let uid = job.uid().unwrap_or_default();
+        let (name, uid) = (JobName::of(job), job.uid().unwrap_or_default());
         match self {
-            Self::Listed => listed(client, &namespace, &name, &uid).await,
-            Self::Watched(caches) => Ok(watched(caches, &namespace, &name, &uid)),
+            Self::Listed => listed(client, &name, &uid).await,
+            Self::Watched(caches) => Ok(watched(caches, &name, &uid)),
         }
     }
 }
 
-async fn listed(client: &Client, namespace: &str, job: &str, uid: &str) -> Result<Belongings, ReconcileError> {
-    let of_job = ListParams::default().labels(&format!("{JOB_LABEL}={job}"));
+async fn listed(client: &Client, job: &JobName, uid: &str) -> Result<Belongings, ReconcileError> {
+    let JobName { namespace, name } = job;
+    let of_job = ListParams::default().labels(&format!("{JOB_LABEL}={name}"));
     let mut all = Belongings::default();
     for kind in Kind::ALL {
         let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &kind.resource());
@@ -95,19 +95,20 @@ async fn listed(client: &Client, namespace: &str, job: &str, uid: &str) -> Resul
     Ok(all)
 }
 
-fn watched(caches: &Caches, namespace: &str, job: &str, uid: &str) -> Belongings {
+fn watched(caches: &Caches, job: &JobName, uid: &str) -> Belongings {
+    let JobName { namespace, name } = job;
     let mut all = Belongings::default();
-    for (kind, seen) in &caches.objects {
-        all.objects.extend(seen.of_job(namespace, job).iter().filter_map(|text| text.owned(*kind, uid)));
+    for (kind, cache) in &caches.objects {
+        all.objects.extend(cache.of_job(namespace, name).iter().filter_map(|text| text.owned(*kind, uid)));
     }
-    all.pods.extend(caches.pods.of_job(namespace, job).iter().map(|pod| PodFacts::clone(pod).of_job(uid)));
+    all.pods.extend(caches.pods.of_job(namespace, name).iter().map(|pod| PodFacts::clone(pod).of_job(uid)));
     all
 }
 
-/// Where the coordinator of the present attempt is asked, if it runs.
+/// The control port of the attempt's coordinator, if it runs.
 #[must_use]
 pub fn coordinator(pods: &[PodFacts], attempt: u32) -> Option<SocketAddr> {
-    let pod = pods.iter().find(|pod| pod.role == Role::Coordinator && pod.attempt == attempt && !pod.is_leaving)?;
+    let pod = pods.iter().find(|pod| pod.role == Role::Coordinator && pod.attempt == attempt && !pod.is_terminating)?;
     let ip: IpAddr = pod.ip.as_ref().filter(|_| pod.is_running)?.parse().ok()?;
     Some(SocketAddr::new(ip, CONTROL_PORT))
 }

@@ -1,23 +1,23 @@
-//! Deletion of what belongs to the job and is not wanted any more. What does not belong to it is never listed, and a deletion names
-//! the object's uid, so another object that has taken its name meanwhile is safe.
+//! Deletion of the job's objects that are not wanted. Objects of other owners are never listed. A
+//! deletion names the object's uid, so a newer object of the same name is safe.
 
 use kube::Client;
 use kube::api::{Api, DeleteParams, DynamicObject, Preconditions, PropagationPolicy};
 
-use crate::reconcile::ReconcileError;
-use crate::reconcile::kinds::{Owned, Wanted};
+use super::error::ReconcileError;
+use crate::objects::{Owned, Wanted};
 
-/// What is there and not wanted. Pure.
+/// The existing objects that are not wanted. Pure.
 #[must_use]
 pub fn superfluous<'a>(owned: &'a [Owned], wanted: &[Wanted]) -> Vec<&'a Owned> {
     let is_wanted = |object: &Owned| wanted.iter().any(|w| w.kind == object.kind && w.name == object.name);
-    owned.iter().filter(|object| !object.is_leaving && !is_wanted(object)).collect()
+    owned.iter().filter(|object| !object.is_terminating && !is_wanted(object)).collect()
 }
 
-/// Deletes an object and what belongs to it.
+/// Deletes an object and its dependents.
 ///
 /// # Errors
-/// If the API server refuses; that it is gone already is no error.
+/// If the API server refuses. A missing object is no error.
 pub async fn delete(client: &Client, namespace: &str, object: &Owned) -> Result<(), ReconcileError> {
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &object.kind.resource());
     let parameters = DeleteParams {

@@ -1,36 +1,39 @@
-//! Pods that the cluster does not make, and containers that it does not begin. What keeps them from it (a quota, a limit, a ServiceAccount that is not
-//! there, an admission webhook; a Secret or a disk that cannot be mounted, a node without addresses) is told in events only; so where they are lacking for
-//! a while, the events are read.
+//! Pods that the cluster does not create, and containers that it does not start.
+//!
+//! Only events tell the reason. A pod is not created because of a quota, a limit, a missing
+//! ServiceAccount or an admission webhook. A container is not started because a Secret or a disk
+//! cannot be mounted, or because a node has no addresses. So if pods or containers are missing for
+//! a while, the operator reads the events.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Event;
 use kube::Client;
 use kube::api::{Api, ListParams};
 
+use super::dereference::Belongings;
 use crate::failure::{Cause, Problem};
-use crate::names::{Role, of_role};
+use crate::names::{JobName, Role, of_role};
+use crate::objects::Kind;
 use crate::pods::PodFacts;
-use crate::reconcile::dereference::Belongings;
-use crate::reconcile::kinds::Kind;
 
-/// Between two questions.
-const ASK_AGAIN: SignedDuration = SignedDuration::from_secs(15);
+/// Time between two reads of events.
+const READ_AGAIN: SignedDuration = SignedDuration::from_secs(15);
 
-/// That something is lacking, and what is known of it.
+/// Missing pods or containers.
 #[derive(Clone, Debug)]
 pub struct Lacking {
-    /// The uid of whom events are about.
-    whose: String,
+    /// The uid of the object that the events are about.
+    uid: String,
     since: Timestamp,
-    asked: Option<Timestamp>,
+    read: Option<Timestamp>,
     found: Option<Problem>,
 }
 
-/// Who does not get what it needs.
+/// The object that lacks pods or containers.
 enum Needy<'a> {
-    /// A set that has fewer pods than it asks for.
+    /// A StatefulSet with fewer pods than it wants.
     Set { role: Role, uid: &'a str, name: &'a str },
-    /// A pod whose container a node is to begin.
+    /// A pod whose container its node has not started.
     Pod(&'a PodFacts),
 }
 
@@ -39,7 +42,7 @@ impl<'a> Needy<'a> {
         let set = Role::ALL.into_iter().find_map(|role| {
             let set = belongings.find(Kind::StatefulSet, &of_role(job, role))?;
             let number = |field: &str, name: &str| set.body[field][name].as_u64();
-            // Its controller has seen what is asked for.
+            // Its controller has seen the wanted number.
             let is_seen = number("status", "observedGeneration") >= number("metadata", "generation");
             let made = number("status", "replicas").unwrap_or(0);
             let lacks = is_seen && made < number("spec", "replicas").unwrap_or(0);
@@ -56,7 +59,7 @@ impl<'a> Needy<'a> {
         }
     }
 
-    /// How long it may lack it before somebody is asked why: large images are pulled and disks attached for a while.
+    /// Time before the events are read: pulling a large image or attaching a disk takes a while.
     fn patience(&self) -> SignedDuration {
         match self {
             Self::Set { .. } => SignedDuration::from_secs(10),
@@ -64,7 +67,7 @@ impl<'a> Needy<'a> {
         }
     }
 
-    /// What selects the events that may tell of it.
+    /// The field selector of the events that may tell the reason.
     fn events(&self) -> String {
         match self {
             Self::Set { uid, .. } => format!("involvedObject.uid={uid},reason=FailedCreate"),
@@ -72,8 +75,9 @@ impl<'a> Needy<'a> {
         }
     }
 
-    /// Whether the newest of them tells of a failure. A pod that is being created has a node by now, and an image that is pulled for long is none.
-    fn is_told_by(&self, newest: &Event) -> bool {
+    /// Whether the newest event reports a failure. A pod that is being created has been scheduled,
+    /// and a long pull is no failure.
+    fn is_failure(&self, newest: &Event) -> bool {
         let reason = newest.reason.as_deref().unwrap_or_default();
         let is_harmless = ["FailedScheduling", "FailedToRetrieveImagePullSecret"].contains(&reason);
         matches!(self, Self::Set { .. }) || reason.starts_with("Failed") && !is_harmless
@@ -85,14 +89,14 @@ impl<'a> Needy<'a> {
             Self::Set { role, name, .. } => Problem::new(
                 Cause::PodsRefused,
                 format!(
-                    "the cluster makes no pod of StatefulSet {name}: {why}. Look at the namespace's quota and limits, and at spec.roles.{}.template (serviceAccountName, priorityClassName, resources)",
+                    "the cluster creates no pod of StatefulSet {name}: {why}. Look at the namespace's quota and limits, and at spec.roles.{}.template (serviceAccountName, priorityClassName, resources)",
                     role.field()
                 ),
             ),
             Self::Pod(pod) => Problem::new(
                 Cause::ContainerConfig,
                 format!(
-                    "the container of {} is not begun: {why}. Check what spec.roles.{}.template.volumes names, and the pod's node",
+                    "the container of {} does not start: {why}. Check the objects that spec.roles.{}.template.volumes names, and the pod's node",
                     pod.name,
                     pod.role.field()
                 ),
@@ -101,46 +105,56 @@ impl<'a> Needy<'a> {
     }
 }
 
-/// What keeps the cluster from making and beginning the pods of the job's attempt, if some are lacking and events tell of it. `memory` is what the last
-/// call has left.
+/// An attempt of a job.
+#[derive(Clone, Copy)]
+pub struct Attempt<'a> {
+    /// The job.
+    pub job: &'a JobName,
+    /// The attempt's number.
+    pub number: u32,
+}
+
+/// Looks for missing pods and containers of an attempt, and reads their events when that is due.
+/// `before` is the result of the previous look.
 pub async fn look(
     client: &Client,
-    (namespace, job, attempt): (&str, &str, u32),
+    attempt: Attempt<'_>,
     belongings: &Belongings,
-    memory: Option<Lacking>,
+    before: Option<Lacking>,
     now: Timestamp,
 ) -> Option<Lacking> {
-    let needy = Needy::find(belongings, job, attempt)?;
-    let memory = memory.filter(|memory| memory.whose == needy.uid());
-    let begins = || Lacking { whose: needy.uid().to_owned(), since: now, asked: None, found: None };
-    let mut lacking = memory.unwrap_or_else(begins);
-    let is_due = lacking.asked.is_none_or(|asked| now.duration_since(asked) >= ASK_AGAIN);
+    let JobName { namespace, name } = attempt.job;
+    let needy = Needy::find(belongings, name, attempt.number)?;
+    let before = before.filter(|before| before.uid == needy.uid());
+    let first = || Lacking { uid: needy.uid().to_owned(), since: now, read: None, found: None };
+    let mut lacking = before.unwrap_or_else(first);
+    let is_due = lacking.read.is_none_or(|read| now.duration_since(read) >= READ_AGAIN);
     if now.duration_since(lacking.since) < needy.patience() || !is_due {
         return Some(lacking);
     }
-    lacking.asked = Some(now);
+    lacking.read = Some(now);
     match why(client, namespace, &needy).await {
         Ok(why) => lacking.found = why.map(|why| needy.problem(&why)),
-        // What was found before still holds as far as anybody knows.
-        Err(error) => tracing::warn!(job, %error, "why pods are not made could not be asked"),
+        // The problem found before remains.
+        Err(error) => tracing::warn!(job = name, %error, "cannot read the events of missing pods"),
     }
     Some(lacking)
 }
 
 impl Lacking {
-    /// The problem, if it is known.
+    /// The problem, if an event told it.
     #[must_use]
     pub fn problem(&self) -> Option<&Problem> {
         self.found.as_ref()
     }
 }
 
-/// What the newest of the events says, if it tells of it.
+/// The message of the newest event, if it reports a failure.
 async fn why(client: &Client, namespace: &str, needy: &Needy<'_>) -> Result<Option<String>, kube::Error> {
     let events: Api<Event> = Api::namespaced(client.clone(), namespace);
     let events = events.list(&ListParams::default().fields(&needy.events())).await?;
     let newest = events.items.into_iter().max_by_key(last_seen);
-    Ok(newest.filter(|event| needy.is_told_by(event)).and_then(|event| event.message))
+    Ok(newest.filter(|event| needy.is_failure(event)).and_then(|event| event.message))
 }
 
 fn last_seen(event: &Event) -> Option<Timestamp> {

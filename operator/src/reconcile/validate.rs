@@ -1,20 +1,20 @@
-//! The second step, pure: the manifest with every default filled in, and what of it the pods depend on.
+//! The manifest with every default filled in, and the parts of it that pods depend on. Pure.
 
 use rectrain_crds::{
     Capability, FieldError, Mode, RecTrainingJob, RecTrainingJobSpec, ResolvedJob, TrainingSpec, defaults,
 };
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
+use crate::digest::digest;
 use crate::names::Role;
 
-/// Whether this operator runs the job, or another controller does.
+/// Whether this operator runs the job, and not another controller.
 #[must_use]
 pub fn is_ours(job: &RecTrainingJob) -> bool {
     job.spec.managed_by.as_deref().is_none_or(|name| name == defaults::MANAGED_BY)
 }
 
-/// What a job in a cluster may ask for.
+/// The capabilities of a job in a cluster.
 const CAPABILITIES: &[Capability] = &[
     Capability::Checkpoint,
     Capability::Resume,
@@ -26,26 +26,28 @@ const CAPABILITIES: &[Capability] = &[
     Capability::ApplyScaling,
 ];
 
-/// The manifest with nothing left to look up.
+/// The resolved manifest.
 ///
 /// # Errors
-/// Everything that is wrong with it. The API server has checked the schema's rules already; this finds what they cannot say.
+/// All errors in it. The API server has checked the schema's rules already; this finds the errors
+/// that they cannot express.
 pub fn verdict(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldError>> {
     let resolved = rectrain_crds::validate(job)?;
     rectrain_crds::refuse_missing(job, CAPABILITIES)?;
     Ok(resolved)
 }
 
-/// What is to be said of a manifest.
+/// The verdict on a manifest.
 #[derive(Clone, Debug)]
 pub struct Verdict {
-    /// The manifest with nothing left to look up, or everything that is wrong with it.
+    /// The resolved manifest, or all errors in it.
     pub manifest: Result<ResolvedJob, Vec<FieldError>>,
-    /// What is wrong with its training mode, if that is all and the mode that the job is in could stay: `manifest` has that one.
+    /// The errors in its training mode, if there are no others and the job's present mode could
+    /// stay. `manifest` then has the present mode.
     pub impossible_mode: Option<Vec<FieldError>>,
 }
 
-/// Judges the manifest. A job that trains is not to be stopped by a mode that it cannot go on in.
+/// Judges the manifest. An impossible mode does not stop a job that trains in another one.
 #[must_use]
 pub fn judge(job: &RecTrainingJob) -> Verdict {
     let errors = match verdict(job) {
@@ -64,15 +66,15 @@ pub fn judge(job: &RecTrainingJob) -> Verdict {
     }
 }
 
-/// The spec with this training mode, which nothing switches automatically: that is the operator's to do, and no pod reads it.
+/// The spec with this fixed training mode. The operator switches modes, so pods read no `auto`.
 #[must_use]
 pub fn in_mode(spec: &RecTrainingJobSpec, mode: Mode) -> RecTrainingJobSpec {
     let training = TrainingSpec { mode: Some(mode.into()), auto: None, ..spec.training.clone().unwrap_or_default() };
     RecTrainingJobSpec { training: Some(training), ..spec.clone() }
 }
 
-/// The part of the spec that pods run, as they get it: without what only a cluster reads, and without what the operator itself
-/// carries out (holding a job, stopping it after a time).
+/// The spec for pods: without settings that only a cluster reads, and without settings that the
+/// operator itself carries out (a suspension, a deadline).
 #[must_use]
 pub fn for_pods(spec: &RecTrainingJobSpec) -> RecTrainingJobSpec {
     let mut spec = spec.clone();
@@ -95,7 +97,7 @@ pub fn for_pods(spec: &RecTrainingJobSpec) -> RecTrainingJobSpec {
     spec
 }
 
-/// The spec with so many members of each role that `replicas` speaks of.
+/// The spec with the numbers of members that `replicas` returns.
 #[must_use]
 pub fn with_replicas(mut spec: RecTrainingJobSpec, replicas: impl Fn(Role) -> Option<u32>) -> RecTrainingJobSpec {
     let roles = spec.roles.get_or_insert_default();
@@ -113,9 +115,10 @@ pub fn with_replicas(mut spec: RecTrainingJobSpec, replicas: impl Fn(Role) -> Op
     spec
 }
 
-/// Digest of what pods depend on: what they run and what they look like. A job whose digest changes gets new pods. The training mode
-/// is none of it, and the numbers of members neither, because they change while pods run; but for dense workers whose number is
-/// also that of the pieces of a batch.
+/// Digest of the parts of the spec that pods depend on. A job whose digest changes gets new pods.
+///
+/// The training mode and the numbers of members are no part of it, because they change while pods
+/// run. The number of dense workers is, if each of them takes an equal share of every batch.
 #[must_use]
 pub fn spec_hash(spec: &RecTrainingJobSpec) -> String {
     let has_elastic_workers = has_elastic_dense_workers(spec);
@@ -123,7 +126,7 @@ pub fn spec_hash(spec: &RecTrainingJobSpec) -> String {
     manifest_hash(&with_replicas(in_mode(spec, Mode::default()), same))
 }
 
-/// Whether each dense worker has pieces of its own of a batch that was cut without regard to their number.
+/// Whether batches are cut into pieces independent of the number of dense workers.
 fn has_elastic_dense_workers(spec: &RecTrainingJobSpec) -> bool {
     let Some(training) = &spec.training else { return false };
     let rows = training.global_batch_size.unwrap_or(defaults::GLOBAL_BATCH_SIZE);
@@ -131,16 +134,9 @@ fn has_elastic_dense_workers(spec: &RecTrainingJobSpec) -> bool {
     training.local_batch_size.is_some_and(|local| workers <= rows / local.max(1))
 }
 
-/// Digest of what the pods of one attempt read and look like, the training mode that it starts in included.
+/// Digest of the manifest and the templates of an attempt's pods, with its initial training mode.
 #[must_use]
 pub fn manifest_hash(spec: &RecTrainingJobSpec) -> String {
     let roles = serde_json::to_value(&spec.roles).unwrap_or(Value::Null);
     digest(&json!({"run": for_pods(spec), "roles": roles}))
-}
-
-/// SHA-256 of a value whose objects have sorted keys, in hexadecimal; 32 digits tell objects of one cluster apart.
-#[must_use]
-pub fn digest(value: &Value) -> String {
-    let hash = Sha256::digest(value.to_string().as_bytes());
-    hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,34 +1,22 @@
-//! A job whose training mode and replicas the operator decides on: what its processes measure leads to decisions, which are in its
-//! status before anything is done, survive the operator, and are carried out without a restart.
+//! A job with automatic training mode and autoscaling: measurements lead to decisions. The status
+//! has them before they are carried out, they survive the operator, and nothing restarts.
 
 use std::net::IpAddr;
 
 use rectrain_crds::{DecisionSubject, Mode, Phase, RecTrainingJobStatus};
-use rectrain_operator::coordinator::{Rebalance, Stage};
-use rectrain_operator::names::Role;
+use rectrain_operator::coordinator_view::{Rebalance, Stage};
+use rectrain_operator::names::{JobName, Role};
 
+use crate::manifests::AUTOMATIC_SERVERS as MANIFEST;
 use crate::world::{Script, World, live};
 
-const MANIFEST: &str = r#"
-apiVersion: rectrain.dev/v1alpha1
-kind: RecTrainingJob
-metadata: {name: clicks}
-spec:
-  model: {kind: deepfm}
-  features: {sparse: [{name: "C{1..4}"}]}
-  data: {synthetic: {rows: 1000}}
-  training: {mode: auto}
-  autoscaling: {embeddingWorker: {scaler: external}, denseWorker: {scaler: external}}
-  roles: {ps: {replicas: 2, template: {resources: {limits: {memory: 1Gi}}}}, denseWorker: {replicas: 2}}
-"#;
-
-/// A batch a second of every process; every second dense worker computes four times as long. Tables of nine tenths of a GiB, and
-/// batches that wait ten times as long for an embedding worker as it works on them.
+/// A batch per second; every second dense worker computes four times as long. Tables of 0.9 GiB,
+/// and batches that wait for an embedding worker ten times as long as it works on them.
 fn measured(address: IpAddr, now: i64) -> String {
     measured_of_servers(address, now, 0.9 * f64::from(1 << 30), 0.2)
 }
 
-/// As [`measured`], with tables of so many bytes, on which servers work for that share of the time.
+/// Like [`measured`], with tables of `bytes` bytes; servers are `busy` for that share of the time.
 fn measured_of_servers(address: IpAddr, now: i64, bytes: f64, busy: f64) -> String {
     let IpAddr::V4(address) = address else { return String::new() };
     let compute = if address.octets()[3] % 2 == 0 { 0.1 } else { 0.4 };
@@ -78,7 +66,7 @@ fn status(world: &World) -> RecTrainingJobStatus {
 
 fn about(world: &World, subject: DecisionSubject) -> Vec<(String, String, bool)> {
     let decisions = status(world).decisions.into_iter().filter(|decision| decision.subject == subject);
-    decisions.map(|decision| (decision.from, decision.to, decision.applied)).collect()
+    decisions.map(|decision| (decision.action.from_text(), decision.action.to_text(), decision.applied)).collect()
 }
 
 fn notes(world: &World, reason: &str) -> Vec<String> {
@@ -88,7 +76,7 @@ fn notes(world: &World, reason: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_slow_worker_switches_the_mode_and_a_full_table_is_told_of() {
+async fn a_slow_worker_switches_the_mode_and_a_full_table_is_reported() {
     let world = world();
     ticks(&world, 8).await;
     let before = status(&world);
@@ -105,13 +93,13 @@ async fn a_slow_worker_switches_the_mode_and_a_full_table_is_told_of() {
     assert_eq!((notes(&world, "Decided").len(), notes(&world, "Recommended").len()), (1, 1));
     let prediction = after.mode_prediction.unwrap();
     assert!(prediction.gba > prediction.sync && prediction.error_percent.is_some(), "{prediction:?}");
-    // Nothing but the mode was touched.
+    // Only the mode has changed.
     assert_eq!(after.attempt.unwrap().number, 1);
     assert_eq!(pods, world.api().list("pods").iter().map(|pod| pod["metadata"]["uid"].clone()).collect::<Vec<_>>());
 }
 
 #[tokio::test]
-async fn an_operator_that_takes_over_goes_on_from_what_was_decided() {
+async fn a_new_operator_continues_from_the_decisions() {
     let mut world = world();
     ticks(&world, 38).await;
     let before = status(&world);
@@ -119,27 +107,23 @@ async fn an_operator_that_takes_over_goes_on_from_what_was_decided() {
     world.replace_operator();
     ticks(&world, 20).await;
     let after = status(&world);
-    assert_eq!(
-        (after.mode, after.decisions),
-        (Some(Mode::Gba), before.decisions),
-        "within the dwell nothing is undone"
-    );
+    assert_eq!((after.mode, after.decisions), (Some(Mode::Gba), before.decisions), "no decision within the dwell");
     assert_eq!(world.scripts.lock().unwrap().asked, [Mode::Gba]);
 }
 
 #[tokio::test]
-async fn the_mode_of_the_manifest_ends_the_automatic_one() {
+async fn a_fixed_mode_in_the_manifest_ends_auto() {
     let world = world();
     ticks(&world, 38).await;
     world.edit(|spec| spec["training"]["mode"] = "sync".into());
     ticks(&world, 40).await;
     let after = status(&world);
     assert_eq!((after.mode, after.mode_reason), (Some(Mode::Sync), None));
-    assert_eq!(about(&world, DecisionSubject::Mode).len(), 1, "what was decided stays on record");
+    assert_eq!(about(&world, DecisionSubject::Mode).len(), 1, "the decision stays in the status");
     assert_eq!(after.attempt.unwrap().number, 1, "no pod was restarted");
 }
 
-/// Of the metrics that a look gives, those that are shown of the job.
+/// The metrics of a look that are served for the job.
 fn shown(world: &World) -> Vec<&'static str> {
     let text = world.operator.metrics.encode().unwrap();
     let looked = ["mode_prediction_error_ratio", "cpu_used_by_others_ratio"];
@@ -147,16 +131,16 @@ fn shown(world: &World) -> Vec<&'static str> {
 }
 
 #[tokio::test]
-async fn what_was_seen_of_a_job_is_shown_as_long_as_there_is_something_to_decide() {
+async fn metrics_of_a_look_are_served_while_decisions_are_automatic() {
     let both = ["mode_prediction_error_ratio", "cpu_used_by_others_ratio"];
     let looked_at = || async {
         let world = world();
         ticks(&world, 20).await;
         assert_eq!(shown(&world), both[..1]);
-        // The nodes of this world tell nothing.
-        world.operator.metrics.crowded("ads", "clicks", Some(0.5));
+        // The nodes of this world are unknown.
+        world.operator.metrics.crowded(&JobName::new("ads", "clicks"), Some(0.5));
         world.reconcile().await.unwrap();
-        assert_eq!(shown(&world), both, "a reconcile that follows at once changes nothing");
+        assert_eq!(shown(&world), both, "the next reconcile changes nothing");
         world
     };
     let world = looked_at().await;
@@ -170,7 +154,7 @@ async fn what_was_seen_of_a_job_is_shown_as_long_as_there_is_something_to_decide
     let world = looked_at().await;
     world.edit(|spec| spec["training"]["mode"] = "sync".into());
     ticks(&world, 2).await;
-    assert_eq!(shown(&world), [""; 0], "replicas are still decided on");
+    assert_eq!(shown(&world), [""; 0], "decisions about replicas are still automatic");
 
     let world = looked_at().await;
     world.edit(|spec| {
@@ -187,14 +171,14 @@ async fn what_was_seen_of_a_job_is_shown_as_long_as_there_is_something_to_decide
 }
 
 #[tokio::test]
-async fn processes_that_do_not_answer_decide_nothing() {
+async fn without_measurements_there_is_no_decision() {
     let world = World::new(MANIFEST, vec![long()]);
     ticks(&world, 40).await;
     assert_eq!((status(&world).mode, status(&world).decisions.len()), (Some(Mode::Sync), 0));
 }
 
 #[tokio::test]
-async fn a_full_table_and_waiting_batches_get_others_where_decisions_are_carried_out() {
+async fn apply_scales_out_for_a_full_table_and_waiting_batches() {
     let manifest = MANIFEST.replace(
         "autoscaling: {embeddingWorker: {scaler: external}, denseWorker: {scaler: external}}",
         "autoscaling: {mode: apply}",
@@ -211,10 +195,15 @@ async fn a_full_table_and_waiting_batches_get_others_where_decisions_are_carried
     let decided = after.decisions.iter().filter(|decision| decision.subject != DecisionSubject::Mode);
     let reasons: Vec<_> = decided.map(|decision| decision.reason.clone()).collect();
     assert_eq!(world.scripts.lock().unwrap().reasons, reasons);
-    assert_eq!(world.job().spec.roles.unwrap().ps.unwrap().replicas, Some(2), "the manifest is the user's");
+    assert_eq!(
+        world.job().spec.roles.unwrap().ps.unwrap().replicas,
+        Some(2),
+        "the operator does not change the manifest"
+    );
 }
 
-/// As [`measured`], of servers that have room, are busy for half of the time, and of which every second one looks up a third of the others.
+/// Like [`measured`], with small tables and servers that are busy for half of the time. Every
+/// second one has a third of the others' look-ups.
 fn measured_unevenly(address: IpAddr, now: i64) -> String {
     let IpAddr::V4(of) = address else { return String::new() };
     let (steps, share) = ((now - 1_700_000_000) as f64, if of.octets()[3] % 2 == 0 { 0.25 } else { 0.75 });
@@ -223,7 +212,7 @@ fn measured_unevenly(address: IpAddr, now: i64) -> String {
 }
 
 #[tokio::test]
-async fn slots_that_lie_unevenly_are_spread_anew_once_a_decision() {
+async fn uneven_slots_are_rebalanced_once_per_decision() {
     let manifest = |mode: &str| {
         MANIFEST.replace(
             "autoscaling: {embeddingWorker: {scaler: external}, denseWorker: {scaler: external}}",
@@ -244,15 +233,15 @@ async fn slots_that_lie_unevenly_are_spread_anew_once_a_decision() {
     let asked = |world: &World| world.scripts.lock().unwrap().asked_rebalances.clone();
     assert_eq!(asked(&world), [Rebalance { servers: 2, decided_seconds: decided(&world)[0] }]);
     let note = notes(&world, "Decided").into_iter().find(|note| note.starts_with("ps")).unwrap();
-    assert!(note.contains("spread anew over 2: one server has 1.50 times the mean"), "{note}");
+    assert!(note.contains("rebalance over 2: one server has 1.50 times the mean"), "{note}");
     world.replace_operator();
     ticks(&world, 20).await;
-    assert_eq!((asked(&world).len(), decided(&world).len()), (1, 1), "neither asked nor decided again");
+    assert_eq!((asked(&world).len(), decided(&world).len()), (1, 1), "no second request and no second decision");
     assert_eq!((status(&world).attempt.unwrap().number, world.scripts.lock().unwrap().asked_members.len()), (1, 0));
 
-    let told = World::new(&manifest("recommend"), vec![long()]);
-    told.scripts.lock().unwrap().metrics = Some(measured_unevenly);
-    ticks(&told, 38).await;
-    assert_eq!(about(&told, DecisionSubject::Ps), [("2".to_owned(), "2".to_owned(), false)]);
-    assert_eq!(asked(&told), []);
+    let recommended = World::new(&manifest("recommend"), vec![long()]);
+    recommended.scripts.lock().unwrap().metrics = Some(measured_unevenly);
+    ticks(&recommended, 38).await;
+    assert_eq!(about(&recommended, DecisionSubject::Ps), [("2".to_owned(), "2".to_owned(), false)]);
+    assert_eq!(asked(&recommended), []);
 }

@@ -1,5 +1,5 @@
-//! The chart: it grants what the operator does and nothing else, its values are checked, and what it renders is what a cluster takes.
-//! What needs `helm` is skipped, aloud, where there is none.
+//! The chart: it grants exactly the rights that the operator uses, it checks its values, and it
+//! renders valid objects. Tests that need `helm` print that they are skipped if there is none.
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -12,13 +12,14 @@ fn chart() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/rectrain")
 }
 
-/// The group of what metrics-server measures of nodes and pods.
+/// The API group of metrics-server's measurements of nodes and pods.
 const METRICS: &str = "metrics.k8s.io";
 
-/// Verbs by resource, such as `services`: `get`; those of the group of measurements by `pods.metrics.k8s.io`.
+/// Verbs by resource, such as `services`: `get`. Measurements have resources such as
+/// `pods.metrics.k8s.io`.
 type Rights = BTreeMap<String, BTreeSet<String>>;
 
-/// What the first rules of the chart's RBAC grant: those of the operator on jobs, what belongs to them and the nodes they are on.
+/// The rights of the chart's first rules: on jobs, their objects and their nodes.
 fn granted() -> Rights {
     let text = std::fs::read_to_string(chart().join("templates/rbac.yaml")).unwrap();
     let rules = text.split_once("\nrules:\n").unwrap().1.split_once("\n---").unwrap().0;
@@ -43,11 +44,11 @@ fn needed_by(call: &str, rights: &mut Rights) {
     let (name, subresource) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let resource = if subresource.is_empty() { plural } else { format!("{plural}/{subresource}") };
     let verbs: &[&str] = match method {
-        // What is listed is watched.
+        // Listed resources are watched, too.
         "GET" if name.is_empty() => &["list", "watch"],
         "GET" => &["get"],
         "POST" => &["create"],
-        // Server-side apply of what is not there yet.
+        // Server-side apply may create the object.
         "PATCH" => &["patch", "create"],
         "PUT" => &["update"],
         "DELETE" => &["delete"],
@@ -56,7 +57,7 @@ fn needed_by(call: &str, rights: &mut Rights) {
     rights.entry(resource).or_default().extend(verbs.iter().map(|verb| (*verb).to_owned()));
 }
 
-/// The rights to find out about a node and what pods use.
+/// The rights to read nodes and the use of pods.
 async fn needed_for_nodes(rights: &mut Rights) {
     for path in crate::nodes::asked_of_a_node().await {
         let (right, verb) = match path.as_str() {
@@ -76,9 +77,9 @@ async fn needed_for_nodes(rights: &mut Rights) {
     }
 }
 
-/// Each rule is needed by something that the operator does, and it does nothing that no rule grants.
+/// The operator needs each right of the chart, and no other.
 #[tokio::test]
-async fn the_operator_may_do_what_it_does_and_nothing_else() {
+async fn the_chart_grants_exactly_the_rights_that_the_operator_uses() {
     let mut needed = Rights::new();
     // A life with a crash, ended by its time to live.
     let world = World::new(&format!("{MANIFEST}  ttlSecondsAfterFinished: 60\n"), vec![crashing(), good()]);
@@ -86,7 +87,7 @@ async fn the_operator_may_do_what_it_does_and_nothing_else() {
     passes(60);
     world.reconcile().await.unwrap();
     world.api().log.iter().for_each(|call| needed_by(call, &mut needed));
-    // A job that cannot be run any more, and is held: its objects are removed.
+    // A job that becomes invalid and is suspended: its objects are removed.
     let world = World::new(MANIFEST, vec![good()]);
     world.settle().await;
     world.edit(|spec| spec["features"]["sparse"] = json!([{"name": "C1"}, {"name": "C1"}]));
@@ -96,13 +97,13 @@ async fn the_operator_may_do_what_it_does_and_nothing_else() {
     world.settle().await;
     assert!(world.api().made().is_empty());
     world.api().log.iter().for_each(|call| needed_by(call, &mut needed));
-    // A job whose pods are not made.
-    let world = crate::trouble::whose_pods_are_refused().await;
+    // A job whose pods are refused.
+    let world = crate::trouble::with_refused_pods().await;
     let asked = world.api().log.iter().filter(|call| *call == "GET events").count();
-    assert!(asked > 0, "the events were not asked for");
+    assert!(asked > 0, "the events were not read");
     needed.get_mut("events").unwrap().insert("list".to_owned());
     needed_for_nodes(&mut needed).await;
-    // Jobs are watched; an event that happens again is patched.
+    // Jobs are watched, and a repeated event is patched.
     needed.get_mut("rectrainingjobs").unwrap().extend(["list".to_owned(), "watch".to_owned()]);
     needed.get_mut("events").unwrap().insert("patch".to_owned());
     assert_eq!(granted(), needed);
@@ -118,7 +119,7 @@ fn helm() -> Option<PathBuf> {
         .into_iter()
         .find(|helm| Command::new(helm).arg("version").output().is_ok_and(|o| o.status.success()));
     if found.is_none() {
-        eprintln!("SKIPPED: there is no helm, so the chart is not rendered; `cargo xtask cluster up` builds one");
+        eprintln!("SKIPPED: no helm was found, so the chart is not rendered; `cargo xtask cluster up` builds helm");
     }
     found
 }
@@ -143,7 +144,7 @@ fn find<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
 }
 
 #[test]
-fn the_chart_renders_with_every_example_of_values_and_passes_the_linter() {
+fn the_chart_renders_with_all_example_values_and_passes_the_linter() {
     let Some(helm) = helm() else { return };
     let lint = Command::new(&helm).args(["lint", "--strict"]).arg(chart()).output().unwrap();
     assert!(lint.status.success(), "{}", String::from_utf8_lossy(&lint.stdout));
@@ -158,7 +159,7 @@ fn the_chart_renders_with_every_example_of_values_and_passes_the_linter() {
 }
 
 #[test]
-fn the_definition_is_the_generated_one_and_stays_when_the_chart_goes() {
+fn the_crd_is_the_generated_one_and_outlives_the_chart() {
     let Some(helm) = helm() else { return };
     let all = objects(&helm, &[]);
     let mut crd = find(&all, "CustomResourceDefinition").clone();
@@ -172,7 +173,7 @@ fn the_definition_is_the_generated_one_and_stays_when_the_chart_goes() {
 }
 
 #[test]
-fn the_operators_pods_meet_the_restricted_standard_and_know_the_runtimes_image() {
+fn the_operators_pods_meet_the_restricted_standard() {
     let Some(helm) = helm() else { return };
     let all = objects(
         &helm,

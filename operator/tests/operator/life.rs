@@ -1,11 +1,11 @@
-//! The life of a job in a cluster that a test holds in its hand: every phase, every failure, every repair, and every call to the API
-//! server failing in every way.
+//! The life of a job in a small cluster: every phase, every failure, every repair, and every fault
+//! of every call to the API server.
 use std::sync::Arc;
 use std::time::Duration;
 
 use kube::runtime::controller::Action;
 use rectrain_crds::{Phase, RecTrainingJob};
-use rectrain_operator::coordinator::{CoordinatorView, Report, Stage};
+use rectrain_operator::coordinator_view::{CoordinatorView, Report, Stage};
 use serde_json::json;
 use tokio::sync::Notify;
 
@@ -14,7 +14,7 @@ use crate::world::{
     self, JOB, MANIFEST, PUT_ASIDE, Script, World, complete, crashing, failed, good, idle, live, long, passes,
 };
 
-/// The phases that a job goes through, each once as long as it stays.
+/// The phases of a job, each once as long as it lasts.
 async fn phases(world: &World) -> Vec<Phase> {
     let mut seen: Vec<Phase> = Vec::new();
     for _ in 0..100 {
@@ -35,7 +35,7 @@ async fn phases(world: &World) -> Vec<Phase> {
 async fn a_job_starts_trains_evaluates_and_is_complete() {
     let world = World::new(MANIFEST, vec![good()]);
     let seen = phases(&world).await;
-    // The first reconcile makes the pods, so `Pending` has passed when it is over.
+    // The first reconcile creates the pods, so `Pending` is over after it.
     assert_eq!(seen, [Phase::Starting, Phase::Training, Phase::Evaluating, Phase::Complete]);
     let status = world.job().status.unwrap();
     let summary = status.summary.unwrap();
@@ -43,7 +43,7 @@ async fn a_job_starts_trains_evaluates_and_is_complete() {
     assert_eq!((status.step, status.restarts, status.samples_per_second), (Some(4), Some(0), None));
     assert!(status.completion_time.is_some() && status.start_time < status.completion_time);
     assert_eq!(status.observed_generation, Some(1));
-    // Saved after the last look at it while it trained.
+    // It was saved after the last look during training.
     assert_eq!(status.last_checkpoint.as_ref().map(|last| last.step), Some(4));
     assert!(world.condition("Complete").is_some() && world.condition("Ready").is_some());
     assert!(world.condition("Failed").is_none() && world.condition("Reconciling").is_none());
@@ -53,7 +53,7 @@ async fn a_job_starts_trains_evaluates_and_is_complete() {
 }
 
 #[tokio::test]
-async fn status_follows_training_and_counts_ready_pods() {
+async fn the_status_follows_training_and_counts_ready_pods() {
     let world = World::new(MANIFEST, vec![good()]);
     for _ in 0..4 {
         world.settle().await;
@@ -71,7 +71,7 @@ async fn status_follows_training_and_counts_ready_pods() {
     assert_eq!(status.selector.as_deref(), Some("rectrain.dev/job=clicks,rectrain.dev/role=dense-worker"));
 }
 
-/// A job that trains on and on.
+/// A job that trains without end.
 async fn training() -> World {
     let world = World::new(MANIFEST, vec![vec![live(Stage::Training, 1)]]);
     world.settle().await;
@@ -81,27 +81,27 @@ async fn training() -> World {
 }
 
 #[tokio::test]
-async fn a_job_at_rest_costs_no_writes_and_no_gets_of_its_objects() {
+async fn a_settled_job_costs_no_writes_and_no_reads_of_its_objects() {
     let world = training().await;
     world.api().log.clear();
     world.reconcile().await.unwrap();
     let log = world.api().log.clone();
     let reads = log.iter().filter(|call| call.starts_with("GET")).count();
-    assert_eq!((reads, log.len()), (8, 8), "a list a kind, and the watch's job: {log:?}");
+    assert_eq!((reads, log.len()), (8, 8), "one list per kind, and the watch's job: {log:?}");
 }
 
 #[tokio::test]
-async fn an_operator_that_begins_to_lead_takes_jobs_as_its_watch_has_them() {
+async fn a_new_leader_takes_jobs_from_its_watch() {
     let mut world = training().await;
     world.replace_operator();
     world.api().log.clear();
     world.reconcile().await.unwrap();
     let log = world.api().log.clone();
-    assert!(log.len() == 8 && log.iter().all(|call| call.starts_with("GET")), "a list a kind: {log:?}");
+    assert!(log.len() == 8 && log.iter().all(|call| call.starts_with("GET")), "one list per kind: {log:?}");
 }
 
 #[tokio::test]
-async fn a_job_whose_coordinator_is_slow_is_put_aside_until_it_answers() {
+async fn a_job_with_a_slow_coordinator_is_put_aside() {
     let world = World::new(MANIFEST, vec![long(3)]);
     world.settle().await;
     world.tick();
@@ -111,16 +111,16 @@ async fn a_job_whose_coordinator_is_slow_is_put_aside_until_it_answers() {
     for _ in 0..2 {
         assert_eq!(world.reconcile().await.unwrap(), PUT_ASIDE);
     }
-    assert_eq!(world.job().status, before, "and nothing is decided without its answer");
+    assert_eq!(world.job().status, before, "no decision without its answer");
     slow.notify_one();
     while world.reconcile().await.unwrap() == PUT_ASIDE {
         tokio::task::yield_now().await;
     }
-    assert_ne!(world.job().status, before, "the answer counts when it has come");
+    assert_ne!(world.job().status, before, "the answer counts once it arrives");
 }
 
 #[tokio::test]
-async fn a_watch_that_is_behind_the_operators_own_status_is_not_believed() {
+async fn a_watch_behind_the_operators_own_status_is_not_trusted() {
     let world = World::new(MANIFEST, vec![crashing(), good()]);
     let old = Arc::new(world.job());
     world.settle().await;
@@ -131,24 +131,24 @@ async fn a_watch_that_is_behind_the_operators_own_status_is_not_believed() {
     let (status, revision) = (world.job().status, world.api().revision());
     assert!(status.is_some() && old.status.is_none());
     world.reconcile_as_seen(&old).await.unwrap();
-    assert_eq!((world.job().status, world.api().revision()), (status, revision), "nothing was begun anew");
+    assert_eq!((world.job().status, world.api().revision()), (status, revision), "nothing restarted");
 }
 
 #[tokio::test]
-async fn nothing_is_made_for_a_job_that_is_no_longer_as_it_was_seen() {
+async fn nothing_is_created_for_an_outdated_job() {
     let world = training().await;
     let seen = Arc::new(world.job());
     world.edit(|spec| spec["suspend"] = json!(true));
     world.api().remove("poddisruptionbudgets", "clicks-ps");
-    assert_eq!(written_for(&world, &seen).await, Action::requeue(Duration::from_millis(100)), "a changed one");
+    assert_eq!(reconcile_outdated(&world, &seen).await, Action::requeue(Duration::from_millis(100)), "a changed one");
     let seen = Arc::new(world.job());
-    // It is deleted, and the garbage collector is faster than the watch.
+    // The job is deleted, and the garbage collector is faster than the watch.
     world.api().remove("rectrainingjobs", JOB);
-    assert_eq!(written_for(&world, &seen).await, Action::await_change(), "a deleted one");
+    assert_eq!(reconcile_outdated(&world, &seen).await, Action::await_change(), "a deleted one");
 }
 
-/// What a reconcile of a job that is not as it was seen gives; it writes nothing.
-async fn written_for(world: &World, seen: &Arc<RecTrainingJob>) -> Action {
+/// The result of a reconcile of an outdated job. It writes nothing.
+async fn reconcile_outdated(world: &World, seen: &Arc<RecTrainingJob>) -> Action {
     world.api().log.clear();
     let action = world.reconcile_as_seen(seen).await.unwrap();
     let log = world.api().log.clone();
@@ -157,7 +157,7 @@ async fn written_for(world: &World, seen: &Arc<RecTrainingJob>) -> Action {
 }
 
 #[tokio::test]
-async fn a_status_of_a_job_that_is_gone_is_no_failure() {
+async fn a_status_for_a_job_that_is_gone_is_no_failure() {
     let world = training().await;
     let seen = Arc::new(world.job());
     world.api().remove("rectrainingjobs", JOB);
@@ -167,7 +167,7 @@ async fn a_status_of_a_job_that_is_gone_is_no_failure() {
 }
 
 #[tokio::test]
-async fn a_job_of_another_controller_is_left_alone() {
+async fn a_job_of_another_controller_is_not_touched() {
     let manifest = format!("{MANIFEST}  managedBy: kueue.x-k8s.io/multikueue\n");
     let world = World::new(&manifest, vec![good()]);
     world.settle().await;
@@ -175,7 +175,7 @@ async fn a_job_of_another_controller_is_left_alone() {
 }
 
 #[tokio::test]
-async fn a_suspended_job_has_no_objects_and_one_held_later_keeps_them_without_pods() {
+async fn a_later_suspension_keeps_the_objects_without_pods() {
     let world = World::new(&format!("{MANIFEST}  suspend: true\n"), vec![good()]);
     world.settle().await;
     assert!(world.api().made().is_empty());
@@ -193,7 +193,7 @@ async fn a_suspended_job_has_no_objects_and_one_held_later_keeps_them_without_po
     assert!(world.api().list("pods").is_empty());
     assert_eq!(world.phase(), Some(Phase::Suspended));
     assert!(world.condition("Suspended").is_some());
-    // What pods read cannot be changed in place; a job that holds may be changed all the same.
+    // The pods' manifest is immutable. A suspended job may be changed all the same.
     world.edit(|spec| spec["data"]["synthetic"]["rows"] = json!(3000));
     world.settle().await;
     assert_eq!((world.phase(), world.condition("Stalled")), (Some(Phase::Suspended), None));
@@ -206,7 +206,7 @@ async fn a_suspended_job_has_no_objects_and_one_held_later_keeps_them_without_po
     assert_eq!(world.phase(), Some(Phase::Complete));
 }
 
-/// With checkpoints, training.
+/// A job that trains with checkpoints.
 async fn saving() -> World {
     let manifest = format!(
         "{MANIFEST}  checkpoint: {{path: \"gs://ads/clicks\"}}\n  faultTolerance: {{stallSeconds: 60, backoffSeconds: 1}}\n"
@@ -219,8 +219,8 @@ async fn saving() -> World {
     world
 }
 
-/// The operator looks for a while; gives whether the attempt is still under way.
-async fn trains_on(world: &World) -> bool {
+/// The operator looks for a while. Returns whether the attempt is still under way.
+async fn keeps_training(world: &World) -> bool {
     for _ in 0..3 {
         world.tick();
         world.settle().await;
@@ -230,7 +230,7 @@ async fn trains_on(world: &World) -> bool {
 }
 
 #[tokio::test]
-async fn an_attempt_that_is_to_end_saves_a_checkpoint_first() {
+async fn an_attempt_saves_a_checkpoint_before_it_ends() {
     let ends: [fn(&World); 2] = [
         |world| world.edit(|spec| spec["suspend"] = json!(true)),
         |world| world.edit(|spec| spec["data"]["synthetic"]["rows"] = json!(2000)),
@@ -240,58 +240,59 @@ async fn an_attempt_that_is_to_end_saves_a_checkpoint_first() {
             let world = saving().await;
             world.scripts.lock().unwrap().saved = Some(saved);
             ends(&world);
-            assert!(!trains_on(&world).await, "whether or not there is one");
+            assert!(!keeps_training(&world).await, "with or without a checkpoint");
             assert_eq!(world.scripts.lock().unwrap().asked_saves, 1);
         }
     }
 }
 
 #[tokio::test]
-async fn a_checkpoint_that_is_written_is_waited_for_with_all_pods_as_they_are() {
+async fn all_pods_stay_while_a_checkpoint_is_written() {
     let world = saving().await;
     let before = world.api().list("pods").len();
     world.edit(|spec| spec["suspend"] = json!(true));
-    assert!(trains_on(&world).await && world.api().list("pods").len() == before);
+    assert!(keeps_training(&world).await && world.api().list("pods").len() == before);
     assert!(world.condition("Ready").is_none() && world.condition("Reconciling").is_some());
     assert_eq!(world.scripts.lock().unwrap().asked_saves, 1, "it is asked once");
-    // It was not meant, and then it was.
+    // The suspension is withdrawn, and later repeated.
     world.edit(|spec| spec["suspend"] = json!(false));
-    assert!(trains_on(&world).await && world.condition("Ready").is_some());
+    assert!(keeps_training(&world).await && world.condition("Ready").is_some());
     world.scripts.lock().unwrap().saved = Some(Ok("full-2".to_owned()));
     world.edit(|spec| spec["suspend"] = json!(true));
-    assert!(!trains_on(&world).await);
+    assert!(!keeps_training(&world).await);
     assert_eq!((world.phase(), world.scripts.lock().unwrap().asked_saves), (Some(Phase::Suspended), 2));
 }
 
-/// A coordinator that does not answer for a moment is no reason to end its attempt, and neither a deadline nor a crash one to fail the job.
+/// A coordinator that is silent for a moment does not end its attempt. Neither a deadline nor a
+/// crash fails the job.
 #[tokio::test]
-async fn while_a_checkpoint_is_waited_for_nothing_worse_comes_of_a_suspension() {
+async fn a_suspension_that_saves_ends_in_no_failure() {
     let world = saving().await;
     world.edit(|spec| {
         spec["suspend"] = json!(true);
         spec["activeDeadlineSeconds"] = json!(3600);
     });
-    assert!(trains_on(&world).await);
+    assert!(keeps_training(&world).await);
     world.scripts.lock().unwrap().by_attempt = vec![vec![CoordinatorView::Silent]];
-    assert!(trains_on(&world).await);
+    assert!(keeps_training(&world).await);
     world.scripts.lock().unwrap().by_attempt = vec![vec![idle(Stage::Training, 1, 1.0)]];
-    assert!(trains_on(&world).await);
+    assert!(keeps_training(&world).await);
     passes(3600);
     world.settle().await;
     assert_eq!((world.phase(), world.condition("Failed")), (Some(Phase::Suspended), None));
     // No progress.
     let world = saving().await;
     world.edit(|spec| spec["suspend"] = json!(true));
-    assert!(trains_on(&world).await);
+    assert!(keeps_training(&world).await);
     world.scripts.lock().unwrap().by_attempt = vec![vec![idle(Stage::Training, 1, 100.0)]];
     passes(100);
-    assert!(!trains_on(&world).await);
+    assert!(!keeps_training(&world).await);
     assert_eq!((world.phase(), world.job().status.unwrap().restarts), (Some(Phase::Suspended), Some(0)));
 }
 
-/// One whose coordinator crashes meanwhile, or who has no checkpoints, has nothing to wait for.
+/// The coordinator crashes meanwhile, or the job writes no checkpoints.
 #[tokio::test]
-async fn what_cannot_be_saved_is_not_waited_for() {
+async fn a_suspension_without_a_checkpoint_to_save_does_not_wait() {
     let world = training().await;
     world.edit(|spec| spec["suspend"] = json!(true));
     world.settle().await;
@@ -300,12 +301,12 @@ async fn what_cannot_be_saved_is_not_waited_for() {
     world.edit(|spec| spec["suspend"] = json!(true));
     world.settle().await;
     world.scripts.lock().unwrap().by_attempt = vec![vec![failed("ps 1 is gone", false)]];
-    assert!(!trains_on(&world).await);
+    assert!(!keeps_training(&world).await);
     assert_eq!(world.phase(), Some(Phase::Suspended));
 }
 
 #[tokio::test]
-async fn a_job_whose_members_never_join_says_who_and_starts_again() {
+async fn a_job_whose_members_never_join_names_them_and_restarts() {
     let missing = |missing: &[&str]| {
         let CoordinatorView::Live(report) = live(Stage::Starting, 0) else { unreachable!() };
         let missing = missing.iter().map(|&member| member.to_owned()).collect();
@@ -322,12 +323,12 @@ async fn a_job_whose_members_never_join_says_who_and_starts_again() {
         let mut ticks = 0;
         world.settle().await;
         while world.job().status.unwrap().restarts == Some(0) {
-            assert!(ticks < 40, "it waits for ever");
+            assert!(ticks < 40, "it waits forever");
             world.tick();
             world.settle().await;
             ticks += 1;
         }
-        // Five seconds each, and in the first the pods come. To begin takes longer than a step.
+        // Five seconds each; the pods start in the first. A start may take longer than a step.
         assert_eq!(ticks, 25);
         let (reason, message) = world.condition("Reconciling").unwrap();
         assert_eq!(reason, "NoProgress");
@@ -340,7 +341,7 @@ async fn a_job_whose_members_never_join_says_who_and_starts_again() {
 }
 
 #[tokio::test]
-async fn a_crash_begins_another_attempt_after_a_back_off_and_the_job_completes() {
+async fn after_a_crash_another_attempt_completes_the_job() {
     let world = World::new(MANIFEST, vec![crashing(), crashing(), good()]);
     let seen = phases(&world).await;
     use Phase::{Complete, Evaluating, Restarting, Starting, Training};
@@ -351,7 +352,7 @@ async fn a_crash_begins_another_attempt_after_a_back_off_and_the_job_completes()
 }
 
 #[tokio::test]
-async fn back_off_doubles_and_no_pod_comes_back_before_it_is_over() {
+async fn the_back_off_doubles_and_no_pod_starts_before_its_end() {
     let world = World::new(MANIFEST, vec![crashing(), crashing(), good()]);
     let mut waits = Vec::new();
     for attempt in 1..=2 {
@@ -378,7 +379,7 @@ async fn back_off_doubles_and_no_pod_comes_back_before_it_is_over() {
 }
 
 #[tokio::test]
-async fn a_job_that_crashes_too_often_has_failed_and_says_what_the_last_crash_was() {
+async fn a_job_that_crashes_too_often_fails_with_the_last_crash() {
     let world =
         World::new(&format!("{MANIFEST}  faultTolerance: {{maxRestarts: 2, backoffSeconds: 1}}\n"), vec![crashing()]);
     world.live().await;
@@ -389,7 +390,7 @@ async fn a_job_that_crashes_too_often_has_failed_and_says_what_the_last_crash_wa
 }
 
 #[tokio::test]
-async fn bad_input_is_never_tried_again_until_the_manifest_changes() {
+async fn bad_input_is_not_retried_until_the_manifest_changes() {
     let wrong: Script = vec![failed("train.csv:7: the label is `x`", true)];
     let world = World::new(MANIFEST, vec![wrong, good()]);
     world.live().await;
@@ -401,7 +402,7 @@ async fn bad_input_is_never_tried_again_until_the_manifest_changes() {
         world.settle().await;
     }
     assert_eq!(world.job().status.unwrap().attempt.unwrap().number, 1);
-    // Something that pods do not depend on does not wake it; something that they do depend on does.
+    // Only a change of a pods' setting starts it over.
     world.edit(|spec| spec["ttlSecondsAfterFinished"] = json!(1_000_000));
     world.settle().await;
     assert_eq!(world.phase(), Some(Phase::Failed));
@@ -410,9 +411,9 @@ async fn bad_input_is_never_tried_again_until_the_manifest_changes() {
     assert_eq!((world.phase(), world.condition("Failed")), (Some(Phase::Complete), None));
 }
 
-/// What a pod's status says, and the condition that it gives.
+/// The statuses of waiting pods, and their conditions.
 #[tokio::test]
-async fn what_pods_wait_for_is_a_condition_and_the_job_goes_on_when_it_is_there() {
+async fn a_waiting_pod_is_a_condition_until_it_starts() {
     let not_ready = json!([{"type": "Ready", "status": "False"}]);
     let waiting = |reason: &str| {
         json!({"conditions": not_ready, "containerStatuses": [{"name": "rectrain", "restartCount": 0, "ready": false,
@@ -443,7 +444,7 @@ async fn what_pods_wait_for_is_a_condition_and_the_job_goes_on_when_it_is_there(
 }
 
 #[tokio::test]
-async fn memory_that_is_used_up_is_named_and_a_container_that_exits_with_2_is_bad_input() {
+async fn a_memory_limit_is_named_and_exit_code_2_is_bad_input() {
     let ended = |code: i32, reason: &str| {
         json!({"containerStatuses": [{"name": "rectrain", "restartCount": 1, "ready": true, "image": "", "imageID": "",
             "state": {"running": {}}, "lastState": {"terminated": {"exitCode": code, "reason": reason,
@@ -464,9 +465,9 @@ async fn memory_that_is_used_up_is_named_and_a_container_that_exits_with_2_is_ba
     assert!(reason == "BadInput" && message.contains("rectrain: the file is missing"), "{message}");
 }
 
-/// A coordinator that cannot begin answers nobody: all there is to tell is how its container ended.
+/// A coordinator that cannot start gives no answer. Only the end of its container tells the reason.
 #[tokio::test]
-async fn a_container_that_ends_again_and_again_before_training_is_told_with_its_last_words() {
+async fn a_container_that_cannot_start_is_reported_with_its_last_line() {
     let world = World::new(MANIFEST, vec![vec![CoordinatorView::Silent]]);
     world.api().pod_status = Some(json!({"conditions": [{"type": "Ready", "status": "False"}], "containerStatuses": [
         {"name": "rectrain", "restartCount": 1, "ready": false, "image": "", "imageID": "",
@@ -482,13 +483,13 @@ async fn a_container_that_ends_again_and_again_before_training_is_told_with_its_
 }
 
 #[tokio::test]
-async fn a_job_without_progress_starts_again_and_one_past_its_deadline_has_failed() {
+async fn a_job_restarts_without_progress_and_fails_at_its_deadline() {
     let manifest = format!("{MANIFEST}  faultTolerance: {{stallSeconds: 30, backoffSeconds: 1}}\n");
     let world = World::new(&manifest, vec![vec![live(Stage::Training, 1)], good()]);
     world.live().await;
     let status = world.job().status.unwrap();
     assert_eq!((status.phase, status.restarts), (Some(Phase::Complete), Some(1)));
-    // An evaluation that gets on is progress, and one that does not is none.
+    // An evaluation may make progress, or none.
     let world = World::new(&manifest, vec![vec![idle(Stage::Evaluating, 1, 1000.0)], good()]);
     world.live().await;
     assert_eq!(world.job().status.unwrap().restarts, Some(1));
@@ -502,22 +503,22 @@ async fn a_job_without_progress_starts_again_and_one_past_its_deadline_has_faile
     assert_eq!(world.condition("Failed").unwrap().0, "DeadlineExceeded");
 }
 
-/// Nobody looked for a while, and meanwhile it was done.
+/// The job completed while no operator looked.
 #[tokio::test]
-async fn a_model_that_is_there_is_not_lost_to_what_came_after_it() {
+async fn a_complete_model_is_not_lost_to_later_events() {
     let later: [fn(&World); 3] = [
         |_| passes(3600),
         |world| world.edit(|spec| spec["suspend"] = json!(true)),
         |world| world.edit(|spec| spec["data"]["synthetic"]["rows"] = json!(2000)),
     ];
-    for comes in later {
+    for happens in later {
         let manifest = format!("{MANIFEST}  activeDeadlineSeconds: 1000\n");
         let world = World::new(&manifest, vec![vec![live(Stage::Training, 1), complete()]]);
         while world.phase() != Some(Phase::Training) {
             world.settle().await;
             world.tick();
         }
-        comes(&world);
+        happens(&world);
         world.settle().await;
         let status = world.job().status.unwrap();
         assert_eq!((status.phase, status.attempt.unwrap().number), (Some(Phase::Complete), 1));
@@ -526,12 +527,12 @@ async fn a_model_that_is_there_is_not_lost_to_what_came_after_it() {
 }
 
 #[tokio::test]
-async fn an_ended_job_is_deleted_with_everything_when_its_time_is_over() {
+async fn an_ended_job_is_deleted_after_its_time_to_live() {
     let world = World::new(&format!("{MANIFEST}  ttlSecondsAfterFinished: 100\n"), vec![good()]);
     world.live().await;
     let action = world.reconcile().await.unwrap();
     assert!(action != Action::await_change() && !world.api().made().is_empty());
-    // Its pods had a tick to go after its end.
+    // Its pods ended in one tick after its end.
     passes(94);
     world.settle().await;
     assert!(world.api().get("rectrainingjobs", JOB).is_some());
@@ -541,7 +542,7 @@ async fn an_ended_job_is_deleted_with_everything_when_its_time_is_over() {
 }
 
 #[tokio::test]
-async fn a_change_of_what_pods_depend_on_begins_a_new_attempt_without_counting_a_restart() {
+async fn a_change_of_a_pods_setting_begins_an_attempt_without_a_restart() {
     let world = World::new(MANIFEST, vec![vec![live(Stage::Training, 1)], good()]);
     for _ in 0..3 {
         world.settle().await;
@@ -554,7 +555,7 @@ async fn a_change_of_what_pods_depend_on_begins_a_new_attempt_without_counting_a
     let status = world.job().status.unwrap();
     assert_eq!((status.restarts, status.attempt.unwrap().number, status.phase), (Some(0), 2, Some(Phase::Complete)));
     let maps = world.api().list("configmaps").len();
-    assert_eq!(maps, 1, "the manifest of the earlier attempt is gone");
+    assert_eq!(maps, 1, "the earlier attempt's manifest is deleted");
 }
 
 #[tokio::test]
@@ -577,7 +578,7 @@ async fn a_new_version_of_the_operator_restarts_nothing() {
 }
 
 #[tokio::test]
-async fn every_object_that_is_deleted_or_changed_by_others_is_repaired() {
+async fn objects_deleted_or_changed_by_others_are_restored() {
     let world = World::new(MANIFEST, vec![vec![live(Stage::Training, 1)]]);
     for _ in 0..3 {
         world.settle().await;
@@ -619,11 +620,11 @@ async fn every_object_that_is_deleted_or_changed_by_others_is_repaired() {
 }
 
 #[tokio::test]
-async fn what_belongs_to_somebody_else_is_never_touched_and_the_job_says_so() {
+async fn objects_of_other_owners_are_not_touched_but_reported() {
     let world = World::new(MANIFEST, vec![good()]);
-    let theirs = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "clicks-ps", "namespace": world::NAMESPACE,
+    let foreign = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "clicks-ps", "namespace": world::NAMESPACE,
         "labels": {"rectrain.dev/job": "clicks"}}, "spec": {"ports": [{"port": 80}]}});
-    world.api().create("services", theirs);
+    world.api().create("services", foreign);
     let before = world.api().get("services", "clicks-ps").unwrap().clone();
     for _ in 0..3 {
         world.settle().await;
@@ -639,13 +640,13 @@ async fn what_belongs_to_somebody_else_is_never_touched_and_the_job_says_so() {
 }
 
 #[tokio::test]
-async fn a_job_made_anew_waits_for_what_its_namesake_leaves_and_calls_it_no_conflict() {
+async fn a_recreated_job_waits_for_the_objects_of_its_predecessor() {
     let world = World::new(MANIFEST, vec![good()]);
     let left = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "clicks-ps", "namespace": world::NAMESPACE,
         "labels": {"rectrain.dev/job": "clicks"}, "ownerReferences": [{"apiVersion": "rectrain.dev/v1alpha1",
         "kind": "RecTrainingJob", "name": "clicks", "uid": "of-the-deleted-one", "controller": true}]}});
     world.api().create("services", left);
-    assert!(world.reconcile().await.is_err(), "it is tried again");
+    assert!(world.reconcile().await.is_err(), "it is retried");
     assert_eq!(world.condition("Stalled"), None);
     world.api().remove("services", "clicks-ps");
     world.live().await;
@@ -653,7 +654,7 @@ async fn a_job_made_anew_waits_for_what_its_namesake_leaves_and_calls_it_no_conf
 }
 
 #[tokio::test]
-async fn a_pod_that_the_job_does_not_have_cannot_fail_it() {
+async fn a_pod_beyond_the_replicas_cannot_fail_the_job() {
     let world = World::new(MANIFEST, vec![good()]);
     world.settle().await;
     world.tick();
@@ -668,7 +669,7 @@ async fn a_pod_that_the_job_does_not_have_cannot_fail_it() {
 }
 
 #[tokio::test]
-async fn an_object_that_the_api_server_refuses_is_a_condition_and_tried_again() {
+async fn a_refused_object_is_a_condition_and_is_retried() {
     let world = World::new(MANIFEST, vec![good()]);
     world.api().refused.insert("statefulsets".to_owned(), (403, "exceeded quota: pods".to_owned()));
     world.settle().await;
@@ -681,7 +682,7 @@ async fn an_object_that_the_api_server_refuses_is_a_condition_and_tried_again() 
 }
 
 #[tokio::test]
-async fn objects_are_made_side_by_side_and_pods_after_what_they_need() {
+async fn objects_are_created_side_by_side_and_pods_last() {
     let world = World::new(MANIFEST, vec![good()]);
     world.settle().await;
     let api = world.api();
@@ -689,16 +690,16 @@ async fn objects_are_made_side_by_side_and_pods_after_what_they_need() {
     let first = api.log.iter().position(|call| is_of_pods(&call)).expect("StatefulSets are applied");
     let made = |calls: &[String]| calls.iter().filter(|call| call.starts_with("PATCH") && !is_of_pods(call)).count();
     assert!(made(&api.log[..first]) > 10 && made(&api.log[first..]) == 0, "{:#?}", api.log);
-    assert_eq!(api.most_under_way, 14, "all that pods need");
+    assert_eq!(api.most_under_way, 14, "all objects that pods need");
 }
 
 #[tokio::test]
-async fn each_transition_has_one_event_and_nothing_that_goes_on_has_any() {
+async fn each_transition_has_one_event() {
     let world = World::new(MANIFEST, vec![crashing(), good()]);
     world.live().await;
     let mut reasons = Vec::new();
     for event in world.api().list("events") {
-        // One that happens again is the same event, counted.
+        // A repeated event is the same event, counted.
         let times = event["series"]["count"].as_u64().unwrap_or(1);
         reasons.extend((0..times).map(|_| event["reason"].as_str().unwrap().to_owned()));
     }
@@ -711,15 +712,15 @@ async fn each_transition_has_one_event_and_nothing_that_goes_on_has_any() {
     );
 }
 
-/// A whole life with one call failing, whatever call and however: the same end, nothing doubled, nobody forgotten.
+/// A whole life with one fault of one call. It has the same end, without duplicates or leftovers.
 async fn lives_through(fault: Fault, at: usize, expected: &serde_json::Value, script: &[Script]) -> bool {
     let mut world = World::new(MANIFEST, script.to_vec());
     world.api().fault = Some((at, fault));
     lives(&mut world, fault, at, expected, |_| {}).await
 }
 
-/// Lives on until everything is at rest, or until it is clear that the job has fewer calls. `meanwhile` is called before each
-/// reconcile.
+/// Lets the job live to its end. False if it has no call with the number `at`. `meanwhile` is
+/// called before each reconcile.
 pub async fn lives(
     world: &mut World,
     fault: Fault,
@@ -748,7 +749,7 @@ pub async fn lives(
         if ended && world.api().calls <= at && world.api().list("pods").is_empty() {
             return false;
         }
-        // A reconcile that failed is tried again before the world goes on, most of the time.
+        // Usually a failed reconcile is retried before time passes.
         if matches!(result, Some(Ok(_))) || round % 3 == 2 {
             world.tick();
         }
@@ -766,7 +767,7 @@ fn assert_no_two_attempts(world: &World) {
 }
 
 #[tokio::test]
-async fn whatever_call_fails_in_whatever_way_the_end_is_the_same() {
+async fn any_fault_of_any_call_leads_to_the_same_end() {
     let script = [crashing(), good()];
     let world = World::new(MANIFEST, script.to_vec());
     world.live().await;

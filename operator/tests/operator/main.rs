@@ -1,10 +1,11 @@
-//! The operator in a cluster that a test holds in its hand, its decisions under random histories, and its chart.
+//! The operator in a small cluster in memory, its decisions under random histories, and its chart.
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 mod automatic;
 mod chart;
 mod dashboards;
 mod life;
+mod manifests;
 mod members;
 mod nodes;
 mod phase;

@@ -1,10 +1,11 @@
-//! The number of a role's members in a job under way, changed in its manifest: new ones come before anything is theirs, old ones go
-//! after nothing is any more, nothing restarts, and an operator that dies anywhere makes no difference.
+//! The number of a role's members, changed in the manifest of a job under way. New pods start
+//! before the members own anything, and old pods end after the members own nothing. Nothing
+//! restarts, and a killed operator makes no difference.
 
 use std::collections::BTreeMap;
 
-use rectrain_crds::{Phase, RoleReplicas};
-use rectrain_operator::coordinator::Stage;
+use rectrain_crds::{DecisionAction, DecisionStatus, Phase, RoleReplicas};
+use rectrain_operator::coordinator_view::Stage;
 use rectrain_operator::members;
 use rectrain_operator::names::Role;
 use serde_json::{Value, json};
@@ -15,7 +16,7 @@ fn scale(world: &World, role: Role, replicas: u32) {
     world.edit(|spec| spec["roles"][role.field()]["replicas"] = json!(replicas));
 }
 
-/// The pods of a role: name and uid.
+/// Names and uids of a role's pods.
 fn pods(world: &World, role: Role) -> BTreeMap<String, String> {
     let api = world.api();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -24,14 +25,14 @@ fn pods(world: &World, role: Role) -> BTreeMap<String, String> {
     of_role.map(|pod| (text(&pod["metadata"]["name"]), text(&pod["metadata"]["uid"]))).collect()
 }
 
-/// No pod goes that still takes part.
+/// Ticks in which no pod of a present member goes.
 async fn ticks(world: &World, role: Role, count: usize) {
     for _ in 0..count {
         world.settle().await;
         let present = world.scripts.lock().unwrap().members(role).present;
         world.tick();
-        let there = pods(world, role).len();
-        assert!(there >= present as usize, "{present} of {role:?} take part, and {there} are there");
+        let pods = pods(world, role).len();
+        assert!(pods >= present as usize, "{present} members of {role:?} have {pods} pods");
     }
     world.settle().await;
 }
@@ -45,7 +46,7 @@ async fn training(manifest: &str, script: Script) -> World {
     world
 }
 
-/// Two of each role. Batches have pieces for more dense workers than that.
+/// Two members of each role. Batches have pieces for more dense workers.
 fn manifest() -> String {
     let replicas = Role::MEMBERS.map(|role| format!("{}: {{replicas: 2}}", role.field())).join(", ");
     let training = "training: {localBatchSize: 512}\n  roles:";
@@ -72,7 +73,7 @@ fn asked(world: &World) -> Vec<u32> {
 }
 
 #[tokio::test]
-async fn members_come_and_go_under_a_job_that_trains_on() {
+async fn members_join_and_leave_while_the_job_trains() {
     for role in Role::MEMBERS {
         let world = training(&manifest(), long(40)).await;
         let first = pods(&world, role);
@@ -91,13 +92,13 @@ async fn members_come_and_go_under_a_job_that_trains_on() {
         let status = world.job().status.unwrap();
         assert_eq!((status.phase, status.restarts, attempt(&world)), (Some(Phase::Complete), Some(0), 1));
         let reason = if role == Role::Ps { "SlotsMoved" } else { "Scaled" };
-        let told = world.api().list("events").into_iter().filter(|event| event["reason"] == reason).count();
-        assert_eq!(told, 2, "{role:?}");
+        let events = world.api().list("events").into_iter().filter(|event| event["reason"] == reason).count();
+        assert_eq!(events, 2, "{role:?}");
     }
 }
 
 #[tokio::test]
-async fn minds_may_change_and_operators_die_while_members_come_and_go() {
+async fn numbers_may_change_and_operators_die_during_a_change() {
     for role in Role::MEMBERS {
         let mut world = training(&manifest(), long(60)).await;
         for wanted in [5, 3, 1, 2, 4, 1] {
@@ -123,9 +124,9 @@ async fn all_roles_may_change_at_once() {
     assert_eq!((asked(&world), attempt(&world)), (vec![3; 4], 1));
 }
 
-/// What is theirs of a batch depends on how many there are, so all begin anew.
+/// The number of dense workers determines their shares of a batch, so all roles restart.
 #[tokio::test]
-async fn dense_workers_that_share_a_batch_by_their_number_are_those_of_another_attempt() {
+async fn dense_workers_without_local_batches_need_another_attempt() {
     let more_than_pieces = manifest().replace("localBatchSize: 512", "localBatchSize: 2048");
     for manifest in [MANIFEST, &more_than_pieces] {
         let world = training(manifest, long(40)).await;
@@ -138,9 +139,9 @@ async fn dense_workers_that_share_a_batch_by_their_number_are_those_of_another_a
     }
 }
 
-/// Its container is started again within the attempt: it finds the manifest of its start, and pods for it.
+/// Its container restarts within the attempt, and reads the manifest of the attempt's start.
 #[tokio::test]
-async fn a_coordinator_that_starts_again_gets_the_servers_of_its_start_and_is_asked_again() {
+async fn a_restarted_coordinator_gets_its_first_servers_and_is_asked_again() {
     let world = training(MANIFEST, vec![live(Stage::Training, 1)]).await;
     for (wanted, restarts) in [(4, 1), (1, 2)] {
         scale(&world, Role::Ps, wanted);
@@ -161,9 +162,9 @@ async fn a_coordinator_that_starts_again_gets_the_servers_of_its_start_and_is_as
     assert_eq!(asked(&world), [4, 4, 1, 1]);
 }
 
-/// Nobody can be asked before all have joined, which they may never do.
+/// The coordinator cannot be asked before all members have joined, which may never happen.
 #[tokio::test]
-async fn a_number_changed_while_pods_start_is_that_of_another_attempt() {
+async fn a_number_changed_while_pods_start_begins_another_attempt() {
     let world = World::new(MANIFEST, vec![vec![live(Stage::Starting, 0)], long(5)]);
     for _ in 0..3 {
         world.settle().await;
@@ -178,7 +179,7 @@ async fn a_number_changed_while_pods_start_is_that_of_another_attempt() {
 }
 
 #[tokio::test]
-async fn a_job_that_failed_for_an_impossible_manifest_starts_when_that_is_mended() {
+async fn a_job_with_an_invalid_manifest_starts_once_it_is_corrected() {
     let manifest = format!("{MANIFEST}  autoscaling: {{ps: {{max: 1}}}}\n");
     let world = World::new(&manifest, vec![long(5)]);
     world.settle().await;
@@ -193,51 +194,70 @@ fn killed_for_its_memory() -> Value {
         "state": {"running": {}}, "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2027-01-15T08:00:00Z"}}}]})
 }
 
-/// Its rows are too many for it, so the job begins again, with more memory as long as there may be more, and then with more servers.
+/// The number of the last attempt.
+fn last_attempt(world: &World) -> u32 {
+    world.job().status.and_then(|status| status.attempt).map_or(0, |attempt| attempt.number)
+}
+
+/// Ticks until `is_it`, ten at most.
+async fn ticks_until(world: &World, is_it: impl Fn(&World) -> bool) {
+    for _tick in 0..10 {
+        if !is_it(world) {
+            world.settle().await;
+            world.tick();
+        }
+    }
+}
+
+fn last_decision(world: &World) -> DecisionStatus {
+    world.job().status.unwrap().decisions.pop().unwrap()
+}
+
+fn memory_limit_of_servers(world: &World) -> Value {
+    let set = world.api().get("statefulsets", "clicks-ps").unwrap().clone();
+    set["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"].clone()
+}
+
+/// The rows outgrow the servers. The next attempts have more memory up to the limit, and then more
+/// servers.
 #[tokio::test]
-async fn servers_get_more_memory_after_one_was_killed_for_it_up_to_what_is_allowed() {
+async fn after_a_kill_servers_get_more_memory_and_then_more_servers() {
     let manifest = MANIFEST
         .replace("ps: {replicas: 2}", "ps: {replicas: 2, template: {resources: {limits: {memory: 2Gi}}}}")
         + "  autoscaling: {mode: apply, ps: {maxMemoryGib: 4}}\n  faultTolerance: {backoffSeconds: 1}\n";
-    // What else ends an attempt is nothing of this.
+    // Only kills end an attempt.
     let world = World::new(&manifest, vec![long(50), long(50), long(50), long(5)]);
     world.api().pod_status = Some(killed_for_its_memory());
     const GIB: u64 = 1 << 30;
-    for (attempt, from, to, memory, servers) in
-        [(2, 2 * GIB, 3 * GIB, 3 * GIB, 2), (3, 3 * GIB, 4 * GIB, 4 * GIB, 2), (4, 2, 3, 4 * GIB, 3)]
-    {
-        let begun = || world.job().status.and_then(|status| status.attempt).map_or(0, |begun| begun.number);
-        for _tick in 0..10 {
-            if begun() < attempt {
-                world.settle().await;
-                world.tick();
-            }
-        }
-        // Pods have the status that they are made with.
+    let raised = |from_gib: u64, to_gib: u64| DecisionAction::RaiseMemory {
+        replica: 0,
+        from_bytes: from_gib * GIB,
+        to_bytes: to_gib * GIB,
+    };
+    let attempts = [
+        (2, raised(2, 3), 3 * GIB, 2),
+        (3, raised(3, 4), 4 * GIB, 2),
+        (4, DecisionAction::Scale { from: 2, to: 3 }, 4 * GIB, 3),
+    ];
+    for (attempt, action, memory, servers) in attempts {
+        ticks_until(&world, |world| last_attempt(world) >= attempt).await;
+        // New pods get this status.
         world.api().pod_status = (attempt < 4).then(killed_for_its_memory);
-        let status = world.job().status.unwrap();
-        let decision = status.decisions.last().unwrap();
-        assert_eq!((&decision.from, &decision.to), (&from.to_string(), &to.to_string()), "{}", decision.reason);
-        assert_eq!(status.attempt.unwrap().ps_memory_bytes, Some(memory));
+        let decision = last_decision(&world);
+        assert_eq!(decision.action, action, "{}", decision.reason);
+        assert_eq!(world.job().status.unwrap().attempt.unwrap().ps_memory_bytes, Some(memory));
         assert_eq!(members_of(&world, Role::Ps).started, servers);
-        for _tick in 0..10 {
-            if world.phase() != Some(Phase::Starting) {
-                world.settle().await;
-                world.tick();
-            }
-        }
-        assert_eq!((world.phase(), begun()), (Some(Phase::Starting), attempt));
-        let set = world.api().get("statefulsets", "clicks-ps").unwrap().clone();
-        let limits = &set["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"];
-        assert_eq!(limits["memory"], memory.to_string());
+        ticks_until(&world, |world| world.phase() == Some(Phase::Starting)).await;
+        assert_eq!((world.phase(), last_attempt(&world)), (Some(Phase::Starting), attempt));
+        assert_eq!(memory_limit_of_servers(&world), memory.to_string());
     }
     world.live().await;
     assert_eq!(world.phase(), Some(Phase::Complete));
 }
 
-/// Its rows are too many for it, so the job begins again, and not with as many servers.
+/// The rows outgrow the servers, so the next attempt has more of them.
 #[tokio::test]
-async fn one_that_was_killed_for_its_memory_gets_others_beside_it_where_the_operator_decides() {
+async fn after_a_kill_servers_scale_out_if_decisions_are_applied() {
     let killed = killed_for_its_memory();
     for (mode, started) in [("apply", 3), ("recommend", 2)] {
         let manifest = format!("{MANIFEST}  autoscaling: {{mode: {mode}}}\n");
@@ -252,7 +272,8 @@ async fn one_that_was_killed_for_its_memory_gets_others_beside_it_where_the_oper
         world.live().await;
         let status = world.job().status.unwrap();
         let decision = status.decisions.last().unwrap();
-        assert_eq!((decision.from.as_str(), decision.to.as_str(), decision.applied), ("2", "3", mode == "apply"));
+        assert_eq!(decision.action, DecisionAction::Scale { from: 2, to: 3 });
+        assert_eq!(decision.applied, mode == "apply");
         assert!(decision.reason.contains("replica 0 was killed for its memory"), "{}", decision.reason);
         assert_eq!(
             (members_of(&world, Role::Ps).started, status.phase, asked(&world)),
@@ -261,9 +282,10 @@ async fn one_that_was_killed_for_its_memory_gets_others_beside_it_where_the_oper
     }
 }
 
-/// What the operator decided is asked for when all that there were train again: until then a node that does not come would hold them up.
+/// The new attempt asks for the decided number once it trains. Otherwise a missing node would delay
+/// it.
 #[tokio::test]
-async fn an_attempt_after_a_crash_waits_for_nobody_who_had_not_come_before_it() {
+async fn an_attempt_after_a_crash_starts_without_members_that_had_not_joined() {
     let manifest = format!("{MANIFEST}  autoscaling: {{mode: apply}}\n");
     let world = World::new(&manifest, vec![vec![live(Stage::Training, 1), failed("ps 0 is gone", false)], long(8)]);
     while world.phase() != Some(Phase::Training) {

@@ -1,4 +1,4 @@
-//! What the operator finds out about nodes, by what the API server answers.
+//! The operator's knowledge about nodes, by the answers of the API server.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,14 +7,14 @@ use kube::Client;
 use kube::client::Body;
 use rectrain_operator::nodes::{ClusterNodes, NodeLoad, ReadNodes};
 use rectrain_operator::pods::PodFacts;
-use rectrain_operator::reconcile::lost;
+use rectrain_operator::reconcile::lost_pods;
 use serde_json::{Value, json};
 
 const NODE: &str = "/api/v1/nodes/x";
 const NODE_METRICS: &str = "/apis/metrics.k8s.io/v1beta1/nodes/x";
 const POD_METRICS: &str = "/apis/metrics.k8s.io/v1beta1/namespaces/default/pods";
 
-/// Nodes of an API server that answers by this, and the paths that were asked for.
+/// Nodes of an API server with these answers, and the requested paths.
 fn nodes(answer: fn(&str) -> (u16, String)) -> (ClusterNodes, Arc<Mutex<Vec<String>>>) {
     let asked: Arc<Mutex<Vec<String>>> = Arc::default();
     let log = Arc::clone(&asked);
@@ -43,7 +43,7 @@ fn status(code: u16, reason: &str) -> (u16, String) {
     (code, status.to_string())
 }
 
-/// Answers to all that is asked of one node and one pod.
+/// Answers about one node and one pod.
 fn measured(path: &str) -> (u16, String) {
     match path {
         NODE => (200, node().to_string()),
@@ -56,7 +56,7 @@ fn measured(path: &str) -> (u16, String) {
     }
 }
 
-/// The paths that are asked for to know all of a node.
+/// The paths of all requests about a node.
 pub async fn asked_of_a_node() -> Vec<String> {
     let (nodes, asked) = nodes(measured);
     assert!(nodes.node("x").await.is_some());
@@ -65,7 +65,7 @@ pub async fn asked_of_a_node() -> Vec<String> {
     asked.iter().map(|uri| uri.split('?').next().unwrap().to_owned()).collect()
 }
 
-/// What is asked for when a pod should be gone from a node that is not ready.
+/// The requests about an overdue pod on a node that is not ready.
 pub async fn asked_when_a_node_is_lost() -> Vec<String> {
     let asked: Arc<Mutex<Vec<String>>> = Arc::default();
     let log = Arc::clone(&asked);
@@ -94,7 +94,7 @@ pub async fn asked_when_a_node_is_lost() -> Vec<String> {
     let pods = [PodFacts::of(&serde_json::from_value(pod).unwrap()).unwrap()];
     for (now, expected) in [("2026-01-01T00:00:35Z", 0), ("2026-01-01T00:01:00Z", 1)] {
         let nodes = ClusterNodes::new(client.clone());
-        let deleted = lost::delete(&client, &nodes, "default", &pods, now.parse().unwrap()).await.unwrap();
+        let deleted = lost_pods::delete(&client, &nodes, "default", &pods, now.parse().unwrap()).await.unwrap();
         assert_eq!(deleted, expected, "at {now}");
     }
     let asked = asked.lock().unwrap();
@@ -102,7 +102,7 @@ pub async fn asked_when_a_node_is_lost() -> Vec<String> {
 }
 
 #[tokio::test]
-async fn pressure_and_use_are_read_and_for_a_while_not_again() {
+async fn pressure_and_use_are_read_once_in_a_while() {
     let (nodes, asked) = nodes(measured);
     for _ in 0..2 {
         let load = NodeLoad { is_lost: false, is_under_pressure: true, cores: Some(4.0), used_cores: Some(2.5) };
@@ -115,10 +115,10 @@ async fn pressure_and_use_are_read_and_for_a_while_not_again() {
 }
 
 #[tokio::test]
-async fn a_cluster_that_measures_nothing_is_not_asked_for_measurements_again() {
+async fn a_missing_metrics_api_is_not_asked_again() {
     let (nodes, asked) = nodes(|path| match path {
         path if path.starts_with("/api/v1/nodes/") => (200, node().to_string()),
-        // As an API server answers about an API that nobody has registered.
+        // The API server's answer about an API that is not registered.
         _ => (404, "404 page not found\n".to_owned()),
     });
     let load = NodeLoad { is_lost: false, is_under_pressure: true, cores: Some(4.0), used_cores: None };
@@ -130,7 +130,7 @@ async fn a_cluster_that_measures_nothing_is_not_asked_for_measurements_again() {
 }
 
 #[tokio::test]
-async fn a_node_that_is_too_new_to_be_measured_is_asked_about_again() {
+async fn a_new_node_without_measurements_does_not_disable_them() {
     let (nodes, asked) = nodes(|path| match path {
         NODE => (200, node().to_string()),
         POD_METRICS => (200, json!({"metadata": {}, "items": []}).to_string()),
@@ -138,11 +138,11 @@ async fn a_node_that_is_too_new_to_be_measured_is_asked_about_again() {
     });
     assert_eq!(nodes.node("x").await.unwrap().used_cores, None);
     assert!(nodes.used_by_pods("default", "job").await.is_empty());
-    assert_eq!(asked.lock().unwrap().len(), 3, "measurements of pods are asked for as well");
+    assert_eq!(asked.lock().unwrap().len(), 3, "measurements of pods are requested, too");
 }
 
 #[tokio::test]
-async fn who_may_not_look_at_nodes_knows_nothing_of_them() {
+async fn without_the_right_to_read_nodes_nothing_is_known() {
     let (nodes, _) = nodes(|_| status(403, "Forbidden"));
     assert_eq!(nodes.node("x").await, None);
     assert!(nodes.used_by_pods("default", "job").await.is_empty());

@@ -1,4 +1,4 @@
-//! `decide` under random histories: whatever pods, coordinators and users do, and in whatever order, these hold.
+//! Properties of `decide` under random histories of pods, coordinators and users.
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -6,42 +6,32 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
 use rectrain_crds::{
-    CheckpointStatus, DecisionStatus, DecisionSubject, Mode, Phase, RecTrainingJob, RecTrainingJobStatus, ResolvedJob,
-    TrainingSpec,
+    CheckpointStatus, DecisionAction, DecisionStatus, DecisionSubject, Mode, Phase, RecTrainingJob,
+    RecTrainingJobStatus, ResolvedJob, TrainingSpec,
 };
-use rectrain_operator::automatic::{self, Findings};
-use rectrain_operator::coordinator::{CoordinatorView, Members, Report, Stage};
+use rectrain_operator::attempt_signals::{AttemptSignals, Saving};
+use rectrain_operator::automatic::Findings;
+use rectrain_operator::coordinator_view::{CoordinatorView, Members, Report, Stage, SwitchAnswer};
+use rectrain_operator::decisions;
 use rectrain_operator::failure::{Cause, Problem};
 use rectrain_operator::members;
 use rectrain_operator::names::Role;
-use rectrain_operator::notice::{Noticed, Saving};
 use rectrain_operator::phase::{Decision, Facts, Run, decide, wanted_mode};
 use rectrain_operator::pods::{Ended, PodFacts};
 use rectrain_operator::reconcile::validate;
-use rectrain_operator::switch::SwitchAnswer;
 
-const MANIFEST: &str = r#"
-apiVersion: rectrain.dev/v1alpha1
-kind: RecTrainingJob
-metadata: {name: clicks, namespace: ads}
-spec:
-  model: {kind: lr}
-  features: {sparse: [{name: C1}]}
-  data: {synthetic: {rows: 1000}}
-  checkpoint: {path: gs://ads/clicks}
-  faultTolerance: {maxRestarts: 3, backoffSeconds: 10, stallSeconds: 60}
-"#;
+use crate::manifests::CHECKPOINTS as MANIFEST;
 
-/// What [`MANIFEST`] goes on with where the operator's decisions about members are carried out.
-const DECIDED_ON: &str = "  training: {mode: auto, localBatchSize: 512}
+/// Further lines of [`MANIFEST`]: the operator's decisions about members are carried out.
+const APPLIED: &str = "  training: {mode: auto, localBatchSize: 512}
   autoscaling: {mode: apply, ps: {max: 6}, embeddingWorker: {max: 6}, denseWorker: {max: 6}}
 ";
 
-/// What happens between two reconciles.
+/// An event between two reconciles.
 #[derive(Clone, Debug)]
 enum Happening {
     Time(i64),
-    /// Pods of the present attempt come, or all pods go.
+    /// Pods of the present attempt start, or all pods end.
     PodsCome,
     PodsGo,
     Coordinator(CoordinatorView),
@@ -50,15 +40,15 @@ enum Happening {
     Ends(i32, bool),
     Suspend(bool),
     Rows(u64),
-    /// The manifest asks for a mode, and a coordinator that is asked for one answers so.
+    /// The manifest asks for a mode, and the coordinator's answer to a request for it.
     Mode(Mode),
     Answer(SwitchAnswer),
     Members(Role, u32),
     Deadline(Option<u32>),
     Obstacle(bool),
-    /// How a checkpoint stands that the coordinator was asked for.
+    /// The state of a requested checkpoint.
     Saving(Saving),
-    /// The operator finds that there should be so many.
+    /// The operator decides on a number of members.
     Decided(DecisionSubject, u32),
 }
 
@@ -81,7 +71,7 @@ fn coordinator() -> impl Strategy<Value = CoordinatorView> {
     ]
 }
 
-/// Of a role whose number may change while the job trains.
+/// A role whose number may change while the job trains.
 fn member_role() -> impl Strategy<Value = Role> {
     prop_oneof![Just(Role::Ps), Just(Role::EmbeddingWorker), Just(Role::Loader)]
 }
@@ -114,11 +104,11 @@ fn happening() -> impl Strategy<Value = Happening> {
     ]
 }
 
-/// As [`happening`], where decisions are made too and nobody else changes what they are about.
+/// Like [`happening`], with automatic decisions, and without other changes of the same settings.
 fn happening_or_decision() -> impl Strategy<Value = Happening> {
     let subjects = [DecisionSubject::Ps, DecisionSubject::EmbeddingWorker, DecisionSubject::DenseWorker];
     let others = happening()
-        .prop_filter("somebody else's", |happening| !matches!(happening, Happening::Mode(_) | Happening::Members(..)));
+        .prop_filter("set by decisions", |happening| !matches!(happening, Happening::Mode(_) | Happening::Members(..)));
     prop_oneof![
         4 => others,
         1 => (prop::sample::select(subjects.to_vec()), 1u32..7).prop_map(|(of, to)| Happening::Decided(of, to)),
@@ -133,9 +123,9 @@ struct History {
     answer: SwitchAnswer,
     obstacle: Option<Problem>,
     saving: Saving,
-    /// What is found out at the next look.
+    /// The findings of the next look.
     findings: Option<Findings>,
-    /// Of the manifest as it is: worked out when it changes.
+    /// The resolved manifest; computed when it changes.
     resolved: ResolvedJob,
     spec_hash: String,
 }
@@ -163,13 +153,7 @@ impl History {
     fn happens(&mut self, happening: &Happening) {
         match happening.clone() {
             Happening::Time(seconds) => self.now += seconds,
-            Happening::PodsCome => {
-                let number = self.attempt();
-                // StatefulSets have no pods of two attempts unless somebody meddles.
-                if self.pods.is_empty() {
-                    self.pods = Role::ALL.iter().map(|role| pod(*role, number)).collect();
-                }
-            }
+            Happening::PodsCome => self.start_pods(),
             Happening::PodsGo => self.pods.clear(),
             Happening::Coordinator(view) => self.coordinator = view,
             Happening::Restarts(restarts) => self.pods.iter_mut().for_each(|pod| pod.restarts = restarts),
@@ -180,36 +164,38 @@ impl History {
                 let ended = Ended { exit_code, out_of_memory, message: String::new(), at: None };
                 self.pods.iter_mut().take(1).for_each(|pod| pod.ended = Some(ended.clone()));
             }
-            Happening::Suspend(suspend) => self.edit(|job| job.spec.suspend = Some(suspend)),
-            Happening::Rows(rows) => self.edit(|job| job.spec.data.synthetic.as_mut().unwrap().rows = Some(rows)),
-            Happening::Mode(mode) => self.edit(|job| {
-                job.spec.training = Some(TrainingSpec { mode: Some(mode.into()), ..TrainingSpec::default() });
-            }),
             Happening::Answer(answer) => self.answer = answer,
-            Happening::Members(role, replicas) => self.edit(|job| {
-                job.spec = validate::with_replicas(job.spec.clone(), |of| (of == role).then_some(replicas));
-            }),
-            Happening::Deadline(deadline) => self.edit(|job| job.spec.active_deadline_seconds = deadline),
-            Happening::Obstacle(there) => {
-                self.obstacle = there.then(|| Problem::new(Cause::NameConflict, "taken"));
+            Happening::Obstacle(exists) => {
+                self.obstacle = exists.then(|| Problem::new(Cause::NameConflict, "taken"));
             }
             Happening::Saving(saving) => self.saving = saving,
-            Happening::Decided(subject, to) => {
-                let decision = DecisionStatus {
-                    subject,
-                    time: Time(Timestamp::from_second(self.now).unwrap()),
-                    from: "0".to_owned(),
-                    to: to.to_string(),
-                    replica: None,
-                    applied: true,
-                    reason: "why".to_owned(),
-                };
-                self.findings = Some(Findings { decisions: vec![decision], prediction: None });
-            }
+            Happening::Decided(subject, to) => self.findings = Some(self.decided(subject, to)),
+            edit => self.edit(|job| edit_manifest(job, edit)),
         }
     }
 
-    /// Whether another attempt begins whatever the mode.
+    /// All pods of the present attempt start, unless pods run already: StatefulSets have no pods of
+    /// two attempts.
+    fn start_pods(&mut self) {
+        let number = self.attempt();
+        if self.pods.is_empty() {
+            self.pods = Role::ALL.iter().map(|role| pod(*role, number)).collect();
+        }
+    }
+
+    /// The findings of a look that decides on `to` members.
+    fn decided(&self, subject: DecisionSubject, to: u32) -> Findings {
+        let decision = DecisionStatus {
+            subject,
+            time: Time(Timestamp::from_second(self.now).unwrap()),
+            action: DecisionAction::Scale { from: 0, to },
+            applied: true,
+            reason: "why".to_owned(),
+        };
+        Findings { decisions: vec![decision], prediction: None }
+    }
+
+    /// Whether another attempt begins also without the change of the mode.
     fn restarts_anyway(&self, before: &RecTrainingJobStatus) -> bool {
         let same_mode = before.attempt.as_ref().and_then(|attempt| attempt.mode.as_ref()).map(|mode| mode.wanted);
         let mut other = Self { job: self.job.clone(), pods: self.pods.clone(), ..Self::new() };
@@ -221,7 +207,7 @@ impl History {
         after.attempt.map(|attempt| attempt.number) != before.attempt.as_ref().map(|attempt| attempt.number)
     }
 
-    /// Whether its attempt ends by itself, whether it is suspended or not.
+    /// Whether its attempt ends also without the suspension.
     fn ends_anyway(&self) -> bool {
         let mut other = Self { job: self.job.clone(), pods: self.pods.clone(), ..Self::new() };
         other.edit(|job| job.spec.suspend = None);
@@ -238,13 +224,21 @@ impl History {
         self.spec_hash = validate::spec_hash(&self.job.spec);
     }
 
-    /// Decides, and again with the coordinator's answer if it has to be asked for a mode; gives that mode too.
+    /// Decides, and again with the coordinator's answer if it is asked for a mode. Returns that
+    /// mode, too.
     fn decide(&self) -> (Decision, Option<Mode>) {
         let first = self.decide_with(None);
         match first.ask_mode {
             Some(mode) => (self.decide_with(Some(&self.answer)), Some(mode)),
             None => (first, None),
         }
+    }
+
+    /// Whether a request for `replicas` members aborts a join: it asks for the present number.
+    fn aborts_join(&self, role: Role, replicas: u32) -> bool {
+        let CoordinatorView::Live(report) = &self.coordinator else { unreachable!() };
+        let members = report.members[&role];
+        members.wanted > members.present && replicas == members.present
     }
 
     fn has_coordinator(&self) -> bool {
@@ -270,9 +264,25 @@ impl History {
             answer,
             automatic: self.findings.as_ref(),
             obstacle: self.obstacle.as_ref(),
-            noticed: &Noticed { saving: self.saving, ..Noticed::default() },
+            signals: &AttemptSignals { saving: self.saving, ..AttemptSignals::default() },
             poll: Duration::from_secs(3),
         })
+    }
+}
+
+/// The user changes the manifest.
+fn edit_manifest(job: &mut RecTrainingJob, edit: Happening) {
+    match edit {
+        Happening::Suspend(suspend) => job.spec.suspend = Some(suspend),
+        Happening::Rows(rows) => job.spec.data.synthetic.as_mut().unwrap().rows = Some(rows),
+        Happening::Mode(mode) => {
+            job.spec.training = Some(TrainingSpec { mode: Some(mode.into()), ..TrainingSpec::default() });
+        }
+        Happening::Members(role, replicas) => {
+            job.spec = validate::with_replicas(job.spec.clone(), |of| (of == role).then_some(replicas));
+        }
+        Happening::Deadline(deadline) => job.spec.active_deadline_seconds = deadline,
+        other => panic!("{other:?} is no change of the manifest"),
     }
 }
 
@@ -283,7 +293,7 @@ fn pod(role: Role, attempt: u32) -> PodFacts {
         role,
         attempt,
         job_uid: None,
-        is_leaving: false,
+        is_terminating: false,
         is_ready: true,
         ip: None,
         node: None,
@@ -295,8 +305,8 @@ fn pod(role: Role, attempt: u32) -> PodFacts {
         waiting: None,
         ended: None,
         evicted: None,
-        gone_by: None,
-        put_out: None,
+        terminates_by: None,
+        disruption: None,
     }
 }
 
@@ -304,159 +314,258 @@ fn holds(status: &RecTrainingJobStatus, kind: &str) -> bool {
     status.conditions.iter().any(|condition| condition.type_ == kind && condition.status == "True")
 }
 
+/// One decision of a random history.
+struct Step<'a> {
+    history: &'a History,
+    happening: &'a Happening,
+    before: RecTrainingJobStatus,
+    decision: Decision,
+    /// The mode that the coordinator was asked for.
+    asked: Option<Mode>,
+}
+
+type Checked = Result<(), TestCaseError>;
+
+impl Step<'_> {
+    fn after(&self) -> &RecTrainingJobStatus {
+        &self.decision.status
+    }
+
+    fn phase(&self) -> Phase {
+        self.after().phase.unwrap()
+    }
+
+    fn number(&self) -> u32 {
+        self.after().attempt.as_ref().map_or(0, |attempt| attempt.number)
+    }
+
+    fn trained_before(&self) -> bool {
+        matches!(self.before.phase, Some(Phase::Training | Phase::Evaluating))
+    }
+
+    fn check(&self) -> Checked {
+        self.check_conditions()?;
+        self.check_pods()?;
+        self.check_checkpoint()?;
+        self.check_ended()?;
+        self.check_mode()?;
+        self.check_members()?;
+        self.check_restarts()
+    }
+
+    /// The conditions are complete and do not contradict each other.
+    fn check_conditions(&self) -> Checked {
+        let (after, phase) = (self.after(), self.phase());
+        let kinds: Vec<&str> = after.conditions.iter().map(|c| c.type_.as_str()).collect();
+        prop_assert_eq!(kinds, ["Ready", "Reconciling", "Stalled", "Complete", "Failed", "Suspended"]);
+        prop_assert_eq!(holds(after, "Complete"), phase == Phase::Complete);
+        prop_assert_eq!(holds(after, "Failed"), phase == Phase::Failed);
+        prop_assert_eq!(holds(after, "Suspended"), phase == Phase::Suspended);
+        prop_assert!(!(holds(after, "Ready") && (holds(after, "Stalled") || holds(after, "Reconciling"))));
+        prop_assert_eq!(after.observed_generation, self.history.job.metadata.generation);
+        prop_assert_eq!(phase == Phase::Failed, after.conditions[4].message.len() > 1 && holds(after, "Failed"));
+        Ok(())
+    }
+
+    /// Pods of two attempts never run at the same time, and none runs for a job that has ended or
+    /// is suspended.
+    fn check_pods(&self) -> Checked {
+        let number = self.number();
+        if self.decision.run == Run::Go {
+            prop_assert!(self.history.pods.iter().all(|pod| pod.attempt == number), "{:?}", self.decision);
+            prop_assert!(!matches!(self.phase(), Phase::Complete | Phase::Failed | Phase::Suspended));
+            prop_assert!(self.history.job.spec.suspend != Some(true));
+        }
+        let before = self.before.attempt.as_ref().map_or(0, |attempt| attempt.number);
+        prop_assert!(number >= before, "attempts are never reused");
+        Ok(())
+    }
+
+    /// An attempt that can save a checkpoint is asked once, and is not suspended before it has,
+    /// unless it ends by itself.
+    fn check_checkpoint(&self) -> Checked {
+        let history = self.history;
+        let is_live = self.trained_before()
+            && history.has_coordinator()
+            && matches!(history.coordinator, CoordinatorView::Live(_));
+        if is_live && history.saving != Saving::Over && self.phase() == Phase::Suspended {
+            prop_assert!(history.ends_anyway(), "{:?}", self.decision);
+        }
+        let may_ask = is_live && history.saving == Saving::No && self.decision.run == Run::AsIs;
+        prop_assert!(!self.decision.ask_save || may_ask);
+        Ok(())
+    }
+
+    /// A job that has ended stays ended, unless it failed and its manifest was changed.
+    fn check_ended(&self) -> Checked {
+        let (before, history) = (&self.before, self.history);
+        if before.phase == Some(Phase::Complete) {
+            prop_assert_eq!(self.phase(), Phase::Complete);
+            prop_assert_eq!(&self.after().summary, &before.summary);
+        }
+        let attempt = before.attempt.as_ref();
+        let mode_before = attempt.and_then(|attempt| attempt.mode.as_ref()).map(|mode| mode.wanted);
+        let replicas = attempt.and_then(|attempt| attempt.replicas);
+        let wanted_of = |role| replicas.as_ref().and_then(|replicas| members::of(replicas, role)).map(|r| r.wanted);
+        let is_changed = attempt.map(|a| &a.spec_hash) != Some(&history.spec_hash)
+            || mode_before != Some(wanted_mode(&history.job))
+            || Role::MEMBERS.into_iter().any(|role| wanted_of(role) != Some(role.replicas(&history.resolved)));
+        if before.phase == Some(Phase::Failed) && !is_changed {
+            prop_assert_eq!(self.phase(), Phase::Failed);
+        }
+        Ok(())
+    }
+
+    /// A change of the mode alone begins no attempt. Only a job that trains is asked, and only for
+    /// the manifest's mode.
+    fn check_mode(&self) -> Checked {
+        let is_mode = matches!(self.happening, Happening::Mode(_));
+        if is_mode && !matches!(self.before.phase, None | Some(Phase::Failed)) {
+            let number = self.number();
+            let same = self.before.attempt.as_ref().map_or(number, |attempt| attempt.number) == number;
+            prop_assert!(same || self.history.restarts_anyway(&self.before), "{:?}", self.decision);
+        }
+        if let Some(mode) = self.asked {
+            prop_assert_eq!(mode, wanted_mode(&self.history.job));
+            prop_assert!(self.is_running());
+        }
+        prop_assert_eq!(self.decision.ask_mode, None, "no second request after an answer");
+        Ok(())
+    }
+
+    fn is_running(&self) -> bool {
+        matches!(self.phase(), Phase::Training | Phase::Evaluating) && self.decision.run == Run::Go
+    }
+
+    /// A change of the number of members of a job that trains begins no attempt. All pods stay that
+    /// the coordinator needs.
+    fn check_members(&self) -> Checked {
+        let (history, decision) = (self.history, &self.decision);
+        if matches!(self.happening, Happening::Members(..)) && self.trained_before() {
+            prop_assert_eq!(self.number(), self.before.attempt.as_ref().unwrap().number);
+        }
+        if let (CoordinatorView::Live(report), Run::Go, true) =
+            (&history.coordinator, decision.run, history.has_coordinator())
+        {
+            let replicas = self.after().attempt.as_ref().unwrap().replicas.unwrap();
+            for (role, reported) in &report.members {
+                prop_assert_eq!(members::of(&replicas, *role).unwrap().needed, reported.needed);
+            }
+        }
+        for &(role, replicas) in &decision.ask_members {
+            prop_assert!(history.aborts_join(role, replicas) || replicas == role.replicas(&history.resolved));
+            prop_assert!(self.is_running());
+        }
+        Ok(())
+    }
+
+    /// The number of restarts never decreases while a job lives.
+    fn check_restarts(&self) -> Checked {
+        if self.before.phase != Some(Phase::Failed) {
+            prop_assert!(self.after().restarts.unwrap_or(0) >= self.before.restarts.unwrap_or(0));
+        }
+        Ok(())
+    }
+}
+
+/// The same facts give the same status again: the operator settles. An answered request is not
+/// repeated.
+fn check_stability(history: &mut History, happening: &Happening, asked: Option<Mode>) -> Checked {
+    let (again, asked_again) = history.decide();
+    history.job.status = Some(again.status.clone());
+    let (third, _) = history.decide();
+    prop_assert_eq!(&third.status, &again.status, "after {:?}", happening);
+    let is_answered = !matches!(history.answer, SwitchAnswer::Again(_));
+    prop_assert!(!(asked.is_some() && asked_again.is_some() && is_answered));
+    Ok(())
+}
+
+/// The last decided number of members of a role.
+fn decided_replicas(status: &RecTrainingJobStatus, role: Role) -> Option<u32> {
+    let decided = decisions::last(&status.decisions, decisions::subject(role)?)?;
+    match decided.action {
+        DecisionAction::Scale { to, .. } => Some(to),
+        ref other => panic!("{other:?}"),
+    }
+}
+
+impl Step<'_> {
+    /// Decisions stay in their order, and new ones of a job that trains come last.
+    fn has_new_decisions(&self) -> bool {
+        self.after().decisions != self.before.decisions
+    }
+
+    fn check_decisions(&self) -> Checked {
+        let after = self.after();
+        let found = self.history.findings.iter().flat_map(|findings| &findings.decisions);
+        let are_findings = after.phase == Some(Phase::Training) && found.eq(after.decisions.last());
+        prop_assert!(!self.has_new_decisions() || are_findings);
+        for role in Role::MEMBERS {
+            // The manifest's number, until a decision changes it.
+            let wanted = decided_replicas(after, role).unwrap_or_else(|| role.replicas(&self.history.resolved));
+            prop_assert_eq!(members::wanted(Some(after), &self.history.resolved, role), wanted);
+            let replicas = after.attempt.as_ref().and_then(|attempt| attempt.replicas);
+            // A decision is written down first, and carried out from the next look on.
+            if let (Some(replicas), false, Run::Go) = (replicas, self.has_new_decisions(), self.decision.run) {
+                prop_assert_eq!(members::of(&replicas, role).unwrap().wanted, wanted, "{:?}", self.happening);
+            }
+        }
+        for &(role, replicas) in &self.decision.ask_members {
+            let wanted = members::wanted(Some(&self.before), &self.history.resolved, role);
+            let is_wanted = self.history.aborts_join(role, replicas) || replicas == wanted;
+            prop_assert!(is_wanted, "{:?} {}", role, replicas);
+        }
+        Ok(())
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_happens_a_decision_can_be_trusted(happenings in prop::collection::vec(happening(), 1..60)) {
+    fn decisions_are_sound_under_random_histories(happenings in prop::collection::vec(happening(), 1..60)) {
         let mut history = History::new();
         for happening in &happenings {
             history.happens(happening);
             let before = history.job.status.clone().unwrap_or_default();
             let (decision, asked) = history.decide();
-            let after = &decision.status;
-            let phase = after.phase.unwrap();
-
-            // Exactly one story is told.
-            let kinds: Vec<&str> = after.conditions.iter().map(|c| c.type_.as_str()).collect();
-            prop_assert_eq!(kinds, ["Ready", "Reconciling", "Stalled", "Complete", "Failed", "Suspended"]);
-            prop_assert_eq!(holds(after, "Complete"), phase == Phase::Complete);
-            prop_assert_eq!(holds(after, "Failed"), phase == Phase::Failed);
-            prop_assert_eq!(holds(after, "Suspended"), phase == Phase::Suspended);
-            prop_assert!(!(holds(after, "Ready") && (holds(after, "Stalled") || holds(after, "Reconciling"))));
-            prop_assert_eq!(after.observed_generation, history.job.metadata.generation);
-            prop_assert_eq!(phase == Phase::Failed, after.conditions[4].message.len() > 1 && holds(after, "Failed"));
-
-            // Pods of two attempts never run at the same time, and none runs for a job that has ended or is held.
-            let number = after.attempt.as_ref().map_or(0, |attempt| attempt.number);
-            if decision.run == Run::Go {
-                prop_assert!(history.pods.iter().all(|pod| pod.attempt == number), "{:?}", decision);
-                prop_assert!(!matches!(phase, Phase::Complete | Phase::Failed | Phase::Suspended));
-                prop_assert!(history.job.spec.suspend != Some(true));
-            }
-            // An attempt that could save a checkpoint is not ended for the user's will before it has, and is asked once. It is
-            // suspended where it ends by itself meanwhile.
-            let is_live = matches!(before.phase, Some(Phase::Training | Phase::Evaluating))
-                && history.has_coordinator() && matches!(history.coordinator, CoordinatorView::Live(_));
-            if is_live && history.saving != Saving::Over && phase == Phase::Suspended {
-                prop_assert!(history.ends_anyway(), "{:?}", decision);
-            }
-            prop_assert!(!decision.ask_save || is_live && history.saving == Saving::No && decision.run == Run::AsIs);
-            prop_assert!(number >= before.attempt.as_ref().map_or(0, |attempt| attempt.number), "attempts are never reused");
-
-            // A job that has ended stays ended, unless it failed and its manifest was changed.
-            if before.phase == Some(Phase::Complete) {
-                prop_assert_eq!(phase, Phase::Complete);
-                prop_assert_eq!(&after.summary, &before.summary);
-            }
-            let wanted = wanted_mode(&history.job);
-            let told = before.attempt.as_ref().and_then(|attempt| attempt.mode.as_ref()).map(|mode| mode.wanted);
-            let replicas = before.attempt.as_ref().and_then(|attempt| attempt.replicas);
-            let wanted_of = |role| replicas.as_ref().and_then(|replicas| members::of(replicas, role)).map(|r| r.wanted);
-            let mended = before.attempt.as_ref().map(|a| &a.spec_hash) != Some(&history.spec_hash)
-                || told != Some(wanted)
-                || Role::MEMBERS.into_iter().any(|role| wanted_of(role) != Some(role.replicas(&history.resolved)));
-            if before.phase == Some(Phase::Failed) && !mended {
-                prop_assert_eq!(phase, Phase::Failed);
-            }
-            // A change of the mode alone begins no attempt, and only who trains is asked, and only for what the manifest says.
-            if matches!(happening, Happening::Mode(_)) && !matches!(before.phase, None | Some(Phase::Failed)) {
-                let same = before.attempt.as_ref().map_or(number, |attempt| attempt.number) == number;
-                prop_assert!(same || history.restarts_anyway(&before), "{:?}", decision);
-            }
-            if let Some(mode) = asked {
-                prop_assert_eq!(mode, wanted);
-                prop_assert!(matches!(phase, Phase::Training | Phase::Evaluating) && decision.run == Run::Go);
-            }
-            prop_assert_eq!(decision.ask_mode, None, "an answer is an answer");
-            // Nor does a change of the number of members of a job that trains; all pods stay that the coordinator needs.
-            let trains = matches!(before.phase, Some(Phase::Training | Phase::Evaluating));
-            if matches!(happening, Happening::Members(..)) && trains {
-                prop_assert_eq!(number, before.attempt.as_ref().unwrap().number);
-            }
-            if let (CoordinatorView::Live(Report { members: told, .. }), Run::Go, true) =
-                (&history.coordinator, decision.run, history.has_coordinator())
-            {
-                let replicas = after.attempt.as_ref().unwrap().replicas.unwrap();
-                for (role, told) in told {
-                    prop_assert_eq!(members::of(&replicas, *role).unwrap().needed, told.needed);
-                }
-            }
-            for &(role, replicas) in &decision.ask_members {
-                let CoordinatorView::Live(Report { members: told, .. }) = &history.coordinator else { unreachable!() };
-                let gives_up = told[&role].wanted > told[&role].present && replicas == told[&role].present;
-                prop_assert!(gives_up || replicas == role.replicas(&history.resolved));
-                prop_assert!(matches!(phase, Phase::Training | Phase::Evaluating) && decision.run == Run::Go);
-            }
-            // Restarts are never forgotten while a job lives.
-            if before.phase != Some(Phase::Failed) {
-                prop_assert!(after.restarts.unwrap_or(0) >= before.restarts.unwrap_or(0));
-            }
-
-            // The same facts give the same status again: the operator comes to rest.
-            history.job.status = Some(after.clone());
-            let (again, asked_again) = history.decide();
-            history.job.status = Some(again.status.clone());
-            let (third, _) = history.decide();
-            prop_assert_eq!(&third.status, &again.status, "after {:?}", happening);
-            // An answer that is one is not asked for twice.
-            let settled = !matches!(history.answer, SwitchAnswer::Again(_));
-            prop_assert!(!(asked.is_some() && asked_again.is_some() && settled));
+            let step = Step { history: &history, happening, before, decision, asked };
+            step.check()?;
+            let status = step.decision.status;
+            history.job.status = Some(status);
+            check_stability(&mut history, happening, asked)?;
         }
     }
 
     #[test]
-    fn no_reconcile_undoes_a_decision(happenings in prop::collection::vec(happening_or_decision(), 1..80)) {
-        let mut history = History::of(&format!("{MANIFEST}{DECIDED_ON}"));
+    fn no_reconcile_reverts_a_decision(happenings in prop::collection::vec(happening_or_decision(), 1..80)) {
+        let mut history = History::of(&format!("{MANIFEST}{APPLIED}"));
         for happening in &happenings {
             history.findings = None;
             history.happens(happening);
             let before = history.job.status.clone().unwrap_or_default();
-            let decision = history.decide().0;
-            let after = &decision.status;
-            // What was decided stays, in its order; what is found out while the job trains comes after it.
-            let found = history.findings.iter().flat_map(|findings| &findings.decisions);
-            let noted = after.decisions.len() > before.decisions.len() || after.decisions != before.decisions;
-            prop_assert!(!noted || after.phase == Some(Phase::Training) && found.clone().eq(after.decisions.last()));
-            let of = |role| {
-                let subject = automatic::subject(role)?;
-                let of = after.decisions.iter().rev().find(|decided| decided.subject == subject)?;
-                Some(of.to.parse::<u32>().unwrap())
-            };
-            for role in Role::MEMBERS {
-                // The manifest's number, until something is decided, and then that.
-                let wanted = of(role).unwrap_or_else(|| role.replicas(&history.resolved));
-                prop_assert_eq!(members::wanted(Some(after), &history.resolved, role), wanted);
-                let replicas = after.attempt.as_ref().and_then(|attempt| attempt.replicas);
-                // Written down first, and carried out from the next look on.
-                if let (Some(replicas), false, Run::Go) = (replicas, noted, decision.run) {
-                    prop_assert_eq!(members::of(&replicas, role).unwrap().wanted, wanted, "{:?}", happening);
-                }
-            }
-            for &(role, replicas) in &decision.ask_members {
-                let CoordinatorView::Live(Report { members: told, .. }) = &history.coordinator else { unreachable!() };
-                let gives_up = told[&role].wanted > told[&role].present && replicas == told[&role].present;
-                let wanted = members::wanted(Some(&before), &history.resolved, role);
-                prop_assert!(gives_up || replicas == wanted, "{:?} {}", role, replicas);
-            }
-            history.job.status = Some(after.clone());
+            let (decision, asked) = history.decide();
+            let step = Step { history: &history, happening, before, decision, asked };
+            step.check_decisions()?;
+            let status = step.decision.status;
+            history.job.status = Some(status);
         }
     }
 }
 
-/// It trains, and says so all the time.
+/// A job that trains, and whose coordinator reports progress all the time.
 fn training(step: u64) -> History {
     let mut history = History::new();
     history.happens(&Happening::Coordinator(CoordinatorView::Live(at(step))));
     for happening in [Happening::PodsCome, Happening::Time(5)] {
-        history.goes_on();
+        history.advance();
         history.happens(&happening);
     }
-    assert_eq!(history.goes_on().phase, Some(Phase::Training));
+    assert_eq!(history.advance().phase, Some(Phase::Training));
     history
 }
 
-/// A report from training after a checkpoint of the same step.
+/// A report of training at a step, with a checkpoint of the same step.
 fn at(step: u64) -> Report {
     let last_checkpoint = Some(CheckpointStatus { name: format!("full-{step}"), step });
     let (stage, idle_seconds) = (Stage::Training, Some(0.0));
@@ -477,7 +586,8 @@ fn at(step: u64) -> Report {
 }
 
 impl History {
-    fn goes_on(&mut self) -> RecTrainingJobStatus {
+    /// Decides and writes the status.
+    fn advance(&mut self) -> RecTrainingJobStatus {
         let status = self.decide().0.status;
         self.job.status = Some(status.clone());
         status
@@ -485,35 +595,35 @@ impl History {
 }
 
 #[test]
-fn the_checkpoint_that_an_attempt_leaves_is_that_of_the_status() {
+fn the_last_checkpoint_of_an_attempt_is_in_the_status() {
     for ends in [Happening::Suspend(true), Happening::Rows(2000)] {
         let mut history = training(7);
         history.happens(&ends);
-        assert_eq!(history.goes_on().last_checkpoint.map(|checkpoint| checkpoint.step), Some(7));
-        // It is there when it is first heard that it is.
+        assert_eq!(history.advance().last_checkpoint.map(|checkpoint| checkpoint.step), Some(7));
+        // The checkpoint exists with the same report.
         history.happens(&Happening::Saving(Saving::Over));
         history.happens(&Happening::Coordinator(CoordinatorView::Live(at(9))));
-        let status = history.goes_on();
+        let status = history.advance();
         assert!(matches!(status.phase, Some(Phase::Suspended | Phase::Restarting)), "{:?}", status.phase);
         assert_eq!(status.last_checkpoint.map(|checkpoint| checkpoint.step), Some(9), "{ends:?}");
     }
 }
 
 #[test]
-fn a_change_that_may_mend_an_attempt_is_carried_out_though_that_ends_while_it_saves() {
+fn a_change_is_carried_out_though_the_attempt_ends_while_it_saves() {
     let stalls = CoordinatorView::Live(Report { idle_seconds: Some(100.0), ..at(7) });
     let crashes = CoordinatorView::Failed { message: "ps 0 is gone".to_owned(), user_error: false };
     for (ends, seconds) in [(stalls, 100), (crashes, 0)] {
         let mut history = training(7);
         history.happens(&Happening::Restarts(3));
-        assert_eq!(history.goes_on().restarts, Some(3), "none is left");
+        assert_eq!(history.advance().restarts, Some(3), "none is left");
         history.happens(&Happening::Rows(2000));
         assert!(history.decide().0.is_saving);
-        history.goes_on();
+        history.advance();
         history.happens(&Happening::Saving(Saving::UnderWay));
         history.happens(&Happening::Time(seconds));
         history.happens(&Happening::Coordinator(ends));
-        let status = history.goes_on();
+        let status = history.advance();
         let attempt = status.attempt.unwrap();
         assert_eq!((status.phase, attempt.number, status.restarts), (Some(Phase::Restarting), 2, Some(3)));
         assert_eq!(attempt.spec_hash, history.spec_hash);
@@ -521,20 +631,20 @@ fn a_change_that_may_mend_an_attempt_is_carried_out_though_that_ends_while_it_sa
 }
 
 #[test]
-fn a_day_of_training_without_a_restart_gives_the_budget_back() {
+fn a_day_of_training_without_a_restart_forgives_restarts() {
     let mut history = training(7);
     history.happens(&Happening::Restarts(3));
-    assert_eq!(history.goes_on().counted_restarts(), 3);
+    assert_eq!(history.advance().counted_restarts(), 3);
     for (seconds, counted) in [(60 * 60 * 24 - 1, 3), (1, 0)] {
         history.happens(&Happening::Time(seconds));
-        assert_eq!(history.goes_on().counted_restarts(), counted);
+        assert_eq!(history.advance().counted_restarts(), counted);
     }
-    // Two more, of which one ended it.
+    // Two more restarts; the last one ends the attempt.
     history.happens(&Happening::Restarts(5));
-    let status = history.goes_on();
+    let status = history.advance();
     assert_eq!((status.phase, status.restarts, status.counted_restarts()), (Some(Phase::Training), Some(5), 2));
     history.happens(&Happening::Coordinator(CoordinatorView::Failed { message: "m".to_owned(), user_error: false }));
-    let status = history.goes_on();
+    let status = history.advance();
     let wait = status.attempt.unwrap().not_before.unwrap().0.as_second() - history.now;
     assert_eq!((status.phase, status.restarts, wait), (Some(Phase::Restarting), Some(5), 20));
 }

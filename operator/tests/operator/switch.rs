@@ -1,10 +1,10 @@
-//! The training mode of a job under way, changed in its manifest: its coordinator is asked, no pod is restarted, and neither a
-//! coordinator that will not or does not answer nor an operator that dies at any call makes a difference.
+//! The training mode of a job under way, changed in its manifest. The operator asks the
+//! coordinator, and no pod restarts. A coordinator that refuses or does not answer makes no
+//! difference, nor does an operator that dies at any call.
 use std::collections::BTreeMap;
 
 use rectrain_crds::{AttemptMode, Mode, Phase};
-use rectrain_operator::coordinator::Stage;
-use rectrain_operator::switch::SwitchAnswer;
+use rectrain_operator::coordinator_view::{Stage, SwitchAnswer};
 use serde_json::json;
 
 use crate::life::lives;
@@ -23,7 +23,7 @@ async fn ticks(world: &World, count: usize) {
     world.settle().await;
 }
 
-/// Until the job trains.
+/// Ticks until the job trains.
 async fn training(world: &World) {
     while world.phase() != Some(Phase::Training) {
         ticks(world, 1).await;
@@ -59,7 +59,7 @@ fn events(world: &World, reason: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_job_under_way_goes_on_in_another_mode_without_a_restart_and_is_asked_once() {
+async fn a_job_under_way_switches_its_mode_without_a_restart() {
     let world = World::new(MANIFEST, vec![long(20)]);
     training(&world).await;
     let before = pods(&world);
@@ -71,16 +71,16 @@ async fn a_job_under_way_goes_on_in_another_mode_without_a_restart_and_is_asked_
     ticks(&world, 3).await;
     assert_eq!(asked(&world), [Mode::Gba, Mode::Sync]);
     assert_eq!(pods(&world), before);
-    let told = events(&world, "ModeSwitched");
-    assert_eq!(told.len(), 2, "{told:?}");
-    assert!(told.iter().any(|note| note.contains("from mode sync to gba")), "{told:?}");
+    let notes = events(&world, "ModeSwitched");
+    assert_eq!(notes.len(), 2, "{notes:?}");
+    assert!(notes.iter().any(|note| note.contains("from mode sync to gba")), "{notes:?}");
     world.live().await;
     assert_eq!((world.phase(), world.job().status.unwrap().restarts), (Some(Phase::Complete), Some(0)));
 }
 
-/// A schedule has changed the mode since: what counts is what was last asked for.
+/// A schedule has changed the mode since. Only the mode that was last asked for counts.
 #[tokio::test]
-async fn a_mode_that_a_schedule_has_changed_is_nothing_to_ask_about() {
+async fn a_mode_changed_by_a_schedule_is_not_asked_about() {
     let world = World::new(MANIFEST, vec![long(20)]);
     training(&world).await;
     world.scripts.lock().unwrap().switch_all(Mode::Gba);
@@ -92,7 +92,7 @@ async fn a_mode_that_a_schedule_has_changed_is_nothing_to_ask_about() {
 }
 
 #[tokio::test]
-async fn a_coordinator_that_is_busy_or_does_not_answer_is_asked_again() {
+async fn a_busy_or_silent_coordinator_is_asked_again() {
     let world = World::new(MANIFEST, vec![long(20)]);
     training(&world).await;
     for _ in 0..2 {
@@ -108,7 +108,7 @@ async fn a_coordinator_that_is_busy_or_does_not_answer_is_asked_again() {
 }
 
 #[tokio::test]
-async fn a_refused_mode_shows_and_the_job_trains_on_in_its_own() {
+async fn a_refused_mode_is_a_condition_and_training_continues() {
     let world = World::new(MANIFEST, vec![long(20)]);
     training(&world).await;
     let before = pods(&world);
@@ -124,19 +124,19 @@ async fn a_refused_mode_shows_and_the_job_trains_on_in_its_own() {
         (vec![Mode::Gba], Some(Mode::Sync), Some(Phase::Training))
     );
     assert_eq!((pods(&world), events(&world, "ModeRefused").len()), (before, 1));
-    // What does not concern the mode asks for nothing.
+    // A change of another setting asks for no mode.
     world.edit(|spec| spec["ttlSecondsAfterFinished"] = json!(1_000_000));
     ticks(&world, 1).await;
     assert_eq!(asked(&world).len(), 1);
     set_mode(&world, Mode::Sync);
     ticks(&world, 1).await;
-    assert_eq!((asked(&world).len(), world.condition("Stalled")), (1, None), "it is in that one");
+    assert_eq!((asked(&world).len(), world.condition("Stalled")), (1, None), "the job is in that mode");
     set_mode(&world, Mode::Gba);
     ticks(&world, 1).await;
     assert_eq!((asked(&world).len(), in_use(&world)), (2, Some(Mode::Gba)));
 }
 
-/// The manifest itself says that the mode cannot be: nobody has to be asked, and nothing stops.
+/// The manifest's own rules exclude the mode, so the coordinator is not asked, and nothing stops.
 #[tokio::test]
 async fn a_mode_that_the_manifest_rules_out_stops_no_job_under_way() {
     let manifest = format!("{MANIFEST}  training: {{hopBw: {{backups: 2}}}}\n");
@@ -147,13 +147,13 @@ async fn a_mode_that_the_manifest_rules_out_stops_no_job_under_way() {
     let (reason, message) = world.condition("Stalled").unwrap();
     assert!(reason == "ModeRefused" && message.contains("slowest of 2 dense workers"), "{message}");
     assert_eq!((asked(&world), world.phase(), attempt(&world)), (vec![], Some(Phase::Training), 1));
-    // Nor does it keep the next attempt from starting.
+    // The next attempt can start, too.
     world.edit(|spec| spec["suspend"] = json!(true));
     ticks(&world, 2).await;
     world.edit(|spec| spec["suspend"] = json!(false));
     ticks(&world, 2).await;
     assert_eq!((attempt(&world), mode(&world).started, world.condition("Failed")), (2, Mode::Sync, None));
-    // A change that begins another attempt asks for all of the manifest.
+    // A change that needs another attempt needs a valid manifest.
     world.edit(|spec| spec["data"]["synthetic"]["rows"] = json!(3000));
     ticks(&world, 2).await;
     assert_eq!((world.condition("Stalled").unwrap().0.as_str(), attempt(&world)), ("InvalidSpec", 2));
@@ -164,8 +164,8 @@ async fn a_mode_that_the_manifest_rules_out_stops_no_job_under_way() {
 }
 
 #[tokio::test]
-async fn a_mode_changed_before_the_pods_are_there_is_what_they_start_in() {
-    // Held from the start.
+async fn pods_start_in_a_mode_that_changed_before() {
+    // Suspended from the start.
     let world = World::new(&format!("{MANIFEST}  suspend: true\n"), vec![long(3)]);
     world.settle().await;
     set_mode(&world, Mode::Gba);
@@ -173,7 +173,7 @@ async fn a_mode_changed_before_the_pods_are_there_is_what_they_start_in() {
     world.edit(|spec| spec["suspend"] = json!(false));
     training(&world).await;
     assert_eq!((in_use(&world), attempt(&world)), (Some(Mode::Gba), 1));
-    // Held later.
+    // Suspended later.
     world.edit(|spec| spec["suspend"] = json!(true));
     ticks(&world, 2).await;
     set_mode(&world, Mode::Hybrid);
@@ -195,7 +195,7 @@ async fn a_mode_changed_before_the_pods_are_there_is_what_they_start_in() {
 }
 
 #[tokio::test]
-async fn a_mode_changed_while_pods_start_is_asked_for_once_they_train() {
+async fn a_mode_changed_while_pods_start_is_asked_for_later() {
     let mut script = vec![live(Stage::Starting, 0); 4];
     script.extend(long(6));
     let world = World::new(MANIFEST, vec![script]);
@@ -223,9 +223,10 @@ async fn the_attempt_after_a_crash_starts_in_the_newest_mode() {
     assert_eq!((world.phase(), in_use(&world)), (Some(Phase::Complete), Some(Mode::Gba)));
 }
 
-/// Its container, or its pod, is started again within the attempt: it finds the manifest of its start.
+/// Its container or its pod restarts within the attempt, and reads the manifest of the attempt's
+/// start.
 #[tokio::test]
-async fn a_coordinator_that_starts_again_is_asked_again() {
+async fn a_restarted_coordinator_is_asked_again() {
     let world = World::new(MANIFEST, vec![vec![live(Stage::Training, 1)]]);
     training(&world).await;
     set_mode(&world, Mode::Gba);
@@ -241,7 +242,7 @@ async fn a_coordinator_that_starts_again_is_asked_again() {
 }
 
 #[tokio::test]
-async fn a_job_that_failed_starts_afresh_when_its_mode_is_changed_and_not_before() {
+async fn a_failed_job_starts_over_when_its_mode_changes() {
     let world = World::new(MANIFEST, vec![vec![failed("this mode cannot be", true)], long(2)]);
     world.live().await;
     assert_eq!(world.condition("Failed").unwrap().0, "BadInput");
@@ -250,7 +251,7 @@ async fn a_job_that_failed_starts_afresh_when_its_mode_is_changed_and_not_before
     set_mode(&world, Mode::Gba);
     world.live().await;
     assert_eq!((world.phase(), attempt(&world), asked(&world)), (Some(Phase::Complete), 2, vec![]));
-    // A change that the job did not live to hear of has been made nonetheless: it does not bring the job back.
+    // A change from before the failure does not revive the job, though it was not carried out.
     let manifest = format!("{MANIFEST}  activeDeadlineSeconds: 30\n");
     let world = World::new(&manifest, vec![vec![live(Stage::Starting, 0)]]);
     ticks(&world, 2).await;
@@ -260,7 +261,7 @@ async fn a_job_that_failed_starts_afresh_when_its_mode_is_changed_and_not_before
     assert_eq!((world.phase(), attempt(&world)), (Some(Phase::Failed), 1));
 }
 
-/// The mode is changed when the job first trains.
+/// Changes the mode when the job first trains.
 fn change_once(changed: &mut bool) -> impl FnMut(&World) {
     move |world| {
         if !*changed && world.phase() == Some(Phase::Training) {
@@ -271,7 +272,7 @@ fn change_once(changed: &mut bool) -> impl FnMut(&World) {
 }
 
 #[tokio::test]
-async fn whatever_call_fails_during_a_switch_the_end_is_the_same() {
+async fn any_failed_call_during_a_switch_leads_to_the_same_end() {
     let script = long(8);
     let world = World::new(MANIFEST, vec![script.clone()]);
     training(&world).await;
@@ -279,7 +280,8 @@ async fn whatever_call_fails_during_a_switch_the_end_is_the_same() {
     world.live().await;
     let expected = world.outline();
     assert_eq!(expected[format!("rectrainingjobs/{JOB}")]["status"]["mode"], "gba");
-    // The calls of a life in which none fails, from the change of the manifest until the new mode is in the status.
+    // The calls of a life without a failure, from the change of the manifest until the status has
+    // the new mode.
     let (mut first, mut last) = (0, 0);
     let mut world = World::new(MANIFEST, vec![script.clone()]);
     let mut changed = false;
@@ -295,7 +297,8 @@ async fn whatever_call_fails_during_a_switch_the_end_is_the_same() {
     });
     assert!(undisturbed.await);
     assert!(first > 0 && last - first > 15, "from call {first} to {last}");
-    // Calls to the API server, from before the change until after the switch, and the one to the coordinator.
+    // Calls to the API server, from before the change until after the switch, and the call to the
+    // coordinator.
     for fault in Fault::ALL {
         for at in first - 5..last + 5 {
             let mut world = World::new(MANIFEST, vec![script.clone()]);
@@ -314,10 +317,11 @@ fn mode_is_wanted(world: &World) -> bool {
     world.job().spec.training.is_some_and(|training| training.mode == Some(Mode::Gba.into()))
 }
 
-/// To ask again for the mode that it is in is harmless; a coordinator was switched once, and no attempt was begun.
-fn assert_switched_once(world: &World, what: &str) {
+/// The coordinator has switched once, and no attempt has begun. A second request for the same mode
+/// is harmless.
+fn assert_switched_once(world: &World, fault: &str) {
     let asked = asked(world);
-    assert!((1..=2).contains(&asked.len()) && asked.iter().all(|mode| *mode == Mode::Gba), "{what}: {asked:?}");
-    assert_eq!(world.scripts.lock().unwrap().switches, 1, "{what}");
-    assert_eq!(attempt(world), 1, "{what}");
+    assert!((1..=2).contains(&asked.len()) && asked.iter().all(|mode| *mode == Mode::Gba), "{fault}: {asked:?}");
+    assert_eq!(world.scripts.lock().unwrap().switches, 1, "{fault}");
+    assert_eq!(attempt(world), 1, "{fault}");
 }

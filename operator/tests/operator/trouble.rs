@@ -1,13 +1,13 @@
-//! Trouble that must not cost a job that trains: changes that cannot be, pods that are refused, coordinators that are silent for a
-//! moment, drained nodes, other containers in its pods, pods of a namesake.
+//! Trouble that must not end a job that trains: impossible changes, refused pods, coordinators that
+//! are silent for a moment, drained nodes, other containers in its pods, pods of a namesake.
 use rectrain_crds::Phase;
-use rectrain_operator::coordinator::{CoordinatorView, Stage};
+use rectrain_operator::coordinator_view::{CoordinatorView, Stage};
 use serde_json::{Value, json};
 
 use crate::world::{MANIFEST, NAMESPACE, Script, World, complete, failed, good, live, passes};
 
-/// A job whose StatefulSets may make no pods, looked at for as long as it takes to say so.
-pub async fn whose_pods_are_refused() -> World {
+/// A job whose StatefulSets may create no pods, after enough looks to report it.
+pub async fn with_refused_pods() -> World {
     let world = World::new(MANIFEST, vec![good()]);
     world.api().pods_refused = Some("pods \"clicks-ps-0\" is forbidden: exceeded quota: cpu".to_owned());
     for _ in 0..5 {
@@ -19,8 +19,8 @@ pub async fn whose_pods_are_refused() -> World {
 }
 
 #[tokio::test]
-async fn pods_that_the_cluster_does_not_make_are_a_condition_that_says_why() {
-    let world = whose_pods_are_refused().await;
+async fn refused_pods_are_a_condition_with_the_reason() {
+    let world = with_refused_pods().await;
     let (reason, message) = world.condition("Stalled").unwrap();
     assert!(reason == "PodsRefused" && message.contains("exceeded quota: cpu. Look at"), "{message}");
     assert!(message.contains("StatefulSet clicks-coordinator"), "{message}");
@@ -29,9 +29,10 @@ async fn pods_that_the_cluster_does_not_make_are_a_condition_that_says_why() {
     assert_eq!((world.phase(), world.condition("Stalled")), (Some(Phase::Complete), None));
 }
 
-/// Neither a number that does not fit nor a template that cannot be ends a job that trains; mended, it never happened.
+/// Neither an impossible number nor an impossible template ends a job that trains. Once corrected,
+/// it left no trace.
 #[tokio::test]
-async fn a_change_that_cannot_be_ends_no_job_under_way() {
+async fn an_impossible_change_ends_no_job_under_way() {
     let long = || vec![vec![live(Stage::Training, 1); 12].into_iter().chain([complete()]).collect::<Script>()];
     let impossible: [fn(&mut Value); 3] = [
         |spec| spec["features"]["sparse"] = json!([{"name": "C1"}, {"name": "C1"}]),
@@ -52,7 +53,7 @@ async fn a_change_that_cannot_be_ends_no_job_under_way() {
         let status = world.job().status.unwrap();
         assert_eq!((status.phase, status.attempt.unwrap().number), (Some(Phase::Complete), 1));
     }
-    // One that is never mended is complete all the same.
+    // A job whose manifest is never corrected completes all the same.
     let world = World::new(MANIFEST, long());
     ticks(&world, 3).await;
     world.edit(impossible[0]);
@@ -71,7 +72,7 @@ fn with_class(spec: &mut Value) {
 }
 
 #[tokio::test]
-async fn a_template_that_the_api_server_refuses_is_found_before_it_costs_an_attempt() {
+async fn a_refused_template_is_found_by_a_dry_run() {
     let twice = "failed to create typed patch object: duplicate entries for key";
     for (code, why) in [(422, "is invalid"), (500, twice), (500, "a webhook is down"), (504, "timeout")] {
         let manifest = format!("{MANIFEST}  checkpoint: {{path: \"gs://ads/clicks\"}}\n");
@@ -83,11 +84,11 @@ async fn a_template_that_the_api_server_refuses_is_found_before_it_costs_an_atte
         world.edit(with_class);
         ticks(&world, 5).await;
         let (reason, message) = world.condition("Stalled").unwrap();
-        assert!(reason == "ObjectRefused" && message.contains("training goes on"), "{message}");
+        assert!(reason == "ObjectRefused" && message.contains("training continues"), "{message}");
         assert!(message.contains(why), "{message}");
         assert_eq!((world.phase(), names_of_pods(&world)), (Some(Phase::Training), pods));
-        assert_eq!(world.scripts.lock().unwrap().asked_saves, 0, "no checkpoint is needed for it");
-        // Once it would be taken the change is carried out.
+        assert_eq!(world.scripts.lock().unwrap().asked_saves, 0, "it needs no checkpoint");
+        // Once the API server accepts it, the change is carried out.
         world.api().refused_text = None;
         world.live().await;
         let status = world.job().status.unwrap();
@@ -96,9 +97,10 @@ async fn a_template_that_the_api_server_refuses_is_found_before_it_costs_an_atte
     }
 }
 
-/// A list with two entries of one key is refused as an error of the API server's own, which asking again does not mend.
+/// The API server refuses a list with two entries of one key with an internal error. A retry does
+/// not help.
 #[tokio::test]
-async fn what_cannot_be_merged_is_told_to_whoever_wrote_it() {
+async fn a_template_that_cannot_be_merged_is_a_condition() {
     let world = World::new(MANIFEST, vec![good()]);
     let why = "failed to create typed patch object (ads/clicks-dense-worker; apps/v1, Kind=StatefulSet): duplicate entries for key";
     world.api().refused_text = Some((CLASS.to_owned(), 500, why.to_owned()));
@@ -108,9 +110,9 @@ async fn what_cannot_be_merged_is_told_to_whoever_wrote_it() {
     assert!(reason == "ObjectRefused" && message.contains("duplicate entries"), "{message}");
 }
 
-/// It would have its time and its restarts once more.
+/// It would get its deadline and its restarts a second time.
 #[tokio::test]
-async fn a_change_that_was_refused_does_not_begin_a_job_anew_that_failed_since() {
+async fn a_refused_change_does_not_revive_a_job_that_failed_since() {
     let world =
         World::new(&format!("{MANIFEST}  activeDeadlineSeconds: 40\n"), vec![vec![live(Stage::Training, 1)], good()]);
     ticks(&world, 3).await;
@@ -130,7 +132,7 @@ async fn a_change_that_was_refused_does_not_begin_a_job_anew_that_failed_since()
 }
 
 #[tokio::test]
-async fn a_change_that_was_not_carried_out_yet_mends_a_job_whose_input_was_bad() {
+async fn a_pending_change_corrects_a_job_with_bad_input() {
     let wrong = vec![live(Stage::Training, 1), live(Stage::Training, 1), failed("train.csv:7: the label is `x`", true)];
     let world = World::new(MANIFEST, vec![wrong, good()]);
     while world.phase() != Some(Phase::Training) {
@@ -147,9 +149,9 @@ async fn a_change_that_was_not_carried_out_yet_mends_a_job_whose_input_was_bad()
     assert_eq!((status.phase, status.attempt.unwrap().number), (Some(Phase::Complete), 2));
 }
 
-/// Its node says so in events alone; of those some are about the time before it had a node.
+/// Only the node's events tell it. Some events are from before the pod had a node.
 #[tokio::test]
-async fn a_pod_whose_volumes_cannot_be_mounted_is_a_condition_that_says_why() {
+async fn a_volume_that_cannot_be_mounted_is_a_condition() {
     let world = World::new(MANIFEST, vec![good()]);
     let creating = json!({"reason": "ContainerCreating"});
     world.api().pod_status = Some(json!({"conditions": [{"type": "Ready", "status": "False"}], "containerStatuses": [
@@ -160,7 +162,7 @@ async fn a_pod_whose_volumes_cannot_be_mounted_is_a_condition_that_says_why() {
         json!({"metadata": {"name": format!("event-{minute}"), "namespace": NAMESPACE}, "reason": reason, "message": message,
             "involvedObject": {"uid": pod["metadata"]["uid"]}, "lastTimestamp": format!("2027-01-15T08:{minute:02}:00Z")})
     };
-    // A mount that failed at first and an image that is being pulled: all is well.
+    // A mount that failed at first and a pull under way are no problem.
     for (minute, reason) in [(2, "FailedMount"), (1, "FailedScheduling"), (3, "Pulling")] {
         world.api().create("events", event(minute, reason, "for a moment"));
     }
@@ -173,9 +175,9 @@ async fn a_pod_whose_volumes_cannot_be_mounted_is_a_condition_that_says_why() {
     assert!(reason == "ContainerConfigError" && message.contains("secret \"keys\" not found"), "{message}");
 }
 
-/// A set that has to go down goes, whatever the API server thinks of its new template.
+/// A StatefulSet without pods is deleted if its new template is refused.
 #[tokio::test]
-async fn a_held_job_has_no_pods_although_its_sets_are_refused() {
+async fn a_suspended_job_has_no_pods_although_its_sets_are_refused() {
     let world = World::new(MANIFEST, vec![vec![live(Stage::Training, 1)]]);
     ticks(&world, 3).await;
     world.api().refused_text = refused(CLASS);
@@ -187,9 +189,9 @@ async fn a_held_job_has_no_pods_although_its_sets_are_refused() {
     assert_eq!((world.phase(), names_of_pods(&world)), (Some(Phase::Suspended), vec![]));
 }
 
-/// An operator that begins to look does not take its own ignorance for a job that stands still.
+/// A new operator does not know the progress before. It must not take that for a stalled job.
 #[tokio::test]
-async fn a_coordinator_that_does_not_answer_a_new_operator_at_once_has_its_time() {
+async fn a_coordinator_that_is_silent_to_a_new_operator_has_its_time() {
     let manifest = format!("{MANIFEST}  faultTolerance: {{stallSeconds: 30, backoffSeconds: 1}}\n");
     let mut script = vec![live(Stage::Training, 1), CoordinatorView::Silent, CoordinatorView::Silent];
     script.extend([live(Stage::Training, 2), complete()]);
@@ -200,16 +202,16 @@ async fn a_coordinator_that_does_not_answer_a_new_operator_at_once_has_its_time(
     world.live().await;
     let status = world.job().status.unwrap();
     assert_eq!((status.phase, status.restarts.unwrap_or(0)), (Some(Phase::Complete), 0));
-    // One that stays silent is given up after that time.
+    // A coordinator that stays silent is a crash after that time.
     let silent = vec![live(Stage::Training, 1), CoordinatorView::Silent];
     let world = World::new(&manifest, vec![silent, good()]);
     world.live().await;
     assert_eq!(world.job().status.unwrap().restarts, Some(1));
 }
 
-/// A drained node costs an attempt where nobody can take a pod's place, and is no fault of the job's.
+/// A drain ends the attempt if a pod cannot be replaced, and is no fault of the job.
 #[tokio::test]
-async fn drains_are_not_counted_among_the_crashes() {
+async fn drains_do_not_count_as_restarts() {
     let manifest = format!("{MANIFEST}  faultTolerance: {{maxRestarts: 1, backoffSeconds: 1}}\n");
     let crash = || vec![live(Stage::Training, 1), live(Stage::Training, 1), failed("ps 0 is gone", false)];
     let world = World::new(&manifest, vec![crash(), crash(), crash(), good()]);
@@ -219,17 +221,14 @@ async fn drains_are_not_counted_among_the_crashes() {
             break;
         }
         world.tick();
-        put_out(&world);
+        displace(&world, "clicks-ps-0");
     }
     let status = world.job().status.unwrap();
     assert_eq!((status.phase, status.restarts, status.attempt.unwrap().number), (Some(Phase::Complete), Some(0), 4));
 }
 
-fn put_out(world: &World) {
-    put_out_pod(world, "clicks-ps-0");
-}
-
-fn put_out_pod(world: &World, name: &str) {
+/// A drain evicts a pod.
+fn displace(world: &World, name: &str) {
     let mut api = world.api();
     if let Some(pod) = api.get_mut("pods", name) {
         let conditions = pod["status"]["conditions"].as_array_mut().unwrap();
@@ -238,18 +237,19 @@ fn put_out_pod(world: &World, name: &str) {
     }
 }
 
-/// Its successor knows nothing of the attempt, and refuses all members, whose containers start again: not for a fault of the job's.
+/// Its replacement does not know the attempt and refuses all members, whose containers restart.
+/// That is no fault of the job.
 #[tokio::test]
-async fn a_coordinator_that_made_way_takes_the_attempt_with_it_and_no_restart() {
-    for makes_way in [true, false] {
+async fn a_displaced_coordinator_ends_the_attempt_without_a_restart() {
+    for displaced in [true, false] {
         let manifest = format!("{MANIFEST}  faultTolerance: {{maxRestarts: 1, backoffSeconds: 1}}\n");
         let world = World::new(&manifest, vec![vec![live(Stage::Training, 1); 50]]);
         while world.phase() != Some(Phase::Training) {
             world.settle().await;
             world.tick();
         }
-        if makes_way {
-            put_out_pod(&world, "clicks-coordinator-0");
+        if displaced {
+            displace(&world, "clicks-coordinator-0");
         }
         world.settle().await;
         world.api().remove("pods", "clicks-coordinator-0");
@@ -261,14 +261,14 @@ async fn a_coordinator_that_made_way_takes_the_attempt_with_it_and_no_restart() 
             world.settle().await;
         }
         let status = world.job().status.unwrap();
-        assert_eq!((status.attempt.unwrap().number, status.restarts), (1 + u32::from(makes_way), Some(0)));
+        assert_eq!((status.attempt.unwrap().number, status.restarts), (1 + u32::from(displaced), Some(0)));
         assert_eq!(world.phase(), Some(Phase::Training));
     }
 }
 
-/// What a mesh or an agent puts into a pod ends as it likes.
+/// The containers of a mesh or an agent end and restart by themselves.
 #[tokio::test]
-async fn containers_that_are_not_the_jobs_say_nothing_of_it() {
+async fn injected_containers_say_nothing_about_the_job() {
     let beside = json!([
         {"name": "proxy", "restartCount": 30, "ready": true, "image": "", "imageID": "",
             "state": {"terminated": {"exitCode": 2, "reason": "OOMKilled"}}},
@@ -291,9 +291,10 @@ async fn containers_that_are_not_the_jobs_say_nothing_of_it() {
     assert_eq!((status.phase, status.restarts.unwrap_or(0)), (Some(Phase::Complete), 0));
 }
 
-/// Pods of a deleted job of the same name, still ending, are not this job's: it waits for them, and counts nothing of theirs.
+/// Pods of a deleted job of the same name may still run. The job waits for their end, and does not
+/// count their restarts.
 #[tokio::test]
-async fn pods_of_a_deleted_namesake_are_waited_for() {
+async fn a_job_waits_for_the_pods_of_a_deleted_namesake() {
     let world = World::new(MANIFEST, vec![good()]);
     let other = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "clicks-ps-7", "namespace": NAMESPACE, "labels": {
             "app.kubernetes.io/managed-by": "rectrain-operator", "rectrain.dev/job": "clicks", "rectrain.dev/role": "ps",
@@ -312,16 +313,17 @@ async fn pods_of_a_deleted_namesake_are_waited_for() {
     assert_eq!((status.phase, status.restarts.unwrap_or(0)), (Some(Phase::Complete), 0));
 }
 
-/// An object that cannot be changed is not: what a later version would write into it waits for the next attempt.
+/// An immutable object is not applied again if a later version of the operator writes it
+/// differently.
 #[tokio::test]
-async fn a_manifest_that_pods_read_stays_as_it_is_whatever_would_be_written_into_it_now() {
+async fn the_manifest_of_running_pods_is_never_changed() {
     let world = World::new(MANIFEST, vec![vec![live(Stage::Training, 1)]]);
     ticks(&world, 3).await;
     let name = world.api().made().into_iter().find(|(plural, _)| plural == "configmaps").unwrap().1;
     world.api().get_mut("configmaps", &name).unwrap()["data"]["resolved.json"] = json!("of an earlier version");
     ticks(&world, 3).await;
     assert_eq!((world.condition("Stalled"), world.phase()), (None, Some(Phase::Training)));
-    // It has its digest again, and held it is not written anew either.
+    // Its digest is the old one again, and a suspension does not write it either.
     let applied = |world: &World| world.api().log.iter().filter(|call| call.starts_with("PATCH configmaps")).count();
     let before = applied(&world);
     world.edit(|spec| spec["suspend"] = json!(true));
@@ -329,9 +331,10 @@ async fn a_manifest_that_pods_read_stays_as_it_is_whatever_would_be_written_into
     assert_eq!((world.phase(), applied(&world)), (Some(Phase::Suspended), before));
 }
 
-/// If it did, an upgrade of the operator would end every attempt under way. A field that is new must not be in the digest of manifests without it.
+/// Another digest would end every attempt under way when the operator is upgraded. So a new field
+/// must not be in the digest of manifests without it.
 #[test]
-fn the_digest_of_what_pods_depend_on_stays_from_version_to_version() {
+fn the_digest_of_pod_settings_is_the_same_in_every_version() {
     let job = rectrain_crds::parse_manifest(MANIFEST, "job.yaml").unwrap();
     assert_eq!(rectrain_operator::reconcile::validate::spec_hash(&job.spec), "7bd7f6602c21b040481245b88c00a3a4");
 }

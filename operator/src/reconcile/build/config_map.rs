@@ -1,6 +1,8 @@
-//! The manifest that a job's pods read, and beside it what it means with every default filled in. It is named by its content and
-//! cannot be changed, so that a container that starts again reads what the others have read. Its training mode is the one that the
-//! attempt has started in: only the coordinator reads it, and a coordinator that starts again is asked for the present one.
+//! The manifest that a job's pods read, and its resolved form for people.
+//!
+//! The ConfigMap is immutable and named by its content, so that a restarted container reads the
+//! same manifest as the others. Its training mode is the attempt's initial one. Only the
+//! coordinator reads the mode, and a restarted coordinator is asked for the present one.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use rectrain_crds::RecTrainingJob;
@@ -12,9 +14,10 @@ use crate::reconcile::validate::for_pods;
 
 /// The file that pods read.
 pub(super) const MANIFEST: &str = "job.yaml";
-/// For people: what the manifest means.
+/// The resolved manifest, for people.
 const RESOLVED: &str = "resolved.json";
-/// An object holds 1 MiB; what is only for people is left out rather than refused.
+/// Bytes of the resolved manifest at most. An object holds 1 MiB, and a larger one would be
+/// refused.
 const MOST_FOR_PEOPLE: usize = 500_000;
 
 pub(super) fn build(plan: &Plan<'_>) -> Result<ConfigMap, serde_json::Error> {
@@ -26,9 +29,9 @@ pub(super) fn build(plan: &Plan<'_>) -> Result<ConfigMap, serde_json::Error> {
         "metadata": {"name": name},
         "spec": job.spec,
     });
-    // JSON is YAML, and says the same to every reader.
+    // JSON is YAML, and every parser reads it alike.
     let mut data = vec![(MANIFEST.to_owned(), serde_json::to_string_pretty(&manifest)?)];
-    // What pods do not read may change under a job, and this object may not.
+    // Settings that pods do not read may change during an attempt, and this object may not.
     let mut resolved = serde_json::to_value(&plan.resolved)?;
     if let Some(fields) = resolved.as_object_mut() {
         fields.remove("faultTolerance");

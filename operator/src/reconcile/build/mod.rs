@@ -1,5 +1,5 @@
-//! The fifth step, pure: the objects that a job should have, each built in a file of its own. What is built is a function of the
-//! manifest, the attempt and the installation alone, so building twice gives the same.
+//! Builds the objects of a job, each in a file of its own. Pure: they depend only on the manifest,
+//! the attempt and the installation, so a second build gives the same objects.
 
 mod config_map;
 mod network_policy;
@@ -18,37 +18,37 @@ use crate::certificates::JobCertificate;
 use crate::config::OperatorConfig;
 use crate::members;
 use crate::names::{self, Role};
+use crate::objects::{Kind, Wanted};
 use crate::phase::{Decision, Run, wanted_mode};
-use crate::reconcile::kinds::{Kind, Wanted};
 use crate::reconcile::validate::{in_mode, manifest_hash, with_replicas};
 
-/// Everything that builders read.
+/// The input of the builders.
 #[derive(Clone, Debug)]
 pub struct Plan<'a> {
     /// The job.
     pub job: &'a RecTrainingJob,
-    /// Its manifest in the training mode and with the members that the attempt starts with: what a pod that comes later
-    /// reads, whatever has become of them meanwhile. While there are pods nothing else of it changes; a job that holds may have been
-    /// changed since.
+    /// Its manifest with the attempt's initial training mode and members, which pods of the whole
+    /// attempt read. While pods run, the rest of it does not change. The manifest of a suspended
+    /// job may change.
     pub spec: RecTrainingJobSpec,
     /// The same, resolved.
     pub resolved: ResolvedJob,
     /// Digest of `spec`.
     pub manifest_hash: String,
-    /// The attempt that its pods are of.
+    /// The attempt of its pods.
     pub attempt: AttemptStatus,
-    /// Pods of members that there have to be now.
+    /// The members of each role.
     pub replicas: AttemptReplicas,
-    /// The certificate of its members, if its pods speak with them only.
+    /// The certificate of its members, if its pods accept only members.
     pub certificate: Option<JobCertificate>,
-    /// Whether pods should be there.
+    /// Whether its pods should exist.
     pub has_pods: bool,
     /// The installation.
     pub config: &'a OperatorConfig,
 }
 
 impl<'a> Plan<'a> {
-    /// For what was decided.
+    /// The plan of a decision.
     #[must_use]
     pub fn new(
         job: &'a RecTrainingJob,
@@ -61,14 +61,15 @@ impl<'a> Plan<'a> {
         let mode = attempt.mode.as_ref().map_or_else(|| wanted_mode(job), |mode| mode.started);
         let replicas = attempt.replicas.unwrap_or_else(|| members::starting(job.status.as_ref(), resolved, None));
         let spec = with_replicas(in_mode(&job.spec, mode), |role| members::of(&replicas, role).map(|r| r.started));
-        // Nothing else that a manifest means depends on these.
+        // No other resolved setting depends on these.
         let mut resolved = resolved.clone();
         resolved.training.mode = mode;
         resolved.roles.ps.replicas = replicas.ps.started as usize;
         resolved.roles.embedding_worker.replicas = replicas.embedding_worker.started as usize;
         resolved.roles.dense_worker.replicas = replicas.dense_worker.started as usize;
         resolved.roles.loader.replicas = replicas.loader.started as usize;
-        // What the operator decides may change under a job, and what its pods read may not.
+        // Settings of automatic decisions may change during an attempt, and the pods' manifest may
+        // not.
         resolved.training.auto = None;
         resolved.autoscaling = None;
         let manifest_hash = manifest_hash(&spec);
@@ -76,7 +77,7 @@ impl<'a> Plan<'a> {
         Self { job, spec, resolved, manifest_hash, attempt, replicas, certificate, has_pods, config }
     }
 
-    /// The pods that a role has.
+    /// The number of a role's pods.
     fn replicas(&self, role: Role) -> u32 {
         match members::of(&self.replicas, role) {
             _ if !self.has_pods => 0,
@@ -108,7 +109,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// All objects of a job, in the order in which they are made.
+/// All objects of a job, in the order of their creation.
 ///
 /// # Errors
 /// If one cannot be written as JSON.
@@ -134,7 +135,7 @@ fn wanted<T: Serialize>(kind: Kind, object: &T) -> Result<Wanted, serde_json::Er
     Ok(Wanted::new(kind, serde_json::to_value(object)?))
 }
 
-/// The host name of the coordinator's pod, which its headless Service gives it.
+/// The host name of the coordinator's pod, by its headless Service.
 fn coordinator_host(plan: &Plan<'_>) -> String {
     let service = names::of_role(&plan.name(), Role::Coordinator);
     format!("{service}-0.{service}.{}.svc", plan.namespace())

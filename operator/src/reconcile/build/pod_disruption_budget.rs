@@ -1,6 +1,6 @@
-//! How many pods of a role a drain of nodes may take away at a time: one. A drain thus gets through, and a job loses no more at once
-//! than it can recover from. Pods that are not ready hold up no drain: they take no part, and their successors may wait for the node that is
-//! drained.
+//! The number of a role's pods that a drain may evict at a time: one. So a drain makes progress,
+//! and a job loses only as many pods at once as it can recover from. Pods that are not ready do not
+//! block a drain: they do not participate, and their replacements may wait for the drained node.
 
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;

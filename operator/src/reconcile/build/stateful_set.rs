@@ -1,6 +1,8 @@
-//! The pods of a role. A StatefulSet gives them names that stay, starts all of them at once, and never ends by itself: its pods wait
-//! until they are scaled away. It does not roll: pods are changed only by an attempt ending and the next one beginning, which
-//! `phase` decides, so that a new version of the operator restarts nothing.
+//! The pods of a role. A StatefulSet gives them stable names and starts all of them at once. Its
+//! pods wait until they are scaled away.
+//!
+//! It does not roll: only the next attempt changes pods, and `phase` decides about attempts. So a
+//! new version of the operator restarts nothing.
 
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec, StatefulSetUpdateStrategy};
 use k8s_openapi::api::core::v1::{
@@ -23,17 +25,17 @@ use crate::names::{self, ATTEMPT_LABEL, CONTAINER, CONTROL_PORT, JOB_UID_LABEL, 
 use crate::quantity::value_of;
 use crate::reconcile::merge::strategic_merge;
 
-/// Where the manifest is.
+/// Folder of the manifest.
 const FOLDER: &str = "/etc/rectrain";
-/// Where the job's certificate is.
+/// Folder of the job's certificate.
 const CERTIFICATE_FOLDER: &str = "/etc/rectrain-certificate";
-/// Where the rows of a parameter server outlive its container.
+/// Folder of a parameter server's rows, which outlive its container.
 const ROWS_FOLDER: &str = "/var/lib/rectrain/rows";
-/// Where the coordinator keeps its journal.
+/// Folder of the coordinator's journal.
 const JOURNAL_FOLDER: &str = "/var/lib/rectrain/journal";
-/// Seconds that pods stay on a node that is lost: some that are not heard of come back after a moment.
+/// Seconds that pods stay on a lost node: some nodes return after a moment.
 const LOST_NODE_SECONDS: i64 = 30;
-/// Nobody in particular; the runtime's image has the same.
+/// Unprivileged UID and GID; must match the runtime image.
 const USER: i64 = 65532;
 
 pub(super) fn build(plan: &Plan<'_>, role: Role) -> Result<StatefulSet, serde_json::Error> {
@@ -60,7 +62,7 @@ pub(super) fn build(plan: &Plan<'_>, role: Role) -> Result<StatefulSet, serde_js
     })
 }
 
-/// What the operator makes, what the user wants laid over it.
+/// The operator's template, with the user's template merged over it.
 fn template(plan: &Plan<'_>, role: Role) -> Result<PodTemplateSpec, serde_json::Error> {
     let mut template = serde_json::to_value(PodTemplateSpec { metadata: None, spec: Some(pod(plan, role)) })?;
     let mut labels = json!({});
@@ -77,7 +79,7 @@ fn template(plan: &Plan<'_>, role: Role) -> Result<PodTemplateSpec, serde_json::
     if let Some(bytes) = plan.attempt.ps_memory_bytes.filter(|_| role == Role::Ps) {
         raise_memory(&mut template, bytes);
     }
-    // The operator's labels win: everything is found by them.
+    // The operator's labels win, because it selects objects by them.
     let mut own = names::role_labels(&plan.name(), role);
     own.insert(ATTEMPT_LABEL.to_owned(), plan.attempt.number.to_string());
     own.extend(plan.job.metadata.uid.clone().map(|uid| (JOB_UID_LABEL.to_owned(), uid)));
@@ -86,8 +88,9 @@ fn template(plan: &Plan<'_>, role: Role) -> Result<PodTemplateSpec, serde_json::
     Ok(PodTemplateSpec { metadata: Some(metadata), ..serde_json::from_value(template)? })
 }
 
-/// Raises the container's memory limit to `bytes`, and what it requests in the same proportion, so that one whose request is its limit
-/// stays so. A template that gives it as much already, or no limit, stays as it is.
+/// Raises the container's memory limit to `bytes`, and its request in the same proportion, so that
+/// a request equal to the limit stays equal. A template with a higher limit, or with none, is not
+/// changed.
 fn raise_memory(template: &mut Value, bytes: u64) {
     let containers = template["spec"]["containers"].as_array_mut().into_iter().flatten();
     for container in containers.filter(|container| container["name"] == CONTAINER) {
@@ -105,7 +108,7 @@ fn raise_memory(template: &mut Value, bytes: u64) {
     }
 }
 
-/// A template of the manifest in the form of a pod's template.
+/// The user's template as a pod template.
 fn overlay(user: &PodTemplate) -> Result<Value, serde_json::Error> {
     let mut fields = serde_json::to_value(user)?;
     let mut container = json!({"name": CONTAINER});
@@ -150,8 +153,8 @@ fn pod(plan: &Plan<'_>, role: Role) -> PodSpec {
     }
 }
 
-/// Those of the installation, and for how long a node may be lost: training waits for its pods, and goes on as exactly without them.
-/// Kubernetes waits for five minutes.
+/// The installation's tolerations, and short ones for lost nodes: training waits for their pods,
+/// and replacements are as good. Kubernetes' default is five minutes.
 fn tolerations(installation: &[Toleration]) -> Vec<Toleration> {
     let lost = ["not-ready", "unreachable"].map(|taint| Toleration {
         key: Some(format!("node.kubernetes.io/{taint}")),
@@ -178,13 +181,13 @@ fn volumes(plan: &Plan<'_>, role: Role) -> Vec<Volume> {
         name: "certificate".to_owned(),
         secret: Some(SecretVolumeSource {
             secret_name: Some(names::certificate(&name)),
-            // For the pods' group and nobody else.
+            // Readable for the pods' group only.
             default_mode: Some(0o440),
             ..SecretVolumeSource::default()
         }),
         ..Volume::default()
     });
-    let kept = kept(plan, role).map(|Kept { volume, is_memory, .. }| Volume {
+    let durable = durable_state(plan, role).map(|DurableState { volume, is_memory, .. }| Volume {
         name: volume.to_owned(),
         empty_dir: Some(EmptyDirVolumeSource {
             medium: is_memory.then(|| "Memory".to_owned()),
@@ -192,36 +195,43 @@ fn volumes(plan: &Plan<'_>, role: Role) -> Vec<Volume> {
         }),
         ..Volume::default()
     });
-    [manifest, tmp].into_iter().chain(certificate).chain(kept).collect()
+    [manifest, tmp].into_iter().chain(certificate).chain(durable).collect()
 }
 
-/// What of a container's knowledge outlives it.
-struct Kept {
+/// State that outlives its container.
+struct DurableState {
     volume: &'static str,
     folder: &'static str,
-    /// Tells the container where. A variable, which a runtime of a version that does not know it passes over.
+    /// The variable that tells the container the folder. An older runtime ignores it.
     variable: &'static str,
-    /// It counts as the container's memory, and may be as large as that.
+    /// Whether it lies in memory. Then it counts against the container's memory limit.
     is_memory: bool,
 }
 
-/// A parameter server's rows and the coordinator's journal are kept.
-fn kept(plan: &Plan<'_>, role: Role) -> Option<Kept> {
+/// The durable state of a role: a parameter server's rows, the coordinator's journal.
+fn durable_state(plan: &Plan<'_>, role: Role) -> Option<DurableState> {
     match role {
-        Role::Ps if plan.resolved.fault_tolerance.shared_memory => {
-            Some(Kept { volume: "rows", folder: ROWS_FOLDER, variable: "RECTRAIN_SHARED_MEMORY", is_memory: true })
-        }
-        Role::Coordinator => {
-            Some(Kept { volume: "journal", folder: JOURNAL_FOLDER, variable: "RECTRAIN_JOURNAL", is_memory: false })
-        }
+        Role::Ps if plan.resolved.fault_tolerance.shared_memory => Some(DurableState {
+            volume: "rows",
+            folder: ROWS_FOLDER,
+            variable: "RECTRAIN_SHARED_MEMORY",
+            is_memory: true,
+        }),
+        Role::Coordinator => Some(DurableState {
+            volume: "journal",
+            folder: JOURNAL_FOLDER,
+            variable: "RECTRAIN_JOURNAL",
+            is_memory: false,
+        }),
         _ => None,
     }
 }
 
 fn mounts(plan: &Plan<'_>, role: Role) -> Vec<VolumeMount> {
     let certificate = plan.certificate.as_ref().map(|_| mount("certificate", CERTIFICATE_FOLDER, true));
-    let kept = kept(plan, role).map(|kept| mount(kept.volume, kept.folder, false));
-    [mount("manifest", FOLDER, true), mount("tmp", "/tmp", false)].into_iter().chain(certificate).chain(kept).collect()
+    let durable = durable_state(plan, role).map(|state| mount(state.volume, state.folder, false));
+    let always = [mount("manifest", FOLDER, true), mount("tmp", "/tmp", false)];
+    always.into_iter().chain(certificate).chain(durable).collect()
 }
 
 fn container(plan: &Plan<'_>, role: Role) -> Container {
@@ -241,11 +251,11 @@ fn container(plan: &Plan<'_>, role: Role) -> Container {
             capabilities: Some(Capabilities { drop: Some(vec!["ALL".to_owned()]), add: None }),
             ..SecurityContext::default()
         }),
-        // While one of a role does not take part yet, a drain leaves the others alone.
+        // A drain waits while a pod of the role does not participate yet.
         readiness_probe: Some(Probe { period_seconds: Some(5), failure_threshold: Some(3), ..answers("/readyz", 3) }),
-        // A process that computes on every core may be slow to answer; only one that is stuck is ended.
+        // A process that computes on every core may answer slowly. Only a stuck one is restarted.
         liveness_probe: Some(Probe { period_seconds: Some(20), failure_threshold: Some(9), ..answers("/healthz", 10) }),
-        // A role that ends says why in its last lines, and they are the message that the operator shows.
+        // The last lines of a role say why it ended. They are the message that the operator shows.
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         ..Container::default()
     }
@@ -259,7 +269,7 @@ fn arguments(plan: &Plan<'_>, role: Role) -> Vec<String> {
         Role::Coordinator => arguments.extend([
             "--json".to_owned(),
             format!("--control=[::]:{CONTROL_PORT}"),
-            // All attempts of a job are one run, which goes on from its own checkpoints.
+            // All attempts of a job are one run, which continues from its own checkpoints.
             format!("--run={}", plan.job.metadata.uid.as_deref().unwrap_or_default()),
         ]),
         _ => {
@@ -295,26 +305,26 @@ fn environment(plan: &Plan<'_>, role: Role) -> Vec<EnvVar> {
         field("RECTRAIN_INDEX", "metadata.labels['apps.kubernetes.io/pod-index']"),
         value("RECTRAIN_LOG", "info"),
         value("RECTRAIN_GRACE_SECONDS", &grace_seconds(plan, role).to_string()),
-        // Not in the manifest of the pods: they need not be made anew for another number.
+        // Not in the pods' manifest, so that a change needs no new pods.
         value("RECTRAIN_STALL_SECONDS", &plan.resolved.fault_tolerance.stall_seconds.to_string()),
     ];
-    if let Some(kept) = kept(plan, role) {
-        environment.push(value(kept.variable, kept.folder));
+    if let Some(state) = durable_state(plan, role) {
+        environment.push(value(state.variable, state.folder));
     }
     if gpus(plan, role) > 0 {
-        // Libraries of GPUs keep files in caches, and the image's own folders cannot be written.
+        // GPU libraries cache files, and the image's own folders are read-only.
         environment.push(value("XDG_CACHE_HOME", "/tmp"));
     }
     environment
 }
 
-/// Seconds that a pod has to end in order.
+/// Grace period of a pod in seconds.
 fn grace_seconds(plan: &Plan<'_>, role: Role) -> u32 {
     let template = role.template(&plan.job.spec);
     template.and_then(|template| template.termination_grace_period_seconds).unwrap_or(TERMINATION_GRACE_SECONDS)
 }
 
-/// The credentials of the object store, for the roles that use it.
+/// The credentials of the object store, for roles that use it.
 fn storage_secret(plan: &Plan<'_>, role: Role) -> Option<Vec<EnvFromSource>> {
     let name = plan.resolved.data.storage.secret_name.clone().filter(|_| role.uses_storage())?;
     let secret_ref = Some(SecretEnvSource { name, optional: Some(false) });
@@ -326,7 +336,7 @@ fn gpus(plan: &Plan<'_>, role: Role) -> u32 {
     if role == Role::DenseWorker { plan.resolved.roles.gpus } else { 0 }
 }
 
-/// A dense worker that computes on a GPU asks for it.
+/// The GPU of a dense worker.
 fn device(plan: &Plan<'_>, role: Role) -> Option<ResourceRequirements> {
     let gpus = gpus(plan, role);
     (gpus > 0).then(|| ResourceRequirements {

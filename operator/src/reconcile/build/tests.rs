@@ -1,4 +1,4 @@
-//! What is built, checked against what the cluster, the runtime and the user expect of it.
+//! The built objects, checked against the expectations of the cluster, the runtime and the user.
 
 use rectrain_crds::{AttemptMode, Mode, RecTrainingJobStatus, TrainingSpec, parse_manifest};
 
@@ -70,18 +70,8 @@ impl Fixture {
     }
 
     fn plan(&self, has_pods: bool) -> Plan<'_> {
-        let decision = Decision {
-            status: RecTrainingJobStatus { attempt: Some(self.attempt.clone()), ..RecTrainingJobStatus::default() },
-            run: if has_pods { Run::Go } else { Run::Hold },
-            ask_mode: None,
-            ask_members: Vec::new(),
-            ask_rebalance: None,
-            ask_save: false,
-            is_saving: false,
-            problem: None,
-            delete: false,
-            look_again: None,
-        };
+        let status = RecTrainingJobStatus { attempt: Some(self.attempt.clone()), ..RecTrainingJobStatus::default() };
+        let decision = Decision::new(status, if has_pods { Run::Go } else { Run::Hold }, None);
         let root = Root::from_bytes([7; 32]);
         let certificate = self.attempt.tls.then(|| root.of_job("job-uid").expect("a certificate"));
         Plan::new(&self.job, &self.resolved, &decision, certificate, &self.config)
@@ -98,7 +88,7 @@ fn body<'a>(objects: &'a [Wanted], kind: Kind, name: &str) -> &'a Value {
 }
 
 #[test]
-fn a_job_has_a_set_a_service_and_a_budget_a_role_and_four_objects_of_its_own() {
+fn a_job_has_three_objects_per_role_and_four_of_its_own() {
     let objects = Fixture::new(MANIFEST).objects();
     assert_eq!(objects.len(), 4 + 3 * 5);
     let mut kinds: Vec<Kind> = objects.iter().map(|object| object.kind).collect();
@@ -117,9 +107,9 @@ fn a_job_has_a_set_a_service_and_a_budget_a_role_and_four_objects_of_its_own() {
     }
 }
 
-/// Nothing is half encrypted: with a certificate all pods have it and use it, without one none does and there is no Secret.
+/// With a certificate all pods have and use it. Without one none does, and there is no Secret.
 #[test]
-fn all_pods_of_an_attempt_have_the_certificate_of_the_job_or_none_has() {
+fn all_pods_of_an_attempt_have_the_certificate_or_none_has() {
     for tls in [true, false] {
         let mut fixture = Fixture::new(MANIFEST);
         fixture.attempt.tls = tls;
@@ -145,7 +135,7 @@ fn all_pods_of_an_attempt_have_the_certificate_of_the_job_or_none_has() {
 }
 
 #[test]
-fn replicas_follow_the_manifest_and_are_none_while_the_job_holds() {
+fn replicas_follow_the_manifest_and_are_0_without_pods() {
     let fixture = Fixture::new(MANIFEST);
     let replicas = |has_pods: bool| -> Vec<u64> {
         let objects = objects(&fixture.plan(has_pods)).expect("they are built");
@@ -192,14 +182,15 @@ fn pods_start_together_and_are_never_rolled() {
 
 const ATTEMPT: &str = names::ATTEMPT_LABEL;
 
+fn arguments(objects: &[Wanted], name: &str) -> Value {
+    body(objects, Kind::StatefulSet, name)["spec"]["template"]["spec"]["containers"][0]["args"].clone()
+}
+
 #[test]
-fn a_role_is_told_who_it_is_and_where_the_coordinator_is() {
+fn a_role_gets_its_index_and_the_coordinators_address() {
     let objects = Fixture::new(MANIFEST).objects();
-    let arguments = |name: &str| {
-        body(&objects, Kind::StatefulSet, name)["spec"]["template"]["spec"]["containers"][0]["args"].clone()
-    };
     assert_eq!(
-        arguments("clicks-ps"),
+        arguments(&objects, "clicks-ps"),
         json!([
             "ps",
             "/etc/rectrain/job.yaml",
@@ -213,8 +204,13 @@ fn a_role_is_told_who_it_is_and_where_the_coordinator_is() {
             "--tls=/etc/rectrain-certificate",
         ])
     );
+}
+
+#[test]
+fn the_coordinator_gets_its_run_and_a_headless_service() {
+    let objects = Fixture::new(MANIFEST).objects();
     assert_eq!(
-        arguments("clicks-coordinator"),
+        arguments(&objects, "clicks-coordinator"),
         json!([
             "coordinator",
             "/etc/rectrain/job.yaml",
@@ -237,7 +233,7 @@ fn a_role_is_told_who_it_is_and_where_the_coordinator_is() {
 }
 
 #[test]
-fn what_the_user_wants_of_pods_is_laid_over_what_the_operator_makes() {
+fn the_users_template_is_merged_over_the_operators() {
     let objects = Fixture::new(MANIFEST).objects();
     let template = &body(&objects, Kind::StatefulSet, "clicks-ps")["spec"]["template"];
     let labels = &template["metadata"]["labels"];
@@ -266,16 +262,16 @@ fn what_the_user_wants_of_pods_is_laid_over_what_the_operator_makes() {
     let mounts: Vec<_> =
         container["volumeMounts"].as_array().into_iter().flatten().map(|m| m["mountPath"].clone()).collect();
     assert_eq!(mounts, ["/etc/rectrain", "/tmp", "/etc/rectrain-certificate", "/var/lib/rectrain/rows", "/ckpt"]);
-    // Other roles are as the operator makes them.
+    // Roles without a template are not changed.
     let loader = &body(&objects, Kind::StatefulSet, "clicks-loader")["spec"]["template"];
     assert_eq!(loader["spec"]["serviceAccountName"], "clicks-rectrain");
     assert_eq!(loader["spec"]["terminationGracePeriodSeconds"], 30);
     assert_eq!(loader["metadata"]["annotations"]["prometheus.io/scrape"], "true");
 }
 
-/// The volume outlives a container, and the container is told where it is.
+/// The volume outlives a container, and a variable tells the container its folder.
 #[test]
-fn the_coordinator_keeps_its_journal_in_a_volume_and_nobody_else_has_one() {
+fn only_the_coordinator_has_a_volume_for_its_journal() {
     let objects = Fixture::new(MANIFEST).objects();
     for role in Role::ALL {
         let set = body(&objects, Kind::StatefulSet, &names::of_role("clicks", role));
@@ -287,14 +283,14 @@ fn the_coordinator_keeps_its_journal_in_a_volume_and_nobody_else_has_one() {
         let Some(volume) = kept else { continue };
         assert_eq!(volume["emptyDir"], serde_json::json!({}), "on the node's disk");
         let container = &pod["containers"][0];
-        let variable = named(&container["env"], "RECTRAIN_JOURNAL").expect("it is told where the volume is");
+        let variable = named(&container["env"], "RECTRAIN_JOURNAL").expect("a variable has the folder");
         let mount = named(&container["volumeMounts"], "journal").expect("the volume is mounted");
         assert_eq!(mount["mountPath"], variable["value"]);
     }
 }
 
 #[test]
-fn parameter_servers_keep_their_rows_in_a_volume_in_memory_unless_told_otherwise() {
+fn rows_lie_in_a_memory_volume_unless_the_manifest_says_otherwise() {
     for keeps in [true, false] {
         let manifest = MANIFEST.replace("{maxRestarts: 2}", &format!("{{maxRestarts: 2, sharedMemory: {keeps}}}"));
         let objects = Fixture::new(&manifest).objects();
@@ -318,7 +314,7 @@ fn parameter_servers_keep_their_rows_in_a_volume_in_memory_unless_told_otherwise
 }
 
 #[test]
-fn raised_memory_is_the_servers_limit_and_what_they_request_grows_with_it() {
+fn raised_memory_raises_the_limit_and_the_request_in_proportion() {
     let resources = |given: &str, raised| {
         let mut fixture = Fixture::new(&MANIFEST.replace("{requests: {memory: 2Gi}}", given));
         fixture.attempt.ps_memory_bytes = Some(raised);
@@ -336,12 +332,12 @@ fn raised_memory_is_the_servers_limit_and_what_they_request_grows_with_it() {
     let burstable = "{requests: {memory: 1Gi}, limits: {memory: 2Gi}}";
     assert_eq!(resources(burstable, 3 * GIB), (json!((3 * GIB / 2).to_string()), raised.clone()));
     assert_eq!(resources("{limits: {memory: 2Gi}}", 3 * GIB), (Value::Null, raised));
-    assert_eq!(resources(guaranteed, GIB), (json!("2Gi"), json!("2Gi")), "it has as much");
+    assert_eq!(resources(guaranteed, GIB), (json!("2Gi"), json!("2Gi")), "its limit is as high");
     assert_eq!(resources("{requests: {memory: 2Gi}}", 3 * GIB), (json!("2Gi"), Value::Null), "it has no limit");
 }
 
 #[test]
-fn roles_that_use_the_object_store_and_no_others_get_its_credentials() {
+fn only_roles_that_use_the_object_store_get_its_credentials() {
     let objects = Fixture::new(MANIFEST).objects();
     for role in Role::ALL {
         let set = body(&objects, Kind::StatefulSet, &names::of_role("clicks", role));
@@ -351,7 +347,7 @@ fn roles_that_use_the_object_store_and_no_others_get_its_credentials() {
 }
 
 #[test]
-fn a_dense_worker_on_a_gpu_asks_for_one_and_the_template_may_ask_for_more() {
+fn a_dense_worker_on_a_gpu_requests_one_or_as_many_as_its_template() {
     let limit = |manifest: &str| {
         let objects = Fixture::new(manifest).objects();
         let set = body(&objects, Kind::StatefulSet, "clicks-dense-worker");
@@ -365,7 +361,7 @@ fn a_dense_worker_on_a_gpu_asks_for_one_and_the_template_may_ask_for_more() {
 }
 
 #[test]
-fn pods_with_a_gpu_go_where_the_installation_sends_them_and_the_others_anywhere() {
+fn only_pods_with_a_gpu_have_the_installations_placement() {
     let mut fixture = Fixture::new(&MANIFEST.replace(
         "device: cuda",
         "gpus: 1, template: {nodeSelector: {zone: a}, tolerations: [{key: spot, operator: Exists}]}",
@@ -389,20 +385,20 @@ fn pods_with_a_gpu_go_where_the_installation_sends_them_and_the_others_anywhere(
     assert_eq!((&loader["nodeSelector"], &tolerated[..]), (&Value::Null, &of_lost_nodes[..]));
     assert!(!environment(&loader).contains(&cache));
 
-    let wrong = r#"{"nodeSelectors": {}}"#.parse::<crate::config::GpuPods>().unwrap_err();
+    let wrong = r#"{"nodeSelectors": {}}"#.parse::<crate::config::GpuPods>().unwrap_err().to_string();
     assert!(wrong.contains("nodeSelectors") && wrong.contains("expected"), "{wrong}");
 }
 
 #[test]
-fn a_job_with_gpus_runs_the_image_that_can_use_them() {
+fn a_job_with_gpus_runs_the_gpu_image() {
     let config = OperatorConfig { gpu_runtime_image: "cuda:1".to_owned(), ..OperatorConfig::default() };
     assert_eq!((config.image(0), config.image(1)), ("rectrain:latest", "cuda:1"));
 }
 
-/// What pods read is a manifest that the runtime accepts, and what only the operator carries out is not in it: the runtime would
-/// refuse what it cannot do.
+/// The runtime accepts the pods' manifest. Settings that only the operator carries out are not in
+/// it, because the runtime would refuse them.
 #[test]
-fn the_manifest_of_the_pods_is_valid_and_means_the_same_training() {
+fn the_pods_manifest_is_valid_and_means_the_same_training() {
     let fixture = Fixture::new(MANIFEST);
     let objects = fixture.objects();
     let config_map = config_map(&objects);
@@ -410,7 +406,7 @@ fn the_manifest_of_the_pods_is_valid_and_means_the_same_training() {
     let text = config_map["data"]["job.yaml"].as_str().expect("the manifest");
     let manifest = rectrain_crds::load(text, "job.yaml", &[]).expect("pods can read it");
     assert_eq!(manifest.resolved, as_pods_read_it(&fixture.resolved));
-    assert_eq!(rectrain_crds::capabilities(&manifest.job).len(), 1, "only the GPU is asked of the pods");
+    assert_eq!(rectrain_crds::capabilities(&manifest.job).len(), 1, "only the GPU is a capability of pods");
     for absent in ["suspend", "activeDeadlineSeconds", "managedBy", "template", "faultTolerance", "ttlSeconds"] {
         assert!(!text.contains(absent), "{absent}");
     }
@@ -419,14 +415,14 @@ fn the_manifest_of_the_pods_is_valid_and_means_the_same_training() {
     );
 }
 
-/// Restarts are the operator's: pods read the defaults.
+/// The operator counts restarts: pods read the defaults.
 fn as_pods_read_it(resolved: &ResolvedJob) -> ResolvedJob {
     let none = Fixture::new(&MANIFEST.replace("  faultTolerance: {maxRestarts: 2}\n", ""));
     ResolvedJob { fault_tolerance: none.resolved.fault_tolerance, ..resolved.clone() }
 }
 
 #[test]
-fn another_budget_of_restarts_changes_no_object() {
+fn another_limit_of_restarts_changes_no_object() {
     let other = Fixture::new(&MANIFEST.replace("maxRestarts: 2", "maxRestarts: 3"));
     assert_eq!(Fixture::new(MANIFEST).objects(), other.objects());
 }
@@ -435,10 +431,10 @@ fn config_map(objects: &[Wanted]) -> &Value {
     &objects.iter().find(|object| object.kind == Kind::ConfigMap).expect("a ConfigMap").body
 }
 
-/// A pod of an attempt under way that starts again reads the manifest that the attempt started with, under the same name, in
-/// whatever mode training is by then; the next attempt reads another one.
+/// A restarted pod reads the manifest that its attempt started with, under the same name, whatever
+/// the mode is now. The next attempt reads another one.
 #[test]
-fn pods_read_the_mode_that_their_attempt_started_in() {
+fn pods_read_the_initial_mode_of_their_attempt() {
     let mut fixture = Fixture::new(MANIFEST);
     fixture.attempt.mode = Some(AttemptMode { wanted: Mode::Sync, ..AttemptMode::default() });
     let before = fixture.objects();
@@ -461,7 +457,7 @@ fn pods_read_the_mode_that_their_attempt_started_in() {
 }
 
 #[test]
-fn the_digest_changes_with_what_pods_depend_on_and_with_nothing_else() {
+fn the_digest_covers_exactly_the_settings_of_pods() {
     let hash = |manifest: &str| spec_hash(&parse_manifest(manifest, "job.yaml").expect("it is read").spec);
     let before = hash(MANIFEST);
     for (from, to, same) in [
@@ -496,7 +492,7 @@ fn only_the_job_and_the_operator_reach_its_ports() {
 }
 
 #[test]
-fn what_is_built_twice_is_equal_and_a_changed_image_changes_the_digest() {
+fn a_second_build_is_equal_and_another_image_changes_the_digest() {
     let mut fixture = Fixture::new(MANIFEST);
     let first = fixture.objects();
     assert_eq!(first, fixture.objects());

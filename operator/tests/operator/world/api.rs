@@ -15,28 +15,30 @@ use super::faults::Fault;
 #[derive(Default)]
 pub struct ApiServer {
     objects: BTreeMap<(String, String), Value>,
-    /// What the field owner of the operator last applied.
+    /// The objects that the operator last applied.
     applied: BTreeMap<(String, String), Value>,
     revision: u64,
     identity: u64,
     /// Calls so far.
     pub calls: usize,
-    /// Calls that wait for their answer, and the most at a time.
+    /// Calls without an answer yet.
     under_way: usize,
+    /// The most calls under way at a time.
     pub most_under_way: usize,
     /// Every call: method, plural, name.
     pub log: Vec<String>,
-    /// The call that fails, counted from 1, and how.
+    /// The number of the call that fails, from 1, and its fault.
     pub fault: Option<(usize, Fault)>,
     /// Woken when the operator is killed.
     pub killed: Arc<tokio::sync::Notify>,
-    /// Plurals whose writing is refused, with a code and a message.
+    /// Refused writes by plural: code and message.
     pub refused: BTreeMap<String, (u16, String)>,
-    /// Why StatefulSets make no pods, as their events say.
+    /// Why StatefulSets create no pods: the message of their events.
     pub pods_refused: Option<String>,
-    /// A StatefulSet with this text in it is refused, also where nothing is to be carried out: the text, and the code and message of the answer.
+    /// A text that is refused in a StatefulSet, in dry runs as well; code and message of the
+    /// answer.
     pub refused_text: Option<(String, u16, String)>,
-    /// The reason why StatefulSets make no pods that run: a patch of the status of their pods.
+    /// A patch of the status of pods, which do not run then.
     pub pod_status: Option<Value>,
 }
 
@@ -49,7 +51,7 @@ pub fn client(api: &Arc<Mutex<ApiServer>>) -> Client {
             let (parts, body) = request.into_parts();
             let body = body.collect_bytes().await?;
             api.lock().unwrap().arrive();
-            // Whoever else calls at the same time is next.
+            // Other calls at the same time come next.
             tokio::task::yield_now().await;
             let (answer, killed) = api.lock().unwrap().serve(&parts.method, &parts.uri.to_string(), &body);
             if let Some(killed) = killed {
@@ -84,13 +86,13 @@ impl ApiServer {
         self.objects.iter().filter(|((p, _), _)| p == plural).map(|(_, object)| object).collect()
     }
 
-    /// Plural and name of everything that the operator has made.
+    /// Plural and name of everything that the operator has created.
     pub fn made(&self) -> Vec<(String, String)> {
-        let not_made = ["rectrainingjobs", "pods", "events"];
-        self.objects.keys().filter(|(plural, _)| !not_made.contains(&plural.as_str())).cloned().collect()
+        let by_others = ["rectrainingjobs", "pods", "events"];
+        self.objects.keys().filter(|(plural, _)| !by_others.contains(&plural.as_str())).cloned().collect()
     }
 
-    /// Somebody changed the object by other means.
+    /// Another client changed the object.
     pub fn touch(&mut self, plural: &str, name: &str) {
         self.revision += 1;
         let revision = self.revision.to_string();
@@ -109,7 +111,7 @@ impl ApiServer {
         self.objects.insert(key(plural, &name), object);
     }
 
-    /// Removes an object and what it owns.
+    /// Removes an object and its dependents.
     pub fn remove(&mut self, plural: &str, name: &str) {
         let Some(gone) = self.objects.remove(&key(plural, name)) else { return };
         self.applied.remove(&key(plural, name));
@@ -172,28 +174,32 @@ impl ApiServer {
                 self.create(plural, body.clone());
                 (201, body)
             }
-            // An event that happens again.
-            ("PATCH", name, "") if plural == "events" => {
-                let event = self.get_mut(plural, name).unwrap();
-                overlay(event, &body);
-                (200, event.clone())
-            }
-            ("PATCH", name, "") => {
-                assert!(query.contains("fieldManager=rectrain-operator"), "applied by another owner: {query}");
-                if let Some((text, code, why)) = &self.refused_text
-                    && body.to_string().contains(text)
-                {
-                    return error(*code, why);
-                }
-                if query.contains("dryRun=All") {
-                    return (200, body);
-                }
-                self.apply(plural, name, body)
-            }
+            ("PATCH", name, "") if plural == "events" => self.count_event(name, &body),
+            ("PATCH", name, "") => self.answer_apply(plural, name, query, body),
             ("PUT", name, "status") => self.replace_status(plural, name, body),
             ("DELETE", name, "") => self.delete(plural, name, &body),
             other => panic!("the operator called {other:?} of {plural}"),
         }
+    }
+
+    /// An event happens again.
+    fn count_event(&mut self, name: &str, patch: &Value) -> Answer {
+        let event = self.get_mut("events", name).unwrap();
+        overlay(event, patch);
+        (200, event.clone())
+    }
+
+    fn answer_apply(&mut self, plural: &str, name: &str, query: &str, body: Value) -> Answer {
+        assert!(query.contains("fieldManager=rectrain-operator"), "applied by another owner: {query}");
+        if let Some((text, code, why)) = &self.refused_text
+            && body.to_string().contains(text)
+        {
+            return error(*code, why);
+        }
+        if query.contains("dryRun=All") {
+            return (200, body);
+        }
+        self.apply(plural, name, body)
     }
 
     fn answer_list(&self, plural: &str, query: &str) -> Answer {
@@ -206,7 +212,7 @@ impl ApiServer {
         (200, list)
     }
 
-    /// Those about one object, and of one reason if that is asked for.
+    /// The events about one object, perhaps of one reason.
     fn answer_events(&self, query: &str) -> Answer {
         let selector = query.split('&').find_map(|part| part.strip_prefix("fieldSelector=")).unwrap_or_default();
         let selector = selector.replace("%3D", "=").replace("%2C", ",");
@@ -228,7 +234,7 @@ impl ApiServer {
                 return error(422, "field is immutable when `immutable` is set");
             }
             if let Some(before) = self.applied.get(&key) {
-                drop_unsaid(&mut object, before, &wanted);
+                drop_unapplied(&mut object, before, &wanted);
             }
             overlay(&mut object, &wanted);
             if object != self.objects[&key] {
@@ -271,7 +277,8 @@ impl ApiServer {
         (200, object)
     }
 
-    /// The controller of StatefulSets and the kubelet: pods are made, run and are ready within one tick.
+    /// The controller of StatefulSets and the kubelet: pods exist, run and are ready within one
+    /// tick.
     pub fn run_stateful_sets(&mut self) {
         let sets: Vec<Value> = self.list("statefulsets").into_iter().cloned().collect();
         let names: Vec<String> = sets.iter().map(|set| set["metadata"]["name"].as_str().unwrap().to_owned()).collect();
@@ -281,7 +288,7 @@ impl ApiServer {
             .map(|pod| pod["metadata"]["name"].as_str().unwrap().to_owned())
             .filter(|pod| !names.iter().any(|set| pod.rsplit_once('-').is_some_and(|(of, _)| of == set)))
             .collect();
-        assert!(orphans.is_empty(), "{orphans:?} belong to nobody");
+        assert!(orphans.is_empty(), "{orphans:?} have no StatefulSet");
         for set in sets {
             self.run_set(&set);
         }
@@ -413,8 +420,8 @@ fn error(code: u16, message: &str) -> Answer {
     (code, status)
 }
 
-/// Removes what the owner said before and does not say any more.
-fn drop_unsaid(object: &mut Value, before: &Value, wanted: &Value) {
+/// Removes fields that the owner applied before and does not apply now.
+fn drop_unapplied(object: &mut Value, before: &Value, wanted: &Value) {
     let (Some(object), Some(before)) = (object.as_object_mut(), before.as_object()) else { return };
     for (field, before) in before {
         match wanted.get(field) {
@@ -423,7 +430,7 @@ fn drop_unsaid(object: &mut Value, before: &Value, wanted: &Value) {
             }
             Some(wanted) => {
                 if let Some(object) = object.get_mut(field) {
-                    drop_unsaid(object, before, wanted);
+                    drop_unapplied(object, before, wanted);
                 }
             }
         }

@@ -1,17 +1,17 @@
-//! The ways in which a call to the API server can fail.
+//! Faults of a call to the API server.
 
-/// What happens to one call.
+/// The fault of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The API server answers that it cannot, and has done nothing.
+    /// The API server answers with an error and has done nothing.
     Unavailable,
-    /// The API server has done it, and the answer is lost: a timeout, for the operator.
+    /// The API server carries it out and its answer is lost: the operator sees a timeout.
     AnswerLost,
-    /// Somebody else has written meanwhile.
+    /// Another client has written meanwhile.
     Conflict,
     /// The operator is killed before the call arrives.
     KilledBefore,
-    /// The operator is killed when the API server has done it.
+    /// The operator is killed after the API server has carried it out.
     KilledAfter,
 }
 

@@ -1,6 +1,9 @@
-//! A cluster small enough for a test: an API server in memory (get, list, server-side apply, status, delete, garbage collection),
-//! the controller of StatefulSets with a kubelet in one step, and a coordinator whose job goes as scripted. Time stands still
-//! between two [`World::tick`]s. Any call to the API server can be made to fail, in every way a call can.
+//! A small cluster in memory.
+//!
+//! It has an API server (get, list, server-side apply, status, delete, garbage collection), the
+//! controller of StatefulSets with a kubelet, and coordinators with scripts. Time stands still
+//! between two [`World::tick`]s. Any call to the API server can be made to fail, in every way a
+//! call can fail.
 
 pub mod api;
 pub mod faults;
@@ -19,38 +22,33 @@ use kube::runtime::controller::Action;
 use rectrain_crds::{CheckpointStatus, JobSummary, Mode, Phase, RecTrainingJob};
 use rectrain_operator::certificates::{JobCertificate, Root};
 use rectrain_operator::config::OperatorConfig;
-use rectrain_operator::coordinator::{AskCoordinator, CoordinatorView, Members, Rebalance, Report, Stage, Whereabouts};
+use rectrain_operator::coordinator_client::{CoordinatorClient, CoordinatorEndpoint, RequestError};
+use rectrain_operator::coordinator_poller::CoordinatorPoller;
+use rectrain_operator::coordinator_view::{CoordinatorView, Members, Rebalance, Report, Stage, SwitchAnswer};
 use rectrain_operator::events::Announcer;
-use rectrain_operator::measure::ReadMetrics;
 use rectrain_operator::metrics::OperatorMetrics;
 use rectrain_operator::names::Role;
 use rectrain_operator::nodes::NoNodes;
-use rectrain_operator::questions::Questions;
-use rectrain_operator::reconcile::apply::Settled;
+use rectrain_operator::reconcile::context::{Context, Measurements};
 use rectrain_operator::reconcile::dereference::Reader;
-use rectrain_operator::reconcile::{Context, ReconcileError, reconcile};
-use rectrain_operator::switch::SwitchAnswer;
+use rectrain_operator::reconcile::error::ReconcileError;
+use rectrain_operator::reconcile::memory::JobMemories;
+use rectrain_operator::reconcile::reconcile;
+use rectrain_operator::reconcile::stored_forms::StoredForms;
+use rectrain_operator::scrape::ScrapeMetrics;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
+use tonic::Status;
 
 use self::api::ApiServer;
 use self::faults::Fault;
 
-/// What a reconcile gives here of a job that it has put aside: no other gives it.
+/// The result of a reconcile that put its job aside. No other reconcile has it.
 pub const PUT_ASIDE: Action = Action::requeue(Duration::MAX);
 pub const NAMESPACE: &str = "ads";
 pub const JOB: &str = "clicks";
 
-pub const MANIFEST: &str = r#"
-apiVersion: rectrain.dev/v1alpha1
-kind: RecTrainingJob
-metadata: {name: clicks}
-spec:
-  model: {kind: deepfm}
-  features: {sparse: [{name: "C{1..4}"}]}
-  data: {synthetic: {rows: 1000}}
-  roles: {ps: {replicas: 2}, denseWorker: {replicas: 2}}
-"#;
+pub use crate::manifests::CLICKS as MANIFEST;
 
 thread_local! {
     static NOW: Cell<i64> = const { Cell::new(1_800_000_000) };
@@ -60,7 +58,7 @@ fn now() -> Timestamp {
     Timestamp::from_second(NOW.get()).unwrap()
 }
 
-/// What a coordinator says at each tick of its pod's life; the last word stays.
+/// The report of a coordinator at each tick of its pod's life; the last one repeats.
 pub type Script = Vec<CoordinatorView>;
 
 pub struct World {
@@ -69,21 +67,21 @@ pub struct World {
     pub operator: Arc<Context>,
 }
 
-/// The scripts of the attempts, how far the coordinator of each pod is, and the training mode that it is in.
+/// The scripts of the attempts, and the state of each coordinator.
 #[derive(Default)]
 pub struct Scripts {
     pub by_attempt: Vec<Script>,
-    /// What coordinators were asked to go on in.
+    /// The modes that coordinators were asked for.
     pub asked: Vec<Mode>,
-    /// How often one of them has gone over to another mode.
+    /// The number of switches of the mode.
     pub switches: usize,
-    /// What they will answer, the next answer first; without one they agree.
+    /// The next answers to requests for a mode; without one, coordinators accept.
     pub answers: VecDeque<SwitchAnswer>,
-    /// What becomes of the operator when a coordinator is asked for a mode, once.
+    /// A fault of the operator during the next request for a mode.
     pub fault: Option<Fault>,
-    /// Coordinators answer how their jobs stand only after this.
+    /// Coordinators report their state only after this.
     pub slow: Option<Arc<Notify>>,
-    /// What the process at an address measures at a time, in Prometheus' text format.
+    /// The metrics of the process at an address at a time, in Prometheus' text format.
     pub metrics: Option<fn(IpAddr, i64) -> String>,
     killed: Arc<Notify>,
     ages: HashMap<String, usize>,
@@ -93,26 +91,26 @@ pub struct Scripts {
     runs: HashMap<IpAddr, String>,
     /// By pod and its restarts.
     members: HashMap<String, BTreeMap<Role, Members>>,
-    /// What they were asked for.
+    /// The numbers of members that they were asked for.
     pub asked_members: Vec<(Role, u32)>,
-    /// What they were asked to spread anew, whether or not they had already.
+    /// The rebalances that they were asked for, done already or not.
     pub asked_rebalances: Vec<Rebalance>,
-    /// How often one was asked for a checkpoint.
+    /// The number of requests for a checkpoint.
     pub asked_saves: usize,
-    /// What becomes of that; without one it never ends.
+    /// The result of such a request; without one it never ends.
     pub saved: Option<Result<String, String>>,
-    /// By pod and its restarts, what that was decided at last.
+    /// The time of the last decision to rebalance, by pod and its restarts.
     slots_decided: HashMap<String, u64>,
-    /// And why.
+    /// The reasons of requests.
     pub reasons: Vec<String>,
-    /// What each coordinator asks to be shown.
+    /// The certificate that each coordinator demands.
     certificates: HashMap<IpAddr, JobCertificate>,
 }
 
 impl Scripts {
-    /// What the coordinator does that is asked for a mode.
+    /// The coordinator is asked for a mode.
     fn set_mode(&mut self, ip: IpAddr, mode: Mode) -> SwitchAnswer {
-        let Some(run) = self.runs.get(&ip) else { return SwitchAnswer::Again("nobody is there".to_owned()) };
+        let Some(run) = self.runs.get(&ip) else { return SwitchAnswer::Again("no coordinator".to_owned()) };
         self.asked.push(mode);
         let answer = self.answers.pop_front().unwrap_or(SwitchAnswer::Accepted);
         if answer == SwitchAnswer::Accepted {
@@ -121,41 +119,72 @@ impl Scripts {
         answer
     }
 
-    /// What the coordinator does that is asked for so many members of a role.
-    fn scale(&mut self, ip: IpAddr, role: Role, wanted: u32) -> Result<(), String> {
-        let members = self.runs.get(&ip).and_then(|run| self.members.get_mut(run)).ok_or("nobody is there")?;
+    /// The coordinator is asked for `wanted` members of a role.
+    fn scale(&mut self, ip: IpAddr, role: Role, wanted: u32) -> Result<(), RequestError> {
+        let members = self.runs.get(&ip).and_then(|run| self.members.get_mut(run));
+        let members = members.ok_or_else(|| refused("no coordinator"))?;
         let members = members.get_mut(&role).unwrap();
         if members.present == members.wanted && members.needed > members.present {
-            return Err("some are leaving".to_owned());
+            return Err(refused("some are leaving"));
         }
         if members.wanted > members.present && wanted > members.present {
-            return Err("not all have joined yet".to_owned());
+            return Err(refused("not all have joined yet"));
         }
         *members = Members { wanted, needed: wanted.max(members.present), ..*members };
         self.asked_members.push((role, wanted));
         Ok(())
     }
 
-    fn rebalance(&mut self, ip: IpAddr, rebalance: Rebalance) -> Result<(), String> {
-        let run = self.runs.get(&ip).ok_or("nobody is there")?;
+    fn rebalance(&mut self, ip: IpAddr, rebalance: Rebalance) -> Result<(), RequestError> {
+        let run = self.runs.get(&ip).ok_or_else(|| refused("no coordinator"))?;
         self.slots_decided.insert(run.clone(), rebalance.decided_seconds);
         self.asked_rebalances.push(rebalance);
         Ok(())
     }
 
-    /// The members of a role of the only job, as its coordinator knows them.
+    /// The members of a role of the only job, by its coordinator.
     pub fn members(&self, role: Role) -> Members {
         self.runs.values().filter_map(|run| self.members.get(run)).next().unwrap()[&role]
     }
 
-    /// A schedule switches.
+    /// The coordinator of `pod` is one tick older.
+    fn age(&mut self, pod: &Value, api: &ApiServer) {
+        let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
+        let attempt: usize = pod["metadata"]["labels"]["rectrain.dev/attempt"].as_str().unwrap().parse().unwrap();
+        let age = *self.ages.entry(uid).and_modify(|age| *age += 1).or_insert(0);
+        let Some(ip) = pod["status"]["podIP"].as_str() else { return };
+        let ip: IpAddr = ip.parse().unwrap();
+        self.coordinators.insert(ip, (attempt.to_string(), age));
+        let restarts = &pod["status"]["containerStatuses"][0]["restartCount"];
+        let run = format!("{}/{restarts}", pod["metadata"]["uid"]);
+        let read = manifest_of(api, pod);
+        let mode = || serde_json::from_value(read["spec"]["training"]["mode"].clone()).unwrap();
+        self.modes.entry(run.clone()).or_insert_with(mode);
+        let started = |role: Role| {
+            let started = read["spec"]["roles"][role.field()]["replicas"].as_u64().unwrap() as u32;
+            (role, Members { present: started, wanted: started, needed: started })
+        };
+        let members = self.members.entry(run.clone());
+        let members = members.or_insert_with(|| Role::MEMBERS.into_iter().map(started).collect());
+        members.iter_mut().for_each(|(role, members)| join_and_leave(*role, members, api));
+        self.runs.insert(ip, run);
+        if let Some(certificate) = certificate(api, pod) {
+            self.certificates.insert(ip, certificate);
+        }
+    }
+
+    /// A schedule switches the mode.
     pub fn switch_all(&mut self, mode: Mode) {
         self.modes.values_mut().for_each(|present| *present = mode);
     }
 }
 
+fn refused(message: &str) -> RequestError {
+    Status::failed_precondition(message).into()
+}
+
 impl World {
-    /// With one job and an operator that has just started.
+    /// A world with one job and an operator that has just started.
     pub fn new(manifest: &str, scripts: Vec<Script>) -> Self {
         NOW.set(1_800_000_000);
         let api = Arc::new(Mutex::new(ApiServer::default()));
@@ -163,7 +192,7 @@ impl World {
             serde_json::to_value(rectrain_crds::parse_manifest(manifest, "job.yaml").unwrap()).unwrap();
         job["metadata"]["namespace"] = json!(NAMESPACE);
         api.lock().unwrap().create("rectrainingjobs", job);
-        // Whoever kills the operator wakes the test in the same way.
+        // Every kill of the operator wakes the test in the same way.
         let killed = Arc::clone(&api.lock().unwrap().killed);
         let scripts = Arc::new(Mutex::new(Scripts { by_attempt: scripts, killed, ..Scripts::default() }));
         let operator = operator(&api, &scripts);
@@ -174,7 +203,7 @@ impl World {
         self.api.lock().unwrap()
     }
 
-    /// The operator's process is gone, and another one takes its place.
+    /// Another process replaces the operator.
     pub fn replace_operator(&mut self) {
         self.operator = operator(&self.api, &self.scripts);
     }
@@ -188,7 +217,7 @@ impl World {
         self.job().status?.phase
     }
 
-    /// The condition of this type that holds: its reason and message.
+    /// Reason and message of the condition of this type, if it is true.
     pub fn condition(&self, kind: &str) -> Option<(String, String)> {
         let status = self.job().status?;
         let condition = status.conditions.into_iter().find(|c| c.type_ == kind && c.status == "True")?;
@@ -214,7 +243,7 @@ impl World {
         self.reconcile_as_seen(&seen).await
     }
 
-    /// One reconcile of the job as the watch has it, late or not.
+    /// One reconcile of the job as the watch has it, perhaps late.
     pub async fn reconcile_as_seen(&self, seen: &Arc<RecTrainingJob>) -> Result<Action, ReconcileError> {
         let action = Box::pin(reconcile(Arc::clone(seen), Arc::clone(&self.operator))).await?;
         Ok(action.unwrap_or(PUT_ASIDE))
@@ -225,16 +254,16 @@ impl World {
         for _ in 0..20 {
             let before = self.api().revision();
             self.reconcile().await.unwrap();
-            // Whoever waits for an answer is no part of a reconcile.
+            // Tasks that wait for an answer are no part of a reconcile.
             tokio::task::yield_now().await;
             if self.api().revision() == before {
                 return;
             }
         }
-        panic!("the operator never comes to rest");
+        panic!("the operator never settles");
     }
 
-    /// Some seconds pass: pods come and go as StatefulSets want them, and jobs go on.
+    /// Five seconds pass: StatefulSets create and delete pods, and jobs make progress.
     pub fn tick(&self) {
         NOW.set(NOW.get() + 5);
         self.api().run_stateful_sets();
@@ -243,39 +272,13 @@ impl World {
         scripts.coordinators.clear();
         scripts.runs.clear();
         scripts.certificates.clear();
-        for pod in api.list("pods") {
-            if pod["metadata"]["labels"]["rectrain.dev/role"] != "coordinator" {
-                continue;
-            }
-            let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
-            let attempt: usize = pod["metadata"]["labels"]["rectrain.dev/attempt"].as_str().unwrap().parse().unwrap();
-            let age = scripts.ages.entry(uid).and_modify(|age| *age += 1).or_insert(0);
-            let age = *age;
-            let Some(ip) = pod["status"]["podIP"].as_str() else { continue };
-            let ip: IpAddr = ip.parse().unwrap();
-            scripts.coordinators.insert(ip, (attempt.to_string(), age));
-            let restarts = &pod["status"]["containerStatuses"][0]["restartCount"];
-            let run = format!("{}/{restarts}", pod["metadata"]["uid"]);
-            let read = manifest_of(&api, pod);
-            scripts
-                .modes
-                .entry(run.clone())
-                .or_insert_with(|| serde_json::from_value(read["spec"]["training"]["mode"].clone()).unwrap());
-            let started = |role: Role| {
-                let started = read["spec"]["roles"][role.field()]["replicas"].as_u64().unwrap() as u32;
-                (role, Members { present: started, wanted: started, needed: started })
-            };
-            let members =
-                scripts.members.entry(run.clone()).or_insert_with(|| Role::MEMBERS.into_iter().map(started).collect());
-            members.iter_mut().for_each(|(role, members)| come_and_go(*role, members, &api));
-            scripts.runs.insert(ip, run);
-            if let Some(certificate) = certificate(&api, pod) {
-                scripts.certificates.insert(ip, certificate);
-            }
+        let is_coordinator = |pod: &&&Value| pod["metadata"]["labels"]["rectrain.dev/role"] == "coordinator";
+        for pod in api.list("pods").iter().filter(is_coordinator) {
+            scripts.age(pod, &api);
         }
     }
 
-    /// Lets the job live until it has ended and everything is at rest.
+    /// Lets the job live until it has ended and its pods are gone.
     pub async fn live(&self) {
         for _ in 0..200 {
             self.settle().await;
@@ -289,38 +292,39 @@ impl World {
         panic!("the job never ends: {:?}", self.job().status);
     }
 
-    /// Everything that is there, without what differs from run to run: identities, revisions and times.
+    /// All objects, without identities, revisions and times, which differ from run to run.
     pub fn outline(&self) -> Value {
         self.api().outline()
     }
 }
 
-/// Members take part as soon as all are there; one tick later those that hold nothing any more are not needed.
-fn come_and_go(role: Role, members: &mut Members, api: &ApiServer) {
-    let is_it = |pod: &&&Value| pod["metadata"]["labels"]["rectrain.dev/role"] == role.name();
-    let there = api.list("pods").iter().filter(is_it).count();
+/// Members join as soon as all their pods exist. One tick later the leaving ones are not needed.
+fn join_and_leave(role: Role, members: &mut Members, api: &ApiServer) {
+    let is_of_role = |pod: &&&Value| pod["metadata"]["labels"]["rectrain.dev/role"] == role.name();
+    let pods = api.list("pods").iter().filter(is_of_role).count();
     if members.present == members.wanted {
         members.needed = members.present;
-    } else if there as u32 >= members.needed {
+    } else if pods as u32 >= members.needed {
         members.present = members.wanted;
     }
 }
 
-/// What a coordinator reads when it starts: the manifest of the ConfigMap that its pod names, which must be there.
+/// The manifest that a coordinator reads at its start: of the ConfigMap that its pod names, which
+/// must exist.
 fn manifest_of(api: &ApiServer, pod: &Value) -> Value {
     let volumes = pod["spec"]["volumes"].as_array().expect("volumes");
     let name = volumes.iter().find_map(|volume| volume["configMap"]["name"].as_str()).expect("a ConfigMap");
-    let map = api.get("configmaps", name).unwrap_or_else(|| panic!("{name}, which a pod reads, is not there"));
+    let map = api.get("configmaps", name).unwrap_or_else(|| panic!("{name}, which a pod reads, does not exist"));
     serde_json::from_str(map["data"]["job.yaml"].as_str().unwrap()).unwrap()
 }
 
-/// The certificate that a pod reads, if it is told to: of the Secret that it names, which must be there.
+/// The certificate that a pod reads, if it uses one: of the Secret that it names, which must exist.
 fn certificate(api: &ApiServer, pod: &Value) -> Option<JobCertificate> {
     let arguments = pod["spec"]["containers"][0]["args"].as_array().expect("arguments");
     arguments.iter().find(|argument| argument.as_str().is_some_and(|text| text.starts_with("--tls=")))?;
     let volumes = pod["spec"]["volumes"].as_array().expect("volumes");
     let name = volumes.iter().find_map(|volume| volume["secret"]["secretName"].as_str()).expect("a Secret");
-    let secret = api.get("secrets", name).unwrap_or_else(|| panic!("{name}, which a pod reads, is not there"));
+    let secret = api.get("secrets", name).unwrap_or_else(|| panic!("{name}, which a pod reads, does not exist"));
     let secret: Secret = serde_json::from_value(secret.clone()).unwrap();
     let file = |name: &str| String::from_utf8(secret.data.as_ref().unwrap()[name].0.clone()).unwrap();
     Some(JobCertificate { authority: file("ca.crt"), certificate: file("tls.crt"), key: file("tls.key") })
@@ -333,32 +337,30 @@ pub fn passes(seconds: i64) {
 fn operator(api: &Arc<Mutex<ApiServer>>, scripts: &Arc<Mutex<Scripts>>) -> Arc<Context> {
     let client: Client = api::client(api);
     let metrics = OperatorMetrics::new().unwrap();
-    let (questions, _late) = Questions::new(Arc::new(ScriptedCoordinators(Arc::clone(scripts))), metrics.clone());
+    let coordinators = Arc::new(ScriptedCoordinators(Arc::clone(scripts)));
+    let (coordinators, _late) = CoordinatorPoller::new(coordinators, metrics.clone());
+    let processes = Arc::new(ScriptedMetrics(Arc::clone(scripts)));
     Arc::new(Context {
         announcer: Announcer::new(client.clone(), Some("test".to_owned())),
         client,
         config: OperatorConfig { runtime_image: "runtime:1".to_owned(), tls: true, ..OperatorConfig::default() },
         root: Some(Root::from_bytes([7; 32])),
         reader: Reader::Listed,
-        questions,
+        coordinators,
         now,
         metrics,
-        settled: Settled::default(),
-        obstacles: Mutex::default(),
-        read_metrics: Arc::new(ScriptedMetrics(Arc::clone(scripts))),
-        read_nodes: Arc::new(NoNodes),
-        watched: Mutex::default(),
+        stored_forms: StoredForms::default(),
+        memories: JobMemories::default(),
+        measurements: Measurements { processes, nodes: Arc::new(NoNodes) },
         traces: Arc::default(),
-        memories: Mutex::default(),
-        known: Mutex::default(),
     })
 }
 
-/// Dense workers measure what is scripted; nobody else measures anything.
+/// All processes have the scripted metrics.
 struct ScriptedMetrics(Arc<Mutex<Scripts>>);
 
-impl ReadMetrics for ScriptedMetrics {
-    fn read(&self, address: SocketAddr) -> BoxFuture<'_, Option<String>> {
+impl ScrapeMetrics for ScriptedMetrics {
+    fn scrape(&self, address: SocketAddr) -> BoxFuture<'_, Option<String>> {
         let text = self.0.lock().unwrap().metrics.as_ref().map(|metrics| metrics(address.ip(), NOW.get()));
         Box::pin(async move { text })
     }
@@ -366,8 +368,8 @@ impl ReadMetrics for ScriptedMetrics {
 
 struct ScriptedCoordinators(Arc<Mutex<Scripts>>);
 
-impl AskCoordinator for ScriptedCoordinators {
-    fn ask<'a>(&'a self, coordinator: &'a Whereabouts) -> BoxFuture<'a, CoordinatorView> {
+impl CoordinatorClient for ScriptedCoordinators {
+    fn view<'a>(&'a self, coordinator: &'a CoordinatorEndpoint) -> BoxFuture<'a, CoordinatorView> {
         let scripts = self.0.lock().unwrap();
         let ip = coordinator.address.ip();
         let known = scripts.certificates.get(&ip);
@@ -396,7 +398,12 @@ impl AskCoordinator for ScriptedCoordinators {
         })
     }
 
-    fn set_mode<'a>(&'a self, coordinator: &'a Whereabouts, mode: Mode, _: &'a str) -> BoxFuture<'a, SwitchAnswer> {
+    fn set_mode<'a>(
+        &'a self,
+        coordinator: &'a CoordinatorEndpoint,
+        mode: Mode,
+        _: &'a str,
+    ) -> BoxFuture<'a, SwitchAnswer> {
         let ip = coordinator.address.ip();
         let mut scripts = self.0.lock().unwrap();
         let fault = scripts.fault.take();
@@ -418,32 +425,32 @@ impl AskCoordinator for ScriptedCoordinators {
 
     fn scale<'a>(
         &'a self,
-        at: &'a Whereabouts,
+        at: &'a CoordinatorEndpoint,
         role: Role,
         replicas: u32,
         reason: &'a str,
-    ) -> BoxFuture<'a, Result<(), String>> {
+    ) -> BoxFuture<'a, Result<(), RequestError>> {
         let mut scripts = self.0.lock().unwrap();
         scripts.reasons.push(reason.to_owned());
         let answer = scripts.scale(at.address.ip(), role, replicas);
         Box::pin(std::future::ready(answer))
     }
 
-    fn save<'a>(&'a self, _: &'a Whereabouts) -> BoxFuture<'a, Result<String, String>> {
+    fn save<'a>(&'a self, _: &'a CoordinatorEndpoint) -> BoxFuture<'a, Result<String, RequestError>> {
         let mut scripts = self.0.lock().unwrap();
         scripts.asked_saves += 1;
         match scripts.saved.clone() {
-            Some(saved) => Box::pin(std::future::ready(saved)),
+            Some(saved) => Box::pin(std::future::ready(saved.map_err(|message| refused(&message)))),
             None => Box::pin(std::future::pending()),
         }
     }
 
     fn rebalance<'a>(
         &'a self,
-        at: &'a Whereabouts,
+        at: &'a CoordinatorEndpoint,
         rebalance: Rebalance,
         reason: &'a str,
-    ) -> BoxFuture<'a, Result<(), String>> {
+    ) -> BoxFuture<'a, Result<(), RequestError>> {
         let mut scripts = self.0.lock().unwrap();
         scripts.reasons.push(reason.to_owned());
         let answer = scripts.rebalance(at.address.ip(), rebalance);
@@ -455,7 +462,7 @@ pub fn live(stage: Stage, step: u64) -> CoordinatorView {
     CoordinatorView::Live(report(stage, step))
 }
 
-/// It says for how long it has made no progress.
+/// A coordinator that reports the time without progress.
 pub fn idle(stage: Stage, step: u64, seconds: f64) -> CoordinatorView {
     CoordinatorView::Live(Report { idle_seconds: Some(seconds), ..report(stage, step) })
 }
@@ -466,7 +473,7 @@ fn report(stage: Stage, step: u64) -> Report {
         slots_decided_seconds: 0,
         missing: Vec::new(),
         stage,
-        // Those of the coordinator's pod are put in their place.
+        // The state of the coordinator replaces both.
         mode: None,
         members: BTreeMap::new(),
         step,
@@ -482,7 +489,7 @@ fn checkpoint(step: u64) -> CheckpointStatus {
     CheckpointStatus { name: format!("full-{step}"), step }
 }
 
-/// Trains for so many ticks.
+/// Trains for `steps` ticks.
 pub fn long(steps: u64) -> Script {
     let mut script = vec![live(Stage::Starting, 0)];
     script.extend((1..=steps).map(|step| live(Stage::Training, step)));

@@ -1,5 +1,5 @@
-//! What a job's processes measure: their `/metrics`, read and compared with the time before. Counters that start again, because their
-//! process did, give nothing until they are read twice.
+//! Scrapes the `/metrics` of a job's processes and compares each scrape with the previous one.
+//! Counters of a restarted process yield nothing until they are scraped twice.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -9,28 +9,29 @@ use futures::future::BoxFuture;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// How long a process has to answer.
+/// Deadline of a scrape.
 const DEADLINE: Duration = Duration::from_secs(2);
-/// Bytes of an answer that are read; those of a process are some tens of thousands.
+/// Bytes of an answer to read at most. Processes answer with some tens of thousands.
 const MOST_BYTES: u64 = 4 << 20;
 
-/// Whoever can read the metrics of processes.
-pub trait ReadMetrics: Send + Sync {
-    /// Those of the process at `address`, in Prometheus' text format; none if it does not answer.
-    fn read(&self, address: SocketAddr) -> BoxFuture<'_, Option<String>>;
+/// A source of the metrics of processes.
+pub trait ScrapeMetrics: Send + Sync {
+    /// The metrics of the process at `address`, in Prometheus' text format. `None` if it does not
+    /// answer.
+    fn scrape(&self, address: SocketAddr) -> BoxFuture<'_, Option<String>>;
 }
 
-/// Reads over HTTP.
+/// Scrapes over HTTP.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct HttpMetrics;
+pub struct HttpScraper;
 
-impl ReadMetrics for HttpMetrics {
-    fn read(&self, address: SocketAddr) -> BoxFuture<'_, Option<String>> {
+impl ScrapeMetrics for HttpScraper {
+    fn scrape(&self, address: SocketAddr) -> BoxFuture<'_, Option<String>> {
         Box::pin(async move {
             match tokio::time::timeout(DEADLINE, get(address)).await {
                 Ok(Ok(text)) => text,
                 Ok(Err(error)) => {
-                    tracing::debug!(%address, %error, "metrics could not be read");
+                    tracing::debug!(%address, %error, "a scrape failed");
                     None
                 }
                 Err(_) => None,
@@ -39,7 +40,7 @@ impl ReadMetrics for HttpMetrics {
     }
 }
 
-/// HTTP/1.0, so that the answer ends with the connection and is never in chunks.
+/// HTTP/1.0: the answer ends with the connection and is never chunked.
 async fn get(address: SocketAddr) -> std::io::Result<Option<String>> {
     let mut stream = TcpStream::connect(address).await?;
     stream
@@ -47,7 +48,7 @@ async fn get(address: SocketAddr) -> std::io::Result<Option<String>> {
         .await?;
     let mut answer = String::new();
     stream.take(MOST_BYTES).read_to_string(&mut answer).await?;
-    // A number that is cut off is another number.
+    // The last number of a truncated answer would be wrong.
     let is_whole = (answer.len() as u64) < MOST_BYTES;
     Ok(body(&answer).filter(|_| is_whole).map(str::to_owned))
 }
@@ -58,62 +59,74 @@ fn body(answer: &str) -> Option<&str> {
     is_ok.then_some(body)
 }
 
-/// The sums over all labels, by name.
+/// Sums over all labels, by name.
 type Samples = HashMap<String, f64>;
 
-/// A process whose metrics are read again and again.
+/// The previous scrape of a process.
 #[derive(Clone, Debug, Default)]
 pub struct Meter {
     last: Option<(u64, Samples)>,
 }
 
-/// What a process did between two readings.
+/// The change of a process's metrics between two scrapes.
 #[derive(Clone, Debug)]
-pub struct Change {
-    /// Between them; above 0.
+pub struct MetricsDelta {
+    /// Time between the scrapes in seconds; above 0.
     pub seconds: f64,
     before: Samples,
     after: Samples,
 }
 
 impl Meter {
-    /// Takes a reading in; gives what happened since the one before.
-    pub fn read(&mut self, at_seconds: u64, text: &str) -> Option<Change> {
+    /// Adds a scrape. Returns the change since the previous one.
+    pub fn add(&mut self, at_seconds: u64, text: &str) -> Option<MetricsDelta> {
         let after = samples(text);
         let (then, before) = self.last.replace((at_seconds, after.clone()))?;
         let seconds = at_seconds.checked_sub(then).filter(|seconds| *seconds > 0)? as f64;
-        Some(Change { seconds, before, after })
+        Some(MetricsDelta { seconds, before, after })
     }
 }
 
-impl Change {
-    /// By how much a counter rose; none if it is not there or started again.
+impl MetricsDelta {
+    /// The increase of a counter. `None` if it is missing or was reset.
     #[must_use]
     pub fn difference(&self, name: &str) -> Option<f64> {
         let difference = self.after.get(name)? - self.before.get(name)?;
         (difference >= 0.0).then_some(difference)
     }
 
-    /// A gauge's present value; 0 if it is not there.
+    /// The present value of a gauge; 0 if it is missing.
     #[must_use]
     pub fn value(&self, name: &str) -> f64 {
         self.after.get(name).copied().unwrap_or(0.0)
     }
 
-    /// By how much counters of these names rose together, a second.
+    /// The increase of a histogram's sum.
     #[must_use]
-    pub fn rate_of(&self, names: &[&str]) -> Option<f64> {
-        self.rate(names.iter().map(|name| self.difference(name)))
+    pub fn sum(&self, histogram: &str) -> Option<f64> {
+        self.difference(&format!("{histogram}_sum"))
+    }
+
+    /// The increase of a histogram's number of values.
+    #[must_use]
+    pub fn count(&self, histogram: &str) -> Option<f64> {
+        self.difference(&format!("{histogram}_count"))
+    }
+
+    /// The increase of several counters together, per second.
+    #[must_use]
+    pub fn rate_of(&self, counters: &[&str]) -> Option<f64> {
+        self.rate(counters.iter().map(|name| self.difference(name)))
+    }
+
+    /// The share of the time that several histograms of seconds measured together.
+    #[must_use]
+    pub fn busy_share(&self, histograms: &[&str]) -> Option<f64> {
+        self.rate(histograms.iter().map(|name| self.sum(name)))
     }
 
     fn rate(&self, differences: impl Iterator<Item = Option<f64>>) -> Option<f64> {
         differences.sum::<Option<f64>>().map(|sum| sum / self.seconds)
-    }
-
-    /// The share of the time that histograms of these names counted.
-    #[must_use]
-    pub fn seconds_of(&self, names: &[&str]) -> Option<f64> {
-        self.rate(names.iter().map(|name| self.difference(&format!("{name}_sum"))))
     }
 }
 
@@ -123,7 +136,7 @@ fn samples(text: &str) -> Samples {
         let Some((series, value)) = line.rsplit_once(' ') else { continue };
         let name = series.split_once('{').map_or(series, |(name, _)| name);
         let Some(value) = value.parse::<f64>().ok().filter(|value| value.is_finite()) else { continue };
-        // Buckets of histograms are many, and nobody asks for them.
+        // The many buckets of histograms are not needed.
         if !name.ends_with("_bucket") {
             *all.entry(name.trim_end().to_owned()).or_default() += value;
         }
@@ -141,32 +154,32 @@ mod tests {
     #[test]
     fn counters_are_compared_and_labels_summed() {
         let mut meter = Meter::default();
-        assert!(meter.read(10, TEXT).is_none());
-        let change = meter.read(14, &TEXT.replace("1.5", "3.5")).expect("a change");
+        assert!(meter.add(10, TEXT).is_none());
+        let change = meter.add(14, &TEXT.replace("1.5", "3.5")).expect("a change");
         assert_eq!((change.value("rectrain_ps_bytes"), change.difference("rectrain_x_seconds_sum")), (11.0, Some(2.0)));
-        assert_eq!((change.seconds, change.seconds_of(&["rectrain_x_seconds"])), (4.0, Some(0.5)));
+        assert_eq!((change.seconds, change.busy_share(&["rectrain_x_seconds"])), (4.0, Some(0.5)));
         assert_eq!((change.difference("rectrain_broken"), change.difference("other")), (None, None));
-        let again = meter.read(18, &TEXT.replace("1.5", "0.5")).expect("a change");
-        assert_eq!(again.difference("rectrain_x_seconds_sum"), None, "its process started again");
-        assert!(meter.read(18, TEXT).is_none(), "no time has passed");
+        let again = meter.add(18, &TEXT.replace("1.5", "0.5")).expect("a change");
+        assert_eq!(again.difference("rectrain_x_seconds_sum"), None, "its process restarted");
+        assert!(meter.add(18, TEXT).is_none(), "no time has passed");
     }
 
     #[test]
-    fn an_answer_that_is_none_is_not_read() {
+    fn only_a_successful_answer_is_read() {
         assert_eq!(body("HTTP/1.0 200 OK\r\nA: b\r\n\r\nx 1\n"), Some("x 1\n"));
         assert_eq!(body("HTTP/1.0 404 Not Found\r\n\r\nx 1\n"), None);
         assert_eq!(body("nonsense"), None);
     }
 
     #[tokio::test]
-    async fn metrics_are_read_over_http() {
+    async fn metrics_are_scraped_over_http() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("its address");
         let router = axum::Router::new().route("/metrics", axum::routing::get(|| async { TEXT }));
         let server = tokio::spawn(async move { axum::serve(listener, router).await });
-        assert_eq!(HttpMetrics.read(address).await.as_deref(), Some(TEXT));
+        assert_eq!(HttpScraper.scrape(address).await.as_deref(), Some(TEXT));
         server.abort();
-        let nobody: SocketAddr = "127.0.0.1:1".parse().expect("an address");
-        assert_eq!(HttpMetrics.read(nobody).await, None);
+        let closed: SocketAddr = "127.0.0.1:1".parse().expect("an address");
+        assert_eq!(HttpScraper.scrape(closed).await, None);
     }
 }

@@ -1,4 +1,4 @@
-//! The kinds of objects that belong to a job, and one such object in the form that all of them share: JSON.
+//! The kinds of objects of a job, and an object of any kind as JSON.
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service, ServiceAccount};
@@ -8,30 +8,30 @@ use kube::api::{ApiResource, DynamicObject, ObjectMeta};
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::digest::digest;
 use crate::names::APPLIED_ANNOTATION;
-use crate::reconcile::validate::digest;
 
-/// What the operator makes for a job, in the order in which it is made.
+/// The kinds of a job's objects, in the order of their creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// Whom the pods run as.
+    /// The account of the pods.
     ServiceAccount,
     /// The manifest that the pods read.
     ConfigMap,
-    /// The certificate by which the pods know each other.
+    /// The certificate with which the pods authenticate each other.
     Secret,
-    /// The names by which pods find each other.
+    /// The DNS names of the pods.
     Service,
-    /// Who may call the pods.
+    /// The permitted callers of the pods.
     NetworkPolicy,
-    /// How many pods may be taken away at a time.
+    /// The number of pods that a drain may evict at a time.
     PodDisruptionBudget,
     /// The pods.
     StatefulSet,
 }
 
 impl Kind {
-    /// All of them, in the order in which they are made.
+    /// All kinds, in the order of their creation.
     pub const ALL: [Self; 7] = [
         Self::ServiceAccount,
         Self::ConfigMap,
@@ -42,7 +42,7 @@ impl Kind {
         Self::StatefulSet,
     ];
 
-    /// How the API server knows it.
+    /// The API resource.
     #[must_use]
     pub fn resource(self) -> ApiResource {
         match self {
@@ -56,7 +56,7 @@ impl Kind {
         }
     }
 
-    /// Its name in messages.
+    /// The name in messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -78,12 +78,12 @@ pub struct Wanted {
     pub kind: Kind,
     /// Its name.
     pub name: String,
-    /// All of it, as it is applied.
+    /// The object, as it is applied.
     pub body: Value,
 }
 
 impl Wanted {
-    /// An object as it is applied: with the digest of all that it says besides.
+    /// An object as it is applied: with the digest of everything else in it.
     #[must_use]
     pub fn new(kind: Kind, mut body: Value) -> Self {
         let name = body["metadata"]["name"].as_str().unwrap_or_default().to_owned();
@@ -100,7 +100,7 @@ impl Wanted {
         Self { kind, name, body }
     }
 
-    /// Whether it is a StatefulSet that is to have none.
+    /// Whether it is a StatefulSet without pods.
     #[must_use]
     pub fn has_no_pods(&self) -> bool {
         self.kind == Kind::StatefulSet && self.body["spec"]["replicas"] == 0
@@ -113,33 +113,33 @@ impl Wanted {
     }
 }
 
-/// An object that belongs to the job, as it stands.
+/// An existing object of the job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Owned {
     /// Its kind.
     pub kind: Kind,
     /// Its name.
     pub name: String,
-    /// Its identity, which another object of the same name does not have.
+    /// Its identity. Earlier and later objects may have the same name.
     pub uid: String,
     /// Whether it is being deleted.
-    pub is_leaving: bool,
-    /// All of it.
+    pub is_terminating: bool,
+    /// The object.
     pub body: Value,
 }
 
-/// An object as the operator's watches keep it: as text, until a reconcile of its job looks at it.
+/// An object as the operator's watches cache it: as text, until a reconcile of its job reads it.
 #[derive(Clone, Debug)]
 pub struct ObjectText {
     name: String,
     uid: String,
     /// The uid of its controller.
     controller: String,
-    is_leaving: bool,
+    is_terminating: bool,
     text: Box<str>,
 }
 
-/// An object as it is applied. The API server leaves out what kind the items of a list are.
+/// An object with its kind. The API server omits the kind of the items of a list.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Typed<'a> {
@@ -151,7 +151,7 @@ struct Typed<'a> {
 }
 
 impl ObjectText {
-    /// Of an object that has a controller.
+    /// The text of an object. `None` if it has no controller.
     #[must_use]
     pub fn of(kind: Kind, object: &DynamicObject) -> Option<Self> {
         let metadata = &object.metadata;
@@ -163,7 +163,7 @@ impl ObjectText {
             name: metadata.name.clone()?,
             uid: metadata.uid.clone()?,
             controller: controller.uid.clone(),
-            is_leaving: metadata.deletion_timestamp.is_some(),
+            is_terminating: metadata.deletion_timestamp.is_some(),
             text: serde_json::to_string(&typed).ok()?.into_boxed_str(),
         })
     }
@@ -178,14 +178,14 @@ impl ObjectText {
             kind,
             name: self.name.clone(),
             uid: self.uid.clone(),
-            is_leaving: self.is_leaving,
+            is_terminating: self.is_terminating,
             body: serde_json::from_str(&self.text).ok()?,
         })
     }
 }
 
 impl Owned {
-    /// Of an object whose controller is the job with `job_uid`.
+    /// The object, if the job with `job_uid` is its controller.
     #[must_use]
     pub fn of(kind: Kind, object: &DynamicObject, job_uid: &str) -> Option<Self> {
         ObjectText::of(kind, object)?.owned(kind, job_uid)
@@ -198,7 +198,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn an_item_of_a_list_says_what_kind_it_is_although_the_api_server_does_not() {
+    fn an_item_of_a_list_has_its_kind() {
         let owner = json!({"apiVersion": "rectrain.dev/v1alpha1", "kind": "RecTrainingJob", "name": "a", "uid": "1", "controller": true});
         let item = json!({"metadata": {"name": "x", "uid": "2", "ownerReferences": [owner]}, "spec": {"replicas": 1}});
         let item: DynamicObject = serde_json::from_value(item).expect("an item");

@@ -1,9 +1,12 @@
-//! Pods of nodes that were lost, as in a power cut. Kubernetes marks them for deletion and then waits for the node's word that they have
-//! ended, which does not come, and their StatefulSet makes no other until then; in a cloud they go with the node, some minutes later, and
-//! elsewhere when somebody removes it. A pod whose time to end is over on a node that is not ready is taken for dead here.
+//! Pods on lost nodes, as after a power cut.
 //!
-//! One that lives on, behind a network that is cut, does no harm: members name the process that they are connected to, and who has taken
-//! another's place is the only one that is answered.
+//! Kubernetes marks such pods for deletion, and waits for the node to confirm their end. The
+//! StatefulSet creates no replacement before. A cloud removes the node after some minutes;
+//! elsewhere an administrator has to. So the operator deletes a pod whose grace period is over on a
+//! node that is not ready.
+//!
+//! A pod that still runs behind a cut network does no harm: members address incarnations, and an
+//! old incarnation gets no answer.
 
 use std::time::Duration;
 
@@ -12,19 +15,19 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::api::{Api, DeleteParams, Preconditions};
 
+use super::error::ReconcileError;
 use crate::nodes::ReadNodes;
 use crate::pods::PodFacts;
-use crate::reconcile::ReconcileError;
 
-/// A node that is there may take so much longer than a pod's grace period to say that it has ended.
+/// Time that a healthy node may need after a pod's grace period to confirm its end.
 const MARGIN: Duration = Duration::from_secs(10);
 
-/// Pods that should be gone by now. Pure.
+/// Pods whose grace period is over. Pure.
 fn overdue(pods: &[PodFacts], now: Timestamp) -> impl Iterator<Item = &PodFacts> {
-    pods.iter().filter(move |pod| pod.gone_by.is_some_and(|by| by + MARGIN <= now))
+    pods.iter().filter(move |pod| pod.terminates_by.is_some_and(|by| by + MARGIN <= now))
 }
 
-/// Those of them whose node is lost.
+/// Overdue pods on lost nodes.
 async fn lost<'a>(nodes: &dyn ReadNodes, pods: &'a [PodFacts], now: Timestamp) -> Vec<&'a PodFacts> {
     let mut all = Vec::new();
     for pod in overdue(pods, now) {
@@ -36,10 +39,10 @@ async fn lost<'a>(nodes: &dyn ReadNodes, pods: &'a [PodFacts], now: Timestamp) -
     all
 }
 
-/// Deletes the pods that are overdue and whose node is lost, at once; gives how many.
+/// Deletes overdue pods on lost nodes without a grace period. Returns their number.
 ///
 /// # Errors
-/// If the API server refuses; that a pod is gone already is no error.
+/// If the API server refuses. A missing pod is no error.
 pub async fn delete(
     client: &Client,
     nodes: &dyn ReadNodes,
@@ -57,7 +60,7 @@ pub async fn delete(
         let api: Api<Pod> = Api::namespaced(client.clone(), namespace);
         match api.delete(&pod.name, &parameters).await {
             Ok(_) => {
-                tracing::warn!(namespace, pod = pod.name, node = pod.node, "taken for dead: its node is lost");
+                tracing::warn!(namespace, pod = pod.name, node = pod.node, "deleted: its node is lost");
                 deleted += 1;
             }
             Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => {}
@@ -78,7 +81,7 @@ mod tests {
     use crate::names::{ATTEMPT_LABEL, ROLE_LABEL};
     use crate::nodes::NodeLoad;
 
-    /// Of which the one named `lost` is.
+    /// Nodes; the one named `lost` is lost.
     struct Nodes;
 
     impl ReadNodes for Nodes {
@@ -93,18 +96,18 @@ mod tests {
         }
     }
 
-    fn pod(node: &str, gone_by: Option<&str>) -> PodFacts {
+    fn pod(node: &str, terminates_by: Option<&str>) -> PodFacts {
         let labels = json!({ROLE_LABEL: "ps", ATTEMPT_LABEL: "1"});
         let mut pod =
             json!({"metadata": {"name": "j-ps-0", "labels": labels}, "spec": {"nodeName": node, "containers": []}});
-        if let Some(time) = gone_by {
+        if let Some(time) = terminates_by {
             pod["metadata"]["deletionTimestamp"] = json!(time);
         }
         PodFacts::of(&serde_json::from_value(pod).expect("a pod")).expect("one of the operator's")
     }
 
     #[tokio::test]
-    async fn a_pod_is_lost_when_its_time_to_end_is_over_on_a_node_that_is_and_not_before() {
+    async fn a_pod_is_lost_after_its_grace_period_on_a_lost_node() {
         let ends = Some("2026-01-01T00:00:30Z");
         let pods = [pod("lost", None), pod("lost", ends), pod("there", ends), pod("unknown", ends)];
         for (now, expected) in [("2026-01-01T00:00:39Z", vec![]), ("2026-01-01T00:00:40Z", vec![&pods[1]])] {

@@ -1,0 +1,108 @@
+//! The policy of a manifest.
+
+use std::time::Duration;
+
+use rectrain_crds::{
+    AutoscalingMode, ResolvedAutoMode, ResolvedAutoscaling, ResolvedBounds, ResolvedDenseWorkerScaling,
+    ResolvedEmbeddingWorkerScaling, ResolvedJob, ResolvedPsScaling,
+};
+use rectrain_policy::{
+    DenseWorkerPolicy, EmbeddingWorkerPolicy, ModePolicy, Policy, PsPolicy, ReplicaBounds, ScalingPolicy,
+};
+
+/// Looks in a window, so that each window has at least three measurements.
+const LOOKS_A_WINDOW: u64 = 4;
+
+/// The policy of a manifest. `None` if it leaves no decision to the operator.
+#[must_use]
+pub fn policy(job: &ResolvedJob) -> Option<Policy> {
+    let mode = job.training.auto.map(mode_policy);
+    let Some(given) = &job.autoscaling else {
+        return mode.map(|mode| Policy { mode: Some(mode), ..Policy::default() });
+    };
+    Some(Policy {
+        mode,
+        scaling: scaling_policy(given),
+        ps: given.ps.map(ps_policy),
+        embedding_worker: given.embedding_worker.map(embedding_worker_policy),
+        dense_worker: given.dense_worker.map(dense_worker_policy),
+    })
+}
+
+fn mode_policy(auto: ResolvedAutoMode) -> ModePolicy {
+    ModePolicy {
+        margin: auto.margin,
+        window_seconds: u64::from(auto.window_seconds),
+        dwell_seconds: u64::from(auto.dwell_seconds),
+        switches_per_hour: auto.switches_per_hour,
+        crowded_cpu: auto.crowded_cpu,
+        ..ModePolicy::default()
+    }
+}
+
+fn scaling_policy(given: &ResolvedAutoscaling) -> ScalingPolicy {
+    ScalingPolicy {
+        recommends_only: given.mode == AutoscalingMode::Recommend,
+        cool_down_seconds: u64::from(given.cool_down_seconds),
+        up_window_seconds: u64::from(given.up_window_seconds),
+        down_window_seconds: u64::from(given.down_window_seconds),
+        ..ScalingPolicy::default()
+    }
+}
+
+fn ps_policy(ps: ResolvedPsScaling) -> PsPolicy {
+    PsPolicy {
+        memory_target: ps.memory_target,
+        busy_target: ps.busy_target,
+        max_memory_bytes: ps.max_memory_bytes,
+        ..PsPolicy::new(bounds(ps.bounds))
+    }
+}
+
+fn embedding_worker_policy(role: ResolvedEmbeddingWorkerScaling) -> EmbeddingWorkerPolicy {
+    EmbeddingWorkerPolicy { bounds: bounds(role.bounds), queue_wait_seconds: role.queue_wait_seconds }
+}
+
+fn dense_worker_policy(role: ResolvedDenseWorkerScaling) -> DenseWorkerPolicy {
+    DenseWorkerPolicy {
+        marginal_throughput: role.marginal_throughput,
+        price_per_hour: role.price_per_hour,
+        max_cost_per_million: role.max_cost_per_million_samples,
+        ..DenseWorkerPolicy::new(bounds(role.bounds))
+    }
+}
+
+fn bounds(bounds: ResolvedBounds) -> ReplicaBounds {
+    ReplicaBounds { min: bounds.min, max: bounds.max }
+}
+
+/// The longest time between two looks at a job with automatic decisions: a fraction of the shortest
+/// window.
+#[must_use]
+pub fn look_every(job: Option<&ResolvedJob>) -> Option<Duration> {
+    let policy = policy(job?)?;
+    let mode = policy.mode.iter().map(|mode| mode.window_seconds);
+    let scales = policy.ps.is_some() || policy.embedding_worker.is_some() || policy.dense_worker.is_some();
+    let up = scales.then_some(policy.scaling.up_window_seconds);
+    mode.chain(up).min().map(|seconds| Duration::from_secs((seconds / LOOKS_A_WINDOW).max(1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifests;
+
+    #[test]
+    fn the_manifests_defaults_are_the_policys_defaults() {
+        let policy = policy(&manifests::load(manifests::AUTOMATIC).resolved).expect("a policy");
+        let bounds = |min, max| ReplicaBounds { min, max };
+        let expected = Policy {
+            mode: Some(ModePolicy::default()),
+            scaling: ScalingPolicy { recommends_only: true, ..ScalingPolicy::default() },
+            ps: Some(PsPolicy::new(bounds(1, 4))),
+            embedding_worker: Some(EmbeddingWorkerPolicy { bounds: bounds(1, 4), queue_wait_seconds: None }),
+            dense_worker: Some(DenseWorkerPolicy::new(bounds(2, 8))),
+        };
+        assert_eq!((policy.check(), &policy), (Ok(()), &expected));
+    }
+}

@@ -1,0 +1,376 @@
+//! Requests to coordinators (`proto/rectrain/v1/control.proto`): the state of a job, another
+//! training mode, other members, a checkpoint.
+//!
+//! Each request has a short connection of its own, so a coordinator holds nothing for the operator.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use rectrain_crds::{CheckpointStatus, JobSummary, Mode};
+use rectrain_proto::v1;
+use rectrain_proto::v1::control_client::ControlClient;
+use serde::Deserialize;
+use tonic::Code;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+
+use crate::certificates::{JobCertificate, MEMBER_NAME};
+use crate::coordinator_view::{CoordinatorView, Members, Rebalance, Report, Stage, SwitchAnswer};
+use crate::names::Role;
+
+/// Deadline of a request.
+const DEADLINE: Duration = Duration::from_secs(3);
+/// Deadline of a connection, within [`DEADLINE`].
+const CONNECT_DEADLINE: Duration = Duration::from_secs(1);
+/// Events to fetch for the last one: all events of a job that trained for months take longer than
+/// [`DEADLINE`].
+const NEWEST_EVENTS: u32 = 8;
+
+/// The address of a coordinator, and the certificate to show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CoordinatorEndpoint {
+    /// Its control port.
+    pub address: SocketAddr,
+    /// The certificate of its job; `None` if it accepts every caller.
+    pub certificate: Option<JobCertificate>,
+}
+
+/// A client of coordinators.
+pub trait CoordinatorClient: Send + Sync {
+    /// Asks for the state of the job. No answer is [`CoordinatorView::Silent`].
+    fn view<'a>(&'a self, coordinator: &'a CoordinatorEndpoint) -> BoxFuture<'a, CoordinatorView>;
+
+    /// Asks for a switch to `mode`. The job's events carry `reason`, which may be empty. A request
+    /// for the mode in use changes nothing.
+    fn set_mode<'a>(
+        &'a self,
+        coordinator: &'a CoordinatorEndpoint,
+        mode: Mode,
+        reason: &'a str,
+    ) -> BoxFuture<'a, SwitchAnswer>;
+
+    /// Asks for `replicas` members of a role. The next report shows whether the coordinator
+    /// accepted.
+    fn scale<'a>(
+        &'a self,
+        coordinator: &'a CoordinatorEndpoint,
+        role: Role,
+        replicas: u32,
+        reason: &'a str,
+    ) -> BoxFuture<'a, Result<(), RequestError>>;
+
+    /// Asks for a rebalance. The next report shows whether the coordinator accepted.
+    fn rebalance<'a>(
+        &'a self,
+        coordinator: &'a CoordinatorEndpoint,
+        rebalance: Rebalance,
+        reason: &'a str,
+    ) -> BoxFuture<'a, Result<(), RequestError>>;
+
+    /// Asks for a checkpoint at the next step boundary and waits, without a deadline, until it
+    /// exists. Returns its name.
+    fn save<'a>(&'a self, coordinator: &'a CoordinatorEndpoint) -> BoxFuture<'a, Result<String, RequestError>>;
+}
+
+/// Why a request had no success.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// No connection.
+    #[error("cannot connect to the coordinator: {0}")]
+    Connect(#[from] tonic::transport::Error),
+    /// The coordinator refused.
+    #[error("the coordinator refused: {0}")]
+    Refused(Box<tonic::Status>),
+    /// No answer within the deadline.
+    #[error("the coordinator did not answer within {0:?}")]
+    Deadline(Duration),
+    /// An event that this version cannot read.
+    #[error("cannot read the coordinator's last event: {0}")]
+    Event(#[from] serde_json::Error),
+    /// The stream of events ended early.
+    #[error("the coordinator's events end without a summary or a failure")]
+    NoLastEvent,
+}
+
+impl From<tonic::Status> for RequestError {
+    fn from(status: tonic::Status) -> Self {
+        Self::Refused(Box::new(status))
+    }
+}
+
+/// A client over gRPC.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GrpcCoordinatorClient;
+
+impl CoordinatorClient for GrpcCoordinatorClient {
+    fn view<'a>(&'a self, coordinator: &'a CoordinatorEndpoint) -> BoxFuture<'a, CoordinatorView> {
+        Box::pin(async move {
+            within_deadline(view(coordinator)).await.unwrap_or_else(|error| {
+                tracing::debug!(address = %coordinator.address, %error, "the coordinator does not answer");
+                CoordinatorView::Silent
+            })
+        })
+    }
+
+    fn set_mode<'a>(
+        &'a self,
+        coordinator: &'a CoordinatorEndpoint,
+        mode: Mode,
+        reason: &'a str,
+    ) -> BoxFuture<'a, SwitchAnswer> {
+        let request = v1::SetModeRequest { mode: mode.name().to_owned(), reason: reason.to_owned() };
+        Box::pin(async move {
+            let set_mode = async {
+                connect(coordinator).await?.set_mode(request).await?;
+                Ok::<_, RequestError>(())
+            };
+            within_deadline(set_mode).await.map_or_else(switch_refused, |()| SwitchAnswer::Accepted)
+        })
+    }
+
+    fn scale<'a>(
+        &'a self,
+        coordinator: &'a CoordinatorEndpoint,
+        role: Role,
+        replicas: u32,
+        reason: &'a str,
+    ) -> BoxFuture<'a, Result<(), RequestError>> {
+        let (role, reason) = (proto_role(role).into(), reason.to_owned());
+        Box::pin(scale(coordinator, v1::ScaleRequest { role, replicas, reason, decided_seconds: None }))
+    }
+
+    fn rebalance<'a>(
+        &'a self,
+        coordinator: &'a CoordinatorEndpoint,
+        rebalance: Rebalance,
+        reason: &'a str,
+    ) -> BoxFuture<'a, Result<(), RequestError>> {
+        let request = v1::ScaleRequest {
+            role: proto_role(Role::Ps).into(),
+            replicas: rebalance.servers,
+            reason: reason.to_owned(),
+            decided_seconds: Some(rebalance.decided_seconds),
+        };
+        Box::pin(scale(coordinator, request))
+    }
+
+    fn save<'a>(&'a self, coordinator: &'a CoordinatorEndpoint) -> BoxFuture<'a, Result<String, RequestError>> {
+        Box::pin(async move {
+            let mut client = connect(coordinator).await?;
+            Ok(client.save_checkpoint(v1::SaveCheckpointRequest {}).await?.into_inner().checkpoint)
+        })
+    }
+}
+
+async fn within_deadline<T>(request: impl Future<Output = Result<T, RequestError>>) -> Result<T, RequestError> {
+    tokio::time::timeout(DEADLINE, request).await.unwrap_or(Err(RequestError::Deadline(DEADLINE)))
+}
+
+async fn scale(coordinator: &CoordinatorEndpoint, request: v1::ScaleRequest) -> Result<(), RequestError> {
+    let scale = async {
+        connect(coordinator).await?.scale(request).await?;
+        Ok::<_, RequestError>(())
+    };
+    within_deadline(scale).await
+}
+
+async fn connect(coordinator: &CoordinatorEndpoint) -> Result<ControlClient<Channel>, RequestError> {
+    let CoordinatorEndpoint { address, certificate } = coordinator;
+    let endpoint = match certificate {
+        Some(certificate) => Endpoint::from_shared(format!("https://{address}"))?.tls_config(tls(certificate))?,
+        None => Endpoint::from_shared(format!("http://{address}"))?,
+    };
+    Ok(ControlClient::new(endpoint.connect_timeout(CONNECT_DEADLINE).connect().await?))
+}
+
+fn tls(certificate: &JobCertificate) -> ClientTlsConfig {
+    ClientTlsConfig::new()
+        .ca_certificate(Certificate::from_pem(&certificate.authority))
+        .identity(Identity::from_pem(&certificate.certificate, &certificate.key))
+        .domain_name(MEMBER_NAME)
+}
+
+/// Only INVALID_ARGUMENT is final: the job cannot train in the mode. After every other error the
+/// operator asks again.
+fn switch_refused(error: RequestError) -> SwitchAnswer {
+    match error {
+        RequestError::Refused(status) if status.code() == Code::InvalidArgument => {
+            SwitchAnswer::Refused(status.message().to_owned())
+        }
+        other => SwitchAnswer::Again(other.to_string()),
+    }
+}
+
+async fn view(coordinator: &CoordinatorEndpoint) -> Result<CoordinatorView, RequestError> {
+    let mut client = connect(coordinator).await?;
+    let status = client.get_status(v1::StatusRequest {}).await?.into_inner();
+    match status.phase() {
+        v1::Phase::Complete | v1::Phase::Failed => ending(&mut client, last_checkpoint(&status)).await,
+        _ => Ok(CoordinatorView::Live(report(&status))),
+    }
+}
+
+fn report(status: &v1::JobStatus) -> Report {
+    let stage = match status.phase() {
+        v1::Phase::Training => Stage::Training,
+        v1::Phase::Evaluating => Stage::Evaluating,
+        _ => Stage::Starting,
+    };
+    Report {
+        stage,
+        mode: serde_json::from_value(status.mode.clone().into()).ok(),
+        step: status.step,
+        total_steps: (status.total_steps > 0).then_some(status.total_steps),
+        samples_per_second: status.samples_per_second,
+        loss: status.loss,
+        auc: status.auc,
+        last_checkpoint: last_checkpoint(status),
+        members: members(status),
+        missing: status.missing.clone(),
+        idle_seconds: status.idle_seconds,
+        slots_decided_seconds: status.slots_decided_seconds,
+    }
+}
+
+fn last_checkpoint(status: &v1::JobStatus) -> Option<CheckpointStatus> {
+    let (name, step) = (&status.last_checkpoint, status.last_checkpoint_step);
+    (!name.is_empty()).then(|| CheckpointStatus { name: name.clone(), step })
+}
+
+/// The members of each reported role.
+fn members(status: &v1::JobStatus) -> BTreeMap<Role, Members> {
+    let role =
+        |reported: &v1::RoleReplicas| Role::MEMBERS.into_iter().find(|role| proto_role(*role) == reported.role());
+    let members = |reported: &v1::RoleReplicas| {
+        let &v1::RoleReplicas { present, wanted, needed, .. } = reported;
+        (present > 0 && wanted > 0 && needed > 0).then_some(Members { present, wanted, needed })
+    };
+    status.replicas.iter().filter_map(|reported| Some((role(reported)?, members(reported)?))).collect()
+}
+
+fn proto_role(role: Role) -> v1::Role {
+    match role {
+        Role::Coordinator => v1::Role::Coordinator,
+        Role::Ps => v1::Role::Ps,
+        Role::EmbeddingWorker => v1::Role::EmbeddingWorker,
+        Role::DenseWorker => v1::Role::DenseWorker,
+        Role::Loader => v1::Role::Loader,
+    }
+}
+
+/// Events that end a job, as `rectrain run --json` prints them; all others are skipped.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "event", rename_all = "camelCase", rename_all_fields = "camelCase")]
+enum LastEvent {
+    Summary(Box<Summary>),
+    Failed {
+        message: String,
+        user_error: bool,
+    },
+    #[serde(other)]
+    Other,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Summary {
+    test: Option<Test>,
+    steps: u64,
+    trained_rows: u64,
+    seconds: f64,
+    samples_per_second: f64,
+    rows: u64,
+    #[serde(default)]
+    skipped_rows: u64,
+    parameters_sha256: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Test {
+    auc: Option<f64>,
+    gauc: Option<f64>,
+    log_loss: Option<f64>,
+    normalized_entropy: Option<f64>,
+    calibration: Option<f64>,
+}
+
+async fn ending(
+    client: &mut ControlClient<Channel>,
+    last_checkpoint: Option<CheckpointStatus>,
+) -> Result<CoordinatorView, RequestError> {
+    let newest = v1::WatchRequest { newest: NEWEST_EVENTS, ..v1::WatchRequest::default() };
+    let mut events = client.watch(newest).await?.into_inner();
+    while let Some(event) = events.message().await? {
+        if let Some(view) = end(serde_json::from_str(&event.json)?, last_checkpoint.as_ref()) {
+            return Ok(view);
+        }
+    }
+    Err(RequestError::NoLastEvent)
+}
+
+/// The end that an event reports, if it reports one.
+fn end(event: LastEvent, last_checkpoint: Option<&CheckpointStatus>) -> Option<CoordinatorView> {
+    match event {
+        LastEvent::Summary(summary) => Some(CoordinatorView::Complete {
+            summary: Box::new(job_summary(*summary)),
+            last_checkpoint: last_checkpoint.cloned(),
+        }),
+        LastEvent::Failed { message, user_error } => Some(CoordinatorView::Failed { message, user_error }),
+        LastEvent::Other => None,
+    }
+}
+
+fn job_summary(summary: Summary) -> JobSummary {
+    let test = summary.test.unwrap_or_default();
+    JobSummary {
+        auc: test.auc,
+        gauc: test.gauc,
+        log_loss: test.log_loss,
+        normalized_entropy: test.normalized_entropy,
+        calibration: test.calibration,
+        steps: summary.steps,
+        samples: summary.trained_rows,
+        seconds: summary.seconds,
+        samples_per_second: summary.samples_per_second,
+        rows: summary.rows,
+        skipped_rows: summary.skipped_rows,
+        parameters_sha256: summary.parameters_sha256,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_invalid_mode_is_refused_for_good() {
+        let refused = |code| switch_refused(tonic::Status::new(code, "why").into());
+        assert_eq!(refused(Code::InvalidArgument), SwitchAnswer::Refused("why".to_owned()));
+        for code in [Code::FailedPrecondition, Code::Unavailable, Code::Unimplemented, Code::Cancelled] {
+            assert!(matches!(refused(code), SwitchAnswer::Again(_)), "{code}");
+        }
+    }
+
+    #[test]
+    fn the_last_event_is_the_summary_or_the_failure() {
+        let saved = CheckpointStatus { name: "full-5".to_owned(), step: 5 };
+        let end = |json| end(serde_json::from_str(json).expect("it is read"), Some(&saved));
+        let summary = r#"{"event":"summary","test":{"auc":0.79,"logLoss":0.5,"normalizedEntropy":0.9,"calibration":1.0,"samples":9},
+            "steps":5,"samples":41,"trainedRows":40,"seconds":2.0,"samplesPerSecond":20.0,"rows":7,"storeBytes":1,"skippedRows":0,"bytesOnWire":{},
+            "parametersSha256":"ab"}"#;
+        match end(summary) {
+            Some(CoordinatorView::Complete { summary, last_checkpoint }) => {
+                assert_eq!(last_checkpoint.as_ref(), Some(&saved));
+                assert_eq!((summary.auc, summary.steps, summary.parameters_sha256.as_str()), (Some(0.79), 5, "ab"));
+                assert_eq!(summary.samples, 40, "the trained rows of the ledger");
+            }
+            other => panic!("{other:?}"),
+        }
+        let failed = end(r#"{"event":"failed","message":"m","userError":true}"#);
+        assert_eq!(failed, Some(CoordinatorView::Failed { message: "m".to_owned(), user_error: true }));
+        let progress = r#"{"event":"progress","step":1,"totalSteps":null,"samples":1,"samplesPerSecond":1.0,"loss":0.1,"runningAuc":null}"#;
+        assert_eq!(end(progress), None);
+    }
+}
