@@ -1,4 +1,4 @@
-"""The work of `rectrain bench step` and of `dlrm.yaml` as other systems do it; one line of JSON with samples a second.
+"""The work of `rectrain-bench step` and of `dlrm.yaml` as other systems do it; one line of JSON with samples a second.
 
     python peers.py --work a --peer torch          towers a, b and dlrm: the dense part alone, Adam (fused)
     python peers.py --work job --peer torchrec     a whole step of the DLRM: 26 embeddings of 16, 2 M rows in all, AdaGrad, no data loading

@@ -1,4 +1,4 @@
-"""The work of `rectrain bench step` and of `dlrm.yaml` as TensorFlow does it; one line of JSON with samples a second.
+"""The work of `rectrain-bench step` and of `dlrm.yaml` as TensorFlow does it; one line of JSON with samples a second.
 
     python peers_tensorflow.py --work a --peer tensorflow      towers a, b and dlrm: the dense part alone, Adam
     python peers_tensorflow.py --work job --peer tensorflow    a whole step of the DLRM: 26 embeddings of 16, 2 M rows in all, AdaGrad, no data loading

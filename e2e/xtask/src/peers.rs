@@ -213,8 +213,8 @@ fn ours(work: &str, precision: &str, plan: &Plan) -> Result<Command, String> {
         ];
         return crate::job(&format!("{FOLDER}/dlrm.yaml"), &sets);
     }
-    let mut command = Command::new(crate::built("rectrain")?);
-    command.args(["bench", "step", "--model", work, "--threads", &plan.threads, "--precision", precision, "--json"]);
+    let mut command = Command::new(crate::built("rectrain-bench")?);
+    command.args(["step", "--model", work, "--threads", &plan.threads, "--precision", precision, "--json"]);
     Ok(command)
 }
 

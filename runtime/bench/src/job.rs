@@ -1,5 +1,5 @@
-//! Whole jobs: a manifest, varied, in turns. Each run is a process of its own (`rectrain run`), so that none finds memory, rows or
-//! threads of another.
+//! Whole jobs: a manifest, varied, in turns. Each run is a process of its own (`rectrain run`), so
+//! that no run inherits memory, rows or threads from another.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -12,23 +12,24 @@ use serde_json::Value;
 
 use crate::{BenchError, median, table};
 
-/// Runs that one command may ask for: far beyond what anybody waits for.
+/// The most combinations that one command may ask for. It only stops typing errors.
 const MOST_RUNS: usize = 10_000;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct JobArgs {
     /// The manifest (a RecTrainingJob)
     pub manifest: PathBuf,
-    /// Runs with each of these values, and with each combination where it is given several times: `spec.roles.ps.replicas=1,2,4`
+    /// Run with each of these values (`spec.roles.ps.replicas=1,2,4`); given several times, with
+    /// each combination
     #[arg(long, value_name = "PATH=VALUE,…")]
     pub vary: Vec<String>,
     /// Override a field in all runs
     #[arg(long, value_name = "PATH=VALUE")]
     pub set: Vec<String>,
-    /// Every role in processes of its own
+    /// Give every replica of every role a process of its own
     #[arg(long)]
     pub processes: bool,
-    /// Rounds, in each of which every combination runs once
+    /// Rounds; every combination runs once in each
     #[arg(long, default_value_t = 3)]
     pub rounds: usize,
     /// Print a line of JSON as well
@@ -36,7 +37,7 @@ pub struct JobArgs {
     pub json: bool,
 }
 
-/// What [`bench_job`] measured.
+/// The figures of [`bench_job`].
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct JobFigures {
@@ -44,19 +45,19 @@ pub struct JobFigures {
     pub runs: Vec<RunFigures>,
 }
 
-/// Of one combination: the median of its rounds, and their range.
+/// The figures of one combination: the median of its rounds, and their range.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RunFigures {
-    /// What was varied.
+    /// The varied fields and their values in this combination.
     pub settings: BTreeMap<String, String>,
-    /// As the job's summary has it: evaluations left out.
+    /// As in the job's summary, which leaves out the time of evaluations.
     pub samples_per_second: f64,
     pub lowest: f64,
     pub highest: f64,
-    /// Embedding rows that there are at the end.
+    /// Embedding rows at the end of the job.
     pub rows: u64,
-    /// Of the last round.
+    /// The test AUC of the last round.
     pub test_auc: Option<f64>,
 }
 
@@ -65,7 +66,7 @@ type Settings = Vec<(String, String)>;
 /// Runs every combination once a round.
 ///
 /// # Errors
-/// Arguments that cannot be; a run that fails, with what it said.
+/// Malformed arguments; a missing `rectrain`; a run that fails, with its standard error.
 pub fn bench_job(args: &JobArgs) -> Result<JobFigures, BenchError> {
     let combinations = combinations(&args.vary)?;
     if args.rounds == 0 {
@@ -76,7 +77,7 @@ pub fn bench_job(args: &JobArgs) -> Result<JobFigures, BenchError> {
         for (settings, summaries) in combinations.iter().zip(&mut summaries) {
             let summary = run(args, settings)?;
             let speed = summary["samplesPerSecond"].as_f64().unwrap_or_default();
-            // Who asks for figures alone reads them from stdout.
+            // Standard output is for the figures.
             let _unseen = writeln!(std::io::stderr(), "round {round}: {} {speed:.0} samples/s", shown(settings));
             summaries.push(summary);
         }
@@ -98,9 +99,15 @@ fn figures(settings: Settings, summaries: &[Value]) -> RunFigures {
     }
 }
 
-/// One run; its summary.
+/// `rectrain`, which cargo builds into the folder of this program.
+fn rectrain() -> Result<PathBuf, BenchError> {
+    Ok(std::env::current_exe()?.with_file_name("rectrain"))
+}
+
+/// Trains once; returns the summary.
 fn run(args: &JobArgs, settings: &Settings) -> Result<Value, BenchError> {
-    let mut rectrain = Command::new(std::env::current_exe()?);
+    let program = rectrain()?;
+    let mut rectrain = Command::new(&program);
     rectrain.arg("run").arg(&args.manifest).arg("--json").stdin(Stdio::null()).stderr(Stdio::piped());
     let varied = settings.iter().map(|(path, value)| format!("{path}={value}"));
     for set in args.set.iter().cloned().chain(varied) {
@@ -109,7 +116,9 @@ fn run(args: &JobArgs, settings: &Settings) -> Result<Value, BenchError> {
     if args.processes {
         rectrain.arg("--processes");
     }
-    let output = rectrain.output()?;
+    let output = rectrain
+        .output()
+        .map_err(|source| BenchError::NoRectrain { program: program.display().to_string(), source })?;
     let printed = String::from_utf8_lossy(&output.stdout);
     let last = printed.lines().last().and_then(|line| serde_json::from_str::<Value>(line).ok());
     match last.filter(|last| output.status.success() && last["event"] == "summary") {
@@ -121,7 +130,7 @@ fn run(args: &JobArgs, settings: &Settings) -> Result<Value, BenchError> {
     }
 }
 
-/// All combinations of what is varied; of nothing, the manifest as it is.
+/// All combinations of the varied fields. Without any, one combination: the manifest as it is.
 fn combinations(varied: &[String]) -> Result<Vec<Settings>, BenchError> {
     let mut all: Vec<Settings> = vec![Vec::new()];
     for one in varied {
@@ -153,7 +162,7 @@ fn shown(settings: &Settings) -> String {
 }
 
 impl JobFigures {
-    /// For people.
+    /// The figures as a table for the terminal.
     #[must_use]
     pub fn table(&self) -> Table {
         let mut table = table(&["job", "samples/s", "lowest", "highest", "rows", "test AUC"]);
@@ -183,13 +192,13 @@ mod tests {
     }
 
     #[test]
-    fn every_value_of_one_field_is_combined_with_every_value_of_another() {
+    fn all_values_of_varied_fields_are_combined() {
         assert_eq!(of(&[]).unwrap(), ["the manifest as it is"]);
         assert_eq!(of(&["a=1,2", "b=x,y"]).unwrap(), ["a=1 b=x", "a=1 b=y", "a=2 b=x", "a=2 b=y"]);
     }
 
     #[test]
-    fn what_cannot_be_varied_is_refused() {
+    fn a_variation_without_path_or_value_is_refused() {
         for wrong in ["a", "=1", "a=", "a=1,,2"] {
             let error = of(&[wrong]).unwrap_err();
             assert!(error.is_user_error() && error.to_string().contains(wrong), "{error}");

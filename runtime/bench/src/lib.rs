@@ -1,8 +1,8 @@
-//! Benchmarks of the runtime's parts, each a whole run with its own data: what `rectrain bench` does.
+//! Benchmarks of the runtime's parts and of whole jobs, for the program `rectrain-bench`.
 //! A benchmark takes its arguments and returns its figures; [`run`] prints them.
 //!
-//! Figures are medians of many short rounds, because machines are seldom quiet, and what is compared
-//! takes turns within one run.
+//! Figures are medians of many short rounds, because machines are seldom quiet. Things to compare
+//! alternate within one run.
 
 mod flat;
 mod job;
@@ -27,20 +27,21 @@ use rectrain_embedding::StoreError;
 use rectrain_wire::WireError;
 use serde::Serialize;
 
-/// Measure the runtime on this machine, in parts or as a whole
+/// The benchmarks, as subcommands.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum Bench {
-    /// The embedding store: look-up and update, memory, growth
+    /// Measure the embedding store: look-up and update, memory, growth
     Store(StoreArgs),
-    /// Stores of several sizes by turns, with batches of the same ids
+    /// Compare stores of several sizes, in turns, with batches of the same ids
     Flat(FlatArgs),
-    /// The memory that a store is in, without the store: the same rows read and written, unasked for ahead, and fresh memory
+    /// Measure the memory below a store: the same rows read and written without prefetching, and
+    /// fresh memory
     Memory(StoreArgs),
-    /// The dense part of a training step: a tower and its optimizer
+    /// Measure the dense part of a training step: a tower and its optimizer
     Step(StepArgs),
-    /// The data plane beside bare TCP, on loopback
+    /// Compare the data plane with bare TCP, on loopback
     Wire(WireArgs),
-    /// Whole jobs: a manifest with fields varied, in turns
+    /// Run whole jobs with `rectrain`: a manifest with fields varied, in turns
     Job(JobArgs),
 }
 
@@ -61,10 +62,12 @@ pub enum BenchError {
     Json(#[from] serde_json::Error),
     #[error("a part of the benchmark ended early: {0}")]
     Ended(String),
+    #[error("cannot run {program}: {source}; build it first with `cargo build --release`")]
+    NoRectrain { program: String, source: std::io::Error },
 }
 
 impl BenchError {
-    /// Whether other arguments would help.
+    /// Whether the arguments are at fault, so that other ones would help.
     #[must_use]
     pub fn is_user_error(&self) -> bool {
         matches!(self, Self::Argument { .. } | Self::Dense(DenseError::NoGpu { .. } | DenseError::NoBf16 { .. }))
@@ -112,7 +115,7 @@ fn print(table: &Table, json: Option<&impl Serialize>) -> Result<(), BenchError>
     Ok(())
 }
 
-/// A table of these columns, the first of words and the others of numbers.
+/// A table with these columns; all but the first hold numbers and align right.
 fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED).set_header(header);
@@ -122,7 +125,7 @@ fn table(header: &[&str]) -> Table {
     table
 }
 
-/// The middle one of these; 0 of none.
+/// The median of the values; 0 for none.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or_default()

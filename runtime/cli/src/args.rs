@@ -55,11 +55,6 @@ pub(crate) enum Command {
     Mode(ModeArgs),
     /// Change how many parameter servers, embedding workers, dense workers or loaders a running job has, or spread its rows anew
     Scale(ScaleArgs),
-    /// Measure the runtime on this machine, in parts or as a whole
-    Bench {
-        #[command(subcommand)]
-        bench: rectrain_bench::Bench,
-    },
     /// Look at checkpoints, compare them, export one
     Checkpoint {
         #[command(subcommand)]

@@ -49,12 +49,6 @@ impl From<rectrain_protocol::RoleError> for Failure {
     }
 }
 
-impl From<rectrain_bench::BenchError> for Failure {
-    fn from(error: rectrain_bench::BenchError) -> Self {
-        if error.is_user_error() { Self::User(error.to_string()) } else { Self::Failed(error.to_string()) }
-    }
-}
-
 /// The exit code of what a signal has ended, as shells have it for Ctrl-C.
 const INTERRUPTED: u8 = 130;
 
@@ -79,7 +73,6 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Data { set } => data::prepare(&set),
         Command::Mode(args) => mode::mode(&args),
         Command::Scale(args) => scale::scale(&args),
-        Command::Bench { bench } => rectrain_bench::run(&bench).map_err(Failure::from),
         Command::Checkpoint { command } => checkpoint::run(&command),
         Command::Devices { json } => devices::show(json),
         Command::Coordinator(args) => role::coordinate(&args),
