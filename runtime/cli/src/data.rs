@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use rectrain_data::movielens::{PreparedReport, find_or_download_movielens};
 use rectrain_data::{Dataset, Format};
+use rectrain_datasets::movielens::{PreparedReport, find_or_download_movielens};
 use rectrain_protocol::plan::JobPlan;
 
 use crate::args::DataSet;
@@ -59,7 +59,9 @@ pub(crate) fn best_possible_auc(plan: &JobPlan) -> Result<Option<f64>, Failure> 
 }
 
 fn movielens(from: Option<&Path>, output: &Path) -> Result<PreparedReport, Failure> {
-    find_or_download_movielens(from, output).map_err(|error| Failure::from(rectrain_protocol::RoleError::from(error)))
+    find_or_download_movielens(from, output).map_err(|error| {
+        if error.is_users_input() { Failure::User(error.to_string()) } else { Failure::Failed(error.to_string()) }
+    })
 }
 
 #[cfg(test)]

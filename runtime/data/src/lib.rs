@@ -22,7 +22,6 @@
 //! }
 //! ```
 
-mod archive;
 mod batch;
 mod blocking;
 mod blocks;
@@ -30,7 +29,6 @@ mod config;
 mod dataset;
 mod error;
 pub mod key;
-pub mod movielens;
 mod number;
 mod pace;
 mod random;

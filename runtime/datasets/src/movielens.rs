@@ -1,16 +1,17 @@
-//! MovieLens 100k, prepared: from the original files (`u.data`, `u.user`, `u.item`) or from the copy that the
-//! `recbole` Python package carries, to `train.csv` and `test.csv` with user and item features. All sources
-//! give the same bytes. Called by `rectrain data movielens-100k` and by the example's first run.
+//! MovieLens 100k as `train.csv` and `test.csv`, with user and item features. The source is either
+//! the original files (`u.data`, `u.user`, `u.item`) or the copy in the Python package `recbole`;
+//! both give the same bytes. `rectrain data movielens-100k` and the example's first run call this.
 //!
-//! The label is rating ≥ 4. The last 20 % of each user's ratings by time (⌊n / 5⌋ of n; ratings of one second
-//! in the order of item ids) are the test. Rows are in the order of (timestamp, user, item).
+//! The label is rating ≥ 4. The test set is the last 20 % of each user's ratings by time: ⌊n / 5⌋
+//! of n. Ratings of one second are in the order of item ids. Rows are ordered by (timestamp, user,
+//! item).
 //!
-//! Columns made from other rows are taken from **training** ratings with a timestamp strictly before the
-//! row's own, for rows of the training set as for those of the test: no column of any row has seen a label of
-//! the test, its own, or a later one.
+//! Some columns are computed from other rows. In both files they use **training** ratings only,
+//! with a timestamp strictly before the row's own. So no column depends on a test label, on its own
+//! label, or on a later one.
 
-use crate::archive;
-use crate::error::DataError;
+use crate::archive::Archive;
+use crate::error::{DatasetError, quoted};
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs;
@@ -20,22 +21,22 @@ use std::process::Command;
 
 /// The columns of both files, in order.
 ///
-/// | column | what it is |
+/// | column | meaning |
 /// |---|---|
 /// | `label` | 1 if rating ≥ 4, else 0 |
 /// | `user_id`, `item_id` | as in the data set |
-/// | `age`, `gender`, `occupation`, `zip` | of the user |
+/// | `age`, `gender`, `occupation`, `zip` | the user's |
 /// | `age_group` | lower end of 1–17, 18–24, 25–34, 35–44, 45–49, 50–55, 56– |
 /// | `zip_area` | the first three characters of the zip |
-/// | `year`, `decade` | of the film's release, from its title; empty for one film |
+/// | `year`, `decade` | the film's release, from its title; empty for one film |
 /// | `genres` | separated by `\|`, sorted |
-/// | `hour`, `weekday` | of the rating in UTC; Monday is 0 |
+/// | `hour`, `weekday` | the time of the rating in UTC; Monday is 0 |
 /// | `film_age` | years from release to rating; empty where `year` is |
-/// | `liked`, `disliked` | the last 30 items that the user gave a label of 1 or 0, newest first, separated by `\|` |
-/// | `user_ratings`, `item_ratings` | ratings of the user, of the item, so far |
+/// | `liked`, `disliked` | the user's last 30 items of label 1 or 0, newest first, joined by `\|` |
+/// | `user_ratings`, `item_ratings` | number of ratings by the user, of the item, so far |
 /// | `user_mean`, `item_mean` | their mean so far, drawn towards 3.5 as if by 5 more ratings |
 /// | `user_days` | days since the user's first rating |
-/// | `rating`, `timestamp` | what the label and the split were made from; **not** features |
+/// | `rating`, `timestamp` | the source of the label and the split; **not** features |
 pub const COLUMNS: [&str; 24] = [
     "label",
     "user_id",
@@ -89,12 +90,13 @@ const HISTORY: usize = 30;
 const PACKAGE: &str = "recbole==1.2.1";
 const MEMBER: &str = "recbole/dataset_example/ml-100k/ml-100k.";
 
-/// Written last into the output folder; its presence, with the sizes of the files in it, says that they
-/// are complete. Raised when the columns change.
+/// The file that is written last into the output folder. It records the sizes of the other files:
+/// where they match, the preparation is complete.
 const REPORT: &str = "movielens-100k.report";
+/// Version of the columns; raise it when they change.
 const VERSION: u64 = 1;
 
-/// What is in the prepared files.
+/// Summary of the prepared files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PreparedReport {
     /// The training file.
@@ -105,26 +107,27 @@ pub struct PreparedReport {
     pub train_rows: u64,
     /// Rows in the test file.
     pub test_rows: u64,
-    /// Rows of label 1 in the training file.
+    /// Rows with label 1 in the training file.
     pub train_positives: u64,
-    /// Rows of label 1 in the test file.
+    /// Rows with label 1 in the test file.
     pub test_positives: u64,
-    /// Users.
+    /// Number of users.
     pub users: u64,
-    /// Items.
+    /// Number of items.
     pub items: u64,
-    /// Whether the files had been prepared before and were left as they are.
+    /// Whether an earlier call had prepared the files, so that this call changed nothing.
     pub was_complete: bool,
 }
 
-/// Prepares MovieLens 100k in the folder `output` from `source` if it is given (a folder with `u.data`,
-/// `u.user` and `u.item`, each perhaps with `.gz`; or `ml-100k.zip`; or a wheel of `recbole`), else from the wheel, which pip
-/// downloads (2 MB) into `output`. Does nothing if `output` is complete.
+/// Prepares MovieLens 100k in the folder `output`. Does nothing if `output` is complete.
+///
+/// `source` is a folder with `u.data`, `u.user` and `u.item` (plain or `.gz`), or `ml-100k.zip`, or
+/// a wheel of `recbole`. Without a source, pip downloads the wheel (2 MB) into `output`.
 ///
 /// # Errors
-/// Neither a source nor Python with pip and a package index to get it from; files that are not what they
-/// should be; a folder that cannot be written.
-pub fn find_or_download_movielens(source: Option<&Path>, output: &Path) -> Result<PreparedReport, DataError> {
+/// No source, and no Python with pip and a package index; source files in another format; a folder
+/// that cannot be written.
+pub fn find_or_download_movielens(source: Option<&Path>, output: &Path) -> Result<PreparedReport, DatasetError> {
     if let Some(report) = complete(output) {
         return Ok(report);
     }
@@ -137,12 +140,13 @@ pub fn find_or_download_movielens(source: Option<&Path>, output: &Path) -> Resul
     }
 }
 
-/// Prepares MovieLens 100k in the folder `output` from `source` (see [`find_or_download_movielens`]). Each
-/// file appears whole or not at all; if they are all there, nothing is done.
+/// Prepares MovieLens 100k in the folder `output` from `source` (see
+/// [`find_or_download_movielens`]). Each file appears whole or not at all. Does nothing if `output`
+/// is complete.
 ///
 /// # Errors
 /// See [`find_or_download_movielens`].
-pub fn prepare_movielens_100k(source: &Path, output: &Path) -> Result<PreparedReport, DataError> {
+pub fn prepare_movielens_100k(source: &Path, output: &Path) -> Result<PreparedReport, DatasetError> {
     if let Some(report) = complete(output) {
         return Ok(report);
     }
@@ -157,19 +161,19 @@ pub fn prepare_movielens_100k(source: &Path, output: &Path) -> Result<PreparedRe
     Ok(report)
 }
 
-fn problem(action: impl Into<String>, problem: impl Into<String>) -> DataError {
-    DataError::Prepare { action: action.into(), problem: problem.into() }
+fn problem(action: impl Into<String>, problem: impl Into<String>) -> DatasetError {
+    DatasetError::Download { action: action.into(), problem: problem.into() }
 }
 
-fn io_error(action: &'static str, path: &Path, source: std::io::Error) -> DataError {
-    DataError::Io { action, file: path.display().to_string(), source }
+fn io_error(action: &'static str, path: &Path, source: std::io::Error) -> DatasetError {
+    DatasetError::Io { action, file: path.display().to_string(), source }
 }
 
-fn make_folder(folder: &Path) -> Result<(), DataError> {
+fn make_folder(folder: &Path) -> Result<(), DatasetError> {
     fs::create_dir_all(folder).map_err(|error| io_error("make the folder", folder, error))
 }
 
-fn write_whole(path: &Path, text: &str) -> Result<(), DataError> {
+fn write_whole(path: &Path, text: &str) -> Result<(), DatasetError> {
     let unfinished = path.with_extension(format!("unfinished-{}", std::process::id()));
     fs::write(&unfinished, text)
         .and_then(|()| fs::rename(&unfinished, path))
@@ -191,7 +195,7 @@ fn report_text(report: &PreparedReport, sizes: [u64; 2]) -> String {
     )
 }
 
-/// The report of an earlier, complete preparation.
+/// The report of an earlier preparation, if it is complete.
 fn complete(output: &Path) -> Option<PreparedReport> {
     let text = fs::read_to_string(output.join(REPORT)).ok()?;
     let values: HashMap<&str, u64> = text
@@ -223,8 +227,8 @@ fn complete(output: &Path) -> Option<PreparedReport> {
     })
 }
 
-/// Has pip put the wheel into `folder`.
-fn download(folder: &Path) -> Result<PathBuf, DataError> {
+/// Downloads the wheel into `folder` with pip.
+fn download(folder: &Path) -> Result<PathBuf, DatasetError> {
     if let Some(wheel) = wheel_in(folder) {
         return Ok(wheel);
     }
@@ -283,7 +287,7 @@ struct Tables {
 }
 
 impl Tables {
-    fn read(source: &Path) -> Result<Self, DataError> {
+    fn read(source: &Path) -> Result<Self, DatasetError> {
         let metadata = fs::metadata(source).map_err(|error| io_error("look at", source, error))?;
         let tables = if metadata.is_dir() {
             match wheel_in(source) {
@@ -297,8 +301,11 @@ impl Tables {
         Ok(tables)
     }
 
-    /// From the original files, whose texts `read` gives by name.
-    fn from_originals(source: &Path, read: impl Fn(&str) -> Result<String, DataError>) -> Result<Self, DataError> {
+    /// Parses the original files; `read` returns the text of a file by its name.
+    fn from_originals(
+        source: &Path,
+        mut read: impl FnMut(&str) -> Result<String, DatasetError>,
+    ) -> Result<Self, DatasetError> {
         let mut tables = Self::default();
         parse(source, "u.data", &read("u.data")?, 0, '\t', |cells| {
             tables.ratings.push(rating(cells)?);
@@ -318,23 +325,23 @@ impl Tables {
         Ok(tables)
     }
 
-    /// From the original archive or a wheel.
-    fn from_archive(source: &Path) -> Result<Self, DataError> {
-        let archive = fs::read(source).map_err(|error| io_error("read", source, error))?;
-        let member = |name: &str| {
-            archive::member(&archive, name).map_err(|why| DataError::WrongFormat {
-                file: source.display().to_string(),
-                expected: "ml-100k.zip or a wheel of recbole 1.2.1",
-                problem: why,
-            })
+    /// Reads the original archive, or a wheel.
+    fn from_archive(source: &Path) -> Result<Self, DatasetError> {
+        let bytes = fs::read(source).map_err(|error| io_error("read", source, error))?;
+        let wrong = |problem| DatasetError::WrongFormat {
+            file: source.display().to_string(),
+            expected: "ml-100k.zip or a wheel of recbole 1.2.1",
+            problem,
         };
+        let mut archive = Archive::open(&bytes).map_err(wrong)?;
+        let mut member = |name: &str| archive.member(name).map_err(wrong);
         if member("ml-100k/u.data").is_ok() {
             let read = |name: &str| Ok(latin1(&member(&format!("ml-100k/{name}"))?));
             return Self::from_originals(source, read);
         }
-        let read = |kind: &str| {
+        let mut read = |kind: &str| {
             let text = member(&format!("{MEMBER}{kind}"))?;
-            Ok::<_, DataError>(String::from_utf8_lossy(&text).into_owned())
+            Ok::<_, DatasetError>(String::from_utf8_lossy(&text).into_owned())
         };
         let mut tables = Self::default();
         parse(source, "ml-100k.inter", &read("inter")?, 1, '\t', |cells| {
@@ -353,7 +360,7 @@ impl Tables {
         Ok(tables)
     }
 
-    fn check(&self, source: &Path) -> Result<(), DataError> {
+    fn check(&self, source: &Path) -> Result<(), DatasetError> {
         let known = |r: &Rating| self.users.contains_key(&r.user) && self.items.contains_key(&r.item);
         let problem = if self.ratings.is_empty() {
             "it has no ratings".to_owned()
@@ -362,7 +369,7 @@ impl Tables {
         } else {
             return Ok(());
         };
-        Err(DataError::WrongFormat { file: source.display().to_string(), expected: "MovieLens 100k", problem })
+        Err(DatasetError::WrongFormat { file: source.display().to_string(), expected: "MovieLens 100k", problem })
     }
 }
 
@@ -370,18 +377,18 @@ fn has(folder: &Path, name: &str) -> bool {
     folder.join(name).exists() || folder.join(format!("{name}.gz")).exists()
 }
 
-/// A file of the original distribution, which is Latin-1, plain or as gzip.
-fn original(folder: &Path, name: &str) -> Result<String, DataError> {
+/// The text of a file of the original distribution: Latin-1, plain or gzip.
+fn original(folder: &Path, name: &str) -> Result<String, DatasetError> {
     let (plain, packed) = (folder.join(name), folder.join(format!("{name}.gz")));
     let path = if plain.exists() { plain } else { packed };
     let bytes = fs::read(&path).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => DataError::NotFound { path: folder.join(name).display().to_string() },
+        std::io::ErrorKind::NotFound => DatasetError::NotFound { path: folder.join(name).display().to_string() },
         _ => io_error("read", &path, error),
     })?;
     let bytes = if bytes.starts_with(b"\x1f\x8b") {
         let mut content = Vec::new();
         flate2::read::MultiGzDecoder::new(bytes.as_slice()).read_to_end(&mut content).map_err(|error| {
-            DataError::Damaged {
+            DatasetError::Damaged {
                 file: path.display().to_string(),
                 problem: format!("its gzip stream cannot be decoded ({error})"),
             }
@@ -397,8 +404,8 @@ fn latin1(bytes: &[u8]) -> String {
     bytes.iter().copied().map(char::from).collect()
 }
 
-/// Hands the cells of every line after the first `header` lines to `row`, which returns `None` for a line
-/// that it does not understand.
+/// Calls `row` with the cells of every line after the first `header` lines. `row` returns `None`
+/// for a line that it does not understand.
 fn parse<'a>(
     source: &Path,
     name: &str,
@@ -406,15 +413,15 @@ fn parse<'a>(
     header: usize,
     separator: char,
     mut row: impl FnMut(&[&'a str]) -> Option<()>,
-) -> Result<(), DataError> {
+) -> Result<(), DatasetError> {
     for (index, line) in text.lines().enumerate().skip(header) {
         let line = line.trim_end_matches('\r');
         let cells: Vec<&str> = line.split(separator).collect();
         if !line.is_empty() && row(&cells).is_none() {
-            return Err(DataError::WrongFormat {
+            return Err(DatasetError::WrongFormat {
                 file: source.display().to_string(),
                 expected: "MovieLens 100k",
-                problem: format!("line {} of {name} is {:?}", index + 1, crate::error::shown(line.as_bytes())),
+                problem: format!("line {} of {name} is {:?}", index + 1, quoted(line)),
             });
         }
     }
@@ -441,8 +448,8 @@ fn user(cells: &[&str]) -> Option<User> {
     Some(User { age: number(cells, 1)?, gender: text(2)?, occupation: text(3)?, zip: text(4)? })
 }
 
-/// The year is the last one in parentheses in the title; the recbole copy has cut it off the title, except
-/// where something follows it, and keeps it as `year`.
+/// The year is the last one in parentheses in the title. The recbole copy moves it from the title
+/// to the column `year`, except where text follows it in the title.
 fn item(title: &str, year: &str, mut genres: Vec<String>) -> Item {
     let in_title = title.rmatch_indices('(').find_map(|(at, _)| {
         let (year, _) = title[at + 1..].split_once(')')?;
@@ -458,13 +465,13 @@ struct Prepared {
     report: PreparedReport,
 }
 
-/// What is known of a user or an item from training ratings so far.
+/// The training ratings of a user or an item so far.
 #[derive(Default)]
 struct Seen {
     count: u32,
     sum: u32,
     first: Option<i64>,
-    /// Items, oldest first.
+    /// Items with label 1, oldest first.
     liked: Vec<u32>,
     disliked: Vec<u32>,
 }
@@ -494,7 +501,7 @@ fn prepare(tables: &Tables) -> Prepared {
     };
     let mut users: HashMap<u32, Seen> = HashMap::new();
     let mut items: HashMap<u32, Seen> = HashMap::new();
-    // Ratings of one second are written before any of them is learned from.
+    // All ratings of one second are written before any of them counts, so that none sees another.
     for moment in rows.chunk_by(|a, b| a.0.timestamp == b.0.timestamp) {
         for (rating, is_test) in moment {
             let seen = (users.entry(rating.user).or_default(), items.entry(rating.item).or_default());
@@ -511,7 +518,7 @@ fn prepare(tables: &Tables) -> Prepared {
     prepared
 }
 
-/// All ratings in the order of time, each with whether it belongs to the test.
+/// All ratings in time order, each with whether it belongs to the test set.
 fn split_and_order(ratings: &[Rating]) -> Vec<(Rating, bool)> {
     let mut by_user = ratings.to_vec();
     by_user.sort_by_key(|r| (r.user, r.timestamp, r.item));
@@ -539,7 +546,7 @@ fn age_group(age: u32) -> u32 {
     starts.into_iter().find(|&start| age >= start).unwrap_or(0)
 }
 
-/// The last items, newest first.
+/// The last [`HISTORY`] items, newest first.
 fn newest(items: &[u32]) -> String {
     let newest: Vec<String> = items.iter().rev().take(HISTORY).map(u32::to_string).collect();
     newest.join("|")
@@ -613,6 +620,7 @@ impl Prepared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::archive::tests::zip;
 
     fn folder_of(tables: &[(&str, &str)]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
@@ -631,7 +639,8 @@ mod tests {
     }
 
     fn original_tables() -> [(&'static str, String); 3] {
-        // User 1 rates items 1 to 10 in shuffled order, two of them in one second; user 2 rates two.
+        // User 1 rates items 1 to 10 in shuffled order, two of them in one second; user 2 rates
+        // two.
         let ratings = "1\t3\t5\t103\n1\t1\t4\t101\n1\t2\t3\t102\n1\t5\t4\t105\n1\t4\t1\t104\n1\t6\t5\t106\n\
                        1\t7\t2\t107\n1\t8\t4\t108\n1\t10\t5\t109\n1\t9\t1\t109\n2\t1\t2\t103\n2\t2\t5\t86500\n";
         let mut items = item_line(1, "Café, the (1995)", &[5, 3]);
@@ -655,7 +664,7 @@ mod tests {
             item += &format!("{id}\tFilm\t1980\tDrama\n");
         }
         let name = |kind: &str| format!("{MEMBER}{kind}");
-        archive::tests::zip(
+        zip(
             &[(&name("inter"), inter.as_bytes()), (&name("user"), user.as_bytes()), (&name("item"), item.as_bytes())],
             true,
         )
@@ -684,20 +693,20 @@ mod tests {
         let folder = original_folder();
         let wheel = tempfile::Builder::new().suffix(".whl").tempfile().unwrap();
         fs::write(wheel.path(), wheel_tables()).unwrap();
-        let zip = tempfile::Builder::new().suffix(".zip").tempfile().unwrap();
+        let original = tempfile::Builder::new().suffix(".zip").tempfile().unwrap();
         let file = |name: &str| fs::read(folder.path().join(name)).unwrap();
         let members = ["u.data", "u.user", "u.item"].map(|n| (format!("ml-100k/{n}"), file(n)));
         let members = members.each_ref().map(|(name, text)| (name.as_str(), text.as_slice()));
-        fs::write(zip.path(), archive::tests::zip(&members, false)).unwrap();
+        fs::write(original.path(), zip(&members, false)).unwrap();
         let (a, b) = (prepared(folder.path()), prepared(wheel.path()));
         assert_eq!((&a.0, &a.1), (&b.0, &b.1));
-        let c = prepared(zip.path());
+        let c = prepared(original.path());
         assert_eq!((&a.0, &a.1), (&c.0, &c.1));
         assert_eq!(a.2.train_rows + a.2.test_rows, 12);
     }
 
     #[test]
-    fn the_last_fifth_of_each_users_ratings_by_time_and_item_is_the_test() {
+    fn the_last_fifth_of_each_users_ratings_is_the_test() {
         let (train, test, report) = prepared(original_folder().path());
         assert_eq!((report.train_rows, report.test_rows), (10, 2));
         assert_eq!(column(&test, "item_id"), ["9", "10"]);
@@ -722,7 +731,7 @@ mod tests {
         assert_eq!(column(&train, "item_mean")[second_of_item_1], format!("{:.4}", 21.5 / 6.0));
     }
 
-    /// Changing every rating of the test, and nothing else, changes no feature of any row.
+    /// Changes every test rating, and nothing else: no feature of any row changes.
     #[test]
     fn no_feature_sees_a_label_of_the_test() {
         let honest = prepared(original_folder().path());
@@ -754,7 +763,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_preparation_changes_nothing_and_an_interrupted_one_is_repeated() {
+    fn a_complete_folder_stays_and_an_incomplete_one_is_redone() {
         let (folder, output) = (original_folder(), tempfile::tempdir().unwrap());
         let first = prepare_movielens_100k(folder.path(), output.path()).unwrap();
         let nowhere = Path::new("/nonexistent");
@@ -766,7 +775,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_that_are_not_movielens_are_refused_with_a_sentence() {
+    fn other_sources_are_refused_with_a_sentence() {
         let output = tempfile::tempdir().unwrap();
         let fails = |source: &Path| prepare_movielens_100k(source, &output.path().join("x")).unwrap_err().to_string();
         let empty = tempfile::tempdir().unwrap();
