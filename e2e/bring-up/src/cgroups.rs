@@ -1,0 +1,223 @@
+//! The cluster's control groups: one group for the cluster and below it one for each node, in every
+//! hierarchy of the machine. So `down` removes one tree per hierarchy.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rectrain_harness::say;
+use rectrain_harness::waiting::eventually;
+
+use crate::BringUpError;
+
+const ROOT: &str = "/sys/fs/cgroup";
+/// The cluster's own group.
+const CLUSTER: &str = "rectrain-e2e";
+/// How long a group may keep its last process.
+const REMOVAL: Duration = Duration::from_secs(20);
+
+/// The group of a node, as the kubelet names it.
+pub(crate) fn of_node(node: &str) -> String {
+    format!("/{CLUSTER}/{node}")
+}
+
+/// Checks that this machine lets groups be made.
+pub(crate) fn probe() -> Result<(), BringUpError> {
+    const PROBE: &str = "probe";
+    create(PROBE)?;
+    remove_node(PROBE)?;
+    for hierarchy in hierarchies()? {
+        // The group of a running cluster is not empty, so it stays.
+        let _removed = std::fs::remove_dir(hierarchy.join(CLUSTER));
+    }
+    Ok(())
+}
+
+/// Makes a node's group in every hierarchy.
+pub(crate) fn create(node: &str) -> Result<(), BringUpError> {
+    for hierarchy in hierarchies()? {
+        let cluster = hierarchy.join(CLUSTER);
+        for (parent, group) in [(&hierarchy, cluster.clone()), (&cluster, cluster.join(node))] {
+            make(parent, &group).map_err(refused("make", &group))?;
+        }
+    }
+    Ok(())
+}
+
+fn make(parent: &Path, group: &Path) -> std::io::Result<()> {
+    if !group.exists() {
+        std::fs::create_dir(group)?;
+    }
+    if version_2() {
+        for controller in std::fs::read_to_string(parent.join("cgroup.controllers"))?.split_whitespace() {
+            // Some controllers cannot be delegated here. The kubelet complains if it needs one of
+            // them.
+            let _delegated = std::fs::write(parent.join("cgroup.subtree_control"), format!("+{controller}"));
+        }
+        return Ok(());
+    }
+    // A new cpuset group has no processors and no memory nodes; it copies its parent's.
+    for file in ["cpuset.cpus", "cpuset.mems"] {
+        if group.join(file).exists() {
+            std::fs::write(group.join(file), std::fs::read(parent.join(file))?)?;
+        }
+    }
+    Ok(())
+}
+
+/// Turns a system error into [`BringUpError::ControlGroup`], for `map_err`.
+fn refused(action: &'static str, group: &Path) -> impl FnOnce(std::io::Error) -> BringUpError {
+    let group = group.to_owned();
+    move |source| BringUpError::ControlGroup { action, group, source }
+}
+
+fn version_2() -> bool {
+    Path::new(ROOT).join("cgroup.controllers").exists()
+}
+
+/// Gives each node processors of its own, as separate machines have, until this value is dropped.
+#[derive(Debug)]
+pub struct OwnProcessors {
+    nodes: Vec<String>,
+    all: Vec<usize>,
+}
+
+impl OwnProcessors {
+    /// Divides this machine's processors equally among the nodes. A remainder stays unused.
+    ///
+    /// # Errors
+    /// [`BringUpError::Processors`] without a cpuset controller, or with fewer processors than
+    /// nodes.
+    pub fn give(nodes: &[String]) -> Result<Self, BringUpError> {
+        let root = hierarchies()?.into_iter().map(|hierarchy| effective_cpus(&hierarchy)).find(|file| file.exists());
+        let root = root.ok_or_else(|| {
+            BringUpError::Processors("the control groups of this machine have no cpuset controller".to_owned())
+        })?;
+        let text = std::fs::read_to_string(&root).map_err(refused("read the processors of", &root))?;
+        let all = processors(&text).ok_or_else(|| {
+            BringUpError::Processors(format!("{} contains {text:?}, and no list of processors", root.display()))
+        })?;
+        let each = all.len() / nodes.len().max(1);
+        if each == 0 {
+            let (nodes, processors) = (nodes.len(), all.len());
+            return Err(BringUpError::Processors(format!("{nodes} nodes share {processors} processors")));
+        }
+        let given = Self { nodes: nodes.to_vec(), all };
+        for (node, own) in nodes.iter().zip(given.all.chunks(each)) {
+            confine(node, own)?;
+        }
+        Ok(given)
+    }
+}
+
+impl Drop for OwnProcessors {
+    fn drop(&mut self) {
+        for node in &self.nodes {
+            if let Err(error) = confine(node, &self.all) {
+                say(format!("{node} stays confined to some processors: {error}"));
+            }
+        }
+    }
+}
+
+/// Confines present and future processes of a node's group to these processors.
+fn confine(node: &str, processors: &[usize]) -> Result<(), BringUpError> {
+    let list = processors.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    for hierarchy in hierarchies()? {
+        let group = hierarchy.join(CLUSTER).join(node);
+        if group.join("cpuset.cpus").exists() {
+            confine_tree(&group, &list).map_err(refused("set the processors of", &group))?;
+        }
+    }
+    Ok(())
+}
+
+/// Sets the processors of a group and of all groups below it. In version 1 a group may only have
+/// its parent's processors: the parent comes first when it gains some, and last when it loses some.
+/// Version 2 enforces that itself.
+fn confine_tree(group: &Path, list: &str) -> std::io::Result<()> {
+    let file = group.join("cpuset.cpus");
+    let is_wider = std::fs::write(&file, list).is_ok();
+    if version_2() {
+        return if is_wider { Ok(()) } else { std::fs::write(&file, list) };
+    }
+    for entry in std::fs::read_dir(group)? {
+        let path = entry?.path();
+        // The group of a container that has just ended is gone.
+        if path.is_dir()
+            && let Err(error) = confine_tree(&path, list)
+            && path.exists()
+        {
+            return Err(error);
+        }
+    }
+    std::fs::write(&file, list)
+}
+
+fn effective_cpus(hierarchy: &Path) -> PathBuf {
+    hierarchy.join(if version_2() { "cpuset.cpus.effective" } else { "cpuset.effective_cpus" })
+}
+
+/// Parses the kernel's notation of a list of processors: `0-3,8`.
+fn processors(list: &str) -> Option<Vec<usize>> {
+    let ranges = list.trim().split(',').map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(first.parse().ok()?..=last.parse().ok()?)
+    });
+    Some(ranges.collect::<Option<Vec<_>>>()?.into_iter().flatten().collect())
+}
+
+/// Removes the cluster's groups once their processes have ended.
+pub(crate) fn remove() -> Result<(), BringUpError> {
+    remove_everywhere(Path::new(CLUSTER))
+}
+
+/// Removes a node's groups once their processes have ended.
+pub(crate) fn remove_node(node: &str) -> Result<(), BringUpError> {
+    remove_everywhere(&Path::new(CLUSTER).join(node))
+}
+
+fn remove_everywhere(name: &Path) -> Result<(), BringUpError> {
+    for hierarchy in hierarchies()? {
+        let group = hierarchy.join(name);
+        let awaited = format!("the removal of the control group {}", group.display());
+        eventually(REMOVAL, &awaited, || remove_tree(&group))?;
+    }
+    Ok(())
+}
+
+fn remove_tree(group: &Path) -> std::io::Result<()> {
+    if !group.exists() {
+        return Ok(());
+    }
+    for entry in std::fs::read_dir(group)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_tree(&entry.path())?;
+        }
+    }
+    std::fs::remove_dir(group)
+}
+
+/// The one hierarchy of version 2, or all of version 1, each once although it may have two names.
+fn hierarchies() -> Result<BTreeSet<PathBuf>, BringUpError> {
+    if Path::new(ROOT).join("cgroup.controllers").exists() {
+        return Ok(BTreeSet::from([PathBuf::from(ROOT)]));
+    }
+    let entries = std::fs::read_dir(ROOT).map_err(refused("read", Path::new(ROOT)))?;
+    let folders = entries.flatten().filter_map(|entry| entry.path().canonicalize().ok());
+    Ok(folders.filter(|folder| folder.is_dir() && folder.join("cgroup.procs").exists()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::processors;
+
+    #[test]
+    fn the_kernels_lists_of_processors_are_parsed() {
+        assert_eq!(processors("0-3,8\n"), Some(vec![0, 1, 2, 3, 8]));
+        assert_eq!(processors("1"), Some(vec![1]));
+        assert_eq!(processors(""), None);
+        assert_eq!(processors("0-"), None);
+    }
+}

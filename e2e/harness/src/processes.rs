@@ -1,0 +1,77 @@
+//! The processes of this machine, as /proc lists them.
+
+use std::path::PathBuf;
+
+use crate::HarnessError;
+use crate::command::{command, output};
+
+/// The path of the running program. Cargo may have replaced the file meanwhile.
+pub(crate) fn own_program() -> Result<PathBuf, HarnessError> {
+    std::env::current_exe().map_err(HarnessError::io("find", "the path of this program"))
+}
+
+/// The ids and command lines of all processes, including those in other namespaces.
+pub fn all() -> impl Iterator<Item = (u32, Vec<String>)> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| {
+        let process = entry.file_name().to_str()?.parse().ok()?;
+        let line = std::fs::read(entry.path().join("cmdline")).ok()?;
+        let words = line.strip_suffix(&[0]).unwrap_or(&line).split(|byte| *byte == 0);
+        Some((process, words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()))
+    })
+}
+
+/// The ids of a process's children, each with the second word of its command line: the role, for a
+/// child of `rectrain run --processes`. Zombies are left out.
+#[must_use]
+pub fn children_of(parent: u32) -> Vec<(u32, String)> {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let mut children = Vec::new();
+    for entry in entries.flatten() {
+        let Some(process) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
+        // The state and the parent follow the name, which is in brackets.
+        let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+        let state = fields.next();
+        let its_parent = fields.next().and_then(|parent| parent.parse::<u32>().ok());
+        if its_parent == Some(parent)
+            && state != Some("Z")
+            && let Ok(line) = std::fs::read(entry.path().join("cmdline"))
+        {
+            // Between fork and exec a child has its parent's command line, or none.
+            if let Some(role) = line.split(|byte| *byte == 0).nth(1) {
+                children.push((process, String::from_utf8_lossy(role).into_owned()));
+            }
+        }
+    }
+    children.sort_unstable();
+    children
+}
+
+/// Sends a signal (`KILL`, `STOP`) to a process.
+///
+/// # Errors
+/// [`HarnessError::Failed`] if the process is gone.
+pub fn signal(process: u32, signal: &str) -> Result<(), HarnessError> {
+    output(&mut command("kill", [format!("-{signal}"), process.to_string()])).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn a_processes_children_are_found_with_their_role() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let started = Instant::now();
+        let mut children = Vec::new();
+        while !children.contains(&(child.id(), "60".to_owned())) && started.elapsed() < Duration::from_secs(10) {
+            children = children_of(std::process::id());
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(children.contains(&(child.id(), "60".to_owned())), "{children:?}");
+    }
+}

@@ -1,0 +1,316 @@
+//! `cargo xtask chaos`: trains a job in many processes, kills some of them with SIGKILL, and
+//! compares the result with an undisturbed run of the same job.
+//!
+//! A seed, which is printed, decides the kills. They hit any role, while the job trains, starts,
+//! restores or saves. The run has to recover from each one by itself.
+
+use std::process::Stdio;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use rectrain_harness::arguments::number;
+use rectrain_harness::cargo::build_programs;
+use rectrain_harness::command::start;
+use rectrain_harness::events::{integer, test_auc};
+use rectrain_harness::processes::children_of;
+use rectrain_harness::random::Random;
+use rectrain_harness::rectrain::{job, train};
+use rectrain_harness::{HarnessError, run_processes};
+use serde_json::{Value, json};
+
+use crate::TrialError;
+use crate::error::unmet;
+
+const USAGE: &str = "usage: cargo xtask chaos [--manifest FILE] [--mode sync] [--kills 20] [--seed 7] \
+[--set PATH=VALUE]
+  The run gets a checkpoint folder of its own, which is deleted at the end.
+  Prints each kill, and at the end one line of JSON: the number of kills, whether the models are equal, rows
+  lost or trained twice, gradients that parameter servers lack or have twice, repeated batches, the difference
+  of the test AUC, and the longest restart of a parameter server that kept its rows.
+  Fails if rows or gradients are lost or counted twice, or if `sync` trains another model.";
+/// A run that prints no event for this long hangs.
+const SILENCE: Duration = Duration::from_secs(180);
+/// The time after a restart in which processes start, join or restore.
+const STARTUP: Duration = Duration::from_millis(1500);
+
+struct Plan {
+    manifest: String,
+    mode: String,
+    kills: u32,
+    seed: u64,
+    sets: Vec<String>,
+}
+
+/// When a kill happens: at the latest when `batch` global batches are trained.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Moment {
+    batch: u64,
+    before: Before,
+}
+
+/// An earlier occasion for the kill.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Before {
+    /// There is none.
+    Nothing,
+    /// This long after the previous victim is back.
+    Startup(Duration),
+    /// This long after a checkpoint was saved. With a checkpoint every few steps, the next one is
+    /// being written.
+    Checkpoint(Duration),
+}
+
+/// Runs the trial with the arguments of the command line.
+///
+/// # Errors
+/// Wrong arguments; a run that fails or hangs; a loss that [`USAGE`] lists.
+pub fn run(arguments: &[&str]) -> Result<(), TrialError> {
+    let plan = parse(arguments)?;
+    build_programs()?;
+    let alone = undisturbed(&plan)?;
+    let steps = integer("the summary", &alone, "steps")?;
+    println!("seed {}: {} kills over {steps} steps", plan.seed, plan.kills);
+    let folder = std::env::temp_dir().join(format!("rectrain-chaos-{}", std::process::id()));
+    let killed = killed(&plan, &moments(&plan, steps), &folder.display().to_string());
+    let removed = std::fs::remove_dir_all(&folder);
+    let (killed, kills) = killed?;
+    removed.map_err(HarnessError::io("remove", folder.display()))?;
+    report(&plan, &alone, &killed, &kills)
+}
+
+/// The kills of a run so far.
+#[derive(Debug, Default)]
+struct Kills {
+    done: u32,
+    /// When the last victim was killed, if it was a parameter server that is not back.
+    server: Option<Instant>,
+    longest_server_restart: Duration,
+}
+
+fn parse(arguments: &[&str]) -> Result<Plan, HarnessError> {
+    let mut plan = Plan {
+        manifest: "docs/examples/chaos.yaml".to_owned(),
+        mode: "sync".to_owned(),
+        kills: 20,
+        seed: 7,
+        sets: Vec::new(),
+    };
+    for pair in arguments.chunks(2) {
+        match pair {
+            ["--manifest", file] => plan.manifest = (*file).to_owned(),
+            ["--mode", mode] => plan.mode = (*mode).to_owned(),
+            ["--kills", kills] => plan.kills = number(kills, USAGE)?,
+            ["--seed", seed] => plan.seed = number(seed, USAGE)?,
+            ["--set", set] => plan.sets.push((*set).to_owned()),
+            _ => return Err(HarnessError::Usage(USAGE)),
+        }
+    }
+    plan.sets.push(format!("spec.training.mode={}", plan.mode));
+    Ok(plan)
+}
+
+/// The summary of the job without kills and without checkpoints.
+fn undisturbed(plan: &Plan) -> Result<Value, HarnessError> {
+    let none = "spec.checkpoint=null".to_owned();
+    let mut job = job(&plan.manifest, plan.sets.iter().chain([&none]))?;
+    job.arg("--processes");
+    train(job)
+}
+
+/// The moments of the kills, spread over the first four fifths of the steps. The last fifth is for
+/// kills that had to wait.
+fn moments(plan: &Plan, steps: u64) -> Vec<Moment> {
+    let mut random = Random(plan.seed);
+    let mut batches: Vec<u64> = (0..plan.kills).map(|_| random.below((steps / 5 * 4).max(1))).collect();
+    batches.sort_unstable();
+    let mut before = || match random.below(10) {
+        0 | 1 => Before::Startup(STARTUP.mul_f64(random.fraction())),
+        2 | 3 => Before::Checkpoint(Duration::from_millis(random.below(150))),
+        _ => Before::Nothing,
+    };
+    batches.into_iter().map(|batch| Moment { batch, before: before() }).collect()
+}
+
+/// Trains the job and kills its processes; returns its summary.
+fn killed(plan: &Plan, moments: &[Moment], folder: &str) -> Result<(Value, Kills), TrialError> {
+    let own = format!(
+        "spec.checkpoint.path={folder},spec.faultTolerance.maxRestarts={},spec.faultTolerance.backoffSeconds=1",
+        2 * plan.kills + 10
+    );
+    let mut job = job(&plan.manifest, plan.sets.iter().chain([&own]))?;
+    let mut run = start(job.arg("--processes").stdout(Stdio::piped()))?;
+    let (sender, events) = channel();
+    run_processes::forward_lines(run.stdout.take(), sender, |line| serde_json::from_str(line).ok())?;
+    let result = Killer::new(run.id(), moments, Random(plan.seed ^ 0x5eed)).follow(&events);
+    let status = run_processes::end(&mut run, &result)?;
+    let (summary, kills) = result?;
+    let unsummarized = || unmet("a summary", format!("the run ended with {status} after {} kills", kills.done));
+    Ok((summary.ok_or_else(unsummarized)?, kills))
+}
+
+/// Kills processes of a run at given moments.
+struct Killer<'a> {
+    /// The process of `rectrain run`.
+    run: u32,
+    random: Random,
+    kills: Kills,
+    next: Option<Moment>,
+    later: std::slice::Iter<'a, Moment>,
+    /// The time of the next kill, once its occasion has come.
+    due: Option<Instant>,
+    /// Whether the last victim is not back.
+    is_down: bool,
+}
+
+impl<'a> Killer<'a> {
+    fn new(run: u32, moments: &'a [Moment], random: Random) -> Self {
+        let mut later = moments.iter();
+        let next = later.next().copied();
+        Self { run, random, kills: Kills::default(), next, later, due: None, is_down: false }
+    }
+
+    /// Follows the run and kills, until its summary or its end.
+    fn follow(mut self, events: &Receiver<Value>) -> Result<(Option<Value>, Kills), TrialError> {
+        loop {
+            let wait = self.due.map_or(SILENCE, |due| due.saturating_duration_since(Instant::now()));
+            let event = match events.recv_timeout(wait) {
+                Ok(event) => event,
+                Err(RecvTimeoutError::Disconnected) => return Ok((None, self.kills)),
+                Err(RecvTimeoutError::Timeout) if self.due.is_some() => Value::Null,
+                Err(RecvTimeoutError::Timeout) => return Err(unmet("an event", format!("silence for {SILENCE:?}"))),
+            };
+            if event["event"] == "summary" {
+                return Ok((Some(event), self.kills));
+            }
+            self.plan_after(&event);
+            if self.due.is_some_and(|due| due <= Instant::now()) {
+                self.kill()?;
+            }
+        }
+    }
+
+    /// Plans the next kill if the event is its occasion.
+    fn plan_after(&mut self, event: &Value) {
+        match event["event"].as_str() {
+            // The replacement of a member that had not joined yet is not reported.
+            Some("started") => self.is_down = false,
+            Some("restarting" | "rejoined" | "serverKeptRows" | "coordinatorTakenUp") => self.plan_after_return(event),
+            Some("checkpointSaved") if !self.is_down => {
+                if let Some(Before::Checkpoint(after)) = self.next.map(|next| next.before) {
+                    self.due = self.due.or(Some(Instant::now() + after));
+                }
+            }
+            Some("progress") if !self.is_down => {
+                let step = event["step"].as_u64().unwrap_or(0);
+                if self.next.is_some_and(|next| step >= next.batch) {
+                    self.due = Some(Instant::now());
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The last victim is back, or the job restarts after a pause.
+    fn plan_after_return(&mut self, event: &Value) {
+        self.is_down = false;
+        if let Some(killed) = self.kills.server.take().filter(|_| event["event"] == "serverKeptRows") {
+            self.kills.longest_server_restart = self.kills.longest_server_restart.max(killed.elapsed());
+        }
+        let pause = Duration::from_secs(event["seconds"].as_u64().unwrap_or(0));
+        if let Some(Before::Startup(after)) = self.next.map(|next| next.before) {
+            self.due = Some(Instant::now() + pause + after);
+        }
+    }
+
+    /// Kills a process now, or tries again in a moment if there is none.
+    fn kill(&mut self) -> Result<(), HarnessError> {
+        let Some(killed) = kill_one(self.run, &mut self.random)? else {
+            self.due = Some(Instant::now() + Duration::from_millis(50));
+            return Ok(());
+        };
+        self.due = None;
+        self.is_down = true;
+        self.kills.done += 1;
+        self.kills.server = (killed == "ps").then(Instant::now);
+        let Moment { batch, before } = self.next.unwrap_or(Moment { batch: 0, before: Before::Nothing });
+        println!("kill {}: {killed} (batch {batch}, before {before:?})", self.kills.done);
+        self.next = self.later.next().copied();
+        Ok(())
+    }
+}
+
+/// Kills one of the run's processes and returns its role; `None` while there is no process.
+fn kill_one(run: u32, random: &mut Random) -> Result<Option<String>, HarnessError> {
+    let children = children_of(run);
+    if children.is_empty() {
+        return Ok(None);
+    }
+    let (process, role) = &children[random.below(children.len() as u64) as usize];
+    Ok(run_processes::kill(*process)?.then(|| role.clone()))
+}
+
+fn report(plan: &Plan, alone: &Value, killed: &Value, kills: &Kills) -> Result<(), TrialError> {
+    let number = |summary: &Value, name: &str| integer("the summary", summary, name);
+    let equal = alone["parametersSha256"] == killed["parametersSha256"];
+    let rows = |summary: &Value| number(summary, "trainedRows");
+    let lost = rows(alone)?.saturating_sub(rows(killed)?);
+    let twice = rows(killed)?.saturating_sub(rows(alone)?);
+    let (missing, doubled) = gradients(killed)?;
+    println!(
+        "{}",
+        json!({ "kills": kills.done, "digestEqual": equal, "rowsLost": lost, "rowsTwice": twice, "gradientsMissing": missing, "gradientsTwice": doubled,
+            "tokensLost": number(killed, "tokensLost")?, "batchesRepeated": number(killed, "repeatedBatches")?,
+            "aucDifference": test_auc(killed)? - test_auc(alone)?, "restarts": number(killed, "restarts")?,
+            "longestServerRestartSeconds": kills.longest_server_restart.as_secs_f64(), "mode": plan.mode, "seed": plan.seed })
+    );
+    if kills.done < plan.kills {
+        let found = format!("the job ended after {} kills: give it more rows", kills.done);
+        return Err(unmet(format!("{} kills", plan.kills), found));
+    }
+    if lost > 0 || twice > 0 {
+        return Err(unmet("every row trained once", format!("{lost} rows lost, {twice} trained twice")));
+    }
+    if missing > 0 || doubled > 0 {
+        let found = format!("a server lacks {missing} of them, or has {doubled} twice");
+        return Err(unmet("every gradient in the coordinator's ledger applied once", found));
+    }
+    if plan.mode == "sync" && !equal {
+        return Err(unmet("the same model from `sync`", "another model after the kills"));
+    }
+    Ok(())
+}
+
+/// Compares the gradients that parameter servers applied without a barrier with the coordinator's
+/// ledger: the tokens it issued, less the lost ones. Returns how many the worst server lacks, and
+/// how many one has too many.
+fn gradients(summary: &Value) -> Result<(u64, u64), HarnessError> {
+    let number = |name: &str| integer("the summary", summary, name);
+    let expected = number("tokensIssued")?.saturating_sub(number("tokensLost")?);
+    let (fewest, most) = (number("fewestAppliedGradients")?, number("mostAppliedGradients")?);
+    Ok((expected.saturating_sub(fewest), most.saturating_sub(expected)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_gives_the_same_kills_most_of_them_in_training() {
+        let plan = |seed| Plan { kills: 200, seed, ..parse(&[]).unwrap() };
+        let all = moments(&plan(7), 1000);
+        assert_eq!(all, moments(&plan(7), 1000));
+        assert_ne!(all, moments(&plan(8), 1000));
+        let training = all.iter().filter(|moment| moment.before == Before::Nothing).count();
+        assert!((80..180).contains(&training), "{training}");
+        assert!(all.iter().any(|moment| matches!(moment.before, Before::Startup(_))));
+        assert!(all.is_sorted_by_key(|moment| moment.batch));
+    }
+
+    #[test]
+    fn missing_and_doubled_gradients_are_both_found() {
+        let summary =
+            json!({"tokensIssued": 105, "tokensLost": 5, "fewestAppliedGradients": 99, "mostAppliedGradients": 101});
+        assert_eq!(gradients(&summary).unwrap(), (1, 1));
+        assert!(gradients(&json!({"tokensIssued": 1})).is_err());
+    }
+}

@@ -1,0 +1,128 @@
+//! `cargo xtask cluster operate`: the operator in a real cluster, with the real images. This module
+//! has the table of steps and runs them in one namespace, which enforces the restricted
+//! pod-security standard.
+
+use std::time::Instant;
+
+use rectrain_bring_up::Paths;
+use rectrain_harness::jobs::NAMESPACE;
+
+use super::steps::{
+    alerts, contention, dashboards, failures, faked_nodes, kills, lifecycle, measured, recovery, refusals, repairs,
+    rights, scaling, scrapes, strangers, switches, takeover, thousand,
+};
+use super::support::TestCluster;
+use super::support::chart::{POLL_EVERY_SECOND, install};
+use crate::TrialError;
+
+/// A trial of the operator.
+struct Step {
+    /// Its name on the command line.
+    name: &'static str,
+    /// Its claim.
+    claim: &'static str,
+    /// Runs it; fails if the claim does not hold.
+    run: fn(&TestCluster) -> Result<(), TrialError>,
+    /// Whether `--quick`, and so `cargo xtask test`, includes it.
+    is_quick: bool,
+}
+
+const fn quick(name: &'static str, run: fn(&TestCluster) -> Result<(), TrialError>, claim: &'static str) -> Step {
+    Step { name, claim, run, is_quick: true }
+}
+
+const fn long(name: &'static str, run: fn(&TestCluster) -> Result<(), TrialError>, claim: &'static str) -> Step {
+    Step { name, claim, run, is_quick: false }
+}
+
+const STEPS: [Step; 28] = [
+    quick("completes", lifecycle::completes, "a job completes with the model of a run outside of the cluster"),
+    quick("switches", switches::switches, "a running job switches its training mode without a restart"),
+    quick("refuses", refusals::refuses, "the API server refuses invalid manifests, and says why"),
+    quick(
+        "refuses-strangers",
+        strangers::refuses_strangers,
+        "a job's members refuse a pod without the job's certificate, and count it",
+    ),
+    quick(
+        "keeps-rows",
+        recovery::keeps_rows,
+        "a killed parameter server finds its rows again, and no other member restarts",
+    ),
+    quick("leaves-nothing", lifecycle::leaves_nothing, "a deleted job leaves no object"),
+    quick("scrapes", scrapes::scrapes, "Prometheus finds every documented metric"),
+    long("dashboards", dashboards::dashboards, "every dashboard panel has data, and promtool accepts the alerts"),
+    long("alerts", alerts::alerts, "each alert fires when its cause is produced"),
+    quick("repairs", repairs::repairs, "the operator restores changed and deleted objects of a job"),
+    quick("takes-over", takeover::takes_over, "a running job survives the leader's death and an upgrade of the chart"),
+    long(
+        "outlives-the-chart",
+        takeover::outlives_the_chart,
+        "a running job survives the removal of the chart, and the next chart updates its CRD",
+    ),
+    quick("survives", kills::survives, "a job in hybrid completes although a pod of each role is killed"),
+    long(
+        "goes-on",
+        recovery::goes_on,
+        "killed, deleted and suspended jobs resume from checkpoints, in sync to the bit",
+    ),
+    long("drained", recovery::drained, "a drained node's rows move to other parameter servers before its pods end"),
+    quick("outlives-a-node", kills::outlives_a_node, "a job completes although a node loses its power"),
+    long("scales", scaling::scales, "a running job gains and loses members by its manifest, and loses idle ones"),
+    long("grows", scaling::grows, "a growing table gets more servers, and a server killed for memory gets more memory"),
+    long(
+        "settles",
+        scaling::settles,
+        "overloaded servers and embedding workers get more replicas, and their number settles",
+    ),
+    long("falls-back", scaling::falls_back, "a server that a load required is removed when the load falls"),
+    long("evens-out", scaling::evens_out, "slots of unevenly loaded servers are rebalanced"),
+    long(
+        "measured",
+        measured::measured,
+        "the operator sees the nodes' load, and a HorizontalPodAutoscaler scales dense workers",
+    ),
+    long("follows-the-load", contention::follows_the_load, "the training mode follows the load of the nodes"),
+    quick("fails", failures::fails, "every failure shows its condition"),
+    quick("needs-its-rights", rights::needs_its_rights, "the operator uses every right that the chart grants"),
+    quick("thousand", thousand::thousand, "the operator handles a thousand suspended jobs"),
+    quick("hundred-with-pods", faked_nodes::hundred, "the operator handles a hundred jobs with pods on faked nodes"),
+    long("thousand-with-pods", faked_nodes::thousand, "the operator handles a thousand jobs with pods on faked nodes"),
+];
+
+/// Runs all steps, or the quick ones (`--quick`), or the named ones.
+///
+/// # Errors
+/// [`TrialError::NoStep`]; the first step that fails, with its claim.
+pub fn run(paths: &Paths, wanted: &[&str]) -> Result<(), TrialError> {
+    let is_known = |name: &str| name == "--quick" || STEPS.iter().any(|step| step.name == name);
+    if let Some(unknown) = wanted.iter().find(|name| !is_known(name)) {
+        let steps = STEPS.map(|step| step.name).join(", ");
+        return Err(TrialError::NoStep { name: (*unknown).to_owned(), steps });
+    }
+    install(paths, &[POLL_EVERY_SECOND])?;
+    let cluster = TestCluster::connect(paths)?;
+    cluster.kubectl().fresh_namespace(NAMESPACE)?;
+    let is_wanted = |step: &&Step| {
+        wanted.is_empty() || wanted.contains(&step.name) || (step.is_quick && wanted.contains(&"--quick"))
+    };
+    for step in STEPS.iter().filter(is_wanted) {
+        let started = Instant::now();
+        (step.run)(&cluster).map_err(TrialError::part(step.claim))?;
+        println!("{}: {:.0} s", step.claim, started.elapsed().as_secs_f64());
+    }
+    Ok(cluster.jobs.within(&["delete", "namespace", NAMESPACE, "--timeout=600s"]).map(drop)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_step_has_a_name_of_its_own() {
+        let names: BTreeSet<_> = STEPS.iter().map(|step| step.name).collect();
+        assert_eq!(names.len(), STEPS.len());
+    }
+}

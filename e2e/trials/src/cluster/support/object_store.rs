@@ -1,0 +1,66 @@
+//! An object store that speaks S3, in the cluster.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rectrain_bring_up::images::{Image, provide};
+use rectrain_bring_up::tools::{KUBE, OBJECT_STORE, build};
+use rectrain_bring_up::{Paths, kubectl, sources};
+use rectrain_harness::HarnessError;
+use rectrain_harness::command::{Running, command, output};
+use rectrain_harness::files::read;
+use rectrain_harness::kubectl::{Kubectl, PODS};
+
+use crate::TrialError;
+use crate::error::unmet;
+
+/// `cargo xtask cluster object-store`: runs the object store in a namespace, as the service
+/// `object-store`. The Secret `object-store` has the client's settings.
+///
+/// # Errors
+/// The program or its image cannot be built; its pod does not start.
+pub fn start(paths: &Paths, namespace: &str) -> Result<(), TrialError> {
+    build(paths, &[OBJECT_STORE, KUBE])?;
+    provide(paths, &[Image::ObjectStore])?;
+    let kubectl = kubectl(paths)?;
+    kubectl.apply(namespace, &read(&sources().join("manifests/object-store.yaml"))?)?;
+    Ok(kubectl.within(namespace, &["rollout", "status", "deployment/object-store", PODS]).map(drop)?)
+}
+
+/// Uploads files of a folder into the bucket `data`, and makes the bucket if it does not exist.
+pub(crate) fn upload(kubectl: &Kubectl, namespace: &str, folder: &Path, files: &[&str]) -> Result<(), TrialError> {
+    let mut forward = kubectl.command();
+    forward.args(["--namespace", namespace, "port-forward", "service/object-store", ":7070"]);
+    let mut forward = Running::start(forward.stdin(Stdio::null()).stdout(Stdio::piped()))?;
+    let mut line = String::new();
+    // kubectl prints a line for every connection, and ends if the pipe closes. So it stays open to
+    // the end.
+    let mut printed = forward.0.stdout.take().map(BufReader::new);
+    if let Some(printed) = &mut printed {
+        printed.read_line(&mut line).map_err(HarnessError::io("read", "the output of kubectl port-forward"))?;
+    }
+    let address = line.strip_prefix("Forwarding from ").and_then(|rest| rest.split(' ').next());
+    let address = address.ok_or_else(|| unmet("kubectl to forward a port to the object store", format!("{line:?}")))?;
+    let bucket = format!("http://{address}/data");
+    if output(s3(&bucket).arg("--head")).is_err() {
+        output(s3(&bucket).args(["--request", "PUT"]))?;
+    }
+    for file in files {
+        output(s3(&format!("http://{address}/data/{file}")).arg("--upload-file").arg(folder.join(file)))?;
+    }
+    Ok(())
+}
+
+/// Makes the bucket `data` if it does not exist.
+pub(crate) fn make_bucket(kubectl: &Kubectl, namespace: &str) -> Result<(), TrialError> {
+    upload(kubectl, namespace, Path::new("."), &[])
+}
+
+/// curl with a signed request to the object store.
+fn s3(url: &str) -> Command {
+    let signed = ["--aws-sigv4", "aws:amz:us-east-1:s3", "--user", "demonstration:demonstration"];
+    let mut curl = command("curl", ["--silent", "--show-error", "--fail-with-body"]);
+    curl.args(signed).args(["--header", "x-amz-content-sha256: UNSIGNED-PAYLOAD", url]);
+    curl
+}

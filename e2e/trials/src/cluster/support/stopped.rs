@@ -1,0 +1,23 @@
+//! Processes that hang.
+
+use rectrain_harness::jobs::Jobs;
+use rectrain_harness::{HarnessError, processes};
+
+/// A process that is stopped (SIGSTOP) until this value is dropped.
+pub(crate) struct Stopped(u32);
+
+impl Stopped {
+    /// Stops the process of a pod's container.
+    pub(crate) fn process_of(jobs: &Jobs, pod: &str) -> Result<Self, HarnessError> {
+        let stopped = Self(jobs.process_of(pod)?);
+        processes::signal(stopped.0, "STOP")?;
+        Ok(stopped)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // The process may have been killed meanwhile.
+        let _continued = processes::signal(self.0, "CONT");
+    }
+}

@@ -1,0 +1,17 @@
+//! The end-to-end trials. Each module at the top level is one `cargo xtask` command, and `cluster`
+//! has the trials in a Kubernetes cluster. No trial uses another one: common code is in
+//! `rectrain-harness`, and for the cluster in `cluster::support`.
+
+pub mod chaos;
+pub mod cluster;
+pub mod continual;
+mod error;
+pub mod gpu;
+pub mod migration;
+pub mod movielens;
+pub mod peers;
+pub mod quality;
+pub mod stragglers;
+pub mod suite;
+
+pub use error::TrialError;

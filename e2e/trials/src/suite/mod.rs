@@ -1,0 +1,114 @@
+//! The cluster's part of `cargo xtask test`. A cluster comes up, the chart is installed, MovieLens
+//! trains, the operator's quick trials run, and the cluster goes down. Each step is a process of
+//! its own, with a log and a time limit. A cluster that was up before is used, and stays.
+
+mod guard;
+mod step;
+
+use std::time::{Duration, Instant};
+
+use rectrain_bring_up::{Paths, available, find, foreign_kubeconfig, nothing_is_left, tools};
+use rectrain_harness::cargo::cargo;
+use rectrain_harness::rectrain::movielens_data;
+use rectrain_harness::skips;
+
+use self::guard::Guard;
+use self::step::{Step, run as run_step, step};
+use crate::TrialError;
+
+/// The time limit of the cluster's programs, which are built once.
+const PROGRAMS: Duration = Duration::from_secs(15 * 60);
+/// The programs must also exist this long after the beginning of `cargo xtask test`, so that all of
+/// it takes at most an hour.
+const PROGRAMS_END: Duration = Duration::from_secs(42 * 60);
+/// The least time for the programs, which suffices if they exist.
+const PROGRAMS_EXIST: Duration = Duration::from_secs(20);
+
+const UP: Step = step(&["up"], 300);
+const INSTALL: Step = step(&["install"], 600);
+const DEMO: Step = step(&["demo"], 600);
+/// The demonstration leaves its job for a look.
+const DEMO_OVER: Step = step(&["kubectl", "delete", "namespace", "rectrain-demo"], 120);
+const OPERATE: Step = step(&["operate", "--quick"], 1800);
+const DOWN: Step = step(&["down"], 60);
+
+/// Runs the suite. `started` is the beginning of `cargo xtask test`.
+///
+/// # Errors
+/// The first step that fails; something of the cluster is left.
+pub fn run(started: Instant) -> Result<(), TrialError> {
+    let paths = Paths::new()?;
+    if let Err(reason) = available(&paths) {
+        skips::skip("the cluster's tests", &reason);
+        return Ok(());
+    }
+    // Another suite on this machine could take this one's cluster down.
+    let _lock = paths.lock("suite")?;
+    let is_foreign = foreign_kubeconfig(&paths).is_some();
+    let stays = is_foreign || find(&paths).is_some();
+    let mut suite = Suite { paths, guard: Guard::new(stays)?, is_foreign };
+    let tested = suite.test(started);
+    let taken_down = if stays { Ok(()) } else { suite.take_down() };
+    suite.guard.dismiss();
+    tested.and(taken_down)
+}
+
+struct Suite {
+    paths: Paths,
+    guard: Guard,
+    is_foreign: bool,
+}
+
+impl Suite {
+    fn step(&mut self, step: Step) -> Result<(), TrialError> {
+        run_step(&self.paths, &mut self.guard, step)
+    }
+
+    fn test(&mut self, started: Instant) -> Result<(), TrialError> {
+        if !self.programs(started)? {
+            return Ok(());
+        }
+        // There may have been no helm to render the chart with before.
+        cargo(
+            &["test", "--release", "--workspace", "--test", "operator", "chart::"],
+            "a test failed: its output is above",
+        )?;
+        self.in_cluster()
+    }
+
+    /// Builds the missing programs; returns whether all of them exist.
+    fn programs(&mut self, started: Instant) -> Result<bool, TrialError> {
+        let left = PROGRAMS_END.saturating_sub(started.elapsed());
+        let patience = PROGRAMS.min(left).max(PROGRAMS_EXIST);
+        match self.step(Step { words: &["programs"], patience }) {
+            Ok(()) => Ok(true),
+            // A defect of this repository is no reason to skip.
+            Err(broken) if broken.to_string().contains(tools::BROKEN) => Err(broken),
+            Err(reason) => {
+                skips::skip("the cluster's tests", format!("its programs cannot be had here: {reason}"));
+                Ok(false)
+            }
+        }
+    }
+
+    fn in_cluster(&mut self) -> Result<(), TrialError> {
+        if !self.is_foreign {
+            self.step(UP)?;
+        }
+        self.step(INSTALL)?;
+        match movielens_data() {
+            Ok(()) => {
+                self.step(DEMO)?;
+                self.step(DEMO_OVER)?;
+            }
+            Err(reason) => skips::skip("MovieLens in the cluster", reason),
+        }
+        self.step(OPERATE)
+    }
+
+    /// Takes the cluster down, whether or not the tests succeeded, and checks that nothing is left.
+    fn take_down(&mut self) -> Result<(), TrialError> {
+        self.step(DOWN)?;
+        Ok(nothing_is_left(&self.paths)?)
+    }
+}

@@ -1,0 +1,22 @@
+//! Failures of the project's commands.
+
+use rectrain_harness::HarnessError;
+use rectrain_lint::LintError;
+use rectrain_trials::TrialError;
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum XtaskError {
+    /// A lint of the project found something, or could not read the checkout.
+    #[error(transparent)]
+    Lint(#[from] LintError),
+    /// A trial, or a step of it, failed.
+    #[error(transparent)]
+    Trial(#[from] TrialError),
+}
+
+impl From<HarnessError> for XtaskError {
+    fn from(error: HarnessError) -> Self {
+        Self::Trial(error.into())
+    }
+}
