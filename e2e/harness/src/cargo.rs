@@ -1,6 +1,7 @@
 //! Running cargo in the workspace.
 
-use std::process::Command;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 
 use crate::workspace::workspace;
 use crate::{HarnessError, say};
@@ -73,4 +74,71 @@ pub fn shown(arguments: &[&str]) -> String {
 pub fn not_started(arguments: &[&str]) -> impl FnOnce(std::io::Error) -> HarnessError {
     let command = format!("`{}`", shown(arguments));
     move |source| HarnessError::NotStarted { command, hint: "install Rust with rustup", source }
+}
+
+/// Runs `cargo test` and prints its usual output. Returns the reports (`SKIPPED: …`) of tests that
+/// succeeded, but skipped a part. libtest hides them, unless it is asked for the output of
+/// successful tests.
+///
+/// # Errors
+/// See [`cargo`].
+pub fn cargo_test(arguments: &[&str]) -> Result<Vec<String>, HarnessError> {
+    let arguments = [arguments, &["--", "--show-output"]].concat();
+    say(shown(&arguments));
+    let mut tests = cargo_command();
+    let mut tests = tests.args(&arguments).stdout(Stdio::piped()).spawn().map_err(not_started(&arguments))?;
+    let output = tests.stdout.take().ok_or(HarnessError::NoPipe { program: "cargo", stream: "output" })?;
+    let mut filter = TestOutput::default();
+    for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+        let line = String::from_utf8_lossy(&line);
+        if filter.is_shown(&line) {
+            println!("{line}");
+        }
+    }
+    let status = tests.wait().map_err(HarnessError::io("wait for", "cargo test"))?;
+    if status.success() {
+        return Ok(filter.skipped);
+    }
+    let output = "a test failed: its output is above".to_owned();
+    Err(HarnessError::Failed { command: format!("`{}`", shown(&arguments)), status, output })
+}
+
+/// Separates the output of successful tests from the rest.
+#[derive(Debug, Default)]
+struct TestOutput {
+    is_of_successes: bool,
+    skipped: Vec<String>,
+}
+
+impl TestOutput {
+    /// Takes the next line; returns whether it is shown without `--show-output`.
+    fn is_shown(&mut self, line: &str) -> bool {
+        const REPORT: &str = "SKIPPED: ";
+        if line == "successes:" {
+            self.is_of_successes = true;
+        } else if line == "failures:" || line.starts_with("test result:") {
+            self.is_of_successes = false;
+        }
+        if self.is_of_successes
+            && let Some(report) = line.get(..REPORT.len()).filter(|start| start.eq_ignore_ascii_case(REPORT))
+        {
+            self.skipped.push(line[report.len()..].to_owned());
+        }
+        !self.is_of_successes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_of_skipped_parts_are_found_in_hidden_output() {
+        let output = "running 1 test\ntest a ... ok\n\nsuccesses:\n\n---- a stdout ----\nSKIPPED: there is no helm\n\
+                      skipped: mounting takes root\n\n\nsuccesses:\n    a\n\ntest result: ok. 1 passed\n";
+        let mut filter = TestOutput::default();
+        let shown: Vec<&str> = output.lines().filter(|line| filter.is_shown(line)).collect();
+        assert_eq!(shown, ["running 1 test", "test a ... ok", "", "test result: ok. 1 passed"]);
+        assert_eq!(filter.skipped, ["there is no helm", "mounting takes root"]);
+    }
 }

@@ -97,6 +97,14 @@ pub enum HarnessError {
     /// A step that ran in parallel panicked.
     #[error("a parallel step panicked; its message is above")]
     Panicked,
+    /// Something was skipped where nothing may be.
+    #[error("{part} would be skipped, which CI=true forbids: {reason}")]
+    Skipped {
+        /// The skipped part.
+        part: String,
+        /// Why it cannot run here.
+        reason: String,
+    },
     /// The arguments are wrong; the text is the usage of the command.
     #[error("{0}")]
     Usage(&'static str),

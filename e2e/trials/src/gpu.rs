@@ -141,8 +141,7 @@ impl Program {
             "{}",
             json!({"gpus": 0, "parametersSha256": auto["parametersSha256"], "testAuc": auto["test"]["auc"]})
         );
-        skips::skip("training on a GPU", "this machine has no NVIDIA GPU, or no driver for it");
-        Ok(())
+        Ok(skips::skip("training on a GPU", "this machine has no NVIDIA GPU, or no driver for it")?)
     }
 
     fn trains_as_the_cpu_does(&self) -> Result<(), TrialError> {

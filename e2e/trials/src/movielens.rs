@@ -19,8 +19,7 @@ const LEAST_AUC: f64 = 0.785;
 pub fn run() -> Result<(), TrialError> {
     say(format!("rectrain run {MANIFEST}"));
     if let Err(reason) = movielens_data() {
-        skips::skip("the MovieLens run", reason);
-        return Ok(());
+        return Ok(skips::skip("the MovieLens run", reason)?);
     }
     let auc = test_auc(&train(job(MANIFEST, [])?)?)?;
     if auc < LEAST_AUC || auc.is_nan() {

@@ -10,7 +10,7 @@ mod test;
 use std::process::ExitCode;
 
 use rectrain_harness::workspace::workspace;
-use rectrain_harness::{HarnessError, say};
+use rectrain_harness::{HarnessError, say, skips};
 use rectrain_lint::{architecture, prose};
 use rectrain_trials::{chaos, continual, gpu, migration, peers, quality, stragglers};
 
@@ -31,12 +31,18 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   chaos [ARGS]      kills processes of a job at random and compares its model with an undisturbed run's
   migration [ARGS]  moves millions of rows between parameter servers of a running job and prints the step times
   peers [ARGS]      runs the same work with Rectrain, PyTorch, TorchRec and TensorFlow in turns and prints ratios
-  cluster COMMAND   runs a Kubernetes of two nodes on this machine, and trials in it; `cluster --help` lists COMMANDs";
+  cluster COMMAND   runs a Kubernetes of two nodes on this machine, and trials in it; `cluster --help` lists COMMANDs
+With CI=true in the environment, a part that cannot run here is a failure. Otherwise it is skipped, and the last
+line lists the skipped parts.";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    match dispatch(&arguments) {
+    let result = dispatch(&arguments);
+    if let Some(skipped) = skips::summary() {
+        say(skipped);
+    }
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             say(error);

@@ -15,8 +15,7 @@ use crate::error::unmet;
 /// The cluster does not come up with all nodes, or leaves something behind.
 pub fn run(paths: &Paths) -> Result<(), TrialError> {
     if let Err(reason) = available(paths) {
-        skips::skip("the test of the cluster", reason);
-        return Ok(());
+        return Ok(skips::skip("the test of the cluster", reason)?);
     }
     if foreign_kubeconfig(paths).is_some() {
         build(paths, &[KUBE])?;

@@ -10,7 +10,7 @@ use rectrain_bring_up::{Paths, kubectl};
 use rectrain_harness::command::{command, output, start as start_command};
 use rectrain_harness::files::log_file;
 use rectrain_harness::workspace::built;
-use rectrain_harness::{HarnessError, say};
+use rectrain_harness::{HarnessError, say, skips};
 
 use super::guard::Guard;
 use crate::TrialError;
@@ -54,7 +54,7 @@ impl Step {
     }
 }
 
-/// Runs a step to its end, or kills it at its time limit.
+/// Runs a step to its end, or kills it at its time limit. Repeats its skips.
 pub(super) fn run(paths: &Paths, guard: &mut Guard, step: Step) -> Result<(), TrialError> {
     let name = step.name();
     let mut child = step.start(paths)?;
@@ -71,7 +71,7 @@ pub(super) fn run(paths: &Paths, guard: &mut Guard, step: Step) -> Result<(), Tr
     match status {
         Some(status) if status.success() => {
             say(format!("the cluster's step `{name}` took {seconds:.0} s"));
-            Ok(())
+            Ok(skips::repeat(&String::from_utf8_lossy(&std::fs::read(step.log(paths)).unwrap_or_default()))?)
         }
         Some(status) => Err(step.failed(format!("ended with {status} after {seconds:.0} s{}", evidence(paths, &step)))),
         None => {

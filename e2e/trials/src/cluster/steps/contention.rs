@@ -61,7 +61,7 @@ const SEED: &str = "RECTRAIN_SEED";
 const NEIGHBOURS: &str = "neighbours";
 
 pub(in crate::cluster) fn follows_the_load(cluster: &TestCluster) -> Result<(), TrialError> {
-    if cluster.skips("contention for processors") {
+    if cluster.skips("contention for processors")? {
         return Ok(());
     }
     let trial = Trial { cluster, nodes: nodes(&cluster.jobs)? };

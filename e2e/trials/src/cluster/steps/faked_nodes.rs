@@ -38,7 +38,7 @@ pub(in crate::cluster) fn thousand(cluster: &TestCluster) -> Result<(), TrialErr
 }
 
 fn with_pods(cluster: &TestCluster, jobs: usize) -> Result<(), TrialError> {
-    if cluster.skips("faked nodes") {
+    if cluster.skips("faked nodes")? {
         return Ok(());
     }
     let _kwok = fakes::start(&cluster.paths)?;

@@ -65,7 +65,7 @@ fn kill_and_wait(jobs: &Jobs, name: &str, role: &str) -> Result<Value, HarnessEr
 /// A node loses its power, perhaps with the operator on it, and no administrator reacts. The job
 /// trains the lost rows again: every row counts once in the model.
 pub(in crate::cluster) fn outlives_a_node(cluster: &TestCluster) -> Result<(), TrialError> {
-    if cluster.skips("the loss of a node") {
+    if cluster.skips("the loss of a node")? {
         return Ok(());
     }
     let (jobs, name) = (&cluster.jobs, "outlived");

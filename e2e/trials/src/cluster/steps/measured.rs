@@ -23,7 +23,7 @@ const SCALED: Duration = Duration::from_secs(240);
 const MORE: f64 = 0.25;
 
 pub(in crate::cluster) fn measured(cluster: &TestCluster) -> Result<(), TrialError> {
-    if cluster.skips("metrics-server") {
+    if cluster.skips("metrics-server")? {
         return Ok(());
     }
     let _server = MetricsServer::start(&cluster.paths)?;

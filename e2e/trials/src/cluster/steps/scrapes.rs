@@ -27,7 +27,7 @@ const REFERENCES: [&str; 2] = ["docs/reference/metrics.md", "docs/reference/oper
 const ROLES: [&str; 6] = ["coordinator", "ps", "embedding-worker", "dense-worker", "loader", "operator"];
 
 pub(in crate::cluster) fn scrapes(cluster: &TestCluster) -> Result<(), TrialError> {
-    let Some(programs) = programs(cluster) else { return Ok(()) };
+    let Some(programs) = programs(cluster)? else { return Ok(()) };
     let _measures = MetricsServer::start(&cluster.paths)?;
     let (jobs, name) = (&cluster.jobs, "scraped");
     // Some metrics need a barrier, others need a mode without one.

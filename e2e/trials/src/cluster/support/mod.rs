@@ -13,7 +13,7 @@ pub(crate) mod stopped;
 use rectrain_bring_up::{BringUpError, Paths, foreign_kubeconfig, kubectl};
 use rectrain_harness::jobs::{Jobs, NAMESPACE};
 use rectrain_harness::kubectl::Kubectl;
-use rectrain_harness::skips;
+use rectrain_harness::{HarnessError, skips};
 
 /// The cluster under test: its jobs, and the files of this machine's cluster.
 #[derive(Debug)]
@@ -40,11 +40,11 @@ impl TestCluster {
     }
 
     /// Skips a part that needs this machine's cluster; returns whether it was skipped.
-    pub(crate) fn skips(&self, part: &str) -> bool {
-        let is_foreign = self.is_foreign();
-        if is_foreign {
-            skips::skip(part, "KUBECONFIG names a cluster on other machines");
+    pub(crate) fn skips(&self, part: &str) -> Result<bool, HarnessError> {
+        if !self.is_foreign() {
+            return Ok(false);
         }
-        is_foreign
+        skips::skip(part, "KUBECONFIG names a cluster on other machines")?;
+        Ok(true)
     }
 }

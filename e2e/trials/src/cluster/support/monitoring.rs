@@ -52,8 +52,11 @@ pub(crate) fn patience_for(metric: &str) -> Duration {
 }
 
 /// The folder of Prometheus' programs; `None` if Prometheus was skipped.
-pub(crate) fn programs(cluster: &TestCluster) -> Option<PathBuf> {
-    available(&cluster.paths).inspect_err(|reason| skips::skip("Prometheus", reason)).ok()
+pub(crate) fn programs(cluster: &TestCluster) -> Result<Option<PathBuf>, HarnessError> {
+    match available(&cluster.paths) {
+        Ok(programs) => Ok(Some(programs)),
+        Err(reason) => skips::skip("Prometheus", reason).map(|()| None),
+    }
 }
 
 /// The scrape targets of the trials: the operator, and the pods of jobs.
@@ -72,7 +75,7 @@ pub(crate) struct Monitoring {
 impl Monitoring {
     /// Starts Prometheus, with alert rules if there are any; `None` if Prometheus was skipped.
     pub(crate) fn start(cluster: &TestCluster, rules: Option<&str>) -> Result<Option<Self>, HarnessError> {
-        let Some(programs) = programs(cluster) else { return Ok(None) };
+        let Some(programs) = programs(cluster)? else { return Ok(None) };
         let folder = cluster.paths.run().join("monitoring");
         remove_folder(&folder)?;
         let (proxy, kubelets) = cluster.kubectl().proxy()?;
