@@ -34,4 +34,4 @@ pub use cluster::{Cluster, find};
 pub use error::BringUpError;
 pub use paths::{Paths, sources};
 pub use status::status;
-pub use up::{available, down, nothing_is_left, own_nodes, programs, stop_node, up};
+pub use up::{available, down, nothing_is_left, own_nodes, prefetch, programs, stop_node, up};

@@ -51,15 +51,19 @@ pub fn programs(paths: &Paths) -> Result<PathBuf, BringUpError> {
     if programs.join("promtool").exists() {
         return Ok(programs);
     }
-    let download = folder.join("download");
-    remove_folder(&folder)?;
+    // The tests of the operator look for the programs too, so the folder appears complete.
+    let unfinished = paths.root().join("prometheus.unfinished");
+    let download = unfinished.join("download");
+    remove_folder(&unfinished)?;
     make_folder(&download)?;
     by_apt(|| output(command("apt-get", ["download", PACKAGE]).current_dir(&download)))?;
     let entries = std::fs::read_dir(&download).map_err(HarnessError::io("list", download.display()))?;
     let package = entries.flatten().next();
     let package = package.ok_or_else(|| BringUpError::NoPackage { package: PACKAGE, folder: download.clone() })?;
-    output(command("dpkg-deb", ["--extract"]).arg(package.path()).arg(&folder))?;
+    output(command("dpkg-deb", ["--extract"]).arg(package.path()).arg(&unfinished))?;
     remove_folder(&download)?;
+    remove_folder(&folder)?;
+    std::fs::rename(&unfinished, &folder).map_err(HarnessError::io("write", folder.display()))?;
     Ok(programs)
 }
 

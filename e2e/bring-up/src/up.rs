@@ -16,7 +16,7 @@ use crate::images::Image;
 use crate::namespaces::Namespaces;
 use crate::network::{CONTROL_PLANE, KUBERNETES, LINK, MACHINE, NODES, Node};
 use crate::paths::Paths;
-use crate::{BringUpError, cgroups, components, images, network, pki, tools};
+use crate::{BringUpError, cgroups, components, images, network, pki, prometheus, tools};
 
 /// How long the slowest component may take to start on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -41,6 +41,29 @@ pub fn programs(paths: &Paths) -> Result<(), BringUpError> {
         tools::build(paths, &PROGRAMS)?;
     }
     tools::build(paths, &[tools::KUBE, tools::HELM, tools::OBJECT_STORE])
+}
+
+/// Downloads and builds everything that the cluster and its trials need besides this workspace's
+/// own programs. Parts that only some trials need may fail; their trials report it.
+///
+/// # Errors
+/// See [`programs`] and [`images::build`].
+pub fn prefetch(paths: &Paths) -> Result<(), BringUpError> {
+    programs(paths)?;
+    if foreign_kubeconfig(paths).is_some() {
+        return Ok(());
+    }
+    images::build(paths, Image::Pause)?;
+    images::build(paths, Image::ObjectStore)?;
+    let optional = [
+        tools::build(paths, &[tools::METRICS_SERVER]),
+        tools::build(paths, &[tools::KWOK]).and_then(|()| tools::sources_of(tools::KWOK).map(drop)),
+        prometheus::programs(paths).map(drop),
+    ];
+    for failure in optional.into_iter().filter_map(Result::err) {
+        say(failure);
+    }
+    Ok(())
 }
 
 /// Brings up everything that is not up, and waits until it works.

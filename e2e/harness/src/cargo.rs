@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::workspace::workspace;
 use crate::{HarnessError, say};
@@ -10,12 +11,18 @@ use crate::{HarnessError, say};
 /// selection, so another selection would build dependencies a second time.
 const PROGRAMS: [&str; 5] = ["build", "--release", "--workspace", "--bins", "--tests"];
 
-/// Builds every program of the workspace.
+/// Builds every program of the workspace, once per process: a trial installs the chart several times,
+/// and each time cargo would look at all sources.
 ///
 /// # Errors
 /// See [`cargo`].
 pub fn build_programs() -> Result<(), HarnessError> {
-    cargo(&PROGRAMS, "the build failed")
+    static ARE_BUILT: AtomicBool = AtomicBool::new(false);
+    if !ARE_BUILT.load(Ordering::Relaxed) {
+        cargo(&PROGRAMS, "the build failed")?;
+        ARE_BUILT.store(true, Ordering::Relaxed);
+    }
+    Ok(())
 }
 
 /// Builds every program and every example of the workspace.

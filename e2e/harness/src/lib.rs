@@ -18,6 +18,7 @@ pub mod rectrain;
 pub mod run_processes;
 pub mod skips;
 pub mod statistics;
+pub mod times;
 pub mod waiting;
 pub mod workspace;
 

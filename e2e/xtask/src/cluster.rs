@@ -4,8 +4,9 @@ use std::os::unix::process::CommandExt;
 use std::time::Instant;
 
 use rectrain_bring_up::tools::{KUBE, build};
-use rectrain_bring_up::{Paths, down, kubeconfig, kubectl, programs, status, stop_node, up};
+use rectrain_bring_up::{Paths, down, kubeconfig, kubectl, prefetch, programs, status, stop_node, up};
 use rectrain_harness::HarnessError;
+use rectrain_harness::times::Times;
 use rectrain_trials::TrialError;
 use rectrain_trials::cluster::support::{chart, object_store};
 use rectrain_trials::cluster::{chaos, comes_and_goes, demo, operate, smoke};
@@ -27,6 +28,7 @@ const USAGE: &str = "usage: cargo xtask cluster COMMAND
                    STEPS; an unknown name lists them
   chaos            kills containers, pods and nodes of a job at random; --mode, --kills, --seed
   programs         builds the missing programs of the cluster
+  prefetch         does the same, with the programs that only some trials need, and images
   test             brings a cluster up, looks at its nodes, and takes it down
   suite            runs the cluster's part of `cargo xtask test`
 up, down, status and stop-node are about this machine's cluster. The others use the one that KUBECONFIG names, if
@@ -53,10 +55,11 @@ pub(crate) fn run(arguments: &[&str]) -> Result<(), TrialError> {
         ["operate", wanted @ ..] => operate::run(&paths, wanted),
         ["chaos", rest @ ..] => chaos::run(&paths, rest),
         ["programs"] => Ok(programs(&paths)?),
+        ["prefetch"] => Ok(prefetch(&paths)?),
         ["test"] => comes_and_goes::run(&paths),
         ["suite"] => {
             // No test has run before, so those with helm and promtool run now.
-            suite::run(Instant::now(), Lacking { helm: true, promtool: true })
+            suite::run(Instant::now(), Lacking { helm: true, promtool: true }, &mut Times::default())
         }
         _ => Err(HarnessError::Usage(USAGE).into()),
     }

@@ -19,7 +19,7 @@ use error::XtaskError;
 const USAGE: &str = "usage: cargo xtask COMMAND
   check             checks formatting and lints, with `prose` and `architecture`; for every save
   test              runs everything that must hold: formatting, lints, unit, integration and multi-process tests,
-                    MovieLens, and a real Kubernetes if this machine can have one
+                    MovieLens, and a real Kubernetes if this machine can have one; prints the time of each part
   test gpu          builds the runtime with the feature `cuda` and tries it: with an NVIDIA GPU it must train as the
                     CPU does, without one it must say so
   prose [ARGS]      checks the English of comments, documents and error texts; `prose --help` lists ARGS

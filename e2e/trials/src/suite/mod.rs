@@ -3,6 +3,7 @@
 //! its own, with a log and a time limit. A cluster that was up before is used, and stays.
 
 mod guard;
+mod prefetch;
 mod step;
 
 use std::time::{Duration, Instant};
@@ -11,10 +12,13 @@ use rectrain_bring_up::{Paths, available, find, foreign_kubeconfig, nothing_is_l
 use rectrain_harness::cargo::cargo_test;
 use rectrain_harness::rectrain::movielens_data;
 use rectrain_harness::skips;
+use rectrain_harness::times::Times;
 
 use self::guard::Guard;
 use self::step::{Step, run as run_step, step};
 use crate::TrialError;
+
+pub use self::prefetch::Prefetch;
 
 /// The time limit of the cluster's programs, which are built once.
 const PROGRAMS: Duration = Duration::from_secs(15 * 60);
@@ -46,7 +50,7 @@ pub struct Lacking {
 ///
 /// # Errors
 /// The first step that fails; something of the cluster is left; with `CI=true`, a skipped part.
-pub fn run(started: Instant, lacking: Lacking) -> Result<(), TrialError> {
+pub fn run(started: Instant, lacking: Lacking, times: &mut Times) -> Result<(), TrialError> {
     let paths = Paths::new()?;
     if let Err(reason) = available(&paths) {
         skips::skip("the cluster's tests", &reason)?;
@@ -56,7 +60,7 @@ pub fn run(started: Instant, lacking: Lacking) -> Result<(), TrialError> {
     let _lock = paths.lock("suite")?;
     let is_foreign = foreign_kubeconfig(&paths).is_some();
     let stays = is_foreign || find(&paths).is_some();
-    let mut suite = Suite { paths, guard: Guard::new(stays)?, is_foreign };
+    let mut suite = Suite { paths, guard: Guard::new(stays)?, times, is_foreign };
     let tested = suite.test(started, lacking);
     let taken_down = if stays { Ok(()) } else { suite.take_down() };
     suite.guard.dismiss();
@@ -74,15 +78,16 @@ fn still_lacking(lacking: Lacking) -> Result<(), TrialError> {
     Ok(())
 }
 
-struct Suite {
+struct Suite<'a> {
     paths: Paths,
     guard: Guard,
+    times: &'a mut Times,
     is_foreign: bool,
 }
 
-impl Suite {
+impl Suite<'_> {
     fn step(&mut self, step: Step) -> Result<(), TrialError> {
-        run_step(&self.paths, &mut self.guard, step)
+        run_step(&self.paths, &mut self.guard, self.times, step)
     }
 
     fn test(&mut self, started: Instant, lacking: Lacking) -> Result<(), TrialError> {
@@ -93,7 +98,8 @@ impl Suite {
         self.in_cluster()
     }
 
-    /// Builds the missing programs; returns whether all of them exist.
+    /// Builds the missing programs; returns whether all of them exist. The prefetch may have built
+    /// them.
     fn programs(&mut self, started: Instant) -> Result<bool, TrialError> {
         let left = PROGRAMS_END.saturating_sub(started.elapsed());
         let patience = PROGRAMS.min(left).max(PROGRAMS_EXIST);

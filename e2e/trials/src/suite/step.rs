@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rectrain_bring_up::{Paths, kubectl};
 use rectrain_harness::command::{command, output, start as start_command};
 use rectrain_harness::files::log_file;
+use rectrain_harness::times::Times;
 use rectrain_harness::workspace::built;
 use rectrain_harness::{HarnessError, say, skips};
 
@@ -54,8 +55,8 @@ impl Step {
     }
 }
 
-/// Runs a step to its end, or kills it at its time limit. Repeats its skips.
-pub(super) fn run(paths: &Paths, guard: &mut Guard, step: Step) -> Result<(), TrialError> {
+/// Runs a step to its end, or kills it at its time limit. Records its time, and repeats its skips.
+pub(super) fn run(paths: &Paths, guard: &mut Guard, times: &mut Times, step: Step) -> Result<(), TrialError> {
     let name = step.name();
     let mut child = step.start(paths)?;
     guard.watch(&child);
@@ -67,7 +68,9 @@ pub(super) fn run(paths: &Paths, guard: &mut Guard, step: Step) -> Result<(), Tr
             None => std::thread::sleep(Duration::from_millis(100)),
         }
     };
-    let seconds = started.elapsed().as_secs_f64();
+    let took = started.elapsed();
+    times.record(&format!("cluster: {name}"), took);
+    let seconds = took.as_secs_f64();
     match status {
         Some(status) if status.success() => {
             say(format!("the cluster's step `{name}` took {seconds:.0} s"));
