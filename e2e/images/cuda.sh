@@ -1,8 +1,9 @@
 #!/bin/sh
 # usage: cuda.sh FOLDER
-# Fills FOLDER with what the feature `cuda` needs at run time besides the driver: NVIDIA's runtime compiler and the headers that
-# kernels include, from PyPI. Programs find it by CUDA_PATH=FOLDER and LD_LIBRARY_PATH=FOLDER/lib64. The version is the oldest that
-# knows the GPUs of the day: a driver refuses what a newer compiler than itself emits.
+# Fills FOLDER with the files that the feature `cuda` needs at run time besides the driver, from
+# PyPI: NVIDIA's runtime compiler, and the headers that kernels include. Programs find them with
+# CUDA_PATH=FOLDER and LD_LIBRARY_PATH=FOLDER/lib64. The version is the oldest one that supports
+# current GPUs, because a driver refuses the output of a compiler that is newer than itself.
 set -eu
 folder=$1
 packages=$(mktemp -d)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # usage: rootfs.sh PROGRAM FOLDER
-# Fills FOLDER with all that an image holds: the program without its debug information, the shared libraries that it names,
-# the certificates of public authorities, and a user who is not root.
+# Fills FOLDER with the content of an image: the program without debug information, the shared
+# libraries that it links, the certificates of public authorities, and an unprivileged user.
 set -eu
 program=$1
 root=$2

@@ -1,5 +1,7 @@
-"""Reads a file in Criteo's layout (label, 13 counts, 26 ids; tabs, no header; or the same columns as Parquet) as other systems' users do:
-labels, log(1 + x) of the counts with 0 for those that are missing, and 64-bit hashes of the ids, in batches. Prints a line of JSON."""
+"""Reads a file in Criteo's layout in batches, as users of other systems do, and prints a line of JSON.
+
+The layout is a label, 13 counts and 26 ids, separated by tabs without a header, or the same columns as Parquet.
+A batch has labels, log(1 + x) of the counts (0 for a missing one), and 64-bit hashes of the ids."""
 
 import argparse
 import gzip
@@ -16,7 +18,7 @@ BATCH = 8192
 
 
 def prepare(text):
-    """The same rows in the other formats, beside the text."""
+    """Writes the rows in the other formats, next to the text file."""
     import pyarrow
     import pyarrow.csv
     import pyarrow.parquet
@@ -106,7 +108,7 @@ def main():
         "polars": lambda: polars_batches(arguments.file),
         "torch": lambda: torch_batches(arguments.file, arguments.threads),
     }[arguments.peer]
-    # What is imported when it is first used is not measured.
+    # The first batch imports modules, so it is not measured.
     next(iter(batches()))
     started, rows, positive = time.perf_counter(), 0, 0.0
     for labels, _dense, _ids in batches():

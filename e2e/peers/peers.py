@@ -1,16 +1,19 @@
-"""The work of `rectrain-bench step` and of `dlrm.yaml` as other systems do it; one line of JSON with samples a second.
+"""Does the work of `rectrain-bench step` and of `dlrm.yaml` with PyTorch and TorchRec. Prints one line of JSON with
+the samples per second.
 
     python peers.py --work a --peer torch          towers a, b and dlrm: the dense part alone, Adam (fused)
-    python peers.py --work job --peer torchrec     a whole step of the DLRM: 26 embeddings of 16, 2 M rows in all, AdaGrad, no data loading
+    python peers.py --work job --peer torchrec     a whole step of the DLRM: 26 embeddings of 16 values, 2 M rows in
+                                                   all, AdaGrad, no data loading
 
-The peers: `torch` (nn.EmbeddingBag with sparse gradients), `torch-bf16` (the same under autocast), and for `job` `torchrec` and
-`torchrec-bf16` (TorchRec's fused tables, FBGEMM's split table batched embeddings, on the CPU).
+The peers: `torch` (nn.EmbeddingBag with sparse gradients), `torch-bf16` (the same under autocast), and for `job`
+also `torchrec` and `torchrec-bf16` (TorchRec's fused tables on the CPU, which are FBGEMM's split table batched
+embeddings).
 """
 
 import torch
 from torch import nn
 
-from work import BATCHES, DENSE, DIM, FEATURES, ROWS, TOWERS, arguments, id_batches, measure, tell
+from work import BATCHES, DENSE, DIM, FEATURES, ROWS, TOWERS, arguments, id_batches, measure, report
 
 
 
@@ -37,7 +40,7 @@ class Dlrm(nn.Module):
         bottom = self.bottom(dense)
         vectors = torch.cat([bottom[:, None, :].to(embeddings.dtype), embeddings.view(-1, FEATURES, DIM)], 1)
         dots = torch.bmm(vectors, vectors.transpose(1, 2))
-        # The gradient of index_select is faster than that of picking by two indexes.
+        # The gradient of index_select is faster than the gradient of indexing with two tensors.
         dots = dots.flatten(1).index_select(1, self.triangle)
         return self.top(torch.cat([bottom, dots.to(bottom.dtype)], 1))
 
@@ -52,7 +55,7 @@ class Tower(nn.Module):
 
 
 class Bags(nn.Module):
-    """A table a feature, gradients of the rows that a batch touches."""
+    """A table per feature, with gradients for the rows that a batch touches."""
 
     def __init__(self):
         super().__init__()
@@ -136,7 +139,7 @@ def main():
             embeddings.grad = None
             dense_step(embeddings)
 
-    tell(args, batch, measure(step, batch, args.steps))
+    report(args, batch, measure(step, batch, args.steps))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""The work of `rectrain-bench step` and of `dlrm.yaml` as TensorFlow does it; one line of JSON with samples a second.
+"""Does the work of `rectrain-bench step` and of `dlrm.yaml` with TensorFlow. Prints one line of JSON with the samples
+per second.
 
     python peers_tensorflow.py --work a --peer tensorflow      towers a, b and dlrm: the dense part alone, Adam
-    python peers_tensorflow.py --work job --peer tensorflow    a whole step of the DLRM: 26 embeddings of 16, 2 M rows in all, AdaGrad, no data loading
+    python peers_tensorflow.py --work job --peer tensorflow    a whole step of the DLRM: 26 embeddings of 16 values,
+                                                               2 M rows in all, AdaGrad, no data loading
 
-The peers: `tensorflow` (one graph a step, `tf.gather` with sparse gradients), and `tensorflow-xla` (the dense part compiled by XLA).
+The peers: `tensorflow` (one graph per step, `tf.gather` with sparse gradients), and `tensorflow-xla` (XLA compiles
+the dense part).
 """
 
 import os
@@ -13,7 +16,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy
 import tensorflow as tf
 
-from work import BATCHES, DENSE, DIM, FEATURES, ROWS, TOWERS, arguments, id_batches, measure, tell
+from work import BATCHES, DENSE, DIM, FEATURES, ROWS, TOWERS, arguments, id_batches, measure, report
 
 
 class Mlp:
@@ -76,7 +79,7 @@ def main():
     batch = args.batch or BATCHES[args.work]
     model = Tower(TOWERS[args.work]) if args.work in TOWERS else Dlrm()
     variables = model.variables()
-    # The kernels that update in place, and only the rows that a batch touches.
+    # These optimizers update in place, and only the rows that a batch touches.
     adam = tf.compat.v1.train.AdamOptimizer(1e-3)
     dense = tf.random.uniform([batch, DENSE]) - 0.5
     labels = tf.cast(tf.random.uniform([batch, 1]) > 0.5, tf.float32)
@@ -115,7 +118,7 @@ def main():
 
         step = lambda _: train().numpy()
 
-    tell(args, batch, measure(step, batch, args.steps))
+    report(args, batch, measure(step, batch, args.steps))
 
 
 if __name__ == "__main__":

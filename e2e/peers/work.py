@@ -1,4 +1,4 @@
-"""The work that all peers do, and how it is measured; nothing of any of them."""
+"""The work that all peers do, and its measurement. It contains no peer."""
 
 import argparse
 import json
@@ -23,14 +23,14 @@ def arguments(description, peers):
 
 
 def id_batches(batch, steps):
-    """Ids [FEATURES, batch] of each step, those before the first one that is measured included."""
+    """Ids [FEATURES, batch] of each step, including the three unmeasured steps at the beginning."""
     generator = numpy.random.default_rng(1)
     ids = lambda: zipf_ids(FEATURES * batch, ROWS // FEATURES, generator).reshape(FEATURES, batch)
     return [ids() for _ in range(steps + 3)]
 
 
 def zipf_ids(count, rows, generator):
-    """The continuous Zipf distribution over ranks by its inverse, as in Rectrain's benchmarks."""
+    """Ids with a continuous Zipf distribution, drawn by its inverse, as in Rectrain's benchmarks."""
     power = 1.0 - ZIPF
     uniform = generator.random(count)
     ranks = ((uniform * ((rows + 1.0) ** power - 1.0) + 1.0) ** (1.0 / power)) - 1.0
@@ -47,5 +47,5 @@ def measure(step, batch, steps):
     return {"samplesPerSecond": batch / statistics.median(seconds), "stepSeconds": statistics.median(seconds)}
 
 
-def tell(args, batch, figures):
+def report(args, batch, figures):
     print(json.dumps({"work": args.work, "peer": args.peer, "threads": args.threads, "batch": batch, **figures}))

@@ -1,8 +1,8 @@
 """The two data sets as arrays: Criteo's Display Advertising layout and MovieLens 100k. No model, no training.
 
-Every distinct value of a sparse feature anywhere in the file has a row of its own, and a missing value is one more
-value. So an id that first appears in the test rows reads the initial value of its row, as it would from a store that
-derives initial values from the key."""
+Every distinct value of a sparse feature, anywhere in the file, has a row of its own. A missing value is a value too.
+So an id that first appears in the test rows reads its row's initial value. A store that derives initial values from
+the key behaves in the same way."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CRITEO_DENSE, CRITEO_SPARSE = 13, 26
 
 @dataclass(frozen=True)
 class Rows:
-    """`ids`: (rows, columns) row numbers of the one shared table; a column belongs to one field, and a field of
+    """`ids`: (rows, columns) row numbers in the one shared table. A column belongs to one field; a field with
     several columns is mean-pooled. The last table row, number `table_rows - 1`, is padding and reads as zero.
     `dense`: (rows, dense features), already transformed. `label`: (rows,), 0 or 1."""
 
@@ -87,8 +87,9 @@ def log1p_dense(text: str) -> float:
 
 
 def criteo(folder: Path, train_rows: int = 64_000, test_rows: int = 16_000, valid_rows: int = 8_000) -> Dataset:
-    """The first `train_rows` rows train and the next `test_rows` test. `valid` is the last `valid_rows` training rows
-    and stays a part of `train`: who measures on it trains on the rows before it (see `without_valid`)."""
+    """The first `train_rows` rows are for training, the next `test_rows` rows for the test. `valid` is the last
+    `valid_rows` training rows, and stays a part of `train`. To measure on it, train on the rows before it (see
+    `without_valid`)."""
     vocabulary, ids, dense, label = Vocabulary(), [], [], []
     with open_text(first_existing(folder, ["*.tsv.gz", "*.tsv", "*.txt"])) as file:
         for _, cells in zip(range(train_rows + test_rows), csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)):
@@ -144,8 +145,8 @@ def movielens_ratings(folder: Path) -> list[Rating]:
 
 
 def split_by_user(ratings: Sequence[Rating]) -> list[str]:
-    """The part of each rating: of a user's n ratings by (time, item id) the last ⌊n/5⌋ are `test`; of the m before
-    them the last ⌊m/10⌋ are `valid` (and train as well, when the test is what is measured)."""
+    """The part of each rating. A user's n ratings are ordered by (time, item id): the last ⌊n/5⌋ are `test`, and the
+    last ⌊m/10⌋ of the m ratings before them are `valid`. For a measurement on `test`, `valid` is trained on too."""
     by_user = defaultdict(list)
     for index, rating in enumerate(ratings):
         by_user[rating.user].append(index)
@@ -162,8 +163,8 @@ def split_by_user(ratings: Sequence[Rating]) -> list[str]:
 
 
 def movielens(folder: Path, features: Sequence[str]) -> Dataset:
-    """Label: rating ≥ 4. Rows of a part are in the order of time (then user, then item id), `valid` after the rest of
-    `train`, so that it is the end of it."""
+    """Label: rating ≥ 4. The rows of a part are ordered by time, then user, then item id. `valid` is the end of
+    `train`."""
     users, items, ratings = movielens_users(folder), movielens_items(folder), movielens_ratings(folder)
     widths = {name: 1 for name in MOVIELENS_FEATURES} | {"genres": max(len(item["genres"]) for item in items.values())}
     vocabulary, values = Vocabulary(), []

@@ -1,4 +1,4 @@
-"""The seven models, each a page of its formula, and the sparse optimizers PyTorch lacks. No data, no training loop.
+"""The seven models and the sparse optimizer that PyTorch lacks. No data, no training loop.
 
 Layers keep PyTorch's default initialisation (`nn.Linear`: weights and bias uniform in ±1/√fan_in)."""
 
@@ -16,8 +16,8 @@ HAS_MLP = {"deepfm", "dcnV2", "dnn", "wideDeep"}
 
 
 class Pooled(nn.Module):
-    """All fields' tables as one: ids (batch, columns) -> (batch, fields, dim), the mean over each field's values.
-    The last row is padding, reads as zero and gets no gradient."""
+    """All fields' tables in one: ids (batch, columns) -> (batch, fields, dim), the mean over each field's values.
+    The last row is padding: it reads as zero and gets no gradient."""
 
     def __init__(self, table_rows: int, dim: int, field_widths: Sequence[int], init: str, scale: float) -> None:
         super().__init__()
@@ -88,7 +88,8 @@ def factorization(vectors: Tensor) -> Tensor:
 
 
 class Dlrm(nn.Module):
-    """DLRM (Naumov et al. 2019): the bottom MLP's output beside the pairwise dots of it and the fields' vectors."""
+    """DLRM (Naumov et al. 2019): the bottom MLP's output, concatenated with the pairwise dots of that output and the
+    fields' vectors."""
 
     def __init__(self, fields: int, dense_width: int, dim: int, dropout: float) -> None:
         super().__init__()
@@ -164,7 +165,7 @@ class Model(nn.Module):
 
 
 class RowWiseAdagrad(torch.optim.Optimizer):
-    """One accumulator a row: a ← a + ‖g‖²/d, w ← w − lr g / (√a + ε), for the rows that have a gradient."""
+    """One accumulator per row: a ← a + ‖g‖²/d, w ← w − lr g / (√a + ε), for rows with a gradient."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], lr: float, eps: float = 1e-10) -> None:
         super().__init__(parameters, {"lr": lr, "eps": eps})

@@ -1,5 +1,5 @@
-"""An independent PyTorch reference for Rectrain's quality claims: trains one model on Criteo's or MovieLens' rows and
-prints the test metrics, a line per seed. It shares no code and no numbers with the Rust system.
+"""An independent PyTorch reference for Rectrain's quality claims. It trains one model on Criteo's or MovieLens' rows
+and prints the test metrics, one line per seed. It shares no code and no numbers with the Rust system.
 
     python reference.py --data criteo --model dlrm --seeds 1,2,3 --json
     python reference.py --data movielens --model deepfm --seeds 1,2,3 --json
@@ -28,8 +28,8 @@ SPARSE_OPTIMIZERS = ("adam", "adagrad", "rowwise-adagrad", "sgd")
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that decides a result besides data, model and seed. `shuffle_window` is the number of rows the
-    shuffle buffer holds (0: file order); `weight_decay` is AdamW's, on dense parameters only."""
+    """Everything besides data, model and seed that determines a result. `shuffle_window` is the number of rows in the
+    shuffle buffer (0: file order). `weight_decay` is AdamW's, on dense parameters only."""
 
     batch: int = 128
     epochs: int = 1
@@ -56,7 +56,7 @@ DEFAULTS = {
 
 
 def auc(score: Tensor, label: Tensor) -> float:
-    """Area under the ROC curve: the chance that a positive outscores a negative, a tie counting one half."""
+    """Area under the ROC curve: the probability that a positive outscores a negative. A tie counts one half."""
     _, group, count = torch.unique(score, return_inverse=True, return_counts=True)
     last_rank = count.cumsum(0).double()
     rank = (last_rank - (count.double() - 1.0) / 2.0)[group]
@@ -67,7 +67,8 @@ def auc(score: Tensor, label: Tensor) -> float:
 
 
 def metrics(logit: Tensor, label: Tensor) -> dict[str, float]:
-    """`normalizedEntropy`: log loss over that of always predicting the mean label. `calibration`: Σ prediction / Σ label."""
+    """`normalizedEntropy`: log loss divided by the log loss of always predicting the mean label. `calibration`:
+    Σ prediction / Σ label."""
     logit, label = logit.double(), label.double()
     loss = float(nn.functional.binary_cross_entropy_with_logits(logit, label))
     mean = float(label.mean())
@@ -96,8 +97,8 @@ def dense_optimizer(settings: Settings, parameters: list[nn.Parameter]) -> torch
 
 
 def sparse_optimizer(settings: Settings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Only rows of the batch are touched. `adam` is lazy: an absent row's moments do not decay, while the bias
-    correction counts all steps of the table."""
+    """Touches only rows in the batch. `adam` is lazy: an absent row's moments do not decay. Its bias correction counts
+    all steps of the table."""
     match settings.sparse_optimizer:
         case "adam":
             return torch.optim.SparseAdam(parameters, settings.sparse_lr)
@@ -110,8 +111,8 @@ def sparse_optimizer(settings: Settings, parameters: list[nn.Parameter]) -> torc
 
 
 def window_shuffle(rows: int, window: int, generator: torch.Generator) -> Tensor:
-    """An order of `rows` rows as a shuffle buffer of `window` rows gives it: each step emits a random one of the
-    buffer and reads the next row into its place. All rows at once when the window covers them."""
+    """The order of `rows` rows after a shuffle buffer of `window` rows. Each step emits a random row of the buffer and
+    replaces it by the next row. A window of at least `rows` shuffles all rows."""
     if window <= 1:
         return torch.arange(rows)
     if window >= rows:
@@ -181,10 +182,10 @@ def train(data: Dataset, name: str, settings: Settings, seed: int, train_rows: R
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=sorted(DEFAULTS), required=True)
-    parser.add_argument("--path", type=Path, required=True, help="the folder of the data set")
+    parser.add_argument("--path", type=Path, required=True, help="the data set's folder")
     parser.add_argument("--model", choices=MODELS, default="deepfm")
     parser.add_argument("--seeds", default="1,2,3", help="comma-separated")
-    parser.add_argument("--on", choices=("test", "valid"), default="test", help="valid: train without the end of the training rows and measure there")
+    parser.add_argument("--on", choices=("test", "valid"), default="test", help="valid: hold out the end of the training rows, and measure there")
     parser.add_argument("--features", default=",".join(MOVIELENS_FEATURES), help="MovieLens' sparse features, comma-separated")
     parser.add_argument("--every-epoch", action="store_true", help="a line per epoch instead of one after the last")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")

@@ -1,5 +1,5 @@
-"""How the settings in README.md were chosen: runs variations of a base setting, measures each on the validation cut
-(never on the test) and prints a line per (variation, model), the mean over the seeds.
+"""The search for the settings in README.md. It runs variations of a base setting, measures each on the validation cut
+(never on the test), and prints one line per variation and model: the mean over the seeds.
 
     python search.py criteo FOLDER    'batch=256' 'batch=512' 'batch=512,sparse_lr=2e-3'
     python search.py movielens FOLDER 'dropout=0.3' 'dropout=0.3,epochs=10,features=user+item+genres'

@@ -1,4 +1,4 @@
-"""`python -m unittest`: the reference's own arithmetic against written-out loops, and the splits."""
+"""Tests for `python -m unittest`: the reference's arithmetic, compared with plain loops, and the splits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Reference(unittest.TestCase):
         naive = sum((vectors[:, i] * vectors[:, j]).sum(1) for i, j in itertools.combinations(range(5), 2))
         torch.testing.assert_close(factorization(vectors), naive)
 
-    def test_dlrm_feeds_the_top_the_bottom_output_and_every_pair_once(self) -> None:
+    def test_the_top_of_dlrm_gets_the_bottom_output_and_each_pair_once(self) -> None:
         model = Dlrm(fields=3, dense_width=2, dim=4, dropout=0.0)
         vectors, dense = torch.randn(6, 3, 4), torch.randn(6, 2)
         bottom = model.bottom(dense)
@@ -52,7 +52,7 @@ class Reference(unittest.TestCase):
         out.sum().backward()
         self.assertEqual(pooled.table.weight.grad.coalesce().indices()[0].tolist(), [0, 1, 2])
 
-    def test_every_model_gives_one_logit_a_row_and_a_gradient_to_every_parameter(self) -> None:
+    def test_every_model_gives_one_logit_per_row_and_all_gradients(self) -> None:
         for name in MODELS:
             model = Model(name, 20, (1, 1, 2), 2)
             model(torch.randint(0, 19, (8, 4)), torch.rand(8, 2)).sum().backward()
@@ -79,7 +79,7 @@ class Reference(unittest.TestCase):
         self.assertEqual(parts["1", "valid"], [19, 20])
         self.assertEqual(parts["2", "test"], list(range(22, 27)))
 
-    def test_a_window_shuffle_is_an_order_that_reads_ahead_no_further_than_the_window(self) -> None:
+    def test_a_window_shuffle_reads_ahead_at_most_one_window(self) -> None:
         order = window_shuffle(500, 50, torch.Generator().manual_seed(1)).tolist()
         self.assertEqual(sorted(order), list(range(500)))
         self.assertTrue(all(row < 50 + step for step, row in enumerate(order)))

@@ -1,5 +1,5 @@
-# The control plane's namespaces, from within: a bridge that the nodes and the machine are plugged into, and folders of its own
-# in memory, so that nothing is left on the machine's disk.
+# Sets the control plane's namespaces up, from inside. A bridge connects the nodes and the machine.
+# /run and /var are in memory, so that nothing stays on the machine's disk.
 set -eu
 for folder in /run /var; do mount -t tmpfs -o mode=755 tmpfs "$folder"; done
 mkdir -p /var/lib /var/log

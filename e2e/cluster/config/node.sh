@@ -1,4 +1,5 @@
-# A node's namespaces, from within: its address, the way to the other nodes' pods, and folders of its own in memory.
+# Sets a node's namespaces up, from inside: its address, the routes to the other nodes' pods, and
+# /run and /var in memory.
 set -eu
 for folder in /run /var; do mount -t tmpfs -o mode=755 tmpfs "$folder"; done
 mkdir -p /var/lib /var/log
@@ -8,7 +9,7 @@ ip address add "$ADDRESS/24" dev eth0
 ip link set eth0 up
 ip route add default via "$CONTROL_PLANE"
 for route in $ROUTES; do ip route add "${route%=*}" via "${route#*=}"; done
-# Pods of nodes that are faked have no processes: the node refuses whoever calls one, at once. (An unreachable route would tell each caller
-# once a second only, and all others would wait.)
+# Pods on faked nodes have no processes. The node refuses connections to them at once. An
+# unreachable route would answer each caller only once a second, and the other calls would wait.
 ip route add local 198.19.0.0/16 dev lo
 echo 1 >/proc/sys/net/ipv4/ip_forward

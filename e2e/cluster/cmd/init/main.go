@@ -1,6 +1,7 @@
-// The first process of a PID namespace: it reaps what is orphaned there and waits for a signal to end. It serves twice:
-// as the init of the cluster's own namespaces (when it ends, the kernel ends everything else in them) and as the sandbox
-// container of each pod, where Kubernetes calls it "pause".
+// Command init is the first process of a PID namespace. It reaps orphans and ends on a signal.
+//
+// It serves twice. In the cluster's own namespaces its end makes the kernel end every other
+// process. In each pod it is the sandbox container, which Kubernetes calls "pause".
 package main
 
 import (

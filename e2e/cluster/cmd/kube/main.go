@@ -1,5 +1,5 @@
-// One binary for the control plane, the node and kubectl, dispatched on its first argument: they share most of their
-// code, so that one link step and one file take the place of six.
+// Command kube is the control plane, the node components and kubectl in one binary; its first
+// argument selects one. They share most of their code, so one link step and one file replace six.
 package main
 
 import (
