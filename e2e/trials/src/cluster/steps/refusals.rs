@@ -16,19 +16,13 @@ use crate::TrialError;
 use crate::cluster::support::TestCluster;
 use crate::error::unmet;
 
-/// Changes that make a valid manifest invalid, each with a part of the sentence.
-fn bad() -> Vec<(Value, &'static str)> {
+/// A change of a valid manifest, and a part of the sentence that must refuse it.
+type Refusal = (Value, &'static str);
+
+/// Changes of model and features that make a valid manifest invalid.
+fn bad_models_and_features() -> Vec<Refusal> {
     let model = |model: Value, says| (json!({"model": model}), says);
     let features = |features: Value, says| (json!({"features": features}), says);
-    let data = |data: Value, says| (json!({"data": data}), says);
-    let training = |training: Value, says| (json!({"training": training}), says);
-    let dense = |dense: Value, says| (json!({"training": {"optimizer": {"dense": dense}}}), says);
-    let sparse = |sparse: Value, says| (json!({"training": {"optimizer": {"sparse": sparse}}}), says);
-    let files = |more: Value| {
-        let mut all = json!({"synthetic": null, "source": {"paths": ["a.csv"]}});
-        merge(&mut all, &more);
-        all
-    };
     vec![
         model(json!({"kind": "mlp"}), "Unsupported value: \"mlp\""),
         model(json!({"bottom": [8]}), "`bottom` is the MLP that only dlrm has: remove it, or set kind: dlrm"),
@@ -54,6 +48,21 @@ fn bad() -> Vec<(Value, &'static str)> {
         ),
         features(json!({"dense": [{"name": "I1", "mean": 1.0}]}), "`mean` and `std` belong to transform: standardize"),
         features(json!({"dense": [{"name": "I1", "transform": "minMax"}]}), "transform: minMax needs `min` and `max`"),
+    ]
+}
+
+/// Changes of data, training and checkpoints that make a valid manifest invalid.
+fn bad_data_and_training() -> Vec<Refusal> {
+    let data = |data: Value, says| (json!({"data": data}), says);
+    let training = |training: Value, says| (json!({"training": training}), says);
+    let dense = |dense: Value, says| (json!({"training": {"optimizer": {"dense": dense}}}), says);
+    let sparse = |sparse: Value, says| (json!({"training": {"optimizer": {"sparse": sparse}}}), says);
+    let files = |more: Value| {
+        let mut all = json!({"synthetic": null, "source": {"paths": ["a.csv"]}});
+        merge(&mut all, &more);
+        all
+    };
+    vec![
         data(json!({"test": {"paths": ["a.csv"]}}), "`test` goes with `train`"),
         data(json!({"train": {"paths": ["a.csv"]}}), "expected exactly one of `train`"),
         data(json!({"synthetic": null}), "expected exactly one of `train`"),
@@ -84,7 +93,7 @@ fn bad() -> Vec<(Value, &'static str)> {
 }
 
 /// Changes that an existing job must not get.
-fn bad_changes() -> Vec<(Value, &'static str)> {
+fn bad_changes() -> Vec<Refusal> {
     vec![
         (json!({"model": {"embeddingDim": 8}}), "the model cannot be changed once the job exists"),
         (json!({"features": {"group": "C1"}}), "the features cannot be changed once the job exists"),
@@ -108,7 +117,8 @@ pub(in crate::cluster) fn refuses(cluster: &TestCluster) -> Result<(), TrialErro
     if let Answer::Refused(complaint) = dry_run(jobs, &manifest(name, &json!({})))? {
         return Err(unmet("the valid manifest to be accepted", complaint));
     }
-    let (bad, changes) = (bad(), bad_changes());
+    let bad = [bad_models_and_features(), bad_data_and_training()].concat();
+    let changes = bad_changes();
     let mut mistakes = Vec::new();
     for (over, says) in &bad {
         mistakes.extend(mistake(jobs, &manifest(name, over), says)?);
