@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use jiff::{SignedDuration, Timestamp};
+use rectrain_crds::Role;
 
 use crate::coordinator_view::CoordinatorView;
 use crate::failure::Problem;
-use crate::names::Role;
 use crate::pods::PodFacts;
 
 /// Time after a displaced pod in which the end of its attempt is attributed to it. Pods have their

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use rectrain_crds::{CheckpointStatus, JobSummary, Mode};
+use rectrain_crds::{CheckpointStatus, JobSummary, Mode, Role};
 use rectrain_proto::v1;
 use rectrain_proto::v1::control_client::ControlClient;
 use serde::Deserialize;
@@ -17,7 +17,6 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 
 use crate::certificates::{JobCertificate, MEMBER_NAME};
 use crate::coordinator_view::{CoordinatorView, Members, Rebalance, Report, Stage, SwitchAnswer};
-use crate::names::Role;
 
 /// Deadline of a request.
 const DEADLINE: Duration = Duration::from_secs(3);

@@ -166,13 +166,12 @@ fn lock(late: &Mutex<HashMap<JobRef, LateRequest>>) -> MutexGuard<'_, HashMap<Jo
 #[cfg(test)]
 mod tests {
     use futures::future::BoxFuture;
-    use rectrain_crds::Mode;
+    use rectrain_crds::{Mode, Role};
     use tokio::sync::Semaphore;
 
     use super::*;
     use crate::coordinator_client::RequestError;
     use crate::coordinator_view::{Rebalance, SwitchAnswer};
-    use crate::names::Role;
 
     /// Each answer takes a permit.
     struct Slow(Arc<Semaphore>);

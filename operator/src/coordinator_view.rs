@@ -3,9 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use rectrain_crds::{CheckpointStatus, JobSummary, Mode};
-
-use crate::names::Role;
+use rectrain_crds::{CheckpointStatus, JobSummary, Mode, Role};
 
 /// A coordinator's report about its job.
 #[derive(Clone, Debug, PartialEq)]

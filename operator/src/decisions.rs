@@ -6,11 +6,10 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use rectrain_crds::{
-    DecisionAction, DecisionStatus, DecisionSubject, Mode, ModeSpec, RecTrainingJobStatus, ResolvedJob,
+    DecisionAction, DecisionStatus, DecisionSubject, Mode, ModeSpec, RecTrainingJobStatus, ResolvedJob, Role,
 };
-use rectrain_policy::{Action, Decision, History, Subject, TrainingMode};
+use rectrain_policy::{Action, AutoMode, Decision, History, Subject};
 
-use crate::names::Role;
 use crate::text::shorten;
 
 /// Decisions about each subject that a status keeps.
@@ -25,7 +24,7 @@ const MOST: usize = 1000;
 pub fn mode(status: Option<&RecTrainingJobStatus>) -> Mode {
     let decided = status.and_then(|status| last(&status.decisions, DecisionSubject::Mode));
     match decided.map(|decided| &decided.action) {
-        Some(DecisionAction::SwitchMode { to, .. }) if training_mode(*to).is_some() => *to,
+        Some(DecisionAction::SwitchMode { to, .. }) if AutoMode::try_from(*to).is_ok() => *to,
         _ => ModeSpec::Auto.first(),
     }
 }
@@ -190,9 +189,7 @@ pub fn write(decision: &Decision, recommends_only: bool) -> Option<DecisionStatu
     };
     let action = match decision.action {
         Action::Keep => return None,
-        Action::SwitchMode { from, to } => {
-            DecisionAction::SwitchMode { from: manifest_mode(from), to: manifest_mode(to) }
-        }
+        Action::SwitchMode { from, to } => DecisionAction::SwitchMode { from: from.into(), to: to.into() },
         Action::Scale { from, to } => DecisionAction::Scale { from, to },
         Action::Rebalance { replicas } => DecisionAction::Rebalance { servers: replicas },
         Action::RaiseMemory { replica, from_bytes, to_bytes } => {
@@ -214,7 +211,7 @@ fn read(written: &DecisionStatus) -> Option<Decision> {
     };
     let action = match written.action {
         DecisionAction::SwitchMode { from, to } => {
-            Action::SwitchMode { from: training_mode(from)?, to: training_mode(to)? }
+            Action::SwitchMode { from: from.try_into().ok()?, to: to.try_into().ok()? }
         }
         DecisionAction::Scale { from, to } => Action::Scale { from, to },
         DecisionAction::Rebalance { servers } => Action::Rebalance { replicas: servers },
@@ -227,23 +224,6 @@ fn read(written: &DecisionStatus) -> Option<Decision> {
     Some(Decision { at_seconds, subject, action, reason: written.reason.clone() })
 }
 
-/// The policy's name of a mode. `None` for modes that are not switched automatically.
-#[must_use]
-pub fn training_mode(mode: Mode) -> Option<TrainingMode> {
-    match mode {
-        Mode::Sync => Some(TrainingMode::Sync),
-        Mode::Gba => Some(TrainingMode::Gba),
-        _ => None,
-    }
-}
-
-fn manifest_mode(mode: TrainingMode) -> Mode {
-    match mode {
-        TrainingMode::Sync => Mode::Sync,
-        TrainingMode::Gba => Mode::Gba,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::Value;
@@ -254,7 +234,7 @@ mod tests {
         Decision { at_seconds, subject, action, reason: "why".to_owned() }
     }
 
-    const TO_GBA: Action = Action::SwitchMode { from: TrainingMode::Sync, to: TrainingMode::Gba };
+    const TO_GBA: Action = Action::SwitchMode { from: AutoMode::Sync, to: AutoMode::Gba };
 
     #[test]
     fn written_decisions_are_read_again() {

@@ -3,11 +3,11 @@
 
 use kube::Resource;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
-use rectrain_crds::{DecisionAction, DecisionStatus, Phase, RecTrainingJob, RecTrainingJobStatus};
+use rectrain_crds::{DecisionAction, DecisionStatus, Phase, RecTrainingJob, RecTrainingJobStatus, Role};
 
 use crate::failure::Problem;
 use crate::members;
-use crate::names::{FIELD_MANAGER, Role};
+use crate::names::FIELD_MANAGER;
 use crate::phase::Decision;
 use crate::text::shorten;
 
@@ -146,7 +146,7 @@ fn scaled(role: Role, before: &RecTrainingJobStatus, after: &RecTrainingJobStatu
         _ => ("Scaled", format!("from {from} to {to} {}s", role.name())),
     };
     let note = format!("{change}; seen at step {}", after.step.unwrap_or(0));
-    Some(Announcement::normal(reason, format!("ScaleTo/{}/{to}", role.field()), note))
+    Some(Announcement::normal(reason, format!("ScaleTo/{}/{to}", role.section()), note))
 }
 
 fn note(phase: Phase, status: &RecTrainingJobStatus) -> String {

@@ -3,10 +3,9 @@
 //! page for every cause.
 
 use jiff::{SignedDuration, Timestamp};
-use rectrain_crds::Mode;
+use rectrain_crds::{Mode, Role};
 
 use crate::coordinator_view::CoordinatorView;
-use crate::names::Role;
 use crate::pods::{Ended, PodFacts};
 use crate::text::shorten;
 
@@ -171,7 +170,7 @@ fn out_of_memory(pods: &[&PodFacts]) -> Option<Problem> {
     let (role, more) = match pod.role {
         Role::Ps => ("ps", ", or spec.roles.ps.replicas, over which the rows are spread"),
         Role::Loader => ("loader", ", or lower spec.data.shuffle.windowRows"),
-        other => (other.field(), ""),
+        other => (other.section(), ""),
     };
     Some(Problem::new(
         Cause::OutOfMemory,
@@ -209,7 +208,7 @@ pub fn mode_refused(wanted: Mode, present: Mode, why: &str) -> Problem {
 #[must_use]
 pub fn waiting(pods: &[&PodFacts], now: Timestamp) -> Option<Problem> {
     pods.iter().find_map(|pod| {
-        let role = pod.role.field();
+        let role = pod.role.section();
         if let Some(why) = &pod.unschedulable {
             let message = format!("no node takes {}: {why}. Add nodes (an autoscaler takes some minutes), or change spec.roles.{role}.template (resources, nodeSelector, tolerations, affinity)", pod.name);
             let may_pass = pod.unschedulable_since.is_some_and(|since| now.duration_since(since) < NODES_COME);

@@ -9,17 +9,17 @@
 //! anything, and old ones until they own nothing. The pods follow that report. So an operator that
 //! dies between two of these steps finds the rest to do, and no pod goes that still holds a row.
 
-use rectrain_crds::{AttemptReplicas, RecTrainingJobStatus, ResolvedJob, RoleReplicas};
+use rectrain_crds::{AttemptReplicas, RecTrainingJobStatus, ResolvedJob, Role, RoleReplicas};
 
 use crate::coordinator_view::{Rebalance, Report, Stage};
 use crate::decisions;
-use crate::names::Role;
+use crate::names::manifest_replicas;
 use crate::pods::PodFacts;
 
 /// The wanted number of members of a role.
 #[must_use]
 pub fn wanted(status: Option<&RecTrainingJobStatus>, resolved: &ResolvedJob, role: Role) -> u32 {
-    decisions::replicas(status, resolved, role).unwrap_or_else(|| role.replicas(resolved))
+    decisions::replicas(status, resolved, role).unwrap_or_else(|| manifest_replicas(role, resolved))
 }
 
 /// The members of an attempt that is about to start after the attempt `before`.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use kube::ResourceExt;
-use rectrain_crds::{PodTemplate, RecTrainingJob, RecTrainingJobSpec, ResolvedJob};
+use rectrain_crds::{PodTemplate, RecTrainingJob, RecTrainingJobSpec, ResolvedJob, Role};
 
 /// The one field owner of everything that the operator applies.
 pub const FIELD_MANAGER: &str = "rectrain-operator";
@@ -59,86 +59,30 @@ impl std::fmt::Display for JobName {
     }
 }
 
-/// The roles of a job. Each role is a StatefulSet of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Role {
-    /// Keeps track of members, data and steps.
-    Coordinator,
-    /// Holds embedding rows.
-    Ps,
-    /// Looks up and pools.
-    EmbeddingWorker,
-    /// Trains the tower.
-    DenseWorker,
-    /// Reads data.
-    Loader,
+/// The number of a role's replicas in the manifest.
+#[must_use]
+pub fn manifest_replicas(role: Role, job: &ResolvedJob) -> u32 {
+    let replicas = match role {
+        Role::Coordinator => 1,
+        Role::Ps => job.roles.ps.replicas,
+        Role::EmbeddingWorker => job.roles.embedding_worker.replicas,
+        Role::DenseWorker => job.roles.dense_worker.replicas,
+        Role::Loader => job.roles.loader.replicas,
+    };
+    u32::try_from(replicas).unwrap_or(u32::MAX)
 }
 
-impl Role {
-    /// All roles, the coordinator first.
-    pub const ALL: [Self; 5] = [Self::Coordinator, Self::Ps, Self::EmbeddingWorker, Self::DenseWorker, Self::Loader];
+/// The user's template of a role's pods.
+#[must_use]
+pub fn pod_template(role: Role, spec: &RecTrainingJobSpec) -> Option<&PodTemplate> {
+    let templates = spec.roles.as_ref()?.templates();
+    templates.into_iter().find_map(|(section, template)| (section == role.section()).then_some(template))?
+}
 
-    /// The roles whose number may change while a job trains.
-    pub const MEMBERS: [Self; 4] = [Self::Ps, Self::EmbeddingWorker, Self::DenseWorker, Self::Loader];
-
-    /// The name in commands, labels and metrics.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Coordinator => "coordinator",
-            Self::Ps => "ps",
-            Self::EmbeddingWorker => "embedding-worker",
-            Self::DenseWorker => "dense-worker",
-            Self::Loader => "loader",
-        }
-    }
-
-    /// The field in manifests, below `spec.roles`.
-    #[must_use]
-    pub fn field(self) -> &'static str {
-        match self {
-            Self::Coordinator => "coordinator",
-            Self::Ps => "ps",
-            Self::EmbeddingWorker => "embeddingWorker",
-            Self::DenseWorker => "denseWorker",
-            Self::Loader => "loader",
-        }
-    }
-
-    /// The role with this name.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|role| role.name() == name)
-    }
-
-    /// The number of its replicas in the manifest.
-    #[must_use]
-    pub fn replicas(self, job: &ResolvedJob) -> u32 {
-        let replicas = match self {
-            Self::Coordinator => 1,
-            Self::Ps => job.roles.ps.replicas,
-            Self::EmbeddingWorker => job.roles.embedding_worker.replicas,
-            Self::DenseWorker => job.roles.dense_worker.replicas,
-            Self::Loader => job.roles.loader.replicas,
-        };
-        u32::try_from(replicas).unwrap_or(u32::MAX)
-    }
-
-    /// The user's template of its pods.
-    #[must_use]
-    pub fn template(self, spec: &RecTrainingJobSpec) -> Option<&PodTemplate> {
-        spec.roles
-            .as_ref()?
-            .templates()
-            .into_iter()
-            .find_map(|(role, template)| (role == self.field()).then_some(template))?
-    }
-
-    /// Whether it reads data or writes checkpoints, and so needs credentials of the object store.
-    #[must_use]
-    pub fn uses_storage(self) -> bool {
-        self != Self::EmbeddingWorker
-    }
+/// Whether a role reads data or writes checkpoints, and so needs credentials of the object store.
+#[must_use]
+pub fn uses_storage(role: Role) -> bool {
+    role != Role::EmbeddingWorker
 }
 
 /// The name of a role's StatefulSet, Service and PodDisruptionBudget.
@@ -208,7 +152,6 @@ mod tests {
             let name = of_role(&job, role);
             assert!(format!("{name}-1023").len() <= 63, "{name}");
             assert!(format!("{name}-5d4c8f7b99").len() <= 63, "{name}");
-            assert_eq!(Role::from_name(role.name()), Some(role));
         }
     }
 }

@@ -237,8 +237,10 @@ fn cores(quantity: &Value) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use rectrain_crds::Role;
+
     use super::*;
-    use crate::names::{ATTEMPT_LABEL, ROLE_LABEL, Role};
+    use crate::names::{ATTEMPT_LABEL, ROLE_LABEL};
 
     struct Scripted(BTreeMap<&'static str, NodeLoad>, BTreeMap<String, f64>);
 

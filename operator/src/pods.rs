@@ -3,8 +3,9 @@
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodSpec};
+use rectrain_crds::Role;
 
-use crate::names::{ATTEMPT_LABEL, CONTAINER, JOB_UID_LABEL, ROLE_LABEL, Role};
+use crate::names::{ATTEMPT_LABEL, CONTAINER, JOB_UID_LABEL, ROLE_LABEL};
 use crate::quantity::value_of;
 
 /// A pod of a job.
@@ -119,7 +120,7 @@ impl PodFacts {
         Some(Self {
             name: pod.metadata.name.clone()?,
             uid: pod.metadata.uid.clone().unwrap_or_default(),
-            role: Role::from_name(labels.get(ROLE_LABEL)?)?,
+            role: Role::named(labels.get(ROLE_LABEL)?)?,
             attempt: labels.get(ATTEMPT_LABEL)?.parse().ok()?,
             job_uid: labels.get(JOB_UID_LABEL).cloned(),
             is_terminating: pod.metadata.deletion_timestamp.is_some(),

@@ -9,10 +9,9 @@
 //! down. So an operator that dies between the request and the write asks again, which changes
 //! nothing.
 
-use rectrain_crds::{AttemptMode, Mode};
+use rectrain_crds::{AttemptMode, Mode, Role};
 
 use crate::coordinator_view::SwitchAnswer;
-use crate::names::Role;
 use crate::pods::PodFacts;
 use crate::text::shorten;
 

@@ -96,7 +96,7 @@ impl Trace {
 
 #[cfg(test)]
 mod tests {
-    use rectrain_policy::{ModePolicy, TrainingMode, Worker, replay};
+    use rectrain_policy::{AutoMode, ModePolicy, Worker, replay};
 
     use super::*;
 
@@ -116,7 +116,7 @@ mod tests {
         let worker = |seconds: f64| Worker { batch_rows: 500, compute_seconds: vec![seconds] };
         Observations {
             at_seconds,
-            mode: Some(TrainingMode::Sync),
+            mode: Some(AutoMode::Sync),
             global_batch_rows: 1000,
             local_batch_rows: 500,
             staleness_tolerance: 4,

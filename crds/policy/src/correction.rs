@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::TrainingMode;
+use crate::AutoMode;
 
 /// Seconds over which a mean follows new measurements.
 const CORRECTION_SECONDS: f64 = 600.0;
@@ -41,25 +41,25 @@ pub(crate) struct Corrections {
 impl Corrections {
     /// Correction factor of `mode`. A mode that never ran borrows the other's factor, but only if
     /// that lowers the prediction.
-    pub(crate) fn of(self, mode: TrainingMode) -> f64 {
+    pub(crate) fn of(self, mode: AutoMode) -> f64 {
         let own = self.own(mode).map(|correction| correction.logarithm);
         let other = || self.own(mode.other()).map(|correction| correction.logarithm.min(0.0));
         own.or_else(other).unwrap_or(0.0).exp()
     }
 
     /// The correction learned in `mode` itself.
-    pub(crate) fn own(self, mode: TrainingMode) -> Option<Correction> {
+    pub(crate) fn own(self, mode: AutoMode) -> Option<Correction> {
         match mode {
-            TrainingMode::Sync => self.sync,
-            TrainingMode::Gba => self.gba,
+            AutoMode::Sync => self.sync,
+            AutoMode::Gba => self.gba,
         }
     }
 
     /// Learns from a measurement over the `seconds` since the previous one.
-    pub(crate) fn learn(&mut self, mode: TrainingMode, measured_over_predicted: f64, seconds: u64) {
+    pub(crate) fn learn(&mut self, mode: AutoMode, measured_over_predicted: f64, seconds: u64) {
         let own = match mode {
-            TrainingMode::Sync => &mut self.sync,
-            TrainingMode::Gba => &mut self.gba,
+            AutoMode::Sync => &mut self.sync,
+            AutoMode::Gba => &mut self.gba,
         };
         let measured = measured_over_predicted.clamp(MOST_CORRECTION.recip(), MOST_CORRECTION);
         let expected = Correction { logarithm: 0.0, measured: EXPECTED };

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::TrainingMode;
+use crate::AutoMode;
 
 /// The subject of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -49,9 +49,9 @@ pub enum Action {
     /// Switch the training mode.
     SwitchMode {
         /// The mode in use.
-        from: TrainingMode,
+        from: AutoMode,
         /// The other mode.
-        to: TrainingMode,
+        to: AutoMode,
     },
     /// Change the number of replicas.
     Scale {

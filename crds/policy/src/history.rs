@@ -12,7 +12,7 @@ use crate::correction::{Correction, Corrections};
 use crate::predict::{Overheads, seconds_a_row, with_overheads};
 use crate::trial::{Ceiling, MeanThroughput, Throughput, Trial};
 use crate::window::Window;
-use crate::{Action, Decision, Observations, Prediction, Subject, TrainingMode};
+use crate::{Action, AutoMode, Decision, Observations, Prediction, Subject};
 
 /// Remembered decisions about each subject.
 const DECISIONS: usize = 16;
@@ -29,7 +29,7 @@ const REGRET_COOL_DOWNS: u64 = 3;
 pub struct History {
     pub(crate) seen_seconds: Option<u64>,
     pub(crate) attempt: Option<u32>,
-    pub(crate) mode: Option<TrainingMode>,
+    pub(crate) mode: Option<AutoMode>,
     decisions: Vec<Decision>,
     pub(crate) corrections: Corrections,
     pub(crate) all_reduce_seconds: Option<f64>,
@@ -106,7 +106,7 @@ impl History {
 
     /// The mode of the last decision: ask the coordinator for it, and again after it restarted.
     #[must_use]
-    pub fn decided_mode(&self) -> Option<TrainingMode> {
+    pub fn decided_mode(&self) -> Option<AutoMode> {
         match self.last(Subject::Mode)?.action {
             Action::SwitchMode { to, .. } => Some(to),
             _ => None,
@@ -157,12 +157,12 @@ impl History {
 
     pub(crate) fn corrected(&self, raw: Prediction) -> Prediction {
         let corrected = |mode| raw.of(mode) * self.corrections.of(mode);
-        Prediction { sync: corrected(TrainingMode::Sync), gba: corrected(TrainingMode::Gba), ..raw }
+        Prediction { sync: corrected(AutoMode::Sync), gba: corrected(AutoMode::Gba), ..raw }
     }
 
     /// Whether the job's speed in `mode` was measured, so that its prediction rests on more than
     /// the models.
-    pub(crate) fn has_used(&self, mode: TrainingMode) -> bool {
+    pub(crate) fn has_used(&self, mode: AutoMode) -> bool {
         self.corrections.own(mode).is_some()
     }
 
@@ -239,8 +239,8 @@ impl History {
         Overheads {
             all_reduce: observations.all_reduce_seconds.or_else(as_fast_as_now).or(self.all_reduce_seconds),
             exchange: self.exchange_seconds,
-            sync_wait: wait(TrainingMode::Sync, self.sync_wait),
-            gba_wait: wait(TrainingMode::Gba, self.gba_wait),
+            sync_wait: wait(AutoMode::Sync, self.sync_wait),
+            gba_wait: wait(AutoMode::Gba, self.gba_wait),
         }
     }
 }

@@ -14,6 +14,7 @@
 //!
 //! The caller carries the decisions out. `docs/operations/autoscaling.md` has all formulas.
 
+mod auto_mode;
 mod correction;
 mod decide;
 mod decision;
@@ -28,11 +29,11 @@ mod policy;
 mod predict;
 mod replay;
 mod replicas;
-mod training_mode;
 mod trial;
 mod verdict;
 mod window;
 
+pub use auto_mode::{AutoMode, NotAutomatic};
 pub use decide::decide;
 pub use decision::{Action, Decision, Subject};
 pub use history::History;
@@ -45,5 +46,4 @@ pub use policy::{
 };
 pub use predict::{Prediction, predict};
 pub use replay::{Record, Replay, ReplayCause, ReplayError, Replayed, replay};
-pub use training_mode::TrainingMode;
 pub use verdict::Verdict;

@@ -2,7 +2,7 @@
 
 use crate::look::Look;
 use crate::policy::SwitchCircumstances;
-use crate::{Action, ClusterLoad, Decision, ModePolicy, Prediction, Subject, TrainingMode, Verdict};
+use crate::{Action, AutoMode, ClusterLoad, Decision, ModePolicy, Prediction, Subject, Verdict};
 
 const HOUR_SECONDS: u64 = 3600;
 
@@ -44,7 +44,7 @@ fn verdict(policy: &ModePolicy, look: Look<'_>) -> Verdict {
 
 /// Both modes over the window of decisions.
 struct Comparison {
-    present: TrainingMode,
+    present: AutoMode,
     /// Mean of ln(gba / sync).
     gba_over_sync: f64,
     crowd: Option<String>,
@@ -54,8 +54,8 @@ impl Comparison {
     /// The other mode's advantage over the present one.
     fn gain(&self) -> f64 {
         match self.present {
-            TrainingMode::Sync => self.gba_over_sync,
-            TrainingMode::Gba => -self.gba_over_sync,
+            AutoMode::Sync => self.gba_over_sync,
+            AutoMode::Gba => -self.gba_over_sync,
         }
     }
 
@@ -80,9 +80,9 @@ fn percent(advantage: f64) -> f64 {
 }
 
 /// The threshold, in words.
-fn takes(present: TrainingMode, threshold: f64) -> String {
+fn takes(present: AutoMode, threshold: f64) -> String {
     match present {
-        TrainingMode::Gba if threshold < 0.0 => format!("gba stays while it is {} % faster", percent(threshold)),
+        AutoMode::Gba if threshold < 0.0 => format!("gba stays while it is {} % faster", percent(threshold)),
         present => format!("leaving {present} takes {} % more", percent(threshold)),
     }
 }

@@ -4,8 +4,8 @@
 use crate::look::Look;
 use crate::predict::mean_of_the_slowest;
 use crate::{
-    DenseWorkerPolicy, EmbeddingWorkerPolicy, History, Observations, Policy, PsLoad, PsPolicy, ReplicaBounds,
-    ReplicaCount, Subject, TrainingMode,
+    AutoMode, DenseWorkerPolicy, EmbeddingWorkerPolicy, History, Observations, Policy, PsLoad, PsPolicy, ReplicaBounds,
+    ReplicaCount, Subject,
 };
 
 /// A decision at most doubles or halves a role, so that the measurements still say something about
@@ -230,7 +230,7 @@ struct Step {
 fn dense_worker(policy: &DenseWorkerPolicy, look: Look<'_>, count: u32) -> Result<Need, Unknown> {
     let Look { observations, history, .. } = look;
     let mode = observations.mode.ok_or(Unknown::NoMode)?;
-    if mode == TrainingMode::Sync && observations.barrier_workers.is_some() {
+    if mode == AutoMode::Sync && observations.barrier_workers.is_some() {
         return Err(Unknown::WouldIdle);
     }
     let predicted = history.predict(observations).ok_or(Unknown::NoBatchOfAll)?;
@@ -282,17 +282,17 @@ impl Cost {
     }
 }
 
-fn parts_of_a_step(observations: &Observations, history: &History, mode: TrainingMode) -> Step {
+fn parts_of_a_step(observations: &Observations, history: &History, mode: AutoMode) -> Step {
     let workers = &observations.workers;
     let wait = observations.wait_seconds;
     match mode {
-        TrainingMode::Sync => {
+        AutoMode::Sync => {
             let rows = f64::from(observations.global_batch_rows);
             let share = rows / workers.len() as f64;
             let stays = history.all_reduce_seconds.or(history.exchange_seconds).unwrap_or(0.0) + wait;
             Step { shrinks: mean_of_the_slowest(workers, share), stays, rows }
         }
-        TrainingMode::Gba => {
+        AutoMode::Gba => {
             let local = f64::from(observations.local_batch_rows);
             let compute = workers.iter().map(|worker| worker.mean_seconds(local)).sum::<f64>() / workers.len() as f64;
             let stays = history.exchange_seconds.or(history.all_reduce_seconds).unwrap_or(0.0) + wait;

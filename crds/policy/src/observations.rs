@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Decision, TrainingMode};
+use crate::{AutoMode, Decision};
 
 /// A dense worker since the previous observation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -127,7 +127,7 @@ pub struct Observations {
     /// The mode in use. Absent while the job trains no step, or in a mode that is not switched
     /// automatically.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub mode: Option<TrainingMode>,
+    pub mode: Option<AutoMode>,
     /// Rows of a global step.
     pub global_batch_rows: u32,
     /// Rows of a worker's batch in `gba`.

@@ -5,7 +5,7 @@ use crate::needs;
 use crate::predict::seconds_a_row;
 use crate::trial::{Ceiling, Throughput};
 use crate::window::Window;
-use crate::{History, Observations, Policy, ReplicaCount, TrainingMode, decide};
+use crate::{AutoMode, History, Observations, Policy, ReplicaCount, decide};
 
 /// Waits below this many seconds count as this many, because the mean is one of logarithms.
 const LEAST_WAIT: f64 = 1e-6;
@@ -66,8 +66,8 @@ impl History {
             self.all_reduce_rows = Some(self.all_reduce_rows.unwrap_or_default().with(rows, seconds));
         }
         let wait: &mut Option<Correction> = match observations.mode {
-            Some(TrainingMode::Sync) => &mut self.sync_wait,
-            Some(TrainingMode::Gba) => &mut self.gba_wait,
+            Some(AutoMode::Sync) => &mut self.sync_wait,
+            Some(AutoMode::Gba) => &mut self.gba_wait,
             None => return,
         };
         *wait = Some(wait.unwrap_or_default().with(observations.wait_seconds.max(LEAST_WAIT), seconds));

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::TrainingMode;
+use crate::AutoMode;
 
 /// The user's limits and targets. The policy makes no decision about an absent part.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -63,7 +63,7 @@ impl Default for ModePolicy {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SwitchCircumstances {
     /// The mode to switch to.
-    pub(crate) to: TrainingMode,
+    pub(crate) to: AutoMode,
     /// Whether the cluster is crowded.
     pub(crate) is_crowded: bool,
     /// Whether the job has trained in `to` before.
@@ -84,18 +84,18 @@ impl ModePolicy {
         let SwitchCircumstances { to, is_crowded, has_used } = circumstances;
         let dwell = self.dwell_seconds as f64;
         let earned_back = self.switch_seconds / (dwell - self.switch_seconds).max(1.0);
-        let unsure = if has_used || to == TrainingMode::Sync { 1.0 } else { 2.0 };
+        let unsure = if has_used || to == AutoMode::Sync { 1.0 } else { 2.0 };
         let at_least = |margin: f64| unsure * margin.max(earned_back).ln_1p();
         match (to, is_crowded) {
-            (TrainingMode::Gba, false) | (TrainingMode::Sync, true) => at_least(self.margin),
-            (TrainingMode::Gba, true) => at_least(0.5 * self.margin),
-            (TrainingMode::Sync, false) => -0.5 * at_least(self.margin),
+            (AutoMode::Gba, false) | (AutoMode::Sync, true) => at_least(self.margin),
+            (AutoMode::Gba, true) => at_least(0.5 * self.margin),
+            (AutoMode::Sync, false) => -0.5 * at_least(self.margin),
         }
     }
 
     /// The largest threshold of any switch.
     pub(crate) fn largest_threshold(&self) -> f64 {
-        self.threshold(SwitchCircumstances { to: TrainingMode::Gba, is_crowded: false, has_used: false })
+        self.threshold(SwitchCircumstances { to: AutoMode::Gba, is_crowded: false, has_used: false })
     }
 }
 

@@ -14,7 +14,7 @@
 //!   step. A gradient staler than ι steps is excluded (GBA, §4.1, equation 1) and does not count as
 //!   trained.
 
-use crate::{Observations, TrainingMode, Worker};
+use crate::{AutoMode, Observations, Worker};
 
 /// Predicted rows per second of all workers together.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,10 +32,10 @@ pub struct Prediction {
 impl Prediction {
     /// The speed in `mode`.
     #[must_use]
-    pub fn of(&self, mode: TrainingMode) -> f64 {
+    pub fn of(&self, mode: AutoMode) -> f64 {
         match mode {
-            TrainingMode::Sync => self.sync,
-            TrainingMode::Gba => self.gba,
+            AutoMode::Sync => self.sync,
+            AutoMode::Gba => self.gba,
         }
     }
 }

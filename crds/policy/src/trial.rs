@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::TrainingMode;
+use crate::AutoMode;
 
 /// Standard errors by which a difference of means may be off by chance.
 const CHANCE: f64 = 3.0;
@@ -13,7 +13,7 @@ const CHANCE: f64 = 3.0;
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Throughput {
     pub(crate) replicas: u32,
-    pub(crate) mode: TrainingMode,
+    pub(crate) mode: AutoMode,
     pub(crate) samples_per_second: f64,
 }
 
@@ -22,7 +22,7 @@ pub(crate) struct Throughput {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct MeanThroughput {
     pub(crate) replicas: u32,
-    pub(crate) mode: TrainingMode,
+    pub(crate) mode: AutoMode,
     samples_per_second: f64,
     /// The mean's relative error, squared: the variance of the measurements over their number.
     squared_error: f64,

@@ -3,17 +3,16 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use rectrain_crds::{RecTrainingJob, ResolvedJob};
+use rectrain_crds::{RecTrainingJob, ResolvedJob, Role};
 use rectrain_policy::{
-    ClusterLoad, EmbeddingWorkerLoad, Observations, PsLoad, ReplicaCount, Replicas, TrainingMode, Worker,
+    AutoMode, ClusterLoad, EmbeddingWorkerLoad, Observations, PsLoad, ReplicaCount, Replicas, Worker,
 };
 use rectrain_proto::metric_names;
 
 use super::memory::memory_limit;
 use crate::coordinator_view::Report;
-use crate::decisions::training_mode;
 use crate::members;
-use crate::names::Role;
+use crate::names::manifest_replicas;
 use crate::pods::PodFacts;
 use crate::scrape::MetricsDelta;
 
@@ -46,7 +45,7 @@ impl<'a> JobLook<'a> {
         let training = &self.resolved.training;
         let workers = self.present(Role::DenseWorker) as usize;
         let local = training.local_batch_size.unwrap_or(training.global_batch_size / workers.max(1));
-        let mode = self.report.mode.and_then(training_mode);
+        let mode = self.report.mode.and_then(|mode| AutoMode::try_from(mode).ok());
         let dense = self.dense_workers(mode, workers);
         let pending = self.pods.iter().filter(|pod| pod.unschedulable.is_some()).count();
         Observations {
@@ -80,7 +79,7 @@ impl<'a> JobLook<'a> {
     /// The members of a role that participate.
     fn present(&self, role: Role) -> u32 {
         let reported = self.report.members.get(&role);
-        reported.map_or_else(|| role.replicas(self.resolved), |members| members.present)
+        reported.map_or_else(|| manifest_replicas(role, self.resolved), |members| members.present)
     }
 
     fn wanted(&self, role: Role) -> u32 {
@@ -95,13 +94,13 @@ impl<'a> JobLook<'a> {
         Some(ReplicaCount { wanted: self.wanted(role), ready })
     }
 
-    fn dense_workers(&self, mode: Option<TrainingMode>, workers: usize) -> DenseWorkers {
+    fn dense_workers(&self, mode: Option<AutoMode>, workers: usize) -> DenseWorkers {
         let measured: Vec<_> = self.of_role(Role::DenseWorker).filter_map(Measured::of).collect();
         // With a barrier the waits of a fast worker contain the slowness of the others. Without one
         // the waits of a slow worker contain its own slowness. The smallest value is the wait
         // itself.
         let least = |value: fn(&Measured) -> f64| measured.iter().map(value).reduce(f64::min);
-        let is_sync = mode == Some(TrainingMode::Sync);
+        let is_sync = mode == Some(AutoMode::Sync);
         // A worker without a step may be the slow one, so the modes are compared only with all
         // workers.
         let is_complete =
@@ -110,7 +109,7 @@ impl<'a> JobLook<'a> {
         DenseWorkers {
             workers: if is_complete { rectrain_policy::with_idle(measured_workers(), workers) } else { Vec::new() },
             all_reduce_seconds: least(|m| m.all_reduce).filter(|_| is_sync),
-            exchange_seconds: least(|m| m.other).filter(|_| mode == Some(TrainingMode::Gba)),
+            exchange_seconds: least(|m| m.other).filter(|_| mode == Some(AutoMode::Gba)),
             wait_seconds: least(|m| m.wait).unwrap_or(0.0),
             samples_per_second: (!measured.is_empty()).then(|| measured.iter().map(|m| m.samples_per_second).sum()),
         }

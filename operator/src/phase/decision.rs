@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use rectrain_crds::{Mode, RecTrainingJobStatus};
+use rectrain_crds::{Mode, RecTrainingJobStatus, Role};
 
 use crate::coordinator_view::Rebalance;
 use crate::failure::Problem;
-use crate::names::Role;
 
 /// Whether the job's objects and pods should exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

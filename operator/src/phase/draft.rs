@@ -1,7 +1,7 @@
 //! A decision in the making.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use rectrain_crds::{CheckpointStatus, Phase, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses};
+use rectrain_crds::{CheckpointStatus, Phase, RecTrainingJobStatus, ReplicaCount, ReplicaStatuses, Role};
 
 use super::conditions::{ConditionFacts, conditions};
 use super::decision::{Decision, Run};
@@ -10,7 +10,7 @@ use super::settings;
 use crate::coordinator_view::{CoordinatorView, Report};
 use crate::failure::{Cause, Problem};
 use crate::members;
-use crate::names::{self, Role};
+use crate::names::{self, manifest_replicas};
 
 /// A decision in the making: the facts, the status before and the new status so far.
 #[derive(Clone)]
@@ -61,7 +61,10 @@ impl<'a> Draft<'a> {
         let replicas = self.status.attempt.as_ref().and_then(|attempt| attempt.replicas.as_ref());
         match replicas.and_then(|replicas| members::of(replicas, role)) {
             Some(of_role) => of_role.needed,
-            None => self.facts.verdict.map_or(u32::from(role == Role::Coordinator), |resolved| role.replicas(resolved)),
+            None => self
+                .facts
+                .verdict
+                .map_or(u32::from(role == Role::Coordinator), |resolved| manifest_replicas(role, resolved)),
         }
     }
 

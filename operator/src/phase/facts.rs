@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use rectrain_crds::{FieldError, RecTrainingJob, ResolvedJob};
+use rectrain_crds::{FieldError, RecTrainingJob, ResolvedJob, Role};
 
 use crate::attempt_signals::AttemptSignals;
 use crate::automatic::Findings;
 use crate::coordinator_view::{CoordinatorView, SwitchAnswer};
 use crate::failure::Problem;
-use crate::names::Role;
 use crate::pods::PodFacts;
 
 /// Everything that is known about a job.

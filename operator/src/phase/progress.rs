@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use rectrain_crds::Phase;
+use rectrain_crds::{Phase, Role};
 
 use super::draft::Draft;
 use super::settings::stall_seconds;
@@ -12,7 +12,6 @@ use super::time::is_over;
 use crate::coordinator_view::{CoordinatorView, Report, Stage};
 use crate::failure::{Cause, Problem};
 use crate::members;
-use crate::names::Role;
 use crate::pods::PodFacts;
 
 /// Least seconds for the start of training, however short the job's steps are. They cover names,

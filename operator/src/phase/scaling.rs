@@ -1,14 +1,13 @@
 //! The members of an attempt, and automatic decisions about them and about the mode.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use rectrain_crds::{AttemptStatus, DecisionAction, DecisionSubject, ModeSpec, Phase};
+use rectrain_crds::{AttemptStatus, DecisionAction, DecisionSubject, ModeSpec, Phase, Role};
 
 use super::draft::Draft;
 use crate::automatic::memory::{KilledServer, after_a_kill};
 use crate::coordinator_view::Rebalance;
 use crate::decisions;
 use crate::members;
-use crate::names::Role;
 use crate::pods::PodFacts;
 
 impl Draft<'_> {

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use kube::runtime::reflector::ObjectRef;
-use rectrain_crds::RecTrainingJob;
+use rectrain_crds::{RecTrainingJob, Role};
 
 use super::act::objects;
 use super::context::Context;
@@ -15,7 +15,6 @@ use crate::attempt_signals::AttemptSignals;
 use crate::coordinator_client::CoordinatorEndpoint;
 use crate::decisions;
 use crate::failure::Problem;
-use crate::names::Role;
 use crate::phase::{self, Decision, Facts, Run, stall_seconds};
 
 /// Decides about the job.

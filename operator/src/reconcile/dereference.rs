@@ -8,11 +8,11 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DynamicObject, ListParams};
 use kube::{Client, ResourceExt};
-use rectrain_crds::RecTrainingJob;
+use rectrain_crds::{RecTrainingJob, Role};
 
 use super::error::ReconcileError;
 use crate::cache::Caches;
-use crate::names::{CONTROL_PORT, JOB_LABEL, JobName, Role, of_role};
+use crate::names::{CONTROL_PORT, JOB_LABEL, JobName, of_role};
 use crate::objects::{Kind, Owned};
 use crate::pods::PodFacts;
 

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use kube::ResourceExt;
 use kube::api::Api;
 use kube::runtime::reflector::ObjectRef;
-use rectrain_crds::{AttemptStatus, Phase, RecTrainingJob};
+use rectrain_crds::{AttemptStatus, Phase, RecTrainingJob, Role};
 
 use super::context::Context;
 use super::dereference::{self, Belongings};
@@ -18,7 +18,7 @@ use crate::attempt_signals::{AttemptLook, AttemptSignals, EndReason};
 use crate::coordinator_client::CoordinatorEndpoint;
 use crate::coordinator_view::CoordinatorView;
 use crate::failure::Problem;
-use crate::names::{JobName, Role};
+use crate::names::JobName;
 use crate::phase::Facts;
 
 /// All facts about a job.

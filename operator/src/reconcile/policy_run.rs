@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use futures::future::join_all;
 use jiff::Timestamp;
 use kube::ResourceExt;
-use rectrain_crds::{Phase, RecTrainingJob, ResolvedJob};
+use rectrain_crds::{Phase, RecTrainingJob, ResolvedJob, Role};
 use rectrain_policy::{ClusterLoad, Decision, Observations, Policy};
 
 use super::context::Context;
@@ -19,7 +19,7 @@ use crate::automatic::policy::policy;
 use crate::automatic::{Findings, prediction};
 use crate::coordinator_view::{CoordinatorView, Report, Stage};
 use crate::decisions;
-use crate::names::{JobName, METRICS_PORT, Role};
+use crate::names::{JobName, METRICS_PORT};
 use crate::nodes::cluster_load;
 use crate::pods::PodFacts;
 

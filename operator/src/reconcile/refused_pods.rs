@@ -9,10 +9,11 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Event;
 use kube::Client;
 use kube::api::{Api, ListParams};
+use rectrain_crds::Role;
 
 use super::dereference::Belongings;
 use crate::failure::{Cause, Problem};
-use crate::names::{JobName, Role, of_role};
+use crate::names::{JobName, of_role};
 use crate::objects::Kind;
 use crate::pods::PodFacts;
 
@@ -90,7 +91,7 @@ impl<'a> Needy<'a> {
                 Cause::PodsRefused,
                 format!(
                     "the cluster creates no pod of StatefulSet {name}: {why}. Look at the namespace's quota and limits, and at spec.roles.{}.template (serviceAccountName, priorityClassName, resources)",
-                    role.field()
+                    role.section()
                 ),
             ),
             Self::Pod(pod) => Problem::new(
@@ -98,7 +99,7 @@ impl<'a> Needy<'a> {
                 format!(
                     "the container of {} does not start: {why}. Check the objects that spec.roles.{}.template.volumes names, and the pod's node",
                     pod.name,
-                    pod.role.field()
+                    pod.role.section()
                 ),
             ),
         }

@@ -1,12 +1,11 @@
 //! The manifest with every default filled in, and the parts of it that pods depend on. Pure.
 
 use rectrain_crds::{
-    Capability, FieldError, Mode, RecTrainingJob, RecTrainingJobSpec, ResolvedJob, TrainingSpec, defaults,
+    Capability, FieldError, Mode, RecTrainingJob, RecTrainingJobSpec, ResolvedJob, Role, TrainingSpec, defaults,
 };
 use serde_json::{Value, json};
 
 use crate::digest::digest;
-use crate::names::Role;
 
 /// Whether this operator runs the job, and not another controller.
 #[must_use]

@@ -3,9 +3,9 @@
 
 use std::net::IpAddr;
 
-use rectrain_crds::{DecisionSubject, Mode, Phase, RecTrainingJobStatus};
+use rectrain_crds::{DecisionSubject, Mode, Phase, RecTrainingJobStatus, Role};
 use rectrain_operator::coordinator_view::{Rebalance, Stage};
-use rectrain_operator::names::{JobName, Role};
+use rectrain_operator::names::JobName;
 
 use crate::manifests::AUTOMATIC_SERVERS as MANIFEST;
 use crate::world::{Script, World, live};

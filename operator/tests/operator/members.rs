@@ -4,16 +4,15 @@
 
 use std::collections::BTreeMap;
 
-use rectrain_crds::{DecisionAction, DecisionStatus, Phase, RoleReplicas};
+use rectrain_crds::{DecisionAction, DecisionStatus, Phase, Role, RoleReplicas};
 use rectrain_operator::coordinator_view::Stage;
 use rectrain_operator::members;
-use rectrain_operator::names::Role;
 use serde_json::{Value, json};
 
 use crate::world::{MANIFEST, Script, World, failed, live, long};
 
 fn scale(world: &World, role: Role, replicas: u32) {
-    world.edit(|spec| spec["roles"][role.field()]["replicas"] = json!(replicas));
+    world.edit(|spec| spec["roles"][role.section()]["replicas"] = json!(replicas));
 }
 
 /// Names and uids of a role's pods.
@@ -48,7 +47,7 @@ async fn training(manifest: &str, script: Script) -> World {
 
 /// Two members of each role. Batches have pieces for more dense workers.
 fn manifest() -> String {
-    let replicas = Role::MEMBERS.map(|role| format!("{}: {{replicas: 2}}", role.field())).join(", ");
+    let replicas = Role::MEMBERS.map(|role| format!("{}: {{replicas: 2}}", role.section())).join(", ");
     let training = "training: {localBatchSize: 512}\n  roles:";
     MANIFEST
         .replace("{ps: {replicas: 2}, denseWorker: {replicas: 2}}", &format!("{{{replicas}}}"))
@@ -116,7 +115,7 @@ async fn numbers_may_change_and_operators_die_during_a_change() {
 #[tokio::test]
 async fn all_roles_may_change_at_once() {
     let world = training(&manifest(), long(60)).await;
-    world.edit(|spec| Role::MEMBERS.into_iter().for_each(|role| spec["roles"][role.field()]["replicas"] = json!(3)));
+    world.edit(|spec| Role::MEMBERS.into_iter().for_each(|role| spec["roles"][role.section()]["replicas"] = json!(3)));
     ticks(&world, Role::Ps, 12).await;
     for role in Role::MEMBERS {
         assert_eq!((members_of(&world, role), pods(&world, role).len()), (settled(3), 3), "{role:?}");

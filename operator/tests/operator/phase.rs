@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
 use rectrain_crds::{
     CheckpointStatus, DecisionAction, DecisionStatus, DecisionSubject, Mode, Phase, RecTrainingJob,
-    RecTrainingJobStatus, ResolvedJob, TrainingSpec,
+    RecTrainingJobStatus, ResolvedJob, Role, TrainingSpec,
 };
 use rectrain_operator::attempt_signals::{AttemptSignals, Saving};
 use rectrain_operator::automatic::Findings;
@@ -15,7 +15,7 @@ use rectrain_operator::coordinator_view::{CoordinatorView, Members, Report, Stag
 use rectrain_operator::decisions;
 use rectrain_operator::failure::{Cause, Problem};
 use rectrain_operator::members;
-use rectrain_operator::names::Role;
+use rectrain_operator::names::manifest_replicas;
 use rectrain_operator::phase::{Decision, Facts, Run, decide, wanted_mode};
 use rectrain_operator::pods::{Ended, PodFacts};
 use rectrain_operator::reconcile::validate;
@@ -409,7 +409,9 @@ impl Step<'_> {
         let wanted_of = |role| replicas.as_ref().and_then(|replicas| members::of(replicas, role)).map(|r| r.wanted);
         let is_changed = attempt.map(|a| &a.spec_hash) != Some(&history.spec_hash)
             || mode_before != Some(wanted_mode(&history.job))
-            || Role::MEMBERS.into_iter().any(|role| wanted_of(role) != Some(role.replicas(&history.resolved)));
+            || Role::MEMBERS
+                .into_iter()
+                .any(|role| wanted_of(role) != Some(manifest_replicas(role, &history.resolved)));
         if before.phase == Some(Phase::Failed) && !is_changed {
             prop_assert_eq!(self.phase(), Phase::Failed);
         }
@@ -453,7 +455,7 @@ impl Step<'_> {
             }
         }
         for &(role, replicas) in &decision.ask_members {
-            prop_assert!(history.aborts_join(role, replicas) || replicas == role.replicas(&history.resolved));
+            prop_assert!(history.aborts_join(role, replicas) || replicas == manifest_replicas(role, &history.resolved));
             prop_assert!(self.is_running());
         }
         Ok(())
@@ -502,7 +504,8 @@ impl Step<'_> {
         prop_assert!(!self.has_new_decisions() || are_findings);
         for role in Role::MEMBERS {
             // The manifest's number, until a decision changes it.
-            let wanted = decided_replicas(after, role).unwrap_or_else(|| role.replicas(&self.history.resolved));
+            let wanted =
+                decided_replicas(after, role).unwrap_or_else(|| manifest_replicas(role, &self.history.resolved));
             prop_assert_eq!(members::wanted(Some(after), &self.history.resolved, role), wanted);
             let replicas = after.attempt.as_ref().and_then(|attempt| attempt.replicas);
             // A decision is written down first, and carried out from the next look on.

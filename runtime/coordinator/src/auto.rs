@@ -4,8 +4,9 @@
 
 use std::time::{Duration, Instant};
 
+use rectrain_kinds::Mode;
 use rectrain_modes::gba::{Decay, TokenMode};
-use rectrain_policy::{Action, History, ModePolicy, Observations, Policy, TrainingMode as Choice, Worker, with_idle};
+use rectrain_policy::{Action, AutoMode, History, ModePolicy, Observations, Policy, Worker, with_idle};
 use rectrain_proto::v1;
 
 use super::Coordinator;
@@ -30,8 +31,8 @@ impl Coordinator {
         }
     }
 
-    fn go_on_in(&self, mode: Choice, reason: String) {
-        match self.set_mode(mode.name(), reason) {
+    fn go_on_in(&self, mode: AutoMode, reason: String) {
+        match self.set_mode(Mode::from(mode).name(), reason) {
             Ok(_) => {}
             // Training ends, or somebody else has asked for a mode in this moment.
             Err(SwitchRefused::Now(why) | SwitchRefused::Mode(why)) => {
@@ -57,7 +58,7 @@ impl Chooser {
     }
 
     /// The mode to go on in, and why, if it is another one.
-    fn look(&mut self, plan: &JobPlan, status: &v1::JobStatus) -> Option<(Choice, String)> {
+    fn look(&mut self, plan: &JobPlan, status: &v1::JobStatus) -> Option<(AutoMode, String)> {
         let now = Instant::now();
         let before = self.before.replace((now, status.samples, status.mode.clone()));
         let samples_per_second = before
@@ -78,11 +79,7 @@ impl Chooser {
 
 fn observations(plan: &JobPlan, status: &v1::JobStatus) -> Observations {
     let is_training = status.phase() == v1::Phase::Training;
-    let mode = match status.mode.as_str() {
-        "sync" if is_training => Some(Choice::Sync),
-        "gba" if is_training => Some(Choice::Gba),
-        _ => None,
-    };
+    let mode = status.mode.parse::<Mode>().ok().filter(|_| is_training).and_then(|mode| AutoMode::try_from(mode).ok());
     let workers = status.workers.iter().map(|worker| Worker {
         batch_rows: (worker.batch_rows.round() as u32).max(1),
         compute_seconds: worker.compute_seconds.iter().map(|seconds| f64::from(*seconds)).collect(),
@@ -91,7 +88,7 @@ fn observations(plan: &JobPlan, status: &v1::JobStatus) -> Observations {
     let dense_workers = status.replicas.iter().find(|replicas| replicas.role() == v1::Role::DenseWorker);
     let present = dense_workers.map_or(0, |there| there.present as usize);
     let step_workers =
-        plan.some_with_barrier.filter(|_| mode == Some(Choice::Sync)).map_or(present, |some| some as usize);
+        plan.some_with_barrier.filter(|_| mode == Some(AutoMode::Sync)).map_or(present, |some| some as usize);
     let all_have_reported = present > 0 && status.workers.len() >= step_workers;
     Observations {
         mode,

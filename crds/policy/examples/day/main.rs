@@ -9,7 +9,7 @@ mod simulation;
 
 use std::io::Write;
 
-use rectrain_policy::{Decision, ModePolicy, Policy, Record, TrainingMode};
+use rectrain_policy::{AutoMode, Decision, ModePolicy, Policy, Record};
 
 use crate::simulation::{Day, Outcome};
 
@@ -38,8 +38,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             outcome.cost_per_million()
         );
     };
-    show("sync", &day.fixed(TrainingMode::Sync));
-    show("gba", &day.fixed(TrainingMode::Gba));
+    show("sync", &day.fixed(AutoMode::Sync));
+    show("gba", &day.fixed(AutoMode::Gba));
     show("automatic", &day.automatic(&policy, &mut record));
     show("oracle", &oracle);
     if let Some(path) = trace {

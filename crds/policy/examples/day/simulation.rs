@@ -9,7 +9,7 @@ use rectrain_modes::simulate::{
     Cause, ClusterSpec, LinkSpec, Report, ServerSpec, Simulation, SimulationError, Slowness, StepTime, WorkerSpec,
     simulate,
 };
-use rectrain_policy::{Action, ClusterLoad, Decision, History, Observations, Policy, TrainingMode, Worker};
+use rectrain_policy::{Action, AutoMode, ClusterLoad, Decision, History, Observations, Policy, Worker};
 
 use super::load::{DAY_SECONDS, Node, Random, nodes};
 
@@ -80,26 +80,26 @@ impl Day {
         Ok(Self { nodes, sync: sync.interval_samples_per_second, gba, seed })
     }
 
-    fn speed(&self, mode: TrainingMode, interval: usize) -> f64 {
+    fn speed(&self, mode: AutoMode, interval: usize) -> f64 {
         match mode {
-            TrainingMode::Sync => self.sync[interval],
-            TrainingMode::Gba => self.gba[interval],
+            AutoMode::Sync => self.sync[interval],
+            AutoMode::Gba => self.gba[interval],
         }
     }
 
     /// One mode all day.
-    pub fn fixed(&self, mode: TrainingMode) -> Outcome {
+    pub fn fixed(&self, mode: AutoMode) -> Outcome {
         let samples = (0..self.sync.len()).map(|interval| self.speed(mode, interval) * INTERVAL).sum();
-        Outcome { samples, switches: 0, in_gba: f64::from(u8::from(mode == TrainingMode::Gba)) }
+        Outcome { samples, switches: 0, in_gba: f64::from(u8::from(mode == AutoMode::Gba)) }
     }
 
     /// The best result with knowledge of the whole day: dynamic programming over intervals and
     /// modes. A switch costs `switch_seconds` of training and is otherwise free.
     pub fn oracle(&self, switch_seconds: f64) -> Outcome {
-        use TrainingMode::{Gba, Sync};
+        use AutoMode::{Gba, Sync};
         let mut best = [Sync, Gba].map(|mode| (0.0, 0usize, 0usize, mode));
         for interval in 0..self.sync.len() {
-            let arrive = |to: TrainingMode| {
+            let arrive = |to: AutoMode| {
                 let stay = best[to as usize];
                 let switch = best[to.other() as usize];
                 let speed = self.speed(to, interval);
@@ -117,13 +117,13 @@ impl Day {
     /// The policy decides. `see` receives every observation with the decisions on it.
     pub fn automatic(&self, policy: &Policy, mut see: impl FnMut(&Observations, &[Decision])) -> Outcome {
         let switch_seconds = policy.mode.as_ref().map_or(0.0, |mode| mode.switch_seconds);
-        let (mut history, mut mode) = (History::default(), TrainingMode::Sync);
+        let (mut history, mut mode) = (History::default(), AutoMode::Sync);
         let mut random = Random(self.seed ^ 0x5EED);
         let mut outcome = Outcome { samples: 0.0, switches: 0, in_gba: 0.0 };
         let mut lost = 0.0;
         for interval in 0..self.sync.len() {
             outcome.samples += self.speed(mode, interval) * (INTERVAL - lost);
-            outcome.in_gba += f64::from(u8::from(mode == TrainingMode::Gba)) / self.sync.len() as f64;
+            outcome.in_gba += f64::from(u8::from(mode == AutoMode::Gba)) / self.sync.len() as f64;
             let observations = self.observe(interval, mode, lost, &mut random);
             lost = 0.0;
             let decisions = history.advance(policy, &observations);
@@ -139,7 +139,7 @@ impl Day {
     }
 
     /// The measurements of a job in `mode` in an interval.
-    fn observe(&self, interval: usize, mode: TrainingMode, lost: f64, random: &mut Random) -> Observations {
+    fn observe(&self, interval: usize, mode: AutoMode, lost: f64, random: &mut Random) -> Observations {
         let begin = interval as f64 * INTERVAL;
         let batch = |node: &Node, index: usize, random: &mut Random| {
             let at = begin + INTERVAL * (index as f64 + 0.5) / MEASURED as f64;
@@ -156,7 +156,7 @@ impl Day {
             .collect();
         let middle = begin + INTERVAL / 2.0;
         let speed = self.speed(mode, interval);
-        let exchange = (mode == TrainingMode::Gba).then(|| exchange_seconds(&workers, speed)).flatten();
+        let exchange = (mode == AutoMode::Gba).then(|| exchange_seconds(&workers, speed)).flatten();
         let pending = self.nodes.iter().filter(|node| node.factor(middle) >= 4.0).count();
         Observations {
             at_seconds: (begin + INTERVAL) as u64,
@@ -165,7 +165,7 @@ impl Day {
             local_batch_rows: ROWS,
             staleness_tolerance: TOLERANCE,
             workers,
-            all_reduce_seconds: (mode == TrainingMode::Sync).then(all_reduce_seconds),
+            all_reduce_seconds: (mode == AutoMode::Sync).then(all_reduce_seconds),
             exchange_seconds: exchange,
             wait_seconds: wait_seconds(),
             samples_per_second: (lost == 0.0).then_some(speed),

@@ -7,7 +7,7 @@ mod load;
 mod simulation;
 
 use self::simulation::Day;
-use rectrain_policy::{ModePolicy, Policy, TrainingMode};
+use rectrain_policy::{AutoMode, ModePolicy, Policy};
 
 #[test]
 fn auto_reaches_nine_tenths_of_the_oracle_and_beats_either_mode() {
@@ -21,7 +21,7 @@ fn auto_reaches_nine_tenths_of_the_oracle_and_beats_either_mode() {
             switched_at.push(observations.at_seconds);
         }
     });
-    let (sync, gba) = (day.fixed(TrainingMode::Sync), day.fixed(TrainingMode::Gba));
+    let (sync, gba) = (day.fixed(AutoMode::Sync), day.fixed(AutoMode::Gba));
     assert!(oracle.samples >= sync.samples.max(gba.samples), "the oracle can stay in either mode");
     assert!(oracle.samples > 1.05 * sync.samples.max(gba.samples), "a day on which switching pays");
     assert!(automatic.samples >= 0.9 * oracle.samples, "{automatic:?} {oracle:?}");

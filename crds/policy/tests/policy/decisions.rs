@@ -2,7 +2,7 @@
 
 use crate::world::{INTERVAL, World, policy};
 use rectrain_policy::{
-    Action, ClusterLoad, Decision, History, Observations, Policy, Subject, TrainingMode, Worker, with_idle,
+    Action, AutoMode, ClusterLoad, Decision, History, Observations, Policy, Subject, Worker, with_idle,
 };
 
 fn last(world: &World, subject: Subject) -> Option<&Decision> {
@@ -14,14 +14,14 @@ fn a_slow_worker_leads_to_gba_and_back_when_it_is_fast_again() {
     let policy = policy(8, 8);
     let (mut world, mut history) = (World { slowdown: 3.0, ..World::new(1) }, History::default());
     world.run(&policy, &mut history, 120);
-    assert_eq!(world.mode, TrainingMode::Gba, "{:?}", world.log);
+    assert_eq!(world.mode, AutoMode::Gba, "{:?}", world.log);
     let reason = &last(&world, Subject::Mode).unwrap().reason;
     assert!(reason.contains("faster than sync") && reason.contains("worker 0"), "{reason}");
-    assert_eq!(history.decided_mode(), Some(TrainingMode::Gba));
+    assert_eq!(history.decided_mode(), Some(AutoMode::Gba));
     // Equal workers are as fast in either mode. At the same speed the exact mode is better.
     world.slowdown = 1.0;
     world.run(&policy, &mut history, 600);
-    assert_eq!(world.mode, TrainingMode::Sync);
+    assert_eq!(world.mode, AutoMode::Sync);
     let reason = &last(&world, Subject::Mode).unwrap().reason;
     assert!(reason.contains("gba stays while it is 5 % faster"), "{reason}");
     world.run(&policy, &mut history, 3600);
@@ -41,7 +41,7 @@ fn waits_measured_beside_neighbours_do_not_keep_gba_after_they_left() {
         observations.all_reduce_seconds = observations.all_reduce_seconds.map(|seconds| seconds * slowdown);
         observations.samples_per_second = None;
         // A worker that waits for embeddings beside neighbours also waits for a processor.
-        if world.mode == TrainingMode::Sync && slowdown > 1.0 {
+        if world.mode == AutoMode::Sync && slowdown > 1.0 {
             observations.wait_seconds = 0.1 * slowdown;
         }
         // Without a barrier the exchange with the servers is measured as a wait.
@@ -56,17 +56,17 @@ fn waits_measured_beside_neighbours_do_not_keep_gba_after_they_left() {
         }
         world.mode
     };
-    assert!((0..24).all(|_| look(1.0) == TrainingMode::Sync));
+    assert!((0..24).all(|_| look(1.0) == AutoMode::Sync));
     // Half a minute.
-    assert!((0..6).any(|_| look(10.0) == TrainingMode::Gba), "it is slow");
-    assert!((0..60).all(|_| look(10.0) == TrainingMode::Gba));
-    assert!((0..24).any(|_| look(1.0) == TrainingMode::Sync), "it is as fast as before");
+    assert!((0..6).any(|_| look(10.0) == AutoMode::Gba), "it is slow");
+    assert!((0..60).all(|_| look(10.0) == AutoMode::Gba));
+    assert!((0..24).any(|_| look(1.0) == AutoMode::Sync), "it is as fast as before");
 }
 
 #[test]
 fn gba_is_left_where_the_barrier_is_faster() {
     let policy = policy(8, 8);
-    let (mut world, mut history) = (World { mode: TrainingMode::Gba, ..World::new(1) }, History::default());
+    let (mut world, mut history) = (World { mode: AutoMode::Gba, ..World::new(1) }, History::default());
     // Shorter than the window.
     world.run(&policy, &mut history, 20);
     // Pulling parameters from the servers takes four times as long as the all-reduce did.
@@ -85,7 +85,7 @@ fn gba_is_left_where_the_barrier_is_faster() {
             .into_iter()
             .find(|decision| decision.subject == Subject::Mode && decision.acts())
     });
-    assert_eq!(acted.unwrap().action, Action::SwitchMode { from: TrainingMode::Gba, to: TrainingMode::Sync });
+    assert_eq!(acted.unwrap().action, Action::SwitchMode { from: AutoMode::Gba, to: AutoMode::Sync });
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn a_mode_slower_than_predicted_is_left_and_not_retried() {
         world.now += INTERVAL;
         let mut observations = world.observe();
         // The servers are slower than the models know: `gba` reaches half of its prediction.
-        if world.mode == TrainingMode::Gba {
+        if world.mode == AutoMode::Gba {
             observations.samples_per_second = observations.samples_per_second.map(|samples| 0.5 * samples);
         }
         for decision in history.advance(&policy, &observations) {
@@ -130,7 +130,7 @@ fn a_mode_slower_than_predicted_is_left_and_not_retried() {
         }
     }
     assert_eq!(switches.len(), 2, "{switches:#?}");
-    assert_eq!(world.mode, TrainingMode::Sync);
+    assert_eq!(world.mode, AutoMode::Sync);
 }
 
 #[test]
@@ -343,7 +343,7 @@ fn a_history_restored_from_decisions_keeps_dwell_and_limits() {
     world.run(&policy, &mut history, 200);
     let mut again = History::from_decisions(history.decisions().iter().cloned());
     assert_eq!(again.decisions(), history.decisions());
-    assert_eq!(again.decided_mode(), Some(TrainingMode::Gba));
+    assert_eq!(again.decided_mode(), Some(AutoMode::Gba));
     world.log.clear();
     world.run(&policy, &mut again, 100);
     assert_eq!(world.log, [], "no decision within the cool-down");
@@ -355,10 +355,10 @@ fn a_large_margin_can_be_passed() {
     policy.mode.as_mut().unwrap().margin = 1.5;
     let (mut world, mut history) = (World { slowdown: 4.0, ..World::new(1) }, History::default());
     world.run(&policy, &mut history, 300);
-    assert_eq!(world.mode, TrainingMode::Sync, "it is not enough");
+    assert_eq!(world.mode, AutoMode::Sync, "it is not enough");
     world.slowdown = 30.0;
     world.run(&policy, &mut history, 300);
-    assert_eq!(world.mode, TrainingMode::Gba, "{:?}", world.log);
+    assert_eq!(world.mode, AutoMode::Gba, "{:?}", world.log);
 }
 
 #[test]

@@ -5,8 +5,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use rectrain_policy::{
-    Action, ClusterLoad, Decision, DenseWorkerPolicy, EmbeddingWorkerLoad, History, Observations, PsLoad,
-    ReplicaBounds, ReplicaCount, Replicas, Subject, TrainingMode, Worker, decide,
+    Action, AutoMode, ClusterLoad, Decision, DenseWorkerPolicy, EmbeddingWorkerLoad, History, Observations, PsLoad,
+    ReplicaBounds, ReplicaCount, Replicas, Subject, Worker, decide,
 };
 
 fn of(log: &[Decision], subject: Subject) -> Vec<&Decision> {
@@ -30,7 +30,7 @@ fn replicas() -> impl Strategy<Value = Option<ReplicaCount>> {
 prop_compose! {
     fn observations()(
         step in 1u64..120,
-        mode in prop::option::of(prop::sample::select(vec![TrainingMode::Sync, TrainingMode::Gba])),
+        mode in prop::option::of(prop::sample::select(vec![AutoMode::Sync, AutoMode::Gba])),
         rows in (0u32..5000, 0u32..5000, 0u32..8),
         workers in vec((0u32..600, vec(number(), 0..4)), 0..6),
         barrier_workers in prop::option::of(0u32..9),
@@ -69,7 +69,7 @@ prop_compose! {
 struct Look<'a> {
     bounds: ReplicaBounds,
     cool_down: u64,
-    mode: Option<TrainingMode>,
+    mode: Option<AutoMode>,
     /// The history before the look.
     before: &'a History,
 }
@@ -220,7 +220,7 @@ proptest! {
             let log = of(&world.log, subject);
             let up = |decision: &Decision| match decision.action {
                 Action::Scale { from, to } => to > from,
-                Action::SwitchMode { to, .. } => to == TrainingMode::Gba,
+                Action::SwitchMode { to, .. } => to == AutoMode::Gba,
                 _ => false,
             };
             let reversals = log.windows(2).filter(|pair| up(pair[0]) != up(pair[1])).count();

@@ -2,8 +2,8 @@
 //! slow batch is slow for the barrier too.
 
 use rectrain_policy::{
-    Action, Decision, DenseWorkerPolicy, EmbeddingWorkerLoad, EmbeddingWorkerPolicy, History, ModePolicy, Observations,
-    Policy, PsLoad, PsPolicy, ReplicaBounds, ReplicaCount, Replicas, Subject, TrainingMode, Worker,
+    Action, AutoMode, Decision, DenseWorkerPolicy, EmbeddingWorkerLoad, EmbeddingWorkerPolicy, History, ModePolicy,
+    Observations, Policy, PsLoad, PsPolicy, ReplicaBounds, ReplicaCount, Replicas, Subject, Worker,
 };
 
 pub const GLOBAL_ROWS: u32 = 65_536;
@@ -48,7 +48,7 @@ pub fn policy(min: u32, max: u32) -> Policy {
 #[derive(Clone, Debug)]
 pub struct World {
     pub now: u64,
-    pub mode: TrainingMode,
+    pub mode: AutoMode,
     pub table_bytes: f64,
     pub bytes_a_second: f64,
     pub limit_bytes: u64,
@@ -84,7 +84,7 @@ impl World {
     pub fn new(seed: u64) -> Self {
         Self {
             now: 1_000_000,
-            mode: TrainingMode::Sync,
+            mode: AutoMode::Sync,
             table_bytes: 12e9,
             bytes_a_second: 0.0,
             limit_bytes: 8_000_000_000,
@@ -144,8 +144,8 @@ impl World {
             local_batch_rows: GLOBAL_ROWS / n,
             staleness_tolerance: 4,
             workers,
-            all_reduce_seconds: (mode == TrainingMode::Sync).then_some(self.overhead),
-            exchange_seconds: (mode == TrainingMode::Gba).then_some(self.overhead),
+            all_reduce_seconds: (mode == AutoMode::Sync).then_some(self.overhead),
+            exchange_seconds: (mode == AutoMode::Gba).then_some(self.overhead),
             samples_per_second: Some(self.noisy(samples).min(self.most_samples)),
             ps,
             embedding_workers: Some(embedding_workers),
@@ -199,11 +199,11 @@ impl World {
 
     fn samples_per_second(&self, workers: &[Worker]) -> f64 {
         match self.mode {
-            TrainingMode::Sync => {
+            AutoMode::Sync => {
                 let slowest = |batch| workers.iter().map(|worker| worker.compute_seconds[batch]).fold(0.0, f64::max);
                 f64::from(GLOBAL_ROWS) / ((0..BATCHES).map(slowest).sum::<f64>() / BATCHES as f64 + self.overhead)
             }
-            TrainingMode::Gba => {
+            AutoMode::Gba => {
                 let seconds = |worker: &Worker| worker.compute_seconds.iter().sum::<f64>() / BATCHES as f64;
                 let rows = f64::from(GLOBAL_ROWS / self.dense_worker);
                 workers.iter().map(|worker| rows / (seconds(worker) + self.overhead)).sum()

@@ -134,9 +134,7 @@ fn train(checkpoints: &Path, moves: bool, kill: Option<Kill<'_>>) -> Result<Run,
     ];
     let mut job = job(MANIFEST, &sets)?;
     job.args(["--processes", "--slow", "denseWorker-0=6x"]);
-    job.env("RECTRAIN_LOG", "info,rectrain_parameter_server=debug")
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    job.env("RECTRAIN_LOG", "info,rectrain_parameter_server=debug").stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = start(&mut job)?;
     let followed = follow(&mut child, moves, kill);
     let status = run_processes::end(&mut child, &followed)?;

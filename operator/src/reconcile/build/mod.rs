@@ -11,13 +11,13 @@ mod stateful_set;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::{Resource, ResourceExt};
-use rectrain_crds::{AttemptReplicas, AttemptStatus, RecTrainingJob, RecTrainingJobSpec, ResolvedJob};
+use rectrain_crds::{AttemptReplicas, AttemptStatus, RecTrainingJob, RecTrainingJobSpec, ResolvedJob, Role};
 use serde::Serialize;
 
 use crate::certificates::JobCertificate;
 use crate::config::OperatorConfig;
 use crate::members;
-use crate::names::{self, Role};
+use crate::names::{self, manifest_replicas};
 use crate::objects::{Kind, Wanted};
 use crate::phase::{Decision, Run, wanted_mode};
 use crate::reconcile::validate::{in_mode, manifest_hash, with_replicas};
@@ -82,7 +82,7 @@ impl<'a> Plan<'a> {
         match members::of(&self.replicas, role) {
             _ if !self.has_pods => 0,
             Some(of_role) => of_role.needed,
-            None => role.replicas(&self.resolved),
+            None => manifest_replicas(role, &self.resolved),
         }
     }
 

@@ -5,9 +5,10 @@
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use rectrain_crds::Role;
 
 use super::Plan;
-use crate::names::{self, Role};
+use crate::names;
 
 pub(super) fn build(plan: &Plan<'_>, role: Role) -> PodDisruptionBudget {
     let name = plan.name();

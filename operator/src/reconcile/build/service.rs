@@ -3,9 +3,10 @@
 
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use rectrain_crds::Role;
 
 use super::Plan;
-use crate::names::{self, CONTROL_PORT, MEMBER_PORT, METRICS_PORT, Role};
+use crate::names::{self, CONTROL_PORT, MEMBER_PORT, METRICS_PORT};
 
 pub(super) fn build(plan: &Plan<'_>, role: Role) -> Service {
     let name = plan.name();

@@ -14,14 +14,16 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use rectrain_crds::PodTemplate;
 use rectrain_crds::defaults::TERMINATION_GRACE_SECONDS;
+use rectrain_crds::{PodTemplate, Role};
 use serde_json::{Value, json};
 
 use super::config_map::MANIFEST;
 use super::service::ports;
 use super::{Plan, coordinator_host};
-use crate::names::{self, ATTEMPT_LABEL, CONTAINER, CONTROL_PORT, JOB_UID_LABEL, MEMBER_PORT, METRICS_PORT, Role};
+use crate::names::{
+    self, ATTEMPT_LABEL, CONTAINER, CONTROL_PORT, JOB_UID_LABEL, MEMBER_PORT, METRICS_PORT, pod_template, uses_storage,
+};
 use crate::quantity::value_of;
 use crate::reconcile::merge::strategic_merge;
 
@@ -71,7 +73,7 @@ fn template(plan: &Plan<'_>, role: Role) -> Result<PodTemplateSpec, serde_json::
         "prometheus.io/port": METRICS_PORT.to_string(),
         "prometheus.io/path": "/metrics",
     });
-    if let Some(user) = role.template(&plan.job.spec) {
+    if let Some(user) = pod_template(role, &plan.job.spec) {
         strategic_merge(&mut template, &overlay(user)?);
         strategic_merge(&mut labels, &json!(user.labels));
         strategic_merge(&mut annotations, &json!(user.annotations));
@@ -320,13 +322,13 @@ fn environment(plan: &Plan<'_>, role: Role) -> Vec<EnvVar> {
 
 /// Grace period of a pod in seconds.
 fn grace_seconds(plan: &Plan<'_>, role: Role) -> u32 {
-    let template = role.template(&plan.job.spec);
+    let template = pod_template(role, &plan.job.spec);
     template.and_then(|template| template.termination_grace_period_seconds).unwrap_or(TERMINATION_GRACE_SECONDS)
 }
 
 /// The credentials of the object store, for roles that use it.
 fn storage_secret(plan: &Plan<'_>, role: Role) -> Option<Vec<EnvFromSource>> {
-    let name = plan.resolved.data.storage.secret_name.clone().filter(|_| role.uses_storage())?;
+    let name = plan.resolved.data.storage.secret_name.clone().filter(|_| uses_storage(role))?;
     let secret_ref = Some(SecretEnvSource { name, optional: Some(false) });
     Some(vec![EnvFromSource { secret_ref, ..EnvFromSource::default() }])
 }

@@ -19,7 +19,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
 use kube::runtime::controller::Action;
-use rectrain_crds::{CheckpointStatus, JobSummary, Mode, Phase, RecTrainingJob};
+use rectrain_crds::{CheckpointStatus, JobSummary, Mode, Phase, RecTrainingJob, Role};
 use rectrain_operator::certificates::{JobCertificate, Root};
 use rectrain_operator::config::OperatorConfig;
 use rectrain_operator::coordinator_client::{CoordinatorClient, CoordinatorEndpoint, RequestError};
@@ -27,7 +27,6 @@ use rectrain_operator::coordinator_poller::CoordinatorPoller;
 use rectrain_operator::coordinator_view::{CoordinatorView, Members, Rebalance, Report, Stage, SwitchAnswer};
 use rectrain_operator::events::Announcer;
 use rectrain_operator::metrics::OperatorMetrics;
-use rectrain_operator::names::Role;
 use rectrain_operator::nodes::NoNodes;
 use rectrain_operator::reconcile::context::{Context, Measurements};
 use rectrain_operator::reconcile::dereference::Reader;
@@ -161,7 +160,7 @@ impl Scripts {
         let mode = || serde_json::from_value(read["spec"]["training"]["mode"].clone()).unwrap();
         self.modes.entry(run.clone()).or_insert_with(mode);
         let started = |role: Role| {
-            let started = read["spec"]["roles"][role.field()]["replicas"].as_u64().unwrap() as u32;
+            let started = read["spec"]["roles"][role.section()]["replicas"].as_u64().unwrap() as u32;
             (role, Members { present: started, wanted: started, needed: started })
         };
         let members = self.members.entry(run.clone());
