@@ -47,7 +47,7 @@ fn plan_of_process(args: &JobArgs, stall_seconds: Option<u32>) -> Result<Arc<Job
     if let Some(seconds) = stall_seconds {
         Arc::make_mut(&mut plan).stall = Duration::from_secs(u64::from(seconds));
     }
-    plan.fits_messages(TcpConfig::default().limits.max_frame_bytes)?;
+    plan.check_message_size(TcpConfig::default().limits.max_frame_bytes)?;
     Ok(plan)
 }
 
@@ -56,9 +56,9 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
     let plan = plan_of_process(&args.job, args.patience.stall_seconds)?;
     crate::runtime()?.block_on(async {
         let Network { metrics, counters, transport, credentials } = Network::new(&args.tls, &plan)?;
-        let (page, takes_part) = (LivePage::default(), Readiness::default());
+        let (page, readiness) = (LivePage::default(), Readiness::default());
         let (metrics_address, _metrics) =
-            serve_metrics_and_page(args.metrics, metrics.clone(), takes_part.clone(), page.clone()).await?;
+            serve_metrics_and_page(args.metrics, metrics.clone(), readiness.clone(), page.clone()).await?;
         let events = EventLog::default();
         let coordinator_metrics = CoordinatorMetrics::of(&metrics, 0);
         let journal = args.journal.as_deref();
@@ -69,12 +69,12 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
         let serving = transport.serve(service, &args.bind).map_err(RoleError::from)?;
         let guard = credentials.map(|credentials| Guard { credentials, counters: Arc::clone(&counters) });
         let (control_address, control) = serve_control(args.control, Arc::clone(&coordinator), guard).await?;
-        takes_part.begin();
+        readiness.set_ready();
         let addresses = CoordinatorAddresses {
             members: serving.address().to_string(),
             control: format!("http://{control_address}"),
             metrics: format!("http://{metrics_address}/metrics"),
-            taken_up: coordinator.is_taken_up(),
+            taken_up: coordinator.is_recovered(),
         };
         println!("{}", serde_json::to_string(&addresses).map_err(|error| Failure::Failed(error.to_string()))?);
         let mut told_to_stop = pin!(signal::interrupted());
@@ -83,7 +83,8 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
             result = &mut running => result.map(drop).map_err(Failure::from),
             () = &mut told_to_stop => {
                 coordinator.let_all_leave();
-                Err(save_while(&mut running, coordinator.save_now(), args.patience.grace_seconds).await)
+                let saving = async { coordinator.save_now().await.map_err(|error| error.to_string()) };
+                Err(save_while(&mut running, saving, args.patience.grace_seconds).await)
             }
         };
         if args.stay && !matches!(result, Err(Failure::Interrupted(_))) {
@@ -129,8 +130,8 @@ pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
     crate::runtime()?.block_on(async {
         let (stall, computing) = (plan.stall, Watchdog::default());
         let Network { metrics, counters, transport, .. } = Network::new(&args.tls, &plan)?;
-        let takes_part = Readiness::default();
-        let (address, _metrics) = serve_metrics(args.metrics, metrics.clone(), takes_part.clone()).await?;
+        let readiness = Readiness::default();
+        let (address, _metrics) = serve_metrics(args.metrics, metrics.clone(), readiness.clone()).await?;
         tracing::info!(role = role.name(), index = args.index, metrics = %address, "joining");
         let member = Member {
             plan,
@@ -142,8 +143,8 @@ pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
             advertise: args.advertise.clone(),
             shared_memory: args.shared_memory.clone(),
             slow: args.slow,
-            computing: computing.clone(),
-            takes_part,
+            watchdog: computing.clone(),
+            readiness,
             metrics,
             counters,
         };
@@ -152,7 +153,7 @@ pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
         let mut running = pin!(member.run());
         let result = tokio::select! {
             result = &mut running => result,
-            (what, limit) = computing.lasts(stall) => crate::abort(&format!(
+            (what, limit) = computing.expired(stall) => crate::abort(&format!(
                 "{} {} has {what} for {} s, as long as a job may be without progress (spec.faultTolerance.stallSeconds)",
                 role.name(),
                 args.index,
@@ -193,7 +194,7 @@ impl Network {
         let counters = WireCounters::register(metrics.registry(), kind_name).map_err(RoleError::from)?;
         let credentials = tls.tls.as_deref().map(Credentials::read).transpose();
         let credentials = credentials.map_err(|error| Failure::User(format!("--tls: {error}")))?;
-        let places = plan.calls_at_a_time();
+        let places = plan.max_concurrent_calls();
         let config = TcpConfig {
             credentials: credentials.clone(),
             max_in_flight: places,

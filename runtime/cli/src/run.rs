@@ -44,9 +44,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
 
 async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) -> Result<(), Failure> {
     let metrics = RoleMetrics::new(Registry::new())?;
-    let (page, takes_part) = (LivePage::default(), Readiness::default());
+    let (page, readiness) = (LivePage::default(), Readiness::default());
     let (address, _serving) =
-        serve_metrics_and_page(args.metrics, metrics.clone(), takes_part.clone(), page.clone()).await?;
+        serve_metrics_and_page(args.metrics, metrics.clone(), readiness.clone(), page.clone()).await?;
     display.note(&format!("the job on http://{address}/, its metrics on http://{address}/metrics"));
     let slow = slow::factors(&args.slow, plan.replicas.dense_workers)?;
     let events = EventLog::default();
@@ -57,7 +57,7 @@ async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) ->
     let coordinator = Arc::new(coordinator);
     page.show(Arc::clone(&coordinator));
     let (control, _control) = serve_control(args.control, Arc::clone(&coordinator), None).await?;
-    takes_part.begin();
+    readiness.set_ready();
     let _running = Running::note(&name, &format!("http://{control}"));
     let showing = tokio::spawn(async move {
         while let Some(event) = follower.next().await {
@@ -68,7 +68,8 @@ async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) ->
     let result: Result<Summary, Failure> = tokio::select! {
         result = &mut running => result.map_err(Failure::from),
         () = signal::interrupted() => {
-            let interrupted = save_while(&mut running, coordinator.save_now(), TERMINATION_GRACE_SECONDS).await;
+            let saving = async { coordinator.save_now().await.map_err(|error| error.to_string()) };
+            let interrupted = save_while(&mut running, saving, TERMINATION_GRACE_SECONDS).await;
             showing.abort();
             coordinator.fail("interrupted".to_owned(), false);
             // Its members end in order, or are stopped.

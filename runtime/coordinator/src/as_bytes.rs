@@ -1,4 +1,4 @@
-//! Messages and long vectors as bytes of the coordinator's journal, for `#[serde(with)]`.
+//! Encodes messages and long vectors as bytes in the coordinator's journal, for `#[serde(with)]`.
 
 /// A message.
 pub(super) mod message {
@@ -18,7 +18,7 @@ pub(super) mod message {
     }
 }
 
-/// A message that there may be.
+/// An optional message.
 pub(super) mod optional_message {
     use prost::Message;
     use serde::de::Error;
@@ -63,7 +63,7 @@ numbers!(f32s, f32);
 numbers!(u8s, u8);
 numbers!(u64s, u64);
 
-/// Bytes as such, where a `Vec<u8>` is a list of numbers.
+/// A byte string. Serde would encode a `Vec<u8>` as a list of numbers.
 struct Bytes(Vec<u8>);
 
 impl serde::Serialize for Bytes {

@@ -1,6 +1,7 @@
-//! The job's checkpoints as the coordinator handles them: which one training goes on from, and the writing of the next one while
-//! training goes on. Parameter servers and dense worker 0 write their own files; the coordinator adds its state and, last, the
-//! manifest that makes the checkpoint exist.
+//! The checkpoints of a job: finds the one to resume from, and writes the next one while training
+//! continues.
+//! Parameter servers and dense worker 0 write their own files. The coordinator adds its state and,
+//! last, the manifest. A checkpoint exists as soon as it has a manifest.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,20 +18,20 @@ use rectrain_storage::Directory;
 use rectrain_wire::Channel;
 use tokio::sync::oneshot;
 
-use super::saved::{self, SavedState};
+use super::snapshot::{self, Snapshot};
 use rectrain_protocol::deadline::WHOLE_JOB;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::message;
 use rectrain_protocol::plan::{CheckpointPlan, JobPlan};
 use rectrain_protocol::ticket;
 
-/// The name under which a manifest says which run has written it.
+/// The key in a manifest for the run that wrote the checkpoint.
 const RUN: &str = "run";
 
-/// Where training rests, and the mode that it comes from.
-type Rest = (Boundary, &'static str);
+/// A boundary at which training paused, and the mode before it.
+type PausePoint = (Boundary, &'static str);
 
-/// See the module's text.
+/// The checkpoints in the path of a job.
 #[derive(Debug)]
 pub(super) struct Checkpoints {
     plan: Arc<JobPlan>,
@@ -38,53 +39,55 @@ pub(super) struct Checkpoints {
     directory: Directory,
     identity: Identity,
     run: String,
-    /// Found damaged, and not written anew since.
-    exclude: Vec<String>,
-    /// What the next delta starts from, and how many deltas there are since the last full one.
+    /// Checkpoints found damaged and not replaced since.
+    damaged: Vec<String>,
+    /// The base of the next delta, and the deltas since the last full checkpoint.
     base: Option<Base>,
     deltas: u32,
-    /// The one written last, and of which rest it is.
-    last: Option<(Rest, String)>,
-    /// How often servers have come to not know what changed: a delta starts from a checkpoint before which they did.
-    moves: u64,
+    /// The last checkpoint written: its boundary and its name.
+    last: Option<(PausePoint, String)>,
+    /// Counts the times that servers lost track of their changes. A checkpoint can be the base of a
+    /// delta only if this has not increased since it began.
+    invalidations: u64,
 }
 
-/// A checkpoint that training goes on from.
+/// A checkpoint to resume from.
 #[derive(Debug, Clone)]
-pub(super) struct Resumed {
+pub(super) struct ResumePoint {
     /// Its name in the checkpoint path.
     pub(super) name: String,
-    pub(super) state: SavedState,
+    pub(super) state: Snapshot,
     base: Base,
     deltas: u32,
 }
 
-/// The files of dense worker 0, when they are written, or why they are not.
-pub(super) type DenseFile = oneshot::Receiver<Result<FileEntry, String>>;
+/// Resolves to the file of dense worker 0 once it is written.
+pub(super) type DenseFile = oneshot::Receiver<Result<FileEntry, RoleError>>;
 
-/// A checkpoint that has been begun.
-pub(super) struct Begun {
+/// A checkpoint that has begun.
+pub(super) struct PendingCheckpoint {
     writer: CheckpointWriter,
     pub(super) ticket: Ticket,
     started: Instant,
-    rest: Rest,
-    moves: u64,
+    pause: PausePoint,
+    invalidations: u64,
 }
 
 /// A checkpoint that exists.
 #[derive(Debug)]
-pub(super) struct Written {
+pub(super) struct WrittenCheckpoint {
     pub(super) name: String,
     pub(super) manifest: Manifest,
     pub(super) seconds: f64,
-    /// Why those that are too old are not all deleted.
+    /// Why some old checkpoints could not be deleted.
     pub(super) not_deleted: Option<CheckpointError>,
-    rest: Rest,
-    moves: u64,
+    pause: PausePoint,
+    invalidations: u64,
 }
 
 impl Checkpoints {
-    /// None if the job has no checkpoints. `run` names this run, all its attempts.
+    /// Opens the checkpoint path; `None` if the job has no checkpoints. `run` names this run across
+    /// all its attempts.
     pub(super) fn open(plan: &Arc<JobPlan>, run: &str) -> Result<Option<Self>, RoleError> {
         let Some(settings) = plan.checkpoint.clone() else { return Ok(None) };
         Ok(Some(Self {
@@ -93,75 +96,78 @@ impl Checkpoints {
             identity: plan.identity(),
             plan: Arc::clone(plan),
             run: run.to_owned(),
-            exclude: Vec::new(),
+            damaged: Vec::new(),
             base: None,
             deltas: 0,
             last: None,
-            moves: 0,
+            invalidations: 0,
         }))
     }
 
-    /// The checkpoint that training goes on from, none if it begins at the beginning; and warnings about those that cannot be used.
-    pub(super) async fn find(&mut self) -> Result<(Option<Resumed>, Vec<String>), RoleError> {
+    /// Finds the checkpoint to resume from; `None` if training starts from step 0. Also returns
+    /// warnings about checkpoints that cannot be used.
+    pub(super) async fn find(&mut self) -> Result<(Option<ResumePoint>, Vec<String>), RoleError> {
         if !self.settings.resume_latest {
             self.refuse_another_runs().await?;
         }
         let mut warnings = Vec::new();
         loop {
-            let latest = latest_good(&self.directory, Some(&self.identity), Depth::Sizes, &self.exclude).await?;
+            let latest = latest_good(&self.directory, Some(&self.identity), Depth::Sizes, &self.damaged).await?;
             for skipped in latest.skipped {
-                warnings.push(format!("checkpoint {} is passed over: {}", skipped.name, skipped.reason));
-                self.exclude.push(skipped.name);
+                warnings.push(format!("checkpoint {} is skipped: {}", skipped.name, skipped.reason));
+                self.damaged.push(skipped.name);
             }
             let Some(checkpoint) = latest.checkpoint else { return Ok((None, warnings)) };
             match self.resumed(&checkpoint).await {
                 Ok(resumed) => return Ok((Some(resumed), warnings)),
                 Err(RoleError::Checkpoint(reason)) if reason.is_checkpoints_fault() => {
                     let name = checkpoint.manifest().directory();
-                    warnings.push(format!("checkpoint {name} is passed over: {reason}"));
-                    self.exclude.push(name);
+                    warnings.push(format!("checkpoint {name} is skipped: {reason}"));
+                    self.damaged.push(name);
                 }
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// A checkpoint has turned out to be damaged.
-    pub(super) fn pass_over(&mut self, name: &str) {
-        self.exclude.push(name.to_owned());
+    /// Excludes a checkpoint that turned out to be damaged.
+    pub(super) fn mark_damaged(&mut self, name: &str) {
+        self.damaged.push(name.to_owned());
     }
 
-    /// Those that have, and were not written anew.
-    pub(super) fn passed_over(&self) -> &[String] {
-        &self.exclude
+    /// The names of damaged checkpoints that were not replaced since.
+    pub(super) fn damaged(&self) -> &[String] {
+        &self.damaged
     }
 
-    /// The parameter servers hold just what is in this checkpoint.
-    pub(super) fn restored(&mut self, resumed: &Resumed) {
+    /// The parameter servers hold exactly the rows of this checkpoint.
+    pub(super) fn restored(&mut self, resumed: &ResumePoint) {
         self.base = Some(resumed.base.clone());
         self.deltas = resumed.deltas;
     }
 
-    async fn resumed(&self, checkpoint: &Checkpoint) -> Result<Resumed, RoleError> {
+    async fn resumed(&self, checkpoint: &Checkpoint) -> Result<ResumePoint, RoleError> {
         let name = checkpoint.manifest().directory();
-        // Dense workers read them later, when it is too late for another checkpoint.
+        // Dense workers read their parameters later, when it is too late to choose another
+        // checkpoint. So damage must be found now.
         checkpoint.dense().await?;
-        let bytes = checkpoint.state(saved::NAME).await?;
-        Ok(Resumed {
-            state: SavedState::decode(&self.plan, &name, &bytes)?,
+        let bytes = checkpoint.state(snapshot::NAME).await?;
+        Ok(ResumePoint {
+            state: Snapshot::decode(&self.plan, &name, &bytes)?,
             base: Base { directory: name.clone(), id: checkpoint.manifest().id },
             deltas: checkpoint.chain().len() as u32 - 1,
             name,
         })
     }
 
-    /// Checkpoints of several runs in one path would be taken for one another's.
+    /// Refuses a path with checkpoints of another run, because a path can hold the checkpoints of
+    /// only one run.
     async fn refuse_another_runs(&self) -> Result<(), RoleError> {
         for listed in list(&self.directory).await?.into_iter().rev() {
             let ListedState::Complete(manifest) = listed.state else { continue };
             if manifest.info.get(RUN).and_then(|run| run.as_str()) != Some(&self.run) {
                 return Err(RoleError::Input(format!(
-                    "spec.checkpoint.path {} holds checkpoints of another run, the newest of them {}: set spec.checkpoint.resume to `latest` to go on from it, or give this run another path",
+                    "spec.checkpoint.path {} holds checkpoints of another run, the newest of them {}: set spec.checkpoint.resume to `latest` to resume from it, or set another path",
                     self.settings.path, listed.name
                 )));
             }
@@ -169,9 +175,10 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Begins a checkpoint of the boundary `at`. Training waits for that, and so nothing is asked of the storage.
-    pub(super) fn begin(&self, at: Boundary, mode: &'static str) -> Begun {
-        // One that would have the base's place.
+    /// Begins a checkpoint at the boundary `at`. Training waits meanwhile, so this does not access
+    /// the storage.
+    pub(super) fn begin(&self, at: Boundary, mode: &'static str) -> PendingCheckpoint {
+        // A delta at the step of its base would have the base's directory.
         let is_again = |base: &Base| base.directory == directory_name(at.step.0, Kind::Delta);
         let full = self.deltas + 1 >= self.settings.full_every;
         let info = [(RUN, &*self.run), ("job", &*self.plan.name), ("mode", mode)];
@@ -184,39 +191,52 @@ impl Checkpoints {
         };
         let writer = CheckpointWriter::unchecked(&self.directory, begin);
         let ticket = writer.ticket().clone();
-        Begun { ticket, writer, started: Instant::now(), rest: (at, mode), moves: self.moves }
+        PendingCheckpoint {
+            ticket,
+            writer,
+            started: Instant::now(),
+            pause: (at, mode),
+            invalidations: self.invalidations,
+        }
     }
 
-    /// The name of the checkpoint written last, if nothing was trained since.
-    pub(super) fn of(&self, at: Boundary, mode: &'static str) -> Option<String> {
-        self.last.as_ref().filter(|(rest, _)| *rest == (at, mode)).map(|(_, name)| name.clone())
+    /// The name of the last checkpoint, if it is of the same boundary and mode.
+    pub(super) fn existing_at(&self, at: Boundary, mode: &'static str) -> Option<String> {
+        self.last.as_ref().filter(|(pause, _)| *pause == (at, mode)).map(|(_, name)| name.clone())
     }
 
-    /// Waits until every part is written and finishes the checkpoint, or gives it up; then deletes what is too old, which may take as long as
-    /// the writing. Needs nothing of `self` meanwhile.
+    /// Writes a checkpoint: waits for all parts, then commits or aborts it. Afterwards deletes old
+    /// checkpoints, which may take as long as the write. The future does not borrow `self`.
     pub(super) fn write(
         &self,
-        begun: Begun,
+        begun: PendingCheckpoint,
         state: Vec<u8>,
         dense: Option<DenseFile>,
         servers: &[Channel],
-    ) -> impl Future<Output = Result<Written, RoleError>> + Send + use<> {
+    ) -> impl Future<Output = Result<WrittenCheckpoint, RoleError>> + Send + use<> {
         let (directory, servers) = (self.directory.clone(), servers.to_vec());
         let (identity, keep) = (self.identity.clone(), self.settings.keep);
-        let exclude = self.exclude_but(&begun.ticket.directory);
+        let exclude = self.damaged_but(&begun.ticket.directory);
         async move {
-            let Begun { writer, ticket, started, rest, moves } = begun;
+            let PendingCheckpoint { writer, ticket, started, pause, invalidations } = begun;
             writer.check().await?;
             match files(&directory, &ticket, state, dense, &servers).await {
                 Ok(files) => {
                     let manifest = writer.commit(files).await?;
                     let seconds = started.elapsed().as_secs_f64();
                     let not_deleted = retain(&directory, &identity, keep, &exclude, &[]).await.err();
-                    Ok(Written { name: ticket.directory, manifest, seconds, not_deleted, rest, moves })
+                    Ok(WrittenCheckpoint {
+                        name: ticket.directory,
+                        manifest,
+                        seconds,
+                        not_deleted,
+                        pause,
+                        invalidations,
+                    })
                 }
                 Err(error) => {
                     if let Err(left) = writer.abort().await {
-                        tracing::warn!(%left, "parts of a checkpoint that was given up are left");
+                        tracing::warn!(%left, "the parts of an aborted checkpoint cannot be deleted");
                     }
                     Err(error)
                 }
@@ -224,28 +244,29 @@ impl Checkpoints {
         }
     }
 
-    /// The next delta starts from this one.
-    pub(super) fn written(&mut self, written: &Written) {
+    /// Makes this checkpoint the base of the next delta.
+    pub(super) fn written(&mut self, written: &WrittenCheckpoint) {
         self.deltas = if written.manifest.base.is_some() { self.deltas + 1 } else { 0 };
         let base = Base { directory: written.name.clone(), id: written.manifest.id };
-        self.base = (written.moves == self.moves).then_some(base);
-        self.last = Some((written.rest, written.name.clone()));
-        self.exclude = self.exclude_but(&written.name);
+        self.base = (written.invalidations == self.invalidations).then_some(base);
+        self.last = Some((written.pause, written.name.clone()));
+        self.damaged = self.damaged_but(&written.name);
     }
 
-    /// Those that were found damaged, when this one was written anew.
-    fn exclude_but(&self, written: &str) -> Vec<String> {
-        self.exclude.iter().filter(|name| *name != written).cloned().collect()
+    /// The damaged checkpoints except `written`, which replaces a damaged one of the same name.
+    fn damaged_but(&self, written: &str) -> Vec<String> {
+        self.damaged.iter().filter(|name| *name != written).cloned().collect()
     }
 
-    /// Slots have other owners now, or owners that were restarted, who do not know what changed in them: the next checkpoint is full.
-    pub(super) fn changes_unknown(&mut self) {
-        self.moves += 1;
+    /// Makes the next checkpoint full. After a migration or a restart, servers do not know which
+    /// rows of their slots have changed.
+    pub(super) fn force_full(&mut self) {
+        self.invalidations += 1;
         self.base = None;
     }
 
-    /// A checkpoint was given up: the next one is full, whatever the servers know.
-    pub(super) fn given_up(&mut self) {
+    /// Makes the next checkpoint full, because this one was aborted.
+    pub(super) fn aborted(&mut self) {
         self.base = None;
     }
 }
@@ -261,10 +282,9 @@ async fn files(
     let rows = servers.iter().map(|server| message::call(server, request.clone(), Vec::new(), WHOLE_JOB));
     let dense = async {
         let Some(dense) = dense else { return Ok(None) };
-        let file = dense.await.map_err(|_| RoleError::Stopped)?;
-        file.map(Some).map_err(|reason| RoleError::Task { what: "saving of the dense parameters", reason })
+        dense.await.map_err(|_| RoleError::Stopped)?.map(Some)
     };
-    let state = async { Ok::<_, RoleError>(save_state(directory, ticket, saved::NAME, state).await?) };
+    let state = async { Ok::<_, RoleError>(save_state(directory, ticket, snapshot::NAME, state).await?) };
     let (rows, dense, state) = futures::try_join!(try_join_all(rows), dense, state)?;
     let mut files = vec![state];
     files.extend(dense);
@@ -276,7 +296,7 @@ async fn files(
     Ok(files)
 }
 
-/// Has every parameter server fix this instant.
+/// Freezes the rows on every parameter server.
 pub(super) async fn freeze(
     ticket: &Ticket,
     partition: bool,
@@ -287,20 +307,21 @@ pub(super) async fn freeze(
     Ok(try_join_all(calls).await?.into_iter().map(|(frozen, _)| frozen.applied.unwrap_or_default()).collect())
 }
 
-/// Tells every parameter server what became of the checkpoint.
+/// Tells every parameter server whether the checkpoint was saved, and that it may drop its frozen
+/// rows.
 pub(super) async fn thaw(ticket: v1::Ticket, saved: bool, servers: &[Channel]) -> Result<(), RoleError> {
     let thaw = v1::Thaw { ticket: Some(ticket), saved };
     let calls = servers.iter().map(|server| message::call_server(server, thaw.clone(), || Ok(Vec::new())));
     try_join_all(calls).await.map(drop)
 }
 
-/// How restoring the rows went.
+/// The result of restoring rows.
 pub(super) enum RowsRestored {
     All { rows: u64 },
     Damaged(String),
 }
 
-/// Has every parameter server restore the rows of its slots.
+/// Makes every parameter server restore the rows of its slots.
 pub(super) async fn restore_rows(checkpoint: &str, servers: &[Channel]) -> Result<RowsRestored, RoleError> {
     let request = v1::RestoreRows { checkpoint: checkpoint.to_owned() };
     let calls = servers.iter().map(|server| message::call(server, request.clone(), Vec::new(), WHOLE_JOB));
@@ -311,7 +332,7 @@ pub(super) async fn restore_rows(checkpoint: &str, servers: &[Channel]) -> Resul
     }
 }
 
-/// Has every parameter server forget what it has restored.
+/// Makes every parameter server drop the rows that it has restored.
 pub(super) async fn clear_rows(servers: &[Channel]) -> Result<(), RoleError> {
     restore_rows("", servers).await.map(drop)
 }
@@ -333,11 +354,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_too_old_is_deleted_by_whoever_writes_and_not_by_whoever_hears_of_it() {
+    async fn writing_a_checkpoint_deletes_old_ones_at_once() {
         let folder = tempfile::tempdir().unwrap();
         let mut checkpoints = checkpoints(folder.path());
-        // The second is written anew.
-        checkpoints.pass_over(&directory_name(2, Kind::Full));
+        // The second checkpoint replaces a damaged one.
+        checkpoints.mark_damaged(&directory_name(2, Kind::Full));
         for step in 1..=3 {
             let begun = checkpoints.begin(Boundary { step: GlobalStep(step), next_row: 0 }, "sync");
             let written = checkpoints.write(begun, b"state".to_vec(), None, &[]).await.unwrap();
@@ -347,6 +368,6 @@ mod tests {
             assert_eq!(there, [&*written.name], "after step {step}");
             checkpoints.written(&written);
         }
-        assert!(checkpoints.passed_over().is_empty());
+        assert!(checkpoints.damaged().is_empty());
     }
 }

@@ -1,5 +1,5 @@
-//! The coordinator's public face over gRPC (`proto/rectrain/v1/control.proto`): the operator and the command line follow a job
-//! with it.
+//! The control interface over gRPC (`proto/rectrain/v1/control.proto`). The operator and the
+//! command line use it.
 
 use rectrain_protocol::role::role_of;
 use std::net::SocketAddr;
@@ -17,8 +17,7 @@ use tokio_rustls::server::TlsStream;
 use tonic::{Request, Response, Status};
 
 use super::Coordinator;
-use super::state::ResizeRefused;
-use super::training::SwitchRefused;
+use super::refused::{ResizeRefused, SwitchRefused};
 use rectrain_protocol::error::RoleError;
 
 /// Serves [`Control`] for one coordinator.
@@ -27,7 +26,7 @@ pub struct ControlService {
 }
 
 impl ControlService {
-    /// As a tonic service.
+    /// The service for tonic.
     #[must_use]
     pub fn server(coordinator: Arc<Coordinator>) -> ControlServer<Self> {
         ControlServer::new(Self { coordinator })
@@ -42,9 +41,9 @@ impl Control for ControlService {
 
     async fn set_mode(&self, request: Request<v1::SetModeRequest>) -> Result<Response<v1::SetModeReply>, Status> {
         let v1::SetModeRequest { mode, reason } = request.into_inner();
-        let asked = self.coordinator.set_mode(&mode, reason);
-        self.coordinator.remembered().await;
-        match asked {
+        let requested = self.coordinator.set_mode(&mode, reason);
+        self.coordinator.journaled().await;
+        match requested {
             Ok(from) => Ok(Response::new(v1::SetModeReply { from: from.to_owned() })),
             Err(SwitchRefused::Mode(reason)) => Err(Status::invalid_argument(reason)),
             Err(SwitchRefused::Now(reason)) => Err(Status::failed_precondition(reason)),
@@ -58,16 +57,16 @@ impl Control for ControlService {
         let saved = self.coordinator.save_now().await;
         saved
             .map(|checkpoint| Response::new(v1::SaveCheckpointReply { checkpoint }))
-            .map_err(Status::failed_precondition)
+            .map_err(|refused| Status::failed_precondition(refused.to_string()))
     }
 
     async fn scale(&self, request: Request<v1::ScaleRequest>) -> Result<Response<v1::ScaleReply>, Status> {
         let request = request.into_inner();
         let role = role_of(request.role())
-            .ok_or_else(|| Status::invalid_argument("the role to be scaled is missing, or is not one of members"))?;
-        let asked = self.coordinator.scale(role, request.replicas, request.reason, request.decided_seconds);
-        self.coordinator.remembered().await;
-        match asked {
+            .ok_or_else(|| Status::invalid_argument("the role to scale is missing, or has no members"))?;
+        let requested = self.coordinator.scale(role, request.replicas, request.reason, request.decided_seconds);
+        self.coordinator.journaled().await;
+        match requested {
             Ok(from) => Ok(Response::new(v1::ScaleReply { from })),
             Err(ResizeRefused::Number(reason)) => Err(Status::invalid_argument(reason)),
             Err(ResizeRefused::Now(reason)) => Err(Status::failed_precondition(reason)),
@@ -89,22 +88,22 @@ impl Control for ControlService {
     }
 }
 
-/// Connections that may be in their handshake at a time; further ones wait to be accepted.
+/// Concurrent TLS handshakes. Further connections wait to be accepted.
 const HANDSHAKES: usize = 64;
-/// The pause after accepting failed (out of file descriptors, most likely).
+/// Back-off after a failed accept. Most likely the process is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// What whoever asks a coordinator has to show, and where strangers are counted.
+/// Admits only clients that have the job's certificate.
 #[derive(Clone)]
 pub struct Guard {
     /// The job's certificate.
     pub credentials: Credentials,
-    /// Where strangers are counted.
+    /// Counts refused connections.
     pub counters: Arc<WireCounters>,
 }
 
-/// Serves the control interface until the returned task is aborted, to members of the job only if there is a `guard`; gives the
-/// address that was bound (port 0 takes any free one).
+/// Serves the control interface until the returned task is aborted. With a `guard`, it serves only
+/// clients that have the job's certificate. Returns the bound address; port 0 takes any free one.
 pub async fn serve_control(
     address: SocketAddr,
     coordinator: Arc<Coordinator>,
@@ -129,8 +128,8 @@ pub async fn serve_control(
     Ok((bound, serving))
 }
 
-/// The connections of those who have shown the job's certificate. A stranger takes one of the places for handshakes until it is
-/// refused, and nothing else.
+/// Accepts connections and keeps those that show the job's certificate. Until it is refused, a
+/// stranger uses one of the concurrent handshakes and nothing else.
 fn members(listener: TcpListener, guard: Guard) -> impl Stream<Item = std::io::Result<TlsStream<TcpStream>>> {
     let accepted = futures::stream::unfold(listener, |listener| async move {
         let accepted = listener.accept().await;

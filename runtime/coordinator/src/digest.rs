@@ -1,12 +1,13 @@
-//! The digest of a trained model: SHA-256 over the dense parameters' digest and then every slot's digest, in slot order. Slots in
-//! order are keys in order, so it does not depend on how slots are spread over parameter servers.
+//! The digest of a trained model: SHA-256 over the digest of the dense parameters, followed by the
+//! digests of all slots in slot order.
+//! It does not depend on the placement of slots on parameter servers.
 
 use futures::future::try_join_all;
 use rectrain_embedding::Slot;
 use rectrain_proto::v1;
 use sha2::{Digest, Sha256};
 
-use super::saved::AppliedGradients;
+use super::snapshot::AppliedGradients;
 use rectrain_protocol::deadline::WHOLE_JOB;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::Summary;
@@ -17,8 +18,9 @@ use rectrain_protocol::plan::JobPlan;
 /// Bytes of a SHA-256.
 const LENGTH: usize = 32;
 
-/// Puts the model's digest, the rows and bytes of all servers, and what was applied without a barrier (`applied_before`: by the run
-/// that this one goes on from) into the summary.
+/// Adds to the summary the digest of the model, the rows and bytes of all servers, and the
+/// gradients applied without a barrier. `applied_before` has the gradients of the run that this
+/// one resumed.
 pub(super) async fn of_model(
     plan: &JobPlan,
     dense_digest: &[u8],
@@ -26,7 +28,7 @@ pub(super) async fn of_model(
     applied_before: AppliedGradients,
     summary: &mut Summary,
 ) -> Result<(), RoleError> {
-    // However many rows they have: see `watching`.
+    // A server with many rows may take long. `server_progress` watches it.
     let calls = placement
         .servers
         .iter()
@@ -38,7 +40,7 @@ pub(super) async fn of_model(
         let digests = digests.expect_u8("digests")?;
         let expected = plan.store.slots as usize * LENGTH;
         if digests.len() != expected {
-            let reason = format!("{expected} bytes were expected, {} came", digests.len());
+            let reason = format!("expected {expected} bytes, found {}", digests.len());
             return Err(RoleError::Inconsistent { message: "store_digest", reason });
         }
         by_server.push(digests);
@@ -53,7 +55,7 @@ pub(super) async fn of_model(
         hash.update(&by_server[placement.map.owner(Slot(slot))][start..start + LENGTH]);
     }
     summary.parameters_sha256 = hex(&hash.finalize());
-    let applied = AppliedGradients::of_servers(&applied).after(applied_before);
+    let applied = AppliedGradients::mean_of(&applied).plus(applied_before);
     (summary.fewest_applied_gradients, summary.most_applied_gradients) = (applied.fewest, applied.most);
     summary.excluded_gradients = applied.excluded;
     summary.mean_staleness = applied.mean_staleness();

@@ -1,7 +1,10 @@
-//! The coordinator's journal: all that it knows, written before it answers anybody, so that one that is killed goes on where it was. Not a
-//! log but an image, a few KiB of it: the state is small, writing it whole needs no replay, and many answers share one writing. Two files
-//! are written in turn, so that one of them is whole whenever the process dies. It outlives the process, and not the machine: a
-//! coordinator that finds none has the job begin anew from its last checkpoint.
+//! The coordinator's journal: its whole state, written before a reply leaves. A coordinator that is
+//! killed recovers from it.
+//! The journal is an image and not a log. The state is a few KiB, so writing it whole is cheap,
+//! needs no replay, and one write serves many replies.
+//! The coordinator writes two files in turn, so that one of them is whole whenever the process
+//! dies. The journal outlives the process but not the machine. A coordinator without a journal
+//! restarts the job from its last checkpoint.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
@@ -16,33 +19,33 @@ use sha2::{Digest, Sha256};
 use tokio::sync::{Notify, watch};
 
 use super::state::State;
-use rectrain_protocol::blocking::done;
+use rectrain_protocol::blocking::await_task;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::plan::JobPlan;
 
-/// What files begin with: the form of the header and of the image.
+/// The first bytes of a file: the format of the header and of the image.
 const MAGIC: [u8; 8] = *b"RTJRNL01";
-/// Magic, number, bytes of the image, SHA-256 of all three and the image.
+/// Magic, number, length of the image, and the SHA-256 of these and the image.
 const HEADER_BYTES: usize = 8 + 8 + 8 + 32;
-/// The files' names.
+/// The names of the files.
 const FILES: [&str; 2] = ["state-0", "state-1"];
-/// The events' file, beside them.
+/// The file of the events, in the same directory.
 pub(super) const EVENTS: &str = "events.jsonl";
-/// Everything that is asked for counts as written.
+/// Counts as the number of the last write when no more writes follow.
 const ENDED: u64 = u64::MAX;
 
-/// See the module's text.
+/// The journal of one coordinator.
 pub(super) struct Journal {
     files: Mutex<Files>,
-    /// Writings asked for.
-    asked: AtomicU64,
-    wanted: Notify,
-    /// Of those, written.
+    /// Writes requested so far.
+    requested: AtomicU64,
+    wake: Notify,
+    /// The last request that a write has served.
     written: watch::Sender<u64>,
 }
 
-/// What a coordinator has left.
-pub(super) struct Left {
+/// The state that an earlier coordinator left in the journal.
+pub(super) struct Recovered {
     pub(super) attempt: u64,
     pub(super) state: State,
 }
@@ -62,94 +65,99 @@ struct OwnedImage {
 }
 
 impl Journal {
-    /// In this directory, which is made if there is none; and what a coordinator of the same job has left there.
+    /// Opens the journal in this directory, and creates the directory if needed. Also returns the
+    /// state that a coordinator of the same job left there.
     ///
     /// # Errors
-    /// A directory that cannot be made or written.
-    pub(super) fn open(directory: &Path, plan: &JobPlan, run: &str) -> Result<(Self, Option<Left>), RoleError> {
+    /// [`RoleError::System`] if the directory cannot be created or written.
+    pub(super) fn open(directory: &Path, plan: &JobPlan, run: &str) -> Result<(Self, Option<Recovered>), RoleError> {
         let cannot = |source| RoleError::System {
             attempt: format!("keep the coordinator's journal in {}", directory.display()),
             source,
         };
-        let (files, left) = Files::open(directory).map_err(cannot)?;
+        let (files, image) = Files::open(directory).map_err(cannot)?;
         let job = job(plan, run);
-        let left = left.and_then(|image| match rmp_serde::from_slice::<OwnedImage>(&image) {
-            Ok(image) if image.job == job => Some(Left { attempt: image.attempt, state: image.state }),
+        let recovered = image.and_then(|image| match rmp_serde::from_slice::<OwnedImage>(&image) {
+            Ok(image) if image.job == job => Some(Recovered { attempt: image.attempt, state: image.state }),
             Ok(_) => {
-                tracing::warn!("the journal in {} is another job's", directory.display());
+                tracing::warn!("the journal in {} belongs to another job: it is ignored", directory.display());
                 None
             }
             Err(error) => {
-                tracing::warn!(%error, "the journal in {} cannot be read", directory.display());
+                tracing::warn!(%error, "the journal in {} cannot be read: it is ignored", directory.display());
                 None
             }
         });
         let journal = Self {
             files: Mutex::new(Files { job, ..files }),
-            asked: AtomicU64::new(0),
-            wanted: Notify::new(),
+            requested: AtomicU64::new(0),
+            wake: Notify::new(),
             written: watch::Sender::new(0),
         };
-        Ok((journal, left))
+        Ok((journal, recovered))
     }
 
-    /// Waits until all that is known now is written.
-    pub(super) async fn written(&self) {
-        let number = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
-        self.wanted.notify_one();
+    /// Waits until the present state is written.
+    pub(super) async fn flushed(&self) {
+        let number = self.requested.fetch_add(1, Ordering::AcqRel) + 1;
+        self.wake.notify_one();
         let mut written = self.written.subscribe();
-        // The sender lives as long as this does.
+        // The sender lives as long as `self`.
         let _never_closed = written.wait_for(|written| *written >= number).await.is_ok();
     }
 
-    /// Waits until something is to be written; gives what [`Self::write`] is to be told.
-    pub(super) async fn wanted(&self) -> u64 {
-        self.wanted.notified().await;
-        self.asked.load(Ordering::Acquire)
+    /// Waits for a request to write. Returns the number to pass to [`Self::write`].
+    pub(super) async fn requested(&self) -> u64 {
+        self.wake.notified().await;
+        self.requested.load(Ordering::Acquire)
     }
 
-    /// The state as bytes.
+    /// Encodes the state.
     pub(super) fn image(&self, attempt: u64, state: &State) -> Result<Vec<u8>, RoleError> {
         let files = self.files.lock();
         let image = rmp_serde::to_vec_named(&Image { job: &files.job, attempt, state });
         image.map_err(|error| RoleError::Inconsistent { message: "journal", reason: error.to_string() })
     }
 
-    /// Writes an image that was made after `number` was given.
+    /// Writes an image that was encoded after `number` was returned.
     pub(super) async fn write(self: &Arc<Self>, number: u64, image: Vec<u8>) -> io::Result<()> {
         let journal = Arc::clone(self);
         let writing = tokio::task::spawn_blocking(move || journal.files.lock().write(&image));
-        done("writing of the journal", writing).await.map_err(io::Error::other)??;
+        await_task("writing of the journal", writing).await.map_err(io::Error::other)??;
         self.written.send_replace(number);
         Ok(())
     }
 
-    /// Nobody waits any more: the job has ended, or the journal cannot be written; then what it holds is not true any more and is removed.
-    pub(super) fn end(&self, is_true: bool) {
-        if !is_true {
-            self.files.lock().remove();
-        }
+    /// No more writes follow, because the job has ended. Nothing waits for one from now on.
+    pub(super) fn close(&self) {
         self.written.send_replace(ENDED);
+    }
+
+    /// Removes the journal, because it could not be written and no longer has the present state. Nothing
+    /// waits for a write from now on.
+    pub(super) fn discard(&self) {
+        self.files.lock().remove();
+        self.close();
     }
 }
 
-/// Of which run of which plan a journal is: another one's is not taken up.
+/// Identifies a run and its plan. A journal of another run or plan is ignored.
 fn job(plan: &JobPlan, run: &str) -> String {
     let hash = Sha256::digest(format!("{run}\n{plan:?}"));
     hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The two files.
+/// The two files of the journal.
 struct Files {
     job: String,
     paths: [PathBuf; 2],
     files: [File; 2],
-    /// Of the last writing: even ones are in the first file.
+    /// The number of the last write. Even numbers are in the first file.
     number: u64,
 }
 
 impl Files {
-    /// With the newest image that is whole.
+    /// Opens the files. Returns the newest image that is whole.
     fn open(directory: &Path) -> io::Result<(Self, Option<Vec<u8>>)> {
         DirBuilder::new().mode(0o700).recursive(true).create(directory)?;
         let paths = FILES.map(|name| directory.join(name));
@@ -179,13 +187,13 @@ impl Files {
     fn remove(&mut self) {
         for path in &self.paths {
             if let Err(error) = std::fs::remove_file(path) {
-                tracing::warn!(%error, "a journal that is not true any more is left: cannot remove {}", path.display());
+                tracing::warn!(%error, "cannot remove the outdated journal {}", path.display());
             }
         }
     }
 }
 
-/// The number and the image of a file, if they are whole.
+/// The number and the image in a file, if they are whole.
 fn read(bytes: &[u8]) -> Option<(u64, Vec<u8>)> {
     let (header, rest) = bytes.split_at_checked(HEADER_BYTES)?;
     let (head, sum_of_all) = header.split_at(HEADER_BYTES - 32);
@@ -203,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_image_that_is_whole_is_found() {
+    fn the_newest_whole_image_is_found() {
         let directory = tempfile::tempdir().unwrap();
         let (mut files, nothing) = Files::open(directory.path()).unwrap();
         assert_eq!(nothing, None);
@@ -212,7 +220,7 @@ mod tests {
         }
         let found = || Files::open(directory.path()).unwrap().1.map(|image| String::from_utf8(image).unwrap());
         assert_eq!(found().as_deref(), Some("three"));
-        // The fourth was being written when the process died, at any byte: the third is whole.
+        // The process died at some byte of the fourth write. The third image is whole.
         let (mut files, _) = Files::open(directory.path()).unwrap();
         let path = files.paths[0].clone();
         let before = std::fs::read(&path).unwrap();
@@ -229,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_that_is_not_true_any_more_is_gone() {
+    fn a_discarded_journal_leaves_no_image() {
         let directory = tempfile::tempdir().unwrap();
         let (mut files, _) = Files::open(directory.path()).unwrap();
         files.write(b"one").unwrap();

@@ -1,96 +1,105 @@
-//! The coordinator: who is in the job and where, which data is leased to whom, where training and evaluation stand, and how the
-//! job ended. A single small service; members call it little and seldom, and it holds their questions until it can answer.
+//! The coordinator of a job: one small service that leads all members through the run.
+//!
+//! It keeps the membership, leases chunks of data to loaders, moves training from stage to stage,
+//! takes checkpoints and reports how the job ended. Members call it seldom. A request that it
+//! cannot answer yet waits until it can.
+//!
+//! Start reading at `state`, which says how each message changes the state. `handlers` answers the
+//! members, `training` chooses the next stage, and `server_calls` calls the parameter servers.
 
-mod announced;
 mod as_bytes;
-mod auto;
+mod auto_mode;
+mod batch_index;
+mod checkpointing;
 mod checkpoints;
+mod commands;
 mod control;
-mod crew;
 mod digest;
+mod drain;
+mod handlers;
+mod in_flight;
+mod incarnations;
 mod journal;
-mod leaving;
+mod membership;
 mod migrations;
-mod outstanding;
 mod page;
-mod places;
-mod questions;
-mod replies;
+mod refused;
+mod reply_cache;
 mod ring;
-mod saved;
-mod saving;
+mod server_calls;
+mod server_progress;
 mod servers;
+mod snapshot;
 mod speeds;
 mod state;
+mod summary;
 mod training;
-mod watching;
 
-use rectrain_protocol::role::role_of;
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::{join_all, try_join_all};
 use parking_lot::{Mutex, MutexGuard};
 use rectrain_proto::v1;
-use rectrain_wire::Transport;
-use tokio::sync::Notify;
-use tokio::task::JoinSet;
-
-use self::checkpoints::{Checkpoints, Resumed};
-pub use self::control::{ControlService, Guard, serve_control};
-use self::journal::Journal;
-use self::migrations::Migrations;
-pub use self::page::LivePage;
-use self::saving::{Saver, Saves};
-use self::state::{ResizeRefused, State};
-use self::training::{ServerCall, SwitchRefused};
+use rectrain_protocol::Role;
 use rectrain_protocol::deadline::WHOLE_JOB;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{EventFollower, EventLog, JobEvent, Summary};
-use rectrain_protocol::message;
 use rectrain_protocol::metrics::CoordinatorMetrics;
 use rectrain_protocol::placement::Placement;
 use rectrain_protocol::plan::{CheckpointPlan, JobPlan};
 use rectrain_protocol::token_counts::TokenCounts;
-use rectrain_protocol::{Role, connect};
+use rectrain_wire::Transport;
+use tokio::sync::Notify;
 
-/// How long members that were released shortly before the end have to tell what they have sent.
-const FAREWELL: Duration = Duration::from_secs(2);
-/// How long members have to say what they have sent.
-const TRAFFIC: Duration = Duration::from_secs(10);
+use self::checkpointing::CheckpointRequests;
+use self::checkpoints::{Checkpoints, ResumePoint};
+pub use self::control::{ControlService, Guard, serve_control};
+use self::journal::Journal;
+pub use self::page::LivePage;
+pub use self::refused::{ResizeRefused, SaveRefused};
+use self::state::State;
 
-/// See the module's text.
+/// The coordinator of one attempt of a job.
 pub struct Coordinator {
     plan: Arc<JobPlan>,
-    /// Names this attempt: who holds rows of another holds nothing.
+    /// Identifies this attempt of the job. Rows that a server keeps from another attempt are
+    /// worthless.
     attempt: u64,
     state: Mutex<State>,
-    saves: Mutex<Saves>,
+    checkpoint_requests: Mutex<CheckpointRequests>,
     changed: Notify,
     events: EventLog,
     metrics: CoordinatorMetrics,
-    /// Where the slots are; none before everybody has joined.
+    /// Where the slots are; `None` until all members have joined.
     placement: Mutex<Option<Placement>>,
-    /// What is known outlives this process; none: it dies with it.
+    /// Where the state is persisted; `None` if the state ends with this process.
     journal: Option<Arc<Journal>>,
-    /// Whether this goes on where a coordinator was that has died.
-    is_taken_up: bool,
-    /// What the metrics have counted, and in the job's life others before this process.
+    /// Whether this coordinator continues from the journal of one that died.
+    is_recovered: bool,
+    /// The counts that the metrics include already. After a recovery or a resume they start above
+    /// zero.
     counted: Mutex<TokenCounts>,
     /// Taken by [`Coordinator::run`].
-    checkpoints: Mutex<Option<(Checkpoints, Option<Resumed>)>>,
+    checkpoints: Mutex<Option<(Checkpoints, Option<ResumePoint>)>>,
 }
 
 impl Coordinator {
-    /// For a job that nobody has joined yet; finds the checkpoint that it goes on from. `run` names this run of the job, in all its
-    /// attempts: without `spec.checkpoint.resume: latest` only its own checkpoints are gone on from. Where a coordinator of this run has
-    /// left all that it knew in the directory `journal`, this one goes on in its place, and `events` with what was told.
+    /// Starts the coordinator of a job that no member has joined yet, and finds the checkpoint to
+    /// resume from.
+    ///
+    /// - `run` names this run of the job across all its attempts. Without `spec.checkpoint.resume:
+    ///   latest`, only checkpoints of the same run are resumed from.
+    /// - `journal` is the directory of the journal. If an earlier coordinator of this run left its
+    ///   state there, this one continues from that state, and `events` from the events of the
+    ///   earlier one.
     ///
     /// # Errors
-    /// The user's, for a path that cannot be used or holds another run's or another job's checkpoints; those of the storage; a journal
-    /// that cannot be written.
+    /// - [`RoleError::Input`] if the checkpoint path cannot be used, or holds checkpoints of
+    ///   another run or another job.
+    /// - [`RoleError::Checkpoint`] if the storage fails.
+    /// - [`RoleError::System`] if the journal cannot be written.
     pub async fn start(
         plan: Arc<JobPlan>,
         run: &str,
@@ -98,51 +107,17 @@ impl Coordinator {
         events: EventLog,
         metrics: CoordinatorMetrics,
     ) -> Result<Self, RoleError> {
-        let journal = journal.map(|directory| keep_journal_in(directory, &plan, run, &events)).transpose()?;
-        let (journal, left) = journal.unzip();
-        let mut checkpoints = Checkpoints::open(&plan, run)?;
-        if let Some(mut left) = left.flatten() {
-            if let Some(checkpoints) = &mut checkpoints {
-                left.state.passed_over().iter().for_each(|name| checkpoints.pass_over(name));
-            }
-            let step = left.state.step();
-            events.push(JobEvent::CoordinatorTakenUp { step });
-            if let Some(saved) = left.state.last_checkpoint_step() {
-                metrics.checkpoint_step.set(saved as i64);
-            }
-            return Ok(Self {
-                attempt: left.attempt,
-                counted: Mutex::new(left.state.training().counts()),
-                state: Mutex::new(left.state),
-                is_taken_up: true,
-                checkpoints: Mutex::new(checkpoints.map(|checkpoints| (checkpoints, None))),
-                ..Self::new(plan, journal, events, metrics)?
-            });
+        let journal = journal.map(|directory| open_journal(directory, &plan, run, &events)).transpose()?;
+        let (journal, recovered) = journal.unzip();
+        let checkpoints = Checkpoints::open(&plan, run)?;
+        let coordinator = Self::new(plan, journal, events, metrics)?;
+        match recovered.flatten() {
+            Some(recovered) => Ok(coordinator.recover(recovered, checkpoints)),
+            None => Box::pin(coordinator.resume(checkpoints)).await,
         }
-        let mut resumed = None;
-        if let Some(checkpoints) = &mut checkpoints {
-            let (found, warnings) = checkpoints.find().await.map_err(CheckpointPlan::at_start)?;
-            warn_all(&events, warnings);
-            resumed = found;
-        }
-        let mut state = State::new(&plan, resumed.as_ref().map(|resumed| &resumed.state))?;
-        if let Some(checkpoints) = &checkpoints {
-            state.set_passed_over(checkpoints.passed_over());
-        }
-        let coordinator = Self {
-            counted: Mutex::new(state.training().counts()),
-            state: Mutex::new(state),
-            checkpoints: Mutex::new(checkpoints.map(|checkpoints| (checkpoints, resumed))),
-            ..Self::new(plan, journal, events, metrics)?
-        };
-        // Members may be told where it is: from now on it can be killed.
-        if let Some(journal) = &coordinator.journal {
-            coordinator.write_journal(journal, 0).await;
-        }
-        Ok(coordinator)
     }
 
-    /// Of a job that begins at its beginning and saves no checkpoints.
+    /// A coordinator of a job that starts from step 0 and saves no checkpoints.
     fn new(
         plan: Arc<JobPlan>,
         journal: Option<Arc<Journal>>,
@@ -153,38 +128,86 @@ impl Coordinator {
             state: Mutex::new(State::new(&plan, None)?),
             plan,
             attempt: RandomState::new().hash_one("attempt").max(1),
-            saves: Mutex::default(),
+            checkpoint_requests: Mutex::default(),
             changed: Notify::new(),
             events,
             metrics,
             placement: Mutex::default(),
             journal,
-            is_taken_up: false,
+            is_recovered: false,
             counted: Mutex::default(),
             checkpoints: Mutex::default(),
         })
     }
 
-    /// Whether this goes on where a coordinator was that has died, and its members with it.
-    #[must_use]
-    pub fn is_taken_up(&self) -> bool {
-        self.is_taken_up
+    /// Continues from the state that a coordinator that died left in the journal.
+    fn recover(self, mut recovered: journal::Recovered, checkpoints: Option<Checkpoints>) -> Self {
+        let mut checkpoints = checkpoints;
+        if let Some(checkpoints) = &mut checkpoints {
+            recovered.state.damaged_checkpoints().iter().for_each(|name| checkpoints.mark_damaged(name));
+        }
+        self.events.push(JobEvent::CoordinatorTakenUp { step: recovered.state.step() });
+        if let Some(step) = recovered.state.last_checkpoint_step() {
+            self.metrics.checkpoint_step.set(step as i64);
+        }
+        Self {
+            attempt: recovered.attempt,
+            counted: Mutex::new(recovered.state.training().counts()),
+            state: Mutex::new(recovered.state),
+            is_recovered: true,
+            checkpoints: Mutex::new(checkpoints.map(|checkpoints| (checkpoints, None))),
+            ..self
+        }
     }
 
-    /// Follows the job to its end: waits for training, collects the digest, and pushes the last event.
+    /// Resumes from the latest usable checkpoint, or starts from step 0 if there is none.
+    async fn resume(self, mut checkpoints: Option<Checkpoints>) -> Result<Self, RoleError> {
+        let mut resumed = None;
+        if let Some(checkpoints) = &mut checkpoints {
+            let (found, warnings) = checkpoints.find().await.map_err(CheckpointPlan::at_start)?;
+            warn_all(&self.events, warnings);
+            resumed = found;
+        }
+        let mut state = State::new(&self.plan, resumed.as_ref().map(|resumed| &resumed.state))?;
+        if let Some(checkpoints) = &checkpoints {
+            state.set_damaged_checkpoints(checkpoints.damaged());
+        }
+        let coordinator = Self {
+            counted: Mutex::new(state.training().counts()),
+            state: Mutex::new(state),
+            checkpoints: Mutex::new(checkpoints.map(|checkpoints| (checkpoints, resumed))),
+            ..self
+        };
+        // Members may learn this coordinator's address as soon as `start` returns. From then on a
+        // replacement must find a journal.
+        if let Some(journal) = &coordinator.journal {
+            coordinator.write_journal(journal, 0).await;
+        }
+        Ok(coordinator)
+    }
+
+    /// Whether this coordinator, and the members with it, continues where one that died was.
+    #[must_use]
+    pub fn is_recovered(&self) -> bool {
+        self.is_recovered
+    }
+
+    /// Leads the job to its end: waits for training, collects the digest of the model, and pushes
+    /// the last event.
     pub async fn run(&self, transport: &dyn Transport) -> Result<Summary, RoleError> {
-        // Once a member has failed, the others end, and calls to them fail: the first failure is what happened.
         let summarizing = async {
             match self.events.last() {
-                // The one before had told that, and died.
+                // The coordinator before this one pushed the summary and then died.
                 Some(JobEvent::Summary(summary)) => Ok(*summary),
                 _ => self.summarize(transport).await,
             }
         };
         let result = tokio::select! {
+            // Once a member has failed, the others end, and calls to them fail. The first failure
+            // is the cause.
             result = summarizing => result.map_err(|error| self.lock().check_failure().err().unwrap_or(error)),
-            never = self.keep_journal() => never,
-            never = self.watch_servers() => never,
+            never = self.run_journal() => never,
+            never = self.poll_server_progress() => never,
         };
         match &result {
             Ok(summary) => {
@@ -198,26 +221,27 @@ impl Coordinator {
                 self.events.push(JobEvent::Failed { message: error.to_string(), user_error: error.is_user_error() });
             }
         }
-        if let Some(journal) = &self.journal {
-            // The last image is of the job's end.
-            if self.write_journal(journal, 0).await {
-                journal.end(true);
-            }
+        // The last image says how the job ended.
+        if let Some(journal) = &self.journal
+            && self.write_journal(journal, 0).await
+        {
+            journal.close();
         }
         self.changed.notify_waiters();
         result
     }
 
-    /// Writes the journal whenever somebody waits for that. Where it cannot be written, the job goes on without.
-    async fn keep_journal<T>(&self) -> T {
+    /// Writes the journal whenever a handler waits for that. If a write fails, the job continues
+    /// without a journal. Never returns.
+    async fn run_journal<T>(&self) -> T {
         if let Some(journal) = &self.journal {
-            while self.write_journal(journal, journal.wanted().await).await {}
+            while self.write_journal(journal, journal.requested().await).await {}
         }
         std::future::pending().await
     }
 
-    /// Writes what is known now, which includes what was asked for with this number; says whether that could be done. If not, there is no
-    /// journal from here on.
+    /// Writes the present state, which satisfies all requests up to `number`. Returns whether the
+    /// write succeeded. After a failure there is no journal.
     async fn write_journal(&self, journal: &Arc<Journal>, number: u64) -> bool {
         let image = journal.image(self.attempt, &self.lock());
         let written = match image {
@@ -225,18 +249,19 @@ impl Coordinator {
             Err(error) => Err(error.to_string()),
         };
         if let Err(reason) = &written {
-            let lost = "a coordinator that dies from now on has the job begin anew from its last checkpoint";
-            warn_all(&self.events, [format!("the coordinator's journal cannot be written, and {lost}: {reason}")]);
-            journal.end(false);
+            let lost = "if the coordinator dies from now on, the job restarts from its last checkpoint";
+            warn_all(&self.events, [format!("the coordinator's journal cannot be written ({reason}): {lost}")]);
+            journal.discard();
         }
         self.metrics.journal_writes.inc_by(u64::from(written.is_ok()));
         written.is_ok()
     }
 
-    /// Waits until whoever takes this one's place would know what it knows now.
-    async fn remembered(&self) {
+    /// Waits until the journal has the present state, so that a replacement of this coordinator
+    /// knows it.
+    async fn journaled(&self) {
         if let Some(journal) = &self.journal {
-            journal.written().await;
+            journal.flushed().await;
         }
     }
 
@@ -246,197 +271,20 @@ impl Coordinator {
         self.changed.notify_waiters();
     }
 
-    async fn summarize(&self, transport: &dyn Transport) -> Result<Summary, RoleError> {
-        let roster = self.until(WHOLE_JOB, State::roster).await?;
-        let map = if self.is_taken_up { self.lock().map() } else { None };
-        if !self.events.after(0, usize::MAX).iter().any(|told| matches!(told.event, JobEvent::Started { .. })) {
-            self.events.push(self.plan.started()?);
-        }
-        for replicas in self.status().replicas {
-            if let Some(role) = role_of(replicas.role()) {
-                self.metrics.set_members(role, replicas.present);
-            }
-        }
-        self.set_placement(Placement::new(map.unwrap_or_else(|| self.plan.slot_map()), &roster.ps, transport)?);
-        if self.is_taken_up {
-            self.change(State::take_up)?;
-        }
-        let result = tokio::select! {
-            result = self.until(WHOLE_JOB, State::trained) => result?,
-            error = self.drive(transport) => return Err(error),
-            () = self.choose_modes() => return Err(RoleError::Stopped),
-        };
-        let mut summary = result.summary;
-        let applied_before = self.lock().applied_before();
-        let placement = self.placement()?;
-        tokio::select! {
-            digest = digest::of_model(&self.plan, &result.dense_digest, &placement, applied_before, &mut summary) => digest?,
-            // A server that is waited for, and comes back with nothing.
-            failed = self.until(WHOLE_JOB, |_| Ok(None::<()>)) => failed?,
-        }
-        // One that has died meanwhile is missed by nobody.
-        let _late = self.until(FAREWELL, |state| Ok(state.all_have_left().then_some(()))).await;
-        summary.bytes_on_wire = self.lock().left_traffic();
-        // Nobody waits for those of them who have died since: the model is there.
-        let roster = self.until(TRAFFIC, State::roster).await.unwrap_or_default();
-        let members = placement.addresses.iter().chain(&roster.embedding_workers);
-        let members = members.chain(&roster.dense_workers).chain(&roster.loaders);
-        for told in join_all(members.map(|address| traffic_of(address, transport))).await {
-            match told {
-                Ok(traffic) => add(&mut summary, traffic),
-                Err(error) => tracing::warn!(%error, "what one member has sent is not in the summary"),
-            }
-        }
-        self.lock().check_failure()?;
-        Ok(summary)
-    }
-
-    /// Makes the calls to the parameter servers that restoring, switches, checkpoints, moving slots and the end of the data need, until
-    /// one fails.
-    async fn drive(&self, transport: &dyn Transport) -> RoleError {
-        let taken = self.checkpoints.lock().take();
-        let mut saver =
-            Saver { resumed: None, checkpoints: None, writing: JoinSet::new(), failed_attempts: 0, server_restarts: 0 };
-        if let Some((checkpoints, resumed)) = taken {
-            saver.checkpoints = Some(checkpoints);
-            saver.resumed = resumed;
-        }
-        if let Err(error) = self.give_up_what_was_written().await {
-            return error;
-        }
-        let (map, begun) = match self.placement() {
-            Ok(placement) => (placement.map, self.lock().migrations()),
-            Err(error) => return error,
-        };
-        let mut migrations = Migrations::new(map, begun);
-        loop {
-            let calls = self.until(WHOLE_JOB, |state| {
-                let calls = state.training().take_calls();
-                Ok((!calls.is_empty()).then_some(calls))
-            });
-            let done = async {
-                let resize = self.until(WHOLE_JOB, State::resize_to_begin);
-                tokio::select! {
-                    calls = calls => for call in calls? {
-                        self.call_servers(call, &mut saver, &mut migrations).await?;
-                    },
-                    Some(ended) = saver.writing.join_next() => {
-                        self.save_ended(&self.placement()?.servers, ended, &mut saver).await?;
-                    }
-                    resize = resize => {
-                        self.begin_migration(resize?, transport, &mut migrations).await?;
-                    }
-                    Some(answer) = migrations.answer() => self.migration_answered(answer, &mut migrations)?,
-                }
-                // What a checkpoint is being written of stays.
-                if saver.writing.is_empty() {
-                    self.end_migration(&mut migrations).await?;
-                }
-                Ok(())
-            };
-            if let Err(error) = done.await {
-                return error;
-            }
-        }
-    }
-
-    async fn call_servers(
-        &self,
-        call: ServerCall,
-        saver: &mut Saver,
-        migrations: &mut Migrations,
-    ) -> Result<(), RoleError> {
-        let placement = self.placement()?;
-        let servers = &*placement.servers;
-        match call {
-            ServerCall::Flip => {
-                self.flip(migrations).await?;
-                if let Some(checkpoints) = &mut saver.checkpoints {
-                    checkpoints.changes_unknown();
-                }
-                Ok(())
-            }
-            ServerCall::SettleSlots => self.settle_slots(migrations).await,
-            ServerCall::Begin { mode, at, first_piece } => {
-                let begin = v1::BeginMode {
-                    mode: mode.name().to_owned(),
-                    step: at.step.0,
-                    first_row: at.next_row,
-                    first_piece,
-                    attempt: self.attempt,
-                };
-                let nothing = || Ok(Vec::new());
-                try_join_all(servers.iter().map(|server| message::call_server(server, begin.clone(), nothing))).await?;
-                let before = self.change(|state| {
-                    let before = state.training().mode();
-                    state.training().begun()?;
-                    Ok(before)
-                })?;
-                if before != mode {
-                    let (from, to) = (before.name().to_owned(), mode.name().to_owned());
-                    self.events.push(JobEvent::ModeSwitched { step: at.step.0, from, to });
-                }
-                Ok(())
-            }
-            ServerCall::Flush => {
-                let calls =
-                    servers.iter().map(|server| message::call_server(server, v1::FlushRequest {}, || Ok(Vec::new())));
-                for (index, (reply, _)) in try_join_all(calls).await?.into_iter().enumerate() {
-                    self.change(|state| state.training().flushed(index as u32, &reply))?;
-                }
-                Ok(())
-            }
-            ServerCall::Restore => self.restore(servers, saver).await,
-            ServerCall::Save { at, last } => self.save(servers, at, last, saver).await,
-        }
-    }
-
-    /// How the job stands.
+    /// The present status of the job.
     pub fn status(&self) -> v1::JobStatus {
         self.lock().status()
     }
 
-    /// Asks for another number of a role's members, or for the slots to be spread anew over as many parameter servers; gives how many there
-    /// are.
-    fn scale(
-        &self,
-        role: Role,
-        members: u32,
-        reason: String,
-        decided_seconds: Option<u64>,
-    ) -> Result<u32, ResizeRefused> {
-        let (from, is_new) = match decided_seconds {
-            Some(decided) if role == Role::Ps => self.lock().request_rebalance(members, decided)?,
-            _ => self.lock().request_members(role, members)?,
-        };
-        if is_new {
-            let reason = Some(reason).filter(|reason| !reason.is_empty());
-            self.events.push(JobEvent::Scaling { role, from, to: members, reason });
-            let news = self.lock().follow_training();
-            self.tell(news);
-            self.changed.notify_waiters();
-        }
-        Ok(from)
-    }
-
-    /// As [`v1::ScaleRequest`], for whoever has the coordinator in hand.
-    ///
-    /// # Errors
-    /// A sentence, if it cannot be.
-    pub fn request_scale(&self, role: Role, members: u32) -> Result<u32, String> {
-        self.scale(role, members, String::new(), None).map_err(|refused| match refused {
-            ResizeRefused::Number(reason) | ResizeRefused::Now(reason) => reason,
-        })
-    }
-
-    /// Every event from the first one on: whoever has started the job starts the members that [`JobEvent::Scaling`] asks for.
+    /// Follows all events from the first one. The caller that started the job follows them to start
+    /// the members that [`JobEvent::Scaling`] asks for.
     #[must_use]
     pub fn follow(&self) -> EventFollower {
         self.events.follow()
     }
 
-    /// Tells what has happened; metrics follow.
-    fn tell(&self, events: Vec<JobEvent>) {
+    /// Pushes events, and updates the metrics that depend on them.
+    fn publish(&self, events: Vec<JobEvent>) {
         for event in events {
             if let JobEvent::Scaled { role, to, .. } = event {
                 self.metrics.set_members(role, to);
@@ -445,9 +293,10 @@ impl Coordinator {
         }
     }
 
-    /// Where everybody is that moves; once everybody has joined.
+    /// Addresses of the parameter servers, embedding workers and dense workers, once all have
+    /// joined.
     async fn directory(&self) -> Result<v1::Placement, RoleError> {
-        let placement = self.until(WHOLE_JOB, |_| Ok(self.placement().ok())).await?;
+        let placement = self.wait_until(WHOLE_JOB, |_| Ok(self.placement().ok())).await?;
         let (embedding_workers, dense_workers) = self.lock().workers();
         Ok(v1::Placement { embedding_workers, dense_workers, ..placement.write() })
     }
@@ -463,8 +312,8 @@ impl Coordinator {
         self.changed.notify_waiters();
     }
 
-    /// Waits until `ready` gives something; fails as soon as the job has failed.
-    async fn until<T>(
+    /// Waits until `ready` returns a value. Fails as soon as the job has failed.
+    async fn wait_until<T>(
         &self,
         deadline: Duration,
         mut ready: impl FnMut(&mut State) -> Result<Option<T>, RoleError>,
@@ -472,12 +321,12 @@ impl Coordinator {
         let waiting = async {
             loop {
                 let changed = self.changed.notified();
-                let (value, news) = {
+                let (value, events) = {
                     let mut state = self.lock();
                     state.check_failure()?;
-                    (ready(&mut state)?, state.follow_training())
+                    (ready(&mut state)?, state.sync_with_training())
                 };
-                self.tell(news);
+                self.publish(events);
                 if let Some(value) = value {
                     return Ok(value);
                 }
@@ -490,8 +339,9 @@ impl Coordinator {
         })?
     }
 
-    /// As [`Self::until`], where asking may itself change the state for others.
-    async fn until_changed<T>(
+    /// As [`Self::wait_until`], for a `ready` that may change the state. Other waiters are notified
+    /// of the first call.
+    async fn try_then_wait<T>(
         &self,
         deadline: Duration,
         mut ready: impl FnMut(&mut State) -> Result<Option<T>, RoleError>,
@@ -499,7 +349,7 @@ impl Coordinator {
         let first = self.change(|state| ready(state))?;
         match first {
             Some(value) => Ok(value),
-            None => self.until(deadline, ready).await,
+            None => self.wait_until(deadline, ready).await,
         }
     }
 
@@ -507,14 +357,14 @@ impl Coordinator {
         self.state.lock()
     }
 
-    /// Changes the state; an error in it ends the job.
+    /// Changes the state and notifies all waiters. An error of `change` fails the job.
     fn change<T>(&self, change: impl FnOnce(&mut State) -> Result<T, RoleError>) -> Result<T, RoleError> {
-        let news;
+        let events;
         let result = {
             let mut state = self.lock();
             state.check_failure()?;
             let result = change(&mut state);
-            news = state.follow_training();
+            events = state.sync_with_training();
             let counts = state.training().counts();
             let before = std::mem::replace(&mut *self.counted.lock(), counts);
             self.metrics.count(&counts, &before);
@@ -523,62 +373,31 @@ impl Coordinator {
             }
             result
         };
-        self.tell(news);
+        self.publish(events);
         self.changed.notify_waiters();
         result
     }
-
-    /// Switches the training mode by command, which may have a reason; gives the mode until then.
-    fn set_mode(&self, name: &str, reason: String) -> Result<&'static str, SwitchRefused> {
-        let mode = self.plan.mode_named(name).ok_or_else(|| {
-            let names: Vec<&str> = self.plan.modes.iter().map(|mode| mode.name()).collect();
-            SwitchRefused::Mode(format!("there is no training mode `{name}`: expected one of {}", names.join(", ")))
-        })?;
-        let from = {
-            let mut state = self.lock();
-            let from = state.training().request(mode)?;
-            if let Err(error) = state.training().advance() {
-                state.fail(error.to_string(), error.is_user_error());
-            }
-            from
-        };
-        if !reason.is_empty() {
-            self.events.push(JobEvent::ModeChosen { mode: mode.name().to_owned(), reason });
-        }
-        self.changed.notify_waiters();
-        Ok(from.name())
-    }
 }
 
-/// The journal, and what a coordinator before has left in it, if that can be gone on from.
-fn keep_journal_in(
+/// Opens the journal. Also returns the state that an earlier coordinator left in it, if this one
+/// can continue from it.
+fn open_journal(
     directory: &Path,
     plan: &JobPlan,
     run: &str,
     events: &EventLog,
-) -> Result<(Arc<Journal>, Option<journal::Left>), RoleError> {
-    let (journal, left) = Journal::open(directory, plan, run)?;
-    let left = left.filter(|left| left.state.may_be_taken_up());
+) -> Result<(Arc<Journal>, Option<journal::Recovered>), RoleError> {
+    let (journal, recovered) = Journal::open(directory, plan, run)?;
+    let recovered = recovered.filter(|recovered| recovered.state.is_recoverable());
     let path = directory.join(journal::EVENTS);
     let attempt = || format!("keep events in {}", path.display());
-    events.keep_in(&path, left.is_none()).map_err(|source| RoleError::System { attempt: attempt(), source })?;
-    Ok((Arc::new(journal), left))
+    events.persist(&path, recovered.is_none()).map_err(|source| RoleError::System { attempt: attempt(), source })?;
+    Ok((Arc::new(journal), recovered))
 }
 
 fn warn_all(events: &EventLog, warnings: impl IntoIterator<Item = String>) {
     for message in warnings {
         tracing::warn!("{message}");
         events.push(JobEvent::Warning { message });
-    }
-}
-
-async fn traffic_of(address: &str, transport: &dyn Transport) -> Result<v1::Traffic, RoleError> {
-    let (traffic, _) = message::call(&connect(transport, address)?, v1::TrafficRequest {}, Vec::new(), TRAFFIC).await?;
-    Ok(traffic)
-}
-
-fn add(summary: &mut Summary, traffic: v1::Traffic) {
-    for (kind, bytes) in traffic.bytes_sent {
-        *summary.bytes_on_wire.entry(kind).or_default() += bytes;
     }
 }

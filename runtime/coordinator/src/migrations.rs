@@ -1,5 +1,6 @@
-//! Slots on the move, as the coordinator leads it: carries out what [`Migration`] says by calls to the parameter servers while
-//! training goes on, has training rest for the flip of the map, and tells everybody. One migration at a time.
+//! Migrations of slots between parameter servers, one at a time.
+//! The coordinator carries out the orders of [`Migration`] by calls to the servers while training
+//! continues. It pauses training only to flip to the new slot map.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -23,33 +24,36 @@ use rectrain_protocol::events::JobEvent;
 use rectrain_protocol::message;
 use rectrain_protocol::placement::{Placement, write_map};
 
-/// The pause between two rounds in which a source forwards what changes.
+/// The pause between two rounds in which a source forwards changed rows.
 const FORWARD_EVERY: Duration = Duration::from_millis(200);
-/// When all slots are copied, sources forward until a round has so few rows, or so often: the rest is sent while training rests.
+/// Once all slots are copied, a source forwards until a round has at most this many rows, or for
+/// this many rounds. The remaining changes are sent while training is paused.
 const FEW_ROWS: u64 = 10_000;
 const LAST_ROUNDS: usize = 5;
 
-/// See the module's text.
+/// The migration under way, if any, and the state machine of all migrations.
 pub(super) struct Migrations {
     machine: Migration,
-    under_way: Option<UnderWay>,
-    /// Calls whose answers are waited for: at most a few copies, a forwarder or a release for each server.
-    calls: JoinSet<Result<Done, RoleError>>,
+    active: Option<ActiveMigration>,
+    /// Calls that await a reply: at most a few copies, a forwarder or a release for each server.
+    calls: JoinSet<Result<CallDone, RoleError>>,
     settled: Option<Settled>,
-    /// Keys looked up until slots moved last, by slot: what lies further back counts half as much each time that they move.
+    /// Look-ups by slot, accumulated until the last migration. Each migration halves the weight of
+    /// earlier ones.
     looked_up: Vec<u64>,
 }
 
-/// A migration of which only this is left to do: to let servers end that hold nothing any more.
+/// A migration that is complete but for the servers that it emptied, which may still have to serve
+/// a checkpoint.
 struct Settled {
-    /// By address.
-    leaving: Vec<String>,
+    /// Addresses of the emptied servers.
+    released: Vec<String>,
     moved: Option<JobEvent>,
 }
 
-struct UnderWay {
-    /// By number, those that join or leave included.
-    servers: BTreeMap<u16, Place>,
+struct ActiveMigration {
+    /// The servers by number, including those that join or leave.
+    servers: BTreeMap<u16, Endpoint>,
     from: u32,
     to: u32,
     slots: usize,
@@ -59,72 +63,74 @@ struct UnderWay {
     copied: bool,
     forwarders: usize,
     all_copied: watch::Sender<bool>,
-    /// When the map was flipped: the seconds until then, and those of them that training rested.
+    /// Set by the flip: seconds until it was done, and seconds of them for which training was
+    /// paused.
     flipped: Option<(f64, f64)>,
-    /// Servers that hold nothing any more, by address.
-    leaving: Vec<String>,
+    /// Addresses of servers that hold no slots any longer.
+    released: Vec<String>,
 }
 
-/// Where a server is.
-struct Place {
+/// The address of a server and a channel to it.
+struct Endpoint {
     address: String,
     channel: Channel,
 }
 
-/// What a call ended with.
-pub(super) enum Done {
+/// The result of a call.
+pub(super) enum CallDone {
     Copied { migration: MigrationId, slot: Slot, sent: v1::SentRows },
     Forwarded { bytes: u64 },
     Released { server: u16, epoch: Epoch },
 }
 
 impl Migrations {
-    /// `begun`: the migration that was begun last, which is settled.
+    /// No migration is under way. `begun` is the last one, which has settled.
     pub(super) fn new(map: SlotMap, begun: MigrationId) -> Self {
         Self {
             machine: Migration::settled(map, begun),
-            under_way: None,
+            active: None,
             calls: JoinSet::new(),
             settled: None,
             looked_up: Vec::new(),
         }
     }
 
-    /// The next answer; none while nothing is asked.
-    pub(super) async fn answer(&mut self) -> Option<Result<Result<Done, RoleError>, JoinError>> {
+    /// The next reply; `None` if no call is under way.
+    pub(super) async fn answer(&mut self) -> Option<Result<Result<CallDone, RoleError>, JoinError>> {
         self.calls.join_next().await
     }
 
-    /// The longer look-ups are counted, the less chance decides what a slot costs.
-    fn add_what_was_looked_up_before(&self, costs: &mut [SlotCost]) {
+    /// Adds half of the look-ups before the last migration. Costs are more reliable the longer
+    /// look-ups are counted.
+    fn add_earlier_look_ups(&self, costs: &mut [SlotCost]) {
         costs.iter_mut().zip(&self.looked_up).for_each(|(cost, before)| cost.look_ups += before / 2);
     }
 
-    fn under_way(&mut self) -> Result<&mut UnderWay, RoleError> {
-        self.under_way.as_mut().ok_or_else(nothing_moves)
+    fn active(&mut self) -> Result<&mut ActiveMigration, RoleError> {
+        self.active.as_mut().ok_or_else(no_migration)
     }
 
-    /// Begins the calls that are asked for.
+    /// Starts the calls that the state machine ordered.
     fn carry_out(&mut self, orders: Vec<Order>) -> Result<(), RoleError> {
-        let Self { calls, under_way, .. } = self;
+        let Self { calls, active, .. } = self;
         for order in orders {
-            let under_way = under_way.as_ref().ok_or_else(nothing_moves)?;
+            let active = active.as_ref().ok_or_else(no_migration)?;
             match order {
                 Order::Copy { server, migration, slot, to } => {
-                    let source = under_way.place(server)?.channel.clone();
-                    let address = under_way.place(to)?.address.clone();
+                    let source = active.endpoint(server)?.channel.clone();
+                    let address = active.endpoint(to)?.address.clone();
                     let copy = v1::CopySlot { migration: migration.0, slot: slot.0, to: u32::from(to), address };
                     calls.spawn(async move {
                         let (sent, _) = message::call(&source, copy, Vec::new(), CALL_DEADLINE).await?;
-                        Ok(Done::Copied { migration, slot, sent })
+                        Ok(CallDone::Copied { migration, slot, sent })
                     });
                 }
                 Order::Release { server, epoch } => {
-                    let channel = under_way.place(server)?.channel.clone();
+                    let channel = active.endpoint(server)?.channel.clone();
                     calls.spawn(async move {
                         let release = v1::ReleaseSlots { epoch: epoch.0 };
                         message::call(&channel, release, Vec::new(), CALL_DEADLINE).await?;
-                        Ok(Done::Released { server, epoch })
+                        Ok(CallDone::Released { server, epoch })
                     });
                 }
                 Order::Seal { .. } | Order::Adopt { .. } => {
@@ -136,26 +142,28 @@ impl Migrations {
         Ok(())
     }
 
-    /// Has every source forward what changes until all slots are copied.
+    /// Makes every source forward changed rows until all slots are copied.
     fn begin_to_forward(&mut self, sources: BTreeSet<u16>) -> Result<(), RoleError> {
-        let Self { machine, calls, under_way, .. } = self;
-        let (migration, under_way) = (machine.begun(), under_way.as_mut().ok_or_else(nothing_moves)?);
+        let Self { machine, calls, active, .. } = self;
+        let (migration, active) = (machine.begun(), active.as_mut().ok_or_else(no_migration)?);
         for source in sources {
-            under_way.forwarders += 1;
-            let (channel, all_copied) = (under_way.place(source)?.channel.clone(), under_way.all_copied.subscribe());
-            calls.spawn(async move { Ok(Done::Forwarded { bytes: forward(channel, migration, all_copied).await? }) });
+            active.forwarders += 1;
+            let (channel, all_copied) = (active.endpoint(source)?.channel.clone(), active.all_copied.subscribe());
+            calls.spawn(
+                async move { Ok(CallDone::Forwarded { bytes: forward(channel, migration, all_copied).await? }) },
+            );
         }
         Ok(())
     }
 
-    /// Seals what is copied; gives the orders of the flip.
+    /// Seals the copied slots. Returns the orders of the flip.
     async fn seal(&mut self) -> Result<Vec<Order>, RoleError> {
         let (mut orders, mut progress) = self.machine.seal()?;
-        let under_way = self.under_way.as_ref().ok_or_else(nothing_moves)?;
+        let active = self.active.as_ref().ok_or_else(no_migration)?;
         let seal = |order: &Order| {
             let Order::Seal { server, migration, slots } = order else { return None };
             let request = v1::SealSlots { migration: migration.0, slots: slots.iter().map(|slot| slot.0).collect() };
-            let (place, server, migration) = (under_way.place(*server), *server, *migration);
+            let (place, server, migration) = (active.endpoint(*server), *server, *migration);
             Some(async move {
                 let (sent, _) = message::call(&place?.channel, request, Vec::new(), CALL_DEADLINE).await?;
                 Ok::<_, RoleError>((server, migration, sent.bytes))
@@ -163,7 +171,7 @@ impl Migrations {
         };
         let sealed = try_join_all(orders.iter().filter_map(seal)).await?;
         let bytes = sealed.iter().map(|(_, _, bytes)| bytes).sum::<u64>();
-        self.under_way()?.bytes += bytes;
+        self.active()?.bytes += bytes;
         for (server, migration, _) in sealed {
             (orders, progress) = self.machine.sealed(migration, server);
         }
@@ -173,24 +181,25 @@ impl Migrations {
         }
     }
 
-    /// Has servers that are in no map yet know which one is in force: one that has the number of another that was there before takes nothing
-    /// for its own.
-    async fn tell_the_new(&self, new: &[u16]) -> Result<(), RoleError> {
-        let under_way = self.under_way.as_ref().ok_or_else(nothing_moves)?;
+    /// Tells new servers which map is in force. A server that reuses the number of an earlier one
+    /// then takes none of that one's slots for its own.
+    async fn announce_map(&self, new: &[u16]) -> Result<(), RoleError> {
+        let active = self.active.as_ref().ok_or_else(no_migration)?;
         let map = self.machine.map();
         let tell = |server: &u16| {
-            let place = under_way.place(*server);
+            let place = active.endpoint(*server);
             async move { adopt(place?, map, self.machine.begun()).await.map(drop) }
         };
         try_join_all(new.iter().map(tell)).await.map(drop)
     }
 
-    /// Has every server adopt the map; gives what each has applied under the map before.
+    /// Makes every server adopt the map. Returns the gradients that each has applied under the map
+    /// before.
     async fn adopt(&mut self, orders: Vec<Order>) -> Result<BTreeMap<u16, v1::Applied>, RoleError> {
-        let under_way = self.under_way.as_ref().ok_or_else(nothing_moves)?;
+        let active = self.active.as_ref().ok_or_else(no_migration)?;
         let adopt = |order: &Order| {
             let Order::Adopt { server, map, ended } = order.clone() else { return None };
-            let place = under_way.place(server);
+            let place = active.endpoint(server);
             Some(async move { Ok::<_, RoleError>((server, adopt(place?, &map, ended).await?)) })
         };
         let adopted = try_join_all(orders.iter().filter_map(adopt)).await?;
@@ -205,8 +214,26 @@ impl Migrations {
     }
 }
 
-impl UnderWay {
-    fn place(&self, server: u16) -> Result<&Place, RoleError> {
+impl ActiveMigration {
+    /// Starts a migration of `slots` slots. `sizes` has the number of servers before and after it.
+    fn new(servers: BTreeMap<u16, Endpoint>, sizes: (u32, u32), slots: usize, imbalance: f64) -> Self {
+        Self {
+            servers,
+            from: sizes.0,
+            to: sizes.1,
+            slots,
+            imbalance,
+            started: Instant::now(),
+            bytes: 0,
+            copied: false,
+            forwarders: 0,
+            all_copied: watch::Sender::new(false),
+            flipped: None,
+            released: Vec::new(),
+        }
+    }
+
+    fn endpoint(&self, server: u16) -> Result<&Endpoint, RoleError> {
         let unknown = || RoleError::Inconsistent {
             message: "map",
             reason: format!("it is not known where parameter server {server} is"),
@@ -214,25 +241,27 @@ impl UnderWay {
         self.servers.get(&server).ok_or_else(unknown)
     }
 
-    /// Where everybody is in the map that comes into force.
+    /// The servers in the map that comes into force.
     fn placement(&self, map: SlotMap) -> Result<Placement, RoleError> {
-        let places: Vec<&Place> = map.servers().iter().map(|server| self.place(*server)).collect::<Result<_, _>>()?;
+        let places: Vec<&Endpoint> =
+            map.servers().iter().map(|server| self.endpoint(*server)).collect::<Result<_, _>>()?;
         let addresses = places.iter().map(|place| place.address.clone()).collect();
         Ok(Placement { addresses, servers: places.iter().map(|place| place.channel.clone()).collect(), map })
     }
 }
 
-/// Has a server adopt a map, and know that migrations up to `ended` are over.
-async fn adopt(place: &Place, map: &SlotMap, ended: MigrationId) -> Result<v1::AdoptedMap, RoleError> {
+/// Makes a server adopt a map, and tells it that migrations up to `ended` are over.
+async fn adopt(place: &Endpoint, map: &SlotMap, ended: MigrationId) -> Result<v1::AdoptedMap, RoleError> {
     let request = v1::AdoptMap { map: Some(write_map(map)), ended: ended.0 };
     Ok(message::call(&place.channel, request, Vec::new(), CALL_DEADLINE).await?.0)
 }
 
-fn nothing_moves() -> RoleError {
+fn no_migration() -> RoleError {
     RoleError::Inconsistent { message: "adopt_map", reason: "no slots are moving".to_owned() }
 }
 
-/// Has a source forward what changes until all slots are copied, and then until little is left.
+/// Makes a source forward changed rows until all slots are copied, and then until few changes
+/// remain.
 async fn forward(
     source: Channel,
     migration: MigrationId,
@@ -250,7 +279,7 @@ async fn forward(
         }
         if !is_last {
             let copied = all_copied.wait_for(|copied| *copied);
-            // Either way the next round follows.
+            // The next round follows after the pause, or earlier if all slots are copied.
             let _waited = tokio::time::timeout(FORWARD_EVERY, copied).await.map(|copied| copied.is_ok());
         }
     }
@@ -258,7 +287,7 @@ async fn forward(
 }
 
 impl Coordinator {
-    /// Plans how the slots are spread over the servers that are to hold them, and begins.
+    /// Plans which slots move so that the servers of `resize` hold them, and begins to move them.
     pub(super) async fn begin_migration(
         &self,
         resize: ResizeToBegin,
@@ -270,44 +299,18 @@ impl Coordinator {
         let mut costs = measure(&placement.servers).await?;
         let look_ups: Vec<u64> = costs.iter().map(|cost| cost.look_ups).collect();
         let imbalance = imbalance(&placement.map, &look_ups);
-        migrations.add_what_was_looked_up_before(&mut costs);
+        migrations.add_earlier_look_ups(&mut costs);
         let moves = plan_moves(&placement.map, &costs, &servers);
-        let (from, to) = (placement.map.servers().len() as u32, servers.len() as u32);
-        let is_settled = moves.is_empty() && placement.map.servers() == servers;
-        if is_settled {
-            self.events.push(JobEvent::SlotsMoved {
-                from: to,
-                to,
-                slots: 0,
-                bytes: 0,
-                seconds: 0.0,
-                rest_seconds: 0.0,
-                imbalance,
-                map_epoch: placement.epoch().0,
-            });
-            self.lock().resize_ended();
+        if moves.is_empty() && placement.map.servers() == servers {
+            self.nothing_to_move(&placement, imbalance);
             return Ok(());
         }
         migrations.looked_up = costs.iter().map(|cost| cost.look_ups).collect();
-        let place =
-            |(server, address): (u16, String)| Ok((server, Place { channel: connect(transport, &address)?, address }));
-        let under_way = UnderWay {
-            servers: addresses.into_iter().map(place).collect::<Result<_, RoleError>>()?,
-            from,
-            to,
-            slots: moves.len(),
-            imbalance,
-            started: Instant::now(),
-            bytes: 0,
-            copied: false,
-            forwarders: 0,
-            all_copied: watch::Sender::new(false),
-            flipped: None,
-            leaving: Vec::new(),
-        };
-        migrations.under_way = Some(under_way);
+        let (from, to) = (placement.map.servers().len() as u32, servers.len() as u32);
+        let endpoints = connect_all(addresses, transport)?;
+        migrations.active = Some(ActiveMigration::new(endpoints, (from, to), moves.len(), imbalance));
         let new: Vec<u16> = servers.iter().copied().filter(|server| placement.map.place(*server).is_none()).collect();
-        migrations.tell_the_new(&new).await?;
+        migrations.announce_map(&new).await?;
         let (orders, progress) = migrations.machine.begin(&moves, &servers)?;
         let migration = migrations.machine.begun();
         self.change(|state| {
@@ -315,33 +318,50 @@ impl Coordinator {
             state.training().slots_move(to);
             Ok(())
         })?;
-        // Before a server hears of it: a coordinator that did not know would give its own migration the same number, and rows of that one would
-        // be taken for rows of this one that come twice.
-        self.remembered().await;
+        // The journal must have the migration before a server learns of it. A replacement
+        // coordinator without it would reuse the number, and servers would take rows of its
+        // migration for repeats of this one.
+        self.journaled().await;
         migrations.begin_to_forward(moves.iter().map(|step| step.from).collect())?;
         migrations.carry_out(orders)?;
         self.after_progress(progress, migrations)
     }
 
-    /// A call of the migration has been answered.
+    /// All slots are on the right servers already.
+    fn nothing_to_move(&self, placement: &Placement, imbalance: f64) {
+        let servers = placement.map.servers().len() as u32;
+        self.events.push(JobEvent::SlotsMoved {
+            from: servers,
+            to: servers,
+            slots: 0,
+            bytes: 0,
+            seconds: 0.0,
+            rest_seconds: 0.0,
+            imbalance,
+            map_epoch: placement.epoch().0,
+        });
+        self.lock().resize_ended();
+    }
+
+    /// Handles the reply to a call of the migration.
     pub(super) fn migration_answered(
         &self,
-        answer: Result<Result<Done, RoleError>, JoinError>,
+        answer: Result<Result<CallDone, RoleError>, JoinError>,
         migrations: &mut Migrations,
     ) -> Result<(), RoleError> {
         let done = answer.map_err(|error| RoleError::Task { what: "moving of slots", reason: error.to_string() })??;
         let (orders, progress) = match done {
-            Done::Copied { migration, slot, sent } => {
-                migrations.under_way()?.bytes += sent.bytes;
+            CallDone::Copied { migration, slot, sent } => {
+                migrations.active()?.bytes += sent.bytes;
                 migrations.machine.copied(migration, slot)
             }
-            Done::Forwarded { bytes } => {
-                let under_way = migrations.under_way()?;
-                under_way.bytes += bytes;
-                under_way.forwarders -= 1;
+            CallDone::Forwarded { bytes } => {
+                let active = migrations.active()?;
+                active.bytes += bytes;
+                active.forwarders -= 1;
                 (Vec::new(), Progress::None)
             }
-            Done::Released { server, epoch } => migrations.machine.released(server, epoch),
+            CallDone::Released { server, epoch } => migrations.machine.released(server, epoch),
         };
         migrations.carry_out(orders)?;
         self.after_progress(progress, migrations)
@@ -351,12 +371,12 @@ impl Coordinator {
         if progress == Progress::Settled {
             self.migration_settled(migrations);
         }
-        let Some(under_way) = &mut migrations.under_way else { return Ok(()) };
+        let Some(active) = &mut migrations.active else { return Ok(()) };
         if progress == Progress::Copied {
-            under_way.copied = true;
-            under_way.all_copied.send_replace(true);
+            active.copied = true;
+            active.all_copied.send_replace(true);
         }
-        if under_way.copied && under_way.forwarders == 0 && under_way.flipped.is_none() {
+        if active.copied && active.forwarders == 0 && active.flipped.is_none() {
             return self.change(|state| {
                 state.training().request_flip();
                 state.training().advance()
@@ -365,25 +385,26 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Training rests: the next map comes into force.
+    /// Brings the next map into force. Training is paused.
     pub(super) async fn flip(&self, migrations: &mut Migrations) -> Result<(), RoleError> {
         let resting = Instant::now();
         let orders = migrations.seal().await?;
         let map = migrations.machine.map().clone();
         let applied = migrations.adopt(orders).await?;
-        let under_way = migrations.under_way()?;
-        let (seconds, rest_seconds) = (under_way.started.elapsed().as_secs_f64(), resting.elapsed().as_secs_f64());
-        under_way.flipped = Some((seconds, rest_seconds));
+        let active = migrations.active()?;
+        let (seconds, rest_seconds) = (active.started.elapsed().as_secs_f64(), resting.elapsed().as_secs_f64());
+        active.flipped = Some((seconds, rest_seconds));
         let before = self.placement()?.map;
-        let placement = under_way.placement(map)?;
-        let leave = |(server, _): &(&u16, &Place)| placement.map.place(**server).is_none();
-        under_way.leaving = under_way.servers.iter().filter(leave).map(|(_, place)| place.address.clone()).collect();
+        let placement = active.placement(map)?;
+        let leave = |(server, _): &(&u16, &Endpoint)| placement.map.place(**server).is_none();
+        active.released = active.servers.iter().filter(leave).map(|(_, place)| place.address.clone()).collect();
         self.set_placement(placement.clone());
         self.metrics.migrations.inc();
-        self.metrics.moved_slots.inc_by(migrations.under_way()?.slots as u64);
+        self.metrics.moved_slots.inc_by(migrations.active()?.slots as u64);
         self.metrics.migration_time.observe(seconds);
         self.metrics.flip_time.observe(rest_seconds);
-        // What a server that was in no map has applied was of another life.
+        // A server that was in no map before reports gradients of an earlier life. They do not
+        // count.
         let applied: Vec<v1::Applied> =
             before.servers().iter().filter_map(|server| applied.get(server).cloned()).collect();
         self.change(|state| {
@@ -392,31 +413,31 @@ impl Coordinator {
         })
     }
 
-    /// What was handed over is dropped.
+    /// The sources have dropped the slots that moved away.
     fn migration_settled(&self, migrations: &mut Migrations) {
-        let Some(under_way) = migrations.under_way.take() else { return };
-        let moved = under_way.flipped.map(|(seconds, rest_seconds)| {
-            self.metrics.migrated_bytes.inc_by(under_way.bytes);
+        let Some(active) = migrations.active.take() else { return };
+        let moved = active.flipped.map(|(seconds, rest_seconds)| {
+            self.metrics.migrated_bytes.inc_by(active.bytes);
             JobEvent::SlotsMoved {
-                from: under_way.from,
-                to: under_way.to,
-                slots: under_way.slots as u64,
-                bytes: under_way.bytes,
+                from: active.from,
+                to: active.to,
+                slots: active.slots as u64,
+                bytes: active.bytes,
                 seconds,
                 rest_seconds,
-                imbalance: under_way.imbalance,
+                imbalance: active.imbalance,
                 map_epoch: migrations.machine.map().epoch().0,
             }
         });
-        migrations.settled = Some(Settled { leaving: under_way.leaving, moved });
+        migrations.settled = Some(Settled { released: active.released, moved });
     }
 
-    /// Lets servers end that hold nothing any more, once no checkpoint is being written of what they held: the next migration may
-    /// begin.
+    /// Releases the servers that hold no slots any longer, and allows the next migration. The
+    /// caller makes sure that no checkpoint of their rows is being written.
     pub(super) async fn end_migration(&self, migrations: &mut Migrations) -> Result<(), RoleError> {
-        let Some(Settled { leaving, moved }) = migrations.settled.take() else { return Ok(()) };
+        let Some(Settled { released, moved }) = migrations.settled.take() else { return Ok(()) };
         self.change(|state| {
-            leaving.iter().for_each(|address| state.release(address));
+            released.iter().for_each(|address| state.release(address));
             state.resize_ended();
             state.training().slots_settled()
         })?;
@@ -424,29 +445,30 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Training is at its end: what has not flipped is given up, what has is brought to where [`Self::end_migration`] ends it.
+    /// Training has ended. Aborts a migration that has not flipped. Finishes one that has, so that
+    /// [`Self::end_migration`] can end it.
     pub(super) async fn settle_slots(&self, migrations: &mut Migrations) -> Result<(), RoleError> {
-        let (orders, gives_up) = migrations.machine.cancel();
-        if gives_up {
-            let under_way = migrations.under_way()?;
-            under_way.all_copied.send_replace(true);
+        let (orders, aborts) = migrations.machine.cancel();
+        if aborts {
+            let active = migrations.active()?;
+            active.all_copied.send_replace(true);
             let message = format!(
                 "training has ended before {} slots had moved: they stay where they were, on {} parameter servers",
-                under_way.slots, under_way.from
+                active.slots, active.from
             );
             super::warn_all(&self.events, [message]);
         }
-        // Copies that are under way would come after the word that they are over.
+        // A copy that arrived after the abort would be taken for part of the next migration.
         let mut releases = Vec::new();
         while let Some(answer) = migrations.calls.join_next().await {
             let done =
                 answer.map_err(|error| RoleError::Task { what: "moving of slots", reason: error.to_string() })?;
             match done? {
-                Done::Released { server, epoch } => releases.push((server, epoch)),
-                Done::Copied { .. } | Done::Forwarded { .. } => {}
+                CallDone::Released { server, epoch } => releases.push((server, epoch)),
+                CallDone::Copied { .. } | CallDone::Forwarded { .. } => {}
             }
         }
-        if gives_up {
+        if aborts {
             migrations.adopt(orders).await?;
             while let Some(answer) = migrations.calls.join_next().await {
                 self.migration_answered(answer, migrations)?;
@@ -460,9 +482,19 @@ impl Coordinator {
     }
 }
 
-/// What every slot costs its server.
+/// Opens channels to servers.
+fn connect_all(
+    addresses: BTreeMap<u16, String>,
+    transport: &dyn Transport,
+) -> Result<BTreeMap<u16, Endpoint>, RoleError> {
+    let endpoint =
+        |(server, address): (u16, String)| Ok((server, Endpoint { channel: connect(transport, &address)?, address }));
+    addresses.into_iter().map(endpoint).collect()
+}
+
+/// The cost of every slot: its look-ups and bytes.
 async fn measure(servers: &[Channel]) -> Result<Vec<SlotCost>, RoleError> {
-    // Nothing changes by it, so a connection that is lost meanwhile costs another question only.
+    // Measuring changes nothing, so a lost connection costs only a retry.
     let calls = servers.iter().map(|server| message::call_server(server, v1::MeasureSlots {}, || Ok(Vec::new())));
     let mut costs: Vec<SlotCost> = Vec::new();
     for (_, tensors) in try_join_all(calls).await? {

@@ -1,83 +1,86 @@
-//! The ring of the dense workers that train with a barrier, when one of them dies and another takes its place. All tell before which
-//! step their parameters stand, and go on with the parameters of whoever is furthest. Two of them differ by one step at most, because
-//! a step's gradients are summed over all.
+//! Repairs the ring of dense workers that train with a barrier after one of them was replaced.
+//! All workers report the step that their parameters are before. Then all continue with the
+//! parameters of the most advanced worker. Two workers differ by at most one step, because each
+//! step sums gradients over all of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use rectrain_modes::{GlobalStep, Rank};
 use serde::{Deserialize, Serialize};
 
-/// See the module's text.
+/// The ring, and the reports of its repair.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Ring {
     /// Counts the replacements.
     number: u64,
-    /// Those that have taken the place of one that died while the parameters were with the workers, until they have carried out an order.
+    /// Replacements without parameters, until they have carried out an order.
     joining: BTreeSet<Rank>,
-    /// Before which step the parameters stand of those who have told, in this ring; none: it has no parameters.
-    told: BTreeMap<Rank, Option<GlobalStep>>,
+    /// Reports in this ring: the step that a worker's parameters are before; `None` if it has no
+    /// parameters.
+    reported: BTreeMap<Rank, Option<GlobalStep>>,
 }
 
-/// How far the mending of a ring is.
+/// The state of a ring repair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Mending {
-    /// Somebody has been replaced since: another ring is in force.
+pub(super) enum RingRepair {
+    /// Another worker was replaced since: another ring is in force.
     Superseded,
-    /// Not all have told.
-    Waits,
-    /// All go on before `step`, with the donor's parameters.
-    Mended { step: GlobalStep, donor: Rank },
-    /// Nobody has parameters.
+    /// Not all workers have reported.
+    Waiting,
+    /// All workers continue before `step`, with the parameters of `donor`.
+    Repaired { step: GlobalStep, donor: Rank },
+    /// No worker has parameters.
     Lost,
 }
 
 impl Ring {
-    /// Of which ring the workers are now.
+    /// The number of the present ring.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
 
-    /// Another is in the place of a worker that has died.
-    pub(super) fn replaced(&mut self, rank: Rank) {
+    /// A worker was replaced, so its parameters are lost.
+    pub(super) fn replace(&mut self, rank: Rank) {
         self.number += 1;
         self.joining.insert(rank);
-        self.told.clear();
+        self.reported.clear();
     }
 
-    /// Whether this worker has taken a dead one's place and has carried out no order since.
-    pub(super) fn joins(&self, rank: Rank) -> bool {
+    /// Whether this worker is a replacement that has carried out no order yet.
+    pub(super) fn is_joining(&self, rank: Rank) -> bool {
         self.joining.contains(&rank)
     }
 
-    /// Whether somebody may have no parameters.
+    /// Whether a worker may lack parameters.
     pub(super) fn is_incomplete(&self) -> bool {
         !self.joining.is_empty()
     }
 
-    /// Whether this worker has told, in this ring, before which step its parameters stand.
-    pub(super) fn has_told(&self, rank: Rank) -> bool {
-        self.told.contains_key(&rank)
+    /// Whether this worker has reported in this ring.
+    pub(super) fn has_reported(&self, rank: Rank) -> bool {
+        self.reported.contains_key(&rank)
     }
 
-    /// It has carried an order out: it has what all have.
-    pub(super) fn has_joined(&mut self, rank: Rank) {
+    /// This worker has carried out an order, so it has the same parameters as all others.
+    pub(super) fn joined(&mut self, rank: Rank) {
         self.joining.remove(&rank);
     }
 
-    /// A worker of ring number `ring`, which has so many `workers`, tells before which step its parameters stand.
-    pub(super) fn tell(&mut self, rank: Rank, ring: u64, step: Option<GlobalStep>, workers: u32) -> Mending {
+    /// A worker reports the step that its parameters are before. `ring` is the ring that it knows,
+    /// and `workers` the size of the ring.
+    pub(super) fn report(&mut self, rank: Rank, ring: u64, step: Option<GlobalStep>, workers: u32) -> RingRepair {
         if ring != self.number {
-            return Mending::Superseded;
+            return RingRepair::Superseded;
         }
         if rank.0 < workers {
-            self.told.insert(rank, step);
+            self.reported.insert(rank, step);
         }
-        if self.told.len() < workers as usize {
-            return Mending::Waits;
+        if self.reported.len() < workers as usize {
+            return RingRepair::Waiting;
         }
-        let Some(furthest) = self.told.values().flatten().max() else { return Mending::Lost };
-        let donor = self.told.iter().find(|(_, step)| step.as_ref() == Some(furthest));
-        donor.map_or(Mending::Lost, |(donor, _)| Mending::Mended { step: *furthest, donor: *donor })
+        let Some(furthest) = self.reported.values().flatten().max() else { return RingRepair::Lost };
+        let donor = self.reported.iter().find(|(_, step)| step.as_ref() == Some(furthest));
+        donor.map_or(RingRepair::Lost, |(donor, _)| RingRepair::Repaired { step: *furthest, donor: *donor })
     }
 }
 
@@ -86,43 +89,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_go_on_with_the_parameters_of_whoever_is_furthest() {
+    fn all_workers_take_the_most_advanced_parameters() {
         let mut ring = Ring::default();
-        ring.replaced(Rank(1));
-        assert!(ring.joins(Rank(1)) && !ring.joins(Rank(0)) && ring.is_incomplete());
-        assert_eq!(ring.tell(Rank(0), 1, Some(GlobalStep(7)), 3), Mending::Waits);
-        assert_eq!(ring.tell(Rank(0), 1, Some(GlobalStep(7)), 3), Mending::Waits, "asked again");
-        assert!(!ring.has_told(Rank(1)));
-        assert_eq!(ring.tell(Rank(1), 1, None, 3), Mending::Waits);
-        assert!(ring.has_told(Rank(1)));
-        let mended = Mending::Mended { step: GlobalStep(8), donor: Rank(2) };
-        assert_eq!(ring.tell(Rank(2), 1, Some(GlobalStep(8)), 3), mended);
-        assert_eq!(ring.tell(Rank(0), 1, Some(GlobalStep(7)), 3), mended);
-        ring.has_joined(Rank(1));
-        assert!(!ring.joins(Rank(1)) && !ring.is_incomplete());
+        ring.replace(Rank(1));
+        assert!(ring.is_joining(Rank(1)) && !ring.is_joining(Rank(0)) && ring.is_incomplete());
+        assert_eq!(ring.report(Rank(0), 1, Some(GlobalStep(7)), 3), RingRepair::Waiting);
+        assert_eq!(ring.report(Rank(0), 1, Some(GlobalStep(7)), 3), RingRepair::Waiting, "a repeated report");
+        assert!(!ring.has_reported(Rank(1)));
+        assert_eq!(ring.report(Rank(1), 1, None, 3), RingRepair::Waiting);
+        assert!(ring.has_reported(Rank(1)));
+        let repaired = RingRepair::Repaired { step: GlobalStep(8), donor: Rank(2) };
+        assert_eq!(ring.report(Rank(2), 1, Some(GlobalStep(8)), 3), repaired);
+        assert_eq!(ring.report(Rank(0), 1, Some(GlobalStep(7)), 3), repaired);
+        ring.joined(Rank(1));
+        assert!(!ring.is_joining(Rank(1)) && !ring.is_incomplete());
     }
 
     #[test]
-    fn who_dies_meanwhile_begins_another_ring() {
+    fn a_death_during_a_repair_begins_another_ring() {
         let mut ring = Ring::default();
-        ring.replaced(Rank(0));
-        assert_eq!(ring.tell(Rank(0), 1, None, 2), Mending::Waits);
-        ring.replaced(Rank(0));
-        assert_eq!(ring.tell(Rank(1), 1, Some(GlobalStep(3)), 2), Mending::Superseded);
+        ring.replace(Rank(0));
+        assert_eq!(ring.report(Rank(0), 1, None, 2), RingRepair::Waiting);
+        ring.replace(Rank(0));
+        assert_eq!(ring.report(Rank(1), 1, Some(GlobalStep(3)), 2), RingRepair::Superseded);
         assert_eq!(
-            ring.tell(Rank(1), 2, Some(GlobalStep(3)), 2),
-            Mending::Waits,
-            "what was told of the ring before is void"
+            ring.report(Rank(1), 2, Some(GlobalStep(3)), 2),
+            RingRepair::Waiting,
+            "reports of the ring before are void"
         );
-        assert_eq!(ring.tell(Rank(0), 2, None, 2), Mending::Mended { step: GlobalStep(3), donor: Rank(1) });
+        assert_eq!(ring.report(Rank(0), 2, None, 2), RingRepair::Repaired { step: GlobalStep(3), donor: Rank(1) });
     }
 
     #[test]
-    fn without_anybody_who_has_parameters_they_are_lost() {
+    fn without_any_parameters_the_ring_is_lost() {
         let mut ring = Ring::default();
-        ring.replaced(Rank(0));
-        ring.replaced(Rank(1));
-        assert_eq!(ring.tell(Rank(0), 2, None, 2), Mending::Waits);
-        assert_eq!(ring.tell(Rank(1), 2, None, 2), Mending::Lost);
+        ring.replace(Rank(0));
+        ring.replace(Rank(1));
+        assert_eq!(ring.report(Rank(0), 2, None, 2), RingRepair::Waiting);
+        assert_eq!(ring.report(Rank(1), 2, None, 2), RingRepair::Lost);
     }
 }

@@ -8,7 +8,7 @@ use super::Trainer;
 use rectrain_protocol::batch::BatchKey;
 use rectrain_protocol::deadline::CALL_DEADLINE;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::round_robin::{Piece, Turns};
+use rectrain_protocol::round_robin::{Piece, RoundRobin};
 
 /// With fewer known batches than this ahead, the coordinator is asked for more.
 const ASK_BELOW: u64 = 32;
@@ -18,7 +18,7 @@ pub(crate) struct Horizon {
     order: u64,
     until: u64,
     last: bool,
-    turns: Option<Turns>,
+    turns: Option<RoundRobin>,
     /// In an evaluation: the coordinator has been told of the batches before this one, and is told whether or not more are to be known.
     told: Option<u64>,
     asked: Option<JoinHandle<Result<v1::Horizon, RoleError>>>,
@@ -42,7 +42,7 @@ impl Horizon {
 
     /// Those of a batch's pieces before [`Self::until`], and where they are.
     pub(crate) fn place(&self, keys: impl Iterator<Item = BatchKey>, pieces: u32) -> impl Iterator<Item = Piece> {
-        keys.filter_map(move |key| Some(self.turns.as_ref()?.place(key, pieces)))
+        keys.filter_map(move |key| Some(self.turns.as_ref()?.assign(key, pieces)))
     }
 
     /// Whether everything before `batch` is all there is.
@@ -73,7 +73,7 @@ impl Horizon {
             self.until = self.until.max(horizon.until);
             self.last = horizon.last;
             if !horizon.turns.is_empty() {
-                self.turns = Some(Turns::read("horizon", &horizon.turns)?);
+                self.turns = Some(RoundRobin::read("horizon", &horizon.turns)?);
             }
         }
         Ok(())

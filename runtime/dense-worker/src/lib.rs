@@ -47,7 +47,7 @@ pub struct DensePeers {
     /// The next dense worker around the ring; none if there is only one.
     pub next: Option<Channel>,
     /// Told when this worker takes part.
-    pub takes_part: Readiness,
+    pub readiness: Readiness,
 }
 
 /// The service half; see the module's text.

@@ -115,7 +115,7 @@ impl Trainer {
             }
             if !matches!(kind, Kind::Wait(_)) {
                 // It has the parameters, or is about to be told where they are.
-                self.peers.takes_part.begin();
+                self.peers.readiness.set_ready();
             }
             if let Some(half) = half_of(kind) {
                 let started = Instant::now();
@@ -173,7 +173,7 @@ impl Trainer {
         self.ring_number = self.ring_number.max(order.ring);
         self.ring.begin(self.ring_number);
         let directory = self.peers.directory.clone();
-        let workers = self.wait(async { directory.ask().await })?.dense_workers;
+        let workers = self.wait(async { directory.fetch_addresses().await })?.dense_workers;
         self.connect_to_next(&workers)?;
         self.ring_watch = self.peers.next.as_ref().map(|_| {
             let (runtime, coordinator) = (&self.waits.runtime, self.peers.coordinator.clone());
@@ -219,7 +219,7 @@ impl Trainer {
     /// Forward and backward pass. `scale` times a sample's gradient is its part of the step's; `number` is what dropout depends on.
     pub(crate) fn compute(&mut self, batch: &LocalBatch, scale: f32, number: u64) -> Result<StepOutput, RoleError> {
         let begun = Instant::now();
-        let output = self.computing.during(|| {
+        let output = self.computing.watch_batch(|| {
             let output = self.tower.forward_backward(batch.features(), &batch.labels, scale, number);
             std::thread::sleep(begun.elapsed().mul_f64(self.slow - 1.0));
             output

@@ -6,7 +6,7 @@ use rectrain_proto::v1;
 use rectrain_protocol::batch::BatchPosition;
 use rectrain_protocol::deadline::CALL_DEADLINE;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::round_robin::Turns;
+use rectrain_protocol::round_robin::RoundRobin;
 
 use crate::Loader;
 
@@ -76,10 +76,10 @@ impl Lease {
     }
 
     /// Which embedding worker gets which piece.
-    pub(crate) fn turns(&self) -> Result<Turns, RoleError> {
+    pub(crate) fn turns(&self) -> Result<RoundRobin, RoleError> {
         match self {
-            Self::Training(lease) => Turns::read("lease", &lease.turns),
-            Self::Evaluation(lease) => Turns::read("evaluation_lease", &lease.turns),
+            Self::Training(lease) => RoundRobin::read("lease", &lease.turns),
+            Self::Evaluation(lease) => RoundRobin::read("evaluation_lease", &lease.turns),
         }
     }
 }
@@ -141,7 +141,7 @@ impl Loader {
                 self.peers.coordinator.call(report, Vec::new(), CALL_DEADLINE).await?.0
             }
         };
-        self.peers.embedding_workers.follow(reported.embedding_worker_successions).await
+        self.peers.embedding_workers.follow_replacements(reported.embedding_worker_successions).await
     }
 }
 

@@ -132,7 +132,7 @@ impl Loader {
         reply: v1::RepeatReply,
         reader: Option<ChunkReader>,
     ) -> Result<Option<ChunkReader>, RoleError> {
-        self.peers.embedding_workers.follow(reply.embedding_worker_successions).await?;
+        self.peers.embedding_workers.follow_replacements(reply.embedding_worker_successions).await?;
         let (selection, is_unreported) = (Selection::lost(&reply), reply.report);
         let lease = match reply.repeat {
             Some(Repeat::Chunk(lease)) => Lease::Training(lease),

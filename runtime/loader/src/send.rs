@@ -11,7 +11,7 @@ use rectrain_protocol::batch::{BatchKey, BatchPosition};
 use rectrain_protocol::blocking::blocking;
 use rectrain_protocol::deadline::WHOLE_JOB;
 use rectrain_protocol::error::RoleError;
-use rectrain_protocol::round_robin::{Piece, Turns};
+use rectrain_protocol::round_robin::{Piece, RoundRobin};
 use rectrain_wire::Tensor;
 use rectrain_wire::ids::{Scratch, UniqueIds};
 
@@ -46,7 +46,7 @@ pub(crate) struct ReadChunk {
     max_batches: u64,
     skip: (u64, u32),
     selection: Selection,
-    turns: Turns,
+    turns: RoundRobin,
     rows: Batch,
 }
 
@@ -75,7 +75,7 @@ impl Loader {
             let first_piece = if number == first { skip_pieces } else { 0 };
             let keys =
                 (first_piece..self.plan.pieces()).map(|piece| BatchKey { position: position.after(number), piece });
-            let pieces = keys.map(|key| turns.place(key, self.plan.pieces()));
+            let pieces = keys.map(|key| turns.assign(key, self.plan.pieces()));
             self.send_batch(pieces.filter(|piece| selection.has(piece)), &rows, range).await?;
         }
         Ok(())
@@ -113,7 +113,7 @@ impl Loader {
         let put = v1::PutBatch { batch: Some(key.write()), samples, global_samples: global_samples as u32 };
         // An embedding worker that has left needs no pieces any more, though a piece may be sent twice. A
         // present one takes the piece in when training gets there.
-        self.peers.embedding_workers.call_if_there(embedding_worker, put, tensors, WHOLE_JOB).await.map(drop)
+        self.peers.embedding_workers.call_if_present(embedding_worker, put, tensors, WHOLE_JOB).await.map(drop)
     }
 }
 

@@ -1,7 +1,9 @@
-//! A member of a job that is not well: it has the job's certificate, and sends its only parameter server gradients of rows that are not
-//! there, or that are no numbers, until it is ended. For trials of what is said of that; the job's mode must be `async`.
+//! A faulty member: it has the job's certificate and sends the job's only parameter server bad
+//! gradients until it is ended. The gradients belong to rows that do not exist, or are not finite.
+//! Used by trials of the alerts on such gradients. The mode of the job must be `async`.
 //!
-//!     cargo run --release -p rectrain-member --example faulty_member -- tcp://HOST:7000 CERTIFICATES missing|not-finite
+//!     cargo run --release -p rectrain-member --example faulty_member -- tcp://HOST:7000
+//!     CERTIFICATES missing|not-finite
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,13 +16,13 @@ use rectrain_wire::{Address, Channel, Frame, TcpConfig, TcpTransport, Tensor, Tr
 
 const DEADLINE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(100);
-/// Groups of rows of equal width that a model is tried to have.
+/// Row groups of a model, at most.
 const MOST_GROUPS: usize = 16;
-/// Rows of each group that a push has gradients of.
+/// Rows of each group in a push.
 const ROWS: u64 = 20_000;
 /// A rank that no dense worker has.
 const RANK: u32 = 1 << 20;
-/// Batches begin where no data does.
+/// The first row of the batches; the data has no such row.
 const FIRST_ROW: u64 = 1 << 40;
 
 type Failure = Box<dyn std::error::Error>;
@@ -54,7 +56,7 @@ fn main() -> Result<(), Failure> {
 
 const USAGE: &str = "expected: tcp://HOST:PORT CERTIFICATES missing|not-finite";
 
-/// Values of a row of each group.
+/// The width of a row of each group.
 async fn widths(server: &Channel) -> Result<Vec<usize>, Failure> {
     let mut last = None;
     for groups in 1..=MOST_GROUPS {
@@ -66,7 +68,7 @@ async fn widths(server: &Channel) -> Result<Vec<usize>, Failure> {
     Err(last.unwrap_or_else(|| "the model has no rows".into()))
 }
 
-/// The rows of these keys in each group, which are made.
+/// Looks up the rows of these keys in each group, which creates them.
 async fn look_up(server: &Channel, keys: &[u64], groups: usize) -> Result<Vec<Tensor>, Failure> {
     let request = v1::Lookup { step: None, train: true, map_epoch: 0 };
     call(server, "lookup", &request, vec![Tensor::from(keys.to_vec()); groups]).await

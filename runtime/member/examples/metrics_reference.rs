@@ -1,4 +1,4 @@
-//! Prints docs/reference/metrics.md: `cargo xtask docs` writes it.
+//! Prints docs/reference/metrics.md. `cargo xtask docs` writes it.
 
 fn main() {
     print!("{}", rectrain_protocol::metrics::reference_markdown());

@@ -1,5 +1,6 @@
-//! How long training is held up while slots move: trains until there are so many rows, has them spread over 3 and then 2 parameter
-//! servers, and compares the steps meanwhile with those before.
+//! Measures how long a migration of slots holds up training.
+//! It trains until there are enough rows, moves the slots to 3 and then 2 parameter servers, and
+//! compares the steps meanwhile with the steps before.
 //!
 //!     cargo run --release -p rectrain-member --example migration -- 10000000 [MODE]
 
@@ -17,9 +18,9 @@ use rectrain_protocol::plan::JobPlan;
 
 const BATCH: u64 = 4096;
 const FEATURES: u64 = 26;
-/// Steps that the median is of.
+/// Steps for the median.
 const STEPS_BEFORE: usize = 100;
-/// Progress is read so often: no step is known more exactly.
+/// The time between two reads of the progress. Step times are only as exact as this.
 const TICK: Duration = Duration::from_millis(2);
 
 type Failure = Box<dyn std::error::Error>;
@@ -31,7 +32,8 @@ fn main() -> Result<(), Failure> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(measure(rows, &mode))
 }
 
-/// Ids nearly alike in frequency, so that rows come soon, from a third more than are wanted.
+/// Ids are nearly uniform, and there are a third more than the wanted rows, so that rows appear
+/// quickly.
 fn plan(rows: u64, mode: &str) -> Result<JobPlan, Failure> {
     let vocabulary = rows * 4 / 3 / FEATURES;
     let manifest = format!(
@@ -79,7 +81,7 @@ async fn measure(rows: u64, mode: &str) -> Result<(), Failure> {
                     () = steps.tick() => {}
                 }
             };
-            // The step after the rest is one of those.
+            // The step after the pause is one of these.
             for _step in 0..5 {
                 let known = steps.seconds.len();
                 while steps.seconds.len() == known {
@@ -102,7 +104,7 @@ async fn measure(rows: u64, mode: &str) -> Result<(), Failure> {
     }
 }
 
-/// Times between two steps, rests included.
+/// Times between two steps, including pauses.
 struct Steps<'m> {
     metrics: &'m RoleMetrics,
     known: f64,

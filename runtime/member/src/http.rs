@@ -1,4 +1,5 @@
-//! What a process serves over HTTP: `/metrics`, `/healthz` and `/readyz`, and a coordinator the page of its job as well.
+//! The HTTP server of a process: `/metrics`, `/healthz` and `/readyz`, and in a coordinator the
+//! live page of its job.
 
 use std::net::SocketAddr;
 
@@ -15,32 +16,32 @@ use rectrain_protocol::error::RoleError;
 use rectrain_protocol::metrics::RoleMetrics;
 use rectrain_protocol::readiness::Readiness;
 
-/// Serves metrics and whether the process takes part in its job, until dropped or aborted; gives the address that was bound (port 0 takes any
-/// free one).
+/// Serves metrics and readiness until the returned task is aborted. Returns the bound address; port
+/// 0 takes any free one.
 ///
 /// # Errors
-/// If the address cannot be had.
+/// [`RoleError::System`] if the address cannot be bound.
 pub async fn serve_metrics(
     address: SocketAddr,
     metrics: RoleMetrics,
-    takes_part: Readiness,
+    readiness: Readiness,
 ) -> Result<(SocketAddr, JoinHandle<()>), RoleError> {
     let (listener, bound) = listen(address).await?;
-    Ok((bound, tokio::spawn(serve(listener, routes(metrics, takes_part)))))
+    Ok((bound, tokio::spawn(serve(listener, routes(metrics, readiness)))))
 }
 
-/// As [`serve_metrics`], and the page.
+/// As [`serve_metrics`], with the live page.
 ///
 /// # Errors
-/// If the address cannot be had.
+/// [`RoleError::System`] if the address cannot be bound.
 pub async fn serve_metrics_and_page(
     address: SocketAddr,
     metrics: RoleMetrics,
-    takes_part: Readiness,
+    readiness: Readiness,
     page: LivePage,
 ) -> Result<(SocketAddr, JoinHandle<()>), RoleError> {
     let (listener, bound) = listen(address).await?;
-    let router = routes(metrics, takes_part).merge(page.router());
+    let router = routes(metrics, readiness).merge(page.router());
     let serving = tokio::spawn(async move {
         tokio::select! {
             () = serve(listener, router) => {}
@@ -57,11 +58,11 @@ async fn listen(address: SocketAddr) -> Result<(tokio::net::TcpListener, SocketA
     Ok((listener, bound))
 }
 
-fn routes(metrics: RoleMetrics, takes_part: Readiness) -> Router {
+fn routes(metrics: RoleMetrics, readiness: Readiness) -> Router {
     let ready = move || {
-        let has_begun = takes_part.has_begun();
+        let is_ready = readiness.is_ready();
         async move {
-            if has_begun {
+            if is_ready {
                 (StatusCode::OK, "ok\n")
             } else {
                 (StatusCode::SERVICE_UNAVAILABLE, "this process does not take part in its job yet\n")
@@ -108,11 +109,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_process_is_healthy_from_the_first_and_ready_when_it_takes_part() {
-        let (metrics, takes_part) = (RoleMetrics::new(Registry::new()).unwrap(), Readiness::default());
+        let (metrics, readiness) = (RoleMetrics::new(Registry::new()).unwrap(), Readiness::default());
         let (address, _serving) =
-            serve_metrics("127.0.0.1:0".parse().unwrap(), metrics, takes_part.clone()).await.unwrap();
+            serve_metrics("127.0.0.1:0".parse().unwrap(), metrics, readiness.clone()).await.unwrap();
         assert_eq!([status(address, "/healthz").await, status(address, "/readyz").await], ["200", "503"]);
-        takes_part.begin();
+        readiness.set_ready();
         assert_eq!([status(address, "/readyz").await, status(address, "/metrics").await], ["200", "200"]);
     }
 }

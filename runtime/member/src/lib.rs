@@ -1,10 +1,12 @@
-//! The members of a training job: one process, or one task, that joins a coordinator and does the work of
-//! a role; a whole job in one process; and the pages that a process serves over HTTP.
+//! The members of a training job:
 //!
-//! Start reading at [`member::Member`]. The roles are crates of their own, along the way of a batch:
-//! `rectrain-loader`, `rectrain-embedding-worker`, `rectrain-parameter-server`,
-//! `rectrain-dense-worker`; `rectrain-coordinator` leads them. All of them speak
-//! `rectrain-protocol`.
+//! - [`member`]: a process or a task that joins a coordinator and does the work of a role,
+//! - [`local`]: a whole job in one process,
+//! - [`http`]: the HTTP server of a process.
+//!
+//! Start reading at [`member::Member`]. Each role has a crate of its own. In the order of a batch,
+//! these are `rectrain-loader`, `rectrain-embedding-worker`, `rectrain-parameter-server` and
+//! `rectrain-dense-worker`. `rectrain-coordinator` leads them, and all use `rectrain-protocol`.
 
 pub mod http;
 pub mod local;

@@ -1,4 +1,4 @@
-//! A whole job in one process: every role a task, messages moved and not copied.
+//! A whole job in one process. Every member is a task, and messages are moved instead of copied.
 
 use rectrain_protocol::role::RoleExt;
 use std::collections::BTreeMap;
@@ -19,8 +19,9 @@ use rectrain_protocol::plan::JobPlan;
 use rectrain_protocol::readiness::Readiness;
 use rectrain_protocol::watchdog::Watchdog;
 
-/// Trains the job and returns its summary; `events` tells how it goes. Dense workers that are in `slow` take so many times as
-/// long to compute. `run` names this run in its checkpoints. Dropping the future stops it.
+/// Trains the job and returns its summary. `events` gets the job's events. Dense workers in `slow`
+/// take that many times as long to compute. `run` names this run in its checkpoints. Dropping the
+/// future stops the job.
 pub async fn run_in_process(
     plan: Arc<JobPlan>,
     run: &str,
@@ -33,7 +34,7 @@ pub async fn run_in_process(
     run_with(plan, slow, Arc::new(coordinator), metrics).await
 }
 
-/// As [`run_in_process`], with a coordinator that others may speak to.
+/// As [`run_in_process`], with a coordinator that the caller has started and may command.
 pub async fn run_with(
     plan: Arc<JobPlan>,
     slow: &BTreeMap<u32, f64>,
@@ -41,7 +42,7 @@ pub async fn run_with(
     metrics: RoleMetrics,
 ) -> Result<Summary, RoleError> {
     let counters = WireCounters::register(metrics.registry(), kind_name)?;
-    let places = plan.calls_at_a_time();
+    let places = plan.max_concurrent_calls();
     let config = InProcessConfig { max_in_flight: places, max_concurrent: places };
     let transport: Arc<dyn Transport> = Arc::new(InProcess::new(config, Arc::clone(&counters)));
     let address = Address::local("coordinator");
@@ -51,19 +52,19 @@ pub async fn run_with(
     let mut start = |members: &mut JoinSet<_>, role: Role, index: u32| {
         started += 1;
         let member = Member {
-            takes_part: Readiness::default(),
+            readiness: Readiness::default(),
             plan: Arc::clone(&plan),
             role,
             index,
             transport: Arc::clone(&transport),
             coordinator: address.clone(),
-            // One that leaves and its successor are two.
+            // A member and its replacement need different addresses.
             bind: Address::local(format!("{}-{index}-{started}", role.name())),
             advertise: None,
-            // Nobody outlives this process.
+            // All members end with this process.
             shared_memory: None,
             slow: if role == Role::DenseWorker { slow.get(&index).copied().unwrap_or(1.0) } else { 1.0 },
-            computing: Watchdog::default(),
+            watchdog: Watchdog::default(),
             metrics: metrics.clone(),
             counters: Arc::clone(&counters),
         };
@@ -86,7 +87,7 @@ pub async fn run_with(
             },
         }
     };
-    // The coordinator has told every member how the job has ended; one that does not hear it is stopped.
+    // The coordinator has told every member how the job ended. Members that still run are aborted.
     let ended = async { while members.join_next().await.is_some() {} };
     if tokio::time::timeout(FAREWELL, ended).await.is_err() {
         members.shutdown().await;
@@ -94,10 +95,11 @@ pub async fn run_with(
     summary
 }
 
-/// How long members have to end after the job has.
+/// How long members may take to end after the job.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// A member's error reaches the coordinator; a panic reaches only its task.
+/// Returns when a member panics. A member reports its errors to the coordinator, but a panic
+/// reaches only its task.
 async fn first_panic(members: &mut JoinSet<Result<(), RoleError>>) -> RoleError {
     while let Some(member) = members.join_next().await {
         if let Err(error) = member

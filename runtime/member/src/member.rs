@@ -1,5 +1,6 @@
-//! The life of a member of a job, whatever its role: serve, join, learn where the others are, do the work, stay until the job has
-//! ended. In one process or in many, this is the same code over another transport.
+//! The life cycle of a member, whatever its role: it serves, joins, learns the addresses of the
+//! others, works, and stays until the job has ended.
+//! Members in one process and in many run the same code over different transports.
 
 use rectrain_protocol::role::RoleExt;
 use std::path::PathBuf;
@@ -29,43 +30,44 @@ use rectrain_protocol::plan::JobPlan;
 use rectrain_protocol::readiness::Readiness;
 use rectrain_protocol::watchdog::Watchdog;
 
-/// How long a member that leaves tries to tell what it has sent.
+/// How long a released member tries to report its traffic.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// How long a coordinator is looked for by a member that is about to end, of a job that saves no checkpoints.
+/// How long a member of a job without checkpoints tries to reach the coordinator before it ends.
 const LEAVE: Duration = Duration::from_secs(2);
 
 /// One member of a job.
 pub struct Member {
-    /// The job.
+    /// The plan of the job.
     pub plan: Arc<JobPlan>,
-    /// What it does.
+    /// The role.
     pub role: Role,
-    /// Which of its kind it is, from 0.
+    /// The index in the role, from 0.
     pub index: u32,
-    /// How it talks.
+    /// The transport to all other members.
     pub transport: Arc<dyn Transport>,
-    /// Where the coordinator is.
+    /// The address of the coordinator.
     pub coordinator: Address,
-    /// Where it serves.
+    /// The address to serve on.
     pub bind: Address,
-    /// Where others reach it, if that is not where it serves.
+    /// The address for other members, if it differs from the one served on.
     pub advertise: Option<Address>,
-    /// A parameter server keeps its rows in this directory, in memory that outlives the process. None: they end with it.
+    /// Where a parameter server keeps its rows, in memory that outlives the process. `None`: they
+    /// end with the process.
     pub shared_memory: Option<PathBuf>,
-    /// A dense worker takes this many times as long to compute as it does: 1, or more to try how a mode bears slow workers.
+    /// A dense worker takes this many times as long to compute: 1, or more to simulate a straggler.
     pub slow: f64,
-    /// What a dense worker is at: whoever owns its process ends one that hangs.
-    pub computing: Watchdog,
-    /// Told when it takes part in the job.
-    pub takes_part: Readiness,
-    /// Its metrics.
+    /// Watches the computations of a dense worker. The owner of the process ends one that hangs.
+    pub watchdog: Watchdog,
+    /// Becomes ready when the member does.
+    pub readiness: Readiness,
+    /// The metrics of this process.
     pub metrics: RoleMetrics,
-    /// What it sends and receives.
+    /// Counts the messages of this process.
     pub counters: Arc<WireCounters>,
 }
 
-/// A role's service and what it does once everybody is known.
+/// The state of a role between its service's start and its work.
 enum Work {
     Ps(Arc<ParameterServer>),
     EmbeddingWorker(Arc<EmbeddingWorker>),
@@ -74,10 +76,10 @@ enum Work {
 }
 
 impl Member {
-    /// Takes part in the job until it has ended. An error of this member ends the job for all.
+    /// Works in the job until it has ended. An error of this member fails the job.
     pub async fn run(self) -> Result<(), RoleError> {
         let coordinator = CoordinatorChannel::new(self.transport.connect(&self.coordinator)?);
-        match Box::pin(self.take_part(&coordinator)).await {
+        match Box::pin(self.participate(&coordinator)).await {
             Ok(()) => Ok(()),
             Err(error @ RoleError::JobFailed { .. }) => Err(error),
             Err(error) => {
@@ -87,11 +89,13 @@ impl Member {
         }
     }
 
-    /// Tells the coordinator that this member is told to end, and waits until it may. Gives the name of the checkpoint that was saved. What a
-    /// parameter server holds goes to the others meanwhile, if there are any: then [`Self::run`] ends first.
+    /// Tells the coordinator that this member is about to end, and waits until it may. Returns the
+    /// name of the checkpoint that was saved. Meanwhile the rows of a parameter server move to the
+    /// others, if there are any. In that case [`Self::run`] ends first.
     ///
     /// # Errors
-    /// Whatever keeps a checkpoint from existing; see [`Coordinator::save_now`](rectrain_coordinator::Coordinator::save_now).
+    /// The reason why there is no checkpoint; see
+    /// [`Coordinator::save_now`](rectrain_coordinator::Coordinator::save_now).
     pub fn leave(&self) -> impl Future<Output = Result<String, RoleError>> + Send + use<> {
         let request = v1::Leave { role: self.role.proto().into(), index: self.index };
         let coordinator = self.transport.connect(&self.coordinator);
@@ -100,7 +104,7 @@ impl Member {
             let (saved, _) = if saves {
                 CoordinatorChannel::new(coordinator?).call(request, Vec::new(), CALL_DEADLINE).await?
             } else {
-                // A coordinator that ends as well is not waited for.
+                // Does not wait for a coordinator that has ended too.
                 let coordinator = coordinator?;
                 coordinator.ready(LEAVE).await?;
                 message::call(&coordinator, request, Vec::new(), CALL_DEADLINE).await?
@@ -112,26 +116,27 @@ impl Member {
         }
     }
 
-    async fn take_part(&self, coordinator: &CoordinatorChannel) -> Result<(), RoleError> {
+    async fn participate(&self, coordinator: &CoordinatorChannel) -> Result<(), RoleError> {
         let rows = self.rows(coordinator).await?;
         let (place, attempt) = rows.as_ref().and_then(Rows::place).unwrap_or_default();
-        let meant = self.who_is_meant(coordinator).await?;
-        let bind = self.bind_in_place_of(place)?.of_process(meant);
+        let incarnation = self.incarnation(coordinator).await?;
+        let bind = self.bind_address(place)?.of_process(incarnation);
         let (work, service) = self.service(rows)?;
         if let (Work::Ps(server), true) = (&work, attempt != 0) {
-            // Before anybody is answered: a step whose gradients are all there counts as applied.
+            // A step whose gradients had all arrived counts as applied. It must be applied before
+            // the server answers.
             server.finish_recovery().await?;
         }
         let service = Arc::new(MemberService { inner: service, counters: Arc::clone(&self.counters) });
         let serving = self.transport.serve(service, &bind)?;
-        let address = self.advertise.as_ref().unwrap_or(serving.address()).clone().of_process(meant).to_string();
+        let address = self.advertise.as_ref().unwrap_or(serving.address()).clone().of_process(incarnation).to_string();
         if let Work::Ps(server) = &work {
             server.serves_at(&address);
         }
         let join = v1::Join { role: self.role.proto().into(), index: self.index, address: address.clone(), attempt };
         let working = async {
             let (roster, _) = coordinator.call(join, Vec::new(), WHOLE_JOB).await?;
-            coordinator.takes_part_in(roster.attempt);
+            coordinator.set_attempt(roster.attempt);
             self.work(work, &roster, coordinator).await
         };
         tokio::select! {
@@ -141,16 +146,18 @@ impl Member {
         self.job_end(coordinator, &address).await
     }
 
-    /// What others name to reach this process at its address and none that was there before or comes after: those hold other batches and other
-    /// parameters. A parameter server that is started again in the same attempt of the job has all that the one before had, which has ended.
-    async fn who_is_meant(&self, coordinator: &CoordinatorChannel) -> Result<u64, RoleError> {
+    /// The incarnation ID that peers name in their greeting, so that they never reach an earlier or
+    /// later process at the same address. Such a process holds other batches and parameters. A
+    /// restarted parameter server has the state of the one before, so its ID is the attempt of the
+    /// job.
+    async fn incarnation(&self, coordinator: &CoordinatorChannel) -> Result<u64, RoleError> {
         Ok(match self.role {
             Role::Ps => coordinator.call(v1::AttemptRequest {}, Vec::new(), WHOLE_JOB).await?.0.attempt,
-            Role::Coordinator | Role::EmbeddingWorker | Role::DenseWorker | Role::Loader => coordinator.process(),
+            Role::Coordinator | Role::EmbeddingWorker | Role::DenseWorker | Role::Loader => coordinator.caller_id(),
         })
     }
 
-    /// A parameter server's rows.
+    /// The rows of a parameter server; `None` for other roles.
     async fn rows(&self, coordinator: &CoordinatorChannel) -> Result<Option<Rows>, RoleError> {
         if self.role != Role::Ps {
             return Ok(None);
@@ -159,8 +166,9 @@ impl Member {
         Rows::in_memory_that_outlives(directory, &self.plan, coordinator).await.map(Some)
     }
 
-    /// Where to serve: for one that takes another's place, where that one was reached, unless its port was given.
-    fn bind_in_place_of(&self, place: &str) -> Result<Address, RoleError> {
+    /// The address to serve on. A parameter server that replaces another one serves at its address,
+    /// unless its port was given.
+    fn bind_address(&self, place: &str) -> Result<Address, RoleError> {
         let any_port = self.bind.to_string().ends_with(":0") && self.advertise.is_none();
         Ok(if any_port && !place.is_empty() { place.parse()? } else { self.bind.clone() })
     }
@@ -172,7 +180,7 @@ impl Member {
                 let rows = rows.map_or_else(|| Rows::none(&self.plan), Ok)?;
                 let transport = Arc::clone(&self.transport);
                 let server = ParameterServer::new(&self.plan, self.index, rows, transport, metrics)?;
-                let server = Arc::new(server.reporting(self.takes_part.clone()));
+                let server = Arc::new(server.reporting(self.readiness.clone()));
                 let service = server.service();
                 (Work::Ps(server), service)
             }
@@ -184,7 +192,7 @@ impl Member {
             }
             Role::DenseWorker => {
                 let metrics = DenseWorkerMetrics::of(&self.metrics, self.index);
-                let worker = Arc::new(DenseWorker::new(Rank(self.index), self.slow, self.computing.clone(), metrics));
+                let worker = Arc::new(DenseWorker::new(Rank(self.index), self.slow, self.watchdog.clone(), metrics));
                 (Work::DenseWorker(Arc::clone(&worker)), worker)
             }
             Role::Loader => (Work::Loader, Arc::new(NoRequests)),
@@ -199,26 +207,26 @@ impl Member {
         match work {
             Work::Ps(_) => Ok(()),
             Work::EmbeddingWorker(worker) => {
-                // The slots may have moved before this worker took another's place.
+                // Slots may have moved since the start of the job, if this worker is a replacement.
                 let directory = self.directory(coordinator);
                 worker.connect(directory.fetch().await?, directory);
-                self.takes_part.begin();
+                self.readiness.set_ready();
                 Ok(())
             }
             Work::DenseWorker(worker) => {
                 let directory = self.directory(coordinator);
                 let peers = DensePeers {
                     coordinator: coordinator.clone(),
-                    // The slots may have moved before this worker joined.
+                    // Slots may have moved before this worker joined.
                     placement: directory.fetch().await?,
                     directory,
                     embedding_workers: self.embedding_workers(roster, coordinator)?,
                     next: None,
-                    takes_part: self.takes_part.clone(),
+                    readiness: self.readiness.clone(),
                 };
-                let (own, plan, computing) = (Arc::clone(&worker), Arc::clone(&self.plan), self.computing.clone());
-                // A GPU may hang when it is opened as when it computes.
-                let trainer = move || computing.opening(|| own.trainer(&plan, peers));
+                let (own, plan, watchdog) = (Arc::clone(&worker), Arc::clone(&self.plan), self.watchdog.clone());
+                // A GPU may also hang while it is opened.
+                let trainer = move || watchdog.watch_opening(|| own.trainer(&plan, peers));
                 train_on_a_thread(&worker, trainer, self.index).await
             }
             Work::Loader => {
@@ -227,7 +235,7 @@ impl Member {
                     embedding_workers: self.embedding_workers(roster, coordinator)?,
                 };
                 let metrics = LoaderMetrics::of(&self.metrics, self.index);
-                self.takes_part.begin();
+                self.readiness.set_ready();
                 Loader::new(Arc::clone(&self.plan), self.index, peers, metrics).run().await
             }
         }
@@ -266,7 +274,7 @@ impl Member {
         Ok(())
     }
 
-    /// What this member has sent is part of the job's summary.
+    /// Reports the traffic of this member for the summary of the job.
     async fn say_farewell(&self, coordinator: &CoordinatorChannel, address: &str) {
         let farewell = v1::Farewell { address: address.to_owned(), traffic: Some(traffic(&self.counters)) };
         if let Err(error) = coordinator.call(farewell, Vec::new(), FAREWELL).await {
@@ -274,7 +282,7 @@ impl Member {
         }
     }
 
-    /// The coordinator may be what failed: then there is nobody to tell.
+    /// Reports the failure to the coordinator, which may itself have failed.
     async fn report_failure(&self, coordinator: &CoordinatorChannel, error: &RoleError) {
         let user_error = error.is_user_error();
         let message =
@@ -286,8 +294,9 @@ impl Member {
     }
 }
 
-/// Makes the trainer and runs its loop on a thread of its own. Dropping the future tells the thread to stop and waits until it has: it waits
-/// for others through this runtime, which must outlive it.
+/// Makes the trainer and runs it on a thread of its own. Dropping the future tells the thread to
+/// stop and waits for it. The thread waits for messages through this runtime, so the runtime must
+/// outlive it.
 async fn train_on_a_thread(
     worker: &Arc<DenseWorker>,
     trainer: impl FnOnce() -> Result<Trainer, RoleError> + Send + 'static,
@@ -297,7 +306,7 @@ async fn train_on_a_thread(
     impl Drop for StopOnDrop<'_> {
         fn drop(&mut self) {
             self.0.close();
-            // A panic of the thread has been reported as its result.
+            // A panic of the thread is reported as its result.
             let _panicked = self.1.take().map(JoinHandle::join);
         }
     }
@@ -309,7 +318,7 @@ async fn train_on_a_thread(
                 let _inside = runtime.enter();
                 trainer()
             };
-            // Nobody is there to be told if the job was stopped.
+            // The receiver is gone if the job was stopped.
             let _stopped = done.send(made.and_then(Trainer::run));
         })
         .map_err(|source| RoleError::System { attempt: "start the training thread".to_owned(), source })?;
@@ -317,7 +326,7 @@ async fn train_on_a_thread(
     finished.await.map_err(|_| RoleError::Task { what: "the training thread", reason: "it panicked".to_owned() })?
 }
 
-/// Answers what every member answers and leaves the rest to its role.
+/// Answers requests for traffic, and passes all others to the role.
 struct MemberService {
     inner: Arc<dyn Service>,
     counters: Arc<WireCounters>,
@@ -337,7 +346,7 @@ fn traffic(counters: &WireCounters) -> v1::Traffic {
     v1::Traffic { bytes_sent: sent.map(|(kind, traffic)| (kind.to_owned(), traffic.bytes_sent)).collect() }
 }
 
-/// A loader is asked for nothing.
+/// The service of a loader, which answers no requests.
 struct NoRequests;
 
 impl Service for NoRequests {

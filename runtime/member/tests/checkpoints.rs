@@ -1,4 +1,5 @@
-//! Runs that end anywhere and go on from their last checkpoint: in `sync` to the bit, in every mode with every row trained once.
+//! Runs that end anywhere and resume from their last checkpoint: in `sync` to the bit, and in every
+//! mode with every row trained once.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -18,7 +19,7 @@ use rectrain_protocol::metrics::{CoordinatorMetrics, RoleMetrics};
 
 use crate::common::plan;
 
-/// Trains as run `run`. With `crash_after`, everything is dropped as soon as so many checkpoints were saved.
+/// Trains as run `run`. With `crash_after`, drops the job after this many checkpoints.
 fn train(
     run: &str,
     changes: &[&str],
@@ -41,7 +42,7 @@ fn train(
             }
         };
         let plan = Arc::new(plan(changes));
-        // Checkpoints are left out where training is faster than the disk, and it must not end before the crash.
+        // Training faster than the disk would skip checkpoints and might end before the crash.
         let workers = if crash_after.is_some() { plan.replicas.dense_workers } else { 0 };
         let slow = (0..workers).map(|rank| (rank, 6.0)).collect();
         tokio::select! {
@@ -72,7 +73,8 @@ fn path_of(folder: &Path) -> String {
     format!("spec.checkpoint.path={}", folder.join("checkpoints").display())
 }
 
-/// The checkpoints that exist, by rising step. On a busy machine some may be left out because the one before is still being written.
+/// The existing checkpoints, by ascending step. A busy machine may skip some while the one before
+/// is being written.
 fn finished(folder: &Path) -> Vec<PathBuf> {
     let steps = std::fs::read_dir(folder.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path());
     let mut steps: Vec<_> = steps.filter(|step| step.join("manifest.json").exists()).collect();
@@ -84,12 +86,12 @@ fn name(checkpoint: &Path) -> String {
     checkpoint.file_name().unwrap().to_str().unwrap().to_owned()
 }
 
-/// Of a full one.
+/// The step of a full checkpoint.
 fn step_of(checkpoint: &Path) -> Option<u64> {
     name(checkpoint).trim_start_matches("step-").parse().ok()
 }
 
-/// Changes a bit in the middle of a checkpoint's file of this name.
+/// Flips a bit in the middle of a file of the checkpoint.
 fn damage(checkpoint: &Path, file: &str) {
     let files = std::fs::read_dir(checkpoint).unwrap().map(|entry| entry.unwrap().path());
     let file = files.into_iter().find(|path| path.display().to_string().contains(file)).unwrap();
@@ -99,18 +101,20 @@ fn damage(checkpoint: &Path, file: &str) {
     std::fs::write(&file, bytes).unwrap();
 }
 
-/// 2 epochs of 2000 rows in batches of 96: 42 steps, the 21st and the last of 80 rows; chunks of 5 batches.
+/// 2 epochs of 2000 rows in batches of 96: 42 steps. The 21st and the last have 80 rows. A
+/// chunk has 5 batches.
 const WINDOW: &str = "spec.data.shuffle.windowRows=480";
 
 #[test]
-fn sync_goes_on_to_the_bit_wherever_it_ended_and_whoever_goes_on() {
+fn sync_resumes_to_the_bit_from_anywhere_with_any_replicas() {
     let alone = summary("alone", &[WINDOW]);
     let others = [
         &["spec.roles.ps.replicas=3"][..],
         &["spec.roles.ps.replicas=2", "spec.roles.embeddingWorker.replicas=2", "spec.roles.loader.replicas=2"],
         &[],
     ];
-    // A third of the checkpoints stand alone, the others hold changes. Step 21 is the first epoch's end.
+    // A third of the checkpoints are full, the others are deltas. Step 21 is the end of the first
+    // epoch.
     let crashes = [(4, 1), (4, 2), (5, 3), (7, 2), (20, 1), (21, 1)];
     for ((every, crash_after), others) in crashes.into_iter().zip(others.into_iter().cycle()) {
         let folder = tempfile::tempdir().unwrap();
@@ -118,7 +122,7 @@ fn sync_goes_on_to_the_bit_wherever_it_ended_and_whoever_goes_on() {
         let every = format!("spec.checkpoint.everySteps={every}");
         let job = [WINDOW, &path, &every, "spec.checkpoint.fullEvery=3"];
         let (nothing, before) = train("crashed", &job, Some(crash_after)).unwrap();
-        assert!(nothing.is_none(), "it was to crash after {crash_after} checkpoints");
+        assert!(nothing.is_none(), "the job ended before {crash_after} checkpoints");
         let (after, events) = train("crashed", &[&job[..], others].concat(), None).unwrap();
         let after = after.unwrap();
         assert!(resumed(&events) >= saved_steps(&before).last().copied(), "{events:?}");
@@ -129,7 +133,7 @@ fn sync_goes_on_to_the_bit_wherever_it_ended_and_whoever_goes_on() {
 }
 
 #[test]
-fn several_dense_workers_go_on_to_the_bit() {
+fn several_dense_workers_resume_to_the_bit() {
     let workers = "spec.roles.denseWorker.replicas=3";
     let alone = summary("alone", &[workers]);
     let folder = tempfile::tempdir().unwrap();
@@ -142,7 +146,7 @@ fn several_dense_workers_go_on_to_the_bit() {
 }
 
 #[test]
-fn checkpoints_do_not_change_what_is_trained_and_a_finished_run_ends_as_it_did() {
+fn checkpoints_change_no_bit_and_a_finished_run_stays_finished() {
     let alone = summary("alone", &[]);
     let folder = tempfile::tempdir().unwrap();
     let path = path_of(folder.path());
@@ -159,7 +163,7 @@ fn checkpoints_do_not_change_what_is_trained_and_a_finished_run_ends_as_it_did()
 }
 
 #[test]
-fn more_epochs_go_on_from_where_the_first_ones_ended() {
+fn more_epochs_continue_where_the_first_ones_ended() {
     let folder = tempfile::tempdir().unwrap();
     let path = path_of(folder.path());
     summary("first", &[&path, "spec.training.epochs=1"]);
@@ -168,7 +172,7 @@ fn more_epochs_go_on_from_where_the_first_ones_ended() {
 }
 
 #[test]
-fn every_mode_goes_on_with_every_row_trained_once() {
+fn every_mode_resumes_with_every_row_trained_once() {
     for mode in ["hybrid", "async", "gba", "hopBs", "hopBw", "bsp"] {
         let folder = tempfile::tempdir().unwrap();
         let path = path_of(folder.path());
@@ -194,7 +198,7 @@ fn every_mode_goes_on_with_every_row_trained_once() {
 }
 
 #[test]
-fn a_switched_job_goes_on_in_the_mode_it_was_in() {
+fn a_switched_job_resumes_in_its_last_mode() {
     let folder = tempfile::tempdir().unwrap();
     let path = path_of(folder.path());
     let job = [
@@ -209,8 +213,8 @@ fn a_switched_job_goes_on_in_the_mode_it_was_in() {
 }
 
 #[test]
-fn a_checkpoint_is_gone_on_from_in_the_mode_that_the_manifest_names_by_then() {
-    for (saved_in, goes_on_in) in [("sync", "gba"), ("gba", "sync"), ("hybrid", "async"), ("bsp", "hybrid")] {
+fn a_checkpoint_resumes_in_the_present_mode_of_the_manifest() {
+    for (saved_in, resumes_in) in [("sync", "gba"), ("gba", "sync"), ("hybrid", "async"), ("bsp", "hybrid")] {
         let folder = tempfile::tempdir().unwrap();
         let path = path_of(folder.path());
         let job = [
@@ -222,17 +226,17 @@ fn a_checkpoint_is_gone_on_from_in_the_mode_that_the_manifest_names_by_then() {
         ];
         let in_mode = |mode: &str| format!("spec.training.mode={mode}");
         train("crashed", &[&job[..], &[&in_mode(saved_in)]].concat(), Some(2)).unwrap();
-        let (after, events) = train("crashed", &[&job[..], &[&in_mode(goes_on_in)]].concat(), None).unwrap();
+        let (after, events) = train("crashed", &[&job[..], &[&in_mode(resumes_in)]].concat(), None).unwrap();
         let after = after.unwrap();
-        assert!(resumed(&events) >= Some(12), "{saved_in} to {goes_on_in}: {events:?}");
-        assert_eq!(after.mode, goes_on_in, "{saved_in}");
-        assert_eq!((after.samples, after.trained_rows), (4000, 4000), "{saved_in} to {goes_on_in}");
-        assert!(after.test.unwrap().auc.unwrap() > 0.5, "{saved_in} to {goes_on_in}");
+        assert!(resumed(&events) >= Some(12), "{saved_in} to {resumes_in}: {events:?}");
+        assert_eq!(after.mode, resumes_in, "{saved_in}");
+        assert_eq!((after.samples, after.trained_rows), (4000, 4000), "{saved_in} to {resumes_in}");
+        assert!(after.test.unwrap().auc.unwrap() > 0.5, "{saved_in} to {resumes_in}");
     }
 }
 
 #[test]
-fn a_damaged_checkpoint_is_passed_over_by_name_and_the_one_before_is_used() {
+fn a_damaged_checkpoint_is_named_and_the_one_before_is_used() {
     let alone = summary("alone", &[]);
     let folder = tempfile::tempdir().unwrap();
     let path = path_of(folder.path());
@@ -248,9 +252,9 @@ fn a_damaged_checkpoint_is_passed_over_by_name_and_the_one_before_is_used() {
     assert_eq!(after.unwrap().parameters_sha256, alone.parameters_sha256);
 }
 
-/// With `keep: 1` the damaged one would be the only one that is kept until training is as far again as it was.
+/// With `keep: 1` the damaged checkpoint must not count as the one to keep.
 #[test]
-fn a_damaged_checkpoint_does_not_cost_the_ones_that_are_written_after_it() {
+fn a_damaged_checkpoint_does_not_displace_later_ones() {
     let folder = tempfile::tempdir().unwrap();
     let path = path_of(folder.path());
     let job = [&*path, "spec.checkpoint.fullEvery=1"];
@@ -266,10 +270,10 @@ fn a_damaged_checkpoint_does_not_cost_the_ones_that_are_written_after_it() {
     assert!(resumed(&again) > step_of(before), "{again:?}");
 }
 
-/// As a drained node asks for them: each is told of a checkpoint that begins after it has asked, and none is refused because another is
-/// being written.
+/// Members of a drained node request checkpoints at the same time. Each gets one that begins after
+/// its request, although another is being written.
 #[test]
-fn whoever_asks_for_a_checkpoint_gets_one_however_many_ask() {
+fn every_request_for_a_checkpoint_gets_one() {
     let folder = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
     runtime.block_on(async {
@@ -304,16 +308,16 @@ fn whoever_asks_for_a_checkpoint_gets_one_however_many_ask() {
             told = tokio::time::timeout(Duration::from_secs(120), asking) => told.expect("checkpoints in time"),
         };
         for (since, saved) in told {
-            let saved = saved.expect("none is refused");
+            let saved = saved.expect("no request is refused");
             let step = saved.trim_start_matches("step-").trim_end_matches("-delta").parse::<u64>().unwrap();
-            assert!(step >= since, "{saved} was given to one that asked at step {since}");
+            assert!(step >= since, "{saved} is older than the request at step {since}");
         }
     });
     runtime.shutdown_background();
 }
 
 #[test]
-fn where_every_checkpoint_is_damaged_training_begins_anew_and_says_so() {
+fn with_only_damaged_checkpoints_training_restarts_with_a_warning() {
     let alone = summary("alone", &[]);
     let folder = tempfile::tempdir().unwrap();
     let path = path_of(folder.path());
@@ -334,7 +338,7 @@ fn where_every_checkpoint_is_damaged_training_begins_anew_and_says_so() {
 }
 
 #[test]
-fn what_cannot_be_gone_on_from_is_refused_with_a_sentence_and_stays_as_it_is() {
+fn a_checkpoint_that_does_not_fit_is_refused_and_left_alone() {
     let folder = tempfile::tempdir().unwrap();
     let path = path_of(folder.path());
     summary("first", &[&path, "spec.training.epochs=1"]);

@@ -1,4 +1,4 @@
-//! The coordinator's journal: who takes it up, and who does not.
+//! Recovery of a coordinator from the journal of the one before.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -25,12 +25,12 @@ use tokio::sync::mpsc;
 
 use crate::common::plan;
 
-/// The kind of a question to which attempt of the job this is: any member asks it before it joins.
+/// The kind of the request for the attempt of the job, which members send before they join.
 const ATTEMPT: u16 = 19;
-/// Those by which a member joins, and asks what to do.
+/// The kinds of the requests to join and for the next order.
 const JOIN: u16 = 1;
 const ORDER: u16 = 4;
-/// Those by which slots are measured, and sent elsewhere.
+/// The kinds of the requests to measure slots and to copy one.
 const MEASURE_SLOTS: u16 = 41;
 const COPY_SLOT: u16 = 42;
 
@@ -43,8 +43,8 @@ async fn start(run: &str, plan: JobPlan, journal: &Path, events: &EventLog) -> R
     Coordinator::start(Arc::new(plan), run, Some(journal), events.clone(), metrics).await.map(Arc::new)
 }
 
-/// Leads the job until a question has been answered; gives the answer.
-async fn answers_and_dies(coordinator: &Arc<Coordinator>) -> Vec<u8> {
+/// Leads the job until one request has been answered. Returns the reply.
+async fn answer_and_die(coordinator: &Arc<Coordinator>) -> Vec<u8> {
     let transport = transport();
     let address: Address = "local://coordinator".parse().unwrap();
     let _serving = transport.serve(Arc::clone(coordinator) as Arc<dyn Service>, &address).unwrap();
@@ -57,41 +57,41 @@ async fn answers_and_dies(coordinator: &Arc<Coordinator>) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_coordinator_of_the_same_run_and_plan_goes_on_as_the_one_before() {
+async fn only_a_coordinator_of_the_same_run_and_plan_recovers() {
     let folder = tempfile::tempdir().unwrap();
     let journal = folder.path().join("journal");
     let first = start("a", plan(&[]), &journal, &EventLog::default()).await.unwrap();
-    assert!(!first.is_taken_up());
-    let attempt = answers_and_dies(&first).await;
+    assert!(!first.is_recovered());
+    let attempt = answer_and_die(&first).await;
     drop(first);
 
     let events = EventLog::default();
     let second = start("a", plan(&[]), &journal, &events).await.unwrap();
-    assert!(second.is_taken_up());
-    assert_eq!(answers_and_dies(&second).await, attempt, "members hold what is of its attempt");
+    assert!(second.is_recovered());
+    assert_eq!(answer_and_die(&second).await, attempt, "members hold state of its attempt");
     assert_eq!(events.after(0, 9).last().unwrap().event, JobEvent::CoordinatorTakenUp { step: 0 });
 
     for (run, plan) in [("b", plan(&[])), ("a", plan(&["spec.training.seed=7"]))] {
         let events = EventLog::default();
         let other = start(run, plan, &journal, &events).await.unwrap();
-        assert!(!other.is_taken_up(), "it leads another job");
-        assert!(events.after(0, 9).is_empty(), "what was told of another job is not told of this one");
-        assert_ne!(answers_and_dies(&other).await, attempt);
+        assert!(!other.is_recovered(), "the journal belongs to another job");
+        assert!(events.after(0, 9).is_empty(), "events of another job are dropped");
+        assert_ne!(answer_and_die(&other).await, attempt);
     }
 }
 
-/// It may live on behind a network that was cut.
+/// The old process may still run behind a network partition.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_member_whose_place_another_has_is_answered_nothing() {
+async fn a_superseded_member_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let coordinator = start("a", plan(&[]), folder.path(), &EventLog::default()).await.unwrap();
     let transport = transport();
     let address: Address = "local://coordinator".parse().unwrap();
     let _serving = transport.serve(Arc::clone(&coordinator) as Arc<dyn Service>, &address).unwrap();
     let channel = transport.connect(&address).unwrap();
-    let ask = |id: u64, kind: u16, question: Vec<u8>, seconds: u64| {
+    let ask = |id: u64, kind: u16, request: Vec<u8>, seconds: u64| {
         let caller = v1::Caller { id, number: u64::from(kind), unanswered: vec![u64::from(kind)], attempt: 0 };
-        let meta = [question, caller.encode_to_vec()].concat().into();
+        let meta = [request, caller.encode_to_vec()].concat().into();
         channel.call(Frame { kind, meta, tensors: Vec::new() }, Duration::from_secs(seconds))
     };
     let join = |name: &str| {
@@ -99,13 +99,13 @@ async fn a_member_whose_place_another_has_is_answered_nothing() {
         v1::Join { role, index: 0, address, attempt: 0 }.encode_to_vec()
     };
     let asking = async {
-        // Answered when all have joined.
+        // The reply to a join waits for all members.
         for (id, name) in [(1, "first"), (2, "second")] {
             assert!(matches!(ask(id, JOIN, join(name), 1).await, Err(WireError::Deadline { .. })), "{name}");
         }
         let order = v1::OrderRequest { rank: 0, done: 0 }.encode_to_vec();
         let refused = ask(1, ORDER, order.clone(), 5).await.unwrap_err().to_string();
-        assert!(refused.contains("another has taken this member's place"), "{refused}");
+        assert!(refused.contains("another process has replaced this member"), "{refused}");
         let waits = ask(2, ORDER, order, 1).await;
         assert!(matches!(waits, Err(WireError::Deadline { .. })), "{waits:?}");
     };
@@ -115,7 +115,8 @@ async fn a_member_whose_place_another_has_is_answered_nothing() {
     }
 }
 
-/// A parameter server that says that it has done what it is told, and looks into the coordinator's journal when it is told to send a slot.
+/// A parameter server that only confirms requests. When it is told to copy a slot, it checks
+/// whether a coordinator could recover from the journal as it is then.
 struct Server {
     slots: usize,
     journal: PathBuf,
@@ -133,16 +134,17 @@ impl Service for Server {
                     std::fs::copy(file.path(), left.path().join(file.file_name())).unwrap();
                 }
                 let next = start("a", plan(&[]), left.path(), &EventLog::default()).await.unwrap();
-                self.found.send(next.is_taken_up()).unwrap();
+                self.found.send(next.is_recovered()).unwrap();
             }
             Ok(Frame { kind: frame.kind, tensors, ..Frame::default() })
         })
     }
 }
 
-/// It would begin another migration of the same number, and rows that changed would be taken for rows that come twice.
+/// A coordinator that does not know of the migration would reuse its number. Servers would then
+/// take changed rows for repeated ones.
 #[tokio::test(flavor = "multi_thread")]
-async fn as_soon_as_a_server_hears_of_slots_that_move_no_coordinator_goes_on_that_does_not_know_of_it() {
+async fn no_coordinator_recovers_without_a_migration_that_servers_know() {
     let folder = tempfile::tempdir().unwrap();
     let coordinator = start("a", plan(&[]), folder.path(), &EventLog::default()).await.unwrap();
     let transport = transport();
@@ -157,10 +159,10 @@ async fn as_soon_as_a_server_hears_of_slots_that_move_no_coordinator_goes_on_tha
     let _servers = ["Ps-0", "Ps-1"].map(|name| serve(Arc::clone(&server) as Arc<dyn Service>, name));
     let channel = transport.connect(&address).unwrap();
     let join = |role: v1::Role, index: u32| {
-        let question = v1::Join { role: role.into(), index, address: format!("local://{role:?}-{index}"), attempt: 0 };
+        let request = v1::Join { role: role.into(), index, address: format!("local://{role:?}-{index}"), attempt: 0 };
         let caller =
             v1::Caller { id: 10 * (role as u64) + u64::from(index), number: 1, unanswered: vec![1], attempt: 0 };
-        let meta = [question.encode_to_vec(), caller.encode_to_vec()].concat().into();
+        let meta = [request.encode_to_vec(), caller.encode_to_vec()].concat().into();
         channel.call(Frame { kind: JOIN, meta, tensors: Vec::new() }, Duration::from_secs(20))
     };
     let resizing = async {
@@ -170,26 +172,26 @@ async fn as_soon_as_a_server_hears_of_slots_that_move_no_coordinator_goes_on_tha
         join(v1::Role::Ps, 1).await.unwrap();
         looked.recv().await.unwrap()
     };
-    let is_taken_up = tokio::select! {
+    let is_recovered = tokio::select! {
         ended = coordinator.run(&transport) => panic!("the job has ended: {:?}", ended.map(|summary| summary.steps)),
-        is_taken_up = resizing => is_taken_up,
+        is_recovered = resizing => is_recovered,
     };
-    assert!(!is_taken_up);
+    assert!(!is_recovered);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_has_failed_begins_anew() {
+async fn a_failed_job_is_not_recovered() {
     let folder = tempfile::tempdir().unwrap();
     let first = start("a", plan(&[]), folder.path(), &EventLog::default()).await.unwrap();
-    answers_and_dies(&first).await;
-    first.fail("it had to".to_owned(), false);
+    answer_and_die(&first).await;
+    first.fail("for the test".to_owned(), false);
     first.run(&transport()).await.unwrap_err();
     let second = start("a", plan(&[]), folder.path(), &EventLog::default()).await.unwrap();
-    assert!(!second.is_taken_up());
+    assert!(!second.is_recovered());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_folder_that_cannot_be_written_is_named_and_damage_is_no_journal() {
+async fn an_unwritable_folder_is_named_and_a_damaged_journal_ignored() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();
@@ -197,12 +199,12 @@ async fn a_folder_that_cannot_be_written_is_named_and_damage_is_no_journal() {
     assert!(error.to_string().contains(&file.display().to_string()), "{error}");
 
     let first = start("a", plan(&[]), folder.path(), &EventLog::default()).await.unwrap();
-    answers_and_dies(&first).await;
+    answer_and_die(&first).await;
     for name in ["state-0", "state-1"] {
         let mut bytes = std::fs::read(folder.path().join(name)).unwrap();
         bytes.iter_mut().skip(100).step_by(7).for_each(|byte| *byte ^= 0x55);
         std::fs::write(folder.path().join(name), bytes).unwrap();
     }
     let second = start("a", plan(&[]), folder.path(), &EventLog::default()).await.unwrap();
-    assert!(!second.is_taken_up());
+    assert!(!second.is_recovered());
 }

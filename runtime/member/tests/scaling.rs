@@ -1,5 +1,6 @@
-//! Members that join and leave, and slots that move between parameter servers, while a job trains: nothing that is trained is lost,
-//! and what is trained the same to the bit stays so, whatever moves and whenever it ends.
+//! Members join and leave, and slots move between parameter servers, while a job trains.
+//! No row is lost, and `sync` trains the same model to the bit whatever moves and whenever the job
+//! ends.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -28,7 +29,7 @@ use crate::common::plan;
 const LONG: [&str; 3] =
     ["spec.data.synthetic.rows=30000", "spec.data.synthetic.testRows=100", "spec.training.epochs=2"];
 const ROWS: u64 = 60_000;
-/// Enough for a checkpoint, and for look-ups to be measured.
+/// Enough steps for a checkpoint and for measured look-ups.
 const STEPS_BETWEEN: u64 = 30;
 
 struct Run {
@@ -41,7 +42,7 @@ impl Run {
         self.summary.as_ref().unwrap()
     }
 
-    /// What roles had members since when.
+    /// The changes in the number of members, in order.
     fn sizes(&self) -> Vec<(Role, u32)> {
         let scaled = |event: &JobEvent| match event {
             JobEvent::Scaled { role, to, .. } => Some((*role, *to)),
@@ -51,7 +52,7 @@ impl Run {
         self.events.iter().filter_map(scaled).collect()
     }
 
-    /// Servers before and after, slots, and how even it was before, of every time that slots moved.
+    /// All migrations: the servers before and after, the slots moved, and the imbalance before.
     fn moves(&self) -> Vec<(u32, u32, u64, f64)> {
         let moved = |event: &JobEvent| match event {
             JobEvent::SlotsMoved { from, to, slots, imbalance, .. } => Some((*from, *to, *slots, *imbalance)),
@@ -70,7 +71,7 @@ async fn wait_for(follower: &mut EventFollower, mut is_it: impl FnMut(&JobEvent)
     std::future::pending().await
 }
 
-/// Waits until it is so, while `reached` follows the step.
+/// Waits for an event, and keeps `reached` at the step of the last progress event.
 async fn wait_until(follower: &mut EventFollower, reached: &mut u64, mut is_it: impl FnMut(&JobEvent, u64) -> bool) {
     let is_there = |event: &JobEvent| {
         if let JobEvent::Progress { step, .. } = event {
@@ -81,14 +82,14 @@ async fn wait_until(follower: &mut EventFollower, reached: &mut u64, mut is_it: 
     wait_for(follower, is_there).await;
 }
 
-/// Trains as run `run`, and has the slots spread over so many servers one after the other, each time after some steps. With
-/// `crash`, everything is dropped so long after the last was asked for.
+/// Trains as run `run` and moves the slots to each number of servers in turn, some steps apart.
+/// With `crash`, drops the job this long after the last request.
 fn train(run: &str, changes: &[&str], sizes: &[u32], crash: Option<Duration>) -> Result<Run, RoleError> {
     let sizes: Vec<_> = sizes.iter().map(|size| (Role::Ps, *size)).collect();
     train_with(run, changes, &sizes, crash)
 }
 
-/// As [`train`], with members of any role.
+/// As [`train`], for members of any role.
 fn train_with(run: &str, changes: &[&str], sizes: &[(Role, u32)], crash: Option<Duration>) -> Result<Run, RoleError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
     let events = EventLog::default();
@@ -106,7 +107,7 @@ fn train_with(run: &str, changes: &[&str], sizes: &[(Role, u32)], crash: Option<
                 let due = reached + STEPS_BETWEEN;
                 wait_until(&mut follower, &mut reached, |_, reached| reached >= due).await;
                 if let Err(refused) = coordinator.request_scale(*role, *size) {
-                    assert_eq!(refused, "training has ended");
+                    assert_eq!(refused.to_string(), "training has ended");
                 }
                 if place + 1 == sizes.len()
                     && let Some(crash) = crash
@@ -139,7 +140,7 @@ fn digest_without(changes: &[&str]) -> String {
 }
 
 #[test]
-fn sync_trains_the_same_to_the_bit_while_servers_join_leave_and_rebalance() {
+fn sync_is_equal_to_the_bit_while_servers_join_and_leave() {
     let several = ["spec.roles.embeddingWorker.replicas=2", "spec.roles.denseWorker.replicas=2"];
     for changes in [&[][..], &several] {
         let moved = train("moved", changes, &[3, 2, 2, 1], None).unwrap();
@@ -152,7 +153,7 @@ fn sync_trains_the_same_to_the_bit_while_servers_join_leave_and_rebalance() {
 }
 
 #[test]
-fn a_server_that_comes_in_the_place_of_one_that_has_gone_takes_nothing_for_its_own() {
+fn a_server_that_reuses_a_number_starts_without_slots() {
     for mode in ["sync", "gba"] {
         let mode = format!("spec.training.mode={mode}");
         let moved = train("moved", &[&mode, "spec.roles.ps.replicas=2"], &[1, 2, 3], None).unwrap();
@@ -162,16 +163,16 @@ fn a_server_that_comes_in_the_place_of_one_that_has_gone_takes_nothing_for_its_o
 }
 
 #[test]
-fn sync_trains_the_same_to_the_bit_while_embedding_workers_and_loaders_join_and_leave() {
+fn sync_is_equal_to_the_bit_while_other_roles_are_scaled() {
     use Role::{EmbeddingWorker, Loader, Ps};
     let workers = [
         "spec.roles.denseWorker.replicas=2",
         "spec.training.evaluation.every=steps,spec.training.evaluation.steps=50",
-        // Chunks of ten batches: who leaves has been given little.
+        // Chunks of ten batches: a worker that leaves holds few batches.
         "spec.data.shuffle.windowRows=960",
     ];
     let alone = digest_without(&workers);
-    // An embedding worker comes back to the place of one that has left.
+    // An embedding worker joins with the index of one that has left.
     let first = [(EmbeddingWorker, 3), (Loader, 2), (EmbeddingWorker, 1), (EmbeddingWorker, 2)];
     let other = [(EmbeddingWorker, 2), (Ps, 2), (Loader, 2), (Loader, 1)];
     for (mode, sizes) in [("sync", first), ("sync", other), ("hybrid", first)] {
@@ -185,14 +186,14 @@ fn sync_trains_the_same_to_the_bit_while_embedding_workers_and_loaders_join_and_
 }
 
 #[test]
-fn dense_workers_join_and_leave_at_a_step_boundary_and_no_row_is_lost_or_trained_twice() {
+fn scaling_dense_workers_trains_every_row_once() {
     use Role::{DenseWorker, EmbeddingWorker, Ps};
     let pieces = "spec.training.localBatchSize=16";
     let alone = train("alone", &[pieces], &[], None).unwrap().summary().test.as_ref().unwrap().auc.unwrap();
     let sizes = [(DenseWorker, 3), (Ps, 2), (DenseWorker, 2), (EmbeddingWorker, 2), (DenseWorker, 1)];
     for mode in ["sync", "hybrid", "gba", "async"] {
         let mode_is = format!("spec.training.mode={mode}");
-        // That all workers of a barrier end with the same dense parameters is checked at the end of every run.
+        // Every run checks at its end that the workers of a barrier have the same dense parameters.
         let scaled = train_with("scaled", &[pieces, &mode_is], &sizes, None).unwrap();
         assert_eq!(scaled.sizes(), sizes, "{mode}: {:?}", scaled.events);
         let summary = scaled.summary();
@@ -220,7 +221,7 @@ fn dense_workers_join_while_the_mode_changes() {
 }
 
 #[test]
-fn where_there_is_no_barrier_dense_partitions_move_as_well_and_a_worker_alone_trains_as_in_sync() {
+fn one_worker_without_a_barrier_equals_sync_over_migrations() {
     let sync = digest_without(&[]);
     for mode in ["gba", "async"] {
         let mode = format!("spec.training.mode={mode}");
@@ -255,8 +256,8 @@ fn modes_are_switched_between_migrations() {
 }
 
 #[test]
-fn after_it_has_settled_no_server_has_many_more_look_ups_than_the_mean() {
-    // As many look-ups a step as make chance small.
+fn rebalanced_servers_have_nearly_equal_look_ups() {
+    // Enough look-ups in a step to make random differences small.
     let large = ["spec.training.globalBatchSize=1440", "spec.data.synthetic.rows=300000"];
     let skewed = ["spec.data.synthetic.vocabulary=20000", "spec.data.synthetic.zipfExponent=1.2"];
     let moved = train("moved", &[large, skewed].concat(), &[3, 3, 3], None).unwrap();
@@ -265,7 +266,7 @@ fn after_it_has_settled_no_server_has_many_more_look_ups_than_the_mean() {
 }
 
 #[test]
-fn training_that_ends_before_slots_have_moved_says_so_and_is_the_same() {
+fn training_that_ends_during_a_migration_is_equal_to_the_bit() {
     let short = ["spec.data.synthetic.rows=4500", "spec.training.epochs=1"];
     let alone = digest_without(&short);
     for sizes in [&[4][..], &[1]] {
@@ -280,7 +281,7 @@ fn path_of(folder: &Path) -> String {
 }
 
 #[test]
-fn a_job_that_dies_anywhere_in_a_migration_goes_on_from_its_checkpoint_to_the_bit() {
+fn a_job_that_dies_in_a_migration_resumes_to_the_bit() {
     let alone = digest_without(&[]);
     for (milliseconds, servers) in
         [0, 1, 3, 7, 15, 30, 60, 90, 120, 200, 400].into_iter().zip([1, 3, 2].into_iter().cycle())
@@ -289,7 +290,7 @@ fn a_job_that_dies_anywhere_in_a_migration_goes_on_from_its_checkpoint_to_the_bi
         let path = path_of(folder.path());
         let job = [&*path, "spec.checkpoint.everySteps=10", "spec.checkpoint.fullEvery=3"];
         let died = train("crashed", &job, &[3, 2], Some(Duration::from_millis(milliseconds))).unwrap();
-        assert!(died.summary.is_none(), "it was to die {milliseconds} ms after the slots began to move");
+        assert!(died.summary.is_none(), "the job ended within {milliseconds} ms of the last request");
         let servers = format!("spec.roles.ps.replicas={servers}");
         let after = train("crashed", &[&job[..], &[&servers]].concat(), &[], None).unwrap();
         let resumed = after.events.iter().any(|event| matches!(event, JobEvent::Resumed { .. }));
@@ -299,7 +300,7 @@ fn a_job_that_dies_anywhere_in_a_migration_goes_on_from_its_checkpoint_to_the_bi
 }
 
 #[test]
-fn checkpoints_go_on_while_slots_move_and_are_restored_onto_any_number() {
+fn checkpoints_continue_during_migrations() {
     let alone = digest_without(&[]);
     let folder = tempfile::tempdir().unwrap();
     let path = path_of(folder.path());
@@ -313,7 +314,7 @@ fn checkpoints_go_on_while_slots_move_and_are_restored_onto_any_number() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_a_sentence() {
+fn impossible_sizes_are_refused_with_a_sentence() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let metrics = RoleMetrics::new(Registry::new()).unwrap();
@@ -321,7 +322,7 @@ fn what_cannot_be_is_refused_with_a_sentence() {
         let coordinator =
             Coordinator::start(Arc::new(plan(&[])), "run", None, EventLog::default(), metrics).await.unwrap();
         for impossible in [0, 1025] {
-            let refused = coordinator.request_scale(Role::Ps, impossible).unwrap_err();
+            let refused = coordinator.request_scale(Role::Ps, impossible).unwrap_err().to_string();
             assert!(refused.contains("1 to 1024") && refused.ends_with(&format!("not {impossible}")), "{refused}");
         }
         let members = |role: Role| {
@@ -331,25 +332,25 @@ fn what_cannot_be_is_refused_with_a_sentence() {
         };
         let servers = || members(Role::Ps);
         assert_eq!((servers(), coordinator.request_scale(Role::Ps, 3), servers()), ((1, 1, 1), Ok(1), (1, 3, 3)));
-        assert_eq!(coordinator.request_scale(Role::Ps, 3), Ok(1), "asked twice");
-        let refused = coordinator.request_scale(Role::Ps, 4).unwrap_err();
+        assert_eq!(coordinator.request_scale(Role::Ps, 3), Ok(1), "the same request again");
+        let refused = coordinator.request_scale(Role::Ps, 4).unwrap_err().to_string();
         assert!(refused.contains("2 of 3 parameter servers have not joined"), "{refused}");
-        assert_eq!((coordinator.request_scale(Role::Ps, 1), servers()), (Ok(1), (1, 1, 1)), "given up");
+        assert_eq!((coordinator.request_scale(Role::Ps, 1), servers()), (Ok(1), (1, 1, 1)), "the request is withdrawn");
         for role in [Role::EmbeddingWorker, Role::Loader] {
-            assert!(coordinator.request_scale(role, 0).unwrap_err().contains("1 to 10000"), "{role:?}");
+            assert!(coordinator.request_scale(role, 0).unwrap_err().to_string().contains("1 to 10000"), "{role:?}");
             let wanted = || members(role);
             assert_eq!((wanted(), coordinator.request_scale(role, 3), wanted()), ((1, 1, 1), Ok(1), (1, 3, 3)));
-            let refused = coordinator.request_scale(role, 2).unwrap_err();
+            let refused = coordinator.request_scale(role, 2).unwrap_err().to_string();
             assert!(refused.contains("2 of 3") && refused.contains("have not joined"), "{refused}");
-            assert_eq!((coordinator.request_scale(role, 1), wanted()), (Ok(1), (1, 1, 1)), "given up");
+            assert_eq!((coordinator.request_scale(role, 1), wanted()), (Ok(1), (1, 1, 1)), "the request is withdrawn");
         }
-        let refused = coordinator.request_scale(Role::DenseWorker, 2).unwrap_err();
+        let refused = coordinator.request_scale(Role::DenseWorker, 2).unwrap_err().to_string();
         assert!(refused.contains("has 1: set spec.training.localBatchSize to 48 or less"), "{refused}");
     });
 }
 
 #[test]
-fn slots_are_spread_over_as_many_servers_once_for_each_decision() {
+fn each_decision_rebalances_the_slots_once() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let metrics = CoordinatorMetrics::of(&RoleMetrics::new(Registry::new()).unwrap(), 0);
@@ -368,14 +369,18 @@ fn slots_are_spread_over_as_many_servers_once_for_each_decision() {
             let status = client.clone().get_status(v1::StatusRequest {}).await.unwrap();
             status.into_inner().slots_decided_seconds
         };
-        assert_eq!((decided().await, ask(2, 7).await), (0, Err(Code::FailedPrecondition)), "there is one");
+        assert_eq!((decided().await, ask(2, 7).await), (0, Err(Code::FailedPrecondition)), "the job has one server");
         assert_eq!((decided().await, ask(1, 7).await, decided().await), (0, Ok(1), 7));
         let asked = || {
             let seen = events.after(0, usize::MAX).into_iter();
             seen.filter(|logged| matches!(logged.event, JobEvent::Scaling { from: 1, to: 1, .. })).count()
         };
         assert_eq!(asked(), 1);
-        assert_eq!((ask(1, 7).await, ask(1, 6).await, decided().await, asked()), (Ok(1), Ok(1), 7, 1), "it has been");
+        assert_eq!(
+            (ask(1, 7).await, ask(1, 6).await, decided().await, asked()),
+            (Ok(1), Ok(1), 7, 1),
+            "it is done already"
+        );
         assert_eq!((ask(1, 8).await, decided().await), (Ok(1), 8));
         serving.abort();
     });

@@ -1,5 +1,5 @@
-//! Whole jobs in one process, on synthetic data: what the modes promise, checked against one another and against a trainer written
-//! out here as a plain loop.
+//! Whole jobs in one process, on synthetic data. The tests check the promises of the modes against
+//! each other and against a trainer that is a plain loop.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -44,7 +44,7 @@ fn digest_of(changes: &[&str]) -> String {
 }
 
 #[test]
-fn sync_repeats_to_the_bit_and_does_not_depend_on_servers_embedding_workers_loaders_or_threads() {
+fn sync_repeats_to_the_bit_with_any_replicas_and_threads() {
     let first = digest_of(&[]);
     assert_eq!(first, digest_of(&[]), "the same job twice");
     for replicas in [
@@ -146,7 +146,8 @@ fn gba_alone_with_a_buffer_of_one_equals_sync_to_the_bit() {
     assert_eq!(sync, digest_of(&["spec.training.mode=gba"]));
     assert_eq!(sync, digest_of(&["spec.training.mode=gba", "spec.roles.ps.replicas=3"]));
     assert_eq!(sync, digest_of(&["spec.training.mode=async", "spec.roles.embeddingWorker.replicas=2"]));
-    // What is dropped depends on the batch, also behind the last one of an epoch, which is smaller.
+    // The dropout mask depends on the batch, also after the last batch of an epoch, which is
+    // smaller.
     let dropout = "spec.model.dropout=0.3";
     assert_ne!(digest_of(&[dropout]), sync);
     assert_eq!(digest_of(&[dropout]), digest_of(&[dropout, "spec.training.mode=gba"]));
@@ -172,7 +173,7 @@ fn a_switch_there_and_back_changes_no_bit_and_loses_no_row() {
 }
 
 #[test]
-fn gba_with_equal_workers_and_a_buffer_of_all_learns_what_sync_learns() {
+fn gba_learns_nearly_as_well_as_sync() {
     let auc = |mode: &str| {
         let changes = [
             mode,
@@ -192,7 +193,7 @@ fn gba_with_equal_workers_and_a_buffer_of_all_learns_what_sync_learns() {
 }
 
 #[test]
-fn every_mode_trains_every_row_once_with_several_workers_servers_and_evaluations() {
+fn every_mode_trains_every_row_once() {
     for mode in TOKEN_MODES {
         let mode_set = format!("spec.training.mode={mode}");
         let changes = [
@@ -210,10 +211,7 @@ fn every_mode_trains_every_row_once_with_several_workers_servers_and_evaluations
         assert_eq!(summary.tokens_lost, 0, "{mode}");
         if mode != "hopBw" {
             let applied = [summary.fewest_applied_gradients, summary.most_applied_gradients];
-            assert_eq!(
-                applied, [summary.tokens_issued; 2],
-                "{mode}: what was handed out is what every server has applied"
-            );
+            assert_eq!(applied, [summary.tokens_issued; 2], "{mode}: every server has applied all tokens");
         }
         let evaluations = events.iter().filter(|event| matches!(event, JobEvent::Evaluation { .. })).count();
         assert_eq!(evaluations, 2, "{mode}");
@@ -238,7 +236,7 @@ fn a_schedule_through_all_modes_loses_no_row() {
 }
 
 #[test]
-fn fewer_workers_may_train_with_a_barrier_than_without_and_none_of_them_is_missed() {
+fn only_some_workers_may_train_with_a_barrier() {
     let few =
         ["spec.roles.denseWorker.replicas=3", "spec.training.barrierWorkers=1", "spec.training.localBatchSize=96"];
     let sync = digest_of(&[]);
@@ -249,7 +247,7 @@ fn fewer_workers_may_train_with_a_barrier_than_without_and_none_of_them_is_misse
 }
 
 #[test]
-fn local_batches_may_be_smaller_than_a_workers_share_and_change_sync_by_rounding_only() {
+fn small_local_batches_change_sync_by_rounding_only() {
     let small = ["spec.training.localBatchSize=16", "spec.roles.denseWorker.replicas=2"];
     let auc = |mode: &str| {
         let summary = train(plan(&[&small[..], &[mode]].concat())).unwrap().0;
@@ -297,7 +295,7 @@ fn slices_are_tested_on_before_they_are_trained_on() {
 }
 
 #[test]
-fn hybrid_with_nothing_in_flight_learns_the_same_and_with_some_learns_as_well() {
+fn hybrid_learns_as_well_as_sync() {
     let learned = |changes: &[&str]| {
         let job = [
             "spec.data.synthetic.rows=12000",
@@ -362,19 +360,19 @@ fn a_batch_above_65535_samples_trains_every_sample() {
 }
 
 #[test]
-fn values_travel_as_fp16_blocks_if_asked_and_cost_little() {
+fn fp16_compression_costs_little_accuracy() {
     let auc = |changes: &[&str]| train(plan(changes)).unwrap().0.test.unwrap().auc.unwrap();
     let (plain, compressed) = (auc(&[]), auc(&["spec.training.compression=fp16"]));
     assert!((plain - compressed).abs() < 0.01, "{plain} {compressed}");
 }
 
 #[test]
-fn sync_in_bf16_repeats_to_the_bit_and_learns_what_fp32_learns() {
+fn sync_in_bf16_repeats_to_the_bit_and_learns_like_fp32() {
     let bf16 = "spec.training.precision=bf16";
     let first = digest_of(&[bf16]);
     assert_eq!(first, digest_of(&[bf16, "spec.roles.denseWorker.threads=1", "spec.roles.ps.replicas=2"]));
     assert_eq!(first, plain_loop(&plan(&[bf16])));
-    assert_ne!(first, digest_of(&[]), "bf16 was asked for and not taken");
+    assert_ne!(first, digest_of(&[]), "bf16 has no effect");
     let auc = |changes: &[&str]| train(plan(changes)).unwrap().0.test.unwrap().auc.unwrap();
     for model in ["spec.model.kind=dnn", "spec.model.kind=deepfm", "spec.model.kind=dlrm"] {
         let (fp32, bf16) = (auc(&[model]), auc(&[model, bf16]));
@@ -398,8 +396,8 @@ fn a_label_that_never_varies_is_the_users_error() {
     assert!(error.to_string().contains("`label` is 0 in all 100 rows"), "{error}");
 }
 
-/// What a choice of the training mode rests on: a worker that is four times slower is seen to be, and the wait for it is not taken for
-/// a slow all-reduce.
+/// The choice between modes depends on these times. A worker that is four times slower must be seen
+/// as slow, and the wait for it must not count as all-reduce.
 #[test]
 fn the_coordinator_knows_how_fast_each_dense_worker_computes() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
@@ -409,7 +407,7 @@ fn the_coordinator_knows_how_fast_each_dense_worker_computes() {
         let own = CoordinatorMetrics::of(&metrics, 0);
         let coordinator = Coordinator::start(Arc::clone(&plan), "test", None, EventLog::default(), own).await.unwrap();
         let coordinator = Arc::new(coordinator);
-        assert!(coordinator.status().workers.is_empty(), "nobody has computed yet");
+        assert!(coordinator.status().workers.is_empty(), "no worker has computed yet");
         run_with(plan, &BTreeMap::from([(1, 4.0)]), Arc::clone(&coordinator), metrics).await.unwrap();
         let status = coordinator.status();
         let mean = |rank: usize| {
@@ -423,7 +421,7 @@ fn the_coordinator_knows_how_fast_each_dense_worker_computes() {
     });
 }
 
-/// Without a barrier no worker counts steps, and batches are the progress.
+/// Without a barrier, workers count no steps, and batches are the progress.
 #[test]
 fn a_job_without_a_barrier_is_not_idle_while_it_trains() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
@@ -448,27 +446,27 @@ fn a_job_without_a_barrier_is_not_idle_while_it_trains() {
         };
         let idle = tokio::select! {
             ended = training => panic!("training has ended: {:?}", ended.map(|summary| summary.steps)),
-            idle = tokio::time::timeout(Duration::from_secs(120), watching) => idle.expect("it trains"),
+            idle = tokio::time::timeout(Duration::from_secs(120), watching) => idle.expect("training starts in time"),
         };
         assert!(idle < 1.5, "idle for {idle} s");
     });
 }
 
-/// Rows that no message can carry are refused before anybody trains, with the number that can be.
+/// A local batch that fits into no message is refused before training starts.
 #[test]
-fn a_local_batch_that_fits_into_no_message_is_refused_by_its_field() {
+fn a_local_batch_too_large_for_a_message_is_refused() {
     let plan = plan(&[]);
-    plan.fits_messages(1 << 30).unwrap();
-    let error = plan.fits_messages(2 << 10).unwrap_err();
+    plan.check_message_size(1 << 30).unwrap();
+    let error = plan.check_message_size(2 << 10).unwrap_err();
     assert!(error.is_user_error() && error.to_string().contains("spec.training.localBatchSize: 96 rows"), "{error}");
 }
 
-/// Each bad row counts once an epoch, whichever loader reads its chunk, and however many there are.
+/// Each bad row counts once an epoch, for any number of loaders.
 #[test]
 fn bad_rows_that_are_skipped_count_once() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("rows.csv");
-    // Bad are every 50th row and the last.
+    // Every 50th row and the last one are bad.
     let row = |row: u64| if row.is_multiple_of(50) { "?,1\n".to_owned() } else { format!("{},{}\n", row % 2, row % 7) };
     std::fs::write(&file, format!("label,user\n{}", (0..=1000).map(row).collect::<String>())).unwrap();
     for (loaders, epochs) in [(1, 1), (3, 1), (2, 3)] {
@@ -485,7 +483,8 @@ fn bad_rows_that_are_skipped_count_once() {
     }
 }
 
-/// The rows of a slice are read twice, to test and to train on them, and a bad one among them counts once.
+/// The rows of a slice are read twice, to evaluate and to train on them. A bad row among them
+/// counts once.
 #[test]
 fn bad_rows_of_slices_count_once() {
     let folder = tempfile::tempdir().unwrap();
@@ -503,7 +502,8 @@ fn bad_rows_of_slices_count_once() {
     assert_eq!((summary.trained_rows, summary.skipped_rows), (980, 20));
 }
 
-/// `mode: auto`: with one worker much slower than the other nobody waits for it any more, and the reason is told.
+/// `mode: auto` with one slow worker: the job leaves `sync`, so that no worker waits for the slow
+/// one.
 #[test]
 fn auto_leaves_sync_when_one_worker_is_slow_and_says_why() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();

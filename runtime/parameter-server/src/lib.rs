@@ -114,7 +114,7 @@ impl ParameterServer {
     #[must_use]
     pub fn reporting(mut self, readiness: Readiness) -> Self {
         if !self.is_new.load(Ordering::Acquire) {
-            readiness.begin();
+            readiness.set_ready();
         }
         self.readiness = readiness;
         self
@@ -192,7 +192,7 @@ impl ParameterServer {
         self.replies.clear();
         self.half.set(half);
         *began = Some((mode, at));
-        self.readiness.begin();
+        self.readiness.set_ready();
         Ok(message::done::<v1::BeginMode>())
     }
 

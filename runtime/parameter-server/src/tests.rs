@@ -12,7 +12,7 @@ use rectrain_wire::{Address, Frame, InProcess, InProcessConfig, Peer, Service, T
 use sha2::{Digest, Sha256};
 
 use super::{ParameterServer, Rows};
-use rectrain_protocol::blocking::{blocking, done};
+use rectrain_protocol::blocking::{await_task, blocking};
 use rectrain_protocol::deadline::CALL_DEADLINE;
 use rectrain_protocol::message::{self, Request};
 use rectrain_protocol::metrics::{PsMetrics, RoleMetrics};
@@ -355,7 +355,7 @@ fn work_that_ends_with_its_process_is_answered_by_nobody() {
     let waits = runtime.spawn_blocking(|| ());
     waits.abort();
     runtime.block_on(async {
-        let answer = tokio::time::timeout(Duration::from_millis(200), done("preparation of ids", waits)).await;
+        let answer = tokio::time::timeout(Duration::from_millis(200), await_task("preparation of ids", waits)).await;
         assert!(answer.is_err(), "{answer:?}");
     });
     drop(release);

@@ -1,4 +1,4 @@
-//! Which piece of which batch a message speaks of.
+//! Identifies a piece of a global batch in messages.
 
 use std::fmt;
 
@@ -7,17 +7,17 @@ use rectrain_proto::v1;
 
 use crate::error::RoleError;
 
-/// Where in the run a global batch stands.
+/// The position of a global batch in the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BatchPosition {
-    /// It is this batch of the training data, counted over all epochs.
+    /// The number of the batch in the training data, counted over all epochs.
     Train(u64),
-    /// It is predicted in the evaluation before `at_step`, as its `number`-th batch.
+    /// The `number`-th batch that is predicted in the evaluation before `at_step`.
     Evaluation { at_step: GlobalStep, number: u64 },
 }
 
 impl BatchPosition {
-    /// The position `batches` further on.
+    /// The position `batches` later.
     pub fn after(self, batches: u64) -> Self {
         match self {
             Self::Train(number) => Self::Train(number + batches),
@@ -25,14 +25,14 @@ impl BatchPosition {
         }
     }
 
-    /// Of the run's data, or of the evaluation's.
+    /// The number of the batch, in the training data or in the evaluation.
     pub fn number(self) -> u64 {
         let (Self::Train(number) | Self::Evaluation { number, .. }) = self;
         number
     }
 }
 
-/// One piece of one global batch: a local batch.
+/// The key of a piece: one local batch of a global batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BatchKey {
     pub position: BatchPosition,
@@ -41,7 +41,7 @@ pub struct BatchKey {
 
 impl BatchKey {
     pub fn read(what: &'static str, id: Option<v1::BatchId>) -> Result<Self, RoleError> {
-        let id = id.ok_or(RoleError::Inconsistent { message: what, reason: "the batch is not named".to_owned() })?;
+        let id = id.ok_or(RoleError::Inconsistent { message: what, reason: "the batch ID is missing".to_owned() })?;
         let position = match id.evaluation {
             None => BatchPosition::Train(id.number),
             Some(at_step) => BatchPosition::Evaluation { at_step: GlobalStep(at_step), number: id.number },

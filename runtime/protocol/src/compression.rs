@@ -1,5 +1,5 @@
-//! How values travel between dense workers, embedding workers and parameter servers: as they are, or as fp16 blocks scaled by
-//! κ/‖v‖∞ (Persia §4.2.3), one block for each row.
+//! How values travel between dense workers, embedding workers and parameter servers: unchanged, or
+//! as fp16 blocks scaled by κ/‖v‖∞ (Persia §4.2.3), one block for each row.
 
 use rectrain_kinds::Compression;
 use rectrain_wire::Tensor;
@@ -8,16 +8,16 @@ use rectrain_wire::compress::{self, CompressError};
 use crate::error::RoleError;
 use crate::message;
 
-/// How values become the tensors of a message, and back.
+/// Encodes values as the tensors of a message, and decodes them.
 pub trait TensorCodec: Copy {
-    /// `values` [rows, dim] as the tensors of a message: one (f32), or two (fp16 and scales).
+    /// Encodes `values` [rows, dim] as one tensor (f32) or two (fp16 and scales).
     fn encode(self, values: Vec<f32>, dim: usize) -> Result<Vec<Tensor>, RoleError>;
 
-    /// As [`Self::encode`] for gradients, which need not be finite: the parameter server counts those
-    /// that are not.
+    /// As [`Self::encode`] for gradients, which may be infinite or NaN: the parameter server counts
+    /// such gradients.
     fn encode_gradients(self, values: Vec<f32>, dim: usize) -> Result<Vec<Tensor>, RoleError>;
 
-    /// Takes the tensors that [`Self::encode`] made from `tensors`.
+    /// Decodes the values that [`Self::encode`] encoded, and takes their tensors from `tensors`.
     fn decode(
         self,
         message: &'static str,

@@ -1,5 +1,7 @@
-//! How a member asks the coordinator. A coordinator that is killed comes back with what it knew; a question whose answer was lost with it is
-//! asked again under the same number, so that it counts once whether or not it had been heard.
+//! How a member calls the coordinator.
+//! A coordinator that dies is replaced by one with the same state. If a reply is lost with the old
+//! one, the member repeats the request under the same number. The coordinator then applies it only
+//! once.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
@@ -16,81 +18,88 @@ use crate::deadline::CALL_DEADLINE;
 use crate::error::RoleError;
 use crate::message::{self, Request};
 
-/// The pause before a coordinator is asked again whose process has ended.
-const ASK_AGAIN: Duration = Duration::from_millis(10);
+/// The pause before a retry when the coordinator's process has ended.
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
-/// Who was never answered, and whose connection is closed so often in a row as soon as it asks, does not speak as members do: with TLS, or without.
-const UNHEARD: u32 = 5;
-const AS_SOON_AS_ASKED: Duration = Duration::from_secs(1);
+/// A peer that closes the connection this often in a row, right after a request and without ever
+/// answering one, does not speak the protocol. Most likely one side uses TLS and the other does
+/// not.
+const MAX_EARLY_CLOSES: u32 = 5;
+const EARLY: Duration = Duration::from_secs(1);
 
-/// See the module's text. Cheap to clone: clones count their questions together.
+/// A channel to the coordinator. Cheap to clone. Clones number their requests together.
 #[derive(Debug, Clone)]
 pub struct CoordinatorChannel {
     channel: Channel,
     caller: Arc<Caller>,
 }
 
-/// This process, as the coordinator knows it.
+/// This process as the coordinator knows it.
 #[derive(Debug)]
 struct Caller {
     id: u64,
-    /// That it takes part in; 0: none yet.
+    /// The attempt that this process belongs to; 0 before it has joined.
     attempt: AtomicU64,
     was_answered: AtomicBool,
-    questions: Mutex<Questions>,
+    requests: Mutex<PendingRequests>,
 }
 
 #[derive(Debug, Default)]
-struct Questions {
-    asked: u64,
-    unanswered: BTreeSet<u64>,
+struct PendingRequests {
+    last_number: u64,
+    pending: BTreeSet<u64>,
 }
 
 impl CoordinatorChannel {
-    /// Of a process that has asked nothing yet.
+    /// A channel of a process that has sent no request yet.
     pub fn new(channel: Channel) -> Self {
         let caller = Caller {
             id: RandomState::new().hash_one("caller").max(1),
             attempt: AtomicU64::new(0),
             was_answered: AtomicBool::new(false),
-            questions: Mutex::default(),
+            requests: Mutex::default(),
         };
         Self { channel, caller: Arc::new(caller) }
     }
 
-    /// The number of this process, which no other has.
-    pub fn process(&self) -> u64 {
+    /// The random ID of this process. The coordinator tells incarnations of a member apart by it.
+    pub fn caller_id(&self) -> u64 {
         self.caller.id
     }
 
-    /// From here on a coordinator of another attempt answers nothing.
-    pub fn takes_part_in(&self, attempt: u64) {
+    /// Sets the attempt of all later requests. A coordinator of another attempt refuses them.
+    pub fn set_attempt(&self, attempt: u64) {
         self.caller.attempt.store(attempt, Ordering::Release);
     }
 
-    /// Sends `request` with `tensors` and waits for the answer, also of a coordinator that is killed meanwhile and comes back.
+    /// Sends `request` with `tensors` and waits for the reply. Retries if the coordinator dies
+    /// meanwhile.
     ///
     /// # Errors
-    /// A refusal; no answer within `deadline`; a coordinator that was there and does not come back within the deadline of a call; one that
-    /// closes the connection whenever this process asks, and never answered it.
+    /// - A refusal by the coordinator.
+    /// - No reply within `deadline`.
+    /// - The coordinator answered before, died, and no replacement came within [`CALL_DEADLINE`].
+    /// - The peer never answered and closes the connection at each request.
     pub async fn call<R: Request>(
         &self,
         request: R,
         tensors: Vec<Tensor>,
         deadline: Duration,
     ) -> Result<(R::Reply, Vec<Tensor>), RoleError> {
-        let question = Question::new(&self.caller);
+        let pending = PendingRequest::new(&self.caller);
         let request = request.encode_to_vec();
-        let (began, mut unheard) = (Instant::now(), 0);
+        let (began, mut early_closes) = (Instant::now(), 0);
         loop {
-            let meta = [&*request, &question.caller().encode_to_vec()].concat();
-            let asked = Instant::now();
+            let meta = [&*request, &pending.caller().encode_to_vec()].concat();
+            let sent = Instant::now();
             let left = deadline.saturating_sub(began.elapsed());
             match message::call_with::<R>(&self.channel, meta, tensors.clone(), left).await {
-                Err(RoleError::Wire(WireError::Closed { .. })) if began.elapsed() < deadline && unheard < UNHEARD => {
+                Err(RoleError::Wire(WireError::Closed { .. }))
+                    if began.elapsed() < deadline && early_closes < MAX_EARLY_CLOSES =>
+                {
                     let was_answered = self.caller.was_answered.load(Ordering::Acquire);
-                    unheard = if was_answered || asked.elapsed() > AS_SOON_AS_ASKED { 0 } else { unheard + 1 };
-                    tokio::time::sleep(ASK_AGAIN).await;
+                    early_closes = if was_answered || sent.elapsed() > EARLY { 0 } else { early_closes + 1 };
+                    tokio::time::sleep(RETRY_PAUSE).await;
                     self.channel.ready(CALL_DEADLINE).await?;
                 }
                 answered => {
@@ -102,37 +111,37 @@ impl CoordinatorChannel {
     }
 }
 
-/// A question that is under way: answered, or given up, when it is dropped.
-struct Question<'a> {
-    of: &'a Caller,
+/// A request that is under way. It is pending until this is dropped.
+struct PendingRequest<'a> {
+    caller: &'a Caller,
     number: u64,
 }
 
-impl<'a> Question<'a> {
-    fn new(of: &'a Caller) -> Self {
-        let mut questions = of.lock();
-        questions.asked += 1;
-        let number = questions.asked;
-        questions.unanswered.insert(number);
-        Self { of, number }
+impl<'a> PendingRequest<'a> {
+    fn new(caller: &'a Caller) -> Self {
+        let mut requests = caller.lock();
+        requests.last_number += 1;
+        let number = requests.last_number;
+        requests.pending.insert(number);
+        Self { caller, number }
     }
 
     fn caller(&self) -> v1::Caller {
-        let unanswered = self.of.lock().unanswered.range(..=self.number).copied().collect();
-        let attempt = self.of.attempt.load(Ordering::Acquire);
-        v1::Caller { id: self.of.id, number: self.number, unanswered, attempt }
+        let unanswered = self.caller.lock().pending.range(..=self.number).copied().collect();
+        let attempt = self.caller.attempt.load(Ordering::Acquire);
+        v1::Caller { id: self.caller.id, number: self.number, unanswered, attempt }
     }
 }
 
-impl Drop for Question<'_> {
+impl Drop for PendingRequest<'_> {
     fn drop(&mut self) {
-        self.of.lock().unanswered.remove(&self.number);
+        self.caller.lock().pending.remove(&self.number);
     }
 }
 
 impl Caller {
-    fn lock(&self) -> MutexGuard<'_, Questions> {
-        self.questions.lock()
+    fn lock(&self) -> MutexGuard<'_, PendingRequests> {
+        self.requests.lock()
     }
 }
 
@@ -144,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_question_carries_its_caller_and_is_read_as_if_it_did_not() {
+    fn a_request_carries_its_caller_and_decodes_without_it() {
         let request = v1::ChunkReport { epoch: 3, chunk: 4, ..v1::ChunkReport::default() };
         let caller = v1::Caller { id: 7, number: 2, unanswered: vec![1, 2], attempt: 9 };
         let meta = [request.encode_to_vec(), caller.encode_to_vec()].concat();
@@ -153,9 +162,9 @@ mod tests {
         assert_eq!(v1::Caller::decode(&*request.encode_to_vec()).unwrap(), v1::Caller::default());
     }
 
-    /// A member with a certificate answers so who has none.
+    /// A member that uses TLS closes the connections of peers that do not.
     #[tokio::test]
-    async fn one_who_closes_whenever_it_is_asked_is_not_asked_for_ever() {
+    async fn a_peer_that_always_closes_the_connection_is_given_up() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = Address::tcp("127.0.0.1", listener.local_addr().unwrap().port());
         let counters = WireCounters::unregistered(|_| "any").unwrap();
@@ -171,22 +180,23 @@ mod tests {
         let answer = tokio::select! {
             answer = asking => answer,
             () = closing => return,
-            () = tokio::time::sleep(Duration::from_secs(20)) => panic!("it is asked for ever"),
+            () = tokio::time::sleep(Duration::from_secs(20)) => panic!("the channel retries for ever"),
         };
         assert!(matches!(answer, Err(RoleError::Wire(WireError::Closed { .. }))), "{answer:?}");
     }
 
     #[test]
-    fn questions_are_numbered_and_what_is_answered_is_told() {
+    fn requests_are_numbered_and_list_those_that_are_pending() {
         let (attempt, was_answered) = (AtomicU64::new(9), AtomicBool::new(false));
-        let caller = Caller { id: 7, attempt, was_answered, questions: Mutex::default() };
-        let (first, second, third) = (Question::new(&caller), Question::new(&caller), Question::new(&caller));
+        let caller = Caller { id: 7, attempt, was_answered, requests: Mutex::default() };
+        let (first, second, third) =
+            (PendingRequest::new(&caller), PendingRequest::new(&caller), PendingRequest::new(&caller));
         let expected =
             |number, unanswered: &[u64]| v1::Caller { id: 7, number, unanswered: unanswered.to_vec(), attempt: 9 };
         assert_eq!((first.caller(), third.caller()), (expected(1, &[1]), expected(3, &[1, 2, 3])));
         drop(second);
         assert_eq!((first.caller(), third.caller()), (expected(1, &[1]), expected(3, &[1, 3])));
         drop(first);
-        assert_eq!((third.caller(), Question::new(&caller).caller()), (expected(3, &[3]), expected(4, &[3, 4])));
+        assert_eq!((third.caller(), PendingRequest::new(&caller).caller()), (expected(3, &[3]), expected(4, &[3, 4])));
     }
 }

@@ -1,14 +1,15 @@
-//! A part of the dense parameters, as a checkpoint holds it.
+//! A part of the dense parameters in a checkpoint.
 
 use rectrain_checkpoint::{CheckpointError, DensePart};
 
 use crate::error::RoleError;
 use crate::plan::JobPlan;
 
-/// Some of the dense parameters, from `offset` on, and the state of their optimizer, its vectors one after another.
+/// The dense `parameters` from `offset` on. `state` is the optimizer's state: its vectors one after
+/// another, each as long as `parameters`.
 pub fn dense_part(plan: &JobPlan, offset: u64, parameters: &[f32], state: &[f32], step: u64) -> DensePart {
     let names = plan.dense_optimizer.slots();
-    // Of a server without parameters they are all empty, and there nevertheless.
+    // A server without parameters has empty vectors, which are named all the same.
     let vector = |place: usize| state.get(place * parameters.len()..(place + 1) * parameters.len());
     let named = names.iter().enumerate().map_while(|(place, name)| Some(((*name).to_owned(), vector(place)?.to_vec())));
     DensePart {
@@ -20,7 +21,7 @@ pub fn dense_part(plan: &JobPlan, offset: u64, parameters: &[f32], state: &[f32]
     }
 }
 
-/// A message about checkpoints in a job that has none.
+/// The error for a message about checkpoints in a job that has none.
 pub fn no_checkpoints() -> RoleError {
     RoleError::Checkpoint(Box::new(CheckpointError::Incomplete {
         checkpoint: "-".to_owned(),

@@ -1,6 +1,7 @@
-//! How a loader or a dense worker reaches the embedding workers. One that has died is replaced while the job goes on: a call that it took
-//! with it is made again, of its successor, wherever that is. Both of them, and the parameter servers behind, take in only once what comes
-//! twice.
+//! How a loader or a dense worker calls the embedding workers.
+//! A worker that dies is replaced while the job continues. A call that failed with it is repeated
+//! to its replacement, wherever that runs. Embedding workers and the parameter servers behind them
+//! apply a repeated request only once.
 
 use std::time::{Duration, Instant};
 
@@ -13,50 +14,55 @@ use crate::message::{self, Request};
 use crate::placement::Directory;
 use crate::placement::connect;
 
-/// How often a call that waits looks whether its embedding worker is still there.
-const LOOK: Duration = Duration::from_secs(1);
-/// Of one that cannot be connected to within this time it is asked whether it is somewhere else now. When it has just died its successor may be there in
-/// a moment: at first it has less time, and twice as much with each time.
-const REACHED: Duration = Duration::from_secs(2);
-const REACHED_AT_FIRST: Duration = Duration::from_millis(50);
-/// Between two questions where its successor is.
-const PAUSE: Duration = Duration::from_millis(50);
+/// How often a waiting call checks that its embedding worker is still reachable.
+const LIVENESS_INTERVAL: Duration = Duration::from_secs(1);
+/// How long one attempt to connect may take before the coordinator is asked for a new address. The
+/// first attempt is short, because the replacement may be there at once. Each further attempt takes
+/// twice as long, up to the maximum.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+const FIRST_CONNECT_TIMEOUT: Duration = Duration::from_millis(50);
+/// The pause between two requests for the replacement's address.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
-/// See the module's text.
+/// Channels to all embedding workers.
 pub struct EmbeddingWorkers {
     directory: Directory,
     patience: Duration,
     channels: RwLock<Vec<Channel>>,
-    /// Successions that `channels` go by. Held while the directory is asked, so that no answer is put over a newer one.
-    followed: Mutex<u64>,
+    /// The number of replacements that `channels` include. Locked during a fetch, so that no old
+    /// reply overwrites a newer one.
+    replacements_seen: Mutex<u64>,
 }
 
 impl EmbeddingWorkers {
-    /// At these addresses, by index; `directory` knows others if they change. A call may take as long as `patience`.
+    /// Connects to embedding workers at `addresses`, by index. `directory` returns new addresses
+    /// after changes. `patience` is the deadline of a call.
     pub fn new(addresses: &[String], directory: Directory, patience: Duration) -> Result<Self, RoleError> {
         let channels = addresses.iter().map(|address| connect(&*directory.transport, address));
         let channels = RwLock::new(channels.collect::<Result<_, _>>()?);
-        Ok(Self { directory, patience, channels, followed: Mutex::default() })
+        Ok(Self { directory, patience, channels, replacements_seen: Mutex::default() })
     }
 
-    /// Embedding workers have taken others' places so often: what is sent from here on comes to the last of them. One that they have replaced
-    /// may live on for a while, and what it took in would be lost.
+    /// Reconnects if more than the known number of workers were replaced. Later calls go to the
+    /// latest replacements. A replaced worker may still run for a while, and a piece sent to it
+    /// would be lost.
     ///
     /// # Errors
-    /// The coordinator cannot be asked.
-    pub async fn follow(&self, successions: u64) -> Result<(), RoleError> {
-        let mut followed = self.followed.lock().await;
-        if *followed < successions {
-            self.connect_anew(0).await?;
-            *followed = successions;
+    /// The coordinator does not answer.
+    pub async fn follow_replacements(&self, replacements: u64) -> Result<(), RoleError> {
+        let mut replacements_seen = self.replacements_seen.lock().await;
+        if *replacements_seen < replacements {
+            self.reconnect(0).await?;
+            *replacements_seen = replacements;
         }
         Ok(())
     }
 
-    /// Sends `request` to embedding worker number `index`, and again to its successor as often as it dies.
+    /// Sends `request` to embedding worker `index`. Repeats it to the replacement whenever the
+    /// worker dies.
     ///
     /// # Errors
-    /// A refusal; or that there was none to answer within the deadline of a call.
+    /// A refusal, or no reply within the deadline.
     pub async fn call<R: Request + Clone>(
         &self,
         index: usize,
@@ -66,7 +72,7 @@ impl EmbeddingWorkers {
         self.call_within(index, request, tensors, self.patience).await
     }
 
-    /// As [`Self::call`], and for as long as `patience` allows.
+    /// As [`Self::call`], with `patience` as the deadline.
     pub async fn call_within<R: Request + Clone>(
         &self,
         index: usize,
@@ -74,15 +80,15 @@ impl EmbeddingWorkers {
         tensors: Vec<Tensor>,
         patience: Duration,
     ) -> Result<(R::Reply, Vec<Tensor>), RoleError> {
-        self.call_if_there(index, request, tensors, patience).await?.ok_or_else(|| {
-            let reason = format!("there is no embedding worker {index}");
+        self.call_if_present(index, request, tensors, patience).await?.ok_or_else(|| {
+            let reason = format!("the job has no embedding worker {index}");
             RoleError::Inconsistent { message: "map", reason }
         })
     }
 
-    /// As [`Self::call`], and for as long as `patience` allows; `None`, if the job goes on without an embedding worker of this number:
-    /// what it was to be given is trained.
-    pub async fn call_if_there<R: Request + Clone>(
+    /// As [`Self::call_within`]. `None` if the job no longer has an embedding worker of this index:
+    /// all pieces that it held are trained.
+    pub async fn call_if_present<R: Request + Clone>(
         &self,
         index: usize,
         request: R,
@@ -92,15 +98,16 @@ impl EmbeddingWorkers {
         let until = Instant::now() + patience;
         loop {
             let Some(channel) = self.channel(index) else {
-                // It may have joined since.
-                if self.look_for(index, None).await? {
+                // The worker may have joined since the last fetch.
+                if self.locate(index, None).await? {
                     continue;
                 }
                 return Ok(None);
             };
             let gone = if let Address::Local(_) = channel.address() {
-                // It lives and dies with this process, unless it is one that has left: nothing is copied to be sent again.
-                match channel.ready(REACHED).await {
+                // A worker in this process dies only with this process, unless the job has released
+                // it. The request is therefore not cloned for a retry.
+                match channel.ready(CONNECT_TIMEOUT).await {
                     Ok(()) => return message::call(&channel, request, tensors, patience).await.map(Some),
                     Err(gone) => gone,
                 }
@@ -111,15 +118,16 @@ impl EmbeddingWorkers {
                 }
             };
             tracing::debug!(%gone, index, "an embedding worker is gone");
-            tokio::time::sleep(PAUSE).await;
-            if !self.look_for(index, Some(channel.address())).await? {
+            tokio::time::sleep(RETRY_PAUSE).await;
+            if !self.locate(index, Some(channel.address())).await? {
                 return Ok(None);
             }
         }
     }
 
-    /// The answer; or that nobody is there to give one, which a call by itself finds out only at its deadline if it has to connect. To take long for
-    /// that is not to be gone: names, handshakes and busy machines take their time, and begun anew it would never come to an end.
+    /// Returns the reply, or an error once the worker has gone. A call alone notices that only at
+    /// its deadline if it has to connect. A slow connection is not an error: name resolution and
+    /// handshakes take time, and a restarted handshake might never finish.
     async fn answer<R: Request>(
         &self,
         (index, channel): (usize, &Channel),
@@ -128,32 +136,33 @@ impl EmbeddingWorkers {
         patience: Duration,
     ) -> Result<(R::Reply, Vec<Tensor>), RoleError> {
         let gone = async {
-            let mut reached = REACHED_AT_FIRST;
+            let mut reached = FIRST_CONNECT_TIMEOUT;
             loop {
                 let Err(gone) = channel.ready(reached).await else {
-                    reached = REACHED;
-                    tokio::time::sleep(LOOK).await;
+                    reached = CONNECT_TIMEOUT;
+                    tokio::time::sleep(LIVENESS_INTERVAL).await;
                     continue;
                 };
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(RETRY_PAUSE).await;
                 match self.is_still_at(index, channel.address()).await {
-                    Ok(true) => reached = (2 * reached).min(REACHED),
+                    Ok(true) => reached = (2 * reached).min(CONNECT_TIMEOUT),
                     Ok(false) => return gone.into(),
                     Err(error) => return error,
                 }
             }
         };
         tokio::select! {
-            // First, so that what connects is the call and not the look, which gives up.
+            // The call comes first: it must open the connection, because `gone` gives up connecting
+            // early.
             biased;
             answered = message::call(channel, request, tensors, patience) => answered,
             gone = gone => Err(gone),
         }
     }
 
-    /// Whether the directory knows of no other place for it.
+    /// Whether the directory still has the worker at this address.
     async fn is_still_at(&self, index: usize, address: &Address) -> Result<bool, RoleError> {
-        let is_anywhere = self.look_for(index, Some(address)).await?;
+        let is_anywhere = self.locate(index, Some(address)).await?;
         Ok(is_anywhere && self.channel(index).is_some_and(|channel| channel.address() == address))
     }
 
@@ -161,21 +170,24 @@ impl EmbeddingWorkers {
         self.channels.read().get(index).cloned()
     }
 
-    /// Connects to where it is now, which is not where it is `gone` from; says whether it is anywhere.
-    async fn look_for(&self, index: usize, gone: Option<&Address>) -> Result<bool, RoleError> {
-        let _held = self.followed.lock().await;
+    /// Connects to the present address of a worker, which differs from `gone`. Returns whether the
+    /// job has a worker of this index.
+    async fn locate(&self, index: usize, gone: Option<&Address>) -> Result<bool, RoleError> {
+        let _locked = self.replacements_seen.lock().await;
         if self.channel(index).is_some_and(|known| Some(known.address()) != gone) {
             return Ok(true);
         }
-        self.connect_anew(index).await
+        self.reconnect(index).await
     }
 
-    /// Connects to this one and to all others that are not where they were; says whether there is one of this number.
-    async fn connect_anew(&self, index: usize) -> Result<bool, RoleError> {
-        let addresses = self.directory.ask().await?.embedding_workers;
+    /// Reconnects to this worker and to all others whose address has changed. Returns whether the
+    /// job has a worker of this index.
+    async fn reconnect(&self, index: usize) -> Result<bool, RoleError> {
+        let addresses = self.directory.fetch_addresses().await?.embedding_workers;
         let is_known =
             |address: &String, index| self.channel(index).is_some_and(|known| known.address().to_string() == *address);
-        // Those that have left are asked for nothing any more.
+        // Skips workers that this process has not called yet. Channels to workers that have left
+        // the job stay, and are not used.
         for (other, address) in
             addresses.iter().enumerate().filter(|(other, _)| *other <= index || self.channel(*other).is_some())
         {
@@ -185,7 +197,7 @@ impl EmbeddingWorkers {
             let channel = connect(&*self.directory.transport, address)?;
             let mut channels = self.channels.write();
             match channels.get_mut(other) {
-                Some(place) => *place = channel,
+                Some(known) => *known = channel,
                 None => channels.push(channel),
             }
         }
@@ -207,10 +219,10 @@ mod tests {
     use crate::coordinator_channel::CoordinatorChannel;
     use crate::deadline::CALL_DEADLINE;
 
-    /// An embedding worker, and a coordinator that knows where it is.
-    struct Both(String);
+    /// An embedding worker that is also the coordinator which knows its address.
+    struct WorkerAndCoordinator(String);
 
-    impl Service for Both {
+    impl Service for WorkerAndCoordinator {
         fn call<'a>(&'a self, _peer: &'a Peer, frame: Frame) -> BoxFuture<'a, Result<Frame, Refusal>> {
             Box::pin(async move {
                 if frame.kind == v1::MapRequest::KIND {
@@ -224,8 +236,8 @@ mod tests {
         }
     }
 
-    /// Passes bytes on, and begins to only after a while.
-    async fn hesitate(listener: TcpListener, to: (String, u16), pause: Duration) {
+    /// A proxy that waits for `pause` before it forwards a connection.
+    async fn proxy_slowly(listener: TcpListener, to: (String, u16), pause: Duration) {
         while let Ok((mut caller, _)) = listener.accept().await {
             let to = to.clone();
             tokio::spawn(async move {
@@ -236,24 +248,25 @@ mod tests {
         }
     }
 
-    /// Longer than anybody is waited for before it is asked whether it is somewhere else.
+    /// The connection takes longer than the limit after which the coordinator is asked for a new
+    /// address.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn one_that_is_slow_to_connect_to_is_connected_to() {
+    async fn a_slow_connection_is_not_given_up() {
         let transport = TcpTransport::new(TcpConfig::default(), WireCounters::unregistered(|_| "any").unwrap());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("tcp://{}", listener.local_addr().unwrap());
-        let both = Arc::new(Both(address.clone()));
+        let both = Arc::new(WorkerAndCoordinator(address.clone()));
         let serving = transport.serve(both, &Address::tcp("127.0.0.1", 0)).unwrap();
         let Address::Tcp { host, port, .. } = serving.address().clone() else { panic!("not TCP") };
-        let hesitating = tokio::spawn(hesitate(listener, (host, port), REACHED + REACHED / 4));
+        let proxying = tokio::spawn(proxy_slowly(listener, (host, port), CONNECT_TIMEOUT + CONNECT_TIMEOUT / 4));
         let coordinator = CoordinatorChannel::new(transport.connect(serving.address()).unwrap());
         let directory = Directory { coordinator, transport: Arc::new(transport) };
         let workers = EmbeddingWorkers::new(&[address], directory, CALL_DEADLINE).unwrap();
         let began = Instant::now();
         let answer = tokio::time::timeout(CALL_DEADLINE / 20, workers.call(0, v1::TrafficRequest {}, Vec::new())).await;
-        let (traffic, _) = answer.expect("it is never connected to").unwrap();
+        let (traffic, _) = answer.expect("the worker answers in time").unwrap();
         assert_eq!(traffic.bytes_sent["rows"], 7);
-        assert!(began.elapsed() > REACHED);
-        hesitating.abort();
+        assert!(began.elapsed() > CONNECT_TIMEOUT);
+        proxying.abort();
     }
 }

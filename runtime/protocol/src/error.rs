@@ -1,41 +1,41 @@
-//! The errors of a role. An error of the user's input ends a run with exit code 2 and is never retried;
-//! every other error ends it with 1.
+//! The errors of a role. An error of the user's input ends a run with exit code 2 and is never
+//! retried. Every other error ends it with code 1.
 
 use rectrain_dense::{DenseError, GPU_SUPPORT};
 use rectrain_wire::{Refusal, RefusalCode, WireError};
 
-/// A role cannot go on.
+/// A role cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum RoleError {
     /// The data cannot be read as the manifest says.
     #[error(transparent)]
     Data(Box<rectrain_data::DataError>),
-    /// The model cannot be built, or its numbers left the range of floats.
+    /// The model cannot be built, or its numbers overflowed.
     #[error(transparent)]
     Dense(#[from] DenseError),
-    /// The embedding store refused.
-    #[error("the embedding store refused: {0}")]
+    /// The embedding store refused a request.
+    #[error("the embedding store refused a request: {0}")]
     Store(#[from] rectrain_embedding::StoreError),
-    /// A peer could not be reached or refused.
+    /// A peer cannot be reached, or refused a request.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// Values that cannot travel as fp16.
+    /// Values cannot be compressed to fp16.
     #[error("values cannot be compressed for a message: {0}")]
     Compress(#[from] rectrain_wire::compress::CompressError),
     /// A peer broke the protocol of a training mode with a barrier.
-    #[error("the step gate of a parameter server refused: {0}")]
+    #[error("the step gate of a parameter server refused a request: {0}")]
     Gate(#[from] rectrain_modes::barrier::GateError),
-    /// A switch of the training mode that cannot be, or an account of rows that contradicts it.
+    /// The training mode cannot be switched, or the ledger of rows contradicts the switch.
     #[error("the coordinator cannot pause or switch training: {0}")]
     Switch(Box<rectrain_modes::switch::SwitchError>),
-    /// A message without a barrier that no correct dense worker sends.
+    /// A dense worker broke the protocol of a training mode without a barrier.
     #[error("the coordinator cannot hand out a batch: {0}")]
     Dispatch(#[from] rectrain_modes::gba::DispatchError),
-    /// A gradient that no correct dense worker pushes.
+    /// A dense worker pushed a gradient that no correct one pushes.
     #[error("a gradient buffer refused a gradient: {0}")]
     Push(#[from] rectrain_modes::gba::PushError),
-    /// An answer that no correct peer gives a dense worker.
-    #[error("a dense worker was answered against the protocol: {0}")]
+    /// A dense worker got a reply that no correct peer gives.
+    #[error("a dense worker got a reply that breaks the protocol: {0}")]
     Worker(#[from] rectrain_modes::gba::WorkerError),
     /// A peer broke the all-reduce.
     #[error("the all-reduce of dense gradients failed: {0}")]
@@ -43,41 +43,41 @@ pub enum RoleError {
     /// The caller's slot map is not this server's.
     #[error(transparent)]
     NotServed(#[from] rectrain_modes::migration::NotServed),
-    /// Slots that cannot move now.
+    /// Slots cannot move now.
     #[error("slots cannot move: {0}")]
     Migration(#[from] rectrain_modes::migration::MigrationError),
-    /// A loader's account contradicts the coordinator's.
-    #[error("the account of the data is contradicted: {0}")]
+    /// A loader's report contradicts the coordinator's ledger.
+    #[error("a loader's report contradicts the coordinator's ledger: {0}")]
     Ledger(#[from] rectrain_modes::LedgerError),
-    /// A checkpoint that cannot be written or read.
+    /// A checkpoint cannot be written or read.
     #[error(transparent)]
     Checkpoint(Box<rectrain_checkpoint::CheckpointError>),
-    /// An answer that is not of its kind.
-    #[error("the answer to `{message}` cannot be read: {source}")]
+    /// A reply cannot be decoded.
+    #[error("the reply to `{message}` cannot be decoded: {source}")]
     Reply { message: &'static str, source: prost::DecodeError },
-    /// A message with too many or too few tensors.
-    #[error("`{message}` came with {found} tensors where {expected} were expected")]
+    /// A message has too many or too few tensors.
+    #[error("`{message}` has {found} tensors, expected {expected}")]
     Tensors { message: &'static str, expected: usize, found: usize },
-    /// Numbers in a message that do not fit together.
+    /// A message contradicts itself or the state of the receiver.
     #[error("`{message}` is inconsistent: {reason}")]
     Inconsistent { message: &'static str, reason: String },
-    /// The manifest and the data cannot be trained together.
+    /// The manifest and the data do not fit together.
     #[error("{0}")]
     Input(String),
     /// Another member failed and the coordinator ended the job.
     #[error("{message}")]
     JobFailed { message: String, user_error: bool },
-    /// A member has joined a second time, after everybody had.
+    /// A member that cannot be replaced while the job trains has joined a second time.
     #[error(
-        "{member} was restarted in the middle of the job, and what it held is lost: the job has to go on from its last checkpoint"
+        "{member} was restarted in the middle of the job and its state is lost: the job has to resume from its last checkpoint"
     )]
     Restarted { member: String },
-    /// The dense workers, which must hold the same parameters, do not.
+    /// Dense workers that must hold the same parameters hold different ones.
     #[error(
-        "dense workers 0 and {rank} ended with different parameters: they must be equal in this mode, so this run cannot be trusted"
+        "dense workers 0 and {rank} ended with different parameters: they must be equal in this mode, so the result is not trustworthy"
     )]
     Diverged { rank: u32 },
-    /// A port, file or thread could not be had.
+    /// The system refused a port, a file or a thread.
     #[error("cannot {attempt}: {source}")]
     System { attempt: String, source: std::io::Error },
     /// A task ended without a result.
@@ -89,7 +89,7 @@ pub enum RoleError {
 }
 
 impl RoleError {
-    /// Whether the user's manifest or data is at fault: trying again cannot help.
+    /// Whether the user's manifest or data is at fault, so that a retry cannot help.
     #[must_use]
     pub fn is_user_error(&self) -> bool {
         match self {
@@ -98,7 +98,8 @@ impl RoleError {
             Self::Checkpoint(error) => matches!(**error, rectrain_checkpoint::CheckpointError::OtherJob { .. }),
             Self::JobFailed { user_error, .. } => *user_error,
             Self::Dense(error) => match error {
-                // A program that can use GPUs and sees none may be on a node that has lost its own: another node may have one.
+                // A program built for GPUs that sees none may run on a node that lost its own. A
+                // retry may land on another node.
                 DenseError::NoGpu { .. } => !GPU_SUPPORT,
                 error => matches!(error, DenseError::NoBf16 { .. }),
             },
@@ -134,7 +135,7 @@ impl From<RoleError> for Refusal {
     }
 }
 
-/// Whether the other side is no more, or cannot be reached.
+/// Whether the peer has ended or cannot be reached.
 pub fn is_gone(error: &WireError) -> bool {
     matches!(error, WireError::Closed { .. } | WireError::Unreachable { .. } | WireError::Deadline { .. })
 }

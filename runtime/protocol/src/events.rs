@@ -1,4 +1,4 @@
-//! What a job tells whoever follows it: one JSON object an event, the last being the summary or the failure.
+//! The events of a job, one JSON object each. The last event is the summary or the failure.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use rectrain_kinds::Role;
 
-/// One thing that happened. Serialized with `"event"` as its first field.
+/// An event. It is serialized with `"event"` as its first field.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum JobEvent {
@@ -30,7 +30,7 @@ pub enum JobEvent {
         /// Replicas by role.
         replicas: BTreeMap<String, u32>,
     },
-    /// How far training is. At most a few a second.
+    /// Progress of training. At most a few events a second.
     Progress {
         /// Global batches trained.
         step: u64,
@@ -38,84 +38,86 @@ pub enum JobEvent {
         total_steps: Option<u64>,
         /// Samples trained so far.
         samples: u64,
-        /// Over the last seconds.
+        /// Throughput over the last seconds.
         samples_per_second: f64,
         /// Mean loss of the samples since the last event.
         loss: f64,
-        /// Over the latest training predictions, each made before its sample was learned.
+        /// AUC of the latest training predictions. Each was made before its sample was learned.
         running_auc: Option<f64>,
     },
     /// The training mode was switched.
     ModeSwitched {
-        /// Before this global step.
+        /// The global step before which it was switched.
         step: u64,
-        /// The mode until then.
+        /// The mode before the switch.
         from: String,
-        /// The mode since.
+        /// The mode after the switch.
         to: String,
     },
-    /// The training mode was chosen for a reason, as with `spec.training.mode: auto`; `ModeSwitched` follows at a boundary.
+    /// A mode was requested with a reason, for instance by `spec.training.mode: auto`.
+    /// `ModeSwitched` follows at the next boundary.
     ModeChosen {
-        /// The mode to go on in.
+        /// The requested mode.
         mode: String,
-        /// A sentence with what was measured and predicted.
+        /// A sentence with the measurements and predictions.
         reason: String,
     },
-    /// Another number of a role's members is asked for, or that the slots are spread anew over the same parameter servers; those that
-    /// join are waited for.
+    /// Another number of members of a role was requested, or a rebalance of the slots over the same
+    /// parameter servers. The job waits for new members to join.
     Scaling {
-        /// Whose.
+        /// The role.
         role: Role,
-        /// Members until then.
+        /// Members before.
         from: u32,
-        /// Members to be.
+        /// Members requested.
         to: u32,
-        /// Why, if that was said.
+        /// The reason, if the request had one.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         reason: Option<String>,
     },
-    /// Members of a role have joined or left while training went on; parameter servers: see `SlotsMoved`.
+    /// Members of a role have joined or left while training continued. For parameter servers see
+    /// `SlotsMoved`.
     Scaled {
-        /// Whose.
+        /// The role.
         role: Role,
-        /// Members until then.
+        /// Members before.
         from: u32,
-        /// Members since.
+        /// Members now.
         to: u32,
     },
-    /// Slots have moved between parameter servers while training went on.
+    /// Slots have moved between parameter servers while training continued.
     SlotsMoved {
-        /// Parameter servers until then.
+        /// Parameter servers before.
         from: u32,
-        /// Parameter servers since.
+        /// Parameter servers now.
         to: u32,
-        /// Slots that moved; 0 if all were where they should be.
+        /// Slots that moved; 0 if all were on the right servers.
         slots: u64,
-        /// Bytes of rows sent, those that were sent again because they changed included.
+        /// Bytes of rows sent, including rows sent again because they changed.
         bytes: u64,
         /// Time from the plan until the new map was in force.
         seconds: f64,
-        /// Of that, time in which training rested.
+        /// The part of that time for which training was paused.
         rest_seconds: f64,
-        /// Look-ups of the busiest parameter server over their mean, as measured before.
+        /// Look-ups of the busiest parameter server over their mean, measured before the move.
         imbalance: f64,
-        /// The slot map in force.
+        /// The epoch of the slot map in force.
         map_epoch: u64,
     },
-    /// Training goes on from a checkpoint.
+    /// Training resumes from a checkpoint.
     Resumed {
         /// Its name in the checkpoint path.
         checkpoint: String,
-        /// Before this global step.
+        /// The global step before which it was taken.
         step: u64,
-        /// Global batches that were trained until then.
+        /// Global batches trained before it.
         batches: u64,
-        /// Embedding rows that were restored.
+        /// Embedding rows restored.
         rows: u64,
     },
-    /// A checkpoint exists.
+    /// A checkpoint was saved.
     CheckpointSaved {
-        /// Before this global step.
+        /// The global step before which it was taken.
         step: u64,
         /// Its name in the checkpoint path.
         checkpoint: String,
@@ -123,55 +125,56 @@ pub enum JobEvent {
         rows: u64,
         /// Bytes of its files.
         bytes: u64,
-        /// Time from the instant it is of until it existed.
+        /// Time from its boundary until it was complete.
         seconds: f64,
     },
-    /// The test part was predicted.
+    /// The model was evaluated on the test part.
     Evaluation {
-        /// Before this global step.
+        /// The global step before which it was evaluated.
         step: u64,
-        /// What was found.
+        /// The metrics.
         test: TestMetrics,
     },
-    /// Something that the user should know and that does not stop the job.
+    /// A problem that does not stop the job.
     Warning {
         /// One sentence.
         message: String,
     },
-    /// A crash ended all processes; they begin again, from the last checkpoint if there is one.
+    /// A crash ended all processes. They restart, from the last checkpoint if there is one.
     Restarting {
-        /// Which restart of the run this is, from 1.
+        /// The number of this restart of the run, from 1.
         restart: u32,
-        /// What happened.
+        /// The cause.
         message: String,
-        /// Time until then.
+        /// Back-off before the restart.
         seconds: u64,
     },
-    /// A member that had died was replaced while the others went on.
+    /// A member that died was replaced while the others continued.
     Rejoined {
         /// Its role and index.
         member: String,
-        /// Chunks of data that are read and sent again for it.
+        /// Chunks of data that loaders replay for it.
         chunks: u64,
     },
-    /// A member was told to end, as on a node that is drained: what it holds goes to others first.
+    /// A member is about to end, for instance because its node is drained. Its rows move to other
+    /// servers first.
     Leaving {
         /// Its role and index.
         member: String,
     },
-    /// A coordinator that was killed is back, with all that it knew.
+    /// The coordinator was killed and has been replaced by one with the same state.
     CoordinatorTakenUp {
-        /// Global batches that are trained.
+        /// Global batches trained.
         step: u64,
     },
-    /// A parameter server that had died was started again, with the rows that it had held, and the others went on.
+    /// A parameter server died and was started again with all its rows, while the others continued.
     ServerKeptRows {
         /// Its role and index.
         member: String,
     },
     /// The job is done.
     Summary(Box<Summary>),
-    /// The job ended without being done.
+    /// The job failed.
     Failed {
         /// One sentence.
         message: String,
@@ -184,7 +187,7 @@ pub enum JobEvent {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TestMetrics {
-    /// Area under the ROC curve; none if all labels are equal.
+    /// Area under the ROC curve; `None` if all labels are equal.
     pub auc: Option<f64>,
     /// Impression-weighted mean of the groups' AUCs, if the manifest names a group column.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -203,13 +206,13 @@ pub struct TestMetrics {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Summary {
-    /// The last evaluation; none without test data.
+    /// The last evaluation; `None` without test data.
     pub test: Option<TestMetrics>,
     /// Global steps trained.
     pub steps: u64,
     /// Samples trained.
     pub samples: u64,
-    /// Wall-clock time from the first step to the last, evaluations left out.
+    /// Wall-clock time from the first step to the last, without evaluations.
     pub seconds: f64,
     /// `samples` / `seconds`.
     pub samples_per_second: f64,
@@ -223,63 +226,65 @@ pub struct Summary {
     pub mode: String,
     /// Switches of the training mode.
     pub mode_switches: u64,
-    /// Rows that the coordinator's ledger has as trained, each once, over all epochs.
+    /// Rows trained according to the coordinator's ledger, over all epochs.
     pub trained_rows: u64,
-    /// Batches with a token, handed out without a barrier; lost ones included.
+    /// Batches handed out with a token in modes without a barrier, including lost ones.
     pub tokens_issued: u64,
-    /// Of those, lost with the dense worker that held them.
+    /// Tokens lost with the dense worker that held them.
     pub tokens_lost: u64,
     /// Local batches that `hopBw` dropped.
     pub dropped_batches: u64,
-    /// Gradients of dense parameters that the parameter servers have taken into a step without a barrier, those left out for their
-    /// staleness included: by the server with the fewest and the one with the most. All are `tokensIssued` less `tokensLost`.
+    /// Dense gradients applied without a barrier by the parameter server that applied the fewest.
+    /// Gradients excluded for their staleness count as applied. Without losses, every server
+    /// applies `tokensIssued` less `tokensLost`.
     #[serde(default)]
     pub fewest_applied_gradients: u64,
-    /// See `fewest_applied_gradients`.
+    /// The same for the parameter server that applied the most.
     #[serde(default)]
     pub most_applied_gradients: u64,
-    /// Gradients of dense parameters that were left out for their staleness.
+    /// Dense gradients excluded for their staleness.
     pub excluded_gradients: u64,
     /// Mean staleness of the dense gradients applied without a barrier, in global steps.
     pub mean_staleness: f64,
-    /// The largest.
+    /// Largest staleness of those gradients, in global steps.
     pub max_staleness: u64,
     /// Restarts after crashes.
     #[serde(default)]
     pub restarts: u32,
-    /// Global batches known to have been trained again after them, from the last checkpoint on.
+    /// Global batches known to be trained again after restarts, from the last checkpoint on.
     #[serde(default)]
     pub repeated_batches: u64,
     /// Bytes sent between processes, by kind of message.
     pub bytes_on_wire: BTreeMap<String, u64>,
-    /// Digest of all dense parameters and all rows in key order: equal if and only if the trained model is.
+    /// Digest of all dense parameters and of all rows in key order. Two trained models are equal if
+    /// and only if their digests are.
     pub parameters_sha256: String,
 }
 
 impl JobEvent {
-    /// Whether nothing follows.
+    /// Whether this is the last event of a job.
     #[must_use]
     pub fn is_last(&self) -> bool {
         matches!(self, Self::Summary(_) | Self::Failed { .. })
     }
 }
 
-/// An event of a log.
+/// An event in the log.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Logged {
-    /// Counted from 1; superseded ones leave gaps.
+    /// The number of the event, from 1. Superseded progress leaves gaps.
     pub number: u64,
-    /// When, in seconds since 1970 (UTC).
+    /// When it was pushed, in seconds since 1970 (UTC).
     pub at: f64,
-    /// It.
+    /// The event.
     pub event: JobEvent,
 }
 
-/// A log that goes on in another process leaves so many numbers out: more than the one before can have given to progress, which is in no
-/// file.
-const NUMBERS_LEFT_OUT: u64 = 1 << 32;
+/// The gap in the numbers when another process continues the log. It exceeds the number of progress
+/// events of the process before, which are in no file.
+const NUMBER_GAP: u64 = 1 << 32;
 
-/// Events so far, for followers who may come late or be slow: all but superseded progress is kept.
+/// The log of all events except superseded progress. Followers may start late or be slow.
 #[derive(Debug, Clone)]
 pub struct EventLog {
     events: Arc<Mutex<Events>>,
@@ -288,10 +293,10 @@ pub struct EventLog {
 
 #[derive(Debug, Default)]
 struct Events {
-    kept: Vec<Logged>,
-    /// Of the last one.
+    retained: Vec<Logged>,
+    /// The number of the last event.
     number: u64,
-    /// Where all but progress is written too.
+    /// The file of all events except progress.
     file: Option<File>,
 }
 
@@ -309,92 +314,94 @@ impl Events {
             file.write_all(&line)
         });
         if let Err(error) = written {
-            // What is read again must not be whole where it is not.
+            // A gap in the file must not look like a complete log later, so nothing more is
+            // written.
             self.file = None;
-            tracing::warn!(%error, "events are not kept any more");
+            tracing::warn!(%error, "events are no longer persisted");
         }
     }
 }
 
 impl EventLog {
-    /// Adds an event; a progress event replaces the one before it.
+    /// Adds an event. A progress event supersedes the progress event before it.
     pub fn push(&self, event: JobEvent) {
         let number = {
             let mut events = self.lock();
             events.number += 1;
             let is_progress = matches!(event, JobEvent::Progress { .. });
             let supersedes = |last: &Logged| is_progress && matches!(last.event, JobEvent::Progress { .. });
-            if events.kept.last().is_some_and(supersedes) {
-                events.kept.pop();
+            if events.retained.last().is_some_and(supersedes) {
+                events.retained.pop();
             }
             let at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
             let logged = Logged { number: events.number, at, event };
             if !is_progress {
                 events.write(&logged);
             }
-            events.kept.push(logged);
+            events.retained.push(logged);
             events.number
         };
         self.latest.send_replace(number);
     }
 
-    /// Goes on with the log that is kept in this file, and keeps this one there; `anew`: with none of it.
+    /// Continues the log in this file, and persists all later events there. With `anew`, the file
+    /// starts empty.
     ///
     /// # Errors
-    /// A file that cannot be read or written.
-    pub fn keep_in(&self, path: &Path, anew: bool) -> std::io::Result<()> {
+    /// The file cannot be read or written.
+    pub fn persist(&self, path: &Path, anew: bool) -> std::io::Result<()> {
         let mut file = OpenOptions::new().create(true).truncate(anew).read(true).write(true).open(path)?;
         let mut text = String::new();
         file.read_to_string(&mut text)?;
-        // The last line may have been cut off with the process that wrote it.
+        // The process that wrote the file may have died within the last line.
         let whole = text.rfind('\n').map_or(0, |end| end + 1);
         file.set_len(whole as u64)?;
         file.seek(SeekFrom::End(0))?;
-        let kept: Vec<Logged> =
+        let retained: Vec<Logged> =
             text[..whole].lines().map(serde_json::from_str).collect::<Result<_, _>>().map_err(std::io::Error::other)?;
         let mut events = self.lock();
-        let number = kept.last().map_or(0, |last| last.number + NUMBERS_LEFT_OUT);
-        *events = Events { kept, number, file: Some(file) };
+        let number = retained.last().map_or(0, |last| last.number + NUMBER_GAP);
+        *events = Events { retained, number, file: Some(file) };
         drop(events);
         self.latest.send_replace(number);
         Ok(())
     }
 
-    /// How the job has ended, if it has.
+    /// The last event of the job, if it has ended.
     #[must_use]
     pub fn last(&self) -> Option<JobEvent> {
-        self.lock().kept.last().map(|last| last.event.clone()).filter(JobEvent::is_last)
+        self.lock().retained.last().map(|last| last.event.clone()).filter(JobEvent::is_last)
     }
 
-    /// A follower that sees every event that is kept, from the first.
+    /// A follower that gets every retained event from the first.
     #[must_use]
     pub fn follow(&self) -> EventFollower {
         self.follow_after(0)
     }
 
-    /// A follower that has seen the event with this number, and all before it.
+    /// A follower that gets the events after number `seen`.
     #[must_use]
     pub fn follow_after(&self, seen: u64) -> EventFollower {
         EventFollower { log: self.clone(), latest: self.latest.subscribe(), seen, ended: false }
     }
 
-    /// A follower that has seen the event with this number, all before it, and of those that are kept after it all but the newest `most`.
+    /// A follower that gets the events after number `seen`, and of those only the newest `most`.
     #[must_use]
     pub fn follow_newest(&self, seen: u64, most: usize) -> EventFollower {
         let first = self.after(seen, most).first().map(|first| first.number);
         self.follow_after(first.map_or(seen, |first| first - 1))
     }
 
-    /// The latest `most` events that are kept after the one with this number.
+    /// The newest `most` retained events after `number`.
     #[must_use]
     pub fn after(&self, number: u64, most: usize) -> Vec<Logged> {
-        let events = &self.lock().kept;
+        let events = &self.lock().retained;
         let next = events.partition_point(|event| event.number <= number);
         events[next.max(events.len().saturating_sub(most))..].to_vec()
     }
 
     fn next_after(&self, number: u64) -> Option<Logged> {
-        let events = &self.lock().kept;
+        let events = &self.lock().retained;
         let next = events.partition_point(|event| event.number <= number);
         events.get(next).cloned()
     }
@@ -404,7 +411,7 @@ impl EventLog {
     }
 }
 
-/// See [`EventLog::follow`].
+/// A reader of the log. It waits for events that are not there yet.
 #[derive(Debug)]
 pub struct EventFollower {
     log: EventLog,
@@ -419,7 +426,7 @@ impl EventFollower {
         self.next_logged().await.map(|logged| logged.event)
     }
 
-    /// As [`Self::next`], with its number.
+    /// As [`Self::next`], with the number of the event.
     pub async fn next_logged(&mut self) -> Option<Logged> {
         loop {
             if self.ended {
@@ -451,7 +458,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_late_follower_sees_the_last_progress_and_everything_else() {
+    async fn a_late_follower_sees_all_but_superseded_progress() {
         let log = EventLog::default();
         log.push(progress(1));
         log.push(progress(2));
@@ -476,12 +483,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_log_that_is_kept_goes_on_where_it_was_cut_off() {
+    async fn a_persisted_log_continues_after_a_torn_line() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("events.jsonl");
         let warning = |text: &str| JobEvent::Warning { message: text.to_owned() };
         let log = EventLog::default();
-        log.keep_in(&path, false).unwrap();
+        log.persist(&path, false).unwrap();
         log.push(warning("first"));
         log.push(progress(1));
         let mut follower = log.follow();
@@ -489,19 +496,19 @@ mod tests {
         std::fs::write(&path, [&*std::fs::read(&path).unwrap(), br#"{"number": 3, "at"#].concat()).unwrap();
 
         let log = EventLog::default();
-        log.keep_in(&path, false).unwrap();
+        log.persist(&path, false).unwrap();
         log.push(warning("second"));
         let mut late = log.follow_after(seen[1].number);
-        assert_eq!(late.next().await, Some(warning("second")), "and not the first again");
+        assert_eq!(late.next().await, Some(warning("second")), "the first event is not repeated");
         let mut from_the_first = log.follow();
         assert_eq!((from_the_first.next().await, log.last()), (Some(warning("first")), None));
 
         let log = EventLog::default();
-        log.keep_in(&path, true).unwrap();
+        log.persist(&path, true).unwrap();
         log.push(JobEvent::Failed { message: "f".to_owned(), user_error: false });
         assert_eq!((log.after(0, 9).len(), log.last().is_some()), (1, true));
         std::fs::write(&path, "no JSON\n").unwrap();
-        assert!(EventLog::default().keep_in(&path, false).is_err());
+        assert!(EventLog::default().persist(&path, false).is_err());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Where the features of a job are: in rows, in pooled embeddings, and in messages of these.
+//! The position of each feature in rows, in pooled embeddings, and in their messages.
 
 use rectrain_kinds::{Compression, Pooling};
 use rectrain_wire::Tensor;
@@ -6,12 +6,12 @@ use rectrain_wire::Tensor;
 use crate::compression::TensorCodec;
 use crate::error::RoleError;
 
-/// Where a sparse feature's rows live and where its pooled embedding goes.
+/// The position of a sparse feature's rows and of its pooled embedding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FeaturePlace {
-    /// The row group that its rows belong to.
+    /// The row group of its rows.
     pub group: usize,
-    /// Columns of its embedding (0 if the model only wants first-order weights).
+    /// Columns of its embedding; 0 if the model uses only first-order weights.
     pub dim: usize,
     /// Its first column in the pooled embeddings.
     pub offset: usize,
@@ -19,12 +19,12 @@ pub struct FeaturePlace {
     pub pooling: Pooling,
 }
 
-/// The features of a job, as the embedding worker sees them.
+/// The features of a job as an embedding worker sees them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FeatureLayout {
-    /// In the order of the manifest.
+    /// The features in the order of the manifest.
     pub features: Vec<FeaturePlace>,
-    /// Columns of a row of each group, with the first-order weight.
+    /// Columns of a row of each group, including the first-order weight.
     pub group_dims: Vec<usize>,
     /// Whether column 0 of every row is a first-order weight.
     pub linear: bool,
@@ -33,14 +33,14 @@ pub struct FeatureLayout {
 }
 
 impl FeatureLayout {
-    /// The first column of a row that is an embedding: 1 behind a first-order weight, otherwise 0.
+    /// The first embedding column of a row: 1 after a first-order weight, otherwise 0.
     #[must_use]
     pub fn first_embedding_column(&self) -> usize {
         usize::from(self.linear)
     }
 }
 
-/// Pooled embeddings of a piece of a batch, or the gradients of them.
+/// Pooled embeddings of a piece, or their gradients.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Pooled {
     /// [samples, Σ dims]
@@ -49,7 +49,8 @@ pub struct Pooled {
     pub linear: Vec<f32>,
 }
 
-/// Pooled embeddings, or gradients of them, as they travel between dense and embedding workers.
+/// Encodes pooled embeddings, or their gradients, for a message between dense and embedding
+/// workers.
 pub fn encode_pooled(
     pooled: Pooled,
     layout: &FeatureLayout,
@@ -65,7 +66,7 @@ pub fn encode_pooled(
     Ok(tensors)
 }
 
-/// The inverse of [`encode_pooled`]; sizes are checked.
+/// Decodes the tensors that [`encode_pooled`] encoded, and checks the sizes.
 pub fn decode_pooled(
     what: &'static str,
     tensors: &mut impl Iterator<Item = Tensor>,
@@ -81,7 +82,7 @@ pub fn decode_pooled(
         if values.len() == samples * columns {
             return Ok(values);
         }
-        let reason = format!("{samples} samples of {columns} columns were expected, {} values came", values.len());
+        let reason = format!("expected {samples} samples of {columns} columns, found {} values", values.len());
         Err(RoleError::Inconsistent { message: what, reason })
     };
     let embeddings = part(layout.embedding_width)?;

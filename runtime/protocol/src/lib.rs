@@ -1,8 +1,11 @@
-//! What the roles of a job share: the plan that every member computes from the manifest, the messages
-//! they exchange, how they find and call each other, and the errors, events and metrics they report.
+//! The protocol that all roles of a job share:
 //!
-//! Start reading at [`plan::JobPlan`], then [`message`]. The crates of the roles build on this one and
-//! none of them imports another; `rectrain-member` hosts them.
+//! - the plan that every member computes from the manifest,
+//! - the messages between members, and how members find and call each other,
+//! - errors, events and metrics.
+//!
+//! Start reading at [`plan::JobPlan`], then [`message`]. The crates of the roles build on this one,
+//! and none of them imports another. `rectrain-member` hosts them.
 
 pub mod batch;
 pub mod blocking;

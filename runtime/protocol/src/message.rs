@@ -1,8 +1,8 @@
 //! The messages between members: their numbers on the wire, their names, and their replies.
 //!
-//! A frame's `kind` is the number of its message. The structured part of the frame is the message; its
-//! tensors are documented beside the message in `proto/rectrain/v1/roles.proto`. A number is never given to
-//! another message: [`RETIRED`] lists the numbers of messages that are gone.
+//! A frame's `kind` is the number of its message. The structured part of the frame is the message.
+//! `proto/rectrain/v1/roles.proto` documents the tensors beside each message. A number is never
+//! reused for another message: [`RETIRED`] lists the numbers of removed messages.
 
 use std::time::Duration;
 
@@ -13,18 +13,18 @@ use rectrain_wire::{Channel, Frame, Refusal, RefusalCode, Tensor, WireError};
 use crate::deadline::CALL_DEADLINE;
 use crate::error::RoleError;
 
-/// The pause before a server is asked again whose process has ended.
-const ASK_AGAIN: Duration = Duration::from_millis(10);
+/// The pause before a retry when the server's process has ended.
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 /// A request of the data plane: its number, its name in metrics, and its reply.
 pub trait Request: Message + Default {
-    /// What a correct peer answers.
+    /// The reply of a correct peer.
     type Reply: Message + Default;
-    /// The frame's kind; replies carry the same.
+    /// The frame's kind. Replies have the same kind.
     const KIND: u16;
 }
 
-/// Replies that say nothing but "done".
+/// A reply without content: the request was carried out.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct Done {}
 
@@ -100,10 +100,10 @@ requests! {
     53 "files_found" FilesFound => Done;
 }
 
-/// Numbers that no message may take again, with the name each one had.
+/// Numbers that no message may use again, with their former names.
 pub const RETIRED: [(u16, &str); 2] = [(21, "put_dense"), (39, "unassigned")];
 
-/// Sends `request` with `tensors` and waits for the answer.
+/// Sends `request` with `tensors` and waits for the reply.
 pub async fn call<R: Request>(
     channel: &Channel,
     request: R,
@@ -113,7 +113,7 @@ pub async fn call<R: Request>(
     call_with::<R>(channel, request.encode_to_vec(), tensors, deadline).await
 }
 
-/// As [`call`] with a request that is encoded already.
+/// As [`call`], for a request that is encoded already.
 pub async fn call_with<R: Request>(
     channel: &Channel,
     request: Vec<u8>,
@@ -127,8 +127,8 @@ pub async fn call_with<R: Request>(
     Ok((meta, reply.tensors))
 }
 
-/// As [`call`] of a parameter server, which may be killed meanwhile and come back with all that it held: then it is asked again.
-/// `tensors` gives the request's tensors each time.
+/// As [`call`], for a parameter server that keeps its rows when it is killed. Retries when the
+/// server's process ends. `tensors` builds the request's tensors for each attempt.
 pub async fn call_server<R: Request + Clone>(
     server: &Channel,
     request: R,
@@ -137,7 +137,7 @@ pub async fn call_server<R: Request + Clone>(
     call_server_within(server, request, tensors, CALL_DEADLINE).await
 }
 
-/// As [`call_server`], for as long as `patience` allows.
+/// As [`call_server`], with `patience` as the deadline.
 pub async fn call_server_within<R: Request + Clone>(
     server: &Channel,
     request: R,
@@ -147,18 +147,18 @@ pub async fn call_server_within<R: Request + Clone>(
     let asking = async {
         loop {
             match call(server, request.clone(), tensors()?, patience).await {
-                // The next call finds the one who has taken its place, or waits for it.
-                Err(RoleError::Wire(WireError::Closed { .. })) => tokio::time::sleep(ASK_AGAIN).await,
+                // The retry connects to the server's next process, or waits for it.
+                Err(RoleError::Wire(WireError::Closed { .. })) => tokio::time::sleep(RETRY_PAUSE).await,
                 answered => return answered,
             }
         }
     };
     let silent =
-        || RoleError::Task { what: "a call of a parameter server", reason: format!("no answer within {patience:?}") };
+        || RoleError::Task { what: "a call to a parameter server", reason: format!("no answer within {patience:?}") };
     tokio::time::timeout(patience, asking).await.map_err(|_| silent())?
 }
 
-/// Reads the request in `frame`; a malformed one is refused.
+/// Reads the request in `frame`. Refuses a malformed one.
 pub fn read<R: Request>(frame: Frame) -> Result<(R, Vec<Tensor>), Refusal> {
     match R::decode(frame.meta) {
         Ok(request) => Ok((request, frame.tensors)),
@@ -166,18 +166,18 @@ pub fn read<R: Request>(frame: Frame) -> Result<(R, Vec<Tensor>), Refusal> {
     }
 }
 
-/// Who asks the coordinator.
+/// The caller of a request to the coordinator.
 pub fn caller(frame: &Frame) -> Result<v1::Caller, Refusal> {
     v1::Caller::decode(frame.meta.clone())
         .map_err(|error| refuse_malformed(format!("{}: {error}", kind_name(frame.kind))))
 }
 
-/// The answer to an `R`.
+/// The reply to an `R`.
 pub fn reply<R: Request>(meta: &R::Reply, tensors: Vec<Tensor>) -> Frame {
     Frame { kind: R::KIND, meta: meta.encode_to_vec().into(), tensors }
 }
 
-/// The answer to an `R` that says nothing but "done".
+/// The reply to an `R` that has no other content.
 pub fn done<R: Request<Reply = Done>>() -> Frame {
     reply::<R>(&Done {}, Vec::new())
 }
@@ -196,7 +196,7 @@ pub fn take<const N: usize>(what: &'static str, tensors: Vec<Tensor>) -> Result<
     tensors.try_into().map_err(|_| RoleError::Tensors { message: what, expected: N, found })
 }
 
-/// The next tensor of a message that must have one.
+/// Takes the next tensor of a message that must have one.
 pub fn next(what: &'static str, tensors: &mut impl Iterator<Item = Tensor>) -> Result<Tensor, RoleError> {
     tensors.next().ok_or(RoleError::Inconsistent { message: what, reason: "a tensor is missing".to_owned() })
 }

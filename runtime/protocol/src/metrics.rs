@@ -1,4 +1,5 @@
-//! Every metric of the roles: durations as histograms, losses as counters, each with a `replica` label. One registry a process.
+//! All metrics of the roles: durations as histograms, counts as counters, each with a `replica`
+//! label. Each process has one registry.
 
 use prometheus::{
     Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
@@ -10,12 +11,12 @@ use rectrain_proto::metric_names;
 use crate::error::RoleError;
 use crate::token_counts::TokenCounts;
 
-/// 10 µs to 10 s, three buckets a decade.
+/// Buckets of times: 10 µs to 10 s, three a decade.
 const SECONDS: &[f64] = &[
     1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
 
-/// Global steps.
+/// Buckets of staleness, in global steps.
 const STEPS: &[f64] = &[0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0];
 
 macro_rules! metrics {
@@ -43,7 +44,7 @@ macro_rules! metrics {
 
         $(
             impl $owner {
-                /// Those of one replica.
+                /// The metrics of one replica.
                 #[must_use]
                 pub fn of(all: &RoleMetrics, replica: u32) -> Self {
                     let replica = replica.to_string();
@@ -77,102 +78,103 @@ metrics! {
     /// Metrics of a loader.
     LoaderMetrics {
         read: seconds = "rectrain_loader_read_seconds", "Time to read and parse a chunk of data.";
-        send: seconds = "rectrain_loader_send_seconds", "Time until every dense worker has taken a global batch in; long means that training is the bottleneck.";
-        rows: counter = "rectrain_loader_rows_total", "Rows read, test data included.";
+        send: seconds = "rectrain_loader_send_seconds", "Time until every dense worker has received a global batch. High values mean that training is the bottleneck.";
+        rows: counter = "rectrain_loader_rows_total", "Rows read, including test data.";
         skipped_rows: counter = "rectrain_loader_skipped_rows_total", "Bad rows skipped because spec.data.badRows allows it.";
     }
     /// Metrics of an embedding worker.
     EmbeddingWorkerMetrics {
-        look_up: seconds = "rectrain_embedding_worker_lookup_seconds", "Time until all parameter servers have answered a batch's look-up, waiting for earlier steps included.";
+        look_up: seconds = "rectrain_embedding_worker_lookup_seconds", "Time until all parameter servers have answered a batch's look-up, including the wait for earlier steps.";
         pool: seconds = "rectrain_embedding_worker_pool_seconds", "Time to pool a batch's rows.";
-        update: seconds = "rectrain_embedding_worker_update_seconds", "Time until all parameter servers have taken a batch's gradients in.";
-        queue: seconds = metric_names::EMBEDDING_WORKER_QUEUE_SECONDS, "Time that a piece of work on a batch (preparing its ids, pooling, scattering its gradients) waited for a free core; long means that there are too few embedding workers.";
-        service: seconds = metric_names::EMBEDDING_WORKER_SERVICE_SECONDS, "Time that a core then worked on it.";
-        unique_ids: counter = "rectrain_embedding_worker_unique_ids_total", "Distinct ids of all batches.";
-        batches_in_flight: gauge = "rectrain_embedding_worker_batches_in_flight", "Batches whose ids are here and whose gradients are not.";
-        missing_rows: counter = "rectrain_embedding_worker_missing_rows_total", "Gradients for rows that were gone when they arrived.";
+        update: seconds = "rectrain_embedding_worker_update_seconds", "Time until all parameter servers have accepted a batch's gradients.";
+        queue: seconds = metric_names::EMBEDDING_WORKER_QUEUE_SECONDS, "Time that work on a batch (preparing ids, pooling, scattering gradients) waited for a free core. High values mean too few embedding workers.";
+        service: seconds = metric_names::EMBEDDING_WORKER_SERVICE_SECONDS, "Time that a core then spent on this work.";
+        unique_ids: counter = "rectrain_embedding_worker_unique_ids_total", "Distinct ids, summed over all batches.";
+        batches_in_flight: gauge = "rectrain_embedding_worker_batches_in_flight", "Batches whose ids have arrived and whose gradients have not.";
+        missing_rows: counter = "rectrain_embedding_worker_missing_rows_total", "Gradients whose row no longer existed when they arrived.";
     }
     /// Metrics of a parameter server.
     PsMetrics {
         lookup: seconds = metric_names::PS_LOOKUP_SECONDS, "Time to look up a batch's rows.";
-        gate_wait: seconds = "rectrain_ps_gate_wait_seconds", "Time a look-up waited for earlier steps to be applied.";
+        gate_wait: seconds = "rectrain_ps_gate_wait_seconds", "Time that a look-up waited for earlier steps to be applied.";
         update_time: seconds = metric_names::PS_UPDATE_SECONDS, "Time to sum and apply the gradients of a step.";
-        found_rows: counter = metric_names::PS_FOUND_ROWS_TOTAL, "Rows looked up that were there.";
-        inserted_rows: counter = metric_names::PS_INSERTED_ROWS_TOTAL, "Rows made because training met their key for the first time.";
-        initial_rows: counter = "rectrain_ps_initial_rows_total", "Rows read as their initial value and not made (evaluation).";
-        lost_rows: counter = "rectrain_ps_missing_rows_total", "Gradients dropped because their row was gone.";
+        found_rows: counter = metric_names::PS_FOUND_ROWS_TOTAL, "Rows looked up that existed.";
+        inserted_rows: counter = metric_names::PS_INSERTED_ROWS_TOTAL, "Rows created because training saw their key for the first time.";
+        initial_rows: counter = "rectrain_ps_initial_rows_total", "Rows that an evaluation read as their initial value because they did not exist.";
+        lost_rows: counter = "rectrain_ps_missing_rows_total", "Gradients dropped because their row no longer existed.";
         non_finite_rows: counter = "rectrain_ps_non_finite_rows_total", "Gradients dropped because they were not finite.";
-        dense_staleness: steps = "rectrain_ps_dense_gradient_staleness_steps", "Staleness of dense gradients applied without a barrier: the step that applied one less the step its parameters were pulled at.";
-        token_staleness: steps = "rectrain_ps_token_staleness_steps", "Staleness of tokens: the step that applied a gradient less its token, which decides whether gba leaves it out.";
-        buffered_gradients: gauge = "rectrain_ps_buffered_gradients", "Gradients in the buffer, to be applied when it is full.";
-        applied_gradients: counter = "rectrain_ps_applied_gradients_total", "Dense gradients applied without a barrier, whatever their weight.";
-        excluded_gradients: counter = "rectrain_ps_excluded_gradients_total", "Of those, left out for their staleness.";
-        late_gradients: counter = "rectrain_ps_late_gradients_total", "Dense gradients dropped because their step was applied (hopBw).";
-        repeated_gradients: counter = "rectrain_ps_repeated_gradients_total", "Gradients with a barrier that came twice, because an embedding worker died, and were taken in once.";
-        rows_held: gauge = "rectrain_ps_rows", "Rows held.";
-        bytes: gauge = metric_names::PS_BYTES, "Bytes that rows of the embedding store use, with all that belongs to them.";
-        slots: gauge = "rectrain_ps_slots", "Slots whose rows are this server's.";
-        kept_rows: gauge = "rectrain_ps_kept_rows", "Rows that this process found in shared memory when it took the place of one that had died; 0 otherwise.";
-        repaired_rows: gauge = "rectrain_ps_repaired_rows", "Of those, rows that were being changed at the moment of death and were put back, to be changed again.";
+        dense_staleness: steps = "rectrain_ps_dense_gradient_staleness_steps", "Staleness of dense gradients applied without a barrier: the step that applied a gradient minus the step at which its parameters were pulled.";
+        token_staleness: steps = "rectrain_ps_token_staleness_steps", "Staleness of tokens: the step that applied a gradient minus its token. It decides whether gba excludes the gradient.";
+        buffered_gradients: gauge = "rectrain_ps_buffered_gradients", "Gradients in the buffer. They are applied when it is full.";
+        applied_gradients: counter = "rectrain_ps_applied_gradients_total", "Dense gradients applied without a barrier, with any weight.";
+        excluded_gradients: counter = "rectrain_ps_excluded_gradients_total", "Dense gradients excluded for their staleness. They count as applied too.";
+        late_gradients: counter = "rectrain_ps_late_gradients_total", "Dense gradients dropped because their step was already applied (hopBw).";
+        repeated_gradients: counter = "rectrain_ps_repeated_gradients_total", "Gradients with a barrier that arrived twice because an embedding worker died. They were applied once.";
+        rows_held: gauge = "rectrain_ps_rows", "Rows in the embedding store of this server.";
+        bytes: gauge = metric_names::PS_BYTES, "Bytes of the embedding store, including its index.";
+        slots: gauge = "rectrain_ps_slots", "Slots that this server owns.";
+        kept_rows: gauge = "rectrain_ps_kept_rows", "Rows that this process found in shared memory when it replaced one that died; otherwise 0.";
+        repaired_rows: gauge = "rectrain_ps_repaired_rows", "Rows among these whose update was interrupted by the death. They were restored, and the update is repeated.";
         moved_bytes: counter = "rectrain_ps_moved_bytes_total", "Bytes of rows sent to other parameter servers with slots that move.";
-        forwarded_rows: counter = "rectrain_ps_forwarded_rows_total", "Of those, rows sent again because they changed while their slot was on its way.";
+        forwarded_rows: counter = "rectrain_ps_forwarded_rows_total", "Rows sent again because they changed while their slot was moving.";
     }
     /// Metrics of the coordinator.
     CoordinatorMetrics {
-        tokens_issued: counter = "rectrain_coordinator_tokens_issued_total", "Batches handed out with a token (modes without a barrier), lost ones included.";
-        tokens_lost: counter = "rectrain_coordinator_tokens_lost_total", "Tokens lost with the dense worker that held them; their batches go out again.";
+        tokens_issued: counter = "rectrain_coordinator_tokens_issued_total", "Batches handed out with a token (modes without a barrier), including lost ones.";
+        tokens_lost: counter = "rectrain_coordinator_tokens_lost_total", "Tokens lost with the dense worker that held them. Their batches are handed out again.";
         dropped_batches: counter = "rectrain_coordinator_batches_dropped_total", "Local batches whose gradients hopBw dropped.";
-        repeated_batches: counter = "rectrain_coordinator_batches_repeated_total", "Batches brought twice, of which the second was ignored.";
+        repeated_batches: counter = "rectrain_coordinator_batches_repeated_total", "Batches reported twice. The second report was ignored.";
         mode_switches: counter = "rectrain_coordinator_mode_switches_total", "Switches of the training mode.";
         checkpoints: counter = "rectrain_coordinator_checkpoints_total", "Checkpoints written.";
-        checkpoint_time: seconds = "rectrain_coordinator_checkpoint_seconds", "Time from the instant a checkpoint is of until it existed; training goes on meanwhile.";
-        checkpoint_freeze: seconds = "rectrain_coordinator_checkpoint_freeze_seconds", "Time for which training rests until the instant that a checkpoint is of is fixed everywhere.";
+        checkpoint_time: seconds = "rectrain_coordinator_checkpoint_seconds", "Time from the boundary of a checkpoint until it was complete. Training continues meanwhile.";
+        checkpoint_freeze: seconds = "rectrain_coordinator_checkpoint_freeze_seconds", "Time that training was paused until all servers had frozen their rows for a checkpoint.";
         checkpoint_bytes: counter = "rectrain_coordinator_checkpoint_bytes_total", "Bytes of the checkpoints written.";
-        checkpoint_step: gauge = "rectrain_coordinator_checkpoint_step", "Global step of the last checkpoint; what is trained since is repeated after a crash.";
-        failed_checkpoints: counter = "rectrain_coordinator_checkpoints_failed_total", "Checkpoints given up because a part could not be written.";
-        journal_writes: counter = "rectrain_coordinator_journal_writes_total", "Writings of the journal, from which a coordinator that is killed goes on.";
-        skipped_checkpoints: counter = "rectrain_coordinator_checkpoints_skipped_total", "Checkpoints left out because the one before was still being written.";
-        map_epoch: gauge = "rectrain_coordinator_map_epoch", "The slot map in force; it rises with every migration.";
+        checkpoint_step: gauge = "rectrain_coordinator_checkpoint_step", "Global step of the last checkpoint. A crash repeats all training since.";
+        failed_checkpoints: counter = "rectrain_coordinator_checkpoints_failed_total", "Checkpoints aborted because a part could not be written.";
+        journal_writes: counter = "rectrain_coordinator_journal_writes_total", "Writes of the journal, from which a replacement of the coordinator recovers.";
+        skipped_checkpoints: counter = "rectrain_coordinator_checkpoints_skipped_total", "Checkpoints skipped because the one before was still being written.";
+        map_epoch: gauge = "rectrain_coordinator_map_epoch", "Epoch of the slot map in force. Every migration increases it.";
         parameter_servers: gauge = "rectrain_coordinator_parameter_servers", "Parameter servers in the slot map.";
         embedding_workers: gauge = "rectrain_coordinator_embedding_workers", "Embedding workers that hold batches.";
         dense_workers: gauge = "rectrain_coordinator_dense_workers", "Dense workers that train.";
-        loaders: gauge = "rectrain_coordinator_loaders", "Loaders that are given data, or whose data is not trained yet.";
-        rejoins: counter = "rectrain_coordinator_rejoins_total", "Members that died and were replaced while the others went on: embedding workers, loaders, dense workers whose parameters others had, and parameter servers that kept their rows.";
-        migrations: counter = "rectrain_coordinator_migrations_total", "Times that slots were spread anew over the parameter servers.";
+        loaders: gauge = "rectrain_coordinator_loaders", "Loaders that lease data or whose data is not yet trained.";
+        rejoins: counter = "rectrain_coordinator_rejoins_total", "Members that died and were replaced while the others continued.";
+        migrations: counter = "rectrain_coordinator_migrations_total", "Migrations of slots between parameter servers.";
         moved_slots: counter = "rectrain_coordinator_moved_slots_total", "Slots that moved to another parameter server.";
-        migrated_bytes: counter = "rectrain_coordinator_moved_bytes_total", "Bytes of rows sent between parameter servers for that.";
-        migration_time: seconds = "rectrain_coordinator_migration_seconds", "Time from the plan of a migration until the new slot map was in force; training goes on meanwhile.";
-        flip_time: seconds = "rectrain_coordinator_flip_seconds", "Time that training rested for a new slot map.";
+        migrated_bytes: counter = "rectrain_coordinator_moved_bytes_total", "Bytes of rows that parameter servers sent each other in migrations.";
+        migration_time: seconds = "rectrain_coordinator_migration_seconds", "Time from the plan of a migration until its slot map was in force. Training continues meanwhile.";
+        flip_time: seconds = "rectrain_coordinator_flip_seconds", "Time that training was paused to bring a new slot map into force.";
     }
     /// Metrics of a dense worker.
     DenseWorkerMetrics {
         step: seconds = metric_names::DENSE_WORKER_STEP_SECONDS, "Time of a training step.";
-        batch_wait: seconds = metric_names::DENSE_WORKER_BATCH_WAIT_SECONDS, "Time a dense worker waited for a loader; long means that loaders are the bottleneck.";
-        embedding_wait: seconds = metric_names::DENSE_WORKER_EMBEDDING_WAIT_SECONDS, "Time a step waited for its embeddings.";
-        compute: seconds = metric_names::DENSE_WORKER_COMPUTE_SECONDS, "Time of forward and backward pass.";
+        batch_wait: seconds = metric_names::DENSE_WORKER_BATCH_WAIT_SECONDS, "Time that a dense worker waited for a loader. High values mean that loaders are the bottleneck.";
+        embedding_wait: seconds = metric_names::DENSE_WORKER_EMBEDDING_WAIT_SECONDS, "Time that a step waited for its embeddings.";
+        compute: seconds = metric_names::DENSE_WORKER_COMPUTE_SECONDS, "Time of the forward and backward pass.";
         all_reduce: seconds = metric_names::DENSE_WORKER_ALL_REDUCE_SECONDS, "Time to sum gradients over the dense workers.";
         steps: counter = "rectrain_dense_worker_steps_total", "Steps trained.";
         samples: counter = metric_names::DENSE_WORKER_SAMPLES_TOTAL, "Samples trained.";
-        gpu_memory_used: gauge = "rectrain_dense_worker_gpu_memory_used_bytes", "GPU memory that the worker's buffers take; 0 on the CPU.";
-        gpu_memory_reserved: gauge = "rectrain_dense_worker_gpu_memory_reserved_bytes", "GPU memory that the worker has taken from the driver, what it keeps for reuse included; 0 on the CPU.";
+        gpu_memory_used: gauge = "rectrain_dense_worker_gpu_memory_used_bytes", "GPU memory in the worker's buffers; 0 on the CPU.";
+        gpu_memory_reserved: gauge = "rectrain_dense_worker_gpu_memory_reserved_bytes", "GPU memory that the worker has reserved from the driver, including memory kept for reuse; 0 on the CPU.";
     }
 }
 
 impl RoleMetrics {
-    /// The registry that all of them are in.
+    /// The registry of all metrics.
     #[must_use]
     pub fn registry(&self) -> &Registry {
         &self.registry
     }
 
-    /// The registry in Prometheus' text format.
+    /// The registry in the text format of Prometheus.
     pub fn encode(&self) -> Result<String, RoleError> {
         TextEncoder::new().encode_to_string(&self.registry.gather()).map_err(metrics_error)
     }
 }
 
 impl CoordinatorMetrics {
-    /// Counts what the coordinator's own account has more than `before`: what others have counted in the job's life was counted.
+    /// Adds the increase of the counts since `before`. Counts of earlier processes are in `before`
+    /// already.
     pub fn count(&self, counts: &TokenCounts, before: &TokenCounts) {
         let add = |counter: &IntCounter, value: u64, before: u64| counter.inc_by(value.saturating_sub(before));
         add(&self.tokens_issued, counts.issued, before.issued);
@@ -182,7 +184,7 @@ impl CoordinatorMetrics {
         add(&self.mode_switches, counts.switches, before.switches);
     }
 
-    /// So many members of a role take part.
+    /// Sets the number of members of a role that are in use.
     pub fn set_members(&self, role: Role, members: u32) {
         let gauge = match role {
             Role::Coordinator => return,
@@ -203,17 +205,17 @@ impl PsMetrics {
     }
 }
 
-/// docs/reference/metrics.md.
+/// The text of docs/reference/metrics.md.
 #[must_use]
 pub fn reference_markdown() -> String {
     let mut text = String::from(
-        "# Metrics\n\nServed on `/metrics` by every process. Times are histograms in seconds, staleness in global steps; every metric of a role has the label \
-         `replica`.\n",
+        "# Metrics\n\nEvery process serves these metrics on `/metrics`. Times are histograms in seconds, and staleness is in global steps.\n\
+         Every metric of a role has the label `replica`.\n",
     );
     tabulate(&mut text, REFERENCE);
     text.push_str(
-        "\n## The wire\n\nWhat the process says to others of the job, and they to it. Who makes a call counts it as a call, who serves it as a request. \
-         Between roles of one process nothing is serialized: such frames have 0 bytes.\n",
+        "\n## Wire\n\nMessages between this process and other members. The client counts a call, and the server counts a request.\n\
+         Roles of one process exchange frames without serializing them: such frames have 0 bytes.\n",
     );
     tabulate(&mut text, rectrain_wire::METRICS_REFERENCE);
     text
@@ -238,7 +240,7 @@ mod tests {
     #[test]
     fn the_reference_is_up_to_date() {
         let written = include_str!("../../../docs/reference/metrics.md");
-        assert_eq!(written, reference_markdown(), "write it anew with `cargo xtask docs`");
+        assert_eq!(written, reference_markdown(), "run `cargo xtask docs` to update it");
     }
 
     #[test]
@@ -265,13 +267,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_counted_is_what_is_new() {
+    fn only_the_increase_of_counts_is_added() {
         let metrics = CoordinatorMetrics::of(&RoleMetrics::new(Registry::new()).unwrap(), 0);
         let before = TokenCounts { switches: 9, ..TokenCounts::default() };
         let later = TokenCounts { switches: 11, ..before };
         metrics.count(&later, &before);
         assert_eq!(metrics.mode_switches.get(), 2);
-        // Another checkpoint was gone on from.
+        // The job resumed from an older checkpoint.
         metrics.count(&before, &later);
         assert_eq!(metrics.mode_switches.get(), 2);
     }

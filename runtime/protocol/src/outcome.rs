@@ -1,11 +1,11 @@
-//! What became of a pushed batch, between the modes' word for it and the wire's.
+//! Converts the outcome of a pushed batch between its message and the type of the modes crate.
 
 use rectrain_modes::Outcome;
 use rectrain_proto::v1;
 
 use crate::error::RoleError;
 
-/// The outcome in a message; `message` names it if it has none.
+/// The outcome in a `message`. An error if it is unspecified.
 pub fn read(message: &'static str, outcome: v1::Outcome) -> Result<Outcome, RoleError> {
     match outcome {
         v1::Outcome::Dropped => Ok(Outcome::Dropped),

@@ -1,5 +1,6 @@
-//! Which parameter server holds which slot and where it is reached, at one epoch of the slot map; and how a member asks the coordinator
-//! anew for that, when a server tells it that its map is old, and for where embedding and dense workers are.
+//! Which parameter server holds which slot, and its address, at one epoch of the slot map.
+//! A member fetches the placement again from the coordinator when a server refuses its old map. The
+//! same request returns the addresses of the embedding workers and the dense workers.
 
 use std::sync::Arc;
 
@@ -11,7 +12,8 @@ use crate::coordinator_channel::CoordinatorChannel;
 use crate::deadline::CALL_DEADLINE;
 use crate::error::RoleError;
 
-/// See the module's text. Servers by their place in the map.
+/// The slot map with the servers in it. Addresses and channels are in the order of
+/// [`SlotMap::servers`].
 #[derive(Clone)]
 pub struct Placement {
     pub map: SlotMap,
@@ -20,11 +22,12 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// `addresses` may name servers that are in no map yet, behind those that are.
+    /// A placement of `map`. `addresses` may have servers that are in no map yet after those that
+    /// are.
     pub fn new(map: SlotMap, addresses: &[String], transport: &dyn Transport) -> Result<Self, RoleError> {
         let Some(addresses) = addresses.get(..map.servers().len()) else {
             let (known, needed) = (addresses.len(), map.servers().len());
-            let reason = format!("{known} parameter servers are known, {needed} are in the map");
+            let reason = format!("the slot map has {needed} parameter servers, but only {known} addresses are known");
             return Err(RoleError::Inconsistent { message: "map", reason });
         };
         let servers = addresses.iter().map(|address| connect(transport, address)).collect::<Result<_, _>>()?;
@@ -40,7 +43,7 @@ impl Placement {
     }
 }
 
-/// Asks the coordinator.
+/// Fetches addresses from the coordinator.
 #[derive(Clone)]
 pub struct Directory {
     pub coordinator: CoordinatorChannel,
@@ -48,24 +51,25 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// The placement in force.
+    /// Fetches the present placement.
     pub async fn fetch(&self) -> Result<Placement, RoleError> {
-        let placement = self.ask().await?;
+        let placement = self.fetch_addresses().await?;
         Placement::new(read_map("map", placement.map)?, &placement.servers, &*self.transport)
     }
 
-    /// The placement as a message: also where the embedding workers and the dense workers are.
-    pub async fn ask(&self) -> Result<v1::Placement, RoleError> {
+    /// Fetches the present placement as a message, with the addresses of the embedding workers and
+    /// the dense workers.
+    pub async fn fetch_addresses(&self) -> Result<v1::Placement, RoleError> {
         Ok(self.coordinator.call(v1::MapRequest {}, Vec::new(), CALL_DEADLINE).await?.0)
     }
 }
 
-/// Whether a server has refused to answer because the caller's map is another than its own.
+/// Whether a server refused a request because the caller's slot map has another epoch than its own.
 pub fn is_stale(error: &RoleError) -> bool {
     matches!(error, RoleError::Wire(error) if error.refusal().is_some_and(|refusal| refusal.code == RefusalCode::StaleEpoch))
 }
 
-/// As a message.
+/// The slot map for a message.
 pub fn write_map(map: &SlotMap) -> v1::SlotMap {
     v1::SlotMap {
         epoch: map.epoch().0,
@@ -74,7 +78,7 @@ pub fn write_map(map: &SlotMap) -> v1::SlotMap {
     }
 }
 
-/// From a `message`.
+/// The slot map in a `message`.
 pub fn read_map(message: &'static str, map: Option<v1::SlotMap>) -> Result<SlotMap, RoleError> {
     let wrong = |reason: &str| RoleError::Inconsistent { message, reason: reason.to_owned() };
     let v1::SlotMap { epoch, owners, servers } = map.ok_or_else(|| wrong("the slot map is missing"))?;
@@ -86,7 +90,7 @@ pub fn read_map(message: &'static str, map: Option<v1::SlotMap>) -> Result<SlotM
         .ok_or_else(|| wrong("the slot map names a parameter server that is not in it"))
 }
 
-/// A channel to an address that a roster gave.
+/// Opens a channel to an address from a roster.
 pub fn connect(transport: &dyn Transport, address: &str) -> Result<Channel, RoleError> {
     Ok(transport.connect(&address.parse()?)?)
 }
@@ -96,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_map_survives_the_way_and_a_wrong_one_does_not() {
+    fn a_map_survives_its_message_and_a_wrong_one_is_refused() {
         let map = SlotMap::even(16, 3);
         assert_eq!(read_map("map", Some(write_map(&map))).unwrap(), map);
         assert!(read_map("map", None).is_err());

@@ -1,22 +1,23 @@
-//! Whether a process takes part in its job, so that others may go: a parameter server has rows, a dense worker has parameters, the others
-//! are given work. It is what `/readyz` says, and so what the disruption budget of a role counts.
+//! Whether a process is ready: a parameter server has rows, a dense worker has parameters, other
+//! members are given work.
+//! `/readyz` serves it, so Kubernetes counts it in the disruption budget of the role.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// See the module's text. Clones are one.
+/// The readiness of this process. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness(Arc<AtomicBool>);
 
 impl Readiness {
-    /// It does, to the end of the process.
-    pub fn begin(&self) {
+    /// The process is ready from now on, until it ends.
+    pub fn set_ready(&self) {
         self.0.store(true, Ordering::Release);
     }
 
-    /// Whether it does.
+    /// Whether the process is ready.
     #[must_use]
-    pub fn has_begun(&self) -> bool {
+    pub fn is_ready(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 }

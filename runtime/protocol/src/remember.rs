@@ -1,10 +1,12 @@
-//! One layer around a service that gives replies again. A caller repeats a request when a reply was lost
-//! with its connection, or when the caller replaces a process that died. The layer answers the repeated
-//! request as the first one was answered, so that handlers need not know of repeats.
+//! A layer around a service that answers repeated requests with the first reply.
 //!
-//! A [`Memory`] decides which requests it covers, for how long a reply is kept, and where. Each role has
-//! its own: embedding workers keep pieces and acknowledgements of gradients
-//! (`rectrain_embedding_worker`), parameter servers keep the look-ups of the last steps
+//! A caller repeats a request when a reply was lost with its connection, or when the caller
+//! replaces a process that died. The layer gives the repeated request the reply of the first one,
+//! so that handlers need not know of repeats.
+//!
+//! A [`Memory`] decides which requests it covers, for how long a reply is kept, and where. Each
+//! role has its own. Embedding workers keep pieces and acknowledgements of gradients
+//! (`rectrain_embedding_worker`). Parameter servers keep the look-ups of the last steps
 //! (`rectrain_parameter_server`).
 
 use std::sync::Arc;
@@ -13,35 +15,35 @@ use rectrain_wire::{BoxFuture, Frame, Peer, Refusal, Service};
 
 /// Replies by the key of their request.
 pub trait Memory: Send + Sync + 'static {
-    /// What makes two requests the same.
+    /// The identity of a request: repeats have the same key.
     type Key: Send + Sync;
 
     /// The key of a request that the memory covers; `None` for every other request.
     ///
     /// # Errors
-    /// A request that cannot be read.
+    /// The request cannot be read.
     fn key(&self, request: &Frame) -> Result<Option<Self::Key>, Refusal>;
 
-    /// The reply to give again now, if the request was answered before and the reply is kept.
+    /// The reply to an earlier request with this key, if the memory has it.
     fn recall(&self, key: &Self::Key) -> Option<Frame>;
 
-    /// Resolves to the reply to give again as soon as there is one: another caller may bring the same
-    /// request to its end while this one still waits.
+    /// Resolves to the reply once the memory has it. Another caller's request with the same key may
+    /// be answered first.
     fn recalled<'a>(&'a self, key: &'a Self::Key) -> BoxFuture<'a, Frame>;
 
-    /// Keeps the reply that the service just gave, before it is sent. Gives the reply to send: that one, or
-    /// an earlier one if another caller was faster.
+    /// Keeps the service's reply before it is sent. Returns the reply to send: this one, or an
+    /// earlier one if another caller was faster.
     fn settle(&self, key: Self::Key, reply: Frame) -> Frame;
 }
 
-/// See the module's text.
+/// A service that remembers its replies.
 pub struct Remembering<S, M> {
     service: Arc<S>,
     memory: Arc<M>,
 }
 
 impl<S, M> Remembering<S, M> {
-    /// The service with a memory.
+    /// Adds `memory` to `service`.
     pub const fn new(service: Arc<S>, memory: Arc<M>) -> Self {
         Self { service, memory }
     }
@@ -74,7 +76,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers each request with a number that no other request gets, once `go` is notified.
+    /// Gives each request a new number as its reply, once `go` is notified.
     struct Counting {
         calls: AtomicU64,
         go: Notify,
@@ -90,7 +92,8 @@ mod tests {
         }
     }
 
-    /// Keeps the last `most` replies, by the first byte of the request; requests of kind 9 are not covered.
+    /// Keeps the last `most` replies, by the first byte of the request. Does not cover requests of
+    /// kind 9.
     #[derive(Default)]
     struct Last {
         most: usize,

@@ -1,20 +1,20 @@
-//! Roles as messages and the plan know them.
+//! Roles in messages and in the plan.
 
 use rectrain_kinds::Role;
 use rectrain_proto::v1;
 
 use crate::plan::JobPlan;
 
-/// A role in messages and in the plan.
+/// The message and the plan's numbers of a role.
 pub trait RoleExt: Copy {
-    /// The role as messages name it.
+    /// The role in messages.
     fn proto(self) -> v1::Role;
 
     /// Members of this role in the plan; 1 for the coordinator.
     fn replicas(self, plan: &JobPlan) -> u32;
 
-    /// Whether a replacement can always take over while the job trains: true for roles whose state can be
-    /// read again.
+    /// Whether a replacement can always take over while the job trains: true for roles whose state
+    /// can be rebuilt from the data.
     fn is_replaceable(self) -> bool;
 }
 
@@ -38,7 +38,7 @@ impl RoleExt for Role {
     }
 }
 
-/// The member's role that a message names, if it names one.
+/// The member's role that a message names; `None` if it names no member's role.
 #[must_use]
 pub fn role_of(role: v1::Role) -> Option<Role> {
     Role::MEMBERS.into_iter().find(|member| member.proto() == role)

@@ -1,11 +1,12 @@
-//! A checkpoint that is being written, between the message that names it and the checkpoint's own type.
+//! Converts the ticket of a checkpoint that is being written between its message and the type of
+//! the checkpoint crate.
 
 use rectrain_checkpoint::{Base, FileEntry, Ticket};
 use rectrain_proto::v1;
 
 use crate::error::RoleError;
 
-/// As a message.
+/// The ticket for a message.
 pub fn write(ticket: &Ticket) -> v1::Ticket {
     let base = ticket.base.as_ref();
     v1::Ticket {
@@ -17,11 +18,11 @@ pub fn write(ticket: &Ticket) -> v1::Ticket {
     }
 }
 
-/// From a `message`.
+/// The ticket in a `message`.
 pub fn read(message: &'static str, ticket: Option<v1::Ticket>) -> Result<Ticket, RoleError> {
     let wrong = |reason: String| RoleError::Inconsistent { message, reason };
     let ticket = ticket.ok_or_else(|| wrong("the ticket is missing".to_owned()))?;
-    let id = |id: &str| id.parse().map_err(|error| wrong(format!("`{id}` is no checkpoint: {error}")));
+    let id = |id: &str| id.parse().map_err(|error| wrong(format!("`{id}` is not the ID of a checkpoint: {error}")));
     let base = if ticket.base_directory.is_empty() {
         None
     } else {
@@ -30,14 +31,16 @@ pub fn read(message: &'static str, ticket: Option<v1::Ticket>) -> Result<Ticket,
     Ok(Ticket { id: id(&ticket.id)?, directory: ticket.directory, step: ticket.step, base })
 }
 
-/// A written file as a message.
+/// The entry of a written file for a message.
 pub fn write_file(file: &FileEntry) -> Result<v1::SavedFile, RoleError> {
-    let entry = serde_json::to_string(file)
-        .map_err(|error| RoleError::Task { what: "naming of a checkpoint's file", reason: error.to_string() })?;
+    let entry = serde_json::to_string(file).map_err(|error| RoleError::Task {
+        what: "encoding of a checkpoint's file entry",
+        reason: error.to_string(),
+    })?;
     Ok(v1::SavedFile { entry })
 }
 
-/// A written file from a `message`.
+/// The entry of a written file in a `message`.
 pub fn read_file(message: &'static str, file: &v1::SavedFile) -> Result<FileEntry, RoleError> {
     serde_json::from_str(&file.entry)
         .map_err(|error| RoleError::Inconsistent { message, reason: format!("a file's entry cannot be read: {error}") })
@@ -50,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ticket_survives_the_way() {
+    fn a_ticket_survives_its_message() {
         let base = Base { directory: "step-000000000001".to_owned(), id: CheckpointId(7) };
         for base in [None, Some(base)] {
             let ticket =

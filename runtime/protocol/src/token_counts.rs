@@ -1,4 +1,4 @@
-//! What the coordinator counts of batches and switches.
+//! The coordinator's counts of batches and switches.
 
 use serde::{Deserialize, Serialize};
 

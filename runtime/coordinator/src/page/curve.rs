@@ -1,15 +1,16 @@
-//! How a job has gone so far, in few points: as many seconds lie between two as keep them few.
+//! A bounded number of points over the whole life of a job, at equal intervals.
 
 use serde::Serialize;
 
-/// Points at most; when there are as many, every second one goes and from then on half as many are kept.
-const MOST: usize = 512;
+/// Points, at most. When there are more, every second point is dropped, and from then on half as
+/// many are kept.
+const MAX_POINTS: usize = 512;
 
-/// A moment of the job.
+/// The state of training at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Point {
-    /// Since the page was there.
+    /// Seconds since the page was opened for this job.
     pub(super) seconds: f64,
     pub(super) step: u64,
     pub(super) samples_per_second: f64,
@@ -18,35 +19,35 @@ pub(super) struct Point {
     pub(super) mode: String,
 }
 
-/// See the module's text.
+/// The points kept so far.
 #[derive(Debug, Default)]
 pub(super) struct Curve {
     points: Vec<Point>,
-    /// One of 2^thinned is kept.
-    thinned: u32,
-    offered: u64,
+    /// Every 2^`halvings`-th point is kept.
+    halvings: u32,
+    pushed: u64,
 }
 
 impl Curve {
-    /// Offers the next point.
+    /// Adds a point, or drops it if its turn has not come.
     pub(super) fn push(&mut self, point: Point) {
-        let is_kept = self.offered.is_multiple_of(1 << self.thinned);
-        self.offered += 1;
+        let is_kept = self.pushed.is_multiple_of(1 << self.halvings);
+        self.pushed += 1;
         if !is_kept {
             return;
         }
-        if self.points.len() == MOST {
+        if self.points.len() == MAX_POINTS {
             let mut place = 0;
             self.points.retain(|_| {
                 place += 1;
                 place % 2 == 1
             });
-            self.thinned += 1;
+            self.halvings += 1;
         }
         self.points.push(point);
     }
 
-    /// The points that are kept, the earliest first.
+    /// The points, in order of time.
     pub(super) fn points(&self) -> &[Point] {
         &self.points
     }
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_whole_of_a_long_job_is_kept_in_few_points_of_equal_distance() {
+    fn a_long_job_has_few_points_at_equal_intervals() {
         let mut curve = Curve::default();
         for step in 0..10_000 {
             let point = Point {
@@ -69,10 +70,13 @@ mod tests {
                 mode: "sync".to_owned(),
             };
             curve.push(point);
-            assert!(curve.points().len() <= MOST);
+            assert!(curve.points().len() <= MAX_POINTS);
         }
         let steps: Vec<u64> = curve.points().iter().map(|point| point.step).collect();
-        assert!(steps.len() > MOST / 2 && steps[0] == 0 && steps.last().is_some_and(|last| *last > 9_900), "{steps:?}");
+        assert!(
+            steps.len() > MAX_POINTS / 2 && steps[0] == 0 && steps.last().is_some_and(|last| *last > 9_900),
+            "{steps:?}"
+        );
         assert!(steps.windows(2).all(|pair| pair[1] - pair[0] == 32), "{steps:?}");
     }
 }

@@ -1,5 +1,6 @@
-//! The page of a live job, on the port of its metrics: `/` for people, and `/job.json`, which the page asks every second. It shows what
-//! metrics and events tell anyway and changes nothing.
+//! The live page of a job, on the port of its metrics: `/` for people, and `/job.json`, which the
+//! page polls every second.
+//! It shows the contents of metrics and events and changes nothing.
 
 mod curve;
 
@@ -24,27 +25,27 @@ use rectrain_protocol::events::Logged;
 
 /// The time between two points of the curves.
 const EVERY: Duration = Duration::from_secs(1);
-/// Events that one answer has at most: the latest.
-const MOST_EVENTS: usize = 200;
+/// Events in one response, at most. Older ones are left out.
+const MAX_EVENTS: usize = 200;
 const HTML: &str = include_str!("page.html");
-/// Nothing but the page itself, which asks nobody but the coordinator.
+/// The page may load nothing but itself, and call nothing but the coordinator.
 const POLICY: &str =
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:";
 
-/// See the module's text. It is there before the coordinator is, which may have a checkpoint to find first.
+/// The live page. It exists before the coordinator, which may have to find a checkpoint first.
 #[derive(Clone, Default)]
-pub struct LivePage(Arc<OnceLock<Shown>>);
+pub struct LivePage(Arc<OnceLock<Attached>>);
 
-struct Shown {
+struct Attached {
     coordinator: Arc<Coordinator>,
     since: Instant,
     curve: Mutex<Curve>,
 }
 
 impl LivePage {
-    /// Shows the job of `coordinator`, from now on. A page shows one job.
+    /// Shows the job of `coordinator` from now on. A page shows only one job.
     pub fn show(&self, coordinator: Arc<Coordinator>) {
-        let _shows_one = self.0.set(Shown { coordinator, since: Instant::now(), curve: Mutex::default() });
+        let _shows_one = self.0.set(Attached { coordinator, since: Instant::now(), curve: Mutex::default() });
     }
 
     pub fn router(&self) -> Router {
@@ -54,7 +55,7 @@ impl LivePage {
         Router::new().route("/", get(page)).route("/job.json", get(job)).with_state(self.clone())
     }
 
-    /// Notes a point of the curves every second, for as long as it is asked to.
+    /// Adds a point to the curves every second. Never returns.
     pub async fn follow(&self) {
         loop {
             tokio::time::sleep(EVERY).await;
@@ -65,7 +66,7 @@ impl LivePage {
     }
 }
 
-impl Shown {
+impl Attached {
     fn note(&self) {
         let status = self.coordinator.status();
         if status.phase() == v1::Phase::Training {
@@ -82,7 +83,7 @@ impl Shown {
     }
 }
 
-/// A job as it stands.
+/// The present state of a job.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Job<'a> {
@@ -97,7 +98,7 @@ struct Job<'a> {
     loss: Option<f64>,
     auc: Option<f64>,
     map_epoch: u64,
-    /// How many members of each role there are to be.
+    /// Wanted members of each role.
     wanted: BTreeMap<Role, u32>,
     last_checkpoint: Option<String>,
     all_reduce_seconds: Option<f64>,
@@ -106,22 +107,22 @@ struct Job<'a> {
     events: Vec<Logged>,
 }
 
-/// Who is in the job.
+/// A member of the job.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Member {
     role: &'static str,
     index: usize,
     address: String,
-    /// Of a parameter server: the slots that it holds.
+    /// Slots of a parameter server.
     #[serde(skip_serializing_if = "Option::is_none")]
     slots: Option<usize>,
-    /// Of a dense worker: the mean time of a batch, lately.
+    /// Mean compute time of a dense worker's latest batches.
     #[serde(skip_serializing_if = "Option::is_none")]
     compute_seconds: Option<f64>,
 }
 
-/// With `?after=N` of the events only those after the N-th.
+/// Serves the job as JSON. With `?after=N`, only events after number N.
 async fn job(State(page): State<LivePage>, RawQuery(query): RawQuery) -> Response {
     let Some(shown) = page.0.get() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "the coordinator is starting\n").into_response();
@@ -129,7 +130,7 @@ async fn job(State(page): State<LivePage>, RawQuery(query): RawQuery) -> Respons
     let coordinator = &shown.coordinator;
     let status = coordinator.status();
     let after = query.as_deref().and_then(|query| query.strip_prefix("after=")?.parse().ok());
-    let events = coordinator.events.after(after.unwrap_or(0), MOST_EVENTS);
+    let events = coordinator.events.after(after.unwrap_or(0), MAX_EVENTS);
     let curve = shown.curve.lock();
     let some = |text: String| Some(text).filter(|text| !text.is_empty());
     let job = serde_json::to_vec(&Job {
@@ -168,7 +169,7 @@ fn phase_name(phase: v1::Phase) -> &'static str {
 }
 
 impl Coordinator {
-    /// Who is in the job, once everybody has joined.
+    /// The members of the job, once all have joined.
     fn members(&self, workers: &[v1::WorkerSpeed]) -> Vec<Member> {
         let Ok(Some(roster)) = self.lock().roster() else { return Vec::new() };
         let placement = self.placement().ok();
@@ -181,7 +182,7 @@ impl Coordinator {
             let sum: f32 = batches.iter().sum();
             (!batches.is_empty()).then(|| f64::from(sum) / batches.len() as f64)
         };
-        // Which process is there is for members.
+        // Cuts off the ID of the process, which only members need.
         let place = |address: String| address.split('#').next().unwrap_or_default().to_owned();
         let member = |role, (index, address): (usize, String)| Member {
             role,

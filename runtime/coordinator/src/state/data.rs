@@ -1,4 +1,4 @@
-//! The data for training: which chunks are leased to whom, what was found in them, and what is read again.
+//! The training data: leases of chunks, what loaders found in them, and replays.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -8,17 +8,17 @@ use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
 
 use super::State;
-use crate::announced::Chunk;
-use crate::outstanding::{Given, Outstanding, Repeat};
-use crate::saved::SavedState;
+use crate::batch_index::Chunk;
+use crate::in_flight::{InFlightChunks, Leased, Replay};
+use crate::snapshot::Snapshot;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::plan::JobPlan;
-use rectrain_protocol::round_robin::Turns;
+use rectrain_protocol::round_robin::RoundRobin;
 
-/// An answer to a loader that asks what it has to send again.
+/// The reply to a loader that asks for a chunk to replay.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Repeated {
-    Repeat(Repeat),
+pub(crate) enum ReplayLease {
+    Replay(Replay),
     Wait,
     Finished,
 }
@@ -29,7 +29,7 @@ pub(super) struct Labels {
     pub(super) rows: u64,
 }
 
-/// What was found in a chunk that a later run may have to read again.
+/// The counts of a chunk that a later run may have to read again.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ChunkRead {
     pub(super) label_sum: f64,
@@ -37,30 +37,30 @@ pub(super) struct ChunkRead {
     pub(super) skipped_rows: u64,
 }
 
-/// The training data: who reads which part of it, and what was found in it.
+/// The training data of a job.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Data {
     pub(super) ledger: DataLedger,
-    /// How many files the first loader found to train on, and their digest.
+    /// The number of training files that the first loader found, and their digest.
     pub(super) files: Option<(u64, u64)>,
-    pub(super) outstanding: Outstanding,
+    pub(super) in_flight: InFlightChunks,
     /// Which embedding worker gets which piece.
-    pub(super) turns: Turns,
+    pub(super) round_robin: RoundRobin,
     pub(super) labels: Labels,
     pub(super) skipped_rows: u64,
-    /// What was found in each chunk, by first batch, from the first chunk that a later run may read again.
+    /// Counts of each chunk, by first batch, from the first chunk that a later run may read again.
     /// Empty without checkpoints.
     pub(super) reads: BTreeMap<u64, ChunkRead>,
 }
 
 impl Data {
-    pub(super) fn new(plan: &JobPlan, ledger: DataLedger, saved: Option<&SavedState>) -> Self {
+    pub(super) fn new(plan: &JobPlan, ledger: DataLedger, saved: Option<&Snapshot>) -> Self {
         let (sum, rows) = saved.map_or((0.0, 0), |saved| saved.labels);
         Self {
             ledger,
             files: None,
-            outstanding: Outstanding::of_chunks(plan.batches_per_chunk),
-            turns: Turns::of(plan.replicas.embedding_workers),
+            in_flight: InFlightChunks::new(plan.batches_per_chunk),
+            round_robin: RoundRobin::new(plan.replicas.embedding_workers),
             labels: Labels { sum, rows },
             skipped_rows: saved.map_or(0, |saved| saved.skipped_rows),
             reads: BTreeMap::new(),
@@ -69,41 +69,43 @@ impl Data {
 }
 
 impl State {
-    /// What `loader` has to read and send again.
-    pub(crate) fn repeat(&mut self, loader: u32) -> Repeated {
-        if self.leaves(loader) {
-            return Repeated::Finished;
+    /// The next chunk that `loader` has to replay.
+    pub(crate) fn next_replay(&mut self, loader: u32) -> ReplayLease {
+        if self.is_leaving_loader(loader) {
+            return ReplayLease::Finished;
         }
-        let repeat = if self.data.outstanding.has_repeats() && self.takes_part(loader) {
+        let replay = if self.data.in_flight.has_replays() && self.is_active_loader(loader) {
             let trained = self.settled_batches();
-            self.data.outstanding.repeat(loader, trained)
+            self.data.in_flight.next_replay(loader, trained)
         } else {
             None
         };
-        match repeat {
-            Some(repeat) => Repeated::Repeat(repeat),
-            None if self.all_trained() => Repeated::Finished,
-            None => Repeated::Wait,
+        match replay {
+            Some(replay) => ReplayLease::Replay(replay),
+            None if self.all_trained() => ReplayLease::Finished,
+            None => ReplayLease::Wait,
         }
     }
 
-    /// The next chunk, and what loaders leave out at its beginning: batches, and pieces of the batch after those.
+    /// Leases the next chunk to `loader`. Also returns the batches to skip at its beginning, and
+    /// the pieces of the next batch.
     pub(crate) fn lease(&mut self, loader: u32) -> (Lease, (u64, u32)) {
-        if self.leaves(loader) {
+        if self.is_leaving_loader(loader) {
             return (Lease::Finished, (0, 0));
         }
-        if self.training.restoring() || !self.takes_part(loader) {
+        if self.training.restoring() || !self.is_active_loader(loader) {
             return (Lease::Wait, (0, 0));
         }
         let lease = self.data.ledger.lease();
         let Lease::Chunk(chunk) = lease else { return (lease, (0, 0)) };
-        let skip = self.training.trained_before(chunk.first_step.0);
-        self.data.outstanding.trained_before(self.settled_batches());
-        self.data.outstanding.give(Given::Train { lease: chunk, skip }, loader);
+        let skip = self.training.skip_in_chunk(chunk.first_step.0);
+        self.data.in_flight.drop_trained_before(self.settled_batches());
+        self.data.in_flight.lease_to(Leased::Train { lease: chunk, skip }, loader);
         (lease, skip)
     }
 
-    /// A loader has listed what there is to train on. Chunks are counted through all files: with others, rows would be trained twice, or never.
+    /// A loader has listed the training files. Rows are counted through all files, so a loader with
+    /// other files would train rows twice or never.
     pub(crate) fn files_found(&mut self, found: &v1::FilesFound) -> Result<(), RoleError> {
         let v1::FilesFound { loader, files, digest } = *found;
         let (first_files, first_digest) = *self.data.files.get_or_insert((files, digest));
@@ -111,19 +113,19 @@ impl State {
             return Ok(());
         }
         Err(RoleError::Input(format!(
-            "spec.data.train.paths: loader {loader} finds {files} files to train on that are not the {first_files} that training began with, by name, size or order: files must not come, go or change below a glob while a job trains"
+            "spec.data.train.paths: loader {loader} finds {files} training files, which differ from the {first_files} files at the start of training in name, size or order: files below a glob must not be added, removed or changed while a job trains"
         )))
     }
 
-    /// Whose turn it is among the embedding workers, in training and in the evaluation at a step.
-    pub(crate) fn turns(&self, evaluation: Option<GlobalStep>) -> &Turns {
+    /// Assigns pieces to embedding workers, in training or in the evaluation at a step.
+    pub(crate) fn round_robin(&self, evaluation: Option<GlobalStep>) -> &RoundRobin {
         let pass = evaluation.and_then(|at_step| self.evaluation.passes.get(&at_step));
-        pass.map_or(&self.data.turns, |pass| &pass.turns)
+        pass.map_or(&self.data.round_robin, |pass| &pass.round_robin)
     }
 
     pub(crate) fn chunk_report(&mut self, report: &v1::ChunkReport) -> Result<(), RoleError> {
-        if self.data.outstanding.was_read(report.epoch, report.chunk) {
-            // By a loader that has died since, or by its successor.
+        if self.data.in_flight.was_read(report.epoch, report.chunk) {
+            // The loader that died, or its replacement, has reported it already.
             return Ok(());
         }
         let resumes = self.job.resumes;
@@ -131,7 +133,7 @@ impl State {
             LedgerError::DataChanged { .. } if resumes => data_changed(error),
             error => no_rows("train")(error),
         })?;
-        self.data.outstanding.read(report.epoch, report.chunk);
+        self.data.in_flight.mark_read(report.epoch, report.chunk);
         let rows = report.rows.min(lease.max_batches * self.job.data.global_batch_rows);
         if rows > 0 {
             self.training.data_mut().add(Chunk { epoch: lease.epoch, first_batch: lease.first_step.0, rows });
@@ -139,7 +141,8 @@ impl State {
         if let Some(total) = self.data.ledger.total_steps() {
             self.training.data_mut().end(total.0);
         }
-        // Before the first batch is trained much else has to be done; how far loaders read ahead is bounded.
+        // Much has to be done before the first batch is trained. Reading counts as progress,
+        // because loaders read ahead only a bounded number of chunks.
         self.progress.progressed = Instant::now();
         self.training.advance()?;
         if self.job.has_checkpoints {
@@ -154,7 +157,8 @@ impl State {
         if first_epoch_read { self.check_labels() } else { Ok(()) }
     }
 
-    /// What lies before the chunk of the first batch that is not settled is read again by no later run: training rests nowhere before that batch.
+    /// Forgets the chunks before the one with the first unsettled batch. Training never pauses
+    /// before that batch, so no later run reads them again.
     fn forget_settled_reads(&mut self) {
         let batch = self.settled_batches();
         let epoch = self.training.data_mut().epoch_of(batch);
@@ -163,14 +167,15 @@ impl State {
         let _forgotten = self.forget_reads_before(position);
     }
 
-    /// Forgets what a run that goes on from `position` does not read again.
+    /// Forgets the chunks that a run that resumes at `position` does not read again.
     pub(super) fn forget_reads_before(&mut self, position: DataPosition) -> Result<(), LedgerError> {
         let read_again = DataLedger::resume(self.job.data, position)?.next_batch();
         self.data.reads = self.data.reads.split_off(&read_again);
         Ok(())
     }
 
-    /// A label that never varies cannot be learned: most likely the wrong column.
+    /// Checks that the label varies. A constant label cannot be learned and is most likely the
+    /// wrong column.
     pub(super) fn check_labels(&self) -> Result<(), RoleError> {
         let Labels { sum, rows } = self.data.labels;
         let value = match rows {
@@ -197,7 +202,7 @@ pub(super) fn no_rows(part: &'static str) -> impl Fn(LedgerError) -> RoleError {
     }
 }
 
-/// The data is not what it was when the checkpoint was written.
+/// The data differs from the data at the time of the checkpoint.
 pub(super) fn data_changed(error: LedgerError) -> RoleError {
     RoleError::Input(format!("spec.data: {error}: is it the data that the checkpoint was trained on?"))
 }
@@ -211,32 +216,33 @@ mod tests {
 
     const CHUNK: u64 = 5;
 
-    /// Chunks of [`CHUNK`] global batches of 24 rows.
+    /// Chunks have [`CHUNK`] global batches of 24 rows.
     fn plan() -> JobPlan {
         small_plan(&["spec.data.shuffle.windowRows=120", "spec.checkpoint.path=/nowhere"])
     }
 
     #[test]
-    fn loaders_that_find_other_files_end_the_job() {
+    fn loaders_that_find_other_files_fail_the_job() {
         let mut state = State::new(&plan(), None).unwrap();
         let found = |loader, files, digest| v1::FilesFound { loader, files, digest };
         state.files_found(&found(0, 12, 7)).unwrap();
         state.files_found(&found(1, 12, 7)).unwrap();
         let error = state.files_found(&found(1, 13, 8)).unwrap_err();
         assert!(error.is_user_error() && error.to_string().contains("loader 1 finds 13 files"), "{error}");
-        state.go_on_from(&plan(), None).unwrap();
-        assert!(state.files_found(&found(0, 12, 9)).is_err(), "from whichever checkpoint it goes on");
+        state.reset_to(&plan(), None).unwrap();
+        assert!(state.files_found(&found(0, 12, 9)).is_err(), "also after a reset to a checkpoint");
     }
 
-    /// Rare checkpoints make the coordinator's state no larger, and say of the labels what they would if nothing had been forgotten.
+    /// The state stays small however rare checkpoints are. Its label counts are as if nothing had
+    /// been forgotten.
     #[test]
-    fn what_was_read_is_known_only_as_long_as_it_may_be_read_again() {
+    fn chunk_counts_are_kept_while_a_run_may_read_them_again() {
         let plan = plan();
         let mut state = State::new(&plan, None).unwrap();
         state.training.take_calls();
         state.training.begun().unwrap();
-        // No further ahead than two batches.
-        state.training.keep_pace(0.0);
+        // Grants at most two batches ahead.
+        state.training.set_pace(0.0);
         let mut trained = 0;
         for chunk in 0..10_u32 {
             let Lease::Chunk(lease) = state.data.ledger.lease() else { panic!("there is more") };
@@ -245,7 +251,7 @@ mod tests {
             let report = v1::ChunkReport { loader: 0, epoch: 0, chunk: lease.chunk, rows, label_sum, skipped_rows: 1 };
             state.chunk_report(&report).unwrap();
             assert!(state.data.reads.len() <= 2, "{}", state.data.reads.len());
-            // The last one only in part.
+            // The last chunk is trained only in part.
             let until = lease.first_step.0 + if chunk == 9 { 2 } else { CHUNK };
             while trained < until {
                 (trained, _) = state.training.horizon(1, trained, trained).unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! Evaluations: their data, and the dense workers' predictions.
+//! Evaluations: their data, and the predictions of the dense workers.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -10,23 +10,23 @@ use serde::{Deserialize, Serialize};
 
 use super::State;
 use super::data::no_rows;
-use crate::announced::{Announced, Chunk};
 use crate::as_bytes;
-use crate::outstanding::{AllPredicted, Given, Predicted};
-use crate::saved::SavedState;
+use crate::batch_index::{BatchIndex, Chunk};
+use crate::in_flight::{Leased, NeededByStep, StillNeeded};
+use crate::snapshot::Snapshot;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{JobEvent, TestMetrics};
 use rectrain_protocol::limits::LOOK_AHEAD;
-use rectrain_protocol::round_robin::Turns;
+use rectrain_protocol::round_robin::RoundRobin;
 
-/// Some rows of one dense worker's share of an evaluation.
+/// Rows of one dense worker's share of an evaluation.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Part {
     #[serde(with = "as_bytes::f32s")]
     predictions: Vec<f32>,
     #[serde(with = "as_bytes::f32s")]
     labels: Vec<f32>,
-    /// None, or one a row.
+    /// Empty, or one group for each row.
     #[serde(with = "as_bytes::u64s")]
     groups: Vec<u64>,
 }
@@ -37,7 +37,11 @@ impl Part {
         if labels.len() == rows && [0, rows].contains(&groups.len()) {
             return Ok(Self { predictions, labels, groups });
         }
-        let reason = format!("{rows} predictions came with {} labels and {} groups", labels.len(), groups.len());
+        let reason = format!(
+            "expected {rows} labels for {rows} predictions, and as many groups or none: found {} labels and {} groups",
+            labels.len(),
+            groups.len()
+        );
         Err(RoleError::Inconsistent { message: "evaluation_part", reason })
     }
 
@@ -50,7 +54,7 @@ fn rows_of(parts: &[Part]) -> u64 {
     parts.iter().map(Part::rows).sum()
 }
 
-/// An answer to a loader that asks for test data.
+/// The reply to a loader that asks for test data.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum EvaluationLease {
     Chunk { at_step: GlobalStep, chunk: u64, first_batch: u64 },
@@ -61,23 +65,23 @@ pub(crate) enum EvaluationLease {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Pass {
     source: PassSource,
-    /// Its batches go to the embedding workers that there are when it begins.
-    pub(super) turns: Turns,
-    data: Announced,
-    /// By rank: the batches that it has asked for, as far as it has told.
+    /// Assigns batches to the embedding workers that are present when the evaluation begins.
+    pub(super) round_robin: RoundRobin,
+    data: BatchIndex,
+    /// By rank: the batch up to which a worker has requested, as far as it has reported.
     asked: Vec<u64>,
-    /// By rank, of those that have sent theirs.
+    /// By rank: the shares that have arrived completely.
     shares: Vec<Option<Vec<Part>>>,
-    /// By rank, of those that are sending theirs. A coordinator that is started again has them sent again: to write them with each answer
-    /// would take longer with each.
+    /// By rank: the parts of shares that are arriving. They are not in the journal, because every
+    /// reply would rewrite them all. Workers send them again to a replacement of the coordinator.
     #[serde(skip)]
     parts: BTreeMap<u32, Vec<Part>>,
 }
 
-/// Where the rows of an evaluation are.
+/// The rows of an evaluation.
 #[derive(Debug, Serialize, Deserialize)]
 enum PassSource {
-    /// The test part, from its first chunk on.
+    /// The test part.
     Test(DataLedger),
     /// One chunk of the training part.
     Slice { chunk: u64, leased: bool },
@@ -96,7 +100,7 @@ impl PassSource {
     }
 }
 
-/// Evaluations that are under way, by step, and the result of the last one.
+/// Evaluations under way, by step, and the result of the last one.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Evaluations {
     pub(super) passes: BTreeMap<GlobalStep, Pass>,
@@ -104,7 +108,7 @@ pub(super) struct Evaluations {
 }
 
 impl Evaluations {
-    pub(super) fn new(saved: Option<&SavedState>) -> Self {
+    pub(super) fn new(saved: Option<&Snapshot>) -> Self {
         let last_test = saved.and_then(|saved| saved.last_test.clone());
         Self { passes: BTreeMap::new(), last_test: last_test.map(|(step, test)| (GlobalStep(step), test)) }
     }
@@ -116,7 +120,7 @@ impl State {
         shares.and_then(|shares| shares.get(rank as usize)).is_none_or(Option::is_some)
     }
 
-    /// Opens the data of an evaluation that has just been ordered, if one has.
+    /// Opens the data of an evaluation that was just ordered.
     pub(super) fn begin_ordered_evaluation(&mut self) {
         let Some(at_step) = self.training.evaluation_to_begin() else { return };
         let plan = DataPlan { length: TrainingLength::Epochs(1), ..self.job.data };
@@ -127,22 +131,22 @@ impl State {
             PassSource::Test(DataLedger::new(plan))
         };
         let shares: Vec<_> = (0..self.progress.ranks.len()).map(|_| None).collect();
-        let (turns, asked) = (Turns::of(self.data.turns.last()), vec![0; shares.len()]);
-        let (data, parts) = (Announced::new(plan.global_batch_rows), BTreeMap::new());
-        self.evaluation.passes.insert(at_step, Pass { source, turns, data, asked, shares, parts });
+        let (round_robin, asked) = (RoundRobin::new(self.data.round_robin.latest_workers()), vec![0; shares.len()]);
+        let (data, parts) = (BatchIndex::new(plan.global_batch_rows), BTreeMap::new());
+        self.evaluation.passes.insert(at_step, Pass { source, round_robin, data, asked, shares, parts });
     }
 
     pub(crate) fn evaluation_lease(&mut self, loader: u32) -> EvaluationLease {
-        if self.leaves(loader) {
+        if self.is_leaving_loader(loader) {
             return EvaluationLease::Finished;
         }
-        if !self.takes_part(loader) {
+        if !self.is_active_loader(loader) {
             return EvaluationLease::Wait;
         }
         for (at_step, pass) in &mut self.evaluation.passes {
             let Some((chunk, first_batch)) = pass.source.lease() else { continue };
             let at_step = *at_step;
-            self.data.outstanding.give(Given::Evaluation { at_step, chunk, first_batch }, loader);
+            self.data.in_flight.lease_to(Leased::Evaluation { at_step, chunk, first_batch }, loader);
             return EvaluationLease::Chunk { at_step, chunk, first_batch };
         }
         if self.all_trained() { EvaluationLease::Finished } else { EvaluationLease::Wait }
@@ -153,11 +157,13 @@ impl State {
         let is_over = self.has_evaluated(at_step);
         let pass = match self.evaluation.passes.get_mut(&at_step) {
             Some(pass) => pass,
-            // A chunk behind the end of the data, which has none of the rows that everybody has predicted meanwhile.
+            // A chunk beyond the end of the data, reported after all workers have predicted all
+            // rows. It has no rows.
             None if is_over => return Ok(()),
             None => return Err(unknown_evaluation("evaluation_chunk_report", at_step)),
         };
-        // The rows of a slice are read again when they are trained, and those of the test part by every later evaluation.
+        // Skipped rows of the test part count only in the first evaluation. Skipped rows of a slice
+        // count when it is trained.
         let counts = matches!(pass.source, PassSource::Test(_)) && self.evaluation.last_test.is_none();
         let (first_batch, total) = match &mut pass.source {
             PassSource::Test(ledger) => {
@@ -167,7 +173,7 @@ impl State {
             PassSource::Slice { .. } => (0, Some(report.rows.div_ceil(self.job.data.global_batch_rows))),
         };
         self.progress.progressed = Instant::now();
-        self.data.outstanding.read_for_evaluation(at_step, report.chunk);
+        self.data.in_flight.mark_evaluation_read(at_step, report.chunk);
         if report.rows > 0 {
             pass.data.add(Chunk { epoch: 0, first_batch, rows: report.rows });
         }
@@ -180,20 +186,21 @@ impl State {
         Ok(())
     }
 
-    /// What nobody asks for any more of the evaluations under way, unless somebody takes a dense worker's place. Who has sent its share asks for
-    /// nothing.
-    pub(super) fn predicted(&self) -> AllPredicted {
+    /// The batches and pieces that dense workers still have to predict, by evaluation. A worker
+    /// that has sent its share needs nothing. A replacement may need its predecessor's batches
+    /// again.
+    pub(super) fn still_needed(&self) -> NeededByStep {
         let of = |pass: &Pass| {
             let asking = || (0..).zip(pass.asked.iter().zip(&pass.shares)).filter(|(_, (_, share))| share.is_none());
             let slowest = asking().map(|(_, (asked, _))| asked.saturating_sub(LOOK_AHEAD as u64)).min();
             let asked = asking().map(|(rank, _)| self.training.share(Rank(rank))).filter(|share| !share.is_empty());
-            Predicted { before: slowest.unwrap_or(u64::MAX), asked: asked.collect() }
+            StillNeeded { first_batch: slowest.unwrap_or(u64::MAX), pieces: asked.collect() }
         };
         self.evaluation.passes.iter().map(|(at_step, pass)| (*at_step, of(pass))).collect()
     }
 
-    /// Worker `rank` has asked for the batches before `at` of the evaluation under way, and so gets on.
-    pub(crate) fn predicts(&mut self, at_step: GlobalStep, rank: Rank, at: u64) {
+    /// Worker `rank` has requested the batches before `at`, which is progress.
+    pub(crate) fn evaluation_asked(&mut self, at_step: GlobalStep, rank: Rank, at: u64) {
         let asked = self.evaluation.passes.get_mut(&at_step).and_then(|pass| pass.asked.get_mut(rank.0 as usize));
         if let Some(asked) = asked.filter(|asked| **asked < at) {
             *asked = at;
@@ -201,19 +208,20 @@ impl State {
         }
     }
 
-    /// Another is in this worker's place, and asks for all of its pieces.
-    pub(super) fn predicts_anew(&mut self, at_step: GlobalStep, rank: Rank) {
+    /// A replacement of this worker requests all of its pieces again.
+    pub(super) fn reset_evaluation_asked(&mut self, at_step: GlobalStep, rank: Rank) {
         let asked = self.evaluation.passes.get_mut(&at_step).and_then(|pass| pass.asked.get_mut(rank.0 as usize));
         if let Some(asked) = asked {
             *asked = 0;
         }
     }
 
-    /// How many batches of the evaluation under way may be fetched, where `from` are known already; `None`: no more yet.
+    /// The batches of the evaluation that may be fetched; `None` if there are no more than `from`
+    /// yet.
     pub(crate) fn evaluation_horizon(&self, at_step: GlobalStep, from: u64) -> Result<Option<v1::Horizon>, RoleError> {
         let pass = self.evaluation.passes.get(&at_step).ok_or_else(|| unknown_evaluation("horizon", at_step))?;
-        let Pass { data, turns, .. } = pass;
-        let horizon = v1::Horizon { until: data.batches(), last: data.complete(), turns: turns.write() };
+        let Pass { data, round_robin, .. } = pass;
+        let horizon = v1::Horizon { until: data.batches(), last: data.complete(), turns: round_robin.write() };
         Ok((horizon.until > from || horizon.last).then_some(horizon))
     }
 
@@ -221,7 +229,8 @@ impl State {
         self.evaluation.last_test.as_ref().is_some_and(|(last, _)| *last >= at_step)
     }
 
-    /// Where dense worker `rank` has its share of the evaluation under way; none, if it has sent all of it: what comes then was sent twice.
+    /// The evaluation in which worker `rank` has not yet sent its share. `None` if it has sent all
+    /// of it, so that this is a repeat.
     fn share_of(&mut self, at_step: GlobalStep, rank: Rank) -> Result<Option<&mut Pass>, RoleError> {
         let is_over = self.has_evaluated(at_step);
         let pass = match self.evaluation.passes.get_mut(&at_step) {
@@ -238,7 +247,8 @@ impl State {
         }
     }
 
-    /// Takes the rows from `first` on of one worker's share, if they are the next ones; gives how many there are then.
+    /// Adds the rows from `first` on to a worker's share, if they are the next ones. Returns the
+    /// rows that have arrived.
     pub(crate) fn evaluation_part(
         &mut self,
         at_step: GlobalStep,
@@ -258,8 +268,8 @@ impl State {
         Ok(rows_of(parts))
     }
 
-    /// One worker has sent its share, of so many rows; gives how many of them are here. The last share that is all here gives the
-    /// evaluation's event.
+    /// A worker has sent its share of `rows` rows. Returns the rows that have arrived. The last
+    /// complete share also returns the events of the evaluation.
     pub(crate) fn evaluation_share(
         &mut self,
         at_step: GlobalStep,
@@ -274,7 +284,7 @@ impl State {
             return Ok((here, Vec::new()));
         }
         if here > rows {
-            // Of another that was in this one's place.
+            // The rows came from a process that this worker replaced.
             parts.clear();
             if rows > 0 {
                 return Ok((0, Vec::new()));
@@ -288,12 +298,12 @@ impl State {
         Ok((rows, if is_last { self.evaluated(at_step) } else { Vec::new() }))
     }
 
-    /// All shares are here.
+    /// All shares have arrived.
     fn evaluated(&mut self, at_step: GlobalStep) -> Vec<JobEvent> {
         let shares =
             self.evaluation.passes.remove(&at_step).into_iter().flat_map(|pass| pass.shares).flatten().flatten();
         let test = test_metrics(shares);
-        self.data.outstanding.evaluated(at_step);
+        self.data.in_flight.drop_evaluation(at_step);
         let mut events = Vec::new();
         if test.auc.is_none() {
             events.push(JobEvent::Warning {
@@ -329,7 +339,7 @@ fn test_metrics(parts: impl Iterator<Item = Part>) -> TestMetrics {
 }
 
 fn unknown_evaluation(what: &'static str, at_step: GlobalStep) -> RoleError {
-    RoleError::Inconsistent { message: what, reason: format!("no evaluation stands at step {at_step}") }
+    RoleError::Inconsistent { message: what, reason: format!("there is no evaluation at step {at_step}") }
 }
 
 #[cfg(test)]
@@ -344,14 +354,14 @@ mod tests {
         let plan = small_plan(&["spec.roles.denseWorker.replicas=2"]);
         let mut state = State::new(&plan, None).unwrap();
         let source = PassSource::Slice { chunk: 0, leased: true };
-        let (data, parts) = (Announced::new(24), BTreeMap::new());
+        let (data, parts) = (BatchIndex::new(24), BTreeMap::new());
         let (asked, shares) = (vec![0, 0], vec![None, None]);
-        let pass = Pass { source, turns: Turns::of(1), data, asked, shares, parts };
+        let pass = Pass { source, round_robin: RoundRobin::new(1), data, asked, shares, parts };
         state.evaluation.passes.insert(AT, pass);
         state
     }
 
-    /// Of rows that belong to three users.
+    /// Rows of three users.
     fn part(rows: std::ops::Range<u64>) -> Part {
         let predictions = rows.clone().map(|row| (row * 37 % 101) as f32 / 101.0).collect();
         let labels = rows.clone().map(|row| f32::from(u8::from(row * 7 % 5 < 2))).collect();
@@ -367,7 +377,7 @@ mod tests {
         (here, events.len())
     }
 
-    /// What the next process reads of what this one has written.
+    /// The state that a replacement of the coordinator reads from the journal.
     fn restarted(state: &State) -> State {
         rmp_serde::from_slice(&rmp_serde::to_vec_named(state).unwrap()).unwrap()
     }
@@ -377,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_in_parts_are_as_whole_ones_however_often_they_come_and_who_asks_for_them() {
+    fn shares_in_parts_equal_whole_ones_over_repeats_and_restarts() {
         let mut whole = evaluating();
         send(&mut whole, 0, 0..100);
         assert_eq!(tell(&mut whole, 0, 100), (100, 0));
@@ -387,23 +397,23 @@ mod tests {
         let mut state = evaluating();
         let empty = image(&state);
         assert_eq!(send(&mut state, 0, 0..30), 30);
-        assert_eq!(send(&mut state, 0, 60..90), 30, "rows are missing between them");
+        assert_eq!(send(&mut state, 0, 60..90), 30, "there is a gap");
         assert_eq!(send(&mut state, 0, 30..60), 60);
-        assert_eq!(send(&mut state, 0, 30..60), 60, "it came again");
-        assert_eq!(image(&state), empty, "parts make no answer dearer");
+        assert_eq!(send(&mut state, 0, 30..60), 60, "it is a repeat");
+        assert_eq!(image(&state), empty, "parts are not in the journal");
         assert_eq!(tell(&mut state, 0, 100), (60, 0));
-        // Another process goes on, and is told that the share is all.
+        // A replacement of the coordinator has no parts of the share.
         let mut state = restarted(&state);
         assert_eq!((tell(&mut state, 0, 100), state.has_predicted(AT, 0)), ((0, 0), false));
         for first in [0, 50] {
             send(&mut state, 0, first..first + 50);
         }
         assert_eq!((tell(&mut state, 0, 100), state.has_predicted(AT, 0)), ((100, 0), true));
-        assert_eq!((send(&mut state, 0, 0..50), tell(&mut state, 0, 100)), (50, (100, 0)), "they came again, late");
-        // A share that is all there is with the next process as well.
+        assert_eq!((send(&mut state, 0, 0..50), tell(&mut state, 0, 100)), (50, (100, 0)), "they are late repeats");
+        // A complete share survives in the journal.
         let mut state = restarted(&state);
         assert!(state.has_predicted(AT, 0));
-        // Whoever takes a worker's place begins anew.
+        // A replacement of a worker sends its share from the start.
         send(&mut state, 1, 0..20);
         send(&mut state, 1, 20..40);
         assert_eq!(send(&mut state, 1, 0..25), 25);
@@ -413,31 +423,31 @@ mod tests {
         assert!(
             state.evaluation.last_test.as_ref().is_some_and(|(_, test)| test.samples == 140 && test.gauc.is_some())
         );
-        assert_eq!((send(&mut state, 1, 0..40), tell(&mut state, 1, 40)), (40, (40, 0)), "it is over");
+        assert_eq!((send(&mut state, 1, 0..40), tell(&mut state, 1, 40)), (40, (40, 0)), "the evaluation is over");
     }
 
     #[test]
-    fn nobody_asks_for_what_the_slowest_has_behind_it() {
+    fn batches_that_all_workers_predicted_are_not_needed() {
         let mut state = evaluating();
         let shares = [0, 1].map(|rank| state.training.share(Rank(rank)));
-        let predicted = |state: &State| state.predicted()[&AT].clone();
-        assert_eq!(predicted(&state), Predicted { before: 0, asked: shares.to_vec() });
+        let needed = |state: &State| state.still_needed()[&AT].clone();
+        assert_eq!(needed(&state), StillNeeded { first_batch: 0, pieces: shares.to_vec() });
         for (rank, at, expected) in [(0, 100, 0), (1, 3, 0), (1, 40, 36), (1, 20, 36)] {
-            state.predicts(AT, Rank(rank), at);
-            assert_eq!(predicted(&state).before, expected);
+            state.evaluation_asked(AT, Rank(rank), at);
+            assert_eq!(needed(&state).first_batch, expected);
         }
-        // Who is done asks for nothing, and who takes another's place for all.
+        // A worker that has finished needs nothing. A replacement needs all.
         assert_eq!(tell(&mut state, 1, 0), (0, 0));
-        assert_eq!(predicted(&state), Predicted { before: 96, asked: vec![shares[0].clone()] });
-        state.predicts_anew(AT, Rank(0));
-        assert_eq!(predicted(&state).before, 0);
+        assert_eq!(needed(&state), StillNeeded { first_batch: 96, pieces: vec![shares[0].clone()] });
+        state.reset_evaluation_asked(AT, Rank(0));
+        assert_eq!(needed(&state).first_batch, 0);
     }
 
     #[test]
-    fn a_worker_may_have_no_rows_and_what_does_not_fit_together_is_refused() {
+    fn a_worker_may_have_no_rows_and_bad_parts_are_refused() {
         let mut state = evaluating();
         send(&mut state, 0, 0..20);
-        assert_eq!(tell(&mut state, 0, 10), (0, 0), "those were another's");
+        assert_eq!(tell(&mut state, 0, 10), (0, 0), "the rows came from the process before");
         send(&mut state, 0, 0..20);
         assert_eq!(tell(&mut state, 0, 0), (0, 0));
         assert!(state.has_predicted(AT, 0));

@@ -1,4 +1,4 @@
-//! Who takes part in the job and where: who joins, takes a dead one's place, comes or goes because other numbers are asked for.
+//! The members of the job: members join, are replaced, and come or go when a role is scaled.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,48 +9,41 @@ use rectrain_protocol::role::{RoleExt, role_of};
 
 use super::progress::DenseWorkerState;
 use super::{MOST_MEMBERS, State};
-use crate::crew::{Crew, Joined};
-use crate::places::Places;
-use crate::saved::AppliedGradients;
+use crate::incarnations::Incarnations;
+use crate::membership::{Joined, Membership};
+use crate::refused::{DrainRefused, ResizeRefused};
 use crate::servers::{self, ResizeToBegin, Servers};
+use crate::snapshot::AppliedGradients;
 use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::JobEvent;
 use rectrain_protocol::plan::Replicas;
 use serde::{Deserialize, Serialize};
 
-/// What a command to scale is answered.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum ResizeRefused {
-    /// There cannot be so many.
-    Number(String),
-    /// Not now.
-    Now(String),
-}
-
-/// The members of the job, by role, and the members that are on their way out.
+/// The members of the job by role, and the members that leave.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Members {
     pub(super) servers: Servers,
     /// When the newest accepted decision to rebalance the slots was made, in seconds since 1970.
     pub(super) slots_decided_seconds: u64,
-    pub(super) embedding_workers: Crew,
-    pub(super) dense_workers: Crew,
-    pub(super) loaders: Crew,
-    /// Addresses of members of any role that the job no longer needs: they are told to end.
+    pub(super) embedding_workers: Membership,
+    pub(super) dense_workers: Membership,
+    pub(super) loaders: Membership,
+    /// Addresses of members that the job no longer needs. Their `job_end` request tells them to
+    /// end.
     pub(super) released: BTreeSet<String>,
-    /// Dense workers that were told to end and are not replaced in training yet; whether a replacement has
-    /// joined.
+    /// Dense workers that drain and whose replacement does not train yet. The value says whether
+    /// the replacement has joined.
     pub(super) leaving_dense_workers: BTreeMap<u32, bool>,
     /// Whether every member may end at once, because the coordinator ends.
     pub(super) all_may_leave: bool,
-    /// Parameter servers that were restarted and kept their rows.
+    /// Restarts of parameter servers that kept their rows.
     pub(super) server_restarts: u64,
-    /// How often each loader was replaced, by index.
-    pub(super) loader_successions: BTreeMap<u32, u32>,
-    /// How often any embedding worker was replaced.
+    /// Replacements of each loader, by index.
+    pub(super) loader_replacements: BTreeMap<u32, u32>,
+    /// Replacements of all embedding workers.
     pub(super) embedding_worker_successions: u64,
-    pub(super) incarnations: Places,
+    pub(super) incarnations: Incarnations,
 }
 
 impl Members {
@@ -58,34 +51,36 @@ impl Members {
         Self {
             servers: Servers::new(replicas.ps, slots),
             slots_decided_seconds: 0,
-            embedding_workers: Crew::new(replicas.embedding_workers),
-            dense_workers: Crew::new(replicas.dense_workers),
-            loaders: Crew::new(replicas.loaders),
+            embedding_workers: Membership::new(replicas.embedding_workers),
+            dense_workers: Membership::new(replicas.dense_workers),
+            loaders: Membership::new(replicas.loaders),
             released: BTreeSet::new(),
             leaving_dense_workers: BTreeMap::new(),
             all_may_leave: false,
             server_restarts: 0,
-            loader_successions: BTreeMap::new(),
+            loader_replacements: BTreeMap::new(),
             embedding_worker_successions: 0,
-            incarnations: Places::default(),
+            incarnations: Incarnations::default(),
         }
     }
 }
 
 impl State {
-    /// Whether another has taken this caller's place: whatever it asks or tells counts for nothing, should it still live.
+    /// Whether another process has replaced this caller, which may still run. Its requests are
+    /// refused.
     pub(crate) fn is_superseded(&self, caller: &v1::Caller) -> bool {
         self.members.incarnations.is_superseded(caller.id)
     }
 
-    /// Gives an event if somebody takes the place of a member that had joined before.
+    /// A member joins. Returns an event if it replaces another one.
     pub(crate) fn join(&mut self, caller: &v1::Caller, request: &v1::Join) -> Result<Option<JobEvent>, RoleError> {
         let all_had_joined = self.roster()?.is_some();
         let role = request.role();
-        if let Some(before) = self.members.incarnations.take(role, request.index, caller.id) {
+        if let Some(before) = self.members.incarnations.claim(role, request.index, caller.id) {
             self.replies.forget(before);
         }
-        // In a cluster a successor has the address of the one before, which is gone.
+        // In a cluster, a replacement has the address of the member before, which may be among the
+        // released.
         self.members.released.remove(&request.address);
         let joined = match role {
             v1::Role::Ps => return self.server_joins(request, all_had_joined),
@@ -99,23 +94,23 @@ impl State {
         };
         match joined {
             Joined::Expected => Ok(None),
-            Joined::Again { .. } if role_of(role).is_some_and(RoleExt::is_replaceable) => {
-                Ok(Some(self.rejoined(role, request.index)))
+            Joined::Rejoined { .. } if role_of(role).is_some_and(RoleExt::is_replaceable) => {
+                Ok(Some(self.replaced(role, request.index)))
             }
-            Joined::Again { .. }
+            Joined::Rejoined { .. }
                 if role == v1::Role::DenseWorker && all_had_joined && self.replace_dense_worker(request.index) =>
             {
-                Ok(Some(self.rejoined(role, request.index)))
+                Ok(Some(self.replaced(role, request.index)))
             }
-            Joined::Again { .. } if all_had_joined => Err(restarted(request)),
-            // Nobody has been given anything.
-            Joined::Again { .. } => Ok(None),
-            Joined::Instead { of } => {
-                self.members.released.insert(of);
+            Joined::Rejoined { .. } if all_had_joined => Err(restarted(request)),
+            // No member has been given work yet.
+            Joined::Rejoined { .. } => Ok(None),
+            Joined::Superseded { previous } => {
+                self.members.released.insert(previous);
                 Ok(None)
             }
             Joined::Unexpected => {
-                // It was asked for, and given up before it came.
+                // The role was scaled back before this member joined.
                 self.members.released.insert(request.address.clone());
                 Ok(None)
             }
@@ -125,20 +120,20 @@ impl State {
     fn server_joins(&mut self, request: &v1::Join, all_had_joined: bool) -> Result<Option<JobEvent>, RoleError> {
         let member = || format!("{} {}", Role::Ps.name(), request.index);
         match self.members.servers.join(request.index, &request.address, all_had_joined) {
-            servers::Joined::Again { same_address: true } if request.attempt != 0 && self.server_may_go_on() => {
+            servers::Joined::Rejoined { same_address: true } if request.attempt != 0 && self.server_may_go_on() => {
                 self.members.server_restarts += 1;
                 Ok(Some(JobEvent::ServerKeptRows { member: member() }))
             }
-            servers::Joined::Again { .. } if all_had_joined => Err(restarted(request)),
+            servers::Joined::Rejoined { .. } if all_had_joined => Err(restarted(request)),
             servers::Joined::WhileSlotsMove => Err(restarted(request)),
             servers::Joined::Spare { returns: true } => Ok(Some(JobEvent::Rejoined { member: member(), chunks: 0 })),
             servers::Joined::Unexpected => Err(unexpected_member(request, self.members.servers.present())),
-            // Nobody has been given anything.
-            servers::Joined::Again { .. } | servers::Joined::Expected | servers::Joined::Spare { .. } => Ok(None),
+            // No member has been given work yet.
+            servers::Joined::Rejoined { .. } | servers::Joined::Expected | servers::Joined::Spare { .. } => Ok(None),
         }
     }
 
-    /// How many members of a role take part.
+    /// The number of present members of a role.
     fn present(&self, role: v1::Role) -> u32 {
         match role {
             v1::Role::Ps => self.members.servers.present(),
@@ -149,7 +144,8 @@ impl State {
         }
     }
 
-    /// A dense worker has died, and its successor is there; says whether the job goes on with it.
+    /// A dense worker died and its replacement has joined. Returns whether the job can continue
+    /// with it.
     fn replace_dense_worker(&mut self, index: u32) -> bool {
         let has_done = match self.training.evaluating() {
             Some((_, at_step)) => self.has_predicted(at_step, index),
@@ -162,30 +158,31 @@ impl State {
         goes_on
     }
 
-    /// A member has died, and its successor is there: what it held is read and sent again.
-    fn rejoined(&mut self, role: v1::Role, index: u32) -> JobEvent {
-        self.data.outstanding.trained_before(self.settled_batches());
+    /// A member died and its replacement has joined: its chunks are replayed.
+    fn replaced(&mut self, role: v1::Role, index: u32) -> JobEvent {
+        self.data.in_flight.drop_trained_before(self.settled_batches());
         let chunks = match role {
             v1::Role::EmbeddingWorker => {
                 self.members.embedding_worker_successions += 1;
-                self.data.outstanding.embedding_worker_lost(index, &self.predicted())
+                self.data.in_flight.replay_for_embedding_worker(index, &self.still_needed())
             }
             v1::Role::DenseWorker => match self.training.evaluating() {
                 Some((_, at_step)) if !self.has_predicted(at_step, index) => {
-                    self.predicts_anew(at_step, Rank(index));
-                    self.data.outstanding.predictions_lost(at_step, &self.training.share(Rank(index)))
+                    self.reset_evaluation_asked(at_step, Rank(index));
+                    self.data.in_flight.replay_predictions(at_step, &self.training.share(Rank(index)))
                 }
                 _ => 0,
             },
             _ => {
-                *self.members.loader_successions.entry(index).or_default() += 1;
-                self.data.outstanding.loader_lost(index, &self.predicted())
+                *self.members.loader_replacements.entry(index).or_default() += 1;
+                self.data.in_flight.replay_for_loader(index, &self.still_needed())
             }
         };
         JobEvent::Rejoined { member: format!("{} {index}", role_name(role)), chunks: chunks as u64 }
     }
 
-    /// Whether a parameter server that was restarted and kept its rows lacks nothing: what it knew of slots that move is gone.
+    /// Whether a parameter server that restarted with its rows has all it needs. It has lost its
+    /// knowledge of moving slots and of a restore.
     fn server_may_go_on(&self) -> bool {
         !self.members.servers.is_moving() && !self.training.restoring()
     }
@@ -194,32 +191,36 @@ impl State {
         self.members.server_restarts
     }
 
-    /// How often embedding workers took others' places: what they are sent from here on is for the last ones.
+    /// Replacements of all embedding workers. Loaders and dense workers reconnect when this
+    /// increases.
     pub(crate) fn embedding_worker_successions(&self) -> u64 {
         self.members.embedding_worker_successions
     }
 
-    /// How often this loader took another's place: who asked before it did is dead.
-    pub(crate) fn loader_successions(&self, index: u32) -> u32 {
-        self.members.loader_successions.get(&index).copied().unwrap_or(0)
+    /// Replacements of this loader. A request from before the last one came from a process that
+    /// died.
+    pub(crate) fn loader_replacements(&self, index: u32) -> u32 {
+        self.members.loader_replacements.get(&index).copied().unwrap_or(0)
     }
 
-    /// Whether this loader is given nothing any more: it ends when everything it was given is trained.
-    pub(super) fn leaves(&self, loader: u32) -> bool {
+    /// Whether this loader gets no more leases. It ends when all of its batches are trained.
+    pub(super) fn is_leaving_loader(&self, loader: u32) -> bool {
         loader >= self.members.loaders.wanted()
     }
 
-    /// One that is still to take part may be given up, and is given nothing until then.
-    pub(super) fn takes_part(&self, loader: u32) -> bool {
+    /// Whether this loader is present. A new loader may be scaled back before it is present, so it
+    /// gets no leases until then.
+    pub(super) fn is_active_loader(&self, loader: u32) -> bool {
         loader < self.members.loaders.present()
     }
 
-    /// Where the embedding workers and the dense workers are, once all have joined.
+    /// Addresses of the embedding workers and the dense workers, once all have joined.
     pub(crate) fn workers(&self) -> (Vec<String>, Vec<String>) {
         (self.members.embedding_workers.all().unwrap_or_default(), self.members.dense_workers.all().unwrap_or_default())
     }
 
-    /// There are to be so many members of a role; gives how many there are, and whether that was not asked for before.
+    /// Requests another number of members of a role. Returns the present number, and whether the
+    /// request is new.
     pub(crate) fn request_members(&mut self, role: Role, members: u32) -> Result<(u32, bool), ResizeRefused> {
         if role == Role::Ps {
             return self.request_servers(members);
@@ -231,31 +232,32 @@ impl State {
         }
         self.check_scalable()?;
         if role == Role::DenseWorker {
-            self.training.check_workers(members).map_err(ResizeRefused::Number)?;
+            let checked = self.training.check_workers(members);
+            checked.map_err(|error| ResizeRefused::Number(error.to_string()))?;
             if self.training.is_regrouping() {
                 return Err(ResizeRefused::Now("training is about to go on with other dense workers".to_owned()));
             }
         }
         let name = role.plural();
-        let crew = self.crew_mut(role);
-        let present = crew.present();
-        if crew.wanted() == members {
+        let membership = self.membership_mut(role);
+        let present = membership.present();
+        if membership.wanted() == members {
             return Ok((present, false));
         }
-        if crew.wanted() > present && members > present {
+        if membership.wanted() > present && members > present {
             return Err(ResizeRefused::Now(format!(
                 "{} of {} {name} have not joined yet: ask again when they have, or for {present} to give that up",
-                crew.missing(),
-                crew.wanted(),
+                membership.missing(),
+                membership.wanted(),
             )));
         }
-        if crew.wanted() < present && members > crew.wanted() {
+        if membership.wanted() < present && members > membership.wanted() {
             return Err(ResizeRefused::Now(format!(
                 "{} {name} are leaving: ask again when they have left",
-                present - crew.wanted()
+                present - membership.wanted()
             )));
         }
-        let given_up = crew.want(members);
+        let given_up = membership.set_wanted(members);
         self.members.released.extend(given_up);
         if role == Role::DenseWorker {
             self.training.want_workers(None);
@@ -263,11 +265,12 @@ impl State {
         Ok((present, true))
     }
 
-    fn crew_mut(&mut self, role: Role) -> &mut Crew {
+    fn membership_mut(&mut self, role: Role) -> &mut Membership {
         match role {
             Role::DenseWorker => &mut self.members.dense_workers,
             Role::Loader => &mut self.members.loaders,
-            // Parameter servers are counted by `servers`; a job has one coordinator.
+            // `servers` has the parameter servers, and a job has one coordinator. So neither gets
+            // here.
             Role::EmbeddingWorker | Role::Ps | Role::Coordinator => &mut self.members.embedding_workers,
         }
     }
@@ -280,7 +283,8 @@ impl State {
         Ok(())
     }
 
-    /// The slots are to be spread anew over the parameter servers there are, as was decided then; as [`Self::request_members`].
+    /// Requests a rebalance of the slots over the present parameter servers, decided at
+    /// `decided_seconds`. Returns the present number, and whether the request is new.
     pub(crate) fn request_rebalance(
         &mut self,
         servers: u32,
@@ -300,36 +304,37 @@ impl State {
 
     fn request_servers(&mut self, servers: u32) -> Result<(u32, bool), ResizeRefused> {
         self.check_scalable()?;
-        self.members.servers.want(servers)
+        self.members.servers.set_wanted(servers)
     }
 
-    /// A parameter server is about to end: others are to take what it holds.
+    /// Drains a parameter server that is about to end.
     ///
     /// # Errors
-    /// A sentence, if none can.
-    pub(crate) fn server_is_about_to_end(&mut self, index: u32) -> Result<(), String> {
+    /// [`DrainRefused`] if no other server can take its rows.
+    pub(crate) fn drain_server(&mut self, index: u32) -> Result<(), DrainRefused> {
         if self.job_end().is_some() || self.training.ended() {
-            return Err("training has ended".to_owned());
+            return Err(DrainRefused::Ended);
         }
         if self.training.restoring() || self.members.servers.all().is_none() {
-            return Err("training has not begun".to_owned());
+            return Err(DrainRefused::NotStarted);
         }
-        self.members.servers.about_to_end(index)
+        self.members.servers.drain(index)
     }
 
-    /// Whether others hold what a server held that is about to end; a sentence, if that was given up.
-    pub(crate) fn server_has_left(&self, index: u32) -> Result<bool, String> {
-        // A server ends the moment it is told to: it is told so, and says what it has sent, before it hears of this.
-        let is_told =
-            self.members.servers.ended_at(index).is_none_or(|address| !self.members.released.contains(address));
-        let left = self.members.servers.has_left(index)? && is_told;
-        if !left && self.members.all_may_leave {
-            return Err("the coordinator is about to end as well".to_owned());
+    /// Whether a server has drained. An error if the drain was abandoned.
+    pub(crate) fn is_server_drained(&self, index: u32) -> Result<bool, DrainRefused> {
+        // A server ends as soon as it learns that it has drained. Before that it must have been
+        // released and have reported its traffic.
+        let is_released =
+            self.members.servers.drained_address(index).is_none_or(|address| !self.members.released.contains(address));
+        let is_drained = self.members.servers.is_drained(index)? && is_released;
+        if !is_drained && self.members.all_may_leave {
+            return Err(DrainRefused::CoordinatorEnds);
         }
-        if !left && self.training.ended() { Err("training has ended".to_owned()) } else { Ok(left) }
+        if !is_drained && self.training.ended() { Err(DrainRefused::Ended) } else { Ok(is_drained) }
     }
 
-    /// The servers that are to hold slots, and where all are that takes, as soon as they are there.
+    /// The servers of the next migration, once all of them have joined.
     pub(crate) fn resize_to_begin(&mut self) -> Result<Option<ResizeToBegin>, RoleError> {
         if self.training.restoring() || self.training.ended() {
             return Ok(None);
@@ -337,29 +342,29 @@ impl State {
         Ok(self.members.servers.resize_to_begin())
     }
 
-    /// Slots are on just the servers of this map, by place at these addresses; `applied` is what the servers before have applied since they were
-    /// last asked.
+    /// The slots are on the servers of this map, at these addresses. `applied` has the gradients
+    /// that the servers have applied since the map before.
     pub(crate) fn servers_changed(&mut self, map: SlotMap, addresses: &[String], applied: &[v1::Applied]) {
-        self.progress.applied_before = AppliedGradients::of_servers(applied).after(self.progress.applied_before);
+        self.progress.applied_before = AppliedGradients::mean_of(applied).plus(self.progress.applied_before);
         self.members.servers.changed(&map, addresses);
         self.slots.map = Some(map);
     }
 
-    /// A dense worker is told to end.
-    pub(crate) fn dense_worker_leaves(&mut self, index: u32) {
+    /// A dense worker is about to end.
+    pub(crate) fn drain_dense_worker(&mut self, index: u32) {
         if index < self.members.dense_workers.present() {
             self.members.leaving_dense_workers.insert(index, false);
         }
     }
 
-    /// Whether no dense worker was told to end in whose place nobody has trained yet, or that need not be waited for.
-    pub(crate) fn no_dense_worker_is_missed(&mut self) -> bool {
+    /// Whether every dense worker that drains has a replacement that trains, or needs none.
+    pub(crate) fn no_dense_worker_missing(&mut self) -> bool {
         let present = self.members.dense_workers.present();
         self.members.leaving_dense_workers.retain(|index, _| *index < present);
         self.members.leaving_dense_workers.is_empty() || self.members.all_may_leave || self.training.ended()
     }
 
-    /// The coordinator ends: nobody is kept from it any more.
+    /// Lets all members end at once, because the coordinator ends.
     pub(crate) fn let_all_leave(&mut self) {
         self.members.all_may_leave = true;
     }
@@ -368,10 +373,10 @@ impl State {
         self.members.servers.resize_ended(self.training.ended());
     }
 
-    /// How many members of a role there are, there are to be, and there have to be until then.
+    /// The present, wanted and needed members of a role.
     pub(super) fn replicas(&self, role: Role) -> v1::RoleReplicas {
         let present = self.present(role.proto());
-        let of = |crew: &Crew| (crew.wanted(), crew.needed());
+        let of = |membership: &Membership| (membership.wanted(), membership.needed());
         let (wanted, needed) = match role {
             Role::Coordinator => (1, 1),
             Role::Ps => (self.members.servers.wanted(), self.members.servers.needed()),
@@ -382,22 +387,22 @@ impl State {
         v1::RoleReplicas { role: role.proto().into(), present, wanted, needed }
     }
 
-    /// A server ends that no slot was given to yet; gives whether that is what it was.
-    pub(crate) fn spare_leaves(&mut self, index: u32) -> bool {
-        self.members.servers.spare_leaves(index)
+    /// A parameter server without slots ends. Returns whether this server is one.
+    pub(crate) fn remove_spare(&mut self, index: u32) -> bool {
+        self.members.servers.remove_spare(index)
     }
 
-    /// A member that holds nothing any more may end.
+    /// Releases a member that holds nothing any longer: it may end.
     pub(crate) fn release(&mut self, address: &str) {
         self.members.released.insert(address.to_owned());
     }
 
-    /// Whether all have that may.
+    /// Whether all released members have left.
     pub(crate) fn all_have_left(&self) -> bool {
         self.members.released.is_empty()
     }
 
-    /// Everybody's address, once all have joined.
+    /// The addresses of all members, once all have joined.
     pub(crate) fn roster(&mut self) -> Result<Option<v1::Roster>, RoleError> {
         let roster = (|| {
             Some(v1::Roster {
@@ -411,7 +416,7 @@ impl State {
         Ok(roster)
     }
 
-    /// Those who have not joined since the job began, `most` at most.
+    /// Names of the members that have not joined yet, at most `most`.
     pub(super) fn missing(&self, most: usize) -> Vec<String> {
         let of = |role: Role, index: u32| format!("{} {index}", role.name());
         let servers = self.members.servers.absent().map(|index| of(Role::Ps, index));
@@ -421,15 +426,16 @@ impl State {
         servers.chain(embedding_workers).chain(dense_workers).chain(loaders).take(most).collect()
     }
 
-    /// After every change: what follows from where training stands. Gives what there is to tell.
-    pub(crate) fn follow_training(&mut self) -> Vec<JobEvent> {
+    /// Follows training after every change: scales the roles and opens evaluations. Returns the
+    /// events of that.
+    pub(crate) fn sync_with_training(&mut self) -> Vec<JobEvent> {
         self.regroup_dense_workers();
         self.begin_ordered_evaluation();
-        if self.members.embedding_workers.is_settled()
-            && self.members.loaders.is_settled()
-            && self.members.dense_workers.is_settled()
+        if self.members.embedding_workers.is_stable()
+            && self.members.loaders.is_stable()
+            && self.members.dense_workers.is_stable()
         {
-            return std::mem::take(&mut self.news);
+            return std::mem::take(&mut self.pending_events);
         }
         if !self.training.restoring() && matches!(self.roster(), Ok(Some(_))) {
             self.change_embedding_workers();
@@ -443,46 +449,47 @@ impl State {
                 }
             }
         }
-        std::mem::take(&mut self.news)
+        std::mem::take(&mut self.pending_events)
     }
 
-    /// Batches that no loader has been given yet go to as many embedding workers as there are to be. Those that leave hold what they
-    /// were given until it is trained.
+    /// Assigns batches that no loader has leased yet to the wanted embedding workers. Surplus
+    /// workers stay until their batches are trained.
     fn change_embedding_workers(&mut self) {
         let from = self.members.embedding_workers.present();
         if self.members.embedding_workers.can_grow() {
             self.members.embedding_workers.grow();
         }
         let to = self.members.embedding_workers.wanted();
-        if to <= self.members.embedding_workers.present() && to != self.data.turns.last() {
-            self.data.turns.change(self.data.ledger.next_batch(), to);
+        if to <= self.members.embedding_workers.present() && to != self.data.round_robin.latest_workers() {
+            self.data.round_robin.set_workers_from(self.data.ledger.next_batch(), to);
         }
         let settled = self.settled_batches();
-        let evaluated = self.evaluation.passes.values().map(|pass| pass.turns.last()).max().unwrap_or(0);
-        let held = self.data.turns.most_from(settled).max(evaluated);
+        let evaluated =
+            self.evaluation.passes.values().map(|pass| pass.round_robin.latest_workers()).max().unwrap_or(0);
+        let held = self.data.round_robin.max_workers_from(settled).max(evaluated);
         if held < self.members.embedding_workers.present() && to < self.members.embedding_workers.present() {
             let left = self.members.embedding_workers.shrink(held.max(to));
             self.members.released.extend(left);
         }
-        self.tell_scaled(Role::EmbeddingWorker, from);
+        self.push_scaled(Role::EmbeddingWorker, from);
     }
 
-    /// Loaders that leave are given nothing, and end when everything they have sent is trained.
+    /// Releases surplus loaders once all that they have sent is trained.
     fn change_loaders(&mut self) {
         let from = self.members.loaders.present();
         if self.members.loaders.can_grow() {
             self.members.loaders.grow();
         }
         if self.members.loaders.wanted() < self.members.loaders.present() {
-            self.data.outstanding.trained_before(self.settled_batches());
-            let needed = self.data.outstanding.loaders_needed().max(self.members.loaders.wanted());
+            self.data.in_flight.drop_trained_before(self.settled_batches());
+            let needed = self.data.in_flight.loaders_needed().max(self.members.loaders.wanted());
             let left = self.members.loaders.shrink(needed);
             self.members.released.extend(left);
         }
-        self.tell_scaled(Role::Loader, from);
+        self.push_scaled(Role::Loader, from);
     }
 
-    /// Training has taken dense workers in, or goes on without some.
+    /// Training has admitted dense workers, or continues without some.
     fn regroup_dense_workers(&mut self) {
         let (from, to) = (self.members.dense_workers.present(), self.training.workers());
         if from == to {
@@ -495,14 +502,14 @@ impl State {
             self.members.released.extend(left);
         }
         self.progress.ranks.resize_with(to as usize, DenseWorkerState::default);
-        self.progress.speeds.keep(to as usize);
-        self.tell_scaled(Role::DenseWorker, from);
+        self.progress.speeds.truncate(to as usize);
+        self.push_scaled(Role::DenseWorker, from);
     }
 
-    fn tell_scaled(&mut self, role: Role, from: u32) {
+    fn push_scaled(&mut self, role: Role, from: u32) {
         let to = self.present(role.proto());
         if from != to {
-            self.news.push(JobEvent::Scaled { role, from, to });
+            self.pending_events.push(JobEvent::Scaled { role, from, to });
         }
     }
 }
@@ -521,7 +528,7 @@ fn unexpected_member(request: &v1::Join, replicas: u32) -> RoleError {
     RoleError::Inconsistent { message: "join", reason }
 }
 
-/// As commands, metrics and pods call it.
+/// The name of a role in commands, metrics and pods.
 fn role_name(role: v1::Role) -> &'static str {
     role_of(role).map_or("coordinator", Role::name)
 }

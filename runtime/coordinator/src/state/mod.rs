@@ -1,4 +1,5 @@
-//! What the coordinator knows, and how each message changes it. No waiting and no sending happens here.
+//! The state of the coordinator, and how each message changes it.
+//! It neither waits nor sends: the coordinator does that.
 
 mod data;
 mod evaluation;
@@ -13,27 +14,26 @@ use rectrain_modes::{DataLedger, DataPlan};
 use rectrain_proto::v1;
 use serde::{Deserialize, Serialize};
 
-pub(super) use self::data::Repeated;
+pub(super) use self::data::ReplayLease;
 use self::data::{Data, data_changed};
 use self::evaluation::Evaluations;
 pub(super) use self::evaluation::{EvaluationLease, Part};
 use self::members::Members;
-pub(super) use self::members::ResizeRefused;
 use self::progress::Progress;
 use super::as_bytes;
-use super::replies::Replies;
-use super::saved::{AppliedGradients, SavedState};
+use super::reply_cache::ReplyCache;
+use super::snapshot::{AppliedGradients, Snapshot};
 use super::training::Training;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::JobEvent;
 use rectrain_protocol::plan::JobPlan;
 
-/// Members of a role that can be asked for: far beyond what there is, and no slip of the hand.
+/// Members of a role, at most. More are surely a typing error.
 const MOST_MEMBERS: u32 = 10_000;
-/// Throughput is taken over this long.
+/// The window over which throughput is measured.
 const THROUGHPUT_WINDOW: Duration = Duration::from_secs(10);
 
-/// See the module's text. Each part has a file of its own that says how messages change it.
+/// The state of the coordinator. The file of each part says how messages change it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct State {
     job: JobFacts,
@@ -44,34 +44,34 @@ pub(super) struct State {
     progress: Progress,
     checkpoints: Checkpoints,
     slots: Slots,
-    pub(super) replies: Replies,
+    pub(super) replies: ReplyCache,
     end: End,
-    /// Events that are not reported yet.
-    news: Vec<JobEvent>,
+    /// Events that have not been pushed yet.
+    pending_events: Vec<JobEvent>,
 }
 
 /// The checkpoints of this run.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Checkpoints {
-    /// Name and step of the newest one that this run has saved or restored.
+    /// Name and step of the newest checkpoint that this run has saved or restored.
     last: Option<(String, u64)>,
-    /// The ticket under which servers hold an instant for a checkpoint that is being written.
+    /// The ticket of the checkpoint that is being written. The servers hold frozen rows under it.
     #[serde(with = "as_bytes::optional_message")]
     writing: Option<v1::Ticket>,
-    /// Names of the checkpoints that were found damaged.
-    passed_over: Vec<String>,
+    /// Names of checkpoints found damaged.
+    damaged_checkpoints: Vec<String>,
 }
 
-/// Where the slots are.
+/// The placement of the slots.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Slots {
-    /// The slot map in force, unless it is the job's first.
+    /// The slot map in force; `None` for the job's first map.
     map: Option<SlotMap>,
-    /// The migration that began last.
+    /// The last migration that has begun.
     migrations: MigrationId,
 }
 
-/// How the job ended.
+/// The end of the job.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct End {
     /// The first failure, and whether the user's input is at fault.
@@ -81,7 +81,7 @@ struct End {
     traffic: BTreeMap<String, u64>,
 }
 
-/// The few facts of a plan that the state needs.
+/// The parts of a plan that the state needs.
 #[derive(Debug, Serialize, Deserialize)]
 struct JobFacts {
     label: String,
@@ -89,13 +89,13 @@ struct JobFacts {
     data: DataPlan,
     slots: u32,
     has_checkpoints: bool,
-    /// Whether it goes on from an earlier run.
+    /// Whether the job resumed from a checkpoint.
     resumes: bool,
 }
 
 impl State {
-    /// Of a job that nobody has joined yet; it goes on where `saved` stood.
-    pub(super) fn new(plan: &JobPlan, saved: Option<&SavedState>) -> Result<Self, RoleError> {
+    /// The state of a job that no member has joined yet. It resumes at `saved` if that is given.
+    pub(super) fn new(plan: &JobPlan, saved: Option<&Snapshot>) -> Result<Self, RoleError> {
         let replicas = &plan.replicas;
         let data = DataPlan {
             global_batch_rows: plan.global_batch_rows,
@@ -123,17 +123,17 @@ impl State {
             progress: Progress::new(replicas.dense_workers, saved),
             checkpoints: Checkpoints::default(),
             slots: Slots::default(),
-            replies: Replies::default(),
+            replies: ReplyCache::default(),
             end: End::default(),
-            news: Vec::new(),
+            pending_events: Vec::new(),
         })
     }
 
-    /// Goes on where `saved` stood, nothing having been trained yet. Members and a failure stay.
-    pub(super) fn go_on_from(&mut self, plan: &JobPlan, saved: Option<&SavedState>) -> Result<(), RoleError> {
+    /// Restarts from `saved` before any batch was trained. Members and a failure stay.
+    pub(super) fn reset_to(&mut self, plan: &JobPlan, saved: Option<&Snapshot>) -> Result<(), RoleError> {
         let fresh = Self::new(plan, saved)?;
         let old = std::mem::replace(self, fresh);
-        // Before training has begun, only the first members are in the job.
+        // Training has not begun, so the membership is the first one.
         self.members = old.members;
         self.replies = old.replies;
         self.data.files = old.data.files;
@@ -142,9 +142,10 @@ impl State {
         Ok(())
     }
 
-    /// At rest: what a run that goes on from here has to know. `applied` is what the servers have applied in this run.
-    pub(super) fn save(&mut self, plan: &JobPlan, applied: &[v1::Applied]) -> Result<SavedState, RoleError> {
-        let mut saved = SavedState::new(plan, self.training.save()?);
+    /// The snapshot at the present pause. `applied` has the gradients that the servers have applied
+    /// in this run.
+    pub(super) fn save(&mut self, plan: &JobPlan, applied: &[v1::Applied]) -> Result<Snapshot, RoleError> {
+        let mut saved = Snapshot::new(plan, self.training.save()?);
         saved.epoch_rows = self.data.ledger.epoch_rows();
         self.forget_reads_before(saved.position())?;
         let again = self.data.reads.values();
@@ -155,32 +156,34 @@ impl State {
         saved.samples = self.progress.samples;
         saved.training_seconds = self.training_seconds();
         saved.last_test = self.evaluation.last_test.as_ref().map(|(step, test)| (step.0, test.clone()));
-        saved.applied = AppliedGradients::of_servers(applied).after(self.progress.applied_before);
+        saved.applied = AppliedGradients::mean_of(applied).plus(self.progress.applied_before);
         Ok(saved)
     }
 
-    /// What servers of the run that this one goes on from have applied.
+    /// Gradients that servers applied in the run that this one resumed.
     pub(super) fn applied_before(&self) -> AppliedGradients {
         self.progress.applied_before
     }
 
-    /// Where training stands.
+    /// The state machine of training.
     pub(super) fn training(&mut self) -> &mut Training {
         &mut self.training
     }
 
-    /// How far a worker may fetch that has fetched up to `from`, and was at batch `at` when it asked; `None`: no further yet. It goes on while
-    /// it waits for the answer, and tells how far it is.
+    /// The batch up to which a worker may fetch that has fetched up to `from`; `None`: no further
+    /// yet. The worker was at batch `at` when it sent the request. It continues while it waits, and
+    /// reports its progress.
     pub(super) fn horizon(&mut self, order: u64, from: u64, at: u64) -> Result<Option<v1::Horizon>, RoleError> {
         let at = at.max(self.batches_of_the_slowest());
         let horizon = self.training.horizon(order, from, at)?;
-        Ok(horizon.map(|(until, last)| v1::Horizon { until, last, turns: self.data.turns.write() }))
+        Ok(horizon.map(|(until, last)| v1::Horizon { until, last, turns: self.data.round_robin.write() }))
     }
 
-    /// The first failure is the one that is told. What fails behind the last step has not cost the model.
+    /// Fails the job. Only the first failure counts. After the last step, the message names the
+    /// checkpoint that has the trained model.
     pub(super) fn fail(&mut self, message: String, user_error: bool) {
         if self.end.failure.is_none() {
-            let saved = self.last_of_all().map(|name| format!(" (the trained model is in checkpoint {name})"));
+            let saved = self.final_checkpoint().map(|name| format!(" (the trained model is in checkpoint {name})"));
             self.end.failure = Some((message + &saved.unwrap_or_default(), user_error));
         }
     }
@@ -193,42 +196,43 @@ impl State {
         self.end.has_ended
     }
 
-    /// Whether a coordinator that is started again can go on from what this one knew. What it knew of rows that are restored, and of slots
-    /// that move, is not all here.
-    pub(super) fn may_be_taken_up(&self) -> bool {
+    /// Whether a replacement of the coordinator can continue from this state. The state has neither
+    /// the progress of a restore nor the positions of moving slots.
+    pub(super) fn is_recoverable(&self) -> bool {
         let is_moving = self.members.servers.is_moving() || self.training.slots_are_moving();
         self.end.failure.is_none() && !self.training.restoring() && !is_moving
     }
 
-    /// A coordinator that was started again goes on from here. Calls to the servers that the one before has made, or has not, are made again.
-    pub(super) fn take_up(&mut self) -> Result<(), RoleError> {
-        self.training.call_again()
+    /// Continues in a replacement of the coordinator. Repeats calls to the servers that the one
+    /// before may have made.
+    pub(super) fn recover(&mut self) -> Result<(), RoleError> {
+        self.training.repeat_calls()
     }
 
-    /// Servers hold an instant for a checkpoint that is being written (its ticket), or hold none any more.
-    pub(super) fn set_writing(&mut self, ticket: Option<v1::Ticket>) {
+    /// Sets the ticket of the checkpoint that is being written; `None` when it is done.
+    pub(super) fn set_pending_checkpoint(&mut self, ticket: Option<v1::Ticket>) {
         self.checkpoints.writing = ticket;
     }
 
-    pub(super) fn writing(&self) -> Option<v1::Ticket> {
+    pub(super) fn pending_checkpoint(&self) -> Option<v1::Ticket> {
         self.checkpoints.writing.clone()
     }
 
-    /// Whoever takes the coordinator's place has to know which checkpoints are damaged.
-    pub(super) fn set_passed_over(&mut self, checkpoints: &[String]) {
-        self.checkpoints.passed_over = checkpoints.to_vec();
+    /// Sets the names of damaged checkpoints. A replacement of the coordinator needs them.
+    pub(super) fn set_damaged_checkpoints(&mut self, checkpoints: &[String]) {
+        self.checkpoints.damaged_checkpoints = checkpoints.to_vec();
     }
 
-    pub(super) fn passed_over(&self) -> &[String] {
-        &self.checkpoints.passed_over
+    pub(super) fn damaged_checkpoints(&self) -> &[String] {
+        &self.checkpoints.damaged_checkpoints
     }
 
-    /// The slot map in force, if it is not the job's first.
+    /// The slot map in force; `None` for the job's first map.
     pub(super) fn map(&self) -> Option<SlotMap> {
         self.slots.map.clone()
     }
 
-    /// The migration begun last.
+    /// The last migration that has begun.
     pub(super) fn migrations(&self) -> MigrationId {
         self.slots.migrations
     }
@@ -237,7 +241,7 @@ impl State {
         self.slots.migrations = migration;
     }
 
-    /// A member that was released has left, after it had sent so much.
+    /// A released member leaves and reports its traffic.
     pub(super) fn farewell(&mut self, farewell: v1::Farewell) {
         self.members.released.remove(&farewell.address);
         for (kind, bytes) in farewell.traffic.unwrap_or_default().bytes_sent {
@@ -245,7 +249,7 @@ impl State {
         }
     }
 
-    /// What members that have left had sent.
+    /// The traffic of members that have left.
     pub(super) fn left_traffic(&self) -> BTreeMap<String, u64> {
         self.end.traffic.clone()
     }
@@ -259,9 +263,10 @@ impl State {
         }
     }
 
-    /// How the job ended for this member, if it has. Whoever is about to take the place of one that was told to end may ask before it joins.
+    /// How the job ended for this member; `None` if it has not. A replacement may ask before it
+    /// joins, while the released member still has its index.
     pub(super) fn member_end(&self, caller: &v1::Caller, request: &v1::JobEndRequest) -> Option<v1::JobEnd> {
-        let has_place = self.members.incarnations.has(request.role(), request.index, caller.id);
+        let has_place = self.members.incarnations.is_current(request.role(), request.index, caller.id);
         let is_released = has_place && self.members.released.contains(&request.address);
         self.job_end().or_else(|| is_released.then(|| v1::JobEnd { released: true, ..v1::JobEnd::default() }))
     }

@@ -1,4 +1,4 @@
-//! How far dense workers are, and what the job says of itself.
+//! The progress of the dense workers, and the status of the job.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -11,16 +11,16 @@ use serde::{Deserialize, Serialize};
 
 use super::{State, THROUGHPUT_WINDOW};
 use crate::as_bytes;
-use crate::saved::{AppliedGradients, SavedState};
+use crate::snapshot::{AppliedGradients, Snapshot};
 use crate::speeds::Speeds;
 use rectrain_protocol::Role;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::events::{JobEvent, Summary};
 
-/// Members that have not joined of whom the status tells.
+/// Members that the status lists as missing, at most.
 const MOST_MISSING: usize = 10;
 
-/// What is known when training has ended.
+/// The result of training.
 pub(crate) struct Trained {
     pub(crate) dense_digest: Vec<u8>,
     pub(crate) summary: Summary,
@@ -31,13 +31,13 @@ pub(super) struct DenseWorkerState {
     pub(super) steps_done: u64,
     pub(super) running_auc: Option<f64>,
     pub(super) training_seconds: f64,
-    /// Of those who had this rank before.
+    /// Training time of earlier incarnations of this rank.
     pub(super) training_seconds_before: f64,
     #[serde(with = "as_bytes::optional_message")]
     pub(super) done: Option<v1::TrainingDone>,
 }
 
-/// What dense workers have reported, and the counts of runs before this one.
+/// The reports of the dense workers, and the counts of earlier runs.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Progress {
     /// By rank.
@@ -48,19 +48,19 @@ pub(super) struct Progress {
     pub(super) last_loss: f64,
     #[serde(skip)]
     pub(super) throughput: VecDeque<(Instant, u64)>,
-    /// When a member last reported a step, a batch, a part of an evaluation, or work of parameter servers
-    /// that all others wait for.
+    /// The time of the last progress: a step, a batch, a part of an evaluation, or work of
+    /// parameter servers that all others wait for.
     #[serde(skip, default = "Instant::now")]
     pub(super) progressed: Instant,
     pub(super) speeds: Speeds,
-    /// Gradients that were applied before this run, and by servers that have left.
+    /// Gradients applied in earlier runs, and by servers that have left.
     pub(super) applied_before: AppliedGradients,
-    /// Seconds of training before this run.
+    /// Seconds of training in earlier runs.
     pub(super) seconds_before: f64,
 }
 
 impl Progress {
-    pub(super) fn new(dense_workers: u32, saved: Option<&SavedState>) -> Self {
+    pub(super) fn new(dense_workers: u32, saved: Option<&Snapshot>) -> Self {
         Self {
             ranks: vec![DenseWorkerState::default(); dense_workers as usize],
             samples: saved.map_or(0, |saved| saved.samples),
@@ -76,9 +76,10 @@ impl Progress {
 }
 
 impl State {
-    /// Dense worker `rank`, which has taken another's place, goes on before `batch`: what the one before had trained and not told is counted
-    /// (its loss is not known), what it had told and is trained again is not counted twice.
-    pub(crate) fn goes_on_from(&mut self, rank: Rank, batch: u64, share: &Range<u32>) {
+    /// A replacement of dense worker `rank` continues before `batch`. Batches that were trained and
+    /// not reported are counted now, without their loss. Batches that were reported and are trained
+    /// again are not counted twice.
+    pub(crate) fn resume_worker_at(&mut self, rank: Rank, batch: u64, share: &Range<u32>) {
         let first = self.training.current_batch();
         let Some(worker) = self.progress.ranks.get_mut(rank.0 as usize) else { return };
         let told = std::mem::replace(&mut worker.steps_done, batch).max(first);
@@ -92,29 +93,29 @@ impl State {
         self.progress.ranks.iter().all(|rank| rank.done.is_some())
     }
 
-    /// Takes one worker's progress; gives an event for whoever follows the job.
-    pub(crate) fn take_progress(&mut self, report: &v1::Progress) -> Result<Option<JobEvent>, RoleError> {
+    /// Applies the report of one worker. Returns a progress event for some reports.
+    pub(crate) fn apply_progress(&mut self, report: &v1::Progress) -> Result<Option<JobEvent>, RoleError> {
         let rank = self.rank_mut("progress", report.rank)?;
         let has_trained = rank.steps_done < report.steps_done;
         rank.steps_done = rank.steps_done.max(report.steps_done);
         rank.running_auc = report.running_auc;
         rank.training_seconds = report.training_seconds;
-        // Without a barrier workers count no steps.
+        // Without a barrier, workers count no steps.
         if has_trained || report.samples > 0 {
             self.progress.progressed = Instant::now();
         }
         if self.members.leaving_dense_workers.get(&report.rank) == Some(&true) {
             self.members.leaving_dense_workers.remove(&report.rank);
         }
-        self.progress.speeds.take(report);
-        // Without a barrier each batch is reported by itself.
+        self.progress.speeds.record(report);
+        // Without a barrier, each batch is reported by itself.
         if self.training.mode().family() == Family::Barrier {
             self.progress.samples += report.samples;
         }
         self.progress.loss_since_event.0 += report.loss_sum;
         self.progress.loss_since_event.1 += report.samples;
         self.note_throughput(Instant::now());
-        self.training.keep_pace(self.samples_per_second() / self.job.data.global_batch_rows.max(1) as f64);
+        self.training.set_pace(self.samples_per_second() / self.job.data.global_batch_rows.max(1) as f64);
         if report.rank != 0 || self.progress.loss_since_event.1 == 0 {
             return Ok(None);
         }
@@ -130,25 +131,27 @@ impl State {
         }))
     }
 
-    /// What became of a batch without a barrier. It is the progress of such modes: no worker counts steps there.
+    /// A batch without a barrier has ended. This is the progress of such modes, because workers
+    /// count no steps.
     pub(crate) fn batch_report(&mut self, report: &v1::BatchReport) -> Result<(), RoleError> {
         self.progress.progressed = Instant::now();
         self.progress.samples += u64::from(report.rows);
         self.training.batch_report(report)
     }
 
-    /// Whether all wait for parameter servers, who restore rows, write a checkpoint that training rests for, or compute the digest at the end.
-    pub(crate) fn waits_for_servers(&self) -> bool {
-        self.training.restoring() || self.training.rests_for_a_checkpoint() || self.all_trained()
+    /// Whether all members wait for parameter servers, which restore rows, write a checkpoint or
+    /// compute the digest.
+    pub(crate) fn is_waiting_for_servers(&self) -> bool {
+        self.training.restoring() || self.training.is_saving() || self.all_trained()
     }
 
-    /// While all wait for them.
-    pub(crate) fn servers_have_worked(&mut self) {
+    /// Parameter servers that all members wait for have done work.
+    pub(crate) fn note_server_progress(&mut self) {
         self.progress.progressed = Instant::now();
     }
 
-    /// A loader gets on with its files, though no rows may have come of it yet: it may have to pass over much.
-    pub(crate) fn loader_has_read(&mut self) {
+    /// A loader reads. It may have to skip much data before it finds a row.
+    pub(crate) fn note_loader_progress(&mut self) {
         self.progress.progressed = Instant::now();
     }
 
@@ -162,14 +165,14 @@ impl State {
         Ok(())
     }
 
-    /// The result, once every dense worker is done.
+    /// The result, once every dense worker has finished.
     pub(crate) fn trained(&mut self) -> Result<Option<Trained>, RoleError> {
         let Some(done) = self.progress.ranks.iter().map(|rank| rank.done.as_ref()).collect::<Option<Vec<_>>>() else {
             return Ok(None);
         };
         self.check_labels()?;
         let first = done.first().ok_or(RoleError::Stopped)?;
-        // The others have waited for a mode without a barrier.
+        // The other workers waited for a mode without a barrier and have old parameters.
         let mut in_step = done.iter().take(self.training.barrier_workers() as usize);
         if let Some(other) = in_step.find(|other| other.parameters_sha256 != first.parameters_sha256) {
             return Err(RoleError::Diverged { rank: other.rank });
@@ -229,33 +232,33 @@ impl State {
         }
     }
 
-    /// There is a checkpoint, which was saved or restored, to go on from.
-    pub(crate) fn has_checkpoint(&mut self, checkpoint: &str, step: u64) {
+    /// Sets the newest checkpoint that this run has saved or restored.
+    pub(crate) fn set_last_checkpoint(&mut self, checkpoint: &str, step: u64) {
         self.checkpoints.last = Some((checkpoint.to_owned(), step));
     }
 
-    /// The step of that checkpoint.
+    /// The step of the newest checkpoint.
     pub(crate) fn last_checkpoint_step(&self) -> Option<u64> {
         self.checkpoints.last.as_ref().map(|(_, step)| *step)
     }
 
-    /// The name of the checkpoint of the end, once it exists.
-    pub(crate) fn last_of_all(&self) -> Option<String> {
+    /// The name of the last checkpoint of the job, once it exists.
+    pub(crate) fn final_checkpoint(&self) -> Option<String> {
         let has_all = self.training.ended() || self.training.end_is_saved();
         self.checkpoints.last.as_ref().filter(|_| has_all).map(|(name, _)| name.clone())
     }
 
-    /// Global batches that are trained.
+    /// Global batches trained.
     pub(crate) fn step(&self) -> u64 {
         self.training.batches_done(self.batches_of_the_slowest())
     }
 
-    /// All global batches before this one are trained, and their gradients applied.
+    /// Global batches that are trained and whose gradients are applied.
     pub(super) fn settled_batches(&self) -> u64 {
         self.training.settled_batches(self.batches_of_the_slowest())
     }
 
-    /// Of the workers with a barrier.
+    /// Global batches of the slowest worker that trains with a barrier.
     pub(super) fn batches_of_the_slowest(&self) -> u64 {
         self.progress
             .ranks
@@ -266,9 +269,9 @@ impl State {
             .unwrap_or(0)
     }
 
-    /// Mean over the dense workers that train and have one.
+    /// Mean AUC over the dense workers that train.
     fn running_auc(&self) -> Option<f64> {
-        // With a barrier the others have waited since, and tell what they told before.
+        // With a barrier, the other workers only wait and repeat an old value.
         let train = match self.training.mode().family() {
             Family::Barrier => self.training.barrier_workers(),
             Family::Tokens => u32::MAX,
@@ -291,7 +294,7 @@ impl State {
         match (self.progress.throughput.front(), self.progress.throughput.back()) {
             (Some((from, before)), Some((to, after))) if to > from => {
                 let told = to.duration_since(*from);
-                // Nobody tells that nothing is trained, as during an evaluation.
+                // No worker reports while none trains, for instance during an evaluation.
                 let is_over = to.elapsed() > THROUGHPUT_WINDOW.max(3 * told);
                 if is_over { 0.0 } else { after.saturating_sub(*before) as f64 / told.as_secs_f64() }
             }
@@ -307,7 +310,7 @@ impl State {
         })
     }
 
-    /// Wall-clock time in training, that of earlier runs included.
+    /// Wall-clock time of training, including earlier runs.
     pub(super) fn training_seconds(&self) -> f64 {
         let of_rank = |rank: &DenseWorkerState| rank.training_seconds_before + rank.training_seconds;
         self.progress.seconds_before + self.progress.ranks.iter().map(of_rank).fold(0.0, f64::max)

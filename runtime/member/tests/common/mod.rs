@@ -1,8 +1,8 @@
-//! Jobs that tests train.
+//! Jobs for the tests.
 
 use rectrain_protocol::plan::JobPlan;
 
-/// A small job on synthetic clicks; `changes` are overrides as on the command line.
+/// A small job on synthetic clicks. `changes` are overrides as on the command line.
 pub(crate) fn plan(changes: &[&str]) -> JobPlan {
     let manifest = "
 apiVersion: rectrain.dev/v1alpha1

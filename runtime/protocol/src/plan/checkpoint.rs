@@ -9,20 +9,20 @@ use rectrain_storage::Directory;
 
 use crate::error::RoleError;
 
-/// See the module's text.
+/// The settings of a job's checkpoints.
 #[derive(Debug, Clone)]
 pub struct CheckpointPlan {
     /// Directory or URL.
     pub path: String,
     /// Options of the object store.
     pub storage_options: BTreeMap<String, String>,
-    /// Global batches between two; none: one at the end.
+    /// Global batches between two checkpoints; `None`: one checkpoint at the end.
     pub every_steps: Option<u64>,
-    /// Every how many a full one is written, at least 1.
+    /// Every `full_every`-th checkpoint is full; at least 1.
     pub full_every: u32,
-    /// Full ones that are kept.
+    /// Full checkpoints to keep.
     pub keep: NonZeroUsize,
-    /// Whether another run's checkpoint is gone on from.
+    /// Whether the job may resume from the checkpoint of another run.
     pub resume_latest: bool,
 }
 
@@ -38,14 +38,17 @@ impl CheckpointPlan {
         }
     }
 
-    /// The directory, made if it is one of this machine's and not there. A path that cannot be, or be used, is the user's error.
+    /// Opens the directory, and creates a local one if it does not exist.
+    ///
+    /// # Errors
+    /// [`RoleError::Input`] if the path cannot be created or used.
     pub fn directory(&self) -> Result<Directory, RoleError> {
         Directory::open(&self.path, &self.storage_options, true)
             .map_err(|error| Self::at_start(RoleError::Checkpoint(Box::new(error.into()))))
     }
 
-    /// What stands in the way of checkpoints when a job begins. A folder that cannot be made or a bucket that is not there is then the
-    /// user's error: trying again would not mend it.
+    /// Turns a storage error at the start of a job into [`RoleError::Input`] if the path is wrong.
+    /// A retry would not help then.
     pub fn at_start(error: RoleError) -> RoleError {
         let reason = match &error {
             RoleError::Checkpoint(reason) => match &**reason {
@@ -55,8 +58,8 @@ impl CheckpointPlan {
             _ => return error,
         };
         RoleError::Input(format!(
-            "spec.checkpoint.path: {reason}; it is a folder that can be written to, in a cluster one of a volume that coordinator, ps and \
-             denseWorker mount, or a gs:// or s3:// URL that they have the right to use"
+            "spec.checkpoint.path: {reason}: expected a writable folder (in a cluster, on a volume that coordinator, ps and denseWorker mount) \
+             or a gs:// or s3:// URL that they may read and write"
         ))
     }
 }
@@ -66,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_that_cannot_be_made_is_the_users_error() {
+    fn a_folder_that_cannot_be_created_is_the_users_error() {
         let plan = |path: &str| CheckpointPlan {
             path: path.to_owned(),
             storage_options: BTreeMap::new(),
@@ -75,7 +78,7 @@ mod tests {
             keep: NonZeroUsize::MIN,
             resume_latest: true,
         };
-        let error = plan("/proc/nobody-can-make-it").directory().expect_err("/proc takes no folder");
+        let error = plan("/proc/cannot-be-created").directory().expect_err("/proc has no new folders");
         assert!(error.is_user_error(), "{error}");
         assert!(error.to_string().contains("spec.checkpoint.path: cannot"), "{error}");
         let folder = tempfile::tempdir().expect("a folder");

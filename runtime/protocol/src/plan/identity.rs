@@ -1,5 +1,7 @@
-//! What of a job a checkpoint is of: the parts of the plan that must be equal for another run to go on from it. Learning rates,
-//! weight decay, dropout, batch sizes, training mode and replicas may change between two runs and are left out.
+//! The identity of a job in its checkpoints: the parts of the plan that must be equal for another
+//! run to resume from them.
+//! Learning rates, weight decay, dropout, batch sizes, the training mode and replicas may change
+//! between two runs, so the identity leaves them out.
 
 use rectrain_checkpoint::{FeatureIdentity, Identity};
 use rectrain_embedding::RowSpec;
@@ -9,11 +11,13 @@ use serde_json::{Value, json};
 use super::JobPlan;
 
 impl JobPlan {
-    /// See the module's text. Sections `model`, `features` and `rows` describe the trained model to a reader that has no manifest.
+    /// The identity of the job. Its sections `model`, `features` and `rows` describe the trained
+    /// model to a reader without the manifest.
     #[must_use]
     pub fn identity(&self) -> Identity {
         let sections = [
-            // The sizes of a model are numbers and strings, which always have JSON.
+            // A model's configuration consists of numbers and strings, so its conversion to JSON
+            // cannot fail.
             ("model", serde_json::to_value(&self.model).unwrap_or_default()),
             ("features", serde_json::to_value(self.feature_identities()).unwrap_or_default()),
             (
@@ -68,7 +72,7 @@ fn row_group(spec: &RowSpec) -> Value {
     })
 }
 
-/// `settings` without those that a later run may change.
+/// The settings without those that a later run may change.
 fn without(mut settings: Value, changeable: &[&str]) -> Value {
     if let Value::Object(settings) = &mut settings {
         settings.retain(|name, _| !changeable.contains(&name.as_str()));
@@ -107,7 +111,7 @@ spec:
     }
 
     #[test]
-    fn what_is_trained_may_not_change_and_how_it_is_trained_may() {
+    fn the_model_may_not_change_but_training_settings_may() {
         let changed = |change| difference(&[change]).unwrap();
         assert_eq!(changed("spec.model.hidden={16,4}"), "model.hidden.1");
         assert_eq!(changed("spec.model.kind=wideDeep"), "features.0.linear");
@@ -119,7 +123,7 @@ spec:
     }
 
     #[test]
-    fn an_identity_describes_the_model_to_who_has_no_manifest() {
+    fn an_identity_describes_the_model_without_a_manifest() {
         let identity = identity(&[]);
         let model: rectrain_dense::ModelConfig =
             serde_json::from_value(identity.section("model").unwrap().clone()).unwrap();

@@ -1,5 +1,5 @@
-//! What every member of a job knows: the manifest, resolved into the runtime's own terms. Every member computes the same plan from
-//! the same manifest; nothing in it depends on which member it is.
+//! The plan of a job: the manifest, resolved into the types of the runtime.
+//! Every member computes the same plan from the same manifest. Nothing in it depends on the member.
 
 mod checkpoint;
 mod identity;
@@ -32,7 +32,7 @@ use rectrain_kinds::Role;
 /// Virtual shards of the embedding table.
 const SLOTS: u32 = 1024;
 
-/// How many of each role there are.
+/// The number of members of each role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Replicas {
     /// Parameter servers.
@@ -46,7 +46,7 @@ pub struct Replicas {
 }
 
 impl Replicas {
-    /// Of this role.
+    /// Members of `role`.
     #[must_use]
     pub fn of(&self, role: Role) -> u32 {
         match role {
@@ -58,7 +58,7 @@ impl Replicas {
         }
     }
 
-    /// With another number of this role. A job has one coordinator, whatever is asked for.
+    /// The same numbers but for `role`. A job always has one coordinator.
     #[must_use]
     pub fn with(mut self, role: Role, replicas: u32) -> Self {
         *match role {
@@ -72,36 +72,37 @@ impl Replicas {
     }
 }
 
-/// See the module's text.
+/// The plan of a job, equal on all members.
 #[derive(Debug, Clone)]
 pub struct JobPlan {
     /// The job's name.
     pub name: String,
     /// The first training mode.
     pub mode: TrainingMode,
-    /// Every mode by its name in the manifest, with the job's settings.
+    /// All modes with the job's settings, in the order of [`Mode::ALL`](rectrain_kinds::Mode::ALL).
     pub modes: Vec<TrainingMode>,
-    /// Switches by schedule: global batches trained before each, ascending, and the mode from there on.
+    /// Scheduled switches of the mode: the global batches trained before each, ascending, and the
+    /// mode from there on.
     pub switches: Vec<(u64, TrainingMode)>,
-    /// How readily the mode is switched between `sync` and `gba`, if the coordinator chooses it.
+    /// How the coordinator chooses between `sync` and `gba`; `None` if it does not choose.
     pub auto: Option<ModePolicy>,
-    /// What a key's gradients are divided by in `gba`.
+    /// The divisor of a key's gradients in `gba`.
     pub key_divisor: KeyDivisor,
-    /// Seed of everything that is drawn.
+    /// Seed of all random numbers.
     pub seed: u64,
     /// Samples of a global step.
     pub global_batch_rows: u64,
-    /// Rows of a local batch: a global batch is made of them, the last one possibly smaller.
+    /// Rows of a local batch. The last local batch of a global batch may be smaller.
     pub local_batch_rows: u64,
-    /// Dense workers, from rank 0, that train where each step has a barrier, if it is not all of them.
-    pub some_with_barrier: Option<u32>,
-    /// Whether the test is each time the next slice of the training data, a slice being a chunk.
+    /// Dense workers, from rank 0, that train with a barrier; `None`: all.
+    pub barrier_workers: Option<u32>,
+    /// Whether each evaluation uses the next slice of the training data. A slice is then a chunk.
     pub tests_on_the_next_slice: bool,
-    /// Global batches in a chunk, the piece of data that is leased to a loader.
+    /// Global batches in a chunk. A loader leases one chunk at a time.
     pub batches_per_chunk: u64,
     /// Where training ends.
     pub length: TrainingLength,
-    /// Seed of the shuffle within chunks, if data is shuffled.
+    /// Seed of the shuffle within chunks; `None` if the data is not shuffled.
     pub shuffle: Option<u64>,
     /// When the model is evaluated.
     pub evaluation: EvaluationPoints,
@@ -111,55 +112,56 @@ pub struct JobPlan {
     pub train: SourceConfig,
     /// Test data.
     pub test: Option<SourceConfig>,
-    /// Where each sparse feature's rows and pooled embeddings are.
+    /// The position of each sparse feature's rows and pooled embeddings.
     pub layout: FeatureLayout,
     /// The embedding store of every parameter server.
     pub store: StoreConfig,
-    /// The tower.
+    /// The dense part of the model.
     pub model: ModelConfig,
-    /// Its optimizer.
+    /// The optimizer of the dense parameters.
     pub dense_optimizer: DenseOptimizer,
-    /// Threads a dense worker computes with; 0 is one a core.
+    /// Threads of a dense worker; 0: one for each core.
     pub dense_threads: usize,
-    /// What a dense worker computes on.
+    /// The device that a dense worker computes on.
     pub dense_device: DeviceKind,
-    /// What the products of a dense worker's linear layers are computed in.
+    /// The precision of the products in a dense worker's linear layers.
     pub precision: Precision,
-    /// How values travel.
+    /// How values are compressed in messages.
     pub compression: Compression,
-    /// Its checkpoints, if there are any.
+    /// Checkpoints; `None` if the job saves none.
     pub checkpoint: Option<CheckpointPlan>,
-    /// Restarts after crashes until the job has failed.
+    /// Restarts after crashes before the job fails.
     pub max_restarts: u32,
-    /// The pause before the first restart.
+    /// Back-off before the first restart.
     pub backoff: Duration,
-    /// Training that says nothing for so long has stalled.
+    /// Time without progress after which training counts as stalled.
     pub stall: Duration,
-    /// Whether rows of a parameter server outlive its process, where there is more than one process.
+    /// Whether the rows of a parameter server outlive its process, in a job of several processes.
     pub shared_memory: bool,
-    /// How many of each role.
+    /// Members of each role.
     pub replicas: Replicas,
-    /// Global batches whose ids embedding workers take in ahead of the one that is trained.
+    /// Global batches whose ids embedding workers receive ahead of the one that is trained.
     pub batches_ahead: u64,
 }
 
 impl JobPlan {
-    /// Which parameter server holds which slot when the job begins.
+    /// The slot map at the start of the job.
     #[must_use]
     pub fn slot_map(&self) -> SlotMap {
         SlotMap::even(self.store.slots, self.replicas.ps.min(u32::from(u16::MAX)) as u16)
     }
 
-    /// The longest that a call may take which waits for another member to do its part: as long as nobody says that training stands still.
+    /// Deadline of a call that waits for another member to do its part. It is at least the time
+    /// after which the job counts as stalled.
     #[must_use]
     pub fn patience(&self) -> Duration {
         CALL_DEADLINE.max(self.stall)
     }
 
-    /// Calls that may be under way on one connection: all pieces of two batches wait at a parameter server in `sync`, and what lets them
-    /// through has to find a place beside them.
+    /// Concurrent calls allowed on one connection. In `sync`, all pieces of two batches wait at a
+    /// parameter server. The calls that unblock them need room too.
     #[must_use]
-    pub fn calls_at_a_time(&self) -> usize {
+    pub fn max_concurrent_calls(&self) -> usize {
         1024 + 2 * self.pieces() as usize
     }
 
@@ -169,7 +171,8 @@ impl JobPlan {
         self.global_batch_rows.div_ceil(self.local_batch_rows) as u32
     }
 
-    /// The pieces of a global batch that are this dense worker's where each step has a barrier, with so many workers taking part.
+    /// The pieces of a global batch that dense worker `rank` trains if `workers` of them train with
+    /// a barrier.
     pub fn share(&self, rank: Rank, workers: u32) -> Range<u32> {
         share(self.pieces(), rank, workers)
     }
@@ -180,36 +183,38 @@ impl JobPlan {
         (piece as usize * rows).min(samples)..((piece as usize + 1) * rows).min(samples)
     }
 
-    /// Checks that a local batch fits into a message of so many bytes, as it has to where members are processes of their own.
+    /// Checks that a local batch fits into a message of `bytes` bytes. In a job of several
+    /// processes it must.
     ///
     /// # Errors
-    /// [`RoleError::Input`] if it does not, with the largest one that does.
-    pub fn fits_messages(&self, bytes: u64) -> Result<(), RoleError> {
+    /// [`RoleError::Input`] with the largest local batch that fits.
+    pub fn check_message_size(&self, bytes: u64) -> Result<(), RoleError> {
         let linear = if self.layout.linear { self.layout.features.len() } else { 0 };
-        // Pooled embeddings, first-order weights, dense features, label and group of a row, and a few bytes beside them all.
+        // Pooled embeddings, first-order weights, dense features, label and group of a row. 1 KiB
+        // is reserved for everything else in the message.
         let row = 4 * (self.layout.embedding_width + linear + self.model.dense_features + 3) as u64;
         let most = bytes.saturating_sub(1 << 10) / row;
         if self.local_batch_rows <= most {
             return Ok(());
         }
         Err(RoleError::Input(format!(
-            "spec.training.localBatchSize: {} rows of {row} bytes do not fit into one message between processes, which holds {bytes} bytes: expected at most {most} rows, or more dense workers",
+            "spec.training.localBatchSize: {} rows of {row} bytes do not fit into one message between processes, which holds {bytes} bytes: set at most {most} rows, or use more dense workers",
             self.local_batch_rows
         )))
     }
 
-    /// Dense parameters of the model.
+    /// Number of dense parameters of the model.
     pub fn dense_parameters(&self) -> Result<usize, RoleError> {
         Ok(Model::new(self.model.clone())?.layout().total())
     }
 
-    /// The mode of this name, as in the manifest.
+    /// The mode with this name in the manifest.
     #[must_use]
     pub fn mode_named(&self, name: &str) -> Option<TrainingMode> {
         self.modes.iter().copied().find(|mode| mode.name() == name)
     }
 
-    /// The tower as it stands before step 0, on the dense worker of this rank.
+    /// The dense part of the model before step 0, on the dense worker of this rank.
     pub fn tower(&self, rank: Rank) -> Result<Tower, RoleError> {
         let on = |device| {
             let (seed, threads, precision) = (self.seed, self.dense_threads, self.precision);
@@ -218,7 +223,7 @@ impl JobPlan {
         };
         match on(compute_device(self.dense_device, rank)?) {
             Err(error @ DenseError::NoBf16 { .. }) if self.dense_device == DeviceKind::Auto => {
-                tracing::warn!(%error, "going on on the CPU");
+                tracing::warn!(%error, "falling back to the CPU");
                 Ok(on(ComputeDevice::Cpu)?)
             }
             tower => Ok(tower?),
@@ -238,20 +243,22 @@ impl JobPlan {
     }
 }
 
-/// What the dense worker of this rank computes on. Workers on one machine take its GPUs in turn; in a cluster each pod sees its own.
+/// The device of the dense worker of this rank. Workers on one machine are assigned its GPUs
+/// round-robin. In a cluster each pod sees its own GPUs.
 fn compute_device(wanted: DeviceKind, rank: Rank) -> Result<ComputeDevice, RoleError> {
     if wanted == DeviceKind::Cpu || (wanted == DeviceKind::Auto && !GPU_SUPPORT) {
         return Ok(ComputeDevice::Cpu);
     }
     Ok(match rectrain_dense::gpu_count()? {
         0 if wanted == DeviceKind::Auto => ComputeDevice::Cpu,
-        // Opening it says what is missing.
+        // Opening this device returns an error that says why there is no GPU.
         0 => ComputeDevice::Cuda(0),
         gpus => ComputeDevice::Cuda(rank.0 as usize % gpus),
     })
 }
 
-/// Of `pieces` of a global batch, those that are dense worker `rank`'s where each step has a barrier, with so many workers taking part.
+/// The pieces of a global batch of `pieces` pieces that dense worker `rank` trains if `workers` of
+/// them train with a barrier.
 pub fn share(pieces: u32, rank: Rank, workers: u32) -> Range<u32> {
     if rank.0 >= workers {
         return 0..0;
@@ -260,7 +267,8 @@ pub fn share(pieces: u32, rank: Rank, workers: u32) -> Range<u32> {
     share.start as u32..share.end as u32
 }
 
-/// Of `parameters` dense parameters, those that parameter server `server` of `servers` holds where there is no barrier.
+/// The dense parameters that parameter server `server` of `servers` holds in a mode without a
+/// barrier, out of `parameters`.
 pub fn dense_partition(parameters: usize, server: usize, servers: usize) -> Range<usize> {
     share_of_batch(parameters, Rank(server as u32), servers as u32)
 }

@@ -1,4 +1,5 @@
-//! From the manifest's terms to the runtime's. No default is decided here: the manifest comes resolved.
+//! Converts the manifest's types to the runtime's. The manifest is resolved already: no default is
+//! chosen here.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use rectrain_data::{
     BadRows, CsvFormat, DenseField, Format, LabelField, Part, Schema, SourceConfig, SparseField, Split,
     SyntheticConfig, TimeBound,
 };
-use rectrain_dense::{FlatOptimizer, Model, ModelConfig, ModelKind};
+use rectrain_dense::{DenseOptimizer, FlatOptimizer, Model, ModelConfig, ModelKind};
 use rectrain_embedding::{RowSpec, StoreConfig};
 use rectrain_modes::gba::{BufferSize, Decay, LostTokens, TokenMode};
 use rectrain_modes::{EvaluationPoints, TrainingLength, TrainingMode};
@@ -18,91 +19,121 @@ use super::{CheckpointPlan, JobPlan, Replicas, SLOTS};
 use crate::error::RoleError;
 use crate::layout::{FeatureLayout, FeaturePlace};
 
-/// Rows of a chunk when data is not shuffled: enough that a lease is little work beside reading it.
+/// Rows of a chunk if data is not shuffled: large enough that reading it takes far longer than
+/// leasing it.
 const CHUNK_ROWS: u64 = 16_384;
-/// Steps' batches that a dense worker takes in beyond those that may be in flight.
+/// Batches that embedding workers receive ahead, beyond those that the mode allows in flight.
 const BATCHES_AHEAD: u64 = 4;
 
 impl JobPlan {
-    /// The plan of a job. Fails with the user's error if the model cannot be built as described.
+    /// The plan of a job.
+    ///
+    /// # Errors
+    /// [`RoleError::Input`] if the model, an optimizer or a mode cannot be built as the manifest
+    /// says.
     pub fn new(job: &ResolvedJob) -> Result<Self, RoleError> {
         let model = model(job);
         let built = Model::new(model.clone()).map_err(|error| RoleError::Input(format!("spec.model: {error}")))?;
         let (layout, groups) = layout(job, &built);
         let training = &job.training;
         let global_batch_rows = training.global_batch_size as u64;
-        let local_batch_rows = training.local_batch_size.map_or_else(
-            || global_batch_rows.div_ceil(job.roles.dense_worker.replicas.max(1) as u64),
-            |rows| rows as u64,
-        );
+        let local_batch_rows = local_batch_rows(job);
         let pieces = global_batch_rows.div_ceil(local_batch_rows) as u32;
         let mode = |mode| training_mode(training, mode, pieces);
         let slice_rows = slice_rows(job);
         let chunk_rows = slice_rows.or(job.data.shuffle_window_rows).unwrap_or(CHUNK_ROWS);
         let (train, test) = sources(job);
         let store = StoreConfig { slots: SLOTS, seed: training.seed, groups };
-        store
-            .validate()
-            .map_err(|error| RoleError::Input(format!("spec.model, spec.training.optimizer.sparse: {error}")))?;
-        let dense_optimizer = training.dense_optimizer;
-        dense_optimizer
-            .validate()
-            .map_err(|error| RoleError::Input(format!("spec.training.optimizer.dense: {error}")))?;
+        check_optimizers(&store, &training.dense_optimizer)?;
         Ok(Self {
             name: job.name.clone(),
             mode: mode(training.mode)?,
             modes: crds::Mode::ALL.into_iter().map(mode).collect::<Result<_, _>>()?,
-            switches: training
-                .switch_at
-                .iter()
-                .map(|switch| Ok((switch.step, mode(switch.mode)?)))
-                .collect::<Result<_, RoleError>>()?,
+            switches: switches(training, pieces)?,
             auto: training.auto.as_ref().map(mode_policy),
             key_divisor: training.gba_key_divisor,
             seed: training.seed,
             global_batch_rows,
             local_batch_rows,
-            some_with_barrier: training.barrier_workers.map(|workers| workers as u32),
+            barrier_workers: training.barrier_workers.map(|workers| workers as u32),
             tests_on_the_next_slice: slice_rows.is_some(),
             batches_per_chunk: chunk_rows.div_ceil(global_batch_rows.max(1)).max(1),
-            length: match training.length {
-                crds::TrainingLength::Epochs(epochs) => TrainingLength::Epochs(epochs),
-                crds::TrainingLength::Steps(steps) => TrainingLength::Steps(steps),
-            },
+            length: length(training.length),
             shuffle: job.data.shuffle_window_rows.map(|_| training.seed),
-            evaluation: match training.evaluation {
-                _ if slice_rows.is_some() => EvaluationPoints::Steps(chunk_rows / global_batch_rows),
-                crds::ResolvedEvaluation::End => EvaluationPoints::End,
-                crds::ResolvedEvaluation::Epoch => EvaluationPoints::Epoch,
-                crds::ResolvedEvaluation::Steps(steps) => EvaluationPoints::Steps(steps),
-            },
+            evaluation: evaluation_points(training, slice_rows),
             schema: schema(job),
             train,
             test,
             layout,
             store,
             model,
-            dense_optimizer,
+            dense_optimizer: training.dense_optimizer,
             dense_threads: job.roles.dense_worker.threads.unwrap_or(0),
             dense_device: job.roles.device,
             precision: training.precision,
             compression: training.compression,
-            checkpoint: job
-                .checkpoint
-                .as_ref()
-                .map(|checkpoint| CheckpointPlan::new(checkpoint, &job.data.storage.options)),
+            checkpoint: checkpoint(job),
             max_restarts: job.fault_tolerance.max_restarts,
             backoff: Duration::from_secs(u64::from(job.fault_tolerance.backoff_seconds)),
             stall: Duration::from_secs(u64::from(job.fault_tolerance.stall_seconds)),
             shared_memory: job.fault_tolerance.shared_memory,
-            replicas: Replicas {
-                ps: job.roles.ps.replicas as u32,
-                embedding_workers: job.roles.embedding_worker.replicas as u32,
-                dense_workers: job.roles.dense_worker.replicas as u32,
-                loaders: job.roles.loader.replicas as u32,
-            },
+            replicas: replicas(job),
             batches_ahead: u64::from(training.staleness) + BATCHES_AHEAD,
         })
+    }
+}
+
+/// Rows of a local batch. By default each dense worker has one local batch of every global batch.
+fn local_batch_rows(job: &ResolvedJob) -> u64 {
+    let workers = job.roles.dense_worker.replicas.max(1) as u64;
+    let rows = job.training.local_batch_size.map(|rows| rows as u64);
+    rows.unwrap_or_else(|| (job.training.global_batch_size as u64).div_ceil(workers))
+}
+
+fn check_optimizers(store: &StoreConfig, dense: &DenseOptimizer) -> Result<(), RoleError> {
+    store
+        .validate()
+        .map_err(|error| RoleError::Input(format!("spec.model, spec.training.optimizer.sparse: {error}")))?;
+    dense.validate().map_err(|error| RoleError::Input(format!("spec.training.optimizer.dense: {error}")))
+}
+
+/// The scheduled switches of the mode: the step of each, and the mode from there on.
+fn switches(training: &crds::ResolvedTraining, pieces: u32) -> Result<Vec<(u64, TrainingMode)>, RoleError> {
+    let switch = |switch: &crds::SwitchSpec| Ok((switch.step, training_mode(training, switch.mode, pieces)?));
+    training.switch_at.iter().map(switch).collect()
+}
+
+fn length(length: crds::TrainingLength) -> TrainingLength {
+    match length {
+        crds::TrainingLength::Epochs(epochs) => TrainingLength::Epochs(epochs),
+        crds::TrainingLength::Steps(steps) => TrainingLength::Steps(steps),
+    }
+}
+
+/// When the model is evaluated: before each slice if the data is divided into slices, otherwise as
+/// the manifest says.
+fn evaluation_points(training: &crds::ResolvedTraining, slice_rows: Option<u64>) -> EvaluationPoints {
+    if let Some(rows) = slice_rows {
+        return EvaluationPoints::Steps(rows / training.global_batch_size as u64);
+    }
+    match training.evaluation {
+        crds::ResolvedEvaluation::End => EvaluationPoints::End,
+        crds::ResolvedEvaluation::Epoch => EvaluationPoints::Epoch,
+        crds::ResolvedEvaluation::Steps(steps) => EvaluationPoints::Steps(steps),
+    }
+}
+
+fn checkpoint(job: &ResolvedJob) -> Option<CheckpointPlan> {
+    let checkpoint = job.checkpoint.as_ref()?;
+    Some(CheckpointPlan::new(checkpoint, &job.data.storage.options))
+}
+
+fn replicas(job: &ResolvedJob) -> Replicas {
+    Replicas {
+        ps: job.roles.ps.replicas as u32,
+        embedding_workers: job.roles.embedding_worker.replicas as u32,
+        dense_workers: job.roles.dense_worker.replicas as u32,
+        loaders: job.roles.loader.replicas as u32,
     }
 }
 
@@ -117,7 +148,7 @@ fn mode_policy(auto: &crds::ResolvedAutoMode) -> ModePolicy {
     }
 }
 
-/// A mode with the job's settings; `pieces` local batches make a global batch.
+/// A mode with the job's settings; a global batch has `pieces` local batches.
 fn training_mode(training: &crds::ResolvedTraining, mode: crds::Mode, pieces: u32) -> Result<TrainingMode, RoleError> {
     let gradients = |count| BufferSize::new(count).map_err(|error| RoleError::Input(format!("spec.training: {error}")));
     Ok(match mode {
@@ -137,7 +168,7 @@ fn training_mode(training: &crds::ResolvedTraining, mode: crds::Mode, pieces: u3
     })
 }
 
-/// Rows of a slice, if each slice is the test of the model trained on those before it.
+/// Rows of a slice if the job evaluates on each slice before it trains on it.
 fn slice_rows(job: &ResolvedJob) -> Option<u64> {
     match &job.data.source {
         crds::DataSource::Files(crds::FilePlan {
@@ -173,7 +204,7 @@ fn model(job: &ResolvedJob) -> ModelConfig {
     }
 }
 
-/// Tables whose rows look alike share a row group.
+/// Tables with equal row specs share a row group.
 fn layout(job: &ResolvedJob, model: &Model) -> (FeatureLayout, Vec<RowSpec>) {
     let linear = model.needs_linear();
     let embeddings = model.needs_embeddings();
@@ -225,7 +256,7 @@ fn schema(job: &ResolvedJob) -> Schema {
     }
 }
 
-/// Training data, and test data if there is any.
+/// Training data, and test data if the job has any.
 fn sources(job: &ResolvedJob) -> (SourceConfig, Option<SourceConfig>) {
     match &job.data.source {
         crds::DataSource::Files(files) => file_sources(job, files),

@@ -1,10 +1,11 @@
-//! A job for unit tests.
+//! A small job for unit tests.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 use super::JobPlan;
 
-/// A small job on synthetic clicks, with global batches of 24 rows; `changes` are overrides as on the command line.
+/// A small job on synthetic clicks, with global batches of 24 rows. `changes` are overrides as on
+/// the command line.
 pub fn small_plan(changes: &[&str]) -> JobPlan {
     let manifest = "
 apiVersion: rectrain.dev/v1alpha1

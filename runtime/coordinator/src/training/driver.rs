@@ -1,36 +1,33 @@
-//! How the coordinator drives the dense workers through an order, by family of modes: one file a family.
-
-mod barrier;
-mod tokens;
+//! Drives the dense workers through a training order. There is one driver for each family of modes.
 
 use rectrain_kinds::Family;
 use rectrain_modes::{Rank, TrainingMode};
 use rectrain_proto::v1::order::Order as Kind;
 use rectrain_protocol::error::RoleError;
 
-pub(super) use self::barrier::grant;
-use super::Training;
+use super::{Training, barrier, tokens};
 
-/// The coordinator's side of a training order. Where training is stays in [`Training`].
+/// The coordinator's side of a training order. The driver has no state of its own: [`Training`] has
+/// it.
 pub(super) trait Driver {
-    /// Prepares an order that begins at the boundary, and gives it.
+    /// Prepares an order that begins at the present boundary, and returns it.
     fn begin(&self, training: &mut Training) -> Kind;
 
-    /// Advances the order as far as possible. Says whether training has paused at a boundary.
+    /// Advances the order as far as possible. Returns whether training has paused at a boundary.
     fn advance(&self, training: &mut Training) -> Result<bool, RoleError>;
 
     /// The batch before which training would pause now.
     fn next_batch(&self, training: &Training) -> u64;
 
-    /// Of the `batches` that all dense workers have reported, those whose rows are trained. `None` in a
-    /// family that settles each batch by its own report.
+    /// How many of the `batches` that all dense workers have reported have their rows trained.
+    /// `None` in a family that settles each batch by its own report.
     fn reported_batches(&self, training: &Training, batches: u64) -> Option<u64>;
 
-    /// Of the `batches` that all dense workers have reported, those whose gradients are applied. `None` in
-    /// a family that settles each batch by its own report.
+    /// How many of the `batches` that all dense workers have reported have their gradients applied.
+    /// `None` in a family that settles each batch by its own report.
     fn settled_batches(&self, training: &Training, batches: u64) -> Option<u64>;
 
-    /// A replacement of dense worker `rank` takes part in the order.
+    /// A replacement of dense worker `rank` joins the order.
     fn rejoin(&self, training: &mut Training, rank: Rank);
 }
 

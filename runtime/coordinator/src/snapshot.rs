@@ -1,5 +1,6 @@
-//! What the coordinator puts into a checkpoint, and what it takes from one: where training and its data stood at a global-step
-//! boundary, and the counts of the job's whole life. JSON, under the name [`NAME`].
+//! The coordinator's part of a checkpoint: the position of training and its data at a boundary, and
+//! counts over the job's whole life.
+//! It is JSON, under the name [`NAME`].
 
 use rectrain_modes::RowCounts;
 use rectrain_modes::{DataPosition, TrainingLength};
@@ -11,19 +12,19 @@ use rectrain_protocol::events::TestMetrics;
 use rectrain_protocol::plan::JobPlan;
 use rectrain_protocol::token_counts::TokenCounts;
 
-/// The state's name in a checkpoint.
+/// The name of the snapshot in a checkpoint.
 pub(super) const NAME: &str = "coordinator";
-/// Version of this state's form.
+/// The version of the format.
 const VERSION: u32 = 1;
 
-/// See the module's text.
+/// The coordinator's state at a boundary.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct SavedState {
+pub(super) struct Snapshot {
     version: u32,
     cut: DataCut,
-    pub(super) training: SavedTraining,
-    /// Rows of one epoch, if they were known.
+    pub(super) training: TrainingSnapshot,
+    /// Rows of one epoch, if known.
     pub(super) epoch_rows: Option<u64>,
     pub(super) samples: u64,
     pub(super) training_seconds: f64,
@@ -34,7 +35,7 @@ pub(super) struct SavedState {
     pub(super) applied: AppliedGradients,
 }
 
-/// How the data is cut into batches and chunks: what a place in it is counted in.
+/// How the data is divided into batches and chunks. Positions in the data depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct DataCut {
@@ -43,51 +44,52 @@ struct DataCut {
     shuffle_seed: Option<u64>,
 }
 
-/// Where [`Training`](super::training::Training) stood.
+/// The position of training.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct SavedTraining {
+pub(super) struct TrainingSnapshot {
     pub(super) step: u64,
     pub(super) trained_rows: u64,
     pub(super) dropped_rows: u64,
     pub(super) dropped_batches: u64,
-    /// Global batches that are trained.
+    /// Global batches trained.
     pub(super) batch: u64,
-    /// The pass over the data that the next one is in.
+    /// The epoch of the next batch.
     pub(super) epoch: u32,
-    /// The mode that comes next, and the manifest's when it was saved.
+    /// The mode after the boundary, and the manifest's mode at that time.
     pub(super) mode: String,
     pub(super) first_mode: String,
     pub(super) evaluated_through: u64,
     pub(super) counts: TokenCounts,
 }
 
-/// Gradients of the dense parameters applied without a barrier.
+/// Dense gradients applied without a barrier.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct AppliedGradients {
     gradients: u64,
-    /// By the servers that have applied the fewest and the most: all apply the same, or some were lost on the way or came twice.
+    /// Applied by the servers that applied the fewest and the most. The two differ if gradients
+    /// were lost or arrived twice.
     #[serde(default)]
     pub(super) fewest: u64,
     #[serde(default)]
     pub(super) most: u64,
-    /// Of those, left out for their staleness.
+    /// Gradients excluded for their staleness. They count as applied too.
     pub(super) excluded: u64,
     /// In global steps.
     staleness_sum: f64,
     pub(super) staleness_max: u64,
 }
 
-impl SavedTraining {
+impl TrainingSnapshot {
     pub(super) fn rows(&self) -> RowCounts {
         let Self { trained_rows, dropped_rows, dropped_batches, .. } = *self;
         RowCounts { trained_rows, dropped_rows, dropped_batches }
     }
 }
 
-impl SavedState {
-    pub(super) fn new(plan: &JobPlan, training: SavedTraining) -> Self {
+impl Snapshot {
+    pub(super) fn new(plan: &JobPlan, training: TrainingSnapshot) -> Self {
         Self {
             version: VERSION,
             cut: DataCut::of(plan),
@@ -107,7 +109,10 @@ impl SavedState {
             .map_err(|error| RoleError::Task { what: "writing of the coordinator's state", reason: error.to_string() })
     }
 
-    /// The state in `bytes` of checkpoint `name`, for a job with this plan.
+    /// Decodes the snapshot in checkpoint `name`, for a job with this plan.
+    ///
+    /// # Errors
+    /// [`RoleError::Input`] if the format is unknown, or the job divides its data differently.
     pub(super) fn decode(plan: &JobPlan, name: &str, bytes: &[u8]) -> Result<Self, RoleError> {
         let saved: Self = serde_json::from_slice(bytes).map_err(|error| {
             RoleError::Input(format!(
@@ -124,8 +129,8 @@ impl SavedState {
         Ok(saved)
     }
 
-    /// Whether a job with this plan would have nothing to train that this has not.
-    pub(super) fn leaves_nothing(&self, plan: &JobPlan) -> bool {
+    /// Whether the run has trained all that a job with this plan would train.
+    pub(super) fn is_all_trained(&self, plan: &JobPlan) -> bool {
         let epoch_batches = self.epoch_rows.map(|rows| rows.div_ceil(plan.global_batch_rows.max(1)));
         let all = match plan.length {
             TrainingLength::Steps(steps) => Some(steps),
@@ -148,7 +153,7 @@ impl DataCut {
         }
     }
 
-    /// A place in the data means the same in both only if it is cut alike.
+    /// Checks that both divide the data in the same way, so that a position means the same in both.
     fn check(self, own: Self, name: &str) -> Result<(), RoleError> {
         let differs = |field: &str, was: String, is: String| {
             Err(RoleError::Input(format!(
@@ -173,8 +178,8 @@ impl DataCut {
 }
 
 impl AppliedGradients {
-    /// Each server has applied its part of every gradient.
-    pub(super) fn of_servers(servers: &[v1::Applied]) -> Self {
+    /// Means over the servers: each server has applied its part of every gradient.
+    pub(super) fn mean_of(servers: &[v1::Applied]) -> Self {
         let count = servers.len().max(1) as u64;
         let sum = |of: fn(&v1::Applied) -> u64| servers.iter().map(of).sum::<u64>();
         let gradients = || servers.iter().map(|applied| applied.gradients);
@@ -188,8 +193,8 @@ impl AppliedGradients {
         }
     }
 
-    /// With those of an earlier run.
-    pub(super) fn after(self, earlier: Self) -> Self {
+    /// Adds the gradients of an earlier run.
+    pub(super) fn plus(self, earlier: Self) -> Self {
         Self {
             gradients: self.gradients + earlier.gradients,
             fewest: self.fewest + earlier.fewest,

@@ -1,6 +1,8 @@
-//! What parameter servers do while all wait for them: they restore rows, write a checkpoint that training rests for, or compute the digest at the
-//! end. With many rows that takes longer than a job may be without progress. So they are asked meanwhile how much they have done, and as long as that
-//! rises the job makes progress. One that hangs says the same again, or nothing.
+//! Tracks the progress of parameter servers while all other members wait for them.
+//! Servers restore rows, write a checkpoint that training waits for, or compute the digest at the
+//! end. With many rows this takes longer than a job may be without progress. So the coordinator
+//! polls how much work each server has done. As long as that increases, the job makes progress. A
+//! server that hangs reports the same number again, or nothing.
 
 use std::time::Duration;
 
@@ -11,39 +13,39 @@ use rectrain_wire::Channel;
 use super::Coordinator;
 use rectrain_protocol::message;
 
-/// How often servers are asked, and how long they have for the answer.
+/// The time between two polls, and the deadline of each.
 const EVERY: Duration = Duration::from_secs(3);
 
 impl Coordinator {
-    /// Watches the servers whenever all wait for them; never ends.
-    pub(super) async fn watch_servers<T>(&self) -> T {
+    /// Polls the servers whenever all other members wait for them. Never returns.
+    pub(super) async fn poll_server_progress<T>(&self) -> T {
         let mut done = Vec::new();
         loop {
             tokio::time::sleep(EVERY).await;
-            if self.lock().waits_for_servers()
+            if self.lock().is_waiting_for_servers()
                 && let Ok(placement) = self.placement()
             {
-                self.ask_what_was_done(&placement.servers, &mut done).await;
+                self.poll_work(&placement.servers, &mut done).await;
             }
         }
     }
 
-    /// `done` is what the servers have answered before.
-    async fn ask_what_was_done(&self, servers: &[Channel], done: &mut Vec<u64>) {
+    /// Polls the servers once. `done` has their previous numbers.
+    async fn poll_work(&self, servers: &[Channel], done: &mut Vec<u64>) {
         let asking = servers.iter().map(|server| message::call(server, v1::WorkRequest {}, Vec::new(), EVERY));
         let answers = join_all(asking).await;
         done.resize(servers.len(), 0);
         let mut is_more = false;
         for (done, answer) in done.iter_mut().zip(answers) {
-            // Of one that does not answer nothing is known to be done.
+            // A server that does not answer has made no known progress.
             if let Ok((work, _)) = answer {
                 is_more |= work.done > *done;
-                // One that was started again counts anew.
+                // The number falls when a server was restarted.
                 *done = work.done;
             }
         }
         if is_more {
-            self.lock().servers_have_worked();
+            self.lock().note_server_progress();
         }
     }
 }
@@ -65,7 +67,7 @@ mod tests {
     use rectrain_protocol::metrics::{CoordinatorMetrics, RoleMetrics};
     use rectrain_protocol::plan::small_plan;
 
-    /// A server that has done so much, and does not answer any more when that is [`HANGS`].
+    /// A server that has done this much work, and that hangs if the number is [`HANGS`].
     struct Server(AtomicU64);
 
     const HANGS: u64 = u64::MAX;
@@ -84,7 +86,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn servers_that_have_done_more_are_progress_and_others_are_none() {
+    async fn only_servers_that_have_done_more_are_progress() {
         let plan = Arc::new(small_plan(&[]));
         let metrics = CoordinatorMetrics::of(&RoleMetrics::new(Registry::new()).unwrap(), 0);
         let coordinator = Coordinator::start(plan, "test", None, EventLog::default(), metrics).await.unwrap();
@@ -97,7 +99,7 @@ mod tests {
         });
         let (_serving, channels): (Vec<_>, Vec<_>) = served.unzip();
         let mut done = Vec::new();
-        // By how much a number for each server changes, and whether the job has progressed after it.
+        // Each case has the numbers of both servers, and whether they are progress.
         let set = |first: u64, second: u64| {
             servers[0].0.store(first, Ordering::Relaxed);
             servers[1].0.store(second, Ordering::Relaxed);
@@ -116,7 +118,7 @@ mod tests {
             set(work.0, work.1);
             tokio::time::sleep(pause).await;
             let before = coordinator.status().idle_seconds.unwrap();
-            coordinator.ask_what_was_done(&channels, &mut done).await;
+            coordinator.poll_work(&channels, &mut done).await;
             assert_eq!(coordinator.status().idle_seconds.unwrap() < before, progresses, "{work:?}");
         }
     }

@@ -1,19 +1,19 @@
-//! With a barrier: dense workers train the batches that the coordinator grants, one global batch a step,
-//! up to the batch at which the order ends.
+//! Training with a barrier: dense workers train the batches that the coordinator grants, one global
+//! batch a step, until the batch at which the order ends.
 
 use rectrain_modes::{GlobalStep, Rank};
 use rectrain_proto::v1;
 use rectrain_proto::v1::order::Order as Kind;
 use rectrain_protocol::error::RoleError;
 
-use super::super::Training;
-use super::Driver;
+use super::Training;
+use super::driver::Driver;
 
-/// See the module's text.
+/// The driver of modes with a barrier.
 pub(super) struct Barrier;
 
-/// Steps whose gradients may still be on their way beyond those in flight: the one that was computed last
-/// and the one that is being computed.
+/// Steps whose gradients may still be on their way, beyond those in flight: the last one computed
+/// and the one being computed.
 const ON_THEIR_WAY: u64 = 2;
 
 impl Driver for Barrier {
@@ -24,21 +24,21 @@ impl Driver for Barrier {
     fn advance(&self, training: &mut Training) -> Result<bool, RoleError> {
         training.feed();
         let ends = training.feed.fed_all && training.feed.granted == training.feed.data.batches();
-        let pauses = ends || training.next_rest() == Some(training.feed.granted) || training.is_asked_to_rest();
+        let pauses = ends || training.next_pause() == Some(training.feed.granted) || training.must_pause();
         if training.feed.stop_at.is_none() && pauses {
             training.feed.stop_at = Some(training.feed.granted);
         }
         if training.feed.stop_at != Some(training.feed.granted) || !training.all_done() {
             return Ok(false);
         }
-        training.choose_what_is_next();
-        training.run.rest(training.plan.run_mode(training.modes.next, training.workers.next))?;
+        training.choose_next();
+        training.run.rest(training.config.run_mode(training.modes.next, training.workers.next))?;
         let first = training.order.step;
         for step in first..first + (training.feed.granted - training.order.batch) {
             training.run.sync_step_applied(GlobalStep(step))?;
         }
         training.run.advance()?;
-        training.enter_rest()?;
+        training.enter_pause()?;
         Ok(true)
     }
 
@@ -55,12 +55,12 @@ impl Driver for Barrier {
         Some(batches.saturating_sub(unsettled).max(training.order.batch))
     }
 
-    // The other dense workers wait for it at the ring.
+    // The other dense workers wait for the replacement in the ring repair.
     fn rejoin(&self, _training: &mut Training, _rank: Rank) {}
 }
 
-/// Grants the dense workers the batches before `until`, as far as the data and the order go.
-pub(in super::super) fn grant(training: &mut Training, until: u64) -> Result<(), RoleError> {
+/// Grants the dense workers the batches before `until`, as far as the data and the order reach.
+pub(super) fn grant(training: &mut Training, until: u64) -> Result<(), RoleError> {
     training.feed();
     while training.feed.granted < until {
         if training.run.next_sync_step()?.is_none() {

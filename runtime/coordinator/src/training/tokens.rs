@@ -1,4 +1,5 @@
-//! Without a barrier: dense workers pull batches with tokens from the dispatcher, and report each.
+//! Training without a barrier: dense workers pull batches with tokens from the dispatcher, and
+//! report each batch.
 
 use rectrain_modes::switch::SwitchPhase;
 use rectrain_modes::{Answers, Rank};
@@ -7,29 +8,29 @@ use rectrain_proto::v1::order::Order as Kind;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::token_counts::TokenCounts;
 
-use super::super::{ServerCall, Training};
-use super::Driver;
+use super::driver::Driver;
+use super::{ServerCall, Training};
 
-/// See the module's text.
+/// The driver of modes without a barrier.
 pub(super) struct Tokens;
 
 impl Driver for Tokens {
     fn begin(&self, training: &mut Training) -> Kind {
-        let workers = training.plan.workers;
+        let workers = training.config.workers;
         let answers: Answers = training
             .run
             .dispatcher()
             .map_or_else(Vec::new, |dispatcher| (0..workers).flat_map(|rank| dispatcher.join(Rank(rank))).collect());
-        training.take(answers);
+        training.queue_answers(answers);
         Kind::Tokens(v1::Tokens {})
     }
 
     fn advance(&self, training: &mut Training) -> Result<bool, RoleError> {
         training.feed();
         let trains = *training.run.phase() == SwitchPhase::Training;
-        if trains && (training.is_asked_to_rest() || is_exhausted(training)) {
-            training.choose_what_is_next();
-            training.run.rest(training.plan.run_mode(training.modes.next, training.workers.next))?;
+        if trains && (training.must_pause() || is_exhausted(training)) {
+            training.choose_next();
+            training.run.rest(training.config.run_mode(training.modes.next, training.workers.next))?;
             training.feed();
         }
         if matches!(training.run.phase(), SwitchPhase::Draining { .. }) {
@@ -38,7 +39,7 @@ impl Driver for Tokens {
         if !matches!(training.run.phase(), SwitchPhase::Moving { .. }) || !training.all_done() {
             return Ok(false);
         }
-        training.enter_rest()?;
+        training.enter_pause()?;
         Ok(true)
     }
 
@@ -58,11 +59,12 @@ impl Driver for Tokens {
         training.workers.asked.remove(&rank);
         training.workers.answers.remove(&rank);
         let answers = training.run.dispatcher().map(|dispatcher| dispatcher.join(rank));
-        training.take(answers.unwrap_or_default());
+        training.queue_answers(answers.unwrap_or_default());
     }
 }
 
-/// Has the servers flush their buffers, once, where the data ends in an incomplete step.
+/// Drains the order. If the data ends in an incomplete step, tells the servers once to flush their
+/// buffers.
 fn drain(training: &mut Training) -> Result<(), RoleError> {
     let counts = training.counts();
     let has_orders = !training.run.advance()?.is_empty();
@@ -76,10 +78,10 @@ fn drain(training: &mut Training) -> Result<(), RoleError> {
     Ok(())
 }
 
-/// Whether all rows before the next pause, or all there are, have been handed out.
+/// Whether all rows before the next pause, or all rows of the data, have been handed out.
 fn is_exhausted(training: &Training) -> bool {
     let row = training.run.next_row();
-    let pause = training.next_rest().filter(|pause| *pause <= training.feed.data.batches());
+    let pause = training.next_pause().filter(|pause| *pause <= training.feed.data.batches());
     pause.is_some_and(|pause| row >= training.feed.data.row_of(pause))
         || (training.feed.fed_all && row >= training.feed.data.row_of(training.feed.data.batches()))
 }

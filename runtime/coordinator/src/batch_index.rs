@@ -1,23 +1,24 @@
-//! Which global batches the data is known to have, learned from the loaders' reports, and where a row of the run's row sequence
-//! (all epochs, one after the other) is among them. Every batch is full but the last of an epoch.
+//! The global batches that the data has, as learned from the loaders' reports.
+//! The index also locates a row of the run in its batch. The rows of a run are counted over all
+//! epochs. Every batch is full except the last one of an epoch.
 
 use std::collections::BTreeMap;
 
 use rectrain_modes::DataPosition;
 use serde::{Deserialize, Serialize};
 
-/// See the module's text.
+/// The batches known so far.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Announced {
+pub(super) struct BatchIndex {
     global_rows: u64,
-    /// Batches known without a gap from the first on.
+    /// Batches known without a gap, from the first on.
     batches: u64,
-    /// Rows of the batches that are short, and the rows missing in all of them up to here.
+    /// Each short batch: its rows, and the rows missing in all short batches up to it.
     short: BTreeMap<u64, Short>,
-    /// Batches with which an epoch other than the first begins.
+    /// The first batch of each epoch but the first.
     epoch_starts: Vec<u64>,
     epoch: u32,
-    /// Reported behind a gap: first batch → chunk.
+    /// Chunks reported ahead of a gap, by first batch.
     later: BTreeMap<u64, Chunk>,
     total: Option<u64>,
 }
@@ -33,11 +34,11 @@ struct Short {
 pub(super) struct Chunk {
     pub(super) epoch: u32,
     pub(super) first_batch: u64,
-    /// Rows that are trained, at least 1.
+    /// Rows to train, at least 1.
     pub(super) rows: u64,
 }
 
-impl Announced {
+impl BatchIndex {
     pub(super) fn new(global_rows: u64) -> Self {
         Self {
             global_rows,
@@ -50,7 +51,7 @@ impl Announced {
         }
     }
 
-    /// What an earlier run knew of the batches before `position`.
+    /// The index of a run that resumes at `position`: the batches before it.
     pub(super) fn resume(global_rows: u64, position: DataPosition) -> Self {
         let mut data = Self::new(global_rows);
         for epoch in 0..position.epoch {
@@ -65,12 +66,13 @@ impl Announced {
         data
     }
 
-    /// The pass over the data that a known batch, or the one after those, is in.
+    /// The epoch of a known batch, or of the batch after the last known one.
     pub(super) fn epoch_of(&self, batch: u64) -> u32 {
         self.epoch_starts.partition_point(|start| *start <= batch) as u32
     }
 
-    /// A chunk has been read. What is known of it already, from an earlier run, is left out.
+    /// Adds a chunk that a loader has read. Ignores the part that is known already from an earlier
+    /// run.
     pub(super) fn add(&mut self, mut chunk: Chunk) {
         let known = self.batches.saturating_sub(chunk.first_batch);
         chunk.first_batch += known;
@@ -92,8 +94,8 @@ impl Announced {
         }
     }
 
-    /// The data has this many batches in all. A run that goes on may have been given fewer epochs or steps than the one before has trained:
-    /// then it ends where that stood.
+    /// Sets the number of batches in the data. A resumed run may be given fewer epochs or steps
+    /// than the earlier run has trained. Then the data ends where the earlier run stopped.
     pub(super) fn end(&mut self, total: u64) {
         self.total = Some(total.max(self.batches));
     }
@@ -103,12 +105,12 @@ impl Announced {
         self.batches
     }
 
-    /// Whether those are all.
+    /// Whether all batches are known.
     pub(super) fn complete(&self) -> bool {
         self.total == Some(self.batches)
     }
 
-    /// Batches with which an epoch other than the first begins, ascending.
+    /// The first batch of each epoch but the first, ascending.
     pub(super) fn epoch_starts(&self) -> &[u64] {
         &self.epoch_starts
     }
@@ -123,9 +125,11 @@ impl Announced {
         batch * self.global_rows - self.missing_before(batch)
     }
 
-    /// The batch that a row is in, and its place there. The row after a batch's last is the first of the next batch.
+    /// The batch of a row, and the position of the row in it. The row after a batch's last row is
+    /// the first of the next batch.
     pub(super) fn locate(&self, row: u64) -> (u64, u64) {
-        // It lies before as many missing rows as none to all: there may be a short batch for each of very many epochs.
+        // Binary search, since there may be one short batch for each of very many epochs. The
+        // number of missing rows before the row lies between none and all.
         let missing = self.short.values().next_back().map_or(0, |short| short.missing);
         let (mut batch, mut latest) = (row / self.global_rows, (row + missing) / self.global_rows);
         while batch < latest {
@@ -145,8 +149,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_and_batches_agree_over_epochs_whatever_the_order_of_the_reports() {
-        let mut data = Announced::new(10);
+    fn rows_and_batches_agree_for_any_order_of_reports() {
+        let mut data = BatchIndex::new(10);
         data.add(Chunk { epoch: 1, first_batch: 4, rows: 30 });
         data.add(Chunk { epoch: 0, first_batch: 3, rows: 4 });
         assert_eq!(data.batches(), 0);
@@ -169,31 +173,31 @@ mod tests {
     }
 
     #[test]
-    fn an_earlier_runs_knowledge_is_that_of_one_that_has_read_so_far() {
-        let mut all = Announced::new(10);
+    fn a_resumed_index_equals_one_that_has_read_as_far() {
+        let mut all = BatchIndex::new(10);
         for epoch in 0..3 {
             all.add(Chunk { epoch, first_batch: u64::from(epoch) * 4, rows: 34 });
         }
         for batch in 0..=12 {
             for epoch in [all.epoch_of(batch), all.epoch_of(batch.saturating_sub(1))] {
                 let position = DataPosition { batch, epoch, epoch_rows: Some(34) };
-                let mut resumed = Announced::resume(10, position);
+                let mut resumed = BatchIndex::resume(10, position);
                 assert_eq!(resumed.batches(), batch);
-                // The chunk that it stood in is read again.
+                // The chunk at the position is read again.
                 resumed.add(Chunk { epoch, first_batch: u64::from(epoch) * 4, rows: 34 });
-                let rows = |data: &Announced| (0..=resumed.batches()).map(|b| data.row_of(b)).collect::<Vec<_>>();
+                let rows = |data: &BatchIndex| (0..=resumed.batches()).map(|b| data.row_of(b)).collect::<Vec<_>>();
                 assert_eq!(rows(&resumed), rows(&all), "{batch} {epoch}");
                 assert!(all.epoch_starts().starts_with(resumed.epoch_starts()), "{batch} {epoch}");
             }
         }
-        let unknown_end = Announced::resume(10, DataPosition { batch: 3, epoch: 0, epoch_rows: None });
+        let unknown_end = BatchIndex::resume(10, DataPosition { batch: 3, epoch: 0, epoch_rows: None });
         assert_eq!((unknown_end.batches(), unknown_end.row_of(3)), (3, 30));
     }
 
     #[test]
-    fn data_that_ends_before_where_an_earlier_run_stood_ends_there() {
+    fn data_never_ends_before_the_position_of_a_resumed_run() {
         for (total, is_complete) in [(2, true), (7, true), (8, false)] {
-            let mut data = Announced::resume(10, DataPosition { batch: 7, epoch: 0, epoch_rows: None });
+            let mut data = BatchIndex::resume(10, DataPosition { batch: 7, epoch: 0, epoch_rows: None });
             data.end(total);
             assert_eq!((data.complete(), data.batches()), (is_complete, 7), "{total}");
         }

@@ -1,6 +1,8 @@
-//! `spec.training.mode: auto` where no operator decides: the coordinator chooses between `sync` and `gba` itself, by the same pure
-//! decisions (`rectrain-policy`), from its workers' measured step times. In a cluster the operator decides, which also sees the load of
-//! the nodes, and the manifest that the coordinator reads there names a mode.
+//! `spec.training.mode: auto` outside a cluster: the coordinator chooses between `sync` and `gba`
+//! itself.
+//! It uses the decision functions of `rectrain-policy` with the step times that its workers
+//! measure. In a cluster the operator decides, because it also sees the load of the nodes. The
+//! manifest of such a coordinator names a mode.
 
 use std::time::{Duration, Instant};
 
@@ -10,31 +12,31 @@ use rectrain_policy::{Action, AutoMode, History, ModePolicy, Observations, Polic
 use rectrain_proto::v1;
 
 use super::Coordinator;
-use super::training::SwitchRefused;
+use super::refused::SwitchRefused;
 use rectrain_modes::TrainingMode;
 use rectrain_protocol::plan::JobPlan;
 
-/// Time between two looks.
-const LOOK: Duration = Duration::from_secs(1);
+/// The time between two observations.
+const POLL: Duration = Duration::from_secs(1);
 
 impl Coordinator {
-    /// Looks, decides and switches until dropped; never ends where the plan does not ask for it.
+    /// Observes training, decides and switches the mode until dropped. Never returns.
     pub(super) async fn choose_modes(&self) {
         let Some(policy) = self.plan.auto.clone() else { return std::future::pending().await };
-        let mut chooser = Chooser::new(policy);
-        let mut look = tokio::time::interval(LOOK);
+        let mut chooser = ModeChooser::new(policy);
+        let mut interval = tokio::time::interval(POLL);
         loop {
-            look.tick().await;
-            if let Some((mode, reason)) = chooser.look(&self.plan, &self.status()) {
-                self.go_on_in(mode, reason);
+            interval.tick().await;
+            if let Some((mode, reason)) = chooser.poll(&self.plan, &self.status()) {
+                self.switch_to(mode, reason);
             }
         }
     }
 
-    fn go_on_in(&self, mode: AutoMode, reason: String) {
+    fn switch_to(&self, mode: AutoMode, reason: String) {
         match self.set_mode(Mode::from(mode).name(), reason) {
             Ok(_) => {}
-            // Training ends, or somebody else has asked for a mode in this moment.
+            // Training ends, or a command requested a switch at the same time.
             Err(SwitchRefused::Now(why) | SwitchRefused::Mode(why)) => {
                 tracing::info!(%mode, why, "the training mode was not switched");
             }
@@ -42,23 +44,23 @@ impl Coordinator {
     }
 }
 
-/// What was seen, and what was decided on it.
-struct Chooser {
+/// The history of observations and decisions.
+struct ModeChooser {
     policy: Policy,
     history: History,
     began: Instant,
-    /// When the last look was, how many rows were trained then, and in which mode.
+    /// The time of the last observation, and the samples and the mode then.
     before: Option<(Instant, u64, String)>,
 }
 
-impl Chooser {
+impl ModeChooser {
     fn new(policy: ModePolicy) -> Self {
         let policy = Policy { mode: Some(policy), ..Policy::default() };
         Self { policy, history: History::default(), began: Instant::now(), before: None }
     }
 
-    /// The mode to go on in, and why, if it is another one.
-    fn look(&mut self, plan: &JobPlan, status: &v1::JobStatus) -> Option<(AutoMode, String)> {
+    /// Observes the status. Returns the mode to switch to and the reason, if a switch pays off.
+    fn poll(&mut self, plan: &JobPlan, status: &v1::JobStatus) -> Option<(AutoMode, String)> {
         let now = Instant::now();
         let before = self.before.replace((now, status.samples, status.mode.clone()));
         let samples_per_second = before
@@ -84,11 +86,12 @@ fn observations(plan: &JobPlan, status: &v1::JobStatus) -> Observations {
         batch_rows: (worker.batch_rows.round() as u32).max(1),
         compute_seconds: worker.compute_seconds.iter().map(|seconds| f64::from(*seconds)).collect(),
     });
-    // Before all have reported nothing is known of a step; those that a barrier leaves out do not report.
+    // The time of a step is unknown until all of its workers have reported. With a barrier, the
+    // workers that it leaves out never report.
     let dense_workers = status.replicas.iter().find(|replicas| replicas.role() == v1::Role::DenseWorker);
     let present = dense_workers.map_or(0, |there| there.present as usize);
     let step_workers =
-        plan.some_with_barrier.filter(|_| mode == Some(AutoMode::Sync)).map_or(present, |some| some as usize);
+        plan.barrier_workers.filter(|_| mode == Some(AutoMode::Sync)).map_or(present, |some| some as usize);
     let all_have_reported = present > 0 && status.workers.len() >= step_workers;
     Observations {
         mode,
@@ -96,7 +99,7 @@ fn observations(plan: &JobPlan, status: &v1::JobStatus) -> Observations {
         local_batch_rows: u32::try_from(plan.local_batch_rows).unwrap_or(u32::MAX),
         staleness_tolerance: staleness_tolerance(plan),
         workers: if all_have_reported { with_idle(workers.collect(), present) } else { Vec::new() },
-        barrier_workers: plan.some_with_barrier,
+        barrier_workers: plan.barrier_workers,
         all_reduce_seconds: Some(status.all_reduce_seconds).filter(|seconds| *seconds > 0.0),
         ..Observations::default()
     }

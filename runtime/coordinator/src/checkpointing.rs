@@ -1,0 +1,356 @@
+//! Takes checkpoints while the job trains: freezes the model at a boundary, waits for the parts to
+//! be written while training continues, and finishes or aborts the checkpoint. Also restores rows
+//! from one.
+
+use std::time::{Duration, Instant};
+
+use parking_lot::MutexGuard;
+use rectrain_checkpoint::FileEntry;
+use rectrain_modes::DenseHome;
+use rectrain_modes::switch::Boundary;
+use rectrain_proto::v1;
+use rectrain_protocol::deadline::WHOLE_JOB;
+use rectrain_protocol::error::RoleError;
+use rectrain_protocol::events::JobEvent;
+use rectrain_protocol::ticket;
+use rectrain_wire::Channel;
+use tokio::sync::oneshot;
+use tokio::task::{JoinError, JoinSet};
+
+use super::checkpoints::{self, Checkpoints, PendingCheckpoint, ResumePoint, RowsRestored, WrittenCheckpoint};
+use super::refused::SaveRefused;
+use super::{Coordinator, warn_all};
+
+/// Attempts to write the last checkpoint of the job.
+const LAST_SAVE_ATTEMPTS: u32 = 5;
+/// Back-off before the second attempt. It doubles with each attempt.
+const LAST_SAVE_BACKOFF: Duration = Duration::from_secs(1);
+
+/// The name of a checkpoint, or the reason why there is none.
+type SaveResult = Result<String, SaveRefused>;
+
+/// Requests for checkpoints, and the file of dense worker 0.
+#[derive(Default)]
+pub(super) struct CheckpointRequests {
+    /// Checkpoints begun so far.
+    begun: u64,
+    /// Callers that wait for a checkpoint, each with the number of the first one that serves it.
+    waiting: Vec<(u64, oneshot::Sender<SaveResult>)>,
+    /// Where the file of dense worker 0 is awaited, with the ID of its checkpoint.
+    dense: Option<(String, oneshot::Sender<Result<FileEntry, RoleError>>)>,
+}
+
+impl CheckpointRequests {
+    /// Requests a checkpoint that begins after this call.
+    fn request(&mut self) -> oneshot::Receiver<SaveResult> {
+        let (saved, asked) = oneshot::channel();
+        self.waiting.retain(|(_, saved)| !saved.is_closed());
+        self.waiting.push((self.begun + 1, saved));
+        asked
+    }
+
+    /// Whether a caller waits for a checkpoint that has not begun.
+    fn has_pending(&self) -> bool {
+        self.waiting.iter().any(|(number, saved)| *number > self.begun && !saved.is_closed())
+    }
+
+    /// Answers all callers that wait for the checkpoint begun last, or for an earlier one.
+    fn resolve(&mut self, result: &SaveResult) {
+        for (_, saved) in self.waiting.extract_if(.., |(number, _)| *number <= self.begun) {
+            // A caller that stopped waiting has dropped its receiver.
+            let _gone = saved.send(result.clone());
+        }
+    }
+}
+
+/// The checkpoints as [`Coordinator::drive`] handles them.
+pub(super) struct Checkpointer {
+    /// `None` if the job has no checkpoints.
+    pub(super) checkpoints: Option<Checkpoints>,
+    /// The checkpoint to restore.
+    pub(super) resumed: Option<ResumePoint>,
+    /// The checkpoint that is being written; at most one.
+    pub(super) writing: JoinSet<FinishedSave>,
+    /// Failed attempts to write the last checkpoint.
+    pub(super) failed_attempts: u32,
+    /// Restarts of parameter servers known at the last checkpoint.
+    pub(super) server_restarts: u64,
+}
+
+/// A checkpoint that was written or aborted.
+pub(super) struct FinishedSave {
+    pub(super) ticket: v1::Ticket,
+    pub(super) last: bool,
+    pub(super) result: Result<WrittenCheckpoint, RoleError>,
+}
+
+impl Coordinator {
+    /// Aborts the checkpoint that an earlier coordinator was writing when it died: the servers
+    /// still hold its frozen rows.
+    pub(super) async fn abort_inherited_checkpoint(&self) -> Result<(), RoleError> {
+        let Some(ticket) = self.lock().pending_checkpoint() else { return Ok(()) };
+        let step = ticket.step;
+        warn_all(
+            &self.events,
+            [format!("there is no checkpoint of step {step}: the coordinator died while it was being written")],
+        );
+        self.metrics.failed_checkpoints.inc();
+        checkpoints::thaw(ticket, false, &self.placement()?.servers).await?;
+        self.lock().set_pending_checkpoint(None);
+        Ok(())
+    }
+
+    /// Tells the servers to restore their rows. If a checkpoint turns out to be damaged, they
+    /// restore an older one, or start without rows if there is none.
+    pub(super) async fn restore(&self, servers: &[Channel], checkpointer: &mut Checkpointer) -> Result<(), RoleError> {
+        let Checkpointer { checkpoints: Some(checkpoints), resumed, .. } = checkpointer else {
+            return Err(RoleError::Stopped);
+        };
+        while let Some(from) = resumed.take() {
+            match checkpoints::restore_rows(&from.name, servers).await? {
+                RowsRestored::All { rows } => {
+                    checkpoints.restored(&from);
+                    return self.rows_restored(from, rows);
+                }
+                RowsRestored::Damaged(reason) => {
+                    warn_all(&self.events, [format!("checkpoint {} is skipped: {reason}", from.name)]);
+                    checkpoints.mark_damaged(&from.name);
+                    let (older, warnings) = checkpoints.find().await?;
+                    warn_all(&self.events, warnings);
+                    self.change(|state| {
+                        state.reset_to(&self.plan, older.as_ref().map(|older| &older.state))?;
+                        state.set_damaged_checkpoints(checkpoints.damaged());
+                        Ok(())
+                    })?;
+                    *resumed = older;
+                    if resumed.is_some() {
+                        // The new state asks for a restore, which the next round of this loop is.
+                        self.lock().training().take_calls();
+                    } else {
+                        checkpoints::clear_rows(servers).await?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All servers have restored their `rows`.
+    fn rows_restored(&self, from: ResumePoint, rows: u64) -> Result<(), RoleError> {
+        let (step, batches) = (from.state.training.step, from.state.training.batch);
+        self.events.push(JobEvent::Resumed { checkpoint: from.name.clone(), step, batches, rows });
+        if from.state.is_all_trained(&self.plan) {
+            let name = &from.name;
+            let warning = format!(
+                "checkpoint {name} has trained all of its data, so nothing is left to train: raise spec.training.epochs or spec.training.steps to train more of it, or set another spec.checkpoint.path for other data"
+            );
+            warn_all(&self.events, [warning]);
+        }
+        self.metrics.checkpoint_step.set(step as i64);
+        self.change(|state| {
+            state.set_last_checkpoint(&from.name, step);
+            state.training().rows_restored(from.name);
+            Ok(())
+        })
+    }
+
+    /// Begins a checkpoint at the boundary `at`. If one is still being written, waits for it only
+    /// at the end of training or if a caller requested this one. Otherwise skips this one.
+    pub(super) async fn save(
+        &self,
+        servers: &[Channel],
+        at: Boundary,
+        last: bool,
+        checkpointer: &mut Checkpointer,
+    ) -> Result<(), RoleError> {
+        let is_needed = last || self.lock_requests().has_pending();
+        while is_needed && let Some(ended) = checkpointer.writing.join_next().await {
+            self.finish_save(servers, ended, checkpointer).await?;
+        }
+        let Some(checkpoints) = &mut checkpointer.checkpoints else { return Err(RoleError::Stopped) };
+        let server_restarts = self.lock().server_restarts();
+        if std::mem::replace(&mut checkpointer.server_restarts, server_restarts) != server_restarts {
+            checkpoints.force_full();
+        }
+        if !checkpointer.writing.is_empty() {
+            self.metrics.skipped_checkpoints.inc();
+            return self.change(|state| state.training().frozen(None));
+        }
+        self.lock_requests().begun += 1;
+        let mode = self.lock().training().mode().name();
+        if !last && let Some(exists) = checkpoints.existing_at(at, mode) {
+            // The request came while the checkpoint of this very boundary was being written.
+            self.lock_requests().resolve(&Ok(exists));
+            return self.change(|state| state.training().frozen(None));
+        }
+        let paused = Instant::now();
+        let frozen = self.freeze(servers, at, checkpoints).await;
+        self.metrics.checkpoint_freeze.observe(paused.elapsed().as_secs_f64());
+        match frozen {
+            Ok((pending, state, dense)) => {
+                let ticket = ticket::write(&pending.ticket);
+                let writing = checkpoints.write(pending, state, dense, servers);
+                let own = ticket.clone();
+                checkpointer.writing.spawn(async move { FinishedSave { ticket: own, last, result: writing.await } });
+                self.change(|state| {
+                    state.set_pending_checkpoint(Some(ticket.clone()));
+                    state.training().frozen(Some(ticket))
+                })
+            }
+            Err((ticket, error)) => {
+                let ended = FinishedSave { ticket, last, result: Err(error) };
+                self.change(|state| state.training().frozen(None))?;
+                self.finish_save(servers, Ok(ended), checkpointer).await
+            }
+        }
+    }
+
+    /// Freezes the rows on all servers. Returns the checkpoint, the coordinator's state in it, and
+    /// where the file of dense worker 0 arrives if the workers hold the dense parameters.
+    async fn freeze(
+        &self,
+        servers: &[Channel],
+        at: Boundary,
+        checkpoints: &Checkpoints,
+    ) -> Result<(PendingCheckpoint, Vec<u8>, Option<checkpoints::DenseFile>), (v1::Ticket, RoleError)> {
+        let mode = self.lock().training().mode();
+        let pending = checkpoints.begin(at, mode.name());
+        let failed = |error| (ticket::write(&pending.ticket), error);
+        let partition = mode.dense_home() == DenseHome::Servers;
+        let applied = checkpoints::freeze(&pending.ticket, partition, servers).await.map_err(failed)?;
+        let state = self.lock().save(&self.plan, &applied).and_then(|saved| saved.encode()).map_err(failed)?;
+        let dense = (!partition).then(|| {
+            let (written, file) = oneshot::channel();
+            self.lock_requests().dense = Some((pending.ticket.id.to_string(), written));
+            file
+        });
+        Ok((pending, state, dense))
+    }
+
+    /// Handles a checkpoint that was written or aborted. The last one is retried. Training
+    /// continues without any other.
+    pub(super) async fn finish_save(
+        &self,
+        servers: &[Channel],
+        ended: Result<FinishedSave, JoinError>,
+        checkpointer: &mut Checkpointer,
+    ) -> Result<(), RoleError> {
+        let Some(checkpoints) = &mut checkpointer.checkpoints else { return Err(RoleError::Stopped) };
+        let FinishedSave { ticket, last, result } =
+            ended.map_err(|error| RoleError::Task { what: "writing of a checkpoint", reason: error.to_string() })?;
+        let step = ticket.step;
+        checkpoints::thaw(ticket, result.is_ok(), servers).await?;
+        self.lock().set_pending_checkpoint(None);
+        match result {
+            Ok(written) => {
+                checkpointer.failed_attempts = 0;
+                self.record_save(&written);
+                checkpoints.written(&written);
+                if let Some(error) = &written.not_deleted {
+                    warn_all(&self.events, [format!("old checkpoints cannot be deleted: {error}")]);
+                }
+                self.lock().set_damaged_checkpoints(checkpoints.damaged());
+                self.lock_requests().resolve(&Ok(written.name));
+            }
+            Err(error) => {
+                self.metrics.failed_checkpoints.inc();
+                checkpoints.aborted();
+                let reason = format!("the checkpoint of step {step} could not be written: {error}");
+                warn_all(&self.events, [reason.clone()]);
+                self.lock_requests().resolve(&Err(SaveRefused::Failed(reason)));
+                if last {
+                    checkpointer.failed_attempts += 1;
+                    if checkpointer.failed_attempts >= LAST_SAVE_ATTEMPTS {
+                        return Err(error);
+                    }
+                    tokio::time::sleep(LAST_SAVE_BACKOFF * (1 << (checkpointer.failed_attempts - 1))).await;
+                }
+            }
+        }
+        if !last {
+            return Ok(());
+        }
+        let exists = checkpointer.failed_attempts == 0;
+        self.change(|state| state.training().last_saved(exists))
+    }
+
+    fn record_save(&self, written: &WrittenCheckpoint) {
+        let manifest = &written.manifest;
+        self.lock().set_last_checkpoint(&written.name, manifest.step);
+        self.metrics.checkpoints.inc();
+        self.metrics.checkpoint_step.set(manifest.step as i64);
+        self.metrics.checkpoint_time.observe(written.seconds);
+        self.metrics.checkpoint_bytes.inc_by(manifest.bytes());
+        self.events.push(JobEvent::CheckpointSaved {
+            step: manifest.step,
+            checkpoint: written.name.clone(),
+            rows: manifest.rows,
+            bytes: manifest.bytes(),
+            seconds: written.seconds,
+        });
+    }
+
+    /// Saves a checkpoint at the next boundary and waits until it exists. Returns its name.
+    ///
+    /// # Errors
+    /// - [`SaveRefused::NoPath`] if the job saves no checkpoints.
+    /// - [`SaveRefused::Ended`] if training has ended.
+    /// - [`SaveRefused::Failed`] if the checkpoint cannot be written or the job fails.
+    pub async fn save_now(&self) -> Result<String, SaveRefused> {
+        if self.plan.checkpoint.is_none() {
+            return Err(SaveRefused::NoPath);
+        }
+        let saved = self.lock_requests().request();
+        if let Some(last) = self.lock().final_checkpoint() {
+            return Ok(last);
+        }
+        let requested = self.change(|state| {
+            state.training().request_save();
+            state.training().advance()
+        });
+        requested.map_err(|error| SaveRefused::Failed(error.to_string()))?;
+        let ended = self.wait_until(WHOLE_JOB, |state| {
+            let training = state.training();
+            Ok((training.ended() || training.end_is_saved()).then_some(()))
+        });
+        tokio::select! {
+            biased;
+            Ok(saved) = saved => saved,
+            ended = ended => match ended {
+                // The last checkpoint was written before training ended.
+                Ok(()) => self.lock().final_checkpoint().ok_or(SaveRefused::Ended),
+                Err(error) => Err(SaveRefused::Failed(error.to_string())),
+            },
+        }
+    }
+
+    /// Dense worker 0 has written its file, or failed to.
+    pub(super) fn dense_saved(&self, saved: v1::DenseSaved) -> Result<(), RoleError> {
+        let file = match (&saved.file, saved.error) {
+            (Some(file), error) if error.is_empty() => Ok(ticket::read_file("dense_saved", file)?),
+            (_, error) => Err(dense_not_saved(error)),
+        };
+        let mut requests = self.lock_requests();
+        // The file may belong to a checkpoint that was aborted. Then it is ignored.
+        if let Some((_, written)) = requests.dense.take_if(|(id, _)| *id == saved.id) {
+            let _aborted = written.send(file);
+        }
+        Ok(())
+    }
+
+    /// Dense worker 0 has died and may have been writing its file.
+    pub(super) fn fail_dense_file(&self) {
+        if let Some((_, written)) = self.lock_requests().dense.take() {
+            let reason = "dense worker 0 died while it wrote the dense parameters".to_owned();
+            let _aborted = written.send(Err(dense_not_saved(reason)));
+        }
+    }
+
+    fn lock_requests(&self) -> MutexGuard<'_, CheckpointRequests> {
+        self.checkpoint_requests.lock()
+    }
+}
+
+fn dense_not_saved(reason: String) -> RoleError {
+    RoleError::Task { what: "saving of the dense parameters", reason }
+}
