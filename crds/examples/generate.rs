@@ -1,5 +1,5 @@
-//! Writes what is generated from the types: crds/rectrainingjobs.yaml (and the chart's copy), docs/reference/manifest.md and
-//! docs/reference/simulation.md.
+//! Writes the files generated from the types: crds/rectrainingjobs.yaml (and the chart's copy),
+//! docs/reference/manifest.md and docs/reference/simulation.md.
 
 use std::path::Path;
 

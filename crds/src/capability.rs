@@ -1,5 +1,5 @@
-//! What a job asks of whoever runs it beyond plain training. A program that cannot do one of these refuses the job with a
-//! sentence; it never ignores the field.
+//! The features of a job, beyond plain training, that a program may not support. Such a program
+//! refuses the job with a sentence. It never ignores the field.
 
 use std::fmt;
 
@@ -14,15 +14,15 @@ pub enum Capability {
     Resume,
     /// Computing on NVIDIA GPUs.
     Cuda,
-    /// Holding a job.
+    /// Suspending a job.
     Suspend,
     /// Stopping a job after a time.
     Deadline,
-    /// Choosing the training mode while training goes on.
+    /// Choosing the training mode while training continues.
     AutoMode,
-    /// Deciding how many replicas roles should have.
+    /// Deciding how many replicas a role should have.
     Autoscaling,
-    /// Carrying that out.
+    /// Carrying out decisions to scale.
     ApplyScaling,
 }
 
@@ -32,26 +32,27 @@ impl fmt::Display for Capability {
             Capability::Checkpoint => "write checkpoints",
             Capability::Resume => "start from a checkpoint",
             Capability::Cuda => "compute on a GPU",
-            Capability::Suspend => "hold a job",
+            Capability::Suspend => "suspend a job",
             Capability::Deadline => "stop a job after a time",
             Capability::AutoMode => "choose the training mode by itself",
-            Capability::Autoscaling => "decide on numbers of replicas outside of a cluster",
+            Capability::Autoscaling => "decide on numbers of replicas outside a cluster",
             Capability::ApplyScaling => "carry out decisions to scale (it can recommend)",
         })
     }
 }
 
-/// A field of a job, and what it asks for.
+/// A field of a job, and the capability it needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requirement {
     /// The field.
     pub path: FieldPath,
-    /// What it asks for.
+    /// The capability.
     pub capability: Capability,
 }
 
-/// Everything the job asks for. Fields that only a cluster reads (`template`, `ttlSecondsAfterFinished`, `managedBy`) ask for
-/// nothing: they say so in their description, and the same manifest runs without a cluster.
+/// Everything the job needs. Fields that only a cluster reads (`template`,
+/// `ttlSecondsAfterFinished`, `managedBy`) need nothing: their descriptions say so, and the same
+/// manifest runs without a cluster.
 pub fn capabilities(job: &RecTrainingJob) -> Vec<Requirement> {
     let spec = &job.spec;
     let checkpoint = spec.checkpoint.clone().unwrap_or_default();
@@ -79,7 +80,7 @@ pub fn capabilities(job: &RecTrainingJob) -> Vec<Requirement> {
     asked.map(|(_, path, capability)| Requirement { path: FieldPath::parse(path), capability }).collect()
 }
 
-/// Refuses a job that asks for what the caller cannot do.
+/// Refuses a job that needs a capability the caller lacks.
 ///
 /// # Errors
 /// One error for each such field.

@@ -1,5 +1,5 @@
-//! Whether a manifest has the shape that the schema describes: known fields, types, values, bounds, required fields. The
-//! same verdict as the API server's, in sentences that say what was expected.
+//! Checks the shape of a manifest against the schema: known fields, types, values, bounds, required
+//! fields. The verdict is the API server's; the sentences also state the expectation.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -11,13 +11,13 @@ use crate::schema::{EXPECTED, OPEN, VALUES, annotated, properties};
 use crate::suggest::nearest;
 use crate::{FieldPath, Mode, ModeSpec, Segment};
 
-/// Something wrong with one field.
+/// An error about one field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {message}")]
 pub struct FieldError {
     /// The field.
     pub path: FieldPath,
-    /// What is wrong with it, what was expected, and where it helps what to do.
+    /// The problem, the expectation, and, where it helps, the remedy.
     pub message: String,
 }
 
@@ -28,19 +28,19 @@ impl FieldError {
     }
 }
 
-/// More errors than this are not reported: nobody reads them, and they mostly have one cause.
+/// Further errors are not reported: users do not read more, and most have one cause.
 pub(crate) const MAX_ERRORS: usize = 20;
 
-/// What is said of a job without `spec`.
-pub(crate) const JOB_WITHOUT_SPEC: &str =
-    "missing: a job says what to train under `spec`: model, features and data are required";
+/// The error for a job without `spec`.
+pub(crate) const JOB_WITHOUT_SPEC: &str = "missing: `spec` describes the job: model, features and data are required";
 
-/// Checks `spec` of a whole manifest against the schema. Nulls count as absent.
+/// Checks `spec` of a whole manifest against the schema. Null counts as absent.
 pub(crate) fn check_spec(manifest: &Value) -> Vec<FieldError> {
     check_document(manifest, annotated(), JOB_WITHOUT_SPEC)
 }
 
-/// The same for a document of any kind: `document` is the schema of the whole of it, `without_spec` what is said if it has none.
+/// Checks a document of any kind. `document` is the schema of the whole document, and
+/// `without_spec` the error if it has no `spec`.
 pub(crate) fn check_document(manifest: &Value, document: &Value, without_spec: &str) -> Vec<FieldError> {
     let mut checker = Checker { document, errors: Vec::new() };
     let path = FieldPath::root().key("spec");
@@ -161,7 +161,7 @@ fn unexpected(schema: &Value, value: &Value) -> String {
     format!("expected {}, found {}{hint}", expected(schema), found(value))
 }
 
-/// What a schema admits, in words.
+/// The values that a schema admits, in words.
 pub(crate) fn expected(schema: &Value) -> String {
     if let Some(words) = schema.get(EXPECTED).and_then(Value::as_str) {
         return words.to_string();
@@ -198,7 +198,7 @@ fn range(schema: &Value) -> String {
     }
 }
 
-/// What a value is, in words.
+/// A value, in words.
 pub(crate) fn found(value: &Value) -> String {
     match value {
         Value::Null => "nothing".to_string(),
@@ -237,7 +237,7 @@ fn unknown(name: &str, schema: &Value, document: &Value, path: &FieldPath) -> St
     format!("unknown field; `{parent}` has the fields {}", listed(siblings()))
 }
 
-/// The one place of `spec` where a field of this very name belongs, if there is exactly one.
+/// The field of `spec` with this very name, if there is exactly one.
 fn elsewhere(name: &str, document: &Value) -> Option<FieldPath> {
     fn collect(name: &str, schema: &Value, path: &FieldPath, places: &mut Vec<FieldPath>) {
         for (field, child) in properties(schema).into_iter().flatten() {
@@ -263,7 +263,7 @@ fn not_one_of(text: &str, values: &[Value], path: &FieldPath) -> String {
     }
     let is_switch = is_mode && values.iter().any(|value| value.as_str() == Some(Mode::Gba.name()));
     if is_switch && text == ModeSpec::Auto.name() {
-        return format!("`auto` is no mode to switch to: expected {}, or spec.training.mode: auto", one_of(values));
+        return format!("a step cannot switch to `auto`: expected {}, or spec.training.mode: auto", one_of(values));
     }
     let meant = nearest(text, values.iter().filter_map(Value::as_str));
     let hint = meant.map(|meant| format!("; did you mean `{meant}`?")).unwrap_or_default();
@@ -292,14 +292,14 @@ fn plural(count: u64, one: &'static str, many: &'static str) -> &'static str {
     if count == 1 { one } else { many }
 }
 
-/// The start of a text, enough to recognise it by.
+/// The start of a text, long enough to recognise it.
 fn shorten(text: &str) -> String {
     let mut chars = text.chars();
     let start: String = chars.by_ref().take(60).map(|c| if c.is_control() { ' ' } else { c }).collect();
     if chars.next().is_some() { format!("{start}…") } else { start }
 }
 
-/// Whether `text` matches a pattern of the schema. The few patterns there are get compiled once.
+/// Matches `text` against a pattern of the schema. The few patterns are compiled once.
 fn matches(pattern: &str, text: &str) -> bool {
     static PATTERNS: LazyLock<Mutex<HashMap<String, Option<Regex>>>> = LazyLock::new(Mutex::default);
     let mut patterns = PATTERNS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -307,7 +307,7 @@ fn matches(pattern: &str, text: &str) -> bool {
     regex.as_ref().is_some_and(|regex| regex.is_match(text))
 }
 
-/// What each value of the enum at `schema` means.
+/// The values of the enum at `schema`, with their meanings.
 pub(crate) fn meanings(schema: &Value) -> impl Iterator<Item = (&str, &str)> {
     let values = schema.get("enum").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
     values.map(|value| (value, schema[VALUES][value].as_str().unwrap_or_default()))

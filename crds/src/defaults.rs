@@ -1,4 +1,5 @@
-//! Every default of the manifest, once. The schema's descriptions and [`crate::ResolvedJob`] both read these constants.
+//! Every default of the manifest, in one place. The schema's descriptions and
+//! [`crate::ResolvedJob`] both use these constants.
 
 /// `spec.model.embeddingDim`
 pub const EMBEDDING_DIM: u32 = 16;
@@ -24,8 +25,8 @@ pub const DENSE_MISSING: f64 = 0.0;
 pub const SYNTHETIC_ROWS: u64 = 1_000_000;
 /// `spec.data.synthetic.testRows`
 pub const SYNTHETIC_TEST_ROWS: u64 = 100_000;
-/// `spec.data.synthetic.vocabulary`: the ids of each sparse column of Criteo's Kaggle set, cut at 100,000; further columns
-/// begin again
+/// `spec.data.synthetic.vocabulary`: the ids of each sparse column of Criteo's Kaggle set, capped
+/// at 100,000. Further columns repeat the list.
 pub const SYNTHETIC_VOCABULARIES: [u64; 26] = [
     1_460, 583, 100_000, 100_000, 305, 24, 12_517, 633, 3, 93_145, 5_683, 100_000, 3_194, 27, 14_992, 100_000, 10,
     5_652, 2_173, 4, 100_000, 18, 15, 100_000, 105, 100_000,
@@ -108,9 +109,9 @@ pub const BACKOFF_SECONDS: u32 = 10;
 pub const STALL_SECONDS: u32 = 600;
 /// `spec.faultTolerance.sharedMemory`
 pub const SHARED_MEMORY: bool = true;
-/// `spec.autoscaling.*.max`, in `spec.roles.*.replicas`
+/// `spec.autoscaling.*.max`, as a multiple of `spec.roles.*.replicas`
 pub const MAX_REPLICAS_FACTOR: u32 = 4;
-/// The most replicas that a role may have.
+/// The most replicas of a role.
 pub const MAX_REPLICAS: u32 = 1024;
 /// `spec.autoscaling.ps.memoryTarget`
 pub const PS_MEMORY_TARGET: f64 = 0.75;
@@ -127,5 +128,6 @@ pub const DOWN_WINDOW_SECONDS: u32 = 300;
 /// `spec.managedBy`
 pub const MANAGED_BY: &str = "rectrain.dev/operator";
 
-/// What a feature range such as `C{1..26}` and all of a job's features may expand to.
+/// The most names that a feature range such as `C{1..26}` may expand to, and the most features of a
+/// job.
 pub const MAX_FEATURES: usize = 4_096;

@@ -1,37 +1,40 @@
-//! `rectrain explain FIELD|MODE`: the manual of one field or mode, from the schema and thus from the doc comments of the types.
+//! `rectrain explain FIELD|KIND`: the manual of one field or kind, from the schema. So its text comes
+//! from the doc comments of the types.
 
 use serde_json::Value;
 
 use crate::check::{expected, meanings};
+use crate::examples::{KIND_FIELDS, KindExample, KindField};
 use crate::schema::{self, DEFAULT, default_text, properties};
 use crate::suggest::nearest;
-use crate::{FieldPath, Mode, ModeSpec};
+use crate::{FieldPath, Mode};
 
-/// There is nothing of that name to explain.
+/// The topic is neither a field nor a kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no field or mode `{topic}`{hint}")]
+#[error("there is no field or kind `{topic}`{hint}")]
 pub struct ExplainError {
-    /// What was asked for.
+    /// The topic.
     pub topic: String,
-    /// The nearest thing there is.
+    /// The nearest field or kind.
     hint: String,
 }
 
 const WIDTH: usize = 100;
 
-/// Explains a field (`spec.training.globalBatchSize`, or without `spec.`) or a training mode (`hybrid`): type, default,
-/// allowed values, meaning, rules, and the fields below it.
+/// Explains a field (`spec.training.globalBatchSize`, or without `spec.`): type, default, allowed
+/// values, meaning, rules, and the fields below it. Or explains a kind (`hybrid`, `dlrm`, `adam`):
+/// its meaning, with an example. Some names are kinds of several fields; all are explained.
 ///
 /// # Errors
-/// If there is no such field or mode; the message names the nearest one.
+/// A topic that is neither. The message names the nearest field or kind.
 pub fn explain(topic: &str) -> Result<String, ExplainError> {
     let topic = topic.trim();
-    let modes = Mode::ALL.into_iter().map(ModeSpec::Fixed).chain([ModeSpec::Auto]);
-    if let Some(mode) = modes.into_iter().find(|mode| mode.name() == topic) {
-        return Ok(explain_mode(mode));
+    let kinds = kind_pages(topic);
+    if !kinds.is_empty() {
+        return Ok(kinds.join("\n"));
     }
     let path = FieldPath::parse(topic);
-    let below_spec = FieldPath(FieldPath::parse("spec").0.into_iter().chain(path.0.iter().cloned()).collect());
+    let below_spec = FieldPath::parse("spec").join(&path);
     for path in [path, below_spec] {
         if let Some(schema) = schema::at(&path) {
             return Ok(page(&path, schema));
@@ -40,32 +43,55 @@ pub fn explain(topic: &str) -> Result<String, ExplainError> {
     Err(ExplainError { topic: topic.to_string(), hint: hint(topic) })
 }
 
-/// Explains a training mode in a paragraph.
-pub fn explain_mode(mode: ModeSpec) -> String {
-    let path = FieldPath::parse("spec.training.mode");
-    let meaning = schema::at(&path).and_then(|schema| meanings(schema).find(|(value, _)| *value == mode.name()));
+/// The pages of all kinds with this name.
+fn kind_pages(name: &str) -> Vec<String> {
+    let mut pages = Vec::new();
+    for field in &KIND_FIELDS {
+        for example in field.examples.iter().filter(|example| example.kind == name) {
+            pages.push(kind_page(field, example));
+        }
+    }
+    pages
+}
+
+fn kind_page(field: &KindField, example: &KindExample) -> String {
+    let KindExample { kind, spec } = example;
+    let schema = schema::at(&FieldPath::parse(field.field));
+    let meaning = schema.and_then(|schema| meanings(schema).find(|(value, _)| value == kind));
     let meaning = meaning.map(|(_, meaning)| meaning).unwrap_or_default();
-    format!("MODE:  {mode}   (spec.training.mode={mode})\n\n{}", wrapped(meaning, ""))
+    let spec: String = spec.lines().map(|line| format!("    {line}\n")).collect();
+    format!(
+        "KIND:     {kind} ({title})\nFIELD:    {path}={kind}\n\n{meaning}\nEXAMPLE:\n  spec:\n{spec}",
+        title = field.title,
+        path = field.field,
+        meaning = wrapped(meaning, ""),
+    )
 }
 
 fn hint(topic: &str) -> String {
     if crate::spec::REFUSED_MODES.contains(&topic) {
-        return format!(
-            ": this version does not run that training mode; it runs {}",
-            Mode::ALL.map(Mode::name).join(" and ")
-        );
+        let [modes @ .., last] = Mode::ALL.map(Mode::name);
+        return format!(": this version does not run that training mode; it runs {} and {last}", modes.join(", "));
     }
     let mut paths = Vec::new();
     collect(schema::annotated(), &FieldPath::root(), &mut paths);
     let last = topic.rsplit('.').next().unwrap_or(topic);
-    let leaf = |path: &String| path.rsplit('.').next().unwrap_or_default().to_string();
-    let exact = paths.iter().find(|path| leaf(path) == last).cloned();
-    let near = || {
-        let leaves: Vec<String> = paths.iter().map(leaf).collect();
-        let meant = nearest(last, leaves.iter().map(String::as_str))?;
-        paths.iter().find(|path| leaf(path) == meant).cloned()
-    };
-    exact.or_else(near).map(|path| format!("; did you mean `{path}`?")).unwrap_or_default()
+    let meant =
+        paths.iter().find(|path| leaf(path) == last).map(String::as_str).or_else(|| nearest_topic(last, &paths));
+    meant.map(|meant| format!("; did you mean `{meant}`?")).unwrap_or_default()
+}
+
+/// The field or kind with the nearest name.
+fn nearest_topic<'a>(name: &str, paths: &'a [String]) -> Option<&'a str> {
+    let leaves = paths.iter().map(|path| leaf(path));
+    let kinds = KIND_FIELDS.iter().flat_map(|field| field.examples).map(|example| example.kind);
+    let meant = nearest(name, leaves.chain(kinds))?;
+    Some(paths.iter().find(|path| leaf(path) == meant).map_or(meant, String::as_str))
+}
+
+/// The last part of a path.
+fn leaf(path: &str) -> &str {
+    path.rsplit('.').next().unwrap_or(path)
 }
 
 fn collect(schema: &Value, path: &FieldPath, paths: &mut Vec<String>) {
@@ -114,7 +140,7 @@ fn section(page: &mut String, title: &str, entries: impl Iterator<Item = (String
     }
 }
 
-/// The sentences of the rules that a value must keep to.
+/// The messages of the rules about a value.
 pub(crate) fn rules(schema: &Value) -> Vec<String> {
     let rules = schema.get("x-kubernetes-validations").and_then(Value::as_array).into_iter().flatten();
     rules.filter_map(|rule| rule["message"].as_str()).map(str::to_string).collect()
@@ -130,7 +156,7 @@ pub(crate) fn type_name(schema: &Value) -> String {
     }
 }
 
-/// What a field means.
+/// The description of a field.
 pub(crate) fn description(schema: &Value) -> &str {
     schema.get("description").and_then(Value::as_str).unwrap_or_default()
 }
@@ -139,7 +165,7 @@ fn first_sentence(text: &str) -> &str {
     text.find(". ").map_or(text, |end| &text[..=end])
 }
 
-/// Text in lines of at most [`WIDTH`] characters, each after `indent`; ends with a line break.
+/// Wraps text to lines of at most [`WIDTH`] characters, each after `indent`. Ends with a line break.
 fn wrapped(text: &str, indent: &str) -> String {
     let mut lines = String::new();
     for paragraph in text.split('\n') {
@@ -187,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_and_a_list_are_explained_with_their_fields_and_rules() {
+    fn objects_and_lists_are_explained_with_fields_and_rules() {
         let page = explain("spec.data").unwrap();
         assert!(page.contains("\n  synthetic <object>\n") && page.contains("RULES:\n"), "{page}");
         let page = explain("spec.features.sparse").unwrap();
@@ -208,16 +234,29 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_exist_is_answered_with_the_nearest_that_does() {
+    fn a_kind_is_explained_with_its_field_meaning_and_example() {
+        let page = explain("ftrl").unwrap();
+        let expected =
+            "KIND:     ftrl (sparse optimizer)\nFIELD:    spec.training.optimizer.sparse.kind=ftrl\n\nFTRL-proximal";
+        assert!(page.starts_with(expected), "{page}");
+        assert!(page.contains("\nEXAMPLE:\n  spec:\n    training:\n      optimizer:\n"), "{page}");
+        let page = explain("adam").unwrap();
+        assert!(page.contains("adam (dense optimizer)") && page.contains("adam (sparse optimizer)"), "{page}");
+    }
+
+    #[test]
+    fn an_unknown_topic_is_answered_with_the_nearest_one() {
         for (topic, hint) in [
             ("spec.training.globalBachSize", "did you mean `spec.training.globalBatchSize`?"),
             ("batchSize", "did you mean `spec.training.localBatchSize`?"),
             ("spec.hidden", "did you mean `spec.model.hidden`?"),
-            ("des", "it runs sync and hybrid and async and gba"),
+            ("deepFM", "did you mean `deepfm`?"),
+            ("rowwiseadagrad", "did you mean `rowWiseAdaGrad`?"),
+            ("des", "it runs sync, hybrid, async, gba"),
         ] {
             let error = explain(topic).unwrap_err().to_string();
             assert!(error.contains(topic) && error.contains(hint), "{error}");
         }
-        assert_eq!(explain("qqqq").unwrap_err().to_string(), "there is no field or mode `qqqq`");
+        assert_eq!(explain("qqqq").unwrap_err().to_string(), "there is no field or kind `qqqq`");
     }
 }

@@ -11,7 +11,7 @@ use crate::{
     RolesSpec, TrainingSpec, defaults,
 };
 
-/// What to train, on what, and how.
+/// The model, its data and its training.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "rectrain.dev",
@@ -26,13 +26,13 @@ use crate::{
     derive = "PartialEq",
     cel,
     doc = "RecTrainingJob trains one recommender model: `kubectl apply -f job.yaml` in a cluster, or `rectrain run job.yaml` without one.",
-    validation = Rule::new("!has(self.metadata.name) || self.metadata.name.matches('^[a-z]([-a-z0-9]{0,33}[a-z0-9])?$')").message("metadata.name names the job's pods: expected at most 35 characters, a-z, 0-9 and -, starting with a letter and not ending with -"),
+    validation = Rule::new("!has(self.metadata.name) || self.metadata.name.matches('^[a-z]([-a-z0-9]{0,33}[a-z0-9])?$')").message("the name is part of the job's pod names: expected at most 35 characters, a-z, 0-9 and -, starting with a letter and not ending with -"),
     scale(
         spec_replicas_path = ".spec.roles.denseWorker.replicas",
         status_replicas_path = ".status.replicaStatuses.denseWorker.ready",
         label_selector_path = ".status.selector"
     ),
-    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase", description = "Where the job is in its life."),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase", description = "Phase of the job."),
     printcolumn(name = "Mode", type_ = "string", json_path = ".status.mode", description = "Training mode in use."),
     printcolumn(name = "Step", type_ = "integer", json_path = ".status.step", description = "Completed global steps."),
     printcolumn(name = "Samples/s", type_ = "integer", json_path = ".status.samplesPerSecond", description = "Rows trained per second, all dense workers together."),
@@ -41,11 +41,11 @@ use crate::{
     printcolumn(name = "EW", type_ = "string", json_path = ".status.replicaStatuses.embeddingWorker.display", description = "Embedding workers, ready/wanted."),
     printcolumn(name = "DW", type_ = "string", json_path = ".status.replicaStatuses.denseWorker.display", description = "Dense workers, ready/wanted."),
     printcolumn(name = "Restarts", type_ = "integer", json_path = ".status.restarts", description = "Restarts after crashes, all roles together."),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp", description = "Time since the job was made.")
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp", description = "Time since the job was created.")
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("!(self.model.kind in ['dlrm', 'deepfm', 'fm']) || self.features.sparse.all(f, !has(f.dim) || f.dim == (has(self.model.embeddingDim) ? self.model.embeddingDim : 16))").message("dlrm, deepfm and fm multiply the embeddings of different features, so they need one width: remove `dim` from the features, or make it equal to spec.model.embeddingDim").field_path(".features.sparse"),
+    validation = Rule::new("!(self.model.kind in ['dlrm', 'deepfm', 'fm']) || self.features.sparse.all(f, !has(f.dim) || f.dim == (has(self.model.embeddingDim) ? self.model.embeddingDim : 16))").message("dlrm, deepfm and fm multiply the embeddings of different features, so they need one width: remove `dim` from the features, or set it to spec.model.embeddingDim").field_path(".features.sparse"),
     validation = Rule::new("self.model.kind != 'lr' || self.features.sparse.all(f, !has(f.dim))").message("lr has one weight per id and no embeddings: remove `dim` from the features, or choose another model").field_path(".features.sparse"),
     validation = Rule::new("!has(self.model.bottom) || (has(self.features.dense) && self.features.dense.size() > 0)").message("the bottom MLP reads the dense features and there are none: add spec.features.dense, or remove `bottom`").field_path(".model.bottom"),
     validation = Rule::new("(has(self.training) && has(self.training.globalBatchSize) ? self.training.globalBatchSize : 4096) >= (has(self.roles) && has(self.roles.denseWorker) && has(self.roles.denseWorker.replicas) ? self.roles.denseWorker.replicas : 1)").message("every dense worker needs at least one row of each batch: raise spec.training.globalBatchSize, or lower spec.roles.denseWorker.replicas"),
@@ -61,27 +61,28 @@ pub struct RecTrainingJobSpec {
     /// The model: its kind and its sizes. Cannot be changed once the job exists. Required.
     pub model: ModelSpec,
 
-    /// Which columns are read, and as what; columns that are not named are skipped. Cannot be changed once the job exists,
-    /// because the trained rows and layers depend on it. Required.
+    /// The columns to read, and their roles. Other columns are skipped. Cannot be changed once the
+    /// job exists, because the trained rows and layers depend on it. Required.
     pub features: FeaturesSpec,
 
-    /// Where the rows come from. Exactly one of three: `train` (with or without `test`), `source` with `split`, or
-    /// `synthetic`. Required.
+    /// The source of the rows. Exactly one of three: `train` (with or without `test`), `source`
+    /// with `split`, or `synthetic`. Required.
     pub data: DataSpec,
 
     /// How the model is trained.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub training: Option<TrainingSpec>,
 
-    /// How many of each role there are, and what their pods look like. All roles run in one process with `rectrain run`, each
-    /// in its own with `--processes`, and each in pods of its own in a cluster.
+    /// The number of members of each role, and their pods. `rectrain run` runs all roles in one
+    /// process; with `--processes` each member has its own. In a cluster each member has its own
+    /// pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub roles: Option<RolesSpec>,
 
-    /// How many replicas the roles should have, decided from what is measured of them. `autoscaling: {}` takes every default. Only a
-    /// cluster can carry it out; `rectrain run` refuses it.
+    /// Automatic numbers of replicas, decided from measurements. `autoscaling: {}` takes every
+    /// default. Works only in a cluster; `rectrain run` refuses it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("x-default" = "roles have as many replicas as spec.roles says"))]
+    #[schemars(extend("x-default" = "fixed replicas, as in spec.roles"))]
     pub autoscaling: Option<AutoscalingSpec>,
 
     /// Checkpoints: where and how often.
@@ -89,30 +90,33 @@ pub struct RecTrainingJobSpec {
     #[schemars(extend("x-default" = "no checkpoints"))]
     pub checkpoint: Option<CheckpointSpec>,
 
-    /// Whether the job holds: its pods are removed and come back, from the last checkpoint, when this is false again. Only a cluster can
-    /// carry it out; `rectrain run` refuses it.
+    /// True suspends the job: its pods are removed. When this is false again, they return and
+    /// continue from the last checkpoint. Works only in a cluster; `rectrain run` refuses it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = false))]
     pub suspend: Option<bool>,
 
-    /// Seconds after its end at which the job is deleted, with everything that belongs to it. Only a cluster reads it.
+    /// Seconds after the job's end until it is deleted, with everything that belongs to it. Only a
+    /// cluster reads it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 315_360_000), extend("x-default" = "it stays"))]
+    #[schemars(range(min = 0, max = 315_360_000), extend("x-default" = "never deleted"))]
     pub ttl_seconds_after_finished: Option<u32>,
 
-    /// Seconds after its start at which a job that has not ended is stopped and has failed. Only a cluster can carry it out; `rectrain run`
-    /// refuses it.
+    /// Seconds after the job's start. If it has not ended by then, it is stopped and fails. Works
+    /// only in a cluster; `rectrain run` refuses it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 315_360_000), extend("x-default" = "no deadline"))]
     pub active_deadline_seconds: Option<u32>,
 
-    /// Name of the controller that runs the job. The operator leaves jobs alone that name another one, such as
-    /// `kueue.x-k8s.io/multikueue`. Cannot be changed once the job exists. Only a cluster reads it.
+    /// Name of the controller that runs the job. The operator ignores jobs that name another one,
+    /// such as `kueue.x-k8s.io/multikueue`. Cannot be changed once the job exists. Only a cluster
+    /// reads it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63), extend("x-default" = defaults::MANAGED_BY))]
     pub managed_by: Option<String>,
 
-    /// What happens after a crash, in a cluster and in `rectrain run --processes`. A failure that the user's input causes is never retried.
+    /// The handling of crashes, in a cluster and in `rectrain run --processes`. A failure caused by
+    /// the user's input is never retried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fault_tolerance: Option<FaultToleranceSpec>,
 }

@@ -1,5 +1,6 @@
-//! The line of a field in a YAML text. The YAML parser tells the place of an error only, so the text is parsed once more
-//! with a target that follows a path and fails on purpose when it arrives. Only used when there is an error to report.
+//! The line of a field in a YAML text. The YAML parser reports positions only in errors. So this
+//! module parses the text again, with a target that follows a path and fails on purpose at its end.
+//! Only used when there is an error to report.
 
 use std::cell::Cell;
 use std::fmt;
@@ -9,8 +10,8 @@ use serde::{Deserialize, Deserializer};
 
 use crate::{FieldPath, Segment};
 
-/// Line and column, both from 1, of the field at `path`, or of the nearest object around it that the text has. For a field
-/// that is the place of its name.
+/// Line and column, both from 1, of the field at `path`: the position of its name. If the text does
+/// not have it, the position of the nearest object around it.
 pub(crate) fn locate(text: &str, path: &FieldPath) -> Option<(usize, usize)> {
     (1..=path.0.len()).rev().find_map(|length| locate_exactly(text, &path.0[..length]))
 }
@@ -23,7 +24,7 @@ fn locate_exactly(text: &str, path: &[Segment]) -> Option<(usize, usize)> {
             .err()
             .and_then(|error: serde_yaml::Error| error.location())
     });
-    // Text that holds only comments comes first as an empty document when a `---` follows it.
+    // Comments before a `---` come first, as an empty document.
     let location = documents.by_ref().take(2).find_map(|location| location)?;
     arrived.get().then(|| (location.line(), location.column()))
 }
@@ -81,7 +82,8 @@ impl<'de> Visitor<'de> for Walk<'_> {
     }
 }
 
-/// Reads a key: whether the path goes on below it. Fails on purpose at the last key of the path.
+/// Reads a key, and tells whether the path continues below it. Fails on purpose at the path's last
+/// key.
 struct Key<'a>(Walk<'a>);
 
 impl<'de> DeserializeSeed<'de> for Key<'_> {
@@ -108,7 +110,7 @@ impl<'de> Visitor<'de> for Key<'_> {
     }
 }
 
-/// Fails on purpose at whatever is there.
+/// Fails on purpose at any value.
 struct Arrive<'a>(Walk<'a>);
 
 impl<'de> Visitor<'de> for Arrive<'_> {
@@ -182,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_absent_is_where_it_would_belong() {
+    fn an_absent_field_is_located_at_its_parent() {
         for (path, place) in [("spec.model.kind", (3, 1)), ("spec.list[0].dim", (5, 7)), ("spec.list[7].name", (4, 3))]
         {
             assert_eq!(locate(TEXT, &FieldPath::parse(path)), Some(place), "{path}");

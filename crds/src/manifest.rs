@@ -1,39 +1,39 @@
-//! From the text of a manifest to a [`RecTrainingJob`], strictly: a field that is not known, a value of the wrong type, a name given
-//! twice are errors that say where they are. `--set` overrides are applied in between, and an error that one of them
-//! causes names the override instead of a line.
+//! Reads the text of a manifest into a [`RecTrainingJob`], strictly. An unknown field, a value of
+//! the wrong type or a duplicate name is an error with its position. `--set` overrides are applied
+//! in between, and an error caused by an override names the override instead of a line.
 
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use serde_yaml::Value as Yaml;
 
 use crate::locate::locate;
 use crate::schema::annotated;
 use crate::suggest::nearest;
-use crate::validate::template_errors;
+use crate::template::template_errors;
+use crate::typed::typed;
 use crate::{FieldError, FieldPath, RecTrainingJob, ResolvedJob, SetError, SetKind, apply_set, check, validate};
 
 /// One `--set` or `--set-string` of the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Override {
-    /// Which of the two.
+    /// The flag.
     pub kind: SetKind,
     /// The expression, such as `spec.training.mode=hybrid`.
     pub expression: String,
 }
 
-/// A manifest that was read and found right.
+/// A manifest that was read and validated.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Manifest {
-    /// The object as it was written, overrides applied.
+    /// The object as written, with overrides applied.
     pub job: RecTrainingJob,
-    /// The same with nothing left to look up.
+    /// The same job with every default filled in.
     pub resolved: ResolvedJob,
 }
 
-/// Why a manifest was refused. Its message names file, line and field, and says what was expected.
+/// Why a manifest was refused. The message names file, line and field, and states the expectation.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ManifestError {
     /// The text is not YAML.
@@ -41,27 +41,27 @@ pub enum ManifestError {
     Syntax {
         /// The file and the line.
         origin: Origin,
-        /// What the YAML parser says.
+        /// The YAML parser's message.
         reason: String,
     },
-    /// There is no document in the file.
+    /// The file has no document.
     #[error("{file}: the file is empty: expected one {kind}, such as {example}")]
     Empty {
         /// The file.
         file: String,
-        /// The kind of document that was expected.
+        /// The expected kind of document.
         kind: &'static str,
-        /// A file that holds one.
+        /// The path of an example.
         example: &'static str,
     },
-    /// There are several documents in the file.
+    /// The file has several documents.
     #[error(
         "{file}: expected one {kind}, found several YAML documents (separated by `---`): put each into a file of its own"
     )]
     SeveralDocuments {
         /// The file.
         file: String,
-        /// The kind of document that was expected.
+        /// The expected kind of document.
         kind: &'static str,
     },
     /// An override cannot be applied.
@@ -70,22 +70,22 @@ pub enum ManifestError {
     /// Fields are wrong.
     #[error("{}", .errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
     Fields {
-        /// What is wrong with which of them; at least one.
+        /// The errors; at least one.
         errors: Vec<LocatedError>,
     },
 }
 
-/// Where a wrong value came from.
+/// The source of a wrong value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// From the file, at this line and column (from 1) if they are known.
+    /// The file. Line and column count from 1, if they are known.
     File {
         /// The file.
         file: String,
         /// Line and column.
         place: Option<(usize, usize)>,
     },
-    /// From the command line.
+    /// An override on the command line.
     Override(Override),
 }
 
@@ -99,21 +99,21 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Something wrong with a field, and where its value came from.
+/// An error about a field, with the source of its value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{origin}: {error}")]
 pub struct LocatedError {
-    /// Where the value came from.
+    /// The source of the value.
     pub origin: Origin,
-    /// What is wrong with it.
+    /// The error.
     pub error: FieldError,
 }
 
-/// Reads a manifest. `file` is only what errors call it.
+/// Reads a manifest. Errors call it `file`.
 ///
 /// # Errors
-/// If the text is not YAML, not one document, not a `RecTrainingJob`, or has fields that are unknown, missing, of the wrong
-/// type or out of bounds. Whether the fields contradict each other is [`validate`]'s question.
+/// Text that is not YAML, not one document, or not a `RecTrainingJob`. Fields that are unknown,
+/// missing, of the wrong type or out of bounds. [`validate`] finds contradictions between fields.
 pub fn parse_manifest(text: &str, file: &str) -> Result<RecTrainingJob, ManifestError> {
     parse_manifest_with(text, file, &[])
 }
@@ -121,16 +121,17 @@ pub fn parse_manifest(text: &str, file: &str) -> Result<RecTrainingJob, Manifest
 /// Reads a manifest and applies overrides to it, in order.
 ///
 /// # Errors
-/// As [`parse_manifest`], and if an override cannot be applied.
+/// Like [`parse_manifest`], and an override that cannot be applied.
 pub fn parse_manifest_with(text: &str, file: &str, overrides: &[Override]) -> Result<RecTrainingJob, ManifestError> {
     let (job, _) = read(text, file, overrides)?;
     Ok(job)
 }
 
-/// Reads a manifest, applies overrides, and validates the result: everything `rectrain run` and `rectrain validate` need.
+/// Reads a manifest, applies overrides, and validates the result, for `rectrain run` and `rectrain
+/// validate`.
 ///
 /// # Errors
-/// As [`parse_manifest_with`], and everything that [`validate`] finds, with the line it is at.
+/// Like [`parse_manifest_with`], and everything that [`validate`] finds, with its line.
 pub fn load(text: &str, file: &str, overrides: &[Override]) -> Result<Manifest, ManifestError> {
     let (job, sources) = read(text, file, overrides)?;
     match validate(&job) {
@@ -152,19 +153,19 @@ fn read<'a>(
     }
 }
 
-/// A kind of document: what its text is checked against.
+/// A kind of document, and the checks of its text.
 pub(crate) struct DocumentKind {
     /// `kind`.
     pub(crate) name: &'static str,
-    /// A file that holds one.
+    /// The path of an example.
     pub(crate) example: &'static str,
-    /// Whether `metadata` with a name is required.
+    /// True if `metadata` with a name is required.
     pub(crate) named: bool,
-    /// What is said where `spec` is missing.
+    /// The error if `spec` is missing.
     pub(crate) without_spec: &'static str,
     /// The annotated schema of the whole document.
     pub(crate) schema: fn() -> &'static Value,
-    /// Rewrites shorthands, once overrides are applied.
+    /// Expands shorthands, after overrides are applied.
     pub(crate) prepare: fn(&mut Value),
 }
 
@@ -201,7 +202,7 @@ pub(crate) fn read_document<'a>(
     Ok((manifest, sources))
 }
 
-/// Where the values of a document came from.
+/// The sources of a document's values.
 #[derive(Clone)]
 pub(crate) struct Sources<'a> {
     kind: &'static DocumentKind,
@@ -211,7 +212,7 @@ pub(crate) struct Sources<'a> {
 }
 
 impl Sources<'_> {
-    /// The one document of the text. Documents that hold nothing (comments before a `---`) do not count.
+    /// The one document of the text. Empty documents (comments before a `---`) do not count.
     fn document(&self) -> Result<Yaml, ManifestError> {
         let mut found = None;
         for document in serde_yaml::Deserializer::from_str(self.text) {
@@ -232,7 +233,7 @@ impl Sources<'_> {
     fn syntax(&self, error: &serde_yaml::Error) -> ManifestError {
         let place = error.location().map(|location| (location.line(), location.column()));
         let message = error.to_string();
-        // The parser appends the place in its own words; it is in front already.
+        // The parser appends the position in its own words. `origin` already has it.
         let reason = message.split(" at line ").next().unwrap_or(&message).to_string();
         ManifestError::Syntax { origin: Origin::File { file: self.file.to_string(), place }, reason }
     }
@@ -242,7 +243,8 @@ impl Sources<'_> {
         ManifestError::Fields { errors }
     }
 
-    /// The last override that set the field or something around or within it, or else its line.
+    /// The last override that set the field, an object around it or a part of it. Otherwise its
+    /// line.
     fn origin(&self, path: &FieldPath) -> Origin {
         let set = self.set.iter().rev().find(|(set, _)| set.contains(path) || path.contains(set) && path.0.len() > 1);
         match set {
@@ -252,7 +254,7 @@ impl Sources<'_> {
     }
 }
 
-/// YAML as JSON, which has only texts for names and only finite numbers.
+/// Converts YAML to JSON, which has only texts as names and only finite numbers.
 fn to_json(yaml: Yaml, path: &FieldPath) -> Result<Value, FieldError> {
     match yaml {
         Yaml::Null => Ok(Value::Null),
@@ -292,7 +294,7 @@ fn to_number(number: &serde_yaml::Number, path: &FieldPath) -> Result<Value, Fie
         .ok_or_else(|| FieldError::new(path.clone(), format!("expected a finite number, found {number}")))
 }
 
-/// Removes fields that are null, as the API server does: `seed:` with nothing behind it is no seed.
+/// Removes null fields, as the API server does: `seed:` without a value is no seed.
 fn prune(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -378,31 +380,4 @@ fn unknown_names(fields: &Map<String, Value>, known: &[&str], path: &FieldPath) 
         FieldError::new(path.key(name), hint)
     });
     errors.collect()
-}
-
-/// The value as the Rust type, which knows Kubernetes' own types (pod templates, conditions) where the schema leaves them open. Fields `within` this
-/// path that it does not know are errors.
-pub(crate) fn typed<T: DeserializeOwned>(manifest: Value, within: &FieldPath) -> Result<T, Vec<FieldError>> {
-    let mut unknown = Vec::new();
-    let mut track = serde_path_to_error::Track::new();
-    let mut note = |path: serde_ignored::Path<'_>| unknown.push(path.to_string());
-    let tracked = serde_path_to_error::Deserializer::new(manifest, &mut track);
-    let document = T::deserialize(serde_ignored::Deserializer::new(tracked, &mut note));
-    let document = document
-        .map_err(|error| vec![FieldError::new(FieldPath::parse(&track.path().to_string()), error.to_string())])?;
-    let errors: Vec<_> = unknown
-        .iter()
-        .map(|path| ignored_path(path))
-        .filter(|path| within.contains(path))
-        .map(|path| FieldError::new(path, "unknown field"))
-        .collect();
-    if errors.is_empty() { Ok(document) } else { Err(errors) }
-}
-
-/// serde_ignored writes `spec.roles.?.template.env.0.x`: a `?` for an Option, a bare number for an entry of a list.
-fn ignored_path(path: &str) -> FieldPath {
-    path.split('.').filter(|part| *part != "?").fold(FieldPath::root(), |path, part| match part.parse() {
-        Ok(index) => path.index(index),
-        Err(_) => path.key(part),
-    })
 }

@@ -1,4 +1,5 @@
-//! Paths of fields in a manifest, such as `spec.features.sparse[3].dim`: how errors, `--set` and `explain` name a place.
+//! Paths of fields in a manifest, such as `spec.features.sparse[3].dim`, in errors, `--set` and
+//! `explain`.
 
 use std::fmt;
 
@@ -11,7 +12,7 @@ pub enum Segment {
     Index(usize),
 }
 
-/// The way from the root of a manifest to a place in it. The empty path is the manifest itself.
+/// The path from the root of a manifest to a value in it. The empty path is the manifest itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FieldPath(pub Vec<Segment>);
 
@@ -31,7 +32,7 @@ impl FieldPath {
         self.with(Segment::Index(index))
     }
 
-    /// This path, and `rest` from there.
+    /// This path, followed by `rest`.
     pub fn join(&self, rest: &FieldPath) -> Self {
         Self(self.0.iter().chain(&rest.0).cloned().collect())
     }
@@ -42,12 +43,13 @@ impl FieldPath {
         Self(segments)
     }
 
-    /// Whether `self` is `other`, or `other` lies within it.
+    /// True if `other` is this path, or is within it.
     pub fn contains(&self, other: &FieldPath) -> bool {
         other.0.len() >= self.0.len() && other.0[..self.0.len()] == self.0[..]
     }
 
-    /// Reads `a.b[2].c`, with or without a leading dot. Never fails: brackets that hold no number belong to the name.
+    /// Parses `a.b[2].c`, with or without a leading dot. Never fails: brackets without a number
+    /// belong to the name.
     pub fn parse(text: &str) -> Self {
         let mut segments = Vec::new();
         for part in text.split('.').filter(|part| !part.is_empty()) {
@@ -101,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_contains_itself_and_what_is_below_it_only() {
+    fn a_path_contains_only_itself_and_paths_below_it() {
         let path = FieldPath::parse("spec.data");
         assert!(path.contains(&FieldPath::parse("spec.data")));
         assert!(path.contains(&FieldPath::parse("spec.data.train.paths[0]")));

@@ -9,19 +9,20 @@ use crate::schema::{DEFAULT, annotated, default_text, properties};
 use crate::simulation::simulation_schema;
 
 const HEAD: &str = "\
-<!-- Generated from the types in crds/src: `cargo run --release -p rectrain-crds --example generate` writes it anew. -->
+<!-- Generated from the types in crds/src: `cargo run --release -p rectrain-crds --example generate` writes it. -->
 # Manifest reference
 
-A manifest is one YAML document of `apiVersion: rectrain.dev/v1alpha1` and `kind: RecTrainingJob`. `rectrain run` reads it
-from a file, `kubectl apply` puts the same document into a cluster. `metadata.name` is required: at most 35 characters, a-z,
-0-9 and `-`, starting with a letter. `rectrain explain FIELD` and `kubectl explain rtj.spec` show what is below.
+A manifest is one YAML document with `apiVersion: rectrain.dev/v1alpha1` and `kind: RecTrainingJob`. `rectrain run` reads it
+from a file, and `kubectl apply` puts the same document into a cluster. `metadata.name` is required: at most 35 characters,
+a-z, 0-9 and `-`, starting with a letter. `rectrain explain FIELD` and `kubectl explain rtj.spec` show the same text as this
+page. `rectrain explain KIND` also shows an example of every kind (`dlrm`, `adam`, `hybrid`, …).
 
-Any field can be overridden on the command line: `--set spec.training.mode=hybrid`, with Helm's grammar (commas between
-several, `a[0].b` for entries of lists, `{x,y}` for lists, `\\` before a character that shall mean itself, `null` to remove a
-field; `--set-string` takes every value as text).
+The command line can override any field: `--set spec.training.mode=hybrid`. The grammar is Helm's: commas between
+assignments, `a[0].b` for entries of lists, `{x,y}` for lists, `\\` before a character that is meant literally, and `null` to
+remove a field. `--set-string` takes every value as text.
 ";
 
-/// The reference as Markdown: a section for each object of the manifest, a row for each of its fields.
+/// The reference as Markdown: a section for each object of the manifest, with a row for each field.
 pub fn reference_markdown() -> String {
     let mut page = HEAD.to_string();
     for part in ["spec", "status"] {
@@ -31,12 +32,12 @@ pub fn reference_markdown() -> String {
 }
 
 const SIMULATION_HEAD: &str = "\
-<!-- Generated from the types in crds/src: `cargo run --release -p rectrain-crds --example generate` writes it anew. -->
+<!-- Generated from the types in crds/src: `cargo run --release -p rectrain-crds --example generate` writes it. -->
 # Simulation reference
 
-A simulation is one YAML document of `apiVersion: rectrain.dev/v1alpha1` and `kind: Simulation`; `rectrain simulate` reads it, and
-nothing else does. `metadata.name` may name it. Where a list is expected, a single number stands for a list of one. `--set`
-and `--set-string` override fields as they do in manifests. docs/guide/simulate.md is the guide.
+A simulation is one YAML document with `apiVersion: rectrain.dev/v1alpha1` and `kind: Simulation`. Only `rectrain simulate`
+reads it. `metadata.name` is optional. A single number may stand for a list of one. `--set` and `--set-string` override fields
+as in manifests. docs/guide/simulate.md is the guide.
 ";
 
 /// The reference of `kind: Simulation` as Markdown.
@@ -72,7 +73,7 @@ fn object(schema: &Value, path: &FieldPath, page: &mut String) {
     }
 }
 
-/// Every role has the same template, described once.
+/// True for templates other than the dense worker's: all are the same, and the reference has one.
 fn is_repeated(path: &FieldPath) -> bool {
     let path = path.to_string();
     path.ends_with(".template") && path != "spec.roles.denseWorker.template"

@@ -1,5 +1,6 @@
-//! From a job whose fields are each right to a [`ResolvedJob`]: fills in the defaults, writes out the ranges, and refuses
-//! what no rule about a single object can see. Pure; called by [`crate::validate`] only.
+//! Turns a job with valid fields into a [`ResolvedJob`]: fills in the defaults, expands the ranges,
+//! and refuses contradictions that no rule about a single object can see. Pure; [`crate::validate`]
+//! is the only caller.
 
 use std::collections::HashMap;
 
@@ -7,7 +8,7 @@ use crate::defaults as d;
 use crate::resolved::*;
 use crate::*;
 
-/// Resolves the job, or says everything that is wrong with it.
+/// Resolves the job, or returns all its errors.
 pub(crate) fn resolve(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldError>> {
     let spec = &job.spec;
     let mut errors = Errors::default();
@@ -109,7 +110,7 @@ fn features(spec: &RecTrainingJobSpec, errors: &mut Errors) -> ResolvedFeatures 
     ResolvedFeatures { label, sparse, dense, group: given.group.clone(), tables: tables.list }
 }
 
-/// The names that are taken, each with the entry of the manifest that took it.
+/// The names in use, each with the entry of the manifest that used it first.
 struct Names {
     taken: HashMap<String, FieldPath>,
 }
@@ -119,7 +120,7 @@ impl Names {
         Self { taken: HashMap::from([(label.to_string(), at("spec.features.label"))]) }
     }
 
-    /// Writes out a range; a name that is taken already is reported and left out.
+    /// Expands a range. A name in use is reported and left out.
     fn expand(&mut self, range: &str, entry: &FieldPath, errors: &mut Errors) -> Vec<String> {
         let path = entry.key("name");
         let names = match expand(range) {
@@ -132,7 +133,7 @@ impl Names {
         let mut fresh = Vec::new();
         for name in names {
             if self.taken.len() > d::MAX_FEATURES {
-                errors.add(path, format!("a job has at most {} features, ranges written out", d::MAX_FEATURES));
+                errors.add(path, format!("a job has at most {} features, with ranges expanded", d::MAX_FEATURES));
                 break;
             }
             match self.taken.get(&name) {
@@ -162,7 +163,7 @@ struct Tables {
 }
 
 impl Tables {
-    /// The position of the feature's table, which is made if no earlier feature has named it.
+    /// The index of the feature's table. Adds the table if no earlier feature has named it.
     fn place(
         &mut self,
         name: &str,
@@ -187,7 +188,7 @@ impl Tables {
             errors.add(
                 path.key("dim"),
                 format!(
-                    "the table `{}` has rows of {} values in {first} and of {} here: features that share a table need one width",
+                    "the table `{}` has rows of {} values in {first} and {} here: features that share a table need one width",
                     table.name, earlier.dim, table.dim
                 ),
             );
@@ -222,7 +223,7 @@ fn dense_feature(name: String, given: &DenseFeature) -> ResolvedDense {
         TransformKind::Identity => Transform::Identity,
         TransformKind::Log1p => Transform::Log1p,
         TransformKind::SignedLog1p => Transform::SignedLog1p,
-        // The rules of the types require these settings.
+        // CEL rules require these settings.
         TransformKind::Standardize => {
             Transform::Standardize { mean: number(given.mean, 0.0), std: number(given.std, 1.0) }
         }
@@ -286,7 +287,7 @@ fn synthetic(given: &SyntheticSpec, features: &ResolvedFeatures, errors: &mut Er
     }
 }
 
-/// The largest number among names such as `C7`, which are the only ones that synthetic rows have.
+/// The largest number in names such as `C7`; synthetic rows have no others.
 fn criteo_columns<'a>(names: impl Iterator<Item = &'a str>, letter: char, path: &str, errors: &mut Errors) -> usize {
     let mut last = 0;
     for name in names {
@@ -313,7 +314,7 @@ fn files(given: &DataSpec, features: &ResolvedFeatures, errors: &mut Errors) -> 
         for (index, path) in test.iter().enumerate().filter(|(_, path)| train.contains(path)) {
             errors.add(
                 at("spec.data.test.paths").index(index),
-                format!("`{path}` is also a training file: the test would be of rows the model has seen; use `source` and `split` to divide it"),
+                format!("`{path}` is also a training file, so the test would use rows that the model has seen; use `source` and `split` to divide it"),
             );
         }
     }
@@ -324,7 +325,7 @@ fn files(given: &DataSpec, features: &ResolvedFeatures, errors: &mut Errors) -> 
     FilePlan { parts, format, bad_rows: bad_rows(given.bad_rows.as_ref()) }
 }
 
-/// The one way of the split that is given.
+/// The kind of split that is given.
 fn split(given: &SplitSpec) -> Option<ResolvedSplit> {
     let position = given.position.as_ref().map(|p| ResolvedSplit::Position { train_rows: p.train_rows });
     let fraction = || given.fraction.as_ref().map(|f| ResolvedSplit::Fraction { train: f.train });
@@ -362,7 +363,7 @@ fn format(given: &DataSpec, parts: &TrainTest, errors: &mut Errors) -> FileForma
         if given.csv.is_some() {
             errors.add(
                 at("spec.data.csv"),
-                "`csv` is about text files, and these are Parquet: remove it, or set format: csv or tsv",
+                "`csv` is only for text files, and these are Parquet: remove it, or set format: csv or tsv",
             );
         }
         return FileFormat::Parquet;
@@ -394,7 +395,7 @@ fn format(given: &DataSpec, parts: &TrainTest, errors: &mut Errors) -> FileForma
     })
 }
 
-/// The format by the ends of the paths, which must agree.
+/// The format by the file extensions, which must agree.
 fn recognize(given: &DataSpec, parts: &TrainTest, errors: &mut Errors) -> DataFormat {
     let (place, paths): (_, Vec<&String>) = match parts {
         TrainTest::Separate { train, test } => ("spec.data.train.paths", train.iter().chain(test).collect()),
@@ -404,7 +405,7 @@ fn recognize(given: &DataSpec, parts: &TrainTest, errors: &mut Errors) -> DataFo
     for path in paths {
         let Some(format) = format_of(path) else {
             let guess = if given.csv.is_some() { "csv or tsv" } else { "csv, tsv or parquet" };
-            errors.add(at(place), format!("the end of `{path}` does not tell its format (.csv, .tsv, .parquet, and .gz or .zst after them): set spec.data.format to {guess}"));
+            errors.add(at(place), format!("the name of `{path}` does not end with .csv, .tsv or .parquet (or one of these and .gz or .zst): set spec.data.format to {guess}"));
             return DataFormat::Csv;
         };
         match recognized {
@@ -432,7 +433,7 @@ fn format_of(path: &str) -> Option<DataFormat> {
     }
 }
 
-/// The names of the columns, ranges written out, each once.
+/// The names of the columns, with ranges expanded. Reports duplicates.
 fn column_names(columns: &[String], errors: &mut Errors) -> Vec<String> {
     let mut names = Vec::new();
     let mut seen = HashMap::new();
@@ -455,7 +456,7 @@ fn column_names(columns: &[String], errors: &mut Errors) -> Vec<String> {
         if names.len() > 2 * d::MAX_FEATURES {
             errors.add(
                 at("spec.data.csv.columns"),
-                format!("expected at most {} columns, ranges written out", 2 * d::MAX_FEATURES),
+                format!("expected at most {} columns, with ranges expanded", 2 * d::MAX_FEATURES),
             );
             break;
         }
@@ -463,7 +464,7 @@ fn column_names(columns: &[String], errors: &mut Errors) -> Vec<String> {
     names
 }
 
-/// Where the names of the columns are in the manifest, the columns the job reads must be among them.
+/// Checks the columns that the job reads against the column names in the manifest, if it has any.
 fn columns(csv: &ResolvedCsv, features: &ResolvedFeatures, parts: &TrainTest, errors: &mut Errors) {
     for feature in features.sparse.iter().filter(|f| f.separator == Some(char::from(csv.delimiter))) {
         errors.add(
@@ -491,7 +492,7 @@ fn columns(csv: &ResolvedCsv, features: &ResolvedFeatures, parts: &TrainTest, er
         need(group, "spec.features.group", "the group");
     }
     if let TrainTest::Divided { split: ResolvedSplit::Time { column, .. }, .. } = parts {
-        need(column, "spec.data.split.time.column", "the column of the time");
+        need(column, "spec.data.split.time.column", "the time column");
     }
 }
 
@@ -535,7 +536,8 @@ fn auto_mode(given: &AutoModeSpec) -> ResolvedAutoMode {
     }
 }
 
-/// Roles that somebody else scales are left out, and those whose decisions could not be carried out where they are to be.
+/// Leaves out roles with an external scaler, and roles whose decisions could not be carried out
+/// where they should be.
 fn autoscaling(given: &AutoscalingSpec, spec: &RecTrainingJobSpec, errors: &mut Errors) -> ResolvedAutoscaling {
     let replicas = roles(&spec.roles.clone().unwrap_or_default());
     let ps = given.ps.clone().unwrap_or_default();
@@ -547,10 +549,11 @@ fn autoscaling(given: &AutoscalingSpec, spec: &RecTrainingJobSpec, errors: &mut 
     let rows = training.and_then(|training| training.global_batch_size).unwrap_or(d::GLOBAL_BATCH_SIZE);
     let local = training.and_then(|training| training.local_batch_size).filter(|local| *local > 0);
     let carries_out = mode == AutoscalingMode::Apply;
-    // Each needs a local batch of its own, which without a size would be another one with every dense worker.
+    // Each dense worker needs a local batch. Without a fixed size, it would change with every dense
+    // worker.
     let has_elastic_workers = !carries_out || local.is_some();
     if !has_elastic_workers && given.dense_worker.as_ref().is_some_and(|dense| is_ours(dense.scaler)) {
-        let message = "with mode: apply spec.training.localBatchSize must be set, so that a batch has a piece for each dense worker there may be: \
+        let message = "with mode: apply spec.training.localBatchSize must be set, so that a batch has a piece for every possible dense worker: \
                        set it, remove this, or choose mode: recommend";
         errors.add(at("spec.autoscaling").key("denseWorker"), message);
     }
@@ -577,7 +580,7 @@ fn autoscaling(given: &AutoscalingSpec, spec: &RecTrainingJobSpec, errors: &mut 
         dense_worker: (is_ours(dense.scaler) && has_elastic_workers).then(|| ResolvedDenseWorkerScaling {
             bounds: bounds(
                 "denseWorker",
-                // With a barrier no fewer can train.
+                // In modes with a barrier, no fewer can train.
                 dense.min.map(|min| min.max(training.and_then(|training| training.barrier_workers).unwrap_or(min))),
                 dense.max,
                 replicas.dense_worker,
@@ -594,8 +597,8 @@ fn autoscaling(given: &AutoscalingSpec, spec: &RecTrainingJobSpec, errors: &mut 
     }
 }
 
-/// A role starts with the replicas of `spec.roles`, which are therefore within its bounds; by default it has no fewer, and at most
-/// four times as many.
+/// A role starts with the replicas of `spec.roles`, which must be within its bounds. By default
+/// these are the lower bound, and four times as many are the upper bound.
 fn bounds(
     name: &str,
     min: Option<u32>,
@@ -623,8 +626,8 @@ fn bounds(
     ResolvedBounds { min: min.unwrap_or(start), max: max.max(start) }
 }
 
-/// Without a barrier a global batch is made of whole local batches (M of them are a step of `gba`), and switches follow one
-/// another.
+/// Without a barrier a global batch consists of whole local batches (M of them are a step of
+/// `gba`). Scheduled switches must be in order.
 fn local_batches(job: &ResolvedJob, errors: &mut Errors) {
     let training = &job.training;
     let (rows, workers) = (training.global_batch_size, job.roles.dense_worker.replicas);
@@ -658,7 +661,7 @@ fn local_batches(job: &ResolvedJob, errors: &mut Errors) {
     }
 }
 
-/// Continual training goes through the rows once and in their order.
+/// Continual training goes through the rows once, in their order.
 fn slices(spec: &RecTrainingJobSpec, job: &ResolvedJob, errors: &mut Errors) {
     let DataSource::Files(FilePlan { parts: TrainTest::Divided { split: ResolvedSplit::Slices { rows }, .. }, .. }) =
         &job.data.source
@@ -675,10 +678,13 @@ fn slices(spec: &RecTrainingJobSpec, job: &ResolvedJob, errors: &mut Errors) {
     }
     if training.length != TrainingLength::Epochs(1) {
         let length = if matches!(training.length, TrainingLength::Epochs(_)) { "epochs" } else { "steps" };
-        errors.add(at("spec.training").key(length), "slices are gone through once: remove it");
+        errors.add(at("spec.training").key(length), "training goes through slices only once: remove it");
     }
     if spec.training.as_ref().is_some_and(|training| training.evaluation.is_some()) {
-        errors.add(at("spec.training.evaluation"), "slices say when the model is tested, and on what: remove it");
+        errors.add(
+            at("spec.training.evaluation"),
+            "slices decide when the model is tested, and on which rows: remove it",
+        );
     }
 }
 

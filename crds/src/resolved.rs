@@ -1,8 +1,10 @@
-//! A job with nothing left to look up: every default filled in, every range of names written out, every choice between
-//! alternatives made into an enum that holds just what belongs to it. [`crate::validate`] makes it; the runtime and the
-//! operator read it and know no default of their own.
+//! A job without open questions: every default filled in, and every range of names expanded. Every
+//! choice between alternatives is an enum whose variants hold exactly their own settings.
+//! [`crate::validate`] makes it. The runtime and the operator read it and know no defaults of their
+//! own.
 //!
-//! An `Option` here means that the thing itself may be absent (no test, no dropout of rows to skip), never "defaulted".
+//! An `Option` here means that the thing itself may be absent (no test, no limit), never
+//! "defaulted".
 
 use std::collections::BTreeMap;
 
@@ -22,35 +24,36 @@ pub struct ResolvedJob {
     pub name: String,
     /// The model.
     pub model: ResolvedModel,
-    /// What the columns mean.
+    /// The meaning of the columns.
     pub features: ResolvedFeatures,
-    /// Where the rows come from.
+    /// The source of the rows.
     pub data: ResolvedData,
     /// How the model is trained.
     pub training: ResolvedTraining,
-    /// How many of each role there are.
+    /// The number of members of each role.
     pub roles: ResolvedRoles,
-    /// How roles are scaled, if they are.
+    /// How roles are scaled automatically, if they are.
     pub autoscaling: Option<ResolvedAutoscaling>,
     /// Checkpoints, if any are written or read.
     pub checkpoint: Option<ResolvedCheckpoint>,
-    /// What happens after a crash.
+    /// The handling of crashes.
     pub fault_tolerance: ResolvedFaultTolerance,
-    /// Whether the job holds.
+    /// True if the job is suspended.
     pub suspend: bool,
 }
 
-/// The model, with the sizes its kind has. Sizes of layers are those of hidden layers; the output layer comes on top.
+/// The model, with the sizes of its kind. Layer sizes are hidden layers; the output layer is added.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedModel {
-    /// What is trained.
+    /// The kind of model.
     pub kind: ModelKind,
-    /// Width of an embedding where the feature gives none; 0 for `lr`, which has no embeddings.
+    /// Width of an embedding whose feature gives none; 0 for `lr`, which has no embeddings.
     pub embedding_dim: usize,
     /// Widths of the hidden layers of the (top) MLP; empty for `fm` and `lr`.
     pub hidden: Vec<usize>,
-    /// Widths of `dlrm`'s bottom MLP, the embedding dimension last; empty for other kinds and without dense features.
+    /// Widths of `dlrm`'s bottom MLP, with the embedding dimension last. Empty for other kinds, and
+    /// without dense features.
     pub bottom: Vec<usize>,
     /// Cross layers; 0 for kinds other than `dcnV2`.
     pub cross_layers: usize,
@@ -62,15 +65,15 @@ pub struct ResolvedModel {
     pub dropout: f64,
 }
 
-/// What the columns mean.
+/// The meaning of the columns.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedFeatures {
     /// The column to predict.
     pub label: ResolvedLabel,
-    /// Sparse features, ranges written out, in the order of the model's inputs. At least one.
+    /// Sparse features, with ranges expanded, in the order of the model's inputs. At least one.
     pub sparse: Vec<ResolvedSparse>,
-    /// Dense features, ranges written out, in the order of the model's inputs.
+    /// Dense features, with ranges expanded, in the order of the model's inputs.
     pub dense: Vec<ResolvedDense>,
     /// The column that groups the rows for GAUC.
     pub group: Option<String>,
@@ -84,7 +87,7 @@ pub struct ResolvedFeatures {
 pub struct ResolvedLabel {
     /// Its name.
     pub column: String,
-    /// A row is positive from this value on; `None` means the value lies in [0, 1] already.
+    /// A row is positive from this value on. `None` means that the value is in [0, 1] already.
     pub positive_from: Option<f64>,
 }
 
@@ -100,9 +103,9 @@ pub struct ResolvedSparse {
     pub pooling: Pooling,
     /// Character between two values of a cell; `None` means one value per cell.
     pub separator: Option<char>,
-    /// Position of its table in [`ResolvedFeatures::tables`].
+    /// Index of its table in [`ResolvedFeatures::tables`].
     pub table: usize,
-    /// What an empty cell becomes.
+    /// The treatment of an empty cell.
     pub missing: MissingValue,
 }
 
@@ -110,11 +113,11 @@ pub struct ResolvedSparse {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedTable {
-    /// Its name, part of what is hashed to a key.
+    /// Its name; part of the hash that makes a key.
     pub name: String,
     /// Width of its rows, in values; 0 for `lr`.
     pub dim: usize,
-    /// Where its rows start.
+    /// The initial values of its rows.
     pub initializer: Initializer,
 }
 
@@ -124,21 +127,22 @@ pub struct ResolvedTable {
 pub struct ResolvedDense {
     /// The column.
     pub name: String,
-    /// What is done to the number.
+    /// The function applied to the number.
     pub transform: Transform,
-    /// What the model sees for an empty cell, after the transform.
+    /// The model's input for an empty cell, after the transform.
     pub missing: f32,
 }
 
-/// Where the rows come from.
+/// The source of the rows.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedData {
     /// The rows.
     pub source: DataSource,
-    /// Rows of a window within which the training rows are permuted; `None` keeps the order of the files.
+    /// Rows of the window within which the training rows are shuffled; `None` keeps the files'
+    /// order.
     pub shuffle_window_rows: Option<u64>,
-    /// How object stores are reached.
+    /// Access to object stores.
     pub storage: ResolvedStorage,
 }
 
@@ -148,36 +152,36 @@ pub struct ResolvedData {
 pub enum DataSource {
     /// From files.
     Files(FilePlan),
-    /// Made up.
+    /// Synthetic rows.
     Synthetic(ResolvedSynthetic),
 }
 
-/// Files, and which of their rows are the test.
+/// The files, and which of their rows are the test.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FilePlan {
-    /// Which of them are for what.
+    /// The roles of the files.
     pub parts: TrainTest,
-    /// How they are read.
+    /// The format of the files.
     pub format: FileFormat,
-    /// What is done with rows that cannot be read.
+    /// The treatment of rows that cannot be read.
     pub bad_rows: ResolvedBadRows,
 }
 
-/// Which rows train and which test.
+/// The rows to train on and the rows to test on.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum TrainTest {
-    /// Files of their own.
+    /// Separate files.
     Separate {
-        /// To train on; at least one.
+        /// Training files; at least one.
         train: Vec<String>,
-        /// To test on; empty means that nothing is tested.
+        /// Test files; if empty, there is no test.
         test: Vec<String>,
     },
     /// The same files, divided by row.
     Divided {
-        /// At least one.
+        /// The files; at least one.
         paths: Vec<String>,
         /// Which rows are the test.
         split: ResolvedSplit,
@@ -188,31 +192,31 @@ pub enum TrainTest {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum ResolvedSplit {
-    /// All but the first so many.
+    /// All rows after the first `train_rows`.
     Position {
-        /// Rows that train.
+        /// Rows to train on.
         train_rows: u64,
     },
-    /// All but the first share.
+    /// All rows after the first share.
     Fraction {
-        /// Share that trains, in (0, 1).
+        /// The share to train on, in (0, 1).
         train: f64,
     },
-    /// Those from a moment on.
+    /// Rows from a moment on.
     Time {
         /// The column of the time.
         column: String,
         /// The first moment of the test.
         test_from: ResolvedTime,
     },
-    /// Each slice is the test of the model trained on those before it.
+    /// Each slice is the test of the model trained on the slices before it.
     Slices {
         /// Rows of a slice, a multiple of the global batch.
         rows: u64,
     },
 }
 
-/// A moment.
+/// A moment in time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum ResolvedTime {
@@ -226,13 +230,13 @@ pub enum ResolvedTime {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum FileFormat {
-    /// Text, one row a line.
+    /// Text, one row per line.
     Csv(ResolvedCsv),
     /// Apache Parquet.
     Parquet,
 }
 
-/// How text is cut into cells.
+/// How a text line is split into cells.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedCsv {
@@ -240,26 +244,26 @@ pub struct ResolvedCsv {
     pub delimiter: u8,
     /// Whether each file's first line is a header.
     pub header: bool,
-    /// Names of the columns, ranges written out; `None` means those of the header.
+    /// Names of the columns, with ranges expanded; `None` means the header's names.
     pub columns: Option<Vec<String>>,
-    /// Whether cells may stand in double quotes.
+    /// Whether cells may be quoted with `"`.
     pub quoting: bool,
 }
 
-/// What is done with rows that cannot be read.
+/// The treatment of rows that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum ResolvedBadRows {
     /// The first one ends training.
     Fail,
-    /// They are counted and left out.
+    /// They are counted and skipped.
     Skip {
-        /// As many are tolerated.
+        /// The most rows that may be skipped.
         limit: u64,
     },
 }
 
-/// Made-up rows with Criteo's columns `label`, `I1` … and `C1` ….
+/// Synthetic rows with Criteo's columns `label`, `I1` … and `C1` ….
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedSynthetic {
@@ -267,9 +271,9 @@ pub struct ResolvedSynthetic {
     pub rows: u64,
     /// Rows of the test.
     pub test_rows: u64,
-    /// Different ids of `C1`, `C2` …, up to the last one that a feature names.
+    /// Number of ids of `C1`, `C2` …, up to the last column that a feature names.
     pub vocabularies: Vec<u64>,
-    /// Columns `I1`, `I2` …, up to the last one that a feature names.
+    /// Number of columns `I1`, `I2` …, up to the last one that a feature names.
     pub dense: usize,
     /// Exponent of the ids' Zipf distribution.
     pub zipf_exponent: f64,
@@ -277,11 +281,11 @@ pub struct ResolvedSynthetic {
     pub seed: u64,
 }
 
-/// How object stores are reached.
+/// Access to object stores.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedStorage {
-    /// Options of the client, which win over the environment's.
+    /// Options of the client. They take precedence over the environment.
     pub options: BTreeMap<String, String>,
     /// Secret whose entries become environment variables, in a cluster.
     pub secret_name: Option<String>,
@@ -293,29 +297,29 @@ pub struct ResolvedStorage {
 pub struct ResolvedTraining {
     /// The mode, or the first one where it is chosen automatically.
     pub mode: Mode,
-    /// How readily the mode is switched automatically, if it is.
+    /// The sensitivity of automatic mode switches, if there are any.
     pub auto: Option<ResolvedAutoMode>,
     /// Rows of a step, over all dense workers together.
     pub global_batch_size: usize,
     /// When training ends.
     pub length: TrainingLength,
-    /// Seed of everything random but synthetic rows.
+    /// Seed of everything random except synthetic rows.
     pub seed: u64,
-    /// Rows of a local batch; `None` means an equal share of the global batch for each dense worker.
+    /// Rows of a local batch; `None` means an equal share of the global batch per dense worker.
     pub local_batch_size: Option<usize>,
-    /// Dense workers that train where each step has a barrier; `None` means all.
+    /// Dense workers that train in modes with a barrier; `None` means all.
     pub barrier_workers: Option<usize>,
     /// τ of the mode `hybrid`, in global steps.
     pub staleness: u32,
     /// ι of the mode `gba`, in global steps.
     pub gba_staleness: u32,
-    /// What the sum of a key's gradients is divided by in the mode `gba`.
+    /// The divisor of the sum of a key's gradients in the mode `gba`.
     pub gba_key_divisor: KeyDivisor,
     /// b1 of the mode `hopBs`, in local batches.
     pub hop_bs_bound: u32,
     /// b3 of the mode `hopBw`, in dense workers.
     pub hop_bw_backups: u32,
-    /// b2 of the mode `bsp`, in local batches; `None` means those of a global batch.
+    /// b2 of the mode `bsp`, in local batches; `None` means the local batches of a global batch.
     pub bsp_aggregate: Option<u32>,
     /// Switches of the mode, steps ascending.
     pub switch_at: Vec<SwitchSpec>,
@@ -325,7 +329,7 @@ pub struct ResolvedTraining {
     pub sparse_optimizer: SparseOptimizer,
     /// How a value of a row is stored.
     pub embedding_value_type: ValueType,
-    /// What the products of linear layers are computed in.
+    /// The number format of the products in linear layers.
     pub precision: Precision,
     /// How values travel.
     pub compression: Compression,
@@ -333,19 +337,20 @@ pub struct ResolvedTraining {
     pub evaluation: ResolvedEvaluation,
 }
 
-/// How readily the mode `auto` switches.
+/// The sensitivity of the mode `auto`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedAutoMode {
     /// How much faster the other mode must be, as a share.
     pub margin: f64,
-    /// Seconds that predictions are averaged over.
+    /// Seconds over which predictions are averaged.
     pub window_seconds: u32,
-    /// Seconds that a mode stays at least, no less than the window.
+    /// The shortest time in a mode, in seconds; at least the window.
     pub dwell_seconds: u32,
-    /// Switches an hour at most.
+    /// The most switches per hour.
     pub switches_per_hour: u32,
-    /// Share of the nodes' CPU, less what the job requests, from which on the cluster counts as crowded if others use it.
+    /// From this CPU share on, the cluster counts as crowded if others use it. The share is of the
+    /// nodes' CPU, minus the job's requests.
     pub crowded_cpu: f64,
 }
 
@@ -353,29 +358,29 @@ pub struct ResolvedAutoMode {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedAutoscaling {
-    /// What becomes of decisions.
+    /// The use of decisions.
     pub mode: AutoscalingMode,
-    /// Parameter servers, unless somebody else scales them.
+    /// Parameter servers; `None` if an external scaler scales them.
     pub ps: Option<ResolvedPsScaling>,
-    /// Embedding workers, unless somebody else scales them.
+    /// Embedding workers; `None` if an external scaler scales them.
     pub embedding_worker: Option<ResolvedEmbeddingWorkerScaling>,
-    /// Dense workers, unless somebody else scales them.
+    /// Dense workers; `None` if an external scaler scales them.
     pub dense_worker: Option<ResolvedDenseWorkerScaling>,
     /// Seconds between two decisions about a role.
     pub cool_down_seconds: u32,
-    /// Seconds for which more replicas must have been needed.
+    /// How long more replicas must have been needed, in seconds.
     pub up_window_seconds: u32,
-    /// Seconds for which fewer must have been enough.
+    /// How long fewer replicas must have been enough, in seconds.
     pub down_window_seconds: u32,
 }
 
-/// How many replicas a role may have: 1 ≤ `min` ≤ `max`.
+/// The allowed numbers of replicas of a role: 1 ≤ `min` ≤ `max`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedBounds {
-    /// At least.
+    /// The lower bound.
     pub min: u32,
-    /// At most.
+    /// The upper bound.
     pub max: u32,
 }
 
@@ -383,13 +388,13 @@ pub struct ResolvedBounds {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedPsScaling {
-    /// How many there may be.
+    /// The allowed numbers of servers.
     pub bounds: ResolvedBounds,
-    /// Share of the memory limit that the fullest should use.
+    /// Target share of the memory limit for the fullest server.
     pub memory_target: f64,
-    /// Share of the time that the busiest should work.
+    /// Target share of busy time for the busiest server.
     pub busy_target: f64,
-    /// Memory that one may be given at most; `None` means that it is not raised.
+    /// The most memory of one server; `None` means that the limit is never raised.
     pub max_memory_bytes: Option<u64>,
 }
 
@@ -397,9 +402,9 @@ pub struct ResolvedPsScaling {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedEmbeddingWorkerScaling {
-    /// How many there may be.
+    /// The allowed numbers of workers.
     pub bounds: ResolvedBounds,
-    /// Mean seconds that a batch should wait; `None` means as long as it is worked on.
+    /// Target mean wait of a batch in seconds; `None` means as long as a worker takes for it.
     pub queue_wait_seconds: Option<f64>,
 }
 
@@ -407,13 +412,13 @@ pub struct ResolvedEmbeddingWorkerScaling {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedDenseWorkerScaling {
-    /// How many there may be.
+    /// The allowed numbers of workers.
     pub bounds: ResolvedBounds,
-    /// What one more should add, as a share of what each adds on average.
+    /// The least throughput that one more worker must add, as a share of the average worker's.
     pub marginal_throughput: f64,
-    /// Price of one for an hour.
+    /// Price of one worker per hour.
     pub price_per_hour: Option<f64>,
-    /// What a million samples may cost at most, in the same currency.
+    /// The highest cost of a million samples, in the same currency.
     pub max_cost_per_million_samples: Option<f64>,
 }
 
@@ -421,13 +426,13 @@ pub struct ResolvedDenseWorkerScaling {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum TrainingLength {
-    /// After so many passes over the training rows.
+    /// After this many passes over the training rows.
     Epochs(u32),
-    /// After so many steps.
+    /// After this many steps.
     Steps(u64),
 }
 
-/// When the test rows are evaluated; the end of training always counts.
+/// When the test rows are evaluated, in addition to the end of training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum ResolvedEvaluation {
@@ -435,11 +440,11 @@ pub enum ResolvedEvaluation {
     End,
     /// After each epoch.
     Epoch,
-    /// After every so many steps.
+    /// After every this many steps.
     Steps(u64),
 }
 
-/// How many of each role there are.
+/// The number of members of each role.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedRoles {
@@ -449,7 +454,7 @@ pub struct ResolvedRoles {
     pub embedding_worker: ResolvedRole,
     /// Dense workers.
     pub dense_worker: ResolvedRole,
-    /// What the dense workers compute on.
+    /// The device of the dense workers.
     pub device: DeviceKind,
     /// GPUs of each dense worker.
     pub gpus: u32,
@@ -461,9 +466,9 @@ pub struct ResolvedRoles {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedRole {
-    /// How many there are, at least 1.
+    /// The number of members, at least 1.
     pub replicas: usize,
-    /// Threads of each; `None` means its share of the machine's cores.
+    /// Threads of each member; `None` means its share of the machine's cores.
     pub threads: Option<usize>,
 }
 
@@ -473,28 +478,28 @@ pub struct ResolvedRole {
 pub struct ResolvedCheckpoint {
     /// Directory or URL.
     pub path: String,
-    /// Global batches between two; `None` means one at the end.
+    /// Global batches between two checkpoints; `None` means one at the end.
     pub every_steps: Option<u64>,
-    /// Every how many a full one is written, at least 1.
+    /// Every n-th checkpoint is a full one; at least 1.
     pub full_every: u32,
-    /// As many full ones are kept, at least 1.
+    /// Full checkpoints to keep, at least 1.
     pub keep: usize,
-    /// Where training starts.
+    /// The start of training.
     pub resume: Resume,
 }
 
-/// What happens after a crash.
+/// The handling of crashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedFaultTolerance {
-    /// Restarts after which the job has failed.
+    /// The most restarts before the job fails.
     pub max_restarts: u32,
     /// Seconds before the first restart, at least 1.
     pub backoff_seconds: u32,
-    /// Seconds without progress after which training counts as stalled: in which no batch was
-    /// trained, nothing was restored or saved, no evaluation got on and no file was read. A dense worker
-    /// that has been at one batch for as long ends, and another takes its place.
+    /// Seconds without progress after which training counts as stalled. Progress is a trained
+    /// batch, restored or saved data, an evaluated batch, or a file that was read. A dense worker
+    /// that spends this long on one batch exits, and its replacement continues.
     pub stall_seconds: u32,
-    /// Whether rows of a parameter server outlive its process.
+    /// Whether the rows of a parameter server outlive its process.
     pub shared_memory: bool,
 }

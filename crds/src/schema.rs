@@ -1,9 +1,11 @@
-//! The OpenAPI schema of `RecTrainingJob`, generated from the types: the one source of what a manifest may hold, for the API
-//! server (the CustomResourceDefinition), for this crate's own check, and for the manual.
+//! The OpenAPI schema of `RecTrainingJob`, generated from the types. It is the one source of a
+//! manifest's rules: for the API server (the CustomResourceDefinition), for this crate's own check,
+//! and for the manual.
 //!
-//! Two forms of it exist. The *annotated* one carries what only this crate reads: `x-default` (what an absent field
-//! stands for), `x-values` (what each value of an enum means) and `x-expected` (a pattern in words). In the *cluster's*
-//! form these are folded into the descriptions, because a structural schema admits no keywords of one's own.
+//! The schema has two forms. The *annotated* form also has keywords that only this crate reads:
+//! `x-default` (the default), `x-values` (the meaning of each value of an enum) and `x-expected` (a
+//! pattern in words). The *cluster's* form folds them into the descriptions, because a structural
+//! schema allows no keywords of its own.
 
 use std::sync::LazyLock;
 
@@ -17,13 +19,13 @@ use serde_json::{Map, Value, json};
 
 use crate::{FieldPath, RecTrainingJob, Segment};
 
-/// What an absent field stands for.
+/// The value of an absent field.
 pub(crate) const DEFAULT: &str = "x-default";
-/// What each value of an enum means, by value.
+/// The meaning of each value of an enum, by value.
 pub(crate) const VALUES: &str = "x-values";
-/// What a pattern expects, in words.
+/// The values that a pattern expects, in words.
 pub(crate) const EXPECTED: &str = "x-expected";
-/// Kubernetes' keyword for objects whose fields the schema does not list.
+/// Kubernetes' keyword for objects with fields that the schema does not list.
 pub(crate) const OPEN: &str = "x-kubernetes-preserve-unknown-fields";
 
 static ANNOTATED: LazyLock<Value> = LazyLock::new(generate::<RecTrainingJob>);
@@ -40,12 +42,12 @@ pub(crate) fn generate<T: JsonSchema>() -> Value {
     schema
 }
 
-/// The annotated schema of the whole object: `spec` and `status` (the API server knows `metadata` by itself).
+/// The annotated schema of the whole object: `spec` and `status`. The API server knows `metadata`.
 pub(crate) fn annotated() -> &'static Value {
     &ANNOTATED
 }
 
-/// The schema of the field at `path`. An entry of a list may be named by its index or not at all:
+/// The schema of the field at `path`. The index of a list entry may be left out:
 /// `spec.features.sparse[2].dim` and `spec.features.sparse.dim` are the same field.
 pub(crate) fn at(path: &FieldPath) -> Option<&'static Value> {
     path.0.iter().try_fold(annotated(), step)
@@ -58,7 +60,7 @@ fn step(schema: &'static Value, segment: &Segment) -> Option<&'static Value> {
     }
 }
 
-/// The fields of an object's schema.
+/// The fields in the schema of an object.
 pub(crate) fn properties(schema: &Value) -> Option<&Map<String, Value>> {
     schema.get("properties")?.as_object()
 }
@@ -75,19 +77,19 @@ pub fn crd() -> CustomResourceDefinition {
     crd
 }
 
-/// [`crd`] as the YAML file that `kubectl apply` and the Helm chart take.
+/// [`crd`] as a YAML file, for `kubectl apply` and the Helm chart.
 ///
 /// # Panics
 /// Never in practice: see [`crd`].
 pub fn crd_yaml() -> String {
     let yaml = serde_yaml::to_string(&crd()).expect("a CustomResourceDefinition is plain data");
     format!(
-        "# Generated from the types in crds/src: `cargo run --release -p rectrain-crds --example generate` writes it anew.\n{yaml}"
+        "# Generated from the types in crds/src: `cargo run --release -p rectrain-crds --example generate` writes it.\n{yaml}"
     )
 }
 
-/// Brings what schemars generates into the structural form that Kubernetes asks for, in place: no `oneOf`, `anyOf` or
-/// `nullable`, known number formats only, and descriptions without the line breaks of the source.
+/// Converts the output of schemars, in place, into Kubernetes' structural form: no `oneOf`, `anyOf`
+/// or `nullable`, only known number formats, and descriptions without the source's line breaks.
 fn normalize(schema: &mut Value) {
     let Some(node) = schema.as_object_mut() else { return };
     unwrap_option(node);
@@ -110,7 +112,7 @@ fn normalize(schema: &mut Value) {
     if let Some(Value::Object(fields)) = node.get_mut("properties") {
         for field in fields.values_mut() {
             if let Some(field) = field.as_object_mut() {
-                // Lists and maps that are empty when absent: Rust's way of saying so, not the user's.
+                // Empty lists and maps are Rust's way to say "absent", not a default of the user.
                 field.remove("default");
             }
             normalize(field);
@@ -118,7 +120,8 @@ fn normalize(schema: &mut Value) {
     }
 }
 
-/// `anyOf: [T, null]`, an optional T, becomes T; what the field says about itself wins over what its type says.
+/// Replaces `anyOf: [T, null]`, an optional T, by T. The field's own keywords take precedence over
+/// the type's.
 fn unwrap_option(node: &mut Map<String, Value>) {
     let is_null =
         |schema: &Value| schema.get("enum") == Some(&json!([null])) || schema.get("type") == Some(&json!("null"));
@@ -134,8 +137,8 @@ fn unwrap_option(node: &mut Map<String, Value>) {
     }
 }
 
-/// An enum whose values have descriptions of their own (`oneOf` in schemars) becomes a list of values, and the descriptions
-/// go to `x-values`.
+/// Replaces an enum whose values have their own descriptions (schemars' `oneOf`) by a list of
+/// values. The descriptions go to `x-values`.
 fn unwrap_enum(node: &mut Map<String, Value>) {
     let Some(Value::Array(variants)) = node.get("oneOf") else { return };
     let mut names = Vec::new();
@@ -155,7 +158,7 @@ fn unwrap_enum(node: &mut Map<String, Value>) {
     node.insert(VALUES.into(), meanings.into());
 }
 
-/// Kubernetes warns about formats it does not know, and its integers are signed.
+/// Kubernetes warns about unknown formats, and its integers are signed.
 fn normalize_format(node: &mut Map<String, Value>) {
     let known = match node.get("format").and_then(Value::as_str) {
         Some("uint8" | "int8" | "uint16" | "int16") => "int32",
@@ -165,7 +168,7 @@ fn normalize_format(node: &mut Map<String, Value>) {
     node.insert("format".into(), known.into());
 }
 
-/// Joins the lines of a paragraph; an empty line stays a line break.
+/// Joins the lines of each paragraph. An empty line stays a paragraph break.
 fn reflow(text: &str) -> String {
     let paragraphs = text.split("\n\n").map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "));
     paragraphs.filter(|paragraph| !paragraph.is_empty()).collect::<Vec<_>>().join("\n\n")
@@ -175,7 +178,7 @@ fn reflow(text: &str) -> String {
 fn for_cluster(schema: &Value) -> Value {
     let mut schema = schema.clone();
     fold_annotations(&mut schema);
-    // The scale subresource reads `spec.roles.denseWorker.replicas`, which must therefore exist in every object.
+    // The scale subresource reads `spec.roles.denseWorker.replicas`, so every object must have it.
     for (pointer, default) in [
         ("/properties/spec/properties/roles", json!({})),
         ("/properties/spec/properties/roles/properties/denseWorker", json!({})),
@@ -219,7 +222,7 @@ fn fold_annotations(schema: &mut Value) {
     }
 }
 
-/// A default as a reader sees it: `[256, 128]`, `0.001`, `adam`.
+/// A default as readers see it: `[256, 128]`, `0.001`, `adam`.
 pub(crate) fn default_text(default: &Value) -> String {
     match default {
         Value::String(text) => text.clone(),
@@ -275,8 +278,9 @@ mod tests {
     }
 
     #[test]
-    fn every_optional_setting_says_what_its_absence_means() {
-        // Objects of optional settings, and fields that another field requires or forbids, have no default of their own.
+    fn every_optional_setting_documents_its_default() {
+        // Objects of optional settings, and fields that another field requires or forbids, have no
+        // default of their own.
         const WITHOUT: [&str; 7] = [
             "spec.features.dense[0].mean",
             "spec.features.dense[0].std",
@@ -308,7 +312,8 @@ mod tests {
         assert!(missing.is_empty(), "no x-default: {missing:?}");
     }
 
-    /// Lists, maps and texts that CEL rules may read need bounds, or the API server refuses the rules as too expensive.
+    /// CEL rules may read lists, maps and texts, so these need bounds. Otherwise the API server
+    /// refuses the rules as too expensive.
     #[test]
     fn every_list_and_text_of_spec_is_bounded() {
         visit(&annotated()["properties"]["spec"], &FieldPath::parse("spec"), &mut |path, node| {
@@ -328,7 +333,7 @@ mod tests {
     #[test]
     fn the_definition_fits_into_the_annotation_of_kubectl_apply() {
         let size = serde_json::to_string(&crd()).unwrap().len();
-        assert!(size < 200 * 1024, "{size} bytes; kubectl apply keeps a copy in an annotation of at most 256 KiB");
+        assert!(size < 200 * 1024, "{size} bytes; kubectl apply stores a copy in an annotation of at most 256 KiB");
     }
 
     #[test]
@@ -347,14 +352,15 @@ mod tests {
         for path in
             [&scale.spec_replicas_path, &scale.status_replicas_path, scale.label_selector_path.as_ref().unwrap()]
         {
-            assert!(at(&FieldPath::parse(path)).is_some(), "{path} is no field");
+            assert!(at(&FieldPath::parse(path)).is_some(), "{path} is not a field");
         }
         for column in version.additional_printer_columns.iter().flatten().filter(|c| c.name != "Age") {
-            assert!(at(&FieldPath::parse(&column.json_path)).is_some(), "{} is no field", column.json_path);
+            assert!(at(&FieldPath::parse(&column.json_path)).is_some(), "{} is not a field", column.json_path);
         }
     }
 
-    /// kube's derive makes its own structural schema (its CEL helpers use it): ours has the same fields and rules.
+    /// kube's derive makes a structural schema of its own, which its CEL helpers use. Ours must
+    /// have the same fields and rules.
     #[test]
     fn the_schema_has_the_fields_and_rules_that_kube_derives() {
         fn outline(schema: &Value) -> Vec<String> {

@@ -1,12 +1,13 @@
-//! `--set path=value`, with Helm's grammar: several assignments between commas, dots for fields, `a[0].b` for entries,
-//! `{x,y}` for lists, `\` before a character that shall mean itself, and `null` to remove a field. Values that look like
-//! true, false, an integer or a number become one; with `--set-string` all are text.
+//! `--set path=value`, with Helm's grammar. Commas separate assignments, dots lead to fields,
+//! `a[0].b` is an entry, `{x,y}` is a list, and `null` removes a field. A `\` makes the next
+//! character literal. Values that look like true, false, an integer or a number become one. With
+//! `--set-string` all values are text.
 
 use serde_json::{Map, Value};
 
 use crate::{FieldPath, Segment};
 
-/// How the values of an expression are read.
+/// The interpretation of an expression's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SetKind {
     /// `--set`: true, false, null, integers and numbers are recognised.
@@ -25,28 +26,28 @@ impl SetKind {
     }
 }
 
-/// What is wrong with a `--set` expression.
+/// An error in a `--set` expression.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{flag} {expression}: {problem}")]
 pub struct SetError {
-    /// The flag it was given with.
+    /// The flag of the expression.
     pub flag: &'static str,
     /// The whole expression.
     pub expression: String,
-    /// What is wrong with it, and what was expected.
+    /// The problem, and the expectation.
     pub problem: String,
 }
 
-/// As deep as Helm nests.
+/// The deepest path, like Helm's limit.
 const MAX_DEPTH: usize = 30;
-/// No list of a manifest is longer.
+/// The largest index. No list of a manifest is longer.
 const MAX_INDEX: usize = 4_096;
 
-/// Applies one expression to a manifest and returns the places it changed.
+/// Applies one expression to a manifest, and returns the paths it changed.
 ///
 /// # Errors
-/// If the expression has no value or no path, or its path does not fit what the manifest holds (a field of a text, say).
-/// The manifest may then hold a part of the expression's assignments.
+/// An expression without value or path, or a path that does not match the manifest (a field of a
+/// text, for example). The manifest may then have some of the expression's assignments.
 pub fn apply_set(manifest: &mut Value, expression: &str, kind: SetKind) -> Result<Vec<FieldPath>, SetError> {
     let fail = |problem| SetError { flag: kind.flag(), expression: expression.to_string(), problem };
     let assignments = parse(expression, kind).map_err(fail)?;
@@ -80,7 +81,7 @@ struct Scanner<'a> {
 }
 
 impl Scanner<'_> {
-    /// Reads up to an unescaped character of `stops`, which stays, or to the end.
+    /// Reads up to an unescaped character of `stops`, which it does not consume, or to the end.
     fn until(&mut self, stops: &str) -> Result<String, String> {
         let mut text = String::new();
         while let Some(&next) = self.chars.peek() {
@@ -132,11 +133,11 @@ impl Scanner<'_> {
         match digits.parse() {
             Ok(index) if index < MAX_INDEX => Ok(index),
             Ok(index) => Err(format!("no list has an entry [{index}]: expected an index below {MAX_INDEX}")),
-            Err(_) => Err(format!("`[{digits}]` is no index: expected a number from 0, such as [0]")),
+            Err(_) => Err(format!("`[{digits}]` is not an index: expected a number from 0, such as [0]")),
         }
     }
 
-    /// Reads what is right of `=`; `None` removes the field.
+    /// Reads the value after `=`. `None` removes the field.
     fn value(&mut self, kind: SetKind) -> Result<Option<Value>, String> {
         if self.chars.peek() != Some(&'{') {
             return Ok(infer(self.until(",")?, kind));
@@ -160,7 +161,7 @@ impl Scanner<'_> {
     }
 }
 
-/// The value that a text stands for; `None` is null.
+/// The value of a text. `None` is null.
 fn infer(text: String, kind: SetKind) -> Option<Value> {
     if kind == SetKind::Text {
         return Some(text.into());
@@ -238,9 +239,10 @@ mod tests {
         manifest
     }
 
-    /// The table of Helm's documentation (`helm install --set`, "The Format and Limitations of --set").
+    /// The table in Helm's documentation of `helm install --set` ("The Format and Limitations of
+    /// --set").
     #[test]
-    fn expressions_mean_what_they_mean_to_helm() {
+    fn expressions_mean_the_same_as_in_helm() {
         for (expression, expected) in [
             ("name=value", json!({"name": "value"})),
             ("a=b,c=d", json!({"a": "b", "c": "d"})),
@@ -263,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn values_become_what_they_look_like() {
+    fn values_get_the_type_they_look_like() {
         for (text, expected) in [
             ("true", json!(true)),
             ("false", json!(false)),
@@ -295,14 +297,14 @@ mod tests {
     }
 
     #[test]
-    fn null_removes_a_field_or_an_entry_and_what_is_absent_stays_so() {
+    fn null_removes_a_field_or_an_entry() {
         assert_eq!(set(json!({"a": {"b": 1, "c": 2}}), "a.b=null"), json!({"a": {"c": 2}}));
         assert_eq!(set(json!({"a": [1, 2, 3]}), "a[1]=null"), json!({"a": [1, 3]}));
         assert_eq!(set(json!({"a": 1}), "b=null"), json!({"a": 1}));
     }
 
     #[test]
-    fn what_is_there_already_is_kept_beside_what_is_set() {
+    fn fields_that_are_not_set_are_kept() {
         let manifest = json!({"spec": {"training": {"mode": "sync", "seed": 1}}});
         assert_eq!(
             set(manifest, "spec.training.mode=hybrid"),
@@ -311,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expression_that_cannot_be_applied_is_named_with_its_problem() {
+    fn an_invalid_expression_is_named_with_its_problem() {
         for (expression, problem) in [
             ("spec.training.mode", "found no `=`"),
             ("a,b=1", "found no `=`"),
@@ -320,8 +322,8 @@ mod tests {
             ("a.=x", "after the dot"),
             ("a..b=x", "after the dot"),
             ("[0]=x", "expected the name of a field"),
-            ("a[x]=1", "`[x]` is no index"),
-            ("a[-1]=1", "`[-1]` is no index"),
+            ("a[x]=1", "`[x]` is not an index"),
+            ("a[-1]=1", "`[-1]` is not an index"),
             ("a[99999]=1", "below 4096"),
             ("a[0=1", "expected `]`"),
             ("a={b,c", "expected `}`"),

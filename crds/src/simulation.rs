@@ -1,5 +1,6 @@
-//! `kind: Simulation`: what `rectrain simulate` runs — how many workers, how fast and how troubled, and which training modes. It is
-//! read as strictly as a job ([`load_simulation`]), with the same `--set` overrides; no cluster ever sees one. Absent fields
+//! `kind: Simulation`, the input of `rectrain simulate`: how many workers, how fast and how
+//! troubled they are, and which training modes. It is read as strictly as a job
+//! ([`load_simulation`]), with the same `--set` overrides. No cluster ever sees one. Absent fields
 //! hold their defaults.
 
 use std::sync::LazyLock;
@@ -8,7 +9,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::manifest::{DocumentKind, Sources, read_document, typed};
+use crate::manifest::{DocumentKind, Sources, read_document};
+use crate::typed::typed;
 use crate::{FieldError, FieldPath, HopBsSpec, HybridSpec, ManifestError, Mode, Override, defaults, schema};
 
 /// The default of `spec.workers`.
@@ -34,65 +36,68 @@ const EMBEDDING_BYTES_PER_ROW: f64 = 1664.0;
 /// The default of `spec.network.detectionSeconds`.
 const DETECTION_SECONDS: f64 = 5.0;
 
-/// A group of workers with a trouble. Groups follow one another along the workers, and go on at the first when they have reached
-/// the last: shares that add up to at most 1 do not overlap. A worker in several groups has the troubles of all.
+/// A group of workers with a problem. Groups take consecutive workers, and start again at the first
+/// worker after the last one: shares that add up to at most 1 do not overlap. A worker in several
+/// groups has the problems of all.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StragglersSpec {
-    /// The group's share of the workers, above 0: the nearest whole number of them, at least one.
-    #[schemars(range(min = 0.0, max = 1.0), extend("x-default" = "all workers, or those in `workers`"))]
+    /// The group's share of the workers, above 0. It is rounded to a whole number of workers, at
+    /// least one.
+    #[schemars(range(min = 0.0, max = 1.0), extend("x-default" = "all workers, or the ones in `workers`"))]
     pub share: Option<f64>,
 
     /// The group's workers by number, from 0.
-    #[schemars(length(min = 1, max = 4096), inner(range(min = 0, max = 99_999)), extend("x-default" = "those of `share`"))]
+    #[schemars(length(min = 1, max = 4096), inner(range(min = 0, max = 99_999)), extend("x-default" = "the workers of `share`"))]
     pub workers: Option<Vec<u32>>,
 
-    /// How many times longer a batch takes.
-    #[schemars(range(min = 0.01, max = 1_000_000.0), extend("x-default" = "as long as others'"))]
+    /// The factor on the duration of a batch.
+    #[schemars(range(min = 0.01, max = 1_000_000.0), extend("x-default" = "1"))]
     pub factor: Option<f64>,
 
-    /// Slow only for the first `slowSeconds` of each period of this many seconds. Periods of different workers begin at
-    /// different times, drawn by the seed.
+    /// The group is slow only for the first `slowSeconds` of each period of this many seconds. The
+    /// seed draws when the periods of each worker begin.
     #[schemars(range(min = 0.001, max = 10_000_000.0), extend("x-default" = "slow all the time"))]
     pub period_seconds: Option<f64>,
 
-    /// How much of each period is slow.
+    /// The slow part of each period, in seconds.
     #[schemars(range(min = 0.001, max = 10_000_000.0), extend("x-default" = "required with `periodSeconds`"))]
     pub slow_seconds: Option<f64>,
 
-    /// Batches that take a Pareto-distributed multiple of their time.
+    /// Batches whose duration is a Pareto-distributed multiple of the usual one.
     pub heavy_tail: Option<HeavyTailSpec>,
 
-    /// Before this time of the simulation the group is not slow.
+    /// The group is not slow before this time of the simulation.
     #[schemars(range(min = 0.0, max = 10_000_000.0), extend("x-default" = 0.0))]
     pub from_seconds: f64,
 
-    /// From this time on the group is not slow any more.
+    /// The group is not slow from this time on.
     #[schemars(range(min = 0.0, max = 10_000_000.0), extend("x-default" = "slow to the end"))]
     pub until_seconds: Option<f64>,
 
-    /// How many times longer a message takes over the workers' links.
-    #[schemars(range(min = 0.01, max = 1_000_000.0), extend("x-default" = "as long as others'"))]
+    /// The factor on the duration of a message over the workers' links.
+    #[schemars(range(min = 0.01, max = 1_000_000.0), extend("x-default" = "1"))]
     pub link_factor: Option<f64>,
 
-    /// Workers that die now and then and come back.
+    /// Workers that crash at random and come back.
     pub crashes: Option<CrashesSpec>,
 }
 
-/// Batches of a Pareto-distributed time: P(multiple > x) = x^−shape.
+/// Batches whose duration is multiplied by a Pareto-distributed factor: P(factor > x) = x^−shape.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HeavyTailSpec {
-    /// The probability that a batch is one of them.
+    /// The probability that a batch is affected.
     #[serde(default = "one")]
     #[schemars(range(min = 0.0, max = 1.0), extend("x-default" = 1.0))]
     pub probability: f64,
 
-    /// The Pareto distribution's shape: the smaller, the heavier the tail. At 1 and below its mean is infinite. Required.
+    /// The Pareto distribution's shape. A smaller shape means a heavier tail; at 1 and below its
+    /// mean is infinite. Required.
     #[schemars(range(min = 0.1, max = 100.0))]
     pub shape: f64,
 
-    /// The largest multiple.
+    /// The largest factor.
     #[serde(default = "hundred")]
     #[schemars(range(min = 1.0, max = 1_000_000.0), extend("x-default" = 100.0))]
     pub limit: f64,
@@ -106,15 +111,15 @@ fn hundred() -> f64 {
     100.0
 }
 
-/// Workers that die. Times between failures are exponentially distributed, drawn by the seed.
+/// Crashing workers. The times between crashes are exponentially distributed, drawn by the seed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CrashesSpec {
-    /// Mean seconds from a worker's start to its failure. Required.
+    /// Mean seconds from a worker's start to its crash. Required.
     #[schemars(range(min = 0.001, max = 1_000_000_000.0))]
     pub mean_seconds_between: f64,
 
-    /// Seconds from a failure until the worker is back. Required.
+    /// Seconds from a crash until the worker is back. Required.
     #[schemars(range(min = 0.0, max = 10_000_000.0))]
     pub recovery_seconds: f64,
 }
@@ -123,19 +128,20 @@ pub struct CrashesSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SimulatedServersSpec {
-    /// How many.
+    /// The number of servers.
     #[schemars(range(min = 1, max = 64), extend("x-default" = "one for 100 workers, from 2 to 64"))]
     pub count: Option<u32>,
 
-    /// Seconds a pull or a push takes a server besides its bytes; one follows the other.
+    /// Seconds that a pull or a push takes a server besides its bytes. A server handles one request
+    /// after another.
     #[schemars(range(min = 0.0, max = 1000.0), extend("x-default" = REQUEST_SECONDS))]
     pub request_seconds: f64,
 
-    /// Bytes that one server sends or receives in a second.
+    /// Bytes that one server sends or receives per second.
     #[schemars(range(min = 1.0, max = 1e18), extend("x-default" = SERVER_BYTES_PER_SECOND))]
     pub bytes_per_second: f64,
 
-    /// Servers that are slower than the rest.
+    /// Servers that are slower than the others.
     pub slow: Option<SlowServersSpec>,
 }
 
@@ -149,12 +155,12 @@ impl Default for SimulatedServersSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SlowServersSpec {
-    /// How many of the servers.
+    /// The number of slow servers.
     #[serde(default = "one_server")]
     #[schemars(range(min = 1, max = 64), extend("x-default" = 1))]
     pub count: u32,
 
-    /// How many times longer a request takes them, bytes included. Required.
+    /// The factor on the duration of a request, bytes included. Required.
     #[schemars(range(min = 0.01, max = 1_000_000.0))]
     pub factor: f64,
 }
@@ -163,15 +169,15 @@ fn one_server() -> u32 {
     1
 }
 
-/// The links between workers and servers, and what goes over them.
+/// The links between workers and servers, and the bytes they carry.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NetworkSpec {
-    /// Seconds a message takes one way, besides its bytes.
+    /// Seconds that a message takes one way, besides its bytes.
     #[schemars(range(min = 0.0, max = 1000.0), extend("x-default" = LATENCY_SECONDS))]
     pub latency_seconds: f64,
 
-    /// Bytes a second over one worker's link, each way.
+    /// Bytes per second over one worker's link, in each direction.
     #[schemars(range(min = 1.0, max = 1e18), extend("x-default" = BYTES_PER_SECOND))]
     pub bytes_per_second: f64,
 
@@ -183,7 +189,7 @@ pub struct NetworkSpec {
     #[schemars(range(min = 0.0, max = 1e9), extend("x-default" = EMBEDDING_BYTES_PER_ROW))]
     pub embedding_bytes_per_row: f64,
 
-    /// Seconds until the coordinator knows that a worker has died.
+    /// Seconds until the coordinator notices that a worker has crashed.
     #[schemars(range(min = 0.0, max = 1_000_000.0), extend("x-default" = DETECTION_SECONDS))]
     pub detection_seconds: f64,
 }
@@ -200,14 +206,14 @@ impl Default for NetworkSpec {
     }
 }
 
-/// What becomes of the place of a token whose worker died.
+/// The use of a token after its worker crashed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum SimulatedLostTokens {
-    /// Nothing, as in the paper: tokens then run ahead of the global step.
+    /// The token is lost, as in the paper. Tokens then run ahead of the global step.
     #[default]
     Vanish,
-    /// Its value is handed out once more.
+    /// The token's value is handed out once more.
     Replace,
 }
 
@@ -215,16 +221,16 @@ pub enum SimulatedLostTokens {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SimulatedGbaSpec {
-    /// Rows of a local batch in this mode (B_a). The gradient buffer holds as many gradients as make the global batch of
-    /// `sync`: workers · `spec.localBatchSize` / this.
+    /// Rows of a local batch in this mode (B_a). The gradient buffer holds the gradients of one
+    /// global batch of `sync`: workers · `spec.localBatchSize` / this.
     #[schemars(range(min = 1, max = 16_777_216), extend("x-default" = "spec.localBatchSize"))]
     pub local_batch_size: Option<u32>,
 
-    /// ι: a gradient that is more than so many global steps old is left out of the dense parameters.
+    /// ι: a gradient more than this many global steps old is left out of the dense parameters.
     #[schemars(range(min = 0, max = 1024), extend("x-default" = defaults::GBA_STALENESS))]
     pub staleness: u32,
 
-    /// What becomes of the tokens of workers that died.
+    /// The use of tokens whose worker crashed.
     #[schemars(extend("x-default" = SimulatedLostTokens::Vanish))]
     pub lost_tokens: SimulatedLostTokens,
 }
@@ -239,7 +245,7 @@ impl Default for SimulatedGbaSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SimulatedHopBwSpec {
-    /// b3: how many of the slowest workers' gradients are ignored in each step.
+    /// b3: the number of slowest workers whose gradients each step ignores.
     #[schemars(range(min = 0, max = 99_999), extend("x-default" = "a quarter of the workers"))]
     pub backups: Option<u32>,
 }
@@ -248,16 +254,16 @@ pub struct SimulatedHopBwSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SimulatedBspSpec {
-    /// b2: how many gradients make a step.
+    /// b2: the number of gradients in a step.
     #[schemars(range(min = 1, max = 1_000_000), extend("x-default" = "an eighth of the workers, at least 1"))]
     pub aggregate: Option<u32>,
 }
 
-/// What is simulated: dense workers of unequal speed in every training mode.
+/// A simulation: dense workers of unequal speed, in every training mode.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SimulationSpec {
-    /// How many dense workers; each of these numbers is simulated.
+    /// The number of dense workers. Each number in the list is simulated.
     #[schemars(length(min = 1, max = 16), inner(range(min = 1, max = 100_000)), extend("x-default" = WORKERS))]
     pub workers: Vec<u32>,
 
@@ -265,34 +271,37 @@ pub struct SimulationSpec {
     #[schemars(length(min = 1, max = 7), extend("x-default" = "all seven"))]
     pub modes: Vec<Mode>,
 
-    /// How many seconds of training are simulated.
+    /// The simulated training time, in seconds.
     #[schemars(range(min = 0.001, max = 10_000_000.0), extend("x-default" = SECONDS))]
     pub seconds: f64,
 
-    /// Seed of everything random. The same document and seed give the same figures to the last digit.
+    /// Seed of everything random. The same document and seed give the same figures to the last
+    /// digit.
     #[schemars(range(min = 0, max = 9_007_199_254_740_991u64), extend("x-default" = defaults::SEED))]
     pub seed: u64,
 
-    /// Rows of a worker's batch. The global batch of `sync` is so many times the number of workers.
+    /// Rows of a worker's batch. The global batch of `sync` is this times the number of workers.
     #[schemars(range(min = 1, max = 16_777_216), extend("x-default" = LOCAL_BATCH_SIZE))]
     pub local_batch_size: u32,
 
-    /// Seconds that a batch takes a worker which nothing slows down: one number for all workers, or the measured mean of each,
-    /// given out in turn if there are more workers than numbers.
+    /// Seconds that a batch takes a worker without a problem: one number for all workers, or the
+    /// measured mean of each. If there are more workers than numbers, the list repeats.
     #[schemars(length(min = 1, max = 4096), inner(range(min = 0.000_001, max = 1_000_000.0)), extend("x-default" = STEP_SECONDS))]
     pub step_seconds: Vec<f64>,
 
-    /// How much of `stepSeconds` a batch takes however few rows it has. Matters where `spec.gba.localBatchSize` is given.
+    /// The part of `stepSeconds` that does not depend on the number of rows. Matters with
+    /// `spec.gba.localBatchSize`.
     #[schemars(range(min = 0.0, max = 1_000_000.0), extend("x-default" = 0.0))]
     pub overhead_seconds: f64,
 
-    /// A file of measured seconds of batch after batch of each worker, in place of `stepSeconds`: CSV with the columns `worker`
-    /// and `seconds`, or, if its name ends in .jsonl, an object with these two fields in each line. Relative to where
-    /// `rectrain` runs.
+    /// A file with the measured seconds of each worker's batches, instead of `stepSeconds`. A CSV
+    /// file has the columns `worker` and `seconds`. A .jsonl file has an object with these two
+    /// fields in each line. The path is relative to the working directory of `rectrain`.
     #[schemars(length(min = 1, max = 1024), extend("x-default" = "no trace"))]
     pub trace: Option<String>,
 
-    /// Groups of workers with a trouble: constant, periodic or heavy-tailed slowness, slow links, crashes.
+    /// Groups of workers with a problem: constant, periodic or heavy-tailed slowness, slow links,
+    /// crashes.
     #[schemars(length(max = 64), extend("x-default" = "none"))]
     pub stragglers: Vec<StragglersSpec>,
 
@@ -341,26 +350,26 @@ impl Default for SimulationSpec {
     }
 }
 
-/// A simulation that was read and found right, and where its values came from.
+/// A valid simulation, with the sources of its values.
 pub struct SimulationDocument<'a> {
-    /// What is simulated.
+    /// The simulation.
     pub spec: SimulationSpec,
     sources: Sources<'a>,
 }
 
 impl SimulationDocument<'_> {
-    /// The error that `message` is about the field at `path` (`spec.gba.localBatchSize`), with the line it is at.
+    /// An error about the field at `path` (`spec.gba.localBatchSize`), with its line.
     #[must_use]
     pub fn refuse(&self, path: &str, message: impl Into<String>) -> ManifestError {
         self.sources.locate(vec![FieldError::new(FieldPath::parse(path), message)])
     }
 }
 
-/// Reads a simulation and applies overrides to it, in order. `file` is only what errors call it.
+/// Reads a simulation, and applies overrides in order. Errors call it `file`.
 ///
 /// # Errors
-/// If the text is not one document of this kind, an override cannot be applied, a field is unknown, of the wrong type or out of
-/// bounds, or fields contradict each other.
+/// Text that is not one document of this kind, and an override that cannot be applied. Fields that
+/// are unknown, of the wrong type, out of bounds or contradictory.
 pub fn load_simulation<'a>(
     text: &'a str,
     file: &'a str,
@@ -380,7 +389,7 @@ const SIMULATION: DocumentKind = DocumentKind {
     name: "Simulation",
     example: "docs/examples/straggler.yaml",
     named: false,
-    without_spec: "missing: a simulation says under `spec` what to simulate; `spec: {}` takes every default",
+    without_spec: "missing: `spec` describes the simulation; `spec: {}` takes every default",
     schema: simulation_schema,
     prepare: |document| wrap_single_values(document, simulation_schema()),
 };
@@ -392,7 +401,7 @@ pub(crate) fn simulation_schema() -> &'static Value {
     &SCHEMA
 }
 
-/// Where the schema has a list, a single text or number becomes a list of one.
+/// Turns a single text or number into a list of one where the schema has a list.
 fn wrap_single_values(value: &mut Value, schema: &Value) {
     let list = schema.get("type").is_some_and(|kind| kind == "array");
     match value {
@@ -419,7 +428,7 @@ fn contradictions(spec: &SimulationSpec) -> Vec<FieldError> {
         |path: &str, message: String| errors.push(FieldError::new(FieldPath::parse(&format!("spec.{path}")), message));
     let fewest = spec.workers.iter().copied().min().unwrap_or(1);
     if spec.trace.is_some() && spec.step_seconds != STEP_SECONDS {
-        report("trace", "a trace takes the place of `stepSeconds`: remove one of them".into());
+        report("trace", "a trace replaces `stepSeconds`: remove one of them".into());
     }
     if spec.trace.is_some() && spec.gba.local_batch_size.is_some() {
         report("gba.localBatchSize", "a trace holds seconds of batches of one size: remove this, or the trace".into());
@@ -449,7 +458,7 @@ fn group_contradictions(group: &StragglersSpec, fewest: u32) -> Vec<(&'static st
     let mut report = |field, message: String| errors.push((field, message));
     let slow = group.factor.is_some() || group.heavy_tail.is_some();
     if !slow && group.link_factor.is_none() && group.crashes.is_none() {
-        report("", "no trouble: expected at least one of `factor`, `heavyTail`, `linkFactor` and `crashes`".into());
+        report("", "no problem: expected at least one of `factor`, `heavyTail`, `linkFactor` and `crashes`".into());
     }
     if group.share.is_some() && group.workers.is_some() {
         report("workers", "expected either `share` or `workers`, found both".into());
@@ -466,16 +475,20 @@ fn group_contradictions(group: &StragglersSpec, fewest: u32) -> Vec<(&'static st
             report("slowSeconds", format!("expected at most `periodSeconds` ({period}), found {slow}"));
         }
         (Some(_), Some(_)) if group.factor.is_some() => {}
-        (Some(_), Some(_)) => report("periodSeconds", "expected a `factor` too: how slow the period is".into()),
-        (Some(_), None) => report("periodSeconds", "expected `slowSeconds` too: how much of the period is slow".into()),
-        (None, Some(_)) => report("slowSeconds", "expected `periodSeconds` too: when it is slow again".into()),
+        (Some(_), Some(_)) => {
+            report("periodSeconds", "expected a `factor` too: how slow the group is in the period".into())
+        }
+        (Some(_), None) => {
+            report("periodSeconds", "expected `slowSeconds` too: how long the group is slow in each period".into())
+        }
+        (None, Some(_)) => report("slowSeconds", "expected `periodSeconds` too: how often the group is slow".into()),
     }
     if group.until_seconds.is_some_and(|until| until <= group.from_seconds) {
         report("untilSeconds", format!("expected more than `fromSeconds` ({})", group.from_seconds));
     }
     if !slow && (group.until_seconds.is_some() || group.from_seconds > 0.0) {
         let field = if group.until_seconds.is_some() { "untilSeconds" } else { "fromSeconds" };
-        report(field, "bounds the time of `factor` and `heavyTail`, and there is neither: remove it".into());
+        report(field, "limits the time of `factor` and `heavyTail`, and the group has neither: remove it".into());
     }
     errors
 }
@@ -490,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_spec_takes_every_default_and_a_single_value_stands_for_a_list() {
+    fn an_empty_spec_takes_defaults_and_a_value_may_stand_for_a_list() {
         assert_eq!(load("{}").unwrap(), SimulationSpec::default());
         let spec = load("{workers: 80, modes: gba, stepSeconds: 0.2, stragglers: [{workers: 7, factor: 2}]}").unwrap();
         assert_eq!((spec.workers, spec.modes), (vec![80], vec![Mode::Gba]));
@@ -511,9 +524,9 @@ mod tests {
             ("{seconds: -1}", "spec.seconds: expected a number from 0.001"),
             ("{stepSeconds: [0.1, 0]}", "spec.stepSeconds[1]"),
             ("{overheadSeconds: 1}", "spec.overheadSeconds: expected at most the 0.05 seconds"),
-            ("{trace: t.csv, stepSeconds: 1}", "spec.trace: a trace takes the place"),
+            ("{trace: t.csv, stepSeconds: 1}", "spec.trace: a trace replaces"),
             ("{trace: t.csv, gba: {localBatchSize: 1}}", "spec.gba.localBatchSize"),
-            ("{stragglers: [{share: 0.5}]}", "spec.stragglers[0]: no trouble"),
+            ("{stragglers: [{share: 0.5}]}", "spec.stragglers[0]: no problem"),
             ("{stragglers: [{share: 0.5, workers: [1], factor: 2}]}", "spec.stragglers[0].workers: expected either"),
             ("{stragglers: [{share: 0, factor: 2}]}", "spec.stragglers[0].share: expected a share above 0"),
             ("{stragglers: [{share: 2, factor: 2}]}", "spec.stragglers[0].share: expected a number from 0 to 1"),
@@ -528,7 +541,7 @@ mod tests {
             ("{stragglers: [{crashes: {recoverySeconds: 4}}]}", "crashes.meanSecondsBetween: missing, and required"),
             ("{servers: {count: 2, slow: {count: 3, factor: 2}}}", "spec.servers.slow.count: expected at most"),
             ("{hopBw: {backups: 8}}", "spec.hopBw.backups: expected fewer than there are workers (8)"),
-            ("", "s.yaml:3:1: spec: missing: a simulation says under `spec` what to simulate"),
+            ("", "s.yaml:3:1: spec: missing: `spec` describes the simulation"),
         ] {
             let error = load(spec).unwrap_err();
             assert!(error.contains(expected) && error.starts_with("s.yaml"), "{spec}: {error}");
@@ -546,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn every_setting_says_what_its_absence_means() {
+    fn every_setting_documents_its_default() {
         fn walk(schema: &Value, path: &FieldPath, missing: &mut Vec<String>) {
             let required = schema["required"].as_array().cloned().unwrap_or_default();
             for (name, field) in schema::properties(schema).into_iter().flatten() {

@@ -1,6 +1,6 @@
-//! `status`: what the operator reports. Users read it; nobody but the operator writes it.
+//! `status`: the operator's report. Users read it; only the operator writes it.
 
-// kube's derive repeats each struct, `pub` and all, inside a function.
+// kube's derive repeats each struct, with `pub`, inside a function.
 #![allow(unreachable_pub)]
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -10,25 +10,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::{DecisionStatus, Mode};
 
-/// Where a job is in its life.
+/// Phase of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum Phase {
-    /// Accepted; nothing was made for it yet.
+    /// Accepted; nothing has been created for it yet.
     Pending,
-    /// Its roles are being started.
+    /// Its roles are starting.
     Starting,
-    /// Steps are being made.
+    /// Training steps are in progress.
     Training,
-    /// The test rows are being predicted.
+    /// The test rows are being evaluated.
     Evaluating,
-    /// A crash, or a change of the manifest that needs a new attempt, ended all its roles; they start again, from the last checkpoint if
-    /// there is one.
+    /// A crash, or a change of the manifest that needs a new attempt, ended all roles. They start
+    /// again, from the last checkpoint if there is one.
     Restarting,
-    /// Held by `spec.suspend`.
+    /// Suspended by `spec.suspend`.
     Suspended,
     /// Trained and tested.
     Complete,
-    /// Ended without a model; the condition `Failed` says why and what to do.
+    /// Ended without a model. The condition `Failed` has the reason and the remedy.
     Failed,
 }
 
@@ -60,9 +60,9 @@ impl Phase {
 pub struct ReplicaCount {
     /// Pods that are ready.
     pub ready: u32,
-    /// Pods that should be.
+    /// Pods that should exist.
     pub wanted: u32,
-    /// Both as `kubectl get` prints them: `ready/wanted`.
+    /// Both numbers as `kubectl get` prints them: `ready/wanted`.
     #[schemars(length(max = 32))]
     pub display: String,
 }
@@ -74,7 +74,7 @@ impl ReplicaCount {
     }
 }
 
-/// How many pods of each role there are.
+/// The number of pods of each role.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplicaStatuses {
@@ -96,7 +96,7 @@ pub struct ReplicaStatuses {
 }
 
 impl ReplicaStatuses {
-    /// The roles that have pods, by the names that commands, labels and metrics have for them.
+    /// The roles that have pods, by the role's name in commands, labels and metrics.
     pub fn by_role(&self) -> impl Iterator<Item = (&'static str, &ReplicaCount)> {
         let roles = [
             ("coordinator", &self.coordinator),
@@ -109,28 +109,28 @@ impl ReplicaStatuses {
     }
 }
 
-/// What a finished job has to show: the same numbers as the last line of `rectrain run --json`.
+/// Results of a finished job: the same numbers as the last line of `rectrain run --json`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct JobSummary {
-    /// Area under the ROC curve of the test rows: 0.5 is chance, 1 perfect.
+    /// Area under the ROC curve of the test rows. 0.5 is chance, 1 is perfect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auc: Option<f64>,
-    /// Mean of the groups' AUCs, weighted by their rows, where the manifest names a group.
+    /// Mean of the groups' AUCs, weighted by their rows, if the manifest names a group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gauc: Option<f64>,
     /// Mean cross entropy of the test rows, in nats.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log_loss: Option<f64>,
-    /// `logLoss` divided by that of always predicting the mean label: below 1 is better than that.
+    /// `logLoss` divided by the log loss of always predicting the mean label. Below 1 is better.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub normalized_entropy: Option<f64>,
-    /// Sum of the predictions divided by the sum of the labels: 1 is calibrated.
+    /// Sum of the predictions divided by the sum of the labels. 1 is calibrated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub calibration: Option<f64>,
-    /// Global steps made.
+    /// Completed global steps.
     pub steps: u64,
-    /// Rows trained on, epochs counted again.
+    /// Rows trained on; each epoch counts again.
     pub samples: u64,
     /// Seconds of training, without start and evaluation.
     pub seconds: f64,
@@ -138,74 +138,79 @@ pub struct JobSummary {
     pub samples_per_second: f64,
     /// Embedding rows that exist at the end.
     pub rows: u64,
-    /// Rows of data that could not be read and were left out.
+    /// Rows of data that could not be read and were skipped.
     #[serde(default)]
     pub skipped_rows: u64,
-    /// SHA-256 over all dense parameters and all rows in the order of their keys, in hexadecimal: equal exactly when the
-    /// trained model is equal.
+    /// SHA-256 over all dense parameters and all rows in the order of their keys, in hexadecimal.
+    /// Equal exactly if the trained models are equal.
     #[schemars(length(max = 64))]
     pub parameters_sha256: String,
 }
 
-/// A checkpoint that exists as a whole.
+/// A complete checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CheckpointStatus {
     /// Its name under `spec.checkpoint.path`, as `rectrain checkpoint ls` prints it.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// The completed global steps that it holds.
+    /// The number of completed global steps in it.
     pub step: u64,
 }
 
-/// The pods that a job has, or is about to get: all of them are of one attempt, and an attempt never changes what its pods run.
-/// A restart, a resumption and a change of what `specHash` is a digest of each begin a new one.
+/// The pods that a job has, or is about to get. All of them belong to one attempt, and an attempt
+/// never changes what its pods run. A restart, a resumption, and a change of anything in `specHash`
+/// each start a new attempt.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AttemptStatus {
-    /// Counted from 1; the pods carry it as the label `rectrain.dev/attempt`.
+    /// Counts from 1. The pods carry it as the label `rectrain.dev/attempt`.
     pub number: u32,
     /// Generation of the spec that its pods run.
     pub generation: i64,
-    /// Digest of the parts of the spec that its pods depend on. Not among them is what changes while they run (the training mode,
-    /// `training.auto`, and the `replicas` of the roles; those of dense workers only if `localBatchSize` gives each of them a part of a
-    /// batch), and what the operator itself carries out (`autoscaling`, `faultTolerance`, `suspend`, `activeDeadlineSeconds`,
-    /// `ttlSecondsAfterFinished`).
+    /// Digest of the parts of the spec that its pods depend on. It leaves out settings that may
+    /// change while they run: the training mode, `training.auto`, and the `replicas` of the roles.
+    /// (The `replicas` of dense workers are left out only if `localBatchSize` gives each of them a
+    /// part of a batch.) It also leaves out settings that the operator itself carries out:
+    /// `autoscaling`, `faultTolerance`, `suspend`, `activeDeadlineSeconds`,
+    /// `ttlSecondsAfterFinished`.
     #[schemars(length(max = 64))]
     pub spec_hash: String,
     /// Image that its pods run.
     #[schemars(length(max = 512))]
     pub image: String,
-    /// Whether its pods speak with each other and with the operator only, by the certificate of the Secret `JOB-certificate`.
+    /// True if its pods accept only connections with the certificate of the Secret
+    /// `JOB-certificate`, which only they and the operator have.
     #[serde(default)]
     pub tls: bool,
-    /// Restarts that are counted in `restarts` and happened before this attempt.
+    /// Restarts counted in `restarts` before this attempt.
     #[serde(default)]
     pub restarts_before: u32,
-    /// Its pods are not made before this moment: the back-off after a crash.
+    /// Its pods are not created before this time: the back-off after a crash.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_before: Option<Time>,
     /// Its training mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<AttemptMode>,
-    /// Its members, whose numbers change while it trains.
+    /// Its members. Their numbers change while it trains.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replicas: Option<AttemptReplicas>,
-    /// The memory limit of its parameter servers in bytes, where that was raised above the manifest's after one of an earlier attempt was
-    /// killed for its memory.
+    /// The memory limit of its parameter servers in bytes, if it was raised above the manifest's.
+    /// It is raised after a server of an earlier attempt was killed for its memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ps_memory_bytes: Option<u64>,
 }
 
-/// The members of an attempt by role. Their numbers change while it trains, and nothing restarts.
+/// The members of an attempt by role. Their numbers change while it trains, without a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AttemptReplicas {
     /// Parameter servers: slots move between them.
     pub ps: RoleReplicas,
-    /// Embedding workers: batches to come go to as many as there are.
+    /// Embedding workers. New batches go to all current workers.
     pub embedding_worker: RoleReplicas,
-    /// Dense workers: they join and leave at a step boundary, where `spec.training.localBatchSize` is set.
+    /// Dense workers. They join and leave at a step boundary, if `spec.training.localBatchSize` is
+    /// set.
     pub dense_worker: RoleReplicas,
     /// Loaders.
     pub loader: RoleReplicas,
@@ -215,47 +220,51 @@ pub struct AttemptReplicas {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RoleReplicas {
-    /// How many the coordinator starts with.
+    /// The number that the coordinator starts with.
     pub started: u32,
-    /// How many there are to be: `replicas` of the role, or what was decided since where `spec.autoscaling` carries decisions out.
+    /// The target number: the role's `replicas`, or a later decision if `spec.autoscaling` carries
+    /// decisions out.
     pub wanted: u32,
-    /// Those that take part.
+    /// The members that participate.
     pub present: u32,
-    /// Pods that are needed: new ones come before they take part, and old ones go when they hold nothing that others need.
+    /// The pods that are needed. New pods start before they participate, and old ones go when no
+    /// member needs anything from them.
     pub needed: u32,
 }
 
-/// The training mode of an attempt: what it started in, and what was asked of its coordinator since. `status.mode` is the mode in
-/// use, which a schedule (`spec.training.switchAt`) may have changed meanwhile.
+/// The training mode of an attempt: the initial one, and later requests to its coordinator.
+/// `status.mode` is the mode in use, which a schedule (`spec.training.switchAt`) may have changed
+/// meanwhile.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AttemptMode {
-    /// Mode that its coordinator starts in.
+    /// The mode in which its coordinator starts.
     pub started: Mode,
-    /// Mode of the spec when this was written.
+    /// The mode in the spec when this was written.
     pub wanted: Mode,
-    /// Mode that its coordinator last agreed to go on in, if it was ever asked for one.
+    /// The last mode that its coordinator accepted, if it was ever asked for one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accepted: Option<Mode>,
-    /// The coordinator that agreed: uid of its pod and how often it had been restarted. One that starts again is in `started`.
+    /// The coordinator that accepted it: the uid of its pod, and its number of restarts. A
+    /// restarted coordinator is in `started`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 128))]
     pub accepted_by: Option<String>,
-    /// Why `wanted` cannot be; training goes on in the mode that it is in.
+    /// Why `wanted` is refused. Training continues in its current mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     pub refused: Option<String>,
 }
 
-/// How fast the modes that `auto` chooses between would be.
+/// Predicted speed of the modes that `auto` chooses between.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ModePrediction {
-    /// Rows a second in `sync`.
+    /// Rows per second in `sync`.
     pub sync: u64,
-    /// Rows a second in `gba`.
+    /// Rows per second in `gba`.
     pub gba: u64,
-    /// By how many percent the measured speed is off what is predicted for the mode in use.
+    /// The difference between the measured and the predicted speed of the mode in use, in percent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_percent: Option<i64>,
 }
@@ -264,36 +273,37 @@ pub struct ModePrediction {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RecTrainingJobStatus {
-    /// Where the job is in its life.
+    /// Phase of the job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
 
-    /// Conditions in Kubernetes' form. `Ready`, `Reconciling` and `Stalled` follow kstatus; `Complete`, `Failed` and
-    /// `Suspended` tell the end. A condition's message says what to do. At most 16.
+    /// Conditions in Kubernetes' form. `Ready`, `Reconciling` and `Stalled` follow kstatus.
+    /// `Complete`, `Failed` and `Suspended` report the end. A condition's message contains the
+    /// remedy. At most 16.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".to_string()]))]
     pub conditions: Vec<Condition>,
 
-    /// Generation of the spec that this status is about.
+    /// Generation of the spec that this status describes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
-    /// Training mode in use. What the manifest asks for may be refused (condition `Stalled`, reason `ModeRefused`) or changed by the
-    /// schedule `spec.training.switchAt`.
+    /// Training mode in use. The manifest's mode may be refused (condition `Stalled`, reason
+    /// `ModeRefused`), or changed by the schedule `spec.training.switchAt`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<Mode>,
 
-    /// Since when it is in use, as far as the operator saw.
+    /// When the mode came into use, as far as the operator saw it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode_since: Option<Time>,
 
-    /// Why it is in use: the manifest, the schedule, or what `auto` decided on.
+    /// Why the mode is in use: the manifest, the schedule, or a decision of `auto`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub mode_reason: Option<String>,
 
-    /// What the automatic mode predicts.
+    /// Predictions of the automatic mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode_prediction: Option<ModePrediction>,
 
@@ -307,27 +317,29 @@ pub struct RecTrainingJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
 
-    /// Global steps in all, once known.
+    /// Total number of global steps, once known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total_steps: Option<u64>,
 
-    /// When the last step was seen to complete.
+    /// When the operator last saw a step complete.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_progress_time: Option<Time>,
 
-    /// Rows trained per second, all dense workers together, over the last report.
+    /// Rows trained per second in the last report, all dense workers together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub samples_per_second: Option<u64>,
 
-    /// Mean loss (cross entropy, in nats) of the rows of the last report.
+    /// Mean loss (cross entropy, in nats) of the rows in the last report.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
 
-    /// AUC of the latest evaluation, or of the training rows before the first, rounded to five decimals.
+    /// AUC of the latest evaluation, rounded to five decimals. Before the first evaluation, AUC of
+    /// the training rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auc: Option<f64>,
 
-    /// The last checkpoint that this job's attempts have written or restored: where the next attempt goes on.
+    /// The last checkpoint that this job's attempts have written or restored. The next attempt
+    /// continues from it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_checkpoint: Option<CheckpointStatus>,
 
@@ -335,7 +347,7 @@ pub struct RecTrainingJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replica_statuses: Option<ReplicaStatuses>,
 
-    /// Labels of the dense workers' pods, as the scale subresource wants them.
+    /// Labels of the dense workers' pods, for the scale subresource.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub selector: Option<String>,
@@ -344,27 +356,28 @@ pub struct RecTrainingJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restarts: Option<u32>,
 
-    /// Those of `restarts` that count against `spec.faultTolerance.maxRestarts` no more, because the job has trained for a day without another since.
+    /// Restarts in `restarts` that no longer count against `spec.faultTolerance.maxRestarts`,
+    /// because the job has since trained for a day without another.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restarts_forgiven: Option<u32>,
 
-    /// When the last of `restarts` was.
+    /// Time of the last of `restarts`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_restart_time: Option<Time>,
 
-    /// The pods that the job has now, or is about to get.
+    /// The pods that the job has, or is about to get.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempt: Option<AttemptStatus>,
 
-    /// When the job was first given pods, or last resumed. `activeDeadlineSeconds` counts from here.
+    /// When the job first got pods, or was last resumed. `activeDeadlineSeconds` counts from here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
 
-    /// When the job was complete or had failed. `ttlSecondsAfterFinished` counts from here.
+    /// When the job completed or failed. `ttlSecondsAfterFinished` counts from here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
 
-    /// What the finished job has to show.
+    /// The results of the finished job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub summary: Option<JobSummary>,
 }

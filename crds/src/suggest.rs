@@ -1,7 +1,8 @@
-//! "Did you mean …?": the known name that is nearest to one that is not known.
+//! "Did you mean …?": the known name that is nearest to an unknown one.
 
-/// The candidate a user most likely meant by `word`, if any is near enough: the same but for case and separators, one
-/// that holds it or is held by it (`batchSize` → `globalBatchSize`), or one a few edits away.
+/// The candidate that a user most likely meant by `word`, if one is near enough. It may differ in
+/// case and separators, contain `word` or be contained in it (`batchSize` → `globalBatchSize`), or
+/// be a few edits away.
 pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let folded = fold(word);
     if folded.is_empty() {
@@ -14,44 +15,22 @@ pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a s
         .map(|(_, candidate)| candidate)
 }
 
-/// Lower case, letters and digits only, and no longer than any field name is.
-fn fold(word: &str) -> Vec<char> {
+/// Lower case, only letters and digits, and at most 64 of them: no field name is longer.
+fn fold(word: &str) -> String {
     word.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).take(64).collect()
 }
 
-/// How far apart two folded names are, or `None` if they are not alike.
-fn distance(word: &[char], candidate: &[char]) -> Option<usize> {
-    let edits = edits(word, candidate);
-    if edits <= (candidate.len().max(word.len()) / 3).min(3) {
+/// The distance of two folded names, or `None` if they are not alike.
+fn distance(word: &str, candidate: &str) -> Option<usize> {
+    let lengths = [word, candidate].map(|name| name.chars().count());
+    let longest = lengths[0].max(lengths[1]);
+    let edits = strsim::osa_distance(word, candidate);
+    if edits <= (longest / 3).min(3) {
         return Some(edits);
     }
-    let (short, long) = if word.len() < candidate.len() { (word, candidate) } else { (candidate, word) };
-    let held = short.len() >= 4 && long.windows(short.len()).any(|window| window == short);
-    held.then_some(4 + long.len() - short.len())
-}
-
-/// Insertions, deletions, substitutions and swaps of neighbours (optimal string alignment) between two words.
-fn edits(a: &[char], b: &[char]) -> usize {
-    let width = b.len() + 1;
-    let mut table = vec![0usize; (a.len() + 1) * width];
-    for (i, row) in table.chunks_mut(width).enumerate() {
-        row[0] = i;
-    }
-    for (j, cell) in table[..width].iter_mut().enumerate() {
-        *cell = j;
-    }
-    for i in 1..=a.len() {
-        for j in 1..=b.len() {
-            let at = |i: usize, j: usize| table[i * width + j];
-            let mut best =
-                (at(i - 1, j) + 1).min(at(i, j - 1) + 1).min(at(i - 1, j - 1) + usize::from(a[i - 1] != b[j - 1]));
-            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                best = best.min(at(i - 2, j - 2) + 1);
-            }
-            table[i * width + j] = best;
-        }
-    }
-    table[a.len() * width + b.len()]
+    let shortest = lengths[0].min(lengths[1]);
+    let is_contained = shortest >= 4 && (word.contains(candidate) || candidate.contains(word));
+    is_contained.then_some(4 + longest - shortest)
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! What a user meets: manifests that are right, manifests that are wrong and the sentence each gets, the CEL rules one by one,
-//! and the files generated from the types.
+//! Manifests from a user's point of view: valid ones, wrong ones with the sentence each gets, the
+//! CEL rules one by one, and the files generated from the types.
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 use std::collections::BTreeSet;
@@ -41,7 +41,7 @@ fn sets(expressions: &[&str]) -> Vec<Override> {
     expressions.iter().map(|e| Override { kind: SetKind::Infer, expression: e.to_string() }).collect()
 }
 
-/// BASE with these `--set`s, shape checked only.
+/// BASE with these `--set`s; only its shape is checked.
 fn job(expressions: &[&str]) -> RecTrainingJob {
     parse_manifest_with(BASE, "base.yaml", &sets(expressions))
         .unwrap_or_else(|error| panic!("{expressions:?}: {error}"))
@@ -51,7 +51,7 @@ fn resolve(expressions: &[&str]) -> ResolvedJob {
     load(BASE, "base.yaml", &sets(expressions)).unwrap_or_else(|error| panic!("{expressions:?}: {error}")).resolved
 }
 
-// ---------------------------------------------------------------------------------------------------------- right ones
+// -------------------------------------------------------------------------------------- valid ones
 
 #[test]
 fn a_ten_line_manifest_is_enough_and_takes_every_default() {
@@ -115,7 +115,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
 }
 
 #[test]
-fn the_defaults_of_the_manual_are_those_that_are_taken() {
+fn the_manual_documents_the_actual_defaults() {
     let resolved = serde_json::to_value(resolve(&["spec.model.kind=dcnV2", "spec.data.shuffle.windowRows=7"])).unwrap();
     for (field, place) in [
         ("spec.model.embeddingDim", "/model/embeddingDim"),
@@ -179,7 +179,7 @@ fn every_example_is_valid() {
 }
 
 #[test]
-fn the_criteo_example_expands_its_ranges_and_runs_as_every_model_and_mode() {
+fn the_criteo_example_is_valid_for_every_model_and_mode() {
     let text = read("docs/examples/criteo.yaml");
     let load = |expressions: &[&str]| {
         load(&text, "criteo.yaml", &sets(expressions)).unwrap_or_else(|e| panic!("{e}")).resolved
@@ -295,7 +295,7 @@ fn an_object_taken_from_a_cluster_is_read_with_its_status() {
 }
 
 #[test]
-fn a_pod_template_is_kubernetes_own_and_its_misspellings_are_found() {
+fn misspellings_in_a_pod_template_are_found() {
     let template = "spec.roles.ps.template.";
     let job = job(&[
         &format!("{template}resources.requests.memory=16Gi"),
@@ -316,9 +316,10 @@ fn a_pod_template_is_kubernetes_own_and_its_misspellings_are_found() {
     assert!(error.contains("spec.roles.ps.template.volumes[0].hostPth: unknown field"), "{error}");
 }
 
-/// The API server takes in whatever stands in a template's lists: what is wrong there is an error of the job, and never one of reading it.
+/// The API server accepts anything in a template's lists. A mistake there must be an error of the
+/// job, and not an error of reading it.
 #[test]
-fn a_job_with_a_wrong_template_can_be_read_and_is_refused_by_its_field() {
+fn a_job_with_a_wrong_template_can_be_read_and_is_refused() {
     let mut value = serde_json::to_value(job(&[])).unwrap();
     value["spec"]["roles"] = json!({
         "ps": {"template": {"env": [{"name": "DEBUG", "value": 1}]}},
@@ -334,7 +335,7 @@ fn a_job_with_a_wrong_template_can_be_read_and_is_refused_by_its_field() {
 }
 
 #[test]
-fn one_field_puts_dense_workers_on_gpus_and_what_contradicts_it_is_refused() {
+fn gpus_or_device_puts_dense_workers_on_gpus() {
     let of = |sets: &[&str]| {
         let roles = resolve(sets).roles;
         (roles.device, roles.gpus)
@@ -394,7 +395,7 @@ fn a_capability_that_is_missing_is_refused_and_never_ignored() {
 }
 
 #[test]
-fn the_automatic_mode_starts_in_sync_and_autoscaling_takes_every_default() {
+fn auto_starts_in_sync_and_autoscaling_takes_every_default() {
     let resolved = resolve(&["spec.training.mode=auto,spec.roles.ps.replicas=3,spec.autoscaling.mode=recommend"]);
     assert_eq!(resolved.training.mode, Mode::Sync);
     let auto = serde_json::to_value(resolved.training.auto).unwrap();
@@ -411,11 +412,11 @@ fn the_automatic_mode_starts_in_sync_and_autoscaling_takes_every_default() {
         "coolDownSeconds": 300, "upWindowSeconds": 60, "downWindowSeconds": 300,
     });
     assert_eq!(serde_json::to_value(&resolved.autoscaling).unwrap(), expected);
-    // `autoscaling: {}` is all it takes, and a role can be left to somebody else.
+    // `autoscaling: {}` is enough, and a role can be left to an external scaler.
     let text = BASE.replace("  training:\n", "  autoscaling: {denseWorker: {scaler: external}}\n  training:\n");
     let given = load(&text, "base.yaml", &[]).unwrap().resolved.autoscaling.unwrap();
     assert!(given.dense_worker.is_none() && given.ps.is_some() && given.embedding_worker.is_some());
-    // What cannot be carried out is not decided, and not asked for.
+    // Decisions that cannot be carried out are neither made nor requested.
     let text = BASE.replace("  training:\n", "  autoscaling: {mode: apply}\n  training:\n");
     let given = load(&text, "base.yaml", &[]).unwrap().resolved.autoscaling.unwrap();
     assert!(given.ps.is_some() && given.dense_worker.is_none() && given.embedding_worker.is_some());
@@ -432,9 +433,10 @@ fn the_automatic_mode_starts_in_sync_and_autoscaling_takes_every_default() {
     assert!(explain("auto").unwrap().contains("whichever is predicted to be faster"));
 }
 
-// ---------------------------------------------------------------------------------------------------------- wrong ones
+// -------------------------------------------------------------------------------------- wrong ones
 
-/// What is replaced in BASE, the start of the only error's message after the file, and a part of its sentence.
+/// The text to replace in BASE, its replacement, the start of the only error's message after the
+/// file, and a part of its sentence.
 const BAD_TEXTS: [(&str, &str, &str, &str); 31] = [
     (
         "globalBatchSize",
@@ -526,11 +528,11 @@ const BAD_TEXTS: [(&str, &str, &str, &str); 31] = [
         "did not find expected",
     ),
     ("  training:", "---\n  training:", "base.yaml: ", "several YAML documents"),
-    ("spec:", "Spec:", "base.yaml: spec: ", "a job says what to train under `spec`"),
+    ("spec:", "Spec:", "base.yaml: spec: ", "`spec` describes the job"),
 ];
 
 #[test]
-fn a_wrong_manifest_gets_a_sentence_with_file_line_field_and_what_was_expected() {
+fn a_wrong_manifest_gets_a_sentence_with_line_and_expectation() {
     for (needle, replacement, start, part) in BAD_TEXTS {
         assert!(BASE.contains(needle), "{needle}");
         let text = BASE.replacen(needle, replacement, 1);
@@ -544,7 +546,8 @@ fn a_wrong_manifest_gets_a_sentence_with_file_line_field_and_what_was_expected()
     }
 }
 
-/// Overrides of BASE, and the field and a part of the sentence of the only error: what no single field shows.
+/// Overrides of BASE, the field of the only error and a part of its sentence. No single field shows
+/// these errors.
 const BAD_JOBS: [(&[&str], &str, &str); 43] = [
     (
         &["spec.training.mode=shadow"],
@@ -632,7 +635,7 @@ const BAD_JOBS: [(&[&str], &str, &str); 43] = [
     (
         &["spec.training.switchAt[0].step=9,spec.training.switchAt[0].mode=auto"],
         "spec.training.switchAt[0].mode",
-        "`auto` is no mode to switch to",
+        "a step cannot switch to `auto`",
     ),
     (
         &["spec.training.mode=auto,spec.roles.denseWorker.replicas=3"],
@@ -665,7 +668,7 @@ const BAD_JOBS: [(&[&str], &str, &str); 43] = [
             "spec.training.epochs=2",
         ],
         "spec.training.epochs",
-        "gone through once",
+        "only once",
     ),
     (
         &[
@@ -690,7 +693,7 @@ const BAD_JOBS: [(&[&str], &str, &str); 43] = [
 ];
 
 #[test]
-fn a_contradiction_gets_a_sentence_with_the_field_and_what_to_do() {
+fn a_contradiction_gets_a_sentence_with_field_and_remedy() {
     for (expressions, path, part) in BAD_JOBS {
         let error = load(BASE, "base.yaml", &sets(expressions)).expect_err(path);
         let ManifestError::Fields { errors } = error else { panic!("{error}") };
@@ -721,7 +724,7 @@ fn several_errors_are_reported_together() {
 }
 
 #[test]
-fn what_is_no_manifest_at_all_is_said_so() {
+fn a_text_that_is_not_a_manifest_is_refused() {
     for (text, part) in [
         ("", "the file is empty"),
         ("# nothing\n---\n", "the file is empty"),
@@ -749,9 +752,9 @@ fn a_manifest_made_to_exhaust_the_parser_is_refused() {
     }
 }
 
-// ----------------------------------------------------------------------------------------------------------- CEL rules
+// --------------------------------------------------------------------------------------- CEL rules
 
-/// Overrides of BASE that break one rule, and overrides that come close and keep to it.
+/// Overrides of BASE that break one rule, and similar overrides that keep it.
 const RULES: &[(&[&str], &[&str])] = &[
     (&["metadata.name=abcdefghi-abcdefghi-abcdefghi-abcdez"], &["metadata.name=abcdefghi-abcdefghi-abcdefghi-abcdz"]),
     (&["spec.model.bottom={64}"], &["spec.model.bottom={64},spec.model.kind=dlrm"]),
@@ -948,7 +951,7 @@ const RULES: &[(&[&str], &[&str])] = &[
     ),
 ];
 
-/// A change that breaks a rule about changes, and one beside it that does not.
+/// A change that breaks a rule about changes, and a similar one that keeps it.
 const CHANGES: &[(&[&str], &[&str], &[&str])] = &[
     (
         &["spec.training.precision=bf16"],
@@ -967,8 +970,8 @@ const CHANGES: &[(&[&str], &[&str], &[&str])] = &[
     (&["spec.managedBy=a"], &["spec.managedBy=b"], &["spec.managedBy=a,spec.suspend=true"]),
 ];
 
-/// The sentences of the rules that a job breaks, by the rules of the CustomResourceDefinition. `validate_cel` would compile
-/// them anew for each job.
+/// The messages of the rules that a job breaks, from the rules of the CustomResourceDefinition.
+/// `validate_cel` would compile them for each job.
 fn broken(job: &RecTrainingJob, old: Option<&RecTrainingJob>) -> Vec<String> {
     thread_local! {
         static RULES: (Validator, CompiledSchema) = (Validator::new(), compile_schema(&schema()));
@@ -993,7 +996,7 @@ fn kubes_own_helpers_find_the_same() {
 }
 
 #[test]
-fn every_cel_rule_refuses_what_it_is_for_and_lets_its_neighbour_pass() {
+fn every_cel_rule_refuses_its_case_and_accepts_a_similar_one() {
     let mut seen = BTreeSet::new();
     for (breaks, keeps) in RULES {
         let found = broken(&job(breaks), None);
@@ -1065,7 +1068,8 @@ fn rule_messages(schema: &Value, messages: &mut BTreeSet<String>) {
     }
 }
 
-/// The static analysis of kube-cel stands in for the API server's estimate; a real API server is asked in the cluster tests.
+/// kube-cel's static analysis stands in for the API server's estimate. The cluster tests ask a real
+/// API server.
 #[test]
 fn no_rule_is_too_expensive() {
     use kube::core::cel::{ScopeContext, WarningKind, analyze_rule};
@@ -1086,7 +1090,7 @@ fn no_rule_is_too_expensive() {
     visit(&schema());
 }
 
-// ----------------------------------------------------------------------------------------------------- generated files
+// --------------------------------------------------------------------------------- generated files
 
 #[test]
 fn the_generated_files_are_those_of_the_types() {
@@ -1098,7 +1102,7 @@ fn the_generated_files_are_those_of_the_types() {
     ] {
         assert!(
             read(path) == generated,
-            "{path} is not what the types say: run `cargo run --release -p rectrain-crds --example generate`"
+            "{path} differs from the types: run `cargo run --release -p rectrain-crds --example generate`"
         );
     }
 }
@@ -1112,9 +1116,9 @@ fn the_reference_names_every_field() {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------ no panic
+// ---------------------------------------------------------------------------------------- no panic
 
-/// Pieces that YAML and `--set` give a meaning to, so that random texts get far into the parser.
+/// Pieces with a meaning in YAML and `--set`, so that random texts get far into the parser.
 fn piece() -> impl Strategy<Value = String> {
     let known = prop::sample::select(vec![
         "spec", "model", "kind", "data", "features", "sparse", "name", "label", "train", "paths", "C{1..3}", "dnn",
@@ -1151,7 +1155,7 @@ proptest! {
     }
 
     #[test]
-    fn bytes_that_are_text_by_accident_do_not_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let _ = load(&String::from_utf8_lossy(&bytes), "x.yaml", &[]);
     }
 }

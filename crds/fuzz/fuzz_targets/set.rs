@@ -1,4 +1,4 @@
-//! No `--set` expression, whatever it is, panics. `cargo +nightly fuzz run set` from crds/.
+//! No `--set` expression panics. `cargo +nightly fuzz run set` from crds/.
 #![no_main]
 
 use rectrain_crds::{Override, SetKind, load};

@@ -1,9 +1,9 @@
-//! Every kind that a manifest names: training modes, roles, models, optimizers, pooling, compression,
-//! precision. Each kind is declared once, here, with its name and its documentation.
+//! Every kind that a manifest can name: training modes, roles, models, optimizers, pooling,
+//! compression, precision. Each kind is declared once, here, with its name and its documentation.
 //!
 //! `rectrain-crds` documents the kinds in the CustomResourceDefinition, the runtime computes with
 //! them, and the operator makes pods of them. A kind has one spelling everywhere: in manifests,
-//! metrics, reports, pictures and checkpoints.
+//! metrics, reports, plots and checkpoints.
 
 #[macro_use]
 mod named;
@@ -15,10 +15,28 @@ mod values;
 
 pub use mode::{Family, KeyDivisor, Mode};
 pub use model::{CrossStructure, ModelKind};
-pub use named::UnknownKind;
+pub use named::{KindSet, UnknownKind};
 pub use optimizer::{DenseOptimizer, DenseOptimizerKind, SparseOptimizer, SparseOptimizerKind};
 pub use role::Role;
 pub use values::{
     Compression, DeviceKind, Initializer, InitializerKind, MissingValue, Pooling, Precision, Transform, TransformKind,
     ValueType,
 };
+
+/// Every enum of kinds, except [`Role`]: its names differ between manifests and commands.
+pub const KIND_SETS: [KindSet; 14] = [
+    Mode::SET,
+    KeyDivisor::SET,
+    ModelKind::SET,
+    CrossStructure::SET,
+    DenseOptimizerKind::SET,
+    SparseOptimizerKind::SET,
+    Pooling::SET,
+    ValueType::SET,
+    Precision::SET,
+    Compression::SET,
+    DeviceKind::SET,
+    MissingValue::SET,
+    TransformKind::SET,
+    InitializerKind::SET,
+];

@@ -4,38 +4,42 @@ named! {
     /// The training modes this version runs.
     #[derive(Default)]
     pub enum Mode as "training mode" {
-        /// Fully synchronous. Each step looks up the rows it needs, computes, averages the dense gradients over all dense
-        /// workers (all-reduce) and applies both gradients before the next look-up, so no gradient is ever stale. For a given
-        /// seed and data the trained model is the same bit for bit in every run, whatever the number of parameter servers,
-        /// embedding workers and threads. It is as fast as its slowest worker.
+        /// Fully synchronous. Each step looks up its rows, computes, averages the dense gradients
+        /// over all dense workers (all-reduce) and applies both gradients before the next look-up.
+        /// So no gradient is ever stale. For a given seed and data, every run trains the same model
+        /// bit for bit. The number of parameter servers, embedding workers and threads makes no
+        /// difference. It is as fast as its slowest worker.
         #[default]
         Sync = "sync",
-        /// Persia's hybrid: the dense part is synchronous (all-reduce in each step), while embedding rows are looked up ahead
-        /// of time and their gradients applied when they arrive. At most τ batches (`spec.training.hybrid.staleness`) are
-        /// between look-up and update, so a row may miss the last τ updates. Look-ups, network and computation overlap,
-        /// which makes it faster than `sync`; runs are not repeatable bit for bit.
+        /// Persia's hybrid. The dense part is synchronous (all-reduce in each step). Embedding rows
+        /// are looked up ahead of time, and their gradients are applied when they arrive. At most τ
+        /// batches (`spec.training.hybrid.staleness`) are between look-up and update, so a row may
+        /// miss the last τ updates. Look-ups, network and computation overlap, which makes it
+        /// faster than `sync`. Runs are not repeatable bit for bit.
         Hybrid = "hybrid",
-        /// Asynchronous: dense parameters live on the parameter servers, each dense worker pulls them, computes a local batch and
-        /// pushes, waiting for nobody, and every gradient is a step of its own. The fastest where workers are unequal; staleness is
-        /// not bounded, and hyper-parameters tuned for `sync` do not fit.
+        /// Asynchronous. Dense parameters live on the parameter servers. Each dense worker pulls
+        /// them, computes a local batch and pushes, and waits for no other worker. Every gradient
+        /// is a step of its own. The fastest mode where workers are unequal. Staleness is not
+        /// bounded, and hyper-parameters tuned for `sync` do not fit.
         Async = "async",
-        /// Global-batch gradient aggregation (GBA): as `async`, but gradients carry tokens and are applied M at a time, so that
-        /// every step sees the global batch of `sync`; those too stale (`spec.training.gba.staleness`) are left out. As fast as
-        /// `async`, with the hyper-parameters of `sync`: training may be switched between the two at any step.
+        /// Global-batch gradient aggregation (GBA). Like `async`, but gradients carry tokens and
+        /// are applied M at a time, so that every step sees the global batch of `sync`. Gradients
+        /// that are too stale (`spec.training.gba.staleness`) are left out. As fast as `async`,
+        /// with the hyper-parameters of `sync`: training may switch between the two at any step.
         Gba = "gba",
-        /// Bounded staleness, a baseline: as `async`, but a dense worker waits while it is more than `spec.training.hopBs.bound`
-        /// batches ahead of the slowest.
+        /// Bounded staleness, a baseline. Like `async`, but a dense worker waits while it is more
+        /// than `spec.training.hopBs.bound` batches ahead of the slowest.
         HopBs = "hopBs",
-        /// Backup workers, a baseline: a step takes the first gradients and drops those of the slowest
-        /// `spec.training.hopBw.backups` dense workers, whose batches are lost.
+        /// Backup workers, a baseline. A step takes the first gradients and drops the gradients of
+        /// the slowest `spec.training.hopBw.backups` dense workers, whose batches are lost.
         HopBw = "hopBw",
-        /// Asynchronous bulk synchronous parallel, a baseline: as `async`, but `spec.training.bsp.aggregate` gradients, however
-        /// stale, are applied as one step.
+        /// Asynchronous bulk synchronous parallel, a baseline. Like `async`, but
+        /// `spec.training.bsp.aggregate` gradients, however stale, are applied as one step.
         Bsp = "bsp",
     }
 }
 
-/// Modes of one family differ in their settings alone: each family has one implementation.
+/// A family of modes. Modes of one family share an implementation and differ only in settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
     /// Every step waits for all dense workers, which hold the dense parameters themselves.
@@ -55,7 +59,7 @@ impl Mode {
         }
     }
 
-    /// Whether every step waits for all dense workers, which hold the dense parameters themselves.
+    /// True if every step waits for all dense workers, which hold the dense parameters themselves.
     #[must_use]
     pub const fn has_barrier(self) -> bool {
         matches!(self.family(), Family::Barrier)
@@ -63,18 +67,19 @@ impl Mode {
 }
 
 named! {
-    /// What the sum of a key's gradients is divided by in the mode `gba`.
+    /// The divisor of the sum of a key's gradients in the mode `gba`.
     #[derive(Default)]
     pub enum KeyDivisor as "divisor of a key's gradients" {
-        /// M, the number of local batches in a step, as for the dense parameters: the gradient of the mean loss over the global
-        /// batch, which `sync` applies.
+        /// M, the number of local batches in a step, as for the dense parameters. This is the
+        /// gradient of the mean loss over the global batch, which `sync` applies.
         #[default]
         Buffer = "buffer",
-        /// The number of dense workers that met the key (algorithm 2 of the paper). Keys that few workers meet learn faster than in
-        /// `sync`.
+        /// The number of dense workers that met the key (algorithm 2 of the paper). Keys that few
+        /// workers meet learn faster than in `sync`.
         Workers = "workers",
-        /// The number of local batches that met the key. It equals `workers` while each dense worker has one batch in the
-        /// step. Where a fast worker has several, a key in all of them keeps the scale that it has in `sync`.
+        /// The number of local batches that met the key. It equals `workers` while each dense
+        /// worker has one batch in the step. Where a fast worker has several, a key in all of them
+        /// keeps the scale that it has in `sync`.
         Batches = "batches",
     }
 }

@@ -4,16 +4,25 @@
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("there is no {kind} `{found}`: expected one of {}", expected.join(", "))]
 pub struct UnknownKind {
-    /// The kind, for people: "training mode".
+    /// The enum in sentences: "training mode".
     pub kind: &'static str,
-    /// The text.
+    /// The unknown name.
     pub found: String,
     /// The names of all values.
     pub expected: Vec<&'static str>,
 }
 
-/// Declares an enum with one name a value, used by serde, `Display` and `FromStr` alike, and lists its
-/// values. `as "…"` is how errors call the kind.
+/// The names of all values of one enum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KindSet {
+    /// The enum in sentences: "training mode".
+    pub title: &'static str,
+    /// The names of its values, in the order of the documentation.
+    pub names: &'static [&'static str],
+}
+
+/// Declares an enum with one name per value. Serde, `Display` and `FromStr` use this name, and
+/// `ALL` lists the values. `as "…"` names the kind in errors.
 macro_rules! named {
     (
         $(#[$meta:meta])*
@@ -27,6 +36,9 @@ macro_rules! named {
         impl $Kind {
             /// Every value, in the order in which the documentation lists them.
             pub const ALL: [Self; [$($name),+].len()] = [$(Self::$Value),+];
+
+            /// The names of all values.
+            pub const SET: $crate::KindSet = $crate::KindSet { title: $title, names: &[$($name),+] };
 
             /// The name, everywhere.
             #[must_use]
@@ -46,9 +58,9 @@ macro_rules! named {
 
             fn from_str(text: &str) -> Result<Self, Self::Err> {
                 Self::ALL.into_iter().find(|kind| kind.name() == text).ok_or_else(|| $crate::UnknownKind {
-                    kind: $title,
+                    kind: Self::SET.title,
                     found: text.to_owned(),
-                    expected: Self::ALL.map(Self::name).to_vec(),
+                    expected: Self::SET.names.to_vec(),
                 })
             }
         }
@@ -95,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_answered_with_those_that_exist() {
+    fn an_unknown_name_is_answered_with_the_known_names() {
         let error = "hop-bs".parse::<Mode>().unwrap_err().to_string();
         assert_eq!(
             error,

@@ -1,5 +1,5 @@
-//! Optimizers, each with its settings. The formulas are where they are computed: `rectrain-dense` has
-//! the dense ones, `rectrain-embedding` the sparse ones.
+//! Optimizers, each with its settings. The formulas are in the crates that compute them: the dense
+//! ones in `rectrain-dense`, the sparse ones in `rectrain-embedding`.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ named! {
         Adam = "adam",
         /// Adam with decoupled weight decay (Loshchilov and Hutter 2019).
         AdamW = "adamW",
-        /// Stochastic gradient descent, with momentum if given.
+        /// Stochastic gradient descent, optionally with momentum.
         Sgd = "sgd",
         /// AdaGrad (Duchi et al. 2011).
         AdaGrad = "adaGrad",
@@ -23,22 +23,23 @@ named! {
     /// Optimizers of the embedding rows.
     #[derive(Default)]
     pub enum SparseOptimizerKind as "sparse optimizer" {
-        /// Adam on the rows that a batch touches, as PyTorch's SparseAdam. Two values of state per value.
+        /// Adam on the rows of a batch, like PyTorch's SparseAdam. Two values of state per value.
         #[default]
         Adam = "adam",
         /// AdaGrad. One value of state per value.
         AdaGrad = "adaGrad",
-        /// Row-wise AdaGrad (Kraken's rAdaGrad): one accumulator per row, the mean of the squared gradients of its values. The
-        /// least memory of the adaptive ones.
+        /// Row-wise AdaGrad (Kraken's rAdaGrad): one accumulator per row, the mean of the squared
+        /// gradients of its values. Needs the least memory of the adaptive optimizers.
         RowWiseAdaGrad = "rowWiseAdaGrad",
         /// Stochastic gradient descent. No state.
         Sgd = "sgd",
-        /// FTRL-proximal (McMahan et al. 2013): sparse weights through `l1`. Two values of state per value.
+        /// FTRL-proximal (McMahan et al. 2013): `l1` gives sparse weights. Two values of state per
+        /// value.
         Ftrl = "ftrl",
     }
 }
 
-/// A dense optimizer with its settings, all of them finite. Settings are named as in PyTorch.
+/// A dense optimizer with its settings. All settings are finite, and named as in PyTorch.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum DenseOptimizer {
@@ -53,7 +54,7 @@ pub enum DenseOptimizer {
     AdaGrad {
         /// Above 0.
         learning_rate: f64,
-        /// `s` at the start, at least 0 (PyTorch 0, TensorFlow 0.1).
+        /// The initial `s`, at least 0 (PyTorch 0, TensorFlow 0.1).
         initial_accumulator: f64,
         /// Above 0.
         epsilon: f64,
@@ -91,7 +92,7 @@ impl DenseOptimizer {
     /// Settings that may change when a later run continues a checkpoint.
     pub const CHANGEABLE: [&str; 2] = ["learningRate", "weightDecay"];
 
-    /// The kind. Optimizer state of one kind means nothing to another.
+    /// The kind. State of one kind is useless to another.
     #[must_use]
     pub const fn kind(&self) -> DenseOptimizerKind {
         match self {
@@ -102,8 +103,8 @@ impl DenseOptimizer {
         }
     }
 
-    /// Names of the state vectors, each as long as the parameters. The flat state holds them one after
-    /// another in this order.
+    /// Names of the state vectors, each as long as the parameters. The flat state holds them in
+    /// this order, one after another.
     #[must_use]
     pub fn slots(&self) -> &'static [&'static str] {
         match self {
@@ -121,8 +122,8 @@ impl DenseOptimizer {
     }
 }
 
-/// A sparse optimizer with its settings, all of them finite. Settings are f64 so that 1 − β₂ keeps its
-/// digits; rows are computed in f32.
+/// A sparse optimizer with its settings. All settings are finite. They are f64 so that 1 − β₂ keeps
+/// its digits; rows are computed in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum SparseOptimizer {
@@ -131,7 +132,7 @@ pub enum SparseOptimizer {
         /// η above 0.
         learning_rate: f64,
     },
-    /// Duchi, Hazan, Singer, JMLR 2011, as `torch.optim.Adagrad` computes it for sparse gradients.
+    /// Duchi, Hazan, Singer, JMLR 2011, like `torch.optim.Adagrad` for sparse gradients.
     AdaGrad {
         /// η above 0.
         learning_rate: f64,
@@ -140,7 +141,8 @@ pub enum SparseOptimizer {
         /// ε above 0.
         epsilon: f64,
     },
-    /// Kraken §III-B, "rAdaGrad": AdaGrad with the mean of g² over the columns, one accumulator a row.
+    /// Kraken §III-B, "rAdaGrad": AdaGrad with the mean of g² over the columns, one accumulator per
+    /// row.
     RowWiseAdaGrad {
         /// η above 0.
         learning_rate: f64,
@@ -149,9 +151,9 @@ pub enum SparseOptimizer {
         /// ε above 0.
         epsilon: f64,
     },
-    /// Kingma, Ba, ICLR 2015, lazily: a row's moments move only when the row has a gradient, and the
-    /// bias correction uses the global update count, exactly as `torch.optim.SparseAdam` does. The
-    /// powers of β are computed from the count and live nowhere.
+    /// Kingma, Ba, ICLR 2015, lazily. A row's moments change only when the row has a gradient, and
+    /// the bias correction uses the global update count, exactly as in `torch.optim.SparseAdam`.
+    /// The powers of β are computed from the count and not stored.
     Adam {
         /// η above 0.
         learning_rate: f64,
@@ -162,9 +164,10 @@ pub enum SparseOptimizer {
         /// ε above 0.
         epsilon: f64,
     },
-    /// McMahan et al., "Ad click prediction", KDD 2013, algorithm 1. There all weights start at 0. A row
-    /// that starts elsewhere gets the z for which the paper's closed form gives just its initial value,
-    /// so that a gradient of 0 leaves it unchanged.
+    /// McMahan et al., "Ad click prediction", KDD 2013, algorithm 1. In the paper all weights start
+    /// at
+    /// 0. A row that starts elsewhere gets the z for which the paper's closed form gives exactly
+    ///    its initial value. So a gradient of 0 leaves it unchanged.
     Ftrl {
         /// α above 0.
         learning_rate: f64,
@@ -178,7 +181,7 @@ pub enum SparseOptimizer {
 }
 
 impl SparseOptimizer {
-    /// The kind. Optimizer state of one kind means nothing to another.
+    /// The kind. State of one kind is useless to another.
     #[must_use]
     pub const fn kind(&self) -> SparseOptimizerKind {
         match self {
@@ -201,8 +204,8 @@ impl SparseOptimizer {
         }
     }
 
-    /// Settings that may change when a later run continues a checkpoint. FTRL's learning rate may not:
-    /// its weights are a function of its state and of that rate.
+    /// Settings that may change when a later run continues a checkpoint. FTRL's learning rate may
+    /// not: its weights are a function of its state and of that rate.
     #[must_use]
     pub const fn changeable(&self) -> &'static [&'static str] {
         match self {

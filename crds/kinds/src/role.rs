@@ -22,10 +22,10 @@ impl Role {
     /// Every role; the coordinator first.
     pub const ALL: [Self; 5] = [Self::Coordinator, Self::Ps, Self::EmbeddingWorker, Self::DenseWorker, Self::Loader];
 
-    /// The roles that join a coordinator, and whose replicas may change while a job trains.
+    /// The roles that join a coordinator. Their replicas may change while a job trains.
     pub const MEMBERS: [Self; 4] = [Self::Ps, Self::EmbeddingWorker, Self::DenseWorker, Self::Loader];
 
-    /// The name in commands, labels, metrics and the names of Kubernetes objects, which allow no upper
+    /// The name in commands, labels, metrics and Kubernetes objects. Object names allow no upper
     /// case.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -38,7 +38,7 @@ impl Role {
         }
     }
 
-    /// The section of `spec.roles`, also the name in events and in a job's status.
+    /// The section of `spec.roles`; also the name in events and in a job's status.
     #[must_use]
     pub const fn section(self) -> &'static str {
         match self {
@@ -62,7 +62,7 @@ impl Role {
         }
     }
 
-    /// The role of this [`Self::name`].
+    /// The role with this [`Self::name`].
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|role| role.name() == name)

@@ -7,7 +7,7 @@ named! {
     pub enum Pooling as "pooling" {
         /// The sum of the rows.
         Sum = "sum",
-        /// The sum divided by the number of values, as PyTorch's EmbeddingBag does unless told otherwise.
+        /// The sum divided by the number of values, like the default of PyTorch's EmbeddingBag.
         Mean = "mean",
         /// The sum divided by the square root of the number of values.
         SqrtN = "sqrtN",
@@ -40,14 +40,16 @@ impl ValueType {
 }
 
 named! {
-    /// What the products of linear layers are computed in.
+    /// The number format of the products in linear layers.
     #[derive(Default)]
     pub enum Precision as "precision" {
         /// 32-bit floating point.
         #[default]
         Fp32 = "fp32",
-        /// Operands rounded to bfloat16 (8 bits of precision, the range of f32), sums in 32 bits: twice the arithmetic a second or more on
-        /// CPUs with AMX, or AMD's with AVX512-BF16, correct and no faster than `fp32` on others. GPUs need compute capability 8.0 (Ampere).
+        /// Operands rounded to bfloat16 (8 bits of precision, the range of f32), sums in 32 bits.
+        /// On Intel CPUs with AMX and AMD CPUs with AVX512-BF16, that is at least twice the
+        /// arithmetic per second. On other CPUs it is correct and no faster than `fp32`. GPUs need
+        /// compute capability 8.0 (Ampere).
         Bf16 = "bf16",
     }
 }
@@ -59,13 +61,14 @@ named! {
         /// As 32-bit floating point: exact.
         #[default]
         None = "none",
-        /// As blocks of half-precision values scaled by κ/‖v‖∞ (Persia §4.2.3): half the bytes, not exact.
+        /// As blocks of half-precision values scaled by κ/‖v‖∞ (Persia §4.2.3): half the bytes, and
+        /// lossy.
         Fp16 = "fp16",
     }
 }
 
 named! {
-    /// What a dense worker computes on.
+    /// The device that a dense worker computes on.
     #[derive(Default)]
     pub enum DeviceKind as "device" {
         /// A GPU if there is one and this build can use it, the CPU otherwise.
@@ -73,33 +76,33 @@ named! {
         /// The CPU.
         #[default]
         Cpu = "cpu",
-        /// An NVIDIA GPU; training ends with an error if there is none.
+        /// An NVIDIA GPU. Training ends with an error if there is none.
         Cuda = "cuda",
     }
 }
 
 named! {
-    /// What an empty value of a sparse feature becomes.
+    /// The id for an empty value of a sparse feature.
     #[derive(Default)]
     pub enum MissingValue as "treatment of missing values" {
         /// An id of its own, with a row that is trained like any other.
         #[default]
         Token = "token",
-        /// No id at all: the feature contributes a vector of zeros.
+        /// No id: the feature contributes a vector of zeros.
         Skip = "skip",
     }
 }
 
 named! {
-    /// What is done to a number before the model sees it.
+    /// The function applied to a number before the model sees it.
     #[derive(Default)]
     pub enum TransformKind as "transform" {
         /// x
         #[default]
         Identity = "identity",
-        /// ln(1 + max(x, 0)): counts. A negative number counts as 0.
+        /// ln(1 + max(x, 0)), for counts. A negative number counts as 0.
         Log1p = "log1p",
-        /// sign(x) · ln(1 + |x|): amounts that may be negative.
+        /// sign(x) · ln(1 + |x|), for amounts that may be negative.
         SignedLog1p = "signedLog1p",
         /// (x - mean) / std
         Standardize = "standardize",
@@ -108,16 +111,16 @@ named! {
     }
 }
 
-/// A transform with its settings: what is done to a number x before the model sees it.
+/// A transform with its settings: the function applied to a number x before the model sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Transform {
     /// x
     #[default]
     Identity,
-    /// ln(1 + max(x, 0)): for counts.
+    /// ln(1 + max(x, 0)), for counts.
     Log1p,
-    /// sign(x) · ln(1 + |x|): for amounts that may be negative.
+    /// sign(x) · ln(1 + |x|), for amounts that may be negative.
     SignedLog1p,
     /// (x − mean) / std
     Standardize {
@@ -151,7 +154,7 @@ impl Transform {
 }
 
 named! {
-    /// The distributions an embedding row can start from.
+    /// The distribution of the initial values of an embedding row.
     pub enum InitializerKind as "initializer" {
         /// Normal with mean 0; `scale` is the standard deviation.
         Normal = "normal",
@@ -162,7 +165,7 @@ named! {
     }
 }
 
-/// The values that the columns of a new row start from.
+/// The initial values of the columns of a new row.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Initializer {
@@ -173,7 +176,7 @@ pub enum Initializer {
         /// Finite, at least `low`.
         high: f32,
     },
-    /// Normal with mean 0. Not truncated: the largest value that can occur is 8.3 standard deviations.
+    /// Normal with mean 0, not truncated: the largest possible value is 8.3 standard deviations.
     Normal {
         /// Finite, at least 0.
         standard_deviation: f32,

@@ -1,4 +1,4 @@
-//! `spec.data`: where the rows come from, and which of them are the test.
+//! `spec.data`: the source of the rows, and which of them are the test.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ use crate::defaults;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum DataFormat {
-    /// By the end of the paths: .csv, .tsv or .parquet, before .gz or .zst.
+    /// By the file extension: .csv, .tsv or .parquet, optionally followed by .gz or .zst.
     #[default]
     Auto,
-    /// Fields between commas, quoted with `"` where needed; may be compressed (.gz, .zst).
+    /// Fields separated by commas and quoted with `"` where needed. May be compressed (.gz, .zst).
     Csv,
-    /// Fields between tabs; may be compressed (.gz, .zst).
+    /// Fields separated by tabs. May be compressed (.gz, .zst).
     Tsv,
     /// Apache Parquet.
     Parquet,
@@ -27,24 +27,26 @@ pub enum DataFormat {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PathsSpec {
-    /// Files, in the order in which they are read: local paths (relative to where `rectrain` runs), or gs:// and s3:// URLs.
-    /// Globs (`*`, `?`, `[…]`, `**`) are read in the order of the names they match; hidden files, and what is in folders whose names
-    /// begin with `.` or `_`, only by a pattern that names such. Files without rows are passed over, if others have some. No file may be
-    /// found twice, nor both to train and to test on. Every loader lists them when it starts, and must find what the first has found, or the job ends; one
-    /// that goes on from a checkpoint must find what it was trained on. So name the files of a day, not the folder that those of
-    /// the next come into. At least one, at most 1,024. Required.
+    /// Files, in reading order: local paths (relative to the working directory of `rectrain`), or
+    /// gs:// and s3:// URLs. Globs (`*`, `?`, `[…]`, `**`) are read in the order of the matching
+    /// names. A glob matches hidden files, and files in folders that begin with `.` or `_`, only if
+    /// it names such a name itself. Files without rows are skipped, if others have rows. No file
+    /// may be found twice, nor for training and for testing. Every loader lists the files when it
+    /// starts. If it does not find the files that the first loader found, the job ends; a loader
+    /// that continues from a checkpoint must find the files it was trained on. So name the files of
+    /// one day, not the folder that receives the next day's. At least one, at most 1,024. Required.
     #[schemars(length(min = 1, max = 1024), inner(length(min = 1, max = 1024)))]
     pub paths: Vec<String>,
 }
 
-/// How text files are cut into columns.
+/// How text files are split into columns.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("!has(self.header) || self.header || has(self.columns)").message("a file without a header needs the names of its columns: give `columns`, or set header: true").field_path(".header")
 )]
 pub struct CsvSpec {
-    /// Character between two fields, one ASCII character, such as `;`; write a tab as "\t".
+    /// Separator of two fields: one ASCII character, such as `;`. Write a tab as "\t".
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 1, max = 2),
@@ -53,19 +55,20 @@ pub struct CsvSpec {
     )]
     pub delimiter: Option<String>,
 
-    /// Whether the first line of each file holds the names of the columns. With `columns` given as well, that line is
-    /// skipped and the names given here are used.
+    /// True if the first line of each file holds the names of the columns. If `columns` is given as
+    /// well, that line is skipped and the names in `columns` are used.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "true, or false when columns is given"))]
     pub header: Option<bool>,
 
-    /// Whether a field may stand between double quotes, and then hold delimiters, line ends and (doubled) quotes.
+    /// True if a field may be quoted with `"`. It may then contain delimiters, line ends and
+    /// (doubled) quotes.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "true for csv, false for tsv"))]
     pub quoting: Option<bool>,
 
-    /// Names of the columns, left to right, for files without a header. Ranges such as `C{1..26}` stand for several
-    /// columns. At most 1,024 entries.
+    /// Names of the columns, left to right, for files without a header. A range such as `C{1..26}`
+    /// stands for several columns. At most 1,024 entries.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 1, max = 1024),
@@ -79,7 +82,8 @@ pub struct CsvSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PositionSplit {
-    /// Number of rows, from the first, that train; all later rows are the test. At least 1. Required.
+    /// Number of rows, from the first, that train. All later rows are the test. At least 1.
+    /// Required.
     #[schemars(range(min = 1, max = 1_000_000_000_000_000u64))]
     pub train_rows: u64,
 }
@@ -91,19 +95,19 @@ pub struct PositionSplit {
     validation = Rule::new("self.train > 0.0 && self.train < 1.0").message("`train` is a share of the rows: expected a number above 0 and below 1, such as 0.8").field_path(".train")
 )]
 pub struct FractionSplit {
-    /// Share of the rows, from the first, that train, above 0 and below 1, rounded to a row; all later rows are the test.
-    /// The rows are counted before the first is trained on. Required.
+    /// Share of the rows, from the first, that train: above 0 and below 1, rounded to a row. All
+    /// later rows are the test. The rows are counted before training starts. Required.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub train: f64,
 }
 
-/// A moment, written as the time column writes it.
+/// A moment in the format of the time column.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum TimeBound {
     /// Compared with the column as a number.
     Integer(i64),
-    /// A number, if it reads as one, or else compared with the column as text.
+    /// Compared as a number if it can be parsed as one, and otherwise as text.
     Text(String),
 }
 
@@ -118,30 +122,31 @@ fn time_bound_schema(_: &mut SchemaGenerator) -> Schema {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TimeSplit {
-    /// Name of the column that holds each row's time. The rows need not be in its order. Required.
+    /// Name of the column with each row's time. The rows need not be sorted by it. Required.
     #[schemars(length(min = 1, max = 128), regex(pattern = r"^[^{}]+$"))]
     pub column: String,
 
-    /// First moment that belongs to the test: an integer in the column's own unit, such as Unix seconds, or text. Text that
-    /// reads as a number is one; other text is compared with the column letter by letter, which is right for dates such as
-    /// "2026-11-03". For timestamp and date columns of Parquet it is a number of seconds since 1970, whatever their unit.
-    /// Required.
+    /// First moment of the test: an integer in the column's own unit, such as Unix seconds, or
+    /// text. Text that can be parsed as a number is one. Other text is compared with the column
+    /// letter by letter, which is right for dates such as "2026-11-03". For timestamp and date
+    /// columns of Parquet it is a number of seconds since 1970, whatever their unit. Required.
     #[schemars(schema_with = "time_bound_schema")]
     pub test_from: TimeBound,
 }
 
-/// Continual training: the rows in their order are cut into slices, and training goes through one slice after the other.
-/// Wherever it has come to the end of one, the model is tested on the next one before it trains on it.
+/// Continual training. The rows, in their order, are cut into slices, and training goes through one
+/// slice after another. At the end of a slice the model is tested on the next one, before it trains
+/// on it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SliceSplit {
-    /// Rows of a slice: a multiple of `spec.training.globalBatchSize`. A loader holds about four slices in memory to train on,
-    /// and up to two more to test on. Required.
+    /// Rows of a slice: a multiple of `spec.training.globalBatchSize`. A loader holds about four
+    /// slices in memory to train on, and up to two more to test on. Required.
     #[schemars(range(min = 1, max = 1_000_000_000_000u64))]
     pub rows: u64,
 }
 
-/// Which rows of one source are the test. Exactly one of the four ways.
+/// Which rows of one source are the test. Exactly one of four kinds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -152,22 +157,22 @@ pub struct SplitSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub position: Option<PositionSplit>,
 
-    /// By share: the first so many hundredths of the rows train.
+    /// By share: the first share of the rows trains.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fraction: Option<FractionSplit>,
 
-    /// By time: what happened earlier trains.
+    /// By time: earlier rows train.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<TimeSplit>,
 
-    /// By slices: each slice is the test of the model that has trained on those before it.
+    /// By slices: each slice is the test of the model trained on the slices before it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slices: Option<SliceSplit>,
 }
 
-/// Rows made up on the fly, with Criteo's columns: `label`, counts `I1`, `I2` … and ids `C1`, `C2` …, as many as the
-/// features name. Ids are drawn from Zipf distributions, and labels from a hidden teacher, so that the best possible AUC is
-/// known and printed.
+/// Rows generated on the fly, with Criteo's columns: `label`, counts `I1`, `I2` … and ids `C1`,
+/// `C2` …, as many as the features name. Ids are drawn from Zipf distributions, and labels from a
+/// hidden teacher. So the best possible AUC is known, and printed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -184,7 +189,7 @@ pub struct SyntheticSpec {
     #[schemars(range(min = 1, max = 1_000_000_000_000u64), extend("x-default" = defaults::SYNTHETIC_TEST_ROWS))]
     pub test_rows: Option<u64>,
 
-    /// Number of different ids of each sparse feature.
+    /// Number of ids of each sparse feature.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         range(min = 2, max = 1_000_000_000_000u64),
@@ -192,13 +197,13 @@ pub struct SyntheticSpec {
     )]
     pub vocabulary: Option<u64>,
 
-    /// Exponent s of the Zipf distribution of the ids, above 0: the k-th most frequent id appears with a probability
-    /// proportional to 1/k^s. Click logs have about 1.05.
+    /// Exponent s of the Zipf distribution of the ids, above 0. The probability of the k-th most
+    /// frequent id is proportional to 1/k^s. Click logs have about 1.05.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 10.0), extend("x-default" = defaults::SYNTHETIC_ZIPF_EXPONENT))]
     pub zipf_exponent: Option<f64>,
 
-    /// Seed of the rows and of the teacher, apart from the seed of the training.
+    /// Seed of the rows and of the teacher; independent of the seed of training.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 9_007_199_254_740_991u64), extend("x-default" = defaults::SYNTHETIC_SEED))]
     pub seed: Option<u64>,
@@ -208,26 +213,26 @@ pub struct SyntheticSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ShuffleSpec {
-    /// Rows of a window. The training rows are read window by window, and those of a window in an order that the seed, the
-    /// epoch and the window decide. A window as large as the data shuffles it completely. A loader holds about four windows in
-    /// memory, and as many rows again while the model is tested.
+    /// Rows of a window. The training rows are read window by window. Seed, epoch and window
+    /// determine the order within a window. A window as large as the data shuffles it completely. A
+    /// loader holds about four windows in memory, and as many rows again while the model is tested.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 1_000_000_000u64), extend("x-default" = defaults::SHUFFLE_WINDOW_ROWS))]
     pub window_rows: Option<u64>,
 }
 
-/// What is done with a row that cannot be read.
+/// The treatment of a row that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum BadRowAction {
     /// Training ends with an error that names the file, the line, the column and the value.
     Fail,
-    /// The row is counted and left out, up to `limit` of them. A quote that is never closed is an error all the same: nobody
-    /// knows how many rows are lost by it.
+    /// The row is counted and skipped, up to `limit` rows. A quote that is never closed is always
+    /// an error: it could hide any number of rows.
     Skip,
 }
 
-/// What is done with rows that cannot be read: too few fields, text where a number belongs, a label
+/// The treatment of rows that cannot be read: too few fields, text instead of a number, a label
 /// outside 0 to 1.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
@@ -235,45 +240,46 @@ pub enum BadRowAction {
     validation = Rule::new("!has(self.limit) || self.action == 'skip'").message("`limit` counts skipped rows: remove it, or set action: skip").field_path(".limit")
 )]
 pub struct BadRowsSpec {
-    /// What is done with such a row. Required.
+    /// The treatment of such a row. Required.
     pub action: BadRowAction,
 
-    /// Rows that may be skipped in one pass over the training rows, or over those of the test, before the run ends with an
-    /// error. The next pass counts anew.
+    /// The most rows that may be skipped in one pass over the training rows, or over the test rows.
+    /// Beyond it the run ends with an error. Each pass counts from 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000_000_000u64), extend("x-default" = defaults::BAD_ROWS_LIMIT))]
     pub limit: Option<u64>,
 }
 
-/// How object stores are reached.
+/// Access to object stores.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct StorageSpec {
-    /// Options of the object store's client by name, such as `endpoint`, `region` or `allow_http`. They win over the
-    /// environment's (`AWS_ENDPOINT`, …). Credentials do not belong here but into the environment or `secretName`. At
-    /// most 32.
+    /// Options of the object store's client by name, such as `endpoint`, `region` or `allow_http`.
+    /// They take precedence over the environment (`AWS_ENDPOINT`, …). Credentials belong into the
+    /// environment or `secretName`, not here. At most 32.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 32, "x-default" = "the environment's"))]
     pub options: BTreeMap<String, String>,
 
-    /// Name of a Secret in the job's namespace whose entries become environment variables of the roles that read data or
-    /// write checkpoints. Without a cluster it is not used: `rectrain run` has the environment it was started in.
+    /// Name of a Secret in the job's namespace. Its entries become environment variables of the
+    /// roles that read data or write checkpoints. Only a cluster uses it: `rectrain run` uses its
+    /// own environment.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253), extend("x-default" = "none"))]
     pub secret_name: Option<String>,
 }
 
-/// Where the rows come from. Exactly one of three: `train` (with or without `test`), `source` with `split`, or
-/// `synthetic`.
+/// The source of the rows. Exactly one of three: `train` (with or without `test`), `source` with
+/// `split`, or `synthetic`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("[has(self.train), has(self.source), has(self.synthetic)].filter(given, given).size() == 1").message("expected exactly one of `train` (files of their own for training, and `test`), `source` (one set of files, and `split`) and `synthetic`"),
+    validation = Rule::new("[has(self.train), has(self.source), has(self.synthetic)].filter(given, given).size() == 1").message("expected exactly one of `train` (with separate files for `test`), `source` (one set of files, with `split`) and `synthetic`"),
     validation = Rule::new("!has(self.test) || has(self.train)").message("`test` goes with `train`: with `source` the test comes from `split`, and `synthetic` makes its own").field_path(".test"),
-    validation = Rule::new("!has(self.source) || has(self.split)").message("`source` needs `split`, which says which of its rows are the test: position, fraction, time or slices").field_path(".source"),
+    validation = Rule::new("!has(self.source) || has(self.split)").message("`source` needs `split`, which selects the test rows: position, fraction, time or slices").field_path(".source"),
     validation = Rule::new("!has(self.split) || has(self.source)").message("`split` divides `source`: remove it, or give `source` instead of `train` and `test`").field_path(".split"),
-    validation = Rule::new("!has(self.csv) || !(has(self.format) && self.format == 'parquet')").message("`csv` is about text files: remove it, or set format: csv or tsv").field_path(".csv"),
-    validation = Rule::new("!has(self.synthetic) || !(has(self.format) || has(self.csv) || has(self.badRows))").message("`format`, `csv` and `badRows` are about files, and `synthetic` reads none: remove them").field_path(".synthetic")
+    validation = Rule::new("!has(self.csv) || !(has(self.format) && self.format == 'parquet')").message("`csv` is only for text files: remove it, or set format: csv or tsv").field_path(".csv"),
+    validation = Rule::new("!has(self.synthetic) || !(has(self.format) || has(self.csv) || has(self.badRows))").message("`format`, `csv` and `badRows` are for files, and `synthetic` reads none: remove them").field_path(".synthetic")
 )]
 pub struct DataSpec {
     /// Format of the files.
@@ -281,7 +287,7 @@ pub struct DataSpec {
     #[schemars(extend("x-default" = DataFormat::Auto))]
     pub format: Option<DataFormat>,
 
-    /// How csv and tsv files are cut into columns.
+    /// How csv and tsv files are split into columns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub csv: Option<CsvSpec>,
 
@@ -289,36 +295,39 @@ pub struct DataSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub train: Option<PathsSpec>,
 
-    /// Files to test on. Left out, the model is trained but not tested.
+    /// Files to test on. Without them the model is trained but not tested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub test: Option<PathsSpec>,
 
-    /// Files that hold both; `split` says which rows are the test.
+    /// Files with training and test rows; `split` divides them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<PathsSpec>,
 
-    /// Which rows of `source` are the test: exactly one of `position`, `fraction`, `time` and `slices`.
+    /// Which rows of `source` are the test: exactly one of `position`, `fraction`, `time` and
+    /// `slices`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub split: Option<SplitSpec>,
 
-    /// Made-up rows instead of files, with Criteo's columns: `label`, counts `I1`, `I2` … and ids `C1`, `C2` …, as many as the
-    /// features name. Ids are drawn from Zipf distributions, and labels from a hidden teacher, so that the best possible AUC
-    /// is known and printed. `synthetic: {}` takes all its defaults.
+    /// Synthetic rows instead of files, with Criteo's columns: `label`, counts `I1`, `I2` … and ids
+    /// `C1`, `C2` …, as many as the features name. Ids are drawn from Zipf distributions, and
+    /// labels from a hidden teacher. So the best possible AUC is known, and printed. `synthetic:
+    /// {}` takes all its defaults.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub synthetic: Option<SyntheticSpec>,
 
-    /// Random order of the training rows within windows; `shuffle: {}` takes the default window. Left out, rows
-    /// are read in the order of the files, which keeps a log chronological.
+    /// Random order of the training rows within windows; `shuffle: {}` takes the default window.
+    /// Without it rows are read in the order of the files, which keeps a log chronological.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "not shuffled"))]
     pub shuffle: Option<ShuffleSpec>,
 
-    /// What is done with rows that cannot be read: too few fields, text where a number belongs, a label outside 0 to 1.
+    /// The treatment of rows that cannot be read: too few fields, text instead of a number, a label
+    /// outside 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "fail at the first"))]
     pub bad_rows: Option<BadRowsSpec>,
 
-    /// How object stores are reached.
+    /// Access to object stores.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage: Option<StorageSpec>,
 }

@@ -1,4 +1,4 @@
-//! `spec.features`: what the columns of the data mean to the model.
+//! `spec.features`: the columns of the data, and their meaning to the model.
 
 use kube::KubeSchema;
 use rectrain_kinds::{InitializerKind, MissingValue, Pooling, TransformKind};
@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::defaults;
 
-/// Where the values of a row that is met for the first time come from: a pure function of the seed and the id, so that a
-/// row starts the same on any server, in any order, and again after it was lost.
+/// The initial values of a row that is met for the first time. They are a pure function of the seed
+/// and the id. So a row starts the same on any server, in any order, and again after it was lost.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -31,20 +31,21 @@ pub struct InitializerSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MultiValueSpec {
-    /// Character between two values, such as `|`. Empty pieces are no values. A list column of a Parquet file needs none: its elements
-    /// are the values.
+    /// Separator of two values, such as `|`. Empty pieces are ignored. A list column of a Parquet
+    /// file needs none: its elements are the values.
     #[schemars(length(min = 1, max = 1))]
     pub separator: String,
 }
 
-/// A column of ids or categories, each with its embedding row.
+/// A column of ids or categories. Each value has its own embedding row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SparseFeature {
-    /// Name of the column. `C{1..26}` stands for the 26 columns `C1` to `C26`, which then share the other settings given
-    /// here (but not their rows, unless `table` says so). Numbers keep the width of the first one: `C{01..26}` starts
-    /// with `C01`. Values are taken as text and hashed together with the table's name to a 64-bit key, so ids need not
-    /// be small, dense or numbers. Required.
+    /// Name of the column. `C{1..26}` stands for the 26 columns `C1` to `C26`, which share the
+    /// other settings given here. They do not share rows unless `table` is set. Numbers keep the
+    /// width of the first one: `C{01..26}` starts with `C01`. A value is taken as text, and hashed
+    /// together with the table's name to a 64-bit key. So ids need not be small, dense or numeric.
+    /// Required.
     #[schemars(
         length(min = 1, max = 128),
         regex(pattern = r"^[^{}]+$|^[^{}]*\{[0-9]+\.\.[0-9]+\}[^{}]*$"),
@@ -52,7 +53,8 @@ pub struct SparseFeature {
     )]
     pub name: String,
 
-    /// Width of this feature's rows, in values. `dlrm`, `deepfm` and `fm` need the same width for all features.
+    /// Width of this feature's rows, in values. `dlrm`, `deepfm` and `fm` need the same width for
+    /// all features.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 4096), extend("x-default" = "spec.model.embeddingDim"))]
     pub dim: Option<u32>,
@@ -62,22 +64,24 @@ pub struct SparseFeature {
     #[schemars(extend("x-default" = Pooling::Mean))]
     pub pooling: Option<Pooling>,
 
-    /// Set it when one cell of the column holds several values. Left out, the cell is one value.
+    /// For a column whose cells hold several values. Without it, a cell is one value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub multi_value: Option<MultiValueSpec>,
 
-    /// Name of the table that holds the rows. Features that name the same table share the rows of equal values (say, the
-    /// item shown and the items bought before), and must agree on `dim` and `initializer`.
+    /// Name of the table that holds the rows. Features that name the same table share the rows of
+    /// equal values, such as the item shown and the items bought before. They must agree on `dim`
+    /// and `initializer`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 128), extend("x-default" = "the feature's name"))]
     pub table: Option<String>,
 
-    /// What an empty value becomes. A feature with `multiValue` has no id where its cell has no values, whatever is said here.
+    /// The treatment of an empty value. A feature with `multiValue` has no id where its cell has no
+    /// values, independent of this setting.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = MissingValue::Token))]
     pub missing: Option<MissingValue>,
 
-    /// Where this feature's rows start.
+    /// The initial values of this feature's rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "spec.features.initializer"))]
     pub initializer: Option<InitializerSpec>,
@@ -91,11 +95,12 @@ pub struct SparseFeature {
     validation = Rule::new("(has(self.transform) && self.transform == 'standardize') || !(has(self.mean) || has(self.std))").message("`mean` and `std` belong to transform: standardize: remove them, or set it"),
     validation = Rule::new("!(has(self.transform) && self.transform == 'minMax') || (has(self.min) && has(self.max))").message("transform: minMax needs `min` and `max`"),
     validation = Rule::new("(has(self.transform) && self.transform == 'minMax') || !(has(self.min) || has(self.max))").message("`min` and `max` belong to transform: minMax: remove them, or set it"),
-    validation = Rule::new("!has(self.std) || self.std > 0.0").message("`std` divides: expected a number above 0").field_path(".std"),
+    validation = Rule::new("!has(self.std) || self.std > 0.0").message("`std` is a divisor: expected a number above 0").field_path(".std"),
     validation = Rule::new("!has(self.min) || !has(self.max) || self.min < self.max").message("expected `min` below `max`").field_path(".max")
 )]
 pub struct DenseFeature {
-    /// Name of the column, or a range of columns such as `I{1..13}` that share the settings given here. Required.
+    /// Name of the column, or a range of columns such as `I{1..13}` that share the settings given
+    /// here. Required.
     #[schemars(
         length(min = 1, max = 128),
         regex(pattern = r"^[^{}]+$|^[^{}]*\{[0-9]+\.\.[0-9]+\}[^{}]*$"),
@@ -103,8 +108,8 @@ pub struct DenseFeature {
     )]
     pub name: String,
 
-    /// What is done to the number before the model sees it. It is rounded to a 32-bit float first, which has about seven
-    /// digits: Unix seconds become multiples of 128.
+    /// The function applied to the number before the model sees it. The number is first rounded to
+    /// a 32-bit float, which has about seven digits: Unix seconds become multiples of 128.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = TransformKind::Identity))]
     pub transform: Option<TransformKind>,
@@ -113,7 +118,8 @@ pub struct DenseFeature {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mean: Option<f64>,
 
-    /// Standard deviation that `standardize` divides by, above 0. Required by it, refused without it.
+    /// Standard deviation that `standardize` divides by, above 0. Required by it, refused without
+    /// it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub std: Option<f64>,
 
@@ -125,7 +131,7 @@ pub struct DenseFeature {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max: Option<f64>,
 
-    /// Value the model sees, after the transform, where the cell is empty.
+    /// The model's input for an empty cell, after the transform.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = defaults::DENSE_MISSING))]
     pub missing: Option<f64>,
@@ -140,14 +146,14 @@ pub struct LabelSpec {
     #[schemars(length(min = 1, max = 128), regex(pattern = r"^[^{}]+$"), extend("x-default" = defaults::LABEL))]
     pub name: Option<String>,
 
-    /// A row is positive when its label is at least this number: 4 makes ratings of 4 and 5 positive. Left out, the label
-    /// must lie from 0 to 1.
+    /// A row is positive if its label is at least this number: 4 makes ratings of 4 and 5 positive.
+    /// Without it, labels must be from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "the label is 0 or 1 already"))]
     pub positive_from: Option<f64>,
 }
 
-/// Which columns are read, and as what. Columns that are not named here are skipped. Cannot be changed once the job
+/// The columns to read, and their roles. Other columns are skipped. Cannot be changed once the job
 /// exists, because the trained rows and layers depend on it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
@@ -157,33 +163,36 @@ pub struct LabelSpec {
     validation = Rule::new("self.sparse.all(f, self.sparse.exists_one(g, g.name == f.name))").message("a sparse feature is named twice").field_path(".sparse"),
     validation = Rule::new("!has(self.dense) || self.dense.all(f, self.dense.exists_one(g, g.name == f.name))").message("a dense feature is named twice").field_path(".dense"),
     validation = Rule::new("!has(self.dense) || !self.dense.exists(d, self.sparse.exists(s, s.name == d.name))").message("a column is either sparse or dense: one name is in both lists").field_path(".dense"),
-    validation = Rule::new("!has(self.group) || self.group != (has(self.label) && has(self.label.name) ? self.label.name : 'label')").message("`group` says whose rows are ranked against each other, such as user_id: it cannot be the label").field_path(".group")
+    validation = Rule::new("!has(self.group) || self.group != (has(self.label) && has(self.label.name) ? self.label.name : 'label')").message("`group` selects the rows that are ranked against each other, such as user_id: it cannot be the label").field_path(".group")
 )]
 pub struct FeaturesSpec {
     /// The column to predict.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label: Option<LabelSpec>,
 
-    /// Columns of ids and categories, in the order in which the model sees them. At least one; at most 256 entries, which
-    /// may be ranges. Required.
+    /// Columns of ids and categories, in the order of the model's inputs. At least one; at most 256
+    /// entries, which may be ranges. Required.
     #[schemars(length(min = 1, max = 256))]
     #[x_kube(merge_strategy = ListMerge::Atomic)]
     pub sparse: Vec<SparseFeature>,
 
-    /// Columns of numbers, in the order in which the model sees them. At most 256 entries, which may be ranges.
+    /// Columns of numbers, in the order of the model's inputs. At most 256 entries, which may be
+    /// ranges.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), extend("x-default" = "none"))]
     #[x_kube(merge_strategy = ListMerge::Atomic)]
     pub dense: Vec<DenseFeature>,
 
-    /// Column whose value groups the rows for GAUC, the mean over groups of the AUC within each, such as `user_id`. It may
-    /// also be a sparse feature. Left out, GAUC is not computed.
+    /// Column whose value groups the rows for GAUC, such as `user_id`. GAUC is the mean over groups
+    /// of the AUC within each. The column may also be a sparse feature. Without it, GAUC is not
+    /// computed.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 128), regex(pattern = r"^[^{}]+$"), extend("x-default" = "no GAUC"))]
     pub group: Option<String>,
 
-    /// Where the rows of every feature start, unless the feature says otherwise: a pure function of the seed and the id, so
-    /// that a row starts the same on any server, in any order, and again after it was lost.
+    /// The initial values of every feature's rows, unless the feature has its own `initializer`.
+    /// They are a pure function of the seed and the id. So a row starts the same on any server, in
+    /// any order, and again after it was lost.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = format!("normal with standard deviation {}", defaults::NORMAL_STD)))]
     pub initializer: Option<InitializerSpec>,

@@ -1,8 +1,8 @@
-//! The parts of `spec`, one file per concern. Plain data: what a value means is in its doc comment (which becomes
-//! `kubectl explain` and the reference), what contradicts is in its CEL rules, and what an absent field stands for is
-//! in [`crate::ResolvedJob`].
+//! The parts of `spec`, one file per concern. Plain data. The meaning of a value is in its doc
+//! comment, which becomes `kubectl explain` and the reference. Contradictions are in its CEL rules,
+//! and defaults in [`crate::ResolvedJob`].
 
-// kube's derive repeats each struct, `pub` and all, inside a function.
+// kube's derive repeats each struct, with `pub`, inside a function.
 #![allow(unreachable_pub)]
 
 mod autoscaling;

@@ -1,4 +1,4 @@
-//! `spec.roles`: how many of each role there are, and what their pods look like.
+//! `spec.roles`: the number of members of each role, and their pods.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use serde_json::Value;
 
 use crate::defaults;
 
-/// What a role's pods look like, laid over what the operator makes of them; entries of lists are merged by name, as
-/// `kubectl patch` does. Only a cluster reads it: `rectrain run` ignores it.
+/// Changes to a role's pods, merged into the operator's pod template. Entries of lists are merged
+/// by name, as `kubectl patch` does. Only a cluster reads it: `rectrain run` ignores it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PodTemplate {
-    /// Labels added to the pods. Those of the operator win.
+    /// Labels added to the pods. The operator's labels take precedence.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 64))]
     pub labels: BTreeMap<String, String>,
@@ -25,52 +25,57 @@ pub struct PodTemplate {
     #[schemars(extend("maxProperties" = 64))]
     pub annotations: BTreeMap<String, String>,
 
-    /// Requests and limits of the role's container, in Kubernetes' form: `requests: {cpu: "4", memory: 16Gi}`,
-    /// `limits: {nvidia.com/gpu: 1}`.
+    /// Requests and limits of the role's container, in Kubernetes' form:
+    /// `requests: {cpu: "4", memory: 16Gi}`, `limits: {nvidia.com/gpu: 1}`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "resources_schema")]
     pub resources: Option<ResourceRequirements>,
 
-    /// Labels a node must have, such as `cloud.google.com/gke-spot: "true"`.
+    /// Labels that a node must have, such as `cloud.google.com/gke-spot: "true"`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 64))]
     pub node_selector: BTreeMap<String, String>,
 
-    /// Taints of nodes that the pods tolerate, in Kubernetes' form (`kubectl explain pod.spec.tolerations`). At most 64.
+    /// Taints of nodes that the pods tolerate, in Kubernetes' form (`kubectl explain
+    /// pod.spec.tolerations`). At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "list_as_kubernetes_has_it")]
+    #[schemars(schema_with = "open_list")]
     pub tolerations: Vec<Value>,
 
-    /// Where the pods may and should run, in Kubernetes' form (`kubectl explain pod.spec.affinity`).
+    /// Where the pods may and should run, in Kubernetes' form (`kubectl explain
+    /// pod.spec.affinity`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "as_kubernetes_has_it")]
+    #[schemars(schema_with = "open_object")]
     pub affinity: Option<Value>,
 
-    /// How the pods are spread over nodes and zones, in Kubernetes' form (`kubectl explain pod.spec.topologySpreadConstraints`); a role's pods
-    /// have the labels `rectrain.dev/job` and `rectrain.dev/role`. At most 64.
+    /// How the pods are spread over nodes and zones, in Kubernetes' form (`kubectl explain
+    /// pod.spec.topologySpreadConstraints`). A role's pods have the labels `rectrain.dev/job` and
+    /// `rectrain.dev/role`. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "list_as_kubernetes_has_it")]
+    #[schemars(schema_with = "open_list")]
     pub topology_spread_constraints: Vec<Value>,
 
     /// Environment variables of the role's container, in Kubernetes' form
     /// (`kubectl explain pod.spec.containers.env`). At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "list_as_kubernetes_has_it")]
+    #[schemars(schema_with = "open_list")]
     pub env: Vec<Value>,
 
-    /// Volumes added to the pods, in Kubernetes' form (`kubectl explain pod.spec.volumes`): data, checkpoints. At most 64.
+    /// Volumes added to the pods, for data or checkpoints, in Kubernetes' form (`kubectl explain
+    /// pod.spec.volumes`). At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "list_as_kubernetes_has_it")]
+    #[schemars(schema_with = "open_list")]
     pub volumes: Vec<Value>,
 
     /// Where the volumes are mounted in the role's container, in Kubernetes' form
     /// (`kubectl explain pod.spec.containers.volumeMounts`). At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "list_as_kubernetes_has_it")]
+    #[schemars(schema_with = "open_list")]
     pub volume_mounts: Vec<Value>,
 
-    /// Seconds that a pod has to end in order: in which a checkpoint is saved, and a parameter server's rows go to others. 10 to 86400. A node
-    /// that is drained waits for it; some warnings of a cloud (spot nodes) give less.
+    /// Seconds that a pod has to shut down cleanly, from 10 to 86400. In this time a checkpoint is
+    /// saved, and a parameter server's rows move to others. A node that is drained waits for it.
+    /// Some warnings of a cloud (spot nodes) allow less.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 10, max = 86400), extend("x-default" = defaults::TERMINATION_GRACE_SECONDS))]
     pub termination_grace_period_seconds: Option<u32>,
@@ -80,26 +85,28 @@ pub struct PodTemplate {
     #[schemars(length(min = 1, max = 253), extend("x-default" = "the cluster's default class"))]
     pub priority_class_name: Option<String>,
 
-    /// Secrets of the job's namespace with which the pods' image is pulled, besides the chart's: `[{name: registry}]`. At most 64.
+    /// Secrets of the job's namespace for pulling the pods' image, in addition to the chart's:
+    /// `[{name: registry}]`. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "list_as_kubernetes_has_it")]
+    #[schemars(schema_with = "open_list")]
     pub image_pull_secrets: Vec<Value>,
 
-    /// Name of the ServiceAccount of the pods, for Workload Identity and the like. Its token is not mounted.
+    /// Name of the ServiceAccount of the pods, for Workload Identity and the like. Its token is not
+    /// mounted.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253), extend("x-default" = "one made by the operator, without rights"))]
     pub service_account_name: Option<String>,
 }
 
-/// Kubernetes' own types are checked by [`crate::validate`] and by the API server when it makes the pod. Their whole schemas, five
-/// times, would be larger than what `kubectl apply` can carry in its annotation (256 KiB). They are kept as they were written: a
-/// manifest that the API server has taken in can be read whatever stands there, so that one that is wrong is its own job's
-/// trouble and no other's.
-fn as_kubernetes_has_it(_: &mut SchemaGenerator) -> Schema {
+/// [`crate::validate`] checks Kubernetes' own types, and so does the API server when it makes the
+/// pod. Their whole schemas, five times, would not fit the annotation of `kubectl apply` (256 KiB).
+/// So they are stored as written. A manifest that the API server accepted can be read whatever it
+/// contains: a wrong template then affects only its own job.
+fn open_object(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true})
 }
 
-fn list_as_kubernetes_has_it(_: &mut SchemaGenerator) -> Schema {
+fn open_list(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
         "maxItems": 64,
@@ -108,10 +115,10 @@ fn list_as_kubernetes_has_it(_: &mut SchemaGenerator) -> Schema {
 }
 
 fn resources_schema(_: &mut SchemaGenerator) -> Schema {
-    let quantities = |what: &str| {
+    let quantities = |description: &str| {
         json_schema!({
             "type": "object",
-            "description": what,
+            "description": description,
             "maxProperties": 32,
             "additionalProperties": {"x-kubernetes-int-or-string": true},
         })
@@ -119,8 +126,8 @@ fn resources_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",
         "properties": {
-            "requests": quantities("What is reserved on a node, by resource: `cpu: 500m`, `memory: 2Gi`."),
-            "limits": quantities("What may be used at most, by resource: `memory: 4Gi`, `nvidia.com/gpu: 1`."),
+            "requests": quantities("Amounts reserved on a node, by resource: `cpu: 500m`, `memory: 2Gi`."),
+            "limits": quantities("Upper limits, by resource: `memory: 4Gi`, `nvidia.com/gpu: 1`."),
         },
     })
 }
@@ -129,99 +136,101 @@ fn resources_schema(_: &mut SchemaGenerator) -> Schema {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CoordinatorSpec {
-    /// Number of coordinators: 1, no other number.
+    /// Number of coordinators: always 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1), extend("x-default" = defaults::REPLICAS))]
     pub replicas: Option<u32>,
 
-    /// What the coordinator's pod looks like, laid over what the operator makes of it; entries of lists are merged by name.
-    /// Only a cluster reads it.
+    /// Changes to the coordinator's pod, merged into the operator's pod template. Entries of lists
+    /// are merged by name. Only a cluster reads it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<PodTemplate>,
 }
 
-/// A role: how many of it, and how large each is.
+/// A role: its number of members, and their size.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RoleSpec {
-    /// How many of it there are.
+    /// Number of members.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024), extend("x-default" = defaults::REPLICAS))]
     pub replicas: Option<u32>,
 
-    /// Threads that each of them computes with.
+    /// Threads of each member.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024), extend("x-default" = "its share of the machine's cores"))]
     pub threads: Option<u32>,
 
-    /// What the pods look like, laid over what the operator makes of them; entries of lists are merged by name. Only a
-    /// cluster reads it.
+    /// Changes to the pods, merged into the operator's pod template. Entries of lists are merged by
+    /// name. Only a cluster reads it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<PodTemplate>,
 }
 
-/// The dense workers: how many, how large, and what they compute on.
+/// The dense workers: their number, their size and their device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DenseWorkerSpec {
-    /// How many of them there are. Each takes an equal share of every global batch. This is the number that
-    /// `kubectl scale` sets.
+    /// Number of members. Each takes an equal share of every global batch. `kubectl scale` sets
+    /// this number.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024), extend("x-default" = defaults::REPLICAS))]
     pub replicas: Option<u32>,
 
-    /// What each of them computes on, if `gpus` does not say it.
+    /// The device of each member, if `gpus` does not decide it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = DeviceKind::Cpu))]
     pub device: Option<DeviceKind>,
 
-    /// GPUs of each of them: 1 is all that is needed for dense workers on GPUs. It sets `device` to `cuda`, and in a cluster
-    /// the pods ask for one `nvidia.com/gpu` and go where the chart's values (`gpu`) send such pods. More GPUs are used by more
-    /// replicas.
+    /// GPUs of each member. 1 is enough to run the dense workers on GPUs: it sets `device` to
+    /// `cuda`. In a cluster each pod then requests one `nvidia.com/gpu`, and the chart's values
+    /// (`gpu`) select its nodes. To use more GPUs, set more replicas.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 1), extend("x-default" = "1 with `device: cuda`, otherwise 0"))]
     pub gpus: Option<u32>,
 
-    /// Threads that each of them computes with on the CPU.
+    /// Threads of each member for computing on the CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024), extend("x-default" = "its share of the machine's cores"))]
     pub threads: Option<u32>,
 
-    /// What the pods look like, laid over what the operator makes of them; entries of lists are merged by name. Only a
-    /// cluster reads it.
+    /// Changes to the pods, merged into the operator's pod template. Entries of lists are merged by
+    /// name. Only a cluster reads it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<PodTemplate>,
 }
 
 impl DenseWorkerSpec {
-    /// What they compute on, as `device` and `gpus` say together.
+    /// The device, from `device` and `gpus` together.
     #[must_use]
     pub fn device(&self) -> DeviceKind {
         let by_gpus = if self.gpus.is_some_and(|gpus| gpus > 0) { DeviceKind::Cuda } else { DeviceKind::default() };
         self.device.unwrap_or(by_gpus)
     }
 
-    /// GPUs of each of them.
+    /// GPUs of each member.
     #[must_use]
     pub fn gpus(&self) -> u32 {
         self.gpus.unwrap_or_else(|| u32::from(self.device() == DeviceKind::Cuda))
     }
 }
 
-/// The roles of a job. All of them run in one process with `rectrain run`, each in its own with `--processes`, and each in
-/// pods of its own in a cluster.
+/// The roles of a job. `rectrain run` runs all of them in one process; with `--processes` each
+/// member has its own. In a cluster each member has its own pod.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RolesSpec {
-    /// Keeps track of members, data, steps and checkpoints.
+    /// Tracks members, data, steps and checkpoints.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub coordinator: Option<CoordinatorSpec>,
 
-    /// Parameter servers: hold the embedding rows and apply their gradients. More of them hold more rows.
+    /// Parameter servers: hold the embedding rows and apply their gradients. More of them hold more
+    /// rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ps: Option<RoleSpec>,
 
-    /// Embedding workers: remove duplicate ids, look rows up, pool them, and turn the gradients back into those of rows.
+    /// Embedding workers: remove duplicate ids, look rows up, pool them, and turn pooled gradients
+    /// into gradients of rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub embedding_worker: Option<RoleSpec>,
 
@@ -235,7 +244,7 @@ pub struct RolesSpec {
 }
 
 impl RolesSpec {
-    /// What the user wants the pods of each role to look like, by the role's name below `spec.roles`.
+    /// The user's changes to the pods of each role, by the role's name below `spec.roles`.
     #[must_use]
     pub fn templates(&self) -> [(&'static str, Option<&PodTemplate>); 5] {
         fn of(role: &Option<RoleSpec>) -> Option<&PodTemplate> {

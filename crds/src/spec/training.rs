@@ -10,21 +10,21 @@ use crate::defaults;
 /// Names of published modes that this version refuses.
 pub(crate) const REFUSED_MODES: [&str; 5] = ["des", "shadow", "easgd", "ma", "bmuf"];
 
-/// What `spec.training.mode` may say: a mode to train in, or that it be chosen while training goes on. What is trained in at any time
-/// is a [`Mode`].
+/// The value of `spec.training.mode`: a fixed mode, or the automatic choice while training
+/// continues. The mode in use at any time is a [`Mode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ModeSpec {
-    /// This one.
+    /// This mode.
     Fixed(Mode),
-    /// `sync` or `gba`, whichever is faster at the time.
+    /// `sync` or `gba`, whichever is currently faster.
     Auto,
 }
 
 impl ModeSpec {
     const AUTO: &'static str = "auto";
     const AUTO_MEANING: &'static str = "`sync` or `gba`, whichever is predicted to be faster from the workers' measured step times \
-        and the load of the cluster; training starts in `sync` and is switched at global-step boundaries, with no hyper-parameter \
-        changed. `spec.training.auto` says how readily. Outside of a cluster the step times alone decide.";
+        and the load of the cluster. Training starts in `sync`, and switches at global-step boundaries without a change of \
+        hyper-parameters. `spec.training.auto` sets the sensitivity. Outside a cluster only the step times decide.";
 
     /// The name in a manifest.
     pub fn name(self) -> &'static str {
@@ -92,37 +92,40 @@ impl JsonSchema for ModeSpec {
     }
 }
 
-/// How readily the mode `auto` switches.
+/// The sensitivity of the mode `auto`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("(has(self.dwellSeconds) ? self.dwellSeconds : 300) >= (has(self.windowSeconds) ? self.windowSeconds : 60)").message("a mode stays at least as long as is measured before it is left: expected a `dwellSeconds` (300 if not given) of at least `windowSeconds` (60 if not given)").field_path(".dwellSeconds")
+    validation = Rule::new("(has(self.dwellSeconds) ? self.dwellSeconds : 300) >= (has(self.windowSeconds) ? self.windowSeconds : 60)").message("a mode must stay at least as long as the window of its measurements: expected a `dwellSeconds` (default 300) of at least `windowSeconds` (default 60)").field_path(".dwellSeconds")
 )]
 pub struct AutoModeSpec {
-    /// How much faster than `sync` the mode `gba` must be predicted to be for a switch to it, as a share: 0.1 is a tenth. At least what
-    /// earns the switch back within `dwellSeconds` counts, and twice as much until `gba` was used for the first time. Training goes back
-    /// to `sync` as soon as `gba` is not faster by half of it any more. In a crowded cluster half of it leads to `gba`, which is left only
-    /// where `sync` is the faster by all of it.
+    /// How much faster than `sync` the mode `gba` must be predicted to be for a switch, as a share:
+    /// 0.1 is a tenth. The margin in effect is never less than the switch costs within
+    /// `dwellSeconds`. It is doubled until `gba` was used for the first time. Training returns to
+    /// `sync` as soon as `gba` is faster by less than half of it. In a crowded cluster half of it
+    /// is enough for a switch to `gba`. Training then returns only if `sync` is faster by all of
+    /// it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 10.0), extend("x-default" = defaults::MODE_MARGIN))]
     pub margin: Option<f64>,
 
-    /// Seconds that predictions are averaged over.
+    /// Seconds over which predictions are averaged.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 15, max = 3600), extend("x-default" = defaults::MODE_WINDOW_SECONDS))]
     pub window_seconds: Option<u32>,
 
-    /// Seconds that a mode stays at least.
+    /// The shortest time in a mode, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 30, max = 86_400), extend("x-default" = defaults::MODE_DWELL_SECONDS))]
     pub dwell_seconds: Option<u32>,
 
-    /// Switches an hour at most.
+    /// The most switches per hour.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 8), extend("x-default" = defaults::MODE_SWITCHES_PER_HOUR))]
     pub switches_per_hour: Option<u32>,
 
-    /// Share of the nodes' CPU, less what the job requests, from which on the cluster counts as crowded if others use it.
+    /// From this CPU share on, the cluster counts as crowded if others use it. The share is of the
+    /// nodes' CPU, minus the job's requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1.0), extend("x-default" = defaults::MODE_CROWDED_CPU))]
     pub crowded_cpu: Option<f64>,
@@ -132,8 +135,8 @@ pub struct AutoModeSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HybridSpec {
-    /// τ: the number of global steps whose rows may have been looked up while their gradients are not applied yet. 0 waits
-    /// for every update.
+    /// τ: the most global steps whose rows have been looked up and whose gradients are not applied
+    /// yet. 0 waits for every update.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1024), extend("x-default" = defaults::STALENESS))]
     pub staleness: Option<u32>,
@@ -143,13 +146,13 @@ pub struct HybridSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GbaSpec {
-    /// ι: a gradient more than so many global steps stale is left out of its step. The staleness of a key's gradient counts from
-    /// the step that last updated the key.
+    /// ι: a gradient more than this many global steps stale is left out of its step. The staleness
+    /// of a key's gradient counts from the step that last updated the key.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1024), extend("x-default" = defaults::GBA_STALENESS))]
     pub staleness: Option<u32>,
 
-    /// What the sum of a key's gradients is divided by.
+    /// The divisor of the sum of a key's gradients.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = KeyDivisor::Buffer))]
     pub key_divisor: Option<KeyDivisor>,
@@ -159,7 +162,7 @@ pub struct GbaSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HopBsSpec {
-    /// b1: local batches that a dense worker may be ahead of the slowest.
+    /// b1: how many local batches a dense worker may be ahead of the slowest.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1024), extend("x-default" = defaults::HOP_BS_BOUND))]
     pub bound: Option<u32>,
@@ -169,7 +172,8 @@ pub struct HopBsSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HopBwSpec {
-    /// b3: dense workers whose gradients a step does not wait for; fewer than there are dense workers.
+    /// b3: the number of dense workers whose gradients a step does not wait for. Less than the
+    /// number of dense workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1024), extend("x-default" = defaults::HOP_BW_BACKUPS))]
     pub backups: Option<u32>,
@@ -185,7 +189,7 @@ pub struct BspSpec {
     pub aggregate: Option<u32>,
 }
 
-/// A switch of the training mode by schedule.
+/// A scheduled switch of the training mode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SwitchSpec {
@@ -193,7 +197,7 @@ pub struct SwitchSpec {
     #[schemars(range(min = 1, max = 1_000_000_000_000u64))]
     pub step: u64,
 
-    /// The mode from there on. Required.
+    /// The mode after the switch. Required.
     pub mode: Mode,
 }
 
@@ -208,8 +212,8 @@ pub struct SwitchSpec {
     validation = Rule::new("!has(self.momentum) || self.momentum < 1.0").message("momentum is a decay rate: expected at least 0 and below 1").field_path(".momentum"),
     validation = Rule::new("!has(self.weightDecay) || !has(self.kind) || self.kind in ['adam', 'adamW']").message("`weightDecay` belongs to adam and adamW: remove it, or choose one of these").field_path(".weightDecay"),
     validation = Rule::new("!has(self.initialAccumulator) || (has(self.kind) && self.kind == 'adaGrad')").message("`initialAccumulator` belongs to adaGrad: remove it, or set kind: adaGrad").field_path(".initialAccumulator"),
-    validation = Rule::new("!has(self.epsilon) || self.epsilon > 0.0").message("epsilon keeps a divisor from being 0: expected a number above 0").field_path(".epsilon"),
-    validation = Rule::new("!has(self.epsilon) || !(has(self.kind) && self.kind == 'sgd')").message("sgd divides by nothing: remove `epsilon`, or choose another kind").field_path(".epsilon")
+    validation = Rule::new("!has(self.epsilon) || self.epsilon > 0.0").message("`epsilon` keeps the divisor above 0: expected a number above 0").field_path(".epsilon"),
+    validation = Rule::new("!has(self.epsilon) || !(has(self.kind) && self.kind == 'sgd')").message("sgd has no divisor: remove `epsilon`, or choose another kind").field_path(".epsilon")
 )]
 pub struct DenseOptimizerSpec {
     /// The algorithm.
@@ -227,23 +231,24 @@ pub struct DenseOptimizerSpec {
     #[schemars(range(min = 0.0, max = 1.0), extend("x-default" = defaults::ADAM_BETA1))]
     pub beta1: Option<f64>,
 
-    /// Decay rate of the mean of the squared gradients, at least 0 and below 1. Only for adam and adamW.
+    /// Decay rate of the mean of the squared gradients, at least 0 and below 1. Only for adam and
+    /// adamW.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1.0), extend("x-default" = defaults::ADAM_BETA2))]
     pub beta2: Option<f64>,
 
-    /// Number above 0, added to the divisor. Not for sgd.
+    /// A number above 0 that is added to the divisor. Not for sgd.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1.0), extend("x-default" = "1e-8 for adam and adamW, 1e-10 for adaGrad"))]
     pub epsilon: Option<f64>,
 
-    /// Weight decay: added to the gradient as weightDecay · parameter, or with adamW taken off the parameter directly. Only
-    /// for adam and adamW.
+    /// Weight decay: added to the gradient as weightDecay · parameter; with adamW, subtracted from
+    /// the parameter directly. Only for adam and adamW.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1000.0), extend("x-default" = "0 for adam, 0.01 for adamW"))]
     pub weight_decay: Option<f64>,
 
-    /// Value the accumulator starts from. Only for adaGrad.
+    /// The initial value of the accumulator. Only for adaGrad.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1000.0), extend("x-default" = defaults::ADA_GRAD_INITIAL_ACCUMULATOR))]
     pub initial_accumulator: Option<f64>,
@@ -261,14 +266,15 @@ pub struct DenseOptimizerSpec {
     validation = Rule::new("!has(self.learningRate) || self.learningRate > 0.0").message("expected a learning rate above 0").field_path(".learningRate"),
     validation = Rule::new("!(has(self.beta1) || has(self.beta2)) || !has(self.kind) || self.kind == 'adam'").message("`beta1` and `beta2` belong to adam: remove them, or set kind: adam"),
     validation = Rule::new("!(has(self.beta1) && self.beta1 >= 1.0) && !(has(self.beta2) && self.beta2 >= 1.0)").message("`beta1` and `beta2` are decay rates: expected at least 0 and below 1"),
-    validation = Rule::new("!has(self.epsilon) || self.epsilon > 0.0").message("epsilon keeps a divisor from being 0: expected a number above 0").field_path(".epsilon"),
+    validation = Rule::new("!has(self.epsilon) || self.epsilon > 0.0").message("`epsilon` keeps the divisor above 0: expected a number above 0").field_path(".epsilon"),
     validation = Rule::new("!has(self.beta) || self.beta > 0.0").message("beta keeps ftrl's first step finite: expected a number above 0").field_path(".beta"),
     validation = Rule::new("!has(self.epsilon) || !has(self.kind) || !(self.kind in ['sgd', 'ftrl'])").message("sgd and ftrl have no epsilon: remove `epsilon`, or choose another kind").field_path(".epsilon"),
     validation = Rule::new("!has(self.initialAccumulator) || (has(self.kind) && self.kind in ['adaGrad', 'rowWiseAdaGrad'])").message("`initialAccumulator` belongs to adaGrad and rowWiseAdaGrad: remove it, or choose one of these").field_path(".initialAccumulator"),
     validation = Rule::new("!(has(self.beta) || has(self.l1) || has(self.l2)) || (has(self.kind) && self.kind == 'ftrl')").message("`beta`, `l1` and `l2` belong to ftrl: remove them, or set kind: ftrl")
 )]
 pub struct SparseOptimizerSpec {
-    /// The algorithm. Cannot be changed once the job exists, because the rows are stored together with its state.
+    /// The algorithm. Cannot be changed once the job exists, because the rows are stored together
+    /// with its state.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = SparseOptimizerKind::Adam))]
     pub kind: Option<SparseOptimizerKind>,
@@ -288,12 +294,12 @@ pub struct SparseOptimizerSpec {
     #[schemars(range(min = 0.0, max = 1.0), extend("x-default" = defaults::ADAM_BETA2))]
     pub beta2: Option<f64>,
 
-    /// Number above 0, added to the divisor. For adam, adaGrad and rowWiseAdaGrad.
+    /// A number above 0 that is added to the divisor. For adam, adaGrad and rowWiseAdaGrad.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1.0), extend("x-default" = "1e-8 for adam, 1e-10 for adaGrad and rowWiseAdaGrad"))]
     pub epsilon: Option<f64>,
 
-    /// Value an accumulator starts from. For adaGrad and rowWiseAdaGrad.
+    /// The initial value of an accumulator. For adaGrad and rowWiseAdaGrad.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1000.0), extend("x-default" = defaults::ADA_GRAD_INITIAL_ACCUMULATOR))]
     pub initial_accumulator: Option<f64>,
@@ -303,7 +309,7 @@ pub struct SparseOptimizerSpec {
     #[schemars(range(min = 0.0, max = 1000.0), extend("x-default" = defaults::FTRL_BETA))]
     pub beta: Option<f64>,
 
-    /// ftrl's penalty on absolute values: weights whose evidence stays below it are exactly 0.
+    /// ftrl's penalty on absolute values. Weights with less evidence than this are exactly 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1000.0), extend("x-default" = defaults::FTRL_L1))]
     pub l1: Option<f64>,
@@ -342,7 +348,7 @@ pub enum EvaluationTime {
     Steps,
 }
 
-/// When the test rows are evaluated. Training waits meanwhile.
+/// When the test rows are evaluated. Training pauses meanwhile.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -354,7 +360,8 @@ pub struct EvaluationSpec {
     #[schemars(extend("x-default" = EvaluationTime::End))]
     pub every: Option<EvaluationTime>,
 
-    /// Steps between two evaluations, counted in global batches in every mode. Required by every: steps, refused without it.
+    /// Steps between two evaluations, counted in global batches in every mode. Required by every:
+    /// steps, refused without it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000_000_000u64))]
     pub steps: Option<u64>,
@@ -364,31 +371,33 @@ pub struct EvaluationSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("!(has(self.epochs) && has(self.steps))").message("`epochs` and `steps` both say when training ends: give one of them"),
-    validation = Rule::new("!has(self.localBatchSize) || (has(self.globalBatchSize) ? self.globalBatchSize : 4096) % self.localBatchSize == 0").message("a global batch is made of whole local batches: expected a `localBatchSize` that divides `globalBatchSize` (4096 if not given), so that M = globalBatchSize / localBatchSize").field_path(".localBatchSize"),
-    validation = Rule::new("!has(self.switchAt) || self.switchAt.size() < 2 || self.switchAt.all(later, self.switchAt.filter(other, other.step == later.step).size() == 1)").message("each step can be switched at once: expected every `step` of `switchAt` to be another").field_path(".switchAt"),
-    validation = Rule::new("!(has(self.mode) && self.mode == 'auto') || !has(self.switchAt) || self.switchAt.size() == 0").message("auto decides by itself when the mode is switched: remove `switchAt`, or choose another mode").field_path(".switchAt")
+    validation = Rule::new("!(has(self.epochs) && has(self.steps))").message("`epochs` and `steps` both decide when training ends: give one of them"),
+    validation = Rule::new("!has(self.localBatchSize) || (has(self.globalBatchSize) ? self.globalBatchSize : 4096) % self.localBatchSize == 0").message("a global batch consists of whole local batches: expected a `localBatchSize` that divides `globalBatchSize` (default 4096), so that M = globalBatchSize / localBatchSize").field_path(".localBatchSize"),
+    validation = Rule::new("!has(self.switchAt) || self.switchAt.size() < 2 || self.switchAt.all(later, self.switchAt.filter(other, other.step == later.step).size() == 1)").message("only one switch can happen at a step: expected every `step` of `switchAt` to be different").field_path(".switchAt"),
+    validation = Rule::new("!(has(self.mode) && self.mode == 'auto') || !has(self.switchAt) || self.switchAt.size() == 0").message("auto decides when to switch the mode: remove `switchAt`, or choose another mode").field_path(".switchAt")
 )]
 pub struct TrainingSpec {
-    /// The training mode. The hyper-parameters need not change with it. A job under way goes on in a new one from the next
-    /// global-step boundary on; nothing restarts.
+    /// The training mode. Hyper-parameters need not change with it. A running job switches to a new
+    /// mode at the next global-step boundary; nothing restarts.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = Mode::Sync))]
     pub mode: Option<ModeSpec>,
 
-    /// Rows that make one step, over all dense workers together; each takes its share.
+    /// Rows of one step, over all dense workers together. Each takes its share.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16_777_216), extend("x-default" = defaults::GLOBAL_BATCH_SIZE))]
     pub global_batch_size: Option<u32>,
 
-    /// Rows that a dense worker computes at a time without a barrier; M = globalBatchSize / localBatchSize of them make a step of
-    /// `gba`. In the other modes a dense worker computes its share of the step at once, which is made of such local batches. In processes of
-    /// their own, as in a cluster, roles send the numbers of a local batch in one message, which holds 1 GiB.
+    /// Rows that a dense worker computes at a time without a barrier. M = globalBatchSize /
+    /// localBatchSize of them make a step of `gba`. In the other modes a dense worker computes its
+    /// share of the step at once; the share consists of such local batches. Between processes, as
+    /// in a cluster, roles send the numbers of a local batch in one message, which holds 1 GiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16_777_216), extend("x-default" = "globalBatchSize / dense workers"))]
     pub local_batch_size: Option<u32>,
 
-    /// Dense workers that train in the modes with a barrier, `sync` and `hybrid`; the others wait for a switch to a mode without one.
+    /// Dense workers that train in the modes with a barrier, `sync` and `hybrid`. The others wait
+    /// for a switch to a mode without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024), extend("x-default" = "all dense workers"))]
     pub barrier_workers: Option<u32>,
@@ -398,22 +407,25 @@ pub struct TrainingSpec {
     #[schemars(range(min = 1, max = 100_000), extend("x-default" = defaults::EPOCHS))]
     pub epochs: Option<u32>,
 
-    /// Steps after which training ends, counted in global batches in every mode; the data is read again from its start as often as that needs. Not together with
-    /// `epochs`.
+    /// Steps after which training ends, counted in global batches in every mode. The data is read
+    /// again from the start as often as needed. Not together with `epochs`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000_000_000u64), extend("x-default" = "epochs decides"))]
     pub steps: Option<u64>,
 
-    /// Seed of everything random in training: initial values, dropout, shuffling. Cannot be changed once the job exists.
+    /// Seed of everything random in training: initial values, dropout, shuffling. Cannot be changed
+    /// once the job exists.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 9_007_199_254_740_991u64), extend("x-default" = defaults::SEED))]
     pub seed: Option<u64>,
 
-    /// How readily the mode `auto` switches. Other modes ignore it, so that the mode can be changed alone.
+    /// The sensitivity of the mode `auto`. Other modes ignore it, so that the mode can be changed
+    /// alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auto: Option<AutoModeSpec>,
 
-    /// Settings of the mode `hybrid`. Other modes ignore them, so that the mode can be changed alone.
+    /// Settings of the mode `hybrid`. Other modes ignore them, so that the mode can be changed
+    /// alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hybrid: Option<HybridSpec>,
 
@@ -433,8 +445,9 @@ pub struct TrainingSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bsp: Option<BspSpec>,
 
-    /// Switches of the training mode by schedule, their steps ascending. A switch moves the dense parameters and the optimizer's
-    /// state and nothing else: no process restarts, no row is lost or trained twice, and hyper-parameters stay. At most 64.
+    /// Scheduled switches of the training mode, with ascending steps. A switch moves only the dense
+    /// parameters and the optimizer's state. No process restarts, no row is lost or trained twice,
+    /// and hyper-parameters stay. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-default" = "none"))]
     pub switch_at: Vec<SwitchSpec>,
@@ -443,13 +456,15 @@ pub struct TrainingSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub optimizer: Option<OptimizerSpec>,
 
-    /// How a value of an embedding row is stored; computation is in f32 throughout. Cannot be changed once the job exists.
+    /// How a value of an embedding row is stored. Computation is always in f32. Cannot be changed
+    /// once the job exists.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = ValueType::F32))]
     pub embedding_value_type: Option<ValueType>,
 
-    /// What the products of linear layers are computed in, forward and backward. All else stays in 32 bits: parameters and their
-    /// gradients, the optimizer's state, embeddings, the loss, what travels and what is saved. So it may change between two runs.
+    /// The number format of the products in linear layers, forward and backward. Everything else
+    /// stays in 32 bits: parameters and their gradients, the optimizer's state, embeddings, the
+    /// loss, messages and checkpoints. So it may change between two runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = Precision::Fp32))]
     pub precision: Option<Precision>,
@@ -459,7 +474,7 @@ pub struct TrainingSpec {
     #[schemars(extend("x-default" = Compression::None))]
     pub compression: Option<Compression>,
 
-    /// When the test rows are evaluated. Training waits meanwhile.
+    /// When the test rows are evaluated. Training pauses meanwhile.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-default" = "once, at the end"))]
     pub evaluation: Option<EvaluationSpec>,

@@ -1,6 +1,6 @@
-//! How fast checkpoints are written and restored, beside what `fio` writes and reads on the same disk, and how long training stalls:
-//! `checkpoint_throughput FOLDER [ROWS] [DIM] [ROUNDS]`. Prints one line of JSON a round and one of the medians. As root it empties the page cache
-//! before each reading.
+//! The speed of writing and restoring checkpoints compared with `fio` on the same disk, and how
+//! long training stalls: `checkpoint_throughput FOLDER [ROWS] [DIM] [ROUNDS]`. Prints one line of
+//! JSON per round and one of the medians. As root it empties the page cache before each read.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,7 +17,7 @@ use rectrain_storage::Directory;
 
 type Failure = Box<dyn std::error::Error>;
 
-/// That of the `rectrain` command.
+/// The allocator of the `rectrain` command.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -36,7 +36,7 @@ fn config(dim: usize) -> StoreConfig {
     StoreConfig { slots: SLOTS, seed: 1, groups: vec![spec] }
 }
 
-/// The finaliser of SplitMix64: keys as they are in a job, spread over everything.
+/// The finaliser of SplitMix64: spreads keys over the whole range, as in a job.
 fn key(number: u64) -> FeatureKey {
     let word = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -60,23 +60,24 @@ fn empty_page_cache() -> bool {
     sync && std::fs::write("/proc/sys/vm/drop_caches", "3").is_ok()
 }
 
-/// What `fio` does with a file.
+/// How `fio` accesses a file.
 #[derive(Clone, Copy)]
 enum Access {
-    /// Through the page cache, all of it on the disk at the end.
+    /// Through the page cache, synced to the disk at the end.
     Cached,
     /// Past the page cache.
     Direct,
 }
 
-/// Bytes a second of one thread that writes or reads (`action`) a file of so many bytes, 8 MiB at a time.
+/// Bytes per second of one thread that writes or reads (`action`) a file of `bytes` bytes, 8 MiB at
+/// a time.
 fn fio(folder: &Path, action: &str, access: Access, bytes: u64) -> Result<f64, Failure> {
     empty_page_cache();
     let direct = match access {
         Access::Cached => "--direct=0",
         Access::Direct => "--direct=1",
     };
-    // Direct accesses are of whole blocks.
+    // Direct accesses need whole blocks.
     let size = format!("--size={}", bytes.next_multiple_of(8 << 20));
     let name = format!("--filename={}", folder.join("fio").display());
     let output = Command::new("fio")
@@ -87,28 +88,29 @@ fn fio(folder: &Path, action: &str, access: Access, bytes: u64) -> Result<f64, F
     if !output.status.success() {
         return Err(format!("fio: {}", String::from_utf8_lossy(&output.stderr)).into());
     }
-    let told: serde_json::Value = serde_json::from_slice(&output.stdout)?;
-    let job = &told["jobs"][0];
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let job = &report["jobs"][0];
     let (bytes, milliseconds) = (job[action]["io_bytes"].as_f64(), job["job_runtime"].as_f64());
-    let (Some(bytes), Some(milliseconds)) = (bytes, milliseconds) else { return Err("fio told no figures".into()) };
+    let (Some(bytes), Some(milliseconds)) = (bytes, milliseconds) else { return Err("fio reported no figures".into()) };
     Ok(bytes / milliseconds * 1e3)
 }
 
-/// Batches (look-up and update), in seconds, rising.
+/// Durations of batches (look-up and update) in seconds, rising.
 #[derive(Default)]
 struct Batches {
     taken: Vec<f64>,
-    /// As far as the thread neither ran nor waited for a core: what a lock held it up for. To some milliseconds.
+    /// The part in which the thread neither ran nor waited for a core, which is time spent on
+    /// locks. Precise to some milliseconds.
     blocked: Vec<f64>,
 }
 
-/// Seconds that this thread has run or waited for a core to run on.
+/// Seconds in which this thread ran or waited for a core.
 fn runnable() -> f64 {
-    let told = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    told.split_whitespace().take(2).filter_map(|number| number.parse::<f64>().ok()).sum::<f64>() / 1e9
+    let schedstat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    schedstat.split_whitespace().take(2).filter_map(|number| number.parse::<f64>().ok()).sum::<f64>() / 1e9
 }
 
-/// What batches took until `stop`.
+/// Trains batches until `stop`.
 fn train(store: &Store, rows: u64, dim: usize, stop: &AtomicBool) -> Result<Batches, String> {
     let (mut batches, mut number) = (Batches::default(), 0);
     let mut out = vec![0.0; BATCH * dim];
@@ -129,7 +131,7 @@ fn train(store: &Store, rows: u64, dim: usize, stop: &AtomicBool) -> Result<Batc
     Ok(batches)
 }
 
-/// The batches of one thread while `work` is done.
+/// The batches of one thread during `work`.
 async fn beside<T>(
     store: &Arc<Store>,
     rows: u64,
@@ -150,7 +152,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Of a save: seconds in all and in `freeze`, and its bytes.
+/// A save: its total seconds, the seconds in `freeze`, and its bytes.
 struct Saved {
     seconds: f64,
     freeze: f64,
@@ -188,12 +190,19 @@ async fn restore(directory: &Directory, rows: u64, dim: usize) -> Result<f64, Fa
     Ok(seconds)
 }
 
+/// The size of the store, and the number of the round.
+struct Round {
+    rows: u64,
+    dim: usize,
+    number: u64,
+}
+
 /// The figures of a round, by name.
 async fn round(
     store: &Arc<Store>,
     folder: &Path,
     directory: &Directory,
-    (rows, dim, number): (u64, usize, u64),
+    Round { rows, dim, number }: Round,
 ) -> Result<BTreeMap<&'static str, f64>, Failure> {
     let saved = save(store, directory, 2 * number).await?;
     let bytes = saved.bytes as f64;
@@ -243,7 +252,7 @@ async fn run(folder: &Path, rows: u64, dim: usize, rounds: u64) -> Result<(), Fa
     }
     let mut figures: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for number in 0..rounds {
-        let round = round(&store, folder, &directory, (rows, dim, number)).await?;
+        let round = round(&store, folder, &directory, Round { rows, dim, number }).await?;
         println!("{}", serde_json::to_string(&round)?);
         round.into_iter().for_each(|(name, value)| figures.entry(name).or_default().push(value));
     }
@@ -254,8 +263,10 @@ async fn run(folder: &Path, rows: u64, dim: usize, rounds: u64) -> Result<(), Fa
 
 fn main() -> Result<(), Failure> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [folder, sizes @ ..] = &arguments[..] else { return Err("usage: speed FOLDER [ROWS] [DIM] [ROUNDS]".into()) };
-    let size = |place: usize, default: u64| sizes.get(place).map_or(Ok(default), |size| size.parse());
+    let [folder, sizes @ ..] = &arguments[..] else {
+        return Err("usage: checkpoint_throughput FOLDER [ROWS] [DIM] [ROUNDS]".into());
+    };
+    let size = |index: usize, default: u64| sizes.get(index).map_or(Ok(default), |size| size.parse());
     let (rows, dim, rounds) = (size(0, 10_000_000)?, size(1, 16)?, size(2, 3)?);
     let folder = Path::new(folder).join("rectrain-speed");
     std::fs::create_dir_all(&folder)?;

@@ -1,6 +1,7 @@
-//! What holds for any bytes: each check gives them to a reader, which takes them or refuses them, and neither panics, nor loops, nor
-//! takes memory out of proportion. Noise never gets past a checksum, so checks look at the bytes as they are and with the checksums
-//! put right. Two drivers share these: `tests/fuzz.rs` on every test run, and cargo-fuzz, which is led by coverage.
+//! Properties that hold for any bytes. Each check gives bytes to a reader, which accepts or refuses
+//! them. It must not panic, loop or take memory out of proportion. Noise never passes a checksum.
+//! So checks try the bytes as they are, and once more with valid checksums. Two drivers share the
+//! checks: `tests/fuzz.rs` in every test run, and cargo-fuzz, which is guided by coverage.
 
 #![allow(dead_code, reason = "each target of cargo-fuzz uses one check")]
 
@@ -20,7 +21,7 @@ use rectrain_embedding::{
 use rectrain_storage::Directory;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// A check, and inputs that are right to start from.
+/// A check, and valid inputs to start from.
 pub struct Target {
     pub name: &'static str,
     pub check: fn(&[u8]),
@@ -35,7 +36,7 @@ pub const TARGETS: [Target; 5] = [
     Target { name: "checkpoint", check: checkpoint, seeds: checkpoint_seeds },
 ];
 
-/// A manifest or an error, and a manifest is read again as it was.
+/// A manifest or an error. A manifest survives encoding and decoding.
 pub fn manifest(input: &[u8]) {
     check_manifest(input);
     check_manifest(&with_checksum(input.to_vec()));
@@ -43,7 +44,7 @@ pub fn manifest(input: &[u8]) {
 
 fn check_manifest(bytes: &[u8]) {
     if let Ok(manifest) = Manifest::decode("fuzz", bytes) {
-        let again = Manifest::decode("fuzz", &manifest.encode()).expect("what was written is read");
+        let again = Manifest::decode("fuzz", &manifest.encode()).expect("written bytes can be read");
         assert_eq!(again.encode(), manifest.encode());
     }
 }
@@ -62,13 +63,13 @@ fn with_checksum(mut bytes: Vec<u8>) -> Vec<u8> {
 const ROWS_HEADER: usize = 64;
 const ROWS_FOOTER: usize = 32;
 
-/// A rows file's header and index: one that contradicts nothing, or an error.
+/// A rows file's header and index: a consistent one, or an error.
 pub fn rows_index(input: &[u8]) {
     check_index(input);
     check_index(&with_index_checksum(input.to_vec()));
 }
 
-/// Where the index of a rows file begins, if that is in the file.
+/// The offset of a rows file's index, if it is within the file.
 fn index_offset(file: &[u8]) -> Option<usize> {
     let footer = file.len().checked_sub(ROWS_FOOTER)?;
     let offset = u64::from_le_bytes(file[footer..footer + 8].try_into().ok()?);
@@ -124,7 +125,7 @@ fn filled() -> Arc<Store> {
     store
 }
 
-/// Snapshots of slot 1: whole, and changes with a removed key.
+/// Snapshots of slot 1: the whole slot, and changes with a removed key.
 fn slot_seeds() -> Vec<Vec<u8>> {
     let store = filled();
     let save = |id: u128, scope| {
@@ -140,13 +141,13 @@ fn slot_seeds() -> Vec<Vec<u8>> {
     vec![whole, save(2, SaveScope::ChangesSince(rectrain_embedding::SaveId(1)))]
 }
 
-/// A slot snapshot: the store takes it in, or refuses it and stays as it was.
+/// A slot snapshot: the store accepts it, or refuses it and stays unchanged.
 pub fn slot(input: &[u8]) {
     check_slot(input);
     check_slot(&with_slot_checksum(input.to_vec()));
 }
 
-/// Length and checksum put right.
+/// The snapshot with valid length and checksum.
 fn with_slot_checksum(mut bytes: Vec<u8>) -> Vec<u8> {
     let length = bytes.len();
     if length >= 56 {
@@ -173,8 +174,8 @@ fn check_slot(bytes: &[u8]) {
     }
 }
 
-/// A file of dense parameters: values or an error, and values are read again as they were. Also behind a header length of what
-/// there is, so that what is in it is looked at.
+/// A file of dense parameters: values or an error. Values survive encoding and decoding. Also tries
+/// the bytes behind a valid header length, so that the reader gets beyond it.
 pub fn dense(input: &[u8]) {
     check_dense(input);
     if let Some(rest) = input.get(8..) {
@@ -186,8 +187,8 @@ pub fn dense(input: &[u8]) {
 
 fn check_dense(bytes: &[u8]) {
     if let Ok((part, id)) = DensePart::decode(bytes) {
-        let again = part.encode(id).expect("what was read can be written");
-        let (read, _) = DensePart::decode(&again).expect("what was written is read");
+        let again = part.encode(id).expect("a decoded part can be encoded");
+        let (read, _) = DensePart::decode(&again).expect("written bytes can be read");
         assert_eq!((read.offset, read.parameters.len()), (part.offset, part.parameters.len()));
     }
 }
@@ -241,7 +242,7 @@ async fn chain() -> Chain {
             save_state(&directory, &ticket, "coordinator", b"{}".to_vec()).await.expect(saved),
         ];
         let manifest = writer.commit(files).await.expect(saved);
-        Arc::into_inner(frozen).expect("nobody else has it").complete();
+        Arc::into_inner(frozen).expect("the last reference").complete();
         base = Some(Base { directory: manifest.directory(), id: manifest.id });
         store.remove(GroupId(0), key(step)).expect("a valid request");
         touch(&store, 24..30);
@@ -255,21 +256,22 @@ async fn chain() -> Chain {
     Chain { files, full, delta }
 }
 
-/// The files whose names begin so, to start from.
+/// Files whose names begin with `kind`, as seeds.
 fn files(kind: &str) -> Vec<Vec<u8>> {
     let is_it = |name: &str| name.rsplit('/').next().is_some_and(|name| name.starts_with(kind));
     CHAIN.files.iter().filter(|(name, _)| is_it(name)).map(|(_, bytes)| bytes.clone()).collect()
 }
 
-/// Bytes of an edit in a [`checkpoint`] input: what, file, place (3), byte.
+/// Bytes of an edit in a [`checkpoint`] input: operation, file, offset (3), byte.
 const EDIT: usize = 6;
 
 fn checkpoint_seeds() -> Vec<Vec<u8>> {
     vec![vec![0; 1 + 4 * EDIT], vec![3; 1 + 4 * EDIT], vec![7; 1 + EDIT]]
 }
 
-/// A whole directory of checkpoints with edited files. What is found and restored is one of the checkpoints as it was written, and
-/// nothing else; if the checksums were put right (by the bits of the first byte), anything, or an error.
+/// A whole directory of checkpoints with edited files. If a checkpoint is restored, it is one of
+/// the original ones. If checksums were repaired (by the bits of the first byte), any content or
+/// error is fine.
 pub fn checkpoint(input: &[u8]) {
     let Some((repairs, edits)) = input.split_first() else { return };
     let mut files = CHAIN.files.clone();
@@ -277,8 +279,8 @@ pub fn checkpoint(input: &[u8]) {
     for edit in edits.chunks_exact(EDIT) {
         let name = names[edit[1] as usize % names.len()];
         let other = names[edit[5] as usize % names.len()];
-        let place = u32::from_le_bytes([edit[2], edit[3], edit[4], 0]) as usize;
-        edited(&mut files, edit[0], name, other, place, edit[5]);
+        let offset = u32::from_le_bytes([edit[2], edit[3], edit[4], 0]) as usize;
+        edited(&mut files, edit[0], name, other, offset, edit[5]);
     }
     let untouched = files == CHAIN.files;
     repair(&mut files, *repairs);
@@ -289,29 +291,29 @@ pub fn checkpoint(input: &[u8]) {
         } else if repairs & 7 == 0
             && let Some(digests) = restored
         {
-            assert!(digests == CHAIN.full || digests == CHAIN.delta, "rows that nobody saved");
+            assert!(digests == CHAIN.full || digests == CHAIN.delta, "rows that were never saved");
         }
     });
 }
 
-fn edited(files: &mut BTreeMap<String, Vec<u8>>, what: u8, name: &str, other: &str, place: usize, byte: u8) {
+fn edited(files: &mut BTreeMap<String, Vec<u8>>, operation: u8, name: &str, other: &str, offset: usize, byte: u8) {
     let donor = files.get(other).cloned();
     let Some(bytes) = files.get_mut(name).filter(|bytes| !bytes.is_empty()) else { return };
-    let place = place % bytes.len();
-    match what % 8 {
-        0 => bytes[place] ^= 1 << (byte % 8),
-        1 => bytes[place] = byte,
-        2 => bytes.truncate(place),
-        3 => bytes.insert(place, byte),
-        4 => drop(bytes.remove(place)),
-        // As a file system does with what it lost.
-        5 => bytes[place..].fill(0),
+    let offset = offset % bytes.len();
+    match operation % 8 {
+        0 => bytes[offset] ^= 1 << (byte % 8),
+        1 => bytes[offset] = byte,
+        2 => bytes.truncate(offset),
+        3 => bytes.insert(offset, byte),
+        4 => drop(bytes.remove(offset)),
+        // Like a file system that lost blocks.
+        5 => bytes[offset..].fill(0),
         6 => *bytes = donor.unwrap_or_default(),
         _ => drop(files.remove(name)),
     }
 }
 
-/// Puts checksums right: of slots and indexes (1), of files in their manifests (2), of manifests (4).
+/// Repairs checksums: of slots and indexes (1), of files in their manifests (2), of manifests (4).
 fn repair(files: &mut BTreeMap<String, Vec<u8>>, which: u8) {
     let names: Vec<String> = files.keys().cloned().collect();
     let manifests: Vec<&String> = names.iter().filter(|name| name.ends_with(MANIFEST)).collect();
@@ -347,7 +349,7 @@ fn index_checksum(file: &[u8]) -> Option<String> {
     Some(format!("{:016x}", u64::from_le_bytes(file[footer + 16..footer + 24].try_into().ok()?)))
 }
 
-/// The slots of a rows file, each where its index says.
+/// Repairs the checksums of the slots of a rows file, at the offsets of its index.
 fn with_slot_checksums(mut file: Vec<u8>) -> Vec<u8> {
     let Some(index) = index_offset(&file) else { return file };
     for entry in (index..file.len() - ROWS_FOOTER).step_by(40) {
@@ -363,7 +365,8 @@ fn with_slot_checksums(mut file: Vec<u8>) -> Vec<u8> {
     file
 }
 
-/// The digests of what is found and restored, all of it read; none if there is nothing good.
+/// Restores the last good checkpoint, reading all of it, and returns its digests. `None` if there
+/// is no good one.
 async fn restored(files: &BTreeMap<String, Vec<u8>>) -> Option<Vec<[u8; 32]>> {
     let memory = Arc::new(InMemory::new());
     for (name, bytes) in files {

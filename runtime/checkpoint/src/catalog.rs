@@ -1,5 +1,5 @@
-//! What checkpoints there are, and which is the last good one. Called when a job starts, when a role is lost, and by the
-//! command line.
+//! The list of checkpoints, and the last good one. Called when a job starts, when a role is lost,
+//! and by the command line.
 
 use futures::{StreamExt, TryStreamExt};
 use rectrain_storage::Directory;
@@ -11,10 +11,10 @@ use crate::name::{Kind, parse_directory_name};
 use crate::reader::{Checkpoint, Depth};
 use crate::writer::find_manifest;
 
-/// Manifests that are read at the same time.
-const SIDE_BY_SIDE: usize = 16;
+/// Manifests that are read concurrently.
+const CONCURRENT_READS: usize = 16;
 
-/// A checkpoint's directory and what is in it.
+/// The directory of a checkpoint, and its state.
 #[derive(Debug)]
 pub struct Listed {
     /// Its name.
@@ -23,25 +23,26 @@ pub struct Listed {
     pub step: u64,
     /// The kind in its name.
     pub kind: Kind,
-    /// Whether it is a checkpoint.
+    /// The result of reading its manifest.
     pub state: ListedState,
 }
 
-/// See [`Listed`].
+/// The state of a checkpoint's directory.
 #[derive(Debug)]
 pub enum ListedState {
-    /// It has a manifest. Its files were not looked at.
+    /// It has a manifest. Its files have not been checked.
     Complete(Box<Manifest>),
-    /// It has none: it was never finished, or is being written now.
+    /// It has no manifest: the attempt was never finished, or is being written now.
     Unfinished,
     /// Its manifest cannot be used.
     Refused(CheckpointError),
 }
 
-/// All checkpoints of a directory by rising step, deltas before the full one of their step. What is called otherwise is none.
+/// All checkpoints of a directory by rising step; of one step, the delta before the full one.
+/// Directories with other names are ignored.
 ///
 /// # Errors
-/// Those of the storage.
+/// Errors of the storage.
 pub async fn list(directory: &Directory) -> Result<Vec<Listed>, CheckpointError> {
     let names = directory.folders().await?.into_iter();
     let named = names.filter_map(|name| parse_directory_name(&name).map(|(step, kind)| (name, step, kind)));
@@ -54,17 +55,17 @@ pub async fn list(directory: &Directory) -> Result<Vec<Listed>, CheckpointError>
         };
         Ok(Listed { name, step, kind, state })
     });
-    let mut found: Vec<Listed> = futures::stream::iter(looks).buffered(SIDE_BY_SIDE).try_collect().await?;
+    let mut found: Vec<Listed> = futures::stream::iter(looks).buffered(CONCURRENT_READS).try_collect().await?;
     found.sort_by_key(|listed| (listed.step, listed.kind));
     Ok(found)
 }
 
-/// The last good checkpoint, and why the newer ones are not.
+/// The last good checkpoint, and why newer ones were skipped.
 #[derive(Debug)]
 pub struct Latest {
-    /// None if there is no good one.
+    /// `None` if there is no good one.
     pub checkpoint: Option<Checkpoint>,
-    /// The newer ones, the newest first.
+    /// The newer ones, newest first.
     pub skipped: Vec<Skipped>,
 }
 
@@ -73,17 +74,18 @@ pub struct Latest {
 pub struct Skipped {
     /// Its name.
     pub name: String,
-    /// Why.
+    /// Why it was skipped.
     pub reason: CheckpointError,
 }
 
-/// Finds the newest checkpoint that passes [`Checkpoint::verify`] to the given depth. Those in `exclude` are passed over (they
-/// were found bad otherwise). An `identity` is that of the job which wants to go on from it.
+/// Finds the newest checkpoint that passes [`Checkpoint::verify`] to the given depth. Ignores the
+/// checkpoints in `exclude`, which the caller found damaged. `identity` is the identity of the job
+/// that wants to continue from the checkpoint.
 ///
 /// # Errors
-/// [`CheckpointError::OtherJob`] if the newest good one is of a job with another model, other features or other optimizers: to
-/// take an older one, or none, would hide it. And those of the storage, because a storage that fails for a moment must not cost
-/// steps.
+/// [`CheckpointError::OtherJob`] if the newest good checkpoint belongs to a job with another model,
+/// other features or other optimizers: an older one, or none, would hide that. Also errors of the
+/// storage: a storage that fails for a moment must not cost training steps.
 pub async fn latest_good(
     directory: &Directory,
     identity: Option<&Identity>,

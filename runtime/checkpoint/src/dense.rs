@@ -1,5 +1,6 @@
-//! Dense parameters with their optimizer state, as safetensors: `parameters` and one tensor `optimizer.NAME` a state vector, all
-//! flat f32. One process may write them all, or each its partition. Pure functions between values and bytes.
+//! Dense parameters with their optimizer state, as safetensors: `parameters`, and one tensor
+//! `optimizer.NAME` per state vector, all flat f32. One process may write them all, or each its
+//! partition. Pure functions between values and bytes.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,10 +10,10 @@ use serde_json::Value;
 
 use crate::name::CheckpointId;
 
-/// A range of the dense parameters and the state of their optimizer, of one instant.
+/// A range of the dense parameters and their optimizer state, at one instant.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DensePart {
-    /// Position of the first parameter among all.
+    /// Index of the first parameter of the range.
     pub offset: u64,
     /// The parameters.
     pub parameters: Vec<f32>,
@@ -20,11 +21,11 @@ pub struct DensePart {
     pub optimizer: String,
     /// Its state vectors by name, each as long as the parameters, in the optimizer's order.
     pub state: Vec<(String, Vec<f32>)>,
-    /// Updates that these parameters have had.
+    /// Updates applied to these parameters.
     pub update_count: u64,
 }
 
-/// All dense parameters: the parts put together.
+/// All dense parameters, assembled from the parts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DenseState {
     /// The flat parameters.
@@ -35,9 +36,9 @@ pub struct DenseState {
     pub state_names: Vec<String>,
     /// The state vectors, each as long as the parameters, one after another.
     pub state: Vec<f32>,
-    /// Updates that the parameters have had: of the part that has had the most.
+    /// Updates applied to the parameters: the largest count of any part.
     pub update_count: u64,
-    /// Updates of each part, by its offset: they differ where parts are updated on their own.
+    /// Updates of each part, by its offset. They differ where parts are updated independently.
     pub part_update_counts: Vec<(u64, u64)>,
 }
 
@@ -48,15 +49,15 @@ impl DensePart {
     /// The bytes of a dense file of checkpoint `id`.
     ///
     /// # Errors
-    /// A sentence, if a state vector is not as long as the parameters.
+    /// A sentence, if a state vector and the parameters differ in length.
     pub fn encode(&self, id: CheckpointId) -> Result<Vec<u8>, String> {
         encode(self, id)
     }
 
-    /// A dense file's content, and the checkpoint that it says it is of.
+    /// Decodes a dense file. Also returns the id of the checkpoint that the file names.
     ///
     /// # Errors
-    /// A sentence for what is wrong. Never panics, whatever the bytes are.
+    /// A sentence about the first problem. Never panics, for any bytes.
     pub fn decode(bytes: &[u8]) -> Result<(Self, CheckpointId), String> {
         decode(bytes)
     }
@@ -74,7 +75,8 @@ fn encode(part: &DensePart, id: CheckpointId) -> Result<Vec<u8>, String> {
         tensors.push((format!("{STATE}{name}"), view(values)));
     }
     let tensors: Result<Vec<_>, _> = tensors.into_iter().map(|(name, view)| Ok((name, view?))).collect();
-    let failed = |error: safetensors::SafeTensorError| format!("dense parameters and state do not fit: {error}");
+    let failed =
+        |error: safetensors::SafeTensorError| format!("cannot encode the dense parameters and their state: {error}");
     let names: Vec<&str> = part.state.iter().map(|(name, _)| name.as_str()).collect();
     let metadata = HashMap::from([
         ("checkpoint".to_owned(), id.to_string()),
@@ -84,11 +86,12 @@ fn encode(part: &DensePart, id: CheckpointId) -> Result<Vec<u8>, String> {
         ("updateCount".to_owned(), part.update_count.to_string()),
     ]);
     in_order(safetensors::serialize(tensors.map_err(failed)?, Some(metadata)).map_err(failed)?)
-        .ok_or_else(|| "the header of dense parameters cannot be put in order".to_owned())
+        .ok_or_else(|| "cannot sort the header of the dense parameters".to_owned())
 }
 
-/// The file with the entries of its metadata by name: as they come from a hash map, each process would write the same content as another file,
-/// and a worker that takes another's place writes over its file after the file's hash was told.
+/// Sorts the entries of the file's metadata by name. They come from a hash map, so each process
+/// would write other bytes for the same content. A replacement worker overwrites the file of the
+/// worker before it, whose hash may already be in the coordinator's list.
 fn in_order(mut file: Vec<u8>) -> Option<Vec<u8>> {
     const METADATA: &str = "__metadata__";
     let (length, rest) = file.split_first_chunk_mut::<8>()?;
@@ -97,7 +100,7 @@ fn in_order(mut file: Vec<u8>) -> Option<Vec<u8>> {
     let metadata: BTreeMap<String, Value> = serde_json::from_value(entries.remove(METADATA)?).ok()?;
     entries.insert(METADATA.to_owned(), serde_json::to_value(metadata).ok()?);
     let ordered = serde_json::to_vec(&entries).ok()?;
-    // Headers end with spaces, so that what follows is aligned.
+    // A header ends with spaces, so that the tensors behind it are aligned.
     let (text, padding) = header.split_at_mut_checked(ordered.len())?;
     text.copy_from_slice(&ordered);
     padding.fill(b' ');
@@ -139,10 +142,11 @@ fn decode(bytes: &[u8]) -> Result<(DensePart, CheckpointId), String> {
     Ok((part, field("checkpoint")?.parse()?))
 }
 
-/// Puts parts together, which must lie side by side and be of one optimizer.
+/// Assembles the parts. They must be adjacent and belong to one optimizer.
 pub(crate) fn assemble(mut parts: Vec<DensePart>) -> Result<DenseState, String> {
     parts.sort_by_key(|part| part.offset);
-    // A server that has no parameters says nothing of them; there are files of such that do not name the optimizer's state.
+    // A server without parameters has nothing to contribute. Some files of such servers do not name
+    // the optimizer's state.
     if parts.iter().any(|part| !part.parameters.is_empty()) {
         parts.retain(|part| !part.parameters.is_empty());
     }
@@ -161,7 +165,10 @@ pub(crate) fn assemble(mut parts: Vec<DensePart>) -> Result<DenseState, String> 
     for part in parts {
         let same_names = part.state.iter().map(|(name, _)| name).eq(&whole.state_names);
         if part.optimizer != whole.optimizer || !same_names {
-            return Err(format!("parts were written by the optimizers `{}` and `{}`", whole.optimizer, part.optimizer));
+            return Err(format!(
+                "parts were written by different optimizers, `{}` and `{}`",
+                whole.optimizer, part.optimizer
+            ));
         }
         if part.offset != whole.parameters.len() as u64 {
             return Err(format!("a part begins at {} and should begin at {}", part.offset, whole.parameters.len()));
@@ -231,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_without_parameters_change_nothing_whether_they_name_the_state_or_not() {
+    fn parts_without_parameters_change_nothing() {
         let whole = assemble(vec![part(0, &[1.0]), part(1, &[2.0])]).unwrap();
         let unnamed = |offset| DensePart { state: vec![], ..part(offset, &[]) };
         for empty in [part(0, &[]), unnamed(0), unnamed(1), unnamed(2)] {

@@ -1,4 +1,4 @@
-//! Everything that can be wrong with a checkpoint, in sentences that name the file, what was found and what was expected.
+//! The errors of checkpoints, as sentences that name the file, the finding and the expectation.
 
 use rectrain_embedding::{Slot, StoreError};
 use rectrain_storage::StorageError;
@@ -10,30 +10,32 @@ use crate::name::CheckpointId;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// The storage refused: a disk that is full, a bucket that cannot be reached.
+    /// The storage failed: a full disk, a bucket that cannot be reached.
     #[error(transparent)]
     Storage(#[from] StorageError),
-    /// A name that no checkpoint has.
-    #[error("`{name}` is not the name of a checkpoint; they are called step-000000001234 or step-000000001234-delta")]
+    /// The name is not a checkpoint's.
+    #[error(
+        "`{name}` is not the name of a checkpoint; expected a name like step-000000001234 or step-000000001234-delta"
+    )]
     Name {
         /// The name.
         name: String,
     },
-    /// Files, but no manifest: the checkpoint was never finished.
+    /// Files without a manifest: the checkpoint was never finished.
     #[error("{checkpoint} has no manifest.json: it was never finished; use another checkpoint")]
     Unfinished {
         /// The directory.
         checkpoint: String,
     },
-    /// A manifest that does not say what a manifest says.
+    /// The manifest's content is invalid.
     #[error("{file} is damaged: {problem}; use another checkpoint")]
     Manifest {
         /// The manifest.
         file: String,
-        /// What is wrong with it.
+        /// The problem with it.
         problem: String,
     },
-    /// Written by a newer program.
+    /// The file was written by a newer program.
     #[error(
         "{file} has format version {found} and this program reads versions up to {supported}; use the program that wrote it \
          or a newer one"
@@ -43,10 +45,10 @@ pub enum CheckpointError {
         file: String,
         /// Its version.
         found: u64,
-        /// The newest that is known.
+        /// The newest version that this program reads.
         supported: u64,
     },
-    /// A file that the manifest names is gone.
+    /// A file named by the manifest does not exist.
     #[error("{file} is missing: the manifest names it with {expected} bytes")]
     Missing {
         /// The file.
@@ -54,8 +56,8 @@ pub enum CheckpointError {
         /// Its size in the manifest.
         expected: u64,
     },
-    /// A file of another size.
-    #[error("{file} has {found} bytes and should have {expected}: it was cut short or added to")]
+    /// A file with a wrong size.
+    #[error("{file} has {found} bytes and should have {expected}: it was truncated or extended")]
     Size {
         /// The file.
         file: String,
@@ -64,34 +66,34 @@ pub enum CheckpointError {
         /// Its size in the manifest.
         expected: u64,
     },
-    /// A file of another content.
+    /// A file with wrong content.
     #[error("{file} is damaged: its checksum (XXH3-64) is {found:016x} and should be {expected:016x}")]
     Checksum {
-        /// The file, or the part of it that the checksum is of.
+        /// The file, or the part of it that the checksum covers.
         file: String,
-        /// Of the bytes that were read.
+        /// The checksum of the bytes that were read.
         found: u64,
-        /// As it was written.
+        /// The checksum stored when the file was written.
         expected: u64,
     },
-    /// A file of another checkpoint, or of another place in this one.
+    /// A file of another checkpoint, or another file of this one.
     #[error("{file} belongs elsewhere: its {what} is {found} and should be {expected}")]
     MixedUp {
         /// The file.
         file: String,
-        /// What tells it.
+        /// The property that reveals it.
         what: &'static str,
-        /// In the file.
+        /// Its value in the file.
         found: String,
-        /// In the manifest.
+        /// Its value in the manifest.
         expected: String,
     },
-    /// A file whose bytes make no sense although its size is right.
+    /// A file of the right size with invalid content.
     #[error("{file} is damaged: {problem}")]
     Damaged {
         /// The file.
         file: String,
-        /// What is wrong with it.
+        /// The problem with it.
         problem: String,
     },
     /// A delta whose base cannot be used.
@@ -101,50 +103,52 @@ pub enum CheckpointError {
         checkpoint: String,
         /// Its base.
         base: String,
-        /// Why not.
+        /// Why the base cannot be used.
         problem: String,
     },
-    /// A checkpoint of a job whose model, features or optimizers are others.
-    #[error("{checkpoint} is of another job: {difference}; set it back, or give this job a checkpoint path of its own")]
+    /// A checkpoint of a job with another model, other features or other optimizers.
+    #[error(
+        "{checkpoint} belongs to another job: {difference}; undo that change, or give this job its own checkpoint path"
+    )]
     OtherJob {
         /// The checkpoint.
         checkpoint: String,
-        /// The first thing that differs.
+        /// The first difference.
         difference: Difference,
     },
-    /// The files given to `commit` are not a checkpoint.
+    /// The files passed to `commit` do not form a checkpoint.
     #[error("cannot finish checkpoint {checkpoint}: {problem}")]
     Incomplete {
         /// The checkpoint.
         checkpoint: String,
-        /// What is missing or twice there.
+        /// The missing or duplicate part.
         problem: String,
     },
-    /// Rows that the store refuses.
+    /// The store refuses the rows.
     #[error("cannot restore slot {slot} from {file}: {source}")]
     Rows {
         /// The file.
         file: String,
         /// The slot.
         slot: Slot,
-        /// Why.
+        /// The store's reason.
         source: StoreError,
     },
-    /// A store that cannot be saved.
+    /// The store cannot be saved.
     #[error("cannot save the embedding rows: {0}")]
     Save(#[source] StoreError),
-    /// A state that the checkpoint does not hold.
+    /// The checkpoint does not hold the requested part.
     #[error("{checkpoint} holds no {what}")]
     NotHeld {
         /// The checkpoint.
         checkpoint: String,
-        /// What was asked for.
+        /// The requested part.
         what: String,
     },
-    /// A thread ended before its work.
-    #[error("the thread that was to {what} ended early: {reason}")]
+    /// A blocking task did not finish its work.
+    #[error("the task to {what} ended early: {reason}")]
     Task {
-        /// What it was doing.
+        /// The work.
         what: &'static str,
         /// Why it ended.
         reason: String,
@@ -152,8 +156,9 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// Whether the checkpoint itself is at fault, so that an older one may be used in its place. Not so for a storage that
-    /// cannot be reached, where falling back would lose steps for nothing, nor for another job's checkpoint.
+    /// True if the checkpoint itself is bad, so that an older one may be used. False for a storage
+    /// that cannot be reached, since falling back would lose steps for nothing. False for another
+    /// job's checkpoint, too.
     #[must_use]
     pub fn is_checkpoints_fault(&self) -> bool {
         !matches!(

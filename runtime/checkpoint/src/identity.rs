@@ -1,6 +1,7 @@
-//! What of a job must be equal for its checkpoint to mean anything: model, features, optimizers. Kept as JSON sections, so
-//! that a difference can be named by its path. What may change between two runs (learning rates, batch sizes, replicas,
-//! training mode) is left out by whoever makes an identity.
+//! The parts of a job that must match its checkpoint: model, features, optimizers. They are kept as
+//! JSON sections, so that an error can name a difference by its path. The creator of an identity
+//! leaves out settings that may change between two runs: learning rates, batch sizes, replicas, the
+//! training mode.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,33 +9,33 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// See the module's text.
+/// The identity of a job; see the module documentation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Identity {
     sections: BTreeMap<String, Value>,
 }
 
-/// The first thing in which two identities differ.
+/// The first difference between two identities.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Difference {
-    /// Where, as in `model.hidden.1`.
+    /// The path of the difference, such as `model.hidden.1`.
     pub path: String,
-    /// In the checkpoint; none if it is not there.
+    /// The value in the checkpoint; `None` if it has none.
     pub saved: Option<Value>,
-    /// In the job; none if it is not there.
+    /// The value in the job; `None` if it has none.
     pub wanted: Option<Value>,
 }
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown = |value: &Option<Value>| value.as_ref().map_or("not there".to_owned(), |value| format!("`{value}`"));
+        let shown = |value: &Option<Value>| value.as_ref().map_or("missing".to_owned(), |value| format!("`{value}`"));
         write!(f, "{} is {} in the checkpoint and {} in the job", self.path, shown(&self.saved), shown(&self.wanted))
     }
 }
 
 impl Identity {
-    /// An identity of these sections (`model`, `features`, `denseOptimizer` …).
+    /// An identity with these sections (`model`, `features`, `denseOptimizer` …).
     #[must_use]
     pub fn new(sections: impl IntoIterator<Item = (String, Value)>) -> Self {
         Self { sections: sections.into_iter().collect() }
@@ -52,7 +53,7 @@ impl Identity {
         &self.sections
     }
 
-    /// Where a job's identity differs from that of a checkpoint, if it does.
+    /// The first difference between this identity, a checkpoint's, and a job's, if they differ.
     #[must_use]
     pub fn difference(&self, wanted: &Self) -> Option<Difference> {
         let object = |identity: &Self| Value::Object(identity.sections.clone().into_iter().collect());
@@ -77,19 +78,19 @@ fn differ(path: &str, saved: Option<&Value>, wanted: Option<&Value>) -> Option<D
     }
 }
 
-/// Equal, or as near as a number is to itself after it was written as text and read.
+/// True if the numbers are equal, or differ only by the rounding of their text form.
 fn same_number(a: &serde_json::Number, b: &serde_json::Number) -> bool {
     let near = |a: f64, b: f64| (a - b).abs() <= 4.0 * f64::EPSILON * a.abs().max(b.abs());
     a == b || a.is_f64() && b.is_f64() && a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| near(a, b))
 }
 
-/// A sparse feature, as the section `features` lists them: what turns its rows into the model's inputs.
+/// A sparse feature in the section `features`: everything that turns its rows into model inputs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FeatureIdentity {
     /// The feature's name.
     pub name: String,
-    /// The table that its keys belong to.
+    /// The table of its keys.
     pub table: String,
     /// The row group of its rows.
     pub group: u16,
@@ -97,7 +98,7 @@ pub struct FeatureIdentity {
     pub dim: usize,
     /// `sum`, `mean` or `sqrtN`.
     pub pooling: String,
-    /// Whether column 0 of its rows is its first-order weight.
+    /// True if column 0 of its rows is its first-order weight.
     pub linear: bool,
 }
 
@@ -123,20 +124,17 @@ mod tests {
         assert_eq!(difference(saved.clone(), wanted), "model.hidden.1 is `4` in the checkpoint and `5` in the job");
         let mut wanted = saved.clone();
         wanted["hidden"] = json!([8]);
-        assert_eq!(
-            difference(saved.clone(), wanted),
-            "model.hidden.1 is `4` in the checkpoint and not there in the job"
-        );
+        assert_eq!(difference(saved.clone(), wanted), "model.hidden.1 is `4` in the checkpoint and missing in the job");
         let mut wanted = saved.clone();
         wanted["rank"] = json!(1);
-        assert_eq!(difference(saved.clone(), wanted), "model.rank is not there in the checkpoint and `1` in the job");
+        assert_eq!(difference(saved.clone(), wanted), "model.rank is missing in the checkpoint and `1` in the job");
         let mut wanted = saved.clone();
         wanted["epsilon"] = json!(1.1e-8);
         assert!(difference(saved, wanted).starts_with("model.epsilon"));
     }
 
     #[test]
-    fn numbers_that_text_has_rounded_are_the_same() {
+    fn numbers_rounded_by_their_text_form_are_equal() {
         assert_eq!(difference(json!(0.1), json!(0.1 + f64::EPSILON / 16.0)), "none");
         assert_ne!(difference(json!(1), json!(2)), "none");
         assert_ne!(difference(json!(u64::MAX), json!(u64::MAX - 1)), "none");

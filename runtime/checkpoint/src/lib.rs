@@ -1,19 +1,21 @@
-//! Checkpoints: directories that hold everything training needs to go on, on this machine or in a bucket. This crate knows
-//! their format, writes them in pieces from many processes, finds the last good one, and restores it onto any number of
-//! processes. It does not decide when a checkpoint is taken or who holds which slot, and speaks to no other role: the
-//! coordinator, the parameter servers, the dense workers and the command line call it.
+//! Checkpoints: directories with everything that training needs to continue, on this machine or in
+//! a bucket. This crate defines their format. It writes them piece by piece from many processes,
+//! finds the last good one, and restores it onto any number of processes. It does not decide when
+//! to take a checkpoint or which process holds which slot, and it talks to no role. Its callers are
+//! the coordinator, the parameter servers, the dense workers and the command line.
 //!
 //! ```text
-//! coordinator   CheckpointWriter::begin ─► Ticket ─────────────────────────────► commit(files) ─► manifest.json
-//!                                            │ to every process                       ▲
-//! PS            Store::freeze, save_rows  ◄──┤──────────────────► FileEntry ──────────┤
-//! dense worker  save_dense                ◄──┤──────────────────► FileEntry ──────────┤
-//! coordinator   save_state                ◄──┘──────────────────► FileEntry ──────────┘
+//! coordinator   CheckpointWriter::begin ─► Ticket ──────────────► commit(files) ─► manifest.json
+//!                                            │ to every process    ▲
+//! PS            Store::freeze, save_rows  ◄──┤─────► FileEntry ────┤
+//! dense worker  save_dense                ◄──┤─────► FileEntry ────┤
+//! coordinator   save_state                ◄──┘─────► FileEntry ────┘
 //! ```
 //!
-//! The manifest is written last, atomically, and holds the size and checksum of every file: what has no manifest is no
-//! checkpoint, and a crash anywhere before leaves the earlier ones as they were. A *delta* holds the rows that changed since
-//! its base and the keys of rows that were removed. The bytes are described in `docs/reference/checkpoint-format.md`.
+//! The manifest is written last, atomically, and holds the size and checksum of every file. A
+//! directory without a manifest is no checkpoint, so a crash before that leaves the earlier
+//! checkpoints intact. A *delta* holds the rows that changed since its base, and the keys of rows
+//! that were removed. `docs/reference/checkpoint-format.md` describes the bytes.
 
 mod catalog;
 mod dense;

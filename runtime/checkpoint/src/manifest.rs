@@ -1,6 +1,6 @@
-//! The manifest: what makes files a checkpoint. A JSON object of step, identity and files, each with its size and checksum,
-//! and a checksum of its own. What is here turns a manifest into bytes and bytes into a manifest that can only be right; it
-//! reads and writes no file.
+//! The manifest: it makes files a checkpoint. A JSON object with step, identity and files, each
+//! with its size and checksum, and a checksum of its own. This module encodes a manifest, and
+//! decodes bytes into a manifest that is known to be consistent. It reads and writes no file.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,13 +17,14 @@ use crate::name::{Base, CheckpointId, Kind, directory_name};
 
 /// Name of the manifest in a checkpoint's directory.
 pub const MANIFEST: &str = "manifest.json";
-/// The newest version of the format that this program reads, and the one that it writes.
+/// The newest format version that this program reads, and the one it writes.
 pub const FORMAT_VERSION: u64 = 1;
-/// The largest manifest that is written and read. One of 65,536 slots that lie as scattered as can be has 3 MB.
+/// The largest manifest that is written and read. With 65,536 slots, as scattered as possible, a
+/// manifest has 3 MB.
 pub(crate) const MOST_BYTES: u64 = 16 << 20;
 const FORMAT: &str = "rectrain-checkpoint";
 
-/// 64 bits of XXH3. In text, 16 hexadecimal digits.
+/// An XXH3-64 hash. In text, 16 hexadecimal digits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Hash64(pub u64);
 
@@ -55,7 +56,7 @@ impl<'de> Deserialize<'de> for Hash64 {
     }
 }
 
-/// Slots, as rising ranges that do not touch: first and last, both in.
+/// A set of slots, as rising ranges that do not touch. Each range is its first and last slot.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SlotSet {
@@ -79,20 +80,20 @@ impl SlotSet {
         Self { ranges }
     }
 
-    /// Whether a slot is in it.
+    /// True if the set contains the slot.
     #[must_use]
     pub fn contains(&self, slot: Slot) -> bool {
         let next = self.ranges.partition_point(|&[_, last]| last < slot.0);
         self.ranges.get(next).is_some_and(|&[first, _]| first <= slot.0)
     }
 
-    /// How many there are.
+    /// The number of slots.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.ranges.iter().map(|&[first, last]| u64::from(last) - u64::from(first) + 1).sum()
     }
 
-    /// Whether there are none.
+    /// True if the set has no slots.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
@@ -109,42 +110,43 @@ impl SlotSet {
     }
 }
 
-/// What a file holds.
+/// The content of a file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase", deny_unknown_fields)]
 pub enum FileContent {
     /// Embedding rows with their optimizer state, by slot.
     Rows {
-        /// Which of the rows files this is.
+        /// The number of this rows file among all rows files.
         part: u32,
-        /// The slots in it.
+        /// The slots in the file.
         slots: SlotSet,
-        /// Rows in it.
+        /// Rows in the file.
         rows: u64,
-        /// Keys in it of rows that were removed since the base.
+        /// Keys in the file of rows that were removed since the base.
         removed: u64,
         /// XXH3-64 of the file's header and index.
         index: Hash64,
     },
     /// A part of the dense parameters with their optimizer state.
     Dense {
-        /// The first parameter in it.
+        /// The first parameter in the file.
         offset: u64,
-        /// How many there are.
+        /// The number of parameters in the file.
         parameters: u64,
-        /// The optimizer whose state it is.
+        /// The optimizer of the state.
         optimizer: String,
-        /// Updates that the parameters have had; the powers of Adam's betas follow from it.
+        /// Updates applied to the parameters. The powers of Adam's betas follow from it.
         update_count: u64,
     },
-    /// The state of a role, which only that role understands.
+    /// The state of a role. Only that role understands it.
     State {
-        /// What it is called.
+        /// The name of the state.
         name: String,
     },
 }
 
-/// A file of a checkpoint. Whoever has written it gives it to the coordinator, which puts it into the manifest.
+/// A file of a checkpoint. The process that wrote it sends the entry to the coordinator, which puts
+/// it into the manifest.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FileEntry {
@@ -152,48 +154,49 @@ pub struct FileEntry {
     pub name: String,
     /// In bytes.
     pub size: u64,
-    /// Of all its bytes.
+    /// XXH3-64 of the whole file.
     pub xxh3: Hash64,
-    /// What it holds.
+    /// The content of the file.
     pub content: FileContent,
 }
 
-/// See the module's text.
+/// The manifest of a checkpoint; see the module documentation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Manifest {
     format: String,
     version: u64,
-    /// XXH3-64 of the manifest's bytes with zeros in this place.
+    /// XXH3-64 of the manifest's bytes, with zeros instead of this checksum.
     checksum: Hash64,
-    /// Which checkpoint this is.
+    /// The checkpoint's id.
     pub id: CheckpointId,
-    /// The global step whose end it holds: the next to be trained is this one (steps count from 0).
+    /// The global step at whose end the checkpoint is taken. Steps count from 0, so this is also
+    /// the number of the next step to train.
     pub step: u64,
-    /// Whether it stands alone.
+    /// Whether the checkpoint needs a base.
     pub kind: Kind,
-    /// What a delta starts from.
+    /// The base of a delta.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<Base>,
-    /// When it was finished, in RFC 3339.
+    /// The time when it was finished, in RFC 3339.
     pub created_at: String,
     /// The program that wrote it.
     pub written_by: String,
     /// Virtual shards of the embedding table.
     pub slots: u32,
-    /// Embedding rows in its rows files.
+    /// Embedding rows in the rows files.
     pub rows: u64,
-    /// Keys in its rows files of rows that were removed since the base.
+    /// Keys in the rows files of rows that were removed since the base.
     pub removed: u64,
-    /// What must be equal for the checkpoint to be of use.
+    /// The settings that a job must share to use the checkpoint.
     pub identity: Identity,
-    /// What is good to know and never compared: job name, training mode.
+    /// Information that is never compared: job name, training mode.
     pub info: BTreeMap<String, Value>,
-    /// Its files.
+    /// The files.
     pub files: Vec<FileEntry>,
 }
 
-/// What `CheckpointWriter` puts into a manifest.
+/// The input of [`Manifest::new`]. `CheckpointWriter` fills it.
 pub(crate) struct Draft {
     pub(crate) id: CheckpointId,
     pub(crate) step: u64,
@@ -206,7 +209,7 @@ pub(crate) struct Draft {
 }
 
 impl Manifest {
-    /// A manifest of files that are all there and belong together.
+    /// A manifest of these files. Fails if they are not complete and consistent.
     pub(crate) fn new(draft: Draft) -> Result<Self, String> {
         let sum = |of: fn(&FileContent) -> u64| draft.files.iter().map(|file| of(&file.content)).sum();
         let manifest = Self {
@@ -230,19 +233,19 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The directory that it belongs in.
+    /// The directory of the checkpoint.
     #[must_use]
     pub fn directory(&self) -> String {
         directory_name(self.step, self.kind)
     }
 
-    /// Bytes of all its files.
+    /// Total bytes of all files.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.size).sum()
     }
 
-    /// The names of the states it holds.
+    /// The names of the states in the checkpoint.
     pub fn states(&self) -> impl Iterator<Item = &str> {
         self.files.iter().filter_map(|file| match &file.content {
             FileContent::State { name } => Some(name.as_str()),
@@ -250,28 +253,28 @@ impl Manifest {
         })
     }
 
-    /// Its bytes. They end with a new line.
+    /// The manifest's bytes. They end with a newline.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let unsealed = Self { checksum: Hash64(0), ..self.clone() };
-        // Strings, numbers and maps of strings: none of these can fail to be written.
+        // Strings, numbers and maps with string keys always serialize.
         let mut bytes = serde_json::to_vec_pretty(&unsealed).unwrap_or_default();
         bytes.push(b'\n');
         let checksum = Hash64(xxh3_64(&bytes)).to_string();
-        if let Some(place) = checksum_place(&bytes) {
-            bytes[place..place + 16].copy_from_slice(checksum.as_bytes());
+        if let Some(start) = checksum_offset(&bytes) {
+            bytes[start..start + 16].copy_from_slice(checksum.as_bytes());
         }
         bytes
     }
 
-    /// A manifest from its bytes; `file` is what messages call them.
+    /// Decodes a manifest. Messages call it `file`.
     ///
     /// # Errors
-    /// [`CheckpointError::FutureVersion`] for a newer format, [`CheckpointError::Checksum`] and [`CheckpointError::Manifest`] for
-    /// anything else that is wrong.
+    /// [`CheckpointError::FutureVersion`] for a newer format. [`CheckpointError::Checksum`] and
+    /// [`CheckpointError::Manifest`] for every other problem.
     pub fn decode(file: &str, bytes: &[u8]) -> Result<Self, CheckpointError> {
         let damaged = |problem: String| CheckpointError::Manifest { file: file.to_owned(), problem };
-        /// What every version has.
+        /// The fields of every version.
         #[derive(Deserialize)]
         struct Any {
             format: String,
@@ -288,11 +291,12 @@ impl Manifest {
                 supported: FORMAT_VERSION,
             });
         }
-        // The checksum before the rest: as values, damaged JSON may take a hundred times the memory that it has bytes.
-        let place = checksum_place(bytes).ok_or_else(|| damaged("it has no checksum where one belongs".into()))?;
+        // Check the checksum before parsing the rest: parsed, damaged JSON may take a hundred times
+        // the memory of its bytes.
+        let start = checksum_offset(bytes).ok_or_else(|| damaged("it has no checksum".into()))?;
         let mut unsealed = bytes.to_vec();
-        let written = String::from_utf8_lossy(&bytes[place..place + 16]).parse::<Hash64>().map_err(damaged)?;
-        unsealed[place..place + 16].fill(b'0');
+        let written = String::from_utf8_lossy(&bytes[start..start + 16]).parse::<Hash64>().map_err(damaged)?;
+        unsealed[start..start + 16].fill(b'0');
         let found = xxh3_64(&unsealed);
         if found != written.0 {
             return Err(CheckpointError::Checksum { file: file.to_owned(), found, expected: written.0 });
@@ -305,16 +309,16 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Whether everything is there and fits together.
+    /// Checks that the manifest is complete and consistent.
     fn check(&self) -> Result<(), String> {
         if self.version == 0 || self.slots == 0 || self.slots > MAX_SLOTS {
-            return Err(format!("version {} with {} slots cannot be", self.version, self.slots));
+            return Err(format!("version {} with {} slots is invalid", self.version, self.slots));
         }
         if (self.kind == Kind::Delta) != self.base.is_some() {
-            return Err("a delta has a base, and nothing else has".into());
+            return Err("a delta must have a base, and a full checkpoint must not".into());
         }
         if self.base.as_ref().is_some_and(|base| base.id == self.id || !is_plain(&base.directory)) {
-            return Err("its base cannot be itself, nor elsewhere".into());
+            return Err("its base must be another checkpoint in the same path".into());
         }
         self.check_names()?;
         self.check_slots()?;
@@ -326,32 +330,32 @@ impl Manifest {
         let mut states = std::collections::BTreeSet::new();
         for file in &self.files {
             if !is_plain(&file.name) || file.name == MANIFEST {
-                return Err(format!("`{}` is not a name that a file of a checkpoint may have", file.name));
+                return Err(format!("`{}` is not a valid name for a file of a checkpoint", file.name));
             }
             if !names.insert(&file.name) {
-                return Err(format!("the file {} is there twice", file.name));
+                return Err(format!("the file {} is listed twice", file.name));
             }
             if let FileContent::State { name } = &file.content
                 && !states.insert(name)
             {
-                return Err(format!("the state {name} is there twice"));
+                return Err(format!("the state {name} is listed twice"));
             }
         }
         Ok(())
     }
 
-    /// Every slot is in just one rows file, or there are no rows files at all.
+    /// Checks that every slot is in exactly one rows file, or that there are no rows files.
     fn check_slots(&self) -> Result<(), String> {
         let mut held = vec![false; self.slots as usize];
         let (mut files, mut total, mut total_removed) = (0, 0_u64, 0_u64);
         for file in &self.files {
             let FileContent::Rows { slots, rows, removed, .. } = &file.content else { continue };
             if !slots.is_valid(self.slots) {
-                return Err(format!("the slots of {} are not rising and below {}", file.name, self.slots));
+                return Err(format!("the slots of {} must rise and be below {}", file.name, self.slots));
             }
             for slot in slots.iter() {
                 if std::mem::replace(&mut held[slot.0 as usize], true) {
-                    return Err(format!("slot {slot} is there twice"));
+                    return Err(format!("slot {slot} is listed twice"));
                 }
             }
             files += 1;
@@ -362,12 +366,12 @@ impl Manifest {
             return Err(format!("slot {missing} is missing"));
         }
         if (total, total_removed) != (self.rows, self.removed) {
-            return Err(format!("its files hold {total} rows and it says {}", self.rows));
+            return Err(format!("its files hold {total} rows, and it states {}", self.rows));
         }
         Ok(())
     }
 
-    /// The parts of the dense parameters lie side by side from 0.
+    /// Checks that the parts of the dense parameters are adjacent, starting at 0.
     fn check_dense(&self) -> Result<(), String> {
         let mut parts: Vec<(u64, u64)> = Vec::new();
         for file in &self.files {
@@ -381,20 +385,20 @@ impl Manifest {
             if offset != end {
                 return Err(format!("a part of the dense parameters begins at {offset} and should begin at {end}"));
             }
-            end = end.checked_add(parameters).ok_or("more dense parameters than can be")?;
+            end = end.checked_add(parameters).ok_or("it has more dense parameters than fit 64 bits")?;
         }
         Ok(())
     }
 }
 
-/// A name of one part that leads nowhere else.
+/// True for a plain file name: one path component that leads nowhere else.
 fn is_plain(name: &str) -> bool {
     let known = |byte| matches!(byte, b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.');
     !name.is_empty() && name.len() <= 200 && !name.starts_with('.') && name.bytes().all(known)
 }
 
-/// Where the 16 digits of the checksum stand.
-fn checksum_place(bytes: &[u8]) -> Option<usize> {
+/// The offset of the checksum's 16 digits.
+fn checksum_offset(bytes: &[u8]) -> Option<usize> {
     const BEFORE: &[u8] = b"\"checksum\": \"";
     let start = bytes.windows(BEFORE.len()).position(|window| window == BEFORE)? + BEFORE.len();
     (bytes.get(start + 16) == Some(&b'"')).then_some(start)
@@ -463,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_format_is_told_from_damage() {
+    fn a_newer_format_is_distinguished_from_damage() {
         let newer = br#"{"format": "rectrain-checkpoint", "version": 2, "whatever": []}"#;
         let error = Manifest::decode("m", newer).unwrap_err();
         assert!(matches!(error, CheckpointError::FutureVersion { found: 2, supported: 1, .. }), "{error}");
@@ -475,7 +479,7 @@ mod tests {
     fn files_that_are_not_a_checkpoint_are_refused() {
         let refused = |files| Manifest::new(draft(files)).unwrap_err();
         assert!(refused(vec![rows(0, [0, 1, 3])]).contains("slot 2 is missing"));
-        assert!(refused(vec![rows(0, [0, 1, 2]), rows(1, [2, 3])]).contains("slot 2 is there twice"));
+        assert!(refused(vec![rows(0, [0, 1, 2]), rows(1, [2, 3])]).contains("slot 2 is listed twice"));
         assert!(refused(vec![rows(0, 0..5)]).contains("below 4"));
         assert!(refused(vec![dense(0, 3), dense(4, 1)]).contains("should begin at 3"));
         assert!(refused(vec![dense(1, 3)]).contains("should begin at 0"));

@@ -1,4 +1,5 @@
-//! Names: of checkpoints, of their directories and files, and the ticket under which processes write to one.
+//! Names of checkpoints, of their directories and files, and the ticket of a checkpoint being
+//! written.
 
 use std::fmt;
 use std::hash::{BuildHasher, Hasher};
@@ -8,17 +9,18 @@ use rectrain_embedding::SaveId;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Tells one checkpoint from every other, also from another attempt at the same step. In text, 32 hexadecimal digits.
+/// Distinguishes a checkpoint from every other, including other attempts at the same step. In text,
+/// 32 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CheckpointId(pub u128);
 
 impl CheckpointId {
-    /// A new one, from the clock, the process and the system's randomness.
+    /// A new id, from the clock, the process id and the system's randomness.
     #[must_use]
     pub fn random() -> Self {
         let mut seed = Vec::new();
         for _ in 0..4 {
-            // Every `RandomState` is keyed anew.
+            // Each `RandomState` has new random keys.
             let mut hasher = std::collections::hash_map::RandomState::new().build_hasher();
             hasher.write_u32(std::process::id());
             seed.extend_from_slice(&hasher.finish().to_le_bytes());
@@ -28,13 +30,13 @@ impl CheckpointId {
         Self(xxh3_128(&seed))
     }
 
-    /// The same for the store.
+    /// The same id for the embedding store.
     #[must_use]
     pub fn save_id(self) -> SaveId {
         SaveId(self.0)
     }
 
-    /// What sets the files of this attempt apart.
+    /// Distinguishes the files of this attempt.
     pub(crate) fn short(self) -> String {
         self.to_string()[..8].to_owned()
     }
@@ -68,13 +70,13 @@ impl<'de> Deserialize<'de> for CheckpointId {
     }
 }
 
-/// Whether a checkpoint stands alone.
+/// Whether a checkpoint needs a base.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Kind {
-    /// What changed since another checkpoint.
+    /// The changes since another checkpoint.
     Delta,
-    /// Everything. (After `Delta` in order: of two checkpoints of one step the full one is the better.)
+    /// Everything. It sorts after `Delta`: of two checkpoints of one step the full one is better.
     Full,
 }
 
@@ -93,11 +95,12 @@ impl fmt::Display for Kind {
 pub struct Base {
     /// Its directory, beside the delta's.
     pub directory: String,
-    /// Which checkpoint it has to be.
+    /// The id of the checkpoint expected there.
     pub id: CheckpointId,
 }
 
-/// What a process needs to know to write its part of a checkpoint. The coordinator makes it and sends it along.
+/// Everything a process needs to write its part of a checkpoint. The coordinator makes it and sends
+/// it to the processes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Ticket {
@@ -105,14 +108,14 @@ pub struct Ticket {
     pub directory: String,
     /// The checkpoint.
     pub id: CheckpointId,
-    /// The global step whose end it holds.
+    /// The global step at whose end the checkpoint is taken.
     pub step: u64,
-    /// What a delta starts from; a full checkpoint has none.
+    /// The base of a delta; `None` for a full checkpoint.
     pub base: Option<Base>,
 }
 
 impl Ticket {
-    /// Whether the checkpoint stands alone.
+    /// Whether the checkpoint needs a base.
     #[must_use]
     pub fn kind(&self) -> Kind {
         if self.base.is_some() { Kind::Delta } else { Kind::Full }
@@ -123,7 +126,7 @@ impl Ticket {
     }
 }
 
-/// The directory of a checkpoint: names in order are steps in order.
+/// The directory of a checkpoint. Sorted names are sorted steps.
 #[must_use]
 pub fn directory_name(step: u64, kind: Kind) -> String {
     match kind {
@@ -132,7 +135,7 @@ pub fn directory_name(step: u64, kind: Kind) -> String {
     }
 }
 
-/// Step and kind of a directory's name; `None` if it is not a checkpoint's.
+/// Step and kind of a directory's name; `None` if the directory is not a checkpoint's.
 #[must_use]
 pub fn parse_directory_name(name: &str) -> Option<(u64, Kind)> {
     let rest = name.strip_prefix("step-")?;
@@ -141,7 +144,7 @@ pub fn parse_directory_name(name: &str) -> Option<(u64, Kind)> {
         None => (rest, Kind::Full),
     };
     let step = digits.parse().ok()?;
-    // Exactly what `directory_name` writes.
+    // Accepts exactly the names that `directory_name` writes.
     (directory_name(step, kind) == name).then_some((step, kind))
 }
 
@@ -150,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_as_they_are_written_and_nothing_else_is() {
+    fn exactly_the_written_names_are_read() {
         for (step, kind) in [(0, Kind::Full), (1_234, Kind::Delta), (u64::MAX, Kind::Full)] {
             assert_eq!(parse_directory_name(&directory_name(step, kind)), Some((step, kind)));
         }

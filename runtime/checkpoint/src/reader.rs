@@ -1,5 +1,5 @@
-//! Reading a checkpoint: a full one, or a delta with everything it starts from. Nothing is believed: every byte that is used
-//! has passed a checksum, and every file says which checkpoint it is of.
+//! Reads a checkpoint: a full one, or a delta with all its bases. Nothing is trusted: every byte in
+//! use has passed a checksum, and every file names its checkpoint.
 
 use std::sync::Arc;
 
@@ -17,37 +17,37 @@ use crate::writer::find_manifest;
 
 /// Bytes read at a time.
 const READ_BYTES: u64 = 8 << 20;
-/// Reads under way at a time.
+/// Concurrent reads.
 const READS: usize = 3;
-/// The most checkpoints that may build on one another.
+/// The longest chain of checkpoints that build on one another.
 const LONGEST_CHAIN: usize = 10_000;
 
-/// How far a checkpoint is looked into.
+/// How thoroughly a checkpoint is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Depth {
-    /// Manifests, and the presence and size of every file: a request a file.
+    /// Manifests, and the presence and size of every file: one request per file.
     Sizes,
-    /// Every byte.
+    /// Every byte of every file.
     Checksums,
 }
 
-/// What was verified.
+/// The amount of data that was verified.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Verified {
-    /// Checkpoints: this one and those it starts from.
+    /// Checkpoints: this one and its bases.
     pub checkpoints: u64,
-    /// Files of them.
+    /// Files of these checkpoints.
     pub files: u64,
     /// Bytes of these files.
     pub bytes: u64,
 }
 
-/// What was restored.
+/// The amount of data that was restored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RestoredRows {
-    /// Slots that were asked for and are there.
+    /// Slots that were requested and exist.
     pub slots: u64,
-    /// Rows that were put into the store; a row that deltas replaced counts again.
+    /// Rows written to the store. A row that a delta replaced counts again.
     pub rows: u64,
     /// Rows that deltas removed.
     pub removed: u64,
@@ -55,20 +55,20 @@ pub struct RestoredRows {
     pub bytes: u64,
 }
 
-/// A checkpoint that is there, with the ones it starts from.
+/// An existing checkpoint, with all its bases.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
     directory: Directory,
-    /// The full one first, this one last.
+    /// The full checkpoint first, this one last.
     chain: Vec<Manifest>,
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint of this name (`step-000000001234`) and those it starts from.
+    /// Opens the checkpoint `name` (`step-000000001234`) and its bases.
     ///
     /// # Errors
-    /// [`CheckpointError::Unfinished`], [`CheckpointError::Manifest`], [`CheckpointError::FutureVersion`] and
-    /// [`CheckpointError::Base`], and those of the storage.
+    /// [`CheckpointError::Unfinished`], [`CheckpointError::Manifest`],
+    /// [`CheckpointError::FutureVersion`], [`CheckpointError::Base`], and errors of the storage.
     pub async fn open(directory: &Directory, name: &str) -> Result<Self, CheckpointError> {
         if parse_directory_name(name).is_none() {
             return Err(CheckpointError::Name { name: name.to_owned() });
@@ -83,19 +83,19 @@ impl Checkpoint {
             };
             let manifest = match find_manifest(directory, &base.directory).await {
                 Ok(Some(manifest)) => manifest,
-                Ok(None) => return Err(unusable("it is not there".into())),
+                Ok(None) => return Err(unusable("it does not exist".into())),
                 Err(error) if error.is_checkpoints_fault() => return Err(unusable(error.to_string())),
                 Err(error) => return Err(error),
             };
             if manifest.id != base.id {
-                return Err(unusable(format!("there is checkpoint {} in its place", manifest.id)));
+                return Err(unusable(format!("checkpoint {} is there instead", manifest.id)));
             }
             if chain.len() == LONGEST_CHAIN || chain.iter().any(|later| later.id == manifest.id) {
-                return Err(unusable("the bases go round in a circle".into()));
+                return Err(unusable(format!("its bases form a cycle or a chain of more than {LONGEST_CHAIN}")));
             }
             let slots = chain.last().map_or(0, |later| later.slots);
             if manifest.slots != slots {
-                return Err(unusable(format!("it has {} slots and the changes {slots}", manifest.slots)));
+                return Err(unusable(format!("it has {} slots, and the delta has {slots}", manifest.slots)));
             }
             chain.push(manifest);
         }
@@ -103,19 +103,19 @@ impl Checkpoint {
         Ok(Self { directory: directory.clone(), chain })
     }
 
-    /// Its manifest.
+    /// The manifest of this checkpoint.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.chain[self.chain.len() - 1]
     }
 
-    /// The manifests that it is made of, the full one first, its own last.
+    /// The manifests of the chain, the full checkpoint's first, this one's last.
     #[must_use]
     pub fn chain(&self) -> &[Manifest] {
         &self.chain
     }
 
-    /// Its name, with the path of its directory.
+    /// The name of the checkpoint, with the path of its directory.
     #[must_use]
     pub fn name(&self) -> String {
         self.directory.name_of(&self.manifest().directory())
@@ -125,10 +125,11 @@ impl Checkpoint {
         format!("{}/{}", manifest.directory(), file.name)
     }
 
-    /// Checks it and everything it starts from.
+    /// Checks the checkpoint and all its bases.
     ///
     /// # Errors
-    /// The first file that is missing, of another size, damaged or of another checkpoint; or those of the storage.
+    /// The first file that is missing, of the wrong size, damaged or of another checkpoint; or an
+    /// error of the storage.
     pub async fn verify(&self, depth: Depth) -> Result<Verified, CheckpointError> {
         let mut verified = Verified::default();
         for manifest in &self.chain {
@@ -179,7 +180,7 @@ impl Checkpoint {
         Err(CheckpointError::Checksum { file: self.directory.name_of(path), found, expected: expected.0 })
     }
 
-    /// The bytes of a small file.
+    /// All bytes of a small file.
     async fn whole(&self, manifest: &Manifest, file: &FileEntry) -> Result<Vec<u8>, CheckpointError> {
         let path = Self::path(manifest, file);
         self.check_size(manifest, file).await?;
@@ -210,10 +211,11 @@ impl Checkpoint {
         Ok(part)
     }
 
-    /// The dense parameters and their optimizer's state.
+    /// The dense parameters and their optimizer state.
     ///
     /// # Errors
-    /// [`CheckpointError::NotHeld`] if there are none, those of a file that cannot be used, and those of the storage.
+    /// [`CheckpointError::NotHeld`] if there are none, errors of a file that cannot be used, and
+    /// errors of the storage.
     pub async fn dense(&self) -> Result<DenseState, CheckpointError> {
         let manifest = self.manifest();
         let mut parts = Vec::new();
@@ -231,7 +233,8 @@ impl Checkpoint {
     /// The state of a role.
     ///
     /// # Errors
-    /// [`CheckpointError::NotHeld`], those of a file that cannot be used, and those of the storage.
+    /// [`CheckpointError::NotHeld`], errors of a file that cannot be used, and errors of the
+    /// storage.
     pub async fn state(&self, name: &str) -> Result<Vec<u8>, CheckpointError> {
         let manifest = self.manifest();
         let is_it = |file: &&FileEntry| matches!(&file.content, FileContent::State { name: found } if found == name);
@@ -259,7 +262,7 @@ impl Checkpoint {
         let footer_start = file.size.checked_sub(FOOTER_BYTES as u64).ok_or_else(short)?;
         let head = self.directory.read_range(&path, 0..(HEADER_BYTES as u64).min(file.size)).await?;
         let head: &[u8; HEADER_BYTES] = head[..].try_into().map_err(|_| short())?;
-        // The header first: a file of a newer version may end in another way.
+        // Decode the header first: a file of a newer version may have another footer.
         let header = RowsHeader::decode(head).map_err(problem)?;
         let foot = self.directory.read_range(&path, footer_start..file.size).await?;
         let footer = RowsFooter::decode(foot[..].try_into().map_err(|_| short())?, file.size).map_err(problem)?;
@@ -273,21 +276,23 @@ impl Checkpoint {
         let found_slots = SlotSet::new(entries.iter().map(|entry| entry.slot));
         let sum = |of: fn(&IndexEntry) -> u64| entries.iter().fold(0_u64, |sum, entry| sum.saturating_add(of(entry)));
         if found_slots != *slots || sum(|entry| entry.rows) != *rows || sum(|entry| entry.removed) != *removed {
-            return Err(problem(Problem::Damaged("its index and the manifest do not agree".into())));
+            return Err(problem(Problem::Damaged("its index contradicts the manifest".into())));
         }
         if manifest.base.is_none() && entries.iter().any(|entry| entry.content == SlotContent::Changes) {
-            return Err(problem(Problem::Damaged("it holds changes, which a full checkpoint cannot".into())));
+            return Err(problem(Problem::Damaged(
+                "it holds changes, and a full checkpoint must hold whole slots".into(),
+            )));
         }
         Ok(entries)
     }
 
-    /// Restores slots into a store, from the full checkpoint and each delta after it. Slots that are not asked for stay as they
-    /// are. When all slots that the store is to hold are restored, [`Store::mark_saved`] with [`CheckpointId::save_id`] makes
-    /// this checkpoint the base of later deltas.
+    /// Restores slots into a store: from the full checkpoint first, then from each delta. Other
+    /// slots stay unchanged. Once all slots of the store are restored, [`Store::mark_saved`] with
+    /// [`CheckpointId::save_id`] makes this checkpoint the base of later deltas.
     ///
     /// # Errors
-    /// [`CheckpointError::Rows`] and the others of a file that cannot be used, and those of the storage. Slots are then partly
-    /// restored: clear them.
+    /// [`CheckpointError::Rows`], other errors of a file that cannot be used, and errors of the
+    /// storage. The slots are then restored in part: clear them.
     pub async fn restore_rows(&self, store: &Arc<Store>, slots: &SlotSet) -> Result<RestoredRows, CheckpointError> {
         let mut restored = RestoredRows { slots: slots.len(), ..RestoredRows::default() };
         for manifest in &self.chain {
@@ -304,7 +309,8 @@ impl Checkpoint {
         Ok(restored)
     }
 
-    /// Slots of one file: read in runs of neighbours, a few runs at a time, each taken in on a thread of its own.
+    /// Restores the slots of one file. Reads runs of adjacent slots, a few runs concurrently; a
+    /// blocking task restores each run.
     async fn restore_entries(
         &self,
         manifest: &Manifest,
@@ -339,10 +345,11 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The configuration of the store whose rows these are: for a reader that knows nothing of the job.
+    /// The configuration of the store that wrote the rows, for a reader that does not know the job.
     ///
     /// # Errors
-    /// [`CheckpointError::NotHeld`] if there are no rows files, and those of a file that cannot be used.
+    /// [`CheckpointError::NotHeld`] if there are no rows files, and errors of a file that cannot be
+    /// used.
     pub async fn store_config(&self) -> Result<rectrain_embedding::StoreConfig, CheckpointError> {
         let manifest = self.manifest();
         let is_rows = |file: &&FileEntry| matches!(&file.content, FileContent::Rows { slots, .. } if !slots.is_empty());
@@ -360,7 +367,7 @@ impl Checkpoint {
         })
     }
 
-    /// Which checkpoint it is.
+    /// The checkpoint's id.
     #[must_use]
     pub fn id(&self) -> CheckpointId {
         self.manifest().id
@@ -385,7 +392,7 @@ fn check_header(name: &str, header: &RowsHeader, manifest: &Manifest, part: u32)
     Ok(())
 }
 
-/// Cuts entries into runs that lie side by side and have about [`READ_BYTES`].
+/// Groups entries into runs of adjacent slots, of at most about [`READ_BYTES`] each.
 fn runs(entries: Vec<IndexEntry>) -> Vec<Vec<IndexEntry>> {
     let mut runs: Vec<Vec<IndexEntry>> = Vec::new();
     for entry in entries {
@@ -402,14 +409,14 @@ fn runs(entries: Vec<IndexEntry>) -> Vec<Vec<IndexEntry>> {
     runs
 }
 
-/// Rows and removed rows of a run of slots, once they are in the store.
+/// Puts a run of slots into the store. Returns its rows and removed rows.
 fn restore_run(store: &Store, name: &str, run: &[IndexEntry], bytes: &[u8]) -> Result<(u64, u64), CheckpointError> {
     let (mut rows, mut removed, mut rest) = (0, 0, bytes);
     for entry in run {
         let (own, others) = rest.split_at(entry.length as usize);
         rest = others;
         let failed = |source| CheckpointError::Rows { file: name.to_owned(), slot: entry.slot, source };
-        // Which slot it is must be known before it goes into the store.
+        // Check the slot's number before the slot goes into the store.
         let found = Slot(own.get(12..16).map_or(u32::MAX, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])));
         if found != entry.slot {
             return Err(CheckpointError::MixedUp {
@@ -421,7 +428,7 @@ fn restore_run(store: &Store, name: &str, run: &[IndexEntry], bytes: &[u8]) -> R
         }
         let restored = store.restore_slot(own).map_err(failed)?;
         if (restored.content, restored.rows, restored.removed) != (entry.content, entry.rows, entry.removed) {
-            let problem = format!("the snapshot of slot {} and the index do not agree", entry.slot);
+            let problem = format!("the snapshot of slot {} contradicts the index", entry.slot);
             return Err(CheckpointError::Damaged { file: name.to_owned(), problem });
         }
         rows += restored.rows;
@@ -435,7 +442,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_snapshot_that_is_not_what_the_index_says_is_refused() {
+    fn a_snapshot_that_contradicts_the_index_is_refused() {
         use rectrain_embedding::{
             FeatureKey, GroupId, Initializer, Missing, RowSpec, SparseOptimizer, StoreConfig, ValueType,
         };
@@ -460,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_neighbours_of_not_too_many_bytes() {
+    fn runs_are_adjacent_and_of_limited_size() {
         let entry = |slot, offset, length| IndexEntry {
             slot: Slot(slot),
             content: SlotContent::Whole,

@@ -1,5 +1,6 @@
-//! Which checkpoints go. A pure plan, and its execution: the newest full checkpoints of the job stay with all deltas that build
-//! on them; older ones, deltas that lead nowhere and the leftovers of attempts that were never finished are deleted.
+//! Retention of checkpoints: a pure plan, and its execution. The newest full checkpoints of the job
+//! stay, with all deltas that build on them. Older ones, deltas without a base and the leftovers of
+//! unfinished attempts are deleted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
@@ -12,29 +13,36 @@ use crate::identity::Identity;
 use crate::manifest::{MANIFEST, Manifest};
 use crate::name::{CheckpointId, Kind};
 
-/// The newest checkpoints are looked through for leftovers: the one just written, and the one before it in case that whoever wrote it died
-/// before it could look. No others can have any.
+/// The newest checkpoints are searched for leftovers: the one just written, and the one before it,
+/// since its writer may have died before it searched. No others can have any.
 const WITH_LEFTOVERS: usize = 2;
 
-/// What was deleted.
+/// The directories and files that were deleted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Retained {
     /// Checkpoints, by name.
     pub deleted: Vec<String>,
-    /// Directories of checkpoints that were never finished.
+    /// Directories of unfinished checkpoints.
     pub unfinished: Vec<String>,
-    /// Files in directories of checkpoints that are not among their files: left by an earlier attempt at the same step.
+    /// Files in checkpoint directories that the manifest does not name. An earlier attempt at the
+    /// same step left them.
     pub leftovers: Vec<String>,
 }
 
-/// Keeps the newest `keep` full checkpoints of the job with this identity and the deltas that build on them, and deletes its
-/// others. Checkpoints in `passed_over` were found damaged: neither they nor deltas that build on them are among the `keep`. Never
-/// touched are: `writing`, the directories that are being written now; the base of a checkpoint that is kept; checkpoints of
-/// another job or of a newer format; and what is damaged but not older than the oldest that is kept, for a person to look at. There
-/// is one coordinator a job, and it calls this: nobody else may be writing.
+/// Keeps the newest `keep` full checkpoints of the job with this identity and the deltas that build
+/// on them. Deletes the job's other checkpoints. Checkpoints in `passed_over` were found damaged:
+/// neither they nor deltas that build on them count among the `keep`.
+///
+/// Never deletes:
+/// - the directories in `writing`, which are being written now,
+/// - the base of a checkpoint that is kept,
+/// - checkpoints of another job or of a newer format,
+/// - damaged checkpoints that are not older than the oldest one kept, for a human to inspect.
+///
+/// A job has one coordinator, and only it may call this: no other process may be writing.
 ///
 /// # Errors
-/// Those of the storage. What was deleted stays deleted; call it again.
+/// Errors of the storage. Deleted files stay deleted; call it again.
 pub async fn retain(
     directory: &Directory,
     identity: &Identity,
@@ -63,7 +71,7 @@ pub async fn retain(
     Ok(retained)
 }
 
-/// Files of a checkpoint's directory that the manifest does not name.
+/// Files in a checkpoint's directory that the manifest does not name.
 async fn strays(directory: &Directory, name: &str, manifest: &Manifest) -> Result<Vec<String>, CheckpointError> {
     let named: BTreeSet<String> = manifest.files.iter().map(|file| format!("{name}/{}", file.name)).collect();
     let own = format!("{name}/{MANIFEST}");
@@ -73,14 +81,14 @@ async fn strays(directory: &Directory, name: &str, manifest: &Manifest) -> Resul
 
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Plan {
-    /// In this order: what builds on others before those.
+    /// In this order: deltas before their bases.
     delete: Vec<String>,
     unfinished: Vec<String>,
-    /// Own checkpoints that stay and are not being written, the newest first.
+    /// The job's checkpoints that stay and are not being written, newest first.
     keep: Vec<String>,
 }
 
-/// The complete checkpoints of the job.
+/// The job's complete checkpoints.
 type Own<'l> = BTreeMap<CheckpointId, (&'l Listed, &'l Manifest)>;
 
 fn plan(
@@ -107,13 +115,13 @@ fn plan(
     let oldest = full.last().map_or(0, |&(step, _)| step);
     let kept: BTreeSet<CheckpointId> = full.into_iter().map(|(_, id)| id).collect();
     let mut plan = Plan::default();
-    // The newest first, so that no delta outlives its base.
+    // Newest first, so that no delta outlives its base.
     for listed in listed.iter().rev().filter(|listed| !writing.contains(&listed.name)) {
         match &listed.state {
             ListedState::Complete(manifest) if own.contains_key(&manifest.id) => {
                 match root(manifest, &own, passed_over) {
                     Root::Full(root) if kept.contains(&root) => plan.keep.push(listed.name.clone()),
-                    _ if is_base_of_what_is_written(manifest, &own, writing) => {}
+                    _ if is_base_of_a_rewrite(manifest, &own, writing) => {}
                     Root::PassedOver if listed.step >= oldest => {}
                     _ => plan.delete.push(listed.name.clone()),
                 }
@@ -127,12 +135,12 @@ fn plan(
     plan
 }
 
-/// What a checkpoint starts from.
+/// The checkpoint that a chain of deltas starts from.
 enum Root {
     Full(CheckpointId),
-    /// It, or one that it builds on, was found damaged.
+    /// The checkpoint, or one of its bases, was found damaged.
     PassedOver,
-    /// A base is gone.
+    /// A base is missing.
     None,
 }
 
@@ -151,8 +159,8 @@ fn root(manifest: &Manifest, own: &Own<'_>, passed_over: &[String]) -> Root {
     Root::None
 }
 
-/// Whether a checkpoint that is being written again, and is there already, starts from this one.
-fn is_base_of_what_is_written(manifest: &Manifest, own: &Own<'_>, writing: &[String]) -> bool {
+/// True if this checkpoint is the base of a complete checkpoint that is being written again.
+fn is_base_of_a_rewrite(manifest: &Manifest, own: &Own<'_>, writing: &[String]) -> bool {
     let written = own.values().filter(|(listed, _)| writing.contains(&listed.name));
     let mut bases: Vec<CheckpointId> = written.filter_map(|(_, m)| m.base.as_ref()).map(|base| base.id).collect();
     let mut seen = BTreeSet::new();
@@ -228,15 +236,15 @@ mod tests {
         ];
         let one = planned(&listed, 1, &[]);
         let names = |of: &[usize]| of.iter().map(|&at| listed[at].name.clone()).collect::<Vec<_>>();
-        assert_eq!(one.delete, names(&[2, 1, 0]), "deltas go before what they start from");
+        assert_eq!(one.delete, names(&[2, 1, 0]), "deltas go before their bases");
         assert_eq!(one.keep, names(&[4, 3]));
         assert_eq!(planned(&listed, 2, &[]).delete, names(&[]));
         let writing = planned(&listed, 1, &[&listed[2].name]);
-        assert_eq!(writing.delete, names(&[]), "what is being written keeps all it starts from");
+        assert_eq!(writing.delete, names(&[]), "a checkpoint being written keeps all its bases");
     }
 
     #[test]
-    fn what_is_not_the_jobs_own_or_is_being_written_is_not_touched() {
+    fn other_jobs_and_checkpoints_being_written_are_not_touched() {
         let newer = CheckpointError::FutureVersion { file: "m".into(), found: 2, supported: 1 };
         let listed = [
             complete(1, 10, None, "lr"),
@@ -248,13 +256,13 @@ mod tests {
             other(40, ListedState::Unfinished),
         ];
         let plan = planned(&listed, 1, &[&listed[6].name]);
-        assert_eq!(plan.delete, [listed[2].name.clone()], "damaged and older than what is kept");
+        assert_eq!(plan.delete, [listed[2].name.clone()], "damaged and older than the checkpoints that are kept");
         assert_eq!(plan.unfinished, [listed[3].name.clone()]);
         assert_eq!(plan.keep, [listed[4].name.clone()]);
     }
 
     #[test]
-    fn what_was_passed_over_takes_no_place_and_goes_when_it_is_the_oldest() {
+    fn a_damaged_checkpoint_does_not_count_and_goes_when_oldest() {
         let damaged = directory_name(30, Kind::Full);
         let listed = |step: u64| {
             [
@@ -264,7 +272,7 @@ mod tests {
                 complete(4, step, None, "dnn"),
             ]
         };
-        // Training has gone on from step 20 and is not as far again as it was.
+        // Training resumed from step 20, and has not yet reached step 30 again.
         let before = listed(24);
         let plan = planned_without(&before, 1, &[&damaged], &[]);
         assert_eq!((plan.keep, plan.delete), (vec![before[3].name.clone()], vec![before[0].name.clone()]));
@@ -276,7 +284,11 @@ mod tests {
         let after = listed(31);
         let plan = planned_without(&after, 1, &[&damaged, &delta], &[]);
         assert_eq!(plan.keep, [after[3].name.clone()]);
-        assert_eq!(plan.delete, [damaged.clone(), after[0].name.clone()], "the delta is newer than what is kept");
+        assert_eq!(
+            plan.delete,
+            [damaged.clone(), after[0].name.clone()],
+            "the delta is newer than the checkpoint that is kept"
+        );
         let after = listed(40);
         let plan = planned_without(&after, 1, &[&damaged], &[]);
         assert_eq!(plan.delete, [delta, damaged, after[0].name.clone()]);
@@ -289,9 +301,10 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever builds on whatever: what stays can be restored, and enough stays.
+        /// Any chains of deltas: every checkpoint that stays can be restored, and enough
+        /// checkpoints stay.
         #[test]
-        fn what_stays_has_all_that_it_starts_from(
+        fn every_checkpoint_that_stays_has_its_bases(
             bases in prop::collection::vec(prop::option::weighted(0.6, any::<prop::sample::Index>()), 1..20),
             keep in 1_usize..5,
         ) {

@@ -1,5 +1,6 @@
-//! The layout of a rows file: slot snapshots one after another, and an index of them, so that any slots can be read without
-//! the others. Written front to back; pure functions from numbers to bytes and from checked bytes to numbers.
+//! The layout of a rows file: slot snapshots one after another, and an index of them, so that a
+//! reader can fetch any slots without the others. A file is written front to back. Pure functions
+//! from numbers to bytes and from checked bytes to numbers.
 //!
 //! All numbers are little-endian:
 //!
@@ -14,7 +15,8 @@
 //!     44     4  slots of the job                        │
 //!     48    16  0                                       ┘
 //!     64     …  slot snapshots by rising slot, without gaps
-//!      …    40  for each: slot u32, content u32 (0 whole, 1 changes), offset u64, length u64, rows u64, removed keys u64
+//!      …    40  for each: slot u32, content u32 (0 whole, 1 changes), offset u64, length u64,
+//!               rows u64, removed keys u64
 //!    −32     8  offset of the index                     ┐
 //!    −24     4  entries of the index                    │
 //!    −20     4  0                                       │ footer
@@ -34,50 +36,50 @@ pub(crate) const VERSION: u32 = 1;
 const MAGIC: &[u8; 8] = b"RECTROWS";
 const END: &[u8; 8] = b"RECTEND.";
 
-/// What a rows file says of itself.
+/// The header of a rows file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowsHeader {
-    /// Whether the checkpoint stands alone.
+    /// Whether the checkpoint needs a base.
     pub kind: Kind,
     /// The checkpoint.
     pub id: CheckpointId,
     /// Its step.
     pub step: u64,
-    /// Which of its rows files this is.
+    /// The number of this rows file among the checkpoint's rows files.
     pub part: u32,
     /// Virtual shards of the job.
     pub slots: u32,
 }
 
-/// Where the index lies.
+/// The position of the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowsFooter {
-    /// First byte of the index.
+    /// Offset of the index's first byte.
     pub index_offset: u64,
-    /// Entries in it.
+    /// Entries in the index.
     pub entries: u32,
     /// XXH3-64 of header and index.
     pub checksum: u64,
 }
 
-/// Where a slot lies.
+/// The position of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IndexEntry {
     /// The slot.
     pub slot: Slot,
-    /// Whether it is given whole.
+    /// Whether the snapshot is the whole slot.
     pub content: SlotContent,
-    /// First byte of its snapshot.
+    /// Offset of the snapshot's first byte.
     pub offset: u64,
-    /// Bytes of its snapshot.
+    /// Bytes of the snapshot.
     pub length: u64,
-    /// Rows in it.
+    /// Rows in the snapshot.
     pub rows: u64,
-    /// Removed keys in it.
+    /// Removed keys in the snapshot.
     pub removed: u64,
 }
 
-/// Why bytes are not what they should be.
+/// Why bytes cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Problem {
     FutureVersion(u32),
@@ -110,7 +112,7 @@ impl RowsHeader {
     pub(crate) fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, Problem> {
         let mut reader = Reader(bytes);
         if reader.take::<8>() != *MAGIC {
-            return Err("it does not begin as a rows file does".into());
+            return Err("it does not begin with the magic bytes of a rows file".into());
         }
         let version = reader.u32();
         if version > VERSION {
@@ -122,7 +124,7 @@ impl RowsHeader {
         let kind = match reader.u32() {
             0 => Kind::Full,
             1 => Kind::Delta,
-            other => return Err(Problem::Damaged(format!("it is of the unknown kind {other}"))),
+            other => return Err(Problem::Damaged(format!("its kind {other} is unknown"))),
         };
         let header = Self {
             kind,
@@ -148,15 +150,15 @@ impl RowsFooter {
         bytes
     }
 
-    /// The footer of a file of `size` bytes. The index that it names lies between header and footer and fills all the space
-    /// behind its beginning.
+    /// The footer of a file of `size` bytes. The index must begin behind the header and fill all
+    /// the space up to the footer.
     pub(crate) fn decode(bytes: &[u8; FOOTER_BYTES], size: u64) -> Result<Self, Problem> {
         let mut reader = Reader(bytes);
         let footer = Self { index_offset: reader.u64(), entries: reader.u32(), checksum: 0 };
         let reserved = reader.u32();
         let footer = Self { checksum: reader.u64(), ..footer };
         if reader.take::<8>() != *END || reserved != 0 {
-            return Err("it does not end as a rows file does".into());
+            return Err("it does not end with the footer of a rows file".into());
         }
         let end = footer
             .index_offset
@@ -172,7 +174,7 @@ impl RowsFooter {
     }
 }
 
-/// The index of a file and its footer: the bytes that follow the last snapshot.
+/// The bytes behind the last snapshot: the index and the footer.
 #[must_use]
 pub fn encode_index(header: &RowsHeader, entries: &[IndexEntry]) -> (Vec<u8>, RowsFooter) {
     let mut bytes = Vec::with_capacity(entries.len() * ENTRY_BYTES + FOOTER_BYTES);
@@ -201,10 +203,12 @@ fn index_checksum(header: &[u8], index: &[u8]) -> u64 {
     hash.digest()
 }
 
-/// Header and index from a file's first bytes and its bytes from the index on; `size` is the file's.
+/// Decodes header and index from a file's first bytes and its bytes from the index on. `size` is
+/// the file's size.
 ///
 /// # Errors
-/// A sentence for what is wrong. Never panics, whatever the bytes are, and takes no more memory than a few times theirs.
+/// A sentence about the first problem. Never panics, for any bytes, and takes at most a few
+/// times their memory.
 pub fn decode_index(header: &[u8], tail: &[u8], size: u64) -> Result<(RowsHeader, Vec<IndexEntry>), String> {
     let damaged = |problem| match problem {
         Problem::FutureVersion(version) => format!("its version {version} is newer than {VERSION}"),
@@ -222,7 +226,7 @@ pub(crate) fn read_index(
     footer: &RowsFooter,
     index: &[u8],
 ) -> Result<(RowsHeader, Vec<IndexEntry>), Problem> {
-    // The version first: a newer header is not damage.
+    // Decode the version first: a newer header is not damage.
     let decoded = RowsHeader::decode(header)?;
     if index.len() != footer.entries as usize * ENTRY_BYTES {
         return Err("its index is cut short".into());
@@ -255,7 +259,7 @@ pub(crate) fn read_index(
         if entry.offset != end || slot.0 >= decoded.slots || entries.last().is_some_and(|last| last.slot >= slot) {
             return Err(Problem::Damaged(format!("slot {slot} is out of order in its index")));
         }
-        end = end.checked_add(entry.length).ok_or("its index names more bytes than can be")?;
+        end = end.checked_add(entry.length).ok_or("its index names more bytes than fit 64 bits")?;
         entries.push(entry);
     }
     if end != footer.index_offset {
@@ -264,7 +268,7 @@ pub(crate) fn read_index(
     Ok((decoded, entries))
 }
 
-/// Takes numbers off the front of bytes that are long enough; what is not there reads as 0.
+/// Takes numbers off the front of bytes that are long enough. Missing bytes read as 0.
 struct Reader<'b>(&'b [u8]);
 
 impl Reader<'_> {
@@ -337,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_that_contradicts_itself_is_refused_though_its_checksum_is_right() {
+    fn a_contradictory_index_with_a_valid_checksum_is_refused() {
         let refused = |change: &dyn Fn(&mut Vec<IndexEntry>)| {
             let mut changed = entries(&[(1, 10), (2, 10), (4, 10)]);
             change(&mut changed);
@@ -347,6 +351,6 @@ mod tests {
         assert!(refused(&|e| e[1].offset += 1).contains("out of order"));
         assert!(refused(&|e| e[1].slot = Slot(1)).contains("out of order"));
         assert!(refused(&|e| e[2].slot = Slot(8)).contains("out of order"));
-        assert!(refused(&|e| e[1].length = u64::MAX).contains("more bytes than can be"));
+        assert!(refused(&|e| e[1].length = u64::MAX).contains("more bytes than fit 64 bits"));
     }
 }

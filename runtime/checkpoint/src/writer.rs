@@ -1,6 +1,7 @@
-//! Writing a checkpoint: each process writes its own files under the coordinator's ticket and reports them, and the coordinator
-//! finishes it with the manifest. Files carry a piece of the checkpoint's id in their names, so an attempt never overwrites the
-//! files of another, and a process that comes too late harms nothing.
+//! Writes a checkpoint. Each process writes its own files under the coordinator's ticket and
+//! reports them to the coordinator, which finishes the checkpoint with the manifest. File names
+//! contain a part of the checkpoint's id. So an attempt never overwrites the files of another, and
+//! a late process does no harm.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,29 +20,29 @@ use crate::manifest::{Draft, FileContent, FileEntry, Hash64, MANIFEST, MOST_BYTE
 use crate::name::{Base, CheckpointId, Ticket, directory_name};
 use crate::rows::{self, IndexEntry, RowsHeader};
 
-/// Bytes of a part of an upload: what object stores like, and small beside what a role has in memory anyway.
+/// Bytes of an upload part: enough for object stores, and small beside the memory of a role.
 const PART_BYTES: u64 = 8 << 20;
-/// Object stores take 10,000 parts; some are left for an estimate that was too low.
+/// Object stores accept 10,000 parts. The margin is for estimates of the size that were too low.
 const MOST_PARTS: u64 = 8_000;
-/// Slots that are ready to be written while others are being written.
+/// Slots that are copied ahead of the one being written.
 const SLOTS_AHEAD: usize = 4;
 
-/// What a checkpoint is of.
+/// The contents of a new checkpoint.
 #[derive(Debug, Clone)]
 pub struct Begin {
-    /// The global step whose end it holds.
+    /// The global step at whose end it is taken.
     pub step: u64,
-    /// What a delta starts from; none for a full checkpoint.
+    /// The base of a delta; `None` for a full checkpoint.
     pub base: Option<Base>,
     /// Virtual shards of the embedding table.
     pub slots: u32,
-    /// What must be equal for it to be of use.
+    /// The settings that a job must share to use it.
     pub identity: Identity,
-    /// What is good to know: job name, training mode.
+    /// Information only: job name, training mode.
     pub info: BTreeMap<String, Value>,
 }
 
-/// The coordinator's end of a checkpoint that is being written.
+/// The coordinator's side of a checkpoint that is being written.
 #[derive(Debug)]
 pub struct CheckpointWriter {
     directory: Directory,
@@ -50,19 +51,19 @@ pub struct CheckpointWriter {
 }
 
 impl CheckpointWriter {
-    /// Begins a checkpoint. Nothing is written yet. If there is one of the same step and kind already it stays as it is until
-    /// `commit` replaces it.
+    /// Starts a checkpoint. Nothing is written yet. An existing checkpoint of the same step and
+    /// kind stays until `commit` replaces it.
     ///
     /// # Errors
-    /// Those of [`Self::check`].
+    /// The errors of [`Self::check`].
     pub async fn begin(directory: &Directory, begin: Begin) -> Result<Self, CheckpointError> {
         let writer = Self::unchecked(directory, begin);
         writer.check().await?;
         Ok(writer)
     }
 
-    /// As [`Self::begin`], without a look at the storage: for whoever holds training up until there is a ticket. [`Self::check`] has to
-    /// come before anything is written.
+    /// Like [`Self::begin`], but makes no request: for a caller that pauses training until it has a
+    /// ticket. Call [`Self::check`] before anything is written.
     #[must_use]
     pub fn unchecked(directory: &Directory, begin: Begin) -> Self {
         let ticket = Ticket {
@@ -77,15 +78,16 @@ impl CheckpointWriter {
         Self { directory: directory.clone(), ticket, begin }
     }
 
-    /// Looks at what is there already.
+    /// Checks the checkpoint's directory and the base.
     ///
     /// # Errors
-    /// [`CheckpointError::OtherJob`] if the place is taken by another job's checkpoint, [`CheckpointError::FutureVersion`] if it is
-    /// taken by one of a newer format, [`CheckpointError::Base`] if the base cannot be used, and those of the storage.
+    /// [`CheckpointError::OtherJob`] if another job's checkpoint has this name.
+    /// [`CheckpointError::FutureVersion`] if one of a newer format has it.
+    /// [`CheckpointError::Base`] if the base cannot be used. Also errors of the storage.
     pub async fn check(&self) -> Result<(), CheckpointError> {
         let Self { directory, ticket, begin } = self;
         let present = match find_manifest(directory, &ticket.directory).await {
-            // Good for all that is known, and whose it is cannot be read.
+            // It may be a good checkpoint, and this program cannot read which job it belongs to.
             Err(error @ CheckpointError::FutureVersion { .. }) => return Err(error),
             Err(error) if error.is_checkpoints_fault() => None,
             found => found?,
@@ -99,18 +101,19 @@ impl CheckpointWriter {
         }
     }
 
-    /// What the processes need to write their parts.
+    /// The ticket with which the processes write their parts.
     #[must_use]
     pub fn ticket(&self) -> &Ticket {
         &self.ticket
     }
 
-    /// Finishes the checkpoint: checks that the files make up a whole and are there, and writes the manifest, which makes the
-    /// checkpoint exist, atomically.
+    /// Finishes the checkpoint: checks that the files exist and form a whole, then writes the
+    /// manifest, atomically. From then on the checkpoint exists.
     ///
     /// # Errors
-    /// [`CheckpointError::Incomplete`], [`CheckpointError::Missing`], [`CheckpointError::Size`], and those of the storage. There
-    /// is no checkpoint then, but for one error: a manifest whose writing failed may have been written all the same.
+    /// [`CheckpointError::Incomplete`], [`CheckpointError::Missing`], [`CheckpointError::Size`],
+    /// and errors of the storage. The checkpoint then does not exist, with one exception: a
+    /// manifest whose write failed may be there all the same.
     pub async fn commit(self, files: Vec<FileEntry>) -> Result<Manifest, CheckpointError> {
         let checkpoint = self.directory.name_of(&self.ticket.directory);
         for file in &files {
@@ -137,18 +140,18 @@ impl CheckpointWriter {
         .map_err(|problem| CheckpointError::Incomplete { checkpoint: checkpoint.clone(), problem })?;
         let bytes = manifest.encode();
         if bytes.len() as u64 > MOST_BYTES {
-            let problem = format!("its manifest has {} bytes, more than the {MOST_BYTES} that are read", bytes.len());
+            let problem = format!("its manifest has {} bytes, and at most {MOST_BYTES} are allowed", bytes.len());
             return Err(CheckpointError::Incomplete { checkpoint, problem });
         }
         self.directory.put(&self.ticket.file(MANIFEST), bytes).await?;
         Ok(manifest)
     }
 
-    /// Gives the checkpoint up and deletes what was written of it, as far as it can be deleted now; what is left is cleared by
-    /// [`retain`](crate::retain).
+    /// Aborts the checkpoint and deletes its files as far as possible. [`retain`](crate::retain)
+    /// deletes the rest later.
     ///
     /// # Errors
-    /// Those of the storage.
+    /// Errors of the storage.
     pub async fn abort(self) -> Result<(), CheckpointError> {
         let own = format!("-{}.", self.ticket.id.short());
         let files = self.directory.files(&self.ticket.directory).await?;
@@ -157,7 +160,7 @@ impl CheckpointWriter {
     }
 }
 
-/// The manifest of a checkpoint; none if there is none.
+/// The manifest of a checkpoint; `None` if it has none.
 pub(crate) async fn find_manifest(
     directory: &Directory,
     checkpoint: &str,
@@ -168,7 +171,7 @@ pub(crate) async fn find_manifest(
         Ok(Some(bytes)) => bytes,
         Ok(None) => return Ok(None),
         Err(StorageError::TooLarge { found, .. }) => {
-            let problem = format!("it has {found} bytes, more than the {MOST_BYTES} that a manifest may have");
+            let problem = format!("it has {found} bytes, and a manifest may have at most {MOST_BYTES}");
             return Err(CheckpointError::Manifest { file: name, problem });
         }
         Err(error) => return Err(error.into()),
@@ -192,13 +195,16 @@ async fn check_base(directory: &Directory, ticket: &Ticket, base: &Base, begin: 
         problem,
     };
     let Some(manifest) = find_manifest(directory, &base.directory).await? else {
-        return Err(unusable("it is not there".into()));
+        return Err(unusable("it does not exist".into()));
     };
     if manifest.id != base.id {
-        return Err(unusable(format!("there is checkpoint {} in its place", manifest.id)));
+        return Err(unusable(format!("checkpoint {} is there instead", manifest.id)));
     }
     if manifest.slots != begin.slots || manifest.step > begin.step || manifest.directory() == ticket.directory {
-        return Err(unusable(format!("it is of step {} with {} slots", manifest.step, manifest.slots)));
+        return Err(unusable(format!(
+            "it has step {} and {} slots, and the delta has step {} and {} slots",
+            manifest.step, manifest.slots, begin.step, begin.slots
+        )));
     }
     match manifest.identity.difference(&begin.identity) {
         Some(difference) => {
@@ -208,7 +214,7 @@ async fn check_base(directory: &Directory, ticket: &Ticket, base: &Base, begin: 
     }
 }
 
-/// A file on its way, with its checksum.
+/// A file that is being written, with its checksum.
 struct Sum {
     file: FileWriter,
     hash: Xxh3Default,
@@ -232,8 +238,8 @@ pub struct RowsWriter {
 }
 
 impl RowsWriter {
-    /// Begins rows file number `part`, of a job with `slots` slots. `expected_bytes` is what it may be expected to take, at least
-    /// roughly: very large files are sent in larger parts.
+    /// Starts rows file number `part` of a job with `slots` slots. `expected_bytes` is a rough
+    /// estimate of its size: very large files are uploaded in larger parts.
     #[must_use]
     pub fn create(directory: &Directory, ticket: &Ticket, part: u32, slots: u32, expected_bytes: u64) -> Self {
         let name = format!("rows-{part:05}-{}.bin", ticket.id.short());
@@ -243,17 +249,18 @@ impl RowsWriter {
         Self { name, sum: Sum { file, hash: Xxh3Default::new(), size: 0 }, header, entries: Vec::new() }
     }
 
-    /// Appends a slot; slots rise. Waits while too much is on its way.
+    /// Appends a slot. Slots must rise. Waits while too many parts are in flight.
     ///
     /// # Errors
-    /// [`CheckpointError::Incomplete`] for a slot out of order, and those of the storage. The file is then given up.
+    /// [`CheckpointError::Incomplete`] for a slot out of order, and errors of the storage. The file
+    /// is then abandoned.
     pub async fn write(&mut self, snapshot: SlotSnapshot) -> Result<(), CheckpointError> {
         if self.sum.size == 0 {
             self.sum.write(Bytes::copy_from_slice(&self.header.encode())).await?;
         }
         let slot = snapshot.slot();
         if slot.0 >= self.header.slots || self.entries.last().is_some_and(|last| last.slot >= slot) {
-            let problem = format!("slot {slot} was given out of order");
+            let problem = format!("slot {slot} was written out of order");
             return Err(CheckpointError::Incomplete { checkpoint: self.name.clone(), problem });
         }
         self.entries.push(IndexEntry {
@@ -267,10 +274,10 @@ impl RowsWriter {
         self.sum.write(snapshot.into_bytes().into()).await
     }
 
-    /// Writes the index and makes the file appear, durable.
+    /// Writes the index and makes the file appear, durably.
     ///
     /// # Errors
-    /// Those of the storage; no file appears then.
+    /// Errors of the storage; the file then does not appear.
     pub async fn finish(mut self) -> Result<FileEntry, CheckpointError> {
         if self.sum.size == 0 {
             self.sum.write(Bytes::copy_from_slice(&self.header.encode())).await?;
@@ -293,11 +300,13 @@ impl RowsWriter {
     }
 }
 
-/// Writes these slots of a frozen store as rows file number `part`. Rows are copied and put in order on a thread of their own,
-/// a few slots ahead of what is written. The store stays frozen until its caller completes or drops it.
+/// Writes slots of a frozen store as rows file number `part`. A blocking task copies and sorts the
+/// rows, a few slots ahead of the writer. The store stays frozen until the caller completes or
+/// drops it.
 ///
 /// # Errors
-/// [`CheckpointError::Save`] for a slot that the store does not have or has saved already, and those of the storage.
+/// [`CheckpointError::Save`] for a slot that the store does not have or has already saved, and
+/// errors of the storage.
 pub async fn save_rows(
     directory: &Directory,
     ticket: &Ticket,
@@ -309,14 +318,14 @@ pub async fn save_rows(
     let expected = store.bytes();
     let expected = expected.payload + expected.overhead;
     let mut writer = RowsWriter::create(directory, ticket, part, store.config().slots, expected);
-    // Bound: `SLOTS_AHEAD` slots; the thread waits at it.
+    // The channel holds `SLOTS_AHEAD` slots; the task waits when it is full.
     let (ready, mut snapshots) = mpsc::channel::<Result<SlotSnapshot, StoreError>>(SLOTS_AHEAD);
     let (frozen, wanted): (_, Vec<Slot>) = (Arc::clone(frozen), slots.iter().collect());
     let task = tokio::task::spawn_blocking(move || {
         for slot in wanted {
             let snapshot = frozen.save_slot(slot);
             let failed = snapshot.is_err();
-            // Whoever waited has given up.
+            // The receiver is dropped when the write fails.
             if ready.blocking_send(snapshot).is_err() || failed {
                 return;
             }
@@ -329,10 +338,11 @@ pub async fn save_rows(
     writer.finish().await
 }
 
-/// Writes a part of the dense parameters. `part` numbers the dense files.
+/// Writes a part of the dense parameters as dense file number `part`.
 ///
 /// # Errors
-/// [`CheckpointError::Incomplete`] for state that does not fit the parameters, and those of the storage.
+/// [`CheckpointError::Incomplete`] if the state does not match the parameters, and errors of the
+/// storage.
 pub async fn save_dense(
     directory: &Directory,
     ticket: &Ticket,
@@ -352,10 +362,10 @@ pub async fn save_dense(
     save(directory, ticket, name, bytes, content).await
 }
 
-/// Writes the state of a role under a name of small letters, digits and dashes.
+/// Writes the state of a role under a name of lower-case letters, digits and dashes.
 ///
 /// # Errors
-/// Those of the storage.
+/// Errors of the storage.
 pub async fn save_state(
     directory: &Directory,
     ticket: &Ticket,

@@ -1,4 +1,5 @@
-//! Checkpoints in buckets: written to, found in and restored from real servers on loopback (`storage/tests/servers`).
+//! Checkpoints in buckets: written to, found in and restored from real servers on loopback
+//! (`storage/tests/servers`).
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -17,7 +18,7 @@ use rectrain_checkpoint::{CheckpointWriter, Depth, latest_good, list, retain};
 use rectrain_storage::Directory;
 use servers::{BUCKET, Server};
 
-/// What a job does with its checkpoints.
+/// A job's operations on its checkpoints.
 async fn walk(directory: &Directory) {
     let mut job = Job::new(2);
     job.train(20);
@@ -28,7 +29,7 @@ async fn walk(directory: &Directory) {
     let checkpoint = found.checkpoint.unwrap();
     assert_eq!(checkpoint.manifest().id, delta.id);
     assert_eq!(Job::restore(&checkpoint, 3).await.unwrap().digests(), job.digests());
-    // What was never finished, and what is too old.
+    // An unfinished checkpoint, and one that is too old.
     directory.put("step-000000000001/rows-00000-12345678.bin", vec![1]).await.unwrap();
     job.train(1);
     let second = job.save(directory, None).await.unwrap();
@@ -39,22 +40,23 @@ async fn walk(directory: &Directory) {
 }
 
 #[test]
-fn checkpoints_live_in_a_bucket_of_s3() {
+fn checkpoints_live_in_an_s3_bucket() {
     let Some(server) = servers::s3() else { return };
     let directory = Directory::open(&format!("s3://{BUCKET}/jobs/one"), &server.options, true).unwrap();
     runtime().block_on(walk(&directory));
 }
 
 #[test]
-fn checkpoints_live_in_a_bucket_of_google_by_its_xml_api() {
+fn checkpoints_live_in_a_google_bucket_by_its_xml_api() {
     let Some(server) = servers::xml() else { return };
     let directory = Directory::open(&format!("gs://{BUCKET}/jobs/one"), &server.options, true).unwrap();
     runtime().block_on(walk(&directory));
 }
 
-/// A job's checkpoints copied into a bucket, as when a job moves: found, verified, restored, cleared.
+/// A job's checkpoints copied into a bucket, as when a job moves: found, verified, restored,
+/// deleted.
 #[test]
-fn checkpoints_that_lie_in_a_bucket_of_google_are_restored() {
+fn checkpoints_in_a_google_bucket_are_restored() {
     let Some(server) = servers::gcs() else { return };
     runtime().block_on(async {
         let folder = tempfile::tempdir().unwrap();
@@ -75,7 +77,7 @@ fn checkpoints_that_lie_in_a_bucket_of_google_are_restored() {
         let checkpoint = found.checkpoint.unwrap();
         assert_eq!(checkpoint.manifest().id, delta.id);
         assert_eq!(Job::restore(&checkpoint, 3).await.unwrap().digests(), job.digests());
-        // A file of the newest is lost: the one before it is used.
+        // A file of the newest one is lost: the one before it is used.
         directory.delete(&[format!("{}/{}", delta.directory(), delta.files[0].name)]).await.unwrap();
         let found = latest_good(&directory, None, Depth::Sizes, &[]).await.unwrap();
         assert_eq!(found.checkpoint.unwrap().manifest().id, full.id);
@@ -90,7 +92,7 @@ async fn latest(directory: &Directory) -> rectrain_checkpoint::Checkpoint {
     latest_good(directory, None, Depth::Checksums, &[]).await.unwrap().checkpoint.unwrap()
 }
 
-/// The bucket through a client that does not wait a minute for a server to come back.
+/// The bucket, through a client that does not wait a minute for a server to come back.
 fn impatient(server: &Server) -> Directory {
     let retry = object_store::RetryConfig {
         max_retries: 1,
@@ -105,10 +107,11 @@ fn impatient(server: &Server) -> Directory {
     Directory::in_store(Arc::new(store), Path::from("jobs/one"), &format!("s3://{BUCKET}/jobs/one"))
 }
 
-/// The server dies while a checkpoint's largest file is on its way: the writer is told which file and why, what was there is there
-/// when the server is back, the attempt is no checkpoint, and the next one holds all that changed.
+/// The server dies while a checkpoint's largest file is being uploaded. The writer's error names
+/// the file and the cause. The files that existed before exist when the server is back. The attempt
+/// is no checkpoint, and the next one holds all changes.
 #[test]
-fn a_server_that_dies_in_mid_upload_costs_the_attempt_and_nothing_else() {
+fn a_server_that_dies_in_mid_upload_costs_only_the_attempt() {
     let Some(mut server) = servers::s3() else { return };
     let directory = impatient(&server);
     runtime().block_on(async {
@@ -133,7 +136,8 @@ fn a_server_that_dies_in_mid_upload_costs_the_attempt_and_nothing_else() {
         };
         let named = format!("cannot write s3://{BUCKET}/jobs/one/{large}: ");
         assert!(error.starts_with(&named) && error.contains("127.0.0.1"), "{error}");
-        // The coordinator cannot finish it either, and looking for a checkpoint is an error, not "there is none".
+        // The coordinator cannot finish it either. Looking for a checkpoint is an error, not
+        // "none".
         let error = writer.commit(files).await.unwrap_err();
         assert!(!error.is_checkpoints_fault() && error.to_string().contains(&ticket.directory), "{error}");
         assert!(latest_good(&directory, None, Depth::Sizes, &[]).await.is_err());

@@ -1,5 +1,5 @@
-//! Checkpoints as a job sees them: written by some processes, restored onto others, with everything that can go wrong in
-//! between.
+//! Checkpoints from a job's point of view: written by some processes and restored onto others, with
+//! all the failures in between.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -30,7 +30,7 @@ fn reasons(latest: &Latest) -> Vec<(String, String)> {
 }
 
 #[test]
-fn a_restored_job_goes_on_to_the_bit_on_any_number_of_servers() {
+fn a_restored_job_continues_to_the_bit_on_any_number_of_servers() {
     runtime().block_on(async {
         let folder = tempfile::tempdir().unwrap();
         let directory = local(&folder);
@@ -70,7 +70,7 @@ fn a_chain_of_deltas_is_the_job_at_its_end() {
             assert_eq!(checkpoint.manifest().id, base.id);
             let mut restored = Job::restore(&checkpoint, 3).await.unwrap();
             assert_eq!(restored.digests(), job.digests());
-            // A restored job writes the next delta on top of what it was restored from.
+            // A restored job writes its next delta on top of the checkpoint it was restored from.
             restored.train(1);
             let next = restored.save(&directory, Some(&base)).await.unwrap();
             let again = Checkpoint::open(&directory, &next.directory()).await.unwrap();
@@ -85,7 +85,7 @@ fn a_chain_of_deltas_is_the_job_at_its_end() {
 }
 
 #[test]
-fn training_goes_on_while_an_instant_is_written() {
+fn training_continues_while_an_instant_is_written() {
     runtime().block_on(async {
         let folder = tempfile::tempdir().unwrap();
         let directory = local(&folder);
@@ -114,10 +114,10 @@ fn training_goes_on_while_an_instant_is_written() {
     });
 }
 
-/// Two good checkpoints, the second damaged in every way that a test can think of: it is refused with its file's name and what
-/// was expected, and the first is used.
+/// Two good checkpoints, the second damaged in many ways. Each time it is refused with the file's
+/// name and the expectation, and the first is used.
 #[test]
-fn whatever_is_wrong_with_the_newest_the_last_good_one_is_used() {
+fn the_last_good_checkpoint_is_used_if_the_newest_is_bad() {
     runtime().block_on(async {
         let folder = tempfile::tempdir().unwrap();
         let directory = local(&folder);
@@ -141,14 +141,14 @@ fn whatever_is_wrong_with_the_newest_the_last_good_one_is_used() {
             let good = std::fs::read(path).unwrap();
             let file = format!("{checkpoint}/{}", path.file_name().unwrap().to_str().unwrap());
             let (rows, size) = (file.contains("/rows-"), good.len());
-            // Corrupted, anywhere.
+            // Corrupted at any offset.
             for place in [0, size / 3, size / 2, size - 1] {
                 let mut flipped = good.clone();
                 flipped[place] ^= 4;
                 std::fs::write(path, &flipped).unwrap();
                 check(&file, "damaged").await;
             }
-            // Truncated, added to.
+            // Truncated, extended.
             std::fs::write(path, &good[..size - 1]).unwrap();
             check(&file, &format!("has {} bytes and should have {size}", size - 1)).await;
             std::fs::write(path, [&good[..], b"x"].concat()).unwrap();
@@ -160,11 +160,11 @@ fn whatever_is_wrong_with_the_newest_the_last_good_one_is_used() {
             hole[size / 2..].fill(0);
             std::fs::write(path, &hole).unwrap();
             check(&file, "").await;
-            // Half uploaded: some of the files are there, and this one only under the name of its beginning.
+            // Half uploaded: some files exist, and this one only under its temporary name.
             std::fs::rename(path, path.with_extension("bin#1")).unwrap();
             check(&file, &format!("is missing: the manifest names it with {size} bytes")).await;
             std::fs::remove_file(path.with_extension("bin#1")).unwrap();
-            // Mixed up: of the checkpoint before.
+            // Mixed up: a file of the previous checkpoint.
             std::fs::copy(donor, path).unwrap();
             check(&file, "").await;
             // Of a newer version.
@@ -176,7 +176,7 @@ fn whatever_is_wrong_with_the_newest_the_last_good_one_is_used() {
             }
             std::fs::write(path, &good).unwrap();
         }
-        assert_eq!(latest(&directory).await.checkpoint.unwrap().manifest().id, second.id, "all is mended");
+        assert_eq!(latest(&directory).await.checkpoint.unwrap().manifest().id, second.id, "every file is restored");
 
         let file = format!("{checkpoint}/{MANIFEST}");
         let manifest = folder.path().join(&file);
@@ -190,7 +190,7 @@ fn whatever_is_wrong_with_the_newest_the_last_good_one_is_used() {
             (text.replace("\"step\": 10", "\"step\": 11").into(), "checksum"),
             (text.replace("\"version\": 1", "\"version\": 7").into(), "has format version 7 and this program reads"),
             (of_first, "belongs elsewhere: its step is"),
-            ([&good[..], &vec![b' '; 16 << 20]].concat(), "more than the 16777216 that a manifest may have"),
+            ([&good[..], &vec![b' '; 16 << 20]].concat(), "and a manifest may have at most 16777216"),
         ];
         for (bytes, why) in cases {
             std::fs::write(&manifest, bytes).unwrap();
@@ -203,7 +203,7 @@ fn whatever_is_wrong_with_the_newest_the_last_good_one_is_used() {
 
 /// A whole rows file of another checkpoint, of the same size and under this one's name.
 #[test]
-fn a_rows_file_of_another_checkpoint_is_told_by_its_header_without_reading_all_of_it() {
+fn the_header_reveals_a_rows_file_of_another_checkpoint() {
     runtime().block_on(async {
         let folder = tempfile::tempdir().unwrap();
         let directory = local(&folder);
@@ -211,7 +211,7 @@ fn a_rows_file_of_another_checkpoint_is_told_by_its_header_without_reading_all_o
         let rows = files_of(&folder, &first).swap_remove(0);
         let mut other = std::fs::read(&rows).unwrap();
         other[16] ^= 1;
-        // The header's own checksum made right again, as it would be in another checkpoint.
+        // The header's own checksum made valid, as in another checkpoint.
         let size = other.len();
         let index = u64::from_le_bytes(other[size - 32..size - 24].try_into().unwrap()) as usize;
         let checksum = xxhash_rust::xxh3::xxh3_64(&[&other[..64], &other[index..size - 32]].concat());
@@ -227,7 +227,7 @@ fn a_rows_file_of_another_checkpoint_is_told_by_its_header_without_reading_all_o
 }
 
 #[test]
-fn damage_that_a_look_at_sizes_misses_stops_the_restore() {
+fn damage_that_a_check_of_sizes_misses_stops_the_restore() {
     runtime().block_on(async {
         let folder = tempfile::tempdir().unwrap();
         let directory = local(&folder);
@@ -269,12 +269,12 @@ fn a_delta_without_its_base_is_refused_and_an_earlier_one_is_used() {
         std::fs::remove_dir_all(folder.path().join(full.directory())).unwrap();
         let found = latest(&directory).await;
         assert!(found.checkpoint.is_none());
-        assert!(reasons(&found).iter().all(|(_, reason)| reason.contains("cannot be used: it is not there")));
+        assert!(reasons(&found).iter().all(|(_, reason)| reason.contains("cannot be used: it does not exist")));
     });
 }
 
 #[test]
-fn a_checkpoint_of_another_job_is_refused_and_neither_used_nor_replaced_nor_deleted() {
+fn another_jobs_checkpoint_is_not_used_replaced_or_deleted() {
     runtime().block_on(async {
         let folder = tempfile::tempdir().unwrap();
         let directory = local(&folder);
@@ -306,7 +306,7 @@ fn a_checkpoint_of_a_newer_format_is_not_replaced() {
         retain(&directory, &identity("dnn"), NonZeroUsize::MIN, &[], &[]).await.unwrap();
         assert_eq!(std::fs::read_to_string(&manifest).unwrap(), newer);
         assert!(files_of(&folder, &first).iter().all(|file| file.exists()));
-        // A damaged one gives its place up.
+        // A damaged one may be replaced.
         std::fs::write(&manifest, &good[1..]).unwrap();
         assert!(CheckpointWriter::begin(&directory, job.begin(None)).await.is_ok());
     });
@@ -318,7 +318,7 @@ fn a_step_can_be_saved_again_and_the_old_files_are_cleared() {
         let folder = tempfile::tempdir().unwrap();
         let directory = local(&folder);
         let (job, first) = Job::saved(&directory).await;
-        // Another attempt at the same step: until it is finished the first stays good.
+        // Another attempt at the same step: until it is finished, the first stays good.
         let writer = CheckpointWriter::begin(&directory, job.begin(None)).await.unwrap();
         let frozen = job.freeze(writer.ticket());
         let files = job.write_files(&directory, writer.ticket(), &frozen).await.unwrap();
@@ -333,7 +333,7 @@ fn a_step_can_be_saved_again_and_the_old_files_are_cleared() {
 }
 
 #[test]
-fn an_attempt_that_is_given_up_leaves_nothing() {
+fn an_aborted_attempt_leaves_no_files() {
     runtime().block_on(async {
         let folder = tempfile::tempdir().unwrap();
         let directory = local(&folder);
@@ -348,7 +348,7 @@ fn an_attempt_that_is_given_up_leaves_nothing() {
 }
 
 #[test]
-fn what_is_not_a_whole_is_not_committed() {
+fn an_incomplete_checkpoint_is_not_committed() {
     runtime().block_on(async {
         let folder = tempfile::tempdir().unwrap();
         let directory = local(&folder);
@@ -363,11 +363,11 @@ fn what_is_not_a_whole_is_not_committed() {
         };
         assert!(without(0).await.contains("slot 0 is missing"));
         assert!(without(2).await.contains("should begin at 0"));
-        // Nobody would read so large a manifest.
+        // A manifest that is too large to be read.
         let info = [("job".to_owned(), serde_json::json!("x".repeat(16 << 20)))].into();
         let begin = rectrain_checkpoint::Begin { info, ..job.begin(None) };
         let refused = CheckpointWriter::begin(&directory, begin).await.unwrap().commit(Vec::new()).await.unwrap_err();
-        assert!(refused.to_string().contains("more than the 16777216 that are read"), "{refused}");
+        assert!(refused.to_string().contains("and at most 16777216 are allowed"), "{refused}");
         let writer = CheckpointWriter::begin(&directory, job.begin(None)).await.unwrap();
         let frozen = job.freeze(writer.ticket());
         let files = job.write_files(&directory, writer.ticket(), &frozen).await.unwrap();
@@ -380,7 +380,7 @@ fn what_is_not_a_whole_is_not_committed() {
 }
 
 #[test]
-fn retention_keeps_the_newest_and_clears_what_was_never_finished() {
+fn retention_keeps_the_newest_and_deletes_unfinished_ones() {
     runtime().block_on(async {
         let folder = tempfile::tempdir().unwrap();
         let directory = local(&folder);
@@ -393,7 +393,7 @@ fn retention_keeps_the_newest_and_clears_what_was_never_finished() {
             let delta = job.save(&directory, Some(&full)).await.unwrap();
             names.extend([full.directory(), delta.directory()]);
         }
-        // A crash in the middle of writing: files, the beginning of a file, and no manifest.
+        // A crash during writing: files, a temporary file, and no manifest.
         let unfinished = folder.path().join("step-000000000100");
         std::fs::create_dir(&unfinished).unwrap();
         std::fs::write(unfinished.join("rows-00000-12345678.bin#1"), b"half").unwrap();
@@ -415,7 +415,7 @@ fn retention_keeps_the_newest_and_clears_what_was_never_finished() {
 }
 
 #[test]
-fn slots_that_are_not_asked_for_stay_as_they_are() {
+fn slots_that_are_not_requested_stay_unchanged() {
     runtime().block_on(async {
         let folder = tempfile::tempdir().unwrap();
         let directory = local(&folder);
@@ -424,7 +424,7 @@ fn slots_that_are_not_asked_for_stay_as_they_are() {
         job.save(&directory, None).await.unwrap();
         let expected = job.digests();
         let checkpoint = latest(&directory).await.checkpoint.unwrap();
-        // One server is lost and comes back empty; the others have gone on.
+        // One server is lost and comes back empty; the others have trained on.
         job.train(3);
         let after = job.digests();
         job.stores[1] = Arc::clone(&Job::new(1).stores[0]);

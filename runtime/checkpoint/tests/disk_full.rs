@@ -1,4 +1,5 @@
-//! A disk that is full: a file system of a few megabytes in memory, which takes root to mount. Skipped, aloud, otherwise.
+//! A full disk: an in-memory file system of a few megabytes, which only root can mount. Otherwise
+//! the tests print that they were skipped.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
@@ -14,10 +15,10 @@ use rectrain_checkpoint::{CheckpointError, CheckpointWriter, Depth, latest_good,
 use rectrain_storage::Directory;
 
 const DISK_BYTES: u64 = 24 << 20;
-/// What a file takes at least.
+/// The smallest space that a file takes.
 const PAGE: usize = 4096;
 
-/// A disk that goes with the test.
+/// A disk that is unmounted with the test.
 struct Disk(tempfile::TempDir);
 
 impl Disk {
@@ -38,7 +39,7 @@ impl Disk {
         }
     }
 
-    /// Fills it up to `room` bytes.
+    /// Fills the disk up to `room` free bytes.
     fn fill(&self, room: usize) {
         let path = self.filler();
         let error = std::fs::write(&path, vec![1_u8; DISK_BYTES as usize]).unwrap_err();
@@ -58,12 +59,12 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // Lazily: it goes when the last file on it is closed.
+        // Lazy: the disk goes when the last file on it is closed.
         let _unmounted = Command::new("umount").arg("-l").arg(self.0.path()).status();
     }
 }
 
-/// Files of the checkpoints' folder, those included that were never finished.
+/// Files in the checkpoints' folder, temporary ones included.
 fn files(folder: &Path) -> Vec<String> {
     let mut found: Vec<String> =
         std::fs::read_dir(folder).unwrap().filter_map(|entry| entry.unwrap().file_name().into_string().ok()).collect();
@@ -71,10 +72,10 @@ fn files(folder: &Path) -> Vec<String> {
     found
 }
 
-/// Whatever room there is left, the attempt fails with the file and the reason, the checkpoint before it stays the last good one,
-/// and once there is room the next delta holds all that changed.
+/// However much room is left, the attempt fails with the file and the reason. The previous
+/// checkpoint stays the last good one. Once there is room, the next delta holds all changes.
 #[test]
-fn a_full_disk_costs_the_attempt_and_nothing_else() {
+fn a_full_disk_costs_only_the_attempt() {
     let Some(disk) = Disk::mounted() else { return };
     let directory = local(&disk.0);
     runtime().block_on(async {
@@ -86,9 +87,9 @@ fn a_full_disk_costs_the_attempt_and_nothing_else() {
             job.train(1);
             let error = job.save(&directory, Some(&base)).await.unwrap_err();
             assert!(matches!(error, CheckpointError::Storage(_)) && !error.is_checkpoints_fault(), "{error}");
-            let told = error.to_string();
+            let message = error.to_string();
             let named = directory.name_of(&format!("step-{:012}-delta/", job.steps));
-            assert!(told.contains(&named) && told.contains("No space left on device"), "{told}");
+            assert!(message.contains(&named) && message.contains("No space left on device"), "{message}");
             let found = latest_good(&directory, None, Depth::Checksums, &[]).await.unwrap();
             assert_eq!(found.checkpoint.unwrap().manifest().id, base.id);
             disk.empty();

@@ -1,5 +1,5 @@
-//! A storage that fails: in the middle of an upload, when it is full, when it does not answer. Nothing that was there is lost,
-//! the error says what happened, and the next attempt succeeds.
+//! A storage that fails: during an upload, when it is full, when it does not answer. Nothing is
+//! lost, the error names the cause, and the next attempt succeeds.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -23,7 +23,7 @@ use object_store::{
 use rectrain_checkpoint::{CheckpointError, CheckpointWriter, Depth, RowsWriter, latest_good, retain};
 use rectrain_storage::{Directory, StorageError};
 
-/// A store that holds a number of bytes and no more, as a full disk does, and can be told to answer nothing.
+/// A store with a limited number of bytes, like a full disk. A test can also make it unreachable.
 #[derive(Debug)]
 struct Small {
     inner: InMemory,
@@ -137,10 +137,11 @@ fn failing(bytes: u64) -> Failing {
     Failing { directory: Directory::in_store(Arc::new(store), Path::from("jobs/one"), "small://jobs/one"), left, dead }
 }
 
-/// A storage that is full at any byte of the second checkpoint: the first stays the last good one, the error says why, the job's
-/// marks stay as they were, and once there is room again the next delta holds all that changed.
+/// A storage that fills up at any byte of the second checkpoint. The first stays the last good one,
+/// the error names the cause, and the job's change marks stay. Once there is room again, the next
+/// delta holds all changes.
 #[test]
-fn wherever_the_space_runs_out_nothing_is_lost() {
+fn nothing_is_lost_wherever_the_space_runs_out() {
     runtime().block_on(async {
         let needed = {
             let storage = failing(u64::MAX);
@@ -173,7 +174,7 @@ fn wherever_the_space_runs_out_nothing_is_lost() {
             let found = latest_good(&storage.directory, None, Depth::Checksums, &[]).await.unwrap();
             let checkpoint = found.checkpoint.unwrap();
             assert_eq!(checkpoint.manifest().id, delta.id);
-            assert!(found.skipped.is_empty(), "what was never finished has been cleared: {:?}", found.skipped);
+            assert!(found.skipped.is_empty(), "unfinished checkpoints have been deleted: {:?}", found.skipped);
             assert_eq!(Job::restore(&checkpoint, 1).await.unwrap().digests(), job.digests());
         }
     });
@@ -195,7 +196,7 @@ fn a_large_file_that_fails_in_mid_upload_does_not_appear() {
                 Ok(()) => written += 1,
                 Err(error) => break error,
             }
-            assert!(written < 30, "at most a few parts are on their way beyond what failed");
+            assert!(written < 30, "at most a few parts are in flight beyond the failed one");
         };
         assert!(error.to_string().contains("No space left"), "{error}");
         assert!(file.finish().await.is_err());
@@ -204,7 +205,7 @@ fn a_large_file_that_fails_in_mid_upload_does_not_appear() {
 }
 
 #[test]
-fn a_storage_that_does_not_answer_is_an_error_and_no_reason_to_fall_back() {
+fn an_unreachable_storage_is_an_error_and_no_reason_to_fall_back() {
     runtime().block_on(async {
         let storage = failing(u64::MAX);
         let mut job = Job::new(1);

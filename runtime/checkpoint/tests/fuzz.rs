@@ -1,6 +1,8 @@
-//! Drives the checks of `fuzz/checks.rs` with mutations of valid bytes, without coverage: a little in every test run, as long as one
-//! likes with `RECTRAIN_FUZZ_SECONDS=600 cargo test --release -p rectrain-checkpoint --test fuzz -- --nocapture`. What fails is
-//! printed as hexadecimal digits; it belongs into `REGRESSIONS`. Memory is counted, so this is a program of one test.
+//! Drives the checks of `fuzz/checks.rs` with mutations of valid bytes, without coverage. Every
+//! test run does a little of it. For a longer run use `RECTRAIN_FUZZ_SECONDS=600 cargo test
+//! --release -p rectrain-checkpoint --test fuzz -- --nocapture`. A failing input is printed in
+//! hexadecimal; add it to `REGRESSIONS`. The test measures memory, so this program has only one
+//! test.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -18,14 +20,14 @@ static MEMORY: PeakAlloc = PeakAlloc;
 
 /// Inputs of each target in a test run.
 const QUICK: u64 = 6_000;
-/// Bytes that a check may take for each of its input, its own copies included, beside what it always takes. (JSON takes the most:
-/// `{"":0}` becomes a tree's node.)
+/// The most bytes that a check may take per byte of input, its own copies included, beside
+/// [`ALWAYS`]. JSON takes the most: `{"":0}` becomes a tree's node.
 const BYTES_A_BYTE: usize = 160;
 const ALWAYS: usize = 1 << 20;
-/// The longest that a check may take: far more than any should, on a busy machine too.
+/// The longest that a check may take: far more than any should, even on a busy machine.
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// What has failed once: target and input.
+/// Targets and inputs that failed once.
 const REGRESSIONS: &[(&str, &[u8])] = &[];
 
 /// SplitMix64.
@@ -53,7 +55,7 @@ impl Random {
         start..start + self.below((length - start).min(64) + 1)
     }
 
-    /// A number that lengths, counts and offsets go wrong at.
+    /// A number at which lengths, counts and offsets tend to go wrong.
     fn edge(&mut self, length: usize) -> u64 {
         let (edges, length) = ([0, 1, 7, 40, 1 << 16, 1 << 31, 1 << 32, 1 << 40, 1 << 63, u64::MAX], length as u64);
         match self.below(3) {
@@ -103,11 +105,11 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut Random, seeds: &[Vec<u8>]) {
     }
 }
 
-/// Writes a number over four or eight bytes, where numbers lie more often than not.
+/// Overwrites four or eight bytes with a number, mostly where the format has numbers.
 fn number(bytes: &mut [u8], random: &mut Random) {
     let width = if random.below(2) == 0 { 4 } else { 8 };
     let Some(last) = bytes.len().checked_sub(width) else { return };
-    // The ends of a file are where its lengths are.
+    // The lengths of a file are near its ends.
     let near = last.min(120);
     let place = match random.below(3) {
         0 => random.below(near + 1),
@@ -119,7 +121,7 @@ fn number(bytes: &mut [u8], random: &mut Random) {
     bytes[place..place + width].copy_from_slice(&number[..width]);
 }
 
-/// Writes a number in the place of one in text.
+/// Replaces a number in text.
 fn digits(bytes: &mut Vec<u8>, random: &mut Random) {
     let starts: Vec<usize> =
         bytes.iter().enumerate().filter(|(_, byte)| byte.is_ascii_digit()).map(|(at, _)| at).collect();
@@ -129,7 +131,10 @@ fn digits(bytes: &mut Vec<u8>, random: &mut Random) {
     bytes.splice(start..end, random.edge(end).to_string().into_bytes());
 }
 
-/// Runs one check; a sentence for what went wrong.
+/// Runs one check.
+///
+/// # Errors
+/// A sentence about the failure.
 fn run(target: &Target, input: &[u8]) -> Result<(), String> {
     MEMORY.reset_peak_usage();
     let (before, start) = (MEMORY.current_usage(), Instant::now());
@@ -139,7 +144,7 @@ fn run(target: &Target, input: &[u8]) -> Result<(), String> {
         return Err("it panicked".into());
     }
     if taken > ALWAYS + BYTES_A_BYTE * input.len() {
-        return Err(format!("it took {taken} bytes for {} of input", input.len()));
+        return Err(format!("it took {taken} bytes for an input of {} bytes", input.len()));
     }
     if elapsed > LONGEST {
         return Err(format!("it took {elapsed:?}"));
@@ -155,7 +160,7 @@ fn checked(target: &Target, input: &[u8]) {
 }
 
 #[test]
-fn no_bytes_make_a_reader_panic_loop_or_take_memory_out_of_proportion() {
+fn no_input_makes_a_reader_panic_loop_or_exhaust_memory() {
     let long = std::env::var("RECTRAIN_FUZZ_SECONDS").ok().map(|seconds| seconds.parse::<u64>().unwrap());
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let seed = if long.is_some() { now.as_nanos() as u64 } else { 1 };

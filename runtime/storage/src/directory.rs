@@ -1,5 +1,5 @@
-//! A directory to keep files in, on this machine or in a bucket. What is put there is durable when the call returns, and
-//! never seen in part.
+//! A directory of files, on this machine or in a bucket. A file is durable when the call that wrote
+//! it returns, and readers never see a part of it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,19 +16,21 @@ use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutPayload
 use crate::local_file::{LocalFile, read_direct};
 use crate::{Place, StorageError, place_of};
 
-/// How long an upload that has failed may take to be cleared: a store that is gone would be asked again for a minute.
+/// How long aborting a failed upload may take. Without this limit the client would retry an
+/// unreachable store for a minute.
 const ABORT_TIME: Duration = Duration::from_secs(5);
 
-/// What is read of a file of this machine at a time so that the page cache is not worth its copying.
+/// Local reads of at least this many bytes bypass the page cache: it would not be worth the copy.
 const DIRECT_BYTES: u64 = 1 << 20;
 
-/// See the module's text. Names of files are relative to the directory, with slashes between their parts.
+/// A directory; see the module documentation. File names are relative to the directory, with
+/// slashes between their parts.
 #[derive(Debug, Clone)]
 pub struct Directory {
     store: Arc<dyn ObjectStore>,
     prefix: Path,
     name: String,
-    /// Where it is on this machine, if it is.
+    /// Its path on this machine, if it is local.
     local: Option<PathBuf>,
 }
 
@@ -42,10 +44,11 @@ pub struct Entry {
 }
 
 impl Directory {
-    /// The directory at a path or URL. One on this machine is made if it is not there and `create` says so.
+    /// Opens the directory at a path or URL. With `create`, makes a missing local folder.
     ///
     /// # Errors
-    /// [`StorageError`]: a path that cannot be understood, a folder that cannot be made. A bucket is not asked yet.
+    /// [`StorageError`]: a path that cannot be parsed, or a folder that cannot be made. No request
+    /// is made to a bucket yet.
     pub fn open(path: &str, options: &BTreeMap<String, String>, create: bool) -> Result<Self, StorageError> {
         match place_of(path)? {
             Place::Local(local) => Self::local(FilePath::new(&local), create),
@@ -57,7 +60,7 @@ impl Directory {
         }
     }
 
-    /// A directory of a store that the caller has opened; `name` is what messages call it.
+    /// A directory in a store that the caller has opened. Messages call it `name`.
     #[must_use]
     pub fn in_store(store: Arc<dyn ObjectStore>, prefix: Path, name: &str) -> Self {
         Self { store, prefix, name: name.to_owned(), local: None }
@@ -77,19 +80,19 @@ impl Directory {
         Ok(Self { store: Arc::new(store), prefix: Path::default(), name, local: Some(path) })
     }
 
-    /// As it was given.
+    /// The path or URL as the caller gave it.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether it is on this machine.
+    /// True if the directory is on this machine.
     #[must_use]
     pub fn is_local(&self) -> bool {
         self.local.is_some()
     }
 
-    /// What messages call a file of it.
+    /// The name of a file of this directory in messages.
     #[must_use]
     pub fn name_of(&self, file: &str) -> String {
         format!("{}/{file}", self.name.trim_end_matches('/'))
@@ -113,7 +116,7 @@ impl Directory {
     /// [`StorageError::Store`].
     pub async fn folders(&self) -> Result<Vec<String>, StorageError> {
         if let Some(local) = &self.local {
-            // The listing of a store shows no folder that holds only the beginnings of files.
+            // The listing of a store hides folders that hold only unfinished files.
             return local_folders(local.clone()).await;
         }
         let prefix = (!self.prefix.as_ref().is_empty()).then_some(&self.prefix);
@@ -124,8 +127,7 @@ impl Directory {
         Ok(names)
     }
 
-    /// All files of a folder, in order of their names; the beginnings of files that were never finished too, where they lie on
-    /// this machine.
+    /// All files of a folder, ordered by name. On this machine the list includes unfinished files.
     ///
     /// # Errors
     /// [`StorageError::Store`].
@@ -156,7 +158,7 @@ impl Directory {
         match self.store.get_opts(&self.path(file), options).await {
             Ok(found) => Ok(Some(found.meta.size)),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(self.failed("look at", file)(error)),
+            Err(error) => Err(self.failed("find the size of", file)(error)),
         }
     }
 
@@ -177,7 +179,7 @@ impl Directory {
         Ok(Some(bytes.into()))
     }
 
-    /// A range of a file's bytes, all of it.
+    /// All bytes of a range of a file.
     ///
     /// # Errors
     /// [`StorageError::Store`], also if the file is shorter.
@@ -194,13 +196,14 @@ impl Directory {
         let found = self.store.get_opts(&self.path(file), options).await.map_err(self.failed("read", file))?;
         let bytes = found.bytes().await.map_err(self.failed("read", file))?;
         if bytes.len() as u64 != range.end - range.start {
-            let problem = format!("bytes {} to {} were asked for and {} came", range.start, range.end, bytes.len());
+            let problem =
+                format!("requested bytes {} to {} and received {} bytes", range.start, range.end, bytes.len());
             return Err(self.failed("read", file)(generic(problem)));
         }
         Ok(bytes)
     }
 
-    /// Puts a small file there, whole or not at all, in the place of one of the same name.
+    /// Writes a small file, whole or not at all. Replaces a file of the same name.
     ///
     /// # Errors
     /// [`StorageError::Store`].
@@ -209,8 +212,8 @@ impl Directory {
         Ok(())
     }
 
-    /// Begins a file. What is written is sent in parts of `part_bytes`, or at once if it is not more than one part; it is seen
-    /// when [`FileWriter::finish`] returns.
+    /// Starts a file. Its content is sent in parts of `part_bytes`, or at once if it fits one part.
+    /// The file appears when [`FileWriter::finish`] returns.
     #[must_use]
     pub fn create(&self, file: &str, part_bytes: usize) -> FileWriter {
         FileWriter {
@@ -223,10 +226,10 @@ impl Directory {
         }
     }
 
-    /// Deletes files; one that is not there is none to delete.
+    /// Deletes files. A file that does not exist counts as deleted.
     ///
     /// # Errors
-    /// [`StorageError::Store`] for the first that cannot be deleted.
+    /// [`StorageError::Store`] for the first file that cannot be deleted.
     pub async fn delete(&self, files: &[String]) -> Result<(), StorageError> {
         if let Some(local) = &self.local {
             return delete_local(files.iter().map(|file| local.join(file)).collect()).await;
@@ -242,11 +245,12 @@ impl Directory {
         Ok(())
     }
 
-    /// Deletes a folder with everything in it, `first` before all else; the beginnings of files that were never finished too,
-    /// where they lie on this machine. (In a bucket they are the bucket's: give it a lifecycle rule for unfinished uploads.)
+    /// Deletes a folder with everything in it, the file `first` before all others. On this machine
+    /// that includes unfinished files. Unfinished uploads in a bucket need a lifecycle rule of the
+    /// bucket.
     ///
     /// # Errors
-    /// [`StorageError`] for what cannot be deleted.
+    /// [`StorageError`] if something cannot be deleted.
     pub async fn delete_folder(&self, folder: &str, first: &str) -> Result<(), StorageError> {
         self.delete(&[format!("{folder}/{first}")]).await?;
         if let Some(local) = &self.local {
@@ -337,25 +341,25 @@ fn generic(problem: String) -> object_store::Error {
     object_store::Error::Generic { store: "storage", source: problem.into() }
 }
 
-/// A file that is being written. At most a few parts are in memory at a time. Dropped before [`FileWriter::finish`], no file
-/// appears.
+/// A file that is being written. Holds at most a few parts in memory. If it is dropped before
+/// [`FileWriter::finish`], no file appears.
 #[derive(Debug)]
 pub struct FileWriter {
     store: Arc<dyn ObjectStore>,
     path: Path,
-    /// Where it is on this machine, if it is.
+    /// Its path on this machine, if it is local.
     local: Option<PathBuf>,
     name: String,
     part_bytes: usize,
     state: Writing,
 }
 
-/// Parts of an upload under way at most; who writes more waits.
+/// The most parts in flight; a further write waits.
 const UPLOADS: usize = 4;
 
 #[derive(Debug)]
 enum Writing {
-    /// Not more than one part so far: its pieces and their bytes.
+    /// At most one part so far: its pieces and their total length.
     Small(Vec<Bytes>, usize),
     Local(LocalFile),
     Upload(WriteMultipart),
@@ -363,10 +367,10 @@ enum Writing {
 }
 
 impl FileWriter {
-    /// Appends bytes; waits while too many parts are under way.
+    /// Appends bytes. Waits while too many parts are in flight.
     ///
     /// # Errors
-    /// [`StorageError`], possibly for bytes that were given earlier. The file is then given up.
+    /// [`StorageError`], possibly for bytes of an earlier call. The file is then abandoned.
     pub async fn write(&mut self, bytes: impl Into<Bytes>) -> Result<(), StorageError> {
         let bytes = bytes.into();
         self.state = match std::mem::replace(&mut self.state, Writing::Failed) {
@@ -404,10 +408,10 @@ impl FileWriter {
                 Ok(Writing::Local(file))
             }
             Writing::Upload(mut upload) => {
-                // A part at a time, so that never more are under way than allowed.
+                // One part at a time, so that no more parts are in flight than allowed.
                 while !bytes.is_empty() {
                     if let Err(error) = upload.wait_for_capacity(UPLOADS).await {
-                        give_up(upload).await;
+                        abort(upload).await;
                         return Err(self.failed(error));
                     }
                     upload.put(bytes.split_to(bytes.len().min(self.part_bytes)));
@@ -418,10 +422,10 @@ impl FileWriter {
         }
     }
 
-    /// Writes what is left, waits until all of it is durable, and makes the file appear.
+    /// Writes the rest, waits until everything is durable, and makes the file appear.
     ///
     /// # Errors
-    /// [`StorageError`]; no file appears then.
+    /// [`StorageError`]; the file then does not appear.
     pub async fn finish(mut self) -> Result<(), StorageError> {
         match std::mem::replace(&mut self.state, Writing::Failed) {
             Writing::Small(pieces, _) => {
@@ -431,9 +435,9 @@ impl FileWriter {
             }
             Writing::Local(file) => file.finish().await.map_err(|error| self.failed_here(error)),
             Writing::Upload(mut upload) => {
-                // What was sent already first, so that a failure there is told as it is.
+                // Wait for the parts in flight first, so that their failure is reported as such.
                 if let Err(error) = upload.wait_for_capacity(1).await {
-                    give_up(upload).await;
+                    abort(upload).await;
                     return Err(self.failed(error));
                 }
                 upload.finish().await.map_err(|error| self.failed(error))?;
@@ -456,7 +460,8 @@ impl FileWriter {
     }
 }
 
-/// The first error is the one to tell, and soon; the parts of an upload that cannot be aborted are the bucket's to clear.
-async fn give_up(upload: WriteMultipart) {
+/// Aborts a failed upload, but not for long: the caller reports the first error. If the abort
+/// fails, the bucket has to clear the upload's parts.
+async fn abort(upload: WriteMultipart) {
     let _aborted = tokio::time::timeout(ABORT_TIME, upload.abort()).await;
 }

@@ -1,6 +1,6 @@
-//! Where files are: from a path or URL with storage options to an object store. Local paths, `file://`, `s3://` (`s3a://`)
-//! and `gs://` URLs are understood in one way by everything that reads or writes files: the data sources and the checkpoints.
-//! It knows neither what the files hold nor when they are read.
+//! Storage of files: local paths, `file://`, `s3://` (`s3a://`) and `gs://` URLs, with the options
+//! of an object store. Data sources and checkpoints share it, so all of them understand paths in
+//! the same way. The crate knows neither the contents of files nor when they are read.
 
 mod directory;
 mod local_file;
@@ -9,26 +9,27 @@ mod place;
 pub use directory::{Directory, Entry, FileWriter};
 pub use place::{Bucket, Place, place_of};
 
-/// Why a place cannot be reached. Each message is one sentence that names the path and says what to do.
+/// Why a path or URL cannot be used. Each message is one sentence that names the path and says what
+/// to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StorageError {
-    /// An option that the object store does not have.
-    #[error("cannot reach {url}: its store has no option `{name}`; the usual ones there are {usual}")]
+    /// The object store has no such option.
+    #[error("cannot reach {url}: its store has no option `{name}`; the common options are {usual}")]
     UnknownOption {
         /// The bucket.
         url: String,
         /// The option as it was given.
         name: String,
-        /// Options that stores of this kind have.
+        /// The common options of such a store.
         usual: &'static str,
     },
-    /// A path or URL cannot be understood.
+    /// The path or URL cannot be parsed.
     #[error("cannot use the path {path}: {problem}")]
     BadPath {
         /// The path or URL as it was given.
         path: String,
-        /// What is wrong with it.
+        /// The problem with it.
         problem: String,
     },
     /// The settings of a store contradict each other, or its credentials cannot be read.
@@ -36,43 +37,44 @@ pub enum StorageError {
     Unreachable {
         /// The bucket.
         url: String,
-        /// Why.
+        /// The cause.
         source: object_store::Error,
     },
-    /// A file is larger than one of its kind may be.
-    #[error("cannot read {path}: it has {found} bytes, more than the {limit} that such a file may have")]
+    /// The file is larger than the caller allows.
+    #[error("cannot read {path}: it has {found} bytes, and such a file may have at most {limit}")]
     TooLarge {
         /// The file.
         path: String,
-        /// Its bytes.
+        /// Its size in bytes.
         found: u64,
-        /// The bytes that it may have.
+        /// The largest size allowed, in bytes.
         limit: u64,
     },
     /// The operating system refused.
     #[error("cannot {action} {path}: {source}")]
     Io {
-        /// What was attempted.
+        /// The action that failed.
         action: &'static str,
-        /// On what.
+        /// Its path.
         path: String,
-        /// Why it failed.
+        /// The cause.
         source: std::io::Error,
     },
     /// The store refused.
     #[error("cannot {action} {path}: {source}")]
     Store {
-        /// What was attempted.
+        /// The action that failed.
         action: &'static str,
-        /// On what.
+        /// Its path.
         path: String,
-        /// Why it failed.
+        /// The cause.
         source: object_store::Error,
     },
 }
 
 impl StorageError {
-    /// Whether what the user gave (a path, options, rights of files) is at fault, rather than a disk, a network or a defect.
+    /// True if the user's input is at fault (a path, options, file permissions). False for a disk,
+    /// a network or a defect.
     #[must_use]
     pub fn is_users_input(&self) -> bool {
         use std::io::ErrorKind;
@@ -88,8 +90,8 @@ impl StorageError {
     }
 }
 
-/// Whether a store has not what is asked of it, which asking again does not mend. One that denies it may give it in a minute: rights that were
-/// just granted take a while to be known, and a key that was changed is read anew by whoever starts again.
+/// True if retrying cannot help: the object does not exist. Denied access may be granted within a
+/// minute, because new permissions take a while to spread and a restart reads changed keys again.
 #[must_use]
 pub fn is_refusal(error: &object_store::Error) -> bool {
     matches!(error, object_store::Error::NotFound { .. })

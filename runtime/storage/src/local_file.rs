@@ -1,7 +1,7 @@
-//! Large files of this machine. One on its way is written part by part under a name that nobody reads, by threads of their own. Both
-//! ways go past the page cache where the file system lets one: what is written is on the disk soon and not all at once when the file
-//! is finished, nothing is copied twice, and a checkpoint does not drive out of memory what the machine needs. `Directory` alone uses
-//! it.
+//! Large local files. A file is written part by part under a temporary name, by blocking tasks.
+//! Reads and writes bypass the page cache where the file system allows it. So data reaches the disk
+//! as it is written and not all at once at the end, and nothing is copied twice. A checkpoint also
+//! does not push other data out of memory. `Directory` is the only caller.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -14,24 +14,24 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::task::JoinHandle;
 
-/// What memory, places and lengths are a multiple of where the page cache is passed.
+/// Direct I/O needs memory, offsets and lengths that are multiples of this.
 const ALIGNMENT: usize = 4096;
-/// Parts that are being written at a time; a further one waits.
+/// The most parts being written at a time; a further one waits.
 const PARTS: usize = 2;
 
 #[derive(Debug)]
 pub(crate) struct LocalFile {
-    /// Where it is to appear.
+    /// The final path.
     path: PathBuf,
     staged: Staged,
     filling: Part,
-    /// Of the part that is being filled.
+    /// Offset in the file of the part that is being filled.
     offset: u64,
-    /// The earliest first.
+    /// Parts being written, the earliest first.
     under_way: VecDeque<JoinHandle<(Part, io::Result<()>)>>,
 }
 
-/// The file under the name that nobody reads. Dropped before it has another, it is deleted.
+/// The file under its temporary name. If it is dropped before it is renamed, it is deleted.
 #[derive(Debug)]
 struct Staged {
     path: PathBuf,
@@ -42,19 +42,20 @@ struct Staged {
 #[derive(Debug)]
 struct Handles {
     cached: File,
-    /// None where the file system has no such thing.
+    /// `None` where the file system does not support direct I/O.
     direct: Option<File>,
 }
 
 impl LocalFile {
-    /// Begins the file, and makes the folders that it is to be in.
+    /// Creates the temporary file, and the folders it belongs in.
     pub(crate) async fn create(path: PathBuf, part_bytes: usize) -> io::Result<Self> {
         let target = path.clone();
         let staged = blocking(move || Staged::create(&target)).await?;
         Ok(Self { path, staged, filling: Part::new(part_bytes), offset: 0, under_way: VecDeque::new() })
     }
 
-    /// Appends bytes; waits while too many parts are under way. After an error there is nothing but to drop it.
+    /// Appends bytes. Waits while too many parts are being written. After an error the file can
+    /// only be dropped.
     pub(crate) async fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             bytes = self.filling.fill(bytes);
@@ -81,7 +82,7 @@ impl LocalFile {
         Ok(())
     }
 
-    /// Waits for the earliest part that is under way and gives its memory back, empty.
+    /// Waits for the earliest part being written, and returns its memory, emptied.
     async fn written(&mut self) -> io::Result<Option<Part>> {
         let Some(task) = self.under_way.pop_front() else { return Ok(None) };
         let (part, written) = task.await.map_err(io::Error::other)?;
@@ -89,7 +90,7 @@ impl LocalFile {
         Ok(Some(Part { length: 0, ..part }))
     }
 
-    /// Writes what is left, waits until all of it is on the disk, and gives the file its name.
+    /// Writes the rest, waits until everything is on the disk, and renames the file.
     pub(crate) async fn finish(mut self) -> io::Result<()> {
         if self.filling.length > 0 {
             self.send().await?;
@@ -121,7 +122,7 @@ impl Staged {
         Err(io::ErrorKind::AlreadyExists.into())
     }
 
-    /// Waits until all of it is on the disk and gives it its name.
+    /// Waits until everything is on the disk, and renames the file.
     fn publish(mut self, path: &Path) -> io::Result<()> {
         self.handles.cached.sync_all()?;
         std::fs::rename(&self.path, path)?;
@@ -133,7 +134,7 @@ impl Staged {
 impl Drop for Staged {
     fn drop(&mut self) {
         if !self.renamed {
-            // What cannot be deleted now is cleared with what was never finished.
+            // If this fails, the clean-up of unfinished files deletes the file later.
             let _deleted = std::fs::remove_file(&self.path);
         }
     }
@@ -149,7 +150,7 @@ fn open_direct(_path: &Path, _options: &mut OpenOptions) -> Option<File> {
     None
 }
 
-/// A range of a file's bytes, past the page cache; none if that cannot be, for whatever reason.
+/// Reads a range of a file past the page cache. `None` if that fails for any reason.
 pub(crate) async fn read_direct(path: PathBuf, range: Range<u64>) -> Option<Bytes> {
     let read = move || {
         let file = open_direct(&path, OpenOptions::new().read(true))?;
@@ -176,7 +177,7 @@ impl Handles {
         let aligned = bytes.len().is_multiple_of(ALIGNMENT) && offset.is_multiple_of(ALIGNMENT as u64);
         if let Some(direct) = self.direct.as_ref().filter(|_| aligned) {
             match direct.write_all_at(bytes, offset) {
-                // The file system wants it aligned otherwise.
+                // The file system requires another alignment.
                 Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
                 written => return written,
             }
@@ -185,7 +186,7 @@ impl Handles {
     }
 }
 
-/// Memory for a part, which begins at a multiple of [`ALIGNMENT`].
+/// Memory for one part. It begins at a multiple of [`ALIGNMENT`].
 #[derive(Debug)]
 struct Part {
     memory: Vec<u8>,
@@ -197,7 +198,7 @@ struct Part {
 impl Part {
     fn new(capacity: usize) -> Self {
         let memory = vec![0; capacity + ALIGNMENT];
-        // Where memory cannot be aligned the page cache takes it.
+        // If the memory cannot be aligned, the part goes through the page cache.
         let start = memory.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
         Self { memory, start, length: 0, capacity }
     }
@@ -214,7 +215,7 @@ impl Part {
         self.length == self.capacity
     }
 
-    /// Takes what there is room for, and gives the rest back.
+    /// Copies as many bytes as fit, and returns the rest.
     fn fill<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
         let (taken, rest) = bytes.split_at(bytes.len().min(self.capacity - self.length));
         let before = self.length;
@@ -224,7 +225,7 @@ impl Part {
     }
 }
 
-/// Makes a folder and those that it is in, durable.
+/// Makes a folder and its missing ancestors, durably.
 fn create_folders(folder: &Path) -> io::Result<()> {
     let missing: Vec<&Path> = folder.ancestors().take_while(|folder| !folder.exists()).collect();
     std::fs::create_dir_all(folder)?;

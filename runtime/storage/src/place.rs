@@ -1,4 +1,4 @@
-//! What a path or URL names, and the store of a bucket.
+//! Paths and URLs, and the store of a bucket.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -11,29 +11,29 @@ use object_store::{ObjectStore, RetryConfig};
 
 use crate::StorageError;
 
-/// What a path or URL names.
+/// The location that a path or URL names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
     /// A path of this machine.
     Local(String),
-    /// A key (or the beginning of keys, or a glob of keys) in a bucket.
+    /// A key (or a prefix of keys, or a glob of keys) in a bucket.
     Bucket(Bucket),
 }
 
 /// A key in a bucket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bucket {
-    /// `s3://bucket` or `gs://bucket`, as it was given.
+    /// `s3://bucket` or `gs://bucket`, as the caller gave it.
     pub root: String,
-    /// What follows the bucket's name, without the slash between them; may be empty.
+    /// The part after the bucket's name, without the slash between them. May be empty.
     pub key: String,
     google: bool,
 }
 
-/// Understands a path or URL.
+/// Parses a path or URL.
 ///
 /// # Errors
-/// [`StorageError::BadPath`] for a scheme that is not known, or a file URL that names no local path.
+/// [`StorageError::BadPath`] for an unknown scheme, or a file URL that names no local path.
 pub fn place_of(path: &str) -> Result<Place, StorageError> {
     let Some((scheme, rest)) = path.split_once("://") else {
         return Ok(Place::Local(path.to_owned()));
@@ -45,12 +45,12 @@ pub fn place_of(path: &str) -> Result<Place, StorageError> {
             let google = scheme.eq_ignore_ascii_case("gs");
             Ok(Place::Bucket(Bucket { root: format!("{scheme}://{bucket}"), key: key.to_owned(), google }))
         }
-        _ => Err(bad_path(path, "known are local paths and file://, s3:// and gs:// URLs")),
+        _ => Err(bad_path(path, "expected a local path, or a file://, s3:// or gs:// URL")),
     }
 }
 
 impl Bucket {
-    /// The bucket's store. Credentials come from the options, and from the environment what these leave out.
+    /// The bucket's store. Credentials come from the options, and otherwise from the environment.
     ///
     /// # Errors
     /// [`StorageError::UnknownOption`] and [`StorageError::Unreachable`]. No request is made yet.
@@ -66,7 +66,7 @@ impl Bucket {
 
 type Built = object_store::Result<Arc<dyn ObjectStore>>;
 
-/// Options of each kind of store, for who has misspelt one or taken another kind's.
+/// Common options of each kind of store, for the error about an unknown one.
 const USUAL_OF_AMAZON: &str =
     "endpoint, region, access_key_id, secret_access_key, session_token, skip_signature and allow_http";
 const USUAL_OF_GOOGLE: &str =
@@ -92,7 +92,7 @@ fn google(root: &str, options: &BTreeMap<String, String>) -> Result<Built, Stora
     Ok(builder.build().map(|store| Arc::new(store) as _))
 }
 
-/// Quick enough that a wrong endpoint is told within a minute, patient enough for a restart.
+/// Short enough to report a wrong endpoint within a minute, long enough for a server's restart.
 fn retries() -> RetryConfig {
     RetryConfig { max_retries: 8, retry_timeout: Duration::from_secs(60), ..RetryConfig::default() }
 }
@@ -106,7 +106,7 @@ fn bad_path(path: &str, problem: impl Into<String>) -> StorageError {
     StorageError::BadPath { path: path.to_owned(), problem: problem.into() }
 }
 
-/// `?` and `#` are ordinary characters (and a glob's) in our file URLs.
+/// `?` and `#` are ordinary characters in our file URLs, also in globs.
 fn local_path_of_url(url: &str) -> Result<String, StorageError> {
     let escaped = url.replace('?', "%3F").replace('#', "%23");
     let parsed = url::Url::parse(&escaped).map_err(|error| bad_path(url, error.to_string()))?;
@@ -144,7 +144,7 @@ mod tests {
         for (url, name) in [("s3://bucket", "endpiont"), ("s3://bucket", "service_account"), ("gs://bucket", "region")]
         {
             let message = store(&format!("{url}/key"), &[name]).unwrap_err().to_string();
-            let (refused, usual) = message.split_once("; the usual ones there are ").unwrap();
+            let (refused, usual) = message.split_once("; the common options are ").unwrap();
             assert!(refused.contains(url) && refused.contains(&format!("`{name}`")), "{message}");
             assert!(usual.contains("endpoint") && !usual.contains(name), "{message}");
         }

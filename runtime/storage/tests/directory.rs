@@ -1,4 +1,4 @@
-//! A directory is the same on this machine, in memory and in the buckets of real servers.
+//! A directory behaves the same on this machine, in memory and in the buckets of real servers.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -19,12 +19,12 @@ fn names(entries: Vec<Entry>) -> Vec<String> {
     entries.into_iter().map(|entry| entry.name).collect()
 }
 
-/// Bytes of which no two near each other are alike.
+/// Bytes that differ from all near neighbours.
 fn bytes(count: usize) -> Vec<u8> {
     (0..count).map(|index| (index % 251) as u8).collect()
 }
 
-/// Everything that a directory does, with files of several parts of `part` bytes.
+/// Every operation of a directory, with files of several parts of `part` bytes.
 async fn walk(directory: &Directory, part: usize) {
     assert_eq!(directory.folders().await.unwrap(), Vec::<String>::new());
     directory.put("a/one", b"1".to_vec()).await.unwrap();
@@ -34,7 +34,7 @@ async fn walk(directory: &Directory, part: usize) {
     for piece in large.chunks(part * 3 / 5) {
         file.write(piece.to_vec()).await.unwrap();
     }
-    assert_eq!(directory.size("b/two").await.unwrap(), None, "a file is not seen before it is whole");
+    assert_eq!(directory.size("b/two").await.unwrap(), None, "a file does not appear before it is complete");
     file.finish().await.unwrap();
     assert_eq!(directory.size("b/two").await.unwrap(), Some(large.len() as u64));
     assert_eq!(directory.read("b/two", large.len() as u64).await.unwrap().unwrap(), large);
@@ -61,18 +61,21 @@ async fn walk(directory: &Directory, part: usize) {
 }
 
 #[test]
-fn a_directory_of_this_machine() {
+fn a_local_directory() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("deep/down");
     let options = BTreeMap::new();
-    assert!(Directory::open(path.to_str().unwrap(), &options, false).is_err(), "nothing is made by looking");
+    assert!(
+        Directory::open(path.to_str().unwrap(), &options, false).is_err(),
+        "opening without `create` makes no folder"
+    );
     let local = Directory::open(path.to_str().unwrap(), &options, true).unwrap();
     runtime().block_on(walk(&local, 5));
 }
 
-/// Parts that go past the page cache, and reads that do, at places that are no multiple of anything.
+/// Parts and reads that bypass the page cache, at unaligned offsets.
 #[test]
-fn a_directory_of_this_machine_with_large_files() {
+fn a_local_directory_with_large_files() {
     let folder = tempfile::tempdir().unwrap();
     let directory = Directory::open(folder.path().to_str().unwrap(), &BTreeMap::new(), true).unwrap();
     runtime().block_on(async {
@@ -101,25 +104,25 @@ fn a_directory_in_memory() {
     runtime().block_on(walk(&store, 5));
 }
 
-/// Object stores take no part but the last below 5 MiB.
+/// Object stores accept no part below 5 MiB, except the last one.
 const PART: usize = 5 << 20;
 
 #[test]
-fn a_directory_in_a_bucket_of_s3() {
+fn a_directory_in_an_s3_bucket() {
     let Some(server) = servers::s3() else { return };
     let path = format!("s3://{}/jobs/one", servers::BUCKET);
     runtime().block_on(walk(&Directory::open(&path, &server.options, true).unwrap(), PART));
 }
 
 #[test]
-fn a_directory_in_a_bucket_of_google_by_its_xml_api() {
+fn a_directory_in_a_google_bucket_by_its_xml_api() {
     let Some(server) = servers::xml() else { return };
     let path = format!("gs://{}/jobs/one", servers::BUCKET);
     runtime().block_on(walk(&Directory::open(&path, &server.options, true).unwrap(), PART));
 }
 
 #[test]
-fn what_lies_in_a_bucket_of_google_is_listed_read_and_deleted() {
+fn files_of_a_google_bucket_are_listed_read_and_deleted() {
     let Some(server) = servers::gcs() else { return };
     let path = format!("gs://{}/jobs/one", servers::BUCKET);
     let directory = Directory::open(&path, &server.options, true).unwrap();

@@ -1,13 +1,13 @@
-//! What the wire costs beside bare TCP, on loopback, in one run: the round trip of a small request
-//! and the throughput of 4 MiB f32 replies (a look-up's). `cargo run --release -p rectrain-wire
-//! --example loopback`; under 20 s. Rounds of both alternate; medians are printed.
+//! The cost of the wire compared with bare TCP, on loopback, in one run: the round trip of a small
+//! request, and the throughput of 4 MiB f32 replies (a look-up's). Rounds of both alternate, and
+//! the example prints medians. `cargo run --release -p rectrain-wire --example loopback`; under 20
+//! s.
 //!
-//! The two sides have a thread each, as two processes on two cores would. On both sides of the
-//! comparison the server makes each reply anew (a copy of a vector, in place of a look-up); bare
-//! TCP then writes it and reads it into one buffer that it uses again, with std's blocking calls.
-//! The wire's caller gets a vector of its own each time, so malloc is told not to give memory back
-//! to the kernel, which would cost page faults with every reply: glibc reads that from the
-//! environment, so the example starts itself once more.
+//! Each side has one thread, like two processes on two cores. In both cases the server makes each
+//! reply as a copy of a vector, in place of a look-up. Bare TCP writes it and reads it into one
+//! buffer that it reuses, with std's blocking calls. The wire's caller gets a new vector each time.
+//! So malloc must not return memory to the kernel: every reply would cost page faults. glibc reads
+//! that setting from the environment, so the example starts itself a second time.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -46,7 +46,8 @@ impl Service for Rows {
     }
 }
 
-/// A server that answers one byte: 1 with one byte, 2 with a large reply.
+/// A server that reads 64 bytes. If the first is 2 it answers with a large reply; otherwise it
+/// echoes.
 fn bare_server(rows: Vec<f32>) -> std::io::Result<TcpStream> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let client = TcpStream::connect(listener.local_addr()?)?;
@@ -131,7 +132,7 @@ fn runtime(threads: usize) -> std::io::Result<Runtime> {
     Builder::new_multi_thread().worker_threads(threads).enable_all().build()
 }
 
-/// A service on its own runtime.
+/// Starts a service on a runtime of its own.
 fn serve(
     runtime: &Runtime,
     transport: &dyn Transport,
@@ -142,7 +143,7 @@ fn serve(
     transport.serve(Arc::new(Rows(rows.to_vec())), bind)
 }
 
-/// Runs on a worker, as a role does.
+/// Runs on a worker thread, as a role does.
 fn on_worker<T: Send + 'static>(runtime: &Runtime, work: impl Future<Output = T> + Send + 'static) -> T {
     runtime.block_on(runtime.spawn(work)).expect("a task of the benchmark")
 }

@@ -1,4 +1,4 @@
-//! Where a service is: a host and port for TCP, a name for a service of this process.
+//! The address of a service: a host and port for TCP, a name for a service of this process.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -6,26 +6,31 @@ use std::str::FromStr;
 
 use crate::error::WireError;
 
-/// The address of a service; its text form is what manifests and logs show.
+/// The address of a service. Manifests and logs show its text form.
 ///
-/// `tcp://127.0.0.1:4000`, `tcp://ps-0.job.svc:4000`, `tcp://[::1]:4000`, `local://ps-0`; `tcp://ew-0.job.svc:4000#00000000000000a7` is one
-/// process there, and none that comes after it or was before it.
+/// `tcp://127.0.0.1:4000`, `tcp://ps-0.job.svc:4000`, `tcp://[::1]:4000` and `local://ps-0` are
+/// addresses. `tcp://ew-0.job.svc:4000#00000000000000a7` names one incarnation of a process: an
+/// earlier or later process at the same host and port has another number.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Address {
-    /// A host (name, IPv4, or IPv6 without brackets) and a port; port 0 binds to any free port. Another process may come to have both, and
-    /// a name may lead to the one before for a while: whoever names a `process` is connected to that one or to nobody.
+    /// A host (name, IPv4, or IPv6 without brackets) and a port; port 0 binds to any free port.
+    ///
+    /// Another process may later get the same host and port, and a DNS name may lead to the
+    /// previous process for a while. With `process` set, a caller connects to that incarnation or
+    /// not at all.
     Tcp { host: String, port: u16, process: Option<u64> },
     /// A name in the registry of one [`crate::InProcess`] transport.
     Local(String),
 }
 
 impl Address {
-    /// `tcp://host:port`.
+    /// `tcp://host:port`, for any incarnation.
     pub fn tcp(host: impl Into<String>, port: u16) -> Self {
         Self::Tcp { host: host.into(), port, process: None }
     }
 
-    /// The same place, and there this process only. A name in one process has no other.
+    /// The same address, restricted to one incarnation. `local://` names do not change: each has
+    /// one.
     #[must_use]
     pub fn of_process(mut self, number: u64) -> Self {
         if let Self::Tcp { process, .. } = &mut self {
@@ -40,8 +45,8 @@ impl Address {
     }
 }
 
-/// Where to listen who is told to at this address, what is possible first: all of a machine, `[::]`, is all of version 4 where its kernel has
-/// no version 6.
+/// The socket addresses to try, in this order, to listen at `address`. `[::]` is followed by
+/// `0.0.0.0`, for kernels without IPv6.
 #[must_use]
 pub fn listening_at(address: SocketAddr) -> Vec<SocketAddr> {
     let is_all = address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
@@ -79,7 +84,7 @@ impl FromStr for Address {
         let (rest, process) = match rest.split_once('#') {
             Some((rest, process)) => {
                 let number = u64::from_str_radix(process, 16)
-                    .map_err(|_| wrong("the process after the # is no hexadecimal number"))?;
+                    .map_err(|_| wrong("the incarnation after the # is not a hexadecimal number"))?;
                 (rest, Some(number))
             }
             None => (rest, None),
@@ -89,7 +94,7 @@ impl FromStr for Address {
         let host = match host.strip_prefix('[') {
             Some(inner) => inner.strip_suffix(']').ok_or_else(|| wrong("a [ is not closed"))?,
             None if host.contains(':') => {
-                return Err(wrong("an IPv6 host must stand in square brackets"));
+                return Err(wrong("an IPv6 host needs square brackets"));
             }
             None => host,
         };
@@ -118,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_a_machine_is_all_of_version_4_where_there_is_no_other() {
+    fn the_ipv6_wildcard_falls_back_to_the_ipv4_wildcard() {
         let at = |text: &str| listening_at(text.parse().unwrap()).iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(at("[::]:7000"), ["[::]:7000", "0.0.0.0:7000"]);
         assert_eq!((at("[::1]:1"), at("0.0.0.0:2")), (vec!["[::1]:1".to_owned()], vec!["0.0.0.0:2".to_owned()]));

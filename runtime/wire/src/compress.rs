@@ -1,62 +1,62 @@
-//! The lossy value compression of Persia §4.2.3: blocks of f32 as fp16, each block scaled by
-//! κ/‖v‖∞ first and divided by it afterwards, so that the 5 bits of fp16's exponent are spent on
-//! what the block really holds. A block is one embedding vector, as a rule. Roles apply it to
-//! what they put into frames, if the job's settings ask for it.
+//! The lossy value compression of Persia §4.2.3: blocks of f32 as fp16. The sender scales each
+//! block by κ/‖v‖∞, and the receiver divides by the same factor. So the 5 bits of fp16's exponent
+//! cover the range of values in the block. A block is usually one embedding vector. Roles compress
+//! the tensors of their frames if the job's settings ask for it.
 //!
-//! **Error.** With κ = 2^15 the largest element of a block becomes 2^15 (fp16 ends at 65,504) and
-//! every element of at least 2^-29·‖v‖∞ stays a normal fp16 number, whose rounding is off by at
-//! most u/(1+u) of the element, u = 2^-11. Scaling and dividing add two f32 roundings of 2^-24
-//! each; u − u/(1+u) ≈ 2^-22 has room for both. So **‖v − ṽ‖∞ ≤ 2^-11·‖v‖∞**, and the same holds
-//! element by element down to 2^-29·‖v‖∞; below that an element is off by at most 2^-40·‖v‖∞.
-//! Blocks of subnormal f32 keep the bound, since their scale is held at 2^127 and all steps are
-//! then exact but the one to fp16. Blocks of zeros (of either sign) are kept exactly.
+//! **Error.** With κ = 2^15 the largest element of a block becomes 2^15 (fp16 ends at 65,504).
+//! Every element of at least 2^-29·‖v‖∞ stays a normal fp16 number. Its rounding is off by at most
+//! u/(1+u) of the element, with u = 2^-11. Scaling and dividing add two f32 roundings of 2^-24
+//! each; u − u/(1+u) ≈ 2^-22 has room for both. So **‖v − ṽ‖∞ ≤ 2^-11·‖v‖∞**. The same bound holds
+//! element by element down to 2^-29·‖v‖∞; a smaller element is off by at most 2^-40·‖v‖∞. Blocks of
+//! subnormal f32 keep the bound: their scale is capped at 2^127, and then every step but the one to
+//! fp16 is exact. Blocks of zeros (of either sign) come back exactly.
 //!
-//! **Infinities and NaN** have no place on a scale and are refused: in gradients they mean that
-//! training has diverged, which should be seen where it happens.
+//! **Infinities and NaN** cannot be scaled, and [`compress`] refuses them. In gradients they mean
+//! that training has diverged, and [`compress_gradients`] passes them on to be counted.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-/// κ: what the largest element of a block becomes.
+/// κ: the largest element of a scaled block.
 pub const KAPPA: f32 = 32768.0;
 
-/// The largest scale; for blocks whose largest element is below 2^-112.
+/// The largest scale, for blocks whose largest element is below 2^-112.
 const MAX_SCALE: f32 = f32::from_bits(0x7f00_0000); // 2^127
 
-/// Elements that are scaled in the first-level cache before they are converted.
+/// Elements that are scaled at a time: they stay in the first-level cache until the conversion.
 const CHUNK: usize = 2048;
 
 /// Why values cannot be compressed or decompressed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CompressError {
     #[error(
-        "could not compress values: element {index} is {value}; training has diverged, or the values were never written"
+        "cannot compress values: element {index} is {value}; training has diverged, or the values were never written"
     )]
     NotFinite { index: usize, value: f32 },
-    #[error("could not use blocks of 0 elements; give the length of an embedding vector")]
+    #[error("cannot compress in blocks of 0 elements; give the length of an embedding vector")]
     EmptyBlock,
-    #[error("could not decompress {values} values in blocks of {block}: {scales} scales came with them")]
+    #[error("cannot decompress {values} values in blocks of {block}: {scales} scales came with them")]
     ScaleCount { values: usize, block: usize, scales: usize },
-    #[error("could not decompress block {block}: its scale is {scale}, and scales are positive and finite")]
+    #[error("cannot decompress block {block}: its scale is {scale}, and a scale must be positive and finite")]
     Scale { block: usize, scale: f32 },
 }
 
-/// Compresses `values` in blocks of `block` elements (the last may be shorter); gives as many fp16
-/// values, and the scale of each block.
+/// Compresses `values` in blocks of `block` elements (the last may be shorter). Returns as many
+/// fp16 values, and one scale per block.
 ///
 /// # Errors
-/// Blocks of no elements, and values that are not finite.
+/// Blocks of 0 elements, and values that are not finite.
 pub fn compress(values: &[f32], block: usize) -> Result<(Vec<f16>, Vec<f32>), CompressError> {
     scaled(values, block, |block, first| {
         scale_of(block).map_err(|at| CompressError::NotFinite { index: first + at, value: block[at] })
     })
 }
 
-/// As [`compress`], and what is not finite comes back as that, and the rest of its block within the same bound: for gradients, which whoever
-/// applies them has to leave out and count.
+/// Like [`compress`], but for gradients. A value that is not finite comes back as it was, and the
+/// rest of its block keeps the error bound. The receiver must skip and count such values.
 ///
 /// # Errors
-/// Blocks of no elements.
+/// Blocks of 0 elements.
 pub fn compress_gradients(values: &[f32], block: usize) -> Result<(Vec<f16>, Vec<f32>), CompressError> {
     scaled(values, block, |block, _| {
         let finite = || block.iter().map(|value| if value.is_finite() { *value } else { 0.0 }).collect::<Vec<f32>>();
@@ -64,7 +64,8 @@ pub fn compress_gradients(values: &[f32], block: usize) -> Result<(Vec<f16>, Vec
     })
 }
 
-/// `scale` gives that of a block; the second is the place of its first value.
+/// `scale` returns the scale of a block; its second argument is the index of the block's first
+/// value.
 fn scaled(
     values: &[f32],
     block: usize,
@@ -86,8 +87,10 @@ fn scaled(
     Ok((compressed, scales))
 }
 
-/// Brings back what [`compress`] took, within the bound at the top of this module. Checks what
-/// came over the wire: the number of scales, and that each is positive and finite.
+/// Restores values compressed by [`compress`], within the error bound at the top of this module.
+///
+/// # Errors
+/// A wrong number of scales, a scale that is not positive and finite, and blocks of 0 elements.
 pub fn decompress(compressed: &[f16], scales: &[f32], block: usize) -> Result<Vec<f32>, CompressError> {
     let chunk = chunk_of(block)?;
     if scales.len() != compressed.len().div_ceil(block) {
@@ -109,7 +112,7 @@ pub fn decompress(compressed: &[f16], scales: &[f32], block: usize) -> Result<Ve
     Ok(values)
 }
 
-/// The largest multiple of `block` that is not above [`CHUNK`], but at least one block.
+/// The largest multiple of `block` up to [`CHUNK`], but at least one block.
 fn chunk_of(block: usize) -> Result<usize, CompressError> {
     match block {
         0 => Err(CompressError::EmptyBlock),
@@ -118,7 +121,7 @@ fn chunk_of(block: usize) -> Result<usize, CompressError> {
 }
 
 /// κ/‖v‖∞, or the index of the first element that is not finite. Absolute values are compared as
-/// integers, which orders infinities and NaN above all numbers.
+/// integers: that orders infinities and NaN above all numbers.
 fn scale_of(block: &[f32]) -> Result<f32, usize> {
     let bits = block.iter().fold(0i32, |most, v| most.max((v.to_bits() & 0x7fff_ffff) as i32));
     let most = f32::from_bits(bits as u32);
@@ -144,7 +147,7 @@ mod tests {
         decompress(&compressed, &scales, block).unwrap()
     }
 
-    /// Values of all magnitudes, many of them near one another.
+    /// Values of all magnitudes, many of them close together.
     fn value() -> impl Strategy<Value = f32> {
         let finite = any::<u32>().prop_map(f32::from_bits).prop_filter("finite", |v| v.is_finite());
         prop_oneof![
@@ -191,7 +194,7 @@ mod tests {
         }
 
         #[test]
-        fn values_that_are_compressed_twice_lose_nothing_more_than_the_bound(
+        fn compressing_twice_loses_no_more_than_the_bound(
             values in prop::collection::vec(-1f32..1f32, 1..40),
         ) {
             let once = round_trip(&values, 8);
@@ -237,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_is_refused_with_its_place() {
+    fn a_value_that_is_not_finite_is_refused_with_its_index() {
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut values = vec![1.0; 5000];
             values[4321] = value;
@@ -249,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn of_gradients_what_is_not_finite_comes_back_and_spoils_nothing_else() {
+    fn a_gradient_that_is_not_finite_comes_back_and_spoils_no_other() {
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut values: Vec<f32> = (0..48).map(|index| index as f32 * 1e-7).collect();
             values[20] = value;

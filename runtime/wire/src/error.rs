@@ -1,6 +1,5 @@
-//! What can go wrong on the wire, said so that the sentence can be shown to a user: what was
-//! attempted, with whom, and what to do. Also [`Refusal`], the answer of a service that will not
-//! do what it was asked.
+//! The errors of the wire, as sentences for a user: the attempt, the peer, the cause, and the
+//! remedy. Also [`Refusal`], the answer of a service that declines a request.
 
 use std::fmt;
 use std::io;
@@ -19,7 +18,8 @@ pub enum WireError {
     /// may or may not have done the work.
     #[error("{attempted} at {peer} failed because the connection closed: {reason}")]
     Closed { peer: String, attempted: String, reason: String },
-    /// The other side does not take this one for a member of the job, and closed the connection; nothing was done.
+    /// The other side does not accept this side as a member of the job, and closed the connection.
+    /// Nothing was done.
     #[error("{attempted} at {peer} failed because it does not trust this process's certificate: {reason}")]
     Distrusted { peer: String, attempted: String, reason: String },
     /// No connection could be made until the call's deadline; nothing was sent.
@@ -28,11 +28,11 @@ pub enum WireError {
          failed with: {last}); check that it runs and that the address is right"
     )]
     Unreachable { peer: String, attempted: String, after: Duration, attempts: u32, last: String },
-    /// The service answered that it will not do it.
+    /// The service declined the request.
     #[error("{peer} refused {attempted}: {refusal}")]
     Refused { peer: String, attempted: String, refusal: Refusal },
     /// Bytes arrived that are not a frame this version can accept.
-    #[error("{peer} sent what is not a frame: {malformed}")]
+    #[error("{peer} sent bytes that are not a valid frame: {malformed}")]
     Malformed { peer: String, malformed: Malformed },
     /// A frame was not sent because the receiver would refuse it.
     #[error("{attempted} to {peer} was not sent: {malformed}; send it in smaller parts or raise the limit")]
@@ -47,9 +47,9 @@ pub enum WireError {
     #[error("could not serve on {address}: {source}")]
     Bind { address: String, source: io::Error },
     /// The transport was used outside a tokio runtime.
-    #[error("could not serve on {address}: there is no tokio runtime here; call it from inside one")]
+    #[error("could not serve on {address}: there is no tokio runtime here; call it inside a tokio runtime")]
     NoRuntime { address: String },
-    /// A tensor, or a list of tensors, is not what the message needs.
+    /// A tensor, or a list of tensors, does not fit the message.
     #[error("{name}: expected {expected}, found {found}")]
     Tensor { name: String, expected: String, found: String },
     /// Metrics could not be registered.
@@ -58,10 +58,10 @@ pub enum WireError {
 }
 
 impl WireError {
-    /// Whether the same call may succeed if it is made again, with nothing else changed.
+    /// True if the same call may succeed when it is repeated, with nothing else changed.
     ///
-    /// True after a lost connection, a passed deadline, an unreachable peer and a refusal marked
-    /// retryable. The caller must know whether doing the work twice is harmless.
+    /// That holds after a lost connection, a passed deadline, an unreachable peer and a retryable
+    /// refusal. The caller must know whether repeating the work is harmless.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Deadline { .. } | Self::Closed { .. } | Self::Unreachable { .. } => true,
@@ -78,7 +78,7 @@ impl WireError {
         }
     }
 
-    /// What [`Self::label`] gives of calls.
+    /// Every label that [`Self::label`] returns for a call.
     pub(crate) const LABELS: [&str; 8] =
         ["deadline", "closed", "distrusted", "unreachable", "refused", "malformed", "unsendable", "other"];
 
@@ -97,27 +97,27 @@ impl WireError {
     }
 }
 
-/// Why a service will not do what it was asked; travels as a number.
+/// Why a service declines a request. Travels as a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RefusalCode {
     /// The service failed: a panic, or a reply that cannot be sent.
     Internal,
-    /// The request itself is wrong and will be wrong again.
+    /// The request itself is wrong, and repeating it will not help.
     InvalidRequest,
     /// The service does not know this kind of request.
     UnknownKind,
-    /// What the request names does not exist (any more, or yet).
+    /// The request names something that does not exist (any longer, or yet).
     NotFound,
     /// The request was made under an old epoch of the slot map; fetch the new one.
     StaleEpoch,
-    /// The service is not in a state in which it can do this (not configured, draining).
+    /// The service cannot do this in its current state (not configured, draining).
     NotReady,
-    /// A limit of the service would be passed.
+    /// The request would exceed a limit of the service.
     Exhausted,
-    /// The work was given up because the service is stopping or the job was cancelled.
+    /// The service abandoned the work because it is stopping or the job was cancelled.
     Cancelled,
-    /// A meaning that the roles give; any number from 256 on.
+    /// A meaning defined by the roles; any number from 256 on.
     Application(u16),
 }
 
@@ -133,7 +133,7 @@ impl RefusalCode {
         (8, Self::Cancelled),
     ];
 
-    /// All that [`Self::label`] gives.
+    /// Every label that [`Self::label`] returns.
     pub(crate) fn labels() -> impl Iterator<Item = String> {
         Self::TABLE.into_iter().map(|(_, code)| code).chain([Self::Application(256)]).map(Self::label)
     }
@@ -146,7 +146,7 @@ impl RefusalCode {
         }
     }
 
-    /// The number that travels.
+    /// The number on the wire.
     pub fn number(self) -> u16 {
         match self {
             Self::Application(number) => number,
@@ -154,32 +154,32 @@ impl RefusalCode {
         }
     }
 
-    /// The code of a number; one that this version does not know stays an `Application` number.
+    /// The code of a number. Numbers that this version does not know become `Application`.
     pub fn from_number(number: u16) -> Self {
         Self::TABLE.iter().find(|(n, _)| *n == number).map_or(Self::Application(number), |(_, code)| *code)
     }
 }
 
-/// A service's answer that it will not do what it was asked.
+/// The answer of a service that declines a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     pub code: RefusalCode,
-    /// One sentence for a person.
+    /// One sentence for a human.
     pub message: String,
     /// Whether the same request may succeed later.
     pub retryable: bool,
 }
 
-/// Longer messages are cut at this many bytes when they travel.
+/// Longer messages are cut to this many bytes when they are sent.
 const MAX_MESSAGE_BYTES: usize = 4096;
 
 impl Refusal {
-    /// A refusal that will not change when the request is repeated.
+    /// A refusal that stays the same when the request is repeated.
     pub fn new(code: RefusalCode, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), retryable: false }
     }
 
-    /// A refusal that may change when the request is repeated later.
+    /// A refusal that may go away when the request is repeated later.
     pub fn retryable(code: RefusalCode, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), retryable: true }
     }
@@ -196,7 +196,7 @@ impl Refusal {
         bytes
     }
 
-    /// Reads what [`Refusal::to_bytes`] wrote; anything else becomes an internal refusal that
+    /// Reads the output of [`Refusal::to_bytes`]. Any other bytes become an internal refusal that
     /// says so, because a refusal must never be lost.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
         match bytes {
@@ -213,7 +213,7 @@ impl Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({:?}", self.message, self.code)?;
-        f.write_str(if self.retryable { ", may be tried again)" } else { ")" })
+        f.write_str(if self.retryable { ", retryable)" } else { ")" })
     }
 }
 

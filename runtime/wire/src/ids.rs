@@ -1,7 +1,7 @@
-//! The lossless id encoding of Persia §4.2.3: a batch's ids of one feature as the unique keys and,
-//! for each, the samples it occurs in. A key travels once however often it occurs, and a sample
-//! index takes two bytes instead of the id's eight. Indices of batches of more than 65,536 samples
-//! take four bytes: nothing is ever cut off. Embedding workers and loaders are the callers.
+//! The lossless id encoding of Persia §4.2.3: the ids of one feature of a batch as unique keys and,
+//! for each key, the samples it occurs in. A key travels once however often it occurs, and a sample
+//! index takes two bytes instead of the id's eight. In batches of more than 65,536 samples an index
+//! takes four bytes: no index is ever cut off. Embedding workers and loaders are the callers.
 
 use crate::error::WireError;
 use crate::tensor::{Tensor, TensorData};
@@ -11,9 +11,13 @@ pub const MAX_U16_SAMPLES: usize = 1 << 16;
 
 /// The ids of one feature of a batch.
 ///
-/// Invariants, checked on receipt: `starts` has one element more than `keys`, begins with 0, grows
-/// strictly and ends with the number of `samples`; each sample index is below `sample_count`, and
-/// within one key they do not descend. Keys stand in the order in which they first appear.
+/// Invariants, checked on receipt:
+///
+/// - `starts` has one element more than `keys`, begins with 0, grows strictly, and ends with the
+///   number of `samples`.
+/// - Each sample index is below `sample_count`, and the indices of one key do not descend.
+///
+/// The keys are in the order in which they first appear.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UniqueIds {
     keys: Vec<u64>,
@@ -38,7 +42,7 @@ impl SampleIndices {
         }
     }
 
-    /// Whether no id occurs.
+    /// True if no id occurs.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -52,12 +56,12 @@ impl SampleIndices {
     }
 }
 
-/// Memory that [`UniqueIds::from_column`] uses again from one column to the next: a hash table and
-/// the number of the unique key of each occurrence.
+/// Memory that [`UniqueIds::from_column`] reuses from one column to the next: a hash table, and the
+/// index of the unique key of each occurrence.
 #[derive(Default)]
 pub struct Scratch {
     table: Vec<Entry>,
-    /// Entries of earlier columns have another stamp and count as empty.
+    /// Entries with another stamp belong to earlier columns and count as empty.
     stamp: u32,
     uniques: Vec<u32>,
 }
@@ -84,7 +88,7 @@ impl Scratch {
         }
     }
 
-    /// The number of a key, `next` if it is new. There is always an empty entry.
+    /// The index of a key: `next` if the key is new. There is always an empty entry.
     #[inline]
     fn number(&mut self, key: u64, next: u32) -> u32 {
         let mask = self.table.len() - 1;
@@ -103,7 +107,7 @@ impl Scratch {
     }
 }
 
-/// Spreads keys that differ in a few bits only over the table.
+/// Spreads keys that differ in only a few bits over the table.
 #[inline]
 fn mixed(key: u64) -> usize {
     let product = u128::from(key ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xd6e8_feb8_6659_fd93_a076_1d64_78bd_642f);
@@ -111,15 +115,15 @@ fn mixed(key: u64) -> usize {
 }
 
 impl UniqueIds {
-    /// The unique keys of a column and the samples they occur in.
+    /// Groups the ids of a column by key.
     ///
-    /// `keys` holds the ids of sample 0, then those of sample 1, and so on. Without `offsets` each
-    /// of the `samples` samples has exactly one; with them sample `i` has
-    /// `keys[offsets[i]..offsets[i + 1]]`, so there are `samples + 1`. An id that a sample has
-    /// several times is kept as often.
+    /// `keys` holds the ids of sample 0, then the ids of sample 1, and so on. Without `offsets`
+    /// each of the `samples` samples has exactly one id. With `offsets`, of length `samples + 1`,
+    /// sample `i` has `keys[offsets[i]..offsets[i + 1]]`. An id that occurs several times in a
+    /// sample is kept as often.
     ///
-    /// Refused: lengths that do not fit together, offsets that descend, more than `u32::MAX`
-    /// samples or keys.
+    /// # Errors
+    /// Lengths that do not match, offsets that descend, more than `u32::MAX` samples or keys.
     pub fn from_column(
         keys: &[u64],
         offsets: Option<&[u32]>,
@@ -169,8 +173,8 @@ impl UniqueIds {
         })
     }
 
-    /// Three tensors: keys (`U64`), starts (`U32`), samples (`U16` or `U32`). The number of
-    /// samples is the batch's and travels with it.
+    /// Three tensors: keys (`U64`), starts (`U32`), samples (`U16` or `U32`). The caller sends the
+    /// number of samples with the batch.
     pub fn into_tensors(self) -> [Tensor; 3] {
         let samples = match self.samples {
             SampleIndices::U16(indices) => Tensor::from(indices),
@@ -179,10 +183,12 @@ impl UniqueIds {
         [Tensor::from(self.keys), Tensor::from(self.starts), samples]
     }
 
-    /// What [`UniqueIds::into_tensors`] gave, on receipt, of a batch of `sample_count` samples.
-    /// Everything the type promises is checked, except that the keys are unique (see
-    /// [`UniqueIds::check_unique`]); indices of two bytes are refused when the batch is too large
-    /// for them, because a sender that cut them off cannot be told from a right one later.
+    /// Reads the tensors of [`UniqueIds::into_tensors`] for a batch of `sample_count` samples.
+    ///
+    /// # Errors
+    /// A violated invariant of the type. The keys are not checked for uniqueness (see
+    /// [`UniqueIds::check_unique`]). Two-byte indices of a batch that needs four are refused,
+    /// because an index that the sender cut off would look valid.
     pub fn from_tensors(tensors: [Tensor; 3], sample_count: u32) -> Result<Self, WireError> {
         let [keys, starts, samples] = tensors;
         let keys = keys.expect_u64("unique keys")?;
@@ -203,8 +209,8 @@ impl UniqueIds {
         Ok(Self { keys, starts, samples, sample_count })
     }
 
-    /// Refuses keys that occur twice: an update would be applied twice. Costs a hash look-up a
-    /// key.
+    /// Checks that no key occurs twice: its update would be applied twice. Costs one hash look-up
+    /// per key.
     pub fn check_unique(&self, scratch: &mut Scratch) -> Result<(), WireError> {
         scratch.prepare(self.keys.len());
         for (i, key) in self.keys.iter().enumerate() {
@@ -218,8 +224,8 @@ impl UniqueIds {
     }
 }
 
-/// The unique keys and how often each occurs, with a 0 at the end; leaves the number of the
-/// unique key of each occurrence in the scratch.
+/// The unique keys, and how often each occurs, with a 0 at the end. Leaves the index of each
+/// occurrence's unique key in the scratch.
 fn count(keys: &[u64], scratch: &mut Scratch) -> (Vec<u64>, Vec<u32>) {
     scratch.prepare(keys.len());
     let mut uniques = std::mem::take(&mut scratch.uniques);
@@ -240,8 +246,8 @@ fn count(keys: &[u64], scratch: &mut Scratch) -> (Vec<u64>, Vec<u32>) {
     (unique_keys, counts)
 }
 
-/// Puts each occurrence's sample behind the earlier ones of its key (a counting sort). `starts`
-/// serve as cursors and are put back.
+/// Puts each occurrence's sample behind the earlier ones of its key (a counting sort). It uses
+/// `starts` as cursors and restores them.
 fn place<T: Copy + Default>(
     uniques: &[u32],
     offsets: Option<&[u32]>,
@@ -321,7 +327,7 @@ fn check_samples<T: Copy + Into<u32>>(starts: &[u32], samples: &[T], sample_coun
         let of_key = &samples[range[0] as usize..range[1] as usize];
         if !of_key.is_sorted_by(|a, b| (*a).into() <= (*b).into()) {
             let expected = "indices of one key that do not descend".to_owned();
-            return Err(invalid("sample indices", expected, format!("others at {range:?}")));
+            return Err(invalid("sample indices", expected, format!("descending indices at {range:?}")));
         }
     }
     Ok(())
@@ -340,7 +346,7 @@ mod tests {
 
     use super::*;
 
-    /// (key, its samples) in order of first appearance, the slow way.
+    /// (key, its samples) in order of first appearance, computed the slow way.
     fn naive(keys: &[u64], offsets: Option<&[u32]>) -> Vec<(u64, Vec<usize>)> {
         let mut order = Vec::new();
         let mut samples = BTreeMap::<u64, Vec<usize>>::new();
@@ -375,7 +381,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_fast_way_gives_what_the_slow_way_gives(columns in prop::collection::vec(column(), 1..4)) {
+        fn the_fast_way_agrees_with_the_slow_way(columns in prop::collection::vec(column(), 1..4)) {
             let mut scratch = Scratch::default();
             for (keys, offsets) in &columns {
                 let multi = UniqueIds::from_column(keys, Some(offsets), offsets.len() - 1, &mut scratch).unwrap();
@@ -435,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn what_breaks_an_invariant_is_refused() {
+    fn a_violated_invariant_is_refused() {
         let refused = |keys: Vec<u64>, starts: Vec<u32>, samples: Tensor| {
             UniqueIds::from_tensors([keys.into(), starts.into(), samples], 4).unwrap_err();
         };
@@ -470,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn scratch_that_has_wrapped_its_stamp_forgets_all() {
+    fn a_wrapped_stamp_empties_the_scratch() {
         let mut scratch = Scratch::default();
         UniqueIds::from_column(&[7, 7], None, 2, &mut scratch).unwrap();
         scratch.stamp = u32::MAX;

@@ -1,22 +1,28 @@
-//! The data plane of Rectrain: what moves tensors between roles.
+//! The data plane of Rectrain: it moves tensors between roles.
 //!
 //! A role hands a [`Frame`] (a kind, a small structured part, and tensors) to a [`Channel`] and
-//! gets a frame back; the other side is a [`Service`]. Two [`Transport`]s carry frames:
-//! [`TcpTransport`] between processes, where a tensor goes from its vector to the socket and from
-//! the socket into a new vector with no buffer in between, and [`InProcess`], which moves the
-//! vectors themselves. Both keep the same promises about deadlines, back-pressure, refusals and
-//! panics, and both count into the same [`WireCounters`].
+//! gets a frame back. The other side is a [`Service`]. Two [`Transport`]s carry frames:
 //!
-//! The crate knows nothing of parameters, steps or modes: kinds are numbers and the structured
-//! part is the caller's bytes. `roles` is its caller; [`ids`] and [`compress`] hold the two
-//! encodings of Persia §4.2.3 that roles apply to what they put into frames.
+//! - [`TcpTransport`] works between processes. A tensor goes from its vector to the socket, and
+//!   from the socket into a new vector, with no buffer in between.
+//! - [`InProcess`] moves the vectors themselves.
+//!
+//! Both make the same guarantees about deadlines, back-pressure, refusals and panics. Both count
+//! into the same [`WireCounters`].
+//!
+//! The crate knows nothing of parameters, steps or modes: kinds are numbers, and the structured
+//! part is the caller's bytes. `roles` is its caller. [`ids`] and [`compress`] hold the two
+//! encodings of Persia §4.2.3 that roles apply before they fill a frame.
 //!
 //! ```text
 //!  codec   bytes <-> frames; no socket, no clock       tensor  typed vectors with a shape
 //!  tcp     sockets around the codec                    local   the same without bytes
-//!  transport  Service, Transport, Channel, Serving     metrics what is counted
-//!  tls     whom both sides of a TCP connection take for a member of the job
+//!  transport  Service, Transport, Channel, Serving     progress  how far a call has come
+//!  tls     certificates of a job's members             metrics   counters of all transports
 //! ```
+//!
+//! A new transport is one file beside `local` and a `mod` line here: it implements [`Transport`]
+//! and the two traits behind [`Channel`] and [`Serving`]. No other module lists the transports.
 
 #[cfg(target_endian = "big")]
 compile_error!(
@@ -30,6 +36,7 @@ mod error;
 pub mod ids;
 mod local;
 mod metrics;
+mod progress;
 mod spare;
 mod tcp;
 mod tensor;

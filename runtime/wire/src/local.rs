@@ -1,6 +1,6 @@
-//! The transport inside one process: a registry of names. A call moves the frame to the service
-//! and the reply back, by ownership: nothing is copied, serialized or summed. Everything else
-//! (deadlines, places, panics, refusals, what a dropped call means) is as over TCP.
+//! The transport inside one process: a registry of names. A call moves the frame to the service and
+//! the reply back, by ownership. Nothing is copied, serialized or summed. Deadlines, permits,
+//! panics, refusals and dropped calls behave as over TCP.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,17 +15,16 @@ use crate::address::Address;
 use crate::codec::Frame;
 use crate::error::{Refusal, WireError};
 use crate::metrics::WireCounters;
-use crate::transport::{
-    Channel, ChannelKind, Peer, Progress, Service, Serving, ServingKind, Stage, Transport, answer, back_off,
-};
+use crate::progress::{Progress, Stage, back_off};
+use crate::transport::{BoxFuture, Channel, ChannelBackend, Peer, Service, Serving, ServingBackend, Transport, answer};
 
-/// The bounds of in-process calls; the same as TCP's.
+/// The bounds of in-process calls. The defaults are TCP's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InProcessConfig {
     /// The most calls of one channel at a time. 1,024 by default.
     pub max_in_flight: usize,
-    /// The most requests of one channel a service handles at a time; see `transport` for handlers
-    /// that wait for one another. 1,024 by default.
+    /// The most requests of one channel that a service handles at a time. 1,024 by default. See
+    /// `transport` for handlers that wait for one another.
     pub max_concurrent: usize,
 }
 
@@ -35,8 +34,8 @@ impl Default for InProcessConfig {
     }
 }
 
-/// The in-process transport. Clones share one registry of names; services of one registry cannot
-/// be reached from another.
+/// The in-process transport. Clones share one registry of names. A channel reaches only services of
+/// its own registry.
 #[derive(Clone)]
 pub struct InProcess {
     config: InProcessConfig,
@@ -47,7 +46,7 @@ pub struct InProcess {
 type Services = Mutex<HashMap<String, Arc<Server>>>;
 
 impl InProcess {
-    /// A transport with an empty registry, that counts into `counters`.
+    /// A transport with an empty registry; counts into `counters`.
     pub fn new(config: InProcessConfig, counters: Arc<WireCounters>) -> Self {
         Self { config, counters, services: Arc::default() }
     }
@@ -70,19 +69,19 @@ impl Transport for InProcess {
         });
         services.insert(name.to_owned(), server.clone());
         let serving = LocalServing { name: name.to_owned(), services: self.services.clone(), server };
-        Ok(Serving::new(bind.clone(), ServingKind::Local(serving)))
+        Ok(Serving::new(bind.clone(), serving))
     }
 
     fn connect(&self, address: &Address) -> Result<Channel, WireError> {
         name_of(address)?;
-        Ok(Channel(ChannelKind::Local(Arc::new(LocalChannel {
+        Ok(Channel::new(LocalChannel {
             address: address.clone(),
             config: self.config,
             counters: self.counters.clone(),
             services: self.services.clone(),
-            places: Semaphore::new(self.config.max_in_flight.clamp(1, Semaphore::MAX_PERMITS)),
+            permits: Semaphore::new(self.config.max_in_flight.clamp(1, Semaphore::MAX_PERMITS)),
             connection: Mutex::new(None),
-        }))))
+        }))
     }
 }
 
@@ -112,7 +111,7 @@ struct Server {
 }
 
 impl Server {
-    /// Starts the handler of a request; false if the service has stopped.
+    /// Starts the handler of a request. Returns the request if the service has stopped.
     fn start(self: &Arc<Self>, peer: Peer, request: Frame, call: RunningCall) -> Result<(), Frame> {
         let mut handlers = lock(&self.handlers);
         let Some(handlers) = handlers.as_mut() else {
@@ -122,12 +121,12 @@ impl Server {
         self.counters.received(request.kind, 0);
         let server = self.clone();
         let handler = async move {
-            let RunningCall { reply, place } = call;
+            let RunningCall { reply, permit } = call;
             let result = answer(&*server.service, &peer, request, &server.counters).await;
             if let Ok(frame) = &result {
                 server.counters.sent(frame.kind, 0);
             }
-            drop(place);
+            drop(permit);
             if reply.send(result).is_err() {
                 server.counters.late_replies.inc();
             }
@@ -145,27 +144,29 @@ impl Server {
     }
 }
 
-/// What a running handler holds of its call.
+/// The call that a running handler belongs to.
 struct RunningCall {
     reply: oneshot::Sender<Result<Frame, Refusal>>,
-    place: OwnedSemaphorePermit,
+    permit: OwnedSemaphorePermit,
 }
 
-/// A name taken in the registry; given back when it is dropped.
-pub(crate) struct LocalServing {
+/// A name registered for a service; dropping it removes the name.
+struct LocalServing {
     name: String,
     services: Arc<Services>,
     server: Arc<Server>,
 }
 
-impl LocalServing {
-    pub(crate) async fn stop(self, grace: Duration) -> bool {
-        lock(&self.services).remove(&self.name);
-        let Some(mut handlers) = self.server.stop() else {
-            return true;
-        };
-        let finish = async { while handlers.join_next().await.is_some() {} };
-        tokio::time::timeout(grace, finish).await.is_ok()
+impl ServingBackend for LocalServing {
+    fn stop(self: Box<Self>, grace: Duration) -> BoxFuture<'static, bool> {
+        Box::pin(async move {
+            lock(&self.services).remove(&self.name);
+            let Some(mut handlers) = self.server.stop() else {
+                return true;
+            };
+            let finish = async { while handlers.join_next().await.is_some() {} };
+            tokio::time::timeout(grace, finish).await.is_ok()
+        })
     }
 }
 
@@ -181,45 +182,55 @@ impl Drop for LocalServing {
     }
 }
 
-pub(crate) struct LocalChannel {
+struct LocalChannel {
     address: Address,
     config: InProcessConfig,
     counters: Arc<WireCounters>,
     services: Arc<Services>,
-    /// A place for each call in flight; callers wait here in order.
-    places: Semaphore,
+    /// One permit per call in flight. The semaphore serves waiting callers in order.
+    permits: Semaphore,
     connection: Mutex<Option<Connection>>,
 }
 
-/// A service found by its name, and the places this channel has there.
+/// A service found by its name, with this channel's permits there.
 #[derive(Clone)]
 struct Connection {
     server: Arc<Server>,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     peer: Peer,
 }
 
+impl ChannelBackend for LocalChannel {
+    fn address(&self) -> &Address {
+        &self.address
+    }
+
+    fn counters(&self) -> &WireCounters {
+        &self.counters
+    }
+
+    fn ready<'a>(&'a self, progress: &'a Progress<'a>) -> BoxFuture<'a, Result<(), WireError>> {
+        Box::pin(async move { self.connection(progress).await.map(drop) })
+    }
+
+    fn call<'a>(&'a self, request: Frame, progress: &'a Progress<'a>) -> BoxFuture<'a, Result<Frame, WireError>> {
+        Box::pin(self.exchange(request, progress))
+    }
+}
+
 impl LocalChannel {
-    pub(crate) fn parts(&self) -> (&Address, &WireCounters) {
-        (&self.address, &self.counters)
-    }
-
-    pub(crate) async fn ready(&self, progress: &Progress<'_>) -> Result<(), WireError> {
-        self.connection(progress).await.map(drop)
-    }
-
-    /// Moves the request and waits; the caller holds the deadline and drops this when it passes.
-    pub(crate) async fn call(&self, mut request: Frame, progress: &Progress<'_>) -> Result<Frame, WireError> {
-        let _place = self.places.acquire().await.map_err(|closed| progress.closed(closed))?;
+    /// Moves the request to a handler and waits for the reply.
+    async fn exchange(&self, mut request: Frame, progress: &Progress<'_>) -> Result<Frame, WireError> {
+        let _permit = self.permits.acquire().await.map_err(|closed| progress.closed(closed))?;
         loop {
             let connection = self.connection(progress).await?;
             progress.enter(Stage::Queue);
-            let place = connection.places.clone().acquire_owned().await;
-            let place = place.map_err(|closed| progress.closed(closed))?;
+            let permit = connection.permits.clone().acquire_owned().await;
+            let permit = permit.map_err(|closed| progress.closed(closed))?;
             progress.enter(Stage::Reply);
             let kind = request.kind;
             let (reply, result) = oneshot::channel();
-            let call = RunningCall { reply, place };
+            let call = RunningCall { reply, permit };
             if let Err(unsent) = connection.server.start(connection.peer.clone(), request, call) {
                 request = unsent;
                 continue;
@@ -236,7 +247,7 @@ impl LocalChannel {
         }
     }
 
-    /// The service there is under the name; waits for one as TCP waits for a listener.
+    /// The service registered under the name. Waits for one, as TCP waits for a listener.
     async fn connection(&self, progress: &Progress<'_>) -> Result<Connection, WireError> {
         let mut attempt = 0;
         loop {
@@ -262,7 +273,7 @@ impl LocalChannel {
         let number = server.connections.fetch_add(1, Ordering::Relaxed) + 1;
         let connection = Connection {
             server,
-            places: Arc::new(Semaphore::new(self.config.max_concurrent.clamp(1, Semaphore::MAX_PERMITS))),
+            permits: Arc::new(Semaphore::new(self.config.max_concurrent.clamp(1, Semaphore::MAX_PERMITS))),
             peer: Peer::new(format!("in-process channel {number}"), number),
         };
         if current.replace(connection.clone()).is_some() {

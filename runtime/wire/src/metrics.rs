@@ -1,9 +1,9 @@
-//! What the wire counts, for Prometheus and for the summary of a run. One [`WireCounters`] is
-//! shared by all transports, channels and services of a process; both transports count into it.
-//! In-process calls count as frames of 0 bytes, because nothing is serialized.
+//! The wire's counters, for Prometheus and for the summary of a run. All transports, channels and
+//! services of a process share one [`WireCounters`]. In-process calls count as frames of 0 bytes,
+//! because nothing is serialized.
 //!
-//! A kind's counters are looked up once and kept, so that counting a frame is a read lock and a
-//! few atomic additions.
+//! A kind's counters are looked up once and cached. So counting a frame costs a read lock and a few
+//! atomic additions.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, RwLock};
@@ -34,9 +34,13 @@ pub const REFERENCE: &[(&str, &str, &str)] = &[
         "counter",
         "Calls that failed, by `error`: `deadline`, `closed`, `distrusted`, `unreachable`, `refused`, `malformed`, `unsendable` or `other`.",
     ),
-    ("rectrain_wire_late_replies_total", "counter", "Replies thrown away because their call had been given up."),
-    ("rectrain_wire_reconnects_total", "counter", "Connections made anew after one was lost."),
-    ("rectrain_wire_requests_in_flight", "gauge", "Requests being served."),
+    (
+        "rectrain_wire_late_replies_total",
+        "counter",
+        "Replies discarded because their call had already ended: its deadline had passed, or the caller had cancelled it.",
+    ),
+    ("rectrain_wire_reconnects_total", "counter", "Connections established again after one was lost."),
+    ("rectrain_wire_requests_in_flight", "gauge", "Requests in progress."),
     (
         "rectrain_wire_refused_requests_total",
         "counter",
@@ -51,12 +55,12 @@ pub const REFERENCE: &[(&str, &str, &str)] = &[
     (
         "rectrain_wire_refused_connections_total",
         "counter",
-        "Connections refused because whoever made them did not show the job's certificate, by `reason`: `certificate`, `protocol`, `silent`, or `ended` before anything was shown.",
+        "Connections refused because the peer did not show the job's certificate, by `reason`: `certificate`, `protocol`, `silent`, or `ended` before anything was shown.",
     ),
     (
         "rectrain_wire_refused_greetings_total",
         "counter",
-        "Connections refused because they were meant for a process that was at this address before, or is to be.",
+        "Connections refused because they were meant for an earlier or a later process at this address.",
     ),
 ];
 
@@ -97,10 +101,11 @@ struct KindCounters {
 }
 
 impl WireCounters {
-    /// Counters registered in `registry`. `kind_name` gives the label of a kind; kinds come from
-    /// other processes, so it must give one common name to all that it does not know.
+    /// Counters registered in `registry`. `kind_name` returns the label of a kind. Kinds come from
+    /// other processes, so it must return one common name for all unknown kinds.
     ///
-    /// Fails when the registry already has the wire's metrics.
+    /// # Errors
+    /// The registry already has the wire's metrics.
     pub fn register(registry: &Registry, kind_name: fn(u16) -> &'static str) -> Result<Arc<Self>, WireError> {
         let counters = Self::unregistered(kind_name)?;
         registry.register(Box::new(counters.bytes.clone()))?;
@@ -119,7 +124,7 @@ impl WireCounters {
         Ok(counters)
     }
 
-    /// Counters that no registry shows.
+    /// Counters that are in no registry.
     pub fn unregistered(kind_name: fn(u16) -> &'static str) -> Result<Arc<Self>, WireError> {
         let opts = |name: &str| {
             let name = format!("rectrain_wire_{name}");
@@ -150,7 +155,8 @@ impl WireCounters {
             handler_panics: counter("handler_panics_total")?,
             kinds: RwLock::default(),
         };
-        // Shown before there is one to count, so that the first is an increase.
+        // Every label appears with 0 from the start, so that Prometheus sees the first count as an
+        // increase.
         let show = |counter: &IntCounterVec, label: &str| drop(counter.with_label_values(&[label]));
         tls::REASONS.iter().for_each(|reason| show(&counters.refused_connections, reason));
         Malformed::REASONS.iter().for_each(|reason| show(&counters.refused_frames, reason));
@@ -173,31 +179,31 @@ impl WireCounters {
             frames_sent: counters.frames_sent.get(),
             frames_received: counters.frames_received.get(),
         };
-        // Kinds of one name share their counters.
+        // Kinds of the same name share their counters.
         kinds.iter().map(|(kind, counters)| (self.kind_name(*kind), traffic(counters))).collect()
     }
 
-    /// Frames refused so far for one of the reasons of [`Malformed::reason`].
+    /// Frames refused so far, for one of the reasons of [`Malformed::reason`].
     pub fn refused_frames(&self, reason: &str) -> u64 {
         self.refused_frames.with_label_values(&[reason]).get()
     }
 
-    /// Connections refused so far for one of the reasons of [`Stranger::reason`].
+    /// Connections refused so far, for one of the reasons of [`Stranger::reason`].
     pub fn refused_connections(&self, reason: &str) -> u64 {
         self.refused_connections.with_label_values(&[reason]).get()
     }
 
-    /// Connections refused so far because they were meant for another process.
+    /// Connections refused so far because they were meant for another incarnation.
     pub fn refused_greetings(&self) -> u64 {
         self.refused_greetings.get()
     }
 
-    /// Replies thrown away so far because their call had been given up.
+    /// Replies discarded so far because their call had already ended.
     pub fn late_replies(&self) -> u64 {
         self.late_replies.get()
     }
 
-    /// Connections made anew so far.
+    /// Reconnections so far.
     pub fn reconnects(&self) -> u64 {
         self.reconnects.get()
     }
@@ -212,7 +218,7 @@ impl WireCounters {
         self.calls_in_flight.get()
     }
 
-    /// Requests that are being served now.
+    /// Requests in progress now.
     pub fn requests_in_flight(&self) -> i64 {
         self.requests_in_flight.get()
     }
@@ -229,7 +235,7 @@ impl WireCounters {
         counters.bytes_received.inc_by(bytes);
     }
 
-    /// A call has ended.
+    /// Counts a call that has ended.
     pub(crate) fn called(&self, kind: u16, took: Duration, error: Option<&WireError>) {
         self.of_kind(kind).seconds.observe(took.as_secs_f64());
         if let Some(error) = error {
@@ -241,7 +247,7 @@ impl WireCounters {
         self.refused_frames.with_label_values(&[malformed.reason()]).inc();
     }
 
-    /// Counts a connection that was refused.
+    /// Counts a refused connection.
     pub fn refused_stranger(&self, stranger: &Stranger) {
         self.refused_connections.with_label_values(&[stranger.reason]).inc();
     }
@@ -270,7 +276,7 @@ impl WireCounters {
     }
 }
 
-/// Adds one to a gauge for as long as it lives.
+/// Adds one to a gauge for as long as this value lives.
 pub(crate) struct InFlight(IntGauge);
 
 impl InFlight {
@@ -291,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_metric_of_the_reference_is_shown_from_the_start_and_no_other() {
+    fn exactly_the_metrics_of_the_reference_are_shown_from_the_start() {
         let registry = Registry::new();
         let counters = WireCounters::register(&registry, |_| "any").unwrap();
         counters.sent(1, 10);

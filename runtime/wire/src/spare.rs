@@ -1,9 +1,9 @@
-//! Reading from outside straight into the spare capacity of a typed vector.
+//! Reads straight into the spare capacity of a typed vector.
 //!
-//! This is the crate's only `unsafe` code. [`Filling`] grows a `Vec<T>` byte by byte: a reader is
-//! lent the uninitialised bytes behind what has arrived, and the vector's length follows in whole
-//! elements. It exists because zeroing every received tensor first would write each byte of it
-//! twice. The decoder is its only caller.
+//! This is the crate's only `unsafe` code. [`Filling`] grows a `Vec<T>` byte by byte. It lends a
+//! reader the uninitialised bytes behind those that have arrived, and the vector's length follows
+//! in whole elements. Zeroing every received tensor first would write each of its bytes twice. The
+//! decoder is the only caller.
 
 #![allow(unsafe_code)]
 
@@ -13,11 +13,11 @@ use bytemuck::Pod;
 use tokio::io::ReadBuf;
 
 /// The most memory taken for a vector before any of its bytes has arrived. Beyond it a vector
-/// doubles as it fills, so that a peer that lies about a length can cost no more than twice what
-/// it really sends, plus this.
+/// doubles as it fills. So a peer that states a false length costs at most twice the bytes it
+/// really sends, plus this.
 pub(crate) const FIRST_ALLOCATION_BYTES: usize = if cfg!(miri) { 1 << 10 } else { 16 << 20 };
 
-/// A vector on its way in.
+/// A vector that is being received.
 ///
 /// Invariants: the first `filled` bytes of the vector's buffer are initialised;
 /// `vec.len() == filled / size_of::<T>()`; `filled <= total`; `total` is a multiple of
@@ -37,13 +37,13 @@ impl<T: Pod> Filling<T> {
         Self { vec: Vec::with_capacity(first), filled: 0, total }
     }
 
-    /// Bytes that are still to come.
+    /// Bytes that are still missing.
     pub(crate) fn missing(&self) -> usize {
         self.total - self.filled
     }
 
-    /// Lends `read` up to `most` of the bytes that are still missing. Returns what `read`
-    /// returned and how many bytes it filled.
+    /// Lends `read` up to `most` of the missing bytes. Returns the result of `read` and how many
+    /// bytes it filled.
     pub(crate) fn fill<R>(&mut self, most: usize, read: impl FnOnce(&mut ReadBuf<'_>) -> R) -> (R, usize) {
         let room = self.spare(most);
         let start = room.as_ptr();
@@ -52,15 +52,15 @@ impl<T: Pod> Filling<T> {
         let (lent, count) = (buffer.filled().as_ptr(), buffer.filled().len());
         assert!(std::ptr::eq(start.cast(), lent), "the reader put another buffer in place of the one it was lent");
         self.filled += count;
-        // SAFETY: the first `filled` bytes are initialised: those before this call by the
-        // invariant, the `count` after them because `ReadBuf` counts as filled only what was
-        // written and the buffer was the one lent (checked above). `filled` lies within the
+        // SAFETY: the first `filled` bytes are initialised. Those before this call are by the
+        // invariant. The `count` bytes after them are because `ReadBuf` counts only written bytes
+        // as filled, and the buffer is the one lent (checked above). `filled` lies within the
         // capacity, since the room did, and every bit pattern is a valid `T` because `T: Pod`.
         unsafe { self.vec.set_len(self.filled / size_of::<T>()) };
         (result, count)
     }
 
-    /// The bytes from `from` up to what has arrived. `from` beyond that gives none.
+    /// The received bytes from `from` on; none if `from` is beyond them.
     pub(crate) fn arrived(&self, from: usize) -> &[u8] {
         // SAFETY: the vector's buffer is at least `filled` bytes long and these are initialised
         // (invariant); the borrow of `self` keeps it from moving.
@@ -73,14 +73,14 @@ impl<T: Pod> Filling<T> {
         self.filled
     }
 
-    /// The vector, once nothing is missing.
+    /// The complete vector. Panics if bytes are still missing.
     pub(crate) fn finish(self) -> Vec<T> {
         assert_eq!(self.missing(), 0, "a vector was taken before all of it had arrived");
         self.vec
     }
 
-    /// Up to `most` bytes of uninitialised room behind what has arrived; grows the vector if it
-    /// is full. It can only be full at a whole element, so growing never loses part of one.
+    /// Up to `most` bytes of uninitialised room behind the received ones. Grows the vector if it is
+    /// full. It can only be full at a whole element, so growing never loses part of one.
     fn spare(&mut self, most: usize) -> &mut [MaybeUninit<u8>] {
         let capacity = self.vec.capacity() * size_of::<T>();
         if self.filled == capacity && self.missing() > 0 {
@@ -91,8 +91,8 @@ impl<T: Pod> Filling<T> {
         let room = (capacity.min(self.total) - self.filled).min(most);
         // SAFETY: `filled + room <= capacity` bytes, so the range lies in the vector's one
         // allocation; `MaybeUninit<u8>` has no validity or alignment requirement; the borrow of
-        // `self` makes it exclusive. Only bytes at or beyond `filled` are lent, so what is
-        // initialised stays so.
+        // `self` makes it exclusive. Only bytes at or beyond `filled` are lent, so initialised
+        // bytes stay initialised.
         unsafe {
             let start = self.vec.as_mut_ptr().cast::<MaybeUninit<u8>>().add(self.filled);
             std::slice::from_raw_parts_mut(start, room)
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn growing_keeps_what_has_arrived() {
+    fn growing_keeps_the_received_bytes() {
         let want: Vec<u32> = (0..FIRST_ALLOCATION_BYTES as u32).collect();
         let mut filling = Filling::<u32>::new(want.len());
         feed(&mut filling, bytemuck::cast_slice(&want), FIRST_ALLOCATION_BYTES / 16 - 1);

@@ -1,6 +1,7 @@
-//! Who may speak with a job's members: whoever has the job's certificate. Both sides of every connection show one, and both have
-//! to be of the one authority that the job's members know (TLS 1.3). The authority signs for nobody else, so a certificate of it
-//! says that its holder belongs to the job; which member it is, is not told apart.
+//! Access to a job's members: only peers with the job's certificate. Both sides of every connection
+//! show one (TLS 1.3), and both must be signed by the one authority that the job's members know.
+//! The authority signs only for the job's members, so its certificate proves that its holder
+//! belongs to the job. It does not tell the members apart.
 
 use std::fmt;
 use std::io;
@@ -18,39 +19,40 @@ use tokio_rustls::rustls::version::TLS13;
 use tokio_rustls::rustls::{ClientConfig, Error, RootCertStore, ServerConfig};
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
-/// The name that the certificate of every member of every job is for.
+/// The host name in the certificate of every member of every job.
 pub const MEMBER_NAME: &str = "member.rectrain.dev";
-/// File of the authority's certificate, in the folder of a job's certificate; PEM, as in a Secret of type `kubernetes.io/tls`.
+/// File of the authority's certificate, in the folder of a job's certificate. PEM, as in a Secret
+/// of type `kubernetes.io/tls`.
 pub const AUTHORITY_FILE: &str = "ca.crt";
 /// File of the member's certificate.
 pub const CERTIFICATE_FILE: &str = "tls.crt";
 /// File of the key of the member's certificate.
 pub const KEY_FILE: &str = "tls.key";
 
-/// gRPC is spoken over HTTP/2 and says so in the handshake; frames say nothing.
+/// gRPC is spoken over HTTP/2 and says so in the handshake (ALPN). Frames name no protocol.
 const HTTP_2: &[u8] = b"h2";
-/// How long a peer may take to show who it is.
+/// The longest that a peer may take to show its certificate.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// A peer that shows no certificate, or another's.
+/// The peer showed no certificate, or one of another authority.
 const CERTIFICATE: &str = "certificate";
-/// A peer that does not speak TLS as it is asked for.
+/// The peer does not speak TLS 1.3 as required.
 const PROTOCOL: &str = "protocol";
-/// A peer that shows nothing for too long.
+/// The peer sent nothing for too long.
 const SILENT: &str = "silent";
-/// A peer that is gone before it has shown anything: a member that was killed, or nobody in particular.
+/// The peer hung up before it showed anything: a member that was killed, or a port probe.
 const ENDED: &str = "ended";
-/// How that is seen.
+/// The I/O errors of a peer that hung up.
 const HUNG_UP: [io::ErrorKind; 3] =
     [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe];
-/// All reasons for which a connection is refused: [`Stranger::reason`].
+/// Every reason for which a connection is refused: see [`Stranger::reason`].
 pub const REASONS: [&str; 4] = [CERTIFICATE, PROTOCOL, SILENT, ENDED];
 
 /// Why a job's certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CredentialsError {
-    /// A file is not there or is not PEM.
+    /// A file is missing or is not PEM.
     #[error("cannot read {file}: {source}; expected PEM, as in the Secret that the operator makes for a job", file = .file.display())]
     File { file: PathBuf, source: pem::Error },
     /// The files do not belong together.
@@ -58,7 +60,7 @@ pub enum CredentialsError {
     Unusable { folder: PathBuf, reason: String },
 }
 
-/// A job's certificate, and what is asked of others. Cheap to clone.
+/// A job's certificate, and the check of the peers' certificates. Cheap to clone.
 #[derive(Clone)]
 pub struct Credentials {
     acceptor: TlsAcceptor,
@@ -75,7 +77,7 @@ impl Credentials {
     /// Reads `ca.crt`, `tls.crt` and `tls.key` in `folder`.
     ///
     /// # Errors
-    /// Names the file that is missing or is not PEM; says so if they do not belong together.
+    /// Names the file that is missing or is not PEM. Says so if the files do not belong together.
     pub fn read(folder: &Path) -> Result<Self, CredentialsError> {
         let unreadable = |file: PathBuf| move |source| CredentialsError::File { file, source };
         let certificates = |name: &str| {
@@ -120,25 +122,28 @@ impl Credentials {
         Ok(Self { acceptor: Arc::new(server).into(), connector: Arc::new(client).into() })
     }
 
-    /// Asks who has connected to show the job's certificate.
+    /// The TLS handshake with a peer that has connected; it must show the job's certificate.
     ///
     /// # Errors
-    /// [`Stranger`], after which the connection is closed.
+    /// [`Stranger`] if it does not. The connection is then closed.
     pub async fn accept(&self, stream: TcpStream) -> Result<server::TlsStream<TcpStream>, Stranger> {
         match tokio::time::timeout(HANDSHAKE, self.acceptor.accept(stream)).await {
             Ok(accepted) => accepted.map_err(Stranger::from),
-            Err(_) => Err(Stranger { reason: SILENT, said: format!("it showed nothing within {HANDSHAKE:?}") }),
+            Err(_) => {
+                Err(Stranger { reason: SILENT, said: format!("the TLS handshake did not finish within {HANDSHAKE:?}") })
+            }
         }
     }
 
-    /// Shows the job's certificate, and asks who listens to do the same.
+    /// The TLS handshake with a listener. Shows the job's certificate and requires the same of the
+    /// peer.
     pub(crate) async fn connect(&self, stream: TcpStream) -> io::Result<client::TlsStream<TcpStream>> {
         let name = ServerName::try_from(MEMBER_NAME).map_err(io::Error::other)?;
         self.connector.connect(name, stream).await
     }
 }
 
-/// Whether a connection has failed because the other side does not believe this one's certificate.
+/// True if a connection failed because the other side does not trust this side's certificate.
 pub(crate) fn is_distrust(error: &io::Error) -> bool {
     use tokio_rustls::rustls::AlertDescription as Alert;
     let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
@@ -157,7 +162,7 @@ pub(crate) fn is_distrust(error: &io::Error) -> bool {
     )
 }
 
-/// Somebody who connected and did not show the job's certificate.
+/// A peer that connected without showing the job's certificate.
 #[derive(Debug, thiserror::Error)]
 #[error("{said}")]
 pub struct Stranger {
@@ -170,7 +175,7 @@ impl From<io::Error> for Stranger {
     fn from(error: io::Error) -> Self {
         let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
         let reason = match cause {
-            // A peer that does not believe this side's certificate says so with an alert.
+            // A peer that does not trust this side's certificate says so with an alert.
             Some(Error::NoCertificatesPresented | Error::InvalidCertificate(_) | Error::AlertReceived(_)) => {
                 CERTIFICATE
             }

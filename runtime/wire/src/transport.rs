@@ -1,25 +1,25 @@
-//! What both transports have in common: services, channels to them, and the promises they keep.
-//! Roles program against this module only.
+//! Services, the channels to them, and the guarantees of every transport. Roles program against
+//! this module only.
 //!
-//! **Calls.** Many calls share a channel, each with its deadline. A call that is dropped or whose
-//! deadline passes frees its place at once; what the callee still answers is thrown away and
-//! counted. Dropping a call does not stop the callee: a handler once started runs to its end
-//! (unless its [`Serving`] is dropped), so it may take locks across awaits and need not be
+//! **Calls.** Many calls share a channel, each with its own deadline. A call that is dropped, or
+//! that misses its deadline, releases its permit at once; a reply that still arrives is discarded
+//! and counted. Dropping a call does not stop the callee. A handler that has started runs to its
+//! end unless its [`Serving`] is dropped. So it may hold locks across awaits and need not be
 //! cancel-safe.
 //!
-//! **Back-pressure.** A channel has at most `max_in_flight` calls; further ones wait, within
-//! their deadlines. A service handles at most `max_concurrent` requests of one connection (a
-//! channel, in process) at a time, unsent replies included; then it stops reading, the sockets
-//! fill, and senders wait. Nothing is queued without bound on either side.
+//! **Back-pressure.** A channel has at most `max_in_flight` calls; further calls wait, within their
+//! deadlines. A service handles at most `max_concurrent` requests of one connection at a time,
+//! unsent replies included (in process: of one channel). Beyond that it stops reading, the sockets
+//! fill up, and senders wait. Neither side queues without bound.
 //!
-//! **Handlers that wait for one another** (a barrier, an all-reduce) hold their places while they
-//! wait. If as many wait as there are places on a connection, the request they wait for is never
-//! read. So `max_concurrent` must be greater than the number of requests that can wait at one time
-//! *on one connection* for others that come on the same connection; the default of 1,024 allows
-//! 1,023. Requests on different connections never take one another's places.
+//! **Handlers that wait for one another** (a barrier, an all-reduce) hold their permits while they
+//! wait. If they hold every permit of a connection, the service never reads the request they wait
+//! for. So `max_concurrent` must be greater than the number of requests that can wait at one time
+//! *on one connection* for others on the same connection. The default of 1,024 allows 1,023.
+//! Requests on different connections never take one another's permits.
 //!
 //! **Panics** in a handler are caught: the caller gets a refusal with the code `Internal`, and
-//! the connection goes on.
+//! the connection stays open.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -29,19 +29,16 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use crate::address::Address;
 use crate::codec::Frame;
 use crate::error::{Refusal, RefusalCode, WireError};
-use crate::local::{LocalChannel, LocalServing};
 use crate::metrics::{InFlight, WireCounters};
-use crate::tcp::{TcpChannel, TcpServing};
+use crate::progress::Progress;
 
 /// A future on the heap.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Who sent a request.
+/// The sender of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Peer {
     name: Arc<str>,
@@ -54,8 +51,8 @@ impl Peer {
         Self { name: name.into(), connection }
     }
 
-    /// The number of the connection among those of this service: requests of one channel carry
-    /// one number until it reconnects.
+    /// The number of the connection, unique within the service. All requests of a channel carry
+    /// the same number until it reconnects.
     pub fn connection(&self) -> u64 {
         self.connection
     }
@@ -67,8 +64,8 @@ impl fmt::Display for Peer {
     }
 }
 
-/// What answers requests. Requests of one connection are handled concurrently and may be
-/// answered in any order.
+/// A handler of requests. It handles the requests of one connection concurrently, and may reply
+/// in any order.
 pub trait Service: Send + Sync + 'static {
     /// Answers a request, or refuses it.
     fn call<'a>(&'a self, peer: &'a Peer, request: Frame) -> BoxFuture<'a, Result<Frame, Refusal>>;
@@ -77,44 +74,43 @@ pub trait Service: Send + Sync + 'static {
 /// A way to carry frames.
 pub trait Transport: Send + Sync + 'static {
     /// Serves at an address until the [`Serving`] is dropped. Must be called inside a tokio
-    /// runtime, on which the service then runs. With `tcp://host:0` any free port is taken:
+    /// runtime, which then runs the service. `tcp://host:0` binds any free port:
     /// [`Serving::address`] has it.
     fn serve(&self, service: Arc<dyn Service>, bind: &Address) -> Result<Serving, WireError>;
 
-    /// A channel to an address. No connection is made yet: the first call makes it (or
-    /// [`Channel::ready`]), and waits for a service that is not there yet.
+    /// A channel to an address, not connected yet. The first call (or [`Channel::ready`]) connects,
+    /// and waits for a service that is not up yet.
     fn connect(&self, address: &Address) -> Result<Channel, WireError>;
 }
 
-/// A service that is being served. Dropping it stops it at once: connections are closed, handlers
-/// are dropped at their next await, callers get [`WireError::Closed`].
+/// A running service. Dropping it stops it at once: connections close, handlers are dropped at
+/// their next await, and callers get [`WireError::Closed`].
 pub struct Serving {
     address: Address,
-    kind: ServingKind,
+    backend: Box<dyn ServingBackend>,
 }
 
-pub(crate) enum ServingKind {
-    Tcp(TcpServing),
-    Local(LocalServing),
+/// The serving half of a transport, behind a [`Serving`]. Dropping it stops the service.
+pub(crate) trait ServingBackend: Send + Sync {
+    /// Accepts no further requests, and waits up to `grace` for the handlers and their replies.
+    /// True if all of them finished in time.
+    fn stop(self: Box<Self>, grace: Duration) -> BoxFuture<'static, bool>;
 }
 
 impl Serving {
-    pub(crate) fn new(address: Address, kind: ServingKind) -> Self {
-        Self { address, kind }
+    pub(crate) fn new(address: Address, backend: impl ServingBackend + 'static) -> Self {
+        Self { address, backend: Box::new(backend) }
     }
 
-    /// Where it can be reached; for TCP, the host that was given and the port that was taken.
+    /// The address of the service: for TCP, the given host and the port that was bound.
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// Takes no more requests, lets those being handled finish and their replies go out, for at
-    /// most `grace`; then stops like a drop. True if all had finished by then.
+    /// Accepts no further requests, and lets running handlers finish and send their replies, for
+    /// at most `grace`. Then stops as a drop does. True if all handlers finished in time.
     pub async fn stop(self, grace: Duration) -> bool {
-        match self.kind {
-            ServingKind::Tcp(serving) => serving.stop(grace).await,
-            ServingKind::Local(serving) => serving.stop(grace).await,
-        }
+        self.backend.stop(grace).await
     }
 }
 
@@ -124,173 +120,60 @@ impl fmt::Debug for Serving {
     }
 }
 
-/// A way to call one service. Cheap to clone: clones share one connection and its places. Calls
-/// are made inside a tokio runtime, which carries the connection's tasks; they end when the last
+/// A way to call one service. Cheap to clone: clones share one connection and its permits. Calls
+/// must be made inside a tokio runtime, which runs the connection's tasks. These end when the last
 /// clone is dropped.
 #[derive(Clone)]
-pub struct Channel(pub(crate) ChannelKind);
+pub struct Channel(Arc<dyn ChannelBackend>);
 
-#[derive(Clone)]
-pub(crate) enum ChannelKind {
-    Tcp(Arc<TcpChannel>),
-    Local(Arc<LocalChannel>),
+/// The calling half of a transport, behind a [`Channel`]. The channel enforces the deadline: it
+/// drops the futures of this trait when the deadline passes.
+pub(crate) trait ChannelBackend: Send + Sync {
+    /// The address that is called.
+    fn address(&self) -> &Address;
+
+    /// The counters of the transport.
+    fn counters(&self) -> &WireCounters;
+
+    /// Waits until there is a connection.
+    fn ready<'a>(&'a self, progress: &'a Progress<'a>) -> BoxFuture<'a, Result<(), WireError>>;
+
+    /// Sends a request, once at most, and waits for its reply.
+    fn call<'a>(&'a self, request: Frame, progress: &'a Progress<'a>) -> BoxFuture<'a, Result<Frame, WireError>>;
 }
 
 impl Channel {
-    /// Sends a request and waits for its reply, at most `deadline`. A lost connection is made
-    /// anew by the next call; a call that may have been sent is never sent twice.
+    pub(crate) fn new(backend: impl ChannelBackend + 'static) -> Self {
+        Self(Arc::new(backend))
+    }
+
+    /// Sends a request and waits for its reply, for at most `deadline`. After a lost connection
+    /// the next call reconnects. A call that may have been sent is never sent twice.
     pub async fn call(&self, request: Frame, deadline: Duration) -> Result<Frame, WireError> {
-        let (address, counters) = self.parts();
+        let counters = self.0.counters();
         let kind = request.kind;
-        let progress = Progress::new(address, counters, Some(kind), deadline);
+        let progress = Progress::new(self.address(), counters, Some(kind), deadline);
         let _in_flight = InFlight::enter(&counters.calls_in_flight);
-        let result = match &self.0 {
-            ChannelKind::Tcp(channel) => progress.within(channel.call(request, &progress)).await,
-            ChannelKind::Local(channel) => progress.within(channel.call(request, &progress)).await,
-        };
-        counters.called(kind, progress.started.elapsed(), result.as_ref().err());
+        let result = progress.within(self.0.call(request, &progress)).await;
+        counters.called(kind, progress.elapsed(), result.as_ref().err());
         result
     }
 
-    /// Waits until there is a connection, at most `deadline`.
+    /// Waits until there is a connection, for at most `deadline`.
     pub async fn ready(&self, deadline: Duration) -> Result<(), WireError> {
-        let (address, counters) = self.parts();
-        let progress = Progress::new(address, counters, None, deadline);
-        match &self.0 {
-            ChannelKind::Tcp(channel) => progress.within(channel.ready(&progress)).await,
-            ChannelKind::Local(channel) => progress.within(channel.ready(&progress)).await,
-        }
+        let progress = Progress::new(self.address(), self.0.counters(), None, deadline);
+        progress.within(self.0.ready(&progress)).await
     }
 
     /// The address that is called.
     pub fn address(&self) -> &Address {
-        self.parts().0
-    }
-
-    fn parts(&self) -> (&Address, &WireCounters) {
-        match &self.0 {
-            ChannelKind::Tcp(channel) => channel.parts(),
-            ChannelKind::Local(channel) => channel.parts(),
-        }
+        self.0.address()
     }
 }
 
 impl fmt::Debug for Channel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Channel({})", self.address())
-    }
-}
-
-/// How far a call has come: what its errors say.
-pub(crate) struct Progress<'a> {
-    address: &'a Address,
-    counters: &'a WireCounters,
-    kind: Option<u16>,
-    deadline: Duration,
-    started: Instant,
-    state: std::sync::Mutex<State>,
-}
-
-#[derive(Clone, Default)]
-struct State {
-    stage: Stage,
-    attempts: u32,
-    last_failure: Option<String>,
-}
-
-/// What a call is waiting for.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum Stage {
-    #[default]
-    Place,
-    Connection,
-    Queue,
-    Reply,
-}
-
-impl<'a> Progress<'a> {
-    fn new(address: &'a Address, counters: &'a WireCounters, kind: Option<u16>, deadline: Duration) -> Self {
-        let started = Instant::now();
-        Self { address, counters, kind, deadline, started, state: std::sync::Mutex::default() }
-    }
-
-    pub(crate) fn enter(&self, stage: Stage) {
-        self.update(|state| state.stage = stage);
-    }
-
-    /// Notes a failed attempt to connect.
-    pub(crate) fn failed_attempt(&self, failure: impl fmt::Display) {
-        self.update(|state| {
-            state.attempts += 1;
-            state.last_failure = Some(failure.to_string());
-        });
-    }
-
-    /// Time left until the deadline.
-    pub(crate) fn left(&self) -> Duration {
-        self.deadline.saturating_sub(self.started.elapsed())
-    }
-
-    pub(crate) fn closed(&self, reason: impl fmt::Display) -> WireError {
-        WireError::Closed { peer: self.address.to_string(), attempted: self.attempted(), reason: reason.to_string() }
-    }
-
-    pub(crate) fn distrusted(&self, reason: impl fmt::Display) -> WireError {
-        WireError::Distrusted {
-            peer: self.address.to_string(),
-            attempted: self.attempted(),
-            reason: reason.to_string(),
-        }
-    }
-
-    pub(crate) fn refused(&self, refusal: Refusal) -> WireError {
-        WireError::Refused { peer: self.address.to_string(), attempted: self.attempted(), refusal }
-    }
-
-    pub(crate) fn unsendable(&self, malformed: crate::codec::Malformed) -> WireError {
-        WireError::Unsendable { peer: self.address.to_string(), attempted: self.attempted(), malformed }
-    }
-
-    pub(crate) fn malformed(&self, malformed: crate::codec::Malformed) -> WireError {
-        WireError::Malformed { peer: self.address.to_string(), malformed }
-    }
-
-    async fn within<T>(&self, call: impl Future<Output = Result<T, WireError>>) -> Result<T, WireError> {
-        match tokio::time::timeout(self.deadline, call).await {
-            Ok(result) => result,
-            Err(_) => Err(self.out_of_time()),
-        }
-    }
-
-    fn out_of_time(&self) -> WireError {
-        let state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
-        let (peer, attempted) = (self.address.to_string(), self.attempted());
-        let after = self.deadline;
-        match (state.stage, state.last_failure) {
-            (Stage::Connection, Some(last)) => {
-                WireError::Unreachable { peer, attempted, after, attempts: state.attempts, last }
-            }
-            (stage, _) => {
-                let stage = match stage {
-                    Stage::Place => "waiting for one of the channel's places in flight",
-                    Stage::Connection => "connecting",
-                    Stage::Queue => "waiting for earlier frames to be sent",
-                    Stage::Reply => "waiting for the reply",
-                };
-                WireError::Deadline { peer, attempted, after, stage }
-            }
-        }
-    }
-
-    fn attempted(&self) -> String {
-        match self.kind {
-            Some(kind) => format!("call {:?}", self.counters.kind_name(kind)),
-            None => "connect".to_owned(),
-        }
-    }
-
-    fn update(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
     }
 }
 
@@ -325,8 +208,9 @@ pub(crate) async fn answer(
 
 const PANICKED: &str = "the handler panicked";
 
-/// A service is behind a shared reference and a panicking handler is never polled again, so what
-/// a panic leaves half-done is only what the service itself guards with its locks.
+/// Turns a panic into a refusal. The service is behind a shared reference, and the caller never
+/// polls a panicked handler again. So a panic can only leave state half-changed that the service
+/// itself guards with locks.
 fn caught<T>(run: impl FnOnce() -> T) -> Result<T, Refusal> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
         let text = panic
@@ -336,9 +220,4 @@ fn caught<T>(run: impl FnOnce() -> T) -> Result<T, Refusal> {
             .unwrap_or_else(|| "no message".to_owned());
         Refusal::new(RefusalCode::Internal, format!("{PANICKED}: {text}"))
     })
-}
-
-/// The pause before attempt number `attempt` (from 0) to connect: 5 ms, doubling up to 500 ms.
-pub(crate) fn back_off(attempt: u32) -> Duration {
-    Duration::from_millis((5u64 << attempt.min(10)).min(500))
 }

@@ -1,4 +1,4 @@
-//! Who is let in: members of the job and nobody else, and every stranger is counted.
+//! Access over TLS: only members of the job are accepted, and every stranger is counted.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -17,7 +17,7 @@ use authority::Authority;
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// Counts who has got through.
+/// Counts the requests that reach the handler.
 #[derive(Default)]
 struct Guarded(AtomicUsize);
 
@@ -64,7 +64,7 @@ impl Rig {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("nobody was refused because of {reason}");
+        panic!("no connection was refused because of {reason}");
     }
 }
 
@@ -73,7 +73,7 @@ async fn call(channel: &Channel) -> Result<Frame, WireError> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_member_is_let_in_and_nobody_is_counted() {
+async fn a_member_is_accepted_and_no_refusal_is_counted() {
     let rig = Rig::start();
     call(&rig.channel(Some(rig.job.credentials()))).await.unwrap();
     assert_eq!(rig.guarded.0.load(SeqCst), 1);
@@ -81,17 +81,17 @@ async fn a_member_is_let_in_and_nobody_is_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stranger_is_refused_whatever_it_shows_and_reaches_no_handler() {
+async fn a_stranger_is_refused_and_reaches_no_handler() {
     let rig = Rig::start();
     let other = Authority::new();
-    // A member of another job, which would take this one's members for its own.
+    // A member of another job that would accept this job's members.
     let error = call(&rig.channel(Some(other.credentials_for(MEMBER_NAME, &rig.job)))).await.unwrap_err();
     assert!(matches!(error, WireError::Distrusted { .. }) && !error.is_retryable(), "{error}");
     rig.refused("certificate", 1).await;
-    // One who does not believe the member's certificate.
+    // A peer that does not trust the member's certificate.
     let error = call(&rig.channel(Some(other.credentials()))).await.unwrap_err();
     assert!(matches!(error, WireError::Unreachable { .. }) && error.to_string().contains("certificate"), "{error}");
-    // One who knows nothing of certificates.
+    // A peer that does not speak TLS.
     assert!(call(&rig.channel(None)).await.is_err());
     rig.refused("protocol", 1).await;
     assert_eq!(rig.guarded.0.load(SeqCst), 0, "a stranger's request was handled");
@@ -105,7 +105,7 @@ async fn bytes_that_are_no_handshake_get_an_alert_and_no_frame() {
     socket.set_read_timeout(Some(SOON)).unwrap();
     socket.write_all(&[7; 4_096]).unwrap();
     let mut answer = Vec::new();
-    // The connection may be reset after the alert was read.
+    // The connection may be reset once the alert has been read.
     let _reset = socket.read_to_end(&mut answer);
     // A TLS record of type alert, and nothing else.
     assert!(answer.is_empty() || (answer[0] == 21 && answer.len() < 32), "{answer:?}");
@@ -113,25 +113,25 @@ async fn bytes_that_are_no_handshake_get_an_alert_and_no_frame() {
     assert_eq!(rig.guarded.0.load(SeqCst), 0);
 }
 
-/// One that was killed while it connected.
+/// A peer that is killed while it connects.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn somebody_who_hangs_up_in_the_handshake_is_taken_for_no_stranger() {
+async fn a_peer_that_hangs_up_in_the_handshake_counts_as_ended() {
     let rig = Rig::start();
-    // The header of a handshake record, and half of what it announces.
+    // The header of a handshake record, and half of its announced bytes.
     rig.socket().write_all(&[22, 3, 1, 0, 200, 1, 0, 0, 196]).unwrap();
     rig.refused("ended", 1).await;
     assert_eq!(rig.counters.refused_connections("protocol"), 0);
 }
 
-/// A member does not take just anybody for a member either: its own calls go nowhere else.
+/// Members check the other side too: a member never calls an impostor.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_member_calls_members_only() {
     let (job, other) = (Authority::new(), Authority::new());
-    for (who, says) in [
+    for (credentials, says) in [
         (other.credentials_for(MEMBER_NAME, &job), "certificate"),
         (job.credentials_for("coordinator.example.org", &job), "name"),
     ] {
-        let config = TcpConfig { credentials: Some(who), ..TcpConfig::default() };
+        let config = TcpConfig { credentials: Some(credentials), ..TcpConfig::default() };
         let impostor = Arc::new(Guarded::default());
         let transport = TcpTransport::new(config, WireCounters::unregistered(|_| "any").unwrap());
         let service = Arc::clone(&impostor) as Arc<dyn Service>;
@@ -145,7 +145,7 @@ async fn a_member_calls_members_only() {
 }
 
 #[test]
-fn a_certificate_that_cannot_be_used_is_refused_with_the_name_of_its_file() {
+fn an_unusable_certificate_is_refused_with_the_name_of_its_file() {
     let folder = tempfile::tempdir().unwrap();
     let job = Authority::new();
     let refusal = || Credentials::read(folder.path()).unwrap_err().to_string();

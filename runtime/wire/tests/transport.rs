@@ -1,5 +1,5 @@
-//! One suite for both transports, TCP with and without certificates; then what only TCP can get wrong: bytes, sockets and peers
-//! that do not behave.
+//! One suite for both transports, TCP with and without certificates. Then the cases of TCP alone:
+//! bytes, sockets and misbehaving peers.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -24,12 +24,12 @@ const ECHO: u16 = 1;
 const GATE: u16 = 2;
 const REFUSE: u16 = 3;
 const PANIC: u16 = 4;
-/// Panics before there is a future.
+/// Panics before it returns a future.
 const PANIC_AT_ONCE: u16 = 5;
 /// Replies with more bytes than the limits of the test allow.
 const TOO_MUCH: u16 = 6;
 /// Replies with the number of the connection.
-const WHO: u16 = 7;
+const CONNECTION: u16 = 7;
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -40,7 +40,7 @@ fn kind_name(kind: u16) -> &'static str {
         REFUSE => "refuse",
         PANIC | PANIC_AT_ONCE => "panic",
         TOO_MUCH => "too-much",
-        WHO => "who",
+        CONNECTION => "connection",
         _ => "unknown",
     }
 }
@@ -83,7 +83,7 @@ impl Service for Tester {
                 REFUSE => Err(Refusal::retryable(RefusalCode::StaleEpoch, "epoch 3, not 2")),
                 PANIC => panic!("kind {}", request.kind),
                 TOO_MUCH => Ok(Frame::new(TOO_MUCH, vec![0; 2 << 20])),
-                WHO => Ok(Frame::new(WHO, peer.connection().to_le_bytes().to_vec())),
+                CONNECTION => Ok(Frame::new(CONNECTION, peer.connection().to_le_bytes().to_vec())),
                 _ => Ok(request),
             }
         })
@@ -146,8 +146,8 @@ impl Rig {
     }
 }
 
-/// A loopback host that no other test of this process uses, so that a port given back can be had again. Linux answers on
-/// all of 127.0.0.0/8; elsewhere tests share one host.
+/// A loopback host that no other test of this process uses, so that a test can bind a released port
+/// again. Linux answers on all of 127.0.0.0/8; elsewhere all tests share one host.
 fn own_host() -> String {
     static NEXT: AtomicUsize = AtomicUsize::new(2);
     if cfg!(target_os = "linux") {
@@ -157,10 +157,10 @@ fn own_host() -> String {
     }
 }
 
-async fn until(condition: impl Fn() -> bool, what: &str) {
+async fn until(condition: impl Fn() -> bool, condition_name: &str) {
     let started = Instant::now();
     while !condition() {
-        assert!(started.elapsed() < SOON, "waited for too long until: {what}");
+        assert!(started.elapsed() < SOON, "waited for too long until: {condition_name}");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
@@ -264,12 +264,12 @@ both! {
         channel.call(Frame::new(ECHO, ""), SOON).await.unwrap();
     }
 
-    async fn calls_beyond_the_bound_wait_for_a_place(rig = Bounds { max_in_flight: 2, max_concurrent: 1024 }) {
+    async fn calls_beyond_the_bound_wait_for_a_permit(rig = Bounds { max_in_flight: 2, max_concurrent: 1024 }) {
         let (_serving, channel) = rig.start();
         let calls = [spawn_gated(&channel, SOON), spawn_gated(&channel, SOON)];
         rig.tester.until_running(2).await;
         let error = channel.call(Frame::new(ECHO, ""), Duration::from_millis(30)).await.unwrap_err();
-        assert!(error.to_string().contains("places in flight"), "{error}");
+        assert!(error.to_string().contains("the channel's permits"), "{error}");
         let waiting = spawn_gated(&channel, SOON);
         rig.tester.gate.add_permits(3);
         for call in calls.into_iter().chain([waiting]) {
@@ -277,7 +277,7 @@ both! {
         }
     }
 
-    async fn a_dropped_call_frees_its_place_and_its_handler_finishes(rig = Bounds { max_in_flight: 1, max_concurrent: 1024 }) {
+    async fn a_dropped_call_frees_its_permit_and_its_handler_finishes(rig = Bounds { max_in_flight: 1, max_concurrent: 1024 }) {
         let (_serving, channel) = rig.start();
         let call = spawn_gated(&channel, SOON);
         rig.tester.until_running(1).await;
@@ -298,7 +298,7 @@ both! {
             call.await.unwrap().unwrap();
         }
         assert_eq!(rig.tester.most_running.load(SeqCst), 4);
-        // Another channel has places of its own.
+        // Another channel has permits of its own.
         let other = rig.transport.connect(channel.address()).unwrap();
         let held: Vec<_> = (0..4).map(|_| spawn_gated(&channel, SOON)).collect();
         rig.tester.until_running(4).await;
@@ -315,13 +315,13 @@ both! {
         assert_eq!(error.refusal(), Some(&Refusal::retryable(RefusalCode::StaleEpoch, "epoch 3, not 2")));
         assert!(error.is_retryable());
         let want = format!(
-            "{} refused call \"refuse\": epoch 3, not 2 (StaleEpoch, may be tried again)", channel.address());
+            "{} refused call \"refuse\": epoch 3, not 2 (StaleEpoch, retryable)", channel.address());
         assert_eq!(error.to_string(), want);
     }
 
     async fn a_panic_in_a_handler_is_a_refusal_and_the_connection_lives(rig = WIDE) {
         let (_serving, channel) = rig.start();
-        let before = channel.call(Frame::new(WHO, ""), SOON).await.unwrap();
+        let before = channel.call(Frame::new(CONNECTION, ""), SOON).await.unwrap();
         for (kind, text) in [(PANIC, "kind 4"), (PANIC_AT_ONCE, "at once")] {
             let error = channel.call(Frame::new(kind, ""), SOON).await.unwrap_err();
             let refusal = error.refusal().unwrap();
@@ -329,14 +329,14 @@ both! {
             assert!(refusal.message.contains(text) && !refusal.retryable, "{refusal}");
         }
         assert_eq!(rig.counters.handler_panics(), 2);
-        assert_eq!(channel.call(Frame::new(WHO, ""), SOON).await.unwrap(), before);
+        assert_eq!(channel.call(Frame::new(CONNECTION, ""), SOON).await.unwrap(), before);
         assert_eq!((rig.counters.requests_in_flight(), rig.counters.reconnects()), (0, 0));
     }
 
     async fn a_call_waits_for_a_service_that_is_not_there_yet(rig = WIDE) {
         let serving = rig.serve();
         let address = serving.address().clone();
-        // Once it is only dropped, it may still take a connection.
+        // Stop, not drop: a dropped service may still accept a connection.
         assert!(serving.stop(SOON).await);
         let rig = Rig { bind: address.clone(), ..rig };
         let channel = rig.transport.connect(&address).unwrap();
@@ -352,7 +352,7 @@ both! {
         assert_eq!(rig.counters.reconnects(), 0);
     }
 
-    async fn a_service_that_stops_fails_pending_calls_at_once_and_one_that_starts_again_is_found(rig = WIDE) {
+    async fn pending_calls_fail_when_a_service_stops_and_a_restart_is_found(rig = WIDE) {
         let (serving, channel) = rig.start();
         let calls: Vec<_> = (0..5).map(|_| spawn_gated(&channel, SOON)).collect();
         rig.tester.until_running(5).await;
@@ -382,7 +382,7 @@ both! {
         rig.tester.gate.add_permits(1);
         call.await.unwrap().unwrap();
         assert!(stop.await.unwrap());
-        // The address is free again, and a handler that does not finish is given up.
+        // The address is free again. A handler that does not finish in time is abandoned.
         let rig = Rig { bind: address, ..rig };
         let serving = rig.serve();
         let call = spawn_gated(&channel, SOON);
@@ -407,7 +407,7 @@ both! {
         assert_eq!((rig.counters.calls_in_flight(), rig.counters.requests_in_flight()), (0, 0));
     }
 
-    async fn what_is_moved_is_counted_by_kind(rig = WIDE) {
+    async fn moved_frames_and_bytes_are_counted_by_kind(rig = WIDE) {
         let (_serving, channel) = rig.start();
         for _ in 0..3 {
             channel.call(Frame::new(ECHO, "").with(vec![0f32; 1000]), SOON).await.unwrap();
@@ -459,7 +459,7 @@ async fn a_service_that_does_not_read_makes_the_sender_wait() {
     tokio::time::sleep(Duration::from_millis(300)).await;
     let sent = rig.counters.snapshot()["echo"].frames_sent;
     assert!(sent < 100, "{sent} of 200 frames went out while the service read none");
-    // Calls that give up meanwhile are never sent, and free the queue for those that stay.
+    // Calls dropped meanwhile are never sent, and free the queue for the others.
     calls[100..].iter().for_each(|call| call.abort());
     rig.tester.gate.add_permits(1);
     gated.await.unwrap().unwrap();
@@ -469,10 +469,10 @@ async fn a_service_that_does_not_read_makes_the_sender_wait() {
     assert!(rig.counters.snapshot()["echo"].frames_sent < 2 * 200);
 }
 
-/// As one whose machine is gone while something is on its way to it.
+/// Like a machine that dies while data is on its way to it.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn a_peer_that_takes_nothing_is_given_up_long_before_the_kernel_would() {
+async fn a_peer_that_acknowledges_nothing_is_given_up_early() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address: Address = format!("tcp://{}", listener.local_addr().unwrap()).parse().unwrap();
     let config = TcpConfig { keepalive: Duration::from_secs(1), ..TcpConfig::default() };
@@ -487,7 +487,7 @@ async fn a_peer_that_takes_nothing_is_given_up_long_before_the_kernel_would() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frame_over_the_limit_is_not_sent_and_a_reply_over_it_is_a_refusal() {
+async fn frames_over_the_limit_are_not_sent_and_such_replies_are_refused() {
     let rig = Rig::tcp(WIDE);
     let (_serving, channel) = rig.start();
     let error = channel.call(Frame::new(ECHO, "").with(vec![0u8; 65 << 20]), SOON).await.unwrap_err();
@@ -508,7 +508,7 @@ fn a_channel_outlives_the_runtime_that_carried_its_connection() {
         let client = runtime();
         client.block_on(channel.call(Frame::new(ECHO, ""), SOON)).unwrap();
         assert_eq!(rig.counters.reconnects(), reconnects);
-        // A call that waits when the runtime goes is told so, at once.
+        // A call that is waiting when the runtime shuts down fails at once.
         let waiting = {
             let _inside = client.enter();
             spawn_gated(&channel, SOON)
@@ -520,9 +520,9 @@ fn a_channel_outlives_the_runtime_that_carried_its_connection() {
     }
 }
 
-/// As in a cluster, where a pod has the name of the one before, which may lead to that one for a while.
+/// As in a cluster: a pod has its predecessor's DNS name, which may lead to that pod for a while.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_meant_for_one_process_comes_to_no_other_at_the_same_address() {
+async fn a_call_for_one_incarnation_never_reaches_another() {
     for rig in [Rig::tcp(WIDE), Rig::tls(WIDE)] {
         let serve = |at: &Address| rig.transport.serve(rig.tester.clone(), at).unwrap();
         let before = serve(&rig.bind.clone().of_process(1));
@@ -542,7 +542,7 @@ async fn what_is_meant_for_one_process_comes_to_no_other_at_the_same_address() {
         assert_eq!(rig.counters.snapshot()["echo"].frames_received, 4, "two calls and their answers");
         drop(before);
         let after = loop {
-            // The port is free when the connections to it are gone.
+            // The port is free once the connections to it are gone.
             match rig.transport.serve(rig.tester.clone(), &here.clone().of_process(2)) {
                 Ok(serving) => break serving,
                 Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
@@ -551,14 +551,14 @@ async fn what_is_meant_for_one_process_comes_to_no_other_at_the_same_address() {
         assert_eq!(waiting.await.unwrap().unwrap().meta, "it");
         rig.transport.connect(&here).unwrap().call(Frame::new(ECHO, ""), SOON).await.unwrap();
         let gone = first.ready(Duration::from_millis(300)).await.unwrap_err().to_string();
-        assert!(gone.contains("this is another process than the one meant"), "{gone}");
+        assert!(gone.contains("another process now runs at this address"), "{gone}");
         assert_eq!(rig.counters.snapshot().keys().copied().collect::<Vec<_>>(), ["echo"]);
         drop(after);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_no_process_in_particular_is_not_the_one_meant() {
+async fn a_service_without_an_incarnation_refuses_greetings() {
     let rig = Rig::tcp(WIDE);
     let serving = rig.serve();
     let channel = rig.transport.connect(&serving.address().clone().of_process(7)).unwrap();
@@ -567,7 +567,7 @@ async fn who_is_no_process_in_particular_is_not_the_one_meant() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_of_a_machine_is_reached_by_either_version_of_its_addresses() {
+async fn the_wildcard_address_accepts_ipv4_and_ipv6() {
     for rig in [Rig::tcp(WIDE), Rig::tls(WIDE)] {
         let rig = Rig { bind: "tcp://[::]:0".parse().unwrap(), ..rig };
         let serving = rig.serve();
@@ -600,7 +600,7 @@ fn raw(address: &Address) -> TcpStream {
     socket
 }
 
-/// Sends bytes and reads until the other side closes; gives the goodbye, if there was one.
+/// Sends bytes and reads until the other side closes. Returns the goodbye, if there is one.
 fn exchange(address: &Address, bytes: &[u8]) -> Option<String> {
     let mut socket = raw(address);
     // The service may have closed already.
@@ -621,7 +621,7 @@ fn valid(role: FrameRole, frame: Frame) -> Vec<u8> {
     encode_frame(role, 1, frame, &Limits::default()).unwrap()
 }
 
-/// Bytes with both checksums put right.
+/// The bytes, with both checksums made valid.
 fn summed(mut bytes: Vec<u8>) -> Vec<u8> {
     let header = crc32fast::hash(&bytes[..32]);
     bytes[32..36].copy_from_slice(&header.to_le_bytes());
@@ -632,7 +632,7 @@ fn summed(mut bytes: Vec<u8>) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_malformed_frame_is_refused_counted_and_told_to_the_peer() {
+async fn each_malformed_frame_is_refused_and_reported_to_the_peer() {
     let rig = Rig::tcp(WIDE);
     let (serving, channel) = rig.start();
     channel.call(Frame::new(ECHO, ""), SOON).await.unwrap();
@@ -699,7 +699,7 @@ async fn noise_and_damaged_frames_close_their_connection_and_no_other() {
     assert_eq!((rig.counters.reconnects(), rig.counters.handler_panics()), (0, 0));
 }
 
-/// A peer that reads one request and answers with these bytes, then closes.
+/// A peer that reads one request, answers with these bytes and closes.
 fn answers_with(answer: impl FnOnce(u64) -> Vec<u8> + Send + 'static) -> Address {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -714,7 +714,7 @@ fn answers_with(answer: impl FnOnce(u64) -> Vec<u8> + Send + 'static) -> Address
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_peer_that_answers_nonsense_fails_the_call_with_what_was_wrong() {
+async fn a_malformed_answer_fails_the_call_with_the_reason() {
     let rig = Rig::tcp(WIDE);
     let reply = |role, id| encode_frame(role, id, Frame::new(ECHO, &b"x"[..]), &Limits::default()).unwrap();
     type Answer = Box<dyn FnOnce(u64) -> Vec<u8> + Send>;

@@ -44,7 +44,7 @@ pub fn key(number: u64) -> FeatureKey {
     FeatureKey(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (number << 32))
 }
 
-/// What a job is made of, split over any number of parameter servers.
+/// The state of a job, split over any number of parameter servers.
 pub struct Job {
     pub stores: Vec<Arc<Store>>,
     pub parameters: Vec<f32>,
@@ -61,7 +61,7 @@ impl Job {
         Self { stores: (0..servers).map(|_| store()).collect(), parameters: vec![0.5; 10], steps: 0 }
     }
 
-    /// One that has trained five steps on one server, and its first checkpoint.
+    /// A job that has trained five steps on one server, and its first checkpoint.
     pub async fn saved(directory: &Directory) -> (Self, Manifest) {
         let mut job = Self::new(1);
         job.train(5);
@@ -69,7 +69,7 @@ impl Job {
         (job, first)
     }
 
-    /// The slots of a parameter server: every n-th, so that sets have gaps.
+    /// The slots of a parameter server: every n-th slot, so that the sets have gaps.
     pub fn slots_of(&self, server: usize) -> SlotSet {
         let servers = self.stores.len();
         SlotSet::new((0..SLOTS).filter(|slot| *slot as usize % servers == server).map(Slot))
@@ -79,7 +79,7 @@ impl Job {
         &self.stores[slot_of(key, SLOTS).0 as usize % self.stores.len()]
     }
 
-    /// Steps that touch some keys, make some and remove some; the same whoever holds them.
+    /// Steps that update some keys, insert some and remove some, independently of their placement.
     pub fn train(&mut self, steps: u64) {
         for _ in 0..steps {
             self.steps += 1;
@@ -123,7 +123,7 @@ impl Job {
         vec![part(0, 4), part(4, self.parameters.len())]
     }
 
-    /// Everything but the manifest.
+    /// Writes every file but the manifest.
     pub async fn write_files(
         &self,
         directory: &Directory,
@@ -166,7 +166,7 @@ impl Job {
         Ok(manifest)
     }
 
-    /// Restores a checkpoint into a new job of this many parameter servers.
+    /// Restores a checkpoint into a new job with this many parameter servers.
     pub async fn restore(
         checkpoint: &rectrain_checkpoint::Checkpoint,
         servers: usize,

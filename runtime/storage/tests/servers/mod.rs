@@ -1,5 +1,5 @@
-//! Object stores on loopback for tests: real servers that others wrote, built from their Go modules into the user's cache once.
-//! Where a server is not there and cannot be built, the test says so and passes.
+//! Object stores on loopback for tests: real third-party servers, built once from their Go modules
+//! into the user's cache. If a server is missing and cannot be built, the test says so and passes.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -10,17 +10,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The bucket that every server has.
+/// The bucket of every server.
 pub const BUCKET: &str = "checkpoints";
 
-/// A server that ends with the test.
+/// A server that stops with the test.
 pub struct Server {
     child: Child,
     /// On loopback.
     pub port: u16,
-    /// What a path's options must say to reach it.
+    /// Options of a path that reach this server.
     pub options: BTreeMap<String, String>,
-    /// What keeps its files on disk keeps them here, also when it is started again.
+    /// The files of a server that stores them on disk. They survive a restart of the server.
     _folder: tempfile::TempDir,
     make: Box<dyn Fn(u16) -> Command>,
 }
@@ -32,14 +32,14 @@ impl Drop for Server {
 }
 
 impl Server {
-    /// Ends it at once, as a crash would.
+    /// Kills the server, as a crash would.
     pub fn kill(&mut self) {
-        // It may have ended by itself.
+        // It may have exited already.
         let _ended = self.child.kill();
         let _waited = self.child.wait();
     }
 
-    /// Starts it again, on the same port.
+    /// Restarts the server on the same port.
     pub fn restart(&mut self) {
         self.kill();
         self.child = running(&self.make, self.port).expect("the server starts again");
@@ -67,8 +67,9 @@ pub fn s3() -> Option<Server> {
     Some(server)
 }
 
-/// gofakes3, for `gs://`: Google's XML API, which is what the client speaks for every request, is S3's in paths, queries and
-/// answers, multipart uploads among them. What is Google's alone (generations) is `gcs`'s to prove.
+/// gofakes3, for `gs://`. The client uses Google's XML API for every request. Its paths, queries
+/// and answers are S3's, multipart uploads included. `gcs` covers the parts that only Google has
+/// (generations).
 pub fn xml() -> Option<Server> {
     let program = built("github.com/johannesboyne/gofakes3/cmd/gofakes3@v1.2.0", "gofakes3")?;
     let server = started(tempfile::tempdir().unwrap(), move |port| {
@@ -79,15 +80,16 @@ pub fn xml() -> Option<Server> {
     Some(anonymous(server))
 }
 
-/// fake-gcs-server. Of the XML API it answers reads, lists and deletions. Every XML upload it refuses with
-/// `400 invalid uploadType`: `PUT /bucket/object` and `POST /bucket/object?uploads` go to the handler of the JSON API there, which
-/// looks for `uploadType` in the query. So files come into it by [`Server::upload`].
+/// fake-gcs-server. It serves reads, lists and deletions of the XML API. It refuses every XML
+/// upload with `400 invalid uploadType`: it routes `PUT /bucket/object` and `POST
+/// /bucket/object?uploads` to the handler of its JSON API, which looks for `uploadType` in the
+/// query. So tests upload with [`Server::upload`].
 pub fn gcs() -> Option<Server> {
     let program = built("github.com/fsouza/fake-gcs-server@v1.56.1", "fake-gcs-server")?;
     let server = started(tempfile::tempdir().unwrap(), move |port| {
         let mut command = Command::new(&program);
         command.args(["-scheme", "http", "-host", "127.0.0.1", "-backend", "memory", "-port", &port.to_string()]);
-        // Requests to other hosts are not for the XML API.
+        // It serves the XML API only for this host.
         command.args(["-public-host", &format!("127.0.0.1:{port}")]);
         command
     });
@@ -96,7 +98,8 @@ pub fn gcs() -> Option<Server> {
     Some(anonymous(server))
 }
 
-/// An account without keys: `skip_signature` is heeded by the client's reads alone, its writes would ask Google for a token.
+/// An account without keys. The client honours `skip_signature` for reads only; for writes it would
+/// ask Google for a token.
 fn anonymous(mut server: Server) -> Server {
     let account = format!(
         "{{\"gcs_base_url\":\"http://127.0.0.1:{}\",\"disable_oauth\":true,\"client_email\":\"\",\"private_key\":\"\",\
@@ -108,7 +111,7 @@ fn anonymous(mut server: Server) -> Server {
 }
 
 impl Server {
-    /// Puts an object into [`gcs`] by Google's JSON API.
+    /// Uploads an object to [`gcs`] with Google's JSON API.
     pub fn upload(&self, name: &str, bytes: &[u8]) {
         let name = name.replace('/', "%2F");
         let target = format!("/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name={name}");
@@ -135,7 +138,7 @@ fn options(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
-/// The program of a Go module, from the cache or built into it; none if that cannot be.
+/// The program of a Go module, from the cache or built into it. `None` if it cannot be built.
 fn built(module: &str, name: &str) -> Option<PathBuf> {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")))?;
@@ -153,7 +156,7 @@ fn built(module: &str, name: &str) -> Option<PathBuf> {
             None
         }
         Err(error) => {
-            eprintln!("SKIPPED: {name} is not there, and go cannot be run to build it: {error}");
+            eprintln!("SKIPPED: {name} is not there, and go, which would build it, cannot be run: {error}");
             None
         }
     }
@@ -163,7 +166,8 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Starts a server. Another program may take the free port first; then the server ends at once and another port is tried.
+/// Starts a server. If another program takes the free port first, the server exits and the next
+/// attempt uses another port.
 fn started(folder: tempfile::TempDir, make: impl Fn(u16) -> Command + 'static) -> Server {
     for _ in 0..5 {
         let port = free_port();
@@ -175,7 +179,7 @@ fn started(folder: tempfile::TempDir, make: impl Fn(u16) -> Command + 'static) -
     panic!("the server does not start")
 }
 
-/// A server on a port, once it accepts connections; none if it ends or takes minutes.
+/// A server on a port, once it accepts connections. `None` if it exits or takes minutes.
 fn running(make: &dyn Fn(u16) -> Command, port: u16) -> Option<Child> {
     let mut child = make(port).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let deadline = Instant::now() + Duration::from_secs(120);

@@ -1,6 +1,6 @@
-//! The decoder: a state machine that says how many bytes it wants next, is lent to whoever has
-//! them, and gives a frame when it has one. Payload bytes go straight into the tensor's vector.
-//! It never panics on what it is fed, and takes memory only as bytes arrive.
+//! The decoder: a state machine that says how many bytes it wants next, takes them from its caller,
+//! and returns a frame when it has one. Payload bytes go straight into the tensor's vector. It
+//! never panics on any input, and allocates memory only as bytes arrive.
 
 use bytes::Bytes;
 use crc32fast::Hasher;
@@ -12,20 +12,20 @@ use super::{Frame, FrameRole, HEADER_BYTES, Header, Limits, Malformed};
 use crate::spare::Filling;
 use crate::tensor::{DType, Tensor, TensorData};
 
-/// A frame and its place in the conversation.
+/// A frame with its role and request id.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecodedFrame {
     pub role: FrameRole,
     pub request_id: u64,
     pub frame: Frame,
-    /// Bytes it had on the wire.
+    /// Size of the whole frame on the wire, in bytes.
     pub bytes: u64,
 }
 
-/// Decodes one frame after another from bytes that come in any pieces.
+/// Decodes one frame after another from bytes that arrive in pieces of any size.
 ///
-/// After an error the bytes cannot be trusted to be at the start of a frame: the decoder gives
-/// the same error again, whatever it is fed.
+/// After an error the decoder no longer knows where a frame begins. It then returns the same error
+/// for all further input.
 pub struct FrameDecoder {
     limits: Limits,
     stage: Stage,
@@ -58,12 +58,12 @@ impl FrameDecoder {
         Self { limits, stage: Stage::START }
     }
 
-    /// Whether no byte of a frame has been fed since the last whole one.
+    /// True if no byte of the next frame has been fed yet.
     pub fn is_between_frames(&self) -> bool {
         matches!(self.stage, Stage::Header { filled: 0, .. })
     }
 
-    /// Bytes that can be fed now without a copy: what is missing of a tensor, otherwise 0.
+    /// Bytes that can be fed now without a copy: the missing part of a tensor, otherwise 0.
     pub(crate) fn direct(&self) -> usize {
         match &self.stage {
             Stage::Payloads(payloads) => payloads.current.missing(),
@@ -71,8 +71,8 @@ impl FrameDecoder {
         }
     }
 
-    /// Lends `read` the place where the next bytes belong, up to `most` of them and at least one,
-    /// and takes what it put there. Gives what `read` returned, and a frame when one is whole.
+    /// Lends `read` the memory for the next bytes: at least one byte and at most `most`. Returns
+    /// the result of `read`, and the frame if it is now complete.
     pub fn fill<R>(
         &mut self,
         most: usize,
@@ -94,7 +94,7 @@ impl FrameDecoder {
         }
     }
 
-    /// Goes to the next stage as long as the present one has all its bytes.
+    /// Goes to the next stage for as long as the current one has all its bytes.
     fn advance(&mut self) -> Result<Option<DecodedFrame>, Malformed> {
         loop {
             let whole = match &self.stage {
@@ -152,7 +152,7 @@ impl Payloads {
         result
     }
 
-    /// The tensor being read is whole: keep it and start the next, or the checksum.
+    /// Stores the tensor, which is now complete, and starts the next one or the checksum.
     fn next(mut self: Box<Self>) -> Stage {
         let descriptor = self.descriptors[self.tensors.len()];
         match self.descriptors.get(self.tensors.len() + 1) {
@@ -193,7 +193,7 @@ fn fill_array<R>(bytes: &mut [u8], filled: &mut usize, most: usize, read: impl F
     result
 }
 
-/// The vector of whichever type is being read.
+/// The tensor that is being filled, by element type.
 enum TensorFilling {
     F32(Filling<f32>),
     F16(Filling<f16>),
@@ -203,7 +203,7 @@ enum TensorFilling {
     U8(Filling<u8>),
 }
 
-/// Runs the same expression on whichever vector it is.
+/// Runs the same expression on the vector of any element type.
 macro_rules! each {
     ($data:expr, $filling:ident => $body:expr) => {
         match $data {
@@ -251,8 +251,10 @@ impl TensorFilling {
     }
 }
 
-/// Decodes the frame at the start of `bytes`; also gives how many bytes it took.
-/// [`Malformed::Truncated`] when they end before the frame does. Never panics.
+/// Decodes the frame at the start of `bytes`, and returns it with its length. Never panics.
+///
+/// # Errors
+/// [`Malformed::Truncated`] if `bytes` ends before the frame does.
 pub fn decode_frame(bytes: &[u8], limits: &Limits) -> Result<(DecodedFrame, usize), Malformed> {
     let mut decoder = FrameDecoder::new(*limits);
     let mut taken = 0;

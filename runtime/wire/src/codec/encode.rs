@@ -1,6 +1,6 @@
-//! The encoder: lends a frame's bytes as slices of the frame's own memory, piece by piece, so
-//! that they can be written with one vectored system call and no copy. The body's checksum is
-//! taken of each piece just before it is lent, while it is about to be in the cache anyway.
+//! The encoder: lends a frame's bytes as slices of the frame's own memory, piece by piece. So one
+//! vectored system call can write them without a copy. It updates the body's checksum with each
+//! piece just before it lends it: the write needs these bytes in the cache anyway.
 
 use std::io::IoSlice;
 
@@ -25,14 +25,17 @@ pub(crate) struct Outgoing {
     frame: Frame,
     checksum: Hasher,
     trailer: [u8; 4],
-    /// Everything before it is in the checksum and may be lent.
+    /// Everything before this position is in the checksum and may be lent.
     summed: Position,
-    /// Everything before it has been written.
+    /// Everything before this position has been written.
     written: Position,
 }
 
 impl Outgoing {
-    /// The frame ready to be written; refused when a receiver with these limits would refuse it.
+    /// The frame, ready to be written.
+    ///
+    /// # Errors
+    /// A frame that a receiver with these limits would refuse.
     pub(crate) fn new(role: FrameRole, request_id: u64, frame: Frame, limits: &Limits) -> Result<Self, Malformed> {
         let header = header_of(role, request_id, &frame, limits)?;
         Ok(Self::with_header(header, frame))
@@ -51,7 +54,7 @@ impl Outgoing {
         Self { header, head, frame, checksum, trailer: [0; 4], summed, written }
     }
 
-    /// A refusal ready to be written. Refusals are short, so no limit stands in their way.
+    /// A refusal, ready to be written. Refusals are short, so no limit applies to them.
     pub(crate) fn refusal(role: FrameRole, kind: u16, request_id: u64, refusal: &Refusal) -> Self {
         let frame = Frame::new(kind, refusal.to_bytes());
         let header = Header {
@@ -65,14 +68,15 @@ impl Outgoing {
         Self::with_header(header, frame)
     }
 
-    /// The first frame of a connection that is meant for one process, and what that process answers.
+    /// The first frame of a connection that is meant for one incarnation; that process sends it
+    /// back.
     pub(crate) fn greeting(process: u64) -> Self {
         let role = FrameRole::Greeting;
         let header = Header { kind: 0, role, tensors: 0, meta_bytes: 0, request_id: process, body_bytes: 0 };
         Self::with_header(header, Frame::default())
     }
 
-    /// All of it in one vector.
+    /// The whole frame in one vector.
     pub(crate) fn into_bytes(mut self) -> Vec<u8> {
         self.prepare(usize::MAX);
         let mut bytes = Vec::with_capacity(self.frame_bytes() as usize);
@@ -99,18 +103,18 @@ impl Outgoing {
         self.header.frame_bytes()
     }
 
-    /// Whether all has been written.
+    /// True if the whole frame has been written.
     pub(crate) fn is_written(&self) -> bool {
         self.written.segment == self.segments()
     }
 
-    /// Whether all may be lent.
+    /// True if the whole frame may be lent.
     pub(crate) fn is_prepared(&self) -> bool {
         self.summed.segment == self.segments()
     }
 
-    /// Takes the checksum of about `budget` bytes more than have been written, so that they can
-    /// be lent; gives how many bytes can be lent now.
+    /// Extends the checksum until about `budget` unwritten bytes can be lent. Returns how many
+    /// bytes can be lent now.
     pub(crate) fn prepare(&mut self, budget: usize) -> usize {
         let mut lendable = self.distance(self.written, self.summed);
         let last = self.segments() - 1;
@@ -134,7 +138,7 @@ impl Outgoing {
         lendable
     }
 
-    /// Puts what may be lent and has not been written into `slices`, from `*used` on.
+    /// Puts the bytes that may be lent and are not yet written into `slices`, from `*used` on.
     pub(crate) fn lend<'a>(&'a self, slices: &mut [IoSlice<'a>], used: &mut usize) {
         let mut at = self.written;
         while at < self.summed && *used < slices.len() {
@@ -148,8 +152,8 @@ impl Outgoing {
         }
     }
 
-    /// Notes that `count` bytes of what was lent have been written; gives how many of them were
-    /// not this frame's.
+    /// Records that `count` lent bytes have been written. Returns how many of them belong to later
+    /// frames.
     pub(crate) fn advance(&mut self, mut count: usize) -> usize {
         while self.written < self.summed {
             let Position { segment, byte } = self.written;
@@ -195,7 +199,8 @@ fn header_of(role: FrameRole, request_id: u64, frame: &Frame, limits: &Limits) -
     Ok(header)
 }
 
-/// The bytes of a frame in one vector: for tests and tools; connections write from the frame.
+/// The bytes of a frame in one vector, for tests and tools. Connections write from the frame
+/// itself.
 pub fn encode_frame(role: FrameRole, request_id: u64, frame: Frame, limits: &Limits) -> Result<Vec<u8>, Malformed> {
     Ok(Outgoing::new(role, request_id, frame, limits)?.into_bytes())
 }

@@ -3,7 +3,7 @@
 use super::{Limits, Malformed};
 use crate::tensor::{DType, MAX_RANK, Shape, Tensor};
 
-/// The version of the frame layout; both sides must speak the same.
+/// The version of the frame layout. Both sides of a connection must use the same one.
 pub const PROTOCOL_VERSION: u16 = 1;
 
 /// Bytes of a header.
@@ -15,17 +15,18 @@ pub(super) const DESCRIPTOR_BYTES: usize = 40;
 const MAGIC: u32 = u32::from_le_bytes(*b"RTWF");
 const SUMMED_BYTES: usize = HEADER_BYTES - 4;
 
-/// What a frame is in the conversation of two sides.
+/// The part a frame plays in the exchange between two sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum FrameRole {
     Request = 1,
     Reply = 2,
-    /// A reply that is a [`crate::Refusal`], held in the structured part.
+    /// A reply that carries a [`crate::Refusal`] in the structured part.
     Refusal = 3,
-    /// The last frame before a side closes the connection for a reason, held as a refusal.
+    /// The last frame before a side closes the connection; carries the reason as a refusal.
     Goodbye = 4,
-    /// The first frame of a connection that is meant for one process only, whose number is the request id; that process sends it back.
+    /// The first frame of a connection that is meant for one incarnation of a process. Its number
+    /// is the request id, and that process sends the frame back.
     Greeting = 5,
 }
 
@@ -74,8 +75,8 @@ impl Header {
         bytes
     }
 
-    /// Magic and version are looked at before the checksum: another protocol's bytes should be
-    /// named as such.
+    /// Reads a header. It checks magic and version before the checksum, so that the error names
+    /// another protocol's bytes as such.
     pub(super) fn decode(bytes: &[u8; HEADER_BYTES], limits: &Limits) -> Result<Self, Malformed> {
         let magic = u32::from_le_bytes(get(bytes, 0));
         if magic != MAGIC {
@@ -103,7 +104,7 @@ impl Header {
         Ok(header)
     }
 
-    /// Whether the lengths keep to the limits and to one another.
+    /// Checks the lengths against the limits and against one another.
     pub(super) fn check(&self, limits: &Limits) -> Result<(), Malformed> {
         if self.body_bytes > limits.max_frame_bytes {
             let limit = limits.max_frame_bytes;
@@ -121,7 +122,7 @@ impl Header {
     }
 }
 
-/// Type, shape and size of a tensor whose payload follows.
+/// Type, shape and size of one tensor's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Descriptor {
     pub(super) dtype: DType,

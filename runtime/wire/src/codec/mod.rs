@@ -1,5 +1,6 @@
-//! Frames and their bytes. Nothing here knows a socket or a clock: the decoder is fed bytes and
-//! the encoder lends them, so both can be tested and fuzzed alone. `tcp` is the caller.
+//! Frames and their bytes. Nothing here knows a socket or a clock: the caller feeds bytes to the
+//! decoder and takes them from the encoder, so both can be tested and fuzzed alone. `tcp` is the
+//! caller.
 //!
 //! All numbers are little-endian.
 //!
@@ -17,11 +18,10 @@
 //!  32  u32  CRC-32 of bytes 0..32
 //! ```
 //!
-//! The checksum is CRC-32 (IEEE) because it was the cheaper of the candidates: crc32fast picks
-//! carry-less multiplication of up to 512 bits at run time (58 GB/s in the second-level cache of
-//! an AVX-512 server), while xxh3 is as wide as the target the binary was compiled for (14 GB/s
-//! there). It is taken piece by piece as bytes pass through the cache on their way to and from the
-//! socket.
+//! The checksum is CRC-32 (IEEE), the cheapest candidate. crc32fast picks carry-less multiplication
+//! of up to 512 bits at run time: 58 GB/s in the second-level cache of an AVX-512 server. xxh3 is
+//! only as wide as the target the binary was compiled for: 14 GB/s there. The checksum is updated
+//! piece by piece, as bytes pass through the cache on their way to and from the socket.
 
 mod decode;
 mod encode;
@@ -40,12 +40,12 @@ pub(crate) use encode::Outgoing;
 pub use encode::encode_frame;
 pub use header::{FrameRole, HEADER_BYTES, Header, PROTOCOL_VERSION};
 
-/// A message: what it is, a small structured part, and tensors.
+/// A message: its kind, a small structured part, and tensors.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Frame {
-    /// What the message is; the numbers are the caller's.
+    /// The kind of message; the caller assigns the numbers.
     pub kind: u16,
-    /// The structured part: the caller's own encoding, small.
+    /// The structured part: small, in the caller's own encoding.
     pub meta: Bytes,
     pub tensors: Vec<Tensor>,
 }
@@ -63,7 +63,10 @@ impl Frame {
         self
     }
 
-    /// The tensors, when there are exactly `N`; an error that calls the message `name` otherwise.
+    /// Takes the tensors out of the message `name`.
+    ///
+    /// # Errors
+    /// Any other number of tensors than `N`.
     pub fn into_tensors<const N: usize>(self, name: &str) -> Result<[Tensor; N], WireError> {
         let found = self.tensors.len();
         self.tensors.try_into().map_err(|_| WireError::Tensor {
@@ -79,7 +82,7 @@ impl Frame {
     }
 }
 
-/// What a receiver accepts, and a sender therefore sends.
+/// The limits of a receiver. The sender checks them before it sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The most bytes of a frame's body. 1 GiB by default.
@@ -94,7 +97,7 @@ impl Default for Limits {
     }
 }
 
-/// Why bytes are not a frame that can be accepted. The connection they came on is closed.
+/// Why a receiver refuses bytes as a frame. It then closes the connection they came on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Malformed {
@@ -104,34 +107,34 @@ pub enum Malformed {
         "it has protocol version {found}, and this side speaks {PROTOCOL_VERSION}; run the same release on both sides"
     )]
     Version { found: u16 },
-    #[error("the header's checksum is {computed:#010x} and not {stated:#010x} as stated")]
+    #[error("the header's checksum is {computed:#010x}, and the header states {stated:#010x}")]
     HeaderChecksum { stated: u32, computed: u32 },
-    #[error("the role {found} is not one")]
+    #[error("its role {found} is unknown")]
     Role { found: u16 },
     #[error("its body has {bytes} bytes, and the limit max_frame_bytes is {limit}")]
     FrameLength { bytes: u64, limit: u64 },
     #[error("its structured part has {bytes} bytes, and the limit max_meta_bytes is {limit}")]
     MetaLength { bytes: u64, limit: u32 },
-    #[error("it has {found} tensors, and at most {} fit a frame", u16::MAX)]
+    #[error("it has {found} tensors, and a frame has at most {}", u16::MAX)]
     TensorCount { found: usize },
-    #[error("its body has {stated} bytes, and its parts have {needed}")]
+    #[error("its body has {stated} bytes, and its parts need {needed}")]
     BodyLength { stated: u64, needed: u64 },
-    #[error("tensor {tensor} has the element type {found}, which is not one")]
+    #[error("tensor {tensor} has the unknown element type {found}")]
     DType { tensor: usize, found: u8 },
     #[error("tensor {tensor} has a descriptor that is not canonical (rank {rank})")]
     Descriptor { tensor: usize, rank: u8 },
-    #[error("tensor {tensor} has {stated} bytes, and its shape {dims:?} of {size}-byte elements needs another number")]
+    #[error("tensor {tensor} has {stated} bytes, which is wrong for its shape {dims:?} of {size}-byte elements")]
     TensorLength { tensor: usize, dims: [u64; 3], size: usize, stated: u64 },
-    #[error("the body's checksum is {computed:#010x} and not {stated:#010x} as stated")]
+    #[error("the body's checksum is {computed:#010x}, and the frame states {stated:#010x}")]
     BodyChecksum { stated: u32, computed: u32 },
-    #[error("it ends in the middle")]
+    #[error("it ends in the middle of a frame")]
     Truncated,
     #[error("a {role:?} with request id {request_id} was not expected here")]
     Unexpected { role: FrameRole, request_id: u64 },
 }
 
 impl Malformed {
-    /// All that [`Self::reason`] gives.
+    /// Every label that [`Self::reason`] returns.
     pub const REASONS: [&str; 14] = [
         "magic",
         "version",

@@ -48,7 +48,7 @@ fn bytes_of(frame: &Frame, id: u64) -> Vec<u8> {
     encode_frame(FrameRole::Request, id, frame.clone(), &Limits::default()).unwrap()
 }
 
-/// All frames in `bytes`, fed in pieces of the given lengths, over and over.
+/// All frames in `bytes`, fed in pieces of the given lengths, in rotation.
 fn decode_in_pieces(bytes: &[u8], pieces: &[usize]) -> Result<Vec<DecodedFrame>, Malformed> {
     let mut decoder = FrameDecoder::new(Limits::default());
     let (mut frames, mut at) = (Vec::new(), 0);
@@ -131,7 +131,7 @@ proptest! {
         prop_assert!(decode_frame(&noise, &Limits::default()).is_err());
     }
 
-    /// Noise behind a right header, with right checksums: only the descriptors are wrong.
+    /// Noise behind a valid header, with valid checksums: only the descriptors are wrong.
     #[test]
     fn noise_in_a_body_is_refused_or_a_frame(
         tensors in 0u16..4, meta_bytes in 0u32..10,
@@ -152,7 +152,7 @@ proptest! {
     }
 }
 
-/// A frame of one 2×3 matrix with something changed, and both checksums right again.
+/// The error for a frame of one 2×3 matrix with one change, and with both checksums made valid.
 fn changed(change: impl FnOnce(&mut Vec<u8>)) -> Malformed {
     let frame = Frame::new(5, &b"meta"[..]).with(Tensor::new(&[2, 3], vec![1f32; 6]).unwrap());
     let mut bytes = bytes_of(&frame, 1);
@@ -210,7 +210,7 @@ fn wrong_checksums_are_told_apart() {
 }
 
 #[test]
-fn a_decoder_that_has_refused_goes_on_refusing() {
+fn a_decoder_that_has_refused_keeps_refusing() {
     let mut decoder = FrameDecoder::new(Limits::default());
     let mut feed = |byte: u8| decoder.fill(1, |buffer| buffer.put_slice(&[byte])).map(|_| ());
     for _ in 0..HEADER_BYTES - 1 {
@@ -222,7 +222,7 @@ fn a_decoder_that_has_refused_goes_on_refusing() {
 }
 
 #[test]
-fn what_a_receiver_would_refuse_is_not_encoded() {
+fn a_frame_that_a_receiver_would_refuse_is_not_encoded() {
     let limits = Limits { max_frame_bytes: 100, max_meta_bytes: 10 };
     let reason = |frame| encode_frame(FrameRole::Request, 1, frame, &limits).unwrap_err().reason();
     assert_eq!(reason(Frame::new(1, vec![0; 11])), "meta_length");

@@ -1,6 +1,6 @@
-//! The calling side: one connection carries all calls of a channel, told apart by their request
-//! ids. A connection is three tasks: a writer with a bounded queue, a reader that hands replies
-//! to the calls that wait, and a supervisor that fails those calls when either ends.
+//! The calling side. One connection carries all calls of a channel; request ids tell them apart. A
+//! connection has three tasks. A writer sends the frames of a bounded queue. A reader hands replies
+//! to the waiting calls. A supervisor fails these calls when the writer or the reader ends.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,16 +18,17 @@ use crate::address::Address;
 use crate::codec::{DecodedFrame, Frame, FrameRole, Malformed, Outgoing};
 use crate::error::{Refusal, WireError};
 use crate::metrics::WireCounters;
+use crate::progress::{Progress, Stage, back_off};
 use crate::tls::is_distrust;
-use crate::transport::{Progress, Stage, back_off};
+use crate::transport::{BoxFuture, ChannelBackend};
 
-/// Frames that wait to be written on one connection; more wait in their calls.
+/// The most frames queued for writing on one connection. Further frames wait in their calls.
 const QUEUE_FRAMES: usize = 64;
 
-/// How long the other side's reason for closing is waited for when writing has failed.
+/// How long to wait for the other side's reason after writing has failed.
 const LAST_WORD: Duration = Duration::from_millis(50);
 
-/// What a waiting call gets.
+/// The result that a waiting call receives.
 enum Outcome {
     Reply(Frame),
     Refusal(Refusal),
@@ -36,16 +37,16 @@ enum Outcome {
     Distrusted(Arc<str>),
 }
 
-pub(crate) struct TcpChannel {
+pub(super) struct TcpChannel {
     address: Address,
     config: TcpConfig,
     counters: Arc<WireCounters>,
-    /// A place for each call in flight; callers wait here in order.
-    places: Semaphore,
-    /// Ids of all connections of the channel, so that none is used twice.
+    /// One permit per call in flight. The semaphore serves waiting callers in order.
+    permits: Semaphore,
+    /// The next request id. All connections of the channel share it, so that no id is used twice.
     next_id: Arc<AtomicU64>,
     current: RwLock<Option<Arc<Connection>>>,
-    /// Held by the one call that connects; true once a connection has been made.
+    /// Locked by the one call that connects. True once there has been a connection.
     connected_before: tokio::sync::Mutex<bool>,
 }
 
@@ -53,7 +54,7 @@ impl TcpChannel {
     pub(super) fn new(address: Address, config: TcpConfig, counters: Arc<WireCounters>) -> Self {
         Self {
             address,
-            places: Semaphore::new(config.max_in_flight.clamp(1, Semaphore::MAX_PERMITS)),
+            permits: Semaphore::new(config.max_in_flight.clamp(1, Semaphore::MAX_PERMITS)),
             config,
             counters,
             next_id: Arc::new(AtomicU64::new(1)),
@@ -62,17 +63,9 @@ impl TcpChannel {
         }
     }
 
-    pub(crate) fn parts(&self) -> (&Address, &WireCounters) {
-        (&self.address, &self.counters)
-    }
-
-    pub(crate) async fn ready(&self, progress: &Progress<'_>) -> Result<(), WireError> {
-        self.connection(progress).await.map(drop)
-    }
-
-    /// Sends and waits; the caller holds the deadline and drops this when it passes.
-    pub(crate) async fn call(&self, request: Frame, progress: &Progress<'_>) -> Result<Frame, WireError> {
-        let _place = self.places.acquire().await.map_err(|closed| progress.closed(closed))?;
+    /// Sends the request and waits for its reply.
+    async fn exchange(&self, request: Frame, progress: &Progress<'_>) -> Result<Frame, WireError> {
+        let _permit = self.permits.acquire().await.map_err(|closed| progress.closed(closed))?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let limits = &self.config.limits;
         let mut outgoing = Outgoing::new(FrameRole::Request, id, request, limits)
@@ -85,8 +78,8 @@ impl TcpChannel {
             progress.enter(Stage::Queue);
             let request = Request { outgoing, calls: connection.calls.clone() };
             if let Err(mpsc::error::SendError(unsent)) = connection.queue.send(request).await {
-                // The writer has ended and the supervisor has not noticed yet.
-                connection.calls.fail(Ended::lost("writing has ended"));
+                // The writer has ended, and the supervisor has not noticed yet.
+                connection.calls.fail(Ended::lost("the writer has ended"));
                 outgoing = unsent.outgoing;
                 continue;
             }
@@ -101,7 +94,7 @@ impl TcpChannel {
         }
     }
 
-    /// The connection there is, or a new one.
+    /// The current connection, or a new one.
     async fn connection(&self, progress: &Progress<'_>) -> Result<Arc<Connection>, WireError> {
         if let Some(connection) = self.live() {
             return Ok(connection);
@@ -125,13 +118,14 @@ impl TcpChannel {
         current.as_ref().filter(|connection| connection.calls.is_open()).cloned()
     }
 
-    /// Connects, however often it takes until the call's deadline passes.
+    /// Connects, in as many attempts as fit before the call's deadline.
     async fn dial(&self, progress: &Progress<'_>) -> Result<(FrameReader, Sink), WireError> {
         let endpoint = host_and_port(&self.address)?;
         let mut attempt = 0;
         loop {
-            // One that was given up begins at its beginning: where handshakes take long, the next has longer. Where nobody answers there
-            // may be another address by then.
+            // Each attempt starts from scratch and gives the handshake more time than the last one,
+            // for peers whose handshakes are slow. The name is resolved again: it may lead
+            // elsewhere by now.
             let shaking = self.config.connect_timeout * (1 << attempt.min(2));
             match self.dial_once(endpoint, shaking).await {
                 Ok(halves) => return Ok(halves),
@@ -139,7 +133,7 @@ impl TcpChannel {
             }
             let pause = back_off(attempt);
             attempt += 1;
-            // The last attempt comes just before the deadline, not a pause after it.
+            // The last attempt starts just before the deadline, not a whole pause after it.
             let left = progress.left().saturating_sub(Duration::from_millis(2));
             tokio::time::sleep(pause.min(left.max(Duration::from_millis(1)))).await;
         }
@@ -148,9 +142,9 @@ impl TcpChannel {
     async fn dial_once(&self, endpoint: (&str, u16), shaking: Duration) -> std::io::Result<(FrameReader, Sink)> {
         let stream = within(self.config.connect_timeout, TcpStream::connect(endpoint)).await?;
         if is_connected_to_itself(&stream) {
-            // Closed at once and with no wait, so that the service can have its port.
+            // Close at once and without lingering, so that the service can bind its port.
             let _ = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
-            return Err(std::io::Error::other("nothing listens there: the connection was to itself"));
+            return Err(std::io::Error::other("nothing listens there: the kernel connected the socket to itself"));
         }
         tune(&stream, &self.config)?;
         within(shaking, Box::pin(self.shake_hands(stream))).await
@@ -170,12 +164,31 @@ impl TcpChannel {
     }
 }
 
+impl ChannelBackend for TcpChannel {
+    fn address(&self) -> &Address {
+        &self.address
+    }
+
+    fn counters(&self) -> &WireCounters {
+        &self.counters
+    }
+
+    fn ready<'a>(&'a self, progress: &'a Progress<'a>) -> BoxFuture<'a, Result<(), WireError>> {
+        Box::pin(async move { self.connection(progress).await.map(drop) })
+    }
+
+    fn call<'a>(&'a self, request: Frame, progress: &'a Progress<'a>) -> BoxFuture<'a, Result<Frame, WireError>> {
+        Box::pin(self.exchange(request, progress))
+    }
+}
+
 async fn within<T>(time: Duration, attempt: impl Future<Output = std::io::Result<T>>) -> std::io::Result<T> {
     let no_answer = |_| std::io::Error::new(std::io::ErrorKind::TimedOut, format!("no answer within {time:?}"));
     tokio::time::timeout(time, attempt).await.unwrap_or_else(|late| Err(no_answer(late)))
 }
 
-/// Makes sure that the process meant is at the other end, before anything is sent that another would take for its own.
+/// Checks that the other end is the expected incarnation, before it sends anything that another
+/// process could take as meant for it.
 async fn greet(process: u64, replies: &mut FrameReader, sink: &mut Sink) -> std::io::Result<()> {
     sink.write_all(&Outgoing::greeting(process).into_bytes()).await?;
     sink.flush().await?;
@@ -186,18 +199,21 @@ async fn greet(process: u64, replies: &mut FrameReader, sink: &mut Sink) -> std:
         }
         Ok(_) => Err(std::io::Error::other("the other side did not return the greeting")),
         Err(ReadError::Io(error)) => Err(error),
-        Err(ReadError::Ended) => Err(std::io::Error::other("the other side closed it instead of greeting")),
+        Err(ReadError::Ended) => {
+            Err(std::io::Error::other("the other side closed the connection instead of returning the greeting"))
+        }
         Err(ReadError::Malformed(malformed)) => Err(std::io::Error::other(malformed.to_string())),
     }
 }
 
-/// True if nobody listens at the address and the kernel chose the very port as the caller's own: TCP then connects the
-/// socket to itself (a simultaneous open), which happens to who dials a dead service on its own machine often enough.
+/// True if the socket is connected to itself (a TCP simultaneous open). That happens when a process
+/// dials a dead service on its own machine, and the kernel picks the service's port as the caller's
+/// own.
 fn is_connected_to_itself(stream: &TcpStream) -> bool {
     matches!((stream.local_addr(), stream.peer_addr()), (Ok(local), Ok(peer)) if local == peer)
 }
 
-/// A connection with its tasks, which end when it is dropped.
+/// A connection with its tasks. They end when it is dropped.
 struct Connection {
     calls: Arc<PendingCalls>,
     queue: mpsc::Sender<Request>,
@@ -238,7 +254,7 @@ impl Connection {
     }
 }
 
-/// Whoever closes a connection may have said why, which is there to be read.
+/// The other side may have sent a reason before it closed the connection. Prefers that reason.
 async fn why(writing_failed: Arc<str>, tasks: &mut JoinSet<Ended>) -> Ended {
     match tokio::time::timeout(LAST_WORD, tasks.join_next()).await {
         Ok(Some(Ok(said @ (Ended::Distrusted(_) | Ended::Malformed(_))))) => said,
@@ -246,8 +262,8 @@ async fn why(writing_failed: Arc<str>, tasks: &mut JoinSet<Ended>) -> Ended {
     }
 }
 
-/// Fails the calls that wait when the supervisor ends however it ends: the runtime that carries
-/// the connection may be shut down before the channel is.
+/// Fails the waiting calls when the supervisor ends for any reason: the runtime that runs the
+/// connection's tasks may be shut down before the channel is dropped.
 struct FailOnDrop(Arc<PendingCalls>);
 
 impl Drop for FailOnDrop {
@@ -277,7 +293,8 @@ impl Ended {
         Self::Lost(reason.into())
     }
 
-    /// Who connects has done its part of the handshake before the other side judges its certificate, so that a refusal comes here.
+    /// In TLS 1.3 the client finishes its handshake before the server judges its certificate. So
+    /// the alert arrives at the first read.
     fn reading_failed(error: &std::io::Error) -> Self {
         if is_distrust(error) {
             return Self::Distrusted(error.to_string().into());
@@ -313,7 +330,7 @@ impl PendingCalls {
         self.lock().calls.contains_key(&id)
     }
 
-    /// Ends all calls that wait, and takes no more. Once it has ended this does nothing.
+    /// Fails all waiting calls and accepts no further ones. Only the first failure counts.
     fn fail(&self, ended: Ended) {
         let calls = {
             let mut pending = self.lock();
@@ -326,13 +343,13 @@ impl PendingCalls {
                 Ended::Lost(reason) | Ended::WritingFailed(reason) => Outcome::Lost(Arc::clone(reason)),
                 Ended::Distrusted(reason) => Outcome::Distrusted(Arc::clone(reason)),
             };
-            // A call that has just been given up does not mind.
+            // The send fails if the call was dropped just now, which is fine.
             let _ = call.send(outcome);
         }
     }
 }
 
-/// A call's entry among those that wait; leaving, for whatever reason, takes it out.
+/// A call's entry among the waiting calls. Dropping it removes the entry.
 struct Waiting<'a> {
     calls: &'a PendingCalls,
     id: u64,
@@ -380,7 +397,7 @@ impl Queued for Request {
         &self.outgoing
     }
 
-    fn is_given_up(&self) -> bool {
+    fn is_abandoned(&self) -> bool {
         !self.calls.contains(self.outgoing.request_id())
     }
 }
@@ -401,7 +418,7 @@ impl Replies {
                 Ok(reply) => self.take(reply),
                 Err(ReadError::Ended) => Err(Ended::lost("the other side closed it")),
                 Err(ReadError::Io(error)) => Err(Ended::reading_failed(&error)),
-                // A peer that dies while it sends is lost, not wrong.
+                // A peer that dies while it sends is lost; it did not send a malformed frame.
                 Err(ReadError::Malformed(Malformed::Truncated)) => {
                     Err(Ended::lost("the other side closed it in the middle of a frame"))
                 }
@@ -452,7 +469,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_connection_to_itself_is_told_from_one_to_a_service() {
+    async fn a_connection_to_itself_is_recognised() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let served = TcpStream::connect(address).await.unwrap();

@@ -1,5 +1,5 @@
-//! Frames over TCP, between processes. The sockets' side of `codec`: who connects, who reads,
-//! who writes, what happens when a connection ends.
+//! Frames over TCP, between processes: the sockets around `codec`. `client` connects and calls,
+//! `server` accepts and answers, `stream` reads and writes frames.
 
 mod client;
 mod server;
@@ -15,34 +15,34 @@ use crate::codec::Limits;
 use crate::error::WireError;
 use crate::metrics::WireCounters;
 use crate::tls::Credentials;
-use crate::transport::{Channel, ChannelKind, Service, Serving, ServingKind, Transport};
+use crate::transport::{Channel, Service, Serving, Transport};
 
-pub(crate) use client::TcpChannel;
-pub(crate) use server::TcpServing;
+use client::TcpChannel;
+use server::TcpServing;
 
-/// How TCP connections behave. Both sides of a connection should be given the same limits.
+/// The settings of TCP connections. Both sides of a connection should have the same limits.
 #[derive(Clone, Debug)]
 pub struct TcpConfig {
-    /// What is accepted and sent.
+    /// The limits of frames, for sending and receiving.
     pub limits: Limits,
     /// The most calls of one channel at a time. 1,024 by default.
     pub max_in_flight: usize,
-    /// The most requests of one connection a service handles at a time, unsent replies included;
-    /// see `transport` for handlers that wait for one another. 1,024 by default.
+    /// The most requests of one connection that a service handles at a time, unsent replies
+    /// included. 1,024 by default. See `transport` for handlers that wait for one another.
     pub max_concurrent: usize,
-    /// The most connections a service has at a time; further ones wait to be accepted. 4,096 by
+    /// The most connections of a service at a time; further ones wait to be accepted. 4,096 by
     /// default.
     pub max_connections: usize,
-    /// The longest that connecting may take in one attempt, and that the handshakes may take in the first; in the
-    /// second they may take twice, and in all others four times as long. Attempts are repeated, with a growing
-    /// pause, until the deadline of the call that needs the connection. 5 s by default.
+    /// The longest that one attempt to connect may take. 5 s by default. The handshakes may take as
+    /// long again in the first attempt, twice as long in the second, and four times in later ones.
+    /// Attempts repeat, with a growing pause, until the deadline of the call.
     pub connect_timeout: Duration,
-    /// After how long without traffic a peer is probed; it is given up after three probes, a
-    /// third of this apart. One that confirms nothing of what is sent to it, or has no room for
-    /// it, is given up after as long in all. 30 s by default.
+    /// The idle time after which the kernel probes a peer. 30 s by default. It gives up a peer
+    /// after three unanswered probes, a third of this apart. It gives up after the same total time
+    /// if a peer does not acknowledge sent data, or has no room for it.
     pub keepalive: Duration,
-    /// What both sides of a connection have to show. By default nothing is asked and nothing is encrypted: for processes of one
-    /// machine.
+    /// The certificate that both sides show. By default neither side authenticates and nothing is
+    /// encrypted, which suits the processes of one machine.
     pub credentials: Option<Credentials>,
 }
 
@@ -76,17 +76,15 @@ impl TcpTransport {
 
 impl Transport for TcpTransport {
     fn serve(&self, service: Arc<dyn Service>, bind: &Address) -> Result<Serving, WireError> {
-        let (host, port) = host_and_port(bind)?;
-        let (serving, port) =
-            TcpServing::start(service, (host, port), bind, self.config.clone(), self.counters.clone())?;
+        let (host, _) = host_and_port(bind)?;
+        let (serving, port) = TcpServing::start(service, bind, self.config.clone(), self.counters.clone())?;
         let address = Address::Tcp { host: host.to_owned(), port, process: process(bind) };
-        Ok(Serving::new(address, ServingKind::Tcp(serving)))
+        Ok(Serving::new(address, serving))
     }
 
     fn connect(&self, address: &Address) -> Result<Channel, WireError> {
         host_and_port(address)?;
-        let channel = TcpChannel::new(address.clone(), self.config.clone(), self.counters.clone());
-        Ok(Channel(ChannelKind::Tcp(Arc::new(channel))))
+        Ok(Channel::new(TcpChannel::new(address.clone(), self.config.clone(), self.counters.clone())))
     }
 }
 
@@ -106,8 +104,9 @@ fn process(address: &Address) -> Option<u64> {
     }
 }
 
-/// No delay for small frames, and a peer whose machine died is noticed: by probes while nothing is sent to it, and by what it does not
-/// confirm while something is, for which the kernel would try on for a quarter of an hour.
+/// Sends small frames without delay, and detects a peer whose machine died. Probes detect it while
+/// the connection is idle, and the user timeout while data is unacknowledged. Without the latter
+/// the kernel would retry for a quarter of an hour.
 fn tune(stream: &TcpStream, config: &TcpConfig) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let third = (config.keepalive / 3).max(Duration::from_secs(1));

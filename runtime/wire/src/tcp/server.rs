@@ -1,6 +1,7 @@
-//! The serving side: a task accepts connections, a task for each reads requests and starts their
-//! handlers, one more writes what they answer. A place is taken before a request is read and
-//! given back when its reply has been written: that bounds memory and makes the sender wait.
+//! The serving side. One task accepts connections. Each connection has a task that reads requests
+//! and starts their handlers, and a task that writes the replies. The reader takes a permit before
+//! it reads a request; the writer releases it after the reply. That bounds memory and makes the
+//! sender wait.
 
 use std::net::{TcpListener as StdListener, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,56 +13,56 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::stream::{FrameReader, Queued, ReadError, Stream, write_all};
-use super::{TcpConfig, process, tune};
+use super::{TcpConfig, host_and_port, process, tune};
 use crate::address::{Address, listening_at};
 use crate::codec::{DecodedFrame, Frame, FrameRole, Limits, Malformed, Outgoing};
 use crate::error::{Refusal, RefusalCode, WireError};
 use crate::metrics::WireCounters;
-use crate::transport::{Peer, Service, answer};
+use crate::transport::{BoxFuture, Peer, Service, ServingBackend, answer};
 
-/// How long a refused peer may take to read why before the connection is closed.
+/// How long a refused peer may take to read the reason before the connection is closed.
 const LINGER: Duration = Duration::from_millis(250);
-/// The pause after accepting failed (out of file descriptors, most likely).
+/// The pause after a failed accept. The usual cause is that the process is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// How often the log tells of refused strangers at most: whoever reaches the port can make as many as it likes.
-const STRANGERS_TOLD_EVERY: Duration = Duration::from_secs(1);
+/// The shortest time between two log lines about refused strangers. Any host that reaches the port
+/// can cause as many refusals as it likes.
+const STRANGER_LOG_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What all connections of one service share.
+/// State shared by all connections of one service.
 struct Shared {
     service: Arc<dyn Service>,
     config: TcpConfig,
     counters: Arc<WireCounters>,
-    /// The number of this process, if whoever connects may mean another.
+    /// The incarnation of this process, if callers may address a particular one.
     process: Option<u64>,
     stopping: watch::Receiver<bool>,
-    /// When a refused stranger was told of last.
-    told_of_a_stranger: Mutex<Option<Instant>>,
+    /// The time of the last log line about a refused stranger.
+    stranger_logged: Mutex<Option<Instant>>,
 }
 
 impl Shared {
-    /// Every stranger is counted; of many that come at once the log has one.
-    fn tells_of_a_stranger(&self) -> bool {
-        let mut told = self.told_of_a_stranger.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_due = told.is_none_or(|told| told.elapsed() >= STRANGERS_TOLD_EVERY);
+    /// True if a log line about a stranger is due. Every stranger is counted, but few are logged.
+    fn logs_this_stranger(&self) -> bool {
+        let mut logged = self.stranger_logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = logged.is_none_or(|logged| logged.elapsed() >= STRANGER_LOG_INTERVAL);
         if is_due {
-            *told = Some(Instant::now());
+            *logged = Some(Instant::now());
         }
         is_due
     }
 }
 
-/// The accepting task, which owns all others: they end when it is dropped.
-pub(crate) struct TcpServing {
+/// The accepting task. It owns all others: they end when it is dropped.
+pub(super) struct TcpServing {
     stop: watch::Sender<bool>,
     accepting: JoinHandle<()>,
 }
 
 impl TcpServing {
-    /// Binds and starts; also gives the port.
+    /// Binds the address and starts the service. Also returns the port.
     pub(super) fn start(
         service: Arc<dyn Service>,
-        endpoint: (&str, u16),
         address: &Address,
         config: TcpConfig,
         counters: Arc<WireCounters>,
@@ -69,19 +70,23 @@ impl TcpServing {
         let runtime = Handle::try_current().map_err(|_| WireError::NoRuntime { address: address.to_string() })?;
         let _inside = runtime.enter();
         let (listener, port) =
-            bind(endpoint).map_err(|source| WireError::Bind { address: address.to_string(), source })?;
+            bind(host_and_port(address)?).map_err(|source| WireError::Bind { address: address.to_string(), source })?;
         let (stop, stopping) = watch::channel(false);
-        let told_of_a_stranger = Mutex::default();
+        let stranger_logged = Mutex::default();
         let process = process(address);
-        let shared = Arc::new(Shared { service, config, counters, process, stopping, told_of_a_stranger });
+        let shared = Arc::new(Shared { service, config, counters, process, stopping, stranger_logged });
         let accepting = runtime.spawn(accept(listener, shared));
         Ok((Self { stop, accepting }, port))
     }
+}
 
-    pub(crate) async fn stop(mut self, grace: Duration) -> bool {
-        // The accepting task holds a receiver as long as it lives.
-        let _ = self.stop.send(true);
-        tokio::time::timeout(grace, &mut self.accepting).await.is_ok()
+impl ServingBackend for TcpServing {
+    fn stop(mut self: Box<Self>, grace: Duration) -> BoxFuture<'static, bool> {
+        Box::pin(async move {
+            // Sending cannot fail: the accepting task holds a receiver for as long as it runs.
+            let _ = self.stop.send(true);
+            tokio::time::timeout(grace, &mut self.accepting).await.is_ok()
+        })
     }
 }
 
@@ -101,21 +106,21 @@ fn bind(endpoint: (&str, u16)) -> std::io::Result<(TcpListener, u16)> {
 
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     let most = shared.config.max_connections.clamp(1, Semaphore::MAX_PERMITS);
-    let places = Arc::new(Semaphore::new(most));
+    let permits = Arc::new(Semaphore::new(most));
     let mut connections = JoinSet::new();
     let mut stopping = shared.stopping.clone();
     for number in 1.. {
         let accepted = tokio::select! {
-            accepted = next_connection(&listener, &places) => accepted,
+            accepted = next_connection(&listener, &permits) => accepted,
             _ = stopping.wait_for(|stop| *stop) => break,
         };
         while connections.try_join_next().is_some() {}
         match accepted {
-            Ok((stream, name, place)) => {
+            Ok((stream, name, permit)) => {
                 let shared = shared.clone();
                 connections.spawn(async move {
                     serve_connection(stream, Peer::new(name, number), shared).await;
-                    drop(place);
+                    drop(permit);
                 });
             }
             Err(error) => {
@@ -130,17 +135,17 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 
 async fn next_connection(
     listener: &TcpListener,
-    places: &Arc<Semaphore>,
+    permits: &Arc<Semaphore>,
 ) -> std::io::Result<(TcpStream, String, OwnedSemaphorePermit)> {
-    let place = places.clone().acquire_owned().await.map_err(std::io::Error::other)?;
+    let permit = permits.clone().acquire_owned().await.map_err(std::io::Error::other)?;
     let (stream, from) = listener.accept().await?;
-    Ok((stream, format!("tcp://{from}"), place))
+    Ok((stream, format!("tcp://{from}"), permit))
 }
 
-/// A reply in the writer's queue, with the place its request has taken.
+/// A reply in the writer's queue, with the permit of its request.
 struct Reply {
     outgoing: Outgoing,
-    _place: Option<OwnedSemaphorePermit>,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Queued for Reply {
@@ -152,18 +157,18 @@ impl Queued for Reply {
         &self.outgoing
     }
 
-    fn is_given_up(&self) -> bool {
+    fn is_abandoned(&self) -> bool {
         false
     }
 }
 
 async fn serve_connection(stream: TcpStream, peer: Peer, shared: Arc<Shared>) {
     if let Err(error) = tune(&stream, &shared.config) {
-        tracing::debug!(%peer, "could not tune a connection: {error}");
+        tracing::debug!(%peer, "cannot set the socket options of a connection: {error}");
     }
     let Some(stream) = known(stream, &peer, &shared).await else { return };
     let (read, write) = stream.into_halves();
-    // One more than there are places, for the goodbye: sending into the queue never waits.
+    // One more than the permits, for the goodbye: so sending into the queue never waits.
     let most = shared.config.max_concurrent.clamp(1, Semaphore::MAX_PERMITS - 1);
     let (queue, replies) = mpsc::channel(most + 1);
     let mut writer = JoinSet::new();
@@ -172,7 +177,7 @@ async fn serve_connection(stream: TcpStream, peer: Peer, shared: Arc<Shared>) {
 
     let mut requests = Requests {
         reader: FrameReader::new(read, shared.config.limits),
-        places: Arc::new(Semaphore::new(most)),
+        permits: Arc::new(Semaphore::new(most)),
         handlers: JoinSet::new(),
         queue: queue.clone(),
         peer: peer.clone(),
@@ -191,7 +196,7 @@ async fn serve_connection(stream: TcpStream, peer: Peer, shared: Arc<Shared>) {
         }
         Some(Refused::Greeting) => {
             shared.counters.refused_greetings.inc();
-            tracing::debug!(%peer, "closing a connection: it is meant for another process");
+            tracing::debug!(%peer, "closing a connection: it is meant for another incarnation of this process");
         }
         None => {}
     }
@@ -199,7 +204,7 @@ async fn serve_connection(stream: TcpStream, peer: Peer, shared: Arc<Shared>) {
     drop(handlers_queue);
     while handlers.join_next().await.is_some() {}
     if let Some(refused) = &refused {
-        let _ = queue.send(Reply { outgoing: goodbye(refused), _place: None }).await;
+        let _ = queue.send(Reply { outgoing: goodbye(refused), _permit: None }).await;
     }
     drop(queue);
     while writer.join_next().await.is_some() {}
@@ -208,7 +213,7 @@ async fn serve_connection(stream: TcpStream, peer: Peer, shared: Arc<Shared>) {
     }
 }
 
-/// The connection, if whoever made it may.
+/// The connection after the TLS handshake, if there is one to make. `None` for a stranger.
 async fn known(stream: TcpStream, peer: &Peer, shared: &Shared) -> Option<Stream> {
     let Some(credentials) = &shared.config.credentials else { return Some(Stream::Plain(stream)) };
     let mut stopping = shared.stopping.clone();
@@ -220,7 +225,7 @@ async fn known(stream: TcpStream, peer: &Peer, shared: &Shared) -> Option<Stream
         Ok(stream) => Some(Stream::Tls(Box::new(stream.into()))),
         Err(stranger) => {
             shared.counters.refused_stranger(&stranger);
-            if shared.tells_of_a_stranger() {
+            if shared.logs_this_stranger() {
                 tracing::warn!(%peer, reason = stranger.reason, "refused a connection: {stranger}");
             }
             None
@@ -228,10 +233,10 @@ async fn known(stream: TcpStream, peer: &Peer, shared: &Shared) -> Option<Stream
     }
 }
 
-/// Why a connection is closed on this side.
+/// Why this side closes a connection.
 enum Refused {
     Malformed(Malformed),
-    /// It is meant for another process.
+    /// The connection is meant for another incarnation.
     Greeting,
 }
 
@@ -240,7 +245,7 @@ fn goodbye(refused: &Refused) -> Outgoing {
         Refused::Malformed(malformed) => {
             Refusal::new(RefusalCode::InvalidRequest, format!("a frame was refused: {malformed}"))
         }
-        Refused::Greeting => Refusal::new(RefusalCode::NotFound, "this is another process than the one meant"),
+        Refused::Greeting => Refusal::new(RefusalCode::NotFound, "another process now runs at this address"),
     };
     Outgoing::refusal(FrameRole::Goodbye, 0, 0, &refusal)
 }
@@ -248,7 +253,7 @@ fn goodbye(refused: &Refused) -> Outgoing {
 /// The reading side of a connection.
 struct Requests {
     reader: FrameReader,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     handlers: JoinSet<()>,
     queue: mpsc::Sender<Reply>,
     peer: Peer,
@@ -256,11 +261,11 @@ struct Requests {
 }
 
 impl Requests {
-    /// Reads requests and starts their handlers until the peer ends the connection, or sends what
-    /// must be refused.
+    /// Reads requests and starts their handlers. Returns when the peer ends the connection, or with
+    /// the reason if it sent something that must be refused.
     async fn read(&mut self) -> Option<Refused> {
         loop {
-            let place = self.places.clone().acquire_owned().await.ok()?;
+            let permit = self.permits.clone().acquire_owned().await.ok()?;
             let DecodedFrame { role, request_id, frame, bytes } = match self.reader.next().await {
                 Ok(request) => request,
                 Err(ReadError::Ended) => return None,
@@ -276,8 +281,10 @@ impl Requests {
             match role {
                 FrameRole::Request => {}
                 FrameRole::Greeting if self.shared.process == Some(request_id) => {
-                    let _ =
-                        self.queue.send(Reply { outgoing: Outgoing::greeting(request_id), _place: Some(place) }).await;
+                    let _ = self
+                        .queue
+                        .send(Reply { outgoing: Outgoing::greeting(request_id), _permit: Some(permit) })
+                        .await;
                     continue;
                 }
                 FrameRole::Greeting => return Some(Refused::Greeting),
@@ -290,14 +297,14 @@ impl Requests {
                 let kind = frame.kind;
                 let result = answer(&*shared.service, &peer, frame, &shared.counters).await;
                 let outgoing = reply_to(kind, request_id, result, &shared.config.limits);
-                // If the connection is gone nobody waits for the reply.
-                let _ = queue.send(Reply { outgoing, _place: Some(place) }).await;
+                // If the connection is gone, no caller waits for the reply.
+                let _ = queue.send(Reply { outgoing, _permit: Some(permit) }).await;
             });
         }
     }
 }
 
-/// The reply as it goes out; one that breaks the limits becomes a refusal that says so.
+/// The reply as it is sent. A reply that breaks the limits becomes a refusal that says so.
 fn reply_to(kind: u16, request_id: u64, result: Result<Frame, Refusal>, limits: &Limits) -> Outgoing {
     let reply = result.and_then(|frame| {
         Outgoing::new(FrameRole::Reply, request_id, frame, limits)

@@ -1,6 +1,6 @@
-//! The two halves of a connection. Reading: small parts come through a read-ahead buffer, so that
-//! many small frames cost one system call; what is missing of a tensor is read straight into its
-//! vector. Writing: all frames that are queued go out in as few vectored writes as possible,
+//! The two halves of a connection. The reader takes small parts through a read-ahead buffer, so
+//! that many small frames cost one system call. It reads the missing part of a tensor straight into
+//! the tensor's vector. The writer sends all queued frames in as few vectored writes as possible,
 //! straight from the tensors.
 
 use std::collections::VecDeque;
@@ -18,26 +18,26 @@ use tokio_rustls::TlsStream;
 use crate::codec::{DecodedFrame, FrameDecoder, FrameRole, Limits, Malformed, Outgoing};
 use crate::metrics::WireCounters;
 
-/// Size of the read-ahead buffer; at most this much of a tensor is copied once more.
+/// Size of the read-ahead buffer, and the most bytes of a tensor that are copied once more.
 const READ_AHEAD_BYTES: usize = 32 << 10;
-/// From how many missing bytes on a tensor is read directly.
+/// A tensor is read directly if at least this many of its bytes are missing.
 const DIRECT_BYTES: usize = 8 << 10;
-/// The most bytes of one system call: small enough that their checksum is taken while they are in
-/// the second-level cache.
+/// The most bytes of one system call. Small enough that the checksum finds them in the second-level
+/// cache.
 const PIECE_BYTES: usize = 512 << 10;
-/// The most slices of one vectored write (the kernel takes 1,024).
+/// The most slices of one vectored write. The kernel allows 1,024.
 const MAX_SLICES: usize = 256;
-/// The most frames that are gathered for one vectored write.
+/// The most frames in one vectored write.
 const MAX_BATCH: usize = 64;
 
-/// A connection, of whoever may connect or of members of a job only.
+/// A connection, with or without TLS.
 pub(super) enum Stream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
 }
 
 impl Stream {
-    /// What is read from and what is written to.
+    /// The reading half and the writing half.
     pub(super) fn into_halves(self) -> (Source, Sink) {
         match self {
             Self::Plain(stream) => {
@@ -52,7 +52,7 @@ impl Stream {
     }
 }
 
-/// The half of a [`Stream`] that is read from.
+/// The reading half of a [`Stream`].
 pub(super) enum Source {
     Plain(OwnedReadHalf),
     Tls(ReadHalf<TlsStream<TcpStream>>),
@@ -67,7 +67,7 @@ impl AsyncRead for Source {
     }
 }
 
-/// The half of a [`Stream`] that is written to.
+/// The writing half of a [`Stream`].
 pub(super) enum Sink {
     Plain(OwnedWriteHalf),
     Tls(WriteHalf<TlsStream<TcpStream>>),
@@ -111,7 +111,7 @@ impl AsyncWrite for Sink {
     }
 }
 
-/// Why no frame came.
+/// Why there is no next frame.
 #[derive(Debug)]
 pub(super) enum ReadError {
     /// The peer closed the connection between two frames.
@@ -133,7 +133,7 @@ impl FrameReader {
         Self { socket, decoder: FrameDecoder::new(limits), ahead: vec![0; READ_AHEAD_BYTES].into(), start: 0, end: 0 }
     }
 
-    /// The next frame. Cancel-safe: what has arrived stays in the reader.
+    /// The next frame. Cancel-safe: bytes that have arrived stay in the reader.
     pub(super) async fn next(&mut self) -> Result<DecodedFrame, ReadError> {
         loop {
             if let Some(frame) = self.feed()? {
@@ -155,7 +155,7 @@ impl FrameReader {
         }
     }
 
-    /// Gives the decoder what has been read ahead.
+    /// Feeds the decoder from the read-ahead buffer.
     fn feed(&mut self) -> Result<Option<DecodedFrame>, ReadError> {
         while self.start < self.end {
             let bytes = &self.ahead[self.start..self.end];
@@ -197,8 +197,8 @@ impl FrameReader {
         .await
     }
 
-    /// Reads and throws away what the peer still sends, so that closing does not destroy what it
-    /// has not read yet; at most 1 MiB.
+    /// Reads and discards up to 1 MiB that the peer still sends. Closing a socket with unread input
+    /// would reset it, and the peer would lose the goodbye.
     pub(super) async fn drain(&mut self) {
         let mut left = 1usize << 20;
         while left > 0 {
@@ -210,16 +210,17 @@ impl FrameReader {
     }
 }
 
-/// Something in a writer's queue: a frame, and what is held until it has been written.
+/// An entry of a writer's queue: a frame, and the resources held until it is written.
 pub(super) trait Queued: Send + 'static {
     fn outgoing(&mut self) -> &mut Outgoing;
     fn as_outgoing(&self) -> &Outgoing;
-    /// Whether it need not be written any more. Asked once, before its first byte is written.
-    fn is_given_up(&self) -> bool;
+    /// True if the frame need not be written any more. Asked once, before its first byte is
+    /// written.
+    fn is_abandoned(&self) -> bool;
 }
 
-/// Writes what comes through the queue until it is closed and empty, or the socket fails; then
-/// closes the sending side.
+/// Writes the queued frames until the queue is closed and empty, or the socket fails. Then closes
+/// the sending side.
 pub(super) async fn write_all<Q: Queued>(
     mut queue: mpsc::Receiver<Q>,
     mut socket: Sink,
@@ -231,7 +232,7 @@ pub(super) async fn write_all<Q: Queued>(
             let first = match queue.try_recv() {
                 Ok(first) => Some(first),
                 Err(_) => {
-                    // What is encrypted and not yet sent is not left to wait for the next frame.
+                    // Flush bytes that TLS still buffers: the next frame may be far away.
                     socket.flush().await?;
                     queue.recv().await
                 }
@@ -251,12 +252,12 @@ pub(super) async fn write_all<Q: Queued>(
 }
 
 fn admit<Q: Queued>(batch: &mut VecDeque<Q>, queued: Q) {
-    if !queued.is_given_up() {
+    if !queued.is_abandoned() {
         batch.push_back(queued);
     }
 }
 
-/// One vectored write of as much as may be lent; frames that are written whole leave the batch.
+/// One vectored write of the bytes that may be lent. Fully written frames leave the batch.
 async fn write_some<Q: Queued>(batch: &mut VecDeque<Q>, socket: &mut Sink, counters: &WireCounters) -> io::Result<()> {
     if batch.is_empty() {
         return Ok(());
@@ -280,7 +281,7 @@ async fn write_some<Q: Queued>(batch: &mut VecDeque<Q>, socket: &mut Sink, count
             break;
         }
         let outgoing = first.as_outgoing();
-        // Greetings and goodbyes are their connection's, and of no kind.
+        // Greetings and goodbyes belong to their connection and have no kind.
         if !matches!(outgoing.role(), FrameRole::Greeting | FrameRole::Goodbye) {
             counters.sent(outgoing.kind(), outgoing.frame_bytes());
         }
@@ -289,8 +290,8 @@ async fn write_some<Q: Queued>(batch: &mut VecDeque<Q>, socket: &mut Sink, count
     Ok(())
 }
 
-/// Readies about one piece of bytes, over as many frames as it takes; gives the number of frames
-/// that have some. Only the last of them may be ready in part.
+/// Prepares about one piece of bytes, from as many frames as needed. Returns the number of frames
+/// with prepared bytes. Only the last of them may be prepared in part.
 fn prepare<Q: Queued>(batch: &mut VecDeque<Q>) -> usize {
     let mut ready = 0;
     let mut frames = 0;

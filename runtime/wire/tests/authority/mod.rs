@@ -1,4 +1,4 @@
-//! An authority that signs for the members of one job, as the operator is for the jobs of a cluster.
+//! An authority that signs for the members of one job, like the operator's in a cluster.
 
 use std::path::Path;
 
@@ -14,7 +14,8 @@ impl Authority {
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    /// A certificate of this authority for a host of this name, in the form of three files, beside the certificate of `known`.
+    /// Writes the three files of a member: a certificate of this authority for the host `name`, its
+    /// key, and the certificate of `known` as the trusted authority.
     pub fn write(&self, folder: &Path, name: &str, known: &Self) {
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::new([name.to_owned()]).unwrap().signed_by(&key, &self.0).unwrap();
@@ -23,12 +24,12 @@ impl Authority {
         std::fs::write(folder.join(KEY_FILE), key.serialize_pem()).unwrap();
     }
 
-    /// What a member has.
+    /// The credentials of a member.
     pub fn credentials(&self) -> Credentials {
         self.credentials_for(MEMBER_NAME, self)
     }
 
-    /// What one has whom this authority has signed for, and who takes those of `known` for members.
+    /// Credentials that this authority signed for the host `name`, and that trust peers of `known`.
     pub fn credentials_for(&self, name: &str, known: &Self) -> Credentials {
         let folder = tempfile::tempdir().unwrap();
         self.write(folder.path(), name, known);

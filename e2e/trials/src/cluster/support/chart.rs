@@ -49,7 +49,7 @@ pub(crate) fn install_earlier(paths: &Paths, more: &[&str]) -> Result<(), TrialE
     let definition = read(&file)?;
     let no_age = || unmet("a column with the job's age", format!("none in {}", file.display()));
     let (columns, rest) =
-        definition.split_once("    - description: Time since the job was made.").ok_or_else(no_age)?;
+        definition.split_once("    - description: Time since the job was created.").ok_or_else(no_age)?;
     let (_, rest) = rest.split_once("type: date\n").ok_or_else(no_age)?;
     write(&file, [columns, rest].concat())?;
     install_chart(paths, &chart, more)

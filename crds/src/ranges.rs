@@ -2,7 +2,7 @@
 
 use crate::defaults::MAX_FEATURES;
 
-/// Why a range of names cannot be written out.
+/// Why a range of names cannot be expanded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExpandError {
     /// The numbers run backwards.
@@ -16,11 +16,11 @@ pub enum ExpandError {
     Malformed(String),
 }
 
-/// Writes out one range of numbers; a name without braces stands for itself. Numbers keep the width of the first:
-/// `C{01..03}` is `C01`, `C02`, `C03`.
+/// Expands a range of numbers. A name without braces stands for itself. Numbers keep the width of
+/// the first: `C{01..03}` is `C01`, `C02`, `C03`.
 ///
 /// # Errors
-/// If the braces are no range, the range runs backwards, or it stands for more names than a job may have.
+/// Braces that are not a range, a range that runs backwards, or more names than a job may have.
 pub fn expand(name: &str) -> Result<Vec<String>, ExpandError> {
     if !name.contains(['{', '}']) {
         return Ok(vec![name.to_string()]);
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_is_written_out_with_what_surrounds_it() {
+    fn a_range_is_expanded_between_its_prefix_and_suffix() {
         assert_eq!(expand("user_id").unwrap(), ["user_id"]);
         assert_eq!(expand("C{1..3}").unwrap(), ["C1", "C2", "C3"]);
         assert_eq!(expand("f{9..11}_x").unwrap(), ["f9_x", "f10_x", "f11_x"]);
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_range_is_refused() {
+    fn a_malformed_range_is_refused() {
         for name in ["C{", "C}", "C{}", "C{1}", "C{1..}", "C{a..b}", "C{1..2}{3..4}", "C{1..2", "}{1..2}", "C{-1..2}"] {
             assert_eq!(expand(name), Err(ExpandError::Malformed(name.to_string())), "{name}");
         }

@@ -1,0 +1,235 @@
+//! Every kind that a manifest can name has a documentation, a valid example and a test of its own.
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
+use std::path::{Path, PathBuf};
+
+use rectrain_crds::{KIND_FIELDS, KIND_SETS, KindField, ModeSpec, crd, explain, load};
+use serde_json::Value;
+
+/// A whole manifest; the examples are laid over its `spec`.
+const BASE: &str = "\
+apiVersion: rectrain.dev/v1alpha1
+kind: RecTrainingJob
+metadata: {name: base}
+spec:
+  model: {kind: dnn}
+  features:
+    sparse: [{name: user}, {name: item}]
+    dense: [{name: age}]
+  data:
+    train: {paths: [train.csv]}
+    test: {paths: [test.csv]}
+";
+
+/// A test of the behaviour of a kind: the field, the kind, and the test as `file::function`.
+type KindTest = (&'static str, &'static str, &'static str);
+
+const MODE: &str = "spec.training.mode";
+const DIVISOR: &str = "spec.training.gba.keyDivisor";
+const MODEL: &str = "spec.model.kind";
+const CROSS: &str = "spec.model.crossStructure";
+const DENSE: &str = "spec.training.optimizer.dense.kind";
+const SPARSE: &str = "spec.training.optimizer.sparse.kind";
+const POOLING: &str = "spec.features.sparse.pooling";
+const VALUE: &str = "spec.training.embeddingValueType";
+const PRECISION: &str = "spec.training.precision";
+const COMPRESSION: &str = "spec.training.compression";
+const DEVICE: &str = "spec.roles.denseWorker.device";
+const MISSING: &str = "spec.features.sparse.missing";
+const TRANSFORM: &str = "spec.features.dense.transform";
+const INITIALIZER: &str = "spec.features.initializer.kind";
+
+const TESTS: &[KindTest] = &[
+    (MODE, "sync", "runtime/roles/tests/training.rs::sync_equals_a_plain_loop_to_the_bit"),
+    (MODE, "hybrid", "runtime/modes/src/step_gate.rs::hybrid_lets_at_most_tau_steps_be_in_flight"),
+    (MODE, "async", "runtime/modes/tests/gba_paper.rs::s5_1_async_applies_each_gradient_alone_however_stale"),
+    (MODE, "gba", "runtime/modes/tests/gba_paper.rs::gba_and_sync_count_the_same_steps_over_the_same_rows"),
+    (MODE, "hopBs", "runtime/modes/tests/gba_paper.rs::s5_1_hop_bs_does_not_wait_for_a_dead_worker"),
+    (MODE, "hopBw", "runtime/modes/tests/gba_paper.rs::s5_1_hop_bw_ignores_the_b3_slowest_gradients_of_each_step"),
+    (MODE, "bsp", "runtime/modes/tests/gba_paper.rs::s5_1_bsp_aggregates_b2_gradients_whatever_their_version"),
+    (MODE, "auto", "crds/tests/manifest.rs::auto_starts_in_sync_and_autoscaling_takes_every_default"),
+    (DIVISOR, "buffer", KEY_DIVISORS),
+    (DIVISOR, "workers", KEY_DIVISORS),
+    (DIVISOR, "batches", KEY_DIVISORS),
+    (MODEL, "dlrm", "runtime/dense/src/model.rs::dlrm_has_the_parameters_of_the_paper"),
+    (MODEL, "deepfm", MODELS),
+    (MODEL, "dnn", MODELS),
+    (MODEL, "wideDeep", MODELS),
+    (MODEL, "dcnV2", MODELS),
+    (MODEL, "fm", MODELS),
+    (MODEL, "lr", MODELS),
+    (CROSS, "parallel", MODELS),
+    (CROSS, "stacked", MODELS),
+    (DENSE, "adam", "runtime/dense/src/optimizer.rs::adam_is_its_formula"),
+    (DENSE, "adamW", "runtime/dense/src/optimizer.rs::adamw_decays_the_parameters_and_not_the_gradients"),
+    (DENSE, "sgd", "runtime/dense/src/optimizer.rs::sgd_is_its_formula"),
+    (DENSE, "adaGrad", "runtime/dense/src/optimizer.rs::adagrad_is_its_formula"),
+    (SPARSE, "adam", "runtime/embedding/src/optimizer.rs::adam_is_sparse_adams_formula_with_the_global_count"),
+    (SPARSE, "adaGrad", "runtime/embedding/src/optimizer.rs::adagrad_is_its_formula"),
+    (SPARSE, "rowWiseAdaGrad", "runtime/embedding/src/optimizer.rs::row_wise_adagrad_is_krakens_formula"),
+    (SPARSE, "sgd", "runtime/embedding/src/optimizer.rs::sgd_is_its_formula"),
+    (SPARSE, "ftrl", "runtime/embedding/src/optimizer.rs::ftrl_is_the_papers_algorithm_1"),
+    (POOLING, "sum", POOLINGS),
+    (POOLING, "mean", POOLINGS),
+    (POOLING, "sqrtN", POOLINGS),
+    (VALUE, "f32", STORED_VALUES),
+    (VALUE, "f16", STORED_VALUES),
+    (VALUE, "bf16", STORED_VALUES),
+    (PRECISION, "fp32", MODELS),
+    (PRECISION, "bf16", "runtime/gemm/src/tests.rs::rounding_is_to_the_nearest_and_ties_are_even"),
+    (COMPRESSION, "none", "runtime/wire/tests/transport.rs::every_element_type_survives_the_round_trip"),
+    (COMPRESSION, "fp16", "runtime/wire/src/compress.rs::the_error_is_at_most_2_to_the_minus_11_of_the_largest"),
+    (DEVICE, "auto", "crds/tests/manifest.rs::gpus_or_device_puts_dense_workers_on_gpus"),
+    (DEVICE, "cpu", "crds/tests/manifest.rs::gpus_or_device_puts_dense_workers_on_gpus"),
+    (DEVICE, "cuda", "crds/tests/manifest.rs::gpus_or_device_puts_dense_workers_on_gpus"),
+    (MISSING, "token", "runtime/data/src/key.rs::spellings_of_one_number_and_missing_values_are_different_keys"),
+    (MISSING, "skip", "runtime/data/tests/reading.rs::every_kind_of_file_gives_the_same_batches"),
+    (TRANSFORM, "identity", TRANSFORMS),
+    (TRANSFORM, "log1p", TRANSFORMS),
+    (TRANSFORM, "signedLog1p", TRANSFORMS),
+    (TRANSFORM, "standardize", TRANSFORMS),
+    (TRANSFORM, "minMax", TRANSFORMS),
+    (INITIALIZER, "normal", "runtime/embedding/src/initial.rs::the_normal_quantile_agrees_with_known_values"),
+    (
+        INITIALIZER,
+        "uniform",
+        "runtime/embedding/src/initial.rs::the_uniform_has_a_uniforms_moments_and_stays_in_its_range",
+    ),
+    (INITIALIZER, "zeros", "crds/tests/kinds.rs::zeros_are_a_constant_of_0"),
+];
+
+/// Checks every model and every cross structure against definitions in 64 bits.
+const MODELS: &str =
+    "runtime/dense/src/tower.rs::forward_and_all_gradients_of_every_model_match_an_independent_definition";
+/// Checks every divisor against a plain sum.
+const KEY_DIVISORS: &str =
+    "runtime/modes/tests/gba_paper.rs::b_an_embedding_gradient_is_the_weighted_sum_over_the_workers_that_met_the_key";
+const POOLINGS: &str = "runtime/roles/src/pooling.rs::pooling_equals_the_definition_sample_by_sample";
+const STORED_VALUES: &str = "runtime/embedding/tests/store.rs::the_store_behaves_to_the_bit_as_a_naive_map_does";
+const TRANSFORMS: &str = "runtime/data/src/schema.rs::transforms_are_their_formulas";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn read(path: &str) -> String {
+    let path = root().join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The kinds of a field: the names of its enum, and the automatic mode.
+fn kinds_of(field: &KindField) -> Vec<&'static str> {
+    let set = KIND_SETS.iter().find(|set| set.title == field.title).unwrap_or_else(|| panic!("{}", field.title));
+    let automatic = (field.field == MODE).then_some(ModeSpec::Auto.name());
+    set.names.iter().copied().chain(automatic).collect()
+}
+
+#[test]
+fn every_enum_of_kinds_is_listed() {
+    let mut declared = Vec::new();
+    for entry in std::fs::read_dir(root().join("crds/kinds/src")).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let titles = text.lines().filter_map(|line| line.trim().strip_prefix("pub enum ")?.split_once(" as \""));
+        declared.extend(titles.filter_map(|(_, rest)| Some(rest.split_once('"')?.0.to_owned())));
+    }
+    let mut sets: Vec<&str> = KIND_SETS.iter().map(|set| set.title).collect();
+    let mut fields: Vec<&str> = KIND_FIELDS.iter().map(|field| field.title).collect();
+    declared.sort();
+    sets.sort_unstable();
+    fields.sort_unstable();
+    assert_eq!(declared, sets, "KIND_SETS lacks an enum of crds/kinds");
+    assert_eq!(declared, fields, "KIND_FIELDS lacks an enum of crds/kinds");
+}
+
+/// Lays `over` over `under`: objects are merged, everything else is replaced.
+fn merge(under: &mut Value, over: &Value) {
+    match (under, over) {
+        (Value::Object(under), Value::Object(over)) => {
+            for (name, value) in over {
+                merge(under.entry(name).or_insert(Value::Null), value);
+            }
+        }
+        (under, over) => *under = over.clone(),
+    }
+}
+
+/// The values at a path, in every entry of the lists on its way.
+fn values_at<'a>(value: &'a Value, path: &[&str]) -> Vec<&'a Value> {
+    match (value, path) {
+        (Value::Array(entries), _) => entries.iter().flat_map(|entry| values_at(entry, path)).collect(),
+        (value, []) => vec![value],
+        (value, [name, rest @ ..]) => values_at(&value[*name], rest),
+    }
+}
+
+#[test]
+fn every_kind_has_a_valid_example_that_explain_prints() {
+    for field in &KIND_FIELDS {
+        let named: Vec<&str> = field.examples.iter().map(|example| example.kind).collect();
+        assert_eq!(named, kinds_of(field), "{}: KIND_FIELDS needs one example per kind", field.field);
+        for example in field.examples {
+            let mut manifest: Value = serde_yaml::from_str(BASE).unwrap();
+            let spec: Value = serde_yaml::from_str(example.spec).unwrap();
+            merge(&mut manifest["spec"], &spec);
+            let text = serde_yaml::to_string(&manifest).unwrap();
+            let about = format!("{}={}", field.field, example.kind);
+            load(&text, "example.yaml", &[]).unwrap_or_else(|error| panic!("{about}: {error}\n{text}"));
+            let path: Vec<&str> = field.field.split('.').collect();
+            let values = values_at(&manifest, &path);
+            assert!(values.contains(&&Value::from(example.kind)), "the example of {about} does not use it");
+            let page = explain(example.kind).unwrap();
+            let first = example.spec.lines().next().unwrap();
+            assert!(page.contains(&about) && page.contains(&format!("  spec:\n    {first}\n")), "{about}:\n{page}");
+        }
+    }
+}
+
+#[test]
+fn every_kind_is_documented() {
+    let crd = serde_json::to_value(crd()).unwrap();
+    let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    for field in &KIND_FIELDS {
+        let description = description_of(schema, field.field);
+        for kind in kinds_of(field) {
+            let start = format!("\n\n{kind}: ");
+            let meaning = description.split(&start).nth(1).unwrap_or_default().split("\n\n").next().unwrap_or_default();
+            assert!(!meaning.is_empty(), "{}={kind} has no doc comment: {description}", field.field);
+        }
+    }
+}
+
+/// The description of a field in the CustomResourceDefinition.
+fn description_of(schema: &Value, path: &str) -> String {
+    let mut at = schema;
+    for name in path.split('.') {
+        at = at["properties"]
+            .get(name)
+            .or_else(|| at["items"]["properties"].get(name))
+            .unwrap_or_else(|| panic!("{path}"));
+    }
+    at["description"].as_str().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn every_kind_has_a_test_of_its_own() {
+    for field in &KIND_FIELDS {
+        for kind in kinds_of(field) {
+            let tests: Vec<&str> =
+                TESTS.iter().filter(|test| (test.0, test.1) == (field.field, kind)).map(|test| test.2).collect();
+            let [test] = tests[..] else { panic!("{}={kind} needs one row in TESTS, found {tests:?}", field.field) };
+            let (file, function) = test.split_once("::").unwrap();
+            let is_there = read(file).contains(&format!("fn {function}("));
+            assert!(is_there, "{file} has no test `{function}`: name another test of {kind} in TESTS");
+        }
+    }
+    let kinds: usize = KIND_FIELDS.iter().map(|field| kinds_of(field).len()).sum();
+    assert_eq!(TESTS.len(), kinds, "TESTS has rows of kinds that do not exist");
+}
+
+#[test]
+fn zeros_are_a_constant_of_0() {
+    let text = BASE.replace("    dense:", "    initializer: {kind: zeros}\n    dense:");
+    let resolved = load(&text, "zeros.yaml", &[]).unwrap().resolved;
+    assert_eq!(resolved.features.tables[0].initializer, rectrain_crds::Initializer::Constant(0.0));
+}
