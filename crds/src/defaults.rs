@@ -27,10 +27,7 @@ pub const SYNTHETIC_ROWS: u64 = 1_000_000;
 pub const SYNTHETIC_TEST_ROWS: u64 = 100_000;
 /// `spec.data.synthetic.vocabulary`: the ids of each sparse column of Criteo's Kaggle set, capped
 /// at 100,000. Further columns repeat the list.
-pub const SYNTHETIC_VOCABULARIES: [u64; 26] = [
-    1_460, 583, 100_000, 100_000, 305, 24, 12_517, 633, 3, 93_145, 5_683, 100_000, 3_194, 27, 14_992, 100_000, 10,
-    5_652, 2_173, 4, 100_000, 18, 15, 100_000, 105, 100_000,
-];
+pub const SYNTHETIC_VOCABULARIES: [u64; 26] = rectrain_kinds::SyntheticConfig::CRITEO_VOCABULARIES;
 /// `spec.data.synthetic.zipfExponent`
 pub const SYNTHETIC_ZIPF_EXPONENT: f64 = 1.05;
 /// `spec.data.synthetic.seed`

@@ -61,11 +61,10 @@ pub use ranges::{ExpandError, expand};
 pub use rectrain_kinds::*;
 pub use reference::{reference_markdown, simulation_reference_markdown};
 pub use resolved::{
-    DataSource, FileFormat, FilePlan, ResolvedAutoMode, ResolvedAutoscaling, ResolvedBadRows, ResolvedBounds,
-    ResolvedCheckpoint, ResolvedCsv, ResolvedData, ResolvedDense, ResolvedDenseWorkerScaling,
-    ResolvedEmbeddingWorkerScaling, ResolvedEvaluation, ResolvedFaultTolerance, ResolvedFeatures, ResolvedJob,
-    ResolvedLabel, ResolvedModel, ResolvedPsScaling, ResolvedRole, ResolvedRoles, ResolvedSparse, ResolvedSplit,
-    ResolvedStorage, ResolvedSynthetic, ResolvedTable, ResolvedTime, ResolvedTraining, TrainTest, TrainingLength,
+    DataSource, FilePlan, ResolvedAutoMode, ResolvedAutoscaling, ResolvedBounds, ResolvedCheckpoint, ResolvedData,
+    ResolvedDenseWorkerScaling, ResolvedEmbedding, ResolvedEmbeddingWorkerScaling, ResolvedEvaluation,
+    ResolvedFaultTolerance, ResolvedFeatures, ResolvedJob, ResolvedModel, ResolvedPsScaling, ResolvedRole,
+    ResolvedRoles, ResolvedStorage, ResolvedTable, ResolvedTraining, TrainTest, TrainingLength,
 };
 pub use schema::{crd, crd_yaml};
 pub use set::{SetError, SetKind, apply_set};

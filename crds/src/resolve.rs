@@ -55,7 +55,7 @@ fn model(spec: &RecTrainingJobSpec, features: &ResolvedFeatures) -> ResolvedMode
     let kind = given.kind;
     let embedding_dim = embedding_dim(given);
     let is_crossed = kind == ModelKind::DcnV2;
-    let bottom = if kind == ModelKind::Dlrm && !features.dense.is_empty() {
+    let bottom = if kind == ModelKind::Dlrm && !features.schema.dense.is_empty() {
         let mut widths = widths(given.bottom.as_ref(), &d::BOTTOM);
         widths.push(embedding_dim);
         widths
@@ -88,26 +88,26 @@ fn embedding_dim(model: &ModelSpec) -> usize {
 fn features(spec: &RecTrainingJobSpec, errors: &mut Errors) -> ResolvedFeatures {
     let given = &spec.features;
     let label = given.label.clone().unwrap_or_default();
-    let label = ResolvedLabel {
-        column: label.name.unwrap_or_else(|| d::LABEL.to_string()),
-        positive_from: label.positive_from,
-    };
-    let mut names = Names::new(&label.column);
+    let label =
+        LabelField { name: label.name.unwrap_or_else(|| d::LABEL.to_string()), positive_from: label.positive_from };
+    let mut names = Names::new(&label.name);
     let mut tables = Tables::default();
-    let mut sparse = Vec::new();
+    let (mut sparse, mut embeddings) = (Vec::new(), Vec::new());
     for (index, feature) in given.sparse.iter().enumerate() {
         let path = at("spec.features.sparse").index(index);
         for name in names.expand(&feature.name, &path, errors) {
             let table = tables.place(&name, feature, spec, &path, errors);
-            sparse.push(sparse_feature(name, feature, table, &tables));
+            sparse.push(sparse_field(name, feature, &tables.list[table]));
+            embeddings.push(embedding(feature, table, &tables.list[table]));
         }
     }
     let mut dense = Vec::new();
     for (index, feature) in given.dense.iter().enumerate() {
         let path = at("spec.features.dense").index(index);
-        dense.extend(names.expand(&feature.name, &path, errors).into_iter().map(|name| dense_feature(name, feature)));
+        dense.extend(names.expand(&feature.name, &path, errors).into_iter().map(|name| dense_field(name, feature)));
     }
-    ResolvedFeatures { label, sparse, dense, group: given.group.clone(), tables: tables.list }
+    let schema = Schema { sparse, dense, label, group: given.group.clone() };
+    ResolvedFeatures { schema, embeddings, tables: tables.list }
 }
 
 /// The names in use, each with the entry of the manifest that used it first.
@@ -205,18 +205,20 @@ impl Tables {
     }
 }
 
-fn sparse_feature(name: String, given: &SparseFeature, table: usize, tables: &Tables) -> ResolvedSparse {
-    ResolvedSparse {
+fn sparse_field(name: String, given: &SparseFeature, table: &ResolvedTable) -> SparseField {
+    SparseField {
         name,
-        dim: tables.list[table].dim,
-        pooling: given.pooling.unwrap_or(Pooling::Mean),
-        separator: given.multi_value.as_ref().and_then(|multi| multi.separator.chars().next()),
-        table,
+        table: table.name.clone(),
+        multi_value: given.multi_value.as_ref().and_then(|multi| multi.separator.chars().next()),
         missing: given.missing.unwrap_or(MissingValue::Token),
     }
 }
 
-fn dense_feature(name: String, given: &DenseFeature) -> ResolvedDense {
+fn embedding(given: &SparseFeature, position: usize, table: &ResolvedTable) -> ResolvedEmbedding {
+    ResolvedEmbedding { dim: table.dim, pooling: given.pooling.unwrap_or(Pooling::Mean), table: position }
+}
+
+fn dense_field(name: String, given: &DenseFeature) -> DenseField {
     // The model computes in 32 bits.
     let number = |value: Option<f64>, otherwise: f64| value.unwrap_or(otherwise) as f32;
     let transform = match given.transform.unwrap_or(TransformKind::Identity) {
@@ -229,7 +231,7 @@ fn dense_feature(name: String, given: &DenseFeature) -> ResolvedDense {
         }
         TransformKind::MinMax => Transform::MinMax { min: number(given.min, 0.0), max: number(given.max, 1.0) },
     };
-    ResolvedDense { name, transform, missing: number(given.missing, d::DENSE_MISSING) }
+    DenseField { name, transform, missing: number(given.missing, d::DENSE_MISSING) }
 }
 
 fn initializer(given: Option<&InitializerSpec>) -> Initializer {
@@ -251,8 +253,8 @@ fn initializer(given: Option<&InitializerSpec>) -> Initializer {
 fn data(spec: &RecTrainingJobSpec, features: &ResolvedFeatures, errors: &mut Errors) -> ResolvedData {
     let given = &spec.data;
     let source = match &given.synthetic {
-        Some(synthetic) => DataSource::Synthetic(self::synthetic(synthetic, features, errors)),
-        None => DataSource::Files(files(given, features, errors)),
+        Some(synthetic) => DataSource::Synthetic(self::synthetic(synthetic, &features.schema, errors)),
+        None => DataSource::Files(files(given, &features.schema, errors)),
     };
     let storage = given.storage.clone().unwrap_or_default();
     ResolvedData {
@@ -262,28 +264,29 @@ fn data(spec: &RecTrainingJobSpec, features: &ResolvedFeatures, errors: &mut Err
     }
 }
 
-fn synthetic(given: &SyntheticSpec, features: &ResolvedFeatures, errors: &mut Errors) -> ResolvedSynthetic {
-    let sparse = features.sparse.iter().map(|feature| feature.name.as_str());
+fn synthetic(given: &SyntheticSpec, schema: &Schema, errors: &mut Errors) -> SyntheticConfig {
+    let sparse = schema.sparse.iter().map(|feature| feature.name.as_str());
     let sparse = criteo_columns(sparse, 'C', "spec.features.sparse", errors);
-    let dense = features.dense.iter().map(|feature| feature.name.as_str());
+    let dense = schema.dense.iter().map(|feature| feature.name.as_str());
     let dense = criteo_columns(dense, 'I', "spec.features.dense", errors);
-    if features.label.column != d::LABEL {
+    if schema.label.name != d::LABEL {
         errors.add(
             at("spec.features.label.name"),
             format!("synthetic rows have the label `{}`: expected that name", d::LABEL),
         );
     }
-    if let Some(group) = features.group.as_deref() {
+    if let Some(group) = schema.group.as_deref() {
         criteo_columns(std::iter::once(group), 'C', "spec.features.group", errors);
     }
     let usual = d::SYNTHETIC_VOCABULARIES.iter().copied().cycle();
-    ResolvedSynthetic {
+    SyntheticConfig {
         rows: given.rows.unwrap_or(d::SYNTHETIC_ROWS),
         test_rows: given.test_rows.unwrap_or(d::SYNTHETIC_TEST_ROWS),
         vocabularies: usual.map(|usual| given.vocabulary.unwrap_or(usual)).take(sparse).collect(),
         dense,
         zipf_exponent: given.zipf_exponent.unwrap_or(d::SYNTHETIC_ZIPF_EXPONENT),
         seed: given.seed.unwrap_or(d::SYNTHETIC_SEED),
+        ..SyntheticConfig::default()
     }
 }
 
@@ -303,13 +306,11 @@ fn criteo_columns<'a>(names: impl Iterator<Item = &'a str>, letter: char, path: 
     last
 }
 
-fn files(given: &DataSpec, features: &ResolvedFeatures, errors: &mut Errors) -> FilePlan {
+fn files(given: &DataSpec, schema: &Schema, errors: &mut Errors) -> FilePlan {
     let paths = |paths: &Option<PathsSpec>| paths.as_ref().map(|p| p.paths.clone()).unwrap_or_default();
-    let split = given.split.as_ref().and_then(split);
-    let parts = match (&given.source, split) {
-        (Some(source), Some(split)) => TrainTest::Divided { paths: source.paths.clone(), split },
-        _ => TrainTest::Separate { train: paths(&given.train), test: paths(&given.test) },
-    };
+    let divided = given.source.as_ref().zip(given.split.as_ref());
+    let parts = divided.and_then(|(source, split)| divide(&source.paths, split));
+    let parts = parts.unwrap_or_else(|| TrainTest::Separate { train: paths(&given.train), test: paths(&given.test) });
     if let TrainTest::Separate { train, test } = &parts {
         for (index, path) in test.iter().enumerate().filter(|(_, path)| train.contains(path)) {
             errors.add(
@@ -320,37 +321,43 @@ fn files(given: &DataSpec, features: &ResolvedFeatures, errors: &mut Errors) -> 
     }
     let format = format(given, &parts, errors);
     if let FileFormat::Csv(csv) = &format {
-        columns(csv, features, &parts, errors);
+        columns(csv, schema, &parts, errors);
     }
     FilePlan { parts, format, bad_rows: bad_rows(given.bad_rows.as_ref()) }
 }
 
-/// The kind of split that is given.
-fn split(given: &SplitSpec) -> Option<ResolvedSplit> {
-    let position = given.position.as_ref().map(|p| ResolvedSplit::Position { train_rows: p.train_rows });
-    let fraction = || given.fraction.as_ref().map(|f| ResolvedSplit::Fraction { train: f.train });
-    let time = || {
-        given.time.as_ref().map(|time| ResolvedSplit::Time {
-            column: time.column.clone(),
-            test_from: match &time.test_from {
-                TimeBound::Integer(integer) => ResolvedTime::Number(*integer as f64),
-                TimeBound::Text(text) => match text.parse::<f64>() {
-                    Ok(number) if number.is_finite() => ResolvedTime::Number(number),
-                    _ => ResolvedTime::Text(text.clone()),
-                },
-            },
-        })
+/// The paths, divided by the one way of the split that is given.
+fn divide(paths: &[String], given: &SplitSpec) -> Option<TrainTest> {
+    let paths = paths.to_vec();
+    let split = if let Some(position) = &given.position {
+        Split::Position { train_rows: position.train_rows }
+    } else if let Some(fraction) = &given.fraction {
+        Split::Fraction { train: fraction.train }
+    } else if let Some(time) = &given.time {
+        Split::Time { column: time.column.clone(), test_from: time_bound(&time.test_from) }
+    } else {
+        return given.slices.as_ref().map(|slices| TrainTest::Slices { paths, rows: slices.rows });
     };
-    let slices = || given.slices.as_ref().map(|slices| ResolvedSplit::Slices { rows: slices.rows });
-    position.or_else(fraction).or_else(time).or_else(slices)
+    Some(TrainTest::Divided { paths, split })
 }
 
-fn bad_rows(given: Option<&BadRowsSpec>) -> ResolvedBadRows {
+/// Text that reads as a number is one.
+fn time_bound(given: &TimeBoundSpec) -> TimeBound {
+    match given {
+        TimeBoundSpec::Integer(integer) => TimeBound::Number(*integer as f64),
+        TimeBoundSpec::Text(text) => match text.parse::<f64>() {
+            Ok(number) if number.is_finite() => TimeBound::Number(number),
+            _ => TimeBound::Text(text.clone()),
+        },
+    }
+}
+
+fn bad_rows(given: Option<&BadRowsSpec>) -> BadRows {
     match given {
         Some(given) if given.action == BadRowAction::Skip => {
-            ResolvedBadRows::Skip { limit: given.limit.unwrap_or(d::BAD_ROWS_LIMIT) }
+            BadRows::Skip { limit: given.limit.unwrap_or(d::BAD_ROWS_LIMIT) }
         }
-        _ => ResolvedBadRows::Fail,
+        _ => BadRows::Fail,
     }
 }
 
@@ -387,7 +394,7 @@ fn format(given: &DataSpec, parts: &TrainTest, errors: &mut Errors) -> FileForma
             }
         },
     };
-    FileFormat::Csv(ResolvedCsv {
+    FileFormat::Csv(CsvFormat {
         delimiter,
         header: csv.header.unwrap_or(csv.columns.is_none()),
         quoting: csv.quoting.unwrap_or(!is_tsv),
@@ -399,11 +406,13 @@ fn format(given: &DataSpec, parts: &TrainTest, errors: &mut Errors) -> FileForma
 fn recognize(given: &DataSpec, parts: &TrainTest, errors: &mut Errors) -> DataFormat {
     let (place, paths): (_, Vec<&String>) = match parts {
         TrainTest::Separate { train, test } => ("spec.data.train.paths", train.iter().chain(test).collect()),
-        TrainTest::Divided { paths, .. } => ("spec.data.source.paths", paths.iter().collect()),
+        TrainTest::Divided { paths, .. } | TrainTest::Slices { paths, .. } => {
+            ("spec.data.source.paths", paths.iter().collect())
+        }
     };
     let mut recognized: Option<(DataFormat, &str)> = None;
     for path in paths {
-        let Some(format) = format_of(path) else {
+        let Some(format) = DataFormat::of_path(path) else {
             let guess = if given.csv.is_some() { "csv or tsv" } else { "csv, tsv or parquet" };
             errors.add(at(place), format!("the name of `{path}` does not end with .csv, .tsv or .parquet (or one of these and .gz or .zst): set spec.data.format to {guess}"));
             return DataFormat::Csv;
@@ -420,17 +429,6 @@ fn recognize(given: &DataSpec, parts: &TrainTest, errors: &mut Errors) -> DataFo
         }
     }
     recognized.map_or(DataFormat::Csv, |(format, _)| format)
-}
-
-fn format_of(path: &str) -> Option<DataFormat> {
-    let path = path.to_ascii_lowercase();
-    let path = path.strip_suffix(".gz").or(path.strip_suffix(".zst")).unwrap_or(&path);
-    match path.rsplit_once('.')?.1 {
-        "csv" => Some(DataFormat::Csv),
-        "tsv" => Some(DataFormat::Tsv),
-        "parquet" => Some(DataFormat::Parquet),
-        _ => None,
-    }
 }
 
 /// The names of the columns, with ranges expanded. Reports duplicates.
@@ -465,8 +463,8 @@ fn column_names(columns: &[String], errors: &mut Errors) -> Vec<String> {
 }
 
 /// Checks the columns that the job reads against the column names in the manifest, if it has any.
-fn columns(csv: &ResolvedCsv, features: &ResolvedFeatures, parts: &TrainTest, errors: &mut Errors) {
-    for feature in features.sparse.iter().filter(|f| f.separator == Some(char::from(csv.delimiter))) {
+fn columns(csv: &CsvFormat, schema: &Schema, parts: &TrainTest, errors: &mut Errors) {
+    for feature in schema.sparse.iter().filter(|f| f.multi_value == Some(char::from(csv.delimiter))) {
         errors.add(
             at("spec.features.sparse"),
             format!("the values of `{}` are separated by the character that separates columns: expected another `separator`", feature.name),
@@ -481,17 +479,17 @@ fn columns(csv: &ResolvedCsv, features: &ResolvedFeatures, parts: &TrainTest, er
         let hint = hint.map(|hint| format!("; did you mean `{hint}`?")).unwrap_or_default();
         errors.add(at(path), format!("{what} `{name}` is not among spec.data.csv.columns{hint}"));
     };
-    need(&features.label.column, "spec.features.label.name", "the label");
-    for feature in &features.sparse {
+    need(&schema.label.name, "spec.features.label.name", "the label");
+    for feature in &schema.sparse {
         need(&feature.name, "spec.features.sparse", "the sparse feature");
     }
-    for feature in &features.dense {
+    for feature in &schema.dense {
         need(&feature.name, "spec.features.dense", "the dense feature");
     }
-    if let Some(group) = &features.group {
+    if let Some(group) = &schema.group {
         need(group, "spec.features.group", "the group");
     }
-    if let TrainTest::Divided { split: ResolvedSplit::Time { column, .. }, .. } = parts {
+    if let TrainTest::Divided { split: Split::Time { column, .. }, .. } = parts {
         need(column, "spec.data.split.time.column", "the time column");
     }
 }
@@ -663,9 +661,7 @@ fn local_batches(job: &ResolvedJob, errors: &mut Errors) {
 
 /// Continual training goes through the rows once, in their order.
 fn slices(spec: &RecTrainingJobSpec, job: &ResolvedJob, errors: &mut Errors) {
-    let DataSource::Files(FilePlan { parts: TrainTest::Divided { split: ResolvedSplit::Slices { rows }, .. }, .. }) =
-        &job.data.source
-    else {
+    let DataSource::Files(FilePlan { parts: TrainTest::Slices { rows, .. }, .. }) = &job.data.source else {
         return;
     };
     let training = &job.training;

@@ -9,8 +9,8 @@
 use std::collections::BTreeMap;
 
 use rectrain_kinds::{
-    Compression, CrossStructure, DenseOptimizer, DeviceKind, Initializer, KeyDivisor, MissingValue, Mode, ModelKind,
-    Pooling, Precision, SparseOptimizer, Transform, ValueType,
+    BadRows, Compression, CrossStructure, DenseOptimizer, DeviceKind, FileFormat, Initializer, KeyDivisor, Mode,
+    ModelKind, Pooling, Precision, Schema, SparseOptimizer, Split, SyntheticConfig, ValueType,
 };
 use serde::Serialize;
 
@@ -65,55 +65,36 @@ pub struct ResolvedModel {
     pub dropout: f64,
 }
 
-/// The meaning of the columns.
+/// The columns, and the embeddings of the sparse ones.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedFeatures {
-    /// The column to predict.
-    pub label: ResolvedLabel,
-    /// Sparse features, with ranges expanded, in the order of the model's inputs. At least one.
-    pub sparse: Vec<ResolvedSparse>,
-    /// Dense features, with ranges expanded, in the order of the model's inputs.
-    pub dense: Vec<ResolvedDense>,
-    /// The column that groups the rows for GAUC.
-    pub group: Option<String>,
-    /// The tables of the sparse features, in the order of their first feature.
+    /// The columns that are read, at least one of them sparse.
+    #[serde(flatten)]
+    pub schema: Schema,
+    /// The embedding of each sparse column, in the order of `schema.sparse`.
+    pub embeddings: Vec<ResolvedEmbedding>,
+    /// The tables of the embeddings, in the order of their first column.
     pub tables: Vec<ResolvedTable>,
 }
 
-/// The column to predict.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// The embedding of a sparse column.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct ResolvedLabel {
-    /// Its name.
-    pub column: String,
-    /// A row is positive from this value on. `None` means that the value is in [0, 1] already.
-    pub positive_from: Option<f64>,
-}
-
-/// A sparse feature.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ResolvedSparse {
-    /// The column.
-    pub name: String,
-    /// Width of its embedding, in values; 0 for `lr`.
+pub struct ResolvedEmbedding {
+    /// Width in values; 0 for `lr`.
     pub dim: usize,
     /// How several rows become one vector.
     pub pooling: Pooling,
-    /// Character between two values of a cell; `None` means one value per cell.
-    pub separator: Option<char>,
-    /// Index of its table in [`ResolvedFeatures::tables`].
+    /// Position of its table in [`ResolvedFeatures::tables`].
     pub table: usize,
-    /// The treatment of an empty cell.
-    pub missing: MissingValue,
 }
 
 /// A table of embedding rows, shared by the features that name it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedTable {
-    /// Its name; part of the hash that makes a key.
+    /// Its name, a part of the input of a key's hash.
     pub name: String,
     /// Width of its rows, in values; 0 for `lr`.
     pub dim: usize,
@@ -121,19 +102,7 @@ pub struct ResolvedTable {
     pub initializer: Initializer,
 }
 
-/// A dense feature.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ResolvedDense {
-    /// The column.
-    pub name: String,
-    /// The function applied to the number.
-    pub transform: Transform,
-    /// The model's input for an empty cell, after the transform.
-    pub missing: f32,
-}
-
-/// The source of the rows.
+/// Where the rows come from.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedData {
@@ -153,7 +122,7 @@ pub enum DataSource {
     /// From files.
     Files(FilePlan),
     /// Synthetic rows.
-    Synthetic(ResolvedSynthetic),
+    Synthetic(SyntheticConfig),
 }
 
 /// The files, and which of their rows are the test.
@@ -165,7 +134,7 @@ pub struct FilePlan {
     /// The format of the files.
     pub format: FileFormat,
     /// The treatment of rows that cannot be read.
-    pub bad_rows: ResolvedBadRows,
+    pub bad_rows: BadRows,
 }
 
 /// The rows to train on and the rows to test on.
@@ -184,101 +153,16 @@ pub enum TrainTest {
         /// The files; at least one.
         paths: Vec<String>,
         /// Which rows are the test.
-        split: ResolvedSplit,
+        split: Split,
     },
-}
-
-/// Which rows of the files are the test.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
-pub enum ResolvedSplit {
-    /// All rows after the first `train_rows`.
-    Position {
-        /// Rows to train on.
-        train_rows: u64,
-    },
-    /// All rows after the first share.
-    Fraction {
-        /// The share to train on, in (0, 1).
-        train: f64,
-    },
-    /// Rows from a moment on.
-    Time {
-        /// The column of the time.
-        column: String,
-        /// The first moment of the test.
-        test_from: ResolvedTime,
-    },
-    /// Each slice is the test of the model trained on the slices before it.
+    /// The same files, cut into slices. Each slice is the test of the model trained on the slices
+    /// before it.
     Slices {
+        /// The files; at least one.
+        paths: Vec<String>,
         /// Rows of a slice, a multiple of the global batch.
         rows: u64,
     },
-}
-
-/// A moment in time.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
-pub enum ResolvedTime {
-    /// Compared as a number.
-    Number(f64),
-    /// Compared byte by byte.
-    Text(String),
-}
-
-/// The format of files.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
-pub enum FileFormat {
-    /// Text, one row per line.
-    Csv(ResolvedCsv),
-    /// Apache Parquet.
-    Parquet,
-}
-
-/// How a text line is split into cells.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ResolvedCsv {
-    /// ASCII byte between two cells.
-    pub delimiter: u8,
-    /// Whether each file's first line is a header.
-    pub header: bool,
-    /// Names of the columns, with ranges expanded; `None` means the header's names.
-    pub columns: Option<Vec<String>>,
-    /// Whether cells may be quoted with `"`.
-    pub quoting: bool,
-}
-
-/// The treatment of rows that cannot be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
-pub enum ResolvedBadRows {
-    /// The first one ends training.
-    Fail,
-    /// They are counted and skipped.
-    Skip {
-        /// The most rows that may be skipped.
-        limit: u64,
-    },
-}
-
-/// Synthetic rows with Criteo's columns `label`, `I1` … and `C1` ….
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ResolvedSynthetic {
-    /// Rows of an epoch.
-    pub rows: u64,
-    /// Rows of the test.
-    pub test_rows: u64,
-    /// Number of ids of `C1`, `C2` …, up to the last column that a feature names.
-    pub vocabularies: Vec<u64>,
-    /// Number of columns `I1`, `I2` …, up to the last one that a feature names.
-    pub dense: usize,
-    /// Exponent of the ids' Zipf distribution.
-    pub zipf_exponent: f64,
-    /// Seed of the rows and of the teacher.
-    pub seed: u64,
 }
 
 /// Access to object stores.

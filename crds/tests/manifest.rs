@@ -185,18 +185,18 @@ fn the_criteo_example_is_valid_for_every_model_and_mode() {
         load(&text, "criteo.yaml", &sets(expressions)).unwrap_or_else(|e| panic!("{e}")).resolved
     };
     let resolved = load(&["spec.data.source.paths={/data/a.tsv.gz,s3://b/c.tsv.gz}"]);
-    assert_eq!(resolved.features.sparse.len(), 26);
-    assert_eq!(resolved.features.sparse[25].name, "C26");
+    assert_eq!(resolved.features.schema.sparse.len(), 26);
+    assert_eq!(resolved.features.schema.sparse[25].name, "C26");
     assert_eq!(resolved.features.tables.len(), 26);
-    assert_eq!(resolved.features.dense.len(), 13);
-    assert_eq!(resolved.features.dense[0].transform, Transform::Log1p);
+    assert_eq!(resolved.features.schema.dense.len(), 13);
+    assert_eq!(resolved.features.schema.dense[0].transform, Transform::Log1p);
     assert_eq!(resolved.model.bottom, [512, 256, 16], "the embedding dimension is appended");
     let DataSource::Files(files) = &resolved.data.source else { panic!("{:?}", resolved.data) };
     assert_eq!(
         files.parts,
         TrainTest::Divided {
             paths: vec!["/data/a.tsv.gz".into(), "s3://b/c.tsv.gz".into()],
-            split: ResolvedSplit::Position { train_rows: 64_000 }
+            split: Split::Position { train_rows: 64_000 }
         }
     );
     let FileFormat::Csv(csv) = &files.format else { panic!("{:?}", files.format) };
@@ -210,7 +210,7 @@ fn the_criteo_example_is_valid_for_every_model_and_mode() {
             let resolved = load(&[&model, embedding, workers, &format!("spec.training.mode={mode}")]);
             assert_eq!(resolved.training.mode, mode);
             let dim = if kind == "lr" { 0 } else { 8 };
-            assert!(resolved.features.sparse.iter().all(|feature| feature.dim == dim), "{kind}");
+            assert!(resolved.features.embeddings.iter().all(|embedding| embedding.dim == dim), "{kind}");
         }
     }
 }
@@ -223,7 +223,7 @@ fn features_share_a_table_only_if_they_name_it() {
         "spec.features.sparse[1].table=t",
     ]);
     assert_eq!(shared.features.tables.len(), 1);
-    assert!(shared.features.sparse.iter().all(|feature| feature.table == 0));
+    assert!(shared.features.embeddings.iter().all(|embedding| embedding.table == 0));
     let own = resolve(&["spec.features.sparse[0].name=C{01..03}"]);
     let names: Vec<_> = own.features.tables.iter().map(|table| table.name.as_str()).collect();
     assert_eq!(names, ["C01", "C02", "C03", "item"]);
@@ -255,11 +255,11 @@ fn a_split_by_time_takes_numbers_and_dates() {
         let DataSource::Files(files) = resolved.unwrap_or_else(|e| panic!("{e}")).resolved.data.source else {
             panic!()
         };
-        let TrainTest::Divided { split: ResolvedSplit::Time { test_from, .. }, .. } = files.parts else { panic!() };
+        let TrainTest::Divided { split: Split::Time { test_from, .. }, .. } = files.parts else { panic!() };
         test_from
     };
-    assert_eq!(split("1700000000000"), ResolvedTime::Number(1.7e12));
-    assert_eq!(split("2026-11-03"), ResolvedTime::Text("2026-11-03".into()));
+    assert_eq!(split("1700000000000"), TimeBound::Number(1.7e12));
+    assert_eq!(split("2026-11-03"), TimeBound::Text("2026-11-03".into()));
 }
 
 #[test]

@@ -1,5 +1,7 @@
-//! Every kind that a manifest can name: training modes, roles, models, optimizers, pooling,
-//! compression, precision. Each kind is declared once, here, with its name and its documentation.
+//! Every kind that a manifest names: training modes, roles, models, optimizers, pooling,
+//! compression, precision, formats of data. Each kind is declared once, here, with its name and its
+//! documentation. Positions in data are here too, because the training algorithms and the readers
+//! share them.
 //!
 //! `rectrain-crds` documents the kinds in the CustomResourceDefinition, the runtime computes with
 //! them, and the operator makes pods of them. A kind has one spelling everywhere: in manifests,
@@ -7,16 +9,23 @@
 
 #[macro_use]
 mod named;
+mod data;
 mod mode;
 mod model;
 mod optimizer;
+mod position;
 mod role;
 mod values;
 
+pub use data::{
+    BadRows, CsvFormat, DataFormat, DenseField, FileFormat, LabelField, Schema, SparseField, Split, SyntheticConfig,
+    TimeBound, criteo_columns,
+};
 pub use mode::{Family, KeyDivisor, Mode};
 pub use model::{CrossStructure, ModelKind};
 pub use named::{KindSet, UnknownKind};
 pub use optimizer::{DenseOptimizer, DenseOptimizerKind, SparseOptimizer, SparseOptimizerKind};
+pub use position::{Offset, PartId, Position, Start};
 pub use role::Role;
 pub use values::{
     Compression, DeviceKind, Initializer, InitializerKind, MissingValue, Pooling, Precision, Transform, TransformKind,

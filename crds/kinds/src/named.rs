@@ -104,6 +104,7 @@ mod tests {
         has_one_spelling(&TransformKind::ALL, TransformKind::name);
         has_one_spelling(&InitializerKind::ALL, InitializerKind::name);
         has_one_spelling(&DeviceKind::ALL, DeviceKind::name);
+        has_one_spelling(&DataFormat::ALL, DataFormat::name);
     }
 
     #[test]

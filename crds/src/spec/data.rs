@@ -3,25 +3,11 @@
 use std::collections::BTreeMap;
 
 use kube::KubeSchema;
+use rectrain_kinds::DataFormat;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::defaults;
-
-/// The formats of files.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum DataFormat {
-    /// By the file extension: .csv, .tsv or .parquet, optionally followed by .gz or .zst.
-    #[default]
-    Auto,
-    /// Fields separated by commas and quoted with `"` where needed. May be compressed (.gz, .zst).
-    Csv,
-    /// Fields separated by tabs. May be compressed (.gz, .zst).
-    Tsv,
-    /// Apache Parquet.
-    Parquet,
-}
 
 /// A set of files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -104,7 +90,7 @@ pub struct FractionSplit {
 /// A moment in the format of the time column.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum TimeBound {
+pub enum TimeBoundSpec {
     /// Compared with the column as a number.
     Integer(i64),
     /// Compared as a number if it can be parsed as one, and otherwise as text.
@@ -131,7 +117,7 @@ pub struct TimeSplit {
     /// letter by letter, which is right for dates such as "2026-11-03". For timestamp and date
     /// columns of Parquet it is a number of seconds since 1970, whatever their unit. Required.
     #[schemars(schema_with = "time_bound_schema")]
-    pub test_from: TimeBound,
+    pub test_from: TimeBoundSpec,
 }
 
 /// Continual training. The rows, in their order, are cut into slices, and training goes through one

@@ -459,7 +459,7 @@ fn reported(state: &State) -> v1::Reported {
 }
 
 fn write_lease(lease: ChunkLease, (skip_batches, skip_pieces): (u64, u32), turns: &RoundRobin) -> v1::ChunkLease {
-    let ChunkLease { epoch, chunk, first_step, max_batches } = lease;
+    let ChunkLease { epoch, chunk, first_step, max_batches, .. } = lease;
     v1::ChunkLease {
         epoch,
         chunk,

@@ -216,10 +216,13 @@ impl InFlightChunks {
 
 #[cfg(test)]
 mod tests {
+    use rectrain_kinds::Start;
+
     use super::*;
 
     fn train(chunk: u64) -> Leased {
-        let lease = ChunkLease { epoch: 0, chunk, first_step: GlobalStep(chunk * 10), max_batches: 10 };
+        let start = Start::Row(chunk * 240);
+        let lease = ChunkLease { epoch: 0, chunk, start, first_step: GlobalStep(chunk * 10), max_batches: 10 };
         Leased::Train { lease, skip: (0, 0) }
     }
 

@@ -1,13 +1,15 @@
-//! Rows per second of a file in Criteo's layout (label, 13 counts, 26 ids; tabs; no header).
+//! Rows a second from a file in Criteo's layout (label, 13 counts, 26 ids; tabs; no header).
 //!
-//! `cargo run --release -p rectrain-data --example read_speed -- FILE [FILE …]`; without a file, for
-//! 300,000 synthetic rows, drawn, and written to a temporary file and read. `--write FILE` writes that many
-//! rows; `--json FILE` reads every chunk once and prints rows a second as JSON, of text (.gz, .zst) or Parquet.
+//! `cargo run --release -p rectrain-data --example read_speed -- FILE [FILE …]`
+//!
+//! Without a file it measures 300,000 synthetic rows: once drawn, and once read from a temporary
+//! file. `--write FILE` writes 500,000 rows. `--json FILE` reads every chunk of text (.gz, .zst) or
+//! Parquet once, and prints rows a second as JSON.
 
 use rectrain_data::synthetic::Teacher;
 use rectrain_data::{
-    BadRows, CsvFormat, Dataset, DenseField, Format, LabelField, MissingValue, Part, ReadPlan, Schema, SourceConfig,
-    SparseField, SyntheticConfig, Transform,
+    CsvFormat, DataError, Dataset, DenseField, FileFormat, Format, LabelField, MissingValue, ReadPlan, Schema,
+    SourceConfig, SparseField, SyntheticConfig, Transform,
 };
 use std::time::Instant;
 
@@ -27,16 +29,12 @@ fn criteo_schema() -> Schema {
     }
 }
 
-fn measure(what: &str, paths: Vec<String>, format: Format) -> Result<(), rectrain_data::DataError> {
-    let config = SourceConfig {
-        paths,
-        format,
-        bad_rows: BadRows::Fail,
-        split: None,
-        part: Part::All,
-        storage_options: Default::default(),
-    };
-    let dataset = Dataset::open(config, criteo_schema())?;
+fn open(paths: Vec<String>, format: Format) -> Result<Dataset, DataError> {
+    Dataset::open(SourceConfig { paths, format, ..SourceConfig::default() }, criteo_schema())
+}
+
+fn measure(name: &str, paths: Vec<String>, format: Format) -> Result<(), DataError> {
+    let dataset = open(paths, format)?;
     for (mode, shuffle, step) in [("every chunk", None, 1), ("shuffled", Some(1), 1), ("1 of 8", None, 8)] {
         let mut reader = dataset.reader(ReadPlan { chunk_rows: 8192, shuffle, epoch: 0, read_ahead_chunks: 2 })?;
         let (start, mut rows, mut positives, mut chunk) = (Instant::now(), 0, 0.0, 0);
@@ -47,31 +45,23 @@ fn measure(what: &str, paths: Vec<String>, format: Format) -> Result<(), rectrai
         }
         let seconds = start.elapsed().as_secs_f64();
         println!(
-            "{what}, {mode}: {rows} rows, {positives} positive, {seconds:.3} s, {:.0} rows/s",
+            "{name}, {mode}: {rows} rows, {positives} positive, {seconds:.3} s, {:.0} rows/s",
             rows as f64 / seconds
         );
     }
     let (start, rows) = (Instant::now(), dataset.count_rows()?);
     let seconds = start.elapsed().as_secs_f64();
-    println!("{what}, counted: {rows} rows, {seconds:.3} s; estimated {}", dataset.estimated_rows());
+    println!("{name}, counted: {rows} rows, {seconds:.3} s; estimated {}", dataset.estimated_rows());
     Ok(())
 }
 
 /// Every chunk once, in the order of the file.
 fn read_once(file: &str) -> Result<(), Box<dyn std::error::Error>> {
     let format = match file.ends_with(".parquet") {
-        true => Format::Parquet,
-        false => Format::Csv(CsvFormat::criteo()),
+        true => FileFormat::Parquet,
+        false => FileFormat::Csv(CsvFormat::criteo()),
     };
-    let config = SourceConfig {
-        paths: vec![file.to_owned()],
-        format,
-        bad_rows: BadRows::Fail,
-        split: None,
-        part: Part::All,
-        storage_options: Default::default(),
-    };
-    let dataset = Dataset::open(config, criteo_schema())?;
+    let dataset = open(vec![file.to_owned()], Format::Files(format))?;
     let mut reader = dataset.reader(ReadPlan { chunk_rows: 8192, shuffle: None, epoch: 0, read_ahead_chunks: 2 })?;
     let (start, mut rows, mut positives, mut chunk) = (Instant::now(), 0, 0.0, 0);
     while let Some(batch) = reader.read(chunk)? {
@@ -90,7 +80,7 @@ fn write_rows(file: &str) -> Result<(), Box<dyn std::error::Error>> {
     Ok(Teacher::new(config)?.write_text(0..WRITTEN, written)?)
 }
 
-/// Rows that `--write` writes.
+/// The rows that `--write` writes.
 const WRITTEN: u64 = 500_000;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -102,7 +92,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     if !files.is_empty() {
         for file in files {
-            measure(&file.clone(), vec![file], Format::Csv(CsvFormat::criteo()))?;
+            measure(&file.clone(), vec![file], Format::Files(FileFormat::Csv(CsvFormat::criteo())))?;
         }
         return Ok(());
     }
@@ -112,7 +102,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let written = std::io::BufWriter::new(std::fs::File::create(&file)?);
     Teacher::new(config)?.write_text(0..300_000, written)?;
     let name = file.display().to_string();
-    measure("text", vec![name], Format::Csv(CsvFormat::criteo()))?;
+    measure("text", vec![name], Format::Files(FileFormat::Csv(CsvFormat::criteo())))?;
     std::fs::remove_file(file)?;
     Ok(())
 }

@@ -1,7 +1,9 @@
-//! A batch: rows in the shape in which training wants them, one array a feature. Plain values with
-//! no idea where they came from; the sources fill them, the loader cuts and sends them.
+//! A batch: rows in the shape that training reads, one array a feature. Sources fill batches. The
+//! loader cuts and sends them.
 
 use std::ops::Range;
+
+use rectrain_kinds::{Schema, SparseField};
 
 /// The ids of one sparse feature.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -9,7 +11,8 @@ pub struct SparseColumn {
     /// Keys of all samples, one sample after the other (see [`crate::key`]).
     pub keys: Vec<u64>,
     /// `None`: every sample has exactly one key. `Some`: sample `i` has the keys
-    /// `offsets[i]..offsets[i + 1]`, possibly none; `samples + 1` entries, the first 0.
+    /// `offsets[i]..offsets[i + 1]`, possibly none. There are `samples + 1` offsets, the first is
+    /// 0.
     pub offsets: Option<Vec<u32>>,
 }
 
@@ -18,7 +21,7 @@ impl SparseColumn {
         Self { keys: Vec::new(), offsets: variable.then(|| vec![0]) }
     }
 
-    /// Where the keys of sample `row` lie in `keys`.
+    /// The range of the keys of sample `row` in `keys`.
     pub fn span(&self, row: usize) -> Range<usize> {
         match &self.offsets {
             None => row..row + 1,
@@ -87,8 +90,7 @@ impl SparseColumn {
     }
 }
 
-/// Rows of a data set. `sparse` is in the order of the schema's sparse fields, the columns of `dense` in
-/// that of its dense fields.
+/// Rows of a data set. Sparse and dense columns are in the order of the schema's fields.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Batch {
     /// Number of rows.
@@ -101,13 +103,19 @@ pub struct Batch {
     pub dense: Vec<f32>,
     /// Labels in [0, 1], `[samples]`.
     pub labels: Vec<f32>,
-    /// The group of each row, hashed, for grouped AUC; `None` if the schema names no group.
+    /// The hashed group of each row, for grouped AUC. `None` if the schema names no group.
     pub groups: Option<Vec<u64>>,
 }
 
 impl Batch {
-    /// A batch of no rows. `variable` says for each sparse field whether its samples have a varying
-    /// number of keys.
+    /// A batch of no rows of this schema.
+    pub fn of_schema(schema: &Schema) -> Self {
+        let variable: Vec<bool> = schema.sparse.iter().map(SparseField::is_variable).collect();
+        Self::empty(&variable, schema.dense.len(), schema.group.is_some())
+    }
+
+    /// A batch of no rows. `variable` says for each sparse field whether the number of keys varies
+    /// between samples.
     pub fn empty(variable: &[bool], dense_width: usize, grouped: bool) -> Self {
         Self {
             samples: 0,
@@ -119,7 +127,7 @@ impl Batch {
         }
     }
 
-    /// A copy of the rows `rows`. Panics if they are not all there, as a slice does.
+    /// A copy of the rows `rows`. Panics if the batch does not have all of them, as a slice does.
     pub fn slice(&self, rows: Range<usize>) -> Self {
         let width = self.dense_width;
         Self {
@@ -132,7 +140,7 @@ impl Batch {
         }
     }
 
-    /// Appends the rows `rows` of `other`. Panics if the two are not of one schema.
+    /// Appends the rows `rows` of `other`. Panics if the two have different schemas.
     pub fn append(&mut self, other: &Self, rows: Range<usize>) {
         assert!(
             self.sparse.len() == other.sparse.len() && self.dense_width == other.dense_width,
@@ -152,8 +160,8 @@ impl Batch {
         }
     }
 
-    /// All rows of all batches, in order. An empty list gives an empty batch without columns. Panics
-    /// if the batches are not of one schema.
+    /// All rows of all batches, in order. An empty list gives an empty batch without columns.
+    /// Panics if the batches have different schemas.
     pub fn concat(batches: &[Self]) -> Self {
         let Some((first, rest)) = batches.split_first() else {
             return Self::default();
@@ -165,8 +173,8 @@ impl Batch {
         all
     }
 
-    /// Row `i` of the result is row `order[i]` of this one. `order` is usually a permutation, but may
-    /// also leave rows out or repeat them.
+    /// Row `i` of the result is row `order[i]` of this one. `order` is usually a permutation, but
+    /// may also leave rows out or repeat them.
     pub fn permute(&self, order: &[u32]) -> Self {
         let width = self.dense_width;
         let mut dense = Vec::with_capacity(order.len() * width);
@@ -185,8 +193,8 @@ impl Batch {
         }
     }
 
-    /// Sum of the labels. Over a whole epoch, 0 or the number of samples means that every label is
-    /// the same, and that nothing can be learned.
+    /// Sum of the labels. If it is 0 or the number of samples over a whole epoch, all labels are
+    /// equal and nothing can be learned.
     pub fn label_sum(&self) -> f64 {
         self.labels.iter().map(|&label| f64::from(label)).sum()
     }
@@ -196,7 +204,7 @@ impl Batch {
         self.sparse.iter().map(|column| column.keys.len()).sum()
     }
 
-    /// Bytes the arrays occupy.
+    /// Bytes of the arrays.
     pub fn size_bytes(&self) -> usize {
         let offsets = |c: &SparseColumn| c.offsets.as_ref().map_or(0, Vec::len);
         let sparse = self.sparse.iter().map(|c| c.keys.len() * 8 + offsets(c) * 4);
@@ -220,7 +228,8 @@ impl Batch {
         }
     }
 
-    /// Throws away everything beyond the first `samples` rows, a row half written included.
+    /// Removes everything beyond the first `samples` rows, including a row that is only partly
+    /// written.
     pub(crate) fn truncate(&mut self, samples: usize) {
         for column in &mut self.sparse {
             column.truncate(samples);
@@ -239,7 +248,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Rows as a naive reader would keep them.
+    /// A row as plain values.
     type Row = (u64, Vec<u64>, Vec<f32>, f32, u64);
 
     fn batch_of(rows: &[Row]) -> Batch {
@@ -270,7 +279,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn slice_concat_and_permute_do_what_lists_of_rows_do(
+        fn slice_concat_and_permute_agree_with_lists_of_rows(
             rows in rows(), cut in 0_usize..20, seed in any::<u64>()
         ) {
             let batch = batch_of(&rows);
@@ -292,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn the_label_sum_tells_a_training_set_of_one_label() {
+    fn the_label_sum_shows_a_training_set_of_one_label() {
         let row = |label| (1, vec![], vec![0.0, 0.0], label, 1);
         assert_eq!(batch_of(&[row(0.0), row(0.0)]).label_sum(), 0.0);
         assert_eq!(batch_of(&[row(1.0), row(0.0)]).label_sum(), 1.0);

@@ -1,6 +1,6 @@
-//! The bridge from this crate's blocking API to the async object stores. One small runtime, started
-//! when the first object is touched, does all network work; callers wait on ordinary channels, so they may
-//! be any thread, a thread of another async runtime included.
+//! The bridge from this crate's blocking API to the async object stores. One small runtime does all
+//! network work; the first access to an object starts it. Callers wait on ordinary channels, so
+//! they may be on any thread, even one of another async runtime.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
-/// Set when a reader is dropped; whoever works for it looks here and gives up.
+/// A flag that a dropped reader sets. The threads that work for the reader check it, and end.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Stop(Arc<AtomicBool>);
 
@@ -23,9 +23,9 @@ impl Stop {
     }
 }
 
-/// A result that the runtime is working on. Dropping it cancels the work.
+/// The result of a task on the runtime. Dropping it cancels the task.
 pub(crate) struct Pending<T> {
-    /// Bound 1: exactly one value is sent, so the sender never waits.
+    /// The bound is 1, and the task sends exactly one value, so it never waits.
     result: Receiver<T>,
     task: tokio::task::AbortHandle,
 }
@@ -37,7 +37,7 @@ impl<T> Drop for Pending<T> {
 }
 
 impl<T> Pending<T> {
-    /// Blocks until the result is there. Fails when `stop` is set meanwhile or the task panicked.
+    /// Blocks until the result arrives. Fails if `stop` is set first, or if the task panicked.
     pub(crate) fn wait(self, stop: &Stop) -> std::io::Result<T> {
         loop {
             match self.result.recv_timeout(Duration::from_millis(50)) {
@@ -62,7 +62,7 @@ where
 {
     let (sender, result) = sync_channel(1);
     let task = runtime()?.spawn(async move {
-        // The receiver may be gone: nobody wants the result any more.
+        // The receiver may be gone if its reader was dropped.
         let _ = sender.send(future.await);
     });
     Ok(Pending { result, task: task.abort_handle() })

@@ -1,6 +1,6 @@
-//! The bytes of a text file, decompressed, and a thread that reads them ahead. Between the thread and the
-//! parser is a channel of at most [`BLOCKS`] blocks of [`BLOCK_BYTES`]; a full channel makes the
-//! thread wait, a dropped [`Blocks`] ends it.
+//! Decompresses the bytes of text files, and reads them ahead on a thread. The thread sends the
+//! parser at most [`BLOCKS`] blocks of [`BLOCK_BYTES`] ahead, and waits if the channel is full.
+//! Dropping [`Blocks`] ends the thread.
 
 use crate::blocking::Stop;
 use crate::error::DataError;
@@ -22,7 +22,7 @@ pub(crate) enum Compression {
     Zstandard,
 }
 
-/// First bytes by which a file is known to be something that is not text.
+/// First bytes of files that are not text.
 const NOT_TEXT: [(&[u8], &str); 6] = [
     (b"PAR1", "it is a Parquet file; set the format to Parquet"),
     (b"PK\x03\x04", "it is a ZIP archive; unpack it first"),
@@ -32,16 +32,16 @@ const NOT_TEXT: [(&[u8], &str); 6] = [
     (b"\xfe\xff", "it is UTF-16; convert it to UTF-8"),
 ];
 
-/// A text file's content, front to back.
+/// The decompressed content of a text file, front to back.
 pub(crate) struct Decoded {
     file: SourceFile,
     pub(crate) compression: Compression,
-    /// Bytes of the file itself that were read so far.
+    /// Bytes of the file that were read so far, before decompression.
     consumed: Arc<AtomicU64>,
     reader: Box<dyn Read + Send>,
 }
 
-/// Counts the bytes that pass.
+/// Counts the bytes that it reads.
 struct Counted<R> {
     reader: R,
     count: Arc<AtomicU64>,
@@ -79,7 +79,8 @@ impl Decoded {
         self.consumed.load(Ordering::Relaxed)
     }
 
-    /// Fills `into` from its beginning as far as the file goes; less than all of it means the end.
+    /// Fills `into` from its beginning. Returns the number of bytes. Fewer than it holds mean the
+    /// end of the file.
     pub(crate) fn fill(&mut self, into: &mut [u8]) -> Result<usize, DataError> {
         let mut filled = 0;
         while filled < into.len() {
@@ -93,21 +94,21 @@ impl Decoded {
         Ok(filled)
     }
 
-    /// Tells a decoder's complaint about the data from a failing disk or network.
+    /// Distinguishes damaged data from a failing disk or network.
     fn failure(&self, error: io::Error) -> DataError {
-        let from_below =
+        let is_storage_error =
             error.raw_os_error().is_some() || error.get_ref().is_some_and(|inner| inner.is::<object_store::Error>());
-        let what = match self.compression {
+        let codec = match self.compression {
             Compression::Gzip => "gzip",
             Compression::Zstandard => "Zstandard",
             Compression::None => return self.file.read_error(error),
         };
-        if from_below {
+        if is_storage_error {
             return self.file.read_error(error);
         }
         let problem = match error.kind() {
-            io::ErrorKind::UnexpectedEof => format!("its {what} stream ends early"),
-            _ => format!("its {what} stream cannot be decoded ({error})"),
+            io::ErrorKind::UnexpectedEof => format!("its {codec} stream ends early"),
+            _ => format!("its {codec} stream cannot be decoded ({error})"),
         };
         DataError::Damaged { file: self.file.name.clone(), problem }
     }
@@ -136,7 +137,7 @@ fn recognise(file: &SourceFile, head: &[u8]) -> Result<Compression, DataError> {
     }
 }
 
-/// A piece of a file; only the first `length` bytes count.
+/// A part of a file, in the first `length` bytes.
 pub(crate) struct Block {
     pub(crate) bytes: Vec<u8>,
     pub(crate) length: usize,
@@ -144,10 +145,10 @@ pub(crate) struct Block {
     pub(crate) last: bool,
 }
 
-/// Files read ahead by a thread, block by block, one file after the other.
+/// The blocks of files, one file after the other, read ahead by a thread.
 pub(crate) struct Blocks {
     full: Option<Receiver<Result<Block, DataError>>>,
-    /// Blocks that were used up, to be filled again.
+    /// Used blocks, to be filled again.
     empty: SyncSender<Vec<u8>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -161,7 +162,7 @@ impl Blocks {
             .spawn(move || {
                 for file in &files {
                     if let Err(error) = read_file(file, &stop, &full_sender, &empty_receiver) {
-                        // A closed channel: the parser is gone and wants no error either.
+                        // If the channel is closed, the parser has ended and needs no error.
                         let _ = full_sender.send(Err(error));
                         return;
                     }
@@ -174,15 +175,15 @@ impl Blocks {
         Ok(Self { full: Some(full), empty, thread: Some(thread) })
     }
 
-    /// The next block. Must not be called again after the last block of the last file.
+    /// The next block. Must not be called after the last block of the last file.
     pub(crate) fn next(&mut self) -> Result<Block, DataError> {
         let full = self.full.as_ref().ok_or(DataError::Stopped)?;
         full.recv().map_err(|_| DataError::Stopped)?
     }
 
-    /// Gives a used block back.
+    /// Returns a used block.
     pub(crate) fn give_back(&self, bytes: Vec<u8>) {
-        // A full channel or an ended thread: the block is freed instead.
+        // If the channel is full or the thread has ended, the block is freed instead.
         let _ = self.empty.try_send(bytes);
     }
 }
@@ -191,13 +192,13 @@ impl Drop for Blocks {
     fn drop(&mut self) {
         self.full = None;
         if let Some(thread) = self.thread.take() {
-            // It has nothing to say any more; a panic in it was seen as a closed channel.
+            // If the thread panicked, the parser has seen that as a closed channel.
             let _ = thread.join();
         }
     }
 }
 
-/// Sends a file's blocks; returns early, without an error, when nobody listens.
+/// Sends the blocks of a file. Returns early, without an error, if the receiver is gone.
 fn read_file(
     file: &SourceFile,
     stop: &Stop,

@@ -1,164 +1,93 @@
-//! Where the data is and how it is to be read: plain values that the caller fills from its manifest.
+//! Where data is and how it is read: plain values that the caller fills from its manifest.
 
-use crate::synthetic::SyntheticConfig;
 use std::collections::BTreeMap;
 
-/// A source of rows.
+use rectrain_kinds::{BadRows, FileFormat, Split, Start, SyntheticConfig};
+
+use crate::reader::{Order, Span};
+
+/// A subset of the rows of a source.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SourceConfig {
-    /// Local paths, `file://`, `s3://` and `gs://` URLs, each also as a glob (`*`, `?`, `[…]`; `**` for
-    /// folders of any depth). Files are read in the order of this list, those of one glob sorted by
-    /// name; no file may be found twice. Empty for [`Format::Synthetic`].
+    /// Local paths, `file://`, `s3://` and `gs://` URLs, each also as a glob (`*`, `?`, `[…]`; `**`
+    /// for folders of any depth). Files are read in the order of this list, and the files of one
+    /// glob in the order of their names. No file may be found twice. Empty for
+    /// [`Format::Synthetic`].
     pub paths: Vec<String>,
-    /// What the files are.
+    /// The format of the rows.
     pub format: Format,
-    /// What is done with a row that cannot be used.
+    /// The treatment of bad rows.
     pub bad_rows: BadRows,
-    /// How the rows are divided into a training and a test part.
+    /// The division of the rows into training and test rows.
     pub split: Option<Split>,
-    /// Which part is read. `Train` and `Test` need a `split`.
-    pub part: Part,
-    /// Settings of the object store, by the names of the `object_store` crate without regard to case:
-    /// `endpoint`, `access_key_id`, `secret_access_key`, `region`, `allow_http`,
-    /// `google_service_account`, `google_skip_signature` … What is not given is taken from the
-    /// environment (`AWS_*`, `GOOGLE_*`).
+    /// The rows that are read. `Train` and `Test` need a `split`.
+    pub subset: Subset,
+    /// Settings of the object store, by the names of the `object_store` crate without regard to
+    /// case: `endpoint`, `access_key_id`, `secret_access_key`, `region`, `allow_http`,
+    /// `google_service_account`, `google_skip_signature` …. The environment (`AWS_*`, `GOOGLE_*`)
+    /// gives the others.
     pub storage_options: BTreeMap<String, String>,
 }
 
-/// What the files of a source are. Compression (gzip, Zstandard) of text is recognised by the first
-/// bytes of each file, whatever it is called.
+/// The format of a source's rows.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub enum Format {
-    /// By the extension of each file, `.gz` and `.zst` aside: `.csv` (commas), `.tsv` (tabs), both
-    /// with a header, or `.parquet`.
+    /// By the extension of each file, before `.gz` or `.zst`: `.csv` (commas), `.tsv` (tabs), both
+    /// with a header, or `.parquet`. A resolved job names its format instead.
     #[default]
     Auto,
-    /// Text, one row a line.
-    Csv(CsvFormat),
-    /// Apache Parquet.
-    Parquet,
-    /// Rows drawn from a known distribution; no files.
+    /// Files of one format.
+    Files(FileFormat),
+    /// Rows drawn from a known distribution. There are no files.
     Synthetic(SyntheticConfig),
 }
 
-/// How text is cut into rows and cells. Lines end in `\n` or `\r\n`; empty lines are no rows; a byte-order
-/// mark is skipped.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CsvFormat {
-    /// Between two cells.
-    pub delimiter: u8,
-    /// Whether the first line names the columns.
-    pub header: bool,
-    /// Names of the columns, in order: needed where there is no header; where there is one, they take
-    /// its place and must be as many.
-    pub columns: Option<Vec<String>>,
-    /// Whether a cell may be put in double quotes (RFC 4180): delimiters and line ends in it are then
-    /// part of it, and `""` is one quote.
-    pub quoting: bool,
-}
-
-impl Default for CsvFormat {
-    /// Commas, a header, quotes.
-    fn default() -> Self {
-        Self { delimiter: b',', header: true, columns: None, quoting: true }
-    }
-}
-
-impl CsvFormat {
-    /// Tabs, no header, no quotes, the columns `label`, `I1` … `I13`, `C1` … `C26`: the layout of
-    /// Criteo's Kaggle and terabyte sets.
-    pub fn criteo() -> Self {
-        Self {
-            delimiter: b'\t',
-            header: false,
-            columns: Some(crate::synthetic::criteo_columns(13, 26)),
-            quoting: false,
-        }
-    }
-}
-
-/// What is done with a row that cannot be used.
+/// Training rows, test rows, or both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum BadRows {
-    /// Reading fails with an error that names file, line, column and value.
-    #[default]
-    Fail,
-    /// The row is left out and counted; reading fails once more than `limit` were. Rows that are only passed
-    /// over must then be parsed too, so that every reader counts the same: a reader of few chunks gains less.
-    Skip {
-        /// The largest number of bad rows that is tolerated from the beginning of the part on.
-        limit: u64,
-    },
-}
-
-/// How rows are divided into a training part and a test part. Position and fraction count all rows of the
-/// files in order, bad ones included.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Split {
-    /// The first rows are for training, the rest for the test.
-    Position {
-        /// How many.
-        train_rows: u64,
-    },
-    /// The first `train` of the rows (rounded to the nearest row) are for training. The rows are counted
-    /// once, without parsing them, before the first one is read.
-    Fraction {
-        /// In (0, 1).
-        train: f64,
-    },
-    /// Rows whose time is before a moment are for training, the others for the test. The rows need not
-    /// be in the order of time; every row is looked at for either part.
-    Time {
-        /// The column of the time.
-        column: String,
-        /// The first moment of the test.
-        test_from: TimeBound,
-    },
-}
-
-/// A moment, as a time column writes it.
-#[derive(Debug, Clone, PartialEq)]
-pub enum TimeBound {
-    /// Compared as a number. Timestamp and date columns of Parquet count as seconds since 1970.
-    Number(f64),
-    /// Compared byte by byte as text, right for ISO 8601 (`2026-11-03`).
-    Text(String),
-}
-
-/// Which rows of a split are read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Part {
-    /// All of them.
+pub enum Subset {
+    /// All rows.
     #[default]
     All,
-    /// Those for training.
+    /// The training rows of the split.
     Train,
-    /// Those for the test.
+    /// The test rows of the split.
     Test,
 }
 
-impl Part {
-    pub(crate) fn name(self) -> &'static str {
+impl Subset {
+    /// The name in error messages.
+    pub(crate) fn rows(self) -> &'static str {
         match self {
-            Self::All => "whole",
-            Self::Train => "train",
-            Self::Test => "test",
+            Self::All => "rows",
+            Self::Train => "training rows",
+            Self::Test => "test rows",
         }
     }
 }
 
-/// How a part is cut into chunks and in what order its rows come.
+/// The cut of a finite data set into chunks, and the order of the rows in a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadPlan {
-    /// Rows of a chunk, at least 1 and below 2³². Chunk c is the rows
-    /// `c · chunk_rows .. (c + 1) · chunk_rows` of the part.
+    /// Rows of a chunk, at least 1 and below 2³². Chunk c holds the rows
+    /// `c · chunk_rows .. (c + 1) · chunk_rows` of the data set.
     pub chunk_rows: u64,
-    /// `Some(seed)`: the rows of each chunk are permuted by a pure function of (seed, epoch, chunk).
-    /// Rows never leave their chunk, so the chunk is the window of the shuffle: the larger, the better
-    /// mixed. `None`: the order of the files.
+    /// `Some(seed)`: the rows of each chunk are permuted by a pure function of (seed, epoch,
+    /// chunk). Rows never leave their chunk. So the chunk is the window of the shuffle, and a
+    /// larger window mixes better. `None`: the order of the files.
     pub shuffle: Option<u64>,
-    /// Which pass over the data this is.
+    /// The pass over the data, from 0.
     pub epoch: u64,
-    /// How many chunks are read ahead, at most. 0 reads only what is asked for.
+    /// The largest number of chunks that are read ahead. 0 reads only the requested ones.
     pub read_ahead_chunks: usize,
+}
+
+impl ReadPlan {
+    /// The rows of a chunk.
+    pub fn span(&self, chunk: u64) -> Span {
+        let order = match self.shuffle {
+            Some(seed) => Order::Shuffled { seed, epoch: self.epoch, chunk },
+            None => Order::Stored,
+        };
+        Span { from: Start::Row(chunk.saturating_mul(self.chunk_rows)), rows: self.chunk_rows, order }
+    }
 }

@@ -1,14 +1,15 @@
-//! What can go wrong between a path and a batch. Each message is one sentence that names the file (and
-//! the column, line and value where there is one) and says what to do; the caller prints it as it is.
+//! Errors between a path and a batch. Each message is one sentence that names the file, and the
+//! column, line and value if there is one, and says how to correct it. The caller prints it
+//! unchanged.
 
 use std::fmt;
 
-/// Where a row stands in its file.
+/// The place of a row in its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// Line of a text file, from 1 (the line on which the row begins).
+    /// The line of a text file on which the row begins, from 1.
     Line(u64),
-    /// Row of a Parquet file, from 1.
+    /// The row of a Parquet file, from 1.
     Row(u64),
 }
 
@@ -25,24 +26,24 @@ impl fmt::Display for Place {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
-    /// A setting contradicts another or is out of its range.
+    /// A setting contradicts another, or is out of its range.
     #[error("{setting}: {problem}")]
     Config {
         /// The setting, by its name in [`crate::SourceConfig`], [`crate::Schema`] or a plan.
         setting: String,
-        /// What is wrong with it and what is expected.
+        /// The finding, and the expectation.
         problem: String,
     },
     /// A path names nothing.
     #[error("there is no file {path}: check the path")]
     NotFound {
-        /// The path or URL as it was given.
+        /// The path or URL, as given.
         path: String,
     },
     /// A pattern matches nothing.
     #[error("no file matches {pattern}: check the path")]
     NoMatch {
-        /// The glob as it was given.
+        /// The glob, as given.
         pattern: String,
     },
     /// A path names a folder.
@@ -54,90 +55,91 @@ pub enum DataError {
     /// A path or URL cannot be understood.
     #[error("cannot use the path {path}: {problem}")]
     BadPath {
-        /// The path or URL as it was given.
+        /// The path or URL, as given.
         path: String,
-        /// What is wrong with it.
+        /// The reason.
         problem: String,
     },
-    /// The operating system refused.
+    /// The operating system refused an action.
     #[error("cannot {action} {file}: {source}")]
     Io {
-        /// What was attempted.
+        /// The action.
         action: &'static str,
-        /// On what.
+        /// Its object.
         file: String,
-        /// Why it failed.
+        /// The reason.
         source: std::io::Error,
     },
-    /// An object store refused.
+    /// An object store refused an action.
     #[error("cannot {action} {url}: {source}")]
     ObjectStore {
-        /// What was attempted.
+        /// The action.
         action: &'static str,
-        /// On what.
+        /// Its object.
         url: String,
-        /// Why it failed.
+        /// The reason.
         source: object_store::Error,
     },
-    /// A file of no bytes, the first of none with any.
+    /// All files are empty. This is the first.
     #[error("{file} is empty")]
     Empty {
         /// The file.
         file: String,
     },
-    /// The first of files none of which has a row: nothing but headers, or Parquet without rows.
+    /// No file has a row: text files have headers only, Parquet files have no rows. This is the
+    /// first.
     #[error("{file} has no rows")]
     NoRows {
         /// The file.
         file: String,
     },
-    /// The part that was asked for has no rows.
-    #[error("the {part} part has no rows: {problem}")]
-    EmptyPart {
-        /// `train`, `test` or `whole`.
-        part: &'static str,
-        /// Which split makes it so.
+    /// The subset has no rows.
+    #[error("there are no {rows}: {problem}")]
+    EmptySubset {
+        /// `training rows`, `test rows` or `rows`.
+        rows: &'static str,
+        /// The cause, mostly the split.
         problem: String,
     },
-    /// A file is not what it was taken for.
+    /// A file does not have its expected format.
     #[error("{file} is not {expected}: {problem}")]
     WrongFormat {
         /// The file.
         file: String,
-        /// What it was taken for.
+        /// The expected format.
         expected: &'static str,
-        /// What shows that it is not.
+        /// The finding that contradicts it.
         problem: String,
     },
-    /// A file whose content breaks off or does not decode.
+    /// The content of a file ends early, or cannot be decoded.
     #[error("{file} is damaged: {problem}")]
     Damaged {
         /// The file.
         file: String,
-        /// What the decoder said.
+        /// The message of the decoder.
         problem: String,
     },
-    /// A column of the schema is not in a file.
+    /// A file lacks a column of the schema.
     #[error("{file} has no column `{column}`{hint}; its columns are {available}")]
     MissingColumn {
         /// The file.
         file: String,
-        /// The column that was looked for.
+        /// The missing column.
         column: String,
         /// A sentence fragment such as `, did you mean …?`, or nothing.
         hint: String,
-        /// The columns there are.
+        /// The columns of the file.
         available: String,
     },
-    /// A file has another number of columns than was said, or one name twice.
+    /// A file has an unexpected number of columns, or two columns of one name.
     #[error("{file}: {problem}")]
     Header {
         /// The file.
         file: String,
-        /// What is wrong with its header or its number of columns.
+        /// The finding.
         problem: String,
     },
-    /// A Parquet column has a type that its use does not allow.
+    /// A Parquet column has a type that does not fit its use.
     #[error("{file}: column `{column}` is of type {found}; {expected}")]
     ColumnType {
         /// The file.
@@ -146,36 +148,36 @@ pub enum DataError {
         column: String,
         /// Its Arrow type.
         found: String,
-        /// What is expected.
+        /// The expected type.
         expected: &'static str,
     },
-    /// A row that cannot be used.
+    /// A bad row.
     #[error("{file}, {at}, column `{column}`: found {value:?}, expected {expected}")]
     BadRow {
         /// The file.
         file: String,
-        /// Where in it.
+        /// The place of the row in it.
         at: Place,
         /// The column (or the first missing one).
         column: String,
-        /// What stands there, cut to 80 characters.
+        /// The value, cut to 80 characters.
         value: String,
-        /// What should.
+        /// The expected value.
         expected: String,
     },
-    /// More bad rows than the limit allows.
-    #[error("more than {limit} bad rows were skipped; the last: {last}; mend the data or raise the limit")]
+    /// There are more bad rows than the limit allows.
+    #[error("more than {limit} bad rows were skipped; the last: {last}; correct the data or raise the limit")]
     TooManyBadRows {
-        /// The limit that was set.
+        /// The limit.
         limit: u64,
-        /// The bad row that went beyond it.
+        /// The bad row that exceeded it.
         last: Box<DataError>,
     },
-    /// A quoted cell that is never closed: all rows after it would be taken for its content. Never skipped as a bad row,
-    /// since how many rows are lost by it is not known.
+    /// A quoted cell that is never closed. All rows after it would become its content. It is not a
+    /// bad row that may be skipped, because the number of lost rows is unknown.
     #[error(
-        "{file}, line {line}: expected a closing quote, but a quoted cell of this row goes on to the end of the file; close \
-         it, or turn quoting off if quotes are ordinary characters here"
+        "{file}, line {line}: expected a closing quote, but a quoted cell of this row continues to the end of the \
+         file; close it, or turn quoting off if quotes are ordinary characters here"
     )]
     UnclosedQuote {
         /// The file.
@@ -183,10 +185,10 @@ pub enum DataError {
         /// The line on which the row begins.
         line: u64,
     },
-    /// A text row that does not end, usually because of a quote that is never closed.
+    /// A text row without an end, usually because a quote is never closed.
     #[error(
-        "{file}, line {line}: the row is longer than {limit} bytes; is a quote not closed, or is \
-         this no text file?"
+        "{file}, line {line}: the row is longer than {limit} bytes; close its quote, or check that this is a \
+         text file"
     )]
     RowTooLong {
         /// The file.
@@ -196,22 +198,22 @@ pub enum DataError {
         /// The longest row allowed.
         limit: usize,
     },
-    /// A program that had to be run could not be run, or failed.
+    /// A data set could not be prepared: a program or a download failed.
     #[error("cannot {action}: {problem}")]
     Prepare {
-        /// What was attempted.
+        /// The action.
         action: String,
-        /// Why it failed and what to do.
+        /// The reason, and the remedy.
         problem: String,
     },
-    /// A reading thread ended without a word: a defect of this crate.
+    /// A reading thread ended without a result: a defect of this crate.
     #[error("the reading thread stopped unexpectedly; this is a defect of rectrain")]
     Stopped,
 }
 
 impl DataError {
-    /// Whether what the user gave (settings, paths, data) is at fault, rather than a disk, a network or
-    /// a defect. Decides between exit codes.
+    /// Whether the user's settings, paths or data caused the error, and not a disk, a network or a
+    /// defect. Determines the exit code.
     pub fn is_users_input(&self) -> bool {
         match self {
             Self::Io { source, .. } => {
@@ -230,7 +232,8 @@ impl DataError {
     }
 }
 
-/// A value as it stands in an error: at most 80 characters, bytes that are not UTF-8 replaced.
+/// A value as an error shows it: at most 80 characters, with replacements for bytes that are not
+/// UTF-8.
 pub(crate) fn shown(value: &[u8]) -> String {
     let text = String::from_utf8_lossy(&value[..value.len().min(400)]);
     match text.char_indices().nth(80) {

@@ -1,25 +1,25 @@
-//! From a value of a sparse feature to its 64-bit key. Pure functions, called for every id of every
-//! row by the text, Parquet and synthetic sources, and by whoever serves a trained model: all of them
-//! must agree, so a key depends on nothing but the name of the table and the value itself.
+//! The 64-bit key of a value of a sparse feature. The sources call these pure functions for every
+//! id of every row, and so does a server of the trained model. All of them must agree, so a key
+//! depends on the name of the table and the value only.
 //!
-//! - A value that is an integer (an integer Parquet column, or text that is a *canonical* decimal
-//!   `i64` such as `12` or `-3`: no plus sign, no leading zero, no `-0`) gets
-//!   `mix(value XOR table_seed)`. Both steps are bijections of 64-bit words, so two integers of one
-//!   table **never** share a key.
-//! - Any other value gets `mix(XXH3_64(bytes, seed = table_seed))`. With n distinct strings in a table
-//!   the probability that any two of them share a key is about n² / 2⁶⁵: 3 · 10⁻⁸ for a million,
-//!   2.7 % for a billion. The same bound holds for a string against an integer, and for the values
-//!   of different tables against each other.
-//! - The top bits are as uniform as the low ones: slots are chosen by them.
+//! - An integer gets `mix(value XOR table_seed)`. Integers are the values of an integer Parquet
+//!   column, and texts that are a *canonical* decimal `i64` such as `12` or `-3`. A canonical
+//!   decimal has no plus sign and no leading zero, and is not `-0`. Both steps are bijections of
+//!   64-bit words, so two integers of one table **never** share a key.
+//! - Any other value gets `mix(XXH3_64(bytes, seed = table_seed))`. With n distinct strings in a
+//!   table, two of them share a key with a probability of about n² / 2⁶⁵. That is 3 · 10⁻⁸ for a
+//!   million strings, and 2.7 % for a billion. The same bound holds for a string against an
+//!   integer, and for the values of different tables against each other.
+//! - The top bits are as uniform as the low ones. They choose the slot of a key.
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-/// What is mixed into every key of one table: XXH3 of the table's name.
+/// A number that is mixed into every key of one table: XXH3 of the table's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TableSeed(pub u64);
 
 impl TableSeed {
-    /// The seed of the table called `table`. Features that name the same table share their keys.
+    /// The seed of table `table`. Features that name the same table share their keys.
     pub fn of(table: &str) -> Self {
         Self(xxh3_64(table.as_bytes()))
     }
@@ -30,8 +30,8 @@ impl TableSeed {
         mix(value as u64 ^ self.0)
     }
 
-    /// The key of a value given as text: that of the integer it spells, if it is a canonical decimal
-    /// `i64`, else a hash of its bytes (which need not be UTF-8).
+    /// The key of a text. If the text is a canonical decimal `i64`, it is the key of the integer,
+    /// else a hash of the bytes. They need not be UTF-8.
     #[inline]
     pub fn text(self, value: &[u8]) -> u64 {
         match canonical_integer(value) {
@@ -40,7 +40,7 @@ impl TableSeed {
         }
     }
 
-    /// The key of an unsigned value: that of its decimal text.
+    /// The key of an unsigned value: the key of its decimal text.
     pub fn unsigned(self, value: u64) -> u64 {
         match i64::try_from(value) {
             Ok(value) => self.integer(value),
@@ -48,7 +48,7 @@ impl TableSeed {
         }
     }
 
-    /// The key of a missing value where it has one (`MissingValue::Token`): that of the empty text.
+    /// The key of a missing value if it has one (`MissingValue::Token`): the key of the empty text.
     pub fn missing(self) -> u64 {
         self.text(b"")
     }
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_does_not_depend_on_where_the_integer_was_written() {
+    fn an_integer_has_one_key_as_text_and_as_number() {
         let seed = TableSeed::of("item");
         for value in [0, 1, -1, 9, 10, -10, i64::MAX, i64::MIN, i64::MAX - 1] {
             assert_eq!(seed.text(value.to_string().as_bytes()), seed.integer(value));
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn spellings_of_one_number_and_missing_values_are_different_keys() {
+    fn spellings_of_one_number_have_different_keys() {
         let seed = TableSeed::of("item");
         let texts: [&[u8]; 7] = [b"1", b"01", b"+1", b"1.0", b"", b"0", b"-1"];
         let keys: HashSet<u64> = texts.iter().map(|t| seed.text(t)).collect();

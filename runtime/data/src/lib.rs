@@ -1,7 +1,9 @@
-//! Data sources: from files (or a synthetic distribution) to batches. CSV and TSV, plain, gzip or
-//! Zstandard, and Parquet; local disks, S3 and Google Cloud Storage. Streaming with bounded memory, read
-//! ahead on threads of its own, deterministic and seekable by chunk. Knows nothing of manifests, roles
-//! or training; its API blocks and may be called from any thread.
+//! Sources of rows: files or a synthetic distribution → batches. CSV and TSV, plain or compressed
+//! with gzip or Zstandard, and Parquet; on local disks, S3 and Google Cloud Storage.
+//!
+//! Readers use bounded memory and read ahead on threads of their own. They are deterministic, and
+//! can seek to any chunk. The crate knows nothing of manifests, roles or training. Its API blocks,
+//! and any thread may call it.
 //!
 //! ```no_run
 //! use rectrain_data::{Dataset, ReadPlan, Schema, SourceConfig};
@@ -28,24 +30,28 @@ mod blocks;
 mod config;
 mod dataset;
 mod error;
+mod identity;
 pub mod key;
 mod number;
 mod pace;
 mod random;
 mod reader;
-mod rows;
 mod schema;
+mod source;
+mod sources;
 mod storage;
 pub mod synthetic;
 mod text;
 
 pub use batch::{Batch, SparseColumn};
-pub use config::{BadRows, CsvFormat, Format, Part, ReadPlan, SourceConfig, Split, TimeBound};
+pub use config::{Format, ReadPlan, SourceConfig, Subset};
 pub use dataset::Dataset;
 pub use error::{DataError, Place};
+pub use identity::{Identity, PartIdentity, Version};
 pub use pace::passed;
 pub use random::chunk_permutation;
-pub use reader::ChunkReader;
-pub use rectrain_kinds::{MissingValue, Transform};
-pub use schema::{DenseField, LabelField, Schema, SparseField};
-pub use synthetic::SyntheticConfig;
+pub use reader::{ChunkReader, Order, Span, SpanReader, SpanRows};
+pub use rectrain_kinds::{
+    BadRows, CsvFormat, DenseField, FileFormat, LabelField, MissingValue, Offset, PartId, Position, Schema,
+    SparseField, Split, Start, SyntheticConfig, TimeBound, Transform,
+};

@@ -1,8 +1,9 @@
-//! Numbers from text without an allocation. The fast path covers what data files hold (a few digits,
-//! perhaps a point); the rest goes through the standard library. Called for every dense cell.
+//! Parses numbers without an allocation. The fast path covers common cells: a few digits, and
+//! perhaps a point. The standard library parses all others. The text source calls this for every
+//! dense cell.
 
-/// The `f32` nearest to the decimal number in `text`, spaces around it aside; `None` if it is no number.
-/// `inf`, `nan` and the like are what the standard library takes them for.
+/// The `f32` nearest to the decimal number in `text`, without spaces around it. `None` if it is not
+/// a number. The standard library decides about `inf`, `nan` and the like.
 #[inline]
 pub(crate) fn parse_f32(text: &[u8]) -> Option<f32> {
     match short_decimal(text) {
@@ -19,8 +20,8 @@ pub(crate) fn parse_f64(text: &[u8]) -> Option<f64> {
 /// Powers of ten that `f32` holds exactly.
 const POWERS: [f32; 11] = [1.0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10];
 
-/// `[-]digits[.digits]` with a mantissa of at most 2²⁴ and at most ten decimals: mantissa and power of
-/// ten are then exact, so their quotient is rounded once, correctly (Clinger 1990).
+/// Parses `[-]digits[.digits]` with a mantissa of at most 2²⁴ and at most ten decimals. Mantissa
+/// and power of ten are then exact, so their quotient is rounded once, correctly (Clinger 1990).
 #[inline]
 fn short_decimal(text: &[u8]) -> Option<f32> {
     let (negative, digits) = match text {

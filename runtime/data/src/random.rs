@@ -1,6 +1,6 @@
-//! Random numbers as pure functions of what they are for. A generator is seeded by a list of words
-//! (seed, epoch, chunk …) and is the same on every machine and in every version; it is not for
-//! cryptography. Called by the shuffle and by the synthetic source.
+//! Random numbers as pure functions of their purpose. A list of words (seed, epoch, chunk …) seeds
+//! a generator. Its numbers are the same on every machine and in every version. It is not for
+//! cryptography. The shuffle and the synthetic source use it.
 
 use crate::key::mix;
 
@@ -11,7 +11,7 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// The generator that belongs to these words, in this order.
+    /// The generator of these words, in this order.
     pub(crate) fn of(words: &[u64]) -> Self {
         let seed =
             words.iter().fold(GOLDEN, |state, &word| mix(state.wrapping_add(GOLDEN) ^ mix(word.wrapping_add(GOLDEN))));
@@ -51,8 +51,8 @@ impl Random {
     }
 }
 
-/// The order in which the rows of a chunk are read in an epoch: a permutation of `0..len` that depends
-/// on nothing but its arguments (Fisher and Yates).
+/// The order of the rows of a chunk in an epoch: a permutation of `0..len` (Fisher and Yates) that
+/// depends on the arguments only.
 pub fn chunk_permutation(seed: u64, epoch: u64, chunk: u64, len: u32) -> Vec<u32> {
     let mut random = Random::of(&[seed, epoch, chunk]);
     let mut order: Vec<u32> = (0..len).collect();
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shuffle_is_a_permutation_and_a_pure_function_of_seed_epoch_and_chunk() {
+    fn a_shuffle_is_a_permutation_by_seed_epoch_and_chunk() {
         for len in [0, 1, 2, 3, 1000] {
             let mut order = chunk_permutation(7, 0, 3, len);
             assert_eq!(order, chunk_permutation(7, 0, 3, len));

@@ -1,178 +1,208 @@
-//! Chunks of a part, in ascending order, read ahead by a thread of their own. The loader's view of this
-//! crate. Whichever chunks it asks for, it gets the same rows as any other reader of the same plan.
+//! Reads spans of rows on a thread of its own, ahead of the caller. The loader's view of this
+//! crate. The rows of a span do not depend on the reader, nor on the spans that it read before.
 //!
 //! ```text
-//! ChunkReader --chunk numbers (≤ read_ahead + 1)--> parsing thread --results (≤ read_ahead + 1)--> ChunkReader
-//!                                                        ^ blocks (≤ 4)
-//!                                                   fetching, decompressing thread
+//! SpanReader --spans (≤ read_ahead + 1)--> parsing thread --results (as many)--> SpanReader
+//!                                               ^ blocks (≤ 4)
+//!                                         fetching, decompressing thread
 //! ```
 //!
-//! As long as chunks are asked for one after the other, or are announced with [`ChunkReader::prefetch`], the
-//! next ones are parsed while this one is used. A chunk that is asked for beyond those read ahead is reached
-//! by passing over rows; one that lies behind starts the threads again from the beginning.
+//! While the caller uses a span, the reader parses the next ones. It expects the spans that
+//! [`SpanReader::prefetch`] announces, and otherwise, as long as the caller reads spans in
+//! sequence, the following ones. It reaches a later span by passing over rows. An earlier span
+//! restarts the threads.
 
-use crate::batch::Batch;
-use crate::blocking::Stop;
-use crate::blocks::thread_error;
-use crate::config::ReadPlan;
-use crate::dataset::Dataset;
-use crate::error::DataError;
-use crate::random::chunk_permutation;
-use crate::rows::RowSource;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-/// Reads chunks of a part.
-pub struct ChunkReader {
+use rectrain_kinds::{Position, Start};
+
+use crate::batch::Batch;
+use crate::blocking::Stop;
+use crate::blocks::thread_error;
+use crate::config::ReadPlan;
+use crate::dataset::{Dataset, check_span_rows};
+use crate::error::DataError;
+use crate::random::chunk_permutation;
+use crate::source::Rows;
+
+/// Rows to read: from where, how far, and in which order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// The first row.
+    pub from: Start,
+    /// The number of rows, at least 1 and below 2³². Bad rows that are skipped do not count.
+    pub rows: u64,
+    /// The order of the rows in the batch.
+    pub order: Order,
+}
+
+/// The order of the rows of a span.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// The order in which the source stores them.
+    Stored,
+    /// A permutation that is a pure function of these numbers.
+    Shuffled {
+        /// The seed of the shuffle.
+        seed: u64,
+        /// The pass over the data.
+        epoch: u64,
+        /// The number of the span in its pass.
+        chunk: u64,
+    },
+}
+
+impl Span {
+    /// The span of the same length behind this one. A span from a position has none: its end is not
+    /// known before it is read.
+    fn following(self) -> Option<Self> {
+        let Start::Row(row) = self.from else { return None };
+        let order = match self.order {
+            Order::Stored => Order::Stored,
+            Order::Shuffled { seed, epoch, chunk } => Order::Shuffled { seed, epoch, chunk: chunk + 1 },
+        };
+        Some(Self { from: Start::Row(row.saturating_add(self.rows)), order, ..self })
+    }
+}
+
+/// The rows of a span.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SpanRows {
+    /// The rows, fewer than requested if the source ends there. If the source grows, there may be
+    /// none now.
+    pub batch: Batch,
+    /// Bad rows left out of this span. They lie between its first row and the first row of the next
+    /// span, or the end of the data set. The first span also counts the bad rows before its first
+    /// row. So each bad row counts with one span, and with the same one in every reader. 0 unless
+    /// bad rows are skipped.
+    pub skipped: u64,
+    /// The position behind the span. A later reader may continue there.
+    pub next: Position,
+}
+
+/// Reads spans of a data set.
+pub struct SpanReader {
     dataset: Dataset,
-    plan: ReadPlan,
+    read_ahead: usize,
     pipeline: Option<Pipeline>,
-    /// The chunk returned last.
-    last: Option<u64>,
-    /// The first chunk that is known not to exist.
+    /// The span that was read last.
+    last: Option<Span>,
+    /// The number of a row that is known not to exist.
     end: Option<u64>,
-    /// Chunks announced, ascending.
-    announced: VecDeque<u64>,
-    skipped: u64,
+    /// Announced spans, ascending.
+    announced: VecDeque<Span>,
 }
 
-/// What the parsing thread has to say about a chunk.
+/// A result of the parsing thread.
 struct Parsed {
-    chunk: u64,
-    rows: Result<Option<Rows>, DataError>,
-}
-
-/// The rows of a chunk.
-struct Rows {
-    batch: Batch,
-    /// See [`ChunkReader::skipped`].
-    skipped: u64,
+    span: Span,
+    rows: Result<Option<SpanRows>, DataError>,
 }
 
 struct Pipeline {
-    wanted: Option<SyncSender<u64>>,
+    wanted: Option<SyncSender<Span>>,
     parsed: Option<Receiver<Parsed>>,
-    /// Chunks asked for and not yet received, ascending.
-    outstanding: VecDeque<u64>,
-    /// The largest chunk that was asked for.
-    newest: Option<u64>,
-    /// Chunks below this are not wanted any more.
+    /// Spans requested and not yet received, in order.
+    outstanding: VecDeque<Span>,
+    /// The span that was requested last.
+    newest: Option<Span>,
+    /// Spans that start at a row below this number are not wanted any longer.
     floor: Arc<AtomicU64>,
     stop: Stop,
     thread: Option<JoinHandle<()>>,
 }
 
-impl ChunkReader {
-    pub(crate) fn new(dataset: Dataset, plan: ReadPlan) -> Self {
-        Self { dataset, plan, pipeline: None, last: None, end: None, announced: VecDeque::new(), skipped: 0 }
+impl SpanReader {
+    pub(crate) fn new(dataset: Dataset, read_ahead: usize) -> Self {
+        Self { dataset, read_ahead, pipeline: None, last: None, end: None, announced: VecDeque::new() }
     }
 
-    /// The rows `[chunk · chunk_rows, (chunk + 1) · chunk_rows)` of the part (bad rows that are skipped
-    /// do not count), permuted if the plan says so; fewer rows for the last chunk, `None` beyond it.
-    /// Blocks. After an error the reader can be asked again, and starts afresh.
+    /// The rows of a span. `None` if the data set ends before its first row. If the source grows, a
+    /// span without rows gives an empty batch instead; request it again later. Blocks. After an
+    /// error the reader can be used again, and restarts.
     ///
     /// # Errors
-    /// A bad row, a damaged file, a failing disk or network; a part without any rows.
-    pub fn read(&mut self, chunk: u64) -> Result<Option<Batch>, DataError> {
-        self.announced.retain(|&announced| announced > chunk);
-        self.skipped = 0;
-        if self.end.is_some_and(|end| chunk >= end) {
+    /// A bad row, a damaged file, a failing disk or network; a data set without any rows; a number
+    /// of rows out of range.
+    pub fn read(&mut self, span: Span) -> Result<Option<SpanRows>, DataError> {
+        check_span_rows(span.rows)?;
+        self.announced.retain(|announced| announced.from > span.from);
+        if let (Start::Row(row), Some(end)) = (span.from, self.end)
+            && row >= end
+        {
             return Ok(None);
         }
-        let sequential = self.last.is_none_or(|last| chunk == last + 1);
-        let parsed = match self.receive(chunk, sequential) {
-            Ok(parsed) => parsed,
-            Err(error) => {
-                self.pipeline = None;
-                return Err(error);
-            }
-        };
-        self.last = Some(chunk);
-        match parsed.rows {
-            Ok(None) => {
-                self.end = Some(chunk);
-                self.pipeline = None;
-                match chunk {
-                    0 => Err(self.dataset.empty_part()),
-                    _ => Ok(None),
-                }
-            }
-            Ok(Some(Rows { batch, skipped })) => {
-                self.skipped = skipped;
-                Ok(Some(batch))
-            }
-            Err(error) => {
-                self.pipeline = None;
-                Err(error)
+        let is_next = self.last.is_none_or(|last| last.following().is_some_and(|next| next.from == span.from));
+        let parsed = self.receive(span, is_next)?;
+        self.last = Some(span);
+        if let Ok(Some(rows)) = parsed.rows {
+            return Ok(Some(rows));
+        }
+        self.pipeline = None;
+        parsed.rows?;
+        if let Start::Row(row) = span.from {
+            self.end = Some(row);
+        }
+        match span.from {
+            Start::Row(0) => Err(self.dataset.no_rows_error()),
+            _ => Ok(None),
+        }
+    }
+
+    /// Announces spans that the caller will request, in ascending order. The reader parses them
+    /// ahead, as many as it may. For spans that are not consecutive.
+    pub fn prefetch(&mut self, spans: impl IntoIterator<Item = Span>) {
+        for span in spans {
+            if self.announced.back().is_none_or(|last| span.from > last.from) {
+                self.announced.push_back(span);
             }
         }
     }
 
-    /// Announces chunks that will be asked for, in ascending order: they are parsed ahead, as many as
-    /// the plan allows. For a loader whose chunks are not consecutive.
-    pub fn prefetch(&mut self, chunks: impl IntoIterator<Item = u64>) {
-        for chunk in chunks {
-            if self.announced.back().is_none_or(|&last| chunk > last) {
-                self.announced.push_back(chunk);
-            }
-        }
-    }
-
-    /// Bad rows left out of the chunk read last: those from its first row to the first row of the next chunk, or
-    /// to the end of the part; in chunk 0 also those before its first row. So each bad row of the part counts with
-    /// one chunk, and with the same one whoever reads it. 0 unless `BadRows::Skip` is set.
-    pub fn skipped(&self) -> u64 {
-        self.skipped
-    }
-
-    /// The plan it reads by.
-    pub fn plan(&self) -> &ReadPlan {
-        &self.plan
-    }
-
-    fn receive(&mut self, chunk: u64, sequential: bool) -> Result<Parsed, DataError> {
-        let behind = |pipeline: &Pipeline| {
-            pipeline.newest.is_some_and(|newest| chunk <= newest) && !pipeline.outstanding.contains(&chunk)
-        };
+    /// Receives the result for a span. After an error there is no pipeline.
+    fn receive(&mut self, span: Span, is_next: bool) -> Result<Parsed, DataError> {
         let mut pipeline = match self.pipeline.take() {
-            Some(pipeline) if !behind(&pipeline) => pipeline,
-            _ => Pipeline::start(&self.dataset, self.plan)?,
+            Some(pipeline) if !pipeline.has_passed(span) => pipeline,
+            _ => Pipeline::start(&self.dataset, self.read_ahead)?,
         };
-        pipeline.floor.store(chunk, Ordering::Relaxed);
-        if !pipeline.outstanding.contains(&chunk) {
-            pipeline.drain()?;
-            pipeline.ask(chunk)?;
+        if let Start::Row(row) = span.from {
+            pipeline.floor.store(row, Ordering::Relaxed);
         }
-        self.read_ahead(&mut pipeline, chunk, sequential)?;
+        if !pipeline.outstanding.contains(&span) {
+            pipeline.drain()?;
+            pipeline.request(span)?;
+        }
+        self.request_ahead(&mut pipeline, span, is_next)?;
         let parsed = loop {
             let parsed = pipeline.receive()?;
-            if parsed.chunk == chunk {
+            if parsed.span == span {
                 break parsed;
             }
         };
-        self.read_ahead(&mut pipeline, chunk, sequential)?;
+        self.request_ahead(&mut pipeline, span, is_next)?;
         self.pipeline = Some(pipeline);
         Ok(parsed)
     }
 
-    /// Asks for the chunks that are likely to be wanted after `chunk`.
-    fn read_ahead(&mut self, pipeline: &mut Pipeline, chunk: u64, sequential: bool) -> Result<(), DataError> {
+    /// Requests the spans that the caller probably requests after `span`.
+    fn request_ahead(&mut self, pipeline: &mut Pipeline, span: Span, is_next: bool) -> Result<(), DataError> {
         let waiting = |pipeline: &Pipeline| {
-            let ahead = pipeline.outstanding.iter().filter(|&&asked| asked > chunk);
+            let ahead = pipeline.outstanding.iter().filter(|requested| requested.from > span.from);
             ahead.count()
         };
-        while waiting(pipeline) < self.plan.read_ahead_chunks {
-            let newest = pipeline.newest.unwrap_or(chunk);
-            while self.announced.front().is_some_and(|&announced| announced <= newest) {
+        while waiting(pipeline) < self.read_ahead {
+            let newest = pipeline.newest.unwrap_or(span);
+            while self.announced.front().is_some_and(|announced| announced.from <= newest.from) {
                 self.announced.pop_front();
             }
-            match self.announced.pop_front() {
-                Some(announced) => pipeline.ask(announced)?,
-                None if sequential => pipeline.ask(newest + 1)?,
-                None => break,
+            match (self.announced.pop_front(), newest.following()) {
+                (Some(announced), _) => pipeline.request(announced)?,
+                (None, Some(following)) if is_next => pipeline.request(following)?,
+                _ => break,
             }
         }
         Ok(())
@@ -180,18 +210,16 @@ impl ChunkReader {
 }
 
 impl Pipeline {
-    fn start(dataset: &Dataset, plan: ReadPlan) -> Result<Self, DataError> {
-        let bound = plan.read_ahead_chunks + 1;
+    fn start(dataset: &Dataset, read_ahead: usize) -> Result<Self, DataError> {
+        let bound = read_ahead + 1;
         let (wanted, wanted_receiver) = sync_channel(bound);
         let (parsed_sender, parsed) = sync_channel(bound);
         let (stop, floor) = (Stop::default(), Arc::new(AtomicU64::new(0)));
         let parser = Parser {
             dataset: dataset.clone(),
-            plan,
             floor: Arc::clone(&floor),
             stop: stop.clone(),
-            rows: None,
-            at: 0,
+            cursor: None,
             ended: false,
         };
         let thread = std::thread::Builder::new()
@@ -209,13 +237,21 @@ impl Pipeline {
         })
     }
 
-    /// Waits at most until the parser takes the next number: the two channels and its hands hold more
-    /// than can be outstanding, 2 · read_ahead + 1.
-    fn ask(&mut self, chunk: u64) -> Result<(), DataError> {
+    /// Whether the parser has passed the first row of a span that it was not asked to parse.
+    fn has_passed(&self, span: Span) -> bool {
+        match (self.newest.map(|newest| newest.from), span.from) {
+            (Some(Start::Row(newest)), Start::Row(row)) => row <= newest && !self.outstanding.contains(&span),
+            _ => false,
+        }
+    }
+
+    /// Waits at most until the parser takes the next span. The two channels and the parser itself
+    /// hold more than can be outstanding, 2 · read_ahead + 1.
+    fn request(&mut self, span: Span) -> Result<(), DataError> {
         let wanted = self.wanted.as_ref().ok_or(DataError::Stopped)?;
-        wanted.send(chunk).map_err(|_| DataError::Stopped)?;
-        self.outstanding.push_back(chunk);
-        self.newest = Some(chunk);
+        wanted.send(span).map_err(|_| DataError::Stopped)?;
+        self.outstanding.push_back(span);
+        self.newest = Some(span);
         Ok(())
     }
 
@@ -226,8 +262,8 @@ impl Pipeline {
         Ok(parsed)
     }
 
-    /// Throws away what is outstanding, errors of rows that nobody asked for included; the floor makes the
-    /// parser skip what it has not begun.
+    /// Discards the outstanding results, errors included. The floor makes the parser skip the spans
+    /// that it has not begun.
     fn drain(&mut self) -> Result<(), DataError> {
         while !self.outstanding.is_empty() {
             self.receive()?;
@@ -242,7 +278,7 @@ impl Drop for Pipeline {
         self.wanted = None;
         self.parsed = None;
         if let Some(thread) = self.thread.take() {
-            // A panic in it was seen as a closed channel.
+            // If the thread panicked, the reader has seen that as a closed channel.
             let _ = thread.join();
         }
     }
@@ -251,73 +287,132 @@ impl Drop for Pipeline {
 /// The parsing thread.
 struct Parser {
     dataset: Dataset,
-    plan: ReadPlan,
     floor: Arc<AtomicU64>,
     stop: Stop,
-    /// Opened at the first chunk.
-    rows: Option<Box<dyn RowSource>>,
-    /// The chunk whose first row the cursor is at.
-    at: u64,
-    /// Whether the part ended before a chunk that was asked for.
+    /// Opened at the first span.
+    cursor: Option<Cursor>,
+    /// Whether the data set ended before a span.
     ended: bool,
 }
 
+struct Cursor {
+    rows: Box<dyn Rows>,
+    /// The number of the next row in the data set. `None` behind a span from a position.
+    row: Option<u64>,
+}
+
 impl Parser {
-    fn run(mut self, wanted: &Receiver<u64>, parsed: &SyncSender<Parsed>) {
-        while let Ok(chunk) = wanted.recv() {
-            let unwanted = self.ended || chunk < self.floor.load(Ordering::Relaxed);
-            let rows = match unwanted {
+    fn run(mut self, wanted: &Receiver<Span>, parsed: &SyncSender<Parsed>) {
+        while let Ok(span) = wanted.recv() {
+            let is_below = matches!(span.from, Start::Row(row) if row < self.floor.load(Ordering::Relaxed));
+            let rows = match self.ended || is_below {
                 true => Ok(None),
-                false => self.parse(chunk),
+                false => self.parse(span),
             };
-            let result = Parsed { chunk, rows };
-            if result.rows.is_err() {
-                // Nobody may have asked for this chunk in earnest; the next one starts from the top.
-                self.rows = None;
-                self.at = 0;
+            if rows.is_err() {
+                // The span may only have been read ahead, so the error may go unused. The next span
+                // needs a new cursor.
+                self.cursor = None;
             }
-            if parsed.send(result).is_err() {
+            if parsed.send(Parsed { span, rows }).is_err() {
                 return;
             }
         }
     }
 
-    fn parse(&mut self, chunk: u64) -> Result<Option<Rows>, DataError> {
-        let chunk_rows = self.plan.chunk_rows;
-        let mut before = (chunk - self.at).saturating_mul(chunk_rows);
-        let rows = match &mut self.rows {
-            Some(rows) => rows,
-            none => {
-                let (rows, passed) = self.dataset.cursor(before, &self.stop)?;
-                before -= passed;
-                none.insert(rows)
-            }
-        };
-        if rows.advance(before, None)? < before {
+    fn parse(&mut self, span: Span) -> Result<Option<SpanRows>, DataError> {
+        let Some(mut cursor) = self.cursor_at(span.from)? else {
             self.ended = true;
+            return Ok(None);
+        };
+        let skipped_before = cursor.rows.skipped();
+        let mut batch = Batch::of_schema(self.dataset.schema());
+        batch.reserve(span.rows.min(1 << 16) as usize);
+        cursor.row = cursor.row.map(|row| row.saturating_add(span.rows));
+        if cursor.rows.advance(span.rows, Some(&mut batch))? == 0 && self.dataset.is_finite() {
+            self.ended = true;
+            return Ok(None);
+        }
+        cursor.rows.pass_over_bad()?;
+        let (skipped, next) = (cursor.rows.skipped() - skipped_before, cursor.rows.position());
+        self.cursor = Some(cursor);
+        let batch = match span.order {
+            Order::Shuffled { seed, epoch, chunk } => {
+                batch.permute(&chunk_permutation(seed, epoch, chunk, batch.samples as u32))
+            }
+            Order::Stored => batch,
+        };
+        Ok(Some(SpanRows { batch, skipped, next }))
+    }
+
+    /// A cursor at this row. `None` if the data set ends before it.
+    fn cursor_at(&mut self, from: Start) -> Result<Option<Cursor>, DataError> {
+        let row = match from {
+            Start::Row(row) => row,
+            Start::At(position) => return self.cursor_at_position(position).map(Some),
+        };
+        let (mut cursor, at) = match self.cursor.take() {
+            Some(Cursor { rows, row: Some(at) }) if at <= row => (rows, at),
+            _ => self.dataset.cursor(row, &self.stop)?,
+        };
+        let before = row - at;
+        if cursor.advance(before, None)? < before {
             return Ok(None);
         }
         if before > 0 {
-            // They count with the chunk before.
-            rows.pass_over_bad()?;
+            // These bad rows count with the span before.
+            cursor.pass_over_bad()?;
         }
-        let skipped_before = rows.skipped();
-        let mut batch = self.dataset.empty_batch();
-        batch.reserve(chunk_rows.min(1 << 16) as usize);
-        self.at = chunk + 1;
-        if rows.advance(chunk_rows, Some(&mut batch))? == 0 {
-            self.ended = true;
-            return Ok(None);
+        Ok(Some(Cursor { rows: cursor, row: Some(row) }))
+    }
+
+    fn cursor_at_position(&mut self, position: Position) -> Result<Cursor, DataError> {
+        match self.cursor.take() {
+            Some(cursor) if cursor.rows.position() == position => Ok(Cursor { row: None, ..cursor }),
+            _ => Ok(Cursor { rows: self.dataset.cursor_at(position, &self.stop)?, row: None }),
         }
-        rows.pass_over_bad()?;
-        let skipped = rows.skipped() - skipped_before;
-        let batch = match self.plan.shuffle {
-            Some(seed) => {
-                let order = chunk_permutation(seed, self.plan.epoch, chunk, batch.samples as u32);
-                batch.permute(&order)
-            }
-            None => batch,
-        };
-        Ok(Some(Rows { batch, skipped }))
+    }
+}
+
+/// Reads the chunks of a plan.
+pub struct ChunkReader {
+    spans: SpanReader,
+    plan: ReadPlan,
+    skipped: u64,
+}
+
+impl ChunkReader {
+    pub(crate) fn new(dataset: Dataset, plan: ReadPlan) -> Self {
+        Self { spans: SpanReader::new(dataset, plan.read_ahead_chunks), plan, skipped: 0 }
+    }
+
+    /// The rows `[chunk · chunk_rows, (chunk + 1) · chunk_rows)` of the data set, permuted if the
+    /// plan says so. The last chunk has fewer rows, and there is `None` beyond it. See
+    /// [`SpanReader::read`].
+    ///
+    /// # Errors
+    /// As [`SpanReader::read`].
+    pub fn read(&mut self, chunk: u64) -> Result<Option<Batch>, DataError> {
+        self.skipped = 0;
+        let Some(rows) = self.spans.read(self.plan.span(chunk))? else { return Ok(None) };
+        self.skipped = rows.skipped;
+        Ok(Some(rows.batch))
+    }
+
+    /// Announces chunks that the caller will request, in ascending order. See
+    /// [`SpanReader::prefetch`].
+    pub fn prefetch(&mut self, chunks: impl IntoIterator<Item = u64>) {
+        let plan = self.plan;
+        self.spans.prefetch(chunks.into_iter().map(|chunk| plan.span(chunk)));
+    }
+
+    /// Bad rows left out of the chunk that was read last. See [`SpanRows::skipped`].
+    pub fn skipped(&self) -> u64 {
+        self.skipped
+    }
+
+    /// The plan by which it reads.
+    pub fn plan(&self) -> &ReadPlan {
+        &self.plan
     }
 }

@@ -1,117 +1,41 @@
-//! What the columns of a data set mean: ids, numbers, the label, the group. Plain values; which column
-//! stands where in which file is found out by [`Layout::bind`] when a file is opened.
+//! Schemas in use: which values are refused, how ids become keys, and where a file has each column.
 
-use rectrain_kinds::{MissingValue, Transform};
+use rectrain_kinds::{LabelField, Schema, SparseField, Transform};
 
 use crate::error::DataError;
 use crate::key::TableSeed;
 
-/// The columns that are read and what is made of them.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Schema {
-    /// Features that are ids, in the order of [`crate::Batch::sparse`].
-    pub sparse: Vec<SparseField>,
-    /// Features that are numbers, in the order of the columns of [`crate::Batch::dense`].
-    pub dense: Vec<DenseField>,
-    /// What is to be predicted.
-    pub label: LabelField,
-    /// A column whose values group the rows for grouped AUC (a user id, say). Hashed as an id of a
-    /// table of the column's name.
-    pub group: Option<String>,
-}
-
-/// A feature whose values are ids.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SparseField {
-    /// The column.
-    pub name: String,
-    /// The table its keys belong to; features of one table share the keys of equal values.
-    pub table: String,
-    /// `Some(separator)`: a cell holds any number of values, with this character between them; in
-    /// Parquet a list column or a text column with separators. Empty pieces and nulls are no values.
-    pub multi_value: Option<char>,
-    /// What a missing value is where `multi_value` is `None`.
-    pub missing: MissingValue,
-}
-
-impl SparseField {
-    /// Whether samples have a varying number of keys (`SparseColumn::offsets` is `Some`).
-    pub fn is_variable(&self) -> bool {
-        self.multi_value.is_some() || self.missing == MissingValue::Skip
+/// The values that a label column may have, for an error message.
+pub(crate) fn expected_label(label: &LabelField) -> &'static str {
+    match label.positive_from {
+        Some(_) => "a number",
+        None => "0 or 1 (or a number between; or set a threshold for other values)",
     }
 }
 
-/// A feature that is a number.
-#[derive(Debug, Clone, PartialEq)]
-pub struct DenseField {
-    /// The column.
-    pub name: String,
-    /// What is done to the value.
-    pub transform: Transform,
-    /// The value of the feature (after the transform) where the cell is empty, null or NaN.
-    pub missing: f32,
-}
-
-/// The column to be predicted.
-#[derive(Debug, Clone, PartialEq)]
-pub struct LabelField {
-    /// The column.
-    pub name: String,
-    /// `Some(threshold)`: the label is 1 where the value is at least the threshold, else 0. `None`: the
-    /// value must lie within [0, 1] already.
-    pub positive_from: Option<f32>,
-}
-
-impl LabelField {
-    pub(crate) fn expected(&self) -> &'static str {
-        match self.positive_from {
-            Some(_) => "a number",
-            None => "0 or 1 (or a number between; or set a threshold for other values)",
-        }
-    }
-
-    /// The label of a value, or `None` if it is not one.
-    #[inline]
-    pub(crate) fn label_of(&self, value: f32) -> Option<f32> {
-        match self.positive_from {
-            Some(threshold) if !value.is_nan() => Some(f32::from(u8::from(value >= threshold))),
-            None if (0.0..=1.0).contains(&value) => Some(value),
-            _ => None,
-        }
-    }
-}
-
-impl Schema {
-    /// Refuses what can be refused without looking at data.
-    pub(crate) fn check(&self) -> Result<(), DataError> {
-        for field in &self.dense {
-            let setting = format!("dense feature `{}`", field.name);
-            let fail = |problem: &str| Err(DataError::config(&setting, problem));
-            match field.transform {
-                Transform::Standardize { mean, std } if !(std > 0.0 && std.is_finite() && mean.is_finite()) => {
-                    return fail("standardize needs a finite mean and a finite std above 0");
-                }
-                Transform::MinMax { min, max } if !(max > min && min.is_finite() && max.is_finite()) => {
-                    return fail("minMax needs a finite min below a finite max");
-                }
-                _ if !field.missing.is_finite() => {
-                    return fail("the value for missing cells must be finite");
-                }
-                _ => {}
+/// Refuses settings that no data can satisfy.
+pub(crate) fn check(schema: &Schema) -> Result<(), DataError> {
+    for field in &schema.dense {
+        let setting = format!("dense feature `{}`", field.name);
+        let fail = |problem: &str| Err(DataError::config(&setting, problem));
+        match field.transform {
+            Transform::Standardize { mean, std } if !(std > 0.0 && std.is_finite() && mean.is_finite()) => {
+                return fail("standardize needs a finite mean and a finite std above 0");
             }
-        }
-        match self.label.positive_from {
-            Some(threshold) if threshold.is_nan() => {
-                Err(DataError::config(&format!("label `{}`", self.label.name), "the threshold must be a number"))
+            Transform::MinMax { min, max } if !(max > min && min.is_finite() && max.is_finite()) => {
+                return fail("minMax needs a finite min below a finite max");
             }
-            _ => Ok(()),
+            _ if !field.missing.is_finite() => {
+                return fail("the value for missing cells must be finite");
+            }
+            _ => {}
         }
     }
-
-    /// An empty batch of this schema.
-    pub fn empty_batch(&self) -> crate::Batch {
-        let variable: Vec<bool> = self.sparse.iter().map(SparseField::is_variable).collect();
-        crate::Batch::empty(&variable, self.dense.len(), self.group.is_some())
+    match schema.label.positive_from {
+        Some(threshold) if threshold.is_nan() => {
+            Err(DataError::config(&format!("label `{}`", schema.label.name), "the threshold must be a number"))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -128,7 +52,7 @@ pub(crate) struct SparseEncoder {
     pub(crate) seed: TableSeed,
     /// The separator's bytes; `None` for a single-valued feature.
     pub(crate) separator: Option<Vec<u8>>,
-    /// The key of a missing value; `None` where it has none.
+    /// The key of a missing value. `None` if a missing value has no key.
     pub(crate) missing: Option<u64>,
 }
 
@@ -143,11 +67,11 @@ impl Encoder {
 impl SparseEncoder {
     fn new(field: &SparseField) -> Self {
         let seed = TableSeed::of(&field.table);
-        let token = !field.is_variable();
+        let has_token = !field.is_variable();
         Self {
             seed,
             separator: field.multi_value.map(|c| c.encode_utf8(&mut [0; 4]).as_bytes().to_vec()),
-            missing: token.then(|| seed.missing()),
+            missing: has_token.then(|| seed.missing()),
         }
     }
 
@@ -176,7 +100,7 @@ impl SparseEncoder {
     }
 }
 
-/// Which column of a file each field of the schema is.
+/// The columns of a file, by the fields of the schema.
 #[derive(Debug, Clone)]
 pub(crate) struct Layout {
     pub(crate) names: Vec<String>,
@@ -188,7 +112,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Finds every column of `schema`, and the column of a time split, among `names`.
+    /// Finds every column of `schema`, and the column of a split by time, among `names`.
     pub(crate) fn bind(file: &str, names: Vec<String>, schema: &Schema, time: Option<&str>) -> Result<Self, DataError> {
         let find = |wanted: &str| find_column(file, &names, wanted);
         Ok(Self {
@@ -208,7 +132,7 @@ fn find_column(file: &str, names: &[String], wanted: &str) -> Result<usize, Data
         (Some((column, _)), None) => Ok(column),
         (Some(_), Some(_)) => Err(DataError::Header {
             file: file.to_owned(),
-            problem: format!("the column `{wanted}` is there twice; rename one"),
+            problem: format!("the column `{wanted}` is there twice; rename one of them"),
         }),
         (None, _) => Err(DataError::MissingColumn {
             file: file.to_owned(),
@@ -225,8 +149,7 @@ fn hint(names: &[String], wanted: &str) -> String {
     }
     let looks_like_data = |name: &String| name.is_empty() || name.parse::<f64>().is_ok();
     if names.iter().any(looks_like_data) {
-        return ", and its first line looks like data: if the file has no header, say so and name \
-                the columns"
+        return ", and its first line looks like data: if the file has no header, say so and name the columns"
             .to_owned();
     }
     String::new()
@@ -241,8 +164,8 @@ fn listed(names: &[String]) -> String {
     text
 }
 
-/// The name that `wanted` is most likely a misspelling of: at most a third of its letters (and at
-/// least one) may differ, upper and lower case are equal.
+/// The name that `wanted` most likely misspells. At most a third of its letters (and at least one)
+/// may differ. Upper and lower case are equal.
 pub(crate) fn closest<'a>(names: &'a [String], wanted: &str) -> Option<&'a str> {
     let allowed = (wanted.chars().count() / 3).max(1);
     names
@@ -271,6 +194,8 @@ fn distance(a: &str, b: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use rectrain_kinds::{DenseField, MissingValue};
+
     use super::*;
 
     #[test]
@@ -302,13 +227,13 @@ mod tests {
                 label: LabelField { name: "y".into(), positive_from: None },
                 group: None,
             };
-            let message = schema.check().unwrap_err().to_string();
+            let message = check(&schema).unwrap_err().to_string();
             assert!(message.starts_with("dense feature `x`"), "{message}");
         }
     }
 
     #[test]
-    fn a_misspelt_column_gets_its_right_name_and_an_unrelated_one_does_not() {
+    fn a_misspelt_column_gets_a_suggestion() {
         let names: Vec<String> = ["user_id", "item_id", "Label", "x"].map(String::from).into();
         assert_eq!(closest(&names, "userid"), Some("user_id"));
         assert_eq!(closest(&names, "label"), Some("Label"));
@@ -317,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn multi_valued_cells_are_split_and_empty_pieces_are_no_values() {
+    fn empty_pieces_of_a_cell_are_not_values() {
         let field = |multi_value, missing| SparseField { name: "g".into(), table: "g".into(), multi_value, missing };
         let keys = |field: &SparseField, cell: &str| {
             let mut keys = vec![];

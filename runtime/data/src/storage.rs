@@ -1,9 +1,11 @@
-//! Files, wherever they are: from paths, globs and URLs to a sorted list of [`SourceFile`]s, and from a file
-//! to its bytes. Knows nothing of rows. Called when a data set is opened and by the readers' threads.
+//! Files on disks and in object stores: from paths, globs and URLs to a sorted list of
+//! [`SourceFile`]s, and from a file to its bytes. Knows nothing of rows. A data set calls it when
+//! it opens, and readers call it on their threads.
 
 use crate::blocking::{Pending, Stop, spawn};
 use crate::config::SourceConfig;
 use crate::error::DataError;
+use crate::identity::{Identity, PartIdentity, Version};
 use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::path::Path as ObjectPath;
@@ -17,12 +19,14 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// One file: where it is, what it is called in messages, how large it is.
+/// One file.
 #[derive(Debug, Clone)]
 pub(crate) struct SourceFile {
-    /// The path or URL.
+    /// The path or URL, as messages show it.
     pub(crate) name: String,
+    /// In bytes.
     pub(crate) size: u64,
+    pub(crate) version: Option<Version>,
     pub(crate) place: FilePlace,
 }
 
@@ -32,8 +36,8 @@ pub(crate) enum FilePlace {
     Object(Object),
 }
 
-/// An object in a store. The entity tag, where the store gives one, makes a read of an object that was
-/// replaced meanwhile fail instead of mixing two versions.
+/// An object in a store. If the store gives an entity tag, reading fails once the object was
+/// replaced, instead of mixing two versions.
 #[derive(Debug, Clone)]
 pub(crate) struct Object {
     store: Arc<dyn ObjectStore>,
@@ -65,7 +69,7 @@ impl SourceFile {
     /// The bytes of the file from its beginning.
     pub(crate) fn open(&self, stop: &Stop) -> io::Result<Box<dyn Read + Send>> {
         Ok(match &self.place {
-            // What is added meanwhile is another run's.
+            // Bytes that a writer appends later belong to another run.
             FilePlace::Local(path) => Box::new(File::open(path)?.take(self.size)),
             FilePlace::Object(object) => Box::new(ObjectReader {
                 object: object.clone(),
@@ -78,8 +82,9 @@ impl SourceFile {
         })
     }
 
-    /// What is equal for two names of one file: its path with links followed, or its URL in one spelling.
-    fn identity(&self) -> Result<OsString, DataError> {
+    /// The same for all names of one file: its path with links followed, or its URL in one
+    /// spelling.
+    fn canonical_name(&self) -> Result<OsString, DataError> {
         match &self.place {
             FilePlace::Local(path) => match std::fs::canonicalize(path) {
                 Ok(path) => Ok(path.into_os_string()),
@@ -98,7 +103,7 @@ impl SourceFile {
     }
 }
 
-/// Reads an object front to back in ranges, a few of which are under way at any time.
+/// Reads an object front to back in ranges, and fetches a few of them ahead.
 struct ObjectReader {
     object: Object,
     size: u64,
@@ -111,7 +116,7 @@ struct ObjectReader {
 
 impl ObjectReader {
     const RANGE: u64 = 4 << 20;
-    /// The first range is small: often only the header is wanted.
+    /// The first range is small, because some callers only read the header.
     const FIRST_RANGE: u64 = 128 << 10;
     const DEPTH: usize = 3;
 
@@ -154,7 +159,7 @@ fn store_error(action: &'static str, url: &str, source: object_store::Error) -> 
     }
 }
 
-/// All files of a source, in reading order. Each exists, and one at least holds a byte.
+/// All files of a source, in reading order. Each exists, and at least one has a byte.
 pub(crate) fn resolve(config: &SourceConfig) -> Result<Vec<SourceFile>, DataError> {
     if config.paths.is_empty() {
         return Err(DataError::config("paths", "a source needs at least one path"));
@@ -169,18 +174,28 @@ pub(crate) fn resolve_in(store: &Arc<dyn ObjectStore>, paths: &[String]) -> Resu
     in_order(paths, found.collect::<Result<_, _>>()?)
 }
 
-/// The files that each of `paths` has found, one after the other.
+/// The identity of a list of files.
+pub(crate) fn identity_of(files: &[&SourceFile]) -> Identity {
+    let part = |file: &&SourceFile| PartIdentity {
+        name: file.name.clone(),
+        size: Some(file.size),
+        version: file.version.clone(),
+    };
+    Identity { parts: files.iter().map(part).collect() }
+}
+
+/// The files of each path, one path after the other.
 fn in_order(paths: &[String], found: Vec<Vec<SourceFile>>) -> Result<Vec<SourceFile>, DataError> {
     refuse_repeated(paths, &found)?;
     refuse_empty(found.into_iter().flatten().collect())
 }
 
-/// Refuses a file that is found twice, whose rows would count twice.
+/// Refuses a file that is found twice: its rows would count twice.
 fn refuse_repeated(paths: &[String], found: &[Vec<SourceFile>]) -> Result<(), DataError> {
     let mut found_by: HashMap<OsString, &str> = HashMap::new();
     for (path, files) in paths.iter().zip(found) {
         for file in files {
-            if let Some(first) = found_by.insert(file.identity()?, path) {
+            if let Some(first) = found_by.insert(file.canonical_name()?, path) {
                 let name = &file.name;
                 let problem = format!(
                     "{name} is found twice, by `{first}` and by `{path}`: its rows would be read twice; name it once"
@@ -192,14 +207,14 @@ fn refuse_repeated(paths: &[String], found: &[Vec<SourceFile>]) -> Result<(), Da
     Ok(())
 }
 
-/// Refuses a file of the test that is also one of the training.
+/// Refuses a test file that is also a training file.
 pub(crate) fn refuse_common(train: &[&SourceFile], test: &[&SourceFile]) -> Result<(), DataError> {
-    let trained = train.iter().map(|file| file.identity()).collect::<Result<HashSet<OsString>, _>>()?;
+    let trained = train.iter().map(|file| file.canonical_name()).collect::<Result<HashSet<OsString>, _>>()?;
     for file in test {
-        if trained.contains(&file.identity()?) {
+        if trained.contains(&file.canonical_name()?) {
             let problem = format!(
-                "{} is found by the training paths too: the test would be of rows that the model has seen; narrow the \
-                 training paths, or divide one source by a split",
+                "{} is found by the training paths too, so the model would be tested on rows that it has seen; \
+                 narrow the training paths, or divide one source by a split",
                 file.name
             );
             return Err(DataError::config("test paths", problem));
@@ -208,7 +223,7 @@ pub(crate) fn refuse_common(train: &[&SourceFile], test: &[&SourceFile]) -> Resu
     Ok(())
 }
 
-/// A URL with its scheme in small letters, and `s3` for its other name `s3a`.
+/// A URL with its scheme in lower case, and with `s3` instead of the other name `s3a`.
 fn one_spelling(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.to_owned();
@@ -240,8 +255,9 @@ fn is_glob(path: &str) -> bool {
     path.contains(['*', '?', '['])
 }
 
-/// Whether a path that a pattern matches is meant by it: not what is hidden, and not what a folder has whose name begins with `_`, where
-/// writers keep what is not finished, or is no data. Unless the pattern names such a one.
+/// Whether a pattern means a path that it matches. It does not mean hidden files, nor files in
+/// folders with names that begin with `_`: writers keep unfinished files and other things there. A
+/// pattern that names such a file or folder means it.
 fn is_meant(pattern: &str, path: &str) -> bool {
     let mut names: Vec<&str> = path.split('/').collect();
     let file = names.pop().unwrap_or_default();
@@ -292,10 +308,11 @@ fn local_file(path: PathBuf) -> Result<SourceFile, DataError> {
     if !metadata.is_file() {
         return Err(bad_path(&name, "it is neither a file nor a link to one"));
     }
-    Ok(SourceFile { name, size: metadata.len(), place: FilePlace::Local(path) })
+    let version = metadata.modified().ok().map(Version::Modified);
+    Ok(SourceFile { name, size: metadata.len(), version, place: FilePlace::Local(path) })
 }
 
-/// The objects that `key`, a key or a glob, names. `root` is what stands before keys in names.
+/// The objects of `key`, a key or a glob. Their names are `root` and the key.
 fn objects(store: &Arc<dyn ObjectStore>, root: &str, key: &str) -> Result<Vec<SourceFile>, DataError> {
     let name = format!("{root}{key}");
     let found = if is_glob(key) { matching_objects(store, &name, key)? } else { vec![one_object(store, &name, key)?] };
@@ -304,12 +321,20 @@ fn objects(store: &Arc<dyn ObjectStore>, root: &str, key: &str) -> Result<Vec<So
         .map(|meta| SourceFile {
             name: format!("{root}{}", meta.location),
             size: meta.size,
+            version: version_of(&meta),
             place: FilePlace::Object(Object { store: Arc::clone(store), path: meta.location, e_tag: meta.e_tag }),
         })
         .collect())
 }
 
-/// Runs a request to a store and waits for it.
+/// The most exact version that the store gives.
+fn version_of(meta: &ObjectMeta) -> Option<Version> {
+    let generation = meta.version.clone().map(Version::Generation);
+    let tag = || meta.e_tag.clone().map(Version::ETag);
+    generation.or_else(tag).or_else(|| Some(Version::Modified(meta.last_modified.into())))
+}
+
+/// Runs a request to a store, and waits for the response.
 fn request<T, F>(action: &'static str, name: &str, future: F) -> Result<T, DataError>
 where
     T: Send + 'static,
@@ -364,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_hidden_or_not_finished_is_meant_by_no_pattern_that_does_not_name_it() {
+    fn hidden_and_unfinished_files_need_a_pattern_that_names_them() {
         for (pattern, path, is_it) in [
             ("data/**/*.csv", "data/a/b.csv", true),
             ("data/**/*.csv", "data/.ipynb_checkpoints/b.csv", false),
@@ -381,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_is_one_by_whichever_scheme() {
+    fn s3a_is_another_name_of_s3() {
         assert_eq!(one_spelling("s3a://b/k"), one_spelling("S3://b/k"));
         assert_ne!(one_spelling("s3://b/k"), one_spelling("gs://b/k"));
         assert_ne!(one_spelling("s3://b/k"), one_spelling("s3://b/K"));

@@ -1,74 +1,31 @@
-//! A source that needs no data: rows in Criteo's layout, drawn from a distribution whose best possible AUC
-//! is known. Every row is a pure function of (seed, row number), so any part of it can be read anywhere.
+//! The distribution of synthetic rows: rows in Criteo's layout, with a known best possible AUC.
+//! Every row is a pure function of (seed, row number), so any process can compute any part of them.
 //!
-//! A row has one id for each sparse field, Zipf-distributed over the field's cardinality (rank 1 is id 0),
-//! and dense counts ⌊exp(1.5 + 1.2 z)⌋, z standard normal, missing with probability 0.05. A hidden
-//! teacher gives it
+//! A row has one id for each sparse field, Zipf-distributed over the field's vocabulary (rank 1 is
+//! id 0). Its dense counts are ⌊exp(1.5 + 1.2 z)⌋ with z standard normal, and missing with
+//! probability 0.05. A hidden teacher gives it
 //!
-//! logit = bias + sparse_effect / √F · Σ_f e(f, id_f) + dense_effect / √D · Σ_d w_d · (ln(1 + x_d) − 1.7)
+//! logit = bias + sparse_effect / √F · Σ_f e(f, id_f) + dense_effect / √D · Σ_d w_d · (ln(1 + x_d)
+//! − 1.7)
 //!
-//! where the effects e of keys (Irwin and Hall's sum of four uniforms, scaled to variance 1) and the weights
-//! w (standard normal) are hashes of the seed; missing counts contribute nothing. The label is 1 with
-//! probability p = 1 / (1 + e^−logit). No model can order rows better than p does.
+//! The effects e of keys are Irwin and Hall's sum of four uniforms, scaled to variance 1. The
+//! weights w are standard normal. Both are hashes of the seed. Missing counts contribute nothing.
+//! The label is 1 with probability p = 1 / (1 + e^−logit). No model can order rows better than p
+//! does.
+
+use std::io::Write;
+use std::ops::Range;
+
+use rectrain_kinds::{SyntheticConfig, criteo_columns};
 
 use crate::error::DataError;
 use crate::key::mix;
 use crate::random::Random;
-use std::io::Write;
-use std::ops::Range;
-
-/// The synthetic source.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SyntheticConfig {
-    /// Number of rows.
-    pub rows: u64,
-    /// Everything drawn depends on it.
-    pub seed: u64,
-    /// Number of different ids of each sparse field, at least 1 each.
-    pub cardinalities: Vec<u64>,
-    /// Number of dense fields.
-    pub dense: usize,
-    /// Exponent s of the ids' Zipf law, P(rank k) ∝ k^−s; above 0.
-    pub zipf_exponent: f64,
-    /// Standard deviation of what all ids of a row add to its logit, were they uniform.
-    pub sparse_effect: f64,
-    /// About the standard deviation of what all counts of a row add to its logit.
-    pub dense_effect: f64,
-    /// The logit of a row without effects.
-    pub bias: f64,
-}
-
-impl Default for SyntheticConfig {
-    /// A million rows with the cardinalities of Criteo's Kaggle set, cut at 100,000.
-    fn default() -> Self {
-        let cardinalities = [
-            1_460, 583, 100_000, 100_000, 305, 24, 12_517, 633, 3, 93_145, 5_683, 100_000, 3_194, 27, 14_992, 100_000,
-            10, 5_652, 2_173, 4, 100_000, 18, 15, 100_000, 105, 100_000,
-        ];
-        Self {
-            rows: 1_000_000,
-            seed: 0,
-            cardinalities: cardinalities.into(),
-            dense: 13,
-            zipf_exponent: 1.05,
-            sparse_effect: 1.5,
-            dense_effect: 0.7,
-            bias: -1.8,
-        }
-    }
-}
-
-/// The columns of Criteo's layout: `label`, `I1` …, `C1` ….
-pub fn criteo_columns(dense: usize, sparse: usize) -> Vec<String> {
-    let mut names = vec!["label".to_owned()];
-    names.extend((1..=dense).map(|i| format!("I{i}")));
-    names.extend((1..=sparse).map(|i| format!("C{i}")));
-    names
-}
 
 const MISSING: f64 = 0.05;
 
-/// Rows over which [`Teacher::best_possible_auc`] is taken at most; its standard error is then below 0.001.
+/// The largest number of rows that [`Teacher::best_possible_auc`] scores. Its standard error is
+/// then below 0.001.
 const AUC_ROWS: u64 = 400_000;
 
 /// The distribution, prepared for drawing.
@@ -82,23 +39,26 @@ pub struct Teacher {
 /// One row.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Drawn {
-    /// All cells in the order of [`criteo_columns`]; `None` is a missing count.
+    /// All cells in the order of [`criteo_columns`]. `None` is a missing count.
     pub cells: Vec<Option<i64>>,
     /// P(label = 1) of this row.
     pub probability: f64,
 }
 
 impl Teacher {
-    /// Prepares the distribution; refuses values out of range.
+    /// Prepares the distribution.
+    ///
+    /// # Errors
+    /// Values out of range.
     pub fn new(config: SyntheticConfig) -> Result<Self, DataError> {
         let refuse =
             |setting: &str, problem: &str| Err(DataError::config(&format!("synthetic source, {setting}"), problem));
-        if config.rows == 0 {
+        if config.all_rows() == 0 {
             return refuse("rows", "at least 1 is needed");
         }
         let id_range = 1..=i64::MAX as u64;
-        if !config.cardinalities.iter().all(|n| id_range.contains(n)) {
-            return refuse("cardinalities", "each must be at least 1 and below 2^63");
+        if !config.vocabularies.iter().all(|n| id_range.contains(n)) {
+            return refuse("vocabularies", "each must be at least 1 and below 2^63");
         }
         if !(config.zipf_exponent > 0.0 && config.zipf_exponent.is_finite()) {
             return refuse("zipf_exponent", "a number above 0 is needed");
@@ -107,24 +67,24 @@ impl Teacher {
         if !effects.iter().all(|effect| effect.is_finite()) {
             return refuse("effects and bias", "finite numbers are needed");
         }
-        let zipf = config.cardinalities.iter().map(|&n| Zipf::new(n, config.zipf_exponent)).collect();
+        let zipf = config.vocabularies.iter().map(|&n| Zipf::new(n, config.zipf_exponent)).collect();
         let scale = config.dense_effect / (config.dense.max(1) as f64).sqrt();
         let mut random = Random::of(&[config.seed, DENSE_WEIGHTS]);
         let dense_weights = (0..config.dense).map(|_| random.normal() * scale).collect();
         Ok(Self { config, zipf, dense_weights })
     }
 
-    /// What it was made from.
+    /// The settings.
     pub fn config(&self) -> &SyntheticConfig {
         &self.config
     }
 
     /// The names of the columns.
     pub fn columns(&self) -> Vec<String> {
-        criteo_columns(self.config.dense, self.config.cardinalities.len())
+        criteo_columns(self.config.dense, self.config.vocabularies.len())
     }
 
-    /// Draws row `row` into `into`, whose memory is used again.
+    /// Draws row `row` into `into`, and reuses its memory.
     pub fn draw(&self, row: u64, into: &mut Drawn) {
         let config = &self.config;
         let mut random = Random::of(&[config.seed, ROWS, row]);
@@ -150,10 +110,10 @@ impl Teacher {
     }
 
     /// The AUC of the teacher's own probabilities against the labels drawn from them, over the rows
-    /// `rows` (at most 400,000 of them, evenly spread): what the best possible model reaches on them.
-    /// 0.5 if all labels are the same.
+    /// `rows` (at most 400,000 of them, evenly spread). The best possible model reaches it. 0.5 if
+    /// all labels are equal.
     pub fn best_possible_auc(&self, rows: Range<u64>) -> f64 {
-        let rows = rows.start..rows.end.min(self.config.rows);
+        let rows = rows.start..rows.end.min(self.config.all_rows());
         let step = rows.end.saturating_sub(rows.start).div_ceil(AUC_ROWS).max(1);
         let mut drawn = Drawn::default();
         let mut scored: Vec<(f64, bool)> = rows
@@ -185,7 +145,7 @@ impl Teacher {
     }
 }
 
-/// Distinguish the uses of the seed.
+// They distinguish the uses of the seed.
 const ROWS: u64 = 1;
 const DENSE_WEIGHTS: u64 = 2;
 const EFFECTS: u64 = 3;
@@ -197,8 +157,8 @@ fn effect(seed: u64, field: u64, id: u64) -> f64 {
     (sum as f64 / 65_535.0 - 2.0) * 3_f64.sqrt()
 }
 
-/// Probability that a positive is scored above a negative, ties counting half; 0.5 if one of the two is not
-/// there.
+/// Probability that a positive is scored above a negative. Ties count half. 0.5 without positives
+/// or without negatives.
 fn area_under_curve(scored: &mut [(f64, bool)]) -> f64 {
     scored.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
     let (mut wins, mut negatives, mut positives) = (0.0, 0.0, 0.0);
@@ -215,7 +175,8 @@ fn area_under_curve(scored: &mut [(f64, bool)]) -> f64 {
     }
 }
 
-/// Zipf's law on 1..=n by rejection-inversion (Hörmann and Derflinger 1996): constant time, no tables.
+/// Zipf's law on 1..=n by rejection-inversion (Hörmann and Derflinger 1996): constant time, no
+/// tables.
 #[derive(Debug, Clone)]
 struct Zipf {
     n: u64,
@@ -327,7 +288,7 @@ mod tests {
         assert_ne!(effect(9, 0, 5), effect(9, 1, 5));
     }
 
-    /// The teacher's probabilities are calibrated, and their AUC is neither that of guessing nor perfect.
+    /// The teacher's probabilities are calibrated, and their AUC lies between chance and 1.
     #[test]
     fn labels_come_true_as_often_as_the_teacher_says() {
         let teacher = Teacher::new(SyntheticConfig::default()).unwrap();
@@ -354,7 +315,7 @@ mod tests {
         let base = SyntheticConfig::default;
         for config in [
             SyntheticConfig { rows: 0, ..base() },
-            SyntheticConfig { cardinalities: vec![0], ..base() },
+            SyntheticConfig { vocabularies: vec![0], ..base() },
             SyntheticConfig { zipf_exponent: 0.0, ..base() },
             SyntheticConfig { bias: f64::NAN, ..base() },
         ] {

@@ -1,34 +1,38 @@
-//! Text cut into records, and records into cells. Pure functions over byte slices: no files, no schema.
-//! Called by the text reader for every line.
+//! Cuts text into records, and records into cells. Pure functions over byte slices: no files, no
+//! schema. The text source calls them for every line.
 //!
-//! A record without a quote in it (nearly all there are) is found by one search for `\n` and cut by one
-//! pass over its bytes, and its cells are slices of the input. A record with quotes is unquoted into a
-//! scratch buffer first. The dialect is RFC 4180's, read as leniently as usual: a quote opens a quoted
-//! cell only as the first byte of it, and bytes after its closing quote belong to the cell, unless it spans lines: then the quote is taken
-//! for one that opens another cell, and the cell for one whose quote is never closed.
+//! Nearly every record has no quote. One search for `\n` finds its end, one pass over its bytes
+//! cuts it, and its cells are slices of the input. A record with quotes is first unquoted into a
+//! scratch buffer.
+//!
+//! The dialect is RFC 4180 with the usual leniency. A quote opens a quoted cell only as the first
+//! byte of the cell. Bytes after the closing quote belong to the cell, unless the cell spans lines.
+//! In that case the quote counts as one that opens another cell, and the first cell as one that is
+//! never closed.
 
-use crate::config::CsvFormat;
+use rectrain_kinds::CsvFormat;
 
-/// The longest record that is accepted.
+/// The longest accepted record.
 pub(crate) const MAX_RECORD_BYTES: usize = 16 << 20;
 
-/// Where a record lies in a buffer.
+/// The place of a record in a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// End of its content, line end excluded.
+    /// The end of its content, without the line end.
     pub(crate) end: usize,
-    /// Where the next record begins.
+    /// The beginning of the next record.
     pub(crate) next: usize,
     /// Line ends from its beginning to `next`.
     pub(crate) lines: u64,
     /// Whether it must be unquoted.
     pub(crate) quoted: bool,
-    /// Whether a quote of it is not closed: before the buffer's end, so that all that is left is taken for it, or before another cell's.
+    /// Whether a quote of it is not closed before the end of the buffer, or before the quote of
+    /// another cell.
     pub(crate) unclosed: bool,
 }
 
-/// The record that begins at `from`; `None` if its end is not in `buffer` and more may come
-/// (`last` is false), or if nothing is left.
+/// The record that begins at `from`. `None` if `buffer` does not contain its end and more bytes may
+/// follow (`last` is false), or if no byte is left.
 #[inline]
 pub(crate) fn find_record(buffer: &[u8], from: usize, format: &CsvFormat, last: bool) -> Option<Span> {
     let rest = &buffer[from..];
@@ -57,7 +61,8 @@ fn find_quoted(buffer: &[u8], from: usize, delimiter: u8, last: bool) -> Option<
         if buffer.get(at) == Some(&b'"') {
             let before = lines;
             at = match quoted_end(buffer, at + 1, &mut lines) {
-                // The cell goes on behind a quote lines further: that one opens another cell, and this one's was never closed.
+                // The cell would continue behind a quote on a later line. That quote opens another
+                // cell, so the quote of this one was never closed.
                 Some(after) if lines > before && !ends_cell(buffer, after, delimiter) => {
                     return Some(Span { unclosed: true, ..span(buffer, from, after, lines, true) });
                 }
@@ -80,7 +85,7 @@ fn find_quoted(buffer: &[u8], from: usize, delimiter: u8, last: bool) -> Option<
     }
 }
 
-/// Whether no byte of a cell is at `at`, as far as the buffer tells.
+/// Whether a cell ends at `at`, as far as the buffer shows.
 fn ends_cell(buffer: &[u8], at: usize, delimiter: u8) -> bool {
     match &buffer[at..] {
         [] | [b'\r'] | [b'\n', ..] | [b'\r', b'\n', ..] => true,
@@ -88,7 +93,8 @@ fn ends_cell(buffer: &[u8], at: usize, delimiter: u8) -> bool {
     }
 }
 
-/// After the quote that closes the cell whose content begins at `at`; `None` if none does.
+/// The place after the quote that closes the cell with content from `at` on. `None` without such a
+/// quote.
 fn quoted_end(buffer: &[u8], mut at: usize, lines: &mut u64) -> Option<usize> {
     loop {
         let found = memchr::memchr2(b'"', b'\n', &buffer[at..])?;
@@ -103,17 +109,17 @@ fn quoted_end(buffer: &[u8], mut at: usize, lines: &mut u64) -> Option<usize> {
     }
 }
 
-/// The cells of a record, reused from record to record.
+/// The cells of a record. Its memory is reused from record to record.
 #[derive(Debug, Default)]
 pub(crate) struct Cells {
-    /// End of each cell; the next begins one byte later.
+    /// The end of each cell. The next cell begins one byte later.
     ends: Vec<u32>,
-    /// The unquoted record, cells with one byte between them.
+    /// The unquoted record, with one byte between two cells.
     unquoted: Vec<u8>,
 }
 
 impl Cells {
-    /// Cuts a record and returns the bytes that [`Cells::get`] wants.
+    /// Cuts a record. Returns the bytes and the ends of the cells, for [`cell`].
     #[inline]
     pub(crate) fn cut<'a>(&'a mut self, record: &'a [u8], quoted: bool, delimiter: u8) -> (&'a [u8], &'a [u32]) {
         self.ends.clear();
@@ -148,8 +154,8 @@ impl Cells {
         }
     }
 
-    /// Copies a quoted cell's content and returns where it ends, after the closing quote. Without one, which makes a
-    /// span `unclosed`, it ends with the record.
+    /// Copies the content of a quoted cell. Returns the place after the closing quote, or the end
+    /// of the record if the cell is not closed.
     fn unquote(&mut self, record: &[u8], mut at: usize) -> usize {
         while let Some(found) = memchr::memchr(b'"', &record[at..]) {
             self.unquoted.extend_from_slice(&record[at..at + found]);
@@ -165,7 +171,7 @@ impl Cells {
     }
 }
 
-/// Cell `index` of what [`Cells::cut`] returned.
+/// Cell `index` of the result of [`Cells::cut`].
 #[inline]
 pub(crate) fn cell<'a>(bytes: &'a [u8], ends: &[u32], index: usize) -> &'a [u8] {
     let from = match index {
@@ -251,14 +257,14 @@ mod tests {
     }
 
     #[test]
-    fn a_quote_that_is_not_closed_is_told_where_nothing_more_can_come() {
+    fn an_unclosed_quote_is_found_at_the_end_of_the_text() {
         let format = CsvFormat::default();
         for text in [&b"a,\"b\nc,d\n"[..], b"\"a\"\"", b"a,\"", b"\"a\",\"b\r\n"] {
             assert_eq!(find_record(text, 0, &format, false), None, "{text:?}");
             let span = find_record(text, 0, &format, true).unwrap();
             assert_eq!((span.unclosed, span.next), (true, text.len()), "{text:?}");
         }
-        // Rows lie between two quotes that open cells.
+        // There are rows between two quotes that open cells.
         let swallowed = b"1,\"Love,5\n0,b,3\n0,\"New York\",3\n";
         assert!(find_record(swallowed, 0, &format, false).unwrap().unclosed);
         for text in [&b"\"a\""[..], b"a,\"b\"", b"a\"b", b"\"a\"b\n", b"\"a\"\"\"", b"\"a\nb\",c\r\n", b"\"a\nb\"\r\n"]
@@ -269,10 +275,10 @@ mod tests {
     }
 
     proptest! {
-        /// Lines end in `\n` or `\r\n` here: a `\r` alone ends a line for csv-core, but not for us. A quote that is not
-        /// closed is an error for us, but not for csv-core.
+        /// Lines end in `\n` or `\r\n` here, because a `\r` alone ends a line in csv-core and not
+        /// in this module. An unclosed quote is an error in this module and not in csv-core.
         #[test]
-        fn records_are_those_of_an_independent_parser(
+        fn records_equal_those_of_an_independent_parser(
             lines in prop::collection::vec("[ab,\"|\n]{0,8}", 0..8), crlf in any::<bool>(), quoting in any::<bool>()
         ) {
             let format = CsvFormat { quoting, ..CsvFormat::default() };
@@ -285,7 +291,7 @@ mod tests {
         }
 
         #[test]
-        fn the_end_of_a_record_does_not_depend_on_how_much_is_buffered(
+        fn a_larger_buffer_does_not_move_the_end_of_a_record(
             text in "[a,\"\n]{0,40}", cut in 0_usize..40
         ) {
             let format = CsvFormat::default();

@@ -1,5 +1,5 @@
-//! The crate as its users see it: files of every kind in, batches out. Each format is held against rows that
-//! the test itself keeps as plain values.
+//! The crate as its users see it: files of every kind in, batches out. The tests compare each
+//! format with rows that they keep as plain values.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -16,8 +16,9 @@ use parquet::file::properties::{WriterProperties, WriterPropertiesBuilder};
 use rectrain_data::key::TableSeed;
 use rectrain_data::synthetic::Teacher;
 use rectrain_data::{
-    BadRows, Batch, CsvFormat, DataError, Dataset, DenseField, Format, LabelField, MissingValue, Part, Place, ReadPlan,
-    Schema, SourceConfig, SparseField, Split, SyntheticConfig, TimeBound, Transform, chunk_permutation,
+    BadRows, Batch, CsvFormat, DataError, Dataset, DenseField, FileFormat, Format, LabelField, MissingValue, Order,
+    Place, Position, ReadPlan, Schema, SourceConfig, Span, SparseField, Split, Start, Subset, SyntheticConfig,
+    TimeBound, Transform, Version, chunk_permutation,
 };
 use std::io::{BufRead, Write};
 use std::path::Path;
@@ -80,10 +81,10 @@ fn csv(rows: &[Row]) -> String {
     text
 }
 
-/// What the rows are, written out here with nothing of the crate but its keys.
+/// The batch of the rows, made here without the crate, except for its keys.
 fn expected(rows: &[Row]) -> Batch {
     let (user, tags) = (TableSeed::of("user"), TableSeed::of("tags"));
-    let mut batch = schema().empty_batch();
+    let mut batch = Batch::of_schema(&schema());
     for row in rows {
         let key = user.text(row.user.as_bytes());
         batch.sparse[0].keys.push(key);
@@ -101,6 +102,10 @@ fn expected(rows: &[Row]) -> Batch {
         batch.samples += 1;
     }
     batch
+}
+
+fn text_format(format: CsvFormat) -> Format {
+    Format::Files(FileFormat::Csv(format))
 }
 
 fn config(paths: &[&Path]) -> SourceConfig {
@@ -173,7 +178,8 @@ fn parquet_by(rows: &[Row], group_rows: usize, codec: Compression) -> Vec<u8> {
     parquet_with(columns_of(rows), group_rows, codec)
 }
 
-/// Texts a row each, as writers leave them where dictionaries would be too large: in no page, or in the later ones.
+/// A text for each row, as writers store them if dictionaries would be too large: some or all pages
+/// have none.
 fn parquet_of_plain_texts(rows: &[Row], dictionary_bytes: usize) -> Vec<u8> {
     let properties = WriterProperties::builder().set_dictionary_page_size_limit(dictionary_bytes);
     written(columns_of(rows), 1000, properties.set_data_page_row_count_limit(3).set_write_batch_size(2))
@@ -191,11 +197,11 @@ fn columns_of(rows: &[Row]) -> Vec<(&'static str, ArrayRef)> {
     ]
 }
 
-/// The same rows in every kind of file, each as one file and in pieces.
+/// The same rows in every kind of file, as one file and in pieces.
 fn every_kind(folder: &Folder, rows: &[Row]) -> Vec<(&'static str, SourceConfig)> {
     let text = csv(rows);
     let (first, second) = rows.split_at(rows.len() / 3);
-    let tabs = Format::Csv(CsvFormat {
+    let tabs = text_format(CsvFormat {
         delimiter: b'\t',
         header: false,
         quoting: false,
@@ -231,7 +237,7 @@ fn every_kind(folder: &Folder, rows: &[Row]) -> Vec<(&'static str, SourceConfig)
         ("tsv without header", SourceConfig { format: tabs, ..one("bare.tsv", body.as_bytes()) }),
         ("gzip", one("one.csv.gz", &gzip(text.as_bytes()))),
         ("gzip of two members", one("two.csv.gz", &members)),
-        ("gzip that does not say so", one("secret.csv", &gzip(text.as_bytes()))),
+        ("gzip without its extension", one("secret.csv", &gzip(text.as_bytes()))),
         ("zstandard", one("one.csv.zst", &zstd)),
         ("two files by a glob, one of them gzip, and some without rows", glob("pieces/*.csv*")),
         ("parquet", one("one.parquet", &parquet(rows, 1000))),
@@ -255,7 +261,7 @@ fn every_kind_of_file_gives_the_same_batches() {
 }
 
 #[test]
-fn a_chunk_is_the_same_whoever_reads_it_and_however_it_is_reached() {
+fn a_chunk_does_not_depend_on_how_it_is_reached() {
     let (folder, rows) = (Folder::new(), rows(101));
     for (kind, config) in every_kind(&folder, &rows) {
         let skip = SourceConfig { bad_rows: BadRows::Skip { limit: 0 }, ..config.clone() };
@@ -290,7 +296,7 @@ fn a_chunk_is_the_same_whoever_reads_it_and_however_it_is_reached() {
 }
 
 #[test]
-fn text_files_that_were_read_to_their_ends_are_not_read_again_for_what_is_behind_them() {
+fn text_files_read_to_their_ends_are_not_read_again() {
     let (folder, rows) = (Folder::new(), rows(60));
     let paths = [0..20, 20..40, 40..60].map(|part| folder.put(&format!("{}.csv", part.start), csv(&rows[part])));
     let dataset = Dataset::open(config(&[&paths[0], &paths[1], &paths[2]]), schema()).unwrap();
@@ -302,7 +308,7 @@ fn text_files_that_were_read_to_their_ends_are_not_read_again_for_what_is_behind
         assert_eq!(reader.read(chunk).unwrap().as_ref(), before.get(chunk as usize));
     }
     assert_eq!(dataset.reader(plan(7)).unwrap().read(9).unwrap(), None);
-    assert!(dataset.reader(plan(7)).unwrap().read(5).is_err(), "it begins in a file that is gone");
+    assert!(dataset.reader(plan(7)).unwrap().read(5).is_err(), "it begins in a removed file");
 }
 
 #[test]
@@ -330,15 +336,15 @@ fn splits_divide_the_rows_and_share_nothing() {
             (Split::Time { column: "when".into(), test_from: TimeBound::Number(1050.0) }, 50),
         ];
         for (split, train_rows) in splits {
-            let config = SourceConfig { split: Some(split.clone()), part: Part::Train, ..config.clone() };
+            let config = SourceConfig { split: Some(split.clone()), subset: Subset::Train, ..config.clone() };
             let train = Dataset::open(config, schema()).unwrap();
-            let test = train.part(Part::Test).unwrap();
+            let test = train.subset(Subset::Test).unwrap();
             let context = format!("{kind}, {split:?}");
             assert_eq!(all(&train).unwrap(), expected(&rows[..train_rows]), "{context}");
             assert_eq!(all(&test).unwrap(), expected(&rows[train_rows..]), "{context}");
             assert_eq!(train.count_rows().unwrap(), train_rows as u64, "{context}");
             assert_eq!(test.count_rows().unwrap(), 101 - train_rows as u64, "{context}");
-            assert_eq!(train.part(Part::All).unwrap().count_rows().unwrap(), 101);
+            assert_eq!(train.subset(Subset::All).unwrap().count_rows().unwrap(), 101);
             if !matches!(split, Split::Time { .. }) {
                 assert_eq!(test.estimated_rows(), 101 - train_rows as u64, "{context}");
             }
@@ -357,13 +363,13 @@ fn a_split_by_text_compares_dates() {
         group: None,
     };
     let split = Split::Time { column: "day".into(), test_from: TimeBound::Text("2026-02".into()) };
-    let config = SourceConfig { split: Some(split), part: Part::Train, ..config(&[&file]) };
+    let config = SourceConfig { split: Some(split), subset: Subset::Train, ..config(&[&file]) };
     let train = Dataset::open(config, schema).unwrap();
     assert_eq!(all(&train).unwrap().labels, [0.0, 1.0]);
-    assert_eq!(all(&train.part(Part::Test).unwrap()).unwrap().labels, [1.0]);
+    assert_eq!(all(&train.subset(Subset::Test).unwrap()).unwrap().labels, [1.0]);
 }
 
-/// Rows with bad ones among them, as text and as Parquet, and the good ones.
+/// Rows with bad ones among them, as text and as Parquet; and the good rows.
 fn with_bad_rows(folder: &Folder) -> (Vec<SourceConfig>, Vec<Row>) {
     let all = rows(60);
     let is_bad = |i: usize| [0, 13, 14, 30, 59].contains(&i);
@@ -375,7 +381,7 @@ fn with_bad_rows(folder: &Folder) -> (Vec<SourceConfig>, Vec<Row>) {
 }
 
 #[test]
-fn skipped_bad_rows_leave_no_gap_and_are_counted_the_same_by_everyone() {
+fn skipped_bad_rows_leave_no_gap_and_are_counted() {
     let folder = Folder::new();
     let (configs, good) = with_bad_rows(&folder);
     for config in configs {
@@ -404,18 +410,18 @@ fn skipped_bad_rows_leave_no_gap_and_are_counted_the_same_by_everyone() {
     }
 }
 
-/// Chunks that end before bad rows, at the end of the part, and anywhere else.
+/// Chunks end before bad rows, at the end of the data set, and anywhere else.
 #[test]
-fn every_bad_row_counts_with_one_chunk_whoever_reads_it() {
+fn every_bad_row_counts_with_one_chunk() {
     let folder = Folder::new();
     let (configs, good) = with_bad_rows(&folder);
     let split = Split::Time { column: "when".into(), test_from: TimeBound::Number(1030.0) };
     let skip = |config: SourceConfig| SourceConfig { bad_rows: BadRows::Skip { limit: 9 }, ..config };
     for config in configs.into_iter().map(skip) {
         let whole = Dataset::open(config.clone(), schema()).unwrap();
-        let train = SourceConfig { split: Some(split.clone()), part: Part::Train, ..config };
+        let train = SourceConfig { split: Some(split.clone()), subset: Subset::Train, ..config };
         let train = Dataset::open(train, schema()).unwrap();
-        let test = train.part(Part::Test).unwrap();
+        let test = train.subset(Subset::Test).unwrap();
         for (dataset, bad) in [(&whole, 5), (&train, 3), (&test, 2)] {
             for chunk_rows in 1..=good.len() as u64 + 1 {
                 let mut alone = dataset.reader(plan(chunk_rows)).unwrap();
@@ -453,7 +459,7 @@ fn a_bad_row_fails_its_own_chunk_and_no_other() {
 }
 
 #[test]
-fn a_bad_row_is_told_by_file_line_column_and_value() {
+fn a_bad_row_is_named_by_file_line_column_and_value() {
     let cases: [(&str, u64, &str, &str, &str); 9] = [
         ("1,u,x,cheap,1\n", 2, "price", "cheap", "a number"),
         ("1,u,x,1,1\n\n0,u,x,inf,1\n", 4, "price", "inf", "a number"),
@@ -493,7 +499,7 @@ fn bad_bytes_in_an_id_and_nan_in_a_number_are_no_errors() {
 }
 
 #[test]
-fn what_cannot_be_opened_is_refused_in_one_clear_sentence() {
+fn files_that_cannot_be_opened_are_refused_in_a_sentence() {
     let folder = Folder::new();
     let text = csv(&rows(40));
     let (good, none) = (parquet(&rows(40), 10), parquet(&[], 10));
@@ -554,7 +560,7 @@ fn what_cannot_be_opened_is_refused_in_one_clear_sentence() {
 }
 
 #[test]
-fn a_quote_that_is_never_closed_is_an_error_when_it_is_reached_and_no_bad_row_to_skip() {
+fn an_unclosed_quote_is_an_error_and_never_skipped() {
     let (folder, rows) = (Folder::new(), rows(6000));
     let (first, second) = rows.split_at(5000);
     let second = csv(second);
@@ -567,7 +573,7 @@ fn a_quote_that_is_never_closed_is_an_error_when_it_is_reached_and_no_bad_row_to
             error.is_users_input()
                 && matches!(error, DataError::UnclosedQuote { file, line: 5002 } if path.ends_with(file))
         };
-        // Chunk 5 begins with it; chunks 6 and 60 are reached by passing over it.
+        // Chunk 5 begins with it. A reader of chunks 6 and 60 passes over it.
         for chunk in [5, 6, 60] {
             let error = dataset.reader(plan(1000)).unwrap().read(chunk).unwrap_err();
             assert!(told(&error), "{bad_rows:?}, chunk {chunk}: {error}");
@@ -619,14 +625,14 @@ fn a_test_of_files_that_are_trained_on_is_refused() {
     assert!(error.is_users_input() && error.to_string().starts_with(&sentence), "{error}");
     open(config(&[&other])).refuse_files_of(&train).unwrap();
     let split = Some(Split::Fraction { train: 0.5 });
-    let half = open(SourceConfig { split, part: Part::Train, ..config(&[&test]) });
-    half.part(Part::Test).unwrap().refuse_files_of(&half).unwrap();
+    let half = open(SourceConfig { split, subset: Subset::Train, ..config(&[&test]) });
+    half.subset(Subset::Test).unwrap().refuse_files_of(&half).unwrap();
 }
 
 #[test]
-fn damage_beyond_the_first_rows_is_an_error_when_it_is_reached_and_not_the_end_of_the_data() {
+fn damage_behind_the_first_rows_is_not_the_end_of_the_data() {
     let folder = Folder::new();
-    // Not compressible: the damage must lie beyond what opening reads.
+    // Not compressible: the damage must be behind the bytes that opening reads.
     let mut state = 1_u64;
     let mut noise = || {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -644,7 +650,7 @@ fn damage_beyond_the_first_rows_is_an_error_when_it_is_reached_and_not_the_end_o
     for (name, content, sentence) in [
         ("cut.csv.gz", &gz[..gz.len() - 1000], "its gzip stream ends early"),
         ("cut.csv.zst", &zst[..zst.len() - 1000], "its Zstandard stream ends early"),
-        // Decoded to nonsense, or not decoded: either is an error.
+        // Decoded to nonsense or not decoded: both are errors.
         ("flipped.csv.zst", &flipped[..], ""),
     ] {
         let dataset = Dataset::open(config(&[&folder.put(name, content)]), schema()).unwrap();
@@ -687,7 +693,8 @@ fn a_reader_moves_between_threads_and_a_data_set_is_shared() {
     is_shared::<Dataset>();
 }
 
-/// Every third byte of a small file, in turn, is changed: opening and reading may fail, in words, or succeed.
+/// Changes every third byte of a small file in turn. Opening and reading may fail with an error, or
+/// succeed.
 #[test]
 fn no_changed_byte_of_a_parquet_file_makes_a_reader_panic() {
     let (folder, rows) = (Folder::new(), rows(20));
@@ -704,7 +711,7 @@ fn no_changed_byte_of_a_parquet_file_makes_a_reader_panic() {
 }
 
 #[test]
-fn parquet_columns_of_the_wrong_type_are_refused_and_lists_are_multi_valued() {
+fn parquet_columns_of_a_wrong_type_are_refused() {
     let folder = Folder::new();
     let ones = |n: usize| -> ArrayRef { Arc::new(Int64Array::from(vec![1; n])) };
     let lists: ArrayRef = Arc::new(ListArray::from_iter_primitive::<Int64Type, _, _>(vec![
@@ -775,7 +782,7 @@ fn objects_are_read_like_files_from_any_thread() {
             let rows = &rows[chunk * 100..chunk * 100 + 100];
             assert_eq!(reader.read(chunk as u64).unwrap().unwrap(), expected(rows));
         }
-        // Inside another runtime, where blocking on a runtime of one's own would panic.
+        // Inside another runtime, where blocking on an own runtime would panic.
         let inside = dataset.clone();
         let read = runtime.block_on(async move { all(&inside) });
         assert_eq!(read.unwrap().samples, 3000);
@@ -796,7 +803,8 @@ fn objects_are_read_like_files_from_any_thread() {
     drop(folder);
 }
 
-/// A bucket `bucket` over HTTP, as S3 and Google Cloud Storage speak it: HEAD, ranged GET, listing.
+/// Serves a bucket `bucket` over HTTP, as S3 and Google Cloud Storage do: HEAD, ranged GET,
+/// listing.
 fn bucket_server(objects: Vec<(&'static str, Vec<u8>)>) -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
@@ -927,12 +935,12 @@ fn storage_options_are_checked_by_name() {
 #[test]
 fn contradictory_settings_are_refused() {
     let base = || SourceConfig { paths: vec!["a.csv".into()], ..SourceConfig::default() };
-    let csv = |format: CsvFormat| SourceConfig { format: Format::Csv(format), ..base() };
+    let csv = |format: CsvFormat| SourceConfig { format: text_format(format), ..base() };
     let fraction = |train| Some(Split::Fraction { train });
     let synthetic = Format::Synthetic(SyntheticConfig::default());
     for (config, setting) in [
         (SourceConfig::default(), "paths"),
-        (SourceConfig { part: Part::Test, ..base() }, "part"),
+        (SourceConfig { subset: Subset::Test, ..base() }, "subset"),
         (SourceConfig { split: fraction(1.0), ..base() }, "split"),
         (SourceConfig { split: fraction(f64::NAN), ..base() }, "split"),
         (csv(CsvFormat { header: false, ..CsvFormat::default() }), "columns"),
@@ -945,7 +953,7 @@ fn contradictory_settings_are_refused() {
     let folder = Folder::new();
     let dataset = Dataset::open(config(&[&folder.put("a.csv", self::csv(&rows(3)))]), schema()).unwrap();
     assert!(dataset.reader(plan(0)).is_err() && dataset.reader(plan(1 << 32)).is_err());
-    assert!(dataset.part(Part::Train).is_err());
+    assert!(dataset.subset(Subset::Train).is_err());
 }
 
 #[test]
@@ -953,17 +961,17 @@ fn a_part_without_rows_says_why() {
     let folder = Folder::new();
     let path = folder.put("a.csv", csv(&rows(10)));
     let split = Split::Position { train_rows: 10 };
-    let config = SourceConfig { split: Some(split), part: Part::Test, ..config(&[&path]) };
+    let config = SourceConfig { split: Some(split), subset: Subset::Test, ..config(&[&path]) };
     let message = all(&Dataset::open(config, schema()).unwrap()).unwrap_err().to_string();
-    assert!(message.contains("the test part has no rows: the split is after row 10"), "{message}");
+    assert!(message.contains("there are no test rows: the split is after row 10"), "{message}");
 }
 
 #[test]
-fn names_given_in_a_header_s_place_rename_its_columns_and_must_be_as_many() {
+fn given_names_replace_the_header_and_must_be_as_many() {
     let folder = Folder::new();
     let path = folder.put("a.csv", "a,b,c,d,e\n1,u,x,2,3\n");
     let named = |names: &[&str]| SourceConfig {
-        format: Format::Csv(CsvFormat {
+        format: text_format(CsvFormat {
             columns: Some(names.iter().map(|name| (*name).to_owned()).collect()),
             ..CsvFormat::default()
         }),
@@ -987,7 +995,7 @@ fn files_may_order_their_columns_differently() {
 }
 
 #[test]
-fn a_threshold_makes_labels_and_a_row_longer_than_a_block_is_whole() {
+fn a_row_may_be_longer_than_a_block() {
     let folder = Folder::new();
     let long = "k".repeat(3 << 20);
     let text = format!("rating,user\n5,{long}\n3,b\n4,\"{long},\n\"\n");
@@ -1020,7 +1028,7 @@ fn the_synthetic_source_is_the_file_it_writes() {
     let synthetic = SyntheticConfig { rows: 5000, seed: 4, ..SyntheticConfig::default() };
     let mut text = Vec::new();
     Teacher::new(synthetic.clone()).unwrap().write_text(0..5000, &mut text).unwrap();
-    let file = SourceConfig { format: Format::Csv(CsvFormat::criteo()), ..config(&[&folder.put("criteo.tsv", text)]) };
+    let file = SourceConfig { format: text_format(CsvFormat::criteo()), ..config(&[&folder.put("criteo.tsv", text)]) };
     let drawn = SourceConfig {
         format: Format::Synthetic(synthetic),
         split: Some(Split::Fraction { train: 0.75 }),
@@ -1029,7 +1037,7 @@ fn the_synthetic_source_is_the_file_it_writes() {
     let file = Dataset::open(file, criteo_schema()).unwrap();
     let drawn = Dataset::open(drawn, criteo_schema()).unwrap();
     assert_eq!(all(&file).unwrap(), all(&drawn).unwrap());
-    let parts = [Part::Train, Part::Test].map(|part| all(&drawn.part(part).unwrap()).unwrap());
+    let parts = [Subset::Train, Subset::Test].map(|part| all(&drawn.subset(part).unwrap()).unwrap());
     assert_eq!(Batch::concat(&parts), all(&drawn).unwrap());
     let mut reader = drawn.reader(plan(100)).unwrap();
     let chunk = reader.read(33).unwrap().unwrap();
@@ -1037,7 +1045,7 @@ fn the_synthetic_source_is_the_file_it_writes() {
     assert_eq!(file.best_possible_auc(), None);
 }
 
-/// Scoring the rows that are read, with the teacher, reaches the AUC it promised.
+/// The AUC of the teacher's probabilities over the rows that are read is the promised one.
 #[test]
 fn the_teacher_s_auc_is_reached_by_the_teacher() {
     let synthetic = SyntheticConfig { rows: 30_000, ..SyntheticConfig::default() };
@@ -1045,7 +1053,7 @@ fn the_teacher_s_auc_is_reached_by_the_teacher() {
     let config = SourceConfig {
         format: Format::Synthetic(synthetic),
         split: Some(Split::Position { train_rows: 10_000 }),
-        part: Part::Test,
+        subset: Subset::Test,
         ..SourceConfig::default()
     };
     let test = Dataset::open(config, criteo_schema()).unwrap();
@@ -1088,7 +1096,7 @@ fn readers_that_are_dropped_early_leave_no_thread_behind() {
         let mut reader = dataset.reader(plan(10)).unwrap();
         reader.read(3).unwrap();
     }
-    // Other tests of this process have readers too; none of ours may pile up.
+    // Other tests of this process have readers too. The readers of this test must not pile up.
     assert!(threads() < 15, "{}", threads());
 }
 
@@ -1102,5 +1110,61 @@ fn other_files_have_another_digest() {
     assert_eq!(both, digest(&[one, two]));
     assert!(both != digest(&[two, one]) && both != digest(&[one]));
     folder.put("2.csv", csv(&rows(6)));
-    assert_ne!(both, digest(&[one, two]), "it has grown");
+    assert_ne!(both, digest(&[one, two]), "the file has grown");
+}
+
+#[test]
+fn the_identity_lists_files_with_sizes_and_versions() {
+    let (folder, rows) = (Folder::new(), rows(5));
+    let path = folder.put("a.csv", csv(&rows));
+    let identity = Dataset::open(config(&[&path]), schema()).unwrap().identity();
+    let [part] = &identity.parts[..] else { panic!("{identity:?}") };
+    let metadata = std::fs::metadata(&path).unwrap();
+    assert_eq!((part.name.as_str(), part.size), (path.to_str().unwrap(), Some(metadata.len())));
+    assert_eq!(part.version, Some(Version::Modified(metadata.modified().unwrap())));
+    let drawn = SourceConfig { format: Format::Synthetic(SyntheticConfig::default()), ..SourceConfig::default() };
+    assert!(Dataset::open(drawn, criteo_schema()).unwrap().identity().parts.is_empty());
+}
+
+/// A second reader continues at the position that a first one has reported.
+#[test]
+fn a_reader_continues_at_a_position_in_any_kind_of_file() {
+    let (folder, rows) = (Folder::new(), rows(101));
+    for (kind, config) in every_kind(&folder, &rows) {
+        let split = Some(Split::Position { train_rows: 90 });
+        let divided = SourceConfig { split, subset: Subset::Train, ..config.clone() };
+        let skip = SourceConfig { bad_rows: BadRows::Skip { limit: 0 }, ..config.clone() };
+        for (config, end) in [(config, 101), (skip, 101), (divided, 90)] {
+            let dataset = Dataset::open(config, schema()).unwrap();
+            let mut next = Position::default();
+            for from in (0..end).step_by(13) {
+                let mut reader = dataset.span_reader(1);
+                let span = |from| Span { from, rows: 13, order: Order::Stored };
+                let wanted = expected(&rows[from..end.min(from + 13)]);
+                let by_position = reader.read(span(Start::At(next))).unwrap().unwrap();
+                let by_number = reader.read(span(Start::Row(from as u64))).unwrap().unwrap();
+                assert_eq!((&by_position.batch, &by_number.batch), (&wanted, &wanted), "{kind}, row {from}");
+                assert_eq!(by_position.next, by_number.next, "{kind}, row {from}");
+                next = by_position.next;
+            }
+            let behind = Span { from: Start::At(next), rows: 13, order: Order::Stored };
+            assert_eq!(dataset.span_reader(0).read(behind).unwrap(), None, "{kind}");
+        }
+    }
+}
+
+#[test]
+fn a_span_ends_before_the_next_good_row() {
+    let folder = Folder::new();
+    let (configs, good) = with_bad_rows(&folder);
+    for config in configs {
+        let config = SourceConfig { bad_rows: BadRows::Skip { limit: 9 }, ..config };
+        let dataset = Dataset::open(config, schema()).unwrap();
+        let span = |from| Span { from, rows: 12, order: Order::Stored };
+        let first = dataset.span_reader(0).read(span(Start::Row(0))).unwrap().unwrap();
+        // Rows 0, 13 and 14 are bad.
+        assert_eq!((first.skipped, first.next), (3, Position::new(0, 15)));
+        let second = dataset.span_reader(0).read(span(Start::At(first.next))).unwrap().unwrap();
+        assert_eq!(second.batch, expected(&good[12..24]));
+    }
 }

@@ -1,25 +1,27 @@
-//! The coordinator's account of the training data. Data is leased to loaders in chunks of a fixed number of rows; a chunk's
-//! place in the row sequence fixes the global steps that its batches are, so that the batches of a run are the same whichever
-//! loader reads them. How many rows an epoch has is learned from the first chunk that comes back short.
+//! The coordinator's account of the training data. Loaders lease the data in chunks of a fixed
+//! number of rows. A chunk's number in the pass fixes the global steps of its batches. So the
+//! batches of a run do not depend on which loader reads a chunk. [`Chunks`] says where a chunk
+//! begins and where a pass ends.
 //!
-//! Called by the coordinator; evaluation uses one ledger of one epoch for each pass.
+//! The coordinator calls it. Each evaluation has a ledger of its own, of one epoch.
 
 use std::collections::BTreeMap;
 
+use rectrain_kinds::Start;
 use serde::{Deserialize, Serialize};
 
-use crate::GlobalStep;
+use crate::{Chunks, FiniteChunks, GlobalStep};
 
 /// How long to train.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TrainingLength {
-    /// This many passes over the training part.
+    /// This many passes over the training rows.
     Epochs(u32),
     /// This many global steps, over as many epochs as they take.
     Steps(u64),
 }
 
-/// What a ledger hands out.
+/// The sizes that a ledger leases by.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct DataPlan {
     /// Rows of a global batch; the last batch of an epoch may have fewer.
@@ -30,36 +32,44 @@ pub struct DataPlan {
     pub length: TrainingLength,
 }
 
-/// A chunk on its way through a loader.
+impl DataPlan {
+    fn chunk_rows(&self) -> u64 {
+        self.global_batch_rows * self.batches_per_chunk
+    }
+}
+
+/// A chunk that a loader reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkLease {
     /// Pass over the data, from 0.
     pub epoch: u32,
     /// Chunk within the epoch, from 0.
     pub chunk: u64,
+    /// The first row of the chunk.
+    pub start: Start,
     /// The global step of the chunk's first batch.
     pub first_step: GlobalStep,
     /// Batches beyond this number are not trained (the limit on steps).
     pub max_batches: u64,
 }
 
-/// Where in the data an earlier run stood.
+/// The point in the data up to which an earlier run has trained.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DataPosition {
-    /// Global batches of all epochs that are trained.
+    /// Trained global batches of all epochs.
     pub batch: u64,
-    /// Pass over the data that the next one is in. At the end of an epoch it may be this epoch or the next.
+    /// Epoch of the next batch. At the end of an epoch it may be this epoch or the next.
     pub epoch: u32,
     /// Rows of one epoch, if they were known.
     pub epoch_rows: Option<u64>,
 }
 
-/// The answer to a loader that asks for data.
+/// The answer to a loader that requests data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lease {
     /// Read this.
     Chunk(ChunkLease),
-    /// Nothing now: the epoch's length must be learned from chunks still on lease. Ask again.
+    /// Nothing now, until loaders report the chunks on lease or the source grows. Ask again.
     Wait,
     /// Nothing is left.
     Finished,
@@ -68,19 +78,20 @@ pub enum Lease {
 /// Reports that contradict the ledger.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum LedgerError {
-    /// A chunk that nobody was asked to read, or that was reported before.
+    /// A chunk that no loader has on lease: it was never leased, or a loader has reported it
+    /// before.
     #[error("chunk {chunk} of epoch {epoch} was reported, but is not on lease")]
     NotLeased { epoch: u32, chunk: u64 },
     /// More rows than a chunk holds.
     #[error("chunk {chunk} of epoch {epoch} was reported with {rows} rows; a chunk holds {limit}")]
     TooManyRows { epoch: u32, chunk: u64, rows: u64, limit: u64 },
-    /// The data changed under the run: this epoch is not as long as the one before.
+    /// The data changed during the run: this epoch is not as long as the one before.
     #[error(
         "chunk {chunk} of epoch {epoch} has {rows} rows where an earlier epoch had {expected}: the data changed while it was being read"
     )]
     DataChanged { epoch: u32, chunk: u64, rows: u64, expected: u64 },
-    /// An earlier run stood where this data has nothing.
-    #[error("there is no batch {} in epoch {} of this data, where an earlier run stood", .0.batch, .0.epoch)]
+    /// An earlier run has trained up to a batch that this data does not have.
+    #[error("an earlier run trained up to batch {} in epoch {}, and this data has no such batch", .0.batch, .0.epoch)]
     NoSuchBatch(DataPosition),
     /// There is nothing to train on.
     #[error("the training data has no rows")]
@@ -89,45 +100,34 @@ pub enum LedgerError {
 
 /// See the module's text.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct DataLedger {
+pub struct DataLedger<C = FiniteChunks> {
     plan: DataPlan,
     epoch: u32,
     /// The global step at which the current epoch begins.
     epoch_start: GlobalStep,
     next_chunk: u64,
-    /// Rows of one epoch, once known.
-    epoch_rows: Option<u64>,
-    first_empty_chunk: Option<u64>,
+    chunks: C,
     on_lease: BTreeMap<(u32, u64), ChunkLease>,
     rows_read: u64,
 }
 
 impl DataLedger {
-    /// Nothing leased yet.
+    /// A ledger over a source that ends. No chunk is leased yet.
     #[must_use]
     pub fn new(plan: DataPlan) -> Self {
-        let plan = DataPlan {
-            global_batch_rows: plan.global_batch_rows.max(1),
-            batches_per_chunk: plan.batches_per_chunk.max(1),
-            ..plan
-        };
-        Self {
-            plan,
-            epoch: 0,
-            epoch_start: GlobalStep(0),
-            next_chunk: 0,
-            epoch_rows: None,
-            first_empty_chunk: None,
-            on_lease: BTreeMap::new(),
-            rows_read: 0,
-        }
+        Self::over(plan, |chunk_rows| FiniteChunks::new(chunk_rows, None))
     }
 
-    /// Goes on where an earlier run with the same plan stood: the first chunk leased is the one that holds the position's batch.
-    /// That is an error if there is no such batch: the epochs before it have fewer.
+    /// Continues an earlier run with the same plan: the first chunk that it leases is the one with
+    /// the position's batch.
+    ///
+    /// # Errors
+    /// [`LedgerError::NoSuchBatch`] if the epochs up to the position's have fewer batches.
     pub fn resume(plan: DataPlan, position: DataPosition) -> Result<Self, LedgerError> {
-        let mut ledger = Self { epoch: position.epoch, epoch_rows: position.epoch_rows, ..Self::new(plan) };
-        let epoch_batches = position.epoch_rows.map(|rows| rows.div_ceil(ledger.plan.global_batch_rows));
+        let epoch_rows = position.epoch_rows;
+        let ledger = Self::over(plan, |chunk_rows| FiniteChunks::new(chunk_rows, epoch_rows));
+        let mut ledger = Self { epoch: position.epoch, ..ledger };
+        let epoch_batches = epoch_rows.map(|rows| rows.div_ceil(ledger.plan.global_batch_rows));
         let start = match (position.epoch, epoch_batches) {
             (0, _) => Some(0),
             (epoch, Some(batches)) => batches.checked_mul(u64::from(epoch)),
@@ -141,8 +141,33 @@ impl DataLedger {
         ledger.epoch_start = GlobalStep(start);
         ledger.next_chunk = within / ledger.plan.batches_per_chunk;
         ledger.rows_read =
-            ledger.next_chunk * ledger.chunk_rows() + u64::from(position.epoch) * position.epoch_rows.unwrap_or(0);
+            ledger.next_chunk * ledger.plan.chunk_rows() + u64::from(position.epoch) * epoch_rows.unwrap_or(0);
         Ok(ledger)
+    }
+}
+
+impl<C: Chunks> DataLedger<C> {
+    /// A ledger over the chunks that `chunks` makes for this number of rows of a chunk.
+    pub fn over(plan: DataPlan, chunks: impl FnOnce(u64) -> C) -> Self {
+        let plan = DataPlan {
+            global_batch_rows: plan.global_batch_rows.max(1),
+            batches_per_chunk: plan.batches_per_chunk.max(1),
+            ..plan
+        };
+        Self {
+            plan,
+            epoch: 0,
+            epoch_start: GlobalStep(0),
+            next_chunk: 0,
+            chunks: chunks(plan.chunk_rows()),
+            on_lease: BTreeMap::new(),
+            rows_read: 0,
+        }
+    }
+
+    /// The chunks of a pass.
+    pub fn chunks_mut(&mut self) -> &mut C {
+        &mut self.chunks
     }
 
     /// The first batch of the chunk to be leased next.
@@ -151,57 +176,52 @@ impl DataLedger {
         self.epoch_start.0 + self.next_chunk * self.plan.batches_per_chunk
     }
 
-    /// The next chunk, in order. A chunk past the end of an epoch may be leased while that end is unknown: it comes back empty.
+    /// Leases the next chunk, in order. While the end of an epoch is unknown, the chunk may lie
+    /// past it. Its loader then finds no rows.
     pub fn lease(&mut self) -> Lease {
-        if let Some(rows) = self.epoch_rows
-            && self.next_chunk * self.chunk_rows() >= rows
+        if let Some(rows) = self.epoch_rows()
+            && self.next_chunk * self.plan.chunk_rows() >= rows
         {
             self.epoch += 1;
             self.epoch_start = GlobalStep(self.epoch_start.0 + rows.div_ceil(self.plan.global_batch_rows));
             self.next_chunk = 0;
         }
-        let first_step = GlobalStep(self.epoch_start.0 + self.next_chunk * self.plan.batches_per_chunk);
+        let first_step = GlobalStep(self.next_batch());
         let max_batches = match self.plan.length {
             TrainingLength::Epochs(epochs) if self.epoch >= epochs => return Lease::Finished,
             TrainingLength::Epochs(_) => self.plan.batches_per_chunk,
             TrainingLength::Steps(steps) if first_step.0 >= steps => return Lease::Finished,
             TrainingLength::Steps(steps) => self.plan.batches_per_chunk.min(steps - first_step.0),
         };
-        if self.epoch_rows == Some(0) {
+        if self.epoch_rows() == Some(0) {
             return Lease::Finished;
         }
-        if self.epoch_rows.is_none() && self.first_empty_chunk.is_some() {
-            return Lease::Wait;
-        }
-        let lease = ChunkLease { epoch: self.epoch, chunk: self.next_chunk, first_step, max_batches };
+        let Some(start) = self.chunks.begin(self.next_chunk) else { return Lease::Wait };
+        let lease = ChunkLease { epoch: self.epoch, chunk: self.next_chunk, start, first_step, max_batches };
         self.on_lease.insert((lease.epoch, lease.chunk), lease);
         self.next_chunk += 1;
         Lease::Chunk(lease)
     }
 
-    /// What a leased chunk turned out to hold; gives its lease back.
+    /// Records the rows that a loader found in a leased chunk, and ends its lease.
+    ///
+    /// # Errors
+    /// A report that contradicts the ledger; [`LedgerError::NoRows`] once the data is known to be
+    /// empty.
     pub fn report(&mut self, epoch: u32, chunk: u64, rows: u64) -> Result<ChunkLease, LedgerError> {
         let Some(lease) = self.on_lease.get(&(epoch, chunk)).copied() else {
             return Err(LedgerError::NotLeased { epoch, chunk });
         };
-        let limit = self.chunk_rows();
+        let limit = self.plan.chunk_rows();
         if rows > limit {
             return Err(LedgerError::TooManyRows { epoch, chunk, rows, limit });
         }
-        if let Some(epoch_rows) = self.epoch_rows {
-            let expected = epoch_rows.saturating_sub(chunk * limit).min(limit);
-            if rows != expected {
-                return Err(LedgerError::DataChanged { epoch, chunk, rows, expected });
-            }
-        } else if rows == 0 {
-            self.first_empty_chunk = Some(self.first_empty_chunk.map_or(chunk, |first| first.min(chunk)));
-        } else if rows < limit {
-            self.epoch_rows = Some(chunk * limit + rows);
-        }
+        self.chunks.found(chunk, rows).map_err(|expected| LedgerError::DataChanged { epoch, chunk, rows, expected })?;
         self.on_lease.remove(&(epoch, chunk));
         self.rows_read += rows;
-        self.settle_exact_end();
-        if self.epoch_rows == Some(0) { Err(LedgerError::NoRows) } else { Ok(lease) }
+        let first_on_lease = self.on_lease.range((self.epoch, 0)..).next().map(|((_, chunk), _)| *chunk);
+        self.chunks.read_before(first_on_lease.unwrap_or(self.next_chunk));
+        if self.epoch_rows() == Some(0) { Err(LedgerError::NoRows) } else { Ok(lease) }
     }
 
     /// The step at which training ends, once it is known.
@@ -210,7 +230,7 @@ impl DataLedger {
         match self.plan.length {
             TrainingLength::Steps(steps) => Some(GlobalStep(steps)),
             TrainingLength::Epochs(epochs) => {
-                let rows = self.epoch_rows?;
+                let rows = self.epoch_rows()?;
                 Some(GlobalStep(rows.div_ceil(self.plan.global_batch_rows) * u64::from(epochs)))
             }
         }
@@ -219,7 +239,7 @@ impl DataLedger {
     /// Rows of one epoch, once known.
     #[must_use]
     pub fn epoch_rows(&self) -> Option<u64> {
-        self.epoch_rows
+        self.chunks.pass_rows()
     }
 
     /// Rows of all reported chunks.
@@ -228,30 +248,17 @@ impl DataLedger {
         self.rows_read
     }
 
-    /// Chunks handed out and not reported.
+    /// Leased chunks that no loader has reported.
     #[must_use]
     pub fn on_lease(&self) -> usize {
         self.on_lease.len()
-    }
-
-    fn chunk_rows(&self) -> u64 {
-        self.plan.global_batch_rows * self.plan.batches_per_chunk
-    }
-
-    /// The first empty chunk ends the epoch once all chunks before it are known to be full.
-    fn settle_exact_end(&mut self) {
-        if self.epoch_rows.is_none()
-            && let Some(empty) = self.first_empty_chunk
-            && self.on_lease.range(..(self.epoch, empty)).next().is_none()
-        {
-            self.epoch_rows = Some(empty * self.chunk_rows());
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use rectrain_kinds::Position;
 
     use super::*;
 
@@ -259,7 +266,8 @@ mod tests {
         DataPlan { global_batch_rows: batch, batches_per_chunk: batches, length }
     }
 
-    /// Runs `loaders` against data of `rows` rows; returns each step with its (epoch, first row, rows).
+    /// Trains with `loaders` loaders on data of `rows` rows. Returns each step with its (epoch,
+    /// first row, rows).
     fn run(plan: DataPlan, rows: u64, loaders: usize, choices: &[usize]) -> BTreeMap<u64, (u32, u64, u64)> {
         run_on(DataLedger::new(plan), rows, loaders, choices)
     }
@@ -299,7 +307,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_number_of_loaders_in_any_order_trains_every_row_once_an_epoch_at_the_same_step(
+        fn loaders_in_any_order_train_each_row_once_at_the_same_step(
             batch in 1u64..5, batches in 1u64..4, rows in 1u64..60, epochs in 1u32..4, loaders in 1usize..5,
             choices in proptest::collection::vec(any::<usize>(), 1..60),
         ) {
@@ -317,7 +325,7 @@ mod tests {
         }
 
         #[test]
-        fn a_run_goes_on_from_any_batch_with_the_same_batches(
+        fn a_run_resumes_from_any_batch_with_the_same_batches(
             batch in 1u64..5, batches in 1u64..4, rows in 1u64..60, epochs in 1u32..4, loaders in 1usize..5,
             at in any::<prop::sample::Index>(), knew_the_end in any::<bool>(), as_the_next_epoch in any::<bool>(),
             choices in proptest::collection::vec(any::<usize>(), 1..60),
@@ -326,10 +334,10 @@ mod tests {
             let all = run(plan, rows, 1, &[0]);
             let at = at.index(all.len() + 1) as u64;
             let epoch_batches = rows.div_ceil(batch);
-            // At an epoch's end, both names of the place.
+            // The end of an epoch has two names: this epoch, and the next.
             let ended = u64::from(at > 0 && at.is_multiple_of(epoch_batches) && !as_the_next_epoch);
             let epoch = (at / epoch_batches - ended) as u32;
-            // A chunk that is not full has told where the epoch ends.
+            // A short chunk has shown the end of the epoch.
             let chunk_is_full = |last: u64| (last % epoch_batches / batches + 1) * batches * batch <= rows;
             let told_the_end = at.checked_sub(1).is_some_and(|last| !chunk_is_full(last));
             let epoch_rows = (knew_the_end || epoch > 0 || told_the_end).then_some(rows);
@@ -352,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_position_that_the_data_does_not_have_is_refused() {
+    fn a_position_past_the_end_of_the_data_is_refused() {
         let plan = plan(2, 2, TrainingLength::Epochs(3));
         for (batch, epoch, epoch_rows) in [(9, 1, Some(6)), (2, 1, Some(6)), (4, 0, Some(6)), (3, 1, None)] {
             let position = DataPosition { batch, epoch, epoch_rows };
@@ -372,10 +380,76 @@ mod tests {
     }
 
     #[test]
-    fn data_without_rows_is_an_error_and_not_an_endless_run() {
+    fn data_without_rows_is_an_error() {
         let mut ledger = DataLedger::new(plan(2, 2, TrainingLength::Steps(10)));
         assert!(matches!(ledger.lease(), Lease::Chunk(_)));
         assert_eq!(ledger.report(0, 0, 0), Err(LedgerError::NoRows));
         assert_eq!(ledger.lease(), Lease::Finished);
+    }
+
+    /// The partitions of a stream. Each holds the rows from 0 to its end, and may grow.
+    #[derive(Debug)]
+    struct Partitions {
+        chunk_rows: u64,
+        ends: Vec<u64>,
+        leased: Vec<u64>,
+    }
+
+    impl Partitions {
+        fn unleased(&self, part: usize) -> u64 {
+            self.ends[part] - self.leased[part]
+        }
+    }
+
+    impl Chunks for Partitions {
+        /// A full chunk of the partition that has most rows left.
+        fn begin(&mut self, _chunk: u64) -> Option<Start> {
+            let fullest = (0..self.ends.len()).max_by_key(|&part| self.unleased(part))?;
+            if self.unleased(fullest) < self.chunk_rows {
+                return None;
+            }
+            let start = Position::new(fullest as u32, self.leased[fullest]);
+            self.leased[fullest] += self.chunk_rows;
+            Some(Start::At(start))
+        }
+
+        fn found(&mut self, _chunk: u64, rows: u64) -> Result<(), u64> {
+            if rows == self.chunk_rows { Ok(()) } else { Err(self.chunk_rows) }
+        }
+
+        fn read_before(&mut self, _chunk: u64) {}
+
+        fn pass_rows(&self) -> Option<u64> {
+            None
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_growing_stream_is_leased_once_and_in_order(
+            batch in 1u64..4, batches in 1u64..4, growth in proptest::collection::vec((0usize..3, 0u64..20), 1..40),
+        ) {
+            let plan = plan(batch, batches, TrainingLength::Epochs(1));
+            let mut ledger = DataLedger::over(plan, |chunk_rows| Partitions {
+                chunk_rows,
+                ends: vec![0; 3],
+                leased: vec![0; 3],
+            });
+            let (mut next, mut step) = ([0; 3], 0);
+            for (part, rows) in growth {
+                ledger.chunks_mut().ends[part] += rows;
+                while let Lease::Chunk(lease) = ledger.lease() {
+                    let Start::At(Position { part, offset }) = lease.start else { panic!("a stream has no row numbers") };
+                    let part = part.0 as usize;
+                    prop_assert_eq!((offset.0, lease.first_step.0), (next[part], step));
+                    next[part] += batch * batches;
+                    step += batches;
+                    ledger.report(0, lease.chunk, batch * batches).unwrap();
+                }
+                prop_assert_eq!(ledger.lease(), Lease::Wait);
+            }
+            let all: u64 = next.iter().sum();
+            prop_assert_eq!((ledger.rows_read(), ledger.total_steps(), ledger.on_lease()), (all, None, 0));
+        }
     }
 }

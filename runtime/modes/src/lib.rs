@@ -5,13 +5,14 @@
 //!   gradients are applied, and in which order.
 //! - [`sum_by_key`]: how the ranks' gradients of one step become one update.
 //! - [`RingAllReduce`]: how dense workers sum their flat gradient buffers.
-//! - [`DataLedger`]: the coordinator's account of the training data — which chunk of which epoch is leased to whom, which
-//!   global step it begins at, and where training ends.
+//! - [`DataLedger`]: the coordinator's account of the training data: the chunks on lease, the global
+//!   step at which each begins, and the end of training. [`Chunks`] is its seam to a kind of source.
 //! - [`EvaluationPoints`]: before which batches the model is evaluated.
 //! - [`migration`]: which parameter server holds which slot, and how slots move between them while training goes on.
 
 mod assignment;
 pub mod barrier;
+mod chunks;
 mod data_ledger;
 mod evaluation;
 pub mod gba;
@@ -26,6 +27,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use assignment::{Answers, Assignment, Reply, Token};
+pub use chunks::{Chunks, FiniteChunks};
 pub use data_ledger::{ChunkLease, DataLedger, DataPlan, DataPosition, Lease, LedgerError, TrainingLength};
 pub use evaluation::EvaluationPoints;
 pub use mode::{CoordinatorHalf, DenseHome, TrainingMode};

@@ -5,10 +5,7 @@ use std::time::Duration;
 
 use rectrain_crds as crds;
 use rectrain_crds::ResolvedJob;
-use rectrain_data::{
-    BadRows, CsvFormat, DenseField, Format, LabelField, Part, Schema, SourceConfig, SparseField, Split,
-    SyntheticConfig, TimeBound,
-};
+use rectrain_data::{Format, SourceConfig, Split, Subset};
 use rectrain_dense::{DenseOptimizer, FlatOptimizer, Model, ModelConfig, ModelKind};
 use rectrain_embedding::{RowSpec, StoreConfig};
 use rectrain_modes::gba::{BufferSize, Decay, LostTokens, TokenMode};
@@ -61,7 +58,7 @@ impl JobPlan {
             length: length(training.length),
             shuffle: job.data.shuffle_window_rows.map(|_| training.seed),
             evaluation: evaluation_points(training, slice_rows),
-            schema: schema(job),
+            schema: job.features.schema.clone(),
             train,
             test,
             layout,
@@ -171,10 +168,7 @@ fn training_mode(training: &crds::ResolvedTraining, mode: crds::Mode, pieces: u3
 /// Rows of a slice if the job evaluates on each slice before it trains on it.
 fn slice_rows(job: &ResolvedJob) -> Option<u64> {
     match &job.data.source {
-        crds::DataSource::Files(crds::FilePlan {
-            parts: crds::TrainTest::Divided { split: crds::ResolvedSplit::Slices { rows }, .. },
-            ..
-        }) => Some(*rows),
+        crds::DataSource::Files(crds::FilePlan { parts: crds::TrainTest::Slices { rows, .. }, .. }) => Some(*rows),
         _ => None,
     }
 }
@@ -198,8 +192,8 @@ fn model(job: &ResolvedJob) -> ModelConfig {
     };
     ModelConfig {
         kind,
-        dense_features: job.features.dense.len(),
-        embedding_dims: job.features.sparse.iter().map(|feature| feature.dim).collect(),
+        dense_features: job.features.schema.dense.len(),
+        embedding_dims: job.features.embeddings.iter().map(|embedding| embedding.dim).collect(),
         dropout: spec.dropout as f32,
     }
 }
@@ -209,10 +203,10 @@ fn layout(job: &ResolvedJob, model: &Model) -> (FeatureLayout, Vec<RowSpec>) {
     let linear = model.needs_linear();
     let embeddings = model.needs_embeddings();
     let mut groups: Vec<RowSpec> = Vec::new();
-    let mut features = Vec::with_capacity(job.features.sparse.len());
+    let mut features = Vec::with_capacity(job.features.embeddings.len());
     let mut offset = 0;
-    for feature in &job.features.sparse {
-        let table = &job.features.tables[feature.table];
+    for embedding in &job.features.embeddings {
+        let table = &job.features.tables[embedding.table];
         let dim = if embeddings { table.dim } else { 0 };
         let spec = RowSpec {
             dim: dim + usize::from(linear),
@@ -225,108 +219,43 @@ fn layout(job: &ResolvedJob, model: &Model) -> (FeatureLayout, Vec<RowSpec>) {
             groups.push(spec);
             groups.len() - 1
         });
-        features.push(FeaturePlace { group, dim, offset, pooling: feature.pooling });
+        features.push(FeaturePlace { group, dim, offset, pooling: embedding.pooling });
         offset += dim;
     }
     let group_dims = groups.iter().map(|group| group.dim).collect();
     (FeatureLayout { features, group_dims, linear, embedding_width: offset }, groups)
 }
 
-fn schema(job: &ResolvedJob) -> Schema {
-    let features = &job.features;
-    let sparse = features.sparse.iter().map(|feature| SparseField {
-        name: feature.name.clone(),
-        table: features.tables[feature.table].name.clone(),
-        multi_value: feature.separator,
-        missing: feature.missing,
-    });
-    let dense = features.dense.iter().map(|feature| DenseField {
-        name: feature.name.clone(),
-        transform: feature.transform,
-        missing: feature.missing,
-    });
-    Schema {
-        sparse: sparse.collect(),
-        dense: dense.collect(),
-        label: LabelField {
-            name: features.label.column.clone(),
-            positive_from: features.label.positive_from.map(|threshold| threshold as f32),
-        },
-        group: features.group.clone(),
-    }
-}
-
 /// Training data, and test data if the job has any.
 fn sources(job: &ResolvedJob) -> (SourceConfig, Option<SourceConfig>) {
-    match &job.data.source {
-        crds::DataSource::Files(files) => file_sources(job, files),
-        crds::DataSource::Synthetic(synthetic) => synthetic_sources(synthetic),
-    }
-}
-
-fn file_sources(job: &ResolvedJob, files: &crds::FilePlan) -> (SourceConfig, Option<SourceConfig>) {
-    let base = SourceConfig {
-        format: match &files.format {
-            crds::FileFormat::Csv(csv) => Format::Csv(CsvFormat {
-                delimiter: csv.delimiter,
-                header: csv.header,
-                columns: csv.columns.clone(),
-                quoting: csv.quoting,
-            }),
-            crds::FileFormat::Parquet => Format::Parquet,
-        },
-        bad_rows: match files.bad_rows {
-            crds::ResolvedBadRows::Fail => BadRows::Fail,
-            crds::ResolvedBadRows::Skip { limit } => BadRows::Skip { limit },
-        },
+    let files = match &job.data.source {
+        crds::DataSource::Files(files) => files,
+        crds::DataSource::Synthetic(synthetic) => {
+            let split = Some(Split::Position { train_rows: synthetic.rows });
+            let format = Format::Synthetic(synthetic.clone());
+            let (train, test) = divided(SourceConfig { format, split, ..SourceConfig::default() });
+            return (train, (synthetic.test_rows > 0).then_some(test));
+        }
+    };
+    let source = |paths: &[String]| SourceConfig {
+        paths: paths.to_vec(),
+        format: Format::Files(files.format.clone()),
+        bad_rows: files.bad_rows,
         storage_options: job.data.storage.options.clone(),
         ..SourceConfig::default()
     };
     match &files.parts {
-        crds::TrainTest::Separate { train, test } => {
-            let part = |paths: &Vec<String>| SourceConfig { paths: paths.clone(), ..base.clone() };
-            (part(train), (!test.is_empty()).then(|| part(test)))
-        }
+        crds::TrainTest::Separate { train, test } => (source(train), (!test.is_empty()).then(|| source(test))),
         crds::TrainTest::Divided { paths, split } => {
-            let split = match split {
-                crds::ResolvedSplit::Slices { .. } => {
-                    let all = SourceConfig { paths: paths.clone(), ..base };
-                    return (all.clone(), Some(all));
-                }
-                crds::ResolvedSplit::Position { train_rows } => Split::Position { train_rows: *train_rows },
-                crds::ResolvedSplit::Fraction { train } => Split::Fraction { train: *train },
-                crds::ResolvedSplit::Time { column, test_from } => Split::Time {
-                    column: column.clone(),
-                    test_from: match test_from {
-                        crds::ResolvedTime::Number(number) => TimeBound::Number(*number),
-                        crds::ResolvedTime::Text(text) => TimeBound::Text(text.clone()),
-                    },
-                },
-            };
-            divided(SourceConfig { paths: paths.clone(), split: Some(split), ..base })
+            let (train, test) = divided(SourceConfig { split: Some(split.clone()), ..source(paths) });
+            (train, Some(test))
         }
+        crds::TrainTest::Slices { paths, .. } => (source(paths), Some(source(paths))),
     }
 }
 
-fn synthetic_sources(synthetic: &crds::ResolvedSynthetic) -> (SourceConfig, Option<SourceConfig>) {
-    let config = SyntheticConfig {
-        rows: synthetic.rows + synthetic.test_rows,
-        seed: synthetic.seed,
-        cardinalities: synthetic.vocabularies.clone(),
-        dense: synthetic.dense,
-        zipf_exponent: synthetic.zipf_exponent,
-        ..SyntheticConfig::default()
-    };
-    let source = SourceConfig {
-        format: Format::Synthetic(config),
-        split: Some(Split::Position { train_rows: synthetic.rows }),
-        ..SourceConfig::default()
-    };
-    let (train, test) = divided(source);
-    (train, test.filter(|_| synthetic.test_rows > 0))
-}
-
-fn divided(source: SourceConfig) -> (SourceConfig, Option<SourceConfig>) {
-    let train = SourceConfig { part: Part::Train, ..source.clone() };
-    (train, Some(SourceConfig { part: Part::Test, ..source }))
+/// The training rows and the test rows of a source with a split.
+fn divided(source: SourceConfig) -> (SourceConfig, SourceConfig) {
+    let train = SourceConfig { subset: Subset::Train, ..source.clone() };
+    (train, SourceConfig { subset: Subset::Test, ..source })
 }

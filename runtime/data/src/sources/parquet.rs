@@ -1,17 +1,15 @@
-//! Rows of Parquet files, row group by row group. Only the columns of the schema are read. A local file is
-//! read by the operating system as pages are wanted; of an object the columns of a row group are
-//! fetched at once, and those of the next while this one is decoded. Row groups that are passed over are
-//! not read at all (unless bad rows are skipped, or the part is one of time, which needs every row). Texts that
-//! the file has in dictionaries are hashed once a dictionary and not once a row.
+//! Rows of Parquet files, row group by row group. Only the columns of the schema are read.
+//!
+//! The operating system reads the pages of a local file on demand. The source fetches the columns of
+//! an object's row group at once. While it decodes them, it fetches those columns of the next group.
+//! It does not read row groups that it passes over. If bad rows are skipped, or the view filters by
+//! time, it has to look at every row. Texts in dictionaries are hashed once a dictionary and not once
+//! a row.
 
-use super::{RowSource, Selection, Tally, locate, offset};
-use crate::batch::Batch;
-use crate::blocking::{Pending, Stop};
-use crate::config::{BadRows, TimeBound};
-use crate::error::{DataError, Place, shown};
-use crate::pace;
-use crate::schema::{Encoder, Layout, Schema, SparseEncoder};
-use crate::storage::{FilePlace, Object, SourceFile};
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
+use std::sync::Arc;
+
 use arrow::array::{
     Array, ArrayData, ArrayRef, AsArray, BinaryArray, DictionaryArray, Float32Array, Float64Array, Int64Array,
     RecordBatch,
@@ -29,25 +27,90 @@ use parquet::basic::{Compression, Encoding};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
 use parquet::file::reader::{ChunkReader, Length};
-use std::collections::HashMap;
-use std::fs::File;
-use std::sync::Arc;
+use rectrain_kinds::{Position, Schema, TimeBound};
 
-/// Rows that are decoded at a time.
+use super::{Opening, open_each};
+use crate::batch::Batch;
+use crate::blocking::{Pending, Stop};
+use crate::error::{DataError, Place, shown};
+use crate::identity::Identity;
+use crate::pace;
+use crate::schema::{Encoder, Layout, SparseEncoder, expected_label};
+use crate::source::{Rows, Source, Tally, TimeFilter, View, offset};
+use crate::storage::{FilePlace, Object, SourceFile, identity_of};
+
+/// The number of rows that are decoded at a time.
 const DECODE_ROWS: usize = 4096;
 
-/// A Parquet file whose footer was read and whose columns were found.
+/// Parquet files, in reading order.
 #[derive(Debug)]
-pub(crate) struct ParquetFile {
-    pub(crate) file: SourceFile,
-    pub(crate) layout: Layout,
-    pub(crate) rows: u64,
+pub(crate) struct ParquetSource {
+    files: Arc<Vec<ParquetFile>>,
+    encoder: Arc<Encoder>,
+}
+
+impl ParquetSource {
+    /// Finds the files, reads their footers, and finds the columns in each.
+    ///
+    /// # Errors
+    /// Files that cannot be found or read; a missing column, or one of the wrong type; no rows.
+    pub(crate) fn open(opening: &Opening<'_>) -> Result<Self, DataError> {
+        Self::over((opening.find_files)()?, opening)
+    }
+
+    /// Opens these files.
+    pub(crate) fn over(files: Vec<SourceFile>, opening: &Opening<'_>) -> Result<Self, DataError> {
+        let first = files.first().map(|file| file.name.clone()).unwrap_or_default();
+        let (schema, time) = (&opening.encoder.schema, opening.time);
+        let files = open_each(files, |file| match file.size {
+            0 => Err(DataError::Empty { file: file.name }),
+            _ => ParquetFile::open(file, schema, time),
+        })?;
+        if files.iter().all(|file| file.rows == 0) {
+            return Err(DataError::NoRows { file: first });
+        }
+        Ok(Self { files: Arc::new(files), encoder: Arc::clone(opening.encoder) })
+    }
+}
+
+impl Source for ParquetSource {
+    fn open(&self, view: View) -> Result<Box<dyn Rows>, DataError> {
+        Ok(Box::new(ParquetRows::open(self, view)))
+    }
+
+    fn identity(&self) -> Identity {
+        identity_of(&self.files())
+    }
+
+    fn known_rows(&self) -> Vec<u64> {
+        self.files.iter().map(|file| file.rows).collect()
+    }
+
+    fn count_rows(&self, _stop: &Stop) -> Result<u64, DataError> {
+        Ok(self.estimated_rows())
+    }
+
+    fn estimated_rows(&self) -> u64 {
+        self.files.iter().map(|file| file.rows).sum()
+    }
+
+    fn files(&self) -> Vec<&SourceFile> {
+        self.files.iter().map(|file| &file.file).collect()
+    }
+}
+
+/// A Parquet file with its footer and its columns.
+#[derive(Debug)]
+struct ParquetFile {
+    file: SourceFile,
+    layout: Layout,
+    rows: u64,
     metadata: ArrowReaderMetadata,
     mask: ProjectionMask,
 }
 
 impl ParquetFile {
-    pub(crate) fn open(file: SourceFile, schema: &Schema, time: Option<(&str, &TimeBound)>) -> Result<Self, DataError> {
+    fn open(file: SourceFile, schema: &Schema, time: Option<(&str, &TimeBound)>) -> Result<Self, DataError> {
         let metadata = read_footer(&file)?;
         let fields = metadata.schema().fields();
         let names = fields.iter().map(|field| field.name().clone()).collect();
@@ -73,7 +136,12 @@ impl ParquetFile {
         u64::try_from(rows).unwrap_or(0)
     }
 
-    /// Where the wanted columns of a row group lie in the file.
+    /// Rows of the file before a row group.
+    fn rows_before(&self, group: usize) -> u64 {
+        (0..group).map(|group| self.group_rows(group)).sum()
+    }
+
+    /// First byte and length of each wanted column of a row group.
     fn column_ranges(&self, group: usize) -> Vec<(u64, u64)> {
         let columns = self.metadata.metadata().row_group(group).columns();
         columns
@@ -89,13 +157,13 @@ impl ParquetFile {
     }
 }
 
-/// Types are derived from Parquet's own: the Arrow schema that some writers add could ask for
-/// dictionaries and views, which would only be undone here.
+/// The types come from Parquet's own. The Arrow schema that some writers add could request
+/// dictionaries and views, which this reader would only undo.
 fn reader_options() -> ArrowReaderOptions {
     ArrowReaderOptions::new().with_skip_arrow_metadata(true)
 }
 
-/// The metadata by which single-valued sparse features that are in dictionaries throughout are read as those.
+/// Metadata that has single-valued sparse features read as dictionaries, if all their pages are.
 fn keep_dictionaries(metadata: ArrowReaderMetadata, layout: &Layout, schema: &Schema) -> ArrowReaderMetadata {
     let fields = metadata.schema().fields();
     let wanted = |place: usize| {
@@ -115,7 +183,7 @@ fn keep_dictionaries(metadata: ArrowReaderMetadata, layout: &Layout, schema: &Sc
     ArrowReaderMetadata::try_new(Arc::clone(metadata.metadata()), options).unwrap_or(metadata)
 }
 
-/// Whether every page of a column is written by its row group's dictionary.
+/// Whether every page of a column refers to its row group's dictionary.
 fn is_in_dictionaries(metadata: &ParquetMetaData, column: &str) -> bool {
     metadata.row_groups().iter().all(|group| {
         let chunk = group.columns().iter().find(|chunk| chunk.column_path().parts() == [column]);
@@ -128,8 +196,8 @@ fn is_in_dictionaries(metadata: &ParquetMetaData, column: &str) -> bool {
     })
 }
 
-/// Runs a piece of the Parquet decoder, which panics on some damaged files, and makes an error of a panic.
-/// What it was working on must be dropped afterwards.
+/// Runs a piece of the Parquet decoder, which panics on some damaged files. A panic becomes an
+/// error. The caller must then drop the values that the piece worked on.
 fn caught<T>(decode: impl FnOnce() -> T) -> Result<T, ParquetError> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(decode)).map_err(|panic| {
         let said = panic.downcast_ref::<&str>().map(|said| (*said).to_owned());
@@ -163,7 +231,7 @@ fn not_parquet(file: &SourceFile, problem: String) -> DataError {
     DataError::WrongFormat { file: file.name.clone(), expected: "a readable Parquet file", problem }
 }
 
-/// Refuses a codec that this build cannot undo now, rather than when the first page is read.
+/// Refuses a codec that this build cannot decompress, before the first page is read.
 fn check_compression(file: &SourceFile, metadata: &ParquetMetaData) -> Result<(), DataError> {
     let columns = metadata.row_groups().iter().flat_map(|group| group.columns());
     let known = |codec: &Compression| {
@@ -177,7 +245,7 @@ fn check_compression(file: &SourceFile, metadata: &ParquetMetaData) -> Result<()
     }
 }
 
-/// An object as the Parquet reader wants it, for its footer: every request is one round trip.
+/// An object as the Parquet reader reads its footer. Each request is one round trip.
 struct Remote {
     object: Object,
     size: u64,
@@ -208,7 +276,7 @@ impl ChunkReader for Remote {
 #[derive(Clone)]
 struct Fetched {
     size: u64,
-    /// (first byte, bytes), ascending.
+    /// First byte and bytes of each column, ascending.
     pieces: Arc<Vec<(u64, Bytes)>>,
 }
 
@@ -246,7 +314,7 @@ impl ChunkReader for Fetched {
     }
 }
 
-/// A fetch of the columns of a row group that is under way.
+/// A fetch of the columns of a row group, in progress.
 struct Fetching {
     file: usize,
     group: usize,
@@ -254,17 +322,18 @@ struct Fetching {
 }
 
 /// Cursor over the rows of Parquet files.
-pub(crate) struct ParquetRows {
+struct ParquetRows {
     files: Arc<Vec<ParquetFile>>,
     encoder: Arc<Encoder>,
-    selection: Selection,
+    time: Option<TimeFilter>,
     tally: Tally,
     stop: Stop,
-    /// The current row group, and how many of its rows were decoded or passed over.
+    /// The current row group.
     file: usize,
     group: usize,
+    /// Rows of it that were decoded or passed over.
     group_at: u64,
-    /// Rows of the part not yet decoded or passed over.
+    /// Rows of the view not yet decoded or passed over.
     left: u64,
     reader: Option<ParquetRecordBatchReader>,
     /// The current row group of an object.
@@ -274,37 +343,54 @@ pub(crate) struct ParquetRows {
     dictionaries: Dictionaries,
 }
 
-/// Rows that were decoded and not yet taken.
+/// Decoded rows. The first `at` of them were taken.
 #[derive(Default)]
 struct Decoded {
     rows: Batch,
     at: usize,
-    /// Bad rows, each with the number of good ones before it, in order.
-    bad: std::collections::VecDeque<(usize, DataError)>,
+    /// Rows of the file before the decoded ones, those left out included.
+    first_row: u64,
+    /// The place of each row of `rows` after `first_row`.
+    places: Vec<usize>,
+    /// Bad rows that were not counted yet, in order.
+    bad: VecDeque<BadRow>,
+}
+
+/// A bad row among decoded rows.
+struct BadRow {
+    /// Good rows before it.
+    before: usize,
+    /// Its place after [`Decoded::first_row`].
+    place: usize,
+    error: DataError,
+}
+
+impl Decoded {
+    /// The next bad row, if no good row is before it.
+    fn next_bad(&mut self) -> Option<DataError> {
+        let bad = self.bad.pop_front_if(|bad| bad.before <= self.at)?;
+        Some(bad.error)
+    }
+
+    /// The place of the next row, good or bad.
+    fn next_place(&self) -> Option<usize> {
+        let (good, bad) = (self.places.get(self.at).copied(), self.bad.front().map(|bad| bad.place));
+        good.into_iter().chain(bad).min()
+    }
 }
 
 impl ParquetRows {
-    /// A cursor at the first row of the part.
-    pub(crate) fn open(
-        files: &Arc<Vec<ParquetFile>>,
-        encoder: &Arc<Encoder>,
-        selection: Selection,
-        bad_rows: BadRows,
-        stop: &Stop,
-    ) -> Self {
-        let (from, rows) = selection.rows();
-        let counts: Vec<u64> = files.iter().map(|file| file.rows).collect();
-        let (file, group_at) = locate(&counts, from);
+    fn open(source: &ParquetSource, view: View) -> Self {
         Self {
-            files: Arc::clone(files),
-            encoder: Arc::clone(encoder),
-            selection,
-            tally: Tally::new(bad_rows),
-            stop: stop.clone(),
-            file,
+            files: Arc::clone(&source.files),
+            encoder: Arc::clone(&source.encoder),
+            time: view.time,
+            tally: Tally::new(view.bad_rows),
+            stop: view.stop,
+            file: view.from.part.0 as usize,
             group: 0,
-            group_at,
-            left: rows.unwrap_or(u64::MAX),
+            group_at: view.from.offset.0,
+            left: view.limit.unwrap_or(u64::MAX),
             reader: None,
             fetched: None,
             next: None,
@@ -313,7 +399,7 @@ impl ParquetRows {
         }
     }
 
-    /// Goes to the row group in which `group_at` lies; `false` if there is none.
+    /// Moves to the row group that contains `group_at`. `false` if there is none.
     fn settle(&mut self) -> bool {
         while let Some(file) = self.files.get(self.file) {
             if self.group == file.groups() {
@@ -332,7 +418,8 @@ impl ParquetRows {
         false
     }
 
-    /// Passes over `rows` rows without decoding them, beyond those that are decoded.
+    /// Passes over up to `rows` rows behind the decoded ones, without decoding them. Returns their
+    /// number.
     fn pass_over(&mut self, rows: u64) -> u64 {
         let mut passed = 0;
         while passed < rows && self.left > 0 && self.settle() {
@@ -346,7 +433,7 @@ impl ParquetRows {
         passed
     }
 
-    /// Decodes the next rows; `false` at the end of the part.
+    /// Decodes the next rows. `false` at the end of the view.
     fn decode(&mut self) -> Result<bool, DataError> {
         if self.left == 0 || !self.settle() {
             return Ok(false);
@@ -369,9 +456,9 @@ impl ParquetRows {
         let batch = batch.map_err(|error| file.damaged(&error))?;
         pace::pass(1);
         let rows = (batch.num_rows() as u64).min(self.left);
-        let before: u64 = (0..self.group).map(|group| file.group_rows(group)).sum();
-        let columns = Columns { file, batch: batch.slice(0, rows as usize), first_row: before + self.group_at };
-        self.decoded = columns.decode(&self.encoder, &self.selection, &mut self.dictionaries)?;
+        let first_row = file.rows_before(self.group) + self.group_at;
+        let columns = Columns { file, batch: batch.slice(0, rows as usize), first_row };
+        self.decoded = columns.decode(&self.encoder, self.time.as_ref(), &mut self.dictionaries)?;
         self.group_at += rows;
         self.left -= rows.min(self.left);
         self.reader = Some(reader);
@@ -409,7 +496,8 @@ impl ParquetRows {
         })?
     }
 
-    /// The columns of the current row group, from memory, from the fetch under way, or from a new one.
+    /// The columns of the current row group: from memory, from the fetch in progress, or from a new
+    /// one.
     fn fetched_group(&mut self, file: &ParquetFile, object: &Object) -> Result<Fetched, DataError> {
         if let Some(fetched) = &self.fetched {
             return Ok(fetched.clone());
@@ -444,21 +532,21 @@ fn start_fetch(file: &ParquetFile, object: &Object, file_index: usize, group: us
     Ok(Fetching { file: file_index, group, pieces })
 }
 
-impl RowSource for ParquetRows {
+impl Rows for ParquetRows {
     fn advance(&mut self, rows: u64, mut into: Option<&mut Batch>) -> Result<u64, DataError> {
-        let must_decode = self.tally.skips() || matches!(self.selection, Selection::Time { .. });
-        let look = into.is_some() || must_decode;
+        let look = into.is_some() || self.tally.skips() || self.time.is_some();
         let mut passed = 0;
         while passed < rows {
             let decoded = &mut self.decoded;
-            if let Some((_, error)) = decoded.bad.pop_front_if(|(before, _)| *before <= decoded.at) {
+            if let Some(error) = decoded.next_bad() {
                 match look {
                     true => self.tally.note(error)?,
-                    false => passed += 1, // nobody looks at it: a row like any other
+                    // The caller passes over it, as over any other row.
+                    false => passed += 1,
                 }
                 continue;
             }
-            let until = decoded.bad.front().map_or(decoded.rows.samples, |(before, _)| *before);
+            let until = decoded.bad.front().map_or(decoded.rows.samples, |bad| bad.before);
             if decoded.at < until {
                 let step = ((rows - passed) as usize).min(until - decoded.at);
                 if let Some(batch) = &mut into {
@@ -477,10 +565,9 @@ impl RowSource for ParquetRows {
 
     fn pass_over_bad(&mut self) -> Result<(), DataError> {
         while self.tally.skips() {
-            let decoded = &mut self.decoded;
-            if let Some((_, error)) = decoded.bad.pop_front_if(|(before, _)| *before <= decoded.at) {
+            if let Some(error) = self.decoded.next_bad() {
                 self.tally.note(error)?;
-            } else if decoded.at < decoded.rows.samples || !self.decode()? {
+            } else if self.decoded.at < self.decoded.rows.samples || !self.decode()? {
                 break;
             }
         }
@@ -489,6 +576,15 @@ impl RowSource for ParquetRows {
 
     fn skipped(&self) -> u64 {
         self.tally.skipped
+    }
+
+    fn position(&self) -> Position {
+        let row = match (self.decoded.next_place(), self.files.get(self.file)) {
+            (Some(place), _) => self.decoded.first_row + place as u64,
+            (None, Some(file)) => file.rows_before(self.group) + self.group_at,
+            (None, None) => self.group_at,
+        };
+        Position::new(self.file as u32, row)
     }
 }
 
@@ -554,7 +650,7 @@ fn check_types(
     }
 }
 
-/// Some decoded rows of the columns that are wanted.
+/// Some rows of the wanted columns.
 struct Columns<'a> {
     file: &'a ParquetFile,
     batch: RecordBatch,
@@ -596,23 +692,31 @@ impl Columns<'_> {
     fn decode(
         &self,
         encoder: &Encoder,
-        selection: &Selection,
+        time: Option<&TimeFilter>,
         dictionaries: &mut Dictionaries,
     ) -> Result<Decoded, DataError> {
-        let (layout, schema) = (&self.file.layout, &encoder.schema);
+        let mut decoded = self.decode_numbers(&encoder.schema, time)?;
+        self.decode_ids(encoder, dictionaries, &mut decoded)?;
+        Ok(decoded)
+    }
+
+    /// Finds the rows that are selected and good, and decodes their labels and dense features.
+    fn decode_numbers(&self, schema: &Schema, time: Option<&TimeFilter>) -> Result<Decoded, DataError> {
+        let layout = &self.file.layout;
         let labels = self.floats(layout.label)?;
         let dense: Vec<Float32Array> =
             layout.dense.iter().map(|&column| self.floats(column)).collect::<Result<_, _>>()?;
-        let mut selected = self.selected(selection)?;
-        let mut rows = schema.empty_batch();
+        let selected = self.selected(time)?;
+        let mut rows = Batch::of_schema(schema);
         rows.reserve(self.batch.num_rows());
-        let (mut kept, mut bad) = (Vec::new(), std::collections::VecDeque::new());
-        for row in 0..self.batch.num_rows() {
+        let (mut places, mut bad) = (Vec::new(), VecDeque::new());
+        for place in 0..self.batch.num_rows() {
             let mut fault = |column, expected| -> Result<(), DataError> {
-                bad.push_back((kept.len(), self.bad_row(row, column, expected)?));
+                let error = self.bad_row(place, column, expected)?;
+                bad.push_back(BadRow { before: places.len(), place, error });
                 Ok(())
             };
-            match selected.as_mut().map(|selected| selected[row]) {
+            match selected.as_ref().map(|selected| selected[place]) {
                 Some(None) => {
                     fault(layout.time.unwrap_or(layout.label), "a time")?;
                     continue;
@@ -620,37 +724,49 @@ impl Columns<'_> {
                 Some(Some(false)) => continue,
                 Some(Some(true)) | None => {}
             }
-            let value = if labels.is_null(row) { f32::NAN } else { labels.value(row) };
+            let value = if labels.is_null(place) { f32::NAN } else { labels.value(place) };
             let Some(label) = schema.label.label_of(value) else {
-                fault(layout.label, schema.label.expected())?;
+                fault(layout.label, expected_label(&schema.label))?;
                 continue;
             };
-            let infinite = |values: &Float32Array| values.is_valid(row) && values.value(row).is_infinite();
+            let infinite = |values: &Float32Array| values.is_valid(place) && values.value(place).is_infinite();
             if let Some(field) = dense.iter().position(infinite) {
                 fault(layout.dense[field], "a number")?;
                 continue;
             }
             rows.labels.push(label);
             for (values, field) in dense.iter().zip(&schema.dense) {
-                rows.dense.push(match values.is_null(row) || values.value(row).is_nan() {
+                rows.dense.push(match values.is_null(place) || values.value(place).is_nan() {
                     true => field.missing,
-                    false => field.transform.apply(values.value(row)),
+                    false => field.transform.apply(values.value(place)),
                 });
             }
-            kept.push(row);
+            places.push(place);
         }
-        rows.samples = kept.len();
+        rows.samples = places.len();
+        Ok(Decoded { rows, at: 0, first_row: self.first_row, places, bad })
+    }
+
+    /// Adds the ids and the groups of the decoded rows.
+    fn decode_ids(
+        &self,
+        encoder: &Encoder,
+        dictionaries: &mut Dictionaries,
+        decoded: &mut Decoded,
+    ) -> Result<(), DataError> {
+        let layout = &self.file.layout;
+        let (rows, places) = (&mut decoded.rows, &decoded.places);
         for ((into, &column), sparse) in rows.sparse.iter_mut().zip(&layout.sparse).zip(&encoder.sparse) {
             let values = self.column(column)?;
             if let (Some(values), None) = (values.as_dictionary_opt::<Int32Type>(), &into.offsets) {
                 let keys = dictionaries.keys(column, values.values(), sparse);
-                let keys = keys.and_then(|keys| from_dictionary(values, keys, &kept, sparse, &mut into.keys));
+                let keys = keys.and_then(|keys| from_dictionary(values, keys, places, sparse, &mut into.keys));
                 keys.map_err(|error| self.file.damaged(&error))?;
                 continue;
             }
             let values = Ids::of(values).map_err(|error| self.file.damaged(&error))?;
-            for &row in &kept {
-                values.push(row, sparse, &mut into.keys);
+            for &place in places {
+                values.push(place, sparse, &mut into.keys);
                 if let Some(offsets) = &mut into.offsets {
                     offsets.push(offset(into.keys.len(), &layout.names[column])?);
                 }
@@ -659,15 +775,15 @@ impl Columns<'_> {
         if let (Some(groups), Some(column), Some(seed)) = (&mut rows.groups, layout.group, encoder.group) {
             let values = Ids::of(self.column(column)?).map_err(|error| self.file.damaged(&error))?;
             let single = SparseEncoder { seed, separator: None, missing: Some(seed.missing()) };
-            kept.iter().for_each(|&row| values.push(row, &single, groups));
+            places.iter().for_each(|&place| values.push(place, &single, groups));
         }
-        Ok(Decoded { rows, at: 0, bad })
+        Ok(())
     }
 
-    /// For each row whether it belongs to the part, `None` if it has no time; nothing for parts that are
-    /// not of time.
-    fn selected(&self, selection: &Selection) -> Result<Option<Vec<Option<bool>>>, DataError> {
-        let (Selection::Time { test_from, test }, Some(column)) = (selection, self.file.layout.time) else {
+    /// For each row whether the filter keeps it, or `None` if the row has no time. Nothing without
+    /// a filter.
+    fn selected(&self, time: Option<&TimeFilter>) -> Result<Option<Vec<Option<bool>>>, DataError> {
+        let (Some(TimeFilter { test_from, test }), Some(column)) = (time, self.file.layout.time) else {
             return Ok(None);
         };
         let later: Vec<Option<bool>> = match test_from {
@@ -686,7 +802,7 @@ impl Columns<'_> {
         Ok(Some(later.into_iter().map(|later| later.map(|later| later == *test)).collect()))
     }
 
-    /// Times as numbers; those of time and date columns in seconds since 1970.
+    /// Times as numbers. Timestamp and date columns give seconds since 1970.
     fn times(&self, column: usize) -> Result<Float64Array, DataError> {
         let per_second = match self.column(column)?.data_type() {
             DataType::Date32 => {
@@ -714,7 +830,7 @@ impl Columns<'_> {
     }
 }
 
-/// Keys of the texts of dictionaries, by column: many batches of rows share one.
+/// Keys of the texts of dictionaries, by column. Many batches share a dictionary.
 #[derive(Default)]
 struct Dictionaries(HashMap<usize, (ArrayData, Vec<u64>)>);
 
@@ -732,7 +848,7 @@ impl Dictionaries {
     }
 }
 
-/// Appends the keys of `rows`, whose texts are in a dictionary that has these `keys`.
+/// Appends the keys of `rows`. Their texts are in a dictionary with these `keys`.
 fn from_dictionary(
     values: &DictionaryArray<Int32Type>,
     keys: &[u64],
@@ -751,7 +867,7 @@ fn from_dictionary(
     Ok(())
 }
 
-/// The values of a sparse column, in one of the few types that ids have.
+/// The values of a sparse column, in one of the types of ids.
 enum Ids {
     Integers(arrow::array::PrimitiveArray<Int64Type>),
     Unsigned(arrow::array::PrimitiveArray<UInt64Type>),
@@ -795,8 +911,8 @@ impl Ids {
         }
     }
 
-    /// Appends the key of one item of a list; nulls and empty texts are no items, and an item's text is
-    /// not split again.
+    /// Appends the key of one item of a list. Nulls and empty texts are not items. The text of an
+    /// item is not split at separators.
     fn push_item(&self, item: usize, sparse: &SparseEncoder, keys: &mut Vec<u64>) {
         match self {
             Self::Bytes(values) if values.is_valid(item) && !values.value(item).is_empty() => {

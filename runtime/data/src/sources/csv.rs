@@ -1,34 +1,155 @@
-//! Rows of text files. One thread fetches and decompresses ([`crate::blocks`]); this cursor, on the
-//! caller's thread, cuts and parses. Passing over rows costs one search for a line end each.
+//! Rows of text files. One thread fetches and decompresses ([`crate::blocks`]). The cursor, on its
+//! caller's thread, cuts and parses. A row that is passed over costs one search for a line end.
 
-use super::{RowSource, Selection, Tally, locate, offset};
-use crate::batch::Batch;
-use crate::blocking::Stop;
-use crate::blocks::{Blocks, Compression, Decoded};
-use crate::config::{BadRows, CsvFormat, TimeBound};
-use crate::error::{DataError, Place, shown};
-use crate::number::{parse_f32, parse_f64};
-use crate::schema::{Encoder, Layout, Schema};
-use crate::storage::SourceFile;
-use crate::text::{Cells, MAX_RECORD_BYTES, Span, cell, find_record};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use rectrain_kinds::{BadRows, CsvFormat, DataFormat, Position, Schema, TimeBound};
+
+use super::{Opening, open_each};
+use crate::batch::Batch;
+use crate::blocking::Stop;
+use crate::blocks::{Blocks, Compression, Decoded};
+use crate::error::{DataError, Place, shown};
+use crate::identity::Identity;
+use crate::number::{parse_f32, parse_f64};
+use crate::schema::{Encoder, Layout, expected_label};
+use crate::source::{Rows, Source, Tally, TimeFilter, View, offset};
+use crate::storage::{SourceFile, identity_of};
+use crate::text::{Cells, MAX_RECORD_BYTES, Span, cell, find_record};
+
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// A text file whose columns were found.
+/// Text files, in reading order.
 #[derive(Debug)]
-pub(crate) struct TextFile {
-    pub(crate) file: SourceFile,
-    pub(crate) format: CsvFormat,
-    pub(crate) layout: Layout,
-    /// Rows, guessed from the size of the first ones.
-    pub(crate) estimated_rows: u64,
+pub(crate) struct CsvSource {
+    files: Arc<Vec<CsvFile>>,
+    encoder: Arc<Encoder>,
+    /// Rows of each file, once they were counted.
+    counts: Mutex<Option<Vec<u64>>>,
+    passed: Arc<Passed>,
 }
 
-impl TextFile {
-    /// Reads the beginning of the file and finds the columns in it; `None` where there is not even a header.
-    pub(crate) fn open(
+impl CsvSource {
+    /// Finds the files, and the columns in each.
+    ///
+    /// # Errors
+    /// A format that contradicts itself; files that cannot be found or read; a missing column; no
+    /// rows.
+    pub(crate) fn open(opening: &Opening<'_>, format: &CsvFormat) -> Result<Self, DataError> {
+        check_format(format)?;
+        Self::over((opening.find_files)()?, opening, |_| format.clone())
+    }
+
+    /// Opens files that contain tabs if their names end in `.tsv`, else commas.
+    pub(crate) fn by_names(files: Vec<SourceFile>, opening: &Opening<'_>) -> Result<Self, DataError> {
+        Self::over(files, opening, |file| match DataFormat::of_path(&file.name) {
+            Some(DataFormat::Tsv) => CsvFormat { delimiter: b'\t', ..CsvFormat::default() },
+            _ => CsvFormat::default(),
+        })
+    }
+
+    fn over(
+        files: Vec<SourceFile>,
+        opening: &Opening<'_>,
+        format: impl Fn(&SourceFile) -> CsvFormat + Sync,
+    ) -> Result<Self, DataError> {
+        let first = files.first().map(|file| file.name.clone()).unwrap_or_default();
+        let (schema, time) = (&opening.encoder.schema, opening.time.map(|(column, _)| column));
+        let opened = open_each(files, |file| {
+            let format = format(&file);
+            CsvFile::open(file, format, schema, time)
+        })?;
+        let files: Vec<CsvFile> = opened.into_iter().flatten().collect();
+        if files.is_empty() {
+            return Err(DataError::Empty { file: first });
+        }
+        // Writers of partitions leave files without rows for the empty ones.
+        if files.iter().all(|file| file.estimated_rows == 0) {
+            return Err(DataError::NoRows { file: first });
+        }
+        Ok(Self {
+            files: Arc::new(files),
+            encoder: Arc::clone(opening.encoder),
+            counts: Mutex::new(None),
+            passed: Arc::default(),
+        })
+    }
+
+    fn counted(&self) -> Option<Vec<u64>> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Source for CsvSource {
+    fn open(&self, view: View) -> Result<Box<dyn Rows>, DataError> {
+        let part = view.from.part.0 as usize;
+        let span = part.min(self.files.len())..self.files.len();
+        let mut cursor = CsvRows::over(&self.files, &self.encoder, span, &view)?;
+        cursor.before = view.from.offset.0;
+        cursor.left = view.limit.unwrap_or(u64::MAX);
+        cursor.passed = Some(Arc::clone(&self.passed));
+        Ok(Box::new(cursor))
+    }
+
+    fn identity(&self) -> Identity {
+        identity_of(&self.files())
+    }
+
+    /// Either the counts of all files, or of the first ones that cursors have read to their ends.
+    fn known_rows(&self) -> Vec<u64> {
+        self.counted().unwrap_or_else(|| self.passed.counts())
+    }
+
+    fn count_rows(&self, stop: &Stop) -> Result<u64, DataError> {
+        // The lock is held while counting: a second caller waits for the first one's result.
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(counts) = &*counts {
+            return Ok(counts.iter().sum());
+        }
+        let view =
+            View { from: Position::default(), limit: None, time: None, bad_rows: BadRows::Fail, stop: stop.clone() };
+        let count = |file| CsvRows::over(&self.files, &self.encoder, file..file + 1, &view)?.advance(u64::MAX, None);
+        let counted = (0..self.files.len()).map(count).collect::<Result<Vec<u64>, DataError>>()?;
+        Ok(counts.insert(counted).iter().sum())
+    }
+
+    fn estimated_rows(&self) -> u64 {
+        match self.counted() {
+            Some(counts) => counts.iter().sum(),
+            None => self.files.iter().map(|file| file.estimated_rows).sum(),
+        }
+    }
+
+    fn files(&self) -> Vec<&SourceFile> {
+        self.files.iter().map(|file| &file.file).collect()
+    }
+}
+
+fn check_format(format: &CsvFormat) -> Result<(), DataError> {
+    if matches!(format.delimiter, b'\n' | b'\r') || format.quoting && format.delimiter == b'"' {
+        return Err(DataError::config("delimiter", "a quote or a line end cannot separate cells"));
+    }
+    if !format.header && format.columns.is_none() {
+        return Err(DataError::config("columns", "without a header, the columns must be named"));
+    }
+    Ok(())
+}
+
+/// A text file with its columns.
+#[derive(Debug)]
+struct CsvFile {
+    file: SourceFile,
+    format: CsvFormat,
+    layout: Layout,
+    /// Rows, estimated from the size of the first ones.
+    estimated_rows: u64,
+}
+
+impl CsvFile {
+    /// Reads the beginning of the file, and finds the columns in it. `None` if there is not even a
+    /// header.
+    fn open(
         file: SourceFile,
         format: CsvFormat,
         schema: &Schema,
@@ -55,14 +176,15 @@ struct Head {
     first: Vec<String>,
     /// Records in it.
     records: u64,
-    /// How large a share of the file it is.
+    /// Its share of the file, in bytes.
     share: f64,
+    /// Whether it is the whole file.
     whole: bool,
 }
 
 impl Head {
     const BYTES: usize = 64 << 10;
-    /// Decoders read ahead, so that a short piece says little about a compressed file's size.
+    /// Decoders read ahead. So the share of a short piece in a compressed file is not known well.
     const COMPRESSED_BYTES: usize = 1 << 20;
 
     fn read(file: &SourceFile, format: &CsvFormat) -> Result<Self, DataError> {
@@ -91,7 +213,7 @@ impl Head {
         }
     }
 
-    /// Fails with the line of a record that has a quote which is never closed.
+    /// Fails with the line of a record with a quote that is never closed.
     fn of(buffer: &[u8], format: &CsvFormat, whole: bool, share: f64) -> Result<Self, u64> {
         let mut head = Self { whole, ..Self::default() };
         let (mut at, mut line) = (mark_length(buffer), 1);
@@ -135,7 +257,7 @@ impl Head {
         })
     }
 
-    /// Rows of the whole file, if the rest of it is like its beginning.
+    /// Rows of the whole file, if its rest is like its beginning.
     fn estimate(&self, format: &CsvFormat) -> u64 {
         let rows = (self.records - u64::from(format.header)) as f64;
         match self.whole {
@@ -145,7 +267,7 @@ impl Head {
     }
 }
 
-/// The error for a record that begins on line `line` and does not end because of a quote.
+/// The error for a record that begins on line `line` and has a quote that is never closed.
 fn unclosed_quote(file: &SourceFile, line: u64) -> DataError {
     DataError::UnclosedQuote { file: file.name.clone(), line }
 }
@@ -157,13 +279,13 @@ fn mark_length(buffer: &[u8]) -> usize {
     }
 }
 
-/// How many rows the first files have, as far as cursors have come to their ends: what is behind them is found again without reading them.
+/// Rows of the first files, as far as cursors have reached their ends. A later cursor then starts
+/// behind these files without reading them.
 #[derive(Debug, Default)]
-pub(crate) struct Passed(Mutex<Vec<u64>>);
+struct Passed(Mutex<Vec<u64>>);
 
 impl Passed {
-    /// By file, from the first on.
-    pub(crate) fn counts(&self) -> Vec<u64> {
+    fn counts(&self) -> Vec<u64> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -176,70 +298,52 @@ impl Passed {
 }
 
 /// Cursor over the rows of text files.
-pub(crate) struct TextRows {
-    files: Arc<Vec<TextFile>>,
+struct CsvRows {
+    files: Arc<Vec<CsvFile>>,
     encoder: Arc<Encoder>,
-    selection: Selection,
+    time: Option<TimeFilter>,
     tally: Tally,
     blocks: Blocks,
     stop: Stop,
-    /// What was read of the current file and not yet used begins at `at`.
+    /// Bytes of the current file. The unused ones begin at `at`.
     buffer: Vec<u8>,
     at: usize,
     /// Whether `buffer` reaches to the end of the current file.
     whole: bool,
-    /// The current file, the end of the files to be read, and the line at `at`, from 1; line 0: the file
-    /// was not begun.
+    /// The current file.
     file: usize,
+    /// The end of the files to be read.
     end: usize,
+    /// The line at `at`, from 1. 0 if the file was not begun.
     line: u64,
-    /// Rows of the current file that were read, where the ends of files are noted.
+    /// Rows of the current file before `at`.
     in_file: u64,
+    /// Where the cursor notes the rows of files that it has read to their ends.
     passed: Option<Arc<Passed>>,
-    /// Rows to pass over before the part begins, and rows of it not yet seen.
+    /// Rows to pass over before the view begins.
     before: u64,
+    /// Rows of the view that were not looked at.
     left: u64,
     cells: Cells,
     scratch: Batch,
 }
 
-impl TextRows {
-    /// A cursor at the first row of the part. `counts` are the files' numbers of rows, as far as they are
-    /// known: files before the part are then not opened.
-    pub(crate) fn open(
-        files: &Arc<Vec<TextFile>>,
-        encoder: &Arc<Encoder>,
-        selection: Selection,
-        bad_rows: BadRows,
-        counts: &[u64],
-        stop: &Stop,
-    ) -> Result<Self, DataError> {
-        let (from, rows) = selection.rows();
-        let (file, before) = locate(counts, from);
-        let span = file.min(files.len())..files.len();
-        let mut cursor = Self::over(files, encoder, span, selection, bad_rows, stop)?;
-        cursor.before = before;
-        cursor.left = rows.unwrap_or(u64::MAX);
-        Ok(cursor)
-    }
-
+impl CsvRows {
     fn over(
-        files: &Arc<Vec<TextFile>>,
+        files: &Arc<Vec<CsvFile>>,
         encoder: &Arc<Encoder>,
         span: Range<usize>,
-        selection: Selection,
-        bad_rows: BadRows,
-        stop: &Stop,
+        view: &View,
     ) -> Result<Self, DataError> {
         let wanted = files[span.clone()].iter().map(|f| f.file.clone()).collect();
         Ok(Self {
-            blocks: Blocks::start(wanted, stop.clone())?,
+            blocks: Blocks::start(wanted, view.stop.clone())?,
             files: Arc::clone(files),
-            scratch: encoder.schema.empty_batch(),
+            scratch: Batch::of_schema(&encoder.schema),
             encoder: Arc::clone(encoder),
-            selection,
-            tally: Tally::new(bad_rows),
-            stop: stop.clone(),
+            time: view.time.clone(),
+            tally: Tally::new(view.bad_rows),
+            stop: view.stop.clone(),
             buffer: Vec::new(),
             at: 0,
             whole: false,
@@ -254,23 +358,7 @@ impl TextRows {
         })
     }
 
-    /// Notes how many rows the files have that it comes to the ends of.
-    pub(crate) fn noting(self, passed: Arc<Passed>) -> Self {
-        Self { passed: Some(passed), ..self }
-    }
-
-    /// Counts the rows of one file without parsing them.
-    pub(crate) fn count(
-        files: &Arc<Vec<TextFile>>,
-        encoder: &Arc<Encoder>,
-        file: usize,
-        stop: &Stop,
-    ) -> Result<u64, DataError> {
-        let span = file..file + 1;
-        Self::over(files, encoder, span, Selection::ALL, BadRows::Fail, stop)?.advance(u64::MAX, None)
-    }
-
-    /// The next record, which begins at `self.at`; empty lines before it are passed over.
+    /// The next record. Empty lines before it are passed over, so that it begins at `self.at`.
     fn next_record(&mut self) -> Result<Option<Span>, DataError> {
         while self.file < self.end {
             if self.line == 0 {
@@ -283,7 +371,7 @@ impl TextRows {
                 passed.note(self.file, self.in_file);
             }
             self.file += 1;
-            self.line = 0;
+            (self.line, self.in_file) = (0, 0);
         }
         Ok(None)
     }
@@ -347,7 +435,7 @@ impl TextRows {
         Ok(())
     }
 
-    fn pass_over_what_is_before(&mut self) -> Result<(), DataError> {
+    fn pass_over_rows_before(&mut self) -> Result<(), DataError> {
         while self.before > 0 {
             let Some(span) = self.next_record()? else {
                 self.before = 0;
@@ -360,14 +448,14 @@ impl TextRows {
         Ok(())
     }
 
-    /// Parses the record at `self.at` into `into`; `false` if it belongs to another part.
+    /// Parses the record at `self.at` into `into`. `false` if the view leaves it out.
     fn take(&mut self, span: Span, into: &mut Batch) -> Result<bool, DataError> {
         let file = &self.files[self.file];
         let record = &self.buffer[self.at..span.end];
         let (bytes, ends) = self.cells.cut(record, span.quoted, file.format.delimiter);
         let row = Row { bytes, ends, layout: &file.layout };
         let samples = into.samples;
-        let taken = row.is_selected(&self.selection).and_then(|selected| match selected {
+        let taken = row.is_selected(self.time.as_ref()).and_then(|selected| match selected {
             true => row.append(&self.encoder, into).map(|()| true),
             false => Ok(false),
         });
@@ -382,11 +470,10 @@ impl TextRows {
     }
 }
 
-impl RowSource for TextRows {
+impl Rows for CsvRows {
     fn advance(&mut self, rows: u64, mut into: Option<&mut Batch>) -> Result<u64, DataError> {
-        self.pass_over_what_is_before()?;
-        let timed = matches!(self.selection, Selection::Time { .. });
-        let look = into.is_some() || timed || self.tally.skips();
+        self.pass_over_rows_before()?;
+        let look = into.is_some() || self.time.is_some() || self.tally.skips();
         let mut scratch = std::mem::take(&mut self.scratch);
         let mut passed = 0;
         while passed < rows && self.left > 0 {
@@ -421,7 +508,7 @@ impl RowSource for TextRows {
             let taken = self.take(span, &mut scratch);
             self.scratch = scratch;
             match taken {
-                // It is still to come.
+                // The next call to `advance` takes this row.
                 Ok(true) => break,
                 Ok(false) => {}
                 Err(error @ DataError::BadRow { .. }) => self.tally.note(error)?,
@@ -436,16 +523,20 @@ impl RowSource for TextRows {
     fn skipped(&self) -> u64 {
         self.tally.skipped
     }
+
+    fn position(&self) -> Position {
+        Position::new(self.file as u32, self.in_file + self.before)
+    }
 }
 
-/// Why a row cannot be used; turned into words only when it is needed.
+/// The defect of a row. It becomes an error message only if a message is needed.
 enum Fault {
     Width,
     Cell { column: usize, expected: &'static str },
     TooManyKeys(DataError),
 }
 
-/// A record, cut.
+/// A record, cut into cells.
 struct Row<'a> {
     bytes: &'a [u8],
     ends: &'a [u32],
@@ -459,11 +550,11 @@ impl Row<'_> {
     }
 
     #[inline]
-    fn is_selected(&self, selection: &Selection) -> Result<bool, Fault> {
+    fn is_selected(&self, time: Option<&TimeFilter>) -> Result<bool, Fault> {
         if self.ends.len() != self.layout.names.len() {
             return Err(Fault::Width);
         }
-        let (Selection::Time { test_from, test }, Some(column)) = (selection, self.layout.time) else {
+        let (Some(TimeFilter { test_from, test }), Some(column)) = (time, self.layout.time) else {
             return Ok(true);
         };
         let cell = self.cell(column);
@@ -482,14 +573,14 @@ impl Row<'_> {
         Err(Fault::Cell { column, expected })
     }
 
-    /// Appends the row; on an error the batch holds a part of it.
+    /// Appends the row. After an error the batch holds a part of it.
     #[inline]
     fn append(&self, encoder: &Encoder, batch: &mut Batch) -> Result<(), Fault> {
         let schema = &encoder.schema;
         let value = parse_f32(self.cell(self.layout.label));
         match value.and_then(|value| schema.label.label_of(value)) {
             Some(label) => batch.labels.push(label),
-            None => return self.fault(self.layout.label, schema.label.expected()),
+            None => return self.fault(self.layout.label, expected_label(&schema.label)),
         }
         for (field, &column) in schema.dense.iter().zip(&self.layout.dense) {
             let cell = self.cell(column);

@@ -1,0 +1,315 @@
+//! Data: the formats of files, the meaning of columns, and the division of rows into training and
+//! test rows. The manifest resolves to these types, and `rectrain-data` reads by them.
+
+use serde::Serialize;
+
+use crate::{MissingValue, Transform};
+
+named! {
+    /// The formats of files.
+    #[derive(Default)]
+    pub enum DataFormat as "format of files" {
+        /// By the end of the paths: .csv, .tsv or .parquet, before .gz or .zst.
+        #[default]
+        Auto = "auto",
+        /// Fields between commas, quoted with `"` where needed; may be compressed (.gz, .zst).
+        Csv = "csv",
+        /// Fields between tabs; may be compressed (.gz, .zst).
+        Tsv = "tsv",
+        /// Apache Parquet.
+        Parquet = "parquet",
+    }
+}
+
+impl DataFormat {
+    /// The format that the end of a path names: `.csv`, `.tsv` or `.parquet`, before `.gz` or
+    /// `.zst`.
+    #[must_use]
+    pub fn of_path(path: &str) -> Option<Self> {
+        let path = path.to_ascii_lowercase();
+        let path = path.strip_suffix(".gz").or(path.strip_suffix(".zst")).unwrap_or(&path);
+        match path.rsplit_once('.')?.1 {
+            "csv" => Some(Self::Csv),
+            "tsv" => Some(Self::Tsv),
+            "parquet" => Some(Self::Parquet),
+            _ => None,
+        }
+    }
+}
+
+/// A format of files with its settings. The first bytes of each text file say whether it is
+/// compressed (gzip, Zstandard), whatever its name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum FileFormat {
+    /// Text, one row a line.
+    Csv(CsvFormat),
+    /// Apache Parquet.
+    Parquet,
+}
+
+/// How text is cut into rows and cells. Lines end in `\n` or `\r\n`. An empty line is not a row. A
+/// byte-order mark is skipped.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CsvFormat {
+    /// ASCII byte between two cells.
+    pub delimiter: u8,
+    /// Whether the first line of each file names the columns.
+    pub header: bool,
+    /// Names of the columns in order, ranges written out. Required without a header. With a header
+    /// they replace its names, and there must be as many.
+    pub columns: Option<Vec<String>>,
+    /// Whether a cell may stand in double quotes (RFC 4180). Delimiters and line ends between the
+    /// quotes belong to the cell, and `""` is one quote.
+    pub quoting: bool,
+}
+
+impl Default for CsvFormat {
+    /// Commas, a header, quotes.
+    fn default() -> Self {
+        Self { delimiter: b',', header: true, columns: None, quoting: true }
+    }
+}
+
+impl CsvFormat {
+    /// The layout of Criteo's Kaggle and terabyte sets: tabs, no header, no quotes, and the columns
+    /// `label`, `I1` … `I13`, `C1` … `C26`.
+    #[must_use]
+    pub fn criteo() -> Self {
+        Self { delimiter: b'\t', header: false, columns: Some(criteo_columns(13, 26)), quoting: false }
+    }
+}
+
+/// The columns of Criteo's layout: `label`, `I1` …, `C1` ….
+#[must_use]
+pub fn criteo_columns(dense: usize, sparse: usize) -> Vec<String> {
+    let mut names = vec!["label".to_owned()];
+    names.extend((1..=dense).map(|i| format!("I{i}")));
+    names.extend((1..=sparse).map(|i| format!("C{i}")));
+    names
+}
+
+/// The treatment of a bad row: one with a wrong number of cells, or with a cell that cannot be
+/// read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum BadRows {
+    /// Reading fails with an error that names file, line, column and value.
+    #[default]
+    Fail,
+    /// The row is left out and counted. Reading fails once more than `limit` rows were left out.
+    /// Readers then also parse the rows that they pass over, so that all of them count the same.
+    Skip {
+        /// The largest number of bad rows that is tolerated, counted from the first row of a pass.
+        limit: u64,
+    },
+}
+
+/// How the rows of a source are divided into training rows and test rows. Position and fraction
+/// count all rows of the files in order, bad ones included.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Split {
+    /// The first rows are for training, the others for the test.
+    Position {
+        /// Number of training rows.
+        train_rows: u64,
+    },
+    /// The first share of the rows is for training, rounded to the nearest row. The rows are
+    /// counted before the first one is read, without parsing them.
+    Fraction {
+        /// The share, in (0, 1).
+        train: f64,
+    },
+    /// Rows before a moment are for training, the others for the test. The rows need not be in the
+    /// order of time. A reader of either looks at every row.
+    Time {
+        /// The column of the time.
+        column: String,
+        /// The first moment of the test.
+        test_from: TimeBound,
+    },
+}
+
+/// A moment, as a time column writes it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum TimeBound {
+    /// Compared as a number. Timestamp and date columns of Parquet count as seconds since 1970.
+    Number(f64),
+    /// Compared byte by byte as text, which is right for ISO 8601 (`2026-11-03`).
+    Text(String),
+}
+
+impl std::fmt::Display for TimeBound {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Number(bound) => write!(f, "{bound}"),
+            Self::Text(bound) => write!(f, "{bound}"),
+        }
+    }
+}
+
+/// Synthetic rows with Criteo's columns ([`criteo_columns`]), drawn from a distribution with a
+/// known best possible AUC.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SyntheticConfig {
+    /// Rows of one epoch of training.
+    pub rows: u64,
+    /// Rows of the test. They follow the training rows.
+    pub test_rows: u64,
+    /// Number of different ids of `C1`, `C2` …, at least 1 each.
+    pub vocabularies: Vec<u64>,
+    /// Number of dense columns `I1`, `I2` ….
+    pub dense: usize,
+    /// Exponent s of the ids' Zipf law, P(rank k) ∝ k^−s, above 0.
+    pub zipf_exponent: f64,
+    /// Seed of the rows and of the labels' hidden teacher.
+    pub seed: u64,
+    /// Standard deviation of the ids' contribution to a row's logit, if the ids were uniform.
+    #[serde(skip)]
+    pub sparse_effect: f64,
+    /// About the standard deviation of the counts' contribution to a row's logit.
+    #[serde(skip)]
+    pub dense_effect: f64,
+    /// The logit of a row without effects.
+    #[serde(skip)]
+    pub bias: f64,
+}
+
+impl SyntheticConfig {
+    /// Number of different ids of each sparse column of Criteo's Kaggle set, cut at 100,000.
+    pub const CRITEO_VOCABULARIES: [u64; 26] = [
+        1_460, 583, 100_000, 100_000, 305, 24, 12_517, 633, 3, 93_145, 5_683, 100_000, 3_194, 27, 14_992, 100_000, 10,
+        5_652, 2_173, 4, 100_000, 18, 15, 100_000, 105, 100_000,
+    ];
+
+    /// Training rows and test rows.
+    #[must_use]
+    pub const fn all_rows(&self) -> u64 {
+        self.rows + self.test_rows
+    }
+}
+
+impl Default for SyntheticConfig {
+    /// A million training rows with Criteo's columns.
+    fn default() -> Self {
+        Self {
+            rows: 1_000_000,
+            test_rows: 0,
+            vocabularies: Self::CRITEO_VOCABULARIES.into(),
+            dense: 13,
+            zipf_exponent: 1.05,
+            seed: 0,
+            sparse_effect: 1.5,
+            dense_effect: 0.7,
+            bias: -1.8,
+        }
+    }
+}
+
+/// The columns that are read, and their meaning.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Schema {
+    /// Columns of ids, ranges written out, in the order of the model's inputs.
+    pub sparse: Vec<SparseField>,
+    /// Columns of numbers, ranges written out, in the order of the model's inputs.
+    pub dense: Vec<DenseField>,
+    /// The column to predict.
+    pub label: LabelField,
+    /// The column that groups the rows for GAUC, such as a user id. Its values are hashed as ids of
+    /// a table with the column's name.
+    pub group: Option<String>,
+}
+
+/// A column of ids.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SparseField {
+    /// The column.
+    pub name: String,
+    /// The table of its keys. Features of one table share the keys of equal values.
+    pub table: String,
+    /// Character between two values of a cell, which then holds any number of them. In Parquet the
+    /// column is a list, or text with separators. Empty pieces and nulls are not values. `None`
+    /// means one value a cell.
+    pub multi_value: Option<char>,
+    /// The treatment of a missing value where `multi_value` is `None`.
+    pub missing: MissingValue,
+}
+
+impl SparseField {
+    /// Whether the number of keys varies between samples.
+    #[must_use]
+    pub fn is_variable(&self) -> bool {
+        self.multi_value.is_some() || self.missing == MissingValue::Skip
+    }
+}
+
+/// A column of numbers.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DenseField {
+    /// The column.
+    pub name: String,
+    /// The transform of the value.
+    pub transform: Transform,
+    /// The feature's value, after the transform, where the cell is empty, null or NaN.
+    pub missing: f32,
+}
+
+/// The column to predict.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LabelField {
+    /// The column.
+    pub name: String,
+    /// The label is 1 where the value is at least this number, else 0. Both are compared as 32-bit
+    /// floats. `None` means that the value lies in [0, 1] already.
+    pub positive_from: Option<f64>,
+}
+
+impl LabelField {
+    /// The label of a value, or `None` if the value is not a label.
+    #[inline]
+    #[must_use]
+    pub fn label_of(&self, value: f32) -> Option<f32> {
+        match self.positive_from {
+            Some(threshold) if !value.is_nan() => Some(f32::from(u8::from(value >= threshold as f32))),
+            None if (0.0..=1.0).contains(&value) => Some(value),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_path_names_its_format() {
+        for (path, format) in [
+            ("a.csv", Some(DataFormat::Csv)),
+            ("s3://b/day=1/A.TSV.GZ", Some(DataFormat::Tsv)),
+            ("a*.parquet", Some(DataFormat::Parquet)),
+            ("a.csv.zst", Some(DataFormat::Csv)),
+            ("a.txt", None),
+            ("csv", None),
+        ] {
+            assert_eq!(DataFormat::of_path(path), format, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_threshold_makes_labels_and_other_values_lie_in_0_to_1() {
+        let label = |positive_from, value| LabelField { name: "y".into(), positive_from }.label_of(value);
+        assert_eq!(
+            (label(Some(4.0), 4.0), label(Some(4.0), 3.5), label(Some(4.0), f32::NAN)),
+            (Some(1.0), Some(0.0), None)
+        );
+        assert_eq!((label(None, 0.25), label(None, 1.5), label(None, f32::NAN)), (Some(0.25), None, None));
+    }
+}
