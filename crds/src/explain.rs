@@ -189,6 +189,7 @@ fn wrapped(text: &str, indent: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ModelKind;
 
     #[test]
     fn a_field_is_explained_with_type_default_range_and_meaning() {
@@ -207,7 +208,7 @@ mod tests {
     #[test]
     fn an_enum_is_explained_with_all_its_values() {
         let page = explain("spec.model.kind").unwrap();
-        for kind in ["dlrm", "deepfm", "dnn", "wideDeep", "dcnV2", "fm", "lr"] {
+        for kind in ModelKind::ALL {
             assert!(page.contains(&format!("\n  {kind}\n      ")), "{kind}:\n{page}");
         }
     }

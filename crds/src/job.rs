@@ -45,7 +45,7 @@ use crate::{
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("!(self.model.kind in ['dlrm', 'deepfm', 'fm']) || self.features.sparse.all(f, !has(f.dim) || f.dim == (has(self.model.embeddingDim) ? self.model.embeddingDim : 16))").message("dlrm, deepfm and fm multiply the embeddings of different features, so they need one width: remove `dim` from the features, or set it to spec.model.embeddingDim").field_path(".features.sparse"),
+    validation = crate::spec::one_width_rule(),
     validation = Rule::new("self.model.kind != 'lr' || self.features.sparse.all(f, !has(f.dim))").message("lr has one weight per id and no embeddings: remove `dim` from the features, or choose another model").field_path(".features.sparse"),
     validation = Rule::new("!has(self.model.bottom) || (has(self.features.dense) && self.features.dense.size() > 0)").message("the bottom MLP reads the dense features and there are none: add spec.features.dense, or remove `bottom`").field_path(".model.bottom"),
     validation = Rule::new("(has(self.training) && has(self.training.globalBatchSize) ? self.training.globalBatchSize : 4096) >= (has(self.roles) && has(self.roles.denseWorker) && has(self.roles.denseWorker.replicas) ? self.roles.denseWorker.replicas : 1)").message("every dense worker needs at least one row of each batch: raise spec.training.globalBatchSize, or lower spec.roles.denseWorker.replicas"),

@@ -16,7 +16,7 @@ pub(crate) fn resolve(job: &RecTrainingJob) -> Result<ResolvedJob, Vec<FieldErro
     let data = data(spec, &features, &mut errors);
     let resolved = ResolvedJob {
         name: job.metadata.name.clone().unwrap_or_default(),
-        model: model(spec, &features),
+        model: model(&spec.model, &features),
         features,
         data,
         training: training(&spec.training.clone().unwrap_or_default()),
@@ -50,39 +50,40 @@ fn widths(given: Option<&Vec<u32>>, default: &[u32]) -> Vec<usize> {
     given.map_or(default, Vec::as_slice).iter().map(|&width| width as usize).collect()
 }
 
-fn model(spec: &RecTrainingJobSpec, features: &ResolvedFeatures) -> ResolvedModel {
-    let given = &spec.model;
-    let kind = given.kind;
-    let embedding_dim = embedding_dim(given);
-    let is_crossed = kind == ModelKind::DcnV2;
-    let bottom = if kind == ModelKind::Dlrm && !features.schema.dense.is_empty() {
-        let mut widths = widths(given.bottom.as_ref(), &d::BOTTOM);
-        widths.push(embedding_dim);
-        widths
-    } else {
-        Vec::new()
-    };
-    ResolvedModel {
-        kind,
-        embedding_dim,
-        hidden: if matches!(kind, ModelKind::Fm | ModelKind::Lr) {
-            Vec::new()
-        } else {
-            widths(given.hidden.as_ref(), &d::HIDDEN)
+fn model(given: &ModelSpec, features: &ResolvedFeatures) -> ResolvedModel {
+    let hidden = widths(given.hidden.as_ref(), &d::HIDDEN);
+    let settings = match given.kind {
+        ModelKind::Dlrm => ModelSettings::Dlrm { bottom: bottom(given, features), top: hidden },
+        ModelKind::DeepFm => ModelSettings::DeepFm { hidden },
+        ModelKind::Dnn => ModelSettings::Dnn { hidden },
+        ModelKind::WideDeep => ModelSettings::WideDeep { hidden },
+        ModelKind::DcnV2 => ModelSettings::DcnV2 {
+            structure: given.cross_structure.unwrap_or_default(),
+            cross_layers: given.cross_layers.unwrap_or(d::CROSS_LAYERS) as usize,
+            low_rank: given.low_rank.map(|rank| rank as usize),
+            hidden,
         },
-        bottom,
-        cross_layers: if is_crossed { given.cross_layers.unwrap_or(d::CROSS_LAYERS) as usize } else { 0 },
-        cross_structure: given.cross_structure.unwrap_or_default(),
-        low_rank: given.low_rank.map(|rank| rank as usize),
-        dropout: given.dropout.unwrap_or(d::DROPOUT),
+        ModelKind::Fm => ModelSettings::Fm,
+        ModelKind::Lr => ModelSettings::Lr,
+    };
+    ResolvedModel { settings, embedding_dim: embedding_dim(given), dropout: given.dropout.unwrap_or(d::DROPOUT) }
+}
+
+/// The bottom MLP of `dlrm`: none without dense features, which are its input.
+fn bottom(given: &ModelSpec, features: &ResolvedFeatures) -> Vec<usize> {
+    if features.schema.dense.is_empty() {
+        return Vec::new();
     }
+    let mut widths = widths(given.bottom.as_ref(), &d::BOTTOM);
+    widths.push(embedding_dim(given));
+    widths
 }
 
 fn embedding_dim(model: &ModelSpec) -> usize {
-    match model.kind {
-        ModelKind::Lr => 0,
-        _ => model.embedding_dim.unwrap_or(d::EMBEDDING_DIM) as usize,
+    if !model.kind.has_embeddings() {
+        return 0;
     }
+    model.embedding_dim.unwrap_or(d::EMBEDDING_DIM) as usize
 }
 
 fn features(spec: &RecTrainingJobSpec, errors: &mut Errors) -> ResolvedFeatures {

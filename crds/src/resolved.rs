@@ -9,8 +9,8 @@
 use std::collections::BTreeMap;
 
 use rectrain_kinds::{
-    BadRows, Compression, CrossStructure, DenseOptimizer, DeviceKind, FileFormat, Initializer, KeyDivisor, Mode,
-    ModelKind, Pooling, Precision, Schema, SparseOptimizer, Split, SyntheticConfig, ValueType,
+    BadRows, Compression, DenseOptimizer, DeviceKind, FileFormat, Initializer, KeyDivisor, Mode, ModelSettings,
+    Pooling, Precision, Schema, SparseOptimizer, Split, SyntheticConfig, Task, ValueType,
 };
 use serde::Serialize;
 
@@ -42,25 +42,15 @@ pub struct ResolvedJob {
     pub suspend: bool,
 }
 
-/// The model, with the sizes of its kind. Layer sizes are hidden layers; the output layer is added.
+/// The model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedModel {
-    /// The kind of model.
-    pub kind: ModelKind,
-    /// Width of an embedding whose feature gives none; 0 for `lr`, which has no embeddings.
+    /// The kind, with its sizes.
+    #[serde(flatten)]
+    pub settings: ModelSettings,
+    /// Width of an embedding where the feature gives none; 0 for `lr`, which has no embeddings.
     pub embedding_dim: usize,
-    /// Widths of the hidden layers of the (top) MLP; empty for `fm` and `lr`.
-    pub hidden: Vec<usize>,
-    /// Widths of `dlrm`'s bottom MLP, with the embedding dimension last. Empty for other kinds, and
-    /// without dense features.
-    pub bottom: Vec<usize>,
-    /// Cross layers; 0 for kinds other than `dcnV2`.
-    pub cross_layers: usize,
-    /// How `dcnV2` combines crosses and MLP.
-    pub cross_structure: CrossStructure,
-    /// Rank of `dcnV2`'s cross matrices; `None` means full matrices.
-    pub low_rank: Option<usize>,
     /// Share of hidden activations set to 0, in [0, 1).
     pub dropout: f64,
 }
@@ -76,6 +66,14 @@ pub struct ResolvedFeatures {
     pub embeddings: Vec<ResolvedEmbedding>,
     /// The tables of the embeddings, in the order of their first column.
     pub tables: Vec<ResolvedTable>,
+}
+
+impl ResolvedFeatures {
+    /// The labels that the model predicts. The manifest names one.
+    #[must_use]
+    pub fn tasks(&self) -> Vec<Task> {
+        vec![Task::only(&self.schema.label.name)]
+    }
 }
 
 /// The embedding of a sparse column.

@@ -61,8 +61,7 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
     let expected = json!({
         "name": "minimal",
         "model": {
-            "kind": "deepfm", "embeddingDim": 16, "hidden": [256, 128], "bottom": [], "crossLayers": 0,
-            "crossStructure": "parallel", "lowRank": null, "dropout": 0.0,
+            "kind": "deepfm", "embeddingDim": 16, "hidden": [256, 128], "dropout": 0.0,
         },
         "features": {
             "label": {"column": "label", "positiveFrom": null},
@@ -121,7 +120,7 @@ fn the_manual_documents_the_actual_defaults() {
         ("spec.model.embeddingDim", "/model/embeddingDim"),
         ("spec.model.hidden", "/model/hidden"),
         ("spec.model.crossLayers", "/model/crossLayers"),
-        ("spec.model.crossStructure", "/model/crossStructure"),
+        ("spec.model.crossStructure", "/model/structure"),
         ("spec.features.label.name", "/features/label/column"),
         ("spec.features.sparse.pooling", "/features/sparse/0/pooling"),
         ("spec.features.sparse.missing", "/features/sparse/0/missing"),
@@ -190,7 +189,8 @@ fn the_criteo_example_is_valid_for_every_model_and_mode() {
     assert_eq!(resolved.features.tables.len(), 26);
     assert_eq!(resolved.features.schema.dense.len(), 13);
     assert_eq!(resolved.features.schema.dense[0].transform, Transform::Log1p);
-    assert_eq!(resolved.model.bottom, [512, 256, 16], "the embedding dimension is appended");
+    let ModelSettings::Dlrm { bottom, .. } = &resolved.model.settings else { panic!("{:?}", resolved.model) };
+    assert_eq!(*bottom, [512, 256, 16], "the embedding dimension is appended");
     let DataSource::Files(files) = &resolved.data.source else { panic!("{:?}", resolved.data) };
     assert_eq!(
         files.parts,
@@ -202,14 +202,15 @@ fn the_criteo_example_is_valid_for_every_model_and_mode() {
     let FileFormat::Csv(csv) = &files.format else { panic!("{:?}", files.format) };
     assert_eq!((csv.delimiter, csv.header, csv.quoting), (b'\t', false, false));
     assert_eq!(csv.columns.as_ref().unwrap().len(), 40);
-    for kind in ["dlrm", "deepfm", "dcnV2", "wideDeep", "dnn", "fm", "lr"] {
+    for kind in ModelKind::ALL {
         for mode in Mode::ALL {
             let model = format!("spec.model.kind={kind}");
-            let embedding = if kind == "lr" { "spec.model.embeddingDim=null" } else { "spec.model.embeddingDim=8" };
+            let embedding =
+                if kind.has_embeddings() { "spec.model.embeddingDim=8" } else { "spec.model.embeddingDim=null" };
             let workers = "spec.roles.denseWorker.replicas=2";
             let resolved = load(&[&model, embedding, workers, &format!("spec.training.mode={mode}")]);
             assert_eq!(resolved.training.mode, mode);
-            let dim = if kind == "lr" { 0 } else { 8 };
+            let dim = if kind.has_embeddings() { 8 } else { 0 };
             assert!(resolved.features.embeddings.iter().all(|embedding| embedding.dim == dim), "{kind}");
         }
     }

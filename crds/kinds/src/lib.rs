@@ -1,4 +1,4 @@
-//! Every kind that a manifest names: training modes, roles, models, optimizers, pooling,
+//! Every kind that a manifest names: training modes, roles, models, tasks, optimizers, pooling,
 //! compression, precision, formats of data. Each kind is declared once, here, with its name and its
 //! documentation. Positions in data are here too, because the training algorithms and the readers
 //! share them.
@@ -15,6 +15,7 @@ mod model;
 mod optimizer;
 mod position;
 mod role;
+mod task;
 mod values;
 
 pub use data::{
@@ -22,11 +23,12 @@ pub use data::{
     TimeBound, criteo_columns,
 };
 pub use mode::{Family, KeyDivisor, Mode};
-pub use model::{CrossStructure, ModelKind};
+pub use model::{CrossStructure, ModelKind, ModelSettings};
 pub use named::{KindSet, UnknownKind};
 pub use optimizer::{DenseOptimizer, DenseOptimizerKind, SparseOptimizer, SparseOptimizerKind};
 pub use position::{Offset, PartId, Position, Start};
 pub use role::Role;
+pub use task::{LossKind, Task};
 pub use values::{
     Compression, DeviceKind, Initializer, InitializerKind, MissingValue, Pooling, Precision, Transform, TransformKind,
     ValueType,

@@ -94,6 +94,7 @@ mod tests {
         has_one_spelling(&KeyDivisor::ALL, KeyDivisor::name);
         has_one_spelling(&ModelKind::ALL, ModelKind::name);
         has_one_spelling(&CrossStructure::ALL, CrossStructure::name);
+        has_one_spelling(&LossKind::ALL, LossKind::name);
         has_one_spelling(&DenseOptimizerKind::ALL, DenseOptimizerKind::name);
         has_one_spelling(&SparseOptimizerKind::ALL, SparseOptimizerKind::name);
         has_one_spelling(&Pooling::ALL, Pooling::name);

@@ -1,6 +1,7 @@
 //! `spec.model`: the tower on top of the embeddings.
 
 use kube::KubeSchema;
+use kube::core::Rule;
 use rectrain_kinds::{CrossStructure, ModelKind};
 use serde::{Deserialize, Serialize};
 
@@ -66,4 +67,24 @@ pub struct ModelSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1.0), extend("x-default" = defaults::DROPOUT))]
     pub dropout: Option<f64>,
+}
+
+/// Models that multiply the embeddings of different features need one width. A rule of `spec`, because it
+/// reads the model and the features.
+pub(crate) fn one_width_rule() -> Rule {
+    let kinds = ModelKind::ALL.into_iter().filter(|kind| kind.needs_one_width()).map(ModelKind::name);
+    let names: Vec<&str> = kinds.collect();
+    let rule = format!(
+        "!(self.model.kind in ['{}']) || self.features.sparse.all(f, !has(f.dim) || \
+         f.dim == (has(self.model.embeddingDim) ? self.model.embeddingDim : {}))",
+        names.join("', '"),
+        defaults::EMBEDDING_DIM,
+    );
+    let (last, others) = names.split_last().unwrap_or((&"", &[]));
+    let message = format!(
+        "{} and {last} multiply the embeddings of different features, so they need one width: remove `dim` from the \
+         features, or make it equal to spec.model.embeddingDim",
+        others.join(", "),
+    );
+    Rule::new(rule).message(message.as_str()).field_path(".features.sparse")
 }

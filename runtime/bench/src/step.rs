@@ -12,8 +12,9 @@
 use std::time::Instant;
 
 use comfy_table::Table;
+use rectrain_dense::tasks::{BinaryCrossEntropy, Tasks};
 use rectrain_dense::{
-    ComputeDevice, DenseError, DenseOptimizer, Features, Model, ModelConfig, ModelKind, Precision, Tower, TowerOptions,
+    ComputeDevice, DenseError, DenseOptimizer, Features, ModelConfig, ModelSettings, Precision, Tower, TowerOptions,
 };
 use serde::Serialize;
 
@@ -160,18 +161,18 @@ pub fn bench_step(args: &StepArgs) -> Result<StepFigures, BenchError> {
 }
 
 fn tower(args: &StepArgs, device: ComputeDevice) -> Result<Tower, DenseError> {
-    let kind = match args.model {
-        BenchedTower::Dlrm => ModelKind::Dlrm { bottom: vec![512, 256], top: vec![512, 256] },
-        BenchedTower::A => ModelKind::Dnn { hidden: vec![4096, 2048, 1024, 512, 256] },
-        BenchedTower::B => ModelKind::Dnn { hidden: vec![512, 256, 128] },
+    let settings = match args.model {
+        BenchedTower::Dlrm => ModelSettings::Dlrm { bottom: vec![512, 256], top: vec![512, 256] },
+        BenchedTower::A => ModelSettings::Dnn { hidden: vec![4096, 2048, 1024, 512, 256] },
+        BenchedTower::B => ModelSettings::Dnn { hidden: vec![512, 256, 128] },
     };
-    let config = ModelConfig { kind, dense_features: DENSE, embedding_dims: vec![DIM; FEATURES], dropout: 0.0 };
+    let config = ModelConfig::new(settings, DENSE, vec![DIM; FEATURES]);
     let precision = match args.precision {
         BenchedPrecision::Fp32 => Precision::Fp32,
         BenchedPrecision::Bf16 => Precision::Bf16,
     };
     let options = TowerOptions { seed: 1, rank: 0, threads: args.threads, device, precision };
-    Tower::new(Model::new(config)?, DenseOptimizer::adam(1e-3), options)
+    Tower::new(config.build()?, Tasks::single(BinaryCrossEntropy), DenseOptimizer::adam(1e-3), options)
 }
 
 #[cfg(test)]

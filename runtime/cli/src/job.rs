@@ -51,7 +51,7 @@ pub(crate) fn plan(args: &JobArgs) -> Result<Arc<JobPlan>, Failure> {
 pub(crate) fn validate(args: &JobArgs) -> Result<(), Failure> {
     let manifest = load(args)?;
     let plan = plan_of(args, &manifest)?;
-    println!("{}: valid ({} in mode {})", args.manifest.display(), plan.model.kind.name(), plan.mode.name());
+    println!("{}: valid ({} in mode {})", args.manifest.display(), plan.model.name(), plan.mode.name());
     for error in missing(&manifest) {
         println!("note: `rectrain run` would refuse it here: {error}");
     }

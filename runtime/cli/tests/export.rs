@@ -12,9 +12,9 @@ use rectrain_checkpoint::{
     Base, Begin, CheckpointWriter, DensePart, FeatureIdentity, Identity, Manifest, SlotSet, save_dense, save_rows,
 };
 use rectrain_data::key::TableSeed;
+use rectrain_dense::tasks::{BinaryCrossEntropy, Tasks};
 use rectrain_dense::{
-    ComputeDevice, CrossStructure, DenseOptimizer, Features, Model, ModelConfig, ModelKind, Precision, Tower,
-    TowerOptions,
+    ComputeDevice, CrossStructure, DenseOptimizer, Features, ModelConfig, ModelSettings, Precision, Tower, TowerOptions,
 };
 use rectrain_embedding::{
     FeatureKey, GroupId, Initializer, Missing, RowSpec, SaveScope, Slot, SparseOptimizer, Store, StoreConfig, ValueType,
@@ -34,7 +34,7 @@ fn number(seed: u64) -> f32 {
 }
 
 struct Job {
-    model: Model,
+    config: ModelConfig,
     tower: Tower,
     features: Vec<FeatureIdentity>,
     store: Arc<Store>,
@@ -43,11 +43,11 @@ struct Job {
 }
 
 /// A job whose two first features share a table, with rows and parameters that are not what they start from.
-fn job(kind: ModelKind) -> Job {
-    let lr = kind == ModelKind::Lr;
+fn job(settings: ModelSettings) -> Job {
+    let lr = settings == ModelSettings::Lr;
     let dims = if lr { vec![0; 3] } else { vec![4; 3] };
-    let config = ModelConfig { kind, dense_features: DENSE, embedding_dims: dims.clone(), dropout: 0.3 };
-    let model = Model::new(config).unwrap();
+    let config = ModelConfig { dropout: 0.3, ..ModelConfig::new(settings, DENSE, dims.clone()) };
+    let model = config.build().unwrap();
     let linear = model.needs_linear();
     let spec = |value_type| RowSpec {
         dim: dims[0] + usize::from(linear),
@@ -60,7 +60,7 @@ fn job(kind: ModelKind) -> Job {
     let store = Arc::new(Store::new(StoreConfig { slots: SLOTS, seed: 9, groups }).unwrap());
     store.track_changes(true);
     let options = TowerOptions { seed: 3, rank: 0, threads: 1, device: ComputeDevice::Cpu, precision: Precision::Fp32 };
-    let mut tower = Tower::new(model.clone(), DenseOptimizer::adam(0.01), options).unwrap();
+    let mut tower = Tower::new(model, Tasks::single(BinaryCrossEntropy), DenseOptimizer::adam(0.01), options).unwrap();
     for (index, parameter) in tower.parameters_mut().unwrap().iter_mut().enumerate() {
         *parameter += number(index as u64) * 0.05;
     }
@@ -73,7 +73,7 @@ fn job(kind: ModelKind) -> Job {
         linear,
     };
     let features = ["shared", "shared", "own"].into_iter().enumerate().map(feature).collect();
-    Job { model, tower, features, store, dims, linear }
+    Job { config, tower, features, store, dims, linear }
 }
 
 impl Job {
@@ -101,7 +101,7 @@ impl Job {
             base: base.map(|base| Base { directory: base.directory(), id: base.id }),
             slots: SLOTS,
             identity: Identity::new([
-                ("model".to_owned(), serde_json::to_value(self.model.config()).unwrap()),
+                ("model".to_owned(), serde_json::to_value(&self.config).unwrap()),
                 ("features".to_owned(), serde_json::to_value(&self.features).unwrap()),
             ]),
             info: BTreeMap::from([("job".to_owned(), json!("export"))]),
@@ -189,18 +189,18 @@ fn python() -> Option<PathBuf> {
     None
 }
 
-fn kinds() -> Vec<ModelKind> {
-    let dcn = |structure, low_rank, hidden| ModelKind::DcnV2 { structure, cross_layers: 2, low_rank, hidden };
+fn kinds() -> Vec<ModelSettings> {
+    let dcn = |structure, low_rank, hidden| ModelSettings::DcnV2 { structure, cross_layers: 2, low_rank, hidden };
     vec![
-        ModelKind::Dlrm { bottom: vec![8], top: vec![8, 4] },
-        ModelKind::DeepFm { hidden: vec![8, 4] },
-        ModelKind::Dnn { hidden: vec![8, 4] },
-        ModelKind::WideDeep { hidden: vec![8] },
+        ModelSettings::Dlrm { bottom: vec![8], top: vec![8, 4] },
+        ModelSettings::DeepFm { hidden: vec![8, 4] },
+        ModelSettings::Dnn { hidden: vec![8, 4] },
+        ModelSettings::WideDeep { hidden: vec![8] },
         dcn(CrossStructure::Parallel, None, vec![8]),
         dcn(CrossStructure::Parallel, Some(3), vec![]),
         dcn(CrossStructure::Stacked, Some(3), vec![8]),
-        ModelKind::Fm,
-        ModelKind::Lr,
+        ModelSettings::Fm,
+        ModelSettings::Lr,
     ]
 }
 
@@ -247,7 +247,7 @@ fn checkpoints_are_listed_verified_shown_and_compared() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_str().unwrap().to_owned();
     let directory = Directory::open(&path, &BTreeMap::new(), true).unwrap();
-    let job = job(ModelKind::Dnn { hidden: vec![8] });
+    let job = job(ModelSettings::Dnn { hidden: vec![8] });
     let delta = runtime.block_on(async {
         job.touch(0..50, 1);
         let full = job.save(&directory, 10, None).await;

@@ -1,4 +1,4 @@
-//! What can go wrong in this crate, in sentences a user of the manifest can act on.
+//! The errors of this crate, in sentences that a reader of the manifest can act on.
 
 /// An error of the dense part of training.
 #[derive(Debug, thiserror::Error, Clone, PartialEq)]
@@ -7,9 +7,9 @@ pub enum DenseError {
     /// The model's settings contradict each other.
     #[error("cannot build the `{model}` model: {reason}")]
     InvalidModel {
-        /// The model's name as the manifest spells it.
-        model: &'static str,
-        /// What contradicts what, and what is expected instead.
+        /// The model's name in the manifest.
+        model: String,
+        /// The contradiction, and the expected value.
         reason: String,
     },
 
@@ -20,15 +20,16 @@ pub enum DenseError {
         optimizer: &'static str,
         /// The setting's name.
         setting: &'static str,
-        /// The value that was given.
+        /// The value found.
         value: f64,
-        /// The range it has to lie in.
+        /// The expected range.
         expected: &'static str,
     },
 
     /// An input slice does not have `samples × columns` values.
     #[error(
-        "the {input} input of a batch of {samples} samples has {got} values, but this model takes {columns} a sample ({})",
+        "the {input} input of a batch of {samples} samples has {got} values, but this model takes {columns} a sample \
+         ({})",
         samples * columns
     )]
     InputLength {
@@ -36,16 +37,21 @@ pub enum DenseError {
         input: &'static str,
         /// Samples of the batch.
         samples: usize,
-        /// Values that the model takes for a sample.
+        /// Values of a sample that the model takes.
         columns: usize,
-        /// Values that were given.
+        /// Values found.
         got: usize,
     },
 
-    /// A label outside `[0, 1]`.
-    #[error(
-        "the label of sample {sample} is {value} in training step {step}; binary cross-entropy takes labels from 0 to 1"
-    )]
+    /// The tasks contradict each other or the model.
+    #[error("cannot train these tasks: {reason}")]
+    InvalidTasks {
+        /// The contradiction, and the expected value.
+        reason: String,
+    },
+
+    /// A label that its loss does not take.
+    #[error("the label of sample {sample} is {value} in training step {step}; {loss} takes {expected}")]
     InvalidLabel {
         /// Position in the batch.
         sample: usize,
@@ -53,14 +59,18 @@ pub enum DenseError {
         value: f32,
         /// The global step.
         step: u64,
+        /// The loss.
+        loss: &'static str,
+        /// The labels that it takes.
+        expected: &'static str,
     },
 
-    /// A value that is infinite or not a number: training on would spread it into every parameter.
+    /// A value that is infinite or not a number. Another step would spread it into every parameter.
     #[error(
         "{what} is not finite in {during}; check the inputs for missing or unscaled values, or lower the learning rate"
     )]
     NonFinite {
-        /// Which value.
+        /// The value.
         what: String,
         /// The training step, or `prediction`.
         during: String,
@@ -68,22 +78,22 @@ pub enum DenseError {
 
     /// Parameters or optimizer state of another size than this model's.
     #[error(
-        "cannot restore the {what}: {got} values were given, this model with this optimizer has {expected}; \
-         restore with the model settings that wrote the checkpoint"
+        "cannot restore the {what}: found {got} values, expected {expected} for this model and optimizer; restore with \
+         the model settings that wrote the checkpoint"
     )]
     RestoreLength {
         /// `parameters` or `optimizer state`.
         what: &'static str,
         /// Values that this model has.
         expected: usize,
-        /// Values that were given.
+        /// Values found.
         got: usize,
     },
 
-    /// The state to be restored was written by another kind of optimizer.
+    /// Another kind of optimizer wrote the state to be restored.
     #[error(
-        "cannot restore the optimizer state: it was written by `{saved}`, but the configured dense optimizer is `{configured}`; \
-         configure `{saved}`, or start with a fresh optimizer state"
+        "cannot restore the optimizer state: it was written by `{saved}`, but the configured dense optimizer is \
+         `{configured}`; configure `{saved}`, or start with a fresh optimizer state"
     )]
     OptimizerChanged {
         /// The kind that wrote the state.
@@ -96,19 +106,19 @@ pub enum DenseError {
     #[error("cannot apply the dense optimizer with update count 0: updates are counted from 1")]
     UpdateCount,
 
-    /// The worker threads could not be started.
+    /// The operating system did not start the worker threads.
     #[error("cannot start {threads} threads for the dense model: {reason}")]
     Threads {
-        /// How many were asked for.
+        /// Number of threads.
         threads: usize,
         /// The operating system's reason.
         reason: String,
     },
 
-    /// bf16 was asked for on a GPU that has no products of it.
+    /// A job in bf16 on a GPU that has no products in it.
     #[error(
-        "cannot compute in bf16 on {device}: its compute capability is {}.{}, and products of bf16 need 8.0 (Ampere) or newer; \
-         use fp32, or the CPU", capability.0, capability.1
+        "cannot compute in bf16 on {device}: its compute capability is {}.{}, and products of bf16 need 8.0 (Ampere) or \
+         newer; use fp32, or the CPU", capability.0, capability.1
     )]
     NoBf16 {
         /// The device, such as `cuda:0`.
@@ -117,21 +127,21 @@ pub enum DenseError {
         capability: (i32, i32),
     },
 
-    /// A GPU was asked for and cannot be had.
+    /// A job on a GPU that is not there or cannot be used.
     #[error("cannot compute on a GPU: {reason}")]
     NoGpu {
-        /// What is missing.
+        /// The missing part.
         reason: String,
     },
 
-    /// A device failed. What it computed since its buffers were last read is lost, and so is the tower.
+    /// A device failed. Its results since the host last read its buffers are lost, and so is the tower.
     #[error("the device {device} failed in {during}: {reason}")]
     Device {
         /// The device, such as `cuda:0`.
         device: String,
-        /// What it was doing.
+        /// The work in progress.
         during: String,
-        /// What the driver says.
+        /// The driver's reason.
         reason: String,
     },
 }

@@ -7,22 +7,22 @@ use burn::tensor::{Device, Gradients, Tensor, TensorData};
 
 use crate::DenseError;
 use crate::Precision;
-use crate::layers::{Dropout, Parameters, Products, matrix};
-use crate::layout::ParameterEntry;
-use crate::linear::Linears;
-use crate::loss::binary_cross_entropy;
-use crate::model::Model;
+use crate::batch::{Features, StepOutput};
+use crate::finite::first_not_finite;
+use crate::layers::{Context, Products, matrix};
+use crate::layout::{ParameterEntry, ParameterLayout};
+use crate::linear::{Linears, Wave};
+use crate::models::Model;
 use crate::optimizer::Rule;
-use crate::pass::{Pass, Passed, inputs};
-use crate::tower::{Features, StepOutput, first_not_finite};
+use crate::pass::{Pass, Passed, inputs, logits};
 use crate::workers::{Workers, shards};
 
 /// Values that one thread updates at a time.
 const UPDATE_CHUNK: usize = 1 << 15;
-/// Values that one thread looks for those that are not finite at a time.
+/// Values that one thread searches at a time for those that are not finite.
 const FINITE_CHUNK: usize = 1 << 18;
 
-/// See the module's text.
+/// A tower's buffers in memory, and the threads that compute with them.
 #[derive(Debug, Clone)]
 pub(crate) struct Host {
     workers: Workers,
@@ -55,38 +55,38 @@ impl Host {
     }
 
     pub(crate) fn forward_backward(&mut self, pass: &Pass<'_>) -> Passed {
-        let (features, threads) = (&pass.features, self.workers.threads());
+        let (features, layout) = (&pass.features, pass.model.layout());
         let mut output = StepOutput {
-            loss_sum: 0.0,
-            predictions: vec![0.0; features.samples],
+            loss_sums: vec![0.0; pass.tasks.columns()],
+            predictions: vec![0.0; pass.labels.len()],
             embedding_gradients: vec![0.0; features.embeddings.len()],
             linear_gradients: vec![0.0; features.linear.len()],
         };
         if features.samples == 0 {
             self.gradients.fill(0.0);
         }
-        let packed = self.linears.weights(pass.model, &self.parameters, &self.workers);
-        let tensors = self.parameter_tensors(pass.model);
+        let packed = self.linears.weights(layout, &self.parameters, &self.workers);
+        let tensors = self.parameter_tensors(layout);
         let mut rest = Targets {
             predictions: &mut output.predictions,
             embeddings: &mut output.embedding_gradients,
             linear: &mut output.linear_gradients,
         };
-        for wave in shards(features.samples).chunks(Linears::wave(threads)) {
+        for wave in shards(features.samples).chunks(Linears::wave_shards(self.workers.threads())) {
             let records = self.linears.records(wave.len());
             let shards = wave.iter().zip(records);
-            let work = shards
-                .map(|(shard, record)| (shard.clone(), record, rest.split_off(shard.len(), pass.model)))
-                .collect();
+            let work =
+                shards.map(|(shard, record)| (shard.clone(), record, rest.split_off(shard.len(), pass))).collect();
             let results = self.workers.map(work, |(shard, record, targets)| {
                 let packed = packed.recording(record);
-                let products = Products::Packed(&packed);
-                differentiate(pass, &Parameters { tensors: &tensors, products }, shard, targets)
+                differentiate(pass, &tensors, Products::Packed(&packed), shard, targets)
             });
-            self.accumulate(pass.model, &results, wave[0].start == 0);
-            results.iter().for_each(|result| output.loss_sum += result.loss_sum);
+            self.accumulate(layout, &results, wave[0].start == 0);
+            for result in &results {
+                output.loss_sums.iter_mut().zip(&result.loss_sums).for_each(|(sum, part)| *sum += part);
+            }
         }
-        Passed { output, broken: self.broken(pass.model) }
+        Passed { output, broken: self.broken(layout) }
     }
 
     /// Position of the first value that is infinite or not a number.
@@ -98,24 +98,25 @@ impl Host {
         found.into_iter().flatten().next()
     }
 
-    /// The first parameter whose gradient is not finite.
-    fn broken(&self, model: &Model) -> Option<usize> {
+    /// The first parameter with a gradient that is not finite.
+    fn broken(&self, layout: &ParameterLayout) -> Option<usize> {
         let position = self.first_not_finite(&self.gradients)?;
-        model.layout().entries().iter().position(|entry| entry.range().contains(&position))
+        layout.entries().iter().position(|entry| entry.range().contains(&position))
     }
 
-    /// The logits, one a sample, of a pass that drops nothing and remembers nothing.
-    pub(crate) fn logits(&mut self, model: &Model, features: &Features<'_>) -> Vec<f32> {
-        let packed = self.linears.weights(model, &self.parameters, &self.workers);
-        let (parameters, products) = (self.parameter_tensors(model), Products::Packed(&packed));
+    /// The logits of a pass without dropout and autodiff graph.
+    pub(crate) fn logits(&mut self, model: &dyn Model, features: &Features<'_>) -> Vec<f32> {
+        let packed = self.linears.weights(model.layout(), &self.parameters, &self.workers);
+        let parameters = self.parameter_tensors(model.layout());
         let results = self.workers.map(shards(features.samples), |shard| {
             let inputs = inputs(model, features, &shard, &Device::flex());
-            let logits = model.forward(&Parameters { tensors: &parameters, products }, inputs, Dropout::default());
-            as_slice(&logits.into_data()).to_vec()
+            let context = Context::new(&parameters, Products::Packed(&packed));
+            as_slice(&logits(model, &context, inputs, shard.len()).into_data()).to_vec()
         });
         results.concat()
     }
 
+    /// Updates the parameters and the optimizer state from the gradients.
     pub(crate) fn apply(&mut self, rule: Rule) {
         self.linears.forget();
         let total = self.parameters.len();
@@ -135,37 +136,31 @@ impl Host {
         });
     }
 
-    /// The parameters as Burn tensors outside any graph: the one copy of a step. Those of linear layers are elsewhere, and what stands
-    /// for them is one value.
-    fn parameter_tensors(&self, model: &Model) -> Vec<Tensor<2>> {
-        let mut tensors: Vec<Option<Tensor<2>>> = vec![None; model.layout().entries().len()];
-        for id in model.linears().into_iter().flat_map(|linear| [linear.weight, linear.bias]) {
-            tensors[id.0] = Some(matrix(vec![0.0], [1, 1], &Device::flex()));
-        }
+    /// The parameters as Burn tensors outside any graph: the one copy of a step. The parameters of linear
+    /// layers are in `linears`; here a placeholder of one value stands for each.
+    fn parameter_tensors(&self, layout: &ParameterLayout) -> Vec<Tensor<2>> {
         let copy =
             |entry: &ParameterEntry| matrix(self.parameters[entry.range()].to_vec(), entry.shape, &Device::flex());
-        let entries = model.layout().entries().iter().zip(tensors);
-        entries.map(|(entry, tensor)| tensor.unwrap_or_else(|| copy(entry))).collect()
+        let placeholder = || matrix(vec![0.0], [1, 1], &Device::flex());
+        let entries = layout.entries().iter().zip(in_linears(layout));
+        entries.map(|(entry, in_linears)| if in_linears { placeholder() } else { copy(entry) }).collect()
     }
 
-    /// Adds the shards' gradients to the flat buffer, in the order of the shards; to 0 with the first wave.
-    fn accumulate(&mut self, model: &Model, results: &[ShardGradients], first_wave: bool) {
-        // Those of linear layers are no leaves of the shards' graphs.
-        let mut elsewhere = vec![false; model.layout().entries().len()];
-        for id in model.linears().into_iter().flat_map(|linear| [linear.weight, linear.bias]) {
-            elsewhere[id.0] = true;
-        }
+    /// Adds the shards' gradients to the flat buffer, in the order of the shards. The first wave of a step
+    /// starts from 0.
+    fn accumulate(&mut self, layout: &ParameterLayout, results: &[ShardGradients], is_first: bool) {
         let mut rest = self.gradients.as_mut_slice();
         let mut targets = Vec::new();
-        for (index, entry) in model.layout().entries().iter().enumerate() {
+        for ((index, entry), in_linears) in layout.entries().iter().enumerate().zip(in_linears(layout)) {
             let (values, tail) = rest.split_at_mut(entry.values());
-            if !elsewhere[index] {
+            // The parameters of linear layers are no leaves of the shards' graphs.
+            if !in_linears {
                 targets.push((index, values));
             }
             rest = tail;
         }
         self.workers.map(targets, |(index, target)| {
-            if first_wave {
+            if is_first {
                 target.fill(0.0);
             }
             for result in results {
@@ -174,11 +169,22 @@ impl Host {
                 }
             }
         });
-        self.linears.accumulate(model, results.len(), first_wave, &mut self.gradients, &self.workers);
+        let wave = Wave { shards: results.len(), is_first };
+        self.linears.accumulate(layout, wave, &mut self.gradients, &self.workers);
     }
 }
 
-/// Where a shard's part of a step's output goes.
+/// For each parameter, in layout order, whether it belongs to a linear layer.
+fn in_linears(layout: &ParameterLayout) -> Vec<bool> {
+    let mut belongs = vec![false; layout.entries().len()];
+    for linear in layout.linears() {
+        belongs[linear.weight.0] = true;
+        belongs[linear.bias.0] = true;
+    }
+    belongs
+}
+
+/// The part of a step's output that a shard fills.
 struct Targets<'a> {
     predictions: &'a mut [f32],
     embeddings: &'a mut [f32],
@@ -187,50 +193,56 @@ struct Targets<'a> {
 
 impl<'a> Targets<'a> {
     /// Takes the part of the next `samples` off the front.
-    fn split_off(&mut self, samples: usize, model: &Model) -> Targets<'a> {
+    fn split_off(&mut self, samples: usize, pass: &Pass<'_>) -> Targets<'a> {
         let part = |rest: &mut &'a mut [f32], columns: usize| {
-            rest.split_off_mut(..samples * columns).expect("a batch's shards are as many samples as it has")
+            rest.split_off_mut(..samples * columns).expect("the shards of a batch have as many samples as the batch")
         };
+        let widths = pass.model.input_widths();
         Targets {
-            predictions: part(&mut self.predictions, 1),
-            embeddings: part(&mut self.embeddings, model.embedding_width()),
-            linear: part(&mut self.linear, model.linear_width()),
+            predictions: part(&mut self.predictions, pass.tasks.columns()),
+            embeddings: part(&mut self.embeddings, widths.embeddings),
+            linear: part(&mut self.linear, widths.linear),
         }
     }
 }
 
 /// The gradients of one shard, as Burn's buffers.
 struct ShardGradients {
-    loss_sum: f64,
-    /// In layout order; none for a parameter that the loss does not depend on, or whose gradient is computed elsewhere.
+    loss_sums: Vec<f64>,
+    /// In layout order; none for a parameter that the loss does not depend on, and for the parameters of
+    /// linear layers.
     parameters: Vec<Option<TensorData>>,
 }
 
 /// Forward and backward pass of one shard, in a graph of its own.
 fn differentiate(
     pass: &Pass<'_>,
-    parameters: &Parameters<'_>,
+    parameters: &[Tensor<2>],
+    products: Products<'_>,
     shard: Range<usize>,
     targets: Targets<'_>,
 ) -> ShardGradients {
-    let graph = pass.forward(parameters, &shard, &Device::flex());
-    let data = graph.logits.clone().inner().into_data();
-    let loss = binary_cross_entropy(as_slice(&data), &pass.labels[shard.clone()], pass.scale);
-    let derivative = matrix(loss.logit_gradients, [shard.len(), 1], &Device::flex());
-    let mut gradients = graph.backward(derivative);
+    let recorded = pass.forward(parameters, products, &shard, &Device::flex());
+    let data = recorded.logits.clone().inner().into_data();
+    let columns = pass.tasks.columns();
+    let labels = &pass.labels[shard.start * columns..shard.end * columns];
+    let loss = pass.tasks.evaluate(as_slice(&data), labels, pass.scale);
+    let derivative = matrix(loss.logit_gradients, [shard.len(), columns], &Device::flex());
+    let mut gradients = recorded.backward(derivative);
     targets.predictions.copy_from_slice(&loss.predictions);
-    for (leaf, target) in [(&graph.embeddings, targets.embeddings), (&graph.linear, targets.linear)] {
+    for (leaf, target) in [(&recorded.embeddings, targets.embeddings), (&recorded.linear, targets.linear)] {
         if let Some(gradient) = leaf.as_ref().and_then(|leaf| leaf.grad_remove(&mut gradients)) {
             copy(gradient, target);
         }
     }
     ShardGradients {
-        loss_sum: loss.loss_sum,
-        parameters: graph.parameters.iter().map(|leaf| take(leaf, &mut gradients)).collect(),
+        loss_sums: loss.loss_sums,
+        parameters: recorded.parameters.iter().map(|leaf| take(leaf, &mut gradients)).collect(),
     }
 }
 
-/// Copies a gradient out of the graph. That of an input which was put beside another is a part of each row of a wider matrix.
+/// Copies a gradient out of the graph. The gradient of an input that was concatenated is a part of each
+/// row of a wider matrix.
 fn copy(gradient: Tensor<2>, target: &mut [f32]) {
     let [_, columns] = gradient.dims();
     let gradient = gradient.try_into_primitive::<Flex>().expect("computed on the CPU");

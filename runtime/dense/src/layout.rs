@@ -1,5 +1,6 @@
-//! The layout of the flat parameter buffer: where each parameter lies, what shape it has and how it starts. All-reduce, the
-//! optimizer, checkpoints and digests work on the flat buffer and need nothing else; only the model looks at single entries.
+//! The layout of the flat parameter buffer: where each parameter lies, what shape it has and how it
+//! starts. All-reduce, optimizers, checkpoints and digests work on the flat buffer and need nothing
+//! else. Only models and layers look at single parameters.
 
 use std::ops::Range;
 
@@ -10,7 +11,8 @@ use crate::random::{Stream, name_key};
 pub enum Initializer {
     /// All zero.
     Zeros,
-    /// Uniform on `[-1/√fan_in, 1/√fan_in)`: what PyTorch's `nn.Linear` does for weights (Kaiming uniform with `a = √5`) and biases.
+    /// Uniform on `[-1/√fan_in, 1/√fan_in)`, as PyTorch's `nn.Linear` starts weights (Kaiming uniform
+    /// with `a = √5`) and biases.
     Linear {
         /// Inputs of the layer, at least 1.
         fan_in: usize,
@@ -18,8 +20,8 @@ pub enum Initializer {
 }
 
 impl Initializer {
-    /// Fills a parameter. Each value is a pure function of (seed, name, index), made by exactly rounded operations only, so it is
-    /// bit-equal on every machine and does not depend on which other parameters exist.
+    /// Fills a parameter. Each value is a pure function of (seed, name, index), made by exactly rounded
+    /// operations only. It has the same bits on every machine, whatever other parameters exist.
     fn fill(self, seed: u64, name: &str, values: &mut [f32]) {
         match self {
             Self::Zeros => values.fill(0.0),
@@ -39,7 +41,8 @@ impl Initializer {
 pub struct ParameterEntry {
     /// Unique name, such as `top.0.weight`.
     pub name: String,
-    /// `[in, out]` for a weight, `[1, out]` for a bias, in row-major order. (PyTorch's `nn.Linear` stores `[out, in]`.)
+    /// `[in, out]` for a weight, `[1, out]` for a bias, in row-major order. (PyTorch's `nn.Linear`
+    /// stores `[out, in]`.)
     pub shape: [usize; 2],
     /// First value in the flat buffer.
     pub offset: usize,
@@ -59,25 +62,50 @@ impl ParameterEntry {
     }
 }
 
-/// Which entry of a layout.
+/// A parameter of the layout that made this id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ParameterId(pub(crate) usize);
+pub struct ParameterId(pub(crate) usize);
+
+/// The parameters of a linear layer. Its products run in the precision that the job asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LinearParameters {
+    /// `[inputs, outputs]`.
+    pub(crate) weight: ParameterId,
+    /// `[1, outputs]`.
+    pub(crate) bias: ParameterId,
+}
 
 /// The parameters of a model, in the order in which they lie in the flat buffer, without gaps.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ParameterLayout {
     entries: Vec<ParameterEntry>,
+    linears: Vec<LinearParameters>,
     total: usize,
 }
 
 impl ParameterLayout {
     /// Appends a parameter.
-    pub(crate) fn push(&mut self, name: String, shape: [usize; 2], initializer: Initializer) -> ParameterId {
-        debug_assert!(self.find(&name).is_none(), "parameter {name} exists already");
+    ///
+    /// # Panics
+    /// If the layout has a parameter of this name.
+    pub fn push(&mut self, name: impl Into<String>, shape: [usize; 2], initializer: Initializer) -> ParameterId {
+        let name = name.into();
+        assert!(self.find(&name).is_none(), "the layout has a parameter `{name}` already");
         let entry = ParameterEntry { name, shape, offset: self.total, initializer };
         self.total += entry.values();
         self.entries.push(entry);
         ParameterId(self.entries.len() - 1)
+    }
+
+    /// Appends the weight and the bias of a linear layer.
+    pub(crate) fn push_linear(&mut self, name: &str, inputs: usize, outputs: usize) -> LinearParameters {
+        let initializer = Initializer::Linear { fan_in: inputs };
+        let linear = LinearParameters {
+            weight: self.push(format!("{name}.weight"), [inputs, outputs], initializer),
+            bias: self.push(format!("{name}.bias"), [1, outputs], initializer),
+        };
+        self.linears.push(linear);
+        linear
     }
 
     /// Values in the flat buffer.
@@ -90,12 +118,23 @@ impl ParameterLayout {
         &self.entries
     }
 
-    /// The parameter of this name.
+    /// The parameter with this id.
+    pub(crate) fn entry(&self, id: ParameterId) -> &ParameterEntry {
+        &self.entries[id.0]
+    }
+
+    /// The parameter with this name.
     pub fn find(&self, name: &str) -> Option<&ParameterEntry> {
         self.entries.iter().find(|entry| entry.name == name)
     }
 
-    /// The flat buffer at the start of training: a pure function of the seed and this layout, bit-equal on every machine.
+    /// The linear layers, in the order in which the model made them.
+    pub(crate) fn linears(&self) -> &[LinearParameters] {
+        &self.linears
+    }
+
+    /// The flat buffer at the start of training: a pure function of the seed and this layout, with the
+    /// same bits on every machine.
     pub fn initialize(&self, seed: u64) -> Vec<f32> {
         let mut values = vec![0.0; self.total];
         for entry in &self.entries {
@@ -109,11 +148,14 @@ impl ParameterLayout {
 mod tests {
     use super::*;
 
+    /// Computed once from the definition (see `random`) with arbitrary-precision integers.
+    const PINNED: [u32; 3] = [1_012_918_701, 996_871_430, 3_179_495_362];
+
     fn layout() -> ParameterLayout {
         let mut layout = ParameterLayout::default();
-        layout.push("a.weight".into(), [100, 30], Initializer::Linear { fan_in: 100 });
-        layout.push("a.bias".into(), [1, 30], Initializer::Linear { fan_in: 100 });
-        layout.push("b.bias".into(), [1, 3], Initializer::Zeros);
+        layout.push("a.weight", [100, 30], Initializer::Linear { fan_in: 100 });
+        layout.push("a.bias", [1, 30], Initializer::Linear { fan_in: 100 });
+        layout.push("b.bias", [1, 3], Initializer::Zeros);
         layout
     }
 
@@ -126,7 +168,13 @@ mod tests {
     }
 
     #[test]
-    fn linear_parameters_start_uniform_within_one_over_root_fan_in() {
+    #[should_panic(expected = "has a parameter `b.bias` already")]
+    fn a_name_is_taken_once() {
+        layout().push("b.bias", [1, 1], Initializer::Zeros);
+    }
+
+    #[test]
+    fn linear_parameters_start_within_one_over_root_fan_in() {
         let layout = layout();
         let values = layout.initialize(1);
         let weight = &values[layout.find("a.weight").unwrap().range()];
@@ -138,10 +186,10 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_starts_the_same_whatever_else_the_model_has() {
+    fn a_parameter_starts_the_same_beside_other_parameters() {
         let mut other = ParameterLayout::default();
-        other.push("first.weight".into(), [7, 7], Initializer::Linear { fan_in: 7 });
-        other.push("a.weight".into(), [100, 30], Initializer::Linear { fan_in: 100 });
+        other.push("first.weight", [7, 7], Initializer::Linear { fan_in: 7 });
+        other.push("a.weight", [100, 30], Initializer::Linear { fan_in: 100 });
         let (here, there) = (layout().initialize(5), other.initialize(5));
         assert_eq!(here[..3000], there[49..]);
         assert_ne!(here[..3000], layout().initialize(6)[..3000]);
@@ -152,7 +200,4 @@ mod tests {
         let bits: Vec<u32> = layout().initialize(42)[..3].iter().map(|value| value.to_bits()).collect();
         assert_eq!(bits, PINNED);
     }
-
-    /// Computed once from the definition (see `random`) with arbitrary-precision integers.
-    const PINNED: [u32; 3] = [1_012_918_701, 996_871_430, 3_179_495_362];
 }

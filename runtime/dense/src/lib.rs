@@ -1,33 +1,47 @@
-//! The dense part of training: click-through models in Burn, their parameters in one flat buffer, dense optimizers, the loss, and
-//! the metrics. It takes pooled embeddings as inputs and returns their gradients; it knows nothing of where they come from, of
-//! networks, manifests or clusters. The dense worker, the parameter server (for its partition of the dense parameters) and
-//! inference call it.
+//! The dense part of training: click models in Burn, their parameters in one flat buffer, dense optimizers,
+//! the losses of tasks, and metrics. It takes pooled embeddings as inputs and returns their gradients. It knows nothing
+//! of embedding rows, networks, manifests or clusters. The dense worker, the parameter server (for its
+//! partition of the dense parameters) and the export of checkpoints call it.
 //!
-//! Start at [`Tower`]; a new model is a variant of [`ModelKind`] and a page in `model`.
+//! Start at [`Tower`], which trains a [`Model`]. A new model is a file in `models`, and it may be in another
+//! crate.
+//!
+//! Each module knows only modules to its left:
+//!
+//! `random`, `device` → `layout` → `linear`, `onnx` → `layers` → `models` → `tasks` → `pass` → `host`,
+//! `accelerator` → `tower`
 
 mod accelerator;
+mod batch;
 mod device;
 mod error;
+mod export;
+mod finite;
 mod host;
-mod layers;
+mod inputs;
+pub mod layers;
 mod layout;
 mod linear;
-mod loss;
 pub mod metrics;
-mod model;
+mod models;
 pub mod onnx;
 mod optimizer;
 mod pass;
 mod random;
-#[cfg(test)]
-mod reference;
+pub mod tasks;
 mod tower;
 mod workers;
 
+pub use batch::{Features, StepOutput};
+/// The version of Burn in which models are written.
+pub use burn;
 pub use device::{ComputeDevice, DeviceMemory, GPU_SUPPORT, Gpu, gpu_count, gpus};
 pub use error::DenseError;
-pub use layout::{Initializer, ParameterEntry, ParameterLayout};
-pub use model::{Model, ModelConfig, ModelKind};
+pub use export::export_onnx;
+pub use inputs::{InputWidths, Inputs};
+pub use layout::{Initializer, ParameterEntry, ParameterId, ParameterLayout};
+pub use models::{Model, ModelConfig};
 pub use optimizer::FlatOptimizer;
-pub use rectrain_kinds::{CrossStructure, DenseOptimizer, Precision};
-pub use tower::{Features, StepOutput, Tower, TowerOptions};
+pub use rectrain_kinds::{CrossStructure, DenseOptimizer, LossKind, ModelSettings, Precision, Task};
+pub use tasks::Tasks;
+pub use tower::{Tower, TowerOptions};

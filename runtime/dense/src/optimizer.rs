@@ -1,6 +1,7 @@
-//! Dense optimizers as element-wise formulas over flat slices, fused into one pass. They follow PyTorch's definitions exactly, and
-//! keep no counter of their own: bias correction is computed from the update count that the caller passes, so a count that is
-//! restored with the parameters restores Adam. The tower applies them to its buffer; a parameter server to its partition.
+//! Dense optimizers as element-wise formulas over flat slices, fused into one pass. They follow PyTorch's
+//! definitions exactly. They keep no counter of their own: bias correction comes from the update count that
+//! the caller passes, so a count restored with the parameters restores Adam. The tower applies them to its
+//! buffer, a parameter server to its partition.
 
 use burn::tensor::Tensor;
 use rectrain_kinds::DenseOptimizer;
@@ -10,13 +11,16 @@ use crate::DenseError;
 /// The computation of a [`DenseOptimizer`] over flat slices.
 pub trait FlatOptimizer {
     /// Refuses settings outside their ranges.
+    ///
+    /// # Errors
+    /// [`DenseError::InvalidOptimizer`] for the first of them.
     fn validate(&self) -> Result<(), DenseError>;
 
     /// The flat state before the first update, for this many parameters.
     fn initial_state(&self, parameters: usize) -> Vec<f32>;
 
-    /// One update, in place. `state` is flat: `slots().len()` vectors of `parameters.len()` values. `update_count` counts the
-    /// updates that these parameters have had including this one, from 1.
+    /// One update, in place. `state` is flat: `slots().len()` vectors of `parameters.len()` values.
+    /// `update_count` counts the updates of these parameters including this one, from 1.
     ///
     /// # Errors
     /// [`DenseError::UpdateCount`] for count 0.
@@ -35,7 +39,7 @@ pub trait FlatOptimizer {
 impl FlatOptimizer for DenseOptimizer {
     fn validate(&self) -> Result<(), DenseError> {
         let check = |setting, value: f64, valid: bool, expected| {
-            // One that becomes infinite or 0 as f32 is another one in the formulas.
+            // The formulas take f32, where this setting may become infinite or 0.
             let fits = (value as f32).is_finite() && (value == 0.0 || value as f32 != 0.0);
             let expected = if valid { "a number that f32 can hold" } else { expected };
             if valid && fits {
@@ -94,7 +98,7 @@ impl FlatOptimizer for DenseOptimizer {
     }
 }
 
-/// The formula of this update with its constants computed.
+/// The formula of this update, with its constants.
 pub(crate) fn rule(optimizer: DenseOptimizer, update_count: u64) -> Result<Rule, DenseError> {
     if update_count == 0 {
         return Err(DenseError::UpdateCount);
@@ -127,7 +131,8 @@ pub(crate) fn rule(optimizer: DenseOptimizer, update_count: u64) -> Result<Rule,
     })
 }
 
-/// `base^exponent` by squaring: only multiplications, so that every machine computes the same bits, which `powf` does not promise.
+/// `base^exponent` by squaring. It only multiplies, so every machine computes the same bits; `powf` does not
+/// promise that.
 fn power(mut base: f64, mut exponent: u64) -> f64 {
     let mut result = 1.0;
     while exponent > 0 {
@@ -158,7 +163,7 @@ pub(crate) struct AdamConstants {
     keep: f32,
 }
 
-/// One update's formula, element by element: any split of the slices gives the same bits.
+/// The formula of one update, element by element: any split of the slices gives the same bits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Rule {
     Sgd { learning_rate: f32 },
@@ -168,7 +173,7 @@ pub(crate) enum Rule {
 }
 
 impl Rule {
-    /// Applies the formula. `slots` are as many as the optimizer has, each as long as `parameters`.
+    /// Applies the formula. `slots` has the optimizer's slots, each as long as `parameters`.
     pub(crate) fn apply(self, parameters: &mut [f32], slots: Vec<&mut [f32]>, gradients: &[f32]) {
         let mut slots = slots.into_iter();
         let mut slot = || slots.next().unwrap_or_default().iter_mut();
@@ -193,8 +198,8 @@ impl Rule {
         }
     }
 
-    /// The same formula on tensors of one shape: the new parameter and the new slots. A device that fuses element-wise operations
-    /// makes one kernel of it.
+    /// The same formula on tensors of one shape: the new parameter and the new slots. A device that fuses
+    /// element-wise operations makes one kernel of it.
     pub(crate) fn apply_to_tensor(
         self,
         parameter: Tensor<2>,
@@ -238,7 +243,7 @@ mod tests {
         [0.3 / t as f32, -1.5 + 0.5 * t as f32, 1e-4]
     }
 
-    /// Runs ten updates and compares with the same in f64, written by `step(t, parameter, gradient, state)`.
+    /// Runs ten updates, and the formula `step(t, parameter, gradient, state)` in f64 beside them.
     fn check(optimizer: DenseOptimizer, mut step: impl FnMut(u64, &mut f64, f64, &mut [f64; 4])) {
         let mut parameters = START;
         let mut state = optimizer.initial_state(3);

@@ -1,33 +1,38 @@
-//! A training pass over part of a batch, on any device: inputs to logits, and the logits' derivative back to every leaf.
+//! A training pass over part of a batch, on any device: from the inputs to the logits, and from the
+//! derivative of the logits back to every leaf.
 
 use std::ops::Range;
 
 use burn::tensor::{Device, Gradients, Tensor};
 
-use crate::layers::{Dropout, Parameters, matrix};
-use crate::model::{Inputs, Model};
-use crate::tower::{Features, StepOutput};
+use crate::batch::{Features, StepOutput};
+use crate::inputs::Inputs;
+use crate::layers::{Context, Masks, Products, matrix};
+use crate::models::Model;
+use crate::tasks::Tasks;
 
-/// What a training pass is computed from, besides the parameters.
+/// The operands of a training pass, besides the parameters.
 pub(crate) struct Pass<'a> {
-    pub(crate) model: &'a Model,
+    pub(crate) model: &'a dyn Model,
+    pub(crate) tasks: &'a Tasks,
     pub(crate) features: Features<'a>,
+    /// `[samples, tasks]`.
     pub(crate) labels: &'a [f32],
-    /// What Σ loss is multiplied by before it is differentiated.
+    /// Factor of the weighted Σ loss in the function that is differentiated.
     pub(crate) scale: f32,
-    pub(crate) dropout: Dropout,
+    pub(crate) masks: Masks,
 }
 
-/// What a training pass yields.
+/// The result of a training pass.
 pub(crate) struct Passed {
     pub(crate) output: StepOutput,
-    /// The first parameter, in layout order, whose gradient is not finite.
+    /// The first parameter, in layout order, with a gradient that is not finite.
     pub(crate) broken: Option<usize>,
 }
 
-/// A forward pass that remembers how it came about.
-pub(crate) struct Graph {
-    /// `[B, 1]`.
+/// A forward pass with its autodiff graph.
+pub(crate) struct Recorded {
+    /// `[B, tasks]`.
     pub(crate) logits: Tensor<2>,
     /// The leaves: parameters in layout order, and the inputs that have gradients.
     pub(crate) parameters: Vec<Tensor<2>>,
@@ -37,39 +42,61 @@ pub(crate) struct Graph {
 
 impl Pass<'_> {
     /// The forward pass of the samples in `shard`, in a graph of its own.
-    pub(crate) fn forward(&self, parameters: &Parameters<'_>, shard: &Range<usize>, device: &Device) -> Graph {
+    pub(crate) fn forward(
+        &self,
+        parameters: &[Tensor<2>],
+        products: Products<'_>,
+        shard: &Range<usize>,
+        device: &Device,
+    ) -> Recorded {
         let leaf = |tensor: Tensor<2>| tensor.autodiff().require_grad();
-        let products = parameters.products;
-        let parameters: Vec<Tensor<2>> = parameters.tensors.iter().cloned().map(leaf).collect();
+        let parameters: Vec<Tensor<2>> = parameters.iter().cloned().map(leaf).collect();
         let inputs = inputs(self.model, &self.features, shard, device);
         let embeddings = inputs.embeddings.map(leaf);
         let linear = inputs.linear.map(leaf);
         let inputs = Inputs { dense: inputs.dense, embeddings: embeddings.clone(), linear: linear.clone() };
-        let dropout = Dropout { first_sample: shard.start, ..self.dropout };
-        let logits = self.model.forward(&Parameters { tensors: &parameters, products }, inputs, dropout);
-        Graph { logits, parameters, embeddings, linear }
+        let masks = Masks { first_sample: shard.start, ..self.masks };
+        let logits = logits(self.model, &Context::training(&parameters, products, masks), inputs, shard.len());
+        Recorded { logits, parameters, embeddings, linear }
     }
 }
 
-impl Graph {
-    /// The gradients of every leaf, given `[B, 1]`, the loss's derivative by the logits.
+impl Recorded {
+    /// The gradients of every leaf, given `[B, tasks]`, the derivative of the loss by the logits.
     pub(crate) fn backward(&self, derivative: Tensor<2>) -> Gradients {
         // The gradient of Σ logit·c with a constant c is c: this hands the loss's derivative to the graph.
         (self.logits.clone() * derivative).sum().backward()
     }
 }
 
+/// The logits of some samples, `[samples, tasks]`.
+///
+/// # Panics
+/// If the model makes logits of another shape.
+pub(crate) fn logits(model: &dyn Model, context: &Context<'_>, inputs: Inputs<Tensor<2>>, samples: usize) -> Tensor<2> {
+    let logits = model.forward(context, inputs);
+    let expected = [samples, model.tasks()];
+    assert_eq!(logits.dims(), expected, "logits of the `{}` model: one row a sample, one column a task", model.name());
+    logits
+}
+
 /// The rows of a shard as tensors outside any graph.
-pub(crate) fn inputs(model: &Model, features: &Features<'_>, shard: &Range<usize>, device: &Device) -> Inputs {
+pub(crate) fn inputs(
+    model: &dyn Model,
+    features: &Features<'_>,
+    shard: &Range<usize>,
+    device: &Device,
+) -> Inputs<Tensor<2>> {
     let rows = |values: &[f32], columns: usize| {
         (columns > 0).then(|| {
             let rows = values[shard.start * columns..shard.end * columns].to_vec();
             matrix(rows, [shard.len(), columns], device)
         })
     };
+    let widths = model.input_widths();
     Inputs {
-        dense: rows(features.dense, model.dense_width()),
-        embeddings: rows(features.embeddings, model.embedding_width()),
-        linear: rows(features.linear, model.linear_width()),
+        dense: rows(features.dense, widths.dense),
+        embeddings: rows(features.embeddings, widths.embeddings),
+        linear: rows(features.linear, widths.linear),
     }
 }

@@ -1,17 +1,20 @@
-//! Random numbers without state: each is a pure function of a key and an index, in integer arithmetic, and so the same on every
-//! machine, in any order and on any thread. Initial parameters and dropout masks are made of them; they are not for cryptography.
+//! Random numbers without state. Each number is a pure function of a key and an index, in integer
+//! arithmetic: the same on every machine, in any order and on any thread. Initial parameters and
+//! dropout masks are made of them. They are not for cryptography.
 
 /// 2^64 / golden ratio: the increment of SplitMix64 (Steele, Lea, Flood 2014).
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The finalizer of SplitMix64: a bijection of the 64-bit integers in which every input bit changes about half of the output bits.
+/// The finalizer of SplitMix64: a bijection of the 64-bit integers in which every input bit changes
+/// about half of the output bits.
 const fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     value ^ (value >> 31)
 }
 
-/// FNV-1a of a name: what a parameter or a layer is called stays its identity when others are added before it.
+/// FNV-1a of a name. The name of a parameter or layer is its identity: parameters and layers that a
+/// later version adds before it do not change its numbers.
 pub(crate) fn name_key(name: &str) -> u64 {
     name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3))
 }
@@ -21,7 +24,7 @@ pub(crate) fn name_key(name: &str) -> u64 {
 pub(crate) struct Stream(u64);
 
 impl Stream {
-    /// The stream that these parts name, in this order.
+    /// The stream with these parts as its key, in this order.
     pub(crate) fn new(parts: &[u64]) -> Self {
         Self(parts.iter().fold(GOLDEN, |key, &part| mix(key.wrapping_add(GOLDEN) ^ mix(part.wrapping_add(GOLDEN)))))
     }
@@ -42,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_pinned_so_that_every_machine_and_version_starts_from_the_same_parameters() {
+    fn values_are_pinned_for_every_machine_and_version() {
         let stream = Stream::new(&[7, name_key("top.0.weight")]);
         assert_eq!(name_key("a"), 0xAF63_DC4C_8601_EC8C, "FNV-1a's published test value");
         assert_eq!(mix(GOLDEN), 0xE220_A839_7B1D_CDAF, "SplitMix64's first output for seed 0");

@@ -1,7 +1,9 @@
-//! How a batch is cut into shards and which threads work on them. Burn's `flex` backend runs a graph on one thread (without its
-//! `rayon` feature), so the tower gives each thread whole graphs over different samples: element-wise layers then scale with the
-//! threads as matrix products do. The cut depends on the batch alone, never on the threads, and results come back in the order of
-//! the shards; so whatever is summed over them has the same bits for any number of threads.
+//! How a batch is cut into shards, and the threads that work on them.
+//!
+//! Burn's `flex` backend runs a graph on one thread (without its `rayon` feature). The tower therefore
+//! gives each thread whole graphs over different samples, so element-wise layers scale with the threads
+//! as matrix products do. The cut depends on the batch alone, never on the threads, and results come
+//! back in the order of the shards. Sums over them have the same bits for any number of threads.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -11,9 +13,10 @@ use rayon::prelude::*;
 
 use crate::DenseError;
 
-/// Shards aimed at: enough to keep eight threads busy.
+/// Target number of shards: enough to keep eight threads busy.
 const SHARDS: usize = 8;
-/// Samples of a shard: below, a graph costs more than its arithmetic; above, activations leave the cache.
+/// Fewest and most samples of a shard. With fewer, a graph costs more than its arithmetic; with more,
+/// activations leave the cache.
 const SHARD_SAMPLES: [usize; 2] = [256, 1024];
 /// Shards are a multiple of this many samples, except the last.
 const SHARD_GRANULE: usize = 64;

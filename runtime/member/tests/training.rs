@@ -12,7 +12,7 @@ use std::time::Duration;
 use prometheus::Registry;
 use rectrain_coordinator::Coordinator;
 use rectrain_data::{Dataset, ReadPlan};
-use rectrain_dense::{ComputeDevice, Features, Model, Tower, TowerOptions};
+use rectrain_dense::{ComputeDevice, Features, Tasks, Tower, TowerOptions};
 use rectrain_embedding::{FeatureKey, GroupId, Missing, Store};
 use rectrain_member::local::{run_in_process, run_with};
 use rectrain_policy::ModePolicy;
@@ -71,7 +71,9 @@ fn plain_loop(plan: &JobPlan) -> String {
     let store = Store::new(plan.store.clone()).unwrap();
     let options =
         TowerOptions { seed: plan.seed, rank: 0, threads: 1, device: ComputeDevice::Cpu, precision: plan.precision };
-    let mut tower = Tower::new(Model::new(plan.model.clone()).unwrap(), plan.dense_optimizer, options).unwrap();
+    let mut tower =
+        Tower::new(plan.model.build().unwrap(), Tasks::declared(&plan.tasks).unwrap(), plan.dense_optimizer, options)
+            .unwrap();
     let dataset = Dataset::open(plan.train.clone(), plan.schema.clone()).unwrap();
     let (dim, first) = (plan.store.groups[0].dim, plan.store.groups[0].zero_columns);
     let count = plan.schema.sparse.len();

@@ -17,7 +17,8 @@ use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::WriterProperties;
 use rectrain_checkpoint::{Checkpoint, CheckpointError, DenseState};
-use rectrain_dense::{Model, ModelConfig};
+use rectrain_dense::tasks::{BinaryCrossEntropy, Tasks};
+use rectrain_dense::{Model, ModelConfig, ParameterLayout};
 use rectrain_embedding::{RowSpec, Slot, Store};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -52,13 +53,14 @@ pub(super) async fn run(
         let model = model(checkpoint)?;
         if wants(ExportFormat::Safetensors) {
             let path = output.join("dense.safetensors");
-            let bytes = dense_safetensors(&model, &dense, optimizer_state)?;
+            let bytes = dense_safetensors(model.layout(), &dense, optimizer_state)?;
             std::fs::write(&path, bytes).map_err(|error| failed("write", &path, error))?;
             println!("{}", path.display());
         }
         if wants(ExportFormat::Onnx) {
             let path = output.join("model.onnx");
-            let bytes = rectrain_dense::onnx::export(&model, &dense.parameters).map_err(other)?;
+            let tasks = Tasks::single(BinaryCrossEntropy);
+            let bytes = rectrain_dense::export_onnx(&*model, &tasks, &dense.parameters).map_err(other)?;
             std::fs::write(&path, bytes).map_err(|error| failed("write", &path, error))?;
             println!("{}", path.display());
         }
@@ -90,16 +92,16 @@ fn write_description(checkpoint: &Checkpoint, output: &Path) -> Result<(), Failu
 }
 
 /// The model that the checkpoint says it is of.
-fn model(checkpoint: &Checkpoint) -> Result<Model, Failure> {
+fn model(checkpoint: &Checkpoint) -> Result<Arc<dyn Model>, Failure> {
     let section = checkpoint.manifest().identity.section("model");
     let section = section.ok_or_else(|| Failure::Failed(format!("{} does not say its model", checkpoint.name())))?;
     let config: ModelConfig = serde_json::from_value(section.clone())
         .map_err(|error| Failure::Failed(format!("{}: its model cannot be read: {error}", checkpoint.name())))?;
-    Model::new(config).map_err(other)
+    config.build().map_err(other)
 }
 
-fn dense_safetensors(model: &Model, dense: &DenseState, optimizer_state: bool) -> Result<Vec<u8>, Failure> {
-    let total = model.layout().total();
+fn dense_safetensors(layout: &ParameterLayout, dense: &DenseState, optimizer_state: bool) -> Result<Vec<u8>, Failure> {
+    let total = layout.total();
     if total != dense.parameters.len() {
         return Err(Failure::Failed(format!(
             "the checkpoint holds {} dense parameters and its model has {total}",
@@ -114,7 +116,7 @@ fn dense_safetensors(model: &Model, dense: &DenseState, optimizer_state: bool) -
     let bytes: Vec<(String, [usize; 2], Vec<u8>)> = vectors
         .iter()
         .flat_map(|(prefix, values)| {
-            model.layout().entries().iter().map(move |entry| {
+            layout.entries().iter().map(move |entry| {
                 let bytes = values[entry.range()].iter().flat_map(|value| value.to_le_bytes()).collect();
                 (format!("{prefix}{}", entry.name), entry.shape, bytes)
             })

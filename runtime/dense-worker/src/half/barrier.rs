@@ -108,7 +108,8 @@ impl Trainer {
 
         let scale = 1.0 / self.samples_to_train(order, batch, &own).max(1) as f32;
         let output = self.compute(&own, scale, step)?;
-        let StepOutput { loss_sum, predictions, embedding_gradients, linear_gradients } = output;
+        let loss_sum = output.loss_sum();
+        let StepOutput { predictions, embedding_gradients, linear_gradients, .. } = output;
         for (piece, gradients) in own.by_piece(Pooled { embeddings: embedding_gradients, linear: linear_gradients }) {
             pushes.push_back(self.send_gradients(piece, gradients, Some(step), None));
         }

@@ -179,7 +179,8 @@ impl Run<'_> {
         // With one piece a batch this is the batch's number, as it is with a barrier, and no two pieces drop the same.
         let number = piece.key.position.number() * u64::from(trainer.plan.pieces()) + u64::from(piece.key.piece);
         let output = trainer.compute(&own, scale, number)?;
-        let StepOutput { loss_sum, predictions, embedding_gradients, linear_gradients } = output;
+        let loss_sum = output.loss_sum();
+        let StepOutput { predictions, embedding_gradients, linear_gradients, .. } = output;
         trainer.count(&own, loss_sum, &predictions, 0, started)?;
         self.computed = Some(Computed {
             pooled: Pooled { embeddings: embedding_gradients, linear: linear_gradients },

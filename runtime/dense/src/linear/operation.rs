@@ -12,8 +12,8 @@ use burn::backend::{Autodiff, Flex, TensorMetadata};
 use burn::tensor::{Tensor, TensorData};
 use rectrain_gemm::{Finish, Left, Matrix, Start, product};
 
-use super::{Packed, Record, write};
-use crate::layers::Linear;
+use super::{Packed, Record};
+use crate::layout::{LinearParameters, ParameterId};
 
 thread_local! {
     /// The left operand of the product that this thread computes.
@@ -21,9 +21,16 @@ thread_local! {
 }
 
 impl Packed {
-    /// `x·W + b`, and ReLU of it if asked for: `[B, inputs]` to `[B, outputs]`. `anchor` is the leaf that stands for the weight, by
-    /// which the layer belongs to the graph even where its input does not.
-    pub(crate) fn linear(&self, linear: &Linear, anchor: Tensor<2>, input: Tensor<2>, relu: bool) -> Tensor<2> {
+    /// `x·W + b`, followed by ReLU if `relu`: `[B, inputs]` to `[B, outputs]`. `anchor` is the
+    /// placeholder leaf for the weight. Through it the layer belongs to the graph even where its input
+    /// does not.
+    pub(crate) fn linear(
+        &self,
+        linear: LinearParameters,
+        anchor: Tensor<2>,
+        input: Tensor<2>,
+        relu: bool,
+    ) -> Tensor<2> {
         let Some(record) = &self.record else {
             let input = input.try_into_primitive::<Flex>().expect("computed on the CPU");
             return Tensor::from_primitive::<Flex>(self.forward(linear, &input, relu));
@@ -35,25 +42,24 @@ impl Packed {
         let input = input.to_contiguous();
         let output = self.forward(linear, &input, relu);
         let [rows, columns] = shape(&input);
-        let matrix = Matrix::new(floats(&input), rows, columns).transpose();
-        write(&record.0[linear.weight.0]).inputs.pack(self.kernel, matrix);
-        let output =
-            match LinearBackward.prepare::<NoCheckpointing>([input_node, anchor_node]).compute_bound().stateful() {
-                OpsKind::Tracked(prepared) => {
-                    let state = Pending {
-                        packed: Self { record: None, ..self.clone() },
-                        record: Arc::clone(record),
-                        layer: linear.weight.0,
-                        output: relu.then(|| output.clone()),
-                    };
-                    prepared.finish(state, output)
-                }
-                OpsKind::UnTracked(prepared) => prepared.finish(output),
-            };
+        record.write(linear.weight).begin(self.kernel, Matrix::new(floats(&input), rows, columns));
+        let prepared = LinearBackward.prepare::<NoCheckpointing>([input_node, anchor_node]).compute_bound().stateful();
+        let output = match prepared {
+            OpsKind::Tracked(prepared) => {
+                let pending = Pending {
+                    packed: Self { record: None, ..self.clone() },
+                    record: Arc::clone(record),
+                    weight: linear.weight,
+                    output: relu.then(|| output.clone()),
+                };
+                prepared.finish(pending, output)
+            }
+            OpsKind::UnTracked(prepared) => prepared.finish(output),
+        };
         Tensor::from_primitive::<Autodiff<Flex>>(output)
     }
 
-    fn forward(&self, linear: &Linear, input: &FlexTensor, relu: bool) -> FlexTensor {
+    fn forward(&self, linear: LinearParameters, input: &FlexTensor, relu: bool) -> FlexTensor {
         let layer = self.layer(linear);
         let input = input.to_contiguous();
         let [rows, columns] = shape(&input);
@@ -69,13 +75,13 @@ impl Packed {
 #[derive(Debug)]
 struct LinearBackward;
 
-/// What the backward pass of a layer needs.
+/// The state that the backward pass of a layer needs.
 #[derive(Debug, Clone)]
 struct Pending {
     packed: Packed,
     record: Arc<Record>,
-    layer: usize,
-    /// Where ReLU let nothing through; none without it.
+    weight: ParameterId,
+    /// The layer's output, which shows where ReLU let nothing through; none without ReLU.
     output: Option<FlexTensor>,
 }
 
@@ -83,21 +89,20 @@ impl Backward<Flex, 2> for LinearBackward {
     type State = Pending;
 
     fn backward(self, ops: Ops<Pending, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
-        let Pending { packed, record, layer, output } = ops.state;
+        let Pending { packed, record, weight, output } = ops.state;
         let mut derivatives = gradients.consume::<Flex>(&ops.node).to_contiguous();
         let [rows, columns] = shape(&derivatives);
         let kernel = packed.kernel;
-        let mut recorded = write(&record.0[layer]);
+        let mut recorded = record.write(weight);
         recorded.bias.clear();
         recorded.bias.resize(columns, 0.0);
         through_relu(&mut derivatives, output.as_ref(), &mut recorded.bias);
         let matrix = Matrix::new(floats(&derivatives), rows, columns);
-        recorded.derivatives.pack(kernel, matrix);
-        recorded.complete = true;
+        recorded.complete(kernel, matrix);
         drop(recorded);
 
         let [input, _] = ops.parents;
-        if let (Some(input), Some(layer)) = (input, &packed.weights.0[layer]) {
+        if let (Some(input), Some(layer)) = (input, &packed.weights.0[weight.0]) {
             let of_input = LEFT.with_borrow_mut(|left| {
                 left.pack(kernel, matrix);
                 product(left, &layer.backward, Start::Zero, Finish::Plain)
@@ -107,7 +112,8 @@ impl Backward<Flex, 2> for LinearBackward {
     }
 }
 
-/// Sets derivatives to 0 where ReLU let nothing through, and adds them to `bias` by column, in the order of the rows.
+/// Sets derivatives to 0 where ReLU let nothing through, and adds them to `bias` by column, in the order
+/// of the rows.
 fn through_relu(derivatives: &mut FlexTensor, output: Option<&FlexTensor>, bias: &mut [f32]) {
     let columns = bias.len();
     if let Some(output) = output {

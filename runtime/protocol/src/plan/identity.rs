@@ -127,7 +127,7 @@ spec:
         let identity = identity(&[]);
         let model: rectrain_dense::ModelConfig =
             serde_json::from_value(identity.section("model").unwrap().clone()).unwrap();
-        assert_eq!((model.kind.name(), model.dense_features), ("dnn", 2));
+        assert_eq!((model.name(), model.dense_features), ("dnn", 2));
         let features: Vec<FeatureIdentity> =
             serde_json::from_value(identity.section("features").unwrap().clone()).unwrap();
         assert_eq!((features.len(), features[1].name.as_str(), features[1].dim), (3, "C2", 4));

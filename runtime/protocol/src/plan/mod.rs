@@ -13,7 +13,7 @@ use std::time::Duration;
 use rectrain_crds::DeviceKind;
 use rectrain_data::{Schema, SourceConfig};
 use rectrain_dense::{
-    ComputeDevice, DenseError, DenseOptimizer, GPU_SUPPORT, Model, ModelConfig, Precision, Tower, TowerOptions,
+    ComputeDevice, DenseError, DenseOptimizer, GPU_SUPPORT, ModelConfig, Precision, Task, Tasks, Tower, TowerOptions,
 };
 use rectrain_embedding::StoreConfig;
 use rectrain_kinds::{Compression, KeyDivisor};
@@ -116,6 +116,8 @@ pub struct JobPlan {
     pub layout: FeatureLayout,
     /// The embedding store of every parameter server.
     pub store: StoreConfig,
+    /// The labels that the model predicts. The manifest names one.
+    pub tasks: Vec<Task>,
     /// The dense part of the model.
     pub model: ModelConfig,
     /// The optimizer of the dense parameters.
@@ -205,7 +207,7 @@ impl JobPlan {
 
     /// Number of dense parameters of the model.
     pub fn dense_parameters(&self) -> Result<usize, RoleError> {
-        Ok(Model::new(self.model.clone())?.layout().total())
+        Ok(self.model.build()?.layout().total())
     }
 
     /// The mode with this name in the manifest.
@@ -219,7 +221,7 @@ impl JobPlan {
         let on = |device| {
             let (seed, threads, precision) = (self.seed, self.dense_threads, self.precision);
             let options = TowerOptions { seed, rank: rank.0, threads, device, precision };
-            Tower::new(Model::new(self.model.clone())?, self.dense_optimizer, options)
+            Tower::new(self.model.build()?, Tasks::declared(&self.tasks)?, self.dense_optimizer, options)
         };
         match on(compute_device(self.dense_device, rank)?) {
             Err(error @ DenseError::NoBf16 { .. }) if self.dense_device == DeviceKind::Auto => {
@@ -236,7 +238,7 @@ impl JobPlan {
         Ok(JobEvent::Started {
             job: self.name.clone(),
             mode: self.mode.name().to_owned(),
-            model: self.model.kind.name().to_owned(),
+            model: self.model.name().to_owned(),
             dense_parameters: self.dense_parameters()? as u64,
             replicas,
         })

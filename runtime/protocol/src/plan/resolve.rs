@@ -6,7 +6,7 @@ use std::time::Duration;
 use rectrain_crds as crds;
 use rectrain_crds::ResolvedJob;
 use rectrain_data::{Format, SourceConfig, Split, Subset};
-use rectrain_dense::{DenseOptimizer, FlatOptimizer, Model, ModelConfig, ModelKind};
+use rectrain_dense::{DenseOptimizer, FlatOptimizer, Model, ModelConfig};
 use rectrain_embedding::{RowSpec, StoreConfig};
 use rectrain_modes::gba::{BufferSize, Decay, LostTokens, TokenMode};
 use rectrain_modes::{EvaluationPoints, TrainingLength, TrainingMode};
@@ -30,8 +30,8 @@ impl JobPlan {
     /// says.
     pub fn new(job: &ResolvedJob) -> Result<Self, RoleError> {
         let model = model(job);
-        let built = Model::new(model.clone()).map_err(|error| RoleError::Input(format!("spec.model: {error}")))?;
-        let (layout, groups) = layout(job, &built);
+        let built = model.build().map_err(|error| RoleError::Input(format!("spec.model: {error}")))?;
+        let (layout, groups) = layout(job, &*built);
         let training = &job.training;
         let global_batch_rows = training.global_batch_size as u64;
         let local_batch_rows = local_batch_rows(job);
@@ -63,6 +63,7 @@ impl JobPlan {
             test,
             layout,
             store,
+            tasks: job.features.tasks(),
             model,
             dense_optimizer: training.dense_optimizer,
             dense_threads: job.roles.dense_worker.threads.unwrap_or(0),
@@ -174,32 +175,17 @@ fn slice_rows(job: &ResolvedJob) -> Option<u64> {
 }
 
 fn model(job: &ResolvedJob) -> ModelConfig {
-    let spec = &job.model;
-    let hidden = spec.hidden.clone();
-    let kind = match spec.kind {
-        crds::ModelKind::Dlrm => ModelKind::Dlrm { bottom: spec.bottom.clone(), top: hidden },
-        crds::ModelKind::DeepFm => ModelKind::DeepFm { hidden },
-        crds::ModelKind::Dnn => ModelKind::Dnn { hidden },
-        crds::ModelKind::WideDeep => ModelKind::WideDeep { hidden },
-        crds::ModelKind::DcnV2 => ModelKind::DcnV2 {
-            structure: spec.cross_structure,
-            cross_layers: spec.cross_layers,
-            low_rank: spec.low_rank,
-            hidden,
-        },
-        crds::ModelKind::Fm => ModelKind::Fm,
-        crds::ModelKind::Lr => ModelKind::Lr,
-    };
     ModelConfig {
-        kind,
+        tasks: job.features.tasks().len(),
+        settings: job.model.settings.clone(),
         dense_features: job.features.schema.dense.len(),
         embedding_dims: job.features.embeddings.iter().map(|embedding| embedding.dim).collect(),
-        dropout: spec.dropout as f32,
+        dropout: job.model.dropout as f32,
     }
 }
 
 /// Tables with equal row specs share a row group.
-fn layout(job: &ResolvedJob, model: &Model) -> (FeatureLayout, Vec<RowSpec>) {
+fn layout(job: &ResolvedJob, model: &dyn Model) -> (FeatureLayout, Vec<RowSpec>) {
     let linear = model.needs_linear();
     let embeddings = model.needs_embeddings();
     let mut groups: Vec<RowSpec> = Vec::new();

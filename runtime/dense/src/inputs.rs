@@ -1,0 +1,24 @@
+//! The three inputs of a click model, by name.
+
+/// Something for each of the three inputs; none for an input that the model does not take. A forward
+/// pass has them as tensors of a batch, an ONNX graph as its values.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Inputs<T> {
+    /// Dense features, `[B, dense]`.
+    pub dense: Option<T>,
+    /// Pooled embeddings, `[B, Σ dims]`, concatenated in feature order.
+    pub embeddings: Option<T>,
+    /// Pooled first-order weights, `[B, F]`: one a sparse feature.
+    pub linear: Option<T>,
+}
+
+/// Columns of each input that a model takes; 0 for an input that it does not take.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct InputWidths {
+    /// Dense features.
+    pub dense: usize,
+    /// Pooled embeddings: Σ dims.
+    pub embeddings: usize,
+    /// Pooled first-order weights: the number of sparse features.
+    pub linear: usize,
+}

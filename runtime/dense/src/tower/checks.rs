@@ -1,0 +1,72 @@
+//! Refuses wrong input, and values that are not finite before they spread into every parameter.
+
+use super::{Compute, Tower};
+use crate::DenseError;
+use crate::batch::{Features, StepOutput};
+use crate::finite::first_not_finite;
+use crate::pass::Passed;
+
+impl Tower {
+    /// The inputs of a batch: as many values as the model takes, all of them finite.
+    pub(super) fn check_features(
+        &self,
+        features: &Features<'_>,
+        during: &dyn Fn() -> String,
+    ) -> Result<(), DenseError> {
+        let widths = self.model.input_widths();
+        for (input, values, columns) in [
+            ("dense", features.dense, widths.dense),
+            ("embeddings", features.embeddings, widths.embeddings),
+            ("linear", features.linear, widths.linear),
+        ] {
+            if values.len() != features.samples * columns {
+                return Err(DenseError::InputLength { input, samples: features.samples, columns, got: values.len() });
+            }
+            self.check_finite(&format!("the {input} input"), values, columns, during)?;
+        }
+        Ok(())
+    }
+
+    /// Refuses values that are infinite or not a number. The error names the first.
+    pub(super) fn check_finite(
+        &self,
+        what: &str,
+        values: &[f32],
+        columns: usize,
+        during: &dyn Fn() -> String,
+    ) -> Result<(), DenseError> {
+        let found = match &self.compute {
+            Compute::Host(host) => host.first_not_finite(values),
+            Compute::Accelerator(_) => first_not_finite(values),
+        };
+        let Some(position) = found else { return Ok(()) };
+        let (sample, column) = (position / columns, position % columns);
+        let place = if columns == 1 { String::new() } else { format!(", column {column}") };
+        Err(DenseError::NonFinite {
+            what: format!("{what} of sample {sample}{place} ({})", values[position]),
+            during: during(),
+        })
+    }
+
+    /// The output of a step, if the step found finite values only.
+    pub(super) fn check_step(&self, passed: Passed, during: &dyn Fn() -> String) -> Result<StepOutput, DenseError> {
+        let Passed { output, broken } = passed;
+        let widths = self.model.input_widths();
+        self.check_finite("the prediction", &output.predictions, self.tasks.columns(), during)?;
+        if output.loss_sums.iter().any(|sum| !sum.is_finite()) {
+            return Err(DenseError::NonFinite { what: "the loss".into(), during: during() });
+        }
+        for (what, gradients, columns) in [
+            ("the gradient of the embeddings", &output.embedding_gradients, widths.embeddings),
+            ("the gradient of the first-order weights", &output.linear_gradients, widths.linear),
+        ] {
+            self.check_finite(what, gradients, columns, during)?;
+        }
+        match broken.and_then(|index| self.layout().entries().get(index)) {
+            None => Ok(output),
+            Some(entry) => {
+                Err(DenseError::NonFinite { what: format!("the gradient of `{}`", entry.name), during: during() })
+            }
+        }
+    }
+}
