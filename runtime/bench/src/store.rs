@@ -30,8 +30,8 @@ use std::time::{Duration, Instant};
 
 use comfy_table::Table;
 use rectrain_embedding::{
-    FeatureKey, GroupId, Initializer, Missing, RowSpec, SparseOptimizer, Store, StoreConfig, StoreError, UpdateLog,
-    ValueType,
+    FeatureKey, GroupId, Initializer, LifePolicy, Missing, RowSpec, SparseOptimizer, Store, StoreConfig, StoreError,
+    UpdateLog, ValueType,
 };
 use serde::Serialize;
 
@@ -240,6 +240,7 @@ pub(crate) fn config(args: &StoreArgs) -> StoreConfig {
             dim: args.dim,
             value_type: ValueType::F32,
             optimizer: SparseOptimizer::AdaGrad { learning_rate: 0.05, initial_accumulator: 0.1, epsilon: 1e-10 },
+            life: LifePolicy::KeepAll,
             initializer: Initializer::Uniform { low: -0.01, high: 0.01 },
             zero_columns: 0,
         }],

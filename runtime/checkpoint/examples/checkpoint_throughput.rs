@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use rectrain_checkpoint::{Begin, CheckpointWriter, Depth, Identity, SlotSet, latest_good, save_rows};
 use rectrain_embedding::{
-    FeatureKey, GroupId, Initializer, Missing, RowSpec, SaveScope, Slot, SparseOptimizer, Store, StoreConfig, ValueType,
+    FeatureKey, GroupId, Initializer, LifePolicy, Missing, RowSpec, SaveScope, Slot, SparseOptimizer, Store,
+    StoreConfig, ValueType,
 };
 use rectrain_storage::Directory;
 
@@ -30,6 +31,7 @@ fn config(dim: usize) -> StoreConfig {
         dim,
         value_type: ValueType::F32,
         optimizer: SparseOptimizer::AdaGrad { learning_rate: 0.1, initial_accumulator: 0.1, epsilon: 1e-8 },
+        life: LifePolicy::KeepAll,
         initializer: Initializer::Uniform { low: -0.01, high: 0.01 },
         zero_columns: 0,
     };

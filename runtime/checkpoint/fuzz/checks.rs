@@ -16,7 +16,8 @@ use rectrain_checkpoint::{
     latest_good, save_dense, save_rows, save_state,
 };
 use rectrain_embedding::{
-    FeatureKey, GroupId, Initializer, Missing, RowSpec, SaveScope, Slot, SparseOptimizer, Store, StoreConfig, ValueType,
+    FeatureKey, GroupId, Initializer, LifePolicy, Missing, RowSpec, SaveScope, Slot, SparseOptimizer, Store,
+    StoreConfig, ValueType,
 };
 use rectrain_storage::Directory;
 use xxhash_rust::xxh3::xxh3_64;
@@ -102,6 +103,7 @@ fn config() -> StoreConfig {
         dim: 3,
         value_type: ValueType::F16,
         optimizer: SparseOptimizer::AdaGrad { learning_rate: 0.1, initial_accumulator: 0.1, epsilon: 1e-8 },
+        life: LifePolicy::KeepAll,
         initializer: Initializer::Constant(0.5),
         zero_columns: 0,
     };

@@ -444,12 +444,13 @@ mod tests {
     #[test]
     fn a_snapshot_that_contradicts_the_index_is_refused() {
         use rectrain_embedding::{
-            FeatureKey, GroupId, Initializer, Missing, RowSpec, SparseOptimizer, StoreConfig, ValueType,
+            FeatureKey, GroupId, Initializer, LifePolicy, Missing, RowSpec, SparseOptimizer, StoreConfig, ValueType,
         };
         let spec = RowSpec {
             dim: 1,
             value_type: ValueType::F32,
             optimizer: SparseOptimizer::Sgd { learning_rate: 1.0 },
+            life: LifePolicy::KeepAll,
             initializer: Initializer::Constant(0.5),
             zero_columns: 0,
         };

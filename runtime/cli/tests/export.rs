@@ -17,7 +17,8 @@ use rectrain_dense::{
     ComputeDevice, CrossStructure, DenseOptimizer, Features, ModelConfig, ModelSettings, Precision, Tower, TowerOptions,
 };
 use rectrain_embedding::{
-    FeatureKey, GroupId, Initializer, Missing, RowSpec, SaveScope, Slot, SparseOptimizer, Store, StoreConfig, ValueType,
+    FeatureKey, GroupId, Initializer, LifePolicy, Missing, RowSpec, SaveScope, Slot, SparseOptimizer, Store,
+    StoreConfig, ValueType,
 };
 use rectrain_storage::Directory;
 use serde_json::json;
@@ -53,6 +54,7 @@ fn job(settings: ModelSettings) -> Job {
         dim: dims[0] + usize::from(linear),
         value_type,
         optimizer: SparseOptimizer::AdaGrad { learning_rate: 0.3, initial_accumulator: 0.1, epsilon: 1e-8 },
+        life: LifePolicy::KeepAll,
         initializer: Initializer::Uniform { low: -0.5, high: 0.5 },
         zero_columns: usize::from(linear),
     };

@@ -26,6 +26,8 @@ pub enum SpecError {
     Initializer { name: &'static str, found: f32, expected: &'static str },
     #[error("the optimizer's {name} is {found}; it must be {expected}")]
     Optimizer { name: &'static str, found: f64, expected: &'static str },
+    #[error("the row life's {name} is {found}; it must be {expected}")]
+    Life { name: &'static str, found: u64, expected: &'static str },
 }
 
 /// A call on a store that was refused.
@@ -106,6 +108,11 @@ pub enum SnapshotError {
         "key {key} of row group {group} is repeated or out of order in the snapshot; it was not written by this program"
     )]
     KeyOrder { group: GroupId, key: FeatureKey },
+    #[error(
+        "block {number} of the counters of row group {group} is not one that this program writes; take another copy of \
+         the snapshot"
+    )]
+    Block { group: GroupId, number: u32 },
     #[error(
         "the snapshot holds {rows} rows in one row group of one slot, more than a table can number; use more slots"
     )]

@@ -55,7 +55,12 @@ impl Hash {
         (self.position as u8).max(1)
     }
 
-    /// Its home among so many buckets.
+    /// A number below `of` that the key draws.
+    pub(crate) fn remainder(self, of: usize) -> usize {
+        (self.position % of.max(1) as u64) as usize
+    }
+
+    /// Its home among this many buckets.
     pub(crate) fn home(self, buckets: usize) -> usize {
         ((u128::from(self.position) * buckets as u128) >> 64) as usize
     }

@@ -6,8 +6,8 @@
 //! ```text
 //! word    0        1        2                3 …             3 + V …
 //!     ┌────────┬────────┬─────────────────┬───────────────┬──────────────────┐
-//!     │ key    │ key    │ score:16        │ values        │ optimizer state  │
-//!     │ low    │ high   │ timestamp:16    │ V words       │ S words, f32     │
+//!     │ key    │ key    │ the policy's    │ values        │ optimizer state  │
+//!     │ low    │ high   │ word            │ V words       │ S words, f32     │
 //!     └────────┴────────┴─────────────────┴───────────────┴──────────────────┘
 //!      V = dim for f32, ⌈dim/2⌉ for f16 and bf16 (an odd one is followed by two zero bytes)
 //!      S = SparseOptimizer::state_len(dim)
@@ -24,7 +24,9 @@ use crate::{FeatureKey, RowSpec, SparseOptimizer, ValueType};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-/// Words before a row's values: two of key, one of score and timestamp.
+/// The word of a row that belongs to the group's [policy](crate::life).
+pub(crate) const META_WORD: usize = 2;
+/// Words before a row's values: two of key, one of the policy.
 pub(crate) const HEADER_WORDS: usize = 3;
 
 /// Where the parts of a row of one group lie.
@@ -53,6 +55,11 @@ impl RowLayout {
     /// Words of a whole row.
     pub(crate) fn stride(&self) -> usize {
         HEADER_WORDS + self.value_words + self.state_words
+    }
+
+    /// Bytes of a whole row.
+    pub(crate) fn row_bytes(&self) -> usize {
+        self.stride() * size_of::<u32>()
     }
 
     /// Bytes of a row's values and state.
@@ -117,16 +124,8 @@ impl RowLayout {
         optimizer.initial_state(values, bytemuck::cast_slice_mut(state));
     }
 
-    /// Floats of scratch that [`Self::modify`] needs.
-    pub(crate) fn scratch_len(&self) -> usize {
-        match self.value_type {
-            ValueType::F32 => 0,
-            ValueType::F16 | ValueType::Bf16 => self.dim,
-        }
-    }
-
-    /// Gives a row's values, as f32, and its state to `change`, and stores them back. f32 values are
-    /// changed in place; others by way of `scratch`.
+    /// Passes a row's values, as f32, and its state to `change`, and stores them back. f32 values are
+    /// changed in place; others in `scratch`, which has dim floats.
     pub(crate) fn modify(&self, row: &mut [u32], scratch: &mut [f32], change: impl FnOnce(&mut [f32], &mut [f32])) {
         let (words, state) = row[HEADER_WORDS..].split_at_mut(self.value_words);
         let state = bytemuck::cast_slice_mut(state);
@@ -177,7 +176,7 @@ pub(crate) fn key_of_bytes(row: &[u8]) -> FeatureKey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Initializer;
+    use crate::{Initializer, LifePolicy};
 
     const SGD: SparseOptimizer = SparseOptimizer::Sgd { learning_rate: 1.0 };
 
@@ -186,6 +185,7 @@ mod tests {
             dim,
             value_type,
             optimizer,
+            life: LifePolicy::KeepAll,
             initializer: Initializer::Constant(0.0),
             zero_columns: 0,
         })
@@ -208,7 +208,7 @@ mod tests {
             let mut row = vec![u32::MAX; layout.stride()];
             let key = FeatureKey(0x0123_4567_89ab_cdef);
             layout.write_new(&mut row, key, &[1.0, 2.0, 3.0], &adam);
-            let mut scratch = vec![0.0; layout.scratch_len()];
+            let mut scratch = vec![0.0; layout.dim()];
             layout.modify(&mut row, &mut scratch, |values, state| {
                 values[2] = 4.0;
                 state.fill(5.0);

@@ -1,55 +1,47 @@
-//! What moving a slot to another process needs besides [`Store::snapshot_slot`] and [`Store::restore_slot`]: a slot in parts that a message
-//! may hold, rows of some keys as changes, and what a slot weighs.
+//! Moving a slot to another process while it is in use: the slot in parts that fit into messages, the
+//! rows of some keys as changes, and the slot's size.
 
+use crate::index::Hash;
 use crate::snapshot::{self, SlotRows, SlotSnapshot};
 use crate::{FeatureKey, GroupId, Slot, Store, StoreError};
+use std::collections::BTreeSet;
 
 impl Store {
-    /// The slot's rows at this instant, in parts with at most so many bytes of rows, or with one row if that has more: the first part is a
-    /// whole slot of its rows, the others are changes that add the rest. Taken in in this order they bring a slot to the state of this one.
+    /// The slot at this instant, in parts of at most `most_bytes` of rows, or of one row if that is
+    /// longer. The first part is a whole slot of its rows, the others are changes that add the rest.
+    /// Restored in this order they give another store this slot.
     ///
     /// # Errors
     /// [`StoreError::UnknownSlot`].
     pub fn snapshot_slot_in_parts(&self, slot: Slot, most_bytes: usize) -> Result<Vec<SlotSnapshot>, StoreError> {
-        let rows = self.copy_slot(slot)?;
-        let most_words = most_bytes / size_of::<u32>();
-        if rows.groups.iter().map(Vec::len).sum::<usize>() <= most_words {
-            return Ok(vec![snapshot::write(&self.config, slot, &rows)]);
+        let copied = self.copy_slot(slot)?;
+        let mut parts = PartsOfSlot::new(self.groups.len(), most_bytes / size_of::<u32>());
+        for (group, (rows, layout)) in copied.groups.iter().zip(&self.layouts).enumerate() {
+            parts.add(rows, layout.stride(), |part| &mut part.groups[group]);
         }
-        let nothing = || SlotRows { groups: vec![Vec::new(); self.config.groups.len()], removed: None };
-        let (mut part, mut left, mut parts) = (nothing(), most_words, Vec::new());
-        for (group, (rows, layout)) in rows.groups.into_iter().zip(self.layouts()).enumerate() {
-            let mut rest = &*rows;
-            while !rest.is_empty() {
-                if left < layout.stride() && part.groups.iter().any(|rows| !rows.is_empty()) {
-                    parts.push(self.write_part(slot, std::mem::replace(&mut part, nothing()), parts.is_empty()));
-                    left = most_words;
-                }
-                let fitting = (left / layout.stride()).max(1) * layout.stride();
-                let (now, later) = rest.split_at(fitting.min(rest.len()));
-                part.groups[group].extend_from_slice(now);
-                left = left.saturating_sub(now.len());
-                rest = later;
+        for (position, (blocks, group)) in copied.side.iter().zip(&self.groups).enumerate() {
+            if let Some(side) = &group.side {
+                parts.add(blocks, side.layout.stride(), |part| &mut part.side[position]);
             }
         }
-        parts.push(self.write_part(slot, part, parts.is_empty()));
-        Ok(parts)
+        let parts = parts.into_parts().into_iter();
+        Ok(parts.map(|part| snapshot::write(&self.config, slot, &part)).collect())
     }
 
-    fn write_part(&self, slot: Slot, rows: SlotRows, is_first: bool) -> SlotSnapshot {
-        let removed = if is_first { None } else { Some(vec![Vec::new(); rows.groups.len()]) };
-        snapshot::write(&self.config, slot, &SlotRows { removed, ..rows })
-    }
-
-    /// So many rows of any groups have at most so many bytes together, or are one row.
+    /// The number of rows of any groups that have at most this many bytes together, at least one. A row
+    /// counts with the block of the side table that may travel with it.
     #[must_use]
     pub fn rows_within(&self, bytes: usize) -> usize {
-        let largest = self.layouts().iter().map(|layout| layout.stride() * size_of::<u32>()).max();
+        let size = |group: &crate::group::Group| {
+            group.layout.row_bytes() + group.side.as_ref().map_or(0, |side| side.layout.stored_bytes())
+        };
+        let largest = self.groups.iter().map(size).max();
         (bytes / largest.unwrap_or(1)).max(1)
     }
 
-    /// The rows of some keys of a slot as they are now, as changes: a key without a row is told as removed. Taken in where the slot
-    /// was restored before, in the order in which they were taken, changes bring it to the state of this slot. Keys may repeat.
+    /// The rows of some keys of a slot as they are now, as changes. A key without a row counts as
+    /// removed. Changes restored on top of a copy of the slot, in the order in which they were taken,
+    /// bring the copy to the state of this slot. Keys may repeat.
     ///
     /// # Errors
     /// [`StoreError::UnknownSlot`], [`StoreError::UnknownGroup`].
@@ -58,21 +50,31 @@ impl Store {
         keys.sort_unstable();
         keys.dedup();
         for (group, _) in &keys {
-            self.spec(*group)?;
+            self.group(*group)?;
         }
-        let groups = self.config.groups.len();
-        let (mut rows, mut removed) = (vec![Vec::new(); groups], vec![Vec::new(); groups]);
+        let mut rows = SlotRows::none(self.groups.len());
+        let mut removed = vec![Vec::new(); self.groups.len()];
+        let mut blocks = BTreeSet::new();
         {
             let state = self.cell(slot)?.lock();
             for (group, key) in keys {
                 let position = usize::from(group.0);
-                match state.tables[position].row_of(key) {
-                    Some(row) => rows[position].extend_from_slice(row),
+                let table = &state.tables[position];
+                match table.row_of(key) {
+                    Some(row) => rows.groups[position].extend_from_slice(row),
                     None => removed[position].push(key),
                 }
+                if let Some(side) = table.side() {
+                    blocks.insert((position, side.layout().number_of(Hash::of(key))));
+                }
+            }
+            for (position, number) in blocks {
+                let block = state.tables[position].side().and_then(|side| side.stored(number));
+                rows.side[position].extend_from_slice(block.unwrap_or_default());
             }
         }
-        Ok(snapshot::write(&self.config, slot, &SlotRows { groups: rows, removed: Some(removed) }))
+        rows.removed = Some(removed);
+        Ok(snapshot::write(&self.config, slot, &rows))
     }
 
     /// Bytes of a slot's rows: embedding values and optimizer state.
@@ -81,8 +83,53 @@ impl Store {
     /// [`StoreError::UnknownSlot`].
     pub fn slot_bytes(&self, slot: Slot) -> Result<u64, StoreError> {
         let state = self.cell(slot)?.lock();
-        let bytes =
-            state.tables.iter().zip(self.layouts()).map(|(table, layout)| table.rows() * layout.payload_bytes());
+        let bytes = state.tables.iter().zip(&self.layouts).map(|(table, layout)| table.rows() * layout.payload_bytes());
         Ok(bytes.sum::<usize>() as u64)
+    }
+}
+
+/// A slot's rows and blocks, divided into parts of bounded size.
+struct PartsOfSlot {
+    groups: usize,
+    most_words: usize,
+    full: Vec<SlotRows>,
+    part: SlotRows,
+    /// Words of `part`.
+    words: usize,
+}
+
+impl PartsOfSlot {
+    fn new(groups: usize, most_words: usize) -> Self {
+        Self { groups, most_words, full: Vec::new(), part: SlotRows::none(groups), words: 0 }
+    }
+
+    /// Adds items of `stride` words to the list of them that `list` selects in each part.
+    fn add(&mut self, items: &[u32], stride: usize, list: impl Fn(&mut SlotRows) -> &mut Vec<u32>) {
+        let mut rest = items;
+        while !rest.is_empty() {
+            let mut left = self.most_words.saturating_sub(self.words);
+            if left < stride && self.words > 0 {
+                self.begin_part();
+                left = self.most_words;
+            }
+            let fitting = (left / stride).max(1) * stride;
+            let (now, later) = rest.split_at(fitting.min(rest.len()));
+            list(&mut self.part).extend_from_slice(now);
+            self.words += now.len();
+            rest = later;
+        }
+    }
+
+    /// The parts after the first are changes that remove nothing.
+    fn begin_part(&mut self) {
+        let mut next = SlotRows::none(self.groups);
+        next.removed = Some(vec![Vec::new(); self.groups]);
+        self.full.push(std::mem::replace(&mut self.part, next));
+        self.words = 0;
+    }
+
+    fn into_parts(mut self) -> Vec<SlotRows> {
+        self.full.push(self.part);
+        self.full
     }
 }

@@ -1,44 +1,62 @@
-//! A batch in pieces: runs of keys of one slot, cut where they are long. A read of memory takes as long as the
-//! work on several keys, and a key needs two that follow each other, of its bucket and of its row. So while one
-//! piece is worked on the rows of the next are on their way, and the buckets of those after it:
+//! A batch in pieces: runs of keys of one slot, cut if they are long.
+//!
+//! A read from memory takes as long as the work on several keys, and each key needs two reads that
+//! depend on each other: its bucket, then its row. So the reads overlap with the work on other keys:
 //!
 //! ```text
 //!      done         │ piece   │ next        │ AHEAD keys          │ keys
-//!                     worked    rows asked    buckets asked for,
-//!                     on        for           without a lock
+//!                     worked    rows          buckets prefetched
+//!                     on        prefetched    without a lock
 //! ```
 //!
-//! A slot of a batch that is sorted by slot is locked once. The next piece's is locked while the present one is worked on if nobody
-//! else has it, and waited for only when no lock is held.
+//! A batch that is sorted by slot locks each slot once. The next piece's slot is locked during the
+//! work on the present piece if no other thread has it. A thread waits for a lock only while it holds
+//! no other.
 
-use crate::index::{Hash, Whereabouts};
-use crate::store::{SlotState, Store};
+use crate::index::Hash;
+use crate::slot::{SlotState, Slots};
 use crate::table::Table;
 use crate::{FeatureKey, GroupId, Slot};
 use std::ops::Range;
 use std::sync::MutexGuard;
 
-/// Keys of a piece, at most, whose rows are asked for at once: enough to hide a memory read behind the others, few
-/// enough that what was asked for is still there when it is used.
+/// The most keys of a piece, whose rows are prefetched at once: enough to hide a memory read behind
+/// the others, few enough that the lines are still in the cache when they are used.
 const MOST_KEYS: usize = 32;
-/// Keys after the next piece whose buckets are asked for.
+/// Keys after the next piece whose buckets are prefetched.
 const AHEAD: usize = 128;
 
-/// Some of a batch's keys, of one slot.
+/// Keys of a batch that belong to one slot and follow each other.
 pub(crate) struct Piece<'a> {
     pub(crate) slot: Slot,
-    /// Which of the batch they are.
+    /// Their positions in the batch.
     pub(crate) keys: Range<usize>,
-    /// What they hash to.
     pub(crate) hashes: &'a [Hash],
+}
+
+/// The positions of a piece's keys.
+struct Run {
+    slot: Slot,
+    keys: Range<usize>,
 }
 
 /// Hashes of the keys of one piece.
 type Hashes = [Hash; MOST_KEYS];
 
-impl Store {
-    /// Does `work` on each piece of `keys` in order, under its slot's lock, with its slot's table of the group, which there must be. It
-    /// is going to touch the first `words` words of rows.
+/// The keys of a batch, of one group, and how far their buckets are prefetched.
+struct Batch<'a> {
+    slots: &'a Slots,
+    group: GroupId,
+    keys: &'a [FeatureKey],
+    /// Words of each row to prefetch.
+    words: usize,
+    /// Keys whose buckets have been prefetched.
+    prefetched: usize,
+}
+
+impl Slots {
+    /// Calls `work` for each piece of `keys` in order, under its slot's lock, with the slot's table of
+    /// the group, which must exist. The work touches the first `words` words of the rows.
     pub(crate) fn each_piece(
         &self,
         group: GroupId,
@@ -47,82 +65,82 @@ impl Store {
         mut work: impl FnMut(&mut Table, Piece<'_>),
     ) {
         let table = usize::from(group.0);
-        let ask = |state: &SlotState, piece: &Range<usize>, hashes: &mut Hashes| {
-            for (hash, &key) in hashes.iter_mut().zip(&keys[piece.clone()]) {
-                *hash = Hash::of(key);
-            }
-            state.tables[table].prefetch(&hashes[..piece.len()], words);
-        };
+        let mut batch = Batch { slots: self, group, keys, words, prefetched: 0 };
         let (mut hashes, mut next_hashes) = (Hashes::default(), Hashes::default());
-        let mut asked = 0;
-        let mut pieces = self.pieces(keys);
-        let mut present = pieces.next();
-        // The lock of the present piece's slot, whose rows have been asked for then.
-        let mut held: Option<MutexGuard<'_, SlotState>> = None;
-        while let Some((slot, piece)) = present {
-            self.ask_for_buckets(table, keys, &mut asked, piece.end + MOST_KEYS + AHEAD);
-            let mut state = held.take().unwrap_or_else(|| {
-                let state = self.slots[slot.0 as usize].lock();
-                ask(&state, &piece, &mut hashes);
+        let mut runs = self.runs(keys);
+        let mut present = runs.next();
+        // The lock of the present piece's slot, if it was taken early. Its rows are prefetched then.
+        let mut early: Option<MutexGuard<'_, SlotState>> = None;
+        while let Some(Run { slot, keys }) = present {
+            batch.prefetch_buckets(keys.end + MOST_KEYS + AHEAD);
+            let mut state = early.take().unwrap_or_else(|| {
+                let state = self.cell(slot).lock();
+                batch.prefetch_rows(&state, &keys, &mut hashes);
                 state
             });
-            present = pieces.next();
-            let is_last = match &present {
-                Some((next_slot, next)) if *next_slot == slot => {
-                    ask(&state, next, &mut next_hashes);
+            present = runs.next();
+            let is_last_of_slot = match &present {
+                Some(next) if next.slot == slot => {
+                    batch.prefetch_rows(&state, &next.keys, &mut next_hashes);
                     false
                 }
-                Some((next_slot, next)) => {
-                    held = self.slots[next_slot.0 as usize].try_lock();
-                    if let Some(state) = &held {
-                        ask(state, next, &mut next_hashes);
+                Some(next) => {
+                    early = self.cell(next.slot).try_lock();
+                    if let Some(state) = &early {
+                        batch.prefetch_rows(state, &next.keys, &mut next_hashes);
                     }
                     true
                 }
                 None => true,
             };
-            let of_piece = &hashes[..piece.len()];
-            work(&mut state.tables[table], Piece { slot, keys: piece, hashes: of_piece });
-            if is_last {
-                state.tables[table].note(self.index_of(slot, table));
+            let hashes_of_piece = &hashes[..keys.len()];
+            work(&mut state.tables[table], Piece { slot, keys, hashes: hashes_of_piece });
+            if is_last_of_slot {
+                state.tables[table].note(self.index_of(slot, group));
             } else {
-                held = Some(state);
+                early = Some(state);
             }
             std::mem::swap(&mut hashes, &mut next_hashes);
         }
     }
 
-    /// Asks for the buckets of `keys` from the `asked`-th on, to the one before `end`.
-    fn ask_for_buckets(&self, table: usize, keys: &[FeatureKey], asked: &mut usize, end: usize) {
-        let end = end.min(keys.len());
-        for &key in &keys[*asked..end] {
-            self.index_of(self.slot_of(key), table).prefetch(Hash::of(key));
-        }
-        *asked = end;
-    }
-
-    fn index_of(&self, slot: Slot, table: usize) -> &Whereabouts {
-        &self.indexes[slot.0 as usize * self.groups.len() + table]
-    }
-
-    /// Cuts keys into pieces, in order.
-    fn pieces(&self, keys: &[FeatureKey]) -> impl Iterator<Item = (Slot, Range<usize>)> {
+    /// Cuts keys into runs, in order.
+    fn runs(&self, keys: &[FeatureKey]) -> impl Iterator<Item = Run> {
         let mut start = 0;
         std::iter::from_fn(move || {
             let slot = self.slot_of(*keys.get(start)?);
             let most = &keys[start..keys.len().min(start + MOST_KEYS)];
             let others = most.iter().position(|&key| self.slot_of(key) != slot);
-            let piece = start..start + others.unwrap_or(most.len());
-            start = piece.end;
-            Some((slot, piece))
+            let run = start..start + others.unwrap_or(most.len());
+            start = run.end;
+            Some(Run { slot, keys: run })
         })
+    }
+}
+
+impl Batch<'_> {
+    /// Prefetches the buckets of keys up to the one before `end`.
+    fn prefetch_buckets(&mut self, end: usize) {
+        let end = end.min(self.keys.len());
+        for &key in &self.keys[self.prefetched..end] {
+            self.slots.index_of(self.slots.slot_of(key), self.group).prefetch(Hash::of(key));
+        }
+        self.prefetched = end;
+    }
+
+    /// Hashes the keys of a piece and prefetches their rows.
+    fn prefetch_rows(&self, state: &SlotState, piece: &Range<usize>, hashes: &mut Hashes) {
+        for (hash, &key) in hashes.iter_mut().zip(&self.keys[piece.clone()]) {
+            *hash = Hash::of(key);
+        }
+        state.tables[usize::from(self.group.0)].prefetch(&hashes[..piece.len()], self.words);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Missing, RowSpec, StoreConfig};
+    use crate::{Missing, RowSpec, Store, StoreConfig};
 
     fn store(slots: u32) -> Store {
         Store::new(StoreConfig { slots, seed: 1, groups: vec![RowSpec::plain(1)] }).unwrap()
@@ -132,10 +150,10 @@ mod tests {
         (0..count).map(|number| FeatureKey(xxhash_rust::xxh3::xxh3_64(&number.to_le_bytes()))).collect()
     }
 
-    /// Works through the keys and checks each piece; gives how many there were.
+    /// Goes through the keys and checks each piece; returns the number of pieces.
     fn pieces_of(store: &Store, keys: &[FeatureKey]) -> usize {
         let (mut pieces, mut done) = (0, 0);
-        store.each_piece(GroupId(0), keys, 1, |_, piece| {
+        store.slots.each_piece(GroupId(0), keys, 1, |_, piece| {
             assert_eq!(piece.keys.start, done, "in order, and none left out");
             assert!((1..=MOST_KEYS).contains(&piece.keys.len()));
             let of_piece = &keys[piece.keys.clone()];
@@ -163,18 +181,18 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_somebody_has_is_waited_for_without_a_lock() {
+    fn a_thread_waits_for_a_slot_without_holding_another() {
         let store = store(2);
         let mut keys = keys(100);
         keys.sort_unstable();
-        let others = store.slots[1].lock();
+        let others = store.slots.cell(Slot(1)).lock();
         std::thread::scope(|scope| {
             let all = scope.spawn(|| pieces_of(&store, &keys));
-            // Not before the first slot has been worked on and left.
-            while store.index_of(Slot(0), 0).is_unknown() {
+            // Wait until the first slot has been worked on and left.
+            while store.slots.index_of(Slot(0), GroupId(0)).is_unknown() {
                 std::thread::yield_now();
             }
-            drop(store.slots[0].lock());
+            drop(store.slots.cell(Slot(0)).lock());
             drop(others);
             assert!(all.join().unwrap() >= 4);
         });

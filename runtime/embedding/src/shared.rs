@@ -1,39 +1,55 @@
-//! A store in memory that outlives its process: a directory in a memory file system (tmpfs), with a file of
-//! rows for each group and an [`UpdateLog`]. A process that is killed leaves all rows behind, and the next one
-//! that [opens](Store::in_shared_memory) the directory goes on with them; indexes are built anew from the rows.
+//! A store in memory that outlives its process: a directory of a memory file system (tmpfs), with a
+//! file of rows for each group, one of the side tables of its [policy](crate::life) if it has any, and
+//! an [`UpdateLog`].
 //!
-//! What is whole whenever the process is killed: a row that was being made does not exist, and one that was
-//! being changed through an [`UpdateLog`] is put back as it was, and the update goes on behind it. A row changed
-//! by [`Store::update`] without a log may be half-changed.
-
-#![allow(unsafe_code)]
+//! A killed process leaves all rows behind. The next process [opens](Store::in_shared_memory) the
+//! directory, finds the rows and rebuilds the indexes from them.
+//!
+//! Every row is whole, whenever the process was killed. A row that was being inserted does not exist.
+//! A row that was being changed under an [`UpdateLog`] is restored, and the repeated update continues
+//! with it. Only [`Store::update`], which takes no log, may leave a row half-changed.
 
 use crate::arena::Arena;
 use crate::block_file::FoundBlock;
+use crate::group::{Group, GroupMemory};
 use crate::layout::RowLayout;
-use crate::region::{HUGE_PAGE_BYTES, Region};
-use crate::table::{Group, Table};
-use crate::{GroupId, SharedMemoryError, Slot, Store, StoreConfig, StoreError};
-use std::fs::{DirBuilder, OpenOptions};
-use std::path::Path;
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
+use crate::log::{Part, UpdateLog};
+use crate::table::{FoundTable, Table};
+use crate::{SharedMemoryError, Slot, Store, StoreConfig, StoreError};
+use std::fs::DirBuilder;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-/// What was found in shared memory.
+/// The contents of a directory that was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reopened {
-    /// Rows, of all groups.
+    /// Rows of all groups.
     pub rows: u64,
-    /// Rows that a death had left half-changed, and that were put back: 0 or 1.
+    /// Rows that a killed process left half-changed and that were restored: 0 or 1.
     pub repaired_rows: u64,
 }
 
+/// The blocks found in the files of one group, by slot.
+struct FoundGroup {
+    /// The file of the rows.
+    path: PathBuf,
+    tables: Vec<FoundTable>,
+}
+
+impl FoundGroup {
+    fn damaged(&self, problem: &'static str) -> SharedMemoryError {
+        SharedMemoryError::Damaged { path: self.path.clone(), problem }
+    }
+}
+
 impl Store {
-    /// A store whose rows lie in files of `directory`, with the rows that are there already. Only one process at a time may have a
-    /// directory open, and its configuration must be the one that the rows were made with; both are the caller's to know.
+    /// Opens the store in `directory`, or creates it. Only one process at a time may have a directory
+    /// open, and `config` must be the configuration that the rows were made with. The caller ensures
+    /// both.
     ///
     /// # Errors
-    /// [`StoreError::Spec`] as in [`Self::new`]; [`StoreError::SharedMemory`] for a directory that cannot be used, or whose rows cannot.
+    /// [`StoreError::Spec`] as in [`Self::new`]; [`StoreError::SharedMemory`] if the directory or the
+    /// rows in it cannot be used.
     pub fn in_shared_memory(config: StoreConfig, directory: &Path) -> Result<(Self, UpdateLog, Reopened), StoreError> {
         config.validate()?;
         make_directory(directory)?;
@@ -41,46 +57,62 @@ impl Store {
         let mut found = Vec::with_capacity(config.groups.len());
         for (number, &spec) in config.groups.iter().enumerate() {
             let path = directory.join(format!("rows-{number}"));
-            let (memory, blocks) = Arena::on_file(&path, RowLayout::new(&spec).stride())?;
-            found.push((path, by_slot(blocks, config.slots)));
-            groups.push(Group::new(spec, config.seed, memory));
-        }
-        let mut tables = (0..config.slots).map(|slot| {
-            let mut tables = Vec::with_capacity(groups.len());
-            for (group, (path, blocks)) in groups.iter().zip(&mut found) {
-                let blocks = std::mem::take(&mut blocks[slot as usize]);
-                let adopted = if blocks.is_empty() {
-                    Some(Table::new(group, Slot(slot)))
-                } else {
-                    Table::adopt(group, Slot(slot), blocks)
-                };
-                let problem = "a slot's blocks do not fit together";
-                tables.push(adopted.ok_or_else(|| SharedMemoryError::Damaged { path: path.clone(), problem })?);
+            let (rows, blocks) = Arena::on_file(&path, RowLayout::new(&spec).stride())?;
+            let mut tables: Vec<FoundTable> = (0..config.slots).map(|_| FoundTable::default()).collect();
+            by_slot(blocks, &mut tables, |table| &mut table.rows);
+            let mut memory = GroupMemory { rows, side: Arc::default() };
+            if let Some(layout) = spec.life.side_layout(config.slots) {
+                let (side, blocks) = Arena::on_file(&directory.join(format!("side-{number}")), layout.stride())?;
+                by_slot(blocks, &mut tables, |table| &mut table.side);
+                memory.side = side;
             }
-            Ok(tables.into_boxed_slice())
-        });
-        let tables: Result<Vec<Box<[Table]>>, SharedMemoryError> = tables.by_ref().collect();
-        let store = Self::of_tables(config, groups, tables?);
-        store.groups.iter().for_each(|group| group.memory.keep_file(false));
-        let mut log = UpdateLog::open(&directory.join("update"), &store.layouts)?;
-        let repaired_rows = u64::from(store.put_back_unfinished(&mut log)?);
+            found.push(FoundGroup { path, tables });
+            groups.push(Group::new(spec, &config, memory));
+        }
+        let mut tables = Vec::with_capacity(config.slots as usize);
+        for slot in 0..config.slots {
+            tables.push(adopt_slot(Slot(slot), &groups, &mut found)?);
+        }
+        let store = Self::of_tables(config, groups, tables);
+        store.groups.iter().for_each(|group| group.keep_files(false));
+        let longest = store.groups.iter().map(Group::longest).max();
+        let mut log = UpdateLog::open(&directory.join("update"), longest.unwrap_or(0))?;
+        let repaired_rows = u64::from(store.restore_unfinished(&mut log)?);
+        for cell in store.slots.iter() {
+            let mut state = cell.lock();
+            state.tables.iter_mut().zip(&store.groups).for_each(|(table, group)| table.reopened(group));
+        }
         let reopened = Reopened { rows: store.rows(), repaired_rows };
         Ok((store, log, reopened))
     }
 
-    /// Puts the row back that was being changed. Says whether there was one.
-    fn put_back_unfinished(&self, log: &mut UpdateLog) -> Result<bool, StoreError> {
-        let Some((group, slot, row)) = log.unfinished() else { return Ok(false) };
-        let stride = self.group(group)?.layout.stride();
-        let mut state = self.cell(slot)?.lock();
-        let table = &mut state.tables[usize::from(group.0)];
-        if !table.put_back(row, &log.words()[..stride]) {
-            let problem = "the row that was being changed is not there";
+    /// Restores the row, or the block of a side table, that was being changed. Returns whether there was one.
+    fn restore_unfinished(&self, log: &mut UpdateLog) -> Result<bool, StoreError> {
+        let Some(unfinished) = log.unfinished() else { return Ok(false) };
+        let group = self.group(unfinished.group)?;
+        let stride = match (unfinished.part, &group.side) {
+            (Part::Side, Some(side)) => side.layout.stride(),
+            _ => group.layout.stride(),
+        };
+        let mut state = self.cell(unfinished.slot)?.lock();
+        let table = &mut state.tables[usize::from(unfinished.group.0)];
+        if !table.put_back(unfinished.part, unfinished.row, &log.words()[..stride]) {
+            let problem = "the row that was being changed is missing";
             return Err(SharedMemoryError::Damaged { path: log.path.clone(), problem }.into());
         }
         log.forget_unfinished();
         Ok(true)
     }
+}
+
+/// The tables of one slot, from the blocks that were found.
+fn adopt_slot(slot: Slot, groups: &[Group], found: &mut [FoundGroup]) -> Result<Box<[Table]>, SharedMemoryError> {
+    let mut tables = Vec::with_capacity(groups.len());
+    for (group, found) in groups.iter().zip(found) {
+        let adopted = Table::adopt(group, slot, std::mem::take(&mut found.tables[slot.0 as usize]));
+        tables.push(adopted.ok_or_else(|| found.damaged("a slot's blocks do not fit together"))?);
+    }
+    Ok(tables.into_boxed_slice())
 }
 
 fn make_directory(directory: &Path) -> Result<(), SharedMemoryError> {
@@ -92,185 +124,24 @@ fn make_directory(directory: &Path) -> Result<(), SharedMemoryError> {
     made.map_err(|source| SharedMemoryError::Io { attempt: "make", path: directory.to_owned(), source })
 }
 
-/// Blocks of slots that do not exist are left alone.
-fn by_slot(blocks: Vec<FoundBlock>, slots: u32) -> Vec<Vec<FoundBlock>> {
-    let mut by_slot = vec![Vec::new(); slots as usize];
+/// Adds blocks to the tables of the slots that own them. Blocks of slots that do not exist are ignored.
+fn by_slot(blocks: Vec<FoundBlock>, tables: &mut [FoundTable], part: fn(&mut FoundTable) -> &mut Vec<FoundBlock>) {
     for block in blocks {
-        if let Some(of_slot) = by_slot.get_mut(block.owner as usize) {
-            of_slot.push(block);
+        if let Some(table) = tables.get_mut(block.owner as usize) {
+            part(table).push(block);
         }
     }
-    by_slot
 }
 
-/// Who is told of the changes that an update makes to rows.
-pub(crate) trait RowLog {
-    /// The update comes to its next key; whether it is still to be applied.
-    fn is_to_do(&mut self) -> bool;
-    /// Its row is about to be changed, and is as in `words` until then.
-    fn changing(&mut self, row: u32, words: &[u32]);
-    /// It has been.
-    fn changed(&mut self);
-}
-
-/// Nobody.
-pub(crate) struct NoLog;
-
-impl RowLog for NoLog {
-    #[inline(always)]
-    fn is_to_do(&mut self) -> bool {
-        true
-    }
-
-    #[inline(always)]
-    fn changing(&mut self, _row: u32, _words: &[u32]) {}
-
-    #[inline(always)]
-    fn changed(&mut self) {}
-}
-
-/// How far a sequence of updates has come, to the row, in memory that outlives the process. Updates are numbered; one that a death
-/// has cut short is begun again under its number with the same keys and gradients, and what it had done already is not done twice.
-///
-/// What it costs: the words of a row copied to a place that stays in the nearest cache, and two stores, for each row that changes.
-pub struct UpdateLog {
-    path: std::path::PathBuf,
-    region: Region,
-    /// Words that fit.
-    capacity: usize,
-    /// Of the update under way: keys come to, and keys done before it was begun again.
-    position: u32,
-    done: u32,
-    place: (GroupId, Slot),
-}
-
-// SAFETY: the region is this log's alone, and no thread has an affinity to it.
-unsafe impl Send for UpdateLog {}
-
-/// What lies in the file, before the words of the row that is being changed.
-#[repr(C, align(64))]
-struct LogHeader {
-    /// The update's number in the upper half; in the lower half twice the keys done, plus 1 while the next one's row is being changed.
-    progress: AtomicU64,
-    /// Of that row.
-    slot: AtomicU32,
-    row: AtomicU32,
-    group: AtomicU32,
-}
-
-impl UpdateLog {
-    fn open(path: &Path, layouts: &[RowLayout]) -> Result<Self, SharedMemoryError> {
-        let failed = |attempt| move |source| SharedMemoryError::Io { attempt, path: path.to_owned(), source };
-        let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(false).open(path).map_err(failed("open"))?;
-        let capacity = layouts.iter().map(RowLayout::stride).max().unwrap_or(0);
-        let bytes = (size_of::<LogHeader>() + capacity * size_of::<u32>()).next_multiple_of(HUGE_PAGE_BYTES);
-        let region = Region::of_file(&file, 0, bytes).map_err(failed("map"))?;
-        let place = (GroupId(0), Slot(0));
-        Ok(Self { path: path.to_owned(), region, capacity, position: 0, done: 0, place })
-    }
-
-    /// The number of the update under way, or of the next.
-    #[must_use]
-    pub fn update(&self) -> u32 {
-        (self.header().progress.load(Ordering::Acquire) >> 32) as u32
-    }
-
-    /// From here on updates are numbered from `update`.
-    pub fn restart(&mut self, update: u32) {
-        self.header().progress.store(u64::from(update) << 32, Ordering::Release);
-        (self.position, self.done) = (0, 0);
-    }
-
-    /// The update under way is begun, perhaps again.
-    pub fn begin(&mut self) {
-        self.position = 0;
-        self.done = self.header().progress.load(Ordering::Acquire) as u32 / 2;
-    }
-
-    /// The update under way is done; the next has the next number.
-    pub fn finish(&mut self) {
-        self.restart(self.update().wrapping_add(1));
-    }
-
-    pub(crate) fn at(&mut self, group: GroupId, slot: Slot) {
-        self.place = (group, slot);
-    }
-
-    /// The row that was being changed.
-    fn unfinished(&self) -> Option<(GroupId, Slot, u32)> {
-        let header = self.header();
-        (header.progress.load(Ordering::Acquire) & 1 == 1).then(|| {
-            let group = GroupId(header.group.load(Ordering::Relaxed) as u16);
-            (group, Slot(header.slot.load(Ordering::Relaxed)), header.row.load(Ordering::Relaxed))
-        })
-    }
-
-    fn forget_unfinished(&mut self) {
-        let progress = self.header().progress.load(Ordering::Acquire);
-        self.header().progress.store(progress & !1, Ordering::Release);
-    }
-
-    fn set_position(&self, halves: u32) {
-        let progress = self.header().progress.load(Ordering::Relaxed);
-        self.header().progress.store(progress >> 32 << 32 | u64::from(halves), Ordering::Release);
-    }
-
-    fn header(&self) -> &LogHeader {
-        // SAFETY: the region is mapped, aligned and long enough, and this part of it is reached as atomics only.
-        unsafe { self.region.start.cast().as_ref() }
-    }
-
-    fn first_word(&self) -> NonNull<u32> {
-        // SAFETY: within the region.
-        unsafe { self.region.start.add(size_of::<LogHeader>()).cast() }
-    }
-
-    fn words(&self) -> &[u32] {
-        // SAFETY: `capacity` words follow the header, initialized as the file's zeros, and written through `&mut self` only.
-        unsafe { std::slice::from_raw_parts(self.first_word().as_ptr(), self.capacity) }
-    }
-
-    fn words_mut(&mut self) -> &mut [u32] {
-        // SAFETY: as in `words`, and the log is borrowed for writing.
-        unsafe { std::slice::from_raw_parts_mut(self.first_word().as_ptr(), self.capacity) }
-    }
-}
-
-impl RowLog for UpdateLog {
-    #[inline]
-    fn is_to_do(&mut self) -> bool {
-        self.position += 1;
-        self.position > self.done
-    }
-
-    #[inline]
-    fn changing(&mut self, row: u32, words: &[u32]) {
-        // The row before is noted as done before its words are written over.
-        compiler_fence(Ordering::SeqCst);
-        self.words_mut()[..words.len()].copy_from_slice(words);
-        let (group, slot) = self.place;
-        let header = self.header();
-        header.group.store(u32::from(group.0), Ordering::Relaxed);
-        header.slot.store(slot.0, Ordering::Relaxed);
-        header.row.store(row, Ordering::Relaxed);
-        self.set_position(2 * (self.position - 1) + 1);
-        // The row changes after this only: a process that is killed leaves the writes before one point of its program, if the compiler
-        // leaves them in their order.
-        compiler_fence(Ordering::SeqCst);
-    }
-
-    #[inline]
-    fn changed(&mut self) {
-        compiler_fence(Ordering::SeqCst);
-        self.set_position(2 * self.position);
-    }
-}
-
-#[cfg(all(test, target_os = "linux", not(miri)))]
+#[cfg(test)]
+#[cfg(all(target_os = "linux", not(miri)))]
 mod tests {
     use super::*;
-    use crate::{FeatureKey, Initializer, Missing, RowSpec, SparseOptimizer, ValueType};
+    use crate::log::RowLog;
+    use crate::{
+        AdmitAfter, FeatureKey, GroupId, Initializer, LifePolicy, Missing, RowSpec, SparseOptimizer, UpdateCounts,
+        ValueType,
+    };
 
     const GROUP: GroupId = GroupId(0);
 
@@ -279,21 +150,23 @@ mod tests {
             dim: 4,
             value_type: ValueType::F32,
             optimizer: SparseOptimizer::AdaGrad { learning_rate: 0.1, initial_accumulator: 0.1, epsilon: 1e-8 },
+            life: LifePolicy::KeepAll,
             initializer: Initializer::Constant(0.5),
             zero_columns: 0,
         };
         StoreConfig { slots: 2, seed: 1, groups: vec![group] }
     }
 
-    fn directory(name: &str) -> std::path::PathBuf {
+    fn directory(name: &str) -> PathBuf {
         let directory = std::env::temp_dir().join(format!("rectrain-{name}-{}", std::process::id()));
         let _absent = std::fs::remove_dir_all(&directory);
         directory
     }
 
-    /// A death in the middle of a row, by hand: the row is back as it was, and the update is completed and not repeated.
+    /// Simulates a kill in the middle of a row: the row is restored, and the repeated update completes
+    /// without applying a gradient twice.
     #[test]
-    fn a_row_that_was_half_changed_is_put_back_and_the_update_goes_on_with_it() {
+    fn a_half_changed_row_is_restored_and_its_update_completed() {
         let directory = directory("half");
         let keys: Vec<FeatureKey> = (1..=9).map(|key| FeatureKey(key << 59)).collect();
         let gradients: Vec<f32> = (0..36).map(|value| value as f32 - 17.5).collect();
@@ -305,7 +178,7 @@ mod tests {
             let (store, mut log, _) = Store::in_shared_memory(config(), &directory).unwrap();
             store.lookup(GROUP, &keys, Missing::Insert, &mut values).unwrap();
             log.begin();
-            // The first five are done.
+            // The first five keys are done.
             store.update_logged(GROUP, &keys[..5], &gradients[..20], 1, &mut log).unwrap();
             let slot = store.slot_of(keys[5]);
             let mut state = store.cell(slot).unwrap().lock();
@@ -313,9 +186,9 @@ mod tests {
             let words = state.tables[0].row_of(keys[5]).unwrap().to_vec();
             assert!(log.is_to_do());
             log.at(GROUP, slot);
-            log.changing(row, &words);
+            log.changing(Part::Rows, row, &words);
             let half: Vec<u32> = words.iter().enumerate().map(|(at, &word)| if at > 4 { 7 } else { word }).collect();
-            assert!(state.tables[0].put_back(row, &half));
+            assert!(state.tables[0].put_back(Part::Rows, row, &half));
         }
         let (store, mut log, reopened) = Store::in_shared_memory(config(), &directory).unwrap();
         assert_eq!(reopened, Reopened { rows: 9, repaired_rows: 1 });
@@ -327,7 +200,92 @@ mod tests {
         std::fs::remove_dir_all(&directory).unwrap();
     }
 
-    /// Nothing of what a process finds is given up before it has found everything.
+    /// Panics at one of the steps of an update that change memory, as a kill would end it there.
+    struct Dying {
+        log: UpdateLog,
+        steps_left: usize,
+    }
+
+    impl Dying {
+        fn step(&mut self) {
+            assert!(self.steps_left > 0, "killed");
+            self.steps_left -= 1;
+        }
+    }
+
+    impl RowLog for Dying {
+        fn at(&mut self, group: GroupId, slot: Slot) {
+            self.log.at(group, slot);
+        }
+
+        fn is_to_do(&mut self) -> bool {
+            self.log.is_to_do()
+        }
+
+        fn changing(&mut self, part: Part, row: u32, words: &[u32]) {
+            self.step();
+            self.log.changing(part, row, words);
+            self.step();
+        }
+
+        fn keep(&mut self) {
+            self.step();
+            self.log.keep();
+            self.step();
+        }
+
+        fn changed(&mut self) {
+            self.step();
+            self.log.changed();
+            self.step();
+        }
+    }
+
+    /// The keys of the updates 0 to 4, as ranges of the test's keys.
+    const UPDATES: [std::ops::Range<usize>; 5] = [0..26, 2..10, 0..12, 5..26, 0..26];
+
+    fn train(store: &Store, keys: &[FeatureKey], dying: &mut Dying) {
+        while let Some(range) = UPDATES.get(dying.log.update() as usize) {
+            let (keys, count) = (&keys[range.clone()], u64::from(dying.log.update()) + 1);
+            dying.log.begin();
+            store.update_through(GROUP, keys, &vec![0.25; 4 * keys.len()], count, dying).unwrap();
+            dying.log.finish();
+        }
+    }
+
+    /// Keys are counted, forgotten, admitted and trained, under a kill at each step in turn.
+    #[test]
+    fn an_update_killed_at_any_step_counts_and_admits_once() {
+        let life = LifePolicy::AdmitAfter(AdmitAfter { count: 3, counters: 1 });
+        let config = StoreConfig { groups: vec![RowSpec { life, ..config().groups[0] }], ..config() };
+        // All in one slot, which has 21 counters.
+        let keys: Vec<FeatureKey> = (1..=26).map(|key| FeatureKey(key * 0x0432_1234_5678_9abc)).collect();
+        let own = Store::new(config.clone()).unwrap();
+        let mut counts = UpdateCounts::default();
+        for (range, count) in UPDATES.into_iter().zip(1..) {
+            counts += own.update(GROUP, &keys[range.clone()], &vec![0.25; 4 * range.len()], count).unwrap();
+        }
+        assert!(counts.admitted > 5 && counts.turned_away > 20 && counts.forgotten > 4, "{counts:?}");
+        let directory = directory("dying");
+        let mut kills = 0;
+        loop {
+            let (store, log, _) = Store::in_shared_memory(config.clone(), &directory).unwrap();
+            let mut dying = Dying { log, steps_left: kills };
+            let killed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| train(&store, &keys, &mut dying)));
+            drop((store, dying));
+            let (store, log, _) = Store::in_shared_memory(config.clone(), &directory).unwrap();
+            train(&store, &keys, &mut Dying { log, steps_left: usize::MAX });
+            assert_eq!(store.digests(0..2).unwrap(), own.digests(0..2).unwrap(), "killed at step {kills}");
+            std::fs::remove_dir_all(&directory).unwrap();
+            if killed.is_ok() {
+                break;
+            }
+            kills += 1;
+        }
+        assert!(kills > 150, "{kills}");
+    }
+
+    /// A process releases no block before it has found all of them.
     #[test]
     fn a_refusal_leaves_the_rows_as_they_are() {
         let directory = directory("refusal");
@@ -339,7 +297,7 @@ mod tests {
         }
         let path = directory.join("rows-0");
         let whole = std::fs::read(&path).unwrap();
-        // The number of the last slot's last block: now one is missing.
+        // The number of the last slot's last block. Changing it makes one block missing.
         let mut at = 64;
         let number = loop {
             let bytes = u64::from_le_bytes(whole[at..at + 8].try_into().unwrap()) as usize;

@@ -1,21 +1,22 @@
-//! The vector units that a row is computed on, chosen when the program runs. The computation is written
-//! once ([`Step::compute`]), element by element in a fixed order and never fused, and compiled for each
-//! unit; so every unit gives the same bits.
+//! The vector units that a row is computed on, chosen when the program runs.
+//!
+//! The computation is written once ([`RowStep::apply`]), element by element in a fixed order and
+//! never fused, and compiled for each unit. So every unit gives the same bits.
 //!
 //! | machine | unit |
 //! |---|---|
-//! | x86-64 | for rows of 64 columns or more AVX-512 or AVX2 where the processor has them, else SSE2 |
+//! | x86-64 | AVX-512 or AVX2, if the processor has them, for rows of 64 columns or more; else SSE2 |
 //! | AArch64 | NEON, which each has |
 //! | others | what the compiler makes of it |
 
 #![allow(unsafe_code)]
 
-use crate::optimizer::{self, Step};
+use crate::optimizer::{self, RowStep, Step};
 
-/// Columns from which on a row is computed on wide vectors: four of AVX-512.
+/// The least columns of a row that is computed on wide vectors: four vectors of AVX-512.
 const LEAST_WIDE: usize = 64;
 
-/// One kind of vector unit that this processor has. Only [`Simd::all`] makes them.
+/// A kind of vector unit that this processor has. Only [`Simd::all`] makes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Simd(Unit);
 
@@ -25,7 +26,7 @@ enum Unit {
     Avx512,
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// What every processor of the target has.
+    /// The vectors that every processor of the target has.
     Baseline,
 }
 
@@ -42,25 +43,25 @@ impl Simd {
         units.into_iter().filter(|&(_, has)| has).map(|(unit, _)| Self(unit))
     }
 
-    /// The unit for rows of so many columns: the best for long ones. The loops for wide vectors take
-    /// several a turn, and short rows would be left to what follows the loop, so they are computed on the
-    /// baseline's vectors.
+    /// The unit for rows of this many columns: the best one for long rows, the baseline for others.
+    /// The loops for wide vectors unroll, so that most columns of a short row would be left to the
+    /// scalar remainder.
     pub(crate) fn for_columns(columns: usize) -> Self {
         let best = Self::all().next().filter(|_| columns >= LEAST_WIDE);
         best.unwrap_or(Self(Unit::Baseline))
     }
 
-    /// See [`Step::apply`].
+    /// See [`RowStep::apply`].
     #[inline]
     pub(crate) fn apply(self, step: &Step, values: &mut [f32], state: &mut [f32], gradient: &[f32]) {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `all` makes this only where the processor has AVX-512F and VL.
+            // SAFETY: `all` makes this only if the processor has AVX-512F and VL.
             Unit::Avx512 => unsafe { apply_avx512(step, values, state, gradient) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `all` makes this only where the processor has AVX2.
+            // SAFETY: `all` makes this only if the processor has AVX2.
             Unit::Avx2 => unsafe { apply_avx2(step, values, state, gradient) },
-            Unit::Baseline => step.compute(values, state, gradient),
+            Unit::Baseline => step.apply(values, state, gradient),
         }
     }
 
@@ -69,7 +70,7 @@ impl Simd {
     pub(crate) fn all_finite(self, gradient: &[f32]) -> bool {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `all` makes these only where the processor has AVX2, as all with AVX-512 have.
+            // SAFETY: `all` makes these only if the processor has AVX2, as each with AVX-512 has.
             Unit::Avx512 | Unit::Avx2 => unsafe { all_finite_avx2(gradient) },
             Unit::Baseline => optimizer::all_finite(gradient),
         }
@@ -79,13 +80,13 @@ impl Simd {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl")]
 fn apply_avx512(step: &Step, values: &mut [f32], state: &mut [f32], gradient: &[f32]) {
-    step.compute(values, state, gradient);
+    step.apply(values, state, gradient);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn apply_avx2(step: &Step, values: &mut [f32], state: &mut [f32], gradient: &[f32]) {
-    step.compute(values, state, gradient);
+    step.apply(values, state, gradient);
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -97,10 +98,9 @@ fn all_finite_avx2(gradient: &[f32]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::SparseOptimizer;
     use crate::optimizer::RowOptimizer;
 
-    /// Values of all sizes, subnormal and 0 among them.
+    /// Values of all sizes, with subnormals and 0.
     fn floats(seed: u64, count: usize) -> Vec<f32> {
         let float = |i: u64| {
             let bits = xxhash_rust::xxh3::xxh3_64(&(seed << 32 | i).to_le_bytes());
@@ -115,18 +115,11 @@ mod tests {
     }
 
     #[test]
-    fn every_unit_gives_the_bits_of_the_plainest() {
-        let optimizers = [
-            SparseOptimizer::Sgd { learning_rate: 0.1 },
-            SparseOptimizer::AdaGrad { learning_rate: 0.1, initial_accumulator: 0.1, epsilon: 1e-10 },
-            SparseOptimizer::RowWiseAdaGrad { learning_rate: 0.1, initial_accumulator: 0.1, epsilon: 1e-10 },
-            SparseOptimizer::Adam { learning_rate: 0.01, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 },
-            SparseOptimizer::Ftrl { learning_rate: 0.25, beta: 1.0, l1: 0.01, l2: 0.125 },
-        ];
+    fn every_unit_gives_the_bits_of_the_baseline() {
         let units: Vec<Simd> = Simd::all().collect();
-        println!("tested: {units:?}; what is not in this list this processor lacks, and it is skipped");
+        println!("tested: {units:?}; this processor lacks all others, which are skipped");
         for unit in &units[..units.len() - 1] {
-            for optimizer in optimizers {
+            for optimizer in optimizer::examples() {
                 for dim in (1..=40).chain([48, 64, 100, 128, 255]) {
                     let start = floats(1, dim);
                     let mut state = vec![0.0; optimizer.state_len(dim)];
@@ -136,7 +129,7 @@ mod tests {
                         let gradient = floats(1 + count, dim);
                         let step = optimizer.step(count);
                         unit.apply(&step, &mut values, &mut state, &gradient);
-                        step.compute(&mut expected, &mut expected_state, &gradient);
+                        step.apply(&mut expected, &mut expected_state, &gradient);
                         assert_eq!(bits(&values), bits(&expected), "{unit:?} {optimizer:?} dim {dim}");
                         assert_eq!(bits(&state), bits(&expected_state), "{unit:?} {optimizer:?} dim {dim}");
                     }
@@ -146,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn every_unit_finds_what_is_not_finite_wherever_it_stands() {
+    fn every_unit_finds_a_non_finite_element_anywhere() {
         for unit in Simd::all() {
             for dim in [1, 7, 15, 16, 17, 31, 32, 64, 65] {
                 let mut gradient = vec![-f32::MAX; dim];

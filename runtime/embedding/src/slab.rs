@@ -146,6 +146,11 @@ impl Slab {
         self.chunks.note(chunk, place, true);
     }
 
+    /// The number after that of the last row ever handed out.
+    pub(crate) fn end(&self) -> u32 {
+        self.used
+    }
+
     /// Live rows.
     pub(crate) fn rows(&self) -> usize {
         self.rows

@@ -5,7 +5,7 @@ use rectrain_kinds::{Initializer, SparseOptimizer, ValueType};
 
 use crate::initial::InitialValues;
 use crate::optimizer::RowOptimizer;
-use crate::{GroupId, SpecError};
+use crate::{GroupId, LifePolicy, SpecError};
 
 /// The most slots a store may be divided into.
 pub const MAX_SLOTS: u32 = 1 << 20;
@@ -23,6 +23,8 @@ pub struct RowSpec {
     pub value_type: ValueType,
     /// How a gradient changes a row.
     pub optimizer: SparseOptimizer,
+    /// Which keys get a row, and when a row goes.
+    pub life: LifePolicy,
     /// What a row starts from.
     pub initializer: Initializer,
     /// The first so many columns start at 0 whatever the initializer says: the first-order weights
@@ -48,6 +50,7 @@ impl RowSpec {
             return Err(SpecError::ZeroColumns { found: self.zero_columns, dim: self.dim });
         }
         self.optimizer.validate()?;
+        self.life.validate()?;
         self.initializer.validate()
     }
 }
@@ -92,6 +95,7 @@ impl RowSpec {
             dim,
             value_type: ValueType::F32,
             optimizer: SparseOptimizer::Sgd { learning_rate: 1.0 },
+            life: LifePolicy::KeepAll,
             initializer: Initializer::Constant(0.5),
             zero_columns: 0,
         }
@@ -107,6 +111,7 @@ mod tests {
             dim: 8,
             value_type: ValueType::F32,
             optimizer: SparseOptimizer::AdaGrad { learning_rate: 0.1, initial_accumulator: 0.0, epsilon: 1e-10 },
+            life: LifePolicy::KeepAll,
             initializer: Initializer::Normal { standard_deviation: 0.01 },
             zero_columns: 1,
         }

@@ -5,7 +5,7 @@
 
 use proptest::prelude::*;
 use rectrain_embedding::{
-    FeatureKey, FrozenStore, GroupId, Initializer, Missing, RowSpec, SaveId, SaveScope, Slot, SlotContent,
+    FeatureKey, FrozenStore, GroupId, Initializer, LifePolicy, Missing, RowSpec, SaveId, SaveScope, Slot, SlotContent,
     SlotSnapshot, SnapshotError, SparseOptimizer, Store, StoreConfig, StoreError, ValueType,
 };
 use std::sync::Arc;
@@ -20,6 +20,7 @@ fn spec(optimizer: SparseOptimizer) -> RowSpec {
         dim: DIM,
         value_type: ValueType::F32,
         optimizer,
+        life: LifePolicy::KeepAll,
         initializer: Initializer::Normal { standard_deviation: 0.1 },
         zero_columns: 0,
     }

@@ -3,14 +3,21 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 use rectrain_embedding::{
-    FeatureKey, GroupId, Initializer, Missing, RowSpec, Slot, SlotContent, SparseOptimizer, Store, StoreConfig,
-    ValueType,
+    FeatureKey, GroupId, Initializer, LifePolicy, Missing, RowSpec, Slot, SlotContent, SparseOptimizer, Store,
+    StoreConfig, ValueType,
 };
 
 fn store() -> Store {
     let optimizer = SparseOptimizer::AdaGrad { learning_rate: 0.1, initial_accumulator: 0.0, epsilon: 1e-10 };
     let initializer = Initializer::Normal { standard_deviation: 0.01 };
-    let group = |dim| RowSpec { dim, value_type: ValueType::F32, optimizer, initializer, zero_columns: 1 };
+    let group = |dim| RowSpec {
+        dim,
+        value_type: ValueType::F32,
+        optimizer,
+        life: LifePolicy::KeepAll,
+        initializer,
+        zero_columns: 1,
+    };
     Store::new(StoreConfig { slots: 2, seed: 3, groups: vec![group(4), group(2)] }).unwrap()
 }
 

@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rectrain_embedding::{
-    FeatureKey, GroupId, Initializer, Missing, Reopened, RowSpec, SharedMemoryError, Slot, SparseOptimizer, Store,
-    StoreConfig, StoreError, UpdateLog, ValueType,
+    AdmitAfter, FeatureKey, GroupId, Initializer, LifePolicy, Missing, Reopened, RowSpec, SharedMemoryError, Slot,
+    SparseOptimizer, Store, StoreConfig, StoreError, UpdateLog, ValueType,
 };
 
 /// Where a process that this test starts finds the store that it is to train; without it that process's test does nothing.
@@ -17,19 +17,25 @@ const DIRECTORY: &str = "RECTRAIN_TEST_SHARED_STORE";
 const UPDATES: u32 = 800;
 const KEYS: usize = 3_000;
 
+/// Groups 0 and 1 keep every key. Group 2 admits keys at their third update, and has too few counters.
 fn config() -> StoreConfig {
-    let group = |dim, value_type, optimizer| RowSpec {
-        dim,
-        value_type,
-        optimizer,
+    let adagrad = SparseOptimizer::AdaGrad { learning_rate: 0.1, initial_accumulator: 0.1, epsilon: 1e-8 };
+    let keeping = RowSpec {
+        dim: 16,
+        value_type: ValueType::F32,
+        optimizer: adagrad,
+        life: LifePolicy::KeepAll,
         initializer: Initializer::Uniform { low: -0.1, high: 0.1 },
         zero_columns: 0,
     };
-    let adagrad = SparseOptimizer::AdaGrad { learning_rate: 0.1, initial_accumulator: 0.1, epsilon: 1e-8 };
-    let groups =
-        vec![group(16, ValueType::F32, adagrad), group(5, ValueType::F16, SparseOptimizer::Sgd { learning_rate: 0.1 })];
-    StoreConfig { slots: 16, seed: 7, groups }
+    let sgd = SparseOptimizer::Sgd { learning_rate: 0.1 };
+    let half = RowSpec { dim: 5, value_type: ValueType::F16, optimizer: sgd, ..keeping };
+    let life = LifePolicy::AdmitAfter(AdmitAfter { count: 3, counters: 8_000 });
+    let admitting = RowSpec { dim: 6, life, ..keeping };
+    StoreConfig { slots: 16, seed: 7, groups: vec![keeping, half, admitting] }
 }
+
+const GROUPS: usize = 3;
 
 /// A directory in memory that is removed with it.
 struct SharedDirectory(PathBuf);
@@ -73,7 +79,7 @@ fn random(seed: u64) -> impl Iterator<Item = u64> {
 /// The keys and gradients of an update.
 fn work(update: u32, group: usize) -> (Vec<FeatureKey>, Vec<f32>) {
     let dim = config().groups[group].dim;
-    let mut random = random(u64::from(update) * 2 + group as u64);
+    let mut random = random(u64::from(update) * GROUPS as u64 + group as u64);
     let mut keys: Vec<u64> =
         random.by_ref().take(KEYS).map(|key| (key % 40_000).wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
     keys.sort_unstable();
@@ -83,7 +89,7 @@ fn work(update: u32, group: usize) -> (Vec<FeatureKey>, Vec<f32>) {
 }
 
 fn look_up(store: &Store, update: u32) {
-    for group in 0..2 {
+    for group in 0..GROUPS {
         let keys = work(update, group).0;
         let mut out = vec![0.0; keys.len() * config().groups[group].dim];
         store.lookup(GroupId(group as u16), &keys, Missing::Insert, &mut out).unwrap();
@@ -94,7 +100,7 @@ fn train_logged(store: &Store, log: &mut UpdateLog, updates: std::ops::Range<u32
     for update in updates {
         look_up(store, update);
         log.begin();
-        for group in 0..2 {
+        for group in 0..GROUPS {
             let (keys, gradients) = work(update, group);
             let count = u64::from(update) + 1;
             store.update_logged(GroupId(group as u16), &keys, &gradients, count, log).unwrap();
@@ -106,7 +112,7 @@ fn train_logged(store: &Store, log: &mut UpdateLog, updates: std::ops::Range<u32
 fn train(store: &Store, updates: std::ops::Range<u32>) {
     for update in updates {
         look_up(store, update);
-        for group in 0..2 {
+        for group in 0..GROUPS {
             let (keys, gradients) = work(update, group);
             store.update(GroupId(group as u16), &keys, &gradients, u64::from(update) + 1).unwrap();
         }
@@ -202,8 +208,8 @@ fn files_that_were_being_made_are_made_and_all_of_them_is_in_memory() {
     use std::os::unix::fs::MetadataExt;
     let directory = SharedDirectory::new("making");
     std::fs::create_dir_all(&directory.0).unwrap();
-    let names = ["rows-0", "rows-1", "update"];
-    for (name, length) in names.into_iter().zip([2 << 20, 4096, 2 << 20]) {
+    let names = ["rows-0", "rows-1", "side-2", "update"];
+    for (name, length) in names.into_iter().zip([2 << 20, 4096, 4096, 2 << 20]) {
         std::fs::File::create(directory.0.join(name)).unwrap().set_len(length).unwrap();
     }
     let (store, mut log, reopened) = directory.open();

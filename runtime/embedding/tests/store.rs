@@ -7,8 +7,8 @@
 use half::{bf16, f16};
 use proptest::prelude::*;
 use rectrain_embedding::{
-    FeatureKey, GroupId, Initializer, LookupCounts, Missing, RowSpec, Slot, SnapshotError, SparseOptimizer, Store,
-    StoreConfig, StoreError, UpdateCounts, ValueType, slot_of,
+    FeatureKey, GroupId, Initializer, LifePolicy, LookupCounts, Missing, RowSpec, Slot, SnapshotError, SparseOptimizer,
+    Store, StoreConfig, StoreError, UpdateCounts, ValueType, slot_of,
 };
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -32,6 +32,7 @@ fn spec(dim: usize, value_type: ValueType, optimizer: SparseOptimizer) -> RowSpe
         dim,
         value_type,
         optimizer,
+        life: LifePolicy::KeepAll,
         initializer: Initializer::Normal { standard_deviation: 0.1 },
         zero_columns: 1,
     }
@@ -546,6 +547,7 @@ fn threads_that_commute_give_the_digest_of_one_thread() {
         dim: 4,
         value_type: ValueType::F32,
         optimizer: SparseOptimizer::Sgd { learning_rate: 1.0 },
+        life: LifePolicy::KeepAll,
         initializer: Initializer::Constant(0.0),
         zero_columns: 0,
     };

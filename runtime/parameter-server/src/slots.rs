@@ -356,7 +356,14 @@ mod tests {
     fn server(index: u32) -> Slots {
         let optimizer = SparseOptimizer::AdaGrad { learning_rate: 0.1, initial_accumulator: 0.0, epsilon: 1e-10 };
         let initializer = Initializer::Normal { standard_deviation: 0.01 };
-        let group = |dim| RowSpec { dim, value_type: ValueType::F32, optimizer, initializer, zero_columns: 1 };
+        let group = |dim| RowSpec {
+            dim,
+            value_type: ValueType::F32,
+            optimizer,
+            life: rectrain_embedding::LifePolicy::KeepAll,
+            initializer,
+            zero_columns: 1,
+        };
         let config = StoreConfig { slots: 2, seed: 3, groups: vec![group(4), group(2)] };
         let store = Arc::new(Store::new(config).unwrap());
         let metrics = PsMetrics::of(&RoleMetrics::new(Registry::new()).unwrap(), index);

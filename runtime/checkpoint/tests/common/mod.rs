@@ -10,8 +10,8 @@ use rectrain_checkpoint::{
     save_dense, save_rows, save_state,
 };
 use rectrain_embedding::{
-    FeatureKey, FrozenStore, GroupId, Initializer, Missing, RowSpec, SaveScope, Slot, SparseOptimizer, Store,
-    StoreConfig, ValueType, slot_of,
+    FeatureKey, FrozenStore, GroupId, Initializer, LifePolicy, Missing, RowSpec, SaveScope, Slot, SparseOptimizer,
+    Store, StoreConfig, ValueType, slot_of,
 };
 use rectrain_storage::Directory;
 use serde_json::json;
@@ -25,6 +25,7 @@ pub fn store_config() -> StoreConfig {
         dim: DIM,
         value_type: ValueType::F32,
         optimizer: SparseOptimizer::Adam { learning_rate: 0.01, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 },
+        life: LifePolicy::KeepAll,
         initializer: Initializer::Normal { standard_deviation: 0.1 },
         zero_columns: 1,
     };

@@ -418,6 +418,7 @@ mod tests {
             dim: 2,
             value_type: ValueType::F32,
             optimizer: SparseOptimizer::Sgd { learning_rate: 1.0 },
+            life: rectrain_embedding::LifePolicy::KeepAll,
             initializer: Initializer::Constant(0.5),
             zero_columns: 0,
         };

@@ -198,6 +198,7 @@ fn layout(job: &ResolvedJob, model: &dyn Model) -> (FeatureLayout, Vec<RowSpec>)
             dim: dim + usize::from(linear),
             value_type: job.training.embedding_value_type,
             optimizer: job.training.sparse_optimizer,
+            life: rectrain_embedding::LifePolicy::KeepAll,
             initializer: table.initializer,
             zero_columns: usize::from(linear),
         };
