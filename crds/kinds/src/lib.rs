@@ -34,7 +34,8 @@ pub use values::{
     ValueType,
 };
 
-/// Every enum of kinds, except [`Role`]: its names differ between manifests and commands.
+/// Every enum of kinds that `rectrain explain` has a page for. [`Role`] has other names in manifests
+/// than in commands, no field names a [`LossKind`], and paths usually name a [`DataFormat`].
 pub const KIND_SETS: [KindSet; 14] = [
     Mode::SET,
     KeyDivisor::SET,
