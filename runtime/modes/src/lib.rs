@@ -30,7 +30,7 @@ pub use assignment::{Answers, Assignment, Reply, Token};
 pub use chunks::{Chunks, FiniteChunks};
 pub use data_ledger::{ChunkLease, DataLedger, DataPlan, DataPosition, Lease, LedgerError, TrainingLength};
 pub use evaluation::EvaluationPoints;
-pub use mode::{CoordinatorHalf, DenseHome, TrainingMode};
+pub use mode::{CoordinatorHalf, DenseHome, ModeSettings, TrainingMode};
 pub use rows::{Batch, DataList, Inserted, Next, Outcome, RowCounts, RowLedger, RowLedgerError, RowSet, Settled};
 
 /// Counts optimizer steps over the global batch, from 0.

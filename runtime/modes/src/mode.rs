@@ -14,7 +14,7 @@
 use rectrain_kinds::{Family, Mode};
 use serde::{Deserialize, Serialize};
 
-use crate::gba::{DispatchError, TokenMode};
+use crate::gba::{BufferSize, Decay, DispatchError, LostTokens, TokenMode};
 use crate::{Answers, DataList, GlobalStep, RowLedger};
 
 /// How embeddings and dense parameters are kept in step.
@@ -31,7 +31,44 @@ pub enum TrainingMode {
     Tokens(TokenMode),
 }
 
+/// The settings of a job for all modes. Each mode reads its own.
+#[derive(Debug, Clone, Copy)]
+pub struct ModeSettings {
+    /// τ of `hybrid`, in global steps.
+    pub hybrid_staleness: u64,
+    /// M of `gba`: the gradients in a step.
+    pub gba_buffer: BufferSize,
+    /// The weight of stale gradients in `gba`.
+    pub gba_decay: Decay,
+    /// The tokens of `gba` that dead workers held.
+    pub gba_lost_tokens: LostTokens,
+    /// b1 of `hopBs`: the most batches that a worker may be ahead of the slowest.
+    pub hop_bs_bound: u64,
+    /// b3 of `hopBw`: the gradients that each step drops.
+    pub hop_bw_backups: u32,
+    /// b2 of `bsp`: the gradients in a step.
+    pub bsp_aggregate: BufferSize,
+}
+
 impl TrainingMode {
+    /// The mode of this kind, with its part of the settings.
+    #[must_use]
+    pub const fn of(kind: Mode, settings: &ModeSettings) -> Self {
+        match kind {
+            Mode::Sync => Self::Sync,
+            Mode::Hybrid => Self::Hybrid { staleness: settings.hybrid_staleness },
+            Mode::Async => Self::Tokens(TokenMode::Async),
+            Mode::Gba => Self::Tokens(TokenMode::Gba {
+                buffer: settings.gba_buffer,
+                decay: settings.gba_decay,
+                lost_tokens: settings.gba_lost_tokens,
+            }),
+            Mode::HopBs => Self::Tokens(TokenMode::HopBs { bound: settings.hop_bs_bound }),
+            Mode::HopBw => Self::Tokens(TokenMode::HopBw { backups: settings.hop_bw_backups }),
+            Mode::Bsp => Self::Tokens(TokenMode::Bsp { aggregate: settings.bsp_aggregate }),
+        }
+    }
+
     /// The mode without its settings.
     #[must_use]
     pub const fn kind(self) -> Mode {

@@ -2,11 +2,11 @@
 
 use rectrain_crds::simulation::{SimulatedLostTokens, SimulationDocument, SimulationSpec, StragglersSpec};
 use rectrain_crds::{ManifestError, Mode, defaults};
-use rectrain_modes::TrainingMode;
-use rectrain_modes::gba::{BufferSize, BufferSizeError, Decay, LostTokens, TokenMode};
+use rectrain_modes::gba::{BufferSize, BufferSizeError, Decay, LostTokens};
 use rectrain_modes::simulate::{
     Cause, ClusterSpec, Crashes, LinkSpec, ServerSpec, Simulation, Slowness, StepTime, WorkerSpec,
 };
+use rectrain_modes::{ModeSettings, TrainingMode};
 
 use super::trace::Trace;
 
@@ -30,11 +30,11 @@ pub(crate) fn simulations(
                 _ => spec.local_batch_size,
             };
             let path = if mode == Mode::Gba { "spec.gba.localBatchSize" } else { "spec.workers" };
-            let mode = simulated_mode(spec, mode, workers, local_rows)
+            let settings = mode_settings(spec, workers, local_rows)
                 .map_err(|error| document.refuse(path, format!("with {workers} workers, {error}")))?;
             simulations.push(Simulation {
                 cluster: cluster.clone(),
-                mode,
+                mode: TrainingMode::of(mode, &settings),
                 local_rows,
                 seconds: spec.seconds,
                 intervals: intervals(spec, trace),
@@ -45,31 +45,20 @@ pub(crate) fn simulations(
     Ok(simulations)
 }
 
-fn simulated_mode(
-    spec: &SimulationSpec,
-    mode: Mode,
-    workers: u32,
-    local_rows: u32,
-) -> Result<TrainingMode, BufferSizeError> {
-    Ok(TrainingMode::Tokens(match mode {
-        Mode::Sync => return Ok(TrainingMode::Sync),
-        Mode::Hybrid => {
-            let staleness = spec.hybrid.staleness.unwrap_or(defaults::STALENESS);
-            return Ok(TrainingMode::Hybrid { staleness: u64::from(staleness) });
-        }
-        Mode::Async => TokenMode::Async,
-        Mode::Gba => TokenMode::Gba {
-            buffer: BufferSize::of_global_batch(u64::from(spec.local_batch_size), workers, u64::from(local_rows))?,
-            decay: Decay::Threshold { tolerance: u64::from(spec.gba.staleness) },
-            lost_tokens: match spec.gba.lost_tokens {
-                SimulatedLostTokens::Vanish => LostTokens::Vanish,
-                SimulatedLostTokens::Replace => LostTokens::Replace,
-            },
+/// The settings of all modes for this many workers. Only `gba` has local batches of its own size.
+fn mode_settings(spec: &SimulationSpec, workers: u32, local_rows: u32) -> Result<ModeSettings, BufferSizeError> {
+    Ok(ModeSettings {
+        hybrid_staleness: u64::from(spec.hybrid.staleness.unwrap_or(defaults::STALENESS)),
+        gba_buffer: BufferSize::of_global_batch(u64::from(spec.local_batch_size), workers, u64::from(local_rows))?,
+        gba_decay: Decay::Threshold { tolerance: u64::from(spec.gba.staleness) },
+        gba_lost_tokens: match spec.gba.lost_tokens {
+            SimulatedLostTokens::Vanish => LostTokens::Vanish,
+            SimulatedLostTokens::Replace => LostTokens::Replace,
         },
-        Mode::HopBs => TokenMode::HopBs { bound: u64::from(spec.hop_bs.bound.unwrap_or(defaults::HOP_BS_BOUND)) },
-        Mode::HopBw => TokenMode::HopBw { backups: spec.hop_bw.backups.unwrap_or(workers / 4) },
-        Mode::Bsp => TokenMode::Bsp { aggregate: BufferSize::new(spec.bsp.aggregate.unwrap_or((workers / 8).max(1)))? },
-    }))
+        hop_bs_bound: u64::from(spec.hop_bs.bound.unwrap_or(defaults::HOP_BS_BOUND)),
+        hop_bw_backups: spec.hop_bw.backups.unwrap_or(workers / 4),
+        bsp_aggregate: BufferSize::new(spec.bsp.aggregate.unwrap_or((workers / 8).max(1)))?,
+    })
 }
 
 fn intervals(spec: &SimulationSpec, trace: Option<&Trace>) -> usize {
@@ -178,6 +167,7 @@ fn fraction(seed: u64, rank: u32) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rectrain_modes::gba::TokenMode;
 
     fn plan(spec: &str, trace: Option<&Trace>) -> Result<Vec<Simulation>, String> {
         let text = format!("apiVersion: rectrain.dev/v1alpha1\nkind: Simulation\nspec: {spec}\n");

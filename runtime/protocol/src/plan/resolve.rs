@@ -8,8 +8,8 @@ use rectrain_crds::ResolvedJob;
 use rectrain_data::{Format, SourceConfig, Split, Subset};
 use rectrain_dense::{DenseOptimizer, FlatOptimizer, Model, ModelConfig};
 use rectrain_embedding::{RowSpec, StoreConfig};
-use rectrain_modes::gba::{BufferSize, Decay, LostTokens, TokenMode};
-use rectrain_modes::{EvaluationPoints, TrainingLength, TrainingMode};
+use rectrain_modes::gba::{BufferSize, Decay, LostTokens};
+use rectrain_modes::{EvaluationPoints, ModeSettings, TrainingLength, TrainingMode};
 use rectrain_policy::ModePolicy;
 
 use super::{CheckpointPlan, JobPlan, Replicas, SLOTS};
@@ -36,7 +36,7 @@ impl JobPlan {
         let global_batch_rows = training.global_batch_size as u64;
         let local_batch_rows = local_batch_rows(job);
         let pieces = global_batch_rows.div_ceil(local_batch_rows) as u32;
-        let mode = |mode| training_mode(training, mode, pieces);
+        let settings = mode_settings(training, pieces)?;
         let slice_rows = slice_rows(job);
         let chunk_rows = slice_rows.or(job.data.shuffle_window_rows).unwrap_or(CHUNK_ROWS);
         let (train, test) = sources(job);
@@ -44,9 +44,9 @@ impl JobPlan {
         check_optimizers(&store, &training.dense_optimizer)?;
         Ok(Self {
             name: job.name.clone(),
-            mode: mode(training.mode)?,
-            modes: crds::Mode::ALL.into_iter().map(mode).collect::<Result<_, _>>()?,
-            switches: switches(training, pieces)?,
+            mode: TrainingMode::of(training.mode, &settings),
+            modes: crds::Mode::ALL.map(|mode| TrainingMode::of(mode, &settings)).into(),
+            switches: switches(training, &settings),
             auto: training.auto.as_ref().map(mode_policy),
             key_divisor: training.gba_key_divisor,
             seed: training.seed,
@@ -96,8 +96,8 @@ fn check_optimizers(store: &StoreConfig, dense: &DenseOptimizer) -> Result<(), R
 }
 
 /// The scheduled switches of the mode: the step of each, and the mode from there on.
-fn switches(training: &crds::ResolvedTraining, pieces: u32) -> Result<Vec<(u64, TrainingMode)>, RoleError> {
-    let switch = |switch: &crds::SwitchSpec| Ok((switch.step, training_mode(training, switch.mode, pieces)?));
+fn switches(training: &crds::ResolvedTraining, settings: &ModeSettings) -> Vec<(u64, TrainingMode)> {
+    let switch = |switch: &crds::SwitchSpec| (switch.step, TrainingMode::of(switch.mode, settings));
     training.switch_at.iter().map(switch).collect()
 }
 
@@ -146,23 +146,17 @@ fn mode_policy(auto: &crds::ResolvedAutoMode) -> ModePolicy {
     }
 }
 
-/// A mode with the job's settings; a global batch has `pieces` local batches.
-fn training_mode(training: &crds::ResolvedTraining, mode: crds::Mode, pieces: u32) -> Result<TrainingMode, RoleError> {
+/// The job's settings for all modes; a global batch has `pieces` local batches.
+fn mode_settings(training: &crds::ResolvedTraining, pieces: u32) -> Result<ModeSettings, RoleError> {
     let gradients = |count| BufferSize::new(count).map_err(|error| RoleError::Input(format!("spec.training: {error}")));
-    Ok(match mode {
-        crds::Mode::Sync => TrainingMode::Sync,
-        crds::Mode::Hybrid => TrainingMode::Hybrid { staleness: u64::from(training.staleness) },
-        crds::Mode::Async => TrainingMode::Tokens(TokenMode::Async),
-        crds::Mode::Gba => TrainingMode::Tokens(TokenMode::Gba {
-            buffer: gradients(pieces)?,
-            decay: Decay::Threshold { tolerance: u64::from(training.gba_staleness) },
-            lost_tokens: LostTokens::Replace,
-        }),
-        crds::Mode::HopBs => TrainingMode::Tokens(TokenMode::HopBs { bound: u64::from(training.hop_bs_bound) }),
-        crds::Mode::HopBw => TrainingMode::Tokens(TokenMode::HopBw { backups: training.hop_bw_backups }),
-        crds::Mode::Bsp => {
-            TrainingMode::Tokens(TokenMode::Bsp { aggregate: gradients(training.bsp_aggregate.unwrap_or(pieces))? })
-        }
+    Ok(ModeSettings {
+        hybrid_staleness: u64::from(training.staleness),
+        gba_buffer: gradients(pieces)?,
+        gba_decay: Decay::Threshold { tolerance: u64::from(training.gba_staleness) },
+        gba_lost_tokens: LostTokens::Replace,
+        hop_bs_bound: u64::from(training.hop_bs_bound),
+        hop_bw_backups: training.hop_bw_backups,
+        bsp_aggregate: gradients(training.bsp_aggregate.unwrap_or(pieces))?,
     })
 }
 
