@@ -111,9 +111,7 @@ mod tests {
     #[test]
     fn an_unknown_name_is_answered_with_the_known_names() {
         let error = "hop-bs".parse::<Mode>().unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "there is no training mode `hop-bs`: expected one of sync, hybrid, async, gba, hopBs, hopBw, bsp"
-        );
+        let modes = Mode::ALL.map(Mode::name).join(", ");
+        assert_eq!(error, format!("there is no training mode `hop-bs`: expected one of {modes}"));
     }
 }

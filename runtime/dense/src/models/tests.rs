@@ -1,7 +1,9 @@
 //! Tests of all models alike: what checkpoints and exports take from them, and what they refuse.
 
+use std::collections::BTreeSet;
+
 use prost::Message;
-use rectrain_kinds::{CrossStructure, ModelSettings};
+use rectrain_kinds::{CrossStructure, ModelKind, ModelSettings};
 
 use super::reference::cases;
 use super::{Model, ModelConfig};
@@ -53,11 +55,14 @@ fn models_keep_their_json_parameters_and_onnx_files() {
 }
 
 #[test]
-fn a_model_has_the_name_of_its_kind() {
+fn every_kind_has_a_case_and_a_model_of_its_name() {
+    let mut kinds = BTreeSet::new();
     for (json, _) in cases() {
         let config: ModelConfig = serde_json::from_str(json).unwrap();
         assert_eq!(config.build().unwrap().name(), config.name());
+        kinds.insert(config.settings.kind());
     }
+    assert!(kinds.into_iter().eq(ModelKind::ALL), "a kind of model has no case");
 }
 
 #[test]
@@ -71,7 +76,7 @@ fn contradictions_are_refused_in_sentences() {
     };
     for (config, expected) in [
         (config(dlrm(), 13, &[16, 8]), "sparse feature 0 has 16 and sparse feature 1 has 8"),
-        (config(dlrm(), 13, &[16, 8]), "a model that concatenates (dnn, wideDeep, dcnV2)"),
+        (config(dlrm(), 13, &[16, 8]), "a model that concatenates (dnn, wideDeep, dcnV2"),
         (config(ModelSettings::Fm, 13, &[16, 8]), "cannot build the `fm` model"),
         (config(ModelSettings::Fm, 13, &[]), "needs at least one sparse feature"),
         (config(dlrm(), 0, &[16]), "no pair can interact"),
