@@ -64,10 +64,14 @@ fn a_ten_line_manifest_is_enough_and_takes_every_default() {
             "kind": "deepfm", "embeddingDim": 16, "hidden": [256, 128], "dropout": 0.0,
         },
         "features": {
-            "label": {"column": "label", "positiveFrom": null},
+            "label": {"name": "label", "positiveFrom": null},
             "sparse": [
-                {"name": "user_id", "dim": 16, "pooling": "mean", "separator": null, "table": 0, "missing": "token"},
-                {"name": "item_id", "dim": 16, "pooling": "mean", "separator": null, "table": 1, "missing": "token"},
+                {"name": "user_id", "multiValue": null, "table": "user_id", "missing": "token"},
+                {"name": "item_id", "multiValue": null, "table": "item_id", "missing": "token"},
+            ],
+            "embeddings": [
+                {"dim": 16, "pooling": "mean", "table": 0},
+                {"dim": 16, "pooling": "mean", "table": 1},
             ],
             "dense": [],
             "group": null,
@@ -121,8 +125,8 @@ fn the_manual_documents_the_actual_defaults() {
         ("spec.model.hidden", "/model/hidden"),
         ("spec.model.crossLayers", "/model/crossLayers"),
         ("spec.model.crossStructure", "/model/structure"),
-        ("spec.features.label.name", "/features/label/column"),
-        ("spec.features.sparse.pooling", "/features/sparse/0/pooling"),
+        ("spec.features.label.name", "/features/label/name"),
+        ("spec.features.sparse.pooling", "/features/embeddings/0/pooling"),
         ("spec.features.sparse.missing", "/features/sparse/0/missing"),
         ("spec.features.dense.transform", "/features/dense/0/transform"),
         ("spec.features.dense.missing", "/features/dense/0/missing"),

@@ -147,7 +147,7 @@ fn mistakes_are_one_sentence_each_and_exit_code_2() {
         ("  workers: 8\n", &["--set", "spec.workers=0"], &["--set spec.workers=0", "expected an integer from 1"]),
         ("  workers: 8\n", &["--set", "spec.workers"], &["--set spec.workers", "found no `=`"]),
         ("  modes: [gbaa]\n", &[], &["s.yaml:4", "spec.modes[0]", "did you mean `gba`?"]),
-        ("  stragglers: [{share: 0.5}]\n", &[], &["s.yaml:4", "spec.stragglers[0]", "no trouble"]),
+        ("  stragglers: [{share: 0.5}]\n", &[], &["s.yaml:4", "spec.stragglers[0]", "no problem"]),
         ("  gba: {localBatchSize: 300}\n", &[], &["s.yaml:4", "spec.gba.localBatchSize", "256 or 512"]),
         ("  hopBw: {backups: 9}\n", &[], &["s.yaml:4", "spec.hopBw.backups", "fewer than"]),
         ("  trace: none.csv\n", &[], &["none.csv", "cannot be read"]),

@@ -228,7 +228,7 @@ mod tests {
         state.files_found(&found(0, 12, 7)).unwrap();
         state.files_found(&found(1, 12, 7)).unwrap();
         let error = state.files_found(&found(1, 13, 8)).unwrap_err();
-        assert!(error.is_user_error() && error.to_string().contains("loader 1 finds 13 files"), "{error}");
+        assert!(error.is_user_error() && error.to_string().contains("loader 1 finds 13 training files"), "{error}");
         state.reset_to(&plan(), None).unwrap();
         assert!(state.files_found(&found(0, 12, 9)).is_err(), "also after a reset to a checkpoint");
     }
