@@ -280,7 +280,7 @@ impl Drop for SmallMemory {
 
 #[test]
 fn where_shared_memory_is_full_the_store_goes_on_and_what_it_left_is_refused() {
-    let Some(memory) = SmallMemory::mount("full", "12m") else {
+    let Some(memory) = SmallMemory::mount("full", "24m") else {
         println!("skipped: mounting a file system takes root");
         return;
     };
