@@ -10,6 +10,12 @@ pub(crate) enum XtaskError {
     /// A lint of the project found something, or could not read the checkout.
     #[error(transparent)]
     Lint(#[from] LintError),
+    /// Commands select different features of a dependency.
+    #[error(
+        "these commands select other features than the tests, so cargo builds the packages twice:\n{0}\n\
+         add the missing features to runtime/features/Cargo.toml"
+    )]
+    Features(String),
     /// A trial, or a step of it, failed.
     #[error(transparent)]
     Trial(#[from] TrialError),

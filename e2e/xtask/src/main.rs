@@ -5,6 +5,7 @@ mod check;
 mod cluster;
 mod docs;
 mod error;
+mod features;
 mod test;
 
 use std::process::ExitCode;

@@ -99,6 +99,7 @@ fn impatient(server: &Server) -> Directory {
         retry_timeout: Duration::from_secs(2),
         ..object_store::RetryConfig::default()
     };
+    rectrain_storage::use_ring();
     let store = server
         .options
         .iter()

@@ -3,11 +3,11 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
-use arrow::array::{
+use arrow_array::types::{Float64Type, Int64Type};
+use arrow_array::{
     ArrayRef, BooleanArray, Float32Array, Float64Array, Int32Array, Int64Array, ListArray, RecordBatch, StringArray,
     TimestampMillisecondArray, UInt64Array,
 };
-use arrow::datatypes::{Float64Type, Int64Type};
 use object_store::memory::InMemory;
 use object_store::{ObjectStore, PutPayload};
 use parquet::arrow::ArrowWriter;

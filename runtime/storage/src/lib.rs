@@ -7,7 +7,7 @@ mod local_file;
 mod place;
 
 pub use directory::{Directory, Entry, FileWriter};
-pub use place::{Bucket, Place, place_of};
+pub use place::{Bucket, Place, place_of, use_ring};
 
 /// Why a path or URL cannot be used. Each message is one sentence that names the path and says what
 /// to do.

@@ -55,6 +55,7 @@ impl Bucket {
     /// # Errors
     /// [`StorageError::UnknownOption`] and [`StorageError::Unreachable`]. No request is made yet.
     pub fn store(&self, options: &BTreeMap<String, String>) -> Result<Arc<dyn ObjectStore>, StorageError> {
+        use_ring();
         let unreachable = |source| StorageError::Unreachable { url: self.root.clone(), source };
         if self.google {
             google(&self.root, options)?.map_err(unreachable)
@@ -62,6 +63,12 @@ impl Bucket {
             amazon(&self.root, options)?.map_err(unreachable)
         }
     }
+}
+
+/// Chooses ring for the process's TLS, unless it has chosen already. A client of an object store
+/// cannot be built before.
+pub fn use_ring() {
+    let _chosen = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
 }
 
 type Built = object_store::Result<Arc<dyn ObjectStore>>;

@@ -10,14 +10,13 @@ use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::sync::Arc;
 
-use arrow::array::{
-    Array, ArrayData, ArrayRef, AsArray, BinaryArray, DictionaryArray, Float32Array, Float64Array, Int64Array,
-    RecordBatch,
-};
-use arrow::compute::cast;
-use arrow::datatypes::{DataType, Field, Fields, Int32Type, Int64Type, TimeUnit, UInt64Type};
-use arrow::error::ArrowError;
-use arrow::util::display::array_value_to_string;
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Int32Type, Int64Type, UInt64Type};
+use arrow_array::{Array, ArrayRef, BinaryArray, DictionaryArray, Float32Array, Float64Array, Int64Array, RecordBatch};
+use arrow_cast::cast;
+use arrow_cast::display::array_value_to_string;
+use arrow_data::ArrayData;
+use arrow_schema::{ArrowError, DataType, Field, Fields, TimeUnit};
 use bytes::{Buf, Bytes};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
@@ -179,7 +178,7 @@ fn keep_dictionaries(metadata: ArrowReaderMetadata, layout: &Layout, schema: &Sc
         _ => Arc::clone(field),
     };
     let fields: Fields = fields.iter().enumerate().map(field).collect();
-    let options = ArrowReaderOptions::new().with_schema(Arc::new(arrow::datatypes::Schema::new(fields)));
+    let options = ArrowReaderOptions::new().with_schema(Arc::new(arrow_schema::Schema::new(fields)));
     ArrowReaderMetadata::try_new(Arc::clone(metadata.metadata()), options).unwrap_or(metadata)
 }
 
@@ -869,10 +868,10 @@ fn from_dictionary(
 
 /// The values of a sparse column, in one of the types of ids.
 enum Ids {
-    Integers(arrow::array::PrimitiveArray<Int64Type>),
-    Unsigned(arrow::array::PrimitiveArray<UInt64Type>),
+    Integers(arrow_array::PrimitiveArray<Int64Type>),
+    Unsigned(arrow_array::PrimitiveArray<UInt64Type>),
     Bytes(BinaryArray),
-    Lists(arrow::array::ListArray, Box<Ids>),
+    Lists(arrow_array::ListArray, Box<Ids>),
 }
 
 impl Ids {
