@@ -13,7 +13,6 @@ pub mod jobs;
 pub mod kubectl;
 pub mod manifests;
 pub mod processes;
-pub mod random;
 pub mod rectrain;
 pub mod run_processes;
 pub mod skips;

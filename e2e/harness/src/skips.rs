@@ -2,9 +2,9 @@
 //! were skipped. CI may not: with `CI=true` a skip is a failure.
 
 use std::fmt::Display;
-use std::sync::{Mutex, PoisonError};
 
 use crate::{HarnessError, say};
+use parking_lot::Mutex;
 
 /// The parts that this process has skipped, in order.
 static SKIPPED: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -26,7 +26,7 @@ fn skip_unless(is_ci: bool, part: impl Display, reason: impl Display) -> Result<
         return Err(HarnessError::Skipped { part: part.to_string(), reason: reason.to_string() });
     }
     say(format!("{MARK}{part}{BECAUSE}{reason}"));
-    SKIPPED.lock().unwrap_or_else(PoisonError::into_inner).push(part.to_string());
+    SKIPPED.lock().push(part.to_string());
     Ok(())
 }
 
@@ -49,7 +49,7 @@ fn parse(line: &str) -> Option<(&str, &str)> {
 /// One line that lists everything this process has skipped; `None` if it skipped nothing.
 #[must_use]
 pub fn summary() -> Option<String> {
-    let skipped = SKIPPED.lock().unwrap_or_else(PoisonError::into_inner);
+    let skipped = SKIPPED.lock();
     if skipped.is_empty() { None } else { Some(format!("SKIPPED in all: {}", skipped.join("; "))) }
 }
 

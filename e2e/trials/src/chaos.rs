@@ -13,9 +13,9 @@ use rectrain_harness::cargo::build_programs;
 use rectrain_harness::command::start;
 use rectrain_harness::events::{integer, test_auc};
 use rectrain_harness::processes::children_of;
-use rectrain_harness::random::Random;
 use rectrain_harness::rectrain::{job, train};
 use rectrain_harness::{HarnessError, run_processes};
+use rectrain_random::SplitMix64;
 use serde_json::{Value, json};
 
 use crate::TrialError;
@@ -120,12 +120,12 @@ fn undisturbed(plan: &Plan) -> Result<Value, HarnessError> {
 /// The moments of the kills, spread over the first four fifths of the steps. The last fifth is for
 /// kills that had to wait.
 fn moments(plan: &Plan, steps: u64) -> Vec<Moment> {
-    let mut random = Random(plan.seed);
-    let mut batches: Vec<u64> = (0..plan.kills).map(|_| random.below((steps / 5 * 4).max(1))).collect();
+    let mut random = SplitMix64::new(plan.seed);
+    let mut batches: Vec<u64> = (0..plan.kills).map(|_| random.remainder((steps / 5 * 4).max(1))).collect();
     batches.sort_unstable();
-    let mut before = || match random.below(10) {
-        0 | 1 => Before::Startup(STARTUP.mul_f64(random.fraction())),
-        2 | 3 => Before::Checkpoint(Duration::from_millis(random.below(150))),
+    let mut before = || match random.remainder(10) {
+        0 | 1 => Before::Startup(STARTUP.mul_f64(random.unit())),
+        2 | 3 => Before::Checkpoint(Duration::from_millis(random.remainder(150))),
         _ => Before::Nothing,
     };
     batches.into_iter().map(|batch| Moment { batch, before: before() }).collect()
@@ -141,7 +141,7 @@ fn killed(plan: &Plan, moments: &[Moment], folder: &str) -> Result<(Value, Kills
     let mut run = start(job.arg("--processes").stdout(Stdio::piped()))?;
     let (sender, events) = channel();
     run_processes::forward_lines(run.stdout.take(), sender, |line| serde_json::from_str(line).ok())?;
-    let result = Killer::new(run.id(), moments, Random(plan.seed ^ 0x5eed)).follow(&events);
+    let result = Killer::new(run.id(), moments, SplitMix64::new(plan.seed ^ 0x5eed)).follow(&events);
     let status = run_processes::end(&mut run, &result)?;
     let (summary, kills) = result?;
     let unsummarized = || unmet("a summary", format!("the run ended with {status} after {} kills", kills.done));
@@ -152,7 +152,7 @@ fn killed(plan: &Plan, moments: &[Moment], folder: &str) -> Result<(Value, Kills
 struct Killer<'a> {
     /// The process of `rectrain run`.
     run: u32,
-    random: Random,
+    random: SplitMix64,
     kills: Kills,
     next: Option<Moment>,
     later: std::slice::Iter<'a, Moment>,
@@ -163,7 +163,7 @@ struct Killer<'a> {
 }
 
 impl<'a> Killer<'a> {
-    fn new(run: u32, moments: &'a [Moment], random: Random) -> Self {
+    fn new(run: u32, moments: &'a [Moment], random: SplitMix64) -> Self {
         let mut later = moments.iter();
         let next = later.next().copied();
         Self { run, random, kills: Kills::default(), next, later, due: None, is_down: false }
@@ -240,12 +240,12 @@ impl<'a> Killer<'a> {
 }
 
 /// Kills one of the run's processes and returns its role; `None` while there is no process.
-fn kill_one(run: u32, random: &mut Random) -> Result<Option<String>, HarnessError> {
+fn kill_one(run: u32, random: &mut SplitMix64) -> Result<Option<String>, HarnessError> {
     let children = children_of(run);
     if children.is_empty() {
         return Ok(None);
     }
-    let (process, role) = &children[random.below(children.len() as u64) as usize];
+    let (process, role) = &children[random.remainder(children.len() as u64) as usize];
     Ok(run_processes::kill(*process)?.then(|| role.clone()))
 }
 

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use checks::{TARGETS, Target};
 use peak_alloc::PeakAlloc;
+use rectrain_random::SplitMix64;
 
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
@@ -30,15 +31,12 @@ const LONGEST: Duration = Duration::from_secs(5);
 /// Targets and inputs that failed once.
 const REGRESSIONS: &[(&str, &[u8])] = &[];
 
-/// SplitMix64.
-struct Random(u64);
+/// Draws of a fuzzer.
+struct Random(SplitMix64);
 
 impl Random {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let word = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
+        self.0.next_u64()
     }
 
     /// Below `end`, which is at least 1.
@@ -170,7 +168,7 @@ fn no_input_makes_a_reader_panic_loop_or_exhaust_memory() {
         seeds.iter().for_each(|seed| checked(target, seed));
         REGRESSIONS.iter().filter(|(name, _)| *name == target.name).for_each(|(_, input)| checked(target, input));
         let end = long.map(|seconds| Instant::now() + Duration::from_secs(seconds) / TARGETS.len() as u32);
-        let (mut random, mut inputs) = (Random(seed), 0);
+        let (mut random, mut inputs) = (Random(SplitMix64::new(seed)), 0);
         while end.map_or(inputs < QUICK, |end| Instant::now() < end) {
             checked(target, &input(&mut random, &seeds));
             inputs += 1;

@@ -11,6 +11,8 @@
 //! ρ(t) is [`CALM`] at night, rises from 7:00 to [`CROWDED`] at 14:00 and falls until 21:00. From
 //! 2:00 to 3:00 it is [`BATCH_WAVE`]. The training job sees the sum over its nodes.
 
+use rectrain_random::SplitMix64;
+
 pub const DAY_SECONDS: f64 = 86_400.0;
 const HOUR: f64 = 3600.0;
 const STAY_SECONDS: f64 = 300.0;
@@ -24,30 +26,9 @@ const BATCH_WAVE: f64 = 0.08;
 /// Share of a node's CPU that a worker alone uses. A neighbour's demand of 1 adds as much.
 const OWN_CPU: f64 = 0.45;
 
-/// SplitMix64.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// In (0, 1].
-    pub fn uniform(&mut self) -> f64 {
-        ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
-    }
-
-    fn normal(&mut self) -> f64 {
-        (-2.0 * self.uniform().ln()).sqrt() * (std::f64::consts::TAU * self.uniform()).cos()
-    }
-
-    pub fn pareto(&mut self, shape: f64) -> f64 {
-        self.uniform().powf(-shape.recip())
-    }
+/// Standard normal (Box and Muller 1958).
+fn normal(random: &mut SplitMix64) -> f64 {
+    (-2.0 * random.positive_unit().ln()).sqrt() * (std::f64::consts::TAU * random.positive_unit()).cos()
 }
 
 /// A time in which a worker is slower by `factor`.
@@ -87,20 +68,20 @@ fn neighbours(seconds: f64) -> f64 {
 
 /// The nodes' days.
 pub fn nodes(count: usize, seed: u64) -> Vec<Node> {
-    (0..count as u64).map(|node| one(&mut Random(seed ^ node.wrapping_mul(0xD134_2543_DE82_EF95)))).collect()
+    (0..count as u64).map(|node| one(&mut SplitMix64::new(seed ^ node.wrapping_mul(0xD134_2543_DE82_EF95)))).collect()
 }
 
-fn one(random: &mut Random) -> Node {
+fn one(random: &mut SplitMix64) -> Node {
     let mean_stay = STAY_SECONDS * (STAY_SIGMA * STAY_SIGMA / 2.0).exp();
     let most = CROWDED / mean_stay;
     // Thinning: candidates arrive at the highest rate, and each stays with the present share of it.
     let (mut now, mut stays) = (0.0, Vec::new());
     loop {
-        now -= random.uniform().ln() / most;
+        now -= random.positive_unit().ln() / most;
         if now >= DAY_SECONDS {
             return Node { slow: slow_times(&stays) };
         }
-        let (kept, stay) = (random.uniform(), STAY_SECONDS * (STAY_SIGMA * random.normal()).exp());
+        let (kept, stay) = (random.positive_unit(), STAY_SECONDS * (STAY_SIGMA * normal(random)).exp());
         let demand = LEAST_DEMAND * random.pareto(DEMAND_SHAPE);
         if kept * most <= neighbours(now) / mean_stay {
             stays.push((now, now + stay, demand));

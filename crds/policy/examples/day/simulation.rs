@@ -10,8 +10,9 @@ use rectrain_modes::simulate::{
     simulate,
 };
 use rectrain_policy::{Action, AutoMode, ClusterLoad, Decision, History, Observations, Policy, Worker};
+use rectrain_random::SplitMix64;
 
-use super::load::{DAY_SECONDS, Node, Random, nodes};
+use super::load::{DAY_SECONDS, Node, nodes};
 
 pub const WORKERS: usize = 24;
 /// Seconds between two observations.
@@ -118,7 +119,7 @@ impl Day {
     pub fn automatic(&self, policy: &Policy, mut see: impl FnMut(&Observations, &[Decision])) -> Outcome {
         let switch_seconds = policy.mode.as_ref().map_or(0.0, |mode| mode.switch_seconds);
         let (mut history, mut mode) = (History::default(), AutoMode::Sync);
-        let mut random = Random(self.seed ^ 0x5EED);
+        let mut random = SplitMix64::new(self.seed ^ 0x5EED);
         let mut outcome = Outcome { samples: 0.0, switches: 0, in_gba: 0.0 };
         let mut lost = 0.0;
         for interval in 0..self.sync.len() {
@@ -139,11 +140,11 @@ impl Day {
     }
 
     /// The measurements of a job in `mode` in an interval.
-    fn observe(&self, interval: usize, mode: AutoMode, lost: f64, random: &mut Random) -> Observations {
+    fn observe(&self, interval: usize, mode: AutoMode, lost: f64, random: &mut SplitMix64) -> Observations {
         let begin = interval as f64 * INTERVAL;
-        let batch = |node: &Node, index: usize, random: &mut Random| {
+        let batch = |node: &Node, index: usize, random: &mut SplitMix64| {
             let at = begin + INTERVAL * (index as f64 + 0.5) / MEASURED as f64;
-            let is_long = random.uniform() <= TAIL_SHARE;
+            let is_long = random.positive_unit() <= TAIL_SHARE;
             STEP_SECONDS * node.factor(at) * if is_long { random.pareto(TAIL_SHAPE).min(TAIL_LIMIT) } else { 1.0 }
         };
         let workers: Vec<_> = self

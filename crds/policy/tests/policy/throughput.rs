@@ -2,20 +2,20 @@
 
 use std::sync::Arc;
 
-use crate::world::Random;
 use rectrain_modes::TrainingMode as SimulatedMode;
 use rectrain_modes::gba::{BufferSize, Decay, LostTokens, TokenMode};
 use rectrain_modes::simulate::{ClusterSpec, LinkSpec, Report, ServerSpec, Simulation, StepTime, WorkerSpec, simulate};
 use rectrain_policy::{Observations, Prediction, Worker, predict};
+use rectrain_random::SplitMix64;
 
 const ROWS: u32 = 512;
 const TOLERANCE: u32 = 4;
 
 /// Batches of `base` seconds; a share of `share` takes a heavy-tailed multiple.
-fn batches(base: f64, share: f64, random: &mut Random) -> Vec<f64> {
-    let batch = |random: &mut Random| {
-        let (hit, multiple) = (random.uniform() < share, (1.0 - random.uniform()).powf(-1.0 / 1.5).min(20.0));
-        base * if hit { multiple } else { 1.0 + 0.02 * random.uniform() }
+fn batches(base: f64, share: f64, random: &mut SplitMix64) -> Vec<f64> {
+    let batch = |random: &mut SplitMix64| {
+        let (hit, multiple) = (random.unit() < share, (1.0 - random.unit()).powf(-1.0 / 1.5).min(20.0));
+        base * if hit { multiple } else { 1.0 + 0.02 * random.unit() }
     };
     (0..512).map(|_| batch(random)).collect()
 }
@@ -59,7 +59,7 @@ fn predicted(workers: &[Vec<f64>], all_reduce: f64, exchange: f64) -> Prediction
 /// Equal workers, a quarter four times slower, one eight times slower, heavy tails, and all of it
 /// together.
 fn clusters() -> Vec<(&'static str, Vec<Vec<f64>>)> {
-    let mut random = Random(3);
+    let mut random = SplitMix64::new(3);
     let mut cluster = |speed: &dyn Fn(usize) -> f64, share: f64| {
         (0..16).map(|rank| batches(0.05 * speed(rank), share, &mut random)).collect()
     };

@@ -5,6 +5,7 @@ use rectrain_policy::{
     Action, AutoMode, Decision, DenseWorkerPolicy, EmbeddingWorkerLoad, EmbeddingWorkerPolicy, History, ModePolicy,
     Observations, Policy, PsLoad, PsPolicy, ReplicaBounds, ReplicaCount, Replicas, Subject, Worker,
 };
+use rectrain_random::SplitMix64;
 
 pub const GLOBAL_ROWS: u32 = 65_536;
 /// Seconds between two observations.
@@ -13,25 +14,6 @@ pub const INTERVAL: u64 = 5;
 const BATCHES: usize = 4;
 /// Seconds that new replicas take to be ready.
 const START: u64 = 40;
-
-/// SplitMix64.
-#[derive(Clone, Debug)]
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// In [0, 1).
-    pub fn uniform(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-}
 
 /// Decides about every subject, with every default.
 pub fn policy(min: u32, max: u32) -> Policy {
@@ -72,7 +54,7 @@ pub struct World {
     pub slowdown: f64,
     /// Largest relative error of a measurement.
     pub noise: f64,
-    pub random: Random,
+    pub random: SplitMix64,
     pub ps: u32,
     pub embedding_worker: u32,
     pub dense_worker: u32,
@@ -98,7 +80,7 @@ impl World {
             most_samples: f64::INFINITY,
             slowdown: 1.0,
             noise: 0.0,
-            random: Random(seed),
+            random: SplitMix64::new(seed),
             ps: 2,
             embedding_worker: 3,
             dense_worker: 8,
@@ -108,7 +90,7 @@ impl World {
     }
 
     fn noisy(&mut self, value: f64) -> f64 {
-        let factor = 1.0 + self.noise * (2.0 * self.random.uniform() - 1.0);
+        let factor = 1.0 + self.noise * (2.0 * self.random.unit() - 1.0);
         value * factor
     }
 

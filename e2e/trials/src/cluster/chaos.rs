@@ -18,10 +18,10 @@ use rectrain_harness::events::{integer, missing, test_auc};
 use rectrain_harness::files::{make_folder, remove_folder};
 use rectrain_harness::jobs::{Jobs, NAMESPACE, selector};
 use rectrain_harness::manifests::{manifest, merged};
-use rectrain_harness::random::Random;
 use rectrain_harness::rectrain::train_outside;
 use rectrain_harness::waiting::eventually;
 use rectrain_harness::{HarnessError, not_yet, processes, say};
+use rectrain_random::SplitMix64;
 use serde_json::{Value, json};
 
 use super::support::TestCluster;
@@ -106,7 +106,7 @@ pub fn run(paths: &Paths, arguments: &[&str]) -> Result<(), TrialError> {
     jobs.submit(NAME, &job)?;
     jobs.until_phase(NAME, "Training")?;
     println!("seed {}: {} kills over {} steps", plan.seed, plan.kills, ROWS / BATCH);
-    let killer = Killer { cluster: &cluster, random: Random(plan.seed ^ 0x5eed), kills: Kills::default() };
+    let killer = Killer { cluster: &cluster, random: SplitMix64::new(plan.seed ^ 0x5eed), kills: Kills::default() };
     let kills = killer.kill(&moments(&plan), &levels(&plan))?;
     let job = jobs.until_phase(NAME, "Complete")?;
     report(&plan, &alone, &job["status"], kills)?;
@@ -137,12 +137,12 @@ fn changes(plan: &Plan) -> Value {
 /// The moments of the kills: most are spread over the first four fifths of the steps, some follow
 /// the previous kill closely.
 fn moments(plan: &Plan) -> Vec<Moment> {
-    let mut random = Random(plan.seed);
+    let mut random = SplitMix64::new(plan.seed);
     let steps = ROWS / BATCH / 5 * 4;
-    let mut at: Vec<u64> = (0..plan.kills).map(|_| random.below(steps)).collect();
+    let mut at: Vec<u64> = (0..plan.kills).map(|_| random.remainder(steps)).collect();
     at.sort_unstable();
-    let mut moment = |step| match random.below(HASTY) {
-        0 => Moment::After(Duration::from_secs_f64(HASTE * random.fraction())),
+    let mut moment = |step| match random.remainder(HASTY) {
+        0 => Moment::After(Duration::from_secs_f64(HASTE * random.unit())),
         _ => Moment::Step(step),
     };
     at.into_iter().map(&mut moment).collect()
@@ -158,16 +158,16 @@ fn levels(plan: &Plan) -> Vec<Level> {
         _ => Level::Container,
     };
     let mut levels: Vec<_> = (0..plan.kills).map(level).collect();
-    let mut random = Random(plan.seed ^ 0x1e7e1);
+    let mut random = SplitMix64::new(plan.seed ^ 0x1e7e1);
     for last in (1..levels.len()).rev() {
-        levels.swap(last, random.below(last as u64 + 1) as usize);
+        levels.swap(last, random.remainder(last as u64 + 1) as usize);
     }
     levels
 }
 
 struct Killer<'a> {
     cluster: &'a TestCluster,
-    random: Random,
+    random: SplitMix64,
     kills: Kills,
 }
 
@@ -223,7 +223,7 @@ impl Killer<'_> {
         eventually(FORWARD, "a pod to kill", || {
             let pods = running_pods(jobs)?;
             let names: Vec<_> = pods.iter().filter_map(|pod| pod["metadata"]["name"].as_str()).collect();
-            let name = names.get(random.below(names.len() as u64) as usize);
+            let name = names.get(random.remainder(names.len() as u64) as usize);
             let name = *name.ok_or_else(|| not_yet("no pod runs"))?;
             kill(jobs, name).map(|()| name.to_owned())
         })
@@ -234,7 +234,7 @@ impl Killer<'_> {
         let (jobs, random) = (&self.cluster.jobs, &mut self.random);
         let (node, lost) = eventually(FORWARD, "a node to kill", || {
             let pods = running_pods(jobs)?;
-            let pod = pods.get(random.below(pods.len() as u64) as usize).ok_or_else(|| not_yet("no pod runs"))?;
+            let pod = pods.get(random.remainder(pods.len() as u64) as usize).ok_or_else(|| not_yet("no pod runs"))?;
             let node = pod["spec"]["nodeName"].as_str();
             let node = node.ok_or_else(|| missing("a running pod", &pod["spec"], "nodeName"))?.to_owned();
             let lost = pods.iter().filter(|pod| pod["spec"]["nodeName"] == *node);

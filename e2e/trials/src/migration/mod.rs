@@ -8,9 +8,10 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rectrain_harness::arguments::number;
 use rectrain_harness::cargo::build_programs;
 use rectrain_harness::command::start;
@@ -139,7 +140,7 @@ impl Job {
         let found = Arc::clone(&metrics);
         std::thread::spawn(move || {
             for address in BufReader::new(logs).lines().map_while(Result::ok).filter_map(|line| metrics_of(&line)) {
-                found.lock().unwrap_or_else(PoisonError::into_inner).push(address);
+                found.lock().push(address);
             }
         });
         Ok(Self { run, page, metrics })
@@ -147,7 +148,7 @@ impl Job {
 
     /// The rows in its parameter servers.
     fn rows(&self) -> u64 {
-        let addresses = self.metrics.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let addresses = self.metrics.lock().clone();
         let rows = |address| http::sum_of(&http::get(address, "/metrics").ok()?, "rectrain_ps_rows");
         addresses.into_iter().filter_map(rows).sum::<f64>() as u64
     }

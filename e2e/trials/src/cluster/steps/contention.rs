@@ -8,10 +8,11 @@
 //! many switches. The trial writes timelines.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
+use parking_lot::{Mutex, MutexGuard};
 use rectrain_bring_up::cgroups::OwnProcessors;
 use rectrain_bring_up::images::{Image, TAG};
 use rectrain_harness::command::Running;
@@ -19,9 +20,9 @@ use rectrain_harness::events::missing;
 use rectrain_harness::files::write;
 use rectrain_harness::jobs::{Jobs, METRICS_PORT, NAMESPACE};
 use rectrain_harness::manifests::{list, manifest, merge};
-use rectrain_harness::random::Random;
 use rectrain_harness::waiting::eventually;
 use rectrain_harness::{HarnessError, http, not_yet};
+use rectrain_random::SplitMix64;
 use serde_json::{Value, json};
 
 use super::timeline::{Sample, Switch, Timeline};
@@ -343,7 +344,7 @@ impl Trial<'_> {
             "data": {"synthetic": {"rows": 1_000_000_000, "testRows": 1_000}},
         });
         let seed = seed()?;
-        let mut random = Random(seed);
+        let mut random = SplitMix64::new(seed);
         println!("neighbours at random: {SEED}={seed}");
         self.submit(name, &nervous)?;
         let recorder = self.record(name)?;
@@ -482,7 +483,7 @@ impl Recorder {
     /// Ends the recording; returns the timeline.
     fn finish(&self) -> Timeline {
         lock(&self.recorded).is_over = true;
-        let watching = self.watching.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let watching = self.watching.lock().take();
         if let Some((_proxy, looking)) = watching {
             // The records remain, even if the thread has panicked.
             let _ended = looking.join();
@@ -499,7 +500,7 @@ impl Drop for Recorder {
 }
 
 fn lock(recorded: &Mutex<Recorded>) -> MutexGuard<'_, Recorded> {
-    recorded.lock().unwrap_or_else(PoisonError::into_inner)
+    recorded.lock()
 }
 
 impl Recorded {
@@ -545,9 +546,9 @@ fn seed() -> Result<u64, TrialError> {
 }
 
 /// How long neighbours stay or stay away this time.
-fn stay(random: &mut Random) -> Duration {
+fn stay(random: &mut SplitMix64) -> Duration {
     let [shortest, longest] = STAY;
-    Duration::from_secs_f64(shortest + (longest - shortest) * random.fraction())
+    Duration::from_secs_f64(shortest + (longest - shortest) * random.unit())
 }
 
 #[cfg(test)]
@@ -571,7 +572,7 @@ mod tests {
     #[test]
     fn stays_are_within_their_bounds_and_follow_the_seed() {
         let stays = || {
-            let mut random = Random(7);
+            let mut random = SplitMix64::new(7);
             (0..100).map(|_| stay(&mut random).as_secs_f64()).collect::<Vec<_>>()
         };
         assert!(stays().iter().all(|stay| (STAY[0]..STAY[1]).contains(stay)));
