@@ -2,8 +2,9 @@
 //! fields. The verdict is the API server's; the sentences also state the expectation.
 
 use std::collections::HashMap;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::LazyLock;
 
+use parking_lot::Mutex;
 use regex::Regex;
 use serde_json::{Map, Value};
 
@@ -302,7 +303,7 @@ fn shorten(text: &str) -> String {
 /// Matches `text` against a pattern of the schema. The few patterns are compiled once.
 fn matches(pattern: &str, text: &str) -> bool {
     static PATTERNS: LazyLock<Mutex<HashMap<String, Option<Regex>>>> = LazyLock::new(Mutex::default);
-    let mut patterns = PATTERNS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut patterns = PATTERNS.lock();
     let regex = patterns.entry(pattern.to_string()).or_insert_with(|| Regex::new(pattern).ok());
     regex.as_ref().is_some_and(|regex| regex.is_match(text))
 }

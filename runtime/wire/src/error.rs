@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use crate::codec::Malformed;
+use crate::codec::malformed::Malformed;
 
 /// Every failure of this crate.
 #[derive(Debug, thiserror::Error)]

@@ -6,9 +6,10 @@
 //! atomic additions.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
 use crate::codec::Malformed;
@@ -172,7 +173,7 @@ impl WireCounters {
 
     /// Bytes and frames so far, by the name of the kind.
     pub fn snapshot(&self) -> BTreeMap<&'static str, KindTraffic> {
-        let kinds = self.kinds.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let kinds = self.kinds.read();
         let traffic = |counters: &KindCounters| KindTraffic {
             bytes_sent: counters.bytes_sent.get(),
             bytes_received: counters.bytes_received.get(),
@@ -257,7 +258,7 @@ impl WireCounters {
     }
 
     fn of_kind(&self, kind: u16) -> Arc<KindCounters> {
-        let kinds = self.kinds.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let kinds = self.kinds.read();
         if let Some(counters) = kinds.get(&kind) {
             return counters.clone();
         }
@@ -271,7 +272,7 @@ impl WireCounters {
             frames_received: of(&self.frames, "in"),
             seconds: self.seconds.with_label_values(&[name]),
         });
-        let mut kinds = self.kinds.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut kinds = self.kinds.write();
         kinds.entry(kind).or_insert(counters).clone()
     }
 }

@@ -2,9 +2,9 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::address::Address;
@@ -101,7 +101,7 @@ impl<'a> Progress<'a> {
     }
 
     fn out_of_time(&self) -> WireError {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let state = self.state.lock().clone();
         let (peer, attempted) = (self.address.to_string(), self.attempted());
         let after = self.deadline;
         match (state.stage, state.last_failure) {
@@ -128,7 +128,7 @@ impl<'a> Progress<'a> {
     }
 
     fn update(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.state.lock());
     }
 }
 

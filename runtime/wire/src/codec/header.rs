@@ -1,10 +1,9 @@
 //! The fixed part of a frame and the descriptors of its tensors, as values and as bytes. Pure.
 
-use super::{Limits, Malformed};
+use super::Limits;
+use super::malformed::Malformed;
+use super::role::{FrameRole, PROTOCOL_VERSION};
 use crate::tensor::{DType, MAX_RANK, Shape, Tensor};
-
-/// The version of the frame layout. Both sides of a connection must use the same one.
-pub const PROTOCOL_VERSION: u16 = 1;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 36;
@@ -14,28 +13,6 @@ pub(super) const DESCRIPTOR_BYTES: usize = 40;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"RTWF");
 const SUMMED_BYTES: usize = HEADER_BYTES - 4;
-
-/// The part a frame plays in the exchange between two sides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u16)]
-pub enum FrameRole {
-    Request = 1,
-    Reply = 2,
-    /// A reply that carries a [`crate::Refusal`] in the structured part.
-    Refusal = 3,
-    /// The last frame before a side closes the connection; carries the reason as a refusal.
-    Goodbye = 4,
-    /// The first frame of a connection that is meant for one incarnation of a process. Its number
-    /// is the request id, and that process sends the frame back.
-    Greeting = 5,
-}
-
-impl FrameRole {
-    fn from_number(number: u16) -> Option<Self> {
-        let all = [Self::Request, Self::Reply, Self::Refusal, Self::Goodbye, Self::Greeting];
-        all.into_iter().find(|role| *role as u16 == number)
-    }
-}
 
 /// A header whose checksum and limits have been checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,10 +3,11 @@
 //! to the waiting calls. A supervisor fails these calls when the writer or the reader ends.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -106,7 +107,7 @@ impl TcpChannel {
         }
         let (replies, sink) = self.dial(progress).await?;
         let connection = Arc::new(Connection::start(replies, sink, self));
-        *self.current.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(connection.clone());
+        *self.current.write() = Some(connection.clone());
         if std::mem::replace(&mut *connected_before, true) {
             self.counters.reconnects.inc();
         }
@@ -114,7 +115,7 @@ impl TcpChannel {
     }
 
     fn live(&self) -> Option<Arc<Connection>> {
-        let current = self.current.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let current = self.current.read();
         current.as_ref().filter(|connection| connection.calls.is_open()).cloned()
     }
 
@@ -315,7 +316,7 @@ struct Pending {
 
 impl PendingCalls {
     fn lock(&self) -> MutexGuard<'_, Pending> {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.0.lock()
     }
 
     fn is_open(&self) -> bool {

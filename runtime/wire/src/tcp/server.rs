@@ -4,9 +4,10 @@
 //! sender wait.
 
 use std::net::{TcpListener as StdListener, ToSocketAddrs};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
@@ -44,7 +45,7 @@ struct Shared {
 impl Shared {
     /// True if a log line about a stranger is due. Every stranger is counted, but few are logged.
     fn logs_this_stranger(&self) -> bool {
-        let mut logged = self.stranger_logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = self.stranger_logged.lock();
         let is_due = logged.is_none_or(|logged| logged.elapsed() >= STRANGER_LOG_INTERVAL);
         if is_due {
             *logged = Some(Instant::now());
