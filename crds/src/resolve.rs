@@ -560,7 +560,7 @@ fn autoscaling(given: &AutoscalingSpec, spec: &RecTrainingJobSpec, errors: &mut 
     ResolvedAutoscaling {
         mode,
         ps: is_ours(ps.scaler).then(|| ResolvedPsScaling {
-            bounds: bounds("ps", ps.min, ps.max, replicas.ps, d::MAX_REPLICAS, errors),
+            bounds: bounds("ps", ps.min, ps.max, replicas.members.ps, d::MAX_REPLICAS, errors),
             memory_target: ps.memory_target.unwrap_or(d::PS_MEMORY_TARGET),
             busy_target: ps.busy_target.unwrap_or(d::PS_BUSY_TARGET),
             max_memory_bytes: ps.max_memory_gib.map(|gib| u64::from(gib) << 30),
@@ -570,7 +570,7 @@ fn autoscaling(given: &AutoscalingSpec, spec: &RecTrainingJobSpec, errors: &mut 
                 "embeddingWorker",
                 embedding.min,
                 embedding.max,
-                replicas.embedding_worker,
+                replicas.members.embedding_worker,
                 d::MAX_REPLICAS,
                 errors,
             ),
@@ -582,7 +582,7 @@ fn autoscaling(given: &AutoscalingSpec, spec: &RecTrainingJobSpec, errors: &mut 
                 // In modes with a barrier, no fewer can train.
                 dense.min.map(|min| min.max(training.and_then(|training| training.barrier_workers).unwrap_or(min))),
                 dense.max,
-                replicas.dense_worker,
+                replicas.members.dense_worker,
                 d::MAX_REPLICAS.min(pieces),
                 errors,
             ),
@@ -629,7 +629,7 @@ fn bounds(
 /// `gba`). Scheduled switches must be in order.
 fn local_batches(job: &ResolvedJob, errors: &mut Errors) {
     let training = &job.training;
-    let (rows, workers) = (training.global_batch_size, job.roles.dense_worker.replicas);
+    let (rows, workers) = (training.global_batch_size, job.roles.members.dense_worker.replicas);
     let later = || training.switch_at.iter().map(|switch| switch.mode).chain(training.auto.map(|_| Mode::Gba));
     let modes = || std::iter::once(training.mode).chain(later());
     if let Some(mode) = modes().find(|mode| !mode.has_barrier())
@@ -761,23 +761,12 @@ fn sparse_optimizer(given: &SparseOptimizerSpec) -> SparseOptimizer {
 }
 
 fn roles(given: &RolesSpec) -> ResolvedRoles {
-    let role = |replicas: Option<u32>, threads: Option<u32>| ResolvedRole {
-        replicas: replicas.unwrap_or(d::REPLICAS) as usize,
-        threads: threads.map(|threads| threads as usize),
-    };
-    let plain = |given: &Option<RoleSpec>| {
-        let given = given.as_ref();
-        role(given.and_then(|g| g.replicas), given.and_then(|g| g.threads))
-    };
     let dense_worker = given.dense_worker.clone().unwrap_or_default();
-    ResolvedRoles {
-        ps: plain(&given.ps),
-        embedding_worker: plain(&given.embedding_worker),
-        dense_worker: role(dense_worker.replicas, dense_worker.threads),
-        device: dense_worker.device(),
-        gpus: dense_worker.gpus(),
-        loader: plain(&given.loader),
-    }
+    let members = PerRole::from_fn(|role| ResolvedRole {
+        replicas: given.replicas(role).unwrap_or(d::REPLICAS) as usize,
+        threads: given.threads(role).map(|threads| threads as usize),
+    });
+    ResolvedRoles { members, device: dense_worker.device(), gpus: dense_worker.gpus() }
 }
 
 fn fault_tolerance(given: Option<&FaultToleranceSpec>) -> ResolvedFaultTolerance {

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use rectrain_kinds::{
     BadRows, Compression, DenseOptimizer, DeviceKind, FileFormat, Initializer, KeyDivisor, Mode, ModelSettings,
-    Pooling, Precision, Schema, SparseOptimizer, Split, SyntheticConfig, Task, ValueType,
+    PerRole, Pooling, Precision, Schema, SparseOptimizer, Split, SyntheticConfig, Task, ValueType,
 };
 use serde::Serialize;
 
@@ -330,18 +330,13 @@ pub enum ResolvedEvaluation {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedRoles {
-    /// Parameter servers.
-    pub ps: ResolvedRole,
-    /// Embedding workers.
-    pub embedding_worker: ResolvedRole,
-    /// Dense workers.
-    pub dense_worker: ResolvedRole,
+    /// The members of each role.
+    #[serde(flatten)]
+    pub members: PerRole<ResolvedRole>,
     /// The device of the dense workers.
     pub device: DeviceKind,
     /// GPUs of each dense worker.
     pub gpus: u32,
-    /// Loaders.
-    pub loader: ResolvedRole,
 }
 
 /// A role.

@@ -8,7 +8,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{DecisionStatus, Mode};
+use crate::{DecisionStatus, Mode, PerRole, Role};
 
 /// Phase of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -79,33 +79,21 @@ impl ReplicaCount {
 #[serde(rename_all = "camelCase")]
 pub struct ReplicaStatuses {
     /// The coordinator.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub coordinator: Option<ReplicaCount>,
-    /// Parameter servers.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ps: Option<ReplicaCount>,
-    /// Embedding workers.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub embedding_worker: Option<ReplicaCount>,
-    /// Dense workers.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub dense_worker: Option<ReplicaCount>,
-    /// Loaders.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub loader: Option<ReplicaCount>,
+    pub coordinator: ReplicaCount,
+    /// The members.
+    #[serde(flatten)]
+    pub members: PerRole<ReplicaCount>,
 }
 
 impl ReplicaStatuses {
-    /// The roles that have pods, by the role's name in commands, labels and metrics.
-    pub fn by_role(&self) -> impl Iterator<Item = (&'static str, &ReplicaCount)> {
-        let roles = [
-            ("coordinator", &self.coordinator),
-            ("ps", &self.ps),
-            ("embedding-worker", &self.embedding_worker),
-            ("dense-worker", &self.dense_worker),
-            ("loader", &self.loader),
-        ];
-        roles.into_iter().filter_map(|(role, count)| Some((role, count.as_ref()?)))
+    /// Counts the pods of each role.
+    pub fn from_fn(mut count: impl FnMut(Role) -> ReplicaCount) -> Self {
+        Self { coordinator: count(Role::Coordinator), members: PerRole::from_fn(count) }
+    }
+
+    /// The count of each role.
+    pub fn by_role(&self) -> impl Iterator<Item = (Role, &ReplicaCount)> {
+        Role::ALL.into_iter().map(|role| (role, self.members.get(role).unwrap_or(&self.coordinator)))
     }
 }
 
@@ -202,19 +190,7 @@ pub struct AttemptStatus {
 }
 
 /// The members of an attempt by role. Their numbers change while it trains, without a restart.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct AttemptReplicas {
-    /// Parameter servers: slots move between them.
-    pub ps: RoleReplicas,
-    /// Embedding workers. New batches go to all current workers.
-    pub embedding_worker: RoleReplicas,
-    /// Dense workers. They join and leave at a step boundary, if `spec.training.localBatchSize` is
-    /// set.
-    pub dense_worker: RoleReplicas,
-    /// Loaders.
-    pub loader: RoleReplicas,
-}
+pub type AttemptReplicas = PerRole<RoleReplicas>;
 
 /// The members of one role.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

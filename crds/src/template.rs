@@ -7,14 +7,15 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::typed::typed;
-use crate::{FieldError, FieldPath, PodTemplate, RecTrainingJob, check};
+use crate::{FieldError, FieldPath, PodTemplate, RecTrainingJob, Role, check};
 
 /// Errors in the parts of pod templates that have Kubernetes' own types: wrong types and
 /// misspellings.
 pub(crate) fn template_errors(job: &RecTrainingJob) -> Vec<FieldError> {
     let Some(roles) = &job.spec.roles else { return Vec::new() };
-    let errors = roles.templates().into_iter().filter_map(|(role, template)| {
-        Some(errors_of_template(template?, &FieldPath::parse(&format!("spec.roles.{role}.template"))))
+    let errors = Role::ALL.into_iter().filter_map(|role| {
+        let at = FieldPath::parse(&format!("spec.roles.{}.template", role.section()));
+        Some(errors_of_template(roles.template(role)?, &at))
     });
     errors.flatten().take(check::MAX_ERRORS).collect()
 }

@@ -296,7 +296,7 @@ fn an_object_taken_from_a_cluster_is_read_with_its_status() {
     let job = parse_manifest(&text, "cluster.yaml").unwrap();
     let status = job.status.unwrap();
     assert_eq!(status.phase, Some(Phase::Training));
-    assert_eq!(status.replica_statuses.unwrap().ps.unwrap().display, "1/2");
+    assert_eq!(status.replica_statuses.unwrap().members.ps.display, "1/2");
 }
 
 #[test]

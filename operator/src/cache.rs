@@ -5,11 +5,12 @@
 //! of other jobs.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use kube::api::ObjectMeta;
 use kube::core::Resource;
-use kube::runtime::watcher::Event;
+use kube_runtime::watcher::Event;
+use parking_lot::RwLock;
 use rectrain_crds::RecTrainingJob;
 use tokio::sync::watch;
 
@@ -125,7 +126,7 @@ pub fn empty<T>() -> (CacheWriter<T>, Cache<T>) {
 impl<T> CacheWriter<T> {
     /// Applies an event of the watch.
     pub fn apply(&self, event: &Event<Entry<T>>) {
-        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.write();
         match event {
             Event::Apply(entry) => state.now.put(entry),
             Event::Delete(entry) => state.now.remove(entry),
@@ -148,7 +149,7 @@ impl<T> Cache<T> {
     /// The values of the objects that may belong to this job, in the order of their names.
     #[must_use]
     pub fn of_job(&self, namespace: &str, job: &str) -> Vec<Arc<T>> {
-        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.read();
         let of_job = state.now.by_job.get(&[namespace.to_owned(), job.to_owned()]);
         of_job.into_iter().flat_map(BTreeMap::values).cloned().collect()
     }
@@ -222,7 +223,7 @@ mod tests {
         assert_eq!((of(&cache, "a"), of(&cache, "b")), (vec![], vec![]));
         writer.apply(&Event::Apply(Entry { value: None, ..entry("y", "c", "c", 5) }));
         assert!(of(&cache, "c").is_empty());
-        let state = cache.state.read().unwrap();
+        let state = cache.state.read();
         assert!(state.now.by_job.is_empty() && state.now.jobs.is_empty(), "no entry is left");
     }
 

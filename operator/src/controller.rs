@@ -4,7 +4,7 @@
 //! memory grows with the jobs and not with the cluster.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::stream::{self, BoxStream};
@@ -12,10 +12,11 @@ use futures::{FutureExt, Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DynamicObject};
 use kube::core::DeserializeGuard;
-use kube::runtime::controller::{Action, Config, ReconcileRequest, trigger_with};
-use kube::runtime::reflector::{self, ObjectRef, Store};
-use kube::runtime::{PredicateConfig, WatchStreamExt, applier, predicates, watcher};
 use kube::{Client, Resource};
+use kube_runtime::controller::{Action, Config, ReconcileRequest, trigger_with};
+use kube_runtime::reflector::{self, ObjectRef, Store};
+use kube_runtime::{PredicateConfig, WatchStreamExt, applier, predicates, watcher};
+use parking_lot::Mutex;
 use rectrain_crds::RecTrainingJob;
 
 use crate::cache::{self, CacheWriter, Caches, Entry};
@@ -154,14 +155,14 @@ struct Failures(Mutex<HashMap<JobName, u32>>);
 
 impl Failures {
     fn count(&self, job: &JobName) -> u32 {
-        let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failures = self.0.lock();
         let count = failures.entry(job.clone()).or_default();
         *count += 1;
         *count
     }
 
     fn clear(&self, job: &JobName) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(job);
+        self.0.lock().remove(job);
     }
 }
 
@@ -188,7 +189,7 @@ pub async fn run(
         .await;
 }
 
-type Error = kube::runtime::controller::Error<ReconcileError, watcher::Error>;
+type Error = kube_runtime::controller::Error<ReconcileError, watcher::Error>;
 type Outcome = Result<(ObjectRef<RecTrainingJob>, Action), Error>;
 
 fn note_error(context: &Context, error: Error) {

@@ -135,7 +135,7 @@ impl CoordinatorClient for GrpcCoordinatorClient {
         replicas: u32,
         reason: &'a str,
     ) -> BoxFuture<'a, Result<(), RequestError>> {
-        let (role, reason) = (proto_role(role).into(), reason.to_owned());
+        let (role, reason) = (v1::Role::from(role).into(), reason.to_owned());
         Box::pin(scale(coordinator, v1::ScaleRequest { role, replicas, reason, decided_seconds: None }))
     }
 
@@ -146,7 +146,7 @@ impl CoordinatorClient for GrpcCoordinatorClient {
         reason: &'a str,
     ) -> BoxFuture<'a, Result<(), RequestError>> {
         let request = v1::ScaleRequest {
-            role: proto_role(Role::Ps).into(),
+            role: v1::Role::from(Role::Ps).into(),
             replicas: rebalance.servers,
             reason: reason.to_owned(),
             decided_seconds: Some(rebalance.decided_seconds),
@@ -240,22 +240,12 @@ fn last_checkpoint(status: &v1::JobStatus) -> Option<CheckpointStatus> {
 /// The members of each reported role.
 fn members(status: &v1::JobStatus) -> BTreeMap<Role, Members> {
     let role =
-        |reported: &v1::RoleReplicas| Role::MEMBERS.into_iter().find(|role| proto_role(*role) == reported.role());
+        |reported: &v1::RoleReplicas| Role::MEMBERS.into_iter().find(|role| v1::Role::from(*role) == reported.role());
     let members = |reported: &v1::RoleReplicas| {
         let &v1::RoleReplicas { present, wanted, needed, .. } = reported;
         (present > 0 && wanted > 0 && needed > 0).then_some(Members { present, wanted, needed })
     };
     status.replicas.iter().filter_map(|reported| Some((role(reported)?, members(reported)?))).collect()
-}
-
-fn proto_role(role: Role) -> v1::Role {
-    match role {
-        Role::Coordinator => v1::Role::Coordinator,
-        Role::Ps => v1::Role::Ps,
-        Role::EmbeddingWorker => v1::Role::EmbeddingWorker,
-        Role::DenseWorker => v1::Role::DenseWorker,
-        Role::Loader => v1::Role::Loader,
-    }
 }
 
 /// Events that end a job, as `rectrain run --json` prints them; all others are skipped.

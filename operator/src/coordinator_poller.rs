@@ -6,14 +6,15 @@
 //! answer arrives in time again. So a thousand silent coordinators take no permits from other jobs.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
-use kube::runtime::reflector::ObjectRef;
+use kube_runtime::reflector::ObjectRef;
+use parking_lot::{Mutex, MutexGuard};
 use rectrain_crds::RecTrainingJob;
 use tokio::sync::mpsc;
 
@@ -160,7 +161,7 @@ impl CoordinatorPoller {
 }
 
 fn lock(late: &Mutex<HashMap<JobRef, LateRequest>>) -> MutexGuard<'_, HashMap<JobRef, LateRequest>> {
-    late.lock().unwrap_or_else(PoisonError::into_inner)
+    late.lock()
 }
 
 #[cfg(test)]

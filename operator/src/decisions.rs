@@ -29,15 +29,15 @@ pub fn mode(status: Option<&RecTrainingJobStatus>) -> Mode {
     }
 }
 
-/// The subject of decisions about a role's number of members. The operator decides about no
-/// loaders.
+/// The subject of decisions about a role's number of members. The operator decides about no other
+/// roles.
 #[must_use]
 pub fn subject(role: Role) -> Option<DecisionSubject> {
     match role {
         Role::Ps => Some(DecisionSubject::Ps),
         Role::EmbeddingWorker => Some(DecisionSubject::EmbeddingWorker),
         Role::DenseWorker => Some(DecisionSubject::DenseWorker),
-        Role::Coordinator | Role::Loader => None,
+        _ => None,
     }
 }
 
@@ -50,7 +50,7 @@ pub fn replicas(status: Option<&RecTrainingJobStatus>, job: &ResolvedJob, role: 
         Role::Ps => given.ps?.bounds,
         Role::EmbeddingWorker => given.embedding_worker?.bounds,
         Role::DenseWorker => given.dense_worker?.bounds,
-        Role::Coordinator | Role::Loader => return None,
+        _ => return None,
     };
     let subject = subject(role)?;
     let of_role = status?.decisions.iter().rev().filter(|decided| decided.subject == subject);

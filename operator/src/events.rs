@@ -2,11 +2,12 @@
 //! `kubectl describe`. No program reads them, so an event that cannot be published is only logged.
 
 use kube::Resource;
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
-use rectrain_crds::{DecisionAction, DecisionStatus, Phase, RecTrainingJob, RecTrainingJobStatus, Role};
+use kube_runtime::events::{Event, EventType, Recorder, Reporter};
+use rectrain_crds::{
+    AttemptReplicas, DecisionAction, DecisionStatus, Phase, RecTrainingJob, RecTrainingJobStatus, Role,
+};
 
 use crate::failure::Problem;
-use crate::members;
 use crate::names::FIELD_MANAGER;
 use crate::phase::Decision;
 use crate::text::shorten;
@@ -136,7 +137,7 @@ fn mode_switched(before: &RecTrainingJobStatus, after: &RecTrainingJobStatus) ->
 /// The number of a role's members has changed.
 fn scaled(role: Role, before: &RecTrainingJobStatus, after: &RecTrainingJobStatus) -> Option<Announcement> {
     let (old, new) = (before.attempt.as_ref()?, after.attempt.as_ref()?);
-    let present = |replicas| members::of(replicas, role).map(|of_role| of_role.present);
+    let present = |replicas: &AttemptReplicas| replicas.get(role).map(|of_role| of_role.present);
     let (from, to) = (present(old.replicas.as_ref()?)?, present(new.replicas.as_ref()?)?);
     if old.number != new.number || from == to {
         return None;

@@ -159,11 +159,12 @@ async fn expires<Look: Future<Output = Option<SystemTime>>>(look: impl Fn() -> L
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
-    use std::sync::{Arc, Mutex};
 
     use http::{Method, Request, Response};
     use kube::client::Body;
+    use parking_lot::Mutex;
     use serde_json::{Value, json};
 
     use super::*;
@@ -216,7 +217,7 @@ mod tests {
                     let failed = json!({"kind": "Status", "status": "Failure", "code": 500, "reason": "InternalError", "message": "hiccup"});
                     return Ok::<_, Infallible>(answer(500, &failed));
                 }
-                let mut lease = lease.lock().expect("no thread panics");
+                let mut lease = lease.lock();
                 if is_change {
                     let patch: Value = serde_json::from_slice(&body).expect("JSON");
                     let changed = patch["spec"].as_object().expect("a spec").clone();

@@ -37,41 +37,19 @@ pub fn starting(
     for role in Role::MEMBERS {
         let wanted = wanted(status, resolved, role);
         let is_decided = decisions::replicas(status, resolved, role).is_some();
-        let before = before.and_then(|before| of(before, role)).filter(|before| is_decided && before.wanted == wanted);
+        let before = before.and_then(|before| before.get(role)).filter(|before| is_decided && before.wanted == wanted);
         let started = before.map_or(wanted, |before| before.present.clamp(1, wanted.max(1)));
-        if let Some(of_role) = of_mut(&mut replicas, role) {
+        if let Some(of_role) = replicas.get_mut(role) {
             *of_role = RoleReplicas { started, wanted, present: started, needed: started };
         }
     }
     replicas
 }
 
-/// The members of a role. `None` for the coordinator, which is always one.
-#[must_use]
-pub fn of(replicas: &AttemptReplicas, role: Role) -> Option<&RoleReplicas> {
-    match role {
-        Role::Coordinator => None,
-        Role::Ps => Some(&replicas.ps),
-        Role::EmbeddingWorker => Some(&replicas.embedding_worker),
-        Role::DenseWorker => Some(&replicas.dense_worker),
-        Role::Loader => Some(&replicas.loader),
-    }
-}
-
-fn of_mut(replicas: &mut AttemptReplicas, role: Role) -> Option<&mut RoleReplicas> {
-    match role {
-        Role::Coordinator => None,
-        Role::Ps => Some(&mut replicas.ps),
-        Role::EmbeddingWorker => Some(&mut replicas.embedding_worker),
-        Role::DenseWorker => Some(&mut replicas.dense_worker),
-        Role::Loader => Some(&mut replicas.loader),
-    }
-}
-
 /// Sets the wanted numbers to the present ones of the manifest and of decisions.
 pub fn want(replicas: &mut AttemptReplicas, status: Option<&RecTrainingJobStatus>, resolved: &ResolvedJob) {
     for role in Role::MEMBERS {
-        if let Some(of_role) = of_mut(replicas, role) {
+        if let Some(of_role) = replicas.get_mut(role) {
             of_role.wanted = wanted(status, resolved, role);
         }
     }
@@ -80,20 +58,20 @@ pub fn want(replicas: &mut AttemptReplicas, status: Option<&RecTrainingJobStatus
 /// Whether the wanted numbers differ from the ones in `replicas`.
 #[must_use]
 pub fn are_others(replicas: &AttemptReplicas, status: Option<&RecTrainingJobStatus>, resolved: &ResolvedJob) -> bool {
-    Role::MEMBERS.into_iter().any(|role| of(replicas, role).is_some_and(|r| r.wanted != wanted(status, resolved, role)))
+    Role::MEMBERS.into_iter().any(|role| replicas.get(role).is_some_and(|r| r.wanted != wanted(status, resolved, role)))
 }
 
 /// Whether no member has to join or to leave.
 #[must_use]
 pub fn are_settled(replicas: &AttemptReplicas) -> bool {
-    let all = Role::MEMBERS.into_iter().filter_map(|role| of(replicas, role));
+    let all = Role::MEMBERS.into_iter().filter_map(|role| replicas.get(role));
     all.into_iter().all(|r| r.wanted == r.present && r.wanted == r.needed)
 }
 
 /// Takes over the coordinator's report of present and needed members.
 pub fn follow(replicas: &mut AttemptReplicas, report: &Report) {
     for (role, reported) in &report.members {
-        if let Some(of_role) = of_mut(replicas, *role) {
+        if let Some(of_role) = replicas.get_mut(*role) {
             of_role.present = reported.present;
             of_role.needed = reported.needed;
         }
@@ -117,7 +95,7 @@ pub fn to_ask(replicas: &AttemptReplicas, report: &Report, pods: &[PodFacts]) ->
 /// - Leaving members have to leave before new ones join. A pod that is about to be deleted must not
 ///   be taken for the new pod of its name.
 fn to_ask_of(role: Role, replicas: &AttemptReplicas, report: &Report, pods: &[PodFacts]) -> Option<u32> {
-    let (replicas, reported) = (of(replicas, role)?, report.members.get(&role)?);
+    let (replicas, reported) = (replicas.get(role)?, report.members.get(&role)?);
     if reported.wanted == replicas.wanted {
         return None;
     }

@@ -2,9 +2,10 @@
 //! Dashboards and alerts so need no reader of Kubernetes objects.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
@@ -208,7 +209,7 @@ impl JobSnapshot {
                 auc: status.auc,
                 restarts: status.counted_restarts(),
                 max_restarts,
-                replicas: replicas.map(|(role, count)| (role, count.clone())).collect(),
+                replicas: replicas.map(|(role, count)| (role.name(), count.clone())).collect(),
             }),
         }
     }
@@ -369,7 +370,7 @@ impl OperatorMetrics {
     }
 
     fn snapshots(&self) -> MutexGuard<'_, HashMap<JobName, (Instant, JobSnapshot)>> {
-        self.0.snapshots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.snapshots.lock()
     }
 }
 

@@ -62,27 +62,14 @@ impl std::fmt::Display for JobName {
 /// The number of a role's replicas in the manifest.
 #[must_use]
 pub fn manifest_replicas(role: Role, job: &ResolvedJob) -> u32 {
-    let replicas = match role {
-        Role::Coordinator => 1,
-        Role::Ps => job.roles.ps.replicas,
-        Role::EmbeddingWorker => job.roles.embedding_worker.replicas,
-        Role::DenseWorker => job.roles.dense_worker.replicas,
-        Role::Loader => job.roles.loader.replicas,
-    };
+    let replicas = job.roles.members.get(role).map_or(1, |of_role| of_role.replicas);
     u32::try_from(replicas).unwrap_or(u32::MAX)
 }
 
 /// The user's template of a role's pods.
 #[must_use]
 pub fn pod_template(role: Role, spec: &RecTrainingJobSpec) -> Option<&PodTemplate> {
-    let templates = spec.roles.as_ref()?.templates();
-    templates.into_iter().find_map(|(section, template)| (section == role.section()).then_some(template))?
-}
-
-/// Whether a role reads data or writes checkpoints, and so needs credentials of the object store.
-#[must_use]
-pub fn uses_storage(role: Role) -> bool {
-    role != Role::EmbeddingWorker
+    spec.roles.as_ref()?.template(role)
 }
 
 /// The name of a role's StatefulSet, Service and PodDisruptionBudget.

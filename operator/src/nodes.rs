@@ -8,7 +8,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::future::{BoxFuture, join_all};
@@ -17,6 +16,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::ListParams;
 use kube::core::{ApiResource, DynamicObject};
 use kube::{Api, Client};
+use parking_lot::Mutex;
 use rectrain_policy::ClusterLoad;
 use serde_json::Value;
 
@@ -142,7 +142,7 @@ impl ClusterNodes {
     }
 
     fn has_metrics(&self) -> bool {
-        let absent = *self.absent.lock().unwrap_or_else(PoisonError::into_inner);
+        let absent = *self.absent.lock();
         absent.is_none_or(|since| since.elapsed() > ABSENT)
     }
 
@@ -153,7 +153,7 @@ impl ClusterNodes {
             && status.code == 404
             && status.reason != "NotFound"
         {
-            *self.absent.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+            *self.absent.lock() = Some(Instant::now());
         }
         found.ok()
     }
@@ -180,12 +180,12 @@ impl<K, V> Default for Fresh<K, V> {
 
 impl<K: Hash + Eq, V: Clone> Fresh<K, V> {
     async fn get(&self, key: K, read: impl Future<Output = V>) -> V {
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+        let known = self.0.lock().get(&key).cloned();
         if let Some((_, value)) = known.filter(|(at, _)| at.elapsed() < FRESH) {
             return value;
         }
         let value = read.await;
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         known.retain(|_, (at, _)| at.elapsed() < FRESH);
         known.insert(key, (Instant::now(), value.clone()));
         value

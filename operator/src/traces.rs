@@ -3,8 +3,8 @@
 //! `/traces/NAMESPACE/JOB` and end with the operator's process.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use rectrain_policy::{Decision, Observations, Policy, Record};
 
 use crate::names::JobName;
@@ -62,7 +62,7 @@ impl Traces {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<JobName, Trace>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

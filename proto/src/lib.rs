@@ -2,6 +2,7 @@
 //! (`control.proto`). Generated types and names only; no behaviour lives here.
 
 pub mod metric_names;
+mod roles;
 
 /// Version 1 of the messages.
 pub mod v1 {

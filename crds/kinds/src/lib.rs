@@ -27,7 +27,7 @@ pub use model::{CrossStructure, ModelKind, ModelSettings};
 pub use named::{KindSet, UnknownKind};
 pub use optimizer::{DenseOptimizer, DenseOptimizerKind, SparseOptimizer, SparseOptimizerKind};
 pub use position::{Offset, PartId, Position, Start};
-pub use role::Role;
+pub use role::{PerRole, Role};
 pub use task::{LossKind, Task};
 pub use values::{
     Compression, DeviceKind, Initializer, InitializerKind, MissingValue, Pooling, Precision, Transform, TransformKind,

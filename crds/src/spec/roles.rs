@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::ResourceRequirements;
-use rectrain_kinds::DeviceKind;
+use rectrain_kinds::{DeviceKind, Role};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -243,19 +243,95 @@ pub struct RolesSpec {
     pub loader: Option<RoleSpec>,
 }
 
+/// The fields that every role has.
+struct RoleFields<'a> {
+    replicas: Option<u32>,
+    threads: Option<u32>,
+    template: Option<&'a PodTemplate>,
+}
+
+/// The fields that every role has, to be changed.
+struct RoleFieldsMut<'a> {
+    replicas: &'a mut Option<u32>,
+    template: &'a mut Option<PodTemplate>,
+}
+
+impl RoleSpec {
+    fn fields(&self) -> RoleFields<'_> {
+        RoleFields { replicas: self.replicas, threads: self.threads, template: self.template.as_ref() }
+    }
+
+    fn fields_mut(&mut self) -> RoleFieldsMut<'_> {
+        RoleFieldsMut { replicas: &mut self.replicas, template: &mut self.template }
+    }
+}
+
 impl RolesSpec {
-    /// The user's changes to the pods of each role, by the role's name below `spec.roles`.
-    #[must_use]
-    pub fn templates(&self) -> [(&'static str, Option<&PodTemplate>); 5] {
-        fn of(role: &Option<RoleSpec>) -> Option<&PodTemplate> {
-            role.as_ref()?.template.as_ref()
+    /// The fields of a role, if the manifest has its section.
+    fn fields(&self, role: Role) -> Option<RoleFields<'_>> {
+        match role {
+            Role::Coordinator => self.coordinator.as_ref().map(|coordinator| RoleFields {
+                replicas: coordinator.replicas,
+                threads: None,
+                template: coordinator.template.as_ref(),
+            }),
+            Role::Ps => self.ps.as_ref().map(RoleSpec::fields),
+            Role::EmbeddingWorker => self.embedding_worker.as_ref().map(RoleSpec::fields),
+            Role::DenseWorker => self.dense_worker.as_ref().map(|worker| RoleFields {
+                replicas: worker.replicas,
+                threads: worker.threads,
+                template: worker.template.as_ref(),
+            }),
+            Role::Loader => self.loader.as_ref().map(RoleSpec::fields),
         }
-        [
-            ("coordinator", self.coordinator.as_ref().and_then(|role| role.template.as_ref())),
-            ("ps", of(&self.ps)),
-            ("embeddingWorker", of(&self.embedding_worker)),
-            ("denseWorker", self.dense_worker.as_ref().and_then(|role| role.template.as_ref())),
-            ("loader", of(&self.loader)),
-        ]
+    }
+
+    /// The fields of a role, to be changed. Adds the role's section if it is missing.
+    fn fields_mut(&mut self, role: Role) -> RoleFieldsMut<'_> {
+        match role {
+            Role::Coordinator => {
+                let coordinator = self.coordinator.get_or_insert_default();
+                RoleFieldsMut { replicas: &mut coordinator.replicas, template: &mut coordinator.template }
+            }
+            Role::Ps => self.ps.get_or_insert_default().fields_mut(),
+            Role::EmbeddingWorker => self.embedding_worker.get_or_insert_default().fields_mut(),
+            Role::DenseWorker => {
+                let worker = self.dense_worker.get_or_insert_default();
+                RoleFieldsMut { replicas: &mut worker.replicas, template: &mut worker.template }
+            }
+            Role::Loader => self.loader.get_or_insert_default().fields_mut(),
+        }
+    }
+
+    /// `replicas` of a role.
+    #[must_use]
+    pub fn replicas(&self, role: Role) -> Option<u32> {
+        self.fields(role)?.replicas
+    }
+
+    /// `threads` of a role.
+    #[must_use]
+    pub fn threads(&self, role: Role) -> Option<u32> {
+        self.fields(role)?.threads
+    }
+
+    /// The user's changes to the pods of a role.
+    #[must_use]
+    pub fn template(&self, role: Role) -> Option<&PodTemplate> {
+        self.fields(role)?.template
+    }
+
+    /// Sets `replicas` of a role.
+    pub fn set_replicas(&mut self, role: Role, replicas: u32) {
+        *self.fields_mut(role).replicas = Some(replicas);
+    }
+
+    /// Removes the user's changes to the pods of all roles.
+    pub fn remove_templates(&mut self) {
+        for role in Role::ALL {
+            if self.template(role).is_some() {
+                *self.fields_mut(role).template = None;
+            }
+        }
     }
 }

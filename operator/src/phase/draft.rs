@@ -59,7 +59,7 @@ impl<'a> Draft<'a> {
     /// Pods of a role that the present attempt needs.
     pub(super) fn pods_of(&self, role: Role) -> u32 {
         let replicas = self.status.attempt.as_ref().and_then(|attempt| attempt.replicas.as_ref());
-        match replicas.and_then(|replicas| members::of(replicas, role)) {
+        match replicas.and_then(|replicas| replicas.get(role)) {
             Some(of_role) => of_role.needed,
             None => self
                 .facts
@@ -84,15 +84,9 @@ impl<'a> Draft<'a> {
         };
         let count = |role: Role| {
             let wanted = if should_run { members::wanted(Some(&self.status), resolved, role) } else { 0 };
-            Some(ReplicaCount::new(self.facts.ready.get(&role).copied().unwrap_or(0), wanted))
+            ReplicaCount::new(self.facts.ready.get(&role).copied().unwrap_or(0), wanted)
         };
-        self.status.replica_statuses = Some(ReplicaStatuses {
-            coordinator: count(Role::Coordinator),
-            ps: count(Role::Ps),
-            embedding_worker: count(Role::EmbeddingWorker),
-            dense_worker: count(Role::DenseWorker),
-            loader: count(Role::Loader),
-        });
+        self.status.replica_statuses = Some(ReplicaStatuses::from_fn(count));
         let job = self.facts.job.metadata.name.as_deref().unwrap_or_default();
         let selector = names::pod_selector(job, Role::DenseWorker);
         self.status.selector =

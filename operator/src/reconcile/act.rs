@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::{FutureExt, StreamExt, stream};
 use kube::ResourceExt;
-use kube::runtime::controller::Action;
+use kube_runtime::controller::Action;
 use rectrain_crds::{RecTrainingJob, ResolvedJob};
 
 use super::apply::{self, Application, Target};

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kube::runtime::reflector::ObjectRef;
+use kube_runtime::reflector::ObjectRef;
 use rectrain_crds::{RecTrainingJob, Role};
 
 use super::act::objects;

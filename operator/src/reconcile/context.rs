@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::Client;
-use kube::runtime::reflector::ObjectRef;
+use kube_runtime::reflector::ObjectRef;
 use rectrain_crds::{AttemptStatus, ResolvedJob};
 
 use super::dereference::Reader;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use kube::ResourceExt;
 use kube::api::Api;
-use kube::runtime::reflector::ObjectRef;
+use kube_runtime::reflector::ObjectRef;
 use rectrain_crds::{AttemptStatus, Phase, RecTrainingJob, Role};
 
 use super::context::Context;

@@ -2,9 +2,9 @@
 //! operator builds it again.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kube::ResourceExt;
+use parking_lot::{Mutex, MutexGuard};
 use rectrain_crds::RecTrainingJob;
 
 use super::dry_run::DryRun;
@@ -88,7 +88,7 @@ impl JobMemories {
     }
 
     fn lock(&self) -> MutexGuard<'_, Memories> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -35,7 +35,7 @@ mod write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube::runtime::controller::Action;
+use kube_runtime::controller::Action;
 use rectrain_crds::RecTrainingJob;
 
 use self::context::Context;

@@ -1,10 +1,10 @@
 //! Objects that the API server stores in another form than they were applied in.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kube::ResourceExt;
 use kube::api::DynamicObject;
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 
 use crate::digest::digest;
@@ -55,7 +55,7 @@ impl StoredForms {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, StoredForm>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -84,14 +84,7 @@ pub fn for_pods(spec: &RecTrainingJobSpec) -> RecTrainingJobSpec {
     spec.fault_tolerance = None;
     spec.autoscaling = None;
     if let Some(roles) = &mut spec.roles {
-        let templates = [
-            roles.coordinator.as_mut().map(|role| &mut role.template),
-            roles.ps.as_mut().map(|role| &mut role.template),
-            roles.embedding_worker.as_mut().map(|role| &mut role.template),
-            roles.dense_worker.as_mut().map(|role| &mut role.template),
-            roles.loader.as_mut().map(|role| &mut role.template),
-        ];
-        templates.into_iter().flatten().for_each(|template| *template = None);
+        roles.remove_templates();
     }
     spec
 }
@@ -101,15 +94,9 @@ pub fn for_pods(spec: &RecTrainingJobSpec) -> RecTrainingJobSpec {
 pub fn with_replicas(mut spec: RecTrainingJobSpec, replicas: impl Fn(Role) -> Option<u32>) -> RecTrainingJobSpec {
     let roles = spec.roles.get_or_insert_default();
     for role in Role::MEMBERS {
-        let Some(replicas) = replicas(role) else { continue };
-        let field = match role {
-            Role::Coordinator => continue,
-            Role::Ps => &mut roles.ps.get_or_insert_default().replicas,
-            Role::EmbeddingWorker => &mut roles.embedding_worker.get_or_insert_default().replicas,
-            Role::DenseWorker => &mut roles.dense_worker.get_or_insert_default().replicas,
-            Role::Loader => &mut roles.loader.get_or_insert_default().replicas,
-        };
-        *field = Some(replicas);
+        if let Some(replicas) = replicas(role) {
+            roles.set_replicas(role, replicas);
+        }
     }
     spec
 }

@@ -2,7 +2,7 @@
 
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, PostParams, Preconditions};
-use kube::runtime::controller::Action;
+use kube_runtime::controller::Action;
 use rectrain_crds::RecTrainingJob;
 
 use super::context::Context;

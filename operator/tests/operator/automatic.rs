@@ -56,7 +56,7 @@ async fn ticks(world: &World, count: usize) {
 
 fn world() -> World {
     let world = World::new(MANIFEST, vec![long()]);
-    world.scripts.lock().unwrap().metrics = Some(measured);
+    world.scripts.lock().metrics = Some(measured);
     world
 }
 
@@ -89,7 +89,7 @@ async fn a_slow_worker_switches_the_mode_and_a_full_table_is_reported() {
     assert!(after.mode_reason.unwrap().contains("faster than sync") && after.mode_since > before.mode_since);
     assert_eq!(about(&world, DecisionSubject::Mode), [("sync".to_owned(), "gba".to_owned(), true)]);
     assert_eq!(about(&world, DecisionSubject::Ps), [("2".to_owned(), "3".to_owned(), false)]);
-    assert_eq!(world.scripts.lock().unwrap().asked, [Mode::Gba]);
+    assert_eq!(world.scripts.lock().asked, [Mode::Gba]);
     assert_eq!((notes(&world, "Decided").len(), notes(&world, "Recommended").len()), (1, 1));
     let prediction = after.mode_prediction.unwrap();
     assert!(prediction.gba > prediction.sync && prediction.error_percent.is_some(), "{prediction:?}");
@@ -108,7 +108,7 @@ async fn a_new_operator_continues_from_the_decisions() {
     ticks(&world, 20).await;
     let after = status(&world);
     assert_eq!((after.mode, after.decisions), (Some(Mode::Gba), before.decisions), "no decision within the dwell");
-    assert_eq!(world.scripts.lock().unwrap().asked, [Mode::Gba]);
+    assert_eq!(world.scripts.lock().asked, [Mode::Gba]);
 }
 
 #[tokio::test]
@@ -184,17 +184,17 @@ async fn apply_scales_out_for_a_full_table_and_waiting_batches() {
         "autoscaling: {mode: apply}",
     );
     let world = World::new(&manifest, vec![long()]);
-    world.scripts.lock().unwrap().metrics = Some(measured);
+    world.scripts.lock().metrics = Some(measured);
     ticks(&world, 38).await;
     let after = status(&world);
     assert_eq!(about(&world, DecisionSubject::Ps), [("2".to_owned(), "3".to_owned(), true)]);
     let attempt = after.attempt.unwrap();
     assert_eq!((attempt.number, attempt.replicas.unwrap().ps.present, after.restarts), (1, 3, Some(0)));
-    assert_eq!(world.scripts.lock().unwrap().asked_members, [(Role::Ps, 3), (Role::EmbeddingWorker, 2)]);
+    assert_eq!(world.scripts.lock().asked_members, [(Role::Ps, 3), (Role::EmbeddingWorker, 2)]);
     assert_eq!(about(&world, DecisionSubject::EmbeddingWorker), [("1".to_owned(), "2".to_owned(), true)]);
     let decided = after.decisions.iter().filter(|decision| decision.subject != DecisionSubject::Mode);
     let reasons: Vec<_> = decided.map(|decision| decision.reason.clone()).collect();
-    assert_eq!(world.scripts.lock().unwrap().reasons, reasons);
+    assert_eq!(world.scripts.lock().reasons, reasons);
     assert_eq!(
         world.job().spec.roles.unwrap().ps.unwrap().replicas,
         Some(2),
@@ -220,7 +220,7 @@ async fn uneven_slots_are_rebalanced_once_per_decision() {
         )
     };
     let mut world = World::new(&manifest("apply"), vec![long()]);
-    world.scripts.lock().unwrap().metrics = Some(measured_unevenly);
+    world.scripts.lock().metrics = Some(measured_unevenly);
     ticks(&world, 38).await;
     assert_eq!(about(&world, DecisionSubject::Ps), [("2".to_owned(), "2".to_owned(), true)]);
     let decided = |world: &World| {
@@ -230,17 +230,17 @@ async fn uneven_slots_are_rebalanced_once_per_decision() {
             .map(|decision| decision.time.0.as_second() as u64)
             .collect::<Vec<_>>()
     };
-    let asked = |world: &World| world.scripts.lock().unwrap().asked_rebalances.clone();
+    let asked = |world: &World| world.scripts.lock().asked_rebalances.clone();
     assert_eq!(asked(&world), [Rebalance { servers: 2, decided_seconds: decided(&world)[0] }]);
     let note = notes(&world, "Decided").into_iter().find(|note| note.starts_with("ps")).unwrap();
     assert!(note.contains("rebalance over 2: one server has 1.50 times the mean"), "{note}");
     world.replace_operator();
     ticks(&world, 20).await;
     assert_eq!((asked(&world).len(), decided(&world).len()), (1, 1), "no second request and no second decision");
-    assert_eq!((status(&world).attempt.unwrap().number, world.scripts.lock().unwrap().asked_members.len()), (1, 0));
+    assert_eq!((status(&world).attempt.unwrap().number, world.scripts.lock().asked_members.len()), (1, 0));
 
     let recommended = World::new(&manifest("recommend"), vec![long()]);
-    recommended.scripts.lock().unwrap().metrics = Some(measured_unevenly);
+    recommended.scripts.lock().metrics = Some(measured_unevenly);
     ticks(&recommended, 38).await;
     assert_eq!(about(&recommended, DecisionSubject::Ps), [("2".to_owned(), "2".to_owned(), false)]);
     assert_eq!(asked(&recommended), []);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube::runtime::controller::Action;
+use kube_runtime::controller::Action;
 use rectrain_crds::{Phase, RecTrainingJob};
 use rectrain_operator::coordinator_view::{CoordinatorView, Report, Stage};
 use serde_json::json;
@@ -66,8 +66,8 @@ async fn the_status_follows_training_and_counts_ready_pods() {
     assert_eq!((status.auc, status.loss), (Some(0.61235), Some(0.5)));
     assert_eq!(status.last_checkpoint.map(|last| (last.name, last.step)), Some(("full-3".to_owned(), 3)));
     let replicas = status.replica_statuses.unwrap();
-    assert_eq!(replicas.ps.unwrap().display, "2/2");
-    assert_eq!(replicas.coordinator.unwrap().display, "1/1");
+    assert_eq!(replicas.members.ps.display, "2/2");
+    assert_eq!(replicas.coordinator.display, "1/1");
     assert_eq!(status.selector.as_deref(), Some("rectrain.dev/job=clicks,rectrain.dev/role=dense-worker"));
 }
 
@@ -106,7 +106,7 @@ async fn a_job_with_a_slow_coordinator_is_put_aside() {
     world.settle().await;
     world.tick();
     let slow = Arc::new(Notify::new());
-    world.scripts.lock().unwrap().slow = Some(Arc::clone(&slow));
+    world.scripts.lock().slow = Some(Arc::clone(&slow));
     let before = world.job().status;
     for _ in 0..2 {
         assert_eq!(world.reconcile().await.unwrap(), PUT_ASIDE);
@@ -238,10 +238,10 @@ async fn an_attempt_saves_a_checkpoint_before_it_ends() {
     for ends in ends {
         for saved in [Ok("full-1".to_owned()), Err("the bucket is full".to_owned())] {
             let world = saving().await;
-            world.scripts.lock().unwrap().saved = Some(saved);
+            world.scripts.lock().saved = Some(saved);
             ends(&world);
             assert!(!keeps_training(&world).await, "with or without a checkpoint");
-            assert_eq!(world.scripts.lock().unwrap().asked_saves, 1);
+            assert_eq!(world.scripts.lock().asked_saves, 1);
         }
     }
 }
@@ -253,14 +253,14 @@ async fn all_pods_stay_while_a_checkpoint_is_written() {
     world.edit(|spec| spec["suspend"] = json!(true));
     assert!(keeps_training(&world).await && world.api().list("pods").len() == before);
     assert!(world.condition("Ready").is_none() && world.condition("Reconciling").is_some());
-    assert_eq!(world.scripts.lock().unwrap().asked_saves, 1, "it is asked once");
+    assert_eq!(world.scripts.lock().asked_saves, 1, "it is asked once");
     // The suspension is withdrawn, and later repeated.
     world.edit(|spec| spec["suspend"] = json!(false));
     assert!(keeps_training(&world).await && world.condition("Ready").is_some());
-    world.scripts.lock().unwrap().saved = Some(Ok("full-2".to_owned()));
+    world.scripts.lock().saved = Some(Ok("full-2".to_owned()));
     world.edit(|spec| spec["suspend"] = json!(true));
     assert!(!keeps_training(&world).await);
-    assert_eq!((world.phase(), world.scripts.lock().unwrap().asked_saves), (Some(Phase::Suspended), 2));
+    assert_eq!((world.phase(), world.scripts.lock().asked_saves), (Some(Phase::Suspended), 2));
 }
 
 /// A coordinator that is silent for a moment does not end its attempt. Neither a deadline nor a
@@ -273,9 +273,9 @@ async fn a_suspension_that_saves_ends_in_no_failure() {
         spec["activeDeadlineSeconds"] = json!(3600);
     });
     assert!(keeps_training(&world).await);
-    world.scripts.lock().unwrap().by_attempt = vec![vec![CoordinatorView::Silent]];
+    world.scripts.lock().by_attempt = vec![vec![CoordinatorView::Silent]];
     assert!(keeps_training(&world).await);
-    world.scripts.lock().unwrap().by_attempt = vec![vec![idle(Stage::Training, 1, 1.0)]];
+    world.scripts.lock().by_attempt = vec![vec![idle(Stage::Training, 1, 1.0)]];
     assert!(keeps_training(&world).await);
     passes(3600);
     world.settle().await;
@@ -284,7 +284,7 @@ async fn a_suspension_that_saves_ends_in_no_failure() {
     let world = saving().await;
     world.edit(|spec| spec["suspend"] = json!(true));
     assert!(keeps_training(&world).await);
-    world.scripts.lock().unwrap().by_attempt = vec![vec![idle(Stage::Training, 1, 100.0)]];
+    world.scripts.lock().by_attempt = vec![vec![idle(Stage::Training, 1, 100.0)]];
     passes(100);
     assert!(!keeps_training(&world).await);
     assert_eq!((world.phase(), world.job().status.unwrap().restarts), (Some(Phase::Suspended), Some(0)));
@@ -296,11 +296,11 @@ async fn a_suspension_without_a_checkpoint_to_save_does_not_wait() {
     let world = training().await;
     world.edit(|spec| spec["suspend"] = json!(true));
     world.settle().await;
-    assert_eq!((world.phase(), world.scripts.lock().unwrap().asked_saves), (Some(Phase::Suspended), 0));
+    assert_eq!((world.phase(), world.scripts.lock().asked_saves), (Some(Phase::Suspended), 0));
     let world = saving().await;
     world.edit(|spec| spec["suspend"] = json!(true));
     world.settle().await;
-    world.scripts.lock().unwrap().by_attempt = vec![vec![failed("ps 1 is gone", false)]];
+    world.scripts.lock().by_attempt = vec![vec![failed("ps 1 is gone", false)]];
     assert!(!keeps_training(&world).await);
     assert_eq!(world.phase(), Some(Phase::Suspended));
 }

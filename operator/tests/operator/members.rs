@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 
 use rectrain_crds::{DecisionAction, DecisionStatus, Phase, Role, RoleReplicas};
 use rectrain_operator::coordinator_view::Stage;
-use rectrain_operator::members;
 use serde_json::{Value, json};
 
 use crate::world::{MANIFEST, Script, World, failed, live, long};
@@ -28,7 +27,7 @@ fn pods(world: &World, role: Role) -> BTreeMap<String, String> {
 async fn ticks(world: &World, role: Role, count: usize) {
     for _ in 0..count {
         world.settle().await;
-        let present = world.scripts.lock().unwrap().members(role).present;
+        let present = world.scripts.lock().members(role).present;
         world.tick();
         let pods = pods(world, role).len();
         assert!(pods >= present as usize, "{present} members of {role:?} have {pods} pods");
@@ -60,7 +59,7 @@ fn settled(replicas: u32) -> RoleReplicas {
 
 fn members_of(world: &World, role: Role) -> RoleReplicas {
     let attempt = world.job().status.unwrap().attempt.unwrap();
-    *members::of(&attempt.replicas.unwrap(), role).unwrap()
+    *attempt.replicas.unwrap().get(role).unwrap()
 }
 
 fn attempt(world: &World) -> u32 {
@@ -68,7 +67,7 @@ fn attempt(world: &World) -> u32 {
 }
 
 fn asked(world: &World) -> Vec<u32> {
-    world.scripts.lock().unwrap().asked_members.iter().map(|(_, replicas)| *replicas).collect()
+    world.scripts.lock().asked_members.iter().map(|(_, replicas)| *replicas).collect()
 }
 
 #[tokio::test]

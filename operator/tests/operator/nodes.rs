@@ -1,10 +1,11 @@
 //! The operator's knowledge about nodes, by the answers of the API server.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use http::{Request, Response};
 use kube::Client;
 use kube::client::Body;
+use parking_lot::Mutex;
 use rectrain_operator::nodes::{ClusterNodes, NodeLoad, ReadNodes};
 use rectrain_operator::pods::PodFacts;
 use rectrain_operator::reconcile::lost_pods;
@@ -21,7 +22,7 @@ fn nodes(answer: fn(&str) -> (u16, String)) -> (ClusterNodes, Arc<Mutex<Vec<Stri
     let service = tower::service_fn(move |request: Request<Body>| {
         let path = request.uri().path().to_owned();
         let (status, body) = answer(&path);
-        log.lock().unwrap().push(request.uri().to_string());
+        log.lock().push(request.uri().to_string());
         async move { Ok::<_, kube::Error>(Response::builder().status(status).body(Body::from(body.into_bytes())).unwrap()) }
     });
     (ClusterNodes::new(Client::new(service, "default")), asked)
@@ -61,7 +62,7 @@ pub async fn asked_of_a_node() -> Vec<String> {
     let (nodes, asked) = nodes(measured);
     assert!(nodes.node("x").await.is_some());
     assert!(!nodes.used_by_pods("default", "job").await.is_empty());
-    let asked = asked.lock().unwrap();
+    let asked = asked.lock();
     asked.iter().map(|uri| uri.split('?').next().unwrap().to_owned()).collect()
 }
 
@@ -80,7 +81,7 @@ pub async fn asked_when_a_node_is_lost() -> Vec<String> {
             _ => (404, json!({"kind": "Status", "code": 404, "reason": "", "message": "", "status": "Failure"})),
         };
         if status == 200 {
-            log.lock().unwrap().push(format!("{} {path}", request.method()));
+            log.lock().push(format!("{} {path}", request.method()));
         }
         let body = Body::from(body.to_string().into_bytes());
         async move { Ok::<_, kube::Error>(Response::builder().status(status).body(body).unwrap()) }
@@ -97,7 +98,7 @@ pub async fn asked_when_a_node_is_lost() -> Vec<String> {
         let deleted = lost_pods::delete(&client, &nodes, "default", &pods, now.parse().unwrap()).await.unwrap();
         assert_eq!(deleted, expected, "at {now}");
     }
-    let asked = asked.lock().unwrap();
+    let asked = asked.lock();
     asked.clone()
 }
 
@@ -109,7 +110,7 @@ async fn pressure_and_use_are_read_once_in_a_while() {
         assert_eq!(nodes.node("x").await, Some(load));
         assert_eq!(nodes.used_by_pods("default", "job").await, [("job-ps-0".to_owned(), 1.25)].into());
     }
-    let asked = asked.lock().unwrap();
+    let asked = asked.lock();
     assert_eq!(asked.len(), 3, "{asked:?}");
     assert!(asked[2].contains("labelSelector=rectrain.dev%2Fjob%3Djob"), "{asked:?}");
 }
@@ -124,7 +125,7 @@ async fn a_missing_metrics_api_is_not_asked_again() {
     let load = NodeLoad { is_lost: false, is_under_pressure: true, cores: Some(4.0), used_cores: None };
     assert_eq!((nodes.node("x").await, nodes.node("y").await), (Some(load), Some(load)));
     assert!(nodes.used_by_pods("default", "job").await.is_empty());
-    let asked = asked.lock().unwrap();
+    let asked = asked.lock();
     let of_metrics = asked.iter().filter(|path| path.contains("metrics.k8s.io")).count();
     assert_eq!(of_metrics, 1, "{asked:?}");
 }
@@ -138,7 +139,7 @@ async fn a_new_node_without_measurements_does_not_disable_them() {
     });
     assert_eq!(nodes.node("x").await.unwrap().used_cores, None);
     assert!(nodes.used_by_pods("default", "job").await.is_empty());
-    assert_eq!(asked.lock().unwrap().len(), 3, "measurements of pods are requested, too");
+    assert_eq!(asked.lock().len(), 3, "measurements of pods are requested, too");
 }
 
 #[tokio::test]

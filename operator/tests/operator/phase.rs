@@ -406,7 +406,7 @@ impl Step<'_> {
         let attempt = before.attempt.as_ref();
         let mode_before = attempt.and_then(|attempt| attempt.mode.as_ref()).map(|mode| mode.wanted);
         let replicas = attempt.and_then(|attempt| attempt.replicas);
-        let wanted_of = |role| replicas.as_ref().and_then(|replicas| members::of(replicas, role)).map(|r| r.wanted);
+        let wanted_of = |role| replicas.as_ref().and_then(|replicas| replicas.get(role)).map(|r| r.wanted);
         let is_changed = attempt.map(|a| &a.spec_hash) != Some(&history.spec_hash)
             || mode_before != Some(wanted_mode(&history.job))
             || Role::MEMBERS
@@ -451,7 +451,7 @@ impl Step<'_> {
         {
             let replicas = self.after().attempt.as_ref().unwrap().replicas.unwrap();
             for (role, reported) in &report.members {
-                prop_assert_eq!(members::of(&replicas, *role).unwrap().needed, reported.needed);
+                prop_assert_eq!(replicas.get(*role).unwrap().needed, reported.needed);
             }
         }
         for &(role, replicas) in &decision.ask_members {
@@ -510,7 +510,7 @@ impl Step<'_> {
             let replicas = after.attempt.as_ref().and_then(|attempt| attempt.replicas);
             // A decision is written down first, and carried out from the next look on.
             if let (Some(replicas), false, Run::Go) = (replicas, self.has_new_decisions(), self.decision.run) {
-                prop_assert_eq!(members::of(&replicas, role).unwrap().wanted, wanted, "{:?}", self.happening);
+                prop_assert_eq!(replicas.get(role).unwrap().wanted, wanted, "{:?}", self.happening);
             }
         }
         for &(role, replicas) in &self.decision.ask_members {

@@ -31,7 +31,7 @@ async fn training(world: &World) {
 }
 
 fn asked(world: &World) -> Vec<Mode> {
-    world.scripts.lock().unwrap().asked.clone()
+    world.scripts.lock().asked.clone()
 }
 
 fn mode(world: &World) -> AttemptMode {
@@ -83,7 +83,7 @@ async fn a_job_under_way_switches_its_mode_without_a_restart() {
 async fn a_mode_changed_by_a_schedule_is_not_asked_about() {
     let world = World::new(MANIFEST, vec![long(20)]);
     training(&world).await;
-    world.scripts.lock().unwrap().switch_all(Mode::Gba);
+    world.scripts.lock().switch_all(Mode::Gba);
     ticks(&world, 3).await;
     assert_eq!((asked(&world), in_use(&world), attempt(&world)), (vec![], Some(Mode::Gba), 1));
     set_mode(&world, Mode::Hybrid);
@@ -97,7 +97,7 @@ async fn a_busy_or_silent_coordinator_is_asked_again() {
     training(&world).await;
     for _ in 0..2 {
         let again = SwitchAnswer::Again("another switch of the training mode is under way".to_owned());
-        world.scripts.lock().unwrap().answers.push_back(again);
+        world.scripts.lock().answers.push_back(again);
     }
     set_mode(&world, Mode::Gba);
     world.reconcile().await.unwrap();
@@ -114,7 +114,7 @@ async fn a_refused_mode_is_a_condition_and_training_continues() {
     let before = pods(&world);
     let why =
         "a global batch of 4096 rows cannot be cut into local batches of 1000 rows: set spec.training.localBatchSize";
-    world.scripts.lock().unwrap().answers.push_back(SwitchAnswer::Refused(why.to_owned()));
+    world.scripts.lock().answers.push_back(SwitchAnswer::Refused(why.to_owned()));
     set_mode(&world, Mode::Gba);
     ticks(&world, 4).await;
     let (reason, message) = world.condition("Stalled").unwrap();
@@ -307,7 +307,7 @@ async fn any_failed_call_during_a_switch_leads_to_the_same_end() {
             assert_switched_once(&world, &format!("{fault:?} at call {at}"));
         }
         let mut world = World::new(MANIFEST, vec![script.clone()]);
-        world.scripts.lock().unwrap().fault = Some(fault);
+        world.scripts.lock().fault = Some(fault);
         assert!(lives(&mut world, fault, 0, &expected, change_once(&mut false)).await);
         assert_switched_once(&world, &format!("{fault:?} of the coordinator"));
     }
@@ -322,6 +322,6 @@ fn mode_is_wanted(world: &World) -> bool {
 fn assert_switched_once(world: &World, fault: &str) {
     let asked = asked(world);
     assert!((1..=2).contains(&asked.len()) && asked.iter().all(|mode| *mode == Mode::Gba), "{fault}: {asked:?}");
-    assert_eq!(world.scripts.lock().unwrap().switches, 1, "{fault}");
+    assert_eq!(world.scripts.lock().switches, 1, "{fault}");
     assert_eq!(attempt(world), 1, "{fault}");
 }

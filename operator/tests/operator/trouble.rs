@@ -77,7 +77,7 @@ async fn a_refused_template_is_found_by_a_dry_run() {
     for (code, why) in [(422, "is invalid"), (500, twice), (500, "a webhook is down"), (504, "timeout")] {
         let manifest = format!("{MANIFEST}  checkpoint: {{path: \"gs://ads/clicks\"}}\n");
         let world = World::new(&manifest, vec![vec![live(Stage::Training, 1)], good()]);
-        world.scripts.lock().unwrap().saved = Some(Ok("full-1".to_owned()));
+        world.scripts.lock().saved = Some(Ok("full-1".to_owned()));
         ticks(&world, 3).await;
         let pods = names_of_pods(&world);
         world.api().refused_text = Some((CLASS.to_owned(), code, why.to_owned()));
@@ -87,13 +87,13 @@ async fn a_refused_template_is_found_by_a_dry_run() {
         assert!(reason == "ObjectRefused" && message.contains("training continues"), "{message}");
         assert!(message.contains(why), "{message}");
         assert_eq!((world.phase(), names_of_pods(&world)), (Some(Phase::Training), pods));
-        assert_eq!(world.scripts.lock().unwrap().asked_saves, 0, "it needs no checkpoint");
+        assert_eq!(world.scripts.lock().asked_saves, 0, "it needs no checkpoint");
         // Once the API server accepts it, the change is carried out.
         world.api().refused_text = None;
         world.live().await;
         let status = world.job().status.unwrap();
         assert_eq!((status.phase, status.attempt.unwrap().number), (Some(Phase::Complete), 2));
-        assert_eq!(world.scripts.lock().unwrap().asked_saves, 1);
+        assert_eq!(world.scripts.lock().asked_saves, 1);
     }
 }
 

@@ -48,7 +48,7 @@ async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) ->
     let (address, _serving) =
         serve_metrics_and_page(args.metrics, metrics.clone(), readiness.clone(), page.clone()).await?;
     display.note(&format!("the job on http://{address}/, its metrics on http://{address}/metrics"));
-    let slow = slow::factors(&args.slow, plan.replicas.dense_workers)?;
+    let slow = slow::factors(&args.slow, plan.replicas.dense_worker)?;
     let events = EventLog::default();
     let mut follower = events.follow();
     let name = plan.name.clone();

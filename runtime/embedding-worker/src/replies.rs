@@ -40,7 +40,7 @@ impl Replies {
         let staleness = plan.modes.iter().map(|mode| mode.staleness()).max().unwrap_or(0);
         // Dense workers fetch staleness + 1 batches ahead of the one that they train. That one may be ahead
         // of the batch that a replacement trains again. A single dense worker is never replaced.
-        let keep = if plan.replicas.dense_workers > 1 { staleness.max(1) + 3 } else { 0 };
+        let keep = if plan.replicas.dense_worker > 1 { staleness.max(1) + 3 } else { 0 };
         Self::keeping(keep, ((keep + 1) * u64::from(plan.pieces())) as usize)
     }
 

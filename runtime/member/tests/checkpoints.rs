@@ -43,7 +43,7 @@ fn train(
         };
         let plan = Arc::new(plan(changes));
         // Training faster than the disk would skip checkpoints and might end before the crash.
-        let workers = if crash_after.is_some() { plan.replicas.dense_workers } else { 0 };
+        let workers = if crash_after.is_some() { plan.replicas.dense_worker } else { 0 };
         let slow = (0..workers).map(|rank| (rank, 6.0)).collect();
         tokio::select! {
             summary = run_in_process(plan, run, &slow, events.clone(), metrics) => summary.map(Some),

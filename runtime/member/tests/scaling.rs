@@ -96,7 +96,7 @@ fn train_with(run: &str, changes: &[&str], sizes: &[(Role, u32)], crash: Option<
     let summary = runtime.block_on(async {
         let metrics = RoleMetrics::new(Registry::new()).unwrap();
         let plan = Arc::new(plan(&[&LONG[..], changes].concat()));
-        let slow: BTreeMap<u32, f64> = (0..plan.replicas.dense_workers).map(|rank| (rank, 6.0)).collect();
+        let slow: BTreeMap<u32, f64> = (0..plan.replicas.dense_worker).map(|rank| (rank, 6.0)).collect();
         let coordinator_metrics = CoordinatorMetrics::of(&metrics, 0);
         let coordinator = Coordinator::start(Arc::clone(&plan), run, None, events.clone(), coordinator_metrics).await?;
         let coordinator = Arc::new(coordinator);

@@ -65,7 +65,7 @@ pub(crate) struct LookUpReplies {
 
 impl LookUpReplies {
     pub(crate) fn new(plan: &JobPlan, half: Arc<CurrentHalf>) -> Self {
-        let has_replacements = plan.replicas.dense_workers > 1;
+        let has_replacements = plan.replicas.dense_worker > 1;
         Self { half, has_replacements, last: Mutex::new(LastSteps::new(plan.pieces())) }
     }
 

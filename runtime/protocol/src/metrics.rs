@@ -184,14 +184,14 @@ impl CoordinatorMetrics {
         add(&self.mode_switches, counts.switches, before.switches);
     }
 
-    /// Sets the number of members of a role that are in use.
+    /// Sets the number of members of a role that are in use, if the role has a gauge.
     pub fn set_members(&self, role: Role, members: u32) {
         let gauge = match role {
-            Role::Coordinator => return,
             Role::Ps => &self.parameter_servers,
             Role::EmbeddingWorker => &self.embedding_workers,
             Role::DenseWorker => &self.dense_workers,
             Role::Loader => &self.loaders,
+            _ => return,
         };
         gauge.set(i64::from(members));
     }

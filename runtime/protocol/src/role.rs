@@ -12,29 +12,15 @@ pub trait RoleExt: Copy {
 
     /// Members of this role in the plan; 1 for the coordinator.
     fn replicas(self, plan: &JobPlan) -> u32;
-
-    /// Whether a replacement can always take over while the job trains: true for roles whose state
-    /// can be rebuilt from the data.
-    fn is_replaceable(self) -> bool;
 }
 
 impl RoleExt for Role {
     fn proto(self) -> v1::Role {
-        match self {
-            Self::Coordinator => v1::Role::Coordinator,
-            Self::Ps => v1::Role::Ps,
-            Self::EmbeddingWorker => v1::Role::EmbeddingWorker,
-            Self::DenseWorker => v1::Role::DenseWorker,
-            Self::Loader => v1::Role::Loader,
-        }
+        v1::Role::from(self)
     }
 
     fn replicas(self, plan: &JobPlan) -> u32 {
-        plan.replicas.of(self)
-    }
-
-    fn is_replaceable(self) -> bool {
-        matches!(self, Self::EmbeddingWorker | Self::Loader)
+        plan.replicas.count(self)
     }
 }
 

@@ -60,14 +60,15 @@ impl<'a> Plan<'a> {
         let attempt = decision.status.attempt.clone().unwrap_or_default();
         let mode = attempt.mode.as_ref().map_or_else(|| wanted_mode(job), |mode| mode.started);
         let replicas = attempt.replicas.unwrap_or_else(|| members::starting(job.status.as_ref(), resolved, None));
-        let spec = with_replicas(in_mode(&job.spec, mode), |role| members::of(&replicas, role).map(|r| r.started));
+        let spec = with_replicas(in_mode(&job.spec, mode), |role| replicas.get(role).map(|r| r.started));
         // No other resolved setting depends on these.
         let mut resolved = resolved.clone();
         resolved.training.mode = mode;
-        resolved.roles.ps.replicas = replicas.ps.started as usize;
-        resolved.roles.embedding_worker.replicas = replicas.embedding_worker.started as usize;
-        resolved.roles.dense_worker.replicas = replicas.dense_worker.started as usize;
-        resolved.roles.loader.replicas = replicas.loader.started as usize;
+        for role in Role::MEMBERS {
+            if let (Some(resolved), Some(of_role)) = (resolved.roles.members.get_mut(role), replicas.get(role)) {
+                resolved.replicas = of_role.started as usize;
+            }
+        }
         // Settings of automatic decisions may change during an attempt, and the pods' manifest may
         // not.
         resolved.training.auto = None;
@@ -79,7 +80,7 @@ impl<'a> Plan<'a> {
 
     /// The number of a role's pods.
     fn replicas(&self, role: Role) -> u32 {
-        match members::of(&self.replicas, role) {
+        match self.replicas.get(role) {
             _ if !self.has_pods => 0,
             Some(of_role) => of_role.needed,
             None => manifest_replicas(role, &self.resolved),

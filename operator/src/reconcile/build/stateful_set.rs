@@ -22,7 +22,7 @@ use super::config_map::MANIFEST;
 use super::service::ports;
 use super::{Plan, coordinator_host};
 use crate::names::{
-    self, ATTEMPT_LABEL, CONTAINER, CONTROL_PORT, JOB_UID_LABEL, MEMBER_PORT, METRICS_PORT, pod_template, uses_storage,
+    self, ATTEMPT_LABEL, CONTAINER, CONTROL_PORT, JOB_UID_LABEL, MEMBER_PORT, METRICS_PORT, pod_template,
 };
 use crate::quantity::value_of;
 use crate::reconcile::merge::strategic_merge;
@@ -328,7 +328,7 @@ fn grace_seconds(plan: &Plan<'_>, role: Role) -> u32 {
 
 /// The credentials of the object store, for roles that use it.
 fn storage_secret(plan: &Plan<'_>, role: Role) -> Option<Vec<EnvFromSource>> {
-    let name = plan.resolved.data.storage.secret_name.clone().filter(|_| uses_storage(role))?;
+    let name = plan.resolved.data.storage.secret_name.clone().filter(|_| role.uses_storage())?;
     let secret_ref = Some(SecretEnvSource { name, optional: Some(false) });
     Some(vec![EnvFromSource { secret_ref, ..EnvFromSource::default() }])
 }

@@ -1,11 +1,12 @@
 //! The API server in memory, behind the service that a `kube::Client` calls.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use http::{Method, Request, Response, StatusCode};
 use kube::Client;
 use kube::client::Body;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::NAMESPACE;
@@ -50,10 +51,10 @@ pub fn client(api: &Arc<Mutex<ApiServer>>) -> Client {
         async move {
             let (parts, body) = request.into_parts();
             let body = body.collect_bytes().await?;
-            api.lock().unwrap().arrive();
+            api.lock().arrive();
             // Other calls at the same time come next.
             tokio::task::yield_now().await;
-            let (answer, killed) = api.lock().unwrap().serve(&parts.method, &parts.uri.to_string(), &body);
+            let (answer, killed) = api.lock().serve(&parts.method, &parts.uri.to_string(), &body);
             if let Some(killed) = killed {
                 killed.notify_one();
                 return std::future::pending().await;

@@ -11,14 +11,15 @@ pub mod faults;
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
-use kube::runtime::controller::Action;
+use kube_runtime::controller::Action;
+use parking_lot::{Mutex, MutexGuard};
 use rectrain_crds::{CheckpointStatus, JobSummary, Mode, Phase, RecTrainingJob, Role};
 use rectrain_operator::certificates::{JobCertificate, Root};
 use rectrain_operator::config::OperatorConfig;
@@ -190,16 +191,16 @@ impl World {
         let mut job: Value =
             serde_json::to_value(rectrain_crds::parse_manifest(manifest, "job.yaml").unwrap()).unwrap();
         job["metadata"]["namespace"] = json!(NAMESPACE);
-        api.lock().unwrap().create("rectrainingjobs", job);
+        api.lock().create("rectrainingjobs", job);
         // Every kill of the operator wakes the test in the same way.
-        let killed = Arc::clone(&api.lock().unwrap().killed);
+        let killed = Arc::clone(&api.lock().killed);
         let scripts = Arc::new(Mutex::new(Scripts { by_attempt: scripts, killed, ..Scripts::default() }));
         let operator = operator(&api, &scripts);
         Self { api, scripts, operator }
     }
 
     pub fn api(&self) -> MutexGuard<'_, ApiServer> {
-        self.api.lock().unwrap()
+        self.api.lock()
     }
 
     /// Another process replaces the operator.
@@ -266,8 +267,8 @@ impl World {
     pub fn tick(&self) {
         NOW.set(NOW.get() + 5);
         self.api().run_stateful_sets();
-        let api = self.api.lock().unwrap();
-        let mut scripts = self.scripts.lock().unwrap();
+        let api = self.api.lock();
+        let mut scripts = self.scripts.lock();
         scripts.coordinators.clear();
         scripts.runs.clear();
         scripts.certificates.clear();
@@ -360,7 +361,7 @@ struct ScriptedMetrics(Arc<Mutex<Scripts>>);
 
 impl ScrapeMetrics for ScriptedMetrics {
     fn scrape(&self, address: SocketAddr) -> BoxFuture<'_, Option<String>> {
-        let text = self.0.lock().unwrap().metrics.as_ref().map(|metrics| metrics(address.ip(), NOW.get()));
+        let text = self.0.lock().metrics.as_ref().map(|metrics| metrics(address.ip(), NOW.get()));
         Box::pin(async move { text })
     }
 }
@@ -369,7 +370,7 @@ struct ScriptedCoordinators(Arc<Mutex<Scripts>>);
 
 impl CoordinatorClient for ScriptedCoordinators {
     fn view<'a>(&'a self, coordinator: &'a CoordinatorEndpoint) -> BoxFuture<'a, CoordinatorView> {
-        let scripts = self.0.lock().unwrap();
+        let scripts = self.0.lock();
         let ip = coordinator.address.ip();
         let known = scripts.certificates.get(&ip);
         assert_eq!(coordinator.certificate.as_ref(), known, "another certificate than the pod's");
@@ -404,7 +405,7 @@ impl CoordinatorClient for ScriptedCoordinators {
         _: &'a str,
     ) -> BoxFuture<'a, SwitchAnswer> {
         let ip = coordinator.address.ip();
-        let mut scripts = self.0.lock().unwrap();
+        let mut scripts = self.0.lock();
         let fault = scripts.fault.take();
         let lost = SwitchAnswer::Again("no answer".to_owned());
         let answer = match fault {
@@ -429,14 +430,14 @@ impl CoordinatorClient for ScriptedCoordinators {
         replicas: u32,
         reason: &'a str,
     ) -> BoxFuture<'a, Result<(), RequestError>> {
-        let mut scripts = self.0.lock().unwrap();
+        let mut scripts = self.0.lock();
         scripts.reasons.push(reason.to_owned());
         let answer = scripts.scale(at.address.ip(), role, replicas);
         Box::pin(std::future::ready(answer))
     }
 
     fn save<'a>(&'a self, _: &'a CoordinatorEndpoint) -> BoxFuture<'a, Result<String, RequestError>> {
-        let mut scripts = self.0.lock().unwrap();
+        let mut scripts = self.0.lock();
         scripts.asked_saves += 1;
         match scripts.saved.clone() {
             Some(saved) => Box::pin(std::future::ready(saved.map_err(|message| refused(&message)))),
@@ -450,7 +451,7 @@ impl CoordinatorClient for ScriptedCoordinators {
         rebalance: Rebalance,
         reason: &'a str,
     ) -> BoxFuture<'a, Result<(), RequestError>> {
-        let mut scripts = self.0.lock().unwrap();
+        let mut scripts = self.0.lock();
         scripts.reasons.push(reason.to_owned());
         let answer = scripts.rebalance(at.address.ip(), rebalance);
         Box::pin(std::future::ready(answer))

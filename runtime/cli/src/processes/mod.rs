@@ -98,8 +98,8 @@ pub(crate) async fn run(
         run: new_run(),
         replicas: Cell::new(plan.replicas),
         next_replicas: Cell::new(plan.replicas),
-        slow: slow::factors(&args.slow, plan.replicas.dense_workers)?,
-        cores: slow::cores(&args.cpus, plan.replicas.dense_workers)?,
+        slow: slow::factors(&args.slow, plan.replicas.dense_worker)?,
+        cores: slow::cores(&args.cpus, plan.replicas.dense_worker)?,
         memory: plan.shared_memory.then(SharedMemory::of_run).flatten(),
         succession: Succession::default(),
     };
@@ -181,7 +181,7 @@ impl Job<'_> {
         let mut children = JoinSet::new();
         watch_child(&mut children, Process::Coordinator, coordinator, stop.subscribe());
         for role in Role::MEMBERS {
-            for index in 0..self.replicas.get().of(role) {
+            for index in 0..self.replicas.get().count(role) {
                 let child = self.start_member(role, index, &addresses, &mut limits)?;
                 watch_child(&mut children, Process::Member(role, index), child, stop.subscribe());
             }
@@ -241,7 +241,7 @@ impl Job<'_> {
     }
 
     fn has_successor(&self, role: Role, index: u32) -> bool {
-        let members = self.replicas.get().of(role).min(self.next_replicas.get().of(role));
+        let members = self.replicas.get().count(role).min(self.next_replicas.get().count(role));
         self.succession.may_be_replaced(role, index, members, self.memory.is_some())
     }
 
@@ -377,7 +377,7 @@ impl Job<'_> {
         let mut command = Command::new(program);
         command.arg(role).args(self.args.job.repeat(self.manifest.path()));
         for role in Role::MEMBERS {
-            let replicas = self.replicas.get().of(role);
+            let replicas = self.replicas.get().count(role);
             if replicas != role.replicas(self.plan) {
                 command.arg("--set").arg(format!("spec.roles.{}.replicas={replicas}", role.section()));
                 // A local batch stays what it is, whatever the number of dense workers.

@@ -6,7 +6,6 @@ use std::collections::BTreeSet;
 
 use rectrain_kinds::Role;
 use rectrain_protocol::events::JobEvent;
-use rectrain_protocol::role::RoleExt;
 
 /// See the module's text.
 #[derive(Debug, Default)]

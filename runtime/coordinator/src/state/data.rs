@@ -60,7 +60,7 @@ impl Data {
             ledger,
             files: None,
             in_flight: InFlightChunks::new(plan.batches_per_chunk),
-            round_robin: RoundRobin::new(plan.replicas.embedding_workers),
+            round_robin: RoundRobin::new(plan.replicas.embedding_worker),
             labels: Labels { sum, rows },
             skipped_rows: saved.map_or(0, |saved| saved.skipped_rows),
             reads: BTreeMap::new(),

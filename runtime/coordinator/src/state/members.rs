@@ -51,9 +51,9 @@ impl Members {
         Self {
             servers: Servers::new(replicas.ps, slots),
             slots_decided_seconds: 0,
-            embedding_workers: Membership::new(replicas.embedding_workers),
-            dense_workers: Membership::new(replicas.dense_workers),
-            loaders: Membership::new(replicas.loaders),
+            embedding_workers: Membership::new(replicas.embedding_worker),
+            dense_workers: Membership::new(replicas.dense_worker),
+            loaders: Membership::new(replicas.loader),
             released: BTreeSet::new(),
             leaving_dense_workers: BTreeMap::new(),
             all_may_leave: false,
@@ -94,7 +94,7 @@ impl State {
         };
         match joined {
             Joined::Expected => Ok(None),
-            Joined::Rejoined { .. } if role_of(role).is_some_and(RoleExt::is_replaceable) => {
+            Joined::Rejoined { .. } if role_of(role).is_some_and(Role::is_replaceable) => {
                 Ok(Some(self.replaced(role, request.index)))
             }
             Joined::Rejoined { .. }

@@ -120,7 +120,7 @@ impl State {
             members: Members::new(replicas, plan.store.slots),
             data: Data::new(plan, ledger, saved),
             evaluation: Evaluations::new(saved),
-            progress: Progress::new(replicas.dense_workers, saved),
+            progress: Progress::new(replicas.dense_worker, saved),
             checkpoints: Checkpoints::default(),
             slots: Slots::default(),
             replies: ReplyCache::default(),

@@ -71,7 +71,7 @@ struct Dense {
 
 impl TokenBuffers {
     pub(crate) fn new(plan: &JobPlan, mode: TokenMode, at: Boundary) -> Self {
-        let workers = plan.replicas.dense_workers;
+        let workers = plan.replicas.dense_worker;
         let decay = mode.decay();
         let last_updates =
             (decay != Decay::None).then(|| plan.layout.group_dims.iter().map(|_| LastUpdates::default()).collect());
@@ -100,7 +100,7 @@ impl TokenBuffers {
         left: LeftTokens,
         shared: &Shared,
     ) -> Result<(), RoleError> {
-        let workers = plan.replicas.dense_workers;
+        let workers = plan.replicas.dense_worker;
         let LeftTokens { rows: standing, changed, row_pushes, dense: dense_standing, dense_pushes } = left;
         let mut rows = self.lock_rows();
         if let Some(RowsStanding { buffer, oldest }) = standing {

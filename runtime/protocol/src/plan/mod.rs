@@ -27,50 +27,13 @@ use crate::deadline::CALL_DEADLINE;
 use crate::error::RoleError;
 use crate::events::JobEvent;
 use crate::layout::FeatureLayout;
-use rectrain_kinds::Role;
+use rectrain_kinds::{PerRole, Role};
 
 /// Virtual shards of the embedding table.
 const SLOTS: u32 = 1024;
 
 /// The number of members of each role.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Replicas {
-    /// Parameter servers.
-    pub ps: u32,
-    /// Embedding workers.
-    pub embedding_workers: u32,
-    /// Dense workers.
-    pub dense_workers: u32,
-    /// Loaders.
-    pub loaders: u32,
-}
-
-impl Replicas {
-    /// Members of `role`.
-    #[must_use]
-    pub fn of(&self, role: Role) -> u32 {
-        match role {
-            Role::Coordinator => 1,
-            Role::Ps => self.ps,
-            Role::EmbeddingWorker => self.embedding_workers,
-            Role::DenseWorker => self.dense_workers,
-            Role::Loader => self.loaders,
-        }
-    }
-
-    /// The same numbers but for `role`. A job always has one coordinator.
-    #[must_use]
-    pub fn with(mut self, role: Role, replicas: u32) -> Self {
-        *match role {
-            Role::Coordinator => return self,
-            Role::Ps => &mut self.ps,
-            Role::EmbeddingWorker => &mut self.embedding_workers,
-            Role::DenseWorker => &mut self.dense_workers,
-            Role::Loader => &mut self.loaders,
-        } = replicas;
-        self
-    }
-}
+pub type Replicas = PerRole<u32>;
 
 /// The plan of a job, equal on all members.
 #[derive(Debug, Clone)]
@@ -234,7 +197,7 @@ impl JobPlan {
 
     /// The first event of the job.
     pub fn started(&self) -> Result<JobEvent, RoleError> {
-        let replicas = BTreeMap::from(Role::MEMBERS.map(|role| (role.section().to_owned(), self.replicas.of(role))));
+        let replicas = BTreeMap::from(Role::MEMBERS.map(|role| (role.section().to_owned(), self.replicas.count(role))));
         Ok(JobEvent::Started {
             job: self.name.clone(),
             mode: self.mode.name().to_owned(),

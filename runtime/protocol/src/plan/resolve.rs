@@ -66,7 +66,7 @@ impl JobPlan {
             tasks: job.features.tasks(),
             model,
             dense_optimizer: training.dense_optimizer,
-            dense_threads: job.roles.dense_worker.threads.unwrap_or(0),
+            dense_threads: job.roles.members.dense_worker.threads.unwrap_or(0),
             dense_device: job.roles.device,
             precision: training.precision,
             compression: training.compression,
@@ -83,7 +83,7 @@ impl JobPlan {
 
 /// Rows of a local batch. By default each dense worker has one local batch of every global batch.
 fn local_batch_rows(job: &ResolvedJob) -> u64 {
-    let workers = job.roles.dense_worker.replicas.max(1) as u64;
+    let workers = job.roles.members.dense_worker.replicas.max(1) as u64;
     let rows = job.training.local_batch_size.map(|rows| rows as u64);
     rows.unwrap_or_else(|| (job.training.global_batch_size as u64).div_ceil(workers))
 }
@@ -127,12 +127,7 @@ fn checkpoint(job: &ResolvedJob) -> Option<CheckpointPlan> {
 }
 
 fn replicas(job: &ResolvedJob) -> Replicas {
-    Replicas {
-        ps: job.roles.ps.replicas as u32,
-        embedding_workers: job.roles.embedding_worker.replicas as u32,
-        dense_workers: job.roles.dense_worker.replicas as u32,
-        loaders: job.roles.loader.replicas as u32,
-    }
+    Replicas::from_fn(|role| job.roles.members.get(role).map_or(1, |of_role| of_role.replicas as u32))
 }
 
 fn mode_policy(auto: &crds::ResolvedAutoMode) -> ModePolicy {
