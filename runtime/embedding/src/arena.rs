@@ -1,25 +1,27 @@
-//! Memory for the rows of a store: blocks cut from large regions that the kernel is asked to back with
-//! huge pages. Knows nothing of what the blocks hold.
+//! Memory for the rows of a store. The arena cuts blocks from large regions, which it asks the
+//! kernel to back with huge pages. It knows nothing of the contents of blocks.
 //!
-//! Rows are met at random, so with pages of 4 KiB nearly every row also costs a page walk; a page of
-//! 2 MiB holds 14,000 rows of dimension 16. Where the kernel has no huge pages the regions are backed
-//! by ordinary ones.
+//! Rows are read at random. With pages of 4 KiB, nearly every row also costs a page walk. A page of
+//! 2 MiB holds 14,000 rows of dimension 16. Where the kernel has no huge pages, ordinary pages back
+//! the regions.
 //!
-//! A block of [`LEAST_BYTES`] or more lies in a region, a smaller one in the heap, so that a store of
-//! a few rows maps nothing. The memory of a block that is dropped is kept for others; regions are
-//! unmapped when the arena and all its blocks are gone. What of the first region has never been handed
-//! out has never been touched and takes no memory, but for the rest of one huge page.
+//! A block of [`LEAST_BYTES`] or more lies in a region, a smaller one on the heap. So a store of a
+//! few rows maps nothing. The arena reuses the memory of a dropped block. It unmaps regions once
+//! the arena and all its blocks are gone. The unused end of the first region takes no memory,
+//! except for the rest of one huge page.
 //!
-//! Memory that is touched for the first time has to be found and zeroed by the kernel, and on a virtual
-//! machine by its host, which can take longer than all else that a request for rows waits for. So a store
-//! that fills its first region has each further one made [ready](Region::populate) by another thread while
-//! the last one is used up: as much as it has, and never more than [`MOST_READY_BYTES`]. One that is large begins with the next
-//! region as soon as it needs one, since a machine that is asked for 64 MiB may take a third of a second. The first region is made ready
-//! where that is [asked for](Arena::make_ready).
+//! On first touch, the kernel has to find and zero a page. On a virtual machine, so does the host.
+//! That can take longer than all the rest of a request. So another thread makes the next region
+//! [ready](Region::populate) while the last one is being used up. A ready region is as large as all
+//! regions before it together, up to [`MOST_READY_BYTES`].
 //!
-//! The regions of an arena [on a file](Arena::on_file) are that file's pages, which outlive the process.
-//! There all blocks lie in regions, each behind a [header](crate::block_file) that says whose it is, and is used again as it is by one
-//! of its size.
+//! A small store starts that thread when half of its last region is used. A large one starts it as
+//! soon as it enters a region, because a machine may take a third of a second for 64 MiB. The first
+//! region is made ready only [on request](Arena::make_ready).
+//!
+//! The regions of an arena [on a file](Arena::on_file) are pages of that file, which outlive the
+//! process. There, all blocks lie in regions. A [header](crate::block_file) before each block names
+//! its owner. A free block is reused whole, by a block of the same size.
 
 #![allow(unsafe_code)]
 
@@ -41,15 +43,17 @@ use std::thread::{self, JoinHandle};
 const LEAST_BYTES: usize = 4_096;
 /// Every block begins a cache line.
 const LINE_BYTES: usize = 64;
-/// The most that is made ready at a time.
+/// The largest region that is made ready at a time.
 const MOST_READY_BYTES: usize = 32 * HUGE_PAGE_BYTES;
-/// A store that has so much does not wait until half of its last region is used.
+/// A store with this much mapped memory prepares its next region without waiting for the last one
+/// to be half used.
 const LARGE_BYTES: usize = 8 * MOST_READY_BYTES;
-/// What is made ready of a store without rows, if that is asked for.
+/// The size of the first region, if a caller asks for a ready one.
 const FIRST_READY_BYTES: usize = 4 * HUGE_PAGE_BYTES;
-/// The first region, if nothing was asked for, and one where that which was to be ready is not yet: their pages come as they are touched.
+/// The size of a region that is not ready: the first one without a request, and any whose
+/// preparation is not finished. Its pages get memory as they are touched.
 const UNREADY_REGION_BYTES: usize = 2 * HUGE_PAGE_BYTES;
-/// As much of a file is taken at a time: the file has it then, touched or not, and zeroing it takes time.
+/// A file grows by this much. All of it takes memory at once, and zeroing it takes time.
 const FILE_REGION_BYTES: usize = 2 * HUGE_PAGE_BYTES;
 
 /// See the module's text.
@@ -70,18 +74,19 @@ struct Space {
     regions: Vec<Region>,
     /// Bytes of all regions.
     mapped: usize,
-    /// Bytes of the last region that have been handed out.
+    /// Bytes handed out from the last region.
     used: usize,
-    /// The region after the last one, which another thread makes ready; none if it can not.
+    /// The region after the last one, which another thread is making ready. `None` if none was
+    /// started.
     next: Option<JoinHandle<Option<Region>>>,
-    /// What came back.
+    /// Memory that was given back.
     free: Free,
 }
 
-/// Memory that came back.
+/// Memory that was given back.
 enum Free {
     Runs(FreeRuns),
-    /// Blocks of a file, whose headers say how long they are, by that.
+    /// Blocks of a file, by their length. Their headers record that length, so they are never cut.
     Blocks {
         by_bytes: BTreeMap<usize, Vec<NonNull<u8>>>,
         bytes: usize,
@@ -94,15 +99,17 @@ impl Default for Free {
     }
 }
 
-// SAFETY: the pointers are to memory that this arena owns and that no thread has an affinity to; they
-// are reached through the mutex only.
+// SAFETY: the pointers lead to memory of this arena, which no thread has an affinity to. They are
+// reached through the mutex only.
 unsafe impl Send for Space {}
 
 impl Arena {
-    /// An arena whose blocks lie in a file, made if there is none, and the blocks in use that it holds already.
+    /// An arena whose blocks lie in the file at `path`, and the blocks in use that the file holds.
+    /// Creates the file if it does not exist.
     ///
     /// # Errors
-    /// A file that cannot be mapped, is damaged, or whose blocks are not of rows of `stride` words.
+    /// [`SharedMemoryError`] if the file cannot be mapped, is damaged, or has rows of another
+    /// stride than `stride` words.
     pub(crate) fn on_file(path: &Path, stride: usize) -> Result<(Arc<Self>, Vec<FoundBlock>), SharedMemoryError> {
         let (file, region) = BlockFile::open(path, stride, FILE_REGION_BYTES)?;
         let (found, free, used) = file.walk(&region)?;
@@ -114,7 +121,8 @@ impl Arena {
         Ok((Arc::new(Self { space: Mutex::new(space), file: Some(file) }), found))
     }
 
-    /// Has another thread make a first region ready. Nothing where there are regions, or on a file.
+    /// Starts a thread that makes a first region ready. Does nothing if there are regions already,
+    /// or on a file.
     pub(crate) fn make_ready(&self) {
         let mut space = self.space();
         if self.file.is_none() && space.regions.is_empty() && space.next.is_none() {
@@ -122,7 +130,7 @@ impl Arena {
         }
     }
 
-    /// Bytes that came back and are kept.
+    /// Bytes that were given back and wait for reuse.
     pub(crate) fn free_bytes(&self) -> usize {
         match &self.space().free {
             Free::Runs(runs) => runs.bytes(),
@@ -130,7 +138,8 @@ impl Arena {
         }
     }
 
-    /// Whether everything in the file is left as it is: what is dropped then is dropped by this process only. So it is at first.
+    /// With `on`, blocks that this process drops stay in the file; otherwise they become free. On
+    /// at first.
     pub(crate) fn keep_file(&self, on: bool) {
         if let Some(file) = &self.file {
             file.keep(on);
@@ -141,18 +150,19 @@ impl Arena {
         self.file.is_some()
     }
 
-    /// Whether a block had to be put elsewhere than in the file.
+    /// Whether the file could not grow, so that a block had to be put elsewhere.
     pub(crate) fn is_incomplete(&self) -> bool {
         self.file.as_ref().is_some_and(BlockFile::is_incomplete)
     }
 
-    /// Zeroed memory of so many bytes, and at least [`LEAST_BYTES`] unless on a file. `None` if none can be mapped.
+    /// Zeroed memory of `bytes` bytes, which must be at least [`LEAST_BYTES`] unless the arena is
+    /// on a file. `None` if no memory can be mapped.
     fn take(&self, bytes: usize) -> Option<NonNull<u8>> {
         let lead = if self.file.is_some() { HEADER_BYTES } else { 0 };
         let returned = self.space().free.take(lead + bytes);
         let start = match returned {
             Some(start) => {
-                // SAFETY: the block was handed out before and belongs to nobody now.
+                // SAFETY: the block was handed out before, and was given back since.
                 unsafe { start.add(lead).write_bytes(0, bytes) };
                 start
             }
@@ -199,7 +209,8 @@ impl Arena {
         }
     }
 
-    /// Nothing that panics is done under the lock but allocating, and that leaves the lists whole.
+    /// A panic under the lock can come from an allocation only. It leaves the lists whole, so a
+    /// poisoned lock is taken all the same.
     fn space(&self) -> MutexGuard<'_, Space> {
         self.space.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -234,7 +245,8 @@ impl Space {
         self.regions.last().map_or(0, |region| region.bytes - self.used)
     }
 
-    /// The next `bytes` of memory of the process. What is left of a region that they do not fit into is free.
+    /// The next `bytes` of the process's own memory. If they do not fit into the last region, its
+    /// rest becomes free memory.
     fn cut_memory(&mut self, bytes: usize) -> Option<NonNull<u8>> {
         let is_too_little = self.rest() < bytes.next_multiple_of(LINE_BYTES);
         let left = self.regions.last().filter(|last| is_too_little && self.used < last.bytes);
@@ -252,14 +264,15 @@ impl Space {
         Some(start)
     }
 
-    /// The region that was made ready, if it is and has room for a block of `bytes`.
+    /// The prepared region, if it is ready and has room for a block of `bytes`.
     fn take_ready(&mut self, bytes: usize) -> Option<Region> {
         let next = self.next.take_if(|next| next.is_finished())?;
-        // A thread that panicked had nothing but a mapping of its own.
+        // A thread that panicked owned only its own mapping.
         next.join().ok().flatten().filter(|region| region.bytes >= bytes.next_multiple_of(LINE_BYTES))
     }
 
-    /// The next `bytes` of the last region, or of a new one that `map` makes of `region_bytes` or as many as are needed.
+    /// The next `bytes` of the last region. If they do not fit, `map` makes a new region of
+    /// `region_bytes`, or more if the block needs it.
     fn cut(
         &mut self,
         bytes: usize,
@@ -281,7 +294,8 @@ impl Space {
     }
 }
 
-/// A region whose memory is there before it is used, in a while. None where there is no thread for it.
+/// Starts a thread that maps a region and has the kernel find its memory. `None` if no thread could
+/// be started.
 fn prepare(bytes: usize) -> Option<JoinHandle<Option<Region>>> {
     let ready = move || {
         let mut region = Region::of_memory(bytes)?;
@@ -291,15 +305,16 @@ fn prepare(bytes: usize) -> Option<JoinHandle<Option<Region>>> {
     thread::Builder::new().name("arena".to_owned()).spawn(ready).ok()
 }
 
-/// Blocks in a row, each of so many items, zeroed when it was added, at an address that does not change.
+/// A sequence of blocks. Each has its own number of items, is zeroed when it is added, and never
+/// moves.
 pub(crate) struct Blocks<T: Pod> {
     arena: Arc<Arena>,
-    /// Whose they are, for the headers of an arena on a file.
+    /// The owner of the blocks, for the headers of an arena on a file.
     owner: u32,
     blocks: Vec<Block<T>>,
 }
 
-/// 16 bytes, because they count among what a row costs.
+/// 16 bytes, because they are part of the cost of a row.
 struct Block<T> {
     start: NonNull<T>,
     items: u32,
@@ -317,8 +332,9 @@ impl<T: Pod> Blocks<T> {
         Self { arena: Arc::clone(arena), owner, blocks: Vec::new() }
     }
 
-    /// The blocks that the file of `arena` holds of this owner, in order of their number. Of two with one number, which a death in the
-    /// middle of [`Self::replace_only`] leaves, the larger one is kept. `None` if a number is missing.
+    /// The blocks of this owner in the file of `arena`, by number. A process that was killed during
+    /// [`Self::replace_only`] leaves two blocks of one number; the larger one is used. `None` if a
+    /// number is missing.
     pub(crate) fn adopt(arena: &Arc<Arena>, owner: u32, mut found: Vec<FoundBlock>) -> Option<Self> {
         found.sort_unstable_by_key(|block| (block.number, std::cmp::Reverse(block.items)));
         let mut blocks = Self::new(arena, owner);
@@ -327,7 +343,7 @@ impl<T: Pod> Blocks<T> {
             match (number as usize).checked_sub(blocks.len()) {
                 Some(0) => blocks.blocks.push(block),
                 Some(_) => return None,
-                // Its memory is used again by the next process.
+                // The next process reuses the smaller block's memory.
                 None => {
                     if let Some(header) = arena.header(block.start.cast()) {
                         header.release();
@@ -338,28 +354,29 @@ impl<T: Pod> Blocks<T> {
         Some(blocks)
     }
 
-    /// Sets or clears a bit of the word that the block's header has for its owner. Nothing outside an arena on a file.
+    /// Sets or clears a bit of the owner's word in the block's header. Does nothing unless the
+    /// arena is on a file.
     #[inline]
-    pub(crate) fn note(&self, block: usize, bit: u32, on: bool) {
+    pub(crate) fn set_owner_bit(&self, block: usize, bit: u32, on: bool) {
         let block = &self.blocks[block];
         if block.in_arena
             && let Some(header) = self.arena.header(block.start.cast())
         {
-            header.note(bit, on);
+            header.set_owner_bit(bit, on);
         }
     }
 
-    /// That word.
-    pub(crate) fn noted(&self, block: usize) -> u64 {
-        self.noted_of(&self.blocks[block])
+    /// The owner's word in the block's header; 0 unless the arena is on a file.
+    pub(crate) fn owner_bits(&self, block: usize) -> u64 {
+        self.owner_bits_of(&self.blocks[block])
     }
 
-    fn noted_of(&self, block: &Block<T>) -> u64 {
+    fn owner_bits_of(&self, block: &Block<T>) -> u64 {
         let header = self.arena.header(block.start.cast()).filter(|_| block.in_arena);
-        header.map_or(0, BlockHeader::noted)
+        header.map_or(0, BlockHeader::owner_bits)
     }
 
-    /// How many there are.
+    /// Number of blocks.
     pub(crate) fn len(&self) -> usize {
         self.blocks.len()
     }
@@ -370,37 +387,37 @@ impl<T: Pod> Blocks<T> {
         items * size_of::<T>() + self.blocks.capacity() * size_of::<Block<T>>()
     }
 
-    /// Adds a block of `items` zeros, at least one.
+    /// Adds a block of `items` zeros; `items` is at least 1.
     pub(crate) fn push(&mut self, items: usize) {
         let block = Block::zeroed(&self.arena, items);
         self.commit(&block, self.len(), 0);
         push_sparingly(&mut self.blocks, block);
     }
 
-    /// From here on the block is found in the arena's file.
-    fn commit(&self, block: &Block<T>, number: usize, noted: u64) {
+    /// Records the block in its header: the next process finds it in the arena's file.
+    fn commit(&self, block: &Block<T>, number: usize, owner_bits: u64) {
         if block.in_arena
             && let Some(header) = self.arena.header(block.start.cast())
         {
-            header.commit(self.owner, number as u32, block.items, noted);
+            header.commit(self.owner, number as u32, block.items, owner_bits);
         }
     }
 
-    /// Puts a block of `items` in the place of the only one, whose items it begins with.
+    /// Replaces the only block by a larger one of `items` items, which begins with the old items.
     pub(crate) fn replace_only(&mut self, items: usize) {
         debug_assert!(self.len() == 1 && self[0].len() <= items);
         let larger = Block::zeroed(&self.arena, items);
         let smaller = std::mem::replace(&mut self.blocks[0], larger);
         // SAFETY: both blocks have that many items, and do not overlap.
         unsafe { self.blocks[0].start.copy_from_nonoverlapping(smaller.start, smaller.items as usize) };
-        self.commit(&self.blocks[0], 0, self.noted_of(&smaller));
+        self.commit(&self.blocks[0], 0, self.owner_bits_of(&smaller));
         smaller.release(&self.arena);
     }
 }
 
 impl<T: Pod> Block<T> {
     /// # Panics
-    /// If there is no memory, as every allocation does.
+    /// If there is no memory, like every allocation.
     fn zeroed(arena: &Arena, items: usize) -> Self {
         let layout = Self::heap_layout(items);
         let items = items as u32;
@@ -415,7 +432,7 @@ impl<T: Pod> Block<T> {
         Self { start: start.cast(), items, in_arena: false }
     }
 
-    /// Ends the block, which is of this arena and not used any more.
+    /// Gives back the block, which is of this arena and no longer used.
     fn release(&self, arena: &Arena) {
         let layout = Self::heap_layout(self.items as usize);
         if self.in_arena {
@@ -426,7 +443,7 @@ impl<T: Pod> Block<T> {
         }
     }
 
-    /// The layout of a block of the heap; every block has its size.
+    /// The layout of a block on the heap. Blocks in regions have its size too.
     fn heap_layout(items: usize) -> Layout {
         assert!(items > 0 && u32::try_from(items).is_ok(), "a block of {items} items");
         match Layout::array::<T>(items) {
@@ -458,7 +475,7 @@ unsafe impl<T: Pod + Send> Send for Array<T> {}
 unsafe impl<T: Pod + Sync> Sync for Array<T> {}
 
 impl<T: Pod> Array<T> {
-    /// Of so many items, at most 2³² − 1.
+    /// An array of `items` zeros, at most 2³² − 1.
     pub(crate) fn new(arena: &Arc<Arena>, items: usize) -> Self {
         const { assert!(align_of::<T>() <= LINE_BYTES && size_of::<T>() > 0) };
         let none = Block { start: NonNull::dangling(), items: 0, in_arena: false };
@@ -493,7 +510,8 @@ impl<T: Pod> DerefMut for Array<T> {
 
 impl<T: Pod> Drop for Blocks<T> {
     fn drop(&mut self) {
-        // The last first: a process that is killed meanwhile leaves the first of them, which is what whoever opens the file anew expects.
+        // From the last to the first. A process that is killed in between leaves the first blocks
+        // of the sequence, and [`Self::adopt`] accepts those.
         self.blocks.iter().rev().for_each(|block| block.release(&self.arena));
     }
 }
@@ -514,8 +532,8 @@ impl<T: Pod> IndexMut<usize> for Blocks<T> {
     }
 }
 
-/// Pushes onto a vector that grows by an eighth where others double: these are read often, grow
-/// seldom, and count among what a row costs.
+/// Pushes onto a vector that grows by an eighth, where `Vec` doubles. These vectors are read often
+/// and grow seldom, and their spare capacity is part of the cost of a row.
 pub(crate) fn push_sparingly<T>(vector: &mut Vec<T>, item: T) {
     if vector.len() == vector.capacity() {
         vector.reserve_exact(vector.len() / 8 + 1);
@@ -589,7 +607,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_grows_finds_its_next_region_ready() {
+    fn a_growing_store_finds_its_next_region_ready() {
         const BLOCK: usize = HUGE_PAGE_BYTES / 4;
         let arena = Arc::new(Arena::default());
         let mut blocks: Blocks<u32> = Blocks::new(&arena, 0);
@@ -636,7 +654,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_the_next_region_is_too_small_for_gets_one_of_its_own() {
+    fn a_block_larger_than_the_ready_region_gets_its_own() {
         let arena = Arc::new(Arena::default());
         let mut blocks: Blocks<u64> = Blocks::new(&arena, 0);
         blocks.push(UNREADY_REGION_BYTES / 8 / 2 + 1);

@@ -1,6 +1,6 @@
-//! The file behind an [arena](crate::arena) whose blocks are to outlive the process, and how the blocks are
-//! found in it again. The file is meant to lie in memory (tmpfs); nothing is ever flushed, so it outlives the
-//! death of a process and not that of the machine.
+//! The file behind an [arena](crate::arena) whose blocks outlive the process, and the search for
+//! blocks in it. The file should lie in a memory file system (tmpfs). It is never flushed, so it
+//! survives the death of a process but not of the machine.
 //!
 //! ```text
 //! ┌─────────────┬────────┬───────────────────┬────────┬───────────┬──────────┬ ─ ─ ─ ─ ┐
@@ -9,11 +9,11 @@
 //!      64 B        64 B   a multiple of 64 B                        the end of a region
 //! ```
 //!
-//! A process that is killed leaves behind just the writes that come before one point of its program, so the
-//! order of writes is all that is needed: a block's contents are written before its header says that it is
-//! in use, and a bit that says something of its contents after what it says is so. A store with
-//! [`Ordering::Release`] keeps the compiler from moving what comes before it behind it; where something must not
-//! move before it either, there is a `compiler_fence`.
+//! A killed process leaves exactly the writes before one point of its program. So the order of
+//! writes is all that matters. A block's contents are written before its header says that it is in
+//! use. A bit that describes the contents is written after them. [`Ordering::Release`] on a store
+//! keeps the compiler from moving earlier writes behind it. Where later writes must not move before
+//! a store either, a `compiler_fence` follows it.
 
 #![allow(unsafe_code)]
 
@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// Bytes before a block, and before the first header.
+/// Bytes of a header.
 pub(crate) const HEADER_BYTES: usize = 64;
 /// `RTROWS` and the version of this layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"RTROWS\0\x01");
@@ -42,16 +42,16 @@ struct FileHeader {
     incomplete: AtomicU32,
 }
 
-/// What is known of a block by the file alone.
+/// The record of a block in the file.
 #[repr(C, align(64))]
 pub(crate) struct BlockHeader {
-    /// Of the block with its header; 0 where nothing has been cut off yet.
+    /// Bytes of the block with its header; 0 where no block has been cut yet.
     bytes: AtomicU64,
-    /// What its owner notes of it.
-    noted: AtomicU64,
+    /// A word for the owner's use. A slab keeps a bit for each written row there.
+    owner_bits: AtomicU64,
     state: AtomicU32,
     owner: AtomicU32,
-    /// Which of its owner's blocks it is.
+    /// The block's number among those with the same owner.
     number: AtomicU32,
     items: AtomicU32,
 }
@@ -59,10 +59,12 @@ pub(crate) struct BlockHeader {
 const _: () = assert!(size_of::<BlockHeader>() == HEADER_BYTES && size_of::<FileHeader>() == HEADER_BYTES);
 
 impl BlockHeader {
-    /// The header that begins at `start`, in a region of `file`, which lives as long as the regions do.
+    /// The header that begins at `start`, in a region of `file`. The regions live as long as
+    /// `file`.
     pub(crate) fn at(start: NonNull<u8>, _file: &BlockFile) -> &BlockHeader {
         debug_assert_eq!(start.addr().get() % HEADER_BYTES, 0);
-        // SAFETY: callers give the aligned start of 64 mapped bytes that are only ever reached as atomics.
+        // SAFETY: callers give the aligned start of 64 mapped bytes that are only ever reached as
+        // atomics.
         unsafe { start.cast().as_ref() }
     }
 
@@ -70,17 +72,17 @@ impl BlockHeader {
         self.bytes.load(Ordering::Acquire) == 0
     }
 
-    /// Its bytes have just been cut off and are zero.
+    /// Records that a block of these bytes, all zero, has been cut.
     pub(crate) fn cut(&self, bytes: usize) {
         self.bytes.store(bytes as u64, Ordering::Release);
     }
 
-    /// The block is in use from here on.
-    pub(crate) fn commit(&self, owner: u32, number: u32, items: u32, noted: u64) {
+    /// Records that the block is in use.
+    pub(crate) fn commit(&self, owner: u32, number: u32, items: u32, owner_bits: u64) {
         self.owner.store(owner, Ordering::Relaxed);
         self.number.store(number, Ordering::Relaxed);
         self.items.store(items, Ordering::Relaxed);
-        self.noted.store(noted, Ordering::Relaxed);
+        self.owner_bits.store(owner_bits, Ordering::Relaxed);
         self.state.store(USED, Ordering::Release);
     }
 
@@ -88,16 +90,17 @@ impl BlockHeader {
         self.state.store(FREE, Ordering::Release);
     }
 
-    /// To be called by one thread at a time for a block.
+    /// Sets or clears a bit of the owner's word. Only one thread at a time may call this for a
+    /// block.
     #[inline]
-    pub(crate) fn note(&self, bit: u32, on: bool) {
-        let noted = self.noted.load(Ordering::Relaxed);
-        let noted = if on { noted | 1 << bit } else { noted & !(1 << bit) };
-        self.noted.store(noted, Ordering::Release);
+    pub(crate) fn set_owner_bit(&self, bit: u32, on: bool) {
+        let owner_bits = self.owner_bits.load(Ordering::Relaxed);
+        let owner_bits = if on { owner_bits | 1 << bit } else { owner_bits & !(1 << bit) };
+        self.owner_bits.store(owner_bits, Ordering::Release);
     }
 
-    pub(crate) fn noted(&self) -> u64 {
-        self.noted.load(Ordering::Acquire)
+    pub(crate) fn owner_bits(&self) -> u64 {
+        self.owner_bits.load(Ordering::Acquire)
     }
 }
 
@@ -110,7 +113,8 @@ pub(crate) struct FoundBlock {
     pub(crate) start: NonNull<u8>,
 }
 
-/// Blocks in use, free blocks with their bytes, and where in the region the next one is cut off.
+/// Blocks in use; free blocks with their bytes; and the offset in the region at which the next
+/// block is cut.
 type Walked = (Vec<FoundBlock>, Vec<(NonNull<u8>, usize)>, usize);
 
 /// See the module's text.
@@ -129,7 +133,7 @@ unsafe impl Send for BlockFile {}
 unsafe impl Sync for BlockFile {}
 
 impl BlockFile {
-    /// Opens or makes the file, and maps all of it.
+    /// Opens or creates the file, and maps all of it. The mapping has at least `least` bytes.
     pub(crate) fn open(path: &Path, stride: usize, least: usize) -> Result<(Self, Region), SharedMemoryError> {
         let failed = |source| SharedMemoryError::Io { attempt: "open", path: path.to_owned(), source };
         let mut options = OpenOptions::new();
@@ -147,11 +151,11 @@ impl BlockFile {
             file,
             header,
             length: AtomicU64::new(bytes as u64),
-            // Until all blocks have found their owners.
+            // On until all blocks have found their owners.
             kept: AtomicBool::new(true),
         };
         let header = file.header();
-        // Nothing is put into a file before it has its beginning: one without was being made when its process was killed.
+        // The magic is written before any block. A file without it is one whose creator was killed.
         if header.magic.load(Ordering::Acquire) == 0 && BlockHeader::at(file.first_block(), &file).is_uncut() {
             header.stride.store(stride as u32, Ordering::Relaxed);
             header.magic.store(MAGIC, Ordering::Release);
@@ -192,7 +196,8 @@ impl BlockFile {
                     start: unsafe { start.add(HEADER_BYTES) },
                 }),
                 FREE if items > 0 => free.push((start, HEADER_BYTES + items as usize * size_of::<u32>())),
-                // Cut off and never used: how many bytes were asked for is not known.
+                // Cut but never used. The file does not record its requested size, so it cannot be
+                // reused.
                 FREE | FILLER => {}
                 _ => return Err(self.damaged("a block's header makes no sense")),
             }
@@ -201,7 +206,8 @@ impl BlockFile {
         Ok((found, free, offset))
     }
 
-    /// So many bytes more, at the end. `None` if there are none, and from then on.
+    /// Extends the file by `bytes`. `None` if there is no memory for it, or if an earlier extension
+    /// failed.
     pub(crate) fn extend(&self, bytes: usize) -> Option<Region> {
         if self.is_incomplete() {
             return None;
@@ -212,19 +218,19 @@ impl BlockFile {
         Some(region)
     }
 
-    /// The end of a region is left unused.
+    /// Marks the end of a region as unused.
     pub(crate) fn fill(&self, start: NonNull<u8>, bytes: usize) {
         let header = BlockHeader::at(start, self);
         header.state.store(FILLER, Ordering::Relaxed);
         header.cut(bytes);
     }
 
-    /// Rows lie elsewhere, so who opens this file does not find them.
+    /// Records that rows lie elsewhere: a process that opens this file does not find them.
     pub(crate) fn mark_incomplete(&self) {
         self.header().incomplete.store(1, Ordering::Release);
     }
 
-    /// Whether blocks that are dropped stay in the file.
+    /// With `on`, dropped blocks stay in the file.
     pub(crate) fn keep(&self, on: bool) {
         self.kept.store(on, Ordering::Release);
     }
@@ -247,7 +253,8 @@ impl BlockFile {
     }
 
     fn header(&self) -> &FileHeader {
-        // SAFETY: mapped as long as the arena's regions are; the arena asks nothing of this once they are gone.
+        // SAFETY: mapped as long as the arena's regions are; the arena does not call this after
+        // dropping them.
         unsafe { self.header.as_ref() }
     }
 }

@@ -24,8 +24,8 @@ impl Store {
         Ok(rows_of(&old))
     }
 
-    /// The slot's rows at this instant, as bytes. The slot is locked while its memory is copied, not
-    /// while it is sorted and written out.
+    /// The slot's rows at this instant, as bytes. The slot is locked while its memory is copied,
+    /// not while it is sorted and written out.
     ///
     /// # Errors
     /// [`StoreError::UnknownSlot`].
@@ -36,10 +36,10 @@ impl Store {
 
     /// Restores a snapshot.
     ///
-    /// A whole slot replaces the rows of its slot, which then behaves, to the bit, as it did when the
-    /// snapshot was taken. Changes remove the rows of their removed keys, and replace or add their
-    /// rows. The caller ensures that the slot's contents are the ones that the changes start from. If
-    /// the bytes are refused nothing changes.
+    /// A whole slot replaces the rows of its slot, which then behaves, to the bit, as it did when
+    /// the snapshot was taken. Changes remove the rows of their removed keys, and replace or add
+    /// their rows. The caller ensures that the slot's contents are the ones that the changes start
+    /// from. If the bytes are refused nothing changes.
     ///
     /// # Errors
     /// [`StoreError::Snapshot`], with the cause: format, version, length, checksum, or a job with
@@ -112,11 +112,14 @@ impl Store {
         snapshot::config_of(bytes)
     }
 
-    /// SHA-256 over the slot's rows by rising (key, group): for each its key (u64), group (u16), the
-    /// policy's word (u32) if the group's [policy](crate::LifePolicy) uses it, values as their stored
-    /// bytes and optimizer state, little-endian. The blocks of the side tables follow by rising (group,
-    /// number): for each its group (u16), number (u32) and words. Equal contents have equal digests
-    /// however they came about.
+    /// SHA-256 over the contents of the slot, all numbers little-endian. Equal contents have equal
+    /// digests, whatever calls made them. It covers:
+    ///
+    /// - The rows, by rising (key, group): key (u64), group (u16), the policy's word (u32) if the
+    ///   group's [policy](crate::LifePolicy) uses it, values as their stored bytes, and optimizer
+    ///   state.
+    /// - Then the blocks of the side tables, by rising (group, number): group (u16), number (u32)
+    ///   and words.
     ///
     /// # Errors
     /// [`StoreError::UnknownSlot`].
@@ -152,8 +155,8 @@ impl Store {
         slots.map(|slot| self.slot_digest(Slot(slot))).collect()
     }
 
-    /// Calls `visit` with group, key, values and optimizer state of the slot's rows at this instant, by
-    /// rising (key, group). The slot is not locked meanwhile.
+    /// Calls `visit` with group, key, values and optimizer state of the slot's rows at this
+    /// instant, by rising (key, group). The slot is not locked meanwhile.
     ///
     /// # Errors
     /// [`StoreError::UnknownSlot`].

@@ -28,13 +28,16 @@ pub struct LookupCounts {
 pub struct UpdateCounts {
     /// Gradients applied.
     pub applied: u64,
-    /// Rows that the update made, because the group's [policy](crate::LifePolicy) admitted their keys.
+    /// Rows that the update made, because the group's [policy](crate::LifePolicy) admitted their
+    /// keys.
     pub admitted: u64,
     /// Gradients dropped because the policy has not admitted their key yet.
     pub turned_away: u64,
-    /// Earlier sightings of keys that are not admitted yet, lost because the policy's memory was full.
+    /// Earlier sightings of keys that are not admitted yet, lost because the policy's memory was
+    /// full.
     pub forgotten: u64,
-    /// Gradients dropped because their key has no row, and the policy does not admit keys by updates.
+    /// Gradients dropped because their key has no row, and the policy does not admit keys by
+    /// updates.
     pub missing: u64,
     /// Gradients dropped because they hold a NaN or an infinity.
     pub non_finite: u64,

@@ -48,7 +48,7 @@ pub enum StoreError {
     UpdateCountZero,
     #[error("cannot restore a slot: {0}")]
     Snapshot(#[from] SnapshotError),
-    #[error("the store is being saved already; complete or give up that save first")]
+    #[error("the store is being saved already; complete or abandon that save first")]
     FrozenAlready,
     #[error(
         "the changes since save {since} are not known: they are kept from the first save that is completed while \
@@ -73,11 +73,11 @@ pub enum SharedMemoryError {
 /// Bytes that are not a snapshot this store can take.
 #[derive(Debug, Error, PartialEq)]
 pub enum SnapshotError {
-    #[error("these {actual} bytes do not begin as a slot snapshot does; give a slot file of a checkpoint")]
+    #[error("these {actual} bytes do not start with the magic of a slot snapshot; give a slot file of a checkpoint")]
     NotASnapshot { actual: usize },
     #[error("the snapshot has format version {found}, this program reads {supported}; use the program that wrote it")]
     Version { found: u32, supported: u32 },
-    #[error("the snapshot should have {expected} bytes but has {actual}; it was cut short or added to")]
+    #[error("the snapshot has {actual} bytes, expected {expected}; it was truncated or extended, so take another copy")]
     Length { expected: u64, actual: u64 },
     #[error("the snapshot's checksum is {actual:#018x}, it was written with {expected:#018x}; take another copy")]
     Checksum { expected: u64, actual: u64 },

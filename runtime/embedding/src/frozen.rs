@@ -1,11 +1,11 @@
-//! Saving a store while it is in use. [`Store::freeze`] fixes an instant,
-//! [`FrozenStore::save_slot`] returns the rows of that instant slot by slot, and look-ups and updates
-//! continue meanwhile. Checkpoints call this; it writes no file.
+//! Saving a store while it is in use. [`Store::freeze`] fixes an instant.
+//! [`FrozenStore::save_slot`] returns the rows of that instant slot by slot. Look-ups and updates
+//! continue meanwhile. Checkpoints call this module; it writes no file.
 //!
-//! It copies on write, row by row: a row that is not saved yet is kept aside before its first change
-//! after the instant. So a freeze costs memory for the rows that change before their slot is saved,
-//! and no request waits for more than the copying of one slot. Copying whole slots on write would
-//! copy the whole store: keys are spread over slots evenly, so one batch touches nearly all of them.
+//! It copies on write, row by row: before the first change to an unsaved row, the store keeps a
+//! copy of it. So a freeze costs memory for the rows that change before their slot is saved. No
+//! request waits longer than it takes to copy one slot. Copying whole slots on write would copy the
+//! whole store: keys are spread evenly, so one batch touches nearly all slots.
 
 use crate::saves::{SaveId, SaveScope, Saves};
 use crate::slot::SlotState;
@@ -15,9 +15,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 impl Store {
-    /// Turns on or off that the keys of removed rows are recorded until the next completed save, so
-    /// that changes can be saved: 8 bytes a removed row. Off at first. Changed rows are always known,
-    /// by a bit a row. Turning it off forgets all bases.
+    /// Turns the recording of removals on or off. The store then keeps the key of each removed row
+    /// until the next completed save, 8 bytes each, so that changes can be saved. Off at first.
+    /// Changed rows are always known, by one bit for each row. Turning it off forgets all bases.
     pub fn track_changes(&self, on: bool) {
         let mut saves = self.saves();
         self.tracking.store(on, Ordering::Relaxed);
@@ -26,8 +26,8 @@ impl Store {
         }
     }
 
-    /// Records that the store's contents are exactly those of a save, as after a restore of all that
-    /// this store holds. Later changes are the changes since that save.
+    /// Records that the store's contents equal save `save`, as after a restore of all slots of this
+    /// store. Later changes are the changes since that save.
     ///
     /// # Errors
     /// [`StoreError::FrozenAlready`].
@@ -46,13 +46,13 @@ impl Store {
     }
 
     /// Fixes this instant for saving. All slots are of one instant: their locks are held together
-    /// while a flag and a bitmap are set in each, which takes microseconds a slot and copies no row.
-    /// Another thread's update may be done with only some of its slots, so a caller that needs the end
-    /// of a step freezes between steps.
+    /// while a flag and a bitmap are set in each, which takes microseconds a slot and copies no
+    /// row. Another thread's update may be done with only some of its slots, so a caller that needs
+    /// the end of a step freezes between steps.
     ///
     /// # Errors
-    /// [`StoreError::FrozenAlready`] if another save is under way; [`StoreError::ChangesUnknown`] if
-    /// the changes since this base are unknown.
+    /// [`StoreError::FrozenAlready`] if another save is under way; [`StoreError::ChangesUnknown`]
+    /// if the changes since this base are unknown.
     pub fn freeze(self: &Arc<Self>, save: SaveId, scope: SaveScope) -> Result<FrozenStore, StoreError> {
         let mut saves = self.saves();
         let changes_only = saves.check(scope)?;
@@ -75,7 +75,7 @@ impl Store {
     }
 }
 
-/// A store of which one instant is being saved. Dropping it abandons the save.
+/// A store while one instant of it is being saved. Dropping it abandons the save.
 pub struct FrozenStore {
     store: Arc<Store>,
     save: SaveId,
@@ -96,8 +96,8 @@ impl FrozenStore {
     }
 
     /// The slot as it was at the freeze: its changes, if the scope is changes and the slot was not
-    /// replaced since the base, else the whole slot. The slot is locked while its rows are copied, not
-    /// while they are sorted and written out.
+    /// replaced since the base, else the whole slot. The slot is locked while its rows are copied,
+    /// not while they are sorted and written out.
     ///
     /// # Errors
     /// [`StoreError::UnknownSlot`]; [`StoreError::SavedAlready`] for a second call with one slot.

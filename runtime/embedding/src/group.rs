@@ -1,4 +1,4 @@
-//! A row group as its tables need it.
+//! A row group in the form that its tables need.
 
 use crate::arena::Arena;
 use crate::initial::InitialValues;

@@ -1,6 +1,6 @@
-//! The map from key to row number of one table. It holds no keys, only one tag byte and one row
-//! number an entry; its caller compares the key in the row. It knows nothing of rows beyond their
-//! numbers, so it can be thrown away and rebuilt from them.
+//! The map from key to row number of one table. For each entry it holds one tag byte and one row
+//! number, but no key. The caller compares the key in the row. It knows nothing else of rows, so it
+//! can be dropped and rebuilt from them.
 //!
 //! Open addressing over buckets of one cache line (the shape of Facebook's F14 tables):
 //!
@@ -13,16 +13,16 @@
 //!
 //! Invariants:
 //! 1. A tag of 0 is a free entry; any other is the tag of the key whose row the entry names.
-//! 2. An entry lies in its home bucket or in one after it (cyclically); `overflow` counts the entries
-//!    that passed over this bucket because it was full when they came. A search that meets a bucket
-//!    with overflow 0 is done. Removal counts back, so there are no tombstones.
-//! 3. At most 10 of 12 entries are taken on average. An index that would go beyond is replaced by one
-//!    that is larger by a quarter to a half: 6.4 to 9.6 bytes a row once it is larger than a few buckets,
-//!    and 7.4 on average over the indexes of a store.
+//! 2. An entry lies in its home bucket or in one after it (cyclically). `overflow` counts the
+//!    entries that passed over this bucket because it was full when they were inserted. A search
+//!    ends at a bucket with overflow 0. Removal decrements the counts, so there are no tombstones.
+//! 3. At most 10 of 12 entries are in use on average. A full index is replaced by one that is
+//!    larger by a quarter to a half. An index of more than a few buckets takes 6.4 to 9.6 bytes a
+//!    row, and the indexes of a store 7.4 on average.
 //!
-//! By how much it grows is drawn by the key that makes it grow. The indexes of a store hold much the
-//! same number of rows; if all grew by as much they would grow at the same time, and a request that has a
-//! few new keys for each would wait for a large part of them.
+//! The key that fills an index determines the growth factor, through its hash. The indexes of a
+//! store have nearly equal numbers of rows. With one common factor they would all grow at the same
+//! time. A request with a few new keys for each index would then wait for many of them.
 //!
 //! The home bucket comes from the whole key, mixed again: keys of one slot share their top bits.
 
@@ -37,7 +37,7 @@ const WAYS: usize = 12;
 const FULL: usize = 10;
 const BUCKET_BYTES: usize = size_of::<Bucket>();
 
-/// The two things a search needs of a key: where it starts and, in the lowest bits, what it looks for.
+/// The hash of a key. It determines the home bucket, and its lowest bits are the tag.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Hash {
     position: u64,
@@ -55,12 +55,12 @@ impl Hash {
         (self.position as u8).max(1)
     }
 
-    /// A number below `of` that the key draws.
+    /// A number below `of`, determined by the key.
     pub(crate) fn remainder(self, of: usize) -> usize {
         (self.position % of.max(1) as u64) as usize
     }
 
-    /// Its home among this many buckets.
+    /// The key's home among this many buckets.
     pub(crate) fn home(self, buckets: usize) -> usize {
         ((u128::from(self.position) * buckets as u128) >> 64) as usize
     }
@@ -121,7 +121,7 @@ impl Index {
         self.buckets.len() * FULL
     }
 
-    /// The capacity to grow to when this key is the one too many: a quarter to a half more.
+    /// The capacity to grow to when this key does not fit: a quarter to a half more.
     pub(crate) fn next_capacity(&self, hash: Hash) -> usize {
         grown(self.buckets.len(), hash) * FULL
     }
@@ -148,7 +148,7 @@ impl Index {
         bucket.matches(hash.tag()).next().map(|entry| bucket.rows[entry])
     }
 
-    /// The row of a key: the one with its tag of which `is_it` is true.
+    /// The row of a key: the first with its tag for which `is_it` returns true.
     pub(crate) fn find(&self, hash: Hash, is_it: impl Fn(u32) -> bool) -> Option<u32> {
         let mut position = self.home(hash);
         for _ in 0..self.buckets.len() {
@@ -184,7 +184,7 @@ impl Index {
         }
     }
 
-    /// Takes out the entry of a key and its row, which must be present.
+    /// Removes the entry of a key and its row, which must be present.
     pub(crate) fn remove(&mut self, hash: Hash, row: u32) {
         let mut position = self.home(hash);
         for _ in 0..self.buckets.len() {
@@ -203,17 +203,18 @@ impl Index {
     }
 }
 
-/// Where an index lies, for whoever asks for its lines without the lock that guards it. It may be out of date: then the wrong lines are
-/// asked for, which costs time and nothing else.
+/// The address of an index, for prefetches without the lock that guards it. It may be out of date:
+/// then the wrong lines are prefetched, which costs time only.
 #[derive(Debug, Default)]
-pub(crate) struct Whereabouts {
+pub(crate) struct IndexAddress {
     first: AtomicPtr<Bucket>,
     buckets: AtomicUsize,
 }
 
-impl Whereabouts {
-    /// Notes where the index is now. Written only if that is news, since others read it all the time.
-    pub(crate) fn note(&self, index: &Index) {
+impl IndexAddress {
+    /// Records the present address of the index. It writes only on a change, since other threads
+    /// read this often.
+    pub(crate) fn record(&self, index: &Index) {
         let first = index.buckets.as_ptr().cast_mut();
         if self.first.load(Ordering::Relaxed) != first || self.buckets.load(Ordering::Relaxed) != index.buckets.len() {
             self.first.store(first, Ordering::Relaxed);
@@ -221,20 +222,20 @@ impl Whereabouts {
         }
     }
 
-    /// Whether nothing has been noted yet.
+    /// Whether no address has been recorded yet.
     #[cfg(test)]
     pub(crate) fn is_unknown(&self) -> bool {
         self.first.load(Ordering::Relaxed).is_null()
     }
 
-    /// Asks for a key's home bucket to be brought near.
+    /// Prefetches a key's home bucket.
     pub(crate) fn prefetch(&self, hash: Hash) {
         let home = hash.home(self.buckets.load(Ordering::Relaxed));
         prefetch::at(self.first.load(Ordering::Relaxed).wrapping_add(home));
     }
 }
 
-/// The number of buckets to grow to from so many: 16 to 32 sixty-fourths more, as a key's hash draws it.
+/// The next number of buckets after `buckets`: 16/64 to 32/64 more, as the key's hash determines.
 fn grown(buckets: usize, hash: Hash) -> usize {
     let parts = 16 + hash.position as usize % 17;
     buckets + (buckets * parts).div_ceil(64).max(1)
@@ -302,11 +303,11 @@ mod tests {
     }
 
     #[test]
-    fn an_index_that_is_not_where_it_was_is_asked_for_in_vain() {
-        let whereabouts = Whereabouts::default();
-        whereabouts.prefetch(Hash::of(FeatureKey(1)));
-        whereabouts.note(&filled(&[1, 2, 3]));
-        whereabouts.prefetch(Hash::of(FeatureKey(1)));
+    fn a_prefetch_of_a_replaced_index_is_harmless() {
+        let address = IndexAddress::default();
+        address.prefetch(Hash::of(FeatureKey(1)));
+        address.record(&filled(&[1, 2, 3]));
+        address.prefetch(Hash::of(FeatureKey(1)));
     }
 
     #[test]
@@ -320,8 +321,8 @@ mod tests {
         }
     }
 
-    /// Fills 1,024 indexes, as a store does, with requests of 8,192 new keys, and counts the rows that are
-    /// indexed anew for each: 20 ns a row or so, so 50,000 rows are a millisecond.
+    /// Fills 1,024 indexes, as a store does, with requests of 8,192 new keys. Counts the rows that
+    /// each request indexes again: at 20 ns a row, 50,000 rows take a millisecond.
     #[test]
     fn no_request_waits_for_the_growth_of_many_indexes() {
         let mut indexes = vec![(0_usize, 0_usize); 1_024];

@@ -1,23 +1,24 @@
 //! Initial values: a pure function of (store seed, key, column).
 //!
-//! No generator is carried from row to row. Each value comes from a counter-based one (SplitMix64:
-//! Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014) that is asked
-//! for number `column + 1` of the stream named by (seed, key). So a row that is lost and met again,
-//! on another process and in another order, starts as it would have started anywhere. Only IEEE
-//! additions, multiplications, divisions and square roots are used, never the platform's `ln` or
-//! `cos`, so the bits are equal on every machine.
+//! No generator state passes from row to row. Each value comes from a counter-based generator
+//! (SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+//! It is number `column + 1` of the stream of (seed, key). So a row that is lost and inserted again
+//! starts from the same values, in any process and any order. Only IEEE additions, multiplications,
+//! divisions and square roots are used, never the platform's `ln` or `cos`. So the bits are equal
+//! on every machine.
 
 use rectrain_kinds::Initializer;
 
 use crate::{FeatureKey, SpecError};
 
-/// An [`Initializer`] as the table calls it.
+/// An [`Initializer`] in the form that tables call.
 pub(crate) trait InitialValues {
     /// Checks every setting against its range.
     fn validate(&self) -> Result<(), SpecError>;
 
-    /// Writes the initial values of a row: `out` is its `dim` columns, the first `zero_columns` of
-    /// which get 0. A column's value does not depend on how many columns there are.
+    /// Writes the initial values of a row. `out` is its `dim` columns; the first `zero_columns`
+    /// columns get
+    /// 0. A column's value does not depend on the number of columns.
     fn fill(self, seed: u64, key: FeatureKey, zero_columns: usize, out: &mut [f32]);
 }
 
@@ -122,8 +123,8 @@ fn polynomial(coefficients: &[f64], x: f64) -> f64 {
     coefficients.iter().fold(0.0, |sum, &c| sum * x + c)
 }
 
-/// ln x for a positive normal x from IEEE operations only: x = m·2ᵉ with m in [√½, √2), and
-/// ln m = 2 artanh((m − 1)/(m + 1)) by its series, of which 12 terms leave an error below 1e-19.
+/// ln x for a positive normal x, from IEEE operations only. It splits x = m·2ᵉ with m in [√½, √2).
+/// Then ln m = 2 artanh((m − 1)/(m + 1)), summed as a series. 12 terms leave an error below 1e-19.
 fn natural_logarithm(x: f64) -> f64 {
     const MANTISSA: u64 = (1 << 52) - 1;
     const ONE: u64 = 1023 << 52;
@@ -229,7 +230,7 @@ mod tests {
         }
     }
 
-    /// The expected values are those of Python's `statistics.NormalDist().inv_cdf`.
+    /// The expected values come from Python's `statistics.NormalDist().inv_cdf`.
     #[test]
     fn the_normal_quantile_agrees_with_known_values() {
         let known = [

@@ -35,8 +35,8 @@ impl fmt::Display for GroupId {
     }
 }
 
-/// The slot of a key: ⌊key · slots / 2⁶⁴⌋. It never falls as the key rises, so the keys of slot 0
-/// all come before those of slot 1, and global key order is slot order, then key order in a slot.
+/// The slot of a key: ⌊key · slots / 2⁶⁴⌋. It never falls as the key rises: all keys of slot 0 come
+/// before all keys of slot 1. So global key order is slot order, then key order in a slot.
 #[must_use]
 pub fn slot_of(key: FeatureKey, slots: u32) -> Slot {
     let product = u128::from(key.0) * u128::from(slots);

@@ -1,5 +1,5 @@
-//! The layout of one row: where its key, meta word, values and state lie, and how values are read
-//! and written in their stored type. Knows nothing of where rows are kept.
+//! The layout of one row: the positions of its key, policy word, values and state, and the
+//! conversion of values from and to their stored type. It does not know where rows are stored.
 //!
 //! A row is a run of 32-bit words, the same in memory and in a snapshot:
 //!
@@ -14,10 +14,10 @@
 //! ```
 //!
 //! Beyond its payload (values and state) a row costs 12 bytes here and 6.4 to 9.6 in the
-//! [index](crate::index). There are no LRU links: the score and the 16-bit timestamp are what
-//! expiry, feature score, LFU and LRU by age need, and links (8 bytes) would be paid for by every
-//! row whatever the policy. A policy that wants exact recency keeps its links in an array beside
-//! the slab, by row number. Both halves of the meta word are 0 in a new row.
+//! [index](crate::index). There are no LRU links, which would cost every row 8 bytes under any
+//! policy. Expiry, feature score, LFU and LRU by age need only the policy's word: 16 bits of time
+//! and 16 of score. A policy that needs exact recency can keep links by row number beside the slab.
+//! The policy's word is 0 in a new row.
 
 use crate::optimizer::RowOptimizer;
 use crate::{FeatureKey, RowSpec, SparseOptimizer, ValueType};
@@ -82,7 +82,7 @@ impl RowLayout {
         }
     }
 
-    /// Rounds f32 values to what would be stored.
+    /// Rounds f32 values to the values that would be stored.
     pub(crate) fn round(&self, values: &mut [f32]) {
         match self.value_type {
             ValueType::F32 => {}
@@ -124,8 +124,8 @@ impl RowLayout {
         optimizer.initial_state(values, bytemuck::cast_slice_mut(state));
     }
 
-    /// Passes a row's values, as f32, and its state to `change`, and stores them back. f32 values are
-    /// changed in place; others in `scratch`, which has dim floats.
+    /// Passes a row's values, as f32, and its state to `change`, and stores them back. f32 values
+    /// are changed in place; others in `scratch`, which has dim floats.
     pub(crate) fn modify(&self, row: &mut [u32], scratch: &mut [f32], change: impl FnOnce(&mut [f32], &mut [f32])) {
         let (words, state) = row[HEADER_WORDS..].split_at_mut(self.value_words);
         let state = bytemuck::cast_slice_mut(state);
@@ -168,7 +168,7 @@ pub(crate) fn key_of(row: &[u32]) -> FeatureKey {
     FeatureKey(u64::from(row[0]) | u64::from(row[1]) << 32)
 }
 
-/// The key of a row that is given as its bytes in memory.
+/// The key of a row, from the row's bytes in memory.
 pub(crate) fn key_of_bytes(row: &[u8]) -> FeatureKey {
     FeatureKey(row.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)))
 }
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_is_what_storing_does() {
+    fn rounding_equals_storing() {
         let values: Vec<f32> = (0..1_000).map(|i| (i as f32 - 500.0) * 0.123_457).collect();
         for value_type in [ValueType::F32, ValueType::F16, ValueType::Bf16] {
             let mut rounded = values.clone();

@@ -17,14 +17,17 @@
 //!              └─ Slab   rows in chunks, addressed by number: key, meta, values, state
 //! ```
 //!
-//! What a batch costs: one lock a run of keys of equal slot (sort the keys and it is one lock a
-//! slot), no allocation a key, and memory reads that overlap, because what the keys ahead need is
-//! asked for while others are worked on.
+//! The cost of a batch:
 //!
-//! Everything a row goes through is defined to the bit: initial values are a pure function of
-//! (seed, key, column), optimizers use IEEE operations in a fixed order, and so equal calls give
-//! equal [digests](Store::slot_digest) on every machine, whatever the threads and the order in which
-//! keys arrived.
+//! - One lock for each run of keys of the same slot. A batch sorted by key takes each slot's lock
+//!   once.
+//! - No allocation for a key.
+//! - Memory reads that overlap: the store prefetches the buckets and rows of later keys while it
+//!   works on earlier ones.
+//!
+//! Results are defined to the bit. Initial values are a pure function of (seed, key, column), and
+//! optimizers use IEEE operations in a fixed order. Equal calls therefore give equal
+//! [digests](Store::slot_digest) on every machine, for any number of threads and any order of keys.
 
 #[cfg(target_endian = "big")]
 compile_error!("rows and snapshots are little-endian in memory; big-endian targets are not supported");

@@ -1,8 +1,8 @@
 //! The progress of an update, row by row, in memory that outlives the process.
 //!
 //! A process that is killed in the middle of an update leaves its [`UpdateLog`] behind. The next
-//! process repeats the update with the same keys and gradients: the log skips the rows that are
-//! done, and restores the one row that was half-changed, so each gradient is applied exactly once.
+//! process repeats the update with the same keys and gradients. The log skips the completed rows
+//! and restores the one row that was half-changed. So each gradient is applied exactly once.
 
 #![allow(unsafe_code)]
 
@@ -26,7 +26,8 @@ pub(crate) enum Part {
 pub(crate) trait RowLog {
     /// The keys that follow belong to this group and slot.
     fn at(&mut self, group: GroupId, slot: Slot);
-    /// The update has reached its next key. Returns whether the key's gradient must still be applied.
+    /// The update has reached its next key. Returns whether the key's gradient must still be
+    /// applied.
     fn is_to_do(&mut self) -> bool;
     /// A row of the key is about to change; `words` are its present contents.
     fn changing(&mut self, part: Part, row: u32, words: &[u32]);
@@ -164,7 +165,8 @@ impl UpdateLog {
     }
 
     fn header(&self) -> &LogHeader {
-        // SAFETY: the region is mapped, aligned and long enough. This part is accessed as atomics only.
+        // SAFETY: the region is mapped, aligned and long enough. This part is accessed as atomics
+        // only.
         unsafe { self.region.start.cast().as_ref() }
     }
 
@@ -175,8 +177,8 @@ impl UpdateLog {
 
     /// The words that the row had before it began to change.
     pub(crate) fn words(&self) -> &[u32] {
-        // SAFETY: `capacity` words follow the header. The file's zeros initialized them, and they are
-        // written through `&mut self` only.
+        // SAFETY: `capacity` words follow the header. The file's zeros initialized them, and they
+        // are written through `&mut self` only.
         unsafe { std::slice::from_raw_parts(self.first_word().as_ptr(), self.capacity) }
     }
 
@@ -209,8 +211,8 @@ impl RowLog for UpdateLog {
         header.slot.store(slot.0, Ordering::Relaxed);
         header.row.store(row, Ordering::Relaxed);
         self.set_position(2 * (self.position - 1) + 1);
-        // The row changes only after this. A killed process leaves the writes before one point of its
-        // program, provided that the compiler keeps them in their order.
+        // The row changes only after this. A killed process leaves the writes before one point of
+        // its program, provided that the compiler keeps them in their order.
         compiler_fence(Ordering::SeqCst);
     }
 

@@ -1,5 +1,5 @@
-//! Moving a slot to another process while it is in use: the slot in parts that fit into messages, the
-//! rows of some keys as changes, and the slot's size.
+//! Moving a slot to another process while it is in use: the slot in parts that fit into messages,
+//! the rows of some keys as changes, and the slot's size.
 
 use crate::index::Hash;
 use crate::snapshot::{self, SlotRows, SlotSnapshot};
@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 
 impl Store {
     /// The slot at this instant, in parts of at most `most_bytes` of rows, or of one row if that is
-    /// longer. The first part is a whole slot of its rows, the others are changes that add the rest.
-    /// Restored in this order they give another store this slot.
+    /// longer. The first part is a whole slot of its rows, the others are changes that add the
+    /// rest. Restored in this order they give another store this slot.
     ///
     /// # Errors
     /// [`StoreError::UnknownSlot`].
@@ -28,8 +28,8 @@ impl Store {
         Ok(parts.map(|part| snapshot::write(&self.config, slot, &part)).collect())
     }
 
-    /// The number of rows of any groups that have at most this many bytes together, at least one. A row
-    /// counts with the block of the side table that may travel with it.
+    /// The number of rows of any groups that have at most this many bytes together, at least one. A
+    /// row counts with the block of the side table that may travel with it.
     #[must_use]
     pub fn rows_within(&self, bytes: usize) -> usize {
         let size = |group: &crate::group::Group| {
@@ -40,8 +40,8 @@ impl Store {
     }
 
     /// The rows of some keys of a slot as they are now, as changes. A key without a row counts as
-    /// removed. Changes restored on top of a copy of the slot, in the order in which they were taken,
-    /// bring the copy to the state of this slot. Keys may repeat.
+    /// removed. Changes restored on top of a copy of the slot, in the order in which they were
+    /// taken, bring the copy to the state of this slot. Keys may repeat.
     ///
     /// # Errors
     /// [`StoreError::UnknownSlot`], [`StoreError::UnknownGroup`].

@@ -1,7 +1,8 @@
 //! A batch in pieces: runs of keys of one slot, cut if they are long.
 //!
 //! A read from memory takes as long as the work on several keys, and each key needs two reads that
-//! depend on each other: its bucket, then its row. So the reads overlap with the work on other keys:
+//! depend on each other: its bucket, then its row. So the reads overlap with the work on other
+//! keys:
 //!
 //! ```text
 //!      done         │ piece   │ next        │ AHEAD keys          │ keys
@@ -10,8 +11,8 @@
 //! ```
 //!
 //! A batch that is sorted by slot locks each slot once. The next piece's slot is locked during the
-//! work on the present piece if no other thread has it. A thread waits for a lock only while it holds
-//! no other.
+//! work on the present piece if no other thread has it. A thread waits for a lock only while it
+//! holds no other.
 
 use crate::index::Hash;
 use crate::slot::{SlotState, Slots};
@@ -20,8 +21,9 @@ use crate::{FeatureKey, GroupId, Slot};
 use std::ops::Range;
 use std::sync::MutexGuard;
 
-/// The most keys of a piece, whose rows are prefetched at once: enough to hide a memory read behind
-/// the others, few enough that the lines are still in the cache when they are used.
+/// The most keys of a piece, whose rows are prefetched together. Enough to hide a memory read
+/// behind the others, and few enough that the lines are still in the cache when the work reaches
+/// them.
 const MOST_KEYS: usize = 32;
 /// Keys after the next piece whose buckets are prefetched.
 const AHEAD: usize = 128;
@@ -55,8 +57,8 @@ struct Batch<'a> {
 }
 
 impl Slots {
-    /// Calls `work` for each piece of `keys` in order, under its slot's lock, with the slot's table of
-    /// the group, which must exist. The work touches the first `words` words of the rows.
+    /// Calls `work` for each piece of `keys` in order, under its slot's lock, with the slot's table
+    /// of the group, which must exist. The work touches the first `words` words of the rows.
     pub(crate) fn each_piece(
         &self,
         group: GroupId,
@@ -69,7 +71,8 @@ impl Slots {
         let (mut hashes, mut next_hashes) = (Hashes::default(), Hashes::default());
         let mut runs = self.runs(keys);
         let mut present = runs.next();
-        // The lock of the present piece's slot, if it was taken early. Its rows are prefetched then.
+        // The lock of the present piece's slot, if it was taken early. Its rows are prefetched
+        // then.
         let mut early: Option<MutexGuard<'_, SlotState>> = None;
         while let Some(Run { slot, keys }) = present {
             batch.prefetch_buckets(keys.end + MOST_KEYS + AHEAD);
@@ -96,7 +99,7 @@ impl Slots {
             let hashes_of_piece = &hashes[..keys.len()];
             work(&mut state.tables[table], Piece { slot, keys, hashes: hashes_of_piece });
             if is_last_of_slot {
-                state.tables[table].note(self.index_of(slot, group));
+                state.tables[table].record_address(self.index_of(slot, group));
             } else {
                 early = Some(state);
             }

@@ -4,10 +4,11 @@
 #![allow(unsafe_code)]
 
 const LINE_BYTES: usize = 64;
-/// Lines asked for at most; what follows a longer row's first lines the processor streams in itself.
+/// The most lines prefetched for a row. The processor prefetches the rest of a longer row by
+/// itself.
 const MOST_LINES: usize = 10;
 
-/// Asks for the cache lines of `words` to be brought near.
+/// Prefetches the cache lines of `words`.
 #[inline]
 pub(crate) fn words(words: &[u32]) {
     let start = words.as_ptr().cast::<u8>();
@@ -20,7 +21,7 @@ pub(crate) fn words(words: &[u32]) {
     }
 }
 
-/// Asks for the cache line at an address to be brought near, whatever is there.
+/// Prefetches the cache line at an address, which need not be mapped.
 #[inline]
 pub(crate) fn at<T>(address: *const T) {
     line(address.cast());
@@ -30,7 +31,8 @@ pub(crate) fn at<T>(address: *const T) {
 #[inline]
 fn line(address: *const u8) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-    // SAFETY: a prefetch reads nothing and cannot fault, whatever the address; SSE is part of x86-64.
+    // SAFETY: a prefetch reads nothing and cannot fault, whatever the address; SSE is part of
+    // x86-64.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
 }
 

@@ -1,5 +1,5 @@
-//! Address space for an [arena](crate::arena): large mappings, either of the process's own memory or of a
-//! file whose pages outlive the process. Knows nothing of what lies in them.
+//! Address space for an [arena](crate::arena): large mappings of the process's own memory, or of a
+//! file whose pages outlive the process. This module knows nothing of their contents.
 
 #![allow(unsafe_code)]
 
@@ -8,10 +8,11 @@ use std::alloc::{self, Layout};
 use std::fs::File;
 use std::ptr::NonNull;
 
-/// What the kernel backs a region with, where it can; a region begins at a multiple of it.
+/// The size of the pages that back a region where the kernel has huge pages. A region begins at a
+/// multiple of it.
 pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Every page is a multiple of it.
+/// The smallest page size: every page is a multiple of it.
 #[cfg(all(unix, not(miri)))]
 const LEAST_PAGE_BYTES: usize = 4_096;
 
@@ -26,16 +27,17 @@ unsafe impl Send for Region {}
 
 #[cfg(all(unix, not(miri)))]
 impl Region {
-    /// Zeroed memory of this process. Nothing of it takes memory before it is touched.
+    /// Zeroed memory of this process. A page takes memory on first touch.
     pub(crate) fn of_memory(bytes: usize) -> Option<Self> {
         let region = Self::reserve(bytes, libc::PROT_READ | libc::PROT_WRITE)?;
         region.advise_huge_pages();
         Some(region)
     }
 
-    /// Bytes `from..from + bytes` of a file, both multiples of the page size. Bytes beyond the file's end are added to it as zeros.
-    /// All that are not there yet, also those that a process added which was killed before it had them, get their memory or
-    /// disk space, so that writing to them cannot fail later.
+    /// Maps bytes `from..from + bytes` of a file, both multiples of the page size. Extends the file
+    /// with zeros if it is shorter. Every page gets its memory or disk space here, so writing to it
+    /// cannot fail later. That includes pages of an earlier process that was killed before it
+    /// allocated them.
     pub(crate) fn of_file(file: &File, from: u64, bytes: usize) -> std::io::Result<Self> {
         use std::os::fd::AsRawFd;
         let offset = libc::off_t::try_from(from).map_err(std::io::Error::other)?;
@@ -46,7 +48,8 @@ impl Region {
         let no_memory = || std::io::Error::from(std::io::ErrorKind::OutOfMemory);
         let region = Self::reserve(bytes, libc::PROT_NONE).ok_or_else(no_memory)?;
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
-        // SAFETY: the range is a mapping of our own that nothing refers to, and is replaced as a whole.
+        // SAFETY: the range is a mapping of our own that nothing refers to, and is replaced as a
+        // whole.
         let address =
             unsafe { libc::mmap(region.start.as_ptr().cast(), bytes, protection, flags, file.as_raw_fd(), offset) };
         if address == libc::MAP_FAILED {
@@ -61,7 +64,7 @@ impl Region {
                 && let Err(error) = region.allocate(file, from, old)
             {
                 drop(region);
-                // What is mapped of a file must be there.
+                // A later mapping must not find a length without memory behind it.
                 file.set_len(length)?;
                 return Err(error);
             }
@@ -69,12 +72,14 @@ impl Region {
         Ok(region)
     }
 
-    /// Takes memory for the pages from the byte `old` on, which are at `from` in the file: after the advice, so that they can be huge ones.
+    /// Allocates the pages from byte `old` of the region on; the region starts at `from` in the
+    /// file. Called after the huge-page advice, so that they can be huge pages.
     #[cfg(target_os = "linux")]
     fn allocate(&self, file: &File, from: u64, old: usize) -> std::io::Result<()> {
         let (start, bytes) = (self.start.as_ptr().wrapping_add(old), self.bytes - old);
         loop {
-            // SAFETY: the range is mapped and nothing refers to it; pages that cannot be had are an error here and not a signal.
+            // SAFETY: the range is mapped and nothing refers to it. Without memory, the call fails
+            // and sends no signal.
             let populated = unsafe { libc::madvise(start.cast(), bytes, libc::MADV_POPULATE_WRITE) };
             if populated == 0 {
                 return Ok(());
@@ -89,20 +94,22 @@ impl Region {
         }
     }
 
-    /// Has the kernel find memory for all of it, which nothing has been written to yet. By touching every page, and not by
-    /// `MADV_POPULATE_WRITE`: while a host looks for memory, that would keep others from mapping any.
+    /// Has the kernel find memory for the whole region, which nothing has been written to yet. It
+    /// touches every page. `MADV_POPULATE_WRITE` would keep other threads from mapping memory while
+    /// the host looks for pages.
     pub(crate) fn populate(&mut self) {
         for from in (0..self.bytes).step_by(LEAST_PAGE_BYTES) {
-            // SAFETY: within the region, which is mapped, zeroed and nobody else's.
+            // SAFETY: within the region, which is mapped, zeroed and borrowed for writing.
             unsafe { self.start.add(from).write_volatile(0) };
         }
     }
 
-    /// Whether memory is there for all of it.
+    /// Whether all of it has memory.
     #[cfg(all(test, target_os = "linux"))]
     pub(crate) fn is_resident(&self) -> bool {
         let mut pages = vec![0_u8; self.bytes / LEAST_PAGE_BYTES];
-        // SAFETY: the range is mapped, and there is a byte for each of its pages, which are no smaller.
+        // SAFETY: the range is mapped, and there is a byte for each of its pages, which are no
+        // smaller.
         let told = unsafe { libc::mincore(self.start.as_ptr().cast(), self.bytes, pages.as_mut_ptr()) };
         // SAFETY: asks for a constant of the system.
         let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
@@ -113,7 +120,8 @@ impl Region {
     fn reserve(bytes: usize, protection: libc::c_int) -> Option<Self> {
         let mapped = bytes + HUGE_PAGE_BYTES;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_NORESERVE;
-        // SAFETY: an anonymous mapping at an address of the kernel's choice touches no memory of ours.
+        // SAFETY: an anonymous mapping at an address of the kernel's choice touches no memory of
+        // ours.
         let address = unsafe { libc::mmap(std::ptr::null_mut(), mapped, protection, flags, -1, 0) };
         if address == libc::MAP_FAILED {
             return None;
@@ -131,8 +139,8 @@ impl Region {
 
     fn advise_huge_pages(&self) {
         #[cfg(target_os = "linux")]
-        // SAFETY: the range is mapped; the advice changes nothing a program can observe but speed, and
-        // a kernel that has no huge pages refuses it.
+        // SAFETY: the range is mapped; the advice changes nothing a program can observe but speed,
+        // and a kernel that has no huge pages refuses it.
         unsafe {
             libc::madvise(self.start.as_ptr().cast(), self.bytes, libc::MADV_HUGEPAGE)
         };
@@ -155,11 +163,11 @@ fn allocate_in_file(file: &File, from: u64, bytes: usize) -> std::io::Result<()>
     }
 }
 
-/// Where the file's first bytes from `from` on are that take no memory; its length where all do.
+/// The offset of the first byte from `from` on that has no memory; the file's length if all have.
 #[cfg(all(target_os = "linux", not(miri)))]
 fn first_hole(file: &File, from: u64) -> std::io::Result<u64> {
     use std::os::fd::AsRawFd;
-    // SAFETY: the descriptor is open; nothing but its position changes, which nobody uses.
+    // SAFETY: the descriptor is open. Only its position changes, which no code uses.
     let hole = unsafe { libc::lseek(file.as_raw_fd(), offset_in_file(from)?, libc::SEEK_HOLE) };
     u64::try_from(hole).map_err(|_| std::io::Error::last_os_error())
 }
@@ -167,7 +175,8 @@ fn first_hole(file: &File, from: u64) -> std::io::Result<u64> {
 #[cfg(all(unix, not(miri)))]
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the range is mapped, and whoever has a region drops it only when nothing refers into it.
+        // SAFETY: the range is mapped, and the owner drops a region only when nothing refers into
+        // it.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }
@@ -197,7 +206,8 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if let Some(layout) = Self::layout(self.bytes) {
-            // SAFETY: allocated with this layout by `of_memory`, and nothing refers into it any more.
+            // SAFETY: allocated with this layout by `of_memory`, and nothing refers into it any
+            // more.
             unsafe { alloc::dealloc(self.start.as_ptr(), layout) };
         }
     }

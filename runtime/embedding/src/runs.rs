@@ -1,11 +1,12 @@
-//! Free memory in runs: what was given back, joined where it lies together and cut where less is asked for. The indexes of a store are
-//! replaced by larger ones one after another; several of the smaller ones make room for a larger one then.
+//! Free memory as runs. Adjacent runs are joined, and a longer run is cut when less is needed. The
+//! indexes of a store are replaced by larger ones one after another. The memory of several small
+//! indexes thus makes room for a larger one.
 
 use crate::region::HUGE_PAGE_BYTES;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ptr::NonNull;
 
-/// Runs that belong to nobody. None lies across the border of two regions.
+/// Runs of free memory. No run crosses the border of two regions.
 #[derive(Default)]
 pub(crate) struct FreeRuns {
     by_start: BTreeMap<NonNull<u8>, usize>,
@@ -14,12 +15,13 @@ pub(crate) struct FreeRuns {
 }
 
 impl FreeRuns {
-    /// Bytes of all of them.
+    /// Bytes of all runs.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The beginning of the smallest run of at least so many bytes, of which what is left over stays free.
+    /// Takes `bytes` from the start of the smallest run that is long enough. The rest of that run
+    /// stays free.
     pub(crate) fn take(&mut self, bytes: usize) -> Option<NonNull<u8>> {
         let &(run, start) = self.by_bytes.range((bytes, NonNull::<u8>::dangling())..).next()?;
         self.remove(start, run);
@@ -29,7 +31,7 @@ impl FreeRuns {
         Some(start)
     }
 
-    /// Takes a run back, which belongs to nobody any more.
+    /// Adds a run that is no longer in use.
     pub(crate) fn give_back(&mut self, mut start: NonNull<u8>, mut bytes: usize) {
         if let Some(next) = after(start, bytes).filter(|next| !may_begin_region(*next))
             && let Some(&run) = self.by_start.get(&next)
@@ -60,12 +62,12 @@ impl FreeRuns {
     }
 }
 
-/// Where a run ends.
+/// The end of a run.
 fn after(start: NonNull<u8>, bytes: usize) -> Option<NonNull<u8>> {
     NonNull::new(start.as_ptr().wrapping_add(bytes))
 }
 
-/// Regions begin at multiples of this, and few runs do.
+/// Whether a region may begin here: regions begin at multiples of this, and few runs do.
 fn may_begin_region(start: NonNull<u8>) -> bool {
     start.as_ptr().addr().is_multiple_of(HUGE_PAGE_BYTES)
 }
@@ -75,13 +77,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Addresses of no memory, as runs are never looked into: in units of 64 bytes, from the middle of one region to that of the next.
+    /// An address without memory behind it, since runs are never read. Units are 64 bytes, counted
+    /// from the middle of one region to the middle of the next.
     fn at(unit: usize) -> NonNull<u8> {
         NonNull::new(std::ptr::without_provenance_mut(7 * HUGE_PAGE_BYTES / 2 + unit * 64)).unwrap()
     }
 
     #[test]
-    fn what_lies_together_is_one_run_but_not_across_regions() {
+    fn adjacent_runs_are_joined_but_not_across_regions() {
         let border = HUGE_PAGE_BYTES / 2 / 64;
         let mut runs = FreeRuns::default();
         for unit in [border - 1, border + 1, border, border - 2] {
@@ -103,9 +106,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is taken and given back, nothing belongs to two and nothing is lost.
+        /// After any sequence of calls, no byte belongs to two runs and none is lost.
         #[test]
-        fn every_byte_is_free_or_somebodys(sizes in prop::collection::vec((1_usize..20, any::<prop::sample::Index>()), 1..200)) {
+        fn every_byte_is_free_or_taken_exactly_once(sizes in prop::collection::vec((1_usize..20, any::<prop::sample::Index>()), 1..200)) {
             let units = 400;
             let mut runs = FreeRuns::default();
             runs.give_back(at(0), units * 64);

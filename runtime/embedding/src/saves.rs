@@ -71,7 +71,7 @@ impl Saves {
         self.bases.drain(..surplus);
     }
 
-    /// The contents are those of `save`, which becomes the only base if removals are recorded.
+    /// The contents equal save `save`, which becomes the only base if removals are recorded.
     pub(crate) fn set_base(&mut self, save: SaveId, tracked: bool) {
         self.bases.clear();
         if tracked {

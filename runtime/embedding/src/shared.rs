@@ -1,13 +1,16 @@
-//! A store in memory that outlives its process: a directory of a memory file system (tmpfs), with a
-//! file of rows for each group, one of the side tables of its [policy](crate::life) if it has any, and
-//! an [`UpdateLog`].
+//! A store in memory that outlives its process. It lies in a directory of a memory file system
+//! (tmpfs):
+//!
+//! - a file of rows for each group;
+//! - a file of side tables for each group whose [policy](crate::life) has one;
+//! - an [`UpdateLog`].
 //!
 //! A killed process leaves all rows behind. The next process [opens](Store::in_shared_memory) the
 //! directory, finds the rows and rebuilds the indexes from them.
 //!
-//! Every row is whole, whenever the process was killed. A row that was being inserted does not exist.
-//! A row that was being changed under an [`UpdateLog`] is restored, and the repeated update continues
-//! with it. Only [`Store::update`], which takes no log, may leave a row half-changed.
+//! Every row is whole, whenever the process was killed. A row that was being inserted does not
+//! exist. A row that was being changed under an [`UpdateLog`] is restored, and the repeated update
+//! continues with it. Only [`Store::update`], which takes no log, may leave a row half-changed.
 
 use crate::arena::Arena;
 use crate::block_file::FoundBlock;
@@ -43,13 +46,13 @@ impl FoundGroup {
 }
 
 impl Store {
-    /// Opens the store in `directory`, or creates it. Only one process at a time may have a directory
-    /// open, and `config` must be the configuration that the rows were made with. The caller ensures
-    /// both.
+    /// Opens the store in `directory`, or creates it. Only one process at a time may have a
+    /// directory open, and `config` must be the configuration that the rows were made with. The
+    /// caller ensures both.
     ///
     /// # Errors
-    /// [`StoreError::Spec`] as in [`Self::new`]; [`StoreError::SharedMemory`] if the directory or the
-    /// rows in it cannot be used.
+    /// [`StoreError::Spec`] as in [`Self::new`]; [`StoreError::SharedMemory`] if the directory or
+    /// the rows in it cannot be used.
     pub fn in_shared_memory(config: StoreConfig, directory: &Path) -> Result<(Self, UpdateLog, Reopened), StoreError> {
         config.validate()?;
         make_directory(directory)?;
@@ -86,7 +89,8 @@ impl Store {
         Ok((store, log, reopened))
     }
 
-    /// Restores the row, or the block of a side table, that was being changed. Returns whether there was one.
+    /// Restores the row, or the block of a side table, that was being changed. Returns whether
+    /// there was one.
     fn restore_unfinished(&self, log: &mut UpdateLog) -> Result<bool, StoreError> {
         let Some(unfinished) = log.unfinished() else { return Ok(false) };
         let group = self.group(unfinished.group)?;
@@ -124,7 +128,8 @@ fn make_directory(directory: &Path) -> Result<(), SharedMemoryError> {
     made.map_err(|source| SharedMemoryError::Io { attempt: "make", path: directory.to_owned(), source })
 }
 
-/// Adds blocks to the tables of the slots that own them. Blocks of slots that do not exist are ignored.
+/// Adds blocks to the tables of the slots that own them. Blocks of slots that do not exist are
+/// ignored.
 fn by_slot(blocks: Vec<FoundBlock>, tables: &mut [FoundTable], part: fn(&mut FoundTable) -> &mut Vec<FoundBlock>) {
     for block in blocks {
         if let Some(table) = tables.get_mut(block.owner as usize) {
@@ -163,8 +168,8 @@ mod tests {
         directory
     }
 
-    /// Simulates a kill in the middle of a row: the row is restored, and the repeated update completes
-    /// without applying a gradient twice.
+    /// Simulates a kill in the middle of a row: the row is restored, and the repeated update
+    /// completes without applying a gradient twice.
     #[test]
     fn a_half_changed_row_is_restored_and_its_update_completed() {
         let directory = directory("half");

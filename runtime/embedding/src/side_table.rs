@@ -1,9 +1,10 @@
-//! A policy's state beside the rows of one (slot, group): blocks of words, each selected by the hash
-//! of a key. It knows nothing of the words; the [policy](crate::life) does.
+//! A policy's state beside the rows of one (slot, group): blocks of words, each selected by the
+//! hash of a key. It knows nothing of the words; the [policy](crate::life) does.
 //!
-//! A block lies in a row of a [`Slab`], behind its number. So blocks live in shared memory, are saved
-//! at one instant and are known by change, all as rows are. A block exists from its first change on,
-//! and stays. One whose words are all 0 holds nothing, and a snapshot of the whole slot leaves it out.
+//! A block lies in a row of a [`Slab`], behind its number. So blocks live in shared memory, are
+//! saved at one instant and are known by change, all as rows are. A block exists from its first
+//! change on, and stays. One whose words are all 0 holds nothing, and a snapshot of the whole slot
+//! leaves it out.
 
 use crate::arena::Arena;
 use crate::block_file::FoundBlock;
@@ -50,7 +51,7 @@ pub(crate) struct SideTable {
 }
 
 impl SideTable {
-    /// An empty side table. `owner` names it among those of one memory.
+    /// An empty side table. `owner` distinguishes it from the other side tables in `memory`.
     pub(crate) fn new(memory: &Arc<Arena>, owner: u32, layout: SideLayout) -> Self {
         Self { layout, slab: Slab::new(memory, owner, layout.stride()), rows: Vec::new() }
     }
@@ -113,8 +114,8 @@ impl SideTable {
         Some(())
     }
 
-    /// Restores a block's stored words from before a change that was not completed. `false` if there is
-    /// no such block.
+    /// Restores a block's stored words from before a change that was not completed. `false` if
+    /// there is no such block.
     pub(crate) fn put_back(&mut self, row: u32, words: &[u32]) -> bool {
         let is_live = self.slab.is_live(row);
         if is_live {

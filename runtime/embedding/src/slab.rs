@@ -1,5 +1,5 @@
-//! The rows of one table, addressed by number, in chunks that never move. It knows how long a row is
-//! and nothing of what it says.
+//! The rows of one table, addressed by number, in chunks that never move. It knows the length of a
+//! row but not the meaning of its words.
 //!
 //! ```text
 //! row number = chunk · C + place,  C = 16, 32 or 64 rows a chunk, fewer where rows are long
@@ -8,22 +8,25 @@
 //! ```
 //!
 //! Invariants:
-//! 1. Rows below `used` have been handed out at least once, or were found in a file; the others never.
-//! 2. A row below `used` is either live (its bit is set) or on the free list, which runs through the
-//!    first word of the free rows.
+//! 1. Rows below `used` have been handed out at least once, or were found in a file; the others
+//!    never.
+//! 2. A row below `used` is either live (its bit is set) or on the free list, which runs through
+//!    the first word of the free rows.
 //! 3. Growing adds a chunk and moves no row. Only a first chunk of fewer than C rows is replaced by
 //!    one of twice the size, so that a table of three rows does not pay for sixty-four.
 //!
-//! Numbers instead of pointers mean that a copy of the chunks is a snapshot, and that they can lie in a
-//! file that outlives the process ([`Slab::adopt`]). There a chunk's header has a bit a row too, set when
-//! the row has been written and not when it is handed out: a row that a death leaves half-made is free.
+//! Because rows have numbers and not pointers, a copy of the chunks is a snapshot, and chunks can
+//! lie in a file that outlives the process ([`Slab::adopt`]). There, a chunk's header has a bit for
+//! each row. It is set once the row has been written, not when it is handed out. So a row that a
+//! killed process left half-made is free.
 //!
-//! The slab also knows which rows changed since the last mark, by a bit a row, and can be *frozen*:
-//! from then on a row is kept aside before it is changed for the first time, so that the rows of that
-//! instant can be copied out later ([`Slab::frozen_rows`]) while work goes on. Every way to a row's
-//! words for writing passes through [`Slab::row_mut`], [`Slab::allocate`] or [`Slab::release`], so no
-//! change is missed. What it costs: one bit tested a write, and one row copied the first time that it
-//! is written while the slab is frozen.
+//! The slab also knows which rows changed since the last mark, by a bit for each row. And it can be
+//! *frozen*: from then on, it copies a row aside before the row's first change. The rows of that
+//! instant can then be copied out later ([`Slab::frozen_rows`]) while updates continue.
+//!
+//! All writes to a row's words pass through [`Slab::row_mut`], [`Slab::allocate`] or
+//! [`Slab::release`], so no change is missed. A write costs the test of one bit. The first write to
+//! a row of a frozen slab also costs a copy of the row.
 
 use crate::arena::{Arena, Blocks, push_sparingly};
 use crate::block_file::FoundBlock;
@@ -33,10 +36,10 @@ use std::sync::atomic::{Ordering, compiler_fence};
 const FIRST_CHUNK_ROWS: usize = 4;
 const LEAST_CHUNK_ROWS: usize = 16;
 const MOST_CHUNK_ROWS: usize = 64;
-/// What a chunk may hold where that is at least [`LEAST_CHUNK_ROWS`]: half a chunk of every table
-/// lies idle on average.
+/// Words of a chunk, unless that would be fewer than [`LEAST_CHUNK_ROWS`] rows. Larger chunks would
+/// waste memory: half a chunk of every table is unused on average.
 const CHUNK_WORDS: usize = 4_096;
-/// The end of the free list, and so never a row's number.
+/// The end of the free list. No row has this number.
 const NO_ROW: u32 = u32::MAX;
 
 /// See the module's text.
@@ -54,19 +57,21 @@ pub(crate) struct Slab {
     frozen: Option<Box<Frozen>>,
 }
 
-/// What is kept of the instant at which the slab was frozen.
+/// The state of the slab at the instant of the freeze.
 struct Frozen {
-    /// The slab's bits at that instant: what had changed since the mark before it.
+    /// The slab's bits at that instant: the rows that had changed since the mark before.
     changed: Vec<u64>,
-    /// Whether the rows of that instant are still to be copied out.
+    /// Whether the rows of that instant have not been copied out yet.
     pending: bool,
-    /// The rows of that instant that have changed since then: their numbers, and their words.
+    /// The rows of that instant that have changed since: their numbers, and their words before the
+    /// change.
     kept: Vec<u32>,
     kept_words: Vec<u32>,
 }
 
 impl Slab {
-    /// An empty slab of rows of `stride` words, at least one. `owner` names it among those of one memory.
+    /// An empty slab of rows of `stride` words, at least one. `owner` distinguishes it from the
+    /// other slabs in `memory`.
     pub(crate) fn new(memory: &Arc<Arena>, owner: u32, stride: usize) -> Self {
         Self::of_chunks(Blocks::new(memory, owner), stride)
     }
@@ -86,8 +91,8 @@ impl Slab {
         }
     }
 
-    /// A slab of these rows, one after another as they are in memory, numbered in their order; just as if each had been handed out
-    /// and written. `None` if there are more than can be numbered.
+    /// A slab of these rows, which follow each other in `bytes` as in memory. They are numbered in
+    /// order, as if each had been handed out and written. `None` if there are too many to number.
     pub(crate) fn from_rows(memory: &Arc<Arena>, owner: u32, stride: usize, bytes: &[u8]) -> Option<Self> {
         let mut slab = Self::new(memory, owner, stride);
         let row_bytes = stride * size_of::<u32>();
@@ -95,7 +100,7 @@ impl Slab {
         slab.used = u32::try_from(rows).ok().filter(|&rows| rows != NO_ROW)?;
         slab.rows = rows;
         let full = 1 << slab.chunk_bits;
-        // A first chunk that is the only one may be smaller.
+        // A first chunk may be smaller if it is the only one.
         let chunk_rows = if rows < full { rows.next_power_of_two().max(FIRST_CHUNK_ROWS) } else { full };
         for (chunk, bytes) in bytes.chunks(full * row_bytes).enumerate() {
             slab.chunks.push(chunk_rows * stride);
@@ -109,8 +114,8 @@ impl Slab {
         Some(slab)
     }
 
-    /// The slab whose chunks a file holds: the rows that had been [published](Self::publish) are live and count as changed. `None` if the
-    /// chunks are not such a slab's.
+    /// The slab whose chunks a file holds. Rows that had been [published](Self::publish) are live
+    /// and count as changed. `None` if the chunks do not form such a slab.
     pub(crate) fn adopt(memory: &Arc<Arena>, owner: u32, stride: usize, found: Vec<FoundBlock>) -> Option<Self> {
         let mut slab = Self::of_chunks(Blocks::adopt(memory, owner, found)?, stride);
         let full = stride << slab.chunk_bits;
@@ -124,7 +129,7 @@ impl Slab {
         slab.live = vec![0; (slab.used as usize).div_ceil(64)];
         for row in (0..slab.used).rev() {
             let (chunk, start) = slab.place(row);
-            if slab.chunks.noted(chunk) >> slab.chunk_of(row).1 & 1 == 1 {
+            if slab.chunks.owner_bits(chunk) >> slab.chunk_of(row).1 & 1 == 1 {
                 set(&mut slab.live, row);
                 slab.rows += 1;
             } else {
@@ -140,13 +145,14 @@ impl Slab {
         bit(&self.live, row)
     }
 
-    /// A row that was handed out has been written: whoever finds the slab's chunks in a file finds it.
+    /// Records in the chunk's header that a row has been written. A process that adopts the chunks
+    /// then finds the row.
     pub(crate) fn publish(&mut self, row: u32) {
         let (chunk, place) = self.chunk_of(row);
-        self.chunks.note(chunk, place, true);
+        self.chunks.set_owner_bit(chunk, place, true);
     }
 
-    /// The number after that of the last row ever handed out.
+    /// One more than the highest number ever handed out.
     pub(crate) fn end(&self) -> u32 {
         self.used
     }
@@ -156,19 +162,19 @@ impl Slab {
         self.rows
     }
 
-    /// Bytes of memory held.
+    /// Bytes of memory in use.
     pub(crate) fn bytes(&self) -> usize {
         self.chunks.bytes()
             + (self.live.capacity() + self.changed.capacity()) * size_of::<u64>()
             + self.frozen.as_ref().map_or(0, |frozen| frozen.bytes())
     }
 
-    /// The chunk of a row, and which of the chunk's rows it is.
+    /// The chunk of a row, and the row's position in the chunk.
     fn chunk_of(&self, row: u32) -> (usize, u32) {
         ((row >> self.chunk_bits) as usize, row & ((1 << self.chunk_bits) - 1))
     }
 
-    /// The chunk of a row and where in the chunk it begins.
+    /// The chunk of a row, and the offset of its first word in the chunk.
     fn place(&self, row: u32) -> (usize, usize) {
         let (chunk, place) = self.chunk_of(row);
         (chunk, place as usize * self.stride)
@@ -179,7 +185,7 @@ impl Slab {
         &self.chunks[chunk][start..start + self.stride]
     }
 
-    /// A live row's words, to be changed.
+    /// A live row's words, for writing.
     pub(crate) fn row_mut(&mut self, row: u32) -> &mut [u32] {
         if !bit(&self.changed, row) {
             self.first_change(row);
@@ -188,7 +194,7 @@ impl Slab {
         &mut self.chunks[chunk][start..start + self.stride]
     }
 
-    /// Notes that a live row is about to change for the first time since the mark.
+    /// Records that a live row is about to change for the first time since the mark.
     fn first_change(&mut self, row: u32) {
         set(&mut self.changed, row);
         let (chunk, start) = self.place(row);
@@ -207,7 +213,7 @@ impl Slab {
             self.free = self.row(row)[0];
             row
         };
-        // The row was free, so nothing of it is to be kept.
+        // The row was free, so there is nothing to copy aside.
         set(&mut self.changed, row);
         set(&mut self.live, row);
         self.rows += 1;
@@ -247,11 +253,11 @@ impl Slab {
         }
     }
 
-    /// Takes a live row back.
+    /// Returns a live row to the free list.
     pub(crate) fn release(&mut self, row: u32) {
         let (chunk, place) = self.chunk_of(row);
-        self.chunks.note(chunk, place, false);
-        // Whoever finds the bit finds the row as it was.
+        self.chunks.set_owner_bit(chunk, place, false);
+        // A process that finds the bit set must find the row unchanged.
         compiler_fence(Ordering::SeqCst);
         let free = self.free;
         self.row_mut(row)[0] = free;
@@ -305,9 +311,10 @@ impl Slab {
         self.frozen = Some(Box::new(Frozen { changed, pending: true, kept: Vec::new(), kept_words: Vec::new() }));
     }
 
-    /// A copy of the rows as they were when the slab was frozen, in no order; with `changes_only`, of
-    /// those that had changed between the mark before and that instant. Once only: what was kept is
-    /// let go. A slab that is not frozen has no such rows.
+    /// A copy of the rows as they were when the slab was frozen, in no particular order. With
+    /// `changes_only`, only rows that had changed between the mark before and the freeze. The first
+    /// call drops the copies, so later calls return no rows. Neither does a slab that is not
+    /// frozen.
     pub(crate) fn frozen_rows(&mut self, changes_only: bool) -> Vec<u32> {
         if !self.frozen.as_ref().is_some_and(|frozen| frozen.pending) {
             return Vec::new();
@@ -338,8 +345,8 @@ impl Slab {
         rows
     }
 
-    /// Ends the freeze. If what was copied out is `saved` for good, the mark that the freeze set
-    /// stays; if not, everything that had changed since the mark before counts as changed again.
+    /// Ends the freeze. If the copied rows are `saved`, the mark of the freeze stays. If not,
+    /// everything that had changed since the mark before counts as changed again.
     pub(crate) fn thaw(&mut self, saved: bool) {
         let Some(frozen) = self.frozen.take().filter(|_| !saved) else { return };
         for (now, then) in self.changed.iter_mut().zip(&frozen.changed) {
@@ -349,7 +356,7 @@ impl Slab {
 }
 
 impl Frozen {
-    /// The same with nothing kept but the bits.
+    /// Takes the bits out and drops the copied rows.
     fn taken(&mut self) -> Self {
         Self { changed: std::mem::take(&mut self.changed), pending: false, kept: Vec::new(), kept_words: Vec::new() }
     }
@@ -408,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slab_of_given_rows_is_one_whose_rows_were_handed_out_and_written() {
+    fn a_slab_from_rows_equals_one_that_was_filled_row_by_row() {
         for (stride, rows) in
             [(3, 0), (3, 1), (3, 4), (3, 5), (3, 63), (3, 64), (3, 65), (3, 128), (300, 16), (300, 17)]
         {
@@ -440,8 +447,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens after a freeze, the frozen rows are those of its instant, and the changes
-        /// are those since the mark before, whether or not an attempt in between came to nothing.
+        /// After any operations, the frozen rows are the rows at the freeze. The changes are the
+        /// changes since the mark before, even after a save that failed in between.
         #[test]
         fn frozen_rows_are_those_of_the_instant(
             operations in prop::collection::vec((0_u8..3, any::<prop::sample::Index>()), 1..400),

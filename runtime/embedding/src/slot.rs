@@ -1,17 +1,17 @@
 //! The slots of a store: for each a table per group behind one lock, and the slot's part in a save.
 
-use crate::index::Whereabouts;
+use crate::index::IndexAddress;
 use crate::side_table::SideTable;
 use crate::snapshot::SlotRows;
 use crate::table::Table;
 use crate::{FeatureKey, GroupId, Slot, slot_of};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// All slots of a store, and the places of their tables' indexes, which are read without a lock.
+/// All slots of a store, and the addresses of their tables' indexes, which are read without a lock.
 pub(crate) struct Slots {
     cells: Box<[SlotCell]>,
     /// By slot, then by group.
-    indexes: Box<[Whereabouts]>,
+    indexes: Box<[IndexAddress]>,
     groups: usize,
 }
 
@@ -50,7 +50,7 @@ impl Slots {
     /// Slots with these tables, by slot and group.
     pub(crate) fn new(tables: Vec<Box<[Table]>>, groups: usize) -> Self {
         Self {
-            indexes: (0..tables.len() * groups).map(|_| Whereabouts::default()).collect(),
+            indexes: (0..tables.len() * groups).map(|_| IndexAddress::default()).collect(),
             cells: tables.into_iter().map(SlotCell::new).collect(),
             groups,
         }
@@ -58,7 +58,7 @@ impl Slots {
 
     /// Bytes of one slot beyond the memory of its tables.
     pub(crate) fn bytes_per_slot(&self) -> usize {
-        self.groups * (size_of::<Table>() + size_of::<Whereabouts>()) + size_of::<SlotCell>()
+        self.groups * (size_of::<Table>() + size_of::<IndexAddress>()) + size_of::<SlotCell>()
     }
 
     pub(crate) fn iter(&self) -> std::slice::Iter<'_, SlotCell> {
@@ -84,8 +84,8 @@ impl Slots {
         &self.cells[slot.0 as usize]
     }
 
-    /// The place of the index of an existing slot's table.
-    pub(crate) fn index_of(&self, slot: Slot, group: GroupId) -> &Whereabouts {
+    /// The address of the index of an existing slot's table.
+    pub(crate) fn index_of(&self, slot: Slot, group: GroupId) -> &IndexAddress {
         &self.indexes[slot.0 as usize * self.groups + usize::from(group.0)]
     }
 }
@@ -112,7 +112,8 @@ impl SlotCell {
 }
 
 impl SlotState {
-    /// Replaces all tables and returns the old ones, after copying the rows of a freeze out of them.
+    /// Replaces all tables and returns the old ones, after copying the rows of a freeze out of
+    /// them.
     pub(crate) fn replace(&mut self, tables: Box<[Table]>) -> Box<[Table]> {
         if let Some(frozen) = &mut self.frozen {
             frozen.copy_out(&mut self.tables);

@@ -1,5 +1,5 @@
-//! What a store is configured with: how many slots, which seed, and for every row group the shape
-//! of its rows. Validated once, in [`StoreConfig::validate`]; everything behind it relies on that.
+//! The configuration of a store: the number of slots, the seed, and the shape of the rows of every
+//! group. [`StoreConfig::validate`] checks it once, and all other code relies on that.
 
 use rectrain_kinds::{Initializer, SparseOptimizer, ValueType};
 
@@ -14,28 +14,29 @@ pub const MAX_DIM: usize = 1 << 16;
 /// The most row groups of a store.
 pub const MAX_GROUPS: usize = 1 << 16;
 
-/// The shape of the rows of one group, and what happens to them.
+/// The shape of the rows of one group, and the rules for them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowSpec {
     /// Columns of a row, `1 ..= MAX_DIM`.
     pub dim: usize,
-    /// How the values are stored.
+    /// The stored type of values.
     pub value_type: ValueType,
-    /// How a gradient changes a row.
+    /// The rule by which a gradient changes a row.
     pub optimizer: SparseOptimizer,
-    /// Which keys get a row, and when a row goes.
+    /// The rule that decides which keys get a row, and when a row is removed.
     pub life: LifePolicy,
-    /// What a row starts from.
+    /// The rule for initial values.
     pub initializer: Initializer,
-    /// The first so many columns start at 0 whatever the initializer says: the first-order weights
-    /// of factorization machines and linear models. `0 ..= dim`.
+    /// This many leading columns start at 0, whatever the initializer: the first-order weights of
+    /// factorization machines and linear models. `0 ..= dim`.
     pub zero_columns: usize,
 }
 
 impl RowSpec {
-    /// Whether rows made under `earlier` may go on under this spec: everything must be equal but
-    /// the learning rate, which may follow a schedule or be lowered for fine-tuning. FTRL's may not
-    /// change either, because its weights are a function of its state *and* its learning rate.
+    /// Whether rows that were made under the spec `earlier` may continue under this one. Everything
+    /// must be equal but the learning rate, which may follow a schedule or be lowered for
+    /// fine-tuning. FTRL's learning rate may not change either, because its weights are a function
+    /// of its state *and* that rate.
     #[must_use]
     pub fn continues(&self, earlier: &Self) -> bool {
         let neutral = |spec: &Self| Self { optimizer: spec.optimizer.without_learning_rate(), ..*spec };
@@ -55,11 +56,12 @@ impl RowSpec {
     }
 }
 
-/// What a store is made from. Two stores with equal configurations that see the same calls are equal
-/// to the bit.
+/// The configuration of a store. Two stores with equal configurations and equal calls are equal to
+/// the bit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoreConfig {
-    /// Virtual shards of the whole key space, `1 ..= MAX_SLOTS`, the same in every process of a job.
+    /// Virtual shards of the whole key space, `1 ..= MAX_SLOTS`, the same in every process of a
+    /// job.
     pub slots: u32,
     /// Seed of the initial values.
     pub seed: u64,
@@ -89,7 +91,7 @@ impl StoreConfig {
 
 #[cfg(test)]
 impl RowSpec {
-    /// For tests that are about something else: rows that begin at .5 and learn by plain SGD with a rate of 1.
+    /// For tests of something else: rows that start at 0.5 and learn by plain SGD with a rate of 1.
     pub(crate) fn plain(dim: usize) -> Self {
         Self {
             dim,

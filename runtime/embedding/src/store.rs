@@ -23,8 +23,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub struct StoreBytes {
     /// Embedding values and optimizer state of all rows.
     pub payload: u64,
-    /// Everything else that tables use: keys, scores and timestamps, indexes, free rows, padding and
-    /// the tables themselves.
+    /// Everything else that tables use: keys, scores and timestamps, indexes, free rows, padding
+    /// and the tables themselves.
     pub overhead: u64,
     /// Memory that tables have given back: rows of slots that left, indexes that were replaced. The
     /// store reuses it before it asks the system for more.
@@ -33,9 +33,9 @@ pub struct StoreBytes {
 
 /// See the crate's text.
 ///
-/// All methods take `&self` and may be called from any number of threads. A call locks each slot while
-/// it works on it, so it finds and leaves every slot whole. No call waits for a lock while it holds
-/// another, except [`Store::freeze`], which holds all locks for an instant.
+/// All methods take `&self` and may be called from any number of threads. A call locks each slot
+/// while it works on it, so it finds and leaves every slot whole. No call waits for a lock while it
+/// holds another, except [`Store::freeze`], which holds all locks for an instant.
 pub struct Store {
     pub(crate) config: StoreConfig,
     pub(crate) groups: Vec<Group>,
@@ -81,9 +81,9 @@ impl Store {
         }
     }
 
-    /// Starts threads that prepare the memory of each group's first rows: 8 MiB, and as much for the
-    /// index. The first requests then do not wait for the kernel, which may take milliseconds a page.
-    /// Meant for a store that will soon be filled; does nothing for one in shared memory.
+    /// Starts threads that prepare the memory of each group's first rows: 8 MiB, and as much for
+    /// the index. The first requests then do not wait for the kernel, which may take milliseconds a
+    /// page. Meant for a store that will soon be filled; does nothing for one in shared memory.
     pub fn make_ready(&self) {
         for group in &self.groups {
             group.memory.make_ready();
@@ -111,8 +111,8 @@ impl Store {
         slot_of(key, self.config.slots)
     }
 
-    /// Reads the embeddings of `keys` into `out`, `[keys.len(), dim]`. Keys may come in any order and
-    /// repeat. Keys sorted by slot take one lock a slot, others up to one a key.
+    /// Reads the embeddings of `keys` into `out`, `[keys.len(), dim]`. Keys may come in any order
+    /// and repeat. Keys sorted by slot take one lock a slot, others up to one a key.
     ///
     /// # Errors
     /// [`StoreError::UnknownGroup`]; [`StoreError::BufferLength`] if `out` has another length.
@@ -137,17 +137,17 @@ impl Store {
         Ok(counts)
     }
 
-    /// Applies `gradients`, `[keys.len(), dim]`, to the rows of `keys`, in order; a key that repeats is
-    /// updated each time. `update_count` is the number of this update in the whole job, from 1, for
-    /// Adam's bias correction. The caller counts, and saves the count with checkpoints.
+    /// Applies `gradients`, `[keys.len(), dim]`, to the rows of `keys`, in order; a key that
+    /// repeats is updated each time. `update_count` is the number of this update in the whole job,
+    /// from 1, for Adam's bias correction. The caller counts, and saves the count with checkpoints.
     ///
-    /// A key without a row is counted and skipped, unless the group's [policy](crate::LifePolicy) gives
-    /// it a row now. A gradient with a NaN or an infinity is counted and skipped too. Neither touches any
-    /// other row.
+    /// A key without a row is counted and skipped, unless the group's [policy](crate::LifePolicy)
+    /// gives it a row now. A gradient with a NaN or an infinity is counted and skipped too. Neither
+    /// touches any other row.
     ///
     /// # Errors
-    /// [`StoreError::UnknownGroup`]; [`StoreError::BufferLength`] if `gradients` has another length;
-    /// [`StoreError::UpdateCountZero`].
+    /// [`StoreError::UnknownGroup`]; [`StoreError::BufferLength`] if `gradients` has another
+    /// length; [`StoreError::UpdateCountZero`].
     pub fn update(
         &self,
         group: GroupId,
@@ -158,10 +158,9 @@ impl Store {
         self.update_through(group, keys, gradients, update_count, &mut NoLog)
     }
 
-    /// As [`Self::update`], as part of the update that `log` has under way. If an earlier process began
-    /// that update, only the rest of it is applied. The counts are those of the whole update, except
-    /// that rows and losses of the part that is done are not counted again as `admitted` and
-    /// `forgotten`.
+    /// As [`Self::update`], as part of the update that `log` has under way. If an earlier process
+    /// began that update, only the rest of it is applied. The counts cover the whole update. Only
+    /// `admitted` and `forgotten` leave out the part that the earlier process completed.
     ///
     /// # Errors
     /// As [`Self::update`].
@@ -206,8 +205,8 @@ impl Store {
         Ok(counts)
     }
 
-    /// Removes a row; returns whether there was one. A later look-up of the key starts from its initial
-    /// values.
+    /// Removes a row; returns whether there was one. A later look-up of the key starts from its
+    /// initial values.
     ///
     /// # Errors
     /// [`StoreError::UnknownGroup`].
@@ -228,9 +227,9 @@ impl Store {
         Ok(state.tables[usize::from(group.0)].contains(key))
     }
 
-    /// Sweeps up to `most` rows of a slot and group, from the row number `from` on: removes rows that the
-    /// group's [policy](crate::LifePolicy) gives up. The slot is locked for this piece of the sweep only.
-    /// With a policy that keeps every row, nothing happens.
+    /// Sweeps up to `most` rows of a slot and group, from the row number `from` on: removes rows
+    /// that the group's [policy](crate::LifePolicy) gives up. The slot is locked for this piece of
+    /// the sweep only. With a policy that keeps every row, nothing happens.
     ///
     /// # Errors
     /// [`StoreError::UnknownGroup`], [`StoreError::UnknownSlot`].
@@ -246,8 +245,8 @@ impl Store {
         Ok(with_life!(life, life => table.sweep(life, sweep, rows, record)))
     }
 
-    /// Counts the slots that were cleared, restored, saved or digested. A walk through all slots takes
-    /// long if there are many rows; a watchdog sees by this number that it makes progress.
+    /// Counts the slots that were cleared, restored, saved or digested. A walk through all slots
+    /// takes long if there are many rows; a watchdog sees by this number that it makes progress.
     #[must_use]
     pub fn work_done(&self) -> u64 {
         self.work.load(Ordering::Relaxed)
@@ -297,8 +296,8 @@ impl Store {
         StoreBytes { payload: payload as u64, overhead: (used - payload) as u64, free: free as u64 }
     }
 
-    /// Whether the shared memory was full, so that rows had to be put into the process's own memory.
-    /// Those rows end with the process.
+    /// Whether the shared memory was full, so that rows had to be put into the process's own
+    /// memory. Those rows end with the process.
     #[must_use]
     pub fn is_shared_memory_full(&self) -> bool {
         self.groups.iter().any(Group::is_incomplete)

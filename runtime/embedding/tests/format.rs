@@ -1,5 +1,5 @@
-//! Pins the bytes of snapshots and the digests. A checkpoint of an earlier build must restore, and a
-//! model trained from the same seed must have the same digest, whatever is restructured inside.
+//! Pins the bytes of snapshots and the digests. A checkpoint of an earlier build must restore, and
+//! a model trained from the same seed must have the same digest, whatever is restructured inside.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 

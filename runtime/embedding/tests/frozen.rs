@@ -1,5 +1,5 @@
-//! Saving a store that is in use: what is saved is one instant, changes on top of their base are the
-//! whole, and a save that came to nothing loses no change.
+//! Saving a store while it is in use. A save holds one instant. Changes on top of their base give
+//! the whole store. A save that fails loses no change.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -107,18 +107,18 @@ fn run(store: &Store, operations: &[Operation]) {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
     Completed,
-    /// Given up after this many slots were saved.
-    GivenUp(u32),
+    /// Abandoned after this many slots were saved.
+    Abandoned(u32),
 }
 
 fn end() -> impl Strategy<Value = End> {
-    prop_oneof![Just(End::Completed), (0..=SLOTS).prop_map(End::GivenUp)]
+    prop_oneof![Just(End::Completed), (0..=SLOTS).prop_map(End::Abandoned)]
 }
 
 proptest! {
-    /// A base, then any number of saves of changes that are completed or given up, with anything
-    /// happening before, during and after each: the base and the completed changes on top of it are
-    /// the store as it was when the last of them was frozen.
+    /// Takes a base and then any number of saves of changes, which are completed or abandoned.
+    /// Operations of all kinds happen before, during and after each save. The base and the
+    /// completed changes on top of it equal the store at the last completed freeze.
     #[test]
     fn a_base_and_its_changes_are_the_store_of_that_instant(
         before in prop::collection::vec(operation(), 0..120),
@@ -152,7 +152,7 @@ proptest! {
                     frozen.complete();
                     (expected, base) = (now, SaveId(number));
                 }
-                End::GivenUp(slots) => {
+                End::Abandoned(slots) => {
                     (0..slots).for_each(|slot| drop(frozen.save_slot(Slot(slot)).unwrap()));
                     run(&store, rest);
                     drop(frozen);
@@ -160,7 +160,7 @@ proptest! {
             }
             prop_assert_eq!(&restored(&chain), &expected);
         }
-        // Changes since the last base, straight from the end of all that.
+        // Changes since the last base, saved after all operations.
         let frozen = store.freeze(SaveId(99), SaveScope::ChangesSince(base)).unwrap();
         chain.extend(save_all(&frozen));
         prop_assert_eq!(&restored(&chain), &digests(&store));
@@ -168,7 +168,7 @@ proptest! {
 }
 
 #[test]
-fn changes_are_just_what_changed() {
+fn changes_hold_only_the_rows_that_changed() {
     let store = store();
     (0..30).for_each(|number| insert(&store, GroupId(0), key(number)));
     let frozen = store.freeze(SaveId(1), SaveScope::Everything).unwrap();
@@ -191,7 +191,7 @@ fn changes_are_just_what_changed() {
 }
 
 #[test]
-fn changes_are_refused_where_their_base_is_not_known() {
+fn changes_are_refused_where_their_base_is_unknown() {
     let store = store();
     let unknown = |since| {
         let refused = store.freeze(SaveId(9), SaveScope::ChangesSince(SaveId(since)));
@@ -210,7 +210,7 @@ fn changes_are_refused_where_their_base_is_not_known() {
 }
 
 #[test]
-fn a_save_whose_end_is_not_known_may_be_a_base() {
+fn a_save_of_unknown_outcome_may_be_a_base() {
     let store = store();
     (0..30).for_each(|number| insert(&store, GroupId(0), key(number)));
     let frozen = store.freeze(SaveId(1), SaveScope::Everything).unwrap();
@@ -221,7 +221,7 @@ fn a_save_whose_end_is_not_known_may_be_a_base() {
     let frozen = store.freeze(SaveId(2), SaveScope::ChangesSince(SaveId(1))).unwrap();
     chain.extend(save_all(&frozen));
     drop(frozen);
-    // Save 2 was completed by others, and nobody told this store.
+    // Other processes completed save 2, but this store did not learn of it.
     (5..15).for_each(|number| update(&store, GroupId(0), key(number), 2));
     insert(&store, GroupId(0), key(20));
     let frozen = store.freeze(SaveId(3), SaveScope::ChangesSince(SaveId(2))).unwrap();
@@ -243,7 +243,7 @@ fn one_save_at_a_time_and_one_time_a_slot() {
 }
 
 #[test]
-fn a_snapshot_of_changes_that_says_what_it_cannot_is_refused() {
+fn a_snapshot_with_impossible_fields_is_refused() {
     let store = store();
     (0..9).for_each(|number| insert(&store, GroupId(0), key(number)));
     let frozen = store.freeze(SaveId(1), SaveScope::Everything).unwrap();
@@ -270,10 +270,11 @@ fn a_snapshot_of_changes_that_says_what_it_cannot_is_refused() {
     assert_eq!(Store::config_of_snapshot(&whole).unwrap(), config());
 }
 
-/// Threads that update, remove and add all the time while the store is saved again and again: every
-/// copy is taken in as valid, and lacks at most the row that each thread has away at that instant.
+/// Threads update, remove and add rows while the store is saved again and again. Every copy is
+/// restored without an error. It lacks at most the one row that each thread has removed at that
+/// instant.
 #[test]
-fn what_is_saved_is_one_instant_however_busy_the_store_is() {
+fn a_save_of_a_busy_store_holds_one_instant() {
     let group = GroupId(1);
     let keys: Vec<FeatureKey> = (0..3_000).map(key).collect();
     let store = store();
@@ -307,9 +308,10 @@ fn what_is_saved_is_one_instant_however_busy_the_store_is() {
     });
 }
 
-/// Whoever waits for a restore, a save or the digest of many rows sees that it goes on; training does not count.
+/// A watchdog on a restore, a save or a digest of many rows sees progress. Training does not count
+/// as such.
 #[test]
-fn every_slot_that_is_gone_through_counts_as_work() {
+fn every_slot_cleared_restored_or_saved_counts_as_work() {
     let store = store();
     let mut before = store.work_done();
     let mut slots_since = || store.work_done() - std::mem::replace(&mut before, store.work_done());

@@ -1,4 +1,5 @@
-//! A slot that moves while it is used: whole first, then what changed, and it is the same slot.
+//! A slot that moves while it is in use: first the whole slot, then its changes. The target ends up
+//! equal.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -30,7 +31,7 @@ fn train(store: &Store, group: u16, keys: &[u64], step: u64) {
 }
 
 #[test]
-fn whole_and_then_changes_bring_a_slot_to_the_state_of_its_source() {
+fn a_whole_slot_and_its_changes_give_the_source() {
     let (source, target) = (store(), store());
     train(&source, 0, &[1, 2, 3, 4], 1);
     train(&source, 1, &[2, 5], 1);
@@ -49,7 +50,7 @@ fn whole_and_then_changes_bring_a_slot_to_the_state_of_its_source() {
 }
 
 #[test]
-fn a_slot_in_parts_of_any_size_comes_to_the_state_of_its_source() {
+fn a_slot_restored_from_parts_equals_its_source() {
     let source = store();
     train(&source, 0, &(1..=23).collect::<Vec<_>>(), 1);
     train(&source, 1, &(5..=17).collect::<Vec<_>>(), 1);
@@ -59,7 +60,7 @@ fn a_slot_in_parts_of_any_size_comes_to_the_state_of_its_source() {
     for most in [0, 1, 50, 100, 333, 1_000, 100_000] {
         let parts = source.snapshot_slot_in_parts(Slot(0), most).unwrap();
         let target = store();
-        // What a slot had before it came, as when an earlier migration was given up.
+        // Rows that the slot had before the move, as after an aborted migration.
         train(&target, 0, &[2, 99], 1);
         for (number, part) in parts.iter().enumerate() {
             let expected = if number == 0 { SlotContent::Whole } else { SlotContent::Changes };
@@ -79,7 +80,7 @@ fn a_slot_in_parts_of_any_size_comes_to_the_state_of_its_source() {
 }
 
 #[test]
-fn a_slot_weighs_its_rows_and_unknown_names_are_refused() {
+fn slot_bytes_counts_rows_and_refuses_unknown_slots() {
     let store = store();
     train(&store, 0, &[1, 2, 3], 1);
     // AdaGrad keeps one number a value.

@@ -1,5 +1,6 @@
-//! The lives of rows as a store's callers see them: keys that get a row at their n-th update, beside
-//! groups that keep every key. Sightings are counted exactly, and survive everything that rows survive.
+//! The lives of rows as a store's callers see them: keys that get a row at their n-th update,
+//! beside groups that keep every key. Sightings are counted exactly, and survive everything that
+//! rows survive.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -374,7 +375,7 @@ fn the_digest_is_the_same_for_any_number_of_threads() {
     assert_eq!(digests(&shared), digests(&alone));
 }
 
-/// Trains keys of this worker alone, which share slots and blocks with those of the others.
+/// Trains keys of this worker alone. They share slots and blocks with the keys of other workers.
 fn work(store: &Store, worker: u64) {
     for step in 1..40 {
         let numbers = (step * 3..step * 3 + 50).map(|number| number * 4 + worker);
@@ -434,7 +435,8 @@ fn counters_take_no_more_than_their_size_and_losses_are_counted() {
     }
     assert!(store.contains(THIRD, key(0)).unwrap(), "a flood of rare keys does not keep a frequent one out");
     assert_eq!(store.rows(), 1);
-    // Two sightings of the admitted key were turned away. All others are counted still, or forgotten.
+    // Two sightings of the admitted key were turned away. All others are counted still, or
+    // forgotten.
     let counted = turned_away - 2 - forgotten;
     assert!(counted <= counters && counted > counters * 9 / 10, "{counted} of {counters}");
     let bytes = store.bytes();
@@ -514,8 +516,9 @@ fn a_restored_store_continues_in_mid_count() {
 }
 
 proptest! {
-    /// A base and then saves of changes, with anything happening before, during and after each: on top
-    /// of each other they are the store as it was at the last completed freeze, counters included.
+    /// Takes a base and then saves of changes, with operations of all kinds before, during and
+    /// after each. Restored in order, they equal the store at the last completed freeze, counters
+    /// included.
     #[test]
     fn a_base_and_its_changes_are_the_store_of_that_instant(
         before in prop::collection::vec(operation(), 0..40),

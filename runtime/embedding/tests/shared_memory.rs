@@ -1,4 +1,5 @@
-//! Stores in memory that outlives their process: what a process that is killed at any moment leaves behind, and what is refused.
+//! Stores in memory that outlives their process: the contents after a kill at any moment, and the
+//! files that are refused.
 #![cfg(target_os = "linux")]
 // Helpers outside the test functions unwrap too.
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
@@ -12,12 +13,14 @@ use rectrain_embedding::{
     SparseOptimizer, Store, StoreConfig, StoreError, UpdateLog, ValueType,
 };
 
-/// Where a process that this test starts finds the store that it is to train; without it that process's test does nothing.
+/// The directory of the store that a child process of this test is to train. Without this variable
+/// the child's test does nothing.
 const DIRECTORY: &str = "RECTRAIN_TEST_SHARED_STORE";
 const UPDATES: u32 = 800;
 const KEYS: usize = 3_000;
 
-/// Groups 0 and 1 keep every key. Group 2 admits keys at their third update, and has too few counters.
+/// Groups 0 and 1 keep every key. Group 2 admits keys at their third update, and has too few
+/// counters.
 fn config() -> StoreConfig {
     let adagrad = SparseOptimizer::AdaGrad { learning_rate: 0.1, initial_accumulator: 0.1, epsilon: 1e-8 };
     let keeping = RowSpec {
@@ -37,7 +40,7 @@ fn config() -> StoreConfig {
 
 const GROUPS: usize = 3;
 
-/// A directory in memory that is removed with it.
+/// A directory in memory, which is removed when this is dropped.
 struct SharedDirectory(PathBuf);
 
 impl SharedDirectory {
@@ -65,7 +68,7 @@ impl Drop for SharedDirectory {
     }
 }
 
-/// Well mixed, and the same every time.
+/// A well-mixed sequence, the same on every run.
 fn random(seed: u64) -> impl Iterator<Item = u64> {
     let mut state = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     std::iter::repeat_with(move || {
@@ -158,9 +161,9 @@ fn rows_removed_and_slots_emptied_stay_so_and_their_memory_is_used_again() {
     assert_eq!(length(), bytes, "what was given back is used again");
 }
 
-/// Not a test of its own: what the next one starts, and kills.
+/// No test of its own: the next test starts and kills this process.
 #[test]
-fn a_process_trains_until_it_is_done_or_killed() {
+fn child_process_that_trains_until_it_is_killed() {
     let Some(directory) = std::env::var_os(DIRECTORY) else { return };
     let (store, mut log, reopened) = Store::in_shared_memory(config(), Path::new(&directory)).unwrap();
     println!("repaired {}", reopened.repaired_rows);
@@ -178,12 +181,12 @@ fn a_process_killed_at_any_moment_loses_nothing_and_does_nothing_twice() {
     loop {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
-            .args(["--exact", "a_process_trains_until_it_is_done_or_killed", "--nocapture"])
+            .args(["--exact", "child_process_that_trains_until_it_is_killed", "--nocapture"])
             .env(DIRECTORY, &directory.0);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         if let Some(pause) = pauses.next() {
             std::thread::sleep(pause);
-            // One that has ended by itself is not there to be killed.
+            // The process may have ended by itself.
             let _ended = child.kill();
         }
         let output = child.wait_with_output().unwrap();
@@ -202,9 +205,10 @@ fn a_process_killed_at_any_moment_loses_nothing_and_does_nothing_twice() {
     assert_eq!(store.digests(0..16).unwrap(), own.digests(0..16).unwrap());
 }
 
-/// What a process leaves that is killed while it makes its files: the length without memory, and no beginning.
+/// Files of a process that was killed while it created them have their length, but no memory and no
+/// magic.
 #[test]
-fn files_that_were_being_made_are_made_and_all_of_them_is_in_memory() {
+fn half_created_files_are_completed_with_all_memory() {
     use std::os::unix::fs::MetadataExt;
     let directory = SharedDirectory::new("making");
     std::fs::create_dir_all(&directory.0).unwrap();
@@ -217,7 +221,7 @@ fn files_that_were_being_made_are_made_and_all_of_them_is_in_memory() {
     train_logged(&store, &mut log, 0..1);
     let rows = store.rows();
     drop((store, log));
-    // One that was growing.
+    // A file whose process was killed while it grew.
     let growing = directory.0.join("rows-0");
     let file = std::fs::OpenOptions::new().write(true).open(&growing).unwrap();
     file.set_len(file.metadata().unwrap().len() + (4 << 20)).unwrap();
@@ -241,7 +245,7 @@ fn rows_of_another_shape_and_files_that_are_no_rows_are_refused_by_name() {
     let refusal = directory.refusal(other).to_string();
     assert!(refusal.contains("rows-0 cannot be used: its rows have another length"), "{refusal}");
     let mut bytes = std::fs::read(directory.0.join("rows-0")).unwrap();
-    // The second block is said to be longer than the file.
+    // The second block claims to be longer than the file.
     let first = u64::from_le_bytes(bytes[64..72].try_into().unwrap()) as usize;
     bytes[64 + first..72 + first].copy_from_slice(&u64::MAX.to_le_bytes());
     std::fs::write(directory.0.join("rows-0"), &bytes).unwrap();
@@ -257,11 +261,11 @@ fn rows_of_another_shape_and_files_that_are_no_rows_are_refused_by_name() {
     std::fs::remove_file(&directory.0).unwrap();
 }
 
-/// A file system in memory of a given size, of this test alone.
+/// A memory file system of a given size, for this test alone.
 struct SmallMemory(PathBuf);
 
 impl SmallMemory {
-    /// None where this user may mount nothing.
+    /// `None` if this user may not mount file systems.
     fn mount(name: &str, size: &str) -> Option<Self> {
         let path = std::env::temp_dir().join(format!("rectrain-test-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
@@ -279,7 +283,7 @@ impl Drop for SmallMemory {
 }
 
 #[test]
-fn where_shared_memory_is_full_the_store_goes_on_and_what_it_left_is_refused() {
+fn full_shared_memory_does_not_stop_the_store_but_a_reopen_is_refused() {
     let Some(memory) = SmallMemory::mount("full", "24m") else {
         println!("skipped: mounting a file system takes root");
         return;

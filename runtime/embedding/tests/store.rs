@@ -420,7 +420,7 @@ fn a_missing_key_does_not_shift_the_gradients_of_its_neighbours() {
 }
 
 #[test]
-fn a_gradient_that_is_not_finite_is_skipped_and_counted_and_touches_nothing() {
+fn a_non_finite_gradient_is_counted_and_changes_no_row() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let store = store_with(SLOTS, vec![spec(4, ValueType::F32, ADAM)]);
         insert(&store, GROUP, &keys(0..3));
@@ -496,7 +496,7 @@ fn a_row_that_was_lost_starts_again_from_its_initial_values() {
 }
 
 #[test]
-fn a_digest_does_not_depend_on_the_way_to_the_contents() {
+fn a_digest_does_not_depend_on_history() {
     let forwards = store_with(SLOTS, vec![spec(5, ValueType::F16, ADAM)]);
     insert(&forwards, GROUP, &keys(0..5_000));
     let backwards = store_with(SLOTS, vec![spec(5, ValueType::F16, ADAM)]);
@@ -608,7 +608,8 @@ fn memory_of_rows_that_have_left_is_free_and_used_again() {
     assert!(store.bytes().free < bytes.free, "{:?}", store.bytes());
 }
 
-/// 5,000 rows a slot, as 5 M rows in 1,024 slots are, up to twice that; and so many slots that one index moves into what others have left.
+/// From 5,000 rows a slot, as with 5 M rows in 1,024 slots, to twice that. There are enough slots
+/// that an index can move into memory that others have freed.
 #[test]
 fn a_row_costs_at_most_24_bytes_beyond_its_payload_at_every_size() {
     for dim in [16, 64] {
@@ -677,7 +678,7 @@ fn trained() -> Store {
 }
 
 #[test]
-fn a_restored_store_goes_on_to_the_bit_as_the_first_would_have() {
+fn a_restored_store_continues_to_the_bit_as_the_first() {
     let first = trained();
     let second = store_with(SLOTS, all_specs());
     train(&second, 50..52);
@@ -725,7 +726,7 @@ fn refusal(store: &Store, bytes: &[u8]) -> SnapshotError {
 }
 
 #[test]
-fn a_snapshot_of_another_format_version_length_or_checksum_is_refused_by_name() {
+fn a_wrong_format_version_length_or_checksum_is_refused_by_name() {
     let store = trained();
     let good = snapshot();
     let changed = |change: &dyn Fn(&mut Vec<u8>)| {

@@ -1,11 +1,12 @@
-//! A key gets its row at its `count`-th sighting, that is, the `count`-th update with a gradient for it.
-//! Until then the key reads as its initial values, and its gradients are dropped and counted. The
-//! gradient of the `count`-th sighting is applied to the new row.
+//! A key gets its row at its `count`-th sighting, that is, the `count`-th update with a gradient
+//! for it. Until then the key reads as its initial values, and its gradients are dropped and
+//! counted. The gradient of the `count`-th sighting is applied to the new row.
 //!
-//! Keys that are seen fewer times take 12 bytes for a while instead of a row for ever. In Kraken's data
-//! many ids occur once (§III-A).
+//! Keys that are seen fewer times take 12 bytes for a while instead of a row for ever. In Kraken's
+//! data many ids occur once (§III-A).
 //!
-//! A block of the side table has room for 21 counters, by rising key; free ones are 0 and come last:
+//! A block of the side table has room for 21 counters, by rising key; free ones are 0 and come
+//! last:
 //!
 //! ```text
 //! word   0            1        2          3          4 …                  63
@@ -17,8 +18,8 @@
 //!
 //! Counts are exact while a block has room. When a new key comes to a full block, a counter of the
 //! fewest sightings is dropped; of several, the new key's hash draws one. The lost sightings are
-//! counted in [`UpdateCounts::forgotten`](crate::UpdateCounts::forgotten). So a key is never admitted
-//! early, and late only if sightings were lost.
+//! counted in [`UpdateCounts::forgotten`](crate::UpdateCounts::forgotten). So a key is never
+//! admitted early, and late only if sightings were lost.
 
 use super::{Numbers, Refusal, RowLife, Side, SightedKey};
 use crate::index::Hash;

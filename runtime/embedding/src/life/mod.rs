@@ -18,28 +18,28 @@
 //! | a sweep reaches a row | [`RowLife::is_expired`] and [`RowLife::score`] |
 //! | the store opens its shared memory again | [`RowLife::reopened`] |
 //!
-//! Sightings are counted by updates and not by look-ups. A look-up may be repeated: by a retry, by a
-//! replacement of a worker that died, and by each piece of a batch. An update of a step is applied
-//! once, also after a kill ([`UpdateLog`](crate::UpdateLog)). So what a policy counts is a function of
-//! the data alone, for any number of servers and workers.
+//! Sightings are counted by updates and not by look-ups. A look-up may be repeated: by a retry, by
+//! a replacement of a worker that died, and by each piece of a batch. An update of a step is
+//! applied once, also after a kill ([`UpdateLog`](crate::UpdateLog)). So what a policy counts is a
+//! function of the data alone, for any number of servers and workers.
 //!
 //! # State
 //!
-//! A policy has two places for state, and both go wherever the rows go: into snapshots of a whole slot
-//! and of changes, through a freeze, with a slot that moves, and into shared memory. Both are part of
-//! the slot's digest.
+//! A policy has two places for state. Both are part of the slot's digest. Both follow the rows:
+//! into snapshots of a whole slot and of changes, through a freeze, with a slot that moves, and
+//! into shared memory.
 //!
-//! - *The row's word* ([`USES_ROW_WORD`](RowLife::USES_ROW_WORD)): 4 bytes that every row has, 0 in a
-//!   new row. Kraken (§IV) keeps 16 bits of time and 16 bits of score there.
-//! - *The side table* ([`SideTable`](crate::side_table::SideTable)): blocks of words beside the rows of
-//!   a (slot, group), for keys that have no row. A key's hash selects its block. Blocks are saved,
-//!   moved, digested and logged whole, so the policy alone decides what they hold: exact counters, or
-//!   the cells of a counting filter.
+//! - *The row's word* ([`USES_ROW_WORD`](RowLife::USES_ROW_WORD)): 4 bytes that every row has, 0 in
+//!   a new row. Kraken (§IV) keeps 16 bits of time and 16 bits of score there.
+//! - *The side table* ([`SideTable`](crate::side_table::SideTable)): blocks of words beside the
+//!   rows of a (slot, group), for keys that have no row. A key's hash selects its block. Blocks are
+//!   saved, moved, digested and logged whole, so the policy alone decides what they hold: exact
+//!   counters, or the cells of a counting filter.
 //!
 //! # Cost
 //!
-//! The store selects the policy once a batch ([`with_life`]) and calls code that is generic over it. A
-//! hook that a policy does not implement compiles to nothing.
+//! The store selects the policy once a batch ([`with_life`]) and calls code that is generic over
+//! it. A hook that a policy does not implement compiles to nothing.
 //!
 //! # Score, expiry and a shared budget
 //!
@@ -50,13 +50,14 @@
 //!   hooks as [`Moment`]. [`touched`](RowLife::touched) writes time and score into the row's word
 //!   inside the logged change, so a killed update repeats neither. The numbers of positive and
 //!   negative examples of each key become another argument of `touched`.
-//! - [`Store::sweep`](crate::Store::sweep) removes rows in bounded pieces between requests: first the
-//!   expired ones, then those below a floor. Removals are recorded as tombstones for saves of changes.
+//! - [`Store::sweep`](crate::Store::sweep) removes rows in bounded pieces between requests: first
+//!   the expired ones, then those below a floor. Removals are recorded as tombstones for saves of
+//!   changes.
 //! - One budget for several tables is the store's: it samples [`score`](RowLife::score) over all
-//!   groups, chooses the floor at which the rows above it fit, and sweeps each group with it. A group
-//!   of high priority returns no score and keeps its rows.
-//! - A probability of admission needs no state: [`sighted`](RowLife::sighted) draws by seed, key and
-//!   moment.
+//!   groups, chooses the floor at which the rows above it fit, and sweeps each group with it. A
+//!   group of high priority returns no score and keeps its rows.
+//! - A probability of admission needs no state: [`sighted`](RowLife::sighted) draws by seed, key
+//!   and moment.
 
 mod admit_after;
 mod keep_all;
@@ -105,10 +106,11 @@ pub(crate) type Numbers = [u64; 4];
 /// The reason why an update gives a key no row and drops its gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The policy admits no keys by updates: the key was never looked up, or its row was removed since.
+    /// The policy admits no keys by updates: the key was never looked up, or its row was removed
+    /// since.
     Missing,
-    /// The policy has not admitted the key yet. To count it, `forgotten` sightings of other keys were
-    /// given up.
+    /// The policy has not admitted the key yet. To count it, `forgotten` sightings of other keys
+    /// were given up.
     TurnedAway { forgotten: u32 },
 }
 
@@ -117,11 +119,12 @@ pub(crate) trait RowLife: Copy {
     /// Names the policy in snapshots. A tag is never given to another policy.
     const SNAPSHOT_TAG: u8;
 
-    /// Whether the policy writes to the row's word. The digest then covers the word, and sweeps read
-    /// it; a policy without it keeps every row.
+    /// Whether the policy writes to the row's word. The digest then covers the word, and sweeps
+    /// read it; a policy without it keeps every row.
     const USES_ROW_WORD: bool;
 
-    /// The outcome for a key without a row in the part of an update that an earlier process completed.
+    /// The outcome for a key without a row in the part of an update that an earlier process
+    /// completed.
     const REFUSAL: Refusal;
 
     /// The settings as a snapshot holds them.
@@ -139,8 +142,8 @@ pub(crate) trait RowLife: Copy {
     /// Whether a training look-up gives a row to a key that has none.
     fn admits_at_look_up(self) -> bool;
 
-    /// An update has met a key without a row. `Ok` gives it one, to which its gradient is applied. A
-    /// policy changes its side table through [`Side::change`] only, and only if it refuses.
+    /// An update has met a key without a row. `Ok` gives it one, to which its gradient is applied.
+    /// A policy changes its side table through [`Side::change`] only, and only if it refuses.
     fn sighted(self, sighted: SightedKey, side: &mut Side<'_, impl RowLog>) -> Result<(), Refusal>;
 
     /// The key, which [`Self::sighted`] admitted, has its row. Forgets it in the side table.
@@ -161,8 +164,8 @@ pub(crate) trait RowLife: Copy {
         None
     }
 
-    /// Whether a block of a side table, without its number, is one that this policy can have written.
-    /// `owns` tells the keys of the block's slot and number.
+    /// Whether a block of a side table, without its number, is one that this policy can have
+    /// written. `owns` tells the keys of the block's slot and number.
     fn is_block(self, _words: &[u32], _owns: impl Fn(FeatureKey) -> bool) -> bool {
         false
     }
@@ -237,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_snapshot_tells_every_policy_from_all_others() {
+    fn a_snapshot_distinguishes_all_policies() {
         let policies = [
             LifePolicy::KeepAll,
             LifePolicy::AdmitAfter(AdmitAfter { count: 3, counters: 1_000 }),

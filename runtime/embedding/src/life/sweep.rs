@@ -34,8 +34,8 @@ mod tests {
     use crate::table::{GradientRun, KeyRun, Table};
     use crate::{FeatureKey, Missing, RowSpec, Slot, SpecError, StoreConfig};
 
-    /// Kraken's row word, without decay: the time of the last update in the upper half, the number of
-    /// updates in the lower half. A row expires after 10 units of time.
+    /// Kraken's row word, without decay: the time of the last update in the upper half, the number
+    /// of updates in the lower half. A row expires after 10 units of time.
     #[derive(Clone, Copy)]
     struct Fading;
 

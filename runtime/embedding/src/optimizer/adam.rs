@@ -1,8 +1,11 @@
-//! Adam (Kingma, Ba, ICLR 2015), lazily, exactly as `torch.optim.SparseAdam` computes it: a row's
-//! moments move only when the row has a gradient, and the bias correction uses the global count t of
-//! updates. m ← m + (1−β₁)(g − m); v ← v + (1−β₂)(g² − v);
-//! w ← w − η √(1−β₂ᵗ)/(1−β₁ᵗ) · m / (√v + ε). State: m then v, dim floats each. The powers of β are
-//! computed from the count and stored nowhere.
+//! Adam (Kingma, Ba, ICLR 2015) for sparse rows, exactly as `torch.optim.SparseAdam` computes it. A
+//! row's moments move only when the row has a gradient. The bias correction uses the global count t
+//! of updates.
+//!
+//! m ← m + (1−β₁)(g − m); v ← v + (1−β₂)(g² − v); w ← w − η √(1−β₂ᵗ)/(1−β₁ᵗ) · m / (√v + ε).
+//!
+//! State: m then v, dim floats each. The powers of β are computed from the count and stored
+//! nowhere.
 
 use super::{Numbers, Optimizer, RowStep, decay, positive, power};
 use crate::SpecError;

@@ -1,6 +1,9 @@
-//! FTRL-proximal (McMahan et al., "Ad click prediction", KDD 2013, algorithm 1):
-//! σ = (√(n+g²) − √n)/α; z ← z + g − σ w; n ← n + g²; w ← 0 if abs z ≤ λ₁, else
-//! −(z − sgn(z) λ₁) / ((β + √n)/α + λ₂). State: z then n, dim floats each.
+//! FTRL-proximal (McMahan et al., "Ad click prediction", KDD 2013, algorithm 1).
+//!
+//! σ = (√(n+g²) − √n)/α; z ← z + g − σ w; n ← n + g²; w ← 0 if abs z ≤ λ₁, else −(z − sgn(z) λ₁) /
+//! ((β + √n)/α + λ₂).
+//!
+//! State: z then n, dim floats each.
 //!
 //! The paper starts all weights at 0. A row that starts elsewhere gets the z for which the closed
 //! form gives its initial value, so a gradient of 0 leaves it unchanged.

@@ -1,9 +1,10 @@
 //! The row optimizers: one gradient applied to one row. Pure functions on slices, which the table
 //! calls with a row's values and state.
 //!
-//! Each optimizer has a file with its formula, its state, the ranges of its settings, its numbers in
-//! snapshots and its test. It is registered [below](optimizers), and declared with its settings in
-//! `rectrain-kinds`. The page `docs/development/add-a-row-optimizer.md` lists the files to touch.
+//! Each optimizer has a file with its formula, its state, the ranges of its settings, its numbers
+//! in snapshots and its test. It is registered [below](optimizers), and declared with its settings
+//! in `rectrain-kinds`. The page `docs/development/add-a-row-optimizer.md` lists the files to
+//! touch.
 //!
 //! For a row w of d columns, its gradient g and the global count t of updates, element-wise unless
 //! said otherwise:
@@ -16,8 +17,8 @@
 //! | Adam (lazy) | m\[d\], v\[d\] | m ← m + (1−β₁)(g − m); v ← v + (1−β₂)(g² − v); w ← w − η √(1−β₂ᵗ)/(1−β₁ᵗ) · m / (√v + ε) |
 //! | FTRL | z\[d\], n\[d\] | σ = (√(n+g²) − √n)/α; z ← z + g − σ w; n ← n + g²; w ← 0 if abs z ≤ λ₁, else −(z − sgn(z) λ₁) / ((β + √n)/α + λ₂) |
 //!
-//! All arithmetic is element-wise f32 in a fixed order, so that vector units of every width give the
-//! bits of the loops here.
+//! All arithmetic is element-wise f32 in a fixed order, so that vector units of every width give
+//! the bits of the loops here.
 
 use rectrain_kinds::SparseOptimizer;
 
@@ -285,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_tells_every_optimizer_from_all_others() {
+    fn a_snapshot_distinguishes_all_optimizers() {
         for optimizer in examples() {
             let (tag, numbers) = optimizer.to_snapshot();
             assert_eq!(SparseOptimizer::from_snapshot(tag, numbers), Some(optimizer));

@@ -1,5 +1,5 @@
-//! Slot snapshots: the bytes of one slot in a checkpoint. This module turns copied rows into bytes and
-//! checked bytes into rows. It takes no lock and touches no store.
+//! Slot snapshots: the bytes of one slot in a checkpoint. This module turns copied rows into bytes
+//! and checked bytes into rows. It takes no lock and touches no store.
 //!
 //! All numbers are little-endian:
 //!
@@ -35,9 +35,9 @@
 //!     68    40  unless the row life is 0: its settings 4 × u64, and blocks u64
 //! ```
 //!
-//! A row travels as one unit, so values and state are of the same instant. Equal contents give equal
-//! bytes. The reader checks every number against the length before it uses it, and never panics,
-//! whatever the bytes are.
+//! A row travels as one unit, so values and state are of the same instant. Equal contents give
+//! equal bytes. The reader checks every number against the length before it uses it, and never
+//! panics, whatever the bytes are.
 
 mod read;
 mod sort;
@@ -132,8 +132,8 @@ pub(crate) struct SlotRows {
     pub(crate) groups: Vec<Vec<u32>>,
     /// For each group the stored blocks of its side table, in no particular order.
     pub(crate) side: Vec<Vec<u32>>,
-    /// For each group the keys that were removed, if the rows are changes. A key may repeat, and may
-    /// have one of the rows.
+    /// For each group the keys that were removed, if the rows are changes. A key may repeat, and
+    /// may have one of the rows.
     pub(crate) removed: Option<Vec<Vec<FeatureKey>>>,
 }
 
@@ -156,7 +156,8 @@ impl SlotRows {
     }
 }
 
-/// Stored blocks of a side table by rising number. `stride` is the words of a block with its number.
+/// Stored blocks of a side table by rising number. `stride` is the words of a block with its
+/// number.
 pub(crate) fn blocks_in_order(blocks: &[u32], stride: usize) -> Vec<&[u32]> {
     let mut ordered: Vec<&[u32]> = blocks.chunks_exact(stride).collect();
     ordered.sort_unstable_by_key(|block| block[0]);

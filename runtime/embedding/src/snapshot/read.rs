@@ -147,7 +147,7 @@ fn block_bytes(config: &StoreConfig, spec: &RowSpec) -> usize {
     spec.life.side_layout(config.slots).map_or(0, |layout| layout.stored_bytes())
 }
 
-/// Whether `actual` bytes are exactly those of the counted keys, rows and blocks.
+/// Whether `actual` is exactly the length of the counted keys, rows and blocks.
 fn check_length(config: &StoreConfig, records: &[GroupRecord], actual: usize) -> Result<(), SnapshotError> {
     let mut expected = 0_u128;
     for record in records {

@@ -2,8 +2,8 @@
 
 use crate::FeatureKey;
 
-/// Sorts by key. Keys are hashes and a slot is a range of them, so the position of a key follows nearly
-/// from the key. Keys that crowd together cost time and nothing else.
+/// Sorts by key. Keys are hashes and a slot is a range of them, so the position of a key follows
+/// nearly from the key. Keys that crowd together cost time and nothing else.
 pub(super) fn sorted(rows: Vec<(FeatureKey, u32)>) -> Vec<(FeatureKey, u32)> {
     let keys = || rows.iter().map(|(key, _)| key.0);
     let (Some(first), Some(last)) = (keys().min(), keys().max()) else { return rows };

@@ -66,8 +66,8 @@ fn write_header(bytes: &mut Vec<u8>, config: &StoreConfig, slot: Slot, length: u
     bytes.extend_from_slice(&[0; 4]);
 }
 
-/// The numbers of a group's rows by rising key. Numbers are sorted, not rows: a row's key lies in memory
-/// of its own, and sorting looks at each key a dozen times.
+/// The numbers of a group's rows by rising key. Numbers are sorted, not rows: a row's key lies in
+/// memory of its own, and sorting looks at each key a dozen times.
 fn in_order(rows: &[u32], stride: usize) -> OrderedKeys {
     sorted(rows.chunks_exact(stride).map(key_of).zip(0..).collect())
 }
