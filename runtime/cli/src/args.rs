@@ -15,7 +15,8 @@ use crate::slow::{Cpus, Slow};
 #[derive(Debug, Parser)]
 #[command(name = "rectrain", version, about, max_term_width = 100)]
 pub(crate) struct Cli {
-    /// How logs are written to standard error (what is logged: RECTRAIN_LOG, as in `info` or `rectrain_protocol=debug`)
+    /// The format of logs on standard error (RECTRAIN_LOG filters them: `info` or
+    /// `rectrain_protocol=debug`)
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
     pub(crate) log: LogFormat,
     #[command(subcommand)]
@@ -41,42 +42,43 @@ pub(crate) enum Command {
     },
     /// Simulate the training modes with workers of unequal speed
     Simulate(crate::simulate::SimulateArgs),
-    /// Look at what is decided automatically about jobs
+    /// Examine the operator's automatic decisions about jobs
     Policy {
         #[command(subcommand)]
         command: crate::policy::PolicyCommand,
     },
-    /// Put a public data set into a folder
+    /// Prepare a public data set in a folder
     Data {
         #[command(subcommand)]
         set: DataSet,
     },
     /// Show the training mode of a running job, or switch it
     Mode(ModeArgs),
-    /// Change how many parameter servers, embedding workers, dense workers or loaders a running job has, or spread its rows anew
+    /// Change a running job's number of parameter servers, embedding workers, dense workers or
+    /// loaders, or rebalance its rows
     Scale(ScaleArgs),
-    /// Look at checkpoints, compare them, export one
+    /// List, verify, inspect, compare and export checkpoints
     Checkpoint {
         #[command(subcommand)]
         command: CheckpointCommand,
     },
-    /// Show what dense workers on this machine can compute on
+    /// Show the devices that dense workers on this machine can use
     Devices {
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Coordinate a job that runs in several processes
+    /// Run the coordinator of a job that runs in several processes
     Coordinator(CoordinatorArgs),
-    /// Take part in a job as a parameter server
+    /// Run one parameter server of a job
     Ps(MemberArgs),
-    /// Take part in a job as an embedding worker
+    /// Run one embedding worker of a job
     EmbeddingWorker(MemberArgs),
-    /// Take part in a job as a dense worker
+    /// Run one dense worker of a job
     DenseWorker(MemberArgs),
-    /// Take part in a job as a loader
+    /// Run one loader of a job
     Loader(MemberArgs),
-    /// Show how a job in a cluster stands
+    /// Show the status of a job in a cluster
     #[cfg(feature = "cluster")]
     Status(RunningJob),
     /// Print the logs of a job in a cluster
@@ -84,7 +86,7 @@ pub(crate) enum Command {
     Logs(crate::cluster::LogsArgs),
 }
 
-/// A manifest and what is changed in it.
+/// A manifest and the overrides of its fields.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct JobArgs {
     /// The manifest (a RecTrainingJob)
@@ -92,18 +94,18 @@ pub(crate) struct JobArgs {
     /// Override a field, as Helm does: `--set spec.training.mode=hybrid`
     #[arg(long = "set", value_name = "PATH=VALUE")]
     pub(crate) set: Vec<String>,
-    /// Override a field with text, whatever it looks like
+    /// Override a field with text, even if it looks like a number or a boolean
     #[arg(long = "set-string", value_name = "PATH=TEXT")]
     pub(crate) set_string: Vec<String>,
 }
 
 impl JobArgs {
-    /// In the order in which they are applied.
+    /// The overrides, in the order in which they are applied.
     pub(crate) fn overrides(&self) -> Vec<Override> {
         overrides(&self.set, &self.set_string)
     }
 
-    /// The same arguments for another process, which reads the manifest elsewhere.
+    /// These arguments for another process, with `manifest` as the path of the manifest.
     pub(crate) fn repeat(&self, manifest: &Path) -> Vec<std::ffi::OsString> {
         let mut arguments = vec![manifest.into()];
         for (flag, expressions) in [("--set", &self.set), ("--set-string", &self.set_string)] {
@@ -115,7 +117,7 @@ impl JobArgs {
     }
 }
 
-/// What `--set` and `--set-string` say, in the order in which it is applied.
+/// The overrides of `--set` and `--set-string`, in the order in which they are applied.
 pub(crate) fn overrides(set: &[String], set_string: &[String]) -> Vec<Override> {
     let of = |kind, expressions: &[String]| {
         expressions.iter().map(move |expression| Override { kind, expression: expression.clone() }).collect::<Vec<_>>()
@@ -127,22 +129,24 @@ pub(crate) fn overrides(set: &[String], set_string: &[String]) -> Vec<Override> 
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) job: JobArgs,
-    /// Print one JSON object an event to standard output, the summary last
+    /// Print one JSON object per event to standard output, the summary last
     #[arg(long)]
     pub(crate) json: bool,
-    /// Give every replica of every role a process of its own
+    /// Run each replica of each role in its own process
     #[arg(long)]
     pub(crate) processes: bool,
-    /// Where to serve /metrics (port 0 takes any free port)
+    /// The address that serves /metrics (port 0 takes any free port)
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     pub(crate) metrics: SocketAddr,
-    /// Where `rectrain mode` and other programs reach the job (gRPC; port 0 takes any free port)
+    /// The address where `rectrain mode` and other programs control the job (gRPC; port 0 takes any
+    /// free port)
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     pub(crate) control: SocketAddr,
-    /// Let a dense worker take so many times as long to compute: `--slow denseWorker-1=4x`
+    /// Multiply a dense worker's computing time by a factor: `--slow denseWorker-1=4x`
     #[arg(long, value_name = "WORKER=FACTOR")]
     pub(crate) slow: Vec<Slow>,
-    /// Limit a dense worker's CPU time to so many cores: `--cpus denseWorker-1=0.25` (with --processes, as root)
+    /// Limit a dense worker to a number of cores: `--cpus denseWorker-1=0.25` (with --processes, as
+    /// root)
     #[arg(long, value_name = "WORKER=CORES", requires = "processes")]
     pub(crate) cpus: Vec<Cpus>,
 }
@@ -158,23 +162,25 @@ pub(crate) struct ModeArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ModeCommand {
-    /// Go on in another mode from the next global-step boundary on; nothing restarts
+    /// Switch to another mode at the next global-step boundary; nothing restarts
     Set {
         #[command(flatten)]
         job: RunningJob,
-        /// As in spec.training.mode
+        /// A value of spec.training.mode
         mode: String,
     },
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ScaleArgs {
-    /// The role
+    /// The role to scale
     #[arg(value_enum)]
     pub(crate) role: ScaledRole,
-    /// How many there are to be; as many parameter servers as there are spreads their rows anew, by load and bytes
+    /// The new number of members; the present number of parameter servers rebalances their rows by
+    /// load and bytes
     pub(crate) replicas: u32,
-    /// The job's name, or its coordinator's address; the only one that runs on this machine if not given
+    /// The job's name, or its coordinator's address; by default the only job that runs on this
+    /// machine
     #[arg(long)]
     pub(crate) job: Option<String>,
 }
@@ -202,28 +208,31 @@ impl From<ScaledRole> for Role {
     }
 }
 
-/// A job that runs, here or in a cluster.
+/// A job that runs on this machine or in a cluster.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct RunningJob {
-    /// Its name, or its coordinator's address; a job that runs on this machine comes before one in a cluster
+    /// The job's name, or its coordinator's address; a job on this machine comes before one in a
+    /// cluster
     pub(crate) job: String,
-    /// Its namespace in the cluster; the context's if not given
+    /// The job's namespace in the cluster; by default the context's
     #[arg(short, long)]
     pub(crate) namespace: Option<String>,
-    /// The context of the kubeconfig; its current one if not given
+    /// The context of the kubeconfig; by default its current one
     #[arg(long)]
     pub(crate) context: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DataSet {
-    /// MovieLens 100k: label = rating of at least 4, the last 20 % of each user's ratings are the test
+    /// MovieLens 100k: a label is 1 from a rating of 4 on; the last 20 % of each user's ratings are
+    /// the test
     #[command(name = "movielens-100k")]
     Movielens100k {
         /// The folder to fill
         #[arg(long, default_value = "data/movielens-100k")]
         output: PathBuf,
-        /// Where the data set is already: a folder with u.data, u.user and u.item, or a wheel of recbole; downloaded otherwise
+        /// A copy of the data set: a folder with u.data, u.user and u.item, or a wheel of recbole;
+        /// by default it is downloaded
         #[arg(long)]
         from: Option<PathBuf>,
     },
@@ -235,23 +244,23 @@ pub(crate) enum CheckpointCommand {
     Ls {
         #[command(flatten)]
         place: CheckpointPlace,
-        /// One JSON object a checkpoint
+        /// Print one JSON object per checkpoint
         #[arg(long)]
         json: bool,
     },
-    /// Read checkpoints through and check every checksum
+    /// Read checkpoints completely and check every checksum
     Verify {
         #[command(flatten)]
         place: CheckpointPlace,
-        /// Only the presence and sizes of files
+        /// Check only the presence and sizes of files
         #[arg(long)]
         sizes: bool,
     },
-    /// Show what a checkpoint is of and what it holds (the newest, if a path of several is given)
+    /// Show a checkpoint's job, model and files (of a path with several: the newest)
     Inspect {
         #[command(flatten)]
         place: CheckpointPlace,
-        /// The manifest as it is
+        /// Print the checkpoint's manifest unchanged
         #[arg(long)]
         json: bool,
     },
@@ -259,17 +268,18 @@ pub(crate) enum CheckpointCommand {
     Diff {
         #[command(flatten)]
         place: CheckpointPlace,
-        /// The other checkpoint (a path of its own)
+        /// The path of the other checkpoint
         other: String,
     },
-    /// Write the trained model for other programs: embeddings as Parquet and safetensors, dense parameters as safetensors and ONNX
+    /// Write the trained model for other programs: embeddings as Parquet and safetensors, dense
+    /// parameters as safetensors and ONNX
     Export {
         #[command(flatten)]
         place: CheckpointPlace,
         /// The folder to fill
         #[arg(long)]
         output: PathBuf,
-        /// What to write; everything by default
+        /// The formats to write; all by default
         #[arg(long, value_enum, value_delimiter = ',')]
         format: Vec<ExportFormat>,
         /// Write the optimizers' state too
@@ -288,10 +298,11 @@ pub(crate) enum ExportFormat {
     Onnx,
 }
 
-/// Where checkpoints are.
+/// A place with checkpoints.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct CheckpointPlace {
-    /// The job's checkpoint path (a folder, or a gs:// or s3:// URL), or one checkpoint in it (`.../step-000000001000`)
+    /// The job's checkpoint path (a folder, or a gs:// or s3:// URL), or one checkpoint in it
+    /// (`.../step-000000001000`)
     pub(crate) path: String,
     /// An option of the object store: `--option endpoint=http://127.0.0.1:9000`
     #[arg(long = "option", value_name = "NAME=VALUE")]
@@ -302,52 +313,57 @@ pub(crate) struct CheckpointPlace {
 pub(crate) struct CoordinatorArgs {
     #[command(flatten)]
     pub(crate) job: JobArgs,
-    /// Where members call
+    /// The address that members connect to
     #[arg(long, default_value = "tcp://0.0.0.0:7000")]
     pub(crate) bind: Address,
-    /// Where the operator and the command line follow the job (gRPC)
+    /// The address where the operator and the command line control the job (gRPC)
     #[arg(long, default_value = "0.0.0.0:7001")]
     pub(crate) control: SocketAddr,
-    /// Where to serve /metrics
+    /// The address that serves /metrics
     #[arg(long, default_value = "0.0.0.0:9090")]
     pub(crate) metrics: SocketAddr,
-    /// Names this run of the job, in all its attempts: without `spec.checkpoint.resume: latest` it goes on from its own
-    /// checkpoints only
+    /// The name of this run of the job, shared by all its attempts; without
+    /// `spec.checkpoint.resume: latest` the run resumes from its own checkpoints only
     #[arg(long, value_name = "NAME", default_value = "")]
     pub(crate) run: String,
-    /// Keep all that is known in this folder, which outlives the process: started again with it, the coordinator goes on where it
-    /// was killed, and so do the members. Without it the job begins anew from its last checkpoint
+    /// The folder of the coordinator's journal, which must outlive the process. A coordinator that
+    /// restarts with it continues at the step where it was killed, and its members continue too.
+    /// Without it the job restarts from its last checkpoint
     #[arg(long, value_name = "FOLDER", env = "RECTRAIN_JOURNAL")]
     pub(crate) journal: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) patience: PatienceArgs,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
-    /// Print one JSON object an event to standard output after the line with the addresses, the summary last
+    /// Print one JSON object per event to standard output, after the line with the addresses, the
+    /// summary last
     #[arg(long)]
     pub(crate) json: bool,
-    /// After the job has ended, go on answering how it ended until told to stop (SIGTERM): for pods, which are restarted
-    /// when they exit
+    /// Keep serving the job's result after its end, until SIGTERM: for pods, which Kubernetes
+    /// restarts when they exit
     #[arg(long)]
     pub(crate) stay: bool,
 }
 
-/// How long is waited for a process of a job.
+/// The time limits of a process of a job.
 #[derive(Debug, Args)]
 pub(crate) struct PatienceArgs {
-    /// Seconds that this process has to end in order once it is told to, the last few of which it leaves
+    /// Seconds from SIGTERM until this process is killed; it saves a checkpoint within all but the
+    /// last few
     #[arg(long, value_name = "SECONDS", env = "RECTRAIN_GRACE_SECONDS", default_value_t = TERMINATION_GRACE_SECONDS)]
     pub(crate) grace_seconds: u32,
-    /// Seconds that the job may be without progress, if not as the manifest says (`spec.faultTolerance.stallSeconds`)
+    /// Seconds that the job may be without progress; by default the manifest's
+    /// `spec.faultTolerance.stallSeconds`
     #[arg(long, value_name = "SECONDS", env = "RECTRAIN_STALL_SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) stall_seconds: Option<u32>,
 }
 
-/// Whom a process of a job speaks with.
+/// The credentials of a process of a job.
 #[derive(Debug, Args)]
 pub(crate) struct TlsArgs {
-    /// Speak with members of the job only: the folder has the job's certificate (tls.crt, tls.key) and that of the authority
-    /// which has signed it (ca.crt), PEM, for the name member.rectrain.dev. Without it nothing is encrypted and anybody is heard
+    /// A folder with the job's certificate and key (tls.crt, tls.key) and the certificate of its
+    /// authority (ca.crt), as PEM, for the name member.rectrain.dev. The process then accepts only
+    /// members of the job. Without it nothing is encrypted, and every peer is accepted
     #[arg(long, value_name = "FOLDER")]
     pub(crate) tls: Option<PathBuf>,
 }
@@ -356,34 +372,34 @@ pub(crate) struct TlsArgs {
 pub(crate) struct MemberArgs {
     #[command(flatten)]
     pub(crate) job: JobArgs,
-    /// Which replica of its role this is, from 0
+    /// This member's index among the replicas of its role, from 0
     #[arg(long)]
     pub(crate) index: u32,
-    /// Where the coordinator is
+    /// The address of the coordinator
     #[arg(long)]
     pub(crate) coordinator: Address,
-    /// Where to serve
+    /// The address that this member serves
     #[arg(long, default_value = "tcp://0.0.0.0:7000")]
     pub(crate) bind: Address,
-    /// Where others reach this member, if not where it serves
+    /// The address where others reach this member, if it differs from the served one
     #[arg(long)]
     pub(crate) advertise: Option<Address>,
-    /// Where to serve /metrics
+    /// The address that serves /metrics
     #[arg(long, default_value = "0.0.0.0:9090")]
     pub(crate) metrics: SocketAddr,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
     #[command(flatten)]
     pub(crate) patience: PatienceArgs,
-    /// As a parameter server, keep the rows in this directory of a file system in memory, where a process that takes the place of this
-    /// one finds them
+    /// For parameter servers: the directory, in a file system in memory, that holds the rows. If
+    /// this process dies, its replacement finds them there
     #[arg(long, value_name = "DIRECTORY", env = "RECTRAIN_SHARED_MEMORY")]
     pub(crate) shared_memory: Option<PathBuf>,
-    /// As a dense worker, take so many times as long to compute
+    /// For dense workers: the factor by which computing takes longer
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
     pub(crate) slow: f64,
-    /// After the job has ended, go on serving /metrics until told to stop (SIGTERM): for pods, which are restarted when
-    /// they exit
+    /// Keep serving /metrics after the job's end, until SIGTERM: for pods, which Kubernetes
+    /// restarts when they exit
     #[arg(long)]
     pub(crate) stay: bool,
 }

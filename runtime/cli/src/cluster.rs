@@ -1,4 +1,5 @@
-//! `rectrain status`, `rectrain logs` and `rectrain mode` of a job in the cluster that the kubeconfig names.
+//! `rectrain status`, `rectrain logs` and `rectrain mode` for a job in the cluster that the
+//! kubeconfig names.
 
 use clap::Args;
 use rectrain_client::{ClientError, Cluster, LogRequest, logs, render};
@@ -11,19 +12,19 @@ use crate::args::RunningJob;
 pub(crate) struct LogsArgs {
     #[command(flatten)]
     job: RunningJob,
-    /// Whose logs
+    /// The role whose logs to print
     #[arg(long, default_value = "coordinator", value_parser = ["coordinator", "ps", "embedding-worker", "dense-worker", "loader"])]
     role: String,
-    /// Of this replica alone, from 0
+    /// Only the logs of this replica, from 0
     #[arg(long)]
     index: Option<u32>,
-    /// Go on as lines come
+    /// Keep printing new lines
     #[arg(short, long)]
     follow: bool,
-    /// Of the container's run before this one
+    /// The logs of the container's previous run
     #[arg(short, long)]
     previous: bool,
-    /// The last lines only
+    /// Only this many of the last lines
     #[arg(long)]
     tail: Option<i64>,
 }

@@ -1,4 +1,4 @@
-//! `rectrain data`, and the data sets that a run gets for itself.
+//! `rectrain data`, and the data sets that `rectrain run` downloads by itself.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use rectrain_protocol::plan::JobPlan;
 use crate::args::DataSet;
 use crate::{Failure, show};
 
-/// A folder of this name that a manifest points into is filled before the run if it is not there.
+/// If a manifest's paths point into a folder of this name, a run fills the missing folder first.
 const MOVIELENS_100K: &str = "movielens-100k";
 
 /// `rectrain data movielens-100k`
@@ -23,33 +23,35 @@ pub(crate) fn prepare(set: &DataSet) -> Result<(), Failure> {
         report.test_rows,
         report.users,
         report.items,
-        if report.was_complete { " (was there already)" } else { "" }
+        if report.was_complete { " (already complete)" } else { "" }
     );
     Ok(())
 }
 
-/// Gets a known data set that the plan's paths point to and that is not there yet.
+/// Prepares the known data sets that the plan's paths point to and that are missing.
 pub(crate) fn provide(plan: &JobPlan) -> Result<(), Failure> {
     let paths = plan.train.paths.iter().chain(plan.test.iter().flat_map(|test| &test.paths));
     for folder in paths.filter_map(|path| missing_movielens(path)) {
-        show::say(&format!("getting MovieLens 100k into {}", folder.display()));
+        show::say(&format!("preparing MovieLens 100k in {}", folder.display()));
         movielens(None, folder)?;
     }
     Ok(())
 }
 
-/// The folder to get MovieLens 100k into, if `path` is a file of it on this machine. Files of the user's own in such a folder stay as they are.
+/// The folder to fill with MovieLens 100k, if `path` is one of its files on this machine and none
+/// of them exists. A folder with a file of the user's by one of these names stays unchanged.
 fn missing_movielens(path: &str) -> Option<&Path> {
     const FILES: [&str; 2] = ["train.csv", "test.csv"];
     let file = Path::new(path);
     let folder = file.parent()?;
-    let is_its =
+    let is_movielens =
         folder.file_name()? == MOVIELENS_100K && FILES.iter().any(|name| file.file_name().is_some_and(|f| f == *name));
     let is_missing = !path.contains("://") && FILES.iter().all(|name| !folder.join(name).exists());
-    (is_its && is_missing).then_some(folder)
+    (is_movielens && is_missing).then_some(folder)
 }
 
-/// Synthetic clicks know the AUC of the teacher that drew them: no model can be expected to do better.
+/// The best AUC that a model can be expected to reach on the test part. Only synthetic clicks have
+/// one: the AUC of the teacher that drew them.
 pub(crate) fn best_possible_auc(plan: &JobPlan) -> Result<Option<f64>, Failure> {
     let Some(test) = plan.test.as_ref().filter(|test| matches!(test.format, Format::Synthetic(_))) else {
         return Ok(None);
@@ -70,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_data_set_that_is_not_there_is_got() {
+    fn only_a_missing_data_set_is_prepared() {
         let folder = tempfile::tempdir().unwrap();
         let own = folder.path().join(MOVIELENS_100K);
         let path = |name: &str| own.join(name).display().to_string();

@@ -1,4 +1,4 @@
-//! `rectrain devices`: what dense workers on this machine can compute on.
+//! `rectrain devices`: shows the devices that dense workers on this machine can use.
 
 use std::num::NonZeroUsize;
 

@@ -1,4 +1,4 @@
-//! From a manifest on disk to a plan, and the commands that only look at manifests.
+//! Reads a manifest from disk and makes a plan of it. Also the commands that only read manifests.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use rectrain_protocol::plan::JobPlan;
 use crate::Failure;
 use crate::args::JobArgs;
 
-/// What this build of the runtime can do of what a manifest may ask for.
+/// The optional capabilities of manifests that this build of the runtime has.
 const CAPABILITIES: &[Capability] = if GPU_SUPPORT {
     &[Capability::Checkpoint, Capability::Resume, Capability::AutoMode, Capability::Cuda]
 } else {
     &[Capability::Checkpoint, Capability::Resume, Capability::AutoMode]
 };
 
-/// Reads and checks a manifest, wherever its job is to run.
+/// Reads and checks a manifest, for this machine or a cluster.
 fn load(args: &JobArgs) -> Result<Manifest, Failure> {
     let file = args.manifest.display().to_string();
     let text = std::fs::read_to_string(&args.manifest)
@@ -24,7 +24,7 @@ fn load(args: &JobArgs) -> Result<Manifest, Failure> {
     rectrain_crds::load(&text, &file, &args.overrides()).map_err(|error| Failure::User(error.to_string()))
 }
 
-/// Everything that the manifest asks for and this build cannot do without a cluster.
+/// One error for each capability that the manifest needs and this build lacks without a cluster.
 fn missing(manifest: &Manifest) -> Vec<FieldError> {
     rectrain_crds::refuse_missing(&manifest.job, CAPABILITIES).err().unwrap_or_default()
 }
@@ -47,7 +47,7 @@ pub(crate) fn plan(args: &JobArgs) -> Result<Arc<JobPlan>, Failure> {
     plan_of(args, &manifest).map(Arc::new)
 }
 
-/// `rectrain validate`: of a job that may be one for a cluster.
+/// `rectrain validate`. The job may be one that needs a cluster.
 pub(crate) fn validate(args: &JobArgs) -> Result<(), Failure> {
     let manifest = load(args)?;
     let plan = plan_of(args, &manifest)?;

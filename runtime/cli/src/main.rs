@@ -1,5 +1,6 @@
-//! The `rectrain` command: `rectrain run job.yaml` trains a job, one subcommand a role takes part in one, and the rest help with
-//! manifests and data. Thin: what happens is decided in the runtime's crates.
+//! The `rectrain` command. `rectrain run job.yaml` trains a job on this machine. Each role has a
+//! subcommand that runs one process of a job. The other subcommands help with manifests, data and
+//! checkpoints. This crate is thin: the runtime's crates do the work.
 
 mod args;
 mod checkpoint;
@@ -28,18 +29,19 @@ use tracing_subscriber::EnvFilter;
 
 use crate::args::{Cli, Command, LogFormat};
 
-/// Keeps freed pages for the next step, where the system's allocator gives them back and faults them in again.
+/// mimalloc keeps freed pages for the next step. The system's allocator would return them, and each
+/// step would fault them in again.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// How a command ends.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// What the user gave is wrong: exit code 2.
+    /// The user's input is wrong: exit code 2.
     User(String),
     /// Anything else: exit code 1.
     Failed(String),
-    /// Ctrl-C: exit code 130, as shells have it.
+    /// SIGINT (Ctrl-C) or SIGTERM ended the command: exit code 130, the shells' code for SIGINT.
     Interrupted(String),
 }
 
@@ -49,7 +51,7 @@ impl From<rectrain_protocol::RoleError> for Failure {
     }
 }
 
-/// The exit code of what a signal has ended, as shells have it for Ctrl-C.
+/// The exit code of a command that a signal ended: the shells' code for SIGINT.
 const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
@@ -76,10 +78,10 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Checkpoint { command } => checkpoint::run(&command),
         Command::Devices { json } => devices::show(json),
         Command::Coordinator(args) => role::coordinate(&args),
-        Command::Ps(args) => role::take_part(rectrain_kinds::Role::Ps, &args),
-        Command::EmbeddingWorker(args) => role::take_part(rectrain_kinds::Role::EmbeddingWorker, &args),
-        Command::DenseWorker(args) => role::take_part(rectrain_kinds::Role::DenseWorker, &args),
-        Command::Loader(args) => role::take_part(rectrain_kinds::Role::Loader, &args),
+        Command::Ps(args) => role::run_member(rectrain_kinds::Role::Ps, &args),
+        Command::EmbeddingWorker(args) => role::run_member(rectrain_kinds::Role::EmbeddingWorker, &args),
+        Command::DenseWorker(args) => role::run_member(rectrain_kinds::Role::DenseWorker, &args),
+        Command::Loader(args) => role::run_member(rectrain_kinds::Role::Loader, &args),
         #[cfg(feature = "cluster")]
         Command::Status(job) => cluster::status(&job),
         #[cfg(feature = "cluster")]
@@ -87,7 +89,8 @@ fn execute(command: Command) -> Result<(), Failure> {
     }
 }
 
-/// Ends a process some thread of which hangs and cannot be waited for: to others it is one that was killed.
+/// Ends a process in which a thread hangs, so that the process cannot end in order. Other processes
+/// see it as killed.
 pub(crate) fn abort(message: &str) -> ! {
     show::say(&format!("rectrain: {message}"));
     std::process::abort()
@@ -102,7 +105,7 @@ fn log_to_stderr(format: LogFormat) {
     let filter = EnvFilter::try_from_env("RECTRAIN_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     let colours = std::io::stderr().is_terminal();
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
-    // Telling that a line cannot be written fails as that line does.
+    // A report that a line cannot be written would fail for the same reason.
     let logs = logs.log_internal_errors(false);
     match format {
         LogFormat::Text => logs.init(),
@@ -110,7 +113,7 @@ fn log_to_stderr(format: LogFormat) {
     }
 }
 
-/// The runtime of a command.
+/// The asynchronous runtime of a command.
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()

@@ -1,5 +1,5 @@
-//! `rectrain mode`: shows or switches the training mode of a job that runs on this machine or, if none of that name does, in the
-//! cluster that the kubeconfig names.
+//! `rectrain mode`: shows or switches the training mode of a running job. It looks for the job on
+//! this machine first, and then in the cluster that the kubeconfig names.
 
 use rectrain_proto::v1;
 use tonic::Code;
@@ -12,9 +12,9 @@ pub(crate) fn mode(args: &ModeArgs) -> Result<(), Failure> {
         match (&args.set, &args.job) {
             (Some(ModeCommand::Set { job, mode }), _) => set(job, mode).await,
             (None, Some(job)) => show(job).await,
-            (None, None) => {
-                Err(Failure::User("which job? `rectrain mode JOB` or `rectrain mode set JOB MODE`".to_owned()))
-            }
+            (None, None) => Err(Failure::User(
+                "no job is given: use `rectrain mode JOB` or `rectrain mode set JOB MODE`".to_owned(),
+            )),
         }
     })
 }
@@ -23,7 +23,7 @@ async fn set(job: &RunningJob, mode: &str) -> Result<(), Failure> {
     let name = &job.job;
     let Some(mut client) = running::connect(name).await? else {
         in_a_cluster::set_mode(job, mode).await?;
-        println!("{name}: -> {mode}, asked of the operator: a job under way goes on in it without a restart");
+        println!("{name}: -> {mode}, requested from the operator: a running job switches without a restart");
         return Ok(());
     };
     let reply = client.set_mode(v1::SetModeRequest { mode: mode.to_owned(), reason: String::new() }).await.map_err(
@@ -35,7 +35,7 @@ async fn set(job: &RunningJob, mode: &str) -> Result<(), Failure> {
     )?;
     let from = reply.into_inner().from;
     if from == mode {
-        println!("{name}: in mode {mode} already");
+        println!("{name}: already in mode {mode}");
     } else {
         println!("{name}: {from} -> {mode} at the next global-step boundary");
     }
@@ -56,10 +56,11 @@ fn lost(job: &str, status: &tonic::Status) -> Failure {
     Failure::Failed(format!("the coordinator of {job} was lost: {}", status.message()))
 }
 
-/// What is said of a job that does not run on this machine.
+/// The message about a job that does not run on this machine.
 fn not_here(job: &RunningJob) -> String {
     format!(
-        "no job `{}` runs on this machine: give the name of one, or the address of its coordinator such as http://127.0.0.1:7001",
+        "no job `{}` runs on this machine: give the name of a running job, or the address of its coordinator, \
+         such as http://127.0.0.1:7001",
         job.job
     )
 }

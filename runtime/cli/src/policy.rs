@@ -1,4 +1,5 @@
-//! `rectrain policy replay`: decides again on a recorded history of what the operator measured ([`rectrain_policy::replay`]).
+//! `rectrain policy replay`: makes the operator's decisions again from a recorded trace of its
+//! measurements ([`rectrain_policy::replay`]).
 
 use std::path::PathBuf;
 
@@ -9,11 +10,11 @@ use crate::Failure;
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum PolicyCommand {
-    /// Decide again on a recorded history, and show what is decided when and why
+    /// Make the decisions of a recorded trace again, and show each with its time and reason
     Replay {
-        /// A trace: a JSON object a line, with `policy`, `observations` or `decision`
+        /// The trace: one JSON object per line, with `policy`, `observations` or `decision`
         trace: PathBuf,
-        /// Print one JSON object a decision instead of the table
+        /// Print one JSON object per decision instead of the table
         #[arg(long)]
         json: bool,
     },
@@ -33,12 +34,13 @@ pub(crate) fn run(command: &PolicyCommand) -> Result<(), Failure> {
 }
 
 fn json_lines(replay: &Replay) -> String {
-    // Numbers, names and sentences are always JSON.
+    // Numbers and texts can always be written as JSON.
     let lines = replay.decisions.iter().filter_map(|made| serde_json::to_string(made).ok());
     lines.map(|line| line + "\n").collect()
 }
 
-/// A row a decision, then those that were recorded and are not made again, then how things stand.
+/// One row per decision, then the recorded decisions that were not made again. Below the table, the
+/// decision about each subject at the end of the trace.
 fn table(replay: &Replay) -> String {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_BORDERS_ONLY).set_header(["line", "at", "about", "decision", "recorded", "why"]);
@@ -49,7 +51,7 @@ fn table(replay: &Replay) -> String {
             decision.at_seconds.to_string(),
             decision.subject.to_string(),
             decision.action.to_string(),
-            if made.agrees { "" } else { "otherwise" }.to_owned(),
+            if made.agrees { "" } else { "differs" }.to_owned(),
             decision.reason.clone(),
         ]);
     }
@@ -59,15 +61,15 @@ fn table(replay: &Replay) -> String {
             decision.at_seconds.to_string(),
             decision.subject.to_string(),
             decision.action.to_string(),
-            "not decided again".to_owned(),
+            "not made again".to_owned(),
             decision.reason.clone(),
         ]);
     }
-    let standing = replay.standing.iter().map(|decision| format!("\n{}: {}", decision.subject, decision.reason));
+    let latest = replay.standing.iter().map(|decision| format!("\n{}: {}", decision.subject, decision.reason));
     format!(
         "{table}\n{} observations, {} decisions; at the end:{}",
         replay.observations,
         replay.decisions.len(),
-        standing.collect::<String>()
+        latest.collect::<String>()
     )
 }

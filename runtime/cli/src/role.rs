@@ -1,5 +1,7 @@
-//! One member of a job in a process of its own: what pods run, and what `rectrain run --processes` starts. A process ends with
-//! its job; with `--stay` it waits to be told, because a pod of a StatefulSet that exits is restarted whatever its exit code.
+//! The coordinator or one member of a job, in its own process. Pods run these commands, and
+//! `rectrain run --processes` starts them. The process ends with its job. With `--stay` it waits
+//! for SIGTERM, because Kubernetes restarts a pod of a StatefulSet that exits, whatever its exit
+//! code.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -25,10 +27,10 @@ use crate::run::save_while;
 use crate::show::Display;
 use crate::{Failure, job, signal};
 
-/// How long members and followers have to hear that the job has ended.
+/// How long the coordinator waits at the end until members and followers have learned of the end.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// Where a coordinator can be reached: the first line it prints, as JSON.
+/// The addresses of a coordinator: the first line that it prints, as JSON.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct CoordinatorAddresses {
     /// For members.
@@ -37,11 +39,11 @@ pub(crate) struct CoordinatorAddresses {
     pub(crate) control: String,
     /// Prometheus metrics.
     pub(crate) metrics: String,
-    /// Whether it goes on where one was that had been killed.
+    /// True if it recovered the state of a killed coordinator from the journal.
     pub(crate) taken_up: bool,
 }
 
-/// The plan of a job of which this process is one of several.
+/// The plan of a job that runs in several processes, including this one.
 fn plan_of_process(args: &JobArgs, stall_seconds: Option<u32>) -> Result<Arc<JobPlan>, Failure> {
     let mut plan = job::plan(args)?;
     if let Some(seconds) = stall_seconds {
@@ -77,29 +79,29 @@ pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
             taken_up: coordinator.is_recovered(),
         };
         println!("{}", serde_json::to_string(&addresses).map_err(|error| Failure::Failed(error.to_string()))?);
-        let mut told_to_stop = pin!(signal::interrupted());
+        let mut signalled = pin!(signal::interrupted());
         let mut running = pin!(async { tokio::join!(coordinator.run(&transport), print(events, args.json)).0 });
         let result = tokio::select! {
             result = &mut running => result.map(drop).map_err(Failure::from),
-            () = &mut told_to_stop => {
+            () = &mut signalled => {
                 coordinator.let_all_leave();
                 let saving = async { coordinator.save_now().await.map_err(|error| error.to_string()) };
                 Err(save_while(&mut running, saving, args.patience.grace_seconds).await)
             }
         };
         if args.stay && !matches!(result, Err(Failure::Interrupted(_))) {
-            staying(&result);
-            told_to_stop.await;
+            log_stay(&result);
+            signalled.await;
         }
-        let all_heard = serving.stop(FAREWELL).await;
-        tracing::info!(all_heard, traffic = ?counters.snapshot(), "the coordinator ends");
-        // Followers read the last event within this time or reconnect and find nobody.
+        let all_informed = serving.stop(FAREWELL).await;
+        tracing::info!(all_informed, traffic = ?counters.snapshot(), "the coordinator ends");
+        // A follower that has not read the last event by then reconnects and finds no coordinator.
         let _followers = tokio::time::timeout(Duration::from_millis(500), control).await;
         result
     })
 }
 
-/// Shows the job's events as lines of JSON until the last, if that is asked for.
+/// Prints the job's events as lines of JSON, up to the last, if `json` is true.
 async fn print(events: EventLog, json: bool) {
     let mut display = Display::new(true);
     let mut follower = events.follow();
@@ -108,14 +110,16 @@ async fn print(events: EventLog, json: bool) {
     }
 }
 
-/// How long a member of a failed job waits for being told to stop, which takes an operator seconds. If the coordinator has died before anybody
-/// had asked it how the job stands, nobody knows that it has failed, and the coordinator's successor waits for members: a process that is
-/// started again joins it.
+/// How long a member of a failed job waits for SIGTERM, which an operator sends within seconds. The
+/// coordinator may die before the operator learns of the failure. The operator then keeps the job,
+/// and the coordinator's replacement waits for members. This process exits, so that Kubernetes
+/// restarts it and it joins the replacement.
 const FAILED_STAY: Duration = Duration::from_secs(300);
-const WHOLE_LIFE: Duration = Duration::MAX;
+/// How long a member of a completed job waits for SIGTERM.
+const COMPLETED_STAY: Duration = Duration::MAX;
 
-/// Says how the job ended in the logs of a process that stays.
-fn staying(result: &Result<(), Failure>) {
+/// Logs how the job ended, and that this process stays.
+fn log_stay(result: &Result<(), Failure>) {
     match result {
         Ok(()) => tracing::info!("the job is done; staying until told to stop"),
         Err(Failure::User(message) | Failure::Failed(message) | Failure::Interrupted(message)) => {
@@ -125,10 +129,10 @@ fn staying(result: &Result<(), Failure>) {
 }
 
 /// `rectrain ps`, `rectrain embedding-worker`, `rectrain dense-worker`, `rectrain loader`
-pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
+pub(crate) fn run_member(role: Role, args: &MemberArgs) -> Result<(), Failure> {
     let plan = plan_of_process(&args.job, args.patience.stall_seconds)?;
     crate::runtime()?.block_on(async {
-        let (stall, computing) = (plan.stall, Watchdog::default());
+        let (stall, watchdog) = (plan.stall, Watchdog::default());
         let Network { metrics, counters, transport, .. } = Network::new(&args.tls, &plan)?;
         let readiness = Readiness::default();
         let (address, _metrics) = serve_metrics(args.metrics, metrics.clone(), readiness.clone()).await?;
@@ -143,44 +147,46 @@ pub(crate) fn take_part(role: Role, args: &MemberArgs) -> Result<(), Failure> {
             advertise: args.advertise.clone(),
             shared_memory: args.shared_memory.clone(),
             slow: args.slow,
-            watchdog: computing.clone(),
+            watchdog: watchdog.clone(),
             readiness,
             metrics,
             counters,
         };
-        let mut told_to_stop = pin!(signal::interrupted());
+        let mut signalled = pin!(signal::interrupted());
         let leaving = member.leave();
         let mut running = pin!(member.run());
         let result = tokio::select! {
             result = &mut running => result,
-            (what, limit) = computing.expired(stall) => crate::abort(&format!(
-                "{} {} has {what} for {} s, as long as a job may be without progress (spec.faultTolerance.stallSeconds)",
+            (activity, limit) = watchdog.expired(stall) => crate::abort(&format!(
+                "{} {} has {activity} for {} s, the limit for a job without progress (spec.faultTolerance.stallSeconds)",
                 role.name(),
                 args.index,
                 limit.as_secs(),
             )),
-            () = &mut told_to_stop => {
+            () = &mut signalled => {
                 let saving = async { leaving.await.map_err(|error| error.to_string()) };
                 let mut released = false;
                 let running = async { released = running.await.is_ok() };
                 let ended = Box::pin(save_while(running, saving, args.patience.grace_seconds)).await;
-                let went_on = || Failure::Interrupted("interrupted; the job goes on with the rows on other servers".to_owned());
-                return Err(if released { went_on() } else { ended });
+                let continues =
+                    || Failure::Interrupted("interrupted; the job continues, with the rows on other servers".to_owned());
+                return Err(if released { continues() } else { ended });
             }
         };
-        // A member's own failure ends its process: restarted, it is told that the job has failed, and stays.
+        // A member that fails ends its process. After its restart it learns that the job has
+        // failed, and stays.
         let has_failed = matches!(result, Err(RoleError::JobFailed { .. }));
         let result = result.map_err(Failure::from);
         if args.stay && (has_failed || result.is_ok()) {
-            staying(&result);
-            let patience = if has_failed { FAILED_STAY } else { WHOLE_LIFE };
-            let _told = tokio::time::timeout(patience, told_to_stop).await;
+            log_stay(&result);
+            let patience = if has_failed { FAILED_STAY } else { COMPLETED_STAY };
+            let _signalled = tokio::time::timeout(patience, signalled).await;
         }
         result
     })
 }
 
-/// What a process of a job speaks with others through.
+/// The metrics and the transport of a process of a job.
 struct Network {
     metrics: RoleMetrics,
     counters: Arc<WireCounters>,
@@ -194,11 +200,11 @@ impl Network {
         let counters = WireCounters::register(metrics.registry(), kind_name).map_err(RoleError::from)?;
         let credentials = tls.tls.as_deref().map(Credentials::read).transpose();
         let credentials = credentials.map_err(|error| Failure::User(format!("--tls: {error}")))?;
-        let places = plan.max_concurrent_calls();
+        let max_calls = plan.max_concurrent_calls();
         let config = TcpConfig {
             credentials: credentials.clone(),
-            max_in_flight: places,
-            max_concurrent: places,
+            max_in_flight: max_calls,
+            max_concurrent: max_calls,
             ..TcpConfig::default()
         };
         let transport = TcpTransport::new(config, Arc::clone(&counters));

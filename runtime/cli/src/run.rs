@@ -1,4 +1,4 @@
-//! `rectrain run`: the whole job on this machine, in one process or in many.
+//! `rectrain run`: runs the whole job on this machine, in one process or in many.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,16 +19,17 @@ use crate::running::Running;
 use crate::show::Display;
 use crate::{Failure, data, job, processes, signal, slow};
 
-/// The last seconds of those that a process has to end in order, which are left to end in.
-const LEFT_SECONDS: u32 = 8;
+/// The seconds at the end of the grace period that are reserved for ending, not for saving.
+const ENDING_SECONDS: u32 = 8;
 
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let plan = job::plan(&args.job)?;
-    // Before anything that takes time, in which the user may turn to the next experiment.
+    // Copied before anything slow, during which the user may edit the manifest for the next
+    // experiment.
     let manifest = args.processes.then(|| processes::frozen(&args.job.manifest)).transpose()?;
     data::provide(&plan)?;
     let display = Display::new(args.json);
-    // Drawing the whole test part takes time, and a program that reads JSON is not told.
+    // Drawing the whole test part takes time, and the JSON output does not contain the result.
     if !args.json
         && let Some(auc) = data::best_possible_auc(&plan)?
     {
@@ -72,7 +73,7 @@ async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) ->
             let interrupted = save_while(&mut running, saving, TERMINATION_GRACE_SECONDS).await;
             showing.abort();
             coordinator.fail("interrupted".to_owned(), false);
-            // Its members end in order, or are stopped.
+            // The job's members end in order, or `run_with` stops them.
             let _ended = running.await;
             return Err(interrupted);
         }
@@ -84,12 +85,13 @@ async fn in_process(args: &RunArgs, plan: Arc<JobPlan>, mut display: Display) ->
     result.map(drop)
 }
 
-/// A name for a run that no other has.
+/// A unique name for a run.
 pub(crate) fn new_run() -> String {
     CheckpointId::random().to_string()
 }
 
-/// Waits for a checkpoint that is being saved because this command was told to end, while the job runs on; gives how it ends.
+/// Waits for `saving`, the checkpoint that this command saves when a signal ends it, while the job
+/// (`running`) continues. Returns the command's result.
 pub(crate) async fn save_while<T>(
     running: impl Future<Output = T>,
     saving: impl Future<Output = Result<String, String>>,
@@ -101,23 +103,24 @@ pub(crate) async fn save_while<T>(
     }
 }
 
-/// As [`save_while`], of a job that runs elsewhere. A second signal ends the wait.
+/// As [`save_while`], for a job that runs in other processes. A second signal ends the wait.
 pub(crate) async fn save(saving: impl Future<Output = Result<String, String>>, grace_seconds: u32) -> Failure {
-    let seconds = u64::from(grace_seconds.saturating_sub(LEFT_SECONDS).max(1));
+    let seconds = u64::from(grace_seconds.saturating_sub(ENDING_SECONDS).max(1));
     interrupted(tokio::select! {
         saved = tokio::time::timeout(Duration::from_secs(seconds), saving) => {
-            saved.unwrap_or_else(|_| Err(format!("none could be saved within {seconds} s")))
+            saved.unwrap_or_else(|_| Err(format!("saving took longer than {seconds} s")))
         }
-        () = signal::interrupted() => Err("interrupted again".to_owned()),
+        () = signal::interrupted() => Err("a second signal arrived".to_owned()),
     })
 }
 
-/// How a command that was interrupted ends.
+/// The result of an interrupted command, which saved a checkpoint (its name) or did not (the
+/// reason).
 pub(crate) fn interrupted(saved: Result<String, String>) -> Failure {
     Failure::Interrupted(match saved {
         Ok(checkpoint) => {
-            format!("interrupted; checkpoint {checkpoint} was saved: spec.checkpoint.resume=latest goes on from it")
+            format!("interrupted; checkpoint {checkpoint} was saved: spec.checkpoint.resume=latest resumes from it")
         }
-        Err(reason) => format!("interrupted; nothing was saved: {reason}"),
+        Err(reason) => format!("interrupted; no checkpoint was saved: {reason}"),
     })
 }

@@ -1,5 +1,5 @@
-//! Jobs that run on this machine, by name, so that another command can speak to them: each `rectrain run` leaves a note of
-//! where its coordinator is while it runs.
+//! Finds jobs that run on this machine by name, for the commands that control them. While it runs,
+//! each `rectrain run` keeps a file, its note, with the address of its coordinator.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -15,13 +15,14 @@ struct Note {
     control: String,
 }
 
-/// A note that is there as long as this value.
+/// The note of a running job. Dropping this value removes the file.
 pub(crate) struct Running {
     file: Option<PathBuf>,
 }
 
 impl Running {
-    /// Notes that the job `name` is at `control`. A machine that has no place for notes runs jobs all the same.
+    /// Notes that the coordinator of job `name` serves `control`. If the note cannot be written,
+    /// the job runs nevertheless.
     pub(crate) fn note(name: &str, control: &str) -> Self {
         let file = folder().join(format!("{name}.{}.json", std::process::id()));
         let note = Note { control: control.to_owned() };
@@ -37,21 +38,21 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if let Some(file) = &self.file {
-            // Somebody cleaned up before.
+            // Another program may have cleaned up before.
             let _gone = std::fs::remove_file(file);
         }
     }
 }
 
-/// The control interface of a job: a name of one that runs on this machine, or the address of a coordinator. `None` if no job of
-/// that name runs here.
+/// Connects to the control interface of a job. `job` is the address of a coordinator, or the name
+/// of a job that runs on this machine. `None` if no job of that name runs here.
 pub(crate) async fn connect(job: &str) -> Result<Option<ControlClient<Channel>>, Failure> {
     if job.contains("://") {
-        let lost = |error| Failure::Failed(format!("there is no coordinator at {job}: {error}"));
+        let lost = |error| Failure::Failed(format!("no coordinator answers at {job}: {error}"));
         return ControlClient::connect(job.to_owned()).await.map(Some).map_err(lost);
     }
     for note in notes(job) {
-        // One that was killed leaves its note behind.
+        // A killed job leaves its note behind.
         if let Ok(client) = ControlClient::connect(note.control).await {
             return Ok(Some(client));
         }
@@ -59,7 +60,7 @@ pub(crate) async fn connect(job: &str) -> Result<Option<ControlClient<Channel>>,
     Ok(None)
 }
 
-/// The name and the control interface of the job that runs on this machine, if there is just one.
+/// The name and the control interface of the only job that runs on this machine.
 pub(crate) async fn the_only_one() -> Result<(String, ControlClient<Channel>), Failure> {
     let mut names: Vec<String> = files().iter().filter_map(|file| Some(name_of(file)?.to_owned())).collect();
     names.sort();
@@ -75,12 +76,15 @@ pub(crate) async fn the_only_one() -> Result<(String, ControlClient<Channel>), F
         1 => Ok(running.remove(0)),
         _ => {
             let names: Vec<&str> = running.iter().map(|(name, _)| &**name).collect();
-            Err(Failure::User(format!("several jobs run on this machine: say which with --job ({})", names.join(", "))))
+            Err(Failure::User(format!(
+                "several jobs run on this machine: choose one with --job ({})",
+                names.join(", ")
+            )))
         }
     }
 }
 
-/// The notes of jobs of this name, the latest first.
+/// The notes of jobs with this name, the latest first.
 fn notes(name: &str) -> Vec<Note> {
     let mut files: Vec<PathBuf> = files().into_iter().filter(|file| name_of(file) == Some(name)).collect();
     files
@@ -88,7 +92,8 @@ fn notes(name: &str) -> Vec<Note> {
     files.iter().rev().filter_map(|file| serde_json::from_slice(&std::fs::read(file).ok()?).ok()).collect()
 }
 
-/// Notes of all jobs whose process is there, as far as that can be known: another may listen where one that was killed did.
+/// The note files of all jobs whose process lives, as far as `/proc` can tell. The check matters
+/// because another program may by now listen at the address of a killed job.
 fn files() -> Vec<PathBuf> {
     let files = std::fs::read_dir(folder()).into_iter().flatten().flatten().map(|entry| entry.path());
     let is_gone = |file: &PathBuf| {
@@ -98,12 +103,12 @@ fn files() -> Vec<PathBuf> {
     files.filter(|file| !is_gone(file)).collect()
 }
 
-/// The name of the job whose note a file is.
+/// The name of the job that a note file belongs to.
 fn name_of(file: &Path) -> Option<&str> {
     parts_of(file).map(|(name, _)| name)
 }
 
-/// The name of a job, and its process.
+/// The job's name and the process id in the name of a note file.
 fn parts_of(file: &Path) -> Option<(&str, &str)> {
     let (name, process) = file.file_name()?.to_str()?.strip_suffix(".json")?.rsplit_once('.')?;
     process.bytes().all(|byte| byte.is_ascii_digit()).then_some((name, process))

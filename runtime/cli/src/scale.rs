@@ -1,5 +1,5 @@
-//! `rectrain scale`: a job that runs on this machine trains on with another number of a role's members, or with its slots spread anew
-//! over as many parameter servers.
+//! `rectrain scale`: changes a role's number of members in a job that runs on this machine, or
+//! rebalances its slots over the present parameter servers. Training continues meanwhile.
 
 use rectrain_kinds::Role;
 use rectrain_proto::v1;
@@ -18,17 +18,17 @@ pub(crate) fn scale(args: &ScaleArgs) -> Result<(), Failure> {
         };
         let request =
             v1::ScaleRequest { role: role.proto().into(), replicas: args.replicas, ..v1::ScaleRequest::default() };
-        let asked = client.scale(request).await;
-        let from = asked.map_err(|status| refused(&name, &status))?.into_inner().from;
+        let reply = client.scale(request).await;
+        let from = reply.map_err(|status| refused(&name, &status))?.into_inner().from;
         let to = args.replicas;
         let members = role.plural();
         match role {
             Role::Ps if from == to => {
-                println!("{name}: the slots are spread anew over {to} {members} while training goes on")
+                println!("{name}: slots are rebalanced over {to} {members} while training continues")
             }
-            Role::Ps => println!("{name}: {from} -> {to} {members}; slots move while training goes on"),
-            _ if from == to => println!("{name}: there are {to} {members}"),
-            _ => println!("{name}: {from} -> {to} {members} while training goes on"),
+            Role::Ps => println!("{name}: {from} -> {to} {members}; slots move while training continues"),
+            _ if from == to => println!("{name}: already {to} {members}"),
+            _ => println!("{name}: {from} -> {to} {members} while training continues"),
         }
         Ok(())
     })
@@ -44,7 +44,8 @@ fn refused(job: &str, status: &tonic::Status) -> Failure {
 
 fn not_here(job: &str) -> Failure {
     Failure::User(format!(
-        "no job `{job}` runs on this machine: give the name of one, or the address of its coordinator such as http://127.0.0.1:7001; \
-         of a job in a cluster change spec.roles.ROLE.replicas (kubectl patch rtj {job})"
+        "no job `{job}` runs on this machine: give the name of a running job, or the address of its coordinator, \
+         such as http://127.0.0.1:7001; for a job in a cluster, change spec.roles.ROLE.replicas \
+         (kubectl patch rtj {job})"
     ))
 }

@@ -1,5 +1,5 @@
-//! What a person, or a program, sees of a job: a progress bar and a table, or a line of JSON an event. Progress goes to standard
-//! error, results to standard output.
+//! Shows a job's events: to a person as a progress bar and a table, to a program as one line of
+//! JSON per event. Progress goes to standard error, results go to standard output.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -13,17 +13,18 @@ use rectrain_protocol::events::{JobEvent, Summary, TestMetrics};
 pub(crate) struct Display {
     json: bool,
     bar: ProgressBar,
-    /// Progress as lines, where there is no terminal to draw a bar on.
+    /// True if progress is shown as lines, because standard error is no terminal.
     lines: bool,
     last_line: Option<Instant>,
-    /// The first step that was shown since training began or went on, and when.
-    begun: Option<(u64, Instant)>,
+    /// The first step that was shown since training started or resumed, and the time of it.
+    started: Option<(u64, Instant)>,
 }
 
-/// Between two lines of progress.
+/// The least time between two lines of progress.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// A line for whoever reads standard error. If nobody does any more, or its file's disk is full, the job goes on and its exit code tells.
+/// Prints a line to standard error. If the line cannot be written, for example to a full disk, the
+/// job continues, and its exit code tells the result.
 pub(crate) fn say(text: &str) {
     let _reader_gone = writeln!(std::io::stderr(), "{text}");
 }
@@ -36,10 +37,10 @@ impl Display {
         if let Ok(style) = ProgressStyle::with_template(style) {
             bar.set_style(style);
         }
-        Self { json, bar, lines: !json && !terminal, last_line: None, begun: None }
+        Self { json, bar, lines: !json && !terminal, last_line: None, started: None }
     }
 
-    /// One line for the person, nothing for the program.
+    /// Prints a line for a person. With `--json` it prints nothing.
     pub(crate) fn note(&self, text: &str) {
         if !self.json {
             self.bar.suspend(|| say(text));
@@ -56,7 +57,7 @@ impl Display {
 
     fn show_json(&self, event: &JobEvent) {
         let mut output = std::io::stdout().lock();
-        // Whoever read this has gone; the job goes on and its exit code tells.
+        // If the reader has gone, the job continues, and its exit code tells the result.
         let _reader_gone = serde_json::to_writer(&mut output, event)
             .map_err(std::io::Error::from)
             .and_then(|()| output.write_all(b"\n"))
@@ -69,7 +70,7 @@ impl Display {
                 self.note(&format!("{job}: {model} in mode {mode}, {dense_parameters} dense parameters"));
             }
             JobEvent::Progress { step, total_steps, samples_per_second, loss, running_auc, .. } => {
-                let (first, at) = *self.begun.get_or_insert_with(|| (*step, Instant::now()));
+                let (first, at) = *self.started.get_or_insert_with(|| (*step, Instant::now()));
                 let made = (step.saturating_sub(first), at.elapsed());
                 let text = progress_text(*step, *total_steps, *samples_per_second, *loss, *running_auc, made);
                 if let Some(total) = total_steps {
@@ -91,47 +92,47 @@ impl Display {
                 ));
             }
             JobEvent::ModeSwitched { step, from, to } => self.note(&format!("mode {from} -> {to} at step {step}")),
-            JobEvent::ModeChosen { mode, reason } => self.note(&format!("going over to mode {mode}: {reason}")),
-            JobEvent::Scaling { role: Role::Ps, from, to, .. } if from == to => self.note("the slots are measured, to be spread anew"),
+            JobEvent::ModeChosen { mode, reason } => self.note(&format!("switching to mode {mode}: {reason}")),
+            JobEvent::Scaling { role: Role::Ps, from, to, .. } if from == to => self.note("measuring the slots, to rebalance them"),
             JobEvent::Scaling { role, from, to, .. } => {
-                self.note(&format!("{} {from} -> {to}: training goes on meanwhile", role.plural()));
+                self.note(&format!("{} {from} -> {to}: training continues meanwhile", role.plural()));
             }
             JobEvent::Scaled { role, from, to } => self.note(&format!("{} {from} -> {to}: done", role.plural())),
             JobEvent::SlotsMoved { slots: 0, imbalance, .. } => {
                 self.note(&format!("no slot moves: the busiest parameter server has {imbalance:.2} times the mean"));
             }
             JobEvent::SlotsMoved { from, to, slots, bytes, seconds, rest_seconds, .. } => self.note(&format!(
-                "parameter servers {from} -> {to}: {slots} slots ({} bytes) moved in {seconds:.2} s, of which training rested {rest_seconds:.3} s",
+                "parameter servers {from} -> {to}: {slots} slots ({} bytes) moved in {seconds:.2} s; training paused for {rest_seconds:.3} s",
                 thousands(*bytes)
             )),
             JobEvent::Resumed { checkpoint, step, rows, .. } => {
-                self.begun = None;
-                self.note(&format!("going on at step {step} from checkpoint {checkpoint} ({} rows)", thousands(*rows)));
+                self.started = None;
+                self.note(&format!("resuming at step {step} from checkpoint {checkpoint} ({} rows)", thousands(*rows)));
             }
             JobEvent::CheckpointSaved { step, checkpoint, bytes, seconds, .. } => self.note(&format!(
                 "checkpoint {checkpoint} of step {step}: {} bytes in {seconds:.2} s",
                 thousands(*bytes)
             )),
             JobEvent::Restarting { restart, message, seconds } => {
-                self.begun = None;
+                self.started = None;
                 self.note(&format!("{message}; restart {restart} in {seconds} s"));
             }
             JobEvent::Rejoined { member, chunks } => {
-                self.note(&format!("{member} was replaced; {chunks} chunks of data are read again for it"));
+                self.note(&format!("{member} was replaced; {chunks} chunks of data are read again"));
             }
-            JobEvent::Leaving { member } => self.note(&format!("{member} was told to end: its rows go to the others first")),
+            JobEvent::Leaving { member } => self.note(&format!("{member} got SIGTERM: its rows move to the others first")),
             JobEvent::ServerKeptRows { member } => {
-                self.note(&format!("{member} was killed and started again; its rows were still in memory"));
+                self.note(&format!("{member} was killed and restarted; its rows were still in memory"));
             }
             JobEvent::CoordinatorTakenUp { step } => {
-                self.note(&format!("the coordinator was killed and started again; it goes on at step {step} with all that it knew"));
+                self.note(&format!("the coordinator was killed and restarted; it continues at step {step} from its journal"));
             }
             JobEvent::Warning { message } => self.note(&format!("warning: {message}")),
             JobEvent::Summary(summary) => {
                 self.bar.finish_and_clear();
                 let _reader_gone = writeln!(std::io::stdout(), "{}", summary_table(summary));
             }
-            // The command's own error says it.
+            // The command prints the error itself.
             JobEvent::Failed { .. } => self.bar.finish_and_clear(),
         }
     }
@@ -235,14 +236,14 @@ mod tests {
     }
 
     #[test]
-    fn the_table_shows_what_matters_and_nothing_that_is_not_there() {
+    fn the_table_leaves_out_results_that_the_summary_lacks() {
         let summary = Summary { steps: 1234, parameters_sha256: "abc".to_owned(), ..Summary::default() };
         let table = summary_table(&summary).to_string();
         assert!(table.contains("1,234") && table.contains("abc") && !table.contains("AUC"), "{table}");
     }
 
     #[test]
-    fn the_time_left_goes_by_what_this_run_has_made() {
+    fn the_time_left_follows_the_pace_of_this_run() {
         let text = |made| progress_text(900_100, Some(1_000_000), 1.0, 0.5, None, made);
         assert!(
             text((100, Duration::from_secs(10))).ends_with("3 hours left"),

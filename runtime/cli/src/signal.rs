@@ -1,9 +1,9 @@
-//! The signals that end a command.
+//! The signals that end a command: SIGINT and SIGTERM.
 
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Ctrl-C, or the signal with which a supervisor ends a process. One that comes after this call and before the future is polled counts: a
-/// process that says it stays until told to stop can be told at once.
+/// Waits for SIGINT (Ctrl-C) or SIGTERM. This call installs the handlers, so a signal counts even
+/// if it arrives before the first poll. A supervisor may thus send one at once.
 pub(crate) fn interrupted() -> impl Future<Output = ()> {
     let signals = [SignalKind::interrupt(), SignalKind::terminate()].map(signal);
     async move {
@@ -12,7 +12,7 @@ pub(crate) fn interrupted() -> impl Future<Output = ()> {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
             },
-            // Without handlers the system ends the process.
+            // The handlers could not be installed, so a signal ends the process.
             _ => std::future::pending().await,
         }
     }
@@ -23,11 +23,11 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_signal_that_comes_before_anybody_waits_for_it_is_noticed() {
-        let told = interrupted();
+    async fn a_signal_before_the_first_poll_is_noticed() {
+        let signalled = interrupted();
         let this = std::process::id().to_string();
         let sent = std::process::Command::new("kill").args(["-TERM", &this]).status();
         assert!(sent.is_ok_and(|status| status.success()));
-        told.await;
+        signalled.await;
     }
 }

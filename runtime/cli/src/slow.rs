@@ -1,5 +1,6 @@
-//! Dense workers that are slow on purpose, to see how a training mode bears them: by factor (`--slow denseWorker-1=4x`), or by
-//! a limit on their CPU time (`--cpus denseWorker-1=0.25`), for which every limited process gets a cgroup of its own.
+//! Makes dense workers slow on purpose, to see how a training mode copes with stragglers.
+//! `--slow denseWorker-1=4x` multiplies their computing time. `--cpus denseWorker-1=0.25` limits
+//! their CPU time: each limited process gets its own cgroup.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use crate::Failure;
 
 const ROLE: &str = "denseWorker-";
 
-/// `denseWorker-1=4x`: that worker takes four times as long to compute.
+/// `denseWorker-1=4x`: the worker takes four times as long to compute.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Slow {
     index: u32,
@@ -29,7 +30,7 @@ impl FromStr for Slow {
     }
 }
 
-/// `denseWorker-1=0.25`: that worker gets a quarter of a core.
+/// `denseWorker-1=0.25`: the worker gets a quarter of a core.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Cpus {
     index: u32,
@@ -43,7 +44,7 @@ impl FromStr for Cpus {
         let (index, value) = worker_and_value(text)?;
         match value.parse::<f64>() {
             Ok(cores) if (0.01..=1024.0).contains(&cores) => Ok(Self { index, cores }),
-            _ => Err(format!("expected a number of cores from 0.01 on such as 0.25, found `{value}`")),
+            _ => Err(format!("expected a number of cores from 0.01 to 1024 such as 0.25, found `{value}`")),
         }
     }
 }
@@ -55,12 +56,12 @@ fn worker_and_value(text: &str) -> Result<(u32, &str), String> {
     Ok((index, value))
 }
 
-/// The factors by dense worker; refuses workers that the job does not have.
+/// The factor of each slowed dense worker, by index. Refuses an index that the job does not have.
 pub(crate) fn factors(slow: &[Slow], workers: u32) -> Result<BTreeMap<u32, f64>, Failure> {
     slow.iter().map(|slow| Ok((known(slow.index, workers, "--slow")?, slow.factor))).collect()
 }
 
-/// The cores by dense worker; refuses workers that the job does not have.
+/// The cores of each limited dense worker, by index. Refuses an index that the job does not have.
 pub(crate) fn cores(cpus: &[Cpus], workers: u32) -> Result<BTreeMap<u32, f64>, Failure> {
     cpus.iter().map(|cpus| Ok((known(cpus.index, workers, "--cpus")?, cpus.cores))).collect()
 }
@@ -69,16 +70,18 @@ fn known(index: u32, workers: u32, flag: &str) -> Result<u32, Failure> {
     if index < workers {
         return Ok(index);
     }
-    Err(Failure::User(format!("{flag} {ROLE}{index}: the job has {workers} dense workers, counted from 0")))
+    Err(Failure::User(format!("{flag} {ROLE}{index}: the job has {workers} dense workers, numbered from 0")))
 }
 
-/// A limit on one process's CPU time. Ends with this value, after the process.
+/// A limit on one process's CPU time. Drop it after the process has ended: the cgroup can only be
+/// removed then.
 pub(crate) struct CpuLimit {
     folder: PathBuf,
 }
 
 impl CpuLimit {
-    /// Puts process `pid` into a cgroup that gets `cores` cores, with the second version of cgroups or the first.
+    /// Puts process `pid` into a cgroup that gets `cores` cores. Supports versions 1 and 2 of
+    /// cgroups.
     pub(crate) fn put(pid: u32, cores: f64) -> Result<Self, Failure> {
         const PERIOD_MICROSECONDS: f64 = 20_000.0;
         let quota = (cores * PERIOD_MICROSECONDS).max(1_000.0) as u64;
@@ -94,8 +97,8 @@ impl CpuLimit {
         let limit = Self { folder };
         limit.write(&settings, pid).map_err(|error| {
             Failure::Failed(format!(
-                "cannot limit the CPU time of process {pid} by the cgroup {}: {error}; --cpus needs root and Linux's cgroups, --slow \
-                 does without",
+                "cannot limit the CPU time of process {pid} with the cgroup {}: {error}; --cpus needs root and \
+                 Linux's cgroups; --slow works without them",
                 limit.folder.display()
             ))
         })?;
@@ -113,7 +116,7 @@ impl CpuLimit {
 
 impl Drop for CpuLimit {
     fn drop(&mut self) {
-        // Not there if it could not be made.
+        // The folder is missing if it could not be made.
         let _gone = std::fs::remove_dir(&self.folder);
     }
 }
@@ -123,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slow_workers_are_read_and_wrong_ones_are_told_what_was_expected() {
+    fn wrong_slow_workers_are_refused_with_the_expected_form() {
         assert_eq!("denseWorker-1=4x".parse(), Ok(Slow { index: 1, factor: 4.0 }));
         assert_eq!("denseWorker-12=1.5".parse(), Ok(Slow { index: 12, factor: 1.5 }));
         assert_eq!("denseWorker-0=0.25".parse(), Ok(Cpus { index: 0, cores: 0.25 }));

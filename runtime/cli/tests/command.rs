@@ -1,4 +1,4 @@
-//! The `rectrain` binary as its user meets it: exit codes, sentences, JSON, processes, signals.
+//! Tests the `rectrain` binary as a user sees it: exit codes, messages, JSON, processes, signals.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -28,7 +28,7 @@ fn rectrain(folder: &Path, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_rectrain")).args(arguments).current_dir(folder).output().unwrap()
 }
 
-/// A run that has begun to train, and the rest of what it prints.
+/// Starts a run and waits until it trains. Returns it and the rest of its output.
 fn training(folder: &Path, arguments: &[&str]) -> (Child, Lines<BufReader<ChildStdout>>) {
     training_with(folder, arguments, None)
 }
@@ -109,9 +109,9 @@ fn gba_and_switches_train_in_processes_with_a_slow_worker() {
 }
 
 #[test]
-fn what_is_wrong_with_test_data_is_told_before_training_and_not_after_it() {
+fn bad_test_data_is_refused_before_training() {
     let rows = "1,5\n0,6\n";
-    for (test, said) in [("label,user\nyes,5\n".to_owned(), "yes"), ("label,user\n".to_owned(), "has no rows")] {
+    for (test, expected) in [("label,user\nyes,5\n".to_owned(), "yes"), ("label,user\n".to_owned(), "has no rows")] {
         let folder = folder_with(
             "{apiVersion: rectrain.dev/v1alpha1, kind: RecTrainingJob, metadata: {name: t}, spec: {model: {kind: lr},
              features: {sparse: [{name: user}]}, training: {epochs: 100000, globalBatchSize: 64},
@@ -122,12 +122,12 @@ fn what_is_wrong_with_test_data_is_told_before_training_and_not_after_it() {
         let output = rectrain(folder.path(), &["run", "job.yaml"]);
         let message = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{message}");
-        assert!(message.contains("test.csv") && message.contains(said), "{message}");
+        assert!(message.contains("test.csv") && message.contains(expected), "{message}");
     }
 }
 
 #[test]
-fn a_bad_row_deep_in_test_data_costs_no_model() {
+fn a_bad_row_deep_in_test_data_does_not_lose_the_model() {
     let rows = "1,5\n0,6\n".repeat(20_000);
     let job = |mode: &str| {
         format!(
@@ -157,7 +157,7 @@ fn a_bad_row_deep_in_test_data_costs_no_model() {
 }
 
 #[test]
-fn a_run_that_goes_on_where_nothing_is_left_to_train_says_so() {
+fn a_resumed_run_with_nothing_left_to_train_says_so() {
     let folder = folder_with(JOB);
     let sets = "spec.checkpoint.path=checkpoints,spec.checkpoint.resume=latest";
     let run = || rectrain(folder.path(), &["run", "job.yaml", "--json", "--set", sets]);
@@ -168,13 +168,14 @@ fn a_run_that_goes_on_where_nothing_is_left_to_train_says_so() {
     assert_eq!(digest(&first), digest(&again));
 }
 
-/// In a mode without a barrier nobody waits for it, so only its own process can tell.
+/// In a mode without a barrier no other process waits for the worker, so only its own watchdog
+/// notices.
 #[test]
-fn a_dense_worker_that_hangs_in_a_batch_ends_and_another_takes_its_place() {
-    // By its manifest, and as pods are told, whose manifest says nothing of it.
-    let told = [(",spec.faultTolerance.stallSeconds=10", None), ("", Some(("RECTRAIN_STALL_SECONDS", "10")))];
+fn a_dense_worker_that_hangs_in_a_batch_is_replaced() {
+    // Once the manifest sets the limit. Once the environment does, as in pods.
+    let limits = [(",spec.faultTolerance.stallSeconds=10", None), ("", Some(("RECTRAIN_STALL_SECONDS", "10")))];
     std::thread::scope(|scope| {
-        for (set, variable) in told {
+        for (set, variable) in limits {
             scope.spawn(move || {
                 let folder = folder_with(JOB);
                 let sets = format!(
@@ -195,9 +196,9 @@ fn a_dense_worker_that_hangs_in_a_batch_ends_and_another_takes_its_place() {
     });
 }
 
-/// As with a disk that is full, or a reader that has gone.
+/// The output goes to a full disk.
 #[test]
-fn a_run_whose_words_cannot_be_written_goes_on_to_its_end() {
+fn a_run_whose_output_cannot_be_written_completes() {
     for processes in [&[][..], &["--processes"]] {
         let folder = folder_with(JOB);
         let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
@@ -247,7 +248,7 @@ fn a_running_job_is_switched_by_its_name() {
     assert!(String::from_utf8_lossy(&gone.stderr).contains("no job `switched-"), "{gone:?}");
 }
 
-/// A job that trains for some seconds, under a name of its own.
+/// The arguments of a job with this name that trains for some seconds.
 fn job_to_scale(name: &str) -> Vec<String> {
     let sets = "spec.data.synthetic.rows=40000,spec.checkpoint.everySteps=50,spec.checkpoint.path=checkpoints,\
                 spec.faultTolerance.backoffSeconds=1";
@@ -262,7 +263,7 @@ fn digest_of_the_job_without_scaling() -> Value {
 }
 
 #[test]
-fn a_running_job_of_processes_is_scaled_by_its_name_and_trains_the_same_model() {
+fn scaling_a_running_job_by_its_name_keeps_the_model() {
     let folder = folder_with(JOB);
     let name = format!("scaled-{}", std::process::id());
     let arguments = job_to_scale(&name);
@@ -290,9 +291,10 @@ fn a_running_job_of_processes_is_scaled_by_its_name_and_trains_the_same_model() 
 }
 
 #[test]
-fn whoever_is_killed_while_slots_move_the_job_goes_on_and_trains_the_same_model() {
+fn a_kill_while_slots_move_keeps_the_model() {
     let alone = digest_of_the_job_without_scaling();
-    // A server that has joined for nothing yet is replaced; slots on their way are lost with either end of it.
+    // A new server without slots is replaced. A slot in transit is lost if its sender or receiver
+    // dies.
     for (role, milliseconds, restarts) in
         [("ps", 0, 0..=1), ("coordinator", 40, 0..=1), ("ps", 80, 0..=1), ("embedding-worker", 120, 0..=0)]
     {
@@ -302,10 +304,10 @@ fn whoever_is_killed_while_slots_move_the_job_goes_on_and_trains_the_same_model(
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let (mut child, lines) = training(folder.path(), &arguments);
         assert!(rectrain(folder.path(), &["scale", "ps", "3", "--job", &name]).status.success());
-        // Two more servers have to join before slots move.
+        // Slots move only when two more servers have joined.
         let deadline = Instant::now() + Duration::from_secs(20);
         while children_of(child.id()).iter().filter(|(_, role)| role == "ps").count() < 3 {
-            assert!(Instant::now() < deadline, "nobody joins");
+            assert!(Instant::now() < deadline, "no server joins");
             std::thread::sleep(Duration::from_millis(5));
         }
         std::thread::sleep(Duration::from_millis(milliseconds));
@@ -319,7 +321,7 @@ fn whoever_is_killed_while_slots_move_the_job_goes_on_and_trains_the_same_model(
 }
 
 #[test]
-fn members_that_are_told_to_end_together_are_replaced_and_the_same_model_is_trained() {
+fn draining_one_member_of_each_role_keeps_the_model() {
     let folder = folder_with(JOB);
     let replicas = "spec.roles.embeddingWorker.replicas=2,spec.roles.loader.replicas=2,spec.roles.denseWorker.replicas=2,\
                     spec.roles.ps.replicas=2,spec.data.synthetic.rows=90000,spec.checkpoint=null";
@@ -333,7 +335,7 @@ fn members_that_are_told_to_end_together_are_replaced_and_the_same_model_is_trai
         let is_back = event["event"] == "rejoined" || event["event"] == "slotsMoved" && event["to"] == 2;
         missing -= i32::from(is_back);
         if event["event"] == "progress" && missing == 0 && rounds < 3 {
-            // Four come in others' places, and slots move to the server.
+            // Four replacements join, and slots move to the new server.
             (rounds, missing) = (rounds + 1, 5);
             for role in ["dense-worker", "embedding-worker", "loader", "ps"] {
                 let victim = children_of(child.id()).into_iter().rfind(|(_, of)| of == role).unwrap().0;
@@ -350,27 +352,28 @@ fn members_that_are_told_to_end_together_are_replaced_and_the_same_model_is_trai
     }
 }
 
-/// A job of three parameter servers two of which are told to end, as on nodes that are drained, one after the other has come back: each
-/// hands its rows over first. Gives the summaries of this run and of the one left alone.
+/// Trains with three parameter servers, and sends SIGTERM to two of them, one after the other is
+/// back, as when nodes are drained. Each hands its rows over first. Returns the summaries of this
+/// run and of an undisturbed one.
 fn run_with_drained_servers(sets: &str) -> (Value, Value) {
     let folder = folder_with(JOB);
     let replicas = "spec.roles.ps.replicas=3,spec.data.synthetic.rows=90000,spec.checkpoint=null";
     let common = ["run", "job.yaml", "--json", "--set", replicas, "--set", sets];
     let alone = events(&rectrain(folder.path(), &common)).pop().unwrap();
-    let without_kept_rows =
+    let without_shared_memory =
         ["--processes", "--slow", "denseWorker-0=8x", "--set", "spec.faultTolerance.sharedMemory=false"];
-    let (mut child, lines) = training(folder.path(), &[&common[..], &without_kept_rows].concat());
+    let (mut child, lines) = training(folder.path(), &[&common[..], &without_shared_memory].concat());
     let (mut moved, mut events) = (Vec::new(), Vec::<Value>::new());
-    let (mut victims, mut all_are_there) = ([1, 0].into_iter(), true);
+    let (mut victims, mut all_are_present) = ([1, 0].into_iter(), true);
     for line in lines {
         let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
         if event["event"] == "slotsMoved" {
             moved.push((event["from"].as_u64().unwrap(), event["to"].as_u64().unwrap()));
-            all_are_there = moved.len() % 2 == 0;
+            all_are_present = moved.len() % 2 == 0;
         }
-        let is_due = event["event"] == "progress" && all_are_there;
+        let is_due = event["event"] == "progress" && all_are_present;
         if is_due && let Some(index) = victims.next() {
-            all_are_there = false;
+            all_are_present = false;
             let mut servers: Vec<_> = children_of(child.id()).into_iter().filter(|(_, of)| of == "ps").collect();
             servers.sort();
             assert!(Command::new("kill").args(["-TERM", &servers[index].0.to_string()]).status().unwrap().success());
@@ -390,8 +393,8 @@ fn run_with_drained_servers(sets: &str) -> (Value, Value) {
 }
 
 #[test]
-fn parameter_servers_that_are_told_to_end_hand_their_rows_over_and_the_same_model_is_trained() {
-    // One dense worker that waits for its own gradients trains the same without a barrier every time.
+fn draining_parameter_servers_keeps_the_model() {
+    // With one dense worker, which waits for its own gradients, gba is deterministic.
     for sets in ["spec.training.mode=sync", "spec.training.mode=gba,spec.training.localBatchSize=32"] {
         let (last, alone) = run_with_drained_servers(sets);
         for field in ["parametersSha256", "test", "rows", "trainedRows"] {
@@ -400,8 +403,8 @@ fn parameter_servers_that_are_told_to_end_hand_their_rows_over_and_the_same_mode
     }
 }
 
-/// Embedding workers and loaders hold nothing that cannot be had again.
-const WITHOUT_ROWS: [(&str, usize); 6] = [
+/// Kills of embedding workers and loaders, which have no state that would be lost.
+const KILLS_WITHOUT_STATE: [(&str, usize); 6] = [
     ("embedding-worker", 0),
     ("loader", 0),
     ("embedding-worker", 1),
@@ -410,12 +413,12 @@ const WITHOUT_ROWS: [(&str, usize); 6] = [
     ("loader", 0),
 ];
 
-/// Parameter servers' rows outlive them.
-const WITH_ROWS: [(&str, usize); 8] =
+/// Kills of parameter servers, whose rows outlive them, and of others.
+const KILLS_OF_SERVERS: [(&str, usize); 8] =
     [("ps", 0), ("ps", 1), ("embedding-worker", 0), ("ps", 1), ("ps", 0), ("loader", 1), ("ps", 0), ("ps", 1)];
 
-/// Dense workers' parameters are with the others, or on the parameter servers.
-const WITH_PARAMETERS: [(&str, usize); 8] = [
+/// Kills of dense workers, whose parameters other dense workers or the servers have, and of others.
+const KILLS_OF_DENSE_WORKERS: [(&str, usize); 8] = [
     ("dense-worker", 0),
     ("dense-worker", 1),
     ("loader", 0),
@@ -426,8 +429,8 @@ const WITH_PARAMETERS: [(&str, usize); 8] = [
     ("dense-worker", 1),
 ];
 
-/// The coordinator has written down what it knew, also of whom it saw die.
-const WITH_THE_COORDINATOR: [(&str, usize); 8] = [
+/// Kills of the coordinator, whose journal also records the members that died, and of others.
+const KILLS_OF_THE_COORDINATOR: [(&str, usize); 8] = [
     ("coordinator", 0),
     ("coordinator", 0),
     ("embedding-worker", 0),
@@ -438,8 +441,9 @@ const WITH_THE_COORDINATOR: [(&str, usize); 8] = [
     ("coordinator", 0),
 ];
 
-/// A job without checkpoints goes on without the `victims`, by role and number, and trains as many samples as alone. Gives the summaries of
-/// the run with kills and of the one left alone.
+/// Trains a job and kills the `victims`, given by role and number, one after the other. It must not
+/// restart, and must train as many samples as an undisturbed run. Returns the summaries of this run
+/// and of the undisturbed one.
 fn run_with_kills(sets: &str, victims: &[(&str, usize)]) -> (Value, Value) {
     let folder = folder_with(JOB);
     let replicas = "spec.roles.embeddingWorker.replicas=2,spec.roles.loader.replicas=2,spec.roles.denseWorker.replicas=2,\
@@ -447,7 +451,8 @@ fn run_with_kills(sets: &str, victims: &[(&str, usize)]) -> (Value, Value) {
     let common = ["run", "job.yaml", "--json", "--set", replicas, "--set", sets];
     let no_checkpoints = [&common[..], &["--set", "spec.checkpoint=null"]].concat();
     let alone = events(&rectrain(folder.path(), &no_checkpoints)).pop().unwrap();
-    // Without a barrier a worker that is not slow would train everything before all are killed.
+    // Without a barrier a worker that is not slow would train everything before all victims are
+    // killed.
     let slow: &[&str] = match sets.contains("denseWorker.replicas=1") {
         true => &["--slow", "denseWorker-0=8x"],
         false => &["--slow", "denseWorker-0=8x", "--slow", "denseWorker-1=8x"],
@@ -456,19 +461,20 @@ fn run_with_kills(sets: &str, victims: &[(&str, usize)]) -> (Value, Value) {
     let (mut child, lines) = training(folder.path(), &arguments);
     let is_back =
         |event: &Value| ["rejoined", "serverKeptRows", "coordinatorTakenUp"].iter().any(|back| event["event"] == *back);
-    // Whoever comes later goes by the manifest of the run's beginning.
+    // Replacements must use the manifest from the start of the run.
     std::fs::write(folder.path().join("job.yaml"), "the next experiment").unwrap();
     let (kills, mut victims, mut events) = (victims.len(), victims.iter(), Vec::<Value>::new());
-    let mut all_are_there = true;
+    let mut all_are_present = true;
     for line in lines {
         let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
-        all_are_there |= is_back(&event);
-        // The next one is killed when training has gone on after the one before has been replaced.
-        let is_due = event["event"] == "progress" && all_are_there;
+        all_are_present |= is_back(&event);
+        // The next victim is killed when training progresses after the previous one's replacement.
+        let is_due = event["event"] == "progress" && all_are_present;
         if is_due && let Some((role, index)) = victims.next() {
-            all_are_there = false;
+            all_are_present = false;
             let of_role: Vec<_> = children_of(child.id()).into_iter().filter(|(_, of)| of == role).collect();
-            // A successor's number is not that of its place.
+            // The processes are not in the order of their indices: a replacement has a new process
+            // id.
             let (victim, _) = of_role[index % of_role.len()];
             assert!(Command::new("kill").args(["-9", &victim.to_string()]).status().unwrap().success());
         }
@@ -484,8 +490,8 @@ fn run_with_kills(sets: &str, victims: &[(&str, usize)]) -> (Value, Value) {
 }
 
 #[test]
-fn embedding_workers_and_loaders_that_are_killed_are_replaced_and_the_same_model_is_trained() {
-    let (last, alone) = run_with_kills("spec.training.mode=sync", &WITHOUT_ROWS);
+fn killing_embedding_workers_and_loaders_keeps_the_model() {
+    let (last, alone) = run_with_kills("spec.training.mode=sync", &KILLS_WITHOUT_STATE);
     assert_eq!(last["parametersSha256"], alone["parametersSha256"]);
     assert!(alone["test"]["auc"].is_f64(), "{alone}");
     assert_eq!(last["test"], alone["test"]);
@@ -493,44 +499,47 @@ fn embedding_workers_and_loaders_that_are_killed_are_replaced_and_the_same_model
 
 #[test]
 #[cfg(target_os = "linux")]
-fn parameter_servers_that_are_killed_find_their_rows_and_the_same_model_is_trained() {
-    let (last, alone) = run_with_kills("spec.training.mode=sync", &WITH_ROWS);
+fn killing_parameter_servers_keeps_the_model() {
+    let (last, alone) = run_with_kills("spec.training.mode=sync", &KILLS_OF_SERVERS);
     assert_eq!(last["parametersSha256"], alone["parametersSha256"]);
     assert_eq!((&last["test"], &last["rows"]), (&alone["test"], &alone["rows"]));
 }
 
 #[test]
 #[cfg(target_os = "linux")]
-fn in_hybrid_no_row_is_lost_with_parameter_servers_that_are_killed() {
-    let (last, alone) = run_with_kills("spec.training.mode=hybrid", &WITH_ROWS);
+fn in_hybrid_killing_parameter_servers_loses_no_row() {
+    let (last, alone) = run_with_kills("spec.training.mode=hybrid", &KILLS_OF_SERVERS);
     assert_eq!((&last["trainedRows"], &last["rows"]), (&alone["trainedRows"], &alone["rows"]), "{last}");
 }
 
 #[test]
-fn dense_workers_that_are_killed_take_the_others_parameters_and_the_same_model_is_trained() {
-    let (last, alone) = run_with_kills("spec.training.mode=sync,spec.model.dropout=0.2", &WITH_PARAMETERS);
+fn killing_dense_workers_keeps_the_model() {
+    let (last, alone) = run_with_kills("spec.training.mode=sync,spec.model.dropout=0.2", &KILLS_OF_DENSE_WORKERS);
     assert_eq!(last["parametersSha256"], alone["parametersSha256"]);
     assert_eq!(last["test"], alone["test"]);
 }
 
-/// The embedding worker that knows what a dense worker was given dies with it, wherever they are in a step: before its rows are updated, after it,
-/// and when one parameter server has done so and the other has not.
+/// A dense worker dies together with the embedding worker that knows its piece. The kills hit any
+/// point of a step: before the update of the rows, after it, or between the two parameter servers.
 #[test]
-fn an_embedding_worker_and_a_dense_worker_that_are_killed_together_are_replaced_and_the_same_model_is_trained() {
-    killed_together("spec.training.mode=sync", |_| true);
+fn killing_an_embedding_and_a_dense_worker_together_keeps_the_model() {
+    kill_together("spec.training.mode=sync", |_| true);
 }
 
-/// What was predicted of the test data is predicted again, of pieces that are sent again, while the other dense worker is far ahead.
+/// The replacement predicts the same test data again, from pieces that are sent again. Meanwhile
+/// the other dense worker is far ahead.
 #[test]
-fn an_embedding_worker_and_a_dense_worker_that_are_killed_together_are_replaced_while_they_predict() {
+fn killing_both_workers_during_an_evaluation_keeps_the_model() {
     let sets = "spec.training.mode=sync,spec.training.evaluation.every=steps,spec.training.evaluation.steps=50,\
                 spec.data.synthetic.testRows=60000";
-    // What was reported last when training came to rest.
-    killed_together(sets, |step| step % 50 == 0);
+    // The last progress before training paused for an evaluation.
+    kill_together(sets, |step| step % 50 == 0);
 }
 
-/// Of two each, five times, when there is progress at a step that is meant.
-fn killed_together(sets: &str, is_meant: impl Fn(u64) -> bool) {
+/// Trains with two members of each role, and kills an embedding worker and a dense worker together,
+/// five times, at progress of a step for which `is_due_at` is true. The model must equal that
+/// from an undisturbed run.
+fn kill_together(sets: &str, is_due_at: impl Fn(u64) -> bool) {
     let folder = folder_with(JOB);
     let replicas = "spec.roles.embeddingWorker.replicas=2,spec.roles.loader.replicas=2,spec.roles.denseWorker.replicas=2,\
                     spec.roles.ps.replicas=2,spec.data.synthetic.rows=90000,spec.faultTolerance.maxRestarts=20";
@@ -542,7 +551,7 @@ fn killed_together(sets: &str, is_meant: impl Fn(u64) -> bool) {
     for line in lines {
         last = serde_json::from_str(&line.unwrap()).unwrap();
         missing -= i32::from(last["event"] == "rejoined");
-        let is_due = last["event"] == "progress" && last["step"].as_u64().is_some_and(&is_meant);
+        let is_due = last["event"] == "progress" && last["step"].as_u64().is_some_and(&is_due_at);
         if is_due && missing == 0 && rounds < 5 {
             (rounds, missing) = (rounds + 1, 2);
             let of =
@@ -558,33 +567,34 @@ fn killed_together(sets: &str, is_meant: impl Fn(u64) -> bool) {
     }
 }
 
-/// A job's rests: most of the time it predicts, and after each rest it saves a checkpoint.
-const RESTING: &str = "spec.training.evaluation.every=steps,spec.training.evaluation.steps=100,spec.data.synthetic.testRows=10000,\
+/// Makes training pause often for evaluations and checkpoints: the job evaluates most of the time.
+const PAUSES: &str = "spec.training.evaluation.every=steps,spec.training.evaluation.steps=100,spec.data.synthetic.testRows=10000,\
                        spec.checkpoint.path=checkpoints,spec.checkpoint.everySteps=100";
 
 #[test]
-fn dense_workers_that_are_killed_while_training_rests_are_replaced_and_the_same_model_is_trained() {
-    let (last, alone) = run_with_kills(&format!("spec.training.mode=sync,{RESTING}"), &WITH_PARAMETERS);
+fn killing_dense_workers_while_training_is_paused_keeps_the_model() {
+    let (last, alone) = run_with_kills(&format!("spec.training.mode=sync,{PAUSES}"), &KILLS_OF_DENSE_WORKERS);
     for field in ["parametersSha256", "test", "rows", "trainedRows", "skippedRows"] {
         assert_eq!(last[field], alone[field], "{field}");
     }
 }
 
 #[test]
-fn without_a_barrier_and_through_switches_dense_workers_that_are_killed_while_training_rests_are_replaced() {
+fn with_switches_killing_dense_workers_while_paused_drops_no_batch() {
     let sets = "spec.training.mode=gba,spec.training.switchAt[0].step=300,spec.training.switchAt[0].mode=sync,\
                 spec.training.switchAt[1].step=500,spec.training.switchAt[1].mode=gba";
-    let (last, alone) = run_with_kills(&format!("{sets},{RESTING}"), &WITH_PARAMETERS);
+    let (last, alone) = run_with_kills(&format!("{sets},{PAUSES}"), &KILLS_OF_DENSE_WORKERS);
     assert_eq!((&last["mode"], &last["modeSwitches"]), (&Value::from("gba"), &Value::from(2)));
     assert_eq!((&last["trainedRows"], &last["droppedBatches"]), (&alone["trainedRows"], &Value::from(0)), "{last}");
 }
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_coordinator_that_is_killed_goes_on_with_what_it_knew_and_the_same_model_is_trained() {
-    // At rest for an evaluation it is killed as well: 30 steps are less than what lies between two reports of progress.
+fn killing_the_coordinator_keeps_the_model() {
+    // Some kills happen during evaluations, because reports of progress are more than 30 steps
+    // apart.
     let sets = "spec.training.mode=sync,spec.training.evaluation.every=steps,spec.training.evaluation.steps=30";
-    let (last, alone) = run_with_kills(sets, &WITH_THE_COORDINATOR);
+    let (last, alone) = run_with_kills(sets, &KILLS_OF_THE_COORDINATOR);
     for field in ["parametersSha256", "test", "rows", "trainedRows", "skippedRows"] {
         assert_eq!(last[field], alone[field], "{field}");
     }
@@ -592,31 +602,31 @@ fn a_coordinator_that_is_killed_goes_on_with_what_it_knew_and_the_same_model_is_
 
 #[test]
 #[cfg(target_os = "linux")]
-fn without_a_barrier_no_batch_is_lost_with_a_coordinator_that_is_killed() {
+fn without_a_barrier_killing_the_coordinator_loses_no_batch() {
     let sets = "spec.training.mode=gba,spec.training.switchAt[0].step=300,spec.training.switchAt[0].mode=sync,\
                 spec.training.switchAt[1].step=500,spec.training.switchAt[1].mode=gba";
-    let (last, alone) = run_with_kills(sets, &WITH_THE_COORDINATOR);
+    let (last, alone) = run_with_kills(sets, &KILLS_OF_THE_COORDINATOR);
     assert_eq!((&last["mode"], &last["modeSwitches"]), (&Value::from("gba"), &Value::from(2)));
     assert_eq!((&last["trainedRows"], &last["droppedBatches"]), (&alone["trainedRows"], &Value::from(0)), "{last}");
 }
 
 #[test]
-fn in_hybrid_no_batch_is_lost_with_dense_workers_that_are_killed() {
-    let (last, alone) = run_with_kills("spec.training.mode=hybrid", &WITH_PARAMETERS);
+fn in_hybrid_killing_dense_workers_loses_no_batch() {
+    let (last, alone) = run_with_kills("spec.training.mode=hybrid", &KILLS_OF_DENSE_WORKERS);
     assert_eq!(last["trainedRows"], alone["trainedRows"], "{last}");
 }
 
 #[test]
-fn without_a_barrier_every_row_is_trained_with_dense_workers_that_are_killed() {
-    // In the end those that took the others' places sum their gradients.
+fn without_a_barrier_killing_dense_workers_loses_no_row() {
+    // After the switch to sync the replacements sum their gradients in the ring.
     let sets = "spec.training.mode=gba,spec.training.switchAt[0].step=670,spec.training.switchAt[0].mode=sync";
-    let (last, alone) = run_with_kills(sets, &WITH_PARAMETERS);
+    let (last, alone) = run_with_kills(sets, &KILLS_OF_DENSE_WORKERS);
     assert_eq!((&last["mode"], &last["modeSwitches"]), (&Value::from("sync"), &Value::from(1)));
     assert_eq!((&last["trainedRows"], &last["droppedBatches"]), (&alone["trainedRows"], &Value::from(0)), "{last}");
 }
 
 #[test]
-fn without_shared_memory_a_killed_parameter_server_takes_the_job_back_to_the_start() {
+fn without_shared_memory_a_killed_server_restarts_the_job() {
     let folder = folder_with(JOB);
     let sets =
         "spec.data.synthetic.rows=40000,spec.faultTolerance.backoffSeconds=1,spec.faultTolerance.sharedMemory=false";
@@ -630,12 +640,12 @@ fn without_shared_memory_a_killed_parameter_server_takes_the_job_back_to_the_sta
     assert_eq!(last["parametersSha256"], digest_of_the_job_without_scaling());
 }
 
-/// One dense worker that waits for its own gradients trains the same without a barrier every time.
+/// With one dense worker, which waits for its own gradients, gba is deterministic.
 #[test]
 #[cfg(target_os = "linux")]
-fn without_a_barrier_killed_parameter_servers_find_all_they_held_and_the_same_model_is_trained() {
+fn without_a_barrier_killing_parameter_servers_keeps_the_model() {
     let sets = "spec.training.mode=gba,spec.training.localBatchSize=32,spec.roles.denseWorker.replicas=1";
-    let (last, alone) = run_with_kills(sets, &WITH_ROWS);
+    let (last, alone) = run_with_kills(sets, &KILLS_OF_SERVERS);
     for field in ["parametersSha256", "test", "rows", "trainedRows"] {
         assert_eq!(last[field], alone[field], "{field}");
     }
@@ -644,17 +654,17 @@ fn without_a_barrier_killed_parameter_servers_find_all_they_held_and_the_same_mo
 
 #[test]
 #[cfg(target_os = "linux")]
-fn without_a_barrier_and_through_switches_every_row_is_trained_with_parameter_servers_that_are_killed() {
+fn with_switches_killing_parameter_servers_loses_no_row() {
     let sets = "spec.training.mode=gba,spec.training.switchAt[0].step=300,spec.training.switchAt[0].mode=sync,\
                 spec.training.switchAt[1].step=500,spec.training.switchAt[1].mode=gba";
-    let (last, alone) = run_with_kills(sets, &WITH_ROWS[..6]);
+    let (last, alone) = run_with_kills(sets, &KILLS_OF_SERVERS[..6]);
     assert_eq!((&last["mode"], &last["modeSwitches"]), (&Value::from("gba"), &Value::from(2)));
     assert_eq!((&last["trainedRows"], &last["droppedBatches"]), (&alone["trainedRows"], &Value::from(0)), "{last}");
 }
 
 #[test]
-fn without_a_barrier_no_batch_is_lost_with_embedding_workers_and_loaders_that_are_killed() {
-    let (last, alone) = run_with_kills("spec.training.mode=gba", &WITHOUT_ROWS);
+fn without_a_barrier_killing_workers_and_loaders_loses_no_batch() {
+    let (last, alone) = run_with_kills("spec.training.mode=gba", &KILLS_WITHOUT_STATE);
     assert_eq!((&last["tokensLost"], &last["trainedRows"]), (&Value::from(0), &alone["trainedRows"]), "{last}");
 }
 
@@ -668,7 +678,7 @@ fn hybrid_trains_in_processes() {
 }
 
 #[test]
-fn a_killed_parameter_server_ends_the_job_with_a_sentence_and_nobody_waits_for_ever() {
+fn without_restarts_a_killed_server_ends_the_job_with_a_message() {
     let folder = folder_with(&JOB.replace("rows: 3000", "rows: 3000000"));
     let (child, _output) = training(
         folder.path(),
@@ -684,7 +694,7 @@ fn a_killed_parameter_server_ends_the_job_with_a_sentence_and_nobody_waits_for_e
     assert!(message.contains("ps 0 was killed"), "{message}");
 }
 
-/// One dense worker, which nobody can take the place of; a checkpoint every five of 94 steps.
+/// A job of 94 steps with one dense worker, which cannot be replaced.
 const SAVED: &[&str] = &[
     "--set",
     "spec.data.synthetic.rows=6000,spec.training.epochs=2,spec.roles.ps.replicas=2",
@@ -693,7 +703,7 @@ const SAVED: &[&str] = &[
 ];
 
 #[test]
-fn a_run_whose_processes_are_killed_goes_on_by_itself_and_trains_the_same_model() {
+fn a_run_restarts_from_its_checkpoint_and_keeps_the_model() {
     let folder = folder_with(JOB);
     let alone = events(&rectrain(folder.path(), &[&["run", "job.yaml", "--json"], SAVED].concat()));
     let mut child = Command::new(env!("CARGO_BIN_EXE_rectrain"))
@@ -723,12 +733,13 @@ fn a_run_whose_processes_are_killed_goes_on_by_itself_and_trains_the_same_model(
     for field in ["parametersSha256", "samples", "trainedRows", "steps", "test"] {
         assert_eq!(last[field], alone[field], "{field}");
     }
-    // The parameter server's successor found the rows, and the coordinator's what it had known.
+    // The parameter server's replacement found the rows, and the coordinator's found the journal.
+    // Only the death of the dense worker made the job restart.
     assert_eq!((resumed, kept, taken_up, &last["restarts"]), (1, 1, 1, &1.into()));
 }
 
 #[test]
-fn ctrl_c_saves_a_checkpoint_and_the_next_run_goes_on_from_it() {
+fn ctrl_c_saves_a_checkpoint_and_the_next_run_resumes_from_it() {
     for processes in [&[][..], &["--processes"]] {
         let folder = folder_with(JOB);
         let alone = events(&rectrain(folder.path(), &[&["run", "job.yaml", "--json"], SAVED].concat()));
@@ -750,7 +761,7 @@ fn ctrl_c_saves_a_checkpoint_and_the_next_run_goes_on_from_it() {
 }
 
 #[test]
-fn another_runs_checkpoints_are_refused_with_a_sentence_and_never_tried_again() {
+fn checkpoints_of_another_run_are_refused_without_a_restart() {
     let folder = folder_with(JOB);
     let job = ["run", "job.yaml", "--json", "--set", "spec.checkpoint.path=checkpoints"];
     assert!(rectrain(folder.path(), &job).status.success());
@@ -781,7 +792,7 @@ fn ctrl_c_ends_a_run_and_all_its_processes() {
 /// The processes of a job as pods run them, one by one.
 struct Pods {
     folder: tempfile::TempDir,
-    /// Where members call.
+    /// The address that members connect to.
     members: String,
     coordinator: Child,
     events: Lines<BufReader<ChildStdout>>,
@@ -821,7 +832,7 @@ impl Pods {
         Self::command(&self.folder).args(arguments).args(["--metrics", "127.0.0.1:0"]).args(more).spawn().unwrap()
     }
 
-    /// The next event of this kind. A job that fails before has nothing more to tell.
+    /// Waits for the next event of this kind. If the job fails first, the test fails.
     fn event(&mut self, kind: &str) -> Value {
         let mut events = self.events.by_ref().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
         let is_it = |event: &Value| {
@@ -832,7 +843,8 @@ impl Pods {
     }
 }
 
-/// Waits until the process says that it stays, and tells it to stop; whether it was told. One that ended by itself was not.
+/// Waits until the process says that it stays, and sends it SIGTERM. Returns false if it ended by
+/// itself instead.
 fn stop_when_it_stays(process: &mut Child) -> bool {
     let mut logs = BufReader::new(process.stderr.take().unwrap()).lines();
     let stays = logs.any(|line| line.unwrap().contains("staying until told to stop"));
@@ -844,14 +856,14 @@ fn stop_when_it_stays(process: &mut Child) -> bool {
     stays
 }
 
-/// Waits until the process says that it stays, tells it to stop, and gives its exit code.
+/// Waits until the process says that it stays, and sends it SIGTERM. Returns its exit code.
 fn exit_code_after_staying(mut process: Child) -> Option<i32> {
     assert!(stop_when_it_stays(&mut process));
     process.wait().unwrap().code()
 }
 
 #[test]
-fn what_is_told_to_stay_outlives_its_job_and_exits_with_0_when_stopped() {
+fn with_stay_processes_outlive_their_job_and_exit_with_0() {
     let mut pods = Pods::start(JOB);
     let members = Pods::ROLES.map(|role| pods.member(role, "tcp://127.0.0.1:0"));
     assert_eq!(pods.event("summary")["samples"], 3000);
@@ -862,9 +874,9 @@ fn what_is_told_to_stay_outlives_its_job_and_exits_with_0_when_stopped() {
 }
 
 #[test]
-fn a_member_restarted_in_the_middle_ends_the_job_and_whoever_stays_learns_it() {
+fn a_server_restarted_without_its_rows_fails_the_job_everywhere() {
     let mut pods = Pods::start(&JOB.replace("rows: 3000", "rows: 3000000"));
-    // An address that the restarted process can have again, as a pod has its name.
+    // A fixed address, which the restarted process can use again, as a pod keeps its name.
     let bind = format!("tcp://127.0.0.73:{}", free_port());
     let mut server = pods.member("ps", &bind);
     let others = ["embedding-worker", "dense-worker", "loader"].map(|role| pods.member(role, "tcp://127.0.0.1:0"));
@@ -874,7 +886,8 @@ fn a_member_restarted_in_the_middle_ends_the_job_and_whoever_stays_learns_it() {
     let mut restarted = pods.member("ps", &bind);
     let message = pods.event("failed")["message"].as_str().unwrap().to_owned();
     assert!(message.contains("restarted") || message.contains("127.0.0.73"), "{message}");
-    // If it is the first by whom the coordinator learns what has happened, it ends with that, and the next one stays.
+    // If the coordinator learns of the restart from this process, the process fails. The next one
+    // stays.
     let stayed = stop_when_it_stays(&mut restarted);
     assert_eq!(restarted.wait().unwrap().code(), Some(1));
     if !stayed {
@@ -882,15 +895,16 @@ fn a_member_restarted_in_the_middle_ends_the_job_and_whoever_stays_learns_it() {
     }
     assert_eq!(exit_code_after_staying(pods.coordinator), Some(1));
     for mut other in others {
-        // One that failed by itself has exited; one that was told stays.
+        // A member that failed by itself has exited. A member that learned of the failure stays.
         other.kill().unwrap();
         other.wait().unwrap();
     }
 }
 
-/// As pods that are deleted by force: what runs in them is killed a while after others have their names.
+/// As with pods that are deleted by force: an old process is killed some time after its replacement
+/// started under the same name.
 #[test]
-fn members_that_live_on_after_others_took_their_places_do_no_harm() {
+fn replaced_members_that_still_run_do_no_harm() {
     let manifest = JOB
         .replace("rows: 3000", "rows: 90000")
         .replace("training: {", "roles: {embeddingWorker: {replicas: 2}, denseWorker: {replicas: 2}}\n  training: {");
@@ -908,13 +922,14 @@ fn members_that_live_on_after_others_took_their_places_do_no_harm() {
         pods.event("progress");
         for round in 0..4 {
             for (role, before) in &mut replaced {
-                let successor = start(&pods, role, 1);
+                let replacement = start(&pods, role, 1);
                 assert_eq!(pods.event("rejoined")["member"], format!("{role} 1"));
-                // It may have been told, and have ended; or be about to take in what is for its successor.
+                // The old process may have ended by itself, or may still receive data for its
+                // replacement.
                 std::thread::sleep(Duration::from_millis(40 * round));
                 before.kill().unwrap();
                 before.wait().unwrap();
-                *before = successor;
+                *before = replacement;
             }
             pods.event("progress");
         }
@@ -936,7 +951,7 @@ fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.73:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Processes that `parent` started, with their first argument.
+/// The process ids and the first arguments of the processes that `parent` started.
 fn children_of(parent: u32) -> Vec<(u32, String)> {
     let mut children = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -954,7 +969,7 @@ fn children_of(parent: u32) -> Vec<(u32, String)> {
 }
 
 #[test]
-fn the_users_mistakes_are_one_sentence_each_and_exit_code_2() {
+fn each_mistake_of_the_user_has_a_message_and_exit_code_2() {
     let csv = |header: &str, rows: &str| format!("{header}\n{rows}");
     let good = "1,5\n0,6\n";
     let job = |sparse: &str| {
@@ -1010,7 +1025,7 @@ fn validate_and_explain_answer_and_refuse() {
     assert_eq!(rectrain(folder.path(), &["explain", "spec.training.globalBatch"]).status.code(), Some(2));
 }
 
-/// What only a cluster can carry out is no mistake of the manifest.
+/// A manifest may need a capability that only a cluster has.
 #[test]
 fn a_manifest_for_a_cluster_is_valid_and_run_refuses_it() {
     let folder = folder_with(JOB);
@@ -1035,7 +1050,7 @@ fn a_manifest_for_a_cluster_is_valid_and_run_refuses_it() {
         assert_eq!(refused.status.code(), Some(2), "{message}");
         assert!(message.contains(&format!("job.yaml: {field}: this version cannot ")), "{message}");
     }
-    // The same of what this build lacks.
+    // A capability that this build lacks is no mistake either.
     let gpu = ["job.yaml", "--set", "spec.roles.denseWorker.gpus=1"];
     let valid = rectrain(folder.path(), &[&["validate"], &gpu[..]].concat());
     assert!(valid.status.success(), "{}", String::from_utf8_lossy(&valid.stderr));

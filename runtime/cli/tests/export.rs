@@ -1,5 +1,6 @@
-//! A checkpoint exported, and loaded back by the programs that it is exported for: pyarrow, safetensors, numpy and onnxruntime
-//! must come to the predictions that the tower makes. Skipped, aloud, where the Python packages cannot be installed.
+//! Exports checkpoints, and loads them with pyarrow, safetensors, numpy and onnxruntime. Their
+//! predictions must be the tower's. Where the Python packages cannot be installed, the test says so
+//! and is skipped.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -28,7 +29,7 @@ const DENSE: usize = 3;
 const SAMPLES: usize = 50;
 const PACKAGES: [&str; 4] = ["numpy", "pyarrow", "safetensors", "onnxruntime"];
 
-/// A number in [−1, 1) that differs for every seed.
+/// A pseudo-random number in [−1, 1) from the seed.
 fn number(seed: u64) -> f32 {
     let word = TableSeed(seed).integer(1);
     (word >> 40) as f32 / (1 << 23) as f32 - 1.0
@@ -43,7 +44,7 @@ struct Job {
     linear: bool,
 }
 
-/// A job whose two first features share a table, with rows and parameters that are not what they start from.
+/// A job whose first two features share a table. Its parameters differ from their initial values.
 fn job(settings: ModelSettings) -> Job {
     let lr = settings == ModelSettings::Lr;
     let dims = if lr { vec![0; 3] } else { vec![4; 3] };
@@ -83,7 +84,7 @@ impl Job {
         self.dims[0] + usize::from(self.linear)
     }
 
-    /// Makes and moves the rows of these ids in every feature.
+    /// Looks up and updates the rows of these ids in every feature, which creates missing ones.
     fn touch(&self, ids: std::ops::Range<i64>, count: u64) {
         for feature in &self.features {
             for id in ids.clone() {
@@ -170,7 +171,8 @@ fn rectrain(arguments: &[&str]) -> (bool, String) {
     (output.status.success(), text)
 }
 
-/// A Python with the packages, made once in the user's cache; none if they cannot be had.
+/// A Python with the packages, from a virtual environment in the user's cache. `None` if the
+/// packages cannot be installed.
 fn python() -> Option<PathBuf> {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")))?;
@@ -207,7 +209,7 @@ fn kinds() -> Vec<ModelSettings> {
 }
 
 #[test]
-fn other_programs_predict_from_an_export_what_the_tower_predicts() {
+fn other_programs_make_the_towers_predictions_from_an_export() {
     let Some(python) = python() else { return };
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/export_check.py");
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();

@@ -1,7 +1,8 @@
-"""Loads exported checkpoints with pyarrow, safetensors, numpy and onnxruntime and compares their predictions with the tower's.
+"""Loads exported checkpoints, and compares predictions from them with the tower's.
 
-Called by export.rs with the folders of exports. Each holds the export and expected.json: samples as keys and dense values, and the
-prediction of each.
+It loads them with pyarrow and safetensors, and predicts with numpy and onnxruntime. export.rs calls it
+with folders of exports. Each folder has the export and expected.json: samples as keys and dense
+values, and the tower's prediction of each.
 """
 
 import json
@@ -17,7 +18,10 @@ TOLERANCE = 1e-5
 
 
 def tables(folder):
-    """Key -> (first-order weight, embedding) for each row group, from Parquet, once checked against safetensors."""
+    """A dict for each row group: key -> (first-order weight, embedding).
+
+    The rows come from Parquet, and must equal those in the safetensors file.
+    """
     groups = []
     for path in sorted(folder.glob("embeddings-*.parquet")):
         columns = parquet.read_table(path)
@@ -57,7 +61,7 @@ def inputs(expected, features, groups):
 
 
 def logits(model, p, dense, embeddings, linear):
-    """The models in numpy, from the names of their parameters and the papers."""
+    """Computes the logits with numpy, from the papers' formulas and the parameters' names."""
     kind, count = model["kind"], len(model["embeddingDims"])
 
     def layer(name, x):

@@ -1,4 +1,4 @@
-//! How two checkpoints differ: jobs, dense parameters, and row by row.
+//! Compares two checkpoints: their jobs, their dense parameters, and their rows.
 
 use std::collections::BTreeMap;
 
@@ -9,18 +9,18 @@ use super::{by_slots, scratch, store_failure};
 use crate::Failure;
 use crate::show::thousands;
 
-/// What differs in the rows.
+/// The numbers of equal and different rows.
 #[derive(Debug, Default, PartialEq)]
 struct RowDifferences {
     only_in_one: u64,
     only_in_other: u64,
     changed: u64,
     equal: u64,
-    /// Largest difference of a value.
+    /// The largest absolute difference of a value in a changed row.
     largest: f32,
 }
 
-/// Values and state of a slot's rows by (group, key).
+/// The values and the optimizer state of a slot's rows, by (group, key).
 type Rows = BTreeMap<(u16, u64), (Vec<f32>, Vec<f32>)>;
 
 /// Prints the differences.
@@ -30,7 +30,7 @@ pub(super) async fn run(one: &Checkpoint, other: &Checkpoint) -> Result<(), Fail
     match one.manifest().identity.difference(&other.manifest().identity) {
         Some(difference) => {
             let shown =
-                |value: Option<serde_json::Value>| value.map_or("not there".to_owned(), |value| value.to_string());
+                |value: Option<serde_json::Value>| value.map_or("missing".to_owned(), |value| value.to_string());
             println!(
                 "jobs   differ: {} is {} in one and {} in the other",
                 difference.path,
@@ -40,7 +40,7 @@ pub(super) async fn run(one: &Checkpoint, other: &Checkpoint) -> Result<(), Fail
         }
         None => println!("jobs   are the same"),
     }
-    match (held(one.dense().await)?, held(other.dense().await)?) {
+    match (if_present(one.dense().await)?, if_present(other.dense().await)?) {
         (Some(one), Some(other)) => println!("dense  {}", dense(&one, &other)),
         (one, other) => println!("dense  in one: {}, in the other: {}", one.is_some(), other.is_some()),
     }
@@ -61,8 +61,8 @@ pub(super) async fn run(one: &Checkpoint, other: &Checkpoint) -> Result<(), Fail
     Ok(())
 }
 
-/// Nothing where a checkpoint has no dense parameters.
-fn held(dense: Result<DenseState, CheckpointError>) -> Result<Option<DenseState>, Failure> {
+/// `None` if a checkpoint has no dense parameters.
+fn if_present(dense: Result<DenseState, CheckpointError>) -> Result<Option<DenseState>, Failure> {
     match dense {
         Ok(dense) => Ok(Some(dense)),
         Err(CheckpointError::NotHeld { .. }) => Ok(None),
@@ -87,14 +87,14 @@ fn dense(one: &DenseState, other: &DenseState) -> String {
 }
 
 async fn rows(one: &Checkpoint, other: &Checkpoint) -> Result<RowDifferences, Failure> {
-    let (store, beside) = (scratch(one).await?, scratch(other).await?);
+    let (store, other_store) = (scratch(one).await?, scratch(other).await?);
     let mut found = RowDifferences::default();
     by_slots(one, &store, async |range| {
         let wanted = rectrain_checkpoint::SlotSet::new(range.clone().map(Slot));
-        other.restore_rows(&beside, &wanted).await?;
+        other.restore_rows(&other_store, &wanted).await?;
         for slot in range.map(Slot) {
-            compare(&rows_of(&store, slot)?, &rows_of(&beside, slot)?, &mut found);
-            beside.clear_slot(slot).map_err(store_failure)?;
+            compare(&rows_of(&store, slot)?, &rows_of(&other_store, slot)?, &mut found);
+            other_store.clear_slot(slot).map_err(store_failure)?;
         }
         Ok(())
     })
@@ -116,7 +116,7 @@ fn compare(one: &Rows, other: &Rows, found: &mut RowDifferences) {
     for (name, row) in one {
         match other.get(name) {
             None => found.only_in_one += 1,
-            Some(beside) if beside == row => found.equal += 1,
+            Some(other_row) if other_row == row => found.equal += 1,
             Some((values, _)) => {
                 found.changed += 1;
                 let differences = row.0.iter().zip(values).map(|(a, b)| (a - b).abs());

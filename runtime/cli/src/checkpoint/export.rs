@@ -1,10 +1,13 @@
-//! A trained model for other programs, in a folder:
+//! Exports a trained model into a folder, for other programs:
 //!
-//! - `embeddings-G.parquet` and `embeddings-G.safetensors`, one a row group: `key`, `linear` (the first-order weight, where there is
-//!   one), `embedding`, and `optimizer_state` if it is asked for;
-//! - `dense.safetensors`: the parameters by the names of the model's layout, `[in, out]`;
-//! - `model.onnx`: from dense features, pooled embeddings and pooled first-order weights to the probability;
-//! - `model.json`: the model and its features: which group a feature's rows are in, how they are pooled, in which order.
+//! - `embeddings-G.parquet` and `embeddings-G.safetensors` for each row group `G`: `key`, `linear`
+//!   (the first-order weight, if the model has one), `embedding`, and `optimizer_state` if
+//!   requested;
+//! - `dense.safetensors`: the parameters by their names in the model's layout, with shapes
+//!   `[in, out]`;
+//! - `model.onnx`: computes the probability from dense features, pooled embeddings and pooled
+//!   first-order weights;
+//! - `model.json`: the model and its features in their order, each with its row group and pooling.
 
 use std::fs::File;
 use std::io::{BufWriter, Seek, Write};
@@ -28,10 +31,10 @@ use super::{by_slots, scratch, store_failure};
 use crate::Failure;
 use crate::args::ExportFormat;
 
-/// Rows that are turned into columns at a time.
-const ROWS_AT_A_TIME: usize = 1 << 16;
+/// The number of rows that are collected as columns before they are written.
+const ROWS_PER_FLUSH: usize = 1 << 16;
 
-/// Writes what was asked for.
+/// Writes the files of `formats`, or of all formats if it is empty.
 pub(super) async fn run(
     checkpoint: &Checkpoint,
     output: &Path,
@@ -91,12 +94,14 @@ fn write_description(checkpoint: &Checkpoint, output: &Path) -> Result<(), Failu
     Ok(())
 }
 
-/// The model that the checkpoint says it is of.
+/// The model in the checkpoint's identity.
 fn model(checkpoint: &Checkpoint) -> Result<Arc<dyn Model>, Failure> {
     let section = checkpoint.manifest().identity.section("model");
-    let section = section.ok_or_else(|| Failure::Failed(format!("{} does not say its model", checkpoint.name())))?;
-    let config: ModelConfig = serde_json::from_value(section.clone())
-        .map_err(|error| Failure::Failed(format!("{}: its model cannot be read: {error}", checkpoint.name())))?;
+    let section =
+        section.ok_or_else(|| Failure::Failed(format!("the identity of {} has no model", checkpoint.name())))?;
+    let config: ModelConfig = serde_json::from_value(section.clone()).map_err(|error| {
+        Failure::Failed(format!("{}: the model in its identity cannot be read: {error}", checkpoint.name()))
+    })?;
     config.build().map_err(other)
 }
 
@@ -149,7 +154,7 @@ async fn embeddings(
     }
     by_slots(checkpoint, &store, async |range| {
         for slot in range {
-            take_slot(&store, Slot(slot), &mut groups)?;
+            export_slot(&store, Slot(slot), &mut groups)?;
         }
         Ok(())
     })
@@ -157,13 +162,13 @@ async fn embeddings(
     groups.into_iter().try_for_each(GroupFiles::finish)
 }
 
-fn take_slot(store: &Store, slot: Slot, groups: &mut [GroupFiles]) -> Result<(), Failure> {
+fn export_slot(store: &Store, slot: Slot, groups: &mut [GroupFiles]) -> Result<(), Failure> {
     let mut result = Ok(());
     store
         .for_each_row(slot, |group, key, values, state| {
             let group = &mut groups[usize::from(group.0)];
             group.columns.push(key.0, values, state);
-            if group.columns.keys.len() >= ROWS_AT_A_TIME && result.is_ok() {
+            if group.columns.keys.len() >= ROWS_PER_FLUSH && result.is_ok() {
                 result = group.flush();
             }
         })
@@ -204,10 +209,11 @@ impl GroupFiles {
 
 /// Rows of one group, by column.
 struct Columns {
-    /// Whether column 0 of a row is a first-order weight.
+    /// True if column 0 of a row is a first-order weight.
     has_linear: bool,
-    /// Columns of the embedding, and of the optimizer's state as far as it is wanted.
+    /// Values per embedding.
     dim: usize,
+    /// Values of optimizer state per row; 0 if they are not exported.
     state_len: usize,
     keys: Vec<u64>,
     linear: Vec<f32>,
@@ -251,7 +257,7 @@ impl Columns {
         fields
     }
 
-    /// The rows as arrays, in the order of the fields; none are left.
+    /// Takes the rows out as arrays, in the order of the fields.
     fn take(&mut self) -> Vec<ArrayRef> {
         let mut arrays: Vec<ArrayRef> = vec![Arc::new(UInt64Array::from(std::mem::take(&mut self.keys)))];
         if self.has_linear {
@@ -307,11 +313,12 @@ impl ParquetFile {
     }
 }
 
-/// A safetensors file whose number of rows is known only at its end. Each tensor goes into a file of its own first.
+/// Writes a safetensors file whose number of rows is known only at the end. Each tensor goes into
+/// its own temporary file first.
 struct SafetensorsFile {
     path: std::path::PathBuf,
     rows: usize,
-    /// `key`, `linear`, `embedding`, `optimizer_state`.
+    /// The temporary files of `key`, `linear`, `embedding` and `optimizer_state`.
     parts: [BufWriter<File>; 4],
 }
 
@@ -333,7 +340,7 @@ impl SafetensorsFile {
         Ok(())
     }
 
-    /// The header, then the tensors in its order.
+    /// Writes the header, then the tensors in its order.
     fn finish(self, columns: &Columns) -> Result<(), Failure> {
         let Self { path, rows, parts } = self;
         let failed = |error: std::io::Error| failed("write", &path, error);
@@ -344,7 +351,7 @@ impl SafetensorsFile {
             ("optimizer_state", "F32", vec![rows, columns.state_len]),
         ];
         let mut header = serde_json::Map::new();
-        let (mut offset, mut kept) = (0_u64, Vec::new());
+        let (mut offset, mut present) = (0_u64, Vec::new());
         for ((name, dtype, shape), part) in shapes.into_iter().zip(parts) {
             let mut file = part.into_inner().map_err(|error| failed(error.into_error()))?;
             let length = file.stream_position().map_err(failed)?;
@@ -356,15 +363,15 @@ impl SafetensorsFile {
                 json!({ "dtype": dtype, "shape": shape, "data_offsets": [offset, offset + length] }),
             );
             offset += length;
-            kept.push(file);
+            present.push(file);
         }
         let mut header = serde_json::to_vec(&header).map_err(other)?;
-        // Tensors begin at a multiple of 8.
+        // The format wants tensors to start at a multiple of 8 bytes.
         header.resize(header.len().next_multiple_of(8), b' ');
         let mut output = BufWriter::new(File::create(&path).map_err(failed)?);
         output.write_all(&(header.len() as u64).to_le_bytes()).map_err(failed)?;
         output.write_all(&header).map_err(failed)?;
-        for mut file in kept {
+        for mut file in present {
             file.rewind().map_err(failed)?;
             std::io::copy(&mut file, &mut output).map_err(failed)?;
         }

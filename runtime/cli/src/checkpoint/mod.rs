@@ -1,5 +1,5 @@
-//! `rectrain checkpoint`: what checkpoints there are, whether they are good, what is in them, how two differ, and the trained model
-//! for other programs. It reads; it never changes a checkpoint.
+//! `rectrain checkpoint`: lists, verifies, inspects and compares checkpoints, and exports the
+//! trained model for other programs. No command changes a checkpoint.
 
 mod diff;
 mod export;
@@ -32,7 +32,7 @@ fn is_users(error: &StorageError) -> bool {
     }
 }
 
-/// Runs one of the commands.
+/// Runs one of the subcommands.
 pub(crate) fn run(command: &CheckpointCommand) -> Result<(), Failure> {
     crate::runtime()?.block_on(async {
         match command {
@@ -63,9 +63,10 @@ pub(crate) fn run(command: &CheckpointCommand) -> Result<(), Failure> {
     })
 }
 
-/// A path of checkpoints, or one of them.
+/// A path with checkpoints, or one checkpoint in it.
 struct Place {
     directory: Directory,
+    /// The name of the one checkpoint, if the user gave it.
     one: Option<String>,
 }
 
@@ -87,7 +88,7 @@ impl Place {
         Ok(Self { directory, one })
     }
 
-    /// The one that was named, or the newest that has a manifest.
+    /// Opens the named checkpoint, or the newest one with a manifest.
     async fn one(&self) -> Result<Checkpoint, Failure> {
         if let Some(name) = &self.one {
             return Ok(Checkpoint::open(&self.directory, name).await?);
@@ -115,7 +116,8 @@ async fn ls(place: &Place, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Says of each checkpoint whether it is good; fails if one is not. What has no manifest is none.
+/// Prints whether each checkpoint is good. Fails if one is bad. A directory without a manifest is
+/// unfinished and does not count.
 async fn verify(place: &Place, depth: Depth) -> Result<(), Failure> {
     let listed = list(&place.directory).await?;
     let wanted = listed.iter().filter(|listed| place.one.as_ref().is_none_or(|one| *one == listed.name));
@@ -148,17 +150,17 @@ async fn verify(place: &Place, depth: Depth) -> Result<(), Failure> {
     }
 }
 
-/// Calls `visit` with a store that holds some slots of the checkpoint and their range, until all slots had their turn: what is in
-/// memory at a time is a sixteenth of the rows.
+/// Restores the checkpoint's rows into `store`, a range of slots at a time, and calls `visit` with
+/// each range. Only a sixteenth of the slots is in memory at a time.
 async fn by_slots(
     checkpoint: &Checkpoint,
     store: &std::sync::Arc<Store>,
     mut visit: impl AsyncFnMut(std::ops::Range<u32>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let slots = store.config().slots;
-    let at_a_time = slots.div_ceil(16);
-    for start in (0..slots).step_by(at_a_time as usize) {
-        let range = start..(start + at_a_time).min(slots);
+    let range_len = slots.div_ceil(16);
+    for start in (0..slots).step_by(range_len as usize) {
+        let range = start..(start + range_len).min(slots);
         let wanted = rectrain_checkpoint::SlotSet::new(range.clone().map(Slot));
         checkpoint.restore_rows(store, &wanted).await?;
         visit(range.clone()).await?;

@@ -1,4 +1,4 @@
-//! Checkpoints as tables and as JSON.
+//! Shows checkpoints as tables and as JSON.
 
 use comfy_table::{CellAlignment, Table, presets};
 use rectrain_checkpoint::{Checkpoint, FileContent, Listed, ListedState};
@@ -50,7 +50,7 @@ pub(super) fn json(listed: &Listed) -> serde_json::Value {
     line
 }
 
-/// What a person wants to know of a checkpoint.
+/// Prints a checkpoint's properties, files and identity for a person.
 pub(super) fn inspect(checkpoint: &Checkpoint) {
     let manifest = checkpoint.manifest();
     let mut about = Table::new();

@@ -1,11 +1,19 @@
-//! `rectrain run --processes`: every replica of every role a process of its own on loopback, watched by this one. An embedding worker or
-//! a loader that is killed is replaced while the others go on, and so are a parameter server, whose rows are in shared memory, and a
-//! dense worker, whose parameters others have, and the coordinator, which has written down what it knew. When any other crashes, all end and begin again from the last checkpoint. Both as often as
-//! `spec.faultTolerance` allows.
+//! `rectrain run --processes`: runs each replica of each role in its own process on loopback, and
+//! watches the processes.
+//!
+//! A dead process is replaced while the others continue, if its replacement can find its state:
+//!
+//! - embedding workers and loaders have none to lose;
+//! - the rows of a parameter server are in shared memory;
+//! - other dense workers have the parameters of a dense worker;
+//! - the coordinator has a journal.
+//!
+//! After any other crash all processes end, and the job restarts from its last checkpoint.
+//! `spec.faultTolerance` limits both.
 
 mod memory;
+mod replacements;
 mod restarts;
-mod succession;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -32,8 +40,8 @@ use tonic::Streaming;
 
 use crate::args::RunArgs;
 use crate::processes::memory::SharedMemory;
+use crate::processes::replacements::Replacements;
 use crate::processes::restarts::{Account, Restarts};
-use crate::processes::succession::Succession;
 use crate::role::CoordinatorAddresses;
 use crate::run::{interrupted, new_run, save};
 use crate::running::Running;
@@ -41,16 +49,17 @@ use crate::show::Display;
 use crate::slow::CpuLimit;
 use crate::{Failure, INTERRUPTED, signal, slow};
 
-/// How long the coordinator has to say where it is.
-const START: Duration = Duration::from_secs(30);
-/// The pause before events are asked for again.
-const WATCH_AGAIN: Duration = Duration::from_millis(50);
-/// How long a coordinator has to say how the job stands.
-const STATUS: Duration = Duration::from_secs(5);
-/// How long processes have to end by themselves after the job has.
-const END: Duration = Duration::from_secs(10);
-/// How long a process that ends with an error is given to have told the coordinator why, and its last words to be read.
-const SAYS_WHY: Duration = Duration::from_secs(1);
+/// How long a coordinator may take to print its addresses.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// The pause before another attempt to follow the events.
+const WATCH_RETRY: Duration = Duration::from_millis(50);
+/// How long a coordinator may take to answer a status request.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long processes may take to end by themselves after the job's end.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long to wait for the reason of a process's failure, from the coordinator and from its last
+/// line of output.
+const REASON_WAIT: Duration = Duration::from_secs(1);
 /// Any free port of this machine.
 const LOOPBACK: &str = "127.0.0.1:0";
 
@@ -70,18 +79,18 @@ impl fmt::Display for Process {
     }
 }
 
-/// A process that ended, how, and its last words.
+/// An ended process, its exit status, and the last line of its standard error.
 type Ended = (Process, std::io::Result<ExitStatus>, String);
 
-/// A process that died.
+/// The death of a process.
 struct Death {
-    /// None, if not even that is known.
+    /// `None` if the watcher of the process failed.
     process: Option<Process>,
-    /// It was told to end, by somebody else.
-    was_told: bool,
-    /// It was killed, and could not say so.
+    /// True if it ended because it got SIGTERM or SIGINT from another program.
+    was_signalled: bool,
+    /// True if it was killed, so that it could not report a reason.
     was_killed: bool,
-    /// A sentence.
+    /// A sentence for the user.
     message: String,
 }
 
@@ -100,15 +109,15 @@ pub(crate) async fn run(
         next_replicas: Cell::new(plan.replicas),
         slow: slow::factors(&args.slow, plan.replicas.dense_worker)?,
         cores: slow::cores(&args.cpus, plan.replicas.dense_worker)?,
-        memory: plan.shared_memory.then(SharedMemory::of_run).flatten(),
-        succession: Succession::default(),
+        memory: plan.shared_memory.then(SharedMemory::create).flatten(),
+        replacements: Replacements::default(),
     };
     let mut restarts = Restarts::new(plan.max_restarts, plan.backoff);
     let mut account = Account::default();
-    let mut told_to_end = pin!(signal::interrupted());
+    let mut signalled = pin!(signal::interrupted());
     loop {
         account.begin_attempt();
-        let attempt = job.attempt(&mut display, &mut account, &mut restarts, told_to_end.as_mut());
+        let attempt = job.attempt(&mut display, &mut account, &mut restarts, signalled.as_mut());
         let message = match attempt.await {
             Err(Failure::Failed(message)) => message,
             ended => return ended,
@@ -121,12 +130,12 @@ pub(crate) async fn run(
         display.show(&JobEvent::Restarting { restart: restarts.done(), message, seconds: pause.as_secs() });
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            () = &mut told_to_end => return Err(interrupted(Err("the job was about to restart".to_owned()))),
+            () = &mut signalled => return Err(interrupted(Err("the job was about to restart".to_owned()))),
         }
     }
 }
 
-/// A copy of the manifest that only this run knows.
+/// Makes a copy of the manifest for this run.
 pub(crate) fn frozen(manifest: &Path) -> Result<NamedTempFile, Failure> {
     let copied = NamedTempFile::with_suffix(".yaml").and_then(|copy| std::fs::copy(manifest, &copy).map(|_| copy));
     copied.map_err(|error| {
@@ -134,38 +143,44 @@ pub(crate) fn frozen(manifest: &Path) -> Result<NamedTempFile, Failure> {
     })
 }
 
-/// What all attempts of a run share.
+/// The state that all attempts of a run share.
 struct Job<'a> {
     args: &'a RunArgs,
-    /// The manifest as it was when the run began, whatever becomes of the user's file: all processes go by one plan.
+    /// A copy of the manifest from the start of the run. The user may edit the original meanwhile,
+    /// and all processes need the same plan.
     manifest: NamedTempFile,
     plan: &'a JobPlan,
+    /// The name of the run.
     run: String,
-    /// Members that this attempt began with: those that join later go by the same plan, such as the first slot map.
+    /// The members at the start of this attempt. Members that join later need the same plan, for
+    /// example for the first slot map.
     replicas: Cell<Replicas>,
-    /// Members that the next attempt begins with: as many as were asked for last.
+    /// The members at the start of the next attempt: the numbers that were requested last.
     next_replicas: Cell<Replicas>,
     slow: BTreeMap<u32, f64>,
     cores: BTreeMap<u32, f64>,
-    /// Where parameter servers keep their rows, if not in memory of their own.
+    /// The shared memory for rows and journal. Without it parameter servers keep rows in their own
+    /// memory.
     memory: Option<SharedMemory>,
-    succession: Succession,
+    replacements: Replacements,
 }
 
 impl Job<'_> {
-    /// Starts every process and follows the job to its end, or to the first crash; none of them is left.
+    /// Starts all processes, and follows the job to its end or to a crash that ends the attempt.
+    /// All processes have ended when this returns.
     async fn attempt(
         &self,
         display: &mut Display,
         account: &mut Account,
         restarts: &mut Restarts,
-        mut told_to_end: Pin<&mut impl Future<Output = ()>>,
+        mut signalled: Pin<&mut impl Future<Output = ()>>,
     ) -> Result<(), Failure> {
         self.replicas.set(self.next_replicas.get());
-        self.succession.begin();
+        self.replacements.begin_attempt();
         if let Some(memory) = &self.memory {
-            let cannot =
-                |error| Failure::Failed(format!("cannot begin anew: the coordinator's journal stays: {error}"));
+            let cannot = |error| {
+                Failure::Failed(format!("cannot remove the coordinator's journal of the previous attempt: {error}"))
+            };
             memory.forget_coordinator().map_err(cannot)?;
         }
         let (coordinator, addresses) = self.start_coordinator(None).await?;
@@ -176,7 +191,8 @@ impl Job<'_> {
             addresses.metrics, addresses.control
         ));
         let stop = watch::Sender::new(());
-        // Dropped last: a cgroup can be removed when its process has ended.
+        // Declared before `children`, so that it is dropped after them: a cgroup can only be
+        // removed when its process has ended.
         let mut limits = Vec::new();
         let mut children = JoinSet::new();
         watch_child(&mut children, Process::Coordinator, coordinator, stop.subscribe());
@@ -192,20 +208,20 @@ impl Job<'_> {
             tokio::select! {
                 outcome = &mut following => break outcome,
                 death = first_death(&mut children) => match death.process {
-                    Some(Process::Member(role, index)) if self.has_successor(role, index) && (death.was_told || restarts.replaces(Instant::now())) => {
-                        self.succession.is_replaced(role, index);
-                        tracing::warn!("{}; another takes its place", death.message);
+                    Some(Process::Member(role, index)) if self.is_replaceable(role, index) && (death.was_signalled || restarts.try_replace(Instant::now())) => {
+                        self.replacements.start(role, index);
+                        tracing::warn!("{}; starting its replacement", death.message);
                         let child = self.start_member(role, index, &addresses, &mut limits)?;
                         watch_child(&mut children, Process::Member(role, index), child, stop.subscribe());
                     }
-                    Some(Process::Coordinator) if self.memory.is_some() && restarts.replaces(Instant::now()) => {
-                        tracing::warn!("{}; it is started again", death.message);
-                        match self.start_coordinator_again(&addresses, restarts).await {
+                    Some(Process::Coordinator) if self.memory.is_some() && restarts.try_replace(Instant::now()) => {
+                        tracing::warn!("{}; restarting it", death.message);
+                        match self.restart_coordinator(&addresses, restarts).await {
                             Ok(Some(coordinator)) => {
                                 watch_child(&mut children, Process::Coordinator, coordinator, stop.subscribe());
                             }
                             Ok(None) => {
-                                restarts.replaced_in_vain(1);
+                                restarts.return_unused(1);
                                 break Err(Failure::Failed(death.message));
                             }
                             Err(failure) => break Err(failure),
@@ -213,7 +229,7 @@ impl Job<'_> {
                     }
                     _ => break Err(Failure::Failed(death.message)),
                 },
-                () = &mut told_to_end => break Err(save(ask_to_save(&addresses.control), TERMINATION_GRACE_SECONDS).await),
+                () = &mut signalled => break Err(save(request_checkpoint(&addresses.control), TERMINATION_GRACE_SECONDS).await),
                 Some((role, from, to)) = joins.recv() => {
                     self.next_replicas.set(self.next_replicas.get().with(role, to));
                     for index in from..to {
@@ -224,28 +240,32 @@ impl Job<'_> {
             }
         };
         if outcome.is_err() {
-            restarts.replaced_in_vain(self.succession.away());
+            restarts.return_unused(self.replacements.pending());
         }
         let outcome = match outcome {
-            Err(Failure::Failed(message)) => Err(name_the_killed(message, &mut children).await),
+            Err(Failure::Failed(message)) => Err(name_killed_process(message, &mut children).await),
             other => other,
         };
-        // The last event has been read; processes that wait for one that is dead are not waited for.
-        let grace = if outcome.is_ok() || matches!(outcome, Err(Failure::User(_))) { END } else { Duration::ZERO };
+        // The last event has been read. After a crash the others may wait for the dead process, so
+        // they get no time to end.
+        let grace =
+            if outcome.is_ok() || matches!(outcome, Err(Failure::User(_))) { END_TIMEOUT } else { Duration::ZERO };
         if timeout(grace, all_ended(&mut children)).await.is_err() {
-            tracing::debug!("processes still run {grace:?} after the end of the job and are killed");
+            tracing::debug!("processes still run {grace:?} after the end of the job: killing them");
             stop.send_replace(());
             all_ended(&mut children).await;
         }
         outcome
     }
 
-    fn has_successor(&self, role: Role, index: u32) -> bool {
+    fn is_replaceable(&self, role: Role, index: u32) -> bool {
         let members = self.replicas.get().count(role).min(self.next_replicas.get().count(role));
-        self.succession.may_be_replaced(role, index, members, self.memory.is_some())
+        self.replacements.may_be_replaced(role, index, members, self.memory.is_some())
     }
 
-    /// Shows the job's events until the last, and tells which members are to join. Without any for as long as the plan's `stall` the job counts as stalled.
+    /// Shows the job's events up to the last. Sends (role, from, to) to `joining` when members
+    /// `from` to `to - 1` have to join. Without progress for the plan's `stall`, the job counts as
+    /// stalled.
     async fn follow(
         &self,
         control: &str,
@@ -266,14 +286,15 @@ impl Job<'_> {
                 return Err(Failure::Failed(format!("training has stalled: no progress for {} s", stall.as_secs())));
             };
             let Ok(Some(event)) = event else {
-                // One that was killed may be back soon; whether it is, whoever waits for its process knows first.
-                events = watch_again(control, seen).await.map_err(|error| lost(&error))?;
+                // A killed coordinator may be back soon. The watcher of its process decides whether
+                // it is restarted.
+                events = reconnect_events(control, seen).await.map_err(|error| lost(&error))?;
                 continue;
             };
             seen = event.number;
             let event: JobEvent = serde_json::from_str(&event.json).map_err(|error| lost(&error))?;
-            self.succession.take(&event);
-            match account.take(event) {
+            self.replacements.record(&event);
+            match account.record(event) {
                 summary @ JobEvent::Summary(_) => {
                     display.show(&summary);
                     return Ok(());
@@ -282,11 +303,11 @@ impl Job<'_> {
                     display.show(&JobEvent::Failed { message: message.clone(), user_error: true });
                     return Err(Failure::User(message));
                 }
-                // Whether that is the end is not decided here.
+                // The caller decides whether the run restarts.
                 JobEvent::Failed { message, user_error: false } => return Err(Failure::Failed(message)),
                 event => {
                     if let JobEvent::Scaling { role, from, to, .. } = event {
-                        // Whoever is told outlives this.
+                        // The receiver outlives this future.
                         let _ended = joining.send((role, from, to));
                     }
                     display.show(&event);
@@ -304,7 +325,7 @@ impl Job<'_> {
     ) -> Result<Child, Failure> {
         let mut command = self.member(role, index, addresses)?;
         if let (Role::Ps, Some(memory)) = (role, &self.memory) {
-            command.arg("--shared-memory").arg(memory.of_server(index));
+            command.arg("--shared-memory").arg(memory.server_directory(index));
         }
         if let (Role::DenseWorker, Some(factor)) = (role, self.slow.get(&index)) {
             command.arg("--slow").arg(factor.to_string());
@@ -317,7 +338,7 @@ impl Job<'_> {
         Ok(child)
     }
 
-    /// Starts the coordinator: in the place of one that was killed, where that one was.
+    /// Starts the coordinator. A replacement serves the addresses of the killed one.
     async fn start_coordinator(
         &self,
         killed: Option<&CoordinatorAddresses>,
@@ -332,22 +353,23 @@ impl Job<'_> {
         };
         command.args(["--bind", &members, "--control", &control, "--metrics", &metrics, "--run", &self.run]);
         if let Some(memory) = &self.memory {
-            command.arg("--journal").arg(memory.of_coordinator());
+            command.arg("--journal").arg(memory.coordinator_directory());
         }
         let spawned = command.stdout(Stdio::piped()).spawn();
         let mut child = spawned.map_err(|error| cannot_start("the coordinator", &error))?;
-        let output = child.stdout.take().ok_or_else(|| Failure::Failed("the coordinator has no output".to_owned()))?;
+        let output =
+            child.stdout.take().ok_or_else(|| Failure::Failed("the coordinator's output cannot be read".to_owned()))?;
         let mut line = String::new();
-        let read = timeout(START, BufReader::new(output).read_line(&mut line)).await;
+        let read = timeout(START_TIMEOUT, BufReader::new(output).read_line(&mut line)).await;
         match serde_json::from_str(&line) {
             Ok(addresses) => Ok((child, addresses)),
-            Err(_) => Err(said_instead(child, &format!("it said {line:?}, {read:?}")).await),
+            Err(_) => Err(no_addresses(child, &format!("its first line: {line:?}, {read:?}")).await),
         }
     }
 
-    /// Starts another in the place of a coordinator that was killed; `None` if that one has left nothing to go on from. One that dies before
-    /// it is there is started again as well.
-    async fn start_coordinator_again(
+    /// Starts a replacement of a killed coordinator. `None` if the killed one left no journal to
+    /// recover from. A replacement that dies before it serves is replaced too.
+    async fn restart_coordinator(
         &self,
         killed: &CoordinatorAddresses,
         restarts: &mut Restarts,
@@ -355,8 +377,8 @@ impl Job<'_> {
         loop {
             match self.start_coordinator(Some(killed)).await {
                 Ok((coordinator, addresses)) => return Ok(addresses.taken_up.then_some(coordinator)),
-                Err(Failure::Failed(message)) if restarts.replaces(Instant::now()) => {
-                    tracing::warn!("{message}; the coordinator is started again");
+                Err(Failure::Failed(message)) if restarts.try_replace(Instant::now()) => {
+                    tracing::warn!("{message}; restarting the coordinator");
                 }
                 Err(failure) => return Err(failure),
             }
@@ -370,7 +392,7 @@ impl Job<'_> {
         Ok(command)
     }
 
-    /// This program as another role of the same job.
+    /// The command that runs this program as another role of the same job.
     fn this_program(&self, role: &str) -> Result<Command, Failure> {
         let program = std::env::current_exe()
             .map_err(|error| Failure::Failed(format!("cannot find this program to start it again: {error}")))?;
@@ -380,7 +402,8 @@ impl Job<'_> {
             let replicas = self.replicas.get().count(role);
             if replicas != role.replicas(self.plan) {
                 command.arg("--set").arg(format!("spec.roles.{}.replicas={replicas}", role.section()));
-                // A local batch stays what it is, whatever the number of dense workers.
+                // Otherwise the size of a local batch would change with the number of dense
+                // workers.
                 let local = self.plan.local_batch_rows;
                 if role == Role::DenseWorker && self.plan.global_batch_rows.is_multiple_of(local) {
                     command.arg("--set").arg(format!("spec.training.localBatchSize={local}"));
@@ -388,64 +411,66 @@ impl Job<'_> {
             }
         }
         command.stdin(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
-        // Ctrl-C is this process's to answer: the others must go on until a checkpoint is saved.
+        // Only this process may get Ctrl-C. The others must continue until a checkpoint is saved.
         command.process_group(0);
         Ok(command)
     }
 }
 
-/// The job's events behind the one with this number.
+/// Follows the job's events with numbers greater than `after`.
 async fn watch_events(control: &str, after: u64) -> Result<Streaming<v1::JobEvent>, Box<dyn std::error::Error>> {
     let mut client = ControlClient::connect(control.to_owned()).await?;
     Ok(client.watch(v1::WatchRequest { after, newest: 0 }).await?.into_inner())
 }
 
-/// For how long the job has made no progress, if its coordinator says so soon.
+/// For how long the job has made no progress. `None` if its coordinator does not answer in time.
 async fn idle(control: &str) -> Option<Duration> {
-    let asking = async {
+    let request = async {
         let mut client = ControlClient::connect(control.to_owned()).await.ok()?;
         let status = client.get_status(v1::StatusRequest {}).await.ok()?.into_inner();
         Duration::try_from_secs_f64(status.idle_seconds?).ok()
     };
-    timeout(STATUS, asking).await.ok().flatten()
+    timeout(STATUS_TIMEOUT, request).await.ok().flatten()
 }
 
-/// As [`watch_events`], of a coordinator that has as long as one that starts to be there.
-async fn watch_again(control: &str, after: u64) -> Result<Streaming<v1::JobEvent>, Box<dyn std::error::Error>> {
+/// As [`watch_events`], for a coordinator that may be restarting. Retries for `START_TIMEOUT`.
+async fn reconnect_events(control: &str, after: u64) -> Result<Streaming<v1::JobEvent>, Box<dyn std::error::Error>> {
     let watching = async {
         loop {
             if let Ok(events) = watch_events(control, after).await {
                 return events;
             }
-            tokio::time::sleep(WATCH_AGAIN).await;
+            tokio::time::sleep(WATCH_RETRY).await;
         }
     };
-    Ok(timeout(START, watching).await?)
+    Ok(timeout(START_TIMEOUT, watching).await?)
 }
 
-/// Why a coordinator has not said where it is. What the user can mend it says itself, and is not tried again.
-async fn said_instead(coordinator: Child, seen: &str) -> Failure {
-    let silent = || Failure::Failed(format!("the coordinator did not say where it is within {START:?} ({seen})"));
-    // Dropped, it is killed.
-    let Ok(Ok(output)) = timeout(END, coordinator.wait_with_output()).await else { return silent() };
+/// The failure of a coordinator that printed no addresses. If the user's input caused it, the
+/// coordinator printed the reason, and the run does not restart.
+async fn no_addresses(coordinator: Child, seen: &str) -> Failure {
+    let silent = || Failure::Failed(format!("the coordinator printed no addresses within {START_TIMEOUT:?} ({seen})"));
+    // At a timeout the child is dropped, which kills it.
+    let Ok(Ok(output)) = timeout(END_TIMEOUT, coordinator.wait_with_output()).await else { return silent() };
     let words = String::from_utf8_lossy(&output.stderr);
-    match sentence_of(&words) {
+    match last_sentence(&words) {
         "" => silent(),
         sentence if output.status.code() == Some(2) => Failure::User(sentence.to_owned()),
         sentence => Failure::Failed(sentence.to_owned()),
     }
 }
 
-/// What a process says of its end.
-fn sentence_of(words: &str) -> &str {
+/// The error sentence in the last line of a process's standard error.
+fn last_sentence(words: &str) -> &str {
     words.trim().rsplit_once("rectrain: ").map_or(words.trim(), |(_, sentence)| sentence)
 }
 
-/// Whether a process ended by itself and not well.
+/// True if a process ended by itself with an error.
 fn is_failure(status: &ExitStatus) -> bool {
     status.code().is_some_and(|code| code != 0 && code != i32::from(INTERRUPTED))
 }
 
+/// Spawns a task that awaits the end of `child`, and kills the child at a message of `stop`.
 fn watch_child(children: &mut JoinSet<Ended>, process: Process, mut child: Child, mut stop: watch::Receiver<()>) {
     let stderr = child.stderr.take();
     let words = tokio::spawn(async move {
@@ -462,16 +487,17 @@ fn watch_child(children: &mut JoinSet<Ended>, process: Process, mut child: Child
         let ended = tokio::select! {
             status = child.wait() => {
                 if status.as_ref().is_ok_and(is_failure) {
-                    // What it has told the coordinator says more, and comes first.
-                    tokio::time::sleep(SAYS_WHY).await;
+                    // Its report to the coordinator says more, so let that arrive first.
+                    tokio::time::sleep(REASON_WAIT).await;
                 }
-                let words = timeout(SAYS_WHY, words).await.ok().and_then(Result::ok).unwrap_or_default();
+                let words = timeout(REASON_WAIT, words).await.ok().and_then(Result::ok).unwrap_or_default();
                 return (process, status, words);
             }
             stopped = stop.changed() => stopped,
         };
-        // Told to stop, or the teller is gone: either way this process must not outlive the run.
-        tracing::debug!(%process, told = ended.is_ok(), "killing");
+        // `stop` has sent a message or was dropped. Either way this process must not outlive the
+        // run.
+        tracing::debug!(%process, requested = ended.is_ok(), "killing");
         let status = match child.start_kill() {
             Ok(()) => child.wait().await,
             Err(error) => Err(error),
@@ -484,17 +510,17 @@ async fn all_ended(children: &mut JoinSet<Ended>) {
     while children.join_next().await.is_some() {}
 }
 
-/// Has the job save a checkpoint.
-async fn ask_to_save(control: &str) -> Result<String, String> {
+/// Requests a checkpoint from the coordinator. Returns its name, or the reason why there is none.
+async fn request_checkpoint(control: &str) -> Result<String, String> {
     let mut client = ControlClient::connect(control.to_owned()).await.map_err(|error| error.to_string())?;
     let saved = client.save_checkpoint(v1::SaveCheckpointRequest {}).await;
     saved.map(|saved| saved.into_inner().checkpoint).map_err(|status| status.message().to_owned())
 }
 
-/// A process that dies; what one reports through the coordinator comes before that.
+/// Awaits the first death of a process. Successful ends do not count.
 async fn first_death(children: &mut JoinSet<Ended>) -> Death {
     while let Some(ended) = children.join_next().await {
-        let (mut was_told, mut was_killed) = (false, false);
+        let (mut was_signalled, mut was_killed) = (false, false);
         let (process, message) = match ended {
             Ok((process, Ok(status), _)) if status.success() => {
                 tracing::info!(%process, "ended");
@@ -506,23 +532,24 @@ async fn first_death(children: &mut JoinSet<Ended>) -> Death {
                     (Some(process), format!("{process} was killed ({status})"))
                 }
                 Some(code) if code == i32::from(INTERRUPTED) => {
-                    was_told = true;
-                    (Some(process), format!("{process} was told to end"))
+                    was_signalled = true;
+                    (Some(process), format!("{process} was ended by a signal"))
                 }
                 Some(code) => {
-                    (Some(process), format!("{process} ended with exit code {code}: {}", sentence_of(&words)))
+                    (Some(process), format!("{process} ended with exit code {code}: {}", last_sentence(&words)))
                 }
             },
-            Ok((process, Err(error), _)) => (Some(process), format!("{process} cannot be waited for: {error}")),
-            Err(error) => (None, format!("a process's watcher failed: {error}")),
+            Ok((process, Err(error), _)) => (Some(process), format!("cannot wait for {process}: {error}")),
+            Err(error) => (None, format!("the watcher of a process failed: {error}")),
         };
-        return Death { process, was_told, was_killed, message };
+        return Death { process, was_signalled, was_killed, message };
     }
     std::future::pending().await
 }
 
-/// A process that was killed could not say so: the others' complaints are about it.
-async fn name_the_killed(message: String, children: &mut JoinSet<Ended>) -> Failure {
+/// Adds the death of a killed process to `message`. The killed process could report nothing, and
+/// `message` is then the complaint of another process about it.
+async fn name_killed_process(message: String, children: &mut JoinSet<Ended>) -> Failure {
     match timeout(Duration::from_secs(1), first_death(children)).await {
         Ok(Death { message: killed, was_killed: true, .. }) if killed != message => {
             Failure::Failed(format!("{killed}; {message}"))
@@ -540,9 +567,9 @@ fn cannot_start(what: &str, error: &std::io::Error) -> Failure {
 mod tests {
     use super::*;
 
-    /// With what it said last, as nobody else may have heard it.
+    /// The message contains the process's last line, which may not have reached the coordinator.
     #[tokio::test]
-    async fn a_process_that_gives_up_is_missed() {
+    async fn the_death_of_a_failed_process_is_reported_with_its_last_line() {
         let mut children = JoinSet::new();
         let stop = watch::Sender::new(());
         let ends = |script: &str| {
@@ -554,6 +581,9 @@ mod tests {
             watch_child(&mut children, Process::Member(Role::Loader, index as u32), ends(script), stop.subscribe());
         }
         let death = first_death(&mut children).await;
-        assert_eq!((death.message.as_str(), death.was_told), ("loader 1 ended with exit code 1: no sockets", false));
+        assert_eq!(
+            (death.message.as_str(), death.was_signalled),
+            ("loader 1 ended with exit code 1: no sockets", false)
+        );
     }
 }

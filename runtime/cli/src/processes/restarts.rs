@@ -1,4 +1,4 @@
-//! When a run that crashed begins again, and what crashes cost it. Pure.
+//! Decides when a crashed run restarts, and counts the batches that are trained again. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -6,32 +6,34 @@ use rectrain_protocol::events::JobEvent;
 
 /// The longest pause before a restart.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
-/// After so long without a restart they are counted anew: what happened long ago ends no job that has trained since.
+/// After this time without a restart the count starts at 0 again, so that crashes of long ago do
+/// not end a job that has trained since.
 const FORGIVEN_AFTER: Duration = Duration::from_secs(24 * 3600);
 
 /// The budget of restarts and the pauses before them.
 #[derive(Debug)]
 pub(super) struct Restarts {
-    most: u32,
+    limit: u32,
     first_pause: Duration,
     done: u32,
-    /// Those that count, with the members that were replaced while the others went on.
+    /// Restarts and replacements of members that count towards `limit`.
     counted: u32,
     last: Option<Instant>,
-    /// Crashes with no checkpoint between them.
+    /// Consecutive crashes with no checkpoint between them.
     in_a_row: u32,
 }
 
 impl Restarts {
-    /// At most `most` of them, the first after `first_pause`.
-    pub(super) fn new(most: u32, first_pause: Duration) -> Self {
-        Self { most, first_pause, done: 0, counted: 0, last: None, in_a_row: 0 }
+    /// A budget of `limit` restarts, the first of them after `first_pause`.
+    pub(super) fn new(limit: u32, first_pause: Duration) -> Self {
+        Self { limit, first_pause, done: 0, counted: 0, last: None, in_a_row: 0 }
     }
 
-    /// How long to wait before the next restart; `None` if there is none left. The pause doubles with every crash before which no
-    /// checkpoint was saved: a job that gets on is not held up by what happened long ago.
+    /// The pause before the next restart, or `None` if the budget is spent. `saved`: the attempt
+    /// saved a checkpoint. The pause doubles with every consecutive crash of an attempt that saved
+    /// none.
     pub(super) fn after_crash(&mut self, saved: bool, now: Instant) -> Option<Duration> {
-        if !self.takes_one(now) {
+        if !self.take_one(now) {
             return None;
         }
         self.done += 1;
@@ -40,22 +42,22 @@ impl Restarts {
         Some((self.first_pause * (1 << doublings)).min(LONGEST_PAUSE))
     }
 
-    /// A member died whose place another can take: whether it may.
-    pub(super) fn replaces(&mut self, now: Instant) -> bool {
-        self.takes_one(now)
+    /// True if a dead member may be replaced. The replacement then counts towards the limit.
+    pub(super) fn try_replace(&mut self, now: Instant) -> bool {
+        self.take_one(now)
     }
 
-    /// So many did not take the places after all: the attempt ended before they were there.
-    pub(super) fn replaced_in_vain(&mut self, members: u32) {
+    /// Gives back `members` replacements, which had not joined when the attempt ended.
+    pub(super) fn return_unused(&mut self, members: u32) {
         self.counted = self.counted.saturating_sub(members);
     }
 
-    /// Counts one, if one is left.
-    fn takes_one(&mut self, now: Instant) -> bool {
+    /// Counts one restart or replacement. Returns false if the budget is spent.
+    fn take_one(&mut self, now: Instant) -> bool {
         if self.last.is_some_and(|last| now.duration_since(last) >= FORGIVEN_AFTER) {
             self.counted = 0;
         }
-        let is_any_left = self.counted < self.most;
+        let is_any_left = self.counted < self.limit;
         if is_any_left {
             self.counted += 1;
             self.last = Some(now);
@@ -63,54 +65,60 @@ impl Restarts {
         is_any_left
     }
 
-    /// Restarts of all so far.
+    /// The number of restarts so far.
     pub(super) fn done(&self) -> u32 {
         self.done
     }
 
-    /// What is said when none is left.
+    /// The error of a run whose budget is spent; `message` is the last crash's.
     pub(super) fn exhausted(&self, message: &str) -> String {
-        match self.most {
+        match self.limit {
             0 => message.to_owned(),
-            most => format!("{message}; it was restarted {most} times (spec.faultTolerance.maxRestarts)"),
+            limit => {
+                format!("{message}; the job was restarted {limit} times, the limit (spec.faultTolerance.maxRestarts)")
+            }
         }
     }
 }
 
-/// What is known of all attempts, from their events.
+/// The record of all attempts, from their events.
 #[derive(Debug, Default)]
 pub(super) struct Account {
     pub(super) restarts: u32,
     repeated_batches: u64,
-    /// The farthest batch that an earlier attempt is known to have trained, until this attempt has said where it begins.
+    /// The last batch that the previous attempt reported as trained. `None` once this attempt has
+    /// reported its first batch.
     reached_before: Option<u64>,
+    /// The last batch that this attempt reported as trained.
     reached: u64,
+    /// True if this attempt saved a checkpoint.
     saved: bool,
 }
 
 impl Account {
-    /// Another attempt follows.
+    /// A new attempt starts.
     pub(super) fn begin_attempt(&mut self) {
         self.reached_before = Some(self.reached);
         self.saved = false;
     }
 
-    /// Whether a checkpoint was saved in this attempt.
+    /// True if this attempt saved a checkpoint.
     pub(super) fn saved_in_attempt(&self) -> bool {
         self.saved
     }
 
-    /// Notes what an event says; gives it as it is to be shown.
-    pub(super) fn take(&mut self, event: JobEvent) -> JobEvent {
+    /// Records an event, and returns the event to show: a summary gets the restarts of all
+    /// attempts.
+    pub(super) fn record(&mut self, event: JobEvent) -> JobEvent {
         match event {
-            JobEvent::Resumed { batches, .. } => self.begins_at(batches),
+            JobEvent::Resumed { batches, .. } => self.attempt_starts_at(batches),
             JobEvent::Progress { step, .. } => {
-                self.begins_at(0);
+                self.attempt_starts_at(0);
                 self.reached = self.reached.max(step);
             }
             JobEvent::CheckpointSaved { .. } => self.saved = true,
             JobEvent::Summary(mut summary) => {
-                self.begins_at(0);
+                self.attempt_starts_at(0);
                 summary.restarts = self.restarts;
                 summary.repeated_batches = self.repeated_batches;
                 return JobEvent::Summary(summary);
@@ -120,8 +128,8 @@ impl Account {
         event
     }
 
-    /// This attempt trains from batch `batch` on; said again, it changes nothing.
-    fn begins_at(&mut self, batch: u64) {
+    /// Records that this attempt trains from batch `batch` on. Only its first call has an effect.
+    fn attempt_starts_at(&mut self, batch: u64) {
         if let Some(before) = self.reached_before.take() {
             self.repeated_batches += before.saturating_sub(batch);
             self.reached = batch;
@@ -146,21 +154,21 @@ mod tests {
     }
 
     #[test]
-    fn members_that_are_replaced_are_of_the_same_budget() {
+    fn replacements_and_restarts_share_one_budget() {
         let (mut restarts, now) = (Restarts::new(2, Duration::ZERO), Instant::now());
-        assert!(restarts.replaces(now));
+        assert!(restarts.try_replace(now));
         assert!(restarts.after_crash(true, now).is_some());
-        assert!(!restarts.replaces(now));
+        assert!(!restarts.try_replace(now));
         assert_eq!((restarts.after_crash(true, now), restarts.done()), (None, 1));
     }
 
     #[test]
     fn a_day_without_a_restart_gives_the_budget_back() {
         let (mut restarts, mut now) = (Restarts::new(1, Duration::ZERO), Instant::now());
-        assert!(restarts.replaces(now) && !restarts.replaces(now + FORGIVEN_AFTER / 2));
+        assert!(restarts.try_replace(now) && !restarts.try_replace(now + FORGIVEN_AFTER / 2));
         for _ in 0..3 {
             now += FORGIVEN_AFTER;
-            assert!(restarts.after_crash(true, now).is_some() && !restarts.replaces(now));
+            assert!(restarts.after_crash(true, now).is_some() && !restarts.try_replace(now));
         }
         assert_eq!(restarts.done(), 3);
     }
@@ -178,16 +186,16 @@ mod tests {
         let resumed = |batches| JobEvent::Resumed { checkpoint: "c".to_owned(), step: batches, batches, rows: 0 };
         let mut account = Account::default();
         account.begin_attempt();
-        account.take(progress(70));
+        account.record(progress(70));
         account.begin_attempt();
-        account.take(resumed(50));
-        account.take(progress(90));
-        // It crashes before it says where it begins, and then begins from nothing.
+        account.record(resumed(50));
+        account.record(progress(90));
+        // One attempt crashes before it reports its first batch. The next one starts from batch 0.
         account.begin_attempt();
         account.begin_attempt();
-        account.take(progress(10));
+        account.record(progress(10));
         account.restarts = 3;
-        let JobEvent::Summary(summary) = account.take(JobEvent::Summary(Box::default())) else {
+        let JobEvent::Summary(summary) = account.record(JobEvent::Summary(Box::default())) else {
             panic!("a summary stays one")
         };
         assert_eq!((summary.restarts, summary.repeated_batches), (3, 20 + 90));

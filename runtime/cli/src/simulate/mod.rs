@@ -1,6 +1,7 @@
-//! `rectrain simulate`: how fast each training mode would be with workers of unequal speed, and how stale its gradients. Reads a
-//! `kind: Simulation` (see docs/guide/simulate.md), runs the training modes' own state machines under a virtual clock
-//! ([`rectrain_modes::simulate`]), and shows what came of it as a table, as JSON lines, and as a drawing.
+//! `rectrain simulate`: predicts the throughput and the staleness of each training mode with
+//! workers of unequal speed. It reads a `kind: Simulation` (see docs/guide/simulate.md), and runs
+//! the training modes' own state machines under a virtual clock ([`rectrain_modes::simulate`]). It
+//! shows the results as a table, as JSON lines, and as a drawing.
 
 mod plan;
 mod plot;
@@ -22,18 +23,18 @@ use crate::args::overrides;
 /// The command's arguments.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SimulateArgs {
-    /// What to simulate (a Simulation, such as docs/examples/straggler.yaml)
+    /// The simulation (a manifest of kind Simulation, such as docs/examples/straggler.yaml)
     simulation: PathBuf,
     /// Override a field, as Helm does: `--set 'spec.workers={8,80,800}'`
     #[arg(long = "set", value_name = "PATH=VALUE")]
     set: Vec<String>,
-    /// Override a field with text, whatever it looks like
+    /// Override a field with text, even if it looks like a number or a boolean
     #[arg(long = "set-string", value_name = "PATH=TEXT")]
     set_string: Vec<String>,
-    /// Print one JSON object a mode and number of workers instead of the table
+    /// Print one JSON object per mode and number of workers instead of the table
     #[arg(long)]
     json: bool,
-    /// Draw throughput by mode and over time into this file as well
+    /// Also draw throughput by mode and over time into this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
@@ -69,7 +70,7 @@ fn read_trace(path: &str) -> Result<Trace, Failure> {
     Trace::parse(&text, path.ends_with(".jsonl")).map_err(|error| Failure::User(format!("{path}: {error}")))
 }
 
-/// Runs all, as many at a time as there are processors; each is a function of its own settings.
+/// Runs all simulations on all processors. The reports are in the order of the simulations.
 fn run_all(simulations: &[Simulation]) -> Result<Vec<Report>, SimulationError> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(simulations.len());
     let next = AtomicUsize::new(0);
@@ -78,9 +79,9 @@ fn run_all(simulations: &[Simulation]) -> Result<Vec<Report>, SimulationError> {
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                while let Some((place, simulation)) = take(&next, simulations) {
+                while let Some((index, simulation)) = take(&next, simulations) {
                     let result = simulate(simulation);
-                    results.lock().unwrap_or_else(PoisonError::into_inner).push((place, result));
+                    results.lock().unwrap_or_else(PoisonError::into_inner).push((index, result));
                     bar.inc(1);
                 }
             });
@@ -88,11 +89,11 @@ fn run_all(simulations: &[Simulation]) -> Result<Vec<Report>, SimulationError> {
     });
     bar.finish_and_clear();
     let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    results.sort_by_key(|(place, _)| *place);
+    results.sort_by_key(|(index, _)| *index);
     results.into_iter().map(|(_, result)| result).collect()
 }
 
 fn take<'a>(next: &AtomicUsize, simulations: &'a [Simulation]) -> Option<(usize, &'a Simulation)> {
-    let place = next.fetch_add(1, Ordering::Relaxed);
-    simulations.get(place).map(|simulation| (place, simulation))
+    let index = next.fetch_add(1, Ordering::Relaxed);
+    simulations.get(index).map(|simulation| (index, simulation))
 }

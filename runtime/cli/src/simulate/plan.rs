@@ -1,4 +1,5 @@
-//! From a [`SimulationSpec`] to the runs it asks for: one for each number of workers and each mode, in that order. Pure.
+//! Makes the runs of a [`SimulationSpec`]: one for each number of workers and each mode, in that
+//! order. Pure.
 
 use rectrain_crds::simulation::{SimulatedLostTokens, SimulationDocument, SimulationSpec, StragglersSpec};
 use rectrain_crds::{ManifestError, Mode, defaults};
@@ -10,12 +11,13 @@ use rectrain_modes::{ModeSettings, TrainingMode};
 
 use super::trace::Trace;
 
-/// As many points as a curve over time has at most.
+/// The most points of a curve over time.
 const MOST_INTERVALS: f64 = 96.0;
-/// A point of the curve covers about so many batches of a worker, so that steps do not show as noise.
+/// A point of the curve covers about this many batches of a worker, so that single steps do not
+/// show as noise.
 const BATCHES_PER_INTERVAL: f64 = 20.0;
 
-/// All runs of a document. `trace` is what `spec.trace` points to.
+/// All runs of a document. `trace` is the content of the file `spec.trace`.
 pub(crate) fn simulations(
     document: &SimulationDocument<'_>,
     trace: Option<&Trace>,
@@ -95,7 +97,8 @@ fn worker(spec: &SimulationSpec, trace: Option<&Trace>, rank: usize) -> WorkerSp
         Some(trace) => {
             let (copy, place) = (rank / trace.workers.len(), rank % trace.workers.len());
             let batch_seconds = trace.workers[place].clone();
-            // Workers that share a trace begin at different places of it: golden sections of it lie evenly.
+            // Workers that share a trace start at different batches of it. Multiples of the golden
+            // ratio spread the starts evenly.
             let first = (copy as f64 * 0.618_033_988_75).fract() * batch_seconds.len() as f64;
             StepTime::Trace { batch_seconds, first: first as usize }
         }
@@ -120,7 +123,7 @@ fn servers(spec: &SimulationSpec, workers: u32) -> Vec<ServerSpec> {
     (0..count).map(server).collect()
 }
 
-/// The workers of a group; `next` is the worker at which the next group of a share begins.
+/// The workers of a group. `next` is the first worker of the next group that is given as a share.
 fn members(group: &StragglersSpec, workers: u32, next: &mut u32) -> Vec<u32> {
     if let Some(ranks) = &group.workers {
         return ranks.clone();
@@ -131,7 +134,8 @@ fn members(group: &StragglersSpec, workers: u32, next: &mut u32) -> Vec<u32> {
     (0..count).map(|place| (first + place) % workers).collect()
 }
 
-/// Gives a worker the trouble of its group; `phase` (0 to 1) is where in its first period it begins.
+/// Applies a group's slowness and crashes to a worker. The worker starts at `phase` (0 to 1) of its
+/// first period.
 fn trouble(worker: &mut WorkerSpec, group: &StragglersSpec, phase: f64) {
     let constant = group.factor.map(|factor| match (group.period_seconds, group.slow_seconds) {
         (Some(period_seconds), Some(slow_seconds)) => {
@@ -156,7 +160,7 @@ fn trouble(worker: &mut WorkerSpec, group: &StragglersSpec, phase: f64) {
     }
 }
 
-/// A number from 0 to 1 of the seed and a worker (SplitMix64).
+/// A pseudo-random number in [0, 1) from the seed and the worker's rank (SplitMix64).
 fn fraction(seed: u64, rank: u32) -> f64 {
     let mut z = seed.wrapping_add(u64::from(rank + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -182,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn every_number_of_workers_meets_every_mode() {
+    fn every_number_of_workers_runs_in_every_mode() {
         let names: Vec<_> = plan("{workers: [4, 8]}", None)
             .unwrap()
             .iter()
@@ -193,11 +197,11 @@ mod tests {
     }
 
     #[test]
-    fn groups_take_their_shares_one_after_the_other() {
+    fn groups_get_their_shares_of_workers_in_order() {
         let spec = "{modes: sync, workers: 8, stragglers: [{share: 0.25, factor: 4}, {share: 0.5, linkFactor: 3}, \
                     {share: 0.375, factor: 2}, {workers: [4], factor: 9}]}";
         let simulation = plan(spec, None).unwrap().remove(0);
-        assert_eq!(slow_ranks(&simulation), [0, 1, 4, 6, 7], "6, 7 and again 0 are the third group");
+        assert_eq!(slow_ranks(&simulation), [0, 1, 4, 6, 7], "the third group is 6, 7 and, after a wrap-around, 0");
         let links: Vec<f64> = simulation.cluster.workers.iter().map(|worker| worker.link_slowness).collect();
         assert_eq!(links, [1.0, 1.0, 3.0, 3.0, 3.0, 3.0, 1.0, 1.0]);
         assert_eq!(simulation.cluster.workers[0].slowness.len(), 2);
@@ -206,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_local_batch_that_does_not_divide_the_global_one_is_refused_with_its_line() {
+    fn a_local_batch_that_does_not_divide_the_global_batch_is_refused() {
         let runs = plan("{modes: gba, workers: 8, localBatchSize: 400, gba: {localBatchSize: 100}}", None).unwrap();
         let TrainingMode::Tokens(TokenMode::Gba { buffer, .. }) = runs[0].mode else { panic!("{:?}", runs[0].mode) };
         assert_eq!((buffer.get(), runs[0].local_rows), (32, 100));
@@ -216,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn step_times_and_traces_are_given_out_in_turn() {
+    fn step_times_and_traces_are_assigned_round_robin() {
         let runs = plan("{modes: sync, workers: 3, localBatchSize: 10, stepSeconds: [0.2, 0.4]}", None).unwrap();
         let seconds: Vec<f64> = runs[0]
             .cluster
@@ -231,11 +235,15 @@ mod tests {
         let trace = Trace { workers: vec![[0.1, 0.2, 0.3, 0.4].as_slice().into(), [1.0].as_slice().into()] };
         let runs = plan("{modes: sync, workers: 4, trace: t.csv}", Some(&trace)).unwrap();
         let StepTime::Trace { batch_seconds, first } = &runs[0].cluster.workers[2].step else { panic!("no trace") };
-        assert_eq!((batch_seconds, *first), (&trace.workers[0], 2), "the second worker of a trace begins elsewhere");
+        assert_eq!(
+            (batch_seconds, *first),
+            (&trace.workers[0], 2),
+            "the second worker of a trace starts at another batch"
+        );
     }
 
     #[test]
-    fn slow_servers_are_slow_with_bytes_too() {
+    fn slow_servers_transfer_bytes_more_slowly_too() {
         let runs = plan("{modes: sync, servers: {count: 3, slow: {count: 2, factor: 10}}}", None).unwrap();
         let servers = &runs[0].cluster.servers;
         assert!((servers[1].seconds_per_request / servers[2].seconds_per_request - 10.0).abs() < 1e-9);

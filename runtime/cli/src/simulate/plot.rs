@@ -1,5 +1,6 @@
-//! A drawing of simulations as SVG: for each number of workers, bars of throughput by mode, and beside them throughput over time,
-//! with the share of slowed workers behind it, as in the GBA paper's figure 1. Pure: reports in, text out.
+//! Draws simulations as SVG, with one panel for each number of workers. A panel has bars of
+//! throughput by mode, and curves of throughput over time in front of the share of slowed workers.
+//! The curves follow figure 1 of the GBA paper. Pure.
 
 use std::fmt::Write;
 
@@ -9,7 +10,7 @@ use crate::show::thousands;
 
 const WIDTH: f64 = 960.0;
 const PANEL_HEIGHT: f64 = 260.0;
-/// Of the drawing area of both charts, from the top of their panel.
+/// The distance of both charts from the top of their panel.
 const TOP: f64 = 44.0;
 const CHART_HEIGHT: f64 = 176.0;
 const BARS_LEFT: f64 = 74.0;
@@ -17,7 +18,7 @@ const BARS_WIDTH: f64 = 290.0;
 const CURVE_LEFT: f64 = 500.0;
 const CURVE_WIDTH: f64 = 430.0;
 
-/// A mode's colour (Okabe and Ito's, which the colour-blind can tell apart).
+/// A mode's colour. The palette is Okabe and Ito's, which is safe for colour-blind readers.
 fn colour(mode: &str) -> &'static str {
     match mode {
         "sync" => "#d55e00",
@@ -30,10 +31,10 @@ fn colour(mode: &str) -> &'static str {
     }
 }
 
-/// One run and what came of it.
+/// A simulation and its report.
 type Run<'a> = (&'a Simulation, &'a Report);
 
-/// A panel for each number of workers, in the order of the reports.
+/// Draws one panel for each number of workers, in the order of the reports.
 pub(crate) fn draw(simulations: &[Simulation], reports: &[Report]) -> String {
     let runs: Vec<Run<'_>> = simulations.iter().zip(reports).collect();
     let panels: Vec<&[Run<'_>]> = runs.chunk_by(|a, b| a.1.workers == b.1.workers).collect();
@@ -51,7 +52,7 @@ pub(crate) fn draw(simulations: &[Simulation], reports: &[Report]) -> String {
     svg + "</svg>\n"
 }
 
-/// Throughput by mode; what was dropped is pale.
+/// The bars of throughput by mode. Dropped batches are pale.
 fn bars(panel: &[Run<'_>]) -> String {
     let workers = panel.first().map_or(0, |(_, report)| report.workers);
     let mut svg = text(BARS_LEFT, 22.0, "start", &format!("{} workers: samples/s", thousands(workers as u64)));
@@ -71,12 +72,13 @@ fn bars(panel: &[Run<'_>]) -> String {
     svg
 }
 
-/// Throughput over time, 1 being the most that any mode reaches.
+/// The curves of throughput over time, relative to the largest throughput of any mode.
 fn curves(panel: &[Run<'_>]) -> String {
     let Some((simulation, _)) = panel.first() else { return String::new() };
     let seconds = simulation.seconds;
     let bottom = TOP + CHART_HEIGHT;
-    let mut svg = text(CURVE_LEFT, 22.0, "start", "samples/s over time, of the most; grey: share of workers slowed");
+    let mut svg =
+        text(CURVE_LEFT, 22.0, "start", "samples/s over time, relative to the largest; grey: share of slowed workers");
     svg += &slowed_area(simulation);
     for share in [0.0, 0.5, 1.0] {
         let y = bottom - share * CHART_HEIGHT;
@@ -92,7 +94,8 @@ fn curves(panel: &[Run<'_>]) -> String {
         at += tick;
     }
     let most = largest(panel.iter().flat_map(|(_, report)| report.interval_samples_per_second.iter().copied()));
-    // Those that tie are on one line: gba, dashed, is drawn last and lets async, before it, show.
+    // Curves of equal modes coincide. The dashed gba curve is drawn last, so async shows through
+    // it.
     let order = |mode: &str| ["bsp", "async", "gba"].iter().position(|tied| *tied == mode).map_or(0, |place| place + 1);
     let mut reports: Vec<&Report> = panel.iter().map(|(_, report)| *report).collect();
     reports.sort_by_key(|report| order(report.mode));
@@ -116,7 +119,7 @@ fn curve(report: &Report, most: f64) -> String {
     )
 }
 
-/// The load that the workers are under.
+/// The grey area: the share of slowed workers over time.
 fn slowed_area(simulation: &Simulation) -> String {
     const STEPS: usize = 215;
     let mut svg = String::new();
@@ -137,7 +140,7 @@ fn tick(seconds: f64) -> f64 {
     [1.0, 2.0, 5.0, 10.0].map(|step| step * magnitude).into_iter().find(|t| seconds / t <= 6.0).unwrap_or(seconds)
 }
 
-/// The largest of rates; never 0, as it divides.
+/// The largest rate. It is never 0, because callers divide by it.
 fn largest(rates: impl Iterator<Item = f64>) -> f64 {
     rates.fold(1e-9, f64::max)
 }
@@ -152,7 +155,7 @@ fn line(x1: f64, y1: f64, x2: f64, y2: f64) -> String {
     format!("<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"#bbbbbb\"/>\n")
 }
 
-/// `content` holds no characters that XML would take for its own.
+/// A text element. `content` must not contain characters with a meaning in XML.
 fn text(x: f64, y: f64, anchor: &str, content: &str) -> String {
     format!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{content}</text>\n")
 }

@@ -1,4 +1,4 @@
-//! What came of simulations, as a table for a person and as JSON lines for a program.
+//! Shows reports of simulations: as a table to a person, as JSON lines to a program.
 
 use comfy_table::{CellAlignment, Table, presets};
 use rectrain_modes::simulate::{Report, Simulation};
@@ -6,22 +6,22 @@ use serde::Serialize;
 
 use crate::show::thousands;
 
-/// One mode with one number of workers. The first six fields are what the modes are compared by.
+/// The report of one mode with one number of workers. The first six fields compare the modes.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Line {
     mode: &'static str,
     workers: usize,
-    /// Rows of finished batches a second, all workers together, dropped ones included.
+    /// Rows of finished batches per second, over all workers, including dropped batches.
     global_samples_per_second: f64,
-    /// Mean of the workers' own.
+    /// Mean of the workers' rates.
     local_samples_per_second: f64,
-    /// Of the dense gradients, in global steps.
+    /// Mean staleness of the dense gradients, in global steps.
     mean_staleness: f64,
     dropped_batches: u64,
     max_staleness: u64,
     mean_staleness_rows: f64,
-    /// Without the rows of batches that were dropped.
+    /// As `global_samples_per_second`, without the rows of dropped batches.
     trained_samples_per_second: f64,
     local_samples_per_second_deviation: f64,
     idle_share: f64,
@@ -51,13 +51,13 @@ pub(crate) fn json_lines(simulations: &[Simulation], reports: &[Report]) -> Stri
             simulated_seconds: simulation.seconds,
             seed: simulation.seed,
         };
-        // Numbers and two names are always JSON.
+        // Numbers and names can always be written as JSON.
         serde_json::to_string(&line).ok()
     });
     lines.map(|line| line + "\n").collect()
 }
 
-/// To four decimals.
+/// Rounds to four decimals.
 fn rounded(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }

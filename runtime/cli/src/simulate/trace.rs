@@ -1,8 +1,9 @@
-//! Measured step times: which seconds each worker's batches took, in the order in which they were trained.
+//! A trace of measured step times: the seconds of each worker's batches, in training order.
 //!
-//! CSV has a header that names the columns `worker` and `seconds` among any others, numbers without quotes, and a line a batch.
-//! JSON lines have an object a batch with the fields `worker` and `seconds` among any others. Workers are numbered from 0 without a
-//! gap; lines of different workers may be mixed.
+//! A CSV file has a header with the columns `worker` and `seconds`, then one line per batch, with
+//! numbers without quotes. A file of JSON lines has one object per batch with the fields `worker`
+//! and `seconds`. Other columns and fields are ignored. Workers are numbered from 0 without a gap.
+//! Lines of different workers may be mixed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,11 +13,11 @@ use serde::Deserialize;
 /// See the module's text.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Trace {
-    /// Seconds of batch after batch, by worker; none is empty.
+    /// The seconds of each batch in order, by worker. Each worker has at least one batch.
     pub(crate) workers: Vec<Arc<[f64]>>,
 }
 
-/// What is wrong with a trace.
+/// An invalid trace.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub(crate) enum TraceError {
     #[error("line 1: expected a header with the columns `worker` and `seconds`, found `{found}`")]
@@ -38,7 +39,7 @@ struct Batch {
 }
 
 impl Trace {
-    /// Reads JSON lines, or else CSV.
+    /// Parses JSON lines if `json_lines` is true, CSV otherwise.
     pub(crate) fn parse(text: &str, json_lines: bool) -> Result<Self, TraceError> {
         let mut lines = text.lines().enumerate().map(|(index, line)| (index + 1, line.trim()));
         let columns = if json_lines { None } else { Some(header(lines.next().unwrap_or_default().1)?) };
@@ -62,14 +63,14 @@ impl Trace {
     }
 }
 
-/// The places of `worker` and `seconds`.
+/// The indices of the columns `worker` and `seconds`.
 fn header(line: &str) -> Result<(usize, usize), TraceError> {
-    let place = |name| line.split(',').position(|column| column.trim() == name);
-    place("worker").zip(place("seconds")).ok_or_else(|| TraceError::Header { found: shorten(line) })
+    let column = |name| line.split(',').position(|found| found.trim() == name);
+    column("worker").zip(column("seconds")).ok_or_else(|| TraceError::Header { found: shorten(line) })
 }
 
 fn csv_line(line: &str, (worker, seconds): (usize, usize)) -> Option<Batch> {
-    let field = |place| line.split(',').nth(place).map(str::trim);
+    let field = |index| line.split(',').nth(index).map(str::trim);
     Some(Batch { worker: field(worker)?.parse().ok()?, seconds: field(seconds)?.parse().ok()? })
 }
 
@@ -95,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_told_with_its_line() {
+    fn an_unreadable_trace_is_refused_with_its_line() {
         for (text, json, expected) in [
             ("", false, "line 1: expected a header"),
             ("", true, "holds no batches"),
