@@ -1,4 +1,5 @@
-//! Carries out a [`RingAllReduce`]: sends to the next dense worker, receives from the previous one's calls.
+//! Runs a [`RingAllReduce`] over the network. It sends chunks to the next dense worker, and
+//! receives chunks from the calls of the previous one.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,16 +14,17 @@ use tokio::sync::Notify;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::message::{self, Request};
 
-/// Far beyond a step's rounds.
+/// The most chunks in the mailbox: far more than a step has rounds.
 const MOST_CHUNKS: usize = 65_536;
 
-/// The pause before a dense worker is called again to which the connection was lost.
-const CALL_AGAIN: Duration = Duration::from_millis(10);
+/// The pause before another call of a dense worker whose connection was lost.
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 /// Ring, step and round.
-type Place = (u64, u64, u32);
+type ChunkId = (u64, u64, u32);
 
-/// Chunks that the previous rank has sent. Bounded by the ring: it is at most one step's rounds ahead of this rank.
+/// Chunks from the previous rank. Their number is bounded, because the previous rank is at most one
+/// step's rounds ahead of this rank.
 #[derive(Debug, Default)]
 pub(crate) struct RingMailbox {
     received: Mutex<Received>,
@@ -31,45 +33,48 @@ pub(crate) struct RingMailbox {
 
 #[derive(Debug, Default)]
 struct Received {
-    /// The number of the ring that this rank is part of: chunks of earlier ones were meant for a sum that is not made any more.
+    /// The number of this rank's ring. Chunks of earlier rings belong to sums that were aborted.
     ring: u64,
-    chunks: BTreeMap<Place, Vec<f32>>,
-    /// The last chunk that this rank has added to its sum. In a ring they are added in order, so that all before it are as well.
-    added: Option<Place>,
+    chunks: BTreeMap<ChunkId, Vec<f32>>,
+    /// The last chunk that this rank has added to its sum. A ring adds chunks in order, so all
+    /// earlier chunks were added too.
+    added: Option<ChunkId>,
 }
 
 impl RingMailbox {
-    /// Takes a chunk in; one that comes again, because the connection was lost before its sender had the answer, counts once.
+    /// Stores a received chunk. Idempotent: the sender repeats a chunk if it lost the connection
+    /// before it received the reply.
     pub(crate) fn put(&self, ring: u64, step: GlobalStep, round: u32, chunk: Vec<f32>) -> Result<(), RoleError> {
         let mut received = self.lock();
-        let place = (ring, step.0, round);
-        let is_known = received.added >= Some(place) || received.chunks.contains_key(&place);
+        let id = (ring, step.0, round);
+        let is_known = received.added >= Some(id) || received.chunks.contains_key(&id);
         if ring < received.ring || is_known {
             return Ok(());
         }
         if received.chunks.len() >= MOST_CHUNKS {
-            let reason = format!("{MOST_CHUNKS} chunks have been sent that nobody waits for");
+            let reason = format!("{MOST_CHUNKS} chunks are stored and not used: the previous worker is too far ahead");
             return Err(RoleError::Inconsistent { message: "ring_chunk", reason });
         }
-        received.chunks.insert(place, chunk);
+        received.chunks.insert(id, chunk);
         drop(received);
         self.arrived.notify_waiters();
         Ok(())
     }
 
-    /// This rank is part of ring number `ring` from now on.
+    /// Joins ring number `ring`, and drops the chunks of earlier rings.
     pub(crate) fn begin(&self, ring: u64) {
         let mut received = self.lock();
         received.ring = ring;
         received.chunks = received.chunks.split_off(&(ring, 0, 0));
     }
 
+    /// Waits for a chunk and removes it. Fails after `patience`.
     async fn take(&self, ring: u64, step: GlobalStep, round: u32, patience: Duration) -> Result<Vec<f32>, RoleError> {
-        let place = (ring, step.0, round);
+        let id = (ring, step.0, round);
         let waiting = async {
             loop {
                 let arrived = self.arrived.notified();
-                if let Some(chunk) = self.lock().add(place) {
+                if let Some(chunk) = self.lock().add(id) {
                     return chunk;
                 }
                 arrived.await;
@@ -77,7 +82,7 @@ impl RingMailbox {
         };
         tokio::time::timeout(patience, waiting).await.map_err(|_| RoleError::Task {
             what: "all-reduce",
-            reason: format!("round {round} of step {step} did not come within {patience:?}"),
+            reason: format!("the chunk of round {round} of step {step} did not arrive within {patience:?}"),
         })
     }
 
@@ -87,25 +92,26 @@ impl RingMailbox {
 }
 
 impl Received {
-    fn add(&mut self, place: Place) -> Option<Vec<f32>> {
-        let chunk = self.chunks.remove(&place)?;
-        self.added = Some(place);
+    fn add(&mut self, id: ChunkId) -> Option<Vec<f32>> {
+        let chunk = self.chunks.remove(&id)?;
+        self.added = Some(id);
         Some(chunk)
     }
 }
 
-/// A rank's place in the ring.
+/// A rank's position in the ring.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RingPart {
-    /// Which ring: another each time that one of its dense workers is replaced.
+    /// The number of the ring. It grows each time one of its dense workers is replaced.
     pub(crate) number: u64,
     pub(crate) rank: Rank,
     pub(crate) ranks: u32,
-    /// How long each round waits for the others.
+    /// How long each round may wait for the others.
     pub(crate) patience: Duration,
 }
 
-/// Sums `buffer` over all ranks, in place; every rank ends with the same bits. Given up, it leaves a part of the sum there.
+/// Sums `buffer` over all ranks, in place. Every rank ends with the same bits. If this future is
+/// dropped early, `buffer` contains a partial sum.
 pub(crate) async fn all_reduce(
     step: GlobalStep,
     part: RingPart,
@@ -126,8 +132,9 @@ pub(crate) async fn all_reduce(
     Ok(())
 }
 
-/// Calls another dense worker, which takes in once what comes twice, and calls it again when the connection is lost: whoever is at its other
-/// end may live on. If it does not, whoever waits for this hears of a new ring besides. `tensors` gives the request's tensors each time.
+/// Calls another dense worker, and repeats the call while the connection is lost, because that
+/// worker may still live. The request must be idempotent. If the worker is dead, the caller learns
+/// of a new ring and drops this future. `tensors` makes the request's tensors for each call.
 pub(crate) async fn call_peer<R: Request + Clone>(
     peer: &Channel,
     request: R,
@@ -139,9 +146,9 @@ pub(crate) async fn call_peer<R: Request + Clone>(
         let left = until.saturating_duration_since(Instant::now());
         match message::call(peer, request.clone(), tensors(), left).await {
             Err(RoleError::Wire(WireError::Closed { .. })) if Instant::now() < until => {
-                tokio::time::sleep(CALL_AGAIN).await;
+                tokio::time::sleep(RETRY_PAUSE).await;
             }
-            answered => return answered,
+            result => return result,
         }
     }
 }
@@ -168,8 +175,8 @@ mod tests {
         TcpTransport::new(TcpConfig::default(), WireCounters::unregistered(|_| "test").unwrap())
     }
 
-    /// Passes on what comes, until the next would be more than `most` bytes.
-    async fn pass_on(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, most: usize) {
+    /// Forwards bytes, until more than `most` bytes were read.
+    async fn forward(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, most: usize) {
         let mut bytes = vec![0; 64 << 10];
         let mut passed = 0;
         while let Ok(read @ 1..) = from.read(&mut bytes).await {
@@ -180,18 +187,19 @@ mod tests {
         }
     }
 
-    /// A network between dense workers that loses every connection: some while a chunk is on its way, some while the answer to one is.
+    /// A network between dense workers that breaks every connection: some during a chunk, some
+    /// during a reply.
     async fn lose_connections(listener: TcpListener, to: u16) {
         for connection in 0.. {
             let (mut caller, _) = listener.accept().await.unwrap();
             let mut callee = TcpStream::connect(("127.0.0.1", to)).await.unwrap();
-            let (most_asked, most_answered) =
+            let (most_requested, most_replied) =
                 if connection % 2 == 0 { (3_000, usize::MAX) } else { (usize::MAX, 100 + 100 * (connection % 5)) };
-            let (asks, answered) = caller.split();
-            let (answers, asked) = callee.split();
+            let (requests, to_caller) = caller.split();
+            let (replies, to_callee) = callee.split();
             tokio::select! {
-                () = pass_on(asks, asked, most_asked) => {}
-                () = pass_on(answers, answered, most_answered) => {}
+                () = forward(requests, to_callee, most_requested) => {}
+                () = forward(replies, to_caller, most_replied) => {}
             }
         }
     }
@@ -200,7 +208,7 @@ mod tests {
         (0..500).map(|value| ((value * 37 + u64::from(rank) * 11 + step * 5) % 101) as f32 / 7.0).collect()
     }
 
-    /// What each rank has after each step; `loses`: connections are lost all the time.
+    /// The sums of each rank after each step. `loses`: the network breaks all connections.
     async fn sums(loses: bool) -> Vec<Vec<Vec<f32>>> {
         let metrics = RoleMetrics::new(Registry::new()).unwrap();
         let metrics_of = |rank| DenseWorkerMetrics::of(&metrics, rank);
@@ -235,20 +243,20 @@ mod tests {
             }
         });
         let sums = futures::future::join_all(training).await;
-        // No chunk that came twice is left behind.
+        // No repeated chunk stays in a mailbox.
         assert!(workers.iter().all(|worker| worker.ring.lock().chunks.is_empty()));
         sums
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn connections_that_are_lost_between_workers_that_live_change_no_bit() {
+    async fn lost_connections_between_live_workers_change_no_bit() {
         let lost = tokio::time::timeout(Duration::from_secs(60), sums(true)).await.unwrap();
         assert_eq!(lost, sums(false).await);
         assert!(lost.iter().all(|of_rank| *of_rank == lost[0]));
     }
 
     #[tokio::test]
-    async fn a_chunk_that_comes_again_counts_once() {
+    async fn a_repeated_chunk_counts_once() {
         let mailbox = RingMailbox::default();
         mailbox.begin(1);
         let step = GlobalStep(7);
@@ -262,7 +270,7 @@ mod tests {
         put(1, 0, 0.5);
         put(1, 1, 1.5);
         assert!(mailbox.lock().chunks.is_empty());
-        // The same step is summed anew by the next ring.
+        // The next ring sums the same step again.
         put(2, 0, 2.5);
         mailbox.begin(2);
         put(1, 2, 3.5);

@@ -1,5 +1,5 @@
-//! The dense parameters in checkpoints: dense worker 0 saves them where each step has a barrier, and every dense worker takes them
-//! from the checkpoint that training goes on from.
+//! Saves and restores the dense parameters. In modes with a barrier, dense worker 0 saves them.
+//! When training resumes from a checkpoint, every dense worker restores them.
 
 use rectrain_checkpoint::{Checkpoint, DensePart, FileEntry, Ticket, save_dense};
 use rectrain_proto::v1;
@@ -12,7 +12,8 @@ use rectrain_protocol::plan::CheckpointPlan;
 use rectrain_protocol::ticket;
 
 impl Trainer {
-    /// Copies the parameters as they are now; they are written, and the coordinator is told, while training goes on.
+    /// Copies the present parameters. A task writes them and reports to the coordinator while
+    /// training continues.
     pub(crate) fn save(&mut self, order: &v1::Order, ticket: Option<v1::Ticket>) -> Result<(), RoleError> {
         if self.rank.0 != 0 {
             return Ok(());
@@ -30,15 +31,15 @@ impl Trainer {
             };
             let saved = v1::DenseSaved { id: ticket.id.to_string(), file, error };
             if let Err(error) = coordinator.call(saved, Vec::new(), CALL_DEADLINE).await {
-                tracing::warn!(%error, "the coordinator could not be told of the saved dense parameters");
+                tracing::warn!(%error, "the report of the saved dense parameters did not reach the coordinator");
             }
         };
-        // It ends by itself, and tells how.
+        // The task ends by itself and reports its result.
         drop(self.spawn(task));
         Ok(())
     }
 
-    /// Takes parameters and optimizer state from a checkpoint.
+    /// Restores parameters and optimizer state from a checkpoint.
     pub(crate) fn restore(&mut self, checkpoint: &str) -> Result<(), RoleError> {
         let settings = self.plan.checkpoint.clone().ok_or_else(no_checkpoints)?;
         let name = checkpoint.to_owned();
@@ -49,7 +50,7 @@ impl Trainer {
         if dense.state_names != self.tower.optimizer().slots() {
             let (found, expected) = (dense.state_names, self.tower.optimizer().slots());
             let reason =
-                format!("checkpoint {checkpoint} holds the optimizer's {found:?} where {expected:?} were expected");
+                format!("checkpoint {checkpoint} has the optimizer state {found:?}, but this job needs {expected:?}");
             return Err(RoleError::Inconsistent { message: "restore", reason });
         }
         Ok(self.tower.restore(&dense.parameters, &dense.optimizer, &dense.state)?)

@@ -1,4 +1,5 @@
-//! Predicting the test part: this worker's pieces of every test batch, sent to the coordinator as one share, in parts.
+//! Predicts this worker's pieces of every test batch. It sends them to the coordinator as one
+//! share, in several parts.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,15 +17,15 @@ use rectrain_protocol::deadline::CALL_DEADLINE;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::limits::LOOK_AHEAD;
 
-/// Rows of a part of a share: with their groups 64 MiB.
+/// Rows of a part of a share. With their groups they are 64 MiB.
 const PART_ROWS: u64 = 4 << 20;
 
-/// A share of an evaluation.
+/// A worker's share of an evaluation.
 #[derive(Default)]
 struct Share {
     predictions: Vec<f32>,
     labels: Vec<f32>,
-    /// None, or one a row.
+    /// One per row, or empty.
     groups: Vec<u64>,
 }
 
@@ -43,13 +44,14 @@ impl Share {
 }
 
 impl Trainer {
-    /// Predicts with the parameters as they are, or with the parameter servers' if they must be read first.
+    /// Predicts the test part. With `read` it reads the parameters from the parameter servers
+    /// first.
     pub(crate) fn evaluate(&mut self, order: &v1::Order, read: bool) -> Result<(), RoleError> {
         if read {
             self.pull_parameters()?;
         }
         let mut share = Share::default();
-        let mut horizon = Horizon::new(order.number, 0).telling();
+        let mut horizon = Horizon::new(order.number, 0).with_reports();
         let mut ahead: VecDeque<Fetching> = VecDeque::new();
         let mut fetched = 0;
         loop {
@@ -57,11 +59,12 @@ impl Trainer {
             while ahead.len() < LOOK_AHEAD && fetched < horizon.until() {
                 let position = BatchPosition::Evaluation { at_step: GlobalStep(order.step), number: fetched };
                 let keys = self.share().map(|piece| BatchKey { position, piece });
-                ahead.push_back(self.fetch(horizon.place(keys, self.plan.pieces()), None));
+                ahead.push_back(self.fetch(horizon.assign(keys, self.plan.pieces()), None));
                 fetched += 1;
             }
             let Some(next) = ahead.pop_front() else {
-                // Once the share is told the order is over, and nothing may be asked of it any more.
+                // Process the reply first: the order is over once the share is sent, and no request
+                // about it may follow.
                 horizon.take(self)?;
                 if horizon.ends_at(fetched) {
                     break;
@@ -74,27 +77,28 @@ impl Trainer {
             share.groups.extend(batch.groups);
         }
         let all = v1::EvaluationShare { rank: self.rank.0, at_step: order.step, rows: share.rows() };
-        self.wait(tell_share(&self.peers.coordinator, all, &share, PART_ROWS))
+        self.wait(send_share(&self.peers.coordinator, all, &share, PART_ROWS))
     }
 }
 
-/// Sends a share in parts of so many rows, and then tells that it is all. A coordinator that is started again meanwhile has none of a share
-/// that it had not all of, and is sent it again.
-async fn tell_share(
+/// Sends a share in parts of `part_rows` rows, then the message that it is complete. A coordinator
+/// that restarts meanwhile loses an incomplete share. It then replies with fewer rows, and this
+/// function sends the share again.
+async fn send_share(
     coordinator: &CoordinatorChannel,
     all: v1::EvaluationShare,
     share: &Share,
     part_rows: u64,
 ) -> Result<(), RoleError> {
-    let mut told = 0;
+    let mut sent = 0;
     loop {
-        while told < all.rows {
-            let part = v1::EvaluationPart { rank: all.rank, at_step: all.at_step, first: told };
-            let rows = told..all.rows.min(told + part_rows);
-            told = coordinator.call(part, share.part(rows), CALL_DEADLINE).await?.0.rows;
+        while sent < all.rows {
+            let part = v1::EvaluationPart { rank: all.rank, at_step: all.at_step, first: sent };
+            let rows = sent..all.rows.min(sent + part_rows);
+            sent = coordinator.call(part, share.part(rows), CALL_DEADLINE).await?.0.rows;
         }
-        told = coordinator.call(all, Vec::new(), CALL_DEADLINE).await?.0.rows;
-        if told == all.rows {
+        sent = coordinator.call(all, Vec::new(), CALL_DEADLINE).await?.0.rows;
+        if sent == all.rows {
             return Ok(());
         }
     }
@@ -112,15 +116,15 @@ mod tests {
     use super::*;
     use rectrain_protocol::message::{self, Request};
 
-    /// Takes a share in as the coordinator does, and loses what it has of it when it has been asked so often.
+    /// Receives a share as the coordinator does, and loses its rows at request number `loses_at`.
     struct Coordinator {
         loses_at: usize,
-        had: Mutex<Had>,
+        received: Mutex<Received>,
     }
 
     #[derive(Default)]
-    struct Had {
-        asked: usize,
+    struct Received {
+        requests: usize,
         rows: Vec<f32>,
         largest: usize,
     }
@@ -128,31 +132,31 @@ mod tests {
     impl Service for Coordinator {
         fn call<'a>(&'a self, _peer: &'a Peer, frame: Frame) -> BoxFuture<'a, Result<Frame, Refusal>> {
             Box::pin(async move {
-                let mut had = self.had.lock();
-                had.asked += 1;
-                if had.asked == self.loses_at {
-                    had.rows.clear();
+                let mut received = self.received.lock();
+                received.requests += 1;
+                if received.requests == self.loses_at {
+                    received.rows.clear();
                 }
-                had.largest = had.largest.max(frame.byte_len());
-                let rows = |had: &Had| v1::EvaluationRows { rows: had.rows.len() as u64 };
+                received.largest = received.largest.max(frame.byte_len());
+                let rows = |received: &Received| v1::EvaluationRows { rows: received.rows.len() as u64 };
                 if frame.kind == v1::EvaluationShare::KIND {
-                    return Ok(message::reply::<v1::EvaluationShare>(&rows(&had), Vec::new()));
+                    return Ok(message::reply::<v1::EvaluationShare>(&rows(&received), Vec::new()));
                 }
                 let (part, tensors) = message::read::<v1::EvaluationPart>(frame)?;
                 let [predictions, labels, groups] = message::take("evaluation_part", tensors)?;
                 let predictions = predictions.expect_f32("predictions").unwrap();
                 assert_eq!(labels.expect_f32("labels").unwrap(), predictions);
                 assert_eq!(groups.expect_u64("groups").unwrap().len(), predictions.len());
-                if part.first == had.rows.len() as u64 {
-                    had.rows.extend(predictions);
+                if part.first == received.rows.len() as u64 {
+                    received.rows.extend(predictions);
                 }
-                Ok(message::reply::<v1::EvaluationPart>(&rows(&had), Vec::new()))
+                Ok(message::reply::<v1::EvaluationPart>(&rows(&received), Vec::new()))
             })
         }
     }
 
     #[tokio::test]
-    async fn a_share_of_any_size_is_sent_in_small_parts_and_again_to_a_coordinator_that_has_lost_them() {
+    async fn a_share_is_sent_in_small_parts_and_again_if_it_was_lost() {
         let transport = InProcess::new(InProcessConfig::default(), WireCounters::unregistered(|_| "test").unwrap());
         let address = "local://coordinator".parse().unwrap();
         let numbers: Vec<f32> = (0..100).map(|number| number as f32).collect();
@@ -161,13 +165,13 @@ mod tests {
             let share = Share { predictions: of.clone(), labels: of.clone(), groups: vec![3; rows] };
             let all = v1::EvaluationShare { rank: 1, at_step: 9, rows: rows as u64 };
             for loses_at in 0..20 {
-                let coordinator = Arc::new(Coordinator { loses_at, had: Mutex::default() });
+                let coordinator = Arc::new(Coordinator { loses_at, received: Mutex::default() });
                 let _serving = transport.serve(coordinator.clone(), &address).unwrap();
                 let channel = CoordinatorChannel::new(transport.connect(&address).unwrap());
-                tell_share(&channel, all, &share, 7).await.unwrap();
-                let had = coordinator.had.lock();
-                assert_eq!(had.rows, of, "{rows} rows, lost at question {loses_at}");
-                assert!(had.largest < 7 * 16 + 64, "{}", had.largest);
+                send_share(&channel, all, &share, 7).await.unwrap();
+                let received = coordinator.received.lock();
+                assert_eq!(received.rows, of, "{rows} rows, lost at request {loses_at}");
+                assert!(received.largest < 7 * 16 + 64, "{}", received.largest);
             }
         }
     }

@@ -1,12 +1,14 @@
-//! The dense worker: trains the tower on pooled embeddings (Persia §3, algorithm 2; GBA appendix B, algorithm 1). Its service
-//! half takes ring chunks from its neighbour; its training half ([`Trainer`]) is a loop on a thread of its own that carries out
-//! the coordinator's orders, one after the other:
+//! The dense worker: trains the tower on pooled embeddings (Persia §3, algorithm 2; GBA appendix B,
+//! algorithm 1). Its service half, [`DenseWorker`], receives ring chunks from the previous worker.
+//! Its training half, [`Trainer`], is a loop on its own thread that carries out the coordinator's
+//! orders in sequence:
 //!
-//! - [`barrier`]: train with a barrier in each step (`sync`, `hybrid`), and [`mend`] their ring when one of them was replaced,
-//! - [`tokens`]: train without one (`gba`, `async`, …),
-//! - [`partitions`]: publish the dense parameters to the parameter servers, or read them back,
-//! - [`evaluate`]: predict the test part,
-//! - [`checkpoint`]: save the dense parameters, or take them from a checkpoint.
+//! - `half/barrier.rs`: trains with a barrier in each step (`sync`, `hybrid`);
+//! - `ring_repair.rs`: repairs the ring when one of its workers was replaced;
+//! - `half/tokens.rs`: trains without a barrier (`gba`, `async`, …);
+//! - `partitions.rs`: publishes the dense parameters to the parameter servers, or reads them back;
+//! - `evaluate.rs`: predicts the test part;
+//! - `checkpoint.rs`: saves the dense parameters, or restores them from a checkpoint.
 
 mod all_reduce;
 mod checkpoint;
@@ -38,23 +40,23 @@ use rectrain_protocol::plan::JobPlan;
 use rectrain_protocol::readiness::Readiness;
 use rectrain_protocol::watchdog::Watchdog;
 
-/// Whom a dense worker calls.
+/// The peers of a dense worker.
 pub struct DensePeers {
     pub coordinator: CoordinatorChannel,
     pub placement: Placement,
     pub directory: Directory,
     pub embedding_workers: Arc<EmbeddingWorkers>,
-    /// The next dense worker around the ring; none if there is only one.
+    /// The next dense worker around the ring. `None` if there is only one.
     pub next: Option<Channel>,
-    /// Told when this worker takes part.
+    /// Set to ready when this worker participates.
     pub readiness: Readiness,
 }
 
-/// The service half; see the module's text.
+/// The service half of a dense worker. It shares the ring's mailbox with the training half.
 pub struct DenseWorker {
     rank: Rank,
     slow: f64,
-    computing: Watchdog,
+    watchdog: Watchdog,
     ring: Arc<RingMailbox>,
     offer: Arc<Offer>,
     stop: CancellationToken,
@@ -62,22 +64,25 @@ pub struct DenseWorker {
 }
 
 impl DenseWorker {
-    /// Dense worker number `rank`, before the first order. It takes `slow` (at least 1) times as long to compute as it does, and notes in
-    /// `computing` while it does.
+    /// Dense worker number `rank`, before its first order. `slow` (at least 1) multiplies its
+    /// computing time. `watchdog` watches each computation.
     #[must_use]
-    pub fn new(rank: Rank, slow: f64, computing: Watchdog, metrics: DenseWorkerMetrics) -> Self {
+    pub fn new(rank: Rank, slow: f64, watchdog: Watchdog, metrics: DenseWorkerMetrics) -> Self {
         let (ring, offer) = (Arc::default(), Arc::default());
-        Self { rank, slow: slow.max(1.0), computing, ring, offer, stop: CancellationToken::new(), metrics }
+        Self { rank, slow: slow.max(1.0), watchdog, ring, offer, stop: CancellationToken::new(), metrics }
     }
 
-    /// The training half.
+    /// Makes the training half.
+    ///
+    /// # Errors
+    /// The plan's tower cannot be made.
     pub fn trainer(&self, plan: &Arc<JobPlan>, peers: DensePeers) -> Result<Trainer, RoleError> {
         let (shared, stop) = ((Arc::clone(&self.ring), Arc::clone(&self.offer)), self.stop.clone());
-        let speed = (self.slow, self.computing.clone());
+        let speed = (self.slow, self.watchdog.clone());
         Trainer::new(Arc::clone(plan), self.rank, speed, shared, peers, stop, self.metrics.clone())
     }
 
-    /// Ends the training half's waits.
+    /// Stops the training half: its waits end with [`RoleError::Stopped`].
     pub fn close(&self) {
         self.stop.cancel();
     }

@@ -1,4 +1,5 @@
-//! A batch as it is computed: pieces fetched from embedding workers, put together, and their gradients taken apart again.
+//! A local batch: fetches pieces from embedding workers and joins them, then splits the gradients
+//! by piece again.
 
 use std::sync::Arc;
 
@@ -18,24 +19,27 @@ use rectrain_protocol::message;
 use rectrain_protocol::plan::JobPlan;
 use rectrain_protocol::round_robin::Piece;
 
-/// A piece with its pooled embeddings, or pieces put together. Rows of `pooled`, `dense`, `labels` and `groups` go together.
+/// One piece or several joined pieces. Row i of `pooled`, `dense`, `labels` and `groups` is sample
+/// i.
 #[derive(Default)]
 pub(crate) struct LocalBatch {
     pub(crate) samples: usize,
-    /// Of the global batch; 0 if there is no piece.
+    /// Samples of the global batch; 0 if there is no piece.
     pub(crate) global_samples: usize,
     pub(crate) pooled: Pooled,
     pub(crate) dense: Vec<f32>,
     pub(crate) labels: Vec<f32>,
     pub(crate) groups: Vec<u64>,
-    /// The step of each parameter server when it was asked (without a barrier).
+    /// Without a barrier: the step of each parameter server when it answered the look-up.
     pub(crate) steps: Vec<u64>,
-    /// Samples of each piece, in order.
+    /// The pieces in order, each with its number of samples.
     pub(crate) pieces: Vec<(Piece, usize)>,
-    /// Pieces whose gradients a dense worker that has died brought in, and those of them that are not here.
+    /// The number of pieces whose gradients a dead dense worker had already delivered.
     pub(crate) answered: usize,
+    /// The number of pieces that the embedding workers no longer have.
     pub(crate) missing: usize,
-    /// The parameter servers have applied the step, and need nothing of it any more.
+    /// True if the parameter servers have applied the step, so that they need no more gradients for
+    /// it.
     pub(crate) is_applied: bool,
 }
 
@@ -49,7 +53,7 @@ impl LocalBatch {
         }
     }
 
-    /// This batch with the rows of `other` after its own.
+    /// Appends the rows of `other`.
     fn append(mut self, other: Self) -> Self {
         self.answered += other.answered;
         self.missing += other.missing;
@@ -71,25 +75,25 @@ impl LocalBatch {
         self
     }
 
-    /// Pieces, those that are not here among them.
+    /// The number of pieces, including missing ones.
     pub(crate) fn all_pieces(&self) -> usize {
         self.pieces.len() + self.missing
     }
 
-    /// Refuses a batch of which pieces are missing.
+    /// Refuses a batch with missing pieces.
     pub(crate) fn expect_all(&self, message: &'static str) -> Result<(), RoleError> {
         if self.missing == 0 {
             return Ok(());
         }
         let reason = format!(
-            "the gradients of {} of {} pieces were taken in from a dense worker that has died, and their embeddings are not kept any more",
+            "a dead dense worker had delivered the gradients of {} of {} pieces, and their embeddings were dropped",
             self.missing,
             self.all_pieces()
         );
         Err(RoleError::Inconsistent { message, reason })
     }
 
-    /// The gradients of the pooled embeddings by piece.
+    /// Splits the gradients of the pooled embeddings by piece.
     pub(crate) fn by_piece(&self, mut gradients: Pooled) -> Vec<(Piece, Pooled)> {
         if let [(piece, _)] = self.pieces[..] {
             return vec![(piece, gradients)];
@@ -109,18 +113,20 @@ impl LocalBatch {
     }
 }
 
-/// Pieces on their way.
+/// Pieces that are being fetched.
 pub(crate) struct Fetching(Vec<JoinHandle<Result<LocalBatch, RoleError>>>);
 
 impl Trainer {
-    /// Asks the pieces' embedding workers for them, without waiting. With a barrier, `step` is the global step that trains them.
+    /// Requests pieces from their embedding workers, without waiting. With a barrier, `step` is the
+    /// global step that trains them.
     pub(crate) fn fetch(&self, pieces: impl Iterator<Item = Piece>, step: Option<u64>) -> Fetching {
         let fetch = |piece: Piece| {
             let (workers, plan) = (Arc::clone(&self.peers.embedding_workers), Arc::clone(&self.plan));
             self.spawn(async move {
                 let request = v1::Forward { batch: Some(piece.key.write()), step };
-                // A dense worker that has taken another's place may have hours of an evaluation to predict again before this piece is let in:
-                // the embedding worker knows whether anything goes on.
+                // In an evaluation this call may wait for hours, while a replaced dense worker
+                // predicts its share again. The embedding worker notices if the job makes no
+                // progress.
                 let is_evaluated = matches!(piece.key.position, BatchPosition::Evaluation { .. });
                 let patience = if is_evaluated { WHOLE_JOB } else { plan.patience() };
                 let (reply, tensors) =
@@ -131,7 +137,7 @@ impl Trainer {
         Fetching(pieces.map(fetch).collect())
     }
 
-    /// Waits for the pieces and puts them together.
+    /// Waits for the pieces and joins them.
     pub(crate) fn fetched(&mut self, fetching: Fetching) -> Result<LocalBatch, RoleError> {
         fetching
             .0
@@ -172,7 +178,7 @@ fn read(piece: Piece, reply: v1::Forwarded, tensors: Vec<Tensor>, plan: &JobPlan
     let width = plan.schema.dense.len();
     if dense.len() != samples * width || labels.len() != samples || !(groups.is_empty() || groups.len() == samples) {
         let reason = format!(
-            "{} has {samples} samples and came with {} dense values and {} labels",
+            "{} has {samples} samples, but the reply has {} dense values and {} labels",
             piece.key,
             dense.len(),
             labels.len()

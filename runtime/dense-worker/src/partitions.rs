@@ -1,5 +1,5 @@
-//! The dense parameters between this worker's flat buffers and the parameter servers' partitions. A switch of the mode moves
-//! these and the optimizer's state, and nothing else.
+//! Moves the dense parameters between this worker's flat buffers and the parameter servers'
+//! partitions. A switch of the mode moves only these and the optimizer's state.
 
 use futures::future::try_join_all;
 use rectrain_proto::v1;
@@ -11,7 +11,8 @@ use rectrain_protocol::message;
 use rectrain_protocol::plan::dense_partition;
 
 impl Trainer {
-    /// Rank 0 sends every parameter server its partition; all ranks hold the same parameters.
+    /// Sends every parameter server its partition. Only rank 0 does, as all ranks have the same
+    /// parameters.
     pub(crate) fn publish(&mut self) -> Result<(), RoleError> {
         if self.rank.0 != 0 {
             return Ok(());
@@ -31,7 +32,7 @@ impl Trainer {
         self.waits.wait(try_join_all(calls)).map(drop)
     }
 
-    /// Takes parameters and optimizer state back from the parameter servers.
+    /// Replaces parameters and optimizer state by those on the parameter servers.
     pub(crate) fn read_back(&mut self) -> Result<(), RoleError> {
         let partitions = self.get_partitions(true)?;
         let total = self.tower.layout().total();
@@ -55,20 +56,20 @@ impl Trainer {
         Ok(self.tower.restore(&parameters, &kind, &slots.concat())?)
     }
 
-    /// Takes the parameter servers' parameters over; gives the step of each.
+    /// Replaces the parameters by those on the parameter servers. Returns each server's step.
     pub(crate) fn pull_parameters(&mut self) -> Result<Vec<u64>, RoleError> {
         let partitions = self.get_partitions(false)?;
         let total = self.tower.layout().total();
         let mut steps = Vec::with_capacity(partitions.len());
         let servers = partitions.len();
         for (server, (reply, tensors)) in partitions.into_iter().enumerate() {
-            let place = dense_partition(total, server, servers);
+            let range = dense_partition(total, server, servers);
             let [own] = message::take("get_partition", tensors)?;
             let own = own.expect_f32("parameters")?;
-            if own.len() != place.len() {
-                return Err(wrong_size(server, place.len(), own.len()));
+            if own.len() != range.len() {
+                return Err(wrong_size(server, range.len(), own.len()));
             }
-            self.tower.parameters_mut()?[place].copy_from_slice(&own);
+            self.tower.parameters_mut()?[range].copy_from_slice(&own);
             steps.push(reply.step);
         }
         Ok(steps)
@@ -82,6 +83,6 @@ impl Trainer {
 }
 
 fn wrong_size(server: usize, expected: usize, found: usize) -> RoleError {
-    let reason = format!("parameter server {server} holds {found} dense parameters where {expected} are its partition");
+    let reason = format!("parameter server {server} has {found} dense parameters, but its partition has {expected}");
     RoleError::Inconsistent { message: "get_partition", reason }
 }

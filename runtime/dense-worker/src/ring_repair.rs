@@ -1,11 +1,15 @@
-//! When a dense worker that trains with a barrier dies, another takes its place and the others wait for it: wherever they wait for
-//! anybody, they also hear of the new ring. All tell the coordinator before which step their parameters stand, and whoever has less
-//! than the furthest takes that one's over, as the newcomer does. A step's gradients are summed over all, so that nobody is further
-//! than a step ahead.
+//! Repairs the ring after a dense worker that trains with a barrier was replaced.
 //!
-//! The newcomer then sends again what its predecessor may not have brought to the parameter servers: embedding workers give the same
-//! pooled embeddings for it, and in `sync` it is computed with the parameters of that step, so that the gradients are the same to the
-//! bit. Who has them already takes in nothing twice.
+//! The other workers wait for the replacement. Every wait of theirs also watches for a new ring.
+//! Each worker reports to the coordinator the next step of its parameters. The most advanced worker
+//! becomes the donor: the replacement, and each worker that is behind, fetches the donor's
+//! parameters. Two workers differ by at most one step, because each step sums the gradients of all
+//! workers.
+//!
+//! The replacement then resends gradients that may not have reached the parameter servers before
+//! its predecessor died. Embedding workers return the same pooled embeddings again. In `sync` it
+//! computes with the parameters of that step, so the gradients are the same to the bit. A receiver
+//! that already has them ignores them.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -31,10 +35,10 @@ use rectrain_protocol::error::RoleError;
 use rectrain_protocol::layout::Pooled;
 use rectrain_protocol::message;
 
-/// Before the coordinator is asked again that could not be.
-const PAUSE: Duration = Duration::from_millis(100);
+/// The pause before another request to a coordinator that did not reply.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// The parameters that a dense worker has for others, until the next step is made.
+/// The parameters that a donor offers to the other workers until the next step.
 #[derive(Default)]
 pub(crate) struct Offer {
     offered: Mutex<Option<Offered>>,
@@ -54,12 +58,12 @@ impl Offer {
         self.changed.notify_waiters();
     }
 
-    /// Made a step since, all have what they need.
+    /// Withdraws the offer. After a further step, all workers have their parameters.
     pub(crate) fn withdraw(&self) {
         *self.lock() = None;
     }
 
-    /// What is offered to the members of this ring; waits for it.
+    /// Waits for the offer to the members of this ring.
     pub(crate) async fn of_ring(&self, ring: u64) -> Result<(v1::DenseState, Vec<Tensor>), RoleError> {
         let waiting = async {
             loop {
@@ -72,7 +76,7 @@ impl Offer {
         };
         timeout(CALL_DEADLINE, waiting).await.map_err(|_| RoleError::Task {
             what: "a wait for dense parameters",
-            reason: format!("there were none of ring {ring} within {CALL_DEADLINE:?}"),
+            reason: format!("this worker offered none to ring {ring} within {CALL_DEADLINE:?}"),
         })
     }
 
@@ -81,43 +85,44 @@ impl Offer {
     }
 }
 
-/// Hears of new rings for as long as it is there.
+/// Watches for new rings until it is dropped.
 pub(crate) struct RingWatch {
     newest: watch::Receiver<u64>,
-    asking: JoinHandle<()>,
+    /// The task that requests the newest ring from the coordinator.
+    requests: JoinHandle<()>,
 }
 
 impl RingWatch {
     pub(crate) fn start(runtime: &Handle, coordinator: CoordinatorChannel, rank: u32, known: u64) -> Self {
-        let (tell, newest) = watch::channel(known);
-        let asking = runtime.spawn(async move {
-            while !tell.is_closed() {
-                let request = v1::RingRequest { rank, ring: *tell.borrow() };
+        let (sender, newest) = watch::channel(known);
+        let requests = runtime.spawn(async move {
+            while !sender.is_closed() {
+                let request = v1::RingRequest { rank, ring: *sender.borrow() };
                 match coordinator.call(request, Vec::new(), CALL_DEADLINE).await {
                     Ok((reply, _)) => {
-                        tell.send_if_modified(|ring| std::mem::replace(ring, reply.ring.max(*ring)) < reply.ring);
+                        sender.send_if_modified(|ring| std::mem::replace(ring, reply.ring.max(*ring)) < reply.ring);
                     }
-                    // Whoever cannot do without the coordinator finds that out elsewhere.
+                    // Other calls fail if the worker cannot continue without the coordinator.
                     Err(error) => {
-                        tracing::debug!(%error, "the coordinator could not be asked for the ring");
-                        tokio::time::sleep(PAUSE).await;
+                        tracing::debug!(%error, "the request for the newest ring failed");
+                        tokio::time::sleep(RETRY_PAUSE).await;
                     }
                 }
             }
         });
-        Self { newest, asking }
+        Self { newest, requests }
     }
 }
 
 impl Drop for RingWatch {
     fn drop(&mut self) {
-        self.asking.abort();
+        self.requests.abort();
     }
 }
 
 impl Trainer {
-    /// Is there as soon as a ring after the present one is in force; never, where there is none.
-    pub(crate) fn replaced(&self) -> impl Future<Output = ()> + Send + use<> {
+    /// Resolves when a ring after the present one is in force. Never resolves for a single worker.
+    pub(crate) fn newer_ring(&self) -> impl Future<Output = ()> + Send + use<> {
         let (newest, known) = (self.ring_watch.as_ref().map(|watch| watch.newest.clone()), self.ring_number);
         async move {
             let Some(mut newest) = newest else { return std::future::pending().await };
@@ -127,37 +132,38 @@ impl Trainer {
         }
     }
 
-    /// Waits for a task, and mends the ring meanwhile as often as a dense worker is replaced.
+    /// Waits for a task. Meanwhile repairs the ring each time a dense worker is replaced.
     pub(crate) fn join<T>(
         &mut self,
         what: &'static str,
         mut task: JoinHandle<Result<T, RoleError>>,
     ) -> Result<T, RoleError> {
         loop {
-            let replaced = self.replaced();
+            let newer_ring = self.newer_ring();
             let joined = self.wait(async {
                 tokio::select! {
                     biased;
                     joined = &mut task => Ok(Some(joined)),
-                    () = replaced => Ok(None),
+                    () = newer_ring => Ok(None),
                 }
             })?;
             match joined {
                 Some(joined) => {
                     return joined.map_err(|error| RoleError::Task { what, reason: error.to_string() })?;
                 }
-                None => self.mend()?,
+                None => self.repair_ring()?,
             }
         }
     }
 
-    /// Agrees with all others of the newest ring on the step before which they go on, and takes over or offers parameters.
-    pub(crate) fn mend(&mut self) -> Result<(), RoleError> {
+    /// Agrees with all workers of the newest ring on the next step. Then offers the parameters, or
+    /// fetches the donor's.
+    pub(crate) fn repair_ring(&mut self) -> Result<(), RoleError> {
         let newest = self.ring_watch.as_ref().map_or(0, |watch| *watch.newest.borrow());
         let mut ring = newest.max(self.ring_number);
         loop {
             let request = v1::MendRequest { rank: self.rank.0, ring, step: self.applied };
-            let mended = self.tell(request, Vec::new())?;
+            let mended = self.call_coordinator(request, Vec::new())?;
             if mended.waits {
                 continue;
             }
@@ -165,15 +171,15 @@ impl Trainer {
                 ring = mended.ring;
                 continue;
             }
-            tracing::info!(ring, step = mended.step, donor = mended.donor, had = ?self.applied, "a dense worker was replaced");
+            tracing::info!(ring, step = mended.step, donor = mended.donor, had = ?self.applied, "repairing the ring: a dense worker was replaced");
             self.ring_number = ring;
             self.ring.begin(ring);
             self.connect_to_next(&mended.dense_workers)?;
-            let has_them = self.applied == Some(mended.step);
+            let is_up_to_date = self.applied == Some(mended.step);
             if mended.donor == self.rank.0 {
-                return if has_them { self.offer_parameters() } else { Err(not_its_own(&mended)) };
+                return if is_up_to_date { self.offer_parameters() } else { Err(donor_mismatch(&mended)) };
             }
-            if has_them || self.take_parameters(&mended)? {
+            if is_up_to_date || self.fetch_parameters(&mended)? {
                 return Ok(());
             }
             // The donor has died as well.
@@ -190,27 +196,27 @@ impl Trainer {
         Ok(())
     }
 
-    /// Says whether there were any before another ring was in force.
-    fn take_parameters(&mut self, mended: &v1::Mended) -> Result<bool, RoleError> {
+    /// Fetches the donor's parameters. Returns false if a newer ring came into force first.
+    fn fetch_parameters(&mut self, mended: &v1::Mended) -> Result<bool, RoleError> {
         let address = mended.dense_workers.get(mended.donor as usize).ok_or_else(|| RoleError::Inconsistent {
             message: "mend",
             reason: format!("dense worker {} is missing", mended.donor),
         })?;
         let donor = connect(&*self.peers.directory.transport, address)?;
         let ring = self.ring_number;
-        let replaced = self.replaced();
-        let taken = self.wait(async {
+        let newer_ring = self.newer_ring();
+        let fetched = self.wait(async {
             tokio::select! {
                 biased;
-                () = replaced => Ok(None),
-                taken = call_peer(&donor, v1::DenseStateRequest { ring }, Vec::new, self.plan.patience()) => taken.map(Some),
+                () = newer_ring => Ok(None),
+                reply = call_peer(&donor, v1::DenseStateRequest { ring }, Vec::new, self.plan.patience()) => reply.map(Some),
             }
         })?;
-        let Some((state, tensors)) = taken else { return Ok(false) };
+        let Some((state, tensors)) = fetched else { return Ok(false) };
         let [parameters, optimizer_state, previous] = message::take("dense_state", tensors)?;
         if state.step != mended.step {
             let reason =
-                format!("parameters before step {} came, those before {} were expected", state.step, mended.step);
+                format!("expected the parameters for step {}, received those for step {}", mended.step, state.step);
             return Err(RoleError::Inconsistent { message: "dense_state", reason });
         }
         let (parameters, optimizer_state) =
@@ -221,16 +227,18 @@ impl Trainer {
         Ok(true)
     }
 
-    /// Sends the gradients of rows that the one before may not have brought to the parameter servers: in `sync` those of the last step, with
-    /// staleness τ of the last τ + 2, then with the parameters as they are now.
-    pub(crate) fn push_again(
+    /// Resends row gradients that this worker's predecessor may not have delivered. In `sync` these
+    /// are the gradients of the last step, computed with the parameters of that step. With
+    /// staleness τ they are the gradients of the last τ + 2 steps, computed with the present
+    /// parameters.
+    pub(crate) fn resend_gradients(
         &mut self,
         order: &v1::Order,
         window: StepWindow,
         horizon: &mut Horizon,
         pushes: &mut Pushes,
     ) -> Result<(), RoleError> {
-        let step = self.stands_before(order);
+        let step = self.next_step(order);
         let unsettled = window.unsettled_steps();
         let first = order.step.max(step.saturating_sub(unsettled));
         let batch_of = |step: u64| order.batch + (step - order.step);
@@ -250,9 +258,9 @@ impl Trainer {
             }
             let samples = self.samples_to_train(order, batch_of(step), &own);
             let scale = 1.0 / samples.max(1) as f32;
-            self.exchange_parameters(window)?;
+            self.swap_parameters(window)?;
             let computed = self.tower.forward_backward(own.features(), &own.labels, scale, step);
-            self.exchange_parameters(window)?;
+            self.swap_parameters(window)?;
             let StepOutput { embedding_gradients, linear_gradients, .. } = computed?;
             let gradients = Pooled { embeddings: embedding_gradients, linear: linear_gradients };
             for (piece, gradients) in own.by_piece(gradients) {
@@ -262,8 +270,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// In `sync`: puts the parameters before the last step in the place of those after it, or back.
-    fn exchange_parameters(&mut self, window: StepWindow) -> Result<(), RoleError> {
+    /// In `sync`: swaps the parameters from after the last step with those from before it.
+    fn swap_parameters(&mut self, window: StepWindow) -> Result<(), RoleError> {
         if window.is_exact() {
             self.tower.parameters_mut()?.swap_with_slice(&mut self.previous);
         }
@@ -271,9 +279,9 @@ impl Trainer {
     }
 }
 
-fn not_its_own(mended: &v1::Mended) -> RoleError {
+fn donor_mismatch(mended: &v1::Mended) -> RoleError {
     let reason = format!(
-        "dense worker {} is to give parameters before step {}, which it does not have",
+        "the coordinator chose dense worker {} as donor for step {}, but it is at another step",
         mended.donor, mended.step
     );
     RoleError::Inconsistent { message: "mend", reason }

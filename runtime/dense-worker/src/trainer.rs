@@ -1,5 +1,5 @@
-//! The training half of a dense worker: carries out orders, and what all of them need. Everything that waits for others goes
-//! through the runtime's handle and ends when the worker is told to stop.
+//! The training half of a dense worker: carries out orders. It also has the functions that all
+//! orders share. Every wait runs on the runtime's handle and ends when the worker is stopped.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -33,13 +33,13 @@ use rectrain_protocol::watchdog::Watchdog;
 
 /// How often progress is reported.
 const REPORT_EVERY: Duration = Duration::from_millis(200);
-/// Training predictions over which the running AUC is taken.
+/// The number of training predictions in the running AUC.
 const RUNNING_AUC_SAMPLES: usize = 100_000;
 
-/// Batches whose time of computation a report tells.
-const TOLD_BATCHES: usize = 32;
+/// The most batches whose computing times a report contains.
+const REPORTED_BATCHES: usize = 32;
 
-/// See the module's text.
+/// The training half of a dense worker.
 pub struct Trainer {
     pub(crate) plan: Arc<JobPlan>,
     pub(crate) rank: Rank,
@@ -48,18 +48,20 @@ pub struct Trainer {
     pub(crate) peers: DensePeers,
     pub(crate) metrics: DenseWorkerMetrics,
     pub(crate) waits: Waits,
-    /// Dense workers, from rank 0, that train where each step has a barrier, as the last order says.
+    /// The number of dense workers, from rank 0, that train with a barrier, from the last order.
     pub(crate) barrier_workers: u32,
-    /// Which ring they make: another each time that one of them is replaced.
+    /// The number of their ring. It grows each time one of them is replaced.
     pub(crate) ring_number: u64,
     pub(crate) ring_watch: Option<RingWatch>,
-    /// The step before which the parameters stand, where each worker has them; none, if this one has taken another's place and has none.
+    /// With a barrier: the next step for the parameters. `None` in a replacement that has no
+    /// parameters yet.
     pub(crate) applied: Option<u64>,
-    /// In `sync` with several dense workers: the parameters one step before. Empty otherwise, and before the first step of an order.
+    /// In `sync` with several dense workers: the parameters from before the last step. Otherwise,
+    /// and before the first step of an order, it is empty.
     pub(crate) previous: Vec<f32>,
     pub(crate) offer: Arc<Offer>,
     slow: f64,
-    computing: Watchdog,
+    watchdog: Watchdog,
     progress: v1::Progress,
     pub(crate) pace: Pace,
     running_auc: RunningAuc,
@@ -71,7 +73,7 @@ impl Trainer {
     pub(crate) fn new(
         plan: Arc<JobPlan>,
         rank: Rank,
-        (slow, computing): (f64, Watchdog),
+        (slow, watchdog): (f64, Watchdog),
         (ring, offer): (Arc<RingMailbox>, Arc<Offer>),
         peers: DensePeers,
         stop: CancellationToken,
@@ -93,7 +95,7 @@ impl Trainer {
             offer,
             waits: Waits { runtime: Handle::current(), stop },
             slow,
-            computing,
+            watchdog,
             progress: v1::Progress { rank: rank.0, ..v1::Progress::default() },
             pace: Pace::default(),
             running_auc: RunningAuc::new(RUNNING_AUC_SAMPLES),
@@ -103,18 +105,22 @@ impl Trainer {
     }
 
     /// Carries out orders until training has ended.
+    ///
+    /// # Errors
+    /// A peer cannot be reached or breaks the protocol; the worker cannot compute; the worker is
+    /// stopped.
     pub fn run(mut self) -> Result<(), RoleError> {
         let mut done = 0;
         loop {
             let order = self.next_order(done)?;
             let Some(kind) = &order.order else { continue };
-            self.follow_the_map(&order)?;
-            self.join_the_ring(&order)?;
+            self.update_placement(&order)?;
+            self.update_ring(&order)?;
             if order.joins || order.mends {
-                self.mend()?;
+                self.repair_ring()?;
             }
             if !matches!(kind, Kind::Wait(_)) {
-                // It has the parameters, or is about to be told where they are.
+                // The worker has the parameters, or this order tells it where they are.
                 self.peers.readiness.set_ready();
             }
             if let Some(half) = half_of(kind) {
@@ -145,14 +151,14 @@ impl Trainer {
     }
 
     fn next_order(&mut self, done: u64) -> Result<v1::Order, RoleError> {
-        let (coordinator, request) = (self.peers.coordinator.clone(), v1::OrderRequest { rank: self.rank.0, done });
-        let asking = async move { Ok(coordinator.call(request, Vec::new(), CALL_DEADLINE).await?.0) };
-        let asking = self.spawn(asking);
-        self.join("order", asking)
+        let (coordinator, body) = (self.peers.coordinator.clone(), v1::OrderRequest { rank: self.rank.0, done });
+        let request = async move { Ok(coordinator.call(body, Vec::new(), CALL_DEADLINE).await?.0) };
+        let request = self.spawn(request);
+        self.join("order", request)
     }
 
-    /// Orders that concern parameter servers say under which slot map.
-    fn follow_the_map(&mut self, order: &v1::Order) -> Result<(), RoleError> {
+    /// Fetches the slot map that an order needs, if it is newer than the known one.
+    fn update_placement(&mut self, order: &v1::Order) -> Result<(), RoleError> {
         if order.map_epoch > self.peers.placement.epoch().0 {
             let directory = self.peers.directory.clone();
             self.peers.placement = self.wait(async move { directory.fetch().await })?;
@@ -160,8 +166,9 @@ impl Trainer {
         Ok(())
     }
 
-    /// Orders say with how many dense workers a step's gradients are summed. Who they are may have changed in a mode without a barrier.
-    fn join_the_ring(&mut self, order: &v1::Order) -> Result<(), RoleError> {
+    /// Joins the ring of an order. The order has the number of dense workers that sum a step's
+    /// gradients. In a mode without a barrier, workers may have been replaced meanwhile.
+    fn update_ring(&mut self, order: &v1::Order) -> Result<(), RoleError> {
         let sums = matches!(order.order, Some(Kind::Barrier(_)));
         let is_same = order.barrier_workers == self.barrier_workers;
         let waits = matches!(order.order, Some(Kind::Wait(_))) && !order.joins;
@@ -169,7 +176,7 @@ impl Trainer {
             return Ok(());
         }
         self.barrier_workers = order.barrier_workers;
-        // Who was replaced before, all know who are in it.
+        // The addresses fetched below include replacements up to this ring.
         self.ring_number = self.ring_number.max(order.ring);
         self.ring.begin(self.ring_number);
         let directory = self.peers.directory.clone();
@@ -182,7 +189,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// The next dense worker around the ring, if there is more than one.
+    /// Connects to the next dense worker around the ring, if there is more than one.
     pub(crate) fn connect_to_next(&mut self, dense_workers: &[String]) -> Result<(), RoleError> {
         self.peers.next = None;
         let ring = self.barrier_workers;
@@ -197,12 +204,12 @@ impl Trainer {
         Ok(())
     }
 
-    /// With a barrier: the next report tells this batch, or a later one.
-    pub(crate) fn stands_at(&mut self, batch: u64) {
+    /// With a barrier: sets the position of the next report to `batch`, unless it is later already.
+    pub(crate) fn set_position(&mut self, batch: u64) {
         self.progress.steps_done = self.progress.steps_done.max(batch);
     }
 
-    /// The pieces of a global batch that are this worker's where each step has a barrier.
+    /// With a barrier: this worker's pieces of a global batch.
     pub(crate) fn share(&self) -> Range<u32> {
         self.plan.share(self.rank, self.barrier_workers)
     }
@@ -213,23 +220,25 @@ impl Trainer {
         }
         let parameters_sha256 = digest(self.tower.parameters()?).to_vec();
         let done = v1::TrainingDone { rank: self.rank.0, steps: order.step, parameters_sha256 };
-        self.tell(done, Vec::new()).map(drop)
+        self.call_coordinator(done, Vec::new()).map(drop)
     }
 
-    /// Forward and backward pass. `scale` times a sample's gradient is its part of the step's; `number` is what dropout depends on.
+    /// Runs the forward and backward pass. `scale` is the factor of each sample's gradient in the
+    /// sum. `number` is the seed of dropout.
     pub(crate) fn compute(&mut self, batch: &LocalBatch, scale: f32, number: u64) -> Result<StepOutput, RoleError> {
-        let begun = Instant::now();
-        let output = self.computing.watch_batch(|| {
+        let started = Instant::now();
+        let output = self.watchdog.watch_batch(|| {
             let output = self.tower.forward_backward(batch.features(), &batch.labels, scale, number);
-            std::thread::sleep(begun.elapsed().mul_f64(self.slow - 1.0));
+            std::thread::sleep(started.elapsed().mul_f64(self.slow - 1.0));
             output
         })?;
-        self.metrics.compute.observe(begun.elapsed().as_secs_f64());
-        self.pace.computed(batch.samples, begun.elapsed());
+        self.metrics.compute.observe(started.elapsed().as_secs_f64());
+        self.pace.computed(batch.samples, started.elapsed());
         Ok(output)
     }
 
-    /// Counts a step of this worker, and tells the coordinator now and then. `at_batch` is where a job with a barrier is.
+    /// Counts a step of this worker, and reports progress every [`REPORT_EVERY`]. `at_batch` is the
+    /// position of a job with a barrier.
     pub(crate) fn count(
         &mut self,
         batch: &LocalBatch,
@@ -259,30 +268,34 @@ impl Trainer {
             self.metrics.gpu_memory_used.set(memory.used_bytes as i64);
             self.metrics.gpu_memory_reserved.set(memory.reserved_bytes as i64);
         }
-        std::mem::take(&mut self.pace).tell(&mut self.progress);
+        std::mem::take(&mut self.pace).write_to(&mut self.progress);
         let next = v1::Progress { rank: self.rank.0, steps_done: self.progress.steps_done, ..v1::Progress::default() };
         let report = std::mem::replace(&mut self.progress, next);
-        self.tell(report, Vec::new()).map(drop)
+        self.call_coordinator(report, Vec::new()).map(drop)
     }
 
-    /// Asks the coordinator and waits for its answer.
-    pub(crate) fn tell<R: message::Request>(&self, request: R, tensors: Vec<Tensor>) -> Result<R::Reply, RoleError> {
+    /// Calls the coordinator and waits for its reply.
+    pub(crate) fn call_coordinator<R: message::Request>(
+        &self,
+        request: R,
+        tensors: Vec<Tensor>,
+    ) -> Result<R::Reply, RoleError> {
         let call = self.peers.coordinator.call(request, tensors, CALL_DEADLINE);
         self.wait(call).map(|(reply, _tensors)| reply)
     }
 
-    /// Waits for others, unless told to stop.
+    /// Waits for `work`, or fails with [`RoleError::Stopped`].
     pub(crate) fn wait<T>(&self, work: impl Future<Output = Result<T, RoleError>>) -> Result<T, RoleError> {
         self.waits.wait(work)
     }
 
-    /// Begins something whose result is waited for later.
+    /// Spawns `work` on the runtime.
     pub(crate) fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
         self.waits.runtime.spawn(work)
     }
 }
 
-/// How long this worker took for what it did since its last report.
+/// The times of this worker's computations and all-reduces since its last report.
 #[derive(Default)]
 pub(crate) struct Pace {
     compute_seconds: VecDeque<f32>,
@@ -294,7 +307,7 @@ pub(crate) struct Pace {
 
 impl Pace {
     fn computed(&mut self, rows: usize, took: Duration) {
-        if self.compute_seconds.len() == TOLD_BATCHES {
+        if self.compute_seconds.len() == REPORTED_BATCHES {
             self.compute_seconds.pop_front();
         }
         self.compute_seconds.push_back(took.as_secs_f32());
@@ -307,14 +320,14 @@ impl Pace {
         self.all_reduces += 1;
     }
 
-    fn tell(self, progress: &mut v1::Progress) {
+    fn write_to(self, progress: &mut v1::Progress) {
         progress.compute_seconds = self.compute_seconds.into();
         progress.batch_rows = self.rows as f64 / self.batches.max(1) as f64;
         progress.all_reduce_seconds = self.all_reduce.as_secs_f64() / f64::from(self.all_reduces.max(1));
     }
 }
 
-/// Where the loop's thread waits for others.
+/// Waits of the loop's thread for futures on the runtime.
 pub(crate) struct Waits {
     runtime: Handle,
     stop: CancellationToken,

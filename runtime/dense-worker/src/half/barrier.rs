@@ -1,6 +1,7 @@
-//! Training with a barrier in each step (`sync`, `hybrid`): embeddings in, gradients out, dense gradients summed over all dense
-//! workers, one update. Embeddings of the steps ahead are asked for before they are needed; the parameter servers answer when
-//! the mode's staleness allows it.
+//! Trains with a barrier in each step (`sync`, `hybrid`). A step fetches embeddings, sends their
+//! gradients, sums the dense gradients over all dense workers, and applies one update. The worker
+//! requests the embeddings of later steps ahead of time. The parameter servers reply when the
+//! mode's staleness allows it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,10 +22,10 @@ use rectrain_protocol::batch::{BatchKey, BatchPosition};
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::layout::Pooled;
 
-/// Gradients on their way to the embedding workers, oldest first.
+/// Gradients that are being sent to the embedding workers, oldest first.
 pub(crate) type Pushes = VecDeque<JoinHandle<Result<v1::BackwardReply, RoleError>>>;
 
-/// See the module's text.
+/// Training with a barrier in each step.
 pub(super) struct Barrier {
     pub(crate) window: StepWindow,
 }
@@ -36,7 +37,8 @@ impl WorkerHalf for Barrier {
 }
 
 impl Trainer {
-    /// Trains from the order's step and batch on until it ends, if this worker takes part in that. At most τ + 1 steps' gradients are on their way.
+    /// Trains from the order's step and batch to its end, if this worker participates. At most τ +
+    /// 1 steps' gradients are in flight.
     fn train_with_barrier(&mut self, order: &v1::Order, window: StepWindow) -> Result<(), RoleError> {
         if self.rank.0 >= self.barrier_workers {
             return Ok(());
@@ -46,14 +48,14 @@ impl Trainer {
         let mut ahead: VecDeque<Fetching> = VecDeque::new();
         let mut pushes = Pushes::new();
         if order.joins {
-            self.push_again(order, window, &mut horizon, &mut pushes)?;
+            self.resend_gradients(order, window, &mut horizon, &mut pushes)?;
         } else {
             self.applied = Some(order.step);
             self.previous.clear();
         }
-        let mut batch = order.batch + (self.stands_before(order) - order.step);
+        let mut batch = order.batch + (self.next_step(order) - order.step);
         let mut fetched = batch;
-        self.stands_at(batch);
+        self.set_position(batch);
         loop {
             horizon.keep_ahead(self, batch)?;
             while ahead.len() < steps_ahead && fetched < horizon.until() {
@@ -65,7 +67,8 @@ impl Trainer {
                     break;
                 }
                 let waited = Instant::now();
-                // More is granted to whoever has told that it has trained what was.
+                // The coordinator grants more batches once this worker reports that it has trained
+                // the granted ones.
                 self.report_progress()?;
                 horizon.take(self)?;
                 self.metrics.batch_wait.observe(waited.elapsed().as_secs_f64());
@@ -78,18 +81,19 @@ impl Trainer {
         self.drain(&mut pushes, 0)
     }
 
-    /// The step of the order that is the next one for the parameters.
-    pub(crate) fn stands_before(&self, order: &v1::Order) -> u64 {
+    /// The next step of the order for this worker's parameters.
+    pub(crate) fn next_step(&self, order: &v1::Order) -> u64 {
         self.applied.unwrap_or_default().max(order.step)
     }
 
-    /// This worker's pieces of a batch. An earlier mode may have trained the first pieces of the order's first batch.
+    /// Fetches this worker's pieces of a batch. An earlier mode may have trained the first pieces
+    /// of the order's first batch.
     pub(crate) fn fetch_share(&self, order: &v1::Order, batch: u64, horizon: &Horizon) -> Fetching {
         let first = if batch == order.batch { order.piece } else { 0 };
         let keys = self.share().filter(|piece| *piece >= first);
         let keys = keys.map(|piece| BatchKey { position: BatchPosition::Train(batch), piece });
         let step = order.step + (batch - order.batch);
-        self.fetch(horizon.place(keys, self.plan.pieces()), Some(step))
+        self.fetch(horizon.assign(keys, self.plan.pieces()), Some(step))
     }
 
     fn step(
@@ -114,11 +118,11 @@ impl Trainer {
             pushes.push_back(self.send_gradients(piece, gradients, Some(step), None));
         }
         while !self.sum_over_workers(GlobalStep(step))? {
-            self.mend()?;
+            self.repair_ring()?;
             if self.applied == Some(step + 1) {
                 return self.count(&own, loss_sum, &predictions, batch + 1, started);
             }
-            // The sum of some is in the gradients' place.
+            // The buffer of gradients contains a partial sum, so compute them again.
             self.compute(&own, scale, step)?;
         }
         self.offer.withdraw();
@@ -131,17 +135,18 @@ impl Trainer {
         self.count(&own, loss_sum, &predictions, batch + 1, started)
     }
 
-    /// Samples of a global batch that this order trains: an earlier mode may have trained the first pieces of its first batch.
+    /// The number of samples of a global batch that this order trains. An earlier mode may have
+    /// trained the first pieces of the order's first batch.
     pub(crate) fn samples_to_train(&self, order: &v1::Order, batch: u64, own: &LocalBatch) -> usize {
         let trained_before = if batch == order.batch { u64::from(order.piece) * self.plan.local_batch_rows } else { 0 };
         own.global_samples.saturating_sub(trained_before as usize)
     }
 
-    /// Says whether the gradients are summed; not, if a dense worker was replaced meanwhile.
+    /// Sums the gradients over the ring. Returns false if a dense worker was replaced meanwhile.
     fn sum_over_workers(&mut self, step: GlobalStep) -> Result<bool, RoleError> {
         let Some(next) = self.peers.next.clone() else { return Ok(true) };
-        let reducing = Instant::now();
-        let replaced = self.replaced();
+        let started = Instant::now();
+        let newer_ring = self.newer_ring();
         let part = RingPart {
             number: self.ring_number,
             rank: self.rank,
@@ -155,14 +160,15 @@ impl Trainer {
             tokio::select! {
                 biased;
                 reduced = all_reduce(step, part, gradients, &next, &ring) => reduced.map(|()| true),
-                () = replaced => Ok(false),
+                () = newer_ring => Ok(false),
             }
         })?;
-        self.metrics.all_reduce.observe(reducing.elapsed().as_secs_f64());
-        self.pace.reduced(reducing.elapsed());
+        self.metrics.all_reduce.observe(started.elapsed().as_secs_f64());
+        self.pace.reduced(started.elapsed());
         Ok(summed)
     }
 
+    /// Waits until at most `leave` of `pushes` are in flight, and removes those that have ended.
     fn drain(&mut self, pushes: &mut Pushes, leave: usize) -> Result<(), RoleError> {
         while pushes.len() > leave || pushes.front().is_some_and(JoinHandle::is_finished) {
             let Some(push) = pushes.pop_front() else { break };

@@ -1,5 +1,5 @@
-//! A dense worker's half of a training mode: what it fetches, computes and sends in a training order. One
-//! file a family of modes.
+//! A dense worker's half of a training mode: fetches, computes and sends in a training order. Each
+//! file has one family of modes.
 
 mod barrier;
 mod tokens;
@@ -14,17 +14,17 @@ pub(crate) use self::barrier::Pushes;
 use self::tokens::Tokens;
 use crate::trainer::Trainer;
 
-/// See the module's text.
+/// A dense worker's half of a family of modes.
 pub(crate) trait WorkerHalf {
     /// Carries out a training order.
     ///
     /// # Errors
-    /// A peer cannot be reached or breaks the protocol; the numbers leave the range of floats; the worker is
-    /// told to stop.
+    /// A peer cannot be reached or breaks the protocol; a number leaves the range of floats; the
+    /// worker is stopped.
     fn train(&self, trainer: &mut Trainer, order: &v1::Order) -> Result<(), RoleError>;
 }
 
-/// The half that carries out an order, if the order is to train.
+/// The half that carries out an order. `None` if the order is not to train.
 pub(crate) fn half_of(order: &Kind) -> Option<Box<dyn WorkerHalf>> {
     match order {
         Kind::Barrier(barrier) => Some(Box::new(Barrier { window: StepWindow::new(barrier.staleness) })),

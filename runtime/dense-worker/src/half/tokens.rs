@@ -1,6 +1,6 @@
-//! Training without a barrier (GBA, appendix B, algorithm 1): pull a batch with its token and the parameters, compute, push the
-//! gradients with the token, and go on without waiting for anybody. Which of these is next is [`PushPullWorker`]'s to say; this
-//! carries it out.
+//! Trains without a barrier (GBA, appendix B, algorithm 1). The worker pulls a batch with its token
+//! and the parameters, computes, and pushes the gradients with the token. It does not wait for
+//! other workers. [`PushPullWorker`] decides the next action, and this module carries it out.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
@@ -25,22 +25,24 @@ use rectrain_protocol::outcome;
 use rectrain_protocol::plan::dense_partition;
 use rectrain_protocol::round_robin::Piece;
 
-/// Batches pushed whose acknowledgements are not all here. With one, a worker waits for nobody but for its own gradient to be in
-/// the buffers, so that it reads what it wrote: alone and with M = 1 it trains as in `sync`, to the bit.
+/// The most pushed batches with missing acknowledgements. With one, a worker waits only until its
+/// own gradient is in the buffers, so it reads its own writes. A single worker with M = 1 then
+/// trains as in `sync`, to the bit.
 const UNACKNOWLEDGED: usize = 1;
-/// Things that happen and are not dealt with; there are at most as many as calls under way.
+/// The capacity of the channel of events. There are at most as many events as calls in flight.
 const EVENTS: usize = 256;
-/// The embedding worker answers for all rows' servers; the dense partitions follow.
+/// The embedding worker, which answers for the rows on all servers. The servers of the dense
+/// partitions follow.
 const ROWS: Server = Server(0);
 
-/// What a call under way ended with.
+/// The result of a call in flight.
 enum Event {
     Pulled(PullReply),
     Acknowledged { server: Server, batch: Batch, outcome: v1::Outcome, steps: Vec<u64> },
     Failed(RoleError),
 }
 
-/// What is known of a batch between its pull and its report.
+/// A batch between its pull and its report.
 struct InHand {
     piece: Piece,
     oldest_token: u64,
@@ -48,7 +50,8 @@ struct InHand {
     embedding_steps: Vec<u64>,
 }
 
-/// Gradients that have been computed and are to be pushed.
+/// Computed gradients that are not pushed yet, and the steps of the parameters they were computed
+/// with.
 struct Computed {
     pooled: Pooled,
     dense_pulled_at: Vec<u64>,
@@ -67,7 +70,7 @@ struct Run<'a> {
     reports: VecDeque<JoinHandle<Result<(), RoleError>>>,
 }
 
-/// See the module's text.
+/// Training without a barrier.
 pub(super) struct Tokens;
 
 impl WorkerHalf for Tokens {
@@ -85,12 +88,12 @@ impl WorkerHalf for Tokens {
             happened,
             reports: VecDeque::new(),
         }
-        .go()
+        .run()
     }
 }
 
 impl Run<'_> {
-    fn go(mut self) -> Result<(), RoleError> {
+    fn run(mut self) -> Result<(), RoleError> {
         let mut actions: VecDeque<WorkerAction> = self.machine.start().into();
         loop {
             while let Some(action) = actions.pop_front() {
@@ -139,10 +142,10 @@ impl Run<'_> {
                 if let Some(in_hand) = self.in_hand.get_mut(&batch) {
                     if server == ROWS {
                         in_hand.embedding_steps = steps;
-                    } else if let (Some(place), Some(step)) =
+                    } else if let (Some(pulled_at), Some(step)) =
                         (in_hand.dense_steps.get_mut(server.0 as usize - 1), steps.first())
                     {
-                        *place = *step;
+                        *pulled_at = *step;
                     }
                 }
                 Ok(self.machine.acknowledged(server, batch, outcome::read("push", outcome)?)?)
@@ -159,7 +162,7 @@ impl Run<'_> {
                 Ok((reply, _)) => Event::Pulled(reply.reply.unwrap_or(PullReply::Wait(v1::Wait {}))),
                 Err(error) => Event::Failed(error),
             };
-            // A worker that was told to stop listens no more.
+            // A stopped worker has dropped the receiver.
             let _stopped = events.send(event).await;
         });
     }
@@ -173,10 +176,12 @@ impl Run<'_> {
         let own = trainer.fetched(fetching)?;
         own.expect_all("forward")?;
         trainer.metrics.embedding_wait.observe(started.elapsed().as_secs_f64());
-        // The mean over a whole buffer is then the mean over its samples, also where the last batches of the data are smaller.
+        // With this scale the mean over a buffer is the mean over its samples, even if the last
+        // batches of the data are smaller.
         let pieces = (own.global_samples as u64).div_ceil(trainer.plan.local_batch_rows);
         let scale = pieces as f32 / own.global_samples.max(1) as f32;
-        // With one piece a batch this is the batch's number, as it is with a barrier, and no two pieces drop the same.
+        // The seed of dropout differs for each piece. With one piece per batch it is the batch's
+        // number, as with a barrier.
         let number = piece.key.position.number() * u64::from(trainer.plan.pieces()) + u64::from(piece.key.piece);
         let output = trainer.compute(&own, scale, number)?;
         let loss_sum = output.loss_sum();
@@ -190,7 +195,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Sends rows' gradients to the embedding worker and dense gradients to every parameter server, without waiting.
+    /// Sends row gradients to the embedding worker and dense gradients to every parameter server,
+    /// without waiting.
     fn push(&mut self, assignment: Assignment) -> Result<(), RoleError> {
         let Some(computed) = self.computed.take() else {
             return Err(rectrain_modes::gba::WorkerError::NothingComputed.into());
@@ -226,6 +232,7 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Awaits a push in a task, and sends its result as an event.
     fn acknowledge(
         &self,
         server: Server,
@@ -242,7 +249,7 @@ impl Run<'_> {
         });
     }
 
-    /// Tells the coordinator, without waiting.
+    /// Reports a batch to the coordinator, without waiting.
     fn report(&mut self, batch: Batch, outcome: Outcome) -> Result<(), RoleError> {
         let in_hand = self.in_hand.remove(&batch).ok_or_else(|| unknown(batch))?;
         let report = v1::BatchReport {
@@ -274,5 +281,5 @@ impl Run<'_> {
 }
 
 fn unknown(batch: Batch) -> RoleError {
-    RoleError::Inconsistent { message: "pull", reason: format!("{batch} were never pulled") }
+    RoleError::Inconsistent { message: "pull", reason: format!("this worker has not pulled {batch}") }
 }
