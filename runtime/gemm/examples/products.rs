@@ -1,5 +1,6 @@
-//! GFLOP/s of products and what packing costs, on one thread: `cargo run --release -p rectrain-gemm --example products`, and after `--` the
-//! name of a kernel or a part of it.
+//! Measures the GFLOP/s of products and the time of packing, on one thread. Run it with
+//! `cargo run --release -p rectrain-gemm --example products`. An argument after `--` selects the
+//! kernels whose names contain it.
 
 use std::time::Instant;
 

@@ -1,33 +1,39 @@
-//! Matrix products of 32-bit floats, with the operands as they are or rounded to bf16, and sums that are kept in 32 bits: what a linear
-//! layer computes in its forward pass (`Y = X·W`) and its backward pass (`dX = dY·Wᵀ`, `dW = Xᵀ·dY`). It knows nothing of layers, tensors
-//! or threads: who calls it packs operands and multiplies them, on any thread.
+//! Matrix products of 32-bit floats. Operands are used unchanged or rounded to bf16, and sums are
+//! 32-bit floats. These are the products of a linear layer in its forward pass (`Y = X·W`) and its
+//! backward pass (`dX = dY·Wᵀ`, `dW = Xᵀ·dY`). The crate does not know layers, tensors or threads.
+//! Its caller packs operands and multiplies them, on any thread.
 //!
-//! An operand is laid out for the kernel once, by [`Left::pack`] and [`Right::pack`], whichever way round it lies in memory, and may then
-//! take part in any number of products ([`multiply`]) with others that were packed for the same [`Kernel`]. Packed operands keep their
-//! memory when they are packed again, and a product allocates nothing but its result (and 264 KiB once on each thread, where sums of wide
-//! results are kept until they are complete).
+//! [`Left::pack`] and [`Right::pack`] lay an operand out for a kernel. The operand may be stored as
+//! it is or transposed. A packed operand may be used in any number of products ([`multiply`]) with
+//! operands that were packed for the same [`Kernel`]. An operand that is packed again reuses its
+//! memory. A product allocates only its result. For wide results, each thread also allocates 264
+//! KiB once, as a buffer of incomplete sums.
 //!
-//! # What is computed
+//! # Numerical results
 //!
-//! - Kernels of bf16 round operands to the nearest, ties to even. NaN stays NaN and is made quiet; what is beyond the largest bf16
-//!   becomes infinite; subnormal numbers become zero of their sign.
-//! - Every addition rounds to the nearest 32-bit float, ties to even. An element of the result depends on its row, its column and the
-//!   start alone: not on the other rows and columns, and not on how a product is cut into blocks of rows, or the inner dimension into
-//!   products that go on from each other ([`Start::Sum`]), as long as that is cut at multiples of 32.
-//! - 32-bit floats are multiplied and added at once (a fused multiply-add), one after another in the order of the inner dimension,
-//!   starting from what [`Start`] says; so AVX-512, AVX2 and NEON make the same bits. (A processor of x86 without AVX2 rounds products
-//!   as well.)
-//! - Products of two bf16 are exact in 32 bits. AVX512-BF16 adds them one after another, of each pair the second first. AMX adds those at
-//!   even and those at odd places of 32, each from 0, and then both to the sum. These instructions take subnormal numbers for zero, in what
-//!   they read and in what they write. A processor without them adds the products of rounded operands as it does those of 32-bit floats.
+//! - Kernels for bf16 round operands to the nearest bf16, ties to even. NaN becomes quiet NaN. A
+//!   value beyond the largest bf16 becomes infinite. Subnormal numbers become zero with their sign.
+//! - Every addition rounds to the nearest 32-bit float, ties to even. An element of the result
+//!   depends only on its row, its column and the start, not on other rows and columns. The blocks
+//!   of rows do not matter either. The inner dimension may be split into several products
+//!   ([`Start::Sum`]), as long as each split is at a multiple of 32.
+//! - Kernels for 32-bit floats use fused multiply-adds, in the order of the inner dimension, from
+//!   [`Start`]. AVX-512, AVX2 and NEON therefore produce the same bits. (On x86 without AVX2,
+//!   products are rounded before they are added.)
+//! - Products of two bf16 are exact in 32 bits. AVX512-BF16 adds them in order, except that it adds
+//!   the second of each pair first. AMX sums the products at even and at odd positions of 32
+//!   separately from 0, and then adds both sums. These instructions treat subnormal inputs and
+//!   outputs as zero. Without them, a kernel for 32-bit floats multiplies the rounded operands.
 //!
 //! # Kernels
 //!
-//! [`Kernel::bf16`] and [`Kernel::fp32`] find at run time the fastest that the processor has: for 32-bit floats AVX-512, AVX2 with FMA, or
-//! else plain Rust, which on AArch64 becomes NEON; for bf16 AMX (`tdpbf16ps`, on Linux), AVX512-BF16 (`vdpbf16ps`), or else that of 32-bit
-//! floats, as fast over operands that were rounded when they were packed.
+//! [`Kernel::bf16`] and [`Kernel::fp32`] find the fastest kernel of the processor at run time:
 //!
-//! `unsafe` is in `kernel`, and in `product` where a result is written that was not zeroed before.
+//! - for 32-bit floats: AVX-512, AVX2 with FMA, or plain Rust, which compiles to NEON on AArch64;
+//! - for bf16: AMX (`tdpbf16ps`, on Linux), AVX512-BF16 (`vdpbf16ps`), or a kernel for 32-bit
+//!   floats with operands that packing has rounded, at the speed of 32-bit floats.
+//!
+//! `unsafe` is used in `kernel`, and in `product` for results in uninitialized memory.
 
 mod kernel;
 mod left;

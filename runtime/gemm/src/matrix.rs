@@ -1,10 +1,10 @@
-//! A matrix as the caller has it.
+//! A matrix in the caller's memory.
 
-/// A matrix of 32-bit floats that lies in memory row after row, or the transpose of one.
+/// A matrix of 32-bit floats in row-major order, or the transpose of one.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
     pub(crate) values: &'a [f32],
-    /// As it lies in memory.
+    /// Rows and columns in memory, before a transposition.
     stored: [usize; 2],
     pub(crate) transposed: bool,
 }
@@ -19,7 +19,7 @@ impl<'a> Matrix<'a> {
         Self { values, stored: [rows, columns], transposed: false }
     }
 
-    /// Its transpose; nothing is moved.
+    /// The transpose. Nothing is copied.
     #[must_use]
     pub fn transpose(self) -> Self {
         Self { transposed: !self.transposed, ..self }
@@ -35,13 +35,13 @@ impl<'a> Matrix<'a> {
         self.stored[usize::from(!self.transposed)]
     }
 
-    /// A row as it lies in memory: a column of a transposed matrix.
+    /// A row in memory: a row of the matrix, or a column if it is transposed.
     pub(crate) fn line(&self, index: usize) -> &'a [f32] {
         let width = self.stored[1];
         &self.values[index * width..(index + 1) * width]
     }
 
-    /// Rows as they lie in memory.
+    /// The number of rows in memory.
     pub(crate) fn lines(&self) -> usize {
         self.stored[0]
     }

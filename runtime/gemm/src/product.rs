@@ -1,5 +1,6 @@
-//! How a product is cut into tiles.
-#![allow(unsafe_code)] // Results need not be zeroed before they are written.
+//! Splits a product into tiles.
+// Results are written to uninitialized memory.
+#![allow(unsafe_code)]
 
 use std::cell::RefCell;
 use std::mem::MaybeUninit;
@@ -10,33 +11,36 @@ use crate::left::Left;
 use crate::lines::Line;
 use crate::right::Right;
 
-/// Rows and panels of a block of the result, about 264 KiB of sums: with what they are computed from at a time, at most 264 and 256 KiB, they
-/// stay in a core's own cache until they are complete.
+/// Rows and panels of a block of the result. A block has about 264 KiB of sums, and a step reads at
+/// most 264 KiB and 256 KiB of the operands. All of it fits in a core's own cache until the sums
+/// are complete.
 const BLOCK_ROWS: usize = 264;
 const BLOCK_PANELS: usize = 8;
 
-/// The rows of a wide result are so far apart that those of a block fall into a few sets of the caches and drive each other out: from so many
-/// columns on, sums lie elsewhere until they are complete.
-const KEPT_FROM_COLUMNS: usize = 1024;
+/// From this number of columns on, incomplete sums go to a buffer. The rows of a wide result are
+/// far apart: in place, the rows of a block would fall into few sets of the caches and evict each
+/// other.
+const BUFFERED_FROM_COLUMNS: usize = 1024;
 
-/// Rows of the left operand that a product may begin with are multiples of this: of every kernel's tiles.
+/// The first row of a product must be a multiple of this, which is a multiple of every kernel's
+/// tile.
 pub const ROW_GRANULE: usize = 96;
 
-/// What the sums of a product start from.
+/// The start values of a product's sums.
 #[derive(Clone, Copy, Debug)]
 pub enum Start<'a> {
     /// 0: the result is the product.
     Zero,
     /// A row, such as a layer's bias, that is added to every row of the product.
     Row(&'a [f32]),
-    /// What is in the result: the product is added to it.
+    /// The present result: the product is added to it.
     Sum,
 }
 
-/// What is done with a sum before it is stored.
+/// The function that is applied to a complete sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// Nothing.
+    /// The identity.
     Plain,
     /// Negative numbers become 0. NaN stays.
     Relu,
@@ -50,12 +54,12 @@ pub fn multiply(left: &Left, right: &Right, out: &mut [f32], start: Start<'_>, f
     sum_products(&[(left, right)], 0..left.rows(), out, start, finish);
 }
 
-/// The same in memory that it takes for the result; `start` is not [`Start::Sum`].
+/// As [`multiply`], with a new vector as the result. `start` must not be [`Start::Sum`].
 ///
 /// # Panics
-/// As [`multiply`], and if there is nothing to start from.
+/// As [`multiply`], and if `start` is [`Start::Sum`].
 pub fn product(left: &Left, right: &Right, start: Start<'_>, finish: Finish) -> Vec<f32> {
-    assert!(!matches!(start, Start::Sum), "a product that is new has nothing to be added to");
+    assert!(!matches!(start, Start::Sum), "a new result has no sums to add to");
     let values = left.rows() * right.columns();
     let mut out = Vec::with_capacity(values);
     compute(&[(left, right)], 0..left.rows(), &mut out.spare_capacity_mut()[..values], start, finish);
@@ -64,11 +68,12 @@ pub fn product(left: &Left, right: &Right, start: Start<'_>, finish: Finish) -> 
     out
 }
 
-/// `out = start + Σ left · right` over some pairs of operands, one after another, and for some of the rows only: `out` holds these. Their
-/// first must be a multiple of [`ROW_GRANULE`].
+/// `out = start + Σ left · right`, summed over the pairs of operands in order. Computes only the
+/// given rows, and `out` has only these. The first row must be a multiple of [`ROW_GRANULE`].
 ///
 /// # Panics
-/// If there are no operands, the shapes do not fit, rows begin elsewhere, or the operands were packed for different kernels.
+/// If there are no operands, the shapes do not fit, the first row is no multiple of
+/// [`ROW_GRANULE`], or the operands were packed for different kernels.
 pub fn sum_products(
     operands: &[(&Left, &Right)],
     rows: Range<usize>,
@@ -79,7 +84,7 @@ pub fn sum_products(
     compute(operands, rows, uninit(out), start, finish);
 }
 
-/// [`sum_products`] into memory that has been written only where `start` says so.
+/// [`sum_products`] into memory that is initialized only if `start` is [`Start::Sum`].
 fn compute(
     operands: &[(&Left, &Right)],
     rows: Range<usize>,
@@ -111,35 +116,36 @@ fn compute(
         first_row: rows.start,
         start,
         relu: finish == Finish::Relu,
-        keeps_sums: columns >= KEPT_FROM_COLUMNS,
+        buffers_sums: columns >= BUFFERED_FROM_COLUMNS,
     };
     let block = BLOCK_ROWS / kernel.tile_rows() * kernel.tile_rows();
-    KEPT.with_borrow_mut(|kept| {
-        if product.keeps_sums {
-            kept.resize(BLOCK_ROWS * BLOCK_PANELS * PANEL_LINES, Line::default());
+    BUFFER.with_borrow_mut(|buffer| {
+        if product.buffers_sums {
+            buffer.resize(BLOCK_ROWS * BLOCK_PANELS * PANEL_LINES, Line::default());
         }
-        let kept = uninit(bytemuck::cast_slice_mut(kept));
+        let buffer = uninit(bytemuck::cast_slice_mut(buffer));
         for first in rows.clone().step_by(block) {
             let rows = first..rows.end.min(first + block);
             for first in (0..right.panels()).step_by(BLOCK_PANELS) {
-                product.block(rows.clone(), first..right.panels().min(first + BLOCK_PANELS), kept, out);
+                product.block(rows.clone(), first..right.panels().min(first + BLOCK_PANELS), buffer, out);
             }
         }
     });
 }
 
 thread_local! {
-    /// Sums of a block until they are complete, tile by tile.
-    static KEPT: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+    /// The buffer of a block's incomplete sums, tile by tile.
+    static BUFFER: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Memory that kernels write numbers to.
+/// A view of `values` that kernels write numbers to.
 fn uninit(values: &mut [f32]) -> &mut [MaybeUninit<f32>] {
-    // SAFETY: of one layout, and nothing but numbers is written.
+    // SAFETY: both types have the same layout, and kernels write only initialized numbers.
     unsafe { &mut *(std::ptr::from_mut(values) as *mut [MaybeUninit<f32>]) }
 }
 
-/// The inner dimension in blocks of about one size; one block of nothing where it is 0, for what the sums start from.
+/// Splits the inner dimension into blocks of similar size. If it is 0, there is one empty block,
+/// which writes the start values.
 fn blocks(words: usize, kernel: Kernel) -> impl Iterator<Item = Range<usize>> {
     let count = words.div_ceil(kernel.block_words()).max(1);
     let size = words.div_ceil(count).next_multiple_of(kernel.word_granule());
@@ -154,14 +160,15 @@ struct Product<'a> {
     first_row: usize,
     start: Start<'a>,
     relu: bool,
-    /// Whether the sums of a block lie elsewhere until they are complete.
-    keeps_sums: bool,
+    /// True if the incomplete sums of a block are in the buffer.
+    buffers_sums: bool,
 }
 
-/// A part of the inner dimension, of which rows of tiles are computed one after another.
+/// A block of the inner dimension for one panel. All tiles of the panel compute it in order of
+/// rows.
 #[derive(Clone)]
 struct Step {
-    /// Which of the products.
+    /// The index of the pair of operands.
     product: usize,
     words: Range<usize>,
     panel: usize,
@@ -185,20 +192,22 @@ impl Product<'_> {
         &self,
         rows: Range<usize>,
         panels: Range<usize>,
-        kept: &mut [MaybeUninit<f32>],
+        buffer: &mut [MaybeUninit<f32>],
         out: &mut [MaybeUninit<f32>],
     ) {
         let tile_rows = self.kernel.tile_rows();
         let tile_sums = tile_rows * TILE_COLUMNS;
         let mut steps = self.steps(panels.clone()).peekable();
         while let Some(step) = steps.next() {
-            // Each tile asks for a part of what the next step reads, and for where the next tile's sums go.
+            // Each tile prefetches a share of the next step's panel, and the rows of the next
+            // tile's sums.
             let soon = steps.peek().map_or(&[][..], |step| self.panel(step));
             let share = soon.len().div_ceil(rows.len().div_ceil(tile_rows)).max(1);
             let mut soon = soon.chunks(share);
-            let kept = kept.chunks_exact_mut(tile_sums * rows.len().div_ceil(tile_rows)).nth(step.panel - panels.start);
-            let mut kept = kept.unwrap_or_default().chunks_exact_mut(tile_sums);
-            let uses_result = match self.keeps_sums {
+            let buffer =
+                buffer.chunks_exact_mut(tile_sums * rows.len().div_ceil(tile_rows)).nth(step.panel - panels.start);
+            let mut buffer = buffer.unwrap_or_default().chunks_exact_mut(tile_sums);
+            let uses_result = match self.buffers_sums {
                 true => self.is_last(&step) || (step.is_first() && matches!(self.start, Start::Sum)),
                 false => step.is_first(),
             };
@@ -209,35 +218,36 @@ impl Product<'_> {
                     let first = &out[(next - self.first_row) * self.columns + step.panel * TILE_COLUMNS..];
                     fetch::rows(first, (rows.end - next).min(tile_rows), self.columns, self.panel_columns(step.panel));
                 }
-                self.tile(row..rows.end.min(row + tile_rows), &step, kept.next().unwrap_or_default(), out);
+                self.tile(row..rows.end.min(row + tile_rows), &step, buffer.next().unwrap_or_default(), out);
             }
         }
     }
 
-    /// Whether sums are complete with it.
+    /// True if the sums are complete after this step.
     fn is_last(&self, step: &Step) -> bool {
         let (_, right) = self.operands[step.product];
         step.product + 1 == self.operands.len() && step.words.end == right.words()
     }
 
-    /// What a step reads of the right operand.
+    /// The part of the right operand that a step reads.
     fn panel(&self, step: &Step) -> &[Line] {
         let (_, right) = self.operands[step.product];
         &right.panel(step.panel, step.words.start)[..step.words.len() * PANEL_LINES]
     }
 
-    fn tile(&self, rows: Range<usize>, step: &Step, kept: &mut [MaybeUninit<f32>], out: &mut [MaybeUninit<f32>]) {
+    fn tile(&self, rows: Range<usize>, step: &Step, buffer: &mut [MaybeUninit<f32>], out: &mut [MaybeUninit<f32>]) {
         let column = step.panel * TILE_COLUMNS;
         let (left, right) = self.operands[step.product];
         let (left, row_step) = left.tile(self.kernel, rows.start, step.words.start, right.words());
         let out = &mut out[(rows.start - self.first_row) * self.columns + column..];
         let (is_first, is_last) = (step.is_first(), self.is_last(step));
-        // Sums are in the result before the first step and after the last; in between they may be kept.
-        let begin_in_result = is_first || !self.keeps_sums;
-        let end_in_result = is_last || !self.keeps_sums;
+        // Sums are in the result before the first step and after the last. In between they may be
+        // in the buffer.
+        let begin_in_result = is_first || !self.buffers_sums;
+        let end_in_result = is_last || !self.buffers_sums;
         let (out, stride, other, other_stride): (&mut [_], _, &[_], _) = match end_in_result {
-            true => (out, self.columns, kept, TILE_COLUMNS),
-            false => (kept, TILE_COLUMNS, out, self.columns),
+            true => (out, self.columns, buffer, TILE_COLUMNS),
+            false => (buffer, TILE_COLUMNS, out, self.columns),
         };
         let begin = match self.start {
             Start::Zero if is_first => Begin::Zero,
@@ -261,7 +271,7 @@ impl Product<'_> {
 }
 
 impl Step {
-    /// Whether sums start with it.
+    /// True if the sums start with this step.
     fn is_first(&self) -> bool {
         self.product == 0 && self.words.start == 0
     }

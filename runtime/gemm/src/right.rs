@@ -6,22 +6,24 @@ use crate::kernel::{Kernel, MOST_COLUMNS, PANEL_LINES, TILE_COLUMNS};
 use crate::lines::{LINE, Line};
 use crate::matrix::Matrix;
 
-/// Panels that are filled at a time from a matrix that lies row by row: rows are read in long stretches, and what is written is in a few
-/// places.
+/// Panels that are packed together from a row-major matrix, so that the reads of rows are long and
+/// the writes go to few places.
 const BLOCK_PANELS: usize = MOST_COLUMNS / TILE_COLUMNS;
 
-/// A packed right operand: panels of as many columns as a tile has, each with the words of the inner dimension one after another and
-/// the columns of a word side by side. What the last panel lacks in columns is 0, and so is what the last word lacks.
+/// A packed right operand. A panel has the columns of a tile. It stores the words of the inner
+/// dimension in order, each word for all columns side by side. Missing columns of the last panel
+/// are 0, and so are missing values of the last word.
 #[derive(Clone, Debug, Default)]
 pub struct Right {
-    /// None before an operand is packed.
+    /// `None` before an operand is packed.
     kernel: Option<Kernel>,
     lines: Vec<Line>,
     depth: usize,
     columns: usize,
 }
 
-/// Some panels of a right operand that are still to be packed: on any thread, in any order.
+/// Panels of a right operand that are not packed yet. Parts may be packed on any thread, in any
+/// order.
 #[derive(Debug)]
 pub struct RightPart<'a> {
     kernel: Kernel,
@@ -37,22 +39,22 @@ impl Right {
         Self::default()
     }
 
-    /// Its rows: the product's inner dimension.
+    /// The number of rows: the product's inner dimension.
     pub fn depth(&self) -> usize {
         self.depth
     }
 
-    /// Its columns: those of the product.
+    /// The number of columns of the operand and of the product.
     pub fn columns(&self) -> usize {
         self.columns
     }
 
-    /// Rounds a matrix as the kernel asks and lays it out; what was in the operand before is gone, its memory is used again.
+    /// Replaces the operand by `matrix`, rounded and laid out for `kernel`. Reuses the memory.
     pub fn pack(&mut self, kernel: Kernel, matrix: Matrix<'_>) {
         self.parts(kernel, matrix, usize::MAX).for_each(RightPart::pack);
     }
 
-    /// The same in parts of about `columns` columns; the operand is packed when all of them are.
+    /// As [`Right::pack`], in parts of about `columns` columns. The caller must pack all parts.
     pub fn parts<'a>(
         &'a mut self,
         kernel: Kernel,
@@ -68,7 +70,7 @@ impl Right {
         parts.map(move |(index, lines)| RightPart { kernel, matrix, first: index * panels * TILE_COLUMNS, lines })
     }
 
-    /// What it was packed for; none if it never was.
+    /// The kernel of the packed operand. `None` before an operand is packed.
     pub(crate) fn kernel(&self) -> Option<Kernel> {
         self.kernel
     }
@@ -102,7 +104,7 @@ impl RightPart<'_> {
         if self.matrix.transposed {
             for (panel, lines) in self.lines.chunks_exact_mut(panel_lines).enumerate() {
                 let columns = first(panel)..self.matrix.columns().min(first(panel + 1));
-                pack_turned(self.kernel, self.matrix, columns, lines);
+                pack_transposed(self.kernel, self.matrix, columns, lines);
             }
         } else {
             for (block, lines) in self.lines.chunks_mut(panel_lines * BLOCK_PANELS).enumerate() {
@@ -114,7 +116,7 @@ impl RightPart<'_> {
     }
 }
 
-/// Panels of a matrix whose rows lie side by side.
+/// Packs panels of a row-major matrix.
 fn pack_rows(kernel: Kernel, matrix: Matrix<'_>, columns: Range<usize>, words: usize, lines: &mut [Line]) {
     let panel_words = words * TILE_COLUMNS;
     let packed: &mut [u32] = bytemuck::cast_slice_mut(lines);
@@ -127,10 +129,10 @@ fn pack_rows(kernel: Kernel, matrix: Matrix<'_>, columns: Range<usize>, words: u
     }
 }
 
-/// A panel of a matrix whose columns lie side by side: values are put into words within a column, and words change places.
-fn pack_turned(kernel: Kernel, matrix: Matrix<'_>, columns: Range<usize>, lines: &mut [Line]) {
+/// Packs a panel of a transposed matrix: makes words of each column, and transposes the words.
+fn pack_transposed(kernel: Kernel, matrix: Matrix<'_>, columns: Range<usize>, lines: &mut [Line]) {
     let mut columns_words = [[0_u32; LINE]; TILE_COLUMNS];
-    let mut turned = [[0_u32; TILE_COLUMNS]; LINE];
+    let mut transposed = [[0_u32; TILE_COLUMNS]; LINE];
     let values = LINE * kernel.word_values();
     for (block, lines) in lines.chunks_mut(LINE * PANEL_LINES).enumerate() {
         let values = (block * values).min(matrix.line_width())..((block + 1) * values).min(matrix.line_width());
@@ -139,10 +141,10 @@ fn pack_turned(kernel: Kernel, matrix: Matrix<'_>, columns: Range<usize>, lines:
         }
         for line in 0..PANEL_LINES {
             let from = columns_words[line * LINE..].as_flattened();
-            kernel.turn(from, LINE, &mut turned.as_flattened_mut()[line * LINE..], TILE_COLUMNS);
+            kernel.transpose(from, LINE, &mut transposed.as_flattened_mut()[line * LINE..], TILE_COLUMNS);
         }
-        let turned: &[u32] = turned.as_flattened();
+        let transposed: &[u32] = transposed.as_flattened();
         let words: &mut [u32] = bytemuck::cast_slice_mut(lines);
-        words.copy_from_slice(&turned[..words.len()]);
+        words.copy_from_slice(&transposed[..words.len()]);
     }
 }

@@ -1,9 +1,9 @@
-//! Products against a sum in 64 bits over operands that are rounded by definition.
+//! Compares products with sums in 64 bits of operands that the tests round by definition.
 
 use crate::{Finish, Kernel, Left, Matrix, ROW_GRANULE, Right, RightPart, Start, multiply, product, sum_products};
 
-/// Rows, inner dimension and columns: none, one, odd, a tile, one more and one less than a tile, more than a block of each, and a result so
-/// wide that sums are kept elsewhere.
+/// Rows, inner dimension and columns of the products. Each is 0, 1, odd, a tile, one more or less
+/// than a tile, or more than a block. The last result is so wide that sums are buffered.
 const SHAPES: [[usize; 3]; 17] = [
     [0, 3, 5],
     [3, 0, 5],
@@ -24,7 +24,7 @@ const SHAPES: [[usize; 3]; 17] = [
     [26, 560, 1025],
 ];
 
-/// Those that this processor has; says which the tests do without.
+/// The kernels of this processor. Prints them, as the tests cannot cover others.
 fn kernels() -> Vec<Kernel> {
     let kernels: Vec<Kernel> = Kernel::all().collect();
     println!("tested: {}", kernels.iter().map(|kernel| kernel.name()).collect::<Vec<_>>().join("; "));
@@ -35,7 +35,7 @@ fn bf16_kernels() -> Vec<Kernel> {
     kernels().into_iter().filter(|kernel| kernel.is_bf16()).collect()
 }
 
-/// Values from −1 to 1 that bf16 does not hold.
+/// Pseudo-random values from −1 to 1. bf16 cannot represent most of them.
 fn values(count: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
@@ -47,7 +47,7 @@ fn values(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// The nearest bf16 by its definition: of the two neighbours the nearer, of two that are as near the even one.
+/// The nearest bf16 by definition: the nearer of the two neighbours, or the even one at a tie.
 fn nearest(value: f32) -> f32 {
     if value.is_nan() || value.is_infinite() {
         return value;
@@ -56,7 +56,7 @@ fn nearest(value: f32) -> f32 {
         return 0.0_f32.copysign(value);
     }
     let below = value.to_bits() & 0xFFFF_0000;
-    // The neighbour further from 0; beyond the largest it stands for 2^128.
+    // The neighbour further from 0. Beyond the largest bf16 it stands for 2^128.
     let above = below + 0x1_0000;
     let wide = |bits: u32| {
         if bits & 0x7FFF_FFFF == 0x7F80_0000 {
@@ -76,7 +76,7 @@ fn nearest(value: f32) -> f32 {
     })
 }
 
-/// A matrix as the caller may have it: `values` row by row, or its transpose's.
+/// A matrix. `values` are its values in row-major order, or its transpose's.
 fn matrix(values: &[f32], rows: usize, columns: usize, transposed: bool) -> Matrix<'_> {
     if transposed { Matrix::new(values, columns, rows).transpose() } else { Matrix::new(values, rows, columns) }
 }
@@ -100,7 +100,7 @@ fn rounding_is_to_the_nearest_and_ties_are_even() {
     cases.extend([0.0, -0.0, f32::MIN_POSITIVE, 1e-40, -1e-40, f32::MAX, f32::MIN, f32::INFINITY, f32::NEG_INFINITY]);
     cases.extend([3.389e38, 3.3895314e38, 3.396e38, -3.396e38]);
     for kernel in bf16_kernels() {
-        // A product with 1 and nothing to add shows an operand as it was rounded.
+        // The product of the rounded operand with 1 is the rounded operand.
         let (left, right) = packed(kernel, Matrix::new(&cases, cases.len(), 1), Matrix::new(&[1.0], 1, 1));
         let mut rounded = vec![7.0; cases.len()];
         multiply(&left, &right, &mut rounded, Start::Zero, Finish::Plain);
@@ -111,7 +111,7 @@ fn rounding_is_to_the_nearest_and_ties_are_even() {
 }
 
 #[test]
-fn operands_are_rounded_to_the_same_bits_by_every_kernel_and_whichever_way_they_are_packed() {
+fn all_kernels_and_layouts_round_operands_to_the_same_bits() {
     let mut cases = values(37 * 41, 5);
     cases.extend([f32::NAN, f32::from_bits(0xFF80_0001), f32::INFINITY, 1e-40, 3.3895314e38, -0.0]);
     let count = cases.len();
@@ -134,7 +134,7 @@ fn operands_are_rounded_to_the_same_bits_by_every_kernel_and_whichever_way_they_
 }
 
 #[test]
-fn products_of_every_shape_and_layout_are_the_sums_of_the_rounded_operands() {
+fn products_of_all_shapes_and_layouts_are_correct() {
     for kernel in kernels() {
         for [rows, depth, columns] in SHAPES {
             for (turn_left, turn_right) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -176,7 +176,7 @@ fn check_product(kernel: Kernel, [rows, depth, columns]: [usize; 3], turn_left: 
                 (sum, size) = (sum + term, size + term.abs());
             }
             let expected = if finish == Finish::Relu { sum.max(0.0) } else { sum };
-            // Every addition may be off by half a unit in the last place of what has been summed.
+            // Each addition may be off by half a unit in the last place of the sum so far.
             let tolerance = size * f64::from(f32::EPSILON) * (2.0 + (depth as f64).sqrt());
             assert!(
                 (f64::from(*got) - expected).abs() <= tolerance,
@@ -188,7 +188,7 @@ fn check_product(kernel: Kernel, [rows, depth, columns]: [usize; 3], turn_left: 
 }
 
 #[test]
-fn sums_that_32_bits_hold_are_exact_and_the_same_with_every_kernel() {
+fn sums_that_fit_in_32_bits_are_exact_with_every_kernel() {
     let whole = |count, seed| values(count, seed).iter().map(|value| (value * 100.0).round()).collect::<Vec<f32>>();
     let [rows, depth, columns] = [37, 301, 45];
     let (a, b) = (whole(rows * depth, 1), whole(depth * columns, 2));
@@ -204,10 +204,10 @@ fn sums_that_32_bits_hold_are_exact_and_the_same_with_every_kernel() {
 }
 
 #[test]
-fn products_by_kernels_of_32_bit_floats_have_the_bits_of_fused_additions_in_order() {
+fn kernels_for_32_bit_floats_make_fused_additions_in_order() {
     let [rows, depth, columns] = [37, 301, 45];
     let (a, b) = (values(rows * depth, 1), values(depth * columns, 2));
-    // Those of bf16 by such a kernel have them as well, over rounded operands.
+    // Kernels for bf16 that use 32-bit floats do the same with rounded operands.
     for kernel in kernels().into_iter().filter(|kernel| kernel.name().contains("fp32")) {
         let round = |values: &[f32]| {
             values.iter().map(|&value| if kernel.is_bf16() { nearest(value) } else { value }).collect()
@@ -238,12 +238,13 @@ fn products_by_kernels_of_32_bit_floats_have_the_bits_of_fused_additions_in_orde
 }
 
 #[test]
-fn a_value_that_is_no_number_reaches_its_row_and_no_other() {
+fn nan_and_infinity_affect_only_their_row() {
     let [rows, depth, columns] = [27, 35, 40];
     for kernel in kernels() {
         for (broken, turned) in [(f32::NAN, false), (f32::INFINITY, false), (f32::NAN, true)] {
             let (mut a, b) = (values(rows * depth, 1), vec![1.0; depth * columns]);
-            // The last of an odd inner dimension: its neighbour in the pair is 0 and must not meet it.
+            // The last value of an odd inner dimension: the other value of its pair is 0, and 0
+            // times it would be NaN.
             a[if turned { 34 * rows + 26 } else { 26 * depth + 34 }] = broken;
             let (left, right) = packed(kernel, matrix(&a, rows, depth, turned), Matrix::new(&b, depth, columns));
             for finish in [Finish::Plain, Finish::Relu] {
@@ -258,7 +259,7 @@ fn a_value_that_is_no_number_reaches_its_row_and_no_other() {
 }
 
 #[test]
-fn an_operand_that_is_packed_again_forgets_what_it_was() {
+fn an_operand_that_is_packed_again_forgets_its_old_values() {
     for kernel in kernels() {
         let mut operands = (Left::new(), Right::new());
         for [rows, depth, columns] in [[50, 70, 90], [3, 5, 33], [13, 1, 1], [50, 70, 90]] {
@@ -283,7 +284,7 @@ fn an_operand_that_is_packed_again_forgets_what_it_was() {
 }
 
 #[test]
-fn a_product_in_parts_has_the_bits_of_the_whole() {
+fn a_product_in_parts_has_the_bits_of_the_whole_product() {
     for columns in [270, 1050] {
         check_parts([300, 400, columns]);
     }

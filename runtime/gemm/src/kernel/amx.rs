@@ -1,10 +1,12 @@
-//! The kernel for AMX: tiles of 16 × 16 sums, to which the processor adds products of 16 rows of 32 bf16 with as many columns at once. Only
-//! on Linux, which has to be asked for the registers.
+//! The kernel for bf16 with AMX. One instruction adds the products of 16 rows of 32 bf16 with 16
+//! columns to a tile register of 16 × 16 sums. Only for Linux, as a process must request the
+//! registers from it.
 #![allow(unsafe_code)] // Instructions that have no safe form, and loads through pointers.
 
 use super::Tile;
 
-/// Rows of a tile: of two by two of the processor's, beside which two of either operand fit into its eight registers.
+/// Rows of a tile. A tile is two by two tile registers of sums. Two more registers hold each
+/// operand, so all eight are used.
 pub(super) const ROWS: usize = 32;
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
@@ -24,7 +26,7 @@ mod missing {
     }
 
     pub(in super::super) fn tile(_: &mut Tile<'_>) {
-        unreachable!("nobody has this kernel here")
+        unreachable!("this platform does not have this kernel")
     }
 }
 
@@ -45,22 +47,24 @@ mod x86 {
     use super::{ROWS, Tile};
     use crate::lines::{LINE, Line};
 
-    /// `arch_prctl`'s request for a feature that makes the saved state of a thread larger, and the number of the tiles' data.
+    /// The request of `arch_prctl` for permission to use a feature, and the feature number of tile
+    /// data.
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_long = 18;
-    /// Bytes of a row of either operand and of the sums, in one register.
+    /// Bytes of a row in a tile register.
     const ROW_BYTES: usize = 64;
 
-    /// Whether the processor has it and the operating system lets this process use it.
+    /// True if the processor has AMX and the operating system permits it to this process.
     pub(in super::super) fn available() -> bool {
         static AVAILABLE: LazyLock<bool> = LazyLock::new(|| {
-            // Rows and columns are rounded and stored by AVX-512.
+            // AVX-512 rounds and stores rows and columns.
             super::super::avx512::bf16_available() && processor_has() && is_permitted()
         });
         *AVAILABLE
     }
 
-    /// CPUID leaf 7: AMX-TILE and AMX-BF16; leaf 1D: registers of 16 rows of 64 bytes, eight of them (Intel SDM, volume 1, 18.2).
+    /// CPUID leaf 7 must have AMX-TILE and AMX-BF16. Leaf 1D must have eight registers of 16 rows
+    /// of 64 bytes (Intel SDM, volume 1, 18.2).
     fn processor_has() -> bool {
         if __cpuid_count(0, 0).eax < 0x1D {
             return false;
@@ -71,16 +75,16 @@ mod x86 {
         __cpuid_count(7, 0).edx & (tile | bf16) == tile | bf16 && row_bytes == 64 && registers == 8 && rows == 16
     }
 
-    /// Permission is a process's: threads that exist and those to come have it.
+    /// The permission is for the whole process, including later threads.
     fn is_permitted() -> bool {
         // SAFETY: the call takes two numbers and changes nothing in this process's memory.
         unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
     }
 
-    /// The tile registers of this thread, in use: eight of 16 rows of 64 bytes.
+    /// The configured tile registers of this thread: eight of 16 rows of 64 bytes.
     pub(in super::super) struct Configured(PhantomData<*const ()>);
 
-    /// What `ldtilecfg` reads (Intel SDM, volume 2, LDTILECFG).
+    /// The operand of `ldtilecfg` (Intel SDM, volume 2, LDTILECFG).
     #[repr(C, align(64))]
     struct Configuration {
         palette: u8,
@@ -100,9 +104,9 @@ mod x86 {
 
     impl Configured {
         pub(in super::super) fn new() -> Self {
-            assert!(available(), "a kernel of this kind exists only where the processor has it");
-            // SAFETY: the processor has the instruction and the process may use it; the configuration is of 64 bytes and one that the
-            // palette allows.
+            assert!(available(), "this kernel exists only if the processor has AMX");
+            // SAFETY: the processor has the instruction and the process may use it. The
+            // configuration has 64 bytes and is valid for palette 1.
             unsafe {
                 asm!("ldtilecfg [{}]", in(reg) &raw const CONFIGURATION, options(nostack, preserves_flags, readonly))
             };
@@ -117,14 +121,16 @@ mod x86 {
         }
     }
 
-    /// A thread that computes a tile holds a [`Configured`].
+    /// Computes a tile. The thread must own a [`Configured`].
     pub(in super::super) fn tile(tile: &mut Tile<'_>) {
-        // SAFETY: a `Kernel` of this kind exists only where `available` is true, of which AVX-512 is a part.
+        // SAFETY: a `Kernel` of this kind exists only if `available` is true, which includes
+        // AVX-512.
         unsafe { compute(tile) }
     }
 
     /// # Safety
-    /// The processor has what the function is compiled for, the thread's registers are configured, and `Tile::check` has passed.
+    /// The processor has the function's target features and AMX, the thread's tile registers are
+    /// configured, and `Tile::check` has passed.
     #[target_feature(enable = "avx512f")]
     unsafe fn compute(tile: &mut Tile<'_>) {
         let mut buffer = MaybeUninit::<[[f32; TILE_COLUMNS]; ROWS]>::uninit();
@@ -132,12 +138,12 @@ mod x86 {
         let whole = tile.rows == ROWS && tile.columns == TILE_COLUMNS;
         let row: [f32; TILE_COLUMNS] = if tile.sums().is_some() { [0.0; TILE_COLUMNS] } else { tile.start(0, 0) };
         let from = match tile.sums() {
-            // The same row for all rows.
+            // All rows start from the same row.
             None => (row.as_ptr(), 0),
             Some((sums, stride)) if whole => (sums.as_ptr().cast(), stride),
             Some(_) => {
                 buffer.write([[0.0; TILE_COLUMNS]; ROWS]);
-                // SAFETY: written just now.
+                // SAFETY: the buffer was written just now.
                 let sums = unsafe { buffer.assume_init_mut() };
                 (0..tile.rows).for_each(|row| sums[row] = tile.start(row, 0));
                 (buffered.cast_const(), TILE_COLUMNS)
@@ -145,21 +151,22 @@ mod x86 {
         };
         let direct = whole && !tile.relu;
         let to = if direct { (tile.out.as_mut_ptr().cast(), tile.stride) } else { (buffered, TILE_COLUMNS) };
-        // SAFETY: the thread's registers are configured; `Tile::check` has found both operands long enough for whole tiles of as many
-        // words as a multiple of 16; sums come from and go to 32 rows of 32 columns that are there.
+        // SAFETY: the thread's registers are configured. `Tile::check` has checked the operands'
+        // lengths for whole tiles, and that the number of words is a multiple of 16. `from` and
+        // `to` have 32 rows of 32 columns, or `from` is one row for all.
         unsafe {
             let left = (tile.left.as_ptr(), tile.row_step);
             sum(from, left, tile.right.as_ptr(), tile.words / LINE, to);
         }
         if !direct {
-            // SAFETY: all of it was written, by this or by the processor's tiles.
+            // SAFETY: `sum` has written the whole buffer.
             let sums = unsafe { buffer.assume_init_ref() };
             (0..tile.rows).for_each(|row| tile.finish(row, 0, &sums[row]));
         }
     }
 
-    /// `to = from + left · right`: 32 × 32 sums, in blocks of 16 words of the inner dimension. Beside a pointer stands the step from row to
-    /// row, in values or words.
+    /// `to = from + left · right` for 32 × 32 sums, in blocks of 16 words of the inner dimension.
+    /// Each pointer comes with the distance of its rows, in values or words.
     ///
     /// # Safety
     /// As [`compute`].
@@ -170,7 +177,8 @@ mod x86 {
         blocks: usize,
         (to, to_step): (*mut f32, usize),
     ) {
-        // SAFETY: what is asked of the caller. Registers of tiles are nobody else's.
+        // SAFETY: the caller upholds the contract of this function. The compiler does not use tile
+        // registers.
         unsafe {
             asm!(
                 "tileloadd tmm0, [{from} + {from_step}]",

@@ -1,7 +1,9 @@
-//! 32-bit floats by AVX2: a tile in parts of 6 rows and a line of columns, whose sums are 12 of the 16 registers.
-#![allow(unsafe_code)] // Instructions of the processor, and loads without bounds checks in the innermost loop.
+//! The kernel for 32-bit floats with AVX2. It computes a tile in parts of 6 rows and a cache line
+//! of columns. The sums of a part take 12 of the 16 registers.
+// Intrinsics, and loads without bounds checks in the innermost loop.
+#![allow(unsafe_code)]
 
-pub(super) use here::{available, spread_rounded, tile, turn};
+pub(super) use here::{available, spread_rounded, tile, transpose};
 
 #[cfg(not(target_arch = "x86_64"))]
 mod here {
@@ -12,15 +14,15 @@ mod here {
     }
 
     pub(in super::super) fn tile(_: &mut Tile<'_>) {
-        unreachable!("nobody has this kernel here")
+        unreachable!("this platform does not have this kernel")
     }
 
     pub(in super::super) fn spread_rounded<const WIDTH: usize>(_: &[f32], _: &mut [u32], _: usize) {
-        unreachable!("nobody has this kernel here")
+        unreachable!("this platform does not have this kernel")
     }
 
-    pub(in super::super) fn turn(_: &[u32], _: usize, _: &mut [u32], _: usize) {
-        unreachable!("nobody has this kernel here")
+    pub(in super::super) fn transpose(_: &[u32], _: usize, _: &mut [u32], _: usize) {
+        unreachable!("this platform does not have this kernel")
     }
 }
 
@@ -34,7 +36,7 @@ mod here {
     use crate::kernel::{PANEL_LINES, Tile, VECTOR_ROWS, fp32};
     use crate::lines::LINE;
 
-    /// Rows whose sums are kept at a time.
+    /// The rows of a part, whose sums are in registers.
     const ROWS: usize = 6;
     /// Values of a vector.
     const LANES: usize = LINE / 2;
@@ -44,7 +46,8 @@ mod here {
     }
 
     pub(in super::super) fn tile(tile: &mut Tile<'_>) {
-        // SAFETY: a `Kernel` of this kind exists only where `available` is true; `Tile::check` has passed.
+        // SAFETY: a `Kernel` of this kind exists only if `available` is true; `Tile::check` has
+        // passed.
         unsafe { parts(tile) }
     }
 
@@ -54,26 +57,29 @@ mod here {
         fn compiled<const WIDTH: usize>(values: &[f32], words: &mut [u32], step: usize) {
             fp32::spread::<WIDTH, true>(values, words, step);
         }
-        // SAFETY: called for kernels of AVX2 and AVX-512, which exist only where the processor has them.
+        // SAFETY: only kernels for AVX2 and AVX-512 call this, and they exist only if the processor
+        // has AVX2.
         unsafe { compiled::<WIDTH>(values, words, step) }
     }
 
-    pub(in super::super) fn turn(from: &[u32], from_step: usize, to: &mut [u32], to_step: usize) {
-        // SAFETY: called for the kernels of AVX2, which exist only where the processor has it; the caller has found the words to be there.
-        unsafe { turn_block(from.as_ptr().cast(), from_step, to.as_mut_ptr().cast(), to_step) }
+    pub(in super::super) fn transpose(from: &[u32], from_step: usize, to: &mut [u32], to_step: usize) {
+        // SAFETY: only kernels for AVX2 call this, and they exist only if the processor has it.
+        // `Kernel::transpose` has checked the lengths.
+        unsafe { transpose_block(from.as_ptr().cast(), from_step, to.as_mut_ptr().cast(), to_step) }
     }
 
-    /// Rows become columns, 8 columns after the other 8, so that rows are written whole and in order.
+    /// Transposes 8 columns, and then the other 8, so that each row of `to` is written whole and in
+    /// order.
     ///
     /// # Safety
-    /// The processor has what the function is compiled for, and 16 rows of 16 words are there in both.
+    /// The processor has the function's target features. `from` and `to` have 16 rows of 16 words.
     #[target_feature(enable = "avx2")]
-    unsafe fn turn_block(from: *const f32, from_step: usize, to: *mut f32, to_step: usize) {
+    unsafe fn transpose_block(from: *const f32, from_step: usize, to: *mut f32, to_step: usize) {
         for column in [0, LANES] {
-            // SAFETY: what is asked of the caller.
+            // SAFETY: the caller upholds the contract of this function.
             unsafe {
-                let low = turned(from.add(column), from_step);
-                let high = turned(from.add(LANES * from_step + column), from_step);
+                let low = transposed(from.add(column), from_step);
+                let high = transposed(from.add(LANES * from_step + column), from_step);
                 for (row, (low, high)) in low.into_iter().zip(high).enumerate() {
                     let to = to.add((column + row) * to_step);
                     _mm256_storeu_ps(to, low);
@@ -83,16 +89,16 @@ mod here {
         }
     }
 
-    /// The columns of 8 rows of 8 words: words change places in pairs, in fours and in halves.
+    /// Transposes 8 rows of 8 words by exchanging pairs, fours and halves. Returns the columns.
     ///
     /// # Safety
-    /// The processor has what the function is compiled for, and the rows are there.
+    /// The processor has the function's target features. `from` has 8 rows of 8 words.
     #[inline]
     #[target_feature(enable = "avx2")]
-    unsafe fn turned(from: *const f32, step: usize) -> [__m256; LANES] {
+    unsafe fn transposed(from: *const f32, step: usize) -> [__m256; LANES] {
         let mut rows = [_mm256_setzero_ps(); LANES];
         for (index, row) in rows.iter_mut().enumerate() {
-            // SAFETY: what is asked of the caller.
+            // SAFETY: the caller upholds the contract of this function.
             *row = unsafe { _mm256_loadu_ps(from.add(index * step)) };
         }
         let mut pairs = rows;
@@ -117,12 +123,13 @@ mod here {
     }
 
     /// # Safety
-    /// The processor has what the function is compiled for, and `Tile::check` has passed.
+    /// The processor has the function's target features, and `Tile::check` has passed.
     #[target_feature(enable = "avx2,fma")]
     unsafe fn parts(tile: &mut Tile<'_>) {
         for half in 0..tile.columns.div_ceil(LINE) {
             for first in (0..tile.rows).step_by(ROWS) {
-                // SAFETY: what is asked of the caller; these rows are the tile's.
+                // SAFETY: the caller upholds the contract of this function; the tile has these
+                // rows.
                 unsafe {
                     match tile.rows - first {
                         1 => part::<1>(tile, first, half),
@@ -138,7 +145,7 @@ mod here {
     }
 
     /// # Safety
-    /// As of [`parts`], and the tile has `COUNT` rows from `first` on, and this half of its columns.
+    /// As for [`parts`]. The tile has `COUNT` rows from `first` on, and columns in this half.
     #[target_feature(enable = "avx2,fma")]
     unsafe fn part<const COUNT: usize>(tile: &mut Tile<'_>, first: usize, half: usize) {
         let mut sums = [[_mm256_setzero_ps(); 2]; COUNT];
@@ -149,7 +156,8 @@ mod here {
         }
         let (left, right) = (tile.left.as_ptr().cast::<f32>(), tile.right.as_ptr());
         for word in 0..tile.words {
-            // SAFETY: word < words and first + row < rows, for which `Tile::check` has found both operands long enough; lines are aligned.
+            // SAFETY: word < words and first + row < rows, and `Tile::check` has checked the
+            // lengths of both operands. Lines are aligned.
             unsafe {
                 let line = right.add(word * PANEL_LINES + half).cast::<f32>();
                 let columns = [_mm256_load_ps(line), _mm256_load_ps(line.add(LANES))];

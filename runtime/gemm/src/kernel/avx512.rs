@@ -1,5 +1,6 @@
-//! The kernels for AVX-512: of bf16 with AVX512-BF16, and of 32-bit floats.
-#![allow(unsafe_code)] // Intrinsics of a processor's own, and loads through pointers in the innermost loop.
+//! The kernels for AVX-512: for bf16 with AVX512-BF16, and for 32-bit floats.
+// Intrinsics, and loads through pointers in the innermost loop.
+#![allow(unsafe_code)]
 
 use super::Tile;
 
@@ -16,30 +17,30 @@ mod missing {
     }
 
     pub(in super::super) fn round(_: &[f32], _: &mut [u32]) {
-        unreachable!("nobody has this kernel here")
+        unreachable!("this platform does not have this kernel")
     }
 
     pub(in super::super) fn pair<const WIDTH: usize>(_: &[f32], _: &[f32], _: &mut [u32], _: usize) {
-        unreachable!("nobody has this kernel here")
+        unreachable!("this platform does not have this kernel")
     }
 
-    pub(in super::super) fn turn(_: &[u32], _: usize, _: &mut [u32], _: usize) {
-        unreachable!("nobody has this kernel here")
+    pub(in super::super) fn transpose(_: &[u32], _: usize, _: &mut [u32], _: usize) {
+        unreachable!("this platform does not have this kernel")
     }
 
     pub(in super::super) fn bf16_tile(_: &mut Tile<'_>) {
-        unreachable!("nobody has this kernel here")
+        unreachable!("this platform does not have this kernel")
     }
 
     pub(in super::super) fn fp32_tile(_: &mut Tile<'_>) {
-        unreachable!("nobody has this kernel here")
+        unreachable!("this platform does not have this kernel")
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) use missing::{bf16_available, bf16_tile, fp32_available, fp32_tile, pair, round, turn};
+pub(super) use missing::{bf16_available, bf16_tile, fp32_available, fp32_tile, pair, round, transpose};
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::{bf16_available, bf16_tile, fp32_available, fp32_tile, pair, round, turn};
+pub(super) use x86::{bf16_available, bf16_tile, fp32_available, fp32_tile, pair, round, transpose};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
@@ -62,27 +63,32 @@ mod x86 {
 
     pub(in super::super) fn round(values: &[f32], words: &mut [u32]) {
         assert_eq!(words.len(), values.len().div_ceil(2));
-        // SAFETY: a `Kernel` of this kind exists only where `available` is true; lengths are as the function asks.
+        // SAFETY: a `Kernel` of this kind exists only if `bf16_available` is true. The lengths were
+        // asserted.
         unsafe { round_rows(values, words) }
     }
 
     pub(in super::super) fn pair<const WIDTH: usize>(first: &[f32], second: &[f32], words: &mut [u32], step: usize) {
-        // SAFETY: a `Kernel` of this kind exists only where `available` is true; `Kernel::pair` has checked the lengths.
+        // SAFETY: a `Kernel` of this kind exists only if `bf16_available` is true. `Kernel::words`
+        // has checked the lengths.
         unsafe { pair_rows::<WIDTH>(first, second, words, step) }
     }
 
-    pub(in super::super) fn turn(from: &[u32], from_step: usize, to: &mut [u32], to_step: usize) {
-        // SAFETY: a `Kernel` of these kinds exists only where AVX-512 is; `Kernel::turn` has checked the lengths.
-        unsafe { turn_block(from.as_ptr(), from_step, to.as_mut_ptr(), to_step) }
+    pub(in super::super) fn transpose(from: &[u32], from_step: usize, to: &mut [u32], to_step: usize) {
+        // SAFETY: a `Kernel` of these kinds exists only with AVX-512. `Kernel::transpose` has
+        // checked the lengths.
+        unsafe { transpose_block(from.as_ptr(), from_step, to.as_mut_ptr(), to_step) }
     }
 
     pub(in super::super) fn bf16_tile(tile: &mut Tile<'_>) {
-        // SAFETY: a `Kernel` of this kind exists only where `bf16_available` is true; `Tile::check` has passed.
+        // SAFETY: a `Kernel` of this kind exists only if `bf16_available` is true; `Tile::check`
+        // has passed.
         unsafe { bf16::tile(tile) }
     }
 
     pub(in super::super) fn fp32_tile(tile: &mut Tile<'_>) {
-        // SAFETY: a `Kernel` of this kind exists only where `fp32_available` is true; `Tile::check` has passed.
+        // SAFETY: a `Kernel` of this kind exists only if `fp32_available` is true; `Tile::check`
+        // has passed.
         unsafe { fp32::tile(tile) }
     }
 
@@ -92,12 +98,13 @@ mod x86 {
     }
 
     /// # Safety
-    /// The processor has what the function is compiled for, and `words` are half as many as `values`, rounded up.
+    /// The processor has the function's target features. `words` has half the length of `values`,
+    /// rounded up.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
     unsafe fn round_rows(values: &[f32], words: &mut [u32]) {
         let whole = values.len() / 32;
         for block in 0..whole {
-            // SAFETY: block · 32 + 32 values and block · 16 + 16 words are there.
+            // SAFETY: `values` has block · 32 + 32 values, and `words` has block · 16 + 16 words.
             unsafe {
                 let from = values.as_ptr().add(block * 32);
                 let rounded = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(from.add(16)), _mm512_loadu_ps(from));
@@ -107,7 +114,7 @@ mod x86 {
         let (rest, words) = (&values[whole * 32..], &mut words[whole * 16..]);
         if !rest.is_empty() {
             let upper = rest.len().saturating_sub(16);
-            // SAFETY: masked lanes are neither read nor written; those that are not masked are there.
+            // SAFETY: only unmasked lanes are read and written, and they are inside the slices.
             unsafe {
                 let low = _mm512_maskz_loadu_ps(lanes(rest.len()), rest.as_ptr());
                 let high = _mm512_maskz_loadu_ps(lanes(upper), rest.as_ptr().wrapping_add(16));
@@ -118,20 +125,21 @@ mod x86 {
     }
 
     /// # Safety
-    /// The processor has what the function is compiled for, the rows are of one length, and `words` has room for them, `WIDTH` words
-    /// every `step`.
+    /// The processor has the function's target features. Both rows have the same length. `words`
+    /// has room for them, `WIDTH` words at every `step`.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
     unsafe fn pair_rows<const WIDTH: usize>(first: &[f32], second: &[f32], words: &mut [u32], step: usize) {
-        // Lane 2i of 16 bits comes from lane i of the first row, lane 2i + 1 from that of the second.
+        // Lane 2i of 16 bits comes from lane i of the first row, lane 2i + 1 from lane i of the
+        // second.
         let order: [u16; 32] = std::array::from_fn(|lane| (lane / 2 + lane % 2 * 16) as u16);
-        // SAFETY: 64 bytes are there.
+        // SAFETY: `order` has 64 bytes.
         let order = unsafe { _mm512_loadu_si512(order.as_ptr().cast()) };
         let (columns, mut column, mut to) = (first.len(), 0, words.as_mut_ptr());
         while column < columns {
             for start in (0..WIDTH).step_by(LINE) {
                 let mask = lanes((columns - column).min(WIDTH).saturating_sub(start));
                 let from = column + start;
-                // SAFETY: masked lanes are neither read nor written; those that are not masked are there.
+                // SAFETY: only unmasked lanes are read and written, and they are inside the slices.
                 unsafe {
                     let low = _mm512_maskz_loadu_ps(mask, first.as_ptr().wrapping_add(from));
                     let high = _mm512_maskz_loadu_ps(mask, second.as_ptr().wrapping_add(from));
@@ -145,24 +153,25 @@ mod x86 {
     }
 
     fn as_words(rounded: __m512bh) -> __m512i {
-        // SAFETY: both are 64 bytes of which every pattern is a value.
+        // SAFETY: both types have 64 bytes, and every bit pattern is valid for both.
         unsafe { std::mem::transmute(rounded) }
     }
 
     fn as_bf16(words: __m512i) -> __m512bh {
-        // SAFETY: both are 64 bytes of which every pattern is a value.
+        // SAFETY: both types have 64 bytes, and every bit pattern is valid for both.
         unsafe { std::mem::transmute(words) }
     }
 
-    /// Four rounds of putting rows side by side: words, pairs, and lanes of four twice.
+    /// Transposes 16 rows of 16 words in four rounds: interleaves words, pairs, and twice groups of
+    /// four.
     ///
     /// # Safety
-    /// The processor has what the function is compiled for, and 16 rows of 16 words are there in both.
+    /// The processor has the function's target features. `from` and `to` have 16 rows of 16 words.
     #[target_feature(enable = "avx512f")]
-    unsafe fn turn_block(from: *const u32, from_step: usize, to: *mut u32, to_step: usize) {
+    unsafe fn transpose_block(from: *const u32, from_step: usize, to: *mut u32, to_step: usize) {
         let mut rows = [_mm512_setzero_si512(); LINE];
         for (index, row) in rows.iter_mut().enumerate() {
-            // SAFETY: what is asked of the caller.
+            // SAFETY: the caller upholds the contract of this function.
             *row = unsafe { _mm512_loadu_si512(from.add(index * from_step).cast()) };
         }
         let mut words = rows;
@@ -191,25 +200,26 @@ mod x86 {
             columns[12 + lane] = _mm512_shuffle_i32x4::<ODD>(odd[0], odd[1]);
         }
         for (index, column) in columns.into_iter().enumerate() {
-            // SAFETY: what is asked of the caller.
+            // SAFETY: the caller upholds the contract of this function.
             unsafe { _mm512_storeu_si512(to.add(index * to_step).cast(), column) };
         }
     }
 
-    /// The innermost loops for one kind of words: what they are compiled for, and what one of the left operand and a line of the right add
-    /// to a line of sums.
+    /// Makes the innermost loops for one kind of words. The arguments are the module's name, its
+    /// target features, and the new value of a line of sums. That value is computed from the old
+    /// sums, a word of the left operand and a line of the right operand.
     macro_rules! kernel {
         ($name:ident, $features:literal, |$sum:ident, $word:ident, $line:ident| $add:expr) => {
             mod $name {
                 use super::*;
 
-                /// Calls the function that is compiled for the tile's number of rows.
+                /// Calls [`sum`] for the tile's number of rows.
                 ///
                 /// # Safety
-                /// The processor has what the function is compiled for, and `Tile::check` has passed.
+                /// The processor has the function's target features, and `Tile::check` has passed.
                 #[target_feature(enable = $features)]
                 pub(super) unsafe fn tile(tile: &mut Tile<'_>) {
-                    // SAFETY: what is asked of the caller.
+                    // SAFETY: the caller upholds the contract of this function.
                     unsafe {
                         match tile.rows {
                             12 => sum::<12>(tile),
@@ -228,10 +238,11 @@ mod x86 {
                     }
                 }
 
-                /// A tile of `ROWS` rows.
+                /// Computes a tile of `ROWS` rows.
                 ///
                 /// # Safety
-                /// The processor has what the function is compiled for, `Tile::check` has passed, and the tile has `ROWS` rows.
+                /// The processor has the function's target features, `Tile::check` has passed, and
+                /// the tile has `ROWS` rows.
                 #[target_feature(enable = $features)]
                 unsafe fn sum<const ROWS: usize>(tile: &mut Tile<'_>) {
                     let masks = [lanes(tile.columns), lanes(tile.columns.saturating_sub(LINE))];
@@ -239,18 +250,20 @@ mod x86 {
                     match (tile.begin, tile.sums()) {
                         (Begin::Row(row), _) => {
                             for half in 0..2 {
-                                // SAFETY: the row has the tile's columns; lanes beyond them are masked and not read.
+                                // SAFETY: the row has the tile's columns. Lanes beyond them are
+                                // masked and not read.
                                 let start = unsafe {
                                     _mm512_maskz_loadu_ps(masks[half], row.as_ptr().wrapping_add(half * LINE))
                                 };
                                 sums.iter_mut().for_each(|sums| sums[half] = start);
                             }
                         }
-                        (_, Some((begun, stride))) => {
+                        (_, Some((before, stride))) => {
                             for (row, sums) in sums.iter_mut().enumerate() {
-                                let from = begun.as_ptr().wrapping_add(row * stride).cast::<f32>();
+                                let from = before.as_ptr().wrapping_add(row * stride).cast::<f32>();
                                 for half in 0..2 {
-                                    // SAFETY: they have the tile's rows and columns; lanes beyond them are masked and not read.
+                                    // SAFETY: the sums have the tile's rows and columns. Lanes
+                                    // beyond them are masked and not read.
                                     sums[half] =
                                         unsafe { _mm512_maskz_loadu_ps(masks[half], from.wrapping_add(half * LINE)) };
                                 }
@@ -260,8 +273,8 @@ mod x86 {
                     }
                     let (left, right) = (tile.left.as_ptr(), tile.right.as_ptr());
                     for word in 0..tile.words {
-                        // SAFETY: word < words and row < rows, for which `Tile::check` has found both operands long enough; lines are
-                        // aligned.
+                        // SAFETY: word < words and row < rows, and `Tile::check` has checked the
+                        // lengths of both operands. Lines are aligned.
                         unsafe {
                             let right = right.add(word * PANEL_LINES);
                             let lines = [_mm512_load_si512(right.cast()), _mm512_load_si512(right.add(1).cast())];
@@ -278,9 +291,11 @@ mod x86 {
                     for (row, sums) in sums.into_iter().enumerate() {
                         let to = tile.out.as_mut_ptr().wrapping_add(row * tile.stride).cast::<f32>();
                         for half in 0..2 {
-                            // The second operand is what comes out if either is NaN.
+                            // If one operand is NaN, the instruction returns the second, so NaN
+                            // stays.
                             let value = if tile.relu { _mm512_max_ps(zero, sums[half]) } else { sums[half] };
-                            // SAFETY: the result has the tile's rows and columns; lanes beyond them are masked and not written.
+                            // SAFETY: the result has the tile's rows and columns. Lanes beyond them
+                            // are masked and not written.
                             unsafe { _mm512_mask_storeu_ps(to.wrapping_add(half * LINE), masks[half], value) };
                         }
                     }

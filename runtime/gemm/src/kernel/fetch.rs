@@ -1,22 +1,22 @@
-//! Reading ahead: asking for memory to be brought into the core's own cache. It changes nothing that a program can see, wherever the
-//! memory is.
+//! Prefetches memory into the core's own cache. A prefetch has no visible effect, and any address
+//! is valid for it.
 #![allow(unsafe_code)] // The instruction takes a pointer.
 
 use std::mem::MaybeUninit;
 
 use crate::lines::Line;
 
-/// The lines of an operand.
+/// Prefetches lines of an operand.
 pub(crate) fn lines(lines: &[Line]) {
     lines.iter().for_each(|line| fetch(std::ptr::from_ref(line).cast()));
 }
 
-/// Some columns of some rows of a result, `stride` values from one row to the next.
+/// Prefetches some columns of some rows of a result. Rows are `stride` values apart.
 pub(crate) fn rows(first: &[MaybeUninit<f32>], rows: usize, stride: usize, columns: usize) {
     const BYTES: usize = size_of::<Line>();
     for row in 0..rows {
         let row = first.as_ptr().wrapping_add(row * stride).cast::<i8>();
-        // A row begins anywhere in a line.
+        // A row may start anywhere in a line.
         let lines = (row.addr() % BYTES + columns * size_of::<f32>()).div_ceil(BYTES);
         (0..lines).for_each(|line| fetch(row.wrapping_add(line * BYTES)));
     }

@@ -1,14 +1,17 @@
-//! 32-bit floats in plain Rust, which the compiler turns into vectors of whatever the build is for.
+//! The kernel for 32-bit floats in plain Rust. The compiler vectorizes it for the target of the
+//! build.
 #![allow(unsafe_code)] // Loads without bounds checks in the innermost loop.
 
 use super::bf16::rounded;
 use super::{PANEL_LINES, Tile, VECTOR_ROWS};
 use crate::lines::LINE;
 
-/// Rows whose sums are kept at a time, a line of columns of each: 12 of AVX2's 16 registers, 24 of NEON's 32.
+/// The rows of a part. The sums of a part, with a cache line of columns, take 12 of AVX2's 16
+/// registers, or 24 of NEON's 32.
 const ROWS: usize = 6;
 
-/// Copies a row, rounded to bf16 if asked: `WIDTH` values to the start of `words`, the next `WIDTH` a `step` further on, and so on.
+/// Copies a row, rounded to bf16 if `ROUNDED`: `WIDTH` values to the start of `words`, the next
+/// `WIDTH` one `step` later, and so on.
 #[inline(always)]
 pub(super) fn spread<const WIDTH: usize, const ROUNDED: bool>(values: &[f32], words: &mut [u32], step: usize) {
     let put = |values: &[u32], words: &mut [u32]| {
@@ -25,14 +28,15 @@ pub(super) fn spread<const WIDTH: usize, const ROUNDED: bool>(values: &[f32], wo
     }
 }
 
-/// Whether the build has the instruction that multiplies and adds: a call of a function in its place would take many times as long.
+/// True if the build's target has fused multiply-add. Without it, `mul_add` would call a slow
+/// function.
 const FUSED: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
 
-/// The tile in parts whose sums the registers hold.
+/// Computes a tile in parts whose sums fit into registers.
 pub(super) fn tile(tile: &mut Tile<'_>) {
     for half in 0..tile.columns.div_ceil(LINE) {
         for first in (0..tile.rows).step_by(ROWS) {
-            // SAFETY: `Tile::check` has passed; these rows are the tile's.
+            // SAFETY: `Tile::check` has passed; the tile has these rows.
             unsafe {
                 match tile.rows - first {
                     1 => part::<1>(tile, first, half),
@@ -48,14 +52,15 @@ pub(super) fn tile(tile: &mut Tile<'_>) {
 }
 
 /// # Safety
-/// `Tile::check` has passed, and the tile has `COUNT` rows from `first` on, and this half of its columns.
+/// `Tile::check` has passed. The tile has `COUNT` rows from `first` on, and columns in this half.
 #[inline(always)]
 unsafe fn part<const COUNT: usize>(tile: &mut Tile<'_>, first: usize, half: usize) {
     let start: [[f32; LINE]; COUNT] = std::array::from_fn(|row| tile.start(first + row, half * LINE));
-    // Nobody is given the address of what the loop adds to, so it can be in registers.
+    // The address of `sums` is never taken, so the compiler can keep it in registers.
     let mut sums = start;
     for word in 0..tile.words {
-        // SAFETY: word < words and first + row < rows, for which `Tile::check` has found both operands long enough.
+        // SAFETY: word < words and first + row < rows, and `Tile::check` has checked the lengths of
+        // both operands.
         let (right, left) = unsafe {
             let right: &[u32; LINE] = &tile.right.get_unchecked(word * PANEL_LINES + half).0;
             let left: [f32; COUNT] =

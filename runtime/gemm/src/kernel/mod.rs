@@ -1,5 +1,5 @@
-//! What a processor has to do itself: rounding, laying values out and the innermost loops of a product. A kernel takes operands as they
-//! were packed; how a product is cut into tiles is up to `product`.
+//! The parts that depend on the processor: rounding, the layout of values, and the innermost loops
+//! of a product. A kernel reads packed operands. `product` splits a product into tiles.
 
 mod amx;
 mod avx2;
@@ -14,34 +14,35 @@ use std::ops::Range;
 use crate::lines::{LINE, Line};
 use crate::matrix::Matrix;
 
-/// Columns of a tile of the result: two vectors of 512 bits. With 12 rows, 24 of the 32 registers hold sums.
+/// Columns of a tile of the result: two vectors of 512 bits. With 12 rows, 24 of the 32 registers
+/// hold sums.
 pub(crate) const TILE_COLUMNS: usize = 32;
-/// Cache lines that a word of the inner dimension takes in a panel of the right operand.
+/// Cache lines of a word of the inner dimension in a panel of the right operand.
 pub(crate) const PANEL_LINES: usize = 2;
-/// Rows of a tile of the kernels that hold its sums in vectors.
+/// Rows of a tile, for the kernels with sums in vector registers.
 pub(crate) const VECTOR_ROWS: usize = 12;
-/// Most columns that [`Kernel::words`] takes at a time.
+/// The most columns of a call of [`Kernel::words`].
 pub(crate) const MOST_COLUMNS: usize = 512;
 
 static ZEROS: [f32; MOST_COLUMNS] = [0.0; MOST_COLUMNS];
 
-/// What products are computed with.
+/// The instructions that compute products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernel(Kind);
 
-/// All but the portable ones are there only where the processor was found to have them.
+/// Values other than the portable ones are made only if the processor has the instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Bf16Amx,
     Bf16Avx512,
-    /// 32-bit floats, of which a kernel of bf16 rounds the operands.
+    /// 32-bit floats. With `rounded`, packing rounds the operands to bf16.
     Floats {
         by: Vectors,
         rounded: bool,
     },
 }
 
-/// What 32-bit floats are multiplied with.
+/// The instructions that multiply 32-bit floats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Vectors {
     Avx512,
@@ -50,13 +51,14 @@ enum Vectors {
 }
 
 impl Vectors {
-    /// Those that this processor has, the faster before the slower.
+    /// The instructions of this processor, the fastest first.
     fn all() -> impl Iterator<Item = Self> {
         let all = [(Self::Avx512, avx512::fp32_available()), (Self::Avx2, avx2::available()), (Self::Portable, true)];
         all.into_iter().filter_map(|(vectors, available)| available.then_some(vectors))
     }
 
-    /// A row's words: `WIDTH` at the start of `words`, the next `WIDTH` a `step` further on, and so on.
+    /// Writes the words of a row, one per value: `WIDTH` at the start of `words`, the next `WIDTH`
+    /// one `step` later, and so on.
     fn spread<const WIDTH: usize>(self, rounded: bool, values: &[f32], words: &mut [u32], step: usize) {
         match (rounded, self) {
             (false, _) => fp32::spread::<WIDTH, false>(values, words, step),
@@ -67,7 +69,7 @@ impl Vectors {
 }
 
 impl Kernel {
-    /// Those that this processor has, the faster before the slower of either precision.
+    /// The kernels of this processor: bf16 before fp32, and the fastest of each first.
     pub fn all() -> impl Iterator<Item = Self> {
         let bf16 = [(Kind::Bf16Amx, amx::available()), (Kind::Bf16Avx512, avx512::bf16_available())];
         let bf16 = bf16.into_iter().filter_map(|(kind, available)| available.then_some(kind));
@@ -75,12 +77,12 @@ impl Kernel {
         bf16.chain(floats(true)).chain(floats(false)).map(Self)
     }
 
-    /// The fastest that rounds operands to bf16.
+    /// The fastest kernel that rounds operands to bf16.
     pub fn bf16() -> Self {
         Self::fastest(true)
     }
 
-    /// The fastest that takes operands as they are.
+    /// The fastest kernel that does not round operands.
     pub fn fp32() -> Self {
         Self::fastest(false)
     }
@@ -90,12 +92,12 @@ impl Kernel {
         Self::all().find(|kernel| kernel.is_bf16() == rounded).unwrap_or(portable)
     }
 
-    /// Whether it rounds operands to bf16.
+    /// True if the kernel rounds operands to bf16.
     pub fn is_bf16(self) -> bool {
         !matches!(self.0, Kind::Floats { rounded: false, .. })
     }
 
-    /// Its name in logs and reports.
+    /// The kernel's name in logs and reports.
     pub fn name(self) -> &'static str {
         match self.0 {
             Kind::Bf16Amx => "bf16 by AMX",
@@ -109,38 +111,39 @@ impl Kernel {
         }
     }
 
-    /// Rows of a tile, and of a panel of the left operand.
+    /// The rows of a tile, and of a panel of the left operand.
     pub(crate) fn tile_rows(self) -> usize {
         if self.0 == Kind::Bf16Amx { amx::ROWS } else { VECTOR_ROWS }
     }
 
-    /// Whether a left operand has to lie row by row, and not in panels of rows.
+    /// True if a left operand must be stored row by row, and not in panels of rows.
     pub(crate) fn wants_rows(self) -> bool {
         self.0 == Kind::Bf16Amx
     }
 
-    /// Words that hold so many values of the inner dimension; what they hold beyond is 0.
+    /// The number of words for `depth` values of the inner dimension. Values beyond `depth` are 0.
     pub(crate) fn words_of(self, depth: usize) -> usize {
         depth.div_ceil(self.word_values()).next_multiple_of(self.word_granule())
     }
 
-    /// Words of the inner dimension that are summed before the next tile. A panel of the right operand of this depth stays in the nearest
-    /// cache, or close to it, while all rows of a block are multiplied by it; the deeper, the less often sums are loaded and stored.
+    /// The number of words of the inner dimension that a tile sums at a time. A panel of the right
+    /// operand of this depth stays in or near the nearest cache while all rows of a block use it. A
+    /// larger number would load and store sums less often.
     pub(crate) fn block_words(self) -> usize {
         256 / self.word_values()
     }
 
-    /// What the words of a tile are a multiple of.
+    /// The number of words of a tile is a multiple of this.
     pub(crate) fn word_granule(self) -> usize {
         if self.0 == Kind::Bf16Amx { LINE } else { 1 }
     }
 
-    /// Values in a word.
+    /// The number of values in a word.
     pub(crate) fn word_values(self) -> usize {
         if matches!(self.0, Kind::Floats { .. }) { 1 } else { 2 }
     }
 
-    /// The words of a row of values; those beyond them are 0.
+    /// Writes the words of a row of values, and fills the remaining words with 0.
     pub(crate) fn row(self, values: &[f32], words: &mut [u32]) {
         let (words, rest) = words.split_at_mut(values.len().div_ceil(self.word_values()));
         rest.fill(0);
@@ -150,11 +153,11 @@ impl Kernel {
         }
     }
 
-    /// The word `word` of some columns of a matrix: `WIDTH` of them at the start of `words`, the next `WIDTH` a `step` further on, and so
-    /// on. 0 beyond the matrix.
+    /// Writes word number `word` of some columns of a matrix: `WIDTH` columns at the start of
+    /// `words`, the next `WIDTH` one `step` later, and so on. Values beyond the matrix are 0.
     ///
     /// # Panics
-    /// If there are more than [`MOST_COLUMNS`], or not enough words.
+    /// If there are more than [`MOST_COLUMNS`] columns, or `words` is too short.
     pub(crate) fn words<const WIDTH: usize>(
         self,
         matrix: Matrix<'_>,
@@ -176,18 +179,19 @@ impl Kernel {
         }
     }
 
-    /// Rows become columns: 16 rows of 16 words, `from_step` from one to the next, to 16 rows `to_step` from one to the next, which are
-    /// written in order: where they overlap, the later stays.
+    /// Transposes 16 rows of 16 words. Rows are `from_step` words apart in `from`, and `to_step`
+    /// words apart in `to`. Rows of `to` are written in order, so a later row overwrites an
+    /// overlapping earlier one.
     ///
     /// # Panics
-    /// If there are not enough words.
-    pub(crate) fn turn(self, from: &[u32], from_step: usize, to: &mut [u32], to_step: usize) {
+    /// If `from` or `to` is too short.
+    pub(crate) fn transpose(self, from: &[u32], from_step: usize, to: &mut [u32], to_step: usize) {
         assert!((LINE - 1) * from_step + LINE <= from.len() && (LINE - 1) * to_step + LINE <= to.len());
         match self.0 {
             Kind::Bf16Amx | Kind::Bf16Avx512 | Kind::Floats { by: Vectors::Avx512, .. } => {
-                avx512::turn(from, from_step, to, to_step);
+                avx512::transpose(from, from_step, to, to_step);
             }
-            Kind::Floats { by: Vectors::Avx2, .. } => avx2::turn(from, from_step, to, to_step),
+            Kind::Floats { by: Vectors::Avx2, .. } => avx2::transpose(from, from_step, to, to_step),
             Kind::Floats { by: Vectors::Portable, .. } => {
                 for row in 0..LINE {
                     let to = &mut to[row * to_step..][..LINE];
@@ -197,7 +201,7 @@ impl Kernel {
         }
     }
 
-    /// Makes the processor ready for tiles on this thread.
+    /// Prepares the processor for tiles on this thread.
     pub(crate) fn start(self) -> Running {
         Running { kernel: self, _tiles: (self.0 == Kind::Bf16Amx).then(amx::Configured::new) }
     }
@@ -206,12 +210,12 @@ impl Kernel {
 /// A kernel that computes on this thread.
 pub(crate) struct Running {
     kernel: Kernel,
-    /// Keeps the thread's tile registers, and itself on the thread.
+    /// Configures the tile registers of this thread. It cannot be sent to another thread.
     _tiles: Option<amx::Configured>,
 }
 
 impl Running {
-    /// One tile of a result.
+    /// Computes one tile of a result.
     pub(crate) fn tile(&self, tile: &mut Tile<'_>) {
         tile.check(self.kernel);
         match self.kernel.0 {
@@ -224,33 +228,35 @@ impl Running {
     }
 }
 
-/// A tile and what it is computed from: `rows` × `columns` of the result, at most [`Kernel::tile_rows`] × [`TILE_COLUMNS`].
+/// A tile of the result and its inputs. It has `rows` × `columns` values, at most
+/// [`Kernel::tile_rows`] × [`TILE_COLUMNS`].
 pub(crate) struct Tile<'a> {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
     /// Words of the inner dimension.
     pub(crate) words: usize,
-    /// As [`Left::tile`](crate::left::Left::tile) has them.
+    /// The words and the distance of rows from [`Left::tile`](crate::left::Left::tile).
     pub(crate) left: &'a [u32],
     pub(crate) row_step: usize,
-    /// [`PANEL_LINES`] a word.
+    /// [`PANEL_LINES`] cache lines per word.
     pub(crate) right: &'a [Line],
-    /// Row `r` begins at `r · stride`. All of the tile's rows and columns are written, and read before where they say so.
+    /// Row `r` starts at `r · stride`. The kernel writes all rows and columns of the tile. With
+    /// [`Begin::Sum`] it reads them before.
     pub(crate) out: &'a mut [MaybeUninit<f32>],
     pub(crate) stride: usize,
     pub(crate) begin: Begin<'a>,
     pub(crate) relu: bool,
 }
 
-/// What a tile's sums start from.
+/// The start values of a tile's sums.
 #[derive(Clone, Copy)]
 pub(crate) enum Begin<'a> {
     Zero,
     /// A row, the same for all rows of the tile.
     Row(&'a [f32]),
-    /// What is in the result, which has been written before.
+    /// The values in `out`, which must be initialized.
     Sum,
-    /// Sums elsewhere, which have been written; row `r` begins at `r · stride`.
+    /// Initialized sums in other memory. Row `r` starts at `r · stride`.
     Elsewhere {
         sums: &'a [MaybeUninit<f32>],
         stride: usize,
@@ -258,11 +264,11 @@ pub(crate) enum Begin<'a> {
 }
 
 impl Tile<'_> {
-    /// What a kernel relies on.
+    /// Asserts the conditions that kernels rely on.
     fn check(&self, kernel: Kernel) {
         let last = |count: usize, step: usize| (count - 1) * step;
         assert!((1..=kernel.tile_rows()).contains(&self.rows) && (1..=TILE_COLUMNS).contains(&self.columns));
-        // A kernel that reads rows by lines reads those that the tile lacks as well.
+        // A kernel that reads rows by cache lines also reads rows beyond the tile's.
         let (rows, word_step) = if kernel.wants_rows() { (kernel.tile_rows(), 1) } else { (self.rows, VECTOR_ROWS) };
         assert!(self.row_step == 1 || kernel.wants_rows());
         assert!(self.words == 0 || last(rows, self.row_step) + last(self.words, word_step) < self.left.len());
@@ -276,7 +282,7 @@ impl Tile<'_> {
         }
     }
 
-    /// The sums that the tile's are added to, and the step from row to row, if there are any.
+    /// The sums that the tile adds to and the distance of their rows, if there are any.
     #[inline(always)]
     fn sums(&self) -> Option<(&[MaybeUninit<f32>], usize)> {
         match self.begin {
@@ -286,12 +292,12 @@ impl Tile<'_> {
         }
     }
 
-    /// What the sums of some columns of a row start from; 0 beyond the tile's columns.
+    /// The start values of some columns of a row; 0 beyond the tile's columns.
     #[inline(always)]
     #[expect(unsafe_code, reason = "results need not be zeroed before they are written")]
     fn start<const COLUMNS: usize>(&self, row: usize, first: usize) -> [f32; COLUMNS] {
         let values = match (self.begin, self.sums()) {
-            // SAFETY: what is added to has been written.
+            // SAFETY: sums that a tile adds to are initialized.
             (_, Some((sums, stride))) => unsafe { sums[row * stride..][..self.columns].assume_init_ref() },
             (Begin::Row(values), None) => &values[..self.columns],
             (_, None) => return [0.0; COLUMNS],
@@ -304,10 +310,10 @@ impl Tile<'_> {
         })
     }
 
-    /// Stores the sums of some columns of a row; those beyond the tile's columns are dropped.
+    /// Stores the sums of some columns of a row. Sums beyond the tile's columns are dropped.
     #[inline(always)]
     fn finish<const COLUMNS: usize>(&mut self, row: usize, first: usize, sums: &[f32; COLUMNS]) {
-        // NaN stays.
+        // The comparison is false for NaN, so NaN stays.
         let least = if self.relu { 0.0 } else { f32::NEG_INFINITY };
         let finished = |sum: f32| MaybeUninit::new(if sum < least { least } else { sum });
         let out = self.out[row * self.stride..][..self.columns].get_mut(first..).unwrap_or_default();
