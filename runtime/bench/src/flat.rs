@@ -1,6 +1,9 @@
-//! Whether a store's speed depends on how many rows it holds: stores of several sizes in one process, trained by turns with batches of
-//! the same ids, so that whatever else the machine does is the same for all. Memory alone can take the stores' places, which shows how
-//! much of that is the machine's: it has more lines of index to find the same keys' in, and fewer of them in a cache.
+//! Measures whether a store's speed depends on its number of rows. One process has stores of
+//! several sizes, and trains them in alternation with batches of the same ids. Other load of the
+//! machine thus affects all stores alike.
+//!
+//! With `--memory`, plain memory replaces the stores. This shows the machine's share of a
+//! difference: a larger index has a smaller part of its lines in a cache.
 
 use std::sync::Barrier;
 
@@ -19,27 +22,28 @@ use crate::{BenchError, median, table};
 pub struct FlatArgs {
     #[command(flatten)]
     pub store: StoreArgs,
-    /// Rows of the stores that take turns with the one of --rows, each at least as many as ids
+    /// Rows of the stores to compare with the store of --rows, each at least as many as ids
     #[arg(long, value_delimiter = ',', required = true)]
     pub beside: Vec<u64>,
-    /// Memory alone takes turns in place of stores: the same lines are read and written, and nothing is looked for in them
+    /// Replace the stores by plain memory: read and write the same lines, without searching keys in
+    /// them
     #[arg(long)]
     pub memory: bool,
 }
 
-/// What one of the stores did, or memory in its place. Medians over all threads and batches.
+/// The figures of one store, or of plain memory. Medians over all threads and batches.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FlatFigures {
     pub rows: u64,
     pub lookup_seconds: f64,
     pub update_seconds: f64,
-    /// By that of the first store in the same round.
+    /// The speed relative to the first store's in the same round.
     pub speed: f64,
 }
 
 pub(crate) fn figures_table(figures: &[FlatFigures]) -> Table {
-    let mut table = table(&["rows", "look-up, ms", "update, ms", "speed by the first's"]);
+    let mut table = table(&["rows", "look-up, ms", "update, ms", "speed relative to the first"]);
     for of_store in figures {
         table.add_row([
             of_store.rows.to_string(),
@@ -51,10 +55,11 @@ pub(crate) fn figures_table(figures: &[FlatFigures]) -> Table {
     table
 }
 
-/// Fills the stores and trains them by turns; the figures of each, that of `--rows` first.
+/// Fills the stores and trains them in alternation. Returns the figures of each store, beginning
+/// with the store of `--rows`.
 ///
 /// # Errors
-/// [`BenchError::Argument`], or what a store refuses.
+/// [`BenchError::Argument`], or [`BenchError::Store`].
 pub fn bench_flat(args: &FlatArgs) -> Result<Vec<FlatFigures>, BenchError> {
     let ids = check(&args.store)?;
     refuse_shared_memory(&args.store)?;
@@ -65,8 +70,8 @@ pub fn bench_flat(args: &FlatArgs) -> Result<Vec<FlatFigures>, BenchError> {
     let sizes: Vec<u64> = [args.store.rows].into_iter().chain(args.beside.iter().copied()).collect();
     let zipf = Zipf::new(ids, args.store.zipf);
     let took = match args.memory {
-        false => by_turns::<Store>(&sizes, &args.store, &zipf)?,
-        true => by_turns::<Memory>(&sizes, &args.store, &zipf)?,
+        false => alternate::<Store>(&sizes, &args.store, &zipf)?,
+        true => alternate::<Memory>(&sizes, &args.store, &zipf)?,
     };
     let figures = |(position, &rows): (usize, &u64)| {
         let part =
@@ -78,14 +83,14 @@ pub fn bench_flat(args: &FlatArgs) -> Result<Vec<FlatFigures>, BenchError> {
     Ok(sizes.iter().enumerate().map(figures).collect())
 }
 
-/// What can take turns: a store, or memory alone.
+/// A store, or plain memory in its place.
 trait Trained: Sync + Sized {
-    /// Holds the rows of `args`, each written once.
+    /// Makes one with the rows of `args`, each written once.
     fn filled(args: &StoreArgs) -> Result<Self, StoreError>;
-    /// What a thread needs to train it.
+    /// The state of a thread that trains it.
     type Trainer;
     fn trainer(args: &StoreArgs, random: &mut Random) -> Self::Trainer;
-    /// The next batch of ids is drawn, and its unique keys found.
+    /// Draws the next batch of ids and finds its unique keys.
     fn draw(trainer: &mut Self::Trainer, args: &StoreArgs, zipf: &Zipf, random: &mut Random);
     fn lookup(&self, trainer: &mut Self::Trainer) -> Result<(), StoreError>;
     fn update(&self, trainer: &mut Self::Trainer, round: u64) -> Result<(), StoreError>;
@@ -99,7 +104,7 @@ struct StoreTrainer {
 }
 
 impl StoreTrainer {
-    /// Values of the batch's rows.
+    /// The number of values in the batch's rows.
     fn values(&self) -> usize {
         self.unique.keys.len() * self.dim
     }
@@ -171,26 +176,27 @@ impl Trained for Memory {
 /// Seconds of look-up and update, by store and round.
 type TookByStore = Vec<Vec<[f64; 2]>>;
 
-/// Fills one of each size and trains them by turns; what it took each thread.
-fn by_turns<T: Trained>(sizes: &[u64], args: &StoreArgs, zipf: &Zipf) -> Result<Vec<TookByStore>, StoreError> {
+/// Fills one of each size and trains them in alternation. Returns the times of each thread.
+fn alternate<T: Trained>(sizes: &[u64], args: &StoreArgs, zipf: &Zipf) -> Result<Vec<TookByStore>, StoreError> {
     let filled = |&rows: &u64| T::filled(&StoreArgs { rows, ..args.clone() });
     let stores = sizes.iter().map(filled).collect::<Result<Vec<T>, _>>()?;
-    let turn = Barrier::new(args.threads);
+    let start_together = Barrier::new(args.threads);
     std::thread::scope(|scope| {
-        let (stores, turn) = (&stores, &turn);
-        let start = |thread| scope.spawn(move || train(stores, args, zipf, thread, turn));
+        let (stores, start_together) = (&stores, &start_together);
+        let start = |thread| scope.spawn(move || train(stores, args, zipf, thread, start_together));
         let running: Vec<_> = (0..args.threads).map(start).collect();
         running.into_iter().map(join).collect()
     })
 }
 
-/// Trains each store with a batch in each round, all threads the same store at a time. Batches are drawn between the turns.
+/// Trains each store with a batch in each round. All threads train the same store at a time, and
+/// draw their batches before they start together.
 fn train<T: Trained>(
     stores: &[T],
     args: &StoreArgs,
     zipf: &Zipf,
     thread: usize,
-    turn: &Barrier,
+    start_together: &Barrier,
 ) -> Result<TookByStore, StoreError> {
     let mut random = Random::new(thread as u64 + 1);
     let mut trainer = T::trainer(args, &mut random);
@@ -198,7 +204,7 @@ fn train<T: Trained>(
     for round in 1..=args.batches as u64 {
         for (store, took) in stores.iter().zip(&mut took) {
             T::draw(&mut trainer, args, zipf, &mut random);
-            turn.wait();
+            start_together.wait();
             let mut clock = Clock::start();
             store.lookup(&mut trainer)?;
             let lookup = clock.lap();
@@ -215,7 +221,7 @@ mod tests {
     use crate::store::tests::args;
 
     #[test]
-    fn every_store_has_its_figures_and_the_first_is_as_fast_as_itself() {
+    fn every_store_has_figures_and_the_first_has_speed_1() {
         for memory in [false, true] {
             let figures = bench_flat(&FlatArgs { store: args(), beside: vec![4_000, 6_000], memory }).unwrap();
             assert_eq!(figures.iter().map(|of_store| of_store.rows).collect::<Vec<_>>(), [3_000, 4_000, 6_000]);
@@ -225,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_without_a_row_for_each_id_is_refused_by_name() {
+    fn a_store_with_fewer_rows_than_ids_is_refused() {
         let error = bench_flat(&FlatArgs { store: args(), beside: vec![4_000, 2_999], memory: false }).unwrap_err();
         assert!(error.is_user_error() && error.to_string().contains("--beside 2999"), "{error}");
     }

@@ -1,5 +1,5 @@
-//! Whole jobs: a manifest, varied, in turns. Each run is a process of its own (`rectrain run`), so
-//! that no run inherits memory, rows or threads from another.
+//! Runs whole jobs: a manifest with varied fields, in alternation. Each run is its own process
+//! (`rectrain run`), so that no run inherits memory, rows or threads from another.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::{BenchError, median, table};
 
-/// The most combinations that one command may ask for. It only stops typing errors.
+/// The most combinations of one command. The limit only catches typing errors.
 const MOST_RUNS: usize = 10_000;
 
 #[derive(Clone, Debug, clap::Args)]
@@ -26,13 +26,13 @@ pub struct JobArgs {
     /// Override a field in all runs
     #[arg(long, value_name = "PATH=VALUE")]
     pub set: Vec<String>,
-    /// Give every replica of every role a process of its own
+    /// Run each replica of each role in its own process
     #[arg(long)]
     pub processes: bool,
-    /// Rounds; every combination runs once in each
+    /// Rounds; every combination runs once in each round
     #[arg(long, default_value_t = 3)]
     pub rounds: usize,
-    /// Print a line of JSON as well
+    /// Also print a line of JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -51,7 +51,7 @@ pub struct JobFigures {
 pub struct RunFigures {
     /// The varied fields and their values in this combination.
     pub settings: BTreeMap<String, String>,
-    /// As in the job's summary, which leaves out the time of evaluations.
+    /// The rate in the job's summary, which excludes evaluations.
     pub samples_per_second: f64,
     pub lowest: f64,
     pub highest: f64,
@@ -63,7 +63,7 @@ pub struct RunFigures {
 
 type Settings = Vec<(String, String)>;
 
-/// Runs every combination once a round.
+/// Runs every combination once per round.
 ///
 /// # Errors
 /// Malformed arguments; a missing `rectrain`; a run that fails, with its standard error.
@@ -77,7 +77,7 @@ pub fn bench_job(args: &JobArgs) -> Result<JobFigures, BenchError> {
         for (settings, summaries) in combinations.iter().zip(&mut summaries) {
             let summary = run(args, settings)?;
             let speed = summary["samplesPerSecond"].as_f64().unwrap_or_default();
-            // Standard output is for the figures.
+            // Standard output is reserved for the figures.
             let _unseen = writeln!(std::io::stderr(), "round {round}: {} {speed:.0} samples/s", shown(settings));
             summaries.push(summary);
         }
@@ -104,7 +104,7 @@ fn rectrain() -> Result<PathBuf, BenchError> {
     Ok(std::env::current_exe()?.with_file_name("rectrain"))
 }
 
-/// Trains once; returns the summary.
+/// Runs the job once and returns its summary.
 fn run(args: &JobArgs, settings: &Settings) -> Result<Value, BenchError> {
     let program = rectrain()?;
     let mut rectrain = Command::new(&program);
@@ -130,7 +130,8 @@ fn run(args: &JobArgs, settings: &Settings) -> Result<Value, BenchError> {
     }
 }
 
-/// All combinations of the varied fields. Without any, one combination: the manifest as it is.
+/// All combinations of the varied fields. Without varied fields, one combination: the unchanged
+/// manifest.
 fn combinations(varied: &[String]) -> Result<Vec<Settings>, BenchError> {
     let mut all: Vec<Settings> = vec![Vec::new()];
     for one in varied {
@@ -156,7 +157,7 @@ fn combinations(varied: &[String]) -> Result<Vec<Settings>, BenchError> {
 
 fn shown(settings: &Settings) -> String {
     if settings.is_empty() {
-        return "the manifest as it is".to_owned();
+        return "the unchanged manifest".to_owned();
     }
     settings.iter().map(|(path, value)| format!("{path}={value}")).collect::<Vec<_>>().join(" ")
 }
@@ -193,7 +194,7 @@ mod tests {
 
     #[test]
     fn all_values_of_varied_fields_are_combined() {
-        assert_eq!(of(&[]).unwrap(), ["the manifest as it is"]);
+        assert_eq!(of(&[]).unwrap(), ["the unchanged manifest"]);
         assert_eq!(of(&["a=1,2", "b=x,y"]).unwrap(), ["a=1 b=x", "a=1 b=y", "a=2 b=x", "a=2 b=y"]);
     }
 

@@ -32,7 +32,7 @@ use serde::Serialize;
 pub enum Bench {
     /// Measure the embedding store: look-up and update, memory, growth
     Store(StoreArgs),
-    /// Compare stores of several sizes, in turns, with batches of the same ids
+    /// Compare stores of several sizes, in alternation, with batches of the same ids
     Flat(FlatArgs),
     /// Measure the memory below a store: the same rows read and written without prefetching, and
     /// fresh memory
@@ -41,11 +41,11 @@ pub enum Bench {
     Step(StepArgs),
     /// Compare the data plane with bare TCP, on loopback
     Wire(WireArgs),
-    /// Run whole jobs with `rectrain`: a manifest with fields varied, in turns
+    /// Run whole jobs with `rectrain`: a manifest with varied fields, in alternation
     Job(JobArgs),
 }
 
-/// Why a benchmark has no figures.
+/// The failure of a benchmark.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     #[error("--{argument} {found}: expected {expected}")]
@@ -58,7 +58,7 @@ pub enum BenchError {
     Wire(#[from] WireError),
     #[error("loopback or a thread failed: {0}")]
     Io(#[from] std::io::Error),
-    #[error("figures cannot be written as JSON: {0}")]
+    #[error("cannot write the figures as JSON: {0}")]
     Json(#[from] serde_json::Error),
     #[error("a part of the benchmark ended early: {0}")]
     Ended(String),
@@ -67,7 +67,7 @@ pub enum BenchError {
 }
 
 impl BenchError {
-    /// Whether the arguments are at fault, so that other ones would help.
+    /// True if the arguments are wrong, so that other arguments would help.
     #[must_use]
     pub fn is_user_error(&self) -> bool {
         matches!(self, Self::Argument { .. } | Self::Dense(DenseError::NoGpu { .. } | DenseError::NoBf16 { .. }))
@@ -125,7 +125,7 @@ fn table(header: &[&str]) -> Table {
     table
 }
 
-/// The median of the values; 0 for none.
+/// The median of the values, or 0 if there are none.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or_default()

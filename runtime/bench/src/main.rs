@@ -4,8 +4,7 @@
 //! cargo run --release -p rectrain-bench -- store --dim 16 --rows 5000000 --json
 //! ```
 //!
-//! Exits with 2 where other arguments would help, and with 1 on any other failure, as `rectrain`
-//! does.
+//! Exits with 2 if the arguments are wrong, and with 1 on any other failure, as `rectrain` does.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -13,7 +12,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use rectrain_bench::Bench;
 
-/// The allocator of `rectrain`, so that a benchmark measures the memory behaviour that is shipped.
+/// The allocator of `rectrain`, so that benchmarks measure the memory behaviour of the product.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -27,7 +26,7 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let Err(error) = rectrain_bench::run(&Arguments::parse().bench) else { return ExitCode::SUCCESS };
-    // A closed standard error leaves the exit code.
+    // If standard error is closed, the exit code still reports the failure.
     let _unseen = writeln!(std::io::stderr(), "rectrain-bench: {error}");
     ExitCode::from(if error.is_user_error() { 2 } else { 1 })
 }

@@ -1,7 +1,10 @@
-//! What memory alone takes of the [store's benchmark](crate::store): the same batches on as much memory, without hashing,
-//! comparing, locks, growth or arithmetic, and without asking for lines ahead, by which a store can be the faster of the two. A key
-//! reads the line of an index that it falls on and copies the row that the line leads to; for the update it reads that line again
-//! and writes the row. What a store takes longer is its own; what this takes as well is the machine's.
+//! Measures the memory's share of the [store's benchmark](crate::store). It reads and writes as
+//! much memory with the same batches, without hashing, comparing, locks, growth or arithmetic. It
+//! does not prefetch either, so a store can be faster.
+//!
+//! A look-up reads the key's line of an index, and copies the row that the line leads to. An update
+//! reads that line again and writes the row. This time is the machine's. The rest of a store's time
+//! is the store's.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,25 +17,27 @@ use crate::timing::{Clock, Took, longest, timed};
 use crate::zipf::{Random, Zipf, key};
 use crate::{BenchError, median, table};
 
-/// Of the store's index, on average.
+/// The average size of the store's index.
 const INDEX_BYTES_PER_ROW: f64 = 7.4;
-/// Of a row that is neither value nor state: its key and the step of its last change.
+/// Bytes of a row beyond values and state: its key and the step of its last change.
 const HEADER_BYTES: usize = 12;
-/// Lines of index that are asked for before the first of their rows.
+/// Lines of the index that are read before the first of their rows.
 const AHEAD: usize = 64;
 
-/// What [`bench_memory`] measured. Rates are of all threads together.
+/// The figures of [`bench_memory`]. Rates are sums over all threads.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MemoryFigures {
-    /// Ids by look-up and update: the keys come unique and sorted.
+    /// Ids per second by look-up and update of unique, sorted keys.
     pub store_ids_per_second: f64,
-    /// Median seconds of a batch, mean of the threads.
+    /// Mean over the threads of the median seconds of a batch's look-up.
     pub lookup_seconds: f64,
     pub update_seconds: f64,
-    /// To write as much fresh memory as the rows of so many new keys take.
+    /// Seconds of the longest request. A request writes fresh memory for the rows of `request_keys`
+    /// new keys.
     pub longest_request_seconds: f64,
-    /// What the longest one computed of that, or the kernel for it. None where the kernel does not say.
+    /// The processor time of the longest request, in the process or in the kernel. `None` if the
+    /// kernel does not report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub longest_request_cpu_seconds: Option<f64>,
     pub median_request_seconds: f64,
@@ -54,13 +59,14 @@ impl MemoryFigures {
         row("a request's fresh memory: median", self.median_request_seconds * 1e3, "ms");
         row("a request's fresh memory: longest", self.longest_request_seconds * 1e3, "ms");
         if let Some(seconds) = self.longest_request_cpu_seconds {
-            row("  of which it computed", seconds * 1e3, "ms");
+            row("  processor time of the longest", seconds * 1e3, "ms");
         }
         table
     }
 }
 
-/// Writes as much memory as a store of AdaGrad's rows has, and reads and writes what its batches would.
+/// Writes as much memory as a store of rows for AdaGrad has. Then reads and writes the rows of
+/// batches.
 ///
 /// # Errors
 /// [`BenchError::Argument`].
@@ -101,13 +107,13 @@ pub fn bench_memory(args: &StoreArgs) -> Result<MemoryFigures, BenchError> {
     })
 }
 
-/// A key of a batch, and the row that is its.
+/// A key of a batch and the index of its row.
 pub(crate) struct Unique {
     key: u64,
     row: u64,
 }
 
-/// A batch's unique keys in order.
+/// Draws a batch and returns its unique keys in order.
 pub(crate) fn unique(zipf: &Zipf, random: &mut Random, ids: usize) -> Vec<Unique> {
     let drawn = (0..ids).map(|_| zipf.rank(random));
     let mut keys: Vec<Unique> = drawn.map(|row| Unique { key: key(row).0, row }).collect();
@@ -120,7 +126,7 @@ pub(crate) fn unique(zipf: &Zipf, random: &mut Random, ids: usize) -> Vec<Unique
 #[repr(align(64))]
 struct Line(u64);
 
-/// 64-bit words of a row of the store's, rounded up.
+/// The size of a store's row in 64-bit words, rounded up.
 pub(crate) fn row_words(args: &StoreArgs) -> usize {
     (2 * args.dim * size_of::<f32>() + HEADER_BYTES).div_ceil(size_of::<u64>())
 }
@@ -132,7 +138,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// With what it took to write each request's rows for the first time.
+    /// Writes all rows for the first time. Returns the times of each request too.
     pub(crate) fn fill(args: &StoreArgs) -> (Self, Vec<Took>) {
         let row_words = row_words(args);
         let lines = (args.rows as f64 * INDEX_BYTES_PER_ROW) as usize / size_of::<Line>() + 1;
@@ -143,12 +149,13 @@ impl Memory {
             let ((), took) = timed(|| rows.extend((0..words).map(AtomicU64::new)));
             requests.push(took);
         }
-        // All lines are written, or they would be one page of zeros; that each says 0 is for the processor to find out.
+        // Write all lines, because unwritten ones would share one page of zeros. `black_box` hides
+        // from the compiler that they contain 0.
         let index = vec![Line(std::hint::black_box(0)); lines];
         (Self { index, rows, row_words }, requests)
     }
 
-    /// The median seconds of a batch's look-up and update.
+    /// Trains with the batches. Returns the median seconds of a look-up and of an update.
     fn train(&self, batches: &[Vec<Unique>], start: &Barrier) -> [f64; 2] {
         let most = batches.iter().map(Vec::len).max().unwrap_or_default();
         let mut out = vec![0; most * self.row_words];
@@ -183,7 +190,7 @@ impl Memory {
         }
     }
 
-    /// The rows that the lines of index of some keys lead to.
+    /// Finds the rows of some keys through the index.
     fn find(&self, keys: &[Unique]) -> [u64; AHEAD] {
         let mut found = [0; AHEAD];
         for (unique, found) in keys.iter().zip(&mut found) {
@@ -219,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_of_memory_of_this_process() {
+    fn figures_are_positive_and_shared_memory_is_refused() {
         let figures = bench_memory(&args()).unwrap();
         assert!(figures.store_ids_per_second > 0.0);
         assert!(figures.longest_request_seconds >= figures.median_request_seconds);

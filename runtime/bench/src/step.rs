@@ -1,5 +1,5 @@
-//! The dense part of a training step: forward and backward pass of a tower, and its optimizer, on made-up inputs that are there
-//! already.
+//! Measures the dense part of a training step: the forward and backward pass of a tower, and its
+//! optimizer. The inputs are random and in memory before the measurement.
 //!
 //! | model | layers | inputs | batch |
 //! |---|---|---|---|
@@ -7,7 +7,8 @@
 //! | `a` | 4096-2048-1024-512-256-1 | 429 | 1,024 |
 //! | `b` | 512-256-128-1 | 429 | 4,096 |
 //!
-//! 429 inputs are 26 embeddings of 16 and 13 dense values side by side; gradients of the embeddings are part of the step.
+//! 429 inputs are 26 embeddings of 16 values and 13 dense values. The step includes the gradients
+//! of the embeddings.
 
 use std::time::Instant;
 
@@ -25,7 +26,7 @@ const FEATURES: usize = 26;
 const DIM: usize = 16;
 const DENSE: usize = 13;
 
-/// Which tower.
+/// A tower of the benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum BenchedTower {
     /// DLRM: bottom 512-256-16, top 512-256-1
@@ -36,7 +37,7 @@ pub enum BenchedTower {
     B,
 }
 
-/// What the products of linear layers are computed in.
+/// The precision of the products of linear layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum BenchedPrecision {
     /// 32-bit floats
@@ -50,37 +51,37 @@ pub struct StepArgs {
     /// The tower
     #[arg(long, value_enum, default_value_t = BenchedTower::Dlrm)]
     pub model: BenchedTower,
-    /// Samples of a batch (if not given: 1024 for `a`, 4096 for the others)
+    /// Samples per batch (by default 1024 for `a`, 4096 for the others)
     #[arg(long)]
     pub batch: Option<usize>,
-    /// Threads to compute with
+    /// Threads of the computation
     #[arg(long, default_value_t = 2)]
     pub threads: usize,
-    /// What the products of linear layers are computed in
+    /// The precision of the products of linear layers
     #[arg(long, value_enum, default_value_t = BenchedPrecision::Fp32)]
     pub precision: BenchedPrecision,
-    /// Index of a GPU to compute on instead
+    /// Index of the GPU to use instead of the CPU
     #[arg(long)]
     pub gpu: Option<usize>,
-    /// Steps that are measured, after three that are not
+    /// Measured steps, after three unmeasured ones
     #[arg(long, default_value_t = 15)]
     pub steps: usize,
-    /// Print a line of JSON as well
+    /// Also print a line of JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// What [`bench_step`] measured: medians.
+/// The figures of [`bench_step`]. Times are medians over the steps.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StepFigures {
     pub samples_per_second: f64,
     pub step_seconds: f64,
-    /// On a GPU, it includes the update of the step before, which is queued.
+    /// On a GPU this includes the queued update of the previous step.
     pub forward_backward_seconds: f64,
     pub update_seconds: f64,
     pub fastest_step_seconds: f64,
-    /// Multiplications and additions of the matrix products of a step.
+    /// The number of multiplications and additions in the matrix products of a step.
     pub flops: f64,
     pub parameters: usize,
     pub batch: usize,
@@ -101,7 +102,7 @@ impl StepFigures {
         row("forward and backward pass", self.forward_backward_seconds * 1e3, 2, "ms");
         row("update (Adam)", self.update_seconds * 1e3, 2, "ms");
         row("matrix products of a step", self.flops / 1e9, 1, "GFLOP");
-        row("of a step's time, if it were these alone", self.flops / self.step_seconds / 1e9, 0, "GFLOP/s");
+        row("rate if a step were only these", self.flops / self.step_seconds / 1e9, 0, "GFLOP/s");
         row("parameters", self.parameters as f64, 0, "");
         table
     }
@@ -110,7 +111,7 @@ impl StepFigures {
 /// Trains a tower for a few steps.
 ///
 /// # Errors
-/// [`BenchError::Argument`], or what the tower refuses.
+/// [`BenchError::Argument`], or [`BenchError::Dense`].
 pub fn bench_step(args: &StepArgs) -> Result<StepFigures, BenchError> {
     let batch = args.batch.unwrap_or(if args.model == BenchedTower::A { 1_024 } else { 4_096 });
     for (argument, found) in [("batch", batch), ("steps", args.steps)] {
@@ -140,7 +141,8 @@ pub fn bench_step(args: &StepArgs) -> Result<StepFigures, BenchError> {
     let [passes, updates, steps] = parts;
     let fastest = steps.iter().copied().fold(f64::INFINITY, f64::min);
     let (step_seconds, passed) = (median(steps), median(passes));
-    // A product forward and two backward, each a multiplication and an addition; biases are few.
+    // One product forward and two backward, each with a multiplication and an addition per
+    // parameter. Biases are counted too, but they are few.
     let flops = 6.0 * tower.layout().total() as f64 * batch as f64;
     Ok(StepFigures {
         samples_per_second: batch as f64 / step_seconds,
@@ -184,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn each_tower_is_trained_and_its_parts_make_up_the_step() {
+    fn each_tower_trains_and_a_pass_takes_less_than_its_step() {
         for (model, parameters) in [
             (BenchedTower::Dlrm, 14 * 512 + 513 * 256 + 257 * 16 + 368 * 512 + 513 * 256 + 257),
             (BenchedTower::B, 430 * 512 + 513 * 256 + 257 * 128 + 129),
@@ -199,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_without_samples_and_a_gpu_that_is_not_there_are_refused() {
+    fn an_empty_batch_and_a_missing_gpu_are_refused() {
         assert!(
             bench_step(&args(BenchedTower::B, BenchedPrecision::Fp32, 0))
                 .unwrap_err()

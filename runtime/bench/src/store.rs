@@ -1,28 +1,28 @@
-//! The embedding store under the load of a training step: batches of Zipf-distributed ids, each looked
-//! up and updated, by several threads on one store.
+//! Measures the embedding store under the load of training. Several threads look up and update
+//! batches of Zipf-distributed ids on one store.
 //!
-//! A step is all that an embedding layer does with a batch of n ids (4096 samples × 26 features):
+//! A step is the work of an embedding layer for a batch of n ids (4096 samples × 26 features):
 //!
 //! | part | from | to |
 //! |---|---|---|
-//! | de-duplication | n keys, 64-bit hashes | u unique keys, rising, and the number of each id's |
+//! | de-duplication | n keys, 64-bit hashes | u unique keys in ascending order, and the index of each id's key |
 //! | look-up | u keys | u rows |
-//! | expansion | u rows | n rows, one an id |
-//! | sum | n gradients, one an id | u gradients |
+//! | expansion | u rows | n rows, one per id |
+//! | sum | n gradients, one per id | u gradients |
 //! | update | u keys and gradients | the optimizer applied to u rows |
 //!
-//! Look-up and update are the store's, and what a parameter server does; the others are an embedding
-//! worker's, and part of what libraries without parameter servers do in a step. So there are four
-//! rates. Ids are those of the batch, n, however often one repeats:
+//! The store, and so a parameter server, does the look-up and the update. An embedding worker does
+//! the other parts. Libraries without parameter servers do all parts in a step. So there are four
+//! rates. They count all n ids of a batch, including repeated ones:
 //!
-//! | rate | what it includes |
+//! | rate | counted parts |
 //! |---|---|
 //! | `lookupUpdateIdsPerSecond` | ids by de-duplication, look-up and update |
 //! | `stepIdsPerSecond` | ids by all five parts |
-//! | `storeIdsPerSecond` | ids by look-up and update: the keys come unique and sorted |
+//! | `storeIdsPerSecond` | ids by look-up and update of unique, sorted keys |
 //! | `storeUniqueKeysPerSecond` | unique keys by look-up and update |
 //!
-//! Batches are drawn, and gradients made up, before the clock starts.
+//! Batches and gradients are drawn before the clock starts.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Barrier, Mutex, PoisonError};
@@ -44,25 +44,25 @@ pub(crate) const GROUP: GroupId = GroupId(0);
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct StoreArgs {
-    /// Columns of a row
+    /// Columns per row
     #[arg(long, default_value_t = 16)]
     pub dim: usize,
-    /// Rows that the store holds
+    /// Rows in the store
     #[arg(long, default_value_t = 5_000_000)]
     pub rows: u64,
-    /// Ids that batches are drawn from, of those that have rows (as many as rows if not given)
+    /// The number of ids that batches are drawn from, at most the number of rows (by default all)
     #[arg(long)]
     pub ids: Option<u64>,
-    /// Threads that train at once
+    /// Threads that train concurrently
     #[arg(long, default_value_t = 2)]
     pub threads: usize,
-    /// Batches of each thread
+    /// Batches per thread
     #[arg(long, default_value_t = 60)]
     pub batches: usize,
-    /// Samples of a batch
+    /// Samples per batch
     #[arg(long, default_value_t = 4_096)]
     pub samples: usize,
-    /// Ids of a sample
+    /// Ids per sample
     #[arg(long, default_value_t = 26)]
     pub features: usize,
     /// Exponent of the Zipf distribution, not 1
@@ -71,36 +71,38 @@ pub struct StoreArgs {
     /// Slots of the store
     #[arg(long, default_value_t = 1_024)]
     pub slots: u32,
-    /// New keys in each of the requests that fill the store
+    /// New keys per request while the store is filled
     #[arg(long, default_value_t = 8_192)]
     pub request: usize,
-    /// Milliseconds from one of these requests to the next, as of a job that meets so many new keys a second; 0: one after another
+    /// Milliseconds between these requests, as in a job with new keys at this rate; 0 sends them
+    /// without pauses
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 0)]
     pub request_every: u64,
-    /// Keep the rows in this directory, of a file system in memory, as parameter servers of several processes do: with one thread, since
-    /// a server applies one update at a time
+    /// Keep the rows in this directory of a file system in memory, as parameter servers with their
+    /// own process do. Needs one thread, since a server applies one update at a time
     #[arg(long, value_name = "DIRECTORY")]
     pub shared_memory: Option<PathBuf>,
-    /// Print a line of JSON as well
+    /// Also print a line of JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// What [`bench_store`] measured. Rates are of all threads together: the sum over the threads of what
-/// a batch of each holds by the median time.
+/// The figures of [`bench_store`]. A rate is the sum over the threads of a batch's size divided by
+/// the median time of a batch.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StoreFigures {
     /// Ids by de-duplication, look-up and update.
     pub lookup_update_ids_per_second: f64,
-    /// Memory beyond values and optimizer state when the store is full.
+    /// Memory beyond values and optimizer state when the store is filled.
     pub overhead_bytes_per_row: f64,
-    /// Of the requests that filled the store, each of so many new keys.
+    /// The longest request while the store was filled. A request has `request_keys` new keys.
     pub longest_request_seconds: f64,
-    /// What the longest one computed of that; the machine gave its processor to others for the rest. None where the kernel does not say.
+    /// The processor time of the longest request. For the rest of its time the processor ran other
+    /// programs. `None` if the kernel does not report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub longest_request_cpu_seconds: Option<f64>,
-    /// Of the longest computation among them.
+    /// The largest processor time of a request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub longest_cpu_seconds: Option<f64>,
     pub median_request_seconds: f64,
@@ -115,10 +117,10 @@ pub struct StoreFigures {
     pub update_unique_keys_per_second: f64,
     pub inserted_rows_per_second: f64,
     pub unique_share: f64,
-    /// Time to open the rows again as another process would; none without shared memory.
+    /// Time to reopen the rows as another process would. `None` without shared memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reopen_seconds: Option<f64>,
-    /// Median seconds of a batch's parts, mean of the threads.
+    /// Mean over the threads of the median seconds of a batch's parts.
     pub parts: Parts,
     pub dim: usize,
     pub rows: u64,
@@ -158,25 +160,25 @@ impl StoreFigures {
         ] {
             row(name, seconds * 1e3, 2, "ms");
         }
-        row("memory beyond values and state", self.overhead_bytes_per_row, 1, "bytes a row");
+        row("memory beyond values and state", self.overhead_bytes_per_row, 1, "bytes/row");
         row("filling, one thread", self.inserted_rows_per_second / 1e6, 2, "M rows/s");
         row("a request while filling: median", self.median_request_seconds * 1e3, 2, "ms");
         row("a request while filling: longest", self.longest_request_seconds * 1e3, 2, "ms");
         if let (Some(of_longest), Some(longest)) = (self.longest_request_cpu_seconds, self.longest_cpu_seconds) {
-            row("  of which it computed", of_longest * 1e3, 2, "ms");
-            row("  the longest computation of one", longest * 1e3, 2, "ms");
+            row("  processor time of the longest", of_longest * 1e3, 2, "ms");
+            row("  largest processor time", longest * 1e3, 2, "ms");
         }
         if let Some(seconds) = self.reopen_seconds {
-            row("opening the rows again", seconds, 3, "s");
+            row("reopening the rows", seconds, 3, "s");
         }
         table
     }
 }
 
-/// Fills a store with AdaGrad's rows and trains it.
+/// Fills a store of rows for AdaGrad, and trains it.
 ///
 /// # Errors
-/// [`BenchError::Argument`], or what the store refuses.
+/// [`BenchError::Argument`], or [`BenchError::Store`].
 pub fn bench_store(args: &StoreArgs) -> Result<StoreFigures, BenchError> {
     let ids = check(args)?;
     let config = config(args);
@@ -231,7 +233,7 @@ pub fn bench_store(args: &StoreArgs) -> Result<StoreFigures, BenchError> {
     })
 }
 
-/// Of a store of AdaGrad's rows.
+/// The configuration of a store of rows for AdaGrad.
 pub(crate) fn config(args: &StoreArgs) -> StoreConfig {
     StoreConfig {
         slots: args.slots,
@@ -247,12 +249,12 @@ pub(crate) fn config(args: &StoreArgs) -> StoreConfig {
     }
 }
 
-/// The keys of a batch, as its ids come.
+/// Draws a batch and returns the keys of its ids, in order of the ids.
 pub(crate) fn draw(args: &StoreArgs, zipf: &Zipf, random: &mut Random) -> Vec<FeatureKey> {
     (0..args.samples * args.features).map(|_| key(zipf.rank(random))).collect()
 }
 
-/// The ids that batches are drawn from.
+/// Checks the arguments. Returns the number of ids that batches are drawn from.
 pub(crate) fn check(args: &StoreArgs) -> Result<u64, BenchError> {
     let ids = args.ids.unwrap_or(args.rows);
     let refuse = |argument, found: String, expected| Err(BenchError::Argument { argument, found, expected });
@@ -279,14 +281,15 @@ pub(crate) fn check(args: &StoreArgs) -> Result<u64, BenchError> {
     Ok(ids)
 }
 
-/// For what is measured in the process's own memory only.
+/// Refuses `--shared-memory`, for benchmarks that only use the process's own memory.
 pub(crate) fn refuse_shared_memory(args: &StoreArgs) -> Result<(), BenchError> {
     let Some(directory) = &args.shared_memory else { return Ok(()) };
     let found = directory.display().to_string();
     Err(BenchError::Argument { argument: "shared-memory", found, expected: "the process's own memory" })
 }
 
-/// The rows of a store that is no more, as the next process finds them; the directory is removed.
+/// Drops the store, and measures how long the next process takes to reopen its rows. Then removes
+/// the directory.
 fn reopen(
     store: Store,
     log: Option<Mutex<UpdateLog>>,
@@ -301,7 +304,7 @@ fn reopen(
     if reopened.rows != rows {
         return Err(BenchError::Argument {
             argument: "shared-memory",
-            found: format!("{} rows after {rows} were left", reopened.rows),
+            found: format!("{} of {rows} rows after reopening", reopened.rows),
             expected: "a directory with memory for all rows",
         });
     }
@@ -317,7 +320,7 @@ pub(crate) fn join<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Inserts every row and returns what each request took.
+/// Inserts every row and returns the times of each request.
 pub(crate) fn fill(store: &Store, args: &StoreArgs) -> Result<Vec<Took>, StoreError> {
     let mut out = vec![0.0; args.request * args.dim];
     let mut requests = Vec::new();
@@ -335,7 +338,7 @@ pub(crate) fn fill(store: &Store, args: &StoreArgs) -> Result<Vec<Took>, StoreEr
     Ok(requests)
 }
 
-/// What one thread measured, an element a batch.
+/// The measurements of one thread, one element per batch.
 #[derive(Default)]
 struct Measured {
     unique: Vec<f64>,
@@ -392,7 +395,7 @@ fn train(
     Ok(measured)
 }
 
-/// The rates, and nothing else.
+/// The rates and the times of the parts. All other fields are 0.
 fn rates(measured: &[Measured], ids: f64) -> StoreFigures {
     let seconds = |thread: &Measured, parts: &[usize]| {
         let of_batch = |batch| parts.iter().map(|&part| thread.parts[part][batch]).sum();
@@ -450,7 +453,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn figures_are_of_a_store_that_was_filled_and_trained() {
+    fn figures_describe_a_filled_and_trained_store() {
         let figures = bench_store(&args()).unwrap();
         assert!(figures.lookup_update_ids_per_second > 0.0);
         assert!(figures.step_ids_per_second < figures.lookup_update_ids_per_second);
@@ -464,7 +467,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn arguments_that_mean_nothing_are_refused_by_name() {
+    fn meaningless_arguments_are_refused_by_name() {
         for (args, argument) in [
             (StoreArgs { threads: 0, ..args() }, "threads"),
             (StoreArgs { ids: Some(3_001), ..args() }, "ids"),

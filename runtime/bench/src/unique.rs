@@ -1,25 +1,25 @@
-//! The unique keys of a batch in order, and which of them each id is: what an embedding worker does
-//! before it asks the parameter servers.
+//! De-duplicates a batch as an embedding worker does before its look-up: finds the unique keys in
+//! order, and the number of the key of each id.
 
 use rectrain_embedding::FeatureKey;
 
-/// Ids of a bucket on average, before each bucket is sorted by itself.
+/// The average number of ids in a bucket. Each bucket is then sorted.
 const PER_BUCKET: usize = 8;
 
-/// Memory that one batch leaves to the next.
+/// The unique keys of a batch. The next batch reuses the memory.
 #[derive(Default)]
 pub(crate) struct Unique {
-    /// Rising.
+    /// The unique keys in ascending order.
     pub(crate) keys: Vec<FeatureKey>,
-    /// For each id of the batch the number of its key.
+    /// For each id of the batch, the index of its key in `keys`.
     pub(crate) of: Vec<u32>,
     ends: Vec<u32>,
     sorted: Vec<(u64, u32)>,
 }
 
 impl Unique {
-    /// Takes a batch. Keys are hashes, so where one belongs follows nearly from its first bits; those
-    /// that crowd (an id that is met often) cost a sort.
+    /// De-duplicates a batch. Keys are hashes, so the first bits of a key nearly give its position.
+    /// Keys with the same first bits are sorted.
     pub(crate) fn take(&mut self, ids: &[FeatureKey]) {
         let bits = (ids.len() / PER_BUCKET).max(1).ilog2() + 1;
         let bucket = |key: u64| (key >> (64 - bits)) as usize;
@@ -32,9 +32,9 @@ impl Unique {
         }
         self.sorted.resize(ids.len(), (0, 0));
         for (id, at) in ids.iter().zip(0..) {
-            let place = &mut self.ends[bucket(id.0)];
-            self.sorted[*place as usize] = (id.0, at);
-            *place += 1;
+            let next = &mut self.ends[bucket(id.0)];
+            self.sorted[*next as usize] = (id.0, at);
+            *next += 1;
         }
         let mut start = 0;
         for &end in &self.ends {
@@ -58,7 +58,7 @@ mod tests {
     use crate::zipf::{Random, Zipf, key};
 
     #[test]
-    fn keys_are_once_in_order_and_each_id_finds_its_own() {
+    fn keys_are_unique_and_in_order_and_each_id_finds_its_own() {
         let (zipf, mut random) = (Zipf::new(5_000, 1.05), Random::new(3));
         let mut unique = Unique::default();
         for ids in [1, 2, 7, 8, 1_000, 30_000, 12] {

@@ -1,13 +1,14 @@
-//! The data plane beside bare TCP on loopback, in one run: the round trip of a small request, and the
-//! throughput of large replies, which are what a parameter server answers a look-up with.
+//! Compares the data plane with bare TCP on loopback, in one run. It measures the round trip of a
+//! small request, and the throughput of large replies, as a parameter server sends them for a
+//! look-up.
 //!
-//! The two sides have a thread each, as two processes on two cores would. On both sides of the
-//! comparison the server makes each reply anew (a copy of a vector, in place of a look-up). Bare TCP
-//! then writes it and reads it into one buffer that it uses again, with std's blocking calls; the
-//! wire's caller gets a vector of its own each time. Rounds of both alternate.
+//! Server and client have one thread each, like two processes on two cores. In both cases the
+//! server makes each reply by copying a vector, in place of a look-up. Bare TCP uses std's blocking
+//! calls, and its client reads into one buffer again and again. The wire's caller gets a new vector
+//! each time. Rounds of both alternate.
 //!
-//! An allocator that gives large vectors back to the kernel costs the wire page faults with every
-//! reply; the `rectrain` command's does not.
+//! An allocator that returns large vectors to the kernel costs the wire page faults with every
+//! reply. mimalloc, the allocator of `rectrain`, does not.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -26,9 +27,9 @@ use crate::{BenchError, median, table};
 
 const SMALL: u16 = 1;
 const LARGE: u16 = 2;
-/// Bytes of a small request and of its reply on bare TCP; the wire's carry a header besides.
+/// Bytes of a small request and of its reply on bare TCP. The wire adds a header.
 const SMALL_BYTES: usize = 64;
-/// Replies under way at once.
+/// Replies in flight at once.
 const AHEAD: usize = 4;
 const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -37,33 +38,33 @@ pub struct WireArgs {
     /// Bytes of a large reply
     #[arg(long, default_value_t = 4 << 20)]
     pub bytes: usize,
-    /// Rounds, in each of which bare TCP and the wire take turns
+    /// Rounds; each measures bare TCP and the wire
     #[arg(long, default_value_t = 9)]
     pub rounds: usize,
-    /// Large replies of a round
+    /// Large replies per round
     #[arg(long, default_value_t = 60)]
     pub replies: usize,
-    /// Small requests of a round
+    /// Small requests per round
     #[arg(long, default_value_t = 2_000)]
     pub requests: usize,
-    /// Print a line of JSON as well
+    /// Also print a line of JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// What [`bench_wire`] measured: medians of the rounds.
+/// The figures of [`bench_wire`]: medians of the rounds.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WireFigures {
-    /// Of a small request, called from a task.
+    /// Seconds of a small request, called from a task.
     pub round_trip_seconds: f64,
     pub bare_round_trip_seconds: f64,
-    /// Of large replies, [`AHEAD`] of them under way.
+    /// Throughput of large replies, with [`AHEAD`] in flight.
     pub bytes_per_second: f64,
     pub bare_bytes_per_second: f64,
-    /// The wire's throughput by bare TCP's in the same round.
+    /// The wire's throughput relative to bare TCP's in the same round.
     pub throughput_ratio: f64,
-    /// The same with one reply under way.
+    /// The same with one reply in flight.
     pub single_throughput_ratio: f64,
     pub reply_bytes: usize,
 }
@@ -78,8 +79,8 @@ impl WireFigures {
         let (bare, wire) = (self.bare_round_trip_seconds * 1e6, self.round_trip_seconds * 1e6);
         row("small request, round trip", bare, wire, wire / bare, 1, "µs");
         let (bare, wire) = (self.bare_bytes_per_second / 1e9, self.bytes_per_second / 1e9);
-        row(&format!("replies, {AHEAD} under way"), bare, wire, self.throughput_ratio, 2, "GB/s");
-        table.add_row(["replies, one under way", "", "", &format!("{:.2}", self.single_throughput_ratio), ""]);
+        row(&format!("replies, {AHEAD} in flight"), bare, wire, self.throughput_ratio, 2, "GB/s");
+        table.add_row(["replies, one in flight", "", "", &format!("{:.2}", self.single_throughput_ratio), ""]);
         table
     }
 }
@@ -87,7 +88,7 @@ impl WireFigures {
 /// Measures the round trip and the throughput.
 ///
 /// # Errors
-/// [`BenchError::Argument`], or what fails on loopback.
+/// [`BenchError::Argument`], or a failure of loopback.
 pub fn bench_wire(args: &WireArgs) -> Result<WireFigures, BenchError> {
     for (argument, found) in
         [("bytes", args.bytes / 4), ("rounds", args.rounds), ("replies", args.replies), ("requests", args.requests)]
@@ -129,7 +130,7 @@ pub fn bench_wire(args: &WireArgs) -> Result<WireFigures, BenchError> {
     })
 }
 
-/// Seconds, and bytes a second of bare TCP and of the wire.
+/// The figures of a round: seconds, and bytes per second of (bare TCP, the wire).
 struct Round {
     round_trip: f64,
     bare_round_trip: f64,
@@ -137,7 +138,8 @@ struct Round {
     several: (f64, f64),
 }
 
-/// A server that answers a message of [`SMALL_BYTES`] by its first byte, and the client's end.
+/// The client of a server on bare TCP. The first byte of a request of [`SMALL_BYTES`] selects the
+/// reply.
 struct Bare {
     client: TcpStream,
     buffer: Vec<f32>,
@@ -151,7 +153,7 @@ impl Bare {
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
         let buffer = rows.clone();
-        // Ends when the client's end is dropped.
+        // The thread ends when the client is dropped.
         std::thread::spawn(move || {
             let mut request = [0; SMALL_BYTES];
             while server.read_exact(&mut request).is_ok() {
@@ -214,7 +216,7 @@ fn runtime() -> std::io::Result<Runtime> {
     Builder::new_multi_thread().worker_threads(1).enable_all().build()
 }
 
-/// Runs on a worker, as a role does.
+/// Runs `work` on a worker thread of the runtime, as roles do.
 fn on_worker<T: Send + 'static>(
     runtime: &Runtime,
     work: impl Future<Output = Result<T, BenchError>> + Send + 'static,
@@ -253,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_of_replies_that_arrived() {
+    fn figures_count_replies_that_arrived() {
         let args = WireArgs { bytes: 4_096, rounds: 2, replies: 5, requests: 10, json: false };
         let figures = bench_wire(&args).unwrap();
         assert!(figures.round_trip_seconds > 0.0 && figures.bare_round_trip_seconds > 0.0);

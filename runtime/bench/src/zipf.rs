@@ -1,9 +1,9 @@
-//! Ids as click logs have them: few often, most seldom.
+//! Draws ids as in click logs: few are frequent, most are rare.
 
 use rectrain_embedding::FeatureKey;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Draws numbers that depend on its seed alone.
+/// A pseudo-random generator. Its numbers depend only on the seed.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -11,15 +11,15 @@ impl Random {
         Self(seed << 32)
     }
 
-    /// In [0, 1).
+    /// The next number, in [0, 1).
     pub(crate) fn unit(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(1);
         (xxh3_64(&self.0.to_le_bytes()) >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
 
-/// The continuous Zipf distribution over the ranks `0 .. ids`, by its inverse: the density at rank r
-/// is as (r + 1)^−s.
+/// The continuous Zipf distribution over the ranks `0 .. ids`, sampled by the inverse of its
+/// cumulative distribution. The density at rank r is proportional to (r + 1)^−s.
 pub(crate) struct Zipf {
     ids: u64,
     power: f64,
@@ -27,7 +27,7 @@ pub(crate) struct Zipf {
 }
 
 impl Zipf {
-    /// An `exponent` of 1 has another inverse and is not for this.
+    /// `exponent` is s. It must not be 1, for which the inverse has another form.
     pub(crate) fn new(ids: u64, exponent: f64) -> Self {
         let power = 1.0 - exponent;
         Self { ids, power, top: (ids as f64 + 1.0).powf(power) }
@@ -39,7 +39,7 @@ impl Zipf {
     }
 }
 
-/// The key of an id: distinct for distinct ids of a benchmark, and spread evenly over the slots.
+/// The key of an id. Distinct ids of a benchmark have distinct keys, spread evenly over the slots.
 pub(crate) fn key(id: u64) -> FeatureKey {
     FeatureKey(xxh3_64(&id.to_le_bytes()))
 }
@@ -49,12 +49,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_have_zipfs_frequencies() {
+    fn ranks_have_the_frequencies_of_zipfs_law() {
         let (zipf, mut random) = (Zipf::new(1_000, 1.05), Random::new(1));
         let draws = 400_000;
         let mut counts = vec![0_u32; 1_000];
         (0..draws).for_each(|_| counts[zipf.rank(&mut random) as usize] += 1);
-        // The mass of rank r is the integral of x^−1.05 from r + 1 to r + 2.
+        // The probability of rank r is proportional to the integral of x^−1.05 from r + 1 to r + 2.
         let integral = |from: f64, to: f64| from.powf(-0.05) - to.powf(-0.05);
         let all = integral(1.0, 1_001.0);
         for rank in [0, 1, 9, 99, 500] {
