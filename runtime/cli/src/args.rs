@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line: the arguments of all commands.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -41,11 +41,11 @@ pub(crate) enum Command {
         topic: String,
     },
     /// Simulate the training modes with workers of unequal speed
-    Simulate(crate::simulate::SimulateArgs),
+    Simulate(SimulateArgs),
     /// Examine the operator's automatic decisions about jobs
     Policy {
         #[command(subcommand)]
-        command: crate::policy::PolicyCommand,
+        command: PolicyCommand,
     },
     /// Prepare a public data set in a folder
     Data {
@@ -83,7 +83,7 @@ pub(crate) enum Command {
     Status(RunningJob),
     /// Print the logs of a job in a cluster
     #[cfg(feature = "cluster")]
-    Logs(crate::cluster::LogsArgs),
+    Logs(LogsArgs),
 }
 
 /// A manifest and the overrides of its fields.
@@ -220,6 +220,58 @@ pub(crate) struct RunningJob {
     /// The context of the kubeconfig; by default its current one
     #[arg(long)]
     pub(crate) context: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SimulateArgs {
+    /// The simulation (a manifest of kind Simulation, such as docs/examples/straggler.yaml)
+    pub(crate) simulation: PathBuf,
+    /// Override a field, as Helm does: `--set 'spec.workers={8,80,800}'`
+    #[arg(long = "set", value_name = "PATH=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// Override a field with text, even if it looks like a number or a boolean
+    #[arg(long = "set-string", value_name = "PATH=TEXT")]
+    pub(crate) set_string: Vec<String>,
+    /// Print one JSON object per mode and number of workers instead of the table
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Also draw throughput by mode and over time into this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum PolicyCommand {
+    /// Make the decisions of a recorded trace again, and show each with its time and reason
+    Replay {
+        /// The trace: one JSON object per line, with `policy`, `observations` or `decision`
+        trace: PathBuf,
+        /// Print one JSON object per decision instead of the table
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[cfg(feature = "cluster")]
+#[derive(Debug, Args)]
+pub(crate) struct LogsArgs {
+    #[command(flatten)]
+    pub(crate) job: RunningJob,
+    /// The role whose logs to print
+    #[arg(long, default_value = "coordinator", value_parser = ["coordinator", "ps", "embedding-worker", "dense-worker", "loader"])]
+    pub(crate) role: String,
+    /// Only the logs of this replica, from 0
+    #[arg(long)]
+    pub(crate) index: Option<u32>,
+    /// Keep printing new lines
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// The logs of the container's previous run
+    #[arg(short, long)]
+    pub(crate) previous: bool,
+    /// Only this many of the last lines
+    #[arg(long)]
+    pub(crate) tail: Option<i64>,
 }
 
 #[derive(Debug, Subcommand)]

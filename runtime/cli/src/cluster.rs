@@ -1,33 +1,11 @@
 //! `rectrain status`, `rectrain logs` and `rectrain mode` for a job in the cluster that the
 //! kubeconfig names.
 
-use clap::Args;
 use rectrain_client::{ClientError, Cluster, LogRequest, logs, render};
 use rectrain_crds::Mode;
 
-use crate::Failure;
-use crate::args::RunningJob;
-
-#[derive(Debug, Args)]
-pub(crate) struct LogsArgs {
-    #[command(flatten)]
-    job: RunningJob,
-    /// The role whose logs to print
-    #[arg(long, default_value = "coordinator", value_parser = ["coordinator", "ps", "embedding-worker", "dense-worker", "loader"])]
-    role: String,
-    /// Only the logs of this replica, from 0
-    #[arg(long)]
-    index: Option<u32>,
-    /// Keep printing new lines
-    #[arg(short, long)]
-    follow: bool,
-    /// The logs of the container's previous run
-    #[arg(short, long)]
-    previous: bool,
-    /// Only this many of the last lines
-    #[arg(long)]
-    tail: Option<i64>,
-}
+use crate::args::{LogsArgs, RunningJob};
+use crate::failure::Failure;
 
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Self {
@@ -42,7 +20,7 @@ impl From<ClientError> for Failure {
 
 /// `rectrain status`
 pub(crate) fn status(job: &RunningJob) -> Result<(), Failure> {
-    crate::runtime()?.block_on(async {
+    crate::failure::runtime()?.block_on(async {
         let cluster = connect(job).await?;
         print!("{}", render(&cluster.job(&job.job).await?));
         Ok(())
@@ -58,7 +36,7 @@ pub(crate) fn show_logs(args: &LogsArgs) -> Result<(), Failure> {
         previous: args.previous,
         tail: args.tail,
     };
-    crate::runtime()?.block_on(async {
+    crate::failure::runtime()?.block_on(async {
         let cluster = connect(&args.job).await?;
         Ok(logs(&cluster, &args.job.job, &request).await?)
     })

@@ -7,7 +7,8 @@ use rectrain_datasets::movielens::{PreparedReport, find_or_download_movielens};
 use rectrain_protocol::plan::JobPlan;
 
 use crate::args::DataSet;
-use crate::{Failure, show};
+use crate::failure::Failure;
+use crate::show;
 
 /// If a manifest's paths point into a folder of this name, a run fills the missing folder first.
 const MOVIELENS_100K: &str = "movielens-100k";

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use rectrain_dense::{GPU_SUPPORT, gpus};
 use serde_json::json;
 
-use crate::Failure;
+use crate::failure::Failure;
 
 pub(crate) fn show(as_json: bool) -> Result<(), Failure> {
     let gpus = gpus().map_err(|error| Failure::Failed(error.to_string()))?;

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use rectrain_checkpoint::CheckpointId;
 use rectrain_crds::{Capability, FieldError, Manifest};
 use rectrain_dense::GPU_SUPPORT;
 use rectrain_protocol::plan::JobPlan;
 
-use crate::Failure;
 use crate::args::JobArgs;
+use crate::failure::Failure;
 
 /// The optional capabilities of manifests that this build of the runtime has.
 const CAPABILITIES: &[Capability] = if GPU_SUPPORT {
@@ -63,4 +64,9 @@ pub(crate) fn explain(topic: &str) -> Result<(), Failure> {
     let text = rectrain_crds::explain(topic).map_err(|error| Failure::User(error.to_string()))?;
     println!("{text}");
     Ok(())
+}
+
+/// A unique name for a run.
+pub(crate) fn new_run() -> String {
+    CheckpointId::random().to_string()
 }

@@ -8,6 +8,7 @@ mod checkpoint;
 mod cluster;
 mod data;
 mod devices;
+mod failure;
 mod job;
 mod mode;
 mod policy;
@@ -15,6 +16,7 @@ mod processes;
 mod role;
 mod run;
 mod running;
+mod saving;
 mod scale;
 mod show;
 mod signal;
@@ -28,31 +30,12 @@ use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{Cli, Command, LogFormat};
+use crate::failure::{Failure, INTERRUPTED};
 
 /// mimalloc keeps freed pages for the next step. The system's allocator would return them, and each
 /// step would fault them in again.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
-/// How a command ends.
-#[derive(Debug)]
-pub(crate) enum Failure {
-    /// The user's input is wrong: exit code 2.
-    User(String),
-    /// Anything else: exit code 1.
-    Failed(String),
-    /// SIGINT (Ctrl-C) or SIGTERM ended the command: exit code 130, the shells' code for SIGINT.
-    Interrupted(String),
-}
-
-impl From<rectrain_protocol::RoleError> for Failure {
-    fn from(error: rectrain_protocol::RoleError) -> Self {
-        if error.is_user_error() { Self::User(error.to_string()) } else { Self::Failed(error.to_string()) }
-    }
-}
-
-/// The exit code of a command that a signal ended: the shells' code for SIGINT.
-const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -89,13 +72,6 @@ fn execute(command: Command) -> Result<(), Failure> {
     }
 }
 
-/// Ends a process in which a thread hangs, so that the process cannot end in order. Other processes
-/// see it as killed.
-pub(crate) fn abort(message: &str) -> ! {
-    show::say(&format!("rectrain: {message}"));
-    std::process::abort()
-}
-
 fn end(code: u8, message: &str) -> ExitCode {
     show::say(&format!("rectrain: {message}"));
     ExitCode::from(code)
@@ -111,12 +87,4 @@ fn log_to_stderr(format: LogFormat) {
         LogFormat::Text => logs.init(),
         LogFormat::Json => logs.json().init(),
     }
-}
-
-/// The asynchronous runtime of a command.
-pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::Failed(format!("cannot start the asynchronous runtime: {error}")))
 }

@@ -5,10 +5,11 @@ use rectrain_proto::v1;
 use tonic::Code;
 
 use crate::args::{ModeArgs, ModeCommand, RunningJob};
-use crate::{Failure, running};
+use crate::failure::Failure;
+use crate::running;
 
 pub(crate) fn mode(args: &ModeArgs) -> Result<(), Failure> {
-    crate::runtime()?.block_on(async {
+    crate::failure::runtime()?.block_on(async {
         match (&args.set, &args.job) {
             (Some(ModeCommand::Set { job, mode }), _) => set(job, mode).await,
             (None, Some(job)) => show(job).await,

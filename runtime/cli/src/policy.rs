@@ -1,24 +1,11 @@
 //! `rectrain policy replay`: makes the operator's decisions again from a recorded trace of its
 //! measurements ([`rectrain_policy::replay`]).
 
-use std::path::PathBuf;
-
 use comfy_table::{Table, presets};
 use rectrain_policy::{Replay, replay};
 
-use crate::Failure;
-
-#[derive(Debug, clap::Subcommand)]
-pub(crate) enum PolicyCommand {
-    /// Make the decisions of a recorded trace again, and show each with its time and reason
-    Replay {
-        /// The trace: one JSON object per line, with `policy`, `observations` or `decision`
-        trace: PathBuf,
-        /// Print one JSON object per decision instead of the table
-        #[arg(long)]
-        json: bool,
-    },
-}
+use crate::args::PolicyCommand;
+use crate::failure::Failure;
 
 pub(crate) fn run(command: &PolicyCommand) -> Result<(), Failure> {
     let PolicyCommand::Replay { trace, json } = command;

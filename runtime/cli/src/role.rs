@@ -23,9 +23,10 @@ use rectrain_wire::{Service, TcpConfig, TcpTransport, Transport, WireCounters};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{CoordinatorArgs, JobArgs, MemberArgs, TlsArgs};
-use crate::run::save_while;
+use crate::failure::Failure;
+use crate::saving::save_while;
 use crate::show::Display;
-use crate::{Failure, job, signal};
+use crate::{job, signal};
 
 /// How long the coordinator waits at the end until members and followers have learned of the end.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -56,7 +57,7 @@ fn plan_of_process(args: &JobArgs, stall_seconds: Option<u32>) -> Result<Arc<Job
 /// `rectrain coordinator`
 pub(crate) fn coordinate(args: &CoordinatorArgs) -> Result<(), Failure> {
     let plan = plan_of_process(&args.job, args.patience.stall_seconds)?;
-    crate::runtime()?.block_on(async {
+    crate::failure::runtime()?.block_on(async {
         let Network { metrics, counters, transport, credentials } = Network::new(&args.tls, &plan)?;
         let (page, readiness) = (LivePage::default(), Readiness::default());
         let (metrics_address, _metrics) =
@@ -131,7 +132,7 @@ fn log_stay(result: &Result<(), Failure>) {
 /// `rectrain ps`, `rectrain embedding-worker`, `rectrain dense-worker`, `rectrain loader`
 pub(crate) fn run_member(role: Role, args: &MemberArgs) -> Result<(), Failure> {
     let plan = plan_of_process(&args.job, args.patience.stall_seconds)?;
-    crate::runtime()?.block_on(async {
+    crate::failure::runtime()?.block_on(async {
         let (stall, watchdog) = (plan.stall, Watchdog::default());
         let Network { metrics, counters, transport, .. } = Network::new(&args.tls, &plan)?;
         let readiness = Readiness::default();
@@ -157,7 +158,7 @@ pub(crate) fn run_member(role: Role, args: &MemberArgs) -> Result<(), Failure> {
         let mut running = pin!(member.run());
         let result = tokio::select! {
             result = &mut running => result,
-            (activity, limit) = watchdog.expired(stall) => crate::abort(&format!(
+            (activity, limit) = watchdog.expired(stall) => crate::failure::abort(&format!(
                 "{} {} has {activity} for {} s, the limit for a job without progress (spec.faultTolerance.stallSeconds)",
                 role.name(),
                 args.index,

@@ -8,7 +8,7 @@ use rectrain_proto::v1::control_client::ControlClient;
 use serde::{Deserialize, Serialize};
 use tonic::transport::Channel;
 
-use crate::Failure;
+use crate::failure::Failure;
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Note {

@@ -7,11 +7,12 @@ use rectrain_protocol::role::RoleExt;
 use tonic::Code;
 
 use crate::args::ScaleArgs;
-use crate::{Failure, running};
+use crate::failure::Failure;
+use crate::running;
 
 pub(crate) fn scale(args: &ScaleArgs) -> Result<(), Failure> {
     let role = Role::from(args.role);
-    crate::runtime()?.block_on(async {
+    crate::failure::runtime()?.block_on(async {
         let (name, mut client) = match &args.job {
             Some(job) => (job.clone(), running::connect(job).await?.ok_or_else(|| not_here(job))?),
             None => running::the_only_one().await?,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use crate::Failure;
+use crate::failure::Failure;
 
 const ROLE: &str = "denseWorker-";
 

@@ -1,7 +1,7 @@
 //! The dense worker: trains the tower on pooled embeddings (Persia §3, algorithm 2; GBA appendix B,
 //! algorithm 1). Its service half, [`DenseWorker`], receives ring chunks from the previous worker.
-//! Its training half, [`Trainer`], is a loop on its own thread that carries out the coordinator's
-//! orders in sequence:
+//! Its training half, [`Trainer`], is a loop on its own thread (`orders.rs`) that carries out the
+//! coordinator's orders in sequence:
 //!
 //! - `half/barrier.rs`: trains with a barrier in each step (`sync`, `hybrid`);
 //! - `ring_repair.rs`: repairs the ring when one of its workers was replaced;
@@ -16,6 +16,7 @@ mod evaluate;
 mod half;
 mod horizon;
 mod local_batch;
+mod orders;
 mod partitions;
 mod ring_repair;
 mod trainer;

@@ -1,6 +1,7 @@
 //! A local batch: fetches pieces from embedding workers and joins them, then splits the gradients
 //! by piece again.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use rectrain_dense::Features;
@@ -112,6 +113,9 @@ impl LocalBatch {
             .collect()
     }
 }
+
+/// Gradients that are being sent to the embedding workers, oldest first.
+pub(crate) type Pushes = VecDeque<JoinHandle<Result<v1::BackwardReply, RoleError>>>;
 
 /// Pieces that are being fetched.
 pub(crate) struct Fetching(Vec<JoinHandle<Result<LocalBatch, RoleError>>>);

@@ -25,8 +25,8 @@ use tokio::time::timeout;
 
 use super::Trainer;
 use super::all_reduce::call_peer;
-use super::half::Pushes;
 use super::horizon::Horizon;
+use super::local_batch::Pushes;
 use rectrain_modes::barrier::StepWindow;
 use rectrain_protocol::connect;
 use rectrain_protocol::coordinator_channel::CoordinatorChannel;

@@ -6,7 +6,7 @@ use rectrain_checkpoint::{Checkpoint, CheckpointError, DenseState};
 use rectrain_embedding::{Slot, Store};
 
 use super::{by_slots, scratch, store_failure};
-use crate::Failure;
+use crate::failure::Failure;
 use crate::show::thousands;
 
 /// The numbers of equal and different rows.

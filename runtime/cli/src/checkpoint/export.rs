@@ -28,8 +28,8 @@ use safetensors::tensor::TensorView;
 use serde_json::json;
 
 use super::{by_slots, scratch, store_failure};
-use crate::Failure;
 use crate::args::ExportFormat;
+use crate::failure::Failure;
 
 /// The number of rows that are collected as columns before they are written.
 const ROWS_PER_FLUSH: usize = 1 << 16;

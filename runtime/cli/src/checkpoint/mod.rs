@@ -11,8 +11,8 @@ use rectrain_checkpoint::{Checkpoint, CheckpointError, Depth, ListedState, list,
 use rectrain_embedding::{Slot, Store};
 use rectrain_storage::{Directory, StorageError};
 
-use crate::Failure;
 use crate::args::{CheckpointCommand, CheckpointPlace};
+use crate::failure::Failure;
 
 impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
@@ -34,7 +34,7 @@ fn is_users(error: &StorageError) -> bool {
 
 /// Runs one of the subcommands.
 pub(crate) fn run(command: &CheckpointCommand) -> Result<(), Failure> {
-    crate::runtime()?.block_on(async {
+    crate::failure::runtime()?.block_on(async {
         match command {
             CheckpointCommand::Ls { place, json } => ls(&Place::of(place)?, *json).await,
             CheckpointCommand::Verify { place, sizes } => {

@@ -39,15 +39,17 @@ use tokio::time::timeout;
 use tonic::Streaming;
 
 use crate::args::RunArgs;
+use crate::failure::{Failure, INTERRUPTED};
+use crate::job::new_run;
 use crate::processes::memory::SharedMemory;
 use crate::processes::replacements::Replacements;
 use crate::processes::restarts::{Account, Restarts};
 use crate::role::CoordinatorAddresses;
-use crate::run::{interrupted, new_run, save};
 use crate::running::Running;
+use crate::saving::{interrupted, save};
 use crate::show::Display;
 use crate::slow::CpuLimit;
-use crate::{Failure, INTERRUPTED, signal, slow};
+use crate::{signal, slow};
 
 /// How long a coordinator may take to print its addresses.
 const START_TIMEOUT: Duration = Duration::from_secs(30);

@@ -8,7 +8,7 @@ mod plot;
 mod show;
 mod trace;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -17,27 +17,8 @@ use rectrain_crds::simulation::load_simulation;
 use rectrain_modes::simulate::{Report, Simulation, SimulationError, simulate};
 
 use self::trace::Trace;
-use crate::Failure;
-use crate::args::overrides;
-
-/// The command's arguments.
-#[derive(Debug, clap::Args)]
-pub(crate) struct SimulateArgs {
-    /// The simulation (a manifest of kind Simulation, such as docs/examples/straggler.yaml)
-    simulation: PathBuf,
-    /// Override a field, as Helm does: `--set 'spec.workers={8,80,800}'`
-    #[arg(long = "set", value_name = "PATH=VALUE")]
-    set: Vec<String>,
-    /// Override a field with text, even if it looks like a number or a boolean
-    #[arg(long = "set-string", value_name = "PATH=TEXT")]
-    set_string: Vec<String>,
-    /// Print one JSON object per mode and number of workers instead of the table
-    #[arg(long)]
-    json: bool,
-    /// Also draw throughput by mode and over time into this file
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
-}
+use crate::args::{SimulateArgs, overrides};
+use crate::failure::Failure;
 
 pub(crate) fn run(args: &SimulateArgs) -> Result<(), Failure> {
     let file = args.simulation.display().to_string();

@@ -16,14 +16,11 @@ use tokio::task::JoinHandle;
 use super::WorkerHalf;
 use crate::all_reduce::{RingPart, all_reduce};
 use crate::horizon::Horizon;
-use crate::local_batch::{Fetching, LocalBatch};
+use crate::local_batch::{Fetching, LocalBatch, Pushes};
 use crate::trainer::Trainer;
 use rectrain_protocol::batch::{BatchKey, BatchPosition};
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::layout::Pooled;
-
-/// Gradients that are being sent to the embedding workers, oldest first.
-pub(crate) type Pushes = VecDeque<JoinHandle<Result<v1::BackwardReply, RoleError>>>;
 
 /// Training with a barrier in each step.
 pub(super) struct Barrier {

@@ -10,7 +10,6 @@ use rectrain_proto::v1::order::Order as Kind;
 use rectrain_protocol::error::RoleError;
 
 use self::barrier::Barrier;
-pub(crate) use self::barrier::Pushes;
 use self::tokens::Tokens;
 use crate::trainer::Trainer;
 

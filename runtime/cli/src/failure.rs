@@ -1,0 +1,38 @@
+//! The failures of commands. Every command imports this module, and it imports no command.
+
+use crate::show;
+
+/// The failure of a command, with a message for the user.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The user's input is wrong: exit code 2.
+    User(String),
+    /// Anything else: exit code 1.
+    Failed(String),
+    /// SIGINT (Ctrl-C) or SIGTERM ended the command: exit code 130, the shells' code for SIGINT.
+    Interrupted(String),
+}
+
+impl From<rectrain_protocol::RoleError> for Failure {
+    fn from(error: rectrain_protocol::RoleError) -> Self {
+        if error.is_user_error() { Self::User(error.to_string()) } else { Self::Failed(error.to_string()) }
+    }
+}
+
+/// The exit code of a command that a signal ended: the shells' code for SIGINT.
+pub(crate) const INTERRUPTED: u8 = 130;
+
+/// Ends a process in which a thread hangs, so that the process cannot end in order. Other processes
+/// see it as killed.
+pub(crate) fn abort(message: &str) -> ! {
+    show::say(&format!("rectrain: {message}"));
+    std::process::abort()
+}
+
+/// The asynchronous runtime of a command.
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::Failed(format!("cannot start the asynchronous runtime: {error}")))
+}
