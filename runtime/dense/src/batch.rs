@@ -22,7 +22,8 @@ pub struct StepOutput {
     pub predictions: Vec<f32>,
     /// d(scale·Σ loss)/d(pooled embeddings), `[samples, Σ dims]`.
     pub embedding_gradients: Vec<f32>,
-    /// d(scale·Σ loss)/d(pooled first-order weights), `[samples, F]`; empty when the model takes none.
+    /// d(scale·Σ loss)/d(pooled first-order weights), `[samples, F]`; empty when the model takes
+    /// none.
     pub linear_gradients: Vec<f32>,
 }
 

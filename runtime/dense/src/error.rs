@@ -1,4 +1,4 @@
-//! The errors of this crate, in sentences that a reader of the manifest can act on.
+//! The errors of this crate, in sentences that the author of a job's manifest can act on.
 
 /// An error of the dense part of training.
 #[derive(Debug, thiserror::Error, Clone, PartialEq)]
@@ -134,7 +134,8 @@ pub enum DenseError {
         reason: String,
     },
 
-    /// A device failed. Its results since the host last read its buffers are lost, and so is the tower.
+    /// A device failed. Its results since the host last read its buffers are lost, and so is the
+    /// tower.
     #[error("the device {device} failed in {during}: {reason}")]
     Device {
         /// The device, such as `cuda:0`.

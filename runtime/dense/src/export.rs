@@ -7,16 +7,16 @@ use crate::models::Model;
 use crate::onnx::{Graph, PROBABILITY, Value, proto};
 use crate::tasks::Tasks;
 
-/// The model with these parameters (the flat buffer of its layout) as the bytes of an ONNX file: from
-/// [`crate::onnx`]'s inputs to the predictions. Inputs that the model does not take are not in the graph.
-/// Row look-up and pooling stay outside, as they do in training.
+/// Writes the model with these parameters (the flat buffer of its layout) as the bytes of an ONNX
+/// file. The graph leads from [`crate::onnx`]'s inputs to the predictions. It leaves out inputs
+/// that the model does not take. Row look-up and pooling stay outside, as they do in training.
 ///
-/// The prediction of a single task is the output [`PROBABILITY`]. Several tasks have an output each,
-/// `prediction.{name}`.
+/// The prediction of a single task is the output [`PROBABILITY`]. Several tasks have an output
+/// each, `prediction.{name}`.
 ///
 /// # Errors
-/// [`DenseError::RestoreLength`] for parameters of another model, and [`DenseError::InvalidTasks`] if the
-/// model has not one logit a task.
+/// [`DenseError::RestoreLength`] if the parameters are of another model.
+/// [`DenseError::InvalidTasks`] unless the model has exactly one logit for each task.
 pub fn export_onnx(model: &dyn Model, tasks: &Tasks, parameters: &[f32]) -> Result<Vec<u8>, DenseError> {
     tasks.check_model(model)?;
     let (expected, got) = (model.layout().total(), parameters.len());

@@ -1,6 +1,6 @@
 //! The search for values that are infinite or not a number.
 
-/// Values looked at by vector instructions before single values are.
+/// Vector instructions check this many values at a time. Only a block with a bad value is searched.
 const BLOCK: usize = 1024;
 
 /// Position of the first value that is infinite or not a number.

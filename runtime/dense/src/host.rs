@@ -1,4 +1,5 @@
-//! A tower's state and computation on the CPU: flat buffers in memory, shards of the batch on threads.
+//! A tower's state and computation on the CPU: flat buffers in memory, shards of the batch on
+//! threads.
 
 use std::ops::Range;
 
@@ -19,7 +20,7 @@ use crate::workers::{Workers, shards};
 
 /// Values that one thread updates at a time.
 const UPDATE_CHUNK: usize = 1 << 15;
-/// Values that one thread searches at a time for those that are not finite.
+/// Values that one thread checks for NaN and infinity at a time.
 const FINITE_CHUNK: usize = 1 << 18;
 
 /// A tower's buffers in memory, and the threads that compute with them.
@@ -136,8 +137,8 @@ impl Host {
         });
     }
 
-    /// The parameters as Burn tensors outside any graph: the one copy of a step. The parameters of linear
-    /// layers are in `linears`; here a placeholder of one value stands for each.
+    /// The parameters as Burn tensors outside any graph: the one copy of a step. `linears` has the
+    /// parameters of linear layers. Here, a placeholder of one value stands for each.
     fn parameter_tensors(&self, layout: &ParameterLayout) -> Vec<Tensor<2>> {
         let copy =
             |entry: &ParameterEntry| matrix(self.parameters[entry.range()].to_vec(), entry.shape, &Device::flex());
@@ -146,8 +147,8 @@ impl Host {
         entries.map(|(entry, in_linears)| if in_linears { placeholder() } else { copy(entry) }).collect()
     }
 
-    /// Adds the shards' gradients to the flat buffer, in the order of the shards. The first wave of a step
-    /// starts from 0.
+    /// Adds the shards' gradients to the flat buffer, in the order of the shards. The first wave of
+    /// a step starts from 0.
     fn accumulate(&mut self, layout: &ParameterLayout, results: &[ShardGradients], is_first: bool) {
         let mut rest = self.gradients.as_mut_slice();
         let mut targets = Vec::new();
@@ -209,8 +210,8 @@ impl<'a> Targets<'a> {
 /// The gradients of one shard, as Burn's buffers.
 struct ShardGradients {
     loss_sums: Vec<f64>,
-    /// In layout order; none for a parameter that the loss does not depend on, and for the parameters of
-    /// linear layers.
+    /// In layout order; none for a parameter that the loss does not depend on, and for the
+    /// parameters of linear layers.
     parameters: Vec<Option<TensorData>>,
 }
 
@@ -241,8 +242,8 @@ fn differentiate(
     }
 }
 
-/// Copies a gradient out of the graph. The gradient of an input that was concatenated is a part of each
-/// row of a wider matrix.
+/// Copies a gradient out of the graph. The gradient of an input that was concatenated is a part of
+/// each row of a wider matrix.
 fn copy(gradient: Tensor<2>, target: &mut [f32]) {
     let [_, columns] = gradient.dims();
     let gradient = gradient.try_into_primitive::<Flex>().expect("computed on the CPU");

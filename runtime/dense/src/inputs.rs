@@ -1,7 +1,7 @@
 //! The three inputs of a click model, by name.
 
-/// Something for each of the three inputs; none for an input that the model does not take. A forward
-/// pass has them as tensors of a batch, an ONNX graph as its values.
+/// One `T` for each of the three inputs; `None` for an input that the model does not take. A
+/// forward pass has tensors of a batch here, an ONNX graph its values.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Inputs<T> {
     /// Dense features, `[B, dense]`.

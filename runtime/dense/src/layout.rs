@@ -1,6 +1,6 @@
-//! The layout of the flat parameter buffer: where each parameter lies, what shape it has and how it
-//! starts. All-reduce, optimizers, checkpoints and digests work on the flat buffer and need nothing
-//! else. Only models and layers look at single parameters.
+//! The layout of the flat parameter buffer: the position, shape and initial values of each
+//! parameter. All-reduce, optimizers, checkpoints and digests need only the flat buffer. Models and
+//! layers alone look at single parameters.
 
 use std::ops::Range;
 
@@ -11,8 +11,8 @@ use crate::random::{Stream, name_key};
 pub enum Initializer {
     /// All zero.
     Zeros,
-    /// Uniform on `[-1/√fan_in, 1/√fan_in)`, as PyTorch's `nn.Linear` starts weights (Kaiming uniform
-    /// with `a = √5`) and biases.
+    /// Uniform on `[-1/√fan_in, 1/√fan_in)`, as PyTorch's `nn.Linear` starts weights (Kaiming
+    /// uniform with `a = √5`) and biases.
     Linear {
         /// Inputs of the layer, at least 1.
         fan_in: usize,
@@ -20,8 +20,9 @@ pub enum Initializer {
 }
 
 impl Initializer {
-    /// Fills a parameter. Each value is a pure function of (seed, name, index), made by exactly rounded
-    /// operations only. It has the same bits on every machine, whatever other parameters exist.
+    /// Fills a parameter. Each value is a pure function of (seed, name, index), computed by exactly
+    /// rounded operations only. So it has the same bits on every machine and does not depend on
+    /// other parameters.
     fn fill(self, seed: u64, name: &str, values: &mut [f32]) {
         match self {
             Self::Zeros => values.fill(0.0),
@@ -133,8 +134,8 @@ impl ParameterLayout {
         &self.linears
     }
 
-    /// The flat buffer at the start of training: a pure function of the seed and this layout, with the
-    /// same bits on every machine.
+    /// The flat buffer at the start of training: a pure function of the seed and this layout, with
+    /// the same bits on every machine.
     pub fn initialize(&self, seed: u64) -> Vec<f32> {
         let mut values = vec![0.0; self.total];
         for entry in &self.entries {

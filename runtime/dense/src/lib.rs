@@ -1,15 +1,16 @@
-//! The dense part of training: click models in Burn, their parameters in one flat buffer, dense optimizers,
-//! the losses of tasks, and metrics. It takes pooled embeddings as inputs and returns their gradients. It knows nothing
-//! of embedding rows, networks, manifests or clusters. The dense worker, the parameter server (for its
-//! partition of the dense parameters) and the export of checkpoints call it.
+//! The dense part of training: click models in Burn, their parameters in one flat buffer, dense
+//! optimizers, the losses of tasks, and metrics. It takes pooled embeddings as inputs and returns
+//! their gradients. It knows nothing of embedding rows, networks, manifests or clusters. Its
+//! callers are the dense worker, the parameter server (for its partition of the dense parameters)
+//! and the export of checkpoints.
 //!
-//! Start at [`Tower`], which trains a [`Model`]. A new model is a file in `models`, and it may be in another
-//! crate.
+//! Start at [`Tower`], which trains a [`Model`]. A new model is a file in `models`, or a type in
+//! another crate.
 //!
-//! Each module knows only modules to its left:
+//! Each module imports only modules to its left:
 //!
-//! `random`, `device` → `layout` → `linear`, `onnx` → `layers` → `models` → `tasks` → `pass` → `host`,
-//! `accelerator` → `tower`
+//! `random`, `device` → `layout` → `linear`, `onnx` → `layers` → `models` → `tasks` → `pass` →
+//! `host`, `accelerator` → `tower`
 
 mod accelerator;
 mod batch;

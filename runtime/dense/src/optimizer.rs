@@ -1,7 +1,7 @@
-//! Dense optimizers as element-wise formulas over flat slices, fused into one pass. They follow PyTorch's
-//! definitions exactly. They keep no counter of their own: bias correction comes from the update count that
-//! the caller passes, so a count restored with the parameters restores Adam. The tower applies them to its
-//! buffer, a parameter server to its partition.
+//! Dense optimizers as element-wise formulas over flat slices, fused into one pass. They follow
+//! PyTorch's definitions exactly. They keep no counter: the caller passes the update count for the
+//! bias correction. So a count restored with the parameters restores Adam. The tower applies them
+//! to its buffer, a parameter server to its partition.
 
 use burn::tensor::Tensor;
 use rectrain_kinds::DenseOptimizer;
@@ -10,10 +10,10 @@ use crate::DenseError;
 
 /// The computation of a [`DenseOptimizer`] over flat slices.
 pub trait FlatOptimizer {
-    /// Refuses settings outside their ranges.
+    /// Checks that all settings are in their ranges.
     ///
     /// # Errors
-    /// [`DenseError::InvalidOptimizer`] for the first of them.
+    /// [`DenseError::InvalidOptimizer`] for the first setting out of its range.
     fn validate(&self) -> Result<(), DenseError>;
 
     /// The flat state before the first update, for this many parameters.
@@ -131,8 +131,8 @@ pub(crate) fn rule(optimizer: DenseOptimizer, update_count: u64) -> Result<Rule,
     })
 }
 
-/// `base^exponent` by squaring. It only multiplies, so every machine computes the same bits; `powf` does not
-/// promise that.
+/// `base^exponent` by squaring. It only multiplies, so every machine computes the same bits, which
+/// `powf` does not promise.
 fn power(mut base: f64, mut exponent: u64) -> f64 {
     let mut result = 1.0;
     while exponent > 0 {
@@ -163,7 +163,8 @@ pub(crate) struct AdamConstants {
     keep: f32,
 }
 
-/// The formula of one update, element by element: any split of the slices gives the same bits.
+/// The formula of one update. It works element by element, so any split of the slices gives the
+/// same bits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Rule {
     Sgd { learning_rate: f32 },
@@ -198,8 +199,8 @@ impl Rule {
         }
     }
 
-    /// The same formula on tensors of one shape: the new parameter and the new slots. A device that fuses
-    /// element-wise operations makes one kernel of it.
+    /// The same formula on tensors of one shape: the new parameter and the new slots. A device that
+    /// fuses element-wise operations makes one kernel of it.
     pub(crate) fn apply_to_tensor(
         self,
         parameter: Tensor<2>,
@@ -238,7 +239,7 @@ mod tests {
 
     const START: [f32; 3] = [1.0, -2.0, 0.5];
 
-    /// The gradient of step t: made up, but of both signs and several sizes.
+    /// The gradient of step t: arbitrary numbers of both signs and several sizes.
     fn gradients(t: u64) -> [f32; 3] {
         [0.3 / t as f32, -1.5 + 0.5 * t as f32, 1e-4]
     }

@@ -62,9 +62,11 @@ impl Pass<'_> {
 }
 
 impl Recorded {
-    /// The gradients of every leaf, given `[B, tasks]`, the derivative of the loss by the logits.
+    /// The gradients of every leaf. `derivative` is the derivative of the loss by the logits, `[B,
+    /// tasks]`.
     pub(crate) fn backward(&self, derivative: Tensor<2>) -> Gradients {
-        // The gradient of Σ logit·c with a constant c is c: this hands the loss's derivative to the graph.
+        // The gradient of Σ logit·c with a constant c is c. This puts the loss's derivative into
+        // the graph.
         (self.logits.clone() * derivative).sum().backward()
     }
 }

@@ -1,9 +1,10 @@
-//! How a batch is cut into shards, and the threads that work on them.
+//! The cut of a batch into shards, and the threads that work on them.
 //!
-//! Burn's `flex` backend runs a graph on one thread (without its `rayon` feature). The tower therefore
-//! gives each thread whole graphs over different samples, so element-wise layers scale with the threads
-//! as matrix products do. The cut depends on the batch alone, never on the threads, and results come
-//! back in the order of the shards. Sums over them have the same bits for any number of threads.
+//! Burn's `flex` backend runs a graph on one thread (without its `rayon` feature). The tower
+//! therefore gives each thread whole graphs over different samples. So element-wise layers scale
+//! with the threads as well as matrix products. The cut depends only on the batch, never on the
+//! threads. Results come back in the order of the shards, so sums over them have the same bits for
+//! any number of threads.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -15,8 +16,8 @@ use crate::DenseError;
 
 /// Target number of shards: enough to keep eight threads busy.
 const SHARDS: usize = 8;
-/// Fewest and most samples of a shard. With fewer, a graph costs more than its arithmetic; with more,
-/// activations leave the cache.
+/// Fewest and most samples of a shard. With fewer, a graph costs more than its arithmetic; with
+/// more, activations leave the cache.
 const SHARD_SAMPLES: [usize; 2] = [256, 1024];
 /// Shards are a multiple of this many samples, except the last.
 const SHARD_GRANULE: usize = 64;
@@ -28,7 +29,7 @@ pub(crate) fn shards(samples: usize) -> Vec<Range<usize>> {
     (0..samples).step_by(size).map(|start| start..samples.min(start + size)).collect()
 }
 
-/// A fixed set of threads. With one thread everything runs on the caller's.
+/// A fixed set of threads. With one thread, all work runs on the caller's thread.
 #[derive(Debug, Clone)]
 pub(crate) struct Workers {
     pool: Option<Arc<rayon::ThreadPool>>,

@@ -1,4 +1,5 @@
-//! A model and a loss of another crate: a tower trains them, exports them to ONNX, saves and restores them.
+//! A model and a loss of another crate. A tower trains them, exports them to ONNX, saves and
+//! restores them.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
@@ -21,8 +22,8 @@ mod evaluate;
 const DIM: usize = 4;
 const SAMPLES: usize = 400;
 
-/// Two towers: an MLP over the user's embedding and one over the item's. The logit is the dot product of
-/// their outputs, plus a bias.
+/// Two towers: an MLP over the user's embedding and one over the item's. The logit is the dot
+/// product of their outputs, plus a bias.
 #[derive(Debug)]
 struct TwoTowers {
     layout: ParameterLayout,
@@ -136,7 +137,7 @@ fn features(embeddings: &[f32]) -> Features<'_> {
     Features { samples: SAMPLES, dense: &[], embeddings, linear: &[] }
 }
 
-/// Trains for these updates; the mean loss of each.
+/// Trains for these updates. Returns the mean loss of each.
 fn train(tower: &mut Tower, embeddings: &[f32], labels: &[f32], updates: std::ops::RangeInclusive<u64>) -> Vec<f64> {
     let mut losses = Vec::new();
     for update in updates {

@@ -1,9 +1,10 @@
-//! What `cubecl-cuda` names of CubeCL's LLVM back end, without that back end.
+//! The names of CubeCL's LLVM back end that `cubecl-cuda` uses, without that back end.
 //!
-//! `cubecl-cuda` has two ways from a kernel to the driver: CUDA C++ through NVRTC, and PTX through LLVM. It always links both, and
-//! the build script of the second fetches a build of LLVM from outside the registries. Rectrain takes the first way (feature
-//! `cuda-cpp` of `cubecl`); this crate takes the place of the second, with the types that the first one's code mentions. Being
-//! asked to compile a kernel is an error that says so.
+//! `cubecl-cuda` has two ways from a kernel to the driver: CUDA C++ through NVRTC, and PTX through
+//! LLVM. It always links both. The build script of the LLVM back end fetches a build of LLVM from
+//! outside the registries. Rectrain uses CUDA C++ (feature `cuda-cpp` of `cubecl`). This crate
+//! replaces the LLVM back end and has only the types that the CUDA C++ code mentions. Compiling a
+//! kernel with it always fails.
 
 use std::fmt;
 
@@ -12,7 +13,7 @@ use cubecl_core::prelude::KernelDefinition;
 use cubecl_runtime::compiler::CompilationError;
 use cubecl_runtime::kernel::BufferIOAttr;
 
-/// What a kernel would be compiled for.
+/// The target of a compilation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LlvmTarget {
     /// NVIDIA's PTX.
@@ -20,10 +21,10 @@ pub enum LlvmTarget {
     Nvptx,
 }
 
-/// The compiler that is not here.
+/// A stand-in for the compiler, which this crate does not have.
 #[derive(Clone, Debug, Default)]
 pub struct PlironCompiler {
-    /// What it would compile for.
+    /// The target.
     pub target: LlvmTarget,
 }
 
@@ -39,7 +40,7 @@ impl PlironCompiler {
         })
     }
 
-    /// The language of what it would emit.
+    /// The language of the compiler's output.
     pub fn lang_tag(&self) -> &'static str {
         "llvm"
     }
@@ -73,7 +74,7 @@ pub struct NvptxModule {
     pub io: Vec<BufferIOAttr>,
 }
 
-/// What a compilation yields.
+/// The output of a compilation.
 #[derive(Clone, Debug)]
 pub enum PlironArtifact {
     /// Code for the CPU.
@@ -88,7 +89,7 @@ pub mod nvptx {
     pub mod ptx_version {
         use super::super::fmt;
 
-        /// A version of PTX, of which this build emits none.
+        /// A version of PTX. This build has no values of it.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub struct PtxVersion(std::convert::Infallible);
 
@@ -107,9 +108,9 @@ pub mod nvptx {
     }
 }
 
-/// What all targets share.
+/// Names that all targets share.
 pub mod shared {
-    /// What a target can do.
+    /// The features of a target.
     pub mod lowered_features {
         use cubecl_core::ir::DeviceProperties;
 
@@ -120,7 +121,8 @@ pub mod shared {
             Nvptx,
         }
 
-        /// Takes away what the back end cannot do. The CUDA runtime asks for it only where it compiles through LLVM.
+        /// Removes the features that the back end does not have. The CUDA runtime calls it only
+        /// where it compiles through LLVM.
         pub fn restrict_features(_: &mut DeviceProperties, _: GpuTarget) {}
     }
 }

@@ -5,13 +5,13 @@ use burn::tensor::{Device, Tensor, TensorData};
 use crate::device::guarded;
 use crate::{DenseError, ParameterLayout};
 
-/// Which of the two copies of a buffer is newer.
+/// Which of a buffer's two copies is newer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Newer {
     Neither,
     Device,
     Host,
-    /// Neither is valid: a failure of the device took both.
+    /// Neither is valid: a failure of the device destroyed both.
     Lost,
 }
 
@@ -82,8 +82,8 @@ impl Mirrored {
         &self.tensors
     }
 
-    /// Takes the tensors out, so that an operation on one may reuse its memory. [`Mirrored::set`] has to
-    /// follow; without it the buffer is lost.
+    /// Takes the tensors out, so that an operation on one may reuse its memory. The caller must
+    /// call [`Mirrored::set`] afterwards, or the buffer is lost.
     pub(super) fn take(&mut self) -> Vec<Tensor<2>> {
         self.newer = Newer::Lost;
         std::mem::take(&mut self.tensors)

@@ -1,13 +1,15 @@
 //! A tower's state and computation on a device with memory of its own.
 //!
-//! Parameters, gradients and optimizer state stay there from step to step. A step sends the inputs and
-//! labels to the device, and reads the logits and the inputs' gradients back, all in one exchange at its
-//! end. The host reads parameters or gradients only on request: to sum them over workers, to save them, to
-//! send them to parameter servers. A buffer that the host changed goes back before its next use.
+//! Parameters, gradients and optimizer state stay there from step to step. A step sends the inputs
+//! and labels to the device. At its end it reads the logits and the inputs' gradients back, in one
+//! exchange. The host reads parameters or gradients only on request: to sum them over workers, to
+//! save them, or to send them to parameter servers. A buffer that the host changed goes back to the
+//! device before its next use.
 //!
-//! The formulas are those on the CPU; the bits are not. A device adds in another order, and `f32` products
-//! on tensor cores round their inputs to TF32. In bf16 the device rounds the operands and results of linear
-//! layers' products. Everything that stays from step to step is in 32 bits.
+//! The formulas are the same as on the CPU, but the bits are not. A device adds in another order,
+//! and `f32` products on tensor cores round their inputs to TF32. In bf16 the device rounds the
+//! operands and results of linear layers' products. Everything that stays from step to step is in
+//! 32 bits.
 
 mod mirrored;
 
@@ -35,7 +37,7 @@ pub(crate) struct Accelerator {
     pub(crate) optimizer_state: Mirrored,
 }
 
-/// The gradients of a step: those of the parameters stay on the device, the rest is read.
+/// The gradients of a step. The parameters' gradients stay on the device; the host reads the rest.
 struct Differentiated {
     /// In layout order.
     parameters: Vec<Tensor<2>>,
@@ -115,8 +117,8 @@ impl Accelerator {
         self.floats(logits, during)
     }
 
-    /// Queues one update of all parameters on the device. It waits for nothing; a failure shows at the next
-    /// read.
+    /// Queues one update of all parameters on the device, without waiting for it. The next read
+    /// reports a failure.
     pub(crate) fn apply(&mut self, rule: Rule, during: &str) -> Result<(), DenseError> {
         self.gradients.on_device(during)?;
         self.optimizer_state.on_device(during)?;
@@ -166,8 +168,8 @@ fn gradients(
     Ok(Differentiated { parameters, read })
 }
 
-/// The parameters and the optimizer state after an update. The state has one tensor a parameter for each
-/// slot, slot after slot.
+/// The parameters and the optimizer state after an update. The state has one tensor a parameter for
+/// each slot, slot after slot.
 fn updated(
     rule: Rule,
     parameters: Vec<Tensor<2>>,

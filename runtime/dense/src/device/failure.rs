@@ -4,11 +4,12 @@ use crate::DenseError;
 
 const NO_REASON: &str = "it gave no reason";
 
-/// Starts of the lines that follow a failure's sentence: the place of the failure and the kernel's source.
+/// Starts of the lines that follow a failure's sentence: the place of the failure and the kernel's
+/// source.
 const DETAILS: [&str; 4] = ["Backtrace", "No backtrace", "Asked at:", "[Source]"];
 
-/// Does work that a device is part of. Drivers and the kernels' compiler report some failures by a panic;
-/// it becomes an error here.
+/// Runs work that involves a device. Drivers and the compiler of kernels report some failures by a
+/// panic, which this function turns into an error.
 pub(crate) fn guarded<T>(
     device: &str,
     during: &str,

@@ -1,6 +1,6 @@
-//! The devices that a tower can compute on, and the GPUs of this machine. The feature `cuda` decides
-//! whether this build can use GPUs. A program with it runs on machines with and without a driver, which it
-//! looks for only when asked for GPUs.
+//! The devices that a tower can compute on, and the GPUs of this machine. The feature `cuda`
+//! decides whether this build can use GPUs. A program with that feature also runs on machines
+//! without a driver: it looks for the driver only when GPUs are requested.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -56,8 +56,8 @@ impl std::fmt::Display for ComputeDevice {
     }
 }
 
-/// Number of GPUs that this process may use; 0 where this build cannot use any or the machine has no
-/// driver. It opens no GPU.
+/// Number of GPUs that this process may use; 0 where this build cannot use any or the machine has
+/// no driver. It opens no GPU.
 ///
 /// # Errors
 /// [`DenseError::Device`] if there is a driver that fails to answer.
@@ -77,9 +77,9 @@ pub fn gpus() -> Result<Vec<Gpu>, DenseError> {
     (0..gpu_count()?).map(named).collect()
 }
 
-/// Opens a GPU and has it compute something small. A driver that is too old, a missing compiler and memory
-/// that other processes hold then show before training begins. CubeCL reports the first two in its logs
-/// only, and computes nonsense.
+/// Opens a GPU and runs a small computation on it. This reveals a driver that is too old, a missing
+/// compiler, and memory that other processes hold, before training begins. CubeCL only logs the
+/// first two, and then computes wrong results.
 ///
 /// # Errors
 /// [`DenseError::NoGpu`], [`DenseError::NoBf16`] and [`DenseError::Device`].
@@ -103,7 +103,7 @@ pub(crate) fn open_cuda(index: usize, precision: Precision) -> Result<Device, De
     guarded(&name, "a first computation", || first_computation(opened.device()))
 }
 
-/// The device, if a product of two matrices of ones comes out right on it.
+/// Returns the device if it computes a product of two matrices of ones correctly.
 fn first_computation(device: Device) -> Result<Device, String> {
     let ones = Tensor::<2>::ones([32, 32], &device);
     let product = ones.clone().matmul(ones).try_into_data().map_err(|error| error.to_string())?;
@@ -113,7 +113,7 @@ fn first_computation(device: Device) -> Result<Device, String> {
     if right { Ok(device) } else { Err("a product of two matrices of ones came out wrong".into()) }
 }
 
-/// Refuses bf16 on a GPU without products in it.
+/// Refuses bf16 on a GPU that cannot multiply bf16 matrices.
 fn check_precision(device: &str, precision: Precision, capability: (i32, i32)) -> Result<(), DenseError> {
     if precision == Precision::Bf16 && capability < (8, 0) {
         return Err(DenseError::NoBf16 { device: device.to_owned(), capability });
@@ -144,7 +144,8 @@ mod tests {
         assert!(check_precision("cuda:1", Precision::Fp32, (7, 5)).is_ok());
     }
 
-    /// `cargo xtask test gpu` brings the compiler and its headers, also to a machine without a GPU.
+    /// `cargo xtask test gpu` provides the compiler and its headers, also on a machine without a
+    /// GPU.
     #[cfg(feature = "cuda")]
     #[test]
     fn the_compiler_of_kernels_finds_its_headers() {

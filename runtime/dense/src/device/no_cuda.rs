@@ -1,5 +1,5 @@
-//! The interface of `cuda.rs` in a build without GPUs. [`super::open_cuda`] refuses before it calls any of
-//! these but [`count`].
+//! The interface of `cuda.rs` in a build without GPUs. [`super::open_cuda`] refuses before it calls
+//! any of these but [`count`].
 
 use burn::tensor::Device;
 

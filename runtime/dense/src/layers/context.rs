@@ -1,4 +1,4 @@
-//! The surroundings of a forward pass: parameters, products and dropout masks.
+//! The context of a forward pass: parameters, products and dropout masks.
 
 use burn::tensor::{Device, Tensor, TensorData};
 
@@ -7,11 +7,11 @@ use crate::layout::ParameterId;
 use crate::linear::Packed;
 use crate::random::{Stream, name_key};
 
-/// One forward pass: the values of the parameters, and in training the dropout masks. The tower makes it,
-/// models pass it on to their layers.
+/// One forward pass: the values of the parameters and, in training, the dropout masks. The tower
+/// creates it, and models pass it on to their layers.
 pub struct Context<'a> {
-    /// In layout order. With [`Products::Packed`], a placeholder stands for each parameter of a linear
-    /// layer.
+    /// In layout order. With [`Products::Packed`], a placeholder stands for each parameter of a
+    /// linear layer.
     tensors: &'a [Tensor<2>],
     pub(crate) products: Products<'a>,
     /// None outside training.
@@ -33,7 +33,8 @@ pub(crate) struct Masks {
     pub(crate) seed: u64,
     pub(crate) step: u64,
     pub(crate) rank: u32,
-    /// Position in the batch of the pass's first sample: a mask does not depend on how the batch is cut.
+    /// Position of the pass's first sample in the batch, so that masks do not depend on the cut
+    /// into shards.
     pub(crate) first_sample: usize,
 }
 
@@ -48,15 +49,15 @@ impl<'a> Context<'a> {
         Self { tensors, products, masks: Some(masks) }
     }
 
-    /// A parameter that the model added by [`crate::ParameterLayout::push`], in its shape there. It is a
-    /// handle: no values are copied.
+    /// A parameter that the model added by [`crate::ParameterLayout::push`], in its shape there. It
+    /// is a handle: no values are copied.
     pub fn parameter(&self, id: ParameterId) -> Tensor<2> {
         self.tensors[id.0].clone()
     }
 }
 
-/// Inverted dropout (Srivastava et al. 2014, section 10): activations that stay are scaled by 1/(1−rate)
-/// in training, so prediction scales nothing.
+/// Inverted dropout (Srivastava et al. 2014, section 10). Training scales the remaining activations
+/// by 1/(1−rate), so prediction needs no scaling.
 #[derive(Debug, Clone, Copy)]
 pub struct Dropout {
     rate: f32,
@@ -64,14 +65,14 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// Drops an activation with probability `rate`, in `[0, 1)`. Layers of different names draw different
-    /// masks.
+    /// Drops an activation with probability `rate`, in `[0, 1)`. Layers of different names draw
+    /// different masks.
     pub fn new(name: &str, rate: f32) -> Self {
         Self { rate, key: name_key(name) }
     }
 
-    /// `[B, units]` to `[B, units]`. The mask is a pure function of (seed, step, rank, layer, sample,
-    /// unit).
+    /// `[B, units]` to `[B, units]`. The mask is a pure function of (seed, step, rank, layer,
+    /// sample, unit).
     pub fn forward(&self, context: &Context<'_>, activations: Tensor<2>) -> Tensor<2> {
         let Some(masks) = context.masks.filter(|_| self.rate != 0.0) else {
             return activations;

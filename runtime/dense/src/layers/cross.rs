@@ -6,8 +6,8 @@ use super::{Context, Linear};
 use crate::layout::{Initializer, ParameterId, ParameterLayout};
 use crate::onnx::{Graph, Value};
 
-/// `x0 ⊙ (x·W + b) + x` (Wang et al. 2021, equation 1). With a low rank r, `W = U·V` of shapes `[D, r]` and
-/// `[r, D]` (equation 2).
+/// `x0 ⊙ (x·W + b) + x` (Wang et al. 2021, equation 1). With a low rank r, `W = U·V` of shapes `[D,
+/// r]` and `[r, D]` (equation 2).
 #[derive(Debug, Clone)]
 pub struct Cross {
     down: Option<ParameterId>,

@@ -7,8 +7,8 @@ use crate::inputs::Inputs;
 use crate::layout::{Initializer, ParameterId, ParameterLayout};
 use crate::onnx::{Graph, Value};
 
-/// `Σ_f w_f + x_dense·w + b`, where `w_f` are the pooled first-order weights of the sparse features.
-/// Without dense features only the bias is left.
+/// `Σ_f w_f + x_dense·w + b`, where `w_f` are the pooled first-order weights of the sparse
+/// features. Without dense features, the term `x_dense·w` is absent.
 #[derive(Debug, Clone)]
 pub struct FirstOrder {
     dense: Option<ParameterId>,
@@ -16,9 +16,9 @@ pub struct FirstOrder {
 }
 
 impl FirstOrder {
-    /// Adds the parameters `firstOrder.weight`, `[dense_features, 1]`, and `firstOrder.bias`, `[1, 1]`.
-    /// They start at 0, like the first-order weights of ids: a random start of a few weights outlasts many
-    /// steps at small learning rates.
+    /// Adds the parameters `firstOrder.weight`, `[dense_features, 1]`, and `firstOrder.bias`, `[1,
+    /// 1]`. They start at 0, like the first-order weights of ids. Few weights with random initial
+    /// values would keep them for many steps at small learning rates.
     ///
     /// # Panics
     /// If the layout has one of them.

@@ -40,8 +40,8 @@ impl FactorizationMachine {
     }
 }
 
-/// Dot products of all pairs of vectors (Naumov et al. 2019, section 2.1.3), in the order (1,0), (2,0),
-/// (2,1), (3,0), ….
+/// Dot products of all pairs of vectors (Naumov et al. 2019, section 2.1.3), in the order (1,0),
+/// (2,0), (2,1), (3,0), ….
 ///
 /// It is one batched matrix product `Z·Zᵀ`, from which the lower triangle is selected.
 #[derive(Debug, Clone, Copy)]

@@ -23,8 +23,8 @@ impl Linear {
     /// `[B, inputs]` to `[B, outputs]`.
     ///
     /// # Panics
-    /// In training on the CPU, if the pass has applied this layer already: a layer keeps one input for its
-    /// gradient.
+    /// In training on the CPU, if the pass has applied this layer already. A layer keeps only one
+    /// input for its gradient.
     pub fn forward(&self, context: &Context<'_>, input: Tensor<2>) -> Tensor<2> {
         let weight = context.parameter(self.0.weight);
         match context.products {
@@ -59,9 +59,10 @@ impl Linear {
 
 /// `[B, inputs]` and `[inputs, outputs]` to `[B, outputs]`, on a device.
 ///
-/// In bf16 the operands are rounded, the device sums in 32 bits, and each sum is rounded as it leaves,
-/// forward and backward, as PyTorch's autocast does on GPUs. A product with one column, which makes a
-/// logit, stays in 32 bits: it is as fast, and logits of 8 bits would tie samples that differ.
+/// In bf16 the operands are rounded. The device sums in 32 bits and rounds each sum as it stores
+/// it, forward and backward, like PyTorch's autocast on GPUs. A product with one column, which
+/// makes a logit, stays in 32 bits. It is as fast, and logits of 8 bits would tie samples that
+/// differ.
 fn product(input: Tensor<2>, weight: Tensor<2>, precision: Precision) -> Tensor<2> {
     if precision == Precision::Fp32 || weight.dims()[1] == 1 {
         return input.matmul(weight);

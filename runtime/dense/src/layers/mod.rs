@@ -1,6 +1,6 @@
-//! The layers that models are made of. A layer knows which parameters of the flat buffer are its own.
-//! It maps Burn tensors to Burn tensors, and the values of an ONNX graph likewise. Whether a pass records
-//! gradients is a property of the tensors, not of a layer.
+//! The layers that models are made of. A layer knows which parameters of the flat buffer are its
+//! own. It maps Burn tensors to Burn tensors, and the values of an ONNX graph likewise. Whether a
+//! pass records gradients is a property of the tensors, not of a layer.
 
 mod context;
 mod cross;

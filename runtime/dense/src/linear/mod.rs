@@ -1,17 +1,18 @@
-//! Linear layers on the CPU, and the state that a tower keeps for them from step to step. Parameters,
-//! gradients and everything between layers are 32-bit floats. In bf16 only the operands of the products
-//! are rounded (see `rectrain_gemm`).
+//! Linear layers on the CPU, and the state that a tower keeps for them from step to step.
+//! Parameters, gradients and all values between layers are 32-bit floats. In bf16 only the operands
+//! of the products are rounded (see `rectrain_gemm`).
 //!
 //! Burn's graph has these layers as operations of this crate:
 //!
-//! - Weights are laid out for the products once a step for all shards of the batch, straight from the
-//!   flat buffer. They are no leaves of the graph: a placeholder stands there instead.
+//! - Once a step, the weights are packed for the products of all shards, straight from the flat
+//!   buffer. They are no leaves of the graph: a placeholder stands there instead.
 //! - The pass of a shard leaves the operands of the weights' gradients in a [`Record`]: the layer's
-//!   inputs and the derivatives of its outputs, laid out for that product. One product a layer then sums
-//!   the gradients over the shards of a wave, straight into the flat buffer, on all threads.
+//!   inputs and the derivatives of its outputs, packed for that product. One product for each layer
+//!   then sums the gradients over the shards of a wave, straight into the flat buffer, on all
+//!   threads.
 //!
-//! Sums over samples go through the shards in order, so results have the same bits for any number of
-//! threads.
+//! Sums over samples go through the shards in order, so results have the same bits for any number
+//! of threads.
 
 mod operation;
 mod record;
@@ -28,12 +29,13 @@ use crate::workers::Workers;
 
 /// Columns of a weight that one thread lays out at a time.
 const PACKED_COLUMNS: usize = 512;
-/// Fewest shards of a wave, which is the set of shards in work at a time. Each shard leaves 4 bytes an
-/// activation. With more of them, the gradients of the weights are summed in fewer passes.
+/// Fewest shards of a wave, which is the set of shards computed at the same time. Each shard holds
+/// 4 bytes for each activation. More shards let the gradients of the weights be summed in fewer
+/// passes.
 const WAVE_SHARDS: usize = 8;
-/// Rows of a weight whose gradient one thread computes at a time, for small and for large layers. Data
-/// that the products of a block read again is then in a core's own cache. Small layers take fewer rows,
-/// to keep all threads busy.
+/// Rows of a weight whose gradient one thread computes at a time, for small and for large layers.
+/// Data that the products of a block read again then fits into a core's own cache. Small layers use
+/// fewer rows, to keep all threads busy.
 const GRADIENT_ROWS: [usize; 2] = [rectrain_gemm::ROW_GRANULE, 2 * rectrain_gemm::ROW_GRANULE];
 /// Fewest parts in which the gradient of a large layer's weight is computed.
 const GRADIENT_PARTS: usize = 16;
@@ -71,7 +73,7 @@ pub(crate) struct Packed {
     record: Option<Arc<Record>>,
 }
 
-/// A wave: this many shards, of which the first wave of a step overwrites the gradients.
+/// A number of shards. The first wave of a step overwrites the gradients; later waves add to them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wave {
     pub(crate) shards: usize,
@@ -92,7 +94,7 @@ impl Linears {
         WAVE_SHARDS.max(2 * threads)
     }
 
-    /// Marks the packed weights as out of date: the parameters have changed.
+    /// Marks the packed weights as out of date, because the parameters have changed.
     pub(crate) fn forget(&mut self) {
         self.fresh = false;
     }
@@ -111,7 +113,7 @@ impl Linears {
         Packed { kernel: self.kernel, weights: Arc::clone(&self.weights), record: None }
     }
 
-    /// Records for the shards of a wave. They overwrite those of the wave before.
+    /// Records for the shards of a wave. They overwrite the records of the wave before.
     pub(crate) fn records(&mut self, shards: usize) -> &[Arc<Record>] {
         let layers = self.weights.0.len();
         for record in &mut self.records {
@@ -128,8 +130,8 @@ impl Linears {
         &self.records[..shards]
     }
 
-    /// Adds the gradients of a wave's shards to the flat buffer, in the order of the shards. The first
-    /// wave of a step starts from 0.
+    /// Adds the gradients of a wave's shards to the flat buffer, in the order of the shards. The
+    /// first wave of a step starts from 0.
     pub(crate) fn accumulate(&self, layout: &ParameterLayout, wave: Wave, gradients: &mut [f32], workers: &Workers) {
         let mut targets = split(layout, gradients);
         let mut work = Vec::new();

@@ -22,8 +22,8 @@ thread_local! {
 
 impl Packed {
     /// `x·W + b`, followed by ReLU if `relu`: `[B, inputs]` to `[B, outputs]`. `anchor` is the
-    /// placeholder leaf for the weight. Through it the layer belongs to the graph even where its input
-    /// does not.
+    /// placeholder leaf for the weight. Through it the layer belongs to the graph even where its
+    /// input does not.
     pub(crate) fn linear(
         &self,
         linear: LinearParameters,
@@ -75,7 +75,7 @@ impl Packed {
 #[derive(Debug)]
 struct LinearBackward;
 
-/// The state that the backward pass of a layer needs.
+/// The values that the backward pass of a layer needs.
 #[derive(Debug, Clone)]
 struct Pending {
     packed: Packed,
@@ -112,8 +112,8 @@ impl Backward<Flex, 2> for LinearBackward {
     }
 }
 
-/// Sets derivatives to 0 where ReLU let nothing through, and adds them to `bias` by column, in the order
-/// of the rows.
+/// Sets derivatives to 0 where ReLU let nothing through, and adds them to `bias` by column, in the
+/// order of the rows.
 fn through_relu(derivatives: &mut FlexTensor, output: Option<&FlexTensor>, bias: &mut [f32]) {
     let columns = bias.len();
     if let Some(output) = output {

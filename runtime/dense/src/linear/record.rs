@@ -7,7 +7,8 @@ use rectrain_gemm::{Finish, Kernel, Left, Matrix, Right, Start, sum_products};
 
 use crate::layout::ParameterId;
 
-/// What the pass of one shard leaves, by layer in layout order; empty for other parameters.
+/// The operands that the pass of one shard leaves, by layer in layout order; empty for other
+/// parameters.
 #[derive(Debug, Default)]
 pub(crate) struct Record(Vec<RwLock<Recorded>>);
 
@@ -70,8 +71,8 @@ impl Record {
     }
 }
 
-/// Takes the lock, poisoned or not: a record is cleared before each wave, so a writer that panicked in an
-/// earlier step does no harm.
+/// Takes the lock even if it is poisoned. Records are cleared before each wave, so a panic in an
+/// earlier step leaves no wrong values.
 fn write(recorded: &RwLock<Recorded>) -> RwLockWriteGuard<'_, Recorded> {
     recorded.write().unwrap_or_else(PoisonError::into_inner)
 }

@@ -26,7 +26,7 @@ pub struct TaskMetrics {
     pub task: String,
     /// Samples evaluated.
     pub samples: u64,
-    /// Each metric, none where it is undefined.
+    /// Each metric; `None` where it is undefined.
     pub values: Vec<(Metric, Option<f64>)>,
 }
 
@@ -49,13 +49,14 @@ impl TaskMetrics {
         Self { task: task.to_owned(), samples: summary.samples, values }
     }
 
-    /// A metric; none if it is undefined or not the task's.
+    /// The value of a metric; `None` if it is undefined or not one of the task's.
     pub fn value(&self, metric: Metric) -> Option<f64> {
         self.values.iter().find(|(own, _)| *own == metric).and_then(|(_, value)| *value)
     }
 }
 
-/// The result of an evaluation. A value is none where it is undefined: see the function of its name.
+/// The result of an evaluation. A value is `None` where it is undefined: see the function of its
+/// name.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct EvaluationSummary {
     /// Samples evaluated.
@@ -72,9 +73,9 @@ pub struct EvaluationSummary {
     pub mean_squared_error: Option<f64>,
 }
 
-/// Collects an evaluation batch by batch. It keeps every prediction and label (8 bytes a sample), because
-/// the exact AUC needs them all. The order of the samples does not change the summary, not even its last
-/// bit.
+/// Collects an evaluation batch by batch. It keeps every prediction and label (8 bytes a sample),
+/// because the exact AUC needs them all. The order of the samples does not change the summary, not
+/// even its last bit.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Evaluation {
     scored: Vec<(f32, f32)>,

@@ -1,6 +1,6 @@
-//! Metrics of predictions: exact AUC, GAUC, log loss, normalised entropy and calibration over a whole
-//! evaluation, and a cheap estimate of the AUC of the last few batches for a progress bar. Pure functions
-//! and plain accumulators. A label counts as positive above ½.
+//! Metrics of predictions. Over a whole evaluation: exact AUC, GAUC, log loss, normalised entropy
+//! and calibration. For a progress bar: a cheap estimate of the AUC of the last few batches. All
+//! are pure functions or plain accumulators. A label counts as positive above ½.
 
 mod evaluation;
 mod running_auc;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 pub use self::evaluation::{Evaluation, EvaluationSummary, Metric, TaskMetrics};
 pub use self::running_auc::RunningAuc;
 
-/// Distance from 0 and 1 at which log loss cuts probabilities off, as scikit-learn does for `float32`.
+/// Log loss clips probabilities to this distance from 0 and 1, as scikit-learn does for `float32`.
 /// Otherwise one prediction of exactly 0 or 1 could make the mean of millions of samples infinite.
 const PROBABILITY_MARGIN: f64 = f32::EPSILON as f64;
 
@@ -18,9 +18,9 @@ fn is_positive(label: f32) -> bool {
     label > 0.5
 }
 
-/// The area under the ROC curve: the probability that a random positive sample scores above a random
-/// negative one, where ties count half (Mann–Whitney U). Exact, by sorting, in O(n log n); none unless both
-/// classes occur.
+/// The area under the ROC curve: the probability that a random positive sample scores above a
+/// random negative one. Ties count half (Mann–Whitney U). It is exact, by sorting, in O(n log n).
+/// `None` unless both classes occur.
 ///
 /// # Panics
 /// When the slices differ in length.
@@ -40,8 +40,8 @@ fn auc_of_sorted(scored: &[(f32, f32)]) -> Option<f64> {
     auc_of_counts(counts)
 }
 
-/// AUC from (positives, negatives) at each score, ascending. It counts twice the wins, in integers, so the
-/// order of the samples cannot matter.
+/// AUC from (positives, negatives) at each score, ascending. It counts in half wins, as integers,
+/// so the order of the samples does not matter.
 fn auc_of_counts(counts: impl Iterator<Item = (u64, u64)>) -> Option<f64> {
     let (mut positives, mut negatives, mut twice_wins) = (0_u64, 0_u64, 0_u128);
     for (positive, negative) in counts {
@@ -53,7 +53,8 @@ fn auc_of_counts(counts: impl Iterator<Item = (u64, u64)>) -> Option<f64> {
     (twice_pairs > 0).then(|| twice_wins as f64 / twice_pairs as f64)
 }
 
-/// Mean binary cross-entropy in nats; none without samples. Probabilities are cut off 2^-23 from 0 and 1.
+/// Mean binary cross-entropy in nats; `None` without samples. Probabilities are clipped 2^-23 from
+/// 0 and 1.
 ///
 /// # Panics
 /// When the slices differ in length.
@@ -74,8 +75,9 @@ fn log_loss_of(samples: impl Iterator<Item = (f32, f32)>, count: usize) -> Optio
     (count > 0).then(|| sum / count as f64)
 }
 
-/// Log loss over the entropy of the base rate (He et al. 2014, section 3). Below 1, the predictions are
-/// better than the mean label alone. None unless the mean label lies strictly between 0 and 1.
+/// Log loss divided by the entropy of the base rate (He et al. 2014, section 3). Below 1, the
+/// predictions are better than the mean label alone. `None` unless the mean label lies strictly
+/// between 0 and 1.
 ///
 /// # Panics
 /// When the slices differ in length.
@@ -88,8 +90,8 @@ fn normalize(log_loss: f64, base_rate: f64) -> Option<f64> {
     (base_rate > 0.0 && base_rate < 1.0).then(|| log_loss / entropy)
 }
 
-/// Σ predictions / Σ labels: 1 is calibrated; above 1, predictions are too high. None when the labels sum
-/// to 0.
+/// Σ predictions / Σ labels. 1 is calibrated; above 1, predictions are too high. `None` when the
+/// labels sum to 0.
 ///
 /// # Panics
 /// When the slices differ in length.
@@ -111,8 +113,9 @@ fn mean(values: impl ExactSizeIterator<Item = f32>) -> Option<f64> {
     (count > 0).then(|| sum(values) / count as f64)
 }
 
-/// Group AUC (Zhu et al. 2017, equation 5): the mean of the groups' AUCs, each weighted by its number of
-/// samples, over the groups with both classes; none if there is no such group. A group is usually a user.
+/// Group AUC (Zhu et al. 2017, equation 5): the mean of the groups' AUCs over the groups with both
+/// classes. Each is weighted by its number of samples. `None` if there is no such group. A group is
+/// usually a user.
 ///
 /// # Panics
 /// When the slices differ in length.

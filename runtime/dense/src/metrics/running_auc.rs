@@ -7,8 +7,9 @@ const BUCKETS: usize = 1024;
 /// Parts of the window.
 const BLOCKS: usize = 8;
 
-/// Counts scores in 1,024 buckets of √p, which are finer towards 0, where click probabilities lie. Samples
-/// leave in eighths of the window. Scores in one bucket count as ties. Its memory is fixed: 72 KiB.
+/// Counts scores in 1,024 buckets of √p, which are finer near 0, where click probabilities lie.
+/// Samples leave the window an eighth at a time. Scores in one bucket count as ties. The memory is
+/// fixed: 72 KiB.
 #[derive(Debug, Clone)]
 pub struct RunningAuc {
     /// Counts of the whole window.
@@ -68,7 +69,7 @@ impl RunningAuc {
         }
     }
 
-    /// The estimate; none unless both classes are in the window.
+    /// The estimate; `None` unless both classes are in the window.
     pub fn value(&self) -> Option<f64> {
         auc_of_counts(self.window.iter().map(|&[negatives, positives]| (positives.into(), negatives.into())))
     }

@@ -1,4 +1,4 @@
-//! Checks that several models share. Each error is a sentence for the reader of the manifest.
+//! Checks that several models share. Each error is a sentence for the author of the manifest.
 
 use rectrain_kinds::ModelKind;
 
@@ -24,7 +24,8 @@ pub(super) fn inputs(config: &ModelConfig) -> Result<(), DenseError> {
     dims(config)
 }
 
-/// Refuses several tasks, for a model with first-order weights: an id has one of them.
+/// Refuses several tasks for a model with first-order weights, because an id has only one such
+/// weight.
 pub(super) fn one_task(config: &ModelConfig) -> Result<(), DenseError> {
     if config.tasks == 1 {
         return Ok(());
@@ -56,7 +57,8 @@ fn dims(config: &ModelConfig) -> Result<(), DenseError> {
     }
 }
 
-/// The dimension of all embeddings, for a model that multiplies those of different features.
+/// The common dimension of all embeddings, for a model that multiplies embeddings of different
+/// features.
 pub(super) fn one_width(config: &ModelConfig) -> Result<usize, DenseError> {
     let dims = &config.embedding_dims;
     let Some(&first) = dims.first() else {

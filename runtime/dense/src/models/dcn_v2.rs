@@ -1,5 +1,5 @@
-//! DCN-V2 (Wang et al. 2021): explicit crosses of the features and an MLP, over embeddings and dense
-//! features.
+//! DCN-V2 (Wang et al. 2021): explicit crosses of the features and an MLP, over embeddings and
+//! dense features.
 
 use burn::tensor::Tensor;
 use rectrain_kinds::CrossStructure;

@@ -1,4 +1,5 @@
-//! DeepFM (Guo et al. 2017): the sum of a factorization machine and an MLP over the same embeddings.
+//! DeepFM (Guo et al. 2017): the sum of a factorization machine and an MLP over the same
+//! embeddings.
 
 use burn::tensor::Tensor;
 

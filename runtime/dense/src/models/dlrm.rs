@@ -1,6 +1,6 @@
 //! DLRM (Naumov et al. 2019). The bottom MLP maps the dense features to a vector of the embeddings'
-//! dimension. All pairs of vectors interact by dot products. The top MLP maps the dot products, beside the
-//! bottom's output, to the logit. Without dense features there is no bottom MLP.
+//! dimension. All pairs of vectors interact by dot products. The top MLP maps the dot products and
+//! the bottom MLP's output to the logit. Without dense features there is no bottom MLP.
 
 use burn::tensor::Tensor;
 
@@ -29,7 +29,8 @@ struct Bottom {
 }
 
 impl Dlrm {
-    /// `bottom` may end with the embeddings' dimension, `top` with 1: both layers are there in any case.
+    /// `bottom` may end with the embeddings' dimension, `top` with 1. The model has both layers in
+    /// any case.
     pub(super) fn new(config: &ModelConfig, bottom: &[usize], top: &[usize]) -> Result<Self, DenseError> {
         let dim = checks::one_width(config)?;
         if config.dense_features == 0 && config.embedding_dims.len() == 1 {

@@ -1,4 +1,5 @@
-//! DNN: an MLP over embeddings and dense features. Persia calls it FFNN (Lian et al. 2022, section 5).
+//! DNN: an MLP over embeddings and dense features. Persia calls it FFNN (Lian et al. 2022, section
+//! 5).
 
 use burn::tensor::Tensor;
 

@@ -1,5 +1,5 @@
-//! Factorization machine of second order (Rendle 2010) over the sparse features. Dense features enter
-//! linearly.
+//! Factorization machine of second order (Rendle 2010) over the sparse features. Dense features
+//! enter linearly.
 
 use burn::tensor::Tensor;
 

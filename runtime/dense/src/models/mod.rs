@@ -1,8 +1,9 @@
 //! The click models, one file each: settings and their checks, parameters, formula and ONNX graph.
 //!
-//! A model owns no values. It knows the layout of its parameters and maps a batch of inputs to logits. The
-//! tower calls it, in training and in prediction alike. [`ModelConfig::build`] makes the models of a
-//! manifest. Other crates may implement [`Model`] themselves: the tower treats all models alike.
+//! A model owns no values. It knows the layout of its parameters and maps a batch of inputs to
+//! logits. The tower calls it, both in training and in prediction. [`ModelConfig::build`] makes the
+//! models of a manifest. Other crates may implement [`Model`] too: the tower treats all models
+//! alike.
 
 mod checks;
 mod dcn_v2;
@@ -85,32 +86,34 @@ use crate::onnx::{Graph, Value};
 /// assert_eq!(model.layout().total(), 9);
 /// ```
 pub trait Model: Debug + Send + Sync {
-    /// Its name, in errors and in its ONNX graph.
+    /// The model's name, for errors and for its ONNX graph.
     fn name(&self) -> &str;
 
-    /// The layout of its parameters in the flat buffer.
+    /// The layout of the model's parameters in the flat buffer.
     fn layout(&self) -> &ParameterLayout;
 
-    /// The columns of its inputs. A pass has a tensor for each input with at least one column.
+    /// The columns of the model's inputs. A pass has a tensor for each input with at least one
+    /// column.
     fn input_widths(&self) -> InputWidths;
 
     /// The logits, `[B, tasks]`.
     fn forward(&self, context: &Context<'_>, inputs: Inputs<Tensor<2>>) -> Tensor<2>;
 
-    /// The logits, `[N, tasks]`, in an ONNX graph: the formula of [`Model::forward`] without dropout.
+    /// The logits, `[N, tasks]`, in an ONNX graph: the formula of [`Model::forward`] without
+    /// dropout.
     fn onnx(&self, graph: &mut Graph<'_>, inputs: Inputs<Value>) -> Value;
 
-    /// Logits of a sample: one a task.
+    /// Logits of a sample, one for each task.
     fn tasks(&self) -> usize {
         1
     }
 
-    /// Whether it takes pooled embeddings.
+    /// Whether the model takes pooled embeddings.
     fn needs_embeddings(&self) -> bool {
         self.input_widths().embeddings > 0
     }
 
-    /// Whether it takes a pooled first-order weight for each sparse feature.
+    /// Whether the model takes a pooled first-order weight for each sparse feature.
     fn needs_linear(&self) -> bool {
         self.input_widths().linear > 0
     }
@@ -125,16 +128,16 @@ pub struct ModelConfig {
     pub settings: ModelSettings,
     /// Number of dense features.
     pub dense_features: usize,
-    /// Embedding dimension of each sparse feature, in the order in which they are concatenated. 0 for a
-    /// model without embeddings.
+    /// Embedding dimension of each sparse feature, in the order in which they are concatenated. 0
+    /// for a model without embeddings.
     pub embedding_dims: Vec<usize>,
-    /// Logits of a sample, one a task; left out of JSON when it is 1. `dnn`, `dlrm` and `dcnV2` may have
-    /// several: their output layer then has as many columns.
+    /// Logits of a sample, one a task; left out of JSON when it is 1. `dnn`, `dlrm` and `dcnV2` may
+    /// have several: their output layer then has as many columns.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub tasks: usize,
-    /// Probability that a hidden activation is dropped in training, in `[0, 1)`. The output of a bottom MLP
-    /// is not a hidden activation. Dropout belongs to training and not to the trained model, so JSON leaves
-    /// it out.
+    /// Probability that a hidden activation is dropped in training, in `[0, 1)`. The output of a
+    /// bottom MLP is not a hidden activation. Dropout belongs to training and not to the trained
+    /// model, so JSON leaves it out.
     #[serde(skip)]
     pub dropout: f32,
 }
@@ -154,10 +157,10 @@ impl ModelConfig {
         Self { settings, dense_features, embedding_dims, tasks: 1, dropout: 0.0 }
     }
 
-    /// Checks the settings against each other and lays the parameters out.
+    /// Checks the settings against each other and lays out the parameters.
     ///
     /// # Errors
-    /// [`DenseError::InvalidModel`] with a sentence for the contradiction.
+    /// [`DenseError::InvalidModel`] with a sentence that describes the contradiction.
     pub fn build(&self) -> Result<Arc<dyn Model>, DenseError> {
         checks::inputs(self)?;
         Ok(match &self.settings {
@@ -193,7 +196,8 @@ impl ModelConfig {
         InputWidths { linear: self.embedding_dims.len(), ..self.dense_and_embeddings() }
     }
 
-    /// The MLP named `deep` over embeddings and dense features, with the layer that makes the logit.
+    /// The MLP named `deep` over embeddings and dense features, with the layer that makes the
+    /// logit.
     fn deep(&self, layout: &mut ParameterLayout, hidden: &[usize]) -> MlpLogit {
         let inputs = self.embedding_width() + self.dense_features;
         MlpLogit::new(layout, "deep", MlpShape { inputs, hidden, logits: self.tasks, dropout: self.dropout })

@@ -1,6 +1,6 @@
-//! An independent definition of every model for the tests: scalar loops in f64, one sample at a time, with
-//! parameters found by name. It shares with the models only the parameter layout and the random stream of
-//! the dropout masks. The formula of each model is in the model's file.
+//! An independent definition of every model for the tests: scalar loops in f64, one sample at a
+//! time, with parameters found by name. It shares with the models only the parameter layout and the
+//! random stream of the dropout masks. The formula of each model is in the model's file.
 
 use rectrain_kinds::ModelSettings;
 
@@ -8,7 +8,7 @@ use super::{ModelConfig, dcn_v2, deepfm, dlrm, dnn, fm, lr, wide_deep};
 use crate::layout::ParameterLayout;
 use crate::random::{Stream, name_key};
 
-/// A model that the tests try: its JSON, and digests of its layout, its initial parameters and its ONNX
+/// A model under test: its JSON, and digests of its layout, its initial parameters and its ONNX
 /// file. Checkpoints and exports outlive a version of this crate, so a digest must never change.
 pub(crate) type Case = (&'static str, [u64; 3]);
 
@@ -44,7 +44,7 @@ pub(crate) struct Batch {
     pub(crate) labels: Vec<f64>,
 }
 
-/// A model by its definition.
+/// A model computed from its definition.
 pub(crate) struct Reference<'a> {
     pub(crate) config: &'a ModelConfig,
     pub(crate) layout: &'a ParameterLayout,
@@ -95,7 +95,7 @@ impl Reference<'_> {
     }
 }
 
-/// One sample, with the parameters at hand.
+/// One sample, with the parameters.
 pub(crate) struct Sample<'a> {
     reference: &'a Reference<'a>,
     parameters: &'a [f64],
@@ -156,7 +156,7 @@ impl Sample<'_> {
         if stream.unit(index) < rate { 0.0 } else { 1.0 / (1.0 - rate) }
     }
 
-    /// Hidden layers and the layer that makes the logit, which a last size of 1 stands for.
+    /// Hidden layers and the layer that makes the logit. A last size of 1 stands for that layer.
     pub(crate) fn mlp_logit(&self, name: &str, sizes: &[usize], x: Vec<f64>) -> f64 {
         self.mlp_logits(name, sizes, x, 1)[0]
     }

@@ -1,4 +1,5 @@
-//! Tests of all models alike: what checkpoints and exports take from them, and what they refuse.
+//! Tests of all models: the formats that checkpoints and exports depend on, and the settings that
+//! are refused.
 
 use std::collections::BTreeSet;
 
@@ -147,7 +148,7 @@ fn models_say_which_inputs_they_take() {
     assert_eq!(needs(dlrm(), &[4, 4]), (true, false));
 }
 
-/// Each value is made once and before it is used, and every parameter is there once.
+/// Checks that each value is made once and before its use, and that every parameter occurs once.
 fn check_graph(graph: &proto::Graph) {
     let mut known: Vec<&str> = graph.input.iter().map(|input| input.name.as_str()).collect();
     known.extend(graph.initializer.iter().map(|tensor| tensor.name.as_str()));

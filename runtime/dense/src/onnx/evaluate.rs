@@ -1,5 +1,5 @@
-//! Computes an ONNX graph in f64, for tests: the operators that click models use, straight from their
-//! definitions.
+//! Computes an ONNX graph in f64, for tests. It implements the operators that click models use,
+//! straight from their definitions.
 
 use std::collections::HashMap;
 

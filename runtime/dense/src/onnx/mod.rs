@@ -1,5 +1,6 @@
-//! Builds ONNX graphs. A model and its layers describe their formulas with a [`Graph`], in the same
-//! terms as their forward passes: tensors there, [`Value`]s here. [`crate::export_onnx`] makes the file.
+//! Builds ONNX graphs. A model and its layers describe their formulas with a [`Graph`] in the same
+//! terms as their forward passes: [`Value`]s take the place of tensors. [`crate::export_onnx`]
+//! writes the file.
 //!
 //! It uses operators of opset 17.
 
@@ -37,7 +38,7 @@ pub enum Attribute {
     Ints(Vec<i64>),
 }
 
-/// A graph under construction, with the parameters' values at hand.
+/// A graph under construction, with the values of the parameters.
 #[derive(Debug)]
 pub struct Graph<'a> {
     layout: &'a ParameterLayout,

@@ -1,4 +1,5 @@
-//! The messages of `onnx.proto` that the graph of a click model needs, with their field numbers there.
+//! The messages of `onnx.proto` that the graph of a click model needs, with their field numbers
+//! there.
 
 use prost::{Message, Oneof};
 

@@ -7,8 +7,9 @@ use crate::metrics::Metric;
 
 /// −y ln σ(x) − (1−y) ln(1−σ(x)) for labels y from 0 to 1; the prediction is σ(x).
 ///
-/// In closed form, a logit of exactly 0 has its right derivative, σ(x) − y. Every logit of a model that
-/// starts at zero is 0. The usual `max(x, 0) − xy + ln(1 + e^−|x|)` loses it to the kinks of its parts.
+/// At a logit of exactly 0, the closed form has the correct derivative, σ(x) − y. A model that
+/// starts at zero has only such logits. Automatic differentiation of the usual `max(x, 0) − xy +
+/// ln(1 + e^−|x|)` is wrong there, because its parts have kinks at 0.
 #[derive(Debug, Clone, Copy)]
 pub struct BinaryCrossEntropy;
 

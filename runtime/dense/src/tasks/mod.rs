@@ -1,7 +1,8 @@
-//! Tasks: one column of logits and labels each, with a loss and metrics.
+//! Tasks. Each has one column of logits and labels, a loss and metrics.
 //!
-//! A [`Loss`] is evaluated outside the autodiff graph: its derivative by the logit has a closed form. The
-//! loss is then summed in f64, and an exact derivative enters the graph at the logits.
+//! A [`Loss`] is evaluated outside the autodiff graph, because its derivative by the logit has a
+//! closed form. So the loss can be summed in f64, and an exact derivative enters the graph at the
+//! logits.
 
 mod binary_cross_entropy;
 mod squared_error;
@@ -20,29 +21,30 @@ use crate::models::Model;
 
 /// A loss of one logit and one label.
 pub trait Loss: Debug + Send + Sync {
-    /// Its name in sentences, such as `binary cross-entropy`.
+    /// The loss's name in sentences, such as `binary cross-entropy`.
     fn name(&self) -> &'static str;
 
-    /// Whether it takes this label.
+    /// Whether the loss accepts this label.
     fn takes(&self, label: f32) -> bool;
 
-    /// The labels that it takes, in sentences, such as `labels from 0 to 1`.
+    /// The accepted labels, in sentences, such as `labels from 0 to 1`.
     fn labels(&self) -> &'static str;
 
-    /// The prediction for a logit. NaN for an infinite logit, which is an overflow of the model and no
-    /// prediction; the tower refuses it.
+    /// The prediction for a logit. NaN for an infinite logit, which is an overflow of the model.
+    /// The tower refuses it.
     fn predict(&self, logit: f64) -> f64;
 
     /// Loss, prediction and derivative of one sample.
     fn evaluate(&self, logit: f64, label: f64) -> SampleLoss;
 
-    /// The derivative of [`Loss::evaluate`] on a device, element by element, for tensors of one shape.
+    /// The derivative of [`Loss::evaluate`] on a device, element by element, for tensors of one
+    /// shape.
     fn derivative(&self, logits: Tensor<2>, labels: Tensor<2>) -> Tensor<2>;
 
     /// The ONNX operator from a logit to the prediction, such as `Sigmoid` or `Identity`.
     fn onnx_operator(&self) -> &'static str;
 
-    /// The metrics that say how good its predictions are.
+    /// The metrics that measure the quality of its predictions.
     fn metrics(&self) -> &'static [Metric];
 }
 
@@ -60,7 +62,7 @@ pub struct SampleLoss {
 /// A task with the loss that trains it.
 #[derive(Debug, Clone)]
 pub struct TaskLoss {
-    /// Unique among the tasks; in errors, reports and names of ONNX outputs.
+    /// Unique among the tasks. It appears in errors, reports and the names of ONNX outputs.
     pub name: String,
     /// The loss.
     pub loss: Arc<dyn Loss>,
@@ -68,8 +70,8 @@ pub struct TaskLoss {
     pub weight: f64,
 }
 
-/// The tasks of a model: one for each column of its logits. Labels, logits and predictions are `[B, tasks]`,
-/// row-major.
+/// The tasks of a model: one for each column of its logits. Labels, logits and predictions are `[B,
+/// tasks]`, row-major.
 #[derive(Debug, Clone)]
 pub struct Tasks(Arc<[TaskLoss]>);
 
@@ -88,7 +90,7 @@ impl Tasks {
     /// Tasks in the order of the logits' columns.
     ///
     /// # Errors
-    /// [`DenseError::InvalidTasks`] without a task, for a name that occurs twice, and for a weight that is
+    /// [`DenseError::InvalidTasks`] if there is no task, if a name occurs twice, or if a weight is
     /// not a finite number above 0.
     pub fn new(tasks: Vec<TaskLoss>) -> Result<Self, DenseError> {
         let invalid = |reason: String| Err(DenseError::InvalidTasks { reason });
@@ -131,7 +133,7 @@ impl Tasks {
         self.0.len()
     }
 
-    /// Refuses a model without one logit for each task.
+    /// Refuses a model that does not have exactly one logit for each task.
     pub(crate) fn check_model(&self, model: &dyn Model) -> Result<(), DenseError> {
         let (logits, tasks) = (model.tasks(), self.columns());
         if logits == tasks {
@@ -141,7 +143,7 @@ impl Tasks {
         Err(DenseError::InvalidTasks { reason })
     }
 
-    /// Refuses labels that are too few or too many, or that their loss does not take.
+    /// Refuses a wrong number of labels, and labels that their loss does not accept.
     pub(crate) fn check_labels(&self, labels: &[f32], samples: usize, step: u64) -> Result<(), DenseError> {
         let columns = self.columns();
         if labels.len() != samples * columns {
@@ -212,7 +214,7 @@ impl Tasks {
     }
 }
 
-/// The loss of a kind: one line a loss.
+/// The loss of a kind.
 fn loss(kind: LossKind) -> Arc<dyn Loss> {
     match kind {
         LossKind::BinaryCrossEntropy => Arc::new(BinaryCrossEntropy),

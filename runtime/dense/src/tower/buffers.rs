@@ -3,7 +3,7 @@
 use super::{Compute, Tower};
 use crate::DenseError;
 
-/// The device's work while the host reads or writes its buffers, in errors.
+/// Names this work in the errors of a device: the host reads or writes the device's buffers.
 const EXCHANGE: &str = "an exchange with the host";
 
 impl Tower {
@@ -18,7 +18,7 @@ impl Tower {
         }
     }
 
-    /// The flat parameters, to be overwritten in place.
+    /// The flat parameters, for overwriting in place.
     ///
     /// # Errors
     /// [`DenseError::Device`].
@@ -40,7 +40,7 @@ impl Tower {
         }
     }
 
-    /// The flat gradients, to be reduced in place.
+    /// The flat gradients, for reduction in place.
     ///
     /// # Errors
     /// [`DenseError::Device`].
@@ -51,8 +51,8 @@ impl Tower {
         }
     }
 
-    /// The flat parameters and the flat optimizer state: one vector of the parameters' layout for each of
-    /// [`crate::DenseOptimizer::slots`], one after another.
+    /// The flat parameters and the flat optimizer state: one vector of the parameters' layout for
+    /// each of [`crate::DenseOptimizer::slots`], one after another.
     ///
     /// # Errors
     /// [`DenseError::Device`].
@@ -65,13 +65,13 @@ impl Tower {
         }
     }
 
-    /// Takes parameters and optimizer state from a checkpoint. `saved_kind` is the kind of the optimizer
-    /// that wrote them ([`crate::DenseOptimizer::kind`]). The update count belongs to the checkpoint as well:
-    /// pass it on to [`Tower::apply`].
+    /// Restores parameters and optimizer state from a checkpoint. `saved_kind` is the kind of the
+    /// optimizer that wrote them ([`crate::DenseOptimizer::kind`]). The checkpoint's update count
+    /// must be passed to [`Tower::apply`].
     ///
     /// # Errors
-    /// [`DenseError::OptimizerChanged`] and [`DenseError::RestoreLength`], which leave the tower unchanged;
-    /// [`DenseError::Device`].
+    /// [`DenseError::OptimizerChanged`] and [`DenseError::RestoreLength`], which leave the tower
+    /// unchanged; [`DenseError::Device`].
     pub fn restore(&mut self, parameters: &[f32], saved_kind: &str, optimizer_state: &[f32]) -> Result<(), DenseError> {
         let configured = self.optimizer.kind().name();
         if saved_kind != configured {

@@ -1,4 +1,4 @@
-//! Refuses wrong input, and values that are not finite before they spread into every parameter.
+//! Refuses wrong input, and non-finite values before they spread into every parameter.
 
 use super::{Compute, Tower};
 use crate::DenseError;

@@ -1,26 +1,32 @@
-//! The tower: the owner of a model's parameters, gradients and optimizer state. Each is one flat buffer of
-//! the same layout, and the tower is the one place where Burn's tensors meet them. A dense worker calls it
-//! once a step: `forward_backward`, then `apply`, after it has reduced the gradients with its peers, in
-//! place. Evaluation and inference call `predict`. The tower knows no other process and no clock.
+//! The tower owns a model's parameters, gradients and optimizer state. Each is one flat buffer of
+//! the same layout. Only the tower converts between these buffers and Burn's tensors.
+//!
+//! For each step, a dense worker calls `forward_backward`, reduces the gradients with its peers in
+//! place, and calls `apply`. Evaluation and inference call `predict`. The tower knows no other
+//! process and no clock.
 //!
 //! On the CPU (`host`), a step makes these copies and no others:
 //!
-//! - the parameters of linear layers, from the flat buffer to the layout of their products (`linear`);
-//! - the other parameters, to Burn tensors (Burn owns its buffers), once for all shards of the batch;
+//! - the parameters of linear layers, from the flat buffer to the layout of their products
+//!   (`linear`);
+//! - the other parameters, to Burn tensors (Burn owns its buffers), once for all shards of the
+//!   batch;
 //! - each shard's rows of the inputs;
 //! - the gradients of those other parameters, from Burn's buffers to the flat one.
 //!
-//! On a GPU (`accelerator`), all of these stay in its memory.
+//! On a GPU (`accelerator`), all of these stay in the GPU's memory.
 //!
-//! On the CPU, results are bit-equal from run to run and for any number of threads: shards depend on the
-//! batch's size only (see `workers`), each shard's graph runs on one thread, and sums over shards follow
-//! their order. Different processors give different bits: products in bf16, and Burn's for other layers,
-//! pick their kernel by CPU features at run time, and `exp` comes from the C library. Initial parameters,
-//! dropout masks and the optimizer's constants are the same everywhere.
+//! On the CPU, results are bit-equal from run to run and for any number of threads. Shards depend
+//! on the batch's size only (see `workers`), each shard's graph runs on one thread, and sums over
+//! shards follow their order. Different processors give different bits. Products in bf16, and
+//! Burn's products for other layers, choose their kernel by CPU features at run time, and `exp`
+//! comes from the C library. Initial parameters, dropout masks and the optimizer's constants are
+//! the same everywhere.
 //!
-//! Calls block for the length of the computation: on an async runtime, make them from a blocking thread.
-//! Every step allocates its activations anew, so a process that trains should tell glibc's malloc to keep
-//! freed memory (`M_MMAP_THRESHOLD`, `M_TRIM_THRESHOLD`). The program decides that, not this crate.
+//! Calls block until the computation is done: on an async runtime, make them from a blocking
+//! thread. Every step allocates its activations anew. So a process that trains should tell glibc's
+//! malloc to keep freed memory (`M_MMAP_THRESHOLD`, `M_TRIM_THRESHOLD`). The program decides that,
+//! not this crate.
 
 mod buffers;
 mod checks;
@@ -47,11 +53,11 @@ use crate::{DenseError, ParameterLayout};
 pub struct TowerOptions {
     /// Seed of the initial parameters and of the dropout masks; equal on all replicas.
     pub seed: u64,
-    /// Number of this replica: replicas drop different activations.
+    /// Number of this replica. Replicas drop different activations.
     pub rank: u32,
-    /// Threads to compute with, 0 for one a core. They do not change results. They take memory: each may
-    /// have two shards in work (and the tower eight at least), of at most 1,024 samples with their
-    /// activations. A GPU takes the whole batch at once.
+    /// Threads to compute with; 0 means one for each core. Their number does not change results.
+    /// Each thread takes memory for up to two shards, and the tower for eight at least. A shard has
+    /// at most 1,024 samples with their activations. A GPU takes the whole batch at once.
     pub threads: usize,
     /// The device to compute on.
     pub device: ComputeDevice,
@@ -81,8 +87,9 @@ impl Tower {
     /// A tower at the start of training.
     ///
     /// # Errors
-    /// [`DenseError::InvalidTasks`] if the model has not one logit a task; [`DenseError::InvalidOptimizer`],
-    /// [`DenseError::Threads`], [`DenseError::NoGpu`], [`DenseError::NoBf16`] and [`DenseError::Device`].
+    /// [`DenseError::InvalidTasks`] unless the model has exactly one logit for each task;
+    /// [`DenseError::InvalidOptimizer`], [`DenseError::Threads`], [`DenseError::NoGpu`],
+    /// [`DenseError::NoBf16`] and [`DenseError::Device`].
     pub fn new(
         model: Arc<dyn Model>,
         tasks: Tasks,
@@ -124,7 +131,7 @@ impl Tower {
         &self.optimizer
     }
 
-    /// Memory that this process has taken of its GPU; `None` on the CPU.
+    /// Memory that this process has allocated on its GPU; `None` on the CPU.
     pub fn device_memory(&self) -> Option<DeviceMemory> {
         match &self.compute {
             Compute::Host(_) => None,
@@ -132,16 +139,17 @@ impl Tower {
         }
     }
 
-    /// Computes the losses and all gradients of `scale · Σ weight · loss`, over samples and tasks, at the
-    /// present parameters; the parameters' are then in [`Tower::gradients`]. `labels` is
-    /// `[samples, tasks]`. `scale` is 1 / (samples of the global batch), so that gradients
-    /// summed over replicas are the gradients of the mean. A batch of 0 samples is legal and has zero
-    /// gradients. `step` is the global step, on which dropout masks depend.
+    /// Computes the losses and all gradients of `scale · Σ weight · loss`, over samples and tasks,
+    /// at the present parameters. The gradients of the parameters are then in [`Tower::gradients`].
+    ///
+    /// `labels` is `[samples, tasks]`. `scale` is 1 / (samples of the global batch), so that the
+    /// gradients summed over replicas are the gradients of the mean. A batch of 0 samples is legal
+    /// and has zero gradients. `step` is the global step, on which dropout masks depend.
     ///
     /// # Errors
     /// [`DenseError::InputLength`], [`DenseError::InvalidLabel`], [`DenseError::Device`], and
-    /// [`DenseError::NonFinite`] for an input, a prediction or a gradient. The gradients are then undefined;
-    /// parameters and optimizer state are untouched.
+    /// [`DenseError::NonFinite`] for an input, a prediction or a gradient. The gradients are then
+    /// undefined; parameters and optimizer state are untouched.
     ///
     /// # Panics
     /// If the model makes logits of another shape than `[samples, tasks]`.
@@ -181,12 +189,13 @@ impl Tower {
         Ok(predictions)
     }
 
-    /// Updates the parameters in place from the gradients. `update_count` counts the updates of these
-    /// parameters including this one, from 1, through restarts: Adam's bias correction needs it.
+    /// Updates the parameters in place from the gradients. `update_count` counts the updates of
+    /// these parameters from 1, this one included and across restarts. Adam's bias correction needs
+    /// it.
     ///
     /// # Errors
-    /// [`DenseError::UpdateCount`] for count 0, and [`DenseError::Device`]; a device may report a failed
-    /// update later.
+    /// [`DenseError::UpdateCount`] for count 0, and [`DenseError::Device`]; a device may report a
+    /// failed update later.
     pub fn apply(&mut self, update_count: u64) -> Result<(), DenseError> {
         let rule = rule(self.optimizer, update_count)?;
         match &mut self.compute {

@@ -1,9 +1,9 @@
-//! Towers on a device with memory of its own: what the device holds, what the host holds, and what goes
-//! between them.
+//! Towers on a device with memory of its own: the contents of the device and the host, and the
+//! copies between them.
 
 use super::*;
 
-/// Trains for eight steps. Between them it does everything that a dense worker does with the buffers.
+/// Trains for eight steps. Between the steps it changes the buffers like a dense worker.
 fn train(tower: &mut Tower) {
     for step in 1..=8 {
         let sampled = Sampled::new(tower.model(), 64);

@@ -8,7 +8,8 @@ use crate::models::reference::{DropoutKey, Reference, all_models};
 use crate::onnx::{DENSE, EMBEDDINGS, LINEAR, PROBABILITY, evaluate, proto};
 use crate::workers::shards;
 
-/// Compares one training step, on the CPU and on a device, with finite differences of the reference.
+/// Compares one training step, on the CPU and on a device, with finite differences of the
+/// reference.
 fn check_step(config: ModelConfig, samples: usize, dropout: DropoutKey) {
     // A GPU's tensor cores round to TF32.
     let is_exact = slack() <= 1.0;
@@ -78,8 +79,8 @@ fn gradients_in_bf16_are_within_a_few_percent() {
             assert!(error <= most * size, "{config:?}: {what} is off by {error} of {size}");
         };
         let on_the_cpu = [tower, bf16_tower].map(|tower| gradients(clear_of_kinks(moved(tower(config.clone()))), None));
-        // A device rounds sums as well, so units need more distance from the kink. All labels are equal:
-        // where the gradients of unlike labels cancel out, rounding might be all that is left.
+        // A device rounds sums as well, so units need more distance from the kink. All labels are
+        // equal. If gradients of different labels cancelled out, only the rounding might remain.
         let on_a_device = [on_device, bf16_on_device]
             .map(|tower| gradients(clear_of_kinks_by(6.0, moved(tower(config.clone()))), Some(1.0)));
         // A device has products with one column in 32 bits.

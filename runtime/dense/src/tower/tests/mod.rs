@@ -1,4 +1,5 @@
-//! Towers against an independent definition of every model: fixtures, and one file for each claim.
+//! Tests of towers against an independent definition of every model: fixtures, and one file for
+//! each claim.
 
 mod devices;
 mod gradients;
@@ -23,10 +24,11 @@ const SEED: u64 = 11;
 const RANK: u32 = 3;
 const STEP: u64 = 17;
 
-/// How much further than in 32 bits a step in bf16 may be from the exact value: by 2 % of the largest
-/// gradient of a parameter (or of .001) and 20 % of each. An operand of 8 bits is off by up to 0.4 %, and
-/// there are up to seven of them one after another. Some gradients are the small remainder of samples that
-/// cancel out. A device rounds sums as well: twice as far.
+/// How much further from the exact value a step in bf16 may be than one in 32 bits. The tolerance
+/// is 2 % of the largest gradient of a parameter (or of .001), plus 20 % of each gradient. An
+/// operand of 8 bits is off by up to 0.4 %, and up to seven of them follow one another. Some
+/// gradients are the small remainder of samples that cancel out. A device rounds sums as well,
+/// which doubles the error.
 const BF16_SLACK: f64 = 10_000.0;
 
 fn config(settings: ModelSettings) -> ModelConfig {
@@ -63,14 +65,14 @@ fn bf16_tower(config: ModelConfig) -> Tower {
     tower_with(config, 1, Precision::Bf16)
 }
 
-/// A device with memory of its own: the machine's GPU where this build can use one, otherwise the CPU's
-/// backend in its place.
+/// A device with memory of its own: the machine's GPU if this build can use one, otherwise the
+/// CPU's backend.
 fn device() -> Device {
     if gpus().unwrap().is_empty() { Device::flex() } else { open_cuda(0, Precision::Bf16).unwrap() }
 }
 
-/// How much further from the exact value a device may be than the CPU: products on tensor cores take inputs
-/// of 11 bits.
+/// How much further from the exact value a device may be than the CPU. Products on tensor cores
+/// round their inputs to 11 bits.
 fn slack() -> f64 {
     if gpus().unwrap().is_empty() { 1.0 } else { 2000.0 }
 }
@@ -92,7 +94,7 @@ fn on_device_with(config: ModelConfig, optimizer: DenseOptimizer, precision: Pre
     Tower { model, tasks: clicks(), optimizer, seed: SEED, rank: RANK, compute: Compute::Accelerator(Box::new(device)) }
 }
 
-/// Moves every parameter off 0: a weight that starts at 0 hides its factor.
+/// Moves every parameter away from 0, because a weight at 0 hides errors in its factor.
 fn moved(mut tower: Tower) -> Tower {
     let stream = Stream::new(&[98]);
     for (index, parameter) in (0..).zip(tower.parameters_mut().unwrap()) {
@@ -101,8 +103,8 @@ fn moved(mut tower: Tower) -> Tower {
     tower
 }
 
-/// Moves hidden units far from the kink of ReLU, every other one above it. A unit that bf16 puts on the
-/// other side changes a gradient by all of a sample's part, and that is no matter of rounding.
+/// Moves hidden units far from the kink of ReLU, every other one above it. If bf16 moves a unit
+/// across the kink, a gradient changes by a sample's whole part, which is no rounding error.
 fn clear_of_kinks(tower: Tower) -> Tower {
     clear_of_kinks_by(1.5, tower)
 }
@@ -201,7 +203,7 @@ fn assert_within(slack: f64, what: &str, got: &[f32], expected: &[f64]) {
     }
 }
 
-/// Trains on one batch of 32 samples, once an update.
+/// Trains on one batch of 32 samples, one step for each update count.
 fn steps(tower: &mut Tower, updates: Range<u64>) {
     let sampled = Sampled::new(tower.model(), 32);
     for update in updates {

@@ -1,4 +1,4 @@
-//! The same bits from run to run, for any number of threads, and beside other towers.
+//! Results have the same bits from run to run, for any number of threads, and beside other towers.
 
 use super::*;
 use crate::workers::shards;
