@@ -140,9 +140,9 @@ impl Arena {
 
     /// With `on`, blocks that this process drops stay in the file; otherwise they become free. On
     /// at first.
-    pub(crate) fn keep_file(&self, on: bool) {
+    pub(crate) fn keep_dropped(&self, on: bool) {
         if let Some(file) = &self.file {
-            file.keep(on);
+            file.keep_dropped(on);
         }
     }
 
@@ -199,7 +199,7 @@ impl Arena {
         match self.header(start) {
             None => self.space().free.give_back(start, bytes),
             Some(header) => {
-                if self.file.as_ref().is_some_and(BlockFile::is_kept) {
+                if self.file.as_ref().is_some_and(BlockFile::keeps_dropped) {
                     return;
                 }
                 header.release();

@@ -124,7 +124,7 @@ pub(crate) struct BlockFile {
     /// The mapped file header.
     header: NonNull<FileHeader>,
     length: AtomicU64,
-    kept: AtomicBool,
+    keeps_dropped: AtomicBool,
 }
 
 // SAFETY: the header is reached as atomics only.
@@ -152,7 +152,7 @@ impl BlockFile {
             header,
             length: AtomicU64::new(bytes as u64),
             // On until all blocks have found their owners.
-            kept: AtomicBool::new(true),
+            keeps_dropped: AtomicBool::new(true),
         };
         let header = file.header();
         // The magic is written before any block. A file without it is one whose creator was killed.
@@ -231,16 +231,16 @@ impl BlockFile {
     }
 
     /// With `on`, dropped blocks stay in the file.
-    pub(crate) fn keep(&self, on: bool) {
-        self.kept.store(on, Ordering::Release);
+    pub(crate) fn keep_dropped(&self, on: bool) {
+        self.keeps_dropped.store(on, Ordering::Release);
     }
 
     pub(crate) fn is_incomplete(&self) -> bool {
         self.header().incomplete.load(Ordering::Relaxed) != 0
     }
 
-    pub(crate) fn is_kept(&self) -> bool {
-        self.kept.load(Ordering::Acquire)
+    pub(crate) fn keeps_dropped(&self) -> bool {
+        self.keeps_dropped.load(Ordering::Acquire)
     }
 
     pub(crate) fn damaged(&self, problem: &'static str) -> SharedMemoryError {

@@ -51,8 +51,8 @@ pub enum StoreError {
     #[error("the store is being saved already; complete or abandon that save first")]
     FrozenAlready,
     #[error(
-        "the changes since save {since} are not known: they are kept from the first save that is completed while \
-         changes are tracked; save everything instead"
+        "the changes since save {since} are not known: the store tracks them from the first save that completes while \
+         tracking is on; save everything instead"
     )]
     ChangesUnknown { since: SaveId },
     #[error(transparent)]

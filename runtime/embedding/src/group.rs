@@ -53,23 +53,23 @@ impl Group {
     }
 
     /// The memories that outlive the process if the group is in shared memory.
-    fn kept(&self) -> impl Iterator<Item = &Arc<Arena>> {
+    fn memories(&self) -> impl Iterator<Item = &Arc<Arena>> {
         [&self.memory].into_iter().chain(self.side.iter().map(|side| &side.memory))
     }
 
-    /// Whether files are left as they are when memory is given back; see [`Arena::keep_file`].
-    pub(crate) fn keep_files(&self, on: bool) {
-        self.kept().for_each(|memory| memory.keep_file(on));
+    /// See [`Arena::keep_dropped`].
+    pub(crate) fn keep_dropped(&self, on: bool) {
+        self.memories().for_each(|memory| memory.keep_dropped(on));
     }
 
     /// Whether a file could not grow, so that some of its contents are elsewhere.
     pub(crate) fn is_incomplete(&self) -> bool {
-        self.kept().any(|memory| memory.is_incomplete())
+        self.memories().any(|memory| memory.is_incomplete())
     }
 
-    /// Bytes that were given back and are kept.
+    /// Bytes that were given back and wait for reuse.
     pub(crate) fn free_bytes(&self) -> usize {
-        self.kept().map(|memory| memory.free_bytes()).sum::<usize>() + self.indexes.free_bytes()
+        self.memories().map(|memory| memory.free_bytes()).sum::<usize>() + self.indexes.free_bytes()
     }
 
     /// Words of the longest row or block.

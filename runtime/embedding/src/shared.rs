@@ -77,7 +77,7 @@ impl Store {
             tables.push(adopt_slot(Slot(slot), &groups, &mut found)?);
         }
         let store = Self::of_tables(config, groups, tables);
-        store.groups.iter().for_each(|group| group.keep_files(false));
+        store.groups.iter().for_each(|group| group.keep_dropped(false));
         let longest = store.groups.iter().map(Group::longest).max();
         let mut log = UpdateLog::open(&directory.join("update"), longest.unwrap_or(0))?;
         let repaired_rows = u64::from(store.restore_unfinished(&mut log)?);

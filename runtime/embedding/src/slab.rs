@@ -65,8 +65,8 @@ struct Frozen {
     pending: bool,
     /// The rows of that instant that have changed since: their numbers, and their words before the
     /// change.
-    kept: Vec<u32>,
-    kept_words: Vec<u32>,
+    copied: Vec<u32>,
+    copied_words: Vec<u32>,
 }
 
 impl Slab {
@@ -199,8 +199,8 @@ impl Slab {
         set(&mut self.changed, row);
         let (chunk, start) = self.place(row);
         if let Some(frozen) = self.frozen.as_mut().filter(|frozen| frozen.pending) {
-            frozen.kept.push(row);
-            frozen.kept_words.extend_from_slice(&self.chunks[chunk][start..start + self.stride]);
+            frozen.copied.push(row);
+            frozen.copied_words.extend_from_slice(&self.chunks[chunk][start..start + self.stride]);
         }
     }
 
@@ -308,7 +308,7 @@ impl Slab {
     pub(crate) fn freeze(&mut self) {
         let unchanged = vec![0; self.changed.len()];
         let changed = std::mem::replace(&mut self.changed, unchanged);
-        self.frozen = Some(Box::new(Frozen { changed, pending: true, kept: Vec::new(), kept_words: Vec::new() }));
+        self.frozen = Some(Box::new(Frozen { changed, pending: true, copied: Vec::new(), copied_words: Vec::new() }));
     }
 
     /// A copy of the rows as they were when the slab was frozen, in no particular order. With
@@ -321,26 +321,26 @@ impl Slab {
         }
         let Some(mut frozen) = self.frozen.take() else { return Vec::new() };
         if !changes_only && self.changed.iter().all(|&word| word == 0) {
-            *frozen = frozen.taken();
+            *frozen = frozen.without_copies();
             self.frozen = Some(frozen);
             return self.copy_rows();
         }
         let wanted = |row| !changes_only || bit(&frozen.changed, row);
         let mut rows = Vec::new();
         if !changes_only {
-            rows.reserve_exact(self.rows * self.stride + frozen.kept_words.len());
+            rows.reserve_exact(self.rows * self.stride + frozen.copied_words.len());
         }
         for (row, words) in self.iter() {
             if !bit(&self.changed, row) && wanted(row) {
                 rows.extend_from_slice(words);
             }
         }
-        for (&row, words) in frozen.kept.iter().zip(frozen.kept_words.chunks_exact(self.stride)) {
+        for (&row, words) in frozen.copied.iter().zip(frozen.copied_words.chunks_exact(self.stride)) {
             if wanted(row) {
                 rows.extend_from_slice(words);
             }
         }
-        *frozen = frozen.taken();
+        *frozen = frozen.without_copies();
         self.frozen = Some(frozen);
         rows
     }
@@ -357,13 +357,18 @@ impl Slab {
 
 impl Frozen {
     /// Takes the bits out and drops the copied rows.
-    fn taken(&mut self) -> Self {
-        Self { changed: std::mem::take(&mut self.changed), pending: false, kept: Vec::new(), kept_words: Vec::new() }
+    fn without_copies(&mut self) -> Self {
+        Self {
+            changed: std::mem::take(&mut self.changed),
+            pending: false,
+            copied: Vec::new(),
+            copied_words: Vec::new(),
+        }
     }
 
     fn bytes(&self) -> usize {
         self.changed.capacity() * size_of::<u64>()
-            + (self.kept.capacity() + self.kept_words.capacity()) * size_of::<u32>()
+            + (self.copied.capacity() + self.copied_words.capacity()) * size_of::<u32>()
     }
 }
 

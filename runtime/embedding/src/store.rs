@@ -51,7 +51,7 @@ pub struct Store {
 /// Rows in shared memory stay there for the next process.
 impl Drop for Store {
     fn drop(&mut self) {
-        self.groups.iter().for_each(|group| group.keep_files(true));
+        self.groups.iter().for_each(|group| group.keep_dropped(true));
     }
 }
 

@@ -1,9 +1,9 @@
-//! The life of a row: which keys get one, what it records about its use, and when it goes.
+//! The life of a row: which keys get one, how it records its use, and when it is removed.
 //!
 //! A policy has a file here that implements [`RowLife`]. A row group names its policy with the
 //! policy's settings ([`LifePolicy`] in [`RowSpec::life`](crate::RowSpec::life)):
 //!
-//! | policy | a key gets its row | the row's word | beside the rows | a row goes |
+//! | policy | a key gets its row | the row's word | beside the rows | a row is removed |
 //! |---|---|---|---|---|
 //! | [`KeepAll`] | at its first training look-up | not used | nothing | never |
 //! | [`AdmitAfter`] | at its `count`-th update | not used | counters of keys without a row | never |
@@ -110,7 +110,7 @@ pub(crate) enum Refusal {
     /// since.
     Missing,
     /// The policy has not admitted the key yet. To count it, `forgotten` sightings of other keys
-    /// were given up.
+    /// were dropped.
     TurnedAway { forgotten: u32 },
 }
 
@@ -165,7 +165,7 @@ pub(crate) trait RowLife: Copy {
     }
 
     /// Whether a block of a side table, without its number, is one that this policy can have
-    /// written. `owns` tells the keys of the block's slot and number.
+    /// written. `owns` returns whether a key belongs to the block's slot and number.
     fn is_block(self, _words: &[u32], _owns: impl Fn(FeatureKey) -> bool) -> bool {
         false
     }

@@ -99,7 +99,7 @@ mod tests {
             assert_eq!(counts.applied, keys.len() as u64);
         }
 
-        /// Sweeps the table in pieces of 7 rows; returns the rows that went.
+        /// Sweeps the table in pieces of 7 rows; returns the numbers of expired and evicted rows.
         fn sweep(&mut self, now: u64, floor: u16) -> (u64, u64) {
             let (mut next, mut expired, mut evicted) = (Some(0), 0, 0);
             while let Some(from) = next {
