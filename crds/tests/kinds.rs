@@ -61,15 +61,7 @@ const TESTS: &[KindTest] = &[
     (DENSE, "adamW", "runtime/dense/src/optimizer.rs::adamw_decays_the_parameters_and_not_the_gradients"),
     (DENSE, "sgd", "runtime/dense/src/optimizer.rs::sgd_is_its_formula"),
     (DENSE, "adaGrad", "runtime/dense/src/optimizer.rs::adagrad_is_its_formula"),
-    (SPARSE, "adam", "runtime/embedding/src/optimizer/adam.rs::adam_is_sparse_adams_formula_with_the_global_count"),
-    (SPARSE, "adaGrad", "runtime/embedding/src/optimizer/ada_grad.rs::adagrad_is_its_formula"),
-    (
-        SPARSE,
-        "rowWiseAdaGrad",
-        "runtime/embedding/src/optimizer/row_wise_ada_grad.rs::row_wise_adagrad_is_krakens_formula",
-    ),
-    (SPARSE, "sgd", "runtime/embedding/src/optimizer/sgd.rs::sgd_is_its_formula"),
-    (SPARSE, "ftrl", "runtime/embedding/src/optimizer/ftrl.rs::ftrl_is_the_papers_algorithm_1"),
+    (SPARSE, EVERY, STORED_VALUES),
     (POOLING, "sum", POOLINGS),
     (POOLING, "mean", POOLINGS),
     (POOLING, "sqrtN", POOLINGS),
@@ -105,6 +97,7 @@ const MODELS: &str = "runtime/dense/src/tower/tests/gradients.rs::every_model_an
 const KEY_DIVISORS: &str =
     "runtime/modes/tests/gba_paper.rs::b_an_embedding_gradient_is_the_weighted_sum_over_the_workers_that_met_the_key";
 const POOLINGS: &str = "runtime/embedding-worker/src/prepared_ids.rs::pooling_equals_the_definition_sample_by_sample";
+/// Checks every optimizer and every type of stored values against loops over single numbers.
 const STORED_VALUES: &str = "runtime/embedding/tests/store.rs::the_store_behaves_to_the_bit_as_a_naive_map_does";
 const TRANSFORMS: &str = "runtime/data/src/schema.rs::transforms_are_their_formulas";
 

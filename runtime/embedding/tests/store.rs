@@ -10,6 +10,7 @@ use rectrain_embedding::{
     FeatureKey, GroupId, Initializer, LifePolicy, LookupCounts, Missing, RowSpec, Slot, SnapshotError, SparseOptimizer,
     Store, StoreConfig, StoreError, UpdateCounts, ValueType, slot_of,
 };
+use rectrain_kinds::SparseOptimizerKind;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use xxhash_rust::xxh3::xxh3_64;
@@ -368,6 +369,13 @@ impl Pair {
             self.store.for_each_row(slot, visit).unwrap();
         }
         assert_eq!(seen, self.model.rows);
+    }
+}
+
+#[test]
+fn every_kind_of_optimizer_is_compared() {
+    for kind in SparseOptimizerKind::ALL {
+        assert!(OPTIMIZERS.iter().any(|optimizer| optimizer.kind() == kind), "OPTIMIZERS lacks {kind}");
     }
 }
 
