@@ -34,8 +34,9 @@ pub use values::{
     ValueType,
 };
 
-/// Every enum of kinds that `rectrain explain` has a page for. [`Role`] has other names in manifests
-/// than in commands, no field names a [`LossKind`], and paths usually name a [`DataFormat`].
+/// Every enum of kinds that `rectrain explain` has pages for. The other enums are [`Role`], with its
+/// different names in manifests and commands, [`LossKind`], which no field of a manifest names, and
+/// [`DataFormat`], which the paths of the files name.
 pub const KIND_SETS: [KindSet; 14] = [
     Mode::SET,
     KeyDivisor::SET,

@@ -173,11 +173,11 @@ pub enum DataError {
         /// The bad row that exceeded it.
         last: Box<DataError>,
     },
-    /// A quoted cell that is never closed. All rows after it would become its content. It is not a
-    /// bad row that may be skipped, because the number of lost rows is unknown.
+    /// A quoted cell that is never closed. All rows after it would become its content. A reader
+    /// cannot skip it as a bad row, because the number of lost rows is unknown.
     #[error(
-        "{file}, line {line}: expected a closing quote, but a quoted cell of this row continues to the end of the \
-         file; close it, or turn quoting off if quotes are ordinary characters here"
+        "{file}, line {line}: a quoted cell of this row continues to the end of the file; close its quote, or turn \
+         quoting off if quotes are ordinary characters here"
     )]
     UnclosedQuote {
         /// The file.
@@ -187,8 +187,7 @@ pub enum DataError {
     },
     /// A text row without an end, usually because a quote is never closed.
     #[error(
-        "{file}, line {line}: the row is longer than {limit} bytes; close its quote, or check that this is a \
-         text file"
+        "{file}, line {line}: the row is longer than {limit} bytes; close its quote, or check that this is a text file"
     )]
     RowTooLong {
         /// The file.

@@ -126,8 +126,8 @@ impl SpanReader {
     /// error the reader can be used again, and restarts.
     ///
     /// # Errors
-    /// A bad row, a damaged file, a failing disk or network; a data set without any rows; a number
-    /// of rows out of range.
+    /// A bad row, a damaged file, or a failing disk or network. A data set without any rows. A
+    /// number of rows out of range.
     pub fn read(&mut self, span: Span) -> Result<Option<SpanRows>, DataError> {
         check_span_rows(span.rows)?;
         self.announced.retain(|announced| announced.from > span.from);

@@ -58,7 +58,9 @@ impl Object {
             let bytes = object.store.get_opts(&object.path, options).await?;
             let bytes = bytes.bytes().await?;
             if bytes.len() as u64 != range.end - range.start {
-                return Err(io::Error::other("the store sent another number of bytes than asked"));
+                let expected = range.end - range.start;
+                let problem = format!("the store sent {} bytes, expected {expected}", bytes.len());
+                return Err(io::Error::other(problem));
             }
             Ok(bytes)
         })

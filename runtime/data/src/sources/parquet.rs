@@ -1,10 +1,10 @@
 //! Rows of Parquet files, row group by row group. Only the columns of the schema are read.
 //!
-//! The operating system reads the pages of a local file on demand. The source fetches the columns of
-//! an object's row group at once. While it decodes them, it fetches those columns of the next group.
-//! It does not read row groups that it passes over. If bad rows are skipped, or the view filters by
-//! time, it has to look at every row. Texts in dictionaries are hashed once a dictionary and not once
-//! a row.
+//! The operating system reads the pages of a local file on demand. The source fetches the columns
+//! of an object's row group at once. While it decodes them, it fetches the columns of the next
+//! group. It does not read row groups that it passes over. If bad rows are skipped, or the view
+//! filters by time, it has to look at every row. The source hashes each text of a dictionary once,
+//! and not once a row.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
