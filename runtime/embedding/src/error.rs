@@ -1,34 +1,8 @@
 //! Everything the store can refuse. A refusal changes nothing: a call that returns an error has
 //! touched no row.
 
-use crate::{FeatureKey, GroupId, MAX_DIM, MAX_GROUPS, MAX_SLOTS, RowSpec, SaveId, Slot};
-use std::path::PathBuf;
+use crate::{FeatureKey, GroupId, RowSpec, SaveId, SharedMemoryError, Slot, SpecError};
 use thiserror::Error;
-
-/// A configuration that cannot be used.
-#[derive(Debug, Error, PartialEq)]
-pub enum SpecError {
-    #[error("slots is {found}; give a number from 1 to {max}", max = MAX_SLOTS)]
-    Slots { found: u32 },
-    #[error("a store was asked for with {found} row groups; give 1 to {max}", max = MAX_GROUPS)]
-    Groups { found: usize },
-    #[error("row group {group}: {source}")]
-    InGroup {
-        group: GroupId,
-        #[source]
-        source: Box<SpecError>,
-    },
-    #[error("dim is {found}; give a number from 1 to {max}", max = MAX_DIM)]
-    Dim { found: usize },
-    #[error("zero_columns is {found} but a row has {dim} columns; give at most that many")]
-    ZeroColumns { found: usize, dim: usize },
-    #[error("the initializer's {name} is {found}; it must be {expected}")]
-    Initializer { name: &'static str, found: f32, expected: &'static str },
-    #[error("the optimizer's {name} is {found}; it must be {expected}")]
-    Optimizer { name: &'static str, found: f64, expected: &'static str },
-    #[error("the row life's {name} is {found}; it must be {expected}")]
-    Life { name: &'static str, found: u64, expected: &'static str },
-}
 
 /// A call on a store that was refused.
 #[derive(Debug, Error)]
@@ -59,15 +33,6 @@ pub enum StoreError {
     SharedMemory(#[from] SharedMemoryError),
     #[error("slot {slot} was saved already in this save; each slot is saved once")]
     SavedAlready { slot: Slot },
-}
-
-/// Shared memory that no store can be kept in, or that holds no rows of this one.
-#[derive(Debug, Error)]
-pub enum SharedMemoryError {
-    #[error("cannot {attempt} {path} for the rows of a store: {source}", path = path.display())]
-    Io { attempt: &'static str, path: PathBuf, source: std::io::Error },
-    #[error("the rows in {path} cannot be used: {problem}", path = path.display())]
-    Damaged { path: PathBuf, problem: &'static str },
 }
 
 /// Bytes that are not a snapshot this store can take.

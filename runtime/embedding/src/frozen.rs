@@ -7,7 +7,8 @@
 //! request waits longer than it takes to copy one slot. Copying whole slots on write would copy the
 //! whole store: keys are spread evenly, so one batch touches nearly all slots.
 
-use crate::saves::{SaveId, SaveScope, Saves};
+use crate::SaveId;
+use crate::saves::{SaveScope, Saves};
 use crate::slot::SlotState;
 use crate::snapshot::{self, SlotSnapshot};
 use crate::{Slot, Store, StoreError};

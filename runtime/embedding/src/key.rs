@@ -43,6 +43,16 @@ pub fn slot_of(key: FeatureKey, slots: u32) -> Slot {
     Slot((product >> 64) as u32)
 }
 
+/// The key of a row.
+pub(crate) fn key_of(row: &[u32]) -> FeatureKey {
+    FeatureKey(u64::from(row[0]) | u64::from(row[1]) << 32)
+}
+
+/// The key of a row, from the row's bytes in memory.
+pub(crate) fn key_of_bytes(row: &[u8]) -> FeatureKey {
+    FeatureKey(row.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -163,19 +163,10 @@ fn bf16s_mut(words: &mut [u32], dim: usize) -> &mut [bf16] {
     &mut bytemuck::cast_slice_mut(words)[..dim]
 }
 
-/// The key of a row.
-pub(crate) fn key_of(row: &[u32]) -> FeatureKey {
-    FeatureKey(u64::from(row[0]) | u64::from(row[1]) << 32)
-}
-
-/// The key of a row, from the row's bytes in memory.
-pub(crate) fn key_of_bytes(row: &[u8]) -> FeatureKey {
-    FeatureKey(row.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key::key_of;
     use crate::{Initializer, LifePolicy};
 
     const SGD: SparseOptimizer = SparseOptimizer::Sgd { learning_rate: 1.0 };

@@ -5,18 +5,7 @@
 //! saved whole, so changes since an earlier base are also right on top of a later one. A base
 //! therefore stays usable while it is unknown whether other processes completed a save after it.
 
-use crate::StoreError;
-use std::fmt;
-
-/// Names a save: a random number, equal in all processes that save at one instant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SaveId(pub u128);
-
-impl fmt::Display for SaveId {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{:032x}", self.0)
-    }
-}
+use crate::{SaveId, StoreError};
 
 /// The contents of a save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,14 +5,7 @@ use rectrain_kinds::{Initializer, SparseOptimizer, ValueType};
 
 use crate::initial::InitialValues;
 use crate::optimizer::RowOptimizer;
-use crate::{GroupId, LifePolicy, SpecError};
-
-/// The most slots a store may be divided into.
-pub const MAX_SLOTS: u32 = 1 << 20;
-/// The largest embedding dimension of a row.
-pub const MAX_DIM: usize = 1 << 16;
-/// The most row groups of a store.
-pub const MAX_GROUPS: usize = 1 << 16;
+use crate::{GroupId, LifePolicy, MAX_DIM, MAX_GROUPS, MAX_SLOTS, SpecError};
 
 /// The shape of the rows of one group, and the rules for them.
 #[derive(Clone, Copy, Debug, PartialEq)]

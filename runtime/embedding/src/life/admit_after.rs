@@ -23,7 +23,7 @@
 
 use super::{Numbers, Refusal, RowLife, Side, SightedKey};
 use crate::index::Hash;
-use crate::layout::key_of;
+use crate::key::key_of;
 use crate::log::{NoLog, RowLog};
 use crate::side_table::{SideLayout, SideTable};
 use crate::{FeatureKey, SpecError};

@@ -44,7 +44,8 @@ mod sort;
 mod spec;
 mod write;
 
-use crate::layout::{RowLayout, key_of};
+use crate::key::key_of;
+use crate::layout::RowLayout;
 use crate::{FeatureKey, GroupId, Slot};
 
 pub(crate) use read::{CheckedSnapshot, config_of, read};

@@ -3,7 +3,8 @@
 use super::spec::GroupRecord;
 use super::{CHECKSUM_BYTES, HEADER_BYTES, MAGIC, SlotContent, VERSION};
 use crate::index::Hash;
-use crate::layout::{RowLayout, key_of_bytes};
+use crate::key::key_of_bytes;
+use crate::layout::RowLayout;
 use crate::life::{RowLife, with_life};
 use crate::side_table::SideLayout;
 use crate::{FeatureKey, GroupId, RowSpec, Slot, SnapshotError, StoreConfig, slot_of};

@@ -3,7 +3,8 @@
 use super::sort::sorted;
 use super::spec::{GroupRecord, record_bytes};
 use super::{CHECKSUM_BYTES, HEADER_BYTES, MAGIC, SlotContent, SlotRows, SlotSnapshot, VERSION, blocks_in_order};
-use crate::layout::{RowLayout, key_of};
+use crate::key::key_of;
+use crate::layout::RowLayout;
 use crate::{FeatureKey, Slot, StoreConfig};
 use xxhash_rust::xxh3::xxh3_64;
 
