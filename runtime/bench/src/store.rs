@@ -25,10 +25,11 @@
 //! Batches and gradients are drawn before the clock starts.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Barrier, Mutex, PoisonError};
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use comfy_table::Table;
+use parking_lot::Mutex;
 use rectrain_embedding::{
     FeatureKey, GroupId, Initializer, LifePolicy, Missing, RowSpec, SparseOptimizer, Store, StoreConfig, StoreError,
     UpdateLog, ValueType,
@@ -377,7 +378,7 @@ fn train(
             sum.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
         }
         let sum = clock.lap();
-        match log.map(|log| log.lock().unwrap_or_else(PoisonError::into_inner)) {
+        match log.map(|log| log.lock()) {
             None => store.update(GROUP, keys, &sums[..values], count)?,
             Some(mut log) => {
                 log.begin();

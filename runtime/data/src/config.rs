@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rectrain_kinds::{BadRows, FileFormat, Split, Start, SyntheticConfig};
 
-use crate::reader::{Order, Span};
+use crate::span::{Order, Span};
 
 /// A subset of the rows of a source.
 #[derive(Debug, Clone, PartialEq, Default)]

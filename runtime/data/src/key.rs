@@ -12,6 +12,7 @@
 //!   integer, and for the values of different tables against each other.
 //! - The top bits are as uniform as the low ones. They choose the slot of a key.
 
+use rectrain_random::mix;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 /// A number that is mixed into every key of one table: XXH3 of the table's name.
@@ -52,15 +53,6 @@ impl TableSeed {
     pub fn missing(self) -> u64 {
         self.text(b"")
     }
-}
-
-/// SplitMix64's finaliser (Stafford's variant 13): a bijection of 64-bit words in which every input
-/// bit reaches every output bit.
-#[inline]
-pub fn mix(word: u64) -> u64 {
-    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
 }
 
 /// The inverse of [`mix`].

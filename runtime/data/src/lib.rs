@@ -39,6 +39,7 @@ mod reader;
 mod schema;
 mod source;
 mod sources;
+mod span;
 mod storage;
 pub mod synthetic;
 mod text;
@@ -50,8 +51,9 @@ pub use error::{DataError, Place};
 pub use identity::{Identity, PartIdentity, Version};
 pub use pace::passed;
 pub use random::chunk_permutation;
-pub use reader::{ChunkReader, Order, Span, SpanReader, SpanRows};
+pub use reader::{ChunkReader, SpanReader, SpanRows};
 pub use rectrain_kinds::{
     BadRows, CsvFormat, DenseField, FileFormat, LabelField, MissingValue, Offset, PartId, Position, Schema,
     SparseField, Split, Start, SyntheticConfig, TimeBound, Transform,
 };
+pub use span::{Order, Span};

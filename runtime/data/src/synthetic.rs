@@ -19,8 +19,7 @@ use std::ops::Range;
 use rectrain_kinds::{SyntheticConfig, criteo_columns};
 
 use crate::error::DataError;
-use crate::key::mix;
-use crate::random::Random;
+use rectrain_random::{SplitMix64, mix};
 
 const MISSING: f64 = 0.05;
 
@@ -69,7 +68,7 @@ impl Teacher {
         }
         let zipf = config.vocabularies.iter().map(|&n| Zipf::new(n, config.zipf_exponent)).collect();
         let scale = config.dense_effect / (config.dense.max(1) as f64).sqrt();
-        let mut random = Random::of(&[config.seed, DENSE_WEIGHTS]);
+        let mut random = SplitMix64::of_words(&[config.seed, DENSE_WEIGHTS]);
         let dense_weights = (0..config.dense).map(|_| random.normal() * scale).collect();
         Ok(Self { config, zipf, dense_weights })
     }
@@ -87,7 +86,7 @@ impl Teacher {
     /// Draws row `row` into `into`, and reuses its memory.
     pub fn draw(&self, row: u64, into: &mut Drawn) {
         let config = &self.config;
-        let mut random = Random::of(&[config.seed, ROWS, row]);
+        let mut random = SplitMix64::of_words(&[config.seed, ROWS, row]);
         into.cells.clear();
         into.cells.push(None);
         let mut logit = config.bias;
@@ -195,7 +194,7 @@ impl Zipf {
         zipf
     }
 
-    fn draw(&self, random: &mut Random) -> u64 {
+    fn draw(&self, random: &mut SplitMix64) -> u64 {
         loop {
             let span = self.integral_at_one - self.integral_at_n;
             let u = self.integral_at_n + random.unit() * span;
@@ -239,7 +238,7 @@ mod tests {
     fn ids_follow_zipfs_law() {
         for (n, exponent) in [(1, 1.05), (5, 1.05), (50, 1.0), (1000, 0.7), (1000, 2.0)] {
             let zipf = Zipf::new(n, exponent);
-            let mut random = Random::of(&[n]);
+            let mut random = SplitMix64::of_words(&[n]);
             let mut counts = vec![0_u64; n as usize];
             let draws = 100_000;
             for _ in 0..draws {

@@ -2,16 +2,7 @@
 //! arithmetic: the same on every machine, in any order and on any thread. Initial parameters and
 //! dropout masks are made of them. They are not for cryptography.
 
-/// 2^64 / golden ratio: the increment of SplitMix64 (Steele, Lea, Flood 2014).
-const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
-
-/// The finalizer of SplitMix64: a bijection of the 64-bit integers in which every input bit changes
-/// about half of the output bits.
-const fn mix(value: u64) -> u64 {
-    let value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    value ^ (value >> 31)
-}
+use rectrain_random::SplitMix64;
 
 /// FNV-1a of a name. The name of a parameter or layer is its identity: parameters and layers that a
 /// later version adds before it do not change its numbers.
@@ -21,22 +12,22 @@ pub(crate) fn name_key(name: &str) -> u64 {
 
 /// A random sequence, addressed by index.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Stream(u64);
+pub(crate) struct Stream(SplitMix64);
 
 impl Stream {
     /// The stream with these parts as its key, in this order.
     pub(crate) fn new(parts: &[u64]) -> Self {
-        Self(parts.iter().fold(GOLDEN, |key, &part| mix(key.wrapping_add(GOLDEN) ^ mix(part.wrapping_add(GOLDEN)))))
+        Self(SplitMix64::of_words(parts))
     }
 
     /// 64 random bits.
     pub(crate) fn bits(self, index: u64) -> u64 {
-        mix(self.0.wrapping_add(index.wrapping_add(1).wrapping_mul(GOLDEN)))
+        self.0.nth(index)
     }
 
     /// Uniform on `[0, 1)`, a multiple of 2^-53.
     pub(crate) fn unit(self, index: u64) -> f64 {
-        (self.bits(index) >> 11) as f64 * (1.0 / (1_u64 << 53) as f64)
+        rectrain_random::unit(self.bits(index))
     }
 }
 
@@ -48,7 +39,6 @@ mod tests {
     fn values_are_pinned_for_every_machine_and_version() {
         let stream = Stream::new(&[7, name_key("top.0.weight")]);
         assert_eq!(name_key("a"), 0xAF63_DC4C_8601_EC8C, "FNV-1a's published test value");
-        assert_eq!(mix(GOLDEN), 0xE220_A839_7B1D_CDAF, "SplitMix64's first output for seed 0");
         assert_eq!(stream.bits(0), stream.bits(0));
         assert_ne!(stream.bits(0), stream.bits(1));
         assert_ne!(stream.bits(0), Stream::new(&[8, name_key("top.0.weight")]).bits(0));

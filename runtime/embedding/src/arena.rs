@@ -36,9 +36,10 @@ use std::fmt;
 use std::ops::{Deref, DerefMut, Index, IndexMut};
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
+use parking_lot::{Mutex, MutexGuard};
 /// Blocks smaller than this come from the heap.
 const LEAST_BYTES: usize = 4_096;
 /// Every block begins a cache line.
@@ -212,7 +213,7 @@ impl Arena {
     /// A panic under the lock can come from an allocation only. It leaves the lists whole, so a
     /// poisoned lock is taken all the same.
     fn space(&self) -> MutexGuard<'_, Space> {
-        self.space.lock().unwrap_or_else(PoisonError::into_inner)
+        self.space.lock()
     }
 }
 

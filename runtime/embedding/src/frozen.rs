@@ -12,9 +12,10 @@ use crate::saves::{SaveScope, Saves};
 use crate::slot::SlotState;
 use crate::snapshot::{self, SlotSnapshot};
 use crate::{Slot, Store, StoreError};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard, PoisonError};
 
+use parking_lot::MutexGuard;
 impl Store {
     /// Turns the recording of removals on or off. The store then keeps the key of each removed row
     /// until the next completed save, 8 bytes each, so that changes can be saved. Off at first.
@@ -66,7 +67,7 @@ impl Store {
     }
 
     fn saves(&self) -> MutexGuard<'_, Saves> {
-        self.saves.lock().unwrap_or_else(PoisonError::into_inner)
+        self.saves.lock()
     }
 
     fn thaw(&self, save: SaveId, saved: bool) {

@@ -8,6 +8,7 @@
 //! on every machine.
 
 use rectrain_kinds::Initializer;
+use rectrain_random::{INCREMENT, SplitMix64, mix};
 
 use crate::{FeatureKey, SpecError};
 
@@ -72,30 +73,19 @@ fn initial_value(initializer: Initializer, stream: Stream, column: usize) -> f32
     }
 }
 
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-
 /// The stream of random numbers of one (seed, key).
 #[derive(Clone, Copy)]
-struct Stream(u64);
+struct Stream(SplitMix64);
 
 impl Stream {
     fn new(seed: u64, key: FeatureKey) -> Self {
-        Self(mix(mix(seed.wrapping_add(GOLDEN)) ^ key.0))
+        Self(SplitMix64::new(mix(mix(seed.wrapping_add(INCREMENT)) ^ key.0)))
     }
 
     /// A number in the open interval (0, 1): the middle of one of 2⁵² equal cells.
     fn unit(self, column: usize) -> f64 {
-        let counter = (column as u64 + 1).wrapping_mul(GOLDEN);
-        let bits = mix(self.0.wrapping_add(counter));
-        ((bits >> 12) as f64 + 0.5) * (1.0 / (1_u64 << 52) as f64)
+        ((self.0.nth(column as u64) >> 12) as f64 + 0.5) * (1.0 / (1_u64 << 52) as f64)
     }
-}
-
-/// The finalizer of SplitMix64 (Stafford's variant 13).
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// The standard normal quantile of `p` in (0, 1): Wichura, algorithm AS 241 (PPND16), Applied

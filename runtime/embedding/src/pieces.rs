@@ -19,8 +19,8 @@ use crate::slot::{SlotState, Slots};
 use crate::table::Table;
 use crate::{FeatureKey, GroupId, Slot};
 use std::ops::Range;
-use std::sync::MutexGuard;
 
+use parking_lot::MutexGuard;
 /// The most keys of a piece, whose rows are prefetched together. Enough to hide a memory read
 /// behind the others, and few enough that the lines are still in the cache when the work reaches
 /// them.

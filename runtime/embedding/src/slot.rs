@@ -5,8 +5,8 @@ use crate::side_table::SideTable;
 use crate::snapshot::SlotRows;
 use crate::table::Table;
 use crate::{FeatureKey, GroupId, Slot, slot_of};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
+use parking_lot::{Mutex, MutexGuard};
 /// All slots of a store, and the addresses of their tables' indexes, which are read without a lock.
 pub(crate) struct Slots {
     cells: Box<[SlotCell]>,
@@ -98,16 +98,12 @@ impl SlotCell {
     /// A panic under the lock (out of memory, a bug) poisons it. Code that can panic never leaves a
     /// table in pieces, so the lock is taken all the same.
     pub(crate) fn lock(&self) -> MutexGuard<'_, SlotState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// The lock, unless another thread has it.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, SlotState>> {
-        match self.0.try_lock() {
-            Ok(state) => Some(state),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        self.0.try_lock()
     }
 }
 

@@ -15,9 +15,9 @@ use crate::saves::Saves;
 use crate::slot::{SlotCell, Slots};
 use crate::table::{GradientRun, KeyRun, Table};
 use crate::{FeatureKey, GroupId, Moment, RowSpec, Slot, StoreConfig, StoreError, Sweep, Swept, slot_of};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use parking_lot::Mutex;
 /// Memory of a store, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreBytes {

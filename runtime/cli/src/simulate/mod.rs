@@ -10,9 +10,9 @@ mod trace;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use indicatif::ProgressBar;
+use parking_lot::Mutex;
 use rectrain_crds::simulation::load_simulation;
 use rectrain_modes::simulate::{Report, Simulation, SimulationError, simulate};
 
@@ -62,14 +62,14 @@ fn run_all(simulations: &[Simulation]) -> Result<Vec<Report>, SimulationError> {
             scope.spawn(|| {
                 while let Some((index, simulation)) = take(&next, simulations) {
                     let result = simulate(simulation);
-                    results.lock().unwrap_or_else(PoisonError::into_inner).push((index, result));
+                    results.lock().push((index, result));
                     bar.inc(1);
                 }
             });
         }
     });
     bar.finish_and_clear();
-    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut results = results.into_inner();
     results.sort_by_key(|(index, _)| *index);
     results.into_iter().map(|(_, result)| result).collect()
 }

@@ -8,6 +8,7 @@ use rectrain_modes::simulate::{
     Cause, ClusterSpec, Crashes, LinkSpec, ServerSpec, Simulation, Slowness, StepTime, WorkerSpec,
 };
 use rectrain_modes::{ModeSettings, TrainingMode};
+use rectrain_random::SplitMix64;
 
 use super::trace::Trace;
 
@@ -160,12 +161,9 @@ fn trouble(worker: &mut WorkerSpec, group: &StragglersSpec, phase: f64) {
     }
 }
 
-/// A pseudo-random number in [0, 1) from the seed and the worker's rank (SplitMix64).
+/// A pseudo-random number in [0, 1) from the seed and the worker's rank.
 fn fraction(seed: u64, rank: u32) -> f64 {
-    let mut z = seed.wrapping_add(u64::from(rank + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    rectrain_random::unit(SplitMix64::new(seed).nth(u64::from(rank)))
 }
 
 #[cfg(test)]

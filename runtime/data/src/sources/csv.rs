@@ -2,8 +2,9 @@
 //! caller's thread, cuts and parses. A row that is passed over costs one search for a line end.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rectrain_kinds::{BadRows, CsvFormat, DataFormat, Position, Schema, TimeBound};
 
 use super::{Opening, open_each};
@@ -77,7 +78,7 @@ impl CsvSource {
     }
 
     fn counted(&self) -> Option<Vec<u64>> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.counts.lock().clone()
     }
 }
 
@@ -103,7 +104,7 @@ impl Source for CsvSource {
 
     fn count_rows(&self, stop: &Stop) -> Result<u64, DataError> {
         // The lock is held while counting: a second caller waits for the first one's result.
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.counts.lock();
         if let Some(counts) = &*counts {
             return Ok(counts.iter().sum());
         }
@@ -286,11 +287,11 @@ struct Passed(Mutex<Vec<u64>>);
 
 impl Passed {
     fn counts(&self) -> Vec<u64> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 
     fn note(&self, file: usize, rows: u64) {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.0.lock();
         if counts.len() == file {
             counts.push(rows);
         }

@@ -1,8 +1,9 @@
 //! A stream in memory, for tests: partitions of labels that may grow. It shows that the seam fits a
 //! source that does not end.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rectrain_kinds::{BadRows, LabelField, Position, Schema, Start};
 
 use crate::batch::Batch;
@@ -24,17 +25,17 @@ impl Stream {
     }
 
     fn append(&self, partition: usize, labels: &[f32]) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)[partition].extend(labels);
+        self.0.lock()[partition].extend(labels);
     }
 
     fn label(&self, at: Position) -> Option<f32> {
-        let partitions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let partitions = self.0.lock();
         let partition = partitions.get(at.part.0 as usize)?;
         partition.get(at.offset.0 as usize).copied()
     }
 
     fn rows(&self) -> Vec<u64> {
-        let partitions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let partitions = self.0.lock();
         partitions.iter().map(|partition| partition.len() as u64).collect()
     }
 
@@ -134,7 +135,8 @@ impl Rows for StreamRows {
 
 mod tests {
     use super::*;
-    use crate::reader::{Order, Span, SpanReader};
+    use crate::reader::SpanReader;
+    use crate::span::{Order, Span};
 
     fn read(reader: &mut SpanReader, from: Position, rows: u64) -> (Vec<f32>, u64, Position) {
         let span = Span { from: Start::At(from), rows, order: Order::Stored };

@@ -1,8 +1,8 @@
 //! The operands of the weights' gradients, as the pass of a shard leaves them.
 
 use std::ops::Range;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rectrain_gemm::{Finish, Kernel, Left, Matrix, Right, Start, sum_products};
 
 use crate::layout::ParameterId;
@@ -74,12 +74,12 @@ impl Record {
 /// Takes the lock even if it is poisoned. Records are cleared before each wave, so a panic in an
 /// earlier step leaves no wrong values.
 fn write(recorded: &RwLock<Recorded>) -> RwLockWriteGuard<'_, Recorded> {
-    recorded.write().unwrap_or_else(PoisonError::into_inner)
+    recorded.write()
 }
 
 /// The records of these shards that their backward passes completed.
 fn complete<'a>(shards: &[&'a RwLock<Recorded>]) -> Vec<RwLockReadGuard<'a, Recorded>> {
-    let read = shards.iter().map(|shard| shard.read().unwrap_or_else(PoisonError::into_inner));
+    let read = shards.iter().map(|shard| shard.read());
     read.filter(|shard| shard.complete).collect()
 }
 
