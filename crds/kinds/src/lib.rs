@@ -34,9 +34,11 @@ pub use values::{
     ValueType,
 };
 
-/// Every enum of kinds that `rectrain explain` has pages for. The other enums are [`Role`], with its
-/// different names in manifests and commands, [`LossKind`], which no field of a manifest names, and
-/// [`DataFormat`], which the paths of the files name.
+/// Every enum of kinds that `rectrain explain` has pages for. The other enums are:
+///
+/// - [`Role`], which has different names in manifests and commands;
+/// - [`LossKind`], which no field of a manifest names;
+/// - [`DataFormat`], which the paths of the files name.
 pub const KIND_SETS: [KindSet; 14] = [
     Mode::SET,
     KeyDivisor::SET,

@@ -289,7 +289,7 @@ mod tests {
 
     /// The teacher's probabilities are calibrated, and their AUC lies between chance and 1.
     #[test]
-    fn labels_come_true_as_often_as_the_teacher_says() {
+    fn labels_are_as_frequent_as_the_teacher_predicts() {
         let teacher = Teacher::new(SyntheticConfig::default()).unwrap();
         let (mut drawn, mut sums) = (Drawn::default(), [(0.0, 0.0, 0.0); 5]);
         for row in 0..50_000 {

@@ -178,8 +178,8 @@ fn parquet_by(rows: &[Row], group_rows: usize, codec: Compression) -> Vec<u8> {
     parquet_with(columns_of(rows), group_rows, codec)
 }
 
-/// A text for each row, as writers store them if dictionaries would be too large: some or all pages
-/// have none.
+/// Limits the dictionary of each column to `dictionary_bytes`. The writer stores further texts as
+/// they are, so some or all pages do not use the dictionary.
 fn parquet_of_plain_texts(rows: &[Row], dictionary_bytes: usize) -> Vec<u8> {
     let properties = WriterProperties::builder().set_dictionary_page_size_limit(dictionary_bytes);
     written(columns_of(rows), 1000, properties.set_data_page_row_count_limit(3).set_write_batch_size(2))
@@ -569,16 +569,16 @@ fn an_unclosed_quote_is_an_error_and_never_skipped() {
     for bad_rows in [BadRows::Fail, BadRows::Skip { limit: 1_000_000 }] {
         let dataset = Dataset::open(SourceConfig { bad_rows, ..config(&[&path]) }, schema()).unwrap();
         assert_eq!(dataset.reader(plan(1000)).unwrap().read(3).unwrap(), Some(expected(&first[3000..4000])));
-        let told = |error: &DataError| {
+        let names_the_quote = |error: &DataError| {
             error.is_users_input()
                 && matches!(error, DataError::UnclosedQuote { file, line: 5002 } if path.ends_with(file))
         };
-        // Chunk 5 begins with it. A reader of chunks 6 and 60 passes over it.
+        // Chunk 5 begins with the quote. A reader of chunks 6 and 60 passes over it.
         for chunk in [5, 6, 60] {
             let error = dataset.reader(plan(1000)).unwrap().read(chunk).unwrap_err();
-            assert!(told(&error), "{bad_rows:?}, chunk {chunk}: {error}");
+            assert!(names_the_quote(&error), "{bad_rows:?}, chunk {chunk}: {error}");
         }
-        assert!(told(&dataset.count_rows().unwrap_err()));
+        assert!(names_the_quote(&dataset.count_rows().unwrap_err()));
     }
 }
 
@@ -613,7 +613,7 @@ fn a_link_to_a_file_is_that_file() {
 }
 
 #[test]
-fn a_test_of_files_that_are_trained_on_is_refused() {
+fn test_files_that_are_training_files_are_refused() {
     let folder = Folder::new();
     let test = folder.put("data/test.csv", csv(&rows(4)));
     folder.put("data/train.csv", csv(&rows(4)));
@@ -632,7 +632,7 @@ fn a_test_of_files_that_are_trained_on_is_refused() {
 #[test]
 fn damage_behind_the_first_rows_is_not_the_end_of_the_data() {
     let folder = Folder::new();
-    // Not compressible: the damage must be behind the bytes that opening reads.
+    // Random text does not compress, so the damage lies behind the bytes that opening reads.
     let mut state = 1_u64;
     let mut noise = || {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -650,7 +650,7 @@ fn damage_behind_the_first_rows_is_not_the_end_of_the_data() {
     for (name, content, sentence) in [
         ("cut.csv.gz", &gz[..gz.len() - 1000], "its gzip stream ends early"),
         ("cut.csv.zst", &zst[..zst.len() - 1000], "its Zstandard stream ends early"),
-        // Decoded to nonsense or not decoded: both are errors.
+        // The decoder fails, or it returns nonsense that the parser refuses. Both are errors.
         ("flipped.csv.zst", &flipped[..], ""),
     ] {
         let dataset = Dataset::open(config(&[&folder.put(name, content)]), schema()).unwrap();
@@ -782,7 +782,7 @@ fn objects_are_read_like_files_from_any_thread() {
             let rows = &rows[chunk * 100..chunk * 100 + 100];
             assert_eq!(reader.read(chunk as u64).unwrap().unwrap(), expected(rows));
         }
-        // Inside another runtime, where blocking on an own runtime would panic.
+        // This thread belongs to another runtime. It panics if it blocks on a second one.
         let inside = dataset.clone();
         let read = runtime.block_on(async move { all(&inside) });
         assert_eq!(read.unwrap().samples, 3000);
@@ -957,7 +957,7 @@ fn contradictory_settings_are_refused() {
 }
 
 #[test]
-fn a_part_without_rows_says_why() {
+fn an_error_says_why_a_subset_has_no_rows() {
     let folder = Folder::new();
     let path = folder.put("a.csv", csv(&rows(10)));
     let split = Split::Position { train_rows: 10 };
@@ -1045,9 +1045,9 @@ fn the_synthetic_source_is_the_file_it_writes() {
     assert_eq!(file.best_possible_auc(), None);
 }
 
-/// The AUC of the teacher's probabilities over the rows that are read is the promised one.
+/// Computes the AUC of the teacher's probabilities over the rows that a reader returns.
 #[test]
-fn the_teacher_s_auc_is_reached_by_the_teacher() {
+fn the_teacher_reaches_its_promised_auc() {
     let synthetic = SyntheticConfig { rows: 30_000, ..SyntheticConfig::default() };
     let teacher = Teacher::new(synthetic.clone()).unwrap();
     let config = SourceConfig {
