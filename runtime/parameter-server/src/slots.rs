@@ -1,5 +1,6 @@
-//! The slots of a parameter server: which of them it serves ([`SlotHolder`] decides), what they cost, and their way to and from
-//! other servers while training goes on. The coordinator says what moves; rows go from server to server.
+//! The slots of a parameter server: which slots it serves ([`SlotHolder`] decides), their cost, and
+//! their moves between servers during training. The coordinator decides which slots move. The
+//! servers send the rows to each other directly.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,27 +21,28 @@ use rectrain_protocol::message;
 use rectrain_protocol::metrics::PsMetrics;
 use rectrain_protocol::placement::read_map;
 
-/// Bytes of rows in one message, or one package's if those are more.
+/// The most bytes of rows in a message. A message with a single package may be larger.
 const MESSAGE_BYTES: usize = 4 << 20;
-/// Bytes of rows in one package: what a slot has more comes in further ones, so that a message may hold each however large the slot is.
+/// The most bytes of rows in a package. A larger slot is sent in several packages, so that each
+/// package fits into a message.
 const PACKAGE_BYTES: usize = 64 << 20;
 
 /// A row's name within a slot.
 type RowName = (GroupId, FeatureKey);
 
-/// See the module's text.
+/// See the module documentation.
 pub(super) struct Slots {
-    /// This server's.
+    /// The number of this server.
     number: u16,
     store: Arc<Store>,
     holder: Mutex<SlotHolder<RowName>>,
-    /// The map adopted last.
+    /// The slot map that this server adopted last.
     map: Mutex<Arc<SlotMap>>,
-    /// Whether changes have to be noted; read on every update.
+    /// Whether changes of rows must be recorded. Read on every update.
     moving: AtomicBool,
     /// Keys looked up since the map changed, by slot.
     look_ups: Box<[AtomicU64]>,
-    /// Where other servers are.
+    /// The channels to servers that slots move to.
     targets: Mutex<BTreeMap<u16, Channel>>,
     transport: Arc<dyn Transport>,
     /// See [`PACKAGE_BYTES`].
@@ -73,28 +75,30 @@ impl Slots {
         slots
     }
 
-    /// The map in force.
+    /// The current slot map.
     pub(super) fn map(&self) -> Arc<SlotMap> {
         Arc::clone(&self.map.lock())
     }
 
-    /// Where this server stands among those in the map, and how many those are. `None` while it is in no map.
+    /// The position of this server among the servers of the map, and their number. `None` if the
+    /// map does not have this server.
     pub(super) fn place(&self) -> Option<(usize, usize)> {
         let map = self.map();
         Some((map.place(self.number)?, map.servers().len()))
     }
 
-    /// The slots whose rows are this server's.
+    /// The slots that belong to this server.
     pub(super) fn own(&self) -> SlotSet {
         SlotSet::new(self.lock().own())
     }
 
-    /// Whether a request under the map `asked` may wait here for its turn.
+    /// Checks that a request under the map of epoch `asked` may wait here for its turn.
     pub(super) fn admit_epoch(&self, asked: u64) -> Result<(), RoleError> {
         Ok(self.lock().admit(Epoch(asked), [])?)
     }
 
-    /// Whether these keys (ascending, by group), sorted by the map `asked`, are answered here; if so, they are counted as look-ups.
+    /// Checks that this server serves these keys under the map of epoch `asked`, and counts the
+    /// lookups. Keys ascend within each group.
     pub(super) fn admit_look_up(&self, asked: u64, keys: &[Vec<FeatureKey>]) -> Result<(), RoleError> {
         let runs: Vec<(Slot, usize)> = keys.iter().flat_map(|keys| self.runs(keys, |key| key)).collect();
         self.lock().admit(Epoch(asked), runs.iter().map(|(slot, _)| *slot))?;
@@ -104,15 +108,18 @@ impl Slots {
         Ok(())
     }
 
-    /// Whether gradients of these keys (ascending, by group), sorted by the map `asked`, are taken here.
+    /// Checks that this server accepts gradients of these keys under the map of epoch `asked`. Keys
+    /// ascend within each group.
     pub(super) fn admit_update<'k>(&self, asked: u64, keys: impl Iterator<Item = &'k [u64]>) -> Result<(), RoleError> {
         let slots: Vec<Slot> = keys.flat_map(|keys| self.runs(keys, FeatureKey)).map(|run| run.0).collect();
         Ok(self.lock().admit(Epoch(asked), slots)?)
     }
 
-    /// Rows of these keys (ascending) were made or changed, or may have been. To be called after that.
+    /// Records that rows of these keys (ascending) were or may have been created or changed. Call
+    /// it after the change.
     pub(super) fn changed(&self, group: GroupId, keys: &[FeatureKey]) {
-        // A change that is not seen here was made before the slot began to move, and is in the copy: see `copy`.
+        // If `moving` is false, the slot's copy began after this change and contains it: see
+        // `copy`.
         if !self.moving.load(Ordering::Acquire) {
             return;
         }
@@ -125,7 +132,7 @@ impl Slots {
         }
     }
 
-    /// What the slots cost: keys looked up since the map changed, and bytes.
+    /// The cost of each slot: the keys looked up since the map changed, and the bytes.
     pub(super) async fn measure(&self) -> Result<Vec<Tensor>, RoleError> {
         let (own, store, slots) = (self.own(), Arc::clone(&self.store), self.look_ups.len());
         let look_ups: Vec<u64> = (0..slots)
@@ -139,7 +146,7 @@ impl Slots {
         Ok(vec![Tensor::from(look_ups), Tensor::from(bytes)])
     }
 
-    /// Sends all of a slot, and notes from then on what changes in it.
+    /// Sends a whole slot, and records its changes from then on.
     pub(super) async fn copy(&self, request: v1::CopySlot) -> Result<v1::SentRows, RoleError> {
         let v1::CopySlot { migration, slot, to, address } = request;
         let (migration, slot) = (MigrationId(migration), Slot(slot));
@@ -147,7 +154,8 @@ impl Slots {
             u16::try_from(to).map_err(|_| inconsistent("copy_slot", format!("there is no parameter server {to}")))?;
         self.lock_targets().insert(to, connect(&*self.transport, &address)?);
         self.lock().begin_copy(migration, slot, to).map_err(|error| refused("copy_slot", error))?;
-        // Before the rows are copied: an update that takes the slot's lock after the copy sees this after it.
+        // Set this before the copy. An update that locks the slot after the copy then sees the
+        // flag.
         self.moving.store(true, Ordering::Release);
         let (store, most) = (Arc::clone(&self.store), self.package_bytes);
         let parts = blocking("copying of a slot", move || store.snapshot_slot_in_parts(slot, most)).await??;
@@ -155,7 +163,7 @@ impl Slots {
         self.send(to, migration, (0..).zip(parts).collect()).await
     }
 
-    /// Serves these slots no more and sends what changed last.
+    /// Stops serving these slots and sends their last changes.
     pub(super) async fn seal(&self, request: v1::SealSlots) -> Result<v1::SentRows, RoleError> {
         let migration = MigrationId(request.migration);
         let slots: Vec<Slot> = request.slots.into_iter().map(Slot).collect();
@@ -167,7 +175,7 @@ impl Slots {
         Err(inconsistent("seal_slots", "rows that changed could not be sent".to_owned()))
     }
 
-    /// Takes rows of slots that move here.
+    /// Receives rows of slots that move to this server.
     pub(super) async fn put(&self, request: v1::PutSlots, tensors: Vec<Tensor>) -> Result<(), RoleError> {
         let [bytes] = message::take("put_slots", tensors)?;
         let bytes = bytes.expect_u8("rows")?;
@@ -198,7 +206,7 @@ impl Slots {
         .await?
     }
 
-    /// The coordinator's word on the map. Says whether it is another map than before.
+    /// Adopts the coordinator's slot map. Also returns whether it differs from the previous one.
     pub(super) async fn adopt(&self, request: v1::AdoptMap) -> Result<(v1::AdoptedMap, bool), RoleError> {
         let map = read_map("adopt_map", request.map)?;
         let (adopted, abandoned, is_new) = {
@@ -219,7 +227,7 @@ impl Slots {
         Ok((adopted, is_new))
     }
 
-    /// Drops the rows that were handed over.
+    /// Drops the rows of the slots that other servers have taken over.
     pub(super) async fn release(&self, request: v1::ReleaseSlots) -> Result<(), RoleError> {
         let released = self.lock().release(Epoch(request.epoch));
         let not_there = || inconsistent("release_slots", format!("this server is not at slot map {}", request.epoch));
@@ -233,8 +241,8 @@ impl Slots {
         Ok(())
     }
 
-    /// Sends what has changed in slots that are moving. Packages of a slot go one after the other: the next is taken when the one before
-    /// has arrived.
+    /// Sends the changes in slots that are moving. A slot's packages are sequential: each is read
+    /// only after the target has acknowledged the one before.
     pub(super) async fn forward(&self) -> Result<v1::SentRows, RoleError> {
         let mut by_target: BTreeMap<(u16, MigrationId), Vec<Changes<RowName>>> = BTreeMap::new();
         let most = self.store.rows_within(self.package_bytes);
@@ -258,7 +266,7 @@ impl Slots {
         Ok(total)
     }
 
-    /// Sends packages to one server, some in a message.
+    /// Sends packages to one server. A message may have several.
     async fn send(
         &self,
         to: u16,
@@ -296,7 +304,7 @@ impl Slots {
         Ok(sent)
     }
 
-    /// The slots of ascending keys, each with how many keys there are of it.
+    /// Splits ascending keys by slot. Returns each slot with its number of keys.
     fn runs<K: Copy>(&self, keys: &[K], name: fn(K) -> FeatureKey) -> impl Iterator<Item = (Slot, usize)> {
         let slots = self.look_ups.len() as u32;
         let slot = move |key: &K| slot_of(name(*key), slots);
@@ -344,7 +352,7 @@ mod tests {
 
     const MIGRATION: u64 = 3;
     const SLOT: Slot = Slot(0);
-    /// Of messages of this size the slot needs many.
+    /// Small enough that a slot needs many messages.
     const FRAME_BYTES: u64 = 4_000;
 
     fn transport() -> Arc<dyn Transport> {
@@ -381,7 +389,7 @@ mod tests {
         }
     }
 
-    /// A server that slots come to, and how many packages did.
+    /// A server that receives slots, and the sequence numbers of the packages that arrived.
     struct Target {
         slots: Slots,
         packages: Mutex<Vec<u64>>,
@@ -399,7 +407,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_slot_that_no_message_holds_moves_in_packages_and_so_does_what_changes_in_it() {
+    async fn a_slot_larger_than_a_message_moves_in_packages() {
         let source = server(0);
         train(&source, 1..400, 1);
         let whole = source.store.snapshot_slot(SLOT).unwrap();

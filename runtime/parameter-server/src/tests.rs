@@ -1,5 +1,6 @@
-//! A server without a barrier that is killed between any two calls, and asked again what it had answered, ends as one that lives. In `sync`
-//! what was answered for the last step is answered again after it was applied.
+//! Tests of recovery. In modes without a barrier, a server is killed between calls and receives
+//! each answered request again. It ends in the same state as a server that lives. In `sync`, a
+//! server repeats its lookup replies for the last step after it has applied that step.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -30,7 +31,7 @@ fn plan(mode: &str) -> Arc<JobPlan> {
     ]))
 }
 
-/// A server, and what is known where its answers arrive.
+/// A server under test, and the steps that its callers know from its replies.
 struct Tried {
     plan: Arc<JobPlan>,
     server: Arc<ParameterServer>,
@@ -61,7 +62,7 @@ impl Tried {
     }
 
     fn is_killed(&mut self, directory: &Path) {
-        // Its files are not open twice.
+        // The old server is dropped first, so that its files are not open twice.
         let transport = InProcess::new(InProcessConfig::default(), WireCounters::unregistered(|_| "test").unwrap());
         let metrics = PsMetrics::of(&RoleMetrics::new(Registry::new()).unwrap(), 0);
         let rows = Rows::none(&self.plan).unwrap();
@@ -75,7 +76,8 @@ impl Tried {
         self.server.look_up(request, vec![Tensor::from(keys.to_vec()); groups]).await.unwrap();
     }
 
-    /// With a barrier: what these keys are answered for `step`, and whether it is said to be applied.
+    /// In a mode with a barrier: looks up these keys for `step`. Returns whether the reply says
+    /// that the step is applied, and the rows.
     async fn look_up_for(&self, step: u64, keys: &[u64]) -> (bool, Vec<Tensor>) {
         let request = v1::Lookup { step: Some(step), train: true, map_epoch: self.server.shared.slots.map().epoch().0 };
         let groups = self.server.shared.group_dims().len();
@@ -86,7 +88,7 @@ impl Tried {
         (told.is_applied, reply.tensors)
     }
 
-    /// With a barrier: gradients of a piece of `step`.
+    /// In a mode with a barrier: pushes the gradients of a piece of `step`.
     async fn push_piece(&self, step: u64, piece: u32, keys: &[u64]) {
         let gradients = |dim: usize| numbers(step + u64::from(piece), keys.len() * dim);
         let of_group = |dim: &usize| [Tensor::from(keys.to_vec()), Tensor::from(gradients(*dim))];
@@ -120,7 +122,8 @@ impl Tried {
         reply.outcome
     }
 
-    /// All that is to be seen of it, but for the memory that it takes: the slots' digests, parameters with their state, rows, what was applied.
+    /// The observable state except for memory use: a digest of the slots, a digest of the
+    /// parameters and optimizer state, the number of rows, and the applied counts.
     async fn standing(&self) -> (Vec<u8>, Vec<u8>, u64, v1::Applied) {
         let digest = self.server.digest().await.unwrap();
         let partition = self.server.get_partition(v1::GetPartition { state: true }).await.unwrap();
@@ -134,7 +137,7 @@ impl Tried {
     }
 }
 
-/// Well mixed, and the same every time.
+/// Pseudo-random numbers in [-0.5, 0.5), determined by the seed.
 fn numbers(seed: u64, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_add(7).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let next = || {
@@ -146,7 +149,7 @@ fn numbers(seed: u64, count: usize) -> Vec<f32> {
     std::iter::repeat_with(next).take(count).collect()
 }
 
-/// The keys and the token of a batch. Some workers are late by several steps.
+/// The push and the keys of a batch. Some workers are late by several steps.
 fn batch(number: u64) -> (v1::TokenPush, Vec<u64>) {
     let draws = numbers(number, 14);
     let mut keys: Vec<u64> = draws.iter().map(|draw| FeatureKey((draw.abs() * 60.0) as u64 + 1).0 << 52).collect();
@@ -166,7 +169,7 @@ fn batch(number: u64) -> (v1::TokenPush, Vec<u64>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_is_killed_between_any_two_calls_ends_as_one_that_lives() {
+async fn a_server_killed_between_calls_ends_like_one_that_lives() {
     for mode in ["gba", "hopBw", "async", "bsp", "hopBs"] {
         let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let mut lives = Tried::begin(mode, folders[0].path()).await;
@@ -186,7 +189,7 @@ async fn a_server_that_is_killed_between_any_two_calls_ends_as_one_that_lives() 
             assert_eq!(dies.push_rows(&push, &keys).await, outcome, "{mode} {number}");
             if dies_before(1) {
                 dies.is_killed(directory);
-                // Who had not heard the answer asks again.
+                // The caller did not receive the reply, so it retries.
                 assert_eq!(dies.push_rows(&push, &keys).await, outcome, "{mode} {number}");
             }
             if dies_before(2) {
@@ -212,7 +215,7 @@ async fn a_server_that_is_killed_between_any_two_calls_ends_as_one_that_lives() 
         let applied = last.3;
         assert_eq!(applied.gradients + applied.late, BATCHES, "{mode}");
         assert!(applied.staleness_max > 0 || mode == "hopBw" && applied.late > 0, "{mode}: {applied:?}");
-        // What is applied takes no memory.
+        // Applied pushes have no files.
         for folder in ["row-pushes", "dense-pushes"] {
             assert_eq!(std::fs::read_dir(directory.join(folder)).unwrap().count(), 0, "{mode}");
         }
@@ -221,7 +224,7 @@ async fn a_server_that_is_killed_between_any_two_calls_ends_as_one_that_lives() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_applied_and_the_parameters_outlive_a_switch_to_a_barrier_and_back() {
+async fn parameters_and_counts_survive_a_switch_to_a_barrier_and_back() {
     let folder = tempfile::tempdir().unwrap();
     let mut server = Tried::begin("gba", folder.path()).await;
     for number in 0..9 {
@@ -243,9 +246,10 @@ async fn what_was_applied_and_the_parameters_outlive_a_switch_to_a_barrier_and_b
     assert_eq!(server.push_dense(&push).await, v1::Outcome::Trained as i32);
 }
 
-/// An embedding worker that takes a dead one's place asks for the rows of a step that the dead one's had brought to an end here.
+/// The replacement of an embedding worker requests the rows of a step that its predecessor's
+/// gradients completed here.
 #[tokio::test(flavor = "multi_thread")]
-async fn in_sync_the_rows_of_the_last_step_are_answered_again_as_they_were() {
+async fn in_sync_a_server_repeats_the_rows_of_the_last_step() {
     let folder = tempfile::tempdir().unwrap();
     let tried = Tried::begin("sync", folder.path()).await;
     let (_, keys) = batch(1);
@@ -268,9 +272,10 @@ async fn in_sync_the_rows_of_the_last_step_are_answered_again_as_they_were() {
     assert_eq!((look_up(1, &keys).await, look_up(0, &keys).await), ((true, second), (true, Vec::new())));
 }
 
-/// The last gradients of a step may come while whoever takes a dead one's place has its rows looked up.
+/// The last gradients of a step may arrive during a lookup by the replacement of an embedding
+/// worker.
 #[tokio::test(flavor = "multi_thread")]
-async fn in_sync_nobody_is_answered_rows_that_the_step_has_changed() {
+async fn in_sync_no_reply_has_rows_that_its_step_has_changed() {
     let folder = tempfile::tempdir().unwrap();
     let tried = Tried::begin("sync", folder.path()).await;
     let keys: Vec<u64> = (1..20_000).map(|number| number << 49).collect();
@@ -284,7 +289,7 @@ async fn in_sync_nobody_is_answered_rows_that_the_step_has_changed() {
         let asks = async {
             let mut answers = Vec::new();
             for _ in 0..8 {
-                // As in a server that has taken another's place since.
+                // As in a server that restarted meanwhile: it has no replies.
                 tried.server.replies.clear();
                 answers.push(look_up(step).await);
             }
@@ -297,9 +302,9 @@ async fn in_sync_nobody_is_answered_rows_that_the_step_has_changed() {
     }
 }
 
-/// The files of a server whose process has died are trusted only where they are whole.
+/// A recovery uses the files of a killed server only if they are complete.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_whole_is_not_gone_on_from() {
+async fn a_truncated_file_prevents_recovery() {
     let folder = tempfile::tempdir().unwrap();
     let (directory, plan) = (folder.path(), plan("gba"));
     let begin = async || {
@@ -327,9 +332,9 @@ async fn what_is_not_whole_is_not_gone_on_from() {
     assert!(Rows::of_attempt(directory, &plan, Some(6)).unwrap().place().is_none(), "of another attempt");
 }
 
-/// While the digest is waited for, or anything else that goes through all slots, the server says how far it is.
+/// During a digest, or any other pass over all slots, the server reports its progress.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_tells_how_much_it_has_done() {
+async fn a_server_reports_its_progress() {
     let folder = tempfile::tempdir().unwrap();
     let Tried { plan, server, .. } = Tried::begin("sync", folder.path()).await;
     let slots = plan.store.slots;
@@ -346,9 +351,10 @@ async fn a_server_tells_how_much_it_has_done() {
     assert_eq!(digests.expect_u8("digests").unwrap(), expected, "in the order of the slots");
 }
 
-/// A caller that was answered would take the job down for a process that ends in order.
+/// A process that ends in order cancels its blocking work. A reply with an error would fail the
+/// job.
 #[test]
-fn work_that_ends_with_its_process_is_answered_by_nobody() {
+fn work_cancelled_at_shutdown_is_never_answered() {
     let runtime = tokio::runtime::Builder::new_multi_thread().max_blocking_threads(1).enable_time().build().unwrap();
     let (release, held) = std::sync::mpsc::channel::<()>();
     let _busy = runtime.spawn_blocking(move || held.recv());

@@ -1,7 +1,10 @@
-//! A parameter server where there is no barrier: two gradient buffers ([`GradientServer`]), one for its rows and one for its
-//! partition of the dense parameters, each with a global step of its own. Whoever brings the gradient that fills a buffer
-//! applies the step before the next gradient is taken. What it has taken outlives the process ([`super::kept`]). Called on threads
-//! that may take their time.
+//! The half of a parameter server in modes without a barrier. It has two gradient buffers: one for
+//! its rows and one for its partition of the dense parameters. Each buffer counts its own global
+//! steps.
+//!
+//! The push that fills a buffer also applies the step, before the buffer accepts the next push.
+//! Accepted pushes are durable ([`super::kept`]). All calls may block, so they run on blocking
+//! threads.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,10 +33,10 @@ use rectrain_protocol::outcome;
 use rectrain_protocol::plan::JobPlan;
 use rectrain_wire::BoxFuture;
 
-/// Steps after which keys that can no longer be stale are forgotten.
+/// The number of steps between two sweeps that drop keys which can no longer be stale.
 const FORGET_EVERY: u64 = 64;
 
-/// See the module's text.
+/// See the module documentation.
 pub(crate) struct TokenBuffers {
     decay: Decay,
     divisor: KeyDivisor,
@@ -41,31 +44,32 @@ pub(crate) struct TokenBuffers {
     group_dims: Vec<usize>,
     first_step: GlobalStep,
     rows: Mutex<Rows>,
-    /// The step that the rows' buffer is filling, to be read without waiting for an update.
+    /// The step that the rows' buffer is filling. Readable while an update holds `rows`.
     embedding_step: AtomicU64,
     dense: Mutex<Dense>,
 }
 
 struct Rows {
     buffer: Buffer<Contribution>,
-    /// By group; none where no gradient is ever left out.
+    /// By group. `None` if the mode never drops a gradient as stale.
     last_updates: Option<Vec<LastUpdates>>,
     oldest: Token,
     kept: KeptRows,
 }
 
-/// What is there for a server that takes this one's place.
+/// Tracks the durable state of the rows, so that a step can delete outdated parts of it.
 #[derive(Default)]
 struct KeptRows {
-    /// The first push that no applied step has.
+    /// The first push that is in no applied step.
     first_push: u64,
-    /// Steps of which it is known which keys they changed; the last one's tells where the buffer stood, too.
+    /// The steps with durable lists of changed keys. The record of the last step also has the
+    /// buffer's position.
     steps: VecDeque<GlobalStep>,
 }
 
 struct Dense {
     buffer: Buffer<Vec<f32>>,
-    /// The first push that no applied step has.
+    /// The first push that is in no applied step.
     first_push: u64,
 }
 
@@ -92,7 +96,8 @@ impl TokenBuffers {
         }
     }
 
-    /// Stands where the server stood of which this was found: what was pushed since its last steps is taken in once more.
+    /// Resumes from the durable state of the server that this one replaces. Replays the pushes that
+    /// no applied step contains.
     pub(crate) fn go_on(
         &self,
         plan: &JobPlan,
@@ -135,17 +140,17 @@ impl TokenBuffers {
         self.embedding_step.load(Ordering::Acquire)
     }
 
-    /// The step that was being collected when these parameters were in force.
+    /// The step whose gradients were collected while these parameters were current.
     pub(crate) fn dense_step_of(&self, parameters: &Snapshot) -> u64 {
         parameters.step().unwrap_or(self.first_step).0.max(self.first_step.0)
     }
 
-    /// Where the dense partition's buffer stands; none while gradients are in it.
+    /// The position of the dense partition's buffer. `None` while it has gradients.
     pub(crate) fn dense_standing(&self) -> Option<BufferStanding> {
         self.lock_dense().buffer.standing()
     }
 
-    /// Takes the gradients of a batch's rows.
+    /// Adds the gradients of a batch's rows to the buffer.
     pub(crate) fn push_rows(
         &self,
         push: &v1::TokenPush,
@@ -156,7 +161,7 @@ impl TokenBuffers {
         self.take_rows(&mut self.lock_rows(), (push, contribution), written, shared)
     }
 
-    /// Takes the gradient of the dense partition.
+    /// Adds the gradient of the dense partition to its buffer.
     pub(crate) fn push_dense(
         &self,
         push: &v1::TokenPush,
@@ -172,7 +177,7 @@ impl TokenBuffers {
         self.take_dense(&mut self.lock_dense(), (push, gradient), written, shared)
     }
 
-    /// Applies what is left in the buffers: the data has ended.
+    /// Applies the gradients that remain in the buffers at the end of the data.
     pub(crate) fn flush(&self, shared: &Shared) -> Result<v1::Flushed, RoleError> {
         let mut rows = self.lock_rows();
         if let Some(update) = rows.buffer.flush() {
@@ -278,7 +283,8 @@ impl TokenBuffers {
         Ok(())
     }
 
-    /// The step's rows are changed: from here on it is applied for whoever takes this server's place, too.
+    /// Makes the step durable, after the store has changed its rows. A replacement of this server
+    /// then also has the step.
     fn finish_kept_step(
         &self,
         rows: &mut Rows,
@@ -314,7 +320,8 @@ impl TokenBuffers {
         shared.write_partition().step_by(update, gradient.as_deref(), self.optimizer, metrics)?;
         if let Some(kept) = shared.kept.as_deref() {
             let buffer = dense.buffer.standing().ok_or_else(|| left_in_buffer("push_dense"))?;
-            // Nobody changes it meanwhile, and who only reads does not wait.
+            // The caller holds the buffer's lock, so no step changes the partition meanwhile. A
+            // read lock lets pulls continue.
             kept.keep_partition(&shared.read_partition(), Some(&buffer));
             kept.forget_pushes(Pushes::Dense, dense.first_push..buffer.pushes);
             dense.first_push = buffer.pushes;
@@ -331,16 +338,16 @@ impl TokenBuffers {
     }
 }
 
-/// The half as the server calls it: work that takes time runs on threads that may block.
+/// [`TokenBuffers`] as the server calls them: slow work runs on blocking threads.
 pub(crate) struct TokenHalf(Arc<TokenBuffers>);
 
 impl TokenHalf {
-    /// A mode begins at this boundary.
+    /// Creates empty buffers for a mode that begins at this boundary.
     pub(crate) fn new(plan: &JobPlan, mode: TokenMode, at: Boundary) -> Self {
         Self(Arc::new(TokenBuffers::new(plan, mode, at)))
     }
 
-    /// Continues where a server before this one was.
+    /// Resumes from the durable state of the server that this one replaces.
     pub(crate) fn recover(
         plan: &JobPlan,
         mode: TokenMode,
@@ -406,7 +413,7 @@ impl ModeHalf for TokenHalf {
         Box::pin(async move { blocking("flush", move || buffers.flush(&server)).await? })
     }
 
-    // The buffers took in every push when they were recovered.
+    // `recover` has already replayed every push.
     fn finish_recovery<'a>(&'a self, _shared: &'a Arc<Shared>) -> BoxFuture<'a, Result<(), RoleError>> {
         Box::pin(async { Ok(()) })
     }
@@ -420,7 +427,7 @@ impl ModeHalf for TokenHalf {
     }
 }
 
-/// Where every gradient counts, nobody asks when a key changed.
+/// The record of key changes where no gradient is ever stale: it stores nothing.
 struct NeverStale;
 
 impl KeySteps for NeverStale {

@@ -1,4 +1,5 @@
-//! What the files of a kept server hold: numbers as this machine has them in memory, because nobody else reads them.
+//! The format of the files of the durable state. Numbers are in the machine's own byte order,
+//! because only a replacement on the same machine reads them.
 
 use std::io::{self, BufWriter, Write};
 
@@ -10,10 +11,10 @@ use serde::de::DeserializeOwned;
 
 use crate::shared::Contribution;
 
-/// A file being written.
+/// An unfinished file.
 pub(crate) type Writer = BufWriter<std::fs::File>;
 
-/// A header, and how long it is before it.
+/// Writes a header after its length.
 fn write_header(file: &mut Writer, header: &[u8]) -> io::Result<()> {
     file.write_all(&(header.len() as u64).to_ne_bytes())?;
     file.write_all(header)
@@ -40,7 +41,7 @@ pub(crate) fn write_contribution(file: &mut Writer, contribution: &Contribution)
     Ok(())
 }
 
-/// What is left of a file that is being read; `None` where it says nothing that was written.
+/// The unread rest of a file. A read returns `None` if the bytes are not a value of that type.
 pub(crate) struct Reader<'b>(pub(crate) &'b [u8]);
 
 impl<'b> Reader<'b> {
@@ -74,7 +75,7 @@ impl<'b> Reader<'b> {
         Some(bytemuck::pod_collect_to_vec(self.bytes(length)?))
     }
 
-    /// Gradients of row groups with so many values a row.
+    /// Reads the gradients of all groups. `dims` has the number of values in a row of each group.
     pub(crate) fn contribution(&mut self, dims: &[usize]) -> Option<Contribution> {
         let group = |dim: &usize| {
             let (keys, values) = (self.numbers()?, self.numbers()?);
@@ -83,7 +84,7 @@ impl<'b> Reader<'b> {
         dims.iter().map(group).collect()
     }
 
-    /// Nothing is left.
+    /// `None` unless the whole file has been read.
     pub(crate) fn end(&self) -> Option<()> {
         self.0.is_empty().then_some(())
     }
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_and_what_was_cut_short_is_not() {
+    fn complete_files_are_read_and_truncated_files_are_refused() {
         let contribution = vec![
             SparseGradients { keys: vec![3, 9], values: vec![0.5, -0.25, f32::MIN_POSITIVE, 4.0] },
             SparseGradients::default(),

@@ -1,15 +1,19 @@
-//! What of a parameter server outlives its process, in a directory in memory: its rows, how far the update under way has come, the
-//! gradients that it has said it has and has not applied, and where it stood. A server that is killed and started again on the same
-//! machine goes on from there as if it had only been slow.
+//! The durable state of a parameter server, in a directory of shared memory that outlives the
+//! process.
+//!
+//! The directory has the rows, the progress of the current update, the gradients that were
+//! acknowledged but not applied, and the position of the mode. A killed server that restarts on the
+//! same machine resumes from this state. To the other roles it looks as if it had only been slow.
 //!
 //! ```text
 //! directory ─┬─ rows-0 …, update      the store: rectrain_embedding::Store::in_shared_memory
-//!            ├─ gradients/STEP-PIECE   where there is a barrier: one file each, until the step is applied
-//!            ├─ …                      where there is none: see [`tokens`]
-//!            └─ standing.json          attempt, mode, first step, slot map; without it there is nothing to go on from
+//! ├─ gradients/STEP-PIECE   modes with a barrier: one file a piece, until the step is applied
+//! ├─ …                      modes without a barrier: see [`tokens`]
+//! └─ standing.json          attempt, mode, first step, slot map; recovery requires it
 //! ```
 //!
-//! Files appear under their names when they are whole. What is written here is never synced: it is to outlive a process, not a machine.
+//! A file gets its final name only when it is complete. Nothing is synced to disk: the state must
+//! outlive a process, not a machine.
 
 mod contents;
 mod tokens;
@@ -39,15 +43,15 @@ use rectrain_protocol::plan::JobPlan;
 
 const STANDING: &str = "standing.json";
 const GRADIENTS: &str = "gradients";
-/// The extension of a file that has not got its name yet.
+/// The extension of a file that is still being written.
 const UNFINISHED: &str = "part";
 
-/// Where a server stood when its mode began.
+/// The state of a server when its mode began.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Standing {
     pub(crate) attempt: u64,
-    /// Where it was reached: whoever takes its place is asked for there.
+    /// The address of the server, where the other roles also expect its replacement.
     pub(crate) address: String,
     pub(crate) mode: String,
     pub(crate) step: u64,
@@ -90,29 +94,30 @@ impl Standing {
     }
 }
 
-/// See the module's text.
+/// See the module documentation.
 pub(crate) struct Kept {
     directory: PathBuf,
     log: Mutex<UpdateLog>,
-    /// Step and piece of the gradients that have a file under their name; locked while one comes or goes.
+    /// The step and piece of each gradient file with its final name. Locked while a file is added
+    /// or removed.
     gradients: Mutex<BTreeSet<(u64, u32)>>,
-    /// Files begun, for names that no two have.
+    /// The number of files begun, for unique names of unfinished files.
     begun: AtomicU64,
     is_given_up: AtomicBool,
 }
 
-/// What a server that was killed has left behind.
+/// The recovered state of a killed server.
 pub(crate) struct Left {
     pub(crate) standing: Standing,
     pub(crate) reopened: Reopened,
-    /// Of steps that are not applied, by step and piece.
+    /// The gradients of steps that are not applied, by step and piece.
     pub(crate) gradients: Vec<(u64, u32, Contribution)>,
     pub(crate) tokens: LeftTokens,
-    /// What it held of the dense parameters.
+    /// The server's partition of the dense parameters.
     pub(crate) partition: Partition,
 }
 
-/// A parameter server's rows: in memory that outlives the process, or not.
+/// A parameter server's rows, in memory that outlives the process or in memory of the process.
 pub struct Rows {
     pub(crate) store: Store,
     pub(crate) kept: Option<Kept>,
@@ -120,21 +125,22 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// No rows, which end with the process.
+    /// An empty store in memory of the process.
     ///
     /// # Errors
-    /// [`RoleError::Store`], for a plan whose rows cannot be.
+    /// [`RoleError::Store`] if the plan's store is invalid.
     pub fn none(plan: &JobPlan) -> Result<Self, RoleError> {
         let store = Store::new(plan.store.clone())?;
         store.make_ready();
         Ok(Self { store, kept: None, left: None })
     }
 
-    /// The rows in `directory` if they are of the attempt that the coordinator is in, and no rows there otherwise. If memory cannot be had
-    /// there at all, that is told in the log, and the rows end with the process.
+    /// The rows in `directory` if they belong to the coordinator's current attempt, and an empty
+    /// store otherwise. If `directory` is unusable, logs a warning and puts an empty store into
+    /// memory of the process.
     ///
     /// # Errors
-    /// A coordinator that does not answer; a plan whose rows cannot be.
+    /// The coordinator does not answer, or the plan's store is invalid.
     pub async fn in_memory_that_outlives(
         directory: &Path,
         plan: &JobPlan,
@@ -150,7 +156,7 @@ impl Rows {
         Self::of_attempt(directory, plan, attempt)
     }
 
-    /// As [`Self::in_memory_that_outlives`], where the coordinator is in this attempt.
+    /// Like [`Self::in_memory_that_outlives`], with the coordinator's attempt already known.
     pub(crate) fn of_attempt(directory: &Path, plan: &JobPlan, attempt: Option<u64>) -> Result<Self, RoleError> {
         if let Some(standing) = read_standing(directory).filter(|standing| Some(standing.attempt) == attempt) {
             match Self::left_in(directory, standing, plan) {
@@ -186,9 +192,10 @@ impl Rows {
     }
 
     fn fresh(directory: &Path, plan: &JobPlan) -> Result<Self, RoleError> {
-        // First what makes the rest count: this process, too, may be killed before it has removed everything.
+        // Remove `standing.json` first. If this process is killed halfway, the remaining files are
+        // then not used for a recovery.
         remove_standing(directory)?;
-        // Its own mount point cannot be removed, only what is in it.
+        // The directory may be a mount point, which cannot be removed. Remove its entries only.
         for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
             let path = entry.path();
             let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
@@ -199,15 +206,16 @@ impl Rows {
         Ok(Self { store, kept: Some(Kept::new(directory, log)), left: None })
     }
 
-    /// Whoever comes here next finds nothing to go on from: a server that ends in order holds nothing.
+    /// Removes `standing.json`, so that no later process recovers from this directory. A server
+    /// that ends in order calls this.
     ///
     /// # Errors
-    /// A file that cannot be removed.
+    /// `standing.json` cannot be removed.
     pub fn forget(directory: &Path) -> Result<(), RoleError> {
         remove_standing(directory)
     }
 
-    /// Where the server that was killed was reached, and the attempt that its rows are of.
+    /// The address of the killed server and the attempt that its rows belong to.
     pub fn place(&self) -> Option<(&str, u64)> {
         self.left.as_ref().map(|left| (&*left.standing.address, left.standing.attempt))
     }
@@ -224,7 +232,8 @@ impl Kept {
         }
     }
 
-    /// A mode begins: from here on there is something to go on from. `buffer` is that of the dense partition, where there is no barrier.
+    /// Begins a mode: from now on a replacement can recover from the directory. `buffer` is the
+    /// position of the dense partition's buffer in a mode without a barrier.
     pub(crate) fn begin(&self, standing: &Standing, partition: &Partition, buffer: Option<&BufferStanding>) {
         self.end();
         self.log().restart(0);
@@ -232,12 +241,12 @@ impl Kept {
         self.or_give_up(|| self.stand(standing));
     }
 
-    /// Nothing that is here can be gone on from any more.
+    /// Makes the directory unusable for a recovery, until [`Self::begin`].
     pub(crate) fn end(&self) {
         self.or_give_up(|| self.withdraw());
     }
 
-    /// The same under another slot map.
+    /// Replaces the slot map of the durable state.
     pub(crate) fn move_to(&self, map: &SlotMap) {
         self.or_give_up(|| match read_standing(&self.directory) {
             Some(standing) => self.stand(&Standing::new(&standing.begin(), &standing.address, map)),
@@ -245,29 +254,32 @@ impl Kept {
         });
     }
 
-    /// Keeps gradients until their step is applied; those that come again, perhaps after that, until the next one is.
+    /// Writes gradients that stay until their step is applied. A retry may write them again after
+    /// that: they then stay until the next step is applied.
     pub(crate) fn keep(&self, step: u64, piece: u32, contribution: &Contribution) {
         self.or_give_up(|| self.write_gradients(step, piece, contribution));
     }
 
-    /// Steps before `next` are applied.
+    /// Removes the gradients of steps before `next`, which are applied.
     pub(crate) fn forget(&self, next: u64) {
         self.or_give_up(|| self.remove_gradients(next));
     }
 
-    /// Whoever takes this server's place finds nothing from here on: for good, and told once.
+    /// Disables the durable state for good, with one warning. A replacement of this server then
+    /// cannot recover.
     pub(crate) fn give_up(&self, reason: &dyn std::fmt::Display) {
         if self.is_given_up.swap(true, Ordering::AcqRel) {
             return;
         }
         tracing::warn!(%reason, directory = %self.directory.display(), "shared memory cannot be used any more: a server that dies takes its rows with it");
-        // Without its standing nothing else of the directory counts.
+        // Without `standing.json` no recovery uses the other files.
         if let Err(error) = self.withdraw() {
             tracing::warn!(%error, "memory stays taken");
         }
     }
 
-    /// None where it is given up.
+    /// Runs `work`, or returns `None` if the durable state is disabled. An error of `work` disables
+    /// it.
     fn or_give_up<T>(&self, work: impl FnOnce() -> Result<T, RoleError>) -> Option<T> {
         if self.is_given_up.load(Ordering::Acquire) {
             return None;
@@ -287,7 +299,7 @@ impl Kept {
         self.name(&written, STANDING)
     }
 
-    /// How far the update under way has come.
+    /// The progress of the current update.
     pub(crate) fn log(&self) -> MutexGuard<'_, UpdateLog> {
         self.log.lock()
     }
@@ -310,7 +322,8 @@ impl Kept {
         Ok(())
     }
 
-    /// Writes a file that is to have this name; gives where it is until then.
+    /// Writes the content of the file `name` under a temporary name, and returns that path.
+    /// [`Self::name`] then renames it.
     fn write(
         &self,
         name: &str,
@@ -327,7 +340,7 @@ impl Kept {
         Ok(path)
     }
 
-    /// From here on the file is there.
+    /// Gives a complete file its final name.
     fn name(&self, written: &Path, name: &str) -> Result<(), RoleError> {
         let path = self.directory.join(name);
         std::fs::rename(written, &path).map_err(|source| failed("name", &path, source))
@@ -342,7 +355,7 @@ fn remove_standing(directory: &Path) -> Result<(), RoleError> {
     remove_file(&directory.join(STANDING))
 }
 
-/// One that is not there is removed.
+/// Removes a file. A missing file is no error.
 fn remove_file(path: &Path) -> Result<(), RoleError> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(failed("remove", path, error)),
@@ -357,7 +370,8 @@ fn make_folders(directory: &Path) -> Result<(), RoleError> {
     })
 }
 
-/// What was being written when its process was killed; in folders, who reads them removes it.
+/// Removes files that were unfinished when the process was killed. The readers of the subfolders
+/// remove the unfinished files there.
 fn remove_unfinished(directory: &Path) -> Result<(), RoleError> {
     for entry in std::fs::read_dir(directory).map_err(|source| failed("read", directory, source))? {
         let path = entry.map_err(|source| failed("read", directory, source))?.path();
@@ -377,7 +391,7 @@ fn read_standing(directory: &Path) -> Option<Standing> {
     serde_json::from_slice(&bytes).ok()
 }
 
-/// Those of steps from `next` on; others, and what was never finished, are removed.
+/// Reads the gradients of steps from `next` on. Removes older and unfinished files.
 fn read_gradients(directory: &Path, dims: &[usize], next: u64) -> Result<Vec<(u64, u32, Contribution)>, RoleError> {
     let mut found = Vec::new();
     let entries = std::fs::read_dir(directory).map_err(|source| failed("read", directory, source))?;
@@ -437,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn gradients_are_there_until_their_step_is_applied_and_come_back_as_they_were() {
+    fn gradients_are_durable_until_their_step_is_applied() {
         let folder = tempfile::tempdir().unwrap();
         let kept = kept(folder.path());
         kept.keep(7, 0, &gradients(1));
@@ -451,14 +465,14 @@ mod tests {
         std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
         assert!(read().is_err());
         std::fs::write(&path, &bytes).unwrap();
-        // A piece whose sender has not heard that it was taken in.
+        // The sender did not receive the acknowledgement and sends the piece again.
         kept.keep(7, 0, &gradients(1));
         kept.forget(9);
         assert_eq!(files(folder.path()), 0);
     }
 
     #[test]
-    fn a_piece_that_comes_again_while_its_step_is_being_applied_leaves_nothing() {
+    fn a_retry_during_the_apply_of_its_step_leaves_no_file() {
         let folder = tempfile::tempdir().unwrap();
         let kept = kept(folder.path());
         std::thread::scope(|scope| {
@@ -473,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn where_gradients_cannot_be_kept_nothing_is_gone_on_from_and_training_does_not_mind() {
+    fn a_failed_write_disables_recovery_but_not_training() {
         let folder = tempfile::tempdir().unwrap();
         let kept = kept(folder.path());
         let begin = v1::BeginMode { mode: "sync".to_owned(), attempt: 9, ..v1::BeginMode::default() };
@@ -488,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_was_begun_or_what_was_is_over_nothing_is_gone_on_from() {
+    fn recovery_requires_a_mode_that_began_and_did_not_end() {
         let folder = tempfile::tempdir().unwrap();
         let kept = kept(folder.path());
         assert_eq!(read_standing(folder.path()), None);

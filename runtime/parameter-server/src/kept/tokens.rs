@@ -1,14 +1,17 @@
-//! What of a server without a barrier outlives its process beside its rows: the pushes in its buffers, where the buffers stood
-//! before them, which keys changed in which step, and its dense partition.
+//! The durable state of a server in modes without a barrier, beside its rows. It has the pushes in
+//! the buffers, the buffers' positions before these pushes, the keys that each step changed, and
+//! the dense partition.
 //!
 //! ```text
-//! directory ─┬─ row-pushes/NUMBER, dense-pushes/NUMBER   in the order in which they were taken in, until their step is applied
-//!            ├─ row-steps/STEP                           where the rows' buffer stood after the step, and the keys it changed
-//!            └─ partition                                parameters, optimizer state, counts, and where their buffer stood
+//! directory ─┬─ row-pushes/NUMBER, dense-pushes/NUMBER   pushes in order, until their step is
+//! applied
+//! ├─ row-steps/STEP                           the rows' buffer after it, and changed keys
+//! └─ partition                                parameters, optimizer, counts, its buffer
 //! ```
 //!
-//! A step of the rows is applied when the update log says so; its file is there before. A step of the partition is applied when
-//! its file is there. What was pushed since is taken in once more, in the same order, and so gives the same steps.
+//! A step of the rows is applied once the update log says so. Its file in `row-steps` is written
+//! before that. A step of the partition is applied once its file is renamed. Recovery replays all
+//! later pushes in the same order, and so arrives at the same steps.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -27,10 +30,10 @@ use rectrain_protocol::error::RoleError;
 
 const PARTITION: &str = "partition";
 const ROW_STEPS: &str = "row-steps";
-/// The folders of this module.
+/// The subfolders that this module uses.
 pub(crate) const FOLDERS: [&str; 3] = [ROW_STEPS, Pushes::Rows.folder(), Pushes::Dense.folder()];
 
-/// Of which buffer.
+/// The buffer that a push belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pushes {
     Rows,
@@ -46,31 +49,32 @@ impl Pushes {
     }
 }
 
-/// A push that is written and was not taken in yet: removed unless it is kept.
+/// A push with a temporary name, which the buffer has not accepted yet. Dropping it removes the
+/// file, unless [`Kept::keep_push`] has renamed it.
 pub(crate) struct WrittenPush(Option<PathBuf>);
 
 impl Drop for WrittenPush {
     fn drop(&mut self) {
         if let Some(path) = &self.0 {
-            // Should it stay, it is overwritten, or removed by who comes next.
+            // If the removal fails, a recovery removes the file.
             let _removed = std::fs::remove_file(path);
         }
     }
 }
 
-/// Where the rows' buffer stands between two steps.
+/// The position of the rows' buffer between two steps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RowsStanding {
     pub(crate) buffer: BufferStanding,
     pub(crate) oldest: Token,
 }
 
-/// What was found of a server that had no barrier.
+/// The recovered state of a server in a mode without a barrier.
 #[derive(Default)]
 pub(crate) struct LeftTokens {
-    /// None before the first step.
+    /// `None` before the first step.
     pub(crate) rows: Option<RowsStanding>,
-    /// The keys that steps changed, by group, the steps ascending.
+    /// The keys that each step changed, by group. Steps ascend.
     pub(crate) changed: Vec<(GlobalStep, Vec<Vec<u64>>)>,
     pub(crate) row_pushes: Vec<(v1::TokenPush, Contribution)>,
     pub(crate) dense: Option<BufferStanding>,
@@ -100,14 +104,15 @@ impl Kept {
         })
     }
 
-    /// The push is the buffer's push of this number: whoever takes this server's place takes it in again.
+    /// Makes a push durable as the buffer's push of this number. A replacement of this server
+    /// replays it.
     pub(crate) fn keep_push(&self, of: Pushes, number: u64, written: Option<WrittenPush>) {
         if let Some(path) = written.and_then(|mut written| written.0.take()) {
             self.or_give_up(|| self.name(&path, &format!("{}/{number}", of.folder())));
         }
     }
 
-    /// Pushes whose step is applied.
+    /// Removes pushes whose step is applied.
     pub(crate) fn forget_pushes(&self, of: Pushes, numbers: Range<u64>) {
         self.or_give_up(|| {
             for number in numbers {
@@ -117,7 +122,8 @@ impl Kept {
         });
     }
 
-    /// A step of the rows is about to be applied: where the buffer stands after it, and the keys that it changes, by group.
+    /// Records a step of the rows before it is applied: the buffer's position after it, and the
+    /// changed keys by group.
     pub(crate) fn keep_row_step(&self, step: GlobalStep, standing: &RowsStanding, keys: &[Vec<u64>]) {
         self.or_give_up(|| {
             let written = self.write(&row_step(step), |file| {
@@ -128,12 +134,12 @@ impl Kept {
         });
     }
 
-    /// Nobody asks any more which keys these steps changed.
+    /// Removes the record of a step whose changed keys can no longer make a gradient stale.
     pub(crate) fn forget_row_step(&self, step: GlobalStep) {
         self.or_give_up(|| self.remove(&row_step(step)));
     }
 
-    /// Keeps the dense partition, and where its buffer stands, if there is one.
+    /// Writes the dense partition, and the position of its buffer if it has one.
     pub(crate) fn keep_partition(&self, partition: &Partition, buffer: Option<&BufferStanding>) {
         self.or_give_up(|| {
             let written = self.write(PARTITION, |file| {
@@ -150,7 +156,7 @@ impl Kept {
         remove_file(&self.directory.join(name))
     }
 
-    /// All that this module keeps.
+    /// Removes all files of this module.
     pub(crate) fn remove_tokens(&self) -> Result<(), RoleError> {
         self.remove(PARTITION)?;
         for folder in FOLDERS {
@@ -164,7 +170,7 @@ fn row_step(step: GlobalStep) -> String {
     format!("{ROW_STEPS}/{}", step.0)
 }
 
-/// The dense partition that was found, and where its buffer stood, if there was one.
+/// Reads the dense partition, and the position of its buffer if it had one.
 pub(crate) fn read_partition(directory: &Path) -> Result<(Partition, Option<BufferStanding>), RoleError> {
     let path = directory.join(PARTITION);
     let read = |mut reader: Reader<'_>| {
@@ -176,7 +182,7 @@ pub(crate) fn read_partition(directory: &Path) -> Result<(Partition, Option<Buff
     read_file(&path, read)
 }
 
-/// What was found of the buffers: steps before `next` are applied to the rows.
+/// Reads the state of both buffers. Steps before `next` are applied to the rows.
 pub(crate) fn read_tokens(
     directory: &Path,
     dims: &[usize],
@@ -185,7 +191,7 @@ pub(crate) fn read_tokens(
 ) -> Result<LeftTokens, RoleError> {
     let mut left = LeftTokens::default();
     for (step, path) in files(&directory.join(ROW_STEPS))? {
-        // One that was not applied is applied again.
+        // This step was not applied: the replay applies it again.
         let Some(step) = step.filter(|step| *step < next) else {
             remove_file(&path)?;
             continue;
@@ -207,7 +213,7 @@ pub(crate) fn read_tokens(
     Ok(left)
 }
 
-/// Those from number `from` on, in their order; others, and what was never finished, are removed.
+/// Reads the pushes from number `from` on, in order. Removes older and unfinished files.
 fn read_pushes<G>(
     directory: &Path,
     of: Pushes,
@@ -236,7 +242,8 @@ fn read_file<T>(path: &Path, read: impl FnOnce(Reader<'_>) -> Option<T>) -> Resu
     read(Reader(&bytes)).ok_or_else(|| failed("read", path, std::io::ErrorKind::InvalidData.into()))
 }
 
-/// The files of a folder with the number that is the name of each, ascending; those without one first.
+/// The files of a folder, each with the number in its name, ascending. Files without a number are
+/// first.
 fn files(folder: &Path) -> Result<Vec<(Option<u64>, PathBuf)>, RoleError> {
     let entries = std::fs::read_dir(folder).map_err(|source| failed("read", folder, source))?;
     let mut files = Vec::new();
