@@ -1,5 +1,6 @@
-//! A parameter server's part in checkpoints: fixes an instant of its rows (and of its dense partition, where there is no barrier),
-//! writes it while training goes on, and restores the rows of its slots.
+//! A parameter server's part in checkpoints. It freezes its rows at a step boundary, writes them
+//! during training, and restores the rows of its slots. In modes without a barrier it also freezes
+//! and writes its partition of the dense parameters.
 
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use rectrain_protocol::error::RoleError;
 use rectrain_protocol::plan::{CheckpointPlan, JobPlan, dense_partition};
 use rectrain_protocol::ticket;
 
-/// See the module's text.
+/// See the module documentation.
 pub(super) struct Saving {
     index: u32,
     plan: Arc<JobPlan>,
@@ -25,15 +26,16 @@ pub(super) struct Saving {
     frozen: Mutex<Option<Frozen>>,
 }
 
-/// An instant that is being saved.
+/// A frozen state that is being saved.
 #[derive(Clone)]
 struct Frozen {
     ticket: Ticket,
     rows: Arc<FrozenStore>,
-    /// This server's at that instant.
+    /// The server's slots at the time of the freeze.
     slots: SlotSet,
     partition: Option<Arc<DensePart>>,
-    /// Nobody wants it any more: whoever is writing it stops, or no other instant could be fixed until that has ended.
+    /// Cancelled when the checkpoint is aborted. The writer then stops, because no other state can
+    /// be frozen before it has ended.
     given_up: CancellationToken,
 }
 
@@ -42,7 +44,7 @@ impl Saving {
         Self { index, slots: Arc::clone(slots), plan: Arc::clone(plan), frozen: Mutex::default() }
     }
 
-    /// Fixes this instant. One that was fixed before is given up.
+    /// Freezes the present state. Aborts a checkpoint that was frozen before.
     pub(super) fn freeze(
         &self,
         request: v1::Freeze,
@@ -65,7 +67,7 @@ impl Saving {
         Ok(v1::Frozen { applied: Some(partition.applied()) })
     }
 
-    /// Writes what was fixed, unless it is given up meanwhile.
+    /// Writes the frozen state, unless the checkpoint is aborted meanwhile.
     pub(super) async fn write(&self, request: v1::WriteFrozen) -> Result<v1::WrittenFiles, RoleError> {
         let ticket = ticket::read("write_frozen", request.ticket)?;
         let frozen = self.lock().clone().filter(|frozen| frozen.ticket == ticket).ok_or_else(|| {
@@ -92,7 +94,7 @@ impl Saving {
         Ok(files)
     }
 
-    /// The checkpoint exists or was given up.
+    /// Releases the frozen state, after the checkpoint was saved or aborted.
     pub(super) fn thaw(&self, request: v1::Thaw) -> Result<(), RoleError> {
         let ticket = ticket::read("thaw", request.ticket)?;
         let Some(frozen) = self.lock().take_if(|frozen| frozen.ticket == ticket) else { return Ok(()) };
@@ -101,14 +103,15 @@ impl Saving {
         }
         match Arc::try_unwrap(frozen.rows) {
             Ok(rows) if request.saved => rows.complete(),
-            // Given up; if it is still being written, then as soon as the writer has heard of it.
+            // Aborted. If a writer still uses the rows, it releases them when it stops.
             Ok(rows) => drop(rows),
             Err(rows) => drop(rows),
         }
         Ok(())
     }
 
-    /// Takes the rows of this server's slots from a checkpoint.
+    /// Restores the rows of this server's slots from a checkpoint. An empty name only clears the
+    /// slots.
     pub(super) async fn restore(
         &self,
         request: v1::RestoreRows,
@@ -178,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_without_dense_parameters_names_the_optimizers_state_as_the_others_do() {
+    fn a_part_without_parameters_still_names_the_optimizer_state() {
         let directory = tempfile::tempdir().unwrap();
         let plan = plan(directory.path());
         let names = plan.dense_optimizer.slots();
@@ -194,9 +197,10 @@ mod tests {
         assert_eq!((part.state.len(), empty.state.len()), (names.len(), names.len()));
     }
 
-    /// Otherwise the next one, and the attempts at that of the end, would be refused until storage that hangs answers.
+    /// A writer that went on would block later checkpoints, up to the final one, until a hanging
+    /// storage answers.
     #[tokio::test]
-    async fn a_checkpoint_that_is_given_up_is_not_written_to_its_end() {
+    async fn an_aborted_checkpoint_stops_its_writer() {
         let directory = tempfile::tempdir().unwrap();
         let plan = plan(directory.path());
         let transport = InProcess::new(InProcessConfig::default(), WireCounters::unregistered(|_| "test").unwrap());
@@ -226,7 +230,7 @@ mod tests {
             }
             assert!(freeze(step + 1).is_err(), "the writer has not heard of it");
             assert!(writing.await.unwrap_err().to_string().contains("given up"));
-            // The thread that copies rows may be within a slot.
+            // The copying thread stops only after its current slot.
             while freeze(step + 1).is_err() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }

@@ -1,10 +1,11 @@
-//! The parameter server: holds the rows of its slots, answers look-ups and applies updates in the order
-//! that the training mode asks for ([`half`]). Where the mode keeps the dense parameters on the servers, it
-//! also holds a partition of them.
+//! The parameter server: holds the rows of its slots, answers look-ups and applies updates in the
+//! order that the training mode requires ([`half`]). In modes without a barrier, it also holds a
+//! partition of the dense parameters.
 //!
-//! Embedding workers call it for rows, dense workers for its partition. The coordinator calls it to begin a
-//! mode, for checkpoints ([`checkpoint`]), to move slots to and from other servers ([`slots`]), and for the
-//! digest at the end. Its state outlives its process ([`kept`]).
+//! Embedding workers read and update its rows. Dense workers read and update its partition. The
+//! coordinator begins modes and takes checkpoints ([`checkpoint`]). It also moves slots between
+//! servers ([`slots`]) and collects the digests at the end. The server's state outlives its process
+//! ([`kept`]).
 
 mod checkpoint;
 mod half;
@@ -48,31 +49,31 @@ use self::look_up_replies::LookUpReplies;
 use self::shared::{Contribution, Shared, TrackedStore, as_keys};
 use self::slots::Slots;
 
-/// Slots that are digested at a time; the rows of each are copied.
+/// The number of slots that are digested at once. Each digest copies the rows of its slot.
 const DIGESTS: usize = 4;
 
-/// See the module's text.
+/// See the module documentation.
 pub struct ParameterServer {
     shared: Arc<Shared>,
     half: Arc<CurrentHalf>,
     replies: Arc<LookUpReplies>,
-    /// Where others reach it.
+    /// The address at which other roles reach the server.
     address: OnceLock<String>,
-    /// Whether no mode has begun here and no rows were restored: this process may replace a dead one without
-    /// having its rows.
+    /// Whether no mode has begun here and no rows were restored. Such a process may replace a dead
+    /// one without having its rows.
     is_new: AtomicBool,
     /// Set when the first mode begins.
     readiness: Readiness,
-    /// The mode in force and the boundary at which it began, to recognise a repeated message.
+    /// The current mode and the boundary at which it began, to recognise a repeated message.
     began: Mutex<Option<(TrainingMode, Boundary)>>,
     saving: Saving,
     compression: Compression,
 }
 
 impl ParameterServer {
-    /// Parameter server number `index` with these rows. The coordinator says which mode begins, unless the
-    /// rows are those of a server that this one replaces. Slots that move go to other servers over
-    /// `transport`.
+    /// Creates parameter server number `index` with these rows. With the recovered rows of a
+    /// predecessor, the server resumes its mode. Otherwise the coordinator begins the first mode.
+    /// The server sends moving slots to other servers over `transport`.
     pub fn new(
         plan: &Arc<JobPlan>,
         index: u32,
@@ -110,7 +111,7 @@ impl ParameterServer {
         Ok(server)
     }
 
-    /// The server reports its readiness here.
+    /// Makes the server report its readiness here.
     #[must_use]
     pub fn reporting(mut self, readiness: Readiness) -> Self {
         if !self.is_new.load(Ordering::Acquire) {
@@ -120,19 +121,20 @@ impl ParameterServer {
         self
     }
 
-    /// The server as others call it: a layer in front of it gives the replies of repeated look-ups again.
+    /// The service that other roles call. A layer in front of the server repeats the replies of
+    /// repeated look-ups.
     #[must_use]
     pub fn service(self: &Arc<Self>) -> Arc<dyn Service> {
         Arc::new(Remembering::new(Arc::clone(self), Arc::clone(&self.replies)))
     }
 
-    /// Others reach this server at `address`.
+    /// Sets the address at which other roles reach this server. Only the first call has an effect.
     pub fn serves_at(&self, address: &str) {
-        // The first address counts.
+        // A later call changes nothing.
         let _again = self.address.set(address.to_owned());
     }
 
-    /// Continues where the server was whose rows these are.
+    /// Resumes from the recovered state of the predecessor.
     fn recover(&self, left: Left) -> Result<(), RoleError> {
         let Some(kept) = &self.shared.kept else { return Ok(()) };
         let Left { standing, reopened, gradients, tokens, partition } = left;
@@ -162,7 +164,7 @@ impl ParameterServer {
         Ok(())
     }
 
-    /// Drops the rows of slots that had left the server before, if it had not dropped them itself.
+    /// Drops the rows of slots that the predecessor had handed over but not yet dropped.
     fn clear_slots_of_others(&self) -> Result<(), RoleError> {
         let (store, own) = (&self.shared.store, self.shared.slots.own());
         let others = (0..store.config().slots).map(Slot).filter(|slot| !own.contains(*slot));
@@ -202,7 +204,8 @@ impl ParameterServer {
 
     async fn look_up(&self, request: v1::Lookup, tensors: Vec<Tensor>) -> Result<Frame, RoleError> {
         let keys = self.keys_of("lookup", tensors)?;
-        // A replacement whose slots have left begins with the first slot map, which a caller may still have.
+        // A replacement whose slots were handed over begins with the first slot map, which a caller
+        // may still use.
         let half = self.half.get().ok_or(NotServed::Unregistered)?;
         self.shared.slots.admit_epoch(request.map_epoch)?;
         let arrived = Instant::now();
@@ -233,8 +236,9 @@ impl ParameterServer {
         Ok(message::reply::<v1::Update>(&reply, Vec::new()))
     }
 
-    /// Applies the steps that the server before was about to apply: before any look-up is answered, a step
-    /// counts as applied if all of its gradients are there.
+    /// Applies the steps whose gradients were complete when the predecessor died. The server must
+    /// do this before it answers any look-up, because a step with all its gradients counts as
+    /// applied.
     pub async fn finish_recovery(&self) -> Result<(), RoleError> {
         match self.half.get() {
             Some(half) => half.finish_recovery(&self.shared).await,
@@ -266,7 +270,7 @@ impl ParameterServer {
         Ok(message::done::<v1::PutPartition>())
     }
 
-    /// Makes the partition durable after a change that is no step.
+    /// Makes the partition durable after a change other than a step.
     fn keep_partition(&self) {
         if let Some(kept) = &self.shared.kept {
             let buffer = self.half.get().and_then(|half| half.dense_standing());
@@ -277,7 +281,7 @@ impl ParameterServer {
     async fn get_partition(&self, request: v1::GetPartition) -> Result<Frame, RoleError> {
         self.refuse_if_new("get_partition")?;
         let shared = Arc::clone(&self.shared);
-        // Waits for an update under way.
+        // Waits for a running update.
         let (parameters, state) = blocking("reading of the partition", move || {
             let partition = shared.read_partition();
             (partition.parameters(), request.state.then(|| partition.state().to_vec()))
@@ -345,7 +349,8 @@ impl ParameterServer {
         self.half.get().ok_or_else(|| not_this_mode(message, "has not begun"))
     }
 
-    /// A replacement without its predecessor's rows must not answer as if there were none.
+    /// Refuses a request that a replacement without its predecessor's rows would answer as if there
+    /// were no rows.
     fn refuse_if_new(&self, message: &'static str) -> Result<(), RoleError> {
         if self.is_new.load(Ordering::Acquire) { Err(not_this_mode(message, "has not begun")) } else { Ok(()) }
     }
@@ -410,7 +415,7 @@ impl Service for ParameterServer {
 }
 
 impl ParameterServer {
-    /// Messages about where slots are.
+    /// Handles the messages about moving slots.
     async fn move_slots(&self, kind: u16, frame: Frame) -> Result<Frame, Refusal> {
         tracing::debug!(kind = message::kind_name(kind), "a message about slots");
         match kind {

@@ -1,11 +1,12 @@
-//! In `sync`: the replies to the look-ups of the last steps.
+//! In `sync`: the replies to the look-ups of the last two steps.
 //!
-//! A step's rows are gone once it is applied. A replacement of a dense worker may still have to compute the
-//! step: its predecessor died before the dense gradients of the step were summed, and the embedding worker
-//! that knew the piece died with it. It then gets the rows that its predecessor got, to the bit.
+//! Once a step is applied, the store no longer has the rows that the step began with. A replacement
+//! of a dense worker may still have to compute the step. This happens if its predecessor died
+//! before the workers had summed the dense gradients of the step, and the embedding worker that
+//! knew the piece died too. The replacement then gets the same rows as its predecessor, to the bit.
 //!
-//! No worker computes a step before the last applied one: the gradients of the next step come from workers
-//! that have summed it.
+//! No worker computes a step before the last applied one. The gradients of the next step come from
+//! workers that have already summed the dense gradients of the last one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,13 +22,13 @@ use rectrain_wire::{BoxFuture, Frame, Refusal, Tensor};
 
 use crate::half::CurrentHalf;
 
-/// The look-ups of a step, by the keys of each row group, and their replies.
+/// The look-ups of a step, each as the keys by row group, with their replies.
 type Replies = Vec<(Vec<Tensor>, Vec<Tensor>)>;
 
 /// Replies by step.
 #[derive(Debug)]
 struct LastSteps {
-    /// Look-ups of a step that are kept at most: one a piece.
+    /// The most look-ups of a step whose replies are stored: one a piece.
     most: usize,
     steps: BTreeMap<GlobalStep, Replies>,
 }
@@ -37,8 +38,8 @@ impl LastSteps {
         Self { most: pieces as usize, steps: BTreeMap::new() }
     }
 
-    /// Keeps the reply to a look-up for `step`; all steps before it are applied. Gives the replies that are
-    /// no longer kept, to be freed without the lock.
+    /// Stores the reply to a look-up for `step`. All steps before it are applied. Returns the
+    /// replies that it evicts, so that the caller frees them without the lock.
     fn keep(&mut self, step: GlobalStep, keys: Vec<Tensor>, rows: Vec<Tensor>) -> BTreeMap<GlobalStep, Replies> {
         let kept = self.steps.split_off(&GlobalStep(step.0.saturating_sub(1)));
         let old = std::mem::replace(&mut self.steps, kept);
@@ -55,10 +56,10 @@ impl LastSteps {
     }
 }
 
-/// See the module's text.
+/// See the module documentation.
 pub(crate) struct LookUpReplies {
     half: Arc<CurrentHalf>,
-    /// Whether a dense worker can be replaced at all: a single one cannot.
+    /// Whether a dense worker can be replaced. A single one cannot.
     has_replacements: bool,
     last: Mutex<LastSteps>,
 }
@@ -69,7 +70,7 @@ impl LookUpReplies {
         Self { half, has_replacements, last: Mutex::new(LastSteps::new(plan.pieces())) }
     }
 
-    /// Another mode begins.
+    /// Drops all replies, because another mode begins.
     pub(crate) fn clear(&self) {
         self.lock().steps.clear();
     }
@@ -83,7 +84,7 @@ impl LookUpReplies {
     }
 }
 
-/// A look-up of training with a barrier.
+/// A training look-up in a mode with a barrier.
 pub(crate) struct LookUp {
     step: GlobalStep,
     train: bool,
@@ -104,8 +105,8 @@ impl Memory for LookUpReplies {
         Ok(Some(LookUp { step: GlobalStep(step), train, keys }))
     }
 
-    /// The reply to a look-up for a step that is applied, or is being applied: the earlier reply, or no rows
-    /// if that is not kept.
+    /// The reply to a look-up for a step that is applied or being applied. This is the earlier
+    /// reply, or one without rows if the earlier reply was evicted.
     fn recall(&self, look_up: &LookUp) -> Option<Frame> {
         if !self.half.get()?.has_passed(look_up.step) {
             return None;
@@ -115,13 +116,14 @@ impl Memory for LookUpReplies {
         Some(message::reply::<v1::Lookup>(&reply, rows))
     }
 
-    /// The gate answers a look-up that waits; no other look-up brings it to an end.
+    /// Never resolves: the gate answers a waiting look-up, and no other look-up can answer it.
     fn recalled<'a>(&'a self, _look_up: &'a LookUp) -> BoxFuture<'a, Frame> {
         Box::pin(std::future::pending())
     }
 
-    /// The step may have been applied while the rows were read: the caller replaces a dead worker whose
-    /// gradients were in, and other gradients of the step came since. The rows just read may include it.
+    /// Stores a reply, or replaces it by the earlier one if the step was applied while the rows
+    /// were read. The caller may replace a dead worker whose gradients were already in. Gradients
+    /// of other workers can then have completed the step, and the rows just read may include it.
     fn settle(&self, look_up: LookUp, reply: Frame) -> Frame {
         if let Some(earlier) = self.recall(&look_up) {
             return earlier;

@@ -1,4 +1,4 @@
-//! A parameter server's partition of the dense parameters, where the mode keeps them on the servers.
+//! A parameter server's partition of the dense parameters, in modes that store them on the servers.
 
 use std::sync::Arc;
 
@@ -9,7 +9,8 @@ use rectrain_proto::v1;
 use rectrain_protocol::error::RoleError;
 use rectrain_protocol::metrics::PsMetrics;
 
-/// A server's partition of the dense parameters with its optimizer state. It outlives the modes.
+/// A server's partition of the dense parameters with its optimizer state. It persists across
+/// switches of the mode.
 #[derive(Default)]
 pub(crate) struct Partition {
     parameters: Snapshot,
@@ -17,28 +18,31 @@ pub(crate) struct Partition {
     applied: v1::Applied,
 }
 
-/// Parameters as they were when a step had been applied.
+/// The parameters after a step.
 #[derive(Clone, Default)]
 pub(crate) struct Snapshot {
     pub(crate) values: Arc<Vec<f32>>,
-    /// The step that is being collected while these are in force; none before the first.
+    /// The step whose gradients are collected while these are current. `None` before the first
+    /// step.
     step: Option<GlobalStep>,
 }
 
 impl Snapshot {
-    /// The step that is being collected while these are in force; none before the first.
+    /// The step whose gradients are collected while these are current. `None` before the first
+    /// step.
     pub(crate) fn step(&self) -> Option<GlobalStep> {
         self.step
     }
 }
 
 impl Partition {
-    /// As a server before this one held it.
+    /// The recovered partition of the predecessor.
     pub(crate) fn found(values: Vec<f32>, state: Vec<f32>, step: Option<GlobalStep>, applied: v1::Applied) -> Self {
         Self { parameters: Snapshot { values: Arc::new(values), step }, state, applied }
     }
 
-    /// The step that is being collected with these parameters in force; none before the first.
+    /// The step whose gradients are collected while these parameters are current. `None` before the
+    /// first step.
     pub(crate) fn step(&self) -> Option<GlobalStep> {
         self.parameters.step
     }
@@ -60,22 +64,22 @@ impl Partition {
         self.applied
     }
 
-    /// Gives what was applied and counts anew.
+    /// Returns the applied counts and resets them.
     pub(crate) fn take_applied(&mut self) -> v1::Applied {
         std::mem::take(&mut self.applied)
     }
 
-    /// Parameters held here.
+    /// The number of parameters in this partition.
     pub(crate) fn len(&self) -> usize {
         self.parameters.values.len()
     }
 
-    /// A gradient was dropped because its step was applied.
+    /// Counts a gradient that was dropped because its step was already applied.
     pub(crate) fn count_late(&mut self) {
         self.applied.late += 1;
     }
 
-    /// Applies a step. `gradient` is `None` where every gradient of the step was left out.
+    /// Applies a step. `gradient` is `None` if every gradient of the step was excluded.
     pub(crate) fn step_by(
         &mut self,
         update: &Update<Vec<f32>>,
@@ -108,7 +112,7 @@ impl Partition {
     }
 
     fn apply(&mut self, optimizer: DenseOptimizer, gradient: &[f32], step: GlobalStep) -> Result<(), RoleError> {
-        // Copies only while a worker's pull still holds the values of the step before.
+        // Copies only while a worker's pull still holds the parameters of the previous step.
         let values = Arc::make_mut(&mut self.parameters.values);
         Ok(optimizer.update(values, &mut self.state, gradient, step.0 + 1)?)
     }

@@ -18,19 +18,19 @@ use crate::slots::Slots;
 /// The gradients of one piece of a batch: a part for each row group.
 pub(crate) type Contribution = Vec<SparseGradients>;
 
-/// See the module's text.
+/// See the module documentation.
 pub(crate) struct Shared {
     pub(crate) plan: Arc<JobPlan>,
     pub(crate) store: Arc<Store>,
     pub(crate) slots: Arc<Slots>,
     pub(crate) partition: RwLock<Partition>,
-    /// `None` where rows end with the process.
+    /// `None` if the rows end with the process.
     pub(crate) kept: Option<Arc<Kept>>,
     pub(crate) metrics: PsMetrics,
 }
 
 impl Shared {
-    /// Columns of the rows of each group.
+    /// The number of columns of the rows, by group.
     pub(crate) fn group_dims(&self) -> &[usize] {
         &self.plan.layout.group_dims
     }
@@ -47,7 +47,7 @@ impl Shared {
         self.partition.write()
     }
 
-    /// Stops keeping durable state where shared memory is full.
+    /// Disables the durable state if shared memory is full.
     pub(crate) fn give_up_where_memory_is_full(&self) {
         if let Some(kept) = &self.kept
             && self.store.is_shared_memory_full()
@@ -56,8 +56,8 @@ impl Shared {
         }
     }
 
-    /// Bytes that the store uses, payload and overhead. Memory that rows gave back is not counted: new rows
-    /// take it before more is taken.
+    /// The bytes that the store uses, payload and overhead. Freed memory is not counted: new rows
+    /// use it before the store allocates more.
     pub(crate) fn bytes(&self) -> u64 {
         let bytes = self.store.bytes();
         bytes.payload + bytes.overhead
@@ -69,7 +69,7 @@ impl Shared {
     }
 }
 
-/// The rows; notes which of them change while their slot moves.
+/// The store, with a record of the rows that change while their slot moves.
 pub(crate) struct TrackedStore<'s> {
     store: &'s Store,
     slots: &'s Slots,
@@ -90,8 +90,8 @@ impl TrackedStore<'_> {
         Ok(counts)
     }
 
-    /// The optimizers count updates from 1. With a `log`, a replacement of this process continues behind the
-    /// last row.
+    /// Applies gradients. The optimizers count updates from 1. With a `log`, a replacement of this
+    /// process continues after the last updated row.
     pub(crate) fn update(
         &self,
         group: GroupId,
@@ -109,7 +109,7 @@ impl TrackedStore<'_> {
     }
 }
 
-/// The same memory under its proper name.
+/// Wraps each key in its type.
 pub(crate) fn as_keys(keys: Vec<u64>) -> Vec<FeatureKey> {
     keys.into_iter().map(FeatureKey).collect()
 }

@@ -1,5 +1,6 @@
-//! A parameter server with a barrier in each step: a gate holds look-ups back until the steps before are
-//! applied, and applies a step once the gradients of all its pieces are there.
+//! The half of a parameter server in modes with a barrier in each step. A gate delays look-ups
+//! until the steps before are applied. It applies a step once the gradients of all its pieces have
+//! arrived.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,14 +20,14 @@ use crate::shared::{Contribution, Shared, TrackedStore, as_keys};
 
 type Gate = StepGate<oneshot::Sender<()>, Contribution>;
 
-/// See the module's text.
+/// See the module documentation.
 pub(crate) struct BarrierHalf {
     gate: Mutex<Gate>,
 }
 
 impl BarrierHalf {
-    /// Before step `first`. Pieces of that step before `first_piece` were trained in the mode before: they
-    /// bring no gradients.
+    /// Creates a gate before step `first`. The mode before has already trained the pieces of that
+    /// step before `first_piece`, so they contribute no gradients.
     pub(crate) fn new(shared: &Shared, staleness: u64, first: GlobalStep, first_piece: u32) -> Result<Self, RoleError> {
         let mut gate = Gate::new(shared.plan.pieces(), staleness, first);
         for piece in 0..first_piece {
@@ -36,7 +37,7 @@ impl BarrierHalf {
         Ok(Self { gate: Mutex::new(gate) })
     }
 
-    /// Takes in the gradients that a server before this one had and had not applied.
+    /// Restores the gradients that the predecessor had acknowledged but not applied.
     pub(crate) fn recover(&self, gradients: Vec<(u64, u32, Contribution)>) -> Result<(), RoleError> {
         let mut gate = self.lock();
         gradients
@@ -55,8 +56,8 @@ impl BarrierHalf {
         Ok(total)
     }
 
-    /// Gives the gradients to the gate. For gradients that it has already, gives a signal that resolves when
-    /// their step is applied: the caller of a repeated push relies on that.
+    /// Passes the gradients to the gate. If the gate already has them, returns a signal that
+    /// resolves when their step is applied: a retried push is answered only then.
     fn push(
         &self,
         shared: &Shared,
@@ -75,7 +76,7 @@ impl BarrierHalf {
         }
     }
 
-    /// Applies the steps whose gradients are all there.
+    /// Applies the steps whose gradients are complete.
     async fn apply_complete(&self, shared: &Arc<Shared>) -> Result<v1::UpdateReply, RoleError> {
         let mut total = v1::UpdateReply::default();
         loop {
@@ -84,7 +85,7 @@ impl BarrierHalf {
             total.missing_rows += reply.missing_rows;
             total.non_finite_rows += reply.non_finite_rows;
             for waiting in self.lock().finish_update() {
-                // A look-up whose caller has gone needs no answer.
+                // The receiver is gone if its caller has given up: ignore that.
                 let _gone = waiting.send(());
             }
         }
@@ -157,7 +158,7 @@ impl ModeHalf for BarrierHalf {
     }
 }
 
-/// Writes the gradients where they outlive the process, before the sender hears that they are taken.
+/// Makes the gradients durable before the server acknowledges them.
 async fn store_durably(
     shared: &Arc<Shared>,
     step: u64,

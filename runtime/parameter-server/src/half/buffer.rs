@@ -1,5 +1,6 @@
-//! A gradient buffer that may be asked twice: a [`GradientServer`] that remembers what it answered each worker last, so that a push
-//! which is sent again, because nobody heard the answer, gets the same one and is no second push.
+//! A gradient buffer whose pushes are idempotent. It wraps a [`GradientServer`] and remembers the
+//! last reply to each worker. A worker that did not receive the reply retries its push: it then
+//! gets the same reply, and the gradient counts once.
 
 use std::collections::BTreeMap;
 
@@ -9,15 +10,16 @@ use rectrain_modes::{Batch, Outcome, Token};
 use rectrain_modes::{GlobalStep, Rank};
 use serde::{Deserialize, Serialize};
 
-/// See the module's text.
+/// See the module documentation.
 pub(crate) struct Buffer<G> {
     server: GradientServer<G>,
-    /// Pushes that were taken in, or dropped for coming late.
+    /// The number of pushes that were accepted, or dropped as late.
     pushes: u64,
     answered: BTreeMap<Rank, Answered>,
 }
 
-/// A worker's last push. It waits for the answer before it sends the next.
+/// The last push of a worker, with its outcome. A worker waits for the reply before it sends the
+/// next push.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Answered {
     batch: Batch,
@@ -25,7 +27,7 @@ struct Answered {
     outcome: Outcome,
 }
 
-/// Where a buffer stands between two steps, for a server that takes this one's place.
+/// The position of a buffer between two steps, from which a replacement of this server resumes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BufferStanding {
     server: ServerStanding,
@@ -34,12 +36,12 @@ pub(crate) struct BufferStanding {
     answered: BTreeMap<Rank, Answered>,
 }
 
-/// What became of a push.
+/// The result of a push.
 pub(crate) struct Taken<G> {
     pub(crate) outcome: Outcome,
-    /// Which push it is, counted from 0; none if its rows were there.
+    /// The number of the push, from 0. `None` if the buffer already has its rows.
     pub(crate) number: Option<u64>,
-    /// A full buffer: to be applied now.
+    /// The content of the buffer if this push filled it. The caller applies it at once.
     pub(crate) update: Option<Update<G>>,
 }
 
@@ -54,13 +56,13 @@ impl<G> Buffer<G> {
         Self { server: GradientServer::resume(mode, workers, server), pushes, answered }
     }
 
-    /// None while gradients are in it.
+    /// The position of the buffer. `None` while it has gradients.
     pub(crate) fn standing(&self) -> Option<BufferStanding> {
         let server = self.server.standing()?;
         Some(BufferStanding { server, pushes: self.pushes, answered: self.answered.clone() })
     }
 
-    /// The step that is being filled.
+    /// The step that the buffer is filling.
     pub(crate) fn step(&self) -> GlobalStep {
         self.server.step()
     }
@@ -86,7 +88,7 @@ impl<G> Buffer<G> {
         Ok(Taken { outcome, number: Some(self.pushes - 1), update })
     }
 
-    /// What is left, as the last step.
+    /// Empties the buffer: the remaining gradients are the last step.
     pub(crate) fn flush(&mut self) -> Option<Update<G>> {
         self.server.flush()
     }
@@ -113,8 +115,8 @@ mod tests {
     }
 
     #[test]
-    fn a_push_that_is_sent_again_is_answered_the_same_and_one_of_another_worker_is_repeated() {
-        // Two of three workers make a step, and who comes later is dropped.
+    fn a_retried_push_gets_the_same_reply() {
+        // Two of three workers complete a step. The gradient of the third is dropped.
         let mut buffer = buffer(TokenMode::HopBw { backups: 1 }, 3);
         assert_eq!(outcome(&mut buffer, push(0, 0, 0)), (Outcome::Trained, Some(0)));
         assert_eq!(outcome(&mut buffer, push(0, 0, 0)), (Outcome::Trained, None));
@@ -137,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_that_goes_on_hands_out_the_same_steps() {
+    fn a_resumed_buffer_emits_the_same_steps() {
         let mode = TokenMode::Bsp { aggregate: BufferSize::new(3).unwrap() };
         let (mut one, mut other) = (buffer(mode, 4), buffer(mode, 4));
         for number in 0..20 {

@@ -1,5 +1,5 @@
-//! A parameter server's half of a training mode: when rows may be read and when gradients are applied. One
-//! file a family of modes.
+//! A parameter server's half of a training mode: it decides when rows may be read and when
+//! gradients are applied. Each family of modes has a file.
 
 mod barrier;
 mod buffer;
@@ -22,39 +22,39 @@ use crate::shared::{Contribution, Shared};
 
 /// The gradients of the rows of one piece.
 pub(crate) struct RowGradients {
-    /// The step that the piece belongs to, with a barrier.
+    /// The step that the piece belongs to, in a mode with a barrier.
     pub(crate) step: u64,
-    /// The piece, with a barrier.
+    /// The piece, in a mode with a barrier.
     pub(crate) piece: u32,
-    /// The batch and its token, without a barrier.
+    /// The batch and its token, in a mode without a barrier.
     pub(crate) push: Option<v1::TokenPush>,
     /// By row group.
     pub(crate) contribution: Contribution,
 }
 
-/// See the module's text. `shared` is the rest of the server.
+/// See the module documentation. `shared` is the rest of the server.
 pub(crate) trait ModeHalf: Send + Sync {
     /// Waits until a look-up for `step` may read the rows.
     fn admit_look_up(&self, step: Option<GlobalStep>) -> BoxFuture<'_, Result<(), RoleError>>;
 
-    /// The step that updates of rows are in, for the staleness of gradients; 0 with a barrier.
+    /// The step that collects gradients of rows, for their staleness. 0 in a mode with a barrier.
     fn row_step(&self) -> u64;
 
-    /// In `sync`: whether the rows have more in them than a look-up for `step` may read.
+    /// In `sync`: whether the rows may include steps that a look-up for `step` must not see.
     fn has_passed(&self, step: GlobalStep) -> bool;
 
-    /// Whether the replies to look-ups of the last steps are kept: a replacement of a dense worker reads
-    /// them again, to the bit.
+    /// Whether the server stores the replies to the look-ups of the last steps. A replacement of a
+    /// dense worker then reads the same rows again, to the bit.
     fn keeps_look_ups(&self) -> bool;
 
-    /// Takes gradients of rows, and applies the steps that they complete.
+    /// Accepts gradients of rows, and applies the steps that they complete.
     fn update<'a>(
         &'a self,
         shared: &'a Arc<Shared>,
         gradients: RowGradients,
     ) -> BoxFuture<'a, Result<v1::UpdateReply, RoleError>>;
 
-    /// Takes a gradient of this server's partition of the dense parameters.
+    /// Accepts a gradient of this server's partition of the dense parameters.
     fn push_dense<'a>(
         &'a self,
         shared: &'a Arc<Shared>,
@@ -62,20 +62,22 @@ pub(crate) trait ModeHalf: Send + Sync {
         gradient: Vec<f32>,
     ) -> BoxFuture<'a, Result<v1::PushReply, RoleError>>;
 
-    /// Applies gradients that wait for others: the data has ended.
+    /// Applies the gradients in an unfilled buffer at the end of the data.
     fn flush<'a>(&'a self, shared: &'a Arc<Shared>) -> BoxFuture<'a, Result<v1::Flushed, RoleError>>;
 
-    /// Applies the steps that a server before this one was about to apply.
+    /// Applies the steps whose gradients were complete when the predecessor died.
     fn finish_recovery<'a>(&'a self, shared: &'a Arc<Shared>) -> BoxFuture<'a, Result<(), RoleError>>;
 
-    /// The position of the dense partition's buffer. `None` while gradients are in it, and with a barrier.
+    /// The position of the dense partition's buffer. `None` while it has gradients, and in a mode
+    /// with a barrier.
     fn dense_standing(&self) -> Option<BufferStanding>;
 
-    /// The step that was being collected while these parameters were in force; 0 with a barrier.
+    /// The step whose gradients were collected while these parameters were current. 0 in a mode
+    /// with a barrier.
     fn dense_step_of(&self, parameters: &Snapshot) -> u64;
 }
 
-/// The half of the mode in force; none before the first mode.
+/// The half of the current mode. `None` before the first mode.
 #[derive(Default)]
 pub(crate) struct CurrentHalf(Mutex<Option<Arc<dyn ModeHalf>>>);
 
@@ -93,8 +95,8 @@ impl CurrentHalf {
     }
 }
 
-/// The half of a mode that begins at a boundary. With a barrier, pieces of the first step before
-/// `first_piece` were trained in the mode before.
+/// Creates the half of a mode that begins at a boundary. In a mode with a barrier, the mode before
+/// has already trained the pieces of the first step before `first_piece`.
 pub(crate) fn half_of(
     shared: &Shared,
     mode: TrainingMode,
@@ -109,7 +111,8 @@ pub(crate) fn half_of(
     })
 }
 
-/// A message of another family of modes, or before the first mode.
+/// Refuses a message that belongs to the other family of modes, or that arrives before the first
+/// mode.
 pub(crate) fn not_this_mode(message: &'static str, which: &str) -> RoleError {
     RoleError::Inconsistent { message, reason: format!("the training mode {which}") }
 }
